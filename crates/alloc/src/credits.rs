@@ -1,0 +1,119 @@
+//! The count of free blocks that nobody was promised, in shards, so that reservations of different threads rarely
+//! meet.
+//!
+//! Protocol: a taker tries its own shard (compare and swap), then the central count under its lock, which also refills
+//! the shard; when the central count is short, every shard is swept into it. Credits move between counts only under
+//! that lock, so they are never out of sight of a sweep except in the hands of their taker.
+//!
+//! Invariants: the sum never goes below zero. A refusal means that a sweep found too little and a further one found
+//! nothing more.
+
+use quire_base::shard::{self, SHARDS};
+use quire_base::sync::Mutex;
+use quire_base::sync::atomic::{AtomicU64, Ordering};
+
+/// Number of shards: few under a model checker, which explores each.
+#[cfg(not(any(loom, shuttle)))]
+const COUNT: usize = SHARDS;
+#[cfg(any(loom, shuttle))]
+const COUNT: usize = if SHARDS < 2 { SHARDS } else { 2 };
+
+/// Blocks that a shard is refilled with at most: 4 MiB.
+const BATCH: u64 = 1024;
+
+#[repr(align(128))]
+struct Line(AtomicU64);
+
+pub(crate) struct Credits {
+    lines: [Line; COUNT],
+    central: Mutex<u64>,
+}
+
+impl Credits {
+    pub(crate) fn new(blocks: u64) -> Credits {
+        Credits { lines: std::array::from_fn(|_| Line(AtomicU64::new(0))), central: Mutex::new(blocks) }
+    }
+
+    /// Takes `want` credits, or what there is if that is at least `min`; gives how many. Fails with what there was.
+    pub(crate) fn take(&self, min: u64, want: u64) -> Result<u64, u64> {
+        self.take_on(shard::current(), min, want)
+    }
+
+    pub(crate) fn take_on(&self, shard: usize, min: u64, want: u64) -> Result<u64, u64> {
+        let mine = &self.lines[shard % COUNT].0;
+        let mut have = mine.load(Ordering::Relaxed);
+        while have >= want {
+            match mine.compare_exchange_weak(have, have - want, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return Ok(want),
+                Err(now) => have = now,
+            }
+        }
+        let mut central = self.central.lock();
+        while *central < want {
+            let swept: u64 = self.lines.iter().map(|line| line.0.swap(0, Ordering::AcqRel)).sum();
+            *central += swept;
+            if swept == 0 {
+                break;
+            }
+        }
+        let got = want.min(*central);
+        if got < min {
+            return Err(*central);
+        }
+        *central -= got;
+        // Near the end nothing is stocked, or every other taker would have to sweep it back.
+        let stock = (*central / (4 * COUNT as u64)).min(BATCH);
+        *central -= stock;
+        mine.fetch_add(stock, Ordering::AcqRel);
+        Ok(got)
+    }
+
+    /// Gives credits back, or new ones.
+    pub(crate) fn put(&self, blocks: u64) {
+        self.put_on(shard::current(), blocks);
+    }
+
+    pub(crate) fn put_on(&self, shard: usize, blocks: u64) {
+        let mine = &self.lines[shard % COUNT].0;
+        let before = mine.fetch_add(blocks, Ordering::AcqRel);
+        if before + blocks > 2 * BATCH {
+            let mut central = self.central.lock();
+            *central += mine.swap(0, Ordering::AcqRel);
+        }
+    }
+
+    /// The sum; exact when nobody takes or puts.
+    pub(crate) fn get(&self) -> u64 {
+        let central = self.central.lock();
+        *central + self.lines.iter().map(|line| line.0.load(Ordering::Acquire)).sum::<u64>()
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_credit_is_found_wherever_it_lies() {
+        let credits = Credits::new(1_000_000);
+        for shard in 0..COUNT {
+            assert_eq!(credits.take_on(shard, 1, 1), Ok(1));
+        }
+        let left = 1_000_000 - COUNT as u64;
+        assert_eq!(credits.get(), left);
+        assert_eq!(credits.take_on(3, left + 1, left + 1), Err(left));
+        assert_eq!(credits.take_on(5, 1, left + 1), Ok(left));
+        assert_eq!(credits.take_on(0, 1, 1), Err(0));
+        credits.put_on(7, 9);
+        assert_eq!(credits.take_on(1, 9, 9), Ok(9));
+        assert_eq!(credits.get(), 0);
+    }
+
+    #[test]
+    fn large_returns_go_to_the_centre() {
+        let credits = Credits::new(0);
+        credits.put_on(2, 1 << 40);
+        assert_eq!(credits.lines[2].0.load(Ordering::Relaxed), 0);
+        assert_eq!(credits.get(), 1 << 40);
+    }
+}

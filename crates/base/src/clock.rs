@@ -1,0 +1,61 @@
+//! Time as a handle: the system's, or a simulated one that a seeded run advances itself.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// A point in time: nanoseconds since the Unix epoch, negative before it. Good for the years 1678 to 2262.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Timestamp(pub i64);
+
+impl Timestamp {
+    /// From seconds and nanoseconds (0 to 999,999,999), saturating at the ends of the range.
+    pub fn from_parts(seconds: i64, nanos: u32) -> Timestamp {
+        Timestamp(seconds.saturating_mul(1_000_000_000).saturating_add(i64::from(nanos)))
+    }
+    /// Whole seconds, rounded down.
+    pub fn seconds(self) -> i64 {
+        self.0.div_euclid(1_000_000_000)
+    }
+    /// Nanoseconds within the second.
+    pub fn nanos(self) -> u32 {
+        self.0.rem_euclid(1_000_000_000) as u32
+    }
+    /// From the standard library's type.
+    pub fn from_system(time: SystemTime) -> Timestamp {
+        match time.duration_since(UNIX_EPOCH) {
+            Ok(after) => Timestamp(i64::try_from(after.as_nanos()).unwrap_or(i64::MAX)),
+            Err(before) => Timestamp(-i64::try_from(before.duration().as_nanos()).unwrap_or(i64::MAX)),
+        }
+    }
+}
+
+/// Where timestamps come from.
+#[derive(Clone, Debug, Default)]
+pub enum Clock {
+    /// The machine's wall clock.
+    #[default]
+    System,
+    /// A clock that stands still until told: a tick of one nanosecond each reading keeps times distinct.
+    Simulated(Arc<AtomicI64>),
+}
+
+impl Clock {
+    /// A simulated clock that starts at `start`.
+    pub fn simulated(start: Timestamp) -> Clock {
+        Clock::Simulated(Arc::new(AtomicI64::new(start.0)))
+    }
+    /// The time now.
+    pub fn now(&self) -> Timestamp {
+        match self {
+            Clock::System => Timestamp::from_system(SystemTime::now()),
+            Clock::Simulated(at) => Timestamp(at.fetch_add(1, Ordering::Relaxed)),
+        }
+    }
+    /// Moves a simulated clock on by `nanos`; the system's clock moves by itself.
+    pub fn advance(&self, nanos: i64) {
+        if let Clock::Simulated(at) = self {
+            at.fetch_add(nanos, Ordering::Relaxed);
+        }
+    }
+}

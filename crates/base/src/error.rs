@@ -1,0 +1,156 @@
+//! The one error type. A kind says what class of failure it is (front ends map it to errno);
+//! the message says what was being done, to what, and what to do about it.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// Result with Quire's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Classes of failure. Each maps to one errno in `fuse` and `capi`, and only there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The device or the host file failed to read, write or flush.
+    Io,
+    /// Bytes on disk do not check, or contradict one another.
+    Corrupt,
+    /// The volume takes no more changes since an earlier journal, tree or flush error.
+    Shutdown,
+    /// No data space, metadata space or orphan slot is left.
+    NoSpace,
+    /// Out of memory for a folio or a buffer.
+    NoMemory,
+    /// No such name, inode or attribute's owner.
+    NotFound,
+    /// The name is taken.
+    Exists,
+    /// A directory was needed.
+    NotDirectory,
+    /// A directory was met where none may be.
+    IsDirectory,
+    /// The directory still has entries.
+    NotEmpty,
+    /// A name is longer than 255 bytes, or a link target longer than 4095.
+    NameTooLong,
+    /// Too many symbolic links.
+    Loop,
+    /// Too many hard links.
+    TooManyLinks,
+    /// An argument does not fit: negative, overflowing, misaligned, unknown flag.
+    Invalid,
+    /// Past the largest file size.
+    FileTooBig,
+    /// A number does not fit the caller's type.
+    Overflow,
+    /// The volume, the handle or the medium is read-only.
+    ReadOnly,
+    /// The caller's credentials do not permit it.
+    AccessDenied,
+    /// Not permitted at all, whatever the mode bits (immutable, sticky, privileged attributes).
+    NotPermitted,
+    /// The extended attribute does not exist.
+    NoAttribute,
+    /// The attribute does not fit the caller's buffer, or is over 64 KiB.
+    Range,
+    /// An attribute value is larger than the format holds.
+    TooLarge,
+    /// The operation is not supported on this object.
+    Unsupported,
+    /// Someone else has it: volume open elsewhere, mount busy.
+    Busy,
+    /// A *try* operation would have had to wait.
+    WouldBlock,
+    /// The handle is closed, or its descriptor was opened without this access.
+    BadHandle,
+    /// The handle's inode is gone, or its generation has changed.
+    Stale,
+    /// Source and target are on different volumes.
+    CrossDevice,
+    /// No data (or hole) at or after the offset.
+    NoData,
+    /// The wait was interrupted.
+    Interrupted,
+    /// The format is of a newer version, or has features this build does not know.
+    UnknownFormat,
+    /// No Quire volume here.
+    NotAVolume,
+}
+
+/// What failed, while doing what. Cheap to clone, since errors stick to files and volumes.
+#[derive(Clone, thiserror::Error)]
+#[error("{message}")]
+pub struct Error {
+    kind: ErrorKind,
+    message: Arc<str>,
+    os_error: Option<i32>,
+}
+
+impl Error {
+    /// An error of a kind with a message that says what, where and what to do.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
+        Error { kind, message: message.into().into(), os_error: None }
+    }
+
+    /// An operating-system error met while `doing` something (for example "reading block 12 of x.img").
+    pub fn os(doing: impl fmt::Display, error: &std::io::Error) -> Error {
+        let kind = match error.kind() {
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorKind::NoSpace,
+            std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+            std::io::ErrorKind::PermissionDenied => ErrorKind::AccessDenied,
+            std::io::ErrorKind::ReadOnlyFilesystem => ErrorKind::ReadOnly,
+            std::io::ErrorKind::AlreadyExists => ErrorKind::Exists,
+            std::io::ErrorKind::ResourceBusy => ErrorKind::Busy,
+            _ => ErrorKind::Io,
+        };
+        Error { kind, message: format!("{doing}: {error}").into(), os_error: error.raw_os_error() }
+    }
+
+    /// Bytes on disk that do not check.
+    pub fn corrupt(message: impl Into<String>) -> Error {
+        Error::new(ErrorKind::Corrupt, message)
+    }
+
+    /// An argument that does not fit.
+    pub fn invalid(message: impl Into<String>) -> Error {
+        Error::new(ErrorKind::Invalid, message)
+    }
+
+    /// The class of failure.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// The host's error number, where the host reported one.
+    pub fn os_error(&self) -> Option<i32> {
+        self.os_error
+    }
+
+    /// The same failure with the outer operation named in front.
+    pub fn context(&self, doing: impl fmt::Display) -> Error {
+        Error { kind: self.kind, message: format!("{doing}: {}", self.message).into(), os_error: self.os_error }
+    }
+
+    /// The same message under another kind (for example an I/O error that becomes `Shutdown`).
+    pub fn with_kind(&self, kind: ErrorKind) -> Error {
+        Error { kind, message: self.message.clone(), os_error: self.os_error }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.kind, self.message)
+    }
+}
+
+/// Adds the outer operation to an error in passing.
+pub trait Context<T> {
+    /// Names what was being done.
+    fn context(self, doing: impl fmt::Display) -> Result<T>;
+}
+
+impl<T> Context<T> for Result<T> {
+    fn context(self, doing: impl fmt::Display) -> Result<T> {
+        self.map_err(|e| e.context(doing))
+    }
+}

@@ -1,0 +1,23 @@
+//! What every other crate of Quire stands on.
+//!
+//! * [`units`]: the numbers that must not be mixed up (`BlockNo`, `InodeNo`, `Seq`).
+//! * [`error`]: the one error type; errno values exist only in the front ends.
+//! * [`sync`]: every lock, atomic and thread goes through here, so that one build flag
+//!   (`--cfg loom`, `--cfg shuttle`) puts the engine under a model checker.
+//! * [`clock`], [`random`]: time and chance as handles, so that a run can be replayed from a seed.
+//! * [`metrics`]: counters that do not share cache lines.
+//! * [`shard`]: the shard a thread prefers, the common answer to "which of the copies is mine".
+//!
+//! Neighbours: nothing below; everything above depends on this crate.
+
+pub mod clock;
+pub mod error;
+pub mod metrics;
+pub mod random;
+pub mod shard;
+pub mod sync;
+pub mod units;
+
+pub use clock::{Clock, Timestamp};
+pub use error::{Error, ErrorKind, Result};
+pub use units::{BLOCK_SHIFT, BLOCK_SIZE, BlockNo, InodeNo, Seq};

@@ -1,0 +1,40 @@
+//! Counters for slow paths and totals. Each is sharded by thread, one cache line a shard, and folded when read,
+//! so counting never makes two threads meet.
+
+use crate::shard::{self, SHARDS};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[repr(align(64))]
+#[derive(Default)]
+struct Line(AtomicU64);
+
+/// A sum of unsigned amounts. Wraps at 2^64; additions and subtractions commute.
+#[derive(Default)]
+pub struct Counter {
+    lines: [Line; SHARDS],
+}
+
+impl Counter {
+    /// Zero.
+    pub fn new() -> Counter {
+        Counter::default()
+    }
+    /// Adds `amount`.
+    pub fn add(&self, amount: u64) {
+        self.lines[shard::current()].0.fetch_add(amount, Ordering::Relaxed);
+    }
+    /// Takes `amount` off; the sum, not the shard, must stay at or above zero.
+    pub fn sub(&self, amount: u64) {
+        self.lines[shard::current()].0.fetch_sub(amount, Ordering::Relaxed);
+    }
+    /// The sum; exact when nobody is adding.
+    pub fn get(&self) -> u64 {
+        self.lines.iter().fold(0, |sum, line| sum.wrapping_add(line.0.load(Ordering::Relaxed)))
+    }
+}
+
+impl std::fmt::Debug for Counter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.get())
+    }
+}

@@ -1,0 +1,272 @@
+//! Memory for the blocks of folios: 2 MiB chunks on huge pages, cut in powers of two by a buddy allocator.
+//!
+//! Layout. Chunks come from mappings of [`BATCH_CHUNKS`] chunks each and are aligned to their size. A piece of
+//! order *o* is 2^o blocks, aligned to its size. Free pieces are kept in one ordered set per order, by number
+//! (chunk number * 512 + block), and the lowest number is taken first: the arena fills from the bottom, so chunks
+//! at the top become wholly free. More than [`IDLE_CHUNKS`] wholly free chunks give their memory back to the
+//! system (`MADV_DONTNEED`).
+//!
+//! Invariants: memory is never unmapped while the arena lives, so a stale optimistic reader reads some bytes,
+//! never a fault; a piece belongs to one holder or to the free sets; buddies are never both free.
+//!
+//! Neighbours: [`crate::slab`] takes memory for a folio's life.
+
+use crate::folio::{ORDER_MAX, Order};
+use quire_base::BLOCK_SIZE;
+use quire_base::sync::Mutex;
+use std::collections::BTreeSet;
+use std::ptr::NonNull;
+
+/// Blocks in a chunk.
+const CHUNK_BLOCKS: u32 = 1 << ORDER_MAX;
+/// Bytes in a chunk: a huge page.
+pub const CHUNK_BYTES: usize = CHUNK_BLOCKS as usize * BLOCK_SIZE;
+/// Chunks mapped at a time.
+const BATCH_CHUNKS: usize = 32;
+/// Wholly free chunks that keep their memory, against giving it back and taking it again.
+const IDLE_CHUNKS: usize = 8;
+
+/// A piece of the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// First byte, aligned to the piece's size.
+    pub memory: NonNull<u8>,
+    /// Number of its first block, for [`Arena::free`].
+    pub number: u32,
+}
+
+/// See the module's documentation.
+pub struct Arena {
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    /// Start of each chunk.
+    chunks: Vec<NonNull<u8>>,
+    /// Chunks whose memory the system may have given us.
+    resident: Vec<bool>,
+    /// Mappings, to unmap at the end: start and length.
+    mappings: Vec<(NonNull<u8>, usize)>,
+    free: [BTreeSet<u32>; ORDER_MAX as usize + 1],
+    chunks_max: usize,
+    idle_resident: usize,
+}
+
+// SAFETY: the pointers are to memory that the arena owns; access to the tables is under the mutex.
+unsafe impl Send for Inner {}
+
+impl Arena {
+    /// An arena that maps at most `bytes_max`, rounded up to chunks, and two chunks for fragmentation.
+    pub fn new(bytes_max: u64) -> Arena {
+        let inner = Inner {
+            chunks: Vec::new(),
+            resident: Vec::new(),
+            mappings: Vec::new(),
+            free: std::array::from_fn(|_| BTreeSet::new()),
+            chunks_max: 0,
+            idle_resident: 0,
+        };
+        let arena = Arena { inner: Mutex::new(inner) };
+        arena.set_limit(bytes_max);
+        arena
+    }
+
+    /// Changes the limit; what is in use above it stays in use.
+    pub fn set_limit(&self, bytes_max: u64) {
+        let chunks = bytes_max.div_ceil(CHUNK_BYTES as u64).saturating_add(2);
+        // Piece numbers are 32 bits: 2^23 chunks, 16 TiB of cache.
+        self.inner.lock().chunks_max = chunks.min(1 << 23) as usize;
+    }
+
+    /// Takes 2^`order` blocks; `None` when neither a free piece nor a chunk is left.
+    pub fn alloc(&self, order: Order) -> Option<Piece> {
+        let mut inner = self.inner.lock();
+        let mut from = (order..=ORDER_MAX).find(|o| !inner.free[*o as usize].is_empty());
+        if from.is_none() && inner.grow() {
+            from = Some(ORDER_MAX);
+        }
+        let mut at = from?;
+        let number = inner.free[at as usize].pop_first()?;
+        let chunk = (number / CHUNK_BLOCKS) as usize;
+        if at == ORDER_MAX {
+            if inner.resident[chunk] {
+                inner.idle_resident -= 1;
+            }
+            inner.resident[chunk] = true;
+        }
+        while at > order {
+            at -= 1;
+            inner.free[at as usize].insert(number + (1 << at));
+        }
+        let offset = (number % CHUNK_BLOCKS) as usize * BLOCK_SIZE;
+        // SAFETY: the offset is within the chunk.
+        let memory = unsafe { inner.chunks[chunk].add(offset) };
+        Some(Piece { memory, number })
+    }
+
+    /// Gives a piece back. Its memory may be handed out again at once.
+    pub fn free(&self, number: u32, order: Order) {
+        let mut inner = self.inner.lock();
+        let (mut number, mut order) = (number, order);
+        while order < ORDER_MAX && inner.free[order as usize].remove(&(number ^ (1 << order))) {
+            number &= !(1 << order);
+            order += 1;
+        }
+        if order < ORDER_MAX {
+            inner.free[order as usize].insert(number);
+            return;
+        }
+        if inner.idle_resident < IDLE_CHUNKS {
+            inner.idle_resident += 1;
+            inner.free[order as usize].insert(number);
+            return;
+        }
+        // The chunk is in no set meanwhile, so it is ours.
+        let chunk = (number / CHUNK_BLOCKS) as usize;
+        let start = inner.chunks[chunk];
+        drop(inner);
+        let gone = system::give_back(start, CHUNK_BYTES);
+        let mut inner = self.inner.lock();
+        inner.resident[chunk] = !gone;
+        inner.idle_resident += usize::from(!gone);
+        inner.free[order as usize].insert(number);
+    }
+
+    /// Bytes of chunks whose memory the system may have given us.
+    pub fn resident_bytes(&self) -> u64 {
+        self.inner.lock().resident.iter().filter(|resident| **resident).count() as u64 * CHUNK_BYTES as u64
+    }
+}
+
+impl Inner {
+    /// Adds chunks to the free set; false if the limit or the system does not allow it.
+    fn grow(&mut self) -> bool {
+        let count = BATCH_CHUNKS.min(self.chunks_max.saturating_sub(self.chunks.len()));
+        if count == 0 {
+            return false;
+        }
+        let bytes = (count + 1) * CHUNK_BYTES;
+        let Some(start) = system::map(bytes) else {
+            tracing::warn!(bytes, "the system has no memory for the cache");
+            return false;
+        };
+        self.mappings.push((start, bytes));
+        let skip = start.as_ptr().align_offset(CHUNK_BYTES);
+        for i in 0..count {
+            // SAFETY: `skip` is below one chunk and the mapping has one chunk more than it is cut into.
+            self.chunks.push(unsafe { start.add(skip + i * CHUNK_BYTES) });
+            self.resident.push(false);
+            self.free[ORDER_MAX as usize].insert((self.chunks.len() as u32 - 1) * CHUNK_BLOCKS);
+        }
+        true
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        for (start, bytes) in std::mem::take(&mut self.inner.get_mut().mappings) {
+            system::unmap(start, bytes);
+        }
+    }
+}
+
+impl std::fmt::Debug for Arena {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let inner = self.inner.lock();
+        write!(f, "arena of {} chunks; free pieces by order:", inner.chunks.len())?;
+        inner.free.iter().try_for_each(|free| write!(f, " {}", free.len()))
+    }
+}
+
+#[cfg(not(miri))]
+mod system {
+    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+    use std::ptr::NonNull;
+
+    pub fn map(bytes: usize) -> Option<NonNull<u8>> {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a fresh anonymous mapping at an address of the system's choice.
+        let start =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags) }
+                .ok()?;
+        // SAFETY: the range was just mapped; huge pages are only advice, so a refusal does not matter.
+        let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
+        NonNull::new(start.cast())
+    }
+
+    /// Whether the memory went back; it then reads as zeros.
+    pub fn give_back(start: NonNull<u8>, bytes: usize) -> bool {
+        // SAFETY: the range is one free chunk of our own private anonymous mapping. A stale optimistic reader
+        // then reads zeros, and rejects them.
+        unsafe { madvise(start.as_ptr().cast(), bytes, Advice::LinuxDontNeed) }.is_ok()
+    }
+
+    pub fn unmap(start: NonNull<u8>, bytes: usize) {
+        // SAFETY: a mapping of `map`; the arena's owner is gone, so nobody holds a piece.
+        let _ = unsafe { munmap(start.as_ptr().cast(), bytes) };
+    }
+}
+
+#[cfg(miri)]
+mod system {
+    use std::alloc::{Layout, alloc_zeroed, dealloc};
+    use std::ptr::NonNull;
+
+    pub fn map(bytes: usize) -> Option<NonNull<u8>> {
+        // SAFETY: the layout is not empty.
+        NonNull::new(unsafe { alloc_zeroed(Layout::from_size_align(bytes, 4096).ok()?) })
+    }
+
+    pub fn give_back(_start: NonNull<u8>, _bytes: usize) -> bool {
+        false
+    }
+
+    pub fn unmap(start: NonNull<u8>, bytes: usize) {
+        let layout = Layout::from_size_align(bytes, 4096).expect("as in map");
+        // SAFETY: allocated by `map` with this layout.
+        unsafe { dealloc(start.as_ptr(), layout) }
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use quire_base::random::Random;
+
+    #[test]
+    fn pieces_never_overlap_and_merge_again() {
+        let arena = Arena::new(8 << 20);
+        let mut random = Random::seeded(11);
+        let mut held: Vec<(Piece, Order)> = Vec::new();
+        let mut used = vec![false; 6 * CHUNK_BLOCKS as usize];
+        for _ in 0..20_000 {
+            if random.one_in(2) {
+                let order = random.below(u64::from(ORDER_MAX) + 1) as Order;
+                if let Some(piece) = arena.alloc(order) {
+                    assert_eq!(piece.number % (1 << order), 0);
+                    assert_eq!(piece.memory.as_ptr() as usize % (BLOCK_SIZE << order), 0);
+                    let range = piece.number as usize..piece.number as usize + (1 << order);
+                    assert!(used[range.clone()].iter().all(|used| !used));
+                    used[range].fill(true);
+                    held.push((piece, order));
+                }
+            } else if !held.is_empty() {
+                let (piece, order) = held.swap_remove(random.below(held.len() as u64) as usize);
+                used[piece.number as usize..piece.number as usize + (1 << order)].fill(false);
+                arena.free(piece.number, order);
+            }
+        }
+        held.drain(..).for_each(|(piece, order)| arena.free(piece.number, order));
+        // Everything has merged: all six chunks can be had whole, and no seventh.
+        assert_eq!((0..7).filter_map(|_| arena.alloc(ORDER_MAX)).count(), 6);
+    }
+
+    #[test]
+    fn idle_chunks_give_their_memory_back() {
+        let arena = Arena::new(64 << 20);
+        let held: Vec<Piece> = (0..30).map(|_| arena.alloc(ORDER_MAX).unwrap()).collect();
+        assert_eq!(arena.resident_bytes(), 30 * CHUNK_BYTES as u64);
+        held.iter().for_each(|piece| arena.free(piece.number, ORDER_MAX));
+        assert_eq!(arena.resident_bytes(), (IDLE_CHUNKS * CHUNK_BYTES) as u64);
+    }
+}

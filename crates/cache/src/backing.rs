@@ -1,0 +1,128 @@
+//! What the cache asks of the file behind a mapping.
+//!
+//! Contract
+//! * [`Backing::map`] answers for the extents as they are; a hole's answer stays true until the cache itself places
+//!   the block, or fs changes extents under an exclusive or direct gate after it dropped the range from the cache.
+//! * Delayed allocation: the cache calls [`Backing::reserve`] for each block that becomes dirty without a home,
+//!   and [`Backing::unreserve`] when such a block is dropped unwritten. A successful [`Backing::place`] takes over
+//!   the reservations of the blocks it gave homes to; [`Backing::written`] uses them up, or, when it is told of or
+//!   returns an error, hands them back to the cache (the blocks are dirty again).
+//! * `place` is called with segments held shared, so it may not wait for journal space, a gate, a size lock or a
+//!   segment: if it would have to, it returns an error of kind `WouldBlock`, the cache lets go of everything and
+//!   calls [`Backing::wait_for_room`].
+//! * `written` runs on a finisher thread (or, without threads, on a thread that waits for writeback), never on the
+//!   device's completion thread. Its blocks are still in writeback, for the other calls of this mapping as well. It
+//!   may wait for a transaction, but not for segments, writeback or a gate.
+//!
+//! Neighbours: fs's inode implements it.
+
+use quire_base::{BlockNo, Error, InodeNo, Result};
+
+/// Where a run of blocks lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Home {
+    /// Nowhere; reads as zeros.
+    Hole,
+    /// Allocated from this block on, reads as zeros.
+    Unwritten(BlockNo),
+    /// Allocated from this block on, holds data.
+    Written(BlockNo),
+}
+
+impl Home {
+    /// The home of the block `count` further on.
+    pub fn offset(self, count: u64) -> Home {
+        match self {
+            Home::Hole => Home::Hole,
+            Home::Unwritten(at) => Home::Unwritten(at.offset(count)),
+            Home::Written(at) => Home::Written(at.offset(count)),
+        }
+    }
+}
+
+/// A run of a file's blocks with one kind of home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// First block within the file.
+    pub file_block: u64,
+    /// Blocks.
+    pub count: u64,
+    /// Where they live.
+    pub home: Home,
+}
+
+/// A run of a placement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlacedRun {
+    /// First block within the file.
+    pub file_block: u64,
+    /// Blocks.
+    pub count: u64,
+    /// First block on the device.
+    pub home: BlockNo,
+}
+
+/// Homes for a dirty run, from [`Backing::place`] to [`Backing::written`].
+#[derive(Debug)]
+pub struct Placement {
+    /// Ascending and without gaps, from the block that was asked for.
+    pub runs: Vec<PlacedRun>,
+    /// Whatever the backing wants to find it by.
+    pub token: u64,
+}
+
+/// The file behind a mapping; see the module's contract.
+pub trait Backing: Send + Sync {
+    /// Its number, for messages and order.
+    fn inode(&self) -> InodeNo;
+
+    /// The homes of blocks `[block, block + count)`: ascending, without gaps or overlaps. Longer runs at the end
+    /// and shorter ones at the start are clipped by the cache.
+    fn map(&self, block: u64, count: u64) -> Result<Vec<Run>>;
+
+    /// Sets space aside for `blocks` blocks without a home. Called with segments locked: it never waits.
+    fn reserve(&self, blocks: u64) -> Result<()>;
+
+    /// Gives space set aside back.
+    fn unreserve(&self, blocks: u64);
+
+    /// Gives homes to the dirty blocks `[block, block + count)`, or to a part of them from `block` on. `sync` says
+    /// that someone waits.
+    fn place(&self, block: u64, count: u64, sync: bool) -> Result<Placement>;
+
+    /// The data of a placement is on the device (not flushed), or failed to get there.
+    fn written(&self, placement: Placement, outcome: Result<()>) -> Result<()>;
+
+    /// Waits, with nothing locked, for what `place` refused to wait for.
+    fn wait_for_room(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// The size of the file in bytes, as readers see it.
+    fn size(&self) -> u64;
+}
+
+/// Checks what `map` returned, and cuts it to `[block, block + count)`.
+pub(crate) fn check_runs(runs: Vec<Run>, inode: InodeNo, block: u64, count: u64) -> Result<Vec<Run>> {
+    let end = block + count;
+    let mut next = block;
+    let mut clipped = Vec::with_capacity(runs.len());
+    for run in runs {
+        let run_end = run.file_block.saturating_add(run.count);
+        if run_end <= next || next >= end {
+            continue;
+        }
+        if run.file_block > next {
+            break;
+        }
+        let to = run_end.min(end);
+        clipped.push(Run { file_block: next, count: to - next, home: run.home.offset(next - run.file_block) });
+        next = to;
+    }
+    if next < end {
+        return Err(Error::corrupt(format!(
+            "the map of inode {inode} has no answer for block {next} (asked for {count} from {block})"
+        )));
+    }
+    Ok(clipped)
+}

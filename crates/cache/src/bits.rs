@@ -1,0 +1,135 @@
+//! One bit a block: the state bitmaps of a folio.
+//!
+//! Words are shared by blocks of different segments, so every change is a read-modify-write. Which bits a caller
+//! may change is decided by the segment locks and fill bits it holds, not here.
+//!
+//! Neighbours: [`crate::folio`] hands out views of its words.
+
+use quire_base::sync::atomic::{AtomicU64, Ordering};
+
+/// A view of one bitmap of a folio. Block numbers are within the folio.
+#[derive(Clone, Copy)]
+pub struct Bits<'a> {
+    words: &'a [AtomicU64],
+}
+
+/// The bits `[first, end)` as (word number, mask) pairs, ascending.
+pub fn masks(first: u32, end: u32) -> impl Iterator<Item = (usize, u64)> {
+    let last_word = end.saturating_sub(1) / 64;
+    (first / 64..=last_word).filter(move |_| first < end).map(move |word| {
+        let from = first.saturating_sub(word * 64);
+        let to = (end - word * 64).min(64);
+        let upper = if to == 64 { u64::MAX } else { (1 << to) - 1 };
+        (word as usize, upper & (u64::MAX << from))
+    })
+}
+
+impl<'a> Bits<'a> {
+    /// A view of `words`.
+    pub fn new(words: &'a [AtomicU64]) -> Bits<'a> {
+        Bits { words }
+    }
+
+    /// The word that holds blocks `64 * number ..`.
+    pub fn word(&self, number: usize) -> &'a AtomicU64 {
+        &self.words[number]
+    }
+
+    /// Whether `block` is set.
+    pub fn get(&self, block: u32) -> bool {
+        self.words[block as usize / 64].load(Ordering::Acquire) >> (block % 64) & 1 != 0
+    }
+
+    /// Sets `[first, end)`; returns how many were not set before.
+    pub fn set(&self, first: u32, end: u32) -> u32 {
+        masks(first, end)
+            .map(|(word, mask)| (mask & !self.words[word].fetch_or(mask, Ordering::SeqCst)).count_ones())
+            .sum()
+    }
+
+    /// Clears `[first, end)`; returns how many were set before.
+    pub fn clear(&self, first: u32, end: u32) -> u32 {
+        masks(first, end)
+            .map(|(word, mask)| (mask & self.words[word].fetch_and(!mask, Ordering::SeqCst)).count_ones())
+            .sum()
+    }
+
+    /// Whether all of `[first, end)` are set.
+    pub fn all(&self, first: u32, end: u32) -> bool {
+        masks(first, end).all(|(word, mask)| self.words[word].load(Ordering::Acquire) & mask == mask)
+    }
+
+    /// Whether any of `[first, end)` is set.
+    pub fn any(&self, first: u32, end: u32) -> bool {
+        masks(first, end).any(|(word, mask)| self.words[word].load(Ordering::SeqCst) & mask != 0)
+    }
+
+    /// Whether no bit is set at all.
+    pub fn is_empty(&self) -> bool {
+        self.words.iter().all(|word| word.load(Ordering::SeqCst) == 0)
+    }
+
+    /// The first set block in `[from, end)`.
+    pub fn next_set(&self, from: u32, end: u32) -> Option<u32> {
+        masks(from, end).find_map(|(word, mask)| {
+            let set = self.words[word].load(Ordering::SeqCst) & mask;
+            (set != 0).then(|| word as u32 * 64 + set.trailing_zeros())
+        })
+    }
+
+    /// The first clear block in `[from, end)`.
+    pub fn next_clear(&self, from: u32, end: u32) -> Option<u32> {
+        masks(from, end).find_map(|(word, mask)| {
+            let clear = !self.words[word].load(Ordering::Acquire) & mask;
+            (clear != 0).then(|| word as u32 * 64 + clear.trailing_zeros())
+        })
+    }
+}
+
+impl std::fmt::Debug for Bits<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for word in self.words.iter().rev() {
+            write!(f, "{:x}.", word.load(Ordering::Relaxed))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_agree_with_a_plain_array() {
+        let words: Vec<AtomicU64> = (0..8).map(|_| AtomicU64::new(0)).collect();
+        let bits = Bits::new(&words);
+        let mut model = [false; 512];
+        let mut random = quire_base::random::Random::seeded(5);
+        for _ in 0..3000 {
+            let first = random.below(513) as u32;
+            let end = first + random.below(u64::from(513 - first)) as u32;
+            let range = first as usize..end as usize;
+            match random.below(4) {
+                0 => {
+                    let fresh = model[range.clone()].iter().filter(|set| !**set).count() as u32;
+                    assert_eq!(bits.set(first, end), fresh);
+                    model[range].fill(true);
+                }
+                1 => {
+                    let gone = model[range.clone()].iter().filter(|set| **set).count() as u32;
+                    assert_eq!(bits.clear(first, end), gone);
+                    model[range].fill(false);
+                }
+                2 => {
+                    assert_eq!(bits.all(first, end), model[range.clone()].iter().all(|set| *set));
+                    assert_eq!(bits.any(first, end), model[range].iter().any(|set| *set));
+                }
+                _ => {
+                    let next = |wanted| (first..end).find(|i| model[*i as usize] == wanted);
+                    assert_eq!(bits.next_set(first, end), next(true));
+                    assert_eq!(bits.next_clear(first, end), next(false));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! The public handle of a volume's cache.
+
+use crate::backing::Backing;
+use crate::config::CacheConfig;
+use crate::core::Core;
+use crate::finish;
+use crate::flusher;
+use crate::mapping::{BLOCKS_END, Mapping};
+use crate::metrics::Metrics;
+use quire_base::sync::atomic::Ordering;
+use quire_base::sync::{Arc, Mutex, Weak, thread};
+use quire_base::{Clock, Error, ErrorKind, InodeNo, Result};
+use quire_device::Device;
+
+/// A volume's cache. Its background threads end when it is dropped; its memory goes when the last mapping has gone.
+pub struct Cache {
+    core: Arc<Core>,
+    threads: Mutex<Vec<thread::JoinHandle<()>>>,
+}
+
+/// What a cache holds, in bytes but for the counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheUsage {
+    /// Charged against the limit: data, headers, index.
+    pub used_bytes: u64,
+    /// The limit.
+    pub limit_bytes: u64,
+    /// Dirty or in writeback.
+    pub dirty_bytes: u64,
+    /// Memory of the arena that the system may have given.
+    pub resident_bytes: u64,
+    /// Headers there are, in use or free.
+    pub headers: u64,
+}
+
+impl Cache {
+    /// A cache in front of `device`. Without [`Cache::start`] nothing happens in the background: who meets a limit
+    /// writes back himself, and a simulator calls [`Cache::background_step`].
+    pub fn new(config: CacheConfig, device: Arc<Device>, clock: Clock) -> Result<Arc<Cache>> {
+        config.check()?;
+        Ok(Arc::new(Cache { core: Arc::new(Core::new(config, device, clock)), threads: Mutex::new(Vec::new()) }))
+    }
+
+    /// A mapping for a file. The cache does not keep the file in memory: its owner writes back before it goes.
+    pub fn new_mapping(&self, inode: InodeNo, backing: Weak<dyn Backing>) -> Arc<Mapping> {
+        Mapping::new(self.core.clone(), inode, backing)
+    }
+
+    /// Starts the background threads.
+    pub fn start(&self) -> Result<()> {
+        let mut threads = self.threads.lock();
+        if !threads.is_empty() {
+            return Ok(());
+        }
+        self.core.flusher.lock().stop = false;
+        self.core.finisher.set_stop(false);
+        let spawn = |name: &str, body: fn(&Core)| {
+            let core = self.core.clone();
+            thread::Builder::new()
+                .name(name.to_string())
+                .spawn(move || body(&core))
+                .map_err(|error| Error::new(ErrorKind::NoMemory, format!("starting thread {name}: {error}")))
+        };
+        for _ in 0..self.core.config.finishers {
+            threads.push(spawn("quire-finish", |core| core.finisher.work())?);
+        }
+        for _ in 0..self.core.config.flushers {
+            threads.push(spawn("quire-flush", flusher::work)?);
+        }
+        self.core.running.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Ends the background threads after the step they are in. Dirty data stays dirty.
+    pub fn stop(&self) {
+        let mut threads = self.threads.lock();
+        self.core.running.store(false, Ordering::Release);
+        self.core.flusher.lock().stop = true;
+        self.core.flusher_wake.notify_all();
+        self.core.finisher.set_stop(true);
+        for handle in threads.drain(..) {
+            let _ = handle.join();
+        }
+    }
+
+    /// One step of background work, on this thread: old or too much dirty data is written, memory reclaimed ahead.
+    /// True if it did something.
+    pub fn background_step(&self) -> bool {
+        flusher::step(&self.core)
+    }
+
+    /// Writes everything back that is dirty now, in all files, and waits for it. The first error is returned, after
+    /// everything has been tried.
+    pub fn write_back_all(&self) -> Result<()> {
+        let mappings = self.core.dirty_mappings();
+        let started: Vec<Result<()>> =
+            mappings.iter().map(|mapping| mapping.start_write_back(0, BLOCKS_END)).collect();
+        let waited: Vec<Result<()>> =
+            mappings.iter().map(|mapping| mapping.wait_write_back(0, BLOCKS_END)).collect();
+        started.into_iter().chain(waited).collect()
+    }
+
+    /// Files with blocks that are dirty or in writeback, by the order they came into the cache.
+    pub fn dirty_mappings(&self) -> Vec<Arc<Mapping>> {
+        self.core.dirty_mappings()
+    }
+
+    /// Slows the caller down, or stops it, as the dirty limit asks of a writer of `bytes`. [`Mapping::prepare_write`]
+    /// does it too. The caller holds nothing.
+    pub fn throttle(&self, bytes: u64) -> Result<()> {
+        crate::throttle::throttle(&self.core, bytes)
+    }
+
+    /// Changes the byte limit, and the dirty limits in proportion. What is over it leaves soon.
+    pub fn set_limit(&self, limit_bytes: u64) -> Result<()> {
+        let mut config = CacheConfig::new(limit_bytes);
+        config.batch_bytes = self.core.config.batch_bytes;
+        config.check()?;
+        self.core.dirty_background_bytes.store(config.dirty_background_bytes, Ordering::Relaxed);
+        self.core.dirty_limit_bytes.store(config.dirty_limit_bytes, Ordering::Relaxed);
+        self.core.budget.set_limit(limit_bytes);
+        self.core.arena.set_limit(limit_bytes);
+        let over = self.core.budget.used().saturating_sub(limit_bytes);
+        if over > 0 {
+            crate::reclaim::reclaim(&self.core, over);
+            self.core.kick_flusher();
+        }
+        Ok(())
+    }
+
+    /// Drops clean folios until about `bytes` are free; returns how many were freed.
+    pub fn reclaim(&self, bytes: u64) -> u64 {
+        crate::reclaim::reclaim(&self.core, bytes)
+    }
+
+    /// Lets completed writeback finish on this thread, where no background threads run.
+    pub fn finish_some(&self) {
+        finish::help(&self.core);
+    }
+
+    /// Largest write or read that is one batch, in bytes.
+    pub fn batch_bytes(&self) -> usize {
+        self.core.config.batch_bytes
+    }
+
+    /// What it holds.
+    pub fn usage(&self) -> CacheUsage {
+        CacheUsage {
+            used_bytes: self.core.budget.used(),
+            limit_bytes: self.core.budget.limit(),
+            dirty_bytes: self.core.dirty_bytes(),
+            resident_bytes: self.core.arena.resident_bytes(),
+            headers: self.core.slab.len() as u64,
+        }
+    }
+
+    /// Counters.
+    pub fn metrics(&self) -> &Metrics {
+        &self.core.metrics
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

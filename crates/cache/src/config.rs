@@ -1,0 +1,91 @@
+//! The cache's limits, each in one place, with the reason for its value.
+
+use crate::folio::{ORDER_MAX, Order};
+use quire_base::{BLOCK_SIZE, Error, Result};
+
+/// Limits of a cache. Start from [`CacheConfig::new`].
+#[derive(Clone, Debug)]
+pub struct CacheConfig {
+    /// Bytes of data, headers, index and buffers.
+    pub limit_bytes: u64,
+    /// Largest write or read that is one batch, in bytes. Locked folios cannot be reclaimed, so this bounds what
+    /// each thread holds.
+    pub batch_bytes: usize,
+    /// Largest folio, log2 of its blocks.
+    pub order_max: Order,
+    /// Dirty bytes above which background writeback runs whatever the age.
+    pub dirty_background_bytes: u64,
+    /// Dirty bytes above which writers wait. Between half way from the background threshold and here they are slowed.
+    pub dirty_limit_bytes: u64,
+    /// Age at which dirty data is written in the background, nanoseconds.
+    pub dirty_age_nanos: i64,
+    /// Most bytes read ahead of a sequential reader.
+    pub readahead_bytes: u64,
+    /// Most blocks in one device request.
+    pub io_blocks_max: u32,
+    /// Most blocks that are placed and applied together.
+    pub run_blocks_max: u32,
+    /// Most writeback requests at the device at a time.
+    pub inflight_max: u32,
+    /// Threads that write in the background.
+    pub flushers: usize,
+    /// Threads that apply completed writeback.
+    pub finishers: usize,
+}
+
+impl CacheConfig {
+    /// The defaults for a byte limit.
+    pub fn new(limit_bytes: u64) -> CacheConfig {
+        CacheConfig {
+            limit_bytes,
+            batch_bytes: 1 << 20,
+            order_max: 4,
+            dirty_background_bytes: limit_bytes / 10,
+            dirty_limit_bytes: limit_bytes * 2 / 5,
+            dirty_age_nanos: 5_000_000_000,
+            readahead_bytes: 512 << 10,
+            io_blocks_max: 256,
+            run_blocks_max: 1024,
+            inflight_max: 64,
+            flushers: 2,
+            finishers: 2,
+        }
+    }
+
+    /// The least byte limit for this batch size: four batches must fit with their overhead.
+    pub fn limit_bytes_min(&self) -> u64 {
+        5 * self.batch_bytes as u64
+    }
+
+    /// Whether the limits fit together.
+    pub fn check(&self) -> Result<()> {
+        if !self.batch_bytes.is_multiple_of(BLOCK_SIZE) || self.batch_bytes < 4 * BLOCK_SIZE {
+            return Err(Error::invalid("the batch size is not a multiple of 4096 of at least 16384 bytes"));
+        }
+        if self.limit_bytes < self.limit_bytes_min() {
+            return Err(Error::invalid(format!(
+                "a cache of {} bytes is too small: it needs at least {}",
+                self.limit_bytes,
+                self.limit_bytes_min()
+            )));
+        }
+        if self.order_max > ORDER_MAX
+            || self.io_blocks_max == 0
+            || self.run_blocks_max == 0
+            || self.inflight_max == 0
+            || self.flushers == 0
+            || self.finishers == 0
+        {
+            return Err(Error::invalid("a limit of the cache is zero or out of range"));
+        }
+        if self.dirty_limit_bytes > self.limit_bytes / 2
+            || self.dirty_background_bytes > self.dirty_limit_bytes
+            || self.dirty_limit_bytes < self.batch_bytes as u64
+        {
+            return Err(Error::invalid(
+                "the dirty limit must be between one batch and half of the cache, and not below its background threshold",
+            ));
+        }
+        Ok(())
+    }
+}

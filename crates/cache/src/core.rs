@@ -1,0 +1,316 @@
+//! What the mappings of one cache share: limits, memory, the lists that background work goes by.
+//!
+//! Locks, all leaves unless said otherwise: `mappings` (who is alive), `dirty` (mappings with unfinished folios;
+//! taken under a mapping's list lock), the finisher's queue, the waiting rooms.
+//!
+//! Neighbours: [`crate::cache::Cache`] is the public handle; every mapping and every job in flight holds the core.
+
+use crate::arena::Arena;
+use crate::budget::{Budget, Room};
+use crate::config::CacheConfig;
+use crate::finish::Finisher;
+use crate::folio::{FolioRef, Order, header_bytes};
+use crate::index::ENTRY_BYTES;
+use crate::mapping::Mapping;
+use crate::metrics::Metrics;
+use crate::park::Parking;
+use crate::slab::Slab;
+use quire_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use quire_base::sync::{Arc, Condvar, Mutex, RwLock, Weak};
+use quire_base::{BLOCK_SIZE, Clock, Error, ErrorKind, Result};
+use quire_device::Device;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Bytes that one block costs at worst: a folio of its own.
+pub(crate) const BLOCK_COST: u64 = BLOCK_SIZE as u64 + header_bytes(0) + ENTRY_BYTES;
+
+/// How long a thread waits for memory or for the dirty limit before it gives up, while nothing at all gets clean.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// See the module's documentation.
+pub(crate) struct Core {
+    pub config: CacheConfig,
+    pub device: Arc<Device>,
+    pub clock: Clock,
+    pub metrics: Metrics,
+    pub parking: Parking,
+    pub arena: Arena,
+    pub slab: Slab,
+    pub budget: Budget,
+    pub finisher: Finisher,
+    /// Blocks that are dirty or in writeback.
+    pub unfinished_blocks: AtomicU64,
+    /// Blocks that have become clean, ever.
+    pub cleaned_blocks: AtomicU64,
+    pub dirty_background_bytes: AtomicU64,
+    pub dirty_limit_bytes: AtomicU64,
+    /// Reclaim's hand, as a count of headers passed.
+    pub hand: AtomicUsize,
+    /// Advances with folios made; see [`crate::reclaim`].
+    pub epoch: AtomicU32,
+    pub births: AtomicU64,
+    /// Background threads run; else whoever waits does their work.
+    pub running: AtomicBool,
+    mappings: RwLock<BTreeMap<u64, Weak<Mapping>>>,
+    pub dirty: Mutex<BTreeMap<u64, Weak<Mapping>>>,
+    next_mapping: AtomicU64,
+    pub inflight: Mutex<u32>,
+    pub inflight_fell: Condvar,
+    /// Threads that wait for memory or for blocks to become clean.
+    waiting: Mutex<u32>,
+    progress: Condvar,
+    /// Bytes a second that became clean when background threads were last busy; 0 before.
+    clean_rate: AtomicU64,
+    sleepers: Mutex<()>,
+    never: Condvar,
+    pub flusher: Mutex<FlusherSignal>,
+    pub flusher_wake: Condvar,
+}
+
+/// What background threads are told.
+#[derive(Default)]
+pub(crate) struct FlusherSignal {
+    pub stop: bool,
+    pub kicked: bool,
+}
+
+impl Core {
+    pub fn new(config: CacheConfig, device: Arc<Device>, clock: Clock) -> Core {
+        Core {
+            device,
+            clock,
+            metrics: Metrics::default(),
+            parking: Parking::default(),
+            arena: Arena::new(config.limit_bytes),
+            slab: Slab::default(),
+            budget: Budget::new(config.limit_bytes),
+            finisher: Finisher::default(),
+            unfinished_blocks: AtomicU64::new(0),
+            cleaned_blocks: AtomicU64::new(0),
+            dirty_background_bytes: AtomicU64::new(config.dirty_background_bytes),
+            dirty_limit_bytes: AtomicU64::new(config.dirty_limit_bytes),
+            hand: AtomicUsize::new(0),
+            epoch: AtomicU32::new(1),
+            births: AtomicU64::new(0),
+            running: AtomicBool::new(false),
+            mappings: RwLock::new(BTreeMap::new()),
+            dirty: Mutex::new(BTreeMap::new()),
+            next_mapping: AtomicU64::new(1),
+            inflight: Mutex::new(0),
+            inflight_fell: Condvar::new(),
+            waiting: Mutex::new(0),
+            progress: Condvar::new(),
+            clean_rate: AtomicU64::new(0),
+            sleepers: Mutex::new(()),
+            never: Condvar::new(),
+            flusher: Mutex::new(FlusherSignal::default()),
+            flusher_wake: Condvar::new(),
+            config,
+        }
+    }
+
+    // ---- mappings ----
+
+    pub fn new_mapping_number(&self) -> u64 {
+        self.next_mapping.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub fn register(&self, number: u64, mapping: Weak<Mapping>) {
+        self.mappings.write().insert(number, mapping);
+    }
+
+    pub fn unregister(&self, number: u64) {
+        self.mappings.write().remove(&number);
+        self.dirty.lock().remove(&number);
+    }
+
+    pub fn mapping(&self, number: u64) -> Option<Arc<Mapping>> {
+        self.mappings.read().get(&number)?.upgrade()
+    }
+
+    /// Mappings with unfinished folios, by number.
+    pub fn dirty_mappings(&self) -> Vec<Arc<Mapping>> {
+        // Upgraded first and dropped by the caller: the last reference to a mapping may not go under the lock.
+        self.dirty.lock().values().filter_map(Weak::upgrade).collect()
+    }
+
+    // ---- memory ----
+
+    /// Fills `room` up to `bytes`, reclaiming, and waiting for writeback, as long as it takes within reason. The
+    /// caller holds no segment and no index lock.
+    pub fn fill_room(&self, room: &mut Room<'_>, bytes: u64) -> Result<()> {
+        let mut waited = Duration::ZERO;
+        let mut steps = 0u32;
+        loop {
+            let lacking = bytes.saturating_sub(room.bytes());
+            if lacking == 0 {
+                return Ok(());
+            }
+            if self.budget.try_charge(lacking) {
+                room.add(lacking);
+                return Ok(());
+            }
+            if lacking > self.budget.limit() {
+                break;
+            }
+            self.metrics.reclaim_direct.add(1);
+            if crate::reclaim::reclaim(self, lacking.max(16 * BLOCK_COST)) > 0 {
+                continue;
+            }
+            self.metrics.memory_waits.add(1);
+            if self.running.load(Ordering::Acquire) {
+                self.kick_flusher();
+                let cleaned = self.cleaned_blocks.load(Ordering::Relaxed);
+                self.wait_for_progress(Duration::from_millis(10));
+                waited += Duration::from_millis(10);
+                if self.cleaned_blocks.load(Ordering::Relaxed) != cleaned {
+                    waited = Duration::ZERO;
+                }
+                if waited >= PATIENCE {
+                    break;
+                }
+            } else {
+                steps += 1;
+                if !crate::flusher::write_some(self, true) && steps > 64 {
+                    break;
+                }
+                quire_base::sync::thread::yield_now();
+            }
+        }
+        Err(Error::new(
+            ErrorKind::NoMemory,
+            format!(
+                "the cache of {} bytes has no room for {bytes} more: nothing can be written or dropped",
+                self.budget.limit()
+            ),
+        ))
+    }
+
+    /// Makes a folio from `room`; `None` when room or arena are short.
+    pub fn make_folio(&self, owner: u64, start: u64, order: Order, room: &mut Room<'_>, own: bool) -> Option<FolioRef> {
+        let data_bytes = (BLOCK_SIZE as u64) << order;
+        let header = self.slab.recycle(order);
+        let new_header = if header.is_some() { 0 } else { header_bytes(order) };
+        let cost = data_bytes + ENTRY_BYTES + new_header;
+        if !(if own { room.take_own(cost) } else { room.take(cost) }) {
+            if let Some(header) = header {
+                self.slab.give_back(header);
+            }
+            return None;
+        }
+        let Some(piece) = self.arena.alloc(order) else {
+            room.add(cost);
+            if let Some(header) = header {
+                self.slab.give_back(header);
+            }
+            return None;
+        };
+        let folio = header.unwrap_or_else(|| self.slab.create(order));
+        folio.begin(owner, start, piece.memory, piece.number, crate::reclaim::newborn(self, order));
+        folio.segments(0, folio.blocks()).for_each(|segment| segment.unlock(&self.parking));
+        self.metrics.folios_made.add(1);
+        Some(folio)
+    }
+
+    /// Ends a folio's life: it is in no mapping, and the caller has locked all of its segments.
+    pub fn retire(&self, folio: FolioRef) {
+        let order = folio.order();
+        let number = folio.end();
+        self.arena.free(number, order);
+        self.slab.give_back(folio);
+        self.budget.uncharge(((BLOCK_SIZE as u64) << order) + ENTRY_BYTES);
+        self.notify_progress();
+    }
+
+    // ---- waiting ----
+
+    /// Wakes whoever waits for memory or for clean blocks.
+    pub fn notify_progress(&self) {
+        // Unlocked look: a waiter that is just arriving waits a few milliseconds at most.
+        if *self.waiting.lock() > 0 {
+            self.progress.notify_all();
+        }
+    }
+
+    /// Sleeps until something has become clean or free, at most `limit`.
+    pub fn wait_for_progress(&self, limit: Duration) {
+        let mut waiting = self.waiting.lock();
+        *waiting += 1;
+        self.progress.wait_for(&mut waiting, limit);
+        *waiting -= 1;
+    }
+
+    /// Lets a background thread look at once.
+    pub fn kick_flusher(&self) {
+        let mut signal = self.flusher.lock();
+        if !signal.kicked {
+            signal.kicked = true;
+            self.flusher_wake.notify_one();
+        }
+    }
+
+    /// Bytes that are dirty or in writeback.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.unfinished_blocks.load(Ordering::Relaxed) * BLOCK_SIZE as u64
+    }
+
+    /// Counts blocks as clean.
+    pub fn cleaned(&self, blocks: u64) {
+        if blocks > 0 {
+            self.unfinished_blocks.fetch_sub(blocks, Ordering::Relaxed);
+            self.cleaned_blocks.fetch_add(blocks, Ordering::Relaxed);
+            self.notify_progress();
+        }
+    }
+
+    /// Takes a place in the queue of writeback requests at the device.
+    pub fn enter_inflight(&self) {
+        let mut inflight = self.inflight.lock();
+        while *inflight >= self.config.inflight_max {
+            self.inflight_fell.wait(&mut inflight);
+        }
+        *inflight += 1;
+    }
+
+    /// As [`Core::enter_inflight`], unless it is full.
+    pub fn try_enter_inflight(&self) -> bool {
+        let mut inflight = self.inflight.lock();
+        let free = *inflight < self.config.inflight_max;
+        *inflight += u32::from(free);
+        free
+    }
+
+    /// Leaves it.
+    pub fn leave_inflight(&self) {
+        *self.inflight.lock() -= 1;
+        self.inflight_fell.notify_one();
+    }
+
+    // ---- pace ----
+
+    /// Notes that `blocks` became clean within `nanos`.
+    pub fn note_rate(&self, blocks: u64, nanos: i64) {
+        if blocks < 256 || nanos <= 0 {
+            return;
+        }
+        let rate = (blocks as f64 * BLOCK_SIZE as f64 / (nanos as f64 / 1e9)) as u64;
+        let before = self.clean_rate.load(Ordering::Relaxed);
+        let blended = if before == 0 { rate } else { before / 4 * 3 + rate / 4 };
+        self.clean_rate.store(blended, Ordering::Relaxed);
+    }
+
+    /// How fast dirty data becomes clean, bytes a second, as last measured.
+    pub fn clean_bytes_per_second(&self) -> u64 {
+        match self.clean_rate.load(Ordering::Relaxed) {
+            0 => 256 << 20,
+            rate => rate,
+        }
+    }
+
+    /// Sleeps for `time`, whatever happens.
+    pub fn pause(&self, time: Duration) {
+        let mut guard = self.sleepers.lock();
+        self.never.wait_for(&mut guard, time);
+    }
+}

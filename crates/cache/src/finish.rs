@@ -1,0 +1,165 @@
+//! What follows a completed device write: apply its extents, clear `writeback`, let go.
+//!
+//! Completions of the device only count; the last one of a run puts it in a queue, and finisher threads take it from
+//! there, as applying may wait for a transaction. Without background threads whoever waits for writeback does it.
+//!
+//! Order for a run that succeeded: applied, `mapped` set, `writeback` cleared, unlisted, shares given back, ticket
+//! closed. For one that failed: `dirty` set (so no look at the file finds the blocks neither dirty nor in flight),
+//! the backing takes its space back, the error recorded, `writeback` cleared, shares given back, ticket closed.
+//!
+//! Neighbours: [`crate::writeback`] makes runs, [`crate::backing::Backing::written`] applies them.
+
+use crate::backing::{Backing, Placement};
+use crate::core::Core;
+use crate::mapping::Mapping;
+use crate::writeback::Span;
+use quire_base::sync::{Arc, Condvar, Mutex};
+use quire_base::{Error, Result};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// A placed run with its requests at the device.
+pub(crate) struct WriteRun {
+    mapping: Arc<Mapping>,
+    backing: Arc<dyn Backing>,
+    spans: Vec<Span>,
+    ticket: u64,
+    state: Mutex<RunState>,
+}
+
+struct RunState {
+    placement: Option<Placement>,
+    pending: usize,
+    error: Option<Error>,
+}
+
+impl WriteRun {
+    pub fn new(
+        mapping: Arc<Mapping>,
+        backing: Arc<dyn Backing>,
+        placement: Placement,
+        spans: Vec<Span>,
+        ticket: u64,
+        pending: usize,
+    ) -> WriteRun {
+        let state = Mutex::new(RunState { placement: Some(placement), pending, error: None });
+        WriteRun { mapping, backing, spans, ticket, state }
+    }
+
+    /// A request has completed; true for the last one.
+    pub fn request_done(&self, outcome: Result<()>) -> bool {
+        let mut state = self.state.lock();
+        if let Err(error) = outcome {
+            state.error.get_or_insert(error);
+        }
+        state.pending -= 1;
+        state.pending == 0
+    }
+
+    fn finish(&self) {
+        let core = &self.mapping.core;
+        let (placement, error) = {
+            let mut state = self.state.lock();
+            (state.placement.take(), state.error.take())
+        };
+        let Some(placement) = placement else { return };
+        let failed = error.is_some();
+        if failed {
+            self.set_dirty();
+        }
+        let written = self.backing.written(placement, error.clone().map_or(Ok(()), Err));
+        let outcome = error.map_or(written, Err);
+        if let Err(error) = &outcome {
+            if !failed {
+                self.set_dirty();
+            }
+            core.metrics.writeback_errors.add(1);
+            tracing::warn!(inode = %self.mapping.inode, %error, "writeback failed; the blocks stay dirty");
+        }
+        let now = core.clock.now();
+        let mut cleaned = 0;
+        for (i, span) in self.spans.iter().enumerate() {
+            let (from, to) = (span.first, span.first + span.count);
+            match &outcome {
+                Ok(()) => {
+                    span.pin.mapped().set(from, to);
+                    self.mapping.errors.clear(span.file_block(), span.end_block());
+                    cleaned += u64::from(span.count);
+                }
+                Err(error) => self.mapping.errors.record(span.file_block(), span.end_block(), error, now),
+            }
+            span.pin.writeback().clear(from, to);
+            span.unshare(&self.mapping);
+            // Once a folio, after its last span.
+            if self.spans.get(i + 1).is_none_or(|next| next.pin.folio() != span.pin.folio()) {
+                self.mapping.settle(&span.pin);
+            }
+        }
+        core.cleaned(cleaned);
+        self.mapping.close_ticket(self.ticket);
+    }
+
+    fn set_dirty(&self) {
+        for span in &self.spans {
+            span.pin.dirty().set(span.first, span.first + span.count);
+        }
+    }
+}
+
+/// The queue of completed runs.
+#[derive(Default)]
+pub(crate) struct Finisher {
+    queue: Mutex<Queue>,
+    ready: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    runs: VecDeque<Arc<WriteRun>>,
+    stop: bool,
+}
+
+impl Finisher {
+    /// Adds a run; called on the device's completion thread.
+    pub fn push(&self, run: Arc<WriteRun>) {
+        self.queue.lock().runs.push_back(run);
+        self.ready.notify_one();
+    }
+
+    /// Whether [`Finisher::work`] ends when the queue is empty.
+    pub fn set_stop(&self, stop: bool) {
+        self.queue.lock().stop = stop;
+        self.ready.notify_all();
+    }
+
+    /// The body of a finisher thread.
+    pub fn work(&self) {
+        loop {
+            let mut queue = self.queue.lock();
+            let run = loop {
+                if let Some(run) = queue.runs.pop_front() {
+                    break run;
+                }
+                if queue.stop {
+                    return;
+                }
+                self.ready.wait(&mut queue);
+            };
+            drop(queue);
+            run.finish();
+        }
+    }
+}
+
+/// Finishes one run, or waits a moment for one: what a waiter does when there are no finisher threads.
+pub(crate) fn help(core: &Core) {
+    let mut queue = core.finisher.queue.lock();
+    if queue.runs.is_empty() {
+        core.finisher.ready.wait_for(&mut queue, Duration::from_millis(1));
+    }
+    let run = queue.runs.pop_front();
+    drop(queue);
+    if let Some(run) = run {
+        run.finish();
+    }
+}

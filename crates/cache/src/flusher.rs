@@ -1,0 +1,107 @@
+//! Background writeback: what is written when nobody asked.
+//!
+//! A step takes the mappings with unfinished blocks, those waiting longest first. Over the background threshold
+//! it writes whatever there is, below it what is older than the age limit; a file that failed a moment ago waits
+//! a second. Each file is gathered for at most [`STEP_BLOCKS`] from where the last step left off, all are started
+//! before any is waited for. Then clean folios are dropped ahead of need.
+//!
+//! Without threads the same step runs when it is called ([`crate::Cache::background_step`]) or when a writer
+//! meets a limit; nothing in it depends on time but through the clock, nor on the order of a hash table.
+//!
+//! Neighbours: [`crate::writeback`] gathers, [`crate::throttle`] and [`crate::core`] kick.
+
+use crate::core::Core;
+use crate::mapping::{BLOCKS_END, Mapping};
+use crate::reclaim;
+use quire_base::Timestamp;
+use quire_base::sync::Arc;
+use quire_base::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Blocks that one step puts under way (16 MiB).
+const STEP_BLOCKS: u64 = 4096;
+/// Time before a file whose writeback failed is tried again in the background, nanoseconds.
+const RETRY_NANOS: i64 = 1_000_000_000;
+/// How often a background thread looks by itself.
+const PERIOD: Duration = Duration::from_millis(500);
+
+/// One step of everything; true if it did something.
+pub(crate) fn step(core: &Core) -> bool {
+    let wrote = write_some(core, false);
+    let reclaimed = reclaim_ahead(core);
+    if wrote || reclaimed {
+        core.metrics.flusher_steps.add(1);
+    }
+    wrote || reclaimed
+}
+
+/// Writes a part of what is dirty and waits for it; true if blocks have become clean. With `force` whatever its age.
+pub(crate) fn write_some(core: &Core, force: bool) -> bool {
+    let before = core.cleaned_blocks.load(Ordering::Relaxed);
+    let now = core.clock.now();
+    let over = force || core.dirty_bytes() > core.dirty_background_bytes.load(Ordering::Relaxed);
+    let mut waiting: Vec<(Timestamp, u64, Arc<Mapping>)> = core
+        .dirty_mappings()
+        .into_iter()
+        .map(|mapping| (mapping.dirty_since(), mapping.number, mapping))
+        .collect();
+    waiting.sort_by_key(|(since, number, _)| (*since, *number));
+    let mut started: Vec<Arc<Mapping>> = Vec::new();
+    let mut left = STEP_BLOCKS;
+    for (since, _, mapping) in waiting {
+        let cursor = mapping.flush_cursor.load(Ordering::Relaxed);
+        let old = now.0.saturating_sub(since.0) >= core.config.dirty_age_nanos;
+        let failed = mapping.errors.failed_at().is_some_and(|at| now.0.saturating_sub(at.0) < RETRY_NANOS);
+        if !(over || old || cursor > 0) || failed || mapping.flushing.swap(true, Ordering::Acquire) {
+            continue;
+        }
+        if cursor == 0 {
+            mapping.gathered();
+        }
+        match mapping.gather(cursor, BLOCKS_END, false, left) {
+            Ok((blocks, next)) => {
+                left = left.saturating_sub(blocks);
+                mapping.flush_cursor.store(if next >= BLOCKS_END { 0 } else { next }, Ordering::Relaxed);
+            }
+            Err(error) => {
+                tracing::warn!(inode = %mapping.inode, %error, "background writeback");
+                mapping.flush_cursor.store(0, Ordering::Relaxed);
+            }
+        }
+        mapping.flushing.store(false, Ordering::Release);
+        started.push(mapping);
+        if left == 0 {
+            break;
+        }
+    }
+    started.iter().for_each(|mapping| mapping.wait_tickets(0, BLOCKS_END));
+    core.cleaned_blocks.load(Ordering::Relaxed) != before
+}
+
+/// Keeps a little memory free, so that few threads have to reclaim for themselves.
+fn reclaim_ahead(core: &Core) -> bool {
+    let limit = core.budget.limit();
+    let reserve = (limit / 64).min(64 << 20);
+    let used = core.budget.used();
+    let target = limit.saturating_sub(reserve);
+    used > target && reclaim::reclaim(core, used - target) > 0
+}
+
+/// The body of a background thread.
+pub(crate) fn work(core: &Core) {
+    loop {
+        let mut signal = core.flusher.lock();
+        if !signal.stop && !signal.kicked {
+            core.flusher_wake.wait_for(&mut signal, PERIOD);
+        }
+        if signal.stop {
+            return;
+        }
+        signal.kicked = false;
+        drop(signal);
+        let began = core.clock.now();
+        let before = core.cleaned_blocks.load(Ordering::Relaxed);
+        while step(core) && !core.flusher.lock().stop {}
+        core.note_rate(core.cleaned_blocks.load(Ordering::Relaxed) - before, core.clock.now().0 - began.0);
+    }
+}

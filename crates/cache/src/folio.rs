@@ -1,0 +1,391 @@
+//! A folio: a power-of-two run of a file's blocks in memory. This is its header; the data is apart, in the arena.
+//!
+//! ```text
+//!  header (cache-line aligned, one size per order)
+//!  +---------------------------+------------------------------+----------------------------------------------+
+//!  | owner, start, data, pins, | segment words: one a block   | bitmaps, one bit a block, 1 to 8 words each: |
+//!  | heat, listed, slot        | up to 16, then one a 16th    | uptodate dirty writeback fill mapped         |
+//!  +---------------------------+------------------------------+----------------------------------------------+
+//! ```
+//!
+//! State of a block
+//! * `uptodate`: memory holds the file's contents. Set only after valid data is there (C1).
+//! * `dirty`: memory is newer than the device. Implies `uptodate`.
+//! * `writeback`: being written; its segment is held shared meanwhile (C2). Never together with `fill`.
+//! * `fill`: being read in by whoever set the bit. Never together with `uptodate`.
+//! * `mapped`: the block is known to have a home on the device. A block that is dirty or in writeback and not
+//!   `mapped` holds one block of delayed-allocation space.
+//!
+//! Lives. A header is recycled and never freed while the cache lives. Between lives its segments are locked, so
+//! no optimistic reader accepts anything from it; owner, start and data change only then. A folio is *dead* to a
+//! mapping when owner or start differ, which an optimistic reader checks after it took the versions.
+//!
+//! Pins. A pin keeps a folio in its mapping. Pins are taken under the mapping's index lock, or for a listed folio
+//! under the mapping's list lock; a folio is removed under the index lock held exclusively, unlisted and unpinned.
+//! The cached read takes none.
+//!
+//! Neighbours: [`crate::slab`] owns headers, [`crate::index`] finds folios, `read`, `write`, `fill`, `writeback` and
+//! `discard` change block states under the rules above.
+
+use crate::bits::Bits;
+use crate::segment::SegmentLock;
+use quire_base::BLOCK_SIZE;
+use quire_base::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::ops::Deref;
+use std::ptr::NonNull;
+
+/// log2 of a folio's blocks.
+pub type Order = u8;
+/// The largest order: 512 blocks, 2 MiB.
+pub const ORDER_MAX: Order = 9;
+/// Bitmaps in a header.
+const BITMAPS: usize = 5;
+/// The owner of a header between lives.
+const NOBODY: u64 = 0;
+
+/// The five bitmaps, in the order of the header.
+#[derive(Clone, Copy)]
+enum Map {
+    Uptodate,
+    Dirty,
+    Writeback,
+    Fill,
+    Mapped,
+}
+
+/// A header with its words at the end; see [`Folio`].
+#[repr(C, align(64))]
+pub struct FolioOf<W: ?Sized> {
+    /// Mapping's number, or [`NOBODY`].
+    owner: AtomicU64,
+    /// First block within the file.
+    start: AtomicU64,
+    data: AtomicPtr<u8>,
+    arena_number: AtomicU32,
+    /// Holders that keep it in its mapping.
+    pins: AtomicU32,
+    /// See [`crate::reclaim`].
+    pub(crate) heat: AtomicU32,
+    /// Place in the slab.
+    slot: u32,
+    order: Order,
+    /// In its mapping's list of folios with dirty or in-writeback blocks.
+    pub(crate) listed: AtomicBool,
+    words: W,
+}
+
+/// A folio's header.
+pub type Folio = FolioOf<[AtomicU64]>;
+
+/// Segments in a folio of `order`.
+pub const fn segments_of(order: Order) -> u32 {
+    if order < 4 { 1 << order } else { 16 }
+}
+
+/// 64-bit words of one bitmap.
+const fn bitmap_words(order: Order) -> usize {
+    if order <= 6 { 1 } else { 1 << (order - 6) }
+}
+
+/// Bytes of a header, as the byte limit counts them.
+pub const fn header_bytes(order: Order) -> u64 {
+    let words = segments_of(order) as u64 + (BITMAPS * bitmap_words(order)) as u64;
+    (size_of::<FolioOf<[u64; 0]>>() as u64 + words * 8).next_multiple_of(64)
+}
+
+impl Folio {
+    /// A header between lives: nobody's, every segment locked.
+    pub(crate) fn boxed(order: Order, slot: u32) -> Box<Folio> {
+        fn with_words<const N: usize>(order: Order, slot: u32) -> Box<Folio> {
+            Box::new(FolioOf {
+                owner: AtomicU64::new(NOBODY),
+                start: AtomicU64::new(0),
+                data: AtomicPtr::new(std::ptr::null_mut()),
+                arena_number: AtomicU32::new(0),
+                pins: AtomicU32::new(0),
+                heat: AtomicU32::new(0),
+                slot,
+                order,
+                listed: AtomicBool::new(false),
+                words: std::array::from_fn::<AtomicU64, N, _>(|_| AtomicU64::new(0)),
+            })
+        }
+        let folio = match order {
+            0 => with_words::<6>(order, slot),
+            1 => with_words::<7>(order, slot),
+            2 => with_words::<9>(order, slot),
+            3 => with_words::<13>(order, slot),
+            4..=6 => with_words::<21>(order, slot),
+            7 => with_words::<26>(order, slot),
+            8 => with_words::<36>(order, slot),
+            ORDER_MAX => with_words::<56>(order, slot),
+            _ => unreachable!("orders are at most {ORDER_MAX}"),
+        };
+        for segment in folio.segments(0, folio.blocks()) {
+            let locked = segment.try_lock();
+            debug_assert!(locked);
+        }
+        folio
+    }
+
+    /// Begins a life: the caller took this header from the slab's free list.
+    pub(crate) fn begin(&self, owner: u64, start: u64, data: NonNull<u8>, arena_number: u32, heat: u32) {
+        debug_assert!(owner != NOBODY && start.is_multiple_of(1 << self.order));
+        self.owner.store(owner, Ordering::Relaxed);
+        self.start.store(start, Ordering::Relaxed);
+        self.data.store(data.as_ptr(), Ordering::Relaxed);
+        self.arena_number.store(arena_number, Ordering::Relaxed);
+        self.heat.store(heat, Ordering::Relaxed);
+    }
+
+    /// Ends a life: clean or truncated, out of its mapping, all segments locked by the caller. Returns the
+    /// arena's number of its data.
+    pub(crate) fn end(&self) -> u32 {
+        debug_assert!(self.dirty().is_empty() && self.writeback().is_empty() && self.filling().is_empty());
+        self.owner.store(NOBODY, Ordering::Relaxed);
+        self.uptodate().clear(0, self.blocks());
+        self.mapped().clear(0, self.blocks());
+        self.arena_number.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is mapping `owner`'s folio that starts at `start`. Certain only for a holder of a pin or a
+    /// segment, or once versions taken before have validated.
+    pub(crate) fn is(&self, owner: u64, start: u64) -> bool {
+        self.owner.load(Ordering::Relaxed) == owner && self.start.load(Ordering::Relaxed) == start
+    }
+
+    /// The mapping it belongs to; a hint without a pin.
+    pub(crate) fn owner(&self) -> Option<u64> {
+        let owner = self.owner.load(Ordering::Relaxed);
+        (owner != NOBODY).then_some(owner)
+    }
+
+    /// First block within the file; as [`Folio::is`].
+    pub fn start(&self) -> u64 {
+        self.start.load(Ordering::Relaxed)
+    }
+
+    /// One past the last block within the file.
+    pub fn end_block(&self) -> u64 {
+        self.start() + u64::from(self.blocks())
+    }
+
+    /// log2 of its blocks.
+    pub fn order(&self) -> Order {
+        self.order
+    }
+
+    /// Its blocks.
+    pub fn blocks(&self) -> u32 {
+        1 << self.order
+    }
+
+    pub(crate) fn slot(&self) -> u32 {
+        self.slot
+    }
+
+    /// Memory of `block` (within the folio).
+    pub(crate) fn memory(&self, block: u32) -> *mut u8 {
+        self.data.load(Ordering::Relaxed).wrapping_add(block as usize * BLOCK_SIZE)
+    }
+
+    /// The part of the file's blocks `[first, end)` that lies in this folio, as blocks of the folio.
+    pub fn clip(&self, first: u64, end: u64) -> (u32, u32) {
+        self.clip_at(self.start(), first, end)
+    }
+
+    /// As [`Folio::clip`], for a reader without a pin that knows where the folio started when it was found.
+    pub fn clip_at(&self, start: u64, first: u64, end: u64) -> (u32, u32) {
+        let from = first.saturating_sub(start).min(u64::from(self.blocks()));
+        let to = end.saturating_sub(start).min(u64::from(self.blocks()));
+        (from as u32, to as u32)
+    }
+
+    /// log2 of the blocks of a segment.
+    fn segment_shift(&self) -> u32 {
+        u32::from(self.order.saturating_sub(4))
+    }
+
+    /// The segment's lock.
+    pub fn segment(&self, number: u32) -> &SegmentLock {
+        debug_assert!(number < segments_of(self.order));
+        SegmentLock::from_word(&self.words[number as usize])
+    }
+
+    /// The number of the segment that holds `block` of the folio.
+    pub fn segment_number(&self, block: u32) -> u32 {
+        block >> self.segment_shift()
+    }
+
+    /// The blocks of a segment.
+    pub fn segment_blocks(&self, number: u32) -> (u32, u32) {
+        (number << self.segment_shift(), (number + 1) << self.segment_shift())
+    }
+
+    /// The segments of blocks `[from, to)` of the folio, ascending.
+    pub fn segments(&self, from: u32, to: u32) -> impl Iterator<Item = &SegmentLock> {
+        let last = if from < to { self.segment_number(to - 1) + 1 } else { 0 };
+        (self.segment_number(from)..last).map(|number| self.segment(number))
+    }
+
+    fn bits(&self, map: Map) -> Bits<'_> {
+        let words = bitmap_words(self.order);
+        let at = segments_of(self.order) as usize + map as usize * words;
+        Bits::new(&self.words[at..at + words])
+    }
+
+    /// Blocks whose memory holds the file's contents.
+    pub fn uptodate(&self) -> Bits<'_> {
+        self.bits(Map::Uptodate)
+    }
+
+    /// Blocks newer than the device.
+    pub fn dirty(&self) -> Bits<'_> {
+        self.bits(Map::Dirty)
+    }
+
+    /// Blocks being written.
+    pub fn writeback(&self) -> Bits<'_> {
+        self.bits(Map::Writeback)
+    }
+
+    /// Blocks being read in.
+    pub fn filling(&self) -> Bits<'_> {
+        self.bits(Map::Fill)
+    }
+
+    /// Blocks known to have a home on the device.
+    pub fn mapped(&self) -> Bits<'_> {
+        self.bits(Map::Mapped)
+    }
+
+    /// Whether a block is dirty or in writeback. Dirty is looked at first: a block goes from dirty to writeback
+    /// with both bits set in between.
+    pub fn unfinished(&self) -> bool {
+        !self.dirty().is_empty() || !self.writeback().is_empty()
+    }
+
+    /// Pins; a hint unless removal is excluded.
+    pub(crate) fn pins(&self) -> u32 {
+        self.pins.load(Ordering::Acquire)
+    }
+
+    /// Where waiters for its fill bits sleep.
+    pub(crate) fn fill_address(&self) -> usize {
+        std::ptr::from_ref(&self.pins) as usize
+    }
+}
+
+impl std::fmt::Debug for Folio {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "folio of {:?} at block {} ({} blocks, {} pins{}) uptodate {:?} dirty {:?} writeback {:?} fill {:?} mapped {:?} segments [",
+            self.owner(),
+            self.start(),
+            self.blocks(),
+            self.pins(),
+            if self.listed.load(Ordering::Relaxed) { ", listed" } else { "" },
+            self.uptodate(),
+            self.dirty(),
+            self.writeback(),
+            self.filling(),
+            self.mapped(),
+        )?;
+        for number in 0..segments_of(self.order) {
+            write!(f, "{}{:?}", if number == 0 { "" } else { ", " }, self.segment(number))?;
+        }
+        f.write_str("]")
+    }
+}
+
+/// A pointer to a header. Headers live as long as the cache, which everyone who has one keeps alive.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct FolioRef(NonNull<Folio>);
+
+// SAFETY: a header's fields are atomics or constant; it may be used from any thread.
+unsafe impl Send for FolioRef {}
+// SAFETY: as above.
+unsafe impl Sync for FolioRef {}
+
+impl FolioRef {
+    /// A pointer to a header of the slab.
+    pub(crate) fn new(folio: &Folio) -> FolioRef {
+        FolioRef(NonNull::from(folio))
+    }
+}
+
+impl Deref for FolioRef {
+    type Target = Folio;
+    fn deref(&self) -> &Folio {
+        // SAFETY: the slab frees headers only when the cache goes, and references are held only by mappings, pins
+        // and jobs, each of which holds the cache.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+/// Keeps a folio in its mapping while it lives.
+pub struct FolioPin(FolioRef);
+
+impl FolioPin {
+    /// Pins; the caller excludes removal (see the module's documentation) or holds a pin.
+    pub(crate) fn new(folio: FolioRef) -> FolioPin {
+        folio.pins.fetch_add(1, Ordering::Relaxed);
+        FolioPin(folio)
+    }
+
+    /// The folio.
+    pub(crate) fn folio(&self) -> FolioRef {
+        self.0
+    }
+}
+
+impl Clone for FolioPin {
+    fn clone(&self) -> FolioPin {
+        FolioPin::new(self.0)
+    }
+}
+
+impl Deref for FolioPin {
+    type Target = Folio;
+    fn deref(&self) -> &Folio {
+        &self.0
+    }
+}
+
+impl Drop for FolioPin {
+    fn drop(&mut self) {
+        self.0.pins.fetch_sub(1, Ordering::Release);
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_have_the_size_that_the_limit_counts() {
+        for order in 0..=ORDER_MAX {
+            let folio = Folio::boxed(order, 0);
+            assert_eq!(size_of_val(&*folio) as u64, header_bytes(order), "order {order}");
+            assert_eq!(std::ptr::from_ref(&*folio).cast::<u8>() as usize % 64, 0);
+        }
+        assert!(header_bytes(0) <= 128 && header_bytes(4) <= 256);
+    }
+
+    #[test]
+    fn segments_cover_blocks() {
+        for order in 0..=ORDER_MAX {
+            let folio = Folio::boxed(order, 0);
+            for block in 0..folio.blocks() {
+                let (from, to) = folio.segment_blocks(folio.segment_number(block));
+                assert!((from..to).contains(&block));
+            }
+            assert_eq!(folio.segments(0, folio.blocks()).count() as u32, segments_of(order));
+            assert!(folio.segments(0, folio.blocks()).all(SegmentLock::is_locked));
+        }
+        let folio = Folio::boxed(9, 0);
+        assert_eq!(folio.segments(31, 33).count(), 2);
+        assert_eq!(folio.segments(5, 5).count(), 0);
+    }
+}

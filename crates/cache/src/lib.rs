@@ -1,0 +1,54 @@
+//! The page cache of Quire: folios with per-block state, segment locks, untorn batches, writeback and reclaim.
+//!
+//! ```text
+//!   fs (inode implements Backing, holds gate, size, exclusive sequence)
+//!    │ try_read read write zero drop_range write_back         │ new_mapping start write_back_all
+//!   Mapping ── index, list of unfinished folios, tickets     Cache ── threads
+//!    │   read  write  fill  writeback  finish  discard         │
+//!    └──────────────┬─────────────────────────────────────────┘
+//!                 Core: budget, arena, slab, parking, reclaim, flusher, throttle
+//!                   │ Io with memory of folios, no copies
+//!                 quire_device::Device
+//! ```
+//!
+//! Start reading with [`segment`] (the lock and the argument for untorn reads), then [`folio`] (state of a block),
+//! then the operations: [`mod@read`], [`mod@write`], `fill`, `writeback`, `finish`, `discard`.
+//!
+//! Lock order within the crate: segments (ascending) → index, list → cache's lists → leaves. Nobody waits for
+//! device, memory or a fill bit with a segment held, but for writeback's shares and the claims of a fill.
+//!
+//! Neighbours: below `base` and `device`; above fs.
+
+pub mod arena;
+pub mod backing;
+pub mod bits;
+pub mod budget;
+pub mod cache;
+pub mod config;
+pub mod copy;
+mod core;
+mod discard;
+mod errors;
+mod fill;
+mod finish;
+mod flusher;
+pub mod folio;
+pub mod index;
+pub mod mapping;
+pub mod metrics;
+pub mod park;
+pub mod read;
+mod reclaim;
+pub mod segment;
+pub mod slab;
+mod throttle;
+pub mod write;
+mod writeback;
+
+pub use backing::{Backing, Home, PlacedRun, Placement, Run};
+pub use budget::Room;
+pub use cache::{Cache, CacheUsage};
+pub use config::CacheConfig;
+pub use mapping::{BLOCKS_END, Mapping};
+pub use metrics::Metrics;
+pub use read::ReadView;

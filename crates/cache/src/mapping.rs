@@ -1,0 +1,415 @@
+//! A file's mapping: its folios, the list of those with unfinished blocks, its writeback in flight, its errors.
+//!
+//! Lists. A folio with a dirty or in-writeback block is *listed*: it is in `list.folios` with its flag set. Who
+//! sets dirty bits then looks at the flag ([`Mapping::enlist`]); who clears dirty or writeback bits takes the list
+//! lock, takes the flag off, looks at the bits, and puts it back or unlists ([`Mapping::settle`]). All of it is
+//! sequentially consistent, so at least one of the two sees the other, and no unfinished folio stays unlisted
+//! once its writer has unlocked. A mapping with a listed folio is in the cache's list of dirty mappings.
+//!
+//! Tickets. Writeback that is being gathered or is in flight is a ticket with a range; a ticket of the gathering is
+//! there before the first bit moves from dirty to writeback, so who finds neither a dirty bit nor a ticket knows
+//! that a block is written.
+//!
+//! Lock order: index (leaf but for tried segments); list, then the cache's list of dirty mappings.
+//!
+//! Neighbours: `read`, `write`, `fill`, `writeback`, `finish` and `discard` are its operations, one file each.
+
+use crate::backing::Backing;
+use crate::budget::Room;
+use crate::core::{BLOCK_COST, Core};
+use crate::errors::Errors;
+use crate::folio::{Folio, FolioPin, FolioRef, Order};
+use crate::index::{Index, Pins};
+use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use quire_base::sync::{Arc, Condvar, Mutex, Weak};
+use quire_base::{Error, ErrorKind, InodeNo, Result, Timestamp};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// One past the last block that a file can have: 8 EiB of bytes.
+pub const BLOCKS_END: u64 = 1 << 51;
+
+/// A file in the cache.
+pub struct Mapping {
+    pub(crate) core: Arc<Core>,
+    pub(crate) number: u64,
+    pub(crate) inode: InodeNo,
+    pub(crate) me: Weak<Mapping>,
+    backing: Weak<dyn Backing>,
+    pub(crate) index: Index,
+    pub(crate) errors: Errors,
+    list: Mutex<List>,
+    tickets: Mutex<Tickets>,
+    ticket_done: Condvar,
+    /// Where a sequential stream of misses would go on: of folios made, and of read-ahead.
+    make_next: AtomicU64,
+    make_streak: AtomicU64,
+    pub(crate) ahead_next: AtomicU64,
+    pub(crate) ahead_blocks: AtomicU64,
+    /// A background thread is gathering.
+    pub(crate) flushing: AtomicBool,
+    /// Where it left off.
+    pub(crate) flush_cursor: AtomicU64,
+}
+
+#[derive(Default)]
+struct List {
+    folios: BTreeMap<u64, FolioRef>,
+    /// When the list last went from empty to not, or was last gathered from.
+    since: Timestamp,
+}
+
+#[derive(Default)]
+struct Tickets {
+    next: u64,
+    open: BTreeMap<u64, (u64, u64)>,
+}
+
+/// What makes the caller's room too small: bytes that it should have.
+pub(crate) struct Short(pub u64);
+
+impl Mapping {
+    pub(crate) fn new(core: Arc<Core>, inode: InodeNo, backing: Weak<dyn Backing>) -> Arc<Mapping> {
+        let number = core.new_mapping_number();
+        let mapping = Arc::new_cyclic(|me: &Weak<Mapping>| Mapping {
+            number,
+            inode,
+            me: me.clone(),
+            backing,
+            index: Index::default(),
+            errors: Errors::default(),
+            list: Mutex::new(List::default()),
+            tickets: Mutex::new(Tickets::default()),
+            ticket_done: Condvar::new(),
+            make_next: AtomicU64::new(0),
+            make_streak: AtomicU64::new(0),
+            ahead_next: AtomicU64::new(0),
+            ahead_blocks: AtomicU64::new(0),
+            flushing: AtomicBool::new(false),
+            flush_cursor: AtomicU64::new(0),
+            core,
+        });
+        mapping.core.register(number, Arc::downgrade(&mapping));
+        mapping
+    }
+
+    /// The file behind it.
+    pub(crate) fn backing(&self) -> Result<Arc<dyn Backing>> {
+        self.backing.upgrade().ok_or_else(|| {
+            Error::new(ErrorKind::Stale, format!("inode {} left memory before its cached data", self.inode))
+        })
+    }
+
+    pub(crate) fn this(&self) -> Arc<Mapping> {
+        self.me.upgrade().expect("a mapping in use is alive")
+    }
+
+    // ---- folios ----
+
+    /// Pins a folio for every block of `[first, end)`, making what is missing from `room`. `stream_end` bounds how
+    /// far beyond `end` a sequential stream may get a larger folio. When the room is too small: what it should
+    /// hold, and `pins` is empty.
+    pub(crate) fn pin_or_make(
+        &self,
+        first: u64,
+        end: u64,
+        stream_end: u64,
+        pins: &mut Pins,
+        room: &mut Room<'_>,
+    ) -> std::result::Result<(), Short> {
+        let mut made = Pins::new();
+        loop {
+            pins.clear();
+            if self.index.pin(first, end, pins) == 0 {
+                return Ok(());
+            }
+            let mut next = first;
+            let mut gaps: smallvec::SmallVec<[(u64, u64); 4]> = smallvec::SmallVec::new();
+            for pin in pins.iter() {
+                if pin.start() > next {
+                    gaps.push((next, pin.start()));
+                }
+                next = pin.end_block();
+            }
+            if next < end {
+                gaps.push((next, end));
+            }
+            for (from, to) in gaps {
+                if !self.make_folios(from, to, stream_end, &mut made, room) {
+                    pins.clear();
+                    return Err(Short(self.index.missing(first, end).max(1) * BLOCK_COST));
+                }
+            }
+        }
+    }
+
+    /// Makes folios for the blocks of a gap; stops early when others were quicker. False: no room.
+    fn make_folios(&self, from: u64, to: u64, stream_end: u64, made: &mut Pins, room: &mut Room<'_>) -> bool {
+        let sequential = self.make_next.load(Ordering::Relaxed) == from && from != 0;
+        let streak = if sequential { self.make_streak.load(Ordering::Relaxed) } else { 0 };
+        let mut at = from;
+        while at < to {
+            let mut order = fitting_order(at, to, self.core.config.order_max);
+            let wanted = stream_order(at, streak + (at - from), self.core.config.order_max);
+            if wanted > order && at + (1 << wanted) <= stream_end && self.index.is_free(at, at + (1 << wanted)) {
+                order = wanted;
+            }
+            let folio = loop {
+                // A larger folio than the gap needs may use only what is free beyond the room.
+                match self.core.make_folio(self.number, at, order, room, false) {
+                    Some(folio) => break folio,
+                    None if order == 0 => return false,
+                    None => order -= 1,
+                }
+            };
+            match self.index.insert(folio) {
+                Some(pin) => made.push(pin),
+                None => {
+                    self.discard_newborn(folio, room);
+                    return true;
+                }
+            }
+            at += 1 << order;
+        }
+        self.make_next.store(at, Ordering::Relaxed);
+        self.make_streak.store(streak + (at - from), Ordering::Relaxed);
+        true
+    }
+
+    /// Takes back a folio that found its place taken: nobody else has seen it.
+    fn discard_newborn(&self, folio: FolioRef, _room: &mut Room<'_>) {
+        for segment in folio.segments(0, folio.blocks()) {
+            segment.lock(&self.core.parking);
+        }
+        self.core.retire(folio);
+    }
+
+    /// Makes folios for the blocks of `[first, end)` that have none, if memory can be had without waiting, and
+    /// pins all: this is for readahead.
+    pub(crate) fn make_ahead(&self, first: u64, end: u64, pins: &mut Pins) {
+        let mut room = Room::empty(&self.core.budget);
+        let bytes = self.index.missing(first, end) * BLOCK_COST;
+        let charged = self.core.budget.try_charge(bytes)
+            || (crate::reclaim::reclaim(&self.core, bytes) > 0 && self.core.budget.try_charge(bytes));
+        if !charged {
+            return;
+        }
+        room.add(bytes);
+        let _ = self.pin_or_make(first, end, end, pins, &mut room);
+    }
+
+    /// Removes a folio from the mapping and ends its life if it has at most the caller's `own_pins`, is neither
+    /// listed nor being filled, and all of its segments are free.
+    pub(crate) fn remove(&self, start: u64, folio: FolioRef, own_pins: u32) -> bool {
+        let left = self.index.remove_if(start, folio, || {
+            // The flag before the pins: a pin taken from the list is older than the unlisting.
+            let idle = folio.is(self.number, start)
+                && !folio.listed.load(Ordering::Acquire)
+                && folio.pins() == own_pins
+                && folio.filling().is_empty()
+                && !folio.unfinished();
+            idle && lock_whole(&folio, &self.core)
+        });
+        if left {
+            self.core.retire(folio);
+        }
+        left
+    }
+
+    // ---- the list of unfinished folios ----
+
+    /// Lists a folio after dirty bits were set, with its segments still locked.
+    pub(crate) fn enlist(&self, folio: &Folio, me: FolioRef) {
+        if folio.listed.load(Ordering::SeqCst) {
+            return;
+        }
+        let mut list = self.list.lock();
+        if folio.listed.load(Ordering::SeqCst) {
+            return;
+        }
+        folio.listed.store(true, Ordering::SeqCst);
+        if list.folios.is_empty() {
+            list.since = self.core.clock.now();
+            self.core.dirty.lock().insert(self.number, self.me.clone());
+        }
+        list.folios.insert(folio.start(), me);
+    }
+
+    /// Unlists a folio if nothing in it is dirty or in writeback any more.
+    pub(crate) fn settle(&self, folio: &Folio) {
+        let mut list = self.list.lock();
+        if !folio.listed.load(Ordering::SeqCst) {
+            return;
+        }
+        folio.listed.store(false, Ordering::SeqCst);
+        if folio.unfinished() {
+            folio.listed.store(true, Ordering::SeqCst);
+            return;
+        }
+        list.folios.remove(&folio.start());
+        if list.folios.is_empty() {
+            self.core.dirty.lock().remove(&self.number);
+        }
+    }
+
+    /// Pins up to `count` listed folios that overlap `[first, end)`, ascending.
+    pub(crate) fn pin_listed(&self, first: u64, end: u64, count: usize, pins: &mut Vec<FolioPin>) {
+        let list = self.list.lock();
+        for folio in listed_from(&list.folios, first, end).take(count) {
+            pins.push(FolioPin::new(folio));
+        }
+    }
+
+    /// Since when something has been waiting to be written, as far as is known.
+    pub(crate) fn dirty_since(&self) -> Timestamp {
+        self.list.lock().since
+    }
+
+    /// Notes that everything older than now is being gathered.
+    pub(crate) fn gathered(&self) {
+        self.list.lock().since = self.core.clock.now();
+    }
+
+    /// The lowest block from `from` on that is dirty or being written, in the order of the file.
+    pub fn first_unfinished(&self, from: u64) -> Option<u64> {
+        self.first_listed(from, BLOCKS_END, true).map(|(start, _)| start)
+    }
+
+    /// The lowest block from `from` on that is dirty and not yet being written. A caller inside
+    /// [`Backing::written`] uses this with its own knowledge of what else is in flight.
+    pub fn first_dirty(&self, from: u64) -> Option<u64> {
+        self.first_listed(from, BLOCKS_END, false).map(|(start, _)| start)
+    }
+
+    /// The next run of blocks in `[from, end)` that is dirty or being written, as start and end: data for
+    /// SEEK_DATA that the extents may not know of yet.
+    pub fn next_cached_data(&self, from: u64, end: u64) -> Option<(u64, u64)> {
+        let (start, mut to) = self.first_listed(from, end, true)?;
+        while to < end {
+            match self.first_listed(to, end, true) {
+                Some((next, next_end)) if next == to => to = next_end,
+                _ => break,
+            }
+        }
+        Some((start, to.min(end)))
+    }
+
+    /// The first run within one folio.
+    fn first_listed(&self, from: u64, end: u64, writeback: bool) -> Option<(u64, u64)> {
+        let list = self.list.lock();
+        for folio in listed_from(&list.folios, from, end) {
+            let (first, last) = folio.clip(from, end);
+            let wanted = |block: u32| {
+                // Dirty before writeback: see `Folio::unfinished`.
+                folio.dirty().get(block) || (writeback && folio.writeback().get(block))
+            };
+            if let Some(block) = (first..last).find(|block| wanted(*block)) {
+                let stop = (block..last).find(|block| !wanted(*block)).unwrap_or(last);
+                return Some((folio.start() + u64::from(block), folio.start() + u64::from(stop)));
+            }
+        }
+        None
+    }
+
+    /// Whether nothing is dirty or being written.
+    pub fn is_clean(&self) -> bool {
+        self.list.lock().folios.is_empty() && self.tickets.lock().open.is_empty()
+    }
+
+    /// The writeback error that sticks to the file, until the blocks it hit are written.
+    pub fn error(&self) -> Option<Error> {
+        self.errors.within(0, BLOCKS_END)
+    }
+
+    /// Folios in memory.
+    pub fn folios(&self) -> usize {
+        self.index.len()
+    }
+
+    // ---- tickets ----
+
+    /// Opens a ticket for `[first, end)`.
+    pub(crate) fn open_ticket(&self, first: u64, end: u64) -> u64 {
+        let mut tickets = self.tickets.lock();
+        let ticket = tickets.next;
+        tickets.next += 1;
+        tickets.open.insert(ticket, (first, end));
+        ticket
+    }
+
+    /// Closes it.
+    pub(crate) fn close_ticket(&self, ticket: u64) {
+        let mut tickets = self.tickets.lock();
+        tickets.open.remove(&ticket);
+        drop(tickets);
+        self.ticket_done.notify_all();
+    }
+
+    /// Waits until every ticket that is open now and overlaps `[first, end)` is closed. Without background threads
+    /// the waiter finishes what completes.
+    pub(crate) fn wait_tickets(&self, first: u64, end: u64) {
+        let until = self.tickets.lock().next;
+        loop {
+            let mut tickets = self.tickets.lock();
+            let waits = tickets.open.range(..until).any(|(_, (from, to))| *from < end && first < *to);
+            if !waits {
+                return;
+            }
+            if self.core.running.load(Ordering::Acquire) {
+                // Looks again now and then: the threads may be stopped meanwhile.
+                self.ticket_done.wait_for(&mut tickets, Duration::from_millis(100));
+            } else {
+                drop(tickets);
+                crate::finish::help(&self.core);
+            }
+        }
+    }
+
+    /// A readable account of every folio, for debugging.
+    pub fn dump(&self) -> String {
+        use std::fmt::Write;
+        let mut pins = Pins::new();
+        self.index.pin(0, BLOCKS_END, &mut pins);
+        let mut text = format!("mapping {} of inode {}: {} folios\n", self.number, self.inode, pins.len());
+        for pin in &pins {
+            let _ = writeln!(text, "  {:?}", &**pin);
+        }
+        text
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.evict_all();
+        self.core.unregister(self.number);
+    }
+}
+
+/// Listed folios that overlap `[first, end)`, ascending.
+fn listed_from(folios: &BTreeMap<u64, FolioRef>, first: u64, end: u64) -> impl Iterator<Item = FolioRef> + '_ {
+    let before =
+        folios.range(..first).next_back().filter(move |(start, folio)| **start + u64::from(folio.blocks()) > first);
+    before.into_iter().chain(folios.range(first..end.max(first))).map(|(_, folio)| *folio)
+}
+
+/// Locks every segment of a folio if all are free.
+fn lock_whole(folio: &Folio, core: &Core) -> bool {
+    let locked = folio.segments(0, folio.blocks()).take_while(|segment| segment.try_lock()).count();
+    if locked as u32 == crate::folio::segments_of(folio.order()) {
+        return true;
+    }
+    folio.segments(0, folio.blocks()).take(locked).for_each(|segment| segment.unlock_unchanged(&core.parking));
+    false
+}
+
+/// The largest aligned folio at `at` that ends at or before `end`.
+fn fitting_order(at: u64, end: u64, order_max: Order) -> Order {
+    let by_size = (end - at).ilog2();
+    by_size.min(at.trailing_zeros()).min(u32::from(order_max)) as Order
+}
+
+/// The order that a sequential stream of `streak` blocks has earned at `at`: half of what it has gone through.
+fn stream_order(at: u64, streak: u64, order_max: Order) -> Order {
+    let earned = (streak / 2).max(1).ilog2();
+    earned.min(at.trailing_zeros()).min(u32::from(order_max)) as Order
+}

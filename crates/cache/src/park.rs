@@ -1,0 +1,58 @@
+//! Where threads sleep for a condition on a word that has no room for a queue.
+//!
+//! A table of (mutex, condition variable) shards by address. A sleeper tests its condition under the shard's
+//! mutex and sleeps while it holds; a waker changes the word first and then passes through the same mutex, so
+//! either the sleeper saw the change or the waker's notification reaches it. Addresses that share a shard only
+//! cost each other a needless look.
+//!
+//! Neighbours: segment locks, fill bits and pins wait here; everything below is `quire_base::sync`.
+
+use quire_base::sync::{Condvar, Mutex};
+
+/// The parking table of one cache.
+pub struct Parking {
+    shards: Box<[Shard]>,
+}
+
+#[repr(align(64))]
+struct Shard {
+    lock: Mutex<()>,
+    wake: Condvar,
+}
+
+impl Default for Parking {
+    fn default() -> Parking {
+        Parking::new(64)
+    }
+}
+
+impl Parking {
+    /// A table of `shards` shards (at least one).
+    pub fn new(shards: usize) -> Parking {
+        Parking {
+            shards: (0..shards.max(1)).map(|_| Shard { lock: Mutex::new(()), wake: Condvar::new() }).collect(),
+        }
+    }
+
+    fn shard(&self, address: usize) -> &Shard {
+        let mixed = (address as u64 >> 3).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        &self.shards[mixed as usize % self.shards.len()]
+    }
+
+    /// Sleeps until `blocked` is false. It is called under the shard's mutex, first at once and then after every
+    /// wake-up: it must be short and may not lock anything.
+    pub fn wait_while(&self, address: usize, mut blocked: impl FnMut() -> bool) {
+        let shard = self.shard(address);
+        let mut guard = shard.lock.lock();
+        while blocked() {
+            shard.wake.wait(&mut guard);
+        }
+    }
+
+    /// Lets everyone who sleeps at `address` look again. Call it after the change.
+    pub fn wake(&self, address: usize) {
+        let shard = self.shard(address);
+        drop(shard.lock.lock());
+        shard.wake.notify_all();
+    }
+}

@@ -1,0 +1,406 @@
+//! Writeback: from dirty bits to device requests.
+//!
+//! Protocol (C2). A segment is shared, so its contents are stable; its dirty bits move to `writeback`; runs of
+//! blocks that follow one another in the file, across folios, get homes from the backing; each home run is one
+//! device request. The share is kept until the run has been applied ([`crate::finish`]).
+//!
+//! Background writeback only tries for the share and passes over what is busy. A synchronous one submits what it
+//! has gathered, so that everything it holds ends by itself, and then queues for the busy segment.
+//! A backing that would have to wait for journal space refuses; then everything gathered goes back to dirty, the
+//! thread waits with nothing held, and gathers again from there.
+//!
+//! Invariants: never two device writes of one block in flight (a bit is claimed once, and a block in writeback cannot
+//! become dirty, as its segment is shared); a gathering has a ticket before it moves a bit; shares are never held
+//! across a wait for anything but the device.
+//!
+//! Neighbours: [`crate::mapping`] for lists and tickets, [`crate::finish`] for what follows, [`crate::flusher`] for when.
+
+use crate::backing::{Backing, Placement};
+use crate::bits::masks;
+use crate::finish::WriteRun;
+use crate::folio::FolioPin;
+use crate::mapping::{BLOCKS_END, Mapping};
+use quire_base::sync::Arc;
+use quire_base::sync::atomic::Ordering;
+use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};
+use quire_device::{Io, IoClass, IoOp, Segment};
+
+/// Listed folios pinned at a time.
+const FOLIOS_AT_ONCE: usize = 64;
+/// Requests handed to the device at a time.
+const IOS_AT_ONCE: usize = 16;
+/// Refusals in a row by a backing that then says there is room, before that counts as an error.
+const REFUSALS_MAX: u32 = 10_000;
+
+/// Blocks in writeback, of one segment; a share of it is ours.
+pub(crate) struct Span {
+    pub pin: FolioPin,
+    /// First block within the folio.
+    pub first: u32,
+    pub count: u32,
+}
+
+impl Span {
+    pub fn file_block(&self) -> u64 {
+        self.pin.start() + u64::from(self.first)
+    }
+
+    pub fn end_block(&self) -> u64 {
+        self.file_block() + u64::from(self.count)
+    }
+
+    /// Gives the segment's share back.
+    pub fn unshare(&self, mapping: &Mapping) {
+        self.pin.segment(self.pin.segment_number(self.first)).unshare(&mapping.core.parking);
+    }
+
+    /// Back to dirty, as if never taken.
+    fn put_back(&self, mapping: &Mapping) {
+        self.pin.dirty().set(self.first, self.first + self.count);
+        self.pin.writeback().clear(self.first, self.first + self.count);
+        self.unshare(mapping);
+    }
+
+    /// Cuts it after `count` blocks; the rest has a share of its own.
+    fn split_off(&mut self, count: u32) -> Span {
+        self.pin.segment(self.pin.segment_number(self.first)).share_again();
+        let rest = Span { pin: self.pin.clone(), first: self.first + count, count: self.count - count };
+        self.count = count;
+        rest
+    }
+}
+
+/// A pass over a mapping's dirty blocks.
+struct Gathering<'a> {
+    mapping: &'a Arc<Mapping>,
+    backing: Arc<dyn Backing>,
+    sync: bool,
+    /// The run that is growing.
+    spans: Vec<Span>,
+    blocks: u32,
+    /// Requests not yet handed to the device.
+    ios: Vec<Io>,
+    /// The backing refused: the lowest block put back.
+    refused_at: Option<u64>,
+    started: u64,
+}
+
+impl Mapping {
+    /// Writes what is dirty in blocks `[start, end)` and waits until it is on the device and applied, what was in
+    /// flight already included. Queues for busy segments. Fails if a block of the range has failed and is still not
+    /// written. Does not flush the device.
+    pub fn write_back(&self, start: u64, end: u64) -> Result<()> {
+        let end = end.min(BLOCKS_END);
+        let outcome = self.gather(start, end, true, u64::MAX).map(|_| ());
+        self.wait_write_back(start, end).and(outcome)
+    }
+
+    /// Starts writing what is dirty in `[start, end)` and returns without waiting for it; a caller with several
+    /// files starts all before it waits for each with [`Mapping::wait_write_back`].
+    pub fn start_write_back(&self, start: u64, end: u64) -> Result<()> {
+        self.gather(start, end.min(BLOCKS_END), true, u64::MAX).map(|_| ())
+    }
+
+    /// Waits for all writeback of `[start, end)` that has been started.
+    pub fn wait_write_back(&self, start: u64, end: u64) -> Result<()> {
+        self.wait_tickets(start, end);
+        self.errors.within(start, end).map_or(Ok(()), Err)
+    }
+
+    /// Submits dirty blocks of `[start, end)`, ascending, until about `blocks_max` are under way. Returns how many
+    /// are, and where it stopped (`end` when it saw everything).
+    pub(crate) fn gather(&self, start: u64, end: u64, sync: bool, blocks_max: u64) -> Result<(u64, u64)> {
+        if self.is_clean() {
+            return Ok((0, end));
+        }
+        let mapping = self.this();
+        let ticket = self.open_ticket(start, end);
+        let outcome = self.backing().and_then(|backing| {
+            Gathering {
+                mapping: &mapping,
+                backing,
+                sync,
+                spans: Vec::new(),
+                blocks: 0,
+                ios: Vec::new(),
+                refused_at: None,
+                started: 0,
+            }
+            .run(start, end, blocks_max)
+        });
+        self.close_ticket(ticket);
+        outcome
+    }
+}
+
+impl Gathering<'_> {
+    fn run(&mut self, start: u64, end: u64, blocks_max: u64) -> Result<(u64, u64)> {
+        let mut at = start;
+        let mut refusals = 0;
+        let mut pins = Vec::with_capacity(FOLIOS_AT_ONCE);
+        loop {
+            self.mapping.pin_listed(at, end, FOLIOS_AT_ONCE, &mut pins);
+            let seen_all = pins.is_empty();
+            for pin in pins.drain(..) {
+                if self.refused_at.is_none() && self.started < blocks_max {
+                    self.take_folio(&pin, at, end);
+                    at = pin.end_block().min(end);
+                }
+            }
+            if seen_all || self.started >= blocks_max {
+                self.submit_run();
+            }
+            if let Some(refused_at) = self.refused_at.take() {
+                self.put_back_run();
+                self.hand_over();
+                refusals += 1;
+                if refusals > REFUSALS_MAX {
+                    return Err(Error::new(
+                        ErrorKind::Busy,
+                        format!("writing inode {} back: there is never room for it", self.mapping.inode),
+                    ));
+                }
+                self.backing.wait_for_room()?;
+                at = refused_at.min(at);
+                continue;
+            }
+            refusals = 0;
+            if seen_all || self.started >= blocks_max {
+                self.hand_over();
+                return Ok((self.started, if seen_all { end } else { at }));
+            }
+        }
+    }
+
+    /// Takes the dirty blocks of a folio's part of `[start, end)`.
+    fn take_folio(&mut self, pin: &FolioPin, start: u64, end: u64) {
+        let (mut from, to) = pin.clip(start, end);
+        while let Some(block) = pin.dirty().next_set(from, to) {
+            if self.refused_at.is_some() {
+                return;
+            }
+            let number = pin.segment_number(block);
+            let stop = pin.segment_blocks(number).1.min(to);
+            from = stop;
+            let segment = pin.segment(number);
+            if !segment.try_share() {
+                if !self.sync {
+                    self.mapping.core.metrics.writeback_busy.add(1);
+                    continue;
+                }
+                // Hold nothing that does not end by itself.
+                self.submit_run();
+                self.hand_over();
+                self.mapping.core.metrics.writeback_queued.add(1);
+                segment.share(&self.mapping.core.parking);
+            }
+            // A segment is at most 32 blocks, aligned: it lies in one word.
+            let (word, mask) = masks(block, stop).next().expect("the range has a block");
+            let mut bits = claim_dirty(pin, word, mask);
+            if bits == 0 {
+                segment.unshare(&self.mapping.core.parking);
+            }
+            let mut first_span = true;
+            while bits != 0 {
+                let low = bits.trailing_zeros();
+                let count = (bits >> low).trailing_ones();
+                bits &= !(if count == 64 { u64::MAX } else { ((1 << count) - 1) << low });
+                if !std::mem::take(&mut first_span) {
+                    segment.share_again();
+                }
+                self.push(Span { pin: pin.clone(), first: word as u32 * 64 + low, count });
+            }
+        }
+    }
+
+    /// Adds a span to the run, which is submitted first if the span does not continue it.
+    fn push(&mut self, span: Span) {
+        let continues = self.spans.last().is_none_or(|last| last.end_block() == span.file_block())
+            && self.blocks + span.count <= self.mapping.core.config.run_blocks_max;
+        if !continues {
+            self.submit_run();
+        }
+        self.blocks += span.count;
+        self.spans.push(span);
+    }
+
+    /// Gives the run homes and makes requests of it. On a refusal it goes back to dirty.
+    fn submit_run(&mut self) {
+        while !self.spans.is_empty() {
+            if self.refused_at.is_some() {
+                return self.put_back_run();
+            }
+            let (block, count) = (self.spans[0].file_block(), u64::from(self.blocks));
+            let placement = match self.backing.place(block, count, self.sync) {
+                Ok(placement) => placement,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    return self.put_back_run();
+                }
+                Err(error) => return self.fail_run(&error),
+            };
+            match check_placement(&placement, block, count) {
+                Ok(covered) => {
+                    let rest = split(&mut self.spans, covered);
+                    let spans = std::mem::replace(&mut self.spans, rest);
+                    self.blocks -= covered as u32;
+                    self.start(placement, spans);
+                }
+                Err(error) => {
+                    let _ = self.backing.written(placement, Err(error.clone()));
+                    return self.fail_run(&error);
+                }
+            }
+        }
+    }
+
+    fn put_back_run(&mut self) {
+        if let Some(first) = self.spans.first() {
+            let first = first.file_block();
+            self.refused_at = Some(self.refused_at.map_or(first, |before| before.min(first)));
+        }
+        self.spans.drain(..).for_each(|span| span.put_back(self.mapping));
+        self.blocks = 0;
+    }
+
+    fn fail_run(&mut self, error: &Error) {
+        self.mapping.core.metrics.writeback_errors.add(1);
+        let now = self.mapping.core.clock.now();
+        for span in self.spans.drain(..) {
+            self.mapping.errors.record(span.file_block(), span.end_block(), error, now);
+            span.put_back(self.mapping);
+        }
+        self.blocks = 0;
+    }
+
+    /// Makes the requests of a placed run.
+    fn start(&mut self, placement: Placement, spans: Vec<Span>) {
+        let core = self.mapping.core.clone();
+        let blocks: u32 = spans.iter().map(|span| span.count).sum();
+        let requests = requests(&placement, &spans, core.config.io_blocks_max);
+        let ticket = self.mapping.open_ticket(spans[0].file_block(), spans[0].file_block() + u64::from(blocks));
+        let run = WriteRun::new(self.mapping.clone(), self.backing.clone(), placement, spans, ticket, requests.len());
+        let run = Arc::new(run);
+        core.metrics.writeback_runs.add(1);
+        core.metrics.writeback_blocks.add(u64::from(blocks));
+        core.metrics.writeback_ios.add(requests.len() as u64);
+        self.started += u64::from(blocks);
+        for (at, segments) in requests {
+            if !core.try_enter_inflight() {
+                self.hand_over();
+                core.enter_inflight();
+            }
+            let (run, core) = (run.clone(), core.clone());
+            self.ios.push(Io {
+                op: IoOp::Write,
+                at,
+                segments,
+                done: Box::new(move |outcome| {
+                    core.leave_inflight();
+                    if run.request_done(outcome) {
+                        core.finisher.push(run);
+                    }
+                }),
+            });
+            if self.ios.len() >= IOS_AT_ONCE {
+                self.hand_over();
+            }
+        }
+    }
+
+    /// Hands the requests made so far to the device.
+    fn hand_over(&mut self) {
+        if !self.ios.is_empty() {
+            self.mapping.core.device.submit(IoClass::Data, std::mem::take(&mut self.ios));
+        }
+    }
+}
+
+/// Moves dirty bits to writeback; returns those that were ours to move. The caller shares the segment.
+fn claim_dirty(pin: &FolioPin, word: usize, mask: u64) -> u64 {
+    let (dirty, writeback) = (pin.dirty().word(word), pin.writeback().word(word));
+    let wanted = dirty.load(Ordering::SeqCst) & mask;
+    // Writeback first, so that a block is never seen with neither.
+    let claimed = wanted & !writeback.fetch_or(wanted, Ordering::SeqCst);
+    let ours = claimed & dirty.fetch_and(!claimed, Ordering::SeqCst);
+    if ours != claimed {
+        writeback.fetch_and(!(claimed & !ours), Ordering::SeqCst);
+    }
+    ours
+}
+
+/// How many blocks a placement covers, if it is what was asked for.
+fn check_placement(placement: &Placement, block: u64, count: u64) -> Result<u64> {
+    let mut next = block;
+    for run in &placement.runs {
+        if run.file_block != next || run.count == 0 || run.count > block + count - next {
+            return Err(Error::corrupt(format!(
+                "a placement of {count} blocks from {block} has a run of {} at {} where {next} was due",
+                run.count, run.file_block
+            )));
+        }
+        next += run.count;
+    }
+    if next == block {
+        return Err(Error::corrupt(format!("a placement of {count} blocks from {block} is empty")));
+    }
+    Ok(next - block)
+}
+
+/// Cuts the spans after `blocks` blocks; returns the rest.
+fn split(spans: &mut Vec<Span>, blocks: u64) -> Vec<Span> {
+    let mut left = blocks;
+    for i in 0..spans.len() {
+        let count = u64::from(spans[i].count);
+        if count > left {
+            if left == 0 {
+                return spans.split_off(i);
+            }
+            let rest = spans[i].split_off(left as u32);
+            let mut tail = vec![rest];
+            tail.extend(spans.drain(i + 1..));
+            return tail;
+        }
+        left -= count;
+    }
+    Vec::new()
+}
+
+/// The device requests of a placed run: runs of homes that follow one another, at most `blocks_max` each.
+fn requests(placement: &Placement, spans: &[Span], blocks_max: u32) -> Vec<(BlockNo, Vec<Segment>)> {
+    let mut requests: Vec<(BlockNo, u64, Vec<(*mut u8, usize)>)> = Vec::new();
+    let mut spans = spans.iter();
+    let (mut span, mut skip) = (spans.next(), 0u32);
+    for run in &placement.runs {
+        let mut done = 0;
+        while done < run.count {
+            let Some(current) = span else { break };
+            let home = run.home.offset(done);
+            let room = match requests.last() {
+                Some((at, blocks, _)) if at.offset(*blocks) == home && *blocks < u64::from(blocks_max) => {
+                    u64::from(blocks_max) - blocks
+                }
+                _ => {
+                    requests.push((home, 0, Vec::new()));
+                    u64::from(blocks_max)
+                }
+            };
+            let count = u64::from(current.count - skip).min(run.count - done).min(room);
+            let (_, blocks, memory) = requests.last_mut().expect("pushed above");
+            let (start, bytes) = (current.pin.memory(current.first + skip), count as usize * BLOCK_SIZE);
+            match memory.last_mut() {
+                Some((last, len)) if last.wrapping_add(*len) == start => *len += bytes,
+                _ => memory.push((start, bytes)),
+            }
+            *blocks += count;
+            done += count;
+            skip += count as u32;
+            if skip == current.count {
+                (span, skip) = (spans.next(), 0);
+            }
+        }
+    }
+    // SAFETY: arena memory of pinned folios, whose segments are shared until the run is finished: it stays and does
+    // not change.
+    let segment = |(start, len)| unsafe { Segment::new(start, len) };
+    requests.into_iter().map(|(at, _, memory)| (at, memory.into_iter().map(segment).collect())).collect()
+}

@@ -1,0 +1,152 @@
+//! Where a server's messages go: the terminal, a file, or the system's log.
+//!
+//! Messages are one line each: time, level, text. A server that runs in the background also points its standard
+//! error at the log file, so that a panic is found there.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+
+use crate::exit::{Failure, Outcome};
+use crate::mount_options::LogTarget;
+
+fn filter() -> EnvFilter {
+    EnvFilter::try_from_env("QUIRE_LOG").unwrap_or_else(|_| EnvFilter::new("info,fuser=warn"))
+}
+
+/// Messages to the terminal.
+pub fn to_terminal() {
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter()).with_writer(io::stderr).with_target(false);
+    // A second subscriber (in tests) is refused; the first stays.
+    let _ = subscriber.try_init();
+}
+
+/// The standard log file of a volume: `/var/log/quire-NAME.log` for root, `$XDG_STATE_HOME/quire/NAME.log` for
+/// others.
+pub fn standard_file(volume: &Path) -> PathBuf {
+    let name = volume.file_stem().unwrap_or(volume.as_os_str()).to_string_lossy().into_owned();
+    if rustix::process::geteuid().is_root() {
+        return Path::new("/var/log").join(format!("quire-{name}.log"));
+    }
+    let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = state.unwrap_or_else(|| {
+        std::env::var_os("HOME").map_or_else(std::env::temp_dir, PathBuf::from).join(".local/state")
+    });
+    state.join("quire").join(format!("{name}.log"))
+}
+
+/// Starts a background server's messages; returns the file they go to, if one.
+pub fn to_target(target: &LogTarget, volume: &Path) -> Outcome<Option<PathBuf>> {
+    let path = match target {
+        LogTarget::Syslog => {
+            let subscriber = tracing_subscriber::fmt()
+                .with_env_filter(filter())
+                .with_ansi(false)
+                .with_target(false)
+                .without_time()
+                .with_level(false)
+                .with_writer(Syslog);
+            let _ = subscriber.try_init();
+            return Ok(None);
+        }
+        LogTarget::File(path) => path.clone(),
+        LogTarget::Standard => standard_file(volume),
+    };
+    if let Some(folder) = path.parent() {
+        let _ = std::fs::create_dir_all(folder);
+    }
+    let file =
+        OpenOptions::new().create(true).append(true).mode(0o640).open(&path).map_err(|error| {
+            Failure::system(
+                format!("opening the log file {} (choose another with -o log=FILE)", path.display()),
+                &error,
+            )
+        })?;
+    let _ = rustix::stdio::dup2_stderr(&file);
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter())
+        .with_ansi(false)
+        .with_target(false)
+        .with_writer(LogFile(file));
+    let _ = subscriber.try_init();
+    Ok(Some(path))
+}
+
+/// One `write` per message, so that lines of several threads do not mix.
+struct LogFile(File);
+
+impl<'a> MakeWriter<'a> for LogFile {
+    type Writer = &'a File;
+    fn make_writer(&'a self) -> &'a File {
+        &self.0
+    }
+}
+
+/// The daemon facility, level by message, over the socket that every system logger listens on.
+struct Syslog;
+
+struct SyslogLine {
+    priority: u8,
+}
+
+const DAEMON: u8 = 3 << 3;
+
+impl MakeWriter<'_> for Syslog {
+    type Writer = SyslogLine;
+    fn make_writer(&self) -> SyslogLine {
+        SyslogLine { priority: DAEMON | 6 }
+    }
+    fn make_writer_for(&self, meta: &tracing::Metadata<'_>) -> SyslogLine {
+        let level = match *meta.level() {
+            tracing::Level::ERROR => 3,
+            tracing::Level::WARN => 4,
+            tracing::Level::INFO => 6,
+            _ => 7,
+        };
+        SyslogLine { priority: DAEMON | level }
+    }
+}
+
+impl Write for SyslogLine {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        let line = syslog_line(self.priority, text);
+        // Nobody to tell if the logger is away.
+        if let Ok(socket) = UnixDatagram::unbound() {
+            let _ = socket.send_to(&line, "/dev/log");
+        }
+        Ok(text.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn syslog_line(priority: u8, text: &[u8]) -> Vec<u8> {
+    let mut line = format!("<{priority}>quire[{}]: ", std::process::id()).into_bytes();
+    line.extend_from_slice(text.trim_ascii());
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_is_named_after_the_volume() {
+        let path = standard_file(Path::new("/data/backup.img"));
+        assert!(path.to_string_lossy().contains("backup"), "{path:?}");
+        assert_eq!(path.extension().unwrap(), "log");
+    }
+
+    #[test]
+    fn a_line_for_the_system_log() {
+        let line = syslog_line(DAEMON | 4, b"  disk is slow\n");
+        let line = String::from_utf8(line).unwrap();
+        assert!(line.starts_with("<28>quire[") && line.ends_with("]: disk is slow"), "{line}");
+    }
+}

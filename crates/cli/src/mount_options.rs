@@ -1,0 +1,262 @@
+//! What stands behind `-o`, in `quire mount`, in mount(8) and in /etc/fstab.
+//!
+//! Options that other programs act on (`noauto`, `user`, `_netdev`, `x-...`) are accepted and ignored. An unknown
+//! option is an error that names it, since a mistyped one would silently mount with other promises.
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+
+use quire::{AccessTimes, VolumeOptions};
+use quire_fuse::{CacheMode, MountFlags, ServeOptions};
+
+use crate::size;
+
+/// Where the server writes its messages.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum LogTarget {
+    /// The standard file of the volume's name.
+    #[default]
+    Standard,
+    /// This file.
+    File(PathBuf),
+    /// The system's log.
+    Syslog,
+}
+
+/// Everything `-o` can say.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// How the volume is opened.
+    pub volume: VolumeOptions,
+    /// How it is served, the source excepted.
+    pub serve: ServeOptions,
+    /// Where messages go.
+    pub log: LogTarget,
+    /// Shown as the source instead of the volume's path.
+    pub fs_name: Option<String>,
+    /// `allow_other` was asked for, or refused; `None`: root yes, others no.
+    allow_other: Option<bool>,
+}
+
+impl Default for MountOptions {
+    fn default() -> MountOptions {
+        MountOptions {
+            volume: VolumeOptions::default(),
+            serve: ServeOptions::default(),
+            log: LogTarget::default(),
+            fs_name: None,
+            allow_other: None,
+        }
+    }
+}
+
+/// The options in one line each, for `--help`.
+pub const HELP: &str = "\
+Mount options (-o, separated by commas):
+  ro, rw                 take no changes (a journal is replayed in memory only) / take changes (default)
+  cache=engine|kernel    who caches file data: Quire (default; reads and writes of a file run side by side and
+                         untorn) or the kernel (quicker for a single reader; a read that races with a write
+                         may see half of it, as on ext4)
+  cache_size=SIZE        limit of Quire's cache (default: a quarter of memory)
+  node_cache=SIZE        limit of the cache of metadata nodes (default 64M)
+  commit=SECONDS         unsynced changes are made durable after this time (default 5)
+  relatime, strictatime, noatime, lazytime
+                         when reads update access times (default relatime); keep pure time changes in memory
+  noauto_da_alloc        do not write data back before a rename over a file and at the close of a rewritten one
+  discard, nodiscard     tell the device about freed blocks (default nodiscard)
+  allow_other, noallow_other
+                         other users may use the mount (default for root only)
+  dev, suid, exec, nodev, nosuid, noexec, sync, dirsync
+                         as for every file system
+  log=FILE|syslog        where the server writes messages (default /var/log/quire-VOLUME.log; for users
+                         $XDG_STATE_HOME/quire/VOLUME.log)
+  fsname=NAME            shown as the source in mount tables (default: the volume's path)
+  threads=N              threads that receive requests
+  defaults, auto, noauto, user, users, owner, group, nofail, _netdev, x-...
+                         accepted; for other programs";
+
+impl MountOptions {
+    /// Parses lists as they come with each `-o`. Later options win.
+    pub fn parse<S: AsRef<str>>(lists: &[S]) -> Result<MountOptions, String> {
+        let mut options = MountOptions::default();
+        for item in lists.iter().flat_map(|list| list.as_ref().split(',')) {
+            let item = item.trim();
+            if !item.is_empty() {
+                options.apply(item)?;
+            }
+        }
+        Ok(options)
+    }
+
+    fn apply(&mut self, item: &str) -> Result<(), String> {
+        let (name, value) = match item.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (item, None),
+        };
+        let flags = &mut self.serve.flags;
+        match (name, value) {
+            ("ro", None) => (self.volume.read_only, flags.read_only) = (true, true),
+            ("rw", None) => (self.volume.read_only, flags.read_only) = (false, false),
+            ("noatime", None) => self.volume.access_times = AccessTimes::Never,
+            ("relatime" | "atime" | "norelatime" | "nostrictatime", None) => {
+                self.volume.access_times = AccessTimes::Relative;
+            }
+            ("strictatime", None) => self.volume.access_times = AccessTimes::Strict,
+            ("lazytime", None) => self.volume.lazy_times = true,
+            ("nolazytime", None) => self.volume.lazy_times = false,
+            ("auto_da_alloc", None) => self.volume.auto_da_alloc = true,
+            ("noauto_da_alloc", None) => self.volume.auto_da_alloc = false,
+            ("discard", None) => self.volume.discard = true,
+            ("nodiscard", None) => self.volume.discard = false,
+            ("allow_other", None) => self.allow_other = Some(true),
+            ("noallow_other", None) => self.allow_other = Some(false),
+            ("dev", None) => flags.no_dev = false,
+            ("nodev", None) => flags.no_dev = true,
+            ("suid", None) => flags.no_suid = false,
+            ("nosuid", None) => flags.no_suid = true,
+            ("exec", None) => flags.no_exec = false,
+            ("noexec", None) => flags.no_exec = true,
+            ("sync", None) => flags.sync = true,
+            ("async", None) => flags.sync = false,
+            ("dirsync", None) => flags.dir_sync = true,
+            ("default_permissions", None) => {}
+            (
+                "defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "nousers" | "owner" | "noowner"
+                | "group" | "nogroup" | "nofail" | "_netdev" | "diratime" | "nodiratime" | "iversion"
+                | "noiversion" | "silent" | "loud" | "_rnetdev",
+                None,
+            ) => {}
+            ("user" | "uhelper" | "helper" | "comment" | "subtype", Some(_)) => {}
+            (name, _) if name.starts_with("x-") || name.starts_with("X-") => {}
+            ("cache", Some("engine")) => self.serve.cache = CacheMode::Engine,
+            ("cache", Some("kernel")) => self.serve.cache = CacheMode::Kernel,
+            ("cache", Some(other)) => {
+                return Err(format!("cache={other}: the choices are cache=engine and cache=kernel"));
+            }
+            ("cache_size", Some(value)) => {
+                self.volume.cache_bytes = Some(at_least("cache_size", value, 8 << 20)?);
+            }
+            ("node_cache", Some(value)) => {
+                self.volume.node_cache_bytes = at_least("node_cache", value, 1 << 20)?;
+            }
+            ("commit", Some(value)) => self.volume.commit_seconds = number("commit", value, 1, 3600)?,
+            ("threads", Some(value)) => {
+                self.serve.threads = Some(number("threads", value, 1, 1024)? as usize);
+            }
+            ("log", Some("syslog")) => self.log = LogTarget::Syslog,
+            ("log", Some("")) => return Err("log= needs a file name, or syslog".into()),
+            ("log", Some(file)) => self.log = LogTarget::File(file.into()),
+            ("fsname", Some(name)) if !name.is_empty() => self.fs_name = Some(name.into()),
+            ("remount", None) => {
+                return Err("remount is not supported: unmount and mount with the new options".into());
+            }
+            (
+                "cache" | "cache_size" | "node_cache" | "commit" | "threads" | "log" | "fsname",
+                None | Some(""),
+            ) => {
+                return Err(format!("mount option {name} needs a value: {name}=..."));
+            }
+            (name, _) => {
+                return Err(format!(
+                    "unknown mount option '{name}'; `quire mount --help` lists them"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The kernel's part for a mount of `source`, made by root or not.
+    pub fn flags(&self, source: &OsStr, root: bool) -> MountFlags {
+        MountFlags {
+            source: self.fs_name.as_ref().map_or_else(|| source.to_owned(), |name| name.into()),
+            allow_other: self.allow_other.unwrap_or(root),
+            no_atime: self.volume.access_times == AccessTimes::Never,
+            ..self.serve.flags.clone()
+        }
+    }
+}
+
+fn at_least(name: &str, value: &str, least: u64) -> Result<u64, String> {
+    let bytes = size::parse(value).map_err(|error| format!("{name}: {error}"))?;
+    if bytes < least {
+        return Err(format!("{name}={value} is too small: at least {}", size::show(least)));
+    }
+    Ok(bytes)
+}
+
+fn number(name: &str, value: &str, least: u32, most: u32) -> Result<u32, String> {
+    value
+        .parse()
+        .ok()
+        .filter(|number| (least..=most).contains(number))
+        .ok_or_else(|| format!("{name}={value}: must be a number from {least} to {most}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(list: &str) -> MountOptions {
+        MountOptions::parse(&[list]).unwrap()
+    }
+
+    #[test]
+    fn a_line_of_fstab() {
+        let options = parse(
+            "defaults,noauto,user,_netdev,x-systemd.automount,x-gvfs-show=1,rw,noatime,lazytime,cache=kernel,\
+             cache_size=512M,node_cache=32M,noauto_da_alloc,discard,log=/var/log/q.log,commit=30,nosuid,fsname=pool",
+        );
+        assert!(!options.volume.read_only);
+        assert_eq!(options.volume.access_times, AccessTimes::Never);
+        assert!(options.volume.lazy_times && options.volume.discard && !options.volume.auto_da_alloc);
+        assert_eq!(options.serve.cache, CacheMode::Kernel);
+        assert_eq!(options.volume.cache_bytes, Some(512 << 20));
+        assert_eq!(options.volume.node_cache_bytes, 32 << 20);
+        assert_eq!(options.volume.commit_seconds, 30);
+        assert_eq!(options.log, LogTarget::File("/var/log/q.log".into()));
+        let flags = options.flags(OsStr::new("/a.img"), true);
+        assert!(flags.no_suid && !flags.no_dev && flags.allow_other && flags.no_atime);
+        assert_eq!(flags.source, "pool");
+    }
+
+    #[test]
+    fn later_options_win() {
+        let options = MountOptions::parse(&["ro,noatime", "rw,relatime,log=syslog"]).unwrap();
+        assert!(!options.volume.read_only && !options.serve.flags.read_only);
+        assert_eq!(options.volume.access_times, AccessTimes::Relative);
+        assert_eq!(options.log, LogTarget::Syslog);
+    }
+
+    #[test]
+    fn allow_other_is_for_root_unless_said() {
+        assert!(!parse("").flags(OsStr::new("x"), false).allow_other);
+        assert!(parse("").flags(OsStr::new("x"), true).allow_other);
+        assert!(parse("allow_other").flags(OsStr::new("x"), false).allow_other);
+        assert!(!parse("noallow_other").flags(OsStr::new("x"), true).allow_other);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (list, word) in [
+            ("rw,fastplease", "'fastplease'"),
+            ("cache=fast", "cache=engine"),
+            ("cache", "needs a value"),
+            ("cache_size=1", "too small"),
+            ("cache_size=lots", "not a size"),
+            ("commit=0", "from 1"),
+            ("commit=x", "number"),
+            ("log=", "file name"),
+            ("ro=1", "'ro'"),
+            ("remount", "unmount and mount"),
+            ("fsname=", "needs a value"),
+        ] {
+            let error = MountOptions::parse(&[list]).unwrap_err();
+            assert!(error.contains(word), "{list}: {error}");
+        }
+    }
+
+    #[test]
+    fn empty_items_are_nothing() {
+        assert!(MountOptions::parse(&["", ",,rw,,"]).is_ok());
+    }
+}

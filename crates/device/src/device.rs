@@ -1,0 +1,214 @@
+//! The device as the engine sees it: a backend, with flushes combined, the first fatal error kept, and everything
+//! counted.
+//!
+//! Marks. Every write that completes raises [`Device::mark`] before its caller hears of it. To make a set of
+//! completed writes durable, read the mark after they completed and pass it to [`Device::flush_to`]. That returns
+//! without I/O when a flush submitted after the mark was reached has already succeeded.
+//!
+//! Errors. The first failed flush, and the first failed write of class Journal or Metadata, is kept:
+//! [`Device::failure`] reports it, and later writes of these classes and flushes fail with it. Reads, and writes
+//! of class Data, go on. A request refused before any I/O (a range past the end) is not kept. A flush that is not needed (its mark is durable) still succeeds: that is the truth.
+//!
+//! Neighbours: [`crate::backend`] below; journal, tree, cache and volume above.
+
+use crate::backend::{self, Backend, Io, IoClass, IoOp};
+use crate::flush::{FlushCombiner, Served};
+use crate::latch::ErrorLatch;
+use crate::memory::MemoryBackend;
+use crate::stats::{Counters, DeviceStats, Tally};
+use quire_base::sync::Arc;
+use quire_base::{BlockNo, Error, Result};
+use std::fmt;
+
+/// A volume's device; shared in an `Arc`.
+pub struct Device {
+    backend: Arc<dyn Backend>,
+    name: String,
+    blocks: u64,
+    shared: Arc<Shared>,
+}
+
+/// What completions need; apart from the backend, so that a request in flight does not keep that alive.
+struct Shared {
+    flushes: FlushCombiner,
+    latch: ErrorLatch,
+    counters: Counters,
+}
+
+impl Shared {
+    /// Refuses a change of a class that may not go on after a fatal error.
+    fn admit(&self, class: IoClass, op: IoOp) -> Result<()> {
+        match (class, op) {
+            (IoClass::Data, _) | (_, IoOp::Read) => Ok(()),
+            _ => self.latch.get().map_or(Ok(()), Err),
+        }
+    }
+
+    /// Accounts for a transfer that has ended, before anybody hears of it.
+    fn ended(&self, class: IoClass, op: IoOp, bytes: u64, outcome: &Result<()>) {
+        self.counters.transferred(class, op, bytes, outcome.is_ok());
+        match outcome {
+            Ok(()) if op == IoOp::Write => self.flushes.write_completed(),
+            Err(error) if op == IoOp::Write && class != IoClass::Data => self.fail(error),
+            _ => {}
+        }
+    }
+
+    fn fail(&self, error: &Error) {
+        if self.latch.set(error) {
+            tracing::error!(%error, "the device failed; the volume takes no more changes");
+        }
+    }
+}
+
+impl Device {
+    /// Takes over `backend`.
+    pub fn new(backend: Arc<dyn Backend>) -> Arc<Device> {
+        Arc::new(Device {
+            name: backend.name(),
+            blocks: backend.blocks(),
+            backend,
+            shared: Arc::new(Shared {
+                flushes: FlushCombiner::new(),
+                latch: ErrorLatch::new(),
+                counters: Counters::new(),
+            }),
+        })
+    }
+
+    /// A device in memory, for tests and temporary volumes.
+    pub fn in_memory(blocks: u64) -> Arc<Device> {
+        Device::new(Arc::new(MemoryBackend::new(blocks)))
+    }
+
+    /// Size in blocks.
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// What to call it in messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether every change is refused.
+    pub fn is_read_only(&self) -> bool {
+        self.backend.is_read_only()
+    }
+
+    /// Fills `buf` (whole blocks) from `at`.
+    pub fn read(&self, class: IoClass, at: BlockNo, buf: &mut [u8]) -> Result<()> {
+        let bytes = buf.len() as u64;
+        backend::check_range(&self.name, self.blocks, "reading", at, bytes)?;
+        let outcome = self.backend.read(class, at, buf);
+        self.shared.ended(class, IoOp::Read, bytes, &outcome);
+        outcome
+    }
+
+    /// Writes `buf` (whole blocks) to `at` and returns when it has completed; durable after a flush.
+    pub fn write(&self, class: IoClass, at: BlockNo, buf: &[u8]) -> Result<()> {
+        self.shared.admit(class, IoOp::Write)?;
+        let bytes = buf.len() as u64;
+        backend::check_range(&self.name, self.blocks, "writing", at, bytes)?;
+        let outcome = self.backend.write(class, at, buf);
+        self.shared.ended(class, IoOp::Write, bytes, &outcome);
+        outcome
+    }
+
+    /// Starts requests; each `done` runs once, on another thread or on this one before `submit` returns. It must
+    /// not wait for I/O, and the caller must hold no lock that it takes. May wait for room in the queue.
+    pub fn submit(&self, class: IoClass, ios: Vec<Io>) {
+        let mut accepted = Vec::with_capacity(ios.len());
+        for mut io in ios {
+            let checked = self
+                .shared
+                .admit(class, io.op)
+                .and_then(|()| backend::check_io(&self.name, self.blocks, &io));
+            if let Err(error) = checked {
+                (io.done)(Err(error));
+                continue;
+            }
+            let (op, bytes, done, shared) = (io.op, io.bytes(), io.done, self.shared.clone());
+            io.done = Box::new(move |outcome| {
+                shared.ended(class, op, bytes, &outcome);
+                done(outcome);
+            });
+            accepted.push(io);
+        }
+        if !accepted.is_empty() {
+            self.backend.submit(class, accepted);
+        }
+    }
+
+    /// Counts completed writes: a write that has completed is at or below the mark read afterwards.
+    pub fn mark(&self) -> u64 {
+        self.shared.flushes.mark()
+    }
+
+    /// Everything up to this mark is known durable.
+    pub fn flushed_mark(&self) -> u64 {
+        self.shared.flushes.flushed_mark()
+    }
+
+    /// Makes everything up to `mark` (a value that [`Device::mark`] returned) durable: at once if it is known to
+    /// be, else by a flush that is submitted after this call began or, shared with others, after the mark was
+    /// reached. Fails with the latched error.
+    pub fn flush_to(&self, mark: u64) -> Result<()> {
+        let counters = &self.shared.counters;
+        counters.add(Tally::FlushRequests, 1);
+        let served = self.shared.flushes.flush_to(mark, &self.shared.latch, || {
+            counters.add(Tally::Flushes, 1);
+            self.backend.flush().inspect_err(|error| {
+                counters.add(Tally::FlushErrors, 1);
+                self.shared.fail(error);
+            })
+        })?;
+        match served {
+            Served::AlreadyDurable => counters.add(Tally::FlushNeedless, 1),
+            Served::Joined => counters.add(Tally::FlushJoined, 1),
+            Served::Led => {}
+        }
+        Ok(())
+    }
+
+    /// Makes everything that has completed durable.
+    pub fn flush(&self) -> Result<()> {
+        self.flush_to(self.mark())
+    }
+
+    /// The error that ended changes, if there was one.
+    pub fn failure(&self) -> Option<Error> {
+        self.shared.latch.get()
+    }
+
+    /// Tells the medium that the blocks hold nothing of value. They may read as anything afterwards.
+    pub fn discard(&self, at: BlockNo, count: u64) -> Result<()> {
+        if count == 0 {
+            return Ok(());
+        }
+        let bytes = count.saturating_mul(quire_base::BLOCK_SIZE as u64);
+        backend::check_range(&self.name, self.blocks, "discarding", at, bytes)?;
+        self.shared.counters.add(Tally::Discards, 1);
+        self.shared.counters.add(Tally::DiscardedBlocks, count);
+        self.backend.discard(at, count)
+    }
+
+    /// A reading of the counters.
+    pub fn stats(&self) -> DeviceStats {
+        self.shared.counters.read()
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Device {} ({} blocks, mark {}, flushed {}, failure {:?})",
+            self.name,
+            self.blocks,
+            self.mark(),
+            self.flushed_mark(),
+            self.failure()
+        )
+    }
+}

@@ -1,0 +1,42 @@
+//! Block devices under Quire: where bytes meet the medium.
+//!
+//! ```text
+//!   journal, tree, cache, fs
+//!            │  read, write, submit, mark, flush_to
+//!        Device            one per volume: flush combining, error latch, counters by IoClass
+//!            │  dyn Backend
+//!   ┌────────┼──────────┬─────────────┐
+//! uring     file      memory      simulated
+//! O_DIRECT  page cache  chunks    crash images, faults, held completions
+//! ```
+//!
+//! * [`backend`]: the [`Backend`] trait and what travels through it ([`Io`], [`Segment`]).
+//! * [`device`]: the [`Device`] front; [`batch`] its gathered, waited-for reads and writes; [`flush`] and
+//!   [`latch`] its two protocols; [`stats`] its numbers.
+//! * [`host`]: image files and block devices, opened, locked and measured; `uring` and `file` live there.
+//! * [`memory`]: a sparse device in memory.
+//! * [`simulated`]: a device that remembers what was safe, makes crash images, and fails when told to.
+//! * [`aligned`]: buffers that direct I/O takes without a copy.
+//!
+//! Neighbours: below only `base`; above journal, tree, cache and the volume.
+
+pub mod aligned;
+pub mod backend;
+pub mod batch;
+pub mod device;
+mod flush;
+#[cfg(not(any(loom, shuttle)))]
+pub mod host;
+mod latch;
+pub mod memory;
+pub mod simulated;
+pub mod stats;
+
+pub use aligned::AlignedBuf;
+pub use backend::{Backend, Done, Io, IoClass, IoOp, Segment};
+pub use device::Device;
+#[cfg(not(any(loom, shuttle)))]
+pub use host::{FileBackend, OpenMode, UringBackend, create_image, open_image};
+pub use memory::MemoryBackend;
+pub use simulated::SimulatedBackend;
+pub use stats::{ClassStats, DeviceStats, RunLengths};

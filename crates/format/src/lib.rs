@@ -1,0 +1,30 @@
+//! The bytes of a volume, and nothing else: no I/O, no locks, no state.
+//!
+//! | module | bytes |
+//! | --- | --- |
+//! | [`superblock`] | the two alternating roots of a volume |
+//! | [`journal`] | the header of a journal block and of a record in the stream |
+//! | [`record`] | a transaction: a list of logical changes |
+//! | [`key`], [`node`] | the tree's keys and its 4 KiB nodes |
+//! | [`pool`] | the manifest and the map of the metadata pool |
+//! | [`orphan`] | a block of orphan slots |
+//! | [`inode`], [`extent`], [`region`], [`dirent`], [`xattr`], [`logged`] | values in the tree |
+//!
+//! Every decoder takes untrusted bytes and gives an error of kind `Corrupt`; none panics. Integers are
+//! little-endian, checksums CRC-32C.
+//!
+//! Neighbours: `base` below; everything that touches the disk above.
+
+pub mod dirent;
+pub mod extent;
+pub mod inode;
+pub mod journal;
+pub mod key;
+pub mod logged;
+pub mod node;
+pub mod orphan;
+pub mod pool;
+pub mod record;
+pub mod region;
+pub mod superblock;
+pub mod xattr;

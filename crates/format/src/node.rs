@@ -1,0 +1,456 @@
+//! Nodes of the tree: 4 KiB pages of sorted slots, with the values in a heap that grows down.
+//!
+//! Layout (little-endian); the crc is CRC-32C over the whole page with its own field zero:
+//!
+//! ```text
+//! 0 magic u32   4 crc u32   8 volume u64   16 generation u64 (checkpoint that wrote it)   24 block u64 (itself)
+//! 32 level u8   33 zero   34 count u16   36 heap_start u16   38 zeros up to 64
+//! 64 slots, 24 bytes each, ascending by key:
+//!      0 object u64   8 offset u64   16 kind u8   17 zero   18 value offset u16   20 value bytes u16   22 zeros
+//!    ... zeros ...
+//! heap_start .. 4096 values
+//! ```
+//!
+//! A leaf (level 0) holds any values of up to `VALUE_MAX` bytes. In an inner node each value is a [`NodeRef`] of 24
+//! bytes: block u64, generation u64, crc u32, level u8, zeros. Entry i of an inner node covers the keys from its own
+//! to that of entry i + 1; entry 0 covers everything below as well.
+//!
+//! Invariants: a [`NodePage`] is either built here or went through [`NodePage::decode`] once, which checks the
+//! checksum, the identity, the order of the keys and that the values tile the heap without overlap; all other
+//! methods trust the page. In memory the heap may have dead bytes; on disk it has none.
+//!
+//! Neighbours: [`crate::key`]; the tree crate keeps leaves in this form and builds inner nodes from its own.
+
+use crate::key::{Key, KeyKind, VALUE_MAX};
+use crate::superblock::{TREE_LEVEL_MAX, crc32c_without};
+use quire_base::{BLOCK_SIZE, BlockNo, Error, Result};
+use std::fmt;
+
+/// First bytes of a node.
+pub const MAGIC: u32 = u32::from_le_bytes(*b"QNod");
+/// Bytes before the slots.
+pub const HEADER_BYTES: usize = 64;
+/// Bytes of a slot.
+pub const SLOT_BYTES: usize = 24;
+/// Bytes for slots and values.
+pub const BODY_BYTES: usize = BLOCK_SIZE - HEADER_BYTES;
+/// Bytes of an encoded [`NodeRef`].
+pub const REF_BYTES: usize = 24;
+/// Children that an inner node holds at most.
+pub const CHILDREN_MAX: usize = BODY_BYTES / (SLOT_BYTES + REF_BYTES);
+
+// Two nodes always suffice for what overflows one: half of it and one largest entry fit a node.
+const _: () = assert!((BODY_BYTES + VALUE_MAX + SLOT_BYTES) / 2 + VALUE_MAX + SLOT_BYTES <= BODY_BYTES);
+
+const CRC_AT: usize = 4;
+const LEVEL_AT: usize = 32;
+const COUNT_AT: usize = 34;
+const HEAP_AT: usize = 36;
+
+/// What a parent knows of its child: where it is and how to tell that it is the one meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeRef {
+    /// Where the node lies.
+    pub block: BlockNo,
+    /// The checkpoint that wrote it.
+    pub generation: u64,
+    /// Its checksum.
+    pub crc: u32,
+    /// Its height; 0 is a leaf.
+    pub level: u8,
+}
+
+impl NodeRef {
+    /// The value's bytes.
+    pub fn encode(&self) -> [u8; REF_BYTES] {
+        let mut out = [0; REF_BYTES];
+        out[..8].copy_from_slice(&self.block.0.to_le_bytes());
+        out[8..16].copy_from_slice(&self.generation.to_le_bytes());
+        out[16..20].copy_from_slice(&self.crc.to_le_bytes());
+        out[20] = self.level;
+        out
+    }
+
+    /// Reads what [`NodeRef::encode`] wrote.
+    fn decode(bytes: &[u8]) -> NodeRef {
+        NodeRef {
+            block: BlockNo(u64_at(bytes, 0)),
+            generation: u64_at(bytes, 8),
+            crc: u32::from_le_bytes([bytes[16], bytes[17], bytes[18], bytes[19]]),
+            level: bytes[20],
+        }
+    }
+}
+
+#[repr(C, align(64))]
+#[derive(Clone)]
+struct Bytes([u8; BLOCK_SIZE]);
+
+/// A node's page; see the module's documentation.
+#[derive(Clone)]
+pub struct NodePage {
+    bytes: Box<Bytes>,
+    /// Bytes of the heap that no slot names.
+    dead: u16,
+}
+
+impl NodePage {
+    /// A node without entries.
+    pub fn new(level: u8) -> NodePage {
+        let mut bytes = Box::new(Bytes([0; BLOCK_SIZE]));
+        bytes.0[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes.0[LEVEL_AT] = level;
+        bytes.0[HEAP_AT..HEAP_AT + 2].copy_from_slice(&(BLOCK_SIZE as u16).to_le_bytes());
+        NodePage { bytes, dead: 0 }
+    }
+
+    /// Height; 0 is a leaf.
+    pub fn level(&self) -> u8 {
+        self.bytes.0[LEVEL_AT]
+    }
+
+    /// Entries.
+    pub fn count(&self) -> usize {
+        self.u16_at(COUNT_AT)
+    }
+
+    /// The checkpoint that wrote the page (0: none yet).
+    pub fn generation(&self) -> u64 {
+        u64_at(&self.bytes.0, 16)
+    }
+
+    /// Where the page was written.
+    pub fn block(&self) -> BlockNo {
+        BlockNo(u64_at(&self.bytes.0, 24))
+    }
+
+    /// Key of an entry.
+    pub fn key(&self, at: usize) -> Key {
+        let slot = self.slot(at);
+        let kind = KeyKind::from_byte(slot[16]).expect("kinds were checked when the page was decoded");
+        Key { object: u64_at(slot, 0), kind, offset: u64_at(slot, 8) }
+    }
+
+    /// Value of an entry.
+    pub fn value(&self, at: usize) -> &[u8] {
+        let (start, len) = value_place(self.slot(at));
+        &self.bytes.0[start..start + len]
+    }
+
+    /// Child of an entry of an inner node.
+    pub fn child(&self, at: usize) -> NodeRef {
+        NodeRef::decode(self.value(at))
+    }
+
+    /// The entry of a key, or where it would go.
+    #[inline]
+    pub fn search(&self, key: &Key) -> Result<usize, usize> {
+        let slots = &self.bytes.0[HEADER_BYTES..];
+        let (mut low, mut high) = (0, self.count());
+        while low < high {
+            let middle = (low + high) / 2;
+            let slot: &[u8; SLOT_BYTES] =
+                slots[middle * SLOT_BYTES..][..SLOT_BYTES].try_into().expect("a slot's bytes");
+            let ordering = u64_at(slot, 0)
+                .cmp(&key.object)
+                .then_with(|| slot[16].cmp(&(key.kind as u8)))
+                .then_with(|| u64_at(slot, 8).cmp(&key.offset));
+            match ordering {
+                std::cmp::Ordering::Less => low = middle + 1,
+                std::cmp::Ordering::Greater => high = middle,
+                std::cmp::Ordering::Equal => return Ok(middle),
+            }
+        }
+        Err(low)
+    }
+
+    /// Bytes that slots and values take.
+    pub fn used_bytes(&self) -> usize {
+        self.count() * SLOT_BYTES + (BLOCK_SIZE - self.heap_start()) - usize::from(self.dead)
+    }
+
+    /// Whether another entry with a value of `len` bytes fits.
+    pub fn fits(&self, len: usize) -> bool {
+        self.used_bytes() + SLOT_BYTES + len <= BODY_BYTES
+    }
+
+    /// Whether the value of an entry can be replaced by one of `len` bytes.
+    pub fn fits_instead(&self, at: usize, len: usize) -> bool {
+        self.used_bytes() - self.value(at).len() + len <= BODY_BYTES
+    }
+
+    /// Adds an entry before the one at `at`. The caller has asked [`NodePage::fits`] and keeps the order.
+    pub fn insert(&mut self, at: usize, key: Key, value: &[u8]) {
+        debug_assert!(self.fits(value.len()));
+        let count = self.count();
+        let start = self.take_heap(value.len(), SLOT_BYTES);
+        self.bytes.0[start..start + value.len()].copy_from_slice(value);
+        let slot_at = HEADER_BYTES + at * SLOT_BYTES;
+        let slots_end = HEADER_BYTES + count * SLOT_BYTES;
+        self.bytes.0.copy_within(slot_at..slots_end, slot_at + SLOT_BYTES);
+        let mut slot = [0; SLOT_BYTES];
+        slot[..8].copy_from_slice(&key.object.to_le_bytes());
+        slot[8..16].copy_from_slice(&key.offset.to_le_bytes());
+        slot[16] = key.kind as u8;
+        put_value_place(&mut slot, start, value.len());
+        self.bytes.0[slot_at..slot_at + SLOT_BYTES].copy_from_slice(&slot);
+        self.set_u16(COUNT_AT, count + 1);
+    }
+
+    /// Changes the value of an entry. The caller has asked [`NodePage::fits_instead`].
+    pub fn replace(&mut self, at: usize, value: &[u8]) {
+        debug_assert!(self.fits_instead(at, value.len()));
+        let slot_at = HEADER_BYTES + at * SLOT_BYTES;
+        let (old_start, old_len) = value_place(self.slot(at));
+        let start = if value.len() <= old_len {
+            self.dead += (old_len - value.len()) as u16;
+            old_start
+        } else {
+            // Without a value the entry does not stand in the way of compaction.
+            self.dead += old_len as u16;
+            put_value_place(&mut self.bytes.0[slot_at..slot_at + SLOT_BYTES], BLOCK_SIZE, 0);
+            self.take_heap(value.len(), 0)
+        };
+        self.bytes.0[start..start + value.len()].copy_from_slice(value);
+        put_value_place(&mut self.bytes.0[slot_at..slot_at + SLOT_BYTES], start, value.len());
+    }
+
+    /// Takes an entry away.
+    pub fn remove(&mut self, at: usize) {
+        let count = self.count();
+        let (start, len) = value_place(self.slot(at));
+        if start == self.heap_start() {
+            self.set_u16(HEAP_AT, start + len);
+        } else {
+            self.dead += len as u16;
+        }
+        let slot_at = HEADER_BYTES + at * SLOT_BYTES;
+        let slots_end = HEADER_BYTES + count * SLOT_BYTES;
+        self.bytes.0.copy_within(slot_at + SLOT_BYTES..slots_end, slot_at);
+        self.set_u16(COUNT_AT, count - 1);
+        if count == 1 {
+            self.set_u16(HEAP_AT, BLOCK_SIZE);
+            self.dead = 0;
+        }
+    }
+
+    /// Moves the entries from `at` on into a node of their own.
+    pub fn split_off(&mut self, at: usize) -> NodePage {
+        let mut right = NodePage::new(self.level());
+        right.append(self, at);
+        let mut left = NodePage::new(self.level());
+        left.append_range(self, 0, at);
+        *self = left;
+        right
+    }
+
+    /// Adds the entries of `other` from `from` on behind the own ones. Their keys are higher, and they fit.
+    pub fn append(&mut self, other: &NodePage, from: usize) {
+        self.append_range(other, from, other.count());
+    }
+
+    fn append_range(&mut self, other: &NodePage, from: usize, to: usize) {
+        for at in from..to {
+            self.insert(self.count(), other.key(at), other.value(at));
+        }
+    }
+
+    /// Adds a child behind the others of an inner node; at most [`CHILDREN_MAX`].
+    pub fn push_child(&mut self, key: Key, child: &NodeRef) {
+        self.insert(self.count(), key, &child.encode());
+    }
+
+    /// Writes the page as it belongs on disk at `block` into `out`, and gives the reference to it.
+    pub fn seal(&self, volume: u64, generation: u64, block: BlockNo, out: &mut [u8]) -> NodeRef {
+        let out = &mut out[..BLOCK_SIZE];
+        let slots_end = HEADER_BYTES + self.count() * SLOT_BYTES;
+        out[..slots_end].copy_from_slice(&self.bytes.0[..slots_end]);
+        let heap_start = if self.dead == 0 {
+            let heap_start = self.heap_start();
+            out[heap_start..].copy_from_slice(&self.bytes.0[heap_start..]);
+            heap_start
+        } else {
+            pack_heap(&self.bytes.0, self.count(), out)
+        };
+        out[slots_end..heap_start].fill(0);
+        out[CRC_AT..CRC_AT + 4].fill(0);
+        out[8..16].copy_from_slice(&volume.to_le_bytes());
+        out[16..24].copy_from_slice(&generation.to_le_bytes());
+        out[24..32].copy_from_slice(&block.0.to_le_bytes());
+        out[HEAP_AT..HEAP_AT + 2].copy_from_slice(&(heap_start as u16).to_le_bytes());
+        let crc = crc32c::crc32c(out);
+        out[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+        NodeRef { block, generation, crc, level: self.level() }
+    }
+
+    /// Reads a node that must be the one `expected` names, and checks it whole (`Corrupt`).
+    pub fn decode(bytes: &[u8], volume: u64, expected: &NodeRef) -> Result<NodePage> {
+        let at = expected.block;
+        let bad = |what: String| Err(Error::corrupt(format!("tree node at block {at}: {what}")));
+        let Some(bytes) = bytes.get(..BLOCK_SIZE) else {
+            return bad(format!("only {} bytes", bytes.len()));
+        };
+        let mut page = NodePage { bytes: Box::new(Bytes([0; BLOCK_SIZE])), dead: 0 };
+        page.bytes.0.copy_from_slice(bytes);
+        if bytes[..4] != MAGIC.to_le_bytes() {
+            return bad("its magic is missing".into());
+        }
+        let stored = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
+        let found = crc32c_without(bytes, CRC_AT);
+        if stored != found {
+            return bad(format!("checksum is {stored:#010x}, its bytes give {found:#010x}"));
+        }
+        if stored != expected.crc {
+            return bad(format!("checksum is {stored:#010x}, its parent says {:#010x}", expected.crc));
+        }
+        if u64_at(bytes, 8) != volume {
+            return bad("it belongs to another volume".into());
+        }
+        if page.generation() != expected.generation || page.block() != at || page.level() != expected.level {
+            return bad(format!(
+                "it says block {}, checkpoint {}, level {}, its parent says checkpoint {}, level {}",
+                page.block(),
+                page.generation(),
+                page.level(),
+                expected.generation,
+                expected.level
+            ));
+        }
+        match page.check_entries() {
+            Ok(()) => Ok(page),
+            Err(what) => bad(what),
+        }
+    }
+
+    /// Everything that the other methods rely on; what is wrong, if something is.
+    fn check_entries(&self) -> Result<(), String> {
+        let (count, heap_start, level) = (self.count(), self.heap_start(), self.level());
+        let slots_end = HEADER_BYTES + count * SLOT_BYTES;
+        if level > TREE_LEVEL_MAX {
+            return Err(format!("level {level}"));
+        }
+        if slots_end > heap_start || heap_start > BLOCK_SIZE {
+            return Err(format!("{count} slots and a heap from {heap_start}"));
+        }
+        if level > 0 && count == 0 {
+            return Err("an inner node without children".into());
+        }
+        let mut places = Vec::with_capacity(count);
+        let mut last: Option<Key> = None;
+        for at in 0..count {
+            let slot = self.slot(at);
+            let kind = KeyKind::from_byte(slot[16]).map_err(|error| error.to_string())?;
+            let key = Key { object: u64_at(slot, 0), kind, offset: u64_at(slot, 8) };
+            if last.is_some_and(|last| last >= key) {
+                return Err(format!("entry {at} is not above the one before it"));
+            }
+            last = Some(key);
+            let (start, len) = value_place(slot);
+            if start < heap_start
+                || start + len > BLOCK_SIZE
+                || len > VALUE_MAX
+                || (len == 0 && start != BLOCK_SIZE)
+            {
+                return Err(format!("entry {at} has {len} bytes at {start}"));
+            }
+            places.push((start, len));
+            if level > 0 {
+                if len != REF_BYTES {
+                    return Err(format!("entry {at} has {len} bytes instead of a reference"));
+                }
+                let child = self.child(at);
+                if child.level != level - 1 {
+                    return Err(format!(
+                        "entry {at} of level {level} names a child of level {}",
+                        child.level
+                    ));
+                }
+                if child.generation > self.generation() {
+                    return Err(format!("entry {at} names a child of a later checkpoint"));
+                }
+            }
+        }
+        places.sort_unstable();
+        let mut end = heap_start;
+        for (start, len) in places {
+            if start != end && len > 0 {
+                return Err(format!("values overlap or leave a gap at {end}"));
+            }
+            end = end.max(start + len);
+        }
+        if end != BLOCK_SIZE {
+            return Err(format!("values end at {end}"));
+        }
+        Ok(())
+    }
+
+    fn slot(&self, at: usize) -> &[u8; SLOT_BYTES] {
+        self.bytes.0[HEADER_BYTES + at * SLOT_BYTES..][..SLOT_BYTES].try_into().expect("a slot's bytes")
+    }
+
+    fn heap_start(&self) -> usize {
+        self.u16_at(HEAP_AT)
+    }
+
+    /// Room for `len` bytes at the low end of the heap, leaving `slot_bytes` more for slots.
+    fn take_heap(&mut self, len: usize, slot_bytes: usize) -> usize {
+        let slots_end = HEADER_BYTES + self.count() * SLOT_BYTES + slot_bytes;
+        if self.heap_start() < slots_end + len {
+            let mut packed = [0; BLOCK_SIZE];
+            let count = self.count();
+            packed[..HEADER_BYTES + count * SLOT_BYTES]
+                .copy_from_slice(&self.bytes.0[..HEADER_BYTES + count * SLOT_BYTES]);
+            let heap_start = pack_heap(&self.bytes.0, count, &mut packed);
+            self.bytes.0 = packed;
+            self.dead = 0;
+            self.set_u16(HEAP_AT, heap_start);
+        }
+        let start = self.heap_start() - len;
+        self.set_u16(HEAP_AT, start);
+        start
+    }
+
+    fn u16_at(&self, at: usize) -> usize {
+        usize::from(u16::from_le_bytes([self.bytes.0[at], self.bytes.0[at + 1]]))
+    }
+
+    fn set_u16(&mut self, at: usize, value: usize) {
+        self.bytes.0[at..at + 2].copy_from_slice(&(value as u16).to_le_bytes());
+    }
+}
+
+/// Copies the values that the first `count` slots name to the end of `out`, without gaps, and points the slots of
+/// `out` (a copy of those of `from`) at them. Gives the start of the heap.
+fn pack_heap(from: &[u8; BLOCK_SIZE], count: usize, out: &mut [u8]) -> usize {
+    let mut end = BLOCK_SIZE;
+    for at in 0..count {
+        let slot = HEADER_BYTES + at * SLOT_BYTES;
+        let (start, len) = value_place(&from[slot..slot + SLOT_BYTES]);
+        end -= len;
+        out[end..end + len].copy_from_slice(&from[start..start + len]);
+        put_value_place(&mut out[slot..slot + SLOT_BYTES], end, len);
+    }
+    end
+}
+
+fn value_place(slot: &[u8]) -> (usize, usize) {
+    let half = |at: usize| usize::from(u16::from_le_bytes([slot[at], slot[at + 1]]));
+    (half(18), half(20))
+}
+
+/// An empty value lies at the end of the page, where no change of the heap's start can leave it outside.
+fn put_value_place(slot: &mut [u8], start: usize, len: usize) {
+    let start = if len == 0 { BLOCK_SIZE } else { start };
+    slot[18..20].copy_from_slice(&(start as u16).to_le_bytes());
+    slot[20..22].copy_from_slice(&(len as u16).to_le_bytes());
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
+}
+
+impl fmt::Debug for NodePage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node at block {}, level {}, {} entries", self.block(), self.level(), self.count())
+    }
+}

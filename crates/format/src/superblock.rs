@@ -1,0 +1,609 @@
+//! The superblock: the root of everything on a volume.
+//!
+//! There are two, at the blocks [`SLOT_BLOCKS`], written in turn; the valid one with the higher `checkpoint` is the
+//! newest. Each names one whole, immutable state of the volume (a tree, a pool map) and the journal position from
+//! which records lead on from it. The crc is CRC-32C over the whole block with its own field zero.
+//!
+//! | offset | bytes | field |
+//! | ---: | ---: | --- |
+//! | 0 | 8 | magic `QUIRE\0FS` (this place and the next never move between versions) |
+//! | 8 | 4 | crc |
+//! | 12 | 4 + 4 | format version: major, minor |
+//! | 20 | 4 | flags |
+//! | 24 | 3 * 8 | features: compat, ro_compat, incompat |
+//! | 48 | 16 | uuid |
+//! | 64 | 64 | label, UTF-8, padded with zeros |
+//! | 128 | 4 + 4 | block size, slot |
+//! | 136 | 8 | block count |
+//! | 144 | 8 + 8 | checkpoint number, incarnation |
+//! | 160 | 8 + 8 + 8 | journal start, journal blocks, sequence (where replay starts) |
+//! | 184 | 8 + 8 + 4 + 4 | tree root: block, generation, crc, level |
+//! | 208 | 8 + 4 + 4 | manifest head: block, crc, count |
+//! | 224 | 4 + 4 | orphan blocks, mount count |
+//! | 232 | 8 + 8 + 8 | first pool chunk: start, blocks; start of the data space |
+//! | 256 | 8 + 8 + 8 | free blocks, inode count, next inode |
+//! | 280 | 8 + 8 | hash seed |
+//! | 296 | 8 + 8 + 8 | created, mounted, checkpointed (ns since the epoch, signed) |
+//! | 320 | | zeros |
+//!
+//! Invariants: a decoded superblock does not contradict itself, so its users need not check sums of its fields for
+//! overflow: journal, first pool and data space lie inside the volume, in this order, and do not overlap.
+//!
+//! Neighbours: [`crate::journal`] for the ring, [`crate::pool`] for the manifest, [`crate::node`] for the root.
+
+use crate::journal::PAYLOAD_BYTES;
+use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result, Seq, Timestamp};
+
+/// The first bytes of a superblock.
+pub const MAGIC: [u8; 8] = *b"QUIRE\0FS";
+/// Where the two superblocks lie.
+pub const SLOT_BLOCKS: [BlockNo; 2] = [BlockNo(0), BlockNo(8)];
+/// First block of the journal ring: what lies below belongs to the superblocks.
+pub const JOURNAL_START: BlockNo = BlockNo(16);
+/// The smallest journal, in blocks.
+pub const JOURNAL_BLOCKS_MIN: u64 = 16;
+/// The largest volume, in blocks (8 EiB): byte offsets then fit a signed 64-bit number.
+pub const BLOCK_COUNT_MAX: u64 = 1 << 51;
+/// The most orphan blocks a volume may have.
+pub const ORPHAN_BLOCKS_MAX: u32 = 1 << 16;
+/// No tree is higher: 64 nodes a parent would fill the largest volume long before.
+pub const TREE_LEVEL_MAX: u8 = 32;
+/// Bytes a label may have.
+pub const LABEL_BYTES: usize = 64;
+
+/// Version of the format that this build writes: `major` changes when older builds cannot read it.
+pub const FORMAT_MAJOR: u32 = 1;
+/// See [`FORMAT_MAJOR`]; `minor` changes when they can.
+pub const FORMAT_MINOR: u32 = 0;
+
+/// Features that a build which does not know them may ignore. Known bits: none.
+pub const COMPAT_KNOWN: u64 = 0;
+/// Features that a build which does not know them may read but not write. Known bits: none.
+pub const RO_COMPAT_KNOWN: u64 = 0;
+/// Features that a build which does not know them must keep its hands off. Known bits: none.
+pub const INCOMPAT_KNOWN: u64 = 0;
+
+/// Flag: unmounted with nothing left to replay.
+pub const FLAG_CLEAN: u32 = 1;
+/// Flag: an error was met that fsck has not looked into.
+pub const FLAG_ERRORS: u32 = 2;
+
+const CRC_AT: usize = 8;
+
+/// Where a checkpoint's tree begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TreeRoot {
+    /// The root node.
+    pub block: BlockNo,
+    /// The checkpoint that wrote it.
+    pub generation: u64,
+    /// Its checksum.
+    pub crc: u32,
+    /// Its height; 0 is a leaf.
+    pub level: u8,
+}
+
+/// Where a checkpoint's description of the metadata pool begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ManifestHead {
+    /// First block of the chain.
+    pub block: BlockNo,
+    /// Its checksum.
+    pub crc: u32,
+    /// Blocks in the chain.
+    pub count: u32,
+}
+
+/// A superblock; the module's documentation has its bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// Format version: major, minor.
+    pub version: (u32, u32),
+    /// [`FLAG_CLEAN`], [`FLAG_ERRORS`].
+    pub flags: u32,
+    /// See [`COMPAT_KNOWN`].
+    pub feature_compat: u64,
+    /// See [`RO_COMPAT_KNOWN`].
+    pub feature_ro_compat: u64,
+    /// See [`INCOMPAT_KNOWN`].
+    pub feature_incompat: u64,
+    /// The volume's name for machines.
+    pub uuid: [u8; 16],
+    /// The volume's name for people, padded with zeros; read it with [`Superblock::label`].
+    pub label: [u8; LABEL_BYTES],
+    /// Size of the volume in blocks.
+    pub block_count: u64,
+    /// Index into [`SLOT_BLOCKS`] this copy was written to.
+    pub slot: u32,
+    /// Counts checkpoints up.
+    pub checkpoint: u64,
+    /// Counts lives of the journal up: records of other incarnations are dead.
+    pub incarnation: u64,
+    /// First block of the journal ring.
+    pub journal_start: BlockNo,
+    /// Length of the journal ring in blocks.
+    pub journal_blocks: u64,
+    /// Stream position at which replay starts; the start of a journal block.
+    pub sequence: Seq,
+    /// The tree.
+    pub root: TreeRoot,
+    /// The metadata pool.
+    pub manifest: ManifestHead,
+    /// Orphan blocks, fixed when the volume is made.
+    pub orphan_blocks: u32,
+    /// Times mounted for writing.
+    pub mount_count: u32,
+    /// First chunks of the metadata pool: start.
+    pub pool_start: BlockNo,
+    /// First chunks of the metadata pool: blocks.
+    pub pool_blocks: u64,
+    /// Where the data space begins; it ends with the volume.
+    pub data_start: BlockNo,
+    /// Free blocks of the data space at this checkpoint.
+    pub free_blocks: u64,
+    /// Inodes in existence at this checkpoint.
+    pub inode_count: u64,
+    /// The number the next inode gets.
+    pub next_inode: u64,
+    /// Key of the hash of names.
+    pub hash_seed: [u64; 2],
+    /// When the volume was made.
+    pub created: Timestamp,
+    /// When it was last mounted for writing.
+    pub mounted: Timestamp,
+    /// When this copy was written.
+    pub checkpointed: Timestamp,
+}
+
+impl Superblock {
+    /// The number that journal blocks, tree nodes and pool blocks carry to show that they are this volume's.
+    pub fn volume_id(&self) -> u64 {
+        let half = |at: usize| u64::from_le_bytes(self.uuid[at..at + 8].try_into().expect("8 bytes"));
+        half(0) ^ half(8).rotate_left(32)
+    }
+
+    /// The label without its padding; empty if it is not UTF-8.
+    pub fn label(&self) -> &str {
+        let end = self.label.iter().position(|byte| *byte == 0).unwrap_or(LABEL_BYTES);
+        std::str::from_utf8(&self.label[..end]).unwrap_or("")
+    }
+
+    /// Pads a label, or says `Invalid`: longer than [`LABEL_BYTES`], or with a zero byte in it.
+    pub fn pad_label(label: &str) -> Result<[u8; LABEL_BYTES]> {
+        if label.len() > LABEL_BYTES {
+            return Err(Error::invalid(format!("label of {} bytes: at most {LABEL_BYTES} fit", label.len())));
+        }
+        if label.contains('\0') {
+            return Err(Error::invalid("a label cannot contain a zero byte"));
+        }
+        let mut padded = [0; LABEL_BYTES];
+        padded[..label.len()].copy_from_slice(label.as_bytes());
+        Ok(padded)
+    }
+
+    /// The first block behind the journal ring.
+    pub fn journal_end(&self) -> BlockNo {
+        self.journal_start.offset(self.journal_blocks)
+    }
+
+    /// An error that names the features for whose sake this build must not write to the volume, if there are any.
+    pub fn read_only_because(&self) -> Option<Error> {
+        let unknown = self.feature_ro_compat & !RO_COMPAT_KNOWN;
+        (unknown != 0).then(|| {
+            Error::new(
+                ErrorKind::ReadOnly,
+                format!("the volume has features ({}) that this build can read but not write", bits(unknown)),
+            )
+        })
+    }
+
+    /// The bytes, checksum included.
+    pub fn encode(&self) -> [u8; BLOCK_SIZE] {
+        let mut block = [0u8; BLOCK_SIZE];
+        let mut w = Writer { block: &mut block, at: 0 };
+        w.bytes(&MAGIC);
+        w.u32(0);
+        w.u32(self.version.0);
+        w.u32(self.version.1);
+        w.u32(self.flags);
+        w.u64(self.feature_compat);
+        w.u64(self.feature_ro_compat);
+        w.u64(self.feature_incompat);
+        w.bytes(&self.uuid);
+        w.bytes(&self.label);
+        w.u32(BLOCK_SIZE as u32);
+        w.u32(self.slot);
+        w.u64(self.block_count);
+        w.u64(self.checkpoint);
+        w.u64(self.incarnation);
+        w.u64(self.journal_start.0);
+        w.u64(self.journal_blocks);
+        w.u64(self.sequence.0);
+        w.u64(self.root.block.0);
+        w.u64(self.root.generation);
+        w.u32(self.root.crc);
+        w.u32(u32::from(self.root.level));
+        w.u64(self.manifest.block.0);
+        w.u32(self.manifest.crc);
+        w.u32(self.manifest.count);
+        w.u32(self.orphan_blocks);
+        w.u32(self.mount_count);
+        w.u64(self.pool_start.0);
+        w.u64(self.pool_blocks);
+        w.u64(self.data_start.0);
+        w.u64(self.free_blocks);
+        w.u64(self.inode_count);
+        w.u64(self.next_inode);
+        w.u64(self.hash_seed[0]);
+        w.u64(self.hash_seed[1]);
+        w.u64(self.created.0 as u64);
+        w.u64(self.mounted.0 as u64);
+        w.u64(self.checkpointed.0 as u64);
+        let crc = crc32c::crc32c(&block);
+        block[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+        block
+    }
+
+    /// Reads and checks a superblock.
+    ///
+    /// Errors: `NotAVolume` (no magic), `UnknownFormat` (newer major version, unknown incompatible features),
+    /// `Corrupt` (checksum, or fields that contradict one another).
+    pub fn decode(bytes: &[u8]) -> Result<Superblock> {
+        if bytes.len() < BLOCK_SIZE || bytes[..MAGIC.len()] != MAGIC {
+            return Err(Error::new(
+                ErrorKind::NotAVolume,
+                "no Quire volume here: the superblock's magic is missing",
+            ));
+        }
+        let bytes = &bytes[..BLOCK_SIZE];
+        let mut r = Reader { bytes, at: CRC_AT };
+        let crc = r.u32();
+        let found = crc32c_without(bytes, CRC_AT);
+        if crc != found {
+            return Err(Error::corrupt(format!(
+                "superblock: checksum is {crc:#010x}, its bytes give {found:#010x}"
+            )));
+        }
+        let version = (r.u32(), r.u32());
+        let flags = r.u32();
+        let (feature_compat, feature_ro_compat, feature_incompat) = (r.u64(), r.u64(), r.u64());
+        if version.0 != FORMAT_MAJOR {
+            return Err(Error::new(
+                ErrorKind::UnknownFormat,
+                format!(
+                    "the volume has format {}.{}, this build reads {FORMAT_MAJOR}.x: use a matching build",
+                    version.0, version.1
+                ),
+            ));
+        }
+        let unknown = feature_incompat & !INCOMPAT_KNOWN;
+        if unknown != 0 {
+            return Err(Error::new(
+                ErrorKind::UnknownFormat,
+                format!("the volume has features ({}) that this build does not know", bits(unknown)),
+            ));
+        }
+        let uuid = r.array();
+        let label = r.array();
+        let block_size = r.u32();
+        let slot = r.u32();
+        let block_count = r.u64();
+        let (checkpoint, incarnation) = (r.u64(), r.u64());
+        let (journal_start, journal_blocks, sequence) = (BlockNo(r.u64()), r.u64(), Seq(r.u64()));
+        let (root_block, generation, root_crc, level) = (BlockNo(r.u64()), r.u64(), r.u32(), r.u32());
+        let manifest = ManifestHead { block: BlockNo(r.u64()), crc: r.u32(), count: r.u32() };
+        let (orphan_blocks, mount_count) = (r.u32(), r.u32());
+        let (pool_start, pool_blocks, data_start) = (BlockNo(r.u64()), r.u64(), BlockNo(r.u64()));
+        let (free_blocks, inode_count, next_inode) = (r.u64(), r.u64(), r.u64());
+        let hash_seed = [r.u64(), r.u64()];
+        let mut time = || Timestamp(r.u64() as i64);
+        let (created, mounted, checkpointed) = (time(), time(), time());
+        check(block_size as usize == BLOCK_SIZE, || format!("block size {block_size}"))?;
+        check(level <= u32::from(TREE_LEVEL_MAX), || format!("tree of height {level}"))?;
+        let superblock = Superblock {
+            version,
+            flags,
+            feature_compat,
+            feature_ro_compat,
+            feature_incompat,
+            uuid,
+            label,
+            block_count,
+            slot,
+            checkpoint,
+            incarnation,
+            journal_start,
+            journal_blocks,
+            sequence,
+            root: TreeRoot { block: root_block, generation, crc: root_crc, level: level as u8 },
+            manifest,
+            orphan_blocks,
+            mount_count,
+            pool_start,
+            pool_blocks,
+            data_start,
+            free_blocks,
+            inode_count,
+            next_inode,
+            hash_seed,
+            created,
+            mounted,
+            checkpointed,
+        };
+        superblock.validate()?;
+        Ok(superblock)
+    }
+
+    /// Checks the fields against one another (`Corrupt`); [`Superblock::decode`] has done it.
+    pub fn validate(&self) -> Result<()> {
+        let count = self.block_count;
+        check((self.slot as usize) < SLOT_BLOCKS.len(), || format!("slot {}", self.slot))?;
+        check(count <= BLOCK_COUNT_MAX, || format!("volume of {count} blocks"))?;
+        // An area within the volume; its end, for the next area to start behind.
+        let area = |what: &str, from: u64, start: BlockNo, blocks: u64| -> Result<u64> {
+            let end = start.0.checked_add(blocks).filter(|end| *end <= count && start.0 >= from);
+            end.ok_or_else(|| {
+                contradiction(format!("{what} of {blocks} blocks at {start}, in a volume of {count} blocks"))
+            })
+        };
+        let journal_end = area("journal", JOURNAL_START.0, self.journal_start, self.journal_blocks)?;
+        check(self.journal_blocks >= JOURNAL_BLOCKS_MIN, || {
+            format!("journal of {} blocks", self.journal_blocks)
+        })?;
+        let pool_end = area("metadata pool", journal_end, self.pool_start, self.pool_blocks)?;
+        let data_end =
+            area("data space", pool_end, self.data_start, count.saturating_sub(self.data_start.0))?;
+        check(self.free_blocks <= data_end - self.data_start.0, || {
+            format!(
+                "{} free blocks in {} blocks of data space",
+                self.free_blocks,
+                data_end - self.data_start.0
+            )
+        })?;
+        area("tree root", journal_end, self.root.block, 1)?;
+        check(self.root.level <= TREE_LEVEL_MAX, || format!("tree of height {}", self.root.level))?;
+        check(self.root.generation <= self.checkpoint, || {
+            format!("tree root of checkpoint {} in checkpoint {}", self.root.generation, self.checkpoint)
+        })?;
+        area("pool manifest", journal_end, self.manifest.block, 1)?;
+        check(self.manifest.count >= 1 && u64::from(self.manifest.count) <= count, || {
+            format!("pool manifest of {} blocks", self.manifest.count)
+        })?;
+        check(self.orphan_blocks <= ORPHAN_BLOCKS_MAX, || format!("{} orphan blocks", self.orphan_blocks))?;
+        check(self.sequence.0.is_multiple_of(PAYLOAD_BYTES as u64), || {
+            format!("replay would start at {}, inside a journal block", self.sequence)
+        })?;
+        check(self.sequence.0 <= crate::journal::POSITION_MAX, || {
+            format!("replay would start at {}", self.sequence)
+        })?;
+        check(self.inode_count < self.next_inode, || {
+            format!("{} inodes, but the next one is {}", self.inode_count, self.next_inode)
+        })?;
+        let end = self.label.iter().position(|byte| *byte == 0).unwrap_or(LABEL_BYTES);
+        let label_good =
+            std::str::from_utf8(&self.label[..end]).is_ok() && self.label[end..].iter().all(|b| *b == 0);
+        check(label_good, || "label is not text".to_string())
+    }
+}
+
+/// CRC-32C of `block` as if the four bytes at `crc_at` were zero.
+pub(crate) fn crc32c_without(block: &[u8], crc_at: usize) -> u32 {
+    let crc = crc32c::crc32c(&block[..crc_at]);
+    let crc = crc32c::crc32c_append(crc, &[0; 4]);
+    crc32c::crc32c_append(crc, &block[crc_at + 4..])
+}
+
+fn contradiction(what: String) -> Error {
+    Error::corrupt(format!("superblock contradicts itself: {what}"))
+}
+
+fn check(good: bool, what: impl FnOnce() -> String) -> Result<()> {
+    if good { Ok(()) } else { Err(contradiction(what())) }
+}
+
+/// Names the bits of a feature word.
+fn bits(word: u64) -> String {
+    let names: Vec<String> =
+        (0..64).filter(|bit| word >> bit & 1 == 1).map(|bit| format!("bit {bit}")).collect();
+    names.join(", ")
+}
+
+struct Writer<'a> {
+    block: &'a mut [u8; BLOCK_SIZE],
+    at: usize,
+}
+
+impl Writer<'_> {
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.block[self.at..self.at + bytes.len()].copy_from_slice(bytes);
+        self.at += bytes.len();
+    }
+    fn u32(&mut self, value: u32) {
+        self.bytes(&value.to_le_bytes());
+    }
+    fn u64(&mut self, value: u64) {
+        self.bytes(&value.to_le_bytes());
+    }
+}
+
+/// Reads fields in order from a slice that is known to be a whole block.
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl Reader<'_> {
+    fn array<const N: usize>(&mut self) -> [u8; N] {
+        let array = self.bytes[self.at..self.at + N].try_into().expect("N bytes");
+        self.at += N;
+        array
+    }
+    fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.array())
+    }
+    fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.array())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sample() -> Superblock {
+        Superblock {
+            version: (FORMAT_MAJOR, FORMAT_MINOR),
+            flags: FLAG_CLEAN,
+            feature_compat: 0x11,
+            feature_ro_compat: 0,
+            feature_incompat: 0,
+            uuid: *b"0123456789abcdef",
+            label: Superblock::pad_label("Vorrat").unwrap(),
+            block_count: 262_144,
+            slot: 1,
+            checkpoint: 7,
+            incarnation: 3,
+            journal_start: JOURNAL_START,
+            journal_blocks: 1024,
+            sequence: Seq(4032 * 5000),
+            root: TreeRoot { block: BlockNo(2000), generation: 6, crc: 0xdead_beef, level: 2 },
+            manifest: ManifestHead { block: BlockNo(2001), crc: 0x1234_5678, count: 2 },
+            orphan_blocks: 4,
+            mount_count: 9,
+            pool_start: BlockNo(1040),
+            pool_blocks: 2048,
+            data_start: BlockNo(3088),
+            free_blocks: 200_000,
+            inode_count: 41,
+            next_inode: 100,
+            hash_seed: [0x0102_0304_0506_0708, 0x1112_1314_1516_1718],
+            created: Timestamp(-5),
+            mounted: Timestamp(1_700_000_000_000_000_000),
+            checkpointed: Timestamp(1_700_000_001_000_000_000),
+        }
+    }
+
+    /// Makes a block check again after a change to its bytes.
+    fn seal(block: &mut [u8; BLOCK_SIZE]) {
+        let crc = crc32c_without(block, CRC_AT);
+        block[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+    }
+
+    fn kind(block: &[u8]) -> ErrorKind {
+        Superblock::decode(block).unwrap_err().kind()
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let superblock = sample();
+        assert_eq!(Superblock::decode(&superblock.encode()).unwrap(), superblock);
+        assert_eq!(superblock.label(), "Vorrat");
+        assert_eq!(superblock.journal_end(), BlockNo(1040));
+    }
+
+    /// The bytes of a known superblock: a change here is a change of the format.
+    #[test]
+    fn golden_bytes() {
+        let block = sample().encode();
+        let golden: &[(usize, &[u8])] = &[
+            (0, b"QUIRE\0FS"),
+            (12, &[1, 0, 0, 0, 0, 0, 0, 0]),
+            (20, &[1, 0, 0, 0]),
+            (24, &[0x11, 0, 0, 0, 0, 0, 0, 0]),
+            (48, b"0123456789abcdef"),
+            (64, b"Vorrat\0"),
+            (128, &[0, 16, 0, 0, 1, 0, 0, 0]),
+            (136, &[0, 0, 4, 0, 0, 0, 0, 0]),
+            (144, &[7, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0]),
+            (160, &[16, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0]),
+            (176, &20_160_000u64.to_le_bytes()),
+            (184, &[0xd0, 7, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0, 0xef, 0xbe, 0xad, 0xde, 2, 0, 0, 0]),
+            (208, &[0xd1, 7, 0, 0, 0, 0, 0, 0, 0x78, 0x56, 0x34, 0x12, 2, 0, 0, 0]),
+            (224, &[4, 0, 0, 0, 9, 0, 0, 0]),
+            (232, &[0x10, 4, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0x10, 0x0c, 0, 0, 0, 0, 0, 0]),
+            (256, &200_000u64.to_le_bytes()),
+            (264, &[41, 0, 0, 0, 0, 0, 0, 0, 100, 0, 0, 0, 0, 0, 0, 0]),
+            (280, &[8, 7, 6, 5, 4, 3, 2, 1, 0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11]),
+            (296, &[0xfb, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]),
+        ];
+        for (at, bytes) in golden {
+            assert_eq!(&block[*at..*at + bytes.len()], *bytes, "at offset {at}");
+        }
+        assert!(block[320..].iter().all(|byte| *byte == 0));
+        assert_eq!(u32::from_le_bytes(block[8..12].try_into().unwrap()), GOLDEN_CRC);
+    }
+    const GOLDEN_CRC: u32 = 2_148_167_494;
+
+    #[test]
+    fn each_kind_of_refusal() {
+        assert_eq!(kind(&[0; BLOCK_SIZE]), ErrorKind::NotAVolume);
+        assert_eq!(kind(&MAGIC), ErrorKind::NotAVolume);
+        let mut block = sample().encode();
+        block[4000] ^= 1;
+        assert_eq!(kind(&block), ErrorKind::Corrupt);
+
+        let newer = Superblock { version: (FORMAT_MAJOR + 1, 0), ..sample() };
+        assert_eq!(kind(&newer.encode()), ErrorKind::UnknownFormat);
+        let minor = Superblock { version: (FORMAT_MAJOR, 77), ..sample() };
+        assert!(Superblock::decode(&minor.encode()).is_ok());
+        let unknown = Superblock { feature_incompat: 1 << 5 | 1 << 63, ..sample() };
+        let error = Superblock::decode(&unknown.encode()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::UnknownFormat);
+        assert!(error.to_string().contains("bit 5, bit 63"), "{error}");
+        let read_only = Superblock { feature_ro_compat: 2, ..sample() };
+        let read_only = Superblock::decode(&read_only.encode()).unwrap();
+        assert_eq!(read_only.read_only_because().unwrap().kind(), ErrorKind::ReadOnly);
+        assert!(sample().read_only_because().is_none());
+    }
+
+    #[test]
+    fn contradictions_are_corrupt() {
+        let bad: [fn(&mut Superblock); 18] = [
+            |s| s.slot = 2,
+            |s| s.block_count = BLOCK_COUNT_MAX + 1,
+            |s| s.block_count = 3000,
+            |s| s.journal_start = BlockNo(8),
+            |s| s.journal_start = BlockNo(u64::MAX),
+            |s| s.journal_blocks = 1 << 40,
+            |s| s.journal_blocks = 3,
+            |s| s.sequence = Seq(17),
+            |s| s.sequence = Seq(u64::MAX / 4032 * 4032),
+            |s| s.pool_start = BlockNo(100),
+            |s| s.pool_blocks = u64::MAX,
+            |s| s.data_start = BlockNo(2000),
+            |s| s.data_start = BlockNo(1 << 30),
+            |s| s.free_blocks = 262_144,
+            |s| s.root.block = BlockNo(20),
+            |s| s.root.generation = 8,
+            |s| s.manifest.count = 0,
+            |s| s.next_inode = 41,
+        ];
+        for (number, spoil) in bad.iter().enumerate() {
+            let mut superblock = sample();
+            spoil(&mut superblock);
+            assert_eq!(kind(&superblock.encode()), ErrorKind::Corrupt, "case {number}");
+        }
+        let mut block = sample().encode();
+        block[64] = 0xff;
+        seal(&mut block);
+        assert_eq!(kind(&block), ErrorKind::Corrupt);
+        assert!(Superblock::pad_label(&"x".repeat(65)).is_err());
+        assert!(Superblock::pad_label("a\0b").is_err());
+    }
+
+    proptest! {
+        /// No bytes make the decoder panic, and what it takes it would write again.
+        #[test]
+        fn any_bytes(changes in proptest::collection::vec((12usize..400, any::<u8>()), 0..20)) {
+            let mut block = sample().encode();
+            for (at, byte) in changes {
+                block[at] = byte;
+            }
+            seal(&mut block);
+            if let Ok(superblock) = Superblock::decode(&block) {
+                prop_assert_eq!(Superblock::decode(&superblock.encode()).unwrap(), superblock);
+            }
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Applying one journaled change: the same code for a live transaction and for replay.
+//!
+//! Invariants: applying is a function of the tree and the change alone, so replay from any checkpoint ends in the
+//! state that was live. An extent change *is* the allocation and the freeing of its blocks: it changes the
+//! regions' used-block sets here, and nowhere else.
+//!
+//! Neighbours: [`crate::transaction`] calls it inside the barrier, [`crate::recovery`] for each replayed record.
+
+use crate::engine::Engine;
+use crate::orphan::{OrphanSlots, Slot};
+use crate::transaction::chunk_run;
+use quire_alloc::Allocator;
+use quire_base::sync::atomic::{AtomicU64, Ordering};
+use quire_base::{Error, Result, Seq};
+use quire_format::extent::{Run, subtract, total_blocks};
+use quire_format::key::{Key, KeyKind};
+use quire_format::record::Change;
+use quire_format::region::{RegionMap, split_by_region};
+use quire_tree::Tree;
+
+/// The state that changes apply to.
+pub(crate) struct Target<'a> {
+    pub(crate) tree: &'a Tree,
+    pub(crate) orphans: &'a OrphanSlots,
+    pub(crate) free_blocks: &'a AtomicU64,
+    pub(crate) inodes: &'a AtomicU64,
+    pub(crate) next_inode: &'a AtomicU64,
+    /// The allocator that hears of freed blocks; none in replay, which ends before one is made.
+    pub(crate) alloc: Option<&'a Allocator>,
+}
+
+impl Engine {
+    pub(crate) fn apply(&self, change: &Change, seq: Seq) -> Result<()> {
+        Target {
+            tree: &self.tree,
+            orphans: &self.orphans,
+            free_blocks: &self.applied_free_blocks,
+            inodes: &self.applied_inodes,
+            next_inode: &self.next_inode,
+            alloc: Some(&self.alloc),
+        }
+        .apply(change, seq)
+    }
+}
+
+impl Target<'_> {
+    pub(crate) fn apply(&self, change: &Change, seq: Seq) -> Result<()> {
+        match change {
+            Change::Put { key, value } => {
+                if key.kind == KeyKind::Inode && self.tree.get_with(*key, |_| ())?.is_none() {
+                    self.inodes.fetch_add(1, Ordering::Relaxed);
+                    self.next_inode.fetch_max(key.object + 1, Ordering::Relaxed);
+                }
+                self.tree.put(*key, value)
+            }
+            Change::Delete { key } => {
+                let existed = self.tree.delete(*key)?;
+                if key.kind == KeyKind::Inode && existed {
+                    self.inodes.fetch_sub(1, Ordering::Relaxed);
+                }
+                Ok(())
+            }
+            Change::Extents { inode, removed, inserted } => {
+                let (freed, allocated) = subtract(removed, inserted)?;
+                for extent in removed {
+                    let kept = inserted.iter().any(|new| new.file_block == extent.file_block);
+                    if !kept && !self.tree.delete(Key::extent(*inode, extent.file_block))? {
+                        return Err(Error::corrupt(format!(
+                            "inode {inode} has no extent at file block {} to remove",
+                            extent.file_block
+                        )));
+                    }
+                }
+                for extent in inserted {
+                    self.tree.put(Key::extent(*inode, extent.file_block), &extent.encode())?;
+                }
+                self.mark_used(&allocated)?;
+                self.mark_free(&freed, seq)
+            }
+            Change::OrphanSet { slot, inode } => {
+                let slot = self.slot(*slot)?;
+                self.orphans.apply_set(slot, *inode);
+                Ok(())
+            }
+            Change::OrphanClear { slot, .. } => {
+                let slot = self.slot(*slot)?;
+                self.orphans.apply_clear(slot);
+                Ok(())
+            }
+            Change::PoolGrow { start, blocks } => {
+                self.mark_used(&[chunk_run(*start, *blocks)])?;
+                self.tree.pool_grow(*start, *blocks)
+            }
+            Change::PoolShrink { start, blocks } => {
+                self.tree.pool_shrink(*start, *blocks)?;
+                self.mark_free(&[chunk_run(*start, *blocks)], seq)
+            }
+        }
+    }
+
+    fn slot(&self, number: u32) -> Result<Slot> {
+        let slot = Slot(number);
+        if !self.orphans.contains(slot) {
+            return Err(Error::corrupt(format!("orphan slot {number} is beyond the volume's {}", self.orphans.capacity())));
+        }
+        Ok(slot)
+    }
+
+    fn mark_used(&self, runs: &[Run]) -> Result<()> {
+        self.change_regions(runs, |map, start, blocks| map.set_used(start, blocks))?;
+        self.free_blocks.fetch_sub(total_blocks(runs), Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn mark_free(&self, runs: &[Run], seq: Seq) -> Result<()> {
+        if runs.is_empty() {
+            return Ok(());
+        }
+        self.change_regions(runs, |map, start, blocks| map.set_free(start, blocks))?;
+        self.free_blocks.fetch_add(total_blocks(runs), Ordering::Relaxed);
+        if let Some(alloc) = self.alloc {
+            alloc.freed(seq, runs);
+        }
+        Ok(())
+    }
+
+    fn change_regions(&self, runs: &[Run], change: impl Fn(&mut RegionMap, u32, u32) -> Result<()>) -> Result<()> {
+        for &run in runs {
+            for (region, start, blocks) in split_by_region(run) {
+                self.tree.update(Key::region(region), &mut |value| {
+                    let mut map = value.map_or_else(|| Ok(RegionMap::new()), RegionMap::decode)?;
+                    change(&mut map, start, blocks).map_err(|error| error.context(format!("region {region}")))?;
+                    Ok(map.encode())
+                })?;
+            }
+        }
+        Ok(())
+    }
+}

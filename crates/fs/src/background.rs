@@ -1,0 +1,133 @@
+//! What runs behind the operations' backs: checkpoints before the journal runs short, freeing of orphans, queued
+//! fsyncs, and the periodic commit that bounds what an unsynced crash can lose.
+//!
+//! Three threads, each asleep until there is work: the *committer* (checkpoints, periodic commit), the *reaper*, the
+//! *syncer*. The cache has threads of its own. Without threads ([`crate::VolumeOptions::threads`]) the caller runs
+//! [`Engine::background_step`], which does one round of all of it.
+//!
+//! Neighbours: [`crate::checkpoint`], [`crate::reaper`], [`crate::file::fsync`].
+
+use crate::engine::Engine;
+use quire_base::sync::{Arc, Mutex, thread};
+use quire_base::{Error, ErrorKind, Result};
+use std::time::{Duration, Instant};
+
+/// The threads of an open volume.
+#[derive(Default)]
+pub(crate) struct Threads(Mutex<Vec<thread::JoinHandle<()>>>);
+
+impl Threads {
+    pub(crate) fn start(&self, engine: &Arc<Engine>) -> Result<()> {
+        type Body = fn(&Arc<Engine>);
+        let bodies: [(&str, Body); 4] = [
+            ("quire-commit", committer),
+            ("quire-reap", reaper),
+            ("quire-sync-0", syncer),
+            ("quire-sync-1", syncer),
+        ];
+        let mut handles = self.0.lock();
+        for (name, body) in bodies {
+            let engine = engine.clone();
+            let handle = thread::Builder::new()
+                .name(name.to_owned())
+                .spawn(move || body(&engine))
+                .map_err(|error| Error::new(ErrorKind::NoMemory, format!("starting thread {name}: {error}")))?;
+            handles.push(handle);
+        }
+        Ok(())
+    }
+
+    /// Tells the threads to stop and waits for them.
+    pub(crate) fn stop(&self, engine: &Engine) {
+        engine.background.state.lock().stop = true;
+        engine.background.wake_commit.notify_all();
+        engine.background.wake_reap.notify_all();
+        engine.background.wake_sync.notify_all();
+        for handle in std::mem::take(&mut *self.0.lock()) {
+            // A thread that panicked has told so itself.
+            let _ = handle.join();
+        }
+    }
+}
+
+fn committer(engine: &Arc<Engine>) {
+    let interval = Duration::from_secs(u64::from(engine.options.commit_seconds.max(1)));
+    let mut next_commit = Instant::now() + interval;
+    loop {
+        let checkpoint = {
+            let mut state = engine.background.state.lock();
+            while !state.stop && !state.checkpoint_wanted && Instant::now() < next_commit {
+                let left = next_commit.saturating_duration_since(Instant::now());
+                engine.background.wake_commit.wait_for(&mut state, left);
+            }
+            if state.stop {
+                return;
+            }
+            std::mem::take(&mut state.checkpoint_wanted)
+        };
+        if engine.check_writable().is_err() {
+            // Shut down: nothing left to do but wait for the end.
+            next_commit = Instant::now() + interval;
+            continue;
+        }
+        if checkpoint {
+            report(engine.checkpoint_now(), "checkpoint");
+        }
+        if Instant::now() >= next_commit {
+            if !engine.options.lazy_times {
+                report(engine.journal_all_attributes(), "periodic commit of times");
+            }
+            report(engine.force_all(), "periodic commit");
+            next_commit = Instant::now() + interval;
+        }
+    }
+}
+
+fn reaper(engine: &Arc<Engine>) {
+    loop {
+        {
+            let mut state = engine.background.state.lock();
+            while !state.stop && state.reap.is_empty() {
+                engine.background.wake_reap.wait(&mut state);
+            }
+            if state.stop {
+                return;
+            }
+        }
+        while engine.reap_one() {}
+    }
+}
+
+fn syncer(engine: &Arc<Engine>) {
+    loop {
+        {
+            let mut state = engine.background.state.lock();
+            while !state.stop && state.fsyncs.is_empty() {
+                engine.background.wake_sync.wait(&mut state);
+            }
+            if state.stop && state.fsyncs.is_empty() {
+                return;
+            }
+        }
+        engine.sync_queued();
+    }
+}
+
+fn report(outcome: Result<()>, what: &str) {
+    if let Err(error) = outcome {
+        tracing::warn!(%error, "{what} failed");
+    }
+}
+
+impl Engine {
+    /// One round of background work, for callers that run without threads.
+    pub(crate) fn background_step(self: &Arc<Engine>) -> Result<()> {
+        self.cache.background_step();
+        while self.sync_queued() {}
+        while self.reap_one() {}
+        if std::mem::take(&mut self.background.state.lock().checkpoint_wanted) {
+            self.checkpoint_now()?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,112 @@
+//! Checkpoints: the tree published as of one point of the journal, by one of two alternating superblocks.
+//!
+//! Protocol, one at a time: take the barrier whole just long enough to close the journal's open block (which
+//! gives S), freeze the tree and copy the changed orphan blocks; let go; make the journal durable up to S; write
+//! the frozen nodes to fresh pool blocks; flush; write the superblock into the older slot; flush. Only then may
+//! journal space before the *older* slot's S and pool blocks that neither slot needs be used again (J2).
+//!
+//! Invariants: between S and the last apply of any transaction up to S nobody can take the barrier whole, so the
+//! frozen tree is exactly the state at S. A checkpoint needs no data writeback and no lock but its own, so it can
+//! always be waited for by a thread without a reservation (J9).
+//!
+//! Neighbours: [`crate::transaction`] waits for checkpoints when the journal or the dirty nodes run short;
+//! [`crate::recovery`] writes one when it has replayed something.
+
+use crate::engine::Engine;
+use quire_base::sync::atomic::Ordering;
+use quire_base::{Result, Seq};
+use quire_device::{AlignedBuf, Device, IoClass};
+use quire_format::superblock::{FLAG_CLEAN, FLAG_ERRORS, ManifestHead, SLOT_BLOCKS, Superblock, TreeRoot};
+use quire_tree::CheckpointImage;
+
+/// What the superblock slots hold.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CheckpointState {
+    /// Number of the newest durable checkpoint.
+    pub(crate) number: u64,
+    /// The slot that it is in.
+    pub(crate) slot: usize,
+    /// Its S.
+    pub(crate) sequence: Seq,
+}
+
+impl Engine {
+    /// Makes sure that a checkpoint with a number beyond `seen` is durable.
+    pub(crate) fn checkpoint_beyond(&self, seen: u64) -> Result<()> {
+        let mut state = self.checkpoint.lock();
+        if state.number > seen {
+            return Ok(());
+        }
+        self.write_checkpoint(&mut state, 0).map_err(|error| self.shut_down(&error))
+    }
+
+    /// Writes a checkpoint now.
+    pub(crate) fn checkpoint_now(&self) -> Result<()> {
+        let mut state = self.checkpoint.lock();
+        self.write_checkpoint(&mut state, 0).map_err(|error| self.shut_down(&error))
+    }
+
+    /// Writes the last checkpoint of a volume that is being closed, and says so in both slots' flags.
+    pub(crate) fn checkpoint_clean(&self) -> Result<()> {
+        let mut state = self.checkpoint.lock();
+        self.write_checkpoint(&mut state, 0)?;
+        // The second names the same tree, so that either slot alone tells of a clean volume.
+        self.write_checkpoint(&mut state, FLAG_CLEAN)?;
+        self.write_checkpoint(&mut state, FLAG_CLEAN).map_err(|error| self.shut_down(&error))
+    }
+
+    fn write_checkpoint(&self, state: &mut CheckpointState, flags: u32) -> Result<()> {
+        let journal = self.journal()?.clone();
+        let number = state.number + 1;
+
+        let barrier = self.barrier.whole();
+        let sequence = journal.close_block();
+        let orphan_blocks = self.orphans.take_changed(false)?;
+        let frozen = self.tree.freeze(orphan_blocks);
+        let mut superblock = self.superblock.clone();
+        superblock.free_blocks = self.applied_free_blocks.load(Ordering::Relaxed);
+        superblock.inode_count = self.applied_inodes.load(Ordering::Relaxed);
+        superblock.next_inode = self.next_inode.load(Ordering::Relaxed);
+        drop(barrier);
+
+        journal.force(sequence)?;
+        let image = self.tree.write_frozen(frozen, number)?;
+        self.device.flush_to(self.device.mark())?;
+
+        let slot = 1 - state.slot;
+        superblock.checkpoint = number;
+        superblock.sequence = sequence;
+        superblock.flags = (superblock.flags & FLAG_ERRORS) | flags;
+        superblock.checkpointed = self.options.clock.now();
+        name_image(&mut superblock, &image);
+        publish(&self.device, &superblock, slot)?;
+
+        let older = state.sequence;
+        *state = CheckpointState { number, slot, sequence };
+        self.checkpoint_number.store(number, Ordering::Release);
+        journal.checkpointed(sequence, older);
+        self.tree.published(number);
+        self.alloc.durable(journal.durable());
+        self.counters.checkpoints.add(1);
+        Ok(())
+    }
+}
+
+/// Puts what a checkpoint wrote into the superblock that will name it.
+pub(crate) fn name_image(superblock: &mut Superblock, image: &CheckpointImage) {
+    let root = image.root;
+    superblock.root =
+        TreeRoot { block: root.block, generation: root.generation, crc: root.crc, level: root.level };
+    superblock.manifest =
+        ManifestHead { block: image.manifest.block, crc: image.manifest.crc, count: image.manifest.count };
+}
+
+/// Writes a superblock into a slot and makes it durable.
+pub(crate) fn publish(device: &Device, superblock: &Superblock, slot: usize) -> Result<()> {
+    let mut superblock = superblock.clone();
+    superblock.slot = slot as u32;
+    let mut block = AlignedBuf::zeroed(quire_base::BLOCK_SIZE);
+    block.copy_from_slice(&superblock.encode());
+    device.write(IoClass::Metadata, SLOT_BLOCKS[slot], &block)?;
+    device.flush_to(device.mark())
+}

@@ -1,0 +1,234 @@
+//! The engine of an open volume: what every operation shares.
+//!
+//! It holds the parts (device, journal, tree, allocator, cache, orphan slots, inode table), the barrier between
+//! transactions and checkpoints, and the volume's state: in use, read-only, or shut down by an error (J7).
+//!
+//! Neighbours: [`crate::transaction`] and [`crate::checkpoint`] are its two protocols; [`crate::recovery`] makes
+//! it from a device; [`crate::volume`] is its public face.
+
+use crate::checkpoint::CheckpointState;
+use crate::inode_table::InodeTable;
+use crate::options::VolumeOptions;
+use crate::orphan::OrphanSlots;
+use quire_alloc::Allocator;
+use quire_base::metrics::Counter;
+use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use quire_base::sync::{Arc, Condvar, Mutex, ShardedRwLock};
+use quire_base::{Error, ErrorKind, Result, Seq};
+use quire_cache::Cache;
+use quire_device::Device;
+use quire_format::superblock::Superblock;
+use quire_journal::Journal;
+use quire_tree::Tree;
+
+/// Events worth counting, beside those of the parts below.
+#[derive(Default, Debug)]
+pub struct EngineCounters {
+    /// Transactions committed.
+    pub transactions: Counter,
+    /// Times a transaction had to wait for a checkpoint before it could reserve.
+    pub checkpoint_waits: Counter,
+    /// Checkpoints written.
+    pub checkpoints: Counter,
+    /// Metadata pool chunks taken from data space.
+    pub pool_growths: Counter,
+    /// Inodes freed by the reaper.
+    pub orphans_freed: Counter,
+}
+
+/// See the module's documentation.
+pub struct Engine {
+    pub(crate) device: Arc<Device>,
+    /// None on a read-only volume.
+    pub(crate) journal: Option<Arc<Journal>>,
+    pub(crate) tree: Arc<Tree>,
+    pub(crate) alloc: Arc<Allocator>,
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) orphans: OrphanSlots,
+    pub(crate) inodes: InodeTable,
+    pub(crate) options: VolumeOptions,
+    /// As at mkfs; the changing fields are in the checkpoint state and in the counters below.
+    pub(crate) superblock: Superblock,
+    pub(crate) read_only: bool,
+
+    /// Shared from a record's `Seq` to its last apply; whole while a checkpoint chooses S.
+    pub(crate) barrier: ShardedRwLock,
+    pub(crate) checkpoint: Mutex<CheckpointState>,
+    /// Number of the newest durable checkpoint, to see progress without the lock.
+    pub(crate) checkpoint_number: AtomicU64,
+
+    /// Free blocks and inodes as the applied records say; what a checkpoint writes.
+    pub(crate) applied_free_blocks: AtomicU64,
+    pub(crate) applied_inodes: AtomicU64,
+    /// The next inode number to hand out.
+    pub(crate) next_inode: AtomicU64,
+    /// The next logged operation's id.
+    pub(crate) next_logged: AtomicU64,
+
+    pub(crate) rename: Mutex<()>,
+    pub(crate) background: Background,
+    pub(crate) counters: EngineCounters,
+
+    failed: AtomicBool,
+    failure: Mutex<Option<Error>>,
+}
+
+/// What operations leave to be done behind their backs.
+#[derive(Default)]
+pub(crate) struct Background {
+    pub(crate) state: Mutex<BackgroundState>,
+    /// The committer: a checkpoint is wanted, or the end.
+    pub(crate) wake_commit: Condvar,
+    /// The reaper: an orphan is queued, or the end.
+    pub(crate) wake_reap: Condvar,
+    /// The syncers: an fsync is queued, or the end.
+    pub(crate) wake_sync: Condvar,
+    /// Signalled when the reaper has emptied its queue.
+    pub(crate) idle: Condvar,
+}
+
+#[derive(Default)]
+pub(crate) struct BackgroundState {
+    pub(crate) stop: bool,
+    pub(crate) checkpoint_wanted: bool,
+    /// Orphans without a user, to be freed.
+    pub(crate) reap: std::collections::VecDeque<quire_base::InodeNo>,
+    /// Inodes in the reaper's hands.
+    pub(crate) reaping: usize,
+    /// fsyncs that a worker performs.
+    pub(crate) fsyncs: std::collections::VecDeque<crate::file::fsync::Pending>,
+}
+
+/// The parts that [`Engine::new`] takes over from mkfs and recovery.
+pub(crate) struct Parts {
+    pub(crate) device: Arc<Device>,
+    pub(crate) journal: Option<Arc<Journal>>,
+    pub(crate) tree: Arc<Tree>,
+    pub(crate) alloc: Arc<Allocator>,
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) orphans: OrphanSlots,
+    pub(crate) options: VolumeOptions,
+    pub(crate) superblock: Superblock,
+    pub(crate) checkpoint: CheckpointState,
+    pub(crate) read_only: bool,
+    pub(crate) next_logged: u64,
+}
+
+impl Engine {
+    pub(crate) fn new(parts: Parts) -> Arc<Engine> {
+        Arc::new(Engine {
+            barrier: ShardedRwLock::new(),
+            checkpoint_number: AtomicU64::new(parts.checkpoint.number),
+            checkpoint: Mutex::new(parts.checkpoint),
+            applied_free_blocks: AtomicU64::new(parts.superblock.free_blocks),
+            applied_inodes: AtomicU64::new(parts.superblock.inode_count),
+            next_inode: AtomicU64::new(parts.superblock.next_inode),
+            next_logged: AtomicU64::new(parts.next_logged),
+            device: parts.device,
+            journal: parts.journal,
+            tree: parts.tree,
+            alloc: parts.alloc,
+            cache: parts.cache,
+            orphans: parts.orphans,
+            inodes: InodeTable::new(),
+            options: parts.options,
+            superblock: parts.superblock,
+            read_only: parts.read_only,
+            rename: Mutex::new(()),
+            background: Background::default(),
+            counters: EngineCounters::default(),
+            failed: AtomicBool::new(false),
+            failure: Mutex::new(None),
+        })
+    }
+
+    /// An error if the volume takes no changes: read-only, or shut down.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        if self.failed.load(Ordering::Acquire) {
+            return Err(self.failure().expect("a failed volume keeps its first error"));
+        }
+        if self.read_only {
+            return Err(Error::new(ErrorKind::ReadOnly, "the volume is mounted read-only"));
+        }
+        Ok(())
+    }
+
+    /// The journal of a writable volume.
+    pub(crate) fn journal(&self) -> Result<&Arc<Journal>> {
+        self.check_writable()?;
+        Ok(self.journal.as_ref().expect("a writable volume has a journal"))
+    }
+
+    /// The error that shut the volume down, if one did.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.failure.lock().clone()
+    }
+
+    /// Takes no more changes from now on; every later change gets the first error (J7).
+    pub(crate) fn shut_down(&self, error: &Error) -> Error {
+        let mut failure = self.failure.lock();
+        let first = failure.get_or_insert_with(|| {
+            tracing::error!(%error, "the volume takes no more changes");
+            error.with_kind(ErrorKind::Shutdown).context("the volume was shut down by an earlier error")
+        });
+        let first = first.clone();
+        drop(failure);
+        self.failed.store(true, Ordering::Release);
+        if let Some(journal) = &self.journal {
+            journal.shut_down(first.clone());
+        }
+        first
+    }
+
+    /// As [`Engine::shut_down`], when the volume is closed in order.
+    pub(crate) fn shut_down_quietly(&self, error: &Error) {
+        self.failure.lock().get_or_insert_with(|| error.clone());
+        self.failed.store(true, Ordering::Release);
+    }
+
+    /// Makes everything up to `seq` durable, and blocks freed by it reusable.
+    pub(crate) fn force(&self, seq: Seq) -> Result<()> {
+        let journal = self.journal()?;
+        if journal.durable() < seq {
+            journal.force(seq).map_err(|error| self.shut_down(&error))?;
+        }
+        self.alloc.durable(journal.durable());
+        Ok(())
+    }
+
+    /// Makes every committed transaction durable.
+    pub(crate) fn force_all(&self) -> Result<()> {
+        let head = self.journal()?.head();
+        self.force(head)
+    }
+
+    /// Makes data writes up to a device mark durable.
+    pub(crate) fn flush_data(&self, mark: u64) -> Result<()> {
+        self.device.flush_to(mark).map_err(|error| self.shut_down(&error))
+    }
+
+    /// An inode number nobody has had.
+    pub(crate) fn new_inode_number(&self) -> quire_base::InodeNo {
+        quire_base::InodeNo(self.next_inode.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The generation of an inode made now: incarnation above, position in the journal below, so that no two
+    /// inodes of one number share it even across crashes.
+    pub(crate) fn new_generation(&self) -> u64 {
+        let head = self.journal.as_ref().map_or(0, |journal| journal.head().0);
+        self.checkpoint_incarnation() << 40 | (head & ((1 << 40) - 1))
+    }
+
+    fn checkpoint_incarnation(&self) -> u64 {
+        self.superblock.incarnation & ((1 << 24) - 1)
+    }
+
+    /// Wakes the background thread for a checkpoint.
+    pub(crate) fn want_checkpoint(&self) {
+        let mut state = self.background.state.lock();
+        if !state.checkpoint_wanted {
+            state.checkpoint_wanted = true;
+            self.background.wake_commit.notify_one();
+        }
+    }
+}

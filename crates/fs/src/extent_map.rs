@@ -1,0 +1,125 @@
+//! A file's extents: looking them up, and planning their replacement.
+//!
+//! Protocol. Extents live in the tree under (inode, Extent, first file block). Whoever changes them holds the
+//! inode's `meta` from before it reads them until its transaction is applied, and makes `extent_sequence` odd for
+//! the length of the apply. A look-up without that lock reads the sequence, scans, reads the sequence again, and
+//! starts over if it was odd or has moved: a scan across a delete and an insert would otherwise see a hole where
+//! there is none.
+//!
+//! Neighbours: `file/*` call this; `format::extent` does the arithmetic; [`crate::transaction`] journals the result.
+
+use crate::engine::Engine;
+use crate::inode::Inode;
+use crate::transaction::Transaction;
+use quire_base::sync::atomic::Ordering;
+use quire_base::{Result, Seq};
+use quire_format::extent::{Extent, overlay};
+use quire_format::key::Key;
+use std::ops::ControlFlow;
+
+/// The extents that a change takes out and puts in; equal ones are in neither list.
+#[derive(Debug, Default)]
+pub(crate) struct Replacement {
+    pub(crate) removed: Vec<Extent>,
+    pub(crate) inserted: Vec<Extent>,
+}
+
+impl Replacement {
+    pub(crate) fn between(before: Vec<Extent>, after: Vec<Extent>) -> Replacement {
+        let same = |extent: &Extent, list: &[Extent]| {
+            list.binary_search_by_key(&extent.file_block, |other| other.file_block)
+                .is_ok_and(|at| list[at] == *extent)
+        };
+        let removed = before.iter().filter(|extent| !same(extent, &after)).copied().collect();
+        let inserted = after.iter().filter(|extent| !same(extent, &before)).copied().collect();
+        Replacement { removed, inserted }
+    }
+
+    /// Blocks gained, by file: those mapped after and not before.
+    pub(crate) fn blocks_gained(&self) -> i64 {
+        let sum = |list: &[Extent]| list.iter().map(|extent| i64::from(extent.len)).sum::<i64>();
+        sum(&self.inserted) - sum(&self.removed)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.removed.len() + self.inserted.len()
+    }
+}
+
+impl Engine {
+    /// The extents that cover any of `count` file blocks from `first`, whole, in order, at most `limit`. The
+    /// caller holds `meta`, or validates by [`Inode::read_extents`].
+    pub(crate) fn extents_in(&self, inode: &Inode, first: u64, count: u64, limit: usize) -> Result<Vec<Extent>> {
+        let end = first.saturating_add(count);
+        let mut found = Vec::new();
+        if count == 0 {
+            return Ok(found);
+        }
+        let floor = Key::extent(inode.number, 0);
+        if let Some((key, value)) = self.tree.last_at_or_before(Key::extent(inode.number, first), floor)? {
+            let extent = Extent::decode(key.offset, &value)?;
+            if extent.file_end() > first {
+                found.push(extent);
+            }
+        }
+        let mut broken = Ok(());
+        if found.len() < limit && first + 1 < end {
+            let (from, to) = (Key::extent(inode.number, first + 1), Key::extent(inode.number, end - 1));
+            self.tree.scan(from, to, &mut |key, value| match Extent::decode(key.offset, value) {
+                Ok(extent) => {
+                    found.push(extent);
+                    if found.len() >= limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                }
+                Err(error) => {
+                    broken = Err(error.context(format!("extents of inode {}", inode.number)));
+                    ControlFlow::Break(())
+                }
+            })?;
+        }
+        broken.map(|()| found)
+    }
+
+    /// Plans laying `pieces` (sorted, apart) over an inode's extents and merging with what they touch. The caller
+    /// holds `meta`.
+    pub(crate) fn plan_overlay(&self, inode: &Inode, pieces: &[Extent]) -> Result<Replacement> {
+        let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else {
+            return Ok(Replacement::default());
+        };
+        // One block more on either side finds the neighbours to merge with.
+        let from = first.file_block.saturating_sub(1);
+        let before = self.extents_in(inode, from, last.file_end() + 1 - from, usize::MAX)?;
+        let after = overlay(&before, pieces);
+        Ok(Replacement::between(before, after))
+    }
+
+    /// Commits a transaction that changes an inode's extents; the caller holds `meta` and has put the changes in.
+    pub(crate) fn commit_extents(&self, inode: &Inode, transaction: Transaction<'_>) -> Result<Seq> {
+        inode.extent_sequence.fetch_add(1, Ordering::AcqRel);
+        let committed = transaction.commit();
+        inode.extent_sequence.fetch_add(1, Ordering::AcqRel);
+        let seq = committed?;
+        inode.committed_data(seq);
+        Ok(seq)
+    }
+}
+
+impl Inode {
+    /// A consistent look at the extents that cover any of `count` file blocks from `first`, without `meta`.
+    pub(crate) fn read_extents(&self, first: u64, count: u64, limit: usize) -> Result<Vec<Extent>> {
+        for _ in 0..64 {
+            let sequence = self.extent_sequence.load(Ordering::Acquire);
+            if sequence & 1 == 0 {
+                let extents = self.engine.extents_in(self, first, count, limit);
+                quire_base::sync::atomic::fence(Ordering::Acquire);
+                if self.extent_sequence.load(Ordering::Relaxed) == sequence {
+                    return extents;
+                }
+            } else {
+                quire_base::sync::spin_loop();
+            }
+        }
+        // Changes came faster than we could read: wait for them.
+        let _meta = self.meta();
+        self.engine.extents_in(self, first, count, limit)
+    }
+}

@@ -1,0 +1,237 @@
+//! What the cache asks of a file: homes for its blocks, space for those that have none, and what to do when data
+//! has reached the device.
+//!
+//! Protocol of a block that is written back. `place` gives it a home: its own if it has one (then the write is in
+//! place and touches neither journal nor tree, J3), else freshly allocated blocks that nobody else can get, though
+//! no record names them yet. The cache writes the data. `written` appends the extent record (J1: only now) with the
+//! size as far as J6 allows, and stores its `Seq` in the inode before the cache clears the block's writeback state
+//! (J5). A failed write gives the blocks back and leaves the data dirty.
+//!
+//! The size on disk rises to the first byte that is still dirty or in flight, and no further: blocks behind a gap
+//! stay beyond it until the gap is closed.
+//!
+//! Neighbours: `quire_cache::Backing` is the contract; [`crate::extent_map`] plans; `quire_alloc` finds space.
+
+use crate::engine::Engine;
+use crate::inode::Inode;
+use crate::transaction::{Cost, EXTENTS_PER_TRANSACTION};
+use quire_alloc::Funding;
+use quire_base::sync::Arc;
+use quire_base::sync::atomic::Ordering;
+use quire_base::{BLOCK_SIZE, BlockNo, InodeNo, Result};
+use quire_cache::{Backing, Home, Mapping, PlacedRun, Placement, Run};
+use quire_format::extent::{Extent, Run as DiskRun, extents_of_run};
+
+/// Extents that one look at the map returns.
+const MAP_EXTENTS: usize = 128;
+
+/// The mapping of a regular file.
+pub(crate) fn new_mapping(inode: &Arc<Inode>) -> Arc<Mapping> {
+    let backing: Arc<dyn Backing> = inode.clone();
+    inode.engine.cache.new_mapping(inode.number, Arc::downgrade(&backing))
+}
+
+impl Backing for Inode {
+    fn inode(&self) -> InodeNo {
+        self.number
+    }
+
+    fn map(&self, block: u64, count: u64) -> Result<Vec<Run>> {
+        let extents = self.read_extents(block, count, MAP_EXTENTS)?;
+        let whole = extents.len() < MAP_EXTENTS;
+        Ok(runs_of(&extents, block, count, whole))
+    }
+
+    fn reserve(&self, blocks: u64) -> Result<()> {
+        self.engine.alloc.reserve(blocks).map(|reservation| {
+            reservation.into_count();
+        })
+    }
+
+    fn unreserve(&self, blocks: u64) {
+        self.engine.alloc.release(blocks);
+    }
+
+    fn place(&self, block: u64, count: u64, _sync: bool) -> Result<Placement> {
+        let engine = &self.engine;
+        engine.check_writable()?;
+        let mut placed: Vec<PlacedRun> = Vec::new();
+        for run in self.map(block, count)? {
+            match run.home {
+                Home::Written(home) | Home::Unwritten(home) => {
+                    placed.push(PlacedRun { file_block: run.file_block, count: run.count, home });
+                }
+                Home::Hole => {
+                    let got = match engine.place_hole(self, run.file_block, run.count) {
+                        Ok(runs) => runs,
+                        // What has been placed so far is of use.
+                        Err(_) if !placed.is_empty() => break,
+                        Err(error) => return Err(error),
+                    };
+                    let mut at = run.file_block;
+                    for piece in &got {
+                        placed.push(PlacedRun { file_block: at, count: piece.blocks, home: piece.start });
+                        at += piece.blocks;
+                    }
+                    if at < run.file_block + run.count {
+                        break;
+                    }
+                }
+            }
+            // One transaction applies the placement.
+            if placed.len() >= EXTENTS_PER_TRANSACTION / 4 {
+                break;
+            }
+        }
+        Ok(Placement { runs: placed, token: 0 })
+    }
+
+    fn written(&self, placement: Placement, outcome: Result<()>) -> Result<()> {
+        let applied = outcome.and_then(|()| self.engine.apply_written(self, &placement, 0));
+        if applied.is_err() {
+            self.engine.take_back(self, &placement);
+        }
+        applied
+    }
+
+    fn size(&self) -> u64 {
+        Inode::size(self)
+    }
+}
+
+/// Extents as runs without gaps over `block..block + count`; if the list was cut, up to its last extent.
+fn runs_of(extents: &[Extent], block: u64, count: u64, whole: bool) -> Vec<Run> {
+    let end = block + count;
+    let mut runs = Vec::with_capacity(2 * extents.len() + 1);
+    let mut at = block;
+    for extent in extents.iter().filter_map(|extent| extent.clip(block, end)) {
+        if extent.file_block > at {
+            runs.push(Run { file_block: at, count: extent.file_block - at, home: Home::Hole });
+        }
+        let home = if extent.unwritten { Home::Unwritten(extent.disk_block) } else { Home::Written(extent.disk_block) };
+        runs.push(Run { file_block: extent.file_block, count: u64::from(extent.len), home });
+        at = extent.file_end();
+    }
+    if at < end && whole {
+        runs.push(Run { file_block: at, count: end - at, home: Home::Hole });
+    }
+    runs
+}
+
+impl Engine {
+    /// Where a file block should go: behind its predecessor in the file, or into the inode's group.
+    pub(crate) fn allocation_goal(&self, inode: &Inode, block: u64) -> Result<BlockNo> {
+        let (hint_file, hint_disk) = *inode.placement_hint.lock();
+        if hint_file == block && hint_disk != 0 {
+            return Ok(BlockNo(hint_disk));
+        }
+        if block > 0 {
+            if let Some(before) = inode.read_extents(block - 1, 1, 1)?.first() {
+                return Ok(before.disk_end());
+            }
+        }
+        Ok(self.alloc.goal_for_inode(inode.number))
+    }
+
+    fn place_hole(&self, inode: &Inode, block: u64, count: u64) -> Result<Vec<DiskRun>> {
+        let goal = self.allocation_goal(inode, block)?;
+        let mut reservation = self.alloc.adopt(count);
+        let got = self.alloc.allocate(Funding::Reserved(&mut reservation), goal, count, 1);
+        // What was not allocated stays promised to the blocks that are still dirty.
+        let result = got.map(|mut runs| {
+            let limit = EXTENTS_PER_TRANSACTION / 4;
+            if runs.len() > limit {
+                let surplus = runs.split_off(limit);
+                match self.alloc.cancel(&surplus) {
+                    Ok(returned) => reservation.merge(returned),
+                    Err(error) => tracing::error!(%error, "cancelling an allocation"),
+                }
+            }
+            runs
+        });
+        reservation.into_count();
+        if let Ok(runs) = &result {
+            if let Some(last) = runs.last() {
+                let blocks: u64 = runs.iter().map(|run| run.blocks).sum();
+                *inode.placement_hint.lock() = (block + blocks, last.end().0);
+            }
+        }
+        result
+    }
+
+    /// Journals the homes of blocks whose data has reached the device, and the size as far as it may go. `grown` is
+    /// a size that the caller will publish once this succeeds.
+    pub(crate) fn apply_written(&self, inode: &Inode, placement: &Placement, grown: u64) -> Result<()> {
+        inode.data_mark.fetch_max(self.device.mark(), Ordering::AcqRel);
+        let (Some(first), Some(last)) = (placement.runs.first(), placement.runs.last()) else { return Ok(()) };
+        let (start, end) = (first.file_block, last.file_block + last.count);
+        let homes = inode.read_extents(start, end - start, MAP_EXTENTS)?;
+        let in_place = placement.runs.iter().all(|run| {
+            homes.iter().filter(|extent| !extent.unwritten).any(|extent| {
+                extent.disk_block_of(run.file_block) == Some(run.home) && extent.file_end() >= run.file_block + run.count
+            })
+        });
+        let size = inode.size().max(grown);
+        if in_place && inode.meta().record.size >= size.min(end * BLOCK_SIZE as u64) {
+            return Ok(());
+        }
+
+        let cost = Cost::new(2, 160).with_extents(2 * placement.runs.len() + 6).critical();
+        let mut transaction = self.begin(cost)?;
+        let mut meta = inode.meta();
+        let mut pieces = Vec::with_capacity(placement.runs.len());
+        for run in &placement.runs {
+            pieces.extend(extents_of_run(run.file_block, DiskRun::new(run.home, run.count), false));
+        }
+        let plan = self.plan_overlay(inode, &pieces)?;
+        inode.fold_times(&mut meta);
+        let mut record = meta.record.clone();
+        record.blocks = record.blocks.saturating_add_signed(plan.blocks_gained());
+        record.size = record.size.max(self.front(inode, size, record.size, start..end));
+        if plan.len() == 0 && record == meta.record {
+            return Ok(());
+        }
+        transaction.put_inode(inode.number, &record);
+        transaction.extents(inode.number, plan.removed, plan.inserted);
+        self.commit_extents(inode, transaction)?;
+        meta.record = record;
+        meta.dirty = false;
+        Ok(())
+    }
+
+    /// How far the size on disk may go: to `size`, the end of the file, but not past a block that is dirty or in flight;
+    /// blocks in `done` are not.
+    pub(crate) fn front(&self, inode: &Inode, size: u64, on_disk: u64, done: std::ops::Range<u64>) -> u64 {
+        let Some(mapping) = inode.mapping.get() else { return size };
+        let mut from = on_disk / BLOCK_SIZE as u64;
+        loop {
+            match mapping.first_unfinished(from) {
+                Some(block) if done.contains(&block) => from = done.end,
+                Some(block) => return size.min(block * BLOCK_SIZE as u64).max(on_disk),
+                None => return size,
+            }
+        }
+    }
+
+    /// A write failed, or its record did: blocks that no record names go back, and their promise to the cache.
+    pub(crate) fn take_back(&self, inode: &Inode, placement: &Placement) {
+        for run in &placement.runs {
+            let holes = match inode.map(run.file_block, run.count) {
+                Ok(runs) => runs.into_iter().filter(|run| run.home == Home::Hole).collect::<Vec<_>>(),
+                Err(error) => {
+                    tracing::error!(%error, "blocks of a failed write stay out of use until the next mount");
+                    continue;
+                }
+            };
+            for hole in holes {
+                let at = run.home.offset(hole.file_block - run.file_block);
+                match self.alloc.cancel(&[DiskRun::new(at, hole.count)]) {
+                    Ok(returned) => {
+                        returned.into_count();
+                    }
+                    Err(error) => tracing::error!(%error, "giving the blocks of a failed write back"),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Reads and writes through the cache.
+//!
+//! A write inside the end of file holds the gate (buffered) and no more: the cache's batch makes it one piece for
+//! every reader. A write that can extend the file also takes the size lock; it zeroes what it exposes between the
+//! old end and its offset, and publishes the new size before its first segment is unlocked. Appends take their
+//! offset under the size lock, so none is lost or interleaved.
+//!
+//! Above [`BATCH_BYTES`] a write holds the gate exclusively with the exclusive sequence odd and goes piecewise:
+//! still untorn, since readers wait; one that fails midway returns its short count. An oversize read holds the
+//! gate's *none* state: other readers pass, writers wait.
+//!
+//! On ENOSPC everything is let go, freed blocks that only wait for durability are made so, and the write is tried
+//! once more (J2).
+//!
+//! Neighbours: [`super::direct`] for O_DIRECT; [`super::fsync`] for O_SYNC and O_DSYNC; `quire_cache` below.
+
+use super::{BATCH_BYTES, IoFlags, OddSequence, range_end};
+use crate::engine::Engine;
+use crate::gate::GateState;
+use crate::inode::{Inode, InodeRef};
+use quire_base::sync::Arc;
+use quire_base::sync::atomic::Ordering;
+use quire_base::{BLOCK_SIZE, ErrorKind, Result};
+use quire_cache::{ReadView, Room};
+use quire_format::inode::FileType;
+
+const S_ISUID: u32 = 0o4000;
+const S_ISGID: u32 = 0o2000;
+const S_IXGRP: u32 = 0o0010;
+
+impl Inode {
+    fn view(&self) -> ReadView {
+        ReadView { exclusive_sequence: self.exclusive_sequence.load(Ordering::Acquire), size: self.size() }
+    }
+}
+
+impl Engine {
+    /// Reads up to `out.len()` bytes; fewer at the end of the file, none beyond it.
+    pub(crate) fn read(self: &Arc<Engine>, inode: &InodeRef, offset: u64, out: &mut [u8], flags: IoFlags) -> Result<usize> {
+        inode.check_regular()?;
+        if out.is_empty() || offset >= inode.size() {
+            return Ok(0);
+        }
+        let read = if flags.contains(IoFlags::DIRECT) {
+            self.read_direct(inode, offset, out)?
+        } else {
+            self.read_buffered(inode, offset, out)?
+        };
+        inode.touch_read();
+        Ok(read)
+    }
+
+    pub(crate) fn read_buffered(&self, inode: &InodeRef, offset: u64, out: &mut [u8]) -> Result<usize> {
+        let mapping = inode.mapping();
+        if out.len() <= BATCH_BYTES {
+            if let Some(read) = mapping.try_read(offset, out, || inode.view()) {
+                return Ok(read);
+            }
+        }
+        let state = if out.len() > BATCH_BYTES { GateState::None } else { GateState::Buffered };
+        let _permit = inode.gate.enter(state);
+        let mut done = 0;
+        // One round for all but oversize reads, which no writer can interrupt.
+        for piece in out.chunks_mut(BATCH_BYTES) {
+            let read = mapping.read(offset + done as u64, piece, &|| inode.size())?;
+            done += read;
+            if read < piece.len() {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Writes all of `data`, or as much as could be written before an error; an error alone means nothing was.
+    /// Gives where it was written and how much.
+    pub(crate) fn write(
+        self: &Arc<Engine>,
+        inode: &InodeRef,
+        offset: u64,
+        data: &[u8],
+        flags: IoFlags,
+    ) -> Result<(u64, usize)> {
+        self.check_writable()?;
+        inode.check_regular()?;
+        if data.is_empty() {
+            return Ok((offset, 0));
+        }
+        if !flags.contains(IoFlags::APPEND) {
+            range_end(offset, data.len() as u64)?;
+        }
+        self.clear_privileges(inode)?;
+        let (at, written) = self.retry_without_space(|| {
+            if flags.contains(IoFlags::DIRECT) {
+                self.write_direct(inode, offset, data, flags)
+            } else {
+                self.write_buffered(inode, offset, data, flags)
+            }
+        })?;
+        if flags.intersects(IoFlags::SYNC | IoFlags::DATASYNC) {
+            self.sync_range(inode, at, written as u64, !flags.contains(IoFlags::SYNC))?;
+        }
+        Ok((at, written))
+    }
+
+    /// Runs `attempt`; if it finds no space while freed blocks wait for durability, makes them durable and runs it
+    /// once more.
+    pub(crate) fn retry_without_space<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+        match attempt() {
+            Err(error) if error.kind() == ErrorKind::NoSpace => {
+                if !self.recover_space()? {
+                    return Err(error);
+                }
+                attempt()
+            }
+            other => other,
+        }
+    }
+
+    /// Makes freed blocks reusable: orphans that wait are freed, then everything is forced. False if nothing
+    /// waited.
+    fn recover_space(&self) -> Result<bool> {
+        let queued = {
+            let state = self.background.state.lock();
+            !state.reap.is_empty() || state.reaping > 0
+        };
+        if queued {
+            let mut state = self.background.state.lock();
+            if self.options.threads && (state.reaping > 0 || !state.reap.is_empty()) {
+                self.background.wake_reap.notify_one();
+                self.background.idle.wait_for(&mut state, std::time::Duration::from_secs(10));
+            }
+        }
+        let waiting = self.alloc.deferred_blocks() > 0;
+        if waiting {
+            self.force_all()?;
+        }
+        Ok(queued || waiting)
+    }
+
+    pub(crate) fn write_buffered(
+        &self,
+        inode: &InodeRef,
+        offset: u64,
+        data: &[u8],
+        flags: IoFlags,
+    ) -> Result<(u64, usize)> {
+        let append = flags.contains(IoFlags::APPEND);
+        let result = if data.len() > BATCH_BYTES {
+            let _permit = inode.gate.enter(GateState::Exclusive);
+            let _odd = OddSequence::new(&inode.exclusive_sequence);
+            let _size = inode.size_lock.lock();
+            let at = if append { inode.size() } else { offset };
+            range_end(at, data.len() as u64)?;
+            self.expose(inode, at)?;
+            self.write_pieces(inode, at, data).map(|written| (at, written))
+        } else {
+            // Memory and throttling before the gate: nobody waits for either while holding it.
+            let near = if append { inode.size() } else { offset };
+            let room = inode.mapping().prepare_write(near, data.len())?;
+            let _permit = inode.gate.enter(GateState::Buffered);
+            // The size cannot shrink while the permit is held: inside it once is inside it for good.
+            if append || offset + data.len() as u64 > inode.size() {
+                let _size = inode.size_lock.lock();
+                let at = if append { inode.size() } else { offset };
+                range_end(at, data.len() as u64)?;
+                self.expose(inode, at)?;
+                write_batch(inode, room, at, data).map(|written| (at, written))
+            } else {
+                write_batch(inode, room, offset, data).map(|written| (offset, written))
+            }
+        };
+        if result.is_ok() {
+            inode.touch_written();
+        }
+        result
+    }
+
+    /// Zeroes what a write at `offset` exposes between the end of file and itself; what lies there in whole blocks
+    /// is a hole already.
+    pub(crate) fn expose(&self, inode: &InodeRef, offset: u64) -> Result<()> {
+        let size = inode.size();
+        let block_end = size.next_multiple_of(BLOCK_SIZE as u64);
+        if offset > size && size < block_end {
+            inode.mapping().zero(size, block_end.min(offset))?;
+        }
+        Ok(())
+    }
+
+    fn write_pieces(&self, inode: &InodeRef, offset: u64, data: &[u8]) -> Result<usize> {
+        let mut done = 0;
+        for piece in data.chunks(BATCH_BYTES) {
+            let at = offset + done as u64;
+            let end = at + piece.len() as u64;
+            match inode.mapping().write_piece(at, piece, &mut || publish_size(inode, end)) {
+                Ok(()) => done += piece.len(),
+                Err(error) if done == 0 => return Err(error),
+                Err(error) => {
+                    tracing::debug!(%error, done, "a large write ends short");
+                    break;
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    /// A write takes the setuid bit, and the setgid bit of an executable for its group, away.
+    pub(crate) fn clear_privileges(self: &Arc<Engine>, inode: &InodeRef) -> Result<()> {
+        let mode = inode.mode.load(Ordering::Acquire);
+        let privileged = mode & S_ISUID != 0 || mode & (S_ISGID | S_IXGRP) == (S_ISGID | S_IXGRP);
+        if !privileged || inode.kind != FileType::Regular {
+            return Ok(());
+        }
+        let mut transaction = self.begin(crate::transaction::Cost::new(1, 128))?;
+        let mut meta = inode.meta();
+        let mut record = meta.record.clone();
+        record.mode &= !S_ISUID;
+        if record.mode & S_IXGRP != 0 {
+            record.mode &= !S_ISGID;
+        }
+        record.ctime = self.options.clock.now();
+        transaction.put_inode(inode.number, &record);
+        let seq = transaction.commit()?;
+        inode.committed(seq);
+        inode.publish_mode(&record);
+        meta.record = record;
+        Ok(())
+    }
+}
+
+fn write_batch(inode: &InodeRef, room: Room<'_>, offset: u64, data: &[u8]) -> Result<usize> {
+    let end = offset + data.len() as u64;
+    inode.mapping().write_with(room, offset, data, &mut || publish_size(inode, end))?;
+    Ok(data.len())
+}
+
+/// Raises the size that readers see; called before the batch's first segment is unlocked.
+pub(crate) fn publish_size(inode: &Inode, end: u64) {
+    inode.size.fetch_max(end, Ordering::AcqRel);
+}

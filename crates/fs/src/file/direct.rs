@@ -1,0 +1,194 @@
+//! Reads and writes past the cache.
+//!
+//! A direct write holds the gate's *direct* state, and its byte range exclusively; the range is written back and
+//! dropped from the cache, then the data goes to the device and, for blocks without written extents, a record
+//! follows it. A direct read holds its range shared and writes back what is dirty there, but keeps it cached. Size
+//! grows under the size lock, in offset order, and is published when the record is applied.
+//!
+//! Requests that are not whole blocks go through the cache and are written through.
+//!
+//! Neighbours: [`super::buffered`]; [`super::backing`] places blocks and journals them.
+
+use super::{BATCH_BYTES, IoFlags, range_end};
+use crate::engine::Engine;
+use crate::gate::GateState;
+use crate::inode::{Inode, InodeRef};
+use quire_base::sync::Arc;
+use quire_base::{BLOCK_SIZE, Result};
+use quire_cache::{Backing, Home, Placement};
+use quire_device::{AlignedBuf, IoClass};
+
+/// Bytes that one step of a direct request covers.
+const STEP_BYTES: usize = 4 * BATCH_BYTES;
+
+fn aligned(offset: u64, len: usize) -> bool {
+    offset.is_multiple_of(BLOCK_SIZE as u64) && len.is_multiple_of(BLOCK_SIZE)
+}
+
+impl Engine {
+    pub(crate) fn read_direct(self: &Arc<Engine>, inode: &InodeRef, offset: u64, out: &mut [u8]) -> Result<usize> {
+        if !aligned(offset, out.len()) {
+            return self.read_buffered(inode, offset, out);
+        }
+        let end = range_end(offset, out.len() as u64)?;
+        let _permit = inode.gate.enter(GateState::Direct);
+        let _range = inode.ranges.lock(offset, end, false);
+        let size = inode.size();
+        if offset >= size {
+            return Ok(0);
+        }
+        let len = (size - offset).min(out.len() as u64) as usize;
+        let (first, last) = (offset / BLOCK_SIZE as u64, (offset + len as u64).div_ceil(BLOCK_SIZE as u64));
+        if let Some(mapping) = inode.mapping.get() {
+            mapping.write_back(first, last)?;
+        }
+        let mut block = first;
+        let mut buffer = AlignedBuf::zeroed(STEP_BYTES.min((last - first) as usize * BLOCK_SIZE));
+        while block < last {
+            let count = (last - block).min((buffer.len() / BLOCK_SIZE) as u64);
+            let mut covered = 0;
+            for run in inode.map(block, count)? {
+                let bytes = run.count as usize * BLOCK_SIZE;
+                let piece = &mut buffer[covered..covered + bytes];
+                match run.home {
+                    Home::Written(at) => self.device.read(IoClass::Data, at, piece)?,
+                    Home::Hole | Home::Unwritten(_) => piece.fill(0),
+                }
+                covered += bytes;
+            }
+            let at = (block - first) as usize * BLOCK_SIZE;
+            let bytes = covered.min(len - at);
+            out[at..at + bytes].copy_from_slice(&buffer[..bytes]);
+            block += (covered / BLOCK_SIZE) as u64;
+        }
+        Ok(len)
+    }
+
+    pub(crate) fn write_direct(
+        self: &Arc<Engine>,
+        inode: &InodeRef,
+        offset: u64,
+        data: &[u8],
+        flags: IoFlags,
+    ) -> Result<(u64, usize)> {
+        let append = flags.contains(IoFlags::APPEND);
+        // Where an append goes is known for certain only under the size lock; if that is no block boundary the
+        // cache takes it.
+        if aligned(if append { 0 } else { offset }, data.len()) {
+            if let Some(written) = self.write_past_cache(inode, offset, data, append)? {
+                return Ok(written);
+            }
+        }
+        let (at, written) = self.write_buffered(inode, offset, data, flags)?;
+        let (first, last) = (at / BLOCK_SIZE as u64, (at + written as u64).div_ceil(BLOCK_SIZE as u64));
+        inode.mapping().write_back(first, last)?;
+        Ok((at, written))
+    }
+
+    /// `None` if an append would start inside a block.
+    fn write_past_cache(
+        self: &Arc<Engine>,
+        inode: &InodeRef,
+        offset: u64,
+        data: &[u8],
+        append: bool,
+    ) -> Result<Option<(u64, usize)>> {
+        let _permit = inode.gate.enter(GateState::Direct);
+        let extends = append || range_end(offset, data.len() as u64)? > inode.size();
+        let _size = extends.then(|| inode.size_lock.lock());
+        let at = if append { inode.size() } else { offset };
+        if !aligned(at, 0) {
+            return Ok(None);
+        }
+        let end = range_end(at, data.len() as u64)?;
+        if extends {
+            self.expose(inode, at)?;
+        }
+        let _range = inode.ranges.lock(at, end, true);
+        let (first, last) = (at / BLOCK_SIZE as u64, end / BLOCK_SIZE as u64);
+        if let Some(mapping) = inode.mapping.get() {
+            mapping.write_back(first, last)?;
+            mapping.drop_range(first, last);
+        }
+        let mut done = 0;
+        for piece in data.chunks(STEP_BYTES) {
+            match self.write_step(inode, at + done as u64, piece) {
+                Ok(()) => done += piece.len(),
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        inode.touch_written();
+        Ok(Some((at, done)))
+    }
+
+    /// Writes one piece to its homes, journals them, publishes the size.
+    fn write_step(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
+        let (first, count) = (offset / BLOCK_SIZE as u64, (data.len() / BLOCK_SIZE) as u64);
+        let holes = holes_in(inode, first, count)?;
+        inode.reserve(holes)?;
+        let mut promised = holes;
+        let buffer = AlignedBuf::copy_of(data);
+        let mut block = first;
+        while block < first + count {
+            let step = self.place_and_write(inode, block, first + count - block, first, &buffer, &mut promised);
+            match step {
+                Ok(next) => block = next,
+                Err(error) => {
+                    inode.unreserve(promised);
+                    return Err(error);
+                }
+            }
+        }
+        debug_assert_eq!(promised, 0);
+        Ok(())
+    }
+
+    fn place_and_write(
+        &self,
+        inode: &Inode,
+        block: u64,
+        count: u64,
+        first: u64,
+        data: &[u8],
+        promised: &mut u64,
+    ) -> Result<u64> {
+        let holes_before = holes_in(inode, block, count)?;
+        let placement = inode.place(block, count, true)?;
+        let next = placement.runs.last().map_or(block, |run| run.file_block + run.count);
+        let taken = holes_before - if next < block + count { holes_in(inode, next, block + count - next)? } else { 0 };
+        *promised -= taken;
+        let written = self.write_runs(&placement, first, data).and_then(|()| {
+            let end = next * BLOCK_SIZE as u64;
+            self.apply_written(inode, &placement, end)?;
+            super::buffered::publish_size(inode, end);
+            Ok(())
+        });
+        if written.is_err() {
+            self.take_back(inode, &placement);
+            *promised += taken;
+        }
+        written.map(|()| next)
+    }
+
+    fn write_runs(&self, placement: &Placement, first: u64, data: &[u8]) -> Result<()> {
+        for run in &placement.runs {
+            let from = (run.file_block - first) as usize * BLOCK_SIZE;
+            let to = from + run.count as usize * BLOCK_SIZE;
+            self.device.write(IoClass::Data, run.home, &data[from..to])?;
+        }
+        Ok(())
+    }
+}
+
+fn holes_in(inode: &Inode, first: u64, count: u64) -> Result<u64> {
+    let mut holes = 0;
+    let mut block = first;
+    while block < first + count {
+        for run in inode.map(block, first + count - block)? {
+            holes += if run.home == Home::Hole { run.count } else { 0 };
+            block = run.file_block + run.count;
+        }
+    }
+    Ok(holes)
+}

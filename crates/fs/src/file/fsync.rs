@@ -1,0 +1,207 @@
+//! Durability of files: one, many, or the whole volume.
+//!
+//! Protocol of fsync (J4, J5): write back the file's dirty blocks and wait, those already in flight included; put
+//! attributes that are only in memory into the journal; force the journal to the inode's last `Seq` (fdatasync: to
+//! the last one that reading the data back needs); flush the device as far as the file's last completed data write.
+//! Each step does nothing where there is nothing to do: fsync of a clean file is no I/O, fdatasync of an overwrite
+//! is data and one flush.
+//!
+//! An asynchronous fsync is queued; a worker takes all that are queued, writes back and journals each, then makes
+//! one force and one flush for all of them, and completes them.
+//!
+//! Errors: a failed data writeback sticks to the file until the blocks are written; the fsync says so, and the next
+//! one does too. A shut-down volume fails every fsync at once.
+//!
+//! Neighbours: `journal` groups the forces; the cache writes back; [`super::backing`] stores the `Seq`.
+
+use crate::engine::Engine;
+use crate::inode::{Inode, InodeRef};
+use crate::transaction::Cost;
+use quire_base::sync::Arc;
+use quire_base::sync::atomic::Ordering;
+use quire_base::{BLOCK_SIZE, Result, Seq};
+
+/// Called with the outcome of an asynchronous operation.
+pub type Completion = Box<dyn FnOnce(Result<()>) + Send>;
+
+/// A queued fsync.
+pub(crate) struct Pending {
+    inode: InodeRef,
+    datasync: bool,
+    done: Completion,
+}
+
+/// Queued fsyncs that one force completes at most.
+const BULK_MAX: usize = 4096;
+
+/// How far the journal and the device must be for an fsync to be true.
+#[derive(Clone, Copy)]
+struct Durable {
+    seq: Seq,
+    mark: u64,
+}
+
+impl Engine {
+    /// Writes a file's dirty data back and waits.
+    pub(crate) fn write_back_inode(&self, inode: &Inode) -> Result<()> {
+        match inode.mapping.get() {
+            Some(mapping) => mapping.write_back(0, u64::MAX),
+            None => Ok(()),
+        }
+    }
+
+    /// fsync, or with `datasync` fdatasync.
+    pub(crate) fn fsync(self: &Arc<Engine>, inode: &InodeRef, datasync: bool) -> Result<()> {
+        self.sync_range(inode, 0, u64::MAX, datasync)
+    }
+
+    /// fsync of what lies in a range of bytes.
+    pub(crate) fn sync_range(self: &Arc<Engine>, inode: &InodeRef, offset: u64, len: u64, datasync: bool) -> Result<()> {
+        if self.read_only {
+            return Ok(());
+        }
+        let durable = self.start_sync(inode, offset, len, datasync)?;
+        self.make_durable(durable)
+    }
+
+    /// The part of an fsync before the force: data at the device, attributes in the journal.
+    fn start_sync(&self, inode: &InodeRef, offset: u64, len: u64, datasync: bool) -> Result<Durable> {
+        self.check_writable()?;
+        if let Some(mapping) = inode.mapping.get() {
+            let end = offset.saturating_add(len);
+            // Reading growth back needs everything before it, or the size on disk could not reach it (J6).
+            let on_disk = inode.meta().record.size;
+            let start = if end > on_disk { offset.min(on_disk) } else { offset };
+            mapping.write_back(start / BLOCK_SIZE as u64, end.div_ceil(BLOCK_SIZE as u64))?;
+        }
+        self.journal_attributes(inode, datasync)?;
+        let seq = if datasync { &inode.datasync_seq } else { &inode.commit_seq };
+        Ok(Durable { seq: Seq(seq.load(Ordering::Acquire)), mark: inode.data_mark.load(Ordering::Acquire) })
+    }
+
+    /// The force and the flush.
+    fn make_durable(&self, durable: Durable) -> Result<()> {
+        self.force(durable.seq)?;
+        self.flush_data(durable.mark)
+    }
+
+    /// Puts times, and the size that data written back has earned, into the journal. With `datasync` only the size.
+    pub(crate) fn journal_attributes(&self, inode: &Inode, datasync: bool) -> Result<()> {
+        let lags = |on_disk: u64| {
+            inode.mapping.get().is_some() && on_disk < inode.size() && self.front(inode, inode.size(), on_disk, 0..0) > on_disk
+        };
+        {
+            let meta = inode.meta();
+            let times = !datasync && (meta.dirty || inode.has_times());
+            if !times && !lags(meta.record.size) {
+                return Ok(());
+            }
+        }
+        let mut transaction = self.begin(Cost::new(1, 128).critical())?;
+        let mut meta = inode.meta();
+        if meta.freed {
+            return Ok(());
+        }
+        inode.fold_times(&mut meta);
+        let mut record = meta.record.clone();
+        if inode.mapping.get().is_some() && record.size < inode.size() {
+            record.size = record.size.max(self.front(inode, inode.size(), record.size, 0..0));
+        }
+        let grew = record.size != meta.record.size;
+        if !grew && !meta.dirty {
+            return Ok(());
+        }
+        transaction.put_inode(inode.number, &record);
+        let seq = transaction.commit()?;
+        if grew {
+            inode.committed_data(seq);
+        } else {
+            inode.committed(seq);
+        }
+        meta.record = record;
+        meta.dirty = false;
+        Ok(())
+    }
+
+    /// Queues an fsync; `done` is called by the worker that completes it.
+    pub(crate) fn fsync_async(self: &Arc<Engine>, inode: &InodeRef, datasync: bool, done: Completion) {
+        if self.read_only {
+            return done(Ok(()));
+        }
+        if !self.options.threads {
+            return done(self.fsync(inode, datasync));
+        }
+        let mut state = self.background.state.lock();
+        if state.stop {
+            drop(state);
+            return done(self.fsync(inode, datasync));
+        }
+        state.fsyncs.push_back(Pending { inode: inode.clone(), datasync, done });
+        self.background.wake_sync.notify_one();
+    }
+
+    /// Completes fsyncs that were queued. False if there were none.
+    pub(crate) fn sync_queued(self: &Arc<Engine>) -> bool {
+        let pending: Vec<Pending> = {
+            let mut state = self.background.state.lock();
+            let count = state.fsyncs.len().min(BULK_MAX);
+            state.fsyncs.drain(..count).collect()
+        };
+        if pending.is_empty() {
+            return false;
+        }
+        let mut started = Vec::with_capacity(pending.len());
+        let mut all = Durable { seq: Seq(0), mark: 0 };
+        for Pending { inode, datasync, done } in pending {
+            match self.start_sync(&inode, 0, u64::MAX, datasync) {
+                Ok(durable) => {
+                    all = Durable { seq: all.seq.max(durable.seq), mark: all.mark.max(durable.mark) };
+                    started.push((inode, done));
+                }
+                Err(error) => done(Err(error)),
+            }
+        }
+        let outcome = self.make_durable(all);
+        for (inode, done) in started {
+            drop(inode);
+            done(outcome.clone());
+        }
+        true
+    }
+
+    /// Makes the whole volume durable (syncfs).
+    pub(crate) fn sync(self: &Arc<Engine>) -> Result<()> {
+        if self.read_only {
+            return Ok(());
+        }
+        self.check_writable()?;
+        // Every file is tried; the first error is told.
+        let mut outcome = self.cache.write_back_all();
+        outcome = outcome.and(self.journal_all_attributes());
+        outcome = outcome.and(self.force_all());
+        outcome.and(self.flush_data(self.device.mark()))
+    }
+
+    /// Puts what is only in memory of any inode into the journal.
+    pub(crate) fn journal_all_attributes(self: &Arc<Engine>) -> Result<()> {
+        let mut outcome = Ok(());
+        for inode in self.inodes.all() {
+            outcome = outcome.and(self.journal_attributes(&inode, false));
+        }
+        outcome
+    }
+
+    /// A descriptor was closed. A file that was truncated to zero and rewritten is written back, so that a crash
+    /// does not leave it empty (`auto_da_alloc`).
+    pub(crate) fn closed(self: &Arc<Engine>, inode: &InodeRef, wrote: bool) {
+        if !wrote || !self.options.auto_da_alloc || self.read_only {
+            return;
+        }
+        let emptied = std::mem::take(&mut inode.meta().emptied);
+        if emptied {
+            if let Err(error) = self.write_back_inode(inode) {
+                tracing::warn!(%error, inode = %inode.number(), "write-back on close failed; fsync will tell");
+            }
+        }
+    }
+}

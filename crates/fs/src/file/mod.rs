@@ -1,0 +1,77 @@
+//! File data: one module per kind of I/O.
+//!
+//! | module | what |
+//! | --- | --- |
+//! | [`backing`] | what the cache asks of a file: extents, space, placement, completion |
+//! | [`buffered`] | reads and writes through the cache, appends, size growth |
+//! | [`direct`] | reads and writes past the cache |
+//! | [`truncate`] | explicit size changes |
+//! | [`fallocate`] | allocate, punch, zero |
+//! | [`shift`] | collapse and insert range, by logged operations |
+//! | [`fsync`] | durability: one file, many, the volume |
+//! | [`seek`] | data and holes |
+//! | [`copy`] | copying between files |
+//! | [`range_lock`] | the lock of direct I/O on byte ranges |
+//!
+//! Every entry checks its arguments first, then enters the gate, then takes the locks that `lock_order` names.
+//!
+//! Neighbours: [`crate::volume`] calls in; the cache, the extent map and transactions lie below.
+
+pub(crate) mod backing;
+pub(crate) mod buffered;
+pub(crate) mod copy;
+pub(crate) mod direct;
+pub(crate) mod fallocate;
+pub(crate) mod fsync;
+pub(crate) mod range_lock;
+pub(crate) mod seek;
+pub(crate) mod shift;
+pub(crate) mod truncate;
+
+use quire_base::sync::atomic::{AtomicU64, Ordering};
+use quire_base::{Error, ErrorKind, Result};
+use quire_format::inode::FILE_SIZE_MAX;
+
+bitflags::bitflags! {
+    /// How one read or write is done; a property of the call, never of an open file.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct IoFlags: u32 {
+        /// Past the cache (O_DIRECT); unaligned requests go through it and are written through.
+        const DIRECT = 1;
+        /// Durable with all attributes before it returns (O_SYNC).
+        const SYNC = 2;
+        /// Durable as far as reading it back needs before it returns (O_DSYNC).
+        const DATASYNC = 4;
+        /// At the end of the file, whatever the offset given (O_APPEND).
+        const APPEND = 8;
+    }
+}
+
+/// Bytes that one cached batch covers at most; larger operations hold the gate for their whole length.
+pub(crate) const BATCH_BYTES: usize = 1 << 20;
+
+/// The end of a range, if it stays below the largest file size.
+pub(crate) fn range_end(offset: u64, len: u64) -> Result<u64> {
+    offset.checked_add(len).filter(|&end| end <= FILE_SIZE_MAX).ok_or_else(|| {
+        Error::new(
+            ErrorKind::FileTooBig,
+            format!("{len} bytes at offset {offset} reach past the largest file size, 2^63 - 1 bytes"),
+        )
+    })
+}
+
+/// Keeps a file's exclusive sequence odd: optimistic readers take the slow path meanwhile.
+pub(crate) struct OddSequence<'a>(&'a AtomicU64);
+
+impl<'a> OddSequence<'a> {
+    pub(crate) fn new(sequence: &'a AtomicU64) -> OddSequence<'a> {
+        sequence.fetch_add(1, Ordering::AcqRel);
+        OddSequence(sequence)
+    }
+}
+
+impl Drop for OddSequence<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+}

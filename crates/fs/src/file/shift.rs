@@ -1,0 +1,209 @@
+//! Logged operations: what does not fit one transaction, with a cursor in the tree.
+//!
+//! Collapse and insert move every extent behind a point; a crash may cut that off anywhere. Protocol: write back
+//! and drop everything from the point on; put the operation's key; move extents in bounded transactions, each of
+//! which also moves the cursor; the last sets the size and deletes the key. Collapse goes upwards (the range is
+//! freed first), insert downwards, so that no extent ever lands on one that has still to move. Then the journal is
+//! forced *before the gate opens*: else a write in place could land in a block that a crash gives back to its old
+//! offset.
+//!
+//! The same steps run live and, after a crash, from recovery.
+//!
+//! Neighbours: [`super::truncate`] logs long truncates; [`crate::reaper`] calls [`Engine::run_logged`] at mount.
+
+use super::{OddSequence, range_end};
+use crate::engine::Engine;
+use crate::extent_map::Replacement;
+use crate::gate::GateState;
+use crate::inode::{Inode, InodeRef};
+use crate::transaction::{Cost, EXTENTS_PER_TRANSACTION};
+use quire_base::sync::Arc;
+use quire_base::sync::atomic::Ordering;
+use quire_base::units::blocks_for;
+use quire_base::{BLOCK_SIZE, Error, Result};
+use quire_format::extent::{Extent, FILE_BLOCKS_MAX, merge_list};
+use quire_format::key::Key;
+use quire_format::logged::{LoggedKind, LoggedOp};
+
+impl Engine {
+    /// Removes `len` bytes at `offset` and moves what follows down. Both are multiples of the block size and the
+    /// range ends before the end of the file.
+    pub(crate) fn collapse(self: &Arc<Engine>, inode: &InodeRef, offset: u64, len: u64) -> Result<()> {
+        let end = check_aligned(offset, len)?;
+        self.shift(inode, offset, |size| {
+            if end >= size {
+                return Err(Error::invalid(format!(
+                    "collapse of {len} bytes at {offset} reaches the end of the file ({size} bytes): truncate instead"
+                )));
+            }
+            Ok((LoggedKind::Collapse, size - len))
+        }, len)
+    }
+
+    /// Opens a hole of `len` bytes at `offset` and moves what follows up. Both are multiples of the block size and
+    /// the offset lies before the end of the file.
+    pub(crate) fn insert(self: &Arc<Engine>, inode: &InodeRef, offset: u64, len: u64) -> Result<()> {
+        check_aligned(offset, len)?;
+        self.shift(inode, offset, |size| {
+            if offset >= size {
+                return Err(Error::invalid(format!("insert at {offset} is not before the end of the file ({size} bytes)")));
+            }
+            range_end(size.next_multiple_of(BLOCK_SIZE as u64), len)?;
+            Ok((LoggedKind::Insert, size + len))
+        }, len)
+    }
+
+    fn shift(
+        self: &Arc<Engine>,
+        inode: &InodeRef,
+        offset: u64,
+        plan: impl FnOnce(u64) -> Result<(LoggedKind, u64)>,
+        len: u64,
+    ) -> Result<()> {
+        self.check_writable()?;
+        inode.check_regular()?;
+        self.clear_privileges(inode)?;
+        let _permit = inode.gate.enter(GateState::Exclusive);
+        let _odd = OddSequence::new(&inode.exclusive_sequence);
+        let _size = inode.size_lock.lock();
+        let (kind, size) = plan(inode.size())?;
+        let first = offset / BLOCK_SIZE as u64;
+        // What follows the point, and growth that has not reached the disk, is settled before extents move.
+        let mapping = inode.mapping();
+        let on_disk = inode.meta().record.size;
+        mapping.write_back(first.min(on_disk / BLOCK_SIZE as u64), u64::MAX)?;
+        mapping.drop_range(first, u64::MAX);
+
+        let (id, operation) = self.logged_operation(inode, kind, first, first + len / BLOCK_SIZE as u64, size);
+        let mut transaction = self.begin(Cost::new(1, 128))?;
+        transaction.put(Key::logged(id), &operation.encode());
+        transaction.commit()?;
+        let done = self.run_logged(inode, id, operation);
+        self.force_all()?;
+        done?;
+        inode.touch_written();
+        Ok(())
+    }
+
+    /// Runs a logged operation from its cursor to its end. The caller holds the gate exclusively, or is recovery.
+    pub(crate) fn run_logged(self: &Arc<Engine>, inode: &Arc<Inode>, id: u64, mut operation: LoggedOp) -> Result<()> {
+        if operation.generation == inode.generation {
+            match operation.kind {
+                LoggedKind::Truncate | LoggedKind::Free => self.free_extents_from(inode, operation.start)?,
+                LoggedKind::Punch | LoggedKind::Zero => {
+                    while self.free_some_extents(inode, operation.start, operation.end)? {}
+                }
+                LoggedKind::Collapse => {
+                    // Until the first move the range still holds its own blocks; afterwards the moved ones.
+                    if operation.cursor == operation.end {
+                        while self.free_some_extents(inode, operation.start, operation.end)? {}
+                    }
+                    while self.move_some_down(inode, id, &mut operation)? {}
+                }
+                LoggedKind::Insert => {
+                    self.split_at(inode, operation.start)?;
+                    while self.move_some_up(inode, id, &mut operation)? {}
+                }
+            }
+        }
+        self.finish_logged(inode, id, operation)
+    }
+
+    fn finish_logged(&self, inode: &Arc<Inode>, id: u64, operation: LoggedOp) -> Result<()> {
+        let mut transaction = self.begin(Cost::new(2, 256).critical())?;
+        let mut meta = inode.meta();
+        transaction.delete(Key::logged(id));
+        let moves = matches!(operation.kind, LoggedKind::Collapse | LoggedKind::Insert);
+        let mut record = meta.record.clone();
+        if moves && operation.generation == inode.generation {
+            record.size = operation.size;
+            record.mtime = self.options.clock.now();
+            record.ctime = record.mtime;
+            transaction.put_inode(inode.number, &record);
+        }
+        let seq = transaction.commit()?;
+        inode.committed_data(seq);
+        if moves {
+            inode.size.store(record.size, Ordering::Release);
+        }
+        meta.record = record;
+        Ok(())
+    }
+
+    fn move_some_down(&self, inode: &Arc<Inode>, id: u64, operation: &mut LoggedOp) -> Result<bool> {
+        let by = operation.end - operation.start;
+        self.move_some(inode, id, operation, |engine, operation| {
+            let from = operation.cursor;
+            let found = engine.extents_in(inode, from, FILE_BLOCKS_MAX - from, EXTENTS_PER_TRANSACTION / 2)?;
+            let moved = found.iter().map(|extent| Extent { file_block: extent.file_block - by, ..*extent }).collect();
+            let cursor = found.last().map_or(from, Extent::file_end);
+            Ok((found, moved, cursor))
+        })
+    }
+
+    fn move_some_up(&self, inode: &Arc<Inode>, id: u64, operation: &mut LoggedOp) -> Result<bool> {
+        let by = operation.end - operation.start;
+        self.move_some(inode, id, operation, |engine, operation| {
+            let mut found = Vec::new();
+            let mut below = operation.cursor;
+            while below > operation.start && found.len() < EXTENTS_PER_TRANSACTION / 2 {
+                let (at, floor) = (Key::extent(inode.number, below - 1), Key::extent(inode.number, operation.start));
+                let Some((key, value)) = engine.tree.last_at_or_before(at, floor)? else { break };
+                found.push(Extent::decode(key.offset, &value)?);
+                below = key.offset;
+            }
+            found.reverse();
+            let moved = found.iter().map(|extent| Extent { file_block: extent.file_block + by, ..*extent }).collect();
+            let cursor = found.first().map_or(operation.cursor, |extent| extent.file_block);
+            Ok((found, moved, cursor))
+        })
+    }
+
+    /// One bounded step: the extents that `choose` names move, and the cursor with them.
+    fn move_some(
+        &self,
+        inode: &Arc<Inode>,
+        id: u64,
+        operation: &mut LoggedOp,
+        choose: impl FnOnce(&Engine, &LoggedOp) -> Result<(Vec<Extent>, Vec<Extent>, u64)>,
+    ) -> Result<bool> {
+        let cost = Cost::new(2, 256).with_extents(EXTENTS_PER_TRANSACTION + 4).critical();
+        let mut transaction = self.begin(cost)?;
+        let _meta = inode.meta();
+        let (found, mut moved, cursor) = choose(self, operation)?;
+        if found.is_empty() {
+            return Ok(false);
+        }
+        merge_list(&mut moved);
+        let next = LoggedOp { cursor, ..*operation };
+        transaction.extents(inode.number, found, moved);
+        transaction.put(Key::logged(id), &next.encode());
+        self.commit_extents(inode, transaction)?;
+        *operation = next;
+        Ok(true)
+    }
+
+    /// Splits the extent that straddles a file block, so that what follows can move alone.
+    fn split_at(&self, inode: &Arc<Inode>, block: u64) -> Result<()> {
+        let mut transaction = self.begin(Cost::new(1, 128).with_extents(4).critical())?;
+        let _meta = inode.meta();
+        let found = self.extents_in(inode, block, 1, 1)?;
+        let Some(extent) = found.first().filter(|extent| extent.file_block < block) else { return Ok(()) };
+        let parts = [extent.clip(0, block), extent.clip(block, u64::MAX)].into_iter().flatten().collect();
+        let plan = Replacement::between(vec![*extent], parts);
+        transaction.extents(inode.number, plan.removed, plan.inserted);
+        self.commit_extents(inode, transaction)?;
+        Ok(())
+    }
+}
+
+fn check_aligned(offset: u64, len: u64) -> Result<u64> {
+    let end = range_end(offset, len)?;
+    if len == 0 || !offset.is_multiple_of(BLOCK_SIZE as u64) || !len.is_multiple_of(BLOCK_SIZE as u64) {
+        return Err(Error::invalid(format!(
+            "collapse and insert take whole blocks of {BLOCK_SIZE} bytes: offset {offset}, length {len}"
+        )));
+    }
+    debug_assert!(blocks_for(end) <= FILE_BLOCKS_MAX);
+    Ok(end)
+}

@@ -1,0 +1,139 @@
+//! Explicit size changes.
+//!
+//! Protocol, with the gate held exclusively and the exclusive sequence odd:
+//! * *Shrinking*: growth below the new size that has not reached the disk is written back first (so that the new
+//!   size does not expose what was never written); the partial block at the new end is zeroed through the cache;
+//!   folios beyond are dropped; then one transaction sets the size and frees the extents. Where they are too many
+//!   for one transaction it sets the size and logs the operation, and bounded transactions free the rest.
+//! * *Growing*: the partial block at the old end is zeroed and written back before a record raises the size past
+//!   it (J6), since after a crash its tail on disk may still hold what an earlier truncate cut off.
+//!
+//! A truncate that frees nothing is one small transaction, with neither orphan nor logged operation.
+//!
+//! Neighbours: [`crate::reaper`] frees bounded pieces and finishes logged operations after a crash.
+
+use super::{OddSequence, range_end};
+use crate::engine::Engine;
+use crate::extent_map::Replacement;
+use crate::gate::GateState;
+use crate::inode::{Inode, InodeRef};
+use crate::transaction::{Cost, EXTENTS_PER_TRANSACTION};
+use quire_base::sync::Arc;
+use quire_base::sync::atomic::Ordering;
+use quire_base::units::blocks_for;
+use quire_base::{BLOCK_SIZE, Result};
+use quire_format::extent::FILE_BLOCKS_MAX;
+use quire_format::key::Key;
+use quire_format::logged::{LoggedKind, LoggedOp};
+
+impl Engine {
+    /// Sets a file's size in bytes. What lies beyond is gone; what is gained reads as zeros.
+    pub(crate) fn truncate(self: &Arc<Engine>, inode: &InodeRef, size: u64) -> Result<()> {
+        self.check_writable()?;
+        inode.check_regular()?;
+        range_end(size, 0)?;
+        self.clear_privileges(inode)?;
+        let _permit = inode.gate.enter(GateState::Exclusive);
+        let _odd = OddSequence::new(&inode.exclusive_sequence);
+        let _size = inode.size_lock.lock();
+        self.set_size(inode, size)
+    }
+
+    /// As [`Engine::truncate`], for callers that hold the gate exclusively and the size lock.
+    pub(crate) fn set_size(self: &Arc<Engine>, inode: &InodeRef, size: u64) -> Result<()> {
+        if size > inode.size() { self.grow(inode, size) } else { self.shrink(inode, size) }
+    }
+
+    /// Zeroes the tail of the partial block at the end of the file and puts it on disk, so that a record may raise
+    /// the size.
+    pub(crate) fn settle_tail(&self, inode: &InodeRef) -> Result<()> {
+        let size = inode.size();
+        let block_end = size.next_multiple_of(BLOCK_SIZE as u64);
+        if size < block_end {
+            let mapping = inode.mapping();
+            mapping.zero(size, block_end)?;
+            let block = size / BLOCK_SIZE as u64;
+            mapping.write_back(block, block + 1)?;
+        }
+        Ok(())
+    }
+
+    fn grow(&self, inode: &InodeRef, size: u64) -> Result<()> {
+        self.settle_tail(inode)?;
+        let mut transaction = self.begin(Cost::new(1, 128))?;
+        let mut meta = inode.meta();
+        inode.fold_times(&mut meta);
+        let mut record = meta.record.clone();
+        record.size = size;
+        record.mtime = self.options.clock.now();
+        record.ctime = record.mtime;
+        transaction.put_inode(inode.number, &record);
+        let seq = transaction.commit()?;
+        inode.committed_data(seq);
+        meta.record = record;
+        meta.dirty = false;
+        inode.size.store(size, Ordering::Release);
+        Ok(())
+    }
+
+    fn shrink(self: &Arc<Engine>, inode: &InodeRef, size: u64) -> Result<()> {
+        let first = blocks_for(size);
+        let on_disk = inode.meta().record.size;
+        if let Some(mapping) = inode.mapping.get() {
+            if on_disk < size {
+                mapping.write_back(on_disk / BLOCK_SIZE as u64, first)?;
+            }
+        }
+        if !size.is_multiple_of(BLOCK_SIZE as u64) && size < inode.size() {
+            inode.mapping().zero(size, first * BLOCK_SIZE as u64)?;
+        }
+        if let Some(mapping) = inode.mapping.get() {
+            mapping.drop_range(first, u64::MAX);
+        }
+
+        let cost = Cost::new(3, 256).with_extents(EXTENTS_PER_TRANSACTION + 2).critical();
+        let mut transaction = self.begin(cost)?;
+        let mut meta = inode.meta();
+        inode.fold_times(&mut meta);
+        let mut record = meta.record.clone();
+        record.size = size;
+        record.mtime = self.options.clock.now();
+        record.ctime = record.mtime;
+        let beyond = self.extents_in(inode, first, FILE_BLOCKS_MAX - first, EXTENTS_PER_TRANSACTION + 1)?;
+        let logged = (beyond.len() > EXTENTS_PER_TRANSACTION).then(|| self.logged_operation(inode, LoggedKind::Truncate, first, FILE_BLOCKS_MAX, size));
+        match &logged {
+            Some((id, operation)) => transaction.put(Key::logged(*id), &operation.encode()),
+            None => {
+                let kept = beyond.iter().filter_map(|extent| extent.clip(0, first)).collect();
+                let plan = Replacement::between(beyond, kept);
+                record.blocks = record.blocks.saturating_add_signed(plan.blocks_gained());
+                transaction.extents(inode.number, plan.removed, plan.inserted);
+            }
+        }
+        transaction.put_inode(inode.number, &record);
+        self.commit_extents(inode, transaction)?;
+        meta.record = record;
+        meta.dirty = false;
+        meta.emptied |= size == 0;
+        drop(meta);
+        inode.size.store(size, Ordering::Release);
+        if let Some((id, operation)) = logged {
+            self.run_logged(inode, id, operation)?;
+        }
+        Ok(())
+    }
+
+    /// A logged operation on an inode, with an id of its own.
+    pub(crate) fn logged_operation(
+        &self,
+        inode: &Inode,
+        kind: LoggedKind,
+        start: u64,
+        end: u64,
+        size: u64,
+    ) -> (u64, LoggedOp) {
+        let id = self.next_logged.fetch_add(1, Ordering::Relaxed);
+        let cursor = if kind == LoggedKind::Insert { FILE_BLOCKS_MAX } else { end };
+        (id, LoggedOp { kind, inode: inode.number, generation: inode.generation, start, end, cursor, size })
+    }
+}

@@ -1,0 +1,337 @@
+//! An inode in memory, and the references that keep it there.
+//!
+//! What is protected by what:
+//! * `meta`: the record as journaled plus what is still only in memory. Its lock is also the lock of the inode's
+//!   extent map: whoever changes extents or the record holds it from before the `Seq` until it is applied.
+//! * `size`: the end of file that readers and writers see. Grows under `size_lock`, shrinks with the gate held
+//!   exclusively; `meta.record.size` is the size on disk and follows it (J6).
+//! * `extent_sequence`: odd while extents change in the tree, so that a look-up without the lock can tell.
+//! * `commit_seq`, `datasync_seq`: the journal must be durable this far for fsync, for fdatasync (J5).
+//! * `data_mark`: the device must have flushed this far for what was written back (J5).
+//! * write and access times go through atomics and are folded into the record when it is read or journaled, so
+//!   that writers of one file share no lock for a timestamp.
+//!
+//! An [`InodeRef`] counts users: open files, the kernel's look-ups, operations under way. An inode without a name
+//! lives until its last user leaves; then the reaper frees it.
+//!
+//! Shared cache lines: `size` and the sequences (read by all, written by size changes); `gate`; the times.
+//!
+//! Neighbours: [`crate::inode_table`] finds inodes, `file/*` does I/O on them, `namespace/*` names them.
+
+use crate::engine::Engine;
+use crate::file::range_lock::RangeLock;
+use crate::gate::Gate;
+use crate::orphan::Slot;
+use quire_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use quire_base::sync::{Arc, Mutex, MutexGuard, RwLock};
+use quire_base::{Error, ErrorKind, InodeNo, Result, Seq, Timestamp};
+use quire_cache::Mapping;
+use quire_format::inode::{FileType, InodeRecord, MODE_PERMISSION_MASK};
+use std::sync::OnceLock;
+
+/// Buckets of a directory's names.
+pub(crate) const BUCKETS: usize = 16;
+
+/// How an inode without a name is tracked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OrphanState {
+    /// It has a name.
+    Named,
+    /// In a slot.
+    Slot(Slot),
+    /// Under a key in the tree, since no slot was free.
+    Key,
+}
+
+/// The part of an inode that its lock protects.
+pub(crate) struct Meta {
+    /// As journaled, but for times that are still to be written; `size` is the size on disk.
+    pub(crate) record: InodeRecord,
+    pub(crate) orphan: OrphanState,
+    /// Something in `record` is newer than the tree (times only).
+    pub(crate) dirty: bool,
+    /// Freed: nothing may use it any more.
+    pub(crate) freed: bool,
+    /// Truncated to zero and not closed since: the close writes it back (`auto_da_alloc`).
+    pub(crate) emptied: bool,
+}
+
+/// Holds an inode's attributes and extent map; counted, so that the lock order can be checked.
+pub(crate) struct MetaGuard<'a>(MutexGuard<'a, Meta>);
+
+impl std::ops::Deref for MetaGuard<'_> {
+    type Target = Meta;
+    fn deref(&self) -> &Meta {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for MetaGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Meta {
+        &mut self.0
+    }
+}
+
+impl Drop for MetaGuard<'_> {
+    fn drop(&mut self) {
+        crate::lock_order::meta_unlocked();
+    }
+}
+
+/// What only directories have.
+pub(crate) struct Names {
+    /// True once the directory is removed. Shared by creates and unlinks, exclusive for rmdir and for a rename
+    /// over it.
+    pub(crate) dead: RwLock<bool>,
+    /// A name's bucket orders the changes of its entry.
+    pub(crate) buckets: [Mutex<()>; BUCKETS],
+}
+
+/// See the module's documentation.
+pub struct Inode {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) number: InodeNo,
+    pub(crate) generation: u64,
+    pub(crate) kind: FileType,
+
+    pub(crate) size: AtomicU64,
+    pub(crate) exclusive_sequence: AtomicU64,
+    pub(crate) extent_sequence: AtomicU64,
+
+    pub(crate) gate: Gate,
+    pub(crate) size_lock: Mutex<()>,
+    pub(crate) ranges: RangeLock,
+    pub(crate) mapping: OnceLock<Arc<Mapping>>,
+    pub(crate) names: Option<Box<Names>>,
+    /// Where the next block of the file should go: (file block, disk block).
+    pub(crate) placement_hint: Mutex<(u64, u64)>,
+
+    meta: Mutex<Meta>,
+    /// The record's permission bits, to see a setuid bit without the lock.
+    pub(crate) mode: AtomicU32,
+    write_time: AtomicI64,
+    access_time: AtomicI64,
+
+    pub(crate) commit_seq: AtomicU64,
+    pub(crate) datasync_seq: AtomicU64,
+    pub(crate) data_mark: AtomicU64,
+
+    pub(crate) users: AtomicU64,
+    /// Looked up since the table last considered throwing it out.
+    pub(crate) referenced: AtomicBool,
+}
+
+/// No time recorded since the last fold.
+const NO_TIME: i64 = i64::MIN;
+
+/// Write and access times move at most this often, as in the kernel's coarse clock.
+const TIME_GRAIN_NANOS: i64 = 1_000_000;
+
+impl Inode {
+    pub(crate) fn new(engine: Arc<Engine>, number: InodeNo, record: InodeRecord, orphan: OrphanState) -> Inode {
+        let kind = record.file_type();
+        let names = (kind == FileType::Directory).then(|| {
+            Box::new(Names { dead: RwLock::new(record.nlink == 0), buckets: std::array::from_fn(|_| Mutex::new(())) })
+        });
+        Inode {
+            engine,
+            number,
+            generation: record.generation,
+            kind,
+            size: AtomicU64::new(record.size),
+            exclusive_sequence: AtomicU64::new(0),
+            extent_sequence: AtomicU64::new(0),
+            gate: Gate::new(),
+            size_lock: Mutex::new(()),
+            ranges: RangeLock::new(),
+            mapping: OnceLock::new(),
+            names,
+            placement_hint: Mutex::new((0, 0)),
+            mode: AtomicU32::new(record.mode),
+            meta: Mutex::new(Meta { record, orphan, dirty: false, freed: false, emptied: false }),
+            write_time: AtomicI64::new(NO_TIME),
+            access_time: AtomicI64::new(NO_TIME),
+            commit_seq: AtomicU64::new(0),
+            datasync_seq: AtomicU64::new(0),
+            data_mark: AtomicU64::new(0),
+            users: AtomicU64::new(0),
+            referenced: AtomicBool::new(true),
+        }
+    }
+
+    /// Locks the attributes and the extent map. Order: inode number ascending where two are taken.
+    pub(crate) fn meta(&self) -> MetaGuard<'_> {
+        let guard = self.meta.lock();
+        crate::lock_order::meta_locked();
+        MetaGuard(guard)
+    }
+
+    /// The names of a directory.
+    pub(crate) fn names(&self) -> Result<&Names> {
+        self.names
+            .as_deref()
+            .ok_or_else(|| Error::new(ErrorKind::NotDirectory, format!("inode {} is not a directory", self.number)))
+    }
+
+    /// The end of file that I/O sees, in bytes.
+    pub(crate) fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// The index of cached folios, made at first use.
+    pub(crate) fn mapping(self: &Arc<Inode>) -> &Arc<Mapping> {
+        self.mapping.get_or_init(|| crate::file::backing::new_mapping(self))
+    }
+
+    /// Notes that contents changed now.
+    pub(crate) fn touch_written(&self) {
+        self.touch(&self.write_time);
+    }
+
+    /// Notes that contents were read now, as the volume's rule for access times has it.
+    pub(crate) fn touch_read(&self) {
+        use crate::options::AccessTimes;
+        match self.engine.options.access_times {
+            AccessTimes::Never => {}
+            _ if self.engine.read_only => {}
+            AccessTimes::Strict => self.touch(&self.access_time),
+            AccessTimes::Relative => {
+                // One look a read; the rule itself is applied when the time is folded.
+                if self.access_time.load(Ordering::Relaxed) == NO_TIME {
+                    self.touch(&self.access_time);
+                }
+            }
+        }
+    }
+
+    fn touch(&self, time: &AtomicI64) {
+        let now = self.engine.options.clock.now().0;
+        let before = time.load(Ordering::Relaxed);
+        if before == NO_TIME || now.wrapping_sub(before) > TIME_GRAIN_NANOS || now < before {
+            time.store(now, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes the times that I/O left into the record.
+    pub(crate) fn fold_times(&self, meta: &mut Meta) {
+        let written = self.write_time.swap(NO_TIME, Ordering::Relaxed);
+        if written != NO_TIME {
+            let written = Timestamp(written);
+            meta.record.mtime = meta.record.mtime.max(written);
+            meta.record.ctime = meta.record.ctime.max(written);
+            meta.dirty = true;
+        }
+        let read = self.access_time.swap(NO_TIME, Ordering::Relaxed);
+        if read != NO_TIME {
+            use crate::options::AccessTimes;
+            const DAY: i64 = 86_400_000_000_000;
+            let record = &mut meta.record;
+            let stale = record.atime <= record.mtime
+                || record.atime <= record.ctime
+                || read.saturating_sub(record.atime.0) >= DAY;
+            if stale || self.engine.options.access_times == AccessTimes::Strict {
+                record.atime = Timestamp(read);
+                meta.dirty = true;
+            }
+        }
+    }
+
+    /// True if times wait to be journaled.
+    pub(crate) fn has_times(&self) -> bool {
+        self.write_time.load(Ordering::Relaxed) != NO_TIME || self.access_time.load(Ordering::Relaxed) != NO_TIME
+    }
+
+    /// A transaction that this inode's fsync must cover.
+    pub(crate) fn committed(&self, seq: Seq) {
+        self.commit_seq.fetch_max(seq.0, Ordering::AcqRel);
+    }
+
+    /// A transaction that this inode's fdatasync must cover: extents, size.
+    pub(crate) fn committed_data(&self, seq: Seq) {
+        self.datasync_seq.fetch_max(seq.0, Ordering::AcqRel);
+        self.commit_seq.fetch_max(seq.0, Ordering::AcqRel);
+    }
+
+    /// Keeps the copy of the mode that is read without the lock.
+    pub(crate) fn publish_mode(&self, record: &InodeRecord) {
+        self.mode.store(record.mode, Ordering::Release);
+    }
+
+    /// An error if the inode cannot take file data.
+    pub(crate) fn check_regular(&self) -> Result<()> {
+        match self.kind {
+            FileType::Regular => Ok(()),
+            FileType::Directory => {
+                Err(Error::new(ErrorKind::IsDirectory, format!("inode {} is a directory", self.number)))
+            }
+            kind => Err(Error::invalid(format!("inode {} is a {kind:?}, not a regular file", self.number))),
+        }
+    }
+}
+
+/// A counted reference to an inode: while one lives, an unlinked inode lives.
+pub struct InodeRef(Arc<Inode>);
+
+impl InodeRef {
+    /// Takes over a count that the table has already added.
+    pub(crate) fn counted(inode: Arc<Inode>) -> InodeRef {
+        InodeRef(inode)
+    }
+
+    /// The inode's number.
+    pub fn number(&self) -> InodeNo {
+        self.0.number
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> FileType {
+        self.0.kind
+    }
+
+    /// Distinguishes inodes that have had the same number.
+    pub fn generation(&self) -> u64 {
+        self.0.generation
+    }
+
+    /// The permission bits, without a lock.
+    pub fn mode(&self) -> u32 {
+        self.0.mode.load(Ordering::Acquire) & MODE_PERMISSION_MASK
+    }
+
+    /// End of file in bytes.
+    pub fn size(&self) -> u64 {
+        self.0.size()
+    }
+
+    pub(crate) fn arc(&self) -> &Arc<Inode> {
+        &self.0
+    }
+}
+
+impl std::ops::Deref for InodeRef {
+    type Target = Arc<Inode>;
+    fn deref(&self) -> &Arc<Inode> {
+        &self.0
+    }
+}
+
+impl Clone for InodeRef {
+    fn clone(&self) -> InodeRef {
+        self.0.users.fetch_add(1, Ordering::Relaxed);
+        InodeRef(self.0.clone())
+    }
+}
+
+impl Drop for InodeRef {
+    fn drop(&mut self) {
+        if self.0.users.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.engine.last_user_left(&self.0);
+        }
+    }
+}
+
+impl std::fmt::Debug for InodeRef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "inode {} ({:?})", self.0.number, self.0.kind)
+    }
+}

@@ -1,0 +1,120 @@
+//! Looking into a volume without changing it: for `quire dump`, fsck and tests.
+//!
+//! An [`Image`] is a volume as of the end of its journal, replayed in memory only; nothing is written, whatever
+//! state the volume is in. The raw parts (superblock slots, journal records) can be read even where no [`Image`]
+//! can be made.
+//!
+//! Neighbours: [`crate::recovery`] does the loading; `quire-fsck` cross-checks what is seen here.
+
+use crate::options::VolumeOptions;
+use crate::orphan::{OrphanSlots, Slot};
+use crate::recovery::{self, RecoveryReport};
+use quire_base::sync::Arc;
+use quire_base::{InodeNo, Result, Seq};
+use quire_device::{Backend, Device};
+use quire_format::extent::Extent;
+use quire_format::inode::InodeRecord;
+use quire_format::key::{Key, KeyKind};
+use quire_format::record::{self, Change};
+use quire_format::superblock::Superblock;
+use quire_journal::{ReplayConfig, ReplayEnd, replay};
+use quire_tree::Tree;
+use std::ops::ControlFlow;
+
+/// Both superblock slots, each decoded or with the reason why it is not.
+pub fn superblocks(backend: Arc<dyn Backend>) -> [Result<Superblock>; 2] {
+    recovery::read_superblocks(&Device::new(backend))
+}
+
+/// Calls `visit` with every record of the journal that a recovery from `superblock` would replay.
+pub fn journal(
+    backend: Arc<dyn Backend>,
+    superblock: &Superblock,
+    visit: &mut dyn FnMut(Seq, Vec<Change>),
+) -> Result<ReplayEnd> {
+    let config = ReplayConfig {
+        start: superblock.journal_start,
+        blocks: superblock.journal_blocks,
+        volume: superblock.volume_id(),
+        incarnation: superblock.incarnation,
+        from: superblock.sequence,
+    };
+    replay(&Device::new(backend), &config, &mut |seq, payload| {
+        visit(seq, record::decode(payload)?);
+        Ok(())
+    })
+}
+
+/// A volume as of the end of its journal, in memory.
+pub struct Image {
+    /// The chosen superblock, with the counters as they are after replay.
+    pub superblock: Superblock,
+    /// The slot that it was read from.
+    pub slot: usize,
+    /// The tree after replay; its nodes that replay did not change can be walked as they are on disk.
+    pub tree: Arc<Tree>,
+    /// Where the journal ends.
+    pub end: Seq,
+    /// What recovery saw.
+    pub report: RecoveryReport,
+    orphans: OrphanSlots,
+}
+
+impl Image {
+    /// Chooses a superblock and replays the journal, as a read-only mount does.
+    pub fn load(backend: Arc<dyn Backend>) -> Result<Image> {
+        let device = Device::new(backend);
+        let loaded = recovery::load(&device, &VolumeOptions::default())?;
+        Ok(Image {
+            superblock: loaded.superblock,
+            slot: loaded.slot,
+            tree: loaded.tree,
+            end: loaded.end,
+            report: loaded.report,
+            orphans: loaded.orphans,
+        })
+    }
+
+    /// The orphan slots in use.
+    pub fn orphans(&self) -> Vec<(Slot, InodeNo)> {
+        self.orphans.applied()
+    }
+
+    /// An inode's record.
+    pub fn inode(&self, number: InodeNo) -> Result<Option<InodeRecord>> {
+        self.tree.get_with(Key::inode(number), InodeRecord::decode)?.transpose()
+    }
+
+    /// An inode's extents, in order.
+    pub fn extents(&self, number: InodeNo) -> Result<Vec<Extent>> {
+        let mut extents = Vec::new();
+        let mut broken = Ok(());
+        self.tree.scan(Key::extent(number, 0), Key::extent(number, u64::MAX), &mut |key, value| {
+            match Extent::decode(key.offset, value) {
+                Ok(extent) => {
+                    extents.push(extent);
+                    ControlFlow::Continue(())
+                }
+                Err(error) => {
+                    broken = Err(error);
+                    ControlFlow::Break(())
+                }
+            }
+        })?;
+        broken.map(|()| extents)
+    }
+
+    /// Calls `visit` with every key and value of an object, in order; object 0 is the volume itself.
+    pub fn object(&self, object: u64, visit: &mut dyn FnMut(Key, &[u8])) -> Result<()> {
+        let (from, to) = (Key::new(object, KeyKind::FreeSpace, 0), Key::new(object, KeyKind::Extent, u64::MAX));
+        self.tree.scan(from, to, &mut |key, value| {
+            visit(key, value);
+            ControlFlow::Continue(())
+        })
+    }
+
+    /// Calls `visit` with every key and value, in order.
+    pub fn keys(&self, visit: &mut dyn FnMut(Key, &[u8]) -> ControlFlow<()>) -> Result<()> {
+        self.tree.scan(Key::MIN, Key::MAX, visit)
+    }
+}

@@ -1,0 +1,75 @@
+//! The one order in which locks are taken, and who orders which key.
+//!
+//! From the outside in; a thread that holds one takes only later ones:
+//!
+//! | rank | lock | may be held across device I/O |
+//! | --- | --- | --- |
+//! | 1 | throttle and memory for a batch (cache) | yes |
+//! | 2 | rename mutex (`Engine::rename`) | yes |
+//! | 3 | directory liveness and buckets (`Names`), parents first, then by inode number | yes |
+//! | 4 | gate, in inode order | yes |
+//! | 5 | size lock | yes |
+//! | 6 | range lock of direct I/O | yes |
+//! | 7 | transaction reservation (`Engine::begin`) | yes |
+//! | 8 | segments, by (inode, index) | no, but for writeback's shared ones |
+//! | 9 | inode attributes and extent map (`Inode::meta`), in inode order | no |
+//! | 10 | barrier, shared | no |
+//! | 11 | tree latches | no |
+//! | 12 | allocation group | no |
+//! | 13 | journal buffer | no |
+//!
+//! The checkpoint mutex stands apart: whoever takes it holds no reservation and nothing below rank 7, and it takes
+//! the barrier whole. Finishers of writeback hold segments shared (rank 8) and begin transactions (rank 7) all the
+//! same: that is allowed because a checkpoint, which is all that `begin` can wait for, takes no segment and needs no
+//! writeback (J9).
+//!
+//! Whatever orders a key is held from before the `Seq` of a transaction that changes it until it is applied:
+//!
+//! | key | ordered by |
+//! | --- | --- |
+//! | Inode, Extent, Symlink, Xattr | the inode's `meta` |
+//! | Entry | the bucket of its name in its directory |
+//! | orphan slot or key | the inode's `meta` |
+//! | LoggedOp | the gate of its inode, exclusively (in recovery: there is only one thread) |
+//! | FreeSpace | nothing: changes of disjoint blocks commute, the leaf's latch suffices |
+//!
+//! In debug builds a reservation taken under a lock of rank 9 is caught: [`assert_may_reserve`] is called by
+//! `begin`, and every `meta` guard counts itself.
+
+#[cfg(not(any(loom, shuttle)))]
+mod held {
+    use std::cell::Cell;
+
+    thread_local! {
+        static METAS: Cell<u32> = const { Cell::new(0) };
+    }
+
+    pub(crate) fn meta_locked() {
+        METAS.with(|held| held.set(held.get() + 1));
+    }
+
+    pub(crate) fn meta_unlocked() {
+        METAS.with(|held| held.set(held.get() - 1));
+    }
+
+    pub(crate) fn metas() -> u32 {
+        METAS.with(Cell::get)
+    }
+}
+
+/// Model checkers run many threads of the model on one of the system's: nothing is counted there.
+#[cfg(any(loom, shuttle))]
+mod held {
+    pub(crate) fn meta_locked() {}
+    pub(crate) fn meta_unlocked() {}
+    pub(crate) fn metas() -> u32 {
+        0
+    }
+}
+
+pub(crate) use held::{meta_locked, meta_unlocked};
+
+/// Panics in debug builds if the current thread holds a lock that comes after the reservation.
+pub(crate) fn assert_may_reserve() {
+    debug_assert_eq!(held::metas(), 0, "a reservation was asked for under an inode's meta lock");
+}

@@ -1,0 +1,324 @@
+//! Making a volume.
+//!
+//! Protocol: refuse what already holds something (unless forced); clear both superblock slots and flush, so that a
+//! half-made volume is no volume; write the journal with zeros; write the first tree (root directory, used blocks
+//! of the fixed areas) and the empty orphan blocks as checkpoint 1; flush; write both superblocks.
+//!
+//! Geometry (4 KiB blocks): slot A at 0, slot B at 8, journal from 16, the first chunks of the metadata pool behind
+//! it, data space behind that.
+//!
+//! Neighbours: `format::superblock` is the result; [`crate::recovery`] opens it.
+
+use crate::checkpoint::{name_image, publish};
+use crate::options::FormatOptions;
+use crate::orphan::OrphanSlots;
+use quire_base::random::Random;
+use quire_base::sync::Arc;
+use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, InodeNo, Result, Seq};
+use quire_device::{AlignedBuf, Backend, Device, IoClass};
+use quire_format::extent::Run;
+use quire_format::inode::{FileType, InodeRecord};
+use quire_format::key::Key;
+use quire_format::region::{RegionMap, split_by_region};
+use quire_format::superblock::{
+    BLOCK_COUNT_MAX, FLAG_CLEAN, FORMAT_MAJOR, FORMAT_MINOR, JOURNAL_START, ManifestHead, SLOT_BLOCKS, Superblock,
+    TreeRoot,
+};
+use quire_tree::{PoolState, Tree, TreeLimits};
+
+/// The smallest volume, in bytes.
+pub const VOLUME_BYTES_MIN: u64 = 16 << 20;
+/// The smallest and the largest journal, in bytes.
+pub const JOURNAL_BYTES_MIN: u64 = 1 << 20;
+/// See [`JOURNAL_BYTES_MIN`].
+pub const JOURNAL_BYTES_MAX: u64 = 4 << 30;
+
+/// Blocks in a chunk of the metadata pool.
+const CHUNK_BLOCKS: u64 = 1024;
+
+struct Geometry {
+    blocks: u64,
+    journal_blocks: u64,
+    pool_start: BlockNo,
+    pool_blocks: u64,
+    orphan_blocks: u32,
+}
+
+impl Geometry {
+    fn of(bytes: u64, journal_bytes: Option<u64>) -> Result<Geometry> {
+        if bytes < VOLUME_BYTES_MIN {
+            return Err(Error::invalid(format!(
+                "a volume needs at least {} MiB, {bytes} bytes were given",
+                VOLUME_BYTES_MIN >> 20
+            )));
+        }
+        let blocks = (bytes / BLOCK_SIZE as u64).min(BLOCK_COUNT_MAX);
+        let journal_bytes = match journal_bytes {
+            Some(wanted) if wanted < JOURNAL_BYTES_MIN || wanted > JOURNAL_BYTES_MAX.min(bytes / 4) => {
+                return Err(Error::invalid(format!(
+                    "a journal has 1 MiB to a quarter of the volume (here {} MiB), at most 4 GiB; {wanted} bytes were given",
+                    (JOURNAL_BYTES_MAX.min(bytes / 4)) >> 20
+                )));
+            }
+            Some(wanted) => wanted,
+            None => (bytes / 64).clamp(JOURNAL_BYTES_MIN, 64 << 20),
+        };
+        let journal_blocks = journal_bytes / BLOCK_SIZE as u64;
+        // Whole chunks of 64 blocks: room for two copies of a dirty set that makes checkpoints worth while.
+        let pool_blocks = (blocks / 64).clamp(512, 16 * CHUNK_BLOCKS) / 64 * 64;
+        Ok(Geometry {
+            blocks,
+            journal_blocks,
+            pool_start: JOURNAL_START.offset(journal_blocks),
+            pool_blocks,
+            orphan_blocks: (bytes >> 30).clamp(2, 128) as u32,
+        })
+    }
+
+    fn data_start(&self) -> BlockNo {
+        self.pool_start.offset(self.pool_blocks)
+    }
+
+    fn chunks(&self) -> Vec<Run> {
+        (0..self.pool_blocks)
+            .step_by(CHUNK_BLOCKS as usize)
+            .map(|at| Run::new(self.pool_start.offset(at), CHUNK_BLOCKS.min(self.pool_blocks - at)))
+            .collect()
+    }
+}
+
+/// Makes a volume on a backend; gives its superblock.
+pub(crate) fn format(backend: Arc<dyn Backend>, options: &FormatOptions) -> Result<Superblock> {
+    let device = Device::new(backend);
+    let device_bytes = device.blocks() * BLOCK_SIZE as u64;
+    let bytes = options.size.unwrap_or(device_bytes);
+    if bytes > device_bytes {
+        return Err(Error::invalid(format!(
+            "{} has {device_bytes} bytes, {bytes} were asked for",
+            device.name()
+        )));
+    }
+    let geometry = Geometry::of(bytes, options.journal_bytes)?;
+    if !options.force {
+        refuse_existing(&device)?;
+    }
+    let label = Superblock::pad_label(&options.label)?;
+
+    let zero = AlignedBuf::zeroed(BLOCK_SIZE);
+    for at in SLOT_BLOCKS {
+        device.write(IoClass::Metadata, at, &zero)?;
+    }
+    device.flush_to(device.mark())?;
+    write_zeros(&device, JOURNAL_START, geometry.journal_blocks)?;
+
+    let mut random = options.seed.map_or_else(Random::from_entropy, Random::seeded);
+    let mut uuid = [0u8; 16];
+    uuid[..8].copy_from_slice(&random.next_u64().to_le_bytes());
+    uuid[8..].copy_from_slice(&random.next_u64().to_le_bytes());
+    // RFC 9562, version 4.
+    uuid[6] = uuid[6] & 0x0f | 0x40;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    let now = options.clock.now();
+    let mut superblock = Superblock {
+        version: (FORMAT_MAJOR, FORMAT_MINOR),
+        flags: FLAG_CLEAN,
+        feature_compat: 0,
+        feature_ro_compat: 0,
+        feature_incompat: 0,
+        uuid,
+        label,
+        block_count: geometry.blocks,
+        slot: 0,
+        checkpoint: 1,
+        incarnation: 1,
+        journal_start: JOURNAL_START,
+        journal_blocks: geometry.journal_blocks,
+        sequence: Seq(0),
+        root: TreeRoot { block: BlockNo(0), generation: 0, crc: 0, level: 0 },
+        manifest: ManifestHead { block: BlockNo(0), crc: 0, count: 0 },
+        orphan_blocks: geometry.orphan_blocks,
+        mount_count: 0,
+        pool_start: geometry.pool_start,
+        pool_blocks: geometry.pool_blocks,
+        data_start: geometry.data_start(),
+        free_blocks: geometry.blocks - geometry.data_start().0,
+        inode_count: 1,
+        next_inode: InodeNo::ROOT.0 + 1,
+        hash_seed: [random.next_u64(), random.next_u64()],
+        created: now,
+        mounted: now,
+        checkpointed: now,
+    };
+
+    let pool = PoolState::new(&geometry.chunks());
+    let tree = Tree::create(device.clone(), superblock.volume_id(), pool, TreeLimits::with_cache_bytes(64 << 20));
+    tree.put(Key::inode(InodeNo::ROOT), &root_directory(now).encode())?;
+    for (region, start, blocks) in split_by_region(Run::new(BlockNo(0), geometry.data_start().0)) {
+        let mut map = RegionMap::new();
+        map.set_used(start, blocks)?;
+        if let Some(value) = map.encode() {
+            tree.put(Key::region(region), &value)?;
+        }
+    }
+    let orphans = OrphanSlots::new(geometry.orphan_blocks);
+    let frozen = tree.freeze(orphans.take_changed(true)?);
+    let image = tree.write_frozen(frozen, superblock.checkpoint)?;
+    device.flush_to(device.mark())?;
+    name_image(&mut superblock, &image);
+    for slot in 0..SLOT_BLOCKS.len() {
+        publish(&device, &superblock, slot)?;
+    }
+    Ok(superblock)
+}
+
+/// Checks a volume's and a journal's size before anything is created.
+pub(crate) fn check_size(bytes: u64, journal_bytes: Option<u64>) -> Result<()> {
+    Geometry::of(bytes, journal_bytes).map(drop)
+}
+
+/// Opens what is to become a volume: a block device as it is; an image file, made longer if a size says so.
+#[cfg(not(any(loom, shuttle)))]
+pub(crate) fn open_for_format(path: &std::path::Path, options: &FormatOptions) -> Result<Arc<dyn Backend>> {
+    let doing = |what: &str| format!("{what} {}", path.display());
+    let metadata = std::fs::metadata(path).map_err(|error| Error::os(doing("looking at"), &error))?;
+    if metadata.is_file() {
+        let wanted = options.size.unwrap_or(metadata.len());
+        check_size(wanted, options.journal_bytes)?;
+        if wanted > metadata.len() {
+            // An empty or shorter file: look before it grows, so that a refusal changes nothing.
+            if metadata.len() > 0 && !options.force {
+                use std::io::Read;
+                let file = std::fs::File::open(path).map_err(|error| Error::os(doing("opening"), &error))?;
+                let mut bytes = Vec::new();
+                file.take(1 << 20).read_to_end(&mut bytes).map_err(|error| Error::os(doing("reading"), &error))?;
+                if bytes.iter().any(|&byte| byte != 0) {
+                    return Err(Error::new(
+                        ErrorKind::Exists,
+                        format!("{} is not empty; nothing was changed (--force overwrites it)", path.display()),
+                    ));
+                }
+            }
+            let file = std::fs::OpenOptions::new()
+                .write(true)
+                .open(path)
+                .map_err(|error| Error::os(doing("opening"), &error))?;
+            file.set_len(wanted).map_err(|error| Error::os(doing("enlarging"), &error))?;
+        }
+    }
+    quire_device::open_image(path, quire_device::OpenMode::ReadWrite)
+}
+
+/// Opens an image for writing; where the file or its medium does not permit that, for reading, with a warning.
+#[cfg(not(any(loom, shuttle)))]
+pub(crate) fn open_writable_or_read_only(path: &std::path::Path) -> Result<Arc<dyn Backend>> {
+    use quire_device::OpenMode;
+    match quire_device::open_image(path, OpenMode::ReadWrite) {
+        Err(error) if matches!(error.kind(), ErrorKind::ReadOnly | ErrorKind::AccessDenied) => {
+            let backend = quire_device::open_image(path, OpenMode::ReadOnly)?;
+            tracing::warn!(%error, "the image cannot be written; the volume is opened read-only");
+            Ok(backend)
+        }
+        other => other,
+    }
+}
+
+fn root_directory(now: quire_base::Timestamp) -> InodeRecord {
+    InodeRecord {
+        mode: FileType::Directory.to_mode() | 0o755,
+        flags: 0,
+        uid: 0,
+        gid: 0,
+        nlink: 2,
+        xattr_bytes: 0,
+        size: 0,
+        blocks: 0,
+        atime: now,
+        mtime: now,
+        ctime: now,
+        btime: now,
+        generation: 1,
+        rdev: 0,
+        parent: InodeNo::ROOT.0,
+    }
+}
+
+fn write_zeros(device: &Device, start: BlockNo, blocks: u64) -> Result<()> {
+    const PIECE: u64 = 256;
+    let zeros = AlignedBuf::zeroed((PIECE as usize) * BLOCK_SIZE);
+    for at in (0..blocks).step_by(PIECE as usize) {
+        let count = PIECE.min(blocks - at) as usize;
+        device.write(IoClass::Journal, start.offset(at), &zeros[..count * BLOCK_SIZE])?;
+    }
+    Ok(())
+}
+
+/// Where well-known formats keep their magic: (name, byte offset, bytes).
+const SIGNATURES: &[(&str, usize, &[u8])] = &[
+    ("a Quire volume", 0, b"QUIRE\0FS"),
+    ("a Quire volume", 8 * BLOCK_SIZE, b"QUIRE\0FS"),
+    ("an XFS file system", 0, b"XFSB"),
+    ("an ext2, ext3 or ext4 file system", 1024 + 56, &[0x53, 0xef]),
+    ("a Btrfs file system", 0x10040, b"_BHRfS_M"),
+    ("an F2FS file system", 1024, &[0x10, 0x20, 0xf5, 0xf2]),
+    ("a bcachefs file system", 4096 + 24, &[0xc6, 0x85, 0x73, 0xf6]),
+    ("an NTFS file system", 3, b"NTFS    "),
+    ("an exFAT file system", 3, b"EXFAT   "),
+    ("a FAT file system", 54, b"FAT1"),
+    ("a FAT file system", 82, b"FAT32"),
+    ("a squashfs image", 0, b"hsqs"),
+    ("an ISO 9660 image", 0x8001, b"CD001"),
+    ("swap space", 4086, b"SWAPSPACE2"),
+    ("a LUKS container", 0, b"LUKS\xba\xbe"),
+    ("an LVM physical volume", 512, b"LABELONE"),
+    ("a GPT partition table", 512, b"EFI PART"),
+    ("an MBR partition table", 510, &[0x55, 0xaa]),
+];
+
+fn refuse_existing(device: &Device) -> Result<()> {
+    let blocks = device.blocks().min(32);
+    let mut head = AlignedBuf::zeroed(blocks as usize * BLOCK_SIZE);
+    device.read(IoClass::Metadata, BlockNo(0), &mut head)?;
+    let found = SIGNATURES
+        .iter()
+        .find(|(_, at, magic)| head.get(*at..*at + magic.len()).is_some_and(|bytes| bytes == *magic))
+        .map(|(name, _, _)| *name)
+        .or_else(|| head.iter().any(|&byte| byte != 0).then_some("data of an unknown kind"));
+    match found {
+        None => Ok(()),
+        Some(what) => Err(Error::new(
+            ErrorKind::Exists,
+            format!("{} already holds {what}; nothing was changed (--force overwrites it)", device.name()),
+        )),
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use quire_device::MemoryBackend;
+
+    #[test]
+    fn geometry_of_small_and_large_volumes() {
+        let small = Geometry::of(VOLUME_BYTES_MIN, None).unwrap();
+        assert!(small.data_start().0 < small.blocks / 2);
+        let large = Geometry::of(16 << 40, None).unwrap();
+        assert_eq!(large.journal_blocks, (64 << 20) / 4096);
+        assert_eq!(large.chunks().iter().map(|chunk| chunk.blocks).sum::<u64>(), large.pool_blocks);
+        assert!(Geometry::of(1 << 20, None).is_err());
+        assert!(Geometry::of(1 << 30, Some(1 << 29)).is_err());
+    }
+
+    #[test]
+    fn what_is_there_is_kept_unless_forced() {
+        let backend = Arc::new(MemoryBackend::new(16384));
+        let mut magic = AlignedBuf::zeroed(BLOCK_SIZE);
+        magic[..4].copy_from_slice(b"XFSB");
+        backend.write(BlockNo(0), &magic).unwrap();
+        let refused = format(backend.clone(), &FormatOptions::default()).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Exists);
+        assert!(refused.to_string().contains("XFS"), "{refused}");
+        format(backend.clone(), &FormatOptions { force: true, ..Default::default() }).unwrap();
+        let again = format(backend, &FormatOptions::default()).unwrap_err();
+        assert!(again.to_string().contains("Quire"), "{again}");
+    }
+}

@@ -1,0 +1,128 @@
+//! The locks of a directory: liveness, buckets, and the word that tells look-ups of a rename.
+//!
+//! Protocol. Whoever changes an entry holds the directory's liveness shared and the bucket of the entry's name.
+//! Whoever removes a directory holds its liveness exclusively, after the liveness and the bucket of its name in its
+//! parent. Directories are entered one after the other, each with all of its buckets, ancestors first: so somebody
+//! who holds a bucket of a directory and waits for the liveness of one below never meets somebody who holds that
+//! below and waits for the bucket.
+//!
+//! A rename changes two entries in one transaction. For as long as it applies it counts itself in the directory's
+//! *moving* word (low half: renames under way, high half: renames done). A look-up without locks reads the word, the
+//! entry, the word again; if a rename was under way or ended meanwhile it takes the bucket instead. So nobody sees a
+//! file under both names, or under neither.
+//!
+//! Invariants: buckets of one directory are taken in ascending order, none twice.
+//!
+//! Neighbours: [`super::entry`] reads entries under these locks.
+
+use crate::inode::{BUCKETS, Inode, InodeRef};
+use quire_base::sync::atomic::{AtomicU64, Ordering, fence};
+use quire_base::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
+use quire_base::{Error, ErrorKind, Result};
+
+/// A living directory whose names of certain hashes are held.
+pub(crate) struct Entered<'a> {
+    _buckets: [Option<MutexGuard<'a, ()>>; 2],
+    _live: RwLockReadGuard<'a, bool>,
+}
+
+fn bucket(hash: u64) -> usize {
+    (hash % BUCKETS as u64) as usize
+}
+
+fn gone(directory: &Inode) -> Error {
+    Error::new(ErrorKind::NotFound, format!("directory {} has been removed", directory.number))
+}
+
+/// The liveness of a directory that is not removed, shared.
+pub(crate) fn enter_live(directory: &Inode) -> Result<RwLockReadGuard<'_, bool>> {
+    let live = directory.names()?.dead.read();
+    if *live {
+        return Err(gone(directory));
+    }
+    Ok(live)
+}
+
+/// Holds the entries of a name's hash.
+pub(crate) fn enter(directory: &Inode, hash: u64) -> Result<Entered<'_>> {
+    let live = enter_live(directory)?;
+    let names = directory.names()?;
+    Ok(Entered { _buckets: [Some(names.buckets[bucket(hash)].lock()), None], _live: live })
+}
+
+/// Holds the entries of two hashes of one directory.
+pub(crate) fn enter_two(directory: &Inode, one: u64, other: u64) -> Result<Entered<'_>> {
+    let live = enter_live(directory)?;
+    let names = directory.names()?;
+    let (first, second) = (bucket(one).min(bucket(other)), bucket(one).max(bucket(other)));
+    let lower = names.buckets[first].lock();
+    let upper = (second > first).then(|| names.buckets[second].lock());
+    Ok(Entered { _buckets: [Some(lower), upper], _live: live })
+}
+
+/// Holds one bucket without the liveness, to read an entry that nobody changes meanwhile.
+pub(crate) fn hold_bucket(directory: &Inode, hash: u64) -> Result<MutexGuard<'_, ()>> {
+    Ok(directory.names()?.buckets[bucket(hash)].lock())
+}
+
+/// A directory that is about to be removed: nobody else changes its entries.
+pub(crate) struct Doomed<'a>(RwLockWriteGuard<'a, bool>);
+
+impl<'a> Doomed<'a> {
+    /// Holds the liveness exclusively. The caller holds the directory's entry in its parent.
+    pub(crate) fn hold(directory: &'a InodeRef) -> Result<Doomed<'a>> {
+        let guard = directory.names()?.dead.write();
+        if *guard {
+            return Err(gone(directory));
+        }
+        Ok(Doomed(guard))
+    }
+
+    /// The directory is removed.
+    pub(crate) fn removed(mut self) {
+        *self.0 = true;
+    }
+}
+
+const ONE_DONE: u64 = 1 << 32;
+
+/// The word of a directory; directories have no extents, so their extent sequence is free for it.
+fn moving_word(directory: &Inode) -> &AtomicU64 {
+    debug_assert!(directory.names.is_some());
+    &directory.extent_sequence
+}
+
+/// A rename under way in a directory, until dropped.
+pub(crate) struct Moving<'a>(&'a AtomicU64);
+
+impl<'a> Moving<'a> {
+    /// Announces a rename. The caller holds the buckets of its names.
+    pub(crate) fn announce(directory: &'a Inode) -> Moving<'a> {
+        // Who reads an entry that was changed has passed a latch after us, and so sees this too.
+        let word = moving_word(directory);
+        word.fetch_add(1, Ordering::AcqRel);
+        Moving(word)
+    }
+}
+
+impl Drop for Moving<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(ONE_DONE - 1, Ordering::AcqRel);
+    }
+}
+
+/// What a look-up remembers of the moving word.
+pub(crate) struct Glance(u64);
+
+impl Glance {
+    /// Before the entry is read.
+    pub(crate) fn at(directory: &Inode) -> Glance {
+        Glance(moving_word(directory).load(Ordering::Acquire))
+    }
+
+    /// After it was read: true if no rename could have been seen in half.
+    pub(crate) fn held_still(&self, directory: &Inode) -> bool {
+        fence(Ordering::Acquire);
+        self.0 as u32 == 0 && moving_word(directory).load(Ordering::Relaxed) == self.0
+    }
+}

@@ -1,0 +1,71 @@
+//! Hard links.
+//!
+//! Protocol: as [`crate::namespace`] has it. A file made by `tmpfile` gets its first name here, and its orphan slot
+//! back in the same transaction; an inode that has lost its last name gets none.
+//!
+//! Neighbours: [`super::tmpfile`], [`super::unlink`].
+
+use super::INODE_NEVER_NAMED;
+use super::directory::enter;
+use super::entry::exists;
+use super::records::Records;
+use crate::engine::Engine;
+use crate::inode::InodeRef;
+use crate::transaction::Cost;
+use quire_base::sync::Arc;
+use quire_base::{Error, ErrorKind, Result};
+use quire_format::dirent::{self, Entry};
+use quire_format::inode::{FileType, INODE_BYTES};
+use quire_format::key::Key;
+
+/// Bytes of the longest entry.
+pub(crate) const ENTRY_BYTES_MAX: usize = 17 + dirent::NAME_MAX;
+
+impl Engine {
+    /// Gives an inode another name. Kinds: `Exists`, `NotPermitted` for a directory, `TooManyLinks`, `NotFound` for
+    /// an inode that has been unlinked.
+    pub(crate) fn link(self: &Arc<Engine>, inode: &InodeRef, directory: &InodeRef, name: &[u8]) -> Result<()> {
+        self.check_writable()?;
+        directory.names()?;
+        if inode.kind() == FileType::Directory {
+            return Err(Error::new(
+                ErrorKind::NotPermitted,
+                format!("inode {} is a directory: it has one name only", inode.number()),
+            ));
+        }
+        check_new_name(directory, name)?;
+        let hash = self.name_hash(name);
+        let _entered = enter(directory, hash)?;
+        let cookie = self.search_entry(directory.number(), hash, name)?.vacant(directory, name)?;
+
+        // Entry, inode, orphan.
+        let mut transaction = self.begin(Cost::new(3, INODE_BYTES + ENTRY_BYTES_MAX))?;
+        let key = Key::entry(directory.number(), cookie);
+        transaction.warm(&[key, Key::inode(inode.number())])?;
+        let mut records = Records::lock(self, &[inode.arc()]);
+        if records.record(inode).nlink == 0 {
+            if records.record(inode).flags & INODE_NEVER_NAMED == 0 {
+                return Err(Error::new(ErrorKind::NotFound, format!("inode {} has been unlinked", inode.number())));
+            }
+            records.clear_orphan(inode, &mut transaction);
+        }
+        records.add_links(inode, 1)?;
+        let record = records.edit(inode);
+        record.flags &= !INODE_NEVER_NAMED;
+        record.ctime = self.options.clock.now();
+        let entry = Entry { inode: inode.number(), generation: inode.generation(), file_type: inode.kind(), name };
+        transaction.put(key, &entry.encode());
+        let seq = records.commit(transaction)?;
+        directory.committed(seq);
+        directory.touch_written();
+        Ok(())
+    }
+}
+
+/// Errors unless a new entry may have this name; `Exists` for those that every directory has.
+pub(crate) fn check_new_name(directory: &InodeRef, name: &[u8]) -> Result<()> {
+    if matches!(name, b"." | b"..") {
+        return Err(exists(directory, name));
+    }
+    dirent::check_name(name)
+}

@@ -1,0 +1,142 @@
+//! Inode records that one transaction changes together.
+//!
+//! Protocol: lock the inodes (ascending, each once), edit copies of their records, commit. Only when the commit has
+//! succeeded do the copies become the records in memory; if it fails, nothing has changed and an orphan slot that was
+//! claimed on the way is given back. Every locked inode's fsync covers the transaction.
+//!
+//! Invariants: the locks are held from before the `Seq` until memory shows what was applied. The caller has its
+//! reservation before it locks, and takes no outer lock afterwards.
+//!
+//! Neighbours: everything in [`crate::namespace`], [`crate::attributes`] and [`crate::xattr`].
+
+use crate::engine::Engine;
+use crate::inode::{Inode, MetaGuard, OrphanState};
+use crate::transaction::Transaction;
+use quire_base::sync::Arc;
+use quire_base::{Error, Result, Seq};
+use quire_format::inode::InodeRecord;
+
+struct Locked<'a> {
+    inode: &'a Arc<Inode>,
+    meta: MetaGuard<'a>,
+    edited: Option<InodeRecord>,
+    orphan: Option<OrphanState>,
+}
+
+/// See the module's documentation.
+pub(crate) struct Records<'a> {
+    engine: &'a Engine,
+    locked: Vec<Locked<'a>>,
+}
+
+impl<'a> Records<'a> {
+    /// Locks `inodes`, in any order and with repetitions, and takes the times that I/O left into their records.
+    pub(crate) fn lock(engine: &'a Engine, inodes: &[&'a Arc<Inode>]) -> Records<'a> {
+        let mut order = inodes.to_vec();
+        order.sort_by_key(|inode| inode.number);
+        order.dedup_by_key(|inode| inode.number);
+        let lock = |inode: &'a Arc<Inode>| {
+            let mut meta = inode.meta();
+            inode.fold_times(&mut meta);
+            Locked { inode, meta, edited: None, orphan: None }
+        };
+        Records { engine, locked: order.into_iter().map(lock).collect() }
+    }
+
+    fn place(&self, inode: &Inode) -> usize {
+        let found = self.locked.iter().position(|locked| locked.inode.number == inode.number);
+        found.expect("only locked inodes are edited")
+    }
+
+    /// The record as this transaction leaves it so far.
+    pub(crate) fn record(&self, inode: &Inode) -> &InodeRecord {
+        let locked = &self.locked[self.place(inode)];
+        locked.edited.as_ref().unwrap_or(&locked.meta.record)
+    }
+
+    /// How the inode is tracked while it has no name.
+    pub(crate) fn orphan(&self, inode: &Inode) -> OrphanState {
+        self.locked[self.place(inode)].meta.orphan
+    }
+
+    /// The record, to be changed; it will be journaled.
+    pub(crate) fn edit(&mut self, inode: &Inode) -> &mut InodeRecord {
+        let at = self.place(inode);
+        let locked = &mut self.locked[at];
+        locked.edited.get_or_insert_with(|| locked.meta.record.clone())
+    }
+
+    /// The link count's change by `delta`, which must leave a possible number.
+    pub(crate) fn add_links(&mut self, inode: &Inode, delta: i64) -> Result<()> {
+        let links = i64::from(self.record(inode).nlink) + delta;
+        if links < 1 {
+            return Err(Error::corrupt(format!(
+                "inode {} would have {links} links: its link count does not fit its names; see: quire fsck",
+                inode.number
+            )));
+        }
+        if links > i64::from(super::LINKS_MAX) {
+            return Err(Error::new(
+                quire_base::ErrorKind::TooManyLinks,
+                format!("inode {} already has {} links", inode.number, links - delta),
+            ));
+        }
+        self.edit(inode).nlink = links as u32;
+        Ok(())
+    }
+
+    /// Takes away the last name: no links are left, and an orphan slot (or key) says so.
+    pub(crate) fn make_orphan(&mut self, inode: &Inode, transaction: &mut Transaction<'_>) {
+        let slot = self.engine.orphans.claim(inode.number);
+        transaction.orphan_set(slot, inode.number);
+        self.edit(inode).nlink = 0;
+        let at = self.place(inode);
+        self.locked[at].orphan = Some(slot.map_or(OrphanState::Key, OrphanState::Slot));
+    }
+
+    /// Gives back the slot of an inode that gets its first name.
+    pub(crate) fn clear_orphan(&mut self, inode: &Inode, transaction: &mut Transaction<'_>) {
+        let at = self.place(inode);
+        match self.locked[at].meta.orphan {
+            OrphanState::Named => return,
+            OrphanState::Slot(slot) => transaction.orphan_clear(Some(slot), inode.number),
+            OrphanState::Key => transaction.orphan_clear(None, inode.number),
+        }
+        self.locked[at].orphan = Some(OrphanState::Named);
+    }
+
+    /// Commits the edited records with whatever else the transaction holds, and unlocks.
+    pub(crate) fn commit(mut self, mut transaction: Transaction<'_>) -> Result<Seq> {
+        for locked in &self.locked {
+            if let Some(record) = &locked.edited {
+                transaction.put_inode(locked.inode.number, record);
+            }
+        }
+        let committed = transaction.commit();
+        for locked in &mut self.locked {
+            match &committed {
+                Ok(seq) => locked.publish(*seq),
+                Err(_) => {
+                    if let Some(OrphanState::Slot(slot)) = locked.orphan {
+                        self.engine.orphans.cancel(slot);
+                    }
+                }
+            }
+        }
+        committed
+    }
+}
+
+impl Locked<'_> {
+    fn publish(&mut self, seq: Seq) {
+        if let Some(record) = self.edited.take() {
+            self.inode.publish_mode(&record);
+            self.meta.record = record;
+            self.meta.dirty = false;
+        }
+        if let Some(orphan) = self.orphan.take() {
+            self.meta.orphan = orphan;
+        }
+        self.inode.committed(seq);
+    }
+}

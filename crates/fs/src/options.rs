@@ -1,0 +1,74 @@
+//! What callers choose when they make or open a volume.
+
+use quire_base::Clock;
+
+/// How a volume is made.
+#[derive(Clone, Debug, Default)]
+pub struct FormatOptions {
+    /// Bytes; `None` takes the whole device or the existing file.
+    pub size: Option<u64>,
+    /// At most 64 bytes of UTF-8.
+    pub label: String,
+    /// Bytes of the journal; `None` chooses by the volume's size (4 to 128 MiB).
+    pub journal_bytes: Option<u64>,
+    /// Overwrite what is there, whatever it is.
+    pub force: bool,
+    /// Where timestamps come from.
+    pub clock: Clock,
+    /// Fixes the volume's identity and hash seed, for runs that must repeat.
+    pub seed: Option<u64>,
+}
+
+/// When a read updates a file's access time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AccessTimes {
+    /// When it is older than the last change, or older than a day.
+    #[default]
+    Relative,
+    /// Never.
+    Never,
+    /// At every read.
+    Strict,
+}
+
+/// How a volume is opened.
+#[derive(Clone, Debug)]
+pub struct VolumeOptions {
+    /// Take no changes; a journal is replayed in memory only.
+    pub read_only: bool,
+    /// Limit of the page cache in bytes (data, headers, index, I/O buffers); `None`: a quarter of memory.
+    pub cache_bytes: Option<u64>,
+    /// Limit of the tree's node cache in bytes, apart from `cache_bytes`.
+    pub node_cache_bytes: u64,
+    /// Tell the device about freed blocks.
+    pub discard: bool,
+    /// When reads update access times.
+    pub access_times: AccessTimes,
+    /// Keep changes that are only times in memory until something else is written.
+    pub lazy_times: bool,
+    /// Write data back before a rename over an existing file and at the close of a truncated, rewritten one.
+    pub auto_da_alloc: bool,
+    /// Seconds after which unsynced changes are made durable anyway.
+    pub commit_seconds: u32,
+    /// Run background threads; without, the caller drives [`crate::Volume::background_step`].
+    pub threads: bool,
+    /// Where timestamps come from.
+    pub clock: Clock,
+}
+
+impl Default for VolumeOptions {
+    fn default() -> VolumeOptions {
+        VolumeOptions {
+            read_only: false,
+            cache_bytes: None,
+            node_cache_bytes: 64 << 20,
+            discard: false,
+            access_times: AccessTimes::Relative,
+            lazy_times: false,
+            auto_da_alloc: true,
+            commit_seconds: 5,
+            threads: true,
+            clock: Clock::System,
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Freeing inodes that have neither a name nor a user, and finishing logged operations.
+//!
+//! Protocol. An inode whose last name goes while it has users is an orphan: its slot (or key) is journaled with
+//! the link count. When the last user leaves, the reaper removes its extents from the end in bounded
+//! transactions, then, in one transaction, what is left of it: attributes, link target, inode, orphan slot. Each
+//! step can be cut off by a crash and taken up again, since the slot goes last.
+//!
+//! A logged operation (a long truncate, punch, collapse, insert) has a key of its own with a cursor; whoever
+//! started it runs its steps with the gate held; after a crash recovery runs the rest before anybody else.
+//!
+//! Invariants: an inode is freed once, by the one who set `freed` under its lock; no inode in use is freed.
+//!
+//! Neighbours: [`crate::orphan`], [`crate::inode_table`], `file::truncate` and `file::shift` for the operations.
+
+use crate::engine::Engine;
+use crate::extent_map::Replacement;
+use crate::inode::{Inode, OrphanState};
+use crate::transaction::{Cost, EXTENTS_PER_TRANSACTION};
+use quire_base::sync::Arc;
+use quire_base::sync::atomic::Ordering;
+use quire_base::{InodeNo, Result};
+use quire_format::extent::Extent;
+use quire_format::key::{Key, KeyKind};
+use quire_format::logged::LoggedOp;
+use std::ops::ControlFlow;
+
+/// Keys that one transaction deletes at most.
+const KEYS_PER_TRANSACTION: usize = 64;
+
+impl Engine {
+    /// Leaves an orphan to the background thread, or to the next step where there is none.
+    pub(crate) fn reap_later(&self, number: InodeNo) {
+        let mut state = self.background.state.lock();
+        state.reap.push_back(number);
+        self.background.wake_reap.notify_one();
+    }
+
+    /// Queues what replay found without a name.
+    pub(crate) fn queue_orphans(self: &Arc<Engine>) -> Result<()> {
+        for (slot, number) in self.orphans.applied() {
+            self.adopt_orphan(number, OrphanState::Slot(slot))?;
+        }
+        let mut keys = Vec::new();
+        self.tree.scan(Key::orphan(InodeNo(0)), Key::orphan(InodeNo(u64::MAX)), &mut |key, _| {
+            keys.push(InodeNo(key.offset));
+            ControlFlow::Continue(())
+        })?;
+        for number in keys {
+            self.adopt_orphan(number, OrphanState::Key)?;
+        }
+        Ok(())
+    }
+
+    fn adopt_orphan(self: &Arc<Engine>, number: InodeNo, state: OrphanState) -> Result<()> {
+        match self.orphan_inode(number, state)? {
+            // Leaving it is what queues it.
+            Some(inode) if inode.meta().record.nlink == 0 => drop(inode),
+            Some(inode) => {
+                tracing::warn!(inode = %number, "an orphan slot names an inode with links; the slot is released");
+                self.clear_orphan(&inode, state)?;
+            }
+            None => {
+                tracing::warn!(inode = %number, "an orphan slot names an inode that does not exist; it is released");
+                let mut transaction = self.begin(Cost::new(2, 64).critical())?;
+                match state {
+                    OrphanState::Slot(slot) => transaction.orphan_clear(Some(slot), number),
+                    _ => transaction.orphan_clear(None, number),
+                }
+                transaction.commit()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn clear_orphan(&self, inode: &Inode, state: OrphanState) -> Result<()> {
+        let mut transaction = self.begin(Cost::new(2, 64).critical())?;
+        let mut meta = inode.meta();
+        match state {
+            OrphanState::Slot(slot) => transaction.orphan_clear(Some(slot), inode.number),
+            _ => transaction.orphan_clear(None, inode.number),
+        }
+        transaction.commit()?;
+        meta.orphan = OrphanState::Named;
+        Ok(())
+    }
+
+    /// Frees the next queued orphan. False if there was none.
+    pub(crate) fn reap_one(self: &Arc<Engine>) -> bool {
+        let Some(number) = ({
+            let mut state = self.background.state.lock();
+            let next = state.reap.pop_front();
+            state.reaping += usize::from(next.is_some());
+            next
+        }) else {
+            return false;
+        };
+        if let Err(error) = self.reap(number) {
+            // The slot stays: the next mount takes it up.
+            tracing::warn!(%error, inode = %number, "an unlinked inode could not be freed yet");
+        }
+        let mut state = self.background.state.lock();
+        state.reaping -= 1;
+        if state.reaping == 0 && state.reap.is_empty() {
+            self.background.idle.notify_all();
+        }
+        true
+    }
+
+    fn reap(self: &Arc<Engine>, number: InodeNo) -> Result<()> {
+        let Some(inode) = self.inodes.take_unused(number) else { return Ok(()) };
+        if let Some(mapping) = inode.mapping.get() {
+            mapping.drop_range(0, u64::MAX);
+        }
+        self.free_extents_from(&inode, 0)?;
+        self.free_keys(&inode)?;
+        let mut transaction = self.begin(Cost::new(4, 128).critical())?;
+        let meta = inode.meta();
+        transaction.delete(Key::inode(number));
+        match meta.orphan {
+            OrphanState::Slot(slot) => transaction.orphan_clear(Some(slot), number),
+            OrphanState::Key => transaction.orphan_clear(None, number),
+            OrphanState::Named => {}
+        }
+        transaction.commit()?;
+        drop(meta);
+        self.inodes.remove(number);
+        self.counters.orphans_freed.add(1);
+        Ok(())
+    }
+
+    /// Removes every extent at and beyond a file block, from the end, in bounded transactions. The caller is the
+    /// only one to use the inode, or holds its gate exclusively with the operation logged.
+    pub(crate) fn free_extents_from(&self, inode: &Arc<Inode>, first: u64) -> Result<()> {
+        while self.free_some_extents(inode, first, u64::MAX)? {}
+        Ok(())
+    }
+
+    /// One bounded step of freeing `first..end`; false when nothing is left there.
+    pub(crate) fn free_some_extents(&self, inode: &Arc<Inode>, first: u64, end: u64) -> Result<bool> {
+        let cost = Cost::new(1, 128).with_extents(EXTENTS_PER_TRANSACTION + 2).critical();
+        let mut transaction = self.begin(cost)?;
+        let mut meta = inode.meta();
+        let found = self.extents_in(inode, first, end - first, EXTENTS_PER_TRANSACTION)?;
+        if found.is_empty() {
+            return Ok(false);
+        }
+        let kept: Vec<Extent> =
+            found.iter().flat_map(|extent| [extent.clip(0, first), extent.clip(end, u64::MAX)]).flatten().collect();
+        let plan = Replacement::between(found, kept);
+        let mut record = meta.record.clone();
+        record.blocks = record.blocks.saturating_add_signed(plan.blocks_gained());
+        transaction.put_inode(inode.number, &record);
+        transaction.extents(inode.number, plan.removed, plan.inserted);
+        self.commit_extents(inode, transaction)?;
+        meta.record = record;
+        Ok(true)
+    }
+
+    /// Deletes an inode's attributes and link target in bounded transactions.
+    fn free_keys(&self, inode: &Inode) -> Result<()> {
+        loop {
+            let mut keys = Vec::new();
+            let (from, to) = (Key::symlink(inode.number, 0), Key::new(inode.number.0, KeyKind::Xattr, u64::MAX));
+            self.tree.scan(from, to, &mut |key, _| {
+                keys.push(key);
+                if keys.len() < KEYS_PER_TRANSACTION { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            })?;
+            if keys.is_empty() {
+                return Ok(());
+            }
+            let mut transaction = self.begin(Cost::new(keys.len(), 0).critical())?;
+            for key in keys {
+                transaction.delete(key);
+            }
+            transaction.commit()?;
+        }
+    }
+
+    /// Runs the rest of every logged operation that a crash cut off.
+    pub(crate) fn finish_logged_operations(self: &Arc<Engine>) -> Result<()> {
+        let mut pending = Vec::new();
+        let mut broken = Ok(());
+        self.tree.scan(Key::logged(0), Key::logged(u64::MAX), &mut |key, value| match LoggedOp::decode(value) {
+            Ok(operation) => {
+                pending.push((key.offset, operation));
+                ControlFlow::Continue(())
+            }
+            Err(error) => {
+                broken = Err(error);
+                ControlFlow::Break(())
+            }
+        })?;
+        broken?;
+        for (id, operation) in pending {
+            tracing::info!(?operation, "finishing an operation that a crash cut off");
+            let inode = match self.inode(operation.inode) {
+                Ok(inode) => Some(inode),
+                Err(_) => self.orphan_inode(operation.inode, OrphanState::Key)?,
+            };
+            match inode {
+                Some(inode) => self.run_logged(&inode, id, operation)?,
+                None => {
+                    let mut transaction = self.begin(Cost::new(1, 0).critical())?;
+                    transaction.delete(Key::logged(id));
+                    transaction.commit()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until every queued orphan is freed, or frees them here where no thread does.
+    pub(crate) fn drain_reaper(self: &Arc<Engine>) {
+        while self.reap_one() {}
+        let mut state = self.background.state.lock();
+        while state.reaping > 0 || !state.reap.is_empty() {
+            if self.failure().is_some() {
+                return;
+            }
+            self.background.idle.wait_for(&mut state, std::time::Duration::from_millis(200));
+            if !state.reap.is_empty() {
+                drop(state);
+                while self.reap_one() {}
+                state = self.background.state.lock();
+            }
+        }
+    }
+}
+
+impl crate::inode_table::InodeTable {
+    /// An orphan without users, marked as being freed, so that nobody finds it again. `None` if it has a user, a
+    /// name, or is being freed already.
+    fn take_unused(&self, number: InodeNo) -> Option<Arc<Inode>> {
+        let inode = self.peek(number)?;
+        let mut meta = inode.meta();
+        let unused = inode.users.load(Ordering::Acquire) == 0;
+        if !unused || meta.freed || meta.orphan == OrphanState::Named || meta.record.nlink > 0 {
+            return None;
+        }
+        meta.freed = true;
+        drop(meta);
+        Some(inode)
+    }
+}

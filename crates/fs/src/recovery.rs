@@ -1,0 +1,362 @@
+//! Opening a volume: choosing a superblock, replaying the journal, starting a new incarnation.
+//!
+//! Protocol:
+//! 1. Read both superblock slots; try the newer checkpoint first. Its tree, manifest and orphan blocks must check.
+//! 2. Replay the journal from its S in memory. If the newer slot's tree or superblock is damaged, the older slot
+//!    serves if its tree checks and the journal from its S is whole (at least up to the newer one's S, where that
+//!    is readable); else the volume is refused, with both reasons.
+//! 3. Flush, before anything read counts as durable: what a killed process left in the drive's cache could still
+//!    vanish after we build on it.
+//! 4. Copy the chosen superblock into the other slot, so that no slot needs pool blocks which the chosen one's map
+//!    shows as free.
+//! 5. Write what replay changed as a checkpoint of a new incarnation, publish it in one slot, then in the other.
+//!    Only now may the journal be appended to: records of an earlier incarnation can never again be taken for live.
+//! 6. Finish logged operations; queue orphans for the reaper.
+//!
+//! A read-only mount does 1 and 2, in memory, and writes nothing.
+//!
+//! Neighbours: [`crate::checkpoint`], [`crate::apply`], [`crate::reaper`]; `journal::replay` tells torn from damaged.
+
+use crate::apply::Target;
+use crate::checkpoint::{CheckpointState, name_image, publish};
+use crate::engine::{Engine, Parts};
+use crate::options::VolumeOptions;
+use crate::orphan::OrphanSlots;
+use quire_alloc::{AllocConfig, Allocator, RegionSource};
+use quire_base::sync::Arc;
+use quire_base::sync::atomic::{AtomicU64, Ordering};
+use quire_base::{BLOCK_SIZE, Context, Error, ErrorKind, Result, Seq};
+use quire_cache::{Cache, CacheConfig};
+use quire_device::{AlignedBuf, Backend, Device, IoClass};
+use quire_format::key::{Key, KeyKind};
+use quire_format::record;
+use quire_format::region::RegionMap;
+use quire_format::superblock::{FLAG_CLEAN, SLOT_BLOCKS, Superblock};
+use quire_journal::{Journal, JournalConfig, ReplayConfig, replay};
+use quire_tree::{ManifestRef, NodeRef, PoolState, Tree, TreeLimits};
+
+/// What recovery found, for `info` and the log.
+#[derive(Clone, Debug, Default)]
+pub struct RecoveryReport {
+    /// Records replayed.
+    pub records: u64,
+    /// True if the newest superblock was passed over for the older one, and why.
+    pub fallback: Option<String>,
+    /// Orphans found after replay.
+    pub orphans: usize,
+    /// Orphan blocks that did not check.
+    pub damaged_orphan_blocks: usize,
+}
+
+/// A tree as of the end of the journal, in memory only.
+pub(crate) struct Loaded {
+    pub(crate) superblock: Superblock,
+    pub(crate) slot: usize,
+    pub(crate) tree: Arc<Tree>,
+    pub(crate) orphans: OrphanSlots,
+    /// Where the journal ends.
+    pub(crate) end: Seq,
+    pub(crate) report: RecoveryReport,
+}
+
+/// Reads both superblock slots.
+pub(crate) fn read_superblocks(device: &Device) -> [Result<Superblock>; 2] {
+    SLOT_BLOCKS.map(|at| {
+        let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+        if at.0 >= device.blocks() {
+            return Err(Error::new(ErrorKind::NotAVolume, format!("{} is too small for a Quire volume", device.name())));
+        }
+        device.read(IoClass::Metadata, at, &mut block)?;
+        Superblock::decode(&block)
+    })
+}
+
+/// Chooses a superblock and replays the journal after it, in memory. Writes nothing.
+pub(crate) fn load(device: &Arc<Device>, options: &VolumeOptions) -> Result<Loaded> {
+    let slots = read_superblocks(device);
+    let mut candidates: Vec<(usize, Superblock)> = Vec::new();
+    let mut reasons: Vec<Error> = Vec::new();
+    for (slot, read) in slots.into_iter().enumerate() {
+        match read {
+            Ok(superblock) => candidates.push((slot, superblock)),
+            Err(error) => reasons.push(error.context(format!("superblock {}", ["A", "B"][slot]))),
+        }
+    }
+    candidates.sort_by_key(|(_, superblock)| std::cmp::Reverse(superblock.checkpoint));
+    let Some((_, newest)) = candidates.first() else {
+        return Err(none_usable(device, &reasons));
+    };
+    if newest.block_count > device.blocks() {
+        return Err(Error::corrupt(format!(
+            "the volume has {} blocks of 4 KiB but {} has only {}: the image is truncated; restore it from a copy",
+            newest.block_count,
+            device.name(),
+            device.blocks()
+        )));
+    }
+    let newest_sequence = newest.sequence;
+    for (slot, superblock) in candidates {
+        // A fallback must reach at least the state that the newer checkpoint had.
+        match load_from(device, options, superblock, slot, newest_sequence) {
+            Ok(mut loaded) => {
+                loaded.report.fallback = reasons.first().map(Error::to_string);
+                if let Some(why) = &loaded.report.fallback {
+                    tracing::warn!(%why, "a superblock or its tree is damaged; the other one serves");
+                }
+                return Ok(loaded);
+            }
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                reasons.push(error.context(format!("checkpoint of superblock {}", ["A", "B"][slot])));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Err(none_usable(device, &reasons))
+}
+
+fn none_usable(device: &Device, reasons: &[Error]) -> Error {
+    let kind = if reasons.iter().all(|error| error.kind() == ErrorKind::NotAVolume) {
+        ErrorKind::NotAVolume
+    } else if let Some(error) = reasons.iter().find(|error| error.kind() == ErrorKind::UnknownFormat) {
+        error.kind()
+    } else if let Some(error) = reasons.iter().find(|error| error.kind() == ErrorKind::Io) {
+        error.kind()
+    } else {
+        ErrorKind::Corrupt
+    };
+    let detail = reasons.iter().map(Error::to_string).collect::<Vec<_>>().join("; ");
+    let advice = match kind {
+        ErrorKind::NotAVolume => "is not a Quire volume (make one with: quire mkfs)",
+        ErrorKind::UnknownFormat => "needs a newer quire",
+        _ => "cannot be opened (see: quire fsck)",
+    };
+    Error::new(kind, format!("{} {advice}: {detail}", device.name()))
+}
+
+fn load_from(
+    device: &Arc<Device>,
+    options: &VolumeOptions,
+    superblock: Superblock,
+    slot: usize,
+    newest_sequence: Seq,
+) -> Result<Loaded> {
+    let volume = superblock.volume_id();
+    let root = NodeRef {
+        block: superblock.root.block,
+        generation: superblock.root.generation,
+        crc: superblock.root.crc,
+        level: superblock.root.level,
+    };
+    let manifest = ManifestRef {
+        block: superblock.manifest.block,
+        crc: superblock.manifest.crc,
+        count: superblock.manifest.count,
+    };
+    let pool = PoolState::load(device, volume, manifest, superblock.block_count).context("metadata pool")?;
+    let orphan_blocks = pool.load_orphan_blocks(device, superblock.orphan_blocks);
+    let tree = Tree::open(device.clone(), volume, root, pool, tree_limits(options)).context("tree")?;
+
+    let orphans = OrphanSlots::new(superblock.orphan_blocks);
+    let mut report = RecoveryReport::default();
+    for (index, block) in orphan_blocks.into_iter().enumerate() {
+        match block.and_then(|bytes| quire_format::orphan::decode(index as u64, &bytes[..])) {
+            Ok(slots) => orphans.load(index, &slots),
+            Err(error) => {
+                report.damaged_orphan_blocks += 1;
+                tracing::warn!(%error, index, "a damaged orphan block is skipped; fsck finds what it named");
+            }
+        }
+    }
+
+    let mut superblock = superblock;
+    let (free_blocks, inodes, next_inode) = (
+        AtomicU64::new(superblock.free_blocks),
+        AtomicU64::new(superblock.inode_count),
+        AtomicU64::new(superblock.next_inode),
+    );
+    let target = Target {
+        tree: &tree,
+        orphans: &orphans,
+        free_blocks: &free_blocks,
+        inodes: &inodes,
+        next_inode: &next_inode,
+        alloc: None,
+    };
+    let config = ReplayConfig {
+        start: superblock.journal_start,
+        blocks: superblock.journal_blocks,
+        volume,
+        incarnation: superblock.incarnation,
+        from: superblock.sequence,
+    };
+    let end = replay(device, &config, &mut |seq, payload| {
+        for change in record::decode(payload)? {
+            target.apply(&change, seq).map_err(|error| {
+                error.with_kind(ErrorKind::Corrupt).context(format!("replaying the journal record that ends at {seq}"))
+            })?;
+        }
+        report.records += 1;
+        Ok(())
+    })
+    .context("journal")?;
+    if end.end < newest_sequence {
+        return Err(Error::corrupt(format!(
+            "the journal ends at {} but the newer checkpoint was taken at {newest_sequence}",
+            end.end
+        )));
+    }
+    superblock.free_blocks = free_blocks.into_inner();
+    superblock.inode_count = inodes.into_inner();
+    superblock.next_inode = next_inode.into_inner();
+    report.orphans = orphans.applied().len();
+    Ok(Loaded { superblock, slot, tree, orphans, end: end.end, report })
+}
+
+pub(crate) fn tree_limits(options: &VolumeOptions) -> TreeLimits {
+    TreeLimits::with_cache_bytes(options.node_cache_bytes)
+}
+
+/// Opens a volume on a backend.
+pub(crate) fn open(backend: Arc<dyn Backend>, options: VolumeOptions) -> Result<(Arc<Engine>, RecoveryReport)> {
+    let (engine, report) = open_unfinished(backend, options)?;
+    if !engine.read_only {
+        engine.finish_logged_operations()?;
+        engine.queue_orphans()?;
+    }
+    Ok((engine, report))
+}
+
+/// As [`open`], with orphans and logged operations left as they are.
+pub(crate) fn open_unfinished(
+    backend: Arc<dyn Backend>,
+    options: VolumeOptions,
+) -> Result<(Arc<Engine>, RecoveryReport)> {
+    let device = Device::new(backend.clone());
+    let loaded = load(&device, &options)?;
+    let superblock = &loaded.superblock;
+    let mut read_only = options.read_only || device.is_read_only();
+    if let Some(because) = superblock.read_only_because() {
+        tracing::warn!(%because, "the volume is opened read-only");
+        read_only = true;
+    }
+    let (records, report) = (loaded.report.records, loaded.report.clone());
+    if records > 0 {
+        tracing::info!(records, "journal replayed");
+    }
+    let parts = if read_only { in_memory(device, loaded, options)? } else { new_incarnation(&*backend, device, loaded, options)? };
+    Ok((Engine::new(parts), report))
+}
+
+fn in_memory(device: Arc<Device>, loaded: Loaded, options: VolumeOptions) -> Result<Parts> {
+    let state =
+        CheckpointState { number: loaded.superblock.checkpoint, slot: loaded.slot, sequence: loaded.superblock.sequence };
+    parts(device, loaded, options, None, state, true)
+}
+
+/// Steps 3 to 5 of the protocol.
+fn new_incarnation(backend: &dyn Backend, device: Arc<Device>, mut loaded: Loaded, options: VolumeOptions) -> Result<Parts> {
+    // Also where nothing of ours was written since the start: what the reads saw may sit in a cache.
+    backend.flush()?;
+
+    let as_found = read_superblocks(&device)[loaded.slot].clone()?;
+    let (first, second) = (1 - loaded.slot, loaded.slot);
+    publish(&device, &as_found, first)?;
+
+    let number = loaded.superblock.checkpoint + 1;
+    let frozen = loaded.tree.freeze(loaded.orphans.take_changed(false)?);
+    let image = loaded.tree.write_frozen(frozen, number)?;
+    device.flush_to(device.mark())?;
+
+    let superblock = &mut loaded.superblock;
+    superblock.checkpoint = number;
+    superblock.incarnation += 1;
+    superblock.sequence = loaded.end;
+    superblock.flags &= !FLAG_CLEAN;
+    superblock.mount_count = superblock.mount_count.saturating_add(1);
+    superblock.mounted = options.clock.now();
+    superblock.checkpointed = superblock.mounted;
+    name_image(superblock, &image);
+    publish(&device, superblock, first)?;
+    publish(&device, superblock, second)?;
+    loaded.tree.both_slots(number);
+
+    let journal = Journal::open(
+        device.clone(),
+        JournalConfig {
+            start: superblock.journal_start,
+            blocks: superblock.journal_blocks,
+            volume: superblock.volume_id(),
+            incarnation: superblock.incarnation,
+            head: loaded.end,
+            tail: loaded.end,
+            buffer_bytes: 4 << 20,
+        },
+    );
+    let state = CheckpointState { number, slot: second, sequence: loaded.end };
+    parts(device, loaded, options, Some(journal), state, false)
+}
+
+fn parts(
+    device: Arc<Device>,
+    loaded: Loaded,
+    options: VolumeOptions,
+    journal: Option<Arc<Journal>>,
+    checkpoint: CheckpointState,
+    read_only: bool,
+) -> Result<Parts> {
+    let superblock = loaded.superblock;
+    let alloc = Allocator::new(
+        AllocConfig {
+            data_start: superblock.data_start,
+            data_end: quire_base::BlockNo(superblock.block_count),
+            free_blocks: superblock.free_blocks,
+            discard: options.discard,
+            used_elsewhere: Vec::new(),
+        },
+        Arc::new(TreeRegions(loaded.tree.clone())),
+        device.clone(),
+    )?;
+    let cache_bytes = options.cache_bytes.unwrap_or_else(default_cache_bytes);
+    let cache = Cache::new(CacheConfig::new(cache_bytes), device.clone(), options.clock.clone())?;
+    let mut next_logged = 0;
+    loaded.tree.scan(Key::logged(0), Key::logged(u64::MAX), &mut |key, _| {
+        debug_assert_eq!(key.kind, KeyKind::LoggedOp);
+        next_logged = next_logged.max(key.offset + 1);
+        std::ops::ControlFlow::Continue(())
+    })?;
+    Ok(Parts {
+        device,
+        journal,
+        tree: loaded.tree,
+        alloc,
+        cache,
+        orphans: loaded.orphans,
+        options,
+        superblock,
+        checkpoint,
+        read_only,
+        next_logged,
+    })
+}
+
+/// A quarter of the machine's memory.
+fn default_cache_bytes() -> u64 {
+    let pages = rustix::system::sysinfo();
+    (pages.totalram as u64 * u64::from(pages.mem_unit) / 4).max(32 << 20)
+}
+
+/// The allocator's view of the tree: used blocks by region.
+struct TreeRegions(Arc<Tree>);
+
+impl RegionSource for TreeRegions {
+    fn load(&self, region: u64) -> Result<RegionMap> {
+        self.0.get_with(Key::region(region), RegionMap::decode)?.unwrap_or_else(|| Ok(RegionMap::new()))
+    }
+}
+
+impl Engine {
+    /// Highest inode number in use so far, for tests of recovery.
+    pub(crate) fn next_inode_number(&self) -> u64 {
+        self.next_inode.load(Ordering::Relaxed)
+    }
+}

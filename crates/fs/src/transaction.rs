@@ -1,0 +1,306 @@
+//! Transactions: reserve, prepare, append, apply.
+//!
+//! Protocol (the design's "Commit"):
+//! 1. [`Engine::begin`] reserves journal bytes and the worst number of tree nodes. Outer locks may be held, inner
+//!    ones may not: it waits for a checkpoint if either is short, and takes a chunk for the metadata pool if that
+//!    has no room.
+//! 2. The caller takes its inner locks, reads what it must and adds changes.
+//! 3. [`Transaction::commit`] loads every leaf it will touch, enters the barrier (shared), appends the record,
+//!    which gives its `Seq`, applies every change, leaves the barrier. From `Seq` to the last apply nothing
+//!    blocks, reads or fails; if it fails all the same (a damaged node), the volume shuts down.
+//!
+//! Invariants: whatever orders a key is held by the caller from before `commit` until it returns. No holder of a
+//! reservation waits for work that has yet to reserve: write back first, then begin. J1: a change of extents is
+//! added only after their data was written.
+//!
+//! Neighbours: [`crate::apply`] applies a change, here and in replay; `journal` and `tree` hold the reservations.
+
+use crate::engine::Engine;
+use quire_base::sync::atomic::Ordering;
+use quire_base::{BlockNo, Error, ErrorKind, InodeNo, Result, Seq};
+use quire_format::extent::{Extent, Run};
+use quire_format::inode::InodeRecord;
+use quire_format::key::Key;
+use quire_format::record::{self, Change};
+use quire_format::region::split_by_region;
+use quire_journal::JournalReservation;
+use quire_tree::{Class, NodeReservation, Short, Ticket};
+
+/// The largest payload of one transaction, in bytes; a removed or written attribute of 64 KiB fits.
+pub const TRANSACTION_BYTES_MAX: usize = 160 << 10;
+
+/// Extents that one transaction of a long operation changes at most.
+pub const EXTENTS_PER_TRANSACTION: usize = 64;
+
+/// What a transaction may come to need.
+#[derive(Clone, Copy, Debug)]
+pub struct Cost {
+    /// Tree keys changed, each perhaps in a leaf of its own.
+    pub keys: usize,
+    /// Payload bytes.
+    pub bytes: usize,
+    /// Frees space or finishes what was promised: may use the reserve that ordinary transactions leave alone.
+    pub critical: bool,
+}
+
+impl Cost {
+    /// Keys and the bytes of their values, records' own bytes added.
+    pub fn new(keys: usize, value_bytes: usize) -> Cost {
+        Cost { keys, bytes: value_bytes + 48 * keys + 64, critical: false }
+    }
+    /// Adds the change of `extents` extents and of the regions that they may lie in.
+    pub fn with_extents(self, extents: usize) -> Cost {
+        Cost { keys: self.keys + 3 * extents, bytes: self.bytes + 64 * extents + 32, ..self }
+    }
+    /// See [`Cost::critical`].
+    pub fn critical(self) -> Cost {
+        Cost { critical: true, ..self }
+    }
+}
+
+/// A transaction with its reservations; dropped without commit it leaves no trace.
+#[must_use]
+pub struct Transaction<'a> {
+    engine: &'a Engine,
+    journal: JournalReservation,
+    _nodes: NodeReservation,
+    ticket: Ticket,
+    changes: Vec<Change>,
+    reserved_bytes: usize,
+}
+
+impl Engine {
+    /// Reserves for a transaction. Waits for checkpoints; holds nothing while it waits.
+    pub fn begin(&self, cost: Cost) -> Result<Transaction<'_>> {
+        crate::lock_order::assert_may_reserve();
+        let nodes = self.tree.nodes_for(cost.keys);
+        let class = if cost.critical { Class::Critical } else { Class::Normal };
+        let bytes = record_bytes(cost.bytes);
+        // Two checkpoints empty the journal; the bound only ends a volume that cannot make progress.
+        for _ in 0..64 {
+            let journal = self.journal()?;
+            let seen = self.checkpoint_number.load(Ordering::Acquire);
+            let Ok(reservation) = journal.try_reserve(bytes) else {
+                self.check_writable()?;
+                self.make_room(seen)?;
+                continue;
+            };
+            match self.tree.try_reserve(nodes, class) {
+                Ok(nodes) => {
+                    return Ok(Transaction {
+                        engine: self,
+                        journal: reservation,
+                        _nodes: nodes,
+                        ticket: self.tree.ticket(),
+                        changes: Vec::with_capacity(8),
+                        reserved_bytes: cost.bytes,
+                    });
+                }
+                Err(Short::Checkpoint) => {
+                    drop(reservation);
+                    self.make_room(seen)?;
+                }
+                Err(Short::PoolFull) => {
+                    drop(reservation);
+                    self.grow_pool(cost.critical)?;
+                }
+            }
+        }
+        Err(Error::new(
+            ErrorKind::NoSpace,
+            format!("no room for a transaction of {bytes} journal bytes and {nodes} tree nodes, even after checkpoints"),
+        ))
+    }
+
+    fn make_room(&self, seen: u64) -> Result<()> {
+        self.counters.checkpoint_waits.add(1);
+        self.checkpoint_beyond(seen)
+    }
+
+    /// Takes a chunk of data space for the metadata pool.
+    fn grow_pool(&self, critical: bool) -> Result<()> {
+        for blocks in [1024, 256, 64] {
+            let Ok(run) = self.alloc.contiguous(blocks, 1) else { continue };
+            return match self.grow_pool_by(run) {
+                Ok(true) => Ok(()),
+                Ok(false) => self.alloc.cancel(&[run]).map(drop),
+                Err(error) => self.alloc.cancel(&[run]).and(Err(error)),
+            };
+        }
+        // Freed blocks may only wait for their transaction to become durable.
+        if self.alloc.deferred_blocks() > 0 {
+            return self.force_all();
+        }
+        let what = if critical { "the metadata reserve is used up" } else { "no room for metadata" };
+        Err(Error::new(ErrorKind::NoSpace, format!("{what}: delete files or enlarge the volume")))
+    }
+
+    /// False if a checkpoint had to be written instead: the caller starts over.
+    fn grow_pool_by(&self, run: Run) -> Result<bool> {
+        let nodes = self.tree.nodes_for(1);
+        let seen = self.checkpoint_number.load(Ordering::Acquire);
+        let reservation = self.journal()?.try_reserve(record_bytes(64));
+        let Ok(journal) = reservation else {
+            self.make_room(seen)?;
+            return Ok(false);
+        };
+        let nodes = match self.tree.try_reserve(nodes, Class::Critical) {
+            Ok(nodes) => nodes,
+            Err(Short::Checkpoint) => {
+                drop(journal);
+                self.make_room(seen)?;
+                return Ok(false);
+            }
+            Err(Short::PoolFull) => {
+                return Err(Error::new(
+                    ErrorKind::NoSpace,
+                    "the metadata reserve is used up: delete files or enlarge the volume",
+                ));
+            }
+        };
+        let mut transaction = Transaction {
+            engine: self,
+            journal,
+            _nodes: nodes,
+            ticket: self.tree.ticket(),
+            changes: Vec::new(),
+            reserved_bytes: 64,
+        };
+        transaction.changes.push(Change::PoolGrow { start: run.start, blocks: run.blocks as u32 });
+        transaction.commit()?;
+        self.counters.pool_growths.add(1);
+        Ok(true)
+    }
+}
+
+/// Journal bytes that a payload takes at most; the journal adds its record header itself.
+fn record_bytes(payload: usize) -> usize {
+    payload + 16
+}
+
+impl Transaction<'_> {
+    /// Loads the leaves of `keys` now, so that reads under inner locks find them in memory.
+    pub fn warm(&self, keys: &[Key]) -> Result<()> {
+        self.engine.tree.prepare(&self.ticket, keys)
+    }
+
+    /// Sets a key's value.
+    pub fn put(&mut self, key: Key, value: &[u8]) {
+        self.changes.push(Change::Put { key, value: value.to_vec() });
+    }
+
+    /// Sets an inode's record.
+    pub fn put_inode(&mut self, inode: InodeNo, record: &InodeRecord) {
+        self.put(Key::inode(inode), &record.encode());
+    }
+
+    /// Removes a key.
+    pub fn delete(&mut self, key: Key) {
+        self.changes.push(Change::Delete { key });
+    }
+
+    /// Replaces extents of an inode. Blocks of `removed` alone are freed, of `inserted` alone allocated.
+    pub fn extents(&mut self, inode: InodeNo, removed: Vec<Extent>, inserted: Vec<Extent>) {
+        if !removed.is_empty() || !inserted.is_empty() {
+            self.changes.push(Change::Extents { inode, removed, inserted });
+        }
+    }
+
+    /// Names an orphan in a claimed slot, or under a key where no slot was free.
+    pub fn orphan_set(&mut self, slot: Option<crate::orphan::Slot>, inode: InodeNo) {
+        match slot {
+            Some(slot) => self.changes.push(Change::OrphanSet { slot: slot.0, inode }),
+            None => self.put(Key::orphan(inode), &[]),
+        }
+    }
+
+    /// Takes an orphan's slot or key away.
+    pub fn orphan_clear(&mut self, slot: Option<crate::orphan::Slot>, inode: InodeNo) {
+        match slot {
+            Some(slot) => self.changes.push(Change::OrphanClear { slot: slot.0, inode }),
+            None => self.delete(Key::orphan(inode)),
+        }
+    }
+
+    /// True if nothing was added.
+    pub fn is_empty(&self) -> bool {
+        self.changes.is_empty()
+    }
+
+    /// Appends and applies. On an error nothing has changed, or the volume is shut down.
+    pub fn commit(mut self) -> Result<Seq> {
+        let engine = self.engine;
+        let mut keys = Vec::with_capacity(self.changes.len() + 4);
+        let mut freed = Vec::new();
+        let mut encoder = record::Encoder::new();
+        for change in &self.changes {
+            touched_keys(change, &mut keys, &mut freed)?;
+            encoder.push(change);
+        }
+        let payload = encoder.finish();
+        if payload.len() > self.reserved_bytes {
+            return Err(engine.shut_down(&Error::new(
+                ErrorKind::Corrupt,
+                format!("a transaction of {} bytes had reserved {}", payload.len(), self.reserved_bytes),
+            )));
+        }
+        engine.tree.prepare(&self.ticket, &keys)?;
+        engine.alloc.ensure_loaded(&freed)?;
+        engine.check_writable()?;
+
+        let journal = engine.journal()?;
+        let barrier = engine.barrier.shared();
+        let seq = journal.append(&mut self.journal, &payload);
+        for change in &self.changes {
+            if let Err(error) = engine.apply(change, seq) {
+                drop(barrier);
+                return Err(engine.shut_down(&error.context("applying a journaled change")));
+            }
+        }
+        drop(barrier);
+        engine.counters.transactions.add(1);
+        if journal_is_filling(journal) || engine.tree.wants_checkpoint() {
+            engine.want_checkpoint();
+        }
+        Ok(seq)
+    }
+}
+
+/// The keys whose leaves applying a change needs, and the runs it frees.
+fn touched_keys(change: &Change, keys: &mut Vec<Key>, freed: &mut Vec<Run>) -> Result<()> {
+    let mut regions = |run: Run| {
+        for (region, _, _) in split_by_region(run) {
+            keys.push(Key::region(region));
+        }
+    };
+    match change {
+        Change::Put { key, .. } | Change::Delete { key } => keys.push(*key),
+        Change::Extents { inode, removed, inserted } => {
+            let (free, allocate) = quire_format::extent::subtract(removed, inserted)?;
+            for &run in free.iter().chain(&allocate) {
+                regions(run);
+            }
+            keys.extend(removed.iter().chain(inserted).map(|extent| Key::extent(*inode, extent.file_block)));
+            freed.extend(free);
+        }
+        Change::PoolGrow { start, blocks } => regions(Run::new(*start, u64::from(*blocks))),
+        Change::PoolShrink { start, blocks } => {
+            let run = Run::new(*start, u64::from(*blocks));
+            regions(run);
+            freed.push(run);
+        }
+        Change::OrphanSet { .. } | Change::OrphanClear { .. } => {}
+    }
+    Ok(())
+}
+
+/// The run of a pool chunk.
+pub(crate) fn chunk_run(start: BlockNo, blocks: u32) -> Run {
+    Run::new(start, u64::from(blocks))
+}
+
+/// True when replay would have a quarter of the ring to read: time for a checkpoint, before reservations run short.
+fn journal_is_filling(journal: &quire_journal::Journal) -> bool {
+    let usage = journal.usage();
+    usage.head.0 - usage.checkpoint.0 > usage.ring_bytes / 4
+}

@@ -1,0 +1,505 @@
+//! A volume: the public face of the engine.
+//!
+//! The functions here name inodes by [`InodeRef`]; [`crate::library`] puts paths and files on top. Every function
+//! may be called from any thread at any time. Errors carry a kind (front ends map it to errno) and a text.
+//!
+//! Neighbours: `fuse`, `capi` and the program `quire` above; [`crate::engine`] below.
+
+use crate::acl;
+use crate::attributes::{Attributes, SetAttributes};
+use crate::background::Threads;
+use crate::engine::Engine;
+use crate::file::IoFlags;
+use crate::file::fallocate::FallocateMode;
+use crate::file::fsync::Completion;
+use crate::inode::InodeRef;
+use crate::mkfs;
+use crate::namespace::{Caller, Create, DirectoryEntry, RenameFlags};
+use crate::options::{FormatOptions, VolumeOptions};
+use crate::recovery::{self, RecoveryReport};
+use crate::xattr::XattrFlags;
+use quire_base::sync::atomic::{AtomicBool, Ordering};
+use quire_base::sync::{Arc, Mutex};
+use quire_base::{BLOCK_SIZE, Error, InodeNo, Result, Timestamp};
+use quire_device::Backend;
+use quire_format::superblock::Superblock;
+
+/// An open volume. Cloning shares it; [`Volume::close`], or dropping the last clone, closes it.
+#[derive(Clone)]
+pub struct Volume {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    engine: Arc<Engine>,
+    threads: Threads,
+    recovery: RecoveryReport,
+    closed: AtomicBool,
+    /// Keeps the root directory in memory.
+    root: Mutex<Option<InodeRef>>,
+}
+
+/// What a volume is.
+#[derive(Clone, Debug)]
+pub struct VolumeInfo {
+    /// RFC 9562 identifier.
+    pub uuid: [u8; 16],
+    /// As given at mkfs.
+    pub label: String,
+    /// Format version (major, minor).
+    pub version: (u32, u32),
+    /// Bytes in a block.
+    pub block_size: u32,
+    /// Blocks of the volume.
+    pub blocks: u64,
+    /// Blocks of the journal.
+    pub journal_blocks: u64,
+    /// Orphan blocks.
+    pub orphan_blocks: u32,
+    /// Free data blocks at the last checkpoint.
+    pub free_blocks: u64,
+    /// Inodes at the last checkpoint.
+    pub inodes: u64,
+    /// Number of the newest checkpoint.
+    pub checkpoint: u64,
+    /// Times the volume was opened for writing, as a count that journal records carry.
+    pub incarnation: u64,
+    /// Mounts for writing.
+    pub mount_count: u32,
+    /// It was closed in order.
+    pub clean: bool,
+    /// When it was made.
+    pub created: Timestamp,
+    /// When it was last mounted for writing.
+    pub mounted: Timestamp,
+    /// (compatible, read-only compatible, incompatible) feature bits.
+    pub features: (u64, u64, u64),
+}
+
+impl VolumeInfo {
+    pub(crate) fn of(superblock: &Superblock) -> VolumeInfo {
+        VolumeInfo {
+            uuid: superblock.uuid,
+            label: superblock.label().to_owned(),
+            version: superblock.version,
+            block_size: BLOCK_SIZE as u32,
+            blocks: superblock.block_count,
+            journal_blocks: superblock.journal_blocks,
+            orphan_blocks: superblock.orphan_blocks,
+            free_blocks: superblock.free_blocks,
+            inodes: superblock.inode_count,
+            checkpoint: superblock.checkpoint,
+            incarnation: superblock.incarnation,
+            mount_count: superblock.mount_count,
+            clean: superblock.flags & quire_format::superblock::FLAG_CLEAN != 0,
+            created: superblock.created,
+            mounted: superblock.mounted,
+            features: (superblock.feature_compat, superblock.feature_ro_compat, superblock.feature_incompat),
+        }
+    }
+}
+
+/// Space and inodes, in blocks of [`BLOCK_SIZE`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Statfs {
+    /// Data blocks of the volume.
+    pub blocks: u64,
+    /// Free blocks, those that still wait for their transaction's durability included.
+    pub free: u64,
+    /// Blocks that can be promised now.
+    pub available: u64,
+    /// Inodes in use and inodes that would fit.
+    pub inodes: u64,
+    /// Inodes that would still fit.
+    pub free_inodes: u64,
+    /// Bytes in a block.
+    pub block_size: u32,
+    /// Longest name, in bytes.
+    pub name_max: u32,
+}
+
+/// Numbers of a running volume.
+#[derive(Clone, Debug, Default)]
+pub struct Metrics {
+    /// Transactions committed.
+    pub transactions: u64,
+    /// Transactions that waited for a checkpoint.
+    pub checkpoint_waits: u64,
+    /// Checkpoints written.
+    pub checkpoints: u64,
+    /// Inodes freed behind unlinks.
+    pub orphans_freed: u64,
+    /// Inodes in memory.
+    pub inodes_cached: u64,
+    /// Free blocks that wait for durability.
+    pub deferred_blocks: u64,
+    /// Everything else, as `name value` lines for people.
+    pub detail: String,
+}
+
+impl Volume {
+    /// Makes a volume in an image file or on a block device. Refuses what already holds a file system, unless
+    /// forced; creates the file if there is none and a size is given.
+    #[cfg(not(any(loom, shuttle)))]
+    pub fn format_image(path: &std::path::Path, options: &FormatOptions) -> Result<VolumeInfo> {
+        use quire_base::ErrorKind;
+        let exists = path.exists();
+        let backend = match (exists, options.size) {
+            (false, None) => {
+                return Err(Error::new(
+                    ErrorKind::NotFound,
+                    format!("{} does not exist; give a size to create it", path.display()),
+                ));
+            }
+            (false, Some(size)) => {
+                mkfs::check_size(size, options.journal_bytes)?;
+                quire_device::create_image(path, size, false)?
+            }
+            (true, _) => mkfs::open_for_format(path, options)?,
+        };
+        let formatted = mkfs::format(backend, options);
+        if formatted.is_err() && !exists {
+            // Nothing of ours is left behind where there was nothing.
+            let _ = std::fs::remove_file(path);
+        }
+        formatted.map(|superblock| VolumeInfo::of(&superblock))
+    }
+
+    /// Makes a volume on any backend.
+    pub fn format_backend(backend: Arc<dyn Backend>, options: &FormatOptions) -> Result<VolumeInfo> {
+        mkfs::format(backend, options).map(|superblock| VolumeInfo::of(&superblock))
+    }
+
+    /// Opens a volume in an image file or on a block device. One process at a time may have it open for writing.
+    #[cfg(not(any(loom, shuttle)))]
+    pub fn open(path: &std::path::Path, options: VolumeOptions) -> Result<Volume> {
+        use quire_device::OpenMode;
+        let backend = if options.read_only {
+            quire_device::open_image(path, OpenMode::ReadOnly)?
+        } else {
+            mkfs::open_writable_or_read_only(path)?
+        };
+        Volume::open_backend(backend, options)
+    }
+
+    /// Opens a volume on any backend.
+    pub fn open_backend(backend: Arc<dyn Backend>, options: VolumeOptions) -> Result<Volume> {
+        let threads = options.threads;
+        let (engine, recovery) = recovery::open(backend, options)?;
+        let root = engine.inode(InodeNo::ROOT)?;
+        let inner = Inner {
+            engine,
+            threads: Threads::default(),
+            recovery,
+            closed: AtomicBool::new(false),
+            root: Mutex::new(Some(root)),
+        };
+        let volume = Volume { inner: Arc::new(inner) };
+        if threads {
+            volume.inner.engine.cache.start()?;
+            if !volume.inner.engine.read_only {
+                volume.inner.threads.start(&volume.inner.engine)?;
+            }
+        }
+        Ok(volume)
+    }
+
+    /// Writes everything back, checkpoints, marks the volume clean. Changes that other clones make afterwards fail.
+    pub fn close(self) -> Result<()> {
+        self.inner.close()
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.inner.engine
+    }
+
+    /// What recovery found when the volume was opened.
+    pub fn recovery(&self) -> &RecoveryReport {
+        &self.inner.recovery
+    }
+
+    /// What the volume is.
+    pub fn info(&self) -> VolumeInfo {
+        let mut info = VolumeInfo::of(&self.engine().superblock);
+        info.checkpoint = self.engine().checkpoint_number.load(Ordering::Acquire);
+        info.free_blocks = self.engine().applied_free_blocks.load(Ordering::Relaxed);
+        info.inodes = self.engine().applied_inodes.load(Ordering::Relaxed);
+        info
+    }
+
+    /// True if no changes are taken.
+    pub fn is_read_only(&self) -> bool {
+        self.engine().read_only
+    }
+
+    /// Space and inodes.
+    pub fn statfs(&self) -> Statfs {
+        let engine = self.engine();
+        let available = engine.alloc.free_blocks();
+        let free = available + engine.alloc.deferred_blocks();
+        let inodes = engine.applied_inodes.load(Ordering::Relaxed);
+        // An inode and its name take some 150 bytes of a leaf; leaves may take all free space.
+        let free_inodes = available.saturating_mul(16);
+        Statfs {
+            blocks: engine.superblock.block_count - engine.superblock.data_start.0,
+            free,
+            available,
+            inodes: inodes + free_inodes,
+            free_inodes,
+            block_size: BLOCK_SIZE as u32,
+            name_max: 255,
+        }
+    }
+
+    /// Makes everything durable (syncfs).
+    pub fn sync(&self) -> Result<()> {
+        self.engine().sync()
+    }
+
+    /// The error that shut the volume down, if one did.
+    pub fn failure(&self) -> Option<Error> {
+        self.engine().failure()
+    }
+
+    /// One round of background work, for volumes opened without threads.
+    pub fn background_step(&self) -> Result<()> {
+        self.engine().background_step()
+    }
+
+    /// Writes a checkpoint now.
+    pub fn checkpoint(&self) -> Result<()> {
+        self.engine().checkpoint_now()
+    }
+
+    /// Waits until every unlinked inode without a user has been freed.
+    pub fn drain_orphans(&self) {
+        self.engine().drain_reaper();
+    }
+
+    /// Numbers of the running volume.
+    pub fn metrics(&self) -> Metrics {
+        let engine = self.engine();
+        let counters = &engine.counters;
+        Metrics {
+            transactions: counters.transactions.get(),
+            checkpoint_waits: counters.checkpoint_waits.get(),
+            checkpoints: counters.checkpoints.get(),
+            orphans_freed: counters.orphans_freed.get(),
+            inodes_cached: engine.inodes.len() as u64,
+            deferred_blocks: engine.alloc.deferred_blocks(),
+            detail: format!(
+                "device {:?}\njournal {:?}\ntree {:?}\nallocator {:?}\ncache {:?} {:?}\n",
+                engine.device.stats(),
+                engine.journal.as_ref().map(|journal| journal.usage()),
+                engine.tree.stats(),
+                engine.alloc.stats(),
+                engine.cache.usage(),
+                engine.cache.metrics(),
+            ),
+        }
+    }
+
+    /// The root directory.
+    pub fn root(&self) -> InodeRef {
+        self.inner.root.lock().clone().expect("an open volume has its root in memory")
+    }
+
+    /// The inode of a number; `Stale` if there is none (any more).
+    pub fn inode(&self, number: InodeNo) -> Result<InodeRef> {
+        self.engine().inode(number)
+    }
+
+    /// The inode that a name of a directory names; `.` and `..` too.
+    pub fn lookup(&self, directory: &InodeRef, name: &[u8]) -> Result<InodeRef> {
+        self.engine().lookup(directory, name)
+    }
+
+    /// Makes a file, directory, fifo, socket or device; `Exists` if the name is taken.
+    pub fn create(&self, directory: &InodeRef, name: &[u8], create: &Create) -> Result<InodeRef> {
+        self.engine().create(directory, name, create)
+    }
+
+    /// Makes a symbolic link to `target`, 1 to 4095 bytes.
+    pub fn symlink(&self, directory: &InodeRef, name: &[u8], target: &[u8], caller: Caller) -> Result<InodeRef> {
+        self.engine().symlink(directory, name, target, caller)
+    }
+
+    /// Where a symbolic link points.
+    pub fn readlink(&self, inode: &InodeRef) -> Result<Vec<u8>> {
+        self.engine().readlink(inode)
+    }
+
+    /// Makes a file without a name (O_TMPFILE): freed with its last reference, unless linked before.
+    pub fn tmpfile(&self, directory: &InodeRef, create: &Create) -> Result<InodeRef> {
+        self.engine().tmpfile(directory, create)
+    }
+
+    /// Gives an inode another name.
+    pub fn link(&self, inode: &InodeRef, directory: &InodeRef, name: &[u8]) -> Result<()> {
+        self.engine().link(inode, directory, name)
+    }
+
+    /// Takes a name away from anything but a directory.
+    pub fn unlink(&self, directory: &InodeRef, name: &[u8]) -> Result<()> {
+        self.engine().unlink(directory, name)
+    }
+
+    /// Removes an empty directory.
+    pub fn rmdir(&self, directory: &InodeRef, name: &[u8]) -> Result<()> {
+        self.engine().rmdir(directory, name)
+    }
+
+    /// Renames, atomically.
+    pub fn rename(
+        &self,
+        from: &InodeRef,
+        name: &[u8],
+        to: &InodeRef,
+        to_name: &[u8],
+        flags: RenameFlags,
+    ) -> Result<()> {
+        self.engine().rename(from, name, to, to_name, flags)
+    }
+
+    /// Lists a directory from behind the cookie `after` (0: from the start), `.` and `..` first, until `visit`
+    /// returns false.
+    pub fn read_directory(
+        &self,
+        directory: &InodeRef,
+        after: u64,
+        visit: &mut dyn FnMut(DirectoryEntry<'_>) -> bool,
+    ) -> Result<()> {
+        self.engine().read_directory(directory, after, visit)
+    }
+
+    /// What stat shows.
+    pub fn attributes(&self, inode: &InodeRef) -> Attributes {
+        self.engine().attributes(inode)
+    }
+
+    /// Changes mode, owner, times, size.
+    pub fn set_attributes(&self, inode: &InodeRef, set: &SetAttributes) -> Result<Attributes> {
+        self.engine().set_attributes(inode, set)
+    }
+
+    /// An extended attribute's value.
+    pub fn get_xattr(&self, inode: &InodeRef, name: &[u8]) -> Result<Vec<u8>> {
+        self.engine().get_xattr(inode, name)
+    }
+
+    /// Sets an extended attribute, at most 64 KiB.
+    pub fn set_xattr(&self, inode: &InodeRef, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
+        self.engine().set_xattr(inode, name, value, flags)
+    }
+
+    /// The names of an inode's extended attributes.
+    pub fn list_xattr(&self, inode: &InodeRef) -> Result<Vec<Vec<u8>>> {
+        self.engine().list_xattr(inode)
+    }
+
+    /// Removes an extended attribute.
+    pub fn remove_xattr(&self, inode: &InodeRef, name: &[u8]) -> Result<()> {
+        self.engine().remove_xattr(inode, name)
+    }
+
+    /// Reads up to `out.len()` bytes at `offset`; fewer at the end of the file.
+    pub fn read(&self, inode: &InodeRef, offset: u64, out: &mut [u8], flags: IoFlags) -> Result<usize> {
+        self.engine().read(inode, offset, out, flags)
+    }
+
+    /// Writes at `offset`, or with [`IoFlags::APPEND`] at the end; gives the count, short only after an error midway
+    /// in a write larger than a batch.
+    pub fn write(&self, inode: &InodeRef, offset: u64, data: &[u8], flags: IoFlags) -> Result<usize> {
+        self.engine().write(inode, offset, data, flags).map(|(_, written)| written)
+    }
+
+    /// Appends; gives the offset that the data got, and the count.
+    pub fn append(&self, inode: &InodeRef, data: &[u8], flags: IoFlags) -> Result<(u64, usize)> {
+        self.engine().write(inode, 0, data, flags | IoFlags::APPEND)
+    }
+
+    /// Sets a file's size in bytes.
+    pub fn truncate(&self, inode: &InodeRef, size: u64) -> Result<()> {
+        self.engine().truncate(inode, size)
+    }
+
+    /// Changes the allocation of a range (fallocate).
+    pub fn allocate(&self, inode: &InodeRef, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
+        self.engine().allocate(inode, mode, offset, len)
+    }
+
+    /// The first byte of data at or behind `offset`; `NoData` if there is none.
+    pub fn seek_data(&self, inode: &InodeRef, offset: u64) -> Result<u64> {
+        self.engine().seek_data(inode, offset)
+    }
+
+    /// The first byte of a hole at or behind `offset`.
+    pub fn seek_hole(&self, inode: &InodeRef, offset: u64) -> Result<u64> {
+        self.engine().seek_hole(inode, offset)
+    }
+
+    /// Copies up to `len` bytes between files or within one.
+    pub fn copy_range(
+        &self,
+        from: &InodeRef,
+        from_offset: u64,
+        to: &InodeRef,
+        to_offset: u64,
+        len: u64,
+    ) -> Result<u64> {
+        self.engine().copy_range(from, from_offset, to, to_offset, len)
+    }
+
+    /// Makes a file's data and attributes durable, its name too; with `datasync` what reading the data back needs.
+    pub fn fsync(&self, inode: &InodeRef, datasync: bool) -> Result<()> {
+        self.engine().fsync(inode, datasync)
+    }
+
+    /// As [`Volume::fsync`], without holding the caller: `done` gets the outcome, on another thread.
+    pub fn fsync_async(&self, inode: &InodeRef, datasync: bool, done: Completion) {
+        self.engine().fsync_async(inode, datasync, done);
+    }
+
+    /// To be called when a descriptor is closed; `wrote` says that it was open for writing.
+    pub fn closed(&self, inode: &InodeRef, wrote: bool) {
+        self.engine().closed(inode, wrote);
+    }
+
+    /// True for attribute names that hold access control lists.
+    pub fn is_acl_name(name: &[u8]) -> bool {
+        acl::is_acl_name(name)
+    }
+}
+
+impl Inner {
+    fn close(&self) -> Result<()> {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let engine = &self.engine;
+        drop(self.root.lock().take());
+        let mut outcome = Ok(());
+        if !engine.read_only && engine.failure().is_none() {
+            engine.drain_reaper();
+            outcome = engine.sync();
+        }
+        self.threads.stop(engine);
+        engine.cache.stop();
+        if !engine.read_only && engine.failure().is_none() {
+            // What came in while the threads were being stopped.
+            outcome = outcome.and_then(|()| engine.sync()).and_then(|()| engine.checkpoint_clean());
+            let error = Error::new(quire_base::ErrorKind::Shutdown, "the volume is closed");
+            engine.shut_down_quietly(&error);
+        }
+        engine.inodes.clear();
+        outcome
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Err(error) = self.close() {
+            tracing::error!(%error, "closing the volume");
+        }
+    }
+}

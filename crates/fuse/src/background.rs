@@ -1,0 +1,205 @@
+//! Keeps the threads that receive requests free.
+//!
+//! A transport has a few *session threads*; each receives a request and would like to answer it in place,
+//! since handing over costs a wake-up and a copy of the payload. But most requests may have to wait: for a
+//! read from the device, for the dirty limit, for journal space. If all session threads waited, requests
+//! that could be answered at once (and requests that others wait for) would queue behind them.
+//!
+//! Protocol: before work that may wait, a session thread asks for a *place* ([`Background::place`]). There are
+//! fewer places than session threads, so one thread at least stays with the transport. Without a place
+//! the request is copied and goes to the pool ([`Background::spawn`]), whose threads are started on demand,
+//! up to a limit, and end when idle. Work known to be long goes to the pool at once.
+//!
+//! Invariants: a job, once spawned, runs, also when the pool is being closed ([`Background::finish`] waits
+//! for all). Jobs never wait for other jobs. Jobs that exceed the limit of threads queue; their number is
+//! bounded by the callers that the kernel has waiting.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use quire_base::sync::atomic::{AtomicUsize, Ordering};
+use quire_base::sync::{Arc, Condvar, Mutex, thread};
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Threads of the pool at most.
+const THREADS_MAX: usize = 64;
+/// How long a thread of the pool waits for work before it ends.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// See the module's documentation.
+pub struct Background {
+    places: usize,
+    taken: AtomicUsize,
+    pool: Arc<Pool>,
+}
+
+/// The right to wait on a session thread; given back when dropped.
+pub struct Place<'a>(&'a Background);
+
+struct Pool {
+    state: Mutex<State>,
+    work: Condvar,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Job>,
+    threads: usize,
+    idle: usize,
+    closing: bool,
+}
+
+impl Background {
+    /// For a transport with `session_threads` threads (at least one).
+    pub fn new(session_threads: usize) -> Background {
+        Background {
+            places: session_threads.saturating_sub(1),
+            taken: AtomicUsize::new(0),
+            pool: Arc::new(Pool {
+                state: Mutex::new(State::default()),
+                work: Condvar::new(),
+                ended: Condvar::new(),
+            }),
+        }
+    }
+
+    /// A place to wait on the calling session thread, if one is free.
+    pub fn place(&self) -> Option<Place<'_>> {
+        // Relaxed: the count bounds threads, it publishes nothing.
+        if self.taken.fetch_add(1, Ordering::Relaxed) < self.places {
+            return Some(Place(self));
+        }
+        self.taken.fetch_sub(1, Ordering::Relaxed);
+        None
+    }
+
+    /// Runs `job` on a thread of the pool.
+    pub fn spawn(&self, job: impl FnOnce() + Send + 'static) {
+        let mut state = self.pool.state.lock();
+        state.queue.push_back(Box::new(job));
+        if state.idle >= state.queue.len() || state.threads >= THREADS_MAX {
+            drop(state);
+            self.pool.work.notify_one();
+            return;
+        }
+        state.threads += 1;
+        drop(state);
+        let pool = self.pool.clone();
+        if let Err(error) =
+            thread::Builder::new().name("quire-wait".into()).spawn(move || Pool::serve(&pool))
+        {
+            tracing::warn!("no further thread for requests that wait: {error}");
+            self.pool.state.lock().threads -= 1;
+            // With no thread at all the queue would stand still: the caller works it off itself.
+            self.pool.help();
+        }
+    }
+
+    /// Runs what is queued to its end and ends the threads. Later jobs still run, on the caller's thread.
+    pub fn finish(&self) {
+        let mut state = self.pool.state.lock();
+        state.closing = true;
+        self.pool.work.notify_all();
+        while state.threads > 0 {
+            self.pool.ended.wait(&mut state);
+        }
+        drop(state);
+        self.pool.help();
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.taken.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Pool {
+    fn serve(pool: &Pool) {
+        let mut state = pool.state.lock();
+        loop {
+            if let Some(job) = state.queue.pop_front() {
+                drop(state);
+                job();
+                state = pool.state.lock();
+                continue;
+            }
+            if state.closing {
+                break;
+            }
+            state.idle += 1;
+            let timed_out = pool.work.wait_for(&mut state, IDLE).timed_out();
+            state.idle -= 1;
+            if timed_out && state.queue.is_empty() {
+                break;
+            }
+        }
+        state.threads -= 1;
+        pool.ended.notify_all();
+    }
+
+    fn help(&self) {
+        loop {
+            let job = self.state.lock().queue.pop_front();
+            match job {
+                Some(job) => job(),
+                None => return,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn one_session_thread_always_stays_free() {
+        let background = Background::new(3);
+        let first = background.place().expect("first place");
+        let second = background.place().expect("second place");
+        assert!(background.place().is_none());
+        drop(first);
+        let third = background.place();
+        assert!(third.is_some());
+        drop(second);
+        drop(third);
+        assert!(Background::new(1).place().is_none());
+    }
+
+    #[test]
+    fn jobs_that_wait_for_each_other_run_side_by_side() {
+        let background = Background::new(2);
+        let barrier = Arc::new(std::sync::Barrier::new(8));
+        let (done, results) = mpsc::channel();
+        for number in 0..8 {
+            let (barrier, done) = (barrier.clone(), done.clone());
+            background.spawn(move || {
+                barrier.wait();
+                done.send(number).unwrap();
+            });
+        }
+        let mut seen: Vec<_> =
+            (0..8).map(|_| results.recv_timeout(Duration::from_secs(10)).unwrap()).collect();
+        seen.sort_unstable();
+        assert_eq!(seen, (0..8).collect::<Vec<_>>());
+        background.finish();
+    }
+
+    #[test]
+    fn finish_runs_everything_that_was_spawned() {
+        let background = Background::new(1);
+        let count = Arc::new(AtomicUsize::new(0));
+        for _ in 0..500 {
+            let count = count.clone();
+            background.spawn(move || {
+                count.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        background.finish();
+        assert_eq!(count.load(Ordering::Relaxed), 500);
+    }
+}

@@ -1,0 +1,421 @@
+//! Attaching a FUSE server to a mount point, and detaching it.
+//!
+//! Root calls `mount(2)` itself and needs no helper program. Everybody else goes through the set-uid
+//! program `fusermount3`, which checks that the user may mount there and hands back the open `/dev/fuse`
+//! descriptor over a socket. The type of the mount is `fuse.quire`, its source the volume's path.
+//!
+//! Nothing here follows a path *into* the mounted file system: its server may be dead, or be the very
+//! process that asks. What is mounted where is read from `/proc/self/mountinfo`.
+
+use std::ffi::{CString, OsStr, OsString};
+use std::fs::OpenOptions;
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use quire_base::{Error, ErrorKind, Result};
+use rustix::mount as sys;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+/// The file system type shown in mount tables, without the leading `fuse.`.
+pub const SUBTYPE: &str = "quire";
+const FILE_SYSTEM_TYPE: &str = "fuse.quire";
+const DEVICE: &str = "/dev/fuse";
+const HELPER: &str = "fusermount3";
+
+/// The kernel's part of the mount options.
+#[derive(Clone, Debug, Default)]
+pub struct MountFlags {
+    /// Shown as the source of the mount; the volume's path.
+    pub source: OsString,
+    /// The kernel refuses every change.
+    pub read_only: bool,
+    /// Users other than the one who mounts may use the mount.
+    pub allow_other: bool,
+    /// Ignore device nodes.
+    pub no_dev: bool,
+    /// Ignore set-user-id and set-group-id bits.
+    pub no_suid: bool,
+    /// Refuse to execute programs.
+    pub no_exec: bool,
+    /// Shown in the mount table; the engine keeps the access times.
+    pub no_atime: bool,
+    /// Every write is made durable before it returns.
+    pub sync: bool,
+    /// Every change of a directory is made durable before it returns.
+    pub dir_sync: bool,
+}
+
+/// One line of the mount table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountEntry {
+    /// Where it is mounted.
+    pub dir: PathBuf,
+    /// The device number, `major:minor`, unique among the mounts that exist.
+    pub device: String,
+    /// The type, `fuse.quire` for ours.
+    pub kind: String,
+    /// The source, the volume's path for ours.
+    pub source: PathBuf,
+}
+
+impl MountEntry {
+    /// Whether a Quire server is (or was) behind it.
+    pub fn is_quire(&self) -> bool {
+        self.kind == FILE_SYSTEM_TYPE
+    }
+}
+
+/// The mount table of this process, in the order in which the mounts were made.
+pub fn mounts() -> Result<Vec<MountEntry>> {
+    let table = std::fs::read("/proc/self/mountinfo")
+        .map_err(|error| Error::os("reading the mount table /proc/self/mountinfo", &error))?;
+    Ok(table.split(|&byte| byte == b'\n').filter_map(parse_entry).collect())
+}
+
+/// The topmost mount whose mount point is exactly `dir` (an absolute path without symbolic links).
+pub fn mounted_at(dir: &Path) -> Result<Option<MountEntry>> {
+    Ok(mounts()?.into_iter().rev().find(|entry| entry.dir == dir))
+}
+
+/// `36 35 98:0 /root /dir options [optional...] - type source super-options`
+fn parse_entry(line: &[u8]) -> Option<MountEntry> {
+    let mut fields = line.split(|&byte| byte == b' ');
+    let device = fields.nth(2)?;
+    let dir = fields.nth(1)?;
+    let mut rest = fields.skip_while(|field| *field != b"-").skip(1);
+    let kind = rest.next()?;
+    let source = rest.next()?;
+    Some(MountEntry {
+        dir: PathBuf::from(unescape(dir)),
+        device: String::from_utf8_lossy(device).into_owned(),
+        kind: String::from_utf8_lossy(kind).into_owned(),
+        source: PathBuf::from(unescape(source)),
+    })
+}
+
+/// The table writes space, tab, newline and backslash as a backslash and three octal digits.
+fn unescape(field: &[u8]) -> OsString {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut at = 0;
+    while at < field.len() {
+        let digits = field.get(at + 1..at + 4).filter(|digits| digits.iter().all(|d| (b'0'..=b'7').contains(d)));
+        match digits {
+            Some(digits) if field[at] == b'\\' => {
+                let value = digits.iter().fold(0u32, |value, digit| value * 8 + u32::from(digit - b'0'));
+                bytes.push(value as u8);
+                at += 4;
+            }
+            _ => {
+                bytes.push(field[at]);
+                at += 1;
+            }
+        }
+    }
+    OsString::from_vec(bytes)
+}
+
+/// The absolute path of a mount point without symbolic links, found without touching what is mounted there
+/// (whose server may be dead).
+pub fn resolve(dir: &Path) -> Result<PathBuf> {
+    let failed = |error: &std::io::Error| Error::os(format!("mount point {}", dir.display()), error);
+    let absolute = std::path::absolute(dir).map_err(|error| failed(&error))?;
+    let plain = match (absolute.parent(), absolute.file_name()) {
+        (Some(parent), Some(name)) => {
+            parent.canonicalize().map(|parent| parent.join(name)).map_err(|error| failed(&error))?
+        }
+        _ => PathBuf::from("/"),
+    };
+    // Something mounted exactly there is the answer; only otherwise is the last component looked at, since
+    // it may be a symbolic link or end in "..".
+    if mounted_at(&plain)?.is_some() { Ok(plain) } else { dir.canonicalize().map_err(|error| failed(&error)) }
+}
+
+/// Mounts at `dir` (from [`resolve`]) and returns the descriptor that the requests come from.
+pub fn mount(dir: &Path, flags: &MountFlags) -> Result<OwnedFd> {
+    let meta = std::fs::metadata(dir)
+        .map_err(|error| Error::os(format!("mount point {}", dir.display()), &error))?;
+    if !meta.is_dir() {
+        return Err(Error::new(
+            ErrorKind::NotDirectory,
+            format!("mount point {} is not a directory", dir.display()),
+        ));
+    }
+    if let Some(entry) = mounted_at(dir)? {
+        return Err(Error::new(
+            ErrorKind::Busy,
+            format!(
+                "{} is already mounted at {} (type {}); unmount it first, or choose another folder",
+                entry.source.display(),
+                dir.display(),
+                entry.kind
+            ),
+        ));
+    }
+    if rustix::process::geteuid().is_root()
+        && let Some(device) = mount_directly(dir, meta.mode(), flags)?
+    {
+        return Ok(device);
+    }
+    mount_by_helper(dir, flags)
+}
+
+/// `None`: not permitted although root (a container without the capability), so the helper may try.
+fn mount_directly(dir: &Path, mode: u32, flags: &MountFlags) -> Result<Option<OwnedFd>> {
+    let device = OpenOptions::new().read(true).write(true).open(DEVICE).map_err(|error| {
+        let hint = if error.kind() == std::io::ErrorKind::NotFound {
+            " (the kernel's FUSE module is not loaded: modprobe fuse)"
+        } else {
+            ""
+        };
+        Error::os(format!("opening {DEVICE}{hint}"), &error)
+    })?;
+    let mut options = format!(
+        "fd={},rootmode={mode:o},user_id={},group_id={},default_permissions",
+        device.as_raw_fd(),
+        rustix::process::geteuid().as_raw(),
+        rustix::process::getegid().as_raw(),
+    );
+    if flags.allow_other {
+        options.push_str(",allow_other");
+    }
+    let mut bits = sys::MountFlags::empty();
+    for (set, bit) in [
+        (flags.read_only, sys::MountFlags::RDONLY),
+        (flags.no_dev, sys::MountFlags::NODEV),
+        (flags.no_suid, sys::MountFlags::NOSUID),
+        (flags.no_exec, sys::MountFlags::NOEXEC),
+        (flags.no_atime, sys::MountFlags::NOATIME),
+        (flags.sync, sys::MountFlags::SYNCHRONOUS),
+        (flags.dir_sync, sys::MountFlags::DIRSYNC),
+    ] {
+        bits.set(bit, set);
+    }
+    let text = |bytes: &[u8]| {
+        CString::new(bytes).map_err(|_| Error::invalid("a path with a zero byte cannot be mounted"))
+    };
+    let source = text(flags.source.as_bytes())?;
+    let options = text(options.as_bytes())?;
+    match sys::mount(source.as_c_str(), dir, FILE_SYSTEM_TYPE, bits, options.as_c_str()) {
+        Ok(()) => Ok(Some(device.into())),
+        Err(rustix::io::Errno::PERM) => Ok(None),
+        Err(error) => Err(Error::os(format!("mounting at {}", dir.display()), &error.into())),
+    }
+}
+
+fn helper_missing(error: &std::io::Error) -> Error {
+    Error::os(
+        format!("running {HELPER} (it comes with the package fuse3; mounting without it needs root)"),
+        error,
+    )
+}
+
+fn mount_by_helper(dir: &Path, flags: &MountFlags) -> Result<OwnedFd> {
+    let setup = |error: std::io::Error| Error::os(format!("preparing to run {HELPER}"), &error);
+    let (ours, theirs) = UnixStream::pair().map_err(setup)?;
+    let mut options = OsString::from("default_permissions,subtype=");
+    options.push(SUBTYPE);
+    options.push(",fsname=");
+    options.push(escape_option(&flags.source));
+    for (set, name) in [
+        (flags.read_only, "ro"),
+        (flags.allow_other, "allow_other"),
+        (flags.no_dev, "nodev"),
+        (flags.no_suid, "nosuid"),
+        (flags.no_exec, "noexec"),
+        (flags.no_atime, "noatime"),
+        (flags.sync, "sync"),
+        (flags.dir_sync, "dirsync"),
+    ] {
+        if set {
+            options.push(",");
+            options.push(name);
+        }
+    }
+    // The helper finds the socket by number in its environment: its standard input is one that is inherited
+    // without further ado.
+    let child = Command::new(HELPER)
+        .arg("-o")
+        .arg(options)
+        .arg("--")
+        .arg(dir)
+        .env("_FUSE_COMMFD", "0")
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| helper_missing(&error))?;
+    let device = receive_descriptor(&ours);
+    drop(ours);
+    let output = child.wait_with_output().map_err(setup)?;
+    match device {
+        Ok(Some(device)) if output.status.success() => Ok(device),
+        Err(error) => Err(error),
+        Ok(_) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let said = said.trim();
+            let hint = if said.contains("user_allow_other") {
+                "; leave allow_other away, or have root put the line user_allow_other into /etc/fuse.conf"
+            } else {
+                ""
+            };
+            Err(Error::new(
+                if said.contains("ermi") || !hint.is_empty() {
+                    ErrorKind::NotPermitted
+                } else {
+                    ErrorKind::Io
+                },
+                format!("mounting at {} through {HELPER}: {said}{hint}", dir.display()),
+            ))
+        }
+    }
+}
+
+/// The helper splits its options at commas unless they are escaped.
+fn escape_option(value: &OsStr) -> OsString {
+    let mut bytes = Vec::with_capacity(value.len());
+    for &byte in value.as_bytes() {
+        if byte == b',' || byte == b'\\' {
+            bytes.push(b'\\');
+        }
+        bytes.push(byte);
+    }
+    OsString::from_vec(bytes)
+}
+
+/// `None` if the other end was closed without sending one.
+fn receive_descriptor(socket: &UnixStream) -> Result<Option<OwnedFd>> {
+    let mut byte = [0u8];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    loop {
+        let mut parts = [IoSliceMut::new(&mut byte)];
+        match recvmsg(socket.as_fd(), &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Ok(_) => break,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(Error::os(format!("hearing from {HELPER}"), &error.into())),
+        }
+    }
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(mut descriptors) = message {
+            return Ok(descriptors.next());
+        }
+    }
+    Ok(None)
+}
+
+/// How an unmount treats a mount that is in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unmount {
+    /// Fails with `Busy`.
+    Plain,
+    /// Disappears from the tree at once; the server goes on until the last user has closed.
+    Detach,
+}
+
+/// Unmounts `dir` (from [`resolve`]).
+pub fn unmount(dir: &Path, how: Unmount) -> Result<()> {
+    let doing = || format!("unmounting {}", dir.display());
+    let busy = || {
+        Error::new(
+            ErrorKind::Busy,
+            format!(
+                "{} is in use; see who with `fuser -vm {}`, or detach it with `quire umount --lazy`",
+                dir.display(),
+                dir.display()
+            ),
+        )
+    };
+    let flags = match how {
+        Unmount::Plain => sys::UnmountFlags::NOFOLLOW,
+        Unmount::Detach => sys::UnmountFlags::NOFOLLOW | sys::UnmountFlags::DETACH,
+    };
+    match sys::unmount(dir, flags) {
+        Ok(()) => return Ok(()),
+        Err(rustix::io::Errno::BUSY) => return Err(busy()),
+        Err(rustix::io::Errno::PERM) => {}
+        Err(rustix::io::Errno::INVAL) => {
+            return Err(Error::new(ErrorKind::NotFound, format!("nothing is mounted at {}", dir.display())));
+        }
+        Err(error) => return Err(Error::os(doing(), &error.into())),
+    }
+    let mut command = Command::new(HELPER);
+    command.arg("-u");
+    if how == Unmount::Detach {
+        command.arg("-z");
+    }
+    let output = command
+        .arg("--")
+        .arg(dir)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| helper_missing(&error))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("busy") {
+        return Err(busy());
+    }
+    let kind = if said.contains("ermi") { ErrorKind::NotPermitted } else { ErrorKind::Io };
+    Err(Error::new(kind, format!("{} through {HELPER}: {}", doing(), said.trim())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mount_table_lines() {
+        let line = br"104 27 0:53 / /mnt/with\040space rw,relatime shared:5 - fuse.quire /a\134b.img rw,user_id=0";
+        let entry = parse_entry(line).unwrap();
+        assert_eq!(
+            entry,
+            MountEntry {
+                dir: "/mnt/with space".into(),
+                device: "0:53".into(),
+                kind: "fuse.quire".into(),
+                source: r"/a\b.img".into()
+            }
+        );
+        assert!(entry.is_quire());
+        let plain = parse_entry(b"27 1 254:0 / / rw,relatime - ext4 /dev/vda rw").unwrap();
+        assert_eq!(plain.dir, Path::new("/"));
+        assert!(!plain.is_quire());
+        assert_eq!(parse_entry(b""), None);
+        assert_eq!(parse_entry(b"1 2 3:4"), None);
+    }
+
+    #[test]
+    fn escapes_that_are_none_stay() {
+        assert_eq!(unescape(br"a\9b\04"), OsString::from(r"a\9b\04"));
+        assert_eq!(unescape(b"\\"), OsString::from("\\"));
+        assert_eq!(escape_option(OsStr::new("a,b\\c")), OsString::from("a\\,b\\\\c"));
+    }
+
+    #[test]
+    fn a_missing_or_unfit_mount_point_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = folder.path().join("nowhere");
+        let error = resolve(&missing).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert!(error.to_string().contains("nowhere"), "{error}");
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let error = mount(&file, &MountFlags::default()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotDirectory);
+        let error = unmount(&resolve(folder.path()).unwrap(), Unmount::Plain).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotPermitted), "{error:?}");
+    }
+
+    #[test]
+    fn the_root_is_mounted() {
+        assert!(mounted_at(Path::new("/")).unwrap().is_some());
+        assert_eq!(resolve(Path::new("/")).unwrap(), Path::new("/"));
+    }
+}

@@ -1,0 +1,122 @@
+//! What the requests of a mount mean, over a [`quire::Volume`] and free of any transport's types.
+//!
+//! A transport decodes a request, calls the function of the same name here, and encodes what it returns. Nodes
+//! and open files are plain numbers here, as the kernel knows them: a node's number is its inode number (the
+//! root is 1 for both).
+//!
+//! * [`inode_table`]: which inodes the kernel holds, and how often it has been told of them.
+//! * [`file_table`]: the open files.
+//! * [`names`]: look-up, create, link, remove, rename, reading directories.
+//! * [`data`]: open, read, write, allocate, seek, copy, sync, close.
+//! * [`attributes`]: stat and its setters.
+//! * [`xattr`]: extended attributes and ACLs.
+//! * [`control`]: statfs, access, ioctl.
+//!
+//! Invariants: an inode that the kernel knows (its count is not zero) stays alive, name or not, since the
+//! table holds a reference. Every change to the tree of a mounted volume goes through its mount, and the kernel
+//! updates or drops what it caches on each of its own requests; so names and attributes may be cached
+//! for long ([`CACHE_TIME`]).
+
+pub mod attributes;
+pub mod control;
+pub mod data;
+pub mod file_table;
+pub mod inode_table;
+pub mod names;
+pub mod xattr;
+
+use std::time::Duration;
+
+use quire::{Attributes, InodeRef, Volume};
+use quire_base::Result;
+
+use file_table::FileTable;
+use inode_table::InodeTable;
+
+/// How long the kernel may keep names, the absence of names, and attributes.
+pub const CACHE_TIME: Duration = Duration::from_secs(3600);
+
+/// Who caches file data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheMode {
+    /// The engine: reads and writes of one file run side by side, untorn. Pages of mapped files are cached by
+    /// the kernel all the same.
+    #[default]
+    Engine,
+    /// The kernel, as for its own file systems: quicker for a single reader of cached data, but writers of a
+    /// file exclude one another and a read that races with a write may see half of it.
+    Kernel,
+}
+
+/// Who asks.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller {
+    /// User, as the kernel checks permissions for.
+    pub uid: u32,
+    /// Primary group.
+    pub gid: u32,
+}
+
+impl Caller {
+    fn engine(self) -> quire::Caller {
+        quire::Caller { uid: self.uid, gid: self.gid }
+    }
+    /// Stands for the capability to keep set-id bits, which a request does not carry.
+    fn is_privileged(self) -> bool {
+        self.uid == 0
+    }
+}
+
+/// An inode as told to the kernel, counted in the inode table.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// Tells a node from an earlier one of the same number.
+    pub generation: u64,
+    /// Includes the node's number.
+    pub attributes: Attributes,
+}
+
+/// See the module's documentation.
+pub struct Operations {
+    volume: Volume,
+    inodes: InodeTable,
+    files: FileTable,
+    cache: CacheMode,
+}
+
+impl Operations {
+    /// Serves `volume`.
+    pub fn new(volume: Volume, cache: CacheMode) -> Operations {
+        let inodes = InodeTable::new(volume.root());
+        Operations { volume, inodes, files: FileTable::default(), cache }
+    }
+
+    /// The volume served.
+    pub fn volume(&self) -> &Volume {
+        &self.volume
+    }
+
+    /// The inode of a node the kernel holds.
+    fn inode(&self, node: u64) -> Result<InodeRef> {
+        self.inodes.get(node)
+    }
+
+    /// Counts one more time that the kernel is told of `inode`.
+    fn enter(&self, inode: InodeRef) -> Result<Entry> {
+        let attributes = self.volume.attributes(&inode)?;
+        let generation = inode.generation();
+        self.inodes.remember(inode);
+        Ok(Entry { generation, attributes })
+    }
+
+    /// The kernel has dropped `count` of the times it was told of a node.
+    pub fn forget(&self, node: u64, count: u64) {
+        self.inodes.forget(node, count);
+    }
+
+    /// Drops all references to inodes, at the end: the kernel does not say farewell to each.
+    pub fn forget_everything(&self) {
+        self.files.clear();
+        self.inodes.clear();
+    }
+}

@@ -1,0 +1,67 @@
+//! Stat and its setters.
+
+use quire::{Attributes, SetAttributes, SetTime};
+use quire_base::Result;
+
+use super::{Caller, Operations};
+
+/// Changes asked for by chmod, chown, truncate and utimes, in one request.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Change {
+    /// New permission bits (07777).
+    pub mode: Option<u32>,
+    /// New owner.
+    pub uid: Option<u32>,
+    /// New group.
+    pub gid: Option<u32>,
+    /// New size in bytes.
+    pub size: Option<u64>,
+    /// New time of last access.
+    pub atime: Option<SetTime>,
+    /// New time of last modification.
+    pub mtime: Option<SetTime>,
+}
+
+impl Operations {
+    /// A node's attributes.
+    pub fn attributes(&self, node: u64) -> Result<Attributes> {
+        self.volume.attributes(&self.inode(node)?)
+    }
+
+    /// Applies a change and returns what holds then. `handle` names the open file that a size change came
+    /// through, if one did.
+    ///
+    /// The request does not say whether the caller may keep set-id bits when it cuts a file; root may. A change
+    /// of owner always clears them.
+    pub fn set_attributes(
+        &self,
+        node: u64,
+        handle: Option<u64>,
+        change: &Change,
+        caller: Caller,
+    ) -> Result<Attributes> {
+        let inode = self.inode(node)?;
+        let owner = change.uid.is_some() || change.gid.is_some();
+        if change.size.is_some()
+            && let Some(file) = handle.and_then(|handle| self.files.get(handle).ok())
+        {
+            file.note_change();
+        }
+        let set = SetAttributes {
+            mode: change.mode.map(|mode| mode & 0o7777),
+            uid: change.uid,
+            gid: change.gid,
+            size: change.size,
+            atime: change.atime,
+            mtime: change.mtime,
+            kill_suid_sgid: owner || change.size.is_some() && !caller.is_privileged(),
+            ..SetAttributes::default()
+        };
+        self.volume.set_attributes(&inode, &set)
+    }
+
+    /// Whether a change of a node to `size` bytes may take long.
+    pub fn is_long_resize(&self, node: u64, size: u64) -> bool {
+        self.attributes(node).is_ok_and(|now| Self::is_long(now.size.abs_diff(size)))
+    }
+}

@@ -1,0 +1,179 @@
+//! Open, read, write, allocate, seek, copy, sync, close.
+//!
+//! `O_DIRECT`, `O_SYNC` and `O_DSYNC` are taken from the flags that come with each request, so `fcntl` on an
+//! open file and per-call flags are honoured.
+
+use quire::{FallocateMode, FileType, InodeRef, IoFlags, SetAttributes};
+use quire_base::{Error, ErrorKind, Result};
+
+use super::file_table::OpenFile;
+use super::{CacheMode, Caller, Operations};
+
+/// Set in the open flags by the kernel when a program is opened to be executed (not part of the C interface).
+const OPEN_FOR_EXECUTION: i32 = 0x20;
+/// Bytes one copy request moves at most; the caller asks again for the rest.
+pub const COPY_MAX: u64 = 64 << 20;
+/// Changes of a file's size or allocation beyond this many bytes may take long.
+const LONG_CHANGE: u64 = 64 << 20;
+
+/// How the kernel shall treat an open file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// The number for later requests.
+    pub handle: u64,
+    /// Reads and writes come here one by one and side by side; else the kernel caches them.
+    pub direct: bool,
+}
+
+/// A write as the kernel describes it.
+#[derive(Clone, Copy, Debug)]
+pub struct WriteRequest {
+    /// Handle of the open file (any open file of the inode, for cached pages).
+    pub handle: u64,
+    /// Where, in bytes.
+    pub offset: u64,
+    /// Open flags of the file at the time of the call, with per-call sync flags folded in.
+    pub flags: i32,
+    /// Pages of a shared mapping that the kernel writes back, not a program's call.
+    pub from_page_cache: bool,
+    /// Clear set-user-id and set-group-id bits, since the writer may not keep them.
+    pub kill_set_id: bool,
+}
+
+impl Operations {
+    /// Opens a file. Opening cuts it off if `flags` has `O_TRUNC`.
+    pub fn open(&self, node: u64, flags: i32, caller: Caller) -> Result<Opened> {
+        self.open_inode(self.inode(node)?, flags, caller)
+    }
+
+    pub(super) fn open_inode(&self, inode: InodeRef, flags: i32, caller: Caller) -> Result<Opened> {
+        let cut = flags & libc::O_TRUNC != 0 && inode.kind() == FileType::Regular;
+        if cut {
+            self.volume.set_attributes(
+                &inode,
+                &SetAttributes {
+                    size: Some(0),
+                    kill_suid_sgid: !caller.is_privileged(),
+                    ..SetAttributes::default()
+                },
+            )?;
+        }
+        // While a program runs nobody can write to it; its pages may stay in the kernel from run to run.
+        let execution = flags & OPEN_FOR_EXECUTION != 0 && flags & libc::O_ACCMODE == libc::O_RDONLY;
+        let direct = self.cache == CacheMode::Engine && !execution;
+        Ok(Opened { handle: self.files.insert(OpenFile::new(inode, cut)), direct })
+    }
+
+    /// A descriptor's last duplicate was closed.
+    pub fn release(&self, handle: u64) {
+        if let Some(file) = self.files.remove(handle) {
+            self.volume.closed(&file.inode, file.changed());
+        }
+    }
+
+    /// Reads into `buffer`; fewer bytes only at the end of file.
+    pub fn read(&self, handle: u64, offset: u64, buffer: &mut [u8], flags: i32) -> Result<usize> {
+        let file = self.files.get(handle)?;
+        let mut how = IoFlags::empty();
+        how.set(IoFlags::DIRECT, flags & libc::O_DIRECT != 0);
+        self.volume.read(&file.inode, offset, buffer, how)
+    }
+
+    /// Whether a write with these flags waits for the device before it is answered.
+    pub fn is_synchronous(flags: i32) -> bool {
+        flags & libc::O_DSYNC != 0
+    }
+
+    /// Writes `data`; the count may be short only when an error or the end of space came after it.
+    ///
+    /// The kernel has already turned `O_APPEND` into an offset, under its own lock on the file, and a large
+    /// append may arrive as several requests in any order. The engine is asked to append only where that is
+    /// the same thing, at the end of the file as it is now; should the end move in between, the data goes
+    /// to the new end, as `O_APPEND` promises.
+    pub fn write(&self, request: &WriteRequest, data: &[u8]) -> Result<usize> {
+        let file = self.files.get(request.handle)?;
+        file.note_change();
+        let mut how = IoFlags::empty();
+        if !request.from_page_cache {
+            how.set(IoFlags::DIRECT, request.flags & libc::O_DIRECT != 0);
+            how.set(IoFlags::DATASYNC, request.flags & libc::O_DSYNC != 0);
+            how.set(IoFlags::SYNC, request.flags & libc::O_SYNC == libc::O_SYNC);
+        }
+        if request.kill_set_id {
+            self.kill_set_id(&file.inode)?;
+        }
+        if request.flags & libc::O_APPEND != 0
+            && !request.from_page_cache
+            && self.volume.attributes(&file.inode)?.size == request.offset
+        {
+            how.insert(IoFlags::APPEND);
+        }
+        self.volume.write(&file.inode, request.offset, data, how)
+    }
+
+    fn kill_set_id(&self, inode: &InodeRef) -> Result<()> {
+        let mode = self.volume.attributes(inode)?.mode;
+        let group = libc::S_ISGID | libc::S_IXGRP;
+        if mode & libc::S_ISUID != 0 || mode & group == group {
+            let clear = SetAttributes { kill_suid_sgid: true, ..SetAttributes::default() };
+            self.volume.set_attributes(inode, &clear)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a file or folder durable, on other threads: `done` is called from one of them.
+    pub fn sync(&self, node: u64, data_only: bool, done: impl FnOnce(Result<()>) + Send + 'static) {
+        match self.inode(node) {
+            Ok(inode) => self.volume.fsync_async(&inode, data_only, Box::new(done)),
+            Err(error) => done(Err(error)),
+        }
+    }
+
+    /// Whether an allocation of `length` bytes may take long.
+    pub fn is_long(length: u64) -> bool {
+        length > LONG_CHANGE
+    }
+
+    /// Allocates, punches or zeroes; `mode` as in `fallocate`.
+    pub fn allocate(&self, handle: u64, offset: u64, length: u64, mode: i32) -> Result<()> {
+        let file = self.files.get(handle)?;
+        let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
+        let what = match mode & !libc::FALLOC_FL_KEEP_SIZE {
+            0 if keep_size => FallocateMode::KeepSize,
+            0 => FallocateMode::Allocate,
+            libc::FALLOC_FL_PUNCH_HOLE if keep_size => FallocateMode::PunchHole,
+            libc::FALLOC_FL_ZERO_RANGE => FallocateMode::ZeroRange { keep_size },
+            libc::FALLOC_FL_COLLAPSE_RANGE if !keep_size => FallocateMode::Collapse,
+            libc::FALLOC_FL_INSERT_RANGE if !keep_size => FallocateMode::Insert,
+            _ => {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    format!("fallocate mode {mode:#x} is not supported"),
+                ));
+            }
+        };
+        file.note_change();
+        self.volume.allocate(&file.inode, what, offset, length)
+    }
+
+    /// The next data or hole at or behind `offset`; `whence` is `SEEK_DATA` or `SEEK_HOLE`, the kernel does
+    /// the others.
+    pub fn seek(&self, handle: u64, offset: i64, whence: i32) -> Result<u64> {
+        let file = self.files.get(handle)?;
+        let offset = u64::try_from(offset)
+            .map_err(|_| Error::new(ErrorKind::NoData, "a seek to before the start of the file"))?;
+        match whence {
+            libc::SEEK_DATA => self.volume.seek_data(&file.inode, offset),
+            libc::SEEK_HOLE => self.volume.seek_hole(&file.inode, offset),
+            _ => Err(Error::invalid(format!("seek mode {whence} is not supported"))),
+        }
+    }
+
+    /// Copies between two open files, at most [`COPY_MAX`] bytes; returns how many.
+    pub fn copy(&self, from: u64, from_offset: u64, to: u64, to_offset: u64, length: u64) -> Result<usize> {
+        let (source, target) = (self.files.get(from)?, self.files.get(to)?);
+        target.note_change();
+        let length = length.min(COPY_MAX);
+        self.volume.copy_range(&source.inode, from_offset, &target.inode, to_offset, length)
+    }
+}

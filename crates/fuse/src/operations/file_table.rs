@@ -1,0 +1,84 @@
+//! The open files of a mount, by the handle that the kernel repeats in each request on them.
+
+use std::collections::HashMap;
+
+use quire::InodeRef;
+use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use quire_base::sync::{Arc, RwLock};
+use quire_base::{Error, ErrorKind, Result};
+
+const SHARDS: usize = 64;
+
+/// One `open`, shared by all descriptors duplicated from it.
+pub struct OpenFile {
+    /// What is open.
+    pub inode: InodeRef,
+    /// Something was written, or cut off, through it.
+    changed: AtomicBool,
+}
+
+impl OpenFile {
+    /// An open of `inode`; `changed` if opening it cut it off.
+    pub fn new(inode: InodeRef, changed: bool) -> OpenFile {
+        OpenFile { inode, changed: AtomicBool::new(changed) }
+    }
+    /// Notes a write. Reads the flag first: it is set once, and read by every writer.
+    pub fn note_change(&self) {
+        if !self.changed.load(Ordering::Relaxed) {
+            self.changed.store(true, Ordering::Relaxed);
+        }
+    }
+    /// Whether something was written through it.
+    pub fn changed(&self) -> bool {
+        self.changed.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Default)]
+#[repr(align(64))]
+struct Shard(RwLock<HashMap<u64, Arc<OpenFile>>>);
+
+/// See the module's documentation. Handles are never reused; zero is none.
+pub struct FileTable {
+    next: AtomicU64,
+    shards: Box<[Shard]>,
+}
+
+impl Default for FileTable {
+    fn default() -> FileTable {
+        FileTable { next: AtomicU64::new(1), shards: (0..SHARDS).map(|_| Shard::default()).collect() }
+    }
+}
+
+impl FileTable {
+    fn shard(&self, handle: u64) -> &RwLock<HashMap<u64, Arc<OpenFile>>> {
+        &self.shards[handle as usize % SHARDS].0
+    }
+
+    /// Adds an open file and returns its handle.
+    pub fn insert(&self, file: OpenFile) -> u64 {
+        let handle = self.next.fetch_add(1, Ordering::Relaxed);
+        self.shard(handle).write().insert(handle, Arc::new(file));
+        handle
+    }
+
+    /// The file of a handle; `BadHandle` if there is none.
+    pub fn get(&self, handle: u64) -> Result<Arc<OpenFile>> {
+        self.shard(handle).read().get(&handle).cloned().ok_or_else(|| {
+            Error::new(ErrorKind::BadHandle, format!("file handle {handle} is not open"))
+        })
+    }
+
+    /// Takes a handle out.
+    pub fn remove(&self, handle: u64) -> Option<Arc<OpenFile>> {
+        self.shard(handle).write().remove(&handle)
+    }
+
+    /// Takes all out.
+    pub fn clear(&self) {
+        for shard in &self.shards {
+            let all = std::mem::take(&mut *shard.0.write());
+            drop(all);
+        }
+    }
+}

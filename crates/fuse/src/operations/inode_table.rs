@@ -1,0 +1,124 @@
+//! The inodes that the kernel holds.
+//!
+//! Each time the kernel is told of an inode (look-up, create, link, an entry of a directory read with
+//! attributes) its count goes up; when the kernel evicts it, it says how many of these times it forgets. The
+//! table keeps a reference to the inode while its count is above zero.
+//!
+//! Invariants: counts go up under the shard's shared lock and an entry leaves under its exclusive lock, so a
+//! count never rises on an entry that is gone. References are dropped outside of the locks: the last one to an
+//! unlinked inode frees it, which is work.
+
+use std::collections::HashMap;
+use std::collections::hash_map;
+
+use quire::InodeRef;
+use quire_base::sync::RwLock;
+use quire_base::sync::atomic::{AtomicU64, Ordering};
+use quire_base::{Error, ErrorKind, InodeNo, Result};
+
+const SHARDS: usize = 64;
+
+struct Node {
+    inode: InodeRef,
+    count: AtomicU64,
+}
+
+#[derive(Default)]
+#[repr(align(64))]
+struct Shard(RwLock<HashMap<u64, Node>>);
+
+/// See the module's documentation.
+pub struct InodeTable {
+    root: InodeRef,
+    shards: Box<[Shard]>,
+}
+
+impl InodeTable {
+    /// With the root directory, which the kernel holds without ever being told of it.
+    pub fn new(root: InodeRef) -> InodeTable {
+        InodeTable { root, shards: (0..SHARDS).map(|_| Shard::default()).collect() }
+    }
+
+    fn shard(&self, node: u64) -> &RwLock<HashMap<u64, Node>> {
+        &self.shards[node as usize % SHARDS].0
+    }
+
+    /// The inode of a node that the kernel holds; `Stale` for any other number.
+    pub fn get(&self, node: u64) -> Result<InodeRef> {
+        if node == InodeNo::ROOT.0 {
+            return Ok(self.root.clone());
+        }
+        self.shard(node).read().get(&node).map(|node| node.inode.clone()).ok_or_else(|| {
+            Error::new(ErrorKind::Stale, format!("the kernel asks for inode {node}, which it has forgotten"))
+        })
+    }
+
+    /// Counts `inode` once more.
+    pub fn remember(&self, inode: InodeRef) {
+        let node = inode.number().0;
+        if node == InodeNo::ROOT.0 {
+            return;
+        }
+        let shard = self.shard(node);
+        if let Some(known) = shard.read().get(&node) {
+            known.count.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let spare = match shard.write().entry(node) {
+            hash_map::Entry::Occupied(known) => {
+                known.get().count.fetch_add(1, Ordering::Relaxed);
+                Some(inode)
+            }
+            hash_map::Entry::Vacant(free) => {
+                free.insert(Node { inode, count: AtomicU64::new(1) });
+                None
+            }
+        };
+        drop(spare);
+    }
+
+    /// Takes `count` off; the last one lets the inode go. A count larger than what was told is the kernel's
+    /// error and taken for "all".
+    pub fn forget(&self, node: u64, count: u64) {
+        let shard = self.shard(node);
+        {
+            let nodes = shard.read();
+            let Some(known) = nodes.get(&node) else { return };
+            let left = known
+                .count
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| Some(held.saturating_sub(count)))
+                .map_or(0, |held| held.saturating_sub(count));
+            if left > 0 {
+                return;
+            }
+        }
+        let gone = {
+            let mut nodes = shard.write();
+            match nodes.entry(node) {
+                hash_map::Entry::Occupied(known) if known.get().count.load(Ordering::Relaxed) == 0 => {
+                    Some(known.remove())
+                }
+                _ => None,
+            }
+        };
+        drop(gone);
+    }
+
+    /// Lets every inode go.
+    pub fn clear(&self) {
+        for shard in &self.shards {
+            let all = std::mem::take(&mut *shard.0.write());
+            drop(all);
+        }
+    }
+
+    /// Inodes held, the root apart.
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.0.read().len()).sum()
+    }
+
+    /// Whether the kernel holds nothing but the root.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

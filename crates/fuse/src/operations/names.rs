@@ -1,0 +1,196 @@
+//! Look-up, create, link, remove, rename, and reading directories.
+
+use quire::{Create, FileType, InodeRef, RenameFlags};
+use quire_base::{Error, ErrorKind, InodeNo, Result};
+
+use super::data::Opened;
+use super::{Caller, Entry, Operations};
+
+/// A node to be made.
+#[derive(Clone, Copy, Debug)]
+pub struct Make {
+    /// File type and permission bits as in `mknod`.
+    pub mode: u32,
+    /// The caller's umask; a default ACL of the folder takes its place.
+    pub umask: u32,
+    /// Device number as in `stat`, for device nodes.
+    pub rdev: u64,
+    /// Who becomes the owner.
+    pub caller: Caller,
+}
+
+impl Make {
+    fn engine(&self) -> Result<Create> {
+        let kind = match self.mode & libc::S_IFMT {
+            libc::S_IFREG | 0 => FileType::Regular,
+            libc::S_IFDIR => FileType::Directory,
+            libc::S_IFIFO => FileType::Fifo,
+            libc::S_IFSOCK => FileType::Socket,
+            libc::S_IFCHR => FileType::CharDevice,
+            libc::S_IFBLK => FileType::BlockDevice,
+            other => return Err(Error::invalid(format!("cannot make a node of type {other:#o}"))),
+        };
+        Ok(Create {
+            kind,
+            mode: self.mode & 0o7777,
+            umask: self.umask,
+            rdev: self.rdev,
+            caller: self.caller.engine(),
+        })
+    }
+}
+
+/// An entry of a directory.
+#[derive(Clone, Debug)]
+pub struct Name {
+    /// The name's bytes.
+    pub name: Vec<u8>,
+    /// What it names.
+    pub node: u64,
+    /// Its type.
+    pub kind: FileType,
+    /// Pass it to go on behind this entry.
+    pub cookie: u64,
+}
+
+impl Operations {
+    /// The entry called `name` in a directory.
+    ///
+    /// `.` and `..` are asked for by a file server that exports the mount, and then the node may be one the
+    /// kernel has long forgotten.
+    pub fn lookup(&self, parent: u64, name: &[u8]) -> Result<Entry> {
+        let inode = match self.inode(parent) {
+            Ok(dir) if name == b"." => dir,
+            Ok(dir) => self.volume.lookup(&dir, name)?,
+            Err(error) if error.kind() == ErrorKind::Stale && (name == b"." || name == b"..") => {
+                let inode = self.volume.inode(InodeNo(parent))?;
+                if name == b"." { inode } else { self.volume.lookup(&inode, name)? }
+            }
+            Err(error) => return Err(error),
+        };
+        self.enter(inode)
+    }
+
+    /// Makes a file, folder, fifo, socket or device node.
+    pub fn make(&self, parent: u64, name: &[u8], make: &Make) -> Result<Entry> {
+        self.enter(self.volume.create(&self.inode(parent)?, name, &make.engine()?)?)
+    }
+
+    /// Makes a file and opens it; without `O_EXCL` in `flags` one that is there is opened instead.
+    pub fn create(&self, parent: u64, name: &[u8], make: &Make, flags: i32) -> Result<(Entry, Opened)> {
+        let dir = self.inode(parent)?;
+        let (inode, made) = match self.volume.create(&dir, name, &make.engine()?) {
+            Ok(inode) => (inode, true),
+            Err(error) if error.kind() == ErrorKind::Exists && flags & libc::O_EXCL == 0 => {
+                (self.volume.lookup(&dir, name)?, false)
+            }
+            Err(error) => return Err(error),
+        };
+        let flags = if made { flags & !libc::O_TRUNC } else { flags };
+        let opened = self.open_inode(inode.clone(), flags, make.caller)?;
+        match self.enter(inode) {
+            Ok(entry) => Ok((entry, opened)),
+            Err(error) => {
+                self.release(opened.handle);
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes a symbolic link.
+    pub fn symlink(&self, parent: u64, name: &[u8], target: &[u8], caller: Caller) -> Result<Entry> {
+        self.enter(self.volume.symlink(&self.inode(parent)?, name, target, caller.engine())?)
+    }
+
+    /// A symbolic link's target.
+    pub fn readlink(&self, node: u64) -> Result<Vec<u8>> {
+        self.volume.readlink(&self.inode(node)?)
+    }
+
+    /// One more name for an inode.
+    pub fn link(&self, node: u64, parent: u64, name: &[u8]) -> Result<Entry> {
+        let inode = self.inode(node)?;
+        self.volume.link(&inode, &self.inode(parent)?, name)?;
+        self.enter(inode)
+    }
+
+    /// Removes a name that is not a folder's.
+    pub fn unlink(&self, parent: u64, name: &[u8]) -> Result<()> {
+        self.volume.unlink(&self.inode(parent)?, name)
+    }
+
+    /// Removes an empty folder.
+    pub fn rmdir(&self, parent: u64, name: &[u8]) -> Result<()> {
+        self.volume.rmdir(&self.inode(parent)?, name)
+    }
+
+    /// Renames, replaces or exchanges; `flags` as in `renameat2`.
+    pub fn rename(
+        &self,
+        parent: u64,
+        name: &[u8],
+        new_parent: u64,
+        new_name: &[u8],
+        flags: u32,
+    ) -> Result<()> {
+        let mut wanted = RenameFlags::empty();
+        wanted.set(RenameFlags::NOREPLACE, flags & libc::RENAME_NOREPLACE != 0);
+        wanted.set(RenameFlags::EXCHANGE, flags & libc::RENAME_EXCHANGE != 0);
+        if flags & !(libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE) != 0 {
+            return Err(Error::invalid(format!("rename flags {flags:#x} are not supported")));
+        }
+        let (from, to) = (self.inode(parent)?, self.inode(new_parent)?);
+        self.volume.rename(&from, name, &to, new_name, wanted)
+    }
+
+    /// The entries of a directory behind `after` (0: from the start), until `take` has enough.
+    ///
+    /// Stateless: cookies stay good while the directory changes, and across opens.
+    pub fn read_directory(&self, node: u64, after: u64, mut take: impl FnMut(&Name) -> bool) -> Result<()> {
+        let dir = self.inode(node)?;
+        let mut entry = Name { name: Vec::new(), node: 0, kind: FileType::Regular, cookie: 0 };
+        self.volume.read_directory(&dir, after, &mut |found| {
+            entry.name.clear();
+            entry.name.extend_from_slice(found.name);
+            entry.node = found.inode.0;
+            entry.kind = found.kind;
+            entry.cookie = found.cookie;
+            take(&entry)
+        })
+    }
+
+    /// As [`Operations::read_directory`], with what a look-up of each name gives. `take` gets the entry before
+    /// it is counted, and says whether it fits; `.` and `..` are never counted.
+    pub fn read_directory_plus(
+        &self,
+        node: u64,
+        after: u64,
+        entries_max: usize,
+        mut take: impl FnMut(&Name, &Entry) -> bool,
+    ) -> Result<()> {
+        // Attributes are read after the directory's own locks are left.
+        let mut names = Vec::new();
+        self.read_directory(node, after, |name| {
+            names.push(name.clone());
+            names.len() < entries_max
+        })?;
+        for name in &names {
+            let dots = name.name == b"." || name.name == b"..";
+            let inode: InodeRef = match self.volume.inode(InodeNo(name.node)) {
+                Ok(inode) => inode,
+                // Removed since its name was read.
+                Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Stale) => continue,
+                Err(error) => return Err(error),
+            };
+            let entry =
+                Entry { generation: inode.generation(), attributes: self.volume.attributes(&inode)? };
+            if !take(name, &entry) {
+                return Ok(());
+            }
+            if !dots {
+                self.inodes.remember(inode);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,494 @@
+//! The journal's interface: reserve, append, force, and what checkpoints and shutdown need.
+//!
+//! A reservation is charged its record with header and alignment, and a block of padding per record, against the ring
+//! and the buffer ([`crate::stream`] says why that suffices for ever). What a record does not use goes back when it is
+//! appended, the rest when the reservation is dropped.
+//!
+//! An append takes its range with one atomic addition and copies its bytes in, in parallel with all others. A panic
+//! between the two leaves a range that nobody will fill; it shuts the journal down.
+//!
+//! Invariants: see the crate's documentation.
+//!
+//! Neighbours: [`crate::stream`], [`crate::commit`] below; the volume above.
+
+use crate::commit::{GroupCommit, Writer};
+use crate::failure::Failure;
+use crate::medium::Medium;
+use crate::stream::{Claimed, PADDING_MAX, Shortage, Stream};
+use crate::usage::{Counters, JournalCounts, JournalUsage};
+use quire_base::sync::Arc;
+use quire_base::sync::atomic::{AtomicU64, Ordering};
+use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result, Seq};
+use quire_device::Device;
+use quire_format::journal::{
+    BlockHeader, PAYLOAD_BYTES, POSITION_MAX, RECORD_ALIGN, RECORD_HEADER_BYTES, RECORD_PAYLOAD_MAX,
+    RecordHeader, RecordKind, block_ceil, block_floor, record_bytes,
+};
+use std::fmt;
+
+/// The smallest buffer, in blocks.
+const BUFFER_BLOCKS_MIN: u64 = 4;
+
+/// Where a journal lies, whose it is, and where it goes on.
+#[derive(Clone, Debug)]
+pub struct JournalConfig {
+    /// First block of the ring.
+    pub start: BlockNo,
+    /// Blocks of the ring.
+    pub blocks: u64,
+    /// The volume's id.
+    pub volume: u64,
+    /// This life of the journal: never used before, and in both superblocks already.
+    pub incarnation: u64,
+    /// Where appending starts; the start of a block.
+    pub head: Seq,
+    /// Replay position of the older superblock: the ring is needed from here on. The start of a block.
+    pub tail: Seq,
+    /// Memory for records that are not durable yet. Whole blocks of it are used, at least four, at most the ring.
+    pub buffer_bytes: usize,
+}
+
+/// Why there is no reservation.
+#[derive(Clone, Debug)]
+pub enum Short {
+    /// The ring is full: checkpoint, so that its tail moves, and try again.
+    Checkpoint,
+    /// The buffer is full: let go of everything, reserve with waiting, start over.
+    /// Only [`Journal::try_reserve_now`] says so.
+    Buffer,
+    /// Nothing will help: the journal is shut down, or the reservation is larger than it can ever give.
+    Failed(Error),
+}
+
+impl From<Short> for Error {
+    fn from(short: Short) -> Error {
+        match short {
+            Short::Checkpoint => Error::new(ErrorKind::WouldBlock, "the journal is full until a checkpoint"),
+            Short::Buffer => Error::new(ErrorKind::WouldBlock, "the journal's buffer is full until a force"),
+            Short::Failed(error) => error,
+        }
+    }
+}
+
+/// A volume's journal; cheap to share.
+pub struct Journal {
+    core: Arc<Core>,
+}
+
+/// Room for records, in ring and buffer. What is left of it goes back when it is dropped.
+pub struct JournalReservation {
+    core: Arc<Core>,
+    left: u64,
+}
+
+/// Takes a record's payload, piece by piece.
+pub struct RecordWriter<'a> {
+    stream: &'a Stream,
+    range: Claimed,
+    payload: usize,
+    written: usize,
+}
+
+struct Core {
+    stream: Stream,
+    commit: GroupCommit,
+    failure: Failure,
+    medium: Box<dyn Medium>,
+    start: BlockNo,
+    blocks: u64,
+    volume: u64,
+    incarnation: u64,
+    tail: AtomicU64,
+    checkpoint: AtomicU64,
+    counters: Counters,
+}
+
+impl Journal {
+    /// The journal of a volume on `device`, empty, that goes on at `config.head`.
+    ///
+    /// A configuration that contradicts itself gives a journal that is shut down from the start and says why.
+    pub fn open(device: Arc<Device>, config: JournalConfig) -> Arc<Journal> {
+        let fits = config.start.0.checked_add(config.blocks).is_some_and(|end| end <= device.blocks());
+        let journal = Journal::on(Box::new(device), config);
+        if !fits {
+            journal.shut_down(Error::invalid("the journal does not fit the device"));
+        }
+        Arc::new(journal)
+    }
+
+    /// As [`Journal::open`], on any medium.
+    pub fn on(medium: Box<dyn Medium>, config: JournalConfig) -> Journal {
+        let contradiction = config.contradiction();
+        let (head, tail) = if contradiction.is_some() { (0, 0) } else { (config.head.0, config.tail.0) };
+        let slots = (config.buffer_bytes / BLOCK_SIZE) as u64;
+        let slots = slots.max(BUFFER_BLOCKS_MIN).min(config.blocks);
+        let core = Core {
+            stream: Stream::new(head, tail, config.blocks, slots as usize),
+            commit: GroupCommit::new(head),
+            failure: Failure::new(),
+            medium,
+            start: config.start,
+            blocks: config.blocks,
+            volume: config.volume,
+            incarnation: config.incarnation,
+            tail: AtomicU64::new(tail),
+            checkpoint: AtomicU64::new(tail),
+            counters: Counters::default(),
+        };
+        if let Some(error) = contradiction {
+            core.shut_down(error);
+        }
+        Journal { core: Arc::new(core) }
+    }
+
+    /// Room for one record with a payload of up to `bytes`. Waits for the buffer, by forcing, and never for the ring.
+    ///
+    /// The caller holds no other reservation, and nothing that another holder of one may wait for.
+    pub fn try_reserve(&self, bytes: usize) -> Result<JournalReservation, Short> {
+        self.reserve(1, bytes, true)
+    }
+
+    /// As [`Journal::try_reserve`], for `records` records with `bytes` of payload between them.
+    pub fn try_reserve_records(&self, records: usize, bytes: usize) -> Result<JournalReservation, Short> {
+        self.reserve(records, bytes, true)
+    }
+
+    /// As [`Journal::try_reserve`], but says [`Short::Buffer`] where that would wait.
+    pub fn try_reserve_now(&self, bytes: usize) -> Result<JournalReservation, Short> {
+        self.reserve(1, bytes, false)
+    }
+
+    /// The largest payload that one reservation of one record can have on this journal.
+    pub fn payload_max(&self) -> usize {
+        let whole = self.core.charge_max().saturating_sub(PADDING_MAX) as usize;
+        whole.saturating_sub(RECORD_HEADER_BYTES + RECORD_ALIGN).min(RECORD_PAYLOAD_MAX)
+    }
+
+    fn reserve(&self, records: usize, bytes: usize, wait: bool) -> Result<JournalReservation, Short> {
+        let core = &self.core;
+        let per_record = (RECORD_HEADER_BYTES + RECORD_ALIGN - 1) as u64 + PADDING_MAX;
+        let charge = (records as u64).saturating_mul(per_record).saturating_add(bytes as u64);
+        if charge > core.charge_max() || bytes > RECORD_PAYLOAD_MAX {
+            return Err(Short::Failed(Error::invalid(format!(
+                "{records} journal records of {bytes} bytes at once: this journal takes {}",
+                self.payload_max()
+            ))));
+        }
+        loop {
+            core.failure.check().map_err(Short::Failed)?;
+            match core.stream.claim(charge) {
+                Ok(()) => return Ok(JournalReservation { core: core.clone(), left: charge }),
+                Err(Shortage::Exhausted) => return Err(Short::Failed(Shortage::exhausted())),
+                Err(Shortage::Ring) => {
+                    core.counters.ring_full.add(1);
+                    return Err(Short::Checkpoint);
+                }
+                Err(Shortage::Buffer) if !wait => return Err(Short::Buffer),
+                Err(Shortage::Buffer) => {
+                    core.counters.buffer_waits.add(1);
+                    let (durable, head) = (core.commit.durable(), core.stream.head());
+                    if head > durable {
+                        // Whole blocks, if there are any: padding would only waste the room that is short.
+                        let full = block_floor(head);
+                        let target = if full > durable { full } else { head };
+                        core.force(target).map_err(Short::Failed)?;
+                    } else {
+                        core.stream.wait_for_room(charge, durable, &core.failure);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Appends a record: its `Seq`. Neither waits nor fails.
+    ///
+    /// Panics if the reservation is another journal's, or too small; the journal is shut down then.
+    pub fn append(&self, reservation: &mut JournalReservation, payload: &[u8]) -> Seq {
+        self.append_with(reservation, payload.len(), |record| record.write(payload))
+    }
+
+    /// Appends a record whose payload of `bytes` bytes `fill` writes.
+    ///
+    /// Panics as [`Journal::append`], and if `fill` panics or writes less or more; the journal is shut down then.
+    pub fn append_with(
+        &self,
+        reservation: &mut JournalReservation,
+        bytes: usize,
+        fill: impl FnOnce(&mut RecordWriter<'_>),
+    ) -> Seq {
+        let core = &*self.core;
+        let unfinished = Unfinished { core };
+        let total = record_bytes(bytes) as u64;
+        let charge = total + PADDING_MAX;
+        assert!(Arc::ptr_eq(&reservation.core, &self.core), "a reservation of another journal");
+        assert!(
+            bytes <= RECORD_PAYLOAD_MAX && charge <= reservation.left,
+            "the record exceeds its reservation"
+        );
+        reservation.left -= charge;
+
+        let (range, used) = core.stream.advance(total);
+        let seq = Seq(range.end());
+        let mut record = RecordWriter { stream: &core.stream, range, payload: bytes, written: 0 };
+        record.header();
+        fill(&mut record);
+        core.stream.fill(record.finish());
+        core.stream.unclaim(charge - used);
+        std::mem::forget(unfinished);
+
+        core.counters.records.add(1);
+        core.counters.record_bytes.add(total);
+        seq
+    }
+
+    /// Returns when everything up to `seq` is durable. Costs nothing if it is already.
+    ///
+    /// Everything that had completed on the device before the records up to `seq` were appended is durable then, too.
+    ///
+    /// Errors: the first failure, for ever after it; `Invalid` for a `seq` that was never given out.
+    pub fn force(&self, seq: Seq) -> Result<()> {
+        self.core.counters.forces.add(1);
+        self.core.failure.check()?;
+        if self.core.commit.durable() >= seq.0 {
+            self.core.counters.forces_free.add(1);
+            return Ok(());
+        }
+        let head = self.core.stream.head();
+        if seq.0 > head {
+            return Err(Error::invalid(format!("force of {seq}, but the journal ends at {head}")));
+        }
+        self.core.force(seq.0)
+    }
+
+    /// Durable up to here.
+    pub fn durable(&self) -> Seq {
+        Seq(self.core.commit.durable())
+    }
+
+    /// The end of the stream.
+    pub fn head(&self) -> Seq {
+        Seq(self.core.stream.head())
+    }
+
+    /// Ends the open block, so that a replay can start at the returned position: every record appended before lies
+    /// before it, every later one behind it. Writes nothing.
+    ///
+    /// A checkpoint calls it under the exclusive barrier, so that no transaction is between its `Seq` and its apply.
+    pub fn close_block(&self) -> Seq {
+        let core = &*self.core;
+        let unfinished = Unfinished { core };
+        let (padding, end) = core.stream.close();
+        core.pad(padding);
+        std::mem::forget(unfinished);
+        Seq(end)
+    }
+
+    /// A superblock is durable: replay from it starts at `newest`, from the one in the other slot at `tail`. The ring
+    /// before `tail` is free.
+    ///
+    /// Positions that go back, or were never reached, shut the journal down: they would free what is needed.
+    pub fn checkpointed(&self, newest: Seq, tail: Seq) {
+        let core = &*self.core;
+        let aligned = [newest, tail].iter().all(|at| at.0.is_multiple_of(PAYLOAD_BYTES as u64));
+        let ordered = tail <= newest && newest.0 <= block_ceil(core.stream.head());
+        if !aligned || !ordered || tail.0 < core.tail.load(Ordering::Acquire) {
+            core.shut_down(Error::invalid(format!(
+                "a checkpoint at {newest} with tail {tail} does not fit a journal that ends at {}",
+                core.stream.head()
+            )));
+            return;
+        }
+        core.checkpoint.fetch_max(newest.0, Ordering::AcqRel);
+        core.tail.fetch_max(tail.0, Ordering::AcqRel);
+        core.stream.set_tail(tail.0);
+    }
+
+    /// Ends all change: every waiter wakes, every later reservation and force fails, all with the first error given
+    /// here or met by a write. Records appended later by holders of reservations are never written.
+    pub fn shut_down(&self, error: Error) {
+        self.core.shut_down(error);
+    }
+
+    /// The first failure.
+    pub fn failure(&self) -> Option<Error> {
+        self.core.failure.get()
+    }
+
+    /// How full it is. The numbers are read one after the other.
+    pub fn usage(&self) -> JournalUsage {
+        let core = &*self.core;
+        let tail = core.tail.load(Ordering::Acquire);
+        let durable = core.commit.durable();
+        let head = core.stream.head();
+        let claimed = core.stream.claimed();
+        JournalUsage {
+            ring_bytes: core.stream.ring_bytes(),
+            used_bytes: block_ceil(head) - tail,
+            reserved_bytes: claimed.saturating_sub(block_ceil(head)),
+            unforced_bytes: head.saturating_sub(durable),
+            head: Seq(head),
+            durable: Seq(durable),
+            tail: Seq(tail),
+            checkpoint: Seq(core.checkpoint.load(Ordering::Acquire)),
+        }
+    }
+
+    /// What it has done.
+    pub fn counts(&self) -> JournalCounts {
+        self.core.counters.read()
+    }
+}
+
+impl fmt::Debug for Journal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.usage())
+    }
+}
+
+impl JournalConfig {
+    /// What is wrong with it.
+    fn contradiction(&self) -> Option<Error> {
+        let ring = self.blocks.saturating_mul(PAYLOAD_BYTES as u64);
+        let aligned = [self.head, self.tail].iter().all(|at| at.0.is_multiple_of(PAYLOAD_BYTES as u64));
+        let sound = aligned
+            && self.blocks >= BUFFER_BLOCKS_MIN
+            && self.head.0 <= POSITION_MAX
+            && self.tail <= self.head
+            && self.head.0 - self.tail.0 <= ring;
+        (!sound).then(|| Error::invalid(format!("the journal cannot be opened with {self:?}")))
+    }
+}
+
+impl JournalReservation {
+    /// Bytes of it that are left, padding included.
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+}
+
+impl Drop for JournalReservation {
+    fn drop(&mut self) {
+        if self.left > 0 {
+            self.core.stream.unclaim(self.left);
+        }
+    }
+}
+
+impl fmt::Debug for JournalReservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "JournalReservation({} bytes)", self.left)
+    }
+}
+
+impl RecordWriter<'_> {
+    /// The next bytes of the payload.
+    ///
+    /// Panics if they are more than was announced.
+    pub fn write(&mut self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.payload - self.written, "a record longer than announced");
+        self.stream.copy(&mut self.range, (RECORD_HEADER_BYTES + self.written) as u64, bytes);
+        self.written += bytes.len();
+    }
+
+    fn header(&mut self) {
+        let header = RecordHeader { payload: self.payload as u32, kind: RecordKind::Transaction };
+        self.stream.copy(&mut self.range, 0, &header.encode());
+    }
+
+    fn finish(mut self) -> Claimed {
+        assert!(self.written == self.payload, "a record shorter than announced");
+        let end = RECORD_HEADER_BYTES + self.payload;
+        let rest = record_bytes(self.payload) - end;
+        self.stream.copy(&mut self.range, end as u64, &[0; RECORD_ALIGN][..rest]);
+        self.range
+    }
+}
+
+impl Core {
+    /// The largest reservation: so small that a checkpoint always makes room for it, and the buffer can hold it.
+    fn charge_max(&self) -> u64 {
+        (self.stream.ring_bytes() / 4).min(self.stream.buffer_bytes())
+    }
+
+    fn force(&self, target: u64) -> Result<()> {
+        self.commit.force(target, &self.failure, self)
+    }
+
+    fn pad(&self, padding: Option<Claimed>) {
+        if let Some(range) = padding {
+            self.counters.padding_bytes.add(range.bytes());
+            self.stream.pad(range);
+        }
+    }
+}
+
+impl Writer for Core {
+    type Departed = Option<Claimed>;
+
+    fn depart(&self, wanted: u64) -> (u64, Option<Claimed>) {
+        let full = block_floor(self.stream.head());
+        if wanted <= full {
+            return (full, None);
+        }
+        let (padding, end) = self.stream.close();
+        (end, padding)
+    }
+
+    fn write(&self, from: u64, to: u64, padding: Option<Claimed>) -> Result<()> {
+        self.pad(padding);
+        if self.stream.wait_filled(from, to, &self.failure)? {
+            self.counters.stragglers.add(1);
+        }
+        // Whoever appended had completed his data writes; the head, read in `depart`, carries that here.
+        self.medium.flush_before()?;
+        let checkpoint = Seq(self.checkpoint.load(Ordering::Acquire));
+        // SAFETY: the range is filled, and it is recycled only below; this is the one leader.
+        let runs = unsafe {
+            self.stream.seal(from, to, |position, first_record, image| {
+                let header = BlockHeader {
+                    volume: self.volume,
+                    incarnation: self.incarnation,
+                    position,
+                    durable: Seq(from),
+                    checkpoint,
+                    first_record,
+                };
+                header.seal(image);
+            });
+            self.stream.images(from, to, self.blocks)
+        };
+        let runs: Vec<(BlockNo, &[u8])> =
+            runs.into_iter().map(|(index, bytes)| (self.start.offset(index), bytes)).collect();
+        self.failure.check()?;
+        self.medium.write(&runs)?;
+        self.medium.flush_after()?;
+        self.counters.writes.add(1);
+        self.counters.blocks.add((to - from) / PAYLOAD_BYTES as u64);
+        self.stream.recycle(from, to);
+        Ok(())
+    }
+
+    fn served(&self, members: u64) {
+        self.counters.group(members);
+    }
+
+    fn shut_down(&self, error: Error) {
+        if self.failure.set(error.clone()) {
+            tracing::error!(%error, "journal shut down");
+        }
+        self.stream.wake_all();
+        self.commit.wake_all();
+    }
+}
+
+/// Dropped by a panic between taking a range of the stream and filling it: the range will never be whole.
+struct Unfinished<'a> {
+    core: &'a Core,
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        self.core
+            .shut_down(Error::new(ErrorKind::Shutdown, "a thread panicked while it appended to the journal"));
+    }
+}

@@ -1,0 +1,263 @@
+//! Reading the stream back after a crash.
+//!
+//! Replay walks the ring from the position that the superblock names. It takes blocks as long as they check: checksum,
+//! volume, incarnation, and the position that this place of the ring must have in this lap. It puts records together
+//! from their blocks and hands over each that is whole. The first block that does not check is the end of the stream:
+//! a write that the crash tore, or one that was never made.
+//!
+//! Or the journal is *damaged*. To tell, replay looks at the rest of the ring. Every block says how far the stream was
+//! durable when it was submitted, and how far a durable superblock had come; if a block of this life promises more than
+//! replay found, something durable is gone, and that is an error, not an end. (The last write before a crash has no
+//! later witness: damage in it looks torn.)
+//!
+//! Invariants: nothing read is trusted; memory grows with bytes actually read from blocks that check, at most one
+//! record; at most one lap is read. What was read may sit in the device's cache only: flush before relying on it.
+//!
+//! Neighbours: the volume, which applies the records, then publishes a new incarnation before it appends.
+
+use quire_base::error::Context;
+use quire_base::{BLOCK_SIZE, BlockNo, Error, Result, Seq};
+use quire_device::{AlignedBuf, Device, IoClass};
+use quire_format::journal::{
+    BlockHeader, HEADER_BYTES, PAYLOAD_BYTES, POSITION_MAX, RECORD_HEADER_BYTES, RECORD_PAYLOAD_MAX,
+    RecordHeader, RecordKind, record_bytes,
+};
+
+const PAYLOAD: u64 = PAYLOAD_BYTES as u64;
+/// Blocks read at once.
+const CHUNK: u64 = 64;
+
+/// What to replay.
+#[derive(Clone, Debug)]
+pub struct ReplayConfig {
+    /// First block of the ring.
+    pub start: BlockNo,
+    /// Blocks of the ring.
+    pub blocks: u64,
+    /// The volume's id.
+    pub volume: u64,
+    /// The life whose records count.
+    pub incarnation: u64,
+    /// Where to start: the superblock's sequence.
+    pub from: Seq,
+}
+
+/// Where a replay ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplayEnd {
+    /// End of the last block that checks; the start of a block. A new incarnation appends here.
+    pub end: Seq,
+    /// The last whole record's `Seq`; where replay started if there is none.
+    pub last: Seq,
+    /// Whole records.
+    pub records: u64,
+    /// Their payload.
+    pub payload_bytes: u64,
+    /// Blocks that check.
+    pub blocks: u64,
+    /// The newest checkpoint that a block of this life names.
+    pub checkpoint: Seq,
+    /// Bytes at the end that belong to a record whose rest is missing.
+    pub torn_bytes: u64,
+}
+
+/// Where ring blocks are read from.
+pub trait Ring {
+    /// Blocks `index..` of the ring, as many as fit `buf`.
+    fn read(&self, index: u64, buf: &mut [u8]) -> Result<()>;
+}
+
+struct OnDevice<'a> {
+    device: &'a Device,
+    start: BlockNo,
+}
+
+impl Ring for OnDevice<'_> {
+    fn read(&self, index: u64, buf: &mut [u8]) -> Result<()> {
+        self.device.read(IoClass::Journal, self.start.offset(index), buf)
+    }
+}
+
+/// Hands every whole record behind `config.from` to `apply`, with its `Seq`, in order.
+///
+/// Errors: `Corrupt` if the journal is damaged, or blocks that check contradict themselves; whatever `apply` or the
+/// device says. Records handed over before an error must not be relied on.
+pub fn replay(
+    device: &Device,
+    config: &ReplayConfig,
+    apply: &mut dyn FnMut(Seq, &[u8]) -> Result<()>,
+) -> Result<ReplayEnd> {
+    let fits = config.start.0.checked_add(config.blocks).is_some_and(|end| end <= device.blocks());
+    if !fits {
+        return Err(Error::corrupt(format!(
+            "a journal of {} blocks at {} is not on the device",
+            config.blocks, config.start
+        )));
+    }
+    replay_ring(&OnDevice { device, start: config.start }, config, apply).context("replaying the journal")
+}
+
+/// As [`replay`], from any source.
+pub fn replay_ring(
+    ring: &dyn Ring,
+    config: &ReplayConfig,
+    apply: &mut dyn FnMut(Seq, &[u8]) -> Result<()>,
+) -> Result<ReplayEnd> {
+    if !config.from.0.is_multiple_of(PAYLOAD) || config.from.0 > POSITION_MAX || config.blocks == 0 {
+        return Err(Error::corrupt(format!("a journal cannot be replayed with {config:?}")));
+    }
+    let mut records = Records::new(config.from.0);
+    // The furthest position that a block promises, and where that block is.
+    let mut promise = (0, 0);
+    let mut checkpoint = 0;
+    let mut open = true;
+    let first = config.from.0 / PAYLOAD % config.blocks;
+    let mut buf = AlignedBuf::zeroed(CHUNK.min(config.blocks) as usize * BLOCK_SIZE);
+    let mut done = 0;
+    while done < config.blocks {
+        let index = (first + done) % config.blocks;
+        let count = CHUNK.min(config.blocks - done).min(config.blocks - index);
+        let buf = &mut buf[..count as usize * BLOCK_SIZE];
+        ring.read(index, buf)?;
+        for (nth, block) in buf.chunks_exact(BLOCK_SIZE).enumerate() {
+            let header = BlockHeader::decode(block).ok().filter(|header| {
+                header.volume == config.volume
+                    && header.incarnation == config.incarnation
+                    && header.position / PAYLOAD % config.blocks == index + nth as u64
+            });
+            let Some(header) = header else {
+                open = false;
+                continue;
+            };
+            let promised = header.durable.0.max(header.checkpoint.0);
+            if promised > promise.0 {
+                promise = (promised, header.position);
+            }
+            checkpoint = checkpoint.max(header.checkpoint.0);
+            open = open && header.position == records.position;
+            if open {
+                records.take(&header, &block[HEADER_BYTES..], apply)?;
+            }
+        }
+        done += count;
+    }
+    if promise.0 > records.position {
+        return Err(Error::corrupt(format!(
+            "the journal is damaged: the block at {} does not check, but the one at {} says that the journal was \
+             durable up to {}",
+            records.position, promise.1, promise.0
+        )));
+    }
+    Ok(records.end(checkpoint))
+}
+
+/// Puts records together from blocks that follow one another.
+struct Records {
+    start: u64,
+    /// Where the next block must be.
+    position: u64,
+    /// Header and payload of a record whose rest is in blocks to come.
+    partial: Vec<u8>,
+    /// Bytes that record has in all; 0 if there is none.
+    whole: usize,
+    last: u64,
+    records: u64,
+    payload_bytes: u64,
+}
+
+impl Records {
+    fn new(start: u64) -> Records {
+        Records {
+            start,
+            position: start,
+            partial: Vec::new(),
+            whole: 0,
+            last: start,
+            records: 0,
+            payload_bytes: 0,
+        }
+    }
+
+    /// Takes the next block. It checks, so contradictions in it are no torn write.
+    fn take(
+        &mut self,
+        header: &BlockHeader,
+        payload: &[u8],
+        apply: &mut dyn FnMut(Seq, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let contradiction =
+            |what: &str| Error::corrupt(format!("journal block at {}: {what}", header.position));
+        let missing = self.whole - self.partial.len();
+        let first = (missing < PAYLOAD_BYTES).then_some(missing as u16);
+        if header.first_record != first {
+            return Err(contradiction(&format!(
+                "its first record starts at {:?}, by its header at {:?}",
+                first, header.first_record
+            )));
+        }
+        let mut at = missing.min(PAYLOAD_BYTES);
+        self.partial.extend_from_slice(&payload[..at]);
+        if self.whole > 0 && self.partial.len() == self.whole {
+            let record = std::mem::take(&mut self.partial);
+            self.whole = 0;
+            self.hand_over(header.position + at as u64, &record, apply)?;
+            self.partial = record;
+            self.partial.clear();
+        }
+        while at < PAYLOAD_BYTES {
+            // Records start at multiples of the header's size, so a header is always whole.
+            let rest = &payload[at..];
+            let head = RecordHeader::decode(rest[..RECORD_HEADER_BYTES].try_into().expect("8 bytes"))
+                .map_err(|error| contradiction(&error.to_string()))?;
+            if head.kind == RecordKind::Padding {
+                if rest[RECORD_HEADER_BYTES..].iter().any(|byte| *byte != 0) {
+                    return Err(contradiction("padding that is not zero"));
+                }
+                break;
+            }
+            let whole = record_bytes(head.payload as usize);
+            if whole > rest.len() {
+                self.whole = whole;
+                self.partial.extend_from_slice(rest);
+                break;
+            }
+            at += whole;
+            self.hand_over(header.position + at as u64, &rest[..whole], apply)?;
+        }
+        self.position += PAYLOAD;
+        Ok(())
+    }
+
+    fn hand_over(
+        &mut self,
+        seq: u64,
+        record: &[u8],
+        apply: &mut dyn FnMut(Seq, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let head = RecordHeader::decode(record[..RECORD_HEADER_BYTES].try_into().expect("8 bytes"))?;
+        let (payload, alignment) = record[RECORD_HEADER_BYTES..].split_at(head.payload as usize);
+        if alignment.iter().any(|byte| *byte != 0) {
+            return Err(Error::corrupt(format!(
+                "journal record that ends at {seq}: alignment that is not zero"
+            )));
+        }
+        self.last = seq;
+        self.records += 1;
+        self.payload_bytes += payload.len() as u64;
+        apply(Seq(seq), payload)
+    }
+
+    fn end(&self, checkpoint: u64) -> ReplayEnd {
+        ReplayEnd {
+            end: Seq(self.position),
+            last: Seq(self.last),
+            records: self.records,
+            payload_bytes: self.payload_bytes,
+            blocks: (self.position - self.start) / PAYLOAD,
+            checkpoint: Seq(checkpoint),
+            torn_bytes: self.partial.len() as u64,
+        }
+    }
+}
+
+const _: () = assert!(RECORD_PAYLOAD_MAX < usize::MAX / 2 && PAYLOAD_BYTES < u16::MAX as usize);

@@ -1,0 +1,400 @@
+//! The record stream in memory: where it ends, how much of it is promised, and the buffer that holds its newest part.
+//!
+//! Three words decide everything, all in stream positions (bytes):
+//! * `head`: where the next record goes. An append adds its length; closing a block moves it to the next block.
+//! * `claimed`: `head` rounded up to a block, plus what outstanding reservations may still need, a block of padding
+//!   for each of their records included. It never falls below that sum. An append moves room from reservation to
+//!   head and gives back what it did not need; padding changes nothing, since it ends where `head` rounds up to.
+//!   So the one comparison `claimed <= limit`, made when reserving, holds for all that can happen later.
+//! * the limits: `durable + buffer` and `tail + ring`. They only grow, so an old value read by chance is a safe one.
+//!
+//! The buffer is a ring of block images; the stream piece at position p is in slot (p / 4032) mod slots. Appenders
+//! copy into it in parallel, each into the range that `head` gave it. A slot counts the bytes filled; the committer
+//! waits until it has them all. It then owns the image, until the slot is recycled when its block is durable.
+//!
+//! Waiting without lost wake-ups: who will wait sets a flag in the very word that the other side changes (`WANTED`
+//! in a slot's count, `WAITING` in `claimed`), so either he sees the change or the changer sees the flag.
+//!
+//! Neighbours: [`crate::journal`] reserves and appends, [`crate::commit`] closes, writes and recycles.
+
+use crate::failure::Failure;
+use quire_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use quire_base::sync::{Condvar, Mutex, spin_loop};
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
+use quire_format::journal::{
+    HEADER_BYTES, PAYLOAD_BYTES, POSITION_MAX, RECORD_ALIGN, RecordHeader, block_ceil, block_floor,
+};
+use std::cell::UnsafeCell;
+
+const PAYLOAD: u64 = PAYLOAD_BYTES as u64;
+/// Room that the padding behind one record can take.
+pub const PADDING_MAX: u64 = PAYLOAD;
+/// In `claimed`: somebody waits for room.
+const WAITING: u64 = 1 << 63;
+/// In a slot's count: the committer waits for the slot to fill.
+const WANTED: u32 = 1 << 31;
+const NO_RECORD: u32 = u32::MAX;
+/// Looks at an unfilled slot before the committer goes to sleep: a copy of a record takes less than a microsecond.
+const SPINS: usize = if cfg!(any(loom, shuttle)) { 0 } else { 200 };
+
+/// Why room was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shortage {
+    /// The ring is full until its tail moves.
+    Ring,
+    /// The buffer is full until a block becomes durable, or a reservation is given back.
+    Buffer,
+    /// The stream has no positions left.
+    Exhausted,
+}
+
+#[repr(C, align(4096))]
+struct Page(UnsafeCell<[u8; BLOCK_SIZE]>);
+
+// SAFETY: a page is written only by the owners of disjoint stream ranges (see `Stream::copy`) and, when all of them are
+// done, by the one committer (`Stream::seal`); the counts in `Slot` order the two.
+unsafe impl Sync for Page {}
+// SAFETY: plain bytes.
+unsafe impl Send for Page {}
+
+#[repr(align(64))]
+struct Slot {
+    /// Bytes of the stream filled, and `WANTED`.
+    filled: AtomicU32,
+    /// Offset of the first record that starts here, or `NO_RECORD`; stored by the one append that knows.
+    first_record: AtomicU32,
+}
+
+#[repr(align(128))]
+struct Line<T>(T);
+
+/// See the module's documentation.
+pub struct Stream {
+    head: Line<AtomicU64>,
+    claimed: Line<AtomicU64>,
+    buffer_limit: Line<AtomicU64>,
+    ring_limit: AtomicU64,
+    ring_bytes: u64,
+    pages: Box<[Page]>,
+    slots: Box<[Slot]>,
+    room: Mutex<()>,
+    room_freed: Condvar,
+    filling: Mutex<()>,
+    filled: Condvar,
+}
+
+/// A range of the stream that exactly one thread has to fill.
+pub struct Claimed {
+    start: u64,
+    bytes: u64,
+}
+
+impl Claimed {
+    /// The position behind the range: the record's `Seq`.
+    pub fn end(&self) -> u64 {
+        self.start + self.bytes
+    }
+    /// Its length.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Stream {
+    /// An empty stream that goes on at `head` (the start of a block), with a ring of `ring` blocks needed from `tail`
+    /// on, and a buffer of `slots` blocks.
+    pub fn new(head: u64, tail: u64, ring: u64, slots: usize) -> Stream {
+        let slots = slots.max(1);
+        let ring_bytes = ring.saturating_mul(PAYLOAD).min(POSITION_MAX);
+        Stream {
+            head: Line(AtomicU64::new(head)),
+            claimed: Line(AtomicU64::new(head)),
+            buffer_limit: Line(AtomicU64::new(head + slots as u64 * PAYLOAD)),
+            ring_limit: AtomicU64::new(tail + ring_bytes),
+            ring_bytes,
+            pages: (0..slots).map(|_| Page(UnsafeCell::new([0; BLOCK_SIZE]))).collect(),
+            slots: (0..slots)
+                .map(|_| Slot { filled: AtomicU32::new(0), first_record: AtomicU32::new(NO_RECORD) })
+                .collect(),
+            room: Mutex::new(()),
+            room_freed: Condvar::new(),
+            filling: Mutex::new(()),
+            filled: Condvar::new(),
+        }
+    }
+
+    /// Where the next record goes.
+    pub fn head(&self) -> u64 {
+        self.head.0.load(Ordering::Acquire)
+    }
+
+    /// `head` rounded up, plus what reservations may still need.
+    pub fn claimed(&self) -> u64 {
+        self.claimed.0.load(Ordering::Acquire) & !WAITING
+    }
+
+    /// The first position that the ring has no room for.
+    pub fn ring_limit(&self) -> u64 {
+        self.ring_limit.load(Ordering::Acquire)
+    }
+
+    /// Bytes of the stream that the ring holds.
+    pub fn ring_bytes(&self) -> u64 {
+        self.ring_bytes
+    }
+
+    /// Bytes of the stream that the buffer holds.
+    pub fn buffer_bytes(&self) -> u64 {
+        self.slots.len() as u64 * PAYLOAD
+    }
+
+    /// Promises `charge` bytes, or says what is short. Never waits.
+    pub fn claim(&self, charge: u64) -> Result<(), Shortage> {
+        let mut seen = self.claimed.0.load(Ordering::Acquire);
+        loop {
+            let next = (seen & !WAITING).saturating_add(charge);
+            if next > POSITION_MAX {
+                return Err(Shortage::Exhausted);
+            }
+            if next > self.ring_limit.load(Ordering::Acquire) {
+                return Err(Shortage::Ring);
+            }
+            if next > self.buffer_limit.0.load(Ordering::Acquire) {
+                return Err(Shortage::Buffer);
+            }
+            let swapped = self.claimed.0.compare_exchange_weak(
+                seen,
+                seen + charge,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            );
+            match swapped {
+                Ok(_) => return Ok(()),
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// Gives back what was promised and is not needed.
+    pub fn unclaim(&self, charge: u64) {
+        // The exchange is made for a charge of zero too: an append that used all of its room may be what the
+        // waiting thread needs in order to have something to force.
+        if self.claimed.0.fetch_sub(charge, Ordering::AcqRel) & WAITING != 0 {
+            self.wake_waiters();
+        }
+    }
+
+    /// Waits until a claim of `charge` bytes may fit the buffer, or the head is behind `forced`, or a failure is set.
+    /// May return early.
+    pub fn wait_for_room(&self, charge: u64, forced: u64, failure: &Failure) {
+        let mut room = self.room.lock();
+        let claimed = self.claimed.0.fetch_or(WAITING, Ordering::AcqRel) & !WAITING;
+        let fits = claimed.saturating_add(charge) <= self.buffer_limit.0.load(Ordering::Acquire);
+        if fits || self.head() > forced || failure.is_set() {
+            return;
+        }
+        self.room_freed.wait(&mut room);
+    }
+
+    fn wake_waiters(&self) {
+        let _room = self.room.lock();
+        self.claimed.0.fetch_and(!WAITING, Ordering::AcqRel);
+        self.room_freed.notify_all();
+    }
+
+    /// Wakes everyone who waits here, after a failure was set.
+    pub fn wake_all(&self) {
+        self.wake_waiters();
+        let _filling = self.filling.lock();
+        self.filled.notify_all();
+    }
+
+    /// Takes the next `bytes` of the stream. The caller has claimed them and a block of padding, and must fill the
+    /// range with [`Stream::fill`]; `unclaim` of what the two values differ by is the caller's too.
+    ///
+    /// Returns the range and how much of the claim it used up.
+    pub fn advance(&self, bytes: u64) -> (Claimed, u64) {
+        debug_assert!(bytes.is_multiple_of(RECORD_ALIGN as u64) && bytes > 0);
+        let start = self.head.0.fetch_add(bytes, Ordering::AcqRel);
+        (Claimed { start, bytes }, block_ceil(start + bytes) - block_ceil(start))
+    }
+
+    /// Moves the head to the start of a block; the range to pad, if there is one, and the new head.
+    pub fn close(&self) -> (Option<Claimed>, u64) {
+        let mut head = self.head.0.load(Ordering::Acquire);
+        loop {
+            let end = block_ceil(head);
+            if end == head {
+                return (None, end);
+            }
+            match self.head.0.compare_exchange_weak(head, end, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return (Some(Claimed { start: head, bytes: end - head }), end),
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// Copies `bytes` to `offset` within a range.
+    ///
+    /// Panics if they do not fit the range.
+    pub fn copy(&self, range: &mut Claimed, offset: u64, bytes: &[u8]) {
+        assert!(
+            offset.saturating_add(bytes.len() as u64) <= range.bytes,
+            "copy outside of the claimed range"
+        );
+        let mut at = range.start + offset;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let within = (at % PAYLOAD) as usize;
+            let (now, later) = rest.split_at(rest.len().min(PAYLOAD_BYTES - within));
+            // SAFETY: `within + now.len() <= PAYLOAD_BYTES`, so the target lies in the page. The range belongs to the
+            // caller alone (`head` gave it out once, `&mut` proves that he is one thread), the page is this lap's
+            // (`claimed` never runs ahead of recycled slots), and the committer looks only when `fill` has counted it.
+            unsafe {
+                let page = self.page(at).cast::<u8>().add(HEADER_BYTES + within);
+                std::ptr::copy_nonoverlapping(now.as_ptr(), page, now.len());
+            }
+            at += now.len() as u64;
+            rest = later;
+        }
+    }
+
+    /// Counts a range as filled: its bytes are final.
+    pub fn fill(&self, range: Claimed) {
+        let end = range.end();
+        // Of the records that start in a block, the first starts at 0, or where a record from an earlier block ends.
+        if range.start.is_multiple_of(PAYLOAD) {
+            self.slot(range.start).first_record.store(0, Ordering::Relaxed);
+        }
+        if !end.is_multiple_of(PAYLOAD) && block_floor(end) > range.start {
+            self.slot(end).first_record.store((end % PAYLOAD) as u32, Ordering::Relaxed);
+        }
+        let mut at = range.start;
+        while at < end {
+            let next = end.min(block_floor(at) + PAYLOAD);
+            let bytes = (next - at) as u32;
+            let before = self.slot(at).filled.fetch_add(bytes, Ordering::AcqRel);
+            if before & WANTED != 0 && (before & !WANTED) + bytes == PAYLOAD_BYTES as u32 {
+                let _filling = self.filling.lock();
+                self.filled.notify_all();
+            }
+            at = next;
+        }
+    }
+
+    /// Fills a range that [`Stream::close`] gave out.
+    pub fn pad(&self, mut range: Claimed) {
+        const ZEROS: [u8; PAYLOAD_BYTES] = [0; PAYLOAD_BYTES];
+        self.copy(&mut range, 0, &RecordHeader::PADDING.encode());
+        let header = RecordHeader::PADDING.encode().len();
+        let rest = range.bytes as usize - header;
+        self.copy(&mut range, header as u64, &ZEROS[..rest]);
+        self.fill(range);
+    }
+
+    /// Waits until every byte of `start..end` (starts of blocks) is filled; true if it had to wait for a straggler.
+    /// Fails with the first failure, since a range whose owner panicked never fills.
+    pub fn wait_filled(&self, start: u64, end: u64, failure: &Failure) -> Result<bool> {
+        let mut waited = false;
+        for at in (start..end).step_by(PAYLOAD_BYTES) {
+            let slot = self.slot(at);
+            let full = || slot.filled.load(Ordering::Acquire) & !WANTED == PAYLOAD_BYTES as u32;
+            if full() {
+                continue;
+            }
+            waited = true;
+            if (0..SPINS).any(|_| {
+                spin_loop();
+                full()
+            }) {
+                continue;
+            }
+            let mut filling = self.filling.lock();
+            slot.filled.fetch_or(WANTED, Ordering::AcqRel);
+            while !full() {
+                failure.check()?;
+                self.filled.wait(&mut filling);
+            }
+        }
+        Ok(waited)
+    }
+
+    /// Runs `seal(position, first_record, image)` on every block of `start..end` (starts of blocks).
+    ///
+    /// # Safety
+    /// Every byte of the range is filled ([`Stream::wait_filled`]), the range is not recycled, and nobody else reads
+    /// or writes these images meanwhile.
+    pub unsafe fn seal(
+        &self,
+        start: u64,
+        end: u64,
+        mut seal: impl FnMut(u64, Option<u16>, &mut [u8; BLOCK_SIZE]),
+    ) {
+        for at in (start..end).step_by(PAYLOAD_BYTES) {
+            let first = self.slot(at).first_record.load(Ordering::Relaxed);
+            let first = (first != NO_RECORD).then_some(first as u16);
+            // SAFETY: the caller has the image to himself.
+            seal(at, first, unsafe { &mut *self.page(at) });
+        }
+    }
+
+    /// The images of `start..end`, cut where the buffer or a ring of `ring` blocks wraps: ring index and bytes of each
+    /// run.
+    ///
+    /// # Safety
+    /// Every byte of the range is filled, and the range is neither sealed nor recycled while the slices are in use.
+    pub unsafe fn images(&self, start: u64, end: u64, ring: u64) -> Vec<(u64, &[u8])> {
+        let mut runs = Vec::new();
+        let mut at = start;
+        while at < end {
+            let number = at / PAYLOAD;
+            let index = (number % self.pages.len() as u64) as usize;
+            let left = (end - at) / PAYLOAD;
+            let count = left.min(ring - number % ring).min((self.pages.len() - index) as u64);
+            // SAFETY: pages are contiguous and `index + count` is within them; the caller keeps writers away.
+            let bytes = unsafe {
+                std::slice::from_raw_parts(
+                    self.pages[index..index + count as usize].as_ptr().cast::<u8>(),
+                    count as usize * BLOCK_SIZE,
+                )
+            };
+            runs.push((number % ring, bytes));
+            at += count * PAYLOAD;
+        }
+        runs
+    }
+
+    /// Makes the slots of `start..end` (starts of blocks), now durable, usable for the next lap.
+    pub fn recycle(&self, start: u64, end: u64) {
+        for at in (start..end).step_by(PAYLOAD_BYTES) {
+            let slot = self.slot(at);
+            slot.filled.store(0, Ordering::Relaxed);
+            slot.first_record.store(NO_RECORD, Ordering::Relaxed);
+        }
+        self.buffer_limit.0.store(end + self.buffer_bytes(), Ordering::Release);
+        // The exchange orders the new limit before the flag of whoever comes to wait after it.
+        if self.claimed.0.fetch_add(0, Ordering::AcqRel) & WAITING != 0 {
+            self.wake_waiters();
+        }
+    }
+
+    /// The ring is needed from `tail` on only.
+    pub fn set_tail(&self, tail: u64) {
+        self.ring_limit.fetch_max(tail + self.ring_bytes, Ordering::AcqRel);
+    }
+
+    fn slot(&self, at: u64) -> &Slot {
+        &self.slots[(at / PAYLOAD % self.slots.len() as u64) as usize]
+    }
+
+    fn page(&self, at: u64) -> *mut [u8; BLOCK_SIZE] {
+        self.pages[(at / PAYLOAD % self.pages.len() as u64) as usize].0.get()
+    }
+}
+
+impl Shortage {
+    /// The error of a stream that has no positions left.
+    pub fn exhausted() -> Error {
+        Error::new(ErrorKind::NoSpace, "the journal has used up its positions: copy the volume to a new one")
+    }
+}

@@ -1,0 +1,362 @@
+//! The metadata pool: which blocks hold the tree, its maps and the orphan blocks.
+//!
+//! The pool is a set of chunks. Per chunk there are two bitmaps in memory: `current`, the blocks that the newest
+//! checkpoint (the one being written, while one is) needs; and `busy`, those and the blocks that it freed but a
+//! superblock slot may still need. Only blocks that are not busy are handed out.
+//!
+//! Protocol: a block freed while checkpoint n is written leaves `current` at once and `busy` when n + 1 is
+//! published: only then has the slot of n - 1 been overwritten. What is written on disk as map n is `current` at the
+//! end of writing n, so it includes its own pages.
+//!
+//! Invariants: `current` is a subset of `busy`; a chunk added in an epoch is handed out and listed only by
+//! checkpoints of that epoch and later ones, since an earlier one's replay adds it again; a chunk removed in an epoch
+//! is still listed, empty, by checkpoints of earlier ones. No device I/O happens under the pool's lock.
+//!
+//! Neighbours: [`crate::manifest`] reads and writes the chain on disk; `checkpoint` is the only one who allocates.
+
+use crate::manifest::Manifest;
+use quire_base::{BlockNo, Error, ErrorKind, Result};
+use quire_format::extent::Run;
+use quire_format::pool::{BITMAP_WORDS, CHUNK_BLOCKS_MAX, ChunkEntry, ManifestRef, OrphanRef, used_count};
+use std::collections::VecDeque;
+
+type Bitmap = [u64; BITMAP_WORDS];
+
+/// A chunk in memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Chunk {
+    start: BlockNo,
+    blocks: u32,
+    current: Bitmap,
+    busy: Bitmap,
+    /// The epoch whose changes added it.
+    added: u64,
+    /// The epoch whose changes removed it.
+    removed: Option<u64>,
+    /// No longer handed out, since it is about to be removed.
+    retired: bool,
+}
+
+/// The pool of a volume, as loaded or newly made; becomes part of a [`crate::Tree`].
+#[derive(Clone, Debug, Default)]
+pub struct PoolState {
+    /// Ascending by start.
+    chunks: Vec<Chunk>,
+    pub(crate) manifest: Option<Manifest>,
+    pub(crate) orphans: Vec<OrphanRef>,
+    /// Freed blocks that are still busy, by the checkpoint that freed them.
+    freed: VecDeque<(u64, Vec<BlockNo>)>,
+    cursor: BlockNo,
+}
+
+impl PoolState {
+    /// An empty pool of these chunks; longer runs are cut into chunks.
+    pub fn new(runs: &[Run]) -> PoolState {
+        let mut pool = PoolState::default();
+        for run in runs {
+            for at in (0..run.blocks).step_by(CHUNK_BLOCKS_MAX as usize) {
+                let blocks = (run.blocks - at).min(u64::from(CHUNK_BLOCKS_MAX)) as u32;
+                pool.chunks.push(Chunk::new(run.start.offset(at), blocks, 0));
+            }
+        }
+        pool.chunks.sort_by_key(|chunk| chunk.start);
+        pool
+    }
+
+    /// A pool as a checkpoint left it: what its map does not name is free.
+    pub(crate) fn from_parts(chunks: &[ChunkEntry], manifest: Manifest, orphans: Vec<OrphanRef>) -> PoolState {
+        let chunks = chunks
+            .iter()
+            .map(|entry| Chunk { current: entry.used, busy: entry.used, ..Chunk::new(entry.start, entry.blocks, 0) })
+            .collect();
+        PoolState { chunks, manifest: Some(manifest), orphans, freed: VecDeque::new(), cursor: BlockNo(0) }
+    }
+
+    /// The newest manifest, if one was written or loaded.
+    pub fn manifest_ref(&self) -> Option<ManifestRef> {
+        self.manifest.as_ref().map(|manifest| manifest.at)
+    }
+
+    /// Chunks as runs, ascending.
+    pub fn chunks(&self) -> Vec<Run> {
+        self.chunks.iter().filter(|chunk| chunk.removed.is_none()).map(Chunk::run).collect()
+    }
+
+    /// Blocks of all chunks.
+    pub fn blocks(&self) -> u64 {
+        self.chunks.iter().filter(|chunk| chunk.removed.is_none()).map(|chunk| u64::from(chunk.blocks)).sum()
+    }
+
+    /// Blocks that the newest checkpoint needs.
+    pub fn used_blocks(&self) -> u64 {
+        self.chunks.iter().map(|chunk| u64::from(used_count(&chunk.current))).sum()
+    }
+
+    /// Blocks that nobody needs.
+    pub fn free_blocks(&self) -> u64 {
+        let free = |chunk: &Chunk| u64::from(chunk.blocks - used_count(&chunk.busy));
+        self.chunks.iter().filter(|chunk| chunk.removed.is_none()).map(free).sum()
+    }
+
+    /// Whether the newest checkpoint needs a block of the pool.
+    pub fn is_used(&self, block: BlockNo) -> bool {
+        self.find(block).is_some_and(|(chunk, bit)| get(&self.chunks[chunk].current, bit))
+    }
+
+    /// Pages of the manifest that describes this pool.
+    pub(crate) fn manifest_pages(&self) -> u64 {
+        crate::manifest::page_count(self.chunks.len(), self.orphans.len()) as u64
+    }
+
+    /// Blocks beside nodes that three checkpoints can need.
+    pub(crate) fn overhead(&self) -> u64 {
+        3 * (self.manifest_pages() + 1 + self.orphans.len() as u64)
+    }
+
+    /// Entries for the map of the checkpoint of `epoch`.
+    pub(crate) fn entries(&self, epoch: u64) -> Vec<ChunkEntry> {
+        let listed = |chunk: &&Chunk| chunk.added <= epoch;
+        let entry = |chunk: &Chunk| ChunkEntry { start: chunk.start, blocks: chunk.blocks, used: chunk.current };
+        self.chunks.iter().filter(listed).map(entry).collect()
+    }
+
+    /// Adds a chunk in `epoch`.
+    pub(crate) fn grow(&mut self, start: BlockNo, blocks: u32, epoch: u64) -> Result<()> {
+        let end = start.0.checked_add(u64::from(blocks));
+        if !(1..=CHUNK_BLOCKS_MAX).contains(&blocks) || end.is_none() {
+            return Err(Error::corrupt(format!("a pool chunk of {blocks} blocks at block {start}")));
+        }
+        let overlaps = |chunk: &Chunk| chunk.start.0 < start.0 + u64::from(blocks) && start < chunk.end();
+        if let Some(chunk) = self.chunks.iter().find(|chunk| overlaps(chunk)) {
+            return Err(Error::corrupt(format!(
+                "the metadata pool cannot grow at block {start}: it has a chunk at block {}",
+                chunk.start
+            )));
+        }
+        let at = self.chunks.partition_point(|chunk| chunk.start < start);
+        self.chunks.insert(at, Chunk::new(start, blocks, epoch));
+        Ok(())
+    }
+
+    /// Removes a chunk in `epoch`; nobody may need a block of it.
+    pub(crate) fn shrink(&mut self, start: BlockNo, blocks: u32, epoch: u64) -> Result<()> {
+        let same = |chunk: &&mut Chunk| chunk.start == start && chunk.blocks == blocks && chunk.removed.is_none();
+        let Some(chunk) = self.chunks.iter_mut().find(same) else {
+            return Err(Error::corrupt(format!("the metadata pool has no chunk of {blocks} blocks at block {start}")));
+        };
+        if used_count(&chunk.busy) > 0 {
+            return Err(Error::corrupt(format!("the pool chunk at block {start} is in use, it cannot be removed")));
+        }
+        chunk.removed = Some(epoch);
+        Ok(())
+    }
+
+    /// Stops handing out blocks of an unused chunk; false if the chunk is in use or not there.
+    pub(crate) fn retire(&mut self, start: BlockNo) -> bool {
+        let chunk = self.chunks.iter_mut().find(|chunk| chunk.start == start && chunk.removed.is_none());
+        match chunk {
+            Some(chunk) if used_count(&chunk.busy) == 0 => {
+                chunk.retired = true;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes back [`PoolState::retire`].
+    pub(crate) fn unretire(&mut self, start: BlockNo) {
+        for chunk in self.chunks.iter_mut().filter(|chunk| chunk.start == start) {
+            chunk.retired = false;
+        }
+    }
+
+    /// Forgets chunks that were removed before `epoch`: its checkpoint does not list them.
+    pub(crate) fn forget_removed(&mut self, epoch: u64) {
+        self.chunks.retain(|chunk| chunk.removed.is_none_or(|removed| removed > epoch));
+    }
+
+    /// True if chunks were added or removed in `epoch`.
+    pub(crate) fn changed_in(&self, epoch: u64) -> bool {
+        self.chunks.iter().any(|chunk| chunk.added == epoch || chunk.removed == Some(epoch))
+    }
+
+    /// Takes `count` free blocks for the checkpoint of `epoch`, in runs that ascend from where the last ended.
+    pub(crate) fn allocate(&mut self, count: usize, epoch: u64) -> Result<Vec<BlockNo>> {
+        let mut blocks = Vec::with_capacity(count);
+        let first = self.chunks.partition_point(|chunk| chunk.end() <= self.cursor);
+        let chunks = self.chunks.len();
+        // Once around, and the first chunk again for the part before the cursor.
+        for step in 0..=chunks {
+            if blocks.len() == count || chunks == 0 {
+                break;
+            }
+            let at = (first + step) % chunks;
+            let chunk = &mut self.chunks[at];
+            if chunk.added > epoch || chunk.removed.is_some() || chunk.retired {
+                continue;
+            }
+            let from = if step == 0 { self.cursor.0.saturating_sub(chunk.start.0) as u32 } else { 0 };
+            chunk.take(from, count, &mut blocks);
+        }
+        if blocks.len() < count {
+            let had = blocks.len();
+            self.give_back(&blocks);
+            return Err(Error::new(
+                ErrorKind::NoSpace,
+                format!("the metadata pool has only {had} of {count} blocks that a checkpoint needs"),
+            ));
+        }
+        if let Some(last) = blocks.last() {
+            self.cursor = last.offset(1);
+        }
+        Ok(blocks)
+    }
+
+    /// Returns blocks of [`PoolState::allocate`] that nothing was written to.
+    pub(crate) fn give_back(&mut self, blocks: &[BlockNo]) {
+        for &block in blocks {
+            if let Some((chunk, bit)) = self.find(block) {
+                clear(&mut self.chunks[chunk].current, bit);
+                clear(&mut self.chunks[chunk].busy, bit);
+            }
+        }
+        self.cursor = blocks.first().copied().unwrap_or(self.cursor);
+    }
+
+    /// Checkpoint `checkpoint` no longer needs these blocks.
+    pub(crate) fn free(&mut self, blocks: Vec<BlockNo>, checkpoint: u64) -> Result<()> {
+        for &block in &blocks {
+            let found = self.find(block).filter(|&(chunk, bit)| get(&self.chunks[chunk].current, bit));
+            let Some((chunk, bit)) = found else {
+                return Err(Error::corrupt(format!("block {block} held metadata, but the pool's map calls it free")));
+            };
+            clear(&mut self.chunks[chunk].current, bit);
+        }
+        if !blocks.is_empty() {
+            self.freed.push_back((checkpoint, blocks));
+        }
+        Ok(())
+    }
+
+    /// Blocks that checkpoints up to `checkpoint` freed can be used again.
+    pub(crate) fn release(&mut self, checkpoint: u64) {
+        while self.freed.front().is_some_and(|(number, _)| *number <= checkpoint) {
+            let (_, blocks) = self.freed.pop_front().expect("the front was looked at");
+            for block in blocks {
+                if let Some((chunk, bit)) = self.find(block) {
+                    clear(&mut self.chunks[chunk].busy, bit);
+                }
+            }
+        }
+    }
+
+    fn find(&self, block: BlockNo) -> Option<(usize, u32)> {
+        let at = self.chunks.partition_point(|chunk| chunk.end() <= block);
+        let chunk = self.chunks.get(at)?;
+        (chunk.start <= block).then(|| (at, (block.0 - chunk.start.0) as u32))
+    }
+}
+
+impl Chunk {
+    fn new(start: BlockNo, blocks: u32, added: u64) -> Chunk {
+        Chunk {
+            start,
+            blocks,
+            current: [0; BITMAP_WORDS],
+            busy: [0; BITMAP_WORDS],
+            added,
+            removed: None,
+            retired: false,
+        }
+    }
+
+    fn end(&self) -> BlockNo {
+        self.start.offset(u64::from(self.blocks))
+    }
+
+    fn run(&self) -> Run {
+        Run::new(self.start, u64::from(self.blocks))
+    }
+
+    /// Takes free blocks from `from` on until `out` has `count`.
+    fn take(&mut self, from: u32, count: usize, out: &mut Vec<BlockNo>) {
+        let mut bit = from;
+        while bit < self.blocks && out.len() < count {
+            let word = self.busy[bit as usize / 64] >> (bit % 64);
+            if word == u64::MAX >> (bit % 64) {
+                bit = (bit / 64 + 1) * 64;
+                continue;
+            }
+            bit += word.trailing_ones();
+            if bit >= self.blocks {
+                break;
+            }
+            set(&mut self.busy, bit);
+            set(&mut self.current, bit);
+            out.push(self.start.offset(u64::from(bit)));
+            bit += 1;
+        }
+    }
+}
+
+fn get(map: &Bitmap, bit: u32) -> bool {
+    map[bit as usize / 64] >> (bit % 64) & 1 == 1
+}
+
+fn set(map: &mut Bitmap, bit: u32) {
+    map[bit as usize / 64] |= 1 << (bit % 64);
+}
+
+fn clear(map: &mut Bitmap, bit: u32) {
+    map[bit as usize / 64] &= !(1 << (bit % 64));
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    fn pool() -> PoolState {
+        PoolState::new(&[Run::new(BlockNo(100), 70), Run::new(BlockNo(1000), 2000)])
+    }
+
+    #[test]
+    fn freed_blocks_wait_for_the_slot_that_needs_them() {
+        let mut pool = pool();
+        assert_eq!((pool.blocks(), pool.chunks().len()), (2070, 3));
+        let blocks = pool.allocate(100, 1).unwrap();
+        assert_eq!((blocks[0], blocks[69], blocks[70]), (BlockNo(100), BlockNo(169), BlockNo(1000)));
+        pool.free(blocks[..50].to_vec(), 2).unwrap();
+        assert_eq!((pool.used_blocks(), pool.free_blocks()), (50, 1970));
+        pool.release(1);
+        assert_eq!(pool.free_blocks(), 1970);
+        pool.release(2);
+        assert_eq!(pool.free_blocks(), 2020);
+        assert!(pool.free(vec![blocks[0]], 3).is_err());
+        assert!(pool.free(vec![BlockNo(5)], 3).is_err());
+        let rest = pool.allocate(2020, 1).unwrap();
+        assert_eq!(rest[0], BlockNo(1030));
+        assert_eq!(*rest.last().unwrap(), BlockNo(149));
+        assert_eq!(pool.allocate(1, 1).unwrap_err().kind(), ErrorKind::NoSpace);
+    }
+
+    #[test]
+    fn chunks_come_and_go_by_epoch() {
+        let mut pool = PoolState::new(&[Run::new(BlockNo(100), 10)]);
+        pool.grow(BlockNo(200), 10, 5).unwrap();
+        assert!(pool.grow(BlockNo(209), 10, 5).is_err());
+        assert!(pool.grow(BlockNo(300), 0, 5).is_err());
+        assert!(pool.allocate(11, 4).is_err());
+        assert_eq!((pool.entries(4).len(), pool.entries(5).len()), (1, 2));
+        let taken = pool.allocate(11, 5).unwrap();
+        assert!(pool.shrink(BlockNo(200), 10, 6).is_err());
+        assert!(!pool.retire(BlockNo(200)));
+        pool.give_back(&taken);
+        assert!(pool.retire(BlockNo(200)));
+        assert!(pool.allocate(11, 6).is_err());
+        pool.shrink(BlockNo(200), 10, 6).unwrap();
+        pool.forget_removed(5);
+        assert_eq!((pool.entries(5).len(), pool.blocks()), (2, 10));
+        pool.forget_removed(6);
+        assert_eq!(pool.entries(6).len(), 1);
+    }
+}

@@ -1,0 +1,213 @@
+//! The tree itself: what it is made of, how it begins, and the small entries of its interface.
+//!
+//! Neighbours: `lookup` and `change` for its contents, `checkpoint` for its life on disk.
+
+use crate::accounting::{Accounting, Class, NodeReservation, Short, TreeLimits};
+use crate::checkpoint::Versions;
+use crate::evict::Hand;
+use crate::node::Node;
+use crate::pool::PoolState;
+use crate::stats::Counters;
+use crate::structure::{Guarded, Structure};
+use crate::ticket::{Ticket, Tickets};
+use quire_base::sync::atomic::{AtomicU64, Ordering};
+use quire_base::sync::{Arc, Mutex};
+use quire_base::{BlockNo, Error, ErrorKind, Result};
+use quire_device::Device;
+use quire_format::extent::Run;
+use quire_format::key::VALUE_MAX;
+use quire_format::node::{CHILDREN_MAX, NodePage, NodeRef, SLOT_BYTES};
+
+/// A volume's tree. Shared by all threads; see the crate's documentation.
+pub struct Tree {
+    pub(crate) device: Arc<Device>,
+    pub(crate) volume: u64,
+    pub(crate) structure: Structure,
+    pub(crate) root: Guarded<Arc<Node>>,
+    /// The live epoch: 1, 2, ... It changes only while nobody changes the tree.
+    pub(crate) epoch: AtomicU64,
+    /// The last epoch whose checkpoint is written: nodes that are dirty in no later one are clean.
+    pub(crate) written: AtomicU64,
+    pub(crate) accounting: Arc<Accounting>,
+    pub(crate) tickets: Arc<Tickets>,
+    pub(crate) pool: Mutex<PoolState>,
+    /// Nodes that changes of the live epoch took out of the tree; their blocks are freed by its checkpoint.
+    pub(crate) removed: Mutex<Vec<Arc<Node>>>,
+    pub(crate) versions: Mutex<Versions>,
+    pub(crate) resident: AtomicU64,
+    pub(crate) limits: TreeLimits,
+    pub(crate) hand: Mutex<Hand>,
+    pub(crate) counters: Counters,
+}
+
+impl Tree {
+    /// An empty tree of a volume that is being made.
+    pub fn create(device: Arc<Device>, volume: u64, pool: PoolState, limits: TreeLimits) -> Arc<Tree> {
+        let root = Node::leaf(NodePage::new(0), 1);
+        let tree = Tree::new(device, volume, root, pool, limits, 1);
+        let shared = tree.structure.shared();
+        tree.mark(tree.root.get(&shared), 1);
+        drop(shared);
+        Arc::new(tree)
+    }
+
+    /// The tree that a checkpoint wrote. Reads the root; other nodes when they are needed.
+    ///
+    /// Errors: `Corrupt` where the root does not check; `Io`.
+    pub fn open(
+        device: Arc<Device>,
+        volume: u64,
+        root: NodeRef,
+        pool: PoolState,
+        limits: TreeLimits,
+    ) -> Result<Arc<Tree>> {
+        let page = crate::load::read_node(&device, volume, &root)?;
+        let live = pool.node_blocks();
+        if live == 0 || !pool.is_used(root.block) {
+            return Err(Error::corrupt(format!("the pool's map calls the tree's root at block {} free", root.block)));
+        }
+        let root = Node::loaded(page, root, 1);
+        Ok(Arc::new(Tree::new(device, volume, root, pool, limits, live)))
+    }
+
+    fn new(
+        device: Arc<Device>,
+        volume: u64,
+        root: Arc<Node>,
+        pool: PoolState,
+        limits: TreeLimits,
+        live: u64,
+    ) -> Tree {
+        let accounting = Accounting::new(&limits, live);
+        accounting.set_pool(pool.blocks(), pool.overhead());
+        Tree {
+            device,
+            volume,
+            structure: Structure::default(),
+            root: Guarded::new(root),
+            epoch: AtomicU64::new(1),
+            written: AtomicU64::new(0),
+            accounting,
+            tickets: Tickets::new(),
+            pool: Mutex::new(pool),
+            removed: Mutex::new(Vec::new()),
+            versions: Mutex::new(Versions::default()),
+            resident: AtomicU64::new(1),
+            limits,
+            hand: Mutex::new(Hand::default()),
+            counters: Counters::default(),
+        }
+    }
+
+    /// While the ticket lives, no node that is used from now on leaves memory.
+    pub fn ticket(&self) -> Ticket {
+        self.tickets.enter()
+    }
+
+    /// Reserves the right to dirty `nodes` nodes (see [`Tree::nodes_for`]).
+    pub fn try_reserve(&self, nodes: usize, class: Class) -> Result<NodeReservation, Short> {
+        let reserved = self.accounting.try_reserve(nodes as u64, class);
+        match &reserved {
+            Ok(_) => {}
+            Err(Short::Checkpoint) => self.counters.short_of_dirty.add(1),
+            Err(Short::PoolFull) => self.counters.short_of_pool.add(1),
+        }
+        reserved
+    }
+
+    /// The most nodes that changing `keys` keys can dirty, create or remove: per key the path and a sibling of each
+    /// node on it; for many keys in a small tree, every node there is and what the keys' bytes can add to them.
+    pub fn nodes_for(&self, keys: usize) -> usize {
+        let shared = self.structure.shared();
+        let levels = usize::from(self.root.get(&shared).level) + 1;
+        drop(shared);
+        let by_path = keys.saturating_mul(2 * levels).saturating_add(2 + levels);
+        // A split leaves two nodes with more than 1300 bytes each, or one full and one new.
+        let leaves = (keys.saturating_mul(VALUE_MAX + SLOT_BYTES)).div_ceil(1300);
+        let inner = leaves / (CHILDREN_MAX / 2) + levels + 2;
+        let live = self.accounting.live() as usize;
+        by_path.min((2 * live).saturating_add(leaves + inner))
+    }
+
+    /// Whether so much is dirty that a checkpoint should start before somebody must wait for it.
+    pub fn wants_checkpoint(&self) -> bool {
+        let accounting = &self.accounting;
+        accounting.dirty() > accounting.dirty_max() / 2 && accounting.dirty() > 16
+    }
+
+    /// Adds a chunk of 1 to 1024 blocks to the pool: apply side of a journaled change.
+    pub fn pool_grow(&self, start: BlockNo, blocks: u32) -> Result<()> {
+        if start.0.checked_add(u64::from(blocks)).is_none_or(|end| end > self.device.blocks()) {
+            return Err(Error::corrupt(format!("a pool chunk of {blocks} blocks at block {start} is past the end")));
+        }
+        let epoch = self.live_epoch();
+        let mut pool = self.pool.lock();
+        pool.grow(start, blocks, epoch)?;
+        self.accounting.set_pool(pool.blocks(), pool.overhead());
+        Ok(())
+    }
+
+    /// Takes a chunk out of the pool that no checkpoint needs (`Corrupt` otherwise): apply side of a journaled
+    /// change. A live caller has made sure of it with [`Tree::pool_retire`].
+    pub fn pool_shrink(&self, start: BlockNo, blocks: u32) -> Result<()> {
+        let epoch = self.live_epoch();
+        let mut pool = self.pool.lock();
+        pool.shrink(start, blocks, epoch)?;
+        self.accounting.set_pool(pool.blocks(), pool.overhead());
+        Ok(())
+    }
+
+    /// Stops handing out blocks of a chunk that no checkpoint needs, so that it can be removed. False if it is in
+    /// use, if it is none of the pool's, or if the pool would be too small without it.
+    pub fn pool_retire(&self, start: BlockNo) -> bool {
+        let mut pool = self.pool.lock();
+        let Some(chunk) = pool.chunks().into_iter().find(|chunk| chunk.start == start) else { return false };
+        let accounting = &self.accounting;
+        let needed = accounting.live() + pool.overhead() + 4 * (accounting.dirty() + accounting.reserved())
+            + 4 * accounting.emergency();
+        pool.blocks().saturating_sub(chunk.blocks) > needed && pool.retire(start)
+    }
+
+    /// Takes back [`Tree::pool_retire`].
+    pub fn pool_unretire(&self, start: BlockNo) {
+        self.pool.lock().unretire(start);
+    }
+
+    /// The pool's chunks, ascending.
+    pub fn pool_chunks(&self) -> Vec<Run> {
+        self.pool.lock().chunks()
+    }
+
+    /// A copy of the pool's state, for checks and dumps.
+    pub fn pool_state(&self) -> PoolState {
+        self.pool.lock().clone()
+    }
+
+    pub(crate) fn live_epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Marks a node dirty and counts it.
+    #[inline]
+    pub(crate) fn mark(&self, node: &Node, epoch: u64) {
+        if node.mark(epoch) {
+            self.accounting.node_marked();
+        }
+    }
+
+    pub(crate) fn check_value(value: &[u8]) -> Result<()> {
+        if value.len() > VALUE_MAX {
+            return Err(Error::new(
+                ErrorKind::Invalid,
+                format!("a tree value of {} bytes: at most {VALUE_MAX} fit", value.len()),
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Tree {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Tree {:?}", self.stats())
+    }
+}
