@@ -15,7 +15,7 @@
 
 use crate::credits::Credits;
 use crate::deferred::Deferred;
-use crate::group::{Found, GROUP_BLOCKS, GROUP_REGIONS, Group, GroupMap, Piece};
+use crate::group::{GROUP_BLOCKS, GROUP_REGIONS, Group, GroupMap, Piece};
 use crate::reservation::SpaceReservation;
 use crate::stats::Counts;
 use quire_base::metrics::Counter;
@@ -350,12 +350,12 @@ impl Allocator {
                 continue;
             }
             let exact = exact.filter(|_| number == home);
-            match self.change(number, |group| self.take_whole(group, exact, want, min))? {
-                Found::Whole(piece) => return Ok(Some(self.run_of(number, piece))),
-                Found::Longest(piece) if piece.len() as u32 > longest => {
-                    (longest, longest_in) = (piece.len() as u32, Some(number));
-                }
-                _ => {}
+            let (piece, taken) = self.change(number, |group| self.take_whole(group, exact, want, min))?;
+            if taken {
+                return Ok(Some(self.run_of(number, piece)));
+            }
+            if piece.len() as u32 > longest {
+                (longest, longest_in) = (piece.len() as u32, Some(number));
             }
             probes += 1;
             if probes == PROBES {
@@ -367,12 +367,9 @@ impl Allocator {
             if !self.groups[number].may_have_run(min) {
                 continue;
             }
-            let taken = self.change(number, |group| match group.find(group.cursor(), want) {
-                Found::Whole(piece) | Found::Longest(piece) if piece.len() >= min as usize => {
-                    group.take(piece.clone())?;
-                    Ok(Some(piece))
-                }
-                _ => Ok(None),
+            let taken = self.change(number, |group| {
+                let piece = group.find(group.cursor(), want).filter(|piece| piece.len() >= min as usize);
+                piece.map(|piece| group.take(piece.clone()).map(|()| piece)).transpose()
             })?;
             if let Some(piece) = taken {
                 if piece.len() < want as usize {
@@ -384,21 +381,28 @@ impl Allocator {
         Ok(None)
     }
 
-    /// Takes a run at the goal or a whole one; `Found::Whole` is taken, anything else is not.
-    fn take_whole(&self, group: &mut GroupMap, exact: Option<u32>, want: u32, min: u32) -> Result<Found> {
+    /// Takes a run at the goal, or one as long as wanted. Gives the best it saw, and whether it took it.
+    fn take_whole(
+        &self,
+        group: &mut GroupMap,
+        exact: Option<u32>,
+        want: u32,
+        min: u32,
+    ) -> Result<(Piece, bool)> {
         if let Some(at) = exact {
             let piece = group.free_at(at, want);
             if piece.len() >= min.max(want.div_ceil(2)) as usize {
                 group.take(piece.clone())?;
                 self.counts.at_goal.add(1);
-                return Ok(Found::Whole(piece));
+                return Ok((piece, true));
             }
         }
-        let found = group.find(exact.unwrap_or(group.cursor()), want);
-        if let Found::Whole(piece) = &found {
+        let piece = group.find(exact.unwrap_or(group.cursor()), want).unwrap_or(0..0);
+        let whole = piece.len() == want as usize;
+        if whole {
             group.take(piece.clone())?;
         }
-        Ok(found)
+        Ok((piece, whole))
     }
 
     /// Takes `blocks` in as many runs as it needs; on errors, `runs` is what it had taken.

@@ -1,12 +1,12 @@
 //! The count of free blocks that nobody was promised, in shards, so that reservations of different threads rarely
 //! meet.
 //!
-//! Protocol: a taker tries its own shard (compare and swap), then the central count under its lock, which also refills
-//! the shard; when the central count is short, every shard is swept into it. Credits move between counts only under
-//! that lock, so they are never out of sight of a sweep except in the hands of their taker.
+//! Protocol: a taker tries its own shard (compare and swap), then the central count under its lock. When the central
+//! count is short, every shard is *closed* and what it held joins the central count; takes and puts of a closed shard go
+//! to the centre. A taker that finds plenty in the centre opens its shard again with a stock.
 //!
-//! Invariants: the sum never goes below zero. A refusal means that a sweep found too little and a further one found
-//! nothing more.
+//! Invariants: the sum never goes below zero. Only the holder of the central lock opens, closes or stocks shards. A refusal
+//! is exact: at the moment the last shard was closed, all there was lay in the centre.
 
 use quire_base::shard::{self, SHARDS};
 use quire_base::sync::Mutex;
@@ -17,6 +17,9 @@ use quire_base::sync::atomic::{AtomicU64, Ordering};
 const COUNT: usize = SHARDS;
 #[cfg(any(loom, shuttle))]
 const COUNT: usize = if SHARDS < 2 { SHARDS } else { 2 };
+
+/// What a closed shard's word holds.
+const CLOSED: u64 = u64::MAX;
 
 /// Blocks that a shard is refilled with at most: 4 MiB.
 const BATCH: u64 = 1024;
@@ -42,29 +45,28 @@ impl Credits {
     pub(crate) fn take_on(&self, shard: usize, min: u64, want: u64) -> Result<u64, u64> {
         let mine = &self.lines[shard % COUNT].0;
         let mut have = mine.load(Ordering::Relaxed);
-        while have >= want {
+        while have != CLOSED && have >= want {
             match mine.compare_exchange_weak(have, have - want, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Ok(want),
                 Err(now) => have = now,
             }
         }
         let mut central = self.central.lock();
-        while *central < want {
-            let swept: u64 = self.lines.iter().map(|line| line.0.swap(0, Ordering::AcqRel)).sum();
-            *central += swept;
-            if swept == 0 {
-                break;
-            }
+        if *central < want {
+            *central +=
+                self.lines.iter().map(|line| held(line.0.swap(CLOSED, Ordering::AcqRel))).sum::<u64>();
         }
         let got = want.min(*central);
         if got < min {
             return Err(*central);
         }
         *central -= got;
-        // Near the end nothing is stocked, or every other taker would have to sweep it back.
+        // Near the end nothing is stocked, or every other taker would have to close the shard again.
         let stock = (*central / (4 * COUNT as u64)).min(BATCH);
-        *central -= stock;
-        mine.fetch_add(stock, Ordering::AcqRel);
+        if stock > 0 {
+            *central -= stock;
+            *central += held(mine.swap(stock, Ordering::AcqRel));
+        }
         Ok(got)
     }
 
@@ -75,18 +77,26 @@ impl Credits {
 
     pub(crate) fn put_on(&self, shard: usize, blocks: u64) {
         let mine = &self.lines[shard % COUNT].0;
-        let before = mine.fetch_add(blocks, Ordering::AcqRel);
-        if before + blocks > 2 * BATCH {
-            let mut central = self.central.lock();
-            *central += mine.swap(0, Ordering::AcqRel);
+        let mut have = mine.load(Ordering::Relaxed);
+        while have != CLOSED && have + blocks <= 2 * BATCH {
+            match mine.compare_exchange_weak(have, have + blocks, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => have = now,
+            }
         }
+        *self.central.lock() += blocks;
     }
 
     /// The sum; exact when nobody takes or puts.
     pub(crate) fn get(&self) -> u64 {
         let central = self.central.lock();
-        *central + self.lines.iter().map(|line| line.0.load(Ordering::Acquire)).sum::<u64>()
+        *central + self.lines.iter().map(|line| held(line.0.load(Ordering::Acquire))).sum::<u64>()
     }
+}
+
+/// The credits in a shard's word.
+fn held(word: u64) -> u64 {
+    if word == CLOSED { 0 } else { word }
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]
@@ -107,6 +117,12 @@ mod tests {
         credits.put_on(7, 9);
         assert_eq!(credits.take_on(1, 9, 9), Ok(9));
         assert_eq!(credits.get(), 0);
+        // All shards are closed now; with plenty they open again.
+        assert_eq!(held(credits.lines[1].0.load(Ordering::Relaxed)), 0);
+        credits.put_on(1, 100_000);
+        assert_eq!(credits.take_on(1, 1, 1), Ok(1));
+        assert_eq!(credits.lines[1].0.load(Ordering::Relaxed), BATCH);
+        assert_eq!(credits.get(), 99_999);
     }
 
     #[test]
@@ -114,6 +130,8 @@ mod tests {
         let credits = Credits::new(0);
         credits.put_on(2, 1 << 40);
         assert_eq!(credits.lines[2].0.load(Ordering::Relaxed), 0);
+        credits.put_on(2, 5);
+        assert_eq!(credits.take_on(2, 5, 5), Ok(5));
         assert_eq!(credits.get(), 1 << 40);
     }
 }

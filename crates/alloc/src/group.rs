@@ -100,17 +100,6 @@ impl Group {
     }
 }
 
-/// What a search found.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Found {
-    /// A run as long as wanted.
-    Whole(Piece),
-    /// The longest run, shorter than wanted.
-    Longest(Piece),
-    /// Every block is busy.
-    Nothing,
-}
-
 /// A group's bitmap.
 pub(crate) struct GroupMap {
     regions: Vec<Region>,
@@ -161,28 +150,24 @@ impl GroupMap {
         }
     }
 
-    /// The next run of `want` blocks from `from` on, around the end; or the longest.
-    pub(crate) fn find(&mut self, from: u32, want: u32) -> Found {
+    /// The next run of `want` blocks from `from` on, around the end; or the longest, if all are shorter.
+    pub(crate) fn find(&mut self, from: u32, want: u32) -> Option<Piece> {
+        // With a known bound the search ends at the first run that reaches it, however fragmented the group is.
+        let enough = want.min(self.longest).max(1);
         let mut longest = 0..0;
-        let mut at = from;
-        while let Some(run) = self.next_free_run(at) {
-            if run.len() >= want as usize {
-                return Found::Whole(run.start..run.start + want);
+        for part in [from..BLOCKS, 0..from] {
+            let mut at = part.start;
+            while let Some(run) = self.next_free_run(at).filter(|run| run.start < part.end) {
+                if run.len() >= enough as usize {
+                    return Some(run.start..run.end.min(run.start + want));
+                }
+                at = run.end;
+                longest = longer(longest, run);
             }
-            at = run.end;
-            longest = longer(longest, run);
-        }
-        at = 0;
-        while let Some(run) = self.next_free_run(at).filter(|run| run.start < from) {
-            if run.len() >= want as usize {
-                return Found::Whole(run.start..run.start + want);
-            }
-            at = run.end;
-            longest = longer(longest, run);
         }
         // Everything was seen, so the bound is exact now.
         self.longest = longest.len() as u32;
-        if longest.is_empty() { Found::Nothing } else { Found::Longest(longest) }
+        (!longest.is_empty()).then_some(longest)
     }
 
     /// The first run of `blocks` whose start, `base` added, is a multiple of `align`.
@@ -316,8 +301,8 @@ mod tests {
         let mut group = empty();
         group.take(4000..9000).unwrap();
         assert_eq!(group.next_free_run(4000), Some(9000..BLOCKS));
-        assert_eq!(group.find(0, 5000), Found::Whole(9000..14000));
-        assert_eq!(group.find(0, 4000), Found::Whole(0..4000));
+        assert_eq!(group.find(0, 5000), Some(9000..14000));
+        assert_eq!(group.find(0, 4000), Some(0..4000));
         assert_eq!(group.free_at(3990, 100), 3990..4000);
         assert_eq!(group.free_at(4000, 100), 4000..4000);
         assert_eq!(group.find_aligned(1024, 0, 1024), Some(0..1024));
@@ -342,12 +327,12 @@ mod tests {
     fn the_bound_on_runs_is_never_too_small() {
         let mut group = empty();
         group.take(0..BLOCKS).unwrap();
-        assert_eq!(group.find(7, 1), Found::Nothing);
+        assert_eq!(group.find(7, 1), None);
         for piece in [0..10, 20..30, 10..20] {
             group.give_back(piece).unwrap();
         }
         assert!(group.longest >= 30);
-        assert_eq!(group.find(25, 31), Found::Longest(0..30));
+        assert_eq!(group.find(25, 31), Some(0..30));
         assert_eq!(group.longest, 30);
         assert_eq!(group.take_pieces(100).unwrap(), [Piece { start: 0, end: 30 }]);
     }

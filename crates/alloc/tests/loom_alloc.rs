@@ -53,6 +53,30 @@ fn reservations_neither_overlap_nor_refuse_what_fits() {
     });
 }
 
+/// One credit is always there, though it lies now on one shard, now on the other: whoever looks must find it.
+#[test]
+fn credits_that_move_are_not_overlooked() {
+    check(|| {
+        let (allocator, _) = empty(START, START + 2);
+        let mine = allocator.reserve(1).unwrap();
+        let there = allocator.reserve(1).unwrap();
+        shard::set(1);
+        drop(there);
+        let other = allocator.clone();
+        let held = mine.into_count();
+        let thread = thread::spawn(move || {
+            shard::set(0);
+            other.release(held);
+            shard::set(1);
+            let _ = other.reserve(1).expect("of two credits, others hold one at most").into_count();
+        });
+        shard::set(0);
+        let _ = allocator.reserve(1).expect("of two credits, others hold one at most").into_count();
+        thread.join().unwrap();
+        assert_eq!(allocator.free_blocks(), 0);
+    });
+}
+
 /// Whoever got a reservation while frees become durable finds the blocks.
 #[test]
 fn a_reservation_granted_by_a_free_finds_its_block() {
@@ -72,7 +96,7 @@ fn a_reservation_granted_by_a_free_finds_its_block() {
     });
 }
 
-/// Blocks that move behind a searcher's back: one thread gives a block of the first group back and takes another, while
+/// Blocks that move behind a searcher's back: one thread gives its block back and takes one of the other group, and again, while
 /// one with a reservation walks the groups.
 #[test]
 fn a_reservation_finds_a_block_while_others_move_theirs() {
@@ -82,8 +106,12 @@ fn a_reservation_finds_a_block_while_others_move_theirs() {
         let mut reservation = allocator.reserve(1).unwrap();
         let other = allocator.clone();
         let thread = thread::spawn(move || {
-            let mut mine = other.cancel(&[run(START, 1)]).unwrap();
-            other.allocate(Funding::Reserved(&mut mine), BlockNo(START + 1), 1, 1).expect("reserved");
+            let mut at = START;
+            for _ in 0..3 {
+                let mut mine = other.cancel(&[run(at, 1)]).unwrap();
+                let goal = BlockNo(2 * START + 1 - at);
+                at = other.allocate(Funding::Reserved(&mut mine), goal, 1, 1).expect("reserved")[0].start.0;
+            }
         });
         allocator.allocate(Funding::Reserved(&mut reservation), BlockNo(START), 1, 1).expect("reserved");
         thread.join().unwrap();

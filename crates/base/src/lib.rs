@@ -19,5 +19,5 @@ pub mod sync;
 pub mod units;
 
 pub use clock::{Clock, Timestamp};
-pub use error::{Error, ErrorKind, Result};
+pub use error::{Context, Error, ErrorKind, Result};
 pub use units::{BLOCK_SHIFT, BLOCK_SIZE, BlockNo, InodeNo, Seq};

@@ -10,7 +10,6 @@
 //! Neighbours: [`crate::mapping`] for removal, [`crate::write`] for zeroing.
 
 use crate::backing::Home;
-use crate::budget::Room;
 use crate::folio::FolioPin;
 use crate::index::Pins;
 use crate::mapping::{BLOCKS_END, Mapping};

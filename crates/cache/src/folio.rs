@@ -4,7 +4,7 @@
 //!  header (cache-line aligned, one size per order)
 //!  +---------------------------+------------------------------+----------------------------------------------+
 //!  | owner, start, data, pins, | segment words: one a block   | bitmaps, one bit a block, 1 to 8 words each: |
-//!  | heat, listed, slot        | up to 16, then one a 16th    | uptodate dirty writeback fill mapped         |
+//!  | heat, listed              | up to 16, then one a 16th    | uptodate dirty writeback fill mapped         |
 //!  +---------------------------+------------------------------+----------------------------------------------+
 //! ```
 //!
@@ -66,8 +66,6 @@ pub struct FolioOf<W: ?Sized> {
     pins: AtomicU32,
     /// See [`crate::reclaim`].
     pub(crate) heat: AtomicU32,
-    /// Place in the slab.
-    slot: u32,
     order: Order,
     /// In its mapping's list of folios with dirty or in-writeback blocks.
     pub(crate) listed: AtomicBool,
@@ -90,13 +88,13 @@ const fn bitmap_words(order: Order) -> usize {
 /// Bytes of a header, as the byte limit counts them.
 pub const fn header_bytes(order: Order) -> u64 {
     let words = segments_of(order) as u64 + (BITMAPS * bitmap_words(order)) as u64;
-    (size_of::<FolioOf<[u64; 0]>>() as u64 + words * 8).next_multiple_of(64)
+    (std::mem::offset_of!(FolioOf<[u64; 0]>, words) as u64 + words * 8).next_multiple_of(64)
 }
 
 impl Folio {
     /// A header between lives: nobody's, every segment locked.
-    pub(crate) fn boxed(order: Order, slot: u32) -> Box<Folio> {
-        fn with_words<const N: usize>(order: Order, slot: u32) -> Box<Folio> {
+    pub(crate) fn boxed(order: Order) -> Box<Folio> {
+        fn with_words<const N: usize>(order: Order) -> Box<Folio> {
             Box::new(FolioOf {
                 owner: AtomicU64::new(NOBODY),
                 start: AtomicU64::new(0),
@@ -104,21 +102,20 @@ impl Folio {
                 arena_number: AtomicU32::new(0),
                 pins: AtomicU32::new(0),
                 heat: AtomicU32::new(0),
-                slot,
                 order,
                 listed: AtomicBool::new(false),
                 words: std::array::from_fn::<AtomicU64, N, _>(|_| AtomicU64::new(0)),
             })
         }
         let folio = match order {
-            0 => with_words::<6>(order, slot),
-            1 => with_words::<7>(order, slot),
-            2 => with_words::<9>(order, slot),
-            3 => with_words::<13>(order, slot),
-            4..=6 => with_words::<21>(order, slot),
-            7 => with_words::<26>(order, slot),
-            8 => with_words::<36>(order, slot),
-            ORDER_MAX => with_words::<56>(order, slot),
+            0 => with_words::<6>(order),
+            1 => with_words::<7>(order),
+            2 => with_words::<9>(order),
+            3 => with_words::<13>(order),
+            4..=6 => with_words::<21>(order),
+            7 => with_words::<26>(order),
+            8 => with_words::<36>(order),
+            ORDER_MAX => with_words::<56>(order),
             _ => unreachable!("orders are at most {ORDER_MAX}"),
         };
         for segment in folio.segments(0, folio.blocks()) {
@@ -178,10 +175,6 @@ impl Folio {
     /// Its blocks.
     pub fn blocks(&self) -> u32 {
         1 << self.order
-    }
-
-    pub(crate) fn slot(&self) -> u32 {
-        self.slot
     }
 
     /// Memory of `block` (within the folio).
@@ -366,7 +359,7 @@ mod tests {
     #[test]
     fn headers_have_the_size_that_the_limit_counts() {
         for order in 0..=ORDER_MAX {
-            let folio = Folio::boxed(order, 0);
+            let folio = Folio::boxed(order);
             assert_eq!(size_of_val(&*folio) as u64, header_bytes(order), "order {order}");
             assert_eq!(std::ptr::from_ref(&*folio).cast::<u8>() as usize % 64, 0);
         }
@@ -376,7 +369,7 @@ mod tests {
     #[test]
     fn segments_cover_blocks() {
         for order in 0..=ORDER_MAX {
-            let folio = Folio::boxed(order, 0);
+            let folio = Folio::boxed(order);
             for block in 0..folio.blocks() {
                 let (from, to) = folio.segment_blocks(folio.segment_number(block));
                 assert!((from..to).contains(&block));
@@ -384,7 +377,7 @@ mod tests {
             assert_eq!(folio.segments(0, folio.blocks()).count() as u32, segments_of(order));
             assert!(folio.segments(0, folio.blocks()).all(SegmentLock::is_locked));
         }
-        let folio = Folio::boxed(9, 0);
+        let folio = Folio::boxed(9);
         assert_eq!(folio.segments(31, 33).count(), 2);
         assert_eq!(folio.segments(5, 5).count(), 0);
     }

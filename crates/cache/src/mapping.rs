@@ -388,7 +388,7 @@ impl Drop for Mapping {
 /// Listed folios that overlap `[first, end)`, ascending.
 fn listed_from(folios: &BTreeMap<u64, FolioRef>, first: u64, end: u64) -> impl Iterator<Item = FolioRef> + '_ {
     let before =
-        folios.range(..first).next_back().filter(move |(start, folio)| **start + u64::from(folio.blocks()) > first);
+        folios.range(..first).next_back().filter(move |(start, folio)| first < end && **start + u64::from(folio.blocks()) > first);
     before.into_iter().chain(folios.range(first..end.max(first))).map(|(_, folio)| *folio)
 }
 

@@ -29,8 +29,7 @@ impl Slab {
     /// A new header, for which the caller has charged the byte limit.
     pub fn create(&self, order: Order) -> FolioRef {
         let mut headers = self.headers.write();
-        let slot = u32::try_from(headers.len()).expect("a folio is at least 4 KiB, so 2^32 of them fit no memory");
-        let header = Folio::boxed(order, slot);
+        let header = Folio::boxed(order);
         let folio = FolioRef::new(&header);
         headers.push(header);
         folio

@@ -1,2 +1,128 @@
-//! (being written)
-fn main() {}
+//! The program `quire`: make, mount, unmount, check and look into volumes.
+//!
+//! It answers to several names: `mount.quire` and `mount.fuse.quire` (mount(8) and /etc/fstab),
+//! `umount.quire`, `mkfs.quire`, `fsck.quire`.
+//!
+//! | module | what |
+//! | --- | --- |
+//! | [`arguments`], [`mount_options`], [`mount_helper`], [`size`] | what people write |
+//! | [`commands`] | one module a command |
+//! | [`server`] | the background process behind a mount |
+//! | [`image`] | finding and reading volumes without opening them |
+//! | [`exit`], [`logging`] | what people read |
+
+mod arguments;
+mod commands;
+mod exit;
+mod image;
+mod logging;
+mod mount_helper;
+mod mount_options;
+mod server;
+mod size;
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::ErrorKind as ParseError;
+
+use arguments::{Cli, Command, Mount, Umount};
+use exit::{Failure, Outcome};
+
+/// fsck(8): wrong usage.
+const FSCK_USAGE: u8 = 16;
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args_os();
+    let program = arguments.next().unwrap_or_else(|| "quire".into());
+    let rest: Vec<OsString> = arguments.collect();
+    let name = Path::new(&program).file_name().unwrap_or(OsStr::new("quire")).to_string_lossy().into_owned();
+    match name.as_str() {
+        "mount.quire" | "mount.fuse.quire" => {
+            let outcome = mount_as_helper(&name, rest);
+            finish(&name, outcome.map_err(|failure| Failure {
+                code: exit::for_mount_helper(failure.code),
+                ..failure
+            }))
+        }
+        "umount.quire" | "umount.fuse.quire" => finish(&name, umount_as_helper(&name, rest)),
+        "mkfs.quire" => run(prefixed("mkfs", rest)),
+        "fsck.quire" => run(prefixed("fsck", rest)),
+        _ => run(std::iter::once("quire".into()).chain(rest).collect()),
+    }
+}
+
+fn prefixed(command: &str, rest: Vec<OsString>) -> Vec<OsString> {
+    ["quire".into(), command.into()].into_iter().chain(rest).collect()
+}
+
+fn finish(name: &str, outcome: Outcome) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("{name}: {failure}");
+            failure.exit_code()
+        }
+    }
+}
+
+fn run(line: Vec<OsString>) -> ExitCode {
+    let is_fsck = line.get(1).is_some_and(|command| command == "fsck");
+    let cli = match Cli::try_parse_from(line) {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return match error.kind() {
+                ParseError::DisplayHelp | ParseError::DisplayVersion => ExitCode::SUCCESS,
+                _ if is_fsck => ExitCode::from(FSCK_USAGE),
+                _ => ExitCode::from(exit::USAGE),
+            };
+        }
+    };
+    let outcome = match cli.command {
+        Command::Mkfs(arguments) => commands::mkfs::run(&arguments),
+        Command::Mount(arguments) => commands::mount::run(&arguments),
+        Command::Umount(arguments) => commands::umount::run(&arguments),
+        Command::Fsck(arguments) => return commands::fsck::run(&arguments),
+        Command::Info(arguments) => commands::info::run(&arguments),
+        Command::Dump(arguments) => commands::dump::run(&arguments),
+        Command::Up(arguments) => commands::up::run(&arguments),
+        Command::Man { dir } => commands::generate::manual(&dir),
+        Command::Completions { shell } => commands::generate::completions(shell),
+        Command::BenchNull(arguments) => commands::bench_null::run(&arguments),
+    };
+    finish("quire", outcome)
+}
+
+fn mount_as_helper(name: &str, rest: Vec<OsString>) -> Outcome {
+    let call = mount_helper::parse(rest).map_err(Failure::usage)?;
+    let [volume, dir] = call.operands.as_slice() else {
+        return Err(Failure::usage(format!("usage: {name} SOURCE DIR [-sfnv] [-o OPTIONS]")));
+    };
+    let options = if call.sloppy { mount_options::known_only(&call.options) } else { call.options };
+    let arguments = Mount {
+        options,
+        foreground: false,
+        report: false,
+        volume: volume.into(),
+        dir: dir.into(),
+    };
+    if call.fake {
+        return commands::mount::check(&arguments).map(drop);
+    }
+    commands::mount::run(&arguments)?;
+    if call.verbose {
+        println!("{name}: {} mounted on {}", arguments.volume.display(), arguments.dir.display());
+    }
+    Ok(())
+}
+
+fn umount_as_helper(name: &str, rest: Vec<OsString>) -> Outcome {
+    let call = mount_helper::parse(rest).map_err(Failure::usage)?;
+    let [dir] = call.operands.as_slice() else {
+        return Err(Failure::usage(format!("usage: {name} DIR [-flnrv]")));
+    };
+    commands::umount::run(&Umount { lazy: call.lazy, dir: dir.into() })
+}

@@ -75,6 +75,8 @@ Mount options (-o, separated by commas):
   defaults, auto, noauto, user, users, owner, group, nofail, _netdev, x-...
                          accepted; for other programs";
 
+const UNKNOWN: &str = "unknown mount option";
+
 impl MountOptions {
     /// Parses lists as they come with each `-o`. Later options win.
     pub fn parse<S: AsRef<str>>(lists: &[S]) -> Result<MountOptions, String> {
@@ -157,9 +159,7 @@ impl MountOptions {
                 return Err(format!("mount option {name} needs a value: {name}=..."));
             }
             (name, _) => {
-                return Err(format!(
-                    "unknown mount option '{name}'; `quire mount --help` lists them"
-                ));
+                return Err(format!("{UNKNOWN} '{name}'; `quire mount --help` lists them"));
             }
         }
         Ok(())
@@ -174,6 +174,15 @@ impl MountOptions {
             ..self.serve.flags.clone()
         }
     }
+}
+
+/// The lists without the options that [`MountOptions::parse`] does not know (`mount -s`).
+pub fn known_only(lists: &[String]) -> Vec<String> {
+    let items = lists.iter().flat_map(|list| list.split(','));
+    items
+        .filter(|item| !matches!(MountOptions::parse(&[item]), Err(error) if error.starts_with(UNKNOWN)))
+        .map(str::to_owned)
+        .collect()
 }
 
 fn at_least(name: &str, value: &str, least: u64) -> Result<u64, String> {
@@ -253,6 +262,12 @@ mod tests {
             let error = MountOptions::parse(&[list]).unwrap_err();
             assert!(error.contains(word), "{list}: {error}");
         }
+    }
+
+    #[test]
+    fn sloppy_mounts_drop_what_is_unknown_only() {
+        let lists = ["ro,fastplease".to_owned(), "commit=0,soft".to_owned()];
+        assert_eq!(known_only(&lists), ["ro", "commit=0"]);
     }
 
     #[test]

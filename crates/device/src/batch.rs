@@ -1,8 +1,8 @@
 //! Batches that their caller waits for: many borrowed buffers, started together, neighbours gathered into one
 //! transfer.
 //!
-//! Each transfer holds a [`Ticket`]; the batch is over when all tickets are dropped, whether their `done` ran or
-//! was thrown away. [`Waiter::wait`] runs even if submission panics (the waiter waits when dropped), so the
+//! Each transfer holds a `Ticket`; the batch is over when all tickets are dropped, whether their `done` ran or
+//! was thrown away. Waiting happens even if submission panics (the waiter waits when dropped), so the
 //! borrowed memory outlives every transfer.
 
 use crate::backend::{Io, IoClass, IoOp, Segment};

@@ -11,8 +11,8 @@
 //! ```
 //!
 //! * [`backend`]: the [`Backend`] trait and what travels through it ([`Io`], [`Segment`]).
-//! * [`device`]: the [`Device`] front; [`batch`] its gathered, waited-for reads and writes; [`flush`] and
-//!   [`latch`] its two protocols; [`stats`] its numbers.
+//! * [`device`]: the [`Device`] front; [`batch`] its gathered, waited-for reads and writes; `flush` and
+//!   `latch` its two protocols; [`stats`] its numbers.
 //! * [`host`]: image files and block devices, opened, locked and measured; `uring` and `file` live there.
 //! * [`memory`]: a sparse device in memory.
 //! * [`simulated`]: a device that remembers what was safe, makes crash images, and fails when told to.

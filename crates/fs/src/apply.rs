@@ -119,7 +119,7 @@ impl Target<'_> {
         self.change_regions(runs, |map, start, blocks| map.set_free(start, blocks))?;
         self.free_blocks.fetch_add(total_blocks(runs), Ordering::Relaxed);
         if let Some(alloc) = self.alloc {
-            alloc.freed(seq, runs);
+            alloc.freed(seq, runs)?;
         }
         Ok(())
     }

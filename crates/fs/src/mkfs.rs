@@ -313,7 +313,7 @@ mod tests {
         let backend = Arc::new(MemoryBackend::new(16384));
         let mut magic = AlignedBuf::zeroed(BLOCK_SIZE);
         magic[..4].copy_from_slice(b"XFSB");
-        backend.write(BlockNo(0), &magic).unwrap();
+        backend.write(IoClass::Metadata, BlockNo(0), &magic).unwrap();
         let refused = format(backend.clone(), &FormatOptions::default()).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Exists);
         assert!(refused.to_string().contains("XFS"), "{refused}");

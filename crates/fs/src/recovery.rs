@@ -24,7 +24,7 @@ use crate::options::VolumeOptions;
 use crate::orphan::OrphanSlots;
 use quire_alloc::{AllocConfig, Allocator, RegionSource};
 use quire_base::sync::Arc;
-use quire_base::sync::atomic::{AtomicU64, Ordering};
+use quire_base::sync::atomic::AtomicU64;
 use quire_base::{BLOCK_SIZE, Context, Error, ErrorKind, Result, Seq};
 use quire_cache::{Cache, CacheConfig};
 use quire_device::{AlignedBuf, Backend, Device, IoClass};
@@ -351,12 +351,5 @@ struct TreeRegions(Arc<Tree>);
 impl RegionSource for TreeRegions {
     fn load(&self, region: u64) -> Result<RegionMap> {
         self.0.get_with(Key::region(region), RegionMap::decode)?.unwrap_or_else(|| Ok(RegionMap::new()))
-    }
-}
-
-impl Engine {
-    /// Highest inode number in use so far, for tests of recovery.
-    pub(crate) fn next_inode_number(&self) -> u64 {
-        self.next_inode.load(Ordering::Relaxed)
     }
 }

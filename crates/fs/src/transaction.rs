@@ -23,7 +23,7 @@ use quire_format::inode::InodeRecord;
 use quire_format::key::Key;
 use quire_format::record::{self, Change};
 use quire_format::region::split_by_region;
-use quire_journal::JournalReservation;
+use quire_journal::{JournalReservation, Short as JournalShort};
 use quire_tree::{Class, NodeReservation, Short, Ticket};
 
 /// The largest payload of one transaction, in bytes; a removed or written attribute of 64 KiB fits.
@@ -80,10 +80,16 @@ impl Engine {
         for _ in 0..64 {
             let journal = self.journal()?;
             let seen = self.checkpoint_number.load(Ordering::Acquire);
-            let Ok(reservation) = journal.try_reserve(bytes) else {
-                self.check_writable()?;
-                self.make_room(seen)?;
-                continue;
+            let reservation = match journal.try_reserve(bytes) {
+                Ok(reservation) => reservation,
+                Err(JournalShort::Checkpoint | JournalShort::Buffer) => {
+                    self.make_room(seen)?;
+                    continue;
+                }
+                Err(JournalShort::Failed(error)) => {
+                    self.check_writable()?;
+                    return Err(error);
+                }
             };
             match self.tree.try_reserve(nodes, class) {
                 Ok(nodes) => {
@@ -139,10 +145,13 @@ impl Engine {
     fn grow_pool_by(&self, run: Run) -> Result<bool> {
         let nodes = self.tree.nodes_for(1);
         let seen = self.checkpoint_number.load(Ordering::Acquire);
-        let reservation = self.journal()?.try_reserve(record_bytes(64));
-        let Ok(journal) = reservation else {
-            self.make_room(seen)?;
-            return Ok(false);
+        let journal = match self.journal()?.try_reserve(record_bytes(64)) {
+            Ok(journal) => journal,
+            Err(JournalShort::Checkpoint | JournalShort::Buffer) => {
+                self.make_room(seen)?;
+                return Ok(false);
+            }
+            Err(JournalShort::Failed(error)) => return Err(error),
         };
         let nodes = match self.tree.try_reserve(nodes, Class::Critical) {
             Ok(nodes) => nodes,

@@ -496,6 +496,12 @@ impl Inner {
     }
 }
 
+impl std::fmt::Debug for Volume {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "volume on {}", self.engine().device.name())
+    }
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
         if let Err(error) = self.close() {

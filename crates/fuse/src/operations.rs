@@ -102,11 +102,11 @@ impl Operations {
     }
 
     /// Counts one more time that the kernel is told of `inode`.
-    fn enter(&self, inode: InodeRef) -> Result<Entry> {
-        let attributes = self.volume.attributes(&inode)?;
+    fn enter(&self, inode: InodeRef) -> Entry {
+        let attributes = self.volume.attributes(&inode);
         let generation = inode.generation();
         self.inodes.remember(inode);
-        Ok(Entry { generation, attributes })
+        Entry { generation, attributes }
     }
 
     /// The kernel has dropped `count` of the times it was told of a node.

@@ -15,7 +15,7 @@ use crate::commit::{GroupCommit, Writer};
 use crate::failure::Failure;
 use crate::medium::Medium;
 use crate::stream::{Claimed, PADDING_MAX, Shortage, Stream};
-use crate::usage::{Counters, JournalCounts, JournalUsage};
+use crate::usage::{Counters, Event, JournalCounts, JournalUsage};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result, Seq};
@@ -180,12 +180,12 @@ impl Journal {
                 Ok(()) => return Ok(JournalReservation { core: core.clone(), left: charge }),
                 Err(Shortage::Exhausted) => return Err(Short::Failed(Shortage::exhausted())),
                 Err(Shortage::Ring) => {
-                    core.counters.ring_full.add(1);
+                    core.counters.add(Event::RingFull, 1);
                     return Err(Short::Checkpoint);
                 }
                 Err(Shortage::Buffer) if !wait => return Err(Short::Buffer),
                 Err(Shortage::Buffer) => {
-                    core.counters.buffer_waits.add(1);
+                    core.counters.add(Event::BufferWait, 1);
                     let (durable, head) = (core.commit.durable(), core.stream.head());
                     if head > durable {
                         // Whole blocks, if there are any: padding would only waste the room that is short.
@@ -236,8 +236,8 @@ impl Journal {
         core.stream.unclaim(charge - used);
         std::mem::forget(unfinished);
 
-        core.counters.records.add(1);
-        core.counters.record_bytes.add(total);
+        core.counters.add(Event::Record, 1);
+        core.counters.add(Event::RecordBytes, total);
         seq
     }
 
@@ -247,10 +247,10 @@ impl Journal {
     ///
     /// Errors: the first failure, for ever after it; `Invalid` for a `seq` that was never given out.
     pub fn force(&self, seq: Seq) -> Result<()> {
-        self.core.counters.forces.add(1);
+        self.core.counters.add(Event::Force, 1);
         self.core.failure.check()?;
         if self.core.commit.durable() >= seq.0 {
-            self.core.counters.forces_free.add(1);
+            self.core.counters.add(Event::ForceFree, 1);
             return Ok(());
         }
         let head = self.core.stream.head();
@@ -298,6 +298,7 @@ impl Journal {
             )));
             return;
         }
+        // In this order, and `usage` reads in the other: the tail it sees is never ahead of the checkpoint.
         core.checkpoint.fetch_max(newest.0, Ordering::AcqRel);
         core.tail.fetch_max(tail.0, Ordering::AcqRel);
         core.stream.set_tail(tail.0);
@@ -314,10 +315,12 @@ impl Journal {
         self.core.failure.get()
     }
 
-    /// How full it is. The numbers are read one after the other.
+    /// How full it is. The numbers are read one after the other, the smaller positions first, so that none is ever
+    /// ahead of one that bounds it.
     pub fn usage(&self) -> JournalUsage {
         let core = &*self.core;
         let tail = core.tail.load(Ordering::Acquire);
+        let checkpoint = core.checkpoint.load(Ordering::Acquire);
         let durable = core.commit.durable();
         let head = core.stream.head();
         let claimed = core.stream.claimed();
@@ -329,7 +332,7 @@ impl Journal {
             head: Seq(head),
             durable: Seq(durable),
             tail: Seq(tail),
-            checkpoint: Seq(core.checkpoint.load(Ordering::Acquire)),
+            checkpoint: Seq(checkpoint),
         }
     }
 
@@ -416,7 +419,7 @@ impl Core {
 
     fn pad(&self, padding: Option<Claimed>) {
         if let Some(range) = padding {
-            self.counters.padding_bytes.add(range.bytes());
+            self.counters.add(Event::PaddingBytes, range.bytes());
             self.stream.pad(range);
         }
     }
@@ -437,7 +440,7 @@ impl Writer for Core {
     fn write(&self, from: u64, to: u64, padding: Option<Claimed>) -> Result<()> {
         self.pad(padding);
         if self.stream.wait_filled(from, to, &self.failure)? {
-            self.counters.stragglers.add(1);
+            self.counters.add(Event::Straggler, 1);
         }
         // Whoever appended had completed his data writes; the head, read in `depart`, carries that here.
         self.medium.flush_before()?;
@@ -462,8 +465,8 @@ impl Writer for Core {
         self.failure.check()?;
         self.medium.write(&runs)?;
         self.medium.flush_after()?;
-        self.counters.writes.add(1);
-        self.counters.blocks.add((to - from) / PAYLOAD_BYTES as u64);
+        self.counters.add(Event::Write, 1);
+        self.counters.add(Event::Block, (to - from) / PAYLOAD_BYTES as u64);
         self.stream.recycle(from, to);
         Ok(())
     }

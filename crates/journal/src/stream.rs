@@ -112,7 +112,8 @@ impl Stream {
             buffer_limit: Line(AtomicU64::new(head + slots as u64 * PAYLOAD)),
             ring_limit: AtomicU64::new(tail + ring_bytes),
             ring_bytes,
-            pages: (0..slots).map(|_| Page(UnsafeCell::new([0; BLOCK_SIZE]))).collect(),
+            // SAFETY: a page is bytes, and zeros are bytes.
+            pages: unsafe { Box::new_zeroed_slice(slots).assume_init() },
             slots: (0..slots)
                 .map(|_| Slot { filled: AtomicU32::new(0), first_record: AtomicU32::new(NO_RECORD) })
                 .collect(),
@@ -284,7 +285,7 @@ impl Stream {
 
     /// Fills a range that [`Stream::close`] gave out.
     pub fn pad(&self, mut range: Claimed) {
-        const ZEROS: [u8; PAYLOAD_BYTES] = [0; PAYLOAD_BYTES];
+        static ZEROS: [u8; PAYLOAD_BYTES] = [0; PAYLOAD_BYTES];
         self.copy(&mut range, 0, &RecordHeader::PADDING.encode());
         let header = RecordHeader::PADDING.encode().len();
         let rest = range.bytes as usize - header;

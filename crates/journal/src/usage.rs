@@ -54,54 +54,73 @@ impl fmt::Display for JournalUsage {
 /// Sizes of groups: 1, 2, 3 to 4, 5 to 8, ... 65 and more.
 pub const GROUP_BUCKETS: usize = 8;
 
-/// The counters behind [`JournalCounts`].
-#[derive(Debug, Default)]
-pub struct Counters {
+/// What is counted; the fields of [`JournalCounts`] in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
     /// See [`JournalCounts::records`].
-    pub records: Counter,
+    Record,
     /// See [`JournalCounts::record_bytes`].
-    pub record_bytes: Counter,
+    RecordBytes,
     /// See [`JournalCounts::forces`].
-    pub forces: Counter,
+    Force,
     /// See [`JournalCounts::forces_free`].
-    pub forces_free: Counter,
+    ForceFree,
     /// See [`JournalCounts::writes`].
-    pub writes: Counter,
+    Write,
     /// See [`JournalCounts::blocks`].
-    pub blocks: Counter,
+    Block,
     /// See [`JournalCounts::padding_bytes`].
-    pub padding_bytes: Counter,
+    PaddingBytes,
     /// See [`JournalCounts::stragglers`].
-    pub stragglers: Counter,
+    Straggler,
     /// See [`JournalCounts::buffer_waits`].
-    pub buffer_waits: Counter,
+    BufferWait,
     /// See [`JournalCounts::ring_full`].
-    pub ring_full: Counter,
-    /// See [`JournalCounts::groups`].
-    pub groups: [Counter; GROUP_BUCKETS],
+    RingFull,
+}
+
+const EVENTS: usize = Event::RingFull as usize + 1;
+
+/// The counters behind [`JournalCounts`].
+#[derive(Debug)]
+pub struct Counters {
+    /// One for each event, then one for each size of group.
+    all: Box<[Counter]>,
+}
+
+impl Default for Counters {
+    fn default() -> Counters {
+        Counters { all: (0..EVENTS + GROUP_BUCKETS).map(|_| Counter::new()).collect() }
+    }
 }
 
 impl Counters {
+    /// Counts `amount` of an event.
+    pub fn add(&self, event: Event, amount: u64) {
+        self.all[event as usize].add(amount);
+    }
+
     /// Counts a write that served `members` forces.
     pub fn group(&self, members: u64) {
         let bucket = u64::BITS - members.saturating_sub(1).leading_zeros();
-        self.groups[(bucket as usize).min(GROUP_BUCKETS - 1)].add(1);
+        self.all[EVENTS + (bucket as usize).min(GROUP_BUCKETS - 1)].add(1);
     }
 
     /// The sums.
     pub fn read(&self) -> JournalCounts {
+        let get = |event: Event| self.all[event as usize].get();
         JournalCounts {
-            records: self.records.get(),
-            record_bytes: self.record_bytes.get(),
-            forces: self.forces.get(),
-            forces_free: self.forces_free.get(),
-            writes: self.writes.get(),
-            blocks: self.blocks.get(),
-            padding_bytes: self.padding_bytes.get(),
-            stragglers: self.stragglers.get(),
-            buffer_waits: self.buffer_waits.get(),
-            ring_full: self.ring_full.get(),
-            groups: std::array::from_fn(|bucket| self.groups[bucket].get()),
+            records: get(Event::Record),
+            record_bytes: get(Event::RecordBytes),
+            forces: get(Event::Force),
+            forces_free: get(Event::ForceFree),
+            writes: get(Event::Write),
+            blocks: get(Event::Block),
+            padding_bytes: get(Event::PaddingBytes),
+            stragglers: get(Event::Straggler),
+            buffer_waits: get(Event::BufferWait),
+            ring_full: get(Event::RingFull),
+            groups: std::array::from_fn(|bucket| self.all[EVENTS + bucket].get()),
         }
     }
 }

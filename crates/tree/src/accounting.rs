@@ -163,7 +163,8 @@ impl Accounting {
 
     /// D if the tree may still grow by `growth` nodes, by the pool alone.
     fn dirty_by_pool(&self, growth: u64) -> u64 {
-        let live = self.live().max(self.frozen.load(Ordering::Acquire)).max(self.durable.load(Ordering::Acquire));
+        let live =
+            self.live().max(self.frozen.load(Ordering::Acquire)).max(self.durable.load(Ordering::Acquire));
         let needed = live + growth + self.overhead.load(Ordering::Acquire);
         self.pool_blocks.load(Ordering::Acquire).saturating_sub(needed) / 2
     }
@@ -173,7 +174,11 @@ impl Accounting {
         self.limit.min(self.dirty_by_pool(self.reserved()).saturating_sub(self.emergency()))
     }
 
-    pub(crate) fn try_reserve(self: &Arc<Accounting>, nodes: u64, class: Class) -> Result<NodeReservation, Short> {
+    pub(crate) fn try_reserve(
+        self: &Arc<Accounting>,
+        nodes: u64,
+        class: Class,
+    ) -> Result<NodeReservation, Short> {
         // First reserved, then dirty: who drops a reservation in between has counted its dirty nodes before.
         let reserved = self.reserved.fetch_add(nodes, Ordering::AcqRel) + nodes;
         let reservation = NodeReservation { accounting: self.clone(), nodes };

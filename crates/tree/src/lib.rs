@@ -46,10 +46,12 @@ mod tree;
 mod walk;
 
 pub use accounting::{Class, NODE_MEMORY_BYTES, NodeReservation, Short, TreeLimits};
-pub use checkpoint::{CheckpointImage, Frozen};
+pub use change::Change;
+pub use checkpoint::{CheckpointImage, Frozen, OrphanBlock};
 pub use pool::PoolState;
 pub use quire_format::node::{NodePage, NodeRef};
 pub use quire_format::pool::ManifestRef;
 pub use stats::TreeStats;
 pub use ticket::Ticket;
 pub use tree::Tree;
+pub use walk::Visit;

@@ -79,14 +79,21 @@ impl PoolState {
     /// Reads the manifest that a superblock names, on a volume of `block_count` blocks.
     ///
     /// Errors: `Corrupt` where the chain does not check or contradicts itself; `Io`.
-    pub fn load(device: &Arc<Device>, volume: u64, manifest: ManifestRef, block_count: u64) -> Result<PoolState> {
+    pub fn load(
+        device: &Arc<Device>,
+        volume: u64,
+        manifest: ManifestRef,
+        block_count: u64,
+    ) -> Result<PoolState> {
         let mut buffer = AlignedBuf::blocks(1);
         let (mut chunks, mut orphans, mut blocks) = (Vec::new(), Vec::new(), Vec::new());
         let (mut at, mut crc) = (manifest.block, manifest.crc);
         let mut generation = None;
         for index in 0..manifest.count {
             if at.0 >= block_count {
-                return Err(Error::corrupt(format!("pool manifest page {index} at block {at} is past the volume's end")));
+                return Err(Error::corrupt(format!(
+                    "pool manifest page {index} at block {at} is past the volume's end"
+                )));
             }
             device.read(IoClass::Metadata, at, &mut buffer)?;
             let identity = PageIdentity { volume, block: at, index, count: manifest.count };
@@ -147,7 +154,9 @@ impl PoolState {
             return Err(Error::corrupt(format!("the pool manifest uses block {} twice", twice[0])));
         }
         match owned.into_iter().find(|block| !self.is_used(*block)) {
-            Some(block) => Err(Error::corrupt(format!("the pool's map calls block {block} free, its manifest uses it"))),
+            Some(block) => {
+                Err(Error::corrupt(format!("the pool's map calls block {block} free, its manifest uses it")))
+            }
             None => Ok(()),
         }
     }
@@ -170,7 +179,11 @@ fn check_chunks(chunks: &[ChunkEntry], block_count: u64) -> Result<()> {
 fn check_orphans(orphans: &[OrphanRef]) -> Result<()> {
     let ascending = orphans.windows(2).all(|pair| pair[0].index < pair[1].index);
     let bounded = orphans.last().is_none_or(|orphan| orphan.index < ORPHAN_BLOCKS_MAX);
-    if ascending && bounded { Ok(()) } else { Err(Error::corrupt("the pool manifest's orphan blocks are out of order")) }
+    if ascending && bounded {
+        Ok(())
+    } else {
+        Err(Error::corrupt("the pool manifest's orphan blocks are out of order"))
+    }
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]
@@ -183,8 +196,13 @@ mod tests {
         let orphan = |n: usize| OrphanRef { index: n as u32, crc: 0, block: BlockNo(n as u64) };
         for chunks in [0, 1, 27, 28, 29, 100] {
             for orphans in [0, 1, 8, 9, 10, 251, 252, 253, 600] {
-                let pages = paginate((0..chunks).map(chunk).collect(), &(0..orphans).map(orphan).collect::<Vec<_>>());
-                assert_eq!(pages.len(), page_count(chunks, orphans), "{chunks} chunks, {orphans} orphan blocks");
+                let pages =
+                    paginate((0..chunks).map(chunk).collect(), &(0..orphans).map(orphan).collect::<Vec<_>>());
+                assert_eq!(
+                    pages.len(),
+                    page_count(chunks, orphans),
+                    "{chunks} chunks, {orphans} orphan blocks"
+                );
                 assert!(pages.iter().all(|page| page.body_bytes() <= BODY_BYTES));
             }
         }

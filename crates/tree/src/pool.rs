@@ -31,8 +31,6 @@ pub(crate) struct Chunk {
     busy: Bitmap,
     /// The epoch whose changes added it.
     added: u64,
-    /// The epoch whose changes removed it.
-    removed: Option<u64>,
     /// No longer handed out, since it is about to be removed.
     retired: bool,
 }
@@ -42,6 +40,8 @@ pub(crate) struct Chunk {
 pub struct PoolState {
     /// Ascending by start.
     chunks: Vec<Chunk>,
+    /// Unused chunks with the epoch that removed them: checkpoints of earlier epochs still list them.
+    removed: Vec<(u64, Chunk)>,
     pub(crate) manifest: Option<Manifest>,
     pub(crate) orphans: Vec<OrphanRef>,
     /// Freed blocks that are still busy, by the checkpoint that freed them.
@@ -64,12 +64,20 @@ impl PoolState {
     }
 
     /// A pool as a checkpoint left it: what its map does not name is free.
-    pub(crate) fn from_parts(chunks: &[ChunkEntry], manifest: Manifest, orphans: Vec<OrphanRef>) -> PoolState {
+    pub(crate) fn from_parts(
+        chunks: &[ChunkEntry],
+        manifest: Manifest,
+        orphans: Vec<OrphanRef>,
+    ) -> PoolState {
         let chunks = chunks
             .iter()
-            .map(|entry| Chunk { current: entry.used, busy: entry.used, ..Chunk::new(entry.start, entry.blocks, 0) })
+            .map(|entry| Chunk {
+                current: entry.used,
+                busy: entry.used,
+                ..Chunk::new(entry.start, entry.blocks, 0)
+            })
             .collect();
-        PoolState { chunks, manifest: Some(manifest), orphans, freed: VecDeque::new(), cursor: BlockNo(0) }
+        PoolState { chunks, manifest: Some(manifest), orphans, ..PoolState::default() }
     }
 
     /// The newest manifest, if one was written or loaded.
@@ -79,12 +87,12 @@ impl PoolState {
 
     /// Chunks as runs, ascending.
     pub fn chunks(&self) -> Vec<Run> {
-        self.chunks.iter().filter(|chunk| chunk.removed.is_none()).map(Chunk::run).collect()
+        self.chunks.iter().map(Chunk::run).collect()
     }
 
     /// Blocks of all chunks.
     pub fn blocks(&self) -> u64 {
-        self.chunks.iter().filter(|chunk| chunk.removed.is_none()).map(|chunk| u64::from(chunk.blocks)).sum()
+        self.chunks.iter().map(|chunk| u64::from(chunk.blocks)).sum()
     }
 
     /// Blocks that the newest checkpoint needs.
@@ -94,8 +102,7 @@ impl PoolState {
 
     /// Blocks that nobody needs.
     pub fn free_blocks(&self) -> u64 {
-        let free = |chunk: &Chunk| u64::from(chunk.blocks - used_count(&chunk.busy));
-        self.chunks.iter().filter(|chunk| chunk.removed.is_none()).map(free).sum()
+        self.chunks.iter().map(|chunk| u64::from(chunk.blocks - used_count(&chunk.busy))).sum()
     }
 
     /// Whether the newest checkpoint needs a block of the pool.
@@ -115,9 +122,17 @@ impl PoolState {
 
     /// Entries for the map of the checkpoint of `epoch`.
     pub(crate) fn entries(&self, epoch: u64) -> Vec<ChunkEntry> {
-        let listed = |chunk: &&Chunk| chunk.added <= epoch;
-        let entry = |chunk: &Chunk| ChunkEntry { start: chunk.start, blocks: chunk.blocks, used: chunk.current };
-        self.chunks.iter().filter(listed).map(entry).collect()
+        let removed_later =
+            self.removed.iter().filter(|(removed, _)| *removed > epoch).map(|(_, chunk)| chunk);
+        let mut entries: Vec<ChunkEntry> = self
+            .chunks
+            .iter()
+            .chain(removed_later)
+            .filter(|chunk| chunk.added <= epoch)
+            .map(|chunk| ChunkEntry { start: chunk.start, blocks: chunk.blocks, used: chunk.current })
+            .collect();
+        entries.sort_by_key(|entry| entry.start);
+        entries
     }
 
     /// Adds a chunk in `epoch`.
@@ -140,20 +155,25 @@ impl PoolState {
 
     /// Removes a chunk in `epoch`; nobody may need a block of it.
     pub(crate) fn shrink(&mut self, start: BlockNo, blocks: u32, epoch: u64) -> Result<()> {
-        let same = |chunk: &&mut Chunk| chunk.start == start && chunk.blocks == blocks && chunk.removed.is_none();
-        let Some(chunk) = self.chunks.iter_mut().find(same) else {
-            return Err(Error::corrupt(format!("the metadata pool has no chunk of {blocks} blocks at block {start}")));
+        let same = |chunk: &Chunk| chunk.start == start && chunk.blocks == blocks;
+        let Some(at) = self.chunks.iter().position(same) else {
+            return Err(Error::corrupt(format!(
+                "the metadata pool has no chunk of {blocks} blocks at block {start}"
+            )));
         };
-        if used_count(&chunk.busy) > 0 {
-            return Err(Error::corrupt(format!("the pool chunk at block {start} is in use, it cannot be removed")));
+        if used_count(&self.chunks[at].busy) > 0 {
+            return Err(Error::corrupt(format!(
+                "the pool chunk at block {start} is in use, it cannot be removed"
+            )));
         }
-        chunk.removed = Some(epoch);
+        let chunk = self.chunks.remove(at);
+        self.removed.push((epoch, chunk));
         Ok(())
     }
 
     /// Stops handing out blocks of an unused chunk; false if the chunk is in use or not there.
     pub(crate) fn retire(&mut self, start: BlockNo) -> bool {
-        let chunk = self.chunks.iter_mut().find(|chunk| chunk.start == start && chunk.removed.is_none());
+        let chunk = self.chunks.iter_mut().find(|chunk| chunk.start == start);
         match chunk {
             Some(chunk) if used_count(&chunk.busy) == 0 => {
                 chunk.retired = true;
@@ -170,14 +190,16 @@ impl PoolState {
         }
     }
 
-    /// Forgets chunks that were removed before `epoch`: its checkpoint does not list them.
+    /// Forgets chunks that the checkpoint of `epoch` does not list any more.
     pub(crate) fn forget_removed(&mut self, epoch: u64) {
-        self.chunks.retain(|chunk| chunk.removed.is_none_or(|removed| removed > epoch));
+        self.removed.retain(|(removed, _)| *removed > epoch);
     }
 
     /// True if chunks were added or removed in `epoch`.
     pub(crate) fn changed_in(&self, epoch: u64) -> bool {
-        self.chunks.iter().any(|chunk| chunk.added == epoch || chunk.removed == Some(epoch))
+        let added =
+            self.chunks.iter().chain(self.removed.iter().map(|(_, chunk)| chunk)).any(|c| c.added == epoch);
+        added || self.removed.iter().any(|(removed, _)| *removed == epoch)
     }
 
     /// Takes `count` free blocks for the checkpoint of `epoch`, in runs that ascend from where the last ended.
@@ -192,7 +214,7 @@ impl PoolState {
             }
             let at = (first + step) % chunks;
             let chunk = &mut self.chunks[at];
-            if chunk.added > epoch || chunk.removed.is_some() || chunk.retired {
+            if chunk.added > epoch || chunk.retired {
                 continue;
             }
             let from = if step == 0 { self.cursor.0.saturating_sub(chunk.start.0) as u32 } else { 0 };
@@ -228,7 +250,9 @@ impl PoolState {
         for &block in &blocks {
             let found = self.find(block).filter(|&(chunk, bit)| get(&self.chunks[chunk].current, bit));
             let Some((chunk, bit)) = found else {
-                return Err(Error::corrupt(format!("block {block} held metadata, but the pool's map calls it free")));
+                return Err(Error::corrupt(format!(
+                    "block {block} held metadata, but the pool's map calls it free"
+                )));
             };
             clear(&mut self.chunks[chunk].current, bit);
         }
@@ -259,15 +283,7 @@ impl PoolState {
 
 impl Chunk {
     fn new(start: BlockNo, blocks: u32, added: u64) -> Chunk {
-        Chunk {
-            start,
-            blocks,
-            current: [0; BITMAP_WORDS],
-            busy: [0; BITMAP_WORDS],
-            added,
-            removed: None,
-            retired: false,
-        }
+        Chunk { start, blocks, current: [0; BITMAP_WORDS], busy: [0; BITMAP_WORDS], added, retired: false }
     }
 
     fn end(&self) -> BlockNo {
@@ -355,8 +371,11 @@ mod tests {
         assert!(pool.allocate(11, 6).is_err());
         pool.shrink(BlockNo(200), 10, 6).unwrap();
         pool.forget_removed(5);
-        assert_eq!((pool.entries(5).len(), pool.blocks()), (2, 10));
+        assert_eq!((pool.entries(5).len(), pool.entries(6).len(), pool.blocks()), (2, 1, 10));
+        // Its blocks may come back before the next checkpoint.
+        pool.grow(BlockNo(205), 10, 6).unwrap();
+        assert_eq!((pool.entries(5)[1].start, pool.entries(6)[1].start), (BlockNo(200), BlockNo(205)));
         pool.forget_removed(6);
-        assert_eq!(pool.entries(6).len(), 1);
+        assert_eq!((pool.entries(6).len(), pool.changed_in(7)), (2, false));
     }
 }

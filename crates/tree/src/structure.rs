@@ -9,7 +9,7 @@
 //! crate, and each function here that takes one is given that of the same tree. A thread holds at most one entry:
 //! a second shared one could wait for a thread that waits for the first. No entry is held across device I/O.
 
-use quire_base::sync::{SharedGuard, ShardedRwLock, WholeGuard};
+use quire_base::sync::{ShardedRwLock, SharedGuard, WholeGuard};
 use std::cell::UnsafeCell;
 
 /// The structure lock of one tree.

@@ -56,7 +56,8 @@ impl Tickets {
     /// Starts a round of eviction: gives the clock after the tick, and the stamp below which nodes may go.
     pub(crate) fn tick(&self) -> (u64, u64) {
         let clock = self.clock.fetch_add(1, Ordering::AcqRel) + 1;
-        let oldest = self.shards.iter().filter_map(|shard| shard.live.lock().first().map(|(at, _)| *at)).min();
+        let oldest =
+            self.shards.iter().filter_map(|shard| shard.live.lock().first().map(|(at, _)| *at)).min();
         (clock, oldest.unwrap_or(clock).min(clock))
     }
 }

@@ -64,7 +64,10 @@ impl Tree {
         let page = crate::load::read_node(&device, volume, &root)?;
         let live = pool.node_blocks();
         if live == 0 || !pool.is_used(root.block) {
-            return Err(Error::corrupt(format!("the pool's map calls the tree's root at block {} free", root.block)));
+            return Err(Error::corrupt(format!(
+                "the pool's map calls the tree's root at block {} free",
+                root.block
+            )));
         }
         let root = Node::loaded(page, root, 1);
         Ok(Arc::new(Tree::new(device, volume, root, pool, limits, live)))
@@ -138,7 +141,9 @@ impl Tree {
     /// Adds a chunk of 1 to 1024 blocks to the pool: apply side of a journaled change.
     pub fn pool_grow(&self, start: BlockNo, blocks: u32) -> Result<()> {
         if start.0.checked_add(u64::from(blocks)).is_none_or(|end| end > self.device.blocks()) {
-            return Err(Error::corrupt(format!("a pool chunk of {blocks} blocks at block {start} is past the end")));
+            return Err(Error::corrupt(format!(
+                "a pool chunk of {blocks} blocks at block {start} is past the end"
+            )));
         }
         let epoch = self.live_epoch();
         let mut pool = self.pool.lock();
@@ -163,7 +168,9 @@ impl Tree {
         let mut pool = self.pool.lock();
         let Some(chunk) = pool.chunks().into_iter().find(|chunk| chunk.start == start) else { return false };
         let accounting = &self.accounting;
-        let needed = accounting.live() + pool.overhead() + 4 * (accounting.dirty() + accounting.reserved())
+        let needed = accounting.live()
+            + pool.overhead()
+            + 4 * (accounting.dirty() + accounting.reserved())
             + 4 * accounting.emergency();
         pool.blocks().saturating_sub(chunk.blocks) > needed && pool.retire(start)
     }

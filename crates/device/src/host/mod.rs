@@ -3,7 +3,7 @@
 //! * [`open`]: [`open_image`] and [`create_image`], which pick a backend.
 //! * `target`: the open descriptor with its lock, its size, its flush and its discard.
 //! * `transfer`: progress of one vectored transfer through short counts and interruptions.
-//! * [`file`]: ordinary I/O through the host's page cache: the fallback, and read-only volumes.
+//! * [`mod@file`]: ordinary I/O through the host's page cache: the fallback, and read-only volumes.
 //! * [`uring`]: direct I/O, asynchronous through an io_uring: the default.
 //!
 //! Invariants: while a backend is open, its descriptor holds the volume's lock (exclusive to write, shared to

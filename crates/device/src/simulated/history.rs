@@ -1,6 +1,6 @@
 //! The record of what happened to a simulated device, and the state machine that gives it meaning.
 //!
-//! [`Event`]s are appended at submission and at completion. [`Medium`] is the device after a prefix of them: the
+//! [`Event`]s are appended at submission and at completion. `Medium` is the device after a prefix of them: the
 //! same code drives the live device and rebuilds any earlier moment, so a crash image of the past is as good as
 //! one of the present.
 //!
@@ -242,7 +242,8 @@ pub(super) struct History {
     keeps: bool,
 }
 
-/// Events between two saved media at most.
+/// Fewest events between two saved media. While many writes are unsafe the distance is their number, so that
+/// saving costs a constant an event and rebuilding costs no more than looking at all of them.
 const SAVE_INTERVAL: usize = 64;
 
 impl History {
@@ -264,7 +265,7 @@ impl History {
         }
         self.events.push(event);
         let last = self.saved.last().map_or(0, |(count, _)| *count);
-        if self.events.len() - last >= SAVE_INTERVAL {
+        if self.events.len() - last >= SAVE_INTERVAL.max(after.unsafe_writes.len()) {
             self.saved.push((self.events.len(), after.clone()));
         }
     }

@@ -171,12 +171,12 @@ impl Engine {
     }
 
     /// Allocates for the front of a hole in one transaction; gives the blocks covered.
-    fn fill_hole(
-        &self,
+    fn fill_hole<'a>(
+        &'a self,
         inode: &InodeRef,
         at: u64,
         count: u64,
-        funding: &mut quire_alloc::SpaceReservation<'_>,
+        funding: &mut quire_alloc::SpaceReservation<'a>,
     ) -> Result<u64> {
         let mut transaction = self.begin(Cost::new(1, 128).with_extents(EXTENTS_PER_TRANSACTION))?;
         let mut meta = inode.meta();

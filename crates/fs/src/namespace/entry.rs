@@ -9,7 +9,6 @@
 
 use crate::engine::Engine;
 use crate::inode::InodeRef;
-use crate::inode_table::InodeTable;
 use quire_base::sync::Arc;
 use quire_base::{Context, Error, ErrorKind, InodeNo, Result};
 use quire_format::dirent::{self, DISAMBIGUATOR_MAX, Entry};

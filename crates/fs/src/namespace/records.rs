@@ -54,11 +54,6 @@ impl<'a> Records<'a> {
         locked.edited.as_ref().unwrap_or(&locked.meta.record)
     }
 
-    /// How the inode is tracked while it has no name.
-    pub(crate) fn orphan(&self, inode: &Inode) -> OrphanState {
-        self.locked[self.place(inode)].meta.orphan
-    }
-
     /// The record, to be changed; it will be journaled.
     pub(crate) fn edit(&mut self, inode: &Inode) -> &mut InodeRecord {
         let at = self.place(inode);

@@ -25,7 +25,7 @@ pub struct Change {
 impl Operations {
     /// A node's attributes.
     pub fn attributes(&self, node: u64) -> Result<Attributes> {
-        self.volume.attributes(&self.inode(node)?)
+        Ok(self.volume.attributes(&self.inode(node)?))
     }
 
     /// Applies a change and returns what holds then. `handle` names the open file that a size change came

@@ -68,12 +68,12 @@ impl Operations {
             }
             Err(error) => return Err(error),
         };
-        self.enter(inode)
+        Ok(self.enter(inode))
     }
 
     /// Makes a file, folder, fifo, socket or device node.
     pub fn make(&self, parent: u64, name: &[u8], make: &Make) -> Result<Entry> {
-        self.enter(self.volume.create(&self.inode(parent)?, name, &make.engine()?)?)
+        Ok(self.enter(self.volume.create(&self.inode(parent)?, name, &make.engine()?)?))
     }
 
     /// Makes a file and opens it; without `O_EXCL` in `flags` one that is there is opened instead.
@@ -88,18 +88,12 @@ impl Operations {
         };
         let flags = if made { flags & !libc::O_TRUNC } else { flags };
         let opened = self.open_inode(inode.clone(), flags, make.caller)?;
-        match self.enter(inode) {
-            Ok(entry) => Ok((entry, opened)),
-            Err(error) => {
-                self.release(opened.handle);
-                Err(error)
-            }
-        }
+        Ok((self.enter(inode), opened))
     }
 
     /// Makes a symbolic link.
     pub fn symlink(&self, parent: u64, name: &[u8], target: &[u8], caller: Caller) -> Result<Entry> {
-        self.enter(self.volume.symlink(&self.inode(parent)?, name, target, caller.engine())?)
+        Ok(self.enter(self.volume.symlink(&self.inode(parent)?, name, target, caller.engine())?))
     }
 
     /// A symbolic link's target.
@@ -111,7 +105,7 @@ impl Operations {
     pub fn link(&self, node: u64, parent: u64, name: &[u8]) -> Result<Entry> {
         let inode = self.inode(node)?;
         self.volume.link(&inode, &self.inode(parent)?, name)?;
-        self.enter(inode)
+        Ok(self.enter(inode))
     }
 
     /// Removes a name that is not a folder's.
@@ -182,8 +176,7 @@ impl Operations {
                 Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Stale) => continue,
                 Err(error) => return Err(error),
             };
-            let entry =
-                Entry { generation: inode.generation(), attributes: self.volume.attributes(&inode)? };
+            let entry = Entry { generation: inode.generation(), attributes: self.volume.attributes(&inode) };
             if !take(name, &entry) {
                 return Ok(());
             }

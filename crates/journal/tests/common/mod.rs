@@ -12,6 +12,9 @@ pub const START: BlockNo = BlockNo(3);
 pub const VOLUME: u64 = 77;
 pub const PAYLOAD: u64 = 4032;
 
+/// Records as a replay hands them over.
+pub type Found = Vec<(Seq, Vec<u8>)>;
+
 /// A journal, the device under it, and the device's inner life.
 pub struct Rig {
     pub backend: Arc<SimulatedBackend>,
@@ -52,17 +55,13 @@ impl Rig {
     }
 
     /// Replays what the device shows now, from `from`.
-    pub fn replay(&self, from: Seq) -> Result<(Vec<(Seq, Vec<u8>)>, ReplayEnd)> {
+    pub fn replay(&self, from: Seq) -> Result<(Found, ReplayEnd)> {
         replay_image(self.backend.visible(), &self.config, from)
     }
 }
 
 /// Replays an image.
-pub fn replay_image(
-    image: Image,
-    config: &JournalConfig,
-    from: Seq,
-) -> Result<(Vec<(Seq, Vec<u8>)>, ReplayEnd)> {
+pub fn replay_image(image: Image, config: &JournalConfig, from: Seq) -> Result<(Found, ReplayEnd)> {
     let device = Device::new(Arc::new(SimulatedBackend::from_image(image)));
     let replay_config = ReplayConfig {
         start: config.start,

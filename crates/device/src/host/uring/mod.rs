@@ -2,7 +2,7 @@
 //!
 //! Synchronous reads, writes and flushes are system calls on the O_DIRECT descriptor in the calling thread: no
 //! other thread is involved, so they cost what the device costs. Requests given to `submit` go through
-//! [`queue`]: one enter for a batch, one completion thread that runs their `done`.
+//! `queue`: one enter for a batch, one completion thread that runs their `done`.
 //!
 //! Memory that is not aligned is bounced. Requests in flight when the backend is dropped complete first.
 //!

@@ -1,0 +1,228 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::exit;
+use crate::mount_options;
+use crate::size;
+
+/// A crash-safe, journaling file system in user space.
+#[derive(Debug, Parser)]
+#[command(name = "quire", version, arg_required_else_help = true, after_help = exit::HELP)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What `quire` can do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Make a volume in an image file or on a block device
+    ///
+    /// An image file is sparse but for the journal, which is written with zeros. What already holds a file
+    /// system is refused, unless forced.
+    Mkfs(Mkfs),
+    /// Mount a volume on a folder
+    ///
+    /// Returns when the mount is usable; the server goes on in the background.
+    #[command(after_help = mount_options::HELP)]
+    Mount(Mount),
+    /// Unmount, and return when the volume is closed
+    Umount(Umount),
+    /// Check a volume, and repair it if asked to
+    ///
+    /// Without --repair nothing is written: the journal is replayed in memory only.
+    #[command(after_help = "Exit codes: 0 clean; 1 errors corrected; 4 errors left; 8 could not check; 16 wrong usage.")]
+    Fsck(Fsck),
+    /// Show what a volume is
+    ///
+    /// Reads the superblocks only; works beside a mount, and then shows the last checkpoint.
+    Info(Info),
+    /// Show what is inside a volume, as of the end of its journal
+    Dump(Dump),
+    /// Try it out: make quire.img here if there is none, and mount it on ./quire-mnt
+    Up(Up),
+    /// Write the manual pages to a folder
+    Man {
+        /// Where to.
+        dir: PathBuf,
+    },
+    /// Write completions for a shell to the standard output
+    Completions {
+        /// Which shell.
+        shell: clap_complete::Shell,
+    },
+    /// Serve one file from memory, to measure what the transport alone can do
+    #[command(hide = true)]
+    BenchNull(BenchNull),
+}
+
+/// `quire mkfs`.
+#[derive(Debug, Args)]
+pub struct Mkfs {
+    /// Size of the volume, for example 10G; needed for a new image file [default: the whole file or device]
+    #[arg(long, short, value_parser = size::parse)]
+    pub size: Option<u64>,
+    /// A name for people, at most 64 bytes
+    #[arg(long, short = 'L', default_value = "")]
+    pub label: String,
+    /// Size of the journal [default: by the size of the volume]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub journal_size: Option<u64>,
+    /// Overwrite whatever is there
+    #[arg(long, short)]
+    pub force: bool,
+    /// Say nothing unless it fails
+    #[arg(long, short)]
+    pub quiet: bool,
+    /// Image file or block device
+    pub volume: PathBuf,
+}
+
+/// `quire mount`.
+#[derive(Debug, Args)]
+pub struct Mount {
+    /// Mount options, separated by commas
+    #[arg(short = 'o', value_name = "OPTS")]
+    pub options: Vec<String>,
+    /// Stay in the foreground, with messages on the terminal; end with Ctrl-C
+    #[arg(long, short)]
+    pub foreground: bool,
+    /// Internal: serve, and report on the standard output when ready
+    #[arg(long, hide = true)]
+    pub report: bool,
+    /// Image file or block device
+    pub volume: PathBuf,
+    /// Mount point
+    pub dir: PathBuf,
+}
+
+/// `quire umount`.
+#[derive(Debug, Args)]
+pub struct Umount {
+    /// Take the mount out of the tree at once and return; it is closed when its last user is done
+    #[arg(long, short)]
+    pub lazy: bool,
+    /// Mount point
+    pub dir: PathBuf,
+}
+
+/// `quire fsck`.
+#[derive(Debug, Args)]
+pub struct Fsck {
+    /// Repair what can be repaired
+    #[arg(long, short, visible_short_aliases = ['a', 'p', 'y'])]
+    pub repair: bool,
+    /// Repair nothing (the default)
+    #[arg(short = 'n', long, conflicts_with = "repair")]
+    pub no: bool,
+    /// Print the report as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Check even if the volume was closed in order (always done; for fsck(8))
+    #[arg(short = 'f', hide = true)]
+    pub force: bool,
+    /// Progress for fsck(8)
+    #[arg(short = 'C', hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "0")]
+    pub progress: Option<String>,
+    /// Image file or block device
+    pub volume: PathBuf,
+}
+
+/// `quire info`.
+#[derive(Debug, Args)]
+pub struct Info {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Image file or block device
+    pub volume: PathBuf,
+}
+
+/// Parts of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// Both superblock slots
+    Superblock,
+    /// The journal's records that a mount would replay
+    Journal,
+    /// Every key and value
+    Tree,
+    /// One inode: record, attributes, entries, extents
+    Inode,
+}
+
+/// `quire dump`.
+#[derive(Debug, Args)]
+pub struct Dump {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Image file or block device
+    pub volume: PathBuf,
+    /// What to show
+    pub part: Part,
+    /// The inode's number
+    #[arg(required_if_eq("part", "inode"))]
+    pub number: Option<u64>,
+}
+
+/// `quire up`.
+#[derive(Debug, Args)]
+pub struct Up {
+    /// Mount point
+    #[arg(default_value = "quire-mnt")]
+    pub dir: PathBuf,
+}
+
+/// `quire bench-null`.
+#[derive(Debug, Args)]
+pub struct BenchNull {
+    /// Size of the file
+    #[arg(long, default_value = "1G", value_parser = size::parse)]
+    pub size: u64,
+    /// Threads that receive requests [default: as for a volume]
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Mount point
+    pub dir: PathBuf,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_grammar_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_documented_calls() {
+        for line in [
+            "quire mkfs --size 10G --label backup --journal-size 64M --force a.img",
+            "quire mount -o ro,noatime --foreground a.img mnt",
+            "quire mount a.img mnt -o ro -o noatime",
+            "quire umount mnt",
+            "quire fsck --repair --json a.img",
+            "quire fsck -a -C=0 a.img",
+            "quire info a.img",
+            "quire dump a.img superblock",
+            "quire dump --json a.img inode 5",
+            "quire up",
+            "quire up elsewhere",
+            "quire man out",
+            "quire completions bash",
+            "quire bench-null mnt",
+        ] {
+            Cli::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{line}: {error}"));
+        }
+        for line in ["quire mkfs", "quire mkfs --size lots a.img", "quire dump a.img inode", "quire mount a.img"] {
+            assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
+        }
+    }
+}

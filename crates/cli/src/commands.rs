@@ -1,0 +1,13 @@
+//! One module a command.
+
+pub mod bench_null;
+pub mod check;
+pub mod dump;
+pub mod fsck;
+pub mod generate;
+pub mod info;
+pub mod inspect;
+pub mod mkfs;
+pub mod mount;
+pub mod umount;
+pub mod up;

@@ -1,0 +1,59 @@
+//! `quire info`: the superblock for people.
+
+use quire_format::superblock::Superblock;
+use serde_json::{Value, json};
+
+use crate::arguments::Info;
+use crate::commands::inspect::{superblock_json, time, uuid};
+use crate::exit::{Failure, Outcome};
+use crate::{image, size};
+
+/// Prints what a volume is.
+pub fn run(arguments: &Info) -> Outcome {
+    let path = image::find(&arguments.volume)?;
+    let (superblock, damaged) = image::newest_superblock(&path)?;
+    let mounted = quire_fuse::mount::mounts()
+        .map_err(Failure::from)?
+        .into_iter()
+        .find(|entry| entry.is_quire() && entry.source == path)
+        .map(|entry| entry.dir);
+    if arguments.json {
+        let mut value = superblock_json(&superblock);
+        value["mounted_at"] = mounted.map_or(Value::Null, |dir| json!(dir));
+        value["damaged_slot"] = damaged.map_or(Value::Null, |error| json!(error.to_string()));
+        println!("{value:#}");
+        return Ok(());
+    }
+    print!("{}", text(&superblock));
+    if let Some(dir) = mounted {
+        println!("mounted at       {}", dir.display());
+    }
+    if let Some(error) = damaged {
+        println!("damaged          one of two superblocks: {error}");
+    }
+    Ok(())
+}
+
+fn text(superblock: &Superblock) -> String {
+    let bytes = |blocks: u64| size::show(blocks * 4096);
+    let state =
+        if superblock.flags & quire_format::superblock::FLAG_CLEAN != 0 { "clean" } else { "in use or not closed" };
+    let mut lines = vec![
+        ("format", format!("{}.{}", superblock.version.0, superblock.version.1)),
+        ("uuid", uuid(&superblock.uuid)),
+        ("label", superblock.label().to_owned()),
+        ("state", state.to_owned()),
+        ("size", bytes(superblock.block_count)),
+        ("free", bytes(superblock.free_blocks)),
+        ("journal", bytes(superblock.journal_blocks)),
+        ("inodes", superblock.inode_count.to_string()),
+        ("checkpoint", superblock.checkpoint.to_string()),
+        ("mounts", superblock.mount_count.to_string()),
+        ("created", time(superblock.created)),
+        ("last mounted", time(superblock.mounted)),
+    ];
+    if superblock.label().is_empty() {
+        lines.remove(2);
+    }
+    lines.into_iter().map(|(name, value)| format!("{name:<17}{value}\n")).collect()
+}

@@ -1,0 +1,178 @@
+//! `quire mount`: in the foreground, or through a server in the background ([`crate::server`]).
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use quire::Volume;
+use quire_base::{ErrorKind, Result};
+use quire_fuse::{MountEntry, Session, mount, signals};
+
+use crate::arguments::Mount;
+use crate::exit::{Failure, Outcome};
+use crate::mount_options::{LogTarget, MountOptions};
+use crate::server::{self, Report};
+use crate::{image, logging};
+
+/// How long a mount waits for a server that is closing the volume after an unmount.
+const CLOSING_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Arguments that have been looked at.
+pub struct Checked {
+    /// The volume's absolute path.
+    pub volume: PathBuf,
+    /// The mount point's absolute path.
+    pub dir: PathBuf,
+    /// The parsed options.
+    pub options: MountOptions,
+}
+
+/// Looks at everything that can be wrong before a server is started.
+pub fn check(arguments: &Mount) -> Outcome<Checked> {
+    let options = MountOptions::parse(&arguments.options).map_err(Failure::usage)?;
+    let volume = image::find(&arguments.volume)?;
+    let dir = mount::resolve(&arguments.dir)?;
+    if let Some(entry) = mount::mounted_at(&dir)? {
+        return Err(Failure::new(
+            36,
+            format!(
+                "{} is already mounted at {}; unmount it first (`quire umount {}`), or choose another folder",
+                entry.source.display(),
+                dir.display(),
+                dir.display()
+            ),
+        ));
+    }
+    if !dir.is_dir() {
+        return Err(Failure::new(37, format!("mount point {} is not a folder", dir.display())));
+    }
+    // Not a volume, or of a newer format: said without starting anything.
+    image::newest_superblock(&volume)?;
+    Ok(Checked { volume, dir, options })
+}
+
+/// Mounts.
+pub fn run(arguments: &Mount) -> Outcome {
+    if arguments.report {
+        return serve_and_report(arguments);
+    }
+    let checked = check(arguments)?;
+    if arguments.foreground {
+        return serve_here(&checked);
+    }
+    for note in in_background(&checked, &arguments.options)? {
+        eprintln!("quire: {note}");
+    }
+    Ok(())
+}
+
+/// Mounts through a server in the background; returns its notes.
+pub fn in_background(checked: &Checked, options: &[String]) -> Outcome<Vec<String>> {
+    let log = match &checked.options.log {
+        LogTarget::Standard => Some(logging::standard_file(&checked.volume)),
+        LogTarget::File(path) => Some(path.clone()),
+        LogTarget::Syslog => None,
+    };
+    // The server works in the root folder.
+    let mut options = options.to_vec();
+    if let LogTarget::File(path) = &checked.options.log
+        && path.is_relative()
+    {
+        let path = std::path::absolute(path).map_err(|error| Failure::system("finding the log file", &error))?;
+        options.push(format!("log={}", path.display()));
+    }
+    server::start(&checked.volume, &checked.dir, &options, log.as_deref())
+}
+
+fn serve_here(checked: &Checked) -> Outcome {
+    signals::block();
+    logging::to_terminal();
+    server::abort_on_panic();
+    let (session, notes) = open_and_mount(checked)?;
+    for note in notes {
+        tracing::info!("{note}");
+    }
+    tracing::info!("{} is mounted on {}", checked.volume.display(), checked.dir.display());
+    Ok(session.run()?)
+}
+
+fn serve_and_report(arguments: &Mount) -> Outcome {
+    server::detach();
+    signals::block();
+    let started = check(arguments).and_then(|checked| {
+        let log = logging::to_target(&checked.options.log, &checked.volume)?;
+        server::abort_on_panic();
+        let (session, notes) = open_and_mount(&checked)?;
+        Ok((checked, log, session, notes))
+    });
+    let (checked, log, session, notes) = match started {
+        Ok(started) => started,
+        Err(failure) => {
+            tracing::error!("{failure}");
+            server::report(&Report::Failed { code: failure.code, message: failure.message.clone() });
+            return Err(failure);
+        }
+    };
+    for note in &notes {
+        tracing::info!("{note}");
+    }
+    tracing::info!("{} is mounted on {}", checked.volume.display(), checked.dir.display());
+    server::report(&Report::Ready { log, notes });
+    let outcome = session.run();
+    if let Err(error) = &outcome {
+        tracing::error!("{error}");
+    }
+    Ok(outcome?)
+}
+
+fn open_and_mount(checked: &Checked) -> Outcome<(Session, Vec<String>)> {
+    let root = rustix::process::geteuid().is_root();
+    let volume = open(&checked.volume, &checked.options)?;
+    let mut serve = checked.options.serve.clone();
+    serve.flags = checked.options.flags(checked.volume.as_os_str(), root);
+    let mut notes = Vec::new();
+    let recovery = volume.recovery();
+    if let Some(reason) = &recovery.fallback {
+        notes.push(format!("the newest superblock is not good, the older one was taken: {reason}"));
+    }
+    if recovery.records > 0 {
+        notes.push(format!("recovered {} transactions from the journal", recovery.records));
+    }
+    if volume.is_read_only() && !checked.options.volume.read_only {
+        notes.push(format!("{} may not be written: mounted read-only", checked.volume.display()));
+        serve.flags.read_only = true;
+    }
+    let session = Session::mount(volume, &checked.dir, &serve)?;
+    Ok((session, notes))
+}
+
+/// Opens the volume; one that is only just being closed by its last server is waited for.
+fn open(path: &Path, options: &MountOptions) -> Result<Volume> {
+    let start = Instant::now();
+    loop {
+        match Volume::open(path, options.volume.clone()) {
+            Err(error)
+                if error.kind() == ErrorKind::Busy
+                    && start.elapsed() < CLOSING_PATIENCE
+                    && is_closing(path)? =>
+            {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(error) if error.kind() == ErrorKind::Busy => {
+                return Err(match mount_of(path)? {
+                    Some(entry) => error.context(format!("it is mounted at {}", entry.dir.display())),
+                    None => error,
+                });
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+fn mount_of(volume: &Path) -> Result<Option<MountEntry>> {
+    Ok(mount::mounts()?.into_iter().find(|entry| entry.is_quire() && entry.source == volume))
+}
+
+/// Open for writing, not mounted, and the process that has it open once mounted volumes: a server on its way out.
+fn is_closing(volume: &Path) -> Result<bool> {
+    Ok(mount_of(volume)?.is_none() && super::umount::server_of(volume).is_some())
+}

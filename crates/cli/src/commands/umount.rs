@@ -1,0 +1,69 @@
+//! `quire umount`: returns when the volume is closed, so that it may be copied, checked or mounted again at once.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::Duration;
+
+use quire_fuse::mount::{self, Unmount};
+
+use crate::arguments::Umount;
+use crate::exit::{Failure, Outcome};
+use crate::image;
+
+/// How long the closing of a volume may take before the command gives up waiting (not closing).
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Unmounts.
+pub fn run(arguments: &Umount) -> Outcome {
+    let dir = mount::resolve(&arguments.dir)?;
+    let Some(entry) = mount::mounted_at(&dir)? else {
+        return Err(Failure::new(37, format!("nothing is mounted at {}", dir.display())));
+    };
+    if !entry.is_quire() {
+        return Err(Failure::new(
+            37,
+            format!("{} is a mount of type {}, not a Quire volume", dir.display(), entry.kind),
+        ));
+    }
+    if arguments.lazy {
+        return Ok(mount::unmount(&dir, Unmount::Detach)?);
+    }
+    // Before the unmount: the server may be gone before it could be looked for.
+    let server = if entry.source.is_absolute() { None } else { server_of(&dir) };
+    mount::unmount(&dir, Unmount::Plain)?;
+    let slow = || eprintln!("quire: waiting until everything is on disk");
+    let closed = match server {
+        Some(process) => wait_until_ended(&process, PATIENCE),
+        None => image::wait_until_closed(&entry.source, PATIENCE, slow),
+    };
+    if closed {
+        return Ok(());
+    }
+    Err(Failure::new(
+        36,
+        format!("{} is unmounted, but {} is still open", dir.display(), entry.source.display()),
+    ))
+}
+
+/// The folder in `/proc` of the background server that has `operand` (a volume or a mount point, absolute) on its
+/// command line.
+pub fn server_of(operand: &Path) -> Option<std::path::PathBuf> {
+    std::fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path()).find(|process| {
+        let Ok(line) = std::fs::read(process.join("cmdline")) else { return false };
+        let words: Vec<&[u8]> = line.split(|&byte| byte == 0).collect();
+        words.get(1) == Some(&b"mount".as_slice())
+            && words.get(2) == Some(&b"--report".as_slice())
+            && words.contains(&operand.as_os_str().as_bytes())
+    })
+}
+
+fn wait_until_ended(process: &Path, patience: Duration) -> bool {
+    let start = std::time::Instant::now();
+    while process.exists() {
+        if start.elapsed() > patience {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    true
+}

@@ -1,0 +1,76 @@
+//! `quire up`: the first command anyone runs.
+
+use std::path::Path;
+
+use quire_fuse::mount::{self, Unmount};
+
+use crate::arguments::{Mkfs, Mount, Up};
+use crate::commands;
+use crate::exit::{Failure, Outcome};
+use crate::size;
+
+const IMAGE: &str = "quire.img";
+const SIZE: u64 = 10 << 30;
+
+/// Makes and mounts what is missing, and says what to try.
+pub fn run(arguments: &Up) -> Outcome {
+    let dir = &arguments.dir;
+    if let Some(resolved) = std::fs::symlink_metadata(dir).is_ok().then(|| mount::resolve(dir)).transpose()?
+        && let Some(entry) = mount::mounted_at(&resolved)?
+        && entry.is_quire()
+    {
+        if is_dead(&resolved) {
+            println!("The server of {} is gone; mounting again.", dir.display());
+            mount::unmount(&resolved, Unmount::Detach)?;
+        } else {
+            println!("{} is already mounted on {}.", entry.source.display(), dir.display());
+            println!("{}", hints(dir));
+            return Ok(());
+        }
+    }
+    let image = Path::new(IMAGE);
+    if !image.exists() {
+        let mkfs = Mkfs {
+            size: Some(SIZE),
+            label: String::new(),
+            journal_size: None,
+            force: false,
+            quiet: true,
+            volume: image.into(),
+        };
+        commands::mkfs::make(&mkfs)?;
+        println!("Made {IMAGE}: a volume of {} that takes only the space it needs.", size::show(SIZE));
+    }
+    std::fs::create_dir_all(dir)
+        .map_err(|error| Failure::new(37, format!("making the folder {}: {error}", dir.display())))?;
+    let mount = Mount {
+        options: Vec::new(),
+        foreground: false,
+        report: false,
+        volume: image.into(),
+        dir: dir.clone(),
+    };
+    let checked = commands::mount::check(&mount)?;
+    for note in commands::mount::in_background(&checked, &[])? {
+        println!("{note}");
+    }
+    println!("{IMAGE} is mounted on {}.", dir.display());
+    println!("{}", hints(dir));
+    Ok(())
+}
+
+/// A mount whose server died answers every request so.
+fn is_dead(dir: &Path) -> bool {
+    matches!(rustix::fs::statfs(dir), Err(rustix::io::Errno::NOTCONN))
+}
+
+fn hints(dir: &Path) -> String {
+    let dir = dir.display();
+    let program = std::env::args().next().unwrap_or_else(|| "quire".into());
+    format!(
+        "\nTry:   cp -a some-folder {dir}/ && ls -l {dir}\
+         \n       fio --name=try --directory={dir} --rw=randrw --bs=4k --size=256m --numjobs=4\
+         \nStop:  {program} umount {dir}\
+         \nMore:  {program} --help"
+    )
+}

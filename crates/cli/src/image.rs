@@ -1,0 +1,148 @@
+//! Finding volumes, and reading their superblocks without opening them.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
+use quire_format::superblock::{SLOT_BLOCKS, Superblock};
+use rustix::fs::FlockOperation;
+use rustix::fs::OFlags;
+
+use crate::exit::{Failure, Outcome};
+
+/// The absolute path of a volume that must exist.
+pub fn find(volume: &Path) -> Outcome<PathBuf> {
+    volume.canonicalize().map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Failure::new(
+            37,
+            format!(
+                "volume {} does not exist; make one with `quire mkfs --size 10G {}`",
+                volume.display(),
+                volume.display()
+            ),
+        ),
+        io::ErrorKind::PermissionDenied => Failure::new(38, format!("volume {}: {error}", volume.display())),
+        _ => Failure::new(37, format!("volume {}: {error}", volume.display())),
+    })
+}
+
+fn open(volume: &Path) -> Result<File> {
+    // Not blocking, in case it is a fifo.
+    let file = File::options()
+        .read(true)
+        .custom_flags(OFlags::NONBLOCK.bits() as i32)
+        .open(volume)
+        .map_err(|error| Error::os(format!("opening {}", volume.display()), &error))?;
+    let kind = file
+        .metadata()
+        .map_err(|error| Error::os(format!("looking at {}", volume.display()), &error))?
+        .file_type();
+    if kind.is_file() || kind.is_block_device() {
+        Ok(file)
+    } else if kind.is_dir() {
+        Err(Error::new(
+            ErrorKind::IsDirectory,
+            format!("{} is a folder; a volume is an image file or a block device", volume.display()),
+        ))
+    } else {
+        Err(Error::new(
+            ErrorKind::NotAVolume,
+            format!("{} is neither an image file nor a block device", volume.display()),
+        ))
+    }
+}
+
+/// Both superblock slots of a volume, each decoded or with the reason why it is not. Takes no lock: a server that
+/// has the volume open may be writing one of them.
+pub fn superblocks(volume: &Path) -> Result<[Result<Superblock>; 2]> {
+    let file = open(volume)?;
+    Ok(SLOT_BLOCKS.map(|block| {
+        let mut bytes = vec![0; BLOCK_SIZE];
+        match file.read_exact_at(&mut bytes, block.byte_offset()) {
+            Ok(()) => Superblock::decode(&bytes),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(Error::new(
+                ErrorKind::NotAVolume,
+                format!("{} ends before the superblock at block {block}", volume.display()),
+            )),
+            Err(error) => Err(Error::os(format!("reading block {block} of {}", volume.display()), &error)),
+        }
+    }))
+}
+
+/// The superblock that a mount would take, and the reason why the other one is not good, if so.
+pub fn newest_superblock(volume: &Path) -> Result<(Superblock, Option<Error>)> {
+    match superblocks(volume)? {
+        [Ok(a), Ok(b)] => Ok((if a.checkpoint >= b.checkpoint { a } else { b }, None)),
+        [Ok(good), Err(bad)] | [Err(bad), Ok(good)] => Ok((good, Some(bad))),
+        // The first slot's reason, unless the second shows that there was a volume.
+        [Err(a), Err(b)] if a.kind() == ErrorKind::NotAVolume => {
+            Err(b.context(format!("{}: no superblock is good", volume.display())))
+        }
+        [Err(a), _] => Err(a.context(format!("{}: no superblock is good", volume.display()))),
+    }
+}
+
+/// Waits until no server has the volume open for writing any more; false when `patience` is over.
+///
+/// `slow` is called once if it takes longer than a second or two. A volume that cannot be looked at counts as
+/// closed.
+pub fn wait_until_closed(volume: &Path, patience: Duration, slow: impl FnOnce()) -> bool {
+    let Ok(file) = open(volume) else { return true };
+    let start = Instant::now();
+    let mut slow = Some(slow);
+    loop {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
+            Err(rustix::io::Errno::WOULDBLOCK) => {}
+            _ => return true,
+        }
+        if start.elapsed() > patience {
+            return false;
+        }
+        if start.elapsed() > Duration::from_secs(2)
+            && let Some(slow) = slow.take()
+        {
+            slow();
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_volume_says_how_to_make_one() {
+        let failure = find(Path::new("/nonexistent/a.img")).unwrap_err();
+        assert_eq!(failure.code, 37);
+        assert!(failure.message.contains("quire mkfs"), "{failure}");
+    }
+
+    #[test]
+    fn what_is_no_volume() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(superblocks(folder.path()).unwrap_err().kind(), ErrorKind::IsDirectory);
+        assert_eq!(superblocks(Path::new("/dev/null")).unwrap_err().kind(), ErrorKind::NotAVolume);
+        let short = folder.path().join("short");
+        std::fs::write(&short, b"hello").unwrap();
+        assert_eq!(newest_superblock(&short).unwrap_err().kind(), ErrorKind::NotAVolume);
+        let zeros = folder.path().join("zeros");
+        std::fs::write(&zeros, vec![0; 64 << 10]).unwrap();
+        assert_eq!(newest_superblock(&zeros).unwrap_err().kind(), ErrorKind::NotAVolume);
+    }
+
+    #[test]
+    fn a_locked_volume_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.img");
+        std::fs::write(&path, b"x").unwrap();
+        let server = File::open(&path).unwrap();
+        rustix::fs::flock(&server, FlockOperation::NonBlockingLockExclusive).unwrap();
+        assert!(!wait_until_closed(&path, Duration::from_millis(50), || {}));
+        drop(server);
+        assert!(wait_until_closed(&path, Duration::from_millis(50), || {}));
+    }
+}

@@ -1,0 +1,242 @@
+//! The server is killed at random moments while real programs work on the mount. Each time the volume mounts again
+//! within two seconds, everything that returned from fsync is there with the right content, and fsck is clean.
+
+mod common;
+
+use common::{Numbers, Volume, can_mount, has, pattern};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const KILLS: u64 = 20;
+
+/// Writes files and fsyncs them until told to stop or failing, and keeps a list of what was acknowledged.
+struct Witness {
+    stop: Arc<AtomicBool>,
+    acknowledged: Arc<Mutex<BTreeMap<PathBuf, u64>>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Witness {
+    fn start(folder: PathBuf, round: u64, acknowledged: Arc<Mutex<BTreeMap<PathBuf, u64>>>) -> Witness {
+        let stop = Arc::new(AtomicBool::new(false));
+        let thread = {
+            let (stop, acknowledged) = (stop.clone(), acknowledged.clone());
+            std::thread::spawn(move || {
+                let mut number = round * 1_000_000;
+                while !stop.load(Ordering::Relaxed) {
+                    number += 1;
+                    if write_one(&folder, number, &acknowledged).is_err() {
+                        return;
+                    }
+                }
+            })
+        };
+        Witness { stop, acknowledged, thread: Some(thread) }
+    }
+
+    fn finish(mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+        let _ = &self.acknowledged;
+    }
+}
+
+fn length(number: u64) -> usize {
+    (number as usize * 7919) % 50_000
+}
+
+/// Three ways to make a file durable, in turn: fsync, O_SYNC, and write-fsync-rename.
+fn write_one(folder: &Path, number: u64, acknowledged: &Mutex<BTreeMap<PathBuf, u64>>) -> std::io::Result<()> {
+    let path = folder.join(format!("witness{}", number % 300));
+    let data = pattern(number, length(number));
+    match number % 2 {
+        0 => {
+            // Replaced as a whole: old or new, never between.
+            let new = folder.join("witness.new");
+            let mut file = std::fs::File::create(&new)?;
+            file.write_all(&data)?;
+            file.sync_all()?;
+            std::fs::rename(&new, &path)?;
+            std::fs::File::open(folder)?.sync_all()?;
+        }
+        _ => {
+            let path = folder.join(format!("once{number}"));
+            let mut file = std::fs::File::create(&path)?;
+            file.write_all(&data)?;
+            file.sync_data()?;
+            acknowledged.lock().unwrap().insert(path, number);
+            return Ok(());
+        }
+    }
+    acknowledged.lock().unwrap().insert(path, number);
+    Ok(())
+}
+
+fn verify(acknowledged: &Mutex<BTreeMap<PathBuf, u64>>) {
+    for (path, number) in acknowledged.lock().unwrap().iter() {
+        let found = std::fs::read(path).unwrap_or_else(|error| panic!("{} was fsynced: {error}", path.display()));
+        let exact = found == pattern(*number, length(*number));
+        // A later replacement may have become durable before its fsync returned.
+        let later = path.file_name().unwrap().to_string_lossy().starts_with("witness")
+            && (*number + 1..*number + 2000).any(|later| found == pattern(later, length(later)));
+        assert!(exact || later, "{} does not hold what was fsynced (file {number})", path.display());
+    }
+}
+
+/// Kills the server under `work` many times. `work` starts a program on the mount.
+fn killed_under(name: &str, size: &str, mut work: impl FnMut(&Volume, u64) -> Option<Child>) {
+    if !can_mount(name) {
+        return;
+    }
+    let mut volume = Volume::new(size);
+    let acknowledged = Arc::new(Mutex::new(BTreeMap::new()));
+    let mut numbers = Numbers(name.len() as u64 * 977);
+    volume.mount();
+    for round in 0..KILLS {
+        let witness = Witness::start(volume.mountpoint(), round, acknowledged.clone());
+        let child = work(&volume, round);
+        std::thread::sleep(Duration::from_millis(100 + numbers.below(900)));
+        volume.kill();
+        witness.finish();
+        if let Some(mut child) = child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        // Every fourth time a check of what the crash left, before any recovery touches it.
+        if round % 4 == 0 {
+            volume.check();
+        }
+        let took = volume.mount();
+        assert!(took < Duration::from_secs(2), "round {round}: the mount took {took:?}");
+        verify(&acknowledged);
+        if round % 4 == 3 {
+            volume.unmount();
+            volume.check();
+            volume.mount();
+        }
+    }
+    volume.unmount();
+    volume.check();
+    let count = acknowledged.lock().unwrap().len();
+    assert!(count > 20, "only {count} files were acknowledged: the test tests nothing");
+}
+
+fn quiet(command: &mut Command) -> Option<Child> {
+    Some(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+}
+
+#[test]
+fn killed_while_a_tree_is_copied() {
+    killed_under("killed_while_a_tree_is_copied", "4G", |volume, round| {
+        quiet(Command::new("cp").args(["-a", "/usr/include"]).arg(volume.path(&format!("copy{round}"))))
+    });
+}
+
+#[test]
+fn killed_under_git() {
+    if !has("git", "killed_under_git") {
+        return;
+    }
+    let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap();
+    killed_under("killed_under_git", "4G", |volume, round| {
+        quiet(
+            Command::new("git")
+                .args(["-c", "safe.directory=*", "clone", "--quiet", "--no-local"])
+                .arg(&project)
+                .arg(volume.path(&format!("clone{round}"))),
+        )
+    });
+}
+
+#[test]
+fn killed_under_fio() {
+    if !has("fio", "killed_under_fio") {
+        return;
+    }
+    killed_under("killed_under_fio", "2G", |volume, round| {
+        quiet(Command::new("fio").args([
+            "--name=kill",
+            "--rw=randrw",
+            "--bs=4k",
+            "--size=64m",
+            "--numjobs=2",
+            "--time_based",
+            "--runtime=10",
+            if round % 2 == 0 { "--direct=1" } else { "--fdatasync=8" },
+            &format!("--directory={}", volume.mountpoint().display()),
+        ]))
+    });
+}
+
+#[test]
+fn killed_on_a_full_volume() {
+    killed_under("killed_on_a_full_volume", "96M", |volume, round| {
+        let script = format!(
+            "rm -f fill*; for n in $(seq 1 100); do head -c 2000000 /dev/urandom > fill{round}_$n || rm -f fill*_1*; done"
+        );
+        quiet(Command::new("sh").args(["-c", &script]).current_dir(volume.mountpoint()))
+    });
+}
+
+#[test]
+fn killed_under_sqlite() {
+    if !can_mount("killed_under_sqlite") || !has("sqlite3", "killed_under_sqlite") {
+        return;
+    }
+    let mut volume = Volume::new("1G");
+    let mut numbers = Numbers(4711);
+    volume.mount();
+    for mode in ["WAL", "DELETE"] {
+        let database = volume.path(&format!("{mode}.db"));
+        let create = format!("PRAGMA journal_mode={mode}; PRAGMA synchronous=FULL; CREATE TABLE t(n INT PRIMARY KEY);");
+        common::run(Command::new("sqlite3").arg(&database).arg(create));
+    }
+    let mut next = 0u64;
+    let mut committed: BTreeMap<&str, u64> = BTreeMap::new();
+    for round in 0..KILLS {
+        let mode = if round % 2 == 0 { "WAL" } else { "DELETE" };
+        let database = volume.path(&format!("{mode}.db"));
+        // The shell echoes a row's number once its transaction has returned.
+        let mut sql = String::from("PRAGMA synchronous=FULL;\n");
+        for n in next..next + 4000 {
+            sql.push_str(&format!("INSERT INTO t VALUES({n});\nSELECT 'row {n}';\n"));
+        }
+        next += 4000;
+        let mut child = Command::new("sqlite3")
+            .arg(&database)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut input = child.stdin.take().unwrap();
+        let feeder = std::thread::spawn(move || {
+            let _ = input.write_all(sql.as_bytes());
+        });
+        std::thread::sleep(Duration::from_millis(100 + numbers.below(500)));
+        volume.kill();
+        let output = child.wait_with_output().unwrap();
+        feeder.join().unwrap();
+        let told = String::from_utf8_lossy(&output.stdout);
+        if let Some(last) = told.lines().rev().find_map(|line| line.strip_prefix("row ")?.parse::<u64>().ok()) {
+            committed.insert(mode, last);
+        }
+        let took = volume.mount();
+        assert!(took < Duration::from_secs(2), "round {round}: the mount took {took:?}");
+        let check = common::run(Command::new("sqlite3").arg(&database).arg("PRAGMA integrity_check;"));
+        assert_eq!(check.trim(), "ok", "round {round}, {mode}");
+        if let Some(last) = committed.get(mode) {
+            let sql = format!("SELECT count(*) FROM t WHERE n = {last};");
+            let found = common::run(Command::new("sqlite3").arg(&database).arg(sql));
+            assert_eq!(found.trim(), "1", "round {round}, {mode}: row {last} was committed");
+        }
+    }
+    assert!(committed.len() == 2, "both modes committed rows: {committed:?}");
+    volume.unmount();
+    volume.check();
+}

@@ -1,0 +1,350 @@
+//! What one superblock names, as it lies on the disk: the pool's manifest, the orphan blocks, every node of the tree.
+//!
+//! Two walks, one for each slot. Checkpoints share nearly all of their nodes: leaves that the first walk has read are
+//! not read again by the second. A walk follows each block once, so it ends on any image.
+//!
+//! Memory: 16 bytes a node, and one bit a block of the pool.
+//!
+//! Neighbours: `format` has the bytes; [`crate::repair::pool`] writes a manifest from what was seen here.
+
+use crate::issue::{IssueKind, Severity};
+use crate::progress::Meter;
+use crate::report::{Findings, Place};
+use crate::superblocks::SLOT_NAMES;
+use quire_base::{BLOCK_SIZE, BlockNo, Error, Result};
+use quire_device::{AlignedBuf, Device, IoClass};
+use quire_format::extent::Run;
+use quire_format::key::Key;
+use quire_format::node::{NodePage, NodeRef};
+use quire_format::orphan;
+use quire_format::pool::{BITMAP_WORDS, ChunkEntry, ManifestPage, OrphanRef, PageIdentity};
+use quire_format::superblock::Superblock;
+use std::collections::HashMap;
+
+/// Nodes that a walk has read, by block: generation and checksum, folded.
+pub(crate) type Seen = HashMap<u64, u64>;
+
+/// What a superblock names.
+pub(crate) struct Checkpoint {
+    pub(crate) slot: usize,
+    pub(crate) superblock: Superblock,
+    /// Chunks with their blocks in use as the map says.
+    pub(crate) chunks: Vec<ChunkEntry>,
+    /// By chunk, the blocks that a node, a page of the manifest or an orphan block was found in.
+    pub(crate) found: Vec<[u64; BITMAP_WORDS]>,
+    pub(crate) manifest_blocks: Vec<BlockNo>,
+    /// Orphan blocks that check.
+    pub(crate) orphans: Vec<OrphanRef>,
+    pub(crate) nodes: u64,
+    /// Nothing that the volume needs to be read is damaged.
+    pub(crate) whole: bool,
+}
+
+impl Checkpoint {
+    pub(crate) fn chunk_runs(&self) -> Vec<Run> {
+        self.chunks.iter().map(|chunk| Run::new(chunk.start, chunk.blocks.into())).collect()
+    }
+
+    fn place(&self, block: BlockNo) -> Option<(usize, usize, u64)> {
+        let at = self.chunks.partition_point(|chunk| chunk.start <= block).checked_sub(1)?;
+        let bit = block.0 - self.chunks[at].start.0;
+        (bit < u64::from(self.chunks[at].blocks)).then(|| (at, bit as usize / 64, 1 << (bit % 64)))
+    }
+
+    /// Whether the walk found a use of the block.
+    pub(crate) fn is_found(&self, block: BlockNo) -> bool {
+        self.place(block).is_some_and(|(chunk, word, mask)| self.found[chunk][word] & mask != 0)
+    }
+}
+
+/// Looks at everything that a superblock names. `newest` says that the volume lives from this one; damage in the other
+/// costs redundancy only.
+pub(crate) fn check(
+    device: &Device,
+    (slot, superblock): (usize, &Superblock),
+    newest: bool,
+    seen: &mut Seen,
+    findings: &mut Findings,
+    meter: &mut Meter<'_>,
+) -> Checkpoint {
+    let mut walk = Walk {
+        device,
+        volume: superblock.volume_id(),
+        newest,
+        seen,
+        findings,
+        checkpoint: Checkpoint {
+            slot,
+            superblock: superblock.clone(),
+            chunks: Vec::new(),
+            found: Vec::new(),
+            manifest_blocks: Vec::new(),
+            orphans: Vec::new(),
+            nodes: 0,
+            whole: true,
+        },
+        buffer: AlignedBuf::zeroed(BLOCK_SIZE),
+    };
+    match walk.manifest() {
+        Ok(orphans) => {
+            walk.check_chunks();
+            walk.orphan_blocks(orphans);
+        }
+        Err(error) => {
+            let at = walk.checkpoint.superblock.manifest.block;
+            walk.fatal(IssueKind::PoolManifestDamaged, at, format!("metadata pool: {error}"));
+        }
+    }
+    walk.nodes(meter);
+    if walk.checkpoint.whole {
+        walk.compare_map();
+    }
+    walk.checkpoint
+}
+
+struct Walk<'a> {
+    device: &'a Device,
+    volume: u64,
+    newest: bool,
+    seen: &'a mut Seen,
+    findings: &'a mut Findings,
+    checkpoint: Checkpoint,
+    buffer: AlignedBuf,
+}
+
+/// A node to be looked at, and the keys that its parent gives it.
+struct Step {
+    at: NodeRef,
+    low: Option<Key>,
+    high: Option<Key>,
+}
+
+impl Walk<'_> {
+    fn issue(&mut self, kind: IssueKind, at: BlockNo, message: String) {
+        let name = SLOT_NAMES[self.checkpoint.slot];
+        let number = self.checkpoint.superblock.checkpoint;
+        if self.newest {
+            self.findings.add(kind, Place::block(at.0), message);
+        } else {
+            let message = format!("checkpoint {number} of superblock {name}: {message}; the newer one serves");
+            self.findings.add_as(Severity::Warning, IssueKind::OlderCheckpointDamaged, Place::block(at.0), message);
+            self.findings.fixes.superblocks = true;
+        }
+    }
+
+    fn fatal(&mut self, kind: IssueKind, at: BlockNo, message: String) {
+        self.checkpoint.whole = false;
+        self.issue(kind, at, message);
+    }
+
+    fn read(&mut self, at: BlockNo) -> Result<()> {
+        if at.0 >= self.checkpoint.superblock.block_count {
+            return Err(Error::corrupt(format!("block {at} is past the end of the volume")));
+        }
+        self.device.read(IoClass::Metadata, at, &mut self.buffer)
+    }
+
+    /// Reads the chain; gives the references to the orphan blocks.
+    fn manifest(&mut self) -> Result<Vec<OrphanRef>> {
+        let superblock = &self.checkpoint.superblock;
+        let (head, number) = (superblock.manifest, superblock.checkpoint);
+        let (mut at, mut crc) = (head.block, head.crc);
+        let mut orphans = Vec::new();
+        for index in 0..head.count {
+            self.read(at)?;
+            let identity = PageIdentity { volume: self.volume, block: at, index, count: head.count };
+            let (generation, page) = ManifestPage::decode(&self.buffer, &identity, crc)?;
+            if generation != number {
+                return Err(Error::corrupt(format!(
+                    "page {index} of the manifest is of checkpoint {generation}, not {number}"
+                )));
+            }
+            if page.chunks.is_empty() && page.orphans.is_empty() && head.count > 1 {
+                return Err(Error::corrupt(format!("page {index} of the manifest is empty")));
+            }
+            self.checkpoint.manifest_blocks.push(at);
+            self.checkpoint.chunks.extend(page.chunks);
+            orphans.extend(page.orphans);
+            (at, crc) = page.next;
+        }
+        let chunks = &self.checkpoint.chunks;
+        let in_order = chunks.windows(2).all(|pair| pair[0].start.0 + u64::from(pair[0].blocks) <= pair[1].start.0);
+        if !in_order {
+            return Err(Error::corrupt("the pool's chunks overlap or are out of order"));
+        }
+        self.checkpoint.found = vec![[0; BITMAP_WORDS]; chunks.len()];
+        if (at, crc) != (BlockNo(0), 0) {
+            return Err(Error::corrupt("the last page of the manifest names another"));
+        }
+        for page in self.checkpoint.manifest_blocks.clone() {
+            self.mark(page, "a page of the manifest");
+        }
+        Ok(orphans)
+    }
+
+    fn check_chunks(&mut self) {
+        let superblock = &self.checkpoint.superblock;
+        let (pool_start, data_start) = (superblock.pool_start.0, superblock.data_start.0);
+        let (pool_end, end) = (pool_start + superblock.pool_blocks, superblock.block_count);
+        let wrong: Vec<Run> = self
+            .checkpoint
+            .chunk_runs()
+            .into_iter()
+            .filter(|run| {
+                let within = |from: u64, to: u64| from <= run.start.0 && run.end().0 <= to;
+                !within(pool_start, pool_end) && !within(data_start, end)
+            })
+            .collect();
+        for run in wrong {
+            let message =
+                format!("the metadata pool has a chunk of {} blocks at block {} where none may be", run.blocks, run.start);
+            self.issue(IssueKind::PoolChunkMisplaced, run.start, message);
+        }
+    }
+
+    fn orphan_blocks(&mut self, named: Vec<OrphanRef>) {
+        let count = self.checkpoint.superblock.orphan_blocks;
+        let ascending = named.windows(2).all(|pair| pair[0].index < pair[1].index);
+        if !ascending || named.last().is_some_and(|last| last.index >= count) {
+            let at = self.checkpoint.superblock.manifest.block;
+            let message = format!("the manifest's orphan blocks are out of order or more than {count}");
+            self.issue(IssueKind::OrphanBlockDamaged, at, message);
+            self.findings.fixes.pool |= self.newest;
+        }
+        for index in 0..count {
+            let Some(&orphan) = named.iter().find(|orphan| orphan.index == index) else {
+                let at = self.checkpoint.superblock.manifest.block;
+                self.damaged_orphans(at, format!("the manifest does not name orphan block {index}"));
+                continue;
+            };
+            let fresh = self.mark(orphan.block, &format!("orphan block {index}"));
+            let read = self.read(orphan.block).and_then(|()| {
+                if crc32c::crc32c(&self.buffer) != orphan.crc {
+                    return Err(Error::corrupt(format!("orphan block {index} is not the one that the manifest names")));
+                }
+                orphan::decode(index.into(), &self.buffer)
+            });
+            match read {
+                Ok(_) if fresh => self.checkpoint.orphans.push(orphan),
+                Ok(_) => self.damaged_orphans(orphan.block, format!("orphan block {index} lies where it cannot")),
+                Err(error) => self.damaged_orphans(orphan.block, error.to_string()),
+            }
+        }
+    }
+
+    fn damaged_orphans(&mut self, at: BlockNo, what: String) {
+        self.issue(
+            IssueKind::OrphanBlockDamaged,
+            at,
+            format!("{what}: unlinked inodes that it named are looked for, repair writes it anew"),
+        );
+        self.findings.fixes.pool |= self.newest;
+    }
+
+    /// Notes a block as used; false if it has another use or is not the pool's.
+    fn mark(&mut self, block: BlockNo, what: &str) -> bool {
+        let Some((chunk, word, mask)) = self.checkpoint.place(block) else {
+            if !self.checkpoint.chunks.is_empty() {
+                let message = format!("{what} lies at block {block}, outside of the metadata pool");
+                self.fatal(IssueKind::NodeOutsidePool, block, message);
+            }
+            return false;
+        };
+        let found = &mut self.checkpoint.found[chunk][word];
+        if *found & mask != 0 {
+            self.fatal(IssueKind::NodeShared, block, format!("{what} lies at block {block}, which has another use too"));
+            return false;
+        }
+        *found |= mask;
+        true
+    }
+
+    fn nodes(&mut self, meter: &mut Meter<'_>) {
+        let root = self.checkpoint.superblock.root;
+        let root = NodeRef { block: root.block, generation: root.generation, crc: root.crc, level: root.level };
+        let mut stack = vec![Step { at: root, low: None, high: None }];
+        while let Some(step) = stack.pop() {
+            meter.advance(1);
+            let at = step.at;
+            if !self.mark(at.block, "a tree node") && !self.checkpoint.chunks.is_empty() {
+                continue;
+            }
+            self.checkpoint.nodes += 1;
+            let identity = at.generation ^ u64::from(at.crc) << 32;
+            if at.level == 0 && self.seen.get(&at.block.0) == Some(&identity) {
+                continue;
+            }
+            let page = self.read(at.block).and_then(|()| NodePage::decode(&self.buffer, self.volume, &at));
+            match page {
+                Ok(page) => {
+                    self.seen.insert(at.block.0, identity);
+                    self.bounds(&page, &step);
+                    if page.level() > 0 {
+                        push_children(&page, &step, &mut stack);
+                    }
+                }
+                Err(error) => {
+                    let keys = range(step.low, step.high);
+                    self.fatal(IssueKind::NodeDamaged, at.block, format!("{error}; it holds the keys {keys}"));
+                }
+            }
+            // A tree without a readable manifest is followed only as far as memory for its blocks is sensible.
+            if self.checkpoint.chunks.is_empty() && self.checkpoint.nodes > 1 << 20 {
+                break;
+            }
+        }
+    }
+
+    fn bounds(&mut self, page: &NodePage, step: &Step) {
+        // The first entry of an inner node covers everything below its key as well.
+        let first = usize::from(page.level() > 0);
+        let below = (first..page.count()).find(|&at| step.low.is_some_and(|low| page.key(at) < low));
+        let above = (0..page.count()).find(|&at| step.high.is_some_and(|high| page.key(at) >= high));
+        if let Some(at) = below.or(above) {
+            let message = format!(
+                "tree node at block {}: its key {:?} is not among {}",
+                step.at.block,
+                page.key(at),
+                range(step.low, step.high)
+            );
+            self.fatal(IssueKind::NodeOutOfOrder, step.at.block, message);
+        }
+    }
+
+    fn compare_map(&mut self) {
+        let mut wrong = Vec::new();
+        for (chunk, found) in self.checkpoint.chunks.iter().zip(&self.checkpoint.found) {
+            for bit in 0..chunk.blocks as usize {
+                let get = |map: &[u64; BITMAP_WORDS]| map[bit / 64] >> (bit % 64) & 1 == 1;
+                let (marked, used) = (get(&chunk.used), get(found));
+                if marked != used {
+                    wrong.push((chunk.start.offset(bit as u64), used));
+                }
+            }
+        }
+        for (block, used) in wrong {
+            self.findings.fixes.pool |= self.newest;
+            let (kind, message) = if used {
+                (IssueKind::PoolBlockUnmarked, format!("block {block} is in use, but the metadata pool's map calls it free"))
+            } else {
+                (IssueKind::PoolBlockLeaked, format!("the metadata pool's map calls block {block} used, but nothing uses it"))
+            };
+            self.issue(kind, block, message);
+        }
+    }
+}
+
+fn push_children(page: &NodePage, step: &Step, stack: &mut Vec<Step>) {
+    for at in (0..page.count()).rev() {
+        let low = if at == 0 { step.low } else { Some(page.key(at)) };
+        let high = if at + 1 < page.count() { Some(page.key(at + 1)) } else { step.high };
+        stack.push(Step { at: page.child(at), low, high });
+    }
+}
+
+fn range(low: Option<Key>, high: Option<Key>) -> String {
+    let show = |key: Option<Key>, end: &str| {
+        key.map_or(end.to_string(), |key| format!("({} {:?} {})", key.object, key.kind, key.offset))
+    };
+    format!("from {} to {}", show(low, "the first"), show(high, "the last"))
+}

@@ -1,0 +1,433 @@
+//! One inode and its contents: link target, attributes, entries, extents.
+//!
+//! Neighbours: [`crate::inodes`] feeds it the keys in order.
+
+use crate::fix::{Rebuild, whole_object};
+use crate::inodes::{Contents, InodeInfo, NEVER_NAMED, Owned};
+use crate::issue::IssueKind;
+use crate::report::{Findings, Place};
+use crate::view::View;
+use quire_base::Result;
+use quire_format::extent::Extent;
+use quire_format::inode::{FileType, InodeRecord, SYMLINK_PIECE_MAX, SYMLINK_TARGET_MAX};
+use quire_format::key::{Key, KeyKind};
+use quire_format::xattr::{self, Head, PIECE_BYTES_MAX};
+
+enum Record {
+    None,
+    Damaged(String),
+    Good(Box<InodeRecord>),
+}
+
+/// An inode whose keys go by.
+pub(crate) struct Object {
+    pub(crate) number: u64,
+    record: Record,
+    pub(crate) entries: u64,
+    target: Target,
+    attributes: Attributes,
+    extents: u64,
+    /// Where the last extent ends in the file.
+    file_end: u64,
+    blocks: u64,
+    overlaps: bool,
+}
+
+/// A link's target: the pieces that follow one another from the first.
+#[derive(Default)]
+struct Target {
+    pieces: u64,
+    bytes: u64,
+    /// A piece shorter than the rest has come: it must be the last.
+    ended: bool,
+    broken: bool,
+}
+
+/// The attributes so far.
+#[derive(Default)]
+struct Attributes {
+    any: bool,
+    /// Names and values of those that are whole.
+    bytes: u64,
+    current: Option<Attribute>,
+    /// Names with the hash of the current one.
+    names: Vec<Vec<u8>>,
+}
+
+struct Attribute {
+    hash: u32,
+    disambiguator: u16,
+    keys: Vec<Key>,
+    name: Vec<u8>,
+    pieces: usize,
+    bytes: u64,
+    left: usize,
+    broken: Option<String>,
+}
+
+impl Object {
+    pub(crate) fn new(number: u64) -> Object {
+        Object {
+            number,
+            record: Record::None,
+            entries: 0,
+            target: Target::default(),
+            attributes: Attributes::default(),
+            extents: 0,
+            file_end: 0,
+            blocks: 0,
+            overlaps: false,
+        }
+    }
+
+    pub(crate) fn record(&mut self, record: Result<InodeRecord>) {
+        self.record = match record {
+            Ok(record) => Record::Good(Box::new(record)),
+            Err(error) => Record::Damaged(error.to_string()),
+        };
+    }
+
+    pub(crate) fn symlink_piece(&mut self, key: Key, value: &[u8]) {
+        let target = &mut self.target;
+        if target.broken
+            || target.ended
+            || key.offset != target.pieces
+            || value.is_empty()
+            || value.len() > SYMLINK_PIECE_MAX
+            || value.contains(&0)
+            || target.bytes + value.len() as u64 > SYMLINK_TARGET_MAX as u64
+        {
+            target.broken = true;
+            return;
+        }
+        target.pieces += 1;
+        target.bytes += value.len() as u64;
+        target.ended = value.len() < SYMLINK_PIECE_MAX;
+    }
+
+    pub(crate) fn xattr_piece(&mut self, view: &View<'_>, key: Key, value: &[u8], findings: &mut Findings) {
+        self.attributes.any = true;
+        let (hash, disambiguator, piece) = xattr::split_offset(key.offset);
+        let same = |current: &Attribute| (current.hash, current.disambiguator) == (hash, disambiguator);
+        if !self.attributes.current.as_ref().is_some_and(same) {
+            self.end_attribute(findings);
+            if self.attributes.current.as_ref().is_none_or(|last| last.hash != hash) {
+                self.attributes.names.clear();
+            }
+            self.attributes.current = Some(Attribute::begin(view, (hash, disambiguator), piece, value));
+        } else if let Some(current) = &mut self.attributes.current {
+            current.go_on(piece, value);
+        }
+        if let Some(current) = &mut self.attributes.current {
+            current.keys.push(key);
+        }
+    }
+
+    /// Judges the attribute whose pieces have gone by; it stays as `current` without keys.
+    fn end_attribute(&mut self, findings: &mut Findings) {
+        let attributes = &mut self.attributes;
+        let Some(current) = &mut attributes.current else { return };
+        if current.keys.is_empty() {
+            return;
+        }
+        if current.broken.is_none() && current.keys.len() != current.pieces {
+            current.broken = Some(format!("{} of {} pieces", current.keys.len(), current.pieces));
+        }
+        if current.broken.is_none() && attributes.names.contains(&current.name) {
+            current.broken = Some("the name is there twice".into());
+        }
+        let keys = std::mem::take(&mut current.keys);
+        match &current.broken {
+            None => {
+                attributes.bytes += current.bytes;
+                attributes.names.push(current.name.clone());
+            }
+            Some(why) => {
+                findings.add(
+                    IssueKind::XattrDamaged,
+                    Place::inode(self.number),
+                    format!(
+                        "inode {}: extended attribute {:?} is damaged ({why}): repair drops it",
+                        self.number,
+                        String::from_utf8_lossy(&current.name)
+                    ),
+                );
+                findings.fixes.drop_keys.extend(keys);
+            }
+        }
+    }
+
+    pub(crate) fn extent(
+        &mut self,
+        view: &View<'_>,
+        key: Key,
+        value: &[u8],
+        findings: &mut Findings,
+        all: &mut Vec<Owned>,
+    ) {
+        let number = self.number;
+        let extent = match Extent::decode(key.offset, value) {
+            Ok(extent) => extent,
+            Err(error) => {
+                findings.add(
+                    IssueKind::ExtentDamaged,
+                    Place::inode(number),
+                    format!("inode {number}: {error}; repair drops it, the file reads as zeros there"),
+                );
+                findings.fixes.drop_keys.push(key);
+                return;
+            }
+        };
+        self.extents += 1;
+        self.blocks += u64::from(extent.len);
+        if extent.file_block < self.file_end && !self.overlaps {
+            self.overlaps = true;
+            findings.add(
+                IssueKind::ExtentOverlap,
+                Place { inode: Some(number), block: Some(extent.disk_block.0) },
+                format!("inode {number}: two extents cover file block {}: repair keeps the first", extent.file_block),
+            );
+            findings.fixes.disentangle.push(number);
+        }
+        self.file_end = self.file_end.max(extent.file_end());
+        let (data_start, end) = (view.superblock.data_start.0, view.superblock.block_count);
+        let (from, to) = (extent.disk_block.0.max(data_start), extent.disk_end().0.min(end));
+        if (from, to) != (extent.disk_block.0, extent.disk_end().0) {
+            findings.add(
+                IssueKind::ExtentOutOfRange,
+                Place { inode: Some(number), block: Some(extent.disk_block.0) },
+                format!(
+                    "inode {number}: the extent at file block {} has {}, the data space is {data_start} to {}: repair \
+                     drops what lies outside, the file reads as zeros there",
+                    extent.file_block,
+                    crate::fix::blocks(extent.run()),
+                    end - 1
+                ),
+            );
+            let mut punch = |first: u64, last: u64| {
+                if first < last {
+                    let at = extent.file_block + (first - extent.disk_block.0);
+                    findings.fixes.punch.push((number, at, last - first));
+                }
+            };
+            punch(extent.disk_block.0, from.min(extent.disk_end().0));
+            punch(to.max(extent.disk_block.0), extent.disk_end().0);
+        }
+        if from < to {
+            all.push(Owned {
+                start: from,
+                inode: number,
+                file_block: extent.file_block + (from - extent.disk_block.0),
+                len: (to - from) as u32,
+                unwritten: extent.unwritten,
+            });
+        }
+    }
+
+    /// All keys have gone by.
+    pub(crate) fn finish(mut self, view: &View<'_>, findings: &mut Findings, contents: &mut Contents) {
+        self.end_attribute(findings);
+        contents.highest = contents.highest.max(self.number);
+        let record = match std::mem::replace(&mut self.record, Record::None) {
+            Record::Good(record) => record,
+            Record::Damaged(why) => {
+                contents.damaged_records += 1;
+                return self.without_record(IssueKind::InodeDamaged, &why, findings);
+            }
+            Record::None => {
+                return self.without_record(IssueKind::InodeMissing, "it has contents but no record", findings);
+            }
+        };
+        self.judge(&record, findings);
+        self.judge_target(&record, findings);
+        self.judge_counts(&record, findings);
+        let _ = view;
+        contents.inodes.push(InodeInfo {
+            number: self.number,
+            generation: record.generation,
+            parent: record.parent,
+            named_in: 0,
+            named_at: 0,
+            nlink: record.nlink,
+            links: 0,
+            subdirectories: 0,
+            kind: record.file_type(),
+            has_entries: self.entries > 0,
+            tracked: false,
+            visited: 0,
+        });
+    }
+
+    /// What the contents say that the inode is, if they are of one kind.
+    fn kind_by_contents(&self) -> Option<FileType> {
+        match (self.entries > 0, self.extents > 0, self.target.bytes > 0) {
+            (true, false, false) => Some(FileType::Directory),
+            (false, true, false) => Some(FileType::Regular),
+            (false, false, true) => Some(FileType::Symlink),
+            _ => None,
+        }
+    }
+
+    fn without_record(&self, kind: IssueKind, why: &str, findings: &mut Findings) {
+        let number = self.number;
+        findings.add(
+            kind,
+            Place::inode(number),
+            format!("inode {number}: {why}; repair makes a new record from its contents and its name, if it can"),
+        );
+        let by_contents = self.kind_by_contents();
+        let (regular, symlink) =
+            (by_contents == Some(FileType::Regular), by_contents == Some(FileType::Symlink));
+        findings.fixes.rebuild.push(Rebuild {
+            inode: number,
+            kind: by_contents,
+            generation: None,
+            size: if regular { self.file_end << quire_base::BLOCK_SHIFT } else if symlink { self.target.bytes } else { 0 },
+            blocks: self.blocks,
+            xattr_bytes: u32::try_from(self.attributes.bytes).unwrap_or(0),
+        });
+    }
+
+    /// Whether type and contents fit, and fields that only some types have.
+    fn judge(&self, record: &InodeRecord, findings: &mut Findings) {
+        let (number, kind) = (self.number, record.file_type());
+        let has = [
+            (FileType::Directory, self.entries > 0, KeyKind::Entry, "entries"),
+            (FileType::Regular, self.extents > 0, KeyKind::Extent, "extents"),
+            (FileType::Symlink, self.target.pieces > 0 || self.target.broken, KeyKind::Symlink, "a link target"),
+        ];
+        let foreign: Vec<_> = has.iter().filter(|(owner, has, ..)| *has && *owner != kind).collect();
+        if !foreign.is_empty() {
+            let own = has.iter().any(|(owner, has, ..)| *has && *owner == kind);
+            let becomes = self.kind_by_contents().filter(|_| !own);
+            let names: Vec<&str> = foreign.iter().map(|(.., name)| *name).collect();
+            let remedy = match becomes {
+                Some(becomes) => format!("repair makes it a {becomes:?}"),
+                None => "repair drops them".into(),
+            };
+            findings.add(
+                IssueKind::InodeContentWrong,
+                Place::inode(number),
+                format!("inode {number} is a {kind:?} with {}: {remedy}", names.join(" and ")),
+            );
+            match becomes {
+                Some(becomes) => findings.fixes.patch(number).kind = Some(becomes),
+                None => {
+                    for (_, _, key, _) in foreign {
+                        let range = (Key::new(number, *key, 0), Key::new(number, *key, u64::MAX));
+                        findings.fixes.drop_ranges.push(range);
+                    }
+                }
+            }
+        }
+        let mut wrong = Vec::new();
+        if !matches!(kind, FileType::Regular | FileType::Symlink) && record.size != 0 {
+            wrong.push(format!("a size of {}", record.size));
+            findings.fixes.patch(number).size = Some(0);
+        }
+        if !kind.is_device() && record.rdev != 0 {
+            wrong.push(format!("the device number {:#x}", record.rdev));
+            findings.fixes.patch(number).rdev = Some(0);
+        }
+        let flags = if record.nlink == 0 { NEVER_NAMED } else { 0 };
+        if record.flags & !flags != 0 {
+            wrong.push(format!("the flags {:#x}", record.flags));
+            findings.fixes.patch(number).flags = Some(record.flags & flags);
+        }
+        if !wrong.is_empty() {
+            findings.add(
+                IssueKind::InodeFieldWrong,
+                Place::inode(number),
+                format!("inode {number} is a {kind:?} with {} links and {}", record.nlink, wrong.join(", ")),
+            );
+        }
+    }
+
+    fn judge_target(&self, record: &InodeRecord, findings: &mut Findings) {
+        let (number, target) = (self.number, &self.target);
+        if record.file_type() != FileType::Symlink || (!target.broken && target.bytes == record.size && target.bytes > 0) {
+            return;
+        }
+        let remedy = if target.bytes > 0 { "repair keeps the part that is there" } else { "repair removes the link" };
+        findings.add(
+            IssueKind::SymlinkDamaged,
+            Place::inode(number),
+            format!(
+                "inode {number}: {} bytes of the link's target are there, its size is {}: {remedy}",
+                target.bytes, record.size
+            ),
+        );
+        if target.bytes > 0 {
+            findings.fixes.patch(number).size = Some(target.bytes);
+            if target.broken {
+                let rest = (Key::new(number, KeyKind::Symlink, target.pieces), Key::new(number, KeyKind::Symlink, u64::MAX));
+                findings.fixes.drop_ranges.push(rest);
+            }
+        } else if self.entries == 0 && self.extents == 0 {
+            findings.fixes.drop_ranges.push(whole_object(number));
+        }
+    }
+
+    fn judge_counts(&self, record: &InodeRecord, findings: &mut Findings) {
+        let number = self.number;
+        if record.blocks != self.blocks {
+            findings.add(
+                IssueKind::InodeBlocksWrong,
+                Place::inode(number),
+                format!("inode {number} counts {} blocks, its extents have {}", record.blocks, self.blocks),
+            );
+            findings.fixes.patch(number).blocks = Some(self.blocks);
+        }
+        if u64::from(record.xattr_bytes) != self.attributes.bytes {
+            findings.add(
+                IssueKind::InodeXattrBytesWrong,
+                Place::inode(number),
+                format!(
+                    "inode {number} counts {} bytes of extended attributes, there are {}",
+                    record.xattr_bytes, self.attributes.bytes
+                ),
+            );
+            findings.fixes.patch(number).xattr_bytes = Some(u32::try_from(self.attributes.bytes).unwrap_or(u32::MAX));
+        }
+    }
+}
+
+impl Attribute {
+    fn begin(view: &View<'_>, (hash, disambiguator): (u32, u16), piece: u16, value: &[u8]) -> Attribute {
+        let mut attribute = Attribute {
+            hash,
+            disambiguator,
+            keys: Vec::new(),
+            name: Vec::new(),
+            pieces: 0,
+            bytes: 0,
+            left: 0,
+            broken: None,
+        };
+        if piece != 0 {
+            attribute.broken = Some(format!("its first piece is {piece}"));
+            return attribute;
+        }
+        match Head::decode(value) {
+            Ok(head) => {
+                attribute.name = head.name.to_vec();
+                attribute.pieces = head.pieces();
+                attribute.bytes = (head.name.len() + head.value_bytes) as u64;
+                attribute.left = head.value_bytes - head.value_start.len();
+                if xattr::name_hash(view.superblock.hash_seed, head.name) != hash {
+                    attribute.broken = Some("it is not where its name's hash says".into());
+                }
+            }
+            Err(error) => attribute.broken = Some(error.to_string()),
+        }
+        attribute
+    }
+
+    fn go_on(&mut self, piece: u16, value: &[u8]) {
+        let expected = self.left.min(PIECE_BYTES_MAX);
+        if usize::from(piece) != self.keys.len() || expected == 0 || value.len() != expected {
+            self.broken.get_or_insert_with(|| format!("piece {piece} has {} bytes", value.len()));
+        }
+        self.left -= expected.min(self.left);
+    }
+}

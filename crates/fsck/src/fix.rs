@@ -1,0 +1,167 @@
+//! What would mend the issues found: plain data, gathered by the phases of the check, carried out by `repair`.
+//!
+//! Each fix is right on its own and leaves no more wrong than before; what it brings to light (an inode that no
+//! directory names any more, a count that changed) the next round of the check finds and mends.
+//!
+//! Neighbours: [`crate::report::Findings`] holds them, [`crate::repair`] carries them out.
+
+use quire_format::extent::Run;
+use quire_format::inode::{FileType, InodeRecord, MODE_TYPE_MASK};
+use quire_format::key::{Key, KeyKind};
+use std::collections::BTreeMap;
+
+/// New values for fields of an inode's record; what is `None` stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Patch {
+    pub(crate) kind: Option<FileType>,
+    pub(crate) nlink: Option<u32>,
+    pub(crate) size: Option<u64>,
+    pub(crate) blocks: Option<u64>,
+    pub(crate) xattr_bytes: Option<u32>,
+    pub(crate) parent: Option<u64>,
+    pub(crate) flags: Option<u32>,
+    pub(crate) rdev: Option<u64>,
+}
+
+impl Patch {
+    pub(crate) fn apply(&self, record: &mut InodeRecord) {
+        if let Some(kind) = self.kind {
+            record.mode = record.mode & !MODE_TYPE_MASK | kind.to_mode();
+            if kind != FileType::Directory {
+                record.parent = 0;
+            }
+        }
+        record.nlink = self.nlink.unwrap_or(record.nlink);
+        record.size = self.size.unwrap_or(record.size);
+        record.blocks = self.blocks.unwrap_or(record.blocks);
+        record.xattr_bytes = self.xattr_bytes.unwrap_or(record.xattr_bytes);
+        record.parent = self.parent.unwrap_or(record.parent);
+        record.flags = self.flags.unwrap_or(record.flags);
+        record.rdev = self.rdev.unwrap_or(record.rdev);
+    }
+}
+
+/// An inode whose record is lost, but whose contents are there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rebuild {
+    pub(crate) inode: u64,
+    /// What the contents, or else an entry that names it, say that it is.
+    pub(crate) kind: Option<FileType>,
+    /// What an entry that names it says of its generation.
+    pub(crate) generation: Option<u64>,
+    pub(crate) size: u64,
+    pub(crate) blocks: u64,
+    pub(crate) xattr_bytes: u32,
+}
+
+/// Blocks of a file that another owner has as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Relocation {
+    pub(crate) inode: u64,
+    pub(crate) file_block: u64,
+    pub(crate) blocks: u64,
+    pub(crate) disk_block: u64,
+    /// The other owner is a file, so the data may be this one's: copy it. Else it is gone: open a hole.
+    pub(crate) copy: bool,
+}
+
+/// The true values of the superblock's counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counters {
+    pub(crate) free_blocks: u64,
+    pub(crate) inodes: u64,
+    pub(crate) next_inode: u64,
+}
+
+/// All fixes that one check came up with.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Fixes {
+    /// Any repair writes both superblocks anew, so opening and closing the volume is all it takes.
+    pub(crate) superblocks: bool,
+    /// Slot whose superblock must go, so that the volume opens with the other one.
+    pub(crate) abandon_slot: Option<usize>,
+    /// The pool's map or an orphan block must be written anew before the volume can be opened for writing.
+    pub(crate) pool: bool,
+    pub(crate) clear_error_flag: bool,
+    pub(crate) make_root: bool,
+    pub(crate) drop_keys: Vec<Key>,
+    /// First and last key of ranges to be dropped.
+    pub(crate) drop_ranges: Vec<(Key, Key)>,
+    pub(crate) patches: BTreeMap<u64, Patch>,
+    pub(crate) rebuild: Vec<Rebuild>,
+    /// Inodes whose extents overlap in the file.
+    pub(crate) disentangle: Vec<u64>,
+    pub(crate) relocate: Vec<Relocation>,
+    /// Parts of extents that lie where no file may have blocks: (inode, first file block, blocks).
+    pub(crate) punch: Vec<(u64, u64, u64)>,
+    /// Entries to be put where their hash says: (directory, cookie).
+    pub(crate) rehash: Vec<(u64, u64)>,
+    /// Entries whose type is to be that of the inode: (directory, cookie, type).
+    pub(crate) retype: Vec<(u64, u64, FileType)>,
+    /// Inodes to be named in `lost+found`.
+    pub(crate) lost: Vec<u64>,
+    /// Orphan slots to be released: (slot, inode).
+    pub(crate) clear_slots: Vec<(u32, u64)>,
+    /// Inodes without links that need a slot.
+    pub(crate) track: Vec<u64>,
+    /// Regions must be marked: blocks in use are free there, or the value is damaged.
+    pub(crate) mark_used: bool,
+    /// Regions may be cleared of what nothing uses.
+    pub(crate) free_leaked: bool,
+    /// The superblock's counters are wrong.
+    pub(crate) counters: bool,
+}
+
+impl Fixes {
+    /// Drops an inode with all its keys.
+    pub(crate) fn drop_inode(&mut self, inode: u64) {
+        self.drop_ranges.push(whole_object(inode));
+    }
+
+    /// The patch of an inode, to be added to.
+    pub(crate) fn patch(&mut self, inode: u64) -> &mut Patch {
+        self.patches.entry(inode).or_default()
+    }
+
+    /// Whether anything but the accounts (regions, counters) changes: they are settled when all else is.
+    pub(crate) fn changes_contents(&self) -> bool {
+        self.make_root
+            || !(self.drop_keys.is_empty()
+                && self.drop_ranges.is_empty()
+                && self.patches.is_empty()
+                && self.rebuild.is_empty()
+                && self.disentangle.is_empty()
+                && self.relocate.is_empty()
+                && self.punch.is_empty()
+                && self.rehash.is_empty()
+                && self.retype.is_empty()
+                && self.lost.is_empty()
+                && self.clear_slots.is_empty()
+                && self.track.is_empty())
+    }
+
+    /// Whether regions or counters change.
+    pub(crate) fn changes_accounts(&self) -> bool {
+        self.mark_used || self.free_leaked || self.counters
+    }
+
+    /// Whether there is nothing to do.
+    pub(crate) fn is_empty(&self) -> bool {
+        !(self.superblocks || self.pool || self.clear_error_flag || self.abandon_slot.is_some())
+            && !self.changes_contents()
+            && !self.changes_accounts()
+    }
+}
+
+/// The first and the last key that an object can have.
+pub(crate) const fn whole_object(object: u64) -> (Key, Key) {
+    (Key::new(object, KeyKind::FreeSpace, 0), Key::new(object, KeyKind::Extent, u64::MAX))
+}
+
+/// A run of blocks for a message: "block 7" or "blocks 7 to 9".
+pub(crate) fn blocks(run: Run) -> String {
+    match run.blocks {
+        1 => format!("block {}", run.start),
+        _ => format!("blocks {} to {}", run.start, run.end().0.saturating_sub(1)),
+    }
+}

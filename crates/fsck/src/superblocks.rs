@@ -1,0 +1,206 @@
+//! The pair of superblocks: each by itself, and one against the other.
+//!
+//! Both are written in turn, so they differ by at most one checkpoint, and whatever mkfs fixed is the same in both. A
+//! volume that was closed in order has two that name the same tree.
+//!
+//! Neighbours: [`crate::checkpoint`] looks at what each of them names.
+
+use crate::fix::Fixes;
+use crate::issue::IssueKind;
+use crate::report::{Findings, Place};
+use quire_base::{Error, ErrorKind, Result};
+use quire_format::superblock::{FLAG_CLEAN, FLAG_ERRORS, JOURNAL_START, SLOT_BLOCKS, Superblock};
+
+/// The names of the slots, as messages have them.
+pub(crate) const SLOT_NAMES: [&str; 2] = ["A", "B"];
+
+/// The superblocks that check, the newest first, with their slots.
+pub(crate) struct Pair {
+    pub(crate) usable: Vec<(usize, Superblock)>,
+}
+
+impl Pair {
+    pub(crate) fn newest(&self) -> Option<&(usize, Superblock)> {
+        self.usable.first()
+    }
+}
+
+/// Checks both slots. Errors (a volume that no check can say anything about): `NotAVolume`, `UnknownFormat`, `Io`.
+pub(crate) fn check(
+    slots: [Result<Superblock>; 2],
+    device_blocks: u64,
+    findings: &mut Findings,
+) -> Result<Pair> {
+    let mut usable = Vec::new();
+    let mut reasons: Vec<(usize, Error)> = Vec::new();
+    for (slot, read) in slots.into_iter().enumerate() {
+        match read {
+            Ok(superblock) => usable.push((slot, superblock)),
+            Err(error) => reasons.push((slot, error)),
+        }
+    }
+    if usable.is_empty() {
+        for kind in [ErrorKind::UnknownFormat, ErrorKind::Io] {
+            if let Some((_, error)) = reasons.iter().find(|(_, error)| error.kind() == kind) {
+                return Err(error.clone());
+            }
+        }
+        if reasons.iter().all(|(_, error)| error.kind() == ErrorKind::NotAVolume) {
+            return Err(reasons.swap_remove(0).1);
+        }
+    }
+    for (slot, error) in &reasons {
+        let (name, at) = (SLOT_NAMES[*slot], SLOT_BLOCKS[*slot]);
+        let other = SLOT_NAMES[1 - *slot];
+        let message = if usable.is_empty() {
+            format!("superblock {name} (block {at}) does not check: {error}")
+        } else {
+            format!("superblock {name} (block {at}) does not check: {error}; superblock {other} serves, repair rewrites it")
+        };
+        let kind =
+            if usable.is_empty() { IssueKind::SuperblocksDamaged } else { IssueKind::SuperblockDamaged };
+        findings.add(kind, Place::block(at.0), message);
+        findings.fixes.superblocks = true;
+    }
+    usable.sort_by_key(|(_, superblock)| std::cmp::Reverse(superblock.checkpoint));
+    for (slot, superblock) in &usable {
+        check_alone(*slot, superblock, device_blocks, findings);
+    }
+    if let [(newer_slot, newer), (_, older)] = &usable[..] {
+        check_pair(*newer_slot, newer, older, findings);
+    }
+    Ok(Pair { usable })
+}
+
+fn check_alone(slot: usize, superblock: &Superblock, device_blocks: u64, findings: &mut Findings) {
+    let (name, place) = (SLOT_NAMES[slot], Place::block(SLOT_BLOCKS[slot].0));
+    if superblock.slot as usize != slot {
+        findings.add(
+            IssueKind::SuperblockMismatch,
+            place,
+            format!("superblock {name} says that it belongs into slot {}", superblock.slot),
+        );
+        findings.fixes.superblocks = true;
+    }
+    if superblock.block_count > device_blocks {
+        findings.add(
+            IssueKind::VolumeTruncated,
+            place,
+            format!(
+                "superblock {name}: the volume has {} blocks, the device only {device_blocks}: enlarge it or restore a copy",
+                superblock.block_count
+            ),
+        );
+    }
+    let pool_end = superblock.pool_start.offset(superblock.pool_blocks);
+    if superblock.journal_start != JOURNAL_START
+        || superblock.pool_start != superblock.journal_end()
+        || superblock.data_start != pool_end
+    {
+        findings.add(
+            IssueKind::SuperblockGeometry,
+            place,
+            format!(
+                "superblock {name}: journal at {}+{}, metadata pool at {}+{} and data space from {} do not join",
+                superblock.journal_start,
+                superblock.journal_blocks,
+                superblock.pool_start,
+                superblock.pool_blocks,
+                superblock.data_start
+            ),
+        );
+        findings.fixes.superblocks = true;
+    }
+    if superblock.flags & !(FLAG_CLEAN | FLAG_ERRORS) != 0 {
+        findings.add(
+            IssueKind::SuperblockMismatch,
+            place,
+            format!("superblock {name} has unknown flags ({:#x})", superblock.flags),
+        );
+        findings.fixes.superblocks = true;
+    }
+    if superblock.flags & FLAG_ERRORS != 0 {
+        findings.add(
+            IssueKind::ErrorFlagSet,
+            place,
+            format!("superblock {name}: an error was met while the volume was in use"),
+        );
+        findings.fixes.clear_error_flag = true;
+    }
+}
+
+fn check_pair(newer_slot: usize, newer: &Superblock, older: &Superblock, findings: &mut Findings) {
+    let mut different: Vec<&str> = Vec::new();
+    let mut compare = |name: &'static str, same: bool| {
+        if !same {
+            different.push(name);
+        }
+    };
+    compare("uuid", newer.uuid == older.uuid);
+    compare("label", newer.label == older.label);
+    compare("format version", newer.version == older.version);
+    compare("features", features(newer) == features(older));
+    compare("size", newer.block_count == older.block_count);
+    compare("journal", journal(newer) == journal(older));
+    compare("pool and data space", areas(newer) == areas(older));
+    compare("orphan blocks", newer.orphan_blocks == older.orphan_blocks);
+    compare("hash seed", newer.hash_seed == older.hash_seed);
+    compare("time of making", newer.created == older.created);
+    // What only grows.
+    compare("incarnation", newer.incarnation >= older.incarnation);
+    compare("journal position", newer.sequence >= older.sequence);
+    compare("next inode", newer.next_inode >= older.next_inode);
+    compare("mounts", newer.mount_count >= older.mount_count);
+    let both_clean = newer.flags & older.flags & FLAG_CLEAN != 0;
+    if newer.checkpoint == older.checkpoint || both_clean {
+        compare("tree", newer.root == older.root);
+        compare("position of the closed journal", newer.sequence == older.sequence);
+        compare("lives", (newer.incarnation, newer.mount_count) == (older.incarnation, older.mount_count));
+        compare("counts", counts(newer) == counts(older));
+        compare("time of mounting", newer.mounted == older.mounted);
+    }
+    if newer.checkpoint == older.checkpoint {
+        compare("manifest", newer.manifest == older.manifest);
+        compare("flags", newer.flags == older.flags);
+        compare("time of the checkpoint", newer.checkpointed == older.checkpointed);
+    } else {
+        compare("checkpoint", both_clean_distance(newer, older, both_clean));
+    }
+    if !different.is_empty() {
+        let name = SLOT_NAMES[newer_slot];
+        findings.add(
+            IssueKind::SuperblockMismatch,
+            Place::block(SLOT_BLOCKS[newer_slot].0),
+            format!(
+                "the superblocks contradict one another ({}); superblock {name} is the newer one, repair goes by it",
+                different.join(", ")
+            ),
+        );
+        mend(&mut findings.fixes);
+    }
+}
+
+/// Closing writes two checkpoints, one after the other.
+fn both_clean_distance(newer: &Superblock, older: &Superblock, both_clean: bool) -> bool {
+    !both_clean || newer.checkpoint - older.checkpoint == 1
+}
+
+fn mend(fixes: &mut Fixes) {
+    fixes.superblocks = true;
+}
+
+fn features(superblock: &Superblock) -> [u64; 3] {
+    [superblock.feature_compat, superblock.feature_ro_compat, superblock.feature_incompat]
+}
+
+fn journal(superblock: &Superblock) -> (u64, u64) {
+    (superblock.journal_start.0, superblock.journal_blocks)
+}
+
+fn areas(superblock: &Superblock) -> [u64; 3] {
+    [superblock.pool_start.0, superblock.pool_blocks, superblock.data_start.0]
+}
+
+fn counts(superblock: &Superblock) -> [u64; 3] {
+    [superblock.free_blocks, superblock.inode_count, superblock.next_inode]
+}

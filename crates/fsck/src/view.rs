@@ -1,0 +1,19 @@
+//! What the cross-checks look at: a volume's tree and slots as of the end of its journal, in memory or under repair.
+//!
+//! Neighbours: made from a `quire::inspect::Image`, or from a repair session.
+
+use quire_format::extent::Run;
+use quire_format::superblock::Superblock;
+use quire_tree::Tree;
+
+/// A volume, as the cross-checks see it.
+pub(crate) struct View<'a> {
+    pub(crate) superblock: &'a Superblock,
+    pub(crate) tree: &'a Tree,
+    /// Orphan slots in use: slot, inode.
+    pub(crate) orphans: Vec<(u32, u64)>,
+    /// Chunks of the metadata pool, ascending.
+    pub(crate) chunks: &'a [Run],
+    /// Whether the superblock's counters are to be looked at.
+    pub(crate) counters: bool,
+}

@@ -1,0 +1,284 @@
+//! Checkpoints: freezing an epoch, writing it beside live changes, letting old blocks go.
+//!
+//! Protocol:
+//! 1. [`Tree::freeze`], while nobody changes the tree: the epoch moves on, the root and the nodes that the epoch
+//!    removed are remembered. What is dirty in the frozen epoch is from now on saved before it changes.
+//! 2. [`Tree::write_frozen`]: from the frozen root down the dirty nodes, children first; each is written to a fresh
+//!    block with its children's new references. Then changed orphan blocks, then the pool's map and manifest. All
+//!    I/O has completed when it returns; nothing is flushed.
+//! 3. The caller flushes, writes a superblock that names the image, flushes, and says so: [`Tree::published`].
+//!
+//! Invariants: a frozen epoch is written before the next freeze. Blocks that a checkpoint frees are handed out only
+//! when both superblock slots have moved beyond the checkpoint that needs them. Memory beside the saved nodes is
+//! bounded: one batch buffer. After an error the tree takes no more checkpoints.
+//!
+//! Neighbours: `node` saves contents, `pool` hands out blocks, `manifest` encodes the map.
+
+use crate::manifest::{self, Manifest};
+use crate::node::{FrozenChild, Image, Node};
+use crate::tree::Tree;
+use quire_base::sync::Arc;
+use quire_base::sync::atomic::Ordering;
+use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};
+use quire_device::{AlignedBuf, IoClass};
+use quire_format::node::{NodePage, NodeRef};
+use quire_format::pool::{ManifestRef, OrphanRef};
+use std::collections::VecDeque;
+
+/// An orphan block's number and bytes.
+pub type OrphanBlock = (u32, Box<[u8; BLOCK_SIZE]>);
+
+/// A frozen epoch, to be given to [`Tree::write_frozen`].
+#[must_use]
+pub struct Frozen {
+    epoch: u64,
+    root: Arc<Node>,
+    removed: Vec<Arc<Node>>,
+    orphan_blocks: Vec<OrphanBlock>,
+    /// Nodes of the frozen tree.
+    nodes: u64,
+}
+
+/// What a superblock must name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckpointImage {
+    /// The tree.
+    pub root: NodeRef,
+    /// The pool's manifest.
+    pub manifest: ManifestRef,
+    /// Nodes written for it.
+    pub nodes_written: u64,
+    /// Blocks written for it, nodes included.
+    pub blocks_written: u64,
+}
+
+/// What is known of checkpoints.
+#[derive(Default)]
+pub(crate) struct Versions {
+    failure: Option<Error>,
+    /// (checkpoint, nodes of its tree), written and not yet published.
+    written: VecDeque<(u64, u64)>,
+}
+
+/// Blocks that are written at once.
+const BATCH_BLOCKS: usize = 256;
+
+impl Tree {
+    /// Ends the epoch. The caller sees to it that no change of the tree runs, and that the epoch before is written.
+    /// The changed orphan blocks belong to the same moment.
+    pub fn freeze(&self, orphan_blocks: Vec<OrphanBlock>) -> Frozen {
+        let shared = self.structure.shared();
+        let root = self.root.get(&shared).clone();
+        let epoch = self.live_epoch();
+        let removed = std::mem::take(&mut *self.removed.lock());
+        let nodes = self.accounting.freeze();
+        self.epoch.store(epoch + 1, Ordering::Release);
+        Frozen { epoch, root, removed, orphan_blocks, nodes }
+    }
+
+    /// Writes a frozen epoch as checkpoint number `checkpoint` (higher than any before). Live changes go on. Where
+    /// nothing has changed, the image is that of the checkpoint before.
+    ///
+    /// Errors: of writing; `NoSpace` where the pool is too small, which reservations prevent. After an error all
+    /// further checkpoints fail with it.
+    pub fn write_frozen(&self, frozen: Frozen, checkpoint: u64) -> Result<CheckpointImage> {
+        if let Some(error) = &self.versions.lock().failure {
+            return Err(error.clone());
+        }
+        let nodes = frozen.nodes;
+        match self.write_image(frozen, checkpoint) {
+            Ok(image) => {
+                self.versions.lock().written.push_back((checkpoint, nodes));
+                self.evict_after_checkpoint();
+                Ok(image)
+            }
+            Err(error) => {
+                let error = error.context(format!("writing checkpoint {checkpoint}"));
+                self.versions.lock().failure.get_or_insert(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// A superblock that names checkpoint `checkpoint` is durable; the other slot may still name the one before it.
+    /// What that one had freed can be used again.
+    pub fn published(&self, checkpoint: u64) {
+        self.pool.lock().release(checkpoint.saturating_sub(1));
+        let mut versions = self.versions.lock();
+        while versions.written.front().is_some_and(|(number, _)| *number <= checkpoint) {
+            if let Some((_, nodes)) = versions.written.pop_front() {
+                self.accounting.published(nodes);
+            }
+        }
+    }
+
+    /// Both slots durably name checkpoint `checkpoint`: only what it needs is needed.
+    pub fn both_slots(&self, checkpoint: u64) {
+        self.published(checkpoint);
+        self.pool.lock().release(checkpoint);
+    }
+
+    fn write_image(&self, frozen: Frozen, checkpoint: u64) -> Result<CheckpointImage> {
+        let epoch = frozen.epoch;
+        if self.written.load(Ordering::Acquire) + 1 != epoch {
+            return Err(Error::new(
+                ErrorKind::Invalid,
+                format!("epoch {epoch} cannot be written: the one before it was not"),
+            ));
+        }
+        let mut writer = Writer::new(self, epoch, checkpoint);
+        let root = writer.node(&frozen.root)?;
+        let mut orphans = Vec::with_capacity(frozen.orphan_blocks.len());
+        for (index, bytes) in &frozen.orphan_blocks {
+            let block = writer.block()?;
+            writer.write(block, |out| out.copy_from_slice(&bytes[..]))?;
+            orphans.push(OrphanRef { index: *index, crc: crc32c::crc32c(&bytes[..]), block });
+        }
+        writer.freed.extend(frozen.removed.iter().filter_map(|node| node.disk()).map(|at| at.block));
+        let manifest = self.write_manifest(&mut writer, orphans)?;
+        writer.flush()?;
+
+        let nodes_written = writer.nodes.len() as u64;
+        for (node, at) in writer.nodes.drain(..) {
+            node.set_disk(at);
+        }
+        self.written.store(epoch, Ordering::Release);
+        self.counters.nodes_written.add(nodes_written);
+        self.counters.blocks_written.add(writer.blocks_written);
+        Ok(CheckpointImage { root, manifest, nodes_written, blocks_written: writer.blocks_written })
+    }
+
+    /// Gives the old blocks back, and describes what is left; or finds that the old description still holds.
+    fn write_manifest(&self, writer: &mut Writer<'_>, orphans: Vec<OrphanRef>) -> Result<ManifestRef> {
+        let (chunks, orphans, blocks) = {
+            let mut pool = self.pool.lock();
+            pool.give_back(&std::mem::take(&mut writer.allocated).into_iter().collect::<Vec<_>>());
+            let unchanged = writer.nodes.is_empty()
+                && writer.freed.is_empty()
+                && orphans.is_empty()
+                && !pool.changed_in(writer.epoch);
+            if unchanged && let Some(manifest) = &pool.manifest {
+                return Ok(manifest.at);
+            }
+            let mut freed = std::mem::take(&mut writer.freed);
+            freed.extend(pool.manifest.take().into_iter().flat_map(|manifest| manifest.blocks));
+            for orphan in orphans {
+                match pool.orphans.binary_search_by_key(&orphan.index, |old| old.index) {
+                    Ok(at) => freed.push(std::mem::replace(&mut pool.orphans[at], orphan).block),
+                    Err(at) => pool.orphans.insert(at, orphan),
+                }
+            }
+            pool.free(freed, writer.checkpoint)?;
+            pool.forget_removed(writer.epoch);
+            let pages = manifest::page_count(pool.entries(writer.epoch).len(), pool.orphans.len());
+            let blocks = pool.allocate(pages, writer.epoch)?;
+            self.accounting.set_pool(pool.blocks(), pool.overhead());
+            // After the allocation: the map names its own pages.
+            (pool.entries(writer.epoch), pool.orphans.clone(), blocks)
+        };
+        let checkpoint = writer.checkpoint;
+        let write = |block, encode: &dyn Fn(&mut [u8]) -> u32| writer.write(block, encode);
+        let manifest: Manifest = manifest::encode(chunks, &orphans, blocks, self.volume, checkpoint, write)?;
+        let at = manifest.at;
+        self.pool.lock().manifest = Some(manifest);
+        Ok(at)
+    }
+}
+
+/// Writes one checkpoint.
+struct Writer<'t> {
+    tree: &'t Tree,
+    epoch: u64,
+    checkpoint: u64,
+    /// Blocks taken from the pool and not yet used.
+    allocated: VecDeque<BlockNo>,
+    batch: AlignedBuf,
+    batch_blocks: Vec<BlockNo>,
+    /// Nodes with their new references, which become theirs when everything is written.
+    nodes: Vec<(Arc<Node>, NodeRef)>,
+    /// Where they were, and other blocks that the checkpoint does not need any more.
+    freed: Vec<BlockNo>,
+    blocks_written: u64,
+}
+
+impl<'t> Writer<'t> {
+    fn new(tree: &'t Tree, epoch: u64, checkpoint: u64) -> Writer<'t> {
+        Writer {
+            tree,
+            epoch,
+            checkpoint,
+            allocated: VecDeque::new(),
+            batch: AlignedBuf::zeroed(0),
+            batch_blocks: Vec::new(),
+            nodes: Vec::new(),
+            freed: Vec::new(),
+            blocks_written: 0,
+        }
+    }
+
+    /// Writes a node if it is dirty, its dirty children first. As deep as the tree is high.
+    fn node(&mut self, node: &Arc<Node>) -> Result<NodeRef> {
+        if !node.is_dirty_in(self.epoch) {
+            return node.disk().ok_or_else(|| Error::corrupt("a clean tree node was never written"));
+        }
+        let image = {
+            let shared = self.tree.structure.shared();
+            node.take_image(&shared, self.epoch)
+        };
+        let page = match image {
+            Image::Leaf(page) => page,
+            Image::Inner(entries) => {
+                let mut page = NodePage::new(node.level);
+                for (key, child) in entries {
+                    let at = match child {
+                        FrozenChild::Dirty(child) => self.node(&child)?,
+                        FrozenChild::Written(at) => at,
+                    };
+                    page.push_child(key, &at);
+                }
+                page
+            }
+        };
+        let block = self.block()?;
+        let (volume, checkpoint) = (self.tree.volume, self.checkpoint);
+        let at = self.write(block, |out| page.seal(volume, checkpoint, block, out))?;
+        self.freed.extend(node.disk().map(|old| old.block));
+        self.nodes.push((node.clone(), at));
+        Ok(at)
+    }
+
+    /// A fresh block.
+    fn block(&mut self) -> Result<BlockNo> {
+        if self.allocated.is_empty() {
+            let mut pool = self.tree.pool.lock();
+            // The last few blocks of a small pool come one by one.
+            let some = pool.allocate(64, self.epoch).or_else(|_| pool.allocate(1, self.epoch))?;
+            self.allocated = some.into();
+        }
+        Ok(self.allocated.pop_front().expect("blocks were just taken"))
+    }
+
+    /// Fills one block of the batch, and writes the batch when it is full.
+    fn write<R>(&mut self, block: BlockNo, fill: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
+        if self.batch.is_empty() {
+            self.batch = AlignedBuf::blocks(BATCH_BLOCKS);
+        }
+        let at = self.batch_blocks.len() * BLOCK_SIZE;
+        let result = fill(&mut self.batch[at..at + BLOCK_SIZE]);
+        self.batch_blocks.push(block);
+        if self.batch_blocks.len() == BATCH_BLOCKS {
+            self.flush()?;
+        }
+        Ok(result)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        let pages = self.batch.chunks_exact(BLOCK_SIZE);
+        let mut items: Vec<(BlockNo, &[u8])> = self.batch_blocks.iter().copied().zip(pages).collect();
+        items.sort_by_key(|(block, _)| *block);
+        self.tree.device.write_batch(IoClass::Metadata, &items)?;
+        self.blocks_written += items.len() as u64;
+        self.batch_blocks.clear();
+        Ok(())
+    }
+}

@@ -1,0 +1,75 @@
+//! Every node of the tree, for fsck, dumps and space accounting.
+//!
+//! Nodes that are resident are shown as they are; others are read and not kept. Without changes meanwhile each node
+//! of the live tree is shown once, parents first; a walk beside changes may miss some or meet moved ones.
+
+use crate::load::read_node;
+use crate::node::{Body, Child, Node};
+use crate::tree::Tree;
+use quire_base::sync::Arc;
+use quire_base::{BlockNo, Result};
+use quire_format::node::{NodePage, NodeRef};
+
+/// What a walk calls with each node's reference and its page, or why it cannot be read.
+pub type Visit<'f> = dyn FnMut(NodeRef, Result<&NodePage>) -> Result<()> + 'f;
+
+impl Tree {
+    /// Calls `visit` with each node. A node that no checkpoint has written yet has a reference to block 0; a changed
+    /// one has that of its last checkpoint.
+    ///
+    /// Errors: those of `visit`, and the first node that cannot be read.
+    pub fn walk(&self, visit: &mut dyn FnMut(NodeRef, &NodePage) -> Result<()>) -> Result<()> {
+        self.walk_all(&mut |at, page| visit(at, page?))
+    }
+
+    /// As [`Tree::walk`], but shows what cannot be read, too, and goes on with its neighbours.
+    pub fn walk_all(&self, visit: &mut Visit<'_>) -> Result<()> {
+        let shared = self.structure.shared();
+        let root = self.root.get(&shared).clone();
+        drop(shared);
+        self.walk_child(&Child::Resident(root), visit)
+    }
+
+    fn walk_child(&self, child: &Child, visit: &mut Visit<'_>) -> Result<()> {
+        match child {
+            Child::Resident(node) => {
+                let (page, children) = self.snapshot(node);
+                visit(reference(node), Ok(&page))?;
+                children.iter().try_for_each(|child| self.walk_child(child, visit))
+            }
+            Child::OnDisk(at) => match read_node(&self.device, self.volume, at) {
+                Ok(page) => {
+                    visit(*at, Ok(&page))?;
+                    let inner = page.level() > 0;
+                    let count = if inner { page.count() } else { 0 };
+                    (0..count).try_for_each(|at| self.walk_child(&Child::OnDisk(page.child(at)), visit))
+                }
+                Err(error) => visit(*at, Err(error)),
+            },
+        }
+    }
+
+    /// A resident node's page and children at one moment.
+    fn snapshot(&self, node: &Node) -> (NodePage, Vec<Child>) {
+        let shared = self.structure.shared();
+        match &node.body {
+            Body::Leaf(page) => (page.read().clone(), Vec::new()),
+            Body::Inner(inner) => {
+                let inner = inner.get(&shared);
+                let mut page = NodePage::new(node.level);
+                for (key, child) in inner.keys.iter().zip(&inner.children) {
+                    let at = match child {
+                        Child::Resident(child) => reference(child),
+                        Child::OnDisk(at) => *at,
+                    };
+                    page.push_child(*key, &at);
+                }
+                (page, inner.children.clone())
+            }
+        }
+    }
+}
+
+fn reference(node: &Arc<Node>) -> NodeRef {
+    node.disk().unwrap_or(NodeRef { block: BlockNo(0), generation: 0, crc: 0, level: node.level })
+}
