@@ -76,8 +76,8 @@ pub trait Backing: Send + Sync {
     /// Its number, for messages and order.
     fn inode(&self) -> InodeNo;
 
-    /// The homes of blocks `[block, block + count)`: ascending, without gaps or overlaps. Longer runs at the end
-    /// and shorter ones at the start are clipped by the cache.
+    /// The homes of blocks `[block, block + count)`, or of a part of them from `block` on: ascending, without gaps
+    /// or overlaps. What lies outside is clipped by the cache, for what is missing it asks again.
     fn map(&self, block: u64, count: u64) -> Result<Vec<Run>>;
 
     /// Sets space aside for `blocks` blocks without a home. Called with segments locked: it never waits.
@@ -102,27 +102,32 @@ pub trait Backing: Send + Sync {
     fn size(&self) -> u64;
 }
 
-/// Checks what `map` returned, and cuts it to `[block, block + count)`.
-pub(crate) fn check_runs(runs: Vec<Run>, inode: InodeNo, block: u64, count: u64) -> Result<Vec<Run>> {
+/// The homes of blocks `[block, block + count)`, whatever number of answers that takes, checked and cut to the range.
+pub(crate) fn map_all(backing: &dyn Backing, block: u64, count: u64) -> Result<Vec<Run>> {
     let end = block + count;
     let mut next = block;
-    let mut clipped = Vec::with_capacity(runs.len());
-    for run in runs {
-        let run_end = run.file_block.saturating_add(run.count);
-        if run_end <= next || next >= end {
-            continue;
+    let mut clipped: Vec<Run> = Vec::new();
+    while next < end {
+        let asked = next;
+        for run in backing.map(next, end - next)? {
+            let run_end = run.file_block.saturating_add(run.count);
+            if run_end <= next || next >= end {
+                continue;
+            }
+            if run.file_block > next {
+                break;
+            }
+            let to = run_end.min(end);
+            let home = run.home.offset(next - run.file_block);
+            clipped.push(Run { file_block: next, count: to - next, home });
+            next = to;
         }
-        if run.file_block > next {
-            break;
+        if next == asked {
+            return Err(Error::corrupt(format!(
+                "the map of inode {} has no answer for block {next} (asked for {count} from {block})",
+                backing.inode()
+            )));
         }
-        let to = run_end.min(end);
-        clipped.push(Run { file_block: next, count: to - next, home: run.home.offset(next - run.file_block) });
-        next = to;
-    }
-    if next < end {
-        return Err(Error::corrupt(format!(
-            "the map of inode {inode} has no answer for block {next} (asked for {count} from {block})"
-        )));
     }
     Ok(clipped)
 }

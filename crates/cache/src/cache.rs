@@ -38,7 +38,10 @@ impl Cache {
     /// writes back himself, and a simulator calls [`Cache::background_step`].
     pub fn new(config: CacheConfig, device: Arc<Device>, clock: Clock) -> Result<Arc<Cache>> {
         config.check()?;
-        Ok(Arc::new(Cache { core: Arc::new(Core::new(config, device, clock)), threads: Mutex::new(Vec::new()) }))
+        Ok(Arc::new(Cache {
+            core: Arc::new(Core::new(config, device, clock)),
+            threads: Mutex::new(Vec::new()),
+        }))
     }
 
     /// A mapping for a file. The cache does not keep the file in memory: its owner writes back before it goes.

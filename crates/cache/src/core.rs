@@ -188,7 +188,14 @@ impl Core {
     }
 
     /// Makes a folio from `room`; `None` when room or arena are short.
-    pub fn make_folio(&self, owner: u64, start: u64, order: Order, room: &mut Room<'_>, own: bool) -> Option<FolioRef> {
+    pub fn make_folio(
+        &self,
+        owner: u64,
+        start: u64,
+        order: Order,
+        room: &mut Room<'_>,
+        own: bool,
+    ) -> Option<FolioRef> {
         let data_bytes = (BLOCK_SIZE as u64) << order;
         let header = self.slab.recycle(order);
         let new_header = if header.is_some() { 0 } else { header_bytes(order) };

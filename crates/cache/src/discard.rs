@@ -49,7 +49,8 @@ impl Mapping {
             pin.segments(from, to).for_each(|segment| segment.unlock_unchanged(parking));
             self.wait_filled(&pin, start, end);
         }
-        let homeless = (from..to).filter(|block| pin.dirty().get(*block) && !pin.mapped().get(*block)).count();
+        let homeless =
+            (from..to).filter(|block| pin.dirty().get(*block) && !pin.mapped().get(*block)).count();
         pin.uptodate().clear(from, to);
         let dirty = pin.dirty().clear(from, to);
         pin.mapped().clear(from, to);
@@ -109,8 +110,7 @@ impl Mapping {
             parts.push(part);
             block = part.1;
         }
-        let runs =
-            crate::backing::check_runs(self.backing()?.map(first, last - first)?, self.inode, first, last - first)?;
+        let runs = crate::backing::map_all(&*self.backing()?, first, last - first)?;
         let written = runs.iter().filter(|run| matches!(run.home, Home::Written(_)));
         parts.extend(written.map(|run| (run.file_block, run.file_block + run.count)));
         parts.sort_unstable();

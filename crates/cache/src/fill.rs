@@ -14,7 +14,7 @@
 //!
 //! Neighbours: `read` and `write` call [`Mapping::fill`]; [`crate::discard`] waits for claims.
 
-use crate::backing::{Home, Run, check_runs};
+use crate::backing::{Home, Run, map_all};
 use crate::bits::masks;
 use crate::copy;
 use crate::core::Core;
@@ -226,7 +226,7 @@ impl Mapping {
                 end += u64::from(claims[at].count);
                 at += 1;
             }
-            runs.extend(check_runs(backing.map(first, end - first)?, self.inode, first, end - first)?);
+            runs.extend(map_all(&*backing, first, end - first)?);
         }
         // The size is read with the claims made: whoever extends the file into a claimed block waits for it first.
         Ok((runs, backing.size()))
@@ -336,9 +336,9 @@ fn push_claims(pin: &FolioPin, base: u32, bits: u64, claims: &mut Vec<Claim>) {
     while bits != 0 {
         let first = bits.trailing_zeros();
         let count = (bits >> first).trailing_ones();
-        let joins = claims.last_mut().filter(|last| {
-            last.pin.folio() == pin.folio() && last.first + last.count == base + first
-        });
+        let joins = claims
+            .last_mut()
+            .filter(|last| last.pin.folio() == pin.folio() && last.first + last.count == base + first);
         match joins {
             Some(last) => last.count += count,
             None => claims.push(Claim { pin: pin.clone(), first: base + first, count }),

@@ -52,8 +52,8 @@ pub(crate) fn write_some(core: &Core, force: bool) -> bool {
     for (since, _, mapping) in waiting {
         let cursor = mapping.flush_cursor.load(Ordering::Relaxed);
         let old = now.0.saturating_sub(since.0) >= core.config.dirty_age_nanos;
-        let failed = !force
-            && mapping.errors.failed_at().is_some_and(|at| now.0.saturating_sub(at.0) < RETRY_NANOS);
+        let failed =
+            !force && mapping.errors.failed_at().is_some_and(|at| now.0.saturating_sub(at.0) < RETRY_NANOS);
         if !(over || old || cursor > 0) || failed || mapping.flushing.swap(true, Ordering::Acquire) {
             continue;
         }

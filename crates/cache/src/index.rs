@@ -35,10 +35,7 @@ fn overlapping(
         .range(..first)
         .next_back()
         .filter(move |(start, folio)| **start + u64::from(folio.blocks()) > first && first < end);
-    before
-        .into_iter()
-        .chain(folios.range(first..end.max(first)))
-        .map(|(start, folio)| (*start, *folio))
+    before.into_iter().chain(folios.range(first..end.max(first))).map(|(start, folio)| (*start, *folio))
 }
 
 impl Index {

@@ -11,38 +11,38 @@
 //!                 quire_device::Device
 //! ```
 //!
-//! Start reading with [`segment`] (the lock and the argument for untorn reads), then [`folio`] (state of a block),
-//! then the operations: [`mod@read`], [`mod@write`], `fill`, `writeback`, `finish`, `discard`.
+//! Start reading with [`segment`] (the lock and the argument for untorn reads), then `folio` (state of a block),
+//! then the operations: `read`, `write`, `fill`, `writeback`, `finish`, `discard`.
 //!
 //! Lock order within the crate: segments (ascending) → index, list → cache's lists → leaves. Nobody waits for
 //! device, memory or a fill bit with a segment held, but for writeback's shares and the claims of a fill.
 //!
 //! Neighbours: below `base` and `device`; above fs.
 
-pub mod arena;
-pub mod backing;
-pub mod bits;
-pub mod budget;
-pub mod cache;
-pub mod config;
-pub mod copy;
+mod arena;
+mod backing;
+mod bits;
+mod budget;
+mod cache;
+mod config;
+mod copy;
 mod core;
 mod discard;
 mod errors;
 mod fill;
 mod finish;
 mod flusher;
-pub mod folio;
-pub mod index;
-pub mod mapping;
-pub mod metrics;
+mod folio;
+mod index;
+mod mapping;
+mod metrics;
 pub mod park;
-pub mod read;
+mod read;
 mod reclaim;
 pub mod segment;
-pub mod slab;
+mod slab;
 mod throttle;
-pub mod write;
+mod write;
 mod writeback;
 
 pub use backing::{Backing, Home, PlacedRun, Placement, Run};

@@ -151,7 +151,10 @@ impl Mapping {
         while at < to {
             let mut order = fitting_order(at, to, self.core.config.order_max);
             let wanted = stream_order(at, streak + (at - from), self.core.config.order_max);
-            if wanted > order && at + (1 << wanted) <= stream_end && self.index.is_free(at, at + (1 << wanted)) {
+            if wanted > order
+                && at + (1 << wanted) <= stream_end
+                && self.index.is_free(at, at + (1 << wanted))
+            {
                 order = wanted;
             }
             let folio = loop {
@@ -386,9 +389,15 @@ impl Drop for Mapping {
 }
 
 /// Listed folios that overlap `[first, end)`, ascending.
-fn listed_from(folios: &BTreeMap<u64, FolioRef>, first: u64, end: u64) -> impl Iterator<Item = FolioRef> + '_ {
-    let before =
-        folios.range(..first).next_back().filter(move |(start, folio)| first < end && **start + u64::from(folio.blocks()) > first);
+fn listed_from(
+    folios: &BTreeMap<u64, FolioRef>,
+    first: u64,
+    end: u64,
+) -> impl Iterator<Item = FolioRef> + '_ {
+    let before = folios
+        .range(..first)
+        .next_back()
+        .filter(move |(start, folio)| first < end && **start + u64::from(folio.blocks()) > first);
     before.into_iter().chain(folios.range(first..end.max(first))).map(|(_, folio)| *folio)
 }
 
@@ -398,7 +407,10 @@ fn lock_whole(folio: &Folio, core: &Core) -> bool {
     if locked as u32 == crate::folio::segments_of(folio.order()) {
         return true;
     }
-    folio.segments(0, folio.blocks()).take(locked).for_each(|segment| segment.unlock_unchanged(&core.parking));
+    folio
+        .segments(0, folio.blocks())
+        .take(locked)
+        .for_each(|segment| segment.unlock_unchanged(&core.parking));
     false
 }
 

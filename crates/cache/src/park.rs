@@ -30,7 +30,9 @@ impl Parking {
     /// A table of `shards` shards (at least one).
     pub fn new(shards: usize) -> Parking {
         Parking {
-            shards: (0..shards.max(1)).map(|_| Shard { lock: Mutex::new(()), wake: Condvar::new() }).collect(),
+            shards: (0..shards.max(1))
+                .map(|_| Shard { lock: Mutex::new(()), wake: Condvar::new() })
+                .collect(),
         }
     }
 

@@ -58,7 +58,9 @@ impl Mapping {
                 None => return None,
                 Some(true) => {
                     let now = view();
-                    if now.exclusive_sequence == seen.exclusive_sequence && (!clipped || now.size == seen.size) {
+                    if now.exclusive_sequence == seen.exclusive_sequence
+                        && (!clipped || now.size == seen.size)
+                    {
                         self.core.metrics.reads_optimistic.add(1);
                         return Some(len);
                     }
@@ -81,10 +83,12 @@ impl Mapping {
         }
         // The folios are not pinned: they may die here, and live again elsewhere.
         let parts = || found.iter().map(|(start, folio)| (*start, folio.clip_at(*start, first, end), *folio));
-        let segments = || found.iter().flat_map(|(start, folio)| {
-            let (from, to) = folio.clip_at(*start, first, end);
-            folio.segments(from, to)
-        });
+        let segments = || {
+            found.iter().flat_map(|(start, folio)| {
+                let (from, to) = folio.clip_at(*start, first, end);
+                folio.segments(from, to)
+            })
+        };
         let mut versions: SmallVec<[Version; 16]> = SmallVec::new();
         if !segment::collect_versions(segments(), &mut versions) {
             return Some(false);
@@ -121,7 +125,10 @@ impl Mapping {
     /// keeps writers out). `size` loads the file's size.
     pub fn read(&self, offset: u64, buf: &mut [u8], size: &dyn Fn() -> u64) -> Result<usize> {
         if offset.checked_add(buf.len() as u64).is_none_or(|end| end > BLOCKS_END * BLOCK_SIZE as u64) {
-            return Err(Error::invalid(format!("a read of {} bytes at {offset} passes the largest offset", buf.len())));
+            return Err(Error::invalid(format!(
+                "a read of {} bytes at {offset} passes the largest offset",
+                buf.len()
+            )));
         }
         let batch = self.core.config.batch_bytes;
         let mut done = 0;
@@ -159,10 +166,12 @@ impl Mapping {
             }
             self.fill_for_read(&pins, first, end, blocks_for(seen))?;
 
-            let segments = || pins.iter().flat_map(|pin| {
-                let (from, to) = pin.clip(first, end);
-                pin.segments(from, to)
-            });
+            let segments = || {
+                pins.iter().flat_map(|pin| {
+                    let (from, to) = pin.clip(first, end);
+                    pin.segments(from, to)
+                })
+            };
             segments().for_each(|segment: &SegmentLock| segment.share(&self.core.parking));
             let unlock = || segments().for_each(|segment| segment.unshare(&self.core.parking));
             let valid = pins.iter().all(|pin| {
@@ -195,7 +204,9 @@ impl Mapping {
             let (from, to) = pin.clip(first, end);
             let absent = |block: &u32| !pin.uptodate().get(*block);
             valid &= pin.uptodate().all(from, to);
-            (from..to).find(|block| absent(block) && !pin.filling().get(*block)).map(|block| pin.start() + u64::from(block))
+            (from..to)
+                .find(|block| absent(block) && !pin.filling().get(*block))
+                .map(|block| pin.start() + u64::from(block))
         });
         let Some(miss) = miss else {
             // At most what is being read in already.

@@ -1,8 +1,8 @@
 //! Taking memory back: which folio leaves when the byte limit is reached.
 //!
-//! A clock over the slab of headers. A folio has a heat of 0 to 3. It is born cold and gains one the first time it
-//! is used in an *epoch* other than its last; an epoch is as long as it takes to make a sixteenth of the cache
-//! anew. So the many small reads of one sequential scan count once, and a scanned folio leaves the first time the
+//! A clock over the slab of headers. A folio has a heat of 0 to 6. It is born cold and gains two the first time it
+//! is used in an *epoch* other than its last; the hand takes one each time it comes by. An epoch is as long as it
+//! takes to make a sixteenth of the cache anew. So the many small reads of one sequential scan count once, and a scanned folio leaves the first time the
 //! hand comes by, while the hot set is warmed in every epoch and survives several rounds. A read of a folio that
 //! is hot writes nothing.
 //!
@@ -19,7 +19,9 @@ use crate::folio::{Folio, FolioRef, Order};
 use quire_base::BLOCK_SIZE;
 use quire_base::sync::atomic::Ordering;
 
-const HEAT_MAX: u32 = 3;
+const HEAT_MAX: u32 = 6;
+/// What a use is worth, in visits of the hand.
+const HEAT_GAIN: u32 = 2;
 const HEAT_SHIFT: u32 = 16;
 const EPOCH_MASK: u32 = (1 << HEAT_SHIFT) - 1;
 /// Headers looked at between two moves of the hand.
@@ -42,7 +44,8 @@ pub(crate) fn touch(core: &Core, folio: &Folio) {
     let heat = folio.heat.load(Ordering::Relaxed);
     let epoch = core.epoch.load(Ordering::Relaxed);
     if heat & EPOCH_MASK != epoch && heat >> HEAT_SHIFT < HEAT_MAX {
-        folio.heat.store(((heat >> HEAT_SHIFT) + 1) << HEAT_SHIFT | epoch, Ordering::Relaxed);
+        let warmer = (heat >> HEAT_SHIFT) + HEAT_GAIN;
+        folio.heat.store(warmer.min(HEAT_MAX) << HEAT_SHIFT | epoch, Ordering::Relaxed);
     }
 }
 

@@ -196,7 +196,8 @@ impl SegmentLock {
                 if word & PARKED != 0 {
                     return true;
                 }
-                match self.0.compare_exchange_weak(word, word | PARKED, Ordering::Relaxed, Ordering::Relaxed) {
+                match self.0.compare_exchange_weak(word, word | PARKED, Ordering::Relaxed, Ordering::Relaxed)
+                {
                     Ok(_) => return true,
                     Err(now) => word = now,
                 }

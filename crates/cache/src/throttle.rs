@@ -84,7 +84,11 @@ fn stop(core: &Core, bytes: u64, limit: u64) -> Result<()> {
         let before = core.cleaned_blocks.load(Ordering::Relaxed);
         core.kick_flusher();
         core.wait_for_progress(LOOK);
-        waited = if core.cleaned_blocks.load(Ordering::Relaxed) == before { waited + LOOK } else { Duration::ZERO };
+        waited = if core.cleaned_blocks.load(Ordering::Relaxed) == before {
+            waited + LOOK
+        } else {
+            Duration::ZERO
+        };
         if waited >= PATIENCE || !core.running.load(Ordering::Acquire) {
             return Err(stuck(core));
         }

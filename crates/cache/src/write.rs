@@ -90,7 +90,9 @@ impl Mapping {
             )));
         }
         if offset.checked_add(len as u64).is_none_or(|end| end > BLOCKS_END * BLOCK_SIZE as u64) {
-            return Err(Error::invalid(format!("a write of {len} bytes at {offset} passes the largest offset")));
+            return Err(Error::invalid(format!(
+                "a write of {len} bytes at {offset} passes the largest offset"
+            )));
         }
         Ok(())
     }
@@ -108,8 +110,8 @@ impl Mapping {
         }
         let bytes_end = offset + source.len() as u64;
         let (first, end) = (offset / BLOCK_SIZE as u64, blocks_for(bytes_end));
-        let head = (offset % BLOCK_SIZE as u64 != 0).then_some(first);
-        let tail = (bytes_end % BLOCK_SIZE as u64 != 0).then_some(end - 1);
+        let head = (!offset.is_multiple_of(BLOCK_SIZE as u64)).then_some(first);
+        let tail = (!bytes_end.is_multiple_of(BLOCK_SIZE as u64)).then_some(end - 1);
         let mut pins = Pins::new();
         loop {
             if let Err(short) = self.pin_or_make(first, end, BLOCKS_END, &mut pins, &mut room) {
@@ -197,7 +199,7 @@ impl Mapping {
             }
         }
         let Some((from, to)) = unknown else { return Ok(()) };
-        let runs = crate::backing::check_runs(self.backing()?.map(from, to - from)?, self.inode, from, to - from)?;
+        let runs = crate::backing::map_all(&*self.backing()?, from, to - from)?;
         for run in runs {
             if run.home == crate::backing::Home::Hole {
                 continue;

@@ -277,8 +277,16 @@ impl Gathering<'_> {
         let core = self.mapping.core.clone();
         let blocks: u32 = spans.iter().map(|span| span.count).sum();
         let requests = requests(&placement, &spans, core.config.io_blocks_max);
-        let ticket = self.mapping.open_ticket(spans[0].file_block(), spans[0].file_block() + u64::from(blocks));
-        let run = WriteRun::new(self.mapping.clone(), self.backing.clone(), placement, spans, ticket, requests.len());
+        let ticket =
+            self.mapping.open_ticket(spans[0].file_block(), spans[0].file_block() + u64::from(blocks));
+        let run = WriteRun::new(
+            self.mapping.clone(),
+            self.backing.clone(),
+            placement,
+            spans,
+            ticket,
+            requests.len(),
+        );
         let run = Arc::new(run);
         core.metrics.writeback_runs.add(1);
         core.metrics.writeback_blocks.add(u64::from(blocks));
@@ -365,9 +373,27 @@ fn split(spans: &mut Vec<Span>, blocks: u64) -> Vec<Span> {
     Vec::new()
 }
 
+/// A device request that is being put together.
+struct Request {
+    at: BlockNo,
+    blocks: u64,
+    /// Start and bytes, in device order.
+    memory: Vec<(*mut u8, usize)>,
+}
+
+impl Request {
+    fn into_parts(self) -> (BlockNo, Vec<Segment>) {
+        // SAFETY: arena memory of pinned folios, whose segments are shared until the run is finished: it stays and
+        // does not change.
+        let segment = |(start, len)| unsafe { Segment::new(start, len) };
+        (self.at, self.memory.into_iter().map(segment).collect())
+    }
+}
+
 /// The device requests of a placed run: runs of homes that follow one another, at most `blocks_max` each.
 fn requests(placement: &Placement, spans: &[Span], blocks_max: u32) -> Vec<(BlockNo, Vec<Segment>)> {
-    let mut requests: Vec<(BlockNo, u64, Vec<(*mut u8, usize)>)> = Vec::new();
+    let blocks_max = u64::from(blocks_max);
+    let mut requests: Vec<Request> = Vec::new();
     let mut spans = spans.iter();
     let (mut span, mut skip) = (spans.next(), 0u32);
     for run in &placement.runs {
@@ -375,23 +401,21 @@ fn requests(placement: &Placement, spans: &[Span], blocks_max: u32) -> Vec<(Bloc
         while done < run.count {
             let Some(current) = span else { break };
             let home = run.home.offset(done);
-            let room = match requests.last() {
-                Some((at, blocks, _)) if at.offset(*blocks) == home && *blocks < u64::from(blocks_max) => {
-                    u64::from(blocks_max) - blocks
-                }
-                _ => {
-                    requests.push((home, 0, Vec::new()));
-                    u64::from(blocks_max)
-                }
-            };
-            let count = u64::from(current.count - skip).min(run.count - done).min(room);
-            let (_, blocks, memory) = requests.last_mut().expect("pushed above");
-            let (start, bytes) = (current.pin.memory(current.first + skip), count as usize * BLOCK_SIZE);
-            match memory.last_mut() {
-                Some((last, len)) if last.wrapping_add(*len) == start => *len += bytes,
-                _ => memory.push((start, bytes)),
+            let continues = requests
+                .last()
+                .is_some_and(|last| last.at.offset(last.blocks) == home && last.blocks < blocks_max);
+            if !continues {
+                requests.push(Request { at: home, blocks: 0, memory: Vec::new() });
             }
-            *blocks += count;
+            let request = requests.last_mut().expect("one was pushed if there was none");
+            let count =
+                u64::from(current.count - skip).min(run.count - done).min(blocks_max - request.blocks);
+            let (start, bytes) = (current.pin.memory(current.first + skip), count as usize * BLOCK_SIZE);
+            match request.memory.last_mut() {
+                Some((last, len)) if last.wrapping_add(*len) == start => *len += bytes,
+                _ => request.memory.push((start, bytes)),
+            }
+            request.blocks += count;
             done += count;
             skip += count as u32;
             if skip == current.count {
@@ -399,8 +423,5 @@ fn requests(placement: &Placement, spans: &[Span], blocks_max: u32) -> Vec<(Bloc
             }
         }
     }
-    // SAFETY: arena memory of pinned folios, whose segments are shared until the run is finished: it stays and does
-    // not change.
-    let segment = |(start, len)| unsafe { Segment::new(start, len) };
-    requests.into_iter().map(|(at, _, memory)| (at, memory.into_iter().map(segment).collect())).collect()
+    requests.into_iter().map(Request::into_parts).collect()
 }

@@ -81,7 +81,10 @@ fn run(config: CacheConfig, ops: Vec<Op>) {
                     let to = (at as usize + len).min(model.len());
                     assert!(bytes == model[from..to], "{trace}");
                     let mut buf = vec![0; len];
-                    let view = || quire_cache::ReadView { exclusive_sequence: 0, size: file.size.load(Ordering::Acquire) };
+                    let view = || quire_cache::ReadView {
+                        exclusive_sequence: 0,
+                        size: file.size.load(Ordering::Acquire),
+                    };
                     let again = file.mapping().try_read(at, &mut buf, view);
                     assert_eq!(again, Some(to - from), "{trace}: just read, so it is cached");
                     assert!(buf[..to - from] == model[from..to], "{trace} optimistic");
@@ -95,7 +98,8 @@ fn run(config: CacheConfig, ops: Vec<Op>) {
                 }
             },
             Op::Punch { at, len } => {
-                let (at, end) = ((at as usize).min(model.len()), (at as usize + len as usize).min(model.len()));
+                let (at, end) =
+                    ((at as usize).min(model.len()), (at as usize + len as usize).min(model.len()));
                 if at < end {
                     match file.punch(at as u64, end as u64) {
                         Ok(()) => model[at..end].fill(0),

@@ -35,7 +35,9 @@ pub enum Command {
     /// Check a volume, and repair it if asked to
     ///
     /// Without --repair nothing is written: the journal is replayed in memory only.
-    #[command(after_help = "Exit codes: 0 clean; 1 errors corrected; 4 errors left; 8 could not check; 16 wrong usage.")]
+    #[command(
+        after_help = "Exit codes: 0 clean; 1 errors corrected; 4 errors left; 8 could not check; 16 wrong usage."
+    )]
     Fsck(Fsck),
     /// Show what a volume is
     ///
@@ -221,7 +223,9 @@ mod tests {
         ] {
             Cli::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{line}: {error}"));
         }
-        for line in ["quire mkfs", "quire mkfs --size lots a.img", "quire dump a.img inode", "quire mount a.img"] {
+        for line in
+            ["quire mkfs", "quire mkfs --size lots a.img", "quire dump a.img inode", "quire mount a.img"]
+        {
             assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
         }
     }

@@ -77,9 +77,13 @@ impl From<Error> for Failure {
         let (code, advice) = match error.kind() {
             ErrorKind::NotAVolume => (33, "make one with `quire mkfs`"),
             ErrorKind::UnknownFormat => (34, "use a newer version of quire"),
-            ErrorKind::Corrupt => (35, "`quire fsck` says what is damaged, `quire fsck --repair` mends what it can"),
+            ErrorKind::Corrupt => {
+                (35, "`quire fsck` says what is damaged, `quire fsck --repair` mends what it can")
+            }
             ErrorKind::Busy => (36, ""),
-            ErrorKind::NotFound | ErrorKind::NotDirectory | ErrorKind::IsDirectory | ErrorKind::Exists => (37, ""),
+            ErrorKind::NotFound | ErrorKind::NotDirectory | ErrorKind::IsDirectory | ErrorKind::Exists => {
+                (37, "")
+            }
             ErrorKind::AccessDenied | ErrorKind::NotPermitted => (38, ""),
             ErrorKind::NoSpace => (39, ""),
             ErrorKind::NoMemory => (SYSTEM, ""),
@@ -88,7 +92,8 @@ impl From<Error> for Failure {
         };
         let message = error.to_string();
         // Many messages already say what to do.
-        let message = if advice.is_empty() || message.contains("quire ") {
+        let advised = message.contains("quire ") || message.contains("restore it");
+        let message = if advice.is_empty() || advised {
             message
         } else {
             format!("{message}; {advice}")

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
-use quire_format::superblock::{SLOT_BLOCKS, Superblock};
+use quire_format::journal::BlockHeader;
+use quire_format::superblock::{JOURNAL_START, SLOT_BLOCKS, Superblock};
 use rustix::fs::FlockOperation;
 use rustix::fs::OFlags;
 
@@ -77,12 +78,28 @@ pub fn newest_superblock(volume: &Path) -> Result<(Superblock, Option<Error>)> {
     match superblocks(volume)? {
         [Ok(a), Ok(b)] => Ok((if a.checkpoint >= b.checkpoint { a } else { b }, None)),
         [Ok(good), Err(bad)] | [Err(bad), Ok(good)] => Ok((good, Some(bad))),
-        // The first slot's reason, unless the second shows that there was a volume.
-        [Err(a), Err(b)] if a.kind() == ErrorKind::NotAVolume => {
-            Err(b.context(format!("{}: no superblock is good", volume.display())))
+        [Err(a), Err(b)] => {
+            let none = ErrorKind::NotAVolume;
+            Err(if a.kind() == none && b.kind() == none && !has_journal(volume)? {
+                Error::new(none, format!("{} holds no Quire volume", volume.display()))
+            } else {
+                // A newer format is worth more than whatever the other slot suffers from.
+                let kind = if a.kind() == ErrorKind::UnknownFormat { a.kind() } else { b.kind() };
+                let kind = if kind == none { ErrorKind::Corrupt } else { kind };
+                Error::new(
+                    kind,
+                    format!("both superblocks of {} are unusable: {a}; {b}", volume.display()),
+                )
+            })
         }
-        [Err(a), _] => Err(a.context(format!("{}: no superblock is good", volume.display()))),
     }
+}
+
+/// Whether a journal's first block is where that of a volume would be: then there was a volume.
+fn has_journal(volume: &Path) -> Result<bool> {
+    let mut bytes = vec![0; BLOCK_SIZE];
+    let read = open(volume)?.read_exact_at(&mut bytes, JOURNAL_START.byte_offset());
+    Ok(read.is_ok() && BlockHeader::decode(&bytes).is_ok())
 }
 
 /// Waits until no server has the volume open for writing any more; false when `patience` is over.

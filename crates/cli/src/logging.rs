@@ -4,7 +4,7 @@
 //! error at the log file, so that a panic is found there.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,11 @@ fn filter() -> EnvFilter {
 
 /// Messages to the terminal.
 pub fn to_terminal() {
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter()).with_writer(io::stderr).with_target(false);
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter())
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .with_target(false);
     // A second subscriber (in tests) is refused; the first stays.
     let _ = subscriber.try_init();
 }
@@ -60,13 +64,12 @@ pub fn to_target(target: &LogTarget, volume: &Path) -> Outcome<Option<PathBuf>> 
     if let Some(folder) = path.parent() {
         let _ = std::fs::create_dir_all(folder);
     }
-    let file =
-        OpenOptions::new().create(true).append(true).mode(0o640).open(&path).map_err(|error| {
-            Failure::system(
-                format!("opening the log file {} (choose another with -o log=FILE)", path.display()),
-                &error,
-            )
-        })?;
+    let file = OpenOptions::new().create(true).append(true).mode(0o640).open(&path).map_err(|error| {
+        Failure::system(
+            format!("opening the log file {} (choose another with -o log=FILE)", path.display()),
+            &error,
+        )
+    })?;
     let _ = rustix::stdio::dup2_stderr(&file);
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter())

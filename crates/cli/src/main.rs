@@ -42,10 +42,10 @@ fn main() -> ExitCode {
     match name.as_str() {
         "mount.quire" | "mount.fuse.quire" => {
             let outcome = mount_as_helper(&name, rest);
-            finish(&name, outcome.map_err(|failure| Failure {
-                code: exit::for_mount_helper(failure.code),
-                ..failure
-            }))
+            finish(
+                &name,
+                outcome.map_err(|failure| Failure { code: exit::for_mount_helper(failure.code), ..failure }),
+            )
         }
         "umount.quire" | "umount.fuse.quire" => finish(&name, umount_as_helper(&name, rest)),
         "mkfs.quire" => run(prefixed("mkfs", rest)),
@@ -102,13 +102,8 @@ fn mount_as_helper(name: &str, rest: Vec<OsString>) -> Outcome {
         return Err(Failure::usage(format!("usage: {name} SOURCE DIR [-sfnv] [-o OPTIONS]")));
     };
     let options = if call.sloppy { mount_options::known_only(&call.options) } else { call.options };
-    let arguments = Mount {
-        options,
-        foreground: false,
-        report: false,
-        volume: volume.into(),
-        dir: dir.into(),
-    };
+    let arguments =
+        Mount { options, foreground: false, report: false, volume: volume.into(), dir: dir.into() };
     if call.fake {
         return commands::mount::check(&arguments).map(drop);
     }

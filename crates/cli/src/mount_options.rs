@@ -123,9 +123,9 @@ impl MountOptions {
             ("dirsync", None) => flags.dir_sync = true,
             ("default_permissions", None) => {}
             (
-                "defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "nousers" | "owner" | "noowner"
-                | "group" | "nogroup" | "nofail" | "_netdev" | "diratime" | "nodiratime" | "iversion"
-                | "noiversion" | "silent" | "loud" | "_rnetdev",
+                "defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "nousers" | "owner"
+                | "noowner" | "group" | "nogroup" | "nofail" | "_netdev" | "diratime" | "nodiratime"
+                | "iversion" | "noiversion" | "silent" | "loud" | "_rnetdev",
                 None,
             ) => {}
             ("user" | "uhelper" | "helper" | "comment" | "subtype", Some(_)) => {}

@@ -43,7 +43,7 @@ pub enum Report {
 /// Starts a server for `volume` on `dir` (both absolute) and waits until it is usable; returns its notes.
 pub fn start(volume: &Path, dir: &Path, options: &[String], log: Option<&Path>) -> Outcome<Vec<String>> {
     let starting = |error: &std::io::Error| Failure::system("starting the server in the background", error);
-    let mut command = Command::new("/proc/self/exe");
+    let mut command = Command::new(program());
     command.arg("mount").arg("--report");
     for list in options {
         command.arg("-o").arg(list);
@@ -77,6 +77,12 @@ pub fn start(volume: &Path, dir: &Path, options: &[String], log: Option<&Path>) 
             ))
         }
     }
+}
+
+/// This program, by its path so that process lists show its name; if it was replaced meanwhile, by the kernel's
+/// reference to it.
+fn program() -> PathBuf {
+    std::env::current_exe().ok().filter(|path| path.exists()).unwrap_or_else(|| "/proc/self/exe".into())
 }
 
 /// The child's side: leaves the terminal.

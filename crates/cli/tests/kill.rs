@@ -51,7 +51,11 @@ fn length(number: u64) -> usize {
 }
 
 /// Three ways to make a file durable, in turn: fsync, O_SYNC, and write-fsync-rename.
-fn write_one(folder: &Path, number: u64, acknowledged: &Mutex<BTreeMap<PathBuf, u64>>) -> std::io::Result<()> {
+fn write_one(
+    folder: &Path,
+    number: u64,
+    acknowledged: &Mutex<BTreeMap<PathBuf, u64>>,
+) -> std::io::Result<()> {
     let path = folder.join(format!("witness{}", number % 300));
     let data = pattern(number, length(number));
     match number % 2 {
@@ -79,7 +83,8 @@ fn write_one(folder: &Path, number: u64, acknowledged: &Mutex<BTreeMap<PathBuf, 
 
 fn verify(acknowledged: &Mutex<BTreeMap<PathBuf, u64>>) {
     for (path, number) in acknowledged.lock().unwrap().iter() {
-        let found = std::fs::read(path).unwrap_or_else(|error| panic!("{} was fsynced: {error}", path.display()));
+        let found =
+            std::fs::read(path).unwrap_or_else(|error| panic!("{} was fsynced: {error}", path.display()));
         let exact = found == pattern(*number, length(*number));
         // A later replacement may have become durable before its fsync returned.
         let later = path.file_name().unwrap().to_string_lossy().starts_with("witness")
@@ -193,7 +198,9 @@ fn killed_under_sqlite() {
     volume.mount();
     for mode in ["WAL", "DELETE"] {
         let database = volume.path(&format!("{mode}.db"));
-        let create = format!("PRAGMA journal_mode={mode}; PRAGMA synchronous=FULL; CREATE TABLE t(n INT PRIMARY KEY);");
+        let create = format!(
+            "PRAGMA journal_mode={mode}; PRAGMA synchronous=FULL; CREATE TABLE t(n INT PRIMARY KEY);"
+        );
         common::run(Command::new("sqlite3").arg(&database).arg(create));
     }
     let mut next = 0u64;
@@ -223,7 +230,8 @@ fn killed_under_sqlite() {
         let output = child.wait_with_output().unwrap();
         feeder.join().unwrap();
         let told = String::from_utf8_lossy(&output.stdout);
-        if let Some(last) = told.lines().rev().find_map(|line| line.strip_prefix("row ")?.parse::<u64>().ok()) {
+        if let Some(last) = told.lines().rev().find_map(|line| line.strip_prefix("row ")?.parse::<u64>().ok())
+        {
             committed.insert(mode, last);
         }
         let took = volume.mount();

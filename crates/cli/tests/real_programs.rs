@@ -17,10 +17,15 @@ fn source_trees() -> Vec<PathBuf> {
         || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cargo"),
         PathBuf::from,
     );
-    [cargo.join("registry/src"), PathBuf::from(sysroot.trim()).join("share"), PathBuf::from("/usr/include"), PathBuf::from("/usr/share")]
-        .into_iter()
-        .filter(|path| path.is_dir())
-        .collect()
+    [
+        cargo.join("registry/src"),
+        PathBuf::from(sysroot.trim()).join("share"),
+        PathBuf::from("/usr/include"),
+        PathBuf::from("/usr/share"),
+    ]
+    .into_iter()
+    .filter(|path| path.is_dir())
+    .collect()
 }
 
 /// Regular files below a folder, relative, with a checksum each.
@@ -93,9 +98,19 @@ fn git_and_cargo_work() {
     let mut volume = Volume::new("4G");
     volume.mount();
     let clone = volume.path("clone");
-    run(Command::new("git").args(["-c", "safe.directory=*", "clone", "--quiet", "--no-local"]).arg(&project).arg(&clone));
-    run(Command::new("git").args(["-c", "safe.directory=*", "fsck", "--full", "--strict"]).current_dir(&clone));
-    assert_eq!(run(Command::new("git").args(["-c", "safe.directory=*", "status", "--porcelain"]).current_dir(&clone)), "");
+    run(Command::new("git")
+        .args(["-c", "safe.directory=*", "clone", "--quiet", "--no-local"])
+        .arg(&project)
+        .arg(&clone));
+    run(Command::new("git")
+        .args(["-c", "safe.directory=*", "fsck", "--full", "--strict"])
+        .current_dir(&clone));
+    assert_eq!(
+        run(Command::new("git")
+            .args(["-c", "safe.directory=*", "status", "--porcelain"])
+            .current_dir(&clone)),
+        ""
+    );
     // A real compiler with its target folder on the mount: many small files, mmap of libraries, executables run.
     run(Command::new(env!("CARGO"))
         .args(["test", "--offline", "--locked", "--package", "quire-base", "--lib"])
@@ -105,7 +120,9 @@ fn git_and_cargo_work() {
     volume.unmount();
     volume.check();
     volume.mount();
-    run(Command::new("git").args(["-c", "safe.directory=*", "fsck", "--full", "--strict"]).current_dir(&clone));
+    run(Command::new("git")
+        .args(["-c", "safe.directory=*", "fsck", "--full", "--strict"])
+        .current_dir(&clone));
     volume.unmount();
 }
 
@@ -149,7 +166,9 @@ fn sqlite_with_several_writers() {
     volume.mount();
     for mode in ["DELETE", "WAL"] {
         let database = volume.path(&format!("{mode}.db"));
-        let check = run(Command::new("sqlite3").arg(&database).arg("PRAGMA integrity_check; SELECT count(*) FROM t;"));
+        let check = run(Command::new("sqlite3")
+            .arg(&database)
+            .arg("PRAGMA integrity_check; SELECT count(*) FROM t;"));
         assert_eq!(check, "ok\n240\n", "{mode}");
     }
     volume.unmount();
@@ -162,7 +181,9 @@ fn fio_verifies_buffered_and_direct() {
     }
     let mut volume = Volume::new("2G");
     volume.mount();
-    for (name, direct, engine) in [("buffered", "0", "psync"), ("direct", "1", "io_uring"), ("mapped", "0", "mmap")] {
+    for (name, direct, engine) in
+        [("buffered", "0", "psync"), ("direct", "1", "io_uring"), ("mapped", "0", "mmap")]
+    {
         run(Command::new("fio").args([
             "--rw=randwrite",
             "--bsrange=4k-64k",
@@ -197,7 +218,9 @@ fn a_full_volume_recovers() {
     for round in 0..3 {
         let mut full = false;
         for number in 0..200 {
-            if std::fs::write(volume.path(&format!("fill{number}")), common::pattern(number, 1 << 20)).is_err() {
+            if std::fs::write(volume.path(&format!("fill{number}")), common::pattern(number, 1 << 20))
+                .is_err()
+            {
                 full = true;
                 break;
             }

@@ -352,4 +352,20 @@ impl RegionSource for TreeRegions {
     fn load(&self, region: u64) -> Result<RegionMap> {
         self.0.get_with(Key::region(region), RegionMap::decode)?.unwrap_or_else(|| Ok(RegionMap::new()))
     }
+
+    fn load_range(&self, regions: std::ops::Range<u64>, each: &mut dyn FnMut(u64, RegionMap)) -> Result<()> {
+        let Some(last) = regions.end.checked_sub(1) else { return Ok(()) };
+        let mut broken = Ok(());
+        self.0.scan(Key::region(regions.start), Key::region(last), &mut |key, value| match RegionMap::decode(value) {
+            Ok(map) => {
+                each(key.offset, map);
+                std::ops::ControlFlow::Continue(())
+            }
+            Err(error) => {
+                broken = Err(error.context(format!("region {}", key.offset)));
+                std::ops::ControlFlow::Break(())
+            }
+        })?;
+        broken
+    }
 }

@@ -1,17 +1,17 @@
-//! Raw changes to a volume, for fsck's repairs: journaled and crash-safe like any others, but not checked against
-//! what the volume says about itself, since that is what is being mended.
+//! Raw changes to a volume, for fsck's repairs: not checked against what the volume says about itself, since that is
+//! what is being mended.
 //!
 //! Protocol: [`Session::open`] recovers the volume as a mount does, but frees no orphans and finishes no logged
-//! operations; changes gather until [`Session::commit`], which makes them one transaction; [`Session::close`] writes
-//! a clean checkpoint. A crash in between leaves whole transactions, and the next check finds the rest.
+//! operations. Changes gather until [`Session::commit`], which applies them to the tree in memory, under the barrier
+//! and past the journal; checkpoints publish them, [`Session::close`]'s at the latest. A crash in between leaves what
+//! the last checkpoint had, and the next check finds the rest.
 //!
-//! Neighbours: `quire-fsck` is the only user; [`crate::transaction`] does the work.
+//! Neighbours: `quire-fsck` is the only user; [`crate::checkpoint`] publishes.
 
 use crate::engine::Engine;
 use crate::options::VolumeOptions;
 use crate::orphan::Slot;
 use crate::recovery;
-use crate::transaction::Cost;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{InodeNo, Result};
@@ -25,7 +25,7 @@ enum Raw {
     Put(Key, Vec<u8>),
     Delete(Key),
     OrphanSet(Slot, InodeNo),
-    OrphanClear(Slot, InodeNo),
+    OrphanClear(Slot),
 }
 
 /// A volume under repair.
@@ -87,8 +87,8 @@ impl Session {
     }
 
     /// Releases an orphan slot.
-    pub fn orphan_clear(&mut self, slot: Slot, inode: InodeNo) {
-        self.pending.push(Raw::OrphanClear(slot, inode));
+    pub fn orphan_clear(&mut self, slot: Slot) {
+        self.pending.push(Raw::OrphanClear(slot));
     }
 
     /// Sets the counters that checkpoints write; [`Session::commit`]s keep them up from here.
@@ -103,29 +103,29 @@ impl Session {
         self.pending.len()
     }
 
-    /// Makes the pending changes one transaction. Keep it below some hundred changes.
+    /// Applies the pending changes. They are durable with the next checkpoint, all of one commit with the same one.
     pub fn commit(&mut self) -> Result<()> {
         let pending = std::mem::take(&mut self.pending);
-        if pending.is_empty() {
-            return Ok(());
-        }
-        let bytes = pending.iter().map(|raw| if let Raw::Put(_, value) = raw { value.len() } else { 0 }).sum();
-        let mut transaction = self.engine.begin(Cost::new(pending.len(), bytes).critical())?;
-        for raw in &pending {
-            match raw {
-                Raw::Put(key, value) => transaction.put(*key, value),
-                Raw::Delete(key) => transaction.delete(*key),
-                Raw::OrphanSet(slot, inode) => transaction.orphan_set(Some(*slot), *inode),
-                Raw::OrphanClear(slot, inode) => transaction.orphan_clear(Some(*slot), *inode),
+        {
+            let _barrier = self.engine.barrier.shared();
+            for raw in &pending {
+                match raw {
+                    Raw::Put(key, value) => self.engine.tree.put(*key, value)?,
+                    Raw::Delete(key) => self.engine.tree.delete(*key).map(drop)?,
+                    Raw::OrphanSet(slot, inode) => self.engine.orphans.apply_set(*slot, *inode),
+                    Raw::OrphanClear(slot) => self.engine.orphans.apply_clear(*slot),
+                }
             }
         }
-        transaction.commit().map(drop)
+        if self.engine.tree.wants_checkpoint() {
+            self.engine.checkpoint_now()?;
+        }
+        Ok(())
     }
 
     /// Commits what is pending and writes a clean checkpoint.
     pub fn close(mut self) -> Result<()> {
         self.commit()?;
-        self.engine.force_all()?;
         self.engine.checkpoint_clean()?;
         self.engine.inodes.clear();
         Ok(())

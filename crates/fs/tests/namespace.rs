@@ -25,8 +25,15 @@ use std::sync::Arc;
 /// Bytes of a test volume.
 const VOLUME_BYTES: u64 = 32 << 20;
 
-/// The hash seed that tests with colliding names rely on.
+/// Fixes the hash seed, on which the pairs of colliding names below rely.
 const FORMAT_SEED: u64 = 7;
+
+/// Names of one hash in a directory.
+const COLLIDING_NAMES: [[&[u8]; 2]; 2] = [[b"n14106034", b"n22412507"], [b"n943113", b"n7265047"]];
+
+/// Attribute names of one hash.
+const COLLIDING_ATTRIBUTES: [[&[u8]; 2]; 2] =
+    [[b"user.x228673", b"user.x387071"], [b"user.x5457", b"user.x161089"]];
 
 fn options(threads: bool) -> VolumeOptions {
     VolumeOptions {

@@ -35,6 +35,8 @@ pub(crate) struct Checkpoint {
     pub(crate) manifest_blocks: Vec<BlockNo>,
     /// Orphan blocks that check.
     pub(crate) orphans: Vec<OrphanRef>,
+    /// Places of those that do not.
+    pub(crate) damaged_orphans: Vec<BlockNo>,
     pub(crate) nodes: u64,
     /// Nothing that the volume needs to be read is damaged.
     pub(crate) whole: bool,
@@ -80,6 +82,7 @@ pub(crate) fn check(
             found: Vec::new(),
             manifest_blocks: Vec::new(),
             orphans: Vec::new(),
+            damaged_orphans: Vec::new(),
             nodes: 0,
             whole: true,
         },
@@ -227,7 +230,12 @@ impl Walk<'_> {
             match read {
                 Ok(_) if fresh => self.checkpoint.orphans.push(orphan),
                 Ok(_) => self.damaged_orphans(orphan.block, format!("orphan block {index} lies where it cannot")),
-                Err(error) => self.damaged_orphans(orphan.block, error.to_string()),
+                Err(error) => {
+                    if fresh {
+                        self.checkpoint.damaged_orphans.push(orphan.block);
+                    }
+                    self.damaged_orphans(orphan.block, error.to_string());
+                }
             }
         }
     }

@@ -63,6 +63,8 @@ struct Attribute {
     bytes: u64,
     left: usize,
     broken: Option<String>,
+    /// Whole, but not where its name's hash says.
+    misplaced: bool,
 }
 
 impl Object {
@@ -137,7 +139,20 @@ impl Object {
             current.broken = Some("the name is there twice".into());
         }
         let keys = std::mem::take(&mut current.keys);
+        let name = String::from_utf8_lossy(&current.name);
         match &current.broken {
+            None if current.misplaced => {
+                attributes.bytes += current.bytes;
+                findings.add(
+                    IssueKind::XattrDamaged,
+                    Place::inode(self.number),
+                    format!(
+                        "inode {}: extended attribute {name:?} is not where its name's hash says: repair moves it",
+                        self.number
+                    ),
+                );
+                findings.fixes.rehash_xattrs.push((self.number, current.hash, current.disambiguator));
+            }
             None => {
                 attributes.bytes += current.bytes;
                 attributes.names.push(current.name.clone());
@@ -147,9 +162,8 @@ impl Object {
                     IssueKind::XattrDamaged,
                     Place::inode(self.number),
                     format!(
-                        "inode {}: extended attribute {:?} is damaged ({why}): repair drops it",
-                        self.number,
-                        String::from_utf8_lossy(&current.name)
+                        "inode {}: extended attribute {name:?} is damaged ({why}): repair drops it",
+                        self.number
                     ),
                 );
                 findings.fixes.drop_keys.extend(keys);
@@ -225,7 +239,7 @@ impl Object {
     }
 
     /// All keys have gone by.
-    pub(crate) fn finish(mut self, view: &View<'_>, findings: &mut Findings, contents: &mut Contents) {
+    pub(crate) fn finish(mut self, findings: &mut Findings, contents: &mut Contents) {
         self.end_attribute(findings);
         contents.highest = contents.highest.max(self.number);
         let record = match std::mem::replace(&mut self.record, Record::None) {
@@ -241,7 +255,6 @@ impl Object {
         self.judge(&record, findings);
         self.judge_target(&record, findings);
         self.judge_counts(&record, findings);
-        let _ = view;
         contents.inodes.push(InodeInfo {
             number: self.number,
             generation: record.generation,
@@ -285,6 +298,7 @@ impl Object {
             size: if regular { self.file_end << quire_base::BLOCK_SHIFT } else if symlink { self.target.bytes } else { 0 },
             blocks: self.blocks,
             xattr_bytes: u32::try_from(self.attributes.bytes).unwrap_or(0),
+            orphan: false,
         });
     }
 
@@ -403,6 +417,7 @@ impl Attribute {
             bytes: 0,
             left: 0,
             broken: None,
+            misplaced: false,
         };
         if piece != 0 {
             attribute.broken = Some(format!("its first piece is {piece}"));
@@ -414,9 +429,7 @@ impl Attribute {
                 attribute.pieces = head.pieces();
                 attribute.bytes = (head.name.len() + head.value_bytes) as u64;
                 attribute.left = head.value_bytes - head.value_start.len();
-                if xattr::name_hash(view.superblock.hash_seed, head.name) != hash {
-                    attribute.broken = Some("it is not where its name's hash says".into());
-                }
+                attribute.misplaced = xattr::name_hash(view.superblock.hash_seed, head.name) != hash;
             }
             Err(error) => attribute.broken = Some(error.to_string()),
         }

@@ -52,17 +52,17 @@ pub(crate) struct Rebuild {
     pub(crate) size: u64,
     pub(crate) blocks: u64,
     pub(crate) xattr_bytes: u32,
+    /// An orphan slot or key names it, and no entry does.
+    pub(crate) orphan: bool,
 }
 
-/// Blocks of a file that another owner has as well.
+/// Blocks of a file that another file has as well: they are copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Relocation {
     pub(crate) inode: u64,
     pub(crate) file_block: u64,
     pub(crate) blocks: u64,
     pub(crate) disk_block: u64,
-    /// The other owner is a file, so the data may be this one's: copy it. Else it is gone: open a hole.
-    pub(crate) copy: bool,
 }
 
 /// The true values of the superblock's counters.
@@ -92,10 +92,12 @@ pub(crate) struct Fixes {
     /// Inodes whose extents overlap in the file.
     pub(crate) disentangle: Vec<u64>,
     pub(crate) relocate: Vec<Relocation>,
-    /// Parts of extents that lie where no file may have blocks: (inode, first file block, blocks).
+    /// File blocks that lose their disk blocks, since those are not theirs: (inode, first file block, blocks).
     pub(crate) punch: Vec<(u64, u64, u64)>,
     /// Entries to be put where their hash says: (directory, cookie).
     pub(crate) rehash: Vec<(u64, u64)>,
+    /// Extended attributes to be put where their hash says: (inode, hash, disambiguator) as they are now.
+    pub(crate) rehash_xattrs: Vec<(u64, u32, u16)>,
     /// Entries whose type is to be that of the inode: (directory, cookie, type).
     pub(crate) retype: Vec<(u64, u64, FileType)>,
     /// Inodes to be named in `lost+found`.
@@ -134,10 +136,29 @@ impl Fixes {
                 && self.relocate.is_empty()
                 && self.punch.is_empty()
                 && self.rehash.is_empty()
+                && self.rehash_xattrs.is_empty()
                 && self.retype.is_empty()
                 && self.lost.is_empty()
                 && self.clear_slots.is_empty()
                 && self.track.is_empty())
+    }
+
+    /// Records are lost, or of another type than they say: what was found about names and links before these are
+    /// mended is not to be acted on.
+    pub(crate) fn names_unsettled(&self) -> bool {
+        self.make_root || !self.rebuild.is_empty() || self.patches.values().any(|patch| patch.kind.is_some())
+    }
+
+    /// Leaves what rests on names and links to a later round.
+    pub(crate) fn forget_names(&mut self) {
+        for patch in self.patches.values_mut() {
+            (patch.nlink, patch.parent) = (None, None);
+        }
+        self.patches.retain(|_, patch| *patch != Patch::default());
+        self.lost.clear();
+        self.track.clear();
+        self.clear_slots.clear();
+        self.retype.clear();
     }
 
     /// Whether regions or counters change.

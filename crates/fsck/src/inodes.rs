@@ -91,7 +91,7 @@ pub(crate) fn scan(view: &View<'_>, findings: &mut Findings, meter: &mut Meter<'
         }
         if current.as_ref().is_none_or(|object| object.number != key.object) {
             if let Some(done) = current.take() {
-                done.finish(view, findings, &mut contents);
+                done.finish(findings, &mut contents);
             }
             meter.advance(1);
             current = Some(Object::new(key.object));
@@ -108,7 +108,7 @@ pub(crate) fn scan(view: &View<'_>, findings: &mut Findings, meter: &mut Meter<'
         ControlFlow::Continue(())
     })?;
     if let Some(done) = current {
-        done.finish(view, findings, &mut contents);
+        done.finish(findings, &mut contents);
     }
     let summary = &mut findings.summary;
     summary.extents = contents.extents.len() as u64;

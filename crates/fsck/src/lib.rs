@@ -1,1 +1,107 @@
-//! (being written)
+//! Checking a volume, and mending what can be mended without guessing.
+//!
+//! ```no_run
+//! # fn main() -> quire_base::Result<()> {
+//! let report = quire_fsck::check(std::path::Path::new("quire.img"), &quire_fsck::Options::default())?;
+//! for issue in &report.issues {
+//!     println!("{issue}");
+//! }
+//! std::process::exit(report.exit_code().into());
+//! # }
+//! ```
+//!
+//! ```text
+//! superblocks ─ checkpoint (both: manifest, orphan blocks, nodes) ─ replay in memory
+//!                                                                        │
+//!               space ─ orphans ─ names ─ inodes (values, contents) ─────┘  analysis
+//!                                   │
+//!                         issues + fixes ── repair: rounds of (analysis, fixes), then a second look
+//! ```
+//!
+//! | module | what it compares |
+//! | --- | --- |
+//! | [`issue`], [`report`] | what can be wrong; the outcome |
+//! | `superblocks` | the two slots, alone and with each other |
+//! | `checkpoint` | every block that a superblock leads to, the pool's map |
+//! | `inodes`, `contents` | every key and value; each inode with what it has |
+//! | `names` | entries, link counts, parents, circles |
+//! | `orphans` | inodes without links, slots, logged operations |
+//! | `space` | extents with one another and with the used blocks |
+//! | `fix`, `repair` | what to do about it, and doing it |
+//!
+//! Invariants: without `repair` nothing is written, whatever state the volume is in. Nothing that is read is trusted.
+//! A repair changes the volume only by whole checkpoints, so a crash in its midst leaves it no worse. A volume that a
+//! crash left, of any kind and at any moment, has no issue.
+//!
+//! Neighbours: `quire::inspect` shows a volume as of the end of its journal, `quire::repair` takes changes.
+
+mod analysis;
+mod checkpoint;
+mod contents;
+mod examine;
+mod fix;
+mod inodes;
+pub mod issue;
+mod masked;
+mod names;
+mod orphans;
+mod progress;
+mod repair;
+pub mod report;
+mod space;
+mod superblocks;
+mod view;
+
+pub use issue::{Issue, IssueKind, Severity};
+pub use report::{Report, Summary};
+
+use quire_base::Result;
+use quire_base::sync::Arc;
+use quire_device::Backend;
+use std::path::Path;
+
+/// How far a check is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// What is being looked at.
+    pub phase: &'static str,
+    /// Steps done in this phase.
+    pub done: u64,
+    /// Steps that the phase is expected to have; an estimate.
+    pub total: u64,
+}
+
+/// How to check.
+#[derive(Clone, Copy, Default)]
+pub struct Options<'a> {
+    /// Mend what can be mended; without it nothing is written.
+    pub repair: bool,
+    /// Is told now and then how far the check is.
+    pub progress: Option<&'a dyn Fn(Progress)>,
+}
+
+impl std::fmt::Debug for Options<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Options").field("repair", &self.repair).finish_non_exhaustive()
+    }
+}
+
+/// Checks the volume in an image file or on a block device, which nobody may have open for writing.
+///
+/// Errors mean that the check could not run (fsck's exit code 8): `NotFound`, `AccessDenied`, `Busy`, `NotAVolume`,
+/// `UnknownFormat`, `Io`. A damaged volume is no error but a report.
+#[cfg(not(any(loom, shuttle)))]
+pub fn check(path: &Path, options: &Options<'_>) -> Result<Report> {
+    use quire_device::OpenMode;
+    let mode = if options.repair { OpenMode::ReadWrite } else { OpenMode::ReadOnly };
+    check_backend(quire_device::open_image(path, mode)?, options)
+}
+
+/// Checks the volume on a backend; see [`check`].
+pub fn check_backend(backend: Arc<dyn Backend>, options: &Options<'_>) -> Result<Report> {
+    let examined = examine::run(&backend, options.progress)?;
+    if options.repair && !examined.findings.fixes.is_empty() {
+        return repair::run(&backend, examined, options.progress);
+    }
+    Ok(examined.findings.into_report())
+}

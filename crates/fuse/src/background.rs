@@ -87,8 +87,7 @@ impl Background {
         state.threads += 1;
         drop(state);
         let pool = self.pool.clone();
-        if let Err(error) =
-            thread::Builder::new().name("quire-wait".into()).spawn(move || Pool::serve(&pool))
+        if let Err(error) = thread::Builder::new().name("quire-wait".into()).spawn(move || Pool::serve(&pool))
         {
             tracing::warn!("no further thread for requests that wait: {error}");
             self.pool.state.lock().threads -= 1;

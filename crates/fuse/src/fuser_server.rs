@@ -19,9 +19,9 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{
-    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FopenFlags,
-    Generation, INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
-    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen,
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FopenFlags, Generation,
+    INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen,
     ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use quire::{Attributes, FileType, SetTime};
@@ -50,11 +50,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(operations: Operations, session_threads: usize) -> Shared {
-        Shared {
-            operations,
-            background: Background::new(session_threads),
-            refused: AtomicBool::new(false),
-        }
+        Shared { operations, background: Background::new(session_threads), refused: AtomicBool::new(false) }
     }
     pub(crate) fn operations(&self) -> &Operations {
         &self.operations
@@ -192,10 +188,9 @@ fn system_time(time: Timestamp) -> SystemTime {
 /// `-(|seconds| + nanoseconds)` where `seconds + nanoseconds` is meant.
 fn timestamp(time: SystemTime) -> Timestamp {
     match time.duration_since(UNIX_EPOCH) {
-        Ok(after) => Timestamp::from_parts(
-            i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
-            after.subsec_nanos(),
-        ),
+        Ok(after) => {
+            Timestamp::from_parts(i64::try_from(after.as_secs()).unwrap_or(i64::MAX), after.subsec_nanos())
+        }
         Err(before) => {
             let before = before.duration();
             let seconds = i64::try_from(before.as_secs()).unwrap_or(i64::MAX);
@@ -288,14 +283,7 @@ fn with_read_buffer<T>(size: usize, work: impl FnOnce(&mut [u8]) -> T) -> T {
     })
 }
 
-fn read(
-    shared: &Shared,
-    handle: FileHandle,
-    offset: u64,
-    size: u32,
-    flags: OpenFlags,
-    reply: ReplyData,
-) {
+fn read(shared: &Shared, handle: FileHandle, offset: u64, size: u32, flags: OpenFlags, reply: ReplyData) {
     if shared.refused.load(Ordering::Relaxed) {
         return reply.error(Errno::from_i32(NOT_CONNECTED));
     }
@@ -329,7 +317,8 @@ fn sync(shared: &Shared, node: INodeNo, data_only: bool, reply: ReplyEmpty) {
 
 impl fuser::Filesystem for Server {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        session::negotiate(config, &Transport { acl: true, kill_privileges: true });
+        let all = Transport { acl: true, kill_privileges: true, read_directory_plus: true };
+        session::negotiate(config, &all);
         Ok(())
     }
 
@@ -377,14 +366,7 @@ impl fuser::Filesystem for Server {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let change = Change {
-            mode,
-            uid,
-            gid,
-            size,
-            atime: atime.map(set_time),
-            mtime: mtime.map(set_time),
-        };
+        let change = Change { mode, uid, gid, size, atime: atime.map(set_time), mtime: mtime.map(set_time) };
         let long = size.is_some_and(|size| self.0.operations.is_long_resize(node.0, size));
         let caller = caller(request);
         self.answer(
@@ -454,14 +436,7 @@ impl fuser::Filesystem for Server {
         self.answer(Cost::MayWait, reply, move |operations| operations.rmdir(parent.0, &name), send_ok);
     }
 
-    fn symlink(
-        &self,
-        request: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        target: &Path,
-        reply: ReplyEntry,
-    ) {
+    fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let (name, target, caller) = (bytes(name), bytes(target.as_os_str()), caller(request));
         self.answer(
             Cost::MayWait,
@@ -621,7 +596,14 @@ impl fuser::Filesystem for Server {
         );
     }
 
-    fn fsync(&self, _request: &Request, node: INodeNo, _file: FileHandle, data_only: bool, reply: ReplyEmpty) {
+    fn fsync(
+        &self,
+        _request: &Request,
+        node: INodeNo,
+        _file: FileHandle,
+        data_only: bool,
+        reply: ReplyEmpty,
+    ) {
         sync(&self.0, node, data_only, reply);
     }
 
@@ -743,22 +725,12 @@ impl fuser::Filesystem for Server {
     }
 
     fn listxattr(&self, _request: &Request, node: INodeNo, size: u32, reply: ReplyXattr) {
-        self.answer(
-            Cost::MayWait,
-            reply,
-            move |operations| operations.list_xattr(node.0, size),
-            send_sized,
-        );
+        self.answer(Cost::MayWait, reply, move |operations| operations.list_xattr(node.0, size), send_sized);
     }
 
     fn removexattr(&self, _request: &Request, node: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let name = bytes(name);
-        self.answer(
-            Cost::MayWait,
-            reply,
-            move |operations| operations.remove_xattr(node.0, &name),
-            send_ok,
-        );
+        self.answer(Cost::MayWait, reply, move |operations| operations.remove_xattr(node.0, &name), send_ok);
     }
 
     fn access(&self, request: &Request, node: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
@@ -919,5 +891,4 @@ mod tests {
         let flags = open_flags(Opened { handle: 1, direct: false });
         assert!(!flags.contains(FopenFlags::FOPEN_DIRECT_IO));
     }
-
 }

@@ -104,7 +104,8 @@ fn unescape(field: &[u8]) -> OsString {
     let mut bytes = Vec::with_capacity(field.len());
     let mut at = 0;
     while at < field.len() {
-        let digits = field.get(at + 1..at + 4).filter(|digits| digits.iter().all(|d| (b'0'..=b'7').contains(d)));
+        let digits =
+            field.get(at + 1..at + 4).filter(|digits| digits.iter().all(|d| (b'0'..=b'7').contains(d)));
         match digits {
             Some(digits) if field[at] == b'\\' => {
                 let value = digits.iter().fold(0u32, |value, digit| value * 8 + u32::from(digit - b'0'));
@@ -349,12 +350,8 @@ pub fn unmount(dir: &Path, how: Unmount) -> Result<()> {
     if how == Unmount::Detach {
         command.arg("-z");
     }
-    let output = command
-        .arg("--")
-        .arg(dir)
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| helper_missing(&error))?;
+    let output =
+        command.arg("--").arg(dir).stdin(Stdio::null()).output().map_err(|error| helper_missing(&error))?;
     if output.status.success() {
         return Ok(());
     }
@@ -372,7 +369,8 @@ mod tests {
 
     #[test]
     fn mount_table_lines() {
-        let line = br"104 27 0:53 / /mnt/with\040space rw,relatime shared:5 - fuse.quire /a\134b.img rw,user_id=0";
+        let line =
+            br"104 27 0:53 / /mnt/with\040space rw,relatime shared:5 - fuse.quire /a\134b.img rw,user_id=0";
         let entry = parse_entry(line).unwrap();
         assert_eq!(
             entry,

@@ -12,9 +12,9 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use fuser::{
-    Errno, FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, KernelConfig, LockOwner,
-    OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request,
-    TimeOrNow, WriteFlags,
+    AccessFlags, Errno, FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, KernelConfig,
+    LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen,
+    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use quire_base::sync::RwLock;
 use quire_base::{Error, Result};
@@ -186,6 +186,18 @@ impl fuser::Filesystem for Null {
         reply.ok();
     }
 
+    fn getxattr(&self, _request: &Request, _node: INodeNo, _name: &OsStr, _size: u32, reply: ReplyXattr) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn access(&self, _request: &Request, _node: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn statfs(&self, _request: &Request, _node: INodeNo, reply: ReplyStatfs) {
+        reply.statfs(self.size / 4096, 0, 0, 2, 0, 4096, 255, 4096);
+    }
+
     fn readdir(
         &self,
         _request: &Request,
@@ -237,10 +249,7 @@ mod tests {
     fn pieces_cover_the_range_and_stop_at_the_end() {
         let null = Null::new(3 * STRIPE as u64 - 5);
         assert_eq!(null.pieces(0, 10).collect::<Vec<_>>(), [(0, 0, 10)]);
-        assert_eq!(
-            null.pieces(STRIPE as u64 - 4, 10).collect::<Vec<_>>(),
-            [(0, STRIPE - 4, 4), (1, 0, 6)]
-        );
+        assert_eq!(null.pieces(STRIPE as u64 - 4, 10).collect::<Vec<_>>(), [(0, STRIPE - 4, 4), (1, 0, 6)]);
         assert_eq!(null.pieces(3 * STRIPE as u64 - 8, 10).collect::<Vec<_>>(), [(2, STRIPE - 8, 3)]);
         assert_eq!(null.pieces(u64::MAX - 3, 10).count(), 0);
     }

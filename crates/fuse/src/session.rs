@@ -54,6 +54,8 @@ pub(crate) struct Transport {
     pub acl: bool,
     /// The volume clears set-user-id and set-group-id bits itself.
     pub kill_privileges: bool,
+    /// Directories are read with the attributes of what they name.
+    pub read_directory_plus: bool,
 }
 
 /// Chooses what to use of what the kernel offers.
@@ -64,8 +66,8 @@ pub(crate) fn negotiate(config: &mut KernelConfig, transport: &Transport) {
         (InitFlags::FUSE_MAX_PAGES, true),
         (InitFlags::FUSE_ASYNC_DIO, true),
         (InitFlags::FUSE_PARALLEL_DIROPS, true),
-        (InitFlags::FUSE_DO_READDIRPLUS, true),
-        (InitFlags::FUSE_READDIRPLUS_AUTO, true),
+        (InitFlags::FUSE_DO_READDIRPLUS, transport.read_directory_plus),
+        (InitFlags::FUSE_READDIRPLUS_AUTO, transport.read_directory_plus),
         (InitFlags::FUSE_NO_OPENDIR_SUPPORT, true),
         (InitFlags::FUSE_CACHE_SYMLINKS, true),
         (InitFlags::FUSE_EXPORT_SUPPORT, true),
@@ -101,17 +103,13 @@ pub fn default_threads() -> usize {
 }
 
 /// Starts the protocol on a descriptor from [`mount::mount`]: answers the kernel's INIT.
-pub(crate) fn attach<F: Filesystem>(
-    server: F,
-    device: OwnedFd,
-    threads: usize,
-) -> Result<fuser::Session<F>> {
+pub(crate) fn attach<F: Filesystem>(server: F, device: OwnedFd, threads: usize) -> Result<fuser::Session<F>> {
     let mut config = Config::default();
     config.n_threads = Some(threads.max(1));
     // Each thread with a descriptor of its own, where the device may be opened again (not by a user on
     // systems that give /dev/fuse to root only).
-    config.clone_fd = threads > 1
-        && std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_ok();
+    config.clone_fd =
+        threads > 1 && std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_ok();
     // Who may use the mount is the kernel's decision, by allow_other.
     fuser::Session::from_fd(server, device, SessionACL::All, config)
         .map_err(|error| Error::os("starting the FUSE protocol with the kernel", &error))

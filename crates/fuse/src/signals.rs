@@ -37,9 +37,7 @@ pub fn wait() -> Result<i32> {
     // SAFETY: both pointers are to live, initialised variables.
     match unsafe { libc::sigwait(&set, &mut signal) } {
         0 => Ok(signal),
-        number => {
-            Err(Error::os("waiting for a stop signal", &std::io::Error::from_raw_os_error(number)))
-        }
+        number => Err(Error::os("waiting for a stop signal", &std::io::Error::from_raw_os_error(number))),
     }
 }
 

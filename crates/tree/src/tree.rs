@@ -16,7 +16,7 @@ use quire_base::{BlockNo, Error, ErrorKind, Result};
 use quire_device::Device;
 use quire_format::extent::Run;
 use quire_format::key::VALUE_MAX;
-use quire_format::node::{CHILDREN_MAX, NodePage, NodeRef, SLOT_BYTES};
+use quire_format::node::{CHILDREN_MAX, NodePage, NodeRef};
 
 /// A volume's tree. Shared by all threads; see the crate's documentation.
 pub struct Tree {
@@ -24,7 +24,7 @@ pub struct Tree {
     pub(crate) volume: u64,
     pub(crate) structure: Structure,
     pub(crate) root: Guarded<Arc<Node>>,
-    /// The live epoch: 1, 2, ... It changes only while nobody changes the tree.
+    /// The live epoch: 2, 3, ... (so that 0 is never one, nor the one before it). It changes only while nobody changes the tree.
     pub(crate) epoch: AtomicU64,
     /// The last epoch whose checkpoint is written: nodes that are dirty in no later one are clean.
     pub(crate) written: AtomicU64,
@@ -46,7 +46,7 @@ impl Tree {
         let root = Node::leaf(NodePage::new(0), 1);
         let tree = Tree::new(device, volume, root, pool, limits, 1);
         let shared = tree.structure.shared();
-        tree.mark(tree.root.get(&shared), 1);
+        tree.mark(tree.root.get(&shared), tree.live_epoch());
         drop(shared);
         Arc::new(tree)
     }
@@ -88,8 +88,8 @@ impl Tree {
             volume,
             structure: Structure::default(),
             root: Guarded::new(root),
-            epoch: AtomicU64::new(1),
-            written: AtomicU64::new(0),
+            epoch: AtomicU64::new(2),
+            written: AtomicU64::new(1),
             accounting,
             tickets: Tickets::new(),
             pool: Mutex::new(pool),
@@ -118,18 +118,19 @@ impl Tree {
         reserved
     }
 
-    /// The most nodes that changing `keys` keys can dirty, create or remove: per key the path and a sibling of each
-    /// node on it; for many keys in a small tree, every node there is and what the keys' bytes can add to them.
+    /// The most nodes that changing `keys` keys can dirty, create or remove.
+    ///
+    /// Per key, the path and a node beside each on it (split off or merged). For many keys in a small tree that is
+    /// more than there can be: every node there is, one new leaf a key, and the inner nodes above these. An inner
+    /// node splits when it has got half of its children, or at once if it was full to begin with.
     pub fn nodes_for(&self, keys: usize) -> usize {
         let shared = self.structure.shared();
         let levels = usize::from(self.root.get(&shared).level) + 1;
         drop(shared);
         let by_path = keys.saturating_mul(2 * levels).saturating_add(2 + levels);
-        // A split leaves two nodes with more than 1300 bytes each, or one full and one new.
-        let leaves = (keys.saturating_mul(VALUE_MAX + SLOT_BYTES)).div_ceil(1300);
-        let inner = leaves / (CHILDREN_MAX / 2) + levels + 2;
         let live = self.accounting.live() as usize;
-        by_path.min((2 * live).saturating_add(leaves + inner))
+        let inner = live / CHILDREN_MAX + keys / (CHILDREN_MAX / 2 - 1) + levels + 2;
+        by_path.min(live.saturating_add(keys).saturating_add(inner))
     }
 
     /// Whether so much is dirty that a checkpoint should start before somebody must wait for it.

@@ -56,7 +56,8 @@ fn writers_readers_scans_checkpoints_and_eviction_at_once() {
     thread::scope(|scope| {
         let writers: Vec<_> = (0..WRITERS)
             .map(|writer| {
-                let (tree, barrier, model, total) = (&tree, &barrier, &models[writer as usize], &shared_counter);
+                let (tree, barrier, model, total) =
+                    (&tree, &barrier, &models[writer as usize], &shared_counter);
                 scope.spawn(move || {
                     let mut random = Random::seeded(writer);
                     for _ in 0..ROUNDS {

@@ -151,7 +151,7 @@ impl FakeFile {
     }
 
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
-        let end = offset + data.len() as u64;
+        let end = offset.saturating_add(data.len() as u64);
         self.mapping().write(offset, data, &mut || {
             self.size.fetch_max(end, Ordering::Release);
         })
@@ -208,7 +208,8 @@ impl Backing for FakeFile {
 
     fn map(&self, block: u64, count: u64) -> Result<Vec<Run>> {
         let state = self.state.lock().unwrap();
-        Ok((block..block + count)
+        // A long answer comes in parts, and one block more than was asked for.
+        Ok((block..block + count.min(9) + 1)
             .map(|file_block| {
                 let home = match state.extents.get(&file_block) {
                     None => Home::Hole,
@@ -248,7 +249,8 @@ impl Backing for FakeFile {
                 Some((home, _)) => *home,
                 None => {
                     state.reserved = state.reserved.checked_sub(1).expect("placed without a reservation");
-                    let step = if self.scatter.load(Ordering::Relaxed) && file_block % 2 == 0 { 2 } else { 1 };
+                    let step =
+                        if self.scatter.load(Ordering::Relaxed) && file_block % 2 == 0 { 2 } else { 1 };
                     let home = self.next_home.fetch_add(step, Ordering::Relaxed);
                     fresh.push((file_block, home));
                     home

@@ -36,8 +36,11 @@ pub fn run(arguments: &Info) -> Outcome {
 
 fn text(superblock: &Superblock) -> String {
     let bytes = |blocks: u64| size::show(blocks * 4096);
-    let state =
-        if superblock.flags & quire_format::superblock::FLAG_CLEAN != 0 { "clean" } else { "in use or not closed" };
+    let state = if superblock.flags & quire_format::superblock::FLAG_CLEAN != 0 {
+        "clean"
+    } else {
+        "in use or not closed"
+    };
     let mut lines = vec![
         ("format", format!("{}.{}", superblock.version.0, superblock.version.1)),
         ("uuid", uuid(&superblock.uuid)),

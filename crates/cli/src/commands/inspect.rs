@@ -88,10 +88,7 @@ pub fn tree(volume: &Path, json: bool, line: &mut Line<'_>) -> Result<()> {
 pub fn inode(volume: &Path, number: u64, json: bool, line: &mut Line<'_>) -> Result<()> {
     let image = Image::load(open_image(volume, OpenMode::ReadOnly)?)?;
     let Some(record) = image.inode(InodeNo(number))? else {
-        return Err(Error::new(
-            ErrorKind::NotFound,
-            format!("{} has no inode {number}", volume.display()),
-        ));
+        return Err(Error::new(ErrorKind::NotFound, format!("{} has no inode {number}", volume.display())));
     };
     if json {
         let mut parts = Vec::new();
@@ -111,7 +108,13 @@ pub fn inode(volume: &Path, number: u64, json: bool, line: &mut Line<'_>) -> Res
 }
 
 fn show(key: Key, value: &[u8]) -> String {
-    format!("{:>10} {:<9} {:>20}  {}", key.object, format!("{:?}", key.kind), key.offset, describe(key, value))
+    format!(
+        "{:>10} {:<9} {:>20}  {}",
+        key.object,
+        format!("{:?}", key.kind),
+        key.offset,
+        describe(key, value)
+    )
 }
 
 /// A value for people; bytes that do not decode are shown as such.

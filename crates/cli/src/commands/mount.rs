@@ -77,7 +77,8 @@ pub fn in_background(checked: &Checked, options: &[String]) -> Outcome<Vec<Strin
     if let LogTarget::File(path) = &checked.options.log
         && path.is_relative()
     {
-        let path = std::path::absolute(path).map_err(|error| Failure::system("finding the log file", &error))?;
+        let path =
+            std::path::absolute(path).map_err(|error| Failure::system("finding the log file", &error))?;
         options.push(format!("log={}", path.display()));
     }
     server::start(&checked.volume, &checked.dir, &options, log.as_deref())

@@ -106,7 +106,11 @@ impl Volume {
             if let Some(status) = server.try_wait().unwrap() {
                 panic!("the server ended with {status} before it mounted:\n{}", self.log_text());
             }
-            assert!(started.elapsed() < Duration::from_secs(60), "no mount after a minute:\n{}", self.log_text());
+            assert!(
+                started.elapsed() < Duration::from_secs(60),
+                "no mount after a minute:\n{}",
+                self.log_text()
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
         // A first request shows that it is served.
@@ -147,7 +151,13 @@ impl Volume {
     /// Checks the unmounted volume; panics unless it is clean.
     pub fn check(&self) {
         let output = quire(&["fsck".as_ref(), self.image().as_os_str()]);
-        assert_eq!(output.status.code(), Some(0), "fsck: {}\nserver log:\n{}", text(&output), self.log_text());
+        assert_eq!(
+            output.status.code(),
+            Some(0),
+            "fsck: {}\nserver log:\n{}",
+            text(&output),
+            self.log_text()
+        );
     }
 }
 

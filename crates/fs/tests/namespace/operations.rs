@@ -353,3 +353,41 @@ fn changes_of_a_directory_show_in_its_times() {
     volume.rename(&d, b"a", &root, b"a", NONE).unwrap();
     changed("rename away");
 }
+
+#[test]
+fn names_of_one_hash_live_side_by_side() {
+    let volume = volume();
+    let root = volume.root();
+    for [one, other] in COLLIDING_NAMES {
+        let cookie = |name: &[u8]| {
+            let mut found = None;
+            volume
+                .read_directory(&root, 2, &mut |entry| {
+                    found = (entry.name == name).then_some(entry.cookie).or(found);
+                    true
+                })
+                .unwrap();
+            found
+        };
+        let (a, b) = (file(&volume, &root, one), file(&volume, &root, other));
+        let (first, second) = (cookie(one).unwrap(), cookie(other).unwrap());
+        assert_eq!((first >> 16, first + 1), (second >> 16, second), "a collision, and the lowest free place");
+        assert_eq!(volume.lookup(&root, one).unwrap().number(), a.number());
+        assert_eq!(volume.lookup(&root, other).unwrap().number(), b.number());
+        // The one behind keeps its place when the one before goes; the place is taken again.
+        volume.unlink(&root, one).unwrap();
+        assert_eq!((cookie(one), cookie(other)), (None, Some(second)));
+        assert_eq!(volume.lookup(&root, other).unwrap().number(), b.number());
+        fails(volume.lookup(&root, one), ErrorKind::NotFound);
+        volume.rename(&root, other, &root, one, NONE).unwrap();
+        assert_eq!((cookie(one), cookie(other)), (Some(first), None));
+        volume.rename(&root, one, &root, other, NONE).unwrap();
+        assert_eq!((cookie(one), cookie(other)), (None, Some(second)));
+        file(&volume, &root, one);
+        volume.rename(&root, one, &root, other, RenameFlags::EXCHANGE).unwrap();
+        assert_eq!(volume.lookup(&root, one).unwrap().number(), b.number());
+        volume.rename(&root, one, &root, other, NONE).unwrap();
+        assert_eq!((cookie(one), cookie(other)), (None, Some(second)));
+    }
+    consistency::check(&volume);
+}

@@ -64,9 +64,11 @@ impl FileTable {
 
     /// The file of a handle; `BadHandle` if there is none.
     pub fn get(&self, handle: u64) -> Result<Arc<OpenFile>> {
-        self.shard(handle).read().get(&handle).cloned().ok_or_else(|| {
-            Error::new(ErrorKind::BadHandle, format!("file handle {handle} is not open"))
-        })
+        self.shard(handle)
+            .read()
+            .get(&handle)
+            .cloned()
+            .ok_or_else(|| Error::new(ErrorKind::BadHandle, format!("file handle {handle} is not open")))
     }
 
     /// Takes a handle out.

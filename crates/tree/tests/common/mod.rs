@@ -60,7 +60,12 @@ impl Root {
         }
         Some(Root {
             checkpoint: word(0),
-            root: NodeRef { block: BlockNo(word(1)), generation: word(2), crc: word(3) as u32, level: word(4) as u8 },
+            root: NodeRef {
+                block: BlockNo(word(1)),
+                generation: word(2),
+                crc: word(3) as u32,
+                level: word(4) as u8,
+            },
             manifest: ManifestRef { block: BlockNo(word(5)), crc: word(6) as u32, count: word(7) as u32 },
         })
     }
@@ -159,7 +164,8 @@ impl Volume {
     }
 
     pub fn freeze(&mut self) -> (Frozen, Model) {
-        let orphans = if self.number.is_multiple_of(3) { vec![orphan_block(1, self.number)] } else { Vec::new() };
+        let orphans =
+            if self.number.is_multiple_of(3) { vec![orphan_block(1, self.number)] } else { Vec::new() };
         (self.tree.freeze(orphans), self.model.clone())
     }
 

@@ -1,0 +1,272 @@
+//! One property a test: what writeback, reclaim, throttling and readahead promise.
+#![cfg(not(any(loom, shuttle)))]
+
+mod common;
+
+use common::{BS, World, pattern, tiny};
+use quire_base::{Clock, ErrorKind};
+use quire_cache::{BLOCKS_END, CacheConfig, ReadView};
+use std::sync::atomic::Ordering;
+
+fn roomy() -> CacheConfig {
+    CacheConfig::new(64 << 20)
+}
+
+#[test]
+fn only_dirty_blocks_are_written() {
+    let mut config = roomy();
+    config.order_max = 9;
+    let world = World::new(config);
+    let file = world.file();
+    file.write(0, &pattern(1, 1 << 20)).unwrap();
+    file.write(1 << 20, &pattern(2, 1 << 20)).unwrap();
+    file.mapping().write_back(0, BLOCKS_END).unwrap();
+    let before = world.faulty.write_bytes.load(Ordering::Relaxed);
+    for block in (0..512).step_by(5) {
+        file.write(block * BS + 100, &[7]).unwrap();
+    }
+    file.mapping().write_back(0, BLOCKS_END).unwrap();
+    assert_eq!(world.faulty.write_bytes.load(Ordering::Relaxed) - before, 103 * BS);
+}
+
+#[test]
+fn neighbours_are_one_request_across_folios() {
+    let world = World::new(roomy());
+    let file = world.file();
+    for block in 0..256 {
+        file.write(block * BS, &pattern(block, BS as usize)).unwrap();
+    }
+    assert!(file.mapping().folios() > 10);
+    file.mapping().write_back(0, BLOCKS_END).unwrap();
+    assert_eq!(world.faulty.writes.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_small_file_gets_small_folios() {
+    let world = World::new(roomy());
+    let before = world.cache.usage().used_bytes;
+    for _ in 0..100 {
+        let file = world.file();
+        file.write(0, &[1; 300]).unwrap();
+        file.mapping().write_back(0, BLOCKS_END).unwrap();
+        std::mem::forget(file);
+    }
+    let each = (world.cache.usage().used_bytes - before) / 100;
+    assert!(each < 4096 + 256, "{each} bytes for a file of 300");
+}
+
+#[test]
+fn a_partial_write_reads_in_its_edges_only() {
+    let world = World::new(roomy());
+    let file = world.file();
+    file.write(0, &pattern(3, 1 << 20)).unwrap();
+    file.mapping().write_back(0, BLOCKS_END).unwrap();
+    file.mapping().evict_all();
+    file.write(5 * BS + 7, &pattern(4, 20 * BS as usize)).unwrap();
+    assert_eq!(world.cache.metrics().fill_blocks.get(), 2);
+}
+
+/// A database panics when a kernel forgets a failed write: fsync must fail until the block is written.
+#[test]
+fn an_error_stays_until_the_block_is_written() {
+    let world = World::new(roomy());
+    let file = world.file();
+    file.write(0, &pattern(1, 100_000)).unwrap();
+    world.faulty.fail_writes.store(true, Ordering::SeqCst);
+    for _ in 0..3 {
+        assert_eq!(file.mapping().write_back(0, BLOCKS_END).unwrap_err().kind(), ErrorKind::Io);
+        assert!(file.mapping().error().is_some() && !file.mapping().is_clean());
+    }
+    // A range that did not fail is not blamed.
+    file.write(1 << 20, &[1; 10]).unwrap();
+    world.faulty.fail_writes.store(false, Ordering::SeqCst);
+    file.mapping().write_back(256, 257).unwrap();
+    assert!(file.mapping().error().is_some());
+    file.mapping().write_back(0, BLOCKS_END).unwrap();
+    assert!(file.mapping().error().is_none() && file.mapping().is_clean());
+    assert_eq!(file.reserved(), 0);
+}
+
+#[test]
+fn a_refusal_lets_go_of_everything_and_tries_again() {
+    let world = World::new(roomy());
+    let file = world.file();
+    file.write(0, &pattern(1, 1 << 20)).unwrap();
+    file.refuse.store(3, Ordering::SeqCst);
+    file.mapping().write_back(0, BLOCKS_END).unwrap();
+    assert_eq!(file.waits.load(Ordering::SeqCst), 3);
+    assert!(file.mapping().is_clean());
+}
+
+#[test]
+fn a_full_volume_refuses_before_anything_changes() {
+    let world = World::new(roomy());
+    let file = world.file();
+    file.write(0, &pattern(1, 8 * BS as usize)).unwrap();
+    let space = std::mem::take(&mut file.state.lock().unwrap().space);
+    let error = file.write(4 * BS, &pattern(2, 8 * BS as usize)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace);
+    assert_eq!(file.size.load(Ordering::Relaxed), 8 * BS);
+    assert_eq!(file.read(0, 1 << 20).unwrap(), pattern(1, 8 * BS as usize));
+    // What has its space already can be rewritten.
+    file.write(0, &pattern(3, 8 * BS as usize)).unwrap();
+    file.state.lock().unwrap().space = space;
+    file.mapping().write_back(0, BLOCKS_END).unwrap();
+    assert_eq!(file.reserved(), 0);
+}
+
+#[test]
+fn dropped_dirty_blocks_give_their_space_back() {
+    let world = World::new(roomy());
+    let file = world.file();
+    file.write(0, &pattern(1, 64 * BS as usize)).unwrap();
+    assert_eq!(file.reserved(), 64);
+    file.mapping().drop_range(10, 20);
+    assert_eq!(file.reserved(), 54);
+    file.mapping().drop_range(0, BLOCKS_END);
+    assert_eq!((file.reserved(), world.cache.usage().dirty_bytes), (0, 0));
+    assert!(file.mapping().is_clean());
+}
+
+#[test]
+fn a_sequential_reader_is_read_ahead_for() {
+    let world = World::new(roomy());
+    let file = world.file();
+    let data = pattern(9, 4 << 20);
+    data.chunks(1 << 20).enumerate().for_each(|(i, part)| file.write((i << 20) as u64, part).unwrap());
+    file.mapping().write_back(0, BLOCKS_END).unwrap();
+    file.mapping().evict_all();
+    for at in (0..4u64 << 20).step_by(4096) {
+        assert_eq!(file.read(at, 4096).unwrap(), data[at as usize..at as usize + 4096]);
+    }
+    let metrics = world.cache.metrics();
+    assert_eq!(metrics.fill_blocks.get(), 1024);
+    assert!(metrics.fill_ios.get() < 40, "{} requests for 4 MiB", metrics.fill_ios.get());
+    // Random reads read what they ask for.
+    file.mapping().evict_all();
+    let before = metrics.fill_blocks.get();
+    for i in 0..50u64 {
+        file.read((i * 37 % 1000) * BS, 4096).unwrap();
+    }
+    assert_eq!(metrics.fill_blocks.get() - before, 50);
+}
+
+#[test]
+fn a_hot_set_survives_a_scan() {
+    let mut config = CacheConfig::new(16 << 20);
+    config.batch_bytes = 64 << 10;
+    let world = World::new(config);
+    let (hot, scan) = (world.file(), world.file());
+    for block in 0..2048 {
+        hot.write(block * BS, &[1; 4096]).unwrap();
+    }
+    for at in 0..(40 << 20 >> 16) {
+        scan.write(at << 16, &[2; 1 << 16]).unwrap();
+    }
+    world.cache.write_back_all().unwrap();
+    let mut random = quire_base::random::Random::seeded(3);
+    let mut buf = vec![0; 4096];
+    let (mut hits, mut looks) = (0, 0);
+    for round in 0..4 {
+        for step in 0..(40u64 << 20 >> 12) {
+            scan.read(step * BS, 4096).unwrap();
+            let at = random.below(2048) * BS;
+            let view = || ReadView { exclusive_sequence: 0, size: hot.size.load(Ordering::Acquire) };
+            let hit = hot.mapping().try_read(at, &mut buf, view).is_some();
+            if !hit {
+                hot.read(at, 4096).unwrap();
+            }
+            if round > 0 {
+                looks += 1;
+                hits += u64::from(hit);
+            }
+        }
+    }
+    assert!(hits * 100 >= looks * 90, "{hits} of {looks}");
+}
+
+#[test]
+fn old_data_is_written_in_the_background() {
+    let world = World::new(roomy());
+    let file = world.file();
+    file.write(0, &pattern(1, 10_000)).unwrap();
+    assert!(!world.cache.background_step());
+    assert!(!file.mapping().is_clean());
+    world.clock.advance(6_000_000_000);
+    assert!(world.cache.background_step());
+    assert!(file.mapping().is_clean());
+}
+
+#[test]
+fn a_writer_faster_than_the_device_stays_within_the_limits() {
+    let mut config = CacheConfig::new(8 << 20);
+    config.batch_bytes = 256 << 10;
+    let world = World::with_clock(config, Clock::System);
+    world.faulty.slow.store(true, Ordering::Relaxed);
+    world.cache.start().unwrap();
+    let files: Vec<_> = (0..3).map(|_| world.file()).collect();
+    std::thread::scope(|scope| {
+        for file in &files {
+            let world = &world;
+            scope.spawn(move || {
+                for i in 0..150u64 {
+                    file.write(i * (256 << 10), &pattern(i, 256 << 10)).unwrap();
+                    let usage = world.cache.usage();
+                    assert!(usage.used_bytes <= usage.limit_bytes);
+                    assert!(usage.dirty_bytes <= usage.limit_bytes / 2 + (1 << 20), "{usage:?}");
+                }
+            });
+        }
+    });
+    world.cache.write_back_all().unwrap();
+    assert_eq!(files[1].read(77 * (256 << 10), 256 << 10).unwrap(), pattern(77, 256 << 10));
+}
+
+#[test]
+fn limits_that_do_not_fit_are_refused() {
+    let world = World::new(tiny());
+    assert_eq!(world.cache.set_limit(1000).unwrap_err().kind(), ErrorKind::Invalid);
+    let file = world.file();
+    assert_eq!(file.write(0, &vec![0; 65 << 10]).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(file.write(u64::MAX - 5, &[0; 10]).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(
+        file.mapping().read(u64::MAX - 5, &mut [0; 10], &|| 5).unwrap_err().kind(),
+        ErrorKind::Invalid
+    );
+    assert_eq!(
+        file.mapping().try_read(u64::MAX - 5, &mut [0; 10], || ReadView { exclusive_sequence: 0, size: 5 }),
+        Some(0)
+    );
+    file.write(100, &[]).unwrap();
+    assert_eq!(file.read(0, 0).unwrap(), []);
+}
+
+#[test]
+fn a_lower_limit_takes_effect() {
+    let world = World::new(roomy());
+    let file = world.file();
+    for i in 0..40 {
+        file.write(i << 20, &pattern(i, 1 << 20)).unwrap();
+    }
+    world.cache.write_back_all().unwrap();
+    world.cache.set_limit(8 << 20).unwrap();
+    assert!(world.cache.usage().used_bytes <= 8 << 20);
+    assert_eq!(file.read(3 << 20, 1 << 20).unwrap(), pattern(3, 1 << 20));
+}
+
+#[test]
+fn unfinished_blocks_are_reported_in_order() {
+    let world = World::new(roomy());
+    let file = world.file();
+    file.write(3 * BS, &[1; 8192]).unwrap();
+    file.write(40 * BS, &[1; 10]).unwrap();
+    let mapping = file.mapping();
+    assert_eq!(mapping.first_unfinished(0), Some(3));
+    assert_eq!(mapping.first_unfinished(5), Some(40));
+    assert_eq!(mapping.next_cached_data(0, 100), Some((3, 5)));
+    assert_eq!(mapping.next_cached_data(4, 100), Some((4, 5)));
+    assert_eq!(mapping.next_cached_data(5, 40), None);
+    mapping.write_back(0, 10).unwrap();
+    assert_eq!(mapping.first_dirty(0), Some(40));
+    assert!(mapping.dump().contains("dirty"));
+}

@@ -1,0 +1,182 @@
+//! One look at a whole volume, from the superblocks to the last block, without writing to it.
+//!
+//! Order: superblocks; what each of them names on disk; the journal; then the volume as recovery would leave it,
+//! replayed in memory only, cross-checked. Where a phase finds the ground gone, the later ones are left out.
+//!
+//! If the newest checkpoint is damaged where recovery does not look (it reads a tree as it needs it), but the older
+//! one is whole and the journal leads from it past the newer one, the volume is judged by the older one; repair makes
+//! recovery do the same.
+//!
+//! Neighbours: [`crate::checkpoint`], [`crate::analysis`]; `quire::inspect` replays.
+
+use crate::Progress;
+use crate::analysis;
+use crate::checkpoint::{self, Checkpoint, Seen};
+use crate::issue::IssueKind;
+use crate::masked::Masked;
+use crate::progress::Meter;
+use crate::report::{Findings, Place};
+use crate::superblocks::{self, Pair};
+use crate::view::View;
+use quire::inspect::{self, Image};
+use quire_base::sync::Arc;
+use quire_base::{BlockNo, Error, ErrorKind, Result};
+use quire_device::{Backend, Device};
+use quire_format::extent::Run;
+use quire_format::record::Change;
+use quire_format::superblock::{FLAG_CLEAN, Superblock};
+
+/// What one look gave.
+pub(crate) struct Examined {
+    pub(crate) findings: Findings,
+    /// The superblocks that check and what they name, newest first.
+    pub(crate) checkpoints: Vec<Checkpoint>,
+    /// Which of `checkpoints` the volume is judged by; `None` if it cannot be opened.
+    pub(crate) chosen: Option<usize>,
+    /// The pool's chunks after replay.
+    pub(crate) chunks: Vec<Run>,
+}
+
+/// Looks at everything. Errors: there is nothing that could be checked.
+pub(crate) fn run(backend: &Arc<dyn Backend>, tell: Option<&dyn Fn(Progress)>) -> Result<Examined> {
+    let mut findings = Findings::default();
+    let meter = Meter::start(tell, "superblocks", 2);
+    let pair = superblocks::check(inspect::superblocks(backend.clone()), backend.blocks(), &mut findings)?;
+    drop(meter);
+    let mut examined = Examined { findings, checkpoints: Vec::new(), chosen: None, chunks: Vec::new() };
+    if pair.newest().is_none_or(|(_, newest)| newest.block_count > backend.blocks()) {
+        return Ok(examined);
+    }
+    walk(backend, &pair, tell, &mut examined);
+    if let Some(image) = open(backend, &mut examined) {
+        cross_check(backend, &image, tell, &mut examined)?;
+    }
+    Ok(examined)
+}
+
+fn walk(backend: &Arc<dyn Backend>, pair: &Pair, tell: Option<&dyn Fn(Progress)>, examined: &mut Examined) {
+    let device = Device::new(backend.clone());
+    let mut seen = Seen::new();
+    for (at, (slot, superblock)) in pair.usable.iter().enumerate() {
+        let nodes = examined.checkpoints.first().map_or(0, |newest| newest.nodes);
+        let mut meter = Meter::start(tell, if at == 0 { "metadata" } else { "older metadata" }, nodes);
+        let findings = &mut examined.findings;
+        let checkpoint = checkpoint::check(&device, (*slot, superblock), at == 0, &mut seen, findings, &mut meter);
+        if at == 0 {
+            findings.summary.nodes = checkpoint.nodes;
+        }
+        examined.checkpoints.push(checkpoint);
+    }
+}
+
+/// Replays, in memory, from the checkpoint that serves.
+fn open(backend: &Arc<dyn Backend>, examined: &mut Examined) -> Option<Image> {
+    let whole = examined.checkpoints.iter().position(|checkpoint| checkpoint.whole)?;
+    let newest_sequence = examined.checkpoints[0].superblock.sequence;
+    let (slot, sequence) = (examined.checkpoints[whole].slot, examined.checkpoints[whole].superblock.sequence);
+    let by_recovery = Image::load(backend.clone());
+    let loaded = match by_recovery {
+        Ok(image) if image.slot == slot => Ok(image),
+        outcome if whole > 0 => {
+            // Recovery would take the damaged one, or refuses it: look at the other one alone.
+            let masked = Arc::new(Masked::new(backend.clone(), examined.checkpoints[0].slot));
+            let image = Image::load(masked).and_then(|image| {
+                if image.end < newest_sequence {
+                    return Err(Error::corrupt(format!(
+                        "the journal leads from the older checkpoint ({sequence}) to {} only, the newer one was taken \
+                         at {newest_sequence}",
+                        image.end
+                    )));
+                }
+                Ok(image)
+            });
+            if image.is_ok() && outcome.is_ok() {
+                examined.findings.fixes.abandon_slot = Some(examined.checkpoints[0].slot);
+            }
+            examined.findings.fixes.superblocks |= image.is_ok();
+            image
+        }
+        Ok(image) => Err(Error::corrupt(format!("recovery goes by superblock slot {}", image.slot))),
+        Err(error) => Err(error),
+    };
+    match loaded {
+        Ok(image) => {
+            examined.chosen = Some(whole);
+            Some(image)
+        }
+        Err(error) => {
+            refused(backend, &error, &examined.checkpoints[whole].superblock, &mut examined.findings);
+            None
+        }
+    }
+}
+
+fn refused(backend: &Arc<dyn Backend>, error: &Error, superblock: &Superblock, findings: &mut Findings) {
+    let journal = inspect::journal(backend.clone(), superblock, &mut |_, _| {});
+    match journal {
+        Err(journal) if journal.kind() == ErrorKind::Corrupt => findings.add(
+            IssueKind::JournalDamaged,
+            Place::block(superblock.journal_start.0),
+            format!("{journal}: the volume cannot be recovered without losing what was synced; restore a copy"),
+        ),
+        _ => {
+            let remedy =
+                if findings.fixes.pool { "repair writes a new map of the pool" } else { "repair cannot help here, restore a copy" };
+            findings.add(IssueKind::VolumeRefused, Place::NONE, format!("{error}; {remedy}"));
+        }
+    }
+}
+
+fn cross_check(
+    backend: &Arc<dyn Backend>,
+    image: &Image,
+    tell: Option<&dyn Fn(Progress)>,
+    examined: &mut Examined,
+) -> Result<()> {
+    let Some(chosen) = examined.chosen else { return Ok(()) };
+    let checkpoint = &examined.checkpoints[chosen];
+    let findings = &mut examined.findings;
+    let mut chunks = checkpoint.chunk_runs();
+    let journal = inspect::journal(backend.clone(), &checkpoint.superblock, &mut |_, changes| {
+        for change in changes {
+            follow_pool(&change, &mut chunks);
+        }
+    })?;
+    let block_count = image.superblock.block_count;
+    // What lies past the end has been reported.
+    chunks.retain(|run| run.end().0 <= block_count);
+    chunks.sort_unstable();
+    findings.summary.journal_records = journal.records;
+    findings.summary.pool_blocks = chunks.iter().map(|run| run.blocks).sum();
+    if checkpoint.superblock.flags & FLAG_CLEAN != 0 && journal.records > 0 {
+        findings.add(
+            IssueKind::SuperblockNotClean,
+            Place::NONE,
+            format!("the volume says that it was closed in order, but its journal has {} records", journal.records),
+        );
+        findings.fixes.superblocks = true;
+    }
+    let view = View {
+        superblock: &image.superblock,
+        tree: &image.tree,
+        orphans: image.orphans().into_iter().map(|(slot, inode)| (slot.0, inode.0)).collect(),
+        chunks: &chunks,
+        counters: true,
+    };
+    if let Err(error) = analysis::run(&view, findings, tell) {
+        findings.add(IssueKind::VolumeRefused, Place::NONE, format!("the tree cannot be read: {error}"));
+    }
+    examined.chunks = chunks;
+    Ok(())
+}
+
+fn follow_pool(change: &Change, chunks: &mut Vec<Run>) {
+    match change {
+        Change::PoolGrow { start, blocks } => chunks.push(Run::new(*start, u64::from(*blocks))),
+        Change::PoolShrink { start, blocks } => {
+            let gone = Run::new(BlockNo(start.0), u64::from(*blocks));
+            chunks.retain(|run| *run != gone);
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,131 @@
+//! Mending a volume.
+//!
+//! Protocol:
+//! 1. What stands in the way of opening it is mended on disk, each by publishing one superblock: the pool's map and the
+//!    orphan blocks ([`pool`]), a newest checkpoint that is damaged ([`slot`]).
+//! 2. The volume is opened as a mount opens it, which also writes both superblocks anew. Rounds follow: analyse, carry
+//!    the fixes out, write a checkpoint; until only the accounts (regions, counters) are wrong, which come last. Fixes
+//!    are small and local, and what one brings to light the next round mends: so the same code mends any mixture, a
+//!    repair that was cut off is taken up by the next one, and mending twice changes nothing.
+//! 3. The volume is closed and looked at again; what is no longer found has been repaired.
+//!
+//! Invariants: a block in use is marked used before any free one is looked for, and freed blocks are marked free only
+//! when nothing else is wrong. Nothing is visible on disk but whole checkpoints.
+//!
+//! Neighbours: `quire::repair` has the session; [`crate::fix`] the orders.
+
+mod extents;
+mod lost_found;
+mod mender;
+mod pool;
+mod slot;
+
+use crate::Progress;
+use crate::analysis;
+use crate::checkpoint::Checkpoint;
+use crate::examine::{self, Examined};
+use crate::fix::Fixes;
+use crate::issue::{Issue, IssueKind};
+use crate::report::{Findings, Place, Report};
+use crate::view::View;
+use mender::Mender;
+use quire::repair::Session;
+use quire_base::sync::Arc;
+use quire_base::{Error, Result};
+use quire_device::Backend;
+use quire_format::extent::Run;
+
+/// More rounds than any mixture of damage needs; a bound, not an expectation.
+const ROUNDS_MAX: usize = 24;
+
+/// Mends what the first look found, and looks again.
+pub(crate) fn run(backend: &Arc<dyn Backend>, first: Examined, tell: Option<&dyn Fn(Progress)>) -> Result<Report> {
+    let mut before = first.findings;
+    let mended = match first.chosen {
+        Some(chosen) => mend(backend, &before.fixes, &first.checkpoints, chosen, &first.chunks, tell),
+        // Recovery refuses the volume for the sake of its pool's map: with a new one it may not.
+        None if before.fixes.pool && first.checkpoints.first().is_some_and(|newest| newest.whole) => {
+            pool::rewrite(&**backend, &first.checkpoints, 0)
+                .and_then(|()| examine::run(backend, tell))
+                .and_then(|again| match again.chosen {
+                    Some(chosen) => {
+                        mend(backend, &again.findings.fixes, &again.checkpoints, chosen, &again.chunks, tell)
+                    }
+                    None => Ok(()),
+                })
+        }
+        None => return Ok(before.into_report()),
+    };
+    if let Err(error) = mended {
+        before.add(IssueKind::RepairFailed, Place::NONE, format!("the repair could not be completed: {error}"));
+    }
+    let after = examine::run(backend, tell)?;
+    Ok(compare(before, after.findings))
+}
+
+fn mend(
+    backend: &Arc<dyn Backend>,
+    fixes: &Fixes,
+    checkpoints: &[Checkpoint],
+    chosen: usize,
+    chunks: &[Run],
+    tell: Option<&dyn Fn(Progress)>,
+) -> Result<()> {
+    if fixes.pool {
+        pool::rewrite(&**backend, checkpoints, chosen)?;
+    } else if let Some(slot) = fixes.abandon_slot {
+        slot::abandon(&**backend, &checkpoints[chosen].superblock, slot)?;
+    }
+    let mut session = Session::open(backend.clone())?;
+    rounds(backend, &mut session, chunks, tell)?;
+    session.close()?;
+    if fixes.clear_error_flag {
+        slot::clear_error_flags(&**backend)?;
+    }
+    Ok(())
+}
+
+fn rounds(
+    backend: &Arc<dyn Backend>,
+    session: &mut Session,
+    chunks: &[Run],
+    tell: Option<&dyn Fn(Progress)>,
+) -> Result<()> {
+    let superblock = session.superblock().clone();
+    for _ in 0..ROUNDS_MAX {
+        let tree = session.tree().clone();
+        let orphans = session.orphans().into_iter().map(|(slot, inode)| (slot.0, inode.0)).collect();
+        let view = View { superblock: &superblock, tree: &tree, orphans, chunks, counters: false };
+        let mut findings = Findings::default();
+        let analysis = analysis::run(&view, &mut findings, tell)?;
+        let mut fixes = findings.fixes;
+        if fixes.names_unsettled() {
+            fixes.forget_names();
+        }
+        let last = !fixes.changes_contents();
+        let mut mender = Mender::new(&**backend, session, &view, &analysis);
+        if last {
+            mender.settle_accounts()?;
+            return Ok(());
+        }
+        mender.carry_out(&fixes)?;
+        session.checkpoint()?;
+    }
+    Err(Error::corrupt(format!("something is still wrong after {ROUNDS_MAX} rounds; run the repair again")))
+}
+
+/// The first look's issues, those that the second did not find as repaired, and what only the second found.
+fn compare(first: Findings, second: Findings) -> Report {
+    let same = |a: &Issue, b: &Issue| (a.code, a.inode, a.block) == (b.code, b.inode, b.block);
+    let mut left = second.issues;
+    let mut issues = first.issues;
+    for issue in &mut issues {
+        let found = left.iter().position(|other| same(issue, other));
+        issue.repaired = found.is_none() && issue.code != IssueKind::RepairFailed;
+        if let Some(found) = found {
+            left.remove(found);
+        }
+    }
+    issues.extend(left);
+    Report { issues, summary: second.summary }
+}

@@ -1,0 +1,147 @@
+//! The pool's map and damaged orphan blocks, written anew.
+//!
+//! Opening a volume writes a checkpoint to blocks that the pool's map calls free, so a map that misses a block in use
+//! must be mended before. The new manifest says what the walk over the checkpoint found; it goes to blocks that neither
+//! superblock leads to, and becomes visible with one superblock: that of the checkpoint it describes, under a new
+//! number, in the slot of the other. Orphan blocks that do not check are replaced by empty ones; the inodes that they
+//! named are found as untracked afterwards.
+//!
+//! Neighbours: [`crate::checkpoint`] has walked; `format::pool` has the bytes.
+
+use super::slot::publish;
+use crate::checkpoint::Checkpoint;
+use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};
+use quire_device::{AlignedBuf, Backend, IoClass};
+use quire_format::orphan::{self, SLOTS};
+use quire_format::pool::{
+    BITMAP_WORDS, BODY_BYTES, CHUNK_BYTES, ChunkEntry, ManifestPage, ORPHAN_BYTES, OrphanRef, PageIdentity,
+};
+use quire_format::superblock::ManifestHead;
+
+/// Writes the manifest of the chosen checkpoint anew.
+pub(super) fn rewrite(backend: &dyn Backend, checkpoints: &[Checkpoint], chosen: usize) -> Result<()> {
+    let checkpoint = &checkpoints[chosen];
+    let superblock = &checkpoint.superblock;
+    let number = checkpoints.iter().map(|other| other.superblock.checkpoint).max().unwrap_or(0) + 1;
+    let volume = superblock.volume_id();
+
+    let missing: Vec<u32> = (0..superblock.orphan_blocks)
+        .filter(|index| !checkpoint.orphans.iter().any(|orphan| orphan.index == *index))
+        .collect();
+    let orphan_count = checkpoint.orphans.len() + missing.len();
+    let pages = pages(checkpoint.chunks.len(), orphan_count);
+    let fresh = fresh_blocks(checkpoints, chosen, missing.len() + pages)?;
+    let (orphan_blocks, page_blocks) = fresh.split_at(missing.len());
+
+    let mut orphans = checkpoint.orphans.clone();
+    for (&index, &block) in missing.iter().zip(orphan_blocks) {
+        let bytes = orphan::encode(index.into(), &[0; SLOTS]);
+        backend.write(IoClass::Metadata, block, &AlignedBuf::copy_of(&bytes[..]))?;
+        orphans.push(OrphanRef { index, crc: crc32c::crc32c(&bytes[..]), block });
+    }
+    orphans.sort_by_key(|orphan| orphan.index);
+
+    let pages = paginate(used_chunks(checkpoint, &orphans, &fresh), &orphans);
+    debug_assert_eq!(pages.len(), page_blocks.len());
+    let count = pages.len() as u32;
+    let mut next = (BlockNo(0), 0);
+    for (index, mut page) in pages.into_iter().enumerate().rev() {
+        page.next = next;
+        let block = page_blocks[index];
+        let mut bytes = AlignedBuf::zeroed(BLOCK_SIZE);
+        let identity = PageIdentity { volume, block, index: index as u32, count };
+        let crc = page.encode(&identity, number, &mut bytes);
+        backend.write(IoClass::Metadata, block, &bytes)?;
+        next = (block, crc);
+    }
+    backend.flush()?;
+
+    let mut mended = superblock.clone();
+    mended.checkpoint = number;
+    mended.manifest = ManifestHead { block: next.0, crc: next.1, count };
+    publish(backend, &mended, 1 - checkpoint.slot)
+}
+
+/// Blocks of the pool that neither superblock leads to and neither map calls used, as far as there are enough.
+fn fresh_blocks(checkpoints: &[Checkpoint], chosen: usize, count: usize) -> Result<Vec<BlockNo>> {
+    let marked = |checkpoint: &Checkpoint, block: BlockNo| {
+        checkpoint.chunks.iter().any(|chunk| {
+            let bit = block.0.wrapping_sub(chunk.start.0);
+            bit < u64::from(chunk.blocks) && chunk.used[bit as usize / 64] >> (bit % 64) & 1 == 1
+        })
+    };
+    let mut fresh = Vec::with_capacity(count);
+    // First what is free by all accounts; if the maps leave too little, what no walk has found.
+    for careful in [true, false] {
+        for chunk in &checkpoints[chosen].chunks {
+            for at in 0..u64::from(chunk.blocks) {
+                if fresh.len() == count {
+                    return Ok(fresh);
+                }
+                let block = chunk.start.offset(at);
+                let taken = checkpoints.iter().any(|checkpoint| {
+                    checkpoint.is_found(block) || (careful && marked(checkpoint, block))
+                });
+                if !taken && !fresh.contains(&block) {
+                    fresh.push(block);
+                }
+            }
+        }
+    }
+    if fresh.len() == count {
+        return Ok(fresh);
+    }
+    Err(Error::new(ErrorKind::NoSpace, "the metadata pool has no room for a new map"))
+}
+
+/// The chunks with what the new manifest's checkpoint needs: nodes, orphan blocks, the new blocks. The old manifest's
+/// pages are needed no more.
+fn used_chunks(checkpoint: &Checkpoint, orphans: &[OrphanRef], fresh: &[BlockNo]) -> Vec<ChunkEntry> {
+    let gone = |block: BlockNo| {
+        let page = checkpoint.manifest_blocks.contains(&block);
+        page || !checkpoint.is_found(block)
+    };
+    checkpoint
+        .chunks
+        .iter()
+        .map(|chunk| {
+            let mut used = [0; BITMAP_WORDS];
+            for bit in 0..u64::from(chunk.blocks) {
+                let block = chunk.start.offset(bit);
+                let needed = !gone(block)
+                    && (!is_stale_orphan(checkpoint, block) || orphans.iter().any(|orphan| orphan.block == block));
+                if needed || fresh.contains(&block) {
+                    used[bit as usize / 64] |= 1 << (bit % 64);
+                }
+            }
+            ChunkEntry { start: chunk.start, blocks: chunk.blocks, used }
+        })
+        .collect()
+}
+
+/// A block that the manifest names as an orphan block, but which does not check.
+fn is_stale_orphan(checkpoint: &Checkpoint, block: BlockNo) -> bool {
+    checkpoint.damaged_orphans.contains(&block)
+}
+
+fn pages(chunks: usize, orphans: usize) -> usize {
+    let chunk = || ChunkEntry { start: BlockNo(1), blocks: 1, used: [0; BITMAP_WORDS] };
+    let orphan = OrphanRef { index: 0, crc: 0, block: BlockNo(1) };
+    paginate((0..chunks).map(|_| chunk()).collect(), &vec![orphan; orphans]).len()
+}
+
+/// Fills pages one after the other; there is at least one.
+fn paginate(chunks: Vec<ChunkEntry>, orphans: &[OrphanRef]) -> Vec<ManifestPage> {
+    let mut pages: Vec<ManifestPage> =
+        chunks.chunks(BODY_BYTES / CHUNK_BYTES).map(|part| ManifestPage { chunks: part.to_vec(), ..Default::default() }).collect();
+    for orphan in orphans {
+        match pages.last_mut().filter(|page| page.body_bytes() + ORPHAN_BYTES <= BODY_BYTES) {
+            Some(page) => page.orphans.push(*orphan),
+            None => pages.push(ManifestPage { orphans: vec![*orphan], ..Default::default() }),
+        }
+    }
+    if pages.is_empty() {
+        pages.push(ManifestPage::default());
+    }
+    pages
+}
