@@ -86,15 +86,6 @@ impl<'a> Room<'a> {
         self.bytes -= bytes;
         true
     }
-
-    /// Uses `bytes` if they are here.
-    pub(crate) fn take_own(&mut self, bytes: u64) -> bool {
-        let enough = self.bytes >= bytes;
-        if enough {
-            self.bytes -= bytes;
-        }
-        enough
-    }
 }
 
 impl Drop for Room<'_> {

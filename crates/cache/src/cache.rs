@@ -138,7 +138,7 @@ impl Cache {
 
     /// Lets completed writeback finish on this thread, where no background threads run.
     pub fn finish_some(&self) {
-        finish::help(&self.core);
+        finish::help(&self.core, || false);
     }
 
     /// Largest write or read that is one batch, in bytes.

@@ -187,20 +187,28 @@ impl Core {
         ))
     }
 
+    /// After a folio could not be made from `room`: fills it up to `bytes`. If it had as much already, then the arena
+    /// is what is short, and something must be reclaimed.
+    pub fn refill_room(&self, room: &mut Room<'_>, bytes: u64) -> Result<()> {
+        if room.bytes() < bytes {
+            return self.fill_room(room, bytes);
+        }
+        if crate::reclaim::reclaim(self, bytes.max(1 << 20)) > 0 {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::NoMemory,
+            "the system has no memory for the cache, and nothing can be reclaimed",
+        ))
+    }
+
     /// Makes a folio from `room`; `None` when room or arena are short.
-    pub fn make_folio(
-        &self,
-        owner: u64,
-        start: u64,
-        order: Order,
-        room: &mut Room<'_>,
-        own: bool,
-    ) -> Option<FolioRef> {
+    pub fn make_folio(&self, owner: u64, start: u64, order: Order, room: &mut Room<'_>) -> Option<FolioRef> {
         let data_bytes = (BLOCK_SIZE as u64) << order;
         let header = self.slab.recycle(order);
         let new_header = if header.is_some() { 0 } else { header_bytes(order) };
         let cost = data_bytes + ENTRY_BYTES + new_header;
-        if !(if own { room.take_own(cost) } else { room.take(cost) }) {
+        if !room.take(cost) {
             if let Some(header) = header {
                 self.slab.give_back(header);
             }

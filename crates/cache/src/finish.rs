@@ -13,6 +13,7 @@ use crate::backing::{Backing, Placement};
 use crate::core::Core;
 use crate::mapping::Mapping;
 use crate::writeback::Span;
+use quire_base::sync::atomic::Ordering;
 use quire_base::sync::{Arc, Condvar, Mutex};
 use quire_base::{Error, Result};
 use std::collections::VecDeque;
@@ -126,6 +127,14 @@ impl Finisher {
         self.ready.notify_one();
     }
 
+    /// Lets those look again who wait in [`help`].
+    pub fn wake_helpers(&self, core: &Core) {
+        if !core.running.load(Ordering::Acquire) {
+            drop(self.queue.lock());
+            self.ready.notify_all();
+        }
+    }
+
     /// Whether [`Finisher::work`] ends when the queue is empty.
     pub fn set_stop(&self, stop: bool) {
         self.queue.lock().stop = stop;
@@ -151,11 +160,13 @@ impl Finisher {
     }
 }
 
-/// Finishes one run, or waits a moment for one: what a waiter does when there are no finisher threads.
-pub(crate) fn help(core: &Core) {
+/// Finishes one run, or waits for one while `waits` holds: what a waiter does when there are no finisher threads.
+/// `waits` is asked under the queue's lock, which whoever ends the wait passes through afterwards.
+pub(crate) fn help(core: &Core, waits: impl Fn() -> bool) {
     let mut queue = core.finisher.queue.lock();
-    if queue.runs.is_empty() {
-        core.finisher.ready.wait_for(&mut queue, Duration::from_millis(1));
+    if queue.runs.is_empty() && waits() {
+        // A limit, as the threads may have been stopped with a run in hand.
+        core.finisher.ready.wait_for(&mut queue, Duration::from_millis(10));
     }
     let run = queue.runs.pop_front();
     drop(queue);

@@ -65,7 +65,7 @@ struct Tickets {
     open: BTreeMap<u64, (u64, u64)>,
 }
 
-/// What makes the caller's room too small: bytes that it should have.
+/// A folio could not be made: the bytes that the caller's room should have.
 pub(crate) struct Short(pub u64);
 
 impl Mapping {
@@ -159,7 +159,7 @@ impl Mapping {
             }
             let folio = loop {
                 // A larger folio than the gap needs may use only what is free beyond the room.
-                match self.core.make_folio(self.number, at, order, room, false) {
+                match self.core.make_folio(self.number, at, order, room) {
                     Some(folio) => break folio,
                     None if order == 0 => return false,
                     None => order -= 1,
@@ -346,16 +346,18 @@ impl Mapping {
         tickets.open.remove(&ticket);
         drop(tickets);
         self.ticket_done.notify_all();
+        self.core.finisher.wake_helpers(&self.core);
     }
 
     /// Waits until every ticket that is open now and overlaps `[first, end)` is closed. Without background threads
     /// the waiter finishes what completes.
     pub(crate) fn wait_tickets(&self, first: u64, end: u64) {
         let until = self.tickets.lock().next;
+        let waits =
+            |tickets: &Tickets| tickets.open.range(..until).any(|(_, (from, to))| *from < end && first < *to);
         loop {
             let mut tickets = self.tickets.lock();
-            let waits = tickets.open.range(..until).any(|(_, (from, to))| *from < end && first < *to);
-            if !waits {
+            if !waits(&tickets) {
                 return;
             }
             if self.core.running.load(Ordering::Acquire) {
@@ -363,7 +365,7 @@ impl Mapping {
                 self.ticket_done.wait_for(&mut tickets, Duration::from_millis(100));
             } else {
                 drop(tickets);
-                crate::finish::help(&self.core);
+                crate::finish::help(&self.core, || waits(&self.tickets.lock()));
             }
         }
     }

@@ -161,7 +161,7 @@ impl Mapping {
             self.core.fill_room(&mut room, missing * BLOCK_COST)?;
             let mut pins = Pins::new();
             if let Err(short) = self.pin_or_make(first, end, blocks_for(seen), &mut pins, &mut room) {
-                self.core.fill_room(&mut room, short.0)?;
+                self.core.refill_room(&mut room, short.0)?;
                 continue;
             }
             self.fill_for_read(&pins, first, end, blocks_for(seen))?;

@@ -115,7 +115,7 @@ impl Mapping {
         let mut pins = Pins::new();
         loop {
             if let Err(short) = self.pin_or_make(first, end, BLOCKS_END, &mut pins, &mut room) {
-                self.core.fill_room(&mut room, short.0)?;
+                self.core.refill_room(&mut room, short.0)?;
                 continue;
             }
             self.learn_homes(&pins, first, end)?;

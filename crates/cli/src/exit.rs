@@ -93,11 +93,7 @@ impl From<Error> for Failure {
         let message = error.to_string();
         // Many messages already say what to do.
         let advised = message.contains("quire ") || message.contains("restore it");
-        let message = if advice.is_empty() || advised {
-            message
-        } else {
-            format!("{message}; {advice}")
-        };
+        let message = if advice.is_empty() || advised { message } else { format!("{message}; {advice}") };
         Failure { code, message }
     }
 }

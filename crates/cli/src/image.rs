@@ -86,10 +86,7 @@ pub fn newest_superblock(volume: &Path) -> Result<(Superblock, Option<Error>)> {
                 // A newer format is worth more than whatever the other slot suffers from.
                 let kind = if a.kind() == ErrorKind::UnknownFormat { a.kind() } else { b.kind() };
                 let kind = if kind == none { ErrorKind::Corrupt } else { kind };
-                Error::new(
-                    kind,
-                    format!("both superblocks of {} are unusable: {a}; {b}", volume.display()),
-                )
+                Error::new(kind, format!("both superblocks of {} are unusable: {a}; {b}", volume.display()))
             })
         }
     }

@@ -9,7 +9,7 @@
 //! | [`commands`] | one module a command |
 //! | [`server`] | the background process behind a mount |
 //! | [`image`] | finding and reading volumes without opening them |
-//! | [`exit`], [`logging`] | what people read |
+//! | [`exit`], [`logging`], [`output`] | what people read |
 
 mod arguments;
 mod commands;
@@ -18,6 +18,7 @@ mod image;
 mod logging;
 mod mount_helper;
 mod mount_options;
+mod output;
 mod server;
 mod size;
 
@@ -109,7 +110,11 @@ fn mount_as_helper(name: &str, rest: Vec<OsString>) -> Outcome {
     }
     commands::mount::run(&arguments)?;
     if call.verbose {
-        println!("{name}: {} mounted on {}", arguments.volume.display(), arguments.dir.display());
+        output::line(format_args!(
+            "{name}: {} mounted on {}",
+            arguments.volume.display(),
+            arguments.dir.display()
+        ));
     }
     Ok(())
 }

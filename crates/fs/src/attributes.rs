@@ -11,6 +11,7 @@ use crate::engine::Engine;
 use crate::inode::InodeRef;
 use crate::namespace::records::Records;
 use crate::transaction::{Cost, Transaction};
+use quire_base::sync::atomic::Ordering;
 use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, Context, Error, ErrorKind, InodeNo, Result, Timestamp};
 use quire_format::inode::{FileType, INODE_BYTES, InodeRecord, MODE_PERMISSION_MASK, MODE_TYPE_MASK};
@@ -134,7 +135,7 @@ impl Engine {
                 FileType::Directory => DIRECTORY_BYTES,
                 _ => record.size,
             },
-            blocks: record.blocks * SECTORS_PER_BLOCK,
+            blocks: (record.blocks + inode.delayed_blocks.load(Ordering::Relaxed)) * SECTORS_PER_BLOCK,
             atime: record.atime,
             mtime: record.mtime,
             ctime: record.ctime,

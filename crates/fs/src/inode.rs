@@ -112,6 +112,9 @@ pub struct Inode {
     write_time: AtomicI64,
     access_time: AtomicI64,
 
+    /// Blocks that are promised to dirty data without a home; they count as allocated for stat.
+    pub(crate) delayed_blocks: AtomicU64,
+
     pub(crate) commit_seq: AtomicU64,
     pub(crate) datasync_seq: AtomicU64,
     pub(crate) data_mark: AtomicU64,
@@ -151,6 +154,7 @@ impl Inode {
             meta: Mutex::new(Meta { record, orphan, dirty: false, freed: false, emptied: false }),
             write_time: AtomicI64::new(NO_TIME),
             access_time: AtomicI64::new(NO_TIME),
+            delayed_blocks: AtomicU64::new(0),
             commit_seq: AtomicU64::new(0),
             datasync_seq: AtomicU64::new(0),
             data_mark: AtomicU64::new(0),

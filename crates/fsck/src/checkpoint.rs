@@ -152,14 +152,15 @@ impl Walk<'_> {
         let superblock = &self.checkpoint.superblock;
         let (head, number) = (superblock.manifest, superblock.checkpoint);
         let (mut at, mut crc) = (head.block, head.crc);
-        let mut orphans = Vec::new();
+        let (mut orphans, mut first_generation) = (Vec::new(), None);
         for index in 0..head.count {
             self.read(at)?;
             let identity = PageIdentity { volume: self.volume, block: at, index, count: head.count };
             let (generation, page) = ManifestPage::decode(&self.buffer, &identity, crc)?;
-            if generation != number {
+            // A checkpoint that changed nothing goes on with the manifest of the one before.
+            if generation > number || *first_generation.get_or_insert(generation) != generation {
                 return Err(Error::corrupt(format!(
-                    "page {index} of the manifest is of checkpoint {generation}, not {number}"
+                    "page {index} of the manifest is of checkpoint {generation}, the superblock's is {number}"
                 )));
             }
             if page.chunks.is_empty() && page.orphans.is_empty() && head.count > 1 {

@@ -102,8 +102,8 @@ pub(crate) struct Fixes {
     pub(crate) retype: Vec<(u64, u64, FileType)>,
     /// Inodes to be named in `lost+found`.
     pub(crate) lost: Vec<u64>,
-    /// Orphan slots to be released: (slot, inode).
-    pub(crate) clear_slots: Vec<(u32, u64)>,
+    /// Orphan slots to be released.
+    pub(crate) clear_slots: Vec<u32>,
     /// Inodes without links that need a slot.
     pub(crate) track: Vec<u64>,
     /// Regions must be marked: blocks in use are free there, or the value is damaged.
@@ -115,11 +115,6 @@ pub(crate) struct Fixes {
 }
 
 impl Fixes {
-    /// Drops an inode with all its keys.
-    pub(crate) fn drop_inode(&mut self, inode: u64) {
-        self.drop_ranges.push(whole_object(inode));
-    }
-
     /// The patch of an inode, to be added to.
     pub(crate) fn patch(&mut self, inode: u64) -> &mut Patch {
         self.patches.entry(inode).or_default()

@@ -9,6 +9,7 @@ use crate::report::{Findings, Place};
 use crate::view::View;
 use quire_base::InodeNo;
 use quire_base::units::blocks_for;
+use quire_format::extent::FILE_BLOCKS_MAX;
 use quire_format::inode::{FileType, InodeRecord};
 use quire_format::key::Key;
 use quire_format::logged::{LoggedKind, LoggedOp};
@@ -107,7 +108,7 @@ fn tracked(inode: u64, tracker: Tracker, again: bool, contents: &Contents, findi
     let Some((kind, message)) = wrong else { return };
     findings.add(kind, Place::inode(inode), message);
     match tracker {
-        Tracker::Slot(slot) => findings.fixes.clear_slots.push((slot, inode)),
+        Tracker::Slot(slot) => findings.fixes.clear_slots.push(slot),
         Tracker::Key => findings.fixes.drop_keys.push(Key::orphan(InodeNo(inode))),
     }
 }
@@ -126,15 +127,26 @@ fn logged_wrong(view: &View<'_>, operation: &LoggedOp, contents: &Contents) -> O
     if operation.cursor < least {
         return Some(format!("its cursor {} is outside of {} to {}", operation.cursor, operation.start, operation.end));
     }
-    if matches!(operation.kind, LoggedKind::Collapse | LoggedKind::Insert) && operation.start == operation.end {
+    let moves = matches!(operation.kind, LoggedKind::Collapse | LoggedKind::Insert);
+    if moves && operation.start == operation.end {
         return Some("it moves nothing".into());
     }
-    if operation.kind == LoggedKind::Truncate {
-        let record = view.tree.get(Key::inode(operation.inode)).ok().flatten();
-        let size = record.and_then(|value| InodeRecord::decode(&value).ok()).map(|record| record.size);
-        if size != Some(operation.size) || operation.start != blocks_for(operation.size) {
-            return Some(format!("it cuts the file to {} bytes, its size is {size:?}", operation.size));
-        }
+    if operation.kind == LoggedKind::Free && info.nlink > 0 {
+        return Some("the inode has links".into());
+    }
+    let record = view.tree.get(Key::inode(operation.inode)).ok().flatten();
+    let Some(Ok(record)) = record.map(|value| InodeRecord::decode(&value)) else {
+        return Some("the inode cannot be read".into());
+    };
+    let truncates = operation.kind == LoggedKind::Truncate;
+    if truncates && (record.size != operation.size || operation.start != blocks_for(operation.size)) {
+        return Some(format!("it cuts the file to {} bytes, its size is {}", operation.size, record.size));
+    }
+    if truncates && (operation.end, operation.cursor) != (FILE_BLOCKS_MAX, FILE_BLOCKS_MAX) {
+        return Some(format!("it frees up to file block {} only", operation.end));
+    }
+    if operation.kind == LoggedKind::Collapse && operation.end > blocks_for(record.size.max(operation.size)) {
+        return Some(format!("it collapses up to file block {}, behind the end of the file", operation.end));
     }
     None
 }

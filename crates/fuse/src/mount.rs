@@ -262,19 +262,24 @@ fn mount_by_helper(dir: &Path, flags: &MountFlags) -> Result<OwnedFd> {
             let said = said.trim();
             let hint = if said.contains("user_allow_other") {
                 "; leave allow_other away, or have root put the line user_allow_other into /etc/fuse.conf"
+            } else if said.contains(DEVICE) {
+                "; users may mount only where /dev/fuse is open to them: as root, chmod 666 /dev/fuse"
             } else {
                 ""
             };
             Err(Error::new(
-                if said.contains("ermi") || !hint.is_empty() {
-                    ErrorKind::NotPermitted
-                } else {
-                    ErrorKind::Io
-                },
+                if refused(said) || !hint.is_empty() { ErrorKind::NotPermitted } else { ErrorKind::Io },
                 format!("mounting at {} through {HELPER}: {said}{hint}", dir.display()),
             ))
         }
     }
+}
+
+/// Whether the helper's message says that the user may not.
+fn refused(said: &str) -> bool {
+    ["ermission", "ermitted", "not allowed", "only allowed", "no write access", "not owned"]
+        .iter()
+        .any(|words| said.contains(words))
 }
 
 /// The helper splits its options at commas unless they are escaped.
@@ -359,7 +364,7 @@ pub fn unmount(dir: &Path, how: Unmount) -> Result<()> {
     if said.contains("busy") {
         return Err(busy());
     }
-    let kind = if said.contains("ermi") { ErrorKind::NotPermitted } else { ErrorKind::Io };
+    let kind = if refused(&said) { ErrorKind::NotPermitted } else { ErrorKind::Io };
     Err(Error::new(kind, format!("{} through {HELPER}: {}", doing(), said.trim())))
 }
 

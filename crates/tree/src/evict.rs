@@ -59,7 +59,7 @@ impl Tree {
         let mut rounds = 0;
         while resident() > target && rounds < 3 {
             let mut whole = self.structure.whole();
-            let rule = Rule { written: self.written.load(Ordering::Acquire), before: hand.round };
+            let rule = Rule { written: self.written.load(Ordering::Acquire), before: hand.round.min(oldest) };
             match self.evict_at(&mut whole, &rule, hand.key) {
                 Some(next) => hand.key = next,
                 None => {

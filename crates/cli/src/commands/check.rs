@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use quire_fsck::{Options, Progress, Report};
+use quire_fsck::{Options, Progress, Report, Severity};
 
 /// What a check found, as the command needs it.
 pub struct Checked {
@@ -10,13 +10,17 @@ pub struct Checked {
     pub json: serde_json::Value,
     /// For people: one line each, with what became of it.
     pub issues: Vec<String>,
-    /// Issues that were repaired.
+    /// Errors that were repaired.
     pub repaired: usize,
-    /// Issues that were not.
+    /// Errors that were not.
     pub left: usize,
+    /// What the volume holds, in a line.
+    pub summary: String,
+    /// As fsck(8).
+    pub exit_code: u8,
 }
 
-/// Checks `volume`. `progress` gets the phase, what is done, and of how much (0: unknown).
+/// Checks `volume`. `progress` gets the phase, what is done, and of how much (an estimate).
 pub fn check(
     volume: &Path,
     repair: bool,
@@ -28,19 +32,25 @@ pub fn check(
         }
     };
     let report: Report = quire_fsck::check(volume, &Options { repair, progress: Some(&forward) })?;
-    let repaired = report.issues.iter().filter(|issue| issue.repaired).count();
-    let issues = report
-        .issues
-        .iter()
-        .map(|issue| {
-            let mark = if issue.repaired { " (repaired)" } else { "" };
-            format!("{:?} {:?}: {}{mark}", issue.severity, issue.code, issue.message)
-        })
-        .collect();
+    let errors = report.issues.iter().filter(|issue| issue.severity > Severity::Info);
+    let repaired = errors.clone().filter(|issue| issue.repaired).count();
+    let mut issues: Vec<String> = report.issues.iter().map(ToString::to_string).collect();
+    if report.summary.issues_omitted > 0 {
+        issues.push(format!("... and {} more", report.summary.issues_omitted));
+    }
+    let held = &report.summary;
     Ok(Checked {
         json: serde_json::to_value(&report).unwrap_or_default(),
         issues,
         repaired,
-        left: report.issues.len() - repaired,
+        left: errors.count() - repaired,
+        summary: format!(
+            "{} files, {} folders, {} of {} blocks used",
+            held.inodes - held.directories.min(held.inodes),
+            held.directories,
+            held.used_blocks,
+            held.used_blocks + held.free_blocks
+        ),
+        exit_code: report.exit_code(),
     })
 }

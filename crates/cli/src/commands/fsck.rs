@@ -5,13 +5,11 @@ use std::process::ExitCode;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::check;
+use super::check::{self, Checked};
 use crate::arguments::Fsck;
-use crate::image;
+use crate::{image, output};
 
-const CLEAN: u8 = 0;
-const CORRECTED: u8 = 1;
-const LEFT: u8 = 4;
+/// fsck(8): the check could not run.
 const FAILED: u8 = 8;
 
 /// Checks, and repairs if asked to.
@@ -39,14 +37,14 @@ pub fn run(arguments: &Fsck) -> ExitCode {
         }
     };
     if arguments.json {
-        println!("{:#}", checked.json);
+        output::line(format_args!("{:#}", checked.json));
     } else {
         for issue in &checked.issues {
-            println!("{issue}");
+            output::line(issue);
         }
-        println!("{}: {}", volume.display(), summary(checked.repaired, checked.left, arguments.repair));
+        output::line(format_args!("{}: {}", volume.display(), verdict(&checked, arguments.repair)));
     }
-    ExitCode::from(code(checked.repaired, checked.left))
+    ExitCode::from(checked.exit_code)
 }
 
 fn bar(visible: bool) -> ProgressBar {
@@ -58,20 +56,12 @@ fn bar(visible: bool) -> ProgressBar {
     ProgressBar::new(0).with_style(style)
 }
 
-fn summary(repaired: usize, left: usize, repair: bool) -> String {
-    match (repaired, left) {
-        (0, 0) => "clean".into(),
-        (_, 0) => format!("{repaired} errors repaired"),
-        (0, _) if !repair => format!("{left} errors; `quire fsck --repair` mends what it can"),
-        _ => format!("{repaired} errors repaired, {left} left"),
-    }
-}
-
-fn code(repaired: usize, left: usize) -> u8 {
-    match (repaired, left) {
-        (0, 0) => CLEAN,
-        (_, 0) => CORRECTED,
-        _ => LEFT,
+fn verdict(checked: &Checked, repair: bool) -> String {
+    match (checked.repaired, checked.left) {
+        (0, 0) => format!("clean, {}", checked.summary),
+        (repaired, 0) => format!("{repaired} errors repaired, {}", checked.summary),
+        (0, left) if !repair => format!("{left} errors; `quire fsck --repair` mends what it can"),
+        (repaired, left) => format!("{repaired} errors repaired, {left} left"),
     }
 }
 
@@ -79,12 +69,22 @@ fn code(repaired: usize, left: usize) -> u8 {
 mod tests {
     use super::*;
 
+    fn checked(repaired: usize, left: usize) -> Checked {
+        Checked {
+            json: serde_json::Value::Null,
+            issues: Vec::new(),
+            repaired,
+            left,
+            summary: "1 files".into(),
+            exit_code: 0,
+        }
+    }
+
     #[test]
-    fn codes_of_fsck() {
-        assert_eq!(code(0, 0), 0);
-        assert_eq!(code(3, 0), 1);
-        assert_eq!(code(3, 1), 4);
-        assert_eq!(code(0, 1), 4);
-        assert!(summary(0, 2, false).contains("--repair"));
+    fn the_last_line_says_what_to_do() {
+        assert!(verdict(&checked(0, 0), false).starts_with("clean"));
+        assert!(verdict(&checked(0, 2), false).contains("--repair"));
+        assert_eq!(verdict(&checked(1, 2), true), "1 errors repaired, 2 left");
+        assert!(verdict(&checked(3, 0), true).starts_with("3 errors repaired"));
     }
 }

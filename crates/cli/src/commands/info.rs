@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::arguments::Info;
 use crate::commands::inspect::{superblock_json, time, uuid};
 use crate::exit::{Failure, Outcome};
-use crate::{image, size};
+use crate::{image, output, size};
 
 /// Prints what a volume is.
 pub fn run(arguments: &Info) -> Outcome {
@@ -21,15 +21,15 @@ pub fn run(arguments: &Info) -> Outcome {
         let mut value = superblock_json(&superblock);
         value["mounted_at"] = mounted.map_or(Value::Null, |dir| json!(dir));
         value["damaged_slot"] = damaged.map_or(Value::Null, |error| json!(error.to_string()));
-        println!("{value:#}");
+        output::line(format_args!("{value:#}"));
         return Ok(());
     }
-    print!("{}", text(&superblock));
+    output::line(text(&superblock).trim_end());
     if let Some(dir) = mounted {
-        println!("mounted at       {}", dir.display());
+        output::line(format_args!("mounted at       {}", dir.display()));
     }
     if let Some(error) = damaged {
-        println!("damaged          one of two superblocks: {error}");
+        output::line(format_args!("damaged          one of two superblocks: {error}"));
     }
     Ok(())
 }

@@ -2,22 +2,22 @@
 
 use std::path::Path;
 
-use quire::{FormatOptions, Volume, VolumeInfo};
+use quire::{FormatOptions, SetAttributes, Volume, VolumeInfo, VolumeOptions};
 
 use crate::arguments::Mkfs;
 use crate::exit::Outcome;
-use crate::size;
+use crate::{output, size};
 
 /// Makes a volume and says what it became.
 pub fn run(arguments: &Mkfs) -> Outcome {
     let info = make(arguments)?;
     if !arguments.quiet {
-        println!("{}", describe(&arguments.volume, &info));
+        output::line(describe(&arguments.volume, &info));
     }
     Ok(())
 }
 
-/// Makes a volume.
+/// Makes a volume whose root folder belongs to the user who makes it.
 pub fn make(arguments: &Mkfs) -> Outcome<VolumeInfo> {
     let options = FormatOptions {
         size: arguments.size,
@@ -26,7 +26,17 @@ pub fn make(arguments: &Mkfs) -> Outcome<VolumeInfo> {
         force: arguments.force,
         ..FormatOptions::default()
     };
-    Ok(Volume::format_image(&arguments.volume, &options)?)
+    let info = Volume::format_image(&arguments.volume, &options)?;
+    let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
+    if !user.is_root() {
+        // Else he could not write to what he made.
+        let volume = Volume::open(&arguments.volume, VolumeOptions::default())?;
+        let owner =
+            SetAttributes { uid: Some(user.as_raw()), gid: Some(group.as_raw()), ..SetAttributes::default() };
+        volume.set_attributes(&volume.root(), &owner)?;
+        volume.close()?;
+    }
+    Ok(info)
 }
 
 fn describe(volume: &Path, info: &VolumeInfo) -> String {

@@ -5,9 +5,9 @@ use std::path::Path;
 use quire_fuse::mount::{self, Unmount};
 
 use crate::arguments::{Mkfs, Mount, Up};
-use crate::commands;
 use crate::exit::{Failure, Outcome};
 use crate::size;
+use crate::{commands, output};
 
 const IMAGE: &str = "quire.img";
 const SIZE: u64 = 10 << 30;
@@ -15,16 +15,17 @@ const SIZE: u64 = 10 << 30;
 /// Makes and mounts what is missing, and says what to try.
 pub fn run(arguments: &Up) -> Outcome {
     let dir = &arguments.dir;
-    if let Some(resolved) = std::fs::symlink_metadata(dir).is_ok().then(|| mount::resolve(dir)).transpose()?
+    // A mount point that does not resolve is made below, or fails there.
+    if let Ok(resolved) = mount::resolve(dir)
         && let Some(entry) = mount::mounted_at(&resolved)?
         && entry.is_quire()
     {
         if is_dead(&resolved) {
-            println!("The server of {} is gone; mounting again.", dir.display());
+            output::line(format_args!("The server of {} is gone; mounting again.", dir.display()));
             mount::unmount(&resolved, Unmount::Detach)?;
         } else {
-            println!("{} is already mounted on {}.", entry.source.display(), dir.display());
-            println!("{}", hints(dir));
+            output::line(format_args!("{} is already mounted on {}.", entry.source.display(), dir.display()));
+            output::line(hints(dir));
             return Ok(());
         }
     }
@@ -39,7 +40,10 @@ pub fn run(arguments: &Up) -> Outcome {
             volume: image.into(),
         };
         commands::mkfs::make(&mkfs)?;
-        println!("Made {IMAGE}: a volume of {} that takes only the space it needs.", size::show(SIZE));
+        output::line(format_args!(
+            "Made {IMAGE}: a volume of {} that takes only the space it needs.",
+            size::show(SIZE)
+        ));
     }
     std::fs::create_dir_all(dir)
         .map_err(|error| Failure::new(37, format!("making the folder {}: {error}", dir.display())))?;
@@ -52,10 +56,10 @@ pub fn run(arguments: &Up) -> Outcome {
     };
     let checked = commands::mount::check(&mount)?;
     for note in commands::mount::in_background(&checked, &[])? {
-        println!("{note}");
+        output::line(note);
     }
-    println!("{IMAGE} is mounted on {}.", dir.display());
-    println!("{}", hints(dir));
+    output::line(format_args!("{IMAGE} is mounted on {}.", dir.display()));
+    output::line(hints(dir));
     Ok(())
 }
 

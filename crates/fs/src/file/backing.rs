@@ -45,10 +45,12 @@ impl Backing for Inode {
     fn reserve(&self, blocks: u64) -> Result<()> {
         self.engine.alloc.reserve(blocks).map(|reservation| {
             reservation.into_count();
+            self.delayed_blocks.fetch_add(blocks, Ordering::Relaxed);
         })
     }
 
     fn unreserve(&self, blocks: u64) {
+        self.delayed_blocks.fetch_sub(blocks, Ordering::Relaxed);
         self.engine.alloc.release(blocks);
     }
 
@@ -186,14 +188,17 @@ impl Engine {
         let plan = self.plan_overlay(inode, &pieces)?;
         inode.fold_times(&mut meta);
         let mut record = meta.record.clone();
-        record.blocks = record.blocks.saturating_add_signed(plan.blocks_gained());
+        let plan_gained = plan.blocks_gained();
+        record.blocks = record.blocks.saturating_add_signed(plan_gained);
         record.size = record.size.max(self.front(inode, size, record.size, start..end));
         if plan.len() == 0 && record == meta.record {
             return Ok(());
         }
         transaction.put_inode(inode.number, &record);
         transaction.extents(inode.number, plan.removed, plan.inserted);
+        let gained = plan_gained.max(0) as u64;
         self.commit_extents(inode, transaction)?;
+        inode.delayed_blocks.fetch_sub(gained, Ordering::Relaxed);
         meta.record = record;
         meta.dirty = false;
         Ok(())

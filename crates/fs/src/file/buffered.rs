@@ -88,7 +88,9 @@ impl Engine {
         if !flags.contains(IoFlags::APPEND) {
             range_end(offset, data.len() as u64)?;
         }
-        self.clear_privileges(inode)?;
+        if !flags.contains(IoFlags::KEEP_PRIVILEGES) {
+            self.clear_privileges(inode)?;
+        }
         let (at, written) = self.retry_without_space(|| {
             if flags.contains(IoFlags::DIRECT) {
                 self.write_direct(inode, offset, data, flags)

@@ -44,6 +44,8 @@ bitflags::bitflags! {
         const DATASYNC = 4;
         /// At the end of the file, whatever the offset given (O_APPEND).
         const APPEND = 8;
+        /// The caller has seen to setuid and setgid bits itself, or may keep them (CAP_FSETID).
+        const KEEP_PRIVILEGES = 16;
     }
 }
 

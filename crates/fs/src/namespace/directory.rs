@@ -98,8 +98,11 @@ pub(crate) struct Moving<'a>(&'a AtomicU64);
 impl<'a> Moving<'a> {
     /// Announces a rename. The caller holds the buckets of its names.
     pub(crate) fn announce(directory: &'a Inode) -> Moving<'a> {
+        Moving::in_word(moving_word(directory))
+    }
+
+    fn in_word(word: &'a AtomicU64) -> Moving<'a> {
         // Who reads an entry that was changed has passed a latch after us, and so sees this too.
-        let word = moving_word(directory);
         word.fetch_add(1, Ordering::AcqRel);
         Moving(word)
     }
@@ -112,17 +115,99 @@ impl Drop for Moving<'_> {
 }
 
 /// What a look-up remembers of the moving word.
-pub(crate) struct Glance(u64);
+pub(crate) struct Glance<'a> {
+    word: &'a AtomicU64,
+    seen: u64,
+}
 
-impl Glance {
+impl<'a> Glance<'a> {
     /// Before the entry is read.
-    pub(crate) fn at(directory: &Inode) -> Glance {
-        Glance(moving_word(directory).load(Ordering::Acquire))
+    pub(crate) fn at(directory: &'a Inode) -> Glance<'a> {
+        Glance::at_word(moving_word(directory))
+    }
+
+    fn at_word(word: &'a AtomicU64) -> Glance<'a> {
+        Glance { word, seen: word.load(Ordering::Acquire) }
     }
 
     /// After it was read: true if no rename could have been seen in half.
-    pub(crate) fn held_still(&self, directory: &Inode) -> bool {
+    pub(crate) fn held_still(&self) -> bool {
         fence(Ordering::Acquire);
-        self.0 as u32 == 0 && moving_word(directory).load(Ordering::Relaxed) == self.0
+        self.seen as u32 == 0 && self.word.load(Ordering::Relaxed) == self.seen
+    }
+}
+
+/// Explored by loom: `RUSTFLAGS="--cfg loom" cargo test -p quire --lib --release moving`.
+#[cfg(all(test, loom))]
+mod moving_model {
+    use super::*;
+    use quire_base::sync::{Arc, Mutex, thread};
+
+    /// One directory: the word, the bucket of both names, and an entry each behind a latch of its own.
+    struct Model {
+        word: AtomicU64,
+        bucket: Mutex<()>,
+        entries: [Mutex<bool>; 2],
+    }
+
+    impl Model {
+        fn rename(&self, from: usize, to: usize) {
+            let _bucket = self.bucket.lock();
+            let _moving = Moving::in_word(&self.word);
+            *self.entries[to].lock() = true;
+            *self.entries[from].lock() = false;
+        }
+
+        fn look_up(&self, name: usize) -> bool {
+            let glance = Glance::at_word(&self.word);
+            let found = *self.entries[name].lock();
+            if glance.held_still() {
+                return found;
+            }
+            let _bucket = self.bucket.lock();
+            *self.entries[name].lock()
+        }
+    }
+
+    fn model() -> Arc<Model> {
+        let entries = [Mutex::new(true), Mutex::new(false)];
+        Arc::new(Model { word: AtomicU64::new(0), bucket: Mutex::new(()), entries })
+    }
+
+    #[test]
+    fn moving_once_is_seen_whole() {
+        loom::model(|| {
+            let model = model();
+            let renamer = thread::spawn({
+                let model = model.clone();
+                move || model.rename(0, 1)
+            });
+            if model.look_up(1) {
+                assert!(!model.look_up(0), "found under both names");
+            }
+            if !model.look_up(0) {
+                assert!(model.look_up(1), "found under neither name");
+            }
+            renamer.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn moving_there_and_back_is_seen_whole() {
+        loom::model(|| {
+            let model = model();
+            let renamer = thread::spawn({
+                let model = model.clone();
+                move || {
+                    model.rename(0, 1);
+                    model.rename(1, 0);
+                }
+            });
+            // Moved and moved back: whoever has not found it at first can only find it there again.
+            if !model.look_up(0) && !model.look_up(1) {
+                assert!(model.look_up(0), "nowhere");
+            }
+            renamer.join().unwrap();
+        });
     }
 }

@@ -57,7 +57,7 @@ impl Engine {
     fn glance(self: &Arc<Engine>, directory: &InodeRef, name: &[u8]) -> Result<Option<Option<InodeRef>>> {
         let glance = Glance::at(directory);
         let search = self.search_entry(directory.number(), self.name_hash(name), name)?;
-        if !glance.held_still(directory) {
+        if !glance.held_still() {
             return Ok(None);
         }
         let Some(found) = search.found else { return Ok(Some(None)) };

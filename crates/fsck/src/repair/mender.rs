@@ -98,8 +98,8 @@ impl<'a> Mender<'a> {
             self.retype(directory, cookie, kind)?;
         }
         self.session.commit()?;
-        for &(slot, inode) in &fixes.clear_slots {
-            self.session.orphan_clear(Slot(slot), InodeNo(inode));
+        for &slot in &fixes.clear_slots {
+            self.session.orphan_clear(Slot(slot));
             self.commit_if_many()?;
         }
         self.session.commit()?;

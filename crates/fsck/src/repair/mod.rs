@@ -4,7 +4,7 @@
 //! 1. What stands in the way of opening it is mended on disk, each by publishing one superblock: the pool's map and the
 //!    orphan blocks ([`pool`]), a newest checkpoint that is damaged ([`slot`]).
 //! 2. The volume is opened as a mount opens it, which also writes both superblocks anew. Rounds follow: analyse, carry
-//!    the fixes out, write a checkpoint; until only the accounts (regions, counters) are wrong, which come last. Fixes
+//!    the fixes out; until only the accounts (regions, counters) are wrong, which come last. Fixes
 //!    are small and local, and what one brings to light the next round mends: so the same code mends any mixture, a
 //!    repair that was cut off is taken up by the next one, and mending twice changes nothing.
 //! 3. The volume is closed and looked at again; what is no longer found has been repaired.
@@ -109,7 +109,6 @@ fn rounds(
             return Ok(());
         }
         mender.carry_out(&fixes)?;
-        session.checkpoint()?;
     }
     Err(Error::corrupt(format!("something is still wrong after {ROUNDS_MAX} rounds; run the repair again")))
 }

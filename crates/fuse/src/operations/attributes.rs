@@ -55,7 +55,6 @@ impl Operations {
             atime: change.atime,
             mtime: change.mtime,
             kill_suid_sgid: owner || change.size.is_some() && !caller.is_privileged(),
-            ..SetAttributes::default()
         };
         self.volume.set_attributes(&inode, &set)
     }

@@ -1,0 +1,507 @@
+//! What programs may expect of a mount, call by call, on a real mount of a volume in memory.
+//!
+//! Needs root and `/dev/fuse`; says so and passes where they are missing. Both cache modes go through all of it.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use quire::{FormatOptions, MemoryBackend, Volume, VolumeOptions};
+use quire_fuse::mount::{self, Unmount};
+use quire_fuse::{CacheMode, MountFlags, ServeOptions, Session, signals};
+use rustix::fs::{CWD, FallocateFlags, Mode, RenameFlags, SeekFrom, XattrFlags};
+
+struct Mounted {
+    folder: tempfile::TempDir,
+    server: Option<std::thread::JoinHandle<quire::Result<()>>>,
+}
+
+impl Mounted {
+    fn new(cache: CacheMode) -> Option<Mounted> {
+        if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
+            eprintln!("\n*** SKIPPED: needs root and /dev/fuse ***\n");
+            return None;
+        }
+        signals::block();
+        let backend = Arc::new(MemoryBackend::new(64 << 10));
+        Volume::format_backend(backend.clone(), &FormatOptions::default()).unwrap();
+        let volume = Volume::open_backend(backend, VolumeOptions::default()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let options = ServeOptions {
+            cache,
+            flags: MountFlags { source: "test".into(), allow_other: true, ..MountFlags::default() },
+            threads: None,
+        };
+        let session = Session::mount(volume, folder.path(), &options).unwrap();
+        let server = std::thread::spawn(move || session.run());
+        Some(Mounted { folder, server: Some(server) })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let dir = mount::resolve(self.folder.path()).unwrap();
+        let how = if std::thread::panicking() { Unmount::Detach } else { Unmount::Plain };
+        let unmounted = mount::unmount(&dir, how);
+        if !std::thread::panicking() {
+            unmounted.unwrap();
+            self.server.take().unwrap().join().unwrap().unwrap();
+        }
+    }
+}
+
+fn on_both(test: impl Fn(&Mounted)) {
+    for cache in [CacheMode::Engine, CacheMode::Kernel] {
+        let Some(mounted) = Mounted::new(cache) else { return };
+        test(&mounted);
+    }
+}
+
+fn create(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path).unwrap()
+}
+
+fn code<T>(outcome: io::Result<T>) -> i32 {
+    outcome.err().and_then(|error| error.raw_os_error()).unwrap_or(0)
+}
+
+/// Runs `body` in a child process as an unprivileged user; returns its exit status.
+fn as_nobody(script: &str, path: &Path) -> i32 {
+    let status = std::process::Command::new("setpriv")
+        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "sh", "-c", script, "sh"])
+        .arg(path)
+        .stderr(std::process::Stdio::null())
+        .status()
+        .unwrap();
+    status.code().unwrap_or(-1)
+}
+
+struct Map {
+    start: *mut u8,
+    length: usize,
+}
+
+impl Map {
+    fn new(file: &File, length: usize, flags: i32) -> Map {
+        // SAFETY: a new mapping of an open file, length not zero; the result is checked.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                flags,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        assert_ne!(start, libc::MAP_FAILED, "{}", io::Error::last_os_error());
+        Map { start: start.cast(), length }
+    }
+    fn put(&self, at: usize, data: &[u8]) {
+        assert!(at + data.len() <= self.length);
+        // SAFETY: inside the mapping, which lives as long as self; no reference to it exists.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.start.add(at), data.len()) }
+    }
+    fn get(&self, at: usize, length: usize) -> Vec<u8> {
+        assert!(at + length <= self.length);
+        let mut data = vec![0; length];
+        // SAFETY: as in put.
+        unsafe { std::ptr::copy_nonoverlapping(self.start.add(at), data.as_mut_ptr(), length) }
+        data
+    }
+    fn sync(&self) {
+        // SAFETY: the whole mapping.
+        assert_eq!(unsafe { libc::msync(self.start.cast(), self.length, libc::MS_SYNC) }, 0);
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: the whole mapping, used no more.
+        unsafe {
+            libc::munmap(self.start.cast(), self.length);
+        }
+    }
+}
+
+#[test]
+fn mappings_and_calls_see_each_other() {
+    on_both(|mounted| {
+        let path = mounted.path("mapped");
+        let file = create(&path);
+        file.set_len(65536).unwrap();
+        let shared = Map::new(&file, 65536, libc::MAP_SHARED);
+        shared.put(0, b"hello");
+        shared.put(40000, b"far");
+        let mut seen = [0; 5];
+        file.read_exact_at(&mut seen, 0).unwrap();
+        assert_eq!(&seen, b"hello", "a store is seen by read, without msync");
+        file.write_all_at(b"WORLD", 100).unwrap();
+        assert_eq!(shared.get(100, 5), b"WORLD", "a write is seen through the mapping");
+        let private = Map::new(&file, 65536, libc::MAP_PRIVATE);
+        assert_eq!(private.get(0, 5), b"hello");
+        private.put(0, b"XXXXX");
+        shared.sync();
+        file.read_exact_at(&mut seen, 0).unwrap();
+        assert_eq!(&seen, b"hello", "a private store stays private");
+        drop((shared, private, file));
+        assert_eq!(&fs::read(&path).unwrap()[40000..40003], b"far");
+    });
+}
+
+#[test]
+fn appends_go_to_the_end() {
+    on_both(|mounted| {
+        let path = mounted.path("log");
+        let open = || OpenOptions::new().append(true).create(true).open(&path).unwrap();
+        let first = open();
+        (&first).write_all(b"one").unwrap();
+        (&first).write_all(b"two").unwrap();
+        first.write_all_at(b"three", 0).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"onetwothree");
+        // Many at once: nothing lost, nothing interleaved.
+        std::thread::scope(|scope| {
+            for writer in b'a'..b'e' {
+                let open = &open;
+                scope.spawn(move || {
+                    let file = open();
+                    for _ in 0..100 {
+                        (&file).write_all(&[writer; 1000]).unwrap();
+                    }
+                });
+            }
+        });
+        let all = fs::read(&path).unwrap();
+        assert_eq!(all.len(), 11 + 4 * 100 * 1000);
+        assert!(all[11..].chunks(1000).all(|piece| piece.iter().all(|byte| *byte == piece[0])));
+        // Larger than one request.
+        let big = vec![7; 5 << 20];
+        (&open()).write_all(&big).unwrap();
+        assert_eq!(fs::read(&path).unwrap()[all.len()..], big);
+    });
+}
+
+#[test]
+fn holes_allocation_and_seeking() {
+    on_both(|mounted| {
+        let file = create(&mounted.path("sparse"));
+        file.write_all_at(&[b'x'; 4096], 1 << 20).unwrap();
+        assert_eq!(rustix::fs::seek(&file, SeekFrom::Data(0)).unwrap(), 1 << 20);
+        assert_eq!(rustix::fs::seek(&file, SeekFrom::Hole(0)).unwrap(), 0);
+        assert_eq!(rustix::fs::seek(&file, SeekFrom::Data(2 << 20)).unwrap_err().raw_os_error(), libc::ENXIO);
+        assert_eq!(file.metadata().unwrap().blocks(), 8, "space is counted before it is written back");
+        file.sync_all().unwrap();
+        assert_eq!(file.metadata().unwrap().blocks(), 8);
+        let end = (1 << 20) + 4096;
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 1 << 20).unwrap();
+        assert_eq!((file.metadata().unwrap().len(), file.metadata().unwrap().blocks()), (end, 2056));
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&file, punch, 0, 1 << 20).unwrap();
+        assert_eq!(file.metadata().unwrap().blocks(), 8);
+        rustix::fs::fallocate(&file, FallocateFlags::ZERO_RANGE, 1 << 20, 2048).unwrap();
+        let mut block = [1; 4096];
+        file.read_exact_at(&mut block, 1 << 20).unwrap();
+        assert!(block[..2048] == [0; 2048] && block[2048..] == [b'x'; 2048]);
+        rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 4 << 20, 1 << 20).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), end);
+        file.set_len(10).unwrap();
+        file.set_len(5000).unwrap();
+        let mut all = Vec::new();
+        (&file).read_to_end(&mut all).unwrap();
+        rustix::fs::seek(&file, SeekFrom::Start(0)).unwrap();
+        assert_eq!(fs::read(mounted.path("sparse")).unwrap(), vec![0; 5000]);
+    });
+}
+
+#[test]
+fn copying_between_files() {
+    on_both(|mounted| {
+        let data: Vec<u8> = (0..300_000u32).map(|i| (i * 7 % 251) as u8).collect();
+        fs::write(mounted.path("from"), &data).unwrap();
+        let (from, to) = (File::open(mounted.path("from")).unwrap(), create(&mounted.path("to")));
+        let (mut at, mut put) = (0, 0);
+        while at < data.len() as u64 {
+            let count =
+                rustix::fs::copy_file_range(&from, Some(&mut at), &to, Some(&mut put), 1 << 20).unwrap();
+            assert_ne!(count, 0);
+        }
+        assert!(fs::read(mounted.path("to")).unwrap() == data);
+    });
+}
+
+#[test]
+fn names_and_their_errors() {
+    on_both(|mounted| {
+        let odd = mounted.folder.path().join(OsStr::from_bytes(b"\xff\xfe not utf-8 \x01"));
+        fs::write(&odd, "x").unwrap();
+        assert!(fs::read_dir(mounted.folder.path()).unwrap().any(|entry| entry.unwrap().path() == odd));
+        assert_eq!(code(fs::create_dir(mounted.path(&"n".repeat(256)))), libc::ENAMETOOLONG);
+        fs::create_dir(mounted.path(&"n".repeat(255))).unwrap();
+        fs::create_dir(mounted.path("folder")).unwrap();
+        fs::write(mounted.path("folder/file"), "").unwrap();
+        fs::write(mounted.path("file"), "content").unwrap();
+        assert_eq!(code(fs::create_dir(mounted.path("file"))), libc::EEXIST);
+        assert_eq!(code(fs::remove_dir(mounted.path("file"))), libc::ENOTDIR);
+        assert_eq!(code(fs::remove_dir(mounted.path("folder"))), libc::ENOTEMPTY);
+        assert_eq!(code(fs::remove_file(mounted.path("nothing"))), libc::ENOENT);
+        assert_eq!(code(fs::remove_file(mounted.path("folder"))), libc::EISDIR);
+        assert_eq!(code(fs::rename(mounted.path("folder"), mounted.path("folder/in"))), libc::EINVAL);
+        fs::hard_link(mounted.path("file"), mounted.path("second")).unwrap();
+        assert_eq!(fs::metadata(mounted.path("file")).unwrap().nlink(), 2);
+        fs::remove_file(mounted.path("second")).unwrap();
+        assert_eq!(fs::metadata(mounted.path("file")).unwrap().nlink(), 1);
+        // A name that was found missing, and then made.
+        assert!(!mounted.path("later").exists());
+        fs::write(mounted.path("later"), "here").unwrap();
+        assert_eq!(fs::read(mounted.path("later")).unwrap(), b"here");
+        let target = format!("some/{}", "x".repeat(3000));
+        std::os::unix::fs::symlink(&target, mounted.path("link")).unwrap();
+        assert_eq!(fs::read_link(mounted.path("link")).unwrap(), Path::new(&target));
+        let (one, two) = (mounted.path("one"), mounted.path("two"));
+        fs::write(&one, "1").unwrap();
+        fs::write(&two, "2").unwrap();
+        let rename = |flags| rustix::fs::renameat_with(CWD, &one, CWD, &two, flags);
+        assert_eq!(rename(RenameFlags::NOREPLACE), Err(rustix::io::Errno::EXIST));
+        rename(RenameFlags::EXCHANGE).unwrap();
+        assert_eq!((fs::read(&one).unwrap(), fs::read(&two).unwrap()), (b"2".into(), b"1".into()));
+        fs::rename(&one, &two).unwrap();
+        assert_eq!(fs::read(&two).unwrap(), b"2");
+        assert!(!one.exists());
+    });
+}
+
+#[test]
+fn a_file_without_a_name_lives_until_it_is_closed() {
+    on_both(|mounted| {
+        let file = create(&mounted.path("gone"));
+        file.write_all_at(&[5; 1 << 20], 0).unwrap();
+        fs::remove_file(mounted.path("gone")).unwrap();
+        let mut back = vec![0; 1 << 20];
+        file.read_exact_at(&mut back, 0).unwrap();
+        assert!(back == [5; 1 << 20]);
+        assert_eq!(file.metadata().unwrap().nlink(), 0);
+    });
+}
+
+#[test]
+fn special_files() {
+    on_both(|mounted| {
+        let make = |name: &str, kind, device| {
+            let path = mounted.path(name);
+            rustix::fs::mknodat(CWD, &path, kind, Mode::from_raw_mode(0o600), device).unwrap();
+            fs::metadata(&path).unwrap()
+        };
+        assert!(make("fifo", rustix::fs::FileType::Fifo, 0).file_type().is_fifo());
+        for (major, minor) in [(1, 3), (259, 70_000)] {
+            let device = rustix::fs::makedev(major, minor);
+            let name = format!("device{major}");
+            assert_eq!(make(&name, rustix::fs::FileType::CharacterDevice, device).rdev(), device);
+        }
+        fs::write(mounted.path("device1"), "into /dev/null").unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(mounted.path("socket")).unwrap();
+        assert!(fs::metadata(mounted.path("socket")).unwrap().file_type().is_socket());
+    });
+}
+
+#[test]
+fn extended_attributes() {
+    on_both(|mounted| {
+        let path = mounted.path("file");
+        fs::write(&path, "").unwrap();
+        let none = XattrFlags::empty();
+        let get = |name: &str| {
+            let mut room = vec![0u8; 65536];
+            rustix::fs::getxattr(&path, name, &mut room).map(|length| room[..length].to_vec())
+        };
+        rustix::fs::setxattr(&path, "user.small", b"value", none).unwrap();
+        rustix::fs::setxattr(&path, "user.large", &[b'v'; 60_000], none).unwrap();
+        rustix::fs::setxattr(&path, "trusted.mine", b"root", none).unwrap();
+        assert_eq!(get("user.small").unwrap(), b"value");
+        assert_eq!(get("user.large").unwrap(), [b'v'; 60_000]);
+        assert_eq!(get("user.none"), Err(rustix::io::Errno::NODATA));
+        assert_eq!(rustix::fs::getxattr(&path, "user.small", &mut [0u8; 2]), Err(rustix::io::Errno::RANGE));
+        let set = |flags| rustix::fs::setxattr(&path, "user.small", b"new", flags);
+        assert_eq!(set(XattrFlags::CREATE), Err(rustix::io::Errno::EXIST));
+        set(XattrFlags::REPLACE).unwrap();
+        rustix::fs::removexattr(&path, "user.small").unwrap();
+        assert_eq!(set(XattrFlags::REPLACE), Err(rustix::io::Errno::NODATA));
+        let mut room = vec![0u8; 1000];
+        let length = rustix::fs::listxattr(&path, &mut room).unwrap();
+        let mut names: Vec<_> =
+            room[..length].split(|&byte| byte == 0).filter(|name| !name.is_empty()).collect();
+        names.sort_unstable();
+        assert_eq!(names, [b"trusted.mine".as_slice(), b"user.large"]);
+    });
+}
+
+#[test]
+fn times_to_the_nanosecond_also_before_1970() {
+    on_both(|mounted| {
+        let path = mounted.path("file");
+        let file = create(&path);
+        let times = rustix::fs::Timestamps {
+            last_access: rustix::fs::Timespec { tv_sec: 123_456_789, tv_nsec: 12_345_678 },
+            last_modification: rustix::fs::Timespec { tv_sec: -2, tv_nsec: 750_000_000 },
+        };
+        rustix::fs::futimens(&file, &times).unwrap();
+        let meta = fs::metadata(&path).unwrap();
+        assert_eq!((meta.atime(), meta.atime_nsec()), (123_456_789, 12_345_678));
+        assert_eq!((meta.mtime(), meta.mtime_nsec()), (-2, 750_000_000));
+        let before = meta.ctime_nsec();
+        std::thread::sleep(Duration::from_millis(20));
+        create(&path);
+        let now = fs::metadata(&path).unwrap();
+        assert!(now.mtime() > 0 && now.ctime_nsec() != before, "truncating, even of nothing, is a change");
+        let folder = || fs::metadata(mounted.folder.path()).unwrap();
+        let before = (folder().mtime(), folder().mtime_nsec());
+        std::thread::sleep(Duration::from_millis(20));
+        create(&mounted.path("other"));
+        assert!((folder().mtime(), folder().mtime_nsec()) > before, "a new name changes the folder");
+    });
+}
+
+#[test]
+fn set_id_bits_and_permissions() {
+    on_both(|mounted| {
+        let path = mounted.path("program");
+        let file = create(&path);
+        let mode = || fs::metadata(&path).unwrap().mode() & 0o7777;
+        let set = |bits| fs::set_permissions(&path, fs::Permissions::from_mode(bits)).unwrap();
+        set(0o6755);
+        std::os::unix::fs::fchown(&file, Some(1), Some(1)).unwrap();
+        assert_eq!(mode(), 0o755, "a new owner clears them");
+        set(0o6777);
+        assert_eq!(as_nobody("echo x >> $1", &path), 0);
+        assert_eq!(mode(), 0o777, "a write by another clears them");
+        set(0o6777);
+        assert_eq!(as_nobody("truncate -s 0 $1", &path), 0);
+        assert_eq!(mode(), 0o777, "a truncate by another clears them");
+        set(0o600);
+        assert_ne!(as_nobody("cat $1", &path), 0, "the mode keeps others out");
+        assert_ne!(as_nobody("mkdir $1", &mounted.path("not-yours")), 0);
+    });
+}
+
+#[test]
+fn direct_and_synchronous_calls() {
+    on_both(|mounted| {
+        let path = mounted.path("direct");
+        let direct = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .custom_flags(libc::O_DIRECT)
+            .open(&path)
+            .unwrap();
+        let mut room = vec![0u8; 8192 + 4096];
+        let start = room.as_ptr().align_offset(4096);
+        let buffer = &mut room[start..start + 8192];
+        buffer.fill(b'D');
+        direct.write_all_at(buffer, 0).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), [b'D'; 8192], "a direct write is seen by a cached read");
+        OpenOptions::new().write(true).open(&path).unwrap().write_all_at(b"cached", 4096).unwrap();
+        direct.read_exact_at(buffer, 0).unwrap();
+        assert_eq!(&buffer[4096..4102], b"cached", "a cached write is seen by a direct read");
+        for flag in [libc::O_SYNC, libc::O_DSYNC] {
+            let path = mounted.path("sync");
+            let file = OpenOptions::new().append(true).create(true).custom_flags(flag).open(&path).unwrap();
+            (&file).write_all(b"kept").unwrap();
+            file.sync_data().unwrap();
+        }
+        assert_eq!(fs::read(mounted.path("sync")).unwrap(), b"keptkept");
+        File::open(mounted.folder.path()).unwrap().sync_all().unwrap();
+    });
+}
+
+#[test]
+fn large_directories() {
+    on_both(|mounted| {
+        let folder = mounted.path("many");
+        fs::create_dir(&folder).unwrap();
+        for number in 0..3000 {
+            fs::write(folder.join(number.to_string()), "").unwrap();
+        }
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 3000);
+        let sizes = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len());
+        assert_eq!(sizes.sum::<u64>(), 0);
+        let mut removed = 0;
+        for entry in fs::read_dir(&folder).unwrap() {
+            fs::remove_file(entry.unwrap().path()).unwrap();
+            removed += 1;
+        }
+        assert_eq!(removed, 3000, "removing while reading misses nothing");
+        fs::remove_dir(&folder).unwrap();
+    });
+}
+
+/// One write that reaches the server as one request is seen whole or not at all.
+#[test]
+fn a_read_never_sees_half_a_write() {
+    let Some(mounted) = Mounted::new(CacheMode::Engine) else { return };
+    let file = create(&mounted.path("torn"));
+    file.write_all_at(&[0; 16384], 0).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for writer in 1..=2u8 {
+            let (file, stop) = (&file, &stop);
+            scope.spawn(move || {
+                let mut value = writer;
+                while !stop.load(Ordering::Relaxed) {
+                    file.write_all_at(&[value; 16384], 0).unwrap();
+                    value = value.wrapping_add(2);
+                }
+            });
+        }
+        let mut data = [0; 16384];
+        for _ in 0..3000 {
+            file.read_exact_at(&mut data, 0).unwrap();
+            if data.iter().any(|byte| *byte != data[0]) {
+                stop.store(true, Ordering::Relaxed);
+                panic!("half of a write was read");
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+/// More requests that wait (fsync, O_SYNC) than there are threads do not keep others from being answered.
+#[test]
+fn waiting_requests_hold_nobody_up() {
+    let Some(mounted) = Mounted::new(CacheMode::Engine) else { return };
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for writer in 0..40 {
+            let (stop, path) = (&stop, mounted.path(&format!("sync{writer}")));
+            scope.spawn(move || {
+                let file = OpenOptions::new()
+                    .write(true)
+                    .create(true)
+                    .truncate(true)
+                    .custom_flags(libc::O_DSYNC)
+                    .open(path)
+                    .unwrap();
+                while !stop.load(Ordering::Relaxed) {
+                    file.write_all_at(&[1; 4096], 0).unwrap();
+                    file.sync_all().unwrap();
+                }
+            });
+        }
+        for _ in 0..200 {
+            assert!(fs::metadata(mounted.folder.path()).unwrap().is_dir());
+            fs::write(mounted.path("quick"), "x").unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
