@@ -30,14 +30,14 @@ pub fn to_terminal() {
     let _ = subscriber.try_init();
 }
 
-/// The standard log file of a volume: `/var/log/quire-NAME.log` for root, `$XDG_STATE_HOME/quire/NAME.log` for
-/// others.
+/// The standard log file of a volume: `$XDG_STATE_HOME/quire/NAME.log` if that is set, else
+/// `/var/log/quire-NAME.log` for root and `~/.local/state/quire/NAME.log` for others.
 pub fn standard_file(volume: &Path) -> PathBuf {
     let name = volume.file_stem().unwrap_or(volume.as_os_str()).to_string_lossy().into_owned();
-    if rustix::process::geteuid().is_root() {
+    let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    if state.is_none() && rustix::process::geteuid().is_root() {
         return Path::new("/var/log").join(format!("quire-{name}.log"));
     }
-    let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let state = state.unwrap_or_else(|| {
         std::env::var_os("HOME").map_or_else(std::env::temp_dir, PathBuf::from).join(".local/state")
     });

@@ -68,8 +68,8 @@ Mount options (-o, separated by commas):
                          other users may use the mount (default for root only)
   dev, suid, exec, nodev, nosuid, noexec, sync, dirsync
                          as for every file system
-  log=FILE|syslog        where the server writes messages (default /var/log/quire-VOLUME.log; for users
-                         $XDG_STATE_HOME/quire/VOLUME.log)
+  log=FILE|syslog        where the server writes messages (default $XDG_STATE_HOME/quire/VOLUME.log, else
+                         /var/log/quire-VOLUME.log for root, ~/.local/state/quire/VOLUME.log for users)
   fsname=NAME            shown as the source in mount tables (default: the volume's path)
   threads=N              threads that receive requests
   defaults, auto, noauto, user, users, owner, group, nofail, _netdev, x-...

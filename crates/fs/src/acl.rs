@@ -124,7 +124,11 @@ impl Acl {
 
     /// The entry that the group bits of a mode stand for.
     fn group_class(&mut self) -> &mut Entry {
-        let tag = if self.entries.iter().any(|entry| entry.tag == Tag::Mask) { Tag::Mask } else { Tag::GroupObject };
+        let tag = if self.entries.iter().any(|entry| entry.tag == Tag::Mask) {
+            Tag::Mask
+        } else {
+            Tag::GroupObject
+        };
         self.get(tag).expect("a valid list has a group-object entry")
     }
 

@@ -11,8 +11,8 @@ use crate::engine::Engine;
 use crate::inode::InodeRef;
 use crate::namespace::records::Records;
 use crate::transaction::{Cost, Transaction};
-use quire_base::sync::atomic::Ordering;
 use quire_base::sync::Arc;
+use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, Context, Error, ErrorKind, InodeNo, Result, Timestamp};
 use quire_format::inode::{FileType, INODE_BYTES, InodeRecord, MODE_PERMISSION_MASK, MODE_TYPE_MASK};
 use quire_format::xattr::{self as xattr_format, PIECE_BYTES_MAX, PIECES_MAX};
@@ -95,7 +95,12 @@ pub struct SetAttributes {
 impl SetAttributes {
     fn changes_record(&self) -> bool {
         let SetAttributes { mode, uid, gid, size: _, atime, mtime, kill_suid_sgid } = self;
-        mode.is_some() || uid.is_some() || gid.is_some() || atime.is_some() || mtime.is_some() || *kill_suid_sgid
+        mode.is_some()
+            || uid.is_some()
+            || gid.is_some()
+            || atime.is_some()
+            || mtime.is_some()
+            || *kill_suid_sgid
     }
 
     /// The permission bits after the change. A new owner or group ends what setuid and setgid promised, on
@@ -145,7 +150,11 @@ impl Engine {
 
     /// Changes attributes; gives what they are then. A size only where there is file data. Kinds: those of
     /// truncate, `Unsupported` for a symbolic link's mode.
-    pub(crate) fn set_attributes(self: &Arc<Engine>, inode: &InodeRef, set: &SetAttributes) -> Result<Attributes> {
+    pub(crate) fn set_attributes(
+        self: &Arc<Engine>,
+        inode: &InodeRef,
+        set: &SetAttributes,
+    ) -> Result<Attributes> {
         self.check_writable()?;
         if set.mode.is_some() && inode.kind() == FileType::Symlink {
             return Err(Error::new(
@@ -176,7 +185,8 @@ impl Engine {
             let mut records = Records::lock(self, &[inode.arc()]);
             let before = records.record(inode);
             let mode = set.mode_of(before);
-            let only_kill = *set == SetAttributes { size: set.size, kill_suid_sgid: true, ..SetAttributes::default() };
+            let only_kill =
+                *set == SetAttributes { size: set.size, kill_suid_sgid: true, ..SetAttributes::default() };
             if only_kill && mode == before.mode & MODE_PERMISSION_MASK {
                 return Ok(());
             }
@@ -220,7 +230,9 @@ impl Engine {
             return Ok(false);
         }
         let damaged = || format!("the access list of inode {}", inode.number());
-        let list = Acl::decode(&stored.value).map_err(|error| error.with_kind(ErrorKind::Corrupt)).context(damaged())?;
+        let list = Acl::decode(&stored.value)
+            .map_err(|error| error.with_kind(ErrorKind::Corrupt))
+            .context(damaged())?;
         let Some(mut list) = list else { return Ok(true) };
         list.set_mode(mode);
         let pieces = xattr_format::encode(acl::ACCESS, &list.encode())?;

@@ -228,7 +228,10 @@ impl<'a> Walk<'a> {
             Place::Name(directory, name) => self.volume.lookup(&directory, &name)?,
         };
         if self.to_directory && inode.kind() != FileType::Directory {
-            return Err(Error::new(ErrorKind::NotDirectory, "the path ends in a slash, but not in a directory"));
+            return Err(Error::new(
+                ErrorKind::NotDirectory,
+                "the path ends in a slash, but not in a directory",
+            ));
         }
         Ok(inode)
     }
@@ -240,11 +243,16 @@ impl<'a> Walk<'a> {
             Place::Name(directory, name) => {
                 let found = if self.to_directory { self.volume.lookup(&directory, &name).ok() } else { None };
                 if found.is_some_and(|inode| inode.kind() != FileType::Directory) {
-                    return Err(Error::new(ErrorKind::NotDirectory, "the path ends in a slash, but in no directory"));
+                    return Err(Error::new(
+                        ErrorKind::NotDirectory,
+                        "the path ends in a slash, but in no directory",
+                    ));
                 }
                 Ok((directory, name))
             }
-            Place::Inode(_) => Err(Error::new(ErrorKind::Busy, "the path ends in the root, in \".\" or in \"..\"")),
+            Place::Inode(_) => {
+                Err(Error::new(ErrorKind::Busy, "the path ends in the root, in \".\" or in \"..\""))
+            }
         }
     }
 }
@@ -265,7 +273,10 @@ impl Volume {
         let mut walk = Walk::new(self, path)?;
         let place = walk.last(!options.create_new)?;
         if walk.to_directory {
-            return Err(Error::new(ErrorKind::IsDirectory, "the path ends in a slash, as a directory's does"));
+            return Err(Error::new(
+                ErrorKind::IsDirectory,
+                "the path ends in a slash, as a directory's does",
+            ));
         }
         let (inode, created) = match place {
             Place::Inode(inode) => (inode, false),
@@ -321,7 +332,10 @@ impl Volume {
         let path = path.as_ref();
         let inode = told(Walk::new(self, path).and_then(|walk| walk.inode(true)), "opening", path)?;
         if inode.kind() != FileType::Directory {
-            return Err(Error::new(ErrorKind::NotDirectory, format!("{} is a {:?}", path.display(), inode.kind())));
+            return Err(Error::new(
+                ErrorKind::NotDirectory,
+                format!("{} is a {:?}", path.display(), inode.kind()),
+            ));
         }
         Ok(Directory { volume: self.clone(), inode })
     }
@@ -345,15 +359,22 @@ impl Volume {
     }
 
     /// Does `act` with the directory and the last name of a path.
-    fn at_name<T>(&self, path: &Path, doing: &str, act: impl FnOnce(&InodeRef, &[u8]) -> Result<T>) -> Result<T> {
-        let done = Walk::new(self, path).and_then(Walk::name).and_then(|(directory, name)| act(&directory, &name));
+    fn at_name<T>(
+        &self,
+        path: &Path,
+        doing: &str,
+        act: impl FnOnce(&InodeRef, &[u8]) -> Result<T>,
+    ) -> Result<T> {
+        let done =
+            Walk::new(self, path).and_then(Walk::name).and_then(|(directory, name)| act(&directory, &name));
         told(done, doing, path)
     }
 
     /// Makes a directory of mode 0o755.
     pub fn create_dir(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let create = |directory: &InodeRef, name: &[u8]| self.create(directory, name, &Create::directory(0o755));
+        let create =
+            |directory: &InodeRef, name: &[u8]| self.create(directory, name, &Create::directory(0o755));
         match self.at_name(path, "making directory", create) {
             Ok(_) => Ok(()),
             // The root and what "." and ".." mean are there.
@@ -370,7 +391,10 @@ impl Volume {
             match self.metadata(above) {
                 Ok(found) if found.kind == FileType::Directory => break,
                 Ok(_) => {
-                    return Err(Error::new(ErrorKind::NotDirectory, format!("{} is no directory", above.display())));
+                    return Err(Error::new(
+                        ErrorKind::NotDirectory,
+                        format!("{} is no directory", above.display()),
+                    ));
                 }
                 Err(error) if error.kind() == ErrorKind::NotFound => missing.push(above),
                 Err(error) => return Err(error),
@@ -401,7 +425,12 @@ impl Volume {
     }
 
     /// Renames as the flags say.
-    pub fn rename_path_with(&self, from: impl AsRef<Path>, to: impl AsRef<Path>, flags: RenameFlags) -> Result<()> {
+    pub fn rename_path_with(
+        &self,
+        from: impl AsRef<Path>,
+        to: impl AsRef<Path>,
+        flags: RenameFlags,
+    ) -> Result<()> {
         let (from, to) = (from.as_ref(), to.as_ref());
         self.at_name(from, "renaming", |directory, name| {
             self.at_name(to, "to", |to_directory, to_name| {
@@ -601,7 +630,10 @@ impl File {
         self.check(self.writable, "writing")?;
         let (offset, count) = self.volume.append(&self.inode, data, self.flags)?;
         if count < data.len() {
-            return Err(Error::new(ErrorKind::Io, format!("only {count} of {} bytes were appended", data.len())));
+            return Err(Error::new(
+                ErrorKind::Io,
+                format!("only {count} of {} bytes were appended", data.len()),
+            ));
         }
         Ok(offset)
     }

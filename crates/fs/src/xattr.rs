@@ -172,7 +172,8 @@ impl Engine {
     /// The names of an inode's attributes, in an order that stays the same while they stay.
     pub(crate) fn list_xattr(self: &Arc<Engine>, inode: &InodeRef) -> Result<Vec<Vec<u8>>> {
         let _ticket = self.tree.ticket();
-        let (first, last) = (Key::xattr(inode.number(), 0, 0, 0), Key::new(inode.number().0, KeyKind::Xattr, u64::MAX));
+        let (first, last) =
+            (Key::xattr(inode.number(), 0, 0, 0), Key::new(inode.number().0, KeyKind::Xattr, u64::MAX));
         if inode.meta().record.xattr_bytes != 0 {
             self.tree.scan(first, last, &mut |_, _| ControlFlow::Continue(()))?;
         }
@@ -307,8 +308,9 @@ impl Engine {
     ) -> Result<()> {
         let disambiguator = match &search.found {
             Some(stored) => stored.disambiguator,
-            None => u16::try_from(search.free)
-                .map_err(|_| Error::new(ErrorKind::NoSpace, format!("inode {inode} has too many attributes")))?,
+            None => u16::try_from(search.free).map_err(|_| {
+                Error::new(ErrorKind::NoSpace, format!("inode {inode} has too many attributes"))
+            })?,
         };
         let hash = hash(self, name);
         for (number, piece) in pieces.iter().enumerate() {
@@ -375,8 +377,9 @@ impl XattrChange<'_> {
                 inode.number
             ))
         })? + more;
-        let after = u32::try_from(after)
-            .map_err(|_| Error::new(ErrorKind::NoSpace, format!("inode {} has 4 GiB of attributes", inode.number)))?;
+        let after = u32::try_from(after).map_err(|_| {
+            Error::new(ErrorKind::NoSpace, format!("inode {} has 4 GiB of attributes", inode.number))
+        })?;
         let record = records.edit(inode);
         record.xattr_bytes = after;
         record.ctime = inode.engine.options.clock.now();
@@ -399,7 +402,9 @@ fn check_family(name: &[u8]) -> Result<()> {
     }
     for family in [&b"user."[..], b"trusted.", b"security."] {
         match name.strip_prefix(family) {
-            Some(b"") => return Err(Error::invalid(format!("the attribute name {:?} ends with its family", shown()))),
+            Some(b"") => {
+                return Err(Error::invalid(format!("the attribute name {:?} ends with its family", shown())));
+            }
             Some(_) => return Ok(()),
             None => {}
         }
@@ -417,7 +422,10 @@ fn check_may_have(inode: &InodeRef, name: &[u8]) -> Result<()> {
     if name.starts_with(b"user.") && !matches!(kind, FileType::Regular | FileType::Directory) {
         return Err(Error::new(
             ErrorKind::NotPermitted,
-            format!("inode {} is a {kind:?}: only files and directories have user attributes", inode.number()),
+            format!(
+                "inode {} is a {kind:?}: only files and directories have user attributes",
+                inode.number()
+            ),
         ));
     }
     if acl::is_acl_name(name) && kind == FileType::Symlink {

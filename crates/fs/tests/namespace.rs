@@ -16,7 +16,8 @@ mod paths;
 mod threads;
 
 use quire::{
-    Backend, Clock, Create, ErrorKind, FormatOptions, InodeRef, MemoryBackend, Result, Timestamp, Volume, VolumeOptions,
+    Backend, Clock, Create, ErrorKind, FormatOptions, InodeRef, MemoryBackend, Result, Timestamp, Volume,
+    VolumeOptions,
 };
 use quire_base::BlockNo;
 use quire_device::{AlignedBuf, IoClass};

@@ -95,6 +95,8 @@ pub(crate) fn check(
         }
         Err(error) => {
             let at = walk.checkpoint.superblock.manifest.block;
+            walk.checkpoint.chunks.clear();
+            walk.checkpoint.found.clear();
             walk.fatal(IssueKind::PoolManifestDamaged, at, format!("metadata pool: {error}"));
         }
     }
@@ -253,10 +255,8 @@ impl Walk<'_> {
     /// Notes a block as used; false if it has another use or is not the pool's.
     fn mark(&mut self, block: BlockNo, what: &str) -> bool {
         let Some((chunk, word, mask)) = self.checkpoint.place(block) else {
-            if !self.checkpoint.chunks.is_empty() {
-                let message = format!("{what} lies at block {block}, outside of the metadata pool");
-                self.fatal(IssueKind::NodeOutsidePool, block, message);
-            }
+            let message = format!("{what} lies at block {block}, outside of the metadata pool");
+            self.fatal(IssueKind::NodeOutsidePool, block, message);
             return false;
         };
         let found = &mut self.checkpoint.found[chunk][word];
@@ -275,12 +275,14 @@ impl Walk<'_> {
         while let Some(step) = stack.pop() {
             meter.advance(1);
             let at = step.at;
-            if !self.mark(at.block, "a tree node") && !self.checkpoint.chunks.is_empty() {
+            // Without a pool to mark them in, nodes are followed once by what was read before.
+            let mapped = !self.checkpoint.chunks.is_empty();
+            if mapped && !self.mark(at.block, "a tree node") {
                 continue;
             }
             self.checkpoint.nodes += 1;
             let identity = at.generation ^ u64::from(at.crc) << 32;
-            if at.level == 0 && self.seen.get(&at.block.0) == Some(&identity) {
+            if (at.level == 0 || !mapped) && self.seen.get(&at.block.0) == Some(&identity) {
                 continue;
             }
             let page = self.read(at.block).and_then(|()| NodePage::decode(&self.buffer, self.volume, &at));
@@ -296,10 +298,6 @@ impl Walk<'_> {
                     let keys = range(step.low, step.high);
                     self.fatal(IssueKind::NodeDamaged, at.block, format!("{error}; it holds the keys {keys}"));
                 }
-            }
-            // A tree without a readable manifest is followed only as far as memory for its blocks is sensible.
-            if self.checkpoint.chunks.is_empty() && self.checkpoint.nodes > 1 << 20 {
-                break;
             }
         }
     }

@@ -3,11 +3,11 @@
 //! Neighbours: [`crate::inodes`] feeds it the keys in order.
 
 use crate::fix::{Rebuild, whole_object};
-use crate::inodes::{Contents, InodeInfo, NEVER_NAMED, Owned};
+use crate::inodes::{Contents, InodeInfo, NEVER_NAMED, Owned, ROOT_GENERATION};
 use crate::issue::IssueKind;
 use crate::report::{Findings, Place};
 use crate::view::View;
-use quire_base::Result;
+use quire_base::{InodeNo, Result};
 use quire_format::extent::Extent;
 use quire_format::inode::{FileType, InodeRecord, SYMLINK_PIECE_MAX, SYMLINK_TARGET_MAX};
 use quire_format::key::{Key, KeyKind};
@@ -27,6 +27,8 @@ pub(crate) struct Object {
     target: Target,
     attributes: Attributes,
     extents: u64,
+    /// Where its extents begin in the list of all.
+    first_extent: usize,
     /// Where the last extent ends in the file.
     file_end: u64,
     blocks: u64,
@@ -68,7 +70,7 @@ struct Attribute {
 }
 
 impl Object {
-    pub(crate) fn new(number: u64) -> Object {
+    pub(crate) fn new(number: u64, first_extent: usize) -> Object {
         Object {
             number,
             record: Record::None,
@@ -76,6 +78,7 @@ impl Object {
             target: Target::default(),
             attributes: Attributes::default(),
             extents: 0,
+            first_extent,
             file_end: 0,
             blocks: 0,
             overlaps: false,
@@ -234,6 +237,7 @@ impl Object {
                 file_block: extent.file_block + (from - extent.disk_block.0),
                 len: (to - from) as u32,
                 unwritten: extent.unwritten,
+                doubtful: false,
             });
         }
     }
@@ -255,6 +259,9 @@ impl Object {
         self.judge(&record, findings);
         self.judge_target(&record, findings);
         self.judge_counts(&record, findings);
+        if record.blocks != self.blocks {
+            contents.extents[self.first_extent..].iter_mut().for_each(|extent| extent.doubtful = true);
+        }
         contents.inodes.push(InodeInfo {
             number: self.number,
             generation: record.generation,
@@ -347,6 +354,10 @@ impl Object {
         if record.flags & !flags != 0 {
             wrong.push(format!("the flags {:#x}", record.flags));
             findings.fixes.patch(number).flags = Some(record.flags & flags);
+        }
+        if number == InodeNo::ROOT.0 && record.generation != ROOT_GENERATION {
+            wrong.push(format!("the generation {}, as no root has it", record.generation));
+            findings.fixes.patch(number).generation = Some(ROOT_GENERATION);
         }
         if !wrong.is_empty() {
             findings.add(

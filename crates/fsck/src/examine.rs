@@ -76,7 +76,10 @@ fn open(backend: &Arc<dyn Backend>, examined: &mut Examined) -> Option<Image> {
     let (slot, sequence) = (examined.checkpoints[whole].slot, examined.checkpoints[whole].superblock.sequence);
     let by_recovery = Image::load(backend.clone());
     let loaded = match by_recovery {
-        Ok(image) if image.slot == slot => Ok(image),
+        Ok(image) if image.slot == slot => {
+            examined.findings.fixes.superblocks |= whole > 0;
+            Ok(image)
+        }
         outcome if whole > 0 => {
             // Recovery would take the damaged one, or refuses it: look at the other one alone.
             let masked = Arc::new(Masked::new(backend.clone(), examined.checkpoints[0].slot));

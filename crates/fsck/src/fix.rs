@@ -21,6 +21,7 @@ pub(crate) struct Patch {
     pub(crate) parent: Option<u64>,
     pub(crate) flags: Option<u32>,
     pub(crate) rdev: Option<u64>,
+    pub(crate) generation: Option<u64>,
 }
 
 impl Patch {
@@ -38,6 +39,7 @@ impl Patch {
         record.parent = self.parent.unwrap_or(record.parent);
         record.flags = self.flags.unwrap_or(record.flags);
         record.rdev = self.rdev.unwrap_or(record.rdev);
+        record.generation = self.generation.unwrap_or(record.generation);
     }
 }
 
@@ -142,6 +144,14 @@ impl Fixes {
     /// mended is not to be acted on.
     pub(crate) fn names_unsettled(&self) -> bool {
         self.make_root || !self.rebuild.is_empty() || self.patches.values().any(|patch| patch.kind.is_some())
+    }
+
+    /// While extents change, an inode's count of blocks stays what it is: it tells whose extents to believe.
+    pub(crate) fn keep_block_counts(&mut self) {
+        if !(self.disentangle.is_empty() && self.punch.is_empty() && self.relocate.is_empty()) {
+            self.patches.values_mut().for_each(|patch| patch.blocks = None);
+            self.patches.retain(|_, patch| *patch != Patch::default());
+        }
     }
 
     /// Leaves what rests on names and links to a later round.

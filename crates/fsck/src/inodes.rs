@@ -20,6 +20,9 @@ use std::ops::ControlFlow;
 /// Inode flag: made without a name and never given one.
 pub(crate) const NEVER_NAMED: u32 = 1;
 
+/// The generation of the root directory, which is made with the volume.
+pub(crate) const ROOT_GENERATION: u64 = 1;
+
 /// What is remembered of an inode.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InodeInfo {
@@ -51,6 +54,8 @@ pub(crate) struct Owned {
     pub(crate) file_block: u64,
     pub(crate) len: u32,
     pub(crate) unwritten: bool,
+    /// The inode counts another number of blocks: some of its extents are not what they were.
+    pub(crate) doubtful: bool,
 }
 
 impl Owned {
@@ -94,7 +99,7 @@ pub(crate) fn scan(view: &View<'_>, findings: &mut Findings, meter: &mut Meter<'
                 done.finish(findings, &mut contents);
             }
             meter.advance(1);
-            current = Some(Object::new(key.object));
+            current = Some(Object::new(key.object, contents.extents.len()));
         }
         let object = current.as_mut().expect("it was just set");
         match key.kind {

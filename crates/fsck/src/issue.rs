@@ -84,7 +84,7 @@ issue_kinds! {
     /// A tree node does not check.
     NodeDamaged = "node-damaged", Fatal;
     /// A tree node lies outside of the metadata pool.
-    NodeOutsidePool = "node-outside-pool", Error;
+    NodeOutsidePool = "node-outside-pool", Fatal;
     /// A block has two uses in the tree.
     NodeShared = "node-shared", Fatal;
     /// A tree node has keys that belong elsewhere.

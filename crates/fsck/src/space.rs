@@ -11,7 +11,7 @@ use crate::issue::IssueKind;
 use crate::report::{Findings, Place};
 use crate::view::View;
 use quire_base::{BlockNo, Result};
-use quire_format::extent::Run;
+use quire_format::extent::{EXTENT_BLOCKS_MAX, Run};
 use quire_format::key::{Key, KeyKind};
 use quire_format::region::{REGION_BLOCKS, RegionMap};
 use std::ops::ControlFlow;
@@ -40,8 +40,10 @@ pub(crate) fn check_sharing(view: &View<'_>, extents: &mut [Owned], findings: &m
             shared(&extent, from, to, None, findings);
         }
         if let Some(before) = last.filter(|before| before.end() > extent.start) {
-            // The lower number is the older inode; within one, the lower file block keeps the blocks.
-            let (keeper, loser) = if (before.inode, before.file_block) <= (extent.inode, extent.file_block) {
+            // Who counts its blocks right keeps them; else the older inode, which has the lower number; within one,
+            // the lower file block.
+            let claim = |owner: &Owned| (owner.doubtful, owner.inode, owner.file_block);
+            let (keeper, loser) = if claim(&before) <= claim(&extent) {
                 (before, extent)
             } else {
                 (extent, before)
@@ -57,9 +59,13 @@ pub(crate) fn check_sharing(view: &View<'_>, extents: &mut [Owned], findings: &m
 fn shared(loser: &Owned, from: u64, to: u64, keeper: Option<&Owned>, findings: &mut Findings) {
     let run = Run::new(BlockNo(from), to - from);
     let file_block = loser.file_block + (from - loser.start);
-    let (other, remedy) = match keeper {
-        Some(keeper) => (format!("inode {}", keeper.inode), "copies them: one of the files may have the wrong data"),
-        None => ("the metadata pool".into(), "drops them: the file reads as zeros there"),
+    // What was never written reads as zeros, with blocks and without; and who counts fewer blocks has too many.
+    let copy = keeper.is_some_and(|keeper| keeper.doubtful || !loser.doubtful) && !loser.unwritten;
+    let other = keeper.map_or("the metadata pool".into(), |keeper| format!("inode {}", keeper.inode));
+    let remedy = if copy {
+        "copies them: one of the files may have the wrong data"
+    } else {
+        "drops them: the file reads as zeros there"
     };
     findings.add(
         IssueKind::ExtentShared,
@@ -70,8 +76,7 @@ fn shared(loser: &Owned, from: u64, to: u64, keeper: Option<&Owned>, findings: &
             blocks(run)
         ),
     );
-    // What was never written reads as zeros, with blocks and without.
-    if keeper.is_some() && !loser.unwritten {
+    if copy {
         let relocation = Relocation { inode: loser.inode, file_block, blocks: run.blocks, disk_block: from };
         findings.fixes.relocate.push(relocation);
     } else {
@@ -88,7 +93,7 @@ pub(crate) fn check_regions(view: &View<'_>, extents: &[Owned], findings: &mut F
         let mut data = comparison.used;
         clear_below(&mut data, data_start.saturating_sub(base));
         used_blocks += data.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
-        report(view, comparison, findings);
+        report(view, extents, comparison, findings);
         Ok(())
     })?;
     let space = view.superblock.block_count - data_start;
@@ -97,7 +102,7 @@ pub(crate) fn check_regions(view: &View<'_>, extents: &[Owned], findings: &mut F
     Ok(findings.summary.free_blocks)
 }
 
-fn report(view: &View<'_>, comparison: &Comparison, findings: &mut Findings) {
+fn report(view: &View<'_>, extents: &[Owned], comparison: &Comparison, findings: &mut Findings) {
     let base = comparison.region * REGION_BLOCKS;
     let marked = match &comparison.marked {
         Ok(marked) => marked,
@@ -122,6 +127,7 @@ fn report(view: &View<'_>, comparison: &Comparison, findings: &mut Findings) {
             format!("{} in use but marked free", are(run)),
         );
         findings.fixes.mark_used = true;
+        drop_doubtful(run, extents, findings);
     }
     for run in runs(&minus(marked, &comparison.used)).map(run) {
         findings.fixes.free_leaked = true;
@@ -137,6 +143,18 @@ fn report(view: &View<'_>, comparison: &Comparison, findings: &mut Findings) {
                 Place::block(run.start.0),
                 format!("{} marked used but nothing uses them: repair frees them", are(run)),
             );
+        }
+    }
+}
+
+/// Blocks that are marked free, and whose owner counts fewer than it has: by both accounts they are not its own.
+fn drop_doubtful(run: Run, extents: &[Owned], findings: &mut Findings) {
+    let reach = u64::from(EXTENT_BLOCKS_MAX);
+    let first = extents.partition_point(|extent| extent.start + reach <= run.start.0);
+    for extent in extents[first..].iter().take_while(|extent| extent.start < run.end().0) {
+        let (from, to) = (extent.start.max(run.start.0), extent.end().min(run.end().0));
+        if extent.doubtful && from < to {
+            findings.fixes.punch.push((extent.inode, extent.file_block + (from - extent.start), to - from));
         }
     }
 }

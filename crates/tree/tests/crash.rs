@@ -141,6 +141,49 @@ fn prepared_keys_need_no_device() {
     }
 }
 
+/// A leaf that a transaction has prepared is emptied by others and merged into a neighbour that nobody has used since
+/// the ticket was made: the neighbour must stay, since the prepared key now goes there.
+#[test]
+fn a_prepared_key_stays_reachable_when_its_leaf_is_merged_away() {
+    let backend = Arc::new(SimulatedBackend::new(4096));
+    let limits = TreeLimits { cache_nodes: 8, dirty_nodes: 4096 };
+    let mut volume = Volume::make(Device::new(backend.clone()), 2048, limits);
+    let key = |n| Key::extent(InodeNo(1), n);
+    // 8 entries to a leaf.
+    for n in 0..2000 {
+        volume.put(key(n), &[3; 470]);
+    }
+    volume.reopen();
+    let load_others = |volume: &Volume| {
+        for n in (1000..2000).step_by(8) {
+            volume.tree.get(key(n)).unwrap();
+        }
+    };
+    let older = volume.tree.ticket();
+    for n in 0..32 {
+        volume.tree.get(key(n)).unwrap();
+    }
+    // The neighbour has room, its own neighbours have none.
+    (9..16).for_each(|n| volume.delete(key(n)));
+    // The clock ticks, but what the older ticket protects stays.
+    load_others(&volume);
+    let ticket = volume.tree.ticket();
+    volume.tree.prepare(&ticket, &[key(20)]).unwrap();
+    let merges = volume.tree.stats().merges;
+    (17..23).for_each(|n| volume.delete(key(n)));
+    assert_eq!(volume.tree.stats().merges, merges + 1);
+    drop(older);
+    let resident = volume.tree.stats().resident_nodes;
+    volume.checkpoint(true);
+    load_others(&volume);
+    assert!(volume.tree.stats().resident_nodes < resident);
+    backend.inject(Fault::on(FaultOp::Read).times(u64::MAX));
+    volume.put(key(20), &[8; 100]);
+    backend.clear_faults();
+    drop(ticket);
+    volume.check();
+}
+
 #[test]
 fn blocks_come_back_and_a_small_pool_serves_for_ever() {
     // 1024 keys of 40 bytes in 11 leaves: each checkpoint writes nearly all of them.

@@ -81,7 +81,8 @@ impl Run {
 
     /// Crash: the durable checkpoint, everything since in one epoch, and a checkpoint of that.
     fn crash_and_replay(&mut self) {
-        let (root, _) = self.volume.slots.iter().flatten().max_by_key(|(root, _)| root.checkpoint).cloned().unwrap();
+        let (root, _) =
+            self.volume.slots.iter().flatten().max_by_key(|(root, _)| root.checkpoint).cloned().unwrap();
         root.write(&self.volume.device, 1 - root.checkpoint as usize % 2).unwrap();
         self.frozen = None;
         let expected = self.volume.model.clone();

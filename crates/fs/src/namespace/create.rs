@@ -97,7 +97,8 @@ impl Birth {
     /// The keys and values that go with the record.
     fn pieces(&self, engine: &Engine, number: InodeNo) -> Result<Vec<(Key, Vec<u8>)>> {
         let target = self.target.chunks(SYMLINK_PIECE_MAX).zip(0..);
-        let mut pieces: Vec<_> = target.map(|(piece, at)| (Key::symlink(number, at), piece.to_vec())).collect();
+        let mut pieces: Vec<_> =
+            target.map(|(piece, at)| (Key::symlink(number, at), piece.to_vec())).collect();
         pieces.extend(engine.first_xattrs(number, &self.attributes)?);
         Ok(pieces)
     }
@@ -106,7 +107,12 @@ impl Birth {
 impl Engine {
     /// Makes a file, directory, fifo, socket or device. Kinds: `Exists`, `NotFound` if the directory is removed,
     /// `Invalid` for a symbolic link.
-    pub(crate) fn create(self: &Arc<Engine>, directory: &InodeRef, name: &[u8], create: &Create) -> Result<InodeRef> {
+    pub(crate) fn create(
+        self: &Arc<Engine>,
+        directory: &InodeRef,
+        name: &[u8],
+        create: &Create,
+    ) -> Result<InodeRef> {
         if create.kind == FileType::Symlink {
             return Err(Error::invalid("a symbolic link is made with its target"));
         }
@@ -178,7 +184,12 @@ impl Engine {
     }
 
     /// What a new symbolic link starts with.
-    pub(super) fn birth_of_symlink(&self, directory: &InodeRef, target: &[u8], caller: Caller) -> Result<Birth> {
+    pub(super) fn birth_of_symlink(
+        &self,
+        directory: &InodeRef,
+        target: &[u8],
+        caller: Caller,
+    ) -> Result<Birth> {
         let create = Create { kind: FileType::Symlink, mode: 0o777, umask: 0, rdev: 0, caller };
         let mut birth = self.birth(directory, &create)?;
         birth.record.size = target.len() as u64;
@@ -240,7 +251,8 @@ impl Engine {
             records.make_orphan(inode, &mut transaction);
             return records.commit(transaction);
         };
-        let entry = Entry { inode: inode.number(), generation: inode.generation(), file_type: inode.kind(), name };
+        let entry =
+            Entry { inode: inode.number(), generation: inode.generation(), file_type: inode.kind(), name };
         transaction.put(Key::entry(directory.number(), *cookie), &entry.encode());
         if is_directory {
             records.add_links(directory, 1)?;

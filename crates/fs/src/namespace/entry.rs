@@ -89,7 +89,7 @@ impl Engine {
                         generation: entry.generation,
                         kind: entry.file_type,
                     });
-                    return ControlFlow::Break(());
+                    ControlFlow::Break(())
                 }
                 Ok(_) => {
                     let (_, disambiguator) = dirent::split_cookie(key.offset);

@@ -24,7 +24,12 @@ pub(crate) const ENTRY_BYTES_MAX: usize = 17 + dirent::NAME_MAX;
 impl Engine {
     /// Gives an inode another name. Kinds: `Exists`, `NotPermitted` for a directory, `TooManyLinks`, `NotFound` for
     /// an inode that has been unlinked.
-    pub(crate) fn link(self: &Arc<Engine>, inode: &InodeRef, directory: &InodeRef, name: &[u8]) -> Result<()> {
+    pub(crate) fn link(
+        self: &Arc<Engine>,
+        inode: &InodeRef,
+        directory: &InodeRef,
+        name: &[u8],
+    ) -> Result<()> {
         self.check_writable()?;
         directory.names()?;
         if inode.kind() == FileType::Directory {
@@ -45,7 +50,10 @@ impl Engine {
         let mut records = Records::lock(self, &[inode.arc()]);
         if records.record(inode).nlink == 0 {
             if records.record(inode).flags & INODE_NEVER_NAMED == 0 {
-                return Err(Error::new(ErrorKind::NotFound, format!("inode {} has been unlinked", inode.number())));
+                return Err(Error::new(
+                    ErrorKind::NotFound,
+                    format!("inode {} has been unlinked", inode.number()),
+                ));
             }
             records.clear_orphan(inode, &mut transaction);
         }
@@ -53,7 +61,8 @@ impl Engine {
         let record = records.edit(inode);
         record.flags &= !INODE_NEVER_NAMED;
         record.ctime = self.options.clock.now();
-        let entry = Entry { inode: inode.number(), generation: inode.generation(), file_type: inode.kind(), name };
+        let entry =
+            Entry { inode: inode.number(), generation: inode.generation(), file_type: inode.kind(), name };
         transaction.put(key, &entry.encode());
         let seq = records.commit(transaction)?;
         directory.committed(seq);

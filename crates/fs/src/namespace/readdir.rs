@@ -94,13 +94,17 @@ impl Engine {
         batch.entries.clear();
         let Some(first) = after.checked_add(1) else { return Ok(()) };
         let mut broken = Ok(());
-        self.tree.scan(Key::entry(directory, first), Key::entry(directory, u64::MAX), &mut |key, value| {
-            broken = batch.push(key.offset, value);
-            if broken.is_err() || batch.entries.len() == BATCH_ENTRIES {
-                return ControlFlow::Break(());
-            }
-            ControlFlow::Continue(())
-        })?;
+        self.tree.scan(
+            Key::entry(directory, first),
+            Key::entry(directory, u64::MAX),
+            &mut |key, value| {
+                broken = batch.push(key.offset, value);
+                if broken.is_err() || batch.entries.len() == BATCH_ENTRIES {
+                    return ControlFlow::Break(());
+                }
+                ControlFlow::Continue(())
+            },
+        )?;
         broken.context(format!("listing directory {directory}"))
     }
 }

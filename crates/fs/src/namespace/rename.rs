@@ -170,9 +170,13 @@ impl Engine {
         let source = named(source, search(source)?.required(source.directory, source.name)?)?;
         let at_target = search(target)?;
         let replaced = match at_target.found {
-            None if flags.contains(RenameFlags::EXCHANGE) => return Err(not_found(target.directory, target.name)),
+            None if flags.contains(RenameFlags::EXCHANGE) => {
+                return Err(not_found(target.directory, target.name));
+            }
             None => None,
-            Some(_) if flags.contains(RenameFlags::NOREPLACE) => return Err(exists(target.directory, target.name)),
+            Some(_) if flags.contains(RenameFlags::NOREPLACE) => {
+                return Err(exists(target.directory, target.name));
+            }
             Some(found) if found.inode == source.found.inode => return Ok(()),
             Some(found) => Some(named(target, found)?),
         };
@@ -284,7 +288,12 @@ impl Engine {
         let mut transaction = self.begin(Cost::new(6, 4 * INODE_BYTES + 2 * ENTRY_BYTES_MAX))?;
         let one_key = Key::entry(from.number(), one.found.cookie);
         let other_key = Key::entry(to.number(), other.found.cookie);
-        transaction.warm(&[one_key, other_key, Key::inode(one.inode.number()), Key::inode(other.inode.number())])?;
+        transaction.warm(&[
+            one_key,
+            other_key,
+            Key::inode(one.inode.number()),
+            Key::inode(other.inode.number()),
+        ])?;
         let mut locks = vec![one.inode.arc(), other.inode.arc()];
         if gained != 0 {
             transaction.warm(&[Key::inode(from.number()), Key::inode(to.number())])?;
@@ -355,7 +364,9 @@ fn check_loops(
     if ancestry.to.contains(&source.inode.number()) {
         return Err(below_itself(source.place));
     }
-    let Some(replaced) = replaced.filter(|old| ancestry.from.contains(&old.inode.number())) else { return Ok(()) };
+    let Some(replaced) = replaced.filter(|old| ancestry.from.contains(&old.inode.number())) else {
+        return Ok(());
+    };
     if flags.contains(RenameFlags::EXCHANGE) {
         return Err(below_itself(replaced.place));
     }

@@ -41,7 +41,11 @@ impl Engine {
     /// Where a symbolic link points. Kind `Invalid` for anything else.
     pub(crate) fn readlink(self: &Arc<Engine>, inode: &InodeRef) -> Result<Vec<u8>> {
         if inode.kind() != FileType::Symlink {
-            return Err(Error::invalid(format!("inode {} is a {:?}, no symbolic link", inode.number(), inode.kind())));
+            return Err(Error::invalid(format!(
+                "inode {} is a {:?}, no symbolic link",
+                inode.number(),
+                inode.kind()
+            )));
         }
         let size = inode.meta().record.size as usize;
         let mut target = Vec::with_capacity(size.min(SYMLINK_TARGET_MAX));

@@ -19,7 +19,10 @@ use quire_format::inode::{FileType, INODE_BYTES};
 use quire_format::key::Key;
 
 pub(crate) fn is_directory(directory: &InodeRef, name: &[u8]) -> Error {
-    Error::new(ErrorKind::IsDirectory, format!("{:?} in directory {} is a directory", shown(name), directory.number()))
+    Error::new(
+        ErrorKind::IsDirectory,
+        format!("{:?} in directory {} is a directory", shown(name), directory.number()),
+    )
 }
 
 pub(crate) fn not_directory(directory: &InodeRef, name: &[u8]) -> Error {
@@ -66,7 +69,9 @@ impl Engine {
         self.check_writable()?;
         directory.names()?;
         match name {
-            b".." => return Err(Error::new(ErrorKind::NotEmpty, "\"..\" is not empty: it holds this directory")),
+            b".." => {
+                return Err(Error::new(ErrorKind::NotEmpty, "\"..\" is not empty: it holds this directory"));
+            }
             _ => dirent::check_name(name)?,
         }
         let hash = self.name_hash(name);
@@ -83,7 +88,12 @@ impl Engine {
         Ok(())
     }
 
-    fn remove_directory(self: &Arc<Engine>, directory: &InodeRef, found: &Found, child: &InodeRef) -> Result<()> {
+    fn remove_directory(
+        self: &Arc<Engine>,
+        directory: &InodeRef,
+        found: &Found,
+        child: &InodeRef,
+    ) -> Result<()> {
         // Entry, both inodes, orphan.
         let mut transaction = self.begin(Cost::new(4, 2 * INODE_BYTES).critical())?;
         let key = Key::entry(directory.number(), found.cookie);

@@ -30,7 +30,11 @@ pub fn check(volume: &Volume) {
             assert_eq!((attributes.inode, attributes.kind), (*number, *kind));
             *counted.entry(*number).or_default() += 1;
             if *kind == FileType::Directory {
-                assert_eq!(volume.lookup(&inode, b"..").unwrap().number(), directory.number(), "the parent of {number}");
+                assert_eq!(
+                    volume.lookup(&inode, b"..").unwrap().number(),
+                    directory.number(),
+                    "the parent of {number}"
+                );
                 assert_eq!(counted[number], 1, "a directory with two names");
                 *counted.get_mut(number).unwrap() = 2;
                 *counted.get_mut(&directory.number()).unwrap() += 1;

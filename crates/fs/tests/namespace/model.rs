@@ -24,7 +24,15 @@ struct Node {
 impl Node {
     fn new(kind: FileType, mode: u32, parent: InodeNo) -> Node {
         let links = if kind == FileType::Directory { 2 } else { 1 };
-        Node { kind, links, mode, target: Vec::new(), xattrs: BTreeMap::new(), entries: BTreeMap::new(), parent }
+        Node {
+            kind,
+            links,
+            mode,
+            target: Vec::new(),
+            xattrs: BTreeMap::new(),
+            entries: BTreeMap::new(),
+            parent,
+        }
     }
 }
 
@@ -113,7 +121,14 @@ impl Model {
         }
     }
 
-    fn rename(&mut self, from: InodeNo, name: &[u8], to: InodeNo, to_name: &[u8], flags: RenameFlags) -> Expected {
+    fn rename(
+        &mut self,
+        from: InodeNo,
+        name: &[u8],
+        to: InodeNo,
+        to_name: &[u8],
+        flags: RenameFlags,
+    ) -> Expected {
         if self.0[&from].links == 0 || self.0[&to].links == 0 {
             return Err(ErrorKind::NotFound);
         }
@@ -179,13 +194,21 @@ impl Model {
         numbers.dedup();
         let differ = numbers.into_iter().filter(|number| self.0.get(number) != other.0.get(number));
         differ
-            .map(|number| format!("\n{number}: {}\n   not {}", show(self.0.get(number)), show(other.0.get(number))))
+            .map(|number| {
+                format!("\n{number}: {}\n   not {}", show(self.0.get(number)), show(other.0.get(number)))
+            })
             .collect()
     }
 
     /// Without what only lives because somebody uses it.
     fn named(&self) -> Model {
-        Model(self.0.iter().filter(|(_, node)| node.links > 0).map(|(number, node)| (*number, node.clone())).collect())
+        Model(
+            self.0
+                .iter()
+                .filter(|(_, node)| node.links > 0)
+                .map(|(number, node)| (*number, node.clone()))
+                .collect(),
+        )
     }
 
     /// What a volume holds.
@@ -238,7 +261,14 @@ impl Walk {
         let backend = formatted();
         let volume = Volume::open_backend(backend.clone(), options(false)).unwrap();
         let model = Model::new();
-        Walk { random: Random::seeded(seed), backend, volume, possible: vec![model.clone()], model, held: Vec::new() }
+        Walk {
+            random: Random::seeded(seed),
+            backend,
+            volume,
+            possible: vec![model.clone()],
+            model,
+            held: Vec::new(),
+        }
     }
 
     fn pick(&mut self, count: usize) -> usize {
@@ -345,7 +375,8 @@ impl Walk {
         let (from, name) = (self.directory(), self.name());
         let to = if self.random.one_in(3) { from.clone() } else { self.directory() };
         let to_name = self.name();
-        let flags = [RenameFlags::empty(), RenameFlags::empty(), RenameFlags::NOREPLACE, RenameFlags::EXCHANGE];
+        let flags =
+            [RenameFlags::empty(), RenameFlags::empty(), RenameFlags::NOREPLACE, RenameFlags::EXCHANGE];
         let flags = flags[self.pick(flags.len())];
         let expected = self.model.rename(from.number(), &name, to.number(), &to_name, flags);
         let done = self.volume.rename(&from, &name, &to, &to_name, flags);
@@ -445,7 +476,11 @@ impl Walk {
         let found = Model::read(&volume);
         let Some(model) = self.possible.iter().rev().find(|model| **model == found) else {
             let last = self.possible.last().unwrap();
-            panic!("after a crash, none of {} states; the last one: {}", self.possible.len(), found.difference(last));
+            panic!(
+                "after a crash, none of {} states; the last one: {}",
+                self.possible.len(),
+                found.difference(last)
+            );
         };
         self.model = model.clone();
         self.held.clear();

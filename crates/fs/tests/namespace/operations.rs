@@ -37,7 +37,8 @@ fn devices_fifos_and_sockets_keep_their_kind() {
     let volume = Volume::open_backend(backend.clone(), options(false)).unwrap();
     let kinds = [FileType::Fifo, FileType::Socket, FileType::CharDevice, FileType::BlockDevice];
     for kind in kinds {
-        let create = Create { kind, mode: 0o660, umask: 0o022, rdev: 0x0803, caller: Caller { uid: 5, gid: 6 } };
+        let create =
+            Create { kind, mode: 0o660, umask: 0o022, rdev: 0x0803, caller: Caller { uid: 5, gid: 6 } };
         volume.create(&volume.root(), format!("{kind:?}").as_bytes(), &create).unwrap();
     }
     volume.close().unwrap();
@@ -207,7 +208,10 @@ fn renaming_directories_keeps_parents_and_links() {
     // Over an empty directory, in another directory and in the same.
     let u = directory(&volume, &d, b"u");
     volume.rename(&d, b"u", &e, b"t", NONE).unwrap();
-    assert_eq!((links(&volume, &d), links(&volume, &e), links(&volume, &s), links(&volume, &u)), (2, 3, 0, 2));
+    assert_eq!(
+        (links(&volume, &d), links(&volume, &e), links(&volume, &s), links(&volume, &u)),
+        (2, 3, 0, 2)
+    );
     fails(volume.create(&s, b"x", &Create::file(0o644)), ErrorKind::NotFound);
     directory(&volume, &e, b"v");
     volume.rename(&e, b"v", &e, b"t", NONE).unwrap();
@@ -371,7 +375,11 @@ fn names_of_one_hash_live_side_by_side() {
         };
         let (a, b) = (file(&volume, &root, one), file(&volume, &root, other));
         let (first, second) = (cookie(one).unwrap(), cookie(other).unwrap());
-        assert_eq!((first >> 16, first + 1), (second >> 16, second), "a collision, and the lowest free place");
+        assert_eq!(
+            (first >> 16, first + 1),
+            (second >> 16, second),
+            "a collision, and the lowest free place"
+        );
         assert_eq!(volume.lookup(&root, one).unwrap().number(), a.number());
         assert_eq!(volume.lookup(&root, other).unwrap().number(), b.number());
         // The one behind keeps its place when the one before goes; the place is taken again.

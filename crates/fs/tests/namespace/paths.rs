@@ -13,7 +13,9 @@ fn paths_lead_through_directories_and_links() {
     volume.symlink_path("/a/b", "short").unwrap();
     volume.symlink_path("../b/c/f", "a/b/rel").unwrap();
     volume.symlink_path("nowhere", "dangling").unwrap();
-    for path in ["a/b/c/f", "/a//b/./c/f", "short/c/f", "a/b/rel", "short/rel", "a/../short/c/../rel", "../a/b/c/f"] {
+    for path in
+        ["a/b/c/f", "/a//b/./c/f", "short/c/f", "a/b/rel", "short/rel", "a/../short/c/../rel", "../a/b/c/f"]
+    {
         assert_eq!(volume.read_file(path).unwrap(), b"hello", "{path}");
     }
     assert_eq!(volume.metadata("short").unwrap().kind, FileType::Directory);
@@ -59,7 +61,9 @@ fn files_open_as_asked() {
     fails(volume.open_file("f", &OpenOptions::new()), ErrorKind::Invalid);
     fails(volume.open_file("/", OpenOptions::new().read(true)), ErrorKind::IsDirectory);
     fails(volume.open_file("f/", OpenOptions::new().write(true).create(true)), ErrorKind::IsDirectory);
-    let f = volume.open_file("f", OpenOptions::new().write(true).create_new(true).mode(0o600).owner(3, 4)).unwrap();
+    let f = volume
+        .open_file("f", OpenOptions::new().write(true).create_new(true).mode(0o600).owner(3, 4))
+        .unwrap();
     let attributes = f.metadata();
     assert_eq!((attributes.mode, attributes.uid, attributes.gid), (0o600, 3, 4));
     fails(volume.open_file("f", OpenOptions::new().write(true).create_new(true)), ErrorKind::Exists);
@@ -74,10 +78,12 @@ fn files_open_as_asked() {
     assert_eq!(appender.append(b"ab").unwrap(), 10);
     appender.write_at(b"cd", 0).unwrap();
     assert_eq!(f.append(b"ef").unwrap(), 14);
-    let written = f.write_vectored_at(&[IoSlice::new(b"XX"), IoSlice::new(b""), IoSlice::new(b"Y")], 1).unwrap();
+    let written =
+        f.write_vectored_at(&[IoSlice::new(b"XX"), IoSlice::new(b""), IoSlice::new(b"Y")], 1).unwrap();
     assert_eq!(written, 3);
     let (mut one, mut two) = ([0; 3], [0; 20]);
-    let count = reader.read_vectored_at(&mut [IoSliceMut::new(&mut one), IoSliceMut::new(&mut two)], 0).unwrap();
+    let count =
+        reader.read_vectored_at(&mut [IoSliceMut::new(&mut one), IoSliceMut::new(&mut two)], 0).unwrap();
     assert_eq!((count, &one[..], &two[..13]), (16, &b"0XX"[..], &b"Y456789abcdef"[..]));
     fails(reader.read_exact_at(&mut [0; 4], 13), ErrorKind::Range);
     f.set_len(3).unwrap();

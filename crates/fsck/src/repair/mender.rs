@@ -7,6 +7,7 @@
 
 use crate::analysis::Analysis;
 use crate::fix::{Fixes, Patch, Rebuild};
+use crate::inodes::ROOT_GENERATION;
 use crate::space;
 use crate::view::View;
 use quire::orphan::Slot;
@@ -80,7 +81,7 @@ impl<'a> Mender<'a> {
         }
         if fixes.make_root {
             let root = InodeRecord { nlink: 2, parent: InodeNo::ROOT.0, ..self.new_record(FileType::Directory, 0o755) };
-            self.put(Key::inode(InodeNo::ROOT), &InodeRecord { generation: 1, ..root }.encode())?;
+            self.put(Key::inode(InodeNo::ROOT), &InodeRecord { generation: ROOT_GENERATION, ..root }.encode())?;
         }
         self.session.commit()?;
         for (inode, patch) in &fixes.patches {
@@ -201,7 +202,7 @@ impl<'a> Mender<'a> {
             _ => 1,
         };
         if rebuild.inode == InodeNo::ROOT.0 {
-            (record.generation, record.parent) = (1, InodeNo::ROOT.0);
+            (record.generation, record.parent) = (ROOT_GENERATION, InodeNo::ROOT.0);
         }
         self.put(Key::inode(InodeNo(rebuild.inode)), &record.encode())
     }

@@ -102,6 +102,7 @@ fn rounds(
         if fixes.names_unsettled() {
             fixes.forget_names();
         }
+        fixes.keep_block_counts();
         let last = !fixes.changes_contents();
         let mut mender = Mender::new(&**backend, session, &view, &analysis);
         if last {

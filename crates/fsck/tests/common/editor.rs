@@ -230,7 +230,10 @@ impl Editor {
         change(&mut block);
         let sum = crc(&mut block, 4);
         self.image.write(at, &block);
-        self.set_superblock(slot, |superblock| superblock.manifest.crc = sum);
+        // A checkpoint that changed nothing shares its manifest with the one before.
+        for slot in (0..2).filter(|slot| self.superblock(*slot).manifest.block == at).collect::<Vec<_>>() {
+            self.set_superblock(slot, |superblock| superblock.manifest.crc = sum);
+        }
     }
 
     /// Changes bytes of an orphan block; checksums follow through the manifests.
@@ -240,7 +243,8 @@ impl Editor {
         crc(&mut block, 4084);
         let sum = crc32c::crc32c(&block);
         self.image.write(orphan.block, &block);
-        for slot in 0..2 {
+        let shared = self.superblock(0).manifest.block == self.superblock(1).manifest.block;
+        for slot in 0..if shared { 1 } else { 2 } {
             let (_, page) = self.manifest(slot);
             let Some(place) = page.orphans.iter().position(|other| other.block == orphan.block) else { continue };
             let at = NODE_HEADER + page.chunks.len() * quire_format::pool::CHUNK_BYTES + place * 16 + 4;

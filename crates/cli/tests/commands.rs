@@ -1,0 +1,312 @@
+//! The program as people call it: background mounts, names it is called by, and every mistake with its own message
+//! and exit code.
+
+mod common;
+
+use std::ffi::OsStr;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use common::{QUIRE, can_mount, quire, text};
+
+/// A folder with a volume and a mount point; unmounts at the end.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Place {
+        let place = Place(tempfile::tempdir().unwrap());
+        std::fs::create_dir(place.dir()).unwrap();
+        place
+    }
+    fn with_volume() -> Place {
+        let place = Place::new();
+        let made = quire(&[OsStr::new("mkfs"), OsStr::new("--size=64M"), place.image().as_os_str()]);
+        assert!(made.status.success(), "{}", text(&made));
+        place
+    }
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+    fn image(&self) -> PathBuf {
+        self.path("a.img")
+    }
+    fn dir(&self) -> PathBuf {
+        self.path("mnt")
+    }
+    fn mount(&self, options: &str) -> Output {
+        let log = format!("log={}", self.path("log").display());
+        let list = if options.is_empty() { log } else { format!("{log},{options}") };
+        quire(&[
+            "mount".as_ref(),
+            "-o".as_ref(),
+            OsStr::new(&list),
+            self.image().as_os_str(),
+            self.dir().as_os_str(),
+        ])
+    }
+    fn umount(&self) -> Output {
+        quire(&[OsStr::new("umount"), self.dir().as_os_str()])
+    }
+    fn corrupt(&self, block: u64) {
+        let file = std::fs::File::options().write(true).open(self.image()).unwrap();
+        file.write_all_at(&[0xaa; 4096], block * 4096).unwrap();
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = quire(&[OsStr::new("umount"), OsStr::new("--lazy"), self.dir().as_os_str()]);
+    }
+}
+
+fn expect(output: &Output, code: i32, words: &[&str]) {
+    let text = text(output);
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    for word in words {
+        assert!(text.contains(word), "'{word}' is missing in: {text}");
+    }
+}
+
+#[test]
+fn mounted_in_the_background_and_closed_by_umount() {
+    if !can_mount("mounted_in_the_background_and_closed_by_umount") {
+        return;
+    }
+    let place = Place::with_volume();
+    for round in 0..3 {
+        expect(&place.mount(""), 0, &[]);
+        if round > 0 {
+            assert_eq!(std::fs::read(place.path("mnt/file")).unwrap(), b"kept");
+        }
+        std::fs::write(place.path("mnt/file"), "kept").unwrap();
+        expect(&place.umount(), 0, &[]);
+        // Closed, not only unmounted: the very next look finds it clean.
+        let info = quire(&[OsStr::new("info"), place.image().as_os_str()]);
+        expect(&info, 0, &["clean"]);
+    }
+    assert!(std::fs::read_to_string(place.path("log")).unwrap().contains("is mounted on"));
+}
+
+#[test]
+fn a_stop_signal_unmounts_and_closes() {
+    if !can_mount("a_stop_signal_unmounts_and_closes") {
+        return;
+    }
+    let place = Place::with_volume();
+    for signal in [rustix::process::Signal::TERM, rustix::process::Signal::INT] {
+        let mut server = Command::new(QUIRE)
+            .args(["mount", "--foreground"])
+            .args([place.image(), place.dir()])
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let marker = place.path("mnt/marker");
+        while std::fs::metadata(place.dir()).unwrap().ino_of_root() != 1 {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        std::fs::write(&marker, "x").unwrap();
+        rustix::process::kill_process(rustix::process::Pid::from_child(&server), signal).unwrap();
+        assert!(server.wait().unwrap().success());
+        assert!(!marker.exists(), "it is unmounted");
+    }
+}
+
+trait Root {
+    fn ino_of_root(&self) -> u64;
+}
+impl Root for std::fs::Metadata {
+    fn ino_of_root(&self) -> u64 {
+        std::os::unix::fs::MetadataExt::ino(self)
+    }
+}
+
+#[test]
+fn a_dead_server_is_cleared_away() {
+    if !can_mount("a_dead_server_is_cleared_away") {
+        return;
+    }
+    let place = Place::with_volume();
+    expect(&place.mount(""), 0, &[]);
+    let image = place.image();
+    let server = std::fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .find(|entry| {
+            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let words: Vec<&[u8]> = line.split(|&byte| byte == 0).collect();
+            words.contains(&b"--report".as_slice()) && words.contains(&image.as_os_str().as_encoded_bytes())
+        })
+        .expect("the server runs");
+    let pid: i32 = server.file_name().to_str().unwrap().parse().unwrap();
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    while std::fs::metadata(place.dir()).is_ok() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let dead = std::fs::metadata(place.dir()).unwrap_err();
+    assert_eq!(dead.raw_os_error(), Some(rustix::io::Errno::NOTCONN.raw_os_error()));
+    expect(&place.umount(), 0, &[]);
+    expect(&place.mount(""), 0, &[]);
+    expect(&place.umount(), 0, &[]);
+}
+
+#[test]
+fn mistakes_before_anything_is_mounted() {
+    let place = Place::with_volume();
+    let other = |image: &Path| quire(&["mount".as_ref(), image.as_os_str(), place.dir().as_os_str()]);
+    expect(&other(Path::new("/nonexistent.img")), 37, &["does not exist", "quire mkfs"]);
+    expect(&other(Path::new("/dev/null")), 33, &["neither an image file nor"]);
+    expect(&other(place.0.path()), 37, &["is a folder"]);
+    std::fs::write(place.path("text"), "no volume").unwrap();
+    expect(&other(&place.path("text")), 33, &["holds no Quire volume"]);
+    expect(&place.mount("fastplease"), 1, &["'fastplease'"]);
+    let onto = |dir: &Path| quire(&["mount".as_ref(), place.image().as_os_str(), dir.as_os_str()]);
+    expect(&onto(Path::new("/nonexistent")), 37, &["mount point /nonexistent"]);
+    expect(&onto(&place.path("text")), 37, &["is not a folder"]);
+    expect(&onto(Path::new("/proc")), 36, &["already mounted at /proc"]);
+    expect(&quire(&["umount".as_ref(), place.dir().as_os_str()]), 37, &["nothing is mounted"]);
+    expect(&quire(&["umount", "/proc"]), 37, &["type proc"]);
+    expect(&quire(&["frobnicate"]), 1, &["frobnicate"]);
+    expect(&quire(&["fsck"]), 16, &[]);
+    expect(&quire(&["fsck".as_ref(), place.path("text").as_os_str()]), 8, &[]);
+    let mkfs = |words: &[&str]| {
+        let image = place.image();
+        quire(
+            &[
+                &[OsStr::new("mkfs")],
+                words.iter().map(OsStr::new).collect::<Vec<_>>().as_slice(),
+                &[image.as_os_str()],
+            ]
+            .concat(),
+        )
+    };
+    expect(&mkfs(&[]), 37, &["already holds", "--force"]);
+    expect(&mkfs(&["--size=lots"]), 1, &["not a size"]);
+    let label = format!("--label={}", "x".repeat(65));
+    expect(&mkfs(&["--force", &label]), 1, &["label"]);
+    expect(&quire(&["info".as_ref(), place.image().as_os_str()]), 0, &["clean"]);
+}
+
+#[test]
+fn damaged_volumes() {
+    let place = Place::with_volume();
+    if can_mount("damaged_volumes") {
+        expect(&place.mount(""), 0, &[]);
+        expect(&place.mount(""), 36, &["already mounted"]);
+        std::fs::create_dir(place.path("second")).unwrap();
+        let twice = quire(&["mount".as_ref(), place.image().as_os_str(), place.path("second").as_os_str()]);
+        expect(&twice, 36, &["already open", "mounted at"]);
+        std::fs::write(place.path("mnt/file"), "kept").unwrap();
+        expect(&place.umount(), 0, &[]);
+        // One superblock is enough.
+        place.corrupt(0);
+        expect(&place.mount(""), 0, &["newest superblock"]);
+        assert_eq!(std::fs::read(place.path("mnt/file")).unwrap(), b"kept");
+        expect(&place.umount(), 0, &[]);
+        let size = std::fs::metadata(place.image()).unwrap().len();
+        let image = std::fs::File::options().write(true).open(place.image()).unwrap();
+        image.set_len(size / 2).unwrap();
+        expect(&place.mount(""), 35, &["truncated"]);
+        image.set_len(size).unwrap();
+    }
+    place.corrupt(0);
+    place.corrupt(8);
+    let output = quire(&["info".as_ref(), place.image().as_os_str()]);
+    assert!(matches!(output.status.code(), Some(33 | 35)), "{}", text(&output));
+}
+
+#[test]
+fn an_image_that_may_not_be_written_is_mounted_read_only() {
+    if !can_mount("an_image_that_may_not_be_written_is_mounted_read_only") {
+        return;
+    }
+    let place = Place::with_volume();
+    expect(&place.mount("ro"), 0, &[]);
+    let refused = std::fs::write(place.path("mnt/file"), "x").unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(rustix::io::Errno::ROFS.raw_os_error()));
+    expect(&place.umount(), 0, &[]);
+}
+
+#[test]
+fn by_the_names_of_the_mount_helpers() {
+    if !can_mount("by_the_names_of_the_mount_helpers") {
+        return;
+    }
+    let place = Place::with_volume();
+    let call = |name: &str, arguments: &[&OsStr]| {
+        let link = place.path(name);
+        if !link.exists() {
+            std::os::unix::fs::symlink(QUIRE, &link).unwrap();
+        }
+        Command::new(link).args(arguments).output().unwrap()
+    };
+    let (image, dir) = (place.image(), place.dir());
+    let log = format!("rw,noauto,x-test,log={}", place.path("log").display());
+    let words: Vec<&OsStr> =
+        vec![image.as_os_str(), dir.as_os_str(), "-n".as_ref(), "-v".as_ref(), "-o".as_ref(), log.as_ref()];
+    for name in ["mount.quire", "mount.fuse.quire"] {
+        expect(&call(name, &words), 0, &["mounted on"]);
+        expect(&call(name, &words), 32, &["already mounted"]);
+        expect(&call("umount.quire", &[dir.as_os_str()]), 0, &[]);
+    }
+    let wrong = [image.as_os_str(), dir.as_os_str(), "-o".as_ref(), "bogus".as_ref()];
+    expect(&call("mount.quire", &wrong), 1, &["'bogus'"]);
+    let fake =
+        [image.as_os_str(), dir.as_os_str(), "-f".as_ref(), "-s".as_ref(), "-o".as_ref(), "bogus".as_ref()];
+    expect(&call("mount.quire", &fake), 0, &[]);
+    expect(&call("mount.quire", &[image.as_os_str()]), 1, &["SOURCE DIR"]);
+    let second = place.path("b.img");
+    expect(&call("mkfs.quire", &["--size=32M".as_ref(), second.as_os_str()]), 0, &["32 MiB"]);
+    expect(&call("fsck.quire", &["-a".as_ref(), second.as_os_str()]), 0, &["clean"]);
+}
+
+#[test]
+fn the_first_command() {
+    if !can_mount("the_first_command") {
+        return;
+    }
+    let place = Place::new();
+    let up = || {
+        Command::new(QUIRE)
+            .args(["up", "mnt"])
+            .current_dir(place.0.path())
+            .env("XDG_STATE_HOME", place.0.path())
+            .output()
+            .unwrap()
+    };
+    expect(&up(), 0, &["Made quire.img", "Try:", "umount"]);
+    expect(&up(), 0, &["already mounted", "Try:"]);
+    std::fs::write(place.path("mnt/file"), "x").unwrap();
+    expect(&place.umount(), 0, &[]);
+    expect(&up(), 0, &["quire.img is mounted"]);
+    assert_eq!(std::fs::read(place.path("mnt/file")).unwrap(), b"x");
+    expect(&place.umount(), 0, &[]);
+}
+
+#[test]
+fn dumps_are_readable_and_json() {
+    let place = Place::with_volume();
+    let dump = |json: bool, part: &[&str]| {
+        let image = place.image();
+        let mut words = vec![OsStr::new("dump")];
+        if json {
+            words.push(OsStr::new("--json"));
+        }
+        words.push(image.as_os_str());
+        words.extend(part.iter().map(OsStr::new));
+        quire(&words)
+    };
+    expect(&dump(false, &["superblock"]), 0, &["slot 0", "slot 1", "block_count"]);
+    expect(&dump(false, &["tree"]), 0, &["Inode"]);
+    expect(&dump(false, &["journal"]), 0, &["0 records"]);
+    expect(&dump(false, &["inode", "1"]), 0, &["inode 1"]);
+    expect(&dump(false, &["inode", "99"]), 37, &["no inode 99"]);
+    for part in [&["superblock"][..], &["tree"], &["inode", "1"]] {
+        let output = dump(true, part);
+        expect(&output, 0, &[]);
+        let lines = String::from_utf8(output.stdout).unwrap();
+        let whole = serde_json::from_str::<serde_json::Value>(&lines).is_ok();
+        assert!(whole || lines.lines().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()));
+    }
+}

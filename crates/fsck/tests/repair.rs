@@ -1,0 +1,440 @@
+//! Repair: what is mended stays mended, nothing else is lost, and a crash in its midst does no harm.
+
+mod common;
+
+use common::editor::{Editor, Location};
+use common::*;
+use quire::{FileType, InodeRef, IoFlags, Volume};
+use quire_base::random::Random;
+use quire_base::sync::Arc;
+use quire_base::{BlockNo, InodeNo};
+use quire_device::simulated::{CrashPolicy, Image, SimulatedBackend};
+use quire_format::dirent::Entry;
+use quire_format::extent::Extent;
+use quire_format::inode::InodeRecord;
+use quire_format::key::{Key, KeyKind};
+use quire_format::region::RegionMap;
+use quire_format::superblock::{FLAG_ERRORS, SLOT_BLOCKS};
+use quire_fsck::{IssueKind, Options, Report, Severity, check_backend};
+use std::collections::BTreeMap;
+
+/// Repairs; all must be mended, a second check clean, and a second repair must change nothing.
+fn mend(image: &Image, what: &str) -> (Report, Image) {
+    let (report, after) = repair(image);
+    assert!(!report.issues.is_empty(), "{what}: not noticed");
+    assert_eq!(report.exit_code(), 1, "{what}: {:#?}", report.issues);
+    assert_clean(&after, what);
+    let (again, _) = repair(&after);
+    assert!(again.issues.is_empty(), "{what}: {:#?}", again.issues);
+    (report, after)
+}
+
+/// Every path below the root with its type and contents, and all contents whatever their names.
+fn walk(image: &Image) -> BTreeMap<String, (u8, Vec<u8>)> {
+    let volume = Volume::open_backend(device(image), options()).unwrap();
+    let mut all = BTreeMap::new();
+    let mut pending = vec![(String::new(), volume.root())];
+    while let Some((path, directory)) = pending.pop() {
+        let mut names = Vec::new();
+        volume
+            .read_directory(&directory, 0, &mut |entry| {
+                if !matches!(entry.name, b"." | b"..") {
+                    names.push(entry.name.to_vec());
+                }
+                true
+            })
+            .unwrap();
+        for name in names {
+            let inode: InodeRef = volume.lookup(&directory, &name).unwrap();
+            let path = format!("{path}/{}", String::from_utf8_lossy(&name));
+            let contents = match inode.kind() {
+                FileType::Regular => {
+                    let mut bytes = vec![0; inode.size() as usize];
+                    let read = volume.read(&inode, 0, &mut bytes, IoFlags::empty()).unwrap();
+                    assert_eq!(read, bytes.len());
+                    bytes
+                }
+                FileType::Symlink => volume.readlink(&inode).unwrap(),
+                _ => Vec::new(),
+            };
+            all.insert(path.clone(), (inode.kind() as u8, contents));
+            if inode.kind() == FileType::Directory {
+                pending.push((path, inode));
+            }
+        }
+    }
+    volume.close().unwrap();
+    all
+}
+
+/// How many of the contents that were there before are gone.
+fn lost(before: &BTreeMap<String, (u8, Vec<u8>)>, after: &BTreeMap<String, (u8, Vec<u8>)>) -> usize {
+    let mut left: BTreeMap<&(u8, Vec<u8>), usize> = BTreeMap::new();
+    for contents in after.values() {
+        *left.entry(contents).or_default() += 1;
+    }
+    before
+        .values()
+        .filter(|contents| match left.get_mut(contents) {
+            Some(count) if *count > 0 => {
+                *count -= 1;
+                false
+            }
+            _ => true,
+        })
+        .count()
+}
+
+fn one_of_each_kind(editor: &Editor) -> Vec<Location> {
+    let mut chosen: BTreeMap<(u8, u32), Location> = BTreeMap::new();
+    for at in editor.keys() {
+        let value = editor.value(&at);
+        let shape = match at.key.kind {
+            KeyKind::Inode => InodeRecord::decode(&value).unwrap().mode >> 12 << 1 | u32::from(value[16] == 0),
+            KeyKind::Symlink | KeyKind::Xattr => u32::from(at.key.offset as u16),
+            KeyKind::Entry => Entry::decode(&value).unwrap().file_type as u32,
+            _ => 0,
+        };
+        chosen.entry((at.key.kind as u8, shape)).or_insert(at);
+    }
+    chosen.into_values().collect()
+}
+
+#[test]
+fn every_generated_damage_of_a_value_is_mended() {
+    let original = Editor::new(&closed());
+    let before = walk(&original.image);
+    let mut random = Random::seeded(17);
+    let mut tried = 0;
+    for at in one_of_each_kind(&original) {
+        let value = original.value(&at);
+        for byte in 0..value.len() {
+            if (byte > 40 && !random.one_in(4)) || (byte > 100 && !random.one_in(8)) {
+                continue;
+            }
+            let mut editor = Editor::new(&original.image);
+            let mut damaged = value.clone();
+            damaged[byte] ^= 1 << random.below(8);
+            editor.set_value(&at, &damaged);
+            if check(&editor.image).unwrap().issues.is_empty() {
+                continue;
+            }
+            tried += 1;
+            let what = format!("{:?} byte {byte}: {value:02x?} became {damaged:02x?}", at.key);
+            let (_, after) = mend(&editor.image, &what);
+            let gone = lost(&before, &walk(&after));
+            // One file's contents may be damaged, and links count once for each of their names.
+            assert!(gone <= 3, "{what}: {gone} contents are lost");
+        }
+    }
+    assert!(tried > 200, "{tried}");
+}
+
+#[test]
+fn every_missing_key_is_mended() {
+    let original = Editor::new(&closed());
+    let before = walk(&original.image);
+    for at in one_of_each_kind(&original) {
+        let mut editor = Editor::new(&original.image);
+        editor.remove(at.key);
+        if at.key.kind == KeyKind::LoggedOp {
+            continue;
+        }
+        let (_, after) = mend(&editor.image, &format!("{:?} removed", at.key));
+        let gone = lost(&before, &walk(&after));
+        assert!(gone <= 3, "{:?} removed: {gone} contents are lost", at.key);
+    }
+}
+
+#[test]
+fn a_damaged_superblock_is_rewritten_from_the_other() {
+    for slot in 0..2 {
+        let mut editor = Editor::new(&closed());
+        editor.image.edit(SLOT_BLOCKS[slot], |block| block[200] ^= 1);
+        let (report, after) = mend(&editor.image, "superblock");
+        assert!(report.has(IssueKind::SuperblockDamaged));
+        let editor = Editor::new(&after);
+        assert_eq!(editor.superblock(0).uuid, editor.superblock(1).uuid);
+    }
+    let mut editor = Editor::new(&closed());
+    editor.set_superblock(0, |superblock| superblock.flags |= FLAG_ERRORS);
+    mend(&editor.image, "error flag");
+    let mut editor = Editor::new(&closed());
+    editor.set_superblock(1, |superblock| superblock.mount_count += 1);
+    mend(&editor.image, "contradiction");
+}
+
+#[test]
+fn both_superblocks_damaged_is_fatal_and_nothing_is_written() {
+    let mut editor = Editor::new(&closed());
+    for slot in SLOT_BLOCKS {
+        editor.image.edit(slot, |block| block[200] ^= 1);
+    }
+    let (report, after) = repair(&editor.image);
+    assert_eq!((report.exit_code(), report.worst()), (4, Some(Severity::Fatal)));
+    assert!(report.has(IssueKind::SuperblocksDamaged));
+    for slot in SLOT_BLOCKS {
+        assert_eq!(Editor::new(&after).block(slot), editor.block(slot));
+    }
+}
+
+#[test]
+fn counters_and_regions_are_corrected() {
+    let original = closed();
+    let mut editor = Editor::new(&original);
+    for slot in 0..2 {
+        editor.set_superblock(slot, |superblock| {
+            superblock.free_blocks -= 5;
+            superblock.inode_count += 3;
+        });
+    }
+    let (report, after) = mend(&editor.image, "counters");
+    assert!(report.has(IssueKind::FreeBlocksWrong) && report.has(IssueKind::InodeCountWrong));
+    let counts = |image: &Image| {
+        let superblock = Editor::new(image).superblock(0);
+        (superblock.free_blocks, superblock.inode_count)
+    };
+    assert_eq!(counts(&after), counts(&original));
+
+    // Used blocks marked free, free ones marked used, a value of garbage, a region that is not there.
+    let mut editor = Editor::new(&original);
+    let at = editor.of_kind(KeyKind::FreeSpace)[0];
+    let mut map = RegionMap::decode(&editor.value(&at)).unwrap();
+    map.set_free(0, 1).unwrap();
+    map.set_used(map.next_free(100).unwrap(), 3).unwrap();
+    editor.put(at.key, &map.encode().unwrap());
+    editor.put(Key::region(1), &[9, 9]);
+    editor.put(Key::region(77), &[0]);
+    let (report, after) = mend(&editor.image, "regions");
+    for kind in [
+        IssueKind::BlockUnmarked,
+        IssueKind::BlockLeaked,
+        IssueKind::RegionDamaged,
+        IssueKind::RegionOutOfRange,
+    ] {
+        assert!(report.has(kind), "{kind}: {:#?}", report.issues);
+    }
+    assert_eq!(counts(&after), counts(&original));
+}
+
+#[test]
+fn blocks_of_two_files_are_copied_for_the_younger() {
+    let original = closed();
+    let mut editor = Editor::new(&original);
+    let extents: Vec<_> = editor
+        .of_kind(KeyKind::Extent)
+        .into_iter()
+        .map(|at| (at, Extent::decode(at.key.offset, &editor.value(&at)).unwrap()))
+        .filter(|(_, extent)| !extent.unwritten)
+        .collect();
+    let (older, first) = extents.iter().copied().find(|(_, extent)| extent.len >= 2).unwrap();
+    let fits = |at: &Location, extent: &Extent| at.key.object > older.key.object && extent.len <= first.len;
+    let (younger, second) = extents.iter().copied().rfind(|(at, extent)| fits(at, extent)).unwrap();
+    let stolen = Extent { disk_block: first.disk_block, ..second };
+    editor.set_value(&younger, &stolen.encode());
+    let contents = editor.block(first.disk_block);
+    let (report, after) = mend(&editor.image, "shared blocks");
+    assert!(report.has(IssueKind::ExtentShared));
+    let editor = Editor::new(&after);
+    let kept = Extent::decode(older.key.offset, &editor.value(&editor.key(older.key))).unwrap();
+    assert_eq!(kept, first);
+    let copy = Extent::decode(younger.key.offset, &editor.value(&editor.key(younger.key))).unwrap();
+    assert_ne!(copy.disk_block, first.disk_block);
+    assert_eq!(editor.block(copy.disk_block), contents);
+}
+
+#[test]
+fn extents_in_the_pool_and_past_the_end_become_holes() {
+    let original = Editor::new(&closed());
+    let superblock = original.superblock(0);
+    for start in [superblock.pool_start, BlockNo(superblock.block_count - 1), BlockNo(0x1234_5678)] {
+        let mut editor = Editor::new(&original.image);
+        let at = *editor.of_kind(KeyKind::Extent).last().unwrap();
+        let extent = Extent::decode(at.key.offset, &editor.value(&at)).unwrap();
+        editor.set_value(&at, &Extent { disk_block: start, len: 3, ..extent }.encode());
+        let (report, _) = mend(&editor.image, &format!("extent at {start}"));
+        assert!(report.has(IssueKind::ExtentOutOfRange));
+    }
+}
+
+#[test]
+fn lost_directories_go_to_lost_and_found_with_all_that_is_in_them() {
+    let original = Editor::new(&closed());
+    let before = walk(&original.image);
+    // The entry of /a.
+    let entry = original.find(|at| {
+        at.key.kind == KeyKind::Entry && at.key.object == 1 && Entry::decode(&original.value(at)).unwrap().name == b"a"
+    });
+    let number = Entry::decode(&original.value(&entry)).unwrap().inode;
+    let mut editor = Editor::new(&original.image);
+    editor.remove(entry.key);
+    let (report, after) = mend(&editor.image, "a lost directory");
+    assert!(report.has(IssueKind::InodeUnreachable));
+    let now = walk(&after);
+    assert_eq!(lost(&before, &now), 0);
+    assert!(now.contains_key(&format!("/lost+found/#{number}/b/c")), "{:?}", now.keys().take(20));
+
+    // Its record: rebuilt from what it has and from its name.
+    let mut editor = Editor::new(&original.image);
+    editor.remove(Key::inode(number));
+    let (report, after) = mend(&editor.image, "a lost record");
+    assert!(report.has(IssueKind::InodeMissing));
+    let now = walk(&after);
+    assert!(now.contains_key("/a/b/c"), "{:?}", now.keys().take(20));
+    assert_eq!(lost(&before, &now), 0);
+
+    // The root's record.
+    let mut editor = Editor::new(&original.image);
+    editor.remove(Key::inode(InodeNo::ROOT));
+    let (_, after) = mend(&editor.image, "no root");
+    assert_eq!(lost(&before, &walk(&after)), 0);
+}
+
+#[test]
+fn circles_of_directories_are_broken() {
+    let original = Editor::new(&closed());
+    let directory = |name: &[u8]| {
+        let at = original.find(|at| {
+            at.key.kind == KeyKind::Entry && Entry::decode(&original.value(at)).unwrap().name == name
+        });
+        (at, Entry::decode(&original.value(&at)).unwrap().inode)
+    };
+    let ((entry_a, a), (entry_b, b)) = (directory(b"a"), directory(b"b"));
+    // /a moves into /a/b.
+    let mut editor = Editor::new(&original.image);
+    let value = editor.value(&entry_a);
+    editor.remove(entry_a.key);
+    editor.put(Key::entry(b, entry_a.key.offset), &value);
+    for (number, parent) in [(a, b)] {
+        let at = editor.key(Key::inode(number));
+        let mut record = InodeRecord::decode(&editor.value(&at)).unwrap();
+        record.parent = parent.0;
+        editor.set_value(&at, &record.encode());
+    }
+    assert_eq!(entry_b.key.object, a.0);
+    let before = walk(&original.image);
+    let (report, after) = mend(&editor.image, "a circle");
+    assert!(report.has(IssueKind::DirectoryCycle), "{:#?}", report.issues);
+    assert_eq!(lost(&before, &walk(&after)), 0);
+}
+
+#[test]
+fn orphan_blocks_and_the_pool_s_map_are_written_anew() {
+    let original = Editor::new(&closed());
+    let slot = original.newest();
+    let (_, page) = original.manifest(slot);
+    for orphan in &page.orphans {
+        let mut editor = Editor::new(&original.image);
+        editor.image.edit(orphan.block, |block| block[0] ^= 1);
+        let (report, after) = mend(&editor.image, "orphan block");
+        assert!(report.has(IssueKind::OrphanBlockDamaged));
+        assert_eq!(check(&after).unwrap().summary.orphans, 3);
+    }
+    // Chunk 0: a used block called free, a free one called used. The bitmap starts 16 bytes into its entry, behind
+    // the header; the number of set bits stays.
+    let used = page.chunks[0].used;
+    let bit = |set: bool| (0..512u32).filter(move |bit| (used[*bit as usize / 64] >> (bit % 64) & 1 == 1) == set);
+    let nodes: Vec<u64> = original.nodes().iter().map(|node| node.block.0).collect();
+    let node = bit(true).find(|bit| nodes.contains(&(page.chunks[0].start.0 + u64::from(*bit)))).unwrap();
+    for (clear, set) in [(node, bit(false).last().unwrap()), (bit(true).last().unwrap(), bit(false).next().unwrap())] {
+        let mut editor = Editor::new(&original.image);
+        editor.edit_manifest(slot, |block| {
+            block[64 + 16 + clear as usize / 8] ^= 1 << (clear % 8);
+            block[64 + 16 + set as usize / 8] ^= 1 << (set % 8);
+        });
+        let (report, _) = mend(&editor.image, "pool map");
+        assert!(report.has(IssueKind::PoolBlockLeaked) && report.has(IssueKind::PoolBlockUnmarked));
+    }
+}
+
+#[test]
+fn a_damaged_node_of_the_newest_checkpoint_alone_is_abandoned() {
+    let backend = device(&crashed());
+    let volume = Volume::open_backend(backend.clone(), options()).unwrap();
+    volume.drain_orphans();
+    volume.checkpoint().unwrap();
+    let root = volume.root();
+    for number in 0..40 {
+        volume.create(&root, format!("new-{number}").as_bytes(), &quire::Create::file(0o600)).unwrap();
+    }
+    volume.checkpoint().unwrap();
+    for number in 40..50 {
+        volume.create(&root, format!("new-{number}").as_bytes(), &quire::Create::file(0o600)).unwrap();
+    }
+    volume.sync().unwrap();
+    let image = backend.crash(CrashPolicy::KeepAll);
+    assert_clean(&image, "before");
+    let before = walk(&image);
+    // A leaf that only the newest checkpoint has.
+    let editor = Editor::new(&image);
+    let newest = editor.newest();
+    let leaves = |slot: usize| {
+        let superblock = editor.superblock(slot);
+        let mut all = vec![quire_format::node::NodeRef {
+            block: superblock.root.block,
+            generation: superblock.root.generation,
+            crc: superblock.root.crc,
+            level: superblock.root.level,
+        }];
+        let mut next = 0;
+        while next < all.len() {
+            let block = editor.block(all[next].block);
+            let page = quire_format::node::NodePage::decode(&block, superblock.volume_id(), &all[next]).unwrap();
+            if page.level() > 0 {
+                all.extend((0..page.count()).map(|at| page.child(at)));
+            }
+            next += 1;
+        }
+        all.retain(|node| node.level == 0);
+        all
+    };
+    let older = leaves(1 - newest);
+    let only_new = leaves(newest).into_iter().find(|leaf| !older.contains(leaf)).unwrap();
+    let mut editor = Editor::new(&image);
+    editor.image.edit(only_new.block, |block| block[1000] ^= 1);
+    let (report, after) = mend(&editor.image, "a damaged leaf");
+    assert!(report.has(IssueKind::NodeDamaged));
+    assert_eq!(walk(&after), before);
+
+    // Shared by both: nothing can be done, and nothing is.
+    let shared = leaves(newest).into_iter().find(|leaf| older.contains(leaf)).unwrap();
+    let mut editor = Editor::new(&image);
+    editor.image.edit(shared.block, |block| block[1000] ^= 1);
+    let (report, after) = repair(&editor.image);
+    assert_eq!(report.exit_code(), 4);
+    for slot in SLOT_BLOCKS {
+        assert_eq!(Editor::new(&after).block(slot), editor.block(slot));
+    }
+}
+
+#[test]
+fn a_crash_in_the_midst_of_a_repair_does_no_harm() {
+    // Much is wrong at once.
+    let original = Editor::new(&closed());
+    let mut editor = Editor::new(&original.image);
+    let entry = editor.find(|at| {
+        at.key.kind == KeyKind::Entry && at.key.object == 1 && Entry::decode(&editor.value(at)).unwrap().name == b"a"
+    });
+    editor.remove(entry.key);
+    let extents = editor.of_kind(KeyKind::Extent);
+    let first = Extent::decode(extents[0].key.offset, &editor.value(&extents[0])).unwrap();
+    let last = extents[extents.len() - 1];
+    let stolen = Extent { file_block: last.key.offset, disk_block: first.disk_block, len: 1, unwritten: false };
+    editor.set_value(&last, &stolen.encode());
+    let inode = editor.find(|at| at.key.kind == KeyKind::Inode && at.key.object > 20);
+    editor.set_value(&inode, &vec![0xff; inode.len]);
+    editor.put(Key::region(1), &[9, 9]);
+    let before = walk(&original.image);
+
+    let backend = Arc::new(SimulatedBackend::from_image(editor.image.clone()));
+    check_backend(backend.clone(), &Options { repair: true, progress: None }).unwrap();
+    let mut random = Random::seeded(23);
+    for at in 0..backend.event_count() {
+        let Some(image) = backend.crash_at(at, CrashPolicy::Power { seed: random.next_u64() }) else { continue };
+        let (report, after) = repair(&image);
+        assert!(matches!(report.exit_code(), 0 | 1), "crash at {at}: {:#?}", report.issues);
+        assert_clean(&after, &format!("after a repair that crashed at {at}"));
+        let gone = lost(&before, &walk(&after));
+        assert!(gone <= 6, "crash at {at}: {gone} contents are lost");
+    }
+}
