@@ -22,10 +22,10 @@ fn main() -> quire::Result<()> {
         log.append(format!("line {line}\n").as_bytes())?;
     }
     log.sync_data()?;
-    println!("the log has {} bytes, all of them durable", log.metadata()?.size);
+    println!("the log has {} bytes, all of them durable", log.metadata().size);
 
     let log = volume.open_file("log.txt", OpenOptions::new().read(true))?;
-    let mut text = vec![0; log.metadata()?.size as usize];
+    let mut text = vec![0; log.metadata().size as usize];
     let read = log.read_at(&mut text, 0)?;
     print!("{}", String::from_utf8_lossy(&text[..read]));
     drop(log);

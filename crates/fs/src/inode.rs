@@ -221,8 +221,9 @@ impl Inode {
         let written = self.write_time.swap(NO_TIME, Ordering::Relaxed);
         if written != NO_TIME {
             let written = Timestamp(written);
-            meta.record.mtime = meta.record.mtime.max(written);
-            meta.record.ctime = meta.record.ctime.max(written);
+            // Whoever sets times explicitly folds first, so what is found here is newer.
+            meta.record.mtime = written;
+            meta.record.ctime = written;
             meta.dirty = true;
         }
         let read = self.access_time.swap(NO_TIME, Ordering::Relaxed);
@@ -245,8 +246,11 @@ impl Inode {
         self.write_time.load(Ordering::Relaxed) != NO_TIME || self.access_time.load(Ordering::Relaxed) != NO_TIME
     }
 
-    /// A transaction that this inode's fsync must cover.
+    /// A transaction that this inode's fsync must cover. The names of a directory are its data.
     pub(crate) fn committed(&self, seq: Seq) {
+        if self.kind == FileType::Directory {
+            self.datasync_seq.fetch_max(seq.0, Ordering::AcqRel);
+        }
         self.commit_seq.fetch_max(seq.0, Ordering::AcqRel);
     }
 

@@ -23,8 +23,18 @@ const SHARDS: usize = 64;
 /// Inodes without users that a shard keeps before it looks for some to throw out.
 const UNUSED_PER_SHARD: usize = 512;
 
+type Inodes = BTreeMap<u64, Arc<Inode>>;
+
+#[derive(Default)]
+struct Held {
+    inodes: Inodes,
+    /// Counts what has left: a record read before something left may be older than the tree.
+    departures: u64,
+}
+
 #[repr(align(128))]
-struct Shard(Mutex<BTreeMap<u64, Arc<Inode>>>);
+#[derive(Default)]
+struct Shard(Mutex<Held>);
 
 /// See the module's documentation.
 pub(crate) struct InodeTable {
@@ -33,17 +43,17 @@ pub(crate) struct InodeTable {
 
 impl InodeTable {
     pub(crate) fn new() -> InodeTable {
-        InodeTable { shards: (0..SHARDS).map(|_| Shard(Mutex::new(BTreeMap::new()))).collect() }
+        InodeTable { shards: (0..SHARDS).map(|_| Shard::default()).collect() }
     }
 
-    fn shard(&self, number: InodeNo) -> &Mutex<BTreeMap<u64, Arc<Inode>>> {
+    fn shard(&self, number: InodeNo) -> &Mutex<Held> {
         &self.shards[(number.0 as usize) % SHARDS].0
     }
 
     /// An inode already in memory, with a user added.
     fn find(&self, number: InodeNo) -> Option<InodeRef> {
         let shard = self.shard(number).lock();
-        let inode = shard.get(&number.0)?;
+        let inode = shard.inodes.get(&number.0)?;
         inode.users.fetch_add(1, Ordering::Relaxed);
         inode.referenced.store(true, Ordering::Relaxed);
         Some(InodeRef::counted(inode.clone()))
@@ -51,30 +61,39 @@ impl InodeTable {
 
     /// An inode in memory, no user added.
     pub(crate) fn peek(&self, number: InodeNo) -> Option<Arc<Inode>> {
-        self.shard(number).lock().get(&number.0).cloned()
+        self.shard(number).lock().inodes.get(&number.0).cloned()
     }
 
     /// Adds a new inode, or gives the one that is there.
     pub(crate) fn insert(&self, inode: Inode) -> InodeRef {
         let mut shard = self.shard(inode.number).lock();
-        if shard.len() >= UNUSED_PER_SHARD && shard.len().is_multiple_of(64) {
-            shrink(&mut shard);
-        }
-        let inode = shard.entry(inode.number.0).or_insert_with(|| Arc::new(inode));
-        inode.users.fetch_add(1, Ordering::Relaxed);
-        InodeRef::counted(inode.clone())
+        insert_locked(&mut shard, inode)
+    }
+
+    /// As [`InodeTable::insert`], if nothing has left the inode's shard since `departures` was read.
+    fn insert_loaded(&self, inode: Inode, departures: u64) -> Option<InodeRef> {
+        let mut shard = self.shard(inode.number).lock();
+        (shard.departures == departures).then(|| insert_locked(&mut shard, inode))
+    }
+
+    fn departures(&self, number: InodeNo) -> u64 {
+        self.shard(number).lock().departures
     }
 
     /// Takes an inode out for good, once it is freed on disk.
     pub(crate) fn remove(&self, number: InodeNo) {
-        self.shard(number).lock().remove(&number.0);
+        let mut shard = self.shard(number).lock();
+        shard.departures += 1;
+        let gone = shard.inodes.remove(&number.0);
+        drop(shard);
+        drop(gone);
     }
 
     /// Adds a user to every inode in memory, in order of number.
     pub(crate) fn all(&self) -> Vec<InodeRef> {
         let mut all: Vec<InodeRef> = Vec::new();
         for shard in &self.shards {
-            for inode in shard.0.lock().values() {
+            for inode in shard.0.lock().inodes.values() {
                 inode.users.fetch_add(1, Ordering::Relaxed);
                 all.push(InodeRef::counted(inode.clone()));
             }
@@ -85,23 +104,33 @@ impl InodeTable {
 
     /// Inodes in memory.
     pub(crate) fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.0.lock().len()).sum()
+        self.shards.iter().map(|shard| shard.0.lock().inodes.len()).sum()
     }
 
     /// Throws everything out, when the volume closes: ends the cycle between engine and inodes.
     pub(crate) fn clear(&self) {
         for shard in &self.shards {
-            let inodes = std::mem::take(&mut *shard.0.lock());
+            let inodes = std::mem::take(&mut shard.0.lock().inodes);
             drop(inodes);
         }
     }
 }
 
+fn insert_locked(shard: &mut Held, inode: Inode) -> InodeRef {
+    if shard.inodes.len() >= UNUSED_PER_SHARD && shard.inodes.len().is_multiple_of(64) {
+        shrink(shard);
+    }
+    let inode = shard.inodes.entry(inode.number.0).or_insert_with(|| Arc::new(inode));
+    inode.users.fetch_add(1, Ordering::Relaxed);
+    InodeRef::counted(inode.clone())
+}
+
 /// Throws out what nobody uses and nothing is owed for.
-fn shrink(shard: &mut BTreeMap<u64, Arc<Inode>>) {
-    let mut excess = shard.len().saturating_sub(UNUSED_PER_SHARD / 2);
+fn shrink(shard: &mut Held) {
+    shard.departures += 1;
+    let mut excess = shard.inodes.len().saturating_sub(UNUSED_PER_SHARD / 2);
     let mut mappings = Vec::new();
-    shard.retain(|_, inode| {
+    shard.inodes.retain(|_, inode| {
         if excess == 0 || !may_leave(inode) {
             return true;
         }
@@ -132,17 +161,23 @@ fn may_leave(inode: &Inode) -> bool {
 impl Engine {
     /// The inode of a number, from memory or from the tree.
     pub(crate) fn inode(self: &Arc<Engine>, number: InodeNo) -> Result<InodeRef> {
-        if let Some(inode) = self.inodes.find(number) {
-            return self.not_freed(inode);
+        loop {
+            if let Some(inode) = self.inodes.find(number) {
+                return self.not_freed(inode);
+            }
+            let departures = self.inodes.departures(number);
+            let record = self.tree.get_with(Key::inode(number), InodeRecord::decode)?.ok_or_else(|| {
+                Error::new(ErrorKind::Stale, format!("inode {number} does not exist (any more)"))
+            })??;
+            if record.nlink == 0 {
+                return Err(Error::new(ErrorKind::Stale, format!("inode {number} has no name (any more)")));
+            }
+            // Had the inode come, changed and gone meanwhile, the record would be an old one.
+            let inode = Inode::new(self.clone(), number, record, OrphanState::Named);
+            if let Some(inode) = self.inodes.insert_loaded(inode, departures) {
+                return self.not_freed(inode);
+            }
         }
-        let record = self.tree.get_with(Key::inode(number), InodeRecord::decode)?.ok_or_else(|| {
-            Error::new(ErrorKind::Stale, format!("inode {number} does not exist (any more)"))
-        })??;
-        if record.nlink == 0 {
-            return Err(Error::new(ErrorKind::Stale, format!("inode {number} has no name (any more)")));
-        }
-        let inode = self.inodes.insert(Inode::new(self.clone(), number, record, OrphanState::Named));
-        self.not_freed(inode)
     }
 
     /// An orphan that a crash left, tracked as `orphan` says; `None` if the tree does not have it.

@@ -15,7 +15,7 @@
 use crate::engine::Engine;
 use crate::extent_map::Replacement;
 use crate::inode::{Inode, OrphanState};
-use crate::transaction::{Cost, EXTENTS_PER_TRANSACTION};
+use crate::transaction::Cost;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{InodeNo, Result};
@@ -137,10 +137,10 @@ impl Engine {
 
     /// One bounded step of freeing `first..end`; false when nothing is left there.
     pub(crate) fn free_some_extents(&self, inode: &Arc<Inode>, first: u64, end: u64) -> Result<bool> {
-        let cost = Cost::new(1, 128).with_extents(EXTENTS_PER_TRANSACTION + 2).critical();
-        let mut transaction = self.begin(cost)?;
+        let cost = |extents| Cost::new(1, 128).with_extents(extents + 2).critical();
+        let (mut transaction, batch) = self.begin_extents(cost)?;
         let mut meta = inode.meta();
-        let found = self.extents_in(inode, first, end - first, EXTENTS_PER_TRANSACTION)?;
+        let found = self.extents_in(inode, first, end - first, batch)?;
         if found.is_empty() {
             return Ok(false);
         }

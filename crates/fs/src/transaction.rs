@@ -17,6 +17,7 @@
 
 use crate::engine::Engine;
 use quire_base::sync::atomic::Ordering;
+use quire_base::sync::thread;
 use quire_base::{BlockNo, Error, ErrorKind, InodeNo, Result, Seq};
 use quire_format::extent::{Extent, Run};
 use quire_format::inode::InodeRecord;
@@ -31,6 +32,10 @@ pub const TRANSACTION_BYTES_MAX: usize = 160 << 10;
 
 /// Extents that one transaction of a long operation changes at most.
 pub const EXTENTS_PER_TRANSACTION: usize = 64;
+
+/// Attempts to reserve before a volume counts as unable to make progress: far more than checkpoints or the
+/// reservations of other threads can explain.
+const ROUNDS_MAX: u32 = 100_000;
 
 /// What a transaction may come to need.
 #[derive(Clone, Copy, Debug)]
@@ -76,8 +81,11 @@ impl Engine {
         let nodes = self.tree.nodes_for(cost.keys);
         let class = if cost.critical { Class::Critical } else { Class::Normal };
         let bytes = record_bytes(cost.bytes);
-        // Two checkpoints empty the journal; the bound only ends a volume that cannot make progress.
-        for _ in 0..64 {
+        for round in 0..ROUNDS_MAX {
+            if round > 4 {
+                // What is short is in other threads' reservations: they commit without waiting for us.
+                thread::yield_now();
+            }
             let journal = self.journal()?;
             let seen = self.checkpoint_number.load(Ordering::Acquire);
             let reservation = match journal.try_reserve(bytes) {
@@ -104,7 +112,9 @@ impl Engine {
                 }
                 Err(Short::Checkpoint) => {
                     drop(reservation);
-                    self.make_room(seen)?;
+                    if round < 4 || round.is_multiple_of(64) {
+                        self.make_room(seen)?;
+                    }
                 }
                 Err(Short::PoolFull) => {
                     drop(reservation);
@@ -116,6 +126,19 @@ impl Engine {
             ErrorKind::NoSpace,
             format!("no room for a transaction of {bytes} journal bytes and {nodes} tree nodes, even after checkpoints"),
         ))
+    }
+
+    /// Reserves for as many extents as there is room for, of those that one transaction changes at most: on a small
+    /// volume with a full metadata pool that may be few. `cost` says what a number of extents costs.
+    pub(crate) fn begin_extents(&self, cost: impl Fn(usize) -> Cost) -> Result<(Transaction<'_>, usize)> {
+        for extents in [EXTENTS_PER_TRANSACTION, EXTENTS_PER_TRANSACTION / 4] {
+            match self.begin(cost(extents)) {
+                Err(error) if error.kind() == ErrorKind::NoSpace => {}
+                other => return other.map(|transaction| (transaction, extents)),
+            }
+        }
+        let few = EXTENTS_PER_TRANSACTION / 32;
+        self.begin(cost(few)).map(|transaction| (transaction, few))
     }
 
     fn make_room(&self, seen: u64) -> Result<()> {

@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use quire::{Create, IoFlags, Volume};
+use quire::{Create, FallocateMode, IoFlags, RenameFlags, Volume, XattrFlags};
 use quire_base::random::Random;
 use quire_base::sync::Arc;
 use quire_device::simulated::{CrashPolicy, SimulatedBackend};
@@ -50,6 +50,48 @@ fn a_volume_closed_with_orphans_and_a_logged_operation_is_clean() {
     assert_eq!((report.summary.orphans, report.summary.logged_operations), (3, 1));
 }
 
+/// Checks crash images of a run at many moments; every one must be clean as the crash left it, and again after a
+/// recovery that was cut off as well. Gives how many images had an operation that the crash cut off.
+fn crash_everywhere(backend: &Arc<SimulatedBackend>, rounds: u64, seed: u64) -> u64 {
+    let mut random = Random::seeded(seed);
+    let events = backend.event_count();
+    let (mut checked, mut cut_off) = (0, 0);
+    for round in 0..rounds {
+        // Half of them evenly over the run, half of them anywhere.
+        let at = if round % 2 == 0 { round * events as u64 / rounds } else { random.below(events as u64) };
+        let policy = match random.below(4) {
+            0 => CrashPolicy::Killed { seed: random.next_u64() },
+            _ => CrashPolicy::Power { seed: random.next_u64() },
+        };
+        let Some(image) = backend.crash_at(at as usize, policy) else { continue };
+        let when = format!("run {seed}, crash at {at} of {events}, {policy:?}");
+        match check(&image) {
+            Ok(report) => {
+                assert!(report.issues.is_empty(), "{when}: {:#?}", report.issues);
+                cut_off += u64::from(report.summary.logged_operations > 0);
+            }
+            Err(error) => panic!("{when}: {error}"),
+        }
+        checked += 1;
+        if round % 5 == 0 {
+            let again = Arc::new(SimulatedBackend::from_image(image));
+            Volume::open_backend(again.clone(), options()).unwrap().close().unwrap();
+            let at = random.below(again.event_count() as u64) as usize;
+            if let Some(image) = again.crash_at(at, CrashPolicy::Power { seed: random.next_u64() }) {
+                assert_clean(&image, &format!("{when}, then at {at} of its recovery"));
+            }
+            assert_clean(&again.visible(), &format!("{when}, recovered"));
+        }
+    }
+    assert!(checked * 2 >= rounds, "only {checked} of {rounds} moments could be looked at");
+    cut_off
+}
+
+/// `QUIRE_FSCK_CRASHES` sets how many crash images of each run are checked.
+fn crashes(default: u64) -> u64 {
+    std::env::var("QUIRE_FSCK_CRASHES").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
 #[test]
 fn no_crash_leaves_an_issue() {
     let backend = Arc::new(SimulatedBackend::from_image(format()));
@@ -71,18 +113,81 @@ fn no_crash_leaves_an_issue() {
     }
     drop(open);
     volume.close().unwrap();
+    crash_everywhere(&backend, crashes(80), 11);
+}
 
-    let mut random = Random::seeded(11);
-    let events = backend.event_count();
-    for round in 0..60 {
-        let at = if round < 20 { events - (round + 1) as usize } else { random.below(events as u64) as usize };
-        let seed = random.next_u64();
-        let Some(image) = backend.crash_at(at, CrashPolicy::Power { seed }) else { continue };
-        match check(&image) {
-            Ok(report) => {
-                assert!(report.issues.is_empty(), "crash at {at} with seed {seed}: {:#?}", report.issues);
-            }
-            Err(error) => panic!("crash at {at} with seed {seed}: {error}"),
+#[test]
+fn no_crash_in_a_long_operation_leaves_an_issue() {
+    let backend = Arc::new(SimulatedBackend::from_image(format()));
+    let volume = Volume::open_backend(backend.clone(), options()).unwrap();
+    let root = volume.root();
+    let fragmented = |name: &str| {
+        let file = volume.create(&root, name.as_bytes(), &Create::file(0o600)).unwrap();
+        for at in 0..300u64 {
+            volume.write(&file, at * 2 * 4096, &[at as u8 | 1; 4096], IoFlags::empty()).unwrap();
+        }
+        volume.fsync(&file, false).unwrap();
+        file
+    };
+    let (a, b, c) = (fragmented("a"), fragmented("b"), fragmented("c"));
+    volume.allocate(&a, FallocateMode::Collapse, 8 * 4096, 16 * 4096).unwrap();
+    volume.allocate(&b, FallocateMode::Insert, 8 * 4096, 16 * 4096).unwrap();
+    volume.allocate(&c, FallocateMode::PunchHole, 4096, 400 * 4096).unwrap();
+    volume.allocate(&c, FallocateMode::ZeroRange { keep_size: false }, 0, 40 * 4096).unwrap();
+    volume.truncate(&a, 5000).unwrap();
+    volume.truncate(&b, 1 << 30).unwrap();
+    volume.unlink(&root, b"b").unwrap();
+    drop((a, b, c));
+    volume.drain_orphans();
+    volume.close().unwrap();
+    assert!(crash_everywhere(&backend, crashes(120), 12) > 0, "no crash fell into a long operation");
+}
+
+#[test]
+fn no_crash_of_a_random_run_leaves_an_issue() {
+    for seed in 0..3 {
+        let backend = Arc::new(SimulatedBackend::from_image(format()));
+        let volume = Volume::open_backend(backend.clone(), options()).unwrap();
+        random_run(&volume, seed, 500);
+        volume.close().unwrap();
+        crash_everywhere(&backend, crashes(60), seed + 100);
+    }
+}
+
+/// Creates, links, renames, writes, cuts, removes, with checkpoints and syncs in between.
+fn random_run(volume: &Volume, seed: u64, steps: u32) {
+    let mut random = Random::seeded(seed);
+    let mut directories = vec![volume.root()];
+    let mut held = Vec::new();
+    for step in 0..steps {
+        let directory = directories[random.below(directories.len() as u64) as usize].clone();
+        let other = directories[random.below(directories.len() as u64) as usize].clone();
+        let name = format!("n{}", random.below(12)).into_bytes();
+        let other_name = format!("n{}", random.below(12)).into_bytes();
+        // Whatever does not go (the name is taken, not there, of another type) does not matter.
+        match random.below(14) {
+            0 | 1 => drop(volume.create(&directory, &name, &Create::file(0o644))),
+            2 => directories.extend(volume.create(&directory, &name, &Create::directory(0o755))),
+            3 | 4 => drop(volume.unlink(&directory, &name)),
+            5 => drop(volume.rmdir(&directory, &name)),
+            6 => drop(volume.rename(&directory, &name, &other, &other_name, RenameFlags::empty())),
+            7 => drop(volume.lookup(&directory, &name).and_then(|inode| volume.link(&inode, &other, &other_name))),
+            8 | 9 => drop(volume.lookup(&directory, &name).and_then(|inode| {
+                let (at, len) = (random.below(200_000), random.below(60_000) as usize);
+                volume.write(&inode, at, &vec![step as u8; len], IoFlags::empty())
+            })),
+            10 => drop(volume.lookup(&directory, &name).and_then(|inode| volume.truncate(&inode, random.below(200_000)))),
+            11 => drop(volume.lookup(&directory, &name).and_then(|inode| {
+                let value = vec![7; random.below(3000) as usize];
+                volume.set_xattr(&inode, b"user.x", &value, XattrFlags::empty())
+            })),
+            12 => match random.below(4) {
+                0 => drop(volume.checkpoint()),
+                1 => drop(volume.sync()),
+                2 => volume.drain_orphans(),
+                _ => held.extend(volume.lookup(&directory, &name)),
+            },
+            _ => drop(volume.lookup(&directory, &name).and_then(|inode| volume.fsync(&inode, random.one_in(2)))),
         }
     }
 }

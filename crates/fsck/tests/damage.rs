@@ -108,14 +108,18 @@ fn every_field_of_every_value() {
             if bits == 0 || (byte > 120 && !random.one_in(8)) {
                 continue;
             }
-            let choices: Vec<u32> = (0..8).filter(|bit| bits >> bit & 1 == 1).collect();
-            let bit = choices[random.below(choices.len() as u64) as usize];
-            let mut editor = Editor::new(&original.image);
-            let mut damaged = value.clone();
-            damaged[byte] ^= 1 << bit;
-            editor.set_value(&at, &damaged);
-            tried += 1;
-            missed.expect(&editor, || format!("{:?} byte {byte} bit {bit} of {value:02x?}", at.key));
+            let mut choices: Vec<u32> = (0..8).filter(|bit| bits >> bit & 1 == 1).collect();
+            if std::env::var_os("QUIRE_FSCK_ALL_BITS").is_none() {
+                choices = vec![choices[random.below(choices.len() as u64) as usize]];
+            }
+            for bit in choices {
+                let mut editor = Editor::new(&original.image);
+                let mut damaged = value.clone();
+                damaged[byte] ^= 1 << bit;
+                editor.set_value(&at, &damaged);
+                tried += 1;
+                missed.expect(&editor, || format!("{:?} byte {byte} bit {bit} of {value:02x?}", at.key));
+            }
         }
     }
     assert!(tried > 800, "{tried}");

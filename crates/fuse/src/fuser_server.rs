@@ -38,9 +38,6 @@ use crate::operations::xattr::Sized;
 use crate::operations::{CACHE_TIME, Caller, Entry, Operations};
 use crate::session::{self, Transport};
 
-/// Entries of a directory read with attributes at once; a request has room for about this many.
-const PLUS_ENTRIES_MAX: usize = 512;
-
 /// What all threads of a mount share.
 pub(crate) struct Shared {
     operations: Operations,
@@ -657,17 +654,16 @@ impl fuser::Filesystem for Server {
         let shared = self.0.clone();
         let job = move || {
             let mut reply = reply;
-            let outcome =
-                shared.operations.read_directory_plus(node.0, offset, PLUS_ENTRIES_MAX, |name, entry| {
-                    !reply.add(
-                        INodeNo(name.node),
-                        name.cookie,
-                        OsStr::from_bytes(&name.name),
-                        &CACHE_TIME,
-                        &attributes(&entry.attributes),
-                        Generation(entry.generation),
-                    )
-                });
+            let outcome = shared.operations.read_directory_plus(node.0, offset, |name, entry| {
+                !reply.add(
+                    INodeNo(name.node),
+                    name.cookie,
+                    OsStr::from_bytes(&name.name),
+                    &CACHE_TIME,
+                    &attributes(&entry.attributes),
+                    Generation(entry.generation),
+                )
+            });
             match outcome {
                 Ok(()) => reply.ok(),
                 Err(error) => reply.error(number(&error)),

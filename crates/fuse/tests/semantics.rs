@@ -394,6 +394,22 @@ fn set_id_bits_and_permissions() {
 }
 
 #[test]
+fn a_program_runs_as_it_was_last_written() {
+    on_both(|mounted| {
+        let path = mounted.path("program");
+        for program in ["/bin/true", "/bin/false", "/bin/true"] {
+            // In place: what the kernel kept of the last run must go.
+            fs::write(&path, fs::read(program).unwrap()).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+            for _ in 0..2 {
+                let status = std::process::Command::new(&path).status().unwrap();
+                assert_eq!(status.success(), program == "/bin/true");
+            }
+        }
+    });
+}
+
+#[test]
 fn direct_and_synchronous_calls() {
     on_both(|mounted| {
         let path = mounted.path("direct");

@@ -86,6 +86,7 @@ pub fn in_background(checked: &Checked, options: &[String]) -> Outcome<Vec<Strin
 
 fn serve_here(checked: &Checked) -> Outcome {
     signals::block();
+    signals::serve_under_memory_pressure();
     logging::to_terminal();
     server::abort_on_panic();
     let (session, notes) = open_and_mount(checked)?;
@@ -99,6 +100,7 @@ fn serve_here(checked: &Checked) -> Outcome {
 fn serve_and_report(arguments: &Mount) -> Outcome {
     server::detach();
     signals::block();
+    signals::serve_under_memory_pressure();
     let started = check(arguments).and_then(|checked| {
         let log = logging::to_target(&checked.options.log, &checked.volume)?;
         server::abort_on_panic();

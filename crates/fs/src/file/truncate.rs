@@ -17,7 +17,7 @@ use crate::engine::Engine;
 use crate::extent_map::Replacement;
 use crate::gate::GateState;
 use crate::inode::{Inode, InodeRef};
-use crate::transaction::{Cost, EXTENTS_PER_TRANSACTION};
+use crate::transaction::Cost;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::units::blocks_for;
@@ -91,16 +91,16 @@ impl Engine {
             mapping.drop_range(first, u64::MAX);
         }
 
-        let cost = Cost::new(3, 256).with_extents(EXTENTS_PER_TRANSACTION + 2).critical();
-        let mut transaction = self.begin(cost)?;
+        let cost = |extents| Cost::new(3, 256).with_extents(extents + 2).critical();
+        let (mut transaction, batch) = self.begin_extents(cost)?;
         let mut meta = inode.meta();
         inode.fold_times(&mut meta);
         let mut record = meta.record.clone();
         record.size = size;
         record.mtime = self.options.clock.now();
         record.ctime = record.mtime;
-        let beyond = self.extents_in(inode, first, FILE_BLOCKS_MAX - first, EXTENTS_PER_TRANSACTION + 1)?;
-        let logged = (beyond.len() > EXTENTS_PER_TRANSACTION).then(|| self.logged_operation(inode, LoggedKind::Truncate, first, FILE_BLOCKS_MAX, size));
+        let beyond = self.extents_in(inode, first, FILE_BLOCKS_MAX - first, batch + 1)?;
+        let logged = (beyond.len() > batch).then(|| self.logged_operation(inode, LoggedKind::Truncate, first, FILE_BLOCKS_MAX, size));
         match &logged {
             Some((id, operation)) => transaction.put(Key::logged(*id), &operation.encode()),
             None => {

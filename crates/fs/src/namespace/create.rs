@@ -262,6 +262,8 @@ impl Engine {
             return records.commit(transaction);
         }
         let seq = records.commit(transaction)?;
+        // There is nothing to read back of a new file whose record is lost: fdatasync covers it too.
+        inode.committed_data(seq);
         directory.committed(seq);
         directory.touch_written();
         Ok(seq)

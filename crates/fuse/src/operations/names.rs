@@ -6,6 +6,9 @@ use quire_base::{Error, ErrorKind, InodeNo, Result};
 use super::data::Opened;
 use super::{Caller, Entry, Operations};
 
+/// Names read at once where each is looked up, too; about what the kernel's smallest request has room for.
+const BATCH: usize = 32;
+
 /// A node to be made.
 #[derive(Clone, Copy, Debug)]
 pub struct Make {
@@ -159,31 +162,37 @@ impl Operations {
         &self,
         node: u64,
         after: u64,
-        entries_max: usize,
         mut take: impl FnMut(&Name, &Entry) -> bool,
     ) -> Result<()> {
-        // Attributes are read after the directory's own locks are left.
-        let mut names = Vec::new();
-        self.read_directory(node, after, |name| {
-            names.push(name.clone());
-            names.len() < entries_max
-        })?;
-        for name in &names {
-            let dots = name.name == b"." || name.name == b"..";
-            let inode: InodeRef = match self.volume.inode(InodeNo(name.node)) {
-                Ok(inode) => inode,
-                // Removed since its name was read.
-                Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Stale) => continue,
-                Err(error) => return Err(error),
-            };
-            let entry = Entry { generation: inode.generation(), attributes: self.volume.attributes(&inode) };
-            if !take(name, &entry) {
+        let mut after = after;
+        let mut names = Vec::with_capacity(BATCH);
+        loop {
+            // In batches: attributes are read after the directory's own locks are left.
+            names.clear();
+            self.read_directory(node, after, |name| {
+                names.push(name.clone());
+                names.len() < BATCH
+            })?;
+            for name in &names {
+                after = name.cookie;
+                let inode: InodeRef = match self.volume.inode(InodeNo(name.node)) {
+                    Ok(inode) => inode,
+                    // Removed since its name was read.
+                    Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Stale) => continue,
+                    Err(error) => return Err(error),
+                };
+                let entry =
+                    Entry { generation: inode.generation(), attributes: self.volume.attributes(&inode) };
+                if !take(name, &entry) {
+                    return Ok(());
+                }
+                if name.name != b"." && name.name != b".." {
+                    self.inodes.remember(inode);
+                }
+            }
+            if names.len() < BATCH {
                 return Ok(());
             }
-            if !dots {
-                self.inodes.remember(inode);
-            }
         }
-        Ok(())
     }
 }

@@ -1,0 +1,136 @@
+//! Durability of single operations: what must be there after a power cut right behind a sync.
+
+use quire::{Caller, Clock, Create, FileType, FormatOptions, InodeRef, IoFlags, Timestamp, Volume, VolumeOptions};
+use quire_device::SimulatedBackend;
+use quire_device::simulated::CrashPolicy;
+use std::sync::Arc;
+
+fn options() -> VolumeOptions {
+    VolumeOptions {
+        threads: false,
+        cache_bytes: Some(6 << 20),
+        clock: Clock::simulated(Timestamp(1_000_000_000)),
+        ..VolumeOptions::default()
+    }
+}
+
+fn new_volume() -> (Arc<SimulatedBackend>, Volume) {
+    let device = Arc::new(SimulatedBackend::new(16384));
+    Volume::format_backend(device.clone(), &FormatOptions { seed: Some(1), ..Default::default() }).unwrap();
+    let volume = Volume::open_backend(device.clone(), options()).unwrap();
+    (device, volume)
+}
+
+fn file(volume: &Volume, name: &str) -> InodeRef {
+    let caller = Caller { uid: 0, gid: 0 };
+    let create = Create { kind: FileType::Regular, mode: 0o644, umask: 0, rdev: 0, caller };
+    volume.create(&volume.root(), name.as_bytes(), &create).unwrap()
+}
+
+/// The volume as a power cut now leaves it, everything unsafe lost.
+fn after_power_cut(device: &SimulatedBackend) -> Volume {
+    let image = device.crash(CrashPolicy::LoseAll);
+    Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options()).unwrap()
+}
+
+/// SQLite in rollback mode commits by unlinking its journal and then calls fdatasync, not fsync, on the directory.
+/// A directory's fdatasync waited for nothing, since only the sequence that fsync looks at was raised by names; after
+/// a crash the journal was back and the committed transaction was rolled back.
+#[test]
+fn fdatasync_of_a_directory_makes_an_unlink_durable() {
+    let (device, volume) = new_volume();
+    file(&volume, "journal");
+    volume.sync().unwrap();
+    volume.unlink(&volume.root(), b"journal").unwrap();
+    volume.fsync(&volume.root(), true).unwrap();
+    assert!(after_power_cut(&device).lookup(&after_power_cut(&device).root(), b"journal").is_err());
+}
+
+#[test]
+fn fdatasync_of_a_new_empty_file_makes_it_durable() {
+    let (device, volume) = new_volume();
+    let new = file(&volume, "new");
+    volume.fsync(&new, true).unwrap();
+    let after = after_power_cut(&device);
+    assert_eq!(after.lookup(&after.root(), b"new").unwrap().number(), new.number());
+}
+
+#[test]
+fn o_dsync_writes_are_durable_when_they_return() {
+    let (device, volume) = new_volume();
+    let log = file(&volume, "log");
+    for round in 0..20u8 {
+        volume.write(&log, 0, &[round; 700], IoFlags::APPEND | IoFlags::DATASYNC).unwrap();
+        let after = after_power_cut(&device);
+        let found = after.lookup(&after.root(), b"log").unwrap();
+        assert_eq!(found.size(), (u64::from(round) + 1) * 700);
+        let mut last = [0; 700];
+        after.read(&found, u64::from(round) * 700, &mut last, IoFlags::empty()).unwrap();
+        assert_eq!(last, [round; 700]);
+    }
+}
+
+#[test]
+fn nothing_is_written_to_sync_a_clean_file() {
+    let (device, volume) = new_volume();
+    let clean = file(&volume, "clean");
+    volume.write(&clean, 0, b"contents", IoFlags::empty()).unwrap();
+    volume.fsync(&clean, false).unwrap();
+    let before = device.event_count();
+    volume.fsync(&clean, false).unwrap();
+    volume.fsync(&clean, true).unwrap();
+    assert_eq!(device.event_count(), before, "fsync of a clean file is no I/O at all");
+}
+
+#[test]
+fn an_overwrite_in_place_is_data_and_one_flush() {
+    let (device, volume) = new_volume();
+    let table = file(&volume, "table");
+    volume.write(&table, 0, &[1; 65536], IoFlags::empty()).unwrap();
+    volume.fsync(&table, false).unwrap();
+    volume.write(&table, 4096, &[2; 4096], IoFlags::empty()).unwrap();
+    let before = device.event_count();
+    volume.fsync(&table, true).unwrap();
+    // Submission and completion of one write and of one flush.
+    assert_eq!(device.event_count() - before, 4, "{:?}", device.events(before..device.event_count()));
+}
+
+/// A device that fails a data write must not make fsync lie, not even the second time.
+#[test]
+fn fsync_fails_until_the_data_is_written() {
+    use quire_device::IoClass;
+    use quire_device::simulated::{Fault, FaultOp};
+    let (device, volume) = new_volume();
+    let table = file(&volume, "table");
+    volume.write(&table, 0, &[1; 8192], IoFlags::empty()).unwrap();
+    device.inject(Fault::on(FaultOp::Write).class(IoClass::Data).times(3));
+    assert!(volume.fsync(&table, false).is_err());
+    assert!(volume.fsync(&table, false).is_err(), "a second fsync must not say clean");
+    device.clear_faults();
+    volume.fsync(&table, false).unwrap();
+    let after = after_power_cut(&device);
+    let found = after.lookup(&after.root(), b"table").unwrap();
+    let mut contents = [0; 8192];
+    assert_eq!(after.read(&found, 0, &mut contents, IoFlags::empty()).unwrap(), 8192);
+    assert_eq!(contents, [1; 8192]);
+}
+
+/// An error in the journal ends changes for good; reads go on.
+#[test]
+fn a_journal_error_shuts_the_volume_down() {
+    use quire_device::IoClass;
+    use quire_device::simulated::{Fault, FaultOp};
+    let (device, volume) = new_volume();
+    let table = file(&volume, "table");
+    volume.write(&table, 0, b"before", IoFlags::empty()).unwrap();
+    volume.sync().unwrap();
+    device.inject(Fault::on(FaultOp::Write).class(IoClass::Journal).times(1));
+    file(&volume, "lost");
+    assert!(volume.sync().is_err());
+    let refused = volume.write(&table, 0, b"after", IoFlags::empty()).unwrap_err();
+    assert_eq!(refused.kind(), quire::ErrorKind::Shutdown, "{refused}");
+    assert!(volume.fsync(&table, false).is_err());
+    let mut contents = [0; 6];
+    volume.read(&table, 0, &mut contents, IoFlags::empty()).unwrap();
+    assert_eq!(&contents, b"before");
+}
