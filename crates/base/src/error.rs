@@ -128,7 +128,11 @@ impl Error {
 
     /// The same failure with the outer operation named in front.
     pub fn context(&self, doing: impl fmt::Display) -> Error {
-        Error { kind: self.kind, message: format!("{doing}: {}", self.message).into(), os_error: self.os_error }
+        Error {
+            kind: self.kind,
+            message: format!("{doing}: {}", self.message).into(),
+            os_error: self.os_error,
+        }
     }
 
     /// The same message under another kind (for example an I/O error that becomes `Shutdown`).

@@ -24,7 +24,7 @@ pub enum LogTarget {
 }
 
 /// Everything `-o` can say.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct MountOptions {
     /// How the volume is opened.
     pub volume: VolumeOptions,
@@ -36,18 +36,6 @@ pub struct MountOptions {
     pub fs_name: Option<String>,
     /// `allow_other` was asked for, or refused; `None`: root yes, others no.
     allow_other: Option<bool>,
-}
-
-impl Default for MountOptions {
-    fn default() -> MountOptions {
-        MountOptions {
-            volume: VolumeOptions::default(),
-            serve: ServeOptions::default(),
-            log: LogTarget::default(),
-            fs_name: None,
-            allow_other: None,
-        }
-    }
 }
 
 /// The options in one line each, for `--help`.

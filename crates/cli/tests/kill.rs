@@ -61,8 +61,9 @@ fn length(number: u64) -> usize {
 
 /// Two ways to make a file durable, in turn: write and fdatasync; write, fsync, rename, fsync of the folder.
 fn write_one(folder: &Path, number: u64, ledger: &Ledger) -> std::io::Result<()> {
-    let replaces = number % 2 == 0;
-    let path = folder.join(if replaces { format!("witness{}", number % 300) } else { format!("once{number}") });
+    let replaces = number.is_multiple_of(2);
+    let path =
+        folder.join(if replaces { format!("witness{}", number % 300) } else { format!("once{number}") });
     let data = pattern(number, length(number));
     ledger.lock().unwrap().entry(path.clone()).or_default().begun.push(number);
     if replaces {
@@ -85,8 +86,10 @@ fn write_one(folder: &Path, number: u64, ledger: &Ledger) -> std::io::Result<()>
 fn verify(ledger: &Ledger) {
     for (path, known) in ledger.lock().unwrap().iter() {
         let Some(acknowledged) = known.acknowledged else { continue };
-        let found = std::fs::read(path).unwrap_or_else(|error| panic!("{} was fsynced: {error}", path.display()));
-        let allowed = std::iter::once(&acknowledged).chain(&known.begun).any(|&n| found == pattern(n, length(n)));
+        let found =
+            std::fs::read(path).unwrap_or_else(|error| panic!("{} was fsynced: {error}", path.display()));
+        let allowed =
+            std::iter::once(&acknowledged).chain(&known.begun).any(|&n| found == pattern(n, length(n)));
         assert!(allowed, "{} does not hold what was fsynced (number {acknowledged})", path.display());
     }
 }
@@ -107,7 +110,11 @@ fn killed_under(name: &str, size: &str, mut work: impl FnMut(&Volume, u64) -> Op
         volume.kill();
         witness.finish();
         if let Some(mut child) = child {
-            let _ = child.kill();
+            // The programs have children of their own.
+            let _ = rustix::process::kill_process_group(
+                rustix::process::Pid::from_child(&child),
+                rustix::process::Signal::KILL,
+            );
             let _ = child.wait();
         }
         // Every fourth time a check of what the crash left, before any recovery touches it.
@@ -130,6 +137,8 @@ fn killed_under(name: &str, size: &str, mut work: impl FnMut(&Volume, u64) -> Op
 }
 
 fn quiet(command: &mut Command) -> Option<Child> {
+    use std::os::unix::process::CommandExt;
+    command.process_group(0);
     Some(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
 }
 
@@ -196,9 +205,7 @@ fn killed_under_sqlite() {
     volume.mount();
     for mode in ["WAL", "DELETE"] {
         let database = volume.path(&format!("{mode}.db"));
-        let create = format!(
-            "PRAGMA journal_mode={mode}; CREATE TABLE t(n INT PRIMARY KEY);"
-        );
+        let create = format!("PRAGMA journal_mode={mode}; CREATE TABLE t(n INT PRIMARY KEY);");
         common::run(Command::new("sqlite3").arg(&database).arg(create));
     }
     let mut next = 0u64;

@@ -101,7 +101,10 @@ impl Target<'_> {
     fn slot(&self, number: u32) -> Result<Slot> {
         let slot = Slot(number);
         if !self.orphans.contains(slot) {
-            return Err(Error::corrupt(format!("orphan slot {number} is beyond the volume's {}", self.orphans.capacity())));
+            return Err(Error::corrupt(format!(
+                "orphan slot {number} is beyond the volume's {}",
+                self.orphans.capacity()
+            )));
         }
         Ok(slot)
     }
@@ -124,12 +127,17 @@ impl Target<'_> {
         Ok(())
     }
 
-    fn change_regions(&self, runs: &[Run], change: impl Fn(&mut RegionMap, u32, u32) -> Result<()>) -> Result<()> {
+    fn change_regions(
+        &self,
+        runs: &[Run],
+        change: impl Fn(&mut RegionMap, u32, u32) -> Result<()>,
+    ) -> Result<()> {
         for &run in runs {
             for (region, start, blocks) in split_by_region(run) {
                 self.tree.update(Key::region(region), &mut |value| {
                     let mut map = value.map_or_else(|| Ok(RegionMap::new()), RegionMap::decode)?;
-                    change(&mut map, start, blocks).map_err(|error| error.context(format!("region {region}")))?;
+                    change(&mut map, start, blocks)
+                        .map_err(|error| error.context(format!("region {region}")))?;
                     Ok(map.encode())
                 })?;
             }

@@ -28,10 +28,9 @@ impl Threads {
         let mut handles = self.0.lock();
         for (name, body) in bodies {
             let engine = engine.clone();
-            let handle = thread::Builder::new()
-                .name(name.to_owned())
-                .spawn(move || body(&engine))
-                .map_err(|error| Error::new(ErrorKind::NoMemory, format!("starting thread {name}: {error}")))?;
+            let handle = thread::Builder::new().name(name.to_owned()).spawn(move || body(&engine)).map_err(
+                |error| Error::new(ErrorKind::NoMemory, format!("starting thread {name}: {error}")),
+            )?;
             handles.push(handle);
         }
         Ok(())

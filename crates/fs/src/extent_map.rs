@@ -49,7 +49,13 @@ impl Replacement {
 impl Engine {
     /// The extents that cover any of `count` file blocks from `first`, whole, in order, at most `limit`. The
     /// caller holds `meta`, or validates by [`Inode::read_extents`].
-    pub(crate) fn extents_in(&self, inode: &Inode, first: u64, count: u64, limit: usize) -> Result<Vec<Extent>> {
+    pub(crate) fn extents_in(
+        &self,
+        inode: &Inode,
+        first: u64,
+        count: u64,
+        limit: usize,
+    ) -> Result<Vec<Extent>> {
         let end = first.saturating_add(count);
         let mut found = Vec::new();
         if count == 0 {

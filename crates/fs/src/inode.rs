@@ -131,10 +131,18 @@ const NO_TIME: i64 = i64::MIN;
 const TIME_GRAIN_NANOS: i64 = 1_000_000;
 
 impl Inode {
-    pub(crate) fn new(engine: Arc<Engine>, number: InodeNo, record: InodeRecord, orphan: OrphanState) -> Inode {
+    pub(crate) fn new(
+        engine: Arc<Engine>,
+        number: InodeNo,
+        record: InodeRecord,
+        orphan: OrphanState,
+    ) -> Inode {
         let kind = record.file_type();
         let names = (kind == FileType::Directory).then(|| {
-            Box::new(Names { dead: RwLock::new(record.nlink == 0), buckets: std::array::from_fn(|_| Mutex::new(())) })
+            Box::new(Names {
+                dead: RwLock::new(record.nlink == 0),
+                buckets: std::array::from_fn(|_| Mutex::new(())),
+            })
         });
         Inode {
             engine,
@@ -172,9 +180,9 @@ impl Inode {
 
     /// The names of a directory.
     pub(crate) fn names(&self) -> Result<&Names> {
-        self.names
-            .as_deref()
-            .ok_or_else(|| Error::new(ErrorKind::NotDirectory, format!("inode {} is not a directory", self.number)))
+        self.names.as_deref().ok_or_else(|| {
+            Error::new(ErrorKind::NotDirectory, format!("inode {} is not a directory", self.number))
+        })
     }
 
     /// The end of file that I/O sees, in bytes.
@@ -243,7 +251,8 @@ impl Inode {
 
     /// True if times wait to be journaled.
     pub(crate) fn has_times(&self) -> bool {
-        self.write_time.load(Ordering::Relaxed) != NO_TIME || self.access_time.load(Ordering::Relaxed) != NO_TIME
+        self.write_time.load(Ordering::Relaxed) != NO_TIME
+            || self.access_time.load(Ordering::Relaxed) != NO_TIME
     }
 
     /// A transaction that this inode's fsync must cover. The names of a directory are its data.

@@ -166,9 +166,10 @@ impl Engine {
                 return self.not_freed(inode);
             }
             let departures = self.inodes.departures(number);
-            let record = self.tree.get_with(Key::inode(number), InodeRecord::decode)?.ok_or_else(|| {
-                Error::new(ErrorKind::Stale, format!("inode {number} does not exist (any more)"))
-            })??;
+            let record =
+                self.tree.get_with(Key::inode(number), InodeRecord::decode)?.ok_or_else(|| {
+                    Error::new(ErrorKind::Stale, format!("inode {number} does not exist (any more)"))
+                })??;
             if record.nlink == 0 {
                 return Err(Error::new(ErrorKind::Stale, format!("inode {number} has no name (any more)")));
             }
@@ -181,8 +182,14 @@ impl Engine {
     }
 
     /// An orphan that a crash left, tracked as `orphan` says; `None` if the tree does not have it.
-    pub(crate) fn orphan_inode(self: &Arc<Engine>, number: InodeNo, orphan: OrphanState) -> Result<Option<InodeRef>> {
-        let Some(record) = self.tree.get_with(Key::inode(number), InodeRecord::decode)? else { return Ok(None) };
+    pub(crate) fn orphan_inode(
+        self: &Arc<Engine>,
+        number: InodeNo,
+        orphan: OrphanState,
+    ) -> Result<Option<InodeRef>> {
+        let Some(record) = self.tree.get_with(Key::inode(number), InodeRecord::decode)? else {
+            return Ok(None);
+        };
         Ok(Some(self.inodes.insert(Inode::new(self.clone(), number, record?, orphan))))
     }
 

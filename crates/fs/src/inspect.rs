@@ -106,7 +106,8 @@ impl Image {
 
     /// Calls `visit` with every key and value of an object, in order; object 0 is the volume itself.
     pub fn object(&self, object: u64, visit: &mut dyn FnMut(Key, &[u8])) -> Result<()> {
-        let (from, to) = (Key::new(object, KeyKind::FreeSpace, 0), Key::new(object, KeyKind::Extent, u64::MAX));
+        let (from, to) =
+            (Key::new(object, KeyKind::FreeSpace, 0), Key::new(object, KeyKind::Extent, u64::MAX));
         self.tree.scan(from, to, &mut |key, value| {
             visit(key, value);
             ControlFlow::Continue(())

@@ -21,8 +21,8 @@ use quire_format::inode::{FileType, InodeRecord};
 use quire_format::key::Key;
 use quire_format::region::{RegionMap, split_by_region};
 use quire_format::superblock::{
-    BLOCK_COUNT_MAX, FLAG_CLEAN, FORMAT_MAJOR, FORMAT_MINOR, JOURNAL_START, ManifestHead, SLOT_BLOCKS, Superblock,
-    TreeRoot,
+    BLOCK_COUNT_MAX, FLAG_CLEAN, FORMAT_MAJOR, FORMAT_MINOR, JOURNAL_START, ManifestHead, SLOT_BLOCKS,
+    Superblock, TreeRoot,
 };
 use quire_tree::{PoolState, Tree, TreeLimits};
 
@@ -151,7 +151,8 @@ pub(crate) fn format(backend: Arc<dyn Backend>, options: &FormatOptions) -> Resu
     };
 
     let pool = PoolState::new(&geometry.chunks());
-    let tree = Tree::create(device.clone(), superblock.volume_id(), pool, TreeLimits::with_cache_bytes(64 << 20));
+    let tree =
+        Tree::create(device.clone(), superblock.volume_id(), pool, TreeLimits::with_cache_bytes(64 << 20));
     tree.put(Key::inode(InodeNo::ROOT), &root_directory(now).encode())?;
     for (region, start, blocks) in split_by_region(Run::new(BlockNo(0), geometry.data_start().0)) {
         let mut map = RegionMap::new();
@@ -190,11 +191,16 @@ pub(crate) fn open_for_format(path: &std::path::Path, options: &FormatOptions) -
                 use std::io::Read;
                 let file = std::fs::File::open(path).map_err(|error| Error::os(doing("opening"), &error))?;
                 let mut bytes = Vec::new();
-                file.take(1 << 20).read_to_end(&mut bytes).map_err(|error| Error::os(doing("reading"), &error))?;
+                file.take(1 << 20)
+                    .read_to_end(&mut bytes)
+                    .map_err(|error| Error::os(doing("reading"), &error))?;
                 if bytes.iter().any(|&byte| byte != 0) {
                     return Err(Error::new(
                         ErrorKind::Exists,
-                        format!("{} is not empty; nothing was changed (--force overwrites it)", path.display()),
+                        format!(
+                            "{} is not empty; nothing was changed (--force overwrites it)",
+                            path.display()
+                        ),
                     ));
                 }
             }

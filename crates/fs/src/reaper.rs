@@ -144,8 +144,11 @@ impl Engine {
         if found.is_empty() {
             return Ok(false);
         }
-        let kept: Vec<Extent> =
-            found.iter().flat_map(|extent| [extent.clip(0, first), extent.clip(end, u64::MAX)]).flatten().collect();
+        let kept: Vec<Extent> = found
+            .iter()
+            .flat_map(|extent| [extent.clip(0, first), extent.clip(end, u64::MAX)])
+            .flatten()
+            .collect();
         let plan = Replacement::between(found, kept);
         let mut record = meta.record.clone();
         record.blocks = record.blocks.saturating_add_signed(plan.blocks_gained());
@@ -160,10 +163,15 @@ impl Engine {
     fn free_keys(&self, inode: &Inode) -> Result<()> {
         loop {
             let mut keys = Vec::new();
-            let (from, to) = (Key::symlink(inode.number, 0), Key::new(inode.number.0, KeyKind::Xattr, u64::MAX));
+            let (from, to) =
+                (Key::symlink(inode.number, 0), Key::new(inode.number.0, KeyKind::Xattr, u64::MAX));
             self.tree.scan(from, to, &mut |key, _| {
                 keys.push(key);
-                if keys.len() < KEYS_PER_TRANSACTION { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+                if keys.len() < KEYS_PER_TRANSACTION {
+                    ControlFlow::Continue(())
+                } else {
+                    ControlFlow::Break(())
+                }
             })?;
             if keys.is_empty() {
                 return Ok(());
@@ -180,16 +188,20 @@ impl Engine {
     pub(crate) fn finish_logged_operations(self: &Arc<Engine>) -> Result<()> {
         let mut pending = Vec::new();
         let mut broken = Ok(());
-        self.tree.scan(Key::logged(0), Key::logged(u64::MAX), &mut |key, value| match LoggedOp::decode(value) {
-            Ok(operation) => {
-                pending.push((key.offset, operation));
-                ControlFlow::Continue(())
-            }
-            Err(error) => {
-                broken = Err(error);
-                ControlFlow::Break(())
-            }
-        })?;
+        self.tree.scan(
+            Key::logged(0),
+            Key::logged(u64::MAX),
+            &mut |key, value| match LoggedOp::decode(value) {
+                Ok(operation) => {
+                    pending.push((key.offset, operation));
+                    ControlFlow::Continue(())
+                }
+                Err(error) => {
+                    broken = Err(error);
+                    ControlFlow::Break(())
+                }
+            },
+        )?;
         broken?;
         for (id, operation) in pending {
             tracing::info!(?operation, "finishing an operation that a crash cut off");

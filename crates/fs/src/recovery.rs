@@ -64,7 +64,10 @@ pub(crate) fn read_superblocks(device: &Device) -> [Result<Superblock>; 2] {
     SLOT_BLOCKS.map(|at| {
         let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
         if at.0 >= device.blocks() {
-            return Err(Error::new(ErrorKind::NotAVolume, format!("{} is too small for a Quire volume", device.name())));
+            return Err(Error::new(
+                ErrorKind::NotAVolume,
+                format!("{} is too small for a Quire volume", device.name()),
+            ));
         }
         device.read(IoClass::Metadata, at, &mut block)?;
         Superblock::decode(&block)
@@ -192,7 +195,9 @@ fn load_from(
     let end = replay(device, &config, &mut |seq, payload| {
         for change in record::decode(payload)? {
             target.apply(&change, seq).map_err(|error| {
-                error.with_kind(ErrorKind::Corrupt).context(format!("replaying the journal record that ends at {seq}"))
+                error
+                    .with_kind(ErrorKind::Corrupt)
+                    .context(format!("replaying the journal record that ends at {seq}"))
             })?;
         }
         report.records += 1;
@@ -217,7 +222,10 @@ pub(crate) fn tree_limits(options: &VolumeOptions) -> TreeLimits {
 }
 
 /// Opens a volume on a backend.
-pub(crate) fn open(backend: Arc<dyn Backend>, options: VolumeOptions) -> Result<(Arc<Engine>, RecoveryReport)> {
+pub(crate) fn open(
+    backend: Arc<dyn Backend>,
+    options: VolumeOptions,
+) -> Result<(Arc<Engine>, RecoveryReport)> {
     let (engine, report) = open_unfinished(backend, options)?;
     if !engine.read_only {
         engine.finish_logged_operations()?;
@@ -243,18 +251,30 @@ pub(crate) fn open_unfinished(
     if records > 0 {
         tracing::info!(records, "journal replayed");
     }
-    let parts = if read_only { in_memory(device, loaded, options)? } else { new_incarnation(&*backend, device, loaded, options)? };
+    let parts = if read_only {
+        in_memory(device, loaded, options)?
+    } else {
+        new_incarnation(&*backend, device, loaded, options)?
+    };
     Ok((Engine::new(parts), report))
 }
 
 fn in_memory(device: Arc<Device>, loaded: Loaded, options: VolumeOptions) -> Result<Parts> {
-    let state =
-        CheckpointState { number: loaded.superblock.checkpoint, slot: loaded.slot, sequence: loaded.superblock.sequence };
+    let state = CheckpointState {
+        number: loaded.superblock.checkpoint,
+        slot: loaded.slot,
+        sequence: loaded.superblock.sequence,
+    };
     parts(device, loaded, options, None, state, true)
 }
 
 /// Steps 3 to 5 of the protocol.
-fn new_incarnation(backend: &dyn Backend, device: Arc<Device>, mut loaded: Loaded, options: VolumeOptions) -> Result<Parts> {
+fn new_incarnation(
+    backend: &dyn Backend,
+    device: Arc<Device>,
+    mut loaded: Loaded,
+    options: VolumeOptions,
+) -> Result<Parts> {
     // Also where nothing of ours was written since the start: what the reads saw may sit in a cache.
     backend.flush()?;
 
@@ -356,16 +376,20 @@ impl RegionSource for TreeRegions {
     fn load_range(&self, regions: std::ops::Range<u64>, each: &mut dyn FnMut(u64, RegionMap)) -> Result<()> {
         let Some(last) = regions.end.checked_sub(1) else { return Ok(()) };
         let mut broken = Ok(());
-        self.0.scan(Key::region(regions.start), Key::region(last), &mut |key, value| match RegionMap::decode(value) {
-            Ok(map) => {
-                each(key.offset, map);
-                std::ops::ControlFlow::Continue(())
-            }
-            Err(error) => {
-                broken = Err(error.context(format!("region {}", key.offset)));
-                std::ops::ControlFlow::Break(())
-            }
-        })?;
+        self.0.scan(
+            Key::region(regions.start),
+            Key::region(last),
+            &mut |key, value| match RegionMap::decode(value) {
+                Ok(map) => {
+                    each(key.offset, map);
+                    std::ops::ControlFlow::Continue(())
+                }
+                Err(error) => {
+                    broken = Err(error.context(format!("region {}", key.offset)));
+                    std::ops::ControlFlow::Break(())
+                }
+            },
+        )?;
         broken
     }
 }

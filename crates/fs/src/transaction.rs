@@ -124,7 +124,9 @@ impl Engine {
         }
         Err(Error::new(
             ErrorKind::NoSpace,
-            format!("no room for a transaction of {bytes} journal bytes and {nodes} tree nodes, even after checkpoints"),
+            format!(
+                "no room for a transaction of {bytes} journal bytes and {nodes} tree nodes, even after checkpoints"
+            ),
         ))
     }
 

@@ -320,7 +320,13 @@ impl Volume {
     }
 
     /// Makes a symbolic link to `target`, 1 to 4095 bytes.
-    pub fn symlink(&self, directory: &InodeRef, name: &[u8], target: &[u8], caller: Caller) -> Result<InodeRef> {
+    pub fn symlink(
+        &self,
+        directory: &InodeRef,
+        name: &[u8],
+        target: &[u8],
+        caller: Caller,
+    ) -> Result<InodeRef> {
         self.engine().symlink(directory, name, target, caller)
     }
 

@@ -8,8 +8,8 @@
 //! * a file that nothing touched since its fsync has exactly its size and contents.
 
 use quire::{
-    Caller, Clock, Create, FallocateMode, FileType, FormatOptions, InodeNo, InodeRef, IoFlags, RenameFlags, Timestamp,
-    Volume, VolumeOptions, XattrFlags,
+    Caller, Clock, Create, FallocateMode, FileType, FormatOptions, InodeNo, InodeRef, IoFlags, RenameFlags,
+    Timestamp, Volume, VolumeOptions, XattrFlags,
 };
 use quire_base::random::Random;
 use quire_device::SimulatedBackend;
@@ -136,7 +136,11 @@ impl Workload {
             .filter(|(_, inode)| !self.names.directories.contains(inode))
             .map(|(path, inode)| (path.clone(), *inode))
             .collect();
-        if files.is_empty() { None } else { Some(files[self.random.below(files.len() as u64) as usize].clone()) }
+        if files.is_empty() {
+            None
+        } else {
+            Some(files[self.random.below(files.len() as u64) as usize].clone())
+        }
     }
 
     fn some_directory(&mut self) -> (String, u64) {
@@ -175,8 +179,10 @@ impl Workload {
             0..=13 => self.step("create", |w, number| {
                 let (path, directory) = w.some_directory();
                 let (full, name) = w.new_path(&path);
-                let create = Create { kind: FileType::Regular, mode: 0o644, umask: 0, rdev: 0, caller: root_caller() };
-                let inode = w.volume.create(&w.inode(directory), name.as_bytes(), &create).unwrap().number().0;
+                let create =
+                    Create { kind: FileType::Regular, mode: 0o644, umask: 0, rdev: 0, caller: root_caller() };
+                let inode =
+                    w.volume.create(&w.inode(directory), name.as_bytes(), &create).unwrap().number().0;
                 w.names.entries.insert(full, inode);
                 w.names.modes.insert(inode, 0o644);
                 w.files.insert(inode, FileHistory::default());
@@ -185,7 +191,13 @@ impl Workload {
             }),
             14..=16 => self.step("mkdir", |w, _| {
                 let (full, name) = w.new_path("");
-                let create = Create { kind: FileType::Directory, mode: 0o755, umask: 0, rdev: 0, caller: root_caller() };
+                let create = Create {
+                    kind: FileType::Directory,
+                    mode: 0o755,
+                    umask: 0,
+                    rdev: 0,
+                    caller: root_caller(),
+                };
                 let inode = w.volume.create(&w.volume.root(), name.as_bytes(), &create).unwrap().number().0;
                 w.names.entries.insert(full, inode);
                 w.names.directories.insert(inode);
@@ -265,7 +277,13 @@ impl Workload {
                     };
                     let (parent, name) = w.parent(&path);
                     w.volume
-                        .rename(&parent, name.as_bytes(), &to_parent, to_name.as_bytes(), RenameFlags::empty())
+                        .rename(
+                            &parent,
+                            name.as_bytes(),
+                            &to_parent,
+                            to_name.as_bytes(),
+                            RenameFlags::empty(),
+                        )
                         .unwrap();
                     let replaced = w.names.entries.get(&to_path).copied();
                     if replaced == Some(inode) {
@@ -274,11 +292,11 @@ impl Workload {
                     w.named.insert(inode, number);
                     w.names.entries.remove(&path);
                     w.names.entries.insert(to_path, inode);
-                    if let Some(gone) = replaced {
-                        if !w.names.entries.values().any(|other| *other == gone) {
-                            w.names.modes.remove(&gone);
-                            w.names.xattrs.remove(&gone);
-                        }
+                    if let Some(gone) = replaced
+                        && !w.names.entries.values().any(|other| *other == gone)
+                    {
+                        w.names.modes.remove(&gone);
+                        w.names.xattrs.remove(&gone);
                     }
                     None
                 });
@@ -396,7 +414,8 @@ impl Workload {
         let image = self.device.crash_at(event, policy).expect("an event of the run");
         let device = Arc::new(SimulatedBackend::from_image(image));
         let context = format!("seed {seed}, crash at event {event}, {policy:?}");
-        let volume = Volume::open_backend(device.clone(), options()).unwrap_or_else(|error| panic!("{context}: {error}"));
+        let volume = Volume::open_backend(device.clone(), options())
+            .unwrap_or_else(|error| panic!("{context}: {error}"));
         volume.drain_orphans();
         let found = listing(&volume);
 
@@ -415,7 +434,8 @@ impl Workload {
             self.check_file(&volume, *inode, event, high, &context);
         }
         drop(volume);
-        let image = quire::inspect::Image::load(device).unwrap_or_else(|error| panic!("{context}: second look: {error}"));
+        let image = quire::inspect::Image::load(device)
+            .unwrap_or_else(|error| panic!("{context}: second look: {error}"));
         assert!(image.orphans().is_empty(), "{context}: orphans left after a clean close");
     }
 
@@ -426,9 +446,13 @@ impl Workload {
         let synced = history.synced.iter().rev().copied().find(|&at| self.steps[at].ended <= event);
         for (sector, bytes) in contents.chunks(SECTOR as usize).enumerate() {
             let value = u64::from_le_bytes(bytes[..8].try_into().unwrap());
-            assert!(bytes.chunks(8).all(|word| word == &bytes[..8]), "{context}: inode {inode} sector {sector} is mixed");
+            assert!(
+                bytes.chunks(8).all(|word| word == &bytes[..8]),
+                "{context}: inode {inode} sector {sector} is mixed"
+            );
             let changes = history.sectors.get(&(sector as u64)).map_or(&[][..], |changes| &changes[..]);
-            let last_synced = synced.and_then(|at| changes.iter().rev().find(|change| change.operation <= at));
+            let last_synced =
+                synced.and_then(|at| changes.iter().rev().find(|change| change.operation <= at));
             let allowed = changes
                 .iter()
                 .filter(|change| change.operation <= high && synced.is_none_or(|at| change.operation > at))
@@ -445,7 +469,12 @@ impl Workload {
         if let Some(at) = synced {
             let later = history.touched.iter().any(|&operation| operation > at && operation <= high);
             if !later {
-                let size = history.sizes.iter().rev().find(|(operation, _)| *operation <= at).map_or(0, |(_, size)| *size);
+                let size = history
+                    .sizes
+                    .iter()
+                    .rev()
+                    .find(|(operation, _)| *operation <= at)
+                    .map_or(0, |(_, size)| *size);
                 assert_eq!(found.size(), size, "{context}: inode {inode}, untouched since its fsync at {at}");
             }
         }

@@ -1,6 +1,8 @@
 //! Durability of single operations: what must be there after a power cut right behind a sync.
 
-use quire::{Caller, Clock, Create, FileType, FormatOptions, InodeRef, IoFlags, Timestamp, Volume, VolumeOptions};
+use quire::{
+    Caller, Clock, Create, FileType, FormatOptions, InodeRef, IoFlags, Timestamp, Volume, VolumeOptions,
+};
 use quire_device::SimulatedBackend;
 use quire_device::simulated::CrashPolicy;
 use std::sync::Arc;

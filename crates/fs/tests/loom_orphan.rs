@@ -2,8 +2,8 @@
 #![cfg(loom)]
 
 use loom::thread;
-use quire::orphan::{OrphanSlots, SLOTS_PER_BLOCK};
 use quire::InodeNo;
+use quire::orphan::{OrphanSlots, SLOTS_PER_BLOCK};
 use std::sync::Arc;
 
 fn model(body: impl Fn() + Sync + Send + 'static) {

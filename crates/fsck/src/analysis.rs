@@ -20,7 +20,11 @@ pub(crate) struct Analysis {
 }
 
 /// Runs all cross-checks. Errors: the tree cannot be read.
-pub(crate) fn run(view: &View<'_>, findings: &mut Findings, tell: Option<&dyn Fn(Progress)>) -> Result<Analysis> {
+pub(crate) fn run(
+    view: &View<'_>,
+    findings: &mut Findings,
+    tell: Option<&dyn Fn(Progress)>,
+) -> Result<Analysis> {
     let inodes = view.superblock.inode_count;
     let mut contents = inodes::scan(view, findings, &mut Meter::start(tell, "inodes", inodes))?;
     orphans::mark(view, &mut contents);
@@ -62,7 +66,11 @@ fn check_counters(view: &View<'_>, is: &Counters, findings: &mut Findings) {
     if says.next_inode != is.next_inode {
         wrong(
             IssueKind::NextInodeWrong,
-            format!("the next inode would get the number {}, but {} is in use", says.next_inode, is.next_inode - 1),
+            format!(
+                "the next inode would get the number {}, but {} is in use",
+                says.next_inode,
+                is.next_inode - 1
+            ),
         );
     }
 }

@@ -131,8 +131,14 @@ impl Walk<'_> {
         if self.newest {
             self.findings.add(kind, Place::block(at.0), message);
         } else {
-            let message = format!("checkpoint {number} of superblock {name}: {message}; the newer one serves");
-            self.findings.add_as(Severity::Warning, IssueKind::OlderCheckpointDamaged, Place::block(at.0), message);
+            let message =
+                format!("checkpoint {number} of superblock {name}: {message}; the newer one serves");
+            self.findings.add_as(
+                Severity::Warning,
+                IssueKind::OlderCheckpointDamaged,
+                Place::block(at.0),
+                message,
+            );
             self.findings.fixes.superblocks = true;
         }
     }
@@ -174,7 +180,8 @@ impl Walk<'_> {
             (at, crc) = page.next;
         }
         let chunks = &self.checkpoint.chunks;
-        let in_order = chunks.windows(2).all(|pair| pair[0].start.0 + u64::from(pair[0].blocks) <= pair[1].start.0);
+        let in_order =
+            chunks.windows(2).all(|pair| pair[0].start.0 + u64::from(pair[0].blocks) <= pair[1].start.0);
         if !in_order {
             return Err(Error::corrupt("the pool's chunks overlap or are out of order"));
         }
@@ -202,8 +209,10 @@ impl Walk<'_> {
             })
             .collect();
         for run in wrong {
-            let message =
-                format!("the metadata pool has a chunk of {} blocks at block {} where none may be", run.blocks, run.start);
+            let message = format!(
+                "the metadata pool has a chunk of {} blocks at block {} where none may be",
+                run.blocks, run.start
+            );
             self.issue(IssueKind::PoolChunkMisplaced, run.start, message);
         }
     }
@@ -226,13 +235,17 @@ impl Walk<'_> {
             let fresh = self.mark(orphan.block, &format!("orphan block {index}"));
             let read = self.read(orphan.block).and_then(|()| {
                 if crc32c::crc32c(&self.buffer) != orphan.crc {
-                    return Err(Error::corrupt(format!("orphan block {index} is not the one that the manifest names")));
+                    return Err(Error::corrupt(format!(
+                        "orphan block {index} is not the one that the manifest names"
+                    )));
                 }
                 orphan::decode(index.into(), &self.buffer)
             });
             match read {
                 Ok(_) if fresh => self.checkpoint.orphans.push(orphan),
-                Ok(_) => self.damaged_orphans(orphan.block, format!("orphan block {index} lies where it cannot")),
+                Ok(_) => {
+                    self.damaged_orphans(orphan.block, format!("orphan block {index} lies where it cannot"))
+                }
                 Err(error) => {
                     if fresh {
                         self.checkpoint.damaged_orphans.push(orphan.block);
@@ -261,7 +274,11 @@ impl Walk<'_> {
         };
         let found = &mut self.checkpoint.found[chunk][word];
         if *found & mask != 0 {
-            self.fatal(IssueKind::NodeShared, block, format!("{what} lies at block {block}, which has another use too"));
+            self.fatal(
+                IssueKind::NodeShared,
+                block,
+                format!("{what} lies at block {block}, which has another use too"),
+            );
             return false;
         }
         *found |= mask;
@@ -270,7 +287,8 @@ impl Walk<'_> {
 
     fn nodes(&mut self, meter: &mut Meter<'_>) {
         let root = self.checkpoint.superblock.root;
-        let root = NodeRef { block: root.block, generation: root.generation, crc: root.crc, level: root.level };
+        let root =
+            NodeRef { block: root.block, generation: root.generation, crc: root.crc, level: root.level };
         let mut stack = vec![Step { at: root, low: None, high: None }];
         while let Some(step) = stack.pop() {
             meter.advance(1);
@@ -296,7 +314,11 @@ impl Walk<'_> {
                 }
                 Err(error) => {
                     let keys = range(step.low, step.high);
-                    self.fatal(IssueKind::NodeDamaged, at.block, format!("{error}; it holds the keys {keys}"));
+                    self.fatal(
+                        IssueKind::NodeDamaged,
+                        at.block,
+                        format!("{error}; it holds the keys {keys}"),
+                    );
                 }
             }
         }
@@ -332,9 +354,15 @@ impl Walk<'_> {
         for (block, used) in wrong {
             self.findings.fixes.pool |= self.newest;
             let (kind, message) = if used {
-                (IssueKind::PoolBlockUnmarked, format!("block {block} is in use, but the metadata pool's map calls it free"))
+                (
+                    IssueKind::PoolBlockUnmarked,
+                    format!("block {block} is in use, but the metadata pool's map calls it free"),
+                )
             } else {
-                (IssueKind::PoolBlockLeaked, format!("the metadata pool's map calls block {block} used, but nothing uses it"))
+                (
+                    IssueKind::PoolBlockLeaked,
+                    format!("the metadata pool's map calls block {block} used, but nothing uses it"),
+                )
             };
             self.issue(kind, block, message);
         }

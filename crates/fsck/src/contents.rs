@@ -202,7 +202,10 @@ impl Object {
             findings.add(
                 IssueKind::ExtentOverlap,
                 Place { inode: Some(number), block: Some(extent.disk_block.0) },
-                format!("inode {number}: two extents cover file block {}: repair keeps the first", extent.file_block),
+                format!(
+                    "inode {number}: two extents cover file block {}: repair keeps the first",
+                    extent.file_block
+                ),
             );
             findings.fixes.disentangle.push(number);
         }
@@ -253,7 +256,11 @@ impl Object {
                 return self.without_record(IssueKind::InodeDamaged, &why, findings);
             }
             Record::None => {
-                return self.without_record(IssueKind::InodeMissing, "it has contents but no record", findings);
+                return self.without_record(
+                    IssueKind::InodeMissing,
+                    "it has contents but no record",
+                    findings,
+                );
             }
         };
         self.judge(&record, findings);
@@ -293,7 +300,9 @@ impl Object {
         findings.add(
             kind,
             Place::inode(number),
-            format!("inode {number}: {why}; repair makes a new record from its contents and its name, if it can"),
+            format!(
+                "inode {number}: {why}; repair makes a new record from its contents and its name, if it can"
+            ),
         );
         let by_contents = self.kind_by_contents();
         let (regular, symlink) =
@@ -302,7 +311,13 @@ impl Object {
             inode: number,
             kind: by_contents,
             generation: None,
-            size: if regular { self.file_end << quire_base::BLOCK_SHIFT } else if symlink { self.target.bytes } else { 0 },
+            size: if regular {
+                self.file_end << quire_base::BLOCK_SHIFT
+            } else if symlink {
+                self.target.bytes
+            } else {
+                0
+            },
             blocks: self.blocks,
             xattr_bytes: u32::try_from(self.attributes.bytes).unwrap_or(0),
             orphan: false,
@@ -315,7 +330,12 @@ impl Object {
         let has = [
             (FileType::Directory, self.entries > 0, KeyKind::Entry, "entries"),
             (FileType::Regular, self.extents > 0, KeyKind::Extent, "extents"),
-            (FileType::Symlink, self.target.pieces > 0 || self.target.broken, KeyKind::Symlink, "a link target"),
+            (
+                FileType::Symlink,
+                self.target.pieces > 0 || self.target.broken,
+                KeyKind::Symlink,
+                "a link target",
+            ),
         ];
         let foreign: Vec<_> = has.iter().filter(|(owner, has, ..)| *has && *owner != kind).collect();
         if !foreign.is_empty() {
@@ -370,10 +390,13 @@ impl Object {
 
     fn judge_target(&self, record: &InodeRecord, findings: &mut Findings) {
         let (number, target) = (self.number, &self.target);
-        if record.file_type() != FileType::Symlink || (!target.broken && target.bytes == record.size && target.bytes > 0) {
+        if record.file_type() != FileType::Symlink
+            || (!target.broken && target.bytes == record.size && target.bytes > 0)
+        {
             return;
         }
-        let remedy = if target.bytes > 0 { "repair keeps the part that is there" } else { "repair removes the link" };
+        let remedy =
+            if target.bytes > 0 { "repair keeps the part that is there" } else { "repair removes the link" };
         findings.add(
             IssueKind::SymlinkDamaged,
             Place::inode(number),
@@ -385,7 +408,10 @@ impl Object {
         if target.bytes > 0 {
             findings.fixes.patch(number).size = Some(target.bytes);
             if target.broken {
-                let rest = (Key::new(number, KeyKind::Symlink, target.pieces), Key::new(number, KeyKind::Symlink, u64::MAX));
+                let rest = (
+                    Key::new(number, KeyKind::Symlink, target.pieces),
+                    Key::new(number, KeyKind::Symlink, u64::MAX),
+                );
                 findings.fixes.drop_ranges.push(rest);
             }
         } else if self.entries == 0 && self.extents == 0 {
@@ -412,7 +438,8 @@ impl Object {
                     record.xattr_bytes, self.attributes.bytes
                 ),
             );
-            findings.fixes.patch(number).xattr_bytes = Some(u32::try_from(self.attributes.bytes).unwrap_or(u32::MAX));
+            findings.fixes.patch(number).xattr_bytes =
+                Some(u32::try_from(self.attributes.bytes).unwrap_or(u32::MAX));
         }
     }
 }

@@ -61,7 +61,8 @@ fn walk(backend: &Arc<dyn Backend>, pair: &Pair, tell: Option<&dyn Fn(Progress)>
         let nodes = examined.checkpoints.first().map_or(0, |newest| newest.nodes);
         let mut meter = Meter::start(tell, if at == 0 { "metadata" } else { "older metadata" }, nodes);
         let findings = &mut examined.findings;
-        let checkpoint = checkpoint::check(&device, (*slot, superblock), at == 0, &mut seen, findings, &mut meter);
+        let checkpoint =
+            checkpoint::check(&device, (*slot, superblock), at == 0, &mut seen, findings, &mut meter);
         if at == 0 {
             findings.summary.nodes = checkpoint.nodes;
         }
@@ -73,7 +74,8 @@ fn walk(backend: &Arc<dyn Backend>, pair: &Pair, tell: Option<&dyn Fn(Progress)>
 fn open(backend: &Arc<dyn Backend>, examined: &mut Examined) -> Option<Image> {
     let whole = examined.checkpoints.iter().position(|checkpoint| checkpoint.whole)?;
     let newest_sequence = examined.checkpoints[0].superblock.sequence;
-    let (slot, sequence) = (examined.checkpoints[whole].slot, examined.checkpoints[whole].superblock.sequence);
+    let (slot, sequence) =
+        (examined.checkpoints[whole].slot, examined.checkpoints[whole].superblock.sequence);
     let by_recovery = Image::load(backend.clone());
     let loaded = match by_recovery {
         Ok(image) if image.slot == slot => {
@@ -120,11 +122,16 @@ fn refused(backend: &Arc<dyn Backend>, error: &Error, superblock: &Superblock, f
         Err(journal) if journal.kind() == ErrorKind::Corrupt => findings.add(
             IssueKind::JournalDamaged,
             Place::block(superblock.journal_start.0),
-            format!("{journal}: the volume cannot be recovered without losing what was synced; restore a copy"),
+            format!(
+                "{journal}: the volume cannot be recovered without losing what was synced; restore a copy"
+            ),
         ),
         _ => {
-            let remedy =
-                if findings.fixes.pool { "repair writes a new map of the pool" } else { "repair cannot help here, restore a copy" };
+            let remedy = if findings.fixes.pool {
+                "repair writes a new map of the pool"
+            } else {
+                "repair cannot help here, restore a copy"
+            };
             findings.add(IssueKind::VolumeRefused, Place::NONE, format!("{error}; {remedy}"));
         }
     }
@@ -155,7 +162,10 @@ fn cross_check(
         findings.add(
             IssueKind::SuperblockNotClean,
             Place::NONE,
-            format!("the volume says that it was closed in order, but its journal has {} records", journal.records),
+            format!(
+                "the volume says that it was closed in order, but its journal has {} records",
+                journal.records
+            ),
         );
         findings.fixes.superblocks = true;
     }

@@ -173,9 +173,8 @@ impl Fixes {
 
     /// Whether there is nothing to do.
     pub(crate) fn is_empty(&self) -> bool {
-        !(self.superblocks || self.pool || self.clear_error_flag || self.abandon_slot.is_some())
-            && !self.changes_contents()
-            && !self.changes_accounts()
+        let raw = self.superblocks || self.pool || self.clear_error_flag || self.abandon_slot.is_some();
+        !(raw || self.changes_contents() || self.changes_accounts())
     }
 }
 

@@ -144,7 +144,10 @@ fn volume_key(key: Key, value: &[u8], regions: u64, findings: &mut Findings, con
             findings.add(
                 IssueKind::RegionOutOfRange,
                 Place::NONE,
-                format!("region {} is marked, the volume has only {regions}: repair drops the mark", key.offset),
+                format!(
+                    "region {} is marked, the volume has only {regions}: repair drops the mark",
+                    key.offset
+                ),
             );
             findings.fixes.drop_keys.push(key);
         }

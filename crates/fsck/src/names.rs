@@ -103,7 +103,10 @@ fn follow(directory: u64, key: Key, entry: &Entry<'_>, contents: &mut Contents, 
         let rebuild = &mut findings.fixes.rebuild;
         if let Ok(found) = rebuild.binary_search_by_key(&target, |rebuild| rebuild.inode) {
             let rebuild = &mut rebuild[found];
-            let makeable = matches!(entry.file_type, FileType::Regular | FileType::Fifo | FileType::Socket | FileType::Directory);
+            let makeable = matches!(
+                entry.file_type,
+                FileType::Regular | FileType::Fifo | FileType::Socket | FileType::Directory
+            );
             rebuild.generation.get_or_insert(entry.generation);
             if rebuild.kind.is_none() && makeable {
                 rebuild.kind = Some(entry.file_type);
@@ -220,7 +223,10 @@ fn root(contents: &Contents, findings: &mut Findings) {
             findings.add(
                 IssueKind::RootMissing,
                 Place::inode(ROOT),
-                format!("the root directory, inode {ROOT}, is a {:?}: repair makes it a directory", root.kind),
+                format!(
+                    "the root directory, inode {ROOT}, is a {:?}: repair makes it a directory",
+                    root.kind
+                ),
             );
             findings.fixes.patch(ROOT).kind = Some(FileType::Directory);
         }
@@ -339,7 +345,11 @@ fn circles(contents: &mut Contents, findings: &mut Findings) {
             }
             info.visited = ON_PATH;
             path.push(current);
-            at = if info.number == ROOT || info.links == 0 { None } else { contents.find(contents.inodes[current].named_in) };
+            at = if info.number == ROOT || info.links == 0 {
+                None
+            } else {
+                contents.find(contents.inodes[current].named_in)
+            };
         }
         for &current in &path {
             contents.inodes[current].visited = DONE;

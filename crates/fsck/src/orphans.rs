@@ -64,14 +64,18 @@ pub(crate) fn check(view: &View<'_>, contents: &mut Contents, findings: &mut Fin
     let logged = std::mem::take(&mut contents.logged);
     let mut busy = Vec::new();
     for (id, operation) in &logged {
-        let wrong = logged_wrong(view, operation, contents)
-            .or_else(|| busy.contains(&operation.inode.0).then(|| "another one is under way on its inode".to_string()));
+        let wrong = logged_wrong(view, operation, contents).or_else(|| {
+            busy.contains(&operation.inode.0).then(|| "another one is under way on its inode".to_string())
+        });
         busy.push(operation.inode.0);
         if let Some(wrong) = wrong {
             findings.add(
                 IssueKind::LoggedOperationInvalid,
                 Place::inode(operation.inode.0),
-                format!("logged operation {id} ({:?} of inode {}): {wrong}; repair drops it", operation.kind, operation.inode),
+                format!(
+                    "logged operation {id} ({:?} of inode {}): {wrong}; repair drops it",
+                    operation.kind, operation.inode
+                ),
             );
             findings.fixes.drop_keys.push(Key::logged(*id));
         }
@@ -104,7 +108,8 @@ fn tracked(inode: u64, tracker: Tracker, again: bool, contents: &Contents, findi
             }
         }
     };
-    let wrong = wrong.map(|(kind, why)| (kind, format!("{what} names inode {inode}, which {why}: repair releases it")));
+    let wrong = wrong
+        .map(|(kind, why)| (kind, format!("{what} names inode {inode}, which {why}: repair releases it")));
     let Some((kind, message)) = wrong else { return };
     findings.add(kind, Place::inode(inode), message);
     match tracker {
@@ -118,14 +123,20 @@ fn logged_wrong(view: &View<'_>, operation: &LoggedOp, contents: &Contents) -> O
     let Some(at) = contents.find(operation.inode.0) else { return Some("the inode does not exist".into()) };
     let info = &contents.inodes[at];
     if info.generation != operation.generation {
-        return Some(format!("it is for generation {}, the inode is of {}", operation.generation, info.generation));
+        return Some(format!(
+            "it is for generation {}, the inode is of {}",
+            operation.generation, info.generation
+        ));
     }
     if info.kind != FileType::Regular {
         return Some(format!("the inode is a {:?}", info.kind));
     }
     let least = if operation.kind == LoggedKind::Insert { operation.start } else { operation.end };
     if operation.cursor < least {
-        return Some(format!("its cursor {} is outside of {} to {}", operation.cursor, operation.start, operation.end));
+        return Some(format!(
+            "its cursor {} is outside of {} to {}",
+            operation.cursor, operation.start, operation.end
+        ));
     }
     let moves = matches!(operation.kind, LoggedKind::Collapse | LoggedKind::Insert);
     if moves && operation.start == operation.end {

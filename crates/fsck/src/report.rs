@@ -122,7 +122,13 @@ impl Findings {
     }
 
     /// Adds an issue of a severity of its own.
-    pub(crate) fn add_as(&mut self, severity: Severity, code: IssueKind, place: Place, message: impl Into<String>) {
+    pub(crate) fn add_as(
+        &mut self,
+        severity: Severity,
+        code: IssueKind,
+        place: Place,
+        message: impl Into<String>,
+    ) {
         self.fatal |= severity == Severity::Fatal;
         if self.issues.len() >= ISSUES_MAX {
             self.summary.issues_omitted += 1;

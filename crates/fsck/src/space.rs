@@ -43,11 +43,8 @@ pub(crate) fn check_sharing(view: &View<'_>, extents: &mut [Owned], findings: &m
             // Who counts its blocks right keeps them; else the older inode, which has the lower number; within one,
             // the lower file block.
             let claim = |owner: &Owned| (owner.doubtful, owner.inode, owner.file_block);
-            let (keeper, loser) = if claim(&before) <= claim(&extent) {
-                (before, extent)
-            } else {
-                (extent, before)
-            };
+            let (keeper, loser) =
+                if claim(&before) <= claim(&extent) { (before, extent) } else { (extent, before) };
             shared(&loser, extent.start, before.end().min(extent.end()), Some(&keeper), findings);
         }
         if last.is_none_or(|before| extent.end() > before.end()) {

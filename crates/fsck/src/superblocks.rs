@@ -55,7 +55,9 @@ pub(crate) fn check(
         let message = if usable.is_empty() {
             format!("superblock {name} (block {at}) does not check: {error}")
         } else {
-            format!("superblock {name} (block {at}) does not check: {error}; superblock {other} serves, repair rewrites it")
+            format!(
+                "superblock {name} (block {at}) does not check: {error}; superblock {other} serves, repair rewrites it"
+            )
         };
         let kind =
             if usable.is_empty() { IssueKind::SuperblocksDamaged } else { IssueKind::SuperblockDamaged };

@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::editor::Editor;
 use common::*;
 use quire::{Create, FallocateMode, IoFlags, RenameFlags, Volume, XattrFlags};
 use quire_base::random::Random;
@@ -50,26 +51,25 @@ fn a_volume_closed_with_orphans_and_a_logged_operation_is_clean() {
     assert_eq!((report.summary.orphans, report.summary.logged_operations), (3, 1));
 }
 
-/// Checks crash images of a run at many moments; every one must be clean as the crash left it, and again after a
-/// recovery that was cut off as well. Gives how many images had an operation that the crash cut off.
-fn crash_everywhere(backend: &Arc<SimulatedBackend>, rounds: u64, seed: u64) -> u64 {
+/// Checks crash images of a run at many moments from the event `first` on; every one must be clean as the crash left it, and again after a
+/// recovery that was cut off as well.
+fn crash_everywhere(backend: &Arc<SimulatedBackend>, first: usize, rounds: u64, seed: u64) {
     let mut random = Random::seeded(seed);
-    let events = backend.event_count();
-    let (mut checked, mut cut_off) = (0, 0);
+    let (first, last) = (first as u64, backend.event_count() as u64);
+    let events = last - first;
+    let mut checked = 0;
     for round in 0..rounds {
         // Half of them evenly over the run, half of them anywhere.
-        let at = if round % 2 == 0 { round * events as u64 / rounds } else { random.below(events as u64) };
+        let at = if round % 2 == 0 { round * events / rounds } else { random.below(events) };
+        let at = first + at;
         let policy = match random.below(4) {
             0 => CrashPolicy::Killed { seed: random.next_u64() },
             _ => CrashPolicy::Power { seed: random.next_u64() },
         };
         let Some(image) = backend.crash_at(at as usize, policy) else { continue };
-        let when = format!("run {seed}, crash at {at} of {events}, {policy:?}");
+        let when = format!("run {seed}, crash at {at} of {last}, {policy:?}");
         match check(&image) {
-            Ok(report) => {
-                assert!(report.issues.is_empty(), "{when}: {:#?}", report.issues);
-                cut_off += u64::from(report.summary.logged_operations > 0);
-            }
+            Ok(report) => assert!(report.issues.is_empty(), "{when}: {:#?}", report.issues),
             Err(error) => panic!("{when}: {error}"),
         }
         checked += 1;
@@ -84,7 +84,6 @@ fn crash_everywhere(backend: &Arc<SimulatedBackend>, rounds: u64, seed: u64) -> 
         }
     }
     assert!(checked * 2 >= rounds, "only {checked} of {rounds} moments could be looked at");
-    cut_off
 }
 
 /// `QUIRE_FSCK_CRASHES` sets how many crash images of each run are checked.
@@ -113,23 +112,52 @@ fn no_crash_leaves_an_issue() {
     }
     drop(open);
     volume.close().unwrap();
-    crash_everywhere(&backend, crashes(80), 11);
+    crash_everywhere(&backend, 0, crashes(80), 11);
+}
+
+/// The journal cut off at each of its blocks: every prefix of the transactions must leave a volume without an issue.
+/// Gives how many of these have an operation that was cut off.
+fn cut_everywhere(image: &quire_device::simulated::Image, what: &str) -> u64 {
+    let editor = Editor::new(image);
+    let superblock = editor.superblock(editor.newest());
+    let payload = quire_format::journal::PAYLOAD_BYTES as u64;
+    let (mut image, mut cut_off) = (image.clone(), 0);
+    for block in (0..superblock.journal_blocks).rev() {
+        let position = superblock.sequence.0 / payload + block;
+        let at = superblock.journal_start.offset(position % superblock.journal_blocks);
+        if image.get(at).is_none_or(|block| block.iter().all(|byte| *byte == 0)) {
+            continue;
+        }
+        image.set(at, None);
+        let report = check(&image).unwrap();
+        assert!(report.issues.is_empty(), "{what}, cut at block {block}: {:#?}", report.issues);
+        if report.summary.logged_operations > 0 {
+            cut_off += 1;
+            if cut_off % 8 == 1 {
+                let backend = device(&image);
+                Volume::open_backend(backend.clone(), options()).unwrap().close().unwrap();
+                assert_clean(&backend.visible(), &format!("{what}, cut at block {block} and recovered"));
+            }
+        }
+    }
+    cut_off
 }
 
 #[test]
-fn no_crash_in_a_long_operation_leaves_an_issue() {
+fn no_prefix_of_a_long_operation_leaves_an_issue() {
     let backend = Arc::new(SimulatedBackend::from_image(format()));
     let volume = Volume::open_backend(backend.clone(), options()).unwrap();
     let root = volume.root();
     let fragmented = |name: &str| {
         let file = volume.create(&root, name.as_bytes(), &Create::file(0o600)).unwrap();
-        for at in 0..300u64 {
+        for at in 0..1200u64 {
             volume.write(&file, at * 2 * 4096, &[at as u8 | 1; 4096], IoFlags::empty()).unwrap();
         }
         volume.fsync(&file, false).unwrap();
         file
     };
     let (a, b, c) = (fragmented("a"), fragmented("b"), fragmented("c"));
+    let first = backend.event_count();
     volume.allocate(&a, FallocateMode::Collapse, 8 * 4096, 16 * 4096).unwrap();
     volume.allocate(&b, FallocateMode::Insert, 8 * 4096, 16 * 4096).unwrap();
     volume.allocate(&c, FallocateMode::PunchHole, 4096, 400 * 4096).unwrap();
@@ -139,8 +167,12 @@ fn no_crash_in_a_long_operation_leaves_an_issue() {
     volume.unlink(&root, b"b").unwrap();
     drop((a, b, c));
     volume.drain_orphans();
+    volume.sync().unwrap();
+    let image = backend.crash(CrashPolicy::KeepAll);
     volume.close().unwrap();
-    assert!(crash_everywhere(&backend, crashes(120), 12) > 0, "no crash fell into a long operation");
+    crash_everywhere(&backend, first, crashes(60), 12);
+    let cut_off = cut_everywhere(&image, "long operations");
+    assert!(cut_off > 0, "no cut fell into a long operation");
 }
 
 #[test]
@@ -149,9 +181,36 @@ fn no_crash_of_a_random_run_leaves_an_issue() {
         let backend = Arc::new(SimulatedBackend::from_image(format()));
         let volume = Volume::open_backend(backend.clone(), options()).unwrap();
         random_run(&volume, seed, 500);
+        volume.sync().unwrap();
+        cut_everywhere(&backend.crash(CrashPolicy::KeepAll), &format!("random run {seed}"));
         volume.close().unwrap();
-        crash_everywhere(&backend, crashes(60), seed + 100);
+        crash_everywhere(&backend, 0, crashes(60), seed + 100);
     }
+}
+
+#[test]
+fn a_pool_that_grew_is_clean_at_any_moment() {
+    let backend = Arc::new(SimulatedBackend::from_image(format()));
+    let volume = Volume::open_backend(backend.clone(), options()).unwrap();
+    let root = volume.root();
+    let mut first = 0;
+    for number in 0..12_000u32 {
+        let name = format!("a-rather-long-name-so-that-leaves-are-filled-sooner-{number}");
+        volume.create(&root, name.as_bytes(), &Create::file(0o600)).unwrap();
+        if volume.metrics().checkpoints > 0 && first == 0 {
+            first = backend.event_count();
+        }
+    }
+    volume.sync().unwrap();
+    let image = backend.crash(CrashPolicy::KeepAll);
+    let report = check(&image).unwrap();
+    assert!(report.issues.is_empty(), "{:#?}", report.issues);
+    assert!(report.summary.pool_blocks > 512 && report.summary.used_blocks > 0, "{:?}", report.summary);
+    volume.close().unwrap();
+    crash_everywhere(&backend, first, crashes(60) / 4, 13);
+    let (report, after) = repair(&backend.visible());
+    assert!(report.issues.is_empty(), "{:#?}", report.issues);
+    assert_clean(&after, "after");
 }
 
 /// Creates, links, renames, writes, cuts, removes, with checkpoints and syncs in between.
@@ -171,12 +230,18 @@ fn random_run(volume: &Volume, seed: u64, steps: u32) {
             3 | 4 => drop(volume.unlink(&directory, &name)),
             5 => drop(volume.rmdir(&directory, &name)),
             6 => drop(volume.rename(&directory, &name, &other, &other_name, RenameFlags::empty())),
-            7 => drop(volume.lookup(&directory, &name).and_then(|inode| volume.link(&inode, &other, &other_name))),
+            7 => drop(
+                volume.lookup(&directory, &name).and_then(|inode| volume.link(&inode, &other, &other_name)),
+            ),
             8 | 9 => drop(volume.lookup(&directory, &name).and_then(|inode| {
                 let (at, len) = (random.below(200_000), random.below(60_000) as usize);
                 volume.write(&inode, at, &vec![step as u8; len], IoFlags::empty())
             })),
-            10 => drop(volume.lookup(&directory, &name).and_then(|inode| volume.truncate(&inode, random.below(200_000)))),
+            10 => drop(
+                volume
+                    .lookup(&directory, &name)
+                    .and_then(|inode| volume.truncate(&inode, random.below(200_000))),
+            ),
             11 => drop(volume.lookup(&directory, &name).and_then(|inode| {
                 let value = vec![7; random.below(3000) as usize];
                 volume.set_xattr(&inode, b"user.x", &value, XattrFlags::empty())
@@ -187,7 +252,9 @@ fn random_run(volume: &Volume, seed: u64, steps: u32) {
                 2 => volume.drain_orphans(),
                 _ => held.extend(volume.lookup(&directory, &name)),
             },
-            _ => drop(volume.lookup(&directory, &name).and_then(|inode| volume.fsync(&inode, random.one_in(2)))),
+            _ => drop(
+                volume.lookup(&directory, &name).and_then(|inode| volume.fsync(&inode, random.one_in(2))),
+            ),
         }
     }
 }

@@ -49,7 +49,9 @@ fn representatives(editor: &Editor) -> Vec<Location> {
         let shape = match at.key.kind {
             KeyKind::Inode => {
                 let record = InodeRecord::decode(&value).unwrap();
-                u64::from(record.mode >> 12) << 2 | u64::from(record.nlink == 0) << 1 | u64::from(record.xattr_bytes > 0)
+                u64::from(record.mode >> 12) << 2
+                    | u64::from(record.nlink == 0) << 1
+                    | u64::from(record.xattr_bytes > 0)
             }
             KeyKind::Symlink | KeyKind::Xattr => u64::from(at.key.offset as u16),
             KeyKind::FreeSpace => value[0].into(),
@@ -180,7 +182,8 @@ fn every_field_of_the_nodes() {
                 editor.edit_node(node.block, |block| block[64 + slot * 24 + byte] ^= 1);
                 let harmless = node.level == 0 && byte < 17;
                 if !harmless {
-                    missed.expect(&editor, || format!("node of level {} slot {slot} byte {byte}", node.level));
+                    missed
+                        .expect(&editor, || format!("node of level {} slot {slot} byte {byte}", node.level));
                 }
             }
         }
@@ -209,7 +212,9 @@ fn keys_that_belong_into_other_nodes() {
     // One leaf twice, another not at all.
     let mut editor = Editor::new(&original.image);
     let block = original.block(original.nodes()[0].block);
-    let value = |slot: usize| usize::from(u16::from_le_bytes([block[64 + slot * 24 + 18], block[64 + slot * 24 + 19]]));
+    let value = |slot: usize| {
+        usize::from(u16::from_le_bytes([block[64 + slot * 24 + 18], block[64 + slot * 24 + 19]]))
+    };
     let (first, second) = (value(0), value(1));
     editor.edit_node(original.nodes()[0].block, |block| block.copy_within(first..first + 24, second));
     let found = verdict(&editor.image);

@@ -30,7 +30,8 @@ fn damage(editor: &mut Editor, random: &mut Random) -> String {
         }
         2 => {
             // Another value of the same kind.
-            let others: Vec<_> = keys.iter().filter(|other| other.key.kind == at.key.kind && other.len == at.len).collect();
+            let others: Vec<_> =
+                keys.iter().filter(|other| other.key.kind == at.key.kind && other.len == at.len).collect();
             let value = editor.value(others[random.below(others.len() as u64) as usize]);
             editor.set_value(&at, &value);
             format!("{:?} has another's value", at.key)

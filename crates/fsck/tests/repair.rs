@@ -90,7 +90,9 @@ fn one_of_each_kind(editor: &Editor) -> Vec<Location> {
     for at in editor.keys() {
         let value = editor.value(&at);
         let shape = match at.key.kind {
-            KeyKind::Inode => InodeRecord::decode(&value).unwrap().mode >> 12 << 1 | u32::from(value[16] == 0),
+            KeyKind::Inode => {
+                InodeRecord::decode(&value).unwrap().mode >> 12 << 1 | u32::from(value[16] == 0)
+            }
             KeyKind::Symlink | KeyKind::Xattr => u32::from(at.key.offset as u16),
             KeyKind::Entry => Entry::decode(&value).unwrap().file_type as u32,
             _ => 0,
@@ -263,7 +265,9 @@ fn lost_directories_go_to_lost_and_found_with_all_that_is_in_them() {
     let before = walk(&original.image);
     // The entry of /a.
     let entry = original.find(|at| {
-        at.key.kind == KeyKind::Entry && at.key.object == 1 && Entry::decode(&original.value(at)).unwrap().name == b"a"
+        at.key.kind == KeyKind::Entry
+            && at.key.object == 1
+            && Entry::decode(&original.value(at)).unwrap().name == b"a"
     });
     let number = Entry::decode(&original.value(&entry)).unwrap().inode;
     let mut editor = Editor::new(&original.image);
@@ -305,7 +309,8 @@ fn circles_of_directories_are_broken() {
     let value = editor.value(&entry_a);
     editor.remove(entry_a.key);
     editor.put(Key::entry(b, entry_a.key.offset), &value);
-    for (number, parent) in [(a, b)] {
+    {
+        let (number, parent) = (a, b);
         let at = editor.key(Key::inode(number));
         let mut record = InodeRecord::decode(&editor.value(&at)).unwrap();
         record.parent = parent.0;
@@ -333,10 +338,14 @@ fn orphan_blocks_and_the_pool_s_map_are_written_anew() {
     // Chunk 0: a used block called free, a free one called used. The bitmap starts 16 bytes into its entry, behind
     // the header; the number of set bits stays.
     let used = page.chunks[0].used;
-    let bit = |set: bool| (0..512u32).filter(move |bit| (used[*bit as usize / 64] >> (bit % 64) & 1 == 1) == set);
+    let bit =
+        |set: bool| (0..512u32).filter(move |bit| (used[*bit as usize / 64] >> (bit % 64) & 1 == 1) == set);
     let nodes: Vec<u64> = original.nodes().iter().map(|node| node.block.0).collect();
     let node = bit(true).find(|bit| nodes.contains(&(page.chunks[0].start.0 + u64::from(*bit)))).unwrap();
-    for (clear, set) in [(node, bit(false).last().unwrap()), (bit(true).last().unwrap(), bit(false).next().unwrap())] {
+    for (clear, set) in [
+        (node, bit(false).next_back().unwrap()),
+        (bit(true).next_back().unwrap(), bit(false).next().unwrap()),
+    ] {
         let mut editor = Editor::new(&original.image);
         editor.edit_manifest(slot, |block| {
             block[64 + 16 + clear as usize / 8] ^= 1 << (clear % 8);
@@ -379,7 +388,8 @@ fn a_damaged_node_of_the_newest_checkpoint_alone_is_abandoned() {
         let mut next = 0;
         while next < all.len() {
             let block = editor.block(all[next].block);
-            let page = quire_format::node::NodePage::decode(&block, superblock.volume_id(), &all[next]).unwrap();
+            let page =
+                quire_format::node::NodePage::decode(&block, superblock.volume_id(), &all[next]).unwrap();
             if page.level() > 0 {
                 all.extend((0..page.count()).map(|at| page.child(at)));
             }
@@ -413,13 +423,16 @@ fn a_crash_in_the_midst_of_a_repair_does_no_harm() {
     let original = Editor::new(&closed());
     let mut editor = Editor::new(&original.image);
     let entry = editor.find(|at| {
-        at.key.kind == KeyKind::Entry && at.key.object == 1 && Entry::decode(&editor.value(at)).unwrap().name == b"a"
+        at.key.kind == KeyKind::Entry
+            && at.key.object == 1
+            && Entry::decode(&editor.value(at)).unwrap().name == b"a"
     });
     editor.remove(entry.key);
     let extents = editor.of_kind(KeyKind::Extent);
     let first = Extent::decode(extents[0].key.offset, &editor.value(&extents[0])).unwrap();
     let last = extents[extents.len() - 1];
-    let stolen = Extent { file_block: last.key.offset, disk_block: first.disk_block, len: 1, unwritten: false };
+    let stolen =
+        Extent { file_block: last.key.offset, disk_block: first.disk_block, len: 1, unwritten: false };
     editor.set_value(&last, &stolen.encode());
     let inode = editor.find(|at| at.key.kind == KeyKind::Inode && at.key.object > 20);
     editor.set_value(&inode, &vec![0xff; inode.len]);
@@ -430,7 +443,9 @@ fn a_crash_in_the_midst_of_a_repair_does_no_harm() {
     check_backend(backend.clone(), &Options { repair: true, progress: None }).unwrap();
     let mut random = Random::seeded(23);
     for at in 0..backend.event_count() {
-        let Some(image) = backend.crash_at(at, CrashPolicy::Power { seed: random.next_u64() }) else { continue };
+        let Some(image) = backend.crash_at(at, CrashPolicy::Power { seed: random.next_u64() }) else {
+            continue;
+        };
         let (report, after) = repair(&image);
         assert!(matches!(report.exit_code(), 0 | 1), "crash at {at}: {:#?}", report.issues);
         assert_clean(&after, &format!("after a repair that crashed at {at}"));

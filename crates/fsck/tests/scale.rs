@@ -21,13 +21,16 @@ fn resident() -> u64 {
 fn many_files() {
     let files: u64 = std::env::var("QUIRE_FSCK_FILES").map_or(100_000, |text| text.parse().unwrap());
     let backend = Arc::new(MemoryBackend::new(16 << 20));
-    Volume::format_backend(backend.clone(), &FormatOptions { seed: Some(1), ..FormatOptions::default() }).unwrap();
+    Volume::format_backend(backend.clone(), &FormatOptions { seed: Some(1), ..FormatOptions::default() })
+        .unwrap();
     let volume = Volume::open_backend(backend.clone(), options()).unwrap();
     let start = Instant::now();
     let mut directory = volume.root();
     for number in 0..files {
         if number % 1000 == 0 {
-            directory = volume.create(&volume.root(), format!("d{number}").as_bytes(), &Create::directory(0o755)).unwrap();
+            directory = volume
+                .create(&volume.root(), format!("d{number}").as_bytes(), &Create::directory(0o755))
+                .unwrap();
         }
         volume.create(&directory, format!("file-{number}").as_bytes(), &Create::file(0o644)).unwrap();
     }

@@ -19,7 +19,7 @@ mod sharded;
 pub use model::*;
 #[cfg(not(any(loom, shuttle)))]
 pub use real::*;
-pub use sharded::{SharedGuard, ShardedRwLock, WholeGuard};
+pub use sharded::{ShardedRwLock, SharedGuard, WholeGuard};
 
 #[cfg(not(any(loom, shuttle)))]
 mod real {

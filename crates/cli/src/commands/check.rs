@@ -21,16 +21,8 @@ pub struct Checked {
 }
 
 /// Checks `volume`. `progress` gets the phase, what is done, and of how much (an estimate).
-pub fn check(
-    volume: &Path,
-    repair: bool,
-    progress: Option<&dyn Fn(&str, u64, u64)>,
-) -> quire_base::Result<Checked> {
-    let forward = |now: Progress| {
-        if let Some(progress) = progress {
-            progress(now.phase, now.done, now.total);
-        }
-    };
+pub fn check(volume: &Path, repair: bool, progress: &dyn Fn(&str, u64, u64)) -> quire_base::Result<Checked> {
+    let forward = |now: Progress| progress(now.phase, now.done, now.total);
     let report: Report = quire_fsck::check(volume, &Options { repair, progress: Some(&forward) })?;
     let errors = report.issues.iter().filter(|issue| issue.severity > Severity::Info);
     let repaired = errors.clone().filter(|issue| issue.repaired).count();

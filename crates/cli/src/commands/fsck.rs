@@ -27,7 +27,7 @@ pub fn run(arguments: &Fsck) -> ExitCode {
         bar.set_length(total);
         bar.set_position(done);
     };
-    let checked = check::check(&volume, arguments.repair, Some(&progress));
+    let checked = check::check(&volume, arguments.repair, &progress);
     bar.finish_and_clear();
     let checked = match checked {
         Ok(checked) => checked,

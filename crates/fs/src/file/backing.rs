@@ -110,7 +110,11 @@ fn runs_of(extents: &[Extent], block: u64, count: u64, whole: bool) -> Vec<Run> 
         if extent.file_block > at {
             runs.push(Run { file_block: at, count: extent.file_block - at, home: Home::Hole });
         }
-        let home = if extent.unwritten { Home::Unwritten(extent.disk_block) } else { Home::Written(extent.disk_block) };
+        let home = if extent.unwritten {
+            Home::Unwritten(extent.disk_block)
+        } else {
+            Home::Written(extent.disk_block)
+        };
         runs.push(Run { file_block: extent.file_block, count: u64::from(extent.len), home });
         at = extent.file_end();
     }
@@ -127,10 +131,10 @@ impl Engine {
         if hint_file == block && hint_disk != 0 {
             return Ok(BlockNo(hint_disk));
         }
-        if block > 0 {
-            if let Some(before) = inode.read_extents(block - 1, 1, 1)?.first() {
-                return Ok(before.disk_end());
-            }
+        if block > 0
+            && let Some(before) = inode.read_extents(block - 1, 1, 1)?.first()
+        {
+            return Ok(before.disk_end());
         }
         Ok(self.alloc.goal_for_inode(inode.number))
     }
@@ -152,11 +156,11 @@ impl Engine {
             runs
         });
         reservation.into_count();
-        if let Ok(runs) = &result {
-            if let Some(last) = runs.last() {
-                let blocks: u64 = runs.iter().map(|run| run.blocks).sum();
-                *inode.placement_hint.lock() = (block + blocks, last.end().0);
-            }
+        if let Ok(runs) = &result
+            && let Some(last) = runs.last()
+        {
+            let blocks: u64 = runs.iter().map(|run| run.blocks).sum();
+            *inode.placement_hint.lock() = (block + blocks, last.end().0);
         }
         result
     }
@@ -165,12 +169,15 @@ impl Engine {
     /// a size that the caller will publish once this succeeds.
     pub(crate) fn apply_written(&self, inode: &Inode, placement: &Placement, grown: u64) -> Result<()> {
         inode.data_mark.fetch_max(self.device.mark(), Ordering::AcqRel);
-        let (Some(first), Some(last)) = (placement.runs.first(), placement.runs.last()) else { return Ok(()) };
+        let (Some(first), Some(last)) = (placement.runs.first(), placement.runs.last()) else {
+            return Ok(());
+        };
         let (start, end) = (first.file_block, last.file_block + last.count);
         let homes = inode.read_extents(start, end - start, MAP_EXTENTS)?;
         let in_place = placement.runs.iter().all(|run| {
             homes.iter().filter(|extent| !extent.unwritten).any(|extent| {
-                extent.disk_block_of(run.file_block) == Some(run.home) && extent.file_end() >= run.file_block + run.count
+                extent.disk_block_of(run.file_block) == Some(run.home)
+                    && extent.file_end() >= run.file_block + run.count
             })
         });
         let size = inode.size().max(grown);

@@ -36,7 +36,13 @@ impl Inode {
 
 impl Engine {
     /// Reads up to `out.len()` bytes; fewer at the end of the file, none beyond it.
-    pub(crate) fn read(self: &Arc<Engine>, inode: &InodeRef, offset: u64, out: &mut [u8], flags: IoFlags) -> Result<usize> {
+    pub(crate) fn read(
+        self: &Arc<Engine>,
+        inode: &InodeRef,
+        offset: u64,
+        out: &mut [u8],
+        flags: IoFlags,
+    ) -> Result<usize> {
         inode.check_regular()?;
         if out.is_empty() || offset >= inode.size() {
             return Ok(0);
@@ -52,10 +58,10 @@ impl Engine {
 
     pub(crate) fn read_buffered(&self, inode: &InodeRef, offset: u64, out: &mut [u8]) -> Result<usize> {
         let mapping = inode.mapping();
-        if out.len() <= BATCH_BYTES {
-            if let Some(read) = mapping.try_read(offset, out, || inode.view()) {
-                return Ok(read);
-            }
+        if out.len() <= BATCH_BYTES
+            && let Some(read) = mapping.try_read(offset, out, || inode.view())
+        {
+            return Ok(read);
         }
         let state = if out.len() > BATCH_BYTES { GateState::None } else { GateState::Buffered };
         let _permit = inode.gate.enter(state);

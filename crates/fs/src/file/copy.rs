@@ -28,12 +28,14 @@ impl Engine {
         let mut done = 0;
         while done < len {
             let want = (len - done).min(BATCH_BYTES as u64) as usize;
-            let copied = self.read(from, from_offset + done, &mut buffer[..want], IoFlags::empty()).and_then(|read| {
-                if read == 0 {
-                    return Ok(0);
-                }
-                self.write(to, to_offset + done, &buffer[..read], IoFlags::empty()).map(|(_, written)| written)
-            });
+            let copied =
+                self.read(from, from_offset + done, &mut buffer[..want], IoFlags::empty()).and_then(|read| {
+                    if read == 0 {
+                        return Ok(0);
+                    }
+                    self.write(to, to_offset + done, &buffer[..read], IoFlags::empty())
+                        .map(|(_, written)| written)
+                });
             match copied {
                 Ok(0) => break,
                 Ok(count) => done += count as u64,

@@ -26,7 +26,12 @@ fn aligned(offset: u64, len: usize) -> bool {
 }
 
 impl Engine {
-    pub(crate) fn read_direct(self: &Arc<Engine>, inode: &InodeRef, offset: u64, out: &mut [u8]) -> Result<usize> {
+    pub(crate) fn read_direct(
+        self: &Arc<Engine>,
+        inode: &InodeRef,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<usize> {
         if !aligned(offset, out.len()) {
             return self.read_buffered(inode, offset, out);
         }
@@ -74,10 +79,10 @@ impl Engine {
         let append = flags.contains(IoFlags::APPEND);
         // Where an append goes is known for certain only under the size lock; if that is no block boundary the
         // cache takes it.
-        if aligned(if append { 0 } else { offset }, data.len()) {
-            if let Some(written) = self.write_past_cache(inode, offset, data, append)? {
-                return Ok(written);
-            }
+        if aligned(if append { 0 } else { offset }, data.len())
+            && let Some(written) = self.write_past_cache(inode, offset, data, append)?
+        {
+            return Ok(written);
         }
         let (at, written) = self.write_buffered(inode, offset, data, flags)?;
         let (first, last) = (at / BLOCK_SIZE as u64, (at + written as u64).div_ceil(BLOCK_SIZE as u64));
@@ -131,7 +136,8 @@ impl Engine {
         let buffer = AlignedBuf::copy_of(data);
         let mut block = first;
         while block < first + count {
-            let step = self.place_and_write(inode, block, first + count - block, first, &buffer, &mut promised);
+            let step =
+                self.place_and_write(inode, block, first + count - block, first, &buffer, &mut promised);
             match step {
                 Ok(next) => block = next,
                 Err(error) => {
@@ -156,7 +162,8 @@ impl Engine {
         let holes_before = holes_in(inode, block, count)?;
         let placement = inode.place(block, count, true)?;
         let next = placement.runs.last().map_or(block, |run| run.file_block + run.count);
-        let taken = holes_before - if next < block + count { holes_in(inode, next, block + count - next)? } else { 0 };
+        let taken = holes_before
+            - if next < block + count { holes_in(inode, next, block + count - next)? } else { 0 };
         *promised -= taken;
         let written = self.write_runs(&placement, first, data).and_then(|()| {
             let end = next * BLOCK_SIZE as u64;

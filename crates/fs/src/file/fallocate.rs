@@ -72,7 +72,8 @@ impl Engine {
                 }
                 _ => self.fill_holes(inode, offset, end)?,
             }
-            let keeps_size = !matches!(mode, FallocateMode::Allocate | FallocateMode::ZeroRange { keep_size: false });
+            let keeps_size =
+                !matches!(mode, FallocateMode::Allocate | FallocateMode::ZeroRange { keep_size: false });
             if !keeps_size && end > inode.size() {
                 return self.set_size(inode, end);
             }

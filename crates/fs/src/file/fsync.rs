@@ -56,7 +56,13 @@ impl Engine {
     }
 
     /// fsync of what lies in a range of bytes.
-    pub(crate) fn sync_range(self: &Arc<Engine>, inode: &InodeRef, offset: u64, len: u64, datasync: bool) -> Result<()> {
+    pub(crate) fn sync_range(
+        self: &Arc<Engine>,
+        inode: &InodeRef,
+        offset: u64,
+        len: u64,
+        datasync: bool,
+    ) -> Result<()> {
         if self.read_only {
             return Ok(());
         }
@@ -88,7 +94,9 @@ impl Engine {
     /// Puts times, and the size that data written back has earned, into the journal. With `datasync` only the size.
     pub(crate) fn journal_attributes(&self, inode: &Inode, datasync: bool) -> Result<()> {
         let lags = |on_disk: u64| {
-            inode.mapping.get().is_some() && on_disk < inode.size() && self.front(inode, inode.size(), on_disk, 0..0) > on_disk
+            inode.mapping.get().is_some()
+                && on_disk < inode.size()
+                && self.front(inode, inode.size(), on_disk, 0..0) > on_disk
         };
         {
             let meta = inode.meta();
@@ -198,10 +206,8 @@ impl Engine {
             return;
         }
         let emptied = std::mem::take(&mut inode.meta().emptied);
-        if emptied {
-            if let Err(error) = self.write_back_inode(inode) {
-                tracing::warn!(%error, inode = %inode.number(), "write-back on close failed; fsync will tell");
-            }
+        if emptied && let Err(error) = self.write_back_inode(inode) {
+            tracing::warn!(%error, inode = %inode.number(), "write-back on close failed; fsync will tell");
         }
     }
 }

@@ -60,7 +60,8 @@ impl RangeLock {
 
 impl Ranges {
     fn must_wait(&self, ticket: u64) -> bool {
-        let at = self.entries.iter().position(|entry| entry.ticket == ticket).expect("a waiter is in the list");
+        let at =
+            self.entries.iter().position(|entry| entry.ticket == ticket).expect("a waiter is in the list");
         let mine = &self.entries[at];
         self.entries[..at].iter().any(|earlier| earlier.conflicts(mine))
     }

@@ -44,13 +44,20 @@ impl Engine {
     /// the offset lies before the end of the file.
     pub(crate) fn insert(self: &Arc<Engine>, inode: &InodeRef, offset: u64, len: u64) -> Result<()> {
         check_aligned(offset, len)?;
-        self.shift(inode, offset, |size| {
-            if offset >= size {
-                return Err(Error::invalid(format!("insert at {offset} is not before the end of the file ({size} bytes)")));
-            }
-            range_end(size.next_multiple_of(BLOCK_SIZE as u64), len)?;
-            Ok((LoggedKind::Insert, size + len))
-        }, len)
+        self.shift(
+            inode,
+            offset,
+            |size| {
+                if offset >= size {
+                    return Err(Error::invalid(format!(
+                        "insert at {offset} is not before the end of the file ({size} bytes)"
+                    )));
+                }
+                range_end(size.next_multiple_of(BLOCK_SIZE as u64), len)?;
+                Ok((LoggedKind::Insert, size + len))
+            },
+            len,
+        )
     }
 
     fn shift(
@@ -74,7 +81,8 @@ impl Engine {
         mapping.write_back(first.min(on_disk / BLOCK_SIZE as u64), u64::MAX)?;
         mapping.drop_range(first, u64::MAX);
 
-        let (id, operation) = self.logged_operation(inode, kind, first, first + len / BLOCK_SIZE as u64, size);
+        let (id, operation) =
+            self.logged_operation(inode, kind, first, first + len / BLOCK_SIZE as u64, size);
         let mut transaction = self.begin(Cost::new(1, 128))?;
         transaction.put(Key::logged(id), &operation.encode());
         transaction.commit()?;
@@ -86,7 +94,12 @@ impl Engine {
     }
 
     /// Runs a logged operation from its cursor to its end. The caller holds the gate exclusively, or is recovery.
-    pub(crate) fn run_logged(self: &Arc<Engine>, inode: &Arc<Inode>, id: u64, mut operation: LoggedOp) -> Result<()> {
+    pub(crate) fn run_logged(
+        self: &Arc<Engine>,
+        inode: &Arc<Inode>,
+        id: u64,
+        mut operation: LoggedOp,
+    ) -> Result<()> {
         if operation.generation == inode.generation {
             match operation.kind {
                 LoggedKind::Truncate | LoggedKind::Free => self.free_extents_from(inode, operation.start)?,
@@ -134,8 +147,10 @@ impl Engine {
         let by = operation.end - operation.start;
         self.move_some(inode, id, operation, |engine, operation| {
             let from = operation.cursor;
-            let found = engine.extents_in(inode, from, FILE_BLOCKS_MAX - from, EXTENTS_PER_TRANSACTION / 2)?;
-            let moved = found.iter().map(|extent| Extent { file_block: extent.file_block - by, ..*extent }).collect();
+            let found =
+                engine.extents_in(inode, from, FILE_BLOCKS_MAX - from, EXTENTS_PER_TRANSACTION / 2)?;
+            let moved =
+                found.iter().map(|extent| Extent { file_block: extent.file_block - by, ..*extent }).collect();
             let cursor = found.last().map_or(from, Extent::file_end);
             Ok((found, moved, cursor))
         })
@@ -147,13 +162,15 @@ impl Engine {
             let mut found = Vec::new();
             let mut below = operation.cursor;
             while below > operation.start && found.len() < EXTENTS_PER_TRANSACTION / 2 {
-                let (at, floor) = (Key::extent(inode.number, below - 1), Key::extent(inode.number, operation.start));
+                let (at, floor) =
+                    (Key::extent(inode.number, below - 1), Key::extent(inode.number, operation.start));
                 let Some((key, value)) = engine.tree.last_at_or_before(at, floor)? else { break };
                 found.push(Extent::decode(key.offset, &value)?);
                 below = key.offset;
             }
             found.reverse();
-            let moved = found.iter().map(|extent| Extent { file_block: extent.file_block + by, ..*extent }).collect();
+            let moved =
+                found.iter().map(|extent| Extent { file_block: extent.file_block + by, ..*extent }).collect();
             let cursor = found.first().map_or(operation.cursor, |extent| extent.file_block);
             Ok((found, moved, cursor))
         })

@@ -79,10 +79,10 @@ impl Engine {
     fn shrink(self: &Arc<Engine>, inode: &InodeRef, size: u64) -> Result<()> {
         let first = blocks_for(size);
         let on_disk = inode.meta().record.size;
-        if let Some(mapping) = inode.mapping.get() {
-            if on_disk < size {
-                mapping.write_back(on_disk / BLOCK_SIZE as u64, first)?;
-            }
+        if let Some(mapping) = inode.mapping.get()
+            && on_disk < size
+        {
+            mapping.write_back(on_disk / BLOCK_SIZE as u64, first)?;
         }
         if !size.is_multiple_of(BLOCK_SIZE as u64) && size < inode.size() {
             inode.mapping().zero(size, first * BLOCK_SIZE as u64)?;
@@ -100,7 +100,8 @@ impl Engine {
         record.mtime = self.options.clock.now();
         record.ctime = record.mtime;
         let beyond = self.extents_in(inode, first, FILE_BLOCKS_MAX - first, batch + 1)?;
-        let logged = (beyond.len() > batch).then(|| self.logged_operation(inode, LoggedKind::Truncate, first, FILE_BLOCKS_MAX, size));
+        let logged = (beyond.len() > batch)
+            .then(|| self.logged_operation(inode, LoggedKind::Truncate, first, FILE_BLOCKS_MAX, size));
         match &logged {
             Some((id, operation)) => transaction.put(Key::logged(*id), &operation.encode()),
             None => {

@@ -58,7 +58,9 @@ impl Mender<'_> {
             }
         }
         for extent in new {
-            let same = old.binary_search_by_key(&extent.file_block, |old| old.file_block).map(|at| old[at] == *extent);
+            let same = old
+                .binary_search_by_key(&extent.file_block, |old| old.file_block)
+                .map(|at| old[at] == *extent);
             if same != Ok(true) {
                 self.put(Key::extent(number, extent.file_block), &extent.encode())?;
             }
@@ -115,10 +117,11 @@ impl Mender<'_> {
         let Relocation { inode, file_block, blocks, disk_block } = *relocation;
         let extents = self.extents(inode)?;
         // As found, and still so: an earlier fix of the round may have changed it.
-        let still = extents
-            .iter()
-            .find_map(|extent| extent.clip(file_block, file_block + blocks))
-            .filter(|part| part.disk_block.0 + file_block - part.file_block == disk_block && u64::from(part.len) == blocks);
+        let still =
+            extents.iter().find_map(|extent| extent.clip(file_block, file_block + blocks)).filter(|part| {
+                part.disk_block.0 + file_block - part.file_block == disk_block
+                    && u64::from(part.len) == blocks
+            });
         let Some(part) = still else { return Ok(()) };
         let mut copies: Vec<Extent> = Vec::new();
         let mut done = 0;
@@ -157,7 +160,8 @@ impl Mender<'_> {
         for (region, start, blocks) in split_by_region(run) {
             self.session.commit()?;
             let value = self.view.tree.get(Key::region(region))?;
-            let Ok(mut map) = value.map_or_else(|| Ok(RegionMap::new()), |value| RegionMap::decode(&value)) else {
+            let Ok(mut map) = value.map_or_else(|| Ok(RegionMap::new()), |value| RegionMap::decode(&value))
+            else {
                 continue;
             };
             map.set_used(start, blocks)?;

@@ -49,8 +49,11 @@ impl Mender<'_> {
                 None => {
                     let inode = InodeNo(self.next_inode);
                     self.next_inode += 1;
-                    let record =
-                        InodeRecord { nlink: 2, parent: root.0, ..self.new_record(FileType::Directory, 0o700) };
+                    let record = InodeRecord {
+                        nlink: 2,
+                        parent: root.0,
+                        ..self.new_record(FileType::Directory, 0o700)
+                    };
                     self.session.put(Key::inode(inode), &record.encode());
                     self.add_entry(root, name.as_bytes(), inode, &record)?;
                     return Ok(inode);
@@ -61,7 +64,9 @@ impl Mender<'_> {
     }
 
     fn is_directory(&self, inode: InodeNo) -> Result<bool> {
-        Ok(self.record(inode.0)?.is_some_and(|record| record.file_type() == FileType::Directory && record.nlink > 0))
+        Ok(self
+            .record(inode.0)?
+            .is_some_and(|record| record.file_type() == FileType::Directory && record.nlink > 0))
     }
 
     fn vacant_name(&mut self, directory: InodeNo, name: &str) -> Result<String> {
@@ -91,9 +96,18 @@ impl Mender<'_> {
         Ok(found)
     }
 
-    fn add_entry(&mut self, directory: InodeNo, name: &[u8], inode: InodeNo, record: &InodeRecord) -> Result<()> {
+    fn add_entry(
+        &mut self,
+        directory: InodeNo,
+        name: &[u8],
+        inode: InodeNo,
+        record: &InodeRecord,
+    ) -> Result<()> {
         let Some(cookie) = self.free_cookie(directory, name)? else {
-            return Err(Error::new(ErrorKind::NoSpace, format!("directory {directory} is full of names of one hash")));
+            return Err(Error::new(
+                ErrorKind::NoSpace,
+                format!("directory {directory} is full of names of one hash"),
+            ));
         };
         let entry = Entry { inode, generation: record.generation, file_type: record.file_type(), name };
         self.session.put(Key::entry(directory, cookie), &entry.encode());

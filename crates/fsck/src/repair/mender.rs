@@ -80,8 +80,15 @@ impl<'a> Mender<'a> {
             self.rebuild(rebuild)?;
         }
         if fixes.make_root {
-            let root = InodeRecord { nlink: 2, parent: InodeNo::ROOT.0, ..self.new_record(FileType::Directory, 0o755) };
-            self.put(Key::inode(InodeNo::ROOT), &InodeRecord { generation: ROOT_GENERATION, ..root }.encode())?;
+            let root = InodeRecord {
+                nlink: 2,
+                parent: InodeNo::ROOT.0,
+                ..self.new_record(FileType::Directory, 0o755)
+            };
+            self.put(
+                Key::inode(InodeNo::ROOT),
+                &InodeRecord { generation: ROOT_GENERATION, ..root }.encode(),
+            )?;
         }
         self.session.commit()?;
         for (inode, patch) in &fixes.patches {
@@ -128,7 +135,9 @@ impl<'a> Mender<'a> {
         space::compare(self.view, extents, &mut |comparison| {
             let mut bits = comparison.used;
             match &comparison.marked {
-                Ok(marked) if !exact => bits.iter_mut().zip(marked).for_each(|(bits, marked)| *bits |= marked),
+                Ok(marked) if !exact => {
+                    bits.iter_mut().zip(marked).for_each(|(bits, marked)| *bits |= marked)
+                }
                 _ => {}
             }
             if comparison.marked.as_ref().ok() != Some(&bits) {
@@ -262,13 +271,16 @@ impl<'a> Mender<'a> {
         let number = InodeNo(inode);
         self.session.commit()?;
         let mut pieces = Vec::new();
-        let range = |hash, from, to| (Key::xattr(number, hash, from, 0), Key::xattr(number, hash, to, u16::MAX));
+        let range =
+            |hash, from, to| (Key::xattr(number, hash, from, 0), Key::xattr(number, hash, to, u16::MAX));
         let (first, last) = range(hash, disambiguator, disambiguator);
         self.view.tree.scan(first, last, &mut |key, value| {
             pieces.push((key, value.to_vec()));
             ControlFlow::Continue(())
         })?;
-        let Some(head) = pieces.first().and_then(|(_, value)| Head::decode(value).ok()) else { return Ok(()) };
+        let Some(head) = pieces.first().and_then(|(_, value)| Head::decode(value).ok()) else {
+            return Ok(());
+        };
         let right = xattr::name_hash(self.view.superblock.hash_seed, head.name);
         let mut next = 0u32;
         let (first, last) = range(right, 0, u16::MAX);

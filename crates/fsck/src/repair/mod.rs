@@ -39,7 +39,11 @@ use quire_format::extent::Run;
 const ROUNDS_MAX: usize = 24;
 
 /// Mends what the first look found, and looks again.
-pub(crate) fn run(backend: &Arc<dyn Backend>, first: Examined, tell: Option<&dyn Fn(Progress)>) -> Result<Report> {
+pub(crate) fn run(
+    backend: &Arc<dyn Backend>,
+    first: Examined,
+    tell: Option<&dyn Fn(Progress)>,
+) -> Result<Report> {
     let mut before = first.findings;
     let mended = match first.chosen {
         Some(chosen) => mend(backend, &before.fixes, &first.checkpoints, chosen, &first.chunks, tell),
@@ -57,7 +61,11 @@ pub(crate) fn run(backend: &Arc<dyn Backend>, first: Examined, tell: Option<&dyn
         None => return Ok(before.into_report()),
     };
     if let Err(error) = mended {
-        before.add(IssueKind::RepairFailed, Place::NONE, format!("the repair could not be completed: {error}"));
+        before.add(
+            IssueKind::RepairFailed,
+            Place::NONE,
+            format!("the repair could not be completed: {error}"),
+        );
     }
     let after = examine::run(backend, tell)?;
     Ok(compare(before, after.findings))

@@ -79,9 +79,9 @@ fn fresh_blocks(checkpoints: &[Checkpoint], chosen: usize, count: usize) -> Resu
                     return Ok(fresh);
                 }
                 let block = chunk.start.offset(at);
-                let taken = checkpoints.iter().any(|checkpoint| {
-                    checkpoint.is_found(block) || (careful && marked(checkpoint, block))
-                });
+                let taken = checkpoints
+                    .iter()
+                    .any(|checkpoint| checkpoint.is_found(block) || (careful && marked(checkpoint, block)));
                 if !taken && !fresh.contains(&block) {
                     fresh.push(block);
                 }
@@ -109,7 +109,8 @@ fn used_chunks(checkpoint: &Checkpoint, orphans: &[OrphanRef], fresh: &[BlockNo]
             for bit in 0..u64::from(chunk.blocks) {
                 let block = chunk.start.offset(bit);
                 let needed = !gone(block)
-                    && (!is_stale_orphan(checkpoint, block) || orphans.iter().any(|orphan| orphan.block == block));
+                    && (!is_stale_orphan(checkpoint, block)
+                        || orphans.iter().any(|orphan| orphan.block == block));
                 if needed || fresh.contains(&block) {
                     used[bit as usize / 64] |= 1 << (bit % 64);
                 }
@@ -132,8 +133,10 @@ fn pages(chunks: usize, orphans: usize) -> usize {
 
 /// Fills pages one after the other; there is at least one.
 fn paginate(chunks: Vec<ChunkEntry>, orphans: &[OrphanRef]) -> Vec<ManifestPage> {
-    let mut pages: Vec<ManifestPage> =
-        chunks.chunks(BODY_BYTES / CHUNK_BYTES).map(|part| ManifestPage { chunks: part.to_vec(), ..Default::default() }).collect();
+    let mut pages: Vec<ManifestPage> = chunks
+        .chunks(BODY_BYTES / CHUNK_BYTES)
+        .map(|part| ManifestPage { chunks: part.to_vec(), ..Default::default() })
+        .collect();
     for orphan in orphans {
         match pages.last_mut().filter(|page| page.body_bytes() + ORPHAN_BYTES <= BODY_BYTES) {
             Some(page) => page.orphans.push(*orphan),

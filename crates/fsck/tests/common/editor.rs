@@ -246,7 +246,9 @@ impl Editor {
         let shared = self.superblock(0).manifest.block == self.superblock(1).manifest.block;
         for slot in 0..if shared { 1 } else { 2 } {
             let (_, page) = self.manifest(slot);
-            let Some(place) = page.orphans.iter().position(|other| other.block == orphan.block) else { continue };
+            let Some(place) = page.orphans.iter().position(|other| other.block == orphan.block) else {
+                continue;
+            };
             let at = NODE_HEADER + page.chunks.len() * quire_format::pool::CHUNK_BYTES + place * 16 + 4;
             self.edit_manifest(slot, |block| block[at..at + 4].copy_from_slice(&sum.to_le_bytes()));
         }

@@ -6,8 +6,8 @@ pub mod editor;
 
 use quire::repair::Session;
 use quire::{
-    Caller, Create, FallocateMode, FileType, FormatOptions, InodeNo, IoFlags, RenameFlags, Volume, VolumeOptions,
-    XattrFlags,
+    Caller, Create, FallocateMode, FileType, FormatOptions, InodeNo, IoFlags, RenameFlags, Volume,
+    VolumeOptions, XattrFlags,
 };
 use quire_base::sync::Arc;
 use quire_device::simulated::{CrashPolicy, Image, SimulatedBackend};
