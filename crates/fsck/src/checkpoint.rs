@@ -38,6 +38,8 @@ pub(crate) struct Checkpoint {
     /// Places of those that do not.
     pub(crate) damaged_orphans: Vec<BlockNo>,
     pub(crate) nodes: u64,
+    /// A chunk of the pool lies where none may: a checkpoint could overwrite what is not the pool's.
+    pub(crate) misplaced: bool,
     /// Nothing that the volume needs to be read is damaged.
     pub(crate) whole: bool,
 }
@@ -84,6 +86,7 @@ pub(crate) fn check(
             orphans: Vec::new(),
             damaged_orphans: Vec::new(),
             nodes: 0,
+            misplaced: false,
             whole: true,
         },
         buffer: AlignedBuf::zeroed(BLOCK_SIZE),
@@ -208,9 +211,10 @@ impl Walk<'_> {
                 !within(pool_start, pool_end) && !within(data_start, end)
             })
             .collect();
+        self.checkpoint.misplaced = !wrong.is_empty();
         for run in wrong {
             let message = format!(
-                "the metadata pool has a chunk of {} blocks at block {} where none may be",
+                "the metadata pool has a chunk of {} blocks at block {} where none may be: repair does not write to the volume",
                 run.blocks, run.start
             );
             self.issue(IssueKind::PoolChunkMisplaced, run.start, message);

@@ -20,7 +20,7 @@ use crate::superblocks::{self, Pair};
 use crate::view::View;
 use quire::inspect::{self, Image};
 use quire_base::sync::Arc;
-use quire_base::{BlockNo, Error, ErrorKind, Result};
+use quire_base::{BlockNo, Error, ErrorKind, Result, Seq};
 use quire_device::{Backend, Device};
 use quire_format::extent::Run;
 use quire_format::record::Change;
@@ -35,29 +35,95 @@ pub(crate) struct Examined {
     pub(crate) chosen: Option<usize>,
     /// The pool's chunks after replay.
     pub(crate) chunks: Vec<Run>,
+    /// Where the journal ends.
+    end: Seq,
+    pair: Pair,
+}
+
+impl Examined {
+    /// Whether writing to the volume is sure to hit nothing that is not meant.
+    pub(crate) fn may_be_written(&self) -> bool {
+        let safe = |checkpoint: &Checkpoint| {
+            !checkpoint.misplaced && superblocks::areas_join(&checkpoint.superblock)
+        };
+        match self.chosen {
+            Some(chosen) => safe(&self.checkpoints[chosen]),
+            None => self.checkpoints.first().is_some_and(safe),
+        }
+    }
+
+    fn issue_count(&self) -> u64 {
+        self.findings.issues.len() as u64 + self.findings.summary.issues_omitted
+    }
 }
 
 /// Looks at everything. Errors: there is nothing that could be checked.
 pub(crate) fn run(backend: &Arc<dyn Backend>, tell: Option<&dyn Fn(Progress)>) -> Result<Examined> {
+    let examined = look(backend, tell)?;
+    if examined.pair.contradiction { by_evidence(backend, examined, tell) } else { Ok(examined) }
+}
+
+/// The superblocks differ in what mkfs has fixed. Looks at the volume by each of them alone; if it makes more sense by
+/// the older one, and the journal leads from there past the newer one, the older one is taken.
+fn by_evidence(
+    backend: &Arc<dyn Backend>,
+    mut both: Examined,
+    tell: Option<&dyn Fn(Progress)>,
+) -> Result<Examined> {
+    let [(newer, superblock), (older, _)] = &both.pair.usable[..] else { return Ok(both) };
+    let (newer, sequence) = (*newer, superblock.sequence);
+    let without = |slot: usize| -> Result<Examined> {
+        let masked: Arc<dyn Backend> = Arc::new(Masked::new(backend.clone(), slot));
+        look(&masked, tell)
+    };
+    let (by_newer, by_older) = (without(*older)?, without(newer)?);
+    let usable = by_older.chosen.is_some() && by_older.end >= sequence;
+    if !usable || (by_newer.chosen.is_some() && by_newer.issue_count() <= by_older.issue_count()) {
+        return Ok(both);
+    }
+    let findings = by_older.findings;
+    both.findings.issues.retain(|issue| issue.code.is_about_superblocks());
+    // That the other slot was out of sight is no damage.
+    both.findings
+        .issues
+        .extend(findings.issues.into_iter().filter(|issue| !issue.code.is_about_superblocks()));
+    both.findings.summary = findings.summary;
+    both.findings.fixes = findings.fixes;
+    both.findings.fixes.superblocks = true;
+    both.findings.fixes.abandon_slot = Some(newer);
+    Ok(Examined {
+        findings: both.findings,
+        checkpoints: by_older.checkpoints,
+        chosen: by_older.chosen,
+        chunks: by_older.chunks,
+        end: by_older.end,
+        pair: both.pair,
+    })
+}
+
+fn look(backend: &Arc<dyn Backend>, tell: Option<&dyn Fn(Progress)>) -> Result<Examined> {
     let mut findings = Findings::default();
     let meter = Meter::start(tell, "superblocks", 2);
     let pair = superblocks::check(inspect::superblocks(backend.clone()), backend.blocks(), &mut findings)?;
     drop(meter);
-    let mut examined = Examined { findings, checkpoints: Vec::new(), chosen: None, chunks: Vec::new() };
-    if pair.newest().is_none_or(|(_, newest)| newest.block_count > backend.blocks()) {
+    let hopeless = pair.newest().is_none_or(|(_, newest)| newest.block_count > backend.blocks());
+    let mut examined =
+        Examined { findings, checkpoints: Vec::new(), chosen: None, chunks: Vec::new(), end: Seq(0), pair };
+    if hopeless {
         return Ok(examined);
     }
-    walk(backend, &pair, tell, &mut examined);
+    walk(backend, tell, &mut examined);
     if let Some(image) = open(backend, &mut examined) {
+        examined.end = image.end;
         cross_check(backend, &image, tell, &mut examined)?;
     }
     Ok(examined)
 }
 
-fn walk(backend: &Arc<dyn Backend>, pair: &Pair, tell: Option<&dyn Fn(Progress)>, examined: &mut Examined) {
+fn walk(backend: &Arc<dyn Backend>, tell: Option<&dyn Fn(Progress)>, examined: &mut Examined) {
     let device = Device::new(backend.clone());
     let mut seen = Seen::new();
-    for (at, (slot, superblock)) in pair.usable.iter().enumerate() {
+    for (at, (slot, superblock)) in examined.pair.usable.iter().enumerate() {
         let nodes = examined.checkpoints.first().map_or(0, |newest| newest.nodes);
         let mut meter = Meter::start(tell, if at == 0 { "metadata" } else { "older metadata" }, nodes);
         let findings = &mut examined.findings;

@@ -178,6 +178,22 @@ issue_kinds! {
     RepairFailed = "repair-failed", Error;
 }
 
+impl IssueKind {
+    /// Whether it is about the superblocks themselves, not about what they lead to.
+    pub(crate) fn is_about_superblocks(self) -> bool {
+        use IssueKind::*;
+        matches!(
+            self,
+            SuperblockDamaged
+                | SuperblocksDamaged
+                | SuperblockMismatch
+                | SuperblockGeometry
+                | ErrorFlagSet
+                | VolumeTruncated
+        )
+    }
+}
+
 impl fmt::Debug for IssueKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())

@@ -5,7 +5,6 @@
 //!
 //! Neighbours: [`crate::checkpoint`] looks at what each of them names.
 
-use crate::fix::Fixes;
 use crate::issue::IssueKind;
 use crate::report::{Findings, Place};
 use quire_base::{Error, ErrorKind, Result};
@@ -17,6 +16,8 @@ pub(crate) const SLOT_NAMES: [&str; 2] = ["A", "B"];
 /// The superblocks that check, the newest first, with their slots.
 pub(crate) struct Pair {
     pub(crate) usable: Vec<(usize, Superblock)>,
+    /// They differ in what mkfs has fixed: one of them is wrong, and not by its age.
+    pub(crate) contradiction: bool,
 }
 
 impl Pair {
@@ -68,10 +69,18 @@ pub(crate) fn check(
     for (slot, superblock) in &usable {
         check_alone(*slot, superblock, device_blocks, findings);
     }
-    if let [(newer_slot, newer), (_, older)] = &usable[..] {
-        check_pair(*newer_slot, newer, older, findings);
+    let mut contradiction = false;
+    if let [(_, newer), (_, older)] = &usable[..] {
+        contradiction = check_pair(newer, older, findings);
     }
-    Ok(Pair { usable })
+    Ok(Pair { usable, contradiction })
+}
+
+/// Whether journal, first pool chunks and data space follow one another without a gap, as every volume has them.
+pub(crate) fn areas_join(superblock: &Superblock) -> bool {
+    superblock.journal_start == JOURNAL_START
+        && superblock.pool_start == superblock.journal_end()
+        && superblock.data_start == superblock.pool_start.offset(superblock.pool_blocks)
 }
 
 fn check_alone(slot: usize, superblock: &Superblock, device_blocks: u64, findings: &mut Findings) {
@@ -94,16 +103,13 @@ fn check_alone(slot: usize, superblock: &Superblock, device_blocks: u64, finding
             ),
         );
     }
-    let pool_end = superblock.pool_start.offset(superblock.pool_blocks);
-    if superblock.journal_start != JOURNAL_START
-        || superblock.pool_start != superblock.journal_end()
-        || superblock.data_start != pool_end
-    {
+    if !areas_join(superblock) {
         findings.add(
             IssueKind::SuperblockGeometry,
             place,
             format!(
-                "superblock {name}: journal at {}+{}, metadata pool at {}+{} and data space from {} do not join",
+                "superblock {name}: journal at {}+{}, metadata pool at {}+{} and data space from {} do not join; repair \
+                 writes only by a superblock where they do",
                 superblock.journal_start,
                 superblock.journal_blocks,
                 superblock.pool_start,
@@ -131,22 +137,24 @@ fn check_alone(slot: usize, superblock: &Superblock, device_blocks: u64, finding
     }
 }
 
-fn check_pair(newer_slot: usize, newer: &Superblock, older: &Superblock, findings: &mut Findings) {
+/// True if they differ in what mkfs has fixed.
+fn check_pair(newer: &Superblock, older: &Superblock, findings: &mut Findings) -> bool {
     let mut different: Vec<&str> = Vec::new();
     let mut compare = |name: &'static str, same: bool| {
         if !same {
             different.push(name);
         }
+        !same
     };
-    compare("uuid", newer.uuid == older.uuid);
+    let mut contradiction = compare("uuid", newer.uuid == older.uuid);
+    contradiction |= compare("size", newer.block_count == older.block_count);
+    contradiction |= compare("journal", journal(newer) == journal(older));
+    contradiction |= compare("pool and data space", areas(newer) == areas(older));
+    contradiction |= compare("orphan blocks", newer.orphan_blocks == older.orphan_blocks);
+    contradiction |= compare("hash seed", newer.hash_seed == older.hash_seed);
     compare("label", newer.label == older.label);
     compare("format version", newer.version == older.version);
     compare("features", features(newer) == features(older));
-    compare("size", newer.block_count == older.block_count);
-    compare("journal", journal(newer) == journal(older));
-    compare("pool and data space", areas(newer) == areas(older));
-    compare("orphan blocks", newer.orphan_blocks == older.orphan_blocks);
-    compare("hash seed", newer.hash_seed == older.hash_seed);
     compare("time of making", newer.created == older.created);
     // What only grows.
     compare("incarnation", newer.incarnation >= older.incarnation);
@@ -169,26 +177,21 @@ fn check_pair(newer_slot: usize, newer: &Superblock, older: &Superblock, finding
         compare("checkpoint", both_clean_distance(newer, older, both_clean));
     }
     if !different.is_empty() {
-        let name = SLOT_NAMES[newer_slot];
+        let by =
+            if contradiction { "the one that the rest of the volume agrees with" } else { "the newer one" };
         findings.add(
             IssueKind::SuperblockMismatch,
-            Place::block(SLOT_BLOCKS[newer_slot].0),
-            format!(
-                "the superblocks contradict one another ({}); superblock {name} is the newer one, repair goes by it",
-                different.join(", ")
-            ),
+            Place::NONE,
+            format!("the superblocks contradict one another ({}): repair goes by {by}", different.join(", ")),
         );
-        mend(&mut findings.fixes);
+        findings.fixes.superblocks = true;
     }
+    contradiction
 }
 
 /// Closing writes two checkpoints, one after the other.
 fn both_clean_distance(newer: &Superblock, older: &Superblock, both_clean: bool) -> bool {
     !both_clean || newer.checkpoint - older.checkpoint == 1
-}
-
-fn mend(fixes: &mut Fixes) {
-    fixes.superblocks = true;
 }
 
 fn features(superblock: &Superblock) -> [u64; 3] {

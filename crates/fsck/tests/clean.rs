@@ -4,7 +4,7 @@ mod common;
 
 use common::editor::Editor;
 use common::*;
-use quire::{Create, FallocateMode, IoFlags, RenameFlags, Volume, XattrFlags};
+use quire::{Create, FallocateMode, FormatOptions, IoFlags, RenameFlags, Volume, XattrFlags};
 use quire_base::random::Random;
 use quire_base::sync::Arc;
 use quire_device::simulated::{CrashPolicy, SimulatedBackend};
@@ -270,6 +270,33 @@ fn progress_is_told_and_ends_where_it_should() {
         assert!(last.is_some_and(|last| last.done == last.total), "{phase}: {last:?}");
     }
     assert!(told.iter().all(|progress| progress.done <= progress.total));
+}
+
+#[test]
+fn an_image_file_is_checked_and_mended_but_not_while_it_is_open() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("volume.img");
+    let format = FormatOptions { size: Some(64 << 20), ..FormatOptions::default() };
+    Volume::format_image(&path, &format).unwrap();
+    let volume = Volume::open(&path, options()).unwrap();
+    volume.create(&volume.root(), b"file", &Create::file(0o600)).unwrap();
+    for repair in [false, true] {
+        let error = quire_fsck::check(&path, &Options { repair, progress: None }).unwrap_err();
+        assert_eq!(error.kind(), quire::ErrorKind::Busy, "{error}");
+    }
+    volume.close().unwrap();
+    assert_eq!(quire_fsck::check(&path, &Options::default()).unwrap().exit_code(), 0);
+
+    // Slot A, in the middle of its fields.
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[150] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    assert_eq!(quire_fsck::check(&path, &Options::default()).unwrap().exit_code(), 4);
+    assert_eq!(std::fs::read(&path).unwrap(), bytes, "a check without repair writes nothing");
+    for expected in [1, 0] {
+        let report = quire_fsck::check(&path, &Options { repair: true, progress: None }).unwrap();
+        assert_eq!(report.exit_code(), expected, "{:#?}", report.issues);
+    }
 }
 
 #[test]

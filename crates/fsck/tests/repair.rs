@@ -14,7 +14,7 @@ use quire_format::extent::Extent;
 use quire_format::inode::InodeRecord;
 use quire_format::key::{Key, KeyKind};
 use quire_format::region::RegionMap;
-use quire_format::superblock::{FLAG_ERRORS, SLOT_BLOCKS};
+use quire_format::superblock::{FLAG_ERRORS, SLOT_BLOCKS, Superblock};
 use quire_fsck::{IssueKind, Options, Report, Severity, check_backend};
 use std::collections::BTreeMap;
 
@@ -150,9 +150,9 @@ fn every_missing_key_is_mended() {
 
 #[test]
 fn a_damaged_superblock_is_rewritten_from_the_other() {
-    for slot in 0..2 {
+    for slot in SLOT_BLOCKS {
         let mut editor = Editor::new(&closed());
-        editor.image.edit(SLOT_BLOCKS[slot], |block| block[200] ^= 1);
+        editor.image.edit(slot, |block| block[200] ^= 1);
         let (report, after) = mend(&editor.image, "superblock");
         assert!(report.has(IssueKind::SuperblockDamaged));
         let editor = Editor::new(&after);
@@ -164,6 +164,45 @@ fn a_damaged_superblock_is_rewritten_from_the_other() {
     let mut editor = Editor::new(&closed());
     editor.set_superblock(1, |superblock| superblock.mount_count += 1);
     mend(&editor.image, "contradiction");
+}
+
+#[test]
+fn the_superblock_that_makes_sense_wins() {
+    let original = closed();
+    let before = walk(&original);
+    let slot = Editor::new(&original).newest();
+    let changes: [fn(&mut Superblock); 6] = [
+        |superblock| superblock.hash_seed[0] ^= 4,
+        |superblock| superblock.uuid[3] ^= 1,
+        |superblock| superblock.block_count += 1 << 30,
+        |superblock| superblock.block_count -= 100,
+        |superblock| superblock.orphan_blocks = 1,
+        |superblock| superblock.journal_blocks -= 1,
+    ];
+    for (number, change) in changes.into_iter().enumerate() {
+        for slot in [slot, 1 - slot] {
+            let mut editor = Editor::new(&original);
+            editor.set_superblock(slot, change);
+            let (report, after) = mend(&editor.image, &format!("contradiction {number} in slot {slot}"));
+            assert!(report.has(IssueKind::SuperblockMismatch), "{:#?}", report.issues);
+            assert_eq!(walk(&after), before, "contradiction {number} in slot {slot}");
+            let (mended, original) =
+                (Editor::new(&after).superblock(0), Editor::new(&original).superblock(0));
+            assert_eq!((mended.uuid, mended.hash_seed), (original.uuid, original.hash_seed));
+        }
+    }
+}
+
+#[test]
+fn a_volume_whose_areas_do_not_join_is_not_written_to() {
+    let mut editor = Editor::new(&closed());
+    for slot in 0..2 {
+        editor.set_superblock(slot, |superblock| superblock.journal_blocks -= 1);
+    }
+    let (report, after) = repair(&editor.image);
+    assert!(report.has(IssueKind::SuperblockGeometry));
+    assert_eq!(report.exit_code(), 4);
+    after.for_each(&mut |at, block| assert_eq!(**block, editor.block(at), "block {at}"));
 }
 
 #[test]
@@ -309,13 +348,9 @@ fn circles_of_directories_are_broken() {
     let value = editor.value(&entry_a);
     editor.remove(entry_a.key);
     editor.put(Key::entry(b, entry_a.key.offset), &value);
-    {
-        let (number, parent) = (a, b);
-        let at = editor.key(Key::inode(number));
-        let mut record = InodeRecord::decode(&editor.value(&at)).unwrap();
-        record.parent = parent.0;
-        editor.set_value(&at, &record.encode());
-    }
+    let at = editor.key(Key::inode(a));
+    let record = InodeRecord { parent: b.0, ..InodeRecord::decode(&editor.value(&at)).unwrap() };
+    editor.set_value(&at, &record.encode());
     assert_eq!(entry_b.key.object, a.0);
     let before = walk(&original.image);
     let (report, after) = mend(&editor.image, "a circle");

@@ -18,25 +18,25 @@ use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use fuser::{
-    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FopenFlags, Generation,
-    INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
-    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen,
-    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Generation, INodeNo, IoctlFlags,
+    KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite,
+    ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use quire::{Attributes, FileType, SetTime};
+use quire::Attributes;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::{AtomicBool, Ordering};
-use quire_base::{Error, ErrorKind, Result, Timestamp};
+use quire_base::{Error, ErrorKind, Result};
 
 use convert::{attributes, device_from_kernel, kind, no_attributes, open_flags, set_time};
 
 use crate::background::Background;
 use crate::errno::{NOT_CONNECTED, NOT_IMPLEMENTED, errno};
 use crate::operations::attributes::Change;
-use crate::operations::data::{Opened, WriteRequest};
+use crate::operations::data::WriteRequest;
 use crate::operations::names::Make;
 use crate::operations::xattr::Sized;
 use crate::operations::{CACHE_TIME, Caller, Entry, Operations};
@@ -555,6 +555,9 @@ impl fuser::Filesystem for Server {
         let shared = self.0.clone();
         let job = move || {
             let mut reply = reply;
+            if shared.refused.load(Ordering::Relaxed) {
+                return reply.error(Errno::from_i32(NOT_CONNECTED));
+            }
             let outcome = shared.operations.read_directory(node.0, offset, |entry| {
                 let name = OsStr::from_bytes(&entry.name);
                 !reply.add(INodeNo(entry.node), entry.cookie, kind(entry.kind), name)
@@ -578,6 +581,9 @@ impl fuser::Filesystem for Server {
         let shared = self.0.clone();
         let job = move || {
             let mut reply = reply;
+            if shared.refused.load(Ordering::Relaxed) {
+                return reply.error(Errno::from_i32(NOT_CONNECTED));
+            }
             let outcome = shared.operations.read_directory_plus(node.0, offset, |name, entry| {
                 !reply.add(
                     INodeNo(name.node),

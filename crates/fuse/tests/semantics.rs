@@ -52,12 +52,20 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         let dir = mount::resolve(self.folder.path()).unwrap();
-        let how = if std::thread::panicking() { Unmount::Detach } else { Unmount::Plain };
-        let unmounted = mount::unmount(&dir, how);
-        if !std::thread::panicking() {
-            unmounted.unwrap();
-            self.server.take().unwrap().join().unwrap().unwrap();
+        if std::thread::panicking() {
+            let _ = mount::unmount(&dir, Unmount::Detach);
+            return;
         }
+        // A program that another test of this process is just starting has all descriptors until it runs.
+        let start = std::time::Instant::now();
+        while let Err(error) = mount::unmount(&dir, Unmount::Plain) {
+            if error.kind() != quire::ErrorKind::Busy || start.elapsed() > Duration::from_secs(10) {
+                let _ = mount::unmount(&dir, Unmount::Detach);
+                panic!("{error}");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.server.take().unwrap().join().unwrap().unwrap();
     }
 }
 

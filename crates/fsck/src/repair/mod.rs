@@ -44,6 +44,9 @@ pub(crate) fn run(
     first: Examined,
     tell: Option<&dyn Fn(Progress)>,
 ) -> Result<Report> {
+    if !first.may_be_written() {
+        return Ok(first.findings.into_report());
+    }
     let mut before = first.findings;
     let mended = match first.chosen {
         Some(chosen) => mend(backend, &before.fixes, &first.checkpoints, chosen, &first.chunks, tell),
