@@ -12,7 +12,7 @@ use crate::engine::Engine;
 use crate::inode::Inode;
 use crate::transaction::Transaction;
 use quire_base::sync::atomic::Ordering;
-use quire_base::{Result, Seq};
+use quire_base::{Error, Result, Seq};
 use quire_format::extent::{Extent, overlay};
 use quire_format::key::Key;
 use std::ops::ControlFlow;
@@ -63,7 +63,7 @@ impl Engine {
         }
         let floor = Key::extent(inode.number, 0);
         if let Some((key, value)) = self.tree.last_at_or_before(Key::extent(inode.number, first), floor)? {
-            let extent = Extent::decode(key.offset, &value)?;
+            let extent = self.checked_extent(inode, key, &value)?;
             if extent.file_end() > first {
                 found.push(extent);
             }
@@ -71,7 +71,7 @@ impl Engine {
         let mut broken = Ok(());
         if found.len() < limit && first + 1 < end {
             let (from, to) = (Key::extent(inode.number, first + 1), Key::extent(inode.number, end - 1));
-            self.tree.scan(from, to, &mut |key, value| match Extent::decode(key.offset, value) {
+            self.tree.scan(from, to, &mut |key, value| match self.checked_extent(inode, key, value) {
                 Ok(extent) => {
                     found.push(extent);
                     if found.len() >= limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -83,6 +83,20 @@ impl Engine {
             })?;
         }
         broken.map(|()| found)
+    }
+
+    /// An extent as it is in the tree, if it lies in the data space: an image is not trusted to keep files apart from
+    /// the journal, the metadata pool's first chunks and the superblocks.
+    fn checked_extent(&self, inode: &Inode, key: Key, value: &[u8]) -> Result<Extent> {
+        let extent = Extent::decode(key.offset, value)?;
+        let superblock = &self.superblock;
+        if extent.disk_block < superblock.data_start || extent.disk_end().0 > superblock.block_count {
+            return Err(Error::corrupt(format!(
+                "inode {} has an extent at disk block {} outside of the data space (see: quire fsck)",
+                inode.number, extent.disk_block
+            )));
+        }
+        Ok(extent)
     }
 
     /// Plans laying `pieces` (sorted, apart) over an inode's extents and merging with what they touch. The caller

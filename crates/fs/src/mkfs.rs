@@ -21,13 +21,14 @@ use quire_format::inode::{FileType, InodeRecord};
 use quire_format::key::Key;
 use quire_format::region::{RegionMap, split_by_region};
 use quire_format::superblock::{
-    BLOCK_COUNT_MAX, FLAG_CLEAN, FORMAT_MAJOR, FORMAT_MINOR, JOURNAL_START, ManifestHead, SLOT_BLOCKS,
-    Superblock, TreeRoot,
+    FLAG_CLEAN, FORMAT_MAJOR, FORMAT_MINOR, JOURNAL_START, ManifestHead, SLOT_BLOCKS, Superblock, TreeRoot,
 };
 use quire_tree::{PoolState, Tree, TreeLimits};
 
 /// The smallest volume, in bytes.
 pub const VOLUME_BYTES_MIN: u64 = 16 << 20;
+/// The largest volume, in bytes: what allocation groups can number.
+pub const VOLUME_BYTES_MAX: u64 = 1 << 50;
 /// The smallest and the largest journal, in bytes.
 pub const JOURNAL_BYTES_MIN: u64 = 1 << 20;
 /// See [`JOURNAL_BYTES_MIN`].
@@ -52,7 +53,10 @@ impl Geometry {
                 VOLUME_BYTES_MIN >> 20
             )));
         }
-        let blocks = (bytes / BLOCK_SIZE as u64).min(BLOCK_COUNT_MAX);
+        if bytes > VOLUME_BYTES_MAX {
+            return Err(Error::invalid(format!("a volume has at most 1 PiB, {bytes} bytes were given")));
+        }
+        let blocks = bytes / BLOCK_SIZE as u64;
         let journal_bytes = match journal_bytes {
             Some(wanted) if wanted < JOURNAL_BYTES_MIN || wanted > JOURNAL_BYTES_MAX.min(bytes / 4) => {
                 return Err(Error::invalid(format!(
@@ -311,6 +315,7 @@ mod tests {
         assert_eq!(large.journal_blocks, (64 << 20) / 4096);
         assert_eq!(large.chunks().iter().map(|chunk| chunk.blocks).sum::<u64>(), large.pool_blocks);
         assert!(Geometry::of(1 << 20, None).is_err());
+        assert!(Geometry::of(2 << 50, None).is_err());
         assert!(Geometry::of(1 << 30, Some(1 << 29)).is_err());
     }
 

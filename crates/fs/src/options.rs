@@ -9,7 +9,7 @@ pub struct FormatOptions {
     pub size: Option<u64>,
     /// At most 64 bytes of UTF-8.
     pub label: String,
-    /// Bytes of the journal; `None` chooses by the volume's size (4 to 128 MiB).
+    /// Bytes of the journal; `None` chooses by the volume's size (1 to 64 MiB).
     pub journal_bytes: Option<u64>,
     /// Overwrite what is there, whatever it is.
     pub force: bool,

@@ -82,6 +82,13 @@ pub(crate) fn load(device: &Arc<Device>, options: &VolumeOptions) -> Result<Load
     for (slot, read) in slots.into_iter().enumerate() {
         match read {
             Ok(superblock) => candidates.push((slot, superblock)),
+            // A newer quire has written here; its other slot may be one that we could read, but must not act on.
+            Err(error) if error.kind() == ErrorKind::UnknownFormat => {
+                return Err(none_usable(
+                    device,
+                    &[error.context(format!("superblock {}", ["A", "B"][slot]))],
+                ));
+            }
             Err(error) => reasons.push(error.context(format!("superblock {}", ["A", "B"][slot]))),
         }
     }

@@ -27,9 +27,6 @@ use quire_format::region::split_by_region;
 use quire_journal::{JournalReservation, Short as JournalShort};
 use quire_tree::{Class, NodeReservation, Short, Ticket};
 
-/// The largest payload of one transaction, in bytes; a removed or written attribute of 64 KiB fits.
-pub const TRANSACTION_BYTES_MAX: usize = 160 << 10;
-
 /// Extents that one transaction of a long operation changes at most.
 pub const EXTENTS_PER_TRANSACTION: usize = 64;
 
