@@ -255,8 +255,11 @@ fn a_truncated_image() {
     volume.check();
 }
 
+/// What becomes of a superblock.
+type Change = fn(&mut Superblock);
+
 /// A superblock of the next version, and one with a feature that nobody knows: the change, and the word that names it.
-fn from_the_future() -> [(String, fn(&mut Superblock)); 2] {
+fn from_the_future() -> [(String, Change); 2] {
     [
         (format!("format {}.3", FORMAT_MAJOR + 1), |superblock| superblock.version = (FORMAT_MAJOR + 1, 3)),
         ("bit 7".into(), |superblock| superblock.feature_incompat = 1 << 7),

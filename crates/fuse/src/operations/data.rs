@@ -93,7 +93,7 @@ impl Operations {
     pub fn write(&self, request: &WriteRequest, data: &[u8]) -> Result<usize> {
         let file = self.files.get(request.handle)?;
         file.note_change();
-        let mut how = IoFlags::empty();
+        let mut how = IoFlags::KEEP_PRIVILEGES;
         if !request.from_page_cache {
             how.set(IoFlags::DIRECT, request.flags & libc::O_DIRECT != 0);
             how.set(IoFlags::DATASYNC, request.flags & libc::O_DSYNC != 0);
