@@ -101,6 +101,7 @@ impl Error {
             std::io::ErrorKind::ReadOnlyFilesystem => ErrorKind::ReadOnly,
             std::io::ErrorKind::AlreadyExists => ErrorKind::Exists,
             std::io::ErrorKind::ResourceBusy => ErrorKind::Busy,
+            std::io::ErrorKind::NotADirectory => ErrorKind::NotDirectory,
             _ => ErrorKind::Io,
         };
         Error { kind, message: format!("{doing}: {error}").into(), os_error: error.raw_os_error() }

@@ -43,8 +43,11 @@ impl Threads {
         engine.background.wake_reap.notify_all();
         engine.background.wake_sync.notify_all();
         for handle in std::mem::take(&mut *self.0.lock()) {
-            // A thread that panicked has told so itself.
-            let _ = handle.join();
+            // The last handle of a volume may be dropped by a completion that one of these threads runs.
+            if handle.thread().id() != thread::current().id() {
+                // A thread that panicked has told so itself.
+                let _ = handle.join();
+            }
         }
     }
 }
@@ -77,6 +80,7 @@ fn committer(engine: &Arc<Engine>) {
                 report(engine.journal_all_attributes(), "periodic commit of times");
             }
             report(engine.force_all(), "periodic commit");
+            engine.reap_failed_again();
             next_commit = Instant::now() + interval;
         }
     }

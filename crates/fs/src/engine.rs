@@ -93,6 +93,8 @@ pub(crate) struct BackgroundState {
     pub(crate) checkpoint_wanted: bool,
     /// Orphans without a user, to be freed.
     pub(crate) reap: std::collections::VecDeque<quire_base::InodeNo>,
+    /// Orphans that could not be freed; tried again at the next periodic commit.
+    pub(crate) reap_again: Vec<quire_base::InodeNo>,
     /// Inodes in the reaper's hands.
     pub(crate) reaping: usize,
     /// fsyncs that a worker performs.

@@ -14,7 +14,7 @@ use crate::inode::{Inode, InodeRef, OrphanState};
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::{Arc, Mutex};
 use quire_base::{Error, ErrorKind, InodeNo, Result};
-use quire_format::inode::InodeRecord;
+use quire_format::inode::{FileType, InodeRecord};
 use quire_format::key::Key;
 use std::collections::BTreeMap;
 
@@ -154,6 +154,8 @@ fn may_leave(inode: &Inode) -> bool {
         && !meta.dirty
         && !inode.has_times()
         && meta.record.nlink > 0
+        // The size on disk may lag behind runs that finished side by side, until attributes are journaled.
+        && (inode.kind != FileType::Regular || meta.record.size >= inode.size())
         && inode.commit_seq.load(Ordering::Acquire) <= durable
         && inode.data_mark.load(Ordering::Acquire) <= inode.engine.device.flushed_mark()
 }

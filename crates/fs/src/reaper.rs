@@ -18,7 +18,7 @@ use crate::inode::{Inode, OrphanState};
 use crate::transaction::Cost;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
-use quire_base::{InodeNo, Result};
+use quire_base::{ErrorKind, InodeNo, Result};
 use quire_format::extent::Extent;
 use quire_format::key::{Key, KeyKind};
 use quire_format::logged::LoggedOp;
@@ -84,6 +84,16 @@ impl Engine {
         Ok(())
     }
 
+    /// Queues what could not be freed once more.
+    pub(crate) fn reap_failed_again(&self) {
+        let mut state = self.background.state.lock();
+        let again = std::mem::take(&mut state.reap_again);
+        if !again.is_empty() {
+            state.reap.extend(again);
+            self.background.wake_reap.notify_one();
+        }
+    }
+
     /// Frees the next queued orphan. False if there was none.
     pub(crate) fn reap_one(self: &Arc<Engine>) -> bool {
         let Some(number) = ({
@@ -97,6 +107,12 @@ impl Engine {
         if let Err(error) = self.reap(number) {
             // The slot stays: the next mount takes it up.
             tracing::warn!(%error, inode = %number, "an unlinked inode could not be freed yet");
+            if let Some(inode) = self.inodes.peek(number)
+                && self.failure().is_none()
+            {
+                inode.meta().freed = false;
+                self.background.state.lock().reap_again.push(number);
+            }
         }
         let mut state = self.background.state.lock();
         state.reaping -= 1;
@@ -207,7 +223,13 @@ impl Engine {
             tracing::info!(?operation, "finishing an operation that a crash cut off");
             let inode = match self.inode(operation.inode) {
                 Ok(inode) => Some(inode),
-                Err(_) => self.orphan_inode(operation.inode, OrphanState::Key)?,
+                Err(error) if error.kind() == ErrorKind::Stale => {
+                    let slots = self.orphans.applied();
+                    let slot = slots.iter().find(|(_, number)| *number == operation.inode);
+                    let state = slot.map_or(OrphanState::Key, |(slot, _)| OrphanState::Slot(*slot));
+                    self.orphan_inode(operation.inode, state)?
+                }
+                Err(error) => return Err(error),
             };
             match inode {
                 Some(inode) => self.run_logged(&inode, id, operation)?,

@@ -42,6 +42,8 @@ pub struct RecoveryReport {
     pub records: u64,
     /// True if the newest superblock was passed over for the older one, and why.
     pub fallback: Option<String>,
+    /// Why the volume could only be opened read-only, if that is the volume's own reason.
+    pub read_only_because: Option<String>,
     /// Orphans found after replay.
     pub orphans: usize,
     /// Orphan blocks that did not check.
@@ -254,7 +256,9 @@ pub(crate) fn open_unfinished(
         tracing::warn!(%because, "the volume is opened read-only");
         read_only = true;
     }
-    let (records, report) = (loaded.report.records, loaded.report.clone());
+    let records = loaded.report.records;
+    let mut report = loaded.report.clone();
+    report.read_only_because = superblock.read_only_because().map(|error| error.to_string());
     if records > 0 {
         tracing::info!(records, "journal replayed");
     }

@@ -40,11 +40,13 @@ pub(crate) fn check(
             Err(error) => reasons.push((slot, error)),
         }
     }
+    // A newer quire has written to one slot: the other may be readable, but is not to be acted on.
+    if let Some((slot, error)) = reasons.iter().find(|(_, error)| error.kind() == ErrorKind::UnknownFormat) {
+        return Err(error.context(format!("superblock {}", SLOT_NAMES[*slot])));
+    }
     if usable.is_empty() {
-        for kind in [ErrorKind::UnknownFormat, ErrorKind::Io] {
-            if let Some((_, error)) = reasons.iter().find(|(_, error)| error.kind() == kind) {
-                return Err(error.clone());
-            }
+        if let Some((_, error)) = reasons.iter().find(|(_, error)| error.kind() == ErrorKind::Io) {
+            return Err(error.clone());
         }
         if reasons.iter().all(|(_, error)| error.kind() == ErrorKind::NotAVolume) {
             return Err(reasons.swap_remove(0).1);

@@ -141,7 +141,8 @@ fn open_and_mount(checked: &Checked) -> Outcome<(Session, Vec<String>)> {
         notes.push(format!("recovered {} transactions from the journal", recovery.records));
     }
     if volume.is_read_only() && !checked.options.volume.read_only {
-        notes.push(format!("{} may not be written: mounted read-only", checked.volume.display()));
+        let reason = recovery.read_only_because.as_deref().unwrap_or("it may not be written");
+        notes.push(format!("{} is mounted read-only: {reason}", checked.volume.display()));
         serve.flags.read_only = true;
     }
     let session = Session::mount(volume, &checked.dir, &serve)?;

@@ -78,6 +78,9 @@ impl Target {
         };
         let flags = rustix::fs::fcntl_getfl(&fd).map_err(failed)?;
         rustix::fs::fcntl_setfl(&fd, flags - OFlags::NONBLOCK).map_err(failed)?;
+        if medium == Medium::BlockDevice && mode == OpenMode::ReadWrite && is_write_protected(&fd) {
+            return Err(Error::new(ErrorKind::ReadOnly, format!("{name} is a write-protected block device")));
+        }
         lock(&fd, &name, mode)?;
         let mut target =
             Target { fd, name, blocks: 0, medium, mode, is_direct: false, discards: AtomicBool::new(true) };
@@ -303,4 +306,14 @@ fn lock(fd: impl AsFd, name: &str, mode: OpenMode) -> Result<()> {
             Err(errno) => return Err(Error::os(format_args!("locking {name}"), &errno.into())),
         }
     }
+}
+
+/// Whether the kernel refuses writes to a block device, whatever it was opened for.
+fn is_write_protected(fd: &impl AsRawFd) -> bool {
+    /// `_IO(0x12, 94)`: the device's read-only flag, as an int.
+    const BLKROGET: libc::Ioctl = 0x125e;
+    let mut flag: libc::c_int = 0;
+    // SAFETY: the request writes one int to the address it is given.
+    let answer = unsafe { libc::ioctl(fd.as_raw_fd(), BLKROGET, &raw mut flag) };
+    answer == 0 && flag != 0
 }

@@ -194,6 +194,8 @@ impl Engine {
         }
         let plan = self.plan_overlay(inode, &pieces)?;
         inode.fold_times(&mut meta);
+        // Looked at only now: while this waited to reserve, a truncate may have come and gone.
+        let size = inode.size().max(grown);
         let mut record = meta.record.clone();
         let plan_gained = plan.blocks_gained();
         record.blocks = record.blocks.saturating_add_signed(plan_gained);

@@ -159,11 +159,11 @@ impl Engine {
         data: &[u8],
         promised: &mut u64,
     ) -> Result<u64> {
-        let holes_before = holes_in(inode, block, count)?;
+        let before = hole_runs(inode, block, count)?;
         let placement = inode.place(block, count, true)?;
         let next = placement.runs.last().map_or(block, |run| run.file_block + run.count);
-        let taken = holes_before
-            - if next < block + count { holes_in(inode, next, block + count - next)? } else { 0 };
+        let taken: u64 =
+            before.iter().map(|&(start, count)| (start + count).min(next).saturating_sub(start)).sum();
         *promised -= taken;
         let written = self.write_runs(&placement, first, data).and_then(|()| {
             let end = next * BLOCK_SIZE as u64;
@@ -189,11 +189,18 @@ impl Engine {
 }
 
 fn holes_in(inode: &Inode, first: u64, count: u64) -> Result<u64> {
-    let mut holes = 0;
+    Ok(hole_runs(inode, first, count)?.iter().map(|(_, count)| count).sum())
+}
+
+/// The holes of a range as (first block, count).
+fn hole_runs(inode: &Inode, first: u64, count: u64) -> Result<Vec<(u64, u64)>> {
+    let mut holes = Vec::new();
     let mut block = first;
     while block < first + count {
         for run in inode.map(block, first + count - block)? {
-            holes += if run.home == Home::Hole { run.count } else { 0 };
+            if run.home == Home::Hole {
+                holes.push((run.file_block, run.count));
+            }
             block = run.file_block + run.count;
         }
     }

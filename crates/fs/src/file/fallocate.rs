@@ -85,6 +85,7 @@ impl Engine {
 
     /// Gives blocks back. Edge blocks are zeroed through the cache.
     fn punch(self: &Arc<Engine>, inode: &InodeRef, offset: u64, end: u64) -> Result<()> {
+        self.check_room_to_free()?;
         let (first, last) = self.zero_edges(inode, offset, end)?;
         if first < last {
             inode.mapping().drop_range(first, last);

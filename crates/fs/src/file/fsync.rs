@@ -73,6 +73,7 @@ impl Engine {
     /// The part of an fsync before the force: data at the device, attributes in the journal.
     fn start_sync(&self, inode: &InodeRef, offset: u64, len: u64, datasync: bool) -> Result<Durable> {
         self.check_writable()?;
+        let wanted = offset.saturating_add(len).min(inode.size());
         if let Some(mapping) = inode.mapping.get() {
             let end = offset.saturating_add(len);
             // Reading growth back needs everything before it, or the size on disk could not reach it (J6).
@@ -81,6 +82,18 @@ impl Engine {
             mapping.write_back(start / BLOCK_SIZE as u64, end.div_ceil(BLOCK_SIZE as u64))?;
         }
         self.journal_attributes(inode, datasync)?;
+        // The size must reach what is promised; a block before it that was dirtied again, or a run that finished out of
+        // order, may have kept it back. The gap is finished when its writeback returns, so this ends.
+        if let Some(mapping) = inode.mapping.get() {
+            loop {
+                let on_disk = inode.meta().record.size;
+                if on_disk >= wanted.min(inode.size()) {
+                    break;
+                }
+                mapping.write_back(on_disk / BLOCK_SIZE as u64, wanted.div_ceil(BLOCK_SIZE as u64))?;
+                self.journal_attributes(inode, datasync)?;
+            }
+        }
         let seq = if datasync { &inode.datasync_seq } else { &inode.commit_seq };
         Ok(Durable { seq: Seq(seq.load(Ordering::Acquire)), mark: inode.data_mark.load(Ordering::Acquire) })
     }

@@ -16,7 +16,7 @@ use crate::engine::Engine;
 use crate::extent_map::Replacement;
 use crate::gate::GateState;
 use crate::inode::{Inode, InodeRef};
-use crate::transaction::{Cost, EXTENTS_PER_TRANSACTION};
+use crate::transaction::Cost;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::units::blocks_for;
@@ -86,11 +86,21 @@ impl Engine {
         let mut transaction = self.begin(Cost::new(1, 128))?;
         transaction.put(Key::logged(id), &operation.encode());
         transaction.commit()?;
-        let done = self.run_logged(inode, id, operation);
+        self.run_logged_live(inode, id, operation)?;
         self.force_all()?;
-        done?;
         inode.touch_written();
         Ok(())
+    }
+
+    /// Runs an operation whose key was just committed. It cannot be left half done in a file that goes on being used:
+    /// the next mount would finish it over newer data. So a failure shuts the volume down, and that mount finishes it.
+    pub(crate) fn run_logged_live(
+        self: &Arc<Engine>,
+        inode: &Arc<Inode>,
+        id: u64,
+        operation: LoggedOp,
+    ) -> Result<()> {
+        self.run_logged(inode, id, operation).map_err(|error| self.shut_down(&error))
     }
 
     /// Runs a logged operation from its cursor to its end. The caller holds the gate exclusively, or is recovery.
@@ -145,10 +155,9 @@ impl Engine {
 
     fn move_some_down(&self, inode: &Arc<Inode>, id: u64, operation: &mut LoggedOp) -> Result<bool> {
         let by = operation.end - operation.start;
-        self.move_some(inode, id, operation, |engine, operation| {
+        self.move_some(inode, id, operation, |engine, operation, batch| {
             let from = operation.cursor;
-            let found =
-                engine.extents_in(inode, from, FILE_BLOCKS_MAX - from, EXTENTS_PER_TRANSACTION / 2)?;
+            let found = engine.extents_in(inode, from, FILE_BLOCKS_MAX - from, batch)?;
             let moved =
                 found.iter().map(|extent| Extent { file_block: extent.file_block - by, ..*extent }).collect();
             let cursor = found.last().map_or(from, Extent::file_end);
@@ -158,10 +167,10 @@ impl Engine {
 
     fn move_some_up(&self, inode: &Arc<Inode>, id: u64, operation: &mut LoggedOp) -> Result<bool> {
         let by = operation.end - operation.start;
-        self.move_some(inode, id, operation, |engine, operation| {
+        self.move_some(inode, id, operation, |engine, operation, batch| {
             let mut found = Vec::new();
             let mut below = operation.cursor;
-            while below > operation.start && found.len() < EXTENTS_PER_TRANSACTION / 2 {
+            while below > operation.start && found.len() < batch {
                 let (at, floor) =
                     (Key::extent(inode.number, below - 1), Key::extent(inode.number, operation.start));
                 let Some((key, value)) = engine.tree.last_at_or_before(at, floor)? else { break };
@@ -182,12 +191,12 @@ impl Engine {
         inode: &Arc<Inode>,
         id: u64,
         operation: &mut LoggedOp,
-        choose: impl FnOnce(&Engine, &LoggedOp) -> Result<(Vec<Extent>, Vec<Extent>, u64)>,
+        choose: impl FnOnce(&Engine, &LoggedOp, usize) -> Result<(Vec<Extent>, Vec<Extent>, u64)>,
     ) -> Result<bool> {
-        let cost = Cost::new(2, 256).with_extents(EXTENTS_PER_TRANSACTION + 4).critical();
-        let mut transaction = self.begin(cost)?;
+        let cost = |extents| Cost::new(2, 256).with_extents(extents + 4).critical();
+        let (mut transaction, batch) = self.begin_extents(cost)?;
         let _meta = inode.meta();
-        let (found, mut moved, cursor) = choose(self, operation)?;
+        let (found, mut moved, cursor) = choose(self, operation, batch / 2)?;
         if found.is_empty() {
             return Ok(false);
         }

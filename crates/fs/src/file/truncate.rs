@@ -59,6 +59,14 @@ impl Engine {
     }
 
     fn grow(&self, inode: &InodeRef, size: u64) -> Result<()> {
+        // Growth that has not reached the disk goes first: the block at the end on disk may still hold there what an
+        // earlier truncate cut off.
+        let on_disk = inode.meta().record.size;
+        if on_disk < inode.size()
+            && let Some(mapping) = inode.mapping.get()
+        {
+            mapping.write_back(on_disk / BLOCK_SIZE as u64, blocks_for(inode.size()))?;
+        }
         self.settle_tail(inode)?;
         let mut transaction = self.begin(Cost::new(1, 128))?;
         let mut meta = inode.meta();
@@ -77,6 +85,7 @@ impl Engine {
     }
 
     fn shrink(self: &Arc<Engine>, inode: &InodeRef, size: u64) -> Result<()> {
+        self.check_room_to_free()?;
         let first = blocks_for(size);
         let on_disk = inode.meta().record.size;
         if let Some(mapping) = inode.mapping.get()
@@ -116,10 +125,11 @@ impl Engine {
         meta.record = record;
         meta.dirty = false;
         meta.emptied |= size == 0;
-        drop(meta);
+        // Under the lock: nobody may see the new record with the old size and raise it again.
         inode.size.store(size, Ordering::Release);
+        drop(meta);
         if let Some((id, operation)) = logged {
-            self.run_logged(inode, id, operation)?;
+            self.run_logged_live(inode, id, operation)?;
         }
         Ok(())
     }
