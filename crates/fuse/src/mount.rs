@@ -365,7 +365,13 @@ pub fn unmount(dir: &Path, how: Unmount) -> Result<()> {
         return Err(busy());
     }
     let kind = if refused(&said) { ErrorKind::NotPermitted } else { ErrorKind::Io };
-    Err(Error::new(kind, format!("{} through {HELPER}: {}", doing(), said.trim())))
+    // The helper knows only what the caller mounted himself.
+    let (kind, hint) = if said.contains("not found in /etc/mtab") {
+        (ErrorKind::NotPermitted, "; only who mounted it, or root, may unmount it")
+    } else {
+        (kind, "")
+    };
+    Err(Error::new(kind, format!("{} through {HELPER}: {}{hint}", doing(), said.trim())))
 }
 
 #[cfg(test)]
