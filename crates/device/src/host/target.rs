@@ -79,7 +79,10 @@ impl Target {
         let flags = rustix::fs::fcntl_getfl(&fd).map_err(failed)?;
         rustix::fs::fcntl_setfl(&fd, flags - OFlags::NONBLOCK).map_err(failed)?;
         if medium == Medium::BlockDevice && mode == OpenMode::ReadWrite && is_write_protected(&fd) {
-            return Err(Error::new(ErrorKind::ReadOnly, format!("{name} is read-only: the block device is write-protected")));
+            return Err(Error::new(
+                ErrorKind::ReadOnly,
+                format!("{name} is read-only: the block device is write-protected"),
+            ));
         }
         lock(&fd, &name, mode)?;
         let mut target =
