@@ -136,3 +136,66 @@ fn a_journal_error_shuts_the_volume_down() {
     volume.read(&table, 0, &mut contents, IoFlags::empty()).unwrap();
     assert_eq!(&contents, b"before");
 }
+
+/// A shrink whose zeroed tail was still in the cache, growth over it by writing, then an explicit growth: only the block
+/// at the end in memory was put on disk before the new size was journaled. After a crash the bytes that the shrink had
+/// cut off were back, in the middle of the file.
+#[test]
+fn what_a_truncate_cut_off_does_not_come_back() {
+    let (device, volume) = new_volume();
+    let table = file(&volume, "table");
+    volume.write(&table, 0, &[7; 4096], IoFlags::empty()).unwrap();
+    volume.fsync(&table, false).unwrap();
+    volume.truncate(&table, 100).unwrap();
+    volume.write(&table, 0, &[8; 4900], IoFlags::APPEND).unwrap();
+    volume.truncate(&table, 10_000).unwrap();
+    // Anything that forces the journal.
+    volume.fsync(&file(&volume, "other"), false).unwrap();
+    let after = after_power_cut(&device);
+    let found = after.lookup(&after.root(), b"table").unwrap();
+    let mut contents = vec![0; found.size() as usize];
+    after.read(&found, 0, &mut contents, IoFlags::empty()).unwrap();
+    let cut = contents.iter().skip(100).position(|&byte| byte == 7);
+    assert_eq!(cut, None, "bytes cut off by the truncate are back in a file of {} bytes", contents.len());
+}
+
+/// Several runs of one file that finish in any order, blocks dirtied again between them: whatever order that was, the
+/// size on disk must cover what an fsync has promised when it returns.
+#[test]
+fn fsync_covers_its_own_growth_among_appenders() {
+    let device = Arc::new(SimulatedBackend::new(32768));
+    device.stop_recording();
+    Volume::format_backend(device.clone(), &FormatOptions { seed: Some(1), ..Default::default() }).unwrap();
+    let with_threads =
+        VolumeOptions { threads: true, cache_bytes: Some(8 << 20), ..VolumeOptions::default() };
+    let volume = Volume::open_backend(device.clone(), with_threads).unwrap();
+    let log = file(&volume, "log");
+    std::thread::scope(|scope| {
+        for thread in 0..3u8 {
+            let (volume, log, device) = (&volume, &log, &device);
+            scope.spawn(move || {
+                for _ in 0..60 {
+                    let (at, len) = volume.append(log, &vec![thread + 1; 2500], IoFlags::empty()).unwrap();
+                    volume.fsync(log, true).unwrap();
+                    let image = device.crash(CrashPolicy::LoseAll);
+                    let backend = Arc::new(SimulatedBackend::from_image(image));
+                    let after = Volume::open_backend(backend, VolumeOptions { read_only: true, ..options() })
+                        .unwrap();
+                    let found = after.lookup(&after.root(), b"log").unwrap();
+                    let mut contents = vec![0; len];
+                    let read = after.read(&found, at, &mut contents, IoFlags::empty()).unwrap();
+                    assert_eq!(
+                        read,
+                        len,
+                        "the size after a crash is {}, the append reached {}",
+                        found.size(),
+                        at + 2500
+                    );
+                    assert!(contents.iter().all(|&byte| byte == thread + 1));
+                }
+            });
+        }
+    });
+    drop(log);
+    volume.close().unwrap();
+}
