@@ -173,6 +173,8 @@ fn killed_under_fio() {
     killed_under("killed_under_fio", "2G", |volume, round| {
         quiet(Command::new("fio").args([
             "--name=kill",
+            // Threads, not processes: fio's jobs leave their group, and would outlive the test.
+            "--thread",
             "--rw=randrw",
             "--bs=4k",
             "--size=64m",
