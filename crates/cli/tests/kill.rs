@@ -239,8 +239,12 @@ fn killed_under_sqlite() {
         let output = child.wait_with_output().unwrap();
         feeder.join().unwrap();
         let told = String::from_utf8_lossy(&output.stdout);
-        if let Some(last) = told.lines().rev().find_map(|line| line.strip_prefix("row ")?.parse::<u64>().ok())
-        {
+        // In rollback mode the very last row may have been told too early: SQLite takes a directory that it cannot open
+        // for synced (unixDelete in os_unix.c), and here the program outlives the mount. The row before it was followed
+        // by one whose files could be made, so its sync was real.
+        let doubtful = usize::from(mode == "DELETE");
+        let mut rows = told.lines().rev().filter_map(|line| line.strip_prefix("row ")?.parse::<u64>().ok());
+        if let Some(last) = rows.nth(doubtful) {
             committed.insert(mode, last);
         }
         let took = volume.mount();

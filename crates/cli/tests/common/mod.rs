@@ -122,9 +122,17 @@ impl Volume {
     /// Unmounts through the program and waits for the server's end.
     pub fn unmount(&mut self) {
         let mut server = self.server.take().expect("mounted");
-        let output = quire(&["umount".as_ref(), self.mountpoint().as_os_str()]);
-        assert!(output.status.success(), "umount: {}\n{}", text(&output), self.log_text());
         let started = Instant::now();
+        // Another test's thread may be between fork and exec, with this mount's descriptors in the child.
+        let output = loop {
+            let output = quire(&["umount".as_ref(), self.mountpoint().as_os_str()]);
+            let busy = text(&output).contains("in use") || text(&output).contains("busy");
+            if !busy || started.elapsed() > Duration::from_secs(10) {
+                break output;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        };
+        assert!(output.status.success(), "umount: {}\n{}", text(&output), self.log_text());
         loop {
             if let Some(status) = server.try_wait().unwrap() {
                 assert!(status.success(), "the server ended with {status}:\n{}", self.log_text());
