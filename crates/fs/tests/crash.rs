@@ -543,8 +543,8 @@ fn run(seed: u64, operations: usize, crashes: u64) {
 #[test]
 fn power_cuts_leave_what_the_contract_allows() {
     // More seeds, or one of them again: QUIRE_CRASH_SEEDS=0..200 (a range of seeds).
-    let seeds = std::env::var("QUIRE_CRASH_SEEDS").unwrap_or_else(|_| "0..12".to_owned());
-    let (from, to) = seeds.split_once("..").expect("a range like 0..12");
+    let seeds = std::env::var("QUIRE_CRASH_SEEDS").unwrap_or_else(|_| "0..40".to_owned());
+    let (from, to) = seeds.split_once("..").expect("a range like 0..40");
     for seed in from.parse().unwrap()..to.parse().unwrap() {
         run(seed, 250, 40);
     }
