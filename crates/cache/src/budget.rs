@@ -2,11 +2,16 @@
 //!
 //! Invariant: `used` never exceeds `limit` by charging (a limit that is lowered is reached by reclaim). Every
 //! folio's data, header and index entry is charged before it is made, from a [`Room`] that the operation filled
-//! before it locked anything.
+//! before it locked anything. Index nodes, which nobody can wait for, are charged without asking; a sliver of the
+//! limit is kept for them.
 //!
 //! Neighbours: [`crate::reclaim`] makes room, [`crate::mapping`] uses it.
 
 use quire_base::sync::atomic::{AtomicU64, Ordering};
+
+/// The part of the limit, and the most bytes, that are kept for index nodes.
+const SLIVER: u64 = 32;
+const SLIVER_MAX: u64 = 1 << 20;
 
 /// Bytes used against bytes allowed.
 pub struct Budget {
@@ -30,6 +35,11 @@ impl Budget {
         self.limit.load(Ordering::Relaxed)
     }
 
+    /// Charges `bytes` whether they fit or not: what comes next has to wait for it.
+    pub fn charge_over(&self, bytes: u64) {
+        self.used.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// Allows another number of bytes.
     pub fn set_limit(&self, limit: u64) {
         self.limit.store(limit, Ordering::Relaxed);
@@ -38,6 +48,7 @@ impl Budget {
     /// Charges `bytes` if they fit.
     pub fn try_charge(&self, bytes: u64) -> bool {
         let limit = self.limit();
+        let limit = limit - (limit / SLIVER).min(SLIVER_MAX);
         self.used
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
                 used.checked_add(bytes).filter(|sum| *sum <= limit)

@@ -13,6 +13,7 @@ use crate::folio::{FolioRef, Order, header_bytes};
 use crate::index::ENTRY_BYTES;
 use crate::mapping::Mapping;
 use crate::metrics::Metrics;
+use crate::nodes::NodeSlab;
 use crate::park::Parking;
 use crate::slab::Slab;
 use quire_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -37,6 +38,7 @@ pub(crate) struct Core {
     pub parking: Parking,
     pub arena: Arena,
     pub slab: Slab,
+    pub nodes: NodeSlab,
     pub budget: Budget,
     pub finisher: Finisher,
     /// Blocks that are dirty or in writeback.
@@ -84,6 +86,7 @@ impl Core {
             parking: Parking::default(),
             arena: Arena::new(config.limit_bytes),
             slab: Slab::default(),
+            nodes: NodeSlab::default(),
             budget: Budget::new(config.limit_bytes),
             finisher: Finisher::default(),
             unfinished_blocks: AtomicU64::new(0),

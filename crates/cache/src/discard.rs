@@ -27,7 +27,7 @@ impl Mapping {
         let mut from = start;
         while from < end {
             let mut pins = Pins::new();
-            self.index.pin_some(from, end, FOLIOS_AT_ONCE, &mut pins);
+            self.index.pin_some(self.number, from, end, FOLIOS_AT_ONCE, &mut pins);
             let Some(last) = pins.last() else { return };
             let next = last.end_block();
             for pin in pins {

@@ -5,6 +5,7 @@
 //!
 //! Neighbours: [`crate::finish`] records and clears, `write_back` asks.
 
+use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Mutex;
 use quire_base::sync::atomic::{AtomicBool, Ordering};
 use quire_base::{Error, Timestamp};
@@ -63,7 +64,12 @@ impl Errors {
         }
         let state = self.state.lock();
         let hit = state.blocks.range(..end).next_back().is_some_and(|(_, range_end)| *range_end > first);
-        hit.then(|| state.first.clone()).flatten()
+        let error = hit.then(|| state.first.clone()).flatten();
+        drop(state);
+        if is_broken(Broken::ErrorSeenOnce) {
+            self.clear(first, end);
+        }
+        error
     }
 
     /// When something last failed, if the set is not empty.

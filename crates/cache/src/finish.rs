@@ -13,6 +13,7 @@ use crate::backing::{Backing, Placement};
 use crate::core::Core;
 use crate::mapping::Mapping;
 use crate::writeback::Span;
+use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::{Arc, Condvar, Mutex};
 use quire_base::{Error, Result};
@@ -68,6 +69,9 @@ impl WriteRun {
         if failed {
             self.set_dirty();
         }
+        if !failed && is_broken(Broken::SeqStoredAfterWriteback) {
+            self.end_early();
+        }
         let written = self.backing.written(placement, error.clone().map_or(Ok(()), Err));
         let outcome = error.map_or(written, Err);
         if let Err(error) = &outcome {
@@ -90,13 +94,23 @@ impl WriteRun {
                 Err(error) => self.mapping.errors.record(span.file_block(), span.end_block(), error, now),
             }
             span.pin.writeback().clear(from, to);
-            span.unshare(&self.mapping);
+            if !is_broken(Broken::OverlappingDeviceWrites) {
+                span.unshare(&self.mapping);
+            }
             // Once a folio, after its last span.
             if self.spans.get(i + 1).is_none_or(|next| next.pin.folio() != span.pin.folio()) {
                 self.mapping.settle(&span.pin);
             }
         }
         core.cleaned(cleaned);
+        self.mapping.close_ticket(self.ticket);
+    }
+
+    /// For [`Broken::SeqStoredAfterWriteback`]: nobody waits for the rest.
+    fn end_early(&self) {
+        for span in &self.spans {
+            span.pin.writeback().clear(span.first, span.first + span.count);
+        }
         self.mapping.close_ticket(self.ticket);
     }
 

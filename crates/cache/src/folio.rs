@@ -20,8 +20,9 @@
 //! no optimistic reader accepts anything from it; owner, start and data change only then. A folio is *dead* to a
 //! mapping when owner or start differ, which an optimistic reader checks after it took the versions.
 //!
-//! Pins. A pin keeps a folio in its mapping. Pins are taken under the mapping's index lock, or for a listed folio
-//! under the mapping's list lock; a folio is removed under the index lock held exclusively, unlisted and unpinned.
+//! Pins. A pin keeps a folio in its mapping. Pins are taken as [`crate::index`] says, or for a listed folio under the
+//! mapping's list lock; a folio is removed unlisted and unpinned. A header may carry the pin of somebody who was
+//! overtaken, and who gives it back at once: so the count is never reset, and a removal that it stops is tried again.
 //! The cached read takes none.
 //!
 //! Neighbours: [`crate::slab`] owns headers, [`crate::index`] finds folios, `read`, `write`, `fill`, `writeback` and
@@ -305,6 +306,23 @@ impl FolioRef {
     /// A pointer to a header of the slab.
     pub(crate) fn new(folio: &Folio) -> FolioRef {
         FolioRef(NonNull::from(folio))
+    }
+
+    /// The address alone; aligned to 64 bytes.
+    pub(crate) fn thin(self) -> NonNull<()> {
+        self.0.cast()
+    }
+
+    /// The header at an address.
+    ///
+    /// # Safety
+    /// `header` is [`FolioRef::thin`] of a header of this order.
+    pub(crate) unsafe fn from_thin(header: NonNull<()>, order: Order) -> FolioRef {
+        let words = segments_of(order) as usize + BITMAPS * bitmap_words(order);
+        let whole =
+            std::ptr::slice_from_raw_parts_mut(header.as_ptr().cast::<AtomicU64>(), words) as *mut Folio;
+        // SAFETY: not null, as `header` is not.
+        FolioRef(unsafe { NonNull::new_unchecked(whole) })
     }
 }
 

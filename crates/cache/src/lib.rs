@@ -36,6 +36,7 @@ mod folio;
 mod index;
 mod mapping;
 mod metrics;
+mod nodes;
 pub mod park;
 mod read;
 mod reclaim;

@@ -120,7 +120,7 @@ impl Mapping {
         let mut made = Pins::new();
         loop {
             pins.clear();
-            if self.index.pin(first, end, pins) == 0 {
+            if self.index.pin(self.number, first, end, pins) == 0 {
                 return Ok(());
             }
             let mut next = first;
@@ -165,7 +165,7 @@ impl Mapping {
                     None => order -= 1,
                 }
             };
-            match self.index.insert(folio) {
+            match self.index.insert(folio, &self.core.nodes, &self.core.budget) {
                 Some(pin) => made.push(pin),
                 None => {
                     self.discard_newborn(folio, room);
@@ -204,7 +204,7 @@ impl Mapping {
     /// Removes a folio from the mapping and ends its life if it has at most the caller's `own_pins`, is neither
     /// listed nor being filled, and all of its segments are free.
     pub(crate) fn remove(&self, start: u64, folio: FolioRef, own_pins: u32) -> bool {
-        let left = self.index.remove_if(start, folio, || {
+        let left = self.index.remove_if(start, folio, &self.core.nodes, || {
             // The flag before the pins: a pin taken from the list is older than the unlisting.
             let idle = folio.is(self.number, start)
                 && !folio.listed.load(Ordering::Acquire)
@@ -374,7 +374,7 @@ impl Mapping {
     pub fn dump(&self) -> String {
         use std::fmt::Write;
         let mut pins = Pins::new();
-        self.index.pin(0, BLOCKS_END, &mut pins);
+        self.index.pin(self.number, 0, BLOCKS_END, &mut pins);
         let mut text = format!("mapping {} of inode {}: {} folios\n", self.number, self.inode, pins.len());
         for pin in &pins {
             let _ = writeln!(text, "  {:?}", &**pin);

@@ -20,6 +20,7 @@ use crate::bits::masks;
 use crate::finish::WriteRun;
 use crate::folio::FolioPin;
 use crate::mapping::{BLOCKS_END, Mapping};
+use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};
@@ -277,6 +278,9 @@ impl Gathering<'_> {
         let core = self.mapping.core.clone();
         let blocks: u32 = spans.iter().map(|span| span.count).sum();
         let requests = requests(&placement, &spans, core.config.io_blocks_max);
+        if is_broken(Broken::OverlappingDeviceWrites) {
+            spans.iter().for_each(|span| span.unshare(self.mapping));
+        }
         let ticket =
             self.mapping.open_ticket(spans[0].file_block(), spans[0].file_block() + u64::from(blocks));
         let run = WriteRun::new(
@@ -328,7 +332,8 @@ fn claim_dirty(pin: &FolioPin, word: usize, mask: u64) -> u64 {
     let (dirty, writeback) = (pin.dirty().word(word), pin.writeback().word(word));
     let wanted = dirty.load(Ordering::SeqCst) & mask;
     // Writeback first, so that a block is never seen with neither.
-    let claimed = wanted & !writeback.fetch_or(wanted, Ordering::SeqCst);
+    let in_flight = writeback.fetch_or(wanted, Ordering::SeqCst);
+    let claimed = if is_broken(Broken::OverlappingDeviceWrites) { wanted } else { wanted & !in_flight };
     let ours = claimed & dirty.fetch_and(!claimed, Ordering::SeqCst);
     if ours != claimed {
         writeback.fetch_and(!(claimed & !ours), Ordering::SeqCst);

@@ -241,7 +241,10 @@ fn write_batch(inode: &InodeRef, room: Room<'_>, offset: u64, data: &[u8]) -> Re
     Ok(data.len())
 }
 
-/// Raises the size that readers see; called before the batch's first segment is unlocked.
+/// Raises the size that readers see; called before the batch's first segment is unlocked. A write inside the end of
+/// file leaves the line alone that every reader loads.
 pub(crate) fn publish_size(inode: &Inode, end: u64) {
-    inode.size.fetch_max(end, Ordering::AcqRel);
+    if end > inode.size() {
+        inode.size.fetch_max(end, Ordering::AcqRel);
+    }
 }
