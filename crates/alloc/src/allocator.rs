@@ -182,7 +182,19 @@ impl Allocator {
         if blocks == 0 || blocks > GROUP_BLOCKS || !align.is_power_of_two() || align > GROUP_BLOCKS {
             return Err(Error::invalid(format!("a run of {blocks} blocks aligned to {align}")));
         }
-        let mut reservation = self.reserve(blocks)?;
+        self.contiguous_from(&mut self.reserve(blocks)?, blocks, align)
+    }
+
+    /// As [`Allocator::contiguous`], paid for by `reservation`, which holds at least `blocks`.
+    pub fn contiguous_from(
+        &self,
+        reservation: &mut SpaceReservation<'_>,
+        blocks: u64,
+        align: u64,
+    ) -> Result<Run> {
+        if blocks == 0 || blocks > GROUP_BLOCKS.min(reservation.blocks()) {
+            return Err(Error::invalid(format!("a run of {blocks} blocks of {reservation:?}")));
+        }
         for number in self.groups_from(self.group_of(self.config.data_start)) {
             if !self.groups[number].may_have_run(blocks as u32) {
                 continue;
@@ -198,7 +210,6 @@ impl Allocator {
                 return Ok(self.run_of(number, piece));
             }
         }
-        drop(reservation);
         self.counts.refusals.add(1);
         Err(self.no_space(format!("a run of {blocks} blocks aligned to {align} is needed and there is none")))
     }

@@ -13,6 +13,7 @@
 
 use crate::allocator::Allocator;
 use crate::group::Piece;
+use quire_base::broken::{Broken, is_broken};
 use quire_base::metrics::Counter;
 use quire_base::shard::{self, SHARDS};
 use quire_base::sync::Mutex;
@@ -78,11 +79,20 @@ impl Allocator {
     /// Errors (kind `Corrupt`) if a block is not in use or is being freed already: two owners freed it. The part of
     /// the run in that group is then never given out again; the rest is freed as asked.
     pub fn freed(&self, seq: Seq, runs: &[Run]) -> Result<()> {
+        let at_once =
+            is_broken(Broken::FreedBlocksReusedAtOnce) || is_broken(Broken::CheckpointNodesInDataSpace);
+        let seq = if at_once { Seq(0) } else { seq };
         let mut result = Ok(());
         for run in runs {
             let done = self.defer_run(seq, *run);
             result = result
                 .and(done.map_err(|e| e.context(format!("freeing blocks {}+{}", run.start, run.blocks))));
+        }
+        if at_once {
+            self.settle();
+        }
+        if self.config.discard && is_broken(Broken::FreedBlocksDiscardedAtOnce) {
+            runs.iter().for_each(|run| self.discard(*run));
         }
         result
     }

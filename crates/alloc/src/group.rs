@@ -6,6 +6,7 @@
 //! without: the free count, a bound on the longest free run (for skipping groups), and the next-fit cursor.
 
 use crate::region::Region;
+use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Mutex;
 use quire_base::sync::atomic::{AtomicU32, Ordering};
 use quire_base::{Result, Seq};
@@ -242,6 +243,9 @@ impl GroupMap {
     pub(crate) fn release(&mut self, piece: Piece) -> Result<()> {
         for (number, start, blocks) in by_region(piece.clone()) {
             self.regions[number].end_freeing(start, blocks)?;
+        }
+        if is_broken(Broken::FreedBlocksReusedAtOnce) {
+            self.cursor = piece.start;
         }
         self.grew(piece.len() as u32);
         Ok(())

@@ -30,6 +30,17 @@ impl Timestamp {
     }
 }
 
+/// The wall clock; on a simulated thread, virtual time from a fixed day.
+fn system_now() -> Timestamp {
+    #[cfg(all(feature = "simulation", not(any(loom, shuttle))))]
+    if crate::simulation::is_active() {
+        const START_SECONDS: i64 = 1_700_000_000;
+        let passed = crate::simulation::now();
+        return Timestamp::from_parts(START_SECONDS + passed.as_secs() as i64, passed.subsec_nanos());
+    }
+    Timestamp::from_system(SystemTime::now())
+}
+
 /// Where timestamps come from.
 #[derive(Clone, Debug, Default)]
 pub enum Clock {
@@ -48,7 +59,7 @@ impl Clock {
     /// The time now.
     pub fn now(&self) -> Timestamp {
         match self {
-            Clock::System => Timestamp::from_system(SystemTime::now()),
+            Clock::System => system_now(),
             Clock::Simulated(at) => Timestamp(at.fetch_add(1, Ordering::Relaxed)),
         }
     }

@@ -13,8 +13,13 @@ impl Random {
         Random { state: seed }
     }
 
-    /// A stream nobody can repeat, for identifiers and hash seeds of real volumes.
+    /// A stream nobody can repeat, for identifiers and hash seeds of real volumes. On a simulated thread the run's
+    /// seed decides it.
     pub fn from_entropy() -> Random {
+        #[cfg(all(feature = "simulation", not(any(loom, shuttle))))]
+        if crate::simulation::is_active() {
+            return Random::seeded(crate::simulation::random());
+        }
         use std::hash::{BuildHasher, Hasher};
         let mut hasher = std::collections::hash_map::RandomState::new().build_hasher();
         hasher.write_u128(

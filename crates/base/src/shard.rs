@@ -20,14 +20,33 @@ pub fn current() -> usize {
     MINE.with(|mine| {
         let mut shard = mine.get();
         if shard == usize::MAX {
-            shard = NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS;
+            shard = number() % SHARDS;
             mine.set(shard);
         }
         shard
     })
 }
 
+/// Simulated threads go by their number in the run, so that runs repeat.
+fn number() -> usize {
+    #[cfg(all(feature = "simulation", not(any(loom, shuttle))))]
+    if let Some(number) = crate::simulation::thread_number() {
+        return number;
+    }
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
 /// Makes `shard` the current thread's.
 pub fn set(shard: usize) {
     MINE.with(|mine| mine.set(shard % SHARDS));
+}
+
+/// Which of `count` shards (at least one) the thing at `address` belongs to. Always the first where runs must repeat:
+/// addresses differ from one run to the next.
+pub const fn by_address(address: usize, count: usize) -> usize {
+    if cfg!(feature = "simulation") {
+        return 0;
+    }
+    let mixed = (address as u64 >> 3).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+    mixed as usize % count
 }

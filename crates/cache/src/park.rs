@@ -7,6 +7,7 @@
 //!
 //! Neighbours: segment locks, fill bits and pins wait here; everything below is `quire_base::sync`.
 
+use quire_base::shard;
 use quire_base::sync::{Condvar, Mutex};
 
 /// The parking table of one cache.
@@ -37,8 +38,7 @@ impl Parking {
     }
 
     fn shard(&self, address: usize) -> &Shard {
-        let mixed = (address as u64 >> 3).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-        &self.shards[mixed as usize % self.shards.len()]
+        &self.shards[shard::by_address(address, self.shards.len())]
     }
 
     /// Sleeps until `blocked` is false. It is called under the shard's mutex, first at once and then after every

@@ -49,7 +49,7 @@ impl Target<'_> {
             Change::Put { key, value } => {
                 if key.kind == KeyKind::Inode && self.tree.get_with(*key, |_| ())?.is_none() {
                     self.inodes.fetch_add(1, Ordering::Relaxed);
-                    self.next_inode.fetch_max(key.object + 1, Ordering::Relaxed);
+                    self.next_inode.fetch_max(key.object.saturating_add(1), Ordering::Relaxed);
                 }
                 self.tree.put(*key, value)
             }

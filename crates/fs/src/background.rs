@@ -8,9 +8,9 @@
 //! Neighbours: [`crate::checkpoint`], [`crate::reaper`], [`crate::file::fsync`].
 
 use crate::engine::Engine;
+use quire_base::sync::time::{Duration, Instant};
 use quire_base::sync::{Arc, Mutex, thread};
 use quire_base::{Error, ErrorKind, Result};
-use std::time::{Duration, Instant};
 
 /// The threads of an open volume.
 #[derive(Default)]

@@ -13,6 +13,7 @@
 //! [`crate::recovery`] writes one when it has replayed something.
 
 use crate::engine::Engine;
+use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::atomic::Ordering;
 use quire_base::{Result, Seq};
 use quire_device::{AlignedBuf, Device, IoClass};
@@ -58,6 +59,10 @@ impl Engine {
     fn write_checkpoint(&self, state: &mut CheckpointState, flags: u32) -> Result<()> {
         let journal = self.journal()?.clone();
         let number = state.number + 1;
+        let in_data_space = is_broken(Broken::CheckpointNodesInDataSpace);
+        if in_data_space {
+            self.grow_pool_from_freed();
+        }
 
         let barrier = self.barrier.whole();
         let sequence = journal.close_block();
@@ -69,11 +74,22 @@ impl Engine {
         superblock.next_inode = self.next_inode.load(Ordering::Relaxed);
         drop(barrier);
 
-        journal.force(sequence)?;
+        if !in_data_space {
+            journal.force(sequence)?;
+        }
+        let reuses_early = is_broken(Broken::JournalSpaceReusedEarly);
+        if reuses_early {
+            journal.checkpointed(sequence, sequence);
+        }
         let image = self.tree.write_frozen(frozen, number)?;
-        self.device.flush_to(self.device.mark())?;
+        if in_data_space {
+            journal.force(sequence)?;
+        }
+        if !is_broken(Broken::SuperblockBeforeNodes) {
+            self.device.flush_to(self.device.mark())?;
+        }
 
-        let slot = 1 - state.slot;
+        let slot = if is_broken(Broken::SecondSuperblockUnused) { state.slot } else { 1 - state.slot };
         superblock.checkpoint = number;
         superblock.sequence = sequence;
         superblock.flags = (superblock.flags & FLAG_ERRORS) | flags;
@@ -81,12 +97,13 @@ impl Engine {
         name_image(&mut superblock, &image);
         publish(&self.device, &superblock, slot)?;
 
-        let older = state.sequence;
+        let older = if reuses_early { sequence } else { state.sequence };
         *state = CheckpointState { number, slot, sequence };
         self.checkpoint_number.store(number, Ordering::Release);
         journal.checkpointed(sequence, older);
         self.tree.published(number);
         self.alloc.durable(journal.durable());
+        self.pay_pool_debt();
         self.counters.checkpoints.add(1);
         Ok(())
     }
@@ -103,10 +120,15 @@ pub(crate) fn name_image(superblock: &mut Superblock, image: &CheckpointImage) {
 
 /// Writes a superblock into a slot and makes it durable.
 pub(crate) fn publish(device: &Device, superblock: &Superblock, slot: usize) -> Result<()> {
+    write_slot(device, superblock, slot)?;
+    device.flush_to(device.mark())
+}
+
+/// Writes a superblock into a slot, durable after a flush.
+pub(crate) fn write_slot(device: &Device, superblock: &Superblock, slot: usize) -> Result<()> {
     let mut superblock = superblock.clone();
     superblock.slot = slot as u32;
     let mut block = AlignedBuf::zeroed(quire_base::BLOCK_SIZE);
     block.copy_from_slice(&superblock.encode());
-    device.write(IoClass::Metadata, SLOT_BLOCKS[slot], &block)?;
-    device.flush_to(device.mark())
+    device.write(IoClass::Metadata, SLOT_BLOCKS[slot], &block)
 }

@@ -10,6 +10,7 @@ use crate::checkpoint::CheckpointState;
 use crate::inode_table::InodeTable;
 use crate::options::VolumeOptions;
 use crate::orphan::OrphanSlots;
+use crate::pool_promise::PoolPromise;
 use quire_alloc::Allocator;
 use quire_base::metrics::Counter;
 use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -44,6 +45,7 @@ pub struct Engine {
     pub(crate) tree: Arc<Tree>,
     pub(crate) alloc: Arc<Allocator>,
     pub(crate) cache: Arc<Cache>,
+    pub(crate) pool_promise: PoolPromise,
     pub(crate) orphans: OrphanSlots,
     pub(crate) inodes: InodeTable,
     pub(crate) options: VolumeOptions,
@@ -131,6 +133,7 @@ impl Engine {
             tree: parts.tree,
             alloc: parts.alloc,
             cache: parts.cache,
+            pool_promise: PoolPromise::default(),
             orphans: parts.orphans,
             inodes: InodeTable::new(),
             options: parts.options,

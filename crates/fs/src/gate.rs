@@ -9,20 +9,27 @@
 //! want, so that no state starves another. The last holder to leave hands the gate to the head of the queue and
 //! to those directly behind it that want the same shared state.
 //!
-//! Invariants: holders are always of one state; exclusive has one; with the bit clear the queue is empty; a
-//! waiter is granted its place by the one who leaves or by its own entry, never lost between the two, because
-//! the bit is set before the holders are counted and a leaver looks at the bit in the same operation in which it
-//! gives up its count.
+//! Under contention a shared state is *sharded*: newcomers count themselves in a line of their own instead of the
+//! word. They count, fence, and look at the word again; if the state is still theirs and nobody waits they are in,
+//! else they take their count back and queue. Leaving is the same: take the count off, fence, look whether somebody
+//! waits. Whoever waits has set the bit and fenced before it looks at the shards, so of the two at least one sees
+//! the other. The gate is free when the word counts nobody and every shard is zero; handing it over ends the
+//! sharding. A permit remembers where it is counted.
+//!
+//! Invariants: holders are always of one state; exclusive has one and is never sharded; with the bit clear the queue
+//! is empty; a waiter is granted its place by the one who leaves or by its own entry, never lost between the two.
 //!
 //! A permit belongs to the operation, not to a thread: it may be dropped by whoever completes the I/O. No
 //! operation enters one gate twice; two gates are entered in inode order. Shared lines: the word, by every
-//! holder.
+//! holder, until contention shards it; then it is only read.
 //!
 //! Neighbours: `file/*` enter it; `lock_order` says what may be taken under it.
 
-use quire_base::sync::atomic::{AtomicU64, Ordering};
+use quire_base::shard;
+use quire_base::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use quire_base::sync::{Condvar, Mutex};
 use std::collections::VecDeque;
+use std::sync::OnceLock;
 
 /// What a permit allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,8 +47,29 @@ pub enum GateState {
 
 const STATE_MASK: u64 = 0b111;
 const ONE_HOLDER: u64 = 1 << 3;
-const COUNT_MASK: u64 = !(STATE_MASK | WAITERS);
+const COUNT_MASK: u64 = !(STATE_MASK | SHARDED | WAITERS);
+/// Holders of the present state count themselves in shards.
+const SHARDED: u64 = 1 << 62;
 const WAITERS: u64 = 1 << 63;
+
+/// Disturbed entries after which a gate is sharded.
+#[cfg(not(any(loom, shuttle)))]
+const PATIENCE: u32 = 16;
+#[cfg(any(loom, shuttle))]
+const PATIENCE: u32 = 1;
+
+/// Lines of a sharded gate: few under a model checker, which explores each.
+#[cfg(not(any(loom, shuttle)))]
+const SHARDS: usize = shard::SHARDS;
+#[cfg(any(loom, shuttle))]
+const SHARDS: usize = 2;
+
+/// Where a permit is counted if not in a shard.
+const IN_WORD: u32 = u32::MAX;
+
+/// A shard's count, on a line of its own.
+#[repr(align(64))]
+struct Line(AtomicU64);
 
 #[derive(Default)]
 struct Queue {
@@ -53,8 +81,13 @@ struct Queue {
 }
 
 /// See the module's documentation.
+#[repr(align(64))]
 pub struct Gate {
     word: AtomicU64,
+    /// Entries that met another on the word.
+    disturbed: AtomicU32,
+    /// Made when the gate is first sharded.
+    shards: OnceLock<Box<[Line; SHARDS]>>,
     queue: Mutex<Queue>,
     granted: Condvar,
 }
@@ -63,6 +96,8 @@ pub struct Gate {
 #[must_use]
 pub struct Permit<'a> {
     gate: &'a Gate,
+    /// [`IN_WORD`], or the shard that counts it.
+    counted: u32,
 }
 
 impl Default for Gate {
@@ -74,36 +109,140 @@ impl Default for Gate {
 impl Gate {
     /// An open gate.
     pub fn new() -> Gate {
-        Gate { word: AtomicU64::new(0), queue: Mutex::new(Queue::default()), granted: Condvar::new() }
+        Gate {
+            word: AtomicU64::new(0),
+            disturbed: AtomicU32::new(0),
+            shards: OnceLock::new(),
+            queue: Mutex::new(Queue::default()),
+            granted: Condvar::new(),
+        }
     }
 
     /// Enters, waiting for its turn.
+    #[inline]
     pub fn enter(&self, state: GateState) -> Permit<'_> {
-        if !self.enter_at_once(state) {
+        let counted = self.enter_at_once(state).unwrap_or_else(|| {
             self.enter_in_turn(state);
-        }
-        Permit { gate: self }
+            IN_WORD
+        });
+        Permit { gate: self, counted }
     }
 
     /// Enters if that needs no waiting.
     pub fn try_enter(&self, state: GateState) -> Option<Permit<'_>> {
-        self.enter_at_once(state).then(|| Permit { gate: self })
+        let counted = self
+            .enter_at_once(state)
+            .or_else(|| (self.is_sharded() && self.close_shards(state)).then_some(IN_WORD));
+        counted.map(|counted| Permit { gate: self, counted })
     }
 
-    fn enter_at_once(&self, state: GateState) -> bool {
-        let mut word = self.word.load(Ordering::Relaxed);
+    /// Enters a gate that is sharded for another state and has no holder.
+    #[cold]
+    fn close_shards(&self, state: GateState) -> bool {
+        let queue = self.queue.lock();
+        if !queue.waiting.is_empty() {
+            return false;
+        }
+        // As one who waits, but for no longer than a look. Whoever queues meanwhile waits for the queue's lock.
+        let before = self.word.fetch_or(WAITERS, Ordering::AcqRel);
+        fence(Ordering::SeqCst);
+        if before & SHARDED != 0 && before & COUNT_MASK == 0 && self.shards_are_empty() {
+            self.word.store(state as u64 | ONE_HOLDER, Ordering::Release);
+            return true;
+        }
+        self.word.fetch_and(!WAITERS, Ordering::AcqRel);
+        false
+    }
+
+    /// Where the entry is counted; None if it has to wait.
+    #[inline]
+    fn enter_at_once(&self, state: GateState) -> Option<u32> {
+        let word = self.word.load(Ordering::Relaxed);
+        let free = word & !STATE_MASK == 0;
+        let same = word & (STATE_MASK | SHARDED | WAITERS) == state as u64 && state != GateState::Exclusive;
+        if free || same {
+            let entered = (word & COUNT_MASK) + ONE_HOLDER + state as u64;
+            if self.word.compare_exchange(word, entered, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                return Some(IN_WORD);
+            }
+        }
+        self.enter_disturbed(state)
+    }
+
+    /// The entry that met others: again, by a shard, or not at once.
+    #[cold]
+    fn enter_disturbed(&self, state: GateState) -> Option<u32> {
+        let mut word = self.word.load(Ordering::Acquire);
         loop {
+            if word & WAITERS != 0 {
+                return None;
+            }
+            if word & SHARDED != 0 {
+                return if word & STATE_MASK == state as u64 { self.enter_shard(state) } else { None };
+            }
             let free = word & COUNT_MASK == 0;
             let same = word & STATE_MASK == state as u64 && state != GateState::Exclusive;
-            if word & WAITERS != 0 || !(free || same) {
-                return false;
+            if !(free || same) {
+                return None;
             }
             let entered = (word & COUNT_MASK) + ONE_HOLDER + state as u64;
-            match self.word.compare_exchange_weak(word, entered, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return true,
+            match self.word.compare_exchange(word, entered, Ordering::Acquire, Ordering::Acquire) {
+                Ok(_) => {
+                    if same && self.disturbed.fetch_add(1, Ordering::Relaxed) + 1 >= PATIENCE {
+                        self.spread();
+                    }
+                    return Some(IN_WORD);
+                }
                 Err(now) => word = now,
             }
         }
+    }
+
+    /// Shards the present state, if it is shared and nobody waits. The gate goes back to one word when it is handed
+    /// over to another state.
+    #[cold]
+    pub fn spread(&self) {
+        self.shards.get_or_init(|| Box::new(std::array::from_fn(|_| Line(AtomicU64::new(0)))));
+        self.disturbed.store(0, Ordering::Relaxed);
+        let _ = self.word.fetch_update(Ordering::Release, Ordering::Relaxed, |word| {
+            let shared = word & COUNT_MASK != 0 && word & STATE_MASK != GateState::Exclusive as u64;
+            (shared && word & WAITERS == 0).then_some(word | SHARDED)
+        });
+    }
+
+    fn is_sharded(&self) -> bool {
+        self.word.load(Ordering::Relaxed) & SHARDED != 0
+    }
+
+    fn shard_count(&self, number: u32) -> &AtomicU64 {
+        &self.shards.get().expect("a gate is sharded after its shards were made")[number as usize].0
+    }
+
+    /// The caller has acquired the word sharded, so the shards are there.
+    fn enter_shard(&self, state: GateState) -> Option<u32> {
+        let number = (shard::current() % SHARDS) as u32;
+        let count = self.shard_count(number);
+        count.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let word = self.word.load(Ordering::Acquire);
+        if word & (STATE_MASK | SHARDED | WAITERS) == state as u64 | SHARDED {
+            return Some(number);
+        }
+        self.leave_shard(number);
+        None
+    }
+
+    fn leave_shard(&self, number: u32) {
+        self.shard_count(number).fetch_sub(1, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if self.word.load(Ordering::Relaxed) & WAITERS != 0 {
+            self.hand_over(&mut self.queue.lock());
+        }
+    }
+
+    /// Whether no shard counts anybody. The caller has acquired the word sharded and with waiters, and fenced.
+    fn shards_are_empty(&self) -> bool {
+        self.shards.get().is_none_or(|shards| shards.iter().all(|line| line.0.load(Ordering::Acquire) == 0))
     }
 
     #[cold]
@@ -114,6 +253,7 @@ impl Gate {
         queue.waiting.push_back((ticket, state));
         // From here on nobody enters past the queue, and whoever leaves last sees the bit.
         self.word.fetch_or(WAITERS, Ordering::AcqRel);
+        fence(Ordering::SeqCst);
         self.hand_over(&mut queue);
         while queue.granted_below <= ticket {
             self.granted.wait(&mut queue);
@@ -123,7 +263,8 @@ impl Gate {
     /// Gives a gate without holders to the head of the queue. The queue's lock is held, so the bit cannot be
     /// set meanwhile, and with it set nobody else enters: the word changes here only.
     fn hand_over(&self, queue: &mut Queue) {
-        if self.word.load(Ordering::Acquire) & COUNT_MASK != 0 {
+        let word = self.word.load(Ordering::Acquire);
+        if word & COUNT_MASK != 0 || (word & SHARDED != 0 && !self.shards_are_empty()) {
             return;
         }
         let Some(&(_, state)) = queue.waiting.front() else {
@@ -143,17 +284,25 @@ impl Gate {
         self.granted.notify_all();
     }
 
+    #[inline]
     fn leave(&self) {
         let before = self.word.fetch_sub(ONE_HOLDER, Ordering::Release);
-        if before & COUNT_MASK == ONE_HOLDER && before & WAITERS != 0 {
-            self.hand_over(&mut self.queue.lock());
+        if before & WAITERS != 0 && before & COUNT_MASK == ONE_HOLDER {
+            self.leave_to_others();
         }
+    }
+
+    #[cold]
+    fn leave_to_others(&self) {
+        fence(Ordering::SeqCst);
+        self.hand_over(&mut self.queue.lock());
     }
 }
 
 impl Drop for Permit<'_> {
+    #[inline]
     fn drop(&mut self) {
-        self.gate.leave();
+        if self.counted == IN_WORD { self.gate.leave() } else { self.gate.leave_shard(self.counted) }
     }
 }
 
@@ -178,7 +327,37 @@ mod tests {
     }
 
     #[test]
+    fn a_sharded_gate_opens_and_closes() {
+        let gate = Gate::new();
+        let first = gate.enter(GateState::Buffered);
+        gate.spread();
+        let second = gate.try_enter(GateState::Buffered).expect("a shard lets it in");
+        assert_ne!(second.counted, IN_WORD);
+        drop(first);
+        assert!(gate.try_enter(GateState::Direct).is_none());
+        std::thread::scope(|scope| {
+            let closer = scope.spawn(|| drop(gate.enter(GateState::Exclusive)));
+            while gate.word.load(Ordering::Relaxed) & WAITERS == 0 {
+                std::thread::yield_now();
+            }
+            assert!(gate.try_enter(GateState::Buffered).is_none(), "somebody waits");
+            drop(second);
+            closer.join().unwrap();
+        });
+        let third = gate.try_enter(GateState::Direct).expect("open again");
+        assert_eq!(third.counted, IN_WORD);
+        gate.spread();
+        drop(third);
+        drop(gate.try_enter(GateState::Exclusive).expect("sharded for another state, but empty"));
+    }
+
+    #[test]
     fn threads_of_different_states_never_overlap() {
+        overlap(false);
+        overlap(true);
+    }
+
+    fn overlap(spread: bool) {
         let gate = Arc::new(Gate::new());
         // Buffered counts up from zero, direct down; exclusive must see zero.
         let holders = Arc::new(AtomicI64::new(0));
@@ -190,6 +369,9 @@ mod tests {
                         match n % 3 {
                             0 => {
                                 let _permit = gate.enter(GateState::Buffered);
+                                if spread {
+                                    gate.spread();
+                                }
                                 assert!(holders.fetch_add(1, Ordering::SeqCst) >= 0);
                                 holders.fetch_sub(1, Ordering::SeqCst);
                             }

@@ -23,11 +23,10 @@ use crate::file::range_lock::RangeLock;
 use crate::gate::Gate;
 use crate::orphan::Slot;
 use quire_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
-use quire_base::sync::{Arc, Mutex, MutexGuard, RwLock};
+use quire_base::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock};
 use quire_base::{Error, ErrorKind, InodeNo, Result, Seq, Timestamp};
 use quire_cache::Mapping;
 use quire_format::inode::{FileType, InodeRecord, MODE_PERMISSION_MASK};
-use std::sync::OnceLock;
 
 /// Buckets of a directory's names.
 pub(crate) const BUCKETS: usize = 16;
@@ -87,6 +86,15 @@ pub(crate) struct Names {
     pub(crate) buckets: [Mutex<()>; BUCKETS],
 }
 
+/// What every cached read looks at, twice: a line of its own, written only when the size or the whole file changes.
+#[repr(align(64))]
+pub(crate) struct Seen {
+    /// End of file in bytes.
+    pub(crate) size: AtomicU64,
+    /// Counts exclusive operations; odd while one is under way.
+    pub(crate) exclusive_sequence: AtomicU64,
+}
+
 /// See the module's documentation.
 pub struct Inode {
     pub(crate) engine: Arc<Engine>,
@@ -94,8 +102,7 @@ pub struct Inode {
     pub(crate) generation: u64,
     pub(crate) kind: FileType,
 
-    pub(crate) size: AtomicU64,
-    pub(crate) exclusive_sequence: AtomicU64,
+    pub(crate) seen: Seen,
     pub(crate) extent_sequence: AtomicU64,
 
     pub(crate) gate: Gate,
@@ -149,8 +156,7 @@ impl Inode {
             number,
             generation: record.generation,
             kind,
-            size: AtomicU64::new(record.size),
-            exclusive_sequence: AtomicU64::new(0),
+            seen: Seen { size: AtomicU64::new(record.size), exclusive_sequence: AtomicU64::new(0) },
             extent_sequence: AtomicU64::new(0),
             gate: Gate::new(),
             size_lock: Mutex::new(()),
@@ -187,7 +193,7 @@ impl Inode {
 
     /// The end of file that I/O sees, in bytes.
     pub(crate) fn size(&self) -> u64 {
-        self.size.load(Ordering::Acquire)
+        self.seen.size.load(Ordering::Acquire)
     }
 
     /// The index of cached folios, made at first use.

@@ -11,6 +11,7 @@
 
 use crate::engine::Engine;
 use crate::inode::{Inode, InodeRef, OrphanState};
+use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::{Arc, Mutex};
 use quire_base::{Error, ErrorKind, InodeNo, Result};
@@ -89,6 +90,22 @@ impl InodeTable {
         drop(gone);
     }
 
+    /// For [`Broken::EvictedSeqForgotten`]: throws an inode out that has just lost its last user.
+    fn forget(&self, inode: &Inode) {
+        inode.referenced.store(false, Ordering::Relaxed);
+        let mut shard = self.shard(inode.number).lock();
+        if !may_leave(inode) {
+            return;
+        }
+        shard.departures += 1;
+        let gone = shard.inodes.remove(&inode.number.0);
+        drop(shard);
+        if let Some(mapping) = inode.mapping.get() {
+            mapping.evict_all();
+        }
+        drop(gone);
+    }
+
     /// Adds a user to every inode in memory, in order of number.
     pub(crate) fn all(&self) -> Vec<InodeRef> {
         let mut all: Vec<InodeRef> = Vec::new();
@@ -156,8 +173,9 @@ fn may_leave(inode: &Inode) -> bool {
         && meta.record.nlink > 0
         // The size on disk may lag behind runs that finished side by side, until attributes are journaled.
         && (inode.kind != FileType::Regular || meta.record.size >= inode.size())
-        && inode.commit_seq.load(Ordering::Acquire) <= durable
-        && inode.data_mark.load(Ordering::Acquire) <= inode.engine.device.flushed_mark()
+        && (is_broken(Broken::EvictedSeqForgotten)
+            || (inode.commit_seq.load(Ordering::Acquire) <= durable
+                && inode.data_mark.load(Ordering::Acquire) <= inode.engine.device.flushed_mark()))
 }
 
 impl Engine {
@@ -210,6 +228,9 @@ impl Engine {
         };
         if orphan && !self.read_only {
             self.reap_later(inode.number);
+        }
+        if is_broken(Broken::EvictedSeqForgotten) {
+            self.inodes.forget(inode);
         }
     }
 }

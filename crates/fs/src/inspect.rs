@@ -45,6 +45,11 @@ pub fn journal(
     })
 }
 
+/// Whether a volume keeps attributes of this name: of a known family, and not its bare prefix.
+pub fn is_attribute_name(name: &[u8]) -> bool {
+    crate::xattr::check_family(name).is_ok()
+}
+
 /// A volume as of the end of its journal, in memory.
 pub struct Image {
     /// The chosen superblock, with the counters as they are after replay.

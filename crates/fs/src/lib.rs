@@ -45,6 +45,7 @@ pub mod mkfs;
 mod namespace;
 mod options;
 pub mod orphan;
+mod pool_promise;
 mod reaper;
 pub mod recovery;
 pub mod repair;

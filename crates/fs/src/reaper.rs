@@ -16,6 +16,7 @@ use crate::engine::Engine;
 use crate::extent_map::Replacement;
 use crate::inode::{Inode, OrphanState};
 use crate::transaction::Cost;
+use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{ErrorKind, InodeNo, Result};
@@ -41,7 +42,8 @@ impl Engine {
             self.adopt_orphan(number, OrphanState::Slot(slot))?;
         }
         let mut keys = Vec::new();
-        self.tree.scan(Key::orphan(InodeNo(0)), Key::orphan(InodeNo(u64::MAX)), &mut |key, _| {
+        // No inode has the number 0: a key that says so can only be forged, and is left to fsck.
+        self.tree.scan(Key::orphan(InodeNo(1)), Key::orphan(InodeNo(u64::MAX)), &mut |key, _| {
             keys.push(InodeNo(key.offset));
             ControlFlow::Continue(())
         })?;
@@ -126,6 +128,11 @@ impl Engine {
         let Some(inode) = self.inodes.take_unused(number) else { return Ok(()) };
         if let Some(mapping) = inode.mapping.get() {
             mapping.drop_range(0, u64::MAX);
+        }
+        if is_broken(Broken::OrphanReleasedApart) {
+            let state = inode.meta().orphan;
+            self.clear_orphan(&inode, state)?;
+            self.part_transactions();
         }
         self.free_extents_from(&inode, 0)?;
         self.free_keys(&inode)?;

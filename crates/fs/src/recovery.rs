@@ -18,11 +18,12 @@
 //! Neighbours: [`crate::checkpoint`], [`crate::apply`], [`crate::reaper`]; `journal::replay` tells torn from damaged.
 
 use crate::apply::Target;
-use crate::checkpoint::{CheckpointState, name_image, publish};
+use crate::checkpoint::{CheckpointState, name_image, publish, write_slot};
 use crate::engine::{Engine, Parts};
 use crate::options::VolumeOptions;
 use crate::orphan::OrphanSlots;
 use quire_alloc::{AllocConfig, Allocator, RegionSource};
+use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::AtomicU64;
 use quire_base::{BLOCK_SIZE, Context, Error, ErrorKind, Result, Seq};
@@ -237,6 +238,7 @@ pub(crate) fn open(
 ) -> Result<(Arc<Engine>, RecoveryReport)> {
     let (engine, report) = open_unfinished(backend, options)?;
     if !engine.read_only {
+        engine.keep_standing_reserve();
         engine.finish_logged_operations()?;
         engine.queue_orphans()?;
     }
@@ -287,7 +289,11 @@ fn new_incarnation(
     options: VolumeOptions,
 ) -> Result<Parts> {
     // Also where nothing of ours was written since the start: what the reads saw may sit in a cache.
-    backend.flush()?;
+    let unflushed = is_broken(Broken::RecoveryAppendsUnflushed);
+    if !unflushed {
+        backend.flush()?;
+    }
+    let publish = if unflushed { write_slot } else { publish };
 
     let as_found = read_superblocks(&device)[loaded.slot].clone()?;
     let (first, second) = (1 - loaded.slot, loaded.slot);
@@ -296,7 +302,9 @@ fn new_incarnation(
     let number = loaded.superblock.checkpoint + 1;
     let frozen = loaded.tree.freeze(loaded.orphans.take_changed(false)?);
     let image = loaded.tree.write_frozen(frozen, number)?;
-    device.flush_to(device.mark())?;
+    if !unflushed {
+        device.flush_to(device.mark())?;
+    }
 
     let superblock = &mut loaded.superblock;
     superblock.checkpoint = number;
@@ -352,7 +360,7 @@ fn parts(
     let mut next_logged = 0;
     loaded.tree.scan(Key::logged(0), Key::logged(u64::MAX), &mut |key, _| {
         debug_assert_eq!(key.kind, KeyKind::LoggedOp);
-        next_logged = next_logged.max(key.offset + 1);
+        next_logged = next_logged.max(key.offset.saturating_add(1));
         std::ops::ControlFlow::Continue(())
     })?;
     Ok(Parts {

@@ -16,6 +16,7 @@
 //! Neighbours: [`crate::apply`] applies a change, here and in replay; `journal` and `tree` hold the reservations.
 
 use crate::engine::Engine;
+use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::thread;
 use quire_base::{BlockNo, Error, ErrorKind, InodeNo, Result, Seq};
@@ -29,6 +30,9 @@ use quire_tree::{Class, NodeReservation, Short, Ticket};
 
 /// Extents that one transaction of a long operation changes at most.
 pub const EXTENTS_PER_TRANSACTION: usize = 64;
+
+/// Blocks that a full volume's pool grows by, from what was kept back for it.
+const PROMISED_CHUNK: u64 = 64;
 
 /// Attempts to reserve before a volume counts as unable to make progress: far more than checkpoints or the
 /// reservations of other threads can explain.
@@ -127,6 +131,12 @@ impl Engine {
         ))
     }
 
+    /// Whether the metadata pool as it is has room for such a transaction, perhaps after a checkpoint.
+    pub(crate) fn has_room(&self, cost: Cost) -> bool {
+        let class = if cost.critical { Class::Critical } else { Class::Normal };
+        !matches!(self.tree.try_reserve(self.tree.nodes_for(cost.keys), class), Err(Short::PoolFull))
+    }
+
     /// Reserves for as many extents as there is room for, of those that one transaction changes at most: on a small
     /// volume with a full metadata pool that may be few. `cost` says what a number of extents costs.
     pub(crate) fn begin_extents(&self, cost: impl Fn(usize) -> Cost) -> Result<(Transaction<'_>, usize)> {
@@ -164,6 +174,13 @@ impl Engine {
         // Freed blocks may only wait for their transaction to become durable.
         if self.alloc.deferred_blocks() > 0 {
             return self.force_all();
+        }
+        if critical && let Some(run) = self.promised_chunk(PROMISED_CHUNK) {
+            return match self.grow_pool_by(run) {
+                Ok(true) => Ok(()),
+                Ok(false) => self.return_chunk(run),
+                Err(error) => self.return_chunk(run).and(Err(error)),
+            };
         }
         let what = if critical { "the metadata reserve is used up" } else { "no room for metadata" };
         Err(Error::new(ErrorKind::NoSpace, format!("{what}: delete files or enlarge the volume")))
@@ -207,6 +224,36 @@ impl Engine {
         transaction.commit()?;
         self.counters.pool_growths.add(1);
         Ok(true)
+    }
+
+    /// For [`Broken::CheckpointNodesInDataSpace`]: takes a few blocks, the lowest that are free, for the metadata pool,
+    /// unless something is short.
+    pub(crate) fn grow_pool_from_freed(&self) {
+        let (Ok(journal), Ok(run)) = (self.journal(), self.alloc.contiguous(8, 1)) else { return };
+        let journal = journal.try_reserve_now(record_bytes(64)).ok();
+        let nodes = self.tree.try_reserve(self.tree.nodes_for(1), Class::Critical).ok();
+        let Some((journal, nodes)) = journal.zip(nodes) else {
+            let _ = self.alloc.cancel(&[run]).map(drop);
+            return;
+        };
+        let mut transaction = Transaction {
+            engine: self,
+            journal,
+            _nodes: nodes,
+            ticket: self.tree.ticket(),
+            changes: Vec::new(),
+            reserved_bytes: 64,
+        };
+        transaction.changes.push(Change::PoolGrow { start: run.start, blocks: run.blocks as u32 });
+        let _ = transaction.commit();
+    }
+
+    /// Ends the journal's open block, so that a torn write can part what comes before from what follows: for mistakes
+    /// that put into two transactions what belongs into one.
+    pub(crate) fn part_transactions(&self) {
+        if let Some(journal) = &self.journal {
+            journal.close_block();
+        }
     }
 }
 
@@ -286,8 +333,11 @@ impl Transaction<'_> {
         engine.check_writable()?;
 
         let journal = engine.journal()?;
-        let barrier = engine.barrier.shared();
+        let mut barrier = Some(engine.barrier.shared());
         let seq = journal.append(&mut self.journal, &payload);
+        if is_broken(Broken::CheckpointInsideTransaction) {
+            barrier = None;
+        }
         for change in &self.changes {
             if let Err(error) = engine.apply(change, seq) {
                 drop(barrier);

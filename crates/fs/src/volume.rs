@@ -20,7 +20,7 @@ use crate::recovery::{self, RecoveryReport};
 use crate::xattr::XattrFlags;
 use quire_base::sync::atomic::{AtomicBool, Ordering};
 use quire_base::sync::{Arc, Mutex};
-use quire_base::{BLOCK_SIZE, Error, InodeNo, Result, Timestamp};
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result, Timestamp};
 use quire_device::Backend;
 use quire_format::superblock::Superblock;
 
@@ -142,7 +142,6 @@ impl Volume {
     /// forced; creates the file if there is none and a size is given.
     #[cfg(not(any(loom, shuttle)))]
     pub fn format_image(path: &std::path::Path, options: &FormatOptions) -> Result<VolumeInfo> {
-        use quire_base::ErrorKind;
         let exists = path.exists();
         let backend = match (exists, options.size) {
             (false, None) => {
@@ -186,7 +185,11 @@ impl Volume {
     pub fn open_backend(backend: Arc<dyn Backend>, options: VolumeOptions) -> Result<Volume> {
         let threads = options.threads;
         let (engine, recovery) = recovery::open(backend, options)?;
-        let root = engine.inode(InodeNo::ROOT)?;
+        let root = engine.inode(InodeNo::ROOT).map_err(|error| match error.kind() {
+            // A volume whose root directory is gone, unlinked or no inode is damaged, whatever the lookup calls it.
+            ErrorKind::Stale | ErrorKind::NotFound => error.with_kind(ErrorKind::Corrupt).context("root directory"),
+            _ => error,
+        })?;
         let inner = Inner {
             engine,
             threads: Threads::default(),

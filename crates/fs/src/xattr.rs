@@ -394,7 +394,7 @@ impl XattrChange<'_> {
 }
 
 /// Errors unless the name is of a family that is kept.
-fn check_family(name: &[u8]) -> Result<()> {
+pub(crate) fn check_family(name: &[u8]) -> Result<()> {
     format::check_name(name)?;
     let shown = || String::from_utf8_lossy(name).into_owned();
     if acl::is_acl_name(name) {

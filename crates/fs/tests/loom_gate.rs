@@ -48,6 +48,42 @@ fn exclusive_and_exclusive() {
     pair(GateState::Exclusive, GateState::Exclusive);
 }
 
+/// A gate that is sharded for one state: its holders in shards, its newcomers, and those who close it exclude each
+/// other, and nobody is left waiting.
+fn sharded_pair(second: GateState) {
+    model(move || {
+        let shared = Arc::new((Gate::new(), AtomicUsize::new(0)));
+        let first = shared.0.enter(GateState::Buffered);
+        shared.0.spread();
+        let thread = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let _permit = shared.0.enter(GateState::Buffered);
+                assert_eq!(shared.1.fetch_add(1, Ordering::SeqCst) >> 8, 0);
+                shared.1.fetch_sub(1, Ordering::SeqCst);
+            })
+        };
+        drop(first);
+        {
+            let _permit = shared.0.enter(second);
+            assert_eq!(shared.1.fetch_add(1 << 8, Ordering::SeqCst) & 0xff, 0);
+            shared.1.fetch_sub(1 << 8, Ordering::SeqCst);
+        }
+        thread.join().unwrap();
+        assert!(shared.0.try_enter(GateState::Exclusive).is_some(), "the gate is open again");
+    });
+}
+
+#[test]
+fn sharded_and_direct() {
+    sharded_pair(GateState::Direct);
+}
+
+#[test]
+fn sharded_and_exclusive() {
+    sharded_pair(GateState::Exclusive);
+}
+
 /// Three threads, two of which share: the hand-over wakes both.
 #[test]
 fn a_hand_over_wakes_all_that_share() {

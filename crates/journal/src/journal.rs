@@ -16,6 +16,7 @@ use crate::failure::Failure;
 use crate::medium::Medium;
 use crate::stream::{Claimed, PADDING_MAX, Shortage, Stream};
 use crate::usage::{Counters, Event, JournalCounts, JournalUsage};
+use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result, Seq};
@@ -417,6 +418,19 @@ impl Core {
         self.commit.force(target, &self.failure, self)
     }
 
+    /// For [`Broken::JournalWriteBeforeItsPredecessor`]: two writes, of the last block and of those before it; only the
+    /// former is flushed.
+    fn write_last_first(&self, mut runs: Vec<(BlockNo, &[u8])>) -> Result<()> {
+        let Some((at, blocks)) = runs.pop() else { return Ok(()) };
+        let (before, last) = blocks.split_at(blocks.len() - BLOCK_SIZE);
+        self.medium.write(&[(at.offset((before.len() / BLOCK_SIZE) as u64), last)])?;
+        self.medium.flush_after()?;
+        if !before.is_empty() {
+            runs.push((at, before));
+        }
+        if runs.is_empty() { Ok(()) } else { self.medium.write(&runs) }
+    }
+
     fn pad(&self, padding: Option<Claimed>) {
         if let Some(range) = padding {
             self.counters.add(Event::PaddingBytes, range.bytes());
@@ -443,7 +457,9 @@ impl Writer for Core {
             self.counters.add(Event::Straggler, 1);
         }
         // Whoever appended had completed his data writes; the head, read in `depart`, carries that here.
-        self.medium.flush_before()?;
+        if !is_broken(Broken::NoFlushBeforeJournalWrite) {
+            self.medium.flush_before()?;
+        }
         let checkpoint = Seq(self.checkpoint.load(Ordering::Acquire));
         // SAFETY: the range is filled, and it is recycled only below; this is the one leader.
         let runs = unsafe {
@@ -463,8 +479,12 @@ impl Writer for Core {
         let runs: Vec<(BlockNo, &[u8])> =
             runs.into_iter().map(|(index, bytes)| (self.start.offset(index), bytes)).collect();
         self.failure.check()?;
-        self.medium.write(&runs)?;
-        self.medium.flush_after()?;
+        if is_broken(Broken::JournalWriteBeforeItsPredecessor) {
+            self.write_last_first(runs)?;
+        } else {
+            self.medium.write(&runs)?;
+            self.medium.flush_after()?;
+        }
         self.counters.add(Event::Write, 1);
         self.counters.add(Event::Block, (to - from) / PAYLOAD_BYTES as u64);
         self.stream.recycle(from, to);

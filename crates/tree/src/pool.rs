@@ -15,6 +15,7 @@
 //! Neighbours: [`crate::manifest`] reads and writes the chain on disk; `checkpoint` is the only one who allocates.
 
 use crate::manifest::Manifest;
+use quire_base::broken::{Broken, is_broken};
 use quire_base::{BlockNo, Error, ErrorKind, Result};
 use quire_format::extent::Run;
 use quire_format::pool::{BITMAP_WORDS, CHUNK_BLOCKS_MAX, ChunkEntry, ManifestRef, OrphanRef, used_count};
@@ -150,6 +151,9 @@ impl PoolState {
         }
         let at = self.chunks.partition_point(|chunk| chunk.start < start);
         self.chunks.insert(at, Chunk::new(start, blocks, epoch));
+        if is_broken(Broken::CheckpointNodesInDataSpace) {
+            self.cursor = start;
+        }
         Ok(())
     }
 
@@ -255,8 +259,12 @@ impl PoolState {
                 )));
             };
             clear(&mut self.chunks[chunk].current, bit);
+            if is_broken(Broken::PoolNodesReusedEarly) {
+                clear(&mut self.chunks[chunk].busy, bit);
+                self.cursor = block;
+            }
         }
-        if !blocks.is_empty() {
+        if !blocks.is_empty() && !is_broken(Broken::PoolNodesReusedEarly) {
             self.freed.push_back((checkpoint, blocks));
         }
         Ok(())

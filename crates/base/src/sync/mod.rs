@@ -5,6 +5,7 @@
 //! | ordinary | `parking_lot`, `std::sync::atomic`, `std::thread` |
 //! | `--cfg loom` | loom's, which explores every interleaving of a small model |
 //! | `--cfg shuttle` | shuttle's, which runs large models under seeded schedules |
+//! | feature `simulation` | `parking_lot` under a seeded scheduler, for whole volumes; see [`crate::simulation`] |
 //!
 //! The interface is parking_lot's: `lock()` gives a guard, there is no poisoning, a condition variable takes
 //! `&mut` the guard. [`ShardedRwLock`] is our own: shared entries of different threads touch different lines.
@@ -14,21 +15,53 @@
 #[cfg(any(loom, shuttle))]
 mod model;
 mod sharded;
+#[cfg(all(feature = "simulation", not(any(loom, shuttle))))]
+mod simulated;
+#[cfg(all(feature = "simulation", not(any(loom, shuttle))))]
+mod simulated_time;
 
 #[cfg(any(loom, shuttle))]
 pub use model::*;
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(feature = "simulation", loom, shuttle)))]
 pub use real::*;
+#[cfg(all(feature = "simulation", not(any(loom, shuttle))))]
+pub use scheduled::*;
 pub use sharded::{ShardedRwLock, SharedGuard, WholeGuard};
 
-#[cfg(not(any(loom, shuttle)))]
+/// A monotonic clock.
+#[cfg(any(not(feature = "simulation"), loom, shuttle))]
+pub mod time {
+    pub use std::time::{Duration, Instant};
+}
+
+#[cfg(any(not(feature = "simulation"), loom, shuttle))]
+pub use std::sync::OnceLock;
+
+#[cfg(not(any(feature = "simulation", loom, shuttle)))]
 mod real {
-    pub use parking_lot::{
-        Condvar, MappedMutexGuard, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
-    };
+    pub use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
     pub use std::hint::spin_loop;
     pub use std::sync::{Arc, Weak};
     pub use std::thread;
+
+    /// Atomic types and fences.
+    pub mod atomic {
+        pub use std::sync::atomic::*;
+    }
+}
+
+#[cfg(all(feature = "simulation", not(any(loom, shuttle))))]
+mod scheduled {
+    pub use super::simulated::{
+        Condvar, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard,
+    };
+    pub use crate::simulation::thread::{self, spin_loop};
+    pub use std::sync::{Arc, Weak};
+
+    /// A monotonic clock, virtual on simulated threads.
+    pub mod time {
+        pub use crate::sync::simulated_time::{Duration, Instant};
+    }
 
     /// Atomic types and fences.
     pub mod atomic {

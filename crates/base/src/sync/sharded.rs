@@ -46,10 +46,12 @@ impl ShardedRwLock {
         ShardedRwLock { lines: std::array::from_fn(|_| Line(RwLock::new(()))) }
     }
     /// Enters shared, on the current thread's shard.
+    #[track_caller]
     pub fn shared(&self) -> SharedGuard<'_> {
         SharedGuard { _guard: self.lines[shard::current() % COUNT].0.read() }
     }
     /// Enters alone.
+    #[track_caller]
     pub fn whole(&self) -> WholeGuard<'_> {
         WholeGuard { _guards: self.lines.iter().map(|line| line.0.write()).collect() }
     }

@@ -1,7 +1,7 @@
 //! What may be left of a device after a crash.
 //!
 //! Safe writes are always there. Each unsafe write has a fate of its own: lost, kept, or torn at sectors of 512
-//! bytes (some sectors kept, in any pattern). Fates are independent, so later writes may survive earlier ones:
+//! bytes (some sectors kept, in any pattern) or at blocks. Fates are independent, so later writes may survive earlier ones:
 //! that is the reordering of a volatile cache. Writes to one block keep their order of completion among
 //! themselves, since a cache holds only the newest version of a sector.
 
@@ -74,8 +74,15 @@ fn settle(image: &mut Image, write: &UnsafeWrite, fate: Fate) {
             }
         }
         Fate::Torn(mut random) => {
+            // Half of the torn writes are torn between blocks only: what a checksum of a block cannot see.
+            let between_blocks = random.one_in(2);
             for (at, block) in write.live_blocks() {
-                tear(image, at, block, random.below(1 << SECTORS));
+                let every = (1 << SECTORS) - 1;
+                let kept = match between_blocks {
+                    true => every * random.below(2),
+                    false => random.below(every + 1),
+                };
+                tear(image, at, block, kept);
             }
         }
     }

@@ -16,6 +16,7 @@ use crate::engine::Engine;
 use crate::inode::Inode;
 use crate::transaction::{Cost, EXTENTS_PER_TRANSACTION};
 use quire_alloc::Funding;
+use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, BlockNo, InodeNo, Result};
@@ -43,14 +44,11 @@ impl Backing for Inode {
     }
 
     fn reserve(&self, blocks: u64) -> Result<()> {
-        self.engine.alloc.reserve(blocks).map(|reservation| {
-            reservation.into_count();
-            self.delayed_blocks.fetch_add(blocks, Ordering::Relaxed);
-        })
+        self.engine.delay(self, blocks)
     }
 
     fn unreserve(&self, blocks: u64) {
-        self.delayed_blocks.fetch_sub(blocks, Ordering::Relaxed);
+        self.engine.redeem(self, blocks);
         self.engine.alloc.release(blocks);
     }
 
@@ -58,13 +56,14 @@ impl Backing for Inode {
         let engine = &self.engine;
         engine.check_writable()?;
         let mut placed: Vec<PlacedRun> = Vec::new();
+        let most = engine.runs_at_once();
         for run in self.map(block, count)? {
             match run.home {
                 Home::Written(home) | Home::Unwritten(home) => {
                     placed.push(PlacedRun { file_block: run.file_block, count: run.count, home });
                 }
                 Home::Hole => {
-                    let got = match engine.place_hole(self, run.file_block, run.count) {
+                    let got = match engine.place_hole(self, run.file_block, run.count, most - placed.len()) {
                         Ok(runs) => runs,
                         // What has been placed so far is of use.
                         Err(_) if !placed.is_empty() => break,
@@ -81,11 +80,15 @@ impl Backing for Inode {
                 }
             }
             // One transaction applies the placement.
-            if placed.len() >= EXTENTS_PER_TRANSACTION / 4 {
+            if placed.len() >= most {
                 break;
             }
         }
-        Ok(Placement { runs: placed, token: 0 })
+        let placement = Placement { runs: placed, token: 0 };
+        if is_broken(Broken::ExtentBeforeData) {
+            engine.apply_written(self, &placement, 0)?;
+        }
+        Ok(placement)
     }
 
     fn written(&self, placement: Placement, outcome: Result<()>) -> Result<()> {
@@ -99,6 +102,11 @@ impl Backing for Inode {
     fn size(&self) -> u64 {
         Inode::size(self)
     }
+}
+
+/// What journaling the homes of so many runs costs at most.
+fn written_cost(runs: usize) -> Cost {
+    Cost::new(2, 160).with_extents(2 * runs + 6).critical()
 }
 
 /// Extents as runs without gaps over `block..block + count`; if the list was cut, up to its last extent.
@@ -139,15 +147,24 @@ impl Engine {
         Ok(self.alloc.goal_for_inode(inode.number))
     }
 
-    fn place_hole(&self, inode: &Inode, block: u64, count: u64) -> Result<Vec<DiskRun>> {
+    /// Runs that one placement has at most: its transaction must fit into the metadata pool, and on a volume that is
+    /// nearly full only a small one may.
+    fn runs_at_once(&self) -> usize {
+        let most = EXTENTS_PER_TRANSACTION / 4;
+        match self.has_room(written_cost(most)) {
+            true => most,
+            false => 1,
+        }
+    }
+
+    fn place_hole(&self, inode: &Inode, block: u64, count: u64, most: usize) -> Result<Vec<DiskRun>> {
         let goal = self.allocation_goal(inode, block)?;
         let mut reservation = self.alloc.adopt(count);
         let got = self.alloc.allocate(Funding::Reserved(&mut reservation), goal, count, 1);
         // What was not allocated stays promised to the blocks that are still dirty.
         let result = got.map(|mut runs| {
-            let limit = EXTENTS_PER_TRANSACTION / 4;
-            if runs.len() > limit {
-                let surplus = runs.split_off(limit);
+            if runs.len() > most {
+                let surplus = runs.split_off(most);
                 match self.alloc.cancel(&surplus) {
                     Ok(returned) => reservation.merge(returned),
                     Err(error) => tracing::error!(%error, "cancelling an allocation"),
@@ -169,12 +186,13 @@ impl Engine {
     /// a size that the caller will publish once this succeeds.
     pub(crate) fn apply_written(&self, inode: &Inode, placement: &Placement, grown: u64) -> Result<()> {
         inode.data_mark.fetch_max(self.device.mark(), Ordering::AcqRel);
-        let (Some(first), Some(last)) = (placement.runs.first(), placement.runs.last()) else {
+        let runs = &placement.runs;
+        let (Some(first), Some(last)) = (runs.first(), runs.last()) else {
             return Ok(());
         };
         let (start, end) = (first.file_block, last.file_block + last.count);
         let homes = inode.read_extents(start, end - start, MAP_EXTENTS)?;
-        let in_place = placement.runs.iter().all(|run| {
+        let in_place = runs.iter().all(|run| {
             homes.iter().filter(|extent| !extent.unwritten).any(|extent| {
                 extent.disk_block_of(run.file_block) == Some(run.home)
                     && extent.file_end() >= run.file_block + run.count
@@ -184,12 +202,11 @@ impl Engine {
         if in_place && inode.meta().record.size >= size.min(end * BLOCK_SIZE as u64) {
             return Ok(());
         }
-
-        let cost = Cost::new(2, 160).with_extents(2 * placement.runs.len() + 6).critical();
+        let cost = written_cost(runs.len());
         let mut transaction = self.begin(cost)?;
         let mut meta = inode.meta();
-        let mut pieces = Vec::with_capacity(placement.runs.len());
-        for run in &placement.runs {
+        let mut pieces = Vec::with_capacity(runs.len());
+        for run in runs {
             pieces.extend(extents_of_run(run.file_block, DiskRun::new(run.home, run.count), false));
         }
         let plan = self.plan_overlay(inode, &pieces)?;
@@ -207,7 +224,7 @@ impl Engine {
         transaction.extents(inode.number, plan.removed, plan.inserted);
         let gained = plan_gained.max(0) as u64;
         self.commit_extents(inode, transaction)?;
-        inode.delayed_blocks.fetch_sub(gained, Ordering::Relaxed);
+        self.redeem(inode, gained);
         meta.record = record;
         meta.dirty = false;
         Ok(())
@@ -216,7 +233,12 @@ impl Engine {
     /// How far the size on disk may go: to `size`, the end of the file, but not past a block that is dirty or in flight;
     /// blocks in `done` are not.
     pub(crate) fn front(&self, inode: &Inode, size: u64, on_disk: u64, done: std::ops::Range<u64>) -> u64 {
+        let rounded = is_broken(Broken::SizeRoundedUpToBlock);
+        let size = if rounded { size.next_multiple_of(BLOCK_SIZE as u64) } else { size };
         let Some(mapping) = inode.mapping.get() else { return size };
+        if is_broken(Broken::SizePastGap) {
+            return size;
+        }
         let mut from = on_disk / BLOCK_SIZE as u64;
         loop {
             match mapping.first_unfinished(from) {

@@ -30,7 +30,7 @@ const S_IXGRP: u32 = 0o0010;
 
 impl Inode {
     fn view(&self) -> ReadView {
-        ReadView { exclusive_sequence: self.exclusive_sequence.load(Ordering::Acquire), size: self.size() }
+        ReadView { exclusive_sequence: self.seen.exclusive_sequence.load(Ordering::Acquire), size: self.size() }
     }
 }
 
@@ -155,7 +155,7 @@ impl Engine {
         let append = flags.contains(IoFlags::APPEND);
         let result = if data.len() > BATCH_BYTES {
             let _permit = inode.gate.enter(GateState::Exclusive);
-            let _odd = OddSequence::new(&inode.exclusive_sequence);
+            let _odd = OddSequence::new(&inode.seen.exclusive_sequence);
             let _size = inode.size_lock.lock();
             let at = if append { inode.size() } else { offset };
             range_end(at, data.len() as u64)?;
@@ -245,6 +245,6 @@ fn write_batch(inode: &InodeRef, room: Room<'_>, offset: u64, data: &[u8]) -> Re
 /// file leaves the line alone that every reader loads.
 pub(crate) fn publish_size(inode: &Inode, end: u64) {
     if end > inode.size() {
-        inode.size.fetch_max(end, Ordering::AcqRel);
+        inode.seen.size.fetch_max(end, Ordering::AcqRel);
     }
 }

@@ -17,6 +17,7 @@
 use crate::engine::Engine;
 use crate::inode::{Inode, InodeRef};
 use crate::transaction::Cost;
+use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, Result, Seq};
@@ -73,6 +74,8 @@ impl Engine {
     /// The part of an fsync before the force: data at the device, attributes in the journal.
     fn start_sync(&self, inode: &InodeRef, offset: u64, len: u64, datasync: bool) -> Result<Durable> {
         self.check_writable()?;
+        let unflushed = is_broken(Broken::FsyncWithoutFlush)
+            && inode.mapping.get().is_none_or(|mapping| mapping.is_clean());
         let wanted = offset.saturating_add(len).min(inode.size());
         if let Some(mapping) = inode.mapping.get() {
             let end = offset.saturating_add(len);
@@ -95,12 +98,15 @@ impl Engine {
             }
         }
         let seq = if datasync { &inode.datasync_seq } else { &inode.commit_seq };
-        Ok(Durable { seq: Seq(seq.load(Ordering::Acquire)), mark: inode.data_mark.load(Ordering::Acquire) })
+        let mark = if unflushed { 0 } else { inode.data_mark.load(Ordering::Acquire) };
+        Ok(Durable { seq: Seq(seq.load(Ordering::Acquire)), mark })
     }
 
     /// The force and the flush.
     fn make_durable(&self, durable: Durable) -> Result<()> {
-        self.force(durable.seq)?;
+        if !is_broken(Broken::FsyncBeforeForce) {
+            self.force(durable.seq)?;
+        }
         self.flush_data(durable.mark)
     }
 

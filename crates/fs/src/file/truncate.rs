@@ -34,7 +34,7 @@ impl Engine {
         range_end(size, 0)?;
         self.clear_privileges(inode)?;
         let _permit = inode.gate.enter(GateState::Exclusive);
-        let _odd = OddSequence::new(&inode.exclusive_sequence);
+        let _odd = OddSequence::new(&inode.seen.exclusive_sequence);
         let _size = inode.size_lock.lock();
         self.set_size(inode, size)
     }
@@ -80,7 +80,7 @@ impl Engine {
         inode.committed_data(seq);
         meta.record = record;
         meta.dirty = false;
-        inode.size.store(size, Ordering::Release);
+        inode.seen.size.store(size, Ordering::Release);
         Ok(())
     }
 
@@ -126,7 +126,7 @@ impl Engine {
         meta.dirty = false;
         meta.emptied |= size == 0;
         // Under the lock: nobody may see the new record with the old size and raise it again.
-        inode.size.store(size, Ordering::Release);
+        inode.seen.size.store(size, Ordering::Release);
         drop(meta);
         if let Some((id, operation)) = logged {
             self.run_logged_live(inode, id, operation)?;

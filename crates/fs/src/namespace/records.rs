@@ -11,9 +11,11 @@
 
 use crate::engine::Engine;
 use crate::inode::{Inode, MetaGuard, OrphanState};
-use crate::transaction::Transaction;
+use crate::orphan::Slot;
+use crate::transaction::{Cost, Transaction};
+use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
-use quire_base::{Error, Result, Seq};
+use quire_base::{Error, InodeNo, Result, Seq};
 use quire_format::inode::InodeRecord;
 
 struct Locked<'a> {
@@ -83,7 +85,9 @@ impl<'a> Records<'a> {
     /// Takes away the last name: no links are left, and an orphan slot (or key) says so.
     pub(crate) fn make_orphan(&mut self, inode: &Inode, transaction: &mut Transaction<'_>) {
         let slot = self.engine.orphans.claim(inode.number);
-        transaction.orphan_set(slot, inode.number);
+        if !is_broken(Broken::OrphanClaimedApart) {
+            transaction.orphan_set(slot, inode.number);
+        }
         self.edit(inode).nlink = 0;
         let at = self.place(inode);
         self.locked[at].orphan = Some(slot.map_or(OrphanState::Key, OrphanState::Slot));
@@ -107,6 +111,7 @@ impl<'a> Records<'a> {
                 transaction.put_inode(locked.inode.number, record);
             }
         }
+        let orphans = self.orphans_claimed();
         let committed = transaction.commit();
         for locked in &mut self.locked {
             match &committed {
@@ -118,7 +123,40 @@ impl<'a> Records<'a> {
                 }
             }
         }
+        if is_broken(Broken::OrphanClaimedApart) && committed.is_ok() {
+            let engine = self.engine;
+            drop(self);
+            engine.claim_apart(&orphans)?;
+        }
         committed
+    }
+
+    /// For [`Broken::OrphanClaimedApart`]: the inodes that lose their last name, with their slots.
+    fn orphans_claimed(&self) -> Vec<(Option<Slot>, InodeNo)> {
+        let mut orphans = Vec::new();
+        if is_broken(Broken::OrphanClaimedApart) {
+            for locked in &self.locked {
+                match locked.orphan {
+                    Some(OrphanState::Slot(slot)) => orphans.push((Some(slot), locked.inode.number)),
+                    Some(OrphanState::Key) => orphans.push((None, locked.inode.number)),
+                    Some(OrphanState::Named) | None => {}
+                }
+            }
+        }
+        orphans
+    }
+}
+
+impl Engine {
+    /// For [`Broken::OrphanClaimedApart`]: journals the claims by themselves.
+    fn claim_apart(&self, orphans: &[(Option<Slot>, InodeNo)]) -> Result<()> {
+        self.part_transactions();
+        for (slot, inode) in orphans {
+            let mut transaction = self.begin(Cost::new(2, 64).critical())?;
+            transaction.orphan_set(*slot, *inode);
+            transaction.commit()?;
+        }
+        Ok(())
     }
 }
 

@@ -23,6 +23,7 @@ use super::unlink::{is_directory, not_directory};
 use crate::engine::Engine;
 use crate::inode::InodeRef;
 use crate::transaction::Cost;
+use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
 use quire_base::{Error, ErrorKind, InodeNo, Result};
 use quire_format::dirent::{self, Entry};
@@ -221,8 +222,12 @@ impl Engine {
         }
         records.edit(&source.inode).ctime = self.options.clock.now();
         transaction.put(new_key, &entry(&source.inode, target.name));
-        transaction.delete(old_key);
-        self.finish(records, transaction, from, to)
+        let apart = is_broken(Broken::RenameInTwoTransactions);
+        if !apart {
+            transaction.delete(old_key);
+        }
+        self.finish(records, transaction, from, to)?;
+        if apart { self.delete_apart(old_key, from) } else { Ok(()) }
     }
 
     /// Puts an entry in the place of another, whose inode loses the name.
@@ -268,8 +273,14 @@ impl Engine {
         }
         records.edit(gone).ctime = now;
         transaction.put(new_key, &entry(new, old.place.name));
-        transaction.delete(old_key);
+        let apart = is_broken(Broken::RenameInTwoTransactions);
+        if !apart {
+            transaction.delete(old_key);
+        }
         self.finish(records, transaction, from, to)?;
+        if apart {
+            self.delete_apart(old_key, from)?;
+        }
         if let Some(doomed) = doomed {
             doomed.removed();
         }
@@ -315,6 +326,15 @@ impl Engine {
         transaction.put(one_key, &entry(&other.inode, one.place.name));
         transaction.put(other_key, &entry(&one.inode, other.place.name));
         self.finish(records, transaction, from, to)
+    }
+
+    /// For [`Broken::RenameInTwoTransactions`]: takes the old name away by itself.
+    fn delete_apart(&self, key: Key, from: &InodeRef) -> Result<()> {
+        self.part_transactions();
+        let mut transaction = self.begin(Cost::new(1, 0).critical())?;
+        transaction.delete(key);
+        from.committed(transaction.commit()?);
+        Ok(())
     }
 
     /// Commits, with look-ups warned for as long as it applies.
