@@ -57,8 +57,8 @@ pub enum Broken {
     /// Recovery does not flush: neither what it read nor what it writes is durable when it returns. Shows when the
     /// power goes before the next flush: both superblocks may name nodes that are lost.
     RecoveryAppendsUnflushed,
-    /// A journal write is counted durable although one before it is not. Shows after a force of several blocks: the
-    /// power goes before the next flush, and the first blocks are lost.
+    /// A journal write is counted durable although one before it is not. Shows when several threads force, a later
+    /// write lands before an earlier one that is held, and the power goes then.
     JournalWriteBeforeItsPredecessor,
     /// Replay does not check a journal block's checksum. Shows when a power cut tears the last journal write.
     TornJournalTailAccepted,

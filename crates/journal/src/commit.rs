@@ -1,55 +1,85 @@
-//! Group commit: many threads want the stream durable, one of them does it for all.
+//! Group commit: many threads want the stream durable, few of them do it for all.
 //!
-//! Protocol. Who finds neither his target durable nor a leader becomes the leader; everyone else joins a group and
-//! sleeps. The leader *departs*: under the lock it snaps the target (everything appended so far) and closes the
-//! forming group, so that later callers form the next one. Then it writes, without the lock. When it *lands*, it wakes
-//! all of its group and one of the next, which leads that. Groups alternate between two condition variables: there is
-//! one in flight and one forming, never more.
+//! Protocol. Who finds his target neither durable nor on its way, and no write in flight, becomes a leader; everyone
+//! else joins a group and sleeps. A leader *departs*: under the lock it snaps the target (everything appended so far) and
+//! closes the forming group, so that later callers form the next one. Then it writes, without the lock. While writes
+//! are in flight another leader departs only if that is worth a write of its own ([`Writer::is_worthwhile`]); else the
+//! next group grows. A write that *lands* before an earlier one waits for it: `durable` moves over the landed front of
+//! the queue only, and with it the groups wake, and one of the forming group, which may lead that.
 //!
 //! Invariants:
-//! * one leader at a time: writes land in order, and `durable` covers every write before it;
-//! * everyone in a group in flight has a target at or below the snapped one;
-//! * a forming group that has sleepers has a leader to wake it: one in flight, or one just woken.
+//! * `durable` covers every write before it, whatever order they landed in;
+//! * writes in flight cover neighbouring ranges, in the order of their departure;
+//! * everyone in a group in flight has a target at or below the target snapped for it;
+//! * a forming group that has sleepers has somebody to wake it: a write in flight, or one just woken.
 //!
 //! Neighbours: [`crate::journal`] is the [`Writer`]; [`crate::stream`] is what is made durable.
 
 use crate::failure::Failure;
+use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_base::sync::{Condvar, Mutex};
 use quire_base::{Error, ErrorKind, Result};
+use std::collections::VecDeque;
+
+/// Writes in flight at most.
+#[cfg(not(any(loom, shuttle)))]
+pub const FLIGHTS: usize = 4;
+/// Writes in flight at most: few under a model checker.
+#[cfg(any(loom, shuttle))]
+pub const FLIGHTS: usize = 2;
+
+/// Groups with sleepers: those in flight, and the forming one.
+const GROUPS: usize = FLIGHTS + 1;
 
 /// Does the work of a leader.
 pub trait Writer {
     /// What [`Writer::depart`] leaves for [`Writer::write`] to do first.
     type Departed;
+    /// Whether a write from `snapped` on is worth making while others are in flight. Under the group's lock.
+    fn is_worthwhile(&self, snapped: u64) -> bool;
     /// Closes the stream at a block's end at or behind `wanted`: that end. Quick: runs under the group's lock.
     fn depart(&self, wanted: u64) -> (u64, Self::Departed);
-    /// Makes `from..to` durable.
-    fn write(&self, from: u64, to: u64, departed: Self::Departed) -> Result<()>;
-    /// Called once for each write that landed, with the number of forces it served.
-    fn served(&self, members: u64);
+    /// Makes `from..to` durable by itself; everything up to `durable` is. Several may run at a time.
+    fn write(&self, from: u64, to: u64, durable: u64, departed: Self::Departed) -> Result<()>;
+    /// `from..to` and all before it is durable: called once for each write, in order, with the number of forces that
+    /// it served. Quick: runs under the group's lock.
+    fn landed(&self, from: u64, to: u64, members: u64);
     /// Something failed, or panicked: everyone must hear of it.
     fn shut_down(&self, error: Error);
 }
 
+/// A write on its way.
+struct Flight {
+    /// Its group's number.
+    group: u64,
+    from: u64,
+    to: u64,
+    landed: bool,
+}
+
 struct State {
-    /// Somebody writes.
-    leading: bool,
+    /// Writes that have departed and are not counted durable yet, in order.
+    flights: VecDeque<Flight>,
     /// The furthest target asked for so far.
     wanted: u64,
     /// The newest snapped target.
     snapped: u64,
-    /// Number of the group that is forming; the one before it is in flight, or has landed.
+    /// Number of the group that is forming.
     forming: u64,
-    /// Sleepers that joined each group.
-    members: [u64; 2],
+    /// Forces that joined each group.
+    members: [u64; GROUPS],
 }
 
 /// See the module's documentation.
 pub struct GroupCommit {
     state: Mutex<State>,
-    landed: [Condvar; 2],
+    woken: [Condvar; GROUPS],
     durable: AtomicU64,
+}
+
+fn side(group: u64) -> usize {
+    (group % GROUPS as u64) as usize
 }
 
 impl GroupCommit {
@@ -57,13 +87,13 @@ impl GroupCommit {
     pub fn new(durable: u64) -> GroupCommit {
         GroupCommit {
             state: Mutex::new(State {
-                leading: false,
+                flights: VecDeque::with_capacity(FLIGHTS),
                 wanted: durable,
                 snapped: durable,
                 forming: 0,
-                members: [0; 2],
+                members: [0; GROUPS],
             }),
-            landed: [Condvar::new(), Condvar::new()],
+            woken: std::array::from_fn(|_| Condvar::new()),
             durable: AtomicU64::new(durable),
         }
     }
@@ -83,49 +113,68 @@ impl GroupCommit {
                 return Ok(());
             }
             state.wanted = state.wanted.max(target);
-            if state.leading {
-                let group = if target <= state.snapped { state.forming - 1 } else { state.forming };
-                let side = (group % 2) as usize;
-                if joined != Some(group) {
-                    joined = Some(group);
-                    state.members[side] += 1;
-                }
-                self.landed[side].wait(&mut state);
+            let under_way = state.flights.iter().find(|flight| flight.to >= target);
+            let group = under_way.map_or(state.forming, |flight| flight.group);
+            let leads = under_way.is_none()
+                && match state.flights.len() {
+                    0 => true,
+                    FLIGHTS => false,
+                    _ => writer.is_worthwhile(state.snapped),
+                };
+            if joined != Some(group) {
+                joined = Some(group);
+                state.members[side(group)] += 1;
+            }
+            if !leads {
+                self.woken[side(group)].wait(&mut state);
                 continue;
             }
-            state.leading = true;
+            let from = state.snapped;
             let (to, departed) = writer.depart(state.wanted);
-            let side = (state.forming % 2) as usize;
             state.snapped = to;
             state.forming += 1;
+            state.flights.push_back(Flight { group, from, to, landed: false });
             drop(state);
 
             let mut bracket = Bracket { writer, armed: true };
-            let written = writer.write(self.durable(), to, departed);
+            let written = writer.write(from, to, self.durable(), departed);
             bracket.armed = false;
             if let Err(error) = &written {
                 writer.shut_down(error.clone());
             }
-
             state = self.state.lock();
-            state.leading = false;
-            let members = std::mem::take(&mut state.members[side]);
             if written.is_ok() && !failure.is_set() {
-                self.durable.store(to, Ordering::Release);
-                // The leader may have slept in this very group before it led it.
-                let own = if joined == Some(state.forming - 1) { 0 } else { 1 };
-                writer.served(members + own);
+                self.land(&mut state, group, writer);
             }
-            self.landed[side].notify_all();
-            self.landed[1 - side].notify_one();
         }
+    }
+
+    /// Marks a group's write as landed, and counts the landed front of the queue as durable.
+    fn land<W: Writer>(&self, state: &mut State, group: u64, writer: &W) {
+        for flight in &mut state.flights {
+            if flight.group == group {
+                flight.landed = true;
+                if is_broken(Broken::JournalWriteBeforeItsPredecessor) {
+                    self.durable.fetch_max(flight.to, Ordering::AcqRel);
+                }
+            }
+        }
+        while state.flights.front().is_some_and(|flight| flight.landed) {
+            let Some(flight) = state.flights.pop_front() else { break };
+            let members = std::mem::take(&mut state.members[side(flight.group)]);
+            writer.landed(flight.from, flight.to, members);
+            self.durable.fetch_max(flight.to, Ordering::AcqRel);
+            self.woken[side(flight.group)].notify_all();
+        }
+        self.woken[side(state.forming)].notify_one();
     }
 
     /// Wakes everyone, after a failure was set.
     pub fn wake_all(&self) {
         let _state = self.state.lock();
-        self.landed[0].notify_all();
-        self.landed[1].notify_all();
+        for condition in &self.woken {
+            condition.notify_all();
+        }
     }
 }
 

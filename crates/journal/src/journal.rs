@@ -418,19 +418,6 @@ impl Core {
         self.commit.force(target, &self.failure, self)
     }
 
-    /// For [`Broken::JournalWriteBeforeItsPredecessor`]: two writes, of the last block and of those before it; only the
-    /// former is flushed.
-    fn write_last_first(&self, mut runs: Vec<(BlockNo, &[u8])>) -> Result<()> {
-        let Some((at, blocks)) = runs.pop() else { return Ok(()) };
-        let (before, last) = blocks.split_at(blocks.len() - BLOCK_SIZE);
-        self.medium.write(&[(at.offset((before.len() / BLOCK_SIZE) as u64), last)])?;
-        self.medium.flush_after()?;
-        if !before.is_empty() {
-            runs.push((at, before));
-        }
-        if runs.is_empty() { Ok(()) } else { self.medium.write(&runs) }
-    }
-
     fn pad(&self, padding: Option<Claimed>) {
         if let Some(range) = padding {
             self.counters.add(Event::PaddingBytes, range.bytes());
@@ -442,6 +429,11 @@ impl Core {
 impl Writer for Core {
     type Departed = Option<Claimed>;
 
+    /// A whole block waits: it would be written as it is, without padding.
+    fn is_worthwhile(&self, snapped: u64) -> bool {
+        block_floor(self.stream.head()) > snapped
+    }
+
     fn depart(&self, wanted: u64) -> (u64, Option<Claimed>) {
         let full = block_floor(self.stream.head());
         if wanted <= full {
@@ -451,7 +443,7 @@ impl Writer for Core {
         (end, padding)
     }
 
-    fn write(&self, from: u64, to: u64, padding: Option<Claimed>) -> Result<()> {
+    fn write(&self, from: u64, to: u64, durable: u64, padding: Option<Claimed>) -> Result<()> {
         self.pad(padding);
         if self.stream.wait_filled(from, to, &self.failure)? {
             self.counters.add(Event::Straggler, 1);
@@ -461,14 +453,14 @@ impl Writer for Core {
             self.medium.flush_before()?;
         }
         let checkpoint = Seq(self.checkpoint.load(Ordering::Acquire));
-        // SAFETY: the range is filled, and it is recycled only below; this is the one leader.
+        // SAFETY: the range is filled, it is recycled only when it has landed, and it is this leader's alone.
         let runs = unsafe {
             self.stream.seal(from, to, |position, first_record, image| {
                 let header = BlockHeader {
                     volume: self.volume,
                     incarnation: self.incarnation,
                     position,
-                    durable: Seq(from),
+                    durable: Seq(durable),
                     checkpoint,
                     first_record,
                 };
@@ -479,19 +471,15 @@ impl Writer for Core {
         let runs: Vec<(BlockNo, &[u8])> =
             runs.into_iter().map(|(index, bytes)| (self.start.offset(index), bytes)).collect();
         self.failure.check()?;
-        if is_broken(Broken::JournalWriteBeforeItsPredecessor) {
-            self.write_last_first(runs)?;
-        } else {
-            self.medium.write(&runs)?;
-            self.medium.flush_after()?;
-        }
+        self.medium.write(&runs)?;
+        self.medium.flush_after()?;
         self.counters.add(Event::Write, 1);
         self.counters.add(Event::Block, (to - from) / PAYLOAD_BYTES as u64);
-        self.stream.recycle(from, to);
         Ok(())
     }
 
-    fn served(&self, members: u64) {
+    fn landed(&self, from: u64, to: u64, members: u64) {
+        self.stream.recycle(from, to);
         self.counters.group(members);
     }
 

@@ -7,7 +7,7 @@
 use loom::cell::UnsafeCell;
 use loom::thread;
 use quire_base::sync::Mutex;
-use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_base::{BlockNo, Error, ErrorKind, Result, Seq};
 use quire_format::journal::PAYLOAD_BYTES;
 use quire_journal::commit::{GroupCommit, Writer};
@@ -175,11 +175,11 @@ fn room_that_was_used_can_be_forced() {
     });
 }
 
-/// Group commit alone: a head that only grows, a medium that remembers.
+/// Group commit alone: a head that only grows, a medium that remembers what landed.
 struct Fake {
     head: AtomicU64,
-    medium: Mutex<u64>,
-    writing: AtomicBool,
+    /// Ranges on the medium, and how far they were reported.
+    medium: Mutex<(Vec<(u64, u64)>, u64)>,
     failure: Failure,
     commit: GroupCommit,
     fails: bool,
@@ -189,8 +189,7 @@ impl Fake {
     fn new(fails: bool) -> Arc<Fake> {
         Arc::new(Fake {
             head: AtomicU64::new(0),
-            medium: Mutex::new(0),
-            writing: AtomicBool::new(false),
+            medium: Mutex::new((Vec::new(), 0)),
             failure: Failure::new(),
             commit: GroupCommit::new(0),
             fails,
@@ -199,33 +198,44 @@ impl Fake {
     fn append_and_force(&self) -> Result<()> {
         let seq = self.head.fetch_add(1, Ordering::AcqRel) + 1;
         self.commit.force(seq, &self.failure, self)?;
-        assert!(*self.medium.lock() >= seq, "served early");
+        assert!(self.on_medium() >= seq, "served early");
         assert!(self.commit.durable() >= seq);
         Ok(())
+    }
+    /// How far the medium holds everything.
+    fn on_medium(&self) -> u64 {
+        let mut end = 0;
+        let medium = self.medium.lock();
+        while let Some((_, to)) = medium.0.iter().find(|(from, _)| *from == end) {
+            end = *to;
+        }
+        end
     }
 }
 
 impl Writer for Fake {
     type Departed = ();
+    fn is_worthwhile(&self, snapped: u64) -> bool {
+        self.head.load(Ordering::Acquire) > snapped
+    }
     fn depart(&self, wanted: u64) -> (u64, ()) {
         let head = self.head.load(Ordering::Acquire);
         assert!(wanted <= head);
         (head, ())
     }
-    fn write(&self, from: u64, to: u64, _: ()) -> Result<()> {
-        assert!(!self.writing.swap(true, Ordering::AcqRel), "two leaders");
+    fn write(&self, from: u64, to: u64, durable: u64, _: ()) -> Result<()> {
+        assert!(to > from && durable <= from, "a write of nothing, or of what is durable");
         if self.fails {
             return Err(Error::new(ErrorKind::Io, "broken"));
         }
-        let mut medium = self.medium.lock();
-        assert!(*medium == from && to > from, "a write out of order, or of nothing");
-        *medium = to;
-        drop(medium);
-        self.writing.store(false, Ordering::Release);
+        self.medium.lock().0.push((from, to));
         Ok(())
     }
-    fn served(&self, members: u64) {
+    fn landed(&self, from: u64, to: u64, members: u64) {
         assert!((1..=3).contains(&members));
+        let mut medium = self.medium.lock();
+        assert!(medium.1 == from, "reported out of order");
+        medium.1 = to;
     }
     fn shut_down(&self, error: Error) {
         self.failure.set(error);
@@ -251,7 +261,7 @@ fn nobody_is_forgotten_and_nobody_served_early() {
         for thread in threads {
             thread.join().unwrap().unwrap();
         }
-        assert_eq!((fake.commit.durable(), *fake.medium.lock()), (3, 3));
+        assert_eq!((fake.commit.durable(), fake.on_medium()), (3, 3));
     });
 }
 

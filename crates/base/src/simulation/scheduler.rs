@@ -38,6 +38,7 @@ pub(crate) enum Kind {
     Join,
     Start,
     End,
+    Atomic,
 }
 
 impl Kind {
@@ -59,6 +60,7 @@ impl Kind {
             Kind::Join => "join",
             Kind::Start => "start a thread",
             Kind::End => "end",
+            Kind::Atomic => "atomic operation",
         }
     }
 

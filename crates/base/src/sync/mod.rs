@@ -18,6 +18,8 @@ mod sharded;
 #[cfg(all(feature = "simulation", not(any(loom, shuttle))))]
 mod simulated;
 #[cfg(all(feature = "simulation", not(any(loom, shuttle))))]
+mod simulated_atomic;
+#[cfg(all(feature = "simulation", not(any(loom, shuttle))))]
 mod simulated_time;
 
 #[cfg(any(loom, shuttle))]
@@ -65,6 +67,6 @@ mod scheduled {
 
     /// Atomic types and fences.
     pub mod atomic {
-        pub use std::sync::atomic::*;
+        pub use crate::sync::simulated_atomic::*;
     }
 }
