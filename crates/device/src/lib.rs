@@ -29,6 +29,7 @@ mod flush;
 pub mod host;
 mod latch;
 pub mod memory;
+pub mod overlay;
 pub mod simulated;
 pub mod stats;
 
@@ -38,5 +39,6 @@ pub use device::Device;
 #[cfg(not(any(loom, shuttle)))]
 pub use host::{FileBackend, OpenMode, UringBackend, create_image, open_image};
 pub use memory::MemoryBackend;
+pub use overlay::OverlayBackend;
 pub use simulated::SimulatedBackend;
 pub use stats::{ClassStats, DeviceStats, RunLengths};

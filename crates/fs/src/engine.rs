@@ -158,6 +158,13 @@ impl Engine {
         Ok(())
     }
 
+    /// Whether this is a read-only volume with an operation in it that a crash cut in two and a mount may finish.
+    pub(crate) fn shows_half_an_operation(&self) -> bool {
+        self.read_only
+            && self.superblock.read_only_because().is_none()
+            && self.next_logged.load(Ordering::Relaxed) > 0
+    }
+
     /// The journal of a writable volume.
     pub(crate) fn journal(&self) -> Result<&Arc<Journal>> {
         self.check_writable()?;

@@ -184,10 +184,17 @@ impl Volume {
     /// Opens a volume on any backend.
     pub fn open_backend(backend: Arc<dyn Backend>, options: VolumeOptions) -> Result<Volume> {
         let threads = options.threads;
-        let (engine, recovery) = recovery::open(backend, options)?;
+        let (mut engine, recovery) = recovery::open(backend.clone(), options.clone())?;
+        if engine.shows_half_an_operation() {
+            drop(engine);
+            let settled = settled_in_memory(backend, &options)?;
+            (engine, _) = recovery::open(settled, options)?;
+        }
         let root = engine.inode(InodeNo::ROOT).map_err(|error| match error.kind() {
             // A volume whose root directory is gone, unlinked or no inode is damaged, whatever the lookup calls it.
-            ErrorKind::Stale | ErrorKind::NotFound => error.with_kind(ErrorKind::Corrupt).context("root directory"),
+            ErrorKind::Stale | ErrorKind::NotFound => {
+                error.with_kind(ErrorKind::Corrupt).context("root directory")
+            }
             _ => error,
         })?;
         let inner = Inner {
@@ -517,4 +524,13 @@ impl Drop for Inner {
             tracing::error!(%error, "closing the volume");
         }
     }
+}
+
+/// The volume as it will be when the operation that a crash cut in two is finished; the device stays as it is.
+fn settled_in_memory(backend: Arc<dyn Backend>, options: &VolumeOptions) -> Result<Arc<dyn Backend>> {
+    tracing::info!("finishing in memory what a crash cut in two: the volume is opened read-only");
+    let overlay: Arc<dyn Backend> = Arc::new(quire_device::OverlayBackend::new(backend));
+    let options = VolumeOptions { read_only: false, threads: false, ..options.clone() };
+    Volume::open_backend(overlay.clone(), options)?.close()?;
+    Ok(overlay)
 }

@@ -1,8 +1,8 @@
 //! What may be left of a device after a crash.
 //!
 //! Safe writes are always there. Each unsafe write has a fate of its own: lost, kept, or torn at sectors of 512
-//! bytes (some sectors kept, in any pattern) or at blocks. Fates are independent, so later writes may survive earlier ones:
-//! that is the reordering of a volatile cache. Writes to one block keep their order of completion among
+//! bytes or at blocks (some kept, in any pattern). Fates are independent, so later writes may survive earlier
+//! ones: that is the reordering of a volatile cache. Writes to one block keep their order of completion among
 //! themselves, since a cache holds only the newest version of a sector.
 
 use super::history::{Medium, Standing, UnsafeWrite};
