@@ -47,6 +47,12 @@ pub enum Command {
     Dump(Dump),
     /// Try it out: make quire.img here if there is none, and mount it on ./quire-mnt
     Up(Up),
+    /// Measure Quire beside the kernel's file systems, with the same driver
+    ///
+    /// Each engine works on an image file that was written through once, in a folder that is removed at the end.
+    Bench(bench::arguments::Bench),
+    /// Find out what the file system under a folder really promises, by racing it for a few seconds
+    Probe(bench::arguments::Probe),
     /// Write the manual pages to a folder
     Man {
         /// Where to.
@@ -220,6 +226,9 @@ mod tests {
             "quire man out",
             "quire completions bash",
             "quire bench-null mnt",
+            "quire bench mixed --engines quire,mount,xfs,ext4,btrfs,memcpy --seconds 20",
+            "quire bench dirty --folio 64k --track folio --json out.json --plot out.svg",
+            "quire probe --json --seconds 2 mnt",
         ] {
             Cli::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{line}: {error}"));
         }

@@ -1,5 +1,6 @@
 //! One module a command.
 
+pub mod bench;
 pub mod bench_null;
 pub mod check;
 pub mod dump;
@@ -9,5 +10,6 @@ pub mod info;
 pub mod inspect;
 pub mod mkfs;
 pub mod mount;
+pub mod probe;
 pub mod umount;
 pub mod up;

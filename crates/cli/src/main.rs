@@ -92,6 +92,8 @@ fn run(line: Vec<OsString>) -> ExitCode {
         Command::Up(arguments) => commands::up::run(&arguments),
         Command::Man { dir } => commands::generate::manual(&dir),
         Command::Completions { shell } => commands::generate::completions(shell),
+        Command::Bench(arguments) => commands::bench::run(&arguments),
+        Command::Probe(arguments) => commands::probe::run(&arguments),
         Command::BenchNull(arguments) => commands::bench_null::run(&arguments),
     };
     finish("quire", outcome)

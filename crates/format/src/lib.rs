@@ -9,6 +9,7 @@
 //! | [`pool`] | the manifest and the map of the metadata pool |
 //! | [`orphan`] | a block of orphan slots |
 //! | [`inode`], [`extent`], [`region`], [`dirent`], [`xattr`], [`logged`] | values in the tree |
+//! | [`layout`] | the fields of all of these, as tables |
 //!
 //! Every decoder takes untrusted bytes and gives an error of kind `Corrupt`; none panics. Integers are
 //! little-endian, checksums CRC-32C.
@@ -20,6 +21,7 @@ pub mod extent;
 pub mod inode;
 pub mod journal;
 pub mod key;
+pub mod layout;
 pub mod logged;
 pub mod node;
 pub mod orphan;

@@ -88,7 +88,8 @@ impl LoggedOp {
         out
     }
 
-    /// Reads and checks a value: known kind, inode not 0, an ordered range within any file, a size within limits.
+    /// Reads and checks a value: known kind, inode not 0, an ordered range within any file, a size within limits, a
+    /// cursor that the operation can have: extents are moved down from behind its range, or up from behind its start.
     pub fn decode(bytes: &[u8]) -> Result<LoggedOp> {
         let mut cursor = Cursor::new(bytes, "logged operation");
         let op = LoggedOp {
@@ -110,6 +111,14 @@ impl LoggedOp {
             || op.size > FILE_SIZE_MAX
         {
             return Err(Error::corrupt(format!("logged operation out of range: {op:?}")));
+        }
+        let cursor_min = match op.kind {
+            LoggedKind::Collapse => op.end,
+            LoggedKind::Insert => op.start,
+            _ => 0,
+        };
+        if op.cursor < cursor_min {
+            return Err(Error::corrupt(format!("logged operation with its cursor out of range: {op:?}")));
         }
         Ok(op)
     }
@@ -137,6 +146,8 @@ mod tests {
             LoggedOp { end: u64::MAX, ..good },
             LoggedOp { cursor: FILE_BLOCKS_MAX + 1, ..good },
             LoggedOp { size: u64::MAX, ..good },
+            LoggedOp { cursor: 19, ..good },
+            LoggedOp { kind: LoggedKind::Insert, cursor: 9, ..good },
         ];
         for op in bad {
             assert!(LoggedOp::decode(&op.encode()).is_err(), "{op:?}");

@@ -48,6 +48,8 @@ pub const BLOCK_COUNT_MAX: u64 = 1 << 51;
 pub const ORPHAN_BLOCKS_MAX: u32 = 1 << 16;
 /// No tree is higher: 64 nodes a parent would fill the largest volume long before.
 pub const TREE_LEVEL_MAX: u8 = 32;
+/// The most checkpoints and lives a volume can count: none reaches it, and one more never overflows.
+pub const COUNTER_MAX: u64 = 1 << 62;
 /// Bytes a label may have.
 pub const LABEL_BYTES: usize = 64;
 
@@ -338,6 +340,9 @@ impl Superblock {
     pub fn validate(&self) -> Result<()> {
         let count = self.block_count;
         check((self.slot as usize) < SLOT_BLOCKS.len(), || format!("slot {}", self.slot))?;
+        check(self.checkpoint <= COUNTER_MAX && self.incarnation <= COUNTER_MAX, || {
+            format!("checkpoint {}, incarnation {}", self.checkpoint, self.incarnation)
+        })?;
         check(count <= BLOCK_COUNT_MAX, || format!("volume of {count} blocks"))?;
         // An area within the volume; its end, for the next area to start behind.
         let area = |what: &str, from: u64, start: BlockNo, blocks: u64| -> Result<u64> {

@@ -17,11 +17,11 @@ use quire_format::extent::Run;
 use quire_format::key::Key;
 use quire_format::node::{NodePage, NodeRef};
 use quire_format::orphan;
-use quire_format::pool::{BITMAP_WORDS, ChunkEntry, ManifestPage, OrphanRef, PageIdentity};
+use quire_format::pool::{BITMAP_WORDS, CHUNK_BLOCKS_MAX, ChunkEntry, ManifestPage, OrphanRef, PageIdentity};
 use quire_format::superblock::Superblock;
 use std::collections::HashMap;
 
-/// Nodes that a walk has read, by block: generation and checksum, folded.
+/// Nodes that a walk has read and found right, by block: generation and checksum, folded.
 pub(crate) type Seen = HashMap<u64, u64>;
 
 /// What a superblock names.
@@ -162,6 +162,8 @@ impl Walk<'_> {
     fn manifest(&mut self) -> Result<Vec<OrphanRef>> {
         let superblock = &self.checkpoint.superblock;
         let (head, number) = (superblock.manifest, superblock.checkpoint);
+        // A checkpoint with a new tree has a new map.
+        let root_generation = superblock.root.generation;
         let (mut at, mut crc) = (head.block, head.crc);
         let (mut orphans, mut first_generation) = (Vec::new(), None);
         for index in 0..head.count {
@@ -169,9 +171,12 @@ impl Walk<'_> {
             let identity = PageIdentity { volume: self.volume, block: at, index, count: head.count };
             let (generation, page) = ManifestPage::decode(&self.buffer, &identity, crc)?;
             // A checkpoint that changed nothing goes on with the manifest of the one before.
-            if generation > number || *first_generation.get_or_insert(generation) != generation {
+            if !(root_generation..=number).contains(&generation)
+                || *first_generation.get_or_insert(generation) != generation
+            {
                 return Err(Error::corrupt(format!(
-                    "page {index} of the manifest is of checkpoint {generation}, the superblock's is {number}"
+                    "page {index} of the manifest is of checkpoint {generation}, the superblock's is {number}, its \
+                     tree's {root_generation}"
                 )));
             }
             if page.chunks.is_empty() && page.orphans.is_empty() && head.count > 1 {
@@ -188,7 +193,8 @@ impl Walk<'_> {
         if !in_order {
             return Err(Error::corrupt("the pool's chunks overlap or are out of order"));
         }
-        self.checkpoint.found = vec![[0; BITMAP_WORDS]; chunks.len()];
+        self.add_missing_chunks();
+        self.checkpoint.found = vec![[0; BITMAP_WORDS]; self.checkpoint.chunks.len()];
         if (at, crc) != (BlockNo(0), 0) {
             return Err(Error::corrupt("the last page of the manifest names another"));
         }
@@ -196,6 +202,41 @@ impl Walk<'_> {
             self.mark(page, "a page of the manifest");
         }
         Ok(orphans)
+    }
+
+    /// The pool's first area belongs to it for ever: what no chunk covers is reported, and gets a chunk here, whose
+    /// blocks are in use as the walk finds them.
+    fn add_missing_chunks(&mut self) {
+        let superblock = &self.checkpoint.superblock;
+        let (mut at, end) = (superblock.pool_start, superblock.pool_start.offset(superblock.pool_blocks));
+        let mut gaps = Vec::new();
+        for run in self.checkpoint.chunk_runs() {
+            if run.start >= end {
+                break;
+            }
+            if at < run.start {
+                gaps.push(Run::new(at, run.start.0 - at.0));
+            }
+            at = at.max(run.end());
+        }
+        if at < end {
+            gaps.push(Run::new(at, end.0 - at.0));
+        }
+        for gap in gaps {
+            let message = format!(
+                "the metadata pool's map leaves out {}, which belong to the pool: repair adds them",
+                crate::fix::blocks(gap)
+            );
+            self.issue(IssueKind::PoolChunkMissing, gap.start, message);
+            self.findings.fixes.pool |= self.newest;
+            let most = u64::from(CHUNK_BLOCKS_MAX);
+            for from in (0..gap.blocks).step_by(CHUNK_BLOCKS_MAX as usize) {
+                let blocks = (gap.blocks - from).min(most) as u32;
+                let chunk = ChunkEntry { start: gap.start.offset(from), blocks, used: [0; BITMAP_WORDS] };
+                self.checkpoint.chunks.push(chunk);
+            }
+        }
+        self.checkpoint.chunks.sort_unstable_by_key(|chunk| chunk.start);
     }
 
     fn check_chunks(&mut self) {
@@ -310,8 +351,9 @@ impl Walk<'_> {
             let page = self.read(at.block).and_then(|()| NodePage::decode(&self.buffer, self.volume, &at));
             match page {
                 Ok(page) => {
-                    self.seen.insert(at.block.0, identity);
-                    self.bounds(&page, &step);
+                    if self.bounds(&page, &step) {
+                        self.seen.insert(at.block.0, identity);
+                    }
                     if page.level() > 0 {
                         push_children(&page, &step, &mut stack);
                     }
@@ -328,12 +370,14 @@ impl Walk<'_> {
         }
     }
 
-    fn bounds(&mut self, page: &NodePage, step: &Step) {
+    /// Whether a node's keys lie among those that its parent gives it.
+    fn bounds(&mut self, page: &NodePage, step: &Step) -> bool {
         // The first entry of an inner node covers everything below its key as well.
         let first = usize::from(page.level() > 0);
         let below = (first..page.count()).find(|&at| step.low.is_some_and(|low| page.key(at) < low));
         let above = (0..page.count()).find(|&at| step.high.is_some_and(|high| page.key(at) >= high));
-        if let Some(at) = below.or(above) {
+        let wrong = below.or(above);
+        if let Some(at) = wrong {
             let message = format!(
                 "tree node at block {}: its key {:?} is not among {}",
                 step.at.block,
@@ -342,6 +386,7 @@ impl Walk<'_> {
             );
             self.fatal(IssueKind::NodeOutOfOrder, step.at.block, message);
         }
+        wrong.is_none()
     }
 
     fn compare_map(&mut self) {

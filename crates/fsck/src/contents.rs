@@ -1,7 +1,8 @@
-//! One inode and its contents: link target, attributes, entries, extents.
+//! One inode and its contents: link target, entries, extents.
 //!
-//! Neighbours: [`crate::inodes`] feeds it the keys in order.
+//! Neighbours: [`crate::inodes`] feeds it the keys in order; [`crate::attributes`] has the extended attributes.
 
+use crate::attributes::Attributes;
 use crate::fix::{Rebuild, whole_object};
 use crate::inodes::{Contents, InodeInfo, NEVER_NAMED, Owned, ROOT_GENERATION};
 use crate::issue::IssueKind;
@@ -11,7 +12,6 @@ use quire_base::{InodeNo, Result};
 use quire_format::extent::Extent;
 use quire_format::inode::{FileType, InodeRecord, SYMLINK_PIECE_MAX, SYMLINK_TARGET_MAX};
 use quire_format::key::{Key, KeyKind};
-use quire_format::xattr::{self, Head, PIECE_BYTES_MAX};
 
 enum Record {
     None,
@@ -25,7 +25,7 @@ pub(crate) struct Object {
     record: Record,
     pub(crate) entries: u64,
     target: Target,
-    attributes: Attributes,
+    pub(crate) attributes: Attributes,
     extents: u64,
     /// Where its extents begin in the list of all.
     first_extent: usize,
@@ -43,30 +43,6 @@ struct Target {
     /// A piece shorter than the rest has come: it must be the last.
     ended: bool,
     broken: bool,
-}
-
-/// The attributes so far.
-#[derive(Default)]
-struct Attributes {
-    any: bool,
-    /// Names and values of those that are whole.
-    bytes: u64,
-    current: Option<Attribute>,
-    /// Names with the hash of the current one.
-    names: Vec<Vec<u8>>,
-}
-
-struct Attribute {
-    hash: u32,
-    disambiguator: u16,
-    keys: Vec<Key>,
-    name: Vec<u8>,
-    pieces: usize,
-    bytes: u64,
-    left: usize,
-    broken: Option<String>,
-    /// Whole, but not where its name's hash says.
-    misplaced: bool,
 }
 
 impl Object {
@@ -110,68 +86,9 @@ impl Object {
         target.ended = value.len() < SYMLINK_PIECE_MAX;
     }
 
-    pub(crate) fn xattr_piece(&mut self, view: &View<'_>, key: Key, value: &[u8], findings: &mut Findings) {
-        self.attributes.any = true;
-        let (hash, disambiguator, piece) = xattr::split_offset(key.offset);
-        let same = |current: &Attribute| (current.hash, current.disambiguator) == (hash, disambiguator);
-        if !self.attributes.current.as_ref().is_some_and(same) {
-            self.end_attribute(findings);
-            if self.attributes.current.as_ref().is_none_or(|last| last.hash != hash) {
-                self.attributes.names.clear();
-            }
-            self.attributes.current = Some(Attribute::begin(view, (hash, disambiguator), piece, value));
-        } else if let Some(current) = &mut self.attributes.current {
-            current.go_on(piece, value);
-        }
-        if let Some(current) = &mut self.attributes.current {
-            current.keys.push(key);
-        }
-    }
-
-    /// Judges the attribute whose pieces have gone by; it stays as `current` without keys.
-    fn end_attribute(&mut self, findings: &mut Findings) {
-        let attributes = &mut self.attributes;
-        let Some(current) = &mut attributes.current else { return };
-        if current.keys.is_empty() {
-            return;
-        }
-        if current.broken.is_none() && current.keys.len() != current.pieces {
-            current.broken = Some(format!("{} of {} pieces", current.keys.len(), current.pieces));
-        }
-        if current.broken.is_none() && attributes.names.contains(&current.name) {
-            current.broken = Some("the name is there twice".into());
-        }
-        let keys = std::mem::take(&mut current.keys);
-        let name = String::from_utf8_lossy(&current.name);
-        match &current.broken {
-            None if current.misplaced => {
-                attributes.bytes += current.bytes;
-                findings.add(
-                    IssueKind::XattrDamaged,
-                    Place::inode(self.number),
-                    format!(
-                        "inode {}: extended attribute {name:?} is not where its name's hash says: repair moves it",
-                        self.number
-                    ),
-                );
-                findings.fixes.rehash_xattrs.push((self.number, current.hash, current.disambiguator));
-            }
-            None => {
-                attributes.bytes += current.bytes;
-                attributes.names.push(current.name.clone());
-            }
-            Some(why) => {
-                findings.add(
-                    IssueKind::XattrDamaged,
-                    Place::inode(self.number),
-                    format!(
-                        "inode {}: extended attribute {name:?} is damaged ({why}): repair drops it",
-                        self.number
-                    ),
-                );
-                findings.fixes.drop_keys.extend(keys);
-            }
-        }
+    /// An inode without a name is freed in several transactions: of its target and attributes a part may be gone.
+    pub(crate) fn may_be_half_freed(&self) -> bool {
+        matches!(&self.record, Record::Good(record) if record.nlink == 0)
     }
 
     pub(crate) fn extent(
@@ -391,6 +308,7 @@ impl Object {
     fn judge_target(&self, record: &InodeRecord, findings: &mut Findings) {
         let (number, target) = (self.number, &self.target);
         if record.file_type() != FileType::Symlink
+            || record.nlink == 0
             || (!target.broken && target.bytes == record.size && target.bytes > 0)
         {
             return;
@@ -429,7 +347,7 @@ impl Object {
             );
             findings.fixes.patch(number).blocks = Some(self.blocks);
         }
-        if u64::from(record.xattr_bytes) != self.attributes.bytes {
+        if u64::from(record.xattr_bytes) != self.attributes.bytes && record.nlink > 0 {
             findings.add(
                 IssueKind::InodeXattrBytesWrong,
                 Place::inode(number),
@@ -441,44 +359,5 @@ impl Object {
             findings.fixes.patch(number).xattr_bytes =
                 Some(u32::try_from(self.attributes.bytes).unwrap_or(u32::MAX));
         }
-    }
-}
-
-impl Attribute {
-    fn begin(view: &View<'_>, (hash, disambiguator): (u32, u16), piece: u16, value: &[u8]) -> Attribute {
-        let mut attribute = Attribute {
-            hash,
-            disambiguator,
-            keys: Vec::new(),
-            name: Vec::new(),
-            pieces: 0,
-            bytes: 0,
-            left: 0,
-            broken: None,
-            misplaced: false,
-        };
-        if piece != 0 {
-            attribute.broken = Some(format!("its first piece is {piece}"));
-            return attribute;
-        }
-        match Head::decode(value) {
-            Ok(head) => {
-                attribute.name = head.name.to_vec();
-                attribute.pieces = head.pieces();
-                attribute.bytes = (head.name.len() + head.value_bytes) as u64;
-                attribute.left = head.value_bytes - head.value_start.len();
-                attribute.misplaced = xattr::name_hash(view.superblock.hash_seed, head.name) != hash;
-            }
-            Err(error) => attribute.broken = Some(error.to_string()),
-        }
-        attribute
-    }
-
-    fn go_on(&mut self, piece: u16, value: &[u8]) {
-        let expected = self.left.min(PIECE_BYTES_MAX);
-        if usize::from(piece) != self.keys.len() || expected == 0 || value.len() != expected {
-            self.broken.get_or_insert_with(|| format!("piece {piece} has {} bytes", value.len()));
-        }
-        self.left -= expected.min(self.left);
     }
 }

@@ -113,6 +113,7 @@ fn look(backend: &Arc<dyn Backend>, tell: Option<&dyn Fn(Progress)>) -> Result<E
         return Ok(examined);
     }
     walk(backend, tell, &mut examined);
+    check_older_journal(backend, &mut examined);
     if let Some(image) = open(backend, &mut examined) {
         examined.end = image.end;
         cross_check(backend, &image, tell, &mut examined)?;
@@ -134,6 +135,29 @@ fn walk(backend: &Arc<dyn Backend>, tell: Option<&dyn Fn(Progress)>, examined: &
         }
         examined.checkpoints.push(checkpoint);
     }
+}
+
+/// Whether the journal leads from the older checkpoint to the newer one, so that either would do.
+fn check_older_journal(backend: &Arc<dyn Backend>, examined: &mut Examined) {
+    let [newer, older] = &examined.checkpoints[..] else { return };
+    let (newer, older) = (&newer.superblock, &older.superblock);
+    if older.sequence >= newer.sequence {
+        return;
+    }
+    let wrong = match inspect::journal(backend.clone(), older, &mut |_, _| {}) {
+        Ok(end) if end.end >= newer.sequence => return,
+        Ok(end) => format!("it ends at {}, the newer checkpoint was taken at {}", end.end, newer.sequence),
+        Err(error) => error.to_string(),
+    };
+    examined.findings.add(
+        IssueKind::OlderCheckpointDamaged,
+        Place::block(older.journal_start.0),
+        format!(
+            "the journal does not lead from the older checkpoint {} to the newer one ({wrong}); the newer one serves",
+            older.checkpoint
+        ),
+    );
+    examined.findings.fixes.superblocks = true;
 }
 
 /// Replays, in memory, from the checkpoint that serves.
@@ -235,11 +259,14 @@ fn cross_check(
         );
         findings.fixes.superblocks = true;
     }
+    let checkpoints = &examined.checkpoints;
+    let holds = |block: u64| checkpoints.iter().any(|checkpoint| checkpoint.is_found(BlockNo(block)));
     let view = View {
         superblock: &image.superblock,
         tree: &image.tree,
         orphans: image.orphans().into_iter().map(|(slot, inode)| (slot.0, inode.0)).collect(),
         chunks: &chunks,
+        pool_holds: Some(&holds),
         counters: true,
     };
     if let Err(error) = analysis::run(&view, findings, tell) {

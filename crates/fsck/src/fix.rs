@@ -96,6 +96,8 @@ pub(crate) struct Fixes {
     pub(crate) relocate: Vec<Relocation>,
     /// File blocks that lose their disk blocks, since those are not theirs: (inode, first file block, blocks).
     pub(crate) punch: Vec<(u64, u64, u64)>,
+    /// Values to be put in the place of damaged ones.
+    pub(crate) rewrite: Vec<(Key, Vec<u8>)>,
     /// Entries to be put where their hash says: (directory, cookie).
     pub(crate) rehash: Vec<(u64, u64)>,
     /// Extended attributes to be put where their hash says: (inode, hash, disambiguator) as they are now.
@@ -108,6 +110,8 @@ pub(crate) struct Fixes {
     pub(crate) clear_slots: Vec<u32>,
     /// Inodes without links that need a slot.
     pub(crate) track: Vec<u64>,
+    /// Blocks that the pool's map has, that nothing of the pool is in, and that are a file's: the pool loses them.
+    pub(crate) release: Vec<Run>,
     /// Regions must be marked: blocks in use are free there, or the value is damaged.
     pub(crate) mark_used: bool,
     /// Regions may be cleared of what nothing uses.
@@ -132,6 +136,7 @@ impl Fixes {
                 && self.disentangle.is_empty()
                 && self.relocate.is_empty()
                 && self.punch.is_empty()
+                && self.rewrite.is_empty()
                 && self.rehash.is_empty()
                 && self.rehash_xattrs.is_empty()
                 && self.retype.is_empty()

@@ -94,6 +94,11 @@ pub(crate) fn scan(view: &View<'_>, findings: &mut Findings, meter: &mut Meter<'
             volume_key(key, value, regions, findings, &mut contents);
             return ControlFlow::Continue(());
         }
+        if key.object == u64::MAX {
+            // No inode can have the last number, since there is always a next one.
+            unknown_key(key, findings);
+            return ControlFlow::Continue(());
+        }
         if current.as_ref().is_none_or(|object| object.number != key.object) {
             if let Some(done) = current.take() {
                 done.finish(findings, &mut contents);

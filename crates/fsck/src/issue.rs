@@ -77,6 +77,10 @@ issue_kinds! {
     PoolManifestDamaged = "pool-manifest-damaged", Fatal;
     /// A chunk of the metadata pool lies where none may.
     PoolChunkMisplaced = "pool-chunk-misplaced", Error;
+    /// The metadata pool's map leaves out blocks of the pool's first area.
+    PoolChunkMissing = "pool-chunk-missing", Warning;
+    /// A chunk of the metadata pool covers blocks of a file, and has nothing there.
+    PoolChunkOverlap = "pool-chunk-overlap", Error;
     /// The pool's map calls a block used that nothing uses.
     PoolBlockLeaked = "pool-block-leaked", Warning;
     /// The pool's map calls a block free that is in use.

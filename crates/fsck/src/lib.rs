@@ -23,8 +23,9 @@
 //! | [`issue`], [`report`] | what can be wrong; the outcome |
 //! | `superblocks` | the two slots, alone and with each other |
 //! | `checkpoint` | every block that a superblock leads to, the pool's map |
-//! | `inodes`, `contents` | every key and value; each inode with what it has |
+//! | `inodes`, `contents`, `attributes` | every key and value; each inode with what it has |
 //! | `names` | entries, link counts, parents, circles |
+//! | `restore` | names of which one byte is wrong |
 //! | `orphans` | inodes without links, slots, logged operations |
 //! | `space` | extents with one another and with the used blocks |
 //! | `fix`, `repair` | what to do about it, and doing it |
@@ -36,6 +37,7 @@
 //! Neighbours: `quire::inspect` shows a volume as of the end of its journal, `quire::repair` takes changes.
 
 mod analysis;
+mod attributes;
 mod checkpoint;
 mod contents;
 mod examine;
@@ -48,6 +50,7 @@ mod orphans;
 mod progress;
 mod repair;
 pub mod report;
+mod restore;
 mod space;
 mod superblocks;
 mod view;
@@ -55,8 +58,8 @@ mod view;
 pub use issue::{Issue, IssueKind, Severity};
 pub use report::{Report, Summary};
 
-use quire_base::Result;
 use quire_base::sync::Arc;
+use quire_base::{Context, Result};
 use quire_device::Backend;
 use std::path::Path;
 
@@ -99,7 +102,7 @@ pub fn check(path: &Path, options: &Options<'_>) -> Result<Report> {
 
 /// Checks the volume on a backend; see [`check`].
 pub fn check_backend(backend: Arc<dyn Backend>, options: &Options<'_>) -> Result<Report> {
-    let examined = examine::run(&backend, options.progress)?;
+    let examined = examine::run(&backend, options.progress).context(backend.name())?;
     if options.repair && !examined.findings.fixes.is_empty() {
         return repair::run(&backend, examined, options.progress);
     }

@@ -11,6 +11,7 @@ use crate::inodes::{Contents, InodeInfo};
 use crate::issue::IssueKind;
 use crate::progress::Meter;
 use crate::report::{Findings, Place};
+use crate::restore;
 use crate::view::View;
 use quire_base::{InodeNo, Result};
 use quire_format::dirent::{self, Entry};
@@ -19,6 +20,8 @@ use quire_format::key::Key;
 use std::ops::ControlFlow;
 
 const ROOT: u64 = InodeNo::ROOT.0;
+/// Names that are restored in one round; where more are wrong, it is not their bytes.
+const RESTORED_MAX: usize = 64;
 
 /// Checks all names. Errors: the tree cannot be read.
 pub(crate) fn check(
@@ -53,7 +56,10 @@ fn directory(view: &View<'_>, number: u64, contents: &mut Contents, findings: &m
     // Names with the hash that is being read.
     let mut same_hash: (u64, Vec<Vec<u8>>) = (0, Vec::new());
     view.tree.scan(Key::entry(directory, 0), Key::entry(directory, u64::MAX), &mut |key, value| {
-        let entry = match Entry::decode(value) {
+        let decoded = Entry::decode(value);
+        let restored = if is_right(view, key, &decoded) { None } else { restore(view, key, value, findings) };
+        let decoded = restored.as_deref().map_or(decoded, Entry::decode);
+        let entry = match decoded {
             Ok(entry) => entry,
             Err(error) => {
                 findings.add(
@@ -66,9 +72,7 @@ fn directory(view: &View<'_>, number: u64, contents: &mut Contents, findings: &m
             }
         };
         let (hash, _) = dirent::split_cookie(key.offset);
-        if dirent::check_cookie(key.offset).is_err()
-            || dirent::name_hash(view.superblock.hash_seed, entry.name) != hash
-        {
+        if !is_right(view, key, &Ok(entry)) {
             findings.add(
                 IssueKind::EntryMisplaced,
                 Place::inode(number),
@@ -92,6 +96,33 @@ fn directory(view: &View<'_>, number: u64, contents: &mut Contents, findings: &m
         follow(number, key, &entry, contents, findings);
         ControlFlow::Continue(())
     })
+}
+
+/// Whether an entry can be read and is where its name's hash says.
+fn is_right(view: &View<'_>, key: Key, entry: &Result<Entry<'_>>) -> bool {
+    let (hash, _) = dirent::split_cookie(key.offset);
+    let hash_of = |entry: &Entry<'_>| dirent::name_hash(view.superblock.hash_seed, entry.name);
+    dirent::check_cookie(key.offset).is_ok() && entry.as_ref().is_ok_and(|entry| hash_of(entry) == hash)
+}
+
+/// The entry with the name that its hash knows, where one byte is wrong.
+fn restore(view: &View<'_>, key: Key, value: &[u8], findings: &mut Findings) -> Option<Vec<u8>> {
+    if findings.fixes.rewrite.len() >= RESTORED_MAX || findings.fixes.rehash.len() >= RESTORED_MAX {
+        return None;
+    }
+    let restored = restore::entry(view.superblock.hash_seed, key.offset, value)?;
+    let name = Entry::decode(&restored).ok()?.name.to_vec();
+    findings.add(
+        IssueKind::EntryDamaged,
+        Place::inode(key.object),
+        format!(
+            "directory {}: a name is damaged, its hash is that of {}: repair restores it",
+            key.object,
+            shown(&name)
+        ),
+    );
+    findings.fixes.rewrite.push((key, restored.clone()));
+    Some(restored)
 }
 
 /// Notes what an entry names.

@@ -7,8 +7,8 @@ use crate::inodes::Contents;
 use crate::issue::IssueKind;
 use crate::report::{Findings, Place};
 use crate::view::View;
-use quire_base::InodeNo;
 use quire_base::units::blocks_for;
+use quire_base::{BLOCK_SHIFT, InodeNo};
 use quire_format::extent::FILE_BLOCKS_MAX;
 use quire_format::inode::{FileType, InodeRecord};
 use quire_format::key::Key;
@@ -155,6 +155,20 @@ fn logged_wrong(view: &View<'_>, operation: &LoggedOp, contents: &Contents) -> O
     }
     if truncates && (operation.end, operation.cursor) != (FILE_BLOCKS_MAX, FILE_BLOCKS_MAX) {
         return Some(format!("it frees up to file block {} only", operation.end));
+    }
+    let bytes = (operation.end - operation.start) << BLOCK_SHIFT;
+    let becomes = match operation.kind {
+        LoggedKind::Collapse => record.size.checked_sub(bytes),
+        LoggedKind::Insert => record.size.checked_add(bytes),
+        LoggedKind::Zero => Some(record.size.max(operation.size)),
+        LoggedKind::Punch => Some(record.size),
+        LoggedKind::Truncate | LoggedKind::Free => Some(operation.size),
+    };
+    if becomes != Some(operation.size) {
+        return Some(format!(
+            "it makes the file {} bytes long, of {} with {} to {} in blocks",
+            operation.size, record.size, operation.start, operation.end
+        ));
     }
     if operation.kind == LoggedKind::Collapse && operation.end > blocks_for(record.size.max(operation.size)) {
         return Some(format!("it collapses up to file block {}, behind the end of the file", operation.end));

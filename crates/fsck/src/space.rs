@@ -37,7 +37,12 @@ pub(crate) fn check_sharing(view: &View<'_>, extents: &mut [Owned], findings: &m
         let mut ahead = chunks.clone();
         while let Some(chunk) = ahead.next_if(|chunk| chunk.start.0 < extent.end()) {
             let (from, to) = (extent.start.max(chunk.start.0), extent.end().min(chunk.end().0));
-            shared(&extent, from, to, None, findings);
+            match view.pool_holds {
+                Some(holds) if !(from..to).any(holds) => {
+                    overlapped(&extent, Run::new(BlockNo(from), to - from), findings);
+                }
+                _ => shared(&extent, from, to, None, findings),
+            }
         }
         if let Some(before) = last.filter(|before| before.end() > extent.start) {
             // Who counts its blocks right keeps them; else the older inode, which has the lower number; within one,
@@ -51,6 +56,21 @@ pub(crate) fn check_sharing(view: &View<'_>, extents: &mut [Owned], findings: &m
             last = Some(extent);
         }
     }
+}
+
+/// A chunk of the pool covers blocks of a file, but nothing of the pool is there.
+fn overlapped(extent: &Owned, run: Run, findings: &mut Findings) {
+    findings.add(
+        IssueKind::PoolChunkOverlap,
+        Place { inode: Some(extent.inode), block: Some(run.start.0) },
+        format!(
+            "inode {}: {} belong to the metadata pool, too, which has nothing there: repair leaves them to the file",
+            extent.inode,
+            blocks(run)
+        ),
+    );
+    findings.fixes.release.push(run);
+    findings.fixes.pool = true;
 }
 
 fn shared(loser: &Owned, from: u64, to: u64, keeper: Option<&Owned>, findings: &mut Findings) {

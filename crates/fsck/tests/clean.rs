@@ -8,6 +8,7 @@ use quire::{Create, FallocateMode, FormatOptions, IoFlags, RenameFlags, Volume, 
 use quire_base::random::Random;
 use quire_base::sync::Arc;
 use quire_device::simulated::{CrashPolicy, SimulatedBackend};
+use quire_format::journal::BlockHeader;
 use quire_fsck::{Options, check_backend};
 use std::cell::RefCell;
 
@@ -125,7 +126,9 @@ fn cut_everywhere(image: &quire_device::simulated::Image, what: &str) -> u64 {
     for block in (0..superblock.journal_blocks).rev() {
         let position = superblock.sequence.0 / payload + block;
         let at = superblock.journal_start.offset(position % superblock.journal_blocks);
-        if image.get(at).is_none_or(|block| block.iter().all(|byte| *byte == 0)) {
+        // What lies before belongs to the older checkpoint alone.
+        let header = image.get(at).and_then(|block| BlockHeader::decode(&block[..]).ok());
+        if header.is_none_or(|header| header.position < superblock.sequence.0) {
             continue;
         }
         image.set(at, None);

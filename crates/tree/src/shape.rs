@@ -77,6 +77,10 @@ impl Tree {
             let inner = inner.get_mut(whole);
             inner.keys.insert(at + 1, separator);
             inner.children.insert(at + 1, Child::Resident(right));
+            if inner.keys[0] >= separator {
+                // What a node's first key says is never looked at, so one that was read may be above what it covers.
+                inner.keys[0] = Key::MIN;
+            }
             let count = inner.keys.len();
             if count <= CHILDREN_MAX {
                 return;

@@ -163,6 +163,29 @@ fn sealed_lies_are_corrupt_or_harmless() {
     assert!(lie(&itself).and_then(|tree| use_all(&tree)).is_err());
 }
 
+/// An inner node's first key says nothing and is not checked. A forged one lay above the keys of its own child; when
+/// that child split, its new neighbour's key came out of order, and the checkpoint that wrote it could not be read.
+#[test]
+fn a_first_key_that_is_too_high_stays_harmless() {
+    let (device, root, mut model) = volume();
+    let top = NodePage::decode(&read(&device, root.root.block), VOLUME, &root.root).unwrap();
+    let mut forged = NodePage::new(top.level());
+    let second = top.key(1);
+    forged.push_child(Key { offset: second.offset - 1, ..second }, &top.child(0));
+    (1..top.count()).for_each(|n| forged.push_child(top.key(n), &top.child(n)));
+    let mut block = AlignedBuf::blocks(1);
+    let at = forged.seal(VOLUME, root.root.generation, root.root.block, &mut block);
+    device.write(IoClass::Metadata, at.block, &block).unwrap();
+
+    let tree = Root { root: at, ..root }.open(&device, LIMITS).unwrap();
+    tree.put(Key::extent(InodeNo(1), 3), &[1; 300]).unwrap();
+    model.insert(Key::extent(InodeNo(1), 3), vec![1; 300]);
+    let image = tree.write_frozen(tree.freeze(Vec::new()), 9).unwrap();
+    assert!(tree.stats().splits > 0);
+    let written = Root::of(9, &image).open(&device, LIMITS).unwrap();
+    assert_eq!(common::contents(&written), model);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 

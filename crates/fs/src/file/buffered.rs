@@ -20,6 +20,7 @@ use crate::gate::GateState;
 use crate::inode::{Inode, InodeRef};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
+use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, ErrorKind, Result};
 use quire_cache::{ReadView, Room};
 use quire_format::inode::FileType;
@@ -183,15 +184,15 @@ impl Engine {
         result
     }
 
-    /// Zeroes what a write at `offset` exposes between the end of file and itself; what lies there in whole blocks
-    /// is a hole already.
+    /// Zeroes what a write at `offset` exposes between the end of file and itself: the rest of the last block, and
+    /// whole blocks if a crash left something written there.
     pub(crate) fn expose(&self, inode: &InodeRef, offset: u64) -> Result<()> {
         let size = inode.size();
         let block_end = size.next_multiple_of(BLOCK_SIZE as u64);
         if offset > size && size < block_end {
             inode.mapping().zero(size, block_end.min(offset))?;
         }
-        Ok(())
+        self.settle_beyond(inode, block_end / BLOCK_SIZE as u64, blocks_for(offset))
     }
 
     fn write_pieces(&self, inode: &InodeRef, offset: u64, data: &[u8]) -> Result<usize> {

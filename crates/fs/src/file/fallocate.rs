@@ -1,13 +1,14 @@
 //! Allocating ahead, punching and zeroing.
 //!
 //! All hold the gate exclusively with the exclusive sequence odd, so they are atomic to readers and writers. Space
-//! is reserved before anything changes: ENOSPC leaves everything as it was. A punch or zeroing of many extents goes
-//! in bounded transactions; a crash may leave a part of it done, as with any data that was not fsynced.
+//! is reserved before anything changes: ENOSPC leaves everything as it was. A punch or zeroing of more extents than
+//! one transaction takes is a logged operation: after a crash all of it is done, or nothing.
 //!
 //! Neighbours: [`super::shift`] for collapse and insert; [`super::truncate`] for the size.
 
 use super::{OddSequence, range_end};
 use crate::engine::Engine;
+use crate::extent_map::Replacement;
 use crate::gate::GateState;
 use crate::inode::InodeRef;
 use crate::transaction::{Cost, EXTENTS_PER_TRANSACTION};
@@ -15,6 +16,8 @@ use quire_base::sync::Arc;
 use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, Error, Result};
 use quire_format::extent::{EXTENT_BLOCKS_MAX, Extent, extents_of_run};
+use quire_format::key::Key;
+use quire_format::logged::LoggedKind;
 
 /// What [`crate::Volume::allocate`] does with a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,8 +92,39 @@ impl Engine {
         let (first, last) = self.zero_edges(inode, offset, end)?;
         if first < last {
             inode.mapping().drop_range(first, last);
-            while self.free_some_extents(inode, first, last)? {}
+            self.free_blocks(inode, first, last)?;
         }
+        Ok(())
+    }
+
+    /// Frees what a range of blocks has, in one transaction or as a logged operation.
+    fn free_blocks(self: &Arc<Engine>, inode: &InodeRef, first: u64, last: u64) -> Result<()> {
+        let cost = |extents| Cost::new(3, 256).with_extents(extents + 2).critical();
+        let (mut transaction, batch) = self.begin_extents(cost)?;
+        let mut meta = inode.meta();
+        let found = self.extents_in(inode, first, last - first, batch + 1)?;
+        if found.is_empty() {
+            return Ok(());
+        }
+        if found.len() > batch {
+            let (id, operation) = self.logged_operation(inode, LoggedKind::Punch, first, last, inode.size());
+            transaction.put(Key::logged(id), &operation.encode());
+            transaction.commit()?;
+            drop(meta);
+            return self.run_logged_live(inode, id, operation);
+        }
+        let kept = found
+            .iter()
+            .flat_map(|extent| [extent.clip(0, first), extent.clip(last, u64::MAX)])
+            .flatten()
+            .collect();
+        let plan = Replacement::between(found, kept);
+        let mut record = meta.record.clone();
+        record.blocks = record.blocks.saturating_add_signed(plan.blocks_gained());
+        transaction.put_inode(inode.number, &record);
+        transaction.extents(inode.number, plan.removed, plan.inserted);
+        self.commit_extents(inode, transaction)?;
+        meta.record = record;
         Ok(())
     }
 
@@ -113,11 +147,28 @@ impl Engine {
     }
 
     /// Makes whole blocks of a range unwritten; they have homes already.
-    fn zero_blocks(&self, inode: &InodeRef, offset: u64, end: u64) -> Result<()> {
+    fn zero_blocks(self: &Arc<Engine>, inode: &InodeRef, offset: u64, end: u64) -> Result<()> {
         let (first, last) = self.zero_edges(inode, offset, end)?;
         if first >= last {
             return Ok(());
         }
+        let extents = self.extents_in(inode, first, last - first, EXTENTS_PER_TRANSACTION + 1)?;
+        if extents.len() <= EXTENTS_PER_TRANSACTION {
+            return self.unwrite(inode, first, last);
+        }
+        let (id, operation) = self.logged_operation(inode, LoggedKind::Zero, first, last, inode.size());
+        let mut transaction = self.begin(Cost::new(1, 128))?;
+        transaction.put(Key::logged(id), &operation.encode());
+        transaction.commit()?;
+        match self.unwrite(inode, first, last) {
+            Ok(()) => self.finish_logged_live(inode, id, operation),
+            // It cannot stay half done. Finishing it as after a crash frees the blocks, which reads as zeros too.
+            Err(error) => self.run_logged_live(inode, id, operation).and(Err(error)),
+        }
+    }
+
+    /// Makes what is written of whole blocks unwritten, and drops them from the cache.
+    fn unwrite(&self, inode: &InodeRef, first: u64, last: u64) -> Result<()> {
         inode.mapping().drop_range(first, last);
         let mut at = first;
         while at < last {
@@ -140,6 +191,21 @@ impl Engine {
             transaction.extents(inode.number, plan.removed, plan.inserted);
             self.commit_extents(inode, transaction)?;
             meta.record = record;
+        }
+        Ok(())
+    }
+
+    /// Sees to it that whole blocks beyond the end of file read as zeros once the size passes them. They are holes or
+    /// unwritten, but for what a crash left: blocks written ahead of a gap that the size never passed (J6). The caller
+    /// holds the size lock.
+    pub(crate) fn settle_beyond(&self, inode: &InodeRef, first: u64, last: u64) -> Result<()> {
+        let mut at = first;
+        while at < last {
+            let found = inode.read_extents(at, last - at, 64)?;
+            if found.iter().any(|extent| !extent.unwritten) {
+                return self.unwrite(inode, at, last);
+            }
+            at = if found.len() < 64 { last } else { found.last().map_or(last, Extent::file_end) };
         }
         Ok(())
     }

@@ -106,6 +106,11 @@ impl Engine {
         self.run_logged(inode, id, operation).map_err(|error| self.shut_down(&error))
     }
 
+    /// Takes away the key of an operation that is done.
+    pub(crate) fn finish_logged_live(&self, inode: &Arc<Inode>, id: u64, operation: LoggedOp) -> Result<()> {
+        self.finish_logged(inode, id, operation).map_err(|error| self.shut_down(&error))
+    }
+
     /// Runs a logged operation from its cursor to its end. The caller holds the gate exclusively, or is recovery.
     pub(crate) fn run_logged(
         self: &Arc<Engine>,

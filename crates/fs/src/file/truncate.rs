@@ -68,6 +68,7 @@ impl Engine {
             mapping.write_back(on_disk / BLOCK_SIZE as u64, blocks_for(inode.size()))?;
         }
         self.settle_tail(inode)?;
+        self.settle_beyond(inode, blocks_for(inode.size()), blocks_for(size))?;
         let mut transaction = self.begin(Cost::new(1, 128))?;
         let mut meta = inode.meta();
         inode.fold_times(&mut meta);

@@ -72,6 +72,9 @@ impl<'a> Mender<'a> {
         for key in &fixes.drop_keys {
             self.delete(*key)?;
         }
+        for (key, value) in &fixes.rewrite {
+            self.put(*key, value)?;
+        }
         for (first, last) in &fixes.drop_ranges {
             self.drop_range(*first, *last)?;
         }

@@ -52,14 +52,7 @@ pub(crate) fn run(
         Some(chosen) => mend(backend, &before.fixes, &first.checkpoints, chosen, &first.chunks, tell),
         // Recovery refuses the volume for the sake of its pool's map: with a new one it may not.
         None if before.fixes.pool && first.checkpoints.first().is_some_and(|newest| newest.whole) => {
-            pool::rewrite(&**backend, &first.checkpoints, 0)
-                .and_then(|()| examine::run(backend, tell))
-                .and_then(|again| match again.chosen {
-                    Some(chosen) => {
-                        mend(backend, &again.findings.fixes, &again.checkpoints, chosen, &again.chunks, tell)
-                    }
-                    None => Ok(()),
-                })
+            rewrite_pool(backend, &first.checkpoints, 0, &before.fixes, tell)
         }
         None => return Ok(before.into_report()),
     };
@@ -74,6 +67,26 @@ pub(crate) fn run(
     Ok(compare(before, after.findings))
 }
 
+/// Writes a new map of the pool, and goes on with what is found then.
+fn rewrite_pool(
+    backend: &Arc<dyn Backend>,
+    checkpoints: &[Checkpoint],
+    chosen: usize,
+    fixes: &Fixes,
+    tell: Option<&dyn Fn(Progress)>,
+) -> Result<()> {
+    pool::rewrite(&**backend, checkpoints, chosen, &fixes.release)?;
+    let mut again = examine::run(backend, tell)?;
+    let Some(chosen) = again.chosen else { return Ok(()) };
+    // What a new map does not mend, another one will not either.
+    again.findings.fixes.pool = false;
+    again.findings.fixes.clear_error_flag |= fixes.clear_error_flag;
+    if !again.may_be_written() {
+        return Ok(());
+    }
+    mend(backend, &again.findings.fixes, &again.checkpoints, chosen, &again.chunks, tell)
+}
+
 fn mend(
     backend: &Arc<dyn Backend>,
     fixes: &Fixes,
@@ -83,8 +96,9 @@ fn mend(
     tell: Option<&dyn Fn(Progress)>,
 ) -> Result<()> {
     if fixes.pool {
-        pool::rewrite(&**backend, checkpoints, chosen)?;
-    } else if let Some(slot) = fixes.abandon_slot {
+        return rewrite_pool(backend, checkpoints, chosen, fixes, tell);
+    }
+    if let Some(slot) = fixes.abandon_slot {
         slot::abandon(&**backend, &checkpoints[chosen].superblock, slot)?;
     }
     let mut session = Session::open(backend.clone())?;
@@ -106,7 +120,8 @@ fn rounds(
     for _ in 0..ROUNDS_MAX {
         let tree = session.tree().clone();
         let orphans = session.orphans().into_iter().map(|(slot, inode)| (slot.0, inode.0)).collect();
-        let view = View { superblock: &superblock, tree: &tree, orphans, chunks, counters: false };
+        let view =
+            View { superblock: &superblock, tree: &tree, orphans, chunks, pool_holds: None, counters: false };
         let mut findings = Findings::default();
         let analysis = analysis::run(&view, &mut findings, tell)?;
         let mut fixes = findings.fixes;

@@ -12,14 +12,20 @@ use super::slot::publish;
 use crate::checkpoint::Checkpoint;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};
 use quire_device::{AlignedBuf, Backend, IoClass};
+use quire_format::extent::Run;
 use quire_format::orphan::{self, SLOTS};
 use quire_format::pool::{
     BITMAP_WORDS, BODY_BYTES, CHUNK_BYTES, ChunkEntry, ManifestPage, ORPHAN_BYTES, OrphanRef, PageIdentity,
 };
 use quire_format::superblock::ManifestHead;
 
-/// Writes the manifest of the chosen checkpoint anew.
-pub(super) fn rewrite(backend: &dyn Backend, checkpoints: &[Checkpoint], chosen: usize) -> Result<()> {
+/// Writes the manifest of the chosen checkpoint anew, without the blocks in `release`.
+pub(super) fn rewrite(
+    backend: &dyn Backend,
+    checkpoints: &[Checkpoint],
+    chosen: usize,
+    release: &[Run],
+) -> Result<()> {
     let checkpoint = &checkpoints[chosen];
     let superblock = &checkpoint.superblock;
     let number = checkpoints.iter().map(|other| other.superblock.checkpoint).max().unwrap_or(0) + 1;
@@ -29,8 +35,9 @@ pub(super) fn rewrite(backend: &dyn Backend, checkpoints: &[Checkpoint], chosen:
         .filter(|index| !checkpoint.orphans.iter().any(|orphan| orphan.index == *index))
         .collect();
     let orphan_count = checkpoint.orphans.len() + missing.len();
-    let pages = pages(checkpoint.chunks.len(), orphan_count);
-    let fresh = fresh_blocks(checkpoints, chosen, missing.len() + pages)?;
+    let chunks = remaining(checkpoint, release);
+    let pages = pages(chunks.len(), orphan_count);
+    let fresh = fresh_blocks(checkpoints, &chunks, missing.len() + pages)?;
     let (orphan_blocks, page_blocks) = fresh.split_at(missing.len());
 
     let mut orphans = checkpoint.orphans.clone();
@@ -41,7 +48,7 @@ pub(super) fn rewrite(backend: &dyn Backend, checkpoints: &[Checkpoint], chosen:
     }
     orphans.sort_by_key(|orphan| orphan.index);
 
-    let pages = paginate(used_chunks(checkpoint, &orphans, &fresh), &orphans);
+    let pages = paginate(used_chunks(checkpoint, &chunks, &orphans, &fresh), &orphans);
     debug_assert_eq!(pages.len(), page_blocks.len());
     let count = pages.len() as u32;
     let mut next = (BlockNo(0), 0);
@@ -62,8 +69,25 @@ pub(super) fn rewrite(backend: &dyn Backend, checkpoints: &[Checkpoint], chosen:
     publish(backend, &mended, 1 - checkpoint.slot)
 }
 
+/// The chunks without the runs in `release`.
+fn remaining(checkpoint: &Checkpoint, release: &[Run]) -> Vec<Run> {
+    let mut chunks = checkpoint.chunk_runs();
+    for gone in release {
+        chunks = chunks
+            .into_iter()
+            .flat_map(|chunk| {
+                let part = |from: u64, to: u64| (from < to).then(|| Run::new(BlockNo(from), to - from));
+                let (start, end) = (chunk.start.0, chunk.end().0);
+                [part(start, end.min(gone.start.0)), part(start.max(gone.end().0), end)]
+            })
+            .flatten()
+            .collect();
+    }
+    chunks
+}
+
 /// Blocks of the pool that neither superblock leads to and neither map calls used, as far as there are enough.
-fn fresh_blocks(checkpoints: &[Checkpoint], chosen: usize, count: usize) -> Result<Vec<BlockNo>> {
+fn fresh_blocks(checkpoints: &[Checkpoint], chunks: &[Run], count: usize) -> Result<Vec<BlockNo>> {
     let marked = |checkpoint: &Checkpoint, block: BlockNo| {
         checkpoint.chunks.iter().any(|chunk| {
             let bit = block.0.wrapping_sub(chunk.start.0);
@@ -73,8 +97,8 @@ fn fresh_blocks(checkpoints: &[Checkpoint], chosen: usize, count: usize) -> Resu
     let mut fresh = Vec::with_capacity(count);
     // First what is free by all accounts; if the maps leave too little, what no walk has found.
     for careful in [true, false] {
-        for chunk in &checkpoints[chosen].chunks {
-            for at in 0..u64::from(chunk.blocks) {
+        for chunk in chunks {
+            for at in 0..chunk.blocks {
                 if fresh.len() == count {
                     return Ok(fresh);
                 }
@@ -96,17 +120,21 @@ fn fresh_blocks(checkpoints: &[Checkpoint], chosen: usize, count: usize) -> Resu
 
 /// The chunks with what the new manifest's checkpoint needs: nodes, orphan blocks, the new blocks. The old manifest's
 /// pages are needed no more.
-fn used_chunks(checkpoint: &Checkpoint, orphans: &[OrphanRef], fresh: &[BlockNo]) -> Vec<ChunkEntry> {
+fn used_chunks(
+    checkpoint: &Checkpoint,
+    chunks: &[Run],
+    orphans: &[OrphanRef],
+    fresh: &[BlockNo],
+) -> Vec<ChunkEntry> {
     let gone = |block: BlockNo| {
         let page = checkpoint.manifest_blocks.contains(&block);
         page || !checkpoint.is_found(block)
     };
-    checkpoint
-        .chunks
+    chunks
         .iter()
         .map(|chunk| {
             let mut used = [0; BITMAP_WORDS];
-            for bit in 0..u64::from(chunk.blocks) {
+            for bit in 0..chunk.blocks {
                 let block = chunk.start.offset(bit);
                 let needed = !gone(block)
                     && (!is_stale_orphan(checkpoint, block)
@@ -115,7 +143,7 @@ fn used_chunks(checkpoint: &Checkpoint, orphans: &[OrphanRef], fresh: &[BlockNo]
                     used[bit as usize / 64] |= 1 << (bit % 64);
                 }
             }
-            ChunkEntry { start: chunk.start, blocks: chunk.blocks, used }
+            ChunkEntry { start: chunk.start, blocks: chunk.blocks as u32, used }
         })
         .collect()
 }

@@ -196,6 +196,48 @@ impl Editor {
         }
     }
 
+    /// Changes bytes of several nodes at once, (node, offset, bytes); checksums follow up to both superblocks.
+    pub fn edit_nodes(&mut self, changes: &[(BlockNo, usize, Vec<u8>)]) {
+        // Children behind their parents, with the place of the checksum that vouches for each.
+        let mut nodes: Vec<(NodeRef, Option<(BlockNo, usize)>)> = vec![(self.root(), None)];
+        let mut next = 0;
+        while next < nodes.len() {
+            let at = nodes[next].0;
+            let page = self.page(&at);
+            let block = self.block(at.block);
+            for child in 0..if page.level() > 0 { page.count() } else { 0 } {
+                let slot = NODE_HEADER + child * SLOT;
+                let value = usize::from(u16::from_le_bytes([block[slot + 18], block[slot + 19]]));
+                nodes.push((page.child(child), Some((at.block, value + 16))));
+            }
+            next += 1;
+        }
+        let mut changed: Vec<BlockNo> = Vec::new();
+        for (node, offset, bytes) in changes {
+            self.image.edit(*node, |block| block[*offset..offset + bytes.len()].copy_from_slice(bytes));
+            changed.push(*node);
+        }
+        for (at, parent) in nodes.iter().rev() {
+            if !changed.contains(&at.block) {
+                continue;
+            }
+            let mut block = self.block(at.block);
+            let sum = crc(&mut block, 4);
+            self.image.write(at.block, &block);
+            match parent {
+                Some((parent, place)) => {
+                    let place = *place;
+                    self.image
+                        .edit(*parent, |block| block[place..place + 4].copy_from_slice(&sum.to_le_bytes()));
+                    changed.push(*parent);
+                }
+                None => {
+                    (0..2).for_each(|slot| self.set_superblock(slot, |superblock| superblock.root.crc = sum))
+                }
+            }
+        }
+    }
+
     fn path(&self, from: &NodeRef, to: BlockNo, path: &mut Vec<(BlockNo, usize)>) -> bool {
         if from.block == to {
             return true;

@@ -24,7 +24,12 @@ pub fn options() -> VolumeOptions {
 }
 
 pub fn format() -> Image {
-    let backend = Arc::new(SimulatedBackend::new(BLOCKS));
+    format_of(BLOCKS)
+}
+
+/// A new volume of so many blocks.
+pub fn format_of(blocks: u64) -> Image {
+    let backend = Arc::new(SimulatedBackend::new(blocks));
     let options = FormatOptions { seed: Some(7), label: "test".into(), ..FormatOptions::default() };
     Volume::format_backend(backend.clone(), &options).unwrap();
     backend.visible()

@@ -1,0 +1,346 @@
+//! The command lines of `quire bench`, `quire probe` and the lab.
+
+use crate::size;
+use clap::{Args, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// `quire bench`.
+#[derive(Debug, Args)]
+pub struct Bench {
+    /// What to measure
+    #[command(subcommand)]
+    pub workload: Workload,
+}
+
+/// Options of every workload.
+#[derive(Clone, Debug, Args)]
+pub struct Common {
+    /// Engines, separated by commas: quire, mount, xfs, ext4, btrfs, dir:PATH, memcpy, raw, fuse-null, each with
+    /// options behind @ (quire@cache=256m); variants of one engine alternate
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "quire")]
+    pub engines: Vec<String>,
+    /// Folder for the image file and mount points [default: the current one]
+    #[arg(long)]
+    pub dir: Option<PathBuf>,
+    /// Measured time of each engine in seconds [default: 10 where the workload has no number of operations]
+    #[arg(long, value_parser = seconds)]
+    pub seconds: Option<f64>,
+    /// Times that the list is gone through; figures are of all rounds together [default: 1, and 4 where variants of
+    /// one engine alternate]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: Option<u32>,
+    /// Seed of all chance
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Write the results as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Draw the results
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+}
+
+/// The workloads.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Workload {
+    /// Readers and writers at random offsets of one cached file
+    Mixed {
+        /// Options of every workload.
+        #[command(flatten)]
+        common: Common,
+        /// Options of this one.
+        #[command(flatten)]
+        options: Mixed,
+    },
+    /// Random overwrites, each made durable; bytes counted at the device
+    Dirty {
+        /// Options of every workload.
+        #[command(flatten)]
+        common: Common,
+        /// Options of this one.
+        #[command(flatten)]
+        options: Dirty,
+    },
+    /// Many small files written, then made durable in a pass of their own
+    Fsync {
+        /// Options of every workload.
+        #[command(flatten)]
+        common: Common,
+        /// Options of this one.
+        #[command(flatten)]
+        options: Fsync,
+    },
+    /// Durable appends to, or overwrites of, one log file
+    Append {
+        /// Options of every workload.
+        #[command(flatten)]
+        common: Common,
+        /// Options of this one.
+        #[command(flatten)]
+        options: Append,
+    },
+    /// Shrinking files step by step, or unlinking them while open
+    Orphan {
+        /// Options of every workload.
+        #[command(flatten)]
+        common: Common,
+        /// Options of this one.
+        #[command(flatten)]
+        options: Orphan,
+    },
+    /// Create, close, unlink
+    Creat {
+        /// Options of every workload.
+        #[command(flatten)]
+        common: Common,
+        /// Options of this one.
+        #[command(flatten)]
+        options: Creat,
+    },
+}
+
+impl Workload {
+    /// Options of every workload.
+    pub fn common(&self) -> &Common {
+        match self {
+            Workload::Mixed { common, .. }
+            | Workload::Dirty { common, .. }
+            | Workload::Fsync { common, .. }
+            | Workload::Append { common, .. }
+            | Workload::Orphan { common, .. }
+            | Workload::Creat { common, .. } => common,
+        }
+    }
+}
+
+/// Threads of a workload; the most is what one process sensibly starts.
+fn threads(text: &str) -> Result<usize, String> {
+    text.parse()
+        .ok()
+        .filter(|count| *count <= 1024)
+        .ok_or_else(|| format!("'{text}' is not a number of threads up to 1024"))
+}
+
+fn some_threads(text: &str) -> Result<usize, String> {
+    threads(text).and_then(|count| if count == 0 { Err("at least one thread".into()) } else { Ok(count) })
+}
+
+fn operations(text: &str) -> Result<u64, String> {
+    text.parse()
+        .ok()
+        .filter(|count| (1..=1_000_000_000).contains(count))
+        .ok_or_else(|| format!("'{text}' is not a number from 1 to 1000000000"))
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|seconds: &f64| (0.01..=86_400.0).contains(seconds))
+        .ok_or_else(|| format!("'{text}' is not a number of seconds from 0.01 to 86400"))
+}
+
+/// `mixed`.
+#[derive(Clone, Debug, Args)]
+pub struct Mixed {
+    /// Threads that read
+    #[arg(long, default_value = "8", value_parser = threads)]
+    pub readers: usize,
+    /// Threads that write
+    #[arg(long, default_value = "8", value_parser = threads)]
+    pub writers: usize,
+    /// Bytes of one read or write
+    #[arg(long, default_value = "4k", value_parser = size::parse)]
+    pub bs: u64,
+    /// Bytes of the file
+    #[arg(long, default_value = "1g", value_parser = size::parse)]
+    pub size: u64,
+}
+
+/// When `dirty` makes data durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SyncEvery {
+    /// fdatasync after every write.
+    Every,
+    /// Once, at the end.
+    None,
+}
+
+/// What Quire's writeback writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Track {
+    /// Whole folios, for comparison.
+    Folio,
+}
+
+/// `dirty`.
+#[derive(Clone, Debug, Args)]
+pub struct Dirty {
+    /// Threads
+    #[arg(long, default_value = "8", value_parser = some_threads)]
+    pub jobs: usize,
+    /// Bytes of one write
+    #[arg(long, default_value = "4k", value_parser = size::parse)]
+    pub bs: u64,
+    /// Bytes of each thread's file
+    #[arg(long, default_value = "256m", value_parser = size::parse)]
+    pub size: u64,
+    /// When to fdatasync
+    #[arg(long, value_enum, default_value = "every")]
+    pub sync: SyncEvery,
+    /// All threads write one file
+    #[arg(long)]
+    pub one_file: bool,
+    /// Folio size of the engine quire (short for quire@folio=SIZE)
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub folio: Option<u64>,
+    /// What quire's writeback writes (short for quire@track=folio)
+    #[arg(long, value_enum)]
+    pub track: Option<Track>,
+}
+
+/// How `fsync` waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FsyncMode {
+    /// Open, fsync, close, one file after the other.
+    Serial,
+    /// Many under way at a time.
+    Async,
+}
+
+/// `fsync`.
+#[derive(Clone, Debug, Args)]
+pub struct Fsync {
+    /// Threads
+    #[arg(long, default_value = "1", value_parser = some_threads)]
+    pub threads: usize,
+    /// Files of each thread
+    #[arg(long, default_value = "10000", value_parser = operations)]
+    pub files: u64,
+    /// Bytes of each file
+    #[arg(long, default_value = "4k", value_parser = size::parse)]
+    pub file_size: u64,
+    /// How to wait
+    #[arg(long, value_enum, default_value = "serial")]
+    pub mode: FsyncMode,
+    /// The passes run in the background of one thread that fsyncs a file of its own, whose latency is measured
+    #[arg(long)]
+    pub background: bool,
+}
+
+/// `append`.
+#[derive(Clone, Debug, Args)]
+pub struct Append {
+    /// Threads
+    #[arg(long, default_value = "1", value_parser = some_threads)]
+    pub threads: usize,
+    /// Bytes of one write
+    #[arg(long, default_value = "4k", value_parser = size::parse)]
+    pub bs: u64,
+    /// Overwrite what is there instead of appending
+    #[arg(long)]
+    pub overwrite: bool,
+}
+
+/// How Quire tracks orphans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Orphans {
+    /// Slots claimed without a lock.
+    Lockless,
+    /// Behind one lock; for measuring.
+    Locked,
+    /// Not at all; for measuring.
+    None,
+}
+
+impl Orphans {
+    /// As in `quire@orphans=`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Orphans::Lockless => "lockless",
+            Orphans::Locked => "locked",
+            Orphans::None => "none",
+        }
+    }
+}
+
+/// `orphan`.
+#[derive(Clone, Debug, Args)]
+pub struct Orphan {
+    /// Threads
+    #[arg(long, default_value = "1", value_parser = some_threads)]
+    pub threads: usize,
+    /// Operations of each thread; --seconds wins
+    #[arg(long, default_value = "20000", value_parser = operations)]
+    pub ops: u64,
+    /// Bytes that one operation takes off the file
+    #[arg(long, default_value = "4096", value_parser = size::parse)]
+    pub step: u64,
+    /// Create, unlink while open, close, instead of shrinking
+    #[arg(long)]
+    pub unlink_open: bool,
+    /// How quire tracks orphans (short for quire@orphans=)
+    #[arg(long, value_enum)]
+    pub orphans: Option<Orphans>,
+}
+
+/// `creat`.
+#[derive(Clone, Debug, Args)]
+pub struct Creat {
+    /// Threads
+    #[arg(long, default_value = "1", value_parser = some_threads)]
+    pub threads: usize,
+    /// Operations of each thread; --seconds wins
+    #[arg(long, default_value = "20000", value_parser = operations)]
+    pub ops: u64,
+    /// A directory for each thread
+    #[arg(long)]
+    pub private_dirs: bool,
+}
+
+/// `quire probe`.
+#[derive(Debug, Args)]
+pub struct Probe {
+    /// Time of each race, in seconds
+    #[arg(long, default_value = "1", value_parser = seconds)]
+    pub seconds: f64,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Keep asynchronous direct I/O going on the raced file all the while
+    #[arg(long)]
+    pub direct_load: bool,
+    /// Seed of all chance
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// A folder on the file system in question
+    pub dir: PathBuf,
+}
+
+/// The lock lab.
+#[derive(Clone, Debug, Args)]
+pub struct Lab {
+    /// Time of each scheme, in seconds
+    #[arg(long, default_value = "2", value_parser = seconds)]
+    pub seconds: f64,
+    /// Threads that read
+    #[arg(long, default_value = "8", value_parser = threads)]
+    pub readers: usize,
+    /// Threads that write
+    #[arg(long, default_value = "8", value_parser = threads)]
+    pub writers: usize,
+    /// Bytes of one read or write
+    #[arg(long, default_value = "4k", value_parser = size::parse)]
+    pub bs: u64,
+    /// Bytes of the array
+    #[arg(long, default_value = "256m", value_parser = size::parse)]
+    pub size: u64,
+    /// Schemes to run, separated by commas [default: all]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub schemes: Vec<String>,
+    /// Seed of all chance
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Write the results as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}

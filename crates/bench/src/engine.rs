@@ -1,0 +1,246 @@
+//! Engines by name, with options: `quire@cache=256m`, `dir:/srv/data`.
+//!
+//! | module | engines |
+//! | --- | --- |
+//! | [`library`] | `quire`: the library in this process; `counted` sees what reaches its device |
+//! | [`kernel`] | `xfs`, `ext4`, `btrfs` on a loop device |
+//! | [`server`] | `mount`, `fuse-null`: a process behind a mount |
+//! | [`system`] | system calls on a folder: what the above are driven through, and `dir:PATH` itself |
+//! | [`memory`] | `memcpy` |
+//! | [`raw`] | `raw` |
+
+mod counted;
+pub mod kernel;
+pub mod library;
+pub mod memory;
+pub mod raw;
+pub mod server;
+pub mod system;
+
+use crate::drive::Surroundings;
+use crate::image::Image;
+use crate::outcome::{Outcome, Trouble};
+use crate::size;
+use crate::target::Target;
+use std::path::{Path, PathBuf};
+
+/// What an engine is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The library.
+    Quire,
+    /// The library behind a FUSE mount.
+    Mount,
+    /// A file system of the kernel.
+    Kernel(kernel::FileSystem),
+    /// An existing folder.
+    Folder(PathBuf),
+    /// One buffer.
+    Memcpy,
+    /// The bare image file.
+    Raw,
+    /// A FUSE server that answers from memory.
+    FuseNull,
+}
+
+/// Where a volume's bytes are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Medium {
+    /// The image file.
+    #[default]
+    File,
+    /// Memory.
+    Memory,
+}
+
+/// An engine of the list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spec {
+    /// As it was written: the name in tables and JSON.
+    pub name: String,
+    /// What it is.
+    pub kind: Kind,
+    /// `cache=`: bytes of Quire's cache.
+    pub cache: Option<u64>,
+    /// `device=`.
+    pub medium: Medium,
+    /// `threads=`: threads of a FUSE server.
+    pub threads: Option<usize>,
+}
+
+/// Options that are part of the command line's grammar and that the engine has no switch for.
+const ABSENT: [&str; 3] = ["track", "folio", "orphans"];
+
+impl Spec {
+    /// Parses one engine of a list.
+    pub fn parse(text: &str) -> Result<Spec, String> {
+        let plain = |kind| Spec { name: text.into(), kind, cache: None, medium: Medium::File, threads: None };
+        if let Some(path) = text.strip_prefix("dir:") {
+            if path.is_empty() {
+                return Err("dir: needs a folder, as in dir:/srv/data".into());
+            }
+            return Ok(plain(Kind::Folder(path.into())));
+        }
+        let mut parts = text.split('@');
+        let kind = match parts.next().unwrap_or_default() {
+            "quire" => Kind::Quire,
+            "mount" => Kind::Mount,
+            "xfs" => Kind::Kernel(kernel::FileSystem::Xfs),
+            "ext4" => Kind::Kernel(kernel::FileSystem::Ext4),
+            "btrfs" => Kind::Kernel(kernel::FileSystem::Btrfs),
+            "memcpy" => Kind::Memcpy,
+            "raw" => Kind::Raw,
+            "fuse-null" => Kind::FuseNull,
+            name => {
+                return Err(format!(
+                    "there is no engine '{name}'; there are quire, mount, xfs, ext4, btrfs, dir:PATH, memcpy, \
+                     raw, fuse-null"
+                ));
+            }
+        };
+        let mut spec = plain(kind);
+        for option in parts {
+            spec.apply(option)?;
+        }
+        Ok(spec)
+    }
+
+    fn apply(&mut self, option: &str) -> Result<(), String> {
+        let (name, value) = option
+            .split_once('=')
+            .ok_or_else(|| format!("'{option}' in '{}' is not of the form option=value", self.name))?;
+        let quire = matches!(self.kind, Kind::Quire | Kind::Mount);
+        match (name, value) {
+            ("cache", _) if quire => self.cache = Some(size::parse(value)?),
+            ("device", "file") if self.kind == Kind::Quire => self.medium = Medium::File,
+            ("device", "memory") if self.kind == Kind::Quire => self.medium = Medium::Memory,
+            ("transport", "dev") if matches!(self.kind, Kind::Mount | Kind::FuseNull) => {}
+            ("transport", _) if matches!(self.kind, Kind::Mount | Kind::FuseNull) => {
+                return Err(format!("'{value}' is not a transport of this version; it has dev"));
+            }
+            ("threads", _) if matches!(self.kind, Kind::Mount | Kind::FuseNull) => {
+                let threads = value.parse().ok().filter(|threads| (1..=1024).contains(threads));
+                self.threads = Some(threads.ok_or_else(|| format!("threads={value}: not from 1 to 1024"))?);
+            }
+            (name, _) if quire && ABSENT.contains(&name) => {
+                return Err(format!("this version of Quire has no switch '{name}' ('{}')", self.name));
+            }
+            _ => return Err(format!("'{option}' is not an option of the engine in '{}'", self.name)),
+        }
+        Ok(())
+    }
+
+    /// The name without options: variants of one engine have the same.
+    pub fn family(&self) -> &str {
+        match self.kind {
+            Kind::Folder(_) => &self.name,
+            _ => self.name.split('@').next().unwrap_or_default(),
+        }
+    }
+
+    /// Whether it works on the image file.
+    pub fn needs_image(&self) -> bool {
+        match self.kind {
+            Kind::Quire => self.medium == Medium::File,
+            Kind::Mount | Kind::Kernel(_) | Kind::Raw => true,
+            Kind::Folder(_) | Kind::Memcpy | Kind::FuseNull => false,
+        }
+    }
+}
+
+/// What engines are set up in.
+pub struct Workshop<'a> {
+    /// A folder of the run's own, for mount points and logs.
+    pub folder: &'a Path,
+    /// The image, for engines that need it.
+    pub image: Option<&'a Image>,
+    /// The program `quire`, for the servers.
+    pub program: Option<&'a Path>,
+    /// Bytes of the workload's files together.
+    pub file_bytes: u64,
+    /// Bytes that a device must have.
+    pub device_bytes: u64,
+    /// Ctrl-C and progress.
+    pub surroundings: &'a Surroundings<'a>,
+}
+
+impl Workshop<'_> {
+    fn image(&self) -> Outcome<&Image> {
+        self.image.ok_or_else(|| crate::outcome::failed("the run made no image for this engine"))
+    }
+
+    /// Quire's cache: what the engine says, else a quarter of memory as the product has it, more if three times the
+    /// files would not fit: the mixes are of cached files.
+    fn cache_bytes(&self, spec: &Spec) -> u64 {
+        let memory = crate::report::machine::memory_bytes();
+        let wanted = (memory / 4).max(3 * self.file_bytes).min(memory / 4 * 3).max(64 << 20);
+        spec.cache.unwrap_or(wanted)
+    }
+}
+
+/// Sets an engine up: formatted, mounted, empty.
+pub fn set_up(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Target>> {
+    workshop.surroundings.interrupt.check()?;
+    workshop.surroundings.progress.phase("setting up");
+    match &spec.kind {
+        Kind::Quire => library::set_up(spec, workshop),
+        Kind::Mount => server::set_up_mount(spec, workshop),
+        Kind::FuseNull => server::set_up_null(spec, workshop),
+        Kind::Kernel(file_system) => kernel::set_up(*file_system, workshop),
+        Kind::Folder(path) => system::set_up(path),
+        Kind::Memcpy => memory::set_up(workshop.file_bytes),
+        Kind::Raw => raw::set_up(workshop.image()?),
+    }
+}
+
+/// The program `quire`: this one, or the one beside it.
+pub fn find_program() -> Option<PathBuf> {
+    let this = std::env::current_exe().ok()?;
+    let named = |path: &Path| path.file_name().is_some_and(|name| name == "quire");
+    let beside = [this.parent().map(|p| p.join("quire")), this.parent()?.parent().map(|p| p.join("quire"))];
+    std::iter::once(Some(this.clone())).chain(beside).flatten().find(|path| named(path) && path.is_file())
+}
+
+fn skipped(why: impl Into<String>) -> Trouble {
+    Trouble::Skipped(why.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lists_may_hold() {
+        let spec = Spec::parse("quire@cache=256m@device=memory").unwrap();
+        assert_eq!(
+            (spec.kind.clone(), spec.cache, spec.medium),
+            (Kind::Quire, Some(256 << 20), Medium::Memory)
+        );
+        assert_eq!(spec.family(), "quire");
+        assert!(!spec.needs_image());
+        assert!(Spec::parse("mount@transport=dev").unwrap().needs_image());
+        assert_eq!(Spec::parse("dir:/a@b").unwrap().kind, Kind::Folder("/a@b".into()));
+        assert_eq!(Spec::parse("fuse-null@threads=4").unwrap().threads, Some(4));
+    }
+
+    #[test]
+    fn what_they_may_not() {
+        for (text, part) in [
+            ("zfs", "there is no engine 'zfs'"),
+            ("", "there is no engine ''"),
+            ("dir:", "needs a folder"),
+            ("quire@cache", "option=value"),
+            ("quire@cache=lots", "not a size"),
+            ("quire@orphans=none", "no switch 'orphans'"),
+            ("quire@track=folio", "no switch 'track'"),
+            ("quire@folio=2m", "no switch 'folio'"),
+            ("mount@transport=ring", "not a transport"),
+            ("mount@device=memory", "not an option"),
+            ("xfs@cache=1g", "not an option"),
+            ("mount@threads=0", "not from 1"),
+        ] {
+            let error = Spec::parse(text).unwrap_err();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+}

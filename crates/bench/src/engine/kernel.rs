@@ -1,0 +1,212 @@
+//! `xfs`, `ext4`, `btrfs`: the kernel's file systems, each on a loop device with direct I/O over the image file.
+//!
+//! Guards: [`Loop`] detaches the device, [`Mounted`] unmounts, in plain order first and lazily if something still
+//! holds it. Once mounted, the device is set to vanish with its last user, so that not even a killed run leaves
+//! more than a mount.
+
+use super::system::{Behind, Source, System};
+use super::{Workshop, skipped};
+use crate::outcome::{Outcome, Trouble, failed, os};
+use crate::target::Target;
+use quire_base::{Error, Result};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use std::ffi::{CString, OsStr};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// One of the kernel's file systems.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileSystem {
+    /// XFS.
+    Xfs,
+    /// ext4.
+    Ext4,
+    /// Btrfs.
+    Btrfs,
+}
+
+impl FileSystem {
+    fn name(self) -> &'static str {
+        match self {
+            FileSystem::Xfs => "xfs",
+            FileSystem::Ext4 => "ext4",
+            FileSystem::Btrfs => "btrfs",
+        }
+    }
+
+    /// Arguments of its mkfs: overwrite, and no discards, which would punch holes in the image.
+    fn format_arguments(self) -> &'static [&'static str] {
+        match self {
+            FileSystem::Xfs => &["-q", "-f", "-K"],
+            // Everything initialised now, and not by a thread in the background of the measurement.
+            FileSystem::Ext4 => &["-q", "-F", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"],
+            FileSystem::Btrfs => &["-q", "-f", "-K"],
+        }
+    }
+
+    /// Mount options. Btrfs discards by itself otherwise.
+    fn mount_options(self) -> &'static str {
+        match self {
+            FileSystem::Xfs | FileSystem::Ext4 => "nodiscard",
+            FileSystem::Btrfs => "nodiscard",
+        }
+    }
+}
+
+/// Formats and mounts.
+pub fn set_up(file_system: FileSystem, workshop: &Workshop<'_>) -> Outcome<Box<dyn Target>> {
+    let name = file_system.name();
+    if !rustix::process::geteuid().is_root() {
+        return Err(skipped(format!("{name} on a loop device needs root")));
+    }
+    let format = format!("mkfs.{name}");
+    for tool in [format.as_str(), "losetup"] {
+        if !is_installed(tool) {
+            return Err(skipped(format!("the program {tool} is not installed")));
+        }
+    }
+    let image = workshop.image()?;
+    let device = Loop::attach(image.path())?;
+    workshop.surroundings.interrupt.check()?;
+    run(Command::new(&format).args(file_system.format_arguments()).arg(&device.path))?;
+    let dir = workshop.folder.join(name);
+    std::fs::create_dir_all(&dir).map_err(os("making the mount point"))?;
+    let options = CString::new(file_system.mount_options()).unwrap_or_default();
+    match mount(&device.path, &dir, name, MountFlags::NOATIME, options.as_c_str()) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::NODEV) => {
+            return Err(skipped(format!("this kernel has no {name}")));
+        }
+        Err(error) => return Err(Error::os(format!("mounting {name}"), &error.into()).into()),
+    }
+    let statistics = device.statistics();
+    let mounted = Mounted { dir: dir.clone(), device, mounted: true };
+    mounted.device.vanish_when_unused();
+    Ok(Box::new(System::new(dir, Some(Source::Block(statistics)), Box::new(mounted))))
+}
+
+/// Whether a program can be found; mkfs and losetup live where users do not always look.
+fn is_installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
+    folders.into_iter().any(|folder| folder.join(program).is_file())
+}
+
+/// Runs a tool to its end, out of the reach of the terminal's Ctrl-C; its messages become the error.
+fn run(command: &mut Command) -> Result<String, Trouble> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut path = path.to_owned();
+    path.push(OsStr::new(":/usr/sbin:/sbin"));
+    command.stdin(Stdio::null()).env("PATH", path).process_group(0);
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(os(format!("starting {name}")))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(failed(format!("{name} failed ({}): {said}", output.status)));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// An attached loop device.
+struct Loop {
+    path: PathBuf,
+}
+
+impl Loop {
+    fn attach(image: &Path) -> Outcome<Loop> {
+        let attached = run(Command::new("losetup").args(["--direct-io=on", "--find", "--show"]).arg(image));
+        match attached {
+            Ok(path) if path.starts_with("/dev/") => Ok(Loop { path: path.into() }),
+            Ok(said) => Err(failed(format!("losetup said '{said}' instead of a device"))),
+            Err(Trouble::Failed(error)) => Err(skipped(format!("no loop device: {error}"))),
+            Err(trouble) => Err(trouble),
+        }
+    }
+
+    fn sysfs(&self) -> PathBuf {
+        Path::new("/sys/block").join(self.path.file_name().unwrap_or_default())
+    }
+
+    fn statistics(&self) -> PathBuf {
+        self.sysfs().join("stat")
+    }
+
+    fn is_attached(&self) -> bool {
+        self.sysfs().join("loop/backing_file").exists()
+    }
+
+    /// Detaching a device in use makes the kernel do it at the last close.
+    fn vanish_when_unused(&self) {
+        let _ = run(Command::new("losetup").arg("--detach").arg(&self.path));
+    }
+
+    /// Detaches and waits until it is.
+    fn detach(&self, patience: Duration) -> Result<()> {
+        let start = Instant::now();
+        while self.is_attached() {
+            self.vanish_when_unused();
+            if start.elapsed() > patience {
+                return Err(Error::new(
+                    quire_base::ErrorKind::Busy,
+                    format!("{} is still in use and vanishes with its last user", self.path.display()),
+                ));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        if let Err(error) = self.detach(Duration::from_secs(30)) {
+            eprintln!("bench: {error}");
+        }
+    }
+}
+
+/// A mount, and the device under it.
+struct Mounted {
+    dir: PathBuf,
+    device: Loop,
+    mounted: bool,
+}
+
+impl Mounted {
+    fn unmount(&mut self) -> Result<()> {
+        if !std::mem::take(&mut self.mounted) {
+            return Ok(());
+        }
+        let start = Instant::now();
+        loop {
+            match unmount(&self.dir, UnmountFlags::empty()) {
+                Ok(()) => return Ok(()),
+                Err(rustix::io::Errno::BUSY) if start.elapsed() < Duration::from_secs(5) => {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                Err(error) => {
+                    let doing = format!("unmounting {}", self.dir.display());
+                    return unmount(&self.dir, UnmountFlags::DETACH)
+                        .map_err(|_| Error::os(doing, &error.into()));
+                }
+            }
+        }
+    }
+}
+
+impl Behind for Mounted {
+    fn take_down(mut self: Box<Self>) -> Result<()> {
+        self.unmount()?;
+        self.device.detach(Duration::from_secs(30))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if let Err(error) = self.unmount() {
+            eprintln!("bench: {error}");
+        }
+    }
+}

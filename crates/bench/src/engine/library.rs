@@ -1,0 +1,130 @@
+//! `quire`: the library in this process.
+
+use super::counted::{Counted, Totals};
+use super::{Medium, Spec, Workshop};
+use crate::outcome::Outcome;
+use crate::target::{Counters, Handle, How, Target};
+use quire::{File, FormatOptions, OpenOptions, Volume, VolumeOptions};
+use quire_base::sync::{Arc, Condvar, Mutex};
+use quire_base::{BLOCK_SIZE, Error, Result};
+use quire_device::{Backend, MemoryBackend, OpenMode, open_image};
+
+/// Formats the image (or a device in memory) and opens the volume.
+pub fn set_up(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Target>> {
+    let backend: Arc<dyn Backend> = match spec.medium {
+        Medium::File => open_image(workshop.image()?.path(), OpenMode::ReadWrite)?,
+        Medium::Memory => Arc::new(MemoryBackend::new(workshop.device_bytes / BLOCK_SIZE as u64)),
+    };
+    Volume::format_backend(backend.clone(), &FormatOptions { force: true, ..FormatOptions::default() })?;
+    let totals = Arc::new(Totals::default());
+    let options = VolumeOptions { cache_bytes: Some(workshop.cache_bytes(spec)), ..VolumeOptions::default() };
+    let volume = Volume::open_backend(Arc::new(Counted::new(backend, totals.clone())), options)?;
+    Ok(Box::new(Library { volume, totals }))
+}
+
+struct Library {
+    volume: Volume,
+    totals: Arc<Totals>,
+}
+
+struct Open(File);
+
+impl Handle for Open {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        self.0.read_at(buffer, offset)
+    }
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<()> {
+        self.0.write_all_at(data, offset)
+    }
+    fn sync(&self, data_only: bool) -> Result<()> {
+        if data_only { self.0.sync_data() } else { self.0.sync_all() }
+    }
+    fn truncate(&self, size: u64) -> Result<()> {
+        self.0.set_len(size)
+    }
+}
+
+impl Library {
+    fn open_file(&self, path: &str, how: How) -> Result<File> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(how.create).append(how.append);
+        options.direct(how.direct).data_sync(how.data_sync);
+        self.volume.open_file(path, &options)
+    }
+}
+
+impl Target for Library {
+    fn open(&self, path: &str, how: How) -> Result<Arc<dyn Handle>> {
+        Ok(Arc::new(Open(self.open_file(path, how)?)))
+    }
+    fn make_folder(&self, path: &str) -> Result<()> {
+        self.volume.create_dir(path)
+    }
+    fn unlink(&self, path: &str) -> Result<()> {
+        self.volume.remove_file(path)
+    }
+    fn sync(&self) -> Result<()> {
+        self.volume.sync()
+    }
+    fn sync_many(&self, paths: &mut dyn Iterator<Item = String>, window: usize) -> Result<()> {
+        let flight = Arc::new(Flight::default());
+        let mut outcome = Ok(());
+        for path in paths {
+            flight.begin(window);
+            let started = self.open_file(&path, How::default()).map(|file| {
+                let (inode, flight) = (file.inode().clone(), flight.clone());
+                // The file is closed when its fsync is done.
+                let done = move |outcome| {
+                    drop(file);
+                    flight.end(outcome);
+                };
+                self.volume.fsync_async(&inode, false, Box::new(done));
+            });
+            if let Err(error) = started {
+                flight.end(Ok(()));
+                outcome = Err(error);
+                break;
+            }
+        }
+        outcome.and(flight.wait())
+    }
+    fn counters(&self) -> Counters {
+        Counters { orphan_claims: Some(self.volume.metrics().orphans_freed), ..self.totals.read() }
+    }
+    fn finish(self: Box<Self>) -> Result<()> {
+        self.volume.close()
+    }
+}
+
+/// Operations under way: how many, and the first error.
+#[derive(Default)]
+struct Flight {
+    state: Mutex<(usize, Option<Error>)>,
+    changed: Condvar,
+}
+
+impl Flight {
+    fn begin(&self, window: usize) {
+        let mut state = self.state.lock();
+        while state.0 >= window.max(1) {
+            self.changed.wait(&mut state);
+        }
+        state.0 += 1;
+    }
+    fn end(&self, outcome: Result<()>) {
+        let mut state = self.state.lock();
+        state.0 -= 1;
+        if let Err(error) = outcome {
+            state.1.get_or_insert(error);
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+    fn wait(&self) -> Result<()> {
+        let mut state = self.state.lock();
+        while state.0 > 0 {
+            self.changed.wait(&mut state);
+        }
+        state.1.take().map_or(Ok(()), Err)
+    }
+}

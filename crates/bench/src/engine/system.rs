@@ -1,0 +1,223 @@
+//! System calls on a folder.
+
+use crate::outcome::{Outcome, failed, os};
+use crate::target::{Counters, Handle, How, Target};
+use io_uring::{IoUring, opcode, types};
+use quire_base::sync::Arc;
+use quire_base::{Error, Result};
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// `dir:PATH`: works in a folder of its own there, removed at the end.
+pub fn set_up(path: &Path) -> Outcome<Box<dyn Target>> {
+    if !path.is_dir() {
+        return Err(failed(format!("{} is not a folder", path.display())));
+    }
+    let own = tempfile::Builder::new()
+        .prefix("quire-bench-")
+        .tempdir_in(path)
+        .map_err(os(format!("making a folder in {}", path.display())))?;
+    let statistics = own
+        .path()
+        .metadata()
+        .ok()
+        .map(|metadata| metadata.dev())
+        .map(|device| format!("/sys/dev/block/{}:{}/stat", libc::major(device), libc::minor(device)).into())
+        .filter(|file: &PathBuf| file.exists());
+    let folder = own.path().to_owned();
+    Ok(Box::new(System::new(folder, statistics.map(Source::Block), Box::new(own))))
+}
+
+/// Where bytes at the device are counted.
+pub enum Source {
+    /// A `stat` file of the block layer.
+    Block(PathBuf),
+    /// What the kernel counts for a process (a FUSE server).
+    Process(u32),
+}
+
+impl Source {
+    fn counters(&self) -> Counters {
+        match self {
+            Source::Block(file) => block_counters(&std::fs::read_to_string(file).unwrap_or_default()),
+            Source::Process(id) => {
+                let text = std::fs::read_to_string(format!("/proc/{id}/io")).unwrap_or_default();
+                let bytes = text.lines().find_map(|line| line.strip_prefix("write_bytes: "));
+                Counters {
+                    device_bytes_written: bytes.and_then(|bytes| bytes.trim().parse().ok()),
+                    ..Counters::default()
+                }
+            }
+        }
+    }
+}
+
+/// The block layer's statistics: fields 7 (sectors of 512 bytes written) and 16 (flushes).
+fn block_counters(text: &str) -> Counters {
+    let field = |n: usize| text.split_ascii_whitespace().nth(n).and_then(|value| value.parse::<u64>().ok());
+    Counters {
+        device_bytes_written: field(6).map(|sectors| sectors * 512),
+        device_flushes: field(15),
+        ..Counters::default()
+    }
+}
+
+/// A folder, and what stands behind it.
+pub struct System {
+    folder: PathBuf,
+    source: Option<Source>,
+    /// What must be taken down at the end: its own `Drop`, or [`Behind::take_down`] for errors to be heard.
+    behind: Box<dyn Behind>,
+}
+
+/// What stands behind a folder.
+pub trait Behind: Send + Sync {
+    /// Takes it down in order.
+    fn take_down(self: Box<Self>) -> Result<()>;
+}
+
+impl Behind for tempfile::TempDir {
+    fn take_down(self: Box<Self>) -> Result<()> {
+        (*self).close().map_err(os("removing the folder of the run"))
+    }
+}
+
+impl System {
+    /// A target in `folder`.
+    pub fn new(folder: PathBuf, source: Option<Source>, behind: Box<dyn Behind>) -> System {
+        System { folder, source, behind }
+    }
+
+    fn open_file(&self, path: &str, how: How) -> Result<File> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(how.create).append(how.append);
+        let direct = if how.direct { libc::O_DIRECT } else { 0 };
+        let data_sync = if how.data_sync { libc::O_DSYNC } else { 0 };
+        options.custom_flags(direct | data_sync);
+        options.open(self.folder.join(path)).map_err(os(format!("opening {path}")))
+    }
+}
+
+struct Open(File);
+
+impl Handle for Open {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        self.0.read_at(buffer, offset).map_err(os("reading"))
+    }
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<()> {
+        self.0.write_all_at(data, offset).map_err(os("writing"))
+    }
+    fn sync(&self, data_only: bool) -> Result<()> {
+        if data_only { self.0.sync_data() } else { self.0.sync_all() }.map_err(os("fsync"))
+    }
+    fn truncate(&self, size: u64) -> Result<()> {
+        self.0.set_len(size).map_err(os("truncating"))
+    }
+}
+
+impl Target for System {
+    fn open(&self, path: &str, how: How) -> Result<Arc<dyn Handle>> {
+        Ok(Arc::new(Open(self.open_file(path, how)?)))
+    }
+    fn make_folder(&self, path: &str) -> Result<()> {
+        std::fs::create_dir(self.folder.join(path)).map_err(os(format!("making the folder {path}")))
+    }
+    fn unlink(&self, path: &str) -> Result<()> {
+        std::fs::remove_file(self.folder.join(path)).map_err(os(format!("unlinking {path}")))
+    }
+    fn sync(&self) -> Result<()> {
+        let folder = File::open(&self.folder).map_err(os("opening the folder"))?;
+        rustix::fs::syncfs(&folder).map_err(|error| Error::os("syncfs", &error.into()))
+    }
+    fn sync_many(&self, paths: &mut dyn Iterator<Item = String>, window: usize) -> Result<()> {
+        let open = |path: String| self.open_file(&path, How::default());
+        sync_many(&mut paths.map(open), window.clamp(1, RING_MAX))
+    }
+    fn counters(&self) -> Counters {
+        self.source.as_ref().map(Source::counters).unwrap_or_default()
+    }
+    fn finish(self: Box<Self>) -> Result<()> {
+        self.behind.take_down()
+    }
+}
+
+/// Most fsyncs in one ring.
+const RING_MAX: usize = 1024;
+
+/// Makes files durable through an io_uring, `window` at a time; each is closed when its fsync is done.
+fn sync_many(files: &mut dyn Iterator<Item = Result<File>>, window: usize) -> Result<()> {
+    let mut ring = IoUring::new(window as u32).map_err(os("making an io_uring"))?;
+    let mut flying: Vec<Option<File>> = (0..window).map(|_| None).collect();
+    let mut free: Vec<usize> = (0..window).collect();
+    let mut first_error = None;
+    let mut more = true;
+    loop {
+        while more && !free.is_empty() {
+            match files.next() {
+                Some(Ok(file)) => {
+                    let Some(slot) = free.pop() else { break };
+                    let entry =
+                        opcode::Fsync::new(types::Fd(file.as_raw_fd())).build().user_data(slot as u64);
+                    flying[slot] = Some(file);
+                    // SAFETY: an fsync has no buffers; its descriptor stays open in `flying` until it completes.
+                    let pushed = unsafe { ring.submission().push(&entry) };
+                    pushed.map_err(|_| Error::invalid("the io_uring's queue is full"))?;
+                }
+                Some(Err(error)) => {
+                    first_error.get_or_insert(error);
+                    more = false;
+                }
+                None => more = false,
+            }
+        }
+        let under_way = window - free.len();
+        if under_way == 0 {
+            return first_error.map_or(Ok(()), Err);
+        }
+        // While more files wait, go on as soon as a batch of slots is free.
+        let wanted = if more { under_way.min(window / 4 + 1) } else { under_way };
+        match ring.submit_and_wait(wanted) {
+            Ok(_) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(Error::os("waiting for fsyncs", &error)),
+        }
+        let completed: Vec<_> = ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
+        for (slot, result) in completed {
+            flying[slot as usize] = None;
+            free.push(slot as usize);
+            if result < 0 {
+                let error = std::io::Error::from_raw_os_error(-result);
+                first_error.get_or_insert(Error::os("fsync", &error));
+                more = false;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_block_layer_is_read() {
+        let text = "  1 2 3 4 5 6 70 8 9 10 11 12 13 14 15 160 17\n";
+        let counters = block_counters(text);
+        assert_eq!((counters.device_bytes_written, counters.device_flushes), (Some(70 * 512), Some(160)));
+        assert_eq!(block_counters("").device_bytes_written, None);
+    }
+
+    #[test]
+    fn many_fsyncs_through_a_small_ring() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = set_up(folder.path()).unwrap();
+        for n in 0..50 {
+            target.open(&format!("f{n}"), How::create(0)).unwrap().write_at(b"x", 0).unwrap();
+        }
+        target.sync_many(&mut (0..50).map(|n| format!("f{n}")), 7).unwrap();
+        assert!(target.sync_many(&mut ["f1".to_owned(), "none".to_owned()].into_iter(), 7).is_err());
+        target.finish().unwrap();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,39 @@
+//! What the figures depend on besides the engine.
+
+use serde_json::{Map, Value, json};
+use std::path::Path;
+
+/// Bytes of memory of this machine.
+pub fn memory_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram as u64 * u64::from(info.mem_unit)
+}
+
+fn line(path: &str) -> Option<String> {
+    std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+/// Processor, memory, kernel, disk, load, and the kernel's limits of dirty memory.
+pub fn describe(folder: &Path) -> Map<String, Value> {
+    let names = rustix::system::uname();
+    let processor = line("/proc/cpuinfo").and_then(|text| {
+        let model = text.lines().find(|line| line.starts_with("model name"))?;
+        Some(model.split(':').nth(1)?.trim().to_owned())
+    });
+    let mut machine = Map::new();
+    let mut put = |name: &str, value: Value| machine.insert(name.to_owned(), value);
+    put("cpus", json!(std::thread::available_parallelism().map_or(1, usize::from)));
+    put("processor", json!(processor));
+    put("memory_bytes", json!(memory_bytes()));
+    put("kernel", json!(names.release().to_string_lossy()));
+    put("folder", json!(folder.display().to_string()));
+    put(
+        "load_before",
+        json!(line("/proc/loadavg").map(|text| text.split(' ').take(3).collect::<Vec<_>>().join(" "))),
+    );
+    put("vm_dirty_ratio", json!(line("/proc/sys/vm/dirty_ratio")));
+    put("vm_dirty_background_ratio", json!(line("/proc/sys/vm/dirty_background_ratio")));
+    put("fuse_max_pages_limit", json!(line("/proc/sys/fs/fuse/max_pages_limit")));
+    put("quire_version", json!(env!("CARGO_PKG_VERSION")));
+    machine
+}

@@ -1,0 +1,93 @@
+//! What a driver needs of an engine: named files, and the totals of what it did to its device.
+//!
+//! Calls go through `dyn`, for every engine alike, so that an indirect call is part of all figures. Paths are
+//! relative, with `/` between names.
+
+use quire_base::sync::Arc;
+use quire_base::{Error, ErrorKind, Result};
+
+/// How a file is opened. Reading and writing are always allowed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct How {
+    /// Make it if it is not there.
+    pub create: bool,
+    /// Writes go to the end.
+    pub append: bool,
+    /// O_DIRECT.
+    pub direct: bool,
+    /// O_DSYNC.
+    pub data_sync: bool,
+    /// Bytes that it will have: engines without files (raw, memcpy) set this much aside.
+    pub room: u64,
+}
+
+impl How {
+    /// Make it, with room for `room` bytes.
+    pub fn create(room: u64) -> How {
+        How { create: true, room, ..How::default() }
+    }
+}
+
+/// An open file.
+pub trait Handle: Send + Sync {
+    /// Reads; the count is short only at the end of the file.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize>;
+    /// Writes all of `data`; at the end if opened for appending.
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<()>;
+    /// fsync, or fdatasync.
+    fn sync(&self, data_only: bool) -> Result<()>;
+    /// Sets the size.
+    fn truncate(&self, _size: u64) -> Result<()> {
+        Err(unsupported("truncating"))
+    }
+}
+
+/// Totals since the engine was set up; `None` where it cannot be told.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counters {
+    /// Bytes written to the device.
+    pub device_bytes_written: Option<u64>,
+    /// Of these, bytes of files' contents.
+    pub data_bytes_written: Option<u64>,
+    /// Flushes sent to the device.
+    pub device_flushes: Option<u64>,
+    /// Writes of the journal.
+    pub log_forces: Option<u64>,
+    /// Orphans that had to be tracked.
+    pub orphan_claims: Option<u64>,
+}
+
+/// An engine that is ready.
+pub trait Target: Send + Sync {
+    /// Opens a file.
+    fn open(&self, path: &str, how: How) -> Result<Arc<dyn Handle>>;
+    /// Makes a folder.
+    fn make_folder(&self, _path: &str) -> Result<()> {
+        Err(unsupported("folders"))
+    }
+    /// Takes a name away.
+    fn unlink(&self, _path: &str) -> Result<()> {
+        Err(unsupported("unlinking"))
+    }
+    /// Makes everything durable.
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+    /// Opens each path and makes it durable, with up to `window` of them under way at a time; returns when all are.
+    fn sync_many(&self, _paths: &mut dyn Iterator<Item = String>, _window: usize) -> Result<()> {
+        Err(unsupported("asynchronous fsync"))
+    }
+    /// Totals so far.
+    fn counters(&self) -> Counters {
+        Counters::default()
+    }
+    /// Ends it in order: everything written, nothing left behind. Dropping it does the same without telling of
+    /// errors.
+    fn finish(self: Box<Self>) -> Result<()> {
+        Ok(())
+    }
+}
+
+fn unsupported(what: &str) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("this engine has no {what}"))
+}

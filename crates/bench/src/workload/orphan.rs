@@ -1,0 +1,148 @@
+//! `orphan`: what makes a file system remember inodes across a crash. Each thread shrinks its own fully written file
+//! step by step; or it creates a file, unlinks it while it is open, and closes it. The final force is inside the time.
+
+use super::{Context, Work, fields, fill, needs_files};
+use crate::arguments;
+use crate::drive::{Part, Stage, Until, drive};
+use crate::engine::Kind;
+use crate::outcome::Outcome;
+use crate::sample::{Figures, Sample};
+use crate::target::{Handle, How, Target};
+use quire_base::Result;
+use quire_base::sync::Arc;
+use serde_json::{Map, Value, json};
+use std::time::Instant;
+
+/// Operations between two looks at the time and two steps of the progress line.
+const BATCH: u64 = 64;
+/// Bytes of all files of one pass at most, where a time is asked for and passes follow each other.
+const PASS_BYTES: u64 = 1 << 30;
+
+/// The workload.
+pub struct Orphan(pub arguments::Orphan);
+
+impl Orphan {
+    /// Operations of a thread in one pass.
+    fn pass_operations(&self, seconds: Option<f64>) -> u64 {
+        let fits = PASS_BYTES / (self.0.threads as u64 * self.0.step).max(1);
+        if seconds.is_some() && !self.0.unlink_open { self.0.ops.min(fits.max(1)) } else { self.0.ops }
+    }
+
+    /// Makes the files of a pass whole; gives them.
+    fn files(
+        &self,
+        target: &dyn Target,
+        operations: u64,
+        context: &Context<'_>,
+    ) -> Outcome<Vec<Arc<dyn Handle>>> {
+        let bytes = operations * self.0.step;
+        let mut files = Vec::new();
+        for thread in 0..self.0.threads {
+            context.phase("filling the files")?;
+            let file = target.open(&format!("f{thread}"), How::create(bytes))?;
+            fill(&*file, bytes, false, context)?;
+            files.push(file);
+        }
+        target.sync()?;
+        Ok(files)
+    }
+
+    fn shrink(&self, file: &dyn Handle, operations: u64, stage: &Stage) -> Result<u64> {
+        for done in 0..operations {
+            if done.is_multiple_of(BATCH) {
+                stage.advance(BATCH);
+                if stage.is_over() {
+                    return Ok(done);
+                }
+            }
+            file.truncate((operations - done - 1) * self.0.step)?;
+        }
+        Ok(operations)
+    }
+
+    fn unlink_open(&self, target: &dyn Target, thread: usize, operations: u64, stage: &Stage) -> Result<u64> {
+        for done in 0..operations {
+            if done.is_multiple_of(BATCH) {
+                stage.advance(BATCH);
+                if stage.is_over() {
+                    return Ok(done);
+                }
+            }
+            let path = format!("u{thread}-{done}");
+            let file = target.open(&path, How::create(0))?;
+            target.unlink(&path)?;
+            drop(file);
+        }
+        Ok(operations)
+    }
+}
+
+impl Work for Orphan {
+    fn name(&self) -> &'static str {
+        "orphan"
+    }
+
+    fn params(&self) -> Map<String, Value> {
+        let options = &self.0;
+        fields([
+            ("threads", json!(options.threads)),
+            ("ops", json!(options.ops)),
+            ("step", json!(options.step)),
+            ("unlink_open", json!(options.unlink_open)),
+        ])
+    }
+
+    fn file_bytes(&self) -> u64 {
+        if self.0.unlink_open { 0 } else { self.0.threads as u64 * self.0.ops * self.0.step }
+    }
+
+    fn device_bytes(&self, _seconds: f64) -> u64 {
+        self.file_bytes() + self.file_bytes() / 4 + (1 << 30)
+    }
+
+    fn refuses(&self, kind: &Kind) -> Option<String> {
+        needs_files(kind)
+    }
+
+    fn run(&self, target: &dyn Target, context: &Context<'_>) -> Outcome<Sample> {
+        let wanted = context.seconds.unwrap_or(0.0);
+        let operations = self.pass_operations(context.seconds);
+        let total = operations * self.0.threads as u64;
+        let mut sample = Sample::default();
+        loop {
+            let files =
+                if self.0.unlink_open { Vec::new() } else { self.files(target, operations, context)? };
+            let before = target.counters();
+            let part = |thread: usize| -> Part<'_, u64> {
+                match files.get(thread) {
+                    Some(file) => Box::new(move |stage| self.shrink(&**file, operations, stage)),
+                    None => Box::new(move |stage| self.unlink_open(target, thread, operations, stage)),
+                }
+            };
+            let parts = (0..self.0.threads).map(part).collect();
+            context.phase("making orphans")?;
+            let (done, elapsed) = drive(context.surroundings, Until::Done(total), parts)?;
+            let force = Instant::now();
+            target.sync()?;
+            sample.add("seconds", elapsed.as_secs_f64() + force.elapsed().as_secs_f64());
+            sample.add("operations", done.iter().sum::<u64>() as f64);
+            sample.add_growth("claims", before.orphan_claims, target.counters().orphan_claims);
+            if sample.sum("seconds") >= wanted {
+                return Ok(sample);
+            }
+        }
+    }
+
+    fn headline(&self) -> &'static str {
+        "ops_s"
+    }
+
+    fn figures(&self, sample: &Sample) -> Figures {
+        let mut figures = Figures::default();
+        figures.push("ops_s", sample.rate("operations", "seconds"));
+        figures.push("time_s", sample.sum("seconds"));
+        figures.push("operations", sample.sum("operations"));
+        figures.push_known("orphan_claims", sample.known("claims"));
+        figures
+    }
+}

@@ -1,0 +1,103 @@
+//! The probe on the folder for temporary files, and the lab with every scheme.
+
+use bench::arguments::{Lab, Probe};
+use bench::interrupt::Interrupt;
+use bench::lab;
+use bench::outcome::Trouble;
+use bench::probe;
+use bench::progress::Progress;
+
+fn arguments(dir: &std::path::Path) -> Probe {
+    Probe { seconds: 0.1, json: false, direct_load: false, seed: 1, dir: dir.to_owned() }
+}
+
+#[test]
+fn a_probe_asks_every_question_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    for direct_load in [false, true] {
+        let arguments = Probe { direct_load, ..arguments(folder.path()) };
+        let findings = probe::probe(&arguments, &Interrupt::none(), &Progress::hidden()).unwrap();
+        let json = findings.json();
+        let names: Vec<&str> =
+            json["findings"].as_array().unwrap().iter().map(|f| f["name"].as_str().unwrap()).collect();
+        assert_eq!(
+            names,
+            [
+                "torn_4k",
+                "torn_16k",
+                "torn_64k",
+                "torn_1m",
+                "lost_appends_buffered",
+                "interleaved_appends_buffered",
+                "lost_appends_direct",
+                "interleaved_appends_direct",
+                "size_before_data",
+                "partial_appends",
+                "stale_buffered",
+                "stale_direct_after_buffered",
+                "stale_buffered_after_direct",
+                "stale_direct_after_direct",
+                "stale_both",
+                "readers_starvation",
+                "writers_starvation",
+            ]
+        );
+        for finding in json["findings"].as_array().unwrap() {
+            match finding["answer"].as_str().unwrap() {
+                "not tried" => assert!(finding["why"].as_str().unwrap().contains("O_DIRECT")),
+                "yes" => assert!(finding["found"].as_u64().unwrap() > 0),
+                "no" => assert!(finding["found"] == 0 && finding["of"].is_u64()),
+                other => panic!("{other}"),
+            }
+        }
+        // Every kernel keeps these promises.
+        for name in ["lost_appends_buffered", "stale_buffered"] {
+            assert!(!findings.findings.iter().any(|f| f.name == name && f.is_found()), "{name}");
+        }
+        assert_eq!(findings.table().lines().count(), names.len() + 1);
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_probe_of_nothing_is_refused() {
+    let outcome =
+        probe::probe(&arguments("/nowhere/at/all".as_ref()), &Interrupt::none(), &Progress::hidden());
+    assert!(matches!(outcome.map(drop), Err(Trouble::Usage(_))));
+}
+
+fn lab_of(schemes: &[&str], bs: u64) -> Lab {
+    Lab {
+        seconds: 0.4,
+        readers: 2,
+        writers: 2,
+        bs,
+        size: 2 << 20,
+        schemes: schemes.iter().map(|&name| name.to_owned()).collect(),
+        seed: 1,
+        json: None,
+    }
+}
+
+#[test]
+fn schemes_that_promise_it_do_not_tear_and_the_one_that_does_not_is_seen() {
+    // Two blocks of 1 MiB: every reader meets every writer.
+    let findings = lab::lab(&lab_of(&[], 1 << 20), &Interrupt::none(), &Progress::hidden()).unwrap();
+    for scheme in lab::schemes::ALL {
+        let figures = findings.figures(scheme.name).unwrap();
+        assert!(figures.get("checked_reads").unwrap() > 0.0, "{}", scheme.name);
+        if scheme.name != "no-read-lock" {
+            assert_eq!(figures.get("torn_reads"), Some(0.0), "{}", scheme.name);
+        }
+    }
+    assert_eq!(findings.table().lines().count(), lab::schemes::ALL.len() + 1);
+    let long = Lab { seconds: 2.0, ..lab_of(&["no-read-lock"], 1 << 20) };
+    let findings = lab::lab(&long, &Interrupt::none(), &Progress::hidden()).unwrap();
+    assert!(findings.figures("no-read-lock").unwrap().get("torn_reads").unwrap() > 0.0);
+}
+
+#[test]
+fn an_unknown_scheme_is_named() {
+    let outcome = lab::lab(&lab_of(&["hope"], 4096), &Interrupt::none(), &Progress::hidden());
+    assert!(matches!(outcome.map(drop), Err(Trouble::Usage(message)) if message.contains("'hope'")));
+}

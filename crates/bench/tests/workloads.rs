@@ -1,0 +1,217 @@
+//! Every workload on the library, and on the limits it is compared with, small and short.
+
+use bench::arguments::Bench;
+use bench::interrupt::Interrupt;
+use bench::outcome::Trouble;
+use bench::progress::Progress;
+use bench::report::{Report, Status, plot, table};
+use bench::run::{self, Host};
+use clap::Parser;
+use std::time::Duration;
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    bench: Bench,
+}
+
+fn host() -> Host {
+    Host { program: None, interrupt: Interrupt::none(), progress: Progress::hidden() }
+}
+
+/// Runs a command line in a folder of its own; nothing may be left in it.
+fn measure(line: &str) -> Result<Report, Trouble> {
+    let folder = tempfile::tempdir().unwrap();
+    let words = std::iter::once("bench").chain(line.split(' ')).map(str::to_owned);
+    let words = words.chain(["--dir".to_owned(), folder.path().display().to_string()]);
+    let line = Line::try_parse_from(words).unwrap_or_else(|error| panic!("{error}"));
+    let outcome = run::measure(&line.bench.workload, &host());
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "something was left behind");
+    outcome
+}
+
+fn report(line: &str) -> Report {
+    let report = measure(line).unwrap_or_else(|trouble| panic!("{line}: {trouble}"));
+    for row in &report.rows {
+        assert_eq!(row.status, Status::Ok, "{line}: {}", row.engine);
+    }
+    report
+}
+
+/// Every figure of every engine is there; those that must not be zero are not.
+fn check(report: &Report, positive: &[&str], present: &[&str]) {
+    let json = report.json();
+    for result in json["results"].as_array().unwrap() {
+        for name in positive {
+            assert!(result[name].as_f64().is_some_and(|value| value > 0.0), "{name} in {result}");
+        }
+        for name in present {
+            assert!(result[name].is_number(), "{name} in {result}");
+        }
+    }
+}
+
+#[test]
+fn mixed() {
+    let report =
+        report("mixed --engines quire@device=memory,memcpy --seconds 1 --size 16m --readers 2 --writers 2");
+    let positive = [
+        "read_mib_s",
+        "write_mib_s",
+        "read_p50_us",
+        "read_p99_us",
+        "read_p999_us",
+        "write_p50_us",
+        "write_p99_us",
+        "write_p999_us",
+        "checked_reads",
+    ];
+    check(&report, &positive, &["torn_reads"]);
+    assert_eq!(report.rows[0].figures.get("torn_reads"), Some(0.0));
+    let json = report.json();
+    assert_eq!((&json["workload"], &json["params"]["bs"]), (&"mixed".into(), &"4k".into()));
+    assert!(json["machine"]["cpus"].as_u64().unwrap() > 0);
+    let text = table::render(&report);
+    assert_eq!(text.lines().count(), 3, "{text}");
+    let folder = tempfile::tempdir().unwrap();
+    let drawing = folder.path().join("out.svg");
+    plot::draw(&report, &drawing).unwrap();
+    let svg = std::fs::read_to_string(drawing).unwrap();
+    assert!(svg.starts_with("<svg") && svg.contains("memcpy") && svg.contains("read_p999_us"));
+}
+
+#[test]
+fn dirty() {
+    let report = report("dirty --engines quire,raw --seconds 1 --size 1m --jobs 2");
+    check(
+        &report,
+        &["write_mib_s", "iops", "bytes_written", "device_bytes_written", "write_amplification"],
+        &[],
+    );
+    // Only what is dirty is written, and everything is: each write is durable before the next.
+    let amplification = report.rows[0].figures.get("data_write_amplification").unwrap();
+    assert!((0.99..1.05).contains(&amplification), "{amplification}");
+    let raw = report.rows[1].figures.get("write_amplification").unwrap();
+    assert!((raw - 1.0).abs() < 0.01);
+    check(
+        &self::report("dirty --engines quire@device=memory --seconds 1 --size 1m --sync none --one-file"),
+        &["iops"],
+        &[],
+    );
+}
+
+#[test]
+fn fsync() {
+    let figures = ["files_s", "fsync_pass_s", "log_forces", "device_flushes"];
+    check(&report("fsync --engines quire@device=memory --threads 2 --files 200"), &figures, &[]);
+    let many = report("fsync --engines quire@device=memory --files 500 --mode async --seconds 1");
+    check(&many, &figures, &[]);
+    let lone = report("fsync --engines quire@device=memory --files 100 --background --seconds 1");
+    check(&lone, &["lone_p50_us", "lone_p99_us", "lone_idle_p99_us"], &["files_s"]);
+}
+
+#[test]
+fn append() {
+    for line in [
+        "append --engines quire,raw --seconds 1 --bs 4k",
+        "append --engines quire@device=memory --seconds 1 --threads 2 --bs 100",
+        "append --engines quire@device=memory --seconds 1 --overwrite",
+    ] {
+        check(&report(line), &["ops_s", "p50_us", "p99_us"], &[]);
+    }
+}
+
+#[test]
+fn orphan() {
+    let shrunk = report("orphan --engines quire@device=memory --threads 2 --ops 500");
+    check(&shrunk, &["ops_s", "time_s"], &["orphan_claims"]);
+    assert_eq!(shrunk.rows[0].figures.get("operations"), Some(1000.0));
+    let unlinked = report("orphan --engines quire@device=memory --threads 2 --ops 500 --unlink-open");
+    assert_eq!(unlinked.rows[0].figures.get("orphan_claims"), Some(1000.0));
+}
+
+#[test]
+fn creat() {
+    check(&report("creat --engines quire@device=memory --threads 2 --ops 500"), &["ops_s", "time_s"], &[]);
+    check(
+        &report("creat --engines quire@device=memory --private-dirs --threads 2 --seconds 1"),
+        &["ops_s"],
+        &[],
+    );
+}
+
+#[test]
+fn a_folder_is_an_engine() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().display();
+    check(&report(&format!("creat --engines dir:{dir} --ops 100")), &["ops_s"], &[]);
+    check(&report(&format!("fsync --engines dir:{dir} --files 20 --mode async")), &["files_s"], &[]);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    let gone = measure("creat --engines dir:/nowhere/at/all --ops 1").unwrap();
+    assert!(matches!(&gone.rows[0].status, Status::Failed(why) if why.contains("not a folder")));
+    assert!(gone.has_failed());
+}
+
+#[test]
+fn variants_of_an_engine_alternate() {
+    let report =
+        report("creat --engines quire@device=memory,quire@device=memory@cache=64m --ops 100 --rounds 2");
+    assert!(report.rows.iter().all(|row| row.rounds.len() == 2));
+    assert_eq!(report.json()["results"][1]["rounds"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn what_does_not_fit_is_skipped_and_said() {
+    let report = measure("creat --engines memcpy,raw,fuse-null,quire@device=memory --ops 10").unwrap();
+    for row in &report.rows[..3] {
+        assert!(matches!(&row.status, Status::Skipped(why) if !why.is_empty()), "{}", row.engine);
+    }
+    assert_eq!(report.rows[3].status, Status::Ok);
+    assert!(table::render(&report).contains("memcpy: skipped: memcpy is a limit of mixed only"));
+    // This test program has no `quire` to serve a mount with, or no right to mount: said, not failed.
+    let report = measure("mixed --engines fuse-null --size 1m --seconds 0.1").unwrap();
+    assert!(matches!(report.rows[0].status, Status::Skipped(_)));
+}
+
+#[test]
+fn bad_options_are_refused_before_anything_runs() {
+    for (line, part) in [
+        ("mixed --engines zfs", "no engine 'zfs'"),
+        ("mixed --bs 4k --size 1k", "larger than --size"),
+        ("mixed --readers 0 --writers 0", "neither a reader nor a writer"),
+        ("mixed --plot out.png", "end with .svg"),
+        ("mixed --json /nowhere/at/all.json", "cannot be written"),
+        ("dirty --track folio", "no switch 'track'"),
+        ("dirty --folio 64k", "no switch 'folio'"),
+        ("orphan --orphans none", "no switch 'orphans'"),
+    ] {
+        match measure(line) {
+            Err(Trouble::Usage(message)) => assert!(message.contains(part), "{line}: {message}"),
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+    for line in
+        ["", "mixed --readers -1", "mixed --ops 5", "creat --readers 5", "mixed --seconds 0", "creat --ops 0"]
+    {
+        let words = std::iter::once("bench").chain(line.split(' '));
+        assert!(Line::try_parse_from(words).is_err(), "{line}");
+    }
+}
+
+#[test]
+fn an_interrupt_ends_a_run_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().display().to_string();
+    let line =
+        ["bench", "mixed", "--engines", "quire,memcpy", "--size", "8m", "--seconds", "600", "--dir", &dir];
+    let line = Line::try_parse_from(line).unwrap();
+    let host = host();
+    let interrupt = host.interrupt.clone();
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| run::measure(&line.bench.workload, &host));
+        std::thread::sleep(Duration::from_millis(1500));
+        interrupt.raise();
+        assert!(matches!(run.join().unwrap(), Err(Trouble::Interrupted)));
+    });
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}

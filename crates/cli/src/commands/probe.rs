@@ -1,0 +1,22 @@
+//! `quire probe`: what the file system under a folder really promises, found out by racing it.
+
+use bench::arguments::Probe;
+use bench::interrupt::Interrupt;
+use bench::probe;
+use bench::progress::Progress;
+
+use super::bench::failure;
+use crate::exit::Outcome;
+use crate::output;
+
+/// Races, and prints one table (or JSON).
+pub fn run(arguments: &Probe) -> Outcome {
+    let interrupt = Interrupt::on_signals();
+    let findings = probe::probe(arguments, &interrupt, &Progress::new()).map_err(failure)?;
+    if arguments.json {
+        output::line(format_args!("{:#}", findings.json()));
+    } else {
+        output::line(findings.table().trim_end());
+    }
+    Ok(())
+}

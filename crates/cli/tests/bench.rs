@@ -1,0 +1,161 @@
+//! `quire bench` and `quire probe` as programs: files that they write, what they leave behind, what they say.
+
+mod common;
+
+use common::{QUIRE, can_mount, text};
+use rustix::process::Signal;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn bench(dir: &Path, line: &str) -> Command {
+    let mut command = Command::new(QUIRE);
+    command.arg("bench").args(line.split(' ')).arg("--dir").arg(dir).stdin(Stdio::null());
+    command
+}
+
+fn json(file: &Path) -> serde_json::Value {
+    serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap()
+}
+
+fn is_empty(dir: &Path) -> bool {
+    std::fs::read_dir(dir).unwrap().count() == 0
+}
+
+/// Nothing is mounted in the folder, and no loop device holds a file of it.
+fn assert_nothing_left(dir: &Path) {
+    let name = dir.display().to_string();
+    assert!(is_empty(dir), "files are left in {name}");
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.contains(&name), "a mount is left in {name}");
+    for device in std::fs::read_dir("/sys/block").unwrap().flatten() {
+        let file = std::fs::read_to_string(device.path().join("loop/backing_file")).unwrap_or_default();
+        assert!(!file.contains(&name), "{:?} is left", device.file_name());
+    }
+    for process in std::fs::read_dir("/proc").unwrap().flatten() {
+        let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+        assert!(!String::from_utf8_lossy(&line).contains(&name), "process {:?} is left", process.file_name());
+    }
+}
+
+#[test]
+fn a_mount_and_a_kernel_file_system_are_measured_and_taken_down() {
+    if !can_mount("a_mount_and_a_kernel_file_system_are_measured_and_taken_down") {
+        return;
+    }
+    let (work, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let file = out.path().join("out.json");
+    let line = "mixed --engines quire,mount,fuse-null,ext4 --seconds 0.5 --size 8m --readers 2 --writers 2";
+    let output = bench(work.path(), line).arg("--json").arg(&file).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let results = json(&file)["results"].clone();
+    for (n, name) in ["quire", "mount", "fuse-null", "ext4"].into_iter().enumerate() {
+        assert_eq!(results[n]["engine"], name);
+        match results[n]["status"].as_str().unwrap() {
+            "ok" => assert!(results[n]["read_mib_s"].as_f64().unwrap() > 0.0),
+            // Containers may have no loop devices.
+            status => assert!(status == "skipped" && name == "ext4", "{}", results[n]),
+        }
+    }
+    assert_eq!(results[1]["torn_reads"], 0);
+    assert_nothing_left(work.path());
+}
+
+#[test]
+fn a_signal_leaves_nothing_behind() {
+    if !can_mount("a_signal_leaves_nothing_behind") {
+        return;
+    }
+    for (engine, signal) in [("mount", Signal::INT), ("ext4", Signal::TERM), ("quire", Signal::INT)] {
+        let work = tempfile::tempdir().unwrap();
+        let line = format!("mixed --engines {engine} --seconds 600 --size 8m");
+        let child = bench(work.path(), &line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        std::thread::sleep(Duration::from_secs(5));
+        rustix::process::kill_process(rustix::process::Pid::from_child(&child), signal).unwrap();
+        let start = Instant::now();
+        let output: Output = child.wait_with_output().unwrap();
+        assert!(start.elapsed() < Duration::from_secs(60));
+        // 0: skipped, where there are no loop devices.
+        let code = output.status.code();
+        assert!(code == Some(130) || (engine == "ext4" && code == Some(0)), "{engine}: {}", text(&output));
+        assert_nothing_left(work.path());
+    }
+}
+
+#[test]
+fn an_ordinary_user_is_told_what_was_skipped_and_why() {
+    let (work, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let file = out.path().join("out.json");
+    // A program that everybody may run, in a folder that everybody may write.
+    let program = out.path().join("quire");
+    std::fs::copy(QUIRE, &program).unwrap();
+    for path in [work.path(), out.path(), program.as_path()] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    let mut command = Command::new(&program);
+    command.args(["bench", "creat", "--engines", "quire@device=memory,xfs,ext4,btrfs,raw", "--ops", "50"]);
+    command.arg("--dir").arg(work.path()).arg("--json").arg(&file).stdin(Stdio::null());
+    if rustix::process::geteuid().is_root() {
+        command.uid(65534).gid(65534);
+    }
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let results = json(&file)["results"].clone();
+    assert_eq!(results[0]["status"], "ok");
+    for n in 1..=3 {
+        assert_eq!(results[n]["status"], "skipped", "{}", results[n]);
+        assert!(results[n]["why"].as_str().unwrap().contains("needs root"), "{}", results[n]);
+    }
+    assert_eq!(results[4]["why"], "the bare image has no files");
+    assert!(text(&output).contains("xfs: skipped: xfs on a loop device needs root"));
+    assert_nothing_left(work.path());
+}
+
+#[test]
+fn wrong_calls_are_told_apart() {
+    let work = tempfile::tempdir().unwrap();
+    for (line, code, part) in [
+        ("mixed --engines zfs", 1, "there is no engine 'zfs'"),
+        ("mixed --bs 5", 1, "multiple of 8"),
+        ("dirty --track folio", 1, "no switch 'track'"),
+        ("creat --readers 2", 1, "--readers"),
+        ("sideways", 1, "sideways"),
+        ("mixed --size 1000t", 32, "MiB of room"),
+    ] {
+        let output = bench(work.path(), line).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{line}: {}", text(&output));
+        assert!(text(&output).contains(part), "{line}: {}", text(&output));
+        assert!(is_empty(work.path()));
+    }
+    let output = Command::new(QUIRE).args(["bench", "creat", "--dir", "/nowhere/at/all"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+}
+
+#[test]
+fn a_probe_of_a_mount_finds_nothing() {
+    if !can_mount("a_probe_of_a_mount_finds_nothing") {
+        return;
+    }
+    let mut volume = common::Volume::new("1G");
+    volume.mount();
+    let probe = |options: &[&str]| {
+        let output = Command::new(QUIRE)
+            .args(["probe", "--seconds", "0.5", "--json"])
+            .args(options)
+            .arg(volume.mountpoint())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        for finding in report["findings"].as_array().unwrap() {
+            // Who starves is a matter of the machine's load too.
+            if !finding["name"].as_str().unwrap().ends_with("starvation") {
+                assert_eq!(finding["answer"], "no", "{finding}");
+            }
+        }
+    };
+    probe(&[]);
+    probe(&["--direct-load"]);
+}

@@ -1,0 +1,110 @@
+//! Power cuts under real databases on a real mount, a few of each; `scripts/powercut` does many. And the proof that
+//! the checks can fail: two devices whose flushes do nothing.
+
+use powercut::backend::Honesty;
+use powercut::campaign::{self, Options, Program, Report};
+use powercut::failure::Failure;
+use powercut::postgres::Postgres;
+use powercut::postgres::cluster::Installation;
+use powercut::sqlite::Sqlite;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+/// Cuts within which a lie must be found out.
+const CUTS_MAX: u64 = 50;
+
+fn executable() -> PathBuf {
+    PathBuf::from(env!("CARGO_BIN_EXE_powercut"))
+}
+
+/// True if this machine can mount; else says loudly that the test skips.
+fn can_mount(test: &str) -> bool {
+    let fuse = Path::new("/dev/fuse").exists();
+    let may = rustix::process::geteuid().is_root()
+        || std::env::var_os("PATH").is_some_and(|path| {
+            std::env::split_paths(&path).any(|folder| folder.join("fusermount3").exists())
+        });
+    if !(fuse && may) {
+        eprintln!(
+            "\n*** SKIPPED {test}: needs /dev/fuse (here: {fuse}), and root or fusermount3 (here: {may}) ***\n"
+        );
+    }
+    fuse && may
+}
+
+/// None: says loudly that the test skips.
+fn postgres(test: &str) -> Option<Postgres> {
+    match Installation::find() {
+        Ok(installation) => Some(Postgres::new(installation)),
+        Err(missing) => {
+            eprintln!("\n*** SKIPPED {test}: needs {missing} ***\n");
+            None
+        }
+    }
+}
+
+fn cut(program: &mut dyn Program, cuts: u64, honesty: Honesty) -> Report {
+    let options = Options {
+        cuts,
+        seed: 20,
+        honesty,
+        work_max: Duration::from_millis(900),
+        parent: std::env::temp_dir(),
+        executable: executable(),
+        is_verbose: true,
+    };
+    campaign::run(program, &options, &AtomicBool::new(false))
+}
+
+fn assert_good(report: &Report, cuts: u64) {
+    if let Some(folder) = &report.kept {
+        eprintln!("{}", campaign::how_to_look(folder));
+    }
+    assert!(report.is_good(), "{report:?}");
+    assert_eq!(report.cuts, cuts);
+    assert!(report.acknowledged > 20, "only {} transactions: the test tests nothing", report.acknowledged);
+}
+
+/// The failure that a lying device led to.
+fn found_out(report: Report) -> String {
+    if let Some(folder) = &report.kept {
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+    match report.failure {
+        Some(Failure::Broken(text)) => text,
+        other => panic!("{CUTS_MAX} cuts of a lying device ended with {other:?}"),
+    }
+}
+
+#[test]
+fn sqlite_survives_power_cuts() {
+    if can_mount("sqlite_survives_power_cuts") {
+        assert_good(&cut(&mut Sqlite::new(&executable()), 5, Honesty::Honest), 5);
+    }
+}
+
+#[test]
+fn postgres_survives_power_cuts() {
+    if can_mount("postgres_survives_power_cuts")
+        && let Some(mut postgres) = postgres("postgres_survives_power_cuts")
+    {
+        assert_good(&cut(&mut postgres, 3, Honesty::Honest), 3);
+    }
+}
+
+#[test]
+fn a_device_that_lies_is_found_out() {
+    if can_mount("a_device_that_lies_is_found_out") {
+        found_out(cut(&mut Sqlite::new(&executable()), CUTS_MAX, Honesty::Lies));
+    }
+}
+
+/// What this device leaves contradicts itself nowhere: only the ledgers on the host know that something is missing.
+#[test]
+fn a_device_that_lies_in_order_is_found_out_by_the_ledgers() {
+    if can_mount("a_device_that_lies_in_order_is_found_out_by_the_ledgers") {
+        let text = found_out(cut(&mut Sqlite::new(&executable()), CUTS_MAX, Honesty::LiesInOrder));
+        assert!(text.contains("were acknowledged"), "{text}");
+    }
+}

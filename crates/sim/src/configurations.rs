@@ -1,0 +1,206 @@
+//! Which sets of operations can have been done at once, and what is there then: the graph that crash images are held
+//! against.
+//!
+//! A *configuration* is a set of operations that is closed under real time (if A returned before B was called and B is
+//! in, A is in), reached by some order in which every operation answered what the model answers. Since each thread does
+//! one thing after the other, a configuration is a count for each thread, and a state of the model. The graph is
+//! searched breadth first from nothing, with a memory of what was met (Wing and Gong's search with Lowe's memo); what
+//! leads nowhere is cut off again. If the whole run cannot be reached, no order explains what it observed: the live run
+//! was not linearizable.
+//!
+//! Neighbours: [`crate::model`] answers; [`crate::oracle`] looks for a configuration that a crash image shows.
+
+use crate::model::Model;
+use crate::operation::{Operation, Outcome, Record};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::sync::Arc;
+
+/// Configurations of one size that are followed; a run that needs more is too wide to be judged.
+const WIDTH_MAX: usize = 20_000;
+
+/// See the module's documentation.
+#[derive(Clone, Debug)]
+pub struct Configuration {
+    /// Operations done by each thread.
+    pub done: Vec<usize>,
+    /// What is there then.
+    pub model: Arc<Model>,
+    /// Hash of [`Model::shapes`].
+    pub shapes_hash: u64,
+}
+
+/// All configurations that some order of the whole run passes through.
+pub struct Configurations {
+    /// Smaller ones first.
+    pub all: Vec<Configuration>,
+    /// Inodes that an operation touched, by thread and place; only those that all orders agree on.
+    pub touched: BTreeMap<(usize, usize), BTreeSet<u64>>,
+    /// The file whose size an operation changed, by thread and place; only where all orders agree that it did.
+    pub sized: BTreeMap<(usize, usize), u64>,
+}
+
+/// What orders say of each operation.
+#[derive(Default)]
+struct Seen {
+    touched: BTreeMap<(usize, usize), BTreeSet<u64>>,
+    sized: BTreeMap<(usize, usize), Option<u64>>,
+}
+
+/// A hash that is the same in every run.
+pub fn hash_of(value: &impl std::hash::Hash) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(value)
+}
+
+/// One step of the search.
+struct Node {
+    configuration: Configuration,
+    /// Places in the layer before.
+    parents: Vec<usize>,
+}
+
+/// Searches the graph; an error says why no order explains the run.
+pub fn explore(start: Model, threads: &[Vec<Record>]) -> Result<Configurations, String> {
+    let total: usize = threads.iter().map(Vec::len).sum();
+    let mut seen = Seen::default();
+    let first = configuration(vec![0; threads.len()], start);
+    let mut layers = vec![vec![Node { configuration: first, parents: Vec::new() }]];
+    for _ in 0..total {
+        let layer = next_layer(layers.last().expect("a layer"), threads, &mut seen)?;
+        layers.push(layer);
+    }
+    let sized = seen.sized.into_iter().filter_map(|(place, inode)| Some((place, inode?))).collect();
+    Ok(Configurations { all: reachable_backwards(layers), touched: seen.touched, sized })
+}
+
+fn configuration(done: Vec<usize>, model: Model) -> Configuration {
+    let shapes_hash = hash_of(&model.shapes());
+    Configuration { done, model: Arc::new(model), shapes_hash }
+}
+
+fn next_layer(
+    layer: &[Node],
+    threads: &[Vec<Record>],
+    seen: &mut Seen,
+) -> Result<Vec<Node>, String> {
+    let mut next: Vec<Node> = Vec::new();
+    let mut met: HashMap<(Vec<usize>, u64), Vec<usize>> = HashMap::new();
+    let mut refusals = Vec::new();
+    for (parent, node) in layer.iter().enumerate() {
+        for thread in 0..threads.len() {
+            let done = &node.configuration.done;
+            let Some(record) = threads[thread].get(done[thread]) else { continue };
+            if !may_come_next(record, thread, done, threads) {
+                continue;
+            }
+            let mut model = (*node.configuration.model).clone();
+            let touches = touched_by(&model, record);
+            if let Err(refusal) = model.apply(record.id, &record.operation, &record.outcome) {
+                if refusals.len() < 4 {
+                    refusals.push(format!("thread {thread}, {:?}: {refusal}", record.id));
+                }
+                continue;
+            }
+            let place = (thread, done[thread]);
+            let sized = sized_by(&node.configuration.model, &model, record);
+            seen.sized.entry(place).and_modify(|known| *known = known.filter(|_| sized.is_some())).or_insert(sized);
+            seen.touched
+                .entry(place)
+                .and_modify(|known| *known = known.intersection(&touches).copied().collect())
+                .or_insert(touches);
+            let mut done = done.clone();
+            done[thread] += 1;
+            let same = met.entry((done.clone(), hash_of(&model))).or_default();
+            match same.iter().find(|&&at| *next[at].configuration.model == model) {
+                Some(&at) => next[at].parents.push(parent),
+                None => {
+                    same.push(next.len());
+                    next.push(Node { configuration: configuration(done, model), parents: vec![parent] });
+                }
+            }
+        }
+    }
+    if next.is_empty() {
+        return Err(format!("no order explains the answers: {}", refusals.join("; ")));
+    }
+    if next.len() > WIDTH_MAX {
+        return Err(format!("more than {WIDTH_MAX} configurations of one size: too wide to be judged"));
+    }
+    Ok(next)
+}
+
+/// Everything that returned before this operation was called is done.
+fn may_come_next(record: &Record, thread: usize, done: &[usize], threads: &[Vec<Record>]) -> bool {
+    threads.iter().enumerate().all(|(other, records)| {
+        other == thread || records.get(done[other]).is_none_or(|next| !next.is_before(record))
+    })
+}
+
+/// The inodes that an operation reads or changes, besides those that it is about to make.
+fn touched_by(model: &Model, record: &Record) -> BTreeSet<u64> {
+    let mut touched = BTreeSet::new();
+    let named = |directory: &u64, name: &crate::operation::Name| {
+        model.inode(*directory).and_then(|inode| inode.shape.entries.get(name).copied())
+    };
+    match &record.operation {
+        Operation::Create { directory, .. } | Operation::Symlink { directory, .. } => {
+            touched.insert(*directory);
+        }
+        Operation::Link { inode, directory, .. } => touched.extend([*inode, *directory]),
+        Operation::Unlink { directory, name } | Operation::RemoveDirectory { directory, name } => {
+            touched.insert(*directory);
+            touched.extend(named(directory, name));
+        }
+        // Two names of one inode: nothing happens.
+        Operation::Rename { from, name, to, to_name, .. } if named(from, name) == named(to, to_name) => {}
+        Operation::Rename { from, name, to, to_name, .. } => {
+            touched.extend([*from, *to]);
+            touched.extend(named(from, name));
+            touched.extend(named(to, to_name));
+        }
+        Operation::ChangeMode { inode, .. }
+        | Operation::ChangeOwner { inode, .. }
+        | Operation::SetXattr { inode, .. }
+        | Operation::RemoveXattr { inode, .. }
+        | Operation::Write { inode, .. }
+        | Operation::Truncate { inode, .. }
+        | Operation::Allocate { inode, .. } => {
+            touched.insert(*inode);
+        }
+        _ => {}
+    }
+    if let Outcome::Inode(inode) = record.outcome {
+        touched.insert(inode);
+    }
+    touched
+}
+
+/// The file whose size an operation changed or set, if it did.
+fn sized_by(before: &Model, after: &Model, record: &Record) -> Option<u64> {
+    let size = |model: &Model, inode: u64| model.inode(inode).map(|inode| inode.file.size);
+    match record.operation {
+        Operation::Truncate { inode, .. } => Some(inode),
+        Operation::Write { inode, .. } | Operation::Allocate { inode, .. } => {
+            (size(before, inode) != size(after, inode)).then_some(inode)
+        }
+        _ => None,
+    }
+}
+
+/// Keeps what leads to the whole run.
+fn reachable_backwards(mut layers: Vec<Vec<Node>>) -> Vec<Configuration> {
+    let mut wanted: Vec<bool> = vec![true; layers.last().map_or(0, Vec::len)];
+    let mut kept = Vec::new();
+    while let Some(layer) = layers.pop() {
+        let mut before = vec![false; layers.last().map_or(0, Vec::len)];
+        for (node, wanted) in layer.into_iter().zip(wanted) {
+            if wanted {
+                node.parents.iter().for_each(|&parent| before[parent] = true);
+                kept.push(node.configuration);
+            }
+        }
+        wanted = before;
+    }
+    kept.reverse();
+    kept
+}

@@ -1,0 +1,172 @@
+//! What the crash images of a run reached: counters that say whether a run without a finding means anything.
+//!
+//! Neighbours: [`crate::levels`] counts; the tests ask for a minimum of each.
+
+use crate::operation::{OpId, Outcome};
+use crate::run::Worked;
+use quire::ErrorKind;
+use quire_device::IoClass;
+use quire_device::simulated::Event;
+use std::collections::BTreeMap;
+use std::fmt;
+
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])* $name:ident = $text:literal,)*) => {
+        /// Images examined, and how many of them were of each kind.
+        #[derive(Clone, Debug, Default, PartialEq, Eq)]
+        pub struct Coverage { $($(#[doc = $doc])* pub $name: u64,)* }
+
+        impl Coverage {
+            /// Each counter with its name.
+            pub fn counts(&self) -> Vec<(&'static str, u64)> {
+                vec![$(($text, self.$name),)*]
+            }
+
+            /// Adds another run's.
+            pub fn add(&mut self, other: &Coverage) {
+                $(self.$name += other.$name;)*
+            }
+        }
+    };
+}
+
+counters! {
+    /// Crash images examined.
+    images = "crash images",
+    /// Operations done.
+    operations = "operations",
+    /// Configurations that operations could have been in.
+    configurations = "configurations",
+    /// The journal had begun again at its start.
+    journal_wrapped = "journal wrapped",
+    /// A checkpoint was being written.
+    in_checkpoint = "crash in a checkpoint",
+    /// The volume was being recovered (or opened).
+    in_recovery = "crash in recovery",
+    /// Blocks of one file had been written for another (or at another place).
+    blocks_reused = "freed blocks reused",
+    /// Several journal writes were in flight.
+    journal_writes_in_flight = "several journal writes in flight",
+    /// An operation had failed for want of space.
+    volume_full = "full volume",
+    /// Several threads had operations under way.
+    threads_in_flight = "several threads in flight",
+    /// The second level or deeper.
+    deep = "second level or deeper",
+    /// The fourth level or deeper.
+    very_deep = "fourth level or deeper",
+    /// Writes were in flight or not flushed.
+    unsafe_writes = "unsafe writes at the crash",
+}
+
+impl fmt::Display for Coverage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, count) in self.counts() {
+            writeln!(f, "{count:>10} {name}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What is known of every moment of a level.
+pub struct Moments {
+    wrapped_from: usize,
+    reused_from: usize,
+    full_from: usize,
+    checkpoints: Vec<(usize, usize)>,
+    journal_writes: Vec<(usize, usize)>,
+    busy: Vec<Vec<(usize, usize)>>,
+    opened: usize,
+}
+
+impl Moments {
+    /// Goes through a level's events.
+    pub fn of(worked: &Worked) -> Moments {
+        let mut moments = Moments {
+            wrapped_from: usize::MAX,
+            reused_from: usize::MAX,
+            full_from: usize::MAX,
+            checkpoints: Vec::new(),
+            journal_writes: Vec::new(),
+            busy: Vec::new(),
+            opened: worked.opened,
+        };
+        moments.look_at_device(&worked.device.events(0..usize::MAX));
+        for records in &worked.threads {
+            moments.busy.push(records.iter().map(|record| record.events).collect());
+            let full = records
+                .iter()
+                .find(|record| record.outcome == Outcome::Error(ErrorKind::NoSpace))
+                .map_or(usize::MAX, |record| record.events.1);
+            moments.full_from = moments.full_from.min(full);
+        }
+        moments
+    }
+
+    fn look_at_device(&mut self, events: &[Event]) {
+        let mut journal_at = 0;
+        let mut checkpoint_from = None;
+        let mut superblock_writes = Vec::new();
+        let mut in_flight: BTreeMap<u64, usize> = BTreeMap::new();
+        let mut held: BTreeMap<u64, (OpId, u64)> = BTreeMap::new();
+        for (index, event) in events.iter().enumerate() {
+            match event {
+                Event::WriteSubmitted { id, class: Some(IoClass::Journal), at, .. } => {
+                    if at.0 < journal_at {
+                        self.wrapped_from = self.wrapped_from.min(index);
+                    }
+                    journal_at = at.0;
+                    in_flight.insert(*id, index);
+                }
+                Event::WriteSubmitted { id, class: Some(IoClass::Metadata), at, .. } => {
+                    checkpoint_from.get_or_insert(index);
+                    if crate::image::SLOTS.contains(&at.0) {
+                        superblock_writes.push(*id);
+                    }
+                }
+                Event::WriteSubmitted { class: Some(IoClass::Data), at, contents, .. } => {
+                    for (block, bytes) in contents.iter().enumerate() {
+                        let Some(bytes) = bytes else { continue };
+                        let word = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+                        let Some(origin) = crate::contents::origin(word) else { continue };
+                        let before = held.insert(at.0 + block as u64, origin);
+                        if before.is_some_and(|before| before.0 != origin.0 && before.1 != origin.1) {
+                            self.reused_from = self.reused_from.min(index);
+                        }
+                    }
+                }
+                Event::WriteCompleted { id } | Event::WriteFailed { id } => {
+                    if let Some(from) = in_flight.remove(id) {
+                        self.journal_writes.push((from, index));
+                    }
+                    if superblock_writes.contains(id)
+                        && let Some(from) = checkpoint_from.take()
+                    {
+                        self.checkpoints.push((from, index));
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.journal_writes.extend(in_flight.into_values().map(|from| (from, usize::MAX)));
+    }
+
+    /// Counts an image of a crash after the first `event` events.
+    pub fn count(&self, event: usize, level: usize, unsafe_writes: usize, coverage: &mut Coverage) {
+        let within = |ranges: &[(usize, usize)]| {
+            ranges.iter().filter(|(from, to)| *from < event && event <= *to).count()
+        };
+        let busy = self.busy.iter().filter(|ranges| within(ranges) > 0).count();
+        coverage.images += 1;
+        coverage.journal_wrapped += u64::from(self.wrapped_from < event);
+        coverage.in_recovery += u64::from(event < self.opened);
+        coverage.in_checkpoint += u64::from(event >= self.opened && within(&self.checkpoints) > 0);
+        coverage.blocks_reused += u64::from(self.reused_from < event);
+        coverage.journal_writes_in_flight += u64::from(within(&self.journal_writes) > 1);
+        coverage.volume_full += u64::from(self.full_from <= event);
+        coverage.threads_in_flight += u64::from(busy > 1);
+        coverage.deep += u64::from(level >= 1);
+        coverage.very_deep += u64::from(level >= 3);
+        coverage.unsafe_writes += u64::from(unsafe_writes > 0);
+    }
+}

@@ -1,0 +1,380 @@
+//! What a run will do, from a seed: a profile (how large, how full, what kind of work) and a list of steps for each
+//! thread.
+//!
+//! A step is a seed of its own. What it does is drawn from it when its turn comes, against what is there by then
+//! ([`World`]); so steps can be left out, to shrink a failing run, and the rest stays meaningful.
+//!
+//! Neighbours: [`crate::run`] performs the operations.
+
+use crate::model::{BLOCK, ROOT};
+use crate::operation::{Name, Operation};
+use quire::{FallocateMode, FileType, InodeRef, IoFlags, RenameFlags, XattrFlags};
+use quire_base::random::Random;
+use std::collections::BTreeMap;
+
+/// What kind of run it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// A bit of everything.
+    Mixed,
+    /// Many small files and names, little data.
+    Names,
+    /// Few files, much data, overwritten in place.
+    Data,
+    /// As good as full: operations fail for want of space, and space is freed and taken again.
+    Full,
+    /// Large attributes: the journal goes round and round.
+    Wrap,
+    /// Truncates, punches, collapses and inserts.
+    Reshape,
+}
+
+impl Style {
+    /// Every style.
+    pub const ALL: [Style; 6] =
+        [Style::Mixed, Style::Names, Style::Data, Style::Full, Style::Wrap, Style::Reshape];
+}
+
+/// See [`Style`]; the numbers that go with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Profile {
+    /// What kind of run it is.
+    pub style: Style,
+    /// Blocks of the volume.
+    pub blocks: u64,
+    /// Bytes of the cache.
+    pub cache_bytes: u64,
+    /// Bytes of the tree's node cache.
+    pub node_cache_bytes: u64,
+    /// Names in a directory.
+    pub names: u64,
+    /// Inodes that the run keeps about.
+    pub inodes: usize,
+    /// Bytes of a file, more or less.
+    pub file_bytes: u64,
+    /// Freed blocks are discarded.
+    pub discard: bool,
+}
+
+impl Profile {
+    /// The profile of a seed; `style` overrides the seed's.
+    pub fn of(seed: u64, style: Option<Style>) -> Profile {
+        let mut random = Random::seeded(seed ^ 0x9f0f_11e5);
+        let drawn = Style::ALL[random.below(Style::ALL.len() as u64) as usize];
+        let style = style.unwrap_or(drawn);
+        let file_bytes = match style {
+            Style::Names => 16 << 10,
+            Style::Wrap => 32 << 10,
+            Style::Mixed | Style::Reshape => 128 << 10,
+            Style::Data => 512 << 10,
+            Style::Full => 1 << 20,
+        };
+        Profile {
+            style,
+            blocks: if style == Style::Full { 4096 } else { 4096 << random.below(3) },
+            cache_bytes: [5 << 20, 8 << 20][random.below(2) as usize],
+            node_cache_bytes: [1 << 20, 8 << 20][random.below(2) as usize],
+            names: 4 + random.below(if style == Style::Names { 30 } else { 10 }),
+            inodes: if style == Style::Names { 40 } else { 4 + random.below(10) as usize },
+            file_bytes,
+            discard: random.one_in(2),
+        }
+    }
+}
+
+/// One step of a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step(pub u64);
+
+/// The steps of a level, by thread.
+pub fn steps(seed: u64, threads: usize, operations: usize) -> Vec<Vec<Step>> {
+    let mut random = Random::seeded(seed);
+    let each = operations.div_ceil(threads);
+    (0..threads).map(|_| (0..each).map(|_| Step(random.next_u64())).collect()).collect()
+}
+
+/// What the threads of a run know: handles, and names as they were when somebody last looked.
+#[derive(Default)]
+pub struct World {
+    /// Open handles, by inode.
+    pub handles: BTreeMap<u64, InodeRef>,
+    /// Names that were there.
+    pub names: BTreeMap<(u64, Name), u64>,
+}
+
+impl World {
+    fn pick(&self, random: &mut Random, wanted: impl Fn(FileType) -> bool) -> Option<u64> {
+        let fitting: Vec<u64> = self
+            .handles
+            .iter()
+            .filter(|(_, inode)| wanted(inode.kind()))
+            .map(|(number, _)| *number)
+            .collect();
+        (!fitting.is_empty()).then(|| fitting[random.below(fitting.len() as u64) as usize])
+    }
+
+    fn file(&self, random: &mut Random) -> Option<u64> {
+        self.pick(random, |kind| kind == FileType::Regular)
+    }
+
+    fn directory(&self, random: &mut Random) -> u64 {
+        if random.one_in(3) {
+            return ROOT;
+        }
+        self.pick(random, |kind| kind == FileType::Directory).unwrap_or(ROOT)
+    }
+
+    /// Mostly a name that is there, now and then any.
+    fn existing(&self, random: &mut Random, profile: &Profile) -> (u64, Name) {
+        if self.names.is_empty() || random.one_in(8) {
+            return (self.directory(random), name(random, profile));
+        }
+        let at = random.below(self.names.len() as u64) as usize;
+        *self.names.keys().nth(at).expect("an index below the length")
+    }
+
+    fn size(&self, inode: u64) -> u64 {
+        self.handles.get(&inode).map_or(0, InodeRef::size)
+    }
+
+    /// What a step does now.
+    pub fn resolve(&self, step: Step, profile: &Profile, single: bool) -> Operation {
+        let mut random = Random::seeded(step.0);
+        let random = &mut random;
+        let class = random.below(100);
+        let weights = weights(profile.style);
+        let mut sum = 0;
+        let chosen = weights.iter().position(|weight| {
+            sum += weight;
+            class < sum
+        });
+        let operation = match chosen {
+            Some(0) => self.names_operation(random, profile),
+            Some(1) => self.data_operation(random, profile),
+            Some(2) => self.shape_operation(random, profile),
+            Some(3) => self.attribute_operation(random, profile),
+            Some(4) => self.force_operation(random, single),
+            _ => self.look_operation(random, profile),
+        };
+        operation.unwrap_or_else(|| {
+            let directory = self.directory(random);
+            let name = name(random, profile);
+            create(random, directory, name)
+        })
+    }
+
+    fn names_operation(&self, random: &mut Random, profile: &Profile) -> Option<Operation> {
+        let crowded = self.names.len() >= profile.inodes;
+        let directory = self.directory(random);
+        let new = name(random, profile);
+        Some(match random.below(20) {
+            0..=6 if !crowded => create(random, directory, new),
+            7 if !crowded => {
+                Operation::Create { directory, name: new, kind: FileType::Directory, mode: 0o755 }
+            }
+            8 if !crowded => Operation::Symlink { directory, name: new, length: 16 + random.below(1200) },
+            9 if !crowded => Operation::TemporaryFile { directory, mode: 0o600 },
+            10 | 11 => Operation::Link { inode: self.pick(random, |_| true)?, directory, name: new },
+            12..=15 => {
+                let (from, name) = self.existing(random, profile);
+                let (to, to_name) =
+                    if random.one_in(2) { self.existing(random, profile) } else { (directory, new) };
+                let flags = match random.below(5) {
+                    0 => RenameFlags::NOREPLACE,
+                    1 => RenameFlags::EXCHANGE,
+                    _ => RenameFlags::empty(),
+                };
+                Operation::Rename { from, name, to, to_name, flags }
+            }
+            16 => {
+                let (directory, name) = self.existing(random, profile);
+                Operation::RemoveDirectory { directory, name }
+            }
+            _ => {
+                let (directory, name) = self.existing(random, profile);
+                let is_directory = self
+                    .names
+                    .get(&(directory, name))
+                    .and_then(|inode| self.handles.get(inode))
+                    .is_some_and(|inode| inode.kind() == FileType::Directory);
+                if is_directory && !random.one_in(6) {
+                    Operation::RemoveDirectory { directory, name }
+                } else {
+                    Operation::Unlink { directory, name }
+                }
+            }
+        })
+    }
+
+    fn data_operation(&self, random: &mut Random, profile: &Profile) -> Option<Operation> {
+        let inode = self.file(random)?;
+        let size = self.size(inode);
+        let mut flags = IoFlags::empty();
+        flags.set(IoFlags::DIRECT, random.one_in(4));
+        match random.below(12) {
+            0 => flags |= IoFlags::SYNC,
+            1 => flags |= IoFlags::DATASYNC,
+            _ => {}
+        }
+        flags.set(IoFlags::APPEND, random.one_in(5));
+        let largest = match profile.style {
+            Style::Full => 512 << 10,
+            Style::Names => 12 << 10,
+            _ => 64 << 10,
+        };
+        let (offset, length) = match random.below(8) {
+            // Whole blocks.
+            0..=3 => {
+                let most = largest / BLOCK / if random.one_in(2) { 1 } else { 3 };
+                let blocks = 1 + random.below(most);
+                (random.below(profile.file_bytes / BLOCK) * BLOCK, blocks * BLOCK)
+            }
+            // Some bytes, as a store into a mapping changes them.
+            4 | 5 => (random.below(size.max(1)), 1 + random.below(300)),
+            // Unaligned.
+            6 => (random.below(profile.file_bytes), 1 + random.below(largest / 2)),
+            // At or past the end, leaving a gap.
+            _ => (size + random.below(3) * random.below(20_000), 1 + random.below(largest / 2)),
+        };
+        Some(Operation::Write { inode, offset, length, flags })
+    }
+
+    fn shape_operation(&self, random: &mut Random, profile: &Profile) -> Option<Operation> {
+        let inode = self.file(random)?;
+        let size = self.size(inode);
+        let blocks = size / BLOCK;
+        let (offset, length) = if random.one_in(2) {
+            (random.below(size.max(1)), 1 + random.below(profile.file_bytes / 2))
+        } else {
+            (random.below(blocks + 2) * BLOCK, (1 + random.below(8)) * BLOCK)
+        };
+        let mode = match random.below(12) {
+            0..=3 => {
+                let size = match random.below(4) {
+                    0 => 0,
+                    1 => random.below(profile.file_bytes),
+                    2 => random.below(blocks + 1) * BLOCK,
+                    _ => random.below(size + 1),
+                };
+                return Some(Operation::Truncate { inode, size });
+            }
+            4 | 5 => FallocateMode::PunchHole,
+            6 => FallocateMode::ZeroRange { keep_size: random.one_in(2) },
+            7 => FallocateMode::Allocate,
+            8 => FallocateMode::KeepSize,
+            shift => {
+                let mode = if shift == 9 || size > 2 * profile.file_bytes {
+                    FallocateMode::Collapse
+                } else {
+                    FallocateMode::Insert
+                };
+                let offset = random.below(blocks + 1) * BLOCK;
+                let length = (1 + random.below(8)) * BLOCK;
+                return Some(Operation::Allocate { inode, mode, offset, length });
+            }
+        };
+        // Without a size, so that much space goes without many bytes to look at.
+        let length = if mode == FallocateMode::KeepSize && profile.style == Style::Full {
+            (1 + random.below(2048)) * BLOCK
+        } else {
+            length
+        };
+        Some(Operation::Allocate { inode, mode, offset, length })
+    }
+
+    fn attribute_operation(&self, random: &mut Random, profile: &Profile) -> Option<Operation> {
+        let inode = self.pick(random, |_| true)?;
+        let name = random.below(4) as u8;
+        Some(match random.below(8) {
+            0 => Operation::ChangeMode { inode, mode: random.below(0o1000) as u32 },
+            1 => Operation::ChangeOwner {
+                inode,
+                uid: random.below(1000) as u32,
+                gid: random.below(1000) as u32,
+            },
+            2 => Operation::RemoveXattr { inode, name },
+            _ => {
+                let length = match profile.style {
+                    Style::Wrap => 10_000 + random.below(50_000),
+                    _ if random.one_in(4) => 8 + random.below(9000),
+                    // Long enough to say who set it.
+                    _ => 8 + random.below(100),
+                };
+                let flags = match random.below(6) {
+                    0 => XattrFlags::CREATE,
+                    1 => XattrFlags::REPLACE,
+                    _ => XattrFlags::empty(),
+                };
+                Operation::SetXattr { inode, name, length, flags }
+            }
+        })
+    }
+
+    fn force_operation(&self, random: &mut Random, single: bool) -> Option<Operation> {
+        Some(match random.below(16) {
+            0 => Operation::Sync,
+            1 | 2 => Operation::Checkpoint,
+            3 | 4 if single => Operation::Background,
+            5 if single => Operation::Remount,
+            6 | 7 => {
+                let count = 1 + random.below(4);
+                let inodes: Vec<u64> = (0..count).filter_map(|_| self.file(random)).collect();
+                Operation::FsyncMany { inodes, datasync: random.one_in(2) }
+            }
+            8 | 9 => Operation::Fsync { inode: self.directory(random), datasync: false },
+            _ => Operation::Fsync { inode: self.file(random)?, datasync: random.one_in(2) },
+        })
+    }
+
+    fn look_operation(&self, random: &mut Random, profile: &Profile) -> Option<Operation> {
+        Some(match random.below(8) {
+            0 => Operation::Forget { inode: self.pick(random, |_| true)? },
+            1 => {
+                let (directory, name) = self.existing(random, profile);
+                Operation::Lookup { directory, name }
+            }
+            2 => Operation::ReadDirectory { directory: self.directory(random) },
+            3 => Operation::Attributes { inode: self.pick(random, |_| true)? },
+            _ => {
+                let inode = self.file(random)?;
+                let (offset, length) = match random.below(3) {
+                    0 => (0, profile.file_bytes),
+                    1 => (random.below(self.size(inode) + 1), 1 + random.below(20_000)),
+                    _ => (random.below(16) * BLOCK, (1 + random.below(8)) * BLOCK),
+                };
+                let flags = if random.one_in(3) { IoFlags::DIRECT } else { IoFlags::empty() };
+                Operation::Read { inode, offset, length, flags }
+            }
+        })
+    }
+}
+
+/// Of 100 steps: names, data, reshaping, attributes, forces; the rest looks.
+fn weights(style: Style) -> [u64; 5] {
+    match style {
+        Style::Mixed => [30, 30, 10, 8, 12],
+        Style::Names => [60, 12, 3, 8, 10],
+        Style::Data => [8, 55, 8, 2, 17],
+        Style::Full => [25, 38, 16, 3, 10],
+        Style::Wrap => [20, 10, 3, 50, 12],
+        Style::Reshape => [10, 35, 32, 2, 13],
+    }
+}
+
+fn name(random: &mut Random, profile: &Profile) -> Name {
+    let number = random.below(profile.names) as u16;
+    Name(match random.below(40) {
+        0 => 1000 + number,
+        1 => 2000 + number,
+        _ => number,
+    })
+}
+
+fn create(random: &mut Random, directory: u64, name: Name) -> Operation {
+    let kind = match random.below(12) {
+        0 => FileType::Fifo,
+        1 | 2 => FileType::Directory,
+        _ => FileType::Regular,
+    };
+    Operation::Create { directory, name, kind, mode: 0o600 + random.below(0o100) as u32 }
+}

@@ -1,0 +1,263 @@
+//! Looking at a volume from outside: a [`Snapshot`] is everything that names lead to.
+//!
+//! Crash images are mounted without threads, in the order of the calls below and nothing else, so that the same image
+//! always gives the same answer.
+//!
+//! Neighbours: [`crate::oracle`] judges snapshots; [`crate::levels`] cuts the images.
+
+use crate::contents::origin;
+use crate::operation::{Name, OpId, Shape, xattr_value};
+use quire::{Clock, FileType, InodeNo, IoFlags, Timestamp, Volume, VolumeOptions};
+use quire_base::BlockNo;
+use quire_device::SimulatedBackend;
+use quire_device::simulated::Image;
+use quire_fsck::Severity;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Bytes of a file that a snapshot reads at most; larger ones are no part of any run.
+const FILE_BYTES_MAX: u64 = 64 << 20;
+
+/// One inode that a name leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// All but the size.
+    pub shape: Shape,
+    /// Bytes of a file.
+    pub size: u64,
+    /// What a file holds.
+    pub contents: Arc<Vec<u8>>,
+}
+
+/// See the module's documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// By number.
+    pub inodes: BTreeMap<u64, Found>,
+    /// Free blocks of the data space.
+    pub free_blocks: u64,
+}
+
+/// Options of a volume that one thread drives.
+pub fn options() -> VolumeOptions {
+    VolumeOptions {
+        threads: false,
+        cache_bytes: Some(6 << 20),
+        clock: Clock::simulated(Timestamp(1_000_000_000)),
+        ..VolumeOptions::default()
+    }
+}
+
+impl Snapshot {
+    /// Walks a volume from its root.
+    pub fn take(volume: &Volume) -> Result<Snapshot, String> {
+        let mut inodes = BTreeMap::new();
+        let mut ahead = vec![volume.root().number().0];
+        while let Some(number) = ahead.pop() {
+            if inodes.contains_key(&number) {
+                continue;
+            }
+            let found = look_at(volume, number).map_err(|error| format!("inode {number}: {error}"))?;
+            ahead.extend(found.shape.entries.values());
+            inodes.insert(number, found);
+        }
+        Ok(Snapshot { inodes, free_blocks: volume.info().free_blocks })
+    }
+
+    /// As the model has it.
+    pub fn shapes(&self) -> BTreeMap<u64, &Shape> {
+        self.inodes.iter().map(|(number, found)| (*number, &found.shape)).collect()
+    }
+
+    /// The first thing in which two snapshots differ; free space apart.
+    pub fn difference(&self, other: &Snapshot) -> Option<String> {
+        let keys = |snapshot: &Snapshot| snapshot.inodes.keys().copied().collect::<Vec<_>>();
+        if keys(self) != keys(other) {
+            return Some(format!("inodes {:?} against {:?}", keys(self), keys(other)));
+        }
+        for (number, one) in &self.inodes {
+            let two = &other.inodes[number];
+            if one.shape != two.shape {
+                return Some(format!("inode {number}: {:?} against {:?}", one.shape, two.shape));
+            }
+            if one.size != two.size {
+                return Some(format!("inode {number}: size {} against {}", one.size, two.size));
+            }
+            if let Some(at) = one.contents.iter().zip(two.contents.iter()).position(|(a, b)| a != b) {
+                return Some(format!(
+                    "inode {number} byte {at}: {} against {}",
+                    shown(&one.contents, at),
+                    shown(&two.contents, at)
+                ));
+            }
+        }
+        None
+    }
+}
+
+/// What the word around a byte says of its origin.
+pub fn shown(bytes: &[u8], at: usize) -> String {
+    let start = at / 8 * 8;
+    let mut word = [0; 8];
+    let there = &bytes[start..bytes.len().min(start + 8)];
+    word[..there.len()].copy_from_slice(there);
+    match (u64::from_le_bytes(word), origin(u64::from_le_bytes(word))) {
+        (0, _) => "zeros".to_owned(),
+        (_, Some((op, at))) => format!("what operation {} wrote {at} bytes from its start", op.0),
+        (word, None) => format!("{word:#018x}"),
+    }
+}
+
+fn look_at(volume: &Volume, number: u64) -> Result<Found, String> {
+    let text = |error: quire::Error| error.to_string();
+    let inode = volume.inode(InodeNo(number)).map_err(text)?;
+    let attributes = volume.attributes(&inode);
+    let mut shape = Shape::new(attributes.kind, attributes.mode);
+    (shape.uid, shape.gid, shape.links) = (attributes.uid, attributes.gid, attributes.links);
+    for name in volume.list_xattr(&inode).map_err(text)? {
+        let value = volume.get_xattr(&inode, &name).map_err(text)?;
+        let number = name.strip_prefix(b"user.x").and_then(|digits| digits.first()).copied();
+        let number = number.ok_or_else(|| format!("an attribute {:?}", String::from_utf8_lossy(&name)))?;
+        shape.xattrs.insert(number - b'0', (xattr_origin(&value), value.len() as u64));
+    }
+    let (mut size, mut contents) = (0, Vec::new());
+    match attributes.kind {
+        FileType::Directory => {
+            let mut strange = None;
+            let visit = &mut |entry: quire::DirectoryEntry<'_>| {
+                if entry.name != b"." && entry.name != b".." {
+                    match Name::from_text(entry.name) {
+                        Some(name) => drop(shape.entries.insert(name, entry.inode.0)),
+                        None => strange = Some(String::from_utf8_lossy(entry.name).into_owned()),
+                    }
+                }
+                true
+            };
+            volume.read_directory(&inode, 0, visit).map_err(text)?;
+            if let Some(name) = strange {
+                return Err(format!("a name that nobody gave: {name}"));
+            }
+            for (name, number) in &shape.entries {
+                let found = volume.lookup(&inode, &name.text()).map_err(text)?;
+                if found.number().0 != *number {
+                    return Err(format!(
+                        "{name:?} is listed as inode {number} but found as {}",
+                        found.number()
+                    ));
+                }
+            }
+        }
+        FileType::Regular => {
+            size = attributes.size;
+            if size > FILE_BYTES_MAX {
+                return Err(format!("a file of {size} bytes"));
+            }
+            contents = vec![0; size as usize];
+            let read = volume.read(&inode, 0, &mut contents, IoFlags::empty()).map_err(text)?;
+            if read != contents.len() {
+                return Err(format!("{read} of {size} bytes could be read"));
+            }
+        }
+        FileType::Symlink => shape.target = volume.readlink(&inode).map_err(text)?,
+        _ => {}
+    }
+    Ok(Found { shape, size, contents: Arc::new(contents) })
+}
+
+/// Who set an attribute's value, if it is wholly what they set.
+fn xattr_origin(value: &[u8]) -> OpId {
+    let mut word = [0; 8];
+    let there = value.len().min(8);
+    word[..there].copy_from_slice(&value[..there]);
+    match origin(u64::from_le_bytes(word)) {
+        Some((op, 0)) if xattr_value(op, value.len() as u64) == value => op,
+        _ => OpId(u64::MAX),
+    }
+}
+
+/// How thoroughly an image is looked at, besides recovering it once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Thoroughness {
+    /// fsck before recovery.
+    pub fsck_before: bool,
+    /// Recover it a second time, and once in memory only.
+    pub again: bool,
+    /// Recover it from each superblock slot alone.
+    pub either_slot: bool,
+}
+
+/// First blocks of the two superblock slots.
+pub const SLOTS: [u64; 2] = [0, 8];
+
+/// Recovers a crash image and checks all that needs no history: fsck before and after, free space, the same volume
+/// every time, no orphans left. An error says what is wrong.
+pub fn recover(image: &Image, thoroughness: Thoroughness) -> Result<Snapshot, String> {
+    let mut moved_midway = false;
+    if thoroughness.fsck_before {
+        let summary = fsck(image, "fsck of the crash image")?;
+        moved_midway = summary.logged_operations > 0;
+    }
+    let device = Arc::new(SimulatedBackend::from_image(image.clone()));
+    let volume =
+        Volume::open_backend(device.clone(), options()).map_err(|error| format!("recovery: {error}"))?;
+    volume.drain_orphans();
+    let snapshot = Snapshot::take(&volume).map_err(|what| format!("after recovery: {what}"))?;
+    volume.sync().map_err(|error| format!("sync after recovery: {error}"))?;
+    if let Some(error) = volume.failure() {
+        return Err(format!("the recovered volume shut down: {error}"));
+    }
+    let summary = fsck(&device.visible(), "fsck after recovery")?;
+    if summary.orphans != 0 || summary.logged_operations != 0 {
+        return Err(format!(
+            "recovery left {} orphans, {} logged operations",
+            summary.orphans, summary.logged_operations
+        ));
+    }
+    if summary.free_blocks != volume.info().free_blocks {
+        return Err(format!("{} free blocks, fsck counts {}", volume.info().free_blocks, summary.free_blocks));
+    }
+    if let Some(violation) = device.violations().first() {
+        return Err(format!("device: {violation}"));
+    }
+    device.cut_power(quire_device::simulated::CrashPolicy::LoseAll);
+    drop(volume);
+    let mut looks: Vec<(&str, Image, VolumeOptions)> = Vec::new();
+    if thoroughness.again {
+        looks.push(("recovered again", image.clone(), options()));
+        if thoroughness.fsck_before && !moved_midway {
+            let options = VolumeOptions { read_only: true, ..options() };
+            looks.push(("recovered in memory", image.clone(), options));
+        }
+    }
+    let device = Arc::new(SimulatedBackend::from_image(image.clone()));
+    if thoroughness.either_slot && quire::inspect::superblocks(device).iter().all(Result::is_ok) {
+        for (how, slot) in ["without slot 0", "without slot 1"].into_iter().zip(SLOTS) {
+            let mut image = image.clone();
+            image.set(BlockNo(slot), None);
+            looks.push((how, image, options()));
+        }
+    }
+    for (how, image, options) in looks {
+        let device = Arc::new(SimulatedBackend::from_image(image));
+        let volume =
+            Volume::open_backend(device.clone(), options).map_err(|error| format!("{how}: {error}"))?;
+        volume.drain_orphans();
+        let second = Snapshot::take(&volume).map_err(|what| format!("{how}: {what}"))?;
+        device.cut_power(quire_device::simulated::CrashPolicy::LoseAll);
+        if let Some(difference) = snapshot.difference(&second) {
+            return Err(format!("{how} the volume is another one: {difference}"));
+        }
+    }
+    Ok(snapshot)
+}
+
+/// fsck; any issue above *info* is an error.
+pub fn fsck(image: &Image, what: &str) -> Result<quire_fsck::Summary, String> {
+    let device = Arc::new(SimulatedBackend::from_image(image.clone()));
+    let report = quire_fsck::check_backend(device, &quire_fsck::Options::default())
+        .map_err(|error| format!("{what}: {error}"))?;
+    match report.issues.iter().find(|issue| issue.severity > Severity::Info) {
+        Some(issue) => Err(format!("{what}: {issue} ({} issues)", report.issues.len())),
+        None => Ok(report.summary),
+    }
+}

@@ -1,0 +1,329 @@
+//! One whole run: work, crash, recover, work on, crash again.
+//!
+//! Each level begins with an image, is worked on, and many crash images are cut from its history: at random moments,
+//! some within the opening (which is the recovery of the crash before), under all crash policies. Each is recovered and
+//! judged. One of them, recovered, is the start of the next level: what recovery gave is durable from then on, and the
+//! base of that level's oracle.
+//!
+//! Neighbours: [`crate::run`] works, [`crate::image`] recovers, [`crate::oracle`] judges, [`crate::shrink`] makes a
+//! failing run small.
+
+use crate::configurations::{self, hash_of};
+use crate::coverage::{Coverage, Moments};
+use crate::generate::{Profile, Step, Style, steps};
+use crate::image::{self, Snapshot, Thoroughness};
+use crate::model::{FileState, Inode, Model};
+use crate::operation::OpId;
+use crate::oracle::Oracle;
+use crate::run::{self, Worked};
+use quire::FileType;
+use quire_base::random::Random;
+use quire_device::simulated::{CrashPolicy, Event, Image};
+use std::fmt;
+use std::sync::Arc;
+
+/// What a run is made of; the same settings are the same run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Decides everything.
+    pub seed: u64,
+    /// Operations of one level.
+    pub operations: usize,
+    /// Threads that do them.
+    pub threads: usize,
+    /// Crash images of one level.
+    pub images: usize,
+    /// Levels.
+    pub levels: usize,
+    /// What kind of run; `None`: the seed's.
+    pub style: Option<Style>,
+    /// The steps that are done, by level, thread and place; `None`: all.
+    pub only: Option<Vec<(usize, usize, usize)>>,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings { seed: 0, operations: 60, threads: 1, images: 12, levels: 5, style: None, only: None }
+    }
+}
+
+/// Something that must not be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// What.
+    pub what: String,
+    /// The level that it was seen at.
+    pub level: usize,
+    /// The crash that showed it, if one did: events before it, and the policy.
+    pub crash: Option<(usize, CrashPolicy)>,
+    /// What had been done at that level.
+    pub history: Vec<String>,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "level {}: ", self.level)?;
+        if let Some((event, policy)) = &self.crash {
+            write!(f, "crash after event {event}, {policy:?}: ")?;
+        }
+        f.write_str(&self.what)
+    }
+}
+
+/// What came of a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// What was reached, up to the violation if there is one.
+    pub coverage: Coverage,
+    /// The first violation.
+    pub violation: Option<Violation>,
+    /// A hash of all that happened: of each level the operations with their outcomes, and the device's events.
+    pub history: u64,
+}
+
+/// Does a run. `tick` is called after each image; if it gives false, the run ends early.
+pub fn run(settings: &Settings, tick: &mut dyn FnMut(&Coverage) -> bool) -> Outcome {
+    let mut outcome = Outcome::default();
+    let profile = Profile::of(settings.seed, settings.style);
+    let mut random = Random::seeded(settings.seed ^ 0xc4a5_4e5d);
+    let start = run::format(&profile, settings.seed).and_then(|image| {
+        let thoroughness = Thoroughness { fsck_before: true, again: true, either_slot: false };
+        image::recover(&image, thoroughness).map(|snapshot| (image, snapshot))
+    });
+    let (mut image, mut base) = match start {
+        Ok(start) => start,
+        Err(what) => {
+            outcome.violation = Some(Violation { what, level: 0, crash: None, history: Vec::new() });
+            return outcome;
+        }
+    };
+    let mut first_op = 0;
+    for level in 0..settings.levels {
+        let steps = chosen_steps(settings, level);
+        let mut run = Level { settings, profile, level, outcome: &mut outcome, base: &base };
+        match run.go(&image, &steps, first_op, &mut random, tick) {
+            Ok(Some((next_image, next_base, operations))) => {
+                (image, base) = (next_image, next_base);
+                first_op += operations;
+            }
+            Ok(None) => break,
+            Err(violation) => {
+                outcome.violation = Some(violation);
+                break;
+            }
+        }
+    }
+    outcome
+}
+
+fn chosen_steps(settings: &Settings, level: usize) -> Vec<Vec<Step>> {
+    let seed = settings.seed.wrapping_mul(1_000_003).wrapping_add(level as u64);
+    let mut all = steps(seed, settings.threads, settings.operations);
+    if let Some(only) = &settings.only {
+        for (thread, steps) in all.iter_mut().enumerate() {
+            let mut place = 0;
+            steps.retain(|_| {
+                place += 1;
+                only.contains(&(level, thread, place - 1))
+            });
+        }
+    }
+    all
+}
+
+/// The model that a level begins with.
+pub fn base_model(base: &Snapshot, keeps_contents: bool, may_be_full: bool) -> Model {
+    let mut model = Model::new(keeps_contents, may_be_full);
+    model.inodes.clear();
+    let mut parents = std::collections::BTreeMap::new();
+    for (number, found) in &base.inodes {
+        for child in found.shape.entries.values() {
+            parents.insert(*child, *number);
+        }
+    }
+    for (number, found) in &base.inodes {
+        let mut file = FileState { size: found.size, explicit: found.size, ..FileState::default() };
+        if keeps_contents && found.shape.kind == FileType::Regular {
+            file.contents = crate::contents::Contents::from_base(found.contents.clone());
+        }
+        let inode = Inode {
+            shape: found.shape.clone(),
+            parent: parents.get(number).copied().unwrap_or(*number),
+            never_named: false,
+            file,
+        };
+        model.inodes.insert(*number, Arc::new(inode));
+    }
+    model
+}
+
+struct Level<'a> {
+    settings: &'a Settings,
+    profile: Profile,
+    level: usize,
+    outcome: &'a mut Outcome,
+    base: &'a Snapshot,
+}
+
+/// The next level's image, what is recovered from it, and the operations done so far.
+type Next = Option<(Image, Snapshot, u64)>;
+
+impl Level<'_> {
+    fn violation(&self, what: String, worked: Option<&Worked>) -> Violation {
+        Violation { what, level: self.level, crash: None, history: worked.map(history).unwrap_or_default() }
+    }
+
+    fn go(
+        &mut self,
+        image: &Image,
+        steps: &[Vec<Step>],
+        first_op: u64,
+        random: &mut Random,
+        tick: &mut dyn FnMut(&Coverage) -> bool,
+    ) -> Result<Next, Violation> {
+        let schedule = random.next_u64();
+        let worked =
+            self.work(image, steps, first_op, schedule).map_err(|what| self.violation(what, None))?;
+        self.outcome.history = hash_of(&(self.outcome.history, history_hash(&worked)));
+        self.outcome.coverage.operations +=
+            worked.threads.iter().map(|records| records.len() as u64).sum::<u64>();
+        if let Some(what) = worked.device.violations().first() {
+            return Err(self.violation(format!("device: {what}"), Some(&worked)));
+        }
+        let model = base_model(self.base, steps.len() == 1, self.profile.style == Style::Full);
+        let configurations = configurations::explore(model, &worked.threads)
+            .map_err(|what| self.violation(format!("the live volume: {what}"), Some(&worked)))?;
+        self.outcome.coverage.configurations += configurations.all.len() as u64;
+        let oracle = Oracle::new(self.base, &worked.threads, &configurations);
+        let moments = Moments::of(&worked);
+        let chosen = random.below(self.settings.images as u64) as usize;
+        let mut next = None;
+        for number in 0..self.settings.images {
+            let event = self.crash_event(&worked, number == chosen, random);
+            let policy = crash_policy(random);
+            let image = worked.device.crash_at(event, policy).expect("an event of the level");
+            let unsafe_writes = worked.device.unsafe_writes_at(event).unwrap_or(0);
+            moments.count(event, self.level, unsafe_writes, &mut self.outcome.coverage);
+            let thoroughness = Thoroughness {
+                fsck_before: random.one_in(2),
+                again: random.one_in(4),
+                either_slot: random.one_in(3),
+            };
+            let judged = image::recover(&image, thoroughness)
+                .and_then(|found| self.judge(&oracle, event < worked.opened, event, &found).map(|()| found));
+            let found = judged.map_err(|what| Violation {
+                crash: Some((event, policy)),
+                ..self.violation(what, Some(&worked))
+            })?;
+            if number == chosen {
+                let operations = worked.threads.iter().map(|records| records.len() as u64).sum();
+                next = Some((image, found, operations));
+            }
+            if !tick(&self.outcome.coverage) {
+                return Ok(None);
+            }
+        }
+        Ok(next)
+    }
+
+    fn work(
+        &self,
+        image: &Image,
+        steps: &[Vec<Step>],
+        first_op: u64,
+        schedule: u64,
+    ) -> Result<Worked, String> {
+        match steps {
+            [alone] => run::work_alone(image, &self.profile, alone, first_op),
+            several => run::work_together(image, &self.profile, several, first_op, schedule),
+        }
+    }
+
+    /// A moment of the level; one that the next level begins with lies mostly behind the opening.
+    fn crash_event(&self, worked: &Worked, is_next: bool, random: &mut Random) -> usize {
+        let opening = random.one_in(if is_next { 8 } else { 4 });
+        if opening || worked.ended <= worked.opened {
+            random.below(worked.opened as u64 + 1) as usize
+        } else {
+            worked.opened + 1 + random.below((worked.ended - worked.opened) as u64) as usize
+        }
+    }
+
+    /// While the volume is opened, nothing is lost or gained; afterwards the oracle decides.
+    fn judge(
+        &self,
+        oracle: &Oracle<'_>,
+        opening: bool,
+        event: usize,
+        found: &Snapshot,
+    ) -> Result<(), String> {
+        if !opening {
+            return oracle.judge(event, found);
+        }
+        match self.base.difference(found) {
+            Some(difference) => Err(format!("recovery that was cut off changes the volume: {difference}")),
+            None => Ok(()),
+        }
+    }
+}
+
+fn crash_policy(random: &mut Random) -> CrashPolicy {
+    match random.below(8) {
+        0 => CrashPolicy::LoseAll,
+        1 => CrashPolicy::KeepAll,
+        2 => CrashPolicy::Killed { seed: random.next_u64() },
+        _ => CrashPolicy::Power { seed: random.next_u64() },
+    }
+}
+
+/// What was done, for people.
+fn history(worked: &Worked) -> Vec<String> {
+    let mut records: Vec<_> = worked
+        .threads
+        .iter()
+        .enumerate()
+        .flat_map(|(thread, records)| records.iter().map(move |record| (thread, record)))
+        .collect();
+    records.sort_by_key(|(_, record)| record.ticks.0);
+    let mut lines = vec![format!("events 0..{}: the volume is opened", worked.opened)];
+    lines.extend(records.into_iter().map(|(thread, record)| {
+        let mut outcome = format!("{:?}", record.outcome);
+        outcome.truncate(outcome.char_indices().nth(120).map_or(outcome.len(), |(at, _)| at));
+        format!(
+            "{} thread {thread}, events {}..{}: {:?} = {outcome}",
+            record.id.0, record.events.0, record.events.1, record.operation
+        )
+    }));
+    lines
+}
+
+fn history_hash(worked: &Worked) -> u64 {
+    let operations: Vec<(OpId, String, (u64, u64), (usize, usize))> = worked
+        .threads
+        .iter()
+        .flatten()
+        .map(|record| {
+            let what = format!("{:?} {:?}", record.operation, record.outcome);
+            (record.id, what, record.ticks, record.events)
+        })
+        .collect();
+    let events: Vec<_> = worked.device.events(0..usize::MAX).iter().map(event_hash).collect();
+    hash_of(&(operations, events))
+}
+
+fn event_hash(event: &Event) -> u64 {
+    match event {
+        Event::WriteSubmitted { id, class, at, contents } => {
+            let blocks: Vec<_> =
+                contents.iter().map(|block| block.as_ref().map(|bytes| hash_of(&**bytes))).collect();
+            hash_of(&(*id, class.map(|class| class.index()), at.0, blocks))
+        }
+        Event::WriteCompleted { id } => hash_of(&(1, *id)),
+        Event::WriteFailed { id } => hash_of(&(2, *id)),
+        Event::FlushSubmitted { id } => hash_of(&(3, *id)),
+        Event::FlushCompleted { id } => hash_of(&(4, *id)),
+        Event::FlushFailed { id } => hash_of(&(5, *id)),
+        Event::Rotted { at, block } => hash_of(&(6, at.0, hash_of(&**block))),
+        Event::Note(remark) => hash_of(&(7, *remark)),
+    }
+}

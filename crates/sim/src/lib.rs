@@ -1,0 +1,40 @@
+//! The simulator: seeded runs of the whole engine on a simulated device, and the proof that every crash leaves what the
+//! durability contract allows.
+//!
+//! ```text
+//! generate ── run ── (volume on a SimulatedBackend) ── history of operations and of device events
+//!                                                           │
+//!     model ── configurations ── oracle ── data ── judges ──┤ levels: crash images, recovered, some worked on
+//!                                                           │
+//!                                                 coverage, shrink
+//! ```
+//!
+//! | module | what |
+//! | --- | --- |
+//! | [`model`], [`contents`] | the reference file system |
+//! | [`operation`] | the operations, their outcomes and records |
+//! | [`generate`] | what a run does, from a seed |
+//! | [`run`] | doing it |
+//! | [`configurations`] | which orders explain the answers |
+//! | [`oracle`], [`data`] | the contract |
+//! | [`image`] | recovering an image and looking at it |
+//! | [`levels`] | whole runs, several crashes deep |
+//! | [`coverage`] | what was reached |
+//! | [`shrink`] | making a failing run small |
+//!
+//! Invariants: the settings of a run decide everything in it; two runs of the same settings give the same history.
+//!
+//! Neighbours: nothing depends on this crate. `quire_device::simulated` has the device.
+
+pub mod configurations;
+pub mod contents;
+pub mod coverage;
+pub mod data;
+pub mod generate;
+pub mod image;
+pub mod levels;
+pub mod model;
+pub mod operation;
+pub mod oracle;
+pub mod run;
+pub mod shrink;

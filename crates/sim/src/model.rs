@@ -1,0 +1,531 @@
+//! The reference file system: what every operation must answer, and what is there afterwards.
+//!
+//! One tree of maps, no cache, no journal, no blocks. It is meant to be believed by reading it: each operation checks
+//! its errors in the order in which the engine's documentation lists them, then does its one change.
+//!
+//! Two things go beyond an ordinary file system's state, for the oracle's sake:
+//!
+//! * a file has, besides its size, the *explicit* size (what truncate, allocate, collapse and insert last made it) and
+//!   the writes that have grown it since; a crash may cut growth back, but never an explicit size (J6);
+//! * contents are kept as pieces that name the operation that wrote them, and only if asked for: what many threads
+//!   wrote is judged sector by sector in [`crate::data`], without an order of all operations.
+//!
+//! Inodes have the numbers that the engine gave them: they are part of the observed outcome.
+//!
+//! Neighbours: [`crate::operation`] lists the operations; [`crate::configurations`] explores orders of them.
+
+use crate::contents::Contents;
+use crate::operation::{Name, OpId, Operation, Outcome, Shape};
+use quire::{ErrorKind, FallocateMode, FileType, RenameFlags, XattrFlags};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The root directory's inode number.
+pub const ROOT: u64 = 1;
+
+/// Bytes of a block.
+pub const BLOCK: u64 = 4096;
+
+/// A write that raised a file's size.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Growth {
+    /// Which.
+    pub op: OpId,
+    /// The size that it met.
+    pub from: u64,
+    /// The size that it made.
+    pub to: u64,
+}
+
+/// What only files have.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct FileState {
+    /// Bytes, as a reader sees it.
+    pub size: u64,
+    /// Bytes, as the last explicit change made it.
+    pub explicit: u64,
+    /// Writes that have raised the size since, in order.
+    pub growth: Vec<Growth>,
+    /// Collapses and inserts, in order.
+    pub shifts: Vec<OpId>,
+    /// What it holds, if the model keeps contents.
+    pub contents: Contents,
+    /// A write failed in a way that may have left any part of it: nothing is known of size and contents.
+    pub vague: bool,
+}
+
+/// One inode.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Inode {
+    /// What names and stat show.
+    pub shape: Shape,
+    /// A directory's parent.
+    pub parent: u64,
+    /// Made without a name and not linked yet.
+    pub never_named: bool,
+    /// A file's data.
+    pub file: FileState,
+}
+
+impl Inode {
+    fn is_directory(&self) -> bool {
+        self.shape.kind == FileType::Directory
+    }
+}
+
+/// See the module's documentation. A clone shares every inode that neither changes afterwards.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Model {
+    /// All inodes, those without a name included as long as somebody may have them open.
+    pub inodes: BTreeMap<u64, Arc<Inode>>,
+    /// One thread does everything: file contents are kept, and listings are exact.
+    pub keeps_contents: bool,
+    /// The volume may run out of space: such an error is an answer that fits anywhere, and changes nothing.
+    pub may_be_full: bool,
+}
+
+/// The error that an operation must give.
+type Answer<T> = Result<T, ErrorKind>;
+
+impl Model {
+    /// A file system with nothing but its root.
+    pub fn new(keeps_contents: bool, may_be_full: bool) -> Model {
+        let root = Inode {
+            shape: Shape { links: 2, ..Shape::new(FileType::Directory, 0o755) },
+            parent: ROOT,
+            never_named: false,
+            file: FileState::default(),
+        };
+        Model { inodes: BTreeMap::from([(ROOT, Arc::new(root))]), keeps_contents, may_be_full }
+    }
+
+    /// An inode that is there.
+    pub fn inode(&self, number: u64) -> Option<&Inode> {
+        self.inodes.get(&number).map(Arc::as_ref)
+    }
+
+    fn edit(&mut self, number: u64) -> &mut Inode {
+        Arc::make_mut(self.inodes.get_mut(&number).expect("an inode that was looked at before"))
+    }
+
+    fn get(&self, number: u64) -> Answer<&Inode> {
+        self.inode(number).ok_or(ErrorKind::Stale)
+    }
+
+    fn directory(&self, number: u64) -> Answer<&Inode> {
+        let inode = self.get(number)?;
+        if inode.is_directory() { Ok(inode) } else { Err(ErrorKind::NotDirectory) }
+    }
+
+    /// A directory that has not been removed.
+    fn live_directory(&self, number: u64) -> Answer<&Inode> {
+        let inode = self.directory(number)?;
+        if inode.shape.links == 0 { Err(ErrorKind::NotFound) } else { Ok(inode) }
+    }
+
+    fn entry(&self, directory: u64, name: Name) -> Answer<u64> {
+        self.live_directory(directory)?.shape.entries.get(&name).copied().ok_or(ErrorKind::NotFound)
+    }
+
+    fn file(&self, number: u64) -> Answer<&FileState> {
+        match self.get(number)?.shape.kind {
+            FileType::Regular => Ok(&self.get(number)?.file),
+            FileType::Directory => Err(ErrorKind::IsDirectory),
+            _ => Err(ErrorKind::Invalid),
+        }
+    }
+
+    /// Does an operation that had this outcome; an error says why it cannot have had it here.
+    pub fn apply(&mut self, id: OpId, operation: &Operation, outcome: &Outcome) -> Result<(), String> {
+        if matches!(outcome, Outcome::Error(ErrorKind::NoSpace)) && self.may_be_full {
+            self.without_space(operation);
+            return Ok(());
+        }
+        let expected = match self.answer(id, operation, outcome) {
+            Ok(outcome) => outcome,
+            Err(kind) => Outcome::Error(kind),
+        };
+        if expected == *outcome {
+            Ok(())
+        } else {
+            Err(format!("{operation:?} gave {outcome:?}, the model says {expected:?}"))
+        }
+    }
+
+    /// A direct write that finds no space midway may have left a part; all else leaves everything as it was.
+    fn without_space(&mut self, operation: &Operation) {
+        if let Operation::Write { inode, flags, .. } = operation
+            && flags.contains(quire::IoFlags::DIRECT)
+            && self.file(*inode).is_ok()
+        {
+            self.edit(*inode).file.vague = true;
+        }
+    }
+
+    fn answer(&mut self, id: OpId, operation: &Operation, observed: &Outcome) -> Answer<Outcome> {
+        match *operation {
+            Operation::Create { directory, name, kind, mode } => {
+                self.check_vacant(directory, name)?;
+                self.bear(directory, Some(name), Shape::new(kind, mode), observed)
+            }
+            Operation::Symlink { directory, name, length } => {
+                self.check_vacant(directory, name)?;
+                let mut shape = Shape::new(FileType::Symlink, 0o777);
+                shape.target = crate::operation::link_target(id, length);
+                self.bear(directory, Some(name), shape, observed)
+            }
+            Operation::TemporaryFile { directory, mode } => {
+                self.live_directory(directory)?;
+                self.bear(directory, None, Shape::new(FileType::Regular, mode), observed)
+            }
+            Operation::Link { inode, directory, name } => {
+                self.directory(directory)?;
+                if self.get(inode)?.is_directory() {
+                    return Err(ErrorKind::NotPermitted);
+                }
+                self.check_vacant(directory, name)?;
+                let source = self.get(inode)?;
+                if source.shape.links == 0 && !source.never_named {
+                    return Err(ErrorKind::NotFound);
+                }
+                let source = self.edit(inode);
+                source.shape.links += 1;
+                source.never_named = false;
+                self.edit(directory).shape.entries.insert(name, inode);
+                Ok(Outcome::Done)
+            }
+            Operation::Unlink { directory, name } => {
+                self.directory(directory)?;
+                name.check()?;
+                let inode = self.entry(directory, name)?;
+                if self.get(inode)?.is_directory() {
+                    return Err(ErrorKind::IsDirectory);
+                }
+                self.edit(directory).shape.entries.remove(&name);
+                self.edit(inode).shape.links -= 1;
+                Ok(Outcome::Done)
+            }
+            Operation::RemoveDirectory { directory, name } => {
+                self.directory(directory)?;
+                name.check()?;
+                let inode = self.entry(directory, name)?;
+                self.check_removable(inode)?;
+                self.edit(directory).shape.entries.remove(&name);
+                self.edit(directory).shape.links -= 1;
+                self.edit(inode).shape.links = 0;
+                Ok(Outcome::Done)
+            }
+            Operation::Rename { from, name, to, to_name, flags } => {
+                self.rename(from, name, to, to_name, flags)?;
+                Ok(Outcome::Done)
+            }
+            Operation::ChangeMode { inode, mode } => {
+                if self.get(inode)?.shape.kind == FileType::Symlink {
+                    return Err(ErrorKind::Unsupported);
+                }
+                self.edit(inode).shape.mode = mode;
+                Ok(Outcome::Done)
+            }
+            Operation::ChangeOwner { inode, uid, gid } => {
+                self.get(inode)?;
+                let shape = &mut self.edit(inode).shape;
+                (shape.uid, shape.gid) = (uid, gid);
+                Ok(Outcome::Done)
+            }
+            Operation::SetXattr { inode, name, length, flags } => {
+                self.check_xattrs(inode)?;
+                let there = self.get(inode)?.shape.xattrs.contains_key(&name);
+                if there && flags.contains(XattrFlags::CREATE) {
+                    return Err(ErrorKind::Exists);
+                }
+                if !there && flags.contains(XattrFlags::REPLACE) {
+                    return Err(ErrorKind::NoAttribute);
+                }
+                self.edit(inode).shape.xattrs.insert(name, (id, length));
+                Ok(Outcome::Done)
+            }
+            Operation::RemoveXattr { inode, name } => {
+                self.check_xattrs(inode)?;
+                self.edit(inode).shape.xattrs.remove(&name).ok_or(ErrorKind::NoAttribute)?;
+                Ok(Outcome::Done)
+            }
+            Operation::Lookup { directory, name } => {
+                self.directory(directory)?;
+                name.check()?;
+                let found = self.directory(directory)?.shape.entries.get(&name);
+                found.map(|inode| Outcome::Inode(*inode)).ok_or(ErrorKind::NotFound)
+            }
+            Operation::ReadDirectory { directory } => {
+                let entries = &self.live_directory(directory)?.shape.entries;
+                match observed {
+                    // Names that come and go while a directory is listed may be listed or not.
+                    Outcome::Entries(_) if !self.keeps_contents => Ok(observed.clone()),
+                    _ => Ok(Outcome::Entries(entries.clone())),
+                }
+            }
+            Operation::Attributes { inode } => self.attributes(inode, observed),
+            Operation::Read { inode, offset, length, .. } => self.read(inode, offset, length, observed),
+            Operation::Write { inode, offset, length, flags } => {
+                let size = self.file(inode)?.size;
+                let append = flags.contains(quire::IoFlags::APPEND);
+                let at = if append { size } else { offset };
+                self.write(id, inode, at, length);
+                Ok(Outcome::Written { at, count: length })
+            }
+            Operation::Truncate { inode, size } => {
+                self.file(inode)?;
+                self.set_size(inode, size);
+                Ok(Outcome::Done)
+            }
+            Operation::Allocate { inode, mode, offset, length } => {
+                self.allocate(id, inode, mode, offset, length)?;
+                Ok(Outcome::Done)
+            }
+            Operation::Fsync { .. }
+            | Operation::FsyncMany { .. }
+            | Operation::Sync
+            | Operation::Checkpoint
+            | Operation::Background
+            | Operation::Forget { .. } => Ok(Outcome::Done),
+            Operation::Remount => {
+                self.inodes.retain(|_, inode| inode.shape.links > 0);
+                Ok(Outcome::Done)
+            }
+        }
+    }
+
+    fn check_vacant(&self, directory: u64, name: Name) -> Answer<()> {
+        self.directory(directory)?;
+        name.check()?;
+        match self.entry(directory, name) {
+            Ok(_) => Err(ErrorKind::Exists),
+            Err(ErrorKind::NotFound) => self.live_directory(directory).map(|_| ()),
+            Err(other) => Err(other),
+        }
+    }
+
+    fn check_removable(&self, directory: u64) -> Answer<()> {
+        let inode = self.get(directory)?;
+        if !inode.is_directory() {
+            return Err(ErrorKind::NotDirectory);
+        }
+        if inode.shape.entries.is_empty() { Ok(()) } else { Err(ErrorKind::NotEmpty) }
+    }
+
+    fn check_xattrs(&self, inode: u64) -> Answer<()> {
+        match self.get(inode)?.shape.kind {
+            FileType::Regular | FileType::Directory => Ok(()),
+            _ => Err(ErrorKind::NotPermitted),
+        }
+    }
+
+    fn bear(
+        &mut self,
+        directory: u64,
+        name: Option<Name>,
+        mut shape: Shape,
+        observed: &Outcome,
+    ) -> Answer<Outcome> {
+        // Whatever number the engine gave is right, unless it is taken.
+        let Outcome::Inode(number) = *observed else { return Ok(Outcome::Inode(0)) };
+        if self.inodes.contains_key(&number) {
+            return Err(ErrorKind::Exists);
+        }
+        let is_directory = shape.kind == FileType::Directory;
+        shape.links = match (is_directory, name) {
+            (true, _) => 2,
+            (false, Some(_)) => 1,
+            (false, None) => 0,
+        };
+        let inode =
+            Inode { shape, parent: directory, never_named: name.is_none(), file: FileState::default() };
+        self.inodes.insert(number, Arc::new(inode));
+        if let Some(name) = name {
+            let parent = self.edit(directory);
+            parent.shape.entries.insert(name, number);
+            parent.shape.links += u32::from(is_directory);
+        }
+        Ok(Outcome::Inode(number))
+    }
+
+    /// Whether `directory` is `ancestor` or lies below it.
+    fn lies_below(&self, directory: u64, ancestor: u64) -> bool {
+        let mut at = directory;
+        loop {
+            if at == ancestor {
+                return true;
+            }
+            match self.inode(at) {
+                Some(inode) if at != ROOT => at = inode.parent,
+                _ => return false,
+            }
+        }
+    }
+
+    fn rename(&mut self, from: u64, name: Name, to: u64, to_name: Name, flags: RenameFlags) -> Answer<()> {
+        self.directory(from)?;
+        self.directory(to)?;
+        name.check()?;
+        to_name.check()?;
+        self.live_directory(from)?;
+        self.live_directory(to)?;
+        let exchange = flags.contains(RenameFlags::EXCHANGE);
+        let source = self.entry(from, name)?;
+        let target = self.entry(to, to_name).ok();
+        match target {
+            None if exchange => return Err(ErrorKind::NotFound),
+            Some(_) if flags.contains(RenameFlags::NOREPLACE) => return Err(ErrorKind::Exists),
+            Some(target) if target == source => return Ok(()),
+            _ => {}
+        }
+        let is_directory = |model: &Model, inode: u64| model.inodes[&inode].is_directory();
+        if from != to {
+            if is_directory(self, source) && self.lies_below(to, source) {
+                return Err(ErrorKind::Invalid);
+            }
+            if let Some(target) = target
+                && is_directory(self, target)
+                && self.lies_below(from, target)
+            {
+                return Err(match (exchange, is_directory(self, source)) {
+                    (true, _) => ErrorKind::Invalid,
+                    (false, false) => ErrorKind::IsDirectory,
+                    (false, true) => ErrorKind::NotEmpty,
+                });
+            }
+        }
+        if let (Some(target), false) = (target, exchange) {
+            match (is_directory(self, source), is_directory(self, target)) {
+                (false, true) => return Err(ErrorKind::IsDirectory),
+                (true, false) => return Err(ErrorKind::NotDirectory),
+                (true, true) => self.check_removable(target)?,
+                (false, false) => {}
+            }
+        }
+
+        self.detach(from, name, source);
+        if let Some(target) = target {
+            self.detach(to, to_name, target);
+            if exchange {
+                self.attach(from, name, target);
+            } else {
+                let gone = &mut self.edit(target).shape;
+                gone.links = if gone.kind == FileType::Directory { 0 } else { gone.links - 1 };
+            }
+        }
+        self.attach(to, to_name, source);
+        Ok(())
+    }
+
+    fn detach(&mut self, directory: u64, name: Name, inode: u64) {
+        let is_directory = self.inodes[&inode].is_directory();
+        let parent = self.edit(directory);
+        parent.shape.entries.remove(&name);
+        parent.shape.links -= u32::from(is_directory);
+    }
+
+    fn attach(&mut self, directory: u64, name: Name, inode: u64) {
+        let is_directory = self.inodes[&inode].is_directory();
+        let parent = self.edit(directory);
+        parent.shape.entries.insert(name, inode);
+        parent.shape.links += u32::from(is_directory);
+        if is_directory {
+            self.edit(inode).parent = directory;
+        }
+    }
+
+    /// Everything but the size is exact; the size too, unless a failed write left it open.
+    fn attributes(&self, number: u64, observed: &Outcome) -> Answer<Outcome> {
+        let inode = self.get(number)?;
+        let mut shape = inode.shape.clone();
+        (shape.entries, shape.xattrs, shape.target) = Default::default();
+        let size = match (inode.file.vague, observed) {
+            (true, Outcome::Attributes(_, size)) => *size,
+            _ => inode.file.size,
+        };
+        Ok(Outcome::Attributes(shape, size))
+    }
+
+    fn read(&self, number: u64, offset: u64, length: u64, observed: &Outcome) -> Answer<Outcome> {
+        let file = self.file(number)?;
+        if !self.keeps_contents || file.vague {
+            return Ok(observed.clone());
+        }
+        let end = (offset + length).min(file.size).max(offset);
+        Ok(Outcome::Bytes(file.contents.read(offset, end)))
+    }
+
+    fn write(&mut self, id: OpId, number: u64, at: u64, length: u64) {
+        let keeps = self.keeps_contents;
+        let file = &mut self.edit(number).file;
+        if keeps {
+            file.contents.write(at, at + length, id);
+        }
+        if at + length > file.size {
+            file.growth.push(Growth { op: id, from: file.size, to: at + length });
+            file.size = at + length;
+        }
+    }
+
+    fn set_size(&mut self, number: u64, size: u64) {
+        let file = &mut self.edit(number).file;
+        file.contents.clear(size, u64::MAX);
+        (file.size, file.explicit) = (size, size);
+        file.growth.clear();
+    }
+
+    fn allocate(
+        &mut self,
+        id: OpId,
+        number: u64,
+        mode: FallocateMode,
+        offset: u64,
+        length: u64,
+    ) -> Answer<()> {
+        let size = self.file(number)?.size;
+        let end = offset + length;
+        let aligned = offset.is_multiple_of(BLOCK) && length.is_multiple_of(BLOCK);
+        let moves = matches!(mode, FallocateMode::Collapse | FallocateMode::Insert);
+        if length == 0 || (moves && !aligned) {
+            return Err(ErrorKind::Invalid);
+        }
+        match mode {
+            FallocateMode::KeepSize => {}
+            FallocateMode::Allocate if end > size => self.set_size(number, end),
+            FallocateMode::Allocate => {}
+            FallocateMode::PunchHole => self.edit(number).file.contents.clear(offset, end.min(size)),
+            FallocateMode::ZeroRange { keep_size } => {
+                self.edit(number).file.contents.clear(offset, end.min(size));
+                if !keep_size && end > size {
+                    self.set_size(number, end);
+                }
+            }
+            FallocateMode::Collapse => {
+                if end >= size {
+                    return Err(ErrorKind::Invalid);
+                }
+                self.edit(number).file.contents.collapse(offset, end);
+                self.set_size(number, size - length);
+                self.edit(number).file.shifts.push(id);
+            }
+            FallocateMode::Insert => {
+                if offset >= size {
+                    return Err(ErrorKind::Invalid);
+                }
+                self.edit(number).file.contents.insert(offset, length);
+                self.set_size(number, size + length);
+                self.edit(number).file.shifts.push(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// What a walk from the root finds: names, links, kinds, modes, owners, attributes, link targets.
+    pub fn shapes(&self) -> BTreeMap<u64, &Shape> {
+        self.inodes
+            .iter()
+            .filter(|(_, inode)| inode.shape.links > 0)
+            .map(|(number, inode)| (*number, &inode.shape))
+            .collect()
+    }
+}

@@ -1,0 +1,203 @@
+//! What a run does: the operations, their outcomes, and the record of when each was under way.
+//!
+//! An operation names inodes by number and names by a small number of their own, so that it can be printed, repeated
+//! and given to the model.
+//!
+//! Neighbours: [`crate::generate`] draws them, [`crate::run`] does them on a volume, [`crate::model`] says what they
+//! must answer.
+
+use quire::{ErrorKind, FallocateMode, FileType, IoFlags, RenameFlags, XattrFlags};
+use std::collections::BTreeMap;
+
+/// An operation's number, unique through all levels of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OpId(pub u64);
+
+/// A name in a directory, as a number; [`Name::text`] are its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name(pub u16);
+
+/// Names from here on are 255 bytes long.
+const LONG_NAMES: u16 = 1000;
+/// Names from here on are longer than any may be.
+const TOO_LONG_NAMES: u16 = 2000;
+
+impl Name {
+    /// The bytes.
+    pub fn text(self) -> Vec<u8> {
+        let mut text = format!("n{}", self.0).into_bytes();
+        if self.0 >= LONG_NAMES {
+            text.resize(if self.0 >= TOO_LONG_NAMES { 256 } else { 255 }, b'x');
+        }
+        text
+    }
+
+    /// The name that has these bytes.
+    pub fn from_text(text: &[u8]) -> Option<Name> {
+        let text = text.strip_prefix(b"n")?;
+        let digits: Vec<u8> = text.iter().copied().take_while(u8::is_ascii_digit).collect();
+        let name = Name(String::from_utf8(digits).ok()?.parse().ok()?);
+        (name.text()[1..] == *text).then_some(name)
+    }
+
+    /// Errors if no directory may hold this name.
+    pub fn check(self) -> Result<(), ErrorKind> {
+        if self.0 >= TOO_LONG_NAMES { Err(ErrorKind::NameTooLong) } else { Ok(()) }
+    }
+}
+
+/// The bytes of an extended attribute that operation `op` sets.
+pub fn xattr_value(op: OpId, length: u64) -> Vec<u8> {
+    crate::contents::pattern(op, 0, length)
+}
+
+/// The target of a link that operation `op` makes.
+pub fn link_target(op: OpId, length: u64) -> Vec<u8> {
+    let mut target = format!("target-{}/", op.0).into_bytes();
+    target.resize(length.max(1) as usize, b't');
+    target
+}
+
+/// What names and stat show of an inode, but for its size.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// What it is.
+    pub kind: FileType,
+    /// Permission bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Names.
+    pub links: u32,
+    /// Extended attributes: who set each, and its length in bytes.
+    pub xattrs: BTreeMap<u8, (OpId, u64)>,
+    /// A symbolic link's.
+    pub target: Vec<u8>,
+    /// A directory's, without "." and "..".
+    pub entries: BTreeMap<Name, u64>,
+}
+
+impl Shape {
+    /// A new inode's.
+    pub fn new(kind: FileType, mode: u32) -> Shape {
+        Shape {
+            kind,
+            mode,
+            uid: 0,
+            gid: 0,
+            links: 0,
+            xattrs: BTreeMap::new(),
+            target: Vec::new(),
+            entries: BTreeMap::new(),
+        }
+    }
+}
+
+/// One call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields are the arguments of the calls that the variants name")]
+pub enum Operation {
+    /// A file, directory, fifo or socket.
+    Create { directory: u64, name: Name, kind: FileType, mode: u32 },
+    /// A symbolic link.
+    Symlink { directory: u64, name: Name, length: u64 },
+    /// A file without a name.
+    TemporaryFile { directory: u64, mode: u32 },
+    /// A further name.
+    Link { inode: u64, directory: u64, name: Name },
+    /// A name less.
+    Unlink { directory: u64, name: Name },
+    /// A directory less.
+    RemoveDirectory { directory: u64, name: Name },
+    /// Moves, replaces, exchanges.
+    Rename { from: u64, name: Name, to: u64, to_name: Name, flags: RenameFlags },
+    /// chmod.
+    ChangeMode { inode: u64, mode: u32 },
+    /// chown.
+    ChangeOwner { inode: u64, uid: u32, gid: u32 },
+    /// setxattr.
+    SetXattr { inode: u64, name: u8, length: u64, flags: XattrFlags },
+    /// removexattr.
+    RemoveXattr { inode: u64, name: u8 },
+    /// One name.
+    Lookup { directory: u64, name: Name },
+    /// All names.
+    ReadDirectory { directory: u64 },
+    /// stat.
+    Attributes { inode: u64 },
+    /// pread.
+    Read { inode: u64, offset: u64, length: u64, flags: IoFlags },
+    /// pwrite, or an append.
+    Write { inode: u64, offset: u64, length: u64, flags: IoFlags },
+    /// ftruncate.
+    Truncate { inode: u64, size: u64 },
+    /// fallocate.
+    Allocate { inode: u64, mode: FallocateMode, offset: u64, length: u64 },
+    /// fsync and fdatasync.
+    Fsync { inode: u64, datasync: bool },
+    /// Several, queued at once and awaited together.
+    FsyncMany { inodes: Vec<u64>, datasync: bool },
+    /// syncfs.
+    Sync,
+    /// A checkpoint, out of turn.
+    Checkpoint,
+    /// One round of background work.
+    Background,
+    /// The run lets go of its handle: an inode without a name is freed.
+    Forget { inode: u64 },
+    /// Closes the volume and opens it again.
+    Remount,
+}
+
+/// What a call answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Nothing but success.
+    Done,
+    /// An inode, made or found.
+    Inode(u64),
+    /// Where bytes were written, and how many.
+    Written {
+        /// Offset in bytes.
+        at: u64,
+        /// Bytes.
+        count: u64,
+    },
+    /// What was read.
+    Bytes(Vec<u8>),
+    /// What a directory holds.
+    Entries(BTreeMap<Name, u64>),
+    /// What stat showed, with the size.
+    Attributes(Shape, u64),
+    /// It failed.
+    Error(ErrorKind),
+}
+
+/// One operation of a run, with the time that it took.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// Which.
+    pub id: OpId,
+    /// What was called.
+    pub operation: Operation,
+    /// What it answered.
+    pub outcome: Outcome,
+    /// Moments of calls and returns, counted through all threads: call and return.
+    pub ticks: (u64, u64),
+    /// Device events that had happened by the call and by the return.
+    pub events: (usize, usize),
+}
+
+impl Record {
+    /// Whether it succeeded.
+    pub fn succeeded(&self) -> bool {
+        !matches!(self.outcome, Outcome::Error(_))
+    }
+
+    /// Returned before the other was called.
+    pub fn is_before(&self, other: &Record) -> bool {
+        self.ticks.1 < other.ticks.0
+    }
+}

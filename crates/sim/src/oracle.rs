@@ -1,0 +1,307 @@
+//! The durability contract, word for word, as a question to a recovered crash image.
+//!
+//! A crash at device event `e` is right iff some configuration `c` ([`crate::configurations`])
+//!
+//! * holds only operations that were called before `e`, and all that a force covers which returned before `e`;
+//! * has exactly the names, links, kinds, modes, owners, attributes and link targets that were found;
+//! * has for each file the found size: the explicit one, or one that growth by writing earned: a write's end or a block
+//!   boundary in it, no smaller than what was forced, and no growth that returned before that write was called is
+//!   missing below it (J6);
+//! * allows each byte of each file ([`crate::data`]).
+//!
+//! What a force covers: syncfs and unmount everything that returned before they were called; fsync and O_SYNC the
+//! operations on the inode (of a directory, its entries); fdatasync and O_DSYNC the data, and what reading it back
+//! needs: that the file exists, and its size; a checkpoint every record, but no data. What a force covers takes everything
+//! before it along, but for data written in place: that has no record (J3).
+//!
+//! Neighbours: [`crate::levels`] asks; [`crate::image`] recovered.
+
+use crate::configurations::{Configuration, Configurations, hash_of};
+use crate::data::{Change, Question, change};
+use crate::image::{Found, Snapshot};
+use crate::model::{BLOCK, FileState, Growth};
+use crate::operation::{OpId, Operation, Record};
+use quire::{FileType, IoFlags};
+use std::collections::BTreeMap;
+
+/// Which data a force makes durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scope {
+    Everything,
+    Inode(u64),
+    /// A write's own.
+    Itself,
+    /// Records only.
+    Nothing,
+}
+
+/// A call that makes things durable.
+struct Force<'a> {
+    record: &'a Record,
+    scope: Scope,
+    /// Operations of each thread that it covers, up to the last one.
+    covered: Vec<usize>,
+}
+
+/// The history of one level, ready for questions.
+pub struct Oracle<'a> {
+    base: &'a Snapshot,
+    threads: &'a [Vec<Record>],
+    configurations: &'a Configurations,
+    forces: Vec<Force<'a>>,
+    /// By inode, in order of calls.
+    changes: BTreeMap<u64, Vec<Change<'a>>>,
+}
+
+impl<'a> Oracle<'a> {
+    /// For a level that began as `base`.
+    pub fn new(
+        base: &'a Snapshot,
+        threads: &'a [Vec<Record>],
+        configurations: &'a Configurations,
+    ) -> Oracle<'a> {
+        let mut oracle =
+            Oracle { base, threads, configurations, forces: Vec::new(), changes: BTreeMap::new() };
+        for records in threads {
+            for record in records.iter().filter(|record| record.succeeded()) {
+                for (scope, inode, datasync) in forced(record) {
+                    let covered = oracle.covered(record, scope, inode, datasync);
+                    oracle.forces.push(Force { record, scope, covered });
+                }
+            }
+        }
+        for (thread, records) in threads.iter().enumerate() {
+            for (at, record) in records.iter().enumerate() {
+                let inode = match record.operation {
+                    Operation::Write { inode, .. }
+                    | Operation::Truncate { inode, .. }
+                    | Operation::Allocate { inode, .. } => inode,
+                    _ => continue,
+                };
+                if let Some(change) = change(record, (thread, at), inode) {
+                    oracle.changes.entry(inode).or_default().push(change);
+                }
+            }
+        }
+        oracle.changes.values_mut().for_each(|changes| changes.sort_by_key(|change| change.record.ticks.0));
+        oracle
+    }
+
+    /// How many operations of each thread a force covers, with those before them.
+    fn covered(&self, force: &Record, scope: Scope, inode: u64, datasync: bool) -> Vec<usize> {
+        let is_covered = |place: (usize, usize), record: &Record| match scope {
+            Scope::Everything | Scope::Nothing => true,
+            Scope::Inode(_) | Scope::Itself => record.succeeded() && self.concerns(place, record, inode, datasync),
+        };
+        let of_thread = |(thread, records): (usize, &Vec<Record>)| {
+            let last = records.iter().enumerate().rposition(|(at, record)| {
+                // A write that is durable when it returns takes other writes along only as far as it covers them.
+                let is_other_write =
+                    scope == Scope::Itself && matches!(record.operation, Operation::Write { .. });
+                let is_meant = record.id == force.id || (record.is_before(force) && !is_other_write);
+                is_meant && is_covered((thread, at), record)
+            });
+            last.map_or(0, |at| at + 1)
+        };
+        self.threads.iter().enumerate().map(of_thread).collect()
+    }
+
+    /// Whether an fsync of an inode (or, with `datasync`, fdatasync) must make an operation durable.
+    fn concerns(&self, place: (usize, usize), record: &Record, inode: u64, datasync: bool) -> bool {
+        if datasync && !is_birth(&record.operation) {
+            return self.configurations.sized.get(&place) == Some(&inode);
+        }
+        self.configurations.touched.get(&place).is_some_and(|touched| touched.contains(&inode))
+    }
+
+    /// Judges what a crash after the first `event` events left.
+    pub fn judge(&self, event: usize, found: &Snapshot) -> Result<(), String> {
+        let called: Vec<usize> = self
+            .threads
+            .iter()
+            .map(|records| records.partition_point(|record| record.events.0 <= event))
+            .collect();
+        let mut forced = vec![0; self.threads.len()];
+        for force in self.forces.iter().filter(|force| force.record.events.1 <= event) {
+            for (forced, covered) in forced.iter_mut().zip(&force.covered) {
+                *forced = (*forced).max(*covered);
+            }
+        }
+        let possible = |configuration: &&Configuration| {
+            let done = &configuration.done;
+            (0..done.len()).all(|thread| forced[thread] <= done[thread] && done[thread] <= called[thread])
+        };
+        let shapes = found.shapes();
+        let hash = hash_of(&shapes);
+        let mut reasons = Vec::new();
+        // The latest first: most often it is the right one.
+        for configuration in self.configurations.all.iter().rev().filter(possible) {
+            if configuration.shapes_hash != hash || configuration.model.shapes() != shapes {
+                continue;
+            }
+            match self.judge_files(configuration, event, found) {
+                Ok(()) => return Ok(()),
+                Err(reason) => reasons.push((configuration.done.clone(), reason)),
+            }
+        }
+        let Some((done, reason)) = reasons.first() else {
+            return Err(self.no_shapes(&forced, &called, found, &possible));
+        };
+        Err(format!(
+            "names fit {} configurations between {forced:?} and {called:?}, contents none; with {done:?} done: {reason}",
+            reasons.len()
+        ))
+    }
+
+    fn no_shapes(
+        &self,
+        forced: &[usize],
+        called: &[usize],
+        found: &Snapshot,
+        possible: &dyn Fn(&&Configuration) -> bool,
+    ) -> String {
+        let mut text = format!("names are those of no configuration between {forced:?} and {called:?}");
+        if let Some(nearest) = self.configurations.all.iter().rev().find(possible) {
+            let (model, shapes) = (nearest.model.shapes(), found.shapes());
+            for number in model.keys().chain(shapes.keys()) {
+                if model.get(number) != shapes.get(number) {
+                    text += &format!(
+                        "; inode {number}: found {:?}, the last has {:?}",
+                        shapes.get(number),
+                        model.get(number)
+                    );
+                    break;
+                }
+            }
+        }
+        let elsewhere = self
+            .configurations
+            .all
+            .iter()
+            .find(|configuration| configuration.model.shapes() == found.shapes());
+        if let Some(elsewhere) = elsewhere {
+            text += &format!("; they are those of {:?}", elsewhere.done);
+        }
+        text
+    }
+
+    fn judge_files(
+        &self,
+        configuration: &Configuration,
+        event: usize,
+        found: &Snapshot,
+    ) -> Result<(), String> {
+        for (number, found) in &found.inodes {
+            let Some(inode) = configuration.model.inode(*number) else { continue };
+            if found.shape.kind != FileType::Regular || inode.file.vague {
+                continue;
+            }
+            self.judge_file(configuration, event, *number, found, &inode.file)
+                .map_err(|reason| format!("inode {number}: {reason}"))?;
+        }
+        Ok(())
+    }
+
+    fn judge_file(
+        &self,
+        configuration: &Configuration,
+        event: usize,
+        number: u64,
+        found: &Found,
+        file: &FileState,
+    ) -> Result<(), String> {
+        let all = self.changes.get(&number).map_or(&[][..], Vec::as_slice);
+        let called = all.iter().filter(|change| change.record.events.0 <= event);
+        let changes: Vec<Change<'_>> = called.cloned().collect();
+        let is_durable = |change: &Change<'_>| self.is_durable(change, number, event);
+        let is_in = |change: &Change<'_>| change.place.1 < configuration.done[change.place.0];
+        let grown_by = judge_size(found.size, file, &|op| {
+            changes.iter().find(|change| change.record.id == op).is_some_and(is_durable)
+        })?;
+        let finished = finished_growth(&changes, file, grown_by);
+        let base = self.base.inodes.get(&number).map_or(&[][..], |found| &found.contents[..]);
+        let question = Question {
+            changes: &changes,
+            shifts: &file.shifts,
+            base,
+            is_durable: &is_durable,
+            is_in: &is_in,
+            finished: &finished,
+        };
+        question.judge(&found.contents)
+    }
+
+    fn is_durable(&self, change: &Change<'_>, inode: u64, event: usize) -> bool {
+        self.forces.iter().filter(|force| force.record.events.1 <= event).any(|force| match force.scope {
+            Scope::Everything => change.record.is_before(force.record),
+            Scope::Inode(of) => of == inode && change.record.is_before(force.record),
+            Scope::Itself => change.record.id == force.record.id,
+            Scope::Nothing => false,
+        })
+    }
+}
+
+/// What a call forces: data, the inode whose records it covers, and whether only what reading back needs.
+fn forced(record: &Record) -> Vec<(Scope, u64, bool)> {
+    match &record.operation {
+        Operation::Sync | Operation::Remount => vec![(Scope::Everything, 0, false)],
+        Operation::Checkpoint => vec![(Scope::Nothing, 0, false)],
+        Operation::Fsync { inode, datasync } => vec![(Scope::Inode(*inode), *inode, *datasync)],
+        Operation::FsyncMany { inodes, datasync } => {
+            inodes.iter().map(|inode| (Scope::Inode(*inode), *inode, *datasync)).collect()
+        }
+        Operation::Write { inode, flags, .. } if flags.intersects(IoFlags::SYNC | IoFlags::DATASYNC) => {
+            vec![(Scope::Itself, *inode, !flags.contains(IoFlags::SYNC))]
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// A file that is not there cannot be read back. (One without a name cannot anyway.)
+fn is_birth(operation: &Operation) -> bool {
+    matches!(operation, Operation::Create { .. })
+}
+
+/// Judges a size; gives the writes that can have brought it, if it is more than the explicit one.
+fn judge_size<'f>(
+    size: u64,
+    file: &'f FileState,
+    is_durable: &dyn Fn(OpId) -> bool,
+) -> Result<Vec<&'f Growth>, String> {
+    let least = file
+        .growth
+        .iter()
+        .filter(|growth| is_durable(growth.op))
+        .map(|growth| growth.to)
+        .fold(file.explicit, u64::max);
+    if size < least {
+        return Err(format!("size {size}, but {least} was forced"));
+    }
+    if size == file.explicit {
+        return Ok(Vec::new());
+    }
+    let earned = |growth: &&Growth| {
+        size == growth.to || (growth.from < size && size < growth.to && size.is_multiple_of(BLOCK))
+    };
+    let by: Vec<_> = file.growth.iter().filter(earned).collect();
+    if by.is_empty() {
+        return Err(format!(
+            "size {size} was never earned: explicitly {}, growth {:?}",
+            file.explicit, file.growth
+        ));
+    }
+    Ok(by)
+}
+
+/// The growth that must be complete below the found size, with the byte from which each write was growth.
+fn finished_growth(changes: &[Change<'_>], file: &FileState, grown_by: Vec<&Growth>) -> Vec<(OpId, u64)> {
+    let change_of = |op: OpId| changes.iter().find(|change| change.record.id == op);
+    let earliest =
+        grown_by.iter().filter_map(|growth| change_of(growth.op)).min_by_key(|change| change.record.ticks.0);
+    let Some(earliest) = earliest else { return Vec::new() };
+    file.growth
+        .iter()
+        .filter(|growth| change_of(growth.op).is_some_and(|change| change.record.is_before(earliest.record)))
+        .map(|growth| (growth.op, growth.from.max(file.explicit)))
+        .collect()
+}

@@ -1,0 +1,459 @@
+//! Doing the operations of one level on a volume, and keeping record of them.
+//!
+//! A level begins with an image (a fresh volume, or what a crash left), which is opened (and so recovered), worked on,
+//! and abandoned: its device remembers every event, and crash images are cut from that memory.
+//!
+//! With one thread the volume runs without background threads, and one round of background work is an operation as
+//! any other. With several, everything runs under the seeded scheduler, with the engine's threads and one more that
+//! completes the device's operations in an order of its own.
+//!
+//! Neighbours: [`crate::generate`] says what to do; [`crate::levels`] goes from level to level.
+
+use crate::generate::{Profile, Step, World};
+use crate::model::ROOT;
+use crate::operation::{Name, OpId, Operation, Outcome, Record, Shape, link_target, xattr_value};
+use quire::{
+    Caller, Clock, Create, ErrorKind, FormatOptions, InodeNo, InodeRef, SetAttributes, Timestamp, Volume,
+    VolumeOptions,
+};
+use quire_base::random::Random;
+use quire_base::simulation;
+use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use quire_base::sync::{Condvar, Mutex, thread};
+use quire_device::SimulatedBackend;
+use quire_device::simulated::{Hold, Image};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a level's work left behind.
+pub struct Worked {
+    /// Remembers every event.
+    pub device: Arc<SimulatedBackend>,
+    /// Events until the volume was open.
+    pub opened: usize,
+    /// Events until the last operation had returned.
+    pub ended: usize,
+    /// By thread, in order.
+    pub threads: Vec<Vec<Record>>,
+}
+
+/// A fresh volume of a profile.
+pub fn format(profile: &Profile, seed: u64) -> Result<Image, String> {
+    let device = Arc::new(SimulatedBackend::new(profile.blocks));
+    let options = FormatOptions {
+        seed: Some(seed),
+        journal_bytes: Some(1 << 20),
+        clock: Clock::simulated(Timestamp(1_000_000_000)),
+        ..FormatOptions::default()
+    };
+    Volume::format_backend(device.clone(), &options).map_err(|error| format!("mkfs: {error}"))?;
+    Ok(device.visible())
+}
+
+fn options(profile: &Profile, threads: bool) -> VolumeOptions {
+    VolumeOptions {
+        threads,
+        cache_bytes: Some(profile.cache_bytes),
+        node_cache_bytes: profile.node_cache_bytes,
+        discard: profile.discard,
+        clock: Clock::simulated(Timestamp(2_000_000_000)),
+        ..VolumeOptions::default()
+    }
+}
+
+/// A volume at work.
+pub struct Bench {
+    /// The volume; there is none while it is opened again.
+    volume: Mutex<Option<Volume>>,
+    device: Arc<SimulatedBackend>,
+    options: VolumeOptions,
+    world: Mutex<World>,
+    tick: AtomicU64,
+    next_op: AtomicU64,
+}
+
+impl Bench {
+    /// Opens an image; numbers operations from `first_op` on.
+    pub fn open(
+        device: Arc<SimulatedBackend>,
+        profile: &Profile,
+        threads: bool,
+        first_op: u64,
+    ) -> Result<Bench, String> {
+        let options = options(profile, threads);
+        let volume = Volume::open_backend(device.clone(), options.clone())
+            .map_err(|error| format!("opening: {error}"))?;
+        let bench = Bench {
+            volume: Mutex::new(Some(volume)),
+            device,
+            options,
+            world: Mutex::new(World::default()),
+            tick: AtomicU64::new(1),
+            next_op: AtomicU64::new(first_op),
+        };
+        bench.explore()?;
+        Ok(bench)
+    }
+
+    /// The volume.
+    pub fn volume(&self) -> Volume {
+        self.volume.lock().clone().expect("a volume is open between operations")
+    }
+
+    /// Takes handles of all that names lead to.
+    fn explore(&self) -> Result<(), String> {
+        let volume = self.volume();
+        let mut world = World::default();
+        let mut ahead = vec![volume.root()];
+        while let Some(inode) = ahead.pop() {
+            let number = inode.number().0;
+            if inode.kind() == quire::FileType::Directory {
+                for (name, child) in entries(&volume, &inode).map_err(|error| error.to_string())? {
+                    world.names.insert((number, name), child);
+                    if !world.handles.contains_key(&child) {
+                        ahead.push(volume.inode(InodeNo(child)).map_err(|error| error.to_string())?);
+                    }
+                }
+            }
+            world.handles.insert(number, inode);
+        }
+        *self.world.lock() = world;
+        Ok(())
+    }
+
+    /// Does one step; the record says what and when.
+    pub fn step(&self, step: Step, profile: &Profile, single: bool) -> Record {
+        let operation = self.world.lock().resolve(step, profile, single);
+        self.perform(operation)
+    }
+
+    /// Does one operation.
+    pub fn perform(&self, operation: Operation) -> Record {
+        let id = OpId(self.next_op.fetch_add(1, Ordering::Relaxed));
+        let called = (self.tick.fetch_add(1, Ordering::Relaxed), self.device.event_count());
+        let outcome = match self.attempt(id, &operation) {
+            Ok(outcome) => outcome,
+            Err(error) => Outcome::Error(error.kind()),
+        };
+        let returned = (self.tick.fetch_add(1, Ordering::Relaxed), self.device.event_count());
+        self.remember(&operation, &outcome);
+        Record { id, operation, outcome, ticks: (called.0, returned.0), events: (called.1, returned.1) }
+    }
+
+    fn handle(&self, inode: u64) -> quire::Result<InodeRef> {
+        let known = self.world.lock().handles.get(&inode).cloned();
+        match known {
+            Some(handle) => Ok(handle),
+            None => self.volume().inode(InodeNo(inode)),
+        }
+    }
+
+    fn keep(&self, handle: InodeRef) -> Outcome {
+        let number = handle.number().0;
+        let before = self.world.lock().handles.insert(number, handle);
+        drop(before);
+        Outcome::Inode(number)
+    }
+
+    fn attempt(&self, id: OpId, operation: &Operation) -> quire::Result<Outcome> {
+        let volume = &self.volume();
+        let done = |()| Outcome::Done;
+        match operation {
+            Operation::Create { directory, name, kind, mode } => {
+                let create = Create { kind: *kind, ..Create::file(*mode) };
+                volume.create(&self.handle(*directory)?, &name.text(), &create).map(|made| self.keep(made))
+            }
+            Operation::Symlink { directory, name, length } => {
+                let target = link_target(id, *length);
+                volume
+                    .symlink(&self.handle(*directory)?, &name.text(), &target, Caller::default())
+                    .map(|made| self.keep(made))
+            }
+            Operation::TemporaryFile { directory, mode } => {
+                volume.tmpfile(&self.handle(*directory)?, &Create::file(*mode)).map(|made| self.keep(made))
+            }
+            Operation::Link { inode, directory, name } => {
+                volume.link(&self.handle(*inode)?, &self.handle(*directory)?, &name.text()).map(done)
+            }
+            Operation::Unlink { directory, name } => {
+                volume.unlink(&self.handle(*directory)?, &name.text()).map(done)
+            }
+            Operation::RemoveDirectory { directory, name } => {
+                volume.rmdir(&self.handle(*directory)?, &name.text()).map(done)
+            }
+            Operation::Rename { from, name, to, to_name, flags } => volume
+                .rename(&self.handle(*from)?, &name.text(), &self.handle(*to)?, &to_name.text(), *flags)
+                .map(done),
+            Operation::ChangeMode { inode, mode } => {
+                let set = SetAttributes { mode: Some(*mode), ..SetAttributes::default() };
+                volume.set_attributes(&self.handle(*inode)?, &set).map(|_| Outcome::Done)
+            }
+            Operation::ChangeOwner { inode, uid, gid } => {
+                let set = SetAttributes { uid: Some(*uid), gid: Some(*gid), ..SetAttributes::default() };
+                volume.set_attributes(&self.handle(*inode)?, &set).map(|_| Outcome::Done)
+            }
+            Operation::SetXattr { inode, name, length, flags } => volume
+                .set_xattr(&self.handle(*inode)?, &xattr_name(*name), &xattr_value(id, *length), *flags)
+                .map(done),
+            Operation::RemoveXattr { inode, name } => {
+                volume.remove_xattr(&self.handle(*inode)?, &xattr_name(*name)).map(done)
+            }
+            Operation::Lookup { directory, name } => {
+                volume.lookup(&self.handle(*directory)?, &name.text()).map(|found| self.keep(found))
+            }
+            Operation::ReadDirectory { directory } => {
+                entries(volume, &self.handle(*directory)?).map(Outcome::Entries)
+            }
+            Operation::Attributes { inode } => {
+                let found = volume.attributes(&self.handle(*inode)?);
+                let mut shape = Shape::new(found.kind, found.mode);
+                (shape.uid, shape.gid, shape.links) = (found.uid, found.gid, found.links);
+                let size = if found.kind == quire::FileType::Regular { found.size } else { 0 };
+                Ok(Outcome::Attributes(shape, size))
+            }
+            Operation::Read { inode, offset, length, flags } => {
+                let mut bytes = vec![0; *length as usize];
+                let read = volume.read(&self.handle(*inode)?, *offset, &mut bytes, *flags)?;
+                bytes.truncate(read);
+                Ok(Outcome::Bytes(bytes))
+            }
+            Operation::Write { inode, offset, length, flags } => {
+                self.write(id, *inode, *offset, *length, *flags)
+            }
+            Operation::Truncate { inode, size } => volume.truncate(&self.handle(*inode)?, *size).map(done),
+            Operation::Allocate { inode, mode, offset, length } => {
+                volume.allocate(&self.handle(*inode)?, *mode, *offset, *length).map(done)
+            }
+            Operation::Fsync { inode, datasync } => volume.fsync(&self.handle(*inode)?, *datasync).map(done),
+            Operation::FsyncMany { inodes, datasync } => self.fsync_many(inodes, *datasync).map(done),
+            Operation::Sync => volume.sync().map(done),
+            Operation::Checkpoint => volume.checkpoint().map(done),
+            Operation::Background => volume.background_step().map(done),
+            Operation::Forget { inode } => {
+                if *inode != ROOT {
+                    let gone = self.world.lock().handles.remove(inode);
+                    drop(gone);
+                }
+                Ok(Outcome::Done)
+            }
+            Operation::Remount => self.remount().map(done),
+        }
+    }
+
+    fn write(
+        &self,
+        id: OpId,
+        inode: u64,
+        offset: u64,
+        length: u64,
+        flags: quire::IoFlags,
+    ) -> quire::Result<Outcome> {
+        let handle = self.handle(inode)?;
+        let data = crate::contents::pattern(id, 0, length);
+        let volume = self.volume();
+        if flags.contains(quire::IoFlags::APPEND) {
+            let (at, count) = volume.append(&handle, &data, flags)?;
+            Ok(Outcome::Written { at, count: count as u64 })
+        } else {
+            let count = volume.write(&handle, offset, &data, flags)? as u64;
+            Ok(Outcome::Written { at: offset, count })
+        }
+    }
+
+    fn fsync_many(&self, inodes: &[u64], datasync: bool) -> quire::Result<()> {
+        let outcome = Arc::new((Mutex::new((0, Ok(()))), Condvar::new()));
+        let volume = self.volume();
+        for inode in inodes {
+            let outcome = outcome.clone();
+            let done = Box::new(move |result: quire::Result<()>| {
+                let mut state = outcome.0.lock();
+                state.0 += 1;
+                if result.is_err() {
+                    state.1 = result;
+                }
+                outcome.1.notify_all();
+            });
+            volume.fsync_async(&self.handle(*inode)?, datasync, done);
+        }
+        let mut state = outcome.0.lock();
+        while state.0 < inodes.len() {
+            outcome.1.wait(&mut state);
+        }
+        state.1.clone()
+    }
+
+    fn remount(&self) -> quire::Result<()> {
+        *self.world.lock() = World::default();
+        if let Some(volume) = self.volume.lock().take() {
+            volume.close()?;
+        }
+        let volume = Volume::open_backend(self.device.clone(), self.options.clone())?;
+        *self.volume.lock() = Some(volume);
+        self.explore().map_err(quire::Error::corrupt)
+    }
+
+    /// Keeps what the world believes near to the truth.
+    fn remember(&self, operation: &Operation, outcome: &Outcome) {
+        let names = &mut self.world.lock().names;
+        match (operation, outcome) {
+            (
+                Operation::Create { directory, name, .. }
+                | Operation::Symlink { directory, name, .. }
+                | Operation::Lookup { directory, name },
+                Outcome::Inode(inode),
+            ) => {
+                names.insert((*directory, *name), *inode);
+            }
+            (Operation::Link { inode, directory, name }, Outcome::Done) => {
+                names.insert((*directory, *name), *inode);
+            }
+            (
+                Operation::Unlink { directory, name } | Operation::RemoveDirectory { directory, name },
+                Outcome::Done,
+            ) => {
+                names.remove(&(*directory, *name));
+            }
+            (Operation::Rename { from, name, to, to_name, flags }, Outcome::Done) => {
+                let moved = names.remove(&(*from, *name));
+                let replaced = match moved {
+                    Some(moved) => names.insert((*to, *to_name), moved),
+                    None => None,
+                };
+                if let (true, Some(other)) = (flags.contains(quire::RenameFlags::EXCHANGE), replaced) {
+                    names.insert((*from, *name), other);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Lets go of everything; a volume that is still open is closed.
+    pub fn abandon(&self) {
+        *self.world.lock() = World::default();
+        drop(self.volume.lock().take());
+    }
+}
+
+fn xattr_name(name: u8) -> Vec<u8> {
+    format!("user.x{name}").into_bytes()
+}
+
+fn entries(volume: &Volume, directory: &InodeRef) -> quire::Result<BTreeMap<Name, u64>> {
+    let mut entries = BTreeMap::new();
+    let mut strange = false;
+    volume.read_directory(directory, 0, &mut |entry| {
+        if entry.name != b"." && entry.name != b".." {
+            match Name::from_text(entry.name) {
+                Some(name) => drop(entries.insert(name, entry.inode.0)),
+                None => strange = true,
+            }
+        }
+        true
+    })?;
+    if strange {
+        return Err(quire::Error::new(ErrorKind::Corrupt, "a name that nobody gave"));
+    }
+    Ok(entries)
+}
+
+/// Works on an image with one thread and no background threads.
+pub fn work_alone(image: &Image, profile: &Profile, steps: &[Step], first_op: u64) -> Result<Worked, String> {
+    let device = Arc::new(SimulatedBackend::from_image(image.clone()));
+    let bench = Bench::open(device.clone(), profile, false, first_op)?;
+    let opened = device.event_count();
+    let mut records = Vec::new();
+    for step in steps {
+        records.push(bench.step(*step, profile, true));
+        if bench.volume.lock().is_none() {
+            return Err(format!("the volume could not be opened again: {:?}", records.last()));
+        }
+        if let Some(error) = bench.volume().failure() {
+            return Err(format!("the volume shut down: {error}"));
+        }
+    }
+    let ended = device.event_count();
+    device.cut_power(quire_device::simulated::CrashPolicy::LoseAll);
+    bench.abandon();
+    Ok(Worked { device, opened, ended, threads: vec![records] })
+}
+
+/// Points that the scheduler may pass in one level.
+const STEPS_MAX: u64 = 5_000_000;
+
+/// Works on an image with several threads, and the engine's own, in the order that the seed `schedule` gives.
+pub fn work_together(
+    image: &Image,
+    profile: &Profile,
+    steps: &[Vec<Step>],
+    first_op: u64,
+    schedule: u64,
+) -> Result<Worked, String> {
+    let options = simulation::Options { seed: schedule, step_limit: STEPS_MAX };
+    let body = || simulated(image, profile, steps, first_op, schedule);
+    simulation::run(&options, body).map_err(|failure| format!("{failure:?}"))?
+}
+
+fn simulated(
+    image: &Image,
+    profile: &Profile,
+    steps: &[Vec<Step>],
+    first_op: u64,
+    schedule: u64,
+) -> Result<Worked, String> {
+    let mut random = Random::seeded(schedule);
+    let device = Arc::new(SimulatedBackend::from_image(image.clone()));
+    let stop = Arc::new(AtomicBool::new(false));
+    let completer = spawn("device", {
+        let (device, stop, random) = (device.clone(), stop.clone(), Random::seeded(random.next_u64()));
+        move || complete(&device, &stop, random)
+    });
+    device.set_hold(if random.one_in(3) { Hold::Submitted } else { Hold::Everything });
+    let worked = Bench::open(device.clone(), profile, true, first_op).and_then(|bench| {
+        let bench = Arc::new(bench);
+        let opened = device.event_count();
+        let workers: Vec<_> = steps
+            .iter()
+            .enumerate()
+            .map(|(number, steps)| {
+                let (bench, steps, profile) = (bench.clone(), steps.clone(), *profile);
+                spawn(&format!("worker {number}"), move || {
+                    steps.iter().map(|step| bench.step(*step, &profile, false)).collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        let mut threads = Vec::new();
+        for worker in workers {
+            threads.push(worker.join().map_err(|_| "a worker panicked".to_owned())?);
+        }
+        let ended = device.event_count();
+        let failure = bench.volume().failure();
+        device.cut_power(quire_device::simulated::CrashPolicy::LoseAll);
+        bench.abandon();
+        match failure {
+            Some(error) => Err(format!("the volume shut down: {error}")),
+            None => Ok(Worked { device: device.clone(), opened, ended, threads }),
+        }
+    });
+    device.set_hold(Hold::Nothing);
+    stop.store(true, Ordering::Relaxed);
+    completer.join().map_err(|_| "the device's thread panicked".to_owned())?;
+    worked
+}
+
+fn spawn<T: Send + 'static>(name: &str, body: impl FnOnce() -> T + Send + 'static) -> thread::JoinHandle<T> {
+    thread::Builder::new().name(name.to_owned()).spawn(body).expect("a thread")
+}
+
+/// The device's own time: completes what is held, now soon, now late, in any order.
+fn complete(device: &SimulatedBackend, stop: &AtomicBool, mut random: Random) {
+    while !stop.load(Ordering::Relaxed) {
+        if device.held() > 0 && !random.one_in(4) {
+            device.release_one(&mut random);
+        } else {
+            let slow = if random.one_in(50) { 20_000 } else { 200 };
+            thread::sleep(Duration::from_micros(1 + random.below(slow)));
+        }
+    }
+    device.release_all(&mut random);
+}

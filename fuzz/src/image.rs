@@ -1,0 +1,98 @@
+//! Images of volumes with bytes changed anywhere: opening, walking, reading, changing, checking and repairing give
+//! results or errors, and end.
+//!
+//! Input: byte 0 chooses the sample and what is done with it, bytes 1 to 8 are a seed for the changes, then come edits (see
+//! [`crate::edits`]).
+//!
+//! Promises that are checked beside "no panic, no hang, no out-of-memory":
+//! * a check without repair writes nothing;
+//! * an image that the check finds nothing wrong with opens, and neither a walk nor changes meet damage; afterwards it
+//!   is still clean;
+//! * an image of which a repair says that all is mended is clean, and opens.
+
+use crate::edits::edited;
+use crate::explore::{change, walk};
+use crate::sample::{SAMPLES, device, options, sample};
+use crate::seal::word;
+use quire::Volume;
+use quire_device::SimulatedBackend;
+use quire_device::simulated::Image;
+use quire_fsck::{Options, Report, check_backend};
+use std::sync::Arc;
+
+/// Runs one input.
+pub fn run(input: &[u8]) {
+    let Some((head, edits)) = input.split_at_checked(9) else { return };
+    let (number, how) = (usize::from(head[0]) % SAMPLES, usize::from(head[0]) / SAMPLES);
+    examine(&edited(sample(number), edits), how, word(head, 1));
+}
+
+/// Does to an image what `how` (modulo 4) says: 0, mount it read-only and walk; 1, check and use it; 2, check and
+/// repair it; 3, use it. Shared with [`crate::journal_records`].
+pub fn examine(image: &Image, how: usize, seed: u64) {
+    match how % 4 {
+        0 => {
+            let device = Arc::new(SimulatedBackend::from_image(image.clone()));
+            if let Ok(volume) = Volume::open_backend(device.clone(), options(true)) {
+                walk(&volume);
+            }
+            assert_eq!(device.event_count(), 0, "a read-only mount writes nothing");
+        }
+        1 => {
+            let sound = check(image).is_some_and(|report| report.is_clean());
+            use_volume(image, seed, sound);
+        }
+        2 => {
+            if check(image).is_some_and(|report| !report.is_clean()) {
+                repair(image, seed);
+            }
+        }
+        _ => use_volume(image, seed, false),
+    }
+}
+
+/// Walks, changes and closes the volume. One that is `sound` behaves and stays so.
+fn use_volume(image: &Image, seed: u64, sound: bool) {
+    let device = device(image);
+    let volume = match Volume::open_backend(device.clone(), options(false)) {
+        Ok(volume) => volume,
+        Err(error) => {
+            assert!(!sound, "the check found nothing, but the volume does not open: {error}");
+            return;
+        }
+    };
+    let found = walk(&volume);
+    assert!(!sound || found.damage.is_none(), "the check found nothing, a walk {:?}", found.damage);
+    let damage = change(&volume, &found, seed);
+    assert!(!sound || damage.is_none(), "the check found nothing, changes {damage:?}");
+    drop(found);
+    let closed = volume.close();
+    if sound {
+        closed.expect("a sound volume closes");
+        assert_clean(&device.visible(), "after changes of a sound volume");
+    }
+}
+
+fn check(image: &Image) -> Option<Report> {
+    let device = Arc::new(SimulatedBackend::from_image(image.clone()));
+    let report = check_backend(device.clone(), &Options::default());
+    assert_eq!(device.event_count(), 0, "a check without repair writes nothing");
+    report.ok()
+}
+
+fn assert_clean(image: &Image, when: &str) {
+    match check(image) {
+        Some(report) => assert!(report.is_clean(), "{when}: {:#?}", report.issues),
+        None => panic!("{when}: the check could not run"),
+    }
+}
+
+fn repair(image: &Image, seed: u64) {
+    let device = device(image);
+    let Ok(report) = check_backend(device.clone(), &Options { repair: true, progress: None }) else { return };
+    if report.exit_code() != 1 {
+        return;
+    }
+    assert_clean(&device.visible(), "after a repair that said that all is mended");
+    use_volume(&device.visible(), seed, true);
+}

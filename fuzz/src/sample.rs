@@ -1,0 +1,190 @@
+//! The volumes that fuzzed images start from: small, with a bit of everything, made anew in each process and the same
+//! every time.
+//!
+//! Neighbours: [`crate::edits`] changes them; [`crate::journal_records`] adds to a journal.
+
+use quire::{
+    Caller, Clock, Create, FallocateMode, FileType, FormatOptions, InodeRef, IoFlags, RenameFlags, Timestamp,
+    Volume, VolumeOptions, XattrFlags,
+};
+use quire_base::{BLOCK_SIZE, BlockNo};
+use quire_device::SimulatedBackend;
+use quire_device::simulated::{CrashPolicy, Image};
+use quire_format::superblock::{JOURNAL_START, SLOT_BLOCKS, Superblock};
+use quire_format::{journal, node, orphan, pool};
+use std::sync::{Arc, OnceLock};
+
+/// Blocks of the volumes: 16 MiB.
+pub const BLOCKS: u64 = 4096;
+/// How many there are.
+pub const SAMPLES: usize = 3;
+
+/// A volume's image, and which of its blocks mean something to the engine.
+pub struct Sample {
+    /// The device's contents.
+    pub image: Image,
+    /// Blocks of superblocks, journal, tree, manifest and orphans that hold something.
+    pub metadata: Vec<BlockNo>,
+}
+
+/// Options for a volume that is used by one thread and whose run repeats.
+pub fn options(read_only: bool) -> VolumeOptions {
+    let clock = Clock::simulated(Timestamp(1_000_000_000));
+    VolumeOptions { threads: false, cache_bytes: Some(6 << 20), clock, read_only, ..VolumeOptions::default() }
+}
+
+/// A device that holds `image` and keeps no history.
+pub fn device(image: &Image) -> Arc<SimulatedBackend> {
+    let device = SimulatedBackend::from_image(image.clone());
+    device.stop_recording();
+    Arc::new(device)
+}
+
+/// A new volume on a new device.
+pub fn format(blocks: u64) -> Arc<SimulatedBackend> {
+    let device = Arc::new(SimulatedBackend::new(blocks));
+    device.stop_recording();
+    let format = FormatOptions { seed: Some(1), clock: options(false).clock, ..FormatOptions::default() };
+    Volume::format_backend(device.clone(), &format).expect("a volume can be made");
+    device
+}
+
+/// The sample of a number: 0 was cut off with a long journal, 1 was closed, 2 was cut off behind a long truncate, with
+/// one torn superblock.
+pub fn sample(number: usize) -> &'static Sample {
+    static ALL: [OnceLock<Sample>; SAMPLES] = [const { OnceLock::new() }; SAMPLES];
+    ALL[number % SAMPLES].get_or_init(|| {
+        let image = match number % SAMPLES {
+            0 => cut_off(),
+            1 => closed(),
+            _ => torn(),
+        };
+        let metadata = metadata(&image);
+        Sample { image, metadata }
+    })
+}
+
+fn create(volume: &Volume, directory: &InodeRef, name: &str, kind: FileType) -> InodeRef {
+    let rdev = if kind.is_device() { 0x103 } else { 0 };
+    let caller = Caller { uid: 1000, gid: 1000 };
+    let create = Create { kind, mode: 0o755, umask: 0o022, rdev, caller };
+    volume.create(directory, name.as_bytes(), &create).expect("a name can be made")
+}
+
+/// Every kind of inode, name, attribute and extent. What is unlinked while open is given back, to stay open.
+fn populate(volume: &Volume, first: u32) -> Vec<InodeRef> {
+    let root = volume.root();
+    let folder = create(volume, &root, &format!("folder{first}"), FileType::Directory);
+    let below = create(volume, &folder, "below", FileType::Directory);
+    let none = IoFlags::empty();
+    for number in first..first + 16 {
+        let name = format!("file-with-a-longer-name-{number}");
+        let file = create(volume, &folder, &name, FileType::Regular);
+        volume.write(&file, u64::from(number) * 1500, name.repeat(150).as_bytes(), none).expect("written");
+        if number % 5 == 0 {
+            volume.set_xattr(&file, b"user.note", &[number as u8; 2000], XattrFlags::empty()).expect("set");
+        }
+    }
+    volume.set_xattr(&below, b"trusted.directory", b"v", XattrFlags::empty()).expect("set");
+    for (name, kind) in [
+        ("pipe", FileType::Fifo),
+        ("socket", FileType::Socket),
+        ("disk", FileType::BlockDevice),
+        ("tty", FileType::CharDevice),
+    ] {
+        create(volume, &below, name, kind);
+    }
+    volume.symlink(&below, b"short", b"../file", Caller::default()).expect("linked");
+    volume.symlink(&below, b"long", &[b'x'; 2600], Caller::default()).expect("linked");
+    let sparse = create(volume, &below, "sparse", FileType::Regular);
+    for at in 0..10u64 {
+        volume.write(&sparse, at * 3 * BLOCK_SIZE as u64 + 100, &[at as u8; 4096], none).expect("written");
+    }
+    volume.link(&sparse, &root, format!("linked{first}").as_bytes()).expect("linked");
+    let holes = create(volume, &below, "holes", FileType::Regular);
+    volume.write(&holes, 0, &[7; 100_000], none).expect("written");
+    volume.fsync(&holes, false).expect("durable");
+    volume.allocate(&holes, FallocateMode::PunchHole, 20_000, 40_000).expect("punched");
+    volume.allocate(&holes, FallocateMode::KeepSize, 90_000, 200_000).expect("allocated");
+    let unlinked = create(volume, &below, "unlinked", FileType::Regular);
+    volume.write(&unlinked, 0, &[1; 30_000], none).expect("written");
+    volume.fsync(&unlinked, false).expect("durable");
+    volume.unlink(&below, b"unlinked").expect("unlinked");
+    let unnamed = volume.tmpfile(&below, &Create::file(0o600)).expect("made");
+    volume.write(&unnamed, 0, &[2; 5000], none).expect("written");
+    volume.rename(&below, b"holes", &folder, b"moved", RenameFlags::empty()).expect("renamed");
+    volume.sync().expect("durable");
+    vec![unlinked, unnamed]
+}
+
+fn open(device: &Arc<SimulatedBackend>) -> Volume {
+    Volume::open_backend(device.clone(), options(false)).expect("the volume opens")
+}
+
+fn cut_off() -> Image {
+    let device = format(BLOCKS);
+    let volume = open(&device);
+    let mut orphans = populate(&volume, 0);
+    volume.checkpoint().expect("written");
+    orphans.extend(populate(&volume, 100));
+    let image = device.crash(CrashPolicy::KeepAll);
+    drop(orphans);
+    image
+}
+
+fn closed() -> Image {
+    let device = format(BLOCKS);
+    let volume = open(&device);
+    drop(populate(&volume, 0));
+    volume.drain_orphans();
+    volume.close().expect("closed");
+    device.visible()
+}
+
+fn torn() -> Image {
+    let device = format(BLOCKS);
+    let volume = open(&device);
+    let mut orphans = populate(&volume, 0);
+    volume.checkpoint().expect("written");
+    orphans.extend(populate(&volume, 50));
+    // More extents than one transaction frees: the journal has a logged operation with its cursor.
+    let long = create(&volume, &volume.root(), "long", FileType::Regular);
+    for at in 0..150u64 {
+        volume
+            .write(&long, at * 2 * BLOCK_SIZE as u64, &[at as u8; 4096], IoFlags::empty())
+            .expect("written");
+    }
+    volume.fsync(&long, false).expect("durable");
+    volume.checkpoint().expect("written");
+    volume.truncate(&long, 4096).expect("cut");
+    volume.sync().expect("durable");
+    let mut image = device.crash(CrashPolicy::KeepAll);
+    let older = usize::from(
+        Superblock::decode(&block(&image, SLOT_BLOCKS[0])).expect("sound").checkpoint
+            > Superblock::decode(&block(&image, SLOT_BLOCKS[1])).expect("sound").checkpoint,
+    );
+    // The older slot is torn, as by a crash while it was written.
+    image.edit(SLOT_BLOCKS[older], |bytes| bytes[600..].fill(0xee));
+    drop(orphans);
+    image
+}
+
+/// The bytes of a block.
+pub fn block(image: &Image, at: BlockNo) -> [u8; BLOCK_SIZE] {
+    let mut bytes = [0; BLOCK_SIZE];
+    image.read(at, &mut bytes);
+    bytes
+}
+
+fn metadata(image: &Image) -> Vec<BlockNo> {
+    let mut all = Vec::new();
+    image.for_each(&mut |at, bytes| {
+        let magic = u32::from_le_bytes(bytes[..4].try_into().expect("4 bytes"));
+        let orphans = bytes[orphan::SLOTS * 8..][..4] == orphan::MAGIC.to_le_bytes();
+        let journaled = at >= JOURNAL_START && journal::BlockHeader::decode(&bytes[..]).is_ok();
+        if SLOT_BLOCKS.contains(&at) || journaled || orphans || [node::MAGIC, pool::MAGIC].contains(&magic) {
+            all.push(at);
+        }
+    });
+    all
+}
