@@ -141,6 +141,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 
 /// `mixed`.
 #[derive(Clone, Debug, Args)]
+#[group(skip)]
 pub struct Mixed {
     /// Threads that read
     #[arg(long, default_value = "8", value_parser = threads)]
@@ -174,6 +175,7 @@ pub enum Track {
 
 /// `dirty`.
 #[derive(Clone, Debug, Args)]
+#[group(skip)]
 pub struct Dirty {
     /// Threads
     #[arg(long, default_value = "8", value_parser = some_threads)]
@@ -209,6 +211,7 @@ pub enum FsyncMode {
 
 /// `fsync`.
 #[derive(Clone, Debug, Args)]
+#[group(skip)]
 pub struct Fsync {
     /// Threads
     #[arg(long, default_value = "1", value_parser = some_threads)]
@@ -229,6 +232,7 @@ pub struct Fsync {
 
 /// `append`.
 #[derive(Clone, Debug, Args)]
+#[group(skip)]
 pub struct Append {
     /// Threads
     #[arg(long, default_value = "1", value_parser = some_threads)]
@@ -265,6 +269,7 @@ impl Orphans {
 
 /// `orphan`.
 #[derive(Clone, Debug, Args)]
+#[group(skip)]
 pub struct Orphan {
     /// Threads
     #[arg(long, default_value = "1", value_parser = some_threads)]
@@ -285,6 +290,7 @@ pub struct Orphan {
 
 /// `creat`.
 #[derive(Clone, Debug, Args)]
+#[group(skip)]
 pub struct Creat {
     /// Threads
     #[arg(long, default_value = "1", value_parser = some_threads)]

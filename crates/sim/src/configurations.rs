@@ -78,11 +78,7 @@ fn configuration(done: Vec<usize>, model: Model) -> Configuration {
     Configuration { done, model: Arc::new(model), shapes_hash }
 }
 
-fn next_layer(
-    layer: &[Node],
-    threads: &[Vec<Record>],
-    seen: &mut Seen,
-) -> Result<Vec<Node>, String> {
+fn next_layer(layer: &[Node], threads: &[Vec<Record>], seen: &mut Seen) -> Result<Vec<Node>, String> {
     let mut next: Vec<Node> = Vec::new();
     let mut met: HashMap<(Vec<usize>, u64), Vec<usize>> = HashMap::new();
     let mut refusals = Vec::new();
@@ -103,7 +99,10 @@ fn next_layer(
             }
             let place = (thread, done[thread]);
             let sized = sized_by(&node.configuration.model, &model, record);
-            seen.sized.entry(place).and_modify(|known| *known = known.filter(|_| sized.is_some())).or_insert(sized);
+            seen.sized
+                .entry(place)
+                .and_modify(|known| *known = known.filter(|_| sized.is_some()))
+                .or_insert(sized);
             seen.touched
                 .entry(place)
                 .and_modify(|known| *known = known.intersection(&touches).copied().collect())

@@ -214,7 +214,11 @@ pub fn recover(image: &Image, thoroughness: Thoroughness) -> Result<Snapshot, St
         ));
     }
     if summary.free_blocks != volume.info().free_blocks {
-        return Err(format!("{} free blocks, fsck counts {}", volume.info().free_blocks, summary.free_blocks));
+        return Err(format!(
+            "{} free blocks, fsck counts {}",
+            volume.info().free_blocks,
+            summary.free_blocks
+        ));
     }
     if let Some(violation) = device.violations().first() {
         return Err(format!("device: {violation}"));

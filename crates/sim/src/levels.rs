@@ -70,6 +70,9 @@ impl fmt::Display for Violation {
     }
 }
 
+/// Device events that a violation shows.
+const DEVICE_EVENTS_SHOWN: usize = 60;
+
 /// What came of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
@@ -211,9 +214,10 @@ impl Level<'_> {
             };
             let judged = image::recover(&image, thoroughness)
                 .and_then(|found| self.judge(&oracle, event < worked.opened, event, &found).map(|()| found));
-            let found = judged.map_err(|what| Violation {
-                crash: Some((event, policy)),
-                ..self.violation(what, Some(&worked))
+            let found = judged.map_err(|what| {
+                let mut violation = self.violation(what, Some(&worked));
+                violation.history.extend(device_history(&worked, event));
+                Violation { crash: Some((event, policy)), ..violation }
             })?;
             if number == chosen {
                 let operations = worked.threads.iter().map(|records| records.len() as u64).sum();
@@ -295,6 +299,28 @@ fn history(worked: &Worked) -> Vec<String> {
         )
     }));
     lines
+}
+
+/// The device's last events before a crash, for people.
+fn device_history(worked: &Worked, event: usize) -> Vec<String> {
+    let first = event.saturating_sub(DEVICE_EVENTS_SHOWN);
+    let line = |(index, event): (usize, Event)| {
+        let what = match event {
+            Event::WriteSubmitted { id, class, at, contents } => {
+                let class = class.map_or("discard".to_owned(), |class| format!("write of {class}"));
+                format!("{class} {id} begins at block {at}, {} blocks", contents.len())
+            }
+            Event::WriteCompleted { id } => format!("write {id} has ended"),
+            Event::WriteFailed { id } => format!("write {id} has failed"),
+            Event::FlushSubmitted { id } => format!("flush {id} begins"),
+            Event::FlushCompleted { id } => format!("flush {id} has ended"),
+            Event::FlushFailed { id } => format!("flush {id} has failed"),
+            Event::Rotted { at, .. } => format!("block {at} rots"),
+            Event::Note(remark) => format!("remark {remark}"),
+        };
+        format!("event {}: {what}", first + index)
+    };
+    worked.device.events(first..event).into_iter().enumerate().map(line).collect()
 }
 
 fn history_hash(worked: &Worked) -> u64 {

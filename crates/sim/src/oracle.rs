@@ -91,7 +91,9 @@ impl<'a> Oracle<'a> {
     fn covered(&self, force: &Record, scope: Scope, inode: u64, datasync: bool) -> Vec<usize> {
         let is_covered = |place: (usize, usize), record: &Record| match scope {
             Scope::Everything | Scope::Nothing => true,
-            Scope::Inode(_) | Scope::Itself => record.succeeded() && self.concerns(place, record, inode, datasync),
+            Scope::Inode(_) | Scope::Itself => {
+                record.succeeded() && self.concerns(place, record, inode, datasync)
+            }
         };
         let of_thread = |(thread, records): (usize, &Vec<Record>)| {
             let last = records.iter().enumerate().rposition(|(at, record)| {

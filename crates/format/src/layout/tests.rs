@@ -30,14 +30,12 @@ fn fields_cover_every_byte_once() {
     assert_eq!(names.len(), ALL.len());
 }
 
+/// A field's name, and what changes it.
+type Change<T> = (&'static str, fn(&mut T));
+
 /// Changes one field of a value at a time: no byte but the field's (and a checksum's) may change, and the field's
 /// lowest byte must.
-fn same_places<T: Clone>(
-    layout: &Layout,
-    value: &T,
-    encode: impl Fn(&T) -> Vec<u8>,
-    changes: &[(&str, fn(&mut T))],
-) {
+fn same_places<T: Clone>(layout: &Layout, value: &T, encode: impl Fn(&T) -> Vec<u8>, changes: &[Change<T>]) {
     let before = encode(value);
     for (name, change) in changes {
         let field = layout.field(name).unwrap_or_else(|| panic!("{} has no {name}", layout.name));
@@ -103,7 +101,7 @@ fn superblock() -> Superblock {
 
 #[test]
 fn superblocks_are_as_the_table_says() {
-    let mut changes: Vec<(&str, fn(&mut Superblock))> = vec![
+    let mut changes: Vec<Change<Superblock>> = vec![
         ("major version", |s| s.version.0 = 9),
         ("minor version", |s| s.version.1 = 9),
         ("flags", |s| s.flags = 1),
