@@ -22,9 +22,11 @@ use std::time::Duration;
 
 /// A placed run with its requests at the device.
 pub(crate) struct WriteRun {
+    /// First, so that its pins go before the references below: either may be the last to the mapping, whose end waits
+    /// until nobody has one of its folios pinned.
+    spans: Vec<Span>,
     mapping: Arc<Mapping>,
     backing: Arc<dyn Backing>,
-    spans: Vec<Span>,
     ticket: u64,
     state: Mutex<RunState>,
 }

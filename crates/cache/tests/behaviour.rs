@@ -270,3 +270,20 @@ fn unfinished_blocks_are_reported_in_order() {
     assert_eq!(mapping.first_dirty(0), Some(40));
     assert!(mapping.dump().contains("dirty"));
 }
+
+/// A run that was finished after its file had been let go dropped its references to the file before its pins. The end
+/// of the mapping then waited for those pins, on the same thread: a finisher spun for ever, and closing hung on it.
+#[test]
+fn a_run_may_outlive_every_other_user_of_its_file() {
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let world = World::new(roomy());
+        let file = world.file();
+        file.write(0, &pattern(1, 100_000)).unwrap();
+        file.mapping().start_write_back(0, BLOCKS_END).unwrap();
+        drop(file);
+        world.cache.finish_some();
+        tell.send((world.faulty.writes.load(Ordering::Relaxed), world.cache.usage().dirty_bytes)).unwrap();
+    });
+    assert_eq!(told.recv_timeout(std::time::Duration::from_secs(60)), Ok((1, 0)));
+}

@@ -91,7 +91,7 @@ impl Object {
     }
 
     /// Judges the attribute whose pieces have gone by; it stays as `current` without keys.
-    fn end_attribute(&mut self, findings: &mut Findings) {
+    pub(crate) fn end_attribute(&mut self, findings: &mut Findings) {
         let half_freed = self.may_be_half_freed();
         let attributes = &mut self.attributes;
         let Some(current) = &mut attributes.current else { return };

@@ -19,7 +19,7 @@ use quire_format::node::{NodePage, NodeRef};
 use quire_format::orphan;
 use quire_format::pool::{BITMAP_WORDS, CHUNK_BLOCKS_MAX, ChunkEntry, ManifestPage, OrphanRef, PageIdentity};
 use quire_format::superblock::Superblock;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 /// Nodes that a walk has read and found right, by block: generation and checksum, folded.
 pub(crate) type Seen = HashMap<u64, u64>;
@@ -335,12 +335,14 @@ impl Walk<'_> {
         let root =
             NodeRef { block: root.block, generation: root.generation, crc: root.crc, level: root.level };
         let mut stack = vec![Step { at: root, low: None, high: None }];
+        let mut followed = BTreeSet::new();
         while let Some(step) = stack.pop() {
             meter.advance(1);
             let at = step.at;
-            // Without a pool to mark them in, nodes are followed once by what was read before.
+            // Without a pool to mark them in, nodes are still followed once: there may be more ways than nodes.
             let mapped = !self.checkpoint.chunks.is_empty();
-            if mapped && !self.mark(at.block, "a tree node") {
+            let first = if mapped { self.mark(at.block, "a tree node") } else { followed.insert(at.block) };
+            if !first {
                 continue;
             }
             self.checkpoint.nodes += 1;

@@ -324,7 +324,7 @@ fn device_history(worked: &Worked, event: usize) -> Vec<String> {
 }
 
 fn history_hash(worked: &Worked) -> u64 {
-    let operations: Vec<(OpId, String, (u64, u64), (usize, usize))> = worked
+    let operations: Vec<_> = worked
         .threads
         .iter()
         .flatten()

@@ -52,8 +52,7 @@ fn loom_a_refused_removal_hides_nothing() {
     loom::model(|| {
         let scene = scene(1);
         let other = scene.clone();
-        let remover =
-            thread::spawn(move || other.index.remove_if(1, other.folio, &other.nodes, || false));
+        let remover = thread::spawn(move || other.index.remove_if(1, other.folio, &other.nodes, || false));
         let mut pins = Pins::new();
         assert_eq!(scene.index.pin(OWNER, 1, 2, &mut pins), 0, "a folio that stays was missed");
         assert!(!remover.join().unwrap());

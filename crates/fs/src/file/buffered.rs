@@ -31,7 +31,10 @@ const S_IXGRP: u32 = 0o0010;
 
 impl Inode {
     fn view(&self) -> ReadView {
-        ReadView { exclusive_sequence: self.seen.exclusive_sequence.load(Ordering::Acquire), size: self.size() }
+        ReadView {
+            exclusive_sequence: self.seen.exclusive_sequence.load(Ordering::Acquire),
+            size: self.size(),
+        }
     }
 }
 
