@@ -21,7 +21,8 @@ fn tower(editor: &mut Editor) {
         .map(|bit| superblock.pool_start.offset(bit))
         .collect();
     let root = superblock.root;
-    let mut top = NodeRef { block: root.block, generation: root.generation, crc: root.crc, level: root.level };
+    let mut top =
+        NodeRef { block: root.block, generation: root.generation, crc: root.crc, level: root.level };
     for at in free.into_iter().take(LEVELS) {
         let mut page = NodePage::new(top.level + 1);
         for step in 0..CHILDREN_MAX as u64 {

@@ -13,7 +13,6 @@ use crate::coverage::{Coverage, Moments};
 use crate::generate::{Profile, Step, Style, steps};
 use crate::image::{self, Snapshot, Thoroughness};
 use crate::model::{FileState, Inode, Model};
-use crate::operation::OpId;
 use crate::oracle::Oracle;
 use crate::run::{self, Worked};
 use quire::FileType;
