@@ -8,7 +8,8 @@
 //!
 //! Tickets. Writeback that is being gathered or is in flight is a ticket with a range; a ticket of the gathering is
 //! there before the first bit moves from dirty to writeback, so who finds neither a dirty bit nor a ticket knows
-//! that a block is written.
+//! that a block is written. The tickets of a gathering's runs count as opened when the gathering's was: who waits for
+//! what was open when he came waits for them too, though they come later and the gathering's own is closed by then.
 //!
 //! Lock order: index (leaf but for tried segments); list, then the cache's list of dirty mappings.
 //!
@@ -62,7 +63,15 @@ struct List {
 #[derive(Default)]
 struct Tickets {
     next: u64,
-    open: BTreeMap<u64, (u64, u64)>,
+    open: BTreeMap<u64, Ticket>,
+}
+
+/// Writeback that is gathered or in flight.
+struct Ticket {
+    /// The ticket of the gathering that it belongs to, which may be itself.
+    gathering: u64,
+    first: u64,
+    end: u64,
 }
 
 /// A folio could not be made: the bytes that the caller's room should have.
@@ -331,13 +340,14 @@ impl Mapping {
 
     // ---- tickets ----
 
-    /// Opens a ticket for `[first, end)`.
-    pub(crate) fn open_ticket(&self, first: u64, end: u64) -> u64 {
+    /// Opens a ticket for `[first, end)`, of a run of the gathering whose ticket is given, or of a gathering.
+    pub(crate) fn open_ticket(&self, first: u64, end: u64, gathering: Option<u64>) -> u64 {
         let mut tickets = self.tickets.lock();
-        let ticket = tickets.next;
+        let number = tickets.next;
         tickets.next += 1;
-        tickets.open.insert(ticket, (first, end));
-        ticket
+        let gathering = gathering.unwrap_or(number);
+        tickets.open.insert(number, Ticket { gathering, first, end });
+        number
     }
 
     /// Closes it.
@@ -349,12 +359,13 @@ impl Mapping {
         self.core.finisher.wake_helpers(&self.core);
     }
 
-    /// Waits until every ticket that is open now and overlaps `[first, end)` is closed. Without background threads
+    /// Waits until every ticket that is open now and overlaps `[first, end)` is closed, those included that belong to a
+    /// gathering which is open now. Without background threads
     /// the waiter finishes what completes.
     pub(crate) fn wait_tickets(&self, first: u64, end: u64) {
         let until = self.tickets.lock().next;
-        let waits =
-            |tickets: &Tickets| tickets.open.range(..until).any(|(_, (from, to))| *from < end && first < *to);
+        let concerns = |ticket: &Ticket| ticket.gathering < until && ticket.first < end && first < ticket.end;
+        let waits = |tickets: &Tickets| tickets.open.values().any(concerns);
         loop {
             let mut tickets = self.tickets.lock();
             if !waits(&tickets) {

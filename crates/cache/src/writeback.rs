@@ -74,6 +74,8 @@ impl Span {
 /// A pass over a mapping's dirty blocks.
 struct Gathering<'a> {
     mapping: &'a Arc<Mapping>,
+    /// Covers what has left `dirty` and is in no run yet.
+    ticket: u64,
     backing: Arc<dyn Backing>,
     sync: bool,
     /// The run that is growing.
@@ -115,10 +117,11 @@ impl Mapping {
             return Ok((0, end));
         }
         let mapping = self.this();
-        let ticket = self.open_ticket(start, end);
+        let ticket = self.open_ticket(start, end, None);
         let outcome = self.backing().and_then(|backing| {
             Gathering {
                 mapping: &mapping,
+                ticket,
                 backing,
                 sync,
                 spans: Vec::new(),
@@ -281,8 +284,8 @@ impl Gathering<'_> {
         if is_broken(Broken::OverlappingDeviceWrites) {
             spans.iter().for_each(|span| span.unshare(self.mapping));
         }
-        let ticket =
-            self.mapping.open_ticket(spans[0].file_block(), spans[0].file_block() + u64::from(blocks));
+        let start = spans[0].file_block();
+        let ticket = self.mapping.open_ticket(start, start + u64::from(blocks), Some(self.ticket));
         let run = WriteRun::new(
             self.mapping.clone(),
             self.backing.clone(),

@@ -523,10 +523,10 @@ fn a_repair_of_the_pool_s_map_may_be_cut_off_anywhere() {
 
 #[test]
 fn a_repair_of_a_superblock_may_be_cut_off_anywhere() {
-    for slot in 0..2 {
+    for (slot, at) in SLOT_BLOCKS.into_iter().enumerate() {
         let original = closed();
         let mut editor = Editor::new(&original);
-        editor.image.edit(SLOT_BLOCKS[slot], |block| block[200] ^= 1);
+        editor.image.edit(at, |block| block[200] ^= 1);
         cut_off_everywhere(&editor.image, &original, 0, "a damaged superblock");
         let mut editor = Editor::new(&original);
         editor.set_superblock(slot, |superblock| superblock.hash_seed[0] ^= 4);
