@@ -72,6 +72,13 @@ impl Engine {
         if found.len() < limit && first + 1 < end {
             let (from, to) = (Key::extent(inode.number, first + 1), Key::extent(inode.number, end - 1));
             self.tree.scan(from, to, &mut |key, value| match self.checked_extent(inode, key, value) {
+                Ok(extent) if found.last().is_some_and(|last| last.file_end() > extent.file_block) => {
+                    broken = Err(Error::corrupt(format!(
+                        "inode {} has two extents for file block {} (see: quire fsck)",
+                        inode.number, extent.file_block
+                    )));
+                    ControlFlow::Break(())
+                }
                 Ok(extent) => {
                     found.push(extent);
                     if found.len() >= limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
