@@ -20,6 +20,7 @@ pub mod system;
 use crate::drive::Surroundings;
 use crate::image::Image;
 use crate::outcome::{Outcome, Trouble};
+use crate::report::machine;
 use crate::size;
 use crate::target::Target;
 use std::path::{Path, PathBuf};
@@ -148,6 +149,9 @@ impl Spec {
     }
 }
 
+/// Quire writes back in the background from one dirty byte in so many of its cache.
+const QUIRE_BACKGROUND_SHARE: u64 = 10;
+
 /// What engines are set up in.
 pub struct Workshop<'a> {
     /// A folder of the run's own, for mount points and logs.
@@ -169,12 +173,12 @@ impl Workshop<'_> {
         self.image.ok_or_else(|| crate::outcome::failed("the run made no image for this engine"))
     }
 
-    /// Quire's cache: what the engine says, else a quarter of memory as the product has it, more if three times the
-    /// files would not fit: the mixes are of cached files.
+    /// Quire's cache: what the engine says, else as much as makes its background writeback begin at as many dirty
+    /// bytes as the kernel's does: the same cache and dirty limits for all.
     fn cache_bytes(&self, spec: &Spec) -> u64 {
-        let memory = crate::report::machine::memory_bytes();
-        let wanted = (memory / 4).max(3 * self.file_bytes).min(memory / 4 * 3).max(64 << 20);
-        spec.cache.unwrap_or(wanted)
+        let wanted = machine::kernel_background_dirty_bytes() * QUIRE_BACKGROUND_SHARE;
+        let most = machine::memory_bytes() / 4 * 3;
+        spec.cache.unwrap_or(wanted.max(3 * self.file_bytes).min(most).max(64 << 20))
     }
 }
 

@@ -21,6 +21,7 @@ use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{ErrorKind, InodeNo, Result};
 use quire_format::extent::Extent;
+use quire_format::inode::InodeRecord;
 use quire_format::key::{Key, KeyKind};
 use quire_format::logged::LoggedOp;
 use std::ops::ControlFlow;
@@ -182,7 +183,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// Deletes an inode's attributes and link target in bounded transactions.
+    /// Deletes an inode's attributes and link target in bounded transactions. The first of them also sets the record's
+    /// count of attribute bytes to zero: from then on a part of them may be gone.
     fn free_keys(&self, inode: &Inode) -> Result<()> {
         loop {
             let mut keys = Vec::new();
@@ -199,11 +201,17 @@ impl Engine {
             if keys.is_empty() {
                 return Ok(());
             }
-            let mut transaction = self.begin(Cost::new(keys.len(), 0).critical())?;
+            let mut transaction = self.begin(Cost::new(keys.len() + 1, 128).critical())?;
+            let mut meta = inode.meta();
+            let record = InodeRecord { xattr_bytes: 0, ..meta.record.clone() };
+            if meta.record.xattr_bytes != 0 {
+                transaction.put_inode(inode.number, &record);
+            }
             for key in keys {
                 transaction.delete(key);
             }
             transaction.commit()?;
+            meta.record = record;
         }
     }
 

@@ -86,9 +86,10 @@ impl Object {
         target.ended = value.len() < SYMLINK_PIECE_MAX;
     }
 
-    /// An inode without a name is freed in several transactions: of its target and attributes a part may be gone.
+    /// The attributes of an inode without a name are freed in several transactions, of which the first sets their
+    /// count to zero: a part of them may be gone.
     pub(crate) fn may_be_half_freed(&self) -> bool {
-        matches!(&self.record, Record::Good(record) if record.nlink == 0)
+        matches!(&self.record, Record::Good(record) if is_half_freed(record))
     }
 
     pub(crate) fn extent(
@@ -347,7 +348,7 @@ impl Object {
             );
             findings.fixes.patch(number).blocks = Some(self.blocks);
         }
-        if u64::from(record.xattr_bytes) != self.attributes.bytes && record.nlink > 0 {
+        if u64::from(record.xattr_bytes) != self.attributes.bytes && !is_half_freed(record) {
             findings.add(
                 IssueKind::InodeXattrBytesWrong,
                 Place::inode(number),
@@ -360,4 +361,8 @@ impl Object {
                 Some(u32::try_from(self.attributes.bytes).unwrap_or(u32::MAX));
         }
     }
+}
+
+fn is_half_freed(record: &InodeRecord) -> bool {
+    record.nlink == 0 && record.xattr_bytes == 0
 }

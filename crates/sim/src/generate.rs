@@ -54,6 +54,8 @@ pub struct Profile {
     pub file_bytes: u64,
     /// Freed blocks are discarded.
     pub discard: bool,
+    /// Some writes of data fail.
+    pub faults: bool,
 }
 
 impl Profile {
@@ -78,6 +80,7 @@ impl Profile {
             inodes: if style == Style::Names { 40 } else { 4 + random.below(10) as usize },
             file_bytes,
             discard: random.one_in(2),
+            faults: random.one_in(8),
         }
     }
 }
@@ -314,7 +317,7 @@ impl World {
         Some(match random.below(16) {
             0 => Operation::Sync,
             1 | 2 => Operation::Checkpoint,
-            3 | 4 if single => Operation::Background,
+            3 | 4 => Operation::Wait,
             5 if single => Operation::Remount,
             6 | 7 => {
                 let count = 1 + random.below(4);

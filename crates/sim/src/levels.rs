@@ -134,8 +134,10 @@ fn chosen_steps(settings: &Settings, level: usize) -> Vec<Vec<Step>> {
 }
 
 /// The model that a level begins with.
-pub fn base_model(base: &Snapshot, keeps_contents: bool, may_be_full: bool) -> Model {
-    let mut model = Model::new(keeps_contents, may_be_full);
+pub fn base_model(base: &Snapshot, keeps_contents: bool, profile: &Profile) -> Model {
+    let mut model = Model::new(keeps_contents);
+    model.may_be_full = profile.style == Style::Full;
+    model.may_fail = profile.faults;
     model.inodes.clear();
     let mut parents = std::collections::BTreeMap::new();
     for (number, found) in &base.inodes {
@@ -192,7 +194,7 @@ impl Level<'_> {
         if let Some(what) = worked.device.violations().first() {
             return Err(self.violation(format!("device: {what}"), Some(&worked)));
         }
-        let model = base_model(self.base, steps.len() == 1, self.profile.style == Style::Full);
+        let model = base_model(self.base, steps.len() == 1, &self.profile);
         let configurations = configurations::explore(model, &worked.threads)
             .map_err(|what| self.violation(format!("the live volume: {what}"), Some(&worked)))?;
         self.outcome.coverage.configurations += configurations.all.len() as u64;

@@ -21,6 +21,8 @@
 //! | [`levels`] | whole runs, several crashes deep |
 //! | [`coverage`] | what was reached |
 //! | [`shrink`] | making a failing run small |
+//! | [`live`] | what is seen is what a crash leaves, after every operation |
+//! | [`exhaustive`] | every crash of a short workload |
 //!
 //! Invariants: the settings of a run decide everything in it; two runs of the same settings give the same history.
 //!
@@ -30,9 +32,11 @@ pub mod configurations;
 pub mod contents;
 pub mod coverage;
 pub mod data;
+pub mod exhaustive;
 pub mod generate;
 pub mod image;
 pub mod levels;
+pub mod live;
 pub mod model;
 pub mod operation;
 pub mod oracle;

@@ -2,6 +2,7 @@
 
 use clap::{Parser, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
+use quire_base::broken::{self, Broken};
 use sim::coverage::Coverage;
 use sim::generate::Style;
 use sim::levels::{self, Settings, Violation};
@@ -44,6 +45,9 @@ struct Arguments {
     /// Only these steps, as level.thread.place.
     #[arg(long, value_delimiter = ',', value_parser = parse_step)]
     only: Option<Vec<(usize, usize, usize)>>,
+    /// Make a deliberate mistake in the engine (see `quire_base::broken`); the run is to find it.
+    #[arg(long, value_parser = |name: &str| Broken::from_name(name).ok_or("no such mistake"))]
+    broken: Option<Broken>,
     /// Runs at once.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
@@ -130,6 +134,7 @@ fn tell(settings: &Settings, violation: &Violation, shrinks: bool) {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    broken::set(arguments.broken);
     let started = Instant::now();
     let end = arguments.minutes.map(|minutes| started + Duration::from_secs_f64(minutes * 60.0));
     let bar = ProgressBar::new_spinner();

@@ -16,7 +16,7 @@
 
 use crate::contents::Contents;
 use crate::operation::{Name, OpId, Operation, Outcome, Shape};
-use quire::{ErrorKind, FallocateMode, FileType, RenameFlags, XattrFlags};
+use quire::{ErrorKind, FallocateMode, FileType, IoFlags, RenameFlags, XattrFlags};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -82,6 +82,8 @@ pub struct Model {
     pub keeps_contents: bool,
     /// The volume may run out of space: such an error is an answer that fits anywhere, and changes nothing.
     pub may_be_full: bool,
+    /// Writes of data may fail: so may what waits for them, and changes nothing.
+    pub may_fail: bool,
 }
 
 /// The error that an operation must give.
@@ -89,14 +91,19 @@ type Answer<T> = Result<T, ErrorKind>;
 
 impl Model {
     /// A file system with nothing but its root.
-    pub fn new(keeps_contents: bool, may_be_full: bool) -> Model {
+    pub fn new(keeps_contents: bool) -> Model {
         let root = Inode {
             shape: Shape { links: 2, ..Shape::new(FileType::Directory, 0o755) },
             parent: ROOT,
             never_named: false,
             file: FileState::default(),
         };
-        Model { inodes: BTreeMap::from([(ROOT, Arc::new(root))]), keeps_contents, may_be_full }
+        Model {
+            inodes: BTreeMap::from([(ROOT, Arc::new(root))]),
+            keeps_contents,
+            may_be_full: false,
+            may_fail: false,
+        }
     }
 
     /// An inode that is there.
@@ -137,8 +144,13 @@ impl Model {
 
     /// Does an operation that had this outcome; an error says why it cannot have had it here.
     pub fn apply(&mut self, id: OpId, operation: &Operation, outcome: &Outcome) -> Result<(), String> {
-        if matches!(outcome, Outcome::Error(ErrorKind::NoSpace)) && self.may_be_full {
-            self.without_space(operation);
+        let excused = match outcome {
+            Outcome::Error(ErrorKind::NoSpace) => self.may_be_full,
+            Outcome::Error(ErrorKind::Io) => self.may_fail,
+            _ => false,
+        };
+        if excused {
+            self.fail(operation);
             return Ok(());
         }
         let expected = match self.answer(id, operation, outcome) {
@@ -152,10 +164,10 @@ impl Model {
         }
     }
 
-    /// A direct write that finds no space midway may have left a part; all else leaves everything as it was.
-    fn without_space(&mut self, operation: &Operation) {
+    /// A write that goes to the device before it returns may have left a part; all else leaves everything as it was.
+    fn fail(&mut self, operation: &Operation) {
         if let Operation::Write { inode, flags, .. } = operation
-            && flags.contains(quire::IoFlags::DIRECT)
+            && flags.intersects(IoFlags::DIRECT | IoFlags::SYNC | IoFlags::DATASYNC)
             && self.file(*inode).is_ok()
         {
             self.edit(*inode).file.vague = true;
@@ -267,7 +279,7 @@ impl Model {
             Operation::Read { inode, offset, length, .. } => self.read(inode, offset, length, observed),
             Operation::Write { inode, offset, length, flags } => {
                 let size = self.file(inode)?.size;
-                let append = flags.contains(quire::IoFlags::APPEND);
+                let append = flags.contains(IoFlags::APPEND);
                 let at = if append { size } else { offset };
                 self.write(id, inode, at, length);
                 Ok(Outcome::Written { at, count: length })
@@ -285,7 +297,7 @@ impl Model {
             | Operation::FsyncMany { .. }
             | Operation::Sync
             | Operation::Checkpoint
-            | Operation::Background
+            | Operation::Wait
             | Operation::Forget { .. } => Ok(Outcome::Done),
             Operation::Remount => {
                 self.inodes.retain(|_, inode| inode.shape.links > 0);

@@ -143,8 +143,8 @@ pub enum Operation {
     Sync,
     /// A checkpoint, out of turn.
     Checkpoint,
-    /// One round of background work.
-    Background,
+    /// Time passes, and background work with it.
+    Wait,
     /// The run lets go of its handle: an inode without a name is freed.
     Forget { inode: u64 },
     /// Closes the volume and opens it again.

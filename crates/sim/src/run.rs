@@ -20,8 +20,8 @@ use quire_base::random::Random;
 use quire_base::simulation;
 use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use quire_base::sync::{Condvar, Mutex, thread};
-use quire_device::SimulatedBackend;
-use quire_device::simulated::{Hold, Image};
+use quire_device::simulated::{Fault, FaultOp, Hold, Image};
+use quire_device::{IoClass, SimulatedBackend};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -229,7 +229,7 @@ impl Bench {
             Operation::FsyncMany { inodes, datasync } => self.fsync_many(inodes, *datasync).map(done),
             Operation::Sync => volume.sync().map(done),
             Operation::Checkpoint => volume.checkpoint().map(done),
-            Operation::Background => volume.background_step().map(done),
+            Operation::Wait => self.wait(id).map(done),
             Operation::Forget { inode } => {
                 if *inode != ROOT {
                     let gone = self.world.lock().handles.remove(inode);
@@ -283,6 +283,16 @@ impl Bench {
         state.1.clone()
     }
 
+    /// Long enough for data to be written back because of its age.
+    fn wait(&self, id: OpId) -> quire::Result<()> {
+        self.options.clock.advance(10_000_000_000);
+        if self.options.threads {
+            thread::sleep(Duration::from_millis(500 + id.0 % 10 * 1000));
+            return Ok(());
+        }
+        self.volume().background_step()
+    }
+
     fn remount(&self) -> quire::Result<()> {
         *self.world.lock() = World::default();
         if let Some(volume) = self.volume.lock().take() {
@@ -328,6 +338,12 @@ impl Bench {
         }
     }
 
+    /// Whether an inode without a name is held.
+    pub fn nameless(&self) -> bool {
+        let volume = self.volume();
+        self.world.lock().handles.values().any(|inode| volume.attributes(inode).links == 0)
+    }
+
     /// Lets go of everything; a volume that is still open is closed.
     pub fn abandon(&self) {
         *self.world.lock() = World::default();
@@ -357,10 +373,22 @@ fn entries(volume: &Volume, directory: &InodeRef) -> quire::Result<BTreeMap<Name
     Ok(entries)
 }
 
+/// Makes some of the coming writes of data fail.
+fn inject(device: &SimulatedBackend, profile: &Profile, seed: u64) {
+    let mut random = Random::seeded(seed ^ 0xfa_017);
+    if profile.faults {
+        for _ in 0..3 {
+            let fault = Fault::on(FaultOp::Write).class(IoClass::Data).after(random.below(40));
+            device.inject(fault.times(1 + random.below(3)));
+        }
+    }
+}
+
 /// Works on an image with one thread and no background threads.
 pub fn work_alone(image: &Image, profile: &Profile, steps: &[Step], first_op: u64) -> Result<Worked, String> {
     let device = Arc::new(SimulatedBackend::from_image(image.clone()));
     let bench = Bench::open(device.clone(), profile, false, first_op)?;
+    inject(&device, profile, first_op);
     let opened = device.event_count();
     let mut records = Vec::new();
     for step in steps {
@@ -411,6 +439,7 @@ fn simulated(
     device.set_hold(if random.one_in(3) { Hold::Submitted } else { Hold::Everything });
     let worked = Bench::open(device.clone(), profile, true, first_op).and_then(|bench| {
         let bench = Arc::new(bench);
+        inject(&device, profile, schedule);
         let opened = device.event_count();
         let workers: Vec<_> = steps
             .iter()

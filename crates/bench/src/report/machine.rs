@@ -13,6 +13,21 @@ fn line(path: &str) -> Option<String> {
     std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
+/// Dirty bytes from which the kernel writes back in the background: a share of what memory is available, or a number.
+pub fn kernel_background_dirty_bytes() -> u64 {
+    let number = |path| line(path).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
+    match number("/proc/sys/vm/dirty_background_bytes") {
+        0 => available_bytes() / 100 * number("/proc/sys/vm/dirty_background_ratio"),
+        bytes => bytes,
+    }
+}
+
+fn available_bytes() -> u64 {
+    let text = line("/proc/meminfo").unwrap_or_default();
+    let kib = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    kib.and_then(|kib| kib.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) * 1024
+}
+
 /// Processor, memory, kernel, disk, load, and the kernel's limits of dirty memory.
 pub fn describe(folder: &Path) -> Map<String, Value> {
     let names = rustix::system::uname();
@@ -33,6 +48,7 @@ pub fn describe(folder: &Path) -> Map<String, Value> {
     );
     put("vm_dirty_ratio", json!(line("/proc/sys/vm/dirty_ratio")));
     put("vm_dirty_background_ratio", json!(line("/proc/sys/vm/dirty_background_ratio")));
+    put("kernel_background_dirty_bytes", json!(kernel_background_dirty_bytes()));
     put("fuse_max_pages_limit", json!(line("/proc/sys/fs/fuse/max_pages_limit")));
     put("quire_version", json!(env!("CARGO_PKG_VERSION")));
     machine

@@ -1,0 +1,56 @@
+//! Live = recovered: after every operation, what is durable and what is seen are the same.
+//!
+//! One thread works; after each operation everything is synced, and the device as it is, with or without what no flush
+//! has made safe, is recovered: fsck finds nothing, and names, attributes, contents and free space are those of the
+//! live volume.
+//!
+//! Neighbours: [`crate::levels`] for crashes at all other moments.
+
+use crate::generate::{Profile, Style, steps};
+use crate::image::{self, Snapshot, Thoroughness};
+use crate::operation::Outcome;
+use crate::run::{self, Bench};
+use quire::ErrorKind;
+use quire_device::SimulatedBackend;
+use quire_device::simulated::CrashPolicy;
+use std::sync::Arc;
+
+/// Does so many operations of a seed's workload; gives the images compared. An error says after what they differ.
+pub fn run(seed: u64, operations: usize, style: Option<Style>) -> Result<u64, String> {
+    let profile = Profile { faults: false, ..Profile::of(seed, style) };
+    let start = run::format(&profile, seed)?;
+    let device = Arc::new(SimulatedBackend::from_image(start));
+    let bench = Bench::open(device.clone(), &profile, false, 0)?;
+    for (number, step) in steps(seed, 1, operations).remove(0).into_iter().enumerate() {
+        let record = bench.step(step, &profile, true);
+        let told =
+            |what: String| format!("seed {seed}, after operation {number}, {:?}: {what}", record.operation);
+        let volume = bench.volume();
+        match volume.sync() {
+            // A full volume says so, and what it could not write is not durable.
+            Err(error) if error.kind() == ErrorKind::NoSpace && profile.style == Style::Full => continue,
+            synced => synced.map_err(|error| told(format!("sync: {error}")))?,
+        }
+        let policy = if number % 2 == 0 { CrashPolicy::KeepAll } else { CrashPolicy::LoseAll };
+        let live = Snapshot::take(&volume).map_err(told)?;
+        let thoroughness =
+            Thoroughness { fsck_before: true, again: number % 8 == 0, either_slot: number % 4 == 0 };
+        let recovered = image::recover(&device.crash(policy), thoroughness).map_err(told)?;
+        if let Some(difference) = live.difference(&recovered) {
+            return Err(told(format!("live against recovered: {difference}")));
+        }
+        // What is open without a name has its space still, until a crash.
+        let nameless = bench.nameless();
+        if !nameless && live.free_blocks != recovered.free_blocks {
+            let (live, recovered) = (live.free_blocks, recovered.free_blocks);
+            return Err(told(format!("{live} blocks are free live, {recovered} recovered")));
+        }
+        if matches!(record.outcome, Outcome::Error(ErrorKind::Corrupt | ErrorKind::Shutdown | ErrorKind::Io))
+        {
+            return Err(told(format!("{:?}", record.outcome)));
+        }
+    }
+    device.cut_power(CrashPolicy::LoseAll);
+    bench.abandon();
+    Ok(operations as u64)
+}
