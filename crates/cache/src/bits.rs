@@ -7,10 +7,11 @@
 
 use quire_base::sync::atomic::{AtomicU64, Ordering};
 
-/// A view of one bitmap of a folio. Block numbers are within the folio.
+/// A view of one bitmap of a folio: every so many-th word of its header. Block numbers are within the folio.
 #[derive(Clone, Copy)]
 pub struct Bits<'a> {
     words: &'a [AtomicU64],
+    stride: usize,
 }
 
 /// The bits `[first, end)` as (word number, mask) pairs, ascending.
@@ -25,54 +26,66 @@ pub fn masks(first: u32, end: u32) -> impl Iterator<Item = (usize, u64)> {
 }
 
 impl<'a> Bits<'a> {
-    /// A view of `words`.
-    pub fn new(words: &'a [AtomicU64]) -> Bits<'a> {
-        Bits { words }
+    /// A view of the first of `words` and every `stride`-th word from there on.
+    pub fn new(words: &'a [AtomicU64], stride: usize) -> Bits<'a> {
+        Bits { words, stride }
     }
 
     /// The word that holds blocks `64 * number ..`.
+    #[inline]
     pub fn word(&self, number: usize) -> &'a AtomicU64 {
-        &self.words[number]
+        &self.words[number * self.stride]
     }
 
     /// Whether `block` is set.
     pub fn get(&self, block: u32) -> bool {
-        self.words[block as usize / 64].load(Ordering::Acquire) >> (block % 64) & 1 != 0
+        self.word(block as usize / 64).load(Ordering::Acquire) >> (block % 64) & 1 != 0
     }
 
-    /// Sets `[first, end)`; returns how many were not set before.
+    /// Sets `[first, end)`; returns how many were not set before. Words in which all of them are set already are not
+    /// written: only who may clear a bit may set it, so it stays.
     pub fn set(&self, first: u32, end: u32) -> u32 {
         masks(first, end)
-            .map(|(word, mask)| (mask & !self.words[word].fetch_or(mask, Ordering::SeqCst)).count_ones())
+            .map(|(word, mask)| {
+                let word = self.word(word);
+                if word.load(Ordering::SeqCst) & mask == mask {
+                    return 0;
+                }
+                (mask & !word.fetch_or(mask, Ordering::SeqCst)).count_ones()
+            })
             .sum()
     }
 
     /// Clears `[first, end)`; returns how many were set before.
     pub fn clear(&self, first: u32, end: u32) -> u32 {
         masks(first, end)
-            .map(|(word, mask)| (mask & self.words[word].fetch_and(!mask, Ordering::SeqCst)).count_ones())
+            .map(|(word, mask)| (mask & self.word(word).fetch_and(!mask, Ordering::SeqCst)).count_ones())
             .sum()
     }
 
     /// Whether all of `[first, end)` are set.
     pub fn all(&self, first: u32, end: u32) -> bool {
-        masks(first, end).all(|(word, mask)| self.words[word].load(Ordering::Acquire) & mask == mask)
+        masks(first, end).all(|(word, mask)| self.word(word).load(Ordering::Acquire) & mask == mask)
     }
 
     /// Whether any of `[first, end)` is set.
     pub fn any(&self, first: u32, end: u32) -> bool {
-        masks(first, end).any(|(word, mask)| self.words[word].load(Ordering::SeqCst) & mask != 0)
+        masks(first, end).any(|(word, mask)| self.word(word).load(Ordering::SeqCst) & mask != 0)
     }
 
     /// Whether no bit is set at all.
     pub fn is_empty(&self) -> bool {
-        self.words.iter().all(|word| word.load(Ordering::SeqCst) == 0)
+        self.iter().all(|word| word.load(Ordering::SeqCst) == 0)
+    }
+
+    fn iter(&self) -> impl DoubleEndedIterator<Item = &'a AtomicU64> + use<'a> {
+        self.words.iter().step_by(self.stride)
     }
 
     /// The first set block in `[from, end)`.
     pub fn next_set(&self, from: u32, end: u32) -> Option<u32> {
         masks(from, end).find_map(|(word, mask)| {
-            let set = self.words[word].load(Ordering::SeqCst) & mask;
+            let set = self.word(word).load(Ordering::SeqCst) & mask;
             (set != 0).then(|| word as u32 * 64 + set.trailing_zeros())
         })
     }
@@ -80,7 +93,7 @@ impl<'a> Bits<'a> {
     /// The first clear block in `[from, end)`.
     pub fn next_clear(&self, from: u32, end: u32) -> Option<u32> {
         masks(from, end).find_map(|(word, mask)| {
-            let clear = !self.words[word].load(Ordering::Acquire) & mask;
+            let clear = !self.word(word).load(Ordering::Acquire) & mask;
             (clear != 0).then(|| word as u32 * 64 + clear.trailing_zeros())
         })
     }
@@ -88,7 +101,7 @@ impl<'a> Bits<'a> {
 
 impl std::fmt::Debug for Bits<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for word in self.words.iter().rev() {
+        for word in self.iter().rev() {
             write!(f, "{:x}.", word.load(Ordering::Relaxed))?;
         }
         Ok(())
@@ -101,8 +114,8 @@ mod tests {
 
     #[test]
     fn ranges_agree_with_a_plain_array() {
-        let words: Vec<AtomicU64> = (0..8).map(|_| AtomicU64::new(0)).collect();
-        let bits = Bits::new(&words);
+        let words: Vec<AtomicU64> = (0..22).map(|_| AtomicU64::new(0)).collect();
+        let bits = Bits::new(&words, 3);
         let mut model = [false; 512];
         let mut random = quire_base::random::Random::seeded(5);
         for _ in 0..3000 {

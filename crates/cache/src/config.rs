@@ -33,13 +33,23 @@ pub struct CacheConfig {
     pub finishers: usize,
 }
 
+/// The part of a cache that one folio may be at most: many folios are what reclaim chooses among.
+const FOLIO_SHARE: u64 = 64;
+/// Folios of 64 KiB serve even the smallest caches.
+const ORDER_MAX_LEAST: Order = 4;
+
+fn order_max(limit_bytes: u64) -> Order {
+    let blocks = limit_bytes / BLOCK_SIZE as u64 / FOLIO_SHARE;
+    (blocks.max(1).ilog2() as Order).clamp(ORDER_MAX_LEAST, ORDER_MAX)
+}
+
 impl CacheConfig {
     /// The defaults for a byte limit.
     pub fn new(limit_bytes: u64) -> CacheConfig {
         CacheConfig {
             limit_bytes,
             batch_bytes: 1 << 20,
-            order_max: 4,
+            order_max: order_max(limit_bytes),
             dirty_background_bytes: limit_bytes / 10,
             dirty_limit_bytes: limit_bytes * 2 / 5,
             dirty_age_nanos: 5_000_000_000,

@@ -2,11 +2,14 @@
 //!
 //! ```text
 //!  header (cache-line aligned, one size per order)
-//!  +---------------------------+------------------------------+----------------------------------------------+
-//!  | owner, start, data, pins, | segment words: one a block   | bitmaps, one bit a block, 1 to 8 words each: |
-//!  | heat, listed              | up to 16, then one a 16th    | uptodate dirty writeback fill mapped         |
-//!  +---------------------------+------------------------------+----------------------------------------------+
+//!  +---------------------------+---------------------------------------------------------------+-----
+//!  | owner, start, pins,       | group of up to 64 blocks: the data's address, segment words,  | next
+//!  | heat, listed              | then one word each of five bitmaps:                           | group
+//!  |                           | uptodate dirty writeback fill mapped                          | ...
+//!  +---------------------------+---------------------------------------------------------------+-----
 //! ```
+//! A folio has one segment a block up to 16, then each is a 16th of it. What an operation on a block looks at lies
+//! together: the first line and its group, which is one line of the largest folios. Every group has the same address.
 //!
 //! State of a block
 //! * `uptodate`: memory holds the file's contents. Set only after valid data is there (C1).
@@ -31,7 +34,7 @@
 use crate::bits::Bits;
 use crate::segment::SegmentLock;
 use quire_base::BLOCK_SIZE;
-use quire_base::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use quire_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::ops::Deref;
 use std::ptr::NonNull;
 
@@ -61,7 +64,6 @@ pub struct FolioOf<W: ?Sized> {
     owner: AtomicU64,
     /// First block within the file.
     start: AtomicU64,
-    data: AtomicPtr<u8>,
     arena_number: AtomicU32,
     /// Holders that keep it in its mapping.
     pins: AtomicU32,
@@ -70,26 +72,51 @@ pub struct FolioOf<W: ?Sized> {
     order: Order,
     /// In its mapping's list of folios with dirty or in-writeback blocks.
     pub(crate) listed: AtomicBool,
+    /// [`group_segments_shift`] and [`group_words`] of its order.
+    group_segments_shift: u8,
+    group_words: u8,
     words: W,
 }
 
 /// A folio's header.
 pub type Folio = FolioOf<[AtomicU64]>;
 
+/// The most segments that a folio has.
+pub const SEGMENTS_MAX: u32 = 16;
+
 /// Segments in a folio of `order`.
 pub const fn segments_of(order: Order) -> u32 {
-    if order < 4 { 1 << order } else { 16 }
+    if 1 << order < SEGMENTS_MAX { 1 << order } else { SEGMENTS_MAX }
 }
 
-/// 64-bit words of one bitmap.
-const fn bitmap_words(order: Order) -> usize {
+/// Groups of a header: 64-bit words of one bitmap.
+const fn groups_of(order: Order) -> usize {
     if order <= 6 { 1 } else { 1 << (order - 6) }
+}
+
+/// log2 of the segments of a group.
+const fn group_segments_shift(order: Order) -> u32 {
+    (segments_of(order) / groups_of(order) as u32).ilog2()
+}
+
+/// 64-bit words of a group. Where there are several, each begins a cache line.
+const fn group_words(order: Order) -> usize {
+    let words = 1 + (1 << group_segments_shift(order)) + BITMAPS;
+    if groups_of(order) > 1 { words.next_multiple_of(8) } else { words }
+}
+
+/// Words before the first group, where groups begin a line.
+const fn leading_words(order: Order) -> usize {
+    if groups_of(order) > 1 { (64 - std::mem::offset_of!(FolioOf<[u64; 0]>, words)) / 8 } else { 0 }
+}
+
+const fn header_words(order: Order) -> usize {
+    leading_words(order) + groups_of(order) * group_words(order)
 }
 
 /// Bytes of a header, as the byte limit counts them.
 pub const fn header_bytes(order: Order) -> u64 {
-    let words = segments_of(order) as u64 + (BITMAPS * bitmap_words(order)) as u64;
-    (std::mem::offset_of!(FolioOf<[u64; 0]>, words) as u64 + words * 8).next_multiple_of(64)
+    (std::mem::offset_of!(FolioOf<[u64; 0]>, words) + header_words(order) * 8).next_multiple_of(64) as u64
 }
 
 impl Folio {
@@ -99,24 +126,27 @@ impl Folio {
             Box::new(FolioOf {
                 owner: AtomicU64::new(NOBODY),
                 start: AtomicU64::new(0),
-                data: AtomicPtr::new(std::ptr::null_mut()),
                 arena_number: AtomicU32::new(0),
                 pins: AtomicU32::new(0),
                 heat: AtomicU32::new(0),
                 order,
                 listed: AtomicBool::new(false),
+                group_segments_shift: group_segments_shift(order) as u8,
+                group_words: group_words(order) as u8,
                 words: std::array::from_fn::<AtomicU64, N, _>(|_| AtomicU64::new(0)),
             })
         }
         let folio = match order {
-            0 => with_words::<6>(order),
-            1 => with_words::<7>(order),
-            2 => with_words::<9>(order),
-            3 => with_words::<13>(order),
-            4..=6 => with_words::<21>(order),
-            7 => with_words::<26>(order),
-            8 => with_words::<36>(order),
-            ORDER_MAX => with_words::<56>(order),
+            0 => with_words::<{ header_words(0) }>(order),
+            1 => with_words::<{ header_words(1) }>(order),
+            2 => with_words::<{ header_words(2) }>(order),
+            3 => with_words::<{ header_words(3) }>(order),
+            4 => with_words::<{ header_words(4) }>(order),
+            5 => with_words::<{ header_words(5) }>(order),
+            6 => with_words::<{ header_words(6) }>(order),
+            7 => with_words::<{ header_words(7) }>(order),
+            8 => with_words::<{ header_words(8) }>(order),
+            ORDER_MAX => with_words::<{ header_words(ORDER_MAX) }>(order),
             _ => unreachable!("orders are at most {ORDER_MAX}"),
         };
         for segment in folio.segments(0, folio.blocks()) {
@@ -131,7 +161,10 @@ impl Folio {
         debug_assert!(owner != NOBODY && start.is_multiple_of(1 << self.order));
         self.owner.store(owner, Ordering::Relaxed);
         self.start.store(start, Ordering::Relaxed);
-        self.data.store(data.as_ptr(), Ordering::Relaxed);
+        let address = data.as_ptr().expose_provenance() as u64;
+        for group in self.groups().chunks_exact(self.group_words.into()) {
+            group[0].store(address, Ordering::Relaxed);
+        }
         self.arena_number.store(arena_number, Ordering::Relaxed);
         self.heat.store(heat, Ordering::Relaxed);
     }
@@ -179,8 +212,12 @@ impl Folio {
     }
 
     /// Memory of `block` (within the folio).
+    #[inline]
     pub(crate) fn memory(&self, block: u32) -> *mut u8 {
-        self.data.load(Ordering::Relaxed).wrapping_add(block as usize * BLOCK_SIZE)
+        let address =
+            self.groups()[(block / 64) as usize * usize::from(self.group_words)].load(Ordering::Relaxed);
+        std::ptr::with_exposed_provenance_mut::<u8>(address as usize)
+            .wrapping_add(block as usize * BLOCK_SIZE)
     }
 
     /// The part of the file's blocks `[first, end)` that lies in this folio, as blocks of the folio.
@@ -203,7 +240,10 @@ impl Folio {
     /// The segment's lock.
     pub fn segment(&self, number: u32) -> &SegmentLock {
         debug_assert!(number < segments_of(self.order));
-        SegmentLock::from_word(&self.words[number as usize])
+        let shift = self.group_segments_shift;
+        let within = number & ((1 << shift) - 1);
+        let group = (number >> shift) as usize;
+        SegmentLock::from_word(&self.groups()[group * usize::from(self.group_words) + 1 + within as usize])
     }
 
     /// The number of the segment that holds `block` of the folio.
@@ -222,10 +262,14 @@ impl Folio {
         (self.segment_number(from)..last).map(|number| self.segment(number))
     }
 
+    /// The words of all groups.
+    fn groups(&self) -> &[AtomicU64] {
+        &self.words[leading_words(self.order)..]
+    }
+
     fn bits(&self, map: Map) -> Bits<'_> {
-        let words = bitmap_words(self.order);
-        let at = segments_of(self.order) as usize + map as usize * words;
-        Bits::new(&self.words[at..at + words])
+        let first = 1 + (1 << self.group_segments_shift) + map as usize;
+        Bits::new(&self.groups()[first..], self.group_words.into())
     }
 
     /// Blocks whose memory holds the file's contents.
@@ -318,7 +362,7 @@ impl FolioRef {
     /// # Safety
     /// `header` is [`FolioRef::thin`] of a header of this order.
     pub(crate) unsafe fn from_thin(header: NonNull<()>, order: Order) -> FolioRef {
-        let words = segments_of(order) as usize + BITMAPS * bitmap_words(order);
+        let words = header_words(order);
         let whole =
             std::ptr::slice_from_raw_parts_mut(header.as_ptr().cast::<AtomicU64>(), words) as *mut Folio;
         // SAFETY: not null, as `header` is not.

@@ -233,6 +233,14 @@ impl Index {
         missing
     }
 
+    /// The folio that covers `block` and where it starts, without a pin, as for [`Index::look_up`].
+    pub fn look_up_one(&self, block: u64) -> Option<(u64, FolioRef)> {
+        match self.find(block) {
+            Found::Folio { folio, start, leaving: false, .. } => Some((start, folio)),
+            _ => None,
+        }
+    }
+
     /// The folios that cover all of `[first, end)`, without pins: they may die at once, or be another's already.
     /// False if a block has none.
     pub fn look_up(&self, first: u64, end: u64, found: &mut SmallVec<[(u64, FolioRef); 4]>) -> bool {

@@ -51,7 +51,7 @@ const SPINS: u32 = 0;
 pub struct SegmentLock(AtomicU64);
 
 /// The version of an unlocked segment, as an optimistic reader saw it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Version(u64);
 
 impl Default for SegmentLock {
