@@ -170,7 +170,7 @@ pub fn edited(sample: &Sample, input: &[u8]) -> Image {
     let mut tower = None;
     for bytes in input.chunks_exact(EDIT_BYTES).take(EDITS_MAX) {
         let edit = Edit::decode(bytes);
-        if edit.operation % 16 == 15 && edit.more % 4 == 0 {
+        if edit.operation % 16 == 15 && edit.more.is_multiple_of(4) {
             tower = Some(Tower { levels: 1 + edit.which % 12, children: 1 + edit.at % CHILDREN_MAX });
             continue;
         }
@@ -286,10 +286,10 @@ fn apply(edit: &Edit, sample: &Sample, image: &Image, bytes: &mut [u8; BLOCK_SIZ
         }
         12 => {
             // The header's words, then those of the chunks and orphan blocks.
-            let at = if edit.more % 2 == 0 { 8 + edit.at % 56 } else { 64 + edit.at % 1024 };
+            let at = if edit.more.is_multiple_of(2) { 8 + edit.at % 56 } else { 64 + edit.at % 1024 };
             edit.put(bytes, at, [1, 2, 4, 8][edit.more / 2 % 4]);
         }
-        13 if edit.more % 4 == 0 => edit.put(bytes, 8 + edit.at % 48, 8),
+        13 if edit.more.is_multiple_of(4) => edit.put(bytes, 8 + edit.at % 48, 8),
         13 => edit.put(bytes, journal::HEADER_BYTES + at % journal::PAYLOAD_BYTES, 1 + edit.more % 8),
         _ => bytes[at] ^= 1 << (edit.value % 8),
     }

@@ -70,11 +70,9 @@ fn look_at(volume: &Volume, inode: &InodeRef, walk: &mut Walk) {
         walk.look("attribute", volume.get_xattr(inode, &attribute));
     }
     match inode.kind() {
-        FileType::Directory => {
-            // A damaged volume may have circles.
-            if walk.folders.iter().all(|other| other.number() != inode.number()) {
-                walk.folders.push(inode.clone());
-            }
+        // A damaged volume may have circles.
+        FileType::Directory if walk.folders.iter().all(|other| other.number() != inode.number()) => {
+            walk.folders.push(inode.clone());
         }
         FileType::Symlink => drop(walk.look("link", volume.readlink(inode))),
         FileType::Regular => {

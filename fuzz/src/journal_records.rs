@@ -47,7 +47,8 @@ fn contents() -> &'static Contents {
                 ControlFlow::Continue(())
             })
             .expect("the sample can be read");
-        let slots = SLOT_BLOCKS.map(|at| Superblock::decode(&block(&sample.image, at)).expect("both are sound"));
+        let slots =
+            SLOT_BLOCKS.map(|at| Superblock::decode(&block(&sample.image, at)).expect("both are sound"));
         let superblock = slots.into_iter().max_by_key(|slot| slot.checkpoint).expect("there are two");
         Contents { keys, superblock }
     })
@@ -248,7 +249,8 @@ fn with_records(sample: &Sample, payloads: &[Vec<u8>]) -> Image {
     let mut stream = Vec::new();
     let mut starts = Vec::new();
     for payload in payloads {
-        if stream.len() + record_bytes(payload.len()) > superblock.journal_blocks as usize / 2 * PAYLOAD_BYTES {
+        if stream.len() + record_bytes(payload.len()) > superblock.journal_blocks as usize / 2 * PAYLOAD_BYTES
+        {
             break;
         }
         starts.push(stream.len());

@@ -50,7 +50,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "blocks", run: blocks::run, input_bytes_max: 4097, mutations: 20_000 },
     Target { name: "journal_ring", run: journal_ring::run, input_bytes_max: 20_000, mutations: 10_000 },
     Target { name: "journal_records", run: journal_records::run, input_bytes_max: 4096, mutations: 500 },
-    Target { name: "tree", run: tree::run, input_bytes_max: 4096, mutations: 2_000 },
+    Target { name: "tree", run: tree::run, input_bytes_max: 4096, mutations: 1_000 },
     Target { name: "image", run: image::run, input_bytes_max: 400, mutations: 500 },
     Target { name: "operations", run: operations::run, input_bytes_max: 2048, mutations: 500 },
 ];

@@ -9,7 +9,8 @@ fn corpus_and_mutations() {
     // One after the other: the memory limit is the process's.
     for target in TARGETS {
         let begun = std::time::Instant::now();
-        let done = replay::replay(target, target.mutations, SEED).unwrap_or_else(|finding| panic!("{finding}"));
+        let done =
+            replay::replay(target, target.mutations, SEED).unwrap_or_else(|finding| panic!("{finding}"));
         println!(
             "{}: {} kept, {} mutations, slowest {} ms, {:.1} s",
             target.name,

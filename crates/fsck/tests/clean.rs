@@ -309,6 +309,13 @@ fn what_cannot_be_checked_is_an_error() {
     assert_eq!(check(&empty).unwrap_err().kind(), ErrorKind::NotAVolume);
     let tiny = quire_device::simulated::Image::new(4);
     assert_eq!(check(&tiny).unwrap_err().kind(), ErrorKind::NotAVolume);
+    // Users check many images in one go: the message says which one holds no volume.
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("notes.txt");
+    std::fs::write(&text, [b'x'; 65536]).unwrap();
+    let error = quire_fsck::check(&text, &Options::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotAVolume);
+    assert!(error.to_string().contains("notes.txt"), "{error}");
     let missing = std::path::Path::new("/nonexistent/volume");
     let error = quire_fsck::check(missing, &Options::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);

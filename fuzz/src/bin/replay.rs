@@ -21,8 +21,10 @@ fn main() -> ExitCode {
 
 fn run(arguments: &[String]) -> Result<(), String> {
     let names: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
-    let usage =
-        format!("replay TARGET FILE... | replay TARGET --mutations N [--seed S]; targets: {}", names.join(", "));
+    let usage = format!(
+        "replay TARGET FILE... | replay TARGET --mutations N [--seed S]; targets: {}",
+        names.join(", ")
+    );
     let (name, rest) = arguments.split_first().ok_or(usage.clone())?;
     let target = target(name).ok_or(usage.clone())?;
     let number = |text: &String| text.parse::<u64>().map_err(|error| format!("{text}: {error}"));

@@ -48,33 +48,109 @@ pub struct Name {
 #[derive(Arbitrary, Clone, Debug)]
 #[allow(missing_docs)]
 pub enum Operation {
-    Create { at: Name, kind: u8, mode: u16 },
-    Symlink { at: Name, len: u16 },
-    Unnamed { directory: u8 },
-    Link { inode: u8, at: Name },
-    Unlink { at: Name },
-    RemoveDirectory { at: Name },
-    Rename { from: Name, to: Name, flags: u8 },
-    Look { at: Name },
-    Write { file: u8, offset: Bytes, len: Bytes, fill: u8, flags: u8 },
-    Append { file: u8, len: Bytes, fill: u8, flags: u8 },
-    Read { file: u8, offset: Bytes, len: Bytes, direct: bool },
-    Truncate { file: u8, size: Bytes },
-    Allocate { file: u8, mode: u8, offset: Bytes, len: Bytes },
+    Create {
+        at: Name,
+        kind: u8,
+        mode: u16,
+    },
+    Symlink {
+        at: Name,
+        len: u16,
+    },
+    Unnamed {
+        directory: u8,
+    },
+    Link {
+        inode: u8,
+        at: Name,
+    },
+    Unlink {
+        at: Name,
+    },
+    RemoveDirectory {
+        at: Name,
+    },
+    Rename {
+        from: Name,
+        to: Name,
+        flags: u8,
+    },
+    Look {
+        at: Name,
+    },
+    Write {
+        file: u8,
+        offset: Bytes,
+        len: Bytes,
+        fill: u8,
+        flags: u8,
+    },
+    Append {
+        file: u8,
+        len: Bytes,
+        fill: u8,
+        flags: u8,
+    },
+    Read {
+        file: u8,
+        offset: Bytes,
+        len: Bytes,
+        direct: bool,
+    },
+    Truncate {
+        file: u8,
+        size: Bytes,
+    },
+    Allocate {
+        file: u8,
+        mode: u8,
+        offset: Bytes,
+        len: Bytes,
+    },
     /// Space without size, to fill the volume.
-    Occupy { file: u8, offset: Bytes, kilobytes: u16 },
-    Copy { from: u8, offset: Bytes, to: u8, to_offset: Bytes, len: Bytes },
-    SetAttribute { inode: u8, name: u8, len: u16, flags: u8 },
-    RemoveAttribute { inode: u8, name: u8 },
-    SetMode { inode: u8, mode: u16 },
-    Sync { inode: u8, data_only: bool },
+    Occupy {
+        file: u8,
+        offset: Bytes,
+        kilobytes: u16,
+    },
+    Copy {
+        from: u8,
+        offset: Bytes,
+        to: u8,
+        to_offset: Bytes,
+        len: Bytes,
+    },
+    SetAttribute {
+        inode: u8,
+        name: u8,
+        len: u16,
+        flags: u8,
+    },
+    RemoveAttribute {
+        inode: u8,
+        name: u8,
+    },
+    SetMode {
+        inode: u8,
+        mode: u16,
+    },
+    Sync {
+        inode: u8,
+        data_only: bool,
+    },
     SyncAll,
     Checkpoint,
     Background,
     /// Lets go of an inode that was kept open.
-    Close { inode: u8 },
+    Close {
+        inode: u8,
+    },
     Remount,
     Compare,
     /// Cuts the power: when (a fraction of the events since the last cut), and what the device keeps.
-    Cut { when: u16, policy: u8, seed: u16 },
+    Cut {
+        when: u16,
+        policy: u8,
+        seed: u16,
+    },
 }

@@ -234,8 +234,7 @@ impl Run {
         let found = match inode.kind {
             FileType::Symlink => self.volume().symlink(&parent, &name, &inode.target, Caller::default()),
             kind => {
-                let create =
-                    Create { kind, mode: inode.mode, umask: 0, rdev: 0, caller: Caller::default() };
+                let create = Create { kind, mode: inode.mode, umask: 0, rdev: 0, caller: Caller::default() };
                 self.volume().create(&parent, &name, &create)
             }
         };
@@ -256,8 +255,7 @@ impl Run {
         let said = if self.model.get(directory).links == 0 { Err(ErrorKind::NotFound) } else { Ok(()) };
         if self.agree(operation, &found, &said) {
             let made = found.expect("they agree");
-            let inode =
-                Inode { links: 0, never_named: true, ..Inode::new(FileType::Regular, 0o600) };
+            let inode = Inode { links: 0, never_named: true, ..Inode::new(FileType::Regular, 0o600) };
             self.model.inodes.insert(made.number().0, Rc::new(inode));
             self.open.insert(made.number().0, made);
         }
@@ -322,7 +320,8 @@ impl Run {
                 let inode = self.inode(*inode);
                 let len = if *len == u16::MAX { 65_537 } else { usize::from(*len) % 5000 };
                 let (name, value) = (attribute_name(*name), vec![*flags; len]);
-                let flags = XattrFlags::from_bits_truncate(if *flags < 128 { 0 } else { u32::from(*flags & 3) });
+                let flags =
+                    XattrFlags::from_bits_truncate(if *flags < 128 { 0 } else { u32::from(*flags & 3) });
                 let found = self.volume().set_xattr(&self.reference(inode), &name, &value, flags);
                 (inode, found, changed.set_xattr(inode, &name, &value, flags))
             }
@@ -589,7 +588,8 @@ impl Run {
                 assert!(!known.is_directory(), "directory {number} has two names");
                 continue;
             }
-            let inode = self.look_at(&volume.inode(InodeNo(number)).expect("a name leads to an inode"), parent);
+            let inode =
+                self.look_at(&volume.inode(InodeNo(number)).expect("a name leads to an inode"), parent);
             waiting.extend(inode.entries.values().map(|child| (*child, number)));
             model.inodes.insert(number, Rc::new(inode));
         }
