@@ -1,8 +1,11 @@
 //! A file's index of folios: which folio holds a block. Looked up without a lock.
 //!
-//! A radix tree with 64 slots a node. A folio of order `o` stands in the level whose slots span 64^(o/6) blocks, in
-//! as many neighbouring slots as it spans there; the lowest of them is its *home*. A lone folio at block 0 stands in
-//! the root word itself, so that small files have no node.
+//! A radix tree. A node has 64 slots, but 8 in the second level, so that slots span 1, 64, 512, 32768, ... blocks. A
+//! folio stands in the highest level whose slots are not larger than itself, in as many neighbouring slots as it
+//! spans there; the lowest of them is its *home*. A folio of 2 MiB has one slot: the index of a large file that is
+//! cached in such folios is dense, and its nodes also say where the data is, so that a block's memory is asked for
+//! before the header is there. A lone folio at block 0 stands in the root word itself, so that small files have no
+//! node.
 //!
 //! ```text
 //!  slot word:  0 | pointer to a node, low bits 16 + level | pointer to a header, low bits order + 1 (+ 32: leaving)
@@ -26,8 +29,11 @@
 //! Neighbours: [`crate::mapping`] is the only user. The mutex is a leaf but for segment locks that are only tried.
 
 use crate::budget::Budget;
-use crate::folio::{FolioPin, FolioRef, Order};
-use crate::nodes::{FANOUT, Node, NodeSlab, SHIFT};
+use crate::copy;
+use crate::folio::{FolioPin, FolioRef, ORDER_MAX, Order};
+use crate::mapping::BLOCKS_END;
+use crate::nodes::{Node, NodeSlab, slots_of};
+use quire_base::BLOCK_SIZE;
 use quire_base::sync::Mutex;
 use quire_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
 use smallvec::SmallVec;
@@ -48,11 +54,26 @@ const TAG_MASK: usize = KIND_MASK | LEAVING;
 /// Times a pin is tried before the mutex decides.
 const TRIES: u32 = 8;
 
+/// log2 of the blocks that a slot spans, level by level; the last entry is what the highest level spans as a whole,
+/// which is every block that a file can have.
+const SHIFTS: [u32; 10] = shifts();
+
+const fn shifts() -> [u32; 10] {
+    let mut shifts = [0; 10];
+    let mut level = 0;
+    while level < 9 {
+        shifts[level + 1] = shifts[level] + slots_of(level).ilog2();
+        level += 1;
+    }
+    assert!(1 << shifts[9] == BLOCKS_END);
+    shifts
+}
+
 /// What a word says.
 enum Word {
     Empty,
-    /// A node whose slots span 2^`shift` blocks.
-    Node(NonNull<Node>, u32),
+    /// A node of a level.
+    Node(NonNull<()>, usize),
     Folio(NonNull<()>, Order),
 }
 
@@ -60,7 +81,7 @@ fn read_word(word: *mut ()) -> Word {
     let kind = word.addr() & KIND_MASK;
     match NonNull::new(word.map_addr(|address| address & !TAG_MASK)) {
         None => Word::Empty,
-        Some(node) if kind >= NODE => Word::Node(node.cast(), (kind - NODE) as u32 * SHIFT),
+        Some(node) if kind >= NODE => Word::Node(node, kind - NODE),
         Some(header) => Word::Folio(header, (kind - 1) as Order),
     }
 }
@@ -69,9 +90,8 @@ fn folio_word(folio: FolioRef) -> *mut () {
     folio.thin().as_ptr().map_addr(|address| address | (usize::from(folio.order()) + 1))
 }
 
-fn node_word(node: &Node, shift: u32) -> *mut () {
-    let kind = NODE + (shift / SHIFT) as usize;
-    std::ptr::from_ref(node).cast_mut().cast::<()>().map_addr(|address| address | kind)
+fn node_word(node: &Node, level: usize) -> *mut () {
+    std::ptr::from_ref(node).cast_mut().cast::<()>().map_addr(|address| address | (NODE + level))
 }
 
 /// Where a look-up ended.
@@ -97,26 +117,39 @@ impl Default for Index {
     }
 }
 
-/// The level's shift in which a folio of `order` stands.
-fn level_of(order: Order) -> u32 {
-    u32::from(order) / SHIFT * SHIFT
+/// The level in which a folio of `order` stands.
+fn level_of(order: Order) -> usize {
+    match u32::from(order) {
+        order if order >= SHIFTS[2] => 2,
+        order if order >= SHIFTS[1] => 1,
+        _ => 0,
+    }
 }
 
-/// Whether a node whose slots span 2^`shift` blocks covers `block`.
-fn covers(shift: u32, block: u64) -> bool {
-    shift + SHIFT >= 64 || block >> (shift + SHIFT) == 0
+/// Whether a node of `level` covers `block`.
+fn covers(level: usize, block: u64) -> bool {
+    block >> SHIFTS[level + 1] == 0
 }
 
-fn slot_of(block: u64, shift: u32) -> usize {
-    (block >> shift) as usize % FANOUT
+/// The slot for `block` in its node of `level`.
+fn slot_of(block: u64, level: usize) -> usize {
+    (block >> SHIFTS[level]) as usize % slots_of(level)
+}
+
+/// Slots that a folio takes in its level.
+fn slots_taken(folio: FolioRef) -> usize {
+    1 << (u32::from(folio.order()) - SHIFTS[level_of(folio.order())])
 }
 
 /// Puts a folio into the slots of its node, its home first.
-fn fill(node: &Node, shift: u32, folio: FolioRef, start: u64) {
-    let first = slot_of(start, shift);
-    let slots = 1 << (u32::from(folio.order()) - shift);
-    for slot in &node.slots[first..first + slots] {
+fn fill(node: &Node, folio: FolioRef, start: u64) {
+    let first = slot_of(start, level_of(folio.order()));
+    let slots = slots_taken(folio);
+    for slot in &node.words[first..first + slots] {
         slot.store(folio_word(folio), Ordering::Release);
+    }
+    if let Some(hint) = node.hint(first) {
+        hint.store(folio.memory(0).cast(), Ordering::Relaxed);
     }
     node.used.fetch_add(slots as u32, Ordering::Relaxed);
 }
@@ -124,14 +157,14 @@ fn fill(node: &Node, shift: u32, folio: FolioRef, start: u64) {
 impl Index {
     /// The folio that holds `block`, as far as the walk can tell.
     fn find(&self, block: u64) -> Found<'_> {
-        // The slot in hand; what it spans, as a shift; the node that it is in.
+        // The word in hand, the level and node that it is in.
         let mut word = self.root.load(Ordering::Acquire);
-        let mut span: Option<u32> = None;
+        let mut at: Option<usize> = None;
         let mut node: Option<&Node> = None;
         loop {
             match read_word(word) {
                 Word::Empty => {
-                    let until = span.map_or(u64::MAX, |shift| ((block >> shift) + 1) << shift);
+                    let until = at.map_or(u64::MAX, |level| ((block >> SHIFTS[level]) + 1) << SHIFTS[level]);
                     return Found::Nothing { until };
                 }
                 Word::Folio(header, order) => {
@@ -139,9 +172,9 @@ impl Index {
                     let folio = unsafe { FolioRef::from_thin(header, order) };
                     let blocks = 1u64 << order;
                     let start = block & !(blocks - 1);
-                    let home = match (node, span) {
-                        (Some(node), Some(shift)) if shift == level_of(order) => {
-                            &node.slots[slot_of(start, shift)]
+                    let home = match (node, at) {
+                        (Some(node), Some(level)) if level == level_of(order) => {
+                            &node.words[slot_of(start, level)]
                         }
                         (Some(_), _) => return Found::Overtaken,
                         (None, _) if start > 0 => return Found::Nothing { until: u64::MAX },
@@ -150,16 +183,23 @@ impl Index {
                     let leaving = home.load(Ordering::Relaxed).addr() & LEAVING != 0;
                     return Found::Folio { folio, start, home, leaving };
                 }
-                Word::Node(below, shift) => {
-                    match span {
-                        None if !covers(shift, block) => return Found::Nothing { until: u64::MAX },
-                        Some(above) if shift + SHIFT != above => return Found::Overtaken,
+                Word::Node(below, level) => {
+                    match at {
+                        None if !covers(level, block) => return Found::Nothing { until: u64::MAX },
+                        Some(above) if level + 1 != above => return Found::Overtaken,
                         _ => {}
                     }
-                    // SAFETY: nodes live as long as the cache, and are changed through atomics only.
-                    let below: &Node = unsafe { &*below.as_ptr() };
-                    word = below.slots[slot_of(block, shift)].load(Ordering::Acquire);
-                    span = Some(shift);
+                    // SAFETY: such words point to nodes of that level, which live as long as the cache.
+                    let below = unsafe { Node::at(below, level) };
+                    let slot = slot_of(block, level);
+                    word = below.words[slot].load(Ordering::Acquire);
+                    if let Some(hint) = below.hint(slot) {
+                        // Who looks a block up will touch it: its lines travel while the header's do.
+                        let within = (block % (1 << ORDER_MAX)) as usize * BLOCK_SIZE;
+                        let memory = hint.load(Ordering::Relaxed).cast::<u8>().wrapping_add(within);
+                        copy::prefetch(memory, BLOCK_SIZE);
+                    }
+                    at = Some(level);
                     node = Some(below);
                 }
             }
@@ -272,58 +312,64 @@ impl Index {
             self.root.store(word, Ordering::Release);
             return Some(pin);
         }
-        let level = level_of(folio.order());
-        let (mut node, mut shift) = self.root_for(end - 1, level, nodes, budget);
-        while shift != level {
-            let slot = &node.slots[slot_of(start, shift)];
-            shift -= SHIFT;
+        let wanted = level_of(folio.order());
+        let (mut node, mut level) = self.root_for(end - 1, wanted, nodes, budget);
+        while level != wanted {
+            let slot = &node.words[slot_of(start, level)];
+            level -= 1;
             node = match read_word(slot.load(Ordering::Relaxed)) {
                 // SAFETY: as in `find`.
-                Word::Node(below, _) => unsafe { &*below.as_ptr() },
+                Word::Node(below, level) => unsafe { Node::at(below, level) },
                 Word::Empty => {
-                    let below = nodes.take(budget);
-                    slot.store(node_word(below, shift), Ordering::Release);
+                    let below = nodes.take(level, budget);
+                    slot.store(node_word(below, level), Ordering::Release);
                     node.used.fetch_add(1, Ordering::Relaxed);
                     below
                 }
                 Word::Folio(..) => unreachable!("the place was found free"),
             };
         }
-        fill(node, shift, folio, start);
+        fill(node, folio, start);
         Some(pin)
     }
 
-    /// The root node, made so high that it covers `last` and has folios of `level` at or below it, with its shift.
-    fn root_for<'a>(&self, last: u64, level: u32, nodes: &'a NodeSlab, budget: &Budget) -> (&'a Node, u32) {
-        let (mut root, mut shift) = match read_word(self.root.load(Ordering::Relaxed)) {
+    /// The root node, made so high that it covers `last` and has folios of level `wanted` at or below it, with its
+    /// level.
+    fn root_for<'a>(
+        &self,
+        last: u64,
+        wanted: usize,
+        nodes: &'a NodeSlab,
+        budget: &Budget,
+    ) -> (&'a Node, usize) {
+        let (mut root, mut level) = match read_word(self.root.load(Ordering::Relaxed)) {
             // SAFETY: as in `find`.
-            Word::Node(node, shift) => (unsafe { &*node.as_ptr() }, shift),
+            Word::Node(node, level) => (unsafe { Node::at(node, level) }, level),
             Word::Empty => {
-                let mut shift = level;
-                while !covers(shift, last) {
-                    shift += SHIFT;
-                }
-                let node = nodes.take(budget);
-                self.root.store(node_word(node, shift), Ordering::Release);
-                return (node, shift);
+                let level =
+                    (wanted..).find(|level| covers(*level, last)).expect("a level covers every block");
+                let node = nodes.take(level, budget);
+                self.root.store(node_word(node, level), Ordering::Release);
+                return (node, level);
             }
             Word::Folio(header, order) => {
                 // SAFETY: as in `find`.
                 let lone = unsafe { FolioRef::from_thin(header, order) };
-                let node = nodes.take(budget);
-                fill(node, level_of(order), lone, 0);
-                self.root.store(node_word(node, level_of(order)), Ordering::Release);
-                (node, level_of(order))
+                let level = level_of(order);
+                let node = nodes.take(level, budget);
+                fill(node, lone, 0);
+                self.root.store(node_word(node, level), Ordering::Release);
+                (node, level)
             }
         };
-        while !covers(shift, last) || shift < level {
-            let above = nodes.take(budget);
-            above.slots[0].store(node_word(root, shift), Ordering::Relaxed);
+        while !covers(level, last) || level < wanted {
+            let above = nodes.take(level + 1, budget);
+            above.words[0].store(node_word(root, level), Ordering::Relaxed);
             above.used.store(1, Ordering::Relaxed);
-            (root, shift) = (above, shift + SHIFT);
-            self.root.store(node_word(root, shift), Ordering::Release);
+            (root, level) = (above, level + 1);
+            self.root.store(node_word(root, level), Ordering::Release);
         }
-        (root, shift)
+        (root, level)
     }
 
     /// Removes `folio` if it is here, at `start`, and `may_leave` holds: it is asked when nobody can take a pin
@@ -356,34 +402,32 @@ impl Index {
     fn clear(&self, start: u64, folio: FolioRef, nodes: &NodeSlab) {
         let mut path: SmallVec<[(&Node, usize); 8]> = SmallVec::new();
         let mut word = self.root.load(Ordering::Relaxed);
-        let mut level = 0;
-        while let Word::Node(node, shift) = read_word(word) {
+        while let Word::Node(node, level) = read_word(word) {
             // SAFETY: as in `find`.
-            let node: &Node = unsafe { &*node.as_ptr() };
-            let slot = slot_of(start, shift);
+            let node = unsafe { Node::at(node, level) };
+            let slot = slot_of(start, level);
             path.push((node, slot));
-            level = shift;
-            word = node.slots[slot].load(Ordering::Relaxed);
+            word = node.words[slot].load(Ordering::Relaxed);
         }
         let Some((node, first)) = path.pop() else {
             self.root.store(null_mut(), Ordering::Release);
             return;
         };
-        let slots = 1 << (u32::from(folio.order()) - level);
-        node.slots[first..first + slots].iter().for_each(|slot| slot.store(null_mut(), Ordering::Release));
+        let slots = slots_taken(folio);
+        node.words[first..first + slots].iter().for_each(|slot| slot.store(null_mut(), Ordering::Release));
         let mut left = node.used.fetch_sub(slots as u32, Ordering::Relaxed) - slots as u32;
-        let mut empty = node;
+        let (mut empty, mut level) = (node, level_of(folio.order()));
         while left == 0 {
             match path.pop() {
                 Some((above, slot)) => {
-                    above.slots[slot].store(null_mut(), Ordering::Release);
+                    above.words[slot].store(null_mut(), Ordering::Release);
                     left = above.used.fetch_sub(1, Ordering::Relaxed) - 1;
-                    nodes.give_back(empty);
-                    empty = above;
+                    nodes.give_back(empty, level);
+                    (empty, level) = (above, level + 1);
                 }
                 None => {
                     self.root.store(null_mut(), Ordering::Release);
-                    nodes.give_back(empty);
+                    nodes.give_back(empty, level);
                     return;
                 }
             }

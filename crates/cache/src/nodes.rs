@@ -11,19 +11,66 @@ use quire_base::sync::Mutex;
 use quire_base::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::ptr::{NonNull, null_mut};
 
-/// log2 of [`FANOUT`].
-pub const SHIFT: u32 = 6;
-/// Slots of a node.
-pub const FANOUT: usize = 1 << SHIFT;
+/// Slots of the nodes of a level: those of the second are few, so that a folio of 512 blocks has one slot.
+pub const fn slots_of(level: usize) -> usize {
+    if level == 1 { SLOTS_FEW } else { SLOTS_MANY }
+}
+
+const SLOTS_FEW: usize = 8;
+const SLOTS_MANY: usize = 64;
+/// From this level on a node keeps, behind the slots, where the data of each slot's folio is.
+const HINTS_FROM: usize = 2;
+
+/// Words of a node.
+const fn words_of(level: usize) -> usize {
+    if level < HINTS_FROM { slots_of(level) } else { 2 * slots_of(level) }
+}
 
 /// A node; its slots are on lines of their own.
 #[repr(C, align(64))]
-pub struct Node {
+pub struct NodeOf<S: ?Sized> {
     /// Slots that are not empty; kept under the index's mutex.
     pub used: AtomicU32,
     _line: [u8; 60],
-    /// Words as [`crate::index`] describes them.
-    pub slots: [AtomicPtr<()>; FANOUT],
+    /// Slots as [`crate::index`] describes them, then hints.
+    pub words: S,
+}
+
+/// A node of any level.
+pub type Node = NodeOf<[AtomicPtr<()>]>;
+
+impl Node {
+    fn boxed<const N: usize>() -> Box<Node> {
+        Box::new(NodeOf {
+            used: AtomicU32::new(0),
+            _line: [0; 60],
+            words: std::array::from_fn::<AtomicPtr<()>, N, _>(|_| AtomicPtr::new(null_mut())),
+        })
+    }
+
+    fn of_level(level: usize) -> Box<Node> {
+        match level {
+            0 => Node::boxed::<{ words_of(0) }>(),
+            1 => Node::boxed::<{ words_of(1) }>(),
+            _ => Node::boxed::<{ words_of(HINTS_FROM) }>(),
+        }
+    }
+
+    /// Where the data of a slot's folio is, if the level keeps that: good for asking for it early, for nothing else.
+    pub fn hint(&self, slot: usize) -> Option<&AtomicPtr<()>> {
+        self.words.get(SLOTS_MANY + slot)
+    }
+
+    /// The node at an address.
+    ///
+    /// # Safety
+    /// A node of this level is there, of a slab that lives as long as `'a`.
+    pub unsafe fn at<'a>(address: NonNull<()>, level: usize) -> &'a Node {
+        let slots = address.as_ptr().cast::<AtomicPtr<()>>();
+        let node = std::ptr::slice_from_raw_parts(slots, words_of(level)) as *const Node;
+        // SAFETY: the caller vouches for the address; nodes are changed through atomics only.
+        unsafe { &*node }
+    }
 }
 
 /// All nodes of a cache.
@@ -36,7 +83,8 @@ pub struct NodeSlab {
 struct Lists {
     /// Owns every node.
     all: Vec<NonNull<Node>>,
-    free: Vec<NonNull<Node>>,
+    /// By level, the last for all above.
+    free: [Vec<NonNull<Node>>; HINTS_FROM + 1],
 }
 
 // SAFETY: nodes consist of atomics; the lists of pointers to them are under the mutex.
@@ -45,16 +93,13 @@ unsafe impl Send for NodeSlab {}
 unsafe impl Sync for NodeSlab {}
 
 impl NodeSlab {
-    /// An empty node.
-    pub fn take(&self, budget: &Budget) -> &Node {
+    /// An empty node of a level.
+    pub fn take(&self, level: usize, budget: &Budget) -> &Node {
         let mut lists = self.lists.lock();
-        let node = lists.free.pop().unwrap_or_else(|| {
-            budget.charge_over(size_of::<Node>() as u64);
-            let node = NonNull::from(Box::leak(Box::new(Node {
-                used: AtomicU32::new(0),
-                _line: [0; 60],
-                slots: std::array::from_fn(|_| AtomicPtr::new(null_mut())),
-            })));
+        let node = lists.free[level.min(HINTS_FROM)].pop().unwrap_or_else(|| {
+            let node = Node::of_level(level);
+            budget.charge_over(size_of_val(&*node) as u64);
+            let node = NonNull::from(Box::leak(node));
             lists.all.push(node);
             node
         });
@@ -66,8 +111,8 @@ impl NodeSlab {
     }
 
     /// Takes back a node that is linked nowhere and empty.
-    pub fn give_back(&self, node: &Node) {
-        self.lists.lock().free.push(NonNull::from(node));
+    pub fn give_back(&self, node: &Node, level: usize) {
+        self.lists.lock().free[level.min(HINTS_FROM)].push(NonNull::from(node));
     }
 }
 
