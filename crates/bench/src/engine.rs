@@ -67,6 +67,8 @@ pub struct Spec {
     pub medium: Medium,
     /// `threads=`: threads of a FUSE server.
     pub threads: Option<usize>,
+    /// `transport=`: how requests of a mount travel.
+    pub transport: Option<String>,
 }
 
 /// Options that are part of the command line's grammar and that the engine has no switch for.
@@ -75,7 +77,14 @@ const ABSENT: [&str; 3] = ["track", "folio", "orphans"];
 impl Spec {
     /// Parses one engine of a list.
     pub fn parse(text: &str) -> Result<Spec, String> {
-        let plain = |kind| Spec { name: text.into(), kind, cache: None, medium: Medium::File, threads: None };
+        let plain = |kind| Spec {
+            name: text.into(),
+            kind,
+            cache: None,
+            medium: Medium::File,
+            threads: None,
+            transport: None,
+        };
         if let Some(path) = text.strip_prefix("dir:") {
             if path.is_empty() {
                 return Err("dir: needs a folder, as in dir:/srv/data".into());
@@ -115,9 +124,11 @@ impl Spec {
             ("cache", _) if quire => self.cache = Some(size::parse(value)?),
             ("device", "file") if self.kind == Kind::Quire => self.medium = Medium::File,
             ("device", "memory") if self.kind == Kind::Quire => self.medium = Medium::Memory,
-            ("transport", "dev") if matches!(self.kind, Kind::Mount | Kind::FuseNull) => {}
+            ("transport", "auto" | "ring" | "dev") if matches!(self.kind, Kind::Mount | Kind::FuseNull) => {
+                self.transport = Some(value.into());
+            }
             ("transport", _) if matches!(self.kind, Kind::Mount | Kind::FuseNull) => {
-                return Err(format!("'{value}' is not a transport of this version; it has dev"));
+                return Err(format!("'{value}' is not a transport; there are auto, ring and dev"));
             }
             ("threads", _) if matches!(self.kind, Kind::Mount | Kind::FuseNull) => {
                 let threads = value.parse().ok().filter(|threads| (1..=1024).contains(threads));
@@ -238,7 +249,7 @@ mod tests {
             ("quire@orphans=none", "no switch 'orphans'"),
             ("quire@track=folio", "no switch 'track'"),
             ("quire@folio=2m", "no switch 'folio'"),
-            ("mount@transport=ring", "not a transport"),
+            ("mount@transport=fast", "not a transport"),
             ("mount@device=memory", "not an option"),
             ("xfs@cache=1g", "not an option"),
             ("mount@threads=0", "not from 1"),

@@ -44,6 +44,7 @@ pub mod segment;
 mod slab;
 mod throttle;
 mod write;
+mod write_at_once;
 mod writeback;
 
 pub use backing::{Backing, Home, PlacedRun, Placement, Run};

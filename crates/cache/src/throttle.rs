@@ -46,6 +46,21 @@ pub(crate) fn throttle(core: &Core, bytes: u64) -> Result<()> {
     stop(core, bytes, limit)
 }
 
+/// Whether `bytes` more may become dirty without a pause; sees to it that writeback begins.
+pub(crate) fn passes(core: &Core, bytes: u64) -> bool {
+    let background = core.dirty_background_bytes.load(Ordering::Relaxed);
+    let limit = core.dirty_limit_bytes.load(Ordering::Relaxed);
+    let dirty = core.dirty_bytes() + bytes;
+    if dirty <= background {
+        return true;
+    }
+    let running = core.running.load(Ordering::Acquire);
+    if running {
+        core.kick_flusher();
+    }
+    running && dirty <= background + (limit - background) / 2
+}
+
 fn write_it_ourselves(core: &Core, bytes: u64, goal: u64) -> Result<()> {
     let mut idle = 0;
     while core.dirty_bytes() + bytes > goal {

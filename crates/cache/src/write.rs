@@ -154,7 +154,12 @@ impl Mapping {
     }
 
     /// The segments of blocks `[first, end)`, ascending.
-    fn segments<'a>(&self, pins: &'a Pins, first: u64, end: u64) -> impl Iterator<Item = &'a SegmentLock> {
+    pub(crate) fn segments<'a>(
+        &self,
+        pins: &'a Pins,
+        first: u64,
+        end: u64,
+    ) -> impl Iterator<Item = &'a SegmentLock> {
         pins.iter().flat_map(move |pin| {
             let (from, to) = pin.clip(first, end);
             pin.segments(from, to)
@@ -166,7 +171,14 @@ impl Mapping {
     }
 
     /// Under the locks: edges are valid, and nobody reads a block in.
-    fn may_copy(&self, pins: &Pins, first: u64, end: u64, head: Option<u64>, tail: Option<u64>) -> bool {
+    pub(crate) fn may_copy(
+        &self,
+        pins: &Pins,
+        first: u64,
+        end: u64,
+        head: Option<u64>,
+        tail: Option<u64>,
+    ) -> bool {
         pins.iter().all(|pin| {
             let (from, to) = pin.clip(first, end);
             let valid = |edge: Option<u64>| {
@@ -227,7 +239,13 @@ impl Mapping {
     }
 
     /// The part of a batch that cannot fail: all segments are locked. Unlocks them.
-    fn change(&self, pins: &Pins, offset: u64, source: Source<'_>, before_unlock: &mut dyn FnMut()) {
+    pub(crate) fn change(
+        &self,
+        pins: &Pins,
+        offset: u64,
+        source: Source<'_>,
+        before_unlock: &mut dyn FnMut(),
+    ) {
         let bytes_end = offset + source.len() as u64;
         let (first, end) = (offset / BLOCK_SIZE as u64, blocks_for(bytes_end));
         for pin in pins {
@@ -252,7 +270,7 @@ impl Mapping {
 }
 
 /// Blocks of `[first, end)` that would become dirty without a home. Under the locks.
-fn homeless(pins: &Pins, first: u64, end: u64) -> u64 {
+pub(crate) fn homeless(pins: &Pins, first: u64, end: u64) -> u64 {
     let mut count = 0;
     for pin in pins {
         let (from, to) = pin.clip(first, end);

@@ -146,8 +146,12 @@ pub struct Info {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    /// Ask the server of the volume mounted at this folder; shows how its requests travel, too
+    #[arg(long, value_name = "DIR", conflicts_with = "volume")]
+    pub mount: Option<PathBuf>,
     /// Image file or block device
-    pub volume: PathBuf,
+    #[arg(required_unless_present = "mount")]
+    pub volume: Option<PathBuf>,
 }
 
 /// Parts of a volume.
@@ -195,6 +199,9 @@ pub struct BenchNull {
     /// Threads that receive requests [default: as for a volume]
     #[arg(long)]
     pub threads: Option<usize>,
+    /// How requests travel: auto, ring or dev
+    #[arg(long, default_value = "auto")]
+    pub transport: String,
     /// Mount point
     pub dir: PathBuf,
 }

@@ -16,7 +16,7 @@ use crate::exit::{Failure, Outcome};
 use crate::mount_options::LogTarget;
 
 fn filter() -> EnvFilter {
-    EnvFilter::try_from_env("QUIRE_LOG").unwrap_or_else(|_| EnvFilter::new("info,fuser=warn"))
+    EnvFilter::try_from_env("QUIRE_LOG").unwrap_or_else(|_| EnvFilter::new("info"))
 }
 
 /// Messages to the terminal.

@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 
 use quire::{AccessTimes, VolumeOptions};
-use quire_fuse::{CacheMode, MountFlags, ServeOptions};
+use quire_fuse::{CacheMode, MountFlags, ServeOptions, TransportChoice};
 
 use crate::size;
 
@@ -59,7 +59,10 @@ Mount options (-o, separated by commas):
   log=FILE|syslog        where the server writes messages (default $XDG_STATE_HOME/quire/VOLUME.log, else
                          /var/log/quire-VOLUME.log for root, ~/.local/state/quire/VOLUME.log for users)
   fsname=NAME            shown as the source in mount tables (default: the volume's path)
-  threads=N              threads that receive requests
+  transport=auto|ring|dev
+                         how requests come from the kernel: through io_uring (much quicker) where it offers that
+                         (auto, the default), only so (ring), or through /dev/fuse (dev)
+  threads=N              threads that receive requests from /dev/fuse
   defaults, auto, noauto, user, users, owner, group, nofail, _netdev, x-...
                          accepted; for other programs";
 
@@ -133,6 +136,7 @@ impl MountOptions {
             ("threads", Some(value)) => {
                 self.serve.threads = Some(number("threads", value, 1, 1024)? as usize);
             }
+            ("transport", Some(name)) if !name.is_empty() => self.serve.transport = transport(name)?,
             ("log", Some("syslog")) => self.log = LogTarget::Syslog,
             ("log", Some("")) => return Err("log= needs a file name, or syslog".into()),
             ("log", Some(file)) => self.log = LogTarget::File(file.into()),
@@ -141,7 +145,7 @@ impl MountOptions {
                 return Err("remount is not supported: unmount and mount with the new options".into());
             }
             (
-                "cache" | "cache_size" | "node_cache" | "commit" | "threads" | "log" | "fsname",
+                "cache" | "cache_size" | "node_cache" | "commit" | "threads" | "transport" | "log" | "fsname",
                 None | Some(""),
             ) => {
                 return Err(format!("mount option {name} needs a value: {name}=..."));
@@ -171,6 +175,16 @@ pub fn known_only(lists: &[String]) -> Vec<String> {
         .filter(|item| !matches!(MountOptions::parse(&[item]), Err(error) if error.starts_with(UNKNOWN)))
         .map(str::to_owned)
         .collect()
+}
+
+/// A choice of transport by its name.
+pub fn transport(name: &str) -> Result<TransportChoice, String> {
+    match name {
+        "auto" => Ok(TransportChoice::Auto),
+        "ring" => Ok(TransportChoice::Ring),
+        "dev" => Ok(TransportChoice::Device),
+        other => Err(format!("transport={other}: the choices are auto, ring and dev")),
+    }
 }
 
 fn at_least(name: &str, value: &str, least: u64) -> Result<u64, String> {
@@ -222,6 +236,7 @@ mod tests {
         assert!(!options.volume.read_only && !options.serve.flags.read_only);
         assert_eq!(options.volume.access_times, AccessTimes::Relative);
         assert_eq!(options.log, LogTarget::Syslog);
+        assert_eq!(parse("transport=ring,transport=dev").serve.transport, TransportChoice::Device);
     }
 
     #[test]
@@ -238,6 +253,8 @@ mod tests {
             ("rw,fastplease", "'fastplease'"),
             ("cache=fast", "cache=engine"),
             ("cache", "needs a value"),
+            ("transport=fast", "auto, ring"),
+            ("transport", "needs a value"),
             ("cache_size=1", "too small"),
             ("cache_size=lots", "not a size"),
             ("commit=0", "from 1"),

@@ -423,6 +423,18 @@ impl Volume {
         self.engine().read(inode, offset, out, flags)
     }
 
+    /// As [`Volume::read`] through the cache, if all of it is there and nobody is changing it; else `None`, and `out`
+    /// holds anything. Waits for nothing.
+    pub fn try_read(&self, inode: &InodeRef, offset: u64, out: &mut [u8]) -> Option<usize> {
+        self.engine().try_read(inode, offset, out)
+    }
+
+    /// As [`Volume::write`] through the cache with [`IoFlags::KEEP_PRIVILEGES`], if it lies inside the file, over
+    /// cached data that has its place on the device, and needs no waiting; else false, and nothing has changed.
+    pub fn try_write(&self, inode: &InodeRef, offset: u64, data: &[u8]) -> bool {
+        self.engine().try_write(inode, offset, data)
+    }
+
     /// Writes at `offset`, or with [`IoFlags::APPEND`] at the end; gives the count, short only after an error midway
     /// in a write larger than a batch.
     pub fn write(&self, inode: &InodeRef, offset: u64, data: &[u8], flags: IoFlags) -> Result<usize> {

@@ -1,13 +1,13 @@
 //! Keeps the threads that receive requests free.
 //!
 //! A transport has a few *session threads*; each receives a request and would like to answer it in place,
-//! since handing over costs a wake-up and a copy of the payload. But most requests may have to wait: for a
+//! since handing over costs a wake-up. But most requests may have to wait: for a
 //! read from the device, for the dirty limit, for journal space. If all session threads waited, requests
 //! that could be answered at once (and requests that others wait for) would queue behind them.
 //!
 //! Protocol: before work that may wait, a session thread asks for a *place* ([`Background::place`]). There are
 //! fewer places than session threads, so one thread at least stays with the transport. Without a place
-//! the request is copied and goes to the pool ([`Background::spawn`]), whose threads are started on demand,
+//! the request goes, as it is, to the pool ([`Background::spawn`]), whose threads are started on demand,
 //! up to a limit, and end when idle. Work known to be long goes to the pool at once.
 //!
 //! Invariants: a job, once spawned, runs, also when the pool is being closed ([`Background::finish`] waits
@@ -52,10 +52,10 @@ struct State {
 }
 
 impl Background {
-    /// For a transport with `session_threads` threads (at least one).
-    pub fn new(session_threads: usize) -> Background {
+    /// For a transport `places` of whose threads may wait at a time.
+    pub fn new(places: usize) -> Background {
         Background {
-            places: session_threads.saturating_sub(1),
+            places,
             taken: AtomicUsize::new(0),
             pool: Arc::new(Pool {
                 state: Mutex::new(State::default()),
@@ -156,8 +156,8 @@ mod tests {
     use std::sync::mpsc;
 
     #[test]
-    fn one_session_thread_always_stays_free() {
-        let background = Background::new(3);
+    fn no_more_places_than_there_are() {
+        let background = Background::new(2);
         let first = background.place().expect("first place");
         let second = background.place().expect("second place");
         assert!(background.place().is_none());
@@ -166,7 +166,7 @@ mod tests {
         assert!(third.is_some());
         drop(second);
         drop(third);
-        assert!(Background::new(1).place().is_none());
+        assert!(Background::new(0).place().is_none());
     }
 
     #[test]

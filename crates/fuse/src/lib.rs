@@ -1,34 +1,41 @@
 //! Quire on a mount point: the kernel's FUSE requests answered by a [`quire::Volume`].
 //!
 //! ```text
-//!   kernel  <->  transport (fuser_server: /dev/fuse, threads)  ->  operations  ->  quire::Volume
-//!                      |                                              |
-//!                      +--> background: threads for what may wait     +--> inode and file tables
+//!   kernel <-> transport  <->  server: kinds of requests, replies   ->  operations  ->  quire::Volume
+//!               |  \            |    \                                  |
+//!               |   protocol: bytes <-> requests, replies             +--> inode and file tables
+//!               |                |
+//!               |                +--> background: threads for what may wait
+//!               +--> /dev/fuse
 //! ```
 //!
-//! * [`operations`]: what each request means, free of any transport's types: another transport
-//!   stands on the same functions.
+//! * [`operations`]: what each request means, free of any transport's types.
+//! * [`protocol`]: the kernel's structures; decoding that trusts nothing, encoding.
+//! * [`transport`]: moves requests and replies; hands over a request with its memory and the duty to reply.
+//! * `server`: puts the three together for a volume.
 //! * [`errno`]: the only map from error kinds to error numbers.
 //! * [`background`]: keeps the threads that receive requests from being held by requests that wait.
 //! * [`mount`]: attaching to and detaching from a mount point, as root without any helper and as a
 //!   user through `fusermount3`.
-//! * [`session`]: the life of a mount: negotiation, serving, signals, an ordered stop.
+//! * `connection`, [`session`]: the life of a mount: negotiation, serving, signals, an ordered stop.
 //! * [`null`]: a bare server that answers from memory, the upper bound for what a mount can do.
 //!
-//! What the `fuser` crate (0.18) cannot carry, and the mount therefore does not have: `O_TMPFILE`
-//! (programs get `EOPNOTSUPP` and fall back to a named file), birth times in `statx`, `syncfs`
-//! (the kernel does not send it to ordinary FUSE servers; the commit interval bounds what `sync` alone
-//! leaves in memory, and the ioctl [`operations::control::SYNC`] makes everything durable), interrupts.
+//! The kernel does not send `syncfs` to ordinary FUSE servers: the commit interval bounds what `sync` alone leaves
+//! in memory, and the ioctl [`operations::control::SYNC`] makes everything durable.
 
 pub mod background;
+mod connection;
 pub mod errno;
-mod fuser_server;
 pub mod mount;
 pub mod null;
 pub mod operations;
+pub mod protocol;
+mod server;
 pub mod session;
 pub mod signals;
+pub mod transport;
 
 pub use mount::{MountEntry, MountFlags, mounted_at};
 pub use operations::CacheMode;
 pub use session::{ServeOptions, Session};
+pub use transport::Choice as TransportChoice;

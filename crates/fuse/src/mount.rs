@@ -18,6 +18,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::operations::control::TRANSPORT;
 use quire_base::{Error, ErrorKind, Result};
 use rustix::mount as sys;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
@@ -313,6 +314,19 @@ fn receive_descriptor(socket: &UnixStream) -> Result<Option<OwnedFd>> {
         }
     }
     Ok(None)
+}
+
+/// How the requests of the mount at `dir` travel, as its server says: `ring`, or `dev` with the reason.
+pub fn transport_of(dir: &Path) -> Result<String> {
+    let asking = |error: &std::io::Error| Error::os(format!("asking the server of {}", dir.display()), error);
+    let folder = std::fs::File::open(dir).map_err(|error| asking(&error))?;
+    let mut name = [0u8; 64];
+    // SAFETY: the request's number says that its answer has 64 bytes, and as many are there.
+    if unsafe { libc::ioctl(folder.as_raw_fd(), u64::from(TRANSPORT) as _, name.as_mut_ptr()) } != 0 {
+        return Err(asking(&std::io::Error::last_os_error()));
+    }
+    let text = name.split(|&byte| byte == 0).next().unwrap_or_default();
+    Ok(String::from_utf8_lossy(text).into_owned())
 }
 
 /// How an unmount treats a mount that is in use.

@@ -4,27 +4,30 @@
 //! one buffer with as few copies as the transport allows, under the same negotiation, open flags and threads
 //! as a real volume's mount. It promises nothing else.
 //!
-//! The buffer is cut into stripes of 1 MiB with a lock each; a read is sent from under the shared lock, so
-//! that it costs no copy of its own.
+//! The buffer is cut into stripes of 1 MiB with a lock each. A read copies from it into the reply and a write out of
+//! the request, as a volume's mount copies between its folios and these: the same number of copies.
 
-use std::ffi::OsStr;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use fuser::{
-    AccessFlags, Errno, FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, KernelConfig,
-    LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen,
-    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
-};
-use quire_base::sync::RwLock;
+use quire::FileType;
+use quire_base::sync::{Arc, RwLock};
 use quire_base::{Error, Result};
 
+use crate::connection::Connection;
 use crate::mount::{self, MountFlags};
-use crate::session::{self, Transport};
+use crate::protocol::abi::{self, Dirent, open_out};
+use crate::protocol::convert;
+use crate::protocol::negotiate::Wishes;
+use crate::protocol::reply::{Body, Full};
+use crate::protocol::request::{Malformed, Operation};
+use crate::session;
+use crate::transport::{Choice, Exchange, Handler, Outcome};
 
 /// The name of the one file.
 pub const FILE: &str = "data";
-const FILE_NODE: INodeNo = INodeNo(2);
+const ROOT_NODE: u64 = 1;
+const FILE_NODE: u64 = 2;
 const STRIPE: usize = 1 << 20;
 const FOREVER: Duration = Duration::from_secs(3600);
 
@@ -41,25 +44,16 @@ impl Null {
         Null { size, stripes }
     }
 
-    fn attributes(&self, node: INodeNo) -> FileAttr {
+    fn attr(&self, node: u64) -> abi::Attr {
         let file = node == FILE_NODE;
-        let epoch = SystemTime::UNIX_EPOCH;
-        FileAttr {
-            ino: node,
+        abi::Attr {
+            node,
             size: if file { self.size } else { 0 },
             blocks: if file { self.size.div_ceil(512) } else { 0 },
-            atime: epoch,
-            mtime: epoch,
-            ctime: epoch,
-            crtime: epoch,
-            kind: if file { FileType::RegularFile } else { FileType::Directory },
-            perm: if file { 0o666 } else { 0o755 },
-            nlink: if file { 1 } else { 2 },
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
+            mode: if file { libc::S_IFREG | 0o666 } else { libc::S_IFDIR | 0o755 },
+            links: if file { 1 } else { 2 },
+            block_size: 4096,
+            ..Default::default()
         }
     }
 
@@ -79,161 +73,148 @@ impl Null {
     }
 }
 
-impl fuser::Filesystem for Null {
-    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        session::negotiate(config, &Transport::default());
-        Ok(())
-    }
-
-    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        if parent == INodeNo(1) && name == FILE {
-            reply.entry(&FOREVER, &self.attributes(FILE_NODE), Generation(0));
-        } else {
-            reply.error(Errno::ENOENT);
+impl Null {
+    fn read(&self, offset: u64, room: &mut [u8]) -> usize {
+        let mut done = 0;
+        for (stripe, start, length) in self.pieces(offset, room.len()) {
+            room[done..done + length].copy_from_slice(&self.stripes[stripe].read()[start..start + length]);
+            done += length;
         }
+        done
     }
 
-    fn getattr(&self, _request: &Request, node: INodeNo, _file: Option<FileHandle>, reply: ReplyAttr) {
-        reply.attr(&FOREVER, &self.attributes(node));
-    }
-
-    fn setattr(
-        &self,
-        _request: &Request,
-        node: INodeNo,
-        _mode: Option<u32>,
-        _uid: Option<u32>,
-        _gid: Option<u32>,
-        _size: Option<u64>,
-        _atime: Option<TimeOrNow>,
-        _mtime: Option<TimeOrNow>,
-        _ctime: Option<SystemTime>,
-        _file: Option<FileHandle>,
-        _crtime: Option<SystemTime>,
-        _chgtime: Option<SystemTime>,
-        _bkuptime: Option<SystemTime>,
-        _flags: Option<fuser::BsdFileFlags>,
-        reply: ReplyAttr,
-    ) {
-        reply.attr(&FOREVER, &self.attributes(node));
-    }
-
-    fn open(&self, _request: &Request, _node: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        reply.opened(
-            FileHandle(0),
-            FopenFlags::FOPEN_DIRECT_IO
-                | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
-                | FopenFlags::FOPEN_NOFLUSH,
-        );
-    }
-
-    fn opendir(&self, _request: &Request, _node: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        reply.error(Errno::ENOSYS);
-    }
-
-    fn read(
-        &self,
-        _request: &Request,
-        _node: INodeNo,
-        _file: FileHandle,
-        offset: u64,
-        size: u32,
-        _flags: OpenFlags,
-        _owner: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        let mut pieces = self.pieces(offset, size as usize);
-        match (pieces.next(), pieces.next()) {
-            (None, _) => reply.data(&[]),
-            (Some((stripe, start, length)), None) => {
-                reply.data(&self.stripes[stripe].read()[start..start + length]);
-            }
-            _ => {
-                let mut whole = Vec::with_capacity(size as usize);
-                for (stripe, start, length) in self.pieces(offset, size as usize) {
-                    whole.extend_from_slice(&self.stripes[stripe].read()[start..start + length]);
-                }
-                reply.data(&whole);
-            }
-        }
-    }
-
-    fn write(
-        &self,
-        _request: &Request,
-        _node: INodeNo,
-        _file: FileHandle,
-        offset: u64,
-        data: &[u8],
-        _write_flags: WriteFlags,
-        _flags: OpenFlags,
-        _owner: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
+    fn write(&self, offset: u64, data: &[u8]) -> usize {
         let mut done = 0;
         for (stripe, start, length) in self.pieces(offset, data.len()) {
             self.stripes[stripe].write()[start..start + length].copy_from_slice(&data[done..done + length]);
             done += length;
         }
-        if done == 0 && !data.is_empty() {
-            reply.error(Errno::ENOSPC);
-        } else {
-            reply.written(done as u32);
-        }
+        done
     }
 
-    fn fsync(&self, _request: &Request, _node: INodeNo, _file: FileHandle, _data: bool, reply: ReplyEmpty) {
-        reply.ok();
-    }
-
-    fn getxattr(&self, _request: &Request, _node: INodeNo, _name: &OsStr, _size: u32, reply: ReplyXattr) {
-        reply.error(Errno::ENOSYS);
-    }
-
-    fn access(&self, _request: &Request, _node: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
-        reply.error(Errno::ENOSYS);
-    }
-
-    fn statfs(&self, _request: &Request, _node: INodeNo, reply: ReplyStatfs) {
-        reply.statfs(self.size / 4096, 0, 0, 2, 0, 4096, 255, 4096);
-    }
-
-    fn readdir(
-        &self,
-        _request: &Request,
-        _node: INodeNo,
-        _file: FileHandle,
-        offset: u64,
-        mut reply: ReplyDirectory,
-    ) {
-        let entries = [(INodeNo(1), FileType::Directory, "."), (INodeNo(1), FileType::Directory, "..")]
-            .into_iter()
-            .chain([(FILE_NODE, FileType::RegularFile, FILE)]);
-        for (index, (node, kind, name)) in entries.enumerate().skip(offset as usize) {
-            if reply.add(node, index as u64 + 1, kind, name) {
+    fn names(after: u64, body: &mut Body<'_>) {
+        let entries = [
+            (ROOT_NODE, FileType::Directory, "."),
+            (ROOT_NODE, FileType::Directory, ".."),
+            (FILE_NODE, FileType::Regular, FILE),
+        ];
+        for (offset, (node, kind, name)) in (1..).zip(entries).skip(after as usize) {
+            let kind = convert::directory_type(kind);
+            let entry = Dirent { node, offset, name_length: name.len() as u32, kind };
+            if body.name(&entry, name.as_bytes()).is_err() {
                 break;
             }
         }
-        reply.ok();
+    }
+
+    fn answer<E: Exchange>(&self, exchange: &mut E) -> Outcome {
+        let message = exchange.message();
+        let request = message.decode().map_err(|Malformed(why)| {
+            tracing::error!("a request of the kernel makes no sense: {why}");
+            libc::EIO
+        })?;
+        let node = request.header.nodeid;
+        let put = |body: &mut Body<'_>| -> Result<Result<(), i32>, Full> {
+            match request.operation {
+                Operation::Lookup { name } if node == ROOT_NODE && name == FILE.as_bytes() => {
+                    body.value(&convert::entry_out(self.attr(FILE_NODE), 0, FOREVER))?;
+                }
+                Operation::Lookup { .. } => return Ok(Err(libc::ENOENT)),
+                Operation::Getattr | Operation::Setattr(_) => {
+                    body.value(&convert::attr_out(self.attr(node), FOREVER))?;
+                }
+                Operation::Open(_) => body.value(&abi::OpenOut {
+                    open_flags: open_out::DIRECT_IO | open_out::PARALLEL_DIRECT_WRITES | open_out::NOFLUSH,
+                    ..Default::default()
+                })?,
+                Operation::Write { args, data } => match self.write(args.offset, data) {
+                    0 if !data.is_empty() => return Ok(Err(libc::ENOSPC)),
+                    done => body.value(&abi::WriteOut { size: done as u32, ..Default::default() })?,
+                },
+                Operation::Statfs => body.value(&abi::StatfsOut {
+                    blocks: self.size / 4096,
+                    files: 2,
+                    block_size: 4096,
+                    name_max: 255,
+                    fragment_size: 4096,
+                    ..Default::default()
+                })?,
+                Operation::Fsync(_)
+                | Operation::Fsyncdir(_)
+                | Operation::Release(_)
+                | Operation::Flush
+                | Operation::Releasedir
+                | Operation::Destroy => {}
+                _ => return Ok(Err(libc::ENOSYS)),
+            }
+            Ok(Ok(()))
+        };
+        match request.operation {
+            Operation::Read(args) => {
+                let room = exchange.room();
+                let size = room.len().min(args.size as usize);
+                Ok(self.read(args.offset, &mut room[..size]))
+            }
+            Operation::Readdir(args) => {
+                let room = exchange.room();
+                let size = room.len().min(args.size as usize);
+                let mut body = Body::new(&mut room[..size]);
+                Null::names(args.offset, &mut body);
+                Ok(body.len())
+            }
+            _ => {
+                // What is answered here is small.
+                let mut small = [0; 256];
+                let mut body = Body::new(&mut small);
+                put(&mut body).unwrap_or(Err(libc::EIO))?;
+                let length = body.len();
+                exchange.room()[..length].copy_from_slice(&small[..length]);
+                Ok(length)
+            }
+        }
+    }
+}
+
+impl Handler for Null {
+    fn wishes(&self) -> Wishes {
+        Wishes::default()
+    }
+
+    fn handle<E: Exchange>(self: &Arc<Null>, mut exchange: E) {
+        let forget = matches!(
+            exchange.message().decode().map(|request| request.operation),
+            Ok(Operation::Forget { .. } | Operation::BatchForget(_))
+        );
+        if forget {
+            return exchange.no_reply();
+        }
+        let outcome = self.answer(&mut exchange);
+        exchange.reply(outcome);
     }
 }
 
 /// Serves a file of `size` bytes at `dir` until it is unmounted or a stop signal comes.
 ///
-/// `ready` is called when the mount is usable. Signals must be blocked ([`crate::signals::block`]).
-pub fn serve(dir: &Path, size: u64, threads: usize, ready: impl FnOnce()) -> Result<()> {
+/// `ready` is called with the transport when the mount is usable. Signals must be blocked ([`crate::signals::block`]).
+pub fn serve(
+    dir: &Path,
+    size: u64,
+    threads: usize,
+    transport: Choice,
+    ready: impl FnOnce(&str),
+) -> Result<()> {
     let dir = mount::resolve(dir)?;
     let flags = MountFlags {
         source: "quire-null".into(),
         allow_other: rustix::process::geteuid().is_root(),
         ..MountFlags::default()
     };
-    let server = Null::new(size);
+    let server = Arc::new(Null::new(size));
     let device = mount::mount(&dir, &flags)?;
-    let session = session::attach(server, device, threads)
+    let connection = Connection::open(device, server, threads, transport)
         .inspect_err(|_| drop(mount::unmount(&dir, mount::Unmount::Detach)))?;
-    ready();
-    match session::run_until_stopped(session, &dir)? {
+    ready(connection.transport());
+    match session::run_until_stopped(connection, &dir)? {
         session::End::Unmounted => Ok(()),
         session::End::Forced => {
             Err(Error::new(quire_base::ErrorKind::Busy, "stopped while the mount was in use"))

@@ -61,10 +61,6 @@ impl Caller {
     fn engine(self) -> quire::Caller {
         quire::Caller { uid: self.uid, gid: self.gid }
     }
-    /// Stands for the capability to keep set-id bits, which a request does not carry.
-    fn is_privileged(self) -> bool {
-        self.uid == 0
-    }
 }
 
 /// An inode as told to the kernel, counted in the inode table.

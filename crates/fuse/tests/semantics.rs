@@ -1,6 +1,10 @@
 //! What programs may expect of a mount, call by call, on a real mount of a volume in memory.
 //!
-//! Needs root and `/dev/fuse`; says so and passes where they are missing. Both cache modes go through all of it.
+//! Needs root and `/dev/fuse`; says so and passes where they are missing. Both cache modes and both transports go
+//! through all of it.
+
+#[path = "common/ring_switch.rs"]
+mod ring_switch;
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -15,7 +19,8 @@ use std::time::Duration;
 
 use quire::{FormatOptions, MemoryBackend, Volume, VolumeOptions};
 use quire_fuse::mount::{self, Unmount};
-use quire_fuse::{CacheMode, MountFlags, ServeOptions, Session, signals};
+use quire_fuse::{CacheMode, MountFlags, ServeOptions, Session, TransportChoice, signals};
+use ring_switch::RingSwitch;
 use rustix::fs::{CWD, FallocateFlags, Mode, RenameFlags, SeekFrom, XattrFlags};
 
 struct Mounted {
@@ -24,7 +29,7 @@ struct Mounted {
 }
 
 impl Mounted {
-    fn new(cache: CacheMode) -> Option<Mounted> {
+    fn new(cache: CacheMode, transport: TransportChoice) -> Option<Mounted> {
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
             eprintln!("\n*** SKIPPED: needs root and /dev/fuse ***\n");
             return None;
@@ -38,8 +43,17 @@ impl Mounted {
             cache,
             flags: MountFlags { source: "test".into(), allow_other: true, ..MountFlags::default() },
             threads: None,
+            transport,
         };
+        let switch = (transport == TransportChoice::Ring).then(RingSwitch::on);
+        if matches!(switch, Some(None)) {
+            eprintln!(
+                "\n*** SKIPPED: this kernel has no FUSE over io_uring, or it may not be turned on ***\n"
+            );
+            return None;
+        }
         let session = Session::mount(volume, folder.path(), &options).unwrap();
+        drop(switch);
         let server = std::thread::spawn(move || session.run());
         Some(Mounted { folder, server: Some(server) })
     }
@@ -69,10 +83,14 @@ impl Drop for Mounted {
     }
 }
 
-fn on_both(test: impl Fn(&Mounted)) {
-    for cache in [CacheMode::Engine, CacheMode::Kernel] {
-        let Some(mounted) = Mounted::new(cache) else { return };
-        test(&mounted);
+const TRANSPORTS: [TransportChoice; 2] = [TransportChoice::Device, TransportChoice::Ring];
+
+fn on_all(test: impl Fn(&Mounted)) {
+    for transport in TRANSPORTS {
+        for cache in [CacheMode::Engine, CacheMode::Kernel] {
+            let Some(mounted) = Mounted::new(cache, transport) else { return };
+            test(&mounted);
+        }
     }
 }
 
@@ -145,7 +163,7 @@ impl Drop for Map {
 
 #[test]
 fn mappings_and_calls_see_each_other() {
-    on_both(|mounted| {
+    on_all(|mounted| {
         let path = mounted.path("mapped");
         let file = create(&path);
         file.set_len(65536).unwrap();
@@ -170,7 +188,7 @@ fn mappings_and_calls_see_each_other() {
 
 #[test]
 fn appends_go_to_the_end() {
-    on_both(|mounted| {
+    on_all(|mounted| {
         let path = mounted.path("log");
         let open = || OpenOptions::new().append(true).create(true).open(&path).unwrap();
         let first = open();
@@ -202,7 +220,7 @@ fn appends_go_to_the_end() {
 
 #[test]
 fn holes_allocation_and_seeking() {
-    on_both(|mounted| {
+    on_all(|mounted| {
         let file = create(&mounted.path("sparse"));
         file.write_all_at(&[b'x'; 4096], 1 << 20).unwrap();
         assert_eq!(rustix::fs::seek(&file, SeekFrom::Data(0)).unwrap(), 1 << 20);
@@ -234,7 +252,7 @@ fn holes_allocation_and_seeking() {
 
 #[test]
 fn copying_between_files() {
-    on_both(|mounted| {
+    on_all(|mounted| {
         let data: Vec<u8> = (0..300_000u32).map(|i| (i * 7 % 251) as u8).collect();
         fs::write(mounted.path("from"), &data).unwrap();
         let (from, to) = (File::open(mounted.path("from")).unwrap(), create(&mounted.path("to")));
@@ -250,7 +268,7 @@ fn copying_between_files() {
 
 #[test]
 fn names_and_their_errors() {
-    on_both(|mounted| {
+    on_all(|mounted| {
         let odd = mounted.folder.path().join(OsStr::from_bytes(b"\xff\xfe not utf-8 \x01"));
         fs::write(&odd, "x").unwrap();
         assert!(fs::read_dir(mounted.folder.path()).unwrap().any(|entry| entry.unwrap().path() == odd));
@@ -291,7 +309,7 @@ fn names_and_their_errors() {
 
 #[test]
 fn a_file_without_a_name_lives_until_it_is_closed() {
-    on_both(|mounted| {
+    on_all(|mounted| {
         let file = create(&mounted.path("gone"));
         file.write_all_at(&[5; 1 << 20], 0).unwrap();
         fs::remove_file(mounted.path("gone")).unwrap();
@@ -304,7 +322,7 @@ fn a_file_without_a_name_lives_until_it_is_closed() {
 
 #[test]
 fn special_files() {
-    on_both(|mounted| {
+    on_all(|mounted| {
         let make = |name: &str, kind, device| {
             let path = mounted.path(name);
             rustix::fs::mknodat(CWD, &path, kind, Mode::from_raw_mode(0o600), device).unwrap();
@@ -324,7 +342,7 @@ fn special_files() {
 
 #[test]
 fn extended_attributes() {
-    on_both(|mounted| {
+    on_all(|mounted| {
         let path = mounted.path("file");
         fs::write(&path, "").unwrap();
         let none = XattrFlags::empty();
@@ -355,7 +373,7 @@ fn extended_attributes() {
 
 #[test]
 fn times_to_the_nanosecond_also_before_1970() {
-    on_both(|mounted| {
+    on_all(|mounted| {
         let path = mounted.path("file");
         let file = create(&path);
         let times = rustix::fs::Timestamps {
@@ -381,7 +399,7 @@ fn times_to_the_nanosecond_also_before_1970() {
 
 #[test]
 fn set_id_bits_and_permissions() {
-    on_both(|mounted| {
+    on_all(|mounted| {
         let path = mounted.path("program");
         let file = create(&path);
         let mode = || fs::metadata(&path).unwrap().mode() & 0o7777;
@@ -403,7 +421,7 @@ fn set_id_bits_and_permissions() {
 
 #[test]
 fn a_program_runs_as_it_was_last_written() {
-    on_both(|mounted| {
+    on_all(|mounted| {
         let path = mounted.path("program");
         for program in ["/bin/true", "/bin/false", "/bin/true"] {
             // In place: what the kernel kept of the last run must go.
@@ -419,7 +437,7 @@ fn a_program_runs_as_it_was_last_written() {
 
 #[test]
 fn direct_and_synchronous_calls() {
-    on_both(|mounted| {
+    on_all(|mounted| {
         let path = mounted.path("direct");
         let direct = OpenOptions::new()
             .read(true)
@@ -451,7 +469,7 @@ fn direct_and_synchronous_calls() {
 
 #[test]
 fn large_directories() {
-    on_both(|mounted| {
+    on_all(|mounted| {
         let folder = mounted.path("many");
         fs::create_dir(&folder).unwrap();
         for number in 0..3000 {
@@ -473,7 +491,13 @@ fn large_directories() {
 /// One write that reaches the server as one request is seen whole or not at all.
 #[test]
 fn a_read_never_sees_half_a_write() {
-    let Some(mounted) = Mounted::new(CacheMode::Engine) else { return };
+    for transport in TRANSPORTS {
+        let Some(mounted) = Mounted::new(CacheMode::Engine, transport) else { return };
+        a_read_never_sees_half_a_write_on(&mounted);
+    }
+}
+
+fn a_read_never_sees_half_a_write_on(mounted: &Mounted) {
     let file = create(&mounted.path("torn"));
     file.write_all_at(&[0; 16384], 0).unwrap();
     let stop = AtomicBool::new(false);
@@ -503,7 +527,13 @@ fn a_read_never_sees_half_a_write() {
 /// More requests that wait (fsync, O_SYNC) than there are threads do not keep others from being answered.
 #[test]
 fn waiting_requests_hold_nobody_up() {
-    let Some(mounted) = Mounted::new(CacheMode::Engine) else { return };
+    for transport in TRANSPORTS {
+        let Some(mounted) = Mounted::new(CacheMode::Engine, transport) else { return };
+        waiting_requests_hold_nobody_up_on(&mounted);
+    }
+}
+
+fn waiting_requests_hold_nobody_up_on(mounted: &Mounted) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for writer in 0..40 {
@@ -527,5 +557,47 @@ fn waiting_requests_hold_nobody_up() {
             fs::write(mounted.path("quick"), "x").unwrap();
         }
         stop.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn files_that_start_without_a_name() {
+    on_all(|mounted| {
+        let open = |flags| {
+            OpenOptions::new()
+                .read(true)
+                .write(true)
+                .custom_flags(libc::O_TMPFILE | flags)
+                .open(mounted.folder.path())
+        };
+        let file = open(0).unwrap();
+        file.write_all_at(b"unnamed", 0).unwrap();
+        assert_eq!(file.metadata().unwrap().nlink(), 0);
+        assert_eq!(fs::read_dir(mounted.folder.path()).unwrap().count(), 0);
+        let link = |file: &File, name: &str| {
+            let from = format!("/proc/self/fd/{}", file.as_raw_fd());
+            let to = mounted.path(name);
+            rustix::fs::linkat(CWD, from, CWD, &to, rustix::fs::AtFlags::SYMLINK_FOLLOW)
+        };
+        link(&file, "named").unwrap();
+        assert_eq!(fs::read(mounted.path("named")).unwrap(), b"unnamed");
+        assert_eq!(file.metadata().unwrap().nlink(), 1);
+        assert_eq!(link(&open(libc::O_EXCL).unwrap(), "never"), Err(rustix::io::Errno::NOENT));
+    });
+}
+
+#[test]
+fn birth_times() {
+    on_all(|mounted| {
+        let path = mounted.path("file");
+        let before = std::time::SystemTime::now() - Duration::from_secs(1);
+        fs::write(&path, "x").unwrap();
+        let born = fs::metadata(&path).unwrap().created().unwrap();
+        assert!(born > before && born <= std::time::SystemTime::now() + Duration::from_secs(1));
+        std::thread::sleep(Duration::from_millis(20));
+        fs::write(&path, "y").unwrap();
+        let now = fs::metadata(&path).unwrap();
+        assert_eq!(now.created().unwrap(), born);
+        assert!(now.modified().unwrap() > born);
     });
 }

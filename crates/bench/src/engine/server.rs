@@ -31,6 +31,9 @@ pub fn set_up_mount(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Tar
     if let Some(threads) = spec.threads {
         options.push_str(&format!(",threads={threads}"));
     }
+    if let Some(transport) = &spec.transport {
+        options.push_str(&format!(",transport={transport}"));
+    }
     let mut command = Command::new(program);
     command.args(["mount", "--report", "-o", &options, "--"]).arg(&image).arg(&dir);
     command.current_dir("/").stdout(Stdio::piped()).stderr(Stdio::null());
@@ -47,6 +50,9 @@ pub fn set_up_null(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Targ
     command.arg("bench-null").args(["--size", &workshop.file_bytes.to_string()]);
     if let Some(threads) = spec.threads {
         command.args(["--threads", &threads.to_string()]);
+    }
+    if let Some(transport) = &spec.transport {
+        command.args(["--transport", transport]);
     }
     command.arg(&dir).stdout(Stdio::null()).stderr(Stdio::null());
     let mut server = Server::start(command, dir)?;

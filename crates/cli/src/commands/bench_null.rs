@@ -3,17 +3,19 @@
 use quire_fuse::{null, session, signals};
 
 use crate::arguments::BenchNull;
-use crate::exit::Outcome;
+use crate::exit::{Failure, Outcome};
 use crate::logging;
+use crate::mount_options::transport;
 
 /// Serves in the foreground until unmounted or stopped.
 pub fn run(arguments: &BenchNull) -> Outcome {
     signals::block();
     logging::to_terminal();
     let threads = arguments.threads.unwrap_or_else(session::default_threads);
-    null::serve(&arguments.dir, arguments.size, threads, || {
+    let transport = transport(&arguments.transport).map_err(Failure::usage)?;
+    null::serve(&arguments.dir, arguments.size, threads, transport, |transport| {
         eprintln!(
-            "quire: {}/{} answers from memory, {threads} threads; end with Ctrl-C",
+            "quire: {}/{} answers from memory, transport {transport}; end with Ctrl-C",
             arguments.dir.display(),
             null::FILE
         );

@@ -3,6 +3,10 @@
 use quire_format::superblock::Superblock;
 use serde_json::{Value, json};
 
+use std::path::{Path, PathBuf};
+
+use quire_fuse::{MountEntry, mount};
+
 use crate::arguments::Info;
 use crate::commands::inspect::{superblock_json, time, uuid};
 use crate::exit::{Failure, Outcome};
@@ -10,9 +14,17 @@ use crate::{image, output, size};
 
 /// Prints what a volume is.
 pub fn run(arguments: &Info) -> Outcome {
-    let path = image::find(&arguments.volume)?;
+    let asked = match &arguments.mount {
+        Some(dir) => Some(ask(dir)?),
+        None => None,
+    };
+    let path = match (&asked, &arguments.volume) {
+        (Some(asked), _) => asked.volume.clone(),
+        (None, Some(volume)) => image::find(volume)?,
+        (None, None) => return Err(Failure::usage("info needs a volume, or --mount DIR")),
+    };
     let (superblock, damaged) = image::newest_superblock(&path)?;
-    let mounted = quire_fuse::mount::mounts()
+    let mounted = mount::mounts()
         .map_err(Failure::from)?
         .into_iter()
         .find(|entry| entry.is_quire() && entry.source == path)
@@ -20,6 +32,9 @@ pub fn run(arguments: &Info) -> Outcome {
     if arguments.json {
         let mut value = superblock_json(&superblock);
         value["mounted_at"] = mounted.map_or(Value::Null, |dir| json!(dir));
+        if let Some(asked) = &asked {
+            value["transport"] = json!(asked.transport);
+        }
         value["damaged_slot"] = damaged.map_or(Value::Null, |error| json!(error.to_string()));
         output::line(format_args!("{value:#}"));
         return Ok(());
@@ -28,10 +43,29 @@ pub fn run(arguments: &Info) -> Outcome {
     if let Some(dir) = mounted {
         output::line(format_args!("mounted at       {}", dir.display()));
     }
+    if let Some(asked) = &asked {
+        output::line(format_args!("transport        {}", asked.transport));
+    }
     if let Some(error) = damaged {
         output::line(format_args!("damaged          one of two superblocks: {error}"));
     }
     Ok(())
+}
+
+/// What a mount's server says.
+struct Asked {
+    volume: PathBuf,
+    transport: String,
+}
+
+/// Asks the server behind a mount point.
+fn ask(dir: &Path) -> Outcome<Asked> {
+    let dir = mount::resolve(dir)?;
+    let entry = mount::mounted_at(&dir)?
+        .filter(MountEntry::is_quire)
+        .ok_or_else(|| Failure::new(37, format!("no Quire volume is mounted at {}", dir.display())))?;
+    let transport = mount::transport_of(&dir)?;
+    Ok(Asked { volume: entry.source, transport })
 }
 
 fn text(superblock: &Superblock) -> String {

@@ -93,7 +93,7 @@ fn serve_here(checked: &Checked) -> Outcome {
     for note in notes {
         tracing::info!("{note}");
     }
-    tracing::info!("{} is mounted on {}", checked.volume.display(), checked.dir.display());
+    say_mounted(checked, &session);
     Ok(session.run()?)
 }
 
@@ -118,13 +118,22 @@ fn serve_and_report(arguments: &Mount) -> Outcome {
     for note in &notes {
         tracing::info!("{note}");
     }
-    tracing::info!("{} is mounted on {}", checked.volume.display(), checked.dir.display());
+    say_mounted(&checked, &session);
     server::report(&Report::Ready { log, notes });
     let outcome = session.run();
     if let Err(error) = &outcome {
         tracing::error!("{error}");
     }
     Ok(outcome?)
+}
+
+fn say_mounted(checked: &Checked, session: &Session) {
+    tracing::info!(
+        "{} is mounted on {}, transport {}",
+        checked.volume.display(),
+        checked.dir.display(),
+        session.transport()
+    );
 }
 
 fn open_and_mount(checked: &Checked) -> Outcome<(Session, Vec<String>)> {

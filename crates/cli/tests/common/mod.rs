@@ -145,9 +145,19 @@ impl Volume {
 
     /// Kills the server as a crash would, and clears the dead mount away.
     pub fn kill(&mut self) {
+        self.crash();
+        self.clear();
+    }
+
+    /// Kills the server as a crash would; the dead mount stays, and everything on it fails.
+    pub fn crash(&mut self) {
         let mut server = self.server.take().expect("mounted");
         server.kill().unwrap();
         server.wait().unwrap();
+    }
+
+    /// Clears a dead mount away.
+    pub fn clear(&mut self) {
         detach(&self.mountpoint());
     }
 

@@ -114,6 +114,33 @@ impl Engine {
         Ok((at, written))
     }
 
+    /// A buffered read of cached data that nobody is changing; `None` where anything else would have to be done, and
+    /// `out` then holds anything. Waits for nothing.
+    pub(crate) fn try_read(&self, inode: &InodeRef, offset: u64, out: &mut [u8]) -> Option<usize> {
+        if inode.kind != FileType::Regular || out.len() > BATCH_BYTES {
+            return None;
+        }
+        let read = inode.mapping().try_read(offset, out, || inode.view())?;
+        inode.touch_read();
+        Some(read)
+    }
+
+    /// A buffered write inside the end of file, over cached data that has its place on the device already; false where
+    /// anything else would have to be done, and nothing has changed. Waits for nothing. The caller sees to set-id bits.
+    pub(crate) fn try_write(&self, inode: &InodeRef, offset: u64, data: &[u8]) -> bool {
+        if inode.kind != FileType::Regular || data.len() > BATCH_BYTES || self.check_writable().is_err() {
+            return false;
+        }
+        let Some(_permit) = inode.gate.try_enter(GateState::Buffered) else { return false };
+        // The size cannot shrink while the permit is held.
+        let inside = offset.checked_add(data.len() as u64).is_some_and(|end| end <= inode.size());
+        let done = inside && inode.mapping().try_write(offset, data);
+        if done {
+            inode.touch_written();
+        }
+        done
+    }
+
     /// Runs `attempt`; if it finds no space while freed blocks wait for durability, makes them durable and runs it
     /// once more.
     pub(crate) fn retry_without_space<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {

@@ -3,7 +3,7 @@
 use quire::{Attributes, SetAttributes, SetTime};
 use quire_base::Result;
 
-use super::{Caller, Operations};
+use super::Operations;
 
 /// Changes asked for by chmod, chown, truncate and utimes, in one request.
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,6 +20,8 @@ pub struct Change {
     pub atime: Option<SetTime>,
     /// New time of last modification.
     pub mtime: Option<SetTime>,
+    /// The caller may not keep set-user-id and set-group-id bits of a file whose size he changes.
+    pub kill_set_id: bool,
 }
 
 impl Operations {
@@ -31,15 +33,8 @@ impl Operations {
     /// Applies a change and returns what holds then. `handle` names the open file that a size change came
     /// through, if one did.
     ///
-    /// The request does not say whether the caller may keep set-id bits when it cuts a file; root may. A change
-    /// of owner always clears them.
-    pub fn set_attributes(
-        &self,
-        node: u64,
-        handle: Option<u64>,
-        change: &Change,
-        caller: Caller,
-    ) -> Result<Attributes> {
+    /// A change of owner always clears set-id bits.
+    pub fn set_attributes(&self, node: u64, handle: Option<u64>, change: &Change) -> Result<Attributes> {
         let inode = self.inode(node)?;
         let owner = change.uid.is_some() || change.gid.is_some();
         if change.size.is_some()
@@ -54,7 +49,7 @@ impl Operations {
             size: change.size,
             atime: change.atime,
             mtime: change.mtime,
-            kill_suid_sgid: owner || change.size.is_some() && !caller.is_privileged(),
+            kill_suid_sgid: owner || change.kill_set_id,
         };
         self.volume.set_attributes(&inode, &set)
     }

@@ -15,6 +15,10 @@ const GET_VERSION: u32 = 0x8008_7601;
 /// `syncfs` on to FUSE servers. On any file or folder of the mount.
 pub const SYNC: u32 = 0x5101;
 
+/// `_IOR('Q', 2, char[64])`: how the mount's requests travel, as text that zero bytes end. On any file or folder of
+/// the mount; answered by the server itself.
+pub const TRANSPORT: u32 = 0x8040_5102;
+
 impl Operations {
     /// Sizes and counts of the volume.
     pub fn statfs(&self) -> Statfs {

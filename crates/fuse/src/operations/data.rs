@@ -7,7 +7,7 @@ use quire::{FallocateMode, FileType, InodeRef, IoFlags, SetAttributes};
 use quire_base::{Error, ErrorKind, Result};
 
 use super::file_table::OpenFile;
-use super::{CacheMode, Caller, Operations};
+use super::{CacheMode, Operations};
 
 /// Set in the open flags by the kernel when a program is opened to be executed (not part of the C interface).
 const OPEN_FOR_EXECUTION: i32 = 0x20;
@@ -41,22 +41,17 @@ pub struct WriteRequest {
 }
 
 impl Operations {
-    /// Opens a file. Opening cuts it off if `flags` has `O_TRUNC`.
-    pub fn open(&self, node: u64, flags: i32, caller: Caller) -> Result<Opened> {
-        self.open_inode(self.inode(node)?, flags, caller)
+    /// Opens a file. Opening cuts it off if `flags` has `O_TRUNC`, and then takes set-id bits away if `kill_set_id`.
+    pub fn open(&self, node: u64, flags: i32, kill_set_id: bool) -> Result<Opened> {
+        self.open_inode(self.inode(node)?, flags, kill_set_id)
     }
 
-    pub(super) fn open_inode(&self, inode: InodeRef, flags: i32, caller: Caller) -> Result<Opened> {
+    pub(super) fn open_inode(&self, inode: InodeRef, flags: i32, kill_set_id: bool) -> Result<Opened> {
         let cut = flags & libc::O_TRUNC != 0 && inode.kind() == FileType::Regular;
         if cut {
-            self.volume.set_attributes(
-                &inode,
-                &SetAttributes {
-                    size: Some(0),
-                    kill_suid_sgid: !caller.is_privileged(),
-                    ..SetAttributes::default()
-                },
-            )?;
+            let empty =
+                SetAttributes { size: Some(0), kill_suid_sgid: kill_set_id, ..SetAttributes::default() };
+            self.volume.set_attributes(&inode, &empty)?;
         }
         // While a program runs nobody can write to it; its pages may stay in the kernel from run to run.
         let execution = flags & OPEN_FOR_EXECUTION != 0 && flags & libc::O_ACCMODE == libc::O_RDONLY;
@@ -77,6 +72,26 @@ impl Operations {
         let mut how = IoFlags::empty();
         how.set(IoFlags::DIRECT, flags & libc::O_DIRECT != 0);
         self.volume.read(&file.inode, offset, buffer, how)
+    }
+
+    /// As [`Operations::read`], if that needs no waiting.
+    pub fn try_read(&self, handle: u64, offset: u64, buffer: &mut [u8], flags: i32) -> Option<usize> {
+        let file = self.files.get(handle).ok().filter(|_| flags & libc::O_DIRECT == 0)?;
+        self.volume.try_read(&file.inode, offset, buffer)
+    }
+
+    /// As [`Operations::write`], if that needs no waiting; else nothing has changed.
+    pub fn try_write(&self, request: &WriteRequest, data: &[u8]) -> bool {
+        let slow = libc::O_DIRECT | libc::O_DSYNC | libc::O_APPEND;
+        if request.flags & slow != 0 && !request.from_page_cache || request.kill_set_id {
+            return false;
+        }
+        let Ok(file) = self.files.get(request.handle) else { return false };
+        let done = self.volume.try_write(&file.inode, request.offset, data);
+        if done {
+            file.note_change();
+        }
+        done
     }
 
     /// Whether a write with these flags waits for the device before it is answered.
@@ -127,6 +142,11 @@ impl Operations {
             Ok(inode) => self.volume.fsync_async(&inode, data_only, Box::new(done)),
             Err(error) => done(Err(error)),
         }
+    }
+
+    /// Makes everything done on the volume durable.
+    pub fn sync_all(&self) -> Result<()> {
+        self.volume.sync()
     }
 
     /// Whether an allocation of `length` bytes may take long.

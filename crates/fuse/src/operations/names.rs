@@ -79,8 +79,23 @@ impl Operations {
         Ok(self.enter(self.volume.create(&self.inode(parent)?, name, &make.engine()?)?))
     }
 
-    /// Makes a file and opens it; without `O_EXCL` in `flags` one that is there is opened instead.
-    pub fn create(&self, parent: u64, name: &[u8], make: &Make, flags: i32) -> Result<(Entry, Opened)> {
+    /// Makes a file without a name and opens it (`O_TMPFILE`); a link may name it later.
+    pub fn make_unnamed(&self, parent: u64, make: &Make, flags: i32) -> Result<(Entry, Opened)> {
+        let inode = self.volume.tmpfile(&self.inode(parent)?, &make.engine()?)?;
+        let opened = self.open_inode(inode.clone(), flags & !libc::O_TRUNC, false)?;
+        Ok((self.enter(inode), opened))
+    }
+
+    /// Makes a file and opens it; without `O_EXCL` in `flags` one that is there is opened instead, as by
+    /// [`Operations::open`].
+    pub fn create(
+        &self,
+        parent: u64,
+        name: &[u8],
+        make: &Make,
+        flags: i32,
+        kill_set_id: bool,
+    ) -> Result<(Entry, Opened)> {
         let dir = self.inode(parent)?;
         let (inode, made) = match self.volume.create(&dir, name, &make.engine()?) {
             Ok(inode) => (inode, true),
@@ -90,7 +105,7 @@ impl Operations {
             Err(error) => return Err(error),
         };
         let flags = if made { flags & !libc::O_TRUNC } else { flags };
-        let opened = self.open_inode(inode.clone(), flags, make.caller)?;
+        let opened = self.open_inode(inode.clone(), flags, kill_set_id)?;
         Ok((self.enter(inode), opened))
     }
 

@@ -1,0 +1,102 @@
+//! Reads and writes that wait for nothing: what they do is what the waiting ones do, what they refuse has no trace.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use quire::{FormatOptions, IoFlags, MemoryBackend, OpenOptions, Volume, VolumeOptions};
+
+fn volume(options: VolumeOptions) -> (Volume, Arc<MemoryBackend>) {
+    let backend = Arc::new(MemoryBackend::new(32 << 10));
+    Volume::format_backend(backend.clone(), &FormatOptions::default()).unwrap();
+    (Volume::open_backend(backend.clone(), options).unwrap(), backend)
+}
+
+#[test]
+fn cached_data_is_read_and_overwritten_at_once() {
+    let (volume, _) = volume(VolumeOptions::default());
+    let file = volume.open_file("file", OpenOptions::new().write(true).read(true).create(true)).unwrap();
+    let inode = file.inode().clone();
+    let mut seen = vec![0; 8192];
+    assert!(!volume.try_write(&inode, 0, b"past the end"), "growth is not for writes at once");
+    assert_eq!(volume.try_read(&inode, 0, &mut seen), Some(0), "an empty file is known to be empty");
+    file.write_at(&[1; 16384], 0).unwrap();
+    assert!(volume.try_write(&inode, 4090, &[2; 20]), "dirty blocks are where they are");
+    assert_eq!(volume.try_read(&inode, 4090, &mut seen[..20]), Some(20));
+    assert_eq!(seen[..20], [2; 20]);
+    file.sync_all().unwrap();
+    assert!(volume.try_write(&inode, 8192, &[3; 8192]), "clean blocks with a home");
+    assert!(!volume.try_write(&inode, 16380, &[4; 8]), "across the end");
+    assert!(!volume.try_write(&inode, u64::MAX - 3, &[4; 8]));
+    assert_eq!(volume.try_read(&inode, 12288, &mut seen), Some(4096), "clipped at the end");
+    assert_eq!(seen[..4096], [3; 4096]);
+    // A block without folio and home.
+    file.set_len(1 << 20).unwrap();
+    assert!(!volume.try_write(&inode, 512 << 10, &[5; 4096]), "a hole needs space first");
+    assert_eq!(volume.try_read(&inode, 512 << 10, &mut seen), None);
+    file.read_exact_at(&mut seen, 512 << 10).unwrap();
+    assert_eq!(seen, [0; 8192]);
+    let root = volume.root();
+    assert_eq!(volume.try_read(&root, 0, &mut seen), None);
+    assert!(!volume.try_write(&root, 0, &[1]));
+    drop((file, inode, root));
+    volume.close().unwrap();
+}
+
+#[test]
+fn what_was_written_at_once_is_durable_like_all_else() {
+    let (volume, backend) = volume(VolumeOptions::default());
+    let file = volume.open_file("file", OpenOptions::new().write(true).read(true).create(true)).unwrap();
+    file.write_at(&[1; 65536], 0).unwrap();
+    file.sync_all().unwrap();
+    assert!(volume.try_write(file.inode(), 4096, &[7; 4096]));
+    file.sync_data().unwrap();
+    drop(file);
+    volume.close().unwrap();
+    let volume =
+        Volume::open_backend(backend, VolumeOptions { read_only: true, ..Default::default() }).unwrap();
+    let file = volume.open_file("file", OpenOptions::new().read(true)).unwrap();
+    let mut block = vec![0; 4096];
+    file.read_exact_at(&mut block, 4096).unwrap();
+    assert_eq!(block, [7; 4096]);
+    assert!(!volume.try_write(file.inode(), 0, &[9; 10]), "a read-only volume takes no changes");
+    drop(file);
+    volume.close().unwrap();
+}
+
+/// Writers of both kinds beside a reader: each block always holds one write, whole.
+#[test]
+fn nothing_is_torn_beside_waiting_writers() {
+    const PIECE: usize = 16384;
+    let (volume, _) = volume(VolumeOptions::default());
+    let file = volume.open_file("file", OpenOptions::new().write(true).read(true).create(true)).unwrap();
+    file.write_at(&[0; PIECE], 0).unwrap();
+    let stop = AtomicBool::new(false);
+    let at_once = std::sync::atomic::AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for writer in 1..=4u8 {
+            let (volume, file, stop, at_once) = (&volume, &file, &stop, &at_once);
+            scope.spawn(move || {
+                let data = vec![writer; PIECE];
+                while !stop.load(Ordering::Relaxed) {
+                    if writer % 2 == 0 && volume.try_write(file.inode(), 0, &data) {
+                        at_once.fetch_add(1, Ordering::Relaxed);
+                    } else {
+                        volume.write(file.inode(), 0, &data, IoFlags::KEEP_PRIVILEGES).unwrap();
+                    }
+                }
+            });
+        }
+        let mut seen = vec![0; PIECE];
+        for _ in 0..3000 {
+            file.read_exact_at(&mut seen, 0).unwrap();
+            if seen.iter().any(|byte| *byte != seen[0]) {
+                stop.store(true, Ordering::Relaxed);
+                panic!("half of a write was read");
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(at_once.load(Ordering::Relaxed) > 0);
+    drop(file);
+    volume.close().unwrap();
+}

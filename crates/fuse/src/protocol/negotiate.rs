@@ -1,0 +1,146 @@
+//! INIT: what is used of what the kernel offers, and the limits of requests.
+
+use super::abi::{self, init};
+
+/// Largest request in bytes that is asked for: what the engine writes as one cached batch. The kernel has a
+/// limit of its own (`fs.fuse.max_pages_limit`), usually the same.
+pub const REQUEST_MAX: u32 = 1 << 20;
+/// Smallest largest request.
+const REQUEST_MIN: u32 = 128 << 10;
+/// Asynchronous requests (readahead, asynchronous direct I/O, writes of mapped pages) the kernel may have
+/// outstanding.
+const BACKGROUND_MAX: u16 = 128;
+const PAGE: u32 = 4096;
+
+/// What a server wants, besides what all do.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wishes {
+    /// POSIX ACLs are kept by the volume and checked by the kernel.
+    pub acl: bool,
+    /// The volume clears set-user-id and set-group-id bits itself.
+    pub kill_privileges: bool,
+    /// Directories are read with the attributes of what they name.
+    pub read_directory_plus: bool,
+    /// Requests through io_uring.
+    pub ring: bool,
+}
+
+/// What was agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Agreed {
+    /// Bytes of data in one request at most.
+    pub request_max: u32,
+    /// The kernel will send requests through io_uring once all queues are registered.
+    pub ring: bool,
+    /// The kernel's minor version.
+    pub minor: u32,
+}
+
+/// Whether the kernel, in its INIT, offers requests through io_uring.
+pub fn offers_ring(args: &abi::InitIn, flags2: u32) -> bool {
+    offered(args, flags2) & init::OVER_IO_URING != 0
+}
+
+fn offered(args: &abi::InitIn, flags2: u32) -> u64 {
+    u64::from(args.flags) | u64::from(flags2) << 32
+}
+
+/// The answer to an INIT of the same major version. `pages_limit` is the kernel's limit for one request.
+pub fn answer(args: &abi::InitIn, flags2: u32, wishes: &Wishes, pages_limit: u32) -> (abi::InitOut, Agreed) {
+    let offered = offered(args, flags2);
+    let mut wanted = init::ASYNC_READ
+        | init::BIG_WRITES
+        | init::MAX_PAGES
+        | init::ASYNC_DIO
+        | init::PARALLEL_DIROPS
+        | init::NO_OPENDIR_SUPPORT
+        | init::CACHE_SYMLINKS
+        | init::EXPORT_SUPPORT
+        | init::ATOMIC_O_TRUNC
+        // Nobody changes files behind the kernel's back, so cached pages die only by the kernel's own hand.
+        | init::EXPLICIT_INVAL_DATA
+        | init::HAS_IOCTL_DIR
+        // Pages of shared mappings beside direct I/O on the same file.
+        | init::DIRECT_IO_ALLOW_MMAP
+        // The word that holds the flags from bit 32 on.
+        | init::INIT_EXT;
+    if wishes.acl {
+        // The volume applies the umask, since a default ACL of the folder takes its place.
+        wanted |= init::DONT_MASK | init::POSIX_ACL;
+    }
+    if wishes.kill_privileges {
+        wanted |= init::HANDLE_KILLPRIV_V2;
+    }
+    if wishes.read_directory_plus {
+        wanted |= init::DO_READDIRPLUS | init::READDIRPLUS_AUTO;
+    }
+    if wishes.ring {
+        wanted |= init::OVER_IO_URING;
+    }
+    let taken = wanted & offered;
+    let missing = wanted & !offered;
+    if missing != 0 {
+        tracing::debug!(
+            "this kernel (FUSE {}.{}) does not offer the flags {missing:#x}",
+            args.major,
+            args.minor
+        );
+    }
+    // Without the flag a request has 32 pages at most.
+    let pages_limit = if taken & init::MAX_PAGES != 0 { pages_limit } else { 32 };
+    let request_max = pages_limit.saturating_mul(PAGE).clamp(REQUEST_MIN, REQUEST_MAX);
+    let out = abi::InitOut {
+        major: abi::MAJOR,
+        minor: abi::MINOR,
+        max_readahead: args.max_readahead,
+        flags: taken as u32,
+        max_background: BACKGROUND_MAX,
+        congestion_threshold: BACKGROUND_MAX / 4 * 3,
+        max_write: request_max,
+        time_gran: 1,
+        max_pages: (request_max / PAGE) as u16,
+        flags2: (taken >> 32) as u32,
+        ..Default::default()
+    };
+    (out, Agreed { request_max, ring: taken & init::OVER_IO_URING != 0, minor: args.minor })
+}
+
+/// The kernel's limit of pages in one request.
+pub fn pages_limit() -> u32 {
+    std::fs::read_to_string("/proc/sys/fs/fuse/max_pages_limit")
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(256)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KERNEL: abi::InitIn = abi::InitIn { major: 7, minor: 45, max_readahead: 131_072, flags: u32::MAX };
+
+    #[test]
+    fn nothing_is_taken_that_is_not_offered() {
+        let (out, agreed) =
+            answer(&abi::InitIn { flags: 0, ..KERNEL }, 0, &Wishes { ring: true, ..Wishes::default() }, 256);
+        assert_eq!((out.flags, out.flags2), (0, 0));
+        assert_eq!((agreed.ring, agreed.request_max), (false, REQUEST_MIN));
+    }
+
+    #[test]
+    fn the_ring_is_taken_only_if_wished_for() {
+        for ring in [true, false] {
+            let (out, agreed) = answer(&KERNEL, u32::MAX, &Wishes { ring, ..Wishes::default() }, 256);
+            assert_eq!(agreed.ring, ring);
+            assert_eq!(u64::from(out.flags2) << 32 & init::OVER_IO_URING != 0, ring);
+            assert_eq!(out.max_write, 1 << 20);
+            assert_eq!(out.max_pages, 256);
+        }
+    }
+
+    #[test]
+    fn absurd_limits_are_clamped() {
+        assert_eq!(answer(&KERNEL, 0, &Wishes::default(), u32::MAX).1.request_max, REQUEST_MAX);
+        assert_eq!(answer(&KERNEL, 0, &Wishes::default(), 0).1.request_max, REQUEST_MIN);
+    }
+}

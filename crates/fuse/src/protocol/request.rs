@@ -1,0 +1,376 @@
+//! Requests: from bytes to a value that borrows from them.
+//!
+//! A message comes in one of two shapes. `/dev/fuse` gives header, arguments and data one behind the other. The ring
+//! gives them in three buffers: the header, the first argument (if the request has one of fixed size), and the rest.
+//! [`Message`] hides which.
+//!
+//! ```text
+//!   /dev/fuse   head = [InHeader | argument | names, data]     tail = []
+//!   ring        head = [InHeader ...128]  first = [argument ...128]   tail = [names, data]
+//! ```
+//!
+//! A [`Malformed`] message can only come from a kernel of another mind; it is answered with an error.
+
+use zerocopy::{FromBytes, Immutable, KnownLayout};
+
+use super::abi::{self, InHeader, opcode};
+
+/// What is wrong with a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed(pub &'static str);
+
+/// The bytes of one request.
+#[derive(Clone, Copy, Debug)]
+pub enum Message<'a> {
+    /// One piece, as read from `/dev/fuse`.
+    Whole(&'a [u8]),
+    /// Three pieces, as in an entry of the ring.
+    Split {
+        /// Starts with the header.
+        header: &'a [u8],
+        /// Starts with the first argument, if the request has one.
+        argument: &'a [u8],
+        /// All else, exactly as long as the kernel says.
+        payload: &'a [u8],
+    },
+}
+
+/// A decoded request.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// Node, caller, number.
+    pub header: InHeader,
+    /// What is asked.
+    pub operation: Operation<'a>,
+}
+
+/// What is asked; names without their zero byte.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "names are the kernel's")]
+pub enum Operation<'a> {
+    Lookup {
+        name: &'a [u8],
+    },
+    Forget {
+        count: u64,
+    },
+    BatchForget(Forgets<'a>),
+    Getattr,
+    Setattr(abi::SetattrIn),
+    Readlink,
+    Symlink {
+        name: &'a [u8],
+        target: &'a [u8],
+    },
+    Mknod {
+        args: abi::MknodIn,
+        name: &'a [u8],
+    },
+    Mkdir {
+        args: abi::MkdirIn,
+        name: &'a [u8],
+    },
+    Unlink {
+        name: &'a [u8],
+    },
+    Rmdir {
+        name: &'a [u8],
+    },
+    Rename {
+        name: &'a [u8],
+        new_parent: u64,
+        new_name: &'a [u8],
+        flags: u32,
+    },
+    Link {
+        node: u64,
+        name: &'a [u8],
+    },
+    Open(abi::OpenIn),
+    Create {
+        args: abi::CreateIn,
+        name: &'a [u8],
+    },
+    Tmpfile {
+        args: abi::CreateIn,
+    },
+    Read(abi::ReadIn),
+    Write {
+        args: abi::WriteIn,
+        data: &'a [u8],
+    },
+    Statfs,
+    Release(abi::ReleaseIn),
+    Flush,
+    Fsync(abi::FsyncIn),
+    Fsyncdir(abi::FsyncIn),
+    Setxattr {
+        name: &'a [u8],
+        value: &'a [u8],
+        flags: u32,
+    },
+    Getxattr {
+        name: &'a [u8],
+        size: u32,
+    },
+    Listxattr {
+        size: u32,
+    },
+    Removexattr {
+        name: &'a [u8],
+    },
+    Init {
+        args: abi::InitIn,
+        flags2: u32,
+    },
+    Opendir(abi::OpenIn),
+    Readdir(abi::ReadIn),
+    Readdirplus(abi::ReadIn),
+    Releasedir,
+    Access {
+        mask: u32,
+    },
+    Interrupt {
+        unique: u64,
+    },
+    Destroy,
+    Ioctl(abi::IoctlIn),
+    Fallocate(abi::FallocateIn),
+    Lseek(abi::LseekIn),
+    CopyFileRange {
+        args: abi::CopyFileRangeIn,
+        wide: bool,
+    },
+    Syncfs,
+    Statx(abi::StatxIn),
+    /// One that this server does not have.
+    Unknown,
+}
+
+/// The pairs of a BATCH_FORGET.
+#[derive(Clone, Copy, Debug)]
+pub struct Forgets<'a>(&'a [u8]);
+
+impl Forgets<'_> {
+    /// Node and count, one by one.
+    pub fn iter(&self) -> impl Iterator<Item = abi::ForgetOne> {
+        self.0
+            .chunks_exact(size_of::<abi::ForgetOne>())
+            .filter_map(|bytes| abi::ForgetOne::read_from_bytes(bytes).ok())
+    }
+}
+
+/// Takes a message apart from front to back.
+struct Reader<'a> {
+    /// The first argument, where it stands apart.
+    argument: Option<&'a [u8]>,
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    /// The request's argument of fixed size; at most one for each request.
+    fn argument<T: FromBytes + KnownLayout + Immutable>(&mut self) -> Result<T, Malformed> {
+        let short = Malformed("its argument is cut short");
+        match self.argument {
+            Some(bytes) => T::read_from_prefix(bytes).map(|(value, _)| value).map_err(|_| short),
+            None => {
+                let (value, rest) = T::read_from_prefix(self.rest).map_err(|_| short)?;
+                self.rest = rest;
+                Ok(value)
+            }
+        }
+    }
+
+    /// A name, ended by a zero byte.
+    fn name(&mut self) -> Result<&'a [u8], Malformed> {
+        let end = self.rest.iter().position(|&byte| byte == 0).ok_or(Malformed("a name has no end"))?;
+        let (name, rest) = self.rest.split_at(end);
+        self.rest = &rest[1..];
+        if name.is_empty() { Err(Malformed("a name is empty")) } else { Ok(name) }
+    }
+
+    /// Exactly `size` bytes of data.
+    fn data(&mut self, size: u32) -> Result<&'a [u8], Malformed> {
+        let (data, rest) =
+            self.rest.split_at_checked(size as usize).ok_or(Malformed("its data is cut short"))?;
+        self.rest = rest;
+        Ok(data)
+    }
+}
+
+impl<'a> Message<'a> {
+    /// The header alone: what a reply, even to a malformed request, needs.
+    pub fn header(&self) -> Result<InHeader, Malformed> {
+        let bytes = match self {
+            Message::Whole(bytes) => bytes,
+            Message::Split { header, .. } => header,
+        };
+        InHeader::read_from_prefix(bytes).map(|(header, _)| header).map_err(|_| Malformed("it has no header"))
+    }
+
+    /// Decodes the whole message.
+    pub fn decode(&self) -> Result<Request<'a>, Malformed> {
+        let header = self.header()?;
+        let reader = match *self {
+            Message::Whole(bytes) => {
+                if header.len as usize != bytes.len() {
+                    return Err(Malformed("its length is not what its header says"));
+                }
+                Reader { argument: None, rest: &bytes[size_of::<InHeader>()..] }
+            }
+            Message::Split { argument, payload, .. } => Reader { argument: Some(argument), rest: payload },
+        };
+        Ok(Request { header, operation: operation(header.opcode, reader)? })
+    }
+}
+
+fn operation<'a>(code: u32, mut from: Reader<'a>) -> Result<Operation<'a>, Malformed> {
+    Ok(match code {
+        opcode::LOOKUP => Operation::Lookup { name: from.name()? },
+        opcode::FORGET => Operation::Forget { count: from.argument::<abi::ForgetIn>()?.count },
+        opcode::BATCH_FORGET => {
+            let count = from.argument::<abi::BatchForgetIn>()?.count as usize;
+            let size = count
+                .checked_mul(size_of::<abi::ForgetOne>())
+                .and_then(|size| u32::try_from(size).ok())
+                .ok_or(Malformed("it forgets more than fits"))?;
+            Operation::BatchForget(Forgets(from.data(size)?))
+        }
+        opcode::GETATTR => Operation::Getattr,
+        opcode::SETATTR => Operation::Setattr(from.argument()?),
+        opcode::READLINK => Operation::Readlink,
+        opcode::SYMLINK => Operation::Symlink { name: from.name()?, target: from.name()? },
+        opcode::MKNOD => Operation::Mknod { args: from.argument()?, name: from.name()? },
+        opcode::MKDIR => Operation::Mkdir { args: from.argument()?, name: from.name()? },
+        opcode::UNLINK => Operation::Unlink { name: from.name()? },
+        opcode::RMDIR => Operation::Rmdir { name: from.name()? },
+        opcode::RENAME => {
+            let new_parent = from.argument::<abi::RenameIn>()?.new_parent;
+            Operation::Rename { new_parent, name: from.name()?, new_name: from.name()?, flags: 0 }
+        }
+        opcode::RENAME2 => {
+            let abi::Rename2In { new_parent, flags, .. } = from.argument()?;
+            Operation::Rename { new_parent, name: from.name()?, new_name: from.name()?, flags }
+        }
+        opcode::LINK => Operation::Link { node: from.argument::<abi::LinkIn>()?.node, name: from.name()? },
+        opcode::OPEN => Operation::Open(from.argument()?),
+        opcode::CREATE => Operation::Create { args: from.argument()?, name: from.name()? },
+        // The kernel sends a name that means nothing.
+        opcode::TMPFILE => Operation::Tmpfile { args: from.argument()? },
+        opcode::READ => Operation::Read(from.argument()?),
+        opcode::WRITE => {
+            let args: abi::WriteIn = from.argument()?;
+            Operation::Write { args, data: from.data(args.size)? }
+        }
+        opcode::STATFS => Operation::Statfs,
+        opcode::RELEASE => Operation::Release(from.argument()?),
+        opcode::FLUSH => Operation::Flush,
+        opcode::FSYNC => Operation::Fsync(from.argument()?),
+        opcode::FSYNCDIR => Operation::Fsyncdir(from.argument()?),
+        opcode::SETXATTR => {
+            let abi::SetxattrIn { size, flags } = from.argument()?;
+            Operation::Setxattr { name: from.name()?, value: from.data(size)?, flags }
+        }
+        opcode::GETXATTR => {
+            Operation::Getxattr { size: from.argument::<abi::GetxattrIn>()?.size, name: from.name()? }
+        }
+        opcode::LISTXATTR => Operation::Listxattr { size: from.argument::<abi::GetxattrIn>()?.size },
+        opcode::REMOVEXATTR => Operation::Removexattr { name: from.name()? },
+        opcode::INIT => init(from)?,
+        opcode::OPENDIR => Operation::Opendir(from.argument()?),
+        opcode::READDIR => Operation::Readdir(from.argument()?),
+        opcode::READDIRPLUS => Operation::Readdirplus(from.argument()?),
+        opcode::RELEASEDIR => Operation::Releasedir,
+        opcode::ACCESS => Operation::Access { mask: from.argument::<abi::AccessIn>()?.mask },
+        opcode::INTERRUPT => Operation::Interrupt { unique: from.argument::<abi::InterruptIn>()?.unique },
+        opcode::DESTROY => Operation::Destroy,
+        opcode::IOCTL => Operation::Ioctl(from.argument()?),
+        opcode::FALLOCATE => Operation::Fallocate(from.argument()?),
+        opcode::LSEEK => Operation::Lseek(from.argument()?),
+        opcode::COPY_FILE_RANGE => Operation::CopyFileRange { args: from.argument()?, wide: false },
+        opcode::COPY_FILE_RANGE_64 => Operation::CopyFileRange { args: from.argument()?, wide: true },
+        opcode::SYNCFS => Operation::Syncfs,
+        opcode::STATX => Operation::Statx(from.argument()?),
+        _ => Operation::Unknown,
+    })
+}
+
+/// INIT comes through `/dev/fuse` only, always; what a kernel of another major version puts behind the first two words
+/// is not known.
+fn init(mut from: Reader<'_>) -> Result<Operation<'_>, Malformed> {
+    let args: abi::InitIn = from.argument()?;
+    let flags2 = if u64::from(args.flags) & abi::init::INIT_EXT != 0 && args.major == abi::MAJOR {
+        from.argument::<abi::InitInMore>()?.flags2
+    } else {
+        0
+    };
+    Ok(Operation::Init { args, flags2 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::IntoBytes;
+
+    fn whole(code: u32, parts: &[&[u8]]) -> Vec<u8> {
+        let body = parts.concat();
+        let header =
+            InHeader { len: (40 + body.len()) as u32, opcode: code, unique: 7, ..InHeader::default() };
+        [header.as_bytes(), &body].concat()
+    }
+
+    #[test]
+    fn both_shapes_mean_the_same() {
+        let args = abi::WriteIn { handle: 3, offset: 4096, size: 5, ..abi::WriteIn::default() };
+        let message = whole(opcode::WRITE, &[args.as_bytes(), b"hello"]);
+        let header = [&message[..40], &[0; 88]].concat();
+        let argument = [args.as_bytes(), &[0xee; 88]].concat();
+        let split = Message::Split { header: &header, argument: &argument, payload: b"hello" };
+        for message in [Message::Whole(&message), split] {
+            let request = message.decode().unwrap();
+            assert_eq!(request.header.unique, 7);
+            let Operation::Write { args, data } = request.operation else { panic!("{request:?}") };
+            assert_eq!((args.handle, args.offset, data), (3, 4096, b"hello".as_slice()));
+        }
+    }
+
+    #[test]
+    fn every_cut_is_noticed() {
+        let write = abi::WriteIn { size: 3, ..abi::WriteIn::default() };
+        let forget = abi::BatchForgetIn { count: 2, ..abi::BatchForgetIn::default() };
+        let xattr = abi::SetxattrIn { size: 4, flags: 0 };
+        for (code, parts) in [
+            (opcode::WRITE, [write.as_bytes(), b"abc"]),
+            (opcode::BATCH_FORGET, [forget.as_bytes(), &[1; 32]]),
+            (opcode::SETXATTR, [xattr.as_bytes(), b"name\0data"]),
+            (opcode::RENAME2, [&[0; 16], b"from\0to\0"]),
+            (opcode::SYMLINK, [b"name\0", b"target\0"]),
+            (opcode::LOOKUP, [b"name", b"\0"]),
+        ] {
+            let good = whole(code, &parts);
+            assert!(Message::Whole(&good).decode().is_ok(), "request {code}");
+            for length in 0..good.len() {
+                let mut cut = good[..length].to_vec();
+                assert!(Message::Whole(&cut).decode().is_err(), "request {code}, {length} bytes");
+                if length >= 40 {
+                    cut[..4].copy_from_slice(&(length as u32).to_ne_bytes());
+                    assert!(Message::Whole(&cut).decode().is_err(), "request {code}, {length} bytes, sealed");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn counts_that_overflow_are_refused() {
+        let forget = abi::BatchForgetIn { count: u32::MAX, ..abi::BatchForgetIn::default() };
+        let message = whole(opcode::BATCH_FORGET, &[forget.as_bytes(), &[1; 32]]);
+        assert!(Message::Whole(&message).decode().is_err());
+        let write = abi::WriteIn { size: u32::MAX, ..abi::WriteIn::default() };
+        assert!(Message::Whole(&whole(opcode::WRITE, &[write.as_bytes()])).decode().is_err());
+        assert!(Message::Whole(&whole(opcode::LOOKUP, &[b"\0"])).decode().is_err(), "an empty name");
+        assert!(matches!(
+            Message::Whole(&whole(9999, &[b"whatever"])).decode().unwrap().operation,
+            Operation::Unknown
+        ));
+    }
+}

@@ -1,0 +1,183 @@
+//! A volume's requests: from [`Exchange`]s to [`crate::operations`] and back.
+//!
+//! Each request is of one kind ([`Kind`]):
+//! * *quick*: answered in place, never waits (attributes, statfs);
+//! * *may wait*: where the receiving thread may be held, in place while a place is free ([`crate::background`]); else
+//!   what turns out to need no waiting at once, the rest on the pool, as it is;
+//! * *long*: on the pool at once (large truncates and allocations, copies);
+//! * *sync*: answered by the engine's own threads;
+//! * *forget*: in place, without a reply.
+//!
+//! Invariant: once requests are refused, each is answered `ENOTCONN` without touching the volume.
+//! Neighbours: [`crate::transport`] calls in; [`crate::protocol`] decodes and encodes.
+
+mod answer;
+
+use std::sync::OnceLock;
+
+use quire_base::Error;
+use quire_base::sync::Arc;
+use quire_base::sync::atomic::{AtomicBool, Ordering};
+
+use crate::background::Background;
+use crate::errno::{self, NOT_CONNECTED};
+use crate::operations::Operations;
+use crate::protocol::abi;
+use crate::protocol::negotiate::Wishes;
+use crate::protocol::request::{Malformed, Operation, Request};
+use crate::transport::{Exchange, Handler};
+
+/// What all threads of a volume's mount share.
+pub(crate) struct Server {
+    operations: Operations,
+    background: Background,
+    refused: AtomicBool,
+    /// How requests travel, once that is known.
+    transport: OnceLock<String>,
+}
+
+/// How a request is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Quick,
+    MayWait,
+    Long,
+    Sync { node: u64, data_only: bool },
+    Forget,
+}
+
+/// The error number for a failure, noted where it means trouble.
+fn number(error: &Error) -> i32 {
+    use quire_base::ErrorKind::{Corrupt, Io, Shutdown, Stale};
+    match error.kind() {
+        Io | Corrupt | Shutdown | Stale => tracing::warn!("{error}"),
+        _ => tracing::trace!("{error}"),
+    }
+    errno::errno(error)
+}
+
+impl Server {
+    /// Of `places` requests at a time each may wait on the thread that received it.
+    pub(crate) fn new(operations: Operations, places: usize) -> Server {
+        Server {
+            operations,
+            background: Background::new(places),
+            refused: AtomicBool::new(false),
+            transport: OnceLock::new(),
+        }
+    }
+    pub(crate) fn operations(&self) -> &Operations {
+        &self.operations
+    }
+    pub(crate) fn background(&self) -> &Background {
+        &self.background
+    }
+    /// Says how requests travel, for those who ask; the first word stays.
+    pub(crate) fn set_transport(&self, transport: &str) {
+        let _ = self.transport.set(transport.to_owned());
+    }
+    /// Answers every later request with `ENOTCONN`.
+    pub(crate) fn refuse(&self) {
+        self.refused.store(true, Ordering::SeqCst);
+    }
+
+    fn kind(&self, request: &Request<'_>) -> Kind {
+        let data_only = |args: &abi::FsyncIn| args.flags & abi::FSYNC_DATA_ONLY != 0;
+        match &request.operation {
+            Operation::Forget { .. } | Operation::BatchForget(_) => Kind::Forget,
+            Operation::Fsync(args) | Operation::Fsyncdir(args) => {
+                Kind::Sync { node: request.header.nodeid, data_only: data_only(args) }
+            }
+            Operation::Getattr
+            | Operation::Statx(_)
+            | Operation::Statfs
+            | Operation::Access { .. }
+            | Operation::Opendir(_)
+            | Operation::Releasedir
+            | Operation::Flush
+            | Operation::Interrupt { .. }
+            | Operation::Init { .. }
+            | Operation::Destroy
+            | Operation::Unknown => Kind::Quick,
+            Operation::CopyFileRange { .. } | Operation::Syncfs => Kind::Long,
+            Operation::Fallocate(args) if Operations::is_long(args.length) => Kind::Long,
+            Operation::Setattr(args)
+                if args.valid & abi::setattr::SIZE != 0
+                    && self.operations.is_long_resize(request.header.nodeid, args.size) =>
+            {
+                Kind::Long
+            }
+            _ => Kind::MayWait,
+        }
+    }
+
+    fn forget(&self, request: &Request<'_>) {
+        match &request.operation {
+            Operation::Forget { count } => self.operations.forget(request.header.nodeid, *count),
+            Operation::BatchForget(all) => {
+                all.iter().for_each(|one| self.operations.forget(one.node, one.count));
+            }
+            _ => {}
+        }
+    }
+
+    fn answer_and_reply<E: Exchange>(&self, mut exchange: E) {
+        let outcome = if self.refused.load(Ordering::Relaxed) {
+            Err(NOT_CONNECTED)
+        } else {
+            self.answer(&mut exchange)
+        };
+        exchange.reply(outcome);
+    }
+
+    /// Answers here what needs no waiting after all; the rest, unchanged, on the pool.
+    fn at_once_or_later<E: Exchange>(self: &Arc<Server>, mut exchange: E) {
+        if self.refused.load(Ordering::Relaxed) {
+            return exchange.reply(Err(NOT_CONNECTED));
+        }
+        match self.try_answer(&mut exchange) {
+            Some(outcome) => exchange.reply(outcome),
+            None => self.later(exchange),
+        }
+    }
+
+    fn later<E: Exchange>(self: &Arc<Server>, exchange: E) {
+        let server = self.clone();
+        self.background.spawn(move || server.answer_and_reply(exchange));
+    }
+}
+
+impl Handler for Server {
+    fn wishes(&self) -> Wishes {
+        Wishes { acl: true, kill_privileges: true, read_directory_plus: true, ring: false }
+    }
+
+    fn handle<E: Exchange>(self: &Arc<Server>, exchange: E) {
+        let kind = match exchange.message().decode() {
+            Ok(request) => {
+                let kind = self.kind(&request);
+                if kind == Kind::Forget {
+                    self.forget(&request);
+                }
+                kind
+            }
+            Err(Malformed(why)) => {
+                tracing::error!("a request of the kernel makes no sense: {why}");
+                return exchange.reply(Err(libc::EIO));
+            }
+        };
+        match kind {
+            Kind::Forget => exchange.no_reply(),
+            Kind::Quick => self.answer_and_reply(exchange),
+            Kind::Sync { .. } if self.refused.load(Ordering::Relaxed) => exchange.reply(Err(NOT_CONNECTED)),
+            Kind::Sync { node, data_only } => self.operations.sync(node, data_only, move |done| {
+                exchange.reply(done.map(|()| 0).map_err(|error| number(&error)));
+            }),
+            Kind::MayWait => match E::MAY_WAIT.then(|| self.background.place()).flatten() {
+                Some(_place) => self.answer_and_reply(exchange),
+                None => self.at_once_or_later(exchange),
+            },
+            Kind::Long => self.later(exchange),
+        }
+    }
+}

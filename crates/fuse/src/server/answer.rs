@@ -1,0 +1,298 @@
+//! One function: performs a request and writes the reply's body.
+//!
+//! READ and the readers of directories write straight into the room of the exchange; all else gives a small value
+//! that is encoded when the message is no longer needed.
+
+use quire::Attributes;
+use quire_base::{ErrorKind, Result};
+
+use super::{Server, number};
+use crate::errno::NOT_IMPLEMENTED;
+use crate::operations::control::TRANSPORT;
+use crate::operations::data::{Opened, WriteRequest};
+use crate::operations::names::{Make, Name};
+use crate::operations::xattr::Sized;
+use crate::operations::{Caller, Entry, Operations};
+use crate::protocol::abi::{self, Dirent};
+use crate::protocol::convert;
+use crate::protocol::reply::{Body, Full};
+use crate::protocol::request::{Malformed, Operation, Request};
+use crate::transport::{Exchange, Outcome};
+
+/// What a request that needs no room while it is performed gives.
+enum Answer {
+    Nothing,
+    Entry(Option<Entry>),
+    Attributes(Attributes),
+    Statx(Attributes),
+    Opened(Opened),
+    Created(Entry, Opened),
+    Written(usize),
+    Copied(u64),
+    Bytes(Vec<u8>),
+    Sized(Sized),
+    Statfs(quire::Statfs),
+    Offset(u64),
+    Control(i32, Vec<u8>),
+    Refused(i32),
+}
+
+/// What is written into the room while it is performed.
+enum Filling {
+    Read(abi::ReadIn),
+    Names { node: u64, args: abi::ReadIn },
+    NamesAndAttributes { node: u64, args: abi::ReadIn },
+}
+
+impl Server {
+    /// Performs a request; the body stands in the exchange's room.
+    pub(super) fn answer<E: Exchange>(&self, exchange: &mut E) -> Outcome {
+        let message = exchange.message();
+        let request = message.decode().map_err(|Malformed(why)| {
+            tracing::error!("a request of the kernel makes no sense: {why}");
+            libc::EIO
+        })?;
+        let node = request.header.nodeid;
+        let filling = match request.operation {
+            Operation::Read(args) => Filling::Read(args),
+            Operation::Readdir(args) => Filling::Names { node, args },
+            Operation::Readdirplus(args) => Filling::NamesAndAttributes { node, args },
+            operation => {
+                let answer = match operation {
+                    Operation::Ioctl(args) if args.command == TRANSPORT => {
+                        Answer::Control(0, self.transport_name(args.out_size))
+                    }
+                    _ => perform(self.operations(), &request)
+                        .unwrap_or_else(|error| Answer::Refused(number(&error))),
+                };
+                let mut body = Body::new(exchange.room());
+                return match encode(answer, &mut body) {
+                    Ok(Ok(())) => Ok(body.len()),
+                    Ok(Err(number)) => Err(number),
+                    Err(Full) => Err(libc::EIO),
+                };
+            }
+        };
+        fill(self.operations(), &filling, exchange.room()).map_err(|error| number(&error))
+    }
+}
+
+impl Server {
+    /// Performs a request if that needs no waiting. `None`: nothing has been done, and the message is as it was.
+    pub(super) fn try_answer<E: Exchange>(&self, exchange: &mut E) -> Option<Outcome> {
+        match exchange.message().decode().ok()?.operation {
+            Operation::Read(args) => {
+                // A READ's message lies in its argument: what is written into the room does not harm it.
+                let room = exchange.room();
+                let size = room.len().min(args.size as usize);
+                let flags = args.flags as i32;
+                self.operations().try_read(args.handle, args.offset, &mut room[..size], flags).map(Ok)
+            }
+            Operation::Write { args, data } => {
+                if !self.operations().try_write(&write_request(&args), data) {
+                    return None;
+                }
+                let written = abi::WriteOut { size: data.len() as u32, ..Default::default() };
+                let mut body = Body::new(exchange.room());
+                Some(body.value(&written).map(|()| body.len()).map_err(|Full| libc::EIO))
+            }
+            _ => None,
+        }
+    }
+}
+
+fn fill(operations: &Operations, filling: &Filling, room: &mut [u8]) -> Result<usize> {
+    let wanted = match filling {
+        Filling::Read(args) | Filling::Names { args, .. } | Filling::NamesAndAttributes { args, .. } => {
+            args.size as usize
+        }
+    };
+    // The kernel never asks for more than was agreed on.
+    let size = wanted.min(room.len());
+    let room = &mut room[..size];
+    match *filling {
+        Filling::Read(args) => operations.read(args.handle, args.offset, room, args.flags as i32),
+        Filling::Names { node, args } => {
+            let mut body = Body::new(room);
+            operations
+                .read_directory(node, args.offset, |name| body.name(&dirent(name), &name.name) == Ok(()))?;
+            Ok(body.len())
+        }
+        Filling::NamesAndAttributes { node, args } => {
+            let mut body = Body::new(room);
+            operations.read_directory_plus(node, args.offset, |name, entry| {
+                body.name_and_attributes(&convert::entry(entry), &dirent(name), &name.name) == Ok(())
+            })?;
+            Ok(body.len())
+        }
+    }
+}
+
+fn write_request(args: &abi::WriteIn) -> WriteRequest {
+    WriteRequest {
+        handle: args.handle,
+        offset: args.offset,
+        flags: args.flags as i32,
+        from_page_cache: args.write_flags & abi::WRITE_CACHE != 0,
+        kill_set_id: args.write_flags & abi::WRITE_KILL_SUIDGID != 0,
+    }
+}
+
+fn dirent(name: &Name) -> Dirent {
+    Dirent {
+        node: name.node,
+        offset: name.cookie,
+        name_length: name.name.len() as u32,
+        kind: convert::directory_type(name.kind),
+    }
+}
+
+impl Server {
+    /// The transport's name, cut to the caller's room, zero bytes behind it.
+    fn transport_name(&self, room: u32) -> Vec<u8> {
+        let mut name = self.transport.get().map_or(&b""[..], String::as_bytes).to_vec();
+        name.resize((room as usize).min(64), 0);
+        name
+    }
+}
+
+fn perform(operations: &Operations, request: &Request<'_>) -> Result<Answer> {
+    let node = request.header.nodeid;
+    let caller = Caller { uid: request.header.uid, gid: request.header.gid };
+    let make = |mode, umask, rdev| Make { mode, umask, rdev, caller };
+    let entry = |entry| Answer::Entry(Some(entry));
+    Ok(match request.operation {
+        Operation::Lookup { name } => match operations.lookup(node, name) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Answer::Entry(None),
+            found => entry(found?),
+        },
+        Operation::Getattr => Answer::Attributes(operations.attributes(node)?),
+        Operation::Statx(_) => Answer::Statx(operations.attributes(node)?),
+        Operation::Setattr(args) => {
+            let handle = (args.valid & abi::setattr::FH != 0).then_some(args.handle);
+            Answer::Attributes(operations.set_attributes(node, handle, &convert::change(&args))?)
+        }
+        Operation::Readlink => Answer::Bytes(operations.readlink(node)?),
+        Operation::Symlink { name, target } => entry(operations.symlink(node, name, target, caller)?),
+        Operation::Mknod { args, name } => {
+            let make = make(args.mode, args.umask, convert::device_from_kernel(args.rdev));
+            entry(operations.make(node, name, &make)?)
+        }
+        Operation::Mkdir { args, name } => {
+            let make = make(libc::S_IFDIR | args.mode & 0o7777, args.umask, 0);
+            entry(operations.make(node, name, &make)?)
+        }
+        Operation::Unlink { name } => operations.unlink(node, name).map(|()| Answer::Nothing)?,
+        Operation::Rmdir { name } => operations.rmdir(node, name).map(|()| Answer::Nothing)?,
+        Operation::Rename { name, new_parent, new_name, flags } => {
+            operations.rename(node, name, new_parent, new_name, flags).map(|()| Answer::Nothing)?
+        }
+        Operation::Link { node: old, name } => entry(operations.link(old, node, name)?),
+        Operation::Open(args) => {
+            let kill_set_id = args.open_flags & abi::OPEN_KILL_SUIDGID != 0;
+            Answer::Opened(operations.open(node, args.flags as i32, kill_set_id)?)
+        }
+        Operation::Create { args, name } => {
+            let kill_set_id = args.open_flags & abi::OPEN_KILL_SUIDGID != 0;
+            let make = make(args.mode, args.umask, 0);
+            let (entry, opened) = operations.create(node, name, &make, args.flags as i32, kill_set_id)?;
+            Answer::Created(entry, opened)
+        }
+        Operation::Tmpfile { args } => {
+            let make = make(args.mode, args.umask, 0);
+            let (entry, opened) = operations.make_unnamed(node, &make, args.flags as i32)?;
+            Answer::Created(entry, opened)
+        }
+        Operation::Write { args, data } => Answer::Written(operations.write(&write_request(&args), data)?),
+        Operation::Statfs => Answer::Statfs(operations.statfs()),
+        Operation::Release(args) => {
+            operations.release(args.handle);
+            Answer::Nothing
+        }
+        Operation::Flush | Operation::Releasedir | Operation::Destroy => Answer::Nothing,
+        Operation::Setxattr { name, value, flags } => {
+            operations.set_xattr(node, name, value, flags as i32).map(|()| Answer::Nothing)?
+        }
+        Operation::Getxattr { name, size } => Answer::Sized(operations.get_xattr(node, name, size)?),
+        Operation::Listxattr { size } => Answer::Sized(operations.list_xattr(node, size)?),
+        Operation::Removexattr { name } => operations.remove_xattr(node, name).map(|()| Answer::Nothing)?,
+        Operation::Access { mask } => operations.access(node, mask, caller).map(|()| Answer::Nothing)?,
+        Operation::Ioctl(args) => match operations.ioctl(node, args.command, args.out_size as usize) {
+            Err(error) if error.kind() == ErrorKind::Unsupported => Answer::Refused(libc::ENOTTY),
+            answer => answer.map(|(result, data)| Answer::Control(result, data))?,
+        },
+        Operation::Fallocate(args) => operations
+            .allocate(args.handle, args.offset, args.length, args.mode as i32)
+            .map(|()| Answer::Nothing)?,
+        Operation::Lseek(args) => {
+            Answer::Offset(operations.seek(args.handle, args.offset as i64, args.whence as i32)?)
+        }
+        Operation::CopyFileRange { args, wide } => {
+            let abi::CopyFileRangeIn { handle, offset, to_handle, to_offset, length, .. } = args;
+            let count = operations.copy(handle, offset, to_handle, to_offset, length)?;
+            if wide { Answer::Copied(count) } else { Answer::Written(count as usize) }
+        }
+        Operation::Syncfs => operations.sync_all().map(|()| Answer::Nothing)?,
+        // Reading a directory needs no state here; the kernel then opens without asking, and caches. Interrupts:
+        // every request here ends by itself.
+        Operation::Opendir(_) | Operation::Interrupt { .. } | Operation::Unknown => {
+            Answer::Refused(NOT_IMPLEMENTED)
+        }
+        // Answered elsewhere: a second INIT, or what is filled, forgotten or synced, does not come here.
+        Operation::Init { .. }
+        | Operation::Forget { .. }
+        | Operation::BatchForget(_)
+        | Operation::Fsync(_)
+        | Operation::Fsyncdir(_)
+        | Operation::Read(_)
+        | Operation::Readdir(_)
+        | Operation::Readdirplus(_) => Answer::Refused(libc::EIO),
+    })
+}
+
+/// The body of an answer, or the error number that it is.
+fn encode(answer: Answer, body: &mut Body<'_>) -> Result<Result<(), i32>, Full> {
+    use crate::operations::CACHE_TIME;
+    match answer {
+        Answer::Nothing => {}
+        Answer::Entry(Some(entry)) => body.value(&convert::entry(&entry))?,
+        Answer::Entry(None) => body.value(&convert::no_entry())?,
+        Answer::Attributes(now) => body.value(&convert::attr_out(convert::attr(&now), CACHE_TIME))?,
+        Answer::Statx(now) => body.value(&convert::statx_out(&now))?,
+        Answer::Opened(opened) => body.value(&convert::open_out(opened))?,
+        Answer::Created(entry, opened) => {
+            body.value(&convert::entry(&entry))?;
+            body.value(&convert::open_out(opened))?;
+        }
+        Answer::Written(count) => {
+            body.value(&abi::WriteOut { size: count as u32, ..Default::default() })?;
+        }
+        Answer::Copied(count) => body.value(&abi::CopyFileRangeOut { bytes: count })?,
+        Answer::Bytes(bytes) | Answer::Sized(Sized::Data(bytes)) => body.bytes(&bytes)?,
+        Answer::Sized(Sized::Size(size)) => {
+            body.value(&abi::GetxattrOut { size, ..Default::default() })?;
+        }
+        Answer::Statfs(now) => body.value(&convert::statfs_out(&now))?,
+        Answer::Offset(offset) => body.value(&abi::LseekOut { offset })?,
+        Answer::Control(result, data) => {
+            body.value(&abi::IoctlOut { result, ..Default::default() })?;
+            body.bytes(&data)?;
+        }
+        Answer::Refused(number) => return Ok(Err(number)),
+    }
+    Ok(Ok(()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quire::FileType;
+
+    #[test]
+    fn types_in_directories() {
+        for (kind, number) in [(FileType::Regular, 8), (FileType::Directory, 4), (FileType::Symlink, 10)] {
+            let name = Name { name: b"x".to_vec(), node: 1, kind, cookie: 2 };
+            assert_eq!(dirent(&name).kind, number);
+        }
+    }
+}

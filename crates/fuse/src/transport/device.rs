@@ -1,0 +1,210 @@
+//! `/dev/fuse`: a request is one `read`, its reply one `write`.
+//!
+//! Each receiving thread has a descriptor of its own (cloned: opened again and joined to the connection), so that
+//! threads do not meet in the kernel's list of requests under way; a reply goes to the descriptor that its request came
+//! from. Where the device may not be opened again (a user on a system that gives it to root only, whose descriptor came
+//! from `fusermount3`) all threads share the first descriptor.
+//!
+//! The device carries everything where there is no ring, and beside the ring what never goes through it: INIT, forgets.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use quire_base::sync::Arc;
+use quire_base::{Error, ErrorKind, Result};
+use rustix::io::Errno;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::buffer::{Buffer, Buffers, HEAD};
+use super::{Exchange, Handler, Outcome};
+use crate::protocol::abi::{self, InHeader, OutHeader, WriteIn};
+use crate::protocol::negotiate::{self, Agreed, Wishes};
+use crate::protocol::request::{Malformed, Message, Operation};
+
+/// Where a message is received, so that the data of a WRITE starts at `HEAD`.
+const MESSAGE: usize = HEAD - size_of::<InHeader>() - size_of::<WriteIn>();
+/// Where a reply starts.
+const REPLY: usize = HEAD - size_of::<OutHeader>();
+const DEVICE: &str = "/dev/fuse";
+
+/// A descriptor that requests come from.
+pub struct Channel(OwnedFd);
+
+impl Channel {
+    /// Over the descriptor that the mount was made with.
+    pub fn new(device: OwnedFd) -> Channel {
+        Channel(device)
+    }
+
+    /// The descriptor's number.
+    pub fn raw(&self) -> i32 {
+        self.0.as_raw_fd()
+    }
+
+    /// Another channel of the same connection.
+    pub fn another(&self) -> Result<Channel> {
+        let failed = |error: std::io::Error| Error::os(format!("opening another {DEVICE}"), &error);
+        let fresh = std::fs::OpenOptions::new().read(true).write(true).open(DEVICE).map_err(failed)?;
+        let ours = self.0.as_raw_fd() as u32;
+        // SAFETY: the ioctl reads one 32-bit number behind the pointer, which is a live local.
+        if unsafe { libc::ioctl(fresh.as_raw_fd(), abi::DEVICE_CLONE as _, &raw const ours) } != 0 {
+            return Err(failed(std::io::Error::last_os_error()));
+        }
+        Ok(Channel(fresh.into()))
+    }
+
+    /// Receives a message; its length, or `None` when the mount is gone.
+    fn receive(&self, buffer: &mut Buffer) -> Result<Option<usize>> {
+        loop {
+            match rustix::io::read(&self.0, &mut buffer.bytes_mut()[MESSAGE..]) {
+                Ok(length) => return Ok(Some(length)),
+                // Interrupted, or the caller went away while its request was copied.
+                Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
+                Err(Errno::NODEV | Errno::NOTCONN | Errno::CONNABORTED) => return Ok(None),
+                Err(error) => {
+                    return Err(Error::os(format!("receiving a request from {DEVICE}"), &error.into()));
+                }
+            }
+        }
+    }
+
+    /// Sends the reply whose body, `length` bytes, stands in the buffer.
+    fn send(&self, buffer: &mut Buffer, unique: u64, outcome: Outcome) -> Result<(), Errno> {
+        let (length, error) = match outcome {
+            Ok(length) => (length, 0),
+            Err(number) => (0, -number),
+        };
+        let header = OutHeader { len: (size_of::<OutHeader>() + length) as u32, error, unique };
+        let bytes = buffer.bytes_mut();
+        bytes[REPLY..HEAD].copy_from_slice(header.as_bytes());
+        loop {
+            match rustix::io::write(&self.0, &bytes[REPLY..HEAD + length]) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Answers the kernel's INIT. `wishes` is asked whether the kernel offers the ring.
+    pub fn negotiate(&self, mut wishes: impl FnMut(bool) -> Wishes) -> Result<Agreed> {
+        let mut buffer = Buffer::new(negotiate::REQUEST_MAX as usize)?;
+        loop {
+            let Some(length) = self.receive(&mut buffer)? else {
+                return Err(Error::new(ErrorKind::Io, "the mount went away before it was usable"));
+            };
+            let message = Message::Whole(&buffer.bytes()[MESSAGE..MESSAGE + length]);
+            let request = message.decode().map_err(|Malformed(why)| {
+                Error::new(ErrorKind::Io, format!("the kernel's first request makes no sense: {why}"))
+            })?;
+            let unique = request.header.unique;
+            let failed = |error: Errno| Error::os("answering the kernel's first request", &error.into());
+            let Operation::Init { args, flags2 } = request.operation else {
+                self.send(&mut buffer, unique, Err(libc::EIO)).map_err(failed)?;
+                continue;
+            };
+            if args.major < abi::MAJOR || args.major == abi::MAJOR && args.minor < abi::MINOR_MIN {
+                self.send(&mut buffer, unique, Err(libc::EPROTO)).map_err(failed)?;
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    format!(
+                        "this kernel speaks FUSE {}.{}; at least {}.{} (Linux 5.4) is needed",
+                        args.major,
+                        args.minor,
+                        abi::MAJOR,
+                        abi::MINOR_MIN
+                    ),
+                ));
+            }
+            if args.major > abi::MAJOR {
+                // A newer kernel is told the version spoken here, and starts again with that.
+                let out = abi::InitOut { major: abi::MAJOR, minor: abi::MINOR, ..Default::default() };
+                buffer.bytes_mut()[HEAD..HEAD + 64].copy_from_slice(out.as_bytes());
+                self.send(&mut buffer, unique, Ok(64)).map_err(failed)?;
+                continue;
+            }
+            let wishes = wishes(negotiate::offers_ring(&args, flags2));
+            let (out, agreed) = negotiate::answer(&args, flags2, &wishes, negotiate::pages_limit());
+            let bytes = out.as_bytes();
+            buffer.bytes_mut()[HEAD..HEAD + bytes.len()].copy_from_slice(bytes);
+            self.send(&mut buffer, unique, Ok(bytes.len())).map_err(failed)?;
+            return Ok(agreed);
+        }
+    }
+}
+
+/// Receives and hands over requests until the mount is gone.
+pub fn serve<H: Handler>(channel: &Arc<Channel>, buffers: &Buffers, handler: &Arc<H>) -> Result<()> {
+    loop {
+        let mut buffer = buffers.take()?;
+        let Some(length) = channel.receive(&mut buffer)? else {
+            return Ok(());
+        };
+        let message = &buffer.bytes()[MESSAGE..MESSAGE + length];
+        let Ok((header, _)) = InHeader::read_from_prefix(message) else {
+            tracing::error!("a request of {length} bytes, shorter than a header, was dropped");
+            continue;
+        };
+        handler.handle(DeviceExchange {
+            channel: channel.clone(),
+            buffers: buffers.clone(),
+            buffer: Some(buffer),
+            length,
+            unique: header.unique,
+        });
+    }
+}
+
+/// A request received from the device.
+pub struct DeviceExchange {
+    channel: Arc<Channel>,
+    buffers: Buffers,
+    /// Taken by the reply.
+    buffer: Option<Buffer>,
+    length: usize,
+    unique: u64,
+}
+
+impl DeviceExchange {
+    fn finish(&mut self, outcome: Option<Outcome>) {
+        let Some(mut buffer) = self.buffer.take() else { return };
+        if let Some(outcome) = outcome {
+            match self.channel.send(&mut buffer, self.unique, outcome) {
+                Ok(()) => {}
+                // The caller was killed, or the mount is gone: nobody waits.
+                Err(Errno::NOENT | Errno::NODEV | Errno::NOTCONN | Errno::CONNABORTED) => {}
+                Err(error) => {
+                    tracing::error!("the kernel refused the reply {outcome:?}: {error}");
+                    let _ = self.channel.send(&mut buffer, self.unique, Err(libc::EIO));
+                }
+            }
+        }
+        self.buffers.put(buffer);
+    }
+}
+
+impl Exchange for DeviceExchange {
+    const MAY_WAIT: bool = true;
+
+    fn message(&self) -> Message<'_> {
+        let bytes = self.buffer.as_ref().map_or(&[][..], Buffer::bytes);
+        Message::Whole(bytes.get(MESSAGE..MESSAGE + self.length).unwrap_or_default())
+    }
+
+    fn room(&mut self) -> &mut [u8] {
+        self.buffer.as_mut().map_or(&mut [][..], |buffer| &mut buffer.bytes_mut()[HEAD..])
+    }
+
+    fn reply(mut self, outcome: Outcome) {
+        self.finish(Some(outcome));
+    }
+
+    fn no_reply(mut self) {
+        self.finish(None);
+    }
+}
+
+impl Drop for DeviceExchange {
+    fn drop(&mut self) {
+        self.finish(Some(Err(libc::EIO)));
+    }
+}

@@ -1,0 +1,376 @@
+//! One queue of the ring: its io_uring, its entries, its thread.
+//!
+//! A round of the thread: take what has completed, hand each request over (most are answered on the spot), submit the
+//! commits of all replies that are there, also those of workers, and wait for more.
+//!
+//! ```text
+//!   entry:  kernel's (in `entries`) -> exchange's (slot empty) -> finished list -> kernel's
+//! ```
+//!
+//! A worker that finishes a reply wakes the thread through an event descriptor, but only if the thread is asleep: it
+//! says so ([`Shared::asleep`]) before it looks at the list a last time, and the worker looks at that after it has
+//! added to the list; both are sequentially consistent, so one of them sees the other.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use crossbeam::queue::SegQueue;
+use io_uring::squeue::Entry128;
+use io_uring::{IoUring, cqueue};
+use quire_base::sync::Arc;
+use quire_base::sync::atomic::{AtomicBool, Ordering};
+use quire_base::{Error, Result};
+use rustix::event::EventfdFlags;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::command::{self, Pieces, WAKE};
+use super::wait::Waiting;
+use crate::protocol::abi::{
+    InHeader, OutHeader, RING_ARGUMENT_SIZE, RING_HEADER_SIZE, RING_HEADERS_SIZE, RingEntryInOut,
+};
+use crate::protocol::request::Message;
+use crate::transport::buffer::{Buffer, HEAD};
+use crate::transport::device::Channel;
+use crate::transport::{Exchange, Handler, Outcome};
+
+/// Entries of a queue at first.
+const ENTRIES: u32 = 16;
+/// Entries that are added at a time.
+const ENTRIES_MORE: u32 = 16;
+/// Entries of a queue at most; requests beyond them wait in the kernel.
+pub const ENTRIES_MAX: u32 = 512;
+/// Submissions in one system call at most.
+const SUBMISSIONS: u32 = 64;
+/// Where the third part of the headers starts.
+const IN_OUT: usize = RING_HEADER_SIZE + RING_ARGUMENT_SIZE;
+
+type Ring = IoUring<Entry128, cqueue::Entry>;
+
+/// What a queue's thread and its exchanges share.
+pub struct Shared {
+    finished: SegQueue<Finished>,
+    asleep: AtomicBool,
+    event: OwnedFd,
+}
+
+/// An entry whose reply is complete.
+struct Finished {
+    index: u32,
+    buffer: Buffer,
+    commit_id: u64,
+}
+
+impl Shared {
+    fn finish(&self, finished: Finished) {
+        self.finished.push(finished);
+        // After the push, in the one order of all such operations (see the module's documentation).
+        quire_base::sync::atomic::fence(Ordering::SeqCst);
+        if self.asleep.load(Ordering::SeqCst) && self.asleep.swap(false, Ordering::SeqCst) {
+            // Fails only if the counter were to overflow: then it is readable anyhow.
+            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// See the module's documentation. Belongs to one thread.
+pub struct Queue {
+    number: u16,
+    device: Arc<Channel>,
+    /// Before `entries`, so that it is closed before their memory goes.
+    ring: Ring,
+    shared: Arc<Shared>,
+    /// By index; empty while an exchange has it, or when the kernel has given it up.
+    entries: Vec<Option<Buffer>>,
+    /// Entries that are the kernel's.
+    in_kernel: usize,
+    /// Entries that the kernel will take no more: the mount is going away.
+    dead: usize,
+    request_max: usize,
+    /// Where the event descriptor's count goes; boxed, since the kernel writes to it.
+    wake_count: Box<u64>,
+    wake_armed: bool,
+    /// Completions taken from the ring and not dealt with: what was asked for, and its result.
+    completed: Vec<(u64, i32)>,
+}
+
+impl Queue {
+    /// Makes the io_uring of queue `number`; on the thread that will serve it.
+    pub fn new(number: usize, device: Arc<Channel>) -> Result<Queue> {
+        let making = |error: &std::io::Error| Error::os("making an io_uring for a FUSE queue", error);
+        let number =
+            u16::try_from(number).map_err(|_| Error::invalid("more CPUs than queues have numbers"))?;
+        let ring = IoUring::<Entry128, cqueue::Entry>::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag()
+            .setup_cqsize(2 * ENTRIES_MAX)
+            .build(SUBMISSIONS)
+            .map_err(|error| making(&error))?;
+        let event =
+            rustix::event::eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| making(&error.into()))?;
+        pin(usize::from(number));
+        Ok(Queue {
+            number,
+            device,
+            ring,
+            shared: Arc::new(Shared { finished: SegQueue::new(), asleep: AtomicBool::new(false), event }),
+            entries: Vec::new(),
+            in_kernel: 0,
+            dead: 0,
+            request_max: 0,
+            wake_count: Box::new(0),
+            wake_armed: false,
+            completed: Vec::new(),
+        })
+    }
+
+    /// Gives the kernel the first entries; requests may come from now on.
+    pub fn register(&mut self, request_max: usize) -> Result<()> {
+        self.request_max = request_max;
+        self.add_entries(ENTRIES)?;
+        // What is refused completes at once. Requests that have come already are dealt with by `serve`.
+        self.collect();
+        match self.completed.iter().find(|(_, result)| *result < 0) {
+            Some((_, result)) => {
+                let error = std::io::Error::from_raw_os_error(-result);
+                Err(Error::os("registering a FUSE queue", &error))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Answers requests until the mount is gone.
+    pub fn serve<H: Handler>(&mut self, handler: &Arc<H>) -> Result<()> {
+        let mut waiting = Waiting::default();
+        loop {
+            self.collect();
+            let completed = std::mem::take(&mut self.completed);
+            for &(mark, result) in &completed {
+                if let Some(exchange) = self.exchange(mark, result) {
+                    handler.handle(exchange);
+                }
+            }
+            self.completed = completed;
+            self.completed.clear();
+            self.commit_finished()?;
+            if self.dead == self.entries.len() {
+                return Ok(());
+            }
+            self.make_room()?;
+            self.arm_wake()?;
+            // Replies go out before anything else; what has come meanwhile is taken in by the same call.
+            self.enter(0)?;
+            if !waiting.look(|| self.has_work()) {
+                self.sleep()?;
+            }
+        }
+    }
+
+    fn has_work(&self) -> bool {
+        // SAFETY: only this thread uses the queues of its ring, and these views end here.
+        let (submission, completion) =
+            unsafe { (self.ring.submission_shared(), self.ring.completion_shared()) };
+        !completion.is_empty() || submission.taskrun() || !self.shared.finished.is_empty()
+    }
+
+    /// Waits in the kernel for a request, or a worker's call.
+    fn sleep(&mut self) -> Result<()> {
+        self.shared.asleep.store(true, Ordering::SeqCst);
+        quire_base::sync::atomic::fence(Ordering::SeqCst);
+        if self.shared.finished.is_empty() {
+            self.enter(1)?;
+        }
+        self.shared.asleep.store(false, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Submits what stands in the queue, and waits for `want` completions.
+    fn enter(&mut self, want: usize) -> Result<()> {
+        match self.ring.submit_and_wait(want) {
+            Ok(_) => Ok(()),
+            Err(error) => match error.raw_os_error() {
+                // Interrupted; or completions first.
+                Some(libc::EINTR | libc::EBUSY | libc::EAGAIN) => Ok(()),
+                _ => Err(Error::os(format!("serving FUSE queue {}", self.number), &error)),
+            },
+        }
+    }
+
+    /// Moves completions from the ring to `completed`.
+    fn collect(&mut self) {
+        let Queue { ring, completed, .. } = self;
+        completed.extend(ring.completion().map(|entry| (entry.user_data(), entry.result())));
+    }
+
+    fn push(&mut self, entry: &Entry128) -> Result<()> {
+        loop {
+            // SAFETY: each kind of submission says what memory it names; entries and the wake-up's count live as long
+            // as the ring (its closing, in `drop`, ends all that is under way), the pieces of a registration until it
+            // is submitted.
+            if unsafe { self.ring.submission().push(entry) }.is_ok() {
+                return Ok(());
+            }
+            self.enter(0)?;
+        }
+    }
+
+    /// Registers `count` more entries.
+    fn add_entries(&mut self, count: u32) -> Result<()> {
+        let mut pieces = Vec::with_capacity(count as usize);
+        for _ in 0..count {
+            let mut buffer = Buffer::new(self.request_max)?;
+            pieces.push(Pieces::new(&mut buffer, self.request_max));
+            self.entries.push(Some(buffer));
+        }
+        let first = self.entries.len() as u32 - count;
+        for (index, pieces) in (first..).zip(&pieces) {
+            self.push(&command::register(self.device.raw(), self.number, index, pieces))?;
+            self.in_kernel += 1;
+        }
+        // While the pieces are here to be read.
+        self.enter(0)
+    }
+
+    /// Keeps the entries that waiting requests hold to at most half.
+    fn make_room(&mut self) -> Result<()> {
+        let alive = self.entries.len() - self.dead;
+        let held = alive - self.in_kernel;
+        if held * 2 > alive && self.dead == 0 && (self.entries.len() as u32) < ENTRIES_MAX {
+            tracing::debug!("queue {}: {held} of {alive} entries wait, {ENTRIES_MORE} more", self.number);
+            self.add_entries(ENTRIES_MORE)?;
+        }
+        Ok(())
+    }
+
+    fn arm_wake(&mut self) -> Result<()> {
+        if !self.wake_armed {
+            let count: *mut u64 = &raw mut *self.wake_count;
+            self.push(&command::wake(self.shared.event.as_raw_fd(), count))?;
+            self.wake_armed = true;
+        }
+        Ok(())
+    }
+
+    /// Submits the commits of all replies that are complete.
+    fn commit_finished(&mut self) -> Result<()> {
+        while let Some(Finished { index, buffer, commit_id }) = self.shared.finished.pop() {
+            let Some(slot) = self.entries.get_mut(index as usize) else { continue };
+            *slot = Some(buffer);
+            self.in_kernel += 1;
+            self.push(&command::commit_and_fetch(self.device.raw(), self.number, index, commit_id))?;
+        }
+        Ok(())
+    }
+
+    /// The request of a completion; `None` for a wake-up, or if the entry is dead.
+    fn exchange(&mut self, mark: u64, result: i32) -> Option<RingExchange> {
+        if mark == WAKE {
+            self.wake_armed = false;
+            return None;
+        }
+        let index = u32::try_from(mark).ok()?;
+        let buffer = self.entries.get_mut(index as usize)?.take()?;
+        self.in_kernel -= 1;
+        if result < 0 {
+            self.dead += 1;
+            match -result {
+                // The mount is gone, or going.
+                libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED | libc::ENODEV => {}
+                number => tracing::error!(
+                    "FUSE queue {}: the kernel gave entry {index} up: {}",
+                    self.number,
+                    std::io::Error::from_raw_os_error(number)
+                ),
+            }
+            return None;
+        }
+        let bytes = buffer.bytes();
+        let header = InHeader::read_from_prefix(bytes).ok()?.0;
+        let in_out = RingEntryInOut::read_from_bytes(&bytes[IN_OUT..RING_HEADERS_SIZE]).ok()?;
+        Some(RingExchange {
+            shared: self.shared.clone(),
+            index,
+            unique: header.unique,
+            commit_id: in_out.commit_id,
+            payload_size: (in_out.payload_size as usize).min(self.request_max),
+            request_max: self.request_max,
+            buffer: Some(buffer),
+        })
+    }
+}
+
+/// Keeps the calling thread on a CPU; one that is not there now is none to be kept on.
+fn pin(cpu: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    if cpu < rustix::thread::CpuSet::MAX_CPU {
+        set.set(cpu);
+        if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
+            tracing::debug!("a ring thread stays unpinned, CPU {cpu}: {error}");
+        }
+    }
+}
+
+/// A request in an entry of the ring.
+pub struct RingExchange {
+    shared: Arc<Shared>,
+    index: u32,
+    unique: u64,
+    commit_id: u64,
+    payload_size: usize,
+    request_max: usize,
+    /// Taken by the reply.
+    buffer: Option<Buffer>,
+}
+
+impl RingExchange {
+    fn finish(&mut self, outcome: Outcome) {
+        let Some(mut buffer) = self.buffer.take() else { return };
+        let (length, error) = match outcome {
+            Ok(length) => (length.min(self.request_max), 0),
+            Err(number) => (0, -number),
+        };
+        let out = OutHeader { len: (size_of::<OutHeader>() + length) as u32, error, unique: self.unique };
+        let in_out = RingEntryInOut {
+            commit_id: self.commit_id,
+            payload_size: length as u32,
+            ..RingEntryInOut::default()
+        };
+        let bytes = buffer.bytes_mut();
+        bytes[..size_of::<OutHeader>()].copy_from_slice(out.as_bytes());
+        bytes[IN_OUT..RING_HEADERS_SIZE].copy_from_slice(in_out.as_bytes());
+        self.shared.finish(Finished { index: self.index, buffer, commit_id: self.commit_id });
+    }
+}
+
+impl Exchange for RingExchange {
+    const MAY_WAIT: bool = false;
+
+    fn message(&self) -> Message<'_> {
+        let bytes = self.buffer.as_ref().map_or(&[][..], Buffer::bytes);
+        let piece = |from: usize, length: usize| bytes.get(from..from + length).unwrap_or_default();
+        Message::Split {
+            header: piece(0, RING_HEADER_SIZE),
+            argument: piece(RING_HEADER_SIZE, RING_ARGUMENT_SIZE),
+            payload: piece(HEAD, self.payload_size),
+        }
+    }
+
+    fn room(&mut self) -> &mut [u8] {
+        let end = HEAD + self.request_max;
+        self.buffer.as_mut().map_or(&mut [][..], |buffer| &mut buffer.bytes_mut()[HEAD..end])
+    }
+
+    fn reply(mut self, outcome: Outcome) {
+        self.finish(outcome);
+    }
+
+    fn no_reply(mut self) {
+        // Nothing without a reply comes through the ring; the entry goes back all the same.
+        self.finish(Ok(0));
+    }
+}
+
+impl Drop for RingExchange {
+    fn drop(&mut self) {
+        self.finish(Err(libc::EIO));
+    }
+}
