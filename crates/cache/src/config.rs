@@ -17,7 +17,7 @@ pub struct CacheConfig {
     pub dirty_background_bytes: u64,
     /// Dirty bytes above which writers wait. Between half way from the background threshold and here they are slowed.
     pub dirty_limit_bytes: u64,
-    /// Age at which dirty data is written in the background, nanoseconds.
+    /// Age at which dirty data is written in the background, nanoseconds; by default what Linux has.
     pub dirty_age_nanos: i64,
     /// Most bytes read ahead of a sequential reader.
     pub readahead_bytes: u64,
@@ -52,7 +52,7 @@ impl CacheConfig {
             order_max: order_max(limit_bytes),
             dirty_background_bytes: limit_bytes / 10,
             dirty_limit_bytes: limit_bytes * 2 / 5,
-            dirty_age_nanos: 5_000_000_000,
+            dirty_age_nanos: 30_000_000_000,
             readahead_bytes: 512 << 10,
             io_blocks_max: 256,
             run_blocks_max: 1024,

@@ -285,7 +285,7 @@ impl Bench {
 
     /// Long enough for data to be written back because of its age.
     fn wait(&self, id: OpId) -> quire::Result<()> {
-        self.options.clock.advance(10_000_000_000);
+        self.options.clock.advance(40_000_000_000);
         if self.options.threads {
             thread::sleep(Duration::from_millis(500 + id.0 % 10 * 1000));
             return Ok(());
