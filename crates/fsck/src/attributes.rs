@@ -10,9 +10,7 @@ use crate::restore;
 use crate::view::View;
 use quire_format::key::Key;
 use quire_format::xattr::{self, Head, PIECE_BYTES_MAX};
-
-/// Names that are restored in one round; where more are wrong, it is not their bytes.
-const RESTORED_MAX: usize = 64;
+use std::collections::BTreeSet;
 
 /// The attributes so far.
 #[derive(Default)]
@@ -22,7 +20,7 @@ pub(crate) struct Attributes {
     pub(crate) bytes: u64,
     current: Option<Attribute>,
     /// Names with the hash of the current one.
-    names: Vec<Vec<u8>>,
+    names: BTreeSet<Vec<u8>>,
 }
 
 struct Attribute {
@@ -70,8 +68,7 @@ impl Object {
         value: &[u8],
         findings: &mut Findings,
     ) -> Option<Attribute> {
-        if findings.fixes.rewrite.len() >= RESTORED_MAX || findings.fixes.rehash_xattrs.len() >= RESTORED_MAX
-        {
+        if !findings.may_try_to_restore() {
             return None;
         }
         let (hash, disambiguator, piece) = xattr::split_offset(key.offset);
@@ -121,7 +118,7 @@ impl Object {
             }
             None => {
                 attributes.bytes += current.bytes;
-                attributes.names.push(current.name.clone());
+                attributes.names.insert(current.name.clone());
             }
             Some(_) if half_freed => {}
             Some(why) => {

@@ -55,6 +55,14 @@ impl Checkpoint {
         (bit < u64::from(self.chunks[at].blocks)).then(|| (at, bit as usize / 64, 1 << (bit % 64)))
     }
 
+    /// The blocks that the walk found a use of.
+    pub(crate) fn found_blocks(&self) -> impl Iterator<Item = u64> + '_ {
+        self.chunks.iter().zip(&self.found).flat_map(|(chunk, found)| {
+            let is_found = |bit: &u64| found[*bit as usize / 64] >> (bit % 64) & 1 == 1;
+            (0..u64::from(chunk.blocks)).filter(is_found).map(|bit| chunk.start.0 + bit)
+        })
+    }
+
     /// Whether the walk found a use of the block.
     pub(crate) fn is_found(&self, block: BlockNo) -> bool {
         self.place(block).is_some_and(|(chunk, word, mask)| self.found[chunk][word] & mask != 0)

@@ -259,14 +259,14 @@ fn cross_check(
         );
         findings.fixes.superblocks = true;
     }
-    let checkpoints = &examined.checkpoints;
-    let holds = |block: u64| checkpoints.iter().any(|checkpoint| checkpoint.is_found(BlockNo(block)));
+    let mut held: Vec<u64> = examined.checkpoints.iter().flat_map(Checkpoint::found_blocks).collect();
+    held.sort_unstable();
     let view = View {
         superblock: &image.superblock,
         tree: &image.tree,
         orphans: image.orphans().into_iter().map(|(slot, inode)| (slot.0, inode.0)).collect(),
         chunks: &chunks,
-        pool_holds: Some(&holds),
+        pool_holds: Some(&held),
         counters: true,
     };
     if let Err(error) = analysis::run(&view, findings, tell) {

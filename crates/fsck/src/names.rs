@@ -17,12 +17,10 @@ use quire_base::{InodeNo, Result};
 use quire_format::dirent::{self, Entry};
 use quire_format::inode::FileType;
 use quire_format::key::Key;
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
 const ROOT: u64 = InodeNo::ROOT.0;
-/// Names that are restored in one round; where more are wrong, it is not their bytes.
-const RESTORED_MAX: usize = 64;
-
 /// Checks all names. Errors: the tree cannot be read.
 pub(crate) fn check(
     view: &View<'_>,
@@ -54,7 +52,7 @@ fn shown(name: &[u8]) -> String {
 fn directory(view: &View<'_>, number: u64, contents: &mut Contents, findings: &mut Findings) -> Result<()> {
     let directory = InodeNo(number);
     // Names with the hash that is being read.
-    let mut same_hash: (u64, Vec<Vec<u8>>) = (0, Vec::new());
+    let mut same_hash: (u64, BTreeSet<Vec<u8>>) = (0, BTreeSet::new());
     view.tree.scan(Key::entry(directory, 0), Key::entry(directory, u64::MAX), &mut |key, value| {
         let decoded = Entry::decode(value);
         let restored = if is_right(view, key, &decoded) { None } else { restore(view, key, value, findings) };
@@ -81,9 +79,9 @@ fn directory(view: &View<'_>, number: u64, contents: &mut Contents, findings: &m
             findings.fixes.rehash.push((number, key.offset));
         }
         if same_hash.0 != hash {
-            same_hash = (hash, Vec::new());
+            same_hash = (hash, BTreeSet::new());
         }
-        if same_hash.1.iter().any(|name| name == entry.name) {
+        if same_hash.1.contains(entry.name) {
             findings.add(
                 IssueKind::EntryDuplicate,
                 Place::inode(number),
@@ -92,7 +90,7 @@ fn directory(view: &View<'_>, number: u64, contents: &mut Contents, findings: &m
             findings.fixes.drop_keys.push(key);
             return ControlFlow::Continue(());
         }
-        same_hash.1.push(entry.name.to_vec());
+        same_hash.1.insert(entry.name.to_vec());
         follow(number, key, &entry, contents, findings);
         ControlFlow::Continue(())
     })
@@ -107,7 +105,7 @@ fn is_right(view: &View<'_>, key: Key, entry: &Result<Entry<'_>>) -> bool {
 
 /// The entry with the name that its hash knows, where one byte is wrong.
 fn restore(view: &View<'_>, key: Key, value: &[u8], findings: &mut Findings) -> Option<Vec<u8>> {
-    if findings.fixes.rewrite.len() >= RESTORED_MAX || findings.fixes.rehash.len() >= RESTORED_MAX {
+    if !findings.may_try_to_restore() {
         return None;
     }
     let restored = restore::entry(view.superblock.hash_seed, key.offset, value)?;

@@ -62,12 +62,12 @@ pub(crate) fn check(view: &View<'_>, contents: &mut Contents, findings: &mut Fin
         }
     }
     let logged = std::mem::take(&mut contents.logged);
-    let mut busy = Vec::new();
+    let mut busy = std::collections::BTreeSet::new();
     for (id, operation) in &logged {
         let wrong = logged_wrong(view, operation, contents).or_else(|| {
-            busy.contains(&operation.inode.0).then(|| "another one is under way on its inode".to_string())
+            busy.contains(&operation.inode).then(|| "another one is under way on its inode".to_string())
         });
-        busy.push(operation.inode.0);
+        busy.insert(operation.inode);
         if let Some(wrong) = wrong {
             findings.add(
                 IssueKind::LoggedOperationInvalid,

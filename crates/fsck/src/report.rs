@@ -6,6 +6,7 @@
 
 use crate::fix::Fixes;
 use crate::issue::{Issue, IssueKind, Severity};
+use crate::restore::TRIES_MAX;
 use serde::Serialize;
 
 /// Issues that a report keeps.
@@ -111,6 +112,8 @@ pub(crate) struct Findings {
     pub(crate) issues: Vec<Issue>,
     pub(crate) fixes: Fixes,
     pub(crate) summary: Summary,
+    /// Names that were tried to be restored.
+    restore_tries: u32,
     /// Something is damaged beyond what the further phases can look at.
     pub(crate) fatal: bool,
 }
@@ -136,6 +139,12 @@ impl Findings {
         }
         let Place { inode, block } = place;
         self.issues.push(Issue { severity, code, message: message.into(), inode, block, repaired: false });
+    }
+
+    /// Whether one more damaged name may be tried to be restored; counts it.
+    pub(crate) fn may_try_to_restore(&mut self) -> bool {
+        self.restore_tries += 1;
+        self.restore_tries <= TRIES_MAX
     }
 
     pub(crate) fn into_report(self) -> Report {

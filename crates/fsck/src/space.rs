@@ -38,7 +38,7 @@ pub(crate) fn check_sharing(view: &View<'_>, extents: &mut [Owned], findings: &m
         while let Some(chunk) = ahead.next_if(|chunk| chunk.start.0 < extent.end()) {
             let (from, to) = (extent.start.max(chunk.start.0), extent.end().min(chunk.end().0));
             match view.pool_holds {
-                Some(holds) if !(from..to).any(holds) => {
+                Some(held) if held.get(held.partition_point(|at| *at < from)).is_none_or(|at| *at >= to) => {
                     overlapped(&extent, Run::new(BlockNo(from), to - from), findings);
                 }
                 _ => shared(&extent, from, to, None, findings),

@@ -14,8 +14,8 @@ pub(crate) struct View<'a> {
     pub(crate) orphans: Vec<(u32, u64)>,
     /// Chunks of the metadata pool, ascending.
     pub(crate) chunks: &'a [Run],
-    /// Whether the pool has something in a block of its chunks; without it, it may have in any.
-    pub(crate) pool_holds: Option<&'a dyn Fn(u64) -> bool>,
+    /// The blocks of chunks that the pool has something in, ascending; without them, it may have in any.
+    pub(crate) pool_holds: Option<&'a [u64]>,
     /// Whether the superblock's counters are to be looked at.
     pub(crate) counters: bool,
 }

@@ -18,6 +18,24 @@ use std::ops::ControlFlow;
 /// Blocks copied at once.
 const COPY_BLOCKS: u64 = 256;
 
+/// What is left of a file's extents without its holes, which ascend: (inode, first file block, blocks).
+fn without(extents: &[Extent], holes: &[(u64, u64, u64)]) -> Vec<Extent> {
+    let mut left = Vec::with_capacity(extents.len());
+    // Holes of which the end has been passed; they may overlap, so the furthest end counts.
+    let (mut next, mut open_end) = (0, 0);
+    for extent in extents {
+        let mut at = extent.file_block;
+        while let Some(&(_, start, blocks)) = holes.get(next).filter(|hole| hole.1 < extent.file_end()) {
+            left.extend(extent.clip(at.max(open_end), start));
+            open_end = open_end.max(start.saturating_add(blocks));
+            at = at.max(start);
+            next += 1;
+        }
+        left.extend(extent.clip(at.max(open_end), u64::MAX));
+    }
+    left
+}
+
 impl Mender<'_> {
     pub(super) fn mend_extents(&mut self, fixes: &Fixes) -> Result<()> {
         for &inode in &fixes.disentangle {
@@ -29,9 +47,12 @@ impl Mender<'_> {
             }
             self.replace(inode, &extents, &clean)?;
         }
-        for &(inode, file_block, blocks) in &fixes.punch {
+        let mut punch = fixes.punch.clone();
+        punch.sort_unstable();
+        for holes in punch.chunk_by(|one, other| one.0 == other.0) {
+            let inode = holes[0].0;
             let extents = self.extents(inode)?;
-            let left = carve(&extents, file_block, file_block.saturating_add(blocks));
+            let left = without(&extents, holes);
             self.replace(inode, &extents, &left)?;
         }
         self.relocate_all(&fixes.relocate)
@@ -40,9 +61,21 @@ impl Mender<'_> {
     /// The extents of an inode that decode.
     fn extents(&mut self, inode: u64) -> Result<Vec<Extent>> {
         self.session.commit()?;
+        self.extents_between(Key::extent(InodeNo(inode), 0), Key::extent(InodeNo(inode), u64::MAX))
+    }
+
+    /// Those that reach into file blocks `from..to`, which is not empty, and perhaps the one before.
+    fn extents_about(&mut self, inode: u64, from: u64, to: u64) -> Result<Vec<Extent>> {
+        self.session.commit()?;
+        let (lowest, first) = (Key::extent(InodeNo(inode), 0), Key::extent(InodeNo(inode), from));
+        let before = self.view.tree.last_at_or_before(first, lowest)?;
+        let first = before.map_or(first, |(key, _)| key);
+        self.extents_between(first, Key::extent(InodeNo(inode), to - 1))
+    }
+
+    fn extents_between(&self, first: Key, last: Key) -> Result<Vec<Extent>> {
         let mut extents = Vec::new();
-        let number = InodeNo(inode);
-        self.view.tree.scan(Key::extent(number, 0), Key::extent(number, u64::MAX), &mut |key, value| {
+        self.view.tree.scan(first, last, &mut |key, value| {
             extents.extend(Extent::decode(key.offset, value));
             ControlFlow::Continue(())
         })?;
@@ -68,16 +101,43 @@ impl Mender<'_> {
         self.session.commit()
     }
 
+    /// Copies first, all of them, then one flush, then the extents that name the copies.
     fn relocate_all(&mut self, relocations: &[Relocation]) -> Result<()> {
         let wanted: u64 = relocations.iter().map(|relocation| relocation.blocks).sum();
         if wanted == 0 {
             return Ok(());
         }
         let mut free = self.free_runs(wanted)?;
+        let mut copied = Vec::with_capacity(relocations.len());
         for relocation in relocations {
-            self.relocate(relocation, &mut free)?;
+            if let Some((_, part)) = self.still_there(relocation)? {
+                copied.push((relocation, self.copies(&part, &mut free)?));
+            }
+        }
+        self.backend.flush()?;
+        for (relocation, copies) in copied {
+            // Of one file's blocks, an earlier relocation may have had the same.
+            let Some((extents, part)) = self.still_there(relocation)? else { continue };
+            for copy in &copies {
+                self.mark_used(copy.run())?;
+            }
+            let new = overlay(&carve(&extents, part.file_block, part.file_end()), &copies);
+            self.replace(relocation.inode, &extents, &new)?;
         }
         Ok(())
+    }
+
+    /// The extents about a relocation, and the part of one that it is of; `None` if an earlier fix of the round has
+    /// changed it.
+    fn still_there(&mut self, relocation: &Relocation) -> Result<Option<(Vec<Extent>, Extent)>> {
+        let Relocation { inode, file_block, blocks, disk_block } = *relocation;
+        let extents = self.extents_about(inode, file_block, file_block + blocks)?;
+        let part =
+            extents.iter().find_map(|extent| extent.clip(file_block, file_block + blocks)).filter(|part| {
+                part.disk_block.0 + file_block - part.file_block == disk_block
+                    && u64::from(part.len) == blocks
+            });
+        Ok(part.map(|part| (extents, part)))
     }
 
     /// Free runs of the data space with `wanted` blocks in all, if there are as many; the last comes first to hand.
@@ -112,19 +172,10 @@ impl Mender<'_> {
         Ok(free)
     }
 
-    /// Gives a file its own copy of blocks; without free blocks left, a hole.
-    fn relocate(&mut self, relocation: &Relocation, free: &mut Vec<Run>) -> Result<()> {
-        let Relocation { inode, file_block, blocks, disk_block } = *relocation;
-        let extents = self.extents(inode)?;
-        // As found, and still so: an earlier fix of the round may have changed it.
-        let still =
-            extents.iter().find_map(|extent| extent.clip(file_block, file_block + blocks)).filter(|part| {
-                part.disk_block.0 + file_block - part.file_block == disk_block
-                    && u64::from(part.len) == blocks
-            });
-        let Some(part) = still else { return Ok(()) };
+    /// A file's own copy of its blocks, written but named by no extent yet; without free blocks left, of fewer.
+    fn copies(&self, part: &Extent, free: &mut Vec<Run>) -> Result<Vec<Extent>> {
         let mut copies: Vec<Extent> = Vec::new();
-        let mut done = 0;
+        let (mut done, blocks) = (0, u64::from(part.len));
         while done < blocks {
             let Some(run) = free.pop() else { break };
             let count = run.blocks.min(blocks - done);
@@ -133,17 +184,10 @@ impl Mender<'_> {
             }
             let run = Run::new(run.start, count);
             self.copy(part.disk_block.offset(done), run)?;
-            copies.extend(extents_of_run(file_block + done, run, part.unwritten));
+            copies.extend(extents_of_run(part.file_block + done, run, part.unwritten));
             done += count;
         }
-        if done > 0 {
-            self.backend.flush()?;
-        }
-        for copy in &copies {
-            self.mark_used(copy.run())?;
-        }
-        let new = overlay(&carve(&extents, file_block, file_block + blocks), &copies);
-        self.replace(inode, &extents, &new)
+        Ok(copies)
     }
 
     fn copy(&self, from: BlockNo, to: Run) -> Result<()> {
@@ -168,5 +212,29 @@ impl Mender<'_> {
             self.session.set_region(region, &map);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn holes_at_once_are_holes_one_by_one(
+            gaps in proptest::collection::vec((0u64..4, 1u32..9), 0..20),
+            mut holes in proptest::collection::vec((Just(7u64), 0u64..150, 1u64..20), 0..20),
+        ) {
+            let (mut extents, mut at) = (Vec::new(), 0);
+            for (gap, len) in gaps {
+                let file_block = at + gap;
+                extents.push(Extent { file_block, disk_block: BlockNo(1000 + at * 3), len, unwritten: false });
+                at = file_block + u64::from(len);
+            }
+            holes.sort_unstable();
+            let one_by_one = holes.iter().fold(extents.clone(), |left, hole| carve(&left, hole.1, hole.1 + hole.2));
+            prop_assert_eq!(without(&extents, &holes), one_by_one);
+        }
     }
 }

@@ -176,6 +176,11 @@ fn repaired(original: &Seen, image: &Image, first: &Report, mounted: Option<Seen
         assert!(mounted.is_some_and(|mounted| mounted.errors >= now.errors));
         return;
     }
+    assert_untouched(original, &now, touched);
+}
+
+/// Whatever was not damaged is as it was.
+pub fn assert_untouched(original: &Seen, now: &Seen, touched: &Touched) {
     for (inode, before) in original.inodes.iter().filter(|(inode, _)| !touched.inodes.contains(inode)) {
         assert_eq!(now.inodes.get(inode), Some(before), "inode {inode} is not what it was");
     }

@@ -9,6 +9,7 @@
 mod common;
 mod damage;
 mod instances;
+mod interrupted;
 mod journal;
 mod judge;
 mod limits;
@@ -146,15 +147,20 @@ impl World {
         damages
     }
 
+    fn damaged(&self, damage: &Damage) -> Editor {
+        let mut editor = Editor::new(&self.editor.image);
+        match &damage.other {
+            Some((other, after)) => damage.instance.set_both(&damage.after, other, after, &mut editor),
+            None => damage.instance.set(&mut editor, &damage.after),
+        }
+        editor
+    }
+
     fn try_sealed(&self, damage: &Damage, tally: &mut Tally) {
         let what = damage.describe();
         limits::begin(&what);
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            let mut editor = Editor::new(&self.editor.image);
-            match &damage.other {
-                Some((other, after)) => damage.instance.set_both(&damage.after, other, after, &mut editor),
-                None => damage.instance.set(&mut editor, &damage.after),
-            }
+            let editor = self.damaged(damage);
             judge::judge(&self.original, &editor.image, &touched(&self.editor, damage))
         }));
         limits::end();
