@@ -4,8 +4,9 @@ use quire::{
     Caller, Clock, Create, FileType, FormatOptions, InodeRef, IoFlags, Timestamp, Volume, VolumeOptions,
 };
 use quire_device::SimulatedBackend;
-use quire_device::simulated::CrashPolicy;
+use quire_device::simulated::{CrashPolicy, Hold};
 use std::sync::Arc;
+use std::time::Duration;
 
 fn options() -> VolumeOptions {
     VolumeOptions {
@@ -236,4 +237,43 @@ fn a_read_only_mount_shows_no_half_moved_file() {
         let settled = contents(Arc::new(SimulatedBackend::from_image(image)), false);
         assert!(seen == settled, "event {event}, seed {seed}");
     }
+}
+
+/// syncfs looked at a file's size once, after its data was written. Of two runs the later one finished first, and its
+/// block was written again before the other run was done: the size stayed at the gap between them, although everything
+/// up to the old end had been written. (Found by `sim`.)
+#[test]
+fn syncfs_covers_growth_whose_last_block_is_written_again_meanwhile() {
+    let (device, volume) = new_volume();
+    drop(volume);
+    // With threads: what has been written is finished behind the waiters' backs.
+    let finishing =
+        VolumeOptions { threads: true, commit_seconds: 1000, cache_bytes: Some(32 << 20), ..options() };
+    let volume = Volume::open_backend(device.clone(), finishing).unwrap();
+    let log = file(&volume, "log");
+    volume.sync().unwrap();
+    // More than one write takes.
+    let end = (4 << 20) + 100;
+    volume.write(&log, 0, &vec![1; end as usize], IoFlags::empty()).unwrap();
+    device.set_hold(Hold::Submitted);
+    let size = std::thread::scope(|scope| {
+        let sync = scope.spawn(|| volume.sync().map(|()| device.crash(CrashPolicy::LoseAll)));
+        while device.held() < 2 {
+            assert!(!sync.is_finished(), "several writes were to be held");
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(device.release(device.held() - 1));
+        // Waits until the last block is out of writeback.
+        volume.write(&log, end, &[2; 50], IoFlags::empty()).unwrap();
+        while !sync.is_finished() {
+            device.release(0);
+            std::thread::yield_now();
+        }
+        let image = sync.join().unwrap().unwrap();
+        device.set_hold(Hold::Nothing);
+        let after = Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options()).unwrap();
+        after.lookup(&after.root(), b"log").unwrap().size()
+    });
+    assert!(size >= end, "size {size} after a sync");
 }

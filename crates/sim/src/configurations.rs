@@ -168,8 +168,10 @@ fn touched_by(model: &Model, record: &Record) -> BTreeSet<u64> {
         }
         _ => {}
     }
-    if let Outcome::Inode(inode) = record.outcome {
-        touched.insert(inode);
+    if let (Outcome::Inode(inode), false) =
+        (&record.outcome, matches!(record.operation, Operation::Lookup { .. }))
+    {
+        touched.insert(*inode);
     }
     touched
 }

@@ -50,7 +50,8 @@ pub struct FileState {
     pub shifts: Vec<OpId>,
     /// What it holds, if the model keeps contents.
     pub contents: Contents,
-    /// A write failed in a way that may have left any part of it: nothing is known of size and contents.
+    /// A write failed in a way that may have left any part of it: nothing is known of size and contents until the file
+    /// is cut to nothing.
     pub vague: bool,
 }
 
@@ -164,13 +165,12 @@ impl Model {
         }
     }
 
-    /// A write that goes to the device before it returns may have left a part; all else leaves everything as it was.
+    /// Some operations may have left a part of themselves; all others leave everything as it was.
     fn fail(&mut self, operation: &Operation) {
-        if let Operation::Write { inode, flags, .. } = operation
-            && flags.intersects(IoFlags::DIRECT | IoFlags::SYNC | IoFlags::DATASYNC)
-            && self.file(*inode).is_ok()
+        if let Some(inode) = crate::operation::leaves_a_part(operation)
+            && self.file(inode).is_ok()
         {
-            self.edit(*inode).file.vague = true;
+            self.edit(inode).file.vague = true;
         }
     }
 
@@ -278,15 +278,28 @@ impl Model {
             Operation::Attributes { inode } => self.attributes(inode, observed),
             Operation::Read { inode, offset, length, .. } => self.read(inode, offset, length, observed),
             Operation::Write { inode, offset, length, flags } => {
-                let size = self.file(inode)?.size;
-                let append = flags.contains(IoFlags::APPEND);
-                let at = if append { size } else { offset };
+                let file = self.file(inode)?;
+                let at = match observed {
+                    _ if !flags.contains(IoFlags::APPEND) => offset,
+                    Outcome::Written { at, .. } if file.vague => *at,
+                    _ => file.size,
+                };
                 self.write(id, inode, at, length);
                 Ok(Outcome::Written { at, count: length })
             }
             Operation::Truncate { inode, size } => {
                 self.file(inode)?;
                 self.set_size(inode, size);
+                Ok(Outcome::Done)
+            }
+            Operation::Allocate { inode, mode, .. } if self.file(inode).is_ok_and(|file| file.vague) => {
+                // What is beyond the end is refused; nobody knows where that is.
+                if matches!(observed, Outcome::Error(ErrorKind::Invalid)) {
+                    return Err(ErrorKind::Invalid);
+                }
+                if matches!(mode, FallocateMode::Collapse | FallocateMode::Insert) {
+                    self.edit(inode).file.shifts.push(id);
+                }
                 Ok(Outcome::Done)
             }
             Operation::Allocate { inode, mode, offset, length } => {
@@ -484,6 +497,7 @@ impl Model {
         file.contents.clear(size, u64::MAX);
         (file.size, file.explicit) = (size, size);
         file.growth.clear();
+        file.vague &= size > 0;
     }
 
     fn allocate(

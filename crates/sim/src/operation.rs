@@ -151,6 +151,21 @@ pub enum Operation {
     Remount,
 }
 
+/// The file that an operation may have changed in part, if it fails for want of space or because the device failed: a
+/// write that goes to the device before it returns, or a zeroing that has done an edge.
+pub fn leaves_a_part(operation: &Operation) -> Option<u64> {
+    let through = IoFlags::DIRECT | IoFlags::SYNC | IoFlags::DATASYNC;
+    match operation {
+        Operation::Write { inode, flags, .. } if flags.intersects(through) => Some(*inode),
+        Operation::Allocate {
+            inode,
+            mode: FallocateMode::PunchHole | FallocateMode::ZeroRange { .. },
+            ..
+        } => Some(*inode),
+        _ => None,
+    }
+}
+
 /// What a call answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -194,6 +209,12 @@ impl Record {
     /// Whether it succeeded.
     pub fn succeeded(&self) -> bool {
         !matches!(self.outcome, Outcome::Error(_))
+    }
+
+    /// The file that it may have changed in part, if it failed.
+    pub fn left_a_part(&self) -> Option<u64> {
+        let failed = matches!(self.outcome, Outcome::Error(ErrorKind::Io | ErrorKind::NoSpace));
+        leaves_a_part(&self.operation).filter(|_| failed)
     }
 
     /// Returned before the other was called.

@@ -22,7 +22,7 @@ use crate::image::{Found, Snapshot};
 use crate::model::{BLOCK, FileState, Growth};
 use crate::operation::{OpId, Operation, Record};
 use quire::{FileType, IoFlags};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Which data a force makes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +51,10 @@ pub struct Oracle<'a> {
     forces: Vec<Force<'a>>,
     /// By inode, in order of calls.
     changes: BTreeMap<u64, Vec<Change<'a>>>,
+    /// By inode: operations that failed and may have left a part.
+    failed: BTreeMap<u64, Vec<&'a Record>>,
+    /// By inode: truncates to nothing, with their places.
+    emptied: BTreeMap<u64, Vec<((usize, usize), &'a Record)>>,
 }
 
 impl<'a> Oracle<'a> {
@@ -60,8 +64,15 @@ impl<'a> Oracle<'a> {
         threads: &'a [Vec<Record>],
         configurations: &'a Configurations,
     ) -> Oracle<'a> {
-        let mut oracle =
-            Oracle { base, threads, configurations, forces: Vec::new(), changes: BTreeMap::new() };
+        let mut oracle = Oracle {
+            base,
+            threads,
+            configurations,
+            forces: Vec::new(),
+            changes: BTreeMap::new(),
+            failed: BTreeMap::new(),
+            emptied: BTreeMap::new(),
+        };
         for records in threads {
             for record in records.iter().filter(|record| record.succeeded()) {
                 for (scope, inode, datasync) in forced(record) {
@@ -72,6 +83,14 @@ impl<'a> Oracle<'a> {
         }
         for (thread, records) in threads.iter().enumerate() {
             for (at, record) in records.iter().enumerate() {
+                if let Some(inode) = record.left_a_part() {
+                    oracle.failed.entry(inode).or_default().push(record);
+                }
+                if let Operation::Truncate { inode, size: 0 } = record.operation
+                    && record.succeeded()
+                {
+                    oracle.emptied.entry(inode).or_default().push(((thread, at), record));
+                }
                 let inode = match record.operation {
                     Operation::Write { inode, .. }
                     | Operation::Truncate { inode, .. }
@@ -146,13 +165,21 @@ impl<'a> Oracle<'a> {
                 Err(reason) => reasons.push((configuration.done.clone(), reason)),
             }
         }
-        let Some((done, reason)) = reasons.first() else {
+        if reasons.is_empty() {
             return Err(self.no_shapes(&forced, &called, found, &possible));
-        };
-        Err(format!(
-            "names fit {} configurations between {forced:?} and {called:?}, contents none; with {done:?} done: {reason}",
+        }
+        let mut text = format!(
+            "names fit {} configurations between {forced:?} and {called:?}, contents none",
             reasons.len()
-        ))
+        );
+        // One configuration for each reason.
+        let mut told = BTreeSet::new();
+        for (done, reason) in reasons {
+            if told.len() < 4 && told.insert(reason.clone()) {
+                text += &format!("; with {done:?} done: {reason}");
+            }
+        }
+        Err(text)
     }
 
     fn no_shapes(
@@ -195,13 +222,27 @@ impl<'a> Oracle<'a> {
     ) -> Result<(), String> {
         for (number, found) in &found.inodes {
             let Some(inode) = configuration.model.inode(*number) else { continue };
-            if found.shape.kind != FileType::Regular || inode.file.vague {
+            if found.shape.kind != FileType::Regular || self.is_vague(configuration, event, *number) {
                 continue;
             }
             self.judge_file(configuration, event, *number, found, &inode.file)
                 .map_err(|reason| format!("inode {number}: {reason}"))?;
         }
         Ok(())
+    }
+
+    /// A write that failed had been called and may have left any part of itself, and no emptying of the file is in the
+    /// configuration that came after it.
+    fn is_vague(&self, configuration: &Configuration, event: usize, inode: u64) -> bool {
+        let (failed, emptied) = match (self.failed.get(&inode), self.emptied.get(&inode)) {
+            (None, _) => return false,
+            (Some(failed), emptied) => (failed, emptied.map_or(&[][..], Vec::as_slice)),
+        };
+        let is_in = |place: &(usize, usize)| place.1 < configuration.done[place.0];
+        failed
+            .iter()
+            .filter(|write| write.events.0 <= event)
+            .any(|write| !emptied.iter().any(|(place, emptying)| is_in(place) && write.is_before(emptying)))
     }
 
     fn judge_file(

@@ -293,7 +293,19 @@ impl Bench {
         self.volume().background_step()
     }
 
+    /// Everything is on the device before the volume is closed: what close cannot write it reports, and it is gone.
     fn remount(&self) -> quire::Result<()> {
+        let volume = self.volume();
+        for _ in 0..SYNCS_MAX {
+            match volume.sync() {
+                Err(error) if error.kind() == ErrorKind::Io => {}
+                synced => {
+                    synced?;
+                    break;
+                }
+            }
+        }
+        drop(volume);
         *self.world.lock() = World::default();
         if let Some(volume) = self.volume.lock().take() {
             volume.close()?;
@@ -372,6 +384,9 @@ fn entries(volume: &Volume, directory: &InodeRef) -> quire::Result<BTreeMap<Name
     }
     Ok(entries)
 }
+
+/// Failing writes that a sync may meet one after the other.
+const SYNCS_MAX: usize = 20;
 
 /// Makes some of the coming writes of data fail.
 fn inject(device: &SimulatedBackend, profile: &Profile, seed: u64) {

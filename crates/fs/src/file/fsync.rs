@@ -85,21 +85,28 @@ impl Engine {
             mapping.write_back(start / BLOCK_SIZE as u64, end.div_ceil(BLOCK_SIZE as u64))?;
         }
         self.journal_attributes(inode, datasync)?;
-        // The size must reach what is promised; a block before it that was dirtied again, or a run that finished out of
-        // order, may have kept it back. The gap is finished when its writeback returns, so this ends.
-        if let Some(mapping) = inode.mapping.get() {
-            loop {
-                let on_disk = inode.meta().record.size;
-                if on_disk >= wanted.min(inode.size()) {
-                    break;
-                }
-                mapping.write_back(on_disk / BLOCK_SIZE as u64, wanted.div_ceil(BLOCK_SIZE as u64))?;
-                self.journal_attributes(inode, datasync)?;
-            }
-        }
+        self.reach_size(inode, wanted, datasync)?;
         let seq = if datasync { &inode.datasync_seq } else { &inode.commit_seq };
         let mark = if unflushed { 0 } else { inode.data_mark.load(Ordering::Acquire) };
         Ok(Durable { seq: Seq(seq.load(Ordering::Acquire)), mark })
+    }
+
+    /// Journals the size up to what is promised, as far as the file is as long still. A block before it that was dirtied
+    /// again, or a run that finished out of order, may have kept it back; the gap is finished when its writeback
+    /// returns, so this ends.
+    fn reach_size(&self, inode: &Inode, wanted: u64, datasync: bool) -> Result<()> {
+        let Some(mapping) = inode.mapping.get() else { return Ok(()) };
+        loop {
+            let (on_disk, is_freed) = {
+                let meta = inode.meta();
+                (meta.record.size, meta.freed)
+            };
+            if is_freed || on_disk >= wanted.min(inode.size()) {
+                return Ok(());
+            }
+            mapping.write_back(on_disk / BLOCK_SIZE as u64, wanted.div_ceil(BLOCK_SIZE as u64))?;
+            self.journal_attributes(inode, datasync)?;
+        }
     }
 
     /// The force and the flush.
@@ -202,9 +209,22 @@ impl Engine {
             return Ok(());
         }
         self.check_writable()?;
+        let growing: Vec<(InodeRef, u64)> = self
+            .inodes
+            .all()
+            .into_iter()
+            .map(|inode| {
+                let size = inode.size();
+                (inode, size)
+            })
+            .filter(|(inode, size)| inode.mapping.get().is_some() && inode.meta().record.size < *size)
+            .collect();
         // Every file is tried; the first error is told.
         let mut outcome = self.cache.write_back_all();
         outcome = outcome.and(self.journal_all_attributes());
+        for (inode, size) in growing {
+            outcome = outcome.and(self.reach_size(&inode, size, false));
+        }
         outcome = outcome.and(self.force_all());
         outcome.and(self.flush_data(self.device.mark()))
     }
