@@ -5,6 +5,7 @@
 use crate::operation::{OpId, Outcome};
 use crate::run::Worked;
 use quire::ErrorKind;
+use quire_base::random::Random;
 use quire_device::IoClass;
 use quire_device::simulated::Event;
 use std::collections::BTreeMap;
@@ -76,6 +77,7 @@ pub struct Moments {
     checkpoints: Vec<(usize, usize)>,
     journal_writes: Vec<(usize, usize)>,
     busy: Vec<Vec<(usize, usize)>>,
+    forces: Vec<usize>,
     opened: usize,
 }
 
@@ -89,10 +91,13 @@ impl Moments {
             checkpoints: Vec::new(),
             journal_writes: Vec::new(),
             busy: Vec::new(),
+            forces: Vec::new(),
             opened: worked.opened,
         };
         moments.look_at_device(&worked.device.events(0..usize::MAX));
         for records in &worked.threads {
+            let forces = records.iter().filter(|record| record.succeeded() && record.operation.is_force());
+            moments.forces.extend(forces.map(|record| record.events.1));
             moments.busy.push(records.iter().map(|record| record.events).collect());
             let full = records
                 .iter()
@@ -149,6 +154,34 @@ impl Moments {
             }
         }
         self.journal_writes.extend(in_flight.into_values().map(|from| (from, usize::MAX)));
+    }
+
+    /// A moment within a checkpoint, behind the opening.
+    pub fn in_checkpoint(&self, random: &mut Random) -> Option<usize> {
+        let behind: Vec<_> = self.checkpoints.iter().filter(|(from, _)| *from >= self.opened).collect();
+        let (from, to) = behind.get(random.below(behind.len().max(1) as u64) as usize)?;
+        Some(from + 1 + random.below((to - from) as u64) as usize)
+    }
+
+    /// A moment when several journal writes are in flight.
+    pub fn in_journal_writes(&self, random: &mut Random) -> Option<usize> {
+        let starts = self.journal_writes.iter().map(|(from, _)| *from);
+        let overlaps: Vec<(usize, usize)> = starts
+            .filter_map(|start| {
+                let others = self.journal_writes.iter().filter(|(from, to)| *from < start && start < *to);
+                let end = others.map(|(_, to)| *to).max()?;
+                let own = self.journal_writes.iter().find(|(from, _)| *from == start)?.1;
+                Some((start, end.min(own)))
+            })
+            .filter(|(_, end)| *end != usize::MAX)
+            .collect();
+        let (from, to) = overlaps.get(random.below(overlaps.len().max(1) as u64) as usize)?;
+        Some(from + 1 + random.below((to - from) as u64) as usize)
+    }
+
+    /// The moment when a force returns.
+    pub fn at_force(&self, random: &mut Random) -> Option<usize> {
+        self.forces.get(random.below(self.forces.len().max(1) as u64) as usize).copied()
     }
 
     /// Counts an image of a crash after the first `event` events.

@@ -27,12 +27,14 @@ pub enum Style {
     Wrap,
     /// Truncates, punches, collapses and inserts.
     Reshape,
+    /// Much that is journaled, and many fsyncs of it at once.
+    Forces,
 }
 
 impl Style {
     /// Every style.
-    pub const ALL: [Style; 6] =
-        [Style::Mixed, Style::Names, Style::Data, Style::Full, Style::Wrap, Style::Reshape];
+    pub const ALL: [Style; 7] =
+        [Style::Mixed, Style::Names, Style::Data, Style::Full, Style::Wrap, Style::Reshape, Style::Forces];
 }
 
 /// See [`Style`]; the numbers that go with it.
@@ -66,7 +68,7 @@ impl Profile {
         let style = style.unwrap_or(drawn);
         let file_bytes = match style {
             Style::Names => 16 << 10,
-            Style::Wrap => 32 << 10,
+            Style::Wrap | Style::Forces => 32 << 10,
             Style::Mixed | Style::Reshape => 128 << 10,
             Style::Data => 512 << 10,
             Style::Full => 1 << 20,
@@ -222,7 +224,7 @@ impl World {
         flags.set(IoFlags::APPEND, random.one_in(5));
         let largest = match profile.style {
             Style::Full => 512 << 10,
-            Style::Names => 12 << 10,
+            Style::Names | Style::Forces => 12 << 10,
             _ => 64 << 10,
         };
         let (offset, length) = match random.below(8) {
@@ -299,6 +301,7 @@ impl World {
             _ => {
                 let length = match profile.style {
                     Style::Wrap => 10_000 + random.below(50_000),
+                    Style::Forces => 3000 + random.below(12_000),
                     _ if random.one_in(4) => 8 + random.below(9000),
                     // Long enough to say who set it.
                     _ => 8 + random.below(100),
@@ -361,6 +364,7 @@ fn weights(style: Style) -> [u64; 5] {
         Style::Full => [25, 38, 16, 3, 10],
         Style::Wrap => [20, 10, 3, 50, 12],
         Style::Reshape => [10, 35, 32, 2, 13],
+        Style::Forces => [16, 12, 2, 30, 36],
     }
 }
 

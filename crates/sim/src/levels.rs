@@ -36,13 +36,24 @@ pub struct Settings {
     pub levels: usize,
     /// What kind of run; `None`: the seed's.
     pub style: Option<Style>,
+    /// Whether some writes of data fail; `None`: as the seed says.
+    pub faults: Option<bool>,
     /// The steps that are done, by level, thread and place; `None`: all.
     pub only: Option<Vec<(usize, usize, usize)>>,
 }
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { seed: 0, operations: 60, threads: 1, images: 12, levels: 5, style: None, only: None }
+        Settings {
+            seed: 0,
+            operations: 60,
+            threads: 1,
+            images: 12,
+            levels: 5,
+            style: None,
+            faults: None,
+            only: None,
+        }
     }
 }
 
@@ -86,7 +97,8 @@ pub struct Outcome {
 /// Does a run. `tick` is called after each image; if it gives false, the run ends early.
 pub fn run(settings: &Settings, tick: &mut dyn FnMut(&Coverage) -> bool) -> Outcome {
     let mut outcome = Outcome::default();
-    let profile = Profile::of(settings.seed, settings.style);
+    let mut profile = Profile::of(settings.seed, settings.style);
+    profile.faults = settings.faults.unwrap_or(profile.faults);
     let mut random = Random::seeded(settings.seed ^ 0xc4a5_4e5d);
     let start = run::format(&profile, settings.seed).and_then(|image| {
         let thoroughness = Thoroughness { fsck_before: true, again: true, either_slot: false };
@@ -203,8 +215,7 @@ impl Level<'_> {
         let chosen = random.below(self.settings.images as u64) as usize;
         let mut next = None;
         for number in 0..self.settings.images {
-            let event = self.crash_event(&worked, number == chosen, random);
-            let policy = crash_policy(random);
+            let (event, policy) = self.crash(&worked, &moments, number == chosen, random);
             let image = worked.device.crash_at(event, policy).expect("an event of the level");
             let unsafe_writes = worked.device.unsafe_writes_at(event).unwrap_or(0);
             moments.count(event, self.level, unsafe_writes, &mut self.outcome.coverage);
@@ -244,13 +255,32 @@ impl Level<'_> {
         }
     }
 
-    /// A moment of the level; one that the next level begins with lies mostly behind the opening.
-    fn crash_event(&self, worked: &Worked, is_next: bool, random: &mut Random) -> usize {
-        let opening = random.one_in(if is_next { 8 } else { 4 });
+    /// A moment of the level, with a policy: often one at which much depends on what is kept. One that the next level
+    /// begins with lies mostly behind the opening.
+    fn crash(
+        &self,
+        worked: &Worked,
+        moments: &Moments,
+        is_next: bool,
+        random: &mut Random,
+    ) -> (usize, CrashPolicy) {
+        let policy = crash_policy(random);
+        let opening = random.one_in(if is_next { 8 } else { 5 });
         if opening || worked.ended <= worked.opened {
-            random.below(worked.opened as u64 + 1) as usize
-        } else {
-            worked.opened + 1 + random.below((worked.ended - worked.opened) as u64) as usize
+            return (random.below(worked.opened as u64 + 1) as usize, policy);
+        }
+        let anywhere = worked.opened + 1 + random.below((worked.ended - worked.opened) as u64) as usize;
+        let special = match random.below(8) {
+            0 => moments.in_checkpoint(random),
+            1 => moments.in_journal_writes(random),
+            2 | 3 => moments.at_force(random),
+            _ => None,
+        };
+        match special {
+            // What was forced is there even if all that may go is gone.
+            Some(event) if random.one_in(3) => (event, CrashPolicy::LoseAll),
+            Some(event) => (event, policy),
+            None => (anywhere, policy),
         }
     }
 

@@ -42,6 +42,9 @@ struct Arguments {
     /// What kind of work, whatever the seed says.
     #[arg(long, value_enum)]
     style: Option<StyleName>,
+    /// Whether some writes of data fail, whatever the seed says.
+    #[arg(long)]
+    faults: Option<bool>,
     /// Only these steps, as level.thread.place.
     #[arg(long, value_delimiter = ',', value_parser = parse_step)]
     only: Option<Vec<(usize, usize, usize)>>,
@@ -64,6 +67,7 @@ enum StyleName {
     Full,
     Wrap,
     Reshape,
+    Forces,
 }
 
 impl StyleName {
@@ -75,6 +79,7 @@ impl StyleName {
             StyleName::Full => Style::Full,
             StyleName::Wrap => Style::Wrap,
             StyleName::Reshape => Style::Reshape,
+            StyleName::Forces => Style::Forces,
         }
     }
 }
@@ -96,19 +101,26 @@ impl Arguments {
             images: self.images,
             levels: self.levels,
             style: self.style.map(StyleName::style),
+            faults: self.faults,
             only: self.only.clone(),
         }
     }
 }
 
 /// The command that repeats a run.
-fn command(settings: &Settings) -> String {
-    let Settings { seed, operations, threads, images, levels, style, only } = settings;
+fn command(settings: &Settings, mistake: Option<Broken>) -> String {
+    let Settings { seed, operations, threads, images, levels, style, faults, only } = settings;
     let mut command = format!(
         "cargo run --release -p sim -- --seed {seed} --ops {operations} --threads {threads} --images {images} --levels {levels}"
     );
     if let Some(style) = style {
         command += &format!(" --style {}", format!("{style:?}").to_lowercase());
+    }
+    if let Some(mistake) = mistake {
+        command += &format!(" --broken {}", mistake.name());
+    }
+    if let Some(faults) = faults {
+        command += &format!(" --faults {faults}");
     }
     if let Some(only) = only {
         let steps: Vec<_> = only.iter().map(|(level, thread, at)| format!("{level}.{thread}.{at}")).collect();
@@ -117,14 +129,14 @@ fn command(settings: &Settings) -> String {
     command
 }
 
-fn tell(settings: &Settings, violation: &Violation, shrinks: bool) {
+fn tell(settings: &Settings, violation: &Violation, arguments: &Arguments) {
     println!("\nVIOLATION, seed {}: {violation}", settings.seed);
-    println!("repeat: {}", command(settings));
+    println!("repeat: {}", command(settings, arguments.broken));
     let mut violation = violation.clone();
-    if shrinks {
+    if !arguments.no_shrink {
         println!("making it smaller ...");
         let (small, shown) = sim::shrink::shrink(settings, violation, Duration::from_secs(120));
-        println!("smaller: {shown}\nrepeat: {}", command(&small));
+        println!("smaller: {shown}\nrepeat: {}", command(&small, arguments.broken));
         violation = shown;
     }
     for line in &violation.history {
@@ -178,7 +190,7 @@ fn main() -> ExitCode {
     println!("{:>10.1} images/s", total.images as f64 / started.elapsed().as_secs_f64());
     match found.into_inner().expect("no panic") {
         Some((settings, violation)) => {
-            tell(&settings, &violation, !arguments.no_shrink);
+            tell(&settings, &violation, &arguments);
             ExitCode::FAILURE
         }
         None => ExitCode::SUCCESS,

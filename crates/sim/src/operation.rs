@@ -151,6 +151,21 @@ pub enum Operation {
     Remount,
 }
 
+impl Operation {
+    /// Whether it makes things durable before it returns.
+    pub fn is_force(&self) -> bool {
+        match self {
+            Operation::Fsync { .. }
+            | Operation::FsyncMany { .. }
+            | Operation::Sync
+            | Operation::Checkpoint
+            | Operation::Remount => true,
+            Operation::Write { flags, .. } => flags.intersects(IoFlags::SYNC | IoFlags::DATASYNC),
+            _ => false,
+        }
+    }
+}
+
 /// The file that an operation may have changed in part, if it fails for want of space or because the device failed: a
 /// write that goes to the device before it returns, or a zeroing that has done an edge.
 pub fn leaves_a_part(operation: &Operation) -> Option<u64> {

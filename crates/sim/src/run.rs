@@ -489,14 +489,19 @@ fn spawn<T: Send + 'static>(name: &str, body: impl FnOnce() -> T + Send + 'stati
     thread::Builder::new().name(name.to_owned()).spawn(body).expect("a thread")
 }
 
-/// The device's own time: completes what is held, now soon, now late, in any order.
+/// The device's own time: completes what is held, now soon, now late, in any order. A slow device mostly waits until
+/// nobody else can go on, so that much is in flight.
 fn complete(device: &SimulatedBackend, stop: &AtomicBool, mut random: Random) {
+    let slow = !random.one_in(3);
     while !stop.load(Ordering::Relaxed) {
-        if device.held() > 0 && !random.one_in(4) {
+        if device.held() > 0 && if slow { random.one_in(8) } else { !random.one_in(4) } {
             device.release_one(&mut random);
-        } else {
-            let slow = if random.one_in(50) { 20_000 } else { 200 };
-            thread::sleep(Duration::from_micros(1 + random.below(slow)));
+            continue;
+        }
+        let long = if random.one_in(50) { 20_000 } else { 200 };
+        thread::sleep(Duration::from_micros(1 + random.below(long)));
+        if slow && device.held() > 0 {
+            device.release_one(&mut random);
         }
     }
     device.release_all(&mut random);

@@ -1,8 +1,9 @@
 //! Durability of files: one, many, or the whole volume.
 //!
-//! Protocol of fsync (J4, J5): write back the file's dirty blocks and wait, those already in flight included; put
-//! attributes that are only in memory into the journal; force the journal to the inode's last `Seq` (fdatasync: to
-//! the last one that reading the data back needs); flush the device as far as the file's last completed data write.
+//! Protocol of fsync (J4, J5): write back the file's dirty blocks and wait, those already in flight included; let a
+//! truncate, or whoever else drops dirty blocks, finish; put attributes that are only in memory into the journal; force
+//! the journal to the inode's last `Seq` (fdatasync: to the last one that reading the data back needs); flush the device
+//! as far as the file's last completed data write.
 //! Each step does nothing where there is nothing to do: fsync of a clean file is no I/O, fdatasync of an overwrite
 //! is data and one flush.
 //!
@@ -15,6 +16,7 @@
 //! Neighbours: `journal` groups the forces; the cache writes back; [`super::backing`] stores the `Seq`.
 
 use crate::engine::Engine;
+use crate::gate::GateState;
 use crate::inode::{Inode, InodeRef};
 use crate::transaction::Cost;
 use quire_base::broken::{Broken, is_broken};
@@ -34,6 +36,14 @@ pub(crate) struct Pending {
 
 /// Queued fsyncs that one force completes at most.
 const BULK_MAX: usize = 4096;
+
+/// Waits for whoever has the file to himself. A truncate drops dirty blocks from memory before its record is in the
+/// journal: a file that looks clean then is neither written nor cut.
+fn await_drops(inode: &Inode) {
+    if inode.seen.exclusive_sequence.load(Ordering::Acquire) % 2 == 1 {
+        drop(inode.gate.enter(GateState::Buffered));
+    }
+}
 
 /// How far the journal and the device must be for an fsync to be true.
 #[derive(Clone, Copy)]
@@ -84,6 +94,7 @@ impl Engine {
             let start = if end > on_disk { offset.min(on_disk) } else { offset };
             mapping.write_back(start / BLOCK_SIZE as u64, end.div_ceil(BLOCK_SIZE as u64))?;
         }
+        await_drops(inode);
         self.journal_attributes(inode, datasync)?;
         self.reach_size(inode, wanted, datasync)?;
         let seq = if datasync { &inode.datasync_seq } else { &inode.commit_seq };
@@ -221,6 +232,7 @@ impl Engine {
             .collect();
         // Every file is tried; the first error is told.
         let mut outcome = self.cache.write_back_all();
+        self.inodes.all().iter().for_each(|inode| await_drops(inode));
         outcome = outcome.and(self.journal_all_attributes());
         for (inode, size) in growing {
             outcome = outcome.and(self.reach_size(&inode, size, false));
