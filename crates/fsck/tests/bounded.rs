@@ -13,9 +13,10 @@ use quire::{Create, Volume};
 use quire_base::InodeNo;
 use quire_device::simulated::Image;
 use quire_format::dirent::{Entry, cookie};
-use quire_format::extent::Extent;
+use quire_format::extent::{Extent, FILE_BLOCKS_MAX};
 use quire_format::inode::{FileType, InodeRecord};
 use quire_format::key::{Key, KeyKind};
+use quire_format::logged::{LoggedKind, LoggedOp};
 use quire_fsck::{IssueKind, Report};
 use std::time::Duration;
 
@@ -74,7 +75,18 @@ fn files(session: &Session) -> Vec<(u64, InodeRecord)> {
     found
 }
 
+/// Opens the damaged volume as a mount does, if it can be opened, and closes it.
+fn mount(image: &Image) {
+    timed("mount", || {
+        if let Ok(volume) = Volume::open_backend(device(image), options()) {
+            volume.drain_orphans();
+            drop(volume.close());
+        }
+    });
+}
+
 fn check_and_mend(image: &Image, expected: IssueKind) -> Report {
+    mount(image);
     let report = timed("check", || check(image).unwrap());
     assert!(report.has(expected), "{:#?}", report.issues.first());
     let (report, after) = timed("repair", || repair(image));
@@ -129,8 +141,47 @@ fn tens_of_thousands_of_names_with_one_hash() {
             put(session, Key::entry(InodeNo::ROOT, cookie(4711, number as u16)), &entry.encode());
         }
     });
+    mount(&image);
     let report = timed("check", || check(&image).unwrap());
     assert!(report.has(IssueKind::EntryMisplaced));
+}
+
+#[test]
+fn thousands_of_logged_operations() {
+    // Each was looked for among all before it.
+    let image = volume_with(1 << 18, |session| {
+        let (inode, record) = files(session).swap_remove(0);
+        for id in 0..15_000 {
+            let operation = LoggedOp {
+                kind: LoggedKind::Truncate,
+                inode: InodeNo(inode + id / 2),
+                generation: record.generation,
+                start: 0,
+                end: FILE_BLOCKS_MAX,
+                cursor: FILE_BLOCKS_MAX,
+                size: 0,
+            };
+            put(session, Key::logged(id), &operation.encode());
+        }
+    });
+    check_and_mend(&image, IssueKind::LoggedOperationInvalid);
+}
+
+#[test]
+fn tens_of_thousands_of_orphans() {
+    // Under keys; slots are as many as mkfs made.
+    let image = volume_with(1 << 18, |session| {
+        let (inode, record) = files(session).swap_remove(0);
+        for number in 0..20_000 {
+            let inode = InodeNo(inode + 100 + number);
+            let record = InodeRecord { nlink: 0, size: 0, blocks: 0, ..record.clone() };
+            put(session, Key::inode(inode), &record.encode());
+            put(session, Key::orphan(inode), &[]);
+        }
+    });
+    let report = timed("check", || check(&image).unwrap());
+    assert_eq!(report.summary.orphans, 20_000);
+    mount(&image);
 }
 
 /// Gives files one extent in every second file block, and counts to fit; where they are is `place`'s to say.
