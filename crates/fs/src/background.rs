@@ -105,13 +105,14 @@ fn syncer(engine: &Arc<Engine>) {
     loop {
         {
             let mut state = engine.background.state.lock();
-            while !state.stop && state.fsyncs.is_empty() {
+            while !state.stop && state.fsyncs.is_empty() && state.released.is_empty() {
                 engine.background.wake_sync.wait(&mut state);
             }
-            if state.stop && state.fsyncs.is_empty() {
+            if state.stop && state.fsyncs.is_empty() && state.released.is_empty() {
                 return;
             }
         }
+        engine.drop_released();
         engine.sync_queued();
     }
 }
@@ -123,10 +124,26 @@ fn report(outcome: Result<()>, what: &str) {
 }
 
 impl Engine {
+    /// Drops a reference on another thread, for callers that must not wait as the last drop of one may.
+    pub(crate) fn release_later(&self, inode: crate::inode::InodeRef) {
+        let mut state = self.background.state.lock();
+        if !state.stop {
+            state.released.push(inode);
+            self.background.wake_sync.notify_one();
+        }
+    }
+
+    /// Drops what [`Engine::release_later`] took.
+    pub(crate) fn drop_released(&self) {
+        let released = std::mem::take(&mut self.background.state.lock().released);
+        drop(released);
+    }
+
     /// One round of background work, for callers that run without threads.
     pub(crate) fn background_step(self: &Arc<Engine>) -> Result<()> {
         self.cache.background_step();
         while self.sync_queued() {}
+        self.drop_released();
         while self.reap_one() {}
         if std::mem::take(&mut self.background.state.lock().checkpoint_wanted) {
             self.checkpoint_now()?;

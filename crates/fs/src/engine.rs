@@ -83,7 +83,7 @@ pub(crate) struct Background {
     pub(crate) wake_commit: Condvar,
     /// The reaper: an orphan is queued, or the end.
     pub(crate) wake_reap: Condvar,
-    /// The syncers: an fsync is queued, or the end.
+    /// The syncers: an fsync is queued, a reference is to be dropped, or the end.
     pub(crate) wake_sync: Condvar,
     /// Signalled when the reaper has emptied its queue.
     pub(crate) idle: Condvar,
@@ -101,6 +101,8 @@ pub(crate) struct BackgroundState {
     pub(crate) reaping: usize,
     /// fsyncs that a worker performs.
     pub(crate) fsyncs: std::collections::VecDeque<crate::file::fsync::Pending>,
+    /// References that a completion, which must not wait, has left to be dropped.
+    pub(crate) released: Vec<crate::inode::InodeRef>,
 }
 
 /// The parts that [`Engine::new`] takes over from mkfs and recovery.

@@ -100,6 +100,17 @@ pub struct Permit<'a> {
     counted: u32,
 }
 
+/// A permit in the hands of an operation that outlives its call: [`Permit::into_counted`], [`Gate::resume`].
+#[derive(Clone, Copy, Debug)]
+pub struct Counted(u32);
+
+impl Permit<'_> {
+    /// Keeps the place in the gate; whoever ends the operation gives it back through [`Gate::resume`], once.
+    pub fn into_counted(self) -> Counted {
+        Counted(std::mem::ManuallyDrop::new(self).counted)
+    }
+}
+
 impl Default for Gate {
     fn default() -> Gate {
         Gate::new()
@@ -126,6 +137,11 @@ impl Gate {
             IN_WORD
         });
         Permit { gate: self, counted }
+    }
+
+    /// The permit that [`Permit::into_counted`] turned into a number.
+    pub fn resume(&self, counted: Counted) -> Permit<'_> {
+        Permit { gate: self, counted: counted.0 }
     }
 
     /// Enters if that needs no waiting.

@@ -55,6 +55,7 @@ mod xattr;
 
 pub use attributes::{Attributes, SetAttributes, SetTime};
 pub use file::IoFlags;
+pub use file::direct_async::BufferDone;
 pub use file::fallocate::FallocateMode;
 pub use file::fsync::Completion;
 pub use inode::InodeRef;
@@ -62,7 +63,7 @@ pub use library::{Directory, File, OpenOptions};
 pub use namespace::{Caller, Create, DirectoryEntry, RenameFlags};
 pub use options::{AccessTimes, FormatOptions, VolumeOptions};
 pub use quire_base::{Clock, Error, ErrorKind, InodeNo, Result, Timestamp};
-pub use quire_device::{Backend, MemoryBackend};
+pub use quire_device::{AlignedBuf, Backend, MemoryBackend};
 pub use quire_format::inode::FileType;
 pub use recovery::RecoveryReport;
 pub use volume::{Metrics, Statfs, Volume, VolumeInfo};

@@ -11,10 +11,12 @@
 
 use crate::attributes::{Attributes, SetAttributes};
 use crate::file::IoFlags;
+use crate::file::direct_async::BufferDone;
 use crate::inode::InodeRef;
 use crate::namespace::{Caller, Create, RenameFlags};
 use crate::volume::Volume;
 use quire_base::{Error, ErrorKind, InodeNo, Result};
+use quire_device::AlignedBuf;
 use quire_format::inode::FileType;
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -559,6 +561,22 @@ impl File {
     pub fn read_at(&self, out: &mut [u8], offset: u64) -> Result<usize> {
         self.check(self.readable, "reading")?;
         self.volume.read(&self.inode, offset, out, self.flags - IoFlags::APPEND)
+    }
+
+    /// Reads past the cache without holding the caller; see [`Volume::read_direct_async`].
+    pub fn read_direct_async(&self, buffer: AlignedBuf, offset: u64, done: BufferDone) {
+        match self.check(self.readable, "reading") {
+            Ok(()) => self.volume.read_direct_async(&self.inode, offset, buffer, done),
+            Err(error) => done(buffer, Err(error)),
+        }
+    }
+
+    /// Writes past the cache without holding the caller; see [`Volume::write_direct_async`].
+    pub fn write_direct_async(&self, buffer: AlignedBuf, offset: u64, done: BufferDone) {
+        match self.check(self.writable, "writing") {
+            Ok(()) => self.volume.write_direct_async(&self.inode, offset, buffer, self.flags, done),
+            Err(error) => done(buffer, Err(error)),
+        }
     }
 
     /// Fills `out`; an error of kind `Range` if the file ends before.

@@ -10,6 +10,7 @@ use crate::attributes::{Attributes, SetAttributes};
 use crate::background::Threads;
 use crate::engine::Engine;
 use crate::file::IoFlags;
+use crate::file::direct_async::BufferDone;
 use crate::file::fallocate::FallocateMode;
 use crate::file::fsync::Completion;
 use crate::inode::InodeRef;
@@ -21,7 +22,7 @@ use crate::xattr::XattrFlags;
 use quire_base::sync::atomic::{AtomicBool, Ordering};
 use quire_base::sync::{Arc, Mutex};
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result, Timestamp};
-use quire_device::Backend;
+use quire_device::{AlignedBuf, Backend};
 use quire_format::superblock::Superblock;
 
 /// An open volume. Cloning shares it; [`Volume::close`], or dropping the last clone, closes it.
@@ -441,6 +442,28 @@ impl Volume {
         self.engine().write(inode, offset, data, flags).map(|(_, written)| written)
     }
 
+    /// Reads past the cache without holding the caller: `done` gets the buffer back, and how many bytes of the file it
+    /// holds. A request that is not on block boundaries is done before this returns. `done` runs on a thread of the
+    /// device, which it must not keep waiting, or on this one.
+    pub fn read_direct_async(&self, inode: &InodeRef, offset: u64, buffer: AlignedBuf, done: BufferDone) {
+        self.engine().read_direct_async(inode, offset, buffer, done);
+    }
+
+    /// Writes past the cache without holding the caller: `done` gets the buffer back, and how many bytes were written.
+    /// A request that grows the file, fills holes, appends, or is not on block boundaries is done before this returns.
+    /// With [`IoFlags::SYNC`] or [`IoFlags::DATASYNC`] it is done when it is durable. `done` runs on a thread of the
+    /// device or of the volume, which it must not keep waiting, or on this one.
+    pub fn write_direct_async(
+        &self,
+        inode: &InodeRef,
+        offset: u64,
+        buffer: AlignedBuf,
+        flags: IoFlags,
+        done: BufferDone,
+    ) {
+        self.engine().write_direct_async(inode, offset, buffer, flags, done);
+    }
+
     /// Appends; gives the offset that the data got, and the count.
     pub fn append(&self, inode: &InodeRef, data: &[u8], flags: IoFlags) -> Result<(u64, usize)> {
         self.engine().write(inode, 0, data, flags | IoFlags::APPEND)
@@ -512,6 +535,7 @@ impl Inner {
             outcome = engine.sync();
         }
         self.threads.stop(engine);
+        engine.drop_released();
         engine.cache.stop();
         if !engine.read_only && engine.failure().is_none() {
             // What came in while the threads were being stopped.

@@ -7,7 +7,7 @@
 //!
 //! Requests that are not whole blocks go through the cache and are written through.
 //!
-//! Neighbours: [`super::buffered`]; [`super::backing`] places blocks and journals them.
+//! Neighbours: [`super::direct_async`]; [`super::buffered`]; [`super::backing`] places blocks and journals them.
 
 use super::{BATCH_BYTES, IoFlags, range_end};
 use crate::engine::Engine;
@@ -21,7 +21,7 @@ use quire_device::{AlignedBuf, IoClass};
 /// Bytes that one step of a direct request covers.
 const STEP_BYTES: usize = 4 * BATCH_BYTES;
 
-fn aligned(offset: u64, len: usize) -> bool {
+pub(super) fn aligned(offset: u64, len: usize) -> bool {
     offset.is_multiple_of(BLOCK_SIZE as u64) && len.is_multiple_of(BLOCK_SIZE)
 }
 

@@ -22,7 +22,7 @@ use crate::transaction::Cost;
 use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
-use quire_base::{BLOCK_SIZE, Result, Seq};
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result, Seq};
 
 /// Called with the outcome of an asynchronous operation.
 pub type Completion = Box<dyn FnOnce(Result<()>) + Send>;
@@ -170,19 +170,38 @@ impl Engine {
 
     /// Queues an fsync; `done` is called by the worker that completes it.
     pub(crate) fn fsync_async(self: &Arc<Engine>, inode: &InodeRef, datasync: bool, done: Completion) {
-        if self.read_only {
-            return done(Ok(()));
-        }
         if !self.options.threads {
             return done(self.fsync(inode, datasync));
         }
+        if let Err(done) = self.queue_fsync(inode.clone(), datasync, done) {
+            done(self.fsync(inode, datasync));
+        }
+    }
+
+    /// As [`Engine::fsync_async`] for a completion on a thread of the device, which cannot wait for the device.
+    pub(crate) fn fsync_after_io(self: &Arc<Engine>, inode: InodeRef, datasync: bool, done: Completion) {
+        if !self.options.threads {
+            return done(self.fsync(&inode, datasync));
+        }
+        if let Err(done) = self.queue_fsync(inode, datasync, done) {
+            done(Err(Error::new(ErrorKind::Shutdown, "the volume was closed before the data was durable")));
+        }
+    }
+
+    /// Leaves an fsync to the syncers; gives the completion back if they are gone.
+    fn queue_fsync(
+        &self,
+        inode: InodeRef,
+        datasync: bool,
+        done: Completion,
+    ) -> std::result::Result<(), Completion> {
         let mut state = self.background.state.lock();
         if state.stop {
-            drop(state);
-            return done(self.fsync(inode, datasync));
+            return Err(done);
         }
-        state.fsyncs.push_back(Pending { inode: inode.clone(), datasync, done });
+        state.fsyncs.push_back(Pending { inode, datasync, done });
         self.background.wake_sync.notify_one();
+        Ok(())
     }
 
     /// Completes fsyncs that were queued. False if there were none.

@@ -5,6 +5,7 @@
 //! | [`backing`] | what the cache asks of a file: extents, space, placement, completion |
 //! | [`buffered`] | reads and writes through the cache, appends, size growth |
 //! | [`direct`] | reads and writes past the cache |
+//! | [`direct_async`] | those that hold no thread |
 //! | [`truncate`] | explicit size changes |
 //! | [`fallocate`] | allocate, punch, zero |
 //! | [`shift`] | collapse and insert range, by logged operations |
@@ -21,6 +22,7 @@ pub(crate) mod backing;
 pub(crate) mod buffered;
 pub(crate) mod copy;
 pub(crate) mod direct;
+pub(crate) mod direct_async;
 pub(crate) mod fallocate;
 pub(crate) mod fsync;
 pub(crate) mod range_lock;

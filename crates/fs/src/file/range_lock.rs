@@ -58,6 +58,20 @@ impl RangeLock {
     }
 }
 
+impl RangeLock {
+    /// The guard of a ticket that [`RangeGuard::into_ticket`] gave.
+    pub(crate) fn resume(&self, ticket: u64) -> RangeGuard<'_> {
+        RangeGuard { lock: self, ticket }
+    }
+}
+
+impl RangeGuard<'_> {
+    /// Keeps the range locked; whoever ends the operation takes it up again with [`RangeLock::resume`], once.
+    pub(crate) fn into_ticket(self) -> u64 {
+        std::mem::ManuallyDrop::new(self).ticket
+    }
+}
+
 impl Ranges {
     fn must_wait(&self, ticket: u64) -> bool {
         let at =
