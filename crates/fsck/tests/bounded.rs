@@ -224,3 +224,18 @@ fn two_files_that_share_thousands_of_blocks() {
     });
     check_and_mend(&image, IssueKind::ExtentShared);
 }
+
+#[test]
+fn a_small_volume_that_says_that_it_is_huge() {
+    // What a volume has in memory for its size is little, and a sparse file of a pebibyte is easily made.
+    let small = volume_with(8192, |_| {});
+    for blocks in [1u64 << 30, 1 << 38] {
+        let mut image = Image::new(blocks);
+        small.for_each(&mut |at, block| image.write(at, block));
+        let mut editor = common::editor::Editor::new(&image);
+        for slot in 0..2 {
+            editor.set_superblock(slot, |superblock| superblock.block_count = blocks);
+        }
+        check_and_mend(&editor.image, IssueKind::FreeBlocksWrong);
+    }
+}
