@@ -1,5 +1,5 @@
-//! Mistakes on purpose: one switch for each ordering that the engine's durability rests on, to prove that the tests
-//! would notice if it were missing.
+//! Mistakes on purpose: one switch for each ordering that the engine's durability, or what its readers see, rests on,
+//! to prove that the tests would notice if it were missing.
 //!
 //! At the place where a mistake would be made the engine asks [`is_broken`]. In the product that is a constant `false`
 //! and nothing is left of the question. With the feature `simulation` it reads one setting of the whole process, so
@@ -95,6 +95,38 @@ pub enum Broken {
     /// A block in writeback can be changed and written again meanwhile (C2). Shows when the older write is the last to
     /// reach the medium.
     OverlappingDeviceWrites,
+
+    // Those of memory: they show in what threads read while others write, without any crash. See [`Broken::MEMORY`].
+    /// A batch that extends the file unlocks its segments before it publishes the size. Shows when a read across the
+    /// old end comes in between: it has the new bytes and the old end.
+    UnlockBeforeSizePublished = 100,
+    /// A read that the end of file clipped does not look at the size again. Shows when a write across the end comes
+    /// between the size and the versions.
+    SizeNotLookedAtAgain,
+    /// An optimistic read takes the versions of its segments when it has copied. Shows when a write comes in between.
+    VersionsTakenAfterCopy,
+    /// An optimistic read does not look at the exclusive sequence. Shows during truncates, punches, and writes longer
+    /// than a batch.
+    ExclusiveSequenceIgnored,
+    /// What an optimistic read finds no folio for, it takes for a hole. Shows when data has left the cache.
+    MissingFolioReadAsZeros,
+    /// Readahead does not set the fill bits of its blocks. Shows when one is written while it is being read in.
+    ReadaheadWithoutFillBits,
+    /// Who writes back does not wait for what is in flight. Shows when a direct read overtakes it.
+    WritebackNotWaitedFor,
+    /// A batch that starts on an odd block locks its segments from the last to the first. Shows as a deadlock with
+    /// another batch.
+    LocksNotInOrder,
+    /// A direct write leaves the gate when its data is submitted. Shows when a cached read fills in what was on the
+    /// device until then.
+    GateLeftAtSubmission,
+    /// A direct write leaves its blocks in the cache as they were. Shows at the next cached read.
+    CacheKeptAfterDirectWrite,
+    /// An append takes its offset before the size lock. Shows when two come together: one is lost.
+    AppendOffsetBeforeLock,
+    /// Nobody zeroes the rest of the last block when the size moves. Shows when a file grows that was cut inside a
+    /// block.
+    ZeroingSkippedBeyondEnd,
 }
 
 /// Whether the mistake is to be made: never.
@@ -108,7 +140,23 @@ pub const fn is_broken(_which: Broken) -> bool {
 pub use switch::{is_broken, reached, set, with};
 
 impl Broken {
-    /// Every mistake.
+    /// The mistakes of memory, which the history checker finds.
+    pub const MEMORY: [Broken; 12] = [
+        Broken::UnlockBeforeSizePublished,
+        Broken::SizeNotLookedAtAgain,
+        Broken::VersionsTakenAfterCopy,
+        Broken::ExclusiveSequenceIgnored,
+        Broken::MissingFolioReadAsZeros,
+        Broken::ReadaheadWithoutFillBits,
+        Broken::WritebackNotWaitedFor,
+        Broken::LocksNotInOrder,
+        Broken::GateLeftAtSubmission,
+        Broken::CacheKeptAfterDirectWrite,
+        Broken::AppendOffsetBeforeLock,
+        Broken::ZeroingSkippedBeyondEnd,
+    ];
+
+    /// The mistakes of durability, which the simulator finds.
     pub const ALL: [Broken; 27] = [
         Broken::NoFlushBeforeJournalWrite,
         Broken::FlushJoinedLate,
@@ -169,12 +217,24 @@ impl Broken {
             Broken::SeqStoredAfterWriteback => "seq-stored-after-writeback",
             Broken::ErrorSeenOnce => "error-seen-once",
             Broken::OverlappingDeviceWrites => "overlapping-device-writes",
+            Broken::UnlockBeforeSizePublished => "unlock-before-size-published",
+            Broken::SizeNotLookedAtAgain => "size-not-looked-at-again",
+            Broken::VersionsTakenAfterCopy => "versions-taken-after-copy",
+            Broken::ExclusiveSequenceIgnored => "exclusive-sequence-ignored",
+            Broken::MissingFolioReadAsZeros => "missing-folio-read-as-zeros",
+            Broken::ReadaheadWithoutFillBits => "readahead-without-fill-bits",
+            Broken::WritebackNotWaitedFor => "writeback-not-waited-for",
+            Broken::LocksNotInOrder => "locks-not-in-order",
+            Broken::GateLeftAtSubmission => "gate-left-at-submission",
+            Broken::CacheKeptAfterDirectWrite => "cache-kept-after-direct-write",
+            Broken::AppendOffsetBeforeLock => "append-offset-before-lock",
+            Broken::ZeroingSkippedBeyondEnd => "zeroing-skipped-beyond-end",
         }
     }
 
     /// The mistake of a name.
     pub fn from_name(name: &str) -> Option<Broken> {
-        Broken::ALL.into_iter().find(|broken| broken.name() == name)
+        Broken::ALL.into_iter().chain(Broken::MEMORY).find(|broken| broken.name() == name)
     }
 }
 
@@ -237,6 +297,9 @@ mod tests {
         for (at, broken) in Broken::ALL.into_iter().enumerate() {
             assert_eq!((broken as usize, Broken::from_name(broken.name())), (at, Some(broken)));
         }
+        for broken in Broken::MEMORY {
+            assert_eq!(Broken::from_name(broken.name()), Some(broken));
+        }
         assert_eq!(Broken::from_name("nothing-of-the-kind"), None);
     }
 
@@ -248,7 +311,7 @@ mod tests {
             reached()
         });
         assert_eq!((seen, is_broken(Broken::SizePastGap)), (1, false));
-        with(None, || assert!(Broken::ALL.iter().all(|broken| !is_broken(*broken))));
+        with(None, || assert!(Broken::ALL.iter().chain(&Broken::MEMORY).all(|broken| !is_broken(*broken))));
     }
 
     #[cfg(not(feature = "simulation"))]

@@ -17,6 +17,7 @@
 //!
 //! Neighbours: `read`, `write` and `fill` are the callers.
 
+use quire_base::sync::{COPY_PIECE_BYTES, copy_point};
 #[cfg(not(all(target_arch = "x86_64", not(any(miri, loom)))))]
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -27,7 +28,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 /// this module or by device I/O.
 pub unsafe fn copy_out(from: *const u8, to: &mut [u8]) {
     // SAFETY: the caller vouches for `from`; `to` is a live exclusive borrow and folio memory is never borrowed.
-    unsafe { racing_copy(from, to.as_mut_ptr(), to.len()) }
+    unsafe { in_pieces(from, to.as_mut_ptr(), to.len()) }
 }
 
 /// Copies `from` into folio memory at `to`.
@@ -37,7 +38,25 @@ pub unsafe fn copy_out(from: *const u8, to: &mut [u8]) {
 /// owns the blocks' fill bits. Other threads may read it meanwhile, through this module.
 pub unsafe fn copy_in(from: &[u8], to: *mut u8) {
     // SAFETY: the caller vouches for `to`; `from` is a live borrow and folio memory is never borrowed.
-    unsafe { racing_copy(from.as_ptr(), to, from.len()) }
+    unsafe { in_pieces(from.as_ptr(), to, from.len()) }
+}
+
+/// The whole copy: one piece, but under the simulated scheduler, where others may run between two.
+///
+/// # Safety
+/// As for [`copy_out`] and [`copy_in`].
+unsafe fn in_pieces(from: *const u8, to: *mut u8, len: usize) {
+    let mut done = 0;
+    loop {
+        let piece = (len - done).min(COPY_PIECE_BYTES);
+        // SAFETY: within what the caller vouches for.
+        unsafe { racing_copy(from.add(done), to.add(done), piece) };
+        done += piece;
+        if done == len {
+            return;
+        }
+        copy_point();
+    }
 }
 
 /// Stores `len` zero bytes to folio memory at `to`.

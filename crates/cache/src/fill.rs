@@ -21,6 +21,7 @@ use crate::core::Core;
 use crate::folio::FolioPin;
 use crate::index::Pins;
 use crate::mapping::Mapping;
+use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::{Arc, Condvar, Mutex};
 use quire_base::units::blocks_for;
@@ -162,7 +163,8 @@ impl Mapping {
             // A segment is at most 32 blocks, aligned: it lies in one word.
             for (word, mask) in masks(block, stop) {
                 let wanted = mask & !pin.uptodate().word(word).load(Ordering::SeqCst);
-                let mut ours = wanted & !pin.filling().word(word).fetch_or(wanted, Ordering::SeqCst);
+                let marked = if !wait && is_broken(Broken::ReadaheadWithoutFillBits) { 0 } else { wanted };
+                let mut ours = wanted & !pin.filling().word(word).fetch_or(marked, Ordering::SeqCst);
                 // A fill that ended between the two looks has made its blocks valid.
                 let late = ours & pin.uptodate().word(word).load(Ordering::SeqCst);
                 if late != 0 {

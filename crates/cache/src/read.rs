@@ -19,6 +19,7 @@ use crate::index::Pins;
 use crate::mapping::{BLOCKS_END, Mapping};
 use crate::reclaim::touch;
 use crate::segment::{self, SegmentLock, Version};
+use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::atomic::{Ordering, fence};
 use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, Error, Result};
@@ -48,7 +49,7 @@ impl Mapping {
     pub fn try_read(&self, offset: u64, buf: &mut [u8], view: impl Fn() -> ReadView) -> Option<usize> {
         for _ in 0..ATTEMPTS {
             let seen = view();
-            if seen.exclusive_sequence % 2 == 1 {
+            if seen.exclusive_sequence % 2 == 1 && !is_broken(Broken::ExclusiveSequenceIgnored) {
                 return None;
             }
             let len = clip(offset, buf.len(), seen.size);
@@ -58,9 +59,11 @@ impl Mapping {
                 None => return None,
                 Some(true) => {
                     let now = view();
-                    if now.exclusive_sequence == seen.exclusive_sequence
-                        && (!clipped || now.size == seen.size)
-                    {
+                    let same_sequence = now.exclusive_sequence == seen.exclusive_sequence
+                        || is_broken(Broken::ExclusiveSequenceIgnored);
+                    let same_size =
+                        !clipped || now.size == seen.size || is_broken(Broken::SizeNotLookedAtAgain);
+                    if same_sequence && same_size {
                         self.core.metrics.reads_optimistic.add(1);
                         return Some(len);
                     }
@@ -84,6 +87,10 @@ impl Mapping {
         }
         let mut found: SmallVec<[(u64, FolioRef); 4]> = SmallVec::new();
         if !self.index.look_up(first, end, &mut found) {
+            if is_broken(Broken::MissingFolioReadAsZeros) {
+                buf.fill(0);
+                return Some(true);
+            }
             return None;
         }
         // The folios are not pinned: they may die here, and live again elsewhere.
@@ -106,6 +113,12 @@ impl Mapping {
         }
         for (start, (from, to), folio) in parts() {
             self.copy_part(&folio, start, from, to, offset, buf);
+        }
+        if is_broken(Broken::VersionsTakenAfterCopy) {
+            versions.clear();
+            if !segment::collect_versions(segments(), &mut versions) {
+                return Some(false);
+            }
         }
         if !segment::all_unchanged(segments(), &versions) {
             return Some(false);
@@ -140,6 +153,14 @@ impl Mapping {
         // Where the memory is was not certain before the versions were taken.
         // SAFETY: as in `copy_part`.
         unsafe { copy::copy_out(folio.memory(from).wrapping_add(skip), buf) };
+        if is_broken(Broken::VersionsTakenAfterCopy) {
+            for (number, version) in (low..=high).zip(&mut versions) {
+                match folio.segment(number).version() {
+                    Some(found) => *version = found,
+                    None => return Some(false),
+                }
+            }
+        }
         let is_ours = folio.is(self.number, start);
         fence(Ordering::Acquire);
         let unchanged =
@@ -224,7 +245,7 @@ impl Mapping {
             });
             // The size last: a write that extended the file published it before it unlocked a segment.
             let now = clip(offset, buf.len(), size());
-            if !valid || now > len {
+            if !valid || (now > len && !is_broken(Broken::SizeNotLookedAtAgain)) {
                 unlock();
                 continue;
             }

@@ -134,7 +134,7 @@ impl Mapping {
             }
             pins.iter().for_each(|pin| self.wait_filled(pin, first, end));
 
-            segment::lock_all(self.segments(&pins, first, end), &self.core.parking);
+            self.lock_segments(&pins, first, end);
             if !self.may_copy(&pins, first, end, head, tail) {
                 self.unlock_unchanged(&pins, first, end);
                 self.core.metrics.write_retries.add(1);
@@ -164,6 +164,14 @@ impl Mapping {
             let (from, to) = pin.clip(first, end);
             pin.segments(from, to)
         })
+    }
+
+    fn lock_segments(&self, pins: &Pins, first: u64, end: u64) {
+        if is_broken(Broken::LocksNotInOrder) && first % 2 == 1 {
+            let segments: Vec<_> = self.segments(pins, first, end).collect();
+            return segment::lock_all(segments.into_iter().rev(), &self.core.parking);
+        }
+        segment::lock_all(self.segments(pins, first, end), &self.core.parking);
     }
 
     fn unlock_unchanged(&self, pins: &Pins, first: u64, end: u64) {
@@ -264,8 +272,14 @@ impl Mapping {
             self.enlist(pin, pin.folio());
             touch(&self.core, pin);
         }
-        before_unlock();
+        let late = is_broken(Broken::UnlockBeforeSizePublished);
+        if !late {
+            before_unlock();
+        }
         self.segments(pins, first, end).for_each(|segment| segment.unlock(&self.core.parking));
+        if late {
+            before_unlock();
+        }
     }
 }
 

@@ -106,7 +106,9 @@ impl Mapping {
 
     /// Waits for all writeback of `[start, end)` that has been started.
     pub fn wait_write_back(&self, start: u64, end: u64) -> Result<()> {
-        self.wait_tickets(start, end);
+        if !is_broken(Broken::WritebackNotWaitedFor) {
+            self.wait_tickets(start, end);
+        }
         self.errors.within(start, end).map_or(Ok(()), Err)
     }
 

@@ -22,8 +22,8 @@ use crate::engine::Engine;
 use crate::file::range_lock::RangeLock;
 use crate::gate::Gate;
 use crate::orphan::Slot;
-use quire_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
-use quire_base::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock};
+use quire_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
+use quire_base::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, spin_loop};
 use quire_base::{Error, ErrorKind, InodeNo, Result, Seq, Timestamp};
 use quire_cache::Mapping;
 use quire_format::inode::{FileType, InodeRecord, MODE_PERMISSION_MASK};
@@ -93,6 +93,33 @@ pub(crate) struct Seen {
     pub(crate) size: AtomicU64,
     /// Counts exclusive operations; odd while one is under way.
     pub(crate) exclusive_sequence: AtomicU64,
+    /// The size when the last exclusive operation began.
+    pub(crate) size_before: AtomicU64,
+}
+
+impl Seen {
+    fn new(size: u64) -> Seen {
+        Seen {
+            size: AtomicU64::new(size),
+            exclusive_sequence: AtomicU64::new(0),
+            size_before: AtomicU64::new(size),
+        }
+    }
+
+    /// The size as callers may see it: that before an exclusive operation which is under way, for the size moves in
+    /// steps during one.
+    fn settled_size(&self) -> u64 {
+        loop {
+            let sequence = self.exclusive_sequence.load(Ordering::Acquire);
+            let size = if sequence % 2 == 1 { &self.size_before } else { &self.size };
+            let size = size.load(Ordering::Acquire);
+            fence(Ordering::Acquire);
+            if self.exclusive_sequence.load(Ordering::Relaxed) == sequence {
+                return size;
+            }
+            spin_loop();
+        }
+    }
 }
 
 /// See the module's documentation.
@@ -156,7 +183,7 @@ impl Inode {
             number,
             generation: record.generation,
             kind,
-            seen: Seen { size: AtomicU64::new(record.size), exclusive_sequence: AtomicU64::new(0) },
+            seen: Seen::new(record.size),
             extent_sequence: AtomicU64::new(0),
             gate: Gate::new(),
             size_lock: Mutex::new(()),
@@ -191,7 +218,8 @@ impl Inode {
         })
     }
 
-    /// The end of file that I/O sees, in bytes.
+    /// The end of file in bytes, as it is this moment: what a holder of the gate goes by. Who tells callers asks
+    /// [`InodeRef::size`].
     pub(crate) fn size(&self) -> u64 {
         self.seen.size.load(Ordering::Acquire)
     }
@@ -321,9 +349,9 @@ impl InodeRef {
         self.0.mode.load(Ordering::Acquire) & MODE_PERMISSION_MASK
     }
 
-    /// End of file in bytes.
+    /// End of file in bytes. A change of it that is under way counts as a whole or not at all.
     pub fn size(&self) -> u64 {
-        self.0.size()
+        self.0.seen.settled_size()
     }
 
     pub(crate) fn arc(&self) -> &Arc<Inode> {

@@ -39,6 +39,16 @@ pub mod time {
 #[cfg(any(not(feature = "simulation"), loom, shuttle))]
 pub use std::sync::OnceLock;
 
+/// Bytes that a copy which races with others moves before it comes to a [`copy_point`]: all of them, but for simulated
+/// threads.
+pub const COPY_PIECE_BYTES: usize =
+    if cfg!(all(feature = "simulation", not(any(loom, shuttle)))) { 1024 } else { usize::MAX };
+
+/// Between two pieces of a copy that races with others: lets another simulated thread run, if the seed says so.
+#[cfg(any(not(feature = "simulation"), loom, shuttle))]
+#[inline(always)]
+pub fn copy_point() {}
+
 #[cfg(not(any(feature = "simulation", loom, shuttle)))]
 mod real {
     pub use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -57,6 +67,7 @@ mod scheduled {
     pub use super::simulated::{
         Condvar, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard,
     };
+    pub use super::simulated_atomic::copy_point;
     pub use crate::simulation::thread::{self, spin_loop};
     pub use std::sync::{Arc, Weak};
 

@@ -17,6 +17,12 @@ fn point() {
     }
 }
 
+/// Between two pieces of a copy that races with others.
+#[track_caller]
+pub fn copy_point() {
+    point();
+}
+
 /// As [`std::sync::atomic::fence`].
 #[track_caller]
 pub fn fence(order: Ordering) {

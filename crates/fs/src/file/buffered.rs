@@ -18,6 +18,7 @@ use super::{BATCH_BYTES, IoFlags, OddSequence, range_end};
 use crate::engine::Engine;
 use crate::gate::GateState;
 use crate::inode::{Inode, InodeRef};
+use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::units::blocks_for;
@@ -186,7 +187,7 @@ impl Engine {
         let append = flags.contains(IoFlags::APPEND);
         let result = if data.len() > BATCH_BYTES {
             let _permit = inode.gate.enter(GateState::Exclusive);
-            let _odd = OddSequence::new(&inode.seen.exclusive_sequence);
+            let _odd = OddSequence::new(&inode.seen);
             let _size = inode.size_lock.lock();
             let at = if append { inode.size() } else { offset };
             range_end(at, data.len() as u64)?;
@@ -200,7 +201,11 @@ impl Engine {
             // The size cannot shrink while the permit is held: inside it once is inside it for good.
             if append || offset + data.len() as u64 > inode.size() {
                 let _size = inode.size_lock.lock();
-                let at = if append { inode.size() } else { offset };
+                let at = match append {
+                    true if is_broken(Broken::AppendOffsetBeforeLock) => near,
+                    true => inode.size(),
+                    false => offset,
+                };
                 range_end(at, data.len() as u64)?;
                 self.expose(inode, at)?;
                 write_batch(inode, room, at, data).map(|written| (at, written))
@@ -219,7 +224,7 @@ impl Engine {
     pub(crate) fn expose(&self, inode: &InodeRef, offset: u64) -> Result<()> {
         let size = inode.size();
         let block_end = size.next_multiple_of(BLOCK_SIZE as u64);
-        if offset > size && size < block_end {
+        if offset > size && size < block_end && !is_broken(Broken::ZeroingSkippedBeyondEnd) {
             inode.mapping().zero(size, block_end.min(offset))?;
         }
         self.settle_beyond(inode, block_end / BLOCK_SIZE as u64, blocks_for(offset))

@@ -3,7 +3,7 @@
 //! A direct write holds the gate's *direct* state, and its byte range exclusively; the range is written back and
 //! dropped from the cache, then the data goes to the device and, for blocks without written extents, a record
 //! follows it. A direct read holds its range shared and writes back what is dirty there, but keeps it cached. Size
-//! grows under the size lock, in offset order, and is published when the record is applied.
+//! grows under the size lock, in offset order, and is published when the last record is applied.
 //!
 //! Requests that are not whole blocks go through the cache and are written through.
 //!
@@ -13,6 +13,7 @@ use super::{BATCH_BYTES, IoFlags, range_end};
 use crate::engine::Engine;
 use crate::gate::GateState;
 use crate::inode::{Inode, InodeRef};
+use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, Result};
 use quire_cache::{Backing, Home, Placement};
@@ -98,7 +99,7 @@ impl Engine {
         data: &[u8],
         append: bool,
     ) -> Result<Option<(u64, usize)>> {
-        let _permit = inode.gate.enter(GateState::Direct);
+        let mut permit = Some(inode.gate.enter(GateState::Direct));
         let extends = append || range_end(offset, data.len() as u64)? > inode.size();
         let _size = extends.then(|| inode.size_lock.lock());
         let at = if append { inode.size() } else { offset };
@@ -113,22 +114,40 @@ impl Engine {
         let (first, last) = (at / BLOCK_SIZE as u64, end / BLOCK_SIZE as u64);
         if let Some(mapping) = inode.mapping.get() {
             mapping.write_back(first, last)?;
-            mapping.drop_range(first, last);
+            if !is_broken(Broken::CacheKeptAfterDirectWrite) {
+                mapping.drop_range(first, last);
+            }
+        }
+        if is_broken(Broken::GateLeftAtSubmission) {
+            drop(permit.take());
         }
         let mut done = 0;
         for piece in data.chunks(STEP_BYTES) {
-            match self.write_step(inode, at + done as u64, piece) {
-                Ok(()) => done += piece.len(),
+            let (written, outcome) = self.write_step(inode, at + done as u64, piece);
+            done += written;
+            match outcome {
+                Ok(()) => {}
                 Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
+                Err(error) => {
+                    tracing::debug!(%error, done, "a direct write ends short");
+                    break;
+                }
             }
         }
+        // Only now: whoever sees the size sees all of it.
+        super::buffered::publish_size(inode, at + done as u64);
         inode.touch_written();
         Ok(Some((at, done)))
     }
 
-    /// Writes one piece to its homes, journals them, publishes the size.
-    fn write_step(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
+    /// Writes one piece to its homes and journals them; gives the bytes written, and the error that stopped it.
+    fn write_step(&self, inode: &Inode, offset: u64, data: &[u8]) -> (usize, Result<()>) {
+        let mut written = 0;
+        let outcome = self.write_blocks(inode, offset, data, &mut written);
+        (written, outcome)
+    }
+
+    fn write_blocks(&self, inode: &Inode, offset: u64, data: &[u8], written: &mut usize) -> Result<()> {
         let (first, count) = (offset / BLOCK_SIZE as u64, (data.len() / BLOCK_SIZE) as u64);
         let holes = holes_in(inode, first, count)?;
         inode.reserve(holes)?;
@@ -139,7 +158,10 @@ impl Engine {
             let step =
                 self.place_and_write(inode, block, first + count - block, first, &buffer, &mut promised);
             match step {
-                Ok(next) => block = next,
+                Ok(next) => {
+                    block = next;
+                    *written = (block - first) as usize * BLOCK_SIZE;
+                }
                 Err(error) => {
                     inode.unreserve(promised);
                     return Err(error);
@@ -166,10 +188,7 @@ impl Engine {
             before.iter().map(|&(start, count)| (start + count).min(next).saturating_sub(start)).sum();
         *promised -= taken;
         let written = self.write_runs(&placement, first, data).and_then(|()| {
-            let end = next * BLOCK_SIZE as u64;
-            self.apply_written(inode, &placement, end)?;
-            super::buffered::publish_size(inode, end);
-            Ok(())
+            self.apply_written(inode, &placement, next * BLOCK_SIZE as u64)
         });
         if written.is_err() {
             self.take_back(inode, &placement);

@@ -65,7 +65,7 @@ impl Engine {
         self.clear_privileges(inode)?;
         self.retry_without_space(|| {
             let _permit = inode.gate.enter(GateState::Exclusive);
-            let _odd = OddSequence::new(&inode.seen.exclusive_sequence);
+            let _odd = OddSequence::new(&inode.seen);
             let _size = inode.size_lock.lock();
             match mode {
                 FallocateMode::PunchHole => self.punch(inode, offset, end)?,

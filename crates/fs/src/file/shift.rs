@@ -72,7 +72,7 @@ impl Engine {
         inode.check_regular()?;
         self.clear_privileges(inode)?;
         let _permit = inode.gate.enter(GateState::Exclusive);
-        let _odd = OddSequence::new(&inode.seen.exclusive_sequence);
+        let _odd = OddSequence::new(&inode.seen);
         let _size = inode.size_lock.lock();
         let (kind, size) = plan(inode.size())?;
         let first = offset / BLOCK_SIZE as u64;

@@ -18,6 +18,7 @@ use crate::extent_map::Replacement;
 use crate::gate::GateState;
 use crate::inode::{Inode, InodeRef};
 use crate::transaction::Cost;
+use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::units::blocks_for;
@@ -34,7 +35,7 @@ impl Engine {
         range_end(size, 0)?;
         self.clear_privileges(inode)?;
         let _permit = inode.gate.enter(GateState::Exclusive);
-        let _odd = OddSequence::new(&inode.seen.exclusive_sequence);
+        let _odd = OddSequence::new(&inode.seen);
         let _size = inode.size_lock.lock();
         self.set_size(inode, size)
     }
@@ -49,7 +50,7 @@ impl Engine {
     pub(crate) fn settle_tail(&self, inode: &InodeRef) -> Result<()> {
         let size = inode.size();
         let block_end = size.next_multiple_of(BLOCK_SIZE as u64);
-        if size < block_end {
+        if size < block_end && !is_broken(Broken::ZeroingSkippedBeyondEnd) {
             let mapping = inode.mapping();
             mapping.zero(size, block_end)?;
             let block = size / BLOCK_SIZE as u64;
@@ -94,7 +95,8 @@ impl Engine {
         {
             mapping.write_back(on_disk / BLOCK_SIZE as u64, first)?;
         }
-        if !size.is_multiple_of(BLOCK_SIZE as u64) && size < inode.size() {
+        let cuts_block = !size.is_multiple_of(BLOCK_SIZE as u64) && size < inode.size();
+        if cuts_block && !is_broken(Broken::ZeroingSkippedBeyondEnd) {
             inode.mapping().zero(size, first * BLOCK_SIZE as u64)?;
         }
         if let Some(mapping) = inode.mapping.get() {

@@ -1,0 +1,118 @@
+//! The program `history`: runs seeds until told to stop, and says how to repeat what failed.
+
+use clap::Parser;
+use history::campaign::Campaign;
+use history::generate::{Extent, Style};
+use history::simulated::{self, Settings};
+use quire_base::broken::{self, Broken};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Concurrent histories of one file under a seeded scheduler, checked for one order that explains every read.
+///
+/// Each seed is one run of several files. The same arguments give the same run. Exit code 1: something was found that
+/// must not be.
+#[derive(Parser)]
+#[command(name = "history", version)]
+struct Arguments {
+    /// The only seed, or with --runs or --minutes the first one.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Seeds to run.
+    #[arg(long, default_value_t = 1)]
+    runs: u64,
+    /// Run seeds until so many minutes have passed.
+    #[arg(long)]
+    minutes: Option<f64>,
+    /// Files of one run.
+    #[arg(long, default_value_t = Settings::default().files)]
+    files: u64,
+    /// Threads of one file at most.
+    #[arg(long, default_value_t = Settings::default().extent.threads)]
+    threads: u64,
+    /// Operations of a thread at most.
+    #[arg(long, default_value_t = Settings::default().extent.operations)]
+    ops: u64,
+    /// Which operations meet, whatever the seed says.
+    #[arg(long, value_parser = |name: &str| Style::from_name(name).ok_or("no such style"))]
+    style: Option<Style>,
+    /// Make a deliberate mistake in the engine (see `quire_base::broken`); the run is to find it.
+    #[arg(long, value_parser = |name: &str| Broken::from_name(name).ok_or("no such mistake"))]
+    broken: Option<Broken>,
+    /// Runs at once.
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
+    /// Print the histories.
+    #[arg(long)]
+    show: bool,
+}
+
+impl Arguments {
+    fn settings(&self) -> Settings {
+        let extent = Extent { threads: self.threads, operations: self.ops };
+        Settings { style: self.style, files: self.files, extent }
+    }
+
+    fn again(&self, seed: u64) -> String {
+        let mut command = format!(
+            "history --seed {seed} --files {} --threads {} --ops {}",
+            self.files, self.threads, self.ops
+        );
+        if let Some(style) = self.style {
+            command.push_str(&format!(" --style {}", style.name()));
+        }
+        if let Some(broken) = self.broken {
+            command.push_str(&format!(" --broken {}", broken.name()));
+        }
+        command
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    if arguments.show {
+        return broken::with(arguments.broken, || show(&arguments));
+    }
+    let found = broken::with(arguments.broken, || run(&arguments));
+    if found { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+fn show(arguments: &Arguments) -> ExitCode {
+    match simulated::histories(arguments.seed, &arguments.settings()) {
+        Ok((histories, steps)) => {
+            println!("{steps} points");
+            for (style, events) in histories {
+                println!("style {}", style.name());
+                events.iter().for_each(|event| println!("  {event}"));
+            }
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            println!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs the seeds; true if something was found.
+fn run(arguments: &Arguments) -> bool {
+    let started = Instant::now();
+    let end = arguments.minutes.map(|minutes| started + Duration::from_secs_f64(minutes * 60.0));
+    let last = arguments.seed.saturating_add(if end.is_some() { u64::MAX } else { arguments.runs });
+    let settings = arguments.settings();
+    let campaign = Campaign { seeds: arguments.seed..last, end, jobs: arguments.jobs };
+    let result = campaign.run(|seed| simulated::check(seed, &settings));
+    if let Some((seed, report)) = &result.found {
+        println!("{report}again: {}", arguments.again(*seed));
+    }
+    println!(
+        "{} runs, {} histories ({} undecided), {} operations, {} points, {:.1} s",
+        result.runs,
+        result.tally.histories,
+        result.tally.undecided,
+        result.tally.operations,
+        result.tally.steps,
+        started.elapsed().as_secs_f64()
+    );
+    result.found.is_some()
+}

@@ -1,0 +1,147 @@
+//! Doing operations on a file and keeping record of them.
+//!
+//! Neighbours: [`crate::simulated`] and [`crate::threads`] call it from their threads.
+
+use crate::cell::{self, CELL, Writer};
+use crate::operation::{Event, Operation, Outcome};
+use quire::{Create, Error, InodeRef, IoFlags, Volume};
+use quire_base::sync::thread;
+// Not by way of `quire_base::sync`: the record is no part of what is simulated, and keeping it is no point.
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// Bytes of the file that fills the cache.
+const OTHER_BYTES: u64 = 7 << 20;
+/// Bytes of it that are read at a time.
+const OTHER_PIECE: usize = 1 << 20;
+
+/// A file at work, and its history.
+pub struct Bench {
+    volume: Volume,
+    file: InodeRef,
+    other: InodeRef,
+    /// How long a pause is.
+    pause: Duration,
+    time: AtomicU64,
+    next: AtomicU32,
+    events: Mutex<Vec<Event>>,
+}
+
+impl Bench {
+    /// A new file called `name`. `other` is a file for [`Operation::Pressure`], of [`Bench::other`].
+    pub fn new(volume: &Volume, name: &str, other: &InodeRef, pause: Duration) -> quire::Result<Bench> {
+        let file = volume.create(&volume.root(), name.as_bytes(), &Create::file(0o644))?;
+        Ok(Bench {
+            volume: volume.clone(),
+            file,
+            other: other.clone(),
+            pause,
+            time: AtomicU64::new(1),
+            next: AtomicU32::new(1),
+            events: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// A file that is larger than a small cache, all of it a hole.
+    pub fn other(volume: &Volume) -> quire::Result<InodeRef> {
+        let other = volume.create(&volume.root(), b"other", &Create::file(0o644))?;
+        volume.truncate(&other, OTHER_BYTES)?;
+        Ok(other)
+    }
+
+    /// The file.
+    pub fn file(&self) -> &InodeRef {
+        &self.file
+    }
+
+    /// Does an operation as a thread of the history.
+    pub fn perform(&self, thread: u32, operation: &Operation) {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let at = {
+            let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+            events.push(Event {
+                number,
+                thread,
+                operation: operation.clone(),
+                outcome: Outcome::Pending,
+                called: self.time.fetch_add(1, Ordering::SeqCst),
+                returned: u64::MAX,
+            });
+            events.len() - 1
+        };
+        let outcome = self.attempt(number, operation).unwrap_or_else(|error| failed(&error));
+        let returned = self.time.fetch_add(1, Ordering::SeqCst);
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        (events[at].outcome, events[at].returned) = (outcome, returned);
+    }
+
+    fn attempt(&self, number: Writer, operation: &Operation) -> quire::Result<Outcome> {
+        let (volume, file) = (&self.volume, &self.file);
+        let done = |()| Outcome::Done;
+        match operation {
+            Operation::Write { at, len, flags } => {
+                let count = volume.write(file, at * CELL, &data(number, *len), *flags)?;
+                Ok(Outcome::Written { at: *at, count: cells(count as u64)? })
+            }
+            Operation::Append { len, flags } => {
+                let (at, count) = volume.append(file, &data(number, *len), *flags)?;
+                Ok(Outcome::Written { at: cells(at)?, count: cells(count as u64)? })
+            }
+            Operation::Truncate { size } => volume.truncate(file, size * CELL).map(done),
+            Operation::Allocate { mode, at, len } => {
+                volume.allocate(file, mode.engine(), at * CELL, len * CELL).map(done)
+            }
+            Operation::Read { at, len, direct } => {
+                let flags = if *direct { IoFlags::DIRECT } else { IoFlags::empty() };
+                // Not zeros: a read that leaves bytes out is found out.
+                let mut buffer = vec![0xDB; (len * CELL) as usize];
+                let count = volume.read(file, at * CELL, &mut buffer, flags)?;
+                Ok(match cell::decode(&buffer[..count]) {
+                    Ok(runs) => Outcome::Runs(runs),
+                    Err(byte) => Outcome::Foreign(byte),
+                })
+            }
+            Operation::Size => Ok(Outcome::Size(cells(volume.attributes(file).size)?)),
+            Operation::Fsync { datasync } => volume.fsync(file, *datasync).map(done),
+            Operation::Sync => volume.sync().map(done),
+            Operation::Pressure => self.fill_cache().map(done),
+            Operation::Pause => {
+                thread::sleep(self.pause);
+                Ok(Outcome::Done)
+            }
+        }
+    }
+
+    fn fill_cache(&self) -> quire::Result<()> {
+        let mut buffer = vec![0; OTHER_PIECE];
+        for at in (0..OTHER_BYTES).step_by(OTHER_PIECE) {
+            self.volume.read(&self.other, at, &mut buffer, IoFlags::empty())?;
+        }
+        Ok(())
+    }
+
+    /// The history so far.
+    pub fn events(&self) -> Vec<Event> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+fn data(number: Writer, len: u64) -> Vec<u8> {
+    let mut data = vec![0; (len * CELL) as usize];
+    cell::fill(number, &mut data);
+    data
+}
+
+fn failed(error: &Error) -> Outcome {
+    Outcome::Failed(error.kind(), error.to_string())
+}
+
+/// Bytes as cells; an error if the engine gave a number that cannot be right.
+fn cells(bytes: u64) -> quire::Result<u64> {
+    if bytes.is_multiple_of(CELL) {
+        Ok(bytes / CELL)
+    } else {
+        Err(Error::corrupt(format!("{bytes} bytes, though everything written is in multiples of {CELL}")))
+    }
+}
