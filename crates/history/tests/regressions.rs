@@ -23,7 +23,8 @@ fn sizes(count: usize) -> Vec<Operation> {
 fn a_long_append_moves_the_size_once() {
     let append = Operation::Append { len: 600 * BLOCK + 3, flags: IoFlags::APPEND };
     // Spread over the time that the append takes.
-    let spread: Vec<_> = (0..6).flat_map(|_| [Operation::Size, Operation::Size, Operation::Pressure]).collect();
+    let spread: Vec<_> =
+        (0..6).flat_map(|_| [Operation::Size, Operation::Size, Operation::Pressure]).collect();
     let plan = Plan {
         setup: vec![Operation::Write { at: 0, len: 100, flags: IoFlags::empty() }],
         threads: vec![vec![append], spread.clone(), spread],

@@ -187,9 +187,9 @@ impl Engine {
         let taken: u64 =
             before.iter().map(|&(start, count)| (start + count).min(next).saturating_sub(start)).sum();
         *promised -= taken;
-        let written = self.write_runs(&placement, first, data).and_then(|()| {
-            self.apply_written(inode, &placement, next * BLOCK_SIZE as u64)
-        });
+        let written = self
+            .write_runs(&placement, first, data)
+            .and_then(|()| self.apply_written(inode, &placement, next * BLOCK_SIZE as u64));
         if written.is_err() {
             self.take_back(inode, &placement);
             *promised += taken;
