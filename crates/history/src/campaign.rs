@@ -16,6 +16,8 @@ pub struct Tally {
     pub operations: u64,
     /// Histories with too many possibilities to decide.
     pub undecided: u64,
+    /// Histories that the polynomial check took.
+    pub graphs: u64,
     /// Points of the scheduler.
     pub steps: u64,
 }
@@ -26,6 +28,7 @@ impl Tally {
         self.histories += other.histories;
         self.operations += other.operations;
         self.undecided += other.undecided;
+        self.graphs += other.graphs;
         self.steps += other.steps;
     }
 }

@@ -17,6 +17,9 @@ const SECTOR: u64 = 64;
 /// Cells of the largest cached batch; longer requests go another way in the engine.
 const BATCH: u64 = 256 * BLOCK;
 
+/// Blocks of the file of a long history, but for what is appended.
+pub const LONG_BLOCKS: u64 = 24;
+
 /// Which operations meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Style {
@@ -169,6 +172,37 @@ impl Generator {
         };
         let grain = [1, 1, SECTOR, BLOCK][random.below(4) as usize];
         Generator { random, style, blocks, grain, stream: 0, edge: 0 }
+    }
+
+    /// One thread's operations of a long history: none that moves cells or makes the file smaller, ranges of whole
+    /// sectors, of a file of [`LONG_BLOCKS`].
+    pub fn long(seed: u64, count: usize) -> Vec<Operation> {
+        let mut random = Random::seeded(seed);
+        let reader = random.one_in(3);
+        let (style, blocks) = (Style::Direct, LONG_BLOCKS);
+        let mut generator = Generator { random, style, blocks, grain: SECTOR, stream: 0, edge: 0 };
+        let mut operations = Vec::with_capacity(count);
+        while operations.len() < count {
+            generator.style = match generator.random.below(40) {
+                0..18 => Style::Cached,
+                18..24 => Style::Ahead,
+                24 => Style::Append,
+                25 => Style::Holes,
+                _ => Style::Direct,
+            };
+            let operation = generator.operation(reader);
+            let fits = match &operation {
+                Operation::Truncate { .. } => false,
+                Operation::Allocate { mode, .. } => {
+                    matches!(mode, Mode::Punch | Mode::ZeroKeepSize | Mode::KeepSize)
+                }
+                _ => true,
+            };
+            if fits {
+                operations.push(operation);
+            }
+        }
+        operations
     }
 
     /// A plan.

@@ -16,10 +16,12 @@
 //! | [`operation`] | operations, answers, events |
 //! | [`content`] | the reference file |
 //! | [`exact`] | the search for an order |
+//! | [`graph`] | what must have come before what |
 //! | [`report`] | a contradiction for people |
 //! | [`generate`] | what the threads do, from a seed |
 //! | [`perform`] | doing it |
 //! | [`simulated`] | under the seeded scheduler |
+//! | [`threads`] | with threads of the system |
 //! | [`campaign`] | many seeds |
 //!
 //! Neighbours: nothing depends on this crate. `sim` does the same for crashes; [`quire_base::broken`] has the mistakes
@@ -30,7 +32,9 @@ pub mod cell;
 pub mod content;
 pub mod exact;
 pub mod generate;
+pub mod graph;
 pub mod operation;
 pub mod perform;
 pub mod report;
 pub mod simulated;
+pub mod threads;

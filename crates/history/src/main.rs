@@ -4,6 +4,7 @@ use clap::Parser;
 use history::campaign::Campaign;
 use history::generate::{Extent, Style};
 use history::simulated::{self, Settings};
+use history::threads::{self, Amount};
 use quire_base::broken::{self, Broken};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -42,6 +43,9 @@ struct Arguments {
     /// Runs at once.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
+    /// Threads of the system in place of simulated ones: what was found does not repeat.
+    #[arg(long)]
+    real: bool,
     /// Print the histories.
     #[arg(long)]
     show: bool,
@@ -58,6 +62,9 @@ impl Arguments {
             "history --seed {seed} --files {} --threads {} --ops {}",
             self.files, self.threads, self.ops
         );
+        if self.real {
+            command.push_str(" --real (by chance)");
+        }
         if let Some(style) = self.style {
             command.push_str(&format!(" --style {}", style.name()));
         }
@@ -101,15 +108,19 @@ fn run(arguments: &Arguments) -> bool {
     let last = arguments.seed.saturating_add(if end.is_some() { u64::MAX } else { arguments.runs });
     let settings = arguments.settings();
     let campaign = Campaign { seeds: arguments.seed..last, end, jobs: arguments.jobs };
-    let result = campaign.run(|seed| simulated::check(seed, &settings));
+    let result = match arguments.real {
+        true => Campaign { jobs: 1, ..campaign }.run(|seed| threads::check(seed, &Amount::default())),
+        false => campaign.run(|seed| simulated::check(seed, &settings)),
+    };
     if let Some((seed, report)) = &result.found {
         println!("{report}again: {}", arguments.again(*seed));
     }
     println!(
-        "{} runs, {} histories ({} undecided), {} operations, {} points, {:.1} s",
+        "{} runs, {} histories ({} undecided, {} by both checks), {} operations, {} points, {:.1} s",
         result.runs,
         result.tally.histories,
         result.tally.undecided,
+        result.tally.graphs,
         result.tally.operations,
         result.tally.steps,
         started.elapsed().as_secs_f64()

@@ -8,6 +8,7 @@
 
 use crate::campaign::Tally;
 use crate::generate::{Extent, Generator, Plan, Style};
+use crate::graph::{self, Answer};
 use crate::operation::Event;
 use crate::perform::Bench;
 use crate::report;
@@ -87,9 +88,19 @@ fn checked(seed: u64, work: Work<'_>) -> Result<Tally, String> {
     for (file, (style, events)) in histories.iter().enumerate() {
         tally.histories += 1;
         tally.operations += events.len() as u64;
-        let decided = report::check(events, STATES_MAX)
-            .map_err(|report| format!("seed {seed}, file {file}, style {}: {report}", style.name()))?;
+        let told = |report: String| format!("seed {seed}, file {file}, style {}: {report}", style.name());
+        let decided = report::check(events, STATES_MAX).map_err(told)?;
         tally.undecided += u64::from(!decided);
+        match graph::check(events) {
+            Answer::Contradiction(report) if decided => {
+                return Err(told(format!(
+                    "one check has an order where the other says there is none: {report}"
+                )));
+            }
+            Answer::Contradiction(report) => return Err(told(report)),
+            Answer::Consistent => tally.graphs += 1,
+            Answer::NotTaken => {}
+        }
     }
     Ok(tally)
 }
@@ -122,7 +133,7 @@ fn worked(seed: u64, work: Work<'_>) -> Result<(Vec<History>, u64), String> {
     }
 }
 
-fn fresh_image() -> Result<Image, String> {
+pub(crate) fn fresh_image() -> Result<Image, String> {
     static IMAGE: OnceLock<Result<Image, String>> = OnceLock::new();
     IMAGE
         .get_or_init(|| {
@@ -211,7 +222,7 @@ fn drawn_style(random: &mut Random) -> Style {
 }
 
 /// Does a plan.
-fn follow(bench: &Arc<Bench>, plan: &Plan) -> Result<(), String> {
+pub(crate) fn follow(bench: &Arc<Bench>, plan: &Plan) -> Result<(), String> {
     plan.setup.iter().for_each(|operation| bench.perform(0, operation));
     let workers: Vec<_> = plan
         .threads
@@ -231,13 +242,16 @@ fn follow(bench: &Arc<Bench>, plan: &Plan) -> Result<(), String> {
     Ok(())
 }
 
-fn spawn<T: Send + 'static>(name: &str, body: impl FnOnce() -> T + Send + 'static) -> thread::JoinHandle<T> {
+pub(crate) fn spawn<T: Send + 'static>(
+    name: &str,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> thread::JoinHandle<T> {
     thread::Builder::new().name(name.to_owned()).spawn(body).expect("a thread")
 }
 
 /// The device's own time: completes what is held, now soon, now late, in any order. Sleeps longer and longer while
 /// there is nothing, so that a run in which nobody gets on reaches its end.
-fn complete(device: &SimulatedBackend, stop: &AtomicBool, mut random: Random) {
+pub(crate) fn complete(device: &SimulatedBackend, stop: &AtomicBool, mut random: Random) {
     let mut idle = 0;
     while !stop.load(Ordering::Acquire) {
         if device.held() > 0 {
