@@ -278,7 +278,8 @@ impl Generator {
             }
             Kind::WriteDirect => {
                 let (at, len) = self.direct_range(true);
-                Operation::Write { at, len, flags: IoFlags::DIRECT | self.durability() }
+                let write = Operation::Write { at, len, flags: IoFlags::DIRECT | self.durability() };
+                self.perhaps_submitted(write)
             }
             Kind::Append => self.append(),
             Kind::Truncate => {
@@ -300,7 +301,7 @@ impl Generator {
             }
             Kind::ReadDirect => {
                 let (at, len) = self.direct_range(false);
-                Operation::Read { at, len, direct: true }
+                self.perhaps_submitted(Operation::Read { at, len, direct: true })
             }
             Kind::Size => Operation::Size,
             Kind::Sync if self.random.one_in(4) => Operation::Sync,
@@ -308,6 +309,11 @@ impl Generator {
             Kind::Pressure => Operation::Pressure,
             Kind::Pause => Operation::Pause,
         }
+    }
+
+    /// A third of direct requests are asynchronous.
+    fn perhaps_submitted(&mut self, operation: Operation) -> Operation {
+        if self.random.one_in(3) { Operation::Submit(Box::new(operation)) } else { operation }
     }
 
     fn durability(&mut self) -> IoFlags {

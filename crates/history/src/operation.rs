@@ -80,6 +80,8 @@ pub enum Operation {
     Pressure,
     /// Long enough for background writeback.
     Pause,
+    /// A direct read or write that is not waited for; the event has the operation itself.
+    Submit(Box<Operation>),
 }
 
 impl Operation {
@@ -126,6 +128,8 @@ pub struct Event {
     pub number: Writer,
     /// The thread that called it.
     pub thread: u32,
+    /// That thread did not wait for it.
+    pub submitted: bool,
     /// What it was.
     pub operation: Operation,
     /// What came of it.
@@ -196,6 +200,7 @@ impl fmt::Display for Operation {
             Operation::Sync => f.write_str("sync of the volume"),
             Operation::Pressure => f.write_str("other files fill the cache"),
             Operation::Pause => f.write_str("pause"),
+            Operation::Submit(operation) => write!(f, "asynchronous {operation}"),
         }
     }
 }
@@ -207,7 +212,7 @@ impl fmt::Display for Event {
             u64::MAX => write!(f, "...")?,
             returned => write!(f, "{returned}")?,
         }
-        write!(f, "] {}", self.operation)?;
+        write!(f, "] {}{}", if self.submitted { "asynchronous " } else { "" }, self.operation)?;
         match (&self.operation, &self.outcome) {
             (_, Outcome::Pending) => write!(f, " (has not returned)"),
             (_, Outcome::Done) => Ok(()),

@@ -4,8 +4,8 @@
 
 use crate::cell::{self, CELL, Writer};
 use crate::operation::{Event, Operation, Outcome};
-use quire::{Create, Error, InodeRef, IoFlags, Volume};
-use quire_base::sync::thread;
+use quire::{AlignedBuf, Create, Error, InodeRef, IoFlags, Volume};
+use quire_base::sync::{self, Arc, thread};
 // Not by way of `quire_base::sync`: the record is no part of what is simulated, and keeping it is no point.
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -15,6 +15,9 @@ use std::time::Duration;
 const OTHER_BYTES: u64 = 7 << 20;
 /// Bytes of it that are read at a time.
 const OTHER_PIECE: usize = 1 << 20;
+
+/// What a buffer holds before a read. Not zeros: a read that leaves bytes out is found out.
+const UNREAD: u8 = 0xDB;
 
 /// A file at work, and its history.
 pub struct Bench {
@@ -26,6 +29,9 @@ pub struct Bench {
     time: AtomicU64,
     next: AtomicU32,
     events: Mutex<Vec<Event>>,
+    /// Asynchronous operations that have not ended.
+    under_way: sync::Mutex<u32>,
+    ended: sync::Condvar,
 }
 
 impl Bench {
@@ -40,6 +46,8 @@ impl Bench {
             time: AtomicU64::new(1),
             next: AtomicU32::new(1),
             events: Mutex::new(Vec::new()),
+            under_way: sync::Mutex::new(0),
+            ended: sync::Condvar::new(),
         })
     }
 
@@ -56,24 +64,73 @@ impl Bench {
     }
 
     /// Does an operation as a thread of the history.
-    pub fn perform(&self, thread: u32, operation: &Operation) {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let at = {
-            let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-            events.push(Event {
-                number,
-                thread,
-                operation: operation.clone(),
-                outcome: Outcome::Pending,
-                called: self.time.fetch_add(1, Ordering::SeqCst),
-                returned: u64::MAX,
-            });
-            events.len() - 1
-        };
+    pub fn perform(self: &Arc<Bench>, thread: u32, operation: &Operation) {
+        if let Operation::Submit(operation) = operation {
+            return self.submit(thread, operation);
+        }
+        let (number, at) = self.call(thread, operation, false);
         let outcome = self.attempt(number, operation).unwrap_or_else(|error| failed(&error));
+        self.returned(at, outcome);
+    }
+
+    /// Notes a call; gives the operation's number and its place in the history.
+    fn call(&self, thread: u32, operation: &Operation, submitted: bool) -> (Writer, usize) {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        events.push(Event {
+            number,
+            thread,
+            submitted,
+            operation: operation.clone(),
+            outcome: Outcome::Pending,
+            called: self.time.fetch_add(1, Ordering::SeqCst),
+            returned: u64::MAX,
+        });
+        (number, events.len() - 1)
+    }
+
+    fn returned(&self, at: usize, outcome: Outcome) {
         let returned = self.time.fetch_add(1, Ordering::SeqCst);
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         (events[at].outcome, events[at].returned) = (outcome, returned);
+    }
+
+    /// Sends a direct read or write off.
+    fn submit(self: &Arc<Bench>, thread: u32, operation: &Operation) {
+        let (number, event) = self.call(thread, operation, true);
+        *self.under_way.lock() += 1;
+        let bench = self.clone();
+        let end = move |outcome: quire::Result<Outcome>| {
+            bench.returned(event, outcome.unwrap_or_else(|error| failed(&error)));
+            *bench.under_way.lock() -= 1;
+            bench.ended.notify_all();
+        };
+        match *operation {
+            Operation::Write { at, len, flags } => {
+                let buffer = AlignedBuf::copy_of(&data(number, len));
+                let done = move |_: AlignedBuf, count: quire::Result<usize>| {
+                    end(count.and_then(|count| Ok(Outcome::Written { at, count: cells(count as u64)? })));
+                };
+                self.volume.write_direct_async(&self.file, at * CELL, buffer, flags, Box::new(done));
+            }
+            Operation::Read { at, len, .. } => {
+                let mut buffer = AlignedBuf::zeroed((len * CELL) as usize);
+                buffer.fill(UNREAD);
+                let done = move |buffer: AlignedBuf, count: quire::Result<usize>| {
+                    end(count.map(|count| decoded(&buffer[..count])));
+                };
+                self.volume.read_direct_async(&self.file, at * CELL, buffer, Box::new(done));
+            }
+            _ => end(Err(Error::invalid(format!("{operation} has no asynchronous form")))),
+        }
+    }
+
+    /// Waits until nothing that was submitted is under way.
+    pub fn settle(&self) {
+        let mut under_way = self.under_way.lock();
+        while *under_way > 0 {
+            self.ended.wait(&mut under_way);
+        }
     }
 
     fn attempt(&self, number: Writer, operation: &Operation) -> quire::Result<Outcome> {
@@ -94,13 +151,9 @@ impl Bench {
             }
             Operation::Read { at, len, direct } => {
                 let flags = if *direct { IoFlags::DIRECT } else { IoFlags::empty() };
-                // Not zeros: a read that leaves bytes out is found out.
-                let mut buffer = vec![0xDB; (len * CELL) as usize];
+                let mut buffer = vec![UNREAD; (len * CELL) as usize];
                 let count = volume.read(file, at * CELL, &mut buffer, flags)?;
-                Ok(match cell::decode(&buffer[..count]) {
-                    Ok(runs) => Outcome::Runs(runs),
-                    Err(byte) => Outcome::Foreign(byte),
-                })
+                Ok(decoded(&buffer[..count]))
             }
             Operation::Size => Ok(Outcome::Size(cells(volume.attributes(file).size)?)),
             Operation::Fsync { datasync } => volume.fsync(file, *datasync).map(done),
@@ -110,6 +163,7 @@ impl Bench {
                 thread::sleep(self.pause);
                 Ok(Outcome::Done)
             }
+            Operation::Submit(_) => unreachable!("what is submitted is not waited for"),
         }
     }
 
@@ -131,6 +185,13 @@ fn data(number: Writer, len: u64) -> Vec<u8> {
     let mut data = vec![0; (len * CELL) as usize];
     cell::fill(number, &mut data);
     data
+}
+
+fn decoded(buffer: &[u8]) -> Outcome {
+    match cell::decode(buffer) {
+        Ok(runs) => Outcome::Runs(runs),
+        Err(byte) => Outcome::Foreign(byte),
+    }
 }
 
 fn failed(error: &Error) -> Outcome {

@@ -238,6 +238,7 @@ pub(crate) fn follow(bench: &Arc<Bench>, plan: &Plan) -> Result<(), String> {
     for worker in workers {
         worker.join().map_err(|_| "a worker panicked".to_owned())?;
     }
+    bench.settle();
     plan.end.iter().for_each(|operation| bench.perform(0, operation));
     Ok(())
 }

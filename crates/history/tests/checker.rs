@@ -11,7 +11,15 @@ struct History(Vec<Event>);
 impl History {
     fn add(&mut self, thread: u32, times: (u64, u64), operation: Operation, outcome: Outcome) -> &mut Self {
         let number = self.0.len() as u32 + 1;
-        self.0.push(Event { number, thread, operation, outcome, called: times.0, returned: times.1 });
+        self.0.push(Event {
+            number,
+            thread,
+            submitted: false,
+            operation,
+            outcome,
+            called: times.0,
+            returned: times.1,
+        });
         self
     }
 

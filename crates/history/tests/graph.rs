@@ -55,14 +55,14 @@ fn it_finds_nearly_all_that_the_exact_search_finds() {
 fn write(number: u32, times: (u64, u64), at: u64, len: u64) -> Event {
     let operation = Operation::Write { at, len, flags: IoFlags::empty() };
     let outcome = Outcome::Written { at, count: len };
-    Event { number, thread: number, operation, outcome, called: times.0, returned: times.1 }
+    Event { number, thread: number, submitted: false, operation, outcome, called: times.0, returned: times.1 }
 }
 
 fn read(number: u32, times: (u64, u64), at: u64, len: u64, seen: &[(u32, u32, u32)]) -> Event {
     let run = |&(len, writer, position): &(u32, u32, u32)| Run { len, writer, position };
     let (operation, outcome) =
         (Operation::Read { at, len, direct: false }, Outcome::Runs(seen.iter().map(run).collect()));
-    Event { number, thread: number, operation, outcome, called: times.0, returned: times.1 }
+    Event { number, thread: number, submitted: false, operation, outcome, called: times.0, returned: times.1 }
 }
 
 fn refusal(events: &[Event]) -> Option<String> {

@@ -17,6 +17,7 @@ use super::{IoFlags, direct, range_end};
 use crate::engine::Engine;
 use crate::gate::{Counted, GateState};
 use crate::inode::InodeRef;
+use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::atomic::{AtomicUsize, Ordering};
 use quire_base::sync::{Arc, Mutex};
 use quire_base::{BLOCK_SIZE, BlockNo, Error, Result};
@@ -32,7 +33,7 @@ const TRANSFER_BYTES: usize = 1 << 20;
 /// The gate and the byte range of a request under way.
 struct Held {
     inode: Option<InodeRef>,
-    permit: Counted,
+    permit: Option<Counted>,
     range: u64,
     engine: Arc<Engine>,
 }
@@ -41,7 +42,7 @@ impl Drop for Held {
     fn drop(&mut self) {
         let Some(inode) = self.inode.take() else { return };
         drop(inode.ranges.resume(self.range));
-        drop(inode.gate.resume(self.permit));
+        drop(self.permit.take().map(|permit| inode.gate.resume(permit)));
         self.engine.release_later(inode);
     }
 }
@@ -117,7 +118,7 @@ impl Engine {
             }
             self.plan_overwrite(inode, offset, &buffer, flags)
         });
-        let (held, transfers) = match planned {
+        let (mut held, transfers) = match planned {
             Ok(Some(plan)) => plan,
             Ok(None) => {
                 let written = self.write(inode, offset, &buffer, flags).map(|(_, written)| written);
@@ -125,6 +126,9 @@ impl Engine {
             }
             Err(error) => return done(buffer, Err(error)),
         };
+        if is_broken(Broken::GateLeftAtSubmission) {
+            drop(held.permit.take().map(|permit| inode.gate.resume(permit)));
+        }
         let engine = self.clone();
         self.start(IoOp::Write, buffer, transfers, move |buffer, outcome| {
             let len = buffer.len();
@@ -206,7 +210,9 @@ impl Engine {
         let (first, last) = (offset / BLOCK_SIZE as u64, end / BLOCK_SIZE as u64);
         if let Some(mapping) = inode.mapping.get() {
             mapping.write_back(first, last)?;
-            mapping.drop_range(first, last);
+            if !is_broken(Broken::CacheKeptAfterDirectWrite) {
+                mapping.drop_range(first, last);
+            }
         }
         // The size on disk follows data in the order of the file: growth that is not there yet takes the long way.
         if inode.meta().record.size < end {
@@ -229,7 +235,7 @@ impl Engine {
     fn hold(self: &Arc<Engine>, inode: &InodeRef, start: u64, end: u64, exclusive: bool) -> Held {
         let permit = inode.gate.enter(GateState::Direct).into_counted();
         let range = inode.ranges.lock(start, end, exclusive).into_ticket();
-        Held { inode: Some(inode.clone()), permit, range, engine: self.clone() }
+        Held { inode: Some(inode.clone()), permit: Some(permit), range, engine: self.clone() }
     }
 
     /// Sends the transfers off; `end` gets the buffer back when all have ended.
