@@ -344,7 +344,7 @@ impl<'a> Graph<'a> {
             Operation::Allocate { mode, .. } => matches!(mode, Mode::Allocate | Mode::Zero),
             _ => false,
         };
-        if self.events.iter().any(|event| moves_otherwise(event)) {
+        if self.events.iter().any(moves_otherwise) {
             return Ok(());
         }
         // (end, node) by the time of the call, with the largest end of it and all before it.
