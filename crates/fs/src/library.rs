@@ -289,6 +289,9 @@ impl Volume {
             FileType::Directory => return Err(Error::new(ErrorKind::IsDirectory, "it is a directory")),
             kind => return Err(Error::invalid(format!("it is a {kind:?}, not a regular file"))),
         }
+        if options.writes() {
+            self.engine().check_writable()?;
+        }
         let file = File {
             volume: self.clone(),
             inode,

@@ -1,0 +1,171 @@
+//! Reads and writes at their limits: offsets, lengths, handles, and a volume that shuts down in the middle. An error
+//! says what, and nothing is half done that the caller is not told of.
+
+use quire::{ErrorKind, FormatOptions, MemoryBackend, OpenOptions, Volume, VolumeOptions};
+use quire_device::simulated::{Fault, FaultOp};
+use quire_device::{Backend, IoClass, SimulatedBackend};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const BLOCK: usize = 4096;
+const LARGEST: u64 = i64::MAX as u64;
+
+fn options() -> VolumeOptions {
+    VolumeOptions { cache_bytes: Some(16 << 20), ..VolumeOptions::default() }
+}
+
+fn volume_on(backend: Arc<dyn Backend>) -> Volume {
+    Volume::format_backend(backend.clone(), &FormatOptions { seed: Some(1), ..Default::default() }).unwrap();
+    Volume::open_backend(backend, options()).unwrap()
+}
+
+fn volume() -> Volume {
+    volume_on(Arc::new(MemoryBackend::new(16384)))
+}
+
+fn writable() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true);
+    options
+}
+
+#[test]
+fn offsets_past_the_largest_file() {
+    let volume = volume();
+    let file = volume.open_file("f", &writable()).unwrap();
+    file.write_all_at(b"kept", 0).unwrap();
+    for direct in [false, true] {
+        let file = volume.open_file("f", writable().direct(direct)).unwrap();
+        for offset in [LARGEST, LARGEST - 4095, u64::MAX - 4095, u64::MAX] {
+            let error = file.write_at(&[1; BLOCK], offset).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::FileTooBig, "{error}");
+            // Reading there is reading behind the end.
+            assert_eq!(file.read_at(&mut [0; BLOCK], offset).unwrap(), 0);
+        }
+    }
+    assert_eq!(file.set_len(u64::MAX).unwrap_err().kind(), ErrorKind::FileTooBig);
+    assert_eq!(file.inode().size(), 4);
+    let mut all = [0; 9];
+    assert_eq!(file.read_at(&mut all, 0).unwrap(), 4);
+    assert_eq!(&all[..4], b"kept");
+    volume.close().unwrap();
+}
+
+#[test]
+fn nothing_is_written_where_nothing_is_given() {
+    let volume = volume();
+    let file = volume.open_file("f", &writable()).unwrap();
+    assert_eq!(file.write_at(&[], 1 << 30).unwrap(), 0);
+    assert_eq!(file.write_at(&[], u64::MAX).unwrap(), 0);
+    assert_eq!(file.inode().size(), 0);
+    assert_eq!(file.read_at(&mut [], 0).unwrap(), 0);
+    volume.close().unwrap();
+}
+
+/// A write that does not fit ends short, and what it says is there is there.
+#[test]
+fn buffers_of_gigabytes() {
+    let volume = volume();
+    let file = volume.open_file("f", &writable()).unwrap();
+    file.write_all_at(&[7; 5000], 0).unwrap();
+    // Not touched beyond the file's end, so the memory is never there.
+    let mut room = vec![0u8; (3 << 30) + 4097];
+    assert_eq!(file.read_at(&mut room, 0).unwrap(), 5000);
+    assert!(room[..5000].iter().all(|byte| *byte == 7) && room[5000..1 << 20].iter().all(|byte| *byte == 0));
+    room[..5000].fill(0);
+    let written = file.write_at(&room, 4096).unwrap();
+    assert!(written > 16 << 20 && written < 64 << 20, "{written}");
+    assert_eq!(file.inode().size(), 4096 + written as u64);
+    let error = file.write_at(&room[..32 << 20], file.inode().size()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace);
+    assert_eq!(file.inode().size(), 4096 + written as u64);
+    assert_eq!(file.read_at(&mut room[..8192], 0).unwrap(), 8192);
+    assert!(room[..4096].iter().all(|byte| *byte == 7));
+    assert!(room[4096..8192].iter().all(|byte| *byte == 0));
+    volume.sync().unwrap();
+    volume.close().unwrap();
+}
+
+#[test]
+fn handles_and_volumes_that_only_read() {
+    let backend = Arc::new(MemoryBackend::new(16384));
+    let volume = volume_on(backend.clone());
+    volume.open_file("f", &writable()).unwrap().write_all_at(b"kept", 0).unwrap();
+    let file = volume.open_file("f", OpenOptions::new().read(true)).unwrap();
+    assert_eq!(file.write_at(b"no", 0).unwrap_err().kind(), ErrorKind::BadHandle);
+    assert_eq!(file.set_len(0).unwrap_err().kind(), ErrorKind::BadHandle);
+    let blind = volume.open_file("f", OpenOptions::new().write(true)).unwrap();
+    assert_eq!(blind.read_at(&mut [0], 0).unwrap_err().kind(), ErrorKind::BadHandle);
+    drop((file, blind));
+    volume.close().unwrap();
+    let volume = Volume::open_backend(backend, VolumeOptions { read_only: true, ..options() }).unwrap();
+    assert_eq!(volume.open_file("f", &writable()).unwrap_err().kind(), ErrorKind::ReadOnly);
+    let mut out = [0; 4];
+    let file = volume.open_file("f", OpenOptions::new().read(true)).unwrap();
+    file.read_exact_at(&mut out, 0).unwrap();
+    assert_eq!(&out, b"kept");
+    volume.close().unwrap();
+}
+
+/// Writers are at work when the journal fails. Every write before says that it was done, every one after that the
+/// volume takes no more changes; no record is half there, in memory or after the next mount.
+#[test]
+fn a_volume_that_shuts_down_in_the_middle() {
+    const RECORD: usize = 4 * BLOCK;
+    const RECORDS: u64 = 64;
+    let device = Arc::new(SimulatedBackend::new(16384));
+    let volume = volume_on(device.clone());
+    let file = volume.open_file("f", &writable()).unwrap();
+    file.write_all_at(&vec![1; RECORD * RECORDS as usize], 0).unwrap();
+    volume.sync().unwrap();
+    let is_whole = |record: &[u8]| record.iter().all(|byte| *byte == record[0]);
+    let failed = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for n in 0..3u64 {
+            let (volume, failed) = (&volume, &failed);
+            scope.spawn(move || {
+                let file = volume.open_file("f", writable().direct(n == 2)).unwrap();
+                for round in 0u64.. {
+                    let at = (round * 13 + n) % RECORDS * RECORD as u64;
+                    let outcome = file.write_at(&[round as u8 | 1; RECORD], at);
+                    match outcome {
+                        Ok(count) => assert_eq!(count, RECORD),
+                        Err(error) => {
+                            assert_eq!(error.kind(), ErrorKind::Shutdown, "{error}");
+                            assert!(failed.load(Ordering::SeqCst), "before there was a reason: {error}");
+                            return;
+                        }
+                    }
+                    if round % 16 == 0 {
+                        let _ = file.sync_all();
+                    }
+                }
+            });
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        device.inject(Fault::on(FaultOp::Write).class(IoClass::Journal).times(1));
+        failed.store(true, Ordering::SeqCst);
+        while volume.create_dir("d").and_then(|()| volume.sync()).is_ok() {
+            volume.remove_dir("d").unwrap();
+        }
+    });
+    // Reading goes on, and tells that writing does not.
+    let mut record = vec![0; RECORD];
+    for number in 0..RECORDS {
+        file.read_exact_at(&mut record, number * RECORD as u64).unwrap();
+        assert!(is_whole(&record), "record {number} is torn");
+    }
+    assert_eq!(file.sync_all().unwrap_err().kind(), ErrorKind::Shutdown);
+    drop(file);
+    let _ = volume.close();
+    let after = Volume::open_backend(device, options()).unwrap();
+    let file = after.open_file("f", OpenOptions::new().read(true)).unwrap();
+    assert_eq!(file.inode().size(), RECORD as u64 * RECORDS);
+    for number in 0..RECORDS {
+        file.read_exact_at(&mut record, number * RECORD as u64).unwrap();
+        let blocks: Vec<u8> = record.chunks(BLOCK).map(|block| block[0]).collect();
+        assert!(record.chunks(BLOCK).all(is_whole), "a block of record {number} is torn: {blocks:?}");
+    }
+    drop(file);
+    after.close().unwrap();
+}
