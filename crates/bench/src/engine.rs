@@ -65,6 +65,10 @@ pub struct Spec {
     pub cache: Option<u64>,
     /// `device=`.
     pub medium: Medium,
+    /// `folio=`: bytes of Quire's folios.
+    pub folio: Option<u64>,
+    /// `track=folio`: whole folios are written.
+    pub whole_folios: bool,
     /// `threads=`: threads of a FUSE server.
     pub threads: Option<usize>,
     /// `transport=`: how requests of a mount travel.
@@ -72,7 +76,7 @@ pub struct Spec {
 }
 
 /// Options that are part of the command line's grammar and that the engine has no switch for.
-const ABSENT: [&str; 3] = ["track", "folio", "orphans"];
+const ABSENT: [&str; 1] = ["orphans"];
 
 impl Spec {
     /// Parses one engine of a list.
@@ -82,6 +86,8 @@ impl Spec {
             kind,
             cache: None,
             medium: Medium::File,
+            folio: None,
+            whole_folios: false,
             threads: None,
             transport: None,
         };
@@ -124,6 +130,9 @@ impl Spec {
             ("cache", _) if quire => self.cache = Some(size::parse(value)?),
             ("device", "file") if self.kind == Kind::Quire => self.medium = Medium::File,
             ("device", "memory") if self.kind == Kind::Quire => self.medium = Medium::Memory,
+            ("folio", _) if self.kind == Kind::Quire => self.folio = Some(size::parse(value)?),
+            ("track", "block") if self.kind == Kind::Quire => self.whole_folios = false,
+            ("track", "folio") if self.kind == Kind::Quire => self.whole_folios = true,
             ("transport", "auto" | "ring" | "dev") if matches!(self.kind, Kind::Mount | Kind::FuseNull) => {
                 self.transport = Some(value.into());
             }
@@ -247,8 +256,8 @@ mod tests {
             ("quire@cache", "option=value"),
             ("quire@cache=lots", "not a size"),
             ("quire@orphans=none", "no switch 'orphans'"),
-            ("quire@track=folio", "no switch 'track'"),
-            ("quire@folio=2m", "no switch 'folio'"),
+            ("quire@track=page", "not an option"),
+            ("quire@folio=big", "not a size"),
             ("mount@transport=fast", "not a transport"),
             ("mount@device=memory", "not an option"),
             ("xfs@cache=1g", "not an option"),

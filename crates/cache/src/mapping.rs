@@ -158,20 +158,26 @@ impl Mapping {
         let streak = if sequential { self.make_streak.load(Ordering::Relaxed) } else { 0 };
         let mut at = from;
         while at < to {
-            let mut order = fitting_order(at, to, self.core.config.order_max);
-            let wanted = stream_order(at, streak + (at - from), self.core.config.order_max);
+            let order_max = self.core.config.order_max;
+            let mut order = fitting_order(at, to, order_max);
+            let wanted = stream_order(at, streak + (at - from), order_max);
             if wanted > order
                 && at + (1 << wanted) <= stream_end
                 && self.index.is_free(at, at + (1 << wanted))
             {
                 order = wanted;
             }
+            let aligned = at & !((1 << order_max) - 1);
+            if self.core.config.order_fixed && self.index.is_free(aligned, aligned + (1 << order_max)) {
+                (at, order) = (aligned, order_max);
+            }
+            let gap = at.max(from);
             let folio = loop {
                 // A larger folio than the gap needs may use only what is free beyond the room.
                 match self.core.make_folio(self.number, at, order, room) {
                     Some(folio) => break folio,
                     None if order == 0 => return false,
-                    None => order -= 1,
+                    None => (at, order) = (gap, fitting_order(gap, to, order - 1)),
                 }
             };
             match self.index.insert(folio, &self.core.nodes, &self.core.budget) {
@@ -197,7 +203,7 @@ impl Mapping {
     }
 
     /// Makes folios for the blocks of `[first, end)` that have none, if memory can be had without waiting, and
-    /// pins all: this is for readahead.
+    /// pins all: this is for readahead. Folios end where it ends: larger ones would take memory from what is hot.
     pub(crate) fn make_ahead(&self, first: u64, end: u64, pins: &mut Pins) {
         let mut room = Room::empty(&self.core.budget);
         let bytes = self.index.missing(first, end) * BLOCK_COST;

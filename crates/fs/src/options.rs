@@ -1,6 +1,7 @@
 //! What callers choose when they make or open a volume.
 
-use quire_base::Clock;
+use quire_base::{BLOCK_SHIFT, Clock, Error, Result};
+use quire_cache::CacheConfig;
 
 /// How a volume is made.
 #[derive(Clone, Debug, Default)]
@@ -54,6 +55,27 @@ pub struct VolumeOptions {
     pub threads: bool,
     /// Where timestamps come from.
     pub clock: Clock,
+    /// Bytes of a folio of the page cache, a power of two from 4 KiB to 2 MiB; `None` chooses by the I/O.
+    pub folio_bytes: Option<u64>,
+    /// For measurements only: a write makes its whole folios dirty.
+    pub dirties_whole_folios: bool,
+}
+
+impl VolumeOptions {
+    /// The page cache that they ask for.
+    pub(crate) fn cache_config(&self, default_bytes: impl FnOnce() -> u64) -> Result<CacheConfig> {
+        let mut config = CacheConfig::new(self.cache_bytes.unwrap_or_else(default_bytes));
+        if let Some(bytes) = self.folio_bytes {
+            if !bytes.is_power_of_two() || !(1 << BLOCK_SHIFT..=2 << 20).contains(&bytes) {
+                return Err(Error::invalid(format!(
+                    "{bytes} bytes are no size of a folio: a power of two from 4096 to 2097152 is"
+                )));
+            }
+            (config.order_max, config.order_fixed) = ((bytes >> BLOCK_SHIFT).ilog2() as u8, true);
+        }
+        config.dirties_whole_folios = self.dirties_whole_folios;
+        Ok(config)
+    }
 }
 
 impl Default for VolumeOptions {
@@ -69,6 +91,8 @@ impl Default for VolumeOptions {
             commit_seconds: 5,
             threads: true,
             clock: Clock::System,
+            folio_bytes: None,
+            dirties_whole_folios: false,
         }
     }
 }

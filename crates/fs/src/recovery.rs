@@ -27,7 +27,7 @@ use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::AtomicU64;
 use quire_base::{BLOCK_SIZE, Context, Error, ErrorKind, Result, Seq};
-use quire_cache::{Cache, CacheConfig};
+use quire_cache::Cache;
 use quire_device::{AlignedBuf, Backend, Device, IoClass};
 use quire_format::key::{Key, KeyKind};
 use quire_format::record;
@@ -355,8 +355,8 @@ fn parts(
         Arc::new(TreeRegions(loaded.tree.clone())),
         device.clone(),
     )?;
-    let cache_bytes = options.cache_bytes.unwrap_or_else(default_cache_bytes);
-    let cache = Cache::new(CacheConfig::new(cache_bytes), device.clone(), options.clock.clone())?;
+    let config = options.cache_config(default_cache_bytes)?;
+    let cache = Cache::new(config, device.clone(), options.clock.clone())?;
     let mut next_logged = 0;
     loaded.tree.scan(Key::logged(0), Key::logged(u64::MAX), &mut |key, _| {
         debug_assert_eq!(key.kind, KeyKind::LoggedOp);

@@ -17,7 +17,12 @@ pub fn set_up(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Target>> 
     };
     Volume::format_backend(backend.clone(), &FormatOptions { force: true, ..FormatOptions::default() })?;
     let totals = Arc::new(Totals::default());
-    let options = VolumeOptions { cache_bytes: Some(workshop.cache_bytes(spec)), ..VolumeOptions::default() };
+    let options = VolumeOptions {
+        cache_bytes: Some(workshop.cache_bytes(spec)),
+        folio_bytes: spec.folio,
+        dirties_whole_folios: spec.whole_folios,
+        ..VolumeOptions::default()
+    };
     let volume = Volume::open_backend(Arc::new(Counted::new(backend, totals.clone())), options)?;
     Ok(Box::new(Library { volume, totals }))
 }
