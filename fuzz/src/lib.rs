@@ -8,6 +8,7 @@
 //! | [`journal_records`] | transactions behind those of a real volume, which is recovered, used, checked and repaired |
 //! | [`tree`] | a whole tree of nodes with its pool's map, and changes of it |
 //! | [`image`] | edits of a real volume, which is opened, used, checked and repaired |
+//! | [`fuse_requests`] | requests of the kernel's FUSE client |
 //! | [`operations`] | operations on a volume, crashes included, compared with a model |
 //!
 //! A finding is a panic, an abort, more than 20 s or more than 2 GiB for an input. The functions assert whatever else is
@@ -21,6 +22,7 @@
 pub mod blocks;
 pub mod edits;
 pub mod explore;
+pub mod fuse_requests;
 pub mod image;
 pub mod journal_records;
 pub mod journal_ring;
@@ -53,6 +55,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "tree", run: tree::run, input_bytes_max: 4096, mutations: 1_000 },
     Target { name: "image", run: image::run, input_bytes_max: 400, mutations: 500 },
     Target { name: "operations", run: operations::run, input_bytes_max: 2048, mutations: 500 },
+    Target { name: "fuse_requests", run: fuse_requests::run, input_bytes_max: 2048, mutations: 20_000 },
 ];
 
 /// The target of a name.

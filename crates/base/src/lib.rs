@@ -16,6 +16,7 @@ pub mod broken;
 pub mod clock;
 pub mod error;
 pub mod metrics;
+pub mod patience;
 pub mod random;
 pub mod shard;
 #[cfg(all(feature = "simulation", not(any(loom, shuttle))))]

@@ -16,6 +16,7 @@ use crate::metrics::Metrics;
 use crate::nodes::NodeSlab;
 use crate::park::Parking;
 use crate::slab::Slab;
+use quire_base::patience;
 use quire_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use quire_base::sync::{Arc, Condvar, Mutex, RwLock, Weak};
 use quire_base::{BLOCK_SIZE, Clock, Error, ErrorKind, Result};
@@ -157,6 +158,7 @@ impl Core {
             if lacking > self.budget.limit() {
                 break;
             }
+            patience::check("memory of the cache")?;
             self.metrics.reclaim_direct.add(1);
             if crate::reclaim::reclaim(self, lacking.max(16 * BLOCK_COST)) > 0 {
                 continue;
@@ -196,6 +198,7 @@ impl Core {
         if room.bytes() < bytes {
             return self.fill_room(room, bytes);
         }
+        patience::check("memory of the cache")?;
         if crate::reclaim::reclaim(self, bytes.max(1 << 20)) > 0 {
             return Ok(());
         }

@@ -22,6 +22,7 @@ use crate::folio::FolioPin;
 use crate::index::Pins;
 use crate::mapping::Mapping;
 use quire_base::broken::{Broken, is_broken};
+use quire_base::patience;
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::{Arc, Condvar, Mutex};
 use quire_base::units::blocks_for;
@@ -108,7 +109,7 @@ impl Mapping {
         loop {
             let mut claims = Vec::new();
             for pin in pins {
-                self.claim(pin, first, end, true, &mut claims);
+                self.claim(pin, first, end, patience::may_wait(), &mut claims);
             }
             if let Some((more, ahead_end)) = ahead.take() {
                 for pin in more {
@@ -127,7 +128,7 @@ impl Mapping {
                 started?;
             }
             for pin in pins {
-                self.wait_filled(pin, first, end);
+                self.pass_filled(pin, first, end)?;
             }
             if pins.iter().all(|pin| {
                 let (from, to) = pin.clip(first, end);
@@ -135,6 +136,7 @@ impl Mapping {
             }) {
                 return Ok(());
             }
+            patience::check("blocks that others hold")?;
         }
     }
 
@@ -144,6 +146,16 @@ impl Mapping {
         if pin.filling().any(from, to) {
             self.core.parking.wait_while(pin.fill_address(), || pin.filling().any(from, to));
         }
+    }
+
+    /// As [`Mapping::wait_filled`]; fails on a thread that may not wait, if it would have to.
+    pub(crate) fn pass_filled(&self, pin: &FolioPin, first: u64, end: u64) -> Result<()> {
+        let (from, to) = pin.clip(first, end);
+        if pin.filling().any(from, to) {
+            patience::check("blocks that are being read in")?;
+            self.wait_filled(pin, first, end);
+        }
+        Ok(())
     }
 
     /// Claims what is to be claimed of a folio's part of `[first, end)`. Without `wait`, segments that a writer
@@ -212,6 +224,15 @@ impl Mapping {
                 }
                 at = to;
             }
+        }
+        if !requests.is_empty()
+            && let Err(error) = patience::check("blocks to be read in")
+        {
+            requests
+                .iter()
+                .flat_map(|request| &request.claims)
+                .for_each(|part| part.end(&self.core, false, false));
+            return Err(error);
         }
         self.submit_fill(requests, needed_end, size, latch);
         Ok(())

@@ -9,6 +9,7 @@
 
 use crate::core::Core;
 use crate::flusher;
+use quire_base::patience;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{Error, ErrorKind, Result};
 use std::time::Duration;
@@ -36,6 +37,7 @@ pub(crate) fn throttle(core: &Core, bytes: u64) -> Result<()> {
     if dirty <= half_way {
         return Ok(());
     }
+    patience::check("data to be written back")?;
     if !running {
         return write_it_ourselves(core, bytes, half_way.max(bytes));
     }

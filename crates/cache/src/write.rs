@@ -23,6 +23,7 @@ use crate::mapping::{BLOCKS_END, Mapping};
 use crate::reclaim::touch;
 use crate::segment::{self, SegmentLock};
 use quire_base::broken::{Broken, is_broken};
+use quire_base::patience;
 use quire_base::sync::atomic::Ordering;
 use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, Error, Result};
@@ -132,9 +133,8 @@ impl Mapping {
             for edge in [head, tail].into_iter().flatten() {
                 self.fill_edge(&pins, edge)?;
             }
-            pins.iter().for_each(|pin| self.wait_filled(pin, first, end));
-
-            self.lock_segments(&pins, first, end);
+            pins.iter().try_for_each(|pin| self.pass_filled(pin, first, end))?;
+            self.lock(&pins, first, end)?;
             if !self.may_copy(&pins, first, end, head, tail) {
                 self.unlock_unchanged(&pins, first, end);
                 self.core.metrics.write_retries.add(1);
@@ -151,6 +151,31 @@ impl Mapping {
             self.core.metrics.writes.add(1);
             return Ok(());
         }
+    }
+
+    /// Locks all segments of blocks `[first, end)`, in order; on a thread that may not wait all or, failing, none.
+    fn lock(&self, pins: &Pins, first: u64, end: u64) -> Result<()> {
+        if patience::may_wait() {
+            self.lock_segments(pins, first, end);
+            return Ok(());
+        }
+        if self.try_lock(pins, first, end) { Ok(()) } else { patience::check("blocks that others hold") }
+    }
+
+    /// Locks all segments of blocks `[first, end)`, or none.
+    pub(crate) fn try_lock(&self, pins: &Pins, first: u64, end: u64) -> bool {
+        let mut locked = 0;
+        let all = self.segments(pins, first, end).all(|segment| {
+            let got = segment.try_lock();
+            locked += usize::from(got);
+            got
+        });
+        if !all {
+            let parking = &self.core.parking;
+            let held = self.segments(pins, first, end).take(locked);
+            held.for_each(|segment| segment.unlock_unchanged(parking));
+        }
+        all
     }
 
     /// The segments of blocks `[first, end)`, ascending.
@@ -174,7 +199,7 @@ impl Mapping {
         segment::lock_all(self.segments(pins, first, end), &self.core.parking);
     }
 
-    fn unlock_unchanged(&self, pins: &Pins, first: u64, end: u64) {
+    pub(crate) fn unlock_unchanged(&self, pins: &Pins, first: u64, end: u64) {
         self.segments(pins, first, end).for_each(|segment| segment.unlock_unchanged(&self.core.parking));
     }
 

@@ -1,7 +1,7 @@
-//! A write that waits for nothing: done at once, or refused without a trace.
+//! An overwrite that waits for nothing: done at once, or refused without a trace.
 //!
-//! For threads that must not be held up, such as those that take requests from the kernel. It is the batch of
-//! [`crate::write`] with every wait replaced by a refusal: all blocks have a folio and a home already, partial edges
+//! For threads that must not be held up, such as those that take requests from the kernel, and short: the batch of
+//! [`crate::write`] with every wait replaced by a refusal, where nothing has to be made or looked up either. All blocks have a folio and a home already, partial edges
 //! are valid, nobody fills or writes back there, no segment is held, and dirty data is below the level from which
 //! writers are slowed down. On a refusal the caller's request takes the way of [`Mapping::write`], on a thread that may
 //! wait.
@@ -31,17 +31,11 @@ impl Mapping {
         if self.index.pin(self.number, first, end, &mut pins) > 0 {
             return false;
         }
-        let mut locked = 0;
-        let all = self.segments(&pins, first, end).all(|segment| {
-            let got = segment.try_lock();
-            locked += usize::from(got);
-            got
-        });
-        if !all || !self.may_copy(&pins, first, end, head, tail) || homeless(&pins, first, end) > 0 {
-            let parking = &self.core.parking;
-            self.segments(&pins, first, end)
-                .take(locked)
-                .for_each(|segment| segment.unlock_unchanged(parking));
+        if !self.try_lock(&pins, first, end) {
+            return false;
+        }
+        if !self.may_copy(&pins, first, end, head, tail) || homeless(&pins, first, end) > 0 {
+            self.unlock_unchanged(&pins, first, end);
             return false;
         }
         self.change(&pins, offset, Source::Bytes(data), &mut || {});

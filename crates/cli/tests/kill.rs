@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Numbers, Volume, can_mount, has, pattern};
+use common::{Numbers, TRANSPORTS, Volume, can_mount, has, pattern};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -124,6 +124,8 @@ fn killed_under(name: &str, size: &str, mut work: impl FnMut(&Volume, u64) -> Op
         if round % 4 == 0 {
             volume.check();
         }
+        // Transports in turn.
+        volume.set_transport(TRANSPORTS[round as usize % 2]);
         let took = volume.mount();
         assert!(took < Duration::from_secs(2), "round {round}: the mount took {took:?}");
         verify(&ledger);

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Volume, can_mount, has, run};
+use common::{TRANSPORTS, Volume, can_mount, has, run};
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -128,10 +128,15 @@ fn git_and_cargo_work() {
 
 #[test]
 fn sqlite_with_several_writers() {
+    TRANSPORTS.into_iter().for_each(sqlite_with_several_writers_on);
+}
+
+fn sqlite_with_several_writers_on(transport: &'static str) {
     if !can_mount("sqlite_with_several_writers") || !has("sqlite3", "sqlite_with_several_writers") {
         return;
     }
     let mut volume = Volume::new("1G");
+    volume.set_transport(transport);
     volume.mount();
     for mode in ["DELETE", "WAL"] {
         let database = volume.path(&format!("{mode}.db"));
@@ -176,10 +181,15 @@ fn sqlite_with_several_writers() {
 
 #[test]
 fn fio_verifies_buffered_and_direct() {
+    TRANSPORTS.into_iter().for_each(fio_verifies_buffered_and_direct_on);
+}
+
+fn fio_verifies_buffered_and_direct_on(transport: &'static str) {
     if !can_mount("fio_verifies_buffered_and_direct") || !has("fio", "fio_verifies_buffered_and_direct") {
         return;
     }
     let mut volume = Volume::new("2G");
+    volume.set_transport(transport);
     volume.mount();
     for (name, direct, engine) in
         [("buffered", "0", "psync"), ("direct", "1", "io_uring"), ("mapped", "0", "mmap")]
@@ -208,10 +218,15 @@ fn fio_verifies_buffered_and_direct() {
 
 #[test]
 fn a_full_volume_recovers() {
+    TRANSPORTS.into_iter().for_each(a_full_volume_recovers_on);
+}
+
+fn a_full_volume_recovers_on(transport: &'static str) {
     if !can_mount("a_full_volume_recovers") {
         return;
     }
     let mut volume = Volume::new("64M");
+    volume.set_transport(transport);
     volume.mount();
     let keep = common::pattern(7, 300_000);
     std::fs::write(volume.path("keep"), &keep).unwrap();

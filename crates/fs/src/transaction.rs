@@ -17,6 +17,7 @@
 
 use crate::engine::Engine;
 use quire_base::broken::{Broken, is_broken};
+use quire_base::patience;
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::thread;
 use quire_base::{BlockNo, Error, ErrorKind, InodeNo, Result, Seq};
@@ -76,7 +77,8 @@ pub struct Transaction<'a> {
 }
 
 impl Engine {
-    /// Reserves for a transaction. Waits for checkpoints; holds nothing while it waits.
+    /// Reserves for a transaction. Waits for checkpoints; holds nothing while it waits. On a thread that may not wait it
+    /// fails instead ([`patience`]).
     pub fn begin(&self, cost: Cost) -> Result<Transaction<'_>> {
         crate::lock_order::assert_may_reserve();
         let nodes = self.tree.nodes_for(cost.keys);
@@ -157,12 +159,14 @@ impl Engine {
     }
 
     fn make_room(&self, seen: u64) -> Result<()> {
+        patience::check("a checkpoint")?;
         self.counters.checkpoint_waits.add(1);
         self.checkpoint_beyond(seen)
     }
 
     /// Takes a chunk of data space for the metadata pool.
     fn grow_pool(&self, critical: bool) -> Result<()> {
+        patience::check("a larger metadata pool")?;
         for blocks in [1024, 256, 64] {
             let Ok(run) = self.alloc.contiguous(blocks, 1) else { continue };
             return match self.grow_pool_by(run) {

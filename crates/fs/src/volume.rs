@@ -511,6 +511,11 @@ impl Volume {
         self.engine().fsync_async(inode, datasync, done);
     }
 
+    /// Whether [`Volume::closed`] would wait for the file to be written back.
+    pub fn closing_waits(&self, inode: &InodeRef, wrote: bool) -> bool {
+        self.engine().closing_waits(inode, wrote)
+    }
+
     /// To be called when a descriptor is closed; `wrote` says that it was open for writing.
     pub fn closed(&self, inode: &InodeRef, wrote: bool) {
         self.engine().closed(inode, wrote);

@@ -63,6 +63,99 @@ fn what_was_written_at_once_is_durable_like_all_else() {
     volume.close().unwrap();
 }
 
+/// On a thread that may not wait: what can be done at once is done as always, the rest fails without a trace.
+#[test]
+fn names_and_growth_at_once() {
+    use quire::{Create, ErrorKind};
+    use quire_base::patience;
+    let (volume, backend) = volume(VolumeOptions::default());
+    let root = volume.root();
+    let at_once = |write: &[u8], offset: u64, inode: &quire::InodeRef| {
+        patience::at_once(|| volume.write(inode, offset, write, IoFlags::KEEP_PRIVILEGES))
+    };
+    let inode = patience::at_once(|| volume.create(&root, b"file", &Create::file(0o644))).unwrap();
+    assert_eq!(patience::at_once(|| volume.lookup(&root, b"file")).unwrap().number(), inode.number());
+    assert_eq!(at_once(b"begun", 0, &inode).unwrap(), 5);
+    assert_eq!(at_once(&[1; 10_000], 5, &inode).unwrap(), 10_000);
+    assert_eq!(at_once(b"far", 1 << 20, &inode).unwrap_err().kind(), ErrorKind::WouldBlock, "a gap");
+    assert_eq!(at_once(&vec![1; 2 << 20], 0, &inode).unwrap_err().kind(), ErrorKind::WouldBlock, "no batch");
+    assert_eq!(volume.attributes(&inode).size, 10_005);
+    patience::at_once(|| volume.link(&inode, &root, b"link")).unwrap();
+    patience::at_once(|| volume.unlink(&root, b"link")).unwrap();
+    volume.sync().unwrap();
+    drop((inode, root));
+    volume.close().unwrap();
+
+    // Nothing is in memory: each look-up and edge has to come from the device first.
+    let volume = Volume::open_backend(backend, VolumeOptions::default()).unwrap();
+    let root = volume.root();
+    let inode = volume.lookup(&root, b"file").unwrap();
+    let edge = || patience::at_once(|| volume.write(&inode, 10, b"edge", IoFlags::KEEP_PRIVILEGES));
+    assert_eq!(edge().unwrap_err().kind(), ErrorKind::WouldBlock);
+    let mut seen = vec![0; 20];
+    assert_eq!(volume.read(&inode, 0, &mut seen, IoFlags::empty()).unwrap(), 20);
+    assert_eq!(seen, b"begun\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01");
+    assert_eq!(edge().unwrap(), 4, "now it is there");
+    drop((inode, root));
+    volume.close().unwrap();
+}
+
+/// Many threads make, extend and remove files, half of them without waiting where they can.
+#[test]
+fn both_kinds_of_threads_side_by_side() {
+    use quire::{Create, ErrorKind};
+    use quire_base::patience;
+    let (volume, backend) = volume(VolumeOptions { cache_bytes: Some(8 << 20), ..Default::default() });
+    let root = volume.root();
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let (volume, root) = (&volume, &root);
+            scope.spawn(move || {
+                fn either<T>(try_first: bool, work: impl Fn() -> quire::Result<T>) -> quire::Result<T> {
+                    match if try_first { Some(patience::at_once(&work)) } else { None } {
+                        Some(Err(error)) if error.kind() == ErrorKind::WouldBlock => work(),
+                        Some(outcome) => outcome,
+                        None => work(),
+                    }
+                }
+                let quick = thread % 2 == 0;
+                for number in 0..150u64 {
+                    let name = format!("{thread}-{number}");
+                    let data = vec![(number % 251) as u8 + 1; 3000 + 97 * number as usize];
+                    let inode =
+                        either(quick, || volume.create(root, name.as_bytes(), &Create::file(0o600))).unwrap();
+                    for (piece, at) in data.chunks(1500).zip((0..).step_by(1500)) {
+                        let write = || volume.write(&inode, at, piece, IoFlags::KEEP_PRIVILEGES);
+                        assert_eq!(either(quick, write).unwrap(), piece.len());
+                    }
+                    let mut seen = vec![0; data.len() + 1];
+                    assert_eq!(volume.read(&inode, 0, &mut seen, IoFlags::empty()).unwrap(), data.len());
+                    assert!(seen[..data.len()] == data);
+                    if number % 3 == 0 {
+                        either(quick, || volume.unlink(root, name.as_bytes())).unwrap();
+                    }
+                    if number % 40 == 7 {
+                        volume.checkpoint().unwrap();
+                    }
+                }
+            });
+        }
+    });
+    drop(root);
+    volume.close().unwrap();
+    let volume =
+        Volume::open_backend(backend, VolumeOptions { read_only: true, ..Default::default() }).unwrap();
+    let mut names = 0;
+    volume
+        .read_directory(&volume.root(), 0, &mut |_| {
+            names += 1;
+            true
+        })
+        .unwrap();
+    assert_eq!(names, 2 + 4 * 100);
+    volume.close().unwrap();
+}
+
 /// Writers of both kinds beside a reader: each block always holds one write, whole.
 #[test]
 fn nothing_is_torn_beside_waiting_writers() {

@@ -6,14 +6,15 @@
 
 use std::os::fd::OwnedFd;
 
+use crossbeam::channel::Receiver;
 use quire_base::sync::{Arc, thread};
 use quire_base::{Error, ErrorKind, Result};
 
 use crate::protocol::negotiate::{Agreed, Wishes};
 use crate::transport::buffer::Buffers;
 use crate::transport::device::{self, Channel};
-use crate::transport::ring::{self, Prepared, Running};
-use crate::transport::{Choice, Handler};
+use crate::transport::ring::{self, Prepared};
+use crate::transport::{Choice, Ends, Handler};
 
 /// See the module's documentation.
 pub(crate) struct Connection<H> {
@@ -21,7 +22,10 @@ pub(crate) struct Connection<H> {
     handler: Arc<H>,
     threads: usize,
     agreed: Agreed,
-    ring: Option<Running>,
+    /// Queues of the ring, none without it; each has its thread already.
+    queues: usize,
+    ends: Ends,
+    ended: Receiver<Result<()>>,
     transport: String,
 }
 
@@ -37,12 +41,13 @@ impl<H: Handler> Connection<H> {
         let channel = Arc::new(Channel::new(device));
         let mut prepared = None;
         let mut why_not = String::new();
+        let (ends, ended) = Ends::new();
         let agreed = channel
             .negotiate(|offered| {
                 match (choice, offered) {
                     (Choice::Device, _) => why_not = "asked for".into(),
                     (_, false) => why_not = ring::why_not_offered().into(),
-                    (_, true) => match Prepared::new(&channel, &handler) {
+                    (_, true) => match Prepared::new(&channel, &handler, &ends) {
                         Ok(ready) => prepared = Some(ready),
                         Err(error) => why_not = error.to_string(),
                     },
@@ -50,23 +55,22 @@ impl<H: Handler> Connection<H> {
                 Wishes { ring: prepared.is_some(), ..handler.wishes() }
             })
             .map_err(|error| error.context("starting the FUSE protocol with the kernel"))?;
-        let running = match prepared.filter(|_| agreed.ring).map(|ready| ready.start(agreed.request_max)) {
-            Some(Ok(running)) => Some(running),
+        let queues = match prepared.filter(|_| agreed.ring).map(|ready| ready.start(agreed.request_max)) {
+            Some(Ok(queues)) => queues,
             Some(Err(error)) => {
                 why_not = error.to_string();
-                None
+                0
             }
-            None => None,
+            None => 0,
         };
-        if running.is_none() && choice == Choice::Ring {
+        if queues == 0 && choice == Choice::Ring {
             return Err(Error::new(ErrorKind::Unsupported, format!("no ring transport: {why_not}")));
         }
-        let transport = match &running {
-            Some(_) => "ring".into(),
-            None => format!("dev ({why_not})"),
+        let (transport, threads) = match queues {
+            0 => (format!("dev ({why_not})"), threads.max(1)),
+            _ => ("ring".into(), 1),
         };
-        let threads = if running.is_some() { 1 } else { threads.max(1) };
-        Ok(Connection { channel, handler, threads, agreed, ring: running, transport })
+        Ok(Connection { channel, handler, threads, agreed, queues, ends, ended, transport })
     }
 
     /// `ring`, or `dev` with the reason.
@@ -74,18 +78,18 @@ impl<H: Handler> Connection<H> {
         &self.transport
     }
 
-    /// Serves until the mount is gone.
+    /// Serves until the mount is gone, or a thread fails.
     pub(crate) fn run(self) -> Result<()> {
         let buffers = Buffers::new(self.agreed.request_max as usize);
-        let mut started = Vec::with_capacity(self.threads);
+        let mut serving = self.queues;
         for number in 0..self.threads {
             let channel = if number == 0 { self.channel.clone() } else { self.another() };
-            let (buffers, handler) = (buffers.clone(), self.handler.clone());
+            let (buffers, handler, ends) = (buffers.clone(), self.handler.clone(), self.ends.clone());
             let thread = thread::Builder::new()
                 .name(format!("quire-fuse-{number}"))
-                .spawn(move || device::serve(&channel, &buffers, &handler));
+                .spawn(move || ends.say(|| device::serve(&channel, &buffers, &handler)));
             match thread {
-                Ok(thread) => started.push(thread),
+                Ok(_) => serving += 1,
                 Err(error) if number > 0 => {
                     tracing::warn!("only {number} threads receive requests: {error}");
                     break;
@@ -93,14 +97,11 @@ impl<H: Handler> Connection<H> {
                 Err(error) => return Err(Error::os("starting a thread that receives requests", &error)),
             }
         }
-        let mut outcome = Ok(());
-        for thread in started {
-            let ended = thread
-                .join()
-                .unwrap_or_else(|_| Err(Error::new(ErrorKind::Io, "a thread of the mount panicked")));
-            outcome = outcome.and(ended);
+        for _ in 0..serving {
+            let silent = |_| Err(Error::new(ErrorKind::Io, "the threads of the mount are gone"));
+            self.ended.recv().unwrap_or_else(silent)?;
         }
-        outcome.and(self.ring.map_or(Ok(()), Running::join))
+        Ok(())
     }
 
     /// A descriptor of its own where that may be had.

@@ -167,6 +167,11 @@ impl Session {
             tracing::warn!("programs still use {}: their requests are refused from now on", dir.display());
             server.refuse();
         }
+        if end.is_err() {
+            // Nobody serves any more: what is left of the mount must not hold programs.
+            server.refuse();
+            let _ = mount::unmount(&dir, Unmount::Detach);
+        }
         server.background().finish();
         server.operations().forget_everything();
         let closed = volume.close();

@@ -16,7 +16,9 @@ pub mod buffer;
 pub mod device;
 pub mod ring;
 
+use crossbeam::channel::{Receiver, Sender, unbounded};
 use quire_base::sync::Arc;
+use quire_base::{Error, ErrorKind, Result};
 
 use crate::protocol::negotiate::Wishes;
 use crate::protocol::request::Message;
@@ -33,8 +35,37 @@ pub enum Choice {
     Device,
 }
 
+/// Where serving threads say how they ended, so that one that fails ends the whole mount: requests of its queue would
+/// wait for ever.
+#[derive(Clone)]
+pub struct Ends(Sender<Result<()>>);
+
+impl Ends {
+    /// With the receiver of what is said.
+    pub fn new() -> (Ends, Receiver<Result<()>>) {
+        let (sender, receiver) = unbounded();
+        (Ends(sender), receiver)
+    }
+
+    /// Runs `serve` and says how it ended, a panic included.
+    pub fn say(&self, serve: impl FnOnce() -> Result<()>) {
+        struct Panicked<'a>(&'a Ends);
+        impl Drop for Panicked<'_> {
+            fn drop(&mut self) {
+                let panicked = Error::new(ErrorKind::Io, "a thread of the mount panicked");
+                let _ = self.0.0.send(Err(panicked));
+            }
+        }
+        let guard = Panicked(self);
+        let outcome = serve();
+        std::mem::forget(guard);
+        // Nobody listens once another thread has failed.
+        let _ = self.0.send(outcome);
+    }
+}
+
 /// What a reply says: the length of the body in the room, or an error number of the kernel's interface (positive).
-pub type Outcome = Result<usize, i32>;
+pub type Outcome = std::result::Result<usize, i32>;
 
 /// A request that waits for its reply.
 pub trait Exchange: Send + Sized + 'static {

@@ -11,6 +11,7 @@
 use crate::node::{Body, Child, Node, Probe};
 use crate::ticket::Ticket;
 use crate::tree::Tree;
+use quire_base::patience;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, Context, Error, ErrorKind, Result};
 use quire_device::{AlignedBuf, Device, IoClass};
@@ -79,6 +80,7 @@ impl Tree {
     }
 
     fn load_batch(&self, batch: &[Missing]) -> Result<()> {
+        patience::check("tree nodes from the device")?;
         let mut buffer = AlignedBuf::blocks(batch.len());
         let read = {
             let mut items: Vec<_> = batch

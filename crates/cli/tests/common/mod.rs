@@ -3,10 +3,15 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+#[path = "../../../fuse/tests/common/ring_switch.rs"]
+mod ring_switch;
+
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use ring_switch::RingSwitch;
 
 pub const QUIRE: &str = env!("CARGO_BIN_EXE_quire");
 
@@ -50,13 +55,18 @@ pub struct Volume {
     folder: tempfile::TempDir,
     server: Option<Child>,
     options: String,
+    /// How its requests travel; the ring where the kernel has it.
+    transport: &'static str,
 }
+
+/// Both ways for requests to travel.
+pub const TRANSPORTS: [&str; 2] = ["ring", "dev"];
 
 impl Volume {
     /// A new volume of a size like `2G`, not mounted yet.
     pub fn new(size: &str) -> Volume {
         let folder = tempfile::Builder::new().prefix("quire-test-").tempdir().expect("a temporary folder");
-        let volume = Volume { folder, server: None, options: String::new() };
+        let volume = Volume { folder, server: None, options: String::new(), transport: "ring" };
         std::fs::create_dir(volume.mountpoint()).unwrap();
         let made = quire(&["mkfs".as_ref(), "--size".as_ref(), OsStr::new(size), volume.image().as_os_str()]);
         assert!(made.status.success(), "mkfs: {}", text(&made));
@@ -67,6 +77,11 @@ impl Volume {
     pub fn with_options(mut self, options: &str) -> Volume {
         self.options = options.to_owned();
         self
+    }
+
+    /// The transport from the next mount on.
+    pub fn set_transport(&mut self, transport: &'static str) {
+        self.transport = transport;
     }
 
     pub fn image(&self) -> PathBuf {
@@ -96,9 +111,10 @@ impl Volume {
         let log = std::fs::File::options().create(true).append(true).open(self.log()).unwrap();
         let mut command = Command::new(QUIRE);
         command.arg("mount").arg("--foreground");
-        if !self.options.is_empty() {
-            command.args(["-o", &self.options]);
-        }
+        let switch = (self.transport == "ring").then(RingSwitch::on).flatten();
+        // Without the switch the ring may be there all the same.
+        let transport = if switch.is_none() && self.transport == "ring" { "auto" } else { self.transport };
+        command.args(["-o", &format!("transport={transport},{}", self.options)]);
         command.arg(self.image()).arg(self.mountpoint());
         command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
         let mut server = command.spawn().expect("the server starts");
@@ -113,8 +129,9 @@ impl Volume {
             );
             std::thread::sleep(Duration::from_millis(5));
         }
-        // A first request shows that it is served.
+        // A first request shows that it is served, and that kernel and server have agreed on a transport.
         std::fs::metadata(self.mountpoint()).expect("the mount answers");
+        drop(switch);
         self.server = Some(server);
         started.elapsed()
     }

@@ -16,13 +16,14 @@
 
 use super::{BATCH_BYTES, IoFlags, OddSequence, range_end};
 use crate::engine::Engine;
-use crate::gate::GateState;
+use crate::gate::{GateState, Permit};
 use crate::inode::{Inode, InodeRef};
 use quire_base::broken::{Broken, is_broken};
-use quire_base::sync::Arc;
+use quire_base::patience;
 use quire_base::sync::atomic::Ordering;
+use quire_base::sync::{Arc, MutexGuard};
 use quire_base::units::blocks_for;
-use quire_base::{BLOCK_SIZE, ErrorKind, Result};
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
 use quire_cache::{ReadView, Room};
 use quire_format::inode::FileType;
 
@@ -159,6 +160,7 @@ impl Engine {
     /// Makes freed blocks reusable: orphans that wait are freed, then everything is forced. False if nothing
     /// waited.
     fn recover_space(&self) -> Result<bool> {
+        patience::check("freed blocks to become durable")?;
         let queued = {
             let state = self.background.state.lock();
             !state.reap.is_empty() || state.reaping > 0
@@ -186,6 +188,7 @@ impl Engine {
     ) -> Result<(u64, usize)> {
         let append = flags.contains(IoFlags::APPEND);
         let result = if data.len() > BATCH_BYTES {
+            patience::check("readers and writers of the file to leave it")?;
             let _permit = inode.gate.enter(GateState::Exclusive);
             let _odd = OddSequence::new(&inode.seen);
             let _size = inode.size_lock.lock();
@@ -197,16 +200,19 @@ impl Engine {
             // Memory and throttling before the gate: nobody waits for either while holding it.
             let near = if append { inode.size() } else { offset };
             let room = inode.mapping().prepare_write(near, data.len())?;
-            let _permit = inode.gate.enter(GateState::Buffered);
+            let _permit = enter_buffered(inode)?;
             // The size cannot shrink while the permit is held: inside it once is inside it for good.
             if append || offset + data.len() as u64 > inode.size() {
-                let _size = inode.size_lock.lock();
+                let _size = hold_size(inode)?;
                 let at = match append {
                     true if is_broken(Broken::AppendOffsetBeforeLock) => near,
                     true => inode.size(),
                     false => offset,
                 };
                 range_end(at, data.len() as u64)?;
+                if at > inode.size() {
+                    patience::check("a gap to be zeroed")?;
+                }
                 self.expose(inode, at)?;
                 write_batch(inode, room, at, data).map(|written| (at, written))
             } else {
@@ -269,6 +275,26 @@ impl Engine {
         meta.record = record;
         Ok(())
     }
+}
+
+/// The gate, which may be held by one who waits for the device.
+fn enter_buffered(inode: &Inode) -> Result<Permit<'_>> {
+    if patience::may_wait() {
+        return Ok(inode.gate.enter(GateState::Buffered));
+    }
+    let closed = || Error::new(ErrorKind::WouldBlock, "the file's gate is closed");
+    inode.gate.try_enter(GateState::Buffered).ok_or_else(closed)
+}
+
+/// The size lock, likewise.
+fn hold_size(inode: &Inode) -> Result<MutexGuard<'_, ()>> {
+    if patience::may_wait() {
+        return Ok(inode.size_lock.lock());
+    }
+    inode
+        .size_lock
+        .try_lock()
+        .ok_or_else(|| Error::new(ErrorKind::WouldBlock, "another write extends the file"))
 }
 
 fn write_batch(inode: &InodeRef, room: Room<'_>, offset: u64, data: &[u8]) -> Result<usize> {

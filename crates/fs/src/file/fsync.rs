@@ -269,6 +269,11 @@ impl Engine {
         outcome
     }
 
+    /// Whether [`Engine::closed`] would write the file back.
+    pub(crate) fn closing_waits(&self, inode: &InodeRef, wrote: bool) -> bool {
+        wrote && self.options.auto_da_alloc && !self.read_only && inode.meta().emptied
+    }
+
     /// A descriptor was closed. A file that was truncated to zero and rewritten is written back, so that a crash
     /// does not leave it empty (`auto_da_alloc`).
     pub(crate) fn closed(self: &Arc<Engine>, inode: &InodeRef, wrote: bool) {

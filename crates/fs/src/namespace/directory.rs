@@ -16,8 +16,9 @@
 //! Neighbours: [`super::entry`] reads entries under these locks.
 
 use crate::inode::{BUCKETS, Inode, InodeRef};
+use quire_base::patience;
 use quire_base::sync::atomic::{AtomicU64, Ordering, fence};
-use quire_base::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
+use quire_base::sync::{Mutex, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 use quire_base::{Error, ErrorKind, Result};
 
 /// A living directory whose names of certain hashes are held.
@@ -34,9 +35,23 @@ fn gone(directory: &Inode) -> Error {
     Error::new(ErrorKind::NotFound, format!("directory {} has been removed", directory.number))
 }
 
+/// A bucket, which may be held by one who waits for the device.
+fn hold(bucket: &Mutex<()>) -> Result<MutexGuard<'_, ()>> {
+    if patience::may_wait() {
+        return Ok(bucket.lock());
+    }
+    bucket.try_lock().ok_or_else(|| Error::new(ErrorKind::WouldBlock, "a name's bucket is held"))
+}
+
 /// The liveness of a directory that is not removed, shared.
 pub(crate) fn enter_live(directory: &Inode) -> Result<RwLockReadGuard<'_, bool>> {
-    let live = directory.names()?.dead.read();
+    let dead = &directory.names()?.dead;
+    let live = if patience::may_wait() {
+        dead.read()
+    } else {
+        let removing = || Error::new(ErrorKind::WouldBlock, "the folder is being looked at to be removed");
+        dead.try_read().ok_or_else(removing)?
+    };
     if *live {
         return Err(gone(directory));
     }
@@ -47,7 +62,7 @@ pub(crate) fn enter_live(directory: &Inode) -> Result<RwLockReadGuard<'_, bool>>
 pub(crate) fn enter(directory: &Inode, hash: u64) -> Result<Entered<'_>> {
     let live = enter_live(directory)?;
     let names = directory.names()?;
-    Ok(Entered { _buckets: [Some(names.buckets[bucket(hash)].lock()), None], _live: live })
+    Ok(Entered { _buckets: [Some(hold(&names.buckets[bucket(hash)])?), None], _live: live })
 }
 
 /// Holds the entries of two hashes of one directory.
@@ -55,14 +70,14 @@ pub(crate) fn enter_two(directory: &Inode, one: u64, other: u64) -> Result<Enter
     let live = enter_live(directory)?;
     let names = directory.names()?;
     let (first, second) = (bucket(one).min(bucket(other)), bucket(one).max(bucket(other)));
-    let lower = names.buckets[first].lock();
-    let upper = (second > first).then(|| names.buckets[second].lock());
+    let lower = hold(&names.buckets[first])?;
+    let upper = if second > first { Some(hold(&names.buckets[second])?) } else { None };
     Ok(Entered { _buckets: [Some(lower), upper], _live: live })
 }
 
 /// Holds one bucket without the liveness, to read an entry that nobody changes meanwhile.
 pub(crate) fn hold_bucket(directory: &Inode, hash: u64) -> Result<MutexGuard<'_, ()>> {
-    Ok(directory.names()?.buckets[bucket(hash)].lock())
+    hold(&directory.names()?.buckets[bucket(hash)])
 }
 
 /// A directory that is about to be removed: nobody else changes its entries.

@@ -4,6 +4,7 @@
 //! open file and per-call flags are honoured.
 
 use quire::{FallocateMode, FileType, InodeRef, IoFlags, SetAttributes};
+use quire_base::patience;
 use quire_base::{Error, ErrorKind, Result};
 
 use super::file_table::OpenFile;
@@ -15,6 +16,9 @@ const OPEN_FOR_EXECUTION: i32 = 0x20;
 pub const COPY_MAX: u64 = 64 << 20;
 /// Changes of a file's size or allocation beyond this many bytes may take long.
 const LONG_CHANGE: u64 = 64 << 20;
+
+/// Bytes that a write which extends a file may have to be tried at once.
+const AT_ONCE_MAX: usize = 256 << 10;
 
 /// How the kernel shall treat an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +53,7 @@ impl Operations {
     pub(super) fn open_inode(&self, inode: InodeRef, flags: i32, kill_set_id: bool) -> Result<Opened> {
         let cut = flags & libc::O_TRUNC != 0 && inode.kind() == FileType::Regular;
         if cut {
+            patience::check("what the file held to be dropped")?;
             let empty =
                 SetAttributes { size: Some(0), kill_suid_sgid: kill_set_id, ..SetAttributes::default() };
             self.volume.set_attributes(&inode, &empty)?;
@@ -59,11 +64,16 @@ impl Operations {
         Ok(Opened { handle: self.files.insert(OpenFile::new(inode, cut)), direct })
     }
 
-    /// A descriptor's last duplicate was closed.
-    pub fn release(&self, handle: u64) {
+    /// A descriptor's last duplicate was closed. Fails only where the thread may not wait and this would.
+    pub fn release(&self, handle: u64) -> Result<()> {
+        let waits = |file: &OpenFile| self.volume.closing_waits(&file.inode, file.changed());
+        if !patience::may_wait() && self.files.get(handle).is_ok_and(|file| waits(&file)) {
+            patience::check("the file to be written back")?;
+        }
         if let Some(file) = self.files.remove(handle) {
             self.volume.closed(&file.inode, file.changed());
         }
+        Ok(())
     }
 
     /// Reads into `buffer`; fewer bytes only at the end of file.
@@ -78,6 +88,15 @@ impl Operations {
     pub fn try_read(&self, handle: u64, offset: u64, buffer: &mut [u8], flags: i32) -> Option<usize> {
         let file = self.files.get(handle).ok().filter(|_| flags & libc::O_DIRECT == 0)?;
         self.volume.try_read(&file.inode, offset, buffer)
+    }
+
+    /// Whether a write is of a kind that a thread that may not wait can try: through the cache, not made durable, and so
+    /// small that a device would be the longer wait.
+    pub fn may_write_at_once(request: &WriteRequest, length: usize) -> bool {
+        let slow = libc::O_DIRECT | libc::O_DSYNC;
+        (request.flags & slow == 0 || request.from_page_cache)
+            && !request.kill_set_id
+            && length <= AT_ONCE_MAX
     }
 
     /// As [`Operations::write`], if that needs no waiting; else nothing has changed.

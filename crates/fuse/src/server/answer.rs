@@ -4,7 +4,7 @@
 //! that is encoded when the message is no longer needed.
 
 use quire::Attributes;
-use quire_base::{ErrorKind, Result};
+use quire_base::{ErrorKind, Result, patience};
 
 use super::{Server, number};
 use crate::errno::NOT_IMPLEMENTED;
@@ -65,12 +65,7 @@ impl Server {
                     _ => perform(self.operations(), &request)
                         .unwrap_or_else(|error| Answer::Refused(number(&error))),
                 };
-                let mut body = Body::new(exchange.room());
-                return match encode(answer, &mut body) {
-                    Ok(Ok(())) => Ok(body.len()),
-                    Ok(Err(number)) => Err(number),
-                    Err(Full) => Err(libc::EIO),
-                };
+                return put(answer, exchange.room());
             }
         };
         fill(self.operations(), &filling, exchange.room()).map_err(|error| number(&error))
@@ -89,15 +84,53 @@ impl Server {
                 self.operations().try_read(args.handle, args.offset, &mut room[..size], flags).map(Ok)
             }
             Operation::Write { args, data } => {
-                if !self.operations().try_write(&write_request(&args), data) {
-                    return None;
+                if self.operations().try_write(&write_request(&args), data) {
+                    return Some(put(Answer::Written(data.len()), exchange.room()));
                 }
-                let written = abi::WriteOut { size: data.len() as u32, ..Default::default() };
-                let mut body = Body::new(exchange.room());
-                Some(body.value(&written).map(|()| body.len()).map_err(|Full| libc::EIO))
+                if Operations::may_write_at_once(&write_request(&args), data.len()) {
+                    return self.at_once(exchange);
+                }
+                None
             }
+            // None of these waits for anything but what the engine asks about, and none is done in halves.
+            Operation::Lookup { .. }
+            | Operation::Getattr
+            | Operation::Readlink
+            | Operation::Symlink { .. }
+            | Operation::Mknod { .. }
+            | Operation::Mkdir { .. }
+            | Operation::Unlink { .. }
+            | Operation::Link { .. }
+            | Operation::Open(_)
+            | Operation::Create { .. }
+            | Operation::Release(_)
+            | Operation::Getxattr { .. }
+            | Operation::Listxattr { .. } => self.at_once(exchange),
+            Operation::Setattr(args) if args.valid & abi::setattr::SIZE == 0 => self.at_once(exchange),
             _ => None,
         }
+    }
+
+    /// Performs a small request, if the engine need not wait for it.
+    fn at_once<E: Exchange>(&self, exchange: &mut E) -> Option<Outcome> {
+        let message = exchange.message();
+        let request = message.decode().ok()?;
+        let answer = match patience::at_once(|| perform(self.operations(), &request)) {
+            Ok(answer) => answer,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
+            Err(error) => Answer::Refused(number(&error)),
+        };
+        Some(put(answer, exchange.room()))
+    }
+}
+
+/// Writes an answer into the room.
+fn put(answer: Answer, room: &mut [u8]) -> Outcome {
+    let mut body = Body::new(room);
+    match encode(answer, &mut body) {
+        Ok(Ok(())) => Ok(body.len()),
+        Ok(Err(number)) => Err(number),
+        Err(Full) => Err(libc::EIO),
     }
 }
 
@@ -205,10 +238,7 @@ fn perform(operations: &Operations, request: &Request<'_>) -> Result<Answer> {
         }
         Operation::Write { args, data } => Answer::Written(operations.write(&write_request(&args), data)?),
         Operation::Statfs => Answer::Statfs(operations.statfs()),
-        Operation::Release(args) => {
-            operations.release(args.handle);
-            Answer::Nothing
-        }
+        Operation::Release(args) => operations.release(args.handle).map(|()| Answer::Nothing)?,
         Operation::Flush | Operation::Releasedir | Operation::Destroy => Answer::Nothing,
         Operation::Setxattr { name, value, flags } => {
             operations.set_xattr(node, name, value, flags as i32).map(|()| Answer::Nothing)?

@@ -18,7 +18,7 @@
 //!
 //! * [`queue`]: one queue and its thread.
 //! * [`command`]: the submissions.
-//! * [`wait`]: how a queue thread waits: adaptive spinning, then sleep.
+//! * [`wait`]: what keeps a CPU awake while requests come in quick succession.
 //!
 //! Invariants: only a queue's thread touches its io_uring. A queue thread never waits for anything but requests. Of a
 //! queue's entries at most half are held by requests that wait: it registers more when they are, up to
@@ -33,10 +33,11 @@ use std::path::Path;
 use quire_base::sync::{Arc, thread};
 use quire_base::{Error, ErrorKind, Result};
 
-use super::Handler;
 use super::device::Channel;
+use super::{Ends, Handler};
 use crossbeam::channel::{Receiver, Sender, bounded};
 use queue::Queue;
+use wait::Activity;
 
 /// The module's switch.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
@@ -84,73 +85,57 @@ pub struct Prepared {
 struct Waiting {
     go: Sender<Go>,
     registered: Receiver<Result<()>>,
-    thread: thread::JoinHandle<Result<()>>,
 }
-
-/// Queue threads at work.
-pub struct Running(Vec<thread::JoinHandle<Result<()>>>);
 
 impl Prepared {
     /// Starts the threads and makes their rings; fails if the system does not allow it (io_uring switched off or
-    /// filtered, a limit reached).
-    pub fn new<H: Handler>(channel: &Arc<Channel>, handler: &Arc<H>) -> Result<Prepared> {
+    /// filtered, a limit reached). Threads that serve say through `ends` how that ended.
+    pub fn new<H: Handler>(channel: &Arc<Channel>, handler: &Arc<H>, ends: &Ends) -> Result<Prepared> {
         let count = possible_cpus()?;
         let mut threads = Vec::with_capacity(count);
+        let activity = Activity::new(count);
         for number in 0..count {
             let (go, told) = bounded(1);
             let (register, registered) = bounded(1);
             let (made, rings) = bounded(1);
-            let (channel, handler) = (channel.clone(), handler.clone());
+            let (channel, handler, activity) = (channel.clone(), handler.clone(), activity.clone());
+            let ends = ends.clone();
             let body = move || {
-                let mut queue = match Queue::new(number, channel) {
+                let mut queue = match Queue::new(number, channel, activity) {
                     Ok(queue) => queue,
-                    Err(error) => {
-                        let _ = made.send(Err(error));
-                        return Ok(());
-                    }
+                    Err(error) => return drop(made.send(Err(error))),
                 };
                 let _ = made.send(Ok(()));
                 // Dropped without a word: the ring is not used.
-                let Ok(Go { request_max }) = told.recv() else { return Ok(()) };
+                let Ok(Go { request_max }) = told.recv() else { return };
                 let outcome = queue.register(request_max);
                 let usable = outcome.is_ok();
                 let _ = register.send(outcome);
-                if usable { queue.serve(&handler) } else { Ok(()) }
+                if usable {
+                    ends.say(|| queue.serve(&handler));
+                }
             };
-            let thread = thread::Builder::new()
+            thread::Builder::new()
                 .name(format!("quire-ring-{number}"))
                 .spawn(body)
                 .map_err(|error| Error::os("starting a thread for a ring queue", &error))?;
             let ended = || Err(Error::new(ErrorKind::Io, "a ring queue's thread ended before it began"));
             rings.recv().unwrap_or_else(|_| ended())?;
-            threads.push(Waiting { go, registered, thread });
+            threads.push(Waiting { go, registered });
         }
         Ok(Prepared { threads })
     }
 
-    /// Registers all queues. On an error the kernel has gone back to `/dev/fuse` by itself.
-    pub fn start(self, request_max: u32) -> Result<Running> {
-        let mut running = Vec::with_capacity(self.threads.len());
+    /// Registers all queues; returns how many there are. On an error the kernel has gone back to `/dev/fuse` by itself.
+    pub fn start(self, request_max: u32) -> Result<usize> {
+        let count = self.threads.len();
         let mut outcome = Ok(());
-        for Waiting { go, registered, thread } in self.threads {
+        for Waiting { go, registered } in self.threads {
             let ended = || Error::new(ErrorKind::Io, "a ring queue's thread ended before it was registered");
             let _ = go.send(Go { request_max: request_max as usize });
             outcome = outcome.and(registered.recv().unwrap_or_else(|_| Err(ended())));
-            running.push(thread);
         }
-        outcome.map(|()| Running(running))
-    }
-}
-
-impl Running {
-    /// Waits until the mount is gone.
-    pub fn join(self) -> Result<()> {
-        let mut outcome = Ok(());
-        for thread in self.0 {
-            let panicked = |_| Err(Error::new(ErrorKind::Io, "a ring queue's thread panicked"));
-            outcome = outcome.and(thread.join().unwrap_or_else(panicked));
-        }
-        outcome
+        outcome.map(|()| count)
     }
 }
 

@@ -23,7 +23,7 @@ use rustix::event::EventfdFlags;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::command::{self, Pieces, WAKE};
-use super::wait::Waiting;
+use super::wait::{Activity, Burst};
 use crate::protocol::abi::{
     InHeader, OutHeader, RING_ARGUMENT_SIZE, RING_HEADER_SIZE, RING_HEADERS_SIZE, RingEntryInOut,
 };
@@ -40,8 +40,13 @@ const ENTRIES_MORE: u32 = 16;
 pub const ENTRIES_MAX: u32 = 512;
 /// Submissions in one system call at most.
 const SUBMISSIONS: u32 = 64;
+/// Requests that are answered before their replies go out.
+const COMMITS: usize = 8;
 /// Where the third part of the headers starts.
 const IN_OUT: usize = RING_HEADER_SIZE + RING_ARGUMENT_SIZE;
+
+/// `IORING_ENTER_GETEVENTS` of `linux/io_uring.h`: run what the kernel has put off for this thread.
+const IORING_ENTER_GETEVENTS: u32 = 1;
 
 type Ring = IoUring<Entry128, cqueue::Entry>;
 
@@ -88,13 +93,14 @@ pub struct Queue {
     /// Where the event descriptor's count goes; boxed, since the kernel writes to it.
     wake_count: Box<u64>,
     wake_armed: bool,
+    activity: Arc<Activity>,
     /// Completions taken from the ring and not dealt with: what was asked for, and its result.
     completed: Vec<(u64, i32)>,
 }
 
 impl Queue {
     /// Makes the io_uring of queue `number`; on the thread that will serve it.
-    pub fn new(number: usize, device: Arc<Channel>) -> Result<Queue> {
+    pub fn new(number: usize, device: Arc<Channel>, activity: Arc<Activity>) -> Result<Queue> {
         let making = |error: &std::io::Error| Error::os("making an io_uring for a FUSE queue", error);
         let number =
             u16::try_from(number).map_err(|_| Error::invalid("more CPUs than queues have numbers"))?;
@@ -119,6 +125,7 @@ impl Queue {
             request_max: 0,
             wake_count: Box::new(0),
             wake_armed: false,
+            activity,
             completed: Vec::new(),
         })
     }
@@ -140,36 +147,36 @@ impl Queue {
 
     /// Answers requests until the mount is gone.
     pub fn serve<H: Handler>(&mut self, handler: &Arc<H>) -> Result<()> {
-        let mut waiting = Waiting::default();
+        let mut burst = Burst::default();
         loop {
             self.collect();
+            if !self.completed.is_empty() {
+                self.activity.note(&mut burst, self.completed.len());
+            }
             let completed = std::mem::take(&mut self.completed);
-            for &(mark, result) in &completed {
-                if let Some(exchange) = self.exchange(mark, result) {
-                    handler.handle(exchange);
+            for batch in completed.chunks(COMMITS) {
+                for &(mark, result) in batch {
+                    if let Some(exchange) = self.exchange(mark, result) {
+                        handler.handle(exchange);
+                    }
+                }
+                self.commit_finished()?;
+                if batch.len() == COMMITS {
+                    // The first do not wait for the last.
+                    self.enter(0)?;
                 }
             }
             self.completed = completed;
             self.completed.clear();
             self.commit_finished()?;
             if self.dead == self.entries.len() {
+                self.activity.end();
                 return Ok(());
             }
             self.make_room()?;
             self.arm_wake()?;
-            // Replies go out before anything else; what has come meanwhile is taken in by the same call.
-            self.enter(0)?;
-            if !waiting.look(|| self.has_work()) {
-                self.sleep()?;
-            }
+            self.sleep()?;
         }
-    }
-
-    fn has_work(&self) -> bool {
-        // SAFETY: only this thread uses the queues of its ring, and these views end here.
-        let (submission, completion) =
-            unsafe { (self.ring.submission_shared(), self.ring.completion_shared()) };
-        !completion.is_empty() || submission.taskrun() || !self.shared.finished.is_empty()
     }
 
     /// Waits in the kernel for a request, or a worker's call.
@@ -185,7 +192,17 @@ impl Queue {
 
     /// Submits what stands in the queue, and waits for `want` completions.
     fn enter(&mut self, want: usize) -> Result<()> {
-        match self.ring.submit_and_wait(want) {
+        let submission = self.ring.submission();
+        let submissions = submission.len() as u32;
+        if want == 0 && submissions == 0 && !submission.taskrun() {
+            return Ok(());
+        }
+        drop(submission);
+        // Always with events: what has come is taken in by the call that submits.
+        let flags = IORING_ENTER_GETEVENTS;
+        // SAFETY: no further argument is passed; what the submissions name lives as `push` says.
+        let entered = unsafe { self.ring.submitter().enter::<()>(submissions, want as u32, flags, None) };
+        match entered {
             Ok(_) => Ok(()),
             Err(error) => match error.raw_os_error() {
                 // Interrupted; or completions first.

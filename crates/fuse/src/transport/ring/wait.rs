@@ -1,112 +1,186 @@
-//! How a queue's thread waits for its next request.
+//! How the ring waits: its threads sleep at once, and one more thread keeps a CPU awake while there is much to do.
 //!
-//! Waking a sleeping thread costs more than answering a cached read, so after its last request a thread looks a while
-//! for the next one before it sleeps. How long adapts: what was worth it is kept up, what was in vain is halved, so
-//! that an idle mount does not spin and a machine with other work loses little. While it looks, it gives up its CPU to
-//! whoever wants it, most of all to the program whose request it has just answered.
+//! A queue's thread runs on the CPU of the programs that it serves. It must get out of their way as soon as it has
+//! replied, and a switch between two threads of one CPU is cheap; so it never spins. (Nor does it offer its CPU with
+//! `sched_yield`: since Linux 6.18 that forfeits a whole slice to any program that computes.) What costs is waking a CPU
+//! that has halted, most of all in a virtual machine, and the scheduler does that at each reply: it moves the woken
+//! program to an idle CPU. The *keeper* prevents it: while requests come in quick succession it runs at the lowest
+//! priority on a CPU that would be idle otherwise, so that programs stay where they are.
+//!
+//! It adapts: it starts after [`BURST`] requests of which none was [`QUIET`] after the one before, ends when no request
+//! came for that long, and if its CPU is wanted by others it gives up for a while. An idle mount, or one with a request
+//! now and then, never starts it. On a machine with many CPUs there is always another idle one: beyond
+//! [`CPUS_MAX`] there is no keeper.
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// Longest time to look for a request.
-const LOOK_MAX: Duration = Duration::from_micros(100);
-/// Shortest time; below it is zero, with a probe now and then.
-const LOOK_MIN: Duration = Duration::from_micros(5);
-/// After this many sleeps without looking, one look is tried again.
-const PROBE_EVERY: u32 = 32;
+use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use quire_base::sync::{Arc, thread};
 
-/// The memory of one thread.
+/// Requests in quick succession that start the keeper.
+const BURST: u64 = 64;
+/// A pause that ends a succession.
+const QUIET: Duration = Duration::from_micros(200);
+/// How exactly the last request is noted: a line that all threads read is written no more often.
+const GRAIN: Duration = Duration::from_micros(20);
+/// A gap in the keeper's own running that means that others want its CPU...
+const TAKEN: Duration = Duration::from_micros(100);
+/// ...and how long it then stays away.
+const AWAY: Duration = Duration::from_millis(50);
+/// Largest machine with a keeper.
+const CPUS_MAX: usize = 4;
+/// The keeper's priority, the lowest.
+const NICE: i32 = 19;
+
+/// What the threads of a mount know of each other's requests.
 #[derive(Debug)]
-pub struct Waiting {
-    look: Duration,
-    sleeps: u32,
+pub struct Activity {
+    start: Instant,
+    /// Nanoseconds since `start` of the last request, roughly.
+    last: AtomicU64,
+    /// The keeper runs, or stays away.
+    busy: AtomicBool,
+    ended: AtomicBool,
+    keeper: OnceLock<thread::Thread>,
 }
 
-impl Default for Waiting {
-    fn default() -> Waiting {
-        Waiting { look: LOOK_MAX, sleeps: 0 }
+/// One queue's part in it.
+#[derive(Debug, Default)]
+pub struct Burst(u64);
+
+impl Activity {
+    /// With a keeper, on a machine that one helps.
+    pub fn new(cpus: usize) -> Arc<Activity> {
+        let activity = Arc::new(Activity {
+            start: Instant::now(),
+            last: AtomicU64::new(0),
+            busy: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            keeper: OnceLock::new(),
+        });
+        if (2..=CPUS_MAX).contains(&cpus) {
+            let keeping = activity.clone();
+            let keeper = thread::Builder::new().name("quire-keeper".into()).spawn(move || keeping.keep());
+            match keeper {
+                Ok(keeper) => drop(activity.keeper.set(keeper.thread().clone())),
+                Err(error) => tracing::debug!("no keeper: {error}"),
+            }
+        }
+        activity
     }
-}
 
-impl Waiting {
-    /// Looks until `ready` or the time is up; returns whether something is there.
-    pub fn look(&mut self, ready: impl Fn() -> bool) -> bool {
-        if ready() {
-            return true;
+    fn now(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+
+    /// Notes that a queue has taken `count` requests.
+    pub fn note(&self, burst: &mut Burst, count: usize) {
+        let now = self.now();
+        // Relaxed, here and below: hints.
+        let since = now.saturating_sub(self.last.load(Ordering::Relaxed));
+        if since > nanos(GRAIN) {
+            self.last.store(now, Ordering::Relaxed);
         }
-        let time = self.time();
-        if time.is_zero() {
-            return false;
+        burst.0 = if since > nanos(QUIET) { 0 } else { burst.0 + count as u64 };
+        if burst.0 >= BURST && !self.busy.load(Ordering::Relaxed) {
+            burst.0 = 0;
+            if !self.busy.swap(true, Ordering::Relaxed)
+                && let Some(keeper) = self.keeper.get()
+            {
+                keeper.unpark();
+            }
         }
-        let start = Instant::now();
+    }
+
+    /// Ends the keeper.
+    pub fn end(&self) {
+        self.ended.store(true, Ordering::Relaxed);
+        if let Some(keeper) = self.keeper.get() {
+            keeper.unpark();
+        }
+    }
+
+    /// The keeper's life.
+    fn keep(&self) {
+        // Fails only where priorities may not be changed at all; then it competes for its CPU, and gives up soon.
+        let _ = rustix::process::nice(NICE);
+        while !self.ended.load(Ordering::Relaxed) {
+            if !self.busy.load(Ordering::Relaxed) {
+                thread::park();
+                continue;
+            }
+            if !self.stay_awake() {
+                thread::park_timeout(AWAY);
+            }
+            self.busy.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Runs until no request has come for a while; false if others wanted the CPU.
+    fn stay_awake(&self) -> bool {
+        let mut before = self.now();
         loop {
-            for _ in 0..16 {
-                if ready() {
-                    self.worth_it();
-                    return true;
-                }
+            for _ in 0..32 {
                 std::hint::spin_loop();
             }
-            if start.elapsed() >= time {
-                self.in_vain();
-                return ready();
+            let now = self.now();
+            if now - before > nanos(TAKEN) {
+                return false;
             }
-            rustix::thread::sched_yield();
+            if self.ended.load(Ordering::Relaxed)
+                || now.saturating_sub(self.last.load(Ordering::Relaxed)) > nanos(QUIET)
+            {
+                return true;
+            }
+            before = now;
         }
     }
+}
 
-    fn time(&mut self) -> Duration {
-        if !self.look.is_zero() {
-            return self.look;
-        }
-        self.sleeps += 1;
-        if self.sleeps >= PROBE_EVERY {
-            self.sleeps = 0;
-            return LOOK_MIN;
-        }
-        Duration::ZERO
-    }
-
-    fn worth_it(&mut self) {
-        self.look = (self.look * 2).clamp(LOOK_MIN, LOOK_MAX);
-    }
-
-    fn in_vain(&mut self) {
-        let half = self.look / 2;
-        self.look = if half < LOOK_MIN { Duration::ZERO } else { half };
-    }
+fn nanos(time: Duration) -> u64 {
+    time.as_nanos() as u64
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn an_idle_thread_stops_looking() {
-        let mut waiting = Waiting::default();
-        for _ in 0..10 {
-            assert!(!waiting.look(|| false));
-        }
-        assert_eq!(waiting.look, Duration::ZERO);
+    fn wait_for(mut condition: impl FnMut() -> bool) {
         let start = Instant::now();
-        let tried = (0..PROBE_EVERY).filter(|_| !waiting.time().is_zero()).count();
-        assert_eq!(tried, 1, "a probe now and then");
-        assert!(start.elapsed() < Duration::from_secs(1));
+        while !condition() {
+            assert!(start.elapsed() < Duration::from_secs(20));
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 
     #[test]
-    fn what_was_worth_it_is_kept_up() {
-        let mut waiting = Waiting { look: Duration::ZERO, sleeps: PROBE_EVERY };
-        let looks = std::cell::Cell::new(0);
-        assert!(waiting.look(|| {
-            looks.set(looks.get() + 1);
-            looks.get() > 3
-        }));
-        assert_eq!(waiting.look, LOOK_MIN);
-        waiting.worth_it();
-        assert_eq!(waiting.look, LOOK_MIN * 2);
-        for _ in 0..20 {
-            waiting.worth_it();
+    fn a_request_now_and_then_starts_nothing() {
+        let activity = Activity::new(2);
+        let mut burst = Burst::default();
+        for _ in 0..2 * BURST {
+            thread::sleep(QUIET * 2);
+            activity.note(&mut burst, 1);
+            assert!(!activity.busy.load(Ordering::Relaxed));
         }
-        assert_eq!(waiting.look, LOOK_MAX);
+        activity.end();
+    }
+
+    #[test]
+    fn a_burst_starts_the_keeper_and_quiet_ends_it() {
+        let activity = Activity::new(2);
+        let mut burst = Burst::default();
+        wait_for(|| {
+            activity.note(&mut burst, BURST as usize);
+            activity.busy.load(Ordering::Relaxed)
+        });
+        wait_for(|| !activity.busy.load(Ordering::Relaxed));
+        activity.end();
+    }
+
+    #[test]
+    fn large_machines_have_none() {
+        assert!(Activity::new(CPUS_MAX + 1).keeper.get().is_none());
+        assert!(Activity::new(1).keeper.get().is_none());
     }
 }
