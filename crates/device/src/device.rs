@@ -98,6 +98,7 @@ impl Device {
 
     /// Fills `buf` (whole blocks) from `at`.
     pub fn read(&self, class: IoClass, at: BlockNo, buf: &mut [u8]) -> Result<()> {
+        debug_assert!(quire_base::patience::may_wait(), "this thread may not wait for the device");
         let bytes = buf.len() as u64;
         backend::check_range(&self.name, self.blocks, "reading", at, bytes)?;
         let outcome = self.backend.read(class, at, buf);
@@ -107,6 +108,7 @@ impl Device {
 
     /// Writes `buf` (whole blocks) to `at` and returns when it has completed; durable after a flush.
     pub fn write(&self, class: IoClass, at: BlockNo, buf: &[u8]) -> Result<()> {
+        debug_assert!(quire_base::patience::may_wait(), "this thread may not wait for the device");
         self.shared.admit(class, IoOp::Write)?;
         let bytes = buf.len() as u64;
         backend::check_range(&self.name, self.blocks, "writing", at, bytes)?;
@@ -154,6 +156,7 @@ impl Device {
     /// be, else by a flush that is submitted after this call began or, shared with others, after the mark was
     /// reached. Fails with the latched error.
     pub fn flush_to(&self, mark: u64) -> Result<()> {
+        debug_assert!(quire_base::patience::may_wait(), "this thread may not wait for the device");
         let counters = &self.shared.counters;
         counters.add(Tally::FlushRequests, 1);
         let served = self.shared.flushes.flush_to(mark, &self.shared.latch, || {
