@@ -246,9 +246,10 @@ fn a_read_only_mount_shows_no_half_moved_file() {
 fn syncfs_covers_growth_whose_last_block_is_written_again_meanwhile() {
     let (device, volume) = new_volume();
     drop(volume);
-    // With threads: what has been written is finished behind the waiters' backs.
+    // With threads: what has been written is finished behind the waiters' backs. A cache so large that nothing is
+    // written before the sync asks for it.
     let finishing =
-        VolumeOptions { threads: true, commit_seconds: 1000, cache_bytes: Some(32 << 20), ..options() };
+        VolumeOptions { threads: true, commit_seconds: 1000, cache_bytes: Some(128 << 20), ..options() };
     let volume = Volume::open_backend(device.clone(), finishing).unwrap();
     let log = file(&volume, "log");
     volume.sync().unwrap();
