@@ -17,7 +17,7 @@
 //!
 //! Neighbours: `read`, `write` and `fill` are the callers.
 
-use quire_base::sync::{COPY_PIECE_BYTES, copy_point};
+use quire_base::sync::{copy_piece, copy_point};
 #[cfg(not(all(target_arch = "x86_64", not(any(miri, loom)))))]
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -48,7 +48,7 @@ pub unsafe fn copy_in(from: &[u8], to: *mut u8) {
 unsafe fn in_pieces(from: *const u8, to: *mut u8, len: usize) {
     let mut done = 0;
     loop {
-        let piece = (len - done).min(COPY_PIECE_BYTES);
+        let piece = copy_piece(len - done);
         // SAFETY: within what the caller vouches for.
         unsafe { racing_copy(from.add(done), to.add(done), piece) };
         done += piece;

@@ -3,7 +3,7 @@
 //! What is protected by what:
 //! * `meta`: the record as journaled plus what is still only in memory. Its lock is also the lock of the inode's
 //!   extent map: whoever changes extents or the record holds it from before the `Seq` until it is applied.
-//! * `size`: the end of file that readers and writers see. Grows under `size_lock`, shrinks with the gate held
+//! * `seen`: the end of file that readers and writers see ([`crate::seen`]). Grows under `size_lock`, shrinks with the gate held
 //!   exclusively; `meta.record.size` is the size on disk and follows it (J6).
 //! * `extent_sequence`: odd while extents change in the tree, so that a look-up without the lock can tell.
 //! * `commit_seq`, `datasync_seq`: the journal must be durable this far for fsync, for fdatasync (J5).
@@ -22,8 +22,9 @@ use crate::engine::Engine;
 use crate::file::range_lock::RangeLock;
 use crate::gate::Gate;
 use crate::orphan::Slot;
-use quire_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
-use quire_base::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, spin_loop};
+use crate::seen::Seen;
+use quire_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use quire_base::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock};
 use quire_base::{Error, ErrorKind, InodeNo, Result, Seq, Timestamp};
 use quire_cache::Mapping;
 use quire_format::inode::{FileType, InodeRecord, MODE_PERMISSION_MASK};
@@ -84,42 +85,6 @@ pub(crate) struct Names {
     pub(crate) dead: RwLock<bool>,
     /// A name's bucket orders the changes of its entry.
     pub(crate) buckets: [Mutex<()>; BUCKETS],
-}
-
-/// What every cached read looks at, twice: a line of its own, written only when the size or the whole file changes.
-#[repr(align(64))]
-pub(crate) struct Seen {
-    /// End of file in bytes.
-    pub(crate) size: AtomicU64,
-    /// Counts exclusive operations; odd while one is under way.
-    pub(crate) exclusive_sequence: AtomicU64,
-    /// The size when the last exclusive operation began.
-    pub(crate) size_before: AtomicU64,
-}
-
-impl Seen {
-    fn new(size: u64) -> Seen {
-        Seen {
-            size: AtomicU64::new(size),
-            exclusive_sequence: AtomicU64::new(0),
-            size_before: AtomicU64::new(size),
-        }
-    }
-
-    /// The size as callers may see it: that before an exclusive operation which is under way, for the size moves in
-    /// steps during one.
-    fn settled_size(&self) -> u64 {
-        loop {
-            let sequence = self.exclusive_sequence.load(Ordering::Acquire);
-            let size = if sequence % 2 == 1 { &self.size_before } else { &self.size };
-            let size = size.load(Ordering::Acquire);
-            fence(Ordering::Acquire);
-            if self.exclusive_sequence.load(Ordering::Relaxed) == sequence {
-                return size;
-            }
-            spin_loop();
-        }
-    }
 }
 
 /// See the module's documentation.
@@ -221,7 +186,7 @@ impl Inode {
     /// The end of file in bytes, as it is this moment: what a holder of the gate goes by. Who tells callers asks
     /// [`InodeRef::size`].
     pub(crate) fn size(&self) -> u64 {
-        self.seen.size.load(Ordering::Acquire)
+        self.seen.size()
     }
 
     /// The index of cached folios, made at first use.

@@ -49,6 +49,7 @@ mod pool_promise;
 mod reaper;
 pub mod recovery;
 pub mod repair;
+pub mod seen;
 pub mod transaction;
 mod volume;
 mod xattr;

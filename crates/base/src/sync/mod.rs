@@ -39,10 +39,13 @@ pub mod time {
 #[cfg(any(not(feature = "simulation"), loom, shuttle))]
 pub use std::sync::OnceLock;
 
-/// Bytes that a copy which races with others moves before it comes to a [`copy_point`]: all of them, but for simulated
-/// threads.
-pub const COPY_PIECE_BYTES: usize =
-    if cfg!(all(feature = "simulation", not(any(loom, shuttle)))) { 1024 } else { usize::MAX };
+/// Bytes, of so many, that a copy which races with others moves before it comes to a [`copy_point`]: all of them, but
+/// under the simulated scheduler.
+#[cfg(any(not(feature = "simulation"), loom, shuttle))]
+#[inline(always)]
+pub fn copy_piece(bytes: usize) -> usize {
+    bytes
+}
 
 /// Between two pieces of a copy that races with others: lets another simulated thread run, if the seed says so.
 #[cfg(any(not(feature = "simulation"), loom, shuttle))]
@@ -67,7 +70,7 @@ mod scheduled {
     pub use super::simulated::{
         Condvar, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard,
     };
-    pub use super::simulated_atomic::copy_point;
+    pub use super::simulated_atomic::{copy_piece, copy_point};
     pub use crate::simulation::thread::{self, spin_loop};
     pub use std::sync::{Arc, Weak};
 

@@ -17,6 +17,11 @@ fn point() {
     }
 }
 
+/// Bytes, of so many, that a copy which races with others moves before it comes to a [`copy_point`].
+pub fn copy_piece(bytes: usize) -> usize {
+    bytes.min(1024)
+}
+
 /// Between two pieces of a copy that races with others.
 #[track_caller]
 pub fn copy_point() {

@@ -24,21 +24,12 @@ use quire_base::sync::atomic::Ordering;
 use quire_base::sync::{Arc, MutexGuard};
 use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
-use quire_cache::{ReadView, Room};
+use quire_cache::Room;
 use quire_format::inode::FileType;
 
 const S_ISUID: u32 = 0o4000;
 const S_ISGID: u32 = 0o2000;
 const S_IXGRP: u32 = 0o0010;
-
-impl Inode {
-    fn view(&self) -> ReadView {
-        ReadView {
-            exclusive_sequence: self.seen.exclusive_sequence.load(Ordering::Acquire),
-            size: self.size(),
-        }
-    }
-}
 
 impl Engine {
     /// Reads up to `out.len()` bytes; fewer at the end of the file, none beyond it.
@@ -65,7 +56,7 @@ impl Engine {
     pub(crate) fn read_buffered(&self, inode: &InodeRef, offset: u64, out: &mut [u8]) -> Result<usize> {
         let mapping = inode.mapping();
         if out.len() <= BATCH_BYTES
-            && let Some(read) = mapping.try_read(offset, out, || inode.view())
+            && let Some(read) = mapping.try_read(offset, out, || inode.seen.view())
         {
             return Ok(read);
         }
@@ -122,7 +113,7 @@ impl Engine {
         if inode.kind != FileType::Regular || out.len() > BATCH_BYTES {
             return None;
         }
-        let read = inode.mapping().try_read(offset, out, || inode.view())?;
+        let read = inode.mapping().try_read(offset, out, || inode.seen.view())?;
         inode.touch_read();
         Some(read)
     }
@@ -241,7 +232,7 @@ impl Engine {
         for piece in data.chunks(BATCH_BYTES) {
             let at = offset + done as u64;
             let end = at + piece.len() as u64;
-            match inode.mapping().write_piece(at, piece, &mut || publish_size(inode, end)) {
+            match inode.mapping().write_piece(at, piece, &mut || inode.seen.raise_size(end)) {
                 Ok(()) => done += piece.len(),
                 Err(error) if done == 0 => return Err(error),
                 Err(error) => {
@@ -299,14 +290,6 @@ fn hold_size(inode: &Inode) -> Result<MutexGuard<'_, ()>> {
 
 fn write_batch(inode: &InodeRef, room: Room<'_>, offset: u64, data: &[u8]) -> Result<usize> {
     let end = offset + data.len() as u64;
-    inode.mapping().write_with(room, offset, data, &mut || publish_size(inode, end))?;
+    inode.mapping().write_with(room, offset, data, &mut || inode.seen.raise_size(end))?;
     Ok(data.len())
-}
-
-/// Raises the size that readers see; called before the batch's first segment is unlocked. A write inside the end of
-/// file leaves the line alone that every reader loads.
-pub(crate) fn publish_size(inode: &Inode, end: u64) {
-    if end > inode.size() {
-        inode.seen.size.fetch_max(end, Ordering::AcqRel);
-    }
 }

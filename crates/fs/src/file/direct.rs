@@ -135,7 +135,7 @@ impl Engine {
             }
         }
         // Only now: whoever sees the size sees all of it.
-        super::buffered::publish_size(inode, at + done as u64);
+        inode.seen.raise_size(at + done as u64);
         inode.touch_written();
         Ok(Some((at, done)))
     }

@@ -40,7 +40,7 @@ const BULK_MAX: usize = 4096;
 /// Waits for whoever has the file to himself. A truncate drops dirty blocks from memory before its record is in the
 /// journal: a file that looks clean then is neither written nor cut.
 fn await_drops(inode: &Inode) {
-    if inode.seen.exclusive_sequence.load(Ordering::Acquire) % 2 == 1 {
+    if inode.seen.is_exclusive() {
         drop(inode.gate.enter(GateState::Buffered));
     }
 }

@@ -30,8 +30,7 @@ pub(crate) mod seek;
 pub(crate) mod shift;
 pub(crate) mod truncate;
 
-use crate::inode::Seen;
-use quire_base::sync::atomic::Ordering;
+pub(crate) use crate::seen::OddSequence;
 use quire_base::{Error, ErrorKind, Result};
 use quire_format::inode::FILE_SIZE_MAX;
 
@@ -63,22 +62,4 @@ pub(crate) fn range_end(offset: u64, len: u64) -> Result<u64> {
             format!("{len} bytes at offset {offset} reach past the largest file size, 2^63 - 1 bytes"),
         )
     })
-}
-
-/// Keeps a file's exclusive sequence odd: optimistic readers take the slow path meanwhile, and callers are told the size
-/// that the file had before. One at a time: its maker holds the gate exclusively.
-pub(crate) struct OddSequence<'a>(&'a Seen);
-
-impl<'a> OddSequence<'a> {
-    pub(crate) fn new(seen: &'a Seen) -> OddSequence<'a> {
-        seen.size_before.store(seen.size.load(Ordering::Acquire), Ordering::Release);
-        seen.exclusive_sequence.fetch_add(1, Ordering::AcqRel);
-        OddSequence(seen)
-    }
-}
-
-impl Drop for OddSequence<'_> {
-    fn drop(&mut self) {
-        self.0.exclusive_sequence.fetch_add(1, Ordering::AcqRel);
-    }
 }

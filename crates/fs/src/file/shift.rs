@@ -19,7 +19,6 @@ use crate::inode::{Inode, InodeRef};
 use crate::transaction::Cost;
 use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
-use quire_base::sync::atomic::Ordering;
 use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, Error, Result};
 use quire_format::extent::{Extent, FILE_BLOCKS_MAX, check_list, merge_list};
@@ -155,7 +154,7 @@ impl Engine {
         let seq = transaction.commit()?;
         inode.committed_data(seq);
         if moves {
-            inode.seen.size.store(record.size, Ordering::Release);
+            inode.seen.set_size(record.size);
         }
         meta.record = record;
         Ok(())

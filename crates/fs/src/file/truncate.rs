@@ -82,7 +82,7 @@ impl Engine {
         inode.committed_data(seq);
         meta.record = record;
         meta.dirty = false;
-        inode.seen.size.store(size, Ordering::Release);
+        inode.seen.set_size(size);
         Ok(())
     }
 
@@ -129,7 +129,7 @@ impl Engine {
         meta.dirty = false;
         meta.emptied |= size == 0;
         // Under the lock: nobody may see the new record with the old size and raise it again.
-        inode.seen.size.store(size, Ordering::Release);
+        inode.seen.set_size(size);
         drop(meta);
         if let Some((id, operation)) = logged {
             self.run_logged_live(inode, id, operation)?;

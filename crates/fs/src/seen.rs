@@ -1,0 +1,105 @@
+//! The size of a file, and the sequence of its exclusive operations: what every cached read looks at, twice.
+//!
+//! Protocol
+//! * Writes raise the size before they unlock their first segment. A reader that the end clipped looks at the size again.
+//! * Who holds the gate exclusively keeps the sequence odd for the whole of its operation ([`OddSequence`]); contents and
+//!   size move in steps meanwhile. A reader that finds the sequence odd takes the slow path, one that finds it changed
+//!   after its copy throws the copy away.
+//! * Callers who ask for the size without the gate are told [`Seen::settled_size`]: while an exclusive operation is under
+//!   way, the size before it.
+//!
+//! Why the settled size is one that the file had as a whole. Even: the size was loaded between two equal looks at the
+//! sequence; had it been stored by an operation, that one's odd sequence happened before the store, which the load
+//! acquired, and the second look would differ. Odd: the size before was stored before the sequence went odd, and is stored
+//! again only by the next operation, after which the second look differs.
+//!
+//! Invariants: one [`OddSequence`] of a file at a time. Shared line: all of it, read by everybody, written only when the
+//! size or the whole file changes.
+//!
+//! Neighbours: [`crate::inode`] has one; `file/*` write it; `quire_cache` reads it as a `ReadView`.
+
+use quire_base::sync::atomic::{AtomicU64, Ordering, fence};
+use quire_base::sync::spin_loop;
+use quire_cache::ReadView;
+
+/// See the module's documentation.
+#[repr(align(64))]
+pub struct Seen {
+    /// End of file in bytes, this moment.
+    size: AtomicU64,
+    /// Counts exclusive operations; odd while one is under way.
+    exclusive_sequence: AtomicU64,
+    /// The size when the last exclusive operation began.
+    size_before: AtomicU64,
+}
+
+impl Seen {
+    /// Of a file of `size` bytes.
+    pub fn new(size: u64) -> Seen {
+        Seen {
+            size: AtomicU64::new(size),
+            exclusive_sequence: AtomicU64::new(0),
+            size_before: AtomicU64::new(size),
+        }
+    }
+
+    /// The size this moment, in bytes: what a holder of the gate goes by.
+    pub fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// Sets the size, in an exclusive operation.
+    pub fn set_size(&self, size: u64) {
+        self.size.store(size, Ordering::Release);
+    }
+
+    /// Raises the size to `end`; called before the first segment of what grew is unlocked. A write inside the end of
+    /// file leaves the line alone that every reader loads.
+    pub fn raise_size(&self, end: u64) {
+        if end > self.size() {
+            self.size.fetch_max(end, Ordering::AcqRel);
+        }
+    }
+
+    /// Whether an exclusive operation is under way; a hint.
+    pub fn is_exclusive(&self) -> bool {
+        self.exclusive_sequence.load(Ordering::Acquire) % 2 == 1
+    }
+
+    /// What an optimistic read looks at before and after its copy.
+    pub fn view(&self) -> ReadView {
+        ReadView { exclusive_sequence: self.exclusive_sequence.load(Ordering::Acquire), size: self.size() }
+    }
+
+    /// The size as callers may see it: that before an exclusive operation which is under way.
+    pub fn settled_size(&self) -> u64 {
+        loop {
+            let sequence = self.exclusive_sequence.load(Ordering::Acquire);
+            let size = if sequence % 2 == 1 { &self.size_before } else { &self.size };
+            let size = size.load(Ordering::Acquire);
+            fence(Ordering::Acquire);
+            if self.exclusive_sequence.load(Ordering::Relaxed) == sequence {
+                return size;
+            }
+            spin_loop();
+        }
+    }
+}
+
+/// Keeps a file's exclusive sequence odd. Its maker holds the gate exclusively.
+pub struct OddSequence<'a>(&'a Seen);
+
+impl<'a> OddSequence<'a> {
+    /// Makes it odd.
+    pub fn new(seen: &'a Seen) -> OddSequence<'a> {
+        seen.size_before.store(seen.size(), Ordering::Release);
+        seen.exclusive_sequence.fetch_add(1, Ordering::AcqRel);
+        OddSequence(seen)
+    }
+}
+
+impl Drop for OddSequence<'_> {
+    fn drop(&mut self) {
+        self.0.exclusive_sequence.fetch_add(1, Ordering::AcqRel);
+    }
+}

@@ -1,0 +1,105 @@
+//! Size and exclusive sequence under loom: every interleaving of an operation that moves the size in steps, or the
+//! contents piece by piece, with those who look.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p quire --test loom_seen --release`
+#![cfg(loom)]
+
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::thread;
+use quire::seen::{OddSequence, Seen};
+use quire_cache::park::Parking;
+use quire_cache::segment::SegmentLock;
+
+fn model(body: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(body);
+}
+
+/// A write of two pieces moves the size twice, a truncate behind it once more: callers see none of the steps, and
+/// never go back.
+#[test]
+fn the_settled_size_moves_from_operation_to_operation() {
+    model(|| {
+        let seen = Arc::new(Seen::new(1));
+        let writer = {
+            let seen = seen.clone();
+            thread::spawn(move || {
+                {
+                    let _odd = OddSequence::new(&seen);
+                    seen.raise_size(2);
+                    seen.raise_size(3);
+                }
+                let _odd = OddSequence::new(&seen);
+                seen.set_size(0);
+            })
+        };
+        let order = [1, 3, 0];
+        let place = |size: u64| order.iter().position(|known| *known == size).expect("no step in between");
+        let first = place(seen.settled_size());
+        let second = place(seen.settled_size());
+        assert!(first <= second, "the size went back");
+        writer.join().unwrap();
+        assert_eq!(seen.settled_size(), 0);
+    });
+}
+
+/// Extending writes raise the size without an exclusive operation.
+#[test]
+fn sizes_raised_by_two_writers_are_both_there() {
+    model(|| {
+        let seen = Arc::new(Seen::new(0));
+        let other = seen.clone();
+        let writer = thread::spawn(move || other.raise_size(5));
+        seen.raise_size(3);
+        let size = seen.settled_size();
+        assert!(size == 3 || size == 5);
+        writer.join().unwrap();
+        assert_eq!(seen.settled_size(), 5);
+    });
+}
+
+struct File {
+    seen: Seen,
+    parking: Parking,
+    segments: [SegmentLock; 2],
+    data: [AtomicU64; 2],
+}
+
+/// A write longer than a batch changes one segment after the other, each with its own lock: an optimistic read of both
+/// sees all of it or nothing.
+#[test]
+fn an_exclusive_operation_is_not_seen_in_pieces() {
+    model(|| {
+        let file = Arc::new(File {
+            seen: Seen::new(2),
+            parking: Parking::new(1),
+            segments: [SegmentLock::new(), SegmentLock::new()],
+            data: [AtomicU64::new(0), AtomicU64::new(0)],
+        });
+        let writer = {
+            let file = file.clone();
+            thread::spawn(move || {
+                let _odd = OddSequence::new(&file.seen);
+                for (segment, data) in file.segments.iter().zip(&file.data) {
+                    segment.lock(&file.parking);
+                    data.store(1, Ordering::Relaxed);
+                    segment.unlock(&file.parking);
+                }
+            })
+        };
+        let view = file.seen.view();
+        if view.exclusive_sequence % 2 == 0 {
+            let versions: Vec<_> = file.segments.iter().map(SegmentLock::version).collect();
+            let copy: Vec<u64> = file.data.iter().map(|data| data.load(Ordering::Relaxed)).collect();
+            loom::sync::atomic::fence(Ordering::Acquire);
+            let unchanged = (file.segments.iter().zip(&versions))
+                .all(|(segment, version)| version.is_some_and(|version| segment.unchanged(version)));
+            if unchanged && file.seen.view() == view {
+                assert_eq!(copy[0], copy[1], "half of an operation");
+            }
+        }
+        writer.join().unwrap();
+    });
+}
