@@ -5,8 +5,9 @@
 //! is done with the value, so the copy is not made of plain loads: on x86-64 it is one `rep movsb` in an `asm!`
 //! block, which the compiler must treat as opaque (it may read and write the memory it is given, in the order of
 //! the block, with the machine's semantics: loads and stores of bytes that may be torn against others', never
-//! undefined). Everywhere else, and under loom and Miri, it is relaxed atomic loads and stores. Both directions
-//! use it, as a writer's stores race with a reader's loads just the same. There is never a `&[u8]` to folio data.
+//! undefined). Everywhere else, and under loom, Miri and the sanitizers (`--cfg plain_copy`), which must see each
+//! access, it is relaxed atomic loads and stores. Both directions use it, as a writer's stores race with a reader's
+//! loads just the same. There is never a `&[u8]` to folio data.
 //!
 //! Order against the version words: `asm!` without `nomem` is a compiler barrier for memory; on x86-64 loads are
 //! not reordered with loads nor stores with stores. (The stores of one `rep movsb` may become visible in any order
@@ -18,7 +19,7 @@
 //! Neighbours: `read`, `write` and `fill` are the callers.
 
 use quire_base::sync::{copy_piece, copy_point};
-#[cfg(not(all(target_arch = "x86_64", not(any(miri, loom)))))]
+#[cfg(not(all(target_arch = "x86_64", not(any(miri, loom, plain_copy)))))]
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// Copies folio memory at `from` into `to`.
@@ -64,7 +65,7 @@ unsafe fn in_pieces(from: *const u8, to: *mut u8, len: usize) {
 /// # Safety
 /// As for [`copy_in`].
 pub unsafe fn zero(to: *mut u8, len: usize) {
-    #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
+    #[cfg(all(target_arch = "x86_64", not(any(miri, loom, plain_copy))))]
     // SAFETY: the caller vouches for `to`; the direction flag is clear by the ABI.
     unsafe {
         std::arch::asm!(
@@ -75,7 +76,7 @@ pub unsafe fn zero(to: *mut u8, len: usize) {
             options(nostack, preserves_flags)
         );
     }
-    #[cfg(not(all(target_arch = "x86_64", not(any(miri, loom)))))]
+    #[cfg(not(all(target_arch = "x86_64", not(any(miri, loom, plain_copy)))))]
     for i in 0..len {
         // SAFETY: within the range that the caller vouches for.
         unsafe { AtomicU8::from_ptr(to.add(i)).store(0, Ordering::Relaxed) };
@@ -97,16 +98,16 @@ pub fn prefetch(memory: *const u8, len: usize) {
 /// Asks for the line of `memory`, which may be anything.
 #[inline]
 pub fn prefetch_line<T>(memory: *const T) {
-    #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
+    #[cfg(all(target_arch = "x86_64", not(any(miri, loom, plain_copy))))]
     // SAFETY: a prefetch touches no memory that the program could see, and never faults.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(memory.cast());
     }
-    #[cfg(not(all(target_arch = "x86_64", not(any(miri, loom)))))]
+    #[cfg(not(all(target_arch = "x86_64", not(any(miri, loom, plain_copy)))))]
     let _ = memory;
 }
 
-#[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
+#[cfg(all(target_arch = "x86_64", not(any(miri, loom, plain_copy))))]
 unsafe fn racing_copy(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: both ranges are valid for `len` bytes (caller); the direction flag is clear by the ABI.
     unsafe {
@@ -120,7 +121,7 @@ unsafe fn racing_copy(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-#[cfg(not(all(target_arch = "x86_64", not(any(miri, loom)))))]
+#[cfg(not(all(target_arch = "x86_64", not(any(miri, loom, plain_copy)))))]
 unsafe fn racing_copy(from: *const u8, to: *mut u8, len: usize) {
     let mut done = 0;
     let aligned = (from as usize) % 8 == (to as usize) % 8;
