@@ -7,9 +7,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64 as Counter};
 
 const OWNER: u64 = 7;
 
-/// Headers that live as long as the test's process.
+/// Headers that live as long as the test's process, where a search for leaks sees them.
 fn header(order: Order) -> FolioRef {
-    FolioRef::new(Box::leak(Folio::boxed(order)))
+    static KEPT: std::sync::Mutex<Vec<FolioRef>> = std::sync::Mutex::new(Vec::new());
+    let header = FolioRef::new(Box::leak(Folio::boxed(order)));
+    KEPT.lock().unwrap().push(header);
+    header
 }
 
 fn born(folio: FolioRef, start: u64) -> FolioRef {
