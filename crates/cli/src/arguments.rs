@@ -99,6 +99,12 @@ pub struct Mount {
     /// Stay in the foreground, with messages on the terminal; end with Ctrl-C
     #[arg(long, short)]
     pub foreground: bool,
+    /// Start the server again if it dies: it recovers the volume and mounts it at the same place
+    #[arg(long, conflicts_with = "foreground")]
+    pub supervise: bool,
+    /// Internal: watch over a server
+    #[arg(long, hide = true)]
+    pub watch: bool,
     /// Internal: serve, and report on the standard output when ready
     #[arg(long, hide = true)]
     pub report: bool,

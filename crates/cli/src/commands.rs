@@ -11,5 +11,6 @@ pub mod inspect;
 pub mod mkfs;
 pub mod mount;
 pub mod probe;
+pub mod supervise;
 pub mod umount;
 pub mod up;

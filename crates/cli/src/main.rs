@@ -105,8 +105,15 @@ fn mount_as_helper(name: &str, rest: Vec<OsString>) -> Outcome {
         return Err(Failure::usage(format!("usage: {name} SOURCE DIR [-sfnv] [-o OPTIONS]")));
     };
     let options = if call.sloppy { mount_options::known_only(&call.options) } else { call.options };
-    let arguments =
-        Mount { options, foreground: false, report: false, volume: volume.into(), dir: dir.into() };
+    let arguments = Mount {
+        options,
+        foreground: false,
+        supervise: false,
+        watch: false,
+        report: false,
+        volume: volume.into(),
+        dir: dir.into(),
+    };
     if call.fake {
         return commands::mount::check(&arguments).map(drop);
     }

@@ -14,7 +14,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
@@ -40,11 +40,42 @@ pub enum Report {
     },
 }
 
-/// Starts a server for `volume` on `dir` (both absolute) and waits until it is usable; returns its notes.
-pub fn start(volume: &Path, dir: &Path, options: &[String], log: Option<&Path>) -> Outcome<Vec<String>> {
-    let starting = |error: &std::io::Error| Failure::system("starting the server in the background", error);
+/// Starts a server for `volume` on `dir` (both absolute), watched over if `supervise`, and waits until it is usable;
+/// returns its notes.
+pub fn start(
+    volume: &Path,
+    dir: &Path,
+    options: &[String],
+    log: Option<&Path>,
+    supervise: bool,
+) -> Outcome<Vec<String>> {
+    let (mut child, report) = spawn(volume, dir, options, if supervise { "--watch" } else { "--report" })?;
+    match report {
+        Some(Report::Ready { notes, .. }) => Ok(notes),
+        Some(Report::Failed { code, message }) => {
+            let _ = child.wait();
+            Err(Failure::new(code, message))
+        }
+        None => {
+            let status = child.wait().map_err(|error| starting(&error))?;
+            let log = log.map_or("the system log".into(), |log| log.display().to_string());
+            Err(Failure::new(
+                exit::SYSTEM,
+                format!("the server ended before it was ready ({status}); its messages are in {log}"),
+            ))
+        }
+    }
+}
+
+fn starting(error: &std::io::Error) -> Failure {
+    Failure::system("starting the server in the background", error)
+}
+
+/// Starts this program once more, as `mount` with a hidden flag, and gives the process with its report; `None` if it
+/// ended without one.
+pub fn spawn(volume: &Path, dir: &Path, options: &[String], flag: &str) -> Outcome<(Child, Option<Report>)> {
     let mut command = Command::new(program());
-    command.arg("mount").arg("--report");
+    command.arg("mount").arg(flag);
     for list in options {
         command.arg("-o").arg(list);
     }
@@ -62,21 +93,7 @@ pub fn start(volume: &Path, dir: &Path, options: &[String], log: Option<&Path>) 
     if let Some(pipe) = child.stdout.take() {
         BufReader::new(pipe).read_line(&mut line).map_err(|error| starting(&error))?;
     }
-    match serde_json::from_str(&line) {
-        Ok(Report::Ready { notes, .. }) => Ok(notes),
-        Ok(Report::Failed { code, message }) => {
-            let _ = child.wait();
-            Err(Failure::new(code, message))
-        }
-        Err(_) => {
-            let status = child.wait().map_err(|error| starting(&error))?;
-            let log = log.map_or("the system log".into(), |log| log.display().to_string());
-            Err(Failure::new(
-                exit::SYSTEM,
-                format!("the server ended before it was ready ({status}); its messages are in {log}"),
-            ))
-        }
-    }
+    Ok((child, serde_json::from_str(&line).ok()))
 }
 
 /// This program, by its path so that process lists show its name; if it was replaced meanwhile, by the kernel's

@@ -129,27 +129,67 @@ fn a_dead_server_is_cleared_away() {
     let place = Place::with_volume();
     expect(&place.mount(""), 0, &[]);
     let image = place.image();
-    let server = std::fs::read_dir("/proc")
-        .unwrap()
-        .flatten()
-        .find(|entry| {
-            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-            let words: Vec<&[u8]> = line.split(|&byte| byte == 0).collect();
-            words.contains(&b"--report".as_slice()) && words.contains(&image.as_os_str().as_encoded_bytes())
-        })
-        .expect("the server runs");
-    let pid: i32 = server.file_name().to_str().unwrap().parse().unwrap();
-    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    let pid = server_of(&image).expect("the server runs");
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     let error = || std::fs::metadata(place.dir()).err().and_then(|error| error.raw_os_error());
-    while error().is_none() {
+    // Requests that were under way are told otherwise (ECONNABORTED).
+    let start = std::time::Instant::now();
+    while error() != Some(rustix::io::Errno::NOTCONN.raw_os_error()) {
+        assert!(start.elapsed() < std::time::Duration::from_secs(10), "{:?}", error());
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
-    // The request that was under way may have been told otherwise (ECONNABORTED).
-    assert_eq!(error(), Some(rustix::io::Errno::NOTCONN.raw_os_error()));
     expect(&place.umount(), 0, &[]);
     expect(&place.mount(""), 0, &[]);
     expect(&place.umount(), 0, &[]);
+}
+
+#[test]
+fn a_supervised_server_is_started_again() {
+    if !can_mount("a_supervised_server_is_started_again") {
+        return;
+    }
+    let place = Place::with_volume();
+    let log = format!("log={}", place.path("log").display());
+    let mount = [
+        OsStr::new("mount"),
+        OsStr::new("--supervise"),
+        OsStr::new("-o"),
+        OsStr::new(&log),
+        place.image().as_os_str(),
+        place.dir().as_os_str(),
+    ]
+    .map(OsStr::to_owned);
+    expect(&quire(&mount), 0, &[]);
+    expect(&quire(&mount), 36, &["already mounted"]);
+    std::fs::write(place.path("mnt/file"), "kept").unwrap();
+    std::fs::File::open(place.path("mnt/file")).unwrap().sync_all().unwrap();
+    for _ in 0..2 {
+        let server = server_of(&place.image()).expect("the server runs");
+        rustix::process::kill_process(server, rustix::process::Signal::KILL).unwrap();
+        let start = std::time::Instant::now();
+        let again = || server_of(&place.image()).is_some_and(|pid| pid != server);
+        while !(again() && std::fs::read(place.path("mnt/file")).is_ok_and(|kept| kept == b"kept")) {
+            assert!(start.elapsed() < std::time::Duration::from_secs(30), "not mounted again");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+    expect(&place.umount(), 0, &[]);
+    assert!(server_of(&place.image()).is_none());
+    let log = std::fs::read_to_string(place.path("log")).unwrap();
+    assert!(log.contains("is mounted again"), "{log}");
+}
+
+/// The background server of a volume.
+fn server_of(image: &Path) -> Option<rustix::process::Pid> {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let ours = |line: &[u8]| {
+        let words: Vec<&[u8]> = line.split(|&byte| byte == 0).collect();
+        words.contains(&b"--report".as_slice()) && words.contains(&image.as_os_str().as_encoded_bytes())
+    };
+    let found = processes
+        .filter(|entry| ours(&std::fs::read(entry.path().join("cmdline")).unwrap_or_default()))
+        .find_map(|entry| entry.file_name().to_str()?.parse().ok())?;
+    rustix::process::Pid::from_raw(found)
 }
 
 #[test]

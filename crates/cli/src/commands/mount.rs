@@ -55,18 +55,21 @@ pub fn run(arguments: &Mount) -> Outcome {
     if arguments.report {
         return serve_and_report(arguments);
     }
+    if arguments.watch {
+        return super::supervise::run(arguments);
+    }
     let checked = check(arguments)?;
     if arguments.foreground {
         return serve_here(&checked);
     }
-    for note in in_background(&checked, &arguments.options)? {
+    for note in in_background(&checked, &arguments.options, arguments.supervise)? {
         eprintln!("quire: {note}");
     }
     Ok(())
 }
 
 /// Mounts through a server in the background; returns its notes.
-pub fn in_background(checked: &Checked, options: &[String]) -> Outcome<Vec<String>> {
+pub fn in_background(checked: &Checked, options: &[String], supervise: bool) -> Outcome<Vec<String>> {
     let log = match &checked.options.log {
         LogTarget::Standard => Some(logging::standard_file(&checked.volume)),
         LogTarget::File(path) => Some(path.clone()),
@@ -81,7 +84,7 @@ pub fn in_background(checked: &Checked, options: &[String]) -> Outcome<Vec<Strin
             std::path::absolute(path).map_err(|error| Failure::system("finding the log file", &error))?;
         options.push(format!("log={}", path.display()));
     }
-    server::start(&checked.volume, &checked.dir, &options, log.as_deref())
+    server::start(&checked.volume, &checked.dir, &options, log.as_deref(), supervise)
 }
 
 fn serve_here(checked: &Checked) -> Outcome {

@@ -50,12 +50,14 @@ pub fn run(arguments: &Up) -> Outcome {
     let mount = Mount {
         options: Vec::new(),
         foreground: false,
+        supervise: false,
+        watch: false,
         report: false,
         volume: image.into(),
         dir: dir.clone(),
     };
     let checked = commands::mount::check(&mount)?;
-    for note in commands::mount::in_background(&checked, &[])? {
+    for note in commands::mount::in_background(&checked, &[], false)? {
         output::line(note);
     }
     output::line(format_args!("{IMAGE} is mounted on {}.", dir.display()));
