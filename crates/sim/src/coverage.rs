@@ -69,6 +69,10 @@ impl fmt::Display for Coverage {
     }
 }
 
+fn one_of<T: Copy>(all: &[T], random: &mut Random) -> Option<T> {
+    all.get(random.below(all.len().max(1) as u64) as usize).copied()
+}
+
 /// What is known of every moment of a level.
 pub struct Moments {
     wrapped_from: usize,
@@ -77,7 +81,8 @@ pub struct Moments {
     checkpoints: Vec<(usize, usize)>,
     journal_writes: Vec<(usize, usize)>,
     busy: Vec<Vec<(usize, usize)>>,
-    forces: Vec<usize>,
+    forces: Vec<(usize, usize)>,
+    failures: Vec<usize>,
     opened: usize,
 }
 
@@ -92,12 +97,13 @@ impl Moments {
             journal_writes: Vec::new(),
             busy: Vec::new(),
             forces: Vec::new(),
+            failures: Vec::new(),
             opened: worked.opened,
         };
         moments.look_at_device(&worked.device.events(0..usize::MAX));
         for records in &worked.threads {
             let forces = records.iter().filter(|record| record.succeeded() && record.operation.is_force());
-            moments.forces.extend(forces.map(|record| record.events.1));
+            moments.forces.extend(forces.map(|record| record.events));
             moments.busy.push(records.iter().map(|record| record.events).collect());
             let full = records
                 .iter()
@@ -141,6 +147,9 @@ impl Moments {
                     }
                 }
                 Event::WriteCompleted { id } | Event::WriteFailed { id } => {
+                    if matches!(event, Event::WriteFailed { .. }) {
+                        self.failures.push(index);
+                    }
                     if let Some(from) = in_flight.remove(id) {
                         self.journal_writes.push((from, index));
                     }
@@ -158,8 +167,8 @@ impl Moments {
 
     /// A moment within a checkpoint, behind the opening.
     pub fn in_checkpoint(&self, random: &mut Random) -> Option<usize> {
-        let behind: Vec<_> = self.checkpoints.iter().filter(|(from, _)| *from >= self.opened).collect();
-        let (from, to) = behind.get(random.below(behind.len().max(1) as u64) as usize)?;
+        let behind = self.checkpoints.iter().filter(|(from, _)| *from >= self.opened);
+        let (from, to) = one_of(&behind.copied().collect::<Vec<_>>(), random)?;
         Some(from + 1 + random.below((to - from) as u64) as usize)
     }
 
@@ -175,13 +184,30 @@ impl Moments {
             })
             .filter(|(_, end)| *end != usize::MAX)
             .collect();
-        let (from, to) = overlaps.get(random.below(overlaps.len().max(1) as u64) as usize)?;
+        let (from, to) = one_of(&overlaps, random)?;
         Some(from + 1 + random.below((to - from) as u64) as usize)
+    }
+
+    /// A moment when a journal write is in flight or has just ended.
+    pub fn in_journal_write(&self, random: &mut Random) -> Option<usize> {
+        let ended = |(_, to): &&(usize, usize)| *to != usize::MAX;
+        let writes: Vec<_> = self.journal_writes.iter().filter(ended).copied().collect();
+        let (from, to) = one_of(&writes, random)?;
+        Some(from + 1 + random.below((to + 1 - from) as u64) as usize)
     }
 
     /// The moment when a force returns.
     pub fn at_force(&self, random: &mut Random) -> Option<usize> {
-        self.forces.get(random.below(self.forces.len().max(1) as u64) as usize).copied()
+        one_of(&self.forces, random).map(|(_, to)| to)
+    }
+
+    /// The moment when a force returns that has succeeded although a write failed meanwhile.
+    pub fn at_force_beside_failure(&self, random: &mut Random) -> Option<usize> {
+        let beside = |(from, to): &&(usize, usize)| {
+            self.failures.iter().any(|failure| from <= failure && failure < to)
+        };
+        let forces: Vec<_> = self.forces.iter().filter(beside).copied().collect();
+        one_of(&forces, random).map(|(_, to)| to)
     }
 
     /// Counts an image of a crash after the first `event` events.

@@ -29,6 +29,8 @@ pub enum Style {
     Reshape,
     /// Much that is journaled, and many fsyncs of it at once.
     Forces,
+    /// Very few files, overwritten and fsynced by everyone.
+    Shared,
 }
 
 impl Style {
@@ -68,24 +70,36 @@ impl Profile {
         let style = style.unwrap_or(drawn);
         let file_bytes = match style {
             Style::Names => 16 << 10,
-            Style::Wrap | Style::Forces => 32 << 10,
+            Style::Wrap | Style::Forces | Style::Shared => 32 << 10,
             Style::Mixed | Style::Reshape => 128 << 10,
             Style::Data => 512 << 10,
             Style::Full => 1 << 20,
         };
         Profile {
             style,
-            blocks: if style == Style::Full { 4096 } else { 4096 << random.below(3) },
+            // Nothing but full volumes are to be full: neither by large attributes nor by what the metadata pool takes.
+            blocks: match (style, 8192 << random.below(2)) {
+                (Style::Full, _) => 4096,
+                (Style::Wrap, _) => 16_384,
+                (_, blocks) => blocks,
+            },
             cache_bytes: [5 << 20, 8 << 20][random.below(2) as usize],
             node_cache_bytes: [1 << 20, 8 << 20][random.below(2) as usize],
             names: 4 + random.below(if style == Style::Names { 30 } else { 10 }),
-            inodes: if style == Style::Names { 40 } else { 4 + random.below(10) as usize },
+            inodes: match style {
+                Style::Names => 40,
+                Style::Shared => 2,
+                _ => 4 + random.below(10) as usize,
+            },
             file_bytes,
             discard: random.one_in(2),
             faults: random.one_in(8),
         }
     }
 }
+
+/// Inodes that are kept in mind as changed.
+const RECENT: usize = 4;
 
 /// One step of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +119,8 @@ pub struct World {
     pub handles: BTreeMap<u64, InodeRef>,
     /// Names that were there.
     pub names: BTreeMap<(u64, Name), u64>,
+    /// Inodes that were changed last, the latest at the end.
+    pub recent: Vec<u64>,
 }
 
 impl World {
@@ -120,6 +136,24 @@ impl World {
 
     fn file(&self, random: &mut Random) -> Option<u64> {
         self.pick(random, |kind| kind == FileType::Regular)
+    }
+
+    /// Keeps in mind that an inode was changed.
+    pub fn touch(&mut self, inode: u64) {
+        self.recent.retain(|known| *known != inode);
+        self.recent.push(inode);
+        if self.recent.len() > RECENT {
+            self.recent.remove(0);
+        }
+    }
+
+    /// Often one that was changed not long ago.
+    fn changed(&self, random: &mut Random) -> Option<u64> {
+        if random.one_in(3) || self.recent.is_empty() {
+            return self.file(random);
+        }
+        let inode = self.recent[random.below(self.recent.len() as u64) as usize];
+        self.handles.contains_key(&inode).then_some(inode)
     }
 
     fn directory(&self, random: &mut Random) -> u64 {
@@ -158,7 +192,7 @@ impl World {
             Some(1) => self.data_operation(random, profile),
             Some(2) => self.shape_operation(random, profile),
             Some(3) => self.attribute_operation(random, profile),
-            Some(4) => self.force_operation(random, single),
+            Some(4) => self.force_operation(random, profile, single),
             _ => self.look_operation(random, profile),
         };
         operation.unwrap_or_else(|| {
@@ -215,16 +249,19 @@ impl World {
         let inode = self.file(random)?;
         let size = self.size(inode);
         let mut flags = IoFlags::empty();
-        flags.set(IoFlags::DIRECT, random.one_in(4));
-        match random.below(12) {
+        let shared = profile.style == Style::Shared;
+        flags.set(IoFlags::DIRECT, !(shared && profile.faults) && random.one_in(if shared { 12 } else { 4 }));
+        // What fails on its way through leaves a file of which nothing is known; where files are few, none does.
+        let through = if shared && profile.faults { u64::MAX } else { random.below(12) };
+        match through {
             0 => flags |= IoFlags::SYNC,
             1 => flags |= IoFlags::DATASYNC,
             _ => {}
         }
-        flags.set(IoFlags::APPEND, random.one_in(5));
+        flags.set(IoFlags::APPEND, random.one_in(if shared { 20 } else { 5 }));
         let largest = match profile.style {
             Style::Full => 512 << 10,
-            Style::Names | Style::Forces => 12 << 10,
+            Style::Names | Style::Forces | Style::Shared => 12 << 10,
             _ => 64 << 10,
         };
         let (offset, length) = match random.below(8) {
@@ -301,7 +338,7 @@ impl World {
             _ => {
                 let length = match profile.style {
                     Style::Wrap => 10_000 + random.below(50_000),
-                    Style::Forces => 3000 + random.below(12_000),
+                    Style::Forces => 5000 + random.below(9000),
                     _ if random.one_in(4) => 8 + random.below(9000),
                     // Long enough to say who set it.
                     _ => 8 + random.below(100),
@@ -316,19 +353,28 @@ impl World {
         })
     }
 
-    fn force_operation(&self, random: &mut Random, single: bool) -> Option<Operation> {
-        Some(match random.below(16) {
+    fn force_operation(&self, random: &mut Random, profile: &Profile, single: bool) -> Option<Operation> {
+        let mut draw = random.below(16);
+        if profile.style == Style::Shared && (6..=9).contains(&draw) {
+            // More data that is written back behind everyone's back before the next fsync.
+            draw = 3;
+        }
+        Some(match draw {
             0 => Operation::Sync,
             1 | 2 => Operation::Checkpoint,
             3 | 4 => Operation::Wait,
             5 if single => Operation::Remount,
             6 | 7 => {
                 let count = 1 + random.below(4);
-                let inodes: Vec<u64> = (0..count).filter_map(|_| self.file(random)).collect();
+                let inodes: Vec<u64> = (0..count).filter_map(|_| self.changed(random)).collect();
                 Operation::FsyncMany { inodes, datasync: random.one_in(2) }
             }
-            8 | 9 => Operation::Fsync { inode: self.directory(random), datasync: false },
-            _ => Operation::Fsync { inode: self.file(random)?, datasync: random.one_in(2) },
+            8 | 9 => Operation::Fsync { inode: self.directory(random), datasync: false, anew: false },
+            _ => {
+                let inode = self.changed(random)?;
+                let anew = random.one_in(3) && self.names.values().any(|named| *named == inode);
+                Operation::Fsync { inode, datasync: random.one_in(2), anew }
+            }
         })
     }
 
@@ -364,7 +410,8 @@ fn weights(style: Style) -> [u64; 5] {
         Style::Full => [25, 38, 16, 3, 10],
         Style::Wrap => [20, 10, 3, 50, 12],
         Style::Reshape => [10, 35, 32, 2, 13],
-        Style::Forces => [16, 12, 2, 30, 36],
+        Style::Forces => [12, 10, 2, 38, 34],
+        Style::Shared => [6, 42, 1, 6, 42],
     }
 }
 

@@ -36,6 +36,8 @@ pub struct Snapshot {
     pub inodes: BTreeMap<u64, Found>,
     /// Free blocks of the data space.
     pub free_blocks: u64,
+    /// Blocks of the metadata pool, which takes free ones when it must; known of recovered volumes only.
+    pub pool_blocks: u64,
 }
 
 /// Options of a volume that one thread drives.
@@ -61,7 +63,7 @@ impl Snapshot {
             ahead.extend(found.shape.entries.values());
             inodes.insert(number, found);
         }
-        Ok(Snapshot { inodes, free_blocks: volume.info().free_blocks })
+        Ok(Snapshot { inodes, free_blocks: volume.info().free_blocks, pool_blocks: 0 })
     }
 
     /// As the model has it.
@@ -201,7 +203,7 @@ pub fn recover(image: &Image, thoroughness: Thoroughness) -> Result<Snapshot, St
     let volume =
         Volume::open_backend(device.clone(), options()).map_err(|error| format!("recovery: {error}"))?;
     volume.drain_orphans();
-    let snapshot = Snapshot::take(&volume).map_err(|what| format!("after recovery: {what}"))?;
+    let mut snapshot = Snapshot::take(&volume).map_err(|what| format!("after recovery: {what}"))?;
     volume.sync().map_err(|error| format!("sync after recovery: {error}"))?;
     if let Some(error) = volume.failure() {
         return Err(format!("the recovered volume shut down: {error}"));
@@ -213,6 +215,7 @@ pub fn recover(image: &Image, thoroughness: Thoroughness) -> Result<Snapshot, St
             summary.orphans, summary.logged_operations
         ));
     }
+    (snapshot.free_blocks, snapshot.pool_blocks) = (summary.free_blocks, summary.pool_blocks);
     if summary.free_blocks != volume.info().free_blocks {
         return Err(format!(
             "{} free blocks, fsck counts {}",

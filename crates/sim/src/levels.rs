@@ -19,6 +19,7 @@ use quire::FileType;
 use quire_base::random::Random;
 use quire_device::simulated::{CrashPolicy, Event, Image};
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// What a run is made of; the same settings are the same run.
@@ -94,9 +95,21 @@ pub struct Outcome {
     pub history: u64,
 }
 
-/// Does a run. `tick` is called after each image; if it gives false, the run ends early.
+/// Does a run. `tick` is called after each image; if it gives false, the run ends early. A panic is a violation.
 pub fn run(settings: &Settings, tick: &mut dyn FnMut(&Coverage) -> bool) -> Outcome {
     let mut outcome = Outcome::default();
+    let done = catch_unwind(AssertUnwindSafe(|| run_levels(settings, &mut outcome, tick)));
+    if let Err(panic) = done {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        let what = format!("panicked: {}", text.unwrap_or_default());
+        let level = settings.levels.saturating_sub(1);
+        outcome.violation = Some(Violation { what, level, crash: None, history: Vec::new() });
+    }
+    outcome
+}
+
+fn run_levels(settings: &Settings, outcome: &mut Outcome, tick: &mut dyn FnMut(&Coverage) -> bool) {
     let mut profile = Profile::of(settings.seed, settings.style);
     profile.faults = settings.faults.unwrap_or(profile.faults);
     let mut random = Random::seeded(settings.seed ^ 0xc4a5_4e5d);
@@ -108,13 +121,13 @@ pub fn run(settings: &Settings, tick: &mut dyn FnMut(&Coverage) -> bool) -> Outc
         Ok(start) => start,
         Err(what) => {
             outcome.violation = Some(Violation { what, level: 0, crash: None, history: Vec::new() });
-            return outcome;
+            return;
         }
     };
     let mut first_op = 0;
     for level in 0..settings.levels {
         let steps = chosen_steps(settings, level);
-        let mut run = Level { settings, profile, level, outcome: &mut outcome, base: &base };
+        let mut run = Level { settings, profile, level, outcome: &mut *outcome, base: &base };
         match run.go(&image, &steps, first_op, &mut random, tick) {
             Ok(Some((next_image, next_base, operations))) => {
                 (image, base) = (next_image, next_base);
@@ -127,7 +140,6 @@ pub fn run(settings: &Settings, tick: &mut dyn FnMut(&Coverage) -> bool) -> Outc
             }
         }
     }
-    outcome
 }
 
 fn chosen_steps(settings: &Settings, level: usize) -> Vec<Vec<Step>> {
@@ -272,8 +284,10 @@ impl Level<'_> {
         let anywhere = worked.opened + 1 + random.below((worked.ended - worked.opened) as u64) as usize;
         let special = match random.below(8) {
             0 => moments.in_checkpoint(random),
-            1 => moments.in_journal_writes(random),
-            2 | 3 => moments.at_force(random),
+            1 => moments.in_journal_writes(random).or_else(|| moments.in_journal_write(random)),
+            2 => moments.in_journal_write(random),
+            3 => moments.at_force_beside_failure(random).or_else(|| moments.at_force(random)),
+            4 | 5 => moments.at_force(random),
             _ => None,
         };
         match special {

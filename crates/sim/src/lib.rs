@@ -20,6 +20,7 @@
 //! | [`image`] | recovering an image and looking at it |
 //! | [`levels`] | whole runs, several crashes deep |
 //! | [`coverage`] | what was reached |
+//! | [`campaign`] | many runs |
 //! | [`shrink`] | making a failing run small |
 //! | [`live`] | what is seen is what a crash leaves, after every operation |
 //! | [`exhaustive`] | every crash of a short workload |
@@ -28,6 +29,7 @@
 //!
 //! Neighbours: nothing depends on this crate. `quire_device::simulated` has the device.
 
+pub mod campaign;
 pub mod configurations;
 pub mod contents;
 pub mod coverage;

@@ -3,12 +3,10 @@
 use clap::{Parser, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use quire_base::broken::{self, Broken};
-use sim::coverage::Coverage;
+use sim::campaign::{self, command};
 use sim::generate::Style;
-use sim::levels::{self, Settings, Violation};
+use sim::levels::{Settings, Violation};
 use std::process::ExitCode;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Seeded simulation of Quire under power loss.
@@ -68,6 +66,7 @@ enum StyleName {
     Wrap,
     Reshape,
     Forces,
+    Shared,
 }
 
 impl StyleName {
@@ -80,6 +79,7 @@ impl StyleName {
             StyleName::Wrap => Style::Wrap,
             StyleName::Reshape => Style::Reshape,
             StyleName::Forces => Style::Forces,
+            StyleName::Shared => Style::Shared,
         }
     }
 }
@@ -107,28 +107,6 @@ impl Arguments {
     }
 }
 
-/// The command that repeats a run.
-fn command(settings: &Settings, mistake: Option<Broken>) -> String {
-    let Settings { seed, operations, threads, images, levels, style, faults, only } = settings;
-    let mut command = format!(
-        "cargo run --release -p sim -- --seed {seed} --ops {operations} --threads {threads} --images {images} --levels {levels}"
-    );
-    if let Some(style) = style {
-        command += &format!(" --style {}", format!("{style:?}").to_lowercase());
-    }
-    if let Some(mistake) = mistake {
-        command += &format!(" --broken {}", mistake.name());
-    }
-    if let Some(faults) = faults {
-        command += &format!(" --faults {faults}");
-    }
-    if let Some(only) = only {
-        let steps: Vec<_> = only.iter().map(|(level, thread, at)| format!("{level}.{thread}.{at}")).collect();
-        command += &format!(" --only {}", steps.join(","));
-    }
-    command
-}
-
 fn tell(settings: &Settings, violation: &Violation, arguments: &Arguments) {
     println!("\nVIOLATION, seed {}: {violation}", settings.seed);
     println!("repeat: {}", command(settings, arguments.broken));
@@ -151,44 +129,25 @@ fn main() -> ExitCode {
     let end = arguments.minutes.map(|minutes| started + Duration::from_secs_f64(minutes * 60.0));
     let bar = ProgressBar::new_spinner();
     bar.set_style(ProgressStyle::with_template("{spinner} {elapsed_precise} {msg}").expect("a template"));
-    let next = AtomicU64::new(0);
-    let stop = AtomicBool::new(false);
-    let total = Mutex::new(Coverage::default());
-    let found = Mutex::new(None);
-    let worker = || {
-        loop {
-            let run = next.fetch_add(1, Ordering::Relaxed);
-            let over = match end {
-                Some(end) => Instant::now() >= end,
-                None => run >= arguments.runs,
-            };
-            if over || stop.load(Ordering::Relaxed) {
-                return;
-            }
-            let settings = arguments.settings(arguments.seed + run);
-            let outcome = levels::run(&settings, &mut |_| !stop.load(Ordering::Relaxed));
-            let mut total = total.lock().expect("no panic");
-            total.add(&outcome.coverage);
-            let rate = total.images as f64 / started.elapsed().as_secs_f64();
-            bar.set_message(format!("seed {}: {} images, {rate:.0}/s", settings.seed, total.images));
-            bar.tick();
-            if let Some(violation) = outcome.violation {
-                stop.store(true, Ordering::Relaxed);
-                found.lock().expect("no panic").get_or_insert((settings, violation));
-            }
-        }
-    };
-    std::thread::scope(|scope| {
-        let jobs = if arguments.minutes.is_some() || arguments.runs > 1 { arguments.jobs.max(1) } else { 1 };
-        for _ in 0..jobs {
-            scope.spawn(worker);
-        }
+    let runs = if end.is_some() { u64::MAX } else { arguments.runs };
+    let list = (0..runs).map(|run| arguments.settings(arguments.seed.wrapping_add(run)));
+    let jobs = if runs > 1 { arguments.jobs } else { 1 };
+    let campaign = campaign::run(list, jobs, |settings, campaign| {
+        let images = campaign.coverage.images;
+        let rate = images as f64 / started.elapsed().as_secs_f64();
+        bar.set_message(format!("seed {}: {images} images, {rate:.0}/s", settings.seed));
+        bar.tick();
+        end.is_none_or(|end| Instant::now() < end)
     });
     bar.finish_and_clear();
-    let total = total.into_inner().expect("no panic");
-    print!("{total}");
-    println!("{:>10.1} images/s", total.images as f64 / started.elapsed().as_secs_f64());
-    match found.into_inner().expect("no panic") {
+    let images = campaign.coverage.images;
+    print!("{}", campaign.coverage);
+    println!("{:>10} runs, seeds from {}", campaign.runs, arguments.seed);
+    println!("{:>10.1} images/s", images as f64 / started.elapsed().as_secs_f64());
+    if arguments.broken.is_some() {
+        println!("{:>10} times the mistake was made", broken::reached());
+    }
+    match campaign.found {
         Some((settings, violation)) => {
             tell(&settings, &violation, &arguments);
             ExitCode::FAILURE

@@ -135,8 +135,8 @@ pub enum Operation {
     Truncate { inode: u64, size: u64 },
     /// fallocate.
     Allocate { inode: u64, mode: FallocateMode, offset: u64, length: u64 },
-    /// fsync and fdatasync.
-    Fsync { inode: u64, datasync: bool },
+    /// fsync and fdatasync; `anew`: of a file that was let go of and opened again for it.
+    Fsync { inode: u64, datasync: bool, anew: bool },
     /// Several, queued at once and awaited together.
     FsyncMany { inodes: Vec<u64>, datasync: bool },
     /// syncfs.
@@ -152,6 +152,54 @@ pub enum Operation {
 }
 
 impl Operation {
+    /// The inode that it changes, or the directory whose names.
+    pub fn changes(&self) -> Option<u64> {
+        match self {
+            Operation::Create { directory: inode, .. }
+            | Operation::Symlink { directory: inode, .. }
+            | Operation::Link { inode, .. }
+            | Operation::Unlink { directory: inode, .. }
+            | Operation::RemoveDirectory { directory: inode, .. }
+            | Operation::Rename { to: inode, .. }
+            | Operation::ChangeMode { inode, .. }
+            | Operation::ChangeOwner { inode, .. }
+            | Operation::SetXattr { inode, .. }
+            | Operation::RemoveXattr { inode, .. }
+            | Operation::Write { inode, .. }
+            | Operation::Truncate { inode, .. }
+            | Operation::Allocate { inode, .. } => Some(*inode),
+            _ => None,
+        }
+    }
+
+    /// The inodes that it is called with.
+    pub fn subjects(&self) -> Vec<u64> {
+        match self {
+            Operation::Create { directory: inode, .. }
+            | Operation::Symlink { directory: inode, .. }
+            | Operation::TemporaryFile { directory: inode, .. }
+            | Operation::Unlink { directory: inode, .. }
+            | Operation::RemoveDirectory { directory: inode, .. }
+            | Operation::Lookup { directory: inode, .. }
+            | Operation::ReadDirectory { directory: inode }
+            | Operation::ChangeMode { inode, .. }
+            | Operation::ChangeOwner { inode, .. }
+            | Operation::SetXattr { inode, .. }
+            | Operation::RemoveXattr { inode, .. }
+            | Operation::Attributes { inode }
+            | Operation::Read { inode, .. }
+            | Operation::Write { inode, .. }
+            | Operation::Truncate { inode, .. }
+            | Operation::Allocate { inode, .. }
+            | Operation::Fsync { inode, .. }
+            | Operation::Forget { inode } => vec![*inode],
+            Operation::Link { inode, directory, .. } => vec![*inode, *directory],
+            Operation::Rename { from, to, .. } => vec![*from, *to],
+            Operation::FsyncMany { inodes, .. } => inodes.clone(),
+            Operation::Sync | Operation::Checkpoint | Operation::Wait | Operation::Remount => Vec::new(),
+        }
+    }
+
     /// Whether it makes things durable before it returns.
     pub fn is_force(&self) -> bool {
         match self {

@@ -289,7 +289,7 @@ fn forced(record: &Record) -> Vec<(Scope, u64, bool)> {
     match &record.operation {
         Operation::Sync | Operation::Remount => vec![(Scope::Everything, 0, false)],
         Operation::Checkpoint => vec![(Scope::Nothing, 0, false)],
-        Operation::Fsync { inode, datasync } => vec![(Scope::Inode(*inode), *inode, *datasync)],
+        Operation::Fsync { inode, datasync, .. } => vec![(Scope::Inode(*inode), *inode, *datasync)],
         Operation::FsyncMany { inodes, datasync } => {
             inodes.iter().map(|inode| (Scope::Inode(*inode), *inode, *datasync)).collect()
         }

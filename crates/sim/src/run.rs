@@ -225,7 +225,16 @@ impl Bench {
             Operation::Allocate { inode, mode, offset, length } => {
                 volume.allocate(&self.handle(*inode)?, *mode, *offset, *length).map(done)
             }
-            Operation::Fsync { inode, datasync } => volume.fsync(&self.handle(*inode)?, *datasync).map(done),
+            Operation::Fsync { inode, datasync, anew } => {
+                if *anew {
+                    let gone = self.world.lock().handles.remove(inode);
+                    drop(gone);
+                }
+                let handle = self.handle(*inode)?;
+                let synced = volume.fsync(&handle, *datasync).map(done);
+                self.keep(handle);
+                synced
+            }
             Operation::FsyncMany { inodes, datasync } => self.fsync_many(inodes, *datasync).map(done),
             Operation::Sync => volume.sync().map(done),
             Operation::Checkpoint => volume.checkpoint().map(done),
@@ -317,7 +326,11 @@ impl Bench {
 
     /// Keeps what the world believes near to the truth.
     fn remember(&self, operation: &Operation, outcome: &Outcome) {
-        let names = &mut self.world.lock().names;
+        let world = &mut *self.world.lock();
+        if let (Some(inode), false) = (operation.changes(), matches!(outcome, Outcome::Error(_))) {
+            world.touch(inode);
+        }
+        let names = &mut world.names;
         match (operation, outcome) {
             (
                 Operation::Create { directory, name, .. }
@@ -392,8 +405,8 @@ const SYNCS_MAX: usize = 20;
 fn inject(device: &SimulatedBackend, profile: &Profile, seed: u64) {
     let mut random = Random::seeded(seed ^ 0xfa_017);
     if profile.faults {
-        for _ in 0..3 {
-            let fault = Fault::on(FaultOp::Write).class(IoClass::Data).after(random.below(40));
+        for _ in 0..6 {
+            let fault = Fault::on(FaultOp::Write).class(IoClass::Data).after(random.below(60));
             device.inject(fault.times(1 + random.below(3)));
         }
     }
@@ -490,18 +503,26 @@ fn spawn<T: Send + 'static>(name: &str, body: impl FnOnce() -> T + Send + 'stati
 }
 
 /// The device's own time: completes what is held, now soon, now late, in any order. A slow device mostly waits until
-/// nobody else can go on, so that much is in flight.
+/// nobody else can go on, so that much is in flight; one that likes the newest overtakes the old ones for long.
 fn complete(device: &SimulatedBackend, stop: &AtomicBool, mut random: Random) {
     let slow = !random.one_in(3);
+    let newest = random.one_in(2);
+    let release = |random: &mut Random| {
+        if newest && !random.one_in(6) {
+            device.release(device.held().saturating_sub(1))
+        } else {
+            device.release_one(random)
+        }
+    };
     while !stop.load(Ordering::Relaxed) {
         if device.held() > 0 && if slow { random.one_in(8) } else { !random.one_in(4) } {
-            device.release_one(&mut random);
+            release(&mut random);
             continue;
         }
         let long = if random.one_in(50) { 20_000 } else { 200 };
         thread::sleep(Duration::from_micros(1 + random.below(long)));
-        if slow && device.held() > 0 {
-            device.release_one(&mut random);
+        if slow {
+            release(&mut random);
         }
     }
     device.release_all(&mut random);

@@ -1,0 +1,80 @@
+//! The simulator's own run: some thousand crash images of every style and number of threads, without a violation, and
+//! with enough of each thing that makes a crash hard.
+
+use sim::campaign::{self, Campaign, command};
+use sim::generate::Style;
+use sim::levels::{self, Settings};
+use std::time::Instant;
+
+/// Images that the run must examine.
+const IMAGES_MIN: u64 = 2000;
+
+/// Images of each hard kind.
+const EACH_MIN: u64 = 50;
+
+fn of(style: Style, threads: usize, seed: u64, operations: usize) -> Settings {
+    Settings { seed, operations, threads, style: Some(style), ..Settings::default() }
+}
+
+/// Every style with one to four threads, and more of what is rare.
+fn list() -> Vec<Settings> {
+    let mut list = Vec::new();
+    for (number, style) in Style::ALL.into_iter().enumerate() {
+        for threads in 1..=4 {
+            let seed = 10 * number as u64 + threads as u64;
+            list.push(of(style, threads, seed, 80));
+            list.push(of(style, threads, seed + 1000, 60));
+        }
+    }
+    list.extend((100..112).map(|seed| of(Style::Forces, 4, seed, 80)));
+    list.extend((200..204).map(|seed| of(Style::Wrap, 1 + (seed % 2) as usize, seed, 160)));
+    list.extend((300..304).map(|seed| of(Style::Full, 2 + (seed % 2) as usize, seed, 100)));
+    for (number, style) in Style::ALL.into_iter().enumerate() {
+        let (threads, seed) = (1 + number % 4, 400 + number as u64);
+        list.push(Settings { faults: Some(true), ..of(style, threads, seed, 80) });
+    }
+    list
+}
+
+fn assert_none_found(campaign: &Campaign) {
+    if let Some((settings, violation)) = &campaign.found {
+        panic!("{violation}\nrepeat: {}", command(settings, None));
+    }
+}
+
+#[test]
+fn thousands_of_crashes_without_a_violation() {
+    let started = Instant::now();
+    let list = list();
+    let campaign = campaign::run(list.into_iter(), 2, |_, _| true);
+    println!("{}{:.0} s", campaign.coverage, started.elapsed().as_secs_f64());
+    assert_none_found(&campaign);
+    let reached = &campaign.coverage;
+    assert!(reached.images >= IMAGES_MIN, "{} images", reached.images);
+    for (what, count) in [
+        ("journal wrapped", reached.journal_wrapped),
+        ("crash in a checkpoint", reached.in_checkpoint),
+        ("crash in recovery", reached.in_recovery),
+        ("freed blocks reused", reached.blocks_reused),
+        ("several journal writes in flight", reached.journal_writes_in_flight),
+        ("full volume", reached.volume_full),
+        ("several threads in flight", reached.threads_in_flight),
+        ("fourth level or deeper", reached.very_deep),
+    ] {
+        assert!(count >= EACH_MIN, "{what}: {count} images only\n{reached}");
+    }
+}
+
+#[test]
+fn the_same_settings_are_the_same_run() {
+    for (style, threads) in [(Style::Mixed, 1), (Style::Forces, 4), (Style::Full, 2), (Style::Shared, 3)] {
+        for faults in [false, true] {
+            let settings =
+                Settings { levels: 2, images: 4, faults: Some(faults), ..of(style, threads, 7, 60) };
+            let [one, two] = [(); 2].map(|()| levels::run(&settings, &mut |_| true));
+            assert_eq!(one, two, "{}", command(&settings, None));
+            let other = levels::run(&Settings { seed: 8, ..settings }, &mut |_| true);
+            assert_ne!(one.history, other.history, "another seed is another run");
+        }
+    }
+}
