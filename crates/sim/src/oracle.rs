@@ -35,6 +35,9 @@ enum Scope {
     Nothing,
 }
 
+/// Thread, and place among its operations.
+type Place = (usize, usize);
+
 /// A call that makes things durable.
 struct Force<'a> {
     record: &'a Record,
@@ -54,7 +57,7 @@ pub struct Oracle<'a> {
     /// By inode: operations that failed and may have left a part.
     failed: BTreeMap<u64, Vec<&'a Record>>,
     /// By inode: truncates to nothing, with their places.
-    emptied: BTreeMap<u64, Vec<((usize, usize), &'a Record)>>,
+    emptied: BTreeMap<u64, Vec<(Place, &'a Record)>>,
 }
 
 impl<'a> Oracle<'a> {
