@@ -84,6 +84,7 @@ pub struct Moments {
     forces: Vec<(usize, usize)>,
     failures: Vec<usize>,
     opened: usize,
+    events: usize,
 }
 
 impl Moments {
@@ -99,6 +100,7 @@ impl Moments {
             forces: Vec::new(),
             failures: Vec::new(),
             opened: worked.opened,
+            events: worked.ended,
         };
         moments.look_at_device(&worked.device.events(0..usize::MAX));
         for records in &worked.threads {
@@ -165,11 +167,14 @@ impl Moments {
         self.journal_writes.extend(in_flight.into_values().map(|from| (from, usize::MAX)));
     }
 
-    /// A moment within a checkpoint, behind the opening.
+    /// A moment within a checkpoint behind the opening, or between its superblock and the flush behind that.
     pub fn in_checkpoint(&self, random: &mut Random) -> Option<usize> {
         let behind = self.checkpoints.iter().filter(|(from, _)| *from >= self.opened);
         let (from, to) = one_of(&behind.copied().collect::<Vec<_>>(), random)?;
-        Some(from + 1 + random.below((to - from) as u64) as usize)
+        let to = (to + 2).min(self.events);
+        // Most of it is nodes: the last moments have their share.
+        let first = if random.one_in(2) { from + 1 } else { to.saturating_sub(4).max(from + 1) };
+        Some(first + random.below((to + 1 - first) as u64) as usize)
     }
 
     /// A moment when several journal writes are in flight.
@@ -193,7 +198,7 @@ impl Moments {
         let ended = |(_, to): &&(usize, usize)| *to != usize::MAX;
         let writes: Vec<_> = self.journal_writes.iter().filter(ended).copied().collect();
         let (from, to) = one_of(&writes, random)?;
-        Some(from + 1 + random.below((to + 1 - from) as u64) as usize)
+        Some((from + 1 + random.below((to + 1 - from) as u64) as usize).min(self.events))
     }
 
     /// The moment when a force returns.
@@ -208,6 +213,11 @@ impl Moments {
         };
         let forces: Vec<_> = self.forces.iter().filter(beside).copied().collect();
         one_of(&forces, random).map(|(_, to)| to)
+    }
+
+    /// Whether a checkpoint is under way, or its superblock not yet flushed.
+    pub fn is_in_checkpoint(&self, event: usize) -> bool {
+        self.checkpoints.iter().any(|(from, to)| *from < event && event <= to + 2)
     }
 
     /// Counts an image of a crash after the first `event` events.

@@ -234,7 +234,7 @@ impl Level<'_> {
             let thoroughness = Thoroughness {
                 fsck_before: random.one_in(2),
                 again: random.one_in(4),
-                either_slot: random.one_in(3),
+                either_slot: random.one_in(3) || moments.is_in_checkpoint(event),
             };
             let judged = image::recover(&image, thoroughness)
                 .and_then(|found| self.judge(&oracle, event < worked.opened, event, &found).map(|()| found));

@@ -29,7 +29,7 @@ struct Arguments {
     #[arg(long, default_value_t = Settings::default().operations)]
     ops: usize,
     /// Threads that do them; 0: one to four, by the seed.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 0)]
     threads: usize,
     /// Crash images of one level.
     #[arg(long, default_value_t = Settings::default().images)]
