@@ -45,11 +45,12 @@ fn neighbours_are_one_request_across_folios() {
 fn a_small_file_gets_small_folios() {
     let world = World::new(roomy());
     let before = world.cache.usage().used_bytes;
+    let mut files = Vec::new();
     for _ in 0..100 {
         let file = world.file();
         file.write(0, &[1; 300]).unwrap();
         file.mapping().write_back(0, BLOCKS_END).unwrap();
-        std::mem::forget(file);
+        files.push(file);
     }
     let each = (world.cache.usage().used_bytes - before) / 100;
     assert!(each < 4096 + 256, "{each} bytes for a file of 300");

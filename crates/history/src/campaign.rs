@@ -2,9 +2,9 @@
 //!
 //! Neighbours: the program and the tests run campaigns of [`crate::simulated`] and [`crate::threads`].
 
+use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 /// What a run had.
@@ -65,7 +65,7 @@ impl Campaign {
     pub fn run(&self, check: impl Fn(u64) -> Result<Tally, String> + Sync) -> Outcome {
         let next = AtomicU64::new(self.seeds.start);
         let outcome = Mutex::new(Outcome::default());
-        let lock = || outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || outcome.lock();
         let body = || {
             while lock().found.is_none() && self.end.is_none_or(|end| Instant::now() < end) {
                 let seed = next.fetch_add(1, Ordering::Relaxed);
@@ -86,11 +86,15 @@ impl Campaign {
                 }
             }
         };
-        std::thread::scope(|scope| {
-            for _ in 0..self.jobs.max(1) {
-                scope.spawn(body);
-            }
-        });
-        outcome.into_inner().unwrap_or_else(PoisonError::into_inner)
+        if self.jobs <= 1 {
+            body();
+        } else {
+            std::thread::scope(|scope| {
+                for _ in 0..self.jobs {
+                    scope.spawn(body);
+                }
+            });
+        }
+        std::mem::take(&mut *lock())
     }
 }

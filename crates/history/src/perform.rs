@@ -7,8 +7,8 @@ use crate::operation::{Event, Operation, Outcome};
 use quire::{AlignedBuf, Create, Error, InodeRef, IoFlags, Volume};
 use quire_base::sync::{self, Arc, thread};
 // Not by way of `quire_base::sync`: the record is no part of what is simulated, and keeping it is no point.
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// Bytes of the file that fills the cache.
@@ -76,7 +76,7 @@ impl Bench {
     /// Notes a call; gives the operation's number and its place in the history.
     fn call(&self, thread: u32, operation: &Operation, submitted: bool) -> (Writer, usize) {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events = self.events.lock();
         events.push(Event {
             number,
             thread,
@@ -91,7 +91,7 @@ impl Bench {
 
     fn returned(&self, at: usize, outcome: Outcome) {
         let returned = self.time.fetch_add(1, Ordering::SeqCst);
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events = self.events.lock();
         (events[at].outcome, events[at].returned) = (outcome, returned);
     }
 
@@ -177,7 +177,7 @@ impl Bench {
 
     /// The history so far.
     pub fn events(&self) -> Vec<Event> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.events.lock().clone()
     }
 }
 

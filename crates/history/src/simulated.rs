@@ -12,6 +12,7 @@ use crate::graph::{self, Answer};
 use crate::operation::Event;
 use crate::perform::Bench;
 use crate::report;
+use parking_lot::Mutex;
 use quire::{Clock, FormatOptions, Timestamp, Volume, VolumeOptions};
 use quire_base::random::Random;
 use quire_base::simulation;
@@ -19,7 +20,7 @@ use quire_base::sync::atomic::{AtomicBool, Ordering};
 use quire_base::sync::thread;
 use quire_device::SimulatedBackend;
 use quire_device::simulated::{Hold, Image};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// What a run is made from, beside its seed.
@@ -125,7 +126,7 @@ fn worked(seed: u64, work: Work<'_>) -> Result<(Vec<History>, u64), String> {
         Ok(Err(error)) => Err(format!("seed {seed}: {error}")),
         Err(failure) => {
             let mut text = format!("seed {seed}: {failure}\n");
-            for event in kept.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            for event in kept.lock().iter() {
                 text.push_str(&format!("  {event}\n"));
             }
             Err(text)
@@ -199,7 +200,7 @@ fn on_volume(
         let pause = Duration::from_millis([1, 200, 7_000][random.below(3) as usize]);
         let bench = Arc::new(Bench::new(&volume, &name, &other, pause).map_err(told)?);
         let done = follow(&bench, &plan);
-        *kept.lock().unwrap_or_else(PoisonError::into_inner) = bench.events();
+        *kept.lock() = bench.events();
         done?;
         histories.push((style, bench.events()));
         let gone = volume.unlink(&volume.root(), name.as_bytes());
