@@ -91,7 +91,12 @@ impl Engine {
             }
             let journal = self.journal()?;
             let seen = self.checkpoint_number.load(Ordering::Acquire);
-            let reservation = match journal.try_reserve(bytes) {
+            let reserved = if patience::may_wait() {
+                journal.try_reserve(bytes)
+            } else {
+                journal.try_reserve_now(bytes)
+            };
+            let reservation = match reserved {
                 Ok(reservation) => reservation,
                 Err(JournalShort::Checkpoint | JournalShort::Buffer) => {
                     self.make_room(seen)?;

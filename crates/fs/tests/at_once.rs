@@ -100,6 +100,34 @@ fn names_and_growth_at_once() {
     volume.close().unwrap();
 }
 
+/// A thread that may not wait forced the journal itself when the journal's buffer was full: deleting a tree of 20,000
+/// files over a mount held a queue of requests at the device.
+#[test]
+fn a_full_journal_buffer_is_no_reason_to_wait() {
+    use quire::{ErrorKind, XattrFlags};
+    use quire_base::patience;
+    let (volume, _) = volume(VolumeOptions { threads: false, ..Default::default() });
+    let root = volume.root();
+    let (mut refused, mut made) = (0, 0);
+    for number in 0..4000u32 {
+        let value = vec![number as u8; 60_000];
+        match patience::at_once(|| volume.set_xattr(&root, b"user.large", &value, XattrFlags::empty())) {
+            Ok(()) => made += 1,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
+                refused += 1;
+                if refused == 3 {
+                    break;
+                }
+                volume.sync().unwrap();
+            }
+        }
+    }
+    assert!(made > 0 && refused == 3, "{made} made, {refused} refused: the buffer was never full");
+    drop(root);
+    volume.close().unwrap();
+}
+
 /// Many threads make, extend and remove files, half of them without waiting where they can.
 #[test]
 fn both_kinds_of_threads_side_by_side() {
