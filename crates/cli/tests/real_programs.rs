@@ -204,6 +204,8 @@ fn fio_verifies_buffered_and_direct_on(transport: &'static str) {
             "--verify=crc32c",
             "--do_verify=1",
             "--verify_fatal=1",
+            // Else its state stays in the current folder.
+            "--verify_state_save=0",
             "--end_fsync=1",
             "--output-format=terse",
             &format!("--name={name}"),
