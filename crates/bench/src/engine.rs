@@ -130,7 +130,13 @@ impl Spec {
             ("cache", _) if quire => self.cache = Some(size::parse(value)?),
             ("device", "file") if self.kind == Kind::Quire => self.medium = Medium::File,
             ("device", "memory") if self.kind == Kind::Quire => self.medium = Medium::Memory,
-            ("folio", _) if self.kind == Kind::Quire => self.folio = Some(size::parse(value)?),
+            ("folio", _) if self.kind == Kind::Quire => {
+                let bytes = size::parse(value)?;
+                if !bytes.is_power_of_two() || !(4 << 10..=2 << 20).contains(&bytes) {
+                    return Err(format!("folio={value}: a folio has a power of two of bytes, from 4k to 2m"));
+                }
+                self.folio = Some(bytes);
+            }
             ("track", "block") if self.kind == Kind::Quire => self.whole_folios = false,
             ("track", "folio") if self.kind == Kind::Quire => self.whole_folios = true,
             ("transport", "auto" | "ring" | "dev") if matches!(self.kind, Kind::Mount | Kind::FuseNull) => {

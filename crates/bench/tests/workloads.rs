@@ -181,8 +181,8 @@ fn bad_options_are_refused_before_anything_runs() {
         ("mixed --readers 0 --writers 0", "neither a reader nor a writer"),
         ("mixed --plot out.png", "end with .svg"),
         ("mixed --json /nowhere/at/all.json", "cannot be written"),
-        ("dirty --track folio", "no switch 'track'"),
-        ("dirty --folio 64k", "no switch 'folio'"),
+        ("dirty --folio 48k", "power of two"),
+        ("dirty --engines quire@track=page", "not an option"),
         ("orphan --orphans none", "no switch 'orphans'"),
     ] {
         match measure(line) {
