@@ -105,7 +105,7 @@ impl Engine {
     /// Journals the size up to what is promised, as far as the file is as long still. A block before it that was dirtied
     /// again, or a run that finished out of order, may have kept it back; the gap is finished when its writeback
     /// returns, so this ends.
-    fn reach_size(&self, inode: &Inode, wanted: u64, datasync: bool) -> Result<()> {
+    pub(crate) fn reach_size(&self, inode: &Inode, wanted: u64, datasync: bool) -> Result<()> {
         let Some(mapping) = inode.mapping.get() else { return Ok(()) };
         loop {
             let (on_disk, is_freed) = {

@@ -79,6 +79,9 @@ impl Engine {
         let mapping = inode.mapping();
         let on_disk = inode.meta().record.size;
         mapping.write_back(first.min(on_disk / BLOCK_SIZE as u64), u64::MAX)?;
+        // Two runs that finish at once may each stop at the other: the size that the operation is logged with must not
+        // be ahead of the one on disk for more than its own reason.
+        self.reach_size(inode, inode.size(), true)?;
         mapping.drop_range(first, u64::MAX);
 
         let (id, operation) =
