@@ -206,6 +206,12 @@ impl Moments {
         one_of(&self.forces, random).map(|(_, to)| to)
     }
 
+    /// The moment when a force returns for which the device did nothing: there must have been nothing to do.
+    pub fn at_quiet_force(&self, random: &mut Random) -> Option<usize> {
+        let forces: Vec<_> = self.forces.iter().filter(|(from, to)| from == to).copied().collect();
+        one_of(&forces, random).map(|(_, to)| to)
+    }
+
     /// The moment when a force returns that has succeeded although a write failed meanwhile.
     pub fn at_force_beside_failure(&self, random: &mut Random) -> Option<usize> {
         let beside = |(from, to): &&(usize, usize)| {

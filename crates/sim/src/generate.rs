@@ -138,6 +138,15 @@ impl World {
         self.pick(random, |kind| kind == FileType::Regular)
     }
 
+    /// A file; where few are shared, mostly the same one.
+    fn busy_file(&self, random: &mut Random, profile: &Profile) -> Option<u64> {
+        if profile.style != Style::Shared || random.one_in(4) {
+            return self.file(random);
+        }
+        let regular = |inode: &InodeRef| inode.kind() == FileType::Regular;
+        self.handles.iter().find(|(_, inode)| regular(inode)).map(|(number, _)| *number)
+    }
+
     /// Keeps in mind that an inode was changed.
     pub fn touch(&mut self, inode: u64) {
         self.recent.retain(|known| *known != inode);
@@ -246,7 +255,7 @@ impl World {
     }
 
     fn data_operation(&self, random: &mut Random, profile: &Profile) -> Option<Operation> {
-        let inode = self.file(random)?;
+        let inode = self.busy_file(random, profile)?;
         let size = self.size(inode);
         let mut flags = IoFlags::empty();
         let shared = profile.style == Style::Shared;
@@ -371,7 +380,10 @@ impl World {
             }
             8 | 9 => Operation::Fsync { inode: self.directory(random), datasync: false, anew: false },
             _ => {
-                let inode = self.changed(random)?;
+                let inode = match profile.style {
+                    Style::Shared => self.busy_file(random, profile)?,
+                    _ => self.changed(random)?,
+                };
                 let anew = random.one_in(3) && self.names.values().any(|named| *named == inode);
                 Operation::Fsync { inode, datasync: random.one_in(2), anew }
             }

@@ -282,17 +282,19 @@ impl Level<'_> {
             return (random.below(worked.opened as u64 + 1) as usize, policy);
         }
         let anywhere = worked.opened + 1 + random.below((worked.ended - worked.opened) as u64) as usize;
-        let special = match random.below(8) {
+        let draw = random.below(12);
+        let special = match draw {
             0 => moments.in_checkpoint(random),
             1 => moments.in_journal_writes(random).or_else(|| moments.in_journal_write(random)),
-            2 => moments.in_journal_write(random),
-            3 => moments.at_force_beside_failure(random).or_else(|| moments.at_force(random)),
-            4 | 5 => moments.at_force(random),
+            2 | 3 => moments.in_journal_write(random),
+            4 | 5 => moments.at_force_beside_failure(random).or_else(|| moments.at_force(random)),
+            6 => moments.at_quiet_force(random).or_else(|| moments.at_force(random)),
+            7 => moments.at_force(random),
             _ => None,
         };
         match special {
             // What was forced is there even if all that may go is gone.
-            Some(event) if random.one_in(3) => (event, CrashPolicy::LoseAll),
+            Some(event) if draw > 3 && random.one_in(2) => (event, CrashPolicy::LoseAll),
             Some(event) => (event, policy),
             None => (anywhere, policy),
         }

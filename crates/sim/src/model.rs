@@ -161,6 +161,9 @@ impl Model {
             }
             return Ok(());
         }
+        if crate::operation::is_short(operation, outcome) && (self.may_be_full || self.may_fail) {
+            return self.write_short(id, operation, outcome);
+        }
         let expected = match self.answer(id, operation, outcome) {
             Ok(outcome) => outcome,
             Err(kind) => Outcome::Error(kind),
@@ -170,6 +173,24 @@ impl Model {
         } else {
             Err(format!("{operation:?} gave {outcome:?}, the model says {expected:?}"))
         }
+    }
+
+    /// A write that goes to the device before it returns was done up to some byte; what is behind may be there in part.
+    fn write_short(&mut self, id: OpId, operation: &Operation, outcome: &Outcome) -> Result<(), String> {
+        let refused = || Err(format!("{operation:?} gave {outcome:?}, which is short"));
+        let (Operation::Write { inode, offset, flags, .. }, Outcome::Written { at, count }) =
+            (operation, outcome)
+        else {
+            return refused();
+        };
+        let Ok(file) = self.file(*inode) else { return refused() };
+        let expected = if flags.contains(IoFlags::APPEND) { file.size } else { *offset };
+        if crate::operation::leaves_a_part(operation).is_none() || !(file.vague || *at == expected) {
+            return refused();
+        }
+        self.write(id, *inode, *at, *count);
+        self.fail(operation);
+        Ok(())
     }
 
     /// Some operations may have left a part of themselves; all others leave everything as it was.

@@ -229,6 +229,14 @@ pub fn leaves_a_part(operation: &Operation) -> Option<u64> {
     }
 }
 
+/// Whether a write was done up to some byte, and failed there.
+pub fn is_short(operation: &Operation, outcome: &Outcome) -> bool {
+    match (operation, outcome) {
+        (Operation::Write { length, .. }, Outcome::Written { count, .. }) => (1..*length).contains(count),
+        _ => false,
+    }
+}
+
 /// What a call answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -274,9 +282,10 @@ impl Record {
         !matches!(self.outcome, Outcome::Error(_))
     }
 
-    /// The file that it may have changed in part, if it failed.
+    /// The file that it may have changed in part, if it failed, or failed midway.
     pub fn left_a_part(&self) -> Option<u64> {
-        let failed = matches!(self.outcome, Outcome::Error(ErrorKind::Io | ErrorKind::NoSpace));
+        let failed = matches!(self.outcome, Outcome::Error(ErrorKind::Io | ErrorKind::NoSpace))
+            || is_short(&self.operation, &self.outcome);
         leaves_a_part(&self.operation).filter(|_| failed)
     }
 

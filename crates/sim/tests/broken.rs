@@ -1,0 +1,101 @@
+//! The simulator can fail: each deliberate mistake in the engine is caught within 500 crash images of ordinary runs, and
+//! the same runs of the engine as it is show nothing.
+//!
+//! Every mistake has the style, threads and first seed under which it is looked for; all of them are styles that
+//! the simulator's own run draws too. Any change of the engine changes every schedule: what is missed on its ground then is
+//! looked for once more, on a second one.
+
+use quire_base::broken::{self, Broken};
+use sim::campaign::command;
+use sim::coverage::Coverage;
+use sim::generate::Style;
+use sim::levels::{self, Settings, Violation};
+
+/// Images within which a mistake must be found.
+const IMAGES_MAX: u64 = 500;
+
+/// Seeds between the first ground of a mistake and its second one.
+const GROUNDS_APART: u64 = 1000;
+
+fn of(style: Style, threads: usize, operations: usize, seed: u64) -> Settings {
+    Settings { seed, operations, threads, style: Some(style), faults: Some(false), ..Settings::default() }
+}
+
+/// Where a mistake is looked for: the runs are of this seed and the following ones.
+fn ground(mistake: Broken) -> Settings {
+    match mistake {
+        Broken::NoFlushBeforeJournalWrite => of(Style::Data, 3, 80, 1000),
+        Broken::FlushJoinedLate => of(Style::Data, 3, 120, 6000),
+        Broken::ExtentBeforeData => of(Style::Names, 4, 80, 1000),
+        Broken::FreedBlocksReusedAtOnce | Broken::FreedBlocksDiscardedAtOnce => {
+            of(Style::Reshape, 2, 80, 1000)
+        }
+        Broken::SuperblockBeforeNodes => of(Style::Forces, 1, 80, 1000),
+        Broken::TornJournalTailAccepted => of(Style::Wrap, 4, 80, 2000),
+        Broken::JournalWriteBeforeItsPredecessor => of(Style::Wrap, 4, 80, 2000),
+        Broken::JournalSpaceReusedEarly => of(Style::Wrap, 1, 250, 1000),
+        Broken::CollapseGateBeforeForce => of(Style::Reshape, 3, 80, 1000),
+        Broken::CheckpointNodesInDataSpace | Broken::SizePastGap => of(Style::Mixed, 1, 60, 1000),
+        Broken::DeadRecordsAccepted => of(Style::Forces, 2, 80, 1000),
+        Broken::RenameInTwoTransactions => of(Style::Names, 1, 80, 1000),
+        Broken::SecondSuperblockUnused => of(Style::Wrap, 1, 120, 1000),
+        Broken::FsyncWithoutFlush => of(Style::Shared, 1, 80, 2000),
+        Broken::EvictedSeqForgotten => of(Style::Names, 1, 80, 1000),
+        Broken::ErrorSeenOnce => Settings { faults: Some(true), ..of(Style::Shared, 3, 80, 5000) },
+        Broken::OverlappingDeviceWrites => of(Style::Shared, 3, 80, 1000),
+        _ => of(Style::Forces, 4, 80, 1000),
+    }
+}
+
+/// Looks at up to so many images; the violation, with the run that showed it, and the images looked at.
+fn look(first: &Settings, images: u64) -> (Option<(Settings, Violation)>, u64) {
+    let mut coverage = Coverage::default();
+    for seed in first.seed.. {
+        let settings = Settings { seed, ..first.clone() };
+        let before = coverage.images;
+        let outcome = levels::run(&settings, &mut |reached| before + reached.images < images);
+        coverage.add(&outcome.coverage);
+        if let Some(violation) = outcome.violation {
+            return (Some((settings, violation)), coverage.images);
+        }
+        if coverage.images >= images {
+            break;
+        }
+    }
+    (None, coverage.images)
+}
+
+#[test]
+fn every_mistake_is_caught_and_nothing_else() {
+    let mut missed = Vec::new();
+    for mistake in Broken::ALL {
+        let first = ground(mistake);
+        let second = Settings { seed: first.seed + GROUNDS_APART, ..first.clone() };
+        let mut ground = first;
+        let (mut found, mut images) = broken::with(Some(mistake), || look(&ground, IMAGES_MAX));
+        if found.is_none() {
+            ground = second;
+            (found, images) = broken::with(Some(mistake), || look(&ground, IMAGES_MAX));
+        }
+        match found {
+            Some((_, violation)) => {
+                println!(
+                    "{:<38} {images:>4} images from seed {}, {}",
+                    mistake.name(),
+                    ground.seed,
+                    brief(&violation)
+                )
+            }
+            None => missed.push(format!("{}: {}", mistake.name(), command(&ground, Some(mistake)))),
+        }
+        let (found, _) = broken::with(None, || look(&ground, images));
+        if let Some((settings, violation)) = found {
+            panic!("without a mistake: {violation}\nrepeat: {}", command(&settings, None));
+        }
+    }
+    assert!(missed.is_empty(), "not found in {IMAGES_MAX} images:\n{}", missed.join("\n"));
+}
+
+fn brief(violation: &Violation) -> String {
+    violation.to_string().chars().take(160).collect()
+}
