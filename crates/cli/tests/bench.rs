@@ -119,7 +119,7 @@ fn wrong_calls_are_told_apart() {
     for (line, code, part) in [
         ("mixed --engines zfs", 1, "there is no engine 'zfs'"),
         ("mixed --bs 5", 1, "multiple of 8"),
-        ("dirty --track folio", 1, "no switch 'track'"),
+        ("dirty --folio 48k", 1, "power of two"),
         ("creat --readers 2", 1, "--readers"),
         ("sideways", 1, "sideways"),
         ("mixed --size 1000t", 32, "MiB of room"),
