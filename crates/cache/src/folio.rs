@@ -107,7 +107,9 @@ const fn group_words(order: Order) -> usize {
 
 /// Words before the first group, where groups begin a line.
 const fn leading_words(order: Order) -> usize {
-    if groups_of(order) > 1 { (64 - std::mem::offset_of!(FolioOf<[u64; 0]>, words)) / 8 } else { 0 }
+    // Under a model checker the atomics are larger, and the words begin beyond the first line.
+    let offset = std::mem::offset_of!(FolioOf<[u64; 0]>, words);
+    if groups_of(order) > 1 { (offset.next_multiple_of(64) - offset) / 8 } else { 0 }
 }
 
 const fn header_words(order: Order) -> usize {
