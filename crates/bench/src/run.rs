@@ -71,6 +71,11 @@ pub fn measure(workload: &Workload, host: &Host) -> Outcome<Report> {
     let rounds = common.rounds.unwrap_or(if has_variants(&specs) { ALTERNATIONS } else { 1 });
     let surroundings = Surroundings { interrupt: &host.interrupt, progress: &host.progress };
     let machine = machine::describe(&parent);
+    if let Some(why) = machine::slow_build() {
+        eprintln!(
+            "quire bench: the figures of quire and mount are not the product's: this program was {why}"
+        );
+    }
     // Held in this order, so that the image and the folder outlive what uses them.
     let folder = tempfile::Builder::new()
         .prefix("quire-bench-")

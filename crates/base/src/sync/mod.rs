@@ -30,6 +30,10 @@ pub use real::*;
 pub use scheduled::*;
 pub use sharded::{ShardedRwLock, SharedGuard, WholeGuard};
 
+/// Whether every lock and atomic asks the simulated scheduler first. Cargo gives all crates that are built in one go the
+/// features of all of them: `cargo build -p quire-cli -p sim` makes a slow `quire`.
+pub const SIMULATED: bool = cfg!(all(feature = "simulation", not(any(loom, shuttle))));
+
 /// A monotonic clock.
 #[cfg(any(not(feature = "simulation"), loom, shuttle))]
 pub mod time {

@@ -3,6 +3,19 @@
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
+/// Why figures of this build are not the product's; none in an ordinary release build.
+pub fn slow_build() -> Option<&'static str> {
+    if quire_base::sync::SIMULATED {
+        Some(
+            "built together with the simulator, so every atomic asks its scheduler (build with -p quire-cli alone)",
+        )
+    } else if cfg!(debug_assertions) {
+        Some("built with debug assertions (build with --release)")
+    } else {
+        None
+    }
+}
+
 /// Bytes of memory of this machine.
 pub fn memory_bytes() -> u64 {
     let info = rustix::system::sysinfo();
@@ -51,5 +64,6 @@ pub fn describe(folder: &Path) -> Map<String, Value> {
     put("kernel_background_dirty_bytes", json!(kernel_background_dirty_bytes()));
     put("fuse_max_pages_limit", json!(line("/proc/sys/fs/fuse/max_pages_limit")));
     put("quire_version", json!(env!("CARGO_PKG_VERSION")));
+    put("slow_build", json!(slow_build()));
     machine
 }
