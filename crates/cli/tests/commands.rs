@@ -316,7 +316,7 @@ fn the_first_command() {
             .output()
             .unwrap()
     };
-    expect(&up(), 0, &["Made quire.img", "Try:", "umount"]);
+    expect(&up(), 0, &["Made quire.img", "torn reads, 4k, buffered", "Try:", "umount"]);
     expect(&up(), 0, &["already mounted", "Try:"]);
     std::fs::write(place.path("mnt/file"), "x").unwrap();
     expect(&place.umount(), 0, &[]);

@@ -9,10 +9,15 @@ use super::bench::failure;
 use crate::exit::Outcome;
 use crate::output;
 
+/// Races.
+pub fn race(arguments: &Probe) -> Outcome<probe::Findings> {
+    let interrupt = Interrupt::on_signals();
+    probe::probe(arguments, &interrupt, &Progress::new()).map_err(failure)
+}
+
 /// Races, and prints one table (or JSON).
 pub fn run(arguments: &Probe) -> Outcome {
-    let interrupt = Interrupt::on_signals();
-    let findings = probe::probe(arguments, &interrupt, &Progress::new()).map_err(failure)?;
+    let findings = race(arguments)?;
     if arguments.json {
         output::line(format_args!("{:#}", findings.json()));
     } else {

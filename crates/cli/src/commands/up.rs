@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use bench::arguments::Probe;
 use quire_fuse::mount::{self, Unmount};
 
 use crate::arguments::{Mkfs, Mount, Up};
@@ -12,7 +13,10 @@ use crate::{commands, output};
 const IMAGE: &str = "quire.img";
 const SIZE: u64 = 10 << 30;
 
-/// Makes and mounts what is missing, and says what to try.
+/// Time of each race that is shown.
+const RACE_SECONDS: f64 = 0.2;
+
+/// Makes and mounts what is missing, shows it at work, and says what to try.
 pub fn run(arguments: &Up) -> Outcome {
     let dir = &arguments.dir;
     // A mount point that does not resolve is made below, or fails there.
@@ -61,8 +65,25 @@ pub fn run(arguments: &Up) -> Outcome {
         output::line(note);
     }
     output::line(format_args!("{IMAGE} is mounted on {}.", dir.display()));
+    at_work(dir);
     output::line(hints(dir));
     Ok(())
+}
+
+/// Shows the mount at work: races it for a moment, and prints what was tried and what came of it. The mount serves,
+/// whatever becomes of that.
+fn at_work(dir: &Path) {
+    let program = program();
+    output::line(format_args!(
+        "\nAt work ({program} probe --seconds {RACE_SECONDS} {0}): up to 16 threads at a time on one file of it.",
+        dir.display()
+    ));
+    let probe =
+        Probe { seconds: RACE_SECONDS, json: false, direct_load: false, seed: 1, dir: dir.to_owned() };
+    match commands::probe::race(&probe) {
+        Ok(findings) => output::line(findings.table().trim_end()),
+        Err(failure) => output::line(format_args!("Not shown: {}", failure.message)),
+    }
 }
 
 /// A mount whose server died answers every request so.
@@ -70,9 +91,14 @@ fn is_dead(dir: &Path) -> bool {
     matches!(rustix::fs::statfs(dir), Err(rustix::io::Errno::NOTCONN))
 }
 
+/// How this program was called.
+fn program() -> String {
+    std::env::args().next().unwrap_or_else(|| "quire".into())
+}
+
 fn hints(dir: &Path) -> String {
     let dir = dir.display();
-    let program = std::env::args().next().unwrap_or_else(|| "quire".into());
+    let program = program();
     format!(
         "\nTry:   cp -a some-folder {dir}/ && ls -l {dir}\
          \n       fio --name=try --directory={dir} --rw=randrw --bs=4k --size=256m --numjobs=4\
