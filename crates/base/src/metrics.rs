@@ -1,5 +1,9 @@
-//! Counters for slow paths and totals. Each is sharded by thread, one cache line a shard, and folded when read,
+//! Counters for slow paths and totals, and histograms of times. Each is sharded by thread, one cache line a shard, and folded when read,
 //! so counting never makes two threads meet.
+
+pub mod histogram;
+
+pub use histogram::{Histogram, Times};
 
 use crate::shard::{self, SHARDS};
 use std::sync::atomic::{AtomicU64, Ordering};

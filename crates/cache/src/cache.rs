@@ -7,6 +7,7 @@ use crate::finish;
 use crate::flusher;
 use crate::mapping::{BLOCKS_END, Mapping};
 use crate::metrics::Metrics;
+use crate::outbox::Outbox;
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::{Arc, Mutex, Weak, thread};
 use quire_base::{Clock, Error, ErrorKind, InodeNo, Result};
@@ -57,7 +58,7 @@ impl Cache {
         }
         self.core.flusher.lock().stop = false;
         self.core.finisher.set_stop(false);
-        let spawn = |name: &str, body: fn(&Core)| {
+        let spawn = |name: &str, body: fn(&Arc<Core>)| {
             let core = self.core.clone();
             thread::Builder::new()
                 .name(name.to_string())
@@ -96,11 +97,19 @@ impl Cache {
     /// everything has been tried.
     pub fn write_back_all(&self) -> Result<()> {
         let mappings = self.core.dirty_mappings();
-        let started: Vec<Result<()>> =
-            mappings.iter().map(|mapping| mapping.start_write_back(0, BLOCKS_END)).collect();
+        let started = self.start_write_back(mappings.iter().map(|mapping| &**mapping));
         let waited: Vec<Result<()>> =
             mappings.iter().map(|mapping| mapping.wait_write_back(0, BLOCKS_END)).collect();
         started.into_iter().chain(waited).collect()
+    }
+
+    /// Starts writing everything that is dirty in these files and returns without waiting for it; an outcome for each.
+    /// Files are allocated in this order, and what lies together on the device is one request whichever it belongs to.
+    pub fn start_write_back<'a>(&self, mappings: impl Iterator<Item = &'a Mapping>) -> Vec<Result<()>> {
+        let mut outbox = Outbox::new(self.core.clone());
+        mappings
+            .map(|mapping| mapping.gather(&mut outbox, 0, BLOCKS_END, true, u64::MAX).map(|_| ()))
+            .collect()
     }
 
     /// Files with blocks that are dirty or in writeback, by the order they came into the cache.

@@ -10,6 +10,7 @@ use crate::budget::{Budget, Room};
 use crate::config::CacheConfig;
 use crate::finish::Finisher;
 use crate::folio::{FolioRef, Order, header_bytes};
+use crate::ghosts::Ghosts;
 use crate::index::ENTRY_BYTES;
 use crate::mapping::Mapping;
 use crate::metrics::Metrics;
@@ -53,6 +54,9 @@ pub(crate) struct Core {
     /// Advances with folios made; see [`crate::reclaim`].
     pub epoch: AtomicU32,
     pub births: AtomicU64,
+    /// Bytes of data in folios that are proven.
+    pub proven_bytes: AtomicU64,
+    pub ghosts: Ghosts,
     /// Background threads run; else whoever waits does their work.
     pub running: AtomicBool,
     mappings: RwLock<BTreeMap<u64, Weak<Mapping>>>,
@@ -67,6 +71,8 @@ pub(crate) struct Core {
     clean_rate: AtomicU64,
     sleepers: Mutex<()>,
     never: Condvar,
+    /// Held by the thread that writes small files back in the background; see [`crate::flusher`].
+    pub small_files: Mutex<()>,
     pub flusher: Mutex<FlusherSignal>,
     pub flusher_wake: Condvar,
 }
@@ -80,6 +86,9 @@ pub(crate) struct FlusherSignal {
 
 impl Core {
     pub fn new(config: CacheConfig, device: Arc<Device>, clock: Clock) -> Core {
+        let ghosts = Ghosts::new(config.limit_bytes);
+        let budget = Budget::new(config.limit_bytes);
+        budget.charge_over(ghosts.bytes());
         Core {
             device,
             clock,
@@ -88,7 +97,7 @@ impl Core {
             arena: Arena::new(config.limit_bytes),
             slab: Slab::default(),
             nodes: NodeSlab::default(),
-            budget: Budget::new(config.limit_bytes),
+            budget,
             finisher: Finisher::default(),
             unfinished_blocks: AtomicU64::new(0),
             cleaned_blocks: AtomicU64::new(0),
@@ -97,6 +106,8 @@ impl Core {
             hand: AtomicUsize::new(0),
             epoch: AtomicU32::new(1),
             births: AtomicU64::new(0),
+            proven_bytes: AtomicU64::new(0),
+            ghosts,
             running: AtomicBool::new(false),
             mappings: RwLock::new(BTreeMap::new()),
             dirty: Mutex::new(BTreeMap::new()),
@@ -108,6 +119,7 @@ impl Core {
             clean_rate: AtomicU64::new(0),
             sleepers: Mutex::new(()),
             never: Condvar::new(),
+            small_files: Mutex::new(()),
             flusher: Mutex::new(FlusherSignal::default()),
             flusher_wake: Condvar::new(),
             config,
@@ -143,7 +155,7 @@ impl Core {
 
     /// Fills `room` up to `bytes`, reclaiming, and waiting for writeback, as long as it takes within reason. The
     /// caller holds no segment and no index lock.
-    pub fn fill_room(&self, room: &mut Room<'_>, bytes: u64) -> Result<()> {
+    pub fn fill_room(self: &Arc<Core>, room: &mut Room<'_>, bytes: u64) -> Result<()> {
         let mut waited = Duration::ZERO;
         let mut steps = 0u32;
         loop {
@@ -194,7 +206,7 @@ impl Core {
 
     /// After a folio could not be made from `room`: fills it up to `bytes`. If it had as much already, then the arena
     /// is what is short, and something must be reclaimed.
-    pub fn refill_room(&self, room: &mut Room<'_>, bytes: u64) -> Result<()> {
+    pub fn refill_room(self: &Arc<Core>, room: &mut Room<'_>, bytes: u64) -> Result<()> {
         if room.bytes() < bytes {
             return self.fill_room(room, bytes);
         }
@@ -209,7 +221,13 @@ impl Core {
     }
 
     /// Makes a folio from `room`; `None` when room or arena are short.
-    pub fn make_folio(&self, owner: u64, start: u64, order: Order, room: &mut Room<'_>) -> Option<FolioRef> {
+    pub fn make_folio(
+        &self,
+        mapping: &Mapping,
+        start: u64,
+        order: Order,
+        room: &mut Room<'_>,
+    ) -> Option<FolioRef> {
         let data_bytes = (BLOCK_SIZE as u64) << order;
         let header = self.slab.recycle(order);
         let new_header = if header.is_some() { 0 } else { header_bytes(order) };
@@ -228,7 +246,10 @@ impl Core {
             return None;
         };
         let folio = header.unwrap_or_else(|| self.slab.create(order));
-        folio.begin(owner, start, piece.memory, piece.number, crate::reclaim::newborn(self, order));
+        let wanted_back = crate::reclaim::is_wanted_back(self, mapping.inode, start);
+        let heat = crate::reclaim::newborn(self, order, wanted_back);
+        folio.begin(mapping.number, start, piece.memory, piece.number, heat);
+        crate::reclaim::prove(self, &folio, wanted_back);
         folio.segments(0, folio.blocks()).for_each(|segment| segment.unlock(&self.parking));
         self.metrics.folios_made.add(1);
         Some(folio)
@@ -237,6 +258,7 @@ impl Core {
     /// Ends a folio's life: it is in no mapping, and the caller has locked all of its segments.
     pub fn retire(&self, folio: FolioRef) {
         let order = folio.order();
+        crate::reclaim::prove(self, &folio, false);
         let number = folio.end();
         self.arena.free(number, order);
         self.slab.give_back(folio);

@@ -85,6 +85,8 @@ impl WriteRun {
         }
         let now = core.clock.now();
         let mut cleaned = 0;
+        // Of the folio at hand, held by this run.
+        let mut pins = 0;
         for (i, span) in self.spans.iter().enumerate() {
             let (from, to) = (span.first, span.first + span.count);
             match &outcome {
@@ -99,9 +101,15 @@ impl WriteRun {
             if !is_broken(Broken::OverlappingDeviceWrites) {
                 span.unshare(&self.mapping);
             }
+            pins += 1;
             // Once a folio, after its last span.
             if self.spans.get(i + 1).is_none_or(|next| next.pin.folio() != span.pin.folio()) {
                 self.mapping.settle(&span.pin);
+                if span.pin.fleeting.load(Ordering::SeqCst) && !span.pin.listed.load(Ordering::SeqCst) {
+                    // Removed or not: if it is gone, the run's pins were the last and count for nothing any more.
+                    self.mapping.remove(span.pin.start(), span.pin.folio(), pins);
+                }
+                pins = 0;
             }
         }
         core.cleaned(cleaned);

@@ -4,7 +4,7 @@
 //!  header (cache-line aligned, one size per order)
 //!  +---------------------------+---------------------------------------------------------------+-----
 //!  | owner, start, pins,       | group of up to 64 blocks: the data's address, segment words,  | next
-//!  | heat, listed              | then one word each of five bitmaps:                           | group
+//!  | heat, touched, listed     | then one word each of five bitmaps:                           | group
 //!  |                           | uptodate dirty writeback fill mapped                          | ...
 //!  +---------------------------+---------------------------------------------------------------+-----
 //! ```
@@ -31,12 +31,14 @@
 //! Neighbours: [`crate::slab`] owns headers, [`crate::index`] finds folios, `read`, `write`, `fill`, `writeback` and
 //! `discard` change block states under the rules above.
 
-use crate::bits::Bits;
+use crate::bits::{Bits, masks};
 use crate::segment::SegmentLock;
 use quire_base::BLOCK_SIZE;
 use quire_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::ops::Deref;
 use std::ptr::NonNull;
+// Words that only guide reclaim, on which no protocol rests: models need not look at their orders.
+use std::sync::atomic::{AtomicBool as HintBool, AtomicU32 as HintU32};
 
 /// log2 of a folio's blocks.
 pub type Order = u8;
@@ -69,9 +71,15 @@ pub struct FolioOf<W: ?Sized> {
     pins: AtomicU32,
     /// See [`crate::reclaim`].
     pub(crate) heat: AtomicU32,
+    /// Segments used of late, of a folio that may be split; see [`crate::reclaim`].
+    pub(crate) touched: HintU32,
     order: Order,
     /// In its mapping's list of folios with dirty or in-writeback blocks.
     pub(crate) listed: AtomicBool,
+    /// Used again since it was read in or written; see [`crate::reclaim`].
+    pub(crate) proven: HintBool,
+    /// To leave when it is clean; see [`crate::hints`].
+    pub(crate) fleeting: HintBool,
     /// [`group_segments_shift`] and [`group_words`] of its order.
     group_segments_shift: u8,
     group_words: u8,
@@ -131,8 +139,11 @@ impl Folio {
                 arena_number: AtomicU32::new(0),
                 pins: AtomicU32::new(0),
                 heat: AtomicU32::new(0),
+                touched: HintU32::new(0),
                 order,
                 listed: AtomicBool::new(false),
+                proven: HintBool::new(false),
+                fleeting: HintBool::new(false),
                 group_segments_shift: group_segments_shift(order) as u8,
                 group_words: group_words(order) as u8,
                 words: std::array::from_fn::<AtomicU64, N, _>(|_| AtomicU64::new(0)),
@@ -169,6 +180,19 @@ impl Folio {
         }
         self.arena_number.store(arena_number, Ordering::Relaxed);
         self.heat.store(heat, Ordering::Relaxed);
+        self.touched.store(0, Ordering::Relaxed);
+        self.fleeting.store(false, Ordering::Relaxed);
+    }
+
+    /// Makes it a part of `whole`, whose segments the caller has locked: the state of its blocks is that of theirs.
+    /// The part is not published yet; one of its words holds all of its blocks.
+    pub(crate) fn inherit(&self, whole: &Folio) {
+        let first = (self.start() - whole.start()) as u32;
+        let (word, mask) = masks(first, first + self.blocks()).next().expect("a folio has a block");
+        for (own, of_whole) in [(self.uptodate(), whole.uptodate()), (self.mapped(), whole.mapped())] {
+            let bits = of_whole.word(word).load(Ordering::SeqCst) & mask;
+            own.word(0).store(bits >> (first % 64), Ordering::SeqCst);
+        }
     }
 
     /// Ends a life: clean or truncated, out of its mapping, all segments locked by the caller. Returns the
@@ -206,6 +230,11 @@ impl Folio {
     /// log2 of its blocks.
     pub fn order(&self) -> Order {
         self.order
+    }
+
+    /// The number of its memory in the arena.
+    pub(crate) fn arena_number(&self) -> u32 {
+        self.arena_number.load(Ordering::Relaxed)
     }
 
     /// Its blocks.

@@ -22,6 +22,8 @@
 //!   the pin count; then clear the slots or take the mark off. Of the two at least one sees the other; who finds the
 //!   mark waits on the mutex and looks again. So a pin is exact: a folio that stays is never missed, which
 //!   truncation relies on.
+//! * Splitting ([`Index::replace`]) is a removal whose slots are not cleared: each is stored once, with a node that has
+//!   the parts already. So no block of a part is ever found to have no folio.
 //!
 //! Invariants: folios do not overlap; a folio's home holds it exactly during its life; a node that is linked has an
 //! occupied slot. Shared lines: none is written by looking up; a pin writes the header's line.
@@ -396,6 +398,75 @@ impl Index {
         self.count.fetch_sub(1, Ordering::Relaxed);
         self.clear(start, folio, nodes);
         true
+    }
+
+    /// Puts `parts`, which are folios of at most 32 blocks with start and state of theirs, in the place of `folio`, of at
+    /// least 64, if it is here, at `start`, and `may_leave` holds. Who looks finds the folio or a part of it, and where
+    /// there is neither any more the block has left.
+    pub fn replace(
+        &self,
+        start: u64,
+        folio: FolioRef,
+        parts: &[FolioRef],
+        nodes: &NodeSlab,
+        budget: &Budget,
+        may_leave: impl FnOnce() -> bool,
+    ) -> bool {
+        let _change = self.change.lock();
+        let Found::Folio { folio: found, start: at, home, .. } = self.find(start) else { return false };
+        if found != folio || at != start {
+            return false;
+        }
+        debug_assert!(level_of(folio.order()) > 0 && !parts.is_empty());
+        let word = folio_word(folio);
+        home.store(word.map_addr(|address| address | LEAVING), Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if !may_leave() {
+            home.store(word, Ordering::Release);
+            return false;
+        }
+        self.count.fetch_add(parts.len() as u64 - 1, Ordering::Relaxed);
+        // Everything below the folio's place is built before it is linked.
+        let leaf = |first: u64| {
+            let within = parts.iter().filter(|part| part.start() >> SHIFTS[1] == first >> SHIFTS[1]);
+            let mut node = None;
+            for part in within {
+                fill(node.get_or_insert_with(|| nodes.take(0, budget)), *part, part.start());
+            }
+            node.map_or(null_mut(), |node| node_word(node, 0))
+        };
+        let groups = (0..u64::from(folio.blocks()) >> SHIFTS[1]).map(|group| start + (group << SHIFTS[1]));
+        if std::ptr::eq(home, &raw const self.root) || level_of(folio.order()) == 2 {
+            let middle = nodes.take(1, budget);
+            for first in groups {
+                let word = leaf(first);
+                middle.words[slot_of(first, 1)].store(word, Ordering::Relaxed);
+                middle.used.fetch_add(u32::from(!word.is_null()), Ordering::Relaxed);
+            }
+            home.store(node_word(middle, 1), Ordering::Release);
+            return true;
+        }
+        let node = self.node_of(start, 1);
+        for first in groups {
+            let word = leaf(first);
+            node.words[slot_of(first, 1)].store(word, Ordering::Release);
+            node.used.fetch_sub(u32::from(word.is_null()), Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// The node of `level` that has a slot for `block`; it is linked, and the caller holds the mutex.
+    fn node_of(&self, block: u64, level: usize) -> &Node {
+        let mut word = self.root.load(Ordering::Relaxed);
+        loop {
+            let Word::Node(node, at) = read_word(word) else { unreachable!("a folio stands in such a node") };
+            // SAFETY: as in `find`.
+            let node = unsafe { Node::at(node, at) };
+            if at == level {
+                return node;
+            }
+            word = node.words[slot_of(block, at)].load(Ordering::Relaxed);
+        }
     }
 
     /// Clears a folio's slots and takes nodes out that are empty then.

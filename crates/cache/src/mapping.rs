@@ -19,12 +19,14 @@ use crate::backing::Backing;
 use crate::budget::Room;
 use crate::core::{BLOCK_COST, Core};
 use crate::errors::Errors;
-use crate::folio::{Folio, FolioPin, FolioRef, Order};
-use crate::index::{Index, Pins};
+use crate::folio::{Folio, FolioPin, FolioRef, Order, SEGMENTS_MAX, header_bytes};
+use crate::hints::PatternCell;
+use crate::index::{ENTRY_BYTES, Index, Pins};
 use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use quire_base::sync::{Arc, Condvar, Mutex, Weak};
-use quire_base::{Error, ErrorKind, InodeNo, Result, Timestamp};
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result, Timestamp};
 use std::collections::BTreeMap;
+use std::ptr::NonNull;
 use std::time::Duration;
 
 /// One past the last block that a file can have: 8 EiB of bytes.
@@ -47,6 +49,7 @@ pub struct Mapping {
     make_streak: AtomicU64,
     pub(crate) ahead_next: AtomicU64,
     pub(crate) ahead_blocks: AtomicU64,
+    pub(crate) pattern: PatternCell,
     /// A background thread is gathering.
     pub(crate) flushing: AtomicBool,
     /// Where it left off.
@@ -94,6 +97,7 @@ impl Mapping {
             make_streak: AtomicU64::new(0),
             ahead_next: AtomicU64::new(0),
             ahead_blocks: AtomicU64::new(0),
+            pattern: PatternCell::default(),
             flushing: AtomicBool::new(false),
             flush_cursor: AtomicU64::new(0),
             core,
@@ -174,7 +178,7 @@ impl Mapping {
             let gap = at.max(from);
             let folio = loop {
                 // A larger folio than the gap needs may use only what is free beyond the room.
-                match self.core.make_folio(self.number, at, order, room) {
+                match self.core.make_folio(self, at, order, room) {
                     Some(folio) => break folio,
                     None if order == 0 => return false,
                     None => (at, order) = (gap, fitting_order(gap, to, order - 1)),
@@ -219,19 +223,69 @@ impl Mapping {
     /// Removes a folio from the mapping and ends its life if it has at most the caller's `own_pins`, is neither
     /// listed nor being filled, and all of its segments are free.
     pub(crate) fn remove(&self, start: u64, folio: FolioRef, own_pins: u32) -> bool {
-        let left = self.index.remove_if(start, folio, &self.core.nodes, || {
-            // The flag before the pins: a pin taken from the list is older than the unlisting.
-            let idle = folio.is(self.number, start)
-                && !folio.listed.load(Ordering::Acquire)
-                && folio.pins() == own_pins
-                && folio.filling().is_empty()
-                && !folio.unfinished();
-            idle && lock_whole(&folio, &self.core)
-        });
+        let left =
+            self.index.remove_if(start, folio, &self.core.nodes, || self.may_leave(start, folio, own_pins));
         if left {
             self.core.retire(folio);
         }
         left
+    }
+
+    /// Locks every segment of a folio that nobody uses, for one that removes it from the index.
+    fn may_leave(&self, start: u64, folio: FolioRef, own_pins: u32) -> bool {
+        // The flag before the pins: a pin taken from the list is older than the unlisting.
+        let idle = folio.is(self.number, start)
+            && !folio.listed.load(Ordering::Acquire)
+            && folio.pins() == own_pins
+            && folio.filling().is_empty()
+            && !folio.unfinished();
+        idle && lock_whole(&folio, &self.core)
+    }
+
+    /// Splits a folio as [`Mapping::remove`] would remove it: the segments of `keep` become folios with this heat, the
+    /// rest is given back. Returns the bytes given back; 0 if it stays as it is.
+    pub(crate) fn split(&self, start: u64, folio: FolioRef, keep: u32, heat: u32) -> u64 {
+        let core = &self.core;
+        let order = folio.order() - SEGMENTS_MAX.ilog2() as Order;
+        let blocks = 1u32 << order;
+        let kept = |number: &u32| keep >> number & 1 != 0;
+        let header = |_| {
+            core.slab.recycle(order).unwrap_or_else(|| {
+                core.budget.charge_over(header_bytes(order));
+                core.slab.create(order)
+            })
+        };
+        let parts: smallvec::SmallVec<[FolioRef; SEGMENTS_MAX as usize]> =
+            (0..SEGMENTS_MAX).filter(kept).map(header).collect();
+        let left = self.index.replace(start, folio, &parts, &core.nodes, &core.budget, || {
+            if !self.may_leave(start, folio, 0) {
+                return false;
+            }
+            for (part, number) in parts.iter().zip((0..SEGMENTS_MAX).filter(kept)) {
+                let first = number * blocks;
+                let memory = NonNull::new(folio.memory(first)).expect("a folio has memory");
+                part.begin(self.number, start + u64::from(first), memory, folio.arena_number() + first, heat);
+                part.inherit(&folio);
+                crate::reclaim::prove(core, part, true);
+                part.segments(0, blocks).for_each(|segment| segment.unlock(&core.parking));
+            }
+            true
+        });
+        if !left {
+            parts.into_iter().for_each(|part| core.slab.give_back(part));
+            return 0;
+        }
+        crate::reclaim::prove(core, &folio, false);
+        let number = folio.end();
+        core.slab.give_back(folio);
+        let given = (0..SEGMENTS_MAX).filter(|segment| !kept(segment));
+        given.for_each(|segment| core.arena.free(number + segment * blocks, order));
+        let part_bytes = BLOCK_SIZE as u64 * u64::from(blocks);
+        let bytes = part_bytes * u64::from(SEGMENTS_MAX - keep.count_ones());
+        core.budget.charge_over(ENTRY_BYTES * (parts.len() as u64 - 1));
+        core.budget.uncharge(bytes);
+        core.notify_progress();
+        bytes
     }
 
     // ---- the list of unfinished folios ----
@@ -278,9 +332,10 @@ impl Mapping {
         }
     }
 
-    /// Since when something has been waiting to be written, as far as is known.
-    pub(crate) fn dirty_since(&self) -> Timestamp {
-        self.list.lock().since
+    /// Since when something has been waiting to be written, as far as is known, and in how many folios.
+    pub(crate) fn dirty_since(&self) -> (Timestamp, usize) {
+        let list = self.list.lock();
+        (list.since, list.folios.len())
     }
 
     /// Notes that everything older than now is being gathered.

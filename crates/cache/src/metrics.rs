@@ -42,6 +42,8 @@ metrics! {
     writeback_blocks,
     /// Write requests to the device.
     writeback_ios,
+    /// Requests that became part of another's.
+    writeback_joined,
     /// Runs placed and applied.
     writeback_runs,
     /// Runs that failed.
@@ -54,6 +56,8 @@ metrics! {
     folios_made,
     /// Folios reclaimed.
     folios_reclaimed,
+    /// Large folios of which only the used parts were kept.
+    folios_split,
     /// Headers that reclaim looked at.
     reclaim_looks,
     /// Times a thread had to reclaim for itself.

@@ -15,6 +15,7 @@
 use crate::copy;
 use crate::core::BLOCK_COST;
 use crate::folio::{Folio, FolioRef, SEGMENTS_MAX};
+use crate::hints::Pattern;
 use crate::index::Pins;
 use crate::mapping::{BLOCKS_END, Mapping};
 use crate::reclaim::touch;
@@ -123,7 +124,7 @@ impl Mapping {
         if !segment::all_unchanged(segments(), &versions) {
             return Some(false);
         }
-        found.iter().for_each(|(_, folio)| touch(&self.core, folio));
+        parts().for_each(|(_, (from, to), folio)| touch(&self.core, &folio, from, to));
         Some(true)
     }
 
@@ -169,7 +170,7 @@ impl Mapping {
             return None;
         }
         if unchanged {
-            touch(&self.core, &folio);
+            touch(&self.core, &folio, from, to);
         }
         Some(unchanged)
     }
@@ -255,7 +256,7 @@ impl Mapping {
                 if from < to {
                     self.copy_part(pin, pin.start(), from, to, offset, &mut buf[..len]);
                 }
-                touch(&self.core, pin);
+                touch(&self.core, pin, from, to);
             }
             unlock();
             return Ok(len);
@@ -277,13 +278,14 @@ impl Mapping {
             // At most what is being read in already.
             return if valid { Ok(()) } else { self.fill(pins, first, end, None) };
         };
-        // A tiny cache is not to be emptied by readahead.
-        let most = self.core.config.readahead_bytes.min(self.core.budget.limit() / 16) / BLOCK_SIZE as u64;
+        // A tiny cache is not to be emptied by readahead; and what is read ahead is to be used within an epoch of reclaim.
+        let most = self.core.config.readahead_bytes.min(self.core.budget.limit() / 32) / BLOCK_SIZE as u64;
         let streaming = miss == self.ahead_next.load(Ordering::Relaxed);
-        let ahead = if !streaming {
-            0
-        } else {
-            (self.ahead_blocks.load(Ordering::Relaxed) * 2).max(2 * (end - first)).min(most)
+        let doubled = (self.ahead_blocks.load(Ordering::Relaxed) * 2).max(2 * (end - first)).min(most);
+        let ahead = match self.pattern.get() {
+            Pattern::Normal if streaming => doubled,
+            Pattern::Normal | Pattern::Random => 0,
+            Pattern::Sequential => most,
         };
         let ahead_end = (end + ahead).min(size_blocks).max(end);
         self.ahead_blocks.store(ahead, Ordering::Relaxed);

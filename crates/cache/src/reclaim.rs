@@ -1,13 +1,25 @@
 //! Taking memory back: which folio leaves when the byte limit is reached.
 //!
-//! A clock over the slab of headers. A folio has a heat of 0 to 6. It is born cold and gains two the first time it
-//! is used in an *epoch* other than its last; the hand takes one each time it comes by. An epoch is as long as it
-//! takes to make a sixteenth of the cache anew. So the many small reads of one sequential scan count once, and a scanned folio leaves the first time the
-//! hand comes by, while the hot set is warmed in every epoch and survives several rounds. A read of a folio that
-//! is hot writes nothing.
+//! S3-FIFO (Yang et al., SOSP 2023) in the form of a clock: the hand goes round over the slab of headers instead of two
+//! queues. A folio is born *on trial*. When the hand comes by, one on trial that was used again is *proven* and stays;
+//! another leaves, and a ghost of it stays for a while ([`crate::ghosts`]): if it is wanted back, it is proven at birth.
+//! The hand passes proven folios over as long as those on trial are a tenth of the cache; only when they are fewer do
+//! proven ones cool, one step of their heat of 0 to 3 each time, and leave when cold. So a stream of any length runs
+//! through what is on trial, however seldom the hot set is used meanwhile; and one that is no longer used gives way as
+//! soon as others prove themselves.
+//!
+//! A folio gains one of heat when it is used two *epochs* after its birth or its last gain, or later. An epoch is as long
+//! as it takes to make a sixteenth of the cache anew. So the many small reads of one sequential scan, of folios that were
+//! read ahead, prove nothing. A read of a folio that is hot writes nothing.
+//!
+//! Why this one: `examples/reclaim` runs it beside LRU, 2Q, S3-FIFO and CLOCK-Pro; docs/benchmarks.md has the table. It needs
+//! no list that readers or a hit would have to change, as LRU and 2Q do, and none of CLOCK-Pro's three hands.
 //!
 //! A header is reused from a free list, last freed first, so a newborn usually sits just behind the hand and has a
 //! whole round before it is judged. Free headers and folios with unfinished, filling or pinned blocks are passed.
+//!
+//! Of a large folio that cools, but is used in a few of its segments all the while, those stay as folios of their own and
+//! the rest is given back: a bit a segment says which were used since the hand last cooled it.
 //!
 //! Invariants: a folio leaves only unpinned and clean (C3), out of its mapping's index with its segments locked,
 //! which then stay locked until the header's next life. Reclaim waits for nothing.
@@ -15,20 +27,30 @@
 //! Neighbours: [`crate::core::Core::fill_room`] calls it, [`crate::flusher`] calls it ahead of need.
 
 use crate::core::Core;
-use crate::folio::{Folio, FolioRef, Order};
-use quire_base::BLOCK_SIZE;
+use crate::folio::{Folio, FolioRef, Order, SEGMENTS_MAX};
 use quire_base::sync::atomic::Ordering;
+use quire_base::{BLOCK_SIZE, InodeNo};
 
-const HEAT_MAX: u32 = 6;
+const HEAT_MAX: u32 = 3;
 /// What a use is worth, in visits of the hand.
-const HEAT_GAIN: u32 = 2;
+const HEAT_GAIN: u32 = 1;
+/// Epochs between two uses that count.
+const EPOCHS_APART: u32 = 2;
 const HEAT_SHIFT: u32 = 16;
 const EPOCH_MASK: u32 = (1 << HEAT_SHIFT) - 1;
 /// Headers looked at between two moves of the hand.
 const LOOKS: usize = 32;
+/// The part of the cache that folios on trial may take before the proven ones have to cool.
+const TRIAL_SHARE: u64 = 10;
+/// Folios from this order on (256 KiB) are split.
+const SPLIT_ORDER: Order = 6;
+/// Segments used, of a folio's 16, up to which it is split.
+const SPLIT_SEGMENTS: u32 = 8;
+/// In `touched`: the hand has cooled it before, so that the bits stand for all that time.
+const WATCHED: u32 = 1 << SEGMENTS_MAX;
 
-/// The heat word of a new folio; counts the birth.
-pub(crate) fn newborn(core: &Core, order: Order) -> u32 {
+/// The heat word of a new folio; counts the birth. One that is wanted back has been used twice.
+pub(crate) fn newborn(core: &Core, order: Order, wanted_back: bool) -> u32 {
     let blocks = 1u64 << order;
     let epoch_blocks = (core.budget.limit() / BLOCK_SIZE as u64 / 16).max(1);
     let before = core.births.fetch_add(blocks, Ordering::Relaxed);
@@ -36,17 +58,46 @@ pub(crate) fn newborn(core: &Core, order: Order) -> u32 {
     if before / epoch_blocks != (before + blocks) / epoch_blocks {
         core.epoch.store(epoch, Ordering::Relaxed);
     }
-    epoch
+    epoch | (u32::from(wanted_back) * HEAT_GAIN) << HEAT_SHIFT
 }
 
-/// Notes a use. Writes at most once an epoch, and never to a hot folio.
-pub(crate) fn touch(core: &Core, folio: &Folio) {
+/// Notes a use of blocks `[from, to)` of the folio. Writes at most every other epoch, and never to a hot folio, but for the
+/// bits of a large one's segments once each time it has cooled.
+pub(crate) fn touch(core: &Core, folio: &Folio, from: u32, to: u32) {
+    if folio.order() >= SPLIT_ORDER && from < to {
+        let (low, high) = (folio.segment_number(from), folio.segment_number(to - 1));
+        let used = (2 << high) - (1 << low);
+        let touched = folio.touched.load(Ordering::Relaxed);
+        if touched & used != used {
+            folio.touched.store(touched | used, Ordering::Relaxed);
+        }
+    }
     let heat = folio.heat.load(Ordering::Relaxed);
     let epoch = core.epoch.load(Ordering::Relaxed);
-    if heat & EPOCH_MASK != epoch && heat >> HEAT_SHIFT < HEAT_MAX {
+    if epoch.wrapping_sub(heat) & EPOCH_MASK >= EPOCHS_APART && heat >> HEAT_SHIFT < HEAT_MAX {
         let warmer = (heat >> HEAT_SHIFT) + HEAT_GAIN;
         folio.heat.store(warmer.min(HEAT_MAX) << HEAT_SHIFT | epoch, Ordering::Relaxed);
     }
+}
+
+/// Sets whether a folio is proven, and keeps the account.
+pub(crate) fn prove(core: &Core, folio: &Folio, proven: bool) {
+    let bytes = (BLOCK_SIZE as u64) << folio.order();
+    match (folio.proven.swap(proven, Ordering::Relaxed), proven) {
+        (false, true) => drop(core.proven_bytes.fetch_add(bytes, Ordering::Relaxed)),
+        (true, false) => drop(core.proven_bytes.fetch_sub(bytes, Ordering::Relaxed)),
+        _ => {}
+    }
+}
+
+/// Whether nothing has shown yet that the folio is used more than once.
+pub(crate) fn is_on_trial(folio: &Folio) -> bool {
+    !folio.proven.load(Ordering::Relaxed) && folio.heat.load(Ordering::Relaxed) >> HEAT_SHIFT == 0
+}
+
+/// Whether a folio that is to begin there left not long ago.
+pub(crate) fn is_wanted_back(core: &Core, inode: InodeNo, start: u64) -> bool {
+    core.ghosts.take(inode, start, core.budget.limit() / BLOCK_SIZE as u64)
 }
 
 /// Drops clean folios until about `want` bytes are free again; returns how many were freed.
@@ -55,36 +106,73 @@ pub(crate) fn reclaim(core: &Core, want: u64) -> u64 {
     let mut freed = 0;
     let mut looked = 0;
     let mut batch: Vec<FolioRef> = Vec::with_capacity(LOOKS);
-    // Every folio cools to zero in as many rounds as it can have heat, and leaves in the next.
-    while freed < want && looked < (HEAT_MAX as usize + 1) * headers + LOOKS {
+    // The first round may only prove, the next only find what had to be passed over; then every folio cools to zero in
+    // as many rounds as it can have heat, and leaves in the next.
+    while freed < want && looked < (HEAT_MAX as usize + 3) * headers + LOOKS {
+        let trial = core.budget.limit().saturating_sub(core.proven_bytes.load(Ordering::Relaxed));
+        let cools = trial < core.budget.limit() / TRIAL_SHARE || looked > 2 * headers;
         let from = core.hand.fetch_add(LOOKS, Ordering::Relaxed) % headers.next_multiple_of(LOOKS).max(LOOKS);
         batch.clear();
         core.slab.visit(from, LOOKS, &mut batch);
         looked += LOOKS;
         for folio in &batch {
-            freed += look_at(core, *folio);
+            freed += look_at(core, *folio, cools);
         }
     }
     core.metrics.reclaim_looks.add(looked as u64);
     freed
 }
 
-/// Cools a folio, or drops it when it is cold and may go. Returns the bytes freed.
-fn look_at(core: &Core, folio: FolioRef) -> u64 {
+/// Proves, cools or splits a folio, or drops it when it may go. Returns the bytes freed.
+fn look_at(core: &Core, folio: FolioRef, cools: bool) -> u64 {
     let Some(owner) = folio.owner() else { return 0 };
     if folio.pins() > 0 || folio.listed.load(Ordering::Relaxed) || !folio.filling().is_empty() {
         return 0;
     }
-    let heat = folio.heat.load(Ordering::Relaxed);
-    if heat >> HEAT_SHIFT > 0 {
-        folio.heat.store(heat - (1 << HEAT_SHIFT), Ordering::Relaxed);
-        return 0;
-    }
     let start = folio.start();
+    let heat = folio.heat.load(Ordering::Relaxed);
+    let proven = folio.proven.load(Ordering::Relaxed);
+    let warm = heat >> HEAT_SHIFT > 0;
+    if proven || warm {
+        if !proven {
+            prove(core, &folio, true);
+            return 0;
+        }
+        if !cools {
+            return 0;
+        }
+        let freed = split_if_used_in_parts(core, folio, owner, heat);
+        if freed > 0 {
+            return freed;
+        }
+        if warm {
+            folio.heat.store(heat - (1 << HEAT_SHIFT), Ordering::Relaxed);
+            return 0;
+        }
+    }
     let Some(mapping) = core.mapping(owner) else { return 0 };
     if !mapping.remove(start, folio, 0) {
         return 0;
     }
+    if !proven {
+        core.ghosts.add(mapping.inode, start, folio.blocks());
+    }
     core.metrics.folios_reclaimed.add(1);
     (BLOCK_SIZE as u64) << folio.order()
+}
+
+/// Gives back what has not been used of a large folio since the hand last cooled it, if that is the half at least.
+fn split_if_used_in_parts(core: &Core, folio: FolioRef, owner: u64, heat: u32) -> u64 {
+    if folio.order() < SPLIT_ORDER {
+        return 0;
+    }
+    let touched = folio.touched.swap(WATCHED, Ordering::Relaxed);
+    let used = touched & !WATCHED;
+    if touched & WATCHED == 0 || used == 0 || used.count_ones() > SPLIT_SEGMENTS {
+        return 0;
+    }
+    let Some(mapping) = core.mapping(owner) else { return 0 };
+    let freed = mapping.split(folio.start(), folio, used, heat);
+    core.metrics.folios_split.add(u64::from(freed > 0));
+    freed
 }

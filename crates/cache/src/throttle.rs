@@ -10,6 +10,7 @@
 use crate::core::Core;
 use crate::flusher;
 use quire_base::patience;
+use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{Error, ErrorKind, Result};
 use std::time::Duration;
@@ -22,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const STEPS_MAX: u32 = 64;
 
 /// Lets `bytes` more become dirty, sooner or later.
-pub(crate) fn throttle(core: &Core, bytes: u64) -> Result<()> {
+pub(crate) fn throttle(core: &Arc<Core>, bytes: u64) -> Result<()> {
     let background = core.dirty_background_bytes.load(Ordering::Relaxed);
     let limit = core.dirty_limit_bytes.load(Ordering::Relaxed);
     let dirty = core.dirty_bytes() + bytes;
@@ -63,7 +64,7 @@ pub(crate) fn passes(core: &Core, bytes: u64) -> bool {
     running && dirty <= background + (limit - background) / 2
 }
 
-fn write_it_ourselves(core: &Core, bytes: u64, goal: u64) -> Result<()> {
+fn write_it_ourselves(core: &Arc<Core>, bytes: u64, goal: u64) -> Result<()> {
     let mut idle = 0;
     while core.dirty_bytes() + bytes > goal {
         if flusher::write_some(core, true) {

@@ -298,7 +298,8 @@ impl Mapping {
         }
         for pin in pins {
             self.enlist(pin, pin.folio());
-            touch(&self.core, pin);
+            let (from, to) = pin.clip(first, end);
+            touch(&self.core, pin, from, to);
         }
         let late = is_broken(Broken::UnlockBeforeSizePublished);
         if !late {

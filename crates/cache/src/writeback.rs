@@ -2,7 +2,8 @@
 //!
 //! Protocol (C2). A segment is shared, so its contents are stable; its dirty bits move to `writeback`; runs of
 //! blocks that follow one another in the file, across folios, get homes from the backing; each home run is one
-//! device request. The share is kept until the run has been applied ([`crate::finish`]).
+//! device request, and so are requests that follow one another on the device, whatever files they belong to
+//! ([`crate::outbox`]). The share is kept until the run has been applied ([`crate::finish`]).
 //!
 //! Background writeback only tries for the share and passes over what is busy. A synchronous one submits what it
 //! has gathered, so that everything it holds ends by itself, and then queues for the busy segment.
@@ -13,23 +14,23 @@
 //! become dirty, as its segment is shared); a gathering has a ticket before it moves a bit; shares are never held
 //! across a wait for anything but the device.
 //!
-//! Neighbours: [`crate::mapping`] for lists and tickets, [`crate::finish`] for what follows, [`crate::flusher`] for when.
+//! Neighbours: [`crate::mapping`] for lists and tickets, [`crate::outbox`] for the way to the device, [`crate::finish`] for
+//! what follows, [`crate::flusher`] for when.
 
 use crate::backing::{Backing, Placement};
 use crate::bits::masks;
 use crate::finish::WriteRun;
 use crate::folio::FolioPin;
 use crate::mapping::{BLOCKS_END, Mapping};
+use crate::outbox::Outbox;
 use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};
-use quire_device::{Io, IoClass, IoOp, Segment};
+use quire_device::Segment;
 
 /// Listed folios pinned at a time.
 const FOLIOS_AT_ONCE: usize = 64;
-/// Requests handed to the device at a time.
-const IOS_AT_ONCE: usize = 16;
 /// Refusals in a row by a backing that then says there is room, before that counts as an error.
 const REFUSALS_MAX: u32 = 10_000;
 
@@ -81,8 +82,8 @@ struct Gathering<'a> {
     /// The run that is growing.
     spans: Vec<Span>,
     blocks: u32,
-    /// Requests not yet handed to the device.
-    ios: Vec<Io>,
+    /// Requests not yet handed to the device, of other files as well.
+    outbox: &'a mut Outbox,
     /// The backing refused: the lowest block put back.
     refused_at: Option<u64>,
     started: u64,
@@ -94,14 +95,15 @@ impl Mapping {
     /// written. Does not flush the device.
     pub fn write_back(&self, start: u64, end: u64) -> Result<()> {
         let end = end.min(BLOCKS_END);
-        let outcome = self.gather(start, end, true, u64::MAX).map(|_| ());
+        let outcome = self.start_write_back(start, end);
         self.wait_write_back(start, end).and(outcome)
     }
 
-    /// Starts writing what is dirty in `[start, end)` and returns without waiting for it; a caller with several
-    /// files starts all before it waits for each with [`Mapping::wait_write_back`].
+    /// Starts writing what is dirty in `[start, end)` and returns without waiting for it, which
+    /// [`Mapping::wait_write_back`] does. For several files there is [`crate::Cache::start_write_back`].
     pub fn start_write_back(&self, start: u64, end: u64) -> Result<()> {
-        self.gather(start, end.min(BLOCKS_END), true, u64::MAX).map(|_| ())
+        let mut outbox = Outbox::new(self.core.clone());
+        self.gather(&mut outbox, start, end.min(BLOCKS_END), true, u64::MAX).map(|_| ())
     }
 
     /// Waits for all writeback of `[start, end)` that has been started.
@@ -112,9 +114,17 @@ impl Mapping {
         self.errors.within(start, end).map_or(Ok(()), Err)
     }
 
-    /// Submits dirty blocks of `[start, end)`, ascending, until about `blocks_max` are under way. Returns how many
-    /// are, and where it stopped (`end` when it saw everything).
-    pub(crate) fn gather(&self, start: u64, end: u64, sync: bool, blocks_max: u64) -> Result<(u64, u64)> {
+    /// Puts dirty blocks of `[start, end)`, ascending, into the outbox until there are about `blocks_max`. Returns how
+    /// many it put there, and where it stopped (`end` when it saw everything). The caller waits for nothing before it
+    /// has handed the outbox over or dropped it.
+    pub(crate) fn gather(
+        &self,
+        outbox: &mut Outbox,
+        start: u64,
+        end: u64,
+        sync: bool,
+        blocks_max: u64,
+    ) -> Result<(u64, u64)> {
         if self.is_clean() {
             return Ok((0, end));
         }
@@ -128,7 +138,7 @@ impl Mapping {
                 sync,
                 spans: Vec::new(),
                 blocks: 0,
-                ios: Vec::new(),
+                outbox,
                 refused_at: None,
                 started: 0,
             }
@@ -158,7 +168,7 @@ impl Gathering<'_> {
             }
             if let Some(refused_at) = self.refused_at.take() {
                 self.put_back_run();
-                self.hand_over();
+                self.outbox.hand_over();
                 refusals += 1;
                 if refusals > REFUSALS_MAX {
                     return Err(Error::new(
@@ -172,7 +182,6 @@ impl Gathering<'_> {
             }
             refusals = 0;
             if seen_all || self.started >= blocks_max {
-                self.hand_over();
                 return Ok((self.started, if seen_all { end } else { at }));
             }
         }
@@ -196,7 +205,7 @@ impl Gathering<'_> {
                 }
                 // Hold nothing that does not end by itself.
                 self.submit_run();
-                self.hand_over();
+                self.outbox.hand_over();
                 self.mapping.core.metrics.writeback_queued.add(1);
                 segment.share(&self.mapping.core.parking);
             }
@@ -299,35 +308,10 @@ impl Gathering<'_> {
         let run = Arc::new(run);
         core.metrics.writeback_runs.add(1);
         core.metrics.writeback_blocks.add(u64::from(blocks));
-        core.metrics.writeback_ios.add(requests.len() as u64);
         self.started += u64::from(blocks);
-        for (at, segments) in requests {
-            if !core.try_enter_inflight() {
-                self.hand_over();
-                core.enter_inflight();
-            }
-            let (run, core) = (run.clone(), core.clone());
-            self.ios.push(Io {
-                op: IoOp::Write,
-                at,
-                segments,
-                done: Box::new(move |outcome| {
-                    core.leave_inflight();
-                    if run.request_done(outcome) {
-                        core.finisher.push(run);
-                    }
-                }),
-            });
-            if self.ios.len() >= IOS_AT_ONCE {
-                self.hand_over();
-            }
-        }
-    }
-
-    /// Hands the requests made so far to the device.
-    fn hand_over(&mut self) {
-        if !self.ios.is_empty() {
-            self.mapping.core.device.submit(IoClass::Data, std::mem::take(&mut self.ios));
+        for request in requests {
+            let (at, blocks, segments) = request.into_parts();
+            self.outbox.push(at, blocks, segments, run.clone());
         }
     }
 }
@@ -392,16 +376,16 @@ struct Request {
 }
 
 impl Request {
-    fn into_parts(self) -> (BlockNo, Vec<Segment>) {
+    fn into_parts(self) -> (BlockNo, u64, Vec<Segment>) {
         // SAFETY: arena memory of pinned folios, whose segments are shared until the run is finished: it stays and
         // does not change.
         let segment = |(start, len)| unsafe { Segment::new(start, len) };
-        (self.at, self.memory.into_iter().map(segment).collect())
+        (self.at, self.blocks, self.memory.into_iter().map(segment).collect())
     }
 }
 
 /// The device requests of a placed run: runs of homes that follow one another, at most `blocks_max` each.
-fn requests(placement: &Placement, spans: &[Span], blocks_max: u32) -> Vec<(BlockNo, Vec<Segment>)> {
+fn requests(placement: &Placement, spans: &[Span], blocks_max: u32) -> Vec<Request> {
     let blocks_max = u64::from(blocks_max);
     let mut requests: Vec<Request> = Vec::new();
     let mut spans = spans.iter();
@@ -433,5 +417,5 @@ fn requests(placement: &Placement, spans: &[Span], blocks_max: u32) -> Vec<(Bloc
             }
         }
     }
-    requests.into_iter().map(Request::into_parts).collect()
+    requests
 }

@@ -288,3 +288,42 @@ fn a_run_may_outlive_every_other_user_of_its_file() {
     });
     assert_eq!(told.recv_timeout(std::time::Duration::from_secs(60)), Ok((1, 0)));
 }
+
+/// Small files that are written together are few large requests at the device.
+#[test]
+fn small_files_are_written_together() {
+    let world = World::new(CacheConfig::new(64 << 20));
+    let files: Vec<_> = (0..2000).map(|_| world.file()).collect();
+    for (number, file) in files.iter().enumerate() {
+        file.write(0, &pattern(number as u64, 4096)).unwrap();
+    }
+    world.cache.write_back_all().unwrap();
+    let (writes, bytes) =
+        (world.faulty.writes.load(Ordering::SeqCst), world.faulty.write_bytes.load(Ordering::SeqCst));
+    assert_eq!(bytes, 2000 * BS);
+    assert!(bytes / writes >= 256 << 10, "{bytes} bytes in {writes} writes");
+    for (number, file) in files.iter().enumerate() {
+        file.mapping().evict_all();
+        assert!(file.read(0, 4096).unwrap() == pattern(number as u64, 4096), "file {number}");
+    }
+}
+
+/// A request of several files that fails has failed for each of them, and each tells it until it is written.
+#[test]
+fn a_failed_request_of_several_files_sticks_to_each() {
+    let world = World::new(CacheConfig::new(64 << 20));
+    let files: Vec<_> = (0..8).map(|_| world.file()).collect();
+    files.iter().for_each(|file| file.write(0, &pattern(1, 4096)).unwrap());
+    world.faulty.fail_writes.store(true, Ordering::SeqCst);
+    assert!(world.cache.write_back_all().is_err());
+    for file in &files {
+        assert!(file.mapping().error().is_some() && !file.mapping().is_clean());
+        assert!(file.mapping().write_back(0, BLOCKS_END).is_err());
+        assert_eq!(file.reserved(), 1, "its block is still to be placed");
+    }
+    world.faulty.fail_writes.store(false, Ordering::SeqCst);
+    files[3].mapping().write_back(0, BLOCKS_END).unwrap();
+    assert!(files[3].mapping().error().is_none() && files[4].mapping().error().is_some());
+    world.cache.write_back_all().unwrap();
+    assert!(files.iter().all(|file| file.mapping().error().is_none() && file.mapping().is_clean()));
+}

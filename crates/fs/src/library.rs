@@ -11,6 +11,7 @@
 
 use crate::attributes::{Attributes, SetAttributes};
 use crate::file::IoFlags;
+use crate::file::advice::Advice;
 use crate::file::direct_async::BufferDone;
 use crate::inode::InodeRef;
 use crate::namespace::{Caller, Create, RenameFlags};
@@ -667,6 +668,11 @@ impl File {
     /// Makes the contents durable, and what reading them back needs (fdatasync).
     pub fn sync_data(&self) -> Result<()> {
         self.volume.fsync(&self.inode, true)
+    }
+
+    /// Takes advice about bytes `[offset, offset + len)` (posix_fadvise); a length of 0 means to the end.
+    pub fn advise(&self, offset: u64, len: u64, advice: Advice) -> Result<()> {
+        self.volume.advise(&self.inode, offset, len, advice)
     }
 
     /// Sets the size in bytes; what is gained reads as zeros.

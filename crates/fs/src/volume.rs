@@ -10,10 +10,12 @@ use crate::attributes::{Attributes, SetAttributes};
 use crate::background::Threads;
 use crate::engine::Engine;
 use crate::file::IoFlags;
+use crate::file::advice::Advice;
 use crate::file::direct_async::BufferDone;
 use crate::file::fallocate::FallocateMode;
 use crate::file::fsync::Completion;
 use crate::inode::InodeRef;
+use crate::measures::Measure;
 use crate::mkfs;
 use crate::namespace::{Caller, Create, DirectoryEntry, RenameFlags};
 use crate::options::{FormatOptions, VolumeOptions};
@@ -285,6 +287,23 @@ impl Volume {
     /// Waits until every unlinked inode without a user has been freed.
     pub fn drain_orphans(&self) {
         self.engine().drain_reaper();
+    }
+
+    /// Takes advice about bytes `[offset, offset + len)` of a file (posix_fadvise); a length of 0 means to its end.
+    pub fn advise(&self, inode: &InodeRef, offset: u64, len: u64, advice: Advice) -> Result<()> {
+        self.engine().advise(inode, offset, len, advice)
+    }
+
+    /// Every number of the running volume, for programs that show or record them.
+    pub fn measures(&self) -> Vec<Measure> {
+        crate::measures::of(self.engine())
+    }
+
+    /// Changes the limit of the page cache, in bytes; dirty limits go with it. What is over it leaves soon.
+    ///
+    /// Errors: `Invalid` for a limit that the cache could not work in; it stays as it was.
+    pub fn set_cache_bytes(&self, bytes: u64) -> Result<()> {
+        self.engine().cache.set_limit(bytes)
     }
 
     /// Numbers of the running volume.

@@ -1,4 +1,4 @@
-//! Every interleaving of a pin and a removal: at most one of them wins, and a folio that stays is not missed.
+//! Every interleaving of a pin and a removal, or a split: at most one of them wins, and a folio that stays is not missed.
 
 use super::*;
 use crate::folio::Folio;
@@ -81,4 +81,38 @@ fn loom_recycling_does_not_deceive() {
         let moved = mover.join().unwrap();
         assert!(!(moved && found.is_some()));
     });
+}
+
+/// A block of a part that is kept has a folio at every moment of a split, whoever asks; one that is given back has the
+/// whole, pinned in time, or none.
+#[test]
+fn loom_a_split_leaves_no_gap() {
+    for start in [0, 64] {
+        for asked in [4, 0] {
+            loom::model(move || {
+                let born = |order, at| {
+                    let folio = FolioRef::new(Box::leak(Folio::boxed(order)));
+                    folio.begin(OWNER, at, NonNull::dangling(), 0, 0);
+                    folio
+                };
+                let index = Arc::new((Index::default(), NodeSlab::default(), Budget::new(1 << 30)));
+                let (whole, part) = (born(6, start), born(2, start + 4));
+                drop(index.0.insert(whole, &index.1, &index.2));
+                let other = index.clone();
+                let splitter = thread::spawn(move || {
+                    let (index, nodes, budget) = &*other;
+                    index.replace(start, whole, &[part], nodes, budget, || whole.pins() == 0)
+                });
+                let mut pins = Pins::new();
+                let missing = index.0.pin(OWNER, start + asked, start + asked + 1, &mut pins);
+                let found = pins.first().map(|pin| pin.folio());
+                let split = splitter.join().unwrap();
+                match found {
+                    Some(folio) if folio == whole => assert!(!split, "split under a pin"),
+                    Some(folio) => assert!(split && folio == part && asked == 4),
+                    None => assert!(split && asked == 0 && missing == 1, "a kept block was missed"),
+                }
+            });
+        }
+    }
 }

@@ -37,7 +37,23 @@ fn agrees_with_an_ordered_map() {
             let end = at + (1 << order);
             let overlaps =
                 model.iter().any(|(start, folio)| *start < end && at < start + u64::from(folio.blocks()));
-            match random.below(3) {
+            match random.below(4) {
+                3 => {
+                    let large = |folio: &FolioRef| folio.order() >= 6;
+                    let victim = model.range(at..).find(|(_, folio)| large(folio)).map(|(s, f)| (*s, *f));
+                    if let Some((start, folio)) = victim {
+                        let order = folio.order() - 4;
+                        let keep = random.below(0xffff) + 1;
+                        let part = |number: u64| born(header(order), start + (number << order));
+                        let kept = (0..16).filter(|number| keep >> number & 1 != 0);
+                        let parts: Vec<FolioRef> = kept.map(part).collect();
+                        assert!(!index.replace(start, folio, &parts, &nodes, &budget, || false));
+                        assert!(index.replace(start, folio, &parts, &nodes, &budget, || true));
+                        assert!(!index.replace(start, folio, &parts, &nodes, &budget, || true));
+                        model.remove(&start);
+                        model.extend(parts.iter().map(|part| (part.start(), *part)));
+                    }
+                }
                 0 | 1 => {
                     let folio = born(header(order), at);
                     assert_eq!(index.insert(folio, &nodes, &budget).is_some(), !overlaps);

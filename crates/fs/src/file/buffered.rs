@@ -49,6 +49,11 @@ impl Engine {
         } else {
             self.read_buffered(inode, offset, out)?
         };
+        if flags.contains(IoFlags::UNCACHED) && read > 0 {
+            inode
+                .mapping()
+                .let_go_used(offset / BLOCK_SIZE as u64, (offset + read as u64) / BLOCK_SIZE as u64);
+        }
         inode.touch_read();
         Ok(read)
     }
@@ -101,6 +106,16 @@ impl Engine {
                 self.write_buffered(inode, offset, data, flags)
             }
         })?;
+        if flags.intersects(IoFlags::UNCACHED | IoFlags::THROUGH) && !flags.contains(IoFlags::DIRECT) {
+            let (first, end) = (at / BLOCK_SIZE as u64, blocks_for(at + written as u64));
+            if flags.contains(IoFlags::UNCACHED) {
+                inode.mapping().let_go_used(first, end);
+            }
+            inode.mapping().start_write_back(first, end)?;
+            if flags.contains(IoFlags::THROUGH) {
+                inode.mapping().wait_write_back(first, end)?;
+            }
+        }
         if flags.intersects(IoFlags::SYNC | IoFlags::DATASYNC) {
             self.sync_range(inode, at, written as u64, !flags.contains(IoFlags::SYNC))?;
         }

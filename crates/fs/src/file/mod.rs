@@ -18,6 +18,7 @@
 //!
 //! Neighbours: [`crate::volume`] calls in; the cache, the extent map and transactions lie below.
 
+pub(crate) mod advice;
 pub(crate) mod backing;
 pub(crate) mod buffered;
 pub(crate) mod copy;
@@ -48,6 +49,12 @@ bitflags::bitflags! {
         const APPEND = 8;
         /// The caller has seen to setuid and setgid bits itself, or may keep them (CAP_FSETID).
         const KEEP_PRIVILEGES = 16;
+        /// Through the cache, but not kept there: a write goes to the device at once, without being waited for, and its
+        /// blocks leave when they are written; what a read brought leaves behind it (RWF_DONTCACHE). What is used often
+        /// stays.
+        const UNCACHED = 32;
+        /// At the device before it returns, though not durable there: write-through.
+        const THROUGH = 64;
     }
 }
 

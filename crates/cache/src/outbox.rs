@@ -1,0 +1,105 @@
+//! Write requests on their way to the device.
+//!
+//! A request that begins where the last one ends on the device joins it, whatever files the two belong to: small files
+//! that are written together, and so have their homes next to each other, are few large writes. A joined request that
+//! fails has failed for every run in it.
+//!
+//! Invariant: whoever fills an outbox waits for nothing while it holds requests; it hands over first. So what is in
+//! writeback always ends by itself (C2).
+//!
+//! Neighbours: [`crate::writeback`] fills it, [`crate::finish`] takes the runs when they are done.
+
+use crate::core::Core;
+use crate::finish::WriteRun;
+use quire_base::BlockNo;
+use quire_base::sync::Arc;
+use quire_device::{Io, IoClass, IoOp, Segment};
+
+/// Requests that are kept for joining, or handed to the device at a time.
+const REQUESTS_AT_ONCE: usize = 16;
+/// Pieces of memory in a joined request.
+const SEGMENTS_MAX: usize = 256;
+
+/// See the module's documentation.
+pub(crate) struct Outbox {
+    core: Arc<Core>,
+    open: Vec<Joined>,
+}
+
+struct Joined {
+    at: BlockNo,
+    blocks: u64,
+    segments: Vec<Segment>,
+    /// Each once for each of its requests in here.
+    runs: Vec<Arc<WriteRun>>,
+}
+
+impl Joined {
+    fn takes(&self, at: BlockNo, blocks: u64, segments: usize, blocks_max: u64) -> bool {
+        self.at.offset(self.blocks) == at
+            && self.blocks + blocks <= blocks_max
+            && self.segments.len() + segments <= SEGMENTS_MAX
+    }
+}
+
+impl Outbox {
+    /// Nothing in it.
+    pub fn new(core: Arc<Core>) -> Outbox {
+        Outbox { core, open: Vec::new() }
+    }
+
+    /// Adds a request of a run. May wait for the device, with everything handed over.
+    pub fn push(&mut self, at: BlockNo, blocks: u64, segments: Vec<Segment>, run: Arc<WriteRun>) {
+        let blocks_max = u64::from(self.core.config.io_blocks_max);
+        if let Some(last) = self.open.last_mut()
+            && last.takes(at, blocks, segments.len(), blocks_max)
+        {
+            last.blocks += blocks;
+            last.segments.extend(segments);
+            last.runs.push(run);
+            self.core.metrics.writeback_joined.add(1);
+            return;
+        }
+        if self.open.len() >= REQUESTS_AT_ONCE {
+            self.hand_over();
+        }
+        if !self.core.try_enter_inflight() {
+            self.hand_over();
+            self.core.enter_inflight();
+        }
+        self.open.push(Joined { at, blocks, segments, runs: vec![run] });
+    }
+
+    /// Hands what is in it to the device.
+    pub fn hand_over(&mut self) {
+        if self.open.is_empty() {
+            return;
+        }
+        self.core.metrics.writeback_ios.add(self.open.len() as u64);
+        let ios = self.open.drain(..).map(|joined| request(&self.core, joined)).collect();
+        self.core.device.submit(IoClass::Data, ios);
+    }
+}
+
+fn request(core: &Arc<Core>, joined: Joined) -> Io {
+    let (core, runs) = (core.clone(), joined.runs);
+    Io {
+        op: IoOp::Write,
+        at: joined.at,
+        segments: joined.segments,
+        done: Box::new(move |outcome| {
+            core.leave_inflight();
+            for run in runs {
+                if run.request_done(outcome.clone()) {
+                    core.finisher.push(run);
+                }
+            }
+        }),
+    }
+}
+
+impl Drop for Outbox {
+    fn drop(&mut self) {
+        self.hand_over();
+    }
+}
