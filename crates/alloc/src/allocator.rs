@@ -13,6 +13,7 @@
 //! loaded groups, and [`Allocator::ensure_loaded`] precedes every transaction that frees. A slow loader that read
 //! regions while they changed finds the group loaded and drops what it read.
 
+use crate::ahead::Ahead;
 use crate::credits::Credits;
 use crate::deferred::Deferred;
 use crate::group::{GROUP_BLOCKS, GROUP_REGIONS, Group, GroupMap, Piece};
@@ -92,6 +93,7 @@ pub struct Allocator {
     pub(crate) credits: Credits,
     pub(crate) reserved: Counter,
     pub(crate) deferred: Deferred,
+    pub(crate) ahead: Ahead,
     /// Shared by whoever sets or clears busy bits; whole for a search that must not miss any.
     pub(crate) movement: ShardedRwLock,
     pub(crate) counts: Counts,
@@ -127,6 +129,7 @@ impl Allocator {
             credits: Credits::new(free_blocks),
             reserved: Counter::new(),
             deferred: Deferred::new(),
+            ahead: Ahead::default(),
             movement: ShardedRwLock::new(),
             counts: Counts::default(),
             config,
@@ -195,6 +198,26 @@ impl Allocator {
         if blocks == 0 || blocks > GROUP_BLOCKS.min(reservation.blocks()) {
             return Err(Error::invalid(format!("a run of {blocks} blocks of {reservation:?}")));
         }
+        if let Some(run) = self.search_aligned(blocks, align)? {
+            reservation.spend(blocks);
+            self.counts.allocations.add(1);
+            return Ok(run);
+        }
+        self.counts.refusals.add(1);
+        Err(self.no_space(format!("a run of {blocks} blocks aligned to {align} is needed and there is none")))
+    }
+
+    /// Takes an aligned run; what is zeroed ahead is not allowed to be in its way.
+    fn search_aligned(&self, blocks: u64, align: u64) -> Result<Option<Run>> {
+        let mut found = self.search_aligned_once(blocks, align)?;
+        if found.is_none() && self.ahead.was_used() {
+            self.give_back_zeroed();
+            found = self.search_aligned_once(blocks, align)?;
+        }
+        Ok(found)
+    }
+
+    fn search_aligned_once(&self, blocks: u64, align: u64) -> Result<Option<Run>> {
         for number in self.groups_from(self.group_of(self.config.data_start)) {
             if !self.groups[number].may_have_run(blocks as u32) {
                 continue;
@@ -205,13 +228,10 @@ impl Allocator {
                 piece.map(|piece| group.take(piece.clone()).map(|()| piece)).transpose()
             })?;
             if let Some(piece) = taken {
-                reservation.spend(blocks);
-                self.counts.allocations.add(1);
-                return Ok(self.run_of(number, piece));
+                return Ok(Some(self.run_of(number, piece)));
             }
         }
-        self.counts.refusals.add(1);
-        Err(self.no_space(format!("a run of {blocks} blocks aligned to {align} is needed and there is none")))
+        Ok(None)
     }
 
     /// Gives back runs that no applied transaction uses, as a reservation again: to be dropped, or kept by data that
@@ -232,7 +252,7 @@ impl Allocator {
     }
 
     /// Clears the busy bits of blocks that were never used; says for how many it could.
-    fn clear(&self, run: Run) -> (u64, Result<()>) {
+    pub(crate) fn clear(&self, run: Run) -> (u64, Result<()>) {
         let pieces = match self.pieces(run) {
             Ok(pieces) => pieces,
             Err(error) => return (0, Err(error)),

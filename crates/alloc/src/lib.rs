@@ -15,6 +15,7 @@
 //! | module | holds |
 //! | --- | --- |
 //! | [`allocator`] | the [`Allocator`]: configuration, loading, search across groups |
+//! | [`ahead`] | blocks that hold durable zeros, for small data that is forced at once |
 //! | [`reservation`] | promises of space without blocks: delayed allocation |
 //! | `deferred` | frees waiting for the journal, discard |
 //! | `credits` | the count of unpromised free blocks, sharded |
@@ -33,6 +34,7 @@
 //! Neighbours: `format` gives the regions; `fs` provides them from its tree ([`RegionSource`]), reserves and allocates,
 //! and reports frees at apply and the durable position after each force; `device` discards ([`Discard`]).
 
+pub mod ahead;
 pub mod allocator;
 mod credits;
 mod deferred;

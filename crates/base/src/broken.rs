@@ -95,6 +95,16 @@ pub enum Broken {
     /// A block in writeback can be changed and written again meanwhile (C2). Shows when the older write is the last to
     /// reach the medium.
     OverlappingDeviceWrites,
+    /// Blocks are handed out as zeroed before a flush has covered their zeros, and before these are written. Shows when a
+    /// file that is forced gets such blocks, its record is kept and both zeros and data are lost: it shows what the
+    /// blocks held before; or when the zeros come after the data.
+    ZeroedBeforeFlush,
+    /// Zeroed blocks stay in the reserve when they are handed out. Shows when another file gets them, too.
+    ZeroedBlocksHandedOutTwice,
+    /// The size goes with a record that is not ordered behind the data, although the file on disk does not end where the
+    /// zeroed blocks begin. Shows when the end on disk is inside a block that is written in the same fsync, and that
+    /// write is lost: what an earlier truncate had cut off is back.
+    SizeOverUnflushedTail,
 
     // Those of memory: they show in what threads read while others write, without any crash. See [`Broken::MEMORY`].
     /// A batch that extends the file unlocks its segments before it publishes the size. Shows when a read across the
@@ -157,7 +167,7 @@ impl Broken {
     ];
 
     /// The mistakes of durability, which the simulator finds.
-    pub const ALL: [Broken; 27] = [
+    pub const ALL: [Broken; 30] = [
         Broken::NoFlushBeforeJournalWrite,
         Broken::FlushJoinedLate,
         Broken::ExtentBeforeData,
@@ -185,6 +195,9 @@ impl Broken {
         Broken::SeqStoredAfterWriteback,
         Broken::ErrorSeenOnce,
         Broken::OverlappingDeviceWrites,
+        Broken::ZeroedBeforeFlush,
+        Broken::ZeroedBlocksHandedOutTwice,
+        Broken::SizeOverUnflushedTail,
     ];
 
     /// What it is called on a command line.
@@ -217,6 +230,9 @@ impl Broken {
             Broken::SeqStoredAfterWriteback => "seq-stored-after-writeback",
             Broken::ErrorSeenOnce => "error-seen-once",
             Broken::OverlappingDeviceWrites => "overlapping-device-writes",
+            Broken::ZeroedBeforeFlush => "zeroed-before-flush",
+            Broken::ZeroedBlocksHandedOutTwice => "zeroed-blocks-handed-out-twice",
+            Broken::SizeOverUnflushedTail => "size-over-unflushed-tail",
             Broken::UnlockBeforeSizePublished => "unlock-before-size-published",
             Broken::SizeNotLookedAtAgain => "size-not-looked-at-again",
             Broken::VersionsTakenAfterCopy => "versions-taken-after-copy",

@@ -93,6 +93,12 @@ pub trait Backing: Send + Sync {
     /// The data of a placement is on the device (not flushed), or failed to get there.
     fn written(&self, placement: Placement, outcome: Result<()>) -> Result<()>;
 
+    /// Whether a placement's homes were recorded before its data is written: if the write fails the blocks are dirty
+    /// again, but keep their homes, and no space is set aside for them any more.
+    fn is_recorded(&self, _placement: &Placement) -> bool {
+        false
+    }
+
     /// Waits, with nothing locked, for what `place` refused to wait for.
     fn wait_for_room(&self) -> Result<()> {
         Ok(())

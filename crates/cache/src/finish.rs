@@ -68,6 +68,11 @@ impl WriteRun {
         };
         let Some(placement) = placement else { return };
         let failed = error.is_some();
+        if failed && self.backing.is_recorded(&placement) {
+            for span in &self.spans {
+                span.pin.mapped().set(span.first, span.first + span.count);
+            }
+        }
         if failed {
             self.set_dirty();
         }

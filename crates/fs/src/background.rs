@@ -1,13 +1,14 @@
 //! What runs behind the operations' backs: checkpoints before the journal runs short, freeing of orphans, queued
 //! fsyncs, and the periodic commit that bounds what an unsynced crash can lose.
 //!
-//! Three threads, each asleep until there is work: the *committer* (checkpoints, periodic commit), the *reaper*, the
-//! *syncer*. The cache has threads of its own. Without threads ([`crate::VolumeOptions::threads`]) the caller runs
+//! Threads, each asleep until there is work: the *committer* (checkpoints, periodic commit), the *reaper*, the
+//! *syncers*, the *zeroer* (blocks that hold zeros, for small data that is forced). The cache has threads of its own. Without threads ([`crate::VolumeOptions::threads`]) the caller runs
 //! [`Engine::background_step`], which does one round of all of it.
 //!
 //! Neighbours: [`crate::checkpoint`], [`crate::reaper`], [`crate::file::fsync`].
 
 use crate::engine::Engine;
+use quire_base::sync::atomic::Ordering;
 use quire_base::sync::time::{Duration, Instant};
 use quire_base::sync::{Arc, Mutex, thread};
 use quire_base::{Error, ErrorKind, Result};
@@ -19,11 +20,12 @@ pub(crate) struct Threads(Mutex<Vec<thread::JoinHandle<()>>>);
 impl Threads {
     pub(crate) fn start(&self, engine: &Arc<Engine>) -> Result<()> {
         type Body = fn(&Arc<Engine>);
-        let bodies: [(&str, Body); 4] = [
+        let bodies: [(&str, Body); 5] = [
             ("quire-commit", committer),
             ("quire-reap", reaper),
             ("quire-sync-0", syncer),
             ("quire-sync-1", syncer),
+            ("quire-zero", zeroer),
         ];
         let mut handles = self.0.lock();
         for (name, body) in bodies {
@@ -42,6 +44,7 @@ impl Threads {
         engine.background.wake_commit.notify_all();
         engine.background.wake_reap.notify_all();
         engine.background.wake_sync.notify_all();
+        engine.background.wake_zero.notify_all();
         for handle in std::mem::take(&mut *self.0.lock()) {
             // The last handle of a volume may be dropped by a completion that one of these threads runs.
             if handle.thread().id() != thread::current().id() {
@@ -117,6 +120,21 @@ fn syncer(engine: &Arc<Engine>) {
     }
 }
 
+fn zeroer(engine: &Arc<Engine>) {
+    loop {
+        {
+            let mut state = engine.background.state.lock();
+            while !state.stop && !engine.background.zeroes_wanted.load(Ordering::Acquire) {
+                engine.background.wake_zero.wait(&mut state);
+            }
+            if state.stop {
+                return;
+            }
+        }
+        engine.zero_ahead();
+    }
+}
+
 fn report(outcome: Result<()>, what: &str) {
     if let Err(error) = outcome {
         tracing::warn!(%error, "{what} failed");
@@ -145,6 +163,9 @@ impl Engine {
         while self.sync_queued() {}
         self.drop_released();
         while self.reap_one() {}
+        if self.background.zeroes_wanted.load(Ordering::Acquire) {
+            self.zero_ahead();
+        }
         if std::mem::take(&mut self.background.state.lock().checkpoint_wanted) {
             self.checkpoint_now()?;
         }

@@ -33,6 +33,8 @@ pub struct EngineCounters {
     pub checkpoints: Counter,
     /// Metadata pool chunks taken from data space.
     pub pool_growths: Counter,
+    /// Records that went ahead of their data, over blocks zeroed ahead.
+    pub records_ahead: Counter,
     /// Inodes freed by the reaper.
     pub orphans_freed: Counter,
 }
@@ -85,6 +87,12 @@ pub(crate) struct Background {
     pub(crate) wake_reap: Condvar,
     /// The syncers: an fsync is queued, a reference is to be dropped, or the end.
     pub(crate) wake_sync: Condvar,
+    /// The zeroer: blocks are to be zeroed ahead, or the end.
+    pub(crate) wake_zero: Condvar,
+    /// Set until the zeroer begins.
+    pub(crate) zeroes_wanted: AtomicBool,
+    /// Held while blocks are zeroed, which nobody else can have meanwhile.
+    pub(crate) zeroing: Mutex<()>,
     /// Signalled when the reaper has emptied its queue.
     pub(crate) idle: Condvar,
 }
@@ -202,9 +210,14 @@ impl Engine {
 
     /// Makes everything up to `seq` durable, and blocks freed by it reusable.
     pub(crate) fn force(&self, seq: Seq) -> Result<()> {
+        self.force_beside(seq, &|| {})
+    }
+
+    /// As [`Engine::force`]; see [`Journal::force_beside`].
+    pub(crate) fn force_beside(&self, seq: Seq, beside: &dyn Fn()) -> Result<()> {
         let journal = self.journal()?;
         if journal.durable() < seq {
-            journal.force(seq).map_err(|error| self.shut_down(&error))?;
+            journal.force_beside(seq, beside).map_err(|error| self.shut_down(&error))?;
         }
         self.alloc.durable(journal.durable());
         Ok(())

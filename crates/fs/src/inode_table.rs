@@ -222,6 +222,7 @@ impl Engine {
 
     /// The last user of an inode has left: if it has no name, it can go.
     pub(crate) fn last_user_left(&self, inode: &Arc<Inode>) {
+        self.alloc.unclaim_zeroed(inode.number);
         let orphan = {
             let meta = inode.meta();
             meta.orphan != OrphanState::Named && !meta.freed

@@ -11,7 +11,8 @@
 //!
 //! Invariants: whatever orders a key is held by the caller from before `commit` until it returns. No holder of a
 //! reservation waits for work that has yet to reserve: write back first, then begin. J1: a change of extents is
-//! added only after their data was written.
+//! added only after their data was written, and its journal write follows a flush of all that had completed by then;
+//! [`Transaction::only_after`] is for records that are true without: names, and blocks that hold durable zeros.
 //!
 //! Neighbours: [`crate::apply`] applies a change, here and in replay; `journal` and `tree` hold the reservations.
 
@@ -74,6 +75,8 @@ pub struct Transaction<'a> {
     ticket: Ticket,
     changes: Vec<Change>,
     reserved_bytes: usize,
+    /// The device's mark that must be durable before the record may be; all that has completed, if none is named.
+    after: Option<u64>,
 }
 
 impl Engine {
@@ -116,6 +119,7 @@ impl Engine {
                         ticket: self.tree.ticket(),
                         changes: Vec::with_capacity(8),
                         reserved_bytes: cost.bytes,
+                        after: None,
                     });
                 }
                 Err(Short::Checkpoint) => {
@@ -136,6 +140,24 @@ impl Engine {
                 "no room for a transaction of {bytes} journal bytes and {nodes} tree nodes, even after checkpoints"
             ),
         ))
+    }
+
+    /// As [`Engine::begin`], for those who hold segments: `None` where it would have to wait.
+    pub(crate) fn try_begin(&self, cost: Cost) -> Option<Transaction<'_>> {
+        crate::lock_order::assert_may_reserve();
+        let nodes = self.tree.nodes_for(cost.keys);
+        let class = if cost.critical { Class::Critical } else { Class::Normal };
+        let journal = self.journal().ok()?.try_reserve_now(record_bytes(cost.bytes)).ok()?;
+        let nodes = self.tree.try_reserve(nodes, class).ok()?;
+        Some(Transaction {
+            engine: self,
+            journal,
+            _nodes: nodes,
+            ticket: self.tree.ticket(),
+            changes: Vec::with_capacity(8),
+            reserved_bytes: cost.bytes,
+            after: None,
+        })
     }
 
     /// Whether the metadata pool as it is has room for such a transaction, perhaps after a checkpoint.
@@ -228,6 +250,7 @@ impl Engine {
             ticket: self.tree.ticket(),
             changes: Vec::new(),
             reserved_bytes: 64,
+            after: None,
         };
         transaction.changes.push(Change::PoolGrow { start: run.start, blocks: run.blocks as u32 });
         transaction.commit()?;
@@ -252,6 +275,7 @@ impl Engine {
             ticket: self.tree.ticket(),
             changes: Vec::new(),
             reserved_bytes: 64,
+            after: None,
         };
         transaction.changes.push(Change::PoolGrow { start: run.start, blocks: run.blocks as u32 });
         let _ = transaction.commit();
@@ -315,6 +339,12 @@ impl Transaction<'_> {
         }
     }
 
+    /// The record is true on disk once what had completed at `mark` is durable: nothing else needs to be flushed before
+    /// it. Zero for a record that speaks of no data. Without this call everything that has completed is.
+    pub fn only_after(&mut self, mark: u64) {
+        self.after = Some(mark);
+    }
+
     /// True if nothing was added.
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty()
@@ -343,7 +373,8 @@ impl Transaction<'_> {
 
         let journal = engine.journal()?;
         let mut barrier = Some(engine.barrier.shared());
-        let seq = journal.append(&mut self.journal, &payload);
+        let after = self.after.unwrap_or_else(|| engine.device.mark());
+        let seq = journal.append_after(&mut self.journal, &payload, after);
         if is_broken(Broken::CheckpointInsideTransaction) {
             barrier = None;
         }

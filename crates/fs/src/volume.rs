@@ -132,6 +132,8 @@ pub struct Metrics {
     pub checkpoints: u64,
     /// Inodes freed behind unlinks.
     pub orphans_freed: u64,
+    /// Forced writes whose record went beside their data, into blocks zeroed ahead: one flush each.
+    pub records_ahead: u64,
     /// Inodes in memory.
     pub inodes_cached: u64,
     /// Free blocks that wait for durability.
@@ -315,6 +317,7 @@ impl Volume {
             checkpoint_waits: counters.checkpoint_waits.get(),
             checkpoints: counters.checkpoints.get(),
             orphans_freed: counters.orphans_freed.get(),
+            records_ahead: counters.records_ahead.get(),
             inodes_cached: engine.inodes.len() as u64,
             deferred_blocks: engine.alloc.deferred_blocks(),
             detail: format!(

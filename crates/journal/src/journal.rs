@@ -101,6 +101,8 @@ struct Core {
     incarnation: u64,
     tail: AtomicU64,
     checkpoint: AtomicU64,
+    /// The largest mark that a record was appended after.
+    after: AtomicU64,
     counters: Counters,
 }
 
@@ -134,6 +136,7 @@ impl Journal {
             incarnation: config.incarnation,
             tail: AtomicU64::new(tail),
             checkpoint: AtomicU64::new(tail),
+            after: AtomicU64::new(0),
             counters: Counters::default(),
         };
         if let Some(error) = contradiction {
@@ -205,13 +208,31 @@ impl Journal {
     ///
     /// Panics if the reservation is another journal's, or too small; the journal is shut down then.
     pub fn append(&self, reservation: &mut JournalReservation, payload: &[u8]) -> Seq {
-        self.append_with(reservation, payload.len(), |record| record.write(payload))
+        self.append_after(reservation, payload, self.core.medium.mark())
+    }
+
+    /// As [`Journal::append`]; the write that carries the record follows a flush of what had completed at `mark`, and of
+    /// nothing else on its behalf. Zero: the record is true whatever else is lost.
+    pub fn append_after(&self, reservation: &mut JournalReservation, payload: &[u8], mark: u64) -> Seq {
+        // Before the record has its place: a leader whose target covers that sees the mark.
+        self.core.after.fetch_max(mark, Ordering::AcqRel);
+        self.append_unordered(reservation, payload.len(), |record| record.write(payload))
     }
 
     /// Appends a record whose payload of `bytes` bytes `fill` writes.
     ///
     /// Panics as [`Journal::append`], and if `fill` panics or writes less or more; the journal is shut down then.
     pub fn append_with(
+        &self,
+        reservation: &mut JournalReservation,
+        bytes: usize,
+        fill: impl FnOnce(&mut RecordWriter<'_>),
+    ) -> Seq {
+        self.core.after.fetch_max(self.core.medium.mark(), Ordering::AcqRel);
+        self.append_unordered(reservation, bytes, fill)
+    }
+
+    fn append_unordered(
         &self,
         reservation: &mut JournalReservation,
         bytes: usize,
@@ -244,10 +265,18 @@ impl Journal {
 
     /// Returns when everything up to `seq` is durable. Costs nothing if it is already.
     ///
-    /// Everything that had completed on the device before the records up to `seq` were appended is durable then, too.
+    /// Everything that had completed on the device before the records up to `seq` were appended is durable then, too, and
+    /// was before the records, but for those of [`Journal::append_after`].
     ///
     /// Errors: the first failure, for ever after it; `Invalid` for a `seq` that was never given out.
     pub fn force(&self, seq: Seq) -> Result<()> {
+        self.force_beside(seq, &|| {})
+    }
+
+    /// As [`Journal::force`]. If the calling thread writes the journal, it calls `beside` between the write and the flush
+    /// behind it: to wait there, for a bounded time, for other writes that the same flush may then cover. Whoever has
+    /// joined waits along.
+    pub fn force_beside(&self, seq: Seq, beside: &dyn Fn()) -> Result<()> {
         self.core.counters.add(Event::Force, 1);
         self.core.failure.check()?;
         if self.core.commit.durable() >= seq.0 {
@@ -258,7 +287,8 @@ impl Journal {
         if seq.0 > head {
             return Err(Error::invalid(format!("force of {seq}, but the journal ends at {head}")));
         }
-        self.core.force(seq.0)
+        let writer = Beside { core: &self.core, beside };
+        self.core.commit.force(seq.0, &self.core.failure, &writer)
     }
 
     /// Durable up to here.
@@ -444,13 +474,70 @@ impl Writer for Core {
     }
 
     fn write(&self, from: u64, to: u64, durable: u64, padding: Option<Claimed>) -> Result<()> {
+        self.write_beside(from, to, durable, padding, &|| {})
+    }
+
+    fn landed(&self, from: u64, to: u64, members: u64) {
+        self.stream.recycle(from, to);
+        self.counters.group(members);
+    }
+
+    fn shut_down(&self, error: Error) {
+        if self.failure.set(error.clone()) {
+            tracing::error!(%error, "journal shut down");
+        }
+        self.stream.wake_all();
+        self.commit.wake_all();
+    }
+}
+
+/// A writer with something to do before its flush.
+struct Beside<'a> {
+    core: &'a Core,
+    beside: &'a dyn Fn(),
+}
+
+impl Writer for Beside<'_> {
+    type Departed = Option<Claimed>;
+
+    fn is_worthwhile(&self, snapped: u64) -> bool {
+        self.core.is_worthwhile(snapped)
+    }
+
+    fn depart(&self, wanted: u64) -> (u64, Option<Claimed>) {
+        self.core.depart(wanted)
+    }
+
+    fn write(&self, from: u64, to: u64, durable: u64, padding: Option<Claimed>) -> Result<()> {
+        self.core.write_beside(from, to, durable, padding, self.beside)
+    }
+
+    fn landed(&self, from: u64, to: u64, members: u64) {
+        self.core.landed(from, to, members);
+    }
+
+    fn shut_down(&self, error: Error) {
+        self.core.shut_down(error);
+    }
+}
+
+impl Core {
+    fn write_beside(
+        &self,
+        from: u64,
+        to: u64,
+        durable: u64,
+        padding: Option<Claimed>,
+        beside: &dyn Fn(),
+    ) -> Result<()> {
         self.pad(padding);
         if self.stream.wait_filled(from, to, &self.failure)? {
             self.counters.add(Event::Straggler, 1);
         }
-        // Whoever appended had completed his data writes; the head, read in `depart`, carries that here.
+        // Whoever appended had completed his data writes and stored their mark; the head, read in `depart`, carries
+        // that here.
         if !is_broken(Broken::NoFlushBeforeJournalWrite) {
-            self.medium.flush_before()?;
+            self.medium.flush_before(self.after.load(Ordering::Acquire))?;
         }
         let checkpoint = Seq(self.checkpoint.load(Ordering::Acquire));
         // SAFETY: the range is filled, it is recycled only when it has landed, and it is this leader's alone.
@@ -472,23 +559,11 @@ impl Writer for Core {
             runs.into_iter().map(|(index, bytes)| (self.start.offset(index), bytes)).collect();
         self.failure.check()?;
         self.medium.write(&runs)?;
+        beside();
         self.medium.flush_after()?;
         self.counters.add(Event::Write, 1);
         self.counters.add(Event::Block, (to - from) / PAYLOAD_BYTES as u64);
         Ok(())
-    }
-
-    fn landed(&self, from: u64, to: u64, members: u64) {
-        self.stream.recycle(from, to);
-        self.counters.group(members);
-    }
-
-    fn shut_down(&self, error: Error) {
-        if self.failure.set(error.clone()) {
-            tracing::error!(%error, "journal shut down");
-        }
-        self.stream.wake_all();
-        self.commit.wake_all();
     }
 }
 

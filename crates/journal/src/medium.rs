@@ -8,8 +8,10 @@ use std::sync::Arc;
 
 /// The three steps of a journal write.
 pub trait Medium: Send + Sync {
-    /// Makes durable whatever had completed when the call began. Costs nothing if all of it is durable already.
-    fn flush_before(&self) -> Result<()>;
+    /// Counts completed writes: one that has completed is at or below the mark read afterwards.
+    fn mark(&self) -> u64;
+    /// Makes durable what had completed at `mark`. Costs nothing if all of it is durable already.
+    fn flush_before(&self, mark: u64) -> Result<()>;
     /// Writes runs of whole blocks; they may reach the medium in any order.
     fn write(&self, runs: &[(BlockNo, &[u8])]) -> Result<()>;
     /// Makes durable what [`Medium::write`] wrote.
@@ -17,8 +19,11 @@ pub trait Medium: Send + Sync {
 }
 
 impl Medium for Arc<Device> {
-    fn flush_before(&self) -> Result<()> {
-        self.flush_to(self.mark())
+    fn mark(&self) -> u64 {
+        Device::mark(self)
+    }
+    fn flush_before(&self, mark: u64) -> Result<()> {
+        self.flush_to(mark)
     }
     fn write(&self, runs: &[(BlockNo, &[u8])]) -> Result<()> {
         match runs {
@@ -27,6 +32,6 @@ impl Medium for Arc<Device> {
         }
     }
     fn flush_after(&self) -> Result<()> {
-        self.flush_to(self.mark())
+        self.flush_to(Device::mark(self))
     }
 }

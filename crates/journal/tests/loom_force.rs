@@ -310,7 +310,10 @@ fn a_shutdown_from_elsewhere_reaches_all() {
 struct Kept(Arc<std::sync::Mutex<Vec<(BlockNo, Vec<u8>)>>>);
 
 impl Medium for Kept {
-    fn flush_before(&self) -> Result<()> {
+    fn mark(&self) -> u64 {
+        0
+    }
+    fn flush_before(&self, _: u64) -> Result<()> {
         Ok(())
     }
     fn write(&self, runs: &[(BlockNo, &[u8])]) -> Result<()> {

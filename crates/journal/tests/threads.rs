@@ -105,7 +105,10 @@ impl Gated {
 struct Handle(Arc<Gated>);
 
 impl Medium for Handle {
-    fn flush_before(&self) -> Result<()> {
+    fn mark(&self) -> u64 {
+        0
+    }
+    fn flush_before(&self, _: u64) -> Result<()> {
         Ok(())
     }
     fn write(&self, _: &[(BlockNo, &[u8])]) -> Result<()> {

@@ -6,7 +6,7 @@
 //! * has exactly the names, links, kinds, modes, owners, attributes and link targets that were found;
 //! * has for each file the found size: the explicit one, or one that growth by writing earned: a write's end or a block
 //!   boundary in it, no smaller than what was forced, and no growth that returned before that write was called is
-//!   missing below it (J6);
+//!   missing below it (J6), unless a force of the file was under way: until that returns, growth may be zeros;
 //! * allows each byte of each file ([`crate::data`]).
 //!
 //! What a force covers: syncfs and unmount everything that returned before they were called; fsync and O_SYNC the
@@ -52,6 +52,8 @@ pub struct Oracle<'a> {
     threads: &'a [Vec<Record>],
     configurations: &'a Configurations,
     forces: Vec<Force<'a>>,
+    /// By inode: calls that force what they or others wrote to it, those that failed included.
+    forcing: BTreeMap<u64, Vec<&'a Record>>,
     /// By inode, in order of calls.
     changes: BTreeMap<u64, Vec<Change<'a>>>,
     /// By inode: operations that failed and may have left a part.
@@ -72,6 +74,7 @@ impl<'a> Oracle<'a> {
             threads,
             configurations,
             forces: Vec::new(),
+            forcing: BTreeMap::new(),
             changes: BTreeMap::new(),
             failed: BTreeMap::new(),
             emptied: BTreeMap::new(),
@@ -81,6 +84,13 @@ impl<'a> Oracle<'a> {
                 for (scope, inode, datasync) in forced(record) {
                     let covered = oracle.covered(record, scope, inode, datasync);
                     oracle.forces.push(Force { record, scope, covered });
+                }
+            }
+        }
+        for record in threads.iter().flatten() {
+            for (scope, inode, _) in forced(record) {
+                if matches!(scope, Scope::Inode(_) | Scope::Itself) {
+                    oracle.forcing.entry(inode).or_default().push(record);
                 }
             }
         }
@@ -283,7 +293,10 @@ impl<'a> Oracle<'a> {
         let grown_by = judge_size(found.size, file, &|op| {
             changes.iter().find(|change| change.record.id == op).is_some_and(is_durable)
         })?;
-        let finished = finished_growth(&changes, file, grown_by);
+        let finished = match self.is_being_forced(number, event) {
+            true => Vec::new(),
+            false => finished_growth(&changes, file, grown_by),
+        };
         let base = self.base.inodes.get(&number).map_or(&[][..], |found| &found.contents[..]);
         let question = Question {
             changes: &changes,
@@ -294,6 +307,14 @@ impl<'a> Oracle<'a> {
             finished: &finished,
         };
         question.judge(&found.contents)
+    }
+
+    /// Whether a force of the inode's data was under way, or has failed: its record may be there without its data, which
+    /// reads as zeros then.
+    fn is_being_forced(&self, inode: u64, event: usize) -> bool {
+        let is_open =
+            |record: &&Record| record.events.0 <= event && (event < record.events.1 || !record.succeeded());
+        self.forcing.get(&inode).is_some_and(|records| records.iter().any(|record| is_open(&record)))
     }
 
     fn is_durable(&self, change: &Change<'_>, inode: u64, event: usize) -> bool {

@@ -38,12 +38,21 @@ pub struct Worked {
     pub threads: Vec<Vec<Record>>,
 }
 
+/// A device that has held something else: what is shown without having been written is seen.
+fn used_device(blocks: u64) -> SimulatedBackend {
+    let mut image = Image::new(blocks);
+    let foreign = Arc::new([0xF7; quire_base::BLOCK_SIZE]);
+    (0..blocks).for_each(|at| image.set(quire_base::BlockNo(at), Some(foreign.clone())));
+    SimulatedBackend::from_image(image)
+}
+
 /// A fresh volume of a profile.
 pub fn format(profile: &Profile, seed: u64) -> Result<Image, String> {
-    let device = Arc::new(SimulatedBackend::new(profile.blocks));
+    let device = Arc::new(used_device(profile.blocks));
     let options = FormatOptions {
         seed: Some(seed),
         journal_bytes: Some(1 << 20),
+        force: true,
         clock: Clock::simulated(Timestamp(1_000_000_000)),
         ..FormatOptions::default()
     };

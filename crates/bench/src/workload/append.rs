@@ -93,9 +93,12 @@ impl Work for Append {
         });
         let parts = parts.collect();
         context.phase("appending")?;
+        let before = target.counters();
         let (latencies, elapsed) = drive(context.surroundings, Until::Elapsed(context.duration()), parts)?;
         let mut sample = Sample::default();
+        let after = target.counters();
         sample.add("seconds", elapsed.as_secs_f64());
+        sample.add_growth("device_flushes", before.device_flushes, after.device_flushes);
         for latency in &latencies {
             sample.add("operations", latency.count() as f64);
             sample.add_latency("write", latency)?;
@@ -112,6 +115,7 @@ impl Work for Append {
         figures.push("ops_s", sample.rate("operations", "seconds"));
         figures.push("p50_us", sample.percentile_us("write", 50.0).unwrap_or(0.0));
         figures.push("p99_us", sample.percentile_us("write", 99.0).unwrap_or(0.0));
+        figures.push_known("device_flushes", sample.known("device_flushes"));
         figures
     }
 }

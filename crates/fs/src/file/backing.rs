@@ -7,14 +7,18 @@
 //! size as far as J6 allows, and stores its `Seq` in the inode before the cache clears the block's writeback state
 //! (J5). A failed write gives the blocks back and leaves the data dirty.
 //!
+//! Small new data that is forced at once may get blocks that hold zeros already, and its record then goes ahead of it:
+//! [`super::ahead`].
+//!
 //! The size on disk rises to the first byte that is still dirty or in flight, and no further: blocks behind a gap
 //! stay beyond it until the gap is closed.
 //!
 //! Neighbours: `quire_cache::Backing` is the contract; [`crate::extent_map`] plans; `quire_alloc` finds space.
 
+use super::ahead::{Forcing, RECORDED};
 use crate::engine::Engine;
 use crate::inode::Inode;
-use crate::transaction::{Cost, EXTENTS_PER_TRANSACTION};
+use crate::transaction::{Cost, EXTENTS_PER_TRANSACTION, Transaction};
 use quire_alloc::Funding;
 use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
@@ -56,14 +60,17 @@ impl Backing for Inode {
         let engine = &self.engine;
         engine.check_writable()?;
         let mut placed: Vec<PlacedRun> = Vec::new();
+        let mut zeroed = Forcing::is_under_way();
         let most = engine.runs_at_once();
         for run in self.map(block, count)? {
             match run.home {
                 Home::Written(home) | Home::Unwritten(home) => {
+                    zeroed &= is_broken(Broken::SizeOverUnflushedTail);
                     placed.push(PlacedRun { file_block: run.file_block, count: run.count, home });
                 }
                 Home::Hole => {
-                    let got = match engine.place_hole(self, run.file_block, run.count, most - placed.len()) {
+                    let room = most - placed.len();
+                    let got = match engine.place_hole(self, run.file_block, run.count, room, &mut zeroed) {
                         Ok(runs) => runs,
                         // What has been placed so far is of use.
                         Err(_) if !placed.is_empty() => break,
@@ -84,7 +91,10 @@ impl Backing for Inode {
                 break;
             }
         }
-        let placement = Placement { runs: placed, token: 0 };
+        let mut placement = Placement { runs: placed, token: 0 };
+        if zeroed && engine.record_ahead(self, &placement) {
+            placement.token = RECORDED;
+        }
         if is_broken(Broken::ExtentBeforeData) {
             engine.apply_written(self, &placement, 0)?;
         }
@@ -99,13 +109,17 @@ impl Backing for Inode {
         applied
     }
 
+    fn is_recorded(&self, placement: &Placement) -> bool {
+        placement.token == RECORDED
+    }
+
     fn size(&self) -> u64 {
         Inode::size(self)
     }
 }
 
 /// What journaling the homes of so many runs costs at most.
-fn written_cost(runs: usize) -> Cost {
+pub(super) fn written_cost(runs: usize) -> Cost {
     Cost::new(2, 160).with_extents(2 * runs + 6).critical()
 }
 
@@ -157,8 +171,21 @@ impl Engine {
         }
     }
 
-    fn place_hole(&self, inode: &Inode, block: u64, count: u64, most: usize) -> Result<Vec<DiskRun>> {
+    /// Homes for a hole, or for its front: blocks that hold zeros if `zeroed` asks for them and there are any; then it
+    /// stays true.
+    fn place_hole(
+        &self,
+        inode: &Inode,
+        block: u64,
+        count: u64,
+        most: usize,
+        zeroed: &mut bool,
+    ) -> Result<Vec<DiskRun>> {
         let goal = self.allocation_goal(inode, block)?;
+        if *zeroed && let Some(run) = self.place_zeroed(inode, block, count, goal) {
+            return Ok(vec![run]);
+        }
+        *zeroed = false;
         let mut reservation = self.alloc.adopt(count);
         let got = self.alloc.allocate(Funding::Reserved(&mut reservation), goal, count, 1);
         // What was not allocated stays promised to the blocks that are still dirty.
@@ -202,8 +229,25 @@ impl Engine {
         if in_place && inode.meta().record.size >= size.min(end * BLOCK_SIZE as u64) {
             return Ok(());
         }
-        let cost = written_cost(runs.len());
-        let mut transaction = self.begin(cost)?;
+        let transaction = self.begin(written_cost(runs.len()))?;
+        self.journal_homes(inode, placement, grown, transaction, false).map(drop)
+    }
+
+    /// Journals the homes of a placement. With `ahead` they hold durable zeros and their data is still to be written;
+    /// false, and nothing is done, if the record would expose more than these blocks.
+    pub(super) fn journal_homes(
+        &self,
+        inode: &Inode,
+        placement: &Placement,
+        grown: u64,
+        mut transaction: Transaction<'_>,
+        ahead: bool,
+    ) -> Result<bool> {
+        let runs = &placement.runs;
+        let (Some(first), Some(last)) = (runs.first(), runs.last()) else {
+            return Ok(false);
+        };
+        let (start, end) = (first.file_block, last.file_block + last.count);
         let mut meta = inode.meta();
         let mut pieces = Vec::with_capacity(runs.len());
         for run in runs {
@@ -218,7 +262,16 @@ impl Engine {
         record.blocks = record.blocks.saturating_add_signed(plan_gained);
         record.size = record.size.max(self.front(inode, size, record.size, start..end));
         if plan.len() == 0 && record == meta.record {
-            return Ok(());
+            return Ok(false);
+        }
+        if ahead {
+            let (from, to) = (start * BLOCK_SIZE as u64, end * BLOCK_SIZE as u64);
+            let grows = record.size != meta.record.size;
+            let exposes_more = grows && (meta.record.size != from || record.size > to);
+            if exposes_more && !is_broken(Broken::SizeOverUnflushedTail) {
+                return Ok(false);
+            }
+            transaction.only_after(0);
         }
         transaction.put_inode(inode.number, &record);
         transaction.extents(inode.number, plan.removed, plan.inserted);
@@ -227,7 +280,7 @@ impl Engine {
         self.redeem(inode, gained);
         meta.record = record;
         meta.dirty = false;
-        Ok(())
+        Ok(true)
     }
 
     /// How far the size on disk may go: to `size`, the end of the file, but not past a block that is dirty or in flight;

@@ -182,7 +182,12 @@ impl Engine {
         if waiting {
             self.force_all()?;
         }
-        Ok(queued || waiting)
+        let zeroing = self.alloc.zeroing_blocks() > 0;
+        if zeroing {
+            drop(self.background.zeroing.lock());
+            self.alloc.give_back_zeroed();
+        }
+        Ok(queued || waiting || zeroing)
     }
 
     pub(crate) fn write_buffered(

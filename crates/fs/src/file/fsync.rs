@@ -7,22 +7,26 @@
 //! Each step does nothing where there is nothing to do: fsync of a clean file is no I/O, fdatasync of an overwrite
 //! is data and one flush.
 //!
-//! An asynchronous fsync is queued; a worker takes all that are queued, writes back and journals each, then makes
-//! one force and one flush for all of them, and completes them.
+//! An asynchronous fsync is queued; a worker takes all that are queued, starts writing all of them back, waits for and
+//! journals each, then makes one force and one flush for all of them, and completes them. A single one takes the way of
+//! [`super::ahead`], as synchronous calls do.
 //!
 //! Errors: a failed data writeback sticks to the file until the blocks are written; the fsync says so, and the next
 //! one does too. A shut-down volume fails every fsync at once.
 //!
 //! Neighbours: `journal` groups the forces; the cache writes back; [`super::backing`] stores the `Seq`.
 
+use super::ahead::Forcing;
 use crate::engine::Engine;
 use crate::gate::GateState;
 use crate::inode::{Inode, InodeRef};
 use crate::transaction::Cost;
 use quire_base::broken::{Broken, is_broken};
-use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
+use quire_base::sync::time::Duration;
+use quire_base::sync::{Arc, thread};
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result, Seq};
+use quire_cache::Mapping;
 
 /// Called with the outcome of an asynchronous operation.
 pub type Completion = Box<dyn FnOnce(Result<()>) + Send>;
@@ -34,6 +38,14 @@ pub(crate) struct Pending {
     done: Completion,
 }
 
+/// Queued fsyncs that are served one by one: with more, writing all of them back first is better.
+const ALONE_MAX: usize = 2;
+
+/// How a force waits for the data beside it: some looks at once, then some with a pause; 3 ms in all, at most.
+const DATA_ROUNDS_SHORT: u32 = 64;
+const DATA_ROUNDS_MAX: u32 = 64 + 30;
+const DATA_ROUND: Duration = Duration::from_micros(100);
+
 /// Queued fsyncs that one force completes at most.
 const BULK_MAX: usize = 4096;
 
@@ -43,6 +55,14 @@ fn await_drops(inode: &Inode) {
     if inode.seen.is_exclusive() {
         drop(inode.gate.enter(GateState::Buffered));
     }
+}
+
+/// What of a file an fsync writes back, and the size that it promises.
+struct Span {
+    first: u64,
+    last: u64,
+    wanted: u64,
+    unflushed: bool,
 }
 
 /// How far the journal and the device must be for an fsync to be true.
@@ -83,23 +103,98 @@ impl Engine {
 
     /// The part of an fsync before the force: data at the device, attributes in the journal.
     fn start_sync(&self, inode: &InodeRef, offset: u64, len: u64, datasync: bool) -> Result<Durable> {
+        let span = self.span_to_sync(inode, offset, len)?;
+        let written = match inode.mapping.get() {
+            Some(mapping) => self.write_back_forced(inode, mapping, span.first, span.last, datasync),
+            None => Ok(()),
+        };
+        written.and_then(|()| self.journal_written(inode, &span, datasync))
+    }
+
+    /// What an fsync has to write back.
+    fn span_to_sync(&self, inode: &InodeRef, offset: u64, len: u64) -> Result<Span> {
         self.check_writable()?;
         let unflushed = is_broken(Broken::FsyncWithoutFlush)
             && inode.mapping.get().is_none_or(|mapping| mapping.is_clean());
-        let wanted = offset.saturating_add(len).min(inode.size());
-        if let Some(mapping) = inode.mapping.get() {
-            let end = offset.saturating_add(len);
-            // Reading growth back needs everything before it, or the size on disk could not reach it (J6).
-            let on_disk = inode.meta().record.size;
-            let start = if end > on_disk { offset.min(on_disk) } else { offset };
-            mapping.write_back(start / BLOCK_SIZE as u64, end.div_ceil(BLOCK_SIZE as u64))?;
-        }
+        let end = offset.saturating_add(len);
+        let wanted = end.min(inode.size());
+        // Reading growth back needs everything before it, or the size on disk could not reach it (J6).
+        let on_disk = inode.meta().record.size;
+        let start = if end > on_disk { offset.min(on_disk) } else { offset };
+        let (first, last) = (start / BLOCK_SIZE as u64, end.div_ceil(BLOCK_SIZE as u64));
+        Ok(Span { first, last, wanted, unflushed })
+    }
+
+    /// When the data has been written back: what else the journal must have.
+    fn journal_written(&self, inode: &InodeRef, span: &Span, datasync: bool) -> Result<Durable> {
         await_drops(inode);
         self.journal_attributes(inode, datasync)?;
-        self.reach_size(inode, wanted, datasync)?;
+        self.reach_size(inode, span.wanted, datasync)?;
         let seq = if datasync { &inode.datasync_seq } else { &inode.commit_seq };
-        let mark = if unflushed { 0 } else { inode.data_mark.load(Ordering::Acquire) };
+        let mark = if span.unflushed { 0 } else { inode.data_mark.load(Ordering::Acquire) };
         Ok(Durable { seq: Seq(seq.load(Ordering::Acquire)), mark })
+    }
+
+    /// The part of many fsyncs before their force: all data is on its way before any of it is waited for.
+    fn start_syncs(&self, pending: &[Pending]) -> Vec<Result<Durable>> {
+        let start = |pending: &Pending| {
+            let span = self.span_to_sync(&pending.inode, 0, u64::MAX)?;
+            let started = match pending.inode.mapping.get() {
+                Some(mapping) => mapping.start_write_back(span.first, span.last),
+                None => Ok(()),
+            };
+            Ok((span, started))
+        };
+        let started: Vec<Result<(Span, Result<()>)>> = pending.iter().map(start).collect();
+        let finish = |(pending, started): (&Pending, Result<(Span, Result<()>)>)| {
+            let (span, started) = started?;
+            if let Some(mapping) = pending.inode.mapping.get() {
+                mapping.wait_write_back(span.first, span.last)?;
+            }
+            started?;
+            self.journal_written(&pending.inode, &span, pending.datasync)
+        };
+        pending.iter().zip(started).map(finish).collect()
+    }
+
+    /// Writes back what will be forced. Where the record went ahead of the data, the journal is written beside it, and the
+    /// flush behind the journal write covers both if the data has completed by then, for which it waits a little.
+    fn write_back_forced(
+        &self,
+        inode: &Inode,
+        mapping: &Mapping,
+        first: u64,
+        last: u64,
+        datasync: bool,
+    ) -> Result<()> {
+        let forcing = Forcing::begin();
+        let started = mapping.start_write_back(first, last);
+        let has_recorded = forcing.has_recorded();
+        drop(forcing);
+        let forced = match has_recorded && !is_broken(Broken::FsyncBeforeForce) {
+            true => {
+                let seq = if datasync { &inode.datasync_seq } else { &inode.commit_seq };
+                let seq = Seq(seq.load(Ordering::Acquire));
+                self.force_beside(seq, &|| self.await_data(mapping, first, last))
+            }
+            false => Ok(()),
+        };
+        mapping.wait_write_back(first, last).and(started).and(forced)
+    }
+
+    /// Waits for data to be written, but not for long: who finishes it may need journal space, and so the very force
+    /// that waits here.
+    fn await_data(&self, mapping: &Mapping, first: u64, last: u64) {
+        let is_under_way = || mapping.first_unfinished(first).is_some_and(|block| block < last);
+        if !self.options.threads {
+            return;
+        }
+        for round in 0..DATA_ROUNDS_MAX {
+            if !is_under_way() {
+                break;
+            }
+            if round < DATA_ROUNDS_SHORT { thread::yield_now() } else { thread::sleep(DATA_ROUND) }
+        }
     }
 
     /// Journals the size up to what is promised, as far as the file is as long still. A block before it that was dirtied
@@ -157,6 +252,9 @@ impl Engine {
             return Ok(());
         }
         transaction.put_inode(inode.number, &record);
+        if !grew {
+            transaction.only_after(0);
+        }
         let seq = transaction.commit()?;
         if grew {
             inode.committed_data(seq);
@@ -216,8 +314,13 @@ impl Engine {
         }
         let mut started = Vec::with_capacity(pending.len());
         let mut all = Durable { seq: Seq(0), mark: 0 };
-        for Pending { inode, datasync, done } in pending {
-            match self.start_sync(&inode, 0, u64::MAX, datasync) {
+        let outcomes = if pending.len() <= ALONE_MAX {
+            pending.iter().map(|one| self.start_sync(&one.inode, 0, u64::MAX, one.datasync)).collect()
+        } else {
+            self.start_syncs(&pending)
+        };
+        for (Pending { inode, done, .. }, outcome) in pending.into_iter().zip(outcomes) {
+            match outcome {
                 Ok(durable) => {
                     all = Durable { seq: all.seq.max(durable.seq), mark: all.mark.max(durable.mark) };
                     started.push((inode, done));

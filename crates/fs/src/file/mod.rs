@@ -19,6 +19,7 @@
 //! Neighbours: [`crate::volume`] calls in; the cache, the extent map and transactions lie below.
 
 pub(crate) mod advice;
+pub(crate) mod ahead;
 pub(crate) mod backing;
 pub(crate) mod buffered;
 pub(crate) mod copy;

@@ -199,7 +199,9 @@ impl Engine {
 
     /// Makes an inode, under a name or as an orphan. The caller holds the name's bucket, or the directory's liveness.
     pub(super) fn bear(self: &Arc<Engine>, birth: Birth, naming: Option<&Naming<'_>>) -> Result<InodeRef> {
-        let transaction = self.begin(birth.cost())?;
+        let mut transaction = self.begin(birth.cost())?;
+        // Names and an empty inode: nothing on disk has to be there first.
+        transaction.only_after(0);
         let number = self.new_inode_number();
         let mut record = birth.record.clone();
         record.generation = self.new_generation();

@@ -1,0 +1,130 @@
+//! Small data that is forced at once: homes that hold durable zeros, and their record beside the data.
+//!
+//! New data that is forced takes two flushes when its blocks held something before: one between data and record (J1), one
+//! behind the record. In blocks zeroed ahead ([`quire_alloc::ahead`]) it takes one. Whichever of data and record a crash
+//! keeps, the block shows zeros or the data. So the record does not wait for the data: it is journaled when the blocks
+//! are chosen, the journal write goes to the device beside the data, and one flush behind both makes them durable. Until
+//! then nobody has been told that the data is durable, and growth that was not written reads as zeros.
+//!
+//! Who: an fsync, fdatasync or synchronous write, for what it writes back itself ([`Forcing`]); never writeback in the
+//! background, which nobody waits for, and never more than a few blocks at a time.
+//!
+//! When a record may go ahead: every block of the placement is zeroed, and the size grows over these blocks alone: it
+//! ended on disk where they begin, or does not change. So nothing that the record exposes is unknown: neither the
+//! rest of a block that an earlier truncate cut, nor other blocks. Else data, flush and record take their turns as ever.
+//!
+//! If the data cannot be written the record stands: the blocks are the file's, hold zeros, and their data is dirty still.
+//! The cache is told ([`quire_cache::Backing::is_recorded`]), or it would keep a promise of space for them.
+//!
+//! Zeros are written by a thread of their own, as long as there is such data, and by nobody on an idle volume.
+//!
+//! Neighbours: [`super::backing`] places; [`super::fsync`] forces; `quire_alloc::ahead` keeps the blocks.
+
+use crate::engine::Engine;
+use crate::inode::Inode;
+use quire_base::broken::{Broken, is_broken};
+use quire_base::sync::atomic::Ordering;
+use quire_base::{BLOCK_SIZE, BlockNo};
+use quire_cache::Placement;
+use quire_device::{AlignedBuf, IoClass};
+use quire_format::extent::Run;
+use std::cell::Cell;
+
+/// The token of a placement whose record is in the journal before its data is written.
+pub(super) const RECORDED: u64 = 1;
+
+thread_local! {
+    /// Whether the calling thread forces what it writes back, and whether a record went ahead of its data since.
+    static FORCING: Cell<Option<bool>> = const { Cell::new(None) };
+}
+
+/// While it lives, what this thread writes back is forced right after.
+pub(super) struct Forcing(());
+
+impl Forcing {
+    pub(super) fn begin() -> Forcing {
+        FORCING.set(Some(false));
+        Forcing(())
+    }
+
+    /// Whether a record went ahead of its data.
+    pub(super) fn has_recorded(&self) -> bool {
+        FORCING.get() == Some(true)
+    }
+
+    pub(super) fn is_under_way() -> bool {
+        FORCING.get().is_some()
+    }
+}
+
+impl Drop for Forcing {
+    fn drop(&mut self) {
+        FORCING.set(None);
+    }
+}
+
+impl Engine {
+    /// Blocks that hold durable zeros for a hole of `count` blocks from `block`, or for its front.
+    pub(super) fn place_zeroed(&self, inode: &Inode, block: u64, count: u64, goal: BlockNo) -> Option<Run> {
+        let flushed = self.device.flushed_mark();
+        let grows = block > 0 && inode.meta().record.size <= block * BLOCK_SIZE as u64;
+        let mut reservation = self.alloc.adopt(count);
+        let run = self.alloc.take_zeroed(&mut reservation, (inode.number, grows), goal, count, flushed);
+        reservation.into_count();
+        if self.alloc.wants_zeroes() {
+            self.want_zeroes();
+        }
+        if let Some(run) = run {
+            *inode.placement_hint.lock() = (block + run.blocks, run.end().0);
+        }
+        run
+    }
+
+    /// Journals homes that hold durable zeros, before their data is written; false if the record has to wait for the
+    /// data like any other. Waits for nothing but reads of the tree: the caller holds segments.
+    pub(super) fn record_ahead(&self, inode: &Inode, placement: &Placement) -> bool {
+        let Some(transaction) = self.try_begin(super::backing::written_cost(placement.runs.len())) else {
+            return false;
+        };
+        // An error is met again, and told, where the data has been written.
+        let recorded = self.journal_homes(inode, placement, 0, transaction, true).unwrap_or(false);
+        if recorded {
+            self.counters.records_ahead.add(1);
+            FORCING.set(Some(true));
+        }
+        recorded
+    }
+
+    fn want_zeroes(&self) {
+        if !self.background.zeroes_wanted.swap(true, Ordering::AcqRel) {
+            let _state = self.background.state.lock();
+            self.background.wake_zero.notify_one();
+        }
+    }
+
+    /// Zeroes blocks ahead, as many as are wanted. Returns how many it was.
+    pub(crate) fn zero_ahead(&self) -> u64 {
+        let mut blocks = 0;
+        self.background.zeroes_wanted.store(false, Ordering::Release);
+        while self.check_writable().is_ok() {
+            let _zeroing = self.background.zeroing.lock();
+            let Some(run) = self.alloc.begin_zeroing() else { break };
+            if is_broken(Broken::ZeroedBeforeFlush)
+                && let Err(error) = self.alloc.end_zeroing(run, Some(0))
+            {
+                tracing::error!(%error, "handing out blocks that are not zeroed");
+            }
+            let zeros = AlignedBuf::zeroed(run.blocks as usize * BLOCK_SIZE);
+            let written = self.device.write(IoClass::Data, run.start, &zeros);
+            let mark = written.is_ok().then(|| self.device.mark());
+            let ended =
+                if is_broken(Broken::ZeroedBeforeFlush) { Ok(()) } else { self.alloc.end_zeroing(run, mark) };
+            if let Err(error) = written.and(ended) {
+                tracing::warn!(%error, start = run.start.0, "zeroing blocks ahead failed");
+                break;
+            }
+            blocks += run.blocks;
+        }
+        blocks
+    }
+}

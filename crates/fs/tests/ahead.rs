@@ -1,0 +1,177 @@
+//! Small data that is forced at once, in blocks zeroed ahead: one flush each, nothing foreign, and space that stays exact.
+
+use quire::{
+    Caller, Clock, Create, ErrorKind, FileType, FormatOptions, InodeRef, IoFlags, Timestamp, Volume,
+    VolumeOptions,
+};
+use quire_device::simulated::{CrashPolicy, Event, Fault, FaultOp};
+use quire_device::{IoClass, SimulatedBackend};
+use std::sync::Arc;
+
+const BLOCK: usize = 4096;
+
+fn options() -> VolumeOptions {
+    VolumeOptions {
+        threads: false,
+        cache_bytes: Some(6 << 20),
+        clock: Clock::simulated(Timestamp(1_000_000_000)),
+        ..VolumeOptions::default()
+    }
+}
+
+fn new_volume(blocks: u64) -> (Arc<SimulatedBackend>, Volume) {
+    let device = Arc::new(SimulatedBackend::new(blocks));
+    let format = FormatOptions { seed: Some(1), journal_bytes: Some(1 << 20), ..Default::default() };
+    Volume::format_backend(device.clone(), &format).unwrap();
+    let volume = Volume::open_backend(device.clone(), options()).unwrap();
+    (device, volume)
+}
+
+fn file(volume: &Volume, name: &str) -> InodeRef {
+    let caller = Caller { uid: 0, gid: 0 };
+    let create = Create { kind: FileType::Regular, mode: 0o644, umask: 0, rdev: 0, caller };
+    volume.create(&volume.root(), name.as_bytes(), &create).unwrap()
+}
+
+fn append(volume: &Volume, log: &InodeRef, byte: u8) {
+    volume.append(log, &[byte; BLOCK], IoFlags::APPEND | IoFlags::DATASYNC).unwrap();
+}
+
+/// Appends until blocks are zeroed ahead and a flush has covered them.
+fn warm_up(volume: &Volume, log: &InodeRef) {
+    for n in 0..4 {
+        append(volume, log, n);
+        volume.background_step().unwrap();
+    }
+}
+
+fn flushes(device: &SimulatedBackend, from: usize) -> usize {
+    let events = device.events(from..usize::MAX);
+    events.iter().filter(|event| matches!(event, Event::FlushCompleted { .. })).count()
+}
+
+#[test]
+fn a_durable_append_is_one_flush() {
+    let (device, volume) = new_volume(16_384);
+    let log = file(&volume, "log");
+    warm_up(&volume, &log);
+    for n in 0..200 {
+        let before = device.events(0..usize::MAX).len();
+        let ahead = volume.metrics().records_ahead;
+        append(&volume, &log, n as u8);
+        assert_eq!((flushes(&device, before), volume.metrics().records_ahead - ahead), (1, 1), "append {n}");
+        let image = device.crash(CrashPolicy::LoseAll);
+        if n % 50 == 0 {
+            let after =
+                Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options()).unwrap();
+            let log = after.lookup(&after.root(), b"log").unwrap();
+            let mut last = [0; BLOCK];
+            after.read(&log, log.size() - BLOCK as u64, &mut last, IoFlags::empty()).unwrap();
+            assert_eq!((log.size(), last[0]), ((5 + n as u64) * BLOCK as u64, n as u8));
+        }
+        volume.background_step().unwrap();
+    }
+}
+
+#[test]
+fn a_new_small_file_is_one_flush() {
+    let (device, volume) = new_volume(16_384);
+    let log = file(&volume, "log");
+    warm_up(&volume, &log);
+    for n in 0..50 {
+        let new = file(&volume, &format!("new{n}"));
+        volume.write(&new, 0, &[n; 1000], IoFlags::empty()).unwrap();
+        let before = device.events(0..usize::MAX).len();
+        volume.fsync(&new, false).unwrap();
+        assert_eq!(flushes(&device, before), 1, "file {n}");
+        volume.background_step().unwrap();
+    }
+}
+
+/// Two logs that take turns lie in long runs, not block by block.
+#[test]
+fn logs_written_together_lie_apart() {
+    let (device, volume) = new_volume(16_384);
+    let logs = [file(&volume, "a"), file(&volume, "b")];
+    for n in 0..400 {
+        append(&volume, &logs[n % 2], n as u8);
+        volume.background_step().unwrap();
+    }
+    let mut next = [0; 2];
+    let mut jumps = 0;
+    for event in device.events(0..usize::MAX) {
+        if let Event::WriteSubmitted { class: Some(IoClass::Data), at, contents, .. } = event
+            && let [Some(block)] = &contents[..]
+        {
+            let log = usize::from(block[0] % 2);
+            jumps += u32::from(at.0 != next[log]);
+            next[log] = at.0 + 1;
+        }
+    }
+    assert!(jumps <= 40, "400 blocks lie in {jumps} runs");
+}
+
+/// What is zeroed ahead is free space: it is counted, and the last block can be had.
+#[test]
+fn the_reserve_is_free_space() {
+    let (device, volume) = new_volume(8192);
+    let log = file(&volume, "log");
+    let free = volume.statfs().available;
+    warm_up(&volume, &log);
+    assert!(volume.metrics().records_ahead > 0);
+    let used = volume.attributes(&log).blocks / 8;
+    assert_eq!(volume.statfs().available, free - used, "of a reserve that is not empty");
+    // Every block that statfs promises can be had, those of the reserve too.
+    let hog = file(&volume, "hog");
+    let most = volume.statfs().available;
+    volume.allocate(&hog, quire::FallocateMode::Allocate, 0, (most - 2048) * BLOCK as u64).unwrap();
+    let delayed = file(&volume, "delayed");
+    let error = (0..2048 * BLOCK as u64)
+        .step_by(BLOCK)
+        .find_map(|at| volume.write(&delayed, at, &[1; BLOCK], IoFlags::empty()).err())
+        .expect("the volume has an end");
+    assert_eq!(error.kind(), ErrorKind::NoSpace);
+    assert!(volume.statfs().available <= 1, "{} blocks are left", volume.statfs().available);
+    drop((hog, delayed));
+    reopened_is_as_before(device, volume, &log);
+}
+
+/// The volume as it is opened again has the free space that it had.
+fn reopened_is_as_before(device: Arc<SimulatedBackend>, volume: Volume, log: &InodeRef) {
+    volume.unlink(&volume.root(), b"delayed").unwrap();
+    volume.drain_orphans();
+    volume.sync().unwrap();
+    append(&volume, log, 7);
+    volume.checkpoint().unwrap();
+    volume.sync().unwrap();
+    let free = volume.statfs().free;
+    volume.close().unwrap();
+    let volume = Volume::open_backend(device, options()).unwrap();
+    assert_eq!(volume.statfs().free, free);
+}
+
+/// The record stands when the data cannot be written: the fsync fails, the data stays dirty, nothing is promised twice.
+#[test]
+fn data_that_fails_behind_its_record_is_written_again() {
+    let (device, volume) = new_volume(8192);
+    let log = file(&volume, "log");
+    warm_up(&volume, &log);
+    volume.background_step().unwrap();
+    let ahead = volume.metrics().records_ahead;
+    let free = volume.statfs().available;
+    device.inject(Fault::on(FaultOp::Write).class(IoClass::Data));
+    let outcome = volume.append(&log, &[9; BLOCK], IoFlags::APPEND | IoFlags::DATASYNC);
+    assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Io);
+    assert_eq!(volume.metrics().records_ahead, ahead + 1);
+    assert_eq!(volume.statfs().available, free - 1);
+    volume.fsync(&log, true).unwrap();
+    assert_eq!(volume.statfs().available, free - 1);
+    let image = device.crash(CrashPolicy::LoseAll);
+    let after = Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options()).unwrap();
+    let found = after.lookup(&after.root(), b"log").unwrap();
+    let mut last = [0; BLOCK];
+    after.read(&found, 4 * BLOCK as u64, &mut last, IoFlags::empty()).unwrap();
+    assert_eq!((found.size(), last[0]), (5 * BLOCK as u64, 9));
+    file(&volume, "delayed");
+    reopened_is_as_before(device, volume, &log);
+}
