@@ -137,24 +137,22 @@ impl Engine {
 
     /// The part of many fsyncs before their force: all data is on its way before any of it is waited for.
     fn start_syncs(&self, pending: &[Pending]) -> Vec<Result<Durable>> {
-        let start = |pending: &Pending| {
-            let span = self.span_to_sync(&pending.inode, 0, u64::MAX)?;
-            let started = match pending.inode.mapping.get() {
-                Some(mapping) => mapping.start_write_back(span.first, span.last),
-                None => Ok(()),
-            };
-            Ok((span, started))
-        };
-        let started: Vec<Result<(Span, Result<()>)>> = pending.iter().map(start).collect();
-        let finish = |(pending, started): (&Pending, Result<(Span, Result<()>)>)| {
-            let (span, started) = started?;
-            if let Some(mapping) = pending.inode.mapping.get() {
+        let spans: Vec<Result<Span>> =
+            pending.iter().map(|pending| self.span_to_sync(&pending.inode, 0, u64::MAX)).collect();
+        let mappings: Vec<Option<&Arc<Mapping>>> =
+            pending.iter().map(|pending| pending.inode.mapping.get()).collect();
+        let mut started =
+            self.cache.start_write_back(mappings.iter().flatten().map(|mapping| &***mapping)).into_iter();
+        let mut finish = |((pending, span), mapping): ((&Pending, Result<Span>), Option<&Arc<Mapping>>)| {
+            let started = mapping.and_then(|_| started.next()).unwrap_or(Ok(()));
+            let span = span?;
+            if let Some(mapping) = mapping {
                 mapping.wait_write_back(span.first, span.last)?;
             }
             started?;
             self.journal_written(&pending.inode, &span, pending.datasync)
         };
-        pending.iter().zip(started).map(finish).collect()
+        pending.iter().zip(spans).zip(mappings.clone()).map(&mut finish).collect()
     }
 
     /// Writes back what will be forced. Where the record went ahead of the data, the journal is written beside it, and the
