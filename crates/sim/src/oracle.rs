@@ -314,7 +314,7 @@ impl<'a> Oracle<'a> {
     fn is_being_forced(&self, inode: u64, event: usize) -> bool {
         let is_open =
             |record: &&Record| record.events.0 <= event && (event < record.events.1 || !record.succeeded());
-        self.forcing.get(&inode).is_some_and(|records| records.iter().any(|record| is_open(&record)))
+        self.forcing.get(&inode).is_some_and(|records| records.iter().any(is_open))
     }
 
     fn is_durable(&self, change: &Change<'_>, inode: u64, event: usize) -> bool {
