@@ -47,6 +47,12 @@ pub enum Command {
     Dump(Dump),
     /// Try it out: make quire.img here if there is none, and mount it on ./quire-mnt
     Up(Up),
+    /// Show what a running mount does, live
+    ///
+    /// Requests with their latencies, cache, writeback, journal, busiest files. Ends with q.
+    Top(Top),
+    /// Ask a running mount's server for something, or tell it something
+    Ctl(Ctl),
     /// Measure Quire beside the kernel's file systems, with the same driver
     ///
     /// Each engine works on an image file that was written through once, in a folder that is removed at the end.
@@ -196,6 +202,45 @@ pub struct Up {
     pub dir: PathBuf,
 }
 
+/// `quire top`.
+#[derive(Debug, Args)]
+pub struct Top {
+    /// Seconds between two readings
+    #[arg(long, short, default_value_t = 1.0)]
+    pub interval: f64,
+    /// Print one reading as text, and end
+    #[arg(long)]
+    pub once: bool,
+    /// Mount point
+    pub dir: PathBuf,
+}
+
+/// `quire ctl`.
+#[derive(Debug, Args)]
+pub struct Ctl {
+    /// What it is about
+    #[command(subcommand)]
+    pub what: Control,
+}
+
+/// What a server can be asked or told.
+#[derive(Debug, Subcommand)]
+pub enum Control {
+    /// Print all of its numbers, in Prometheus' text format
+    Metrics {
+        /// Mount point
+        dir: PathBuf,
+    },
+    /// Change the limit of its cache; what is over it leaves soon
+    CacheSize {
+        /// Mount point
+        dir: PathBuf,
+        /// The new limit, for example 512M
+        #[arg(value_parser = size::parse)]
+        size: u64,
+    },
+}
+
 /// `quire bench-null`.
 #[derive(Debug, Args)]
 pub struct BenchNull {
@@ -236,6 +281,9 @@ mod tests {
             "quire dump --json a.img inode 5",
             "quire up",
             "quire up elsewhere",
+            "quire top --once mnt",
+            "quire ctl metrics mnt",
+            "quire ctl cache-size mnt 512M",
             "quire man out",
             "quire completions bash",
             "quire bench-null mnt",

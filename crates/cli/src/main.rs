@@ -8,12 +8,15 @@
 //! | [`arguments`], [`mount_options`], [`mount_helper`], [`size`] | what people write |
 //! | [`commands`] | one module a command |
 //! | [`server`] | the background process behind a mount |
+//! | [`control`], [`exposition`] | talking to it beside the mount; its numbers as text |
 //! | [`image`] | finding and reading volumes without opening them |
 //! | [`exit`], [`logging`], [`output`] | what people read |
 
 mod arguments;
 mod commands;
+mod control;
 mod exit;
+mod exposition;
 mod image;
 mod logging;
 mod mount_helper;
@@ -90,6 +93,8 @@ fn run(line: Vec<OsString>) -> ExitCode {
         Command::Info(arguments) => commands::info::run(&arguments),
         Command::Dump(arguments) => commands::dump::run(&arguments),
         Command::Up(arguments) => commands::up::run(&arguments),
+        Command::Top(arguments) => commands::top::run(&arguments),
+        Command::Ctl(arguments) => commands::ctl::run(&arguments),
         Command::Man { dir } => commands::generate::manual(&dir),
         Command::Completions { shell } => commands::generate::completions(shell),
         Command::Bench(arguments) => commands::bench::run(&arguments),

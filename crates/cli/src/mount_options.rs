@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use quire::{AccessTimes, VolumeOptions};
 use quire_fuse::{CacheMode, MountFlags, ServeOptions, TransportChoice};
 
+use crate::control::MetricsTarget;
 use crate::size;
 
 /// Where the server writes its messages.
@@ -32,6 +33,8 @@ pub struct MountOptions {
     pub serve: ServeOptions,
     /// Where messages go.
     pub log: LogTarget,
+    /// Where its numbers are served.
+    pub metrics: Option<MetricsTarget>,
     /// Shown as the source instead of the volume's path.
     pub fs_name: Option<String>,
     /// `allow_other` was asked for, or refused; `None`: root yes, others no.
@@ -58,6 +61,8 @@ Mount options (-o, separated by commas):
                          as for every file system
   log=FILE|syslog        where the server writes messages (default $XDG_STATE_HOME/quire/VOLUME.log, else
                          /var/log/quire-VOLUME.log for root, ~/.local/state/quire/VOLUME.log for users)
+  metrics=PORT|ADDRESS:PORT|/SOCKET
+                         serve the server's numbers to Prometheus, at a loopback port or a socket of the owner's
   fsname=NAME            shown as the source in mount tables (default: the volume's path)
   transport=auto|ring|dev
                          how requests come from the kernel: through io_uring (much quicker) where it offers that
@@ -140,12 +145,16 @@ impl MountOptions {
             ("log", Some("syslog")) => self.log = LogTarget::Syslog,
             ("log", Some("")) => return Err("log= needs a file name, or syslog".into()),
             ("log", Some(file)) => self.log = LogTarget::File(file.into()),
+            ("metrics", Some(target)) if !target.is_empty() => {
+                self.metrics = Some(MetricsTarget::parse(target)?);
+            }
             ("fsname", Some(name)) if !name.is_empty() => self.fs_name = Some(name.into()),
             ("remount", None) => {
                 return Err("remount is not supported: unmount and mount with the new options".into());
             }
             (
-                "cache" | "cache_size" | "node_cache" | "commit" | "threads" | "transport" | "log" | "fsname",
+                "cache" | "cache_size" | "node_cache" | "commit" | "threads" | "transport" | "log" | "fsname"
+                | "metrics",
                 None | Some(""),
             ) => {
                 return Err(format!("mount option {name} needs a value: {name}=..."));

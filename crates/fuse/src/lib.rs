@@ -37,5 +37,6 @@ pub mod transport;
 
 pub use mount::{MountEntry, MountFlags, mounted_at};
 pub use operations::CacheMode;
+pub use server::meters::{BusyFile, Meters, Served, Work, meters};
 pub use session::{ServeOptions, Session};
 pub use transport::Choice as TransportChoice;

@@ -12,6 +12,7 @@
 //! Neighbours: [`crate::transport`] calls in; [`crate::protocol`] decodes and encodes.
 
 mod answer;
+pub(crate) mod meters;
 
 use std::sync::OnceLock;
 
@@ -26,6 +27,7 @@ use crate::protocol::abi;
 use crate::protocol::negotiate::Wishes;
 use crate::protocol::request::{Malformed, Operation, Request};
 use crate::transport::{Exchange, Handler};
+use meters::{Job, Timed};
 
 /// What all threads of a volume's mount share.
 pub(crate) struct Server {
@@ -153,19 +155,20 @@ impl Handler for Server {
     }
 
     fn handle<E: Exchange>(self: &Arc<Server>, exchange: E) {
-        let kind = match exchange.message().decode() {
+        let (kind, job) = match exchange.message().decode() {
             Ok(request) => {
                 let kind = self.kind(&request);
                 if kind == Kind::Forget {
                     self.forget(&request);
                 }
-                kind
+                (kind, Job::of(&request))
             }
             Err(Malformed(why)) => {
                 tracing::error!("a request of the kernel makes no sense: {why}");
                 return exchange.reply(Err(libc::EIO));
             }
         };
+        let exchange = Timed::new(exchange, job);
         match kind {
             Kind::Forget => exchange.no_reply(),
             Kind::Quick => self.answer_and_reply(exchange),

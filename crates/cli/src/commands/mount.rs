@@ -11,7 +11,7 @@ use crate::arguments::Mount;
 use crate::exit::{Failure, Outcome};
 use crate::mount_options::{LogTarget, MountOptions};
 use crate::server::{self, Report};
-use crate::{image, logging};
+use crate::{control, image, logging};
 
 /// How long a mount waits for a server that is closing the volume after an unmount.
 const CLOSING_PATIENCE: Duration = Duration::from_secs(30);
@@ -157,7 +157,13 @@ fn open_and_mount(checked: &Checked) -> Outcome<(Session, Vec<String>)> {
         notes.push(format!("{} is mounted read-only: {reason}", checked.volume.display()));
         serve.flags.read_only = true;
     }
-    let session = Session::mount(volume, &checked.dir, &serve)?;
+    // The control socket before the mount is there to be seen: whoever sees it may ask.
+    let started = control::serve(&volume, &checked.dir, checked.options.metrics.as_ref())
+        .and_then(|()| Session::mount(volume.clone(), &checked.dir, &serve));
+    let session = started.inspect_err(|_| {
+        // The threads behind the socket hold the volume as well: it would not be closed by itself.
+        let _ = volume.clone().close();
+    })?;
     Ok((session, notes))
 }
 

@@ -1,0 +1,17 @@
+//! `quire ctl`: asks a running server for something, or tells it something.
+
+use crate::arguments::{Control, Ctl};
+use crate::exit::Outcome;
+use crate::{control, output};
+use quire_fuse::mount;
+
+/// Does it.
+pub fn run(arguments: &Ctl) -> Outcome {
+    match &arguments.what {
+        Control::Metrics { dir } => {
+            output::line(control::ask(&mount::resolve(dir)?, "metrics")?.trim_end());
+            Ok(())
+        }
+        Control::CacheSize { dir, size } => control::set_cache_size(&mount::resolve(dir)?, *size),
+    }
+}

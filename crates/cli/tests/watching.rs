@@ -1,0 +1,139 @@
+//! A running mount watched and steered from outside: its numbers, `quire top`, the cache's limit, and who may ask.
+
+mod common;
+
+use common::{QUIRE, Volume, can_mount, quire, text};
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+fn numbers(dir: &Path) -> String {
+    let output = quire(&["ctl".as_ref(), "metrics".as_ref(), dir.as_os_str()]);
+    assert!(output.status.success(), "{}", text(&output));
+    text(&output)
+}
+
+fn number(text: &str, name: &str) -> f64 {
+    let line = text.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')));
+    let value =
+        line.and_then(|line| line.rsplit(' ').next()).unwrap_or_else(|| panic!("no {name} in\n{text}"));
+    value.parse().unwrap()
+}
+
+fn cache_size(dir: &Path, size: &str) -> std::process::Output {
+    quire(&["ctl".as_ref(), "cache-size".as_ref(), dir.as_os_str(), size.as_ref()])
+}
+
+#[test]
+fn a_mount_is_watched_and_steered() {
+    if !can_mount("a_mount_is_watched_and_steered") {
+        return;
+    }
+    let mut volume = Volume::new("512M").with_options("cache_size=128M");
+    volume.mount();
+    let dir = volume.mountpoint();
+    let file =
+        std::fs::File::options().read(true).write(true).create_new(true).open(dir.join("busy")).unwrap();
+    let block = vec![7; 1 << 16];
+    (0..1024u64).for_each(|at| file.write_all_at(&block, at << 16).unwrap());
+    file.sync_all().unwrap();
+    let mut read = vec![0; 4096];
+    (0..4096u64).for_each(|at| file.read_exact_at(&mut read, at << 12).unwrap());
+
+    let seen = numbers(&dir);
+    assert!(number(&seen, "quire_request_bytes_total{work=\"write\"}") >= f64::from(64 << 20));
+    assert!(number(&seen, "quire_requests_total{work=\"read\"}") >= 1.0);
+    assert!(number(&seen, "quire_request_seconds_count{work=\"sync\"}") >= 1.0);
+    assert_eq!(number(&seen, "quire_cache_limit_bytes"), f64::from(128 << 20));
+    assert!(number(&seen, "quire_device_data_write_bytes_total") >= f64::from(64 << 20));
+    assert!(seen.contains("quire_busy_file_requests{inode="), "{seen}");
+
+    // A lower limit holds at once, but for what is in use just then; one that cannot work changes nothing.
+    assert!(cache_size(&dir, "16M").status.success());
+    let used = number(&numbers(&dir), "quire_cache_used_bytes");
+    assert!(used <= f64::from(16 << 20), "{used}");
+    let refused = cache_size(&dir, "1M");
+    assert_eq!(refused.status.code(), Some(1), "{}", text(&refused));
+    assert!(
+        text(&refused).contains("too small") && text(&refused).contains("at least"),
+        "{}",
+        text(&refused)
+    );
+    assert_eq!(number(&numbers(&dir), "quire_cache_limit_bytes"), f64::from(16 << 20));
+    file.read_exact_at(&mut read, 0).unwrap();
+    assert!(read.iter().all(|byte| *byte == 7));
+
+    // `top` shows what happens while it looks, with the name of a file that is open.
+    let writing = std::thread::spawn(move || {
+        for at in 0..20_000u64 {
+            file.write_all_at(&[1; 4096], (at % 1024) << 12).unwrap();
+        }
+        file
+    });
+    let top = quire(&["top".as_ref(), "--once".as_ref(), "--interval=0.3".as_ref(), dir.as_os_str()]);
+    let file = writing.join().unwrap();
+    assert!(top.status.success(), "{}", text(&top));
+    for part in ["requests", "cache", "journal", "busiest files", "MiB used"] {
+        assert!(text(&top).contains(part), "no {part} in\n{}", text(&top));
+    }
+    drop(file);
+    volume.unmount();
+    let gone = quire(&["ctl".as_ref(), "metrics".as_ref(), dir.as_os_str()]);
+    assert_eq!(gone.status.code(), Some(37), "{}", text(&gone));
+}
+
+#[test]
+fn strangers_are_not_answered() {
+    if !can_mount("strangers_are_not_answered") {
+        return;
+    }
+    let mut volume = Volume::new("64M");
+    volume.mount();
+    // The test's folder is the owner's alone; the socket is not protected by it.
+    let folder = volume.mountpoint().parent().unwrap().to_owned();
+    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o755)).unwrap();
+    // A copy that anybody may run.
+    let program = folder.join("quire");
+    std::fs::copy(QUIRE, &program).unwrap();
+    for request in [&["ctl", "metrics"][..], &["top", "--once"]] {
+        let mut command = Command::new(&program);
+        command.args(request).arg(volume.mountpoint()).uid(65534).gid(65534);
+        let output = command.output().unwrap();
+        assert!(!output.status.success() && output.stdout.is_empty(), "{request:?}: {}", text(&output));
+    }
+    assert!(numbers(&volume.mountpoint()).contains("quire_cache_limit_bytes"));
+    volume.unmount();
+}
+
+#[test]
+fn numbers_are_served_over_http_where_asked_for() {
+    if !can_mount("numbers_are_served_over_http_where_asked_for") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("metrics.sock");
+    let mut volume = Volume::new("64M").with_options(&format!("metrics={}", socket.display()));
+    volume.mount();
+    assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    let get = |path: &str| {
+        let mut stream = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let answer = get("/metrics");
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    assert!(answer.contains("\n# TYPE quire_cache_limit_bytes gauge\n"), "{answer}");
+    assert!(get("/other").starts_with("HTTP/1.1 404"));
+    // Who says nothing holds nobody up for ever, and a second mount takes a dead server's socket over.
+    volume.unmount();
+    volume.mount();
+    assert!(get("/metrics").starts_with("HTTP/1.1 200 OK\r\n"));
+    volume.unmount();
+    let refused = quire(&["mount", "-o", "metrics=0.0.0.0:9101", "a.img", "b"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused).contains("loopback"), "{}", text(&refused));
+}

@@ -1,0 +1,279 @@
+//! What a mount serves: requests, bytes and times by kind of work, and the busiest files.
+//!
+//! An exchange is timed from the moment it was received to its reply ([`Timed`]), so that waiting for a thread counts.
+//! Everything is sharded by thread; a thread looks at its own lines only. Which files are busy is known from every
+//! [`SAMPLE`]th request of a thread: each shard keeps the [`PLACES`] files with the highest counts, and a newcomer takes the
+//! place and the count of the lowest (space-saving; Metwally, Agrawal, El Abbadi, ICDT 2005).
+//!
+//! There is one set of meters in a process, which serves one mount as a rule: so a request need not hold on to it, and no
+//! count of references is a line that all threads write.
+//!
+//! Neighbours: `server` wraps what it receives; front ends read [`meters`].
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+use std::time::Instant;
+
+use quire_base::metrics::{Counter, Histogram, Times};
+use quire_base::shard::{self, SHARDS};
+use quire_base::sync::Mutex;
+
+use crate::protocol::request::{Message, Operation, Request};
+use crate::transport::{Exchange, Outcome};
+
+/// One request in so many is looked at for the file that it is for; a prime, so that no rhythm of requests hides one.
+const SAMPLE: u32 = 13;
+/// Files that a shard remembers.
+const PLACES: usize = 32;
+/// Files that a reading names.
+const NAMED: usize = 10;
+
+/// Kinds of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Contents read.
+    Read,
+    /// Contents written.
+    Write,
+    /// fsync, fdatasync and their like.
+    Sync,
+    /// Names, attributes and all else.
+    Other,
+}
+
+impl Work {
+    /// All kinds.
+    pub const ALL: [Work; 4] = [Work::Read, Work::Write, Work::Sync, Work::Other];
+
+    /// A word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Work::Read => "read",
+            Work::Write => "write",
+            Work::Sync => "sync",
+            Work::Other => "other",
+        }
+    }
+}
+
+#[derive(Default)]
+struct Meter {
+    requests: Counter,
+    bytes: Counter,
+    nanos: Counter,
+    times: Histogram,
+}
+
+/// A file's part in a shard's sample.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    node: u64,
+    requests: u64,
+    bytes: u64,
+}
+
+#[derive(Default)]
+#[repr(align(64))]
+struct Places(Mutex<Vec<Place>>);
+
+/// See the module's documentation.
+pub struct Meters {
+    meters: [Meter; Work::ALL.len()],
+    places: [Places; SHARDS],
+}
+
+/// A reading of one kind of work.
+#[derive(Clone, Debug)]
+pub struct Served {
+    /// Which.
+    pub work: Work,
+    /// Requests answered.
+    pub requests: u64,
+    /// Bytes read or written.
+    pub bytes: u64,
+    /// How long they took together.
+    pub nanos: u64,
+    /// How long each took.
+    pub times: Times,
+}
+
+/// A busy file, as the sample has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BusyFile {
+    /// Inode number.
+    pub inode: u64,
+    /// Requests, about.
+    pub requests: u64,
+    /// Bytes, about.
+    pub bytes: u64,
+}
+
+thread_local! {
+    static UNTIL_SAMPLE: Cell<u32> = const { Cell::new(1) };
+}
+
+/// What this process has served.
+pub fn meters() -> &'static Meters {
+    static METERS: LazyLock<Meters> = LazyLock::new(Meters::default);
+    &METERS
+}
+
+impl Default for Meters {
+    fn default() -> Meters {
+        Meters { meters: Default::default(), places: std::array::from_fn(|_| Places::default()) }
+    }
+}
+
+impl Meters {
+    fn note(&self, work: Work, node: u64, bytes: u64, nanos: u64) {
+        let meter = &self.meters[work as usize];
+        meter.requests.add(1);
+        meter.bytes.add(bytes);
+        meter.nanos.add(nanos);
+        meter.times.note(nanos);
+        let sampled = UNTIL_SAMPLE.with(|left| {
+            left.set(left.get() - 1);
+            left.get() == 0 && {
+                left.set(SAMPLE);
+                true
+            }
+        });
+        if sampled {
+            self.sample(node, bytes);
+        }
+    }
+
+    fn sample(&self, node: u64, bytes: u64) {
+        let mut places = self.places[shard::current()].0.lock();
+        if !places.iter().any(|place| place.node == node) {
+            if places.len() < PLACES {
+                places.push(Place { node, ..Place::default() });
+            } else if let Some(lowest) = places.iter_mut().min_by_key(|place| place.requests) {
+                *lowest = Place { node, requests: lowest.requests, bytes: 0 };
+            }
+        }
+        if let Some(place) = places.iter_mut().find(|place| place.node == node) {
+            place.requests += u64::from(SAMPLE);
+            place.bytes += bytes * u64::from(SAMPLE);
+        }
+    }
+
+    /// What was served so far.
+    pub fn read(&self) -> Vec<Served> {
+        let served = |work: Work| {
+            let meter = &self.meters[work as usize];
+            Served {
+                work,
+                requests: meter.requests.get(),
+                bytes: meter.bytes.get(),
+                nanos: meter.nanos.get(),
+                times: meter.times.read(),
+            }
+        };
+        Work::ALL.map(served).into()
+    }
+
+    /// The busiest files so far, the one with the most requests first.
+    pub fn busiest(&self) -> Vec<BusyFile> {
+        let mut files: BTreeMap<u64, BusyFile> = BTreeMap::new();
+        for places in &self.places {
+            for place in places.0.lock().iter() {
+                let file =
+                    files.entry(place.node).or_insert(BusyFile { inode: place.node, requests: 0, bytes: 0 });
+                file.requests += place.requests;
+                file.bytes += place.bytes;
+            }
+        }
+        let mut files: Vec<BusyFile> = files.into_values().collect();
+        files.sort_by_key(|file| (std::cmp::Reverse(file.requests), file.inode));
+        files.truncate(NAMED);
+        files
+    }
+}
+
+/// An exchange whose reply is timed.
+pub(super) struct Timed<E> {
+    inner: E,
+    job: Job,
+    began: Instant,
+}
+
+/// What a request is to the meters.
+#[derive(Clone, Copy)]
+pub(super) struct Job {
+    work: Work,
+    node: u64,
+    /// Bytes that a write brings; those of a read are known when it is answered.
+    bytes: u64,
+}
+
+impl Job {
+    pub(super) fn of(request: &Request<'_>) -> Job {
+        let (work, bytes) = match &request.operation {
+            Operation::Read(_) => (Work::Read, 0),
+            Operation::Write { data, .. } => (Work::Write, data.len() as u64),
+            Operation::Fsync(_) | Operation::Fsyncdir(_) | Operation::Syncfs => (Work::Sync, 0),
+            _ => (Work::Other, 0),
+        };
+        Job { work, node: request.header.nodeid, bytes }
+    }
+}
+
+impl<E: Exchange> Timed<E> {
+    /// From now on.
+    pub(super) fn new(inner: E, job: Job) -> Timed<E> {
+        Timed { inner, job, began: Instant::now() }
+    }
+}
+
+impl<E: Exchange> Exchange for Timed<E> {
+    const MAY_WAIT: bool = E::MAY_WAIT;
+
+    fn message(&self) -> Message<'_> {
+        self.inner.message()
+    }
+    fn room(&mut self) -> &mut [u8] {
+        self.inner.room()
+    }
+    fn reply(self, outcome: Outcome) {
+        let Job { work, node, bytes } = self.job;
+        let bytes = match (work, outcome) {
+            (Work::Read, Ok(len)) => len as u64,
+            (Work::Write, Ok(_)) => bytes,
+            _ => 0,
+        };
+        let nanos = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        meters().note(work, node, bytes, nanos);
+        self.inner.reply(outcome);
+    }
+    fn no_reply(self) {
+        self.inner.no_reply();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_busiest_files_are_found_among_many() {
+        let meters = Meters::default();
+        for request in 0..200_000u64 {
+            // Two files have a quarter of the requests each, ten thousand share the rest.
+            let node = match request % 4 {
+                0 => 7,
+                1 => 9,
+                _ => 1000 + request * 7919 % 10_000,
+            };
+            meters.note(Work::Read, node, 4096, 5_000);
+        }
+        let busiest: Vec<u64> = meters.busiest().iter().take(2).map(|file| file.inode).collect();
+        assert!(busiest == [7, 9] || busiest == [9, 7], "{busiest:?}");
+        let requests = meters.busiest()[1].requests;
+        assert!((40_000..80_000).contains(&requests), "{requests}");
+        let served = meters.read();
+        assert_eq!((served[0].requests, served[0].bytes), (200_000, 200_000 * 4096));
+        assert_eq!(served[0].times.count(), 200_000);
+    }
+}
