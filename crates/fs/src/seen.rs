@@ -6,12 +6,14 @@
 //!   size move in steps meanwhile. A reader that finds the sequence odd takes the slow path, one that finds it changed
 //!   after its copy throws the copy away.
 //! * Callers who ask for the size without the gate are told [`Seen::settled_size`]: while an exclusive operation is under
-//!   way, the size before it.
+//!   way, the size before it, and the size after it from the moment on that its record is in the journal
+//!   ([`Seen::settle`]; attributes take the inode's lock, under which both happen). Else a stat, after a later operation
+//!   had returned, could still see the old size, and a crash show the new size without that later operation.
 //!
 //! Why the settled size is one that the file had as a whole. Even: the size was loaded between two equal looks at the
 //! sequence; had it been stored by an operation, that one's odd sequence happened before the store, which the load
-//! acquired, and the second look would differ. Odd: the size before was stored before the sequence went odd, and is stored
-//! again only by the next operation, after which the second look differs.
+//! acquired, and the second look would differ. Odd: what callers are told was stored before the sequence went odd, or is the
+//! size that the operation ends with; it is stored again only by the next operation, after which the second look differs.
 //!
 //! Invariants: one [`OddSequence`] of a file at a time. Shared line: all of it, read by everybody, written only when the
 //! size or the whole file changes.
@@ -29,8 +31,8 @@ pub struct Seen {
     size: AtomicU64,
     /// Counts exclusive operations; odd while one is under way.
     exclusive_sequence: AtomicU64,
-    /// The size when the last exclusive operation began.
-    size_before: AtomicU64,
+    /// What callers are told while an exclusive operation is under way.
+    settled: AtomicU64,
 }
 
 impl Seen {
@@ -39,7 +41,7 @@ impl Seen {
         Seen {
             size: AtomicU64::new(size),
             exclusive_sequence: AtomicU64::new(0),
-            size_before: AtomicU64::new(size),
+            settled: AtomicU64::new(size),
         }
     }
 
@@ -48,9 +50,15 @@ impl Seen {
         self.size.load(Ordering::Acquire)
     }
 
-    /// Sets the size, in an exclusive operation.
+    /// Sets the size, in an exclusive operation whose record is in the journal.
     pub fn set_size(&self, size: u64) {
+        self.settle(size);
         self.size.store(size, Ordering::Release);
+    }
+
+    /// Tells callers the size with which the exclusive operation under way will end, whatever happens.
+    pub fn settle(&self, size: u64) {
+        self.settled.store(size, Ordering::Release);
     }
 
     /// Raises the size to `end`; called before the first segment of what grew is unlocked. A write inside the end of
@@ -71,11 +79,11 @@ impl Seen {
         ReadView { exclusive_sequence: self.exclusive_sequence.load(Ordering::Acquire), size: self.size() }
     }
 
-    /// The size as callers may see it: that before an exclusive operation which is under way.
+    /// The size as callers may see it: no step of an exclusive operation which is under way.
     pub fn settled_size(&self) -> u64 {
         loop {
             let sequence = self.exclusive_sequence.load(Ordering::Acquire);
-            let size = if sequence % 2 == 1 { &self.size_before } else { &self.size };
+            let size = if sequence % 2 == 1 { &self.settled } else { &self.size };
             let size = size.load(Ordering::Acquire);
             fence(Ordering::Acquire);
             if self.exclusive_sequence.load(Ordering::Relaxed) == sequence {
@@ -92,7 +100,7 @@ pub struct OddSequence<'a>(&'a Seen);
 impl<'a> OddSequence<'a> {
     /// Makes it odd.
     pub fn new(seen: &'a Seen) -> OddSequence<'a> {
-        seen.size_before.store(seen.size(), Ordering::Release);
+        seen.settled.store(seen.size(), Ordering::Release);
         seen.exclusive_sequence.fetch_add(1, Ordering::AcqRel);
         OddSequence(seen)
     }

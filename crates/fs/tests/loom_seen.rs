@@ -45,6 +45,26 @@ fn the_settled_size_moves_from_operation_to_operation() {
     });
 }
 
+/// The size that an operation ends with is told before its steps are over, and from then on.
+#[test]
+fn a_settled_size_stays() {
+    model(|| {
+        let seen = Arc::new(Seen::new(4));
+        let writer = {
+            let seen = seen.clone();
+            thread::spawn(move || {
+                let _odd = OddSequence::new(&seen);
+                seen.settle(1);
+                seen.set_size(1);
+            })
+        };
+        let (first, second) = (seen.settled_size(), seen.settled_size());
+        assert!(matches!((first, second), (4, 4) | (4, 1) | (1, 1)), "{first}, then {second}");
+        writer.join().unwrap();
+        assert_eq!(seen.settled_size(), 1);
+    });
+}
+
 /// Extending writes raise the size without an exclusive operation.
 #[test]
 fn sizes_raised_by_two_writers_are_both_there() {

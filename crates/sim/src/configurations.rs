@@ -70,34 +70,7 @@ pub fn explore(start: Model, threads: &[Vec<Record>]) -> Result<Configurations, 
         layers.push(layer);
     }
     let sized = seen.sized.into_iter().filter_map(|(place, inode)| Some((place, inode?))).collect();
-    let is_whole = |node: &Node| node.configuration.done.iter().sum::<usize>() == total;
-    Ok(Configurations { all: reachable_backwards(layers, is_whole), touched: seen.touched, sized })
-}
-
-/// The configurations that a crash after the first `event` events can leave, for those who do not know what came later:
-/// some order of the operations that had been called passes through them, in which all are that had returned.
-///
-/// [`explore`] demands besides that the order can go on as the live run did. That is too much where an operation under
-/// way is durable before it is visible (another caller's force took its record along), and a later read saw the file as
-/// it was before: after the crash that read has never been.
-pub fn explore_until(start: Model, threads: &[Vec<Record>], event: usize) -> Vec<Configuration> {
-    let count = |is_meant: &dyn Fn(&Record) -> bool| -> Vec<usize> {
-        threads.iter().map(|records| records.partition_point(is_meant)).collect()
-    };
-    let called = count(&|record| record.events.0 <= event);
-    let returned = count(&|record| record.events.1 <= event);
-    let called: Vec<Vec<Record>> =
-        threads.iter().zip(called).map(|(records, called)| records[..called].to_vec()).collect();
-    let mut seen = Seen::default();
-    let first = configuration(vec![0; called.len()], start);
-    let mut layers = vec![vec![Node { configuration: first, parents: Vec::new() }]];
-    // What was under way need not have an answer that fits: it has not answered.
-    while let Ok(layer) = next_layer(layers.last().expect("a layer"), &called, &mut seen) {
-        layers.push(layer);
-    }
-    let has_returned =
-        |node: &Node| (0..returned.len()).all(|at| returned[at] <= node.configuration.done[at]);
-    reachable_backwards(layers, has_returned)
+    Ok(Configurations { all: reachable_backwards(layers), touched: seen.touched, sized })
 }
 
 fn configuration(done: Vec<usize>, model: Model) -> Configuration {
@@ -215,14 +188,14 @@ fn sized_by(before: &Model, after: &Model, record: &Record) -> Option<u64> {
     }
 }
 
-/// Keeps what is an end, or leads to one.
-fn reachable_backwards(mut layers: Vec<Vec<Node>>, is_end: impl Fn(&Node) -> bool) -> Vec<Configuration> {
-    let mut wanted: Vec<bool> = vec![false; layers.last().map_or(0, Vec::len)];
+/// Keeps what leads to the whole run.
+fn reachable_backwards(mut layers: Vec<Vec<Node>>) -> Vec<Configuration> {
+    let mut wanted: Vec<bool> = vec![true; layers.last().map_or(0, Vec::len)];
     let mut kept = Vec::new();
     while let Some(layer) = layers.pop() {
         let mut before = vec![false; layers.last().map_or(0, Vec::len)];
         for (node, wanted) in layer.into_iter().zip(wanted) {
-            if wanted || is_end(&node) {
+            if wanted {
                 node.parents.iter().for_each(|&parent| before[parent] = true);
                 kept.push(node.configuration);
             }

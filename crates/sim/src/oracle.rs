@@ -1,6 +1,6 @@
 //! The durability contract, word for word, as a question to a recovered crash image.
 //!
-//! A crash at device event `e` is right iff some configuration `c` ([`crate::configurations`]) of what had been called
+//! A crash at device event `e` is right iff some configuration `c` ([`crate::configurations`])
 //!
 //! * holds only operations that were called before `e`, and all that a force covers which returned before `e`;
 //! * has exactly the names, links, kinds, modes, owners, attributes and link targets that were found;
@@ -16,7 +16,7 @@
 //!
 //! Neighbours: [`crate::levels`] asks; [`crate::image`] recovered.
 
-use crate::configurations::{Configuration, Configurations, explore_until, hash_of};
+use crate::configurations::{Configuration, Configurations, hash_of};
 use crate::data::{Change, Question, change};
 use crate::image::{Found, Snapshot};
 use crate::model::{BLOCK, FileState, Growth};
@@ -161,25 +161,6 @@ impl<'a> Oracle<'a> {
                 *forced = (*forced).max(*covered);
             }
         }
-        let Err(complaint) = self.judge_among(&self.configurations.all, event, found, &forced, &called)
-        else {
-            return Ok(());
-        };
-        // Perhaps the orders in question are those that the rest of the run, which the crash took back, rules out.
-        let start = (*self.configurations.all.first().expect("nothing done yet").model).clone();
-        let all = explore_until(start, self.threads, event);
-        self.judge_among(&all, event, found, &forced, &called).map_err(|_| complaint)
-    }
-
-    /// Looks for a configuration that holds what was forced and nothing that was not called, and that was found.
-    fn judge_among(
-        &self,
-        all: &[Configuration],
-        event: usize,
-        found: &Snapshot,
-        forced: &[usize],
-        called: &[usize],
-    ) -> Result<(), String> {
         let possible = |configuration: &&Configuration| {
             let done = &configuration.done;
             (0..done.len()).all(|thread| forced[thread] <= done[thread] && done[thread] <= called[thread])
@@ -188,7 +169,7 @@ impl<'a> Oracle<'a> {
         let hash = hash_of(&shapes);
         let mut reasons = Vec::new();
         // The latest first: most often it is the right one.
-        for configuration in all.iter().rev().filter(possible) {
+        for configuration in self.configurations.all.iter().rev().filter(possible) {
             if configuration.shapes_hash != hash || configuration.model.shapes() != shapes {
                 continue;
             }
@@ -198,7 +179,7 @@ impl<'a> Oracle<'a> {
             }
         }
         if reasons.is_empty() {
-            return Err(self.no_shapes(forced, called, found, &possible));
+            return Err(self.no_shapes(&forced, &called, found, &possible));
         }
         let mut text = format!(
             "names fit {} configurations between {forced:?} and {called:?}, contents none",

@@ -2,7 +2,9 @@
 //!
 //! Collapse and insert move every extent behind a point; a crash may cut that off anywhere. Protocol: write back
 //! and drop everything from the point on; put the operation's key; move extents in bounded transactions, each of
-//! which also moves the cursor; the last sets the size and deletes the key. Collapse goes upwards (the range is
+//! which also moves the cursor; the last sets the size on disk and deletes the key. The size that callers see changes with the
+//! first transaction: if one saw the old size, after another operation returned, a crash must not show the new one without
+//! that operation. (Contents wait for the gate.) Collapse goes upwards (the range is
 //! freed first), insert downwards, so that no extent ever lands on one that has still to move. Then the journal is
 //! forced *before the gate opens*: else a write in place could land in a block that a crash gives back to its old
 //! offset.
@@ -87,8 +89,12 @@ impl Engine {
         let (id, operation) =
             self.logged_operation(inode, kind, first, first + len / BLOCK_SIZE as u64, size);
         let mut transaction = self.begin(Cost::new(1, 128))?;
+        let meta = inode.meta();
         transaction.put(Key::logged(id), &operation.encode());
         transaction.commit()?;
+        // From here on a crash finishes it.
+        inode.seen.settle(size);
+        drop(meta);
         self.run_logged_live(inode, id, operation)?;
         if !is_broken(Broken::CollapseGateBeforeForce) {
             self.force_all()?;
