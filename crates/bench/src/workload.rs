@@ -94,7 +94,7 @@ fn needs_files(kind: &Kind) -> Option<String> {
     match kind {
         Kind::Memcpy => Some("memcpy is a limit of mixed only".into()),
         Kind::Raw => Some("the bare image has no files".into()),
-        Kind::FuseNull => Some("fuse-null serves one file, for mixed".into()),
+        Kind::FuseNull => Some("fuse-null keeps one file, for mixed, and no names, for creat".into()),
         _ => None,
     }
 }

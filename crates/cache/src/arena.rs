@@ -6,6 +6,11 @@
 //! at the top become wholly free. More than [`IDLE_CHUNKS`] wholly free chunks give their memory back to the
 //! system (`MADV_DONTNEED`).
 //!
+//! The first touch of a huge page may take milliseconds (cleared; in a virtual machine also given by the host), which
+//! a writer, and all who wait behind it, would feel. So where a thread runs [`Arena::work_ahead`], the chunk that will be
+//! wanted next is touched by it when the one before is taken, on another CPU than that of the one who took it: the
+//! kernel does not let go of a CPU while it clears.
+//!
 //! Invariants: memory is never unmapped while the arena lives, so a stale optimistic reader reads some bytes,
 //! never a fault; a piece belongs to one holder or to the free sets; buddies are never both free.
 //!
@@ -13,7 +18,7 @@
 
 use crate::folio::{ORDER_MAX, Order};
 use quire_base::BLOCK_SIZE;
-use quire_base::sync::Mutex;
+use quire_base::sync::{Condvar, Mutex};
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
 
@@ -38,6 +43,8 @@ pub struct Piece {
 /// See the module's documentation.
 pub struct Arena {
     inner: Mutex<Inner>,
+    /// Something is wanted ahead, or the thread that works ahead is to end.
+    ahead: Condvar,
 }
 
 struct Inner {
@@ -50,6 +57,9 @@ struct Inner {
     free: [BTreeSet<u32>; ORDER_MAX as usize + 1],
     chunks_max: usize,
     idle_resident: usize,
+    /// A free chunk without memory that is likely to be taken next, and the CPU that is busy with the one before.
+    wanted: Option<(usize, usize)>,
+    stopped: bool,
 }
 
 // SAFETY: the pointers are to memory that the arena owns; access to the tables is under the mutex.
@@ -65,8 +75,10 @@ impl Arena {
             free: std::array::from_fn(|_| BTreeSet::new()),
             chunks_max: 0,
             idle_resident: 0,
+            wanted: None,
+            stopped: false,
         };
-        let arena = Arena { inner: Mutex::new(inner) };
+        let arena = Arena { inner: Mutex::new(inner), ahead: Condvar::new() };
         arena.set_limit(bytes_max);
         arena
     }
@@ -89,10 +101,13 @@ impl Arena {
         let number = inner.free[at as usize].pop_first()?;
         let chunk = (number / CHUNK_BLOCKS) as usize;
         if at == ORDER_MAX {
-            if inner.resident[chunk] {
+            if std::mem::replace(&mut inner.resident[chunk], true) {
                 inner.idle_resident -= 1;
             }
-            inner.resident[chunk] = true;
+            inner.wanted = inner.next_without_memory().map(|chunk| (chunk, system::cpu()));
+            if inner.wanted.is_some() {
+                self.ahead.notify_one();
+            }
         }
         while at > order {
             at -= 1;
@@ -132,6 +147,35 @@ impl Arena {
         inner.free[order as usize].insert(number);
     }
 
+    /// The life of a thread that gets memory for chunks before they are taken, until [`Arena::stop_ahead`].
+    pub fn work_ahead(&self) {
+        let elsewhere = system::Elsewhere::new();
+        let mut inner = self.inner.lock();
+        while !inner.stopped {
+            let Some((chunk, cpu)) = inner.wanted.take() else {
+                self.ahead.wait(&mut inner);
+                continue;
+            };
+            let start = inner.chunks[chunk];
+            drop(inner);
+            elsewhere.leave(cpu);
+            // Taken meanwhile, or even given back again: that does no harm, and what it then is shows below.
+            let touched = system::touch(start, CHUNK_BYTES);
+            inner = self.inner.lock();
+            let number = chunk as u32 * CHUNK_BLOCKS;
+            if touched && inner.free[ORDER_MAX as usize].contains(&number) && !inner.resident[chunk] {
+                inner.resident[chunk] = true;
+                inner.idle_resident += 1;
+            }
+        }
+    }
+
+    /// Ends [`Arena::work_ahead`], or lets it be started again.
+    pub fn stop_ahead(&self, stopped: bool) {
+        self.inner.lock().stopped = stopped;
+        self.ahead.notify_all();
+    }
+
     /// Bytes of chunks whose memory the system may have given us.
     pub fn resident_bytes(&self) -> u64 {
         self.inner.lock().resident.iter().filter(|resident| **resident).count() as u64 * CHUNK_BYTES as u64
@@ -139,6 +183,13 @@ impl Arena {
 }
 
 impl Inner {
+    /// The chunk that will be taken next, if it is there and has no memory.
+    fn next_without_memory(&self) -> Option<usize> {
+        let number = self.free[ORDER_MAX as usize].first()?;
+        let chunk = (number / CHUNK_BLOCKS) as usize;
+        (!self.resident[chunk]).then_some(chunk)
+    }
+
     /// Adds chunks to the free set; false if the limit or the system does not allow it.
     fn grow(&mut self) -> bool {
         let count = BATCH_CHUNKS.min(self.chunks_max.saturating_sub(self.chunks.len()));
@@ -181,6 +232,7 @@ impl std::fmt::Debug for Arena {
 #[cfg(not(miri))]
 mod system {
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
     use std::ptr::NonNull;
 
     pub fn map(bytes: usize) -> Option<NonNull<u8>> {
@@ -201,6 +253,36 @@ mod system {
         unsafe { madvise(start.as_ptr().cast(), bytes, Advice::LinuxDontNeed) }.is_ok()
     }
 
+    /// The CPU of the calling thread.
+    pub fn cpu() -> usize {
+        rustix::thread::sched_getcpu()
+    }
+
+    /// Where the calling thread may run.
+    pub struct Elsewhere(Option<CpuSet>);
+
+    impl Elsewhere {
+        pub fn new() -> Elsewhere {
+            Elsewhere(sched_getaffinity(None).ok().filter(|allowed| allowed.count() > 1))
+        }
+
+        /// Keeps the thread that made it off a CPU, as far as it may run on others.
+        pub fn leave(&self, cpu: usize) {
+            if let Some(mut allowed) = self.0.filter(|_| cpu < CpuSet::MAX_CPU) {
+                allowed.unset(cpu);
+                // Refused only if the other CPUs have gone since; then it runs where it may.
+                let _ = sched_setaffinity(None, &allowed);
+            }
+        }
+    }
+
+    /// Has the system give memory for a chunk, contents unchanged; whether it did.
+    pub fn touch(start: NonNull<u8>, bytes: usize) -> bool {
+        // SAFETY: the range is one chunk of our own mapping, which lives as long as the arena. Populating changes no
+        // byte, whoever holds the chunk.
+        unsafe { madvise(start.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) }.is_ok()
+    }
+
     pub fn unmap(start: NonNull<u8>, bytes: usize) {
         // SAFETY: a mapping of `map`; the arena's owner is gone, so nobody holds a piece.
         let _ = unsafe { munmap(start.as_ptr().cast(), bytes) };
@@ -219,6 +301,23 @@ mod system {
 
     pub fn give_back(_start: NonNull<u8>, _bytes: usize) -> bool {
         false
+    }
+
+    pub fn touch(_start: NonNull<u8>, _bytes: usize) -> bool {
+        false
+    }
+
+    pub fn cpu() -> usize {
+        0
+    }
+
+    pub struct Elsewhere;
+
+    impl Elsewhere {
+        pub fn new() -> Elsewhere {
+            Elsewhere
+        }
+        pub fn leave(&self, _cpu: usize) {}
     }
 
     pub fn unmap(start: NonNull<u8>, bytes: usize) {
@@ -259,6 +358,28 @@ mod tests {
         held.drain(..).for_each(|(piece, order)| arena.free(piece.number, order));
         // Everything has merged: all six chunks can be had whole, and no seventh.
         assert_eq!((0..7).filter_map(|_| arena.alloc(ORDER_MAX)).count(), 6);
+    }
+
+    #[test]
+    fn the_next_chunk_has_its_memory_before_it_is_taken() {
+        let arena = Arena::new(64 << 20);
+        std::thread::scope(|scope| {
+            scope.spawn(|| arena.work_ahead());
+            for taken in 1..=3 {
+                let piece = arena.alloc(ORDER_MAX).unwrap();
+                // SAFETY: a whole chunk that is ours.
+                unsafe { piece.memory.as_ptr().write_bytes(taken as u8, CHUNK_BYTES) };
+                let start = std::time::Instant::now();
+                while arena.resident_bytes() < (taken + 1) * CHUNK_BYTES as u64 {
+                    assert!(start.elapsed().as_secs() < 20, "nothing is touched ahead: {arena:?}");
+                    std::thread::yield_now();
+                }
+                // SAFETY: as above.
+                assert_eq!(unsafe { piece.memory.as_ptr().add(CHUNK_BYTES - 1).read() }, taken as u8);
+            }
+            arena.stop_ahead(true);
+        });
+        assert_eq!(arena.inner.lock().idle_resident, 1);
     }
 
     #[test]

@@ -71,6 +71,8 @@ impl Cache {
         for _ in 0..self.core.config.flushers {
             threads.push(spawn("quire-flush", flusher::work)?);
         }
+        self.core.arena.stop_ahead(false);
+        threads.push(spawn("quire-memory", |core| core.arena.work_ahead())?);
         self.core.running.store(true, Ordering::Release);
         Ok(())
     }
@@ -82,6 +84,7 @@ impl Cache {
         self.core.flusher.lock().stop = true;
         self.core.flusher_wake.notify_all();
         self.core.finisher.set_stop(true);
+        self.core.arena.stop_ahead(true);
         for handle in threads.drain(..) {
             let _ = handle.join();
         }

@@ -12,7 +12,7 @@ use quire_base::{Error, ErrorKind, Result};
 
 use crate::protocol::negotiate::{Agreed, Wishes};
 use crate::transport::buffer::Buffers;
-use crate::transport::device::{self, Channel};
+use crate::transport::device::{self, Channel, Pace};
 use crate::transport::ring::{self, Prepared};
 use crate::transport::{Choice, Ends, Handler};
 
@@ -82,12 +82,13 @@ impl<H: Handler> Connection<H> {
     pub(crate) fn run(self) -> Result<()> {
         let buffers = Buffers::new(self.agreed.request_max as usize);
         let mut serving = self.queues;
+        let pace = if self.queues > 0 { Pace::Leisurely } else { Pace::Eager };
         for number in 0..self.threads {
             let channel = if number == 0 { self.channel.clone() } else { self.another() };
             let (buffers, handler, ends) = (buffers.clone(), self.handler.clone(), self.ends.clone());
             let thread = thread::Builder::new()
                 .name(format!("quire-fuse-{number}"))
-                .spawn(move || ends.say(|| device::serve(&channel, &buffers, &handler)));
+                .spawn(move || ends.say(|| device::serve(&channel, &buffers, &handler, pace)));
             match thread {
                 Ok(_) => serving += 1,
                 Err(error) if number > 0 => {

@@ -1,16 +1,22 @@
 //! A bare FUSE server that answers from memory: the upper bound for a mount on this transport.
 //!
 //! Its tree is the root and one file, `data`, of a fixed size. Reads and writes are answered in place from
-//! one buffer with as few copies as the transport allows, under the same negotiation, open flags and threads
+//! memory with as few copies as the transport allows, under the same negotiation, open flags and threads
 //! as a real volume's mount. It promises nothing else.
 //!
-//! The buffer is cut into stripes of 1 MiB with a lock each. A read copies from it into the reply and a write out of
-//! the request, as a volume's mount copies between its folios and these: the same number of copies.
+//! The memory is huge pages, as a volume's cache is, in stripes of 2 MiB with a lock each. A read copies from it into the
+//! reply and a write out of the request, as a volume's mount copies between its folios and these: the same number of
+//! copies.
+//!
+//! For what making and removing names costs at least, any name may be made and removed; nothing is kept of it but what
+//! the kernel remembers. What was made has a number of its own, even for files and odd for folders; what is written to
+//! such a file goes nowhere.
 
 use std::path::Path;
 use std::time::Duration;
 
 use quire::FileType;
+use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_base::sync::{Arc, RwLock};
 use quire_base::{Error, Result};
 
@@ -22,39 +28,59 @@ use crate::protocol::negotiate::Wishes;
 use crate::protocol::reply::{Body, Full};
 use crate::protocol::request::{Malformed, Operation};
 use crate::session;
+use crate::transport::buffer::{Buffer, HEAD};
 use crate::transport::{Choice, Exchange, Handler, Outcome};
 
 /// The name of the one file.
 pub const FILE: &str = "data";
 const ROOT_NODE: u64 = 1;
 const FILE_NODE: u64 = 2;
-const STRIPE: usize = 1 << 20;
+const STRIPE: usize = 2 << 20;
 const FOREVER: Duration = Duration::from_secs(3600);
+
+const OPENED: abi::OpenOut = abi::OpenOut {
+    handle: 0,
+    open_flags: open_out::DIRECT_IO | open_out::PARALLEL_DIRECT_WRITES | open_out::NOFLUSH,
+    backing: 0,
+};
 
 struct Null {
     size: u64,
-    stripes: Vec<RwLock<Box<[u8]>>>,
+    stripes: Vec<RwLock<Buffer>>,
+    /// Half of the number of what was made last.
+    made: AtomicU64,
 }
 
 impl Null {
-    fn new(size: u64) -> Null {
-        let count = size.div_ceil(STRIPE as u64) as usize;
-        // Written once, so that no first touch is measured later.
-        let stripes = (0..count).map(|_| RwLock::new(vec![0x5a; STRIPE].into_boxed_slice())).collect();
-        Null { size, stripes }
+    fn new(size: u64) -> Result<Null> {
+        let stripe = |_| {
+            let mut stripe = Buffer::huge(STRIPE)?;
+            // Written once, so that no first touch is measured later.
+            stripe.bytes_mut().fill(0x5a);
+            Ok(RwLock::new(stripe))
+        };
+        let stripes = (0..size.div_ceil(STRIPE as u64)).map(stripe).collect::<Result<_>>()?;
+        Ok(Null { size, stripes, made: AtomicU64::new(FILE_NODE) })
     }
 
     fn attr(&self, node: u64) -> abi::Attr {
-        let file = node == FILE_NODE;
+        let file = node.is_multiple_of(2);
+        let size = if node == FILE_NODE { self.size } else { 0 };
         abi::Attr {
             node,
-            size: if file { self.size } else { 0 },
-            blocks: if file { self.size.div_ceil(512) } else { 0 },
+            size,
+            blocks: size.div_ceil(512),
             mode: if file { libc::S_IFREG | 0o666 } else { libc::S_IFDIR | 0o755 },
             links: if file { 1 } else { 2 },
             block_size: 4096,
             ..Default::default()
         }
+    }
+
+    /// A new node, as the kernel is told of it.
+    fn make(&self, folder: bool) -> abi::EntryOut {
+        let number = 2 * (self.made.fetch_add(1, Ordering::Relaxed) + 1) + u64::from(folder);
+        convert::entry_out(self.attr(number), 0, FOREVER)
     }
 
     /// The pieces of `[offset, offset + length)`, clipped to the file: stripe, start in it, length.
@@ -77,7 +103,8 @@ impl Null {
     fn read(&self, offset: u64, room: &mut [u8]) -> usize {
         let mut done = 0;
         for (stripe, start, length) in self.pieces(offset, room.len()) {
-            room[done..done + length].copy_from_slice(&self.stripes[stripe].read()[start..start + length]);
+            let held = self.stripes[stripe].read();
+            room[done..done + length].copy_from_slice(&held.bytes()[HEAD + start..][..length]);
             done += length;
         }
         done
@@ -86,19 +113,21 @@ impl Null {
     fn write(&self, offset: u64, data: &[u8]) -> usize {
         let mut done = 0;
         for (stripe, start, length) in self.pieces(offset, data.len()) {
-            self.stripes[stripe].write()[start..start + length].copy_from_slice(&data[done..done + length]);
+            let mut held = self.stripes[stripe].write();
+            held.bytes_mut()[HEAD + start..][..length].copy_from_slice(&data[done..done + length]);
             done += length;
         }
         done
     }
 
-    fn names(after: u64, body: &mut Body<'_>) {
+    fn names(node: u64, after: u64, body: &mut Body<'_>) {
         let entries = [
             (ROOT_NODE, FileType::Directory, "."),
             (ROOT_NODE, FileType::Directory, ".."),
             (FILE_NODE, FileType::Regular, FILE),
         ];
-        for (offset, (node, kind, name)) in (1..).zip(entries).skip(after as usize) {
+        let there = if node == ROOT_NODE { 3 } else { 2 };
+        for (offset, (node, kind, name)) in (1..).zip(entries).take(there).skip(after as usize) {
             let kind = convert::directory_type(kind);
             let entry = Dirent { node, offset, name_length: name.len() as u32, kind };
             if body.name(&entry, name.as_bytes()).is_err() {
@@ -123,10 +152,16 @@ impl Null {
                 Operation::Getattr | Operation::Setattr(_) => {
                     body.value(&convert::attr_out(self.attr(node), FOREVER))?;
                 }
-                Operation::Open(_) => body.value(&abi::OpenOut {
-                    open_flags: open_out::DIRECT_IO | open_out::PARALLEL_DIRECT_WRITES | open_out::NOFLUSH,
-                    ..Default::default()
-                })?,
+                Operation::Open(_) => body.value(&OPENED)?,
+                Operation::Create { .. } => {
+                    body.value(&self.make(false))?;
+                    body.value(&OPENED)?;
+                }
+                Operation::Mknod { .. } | Operation::Symlink { .. } => body.value(&self.make(false))?,
+                Operation::Mkdir { .. } => body.value(&self.make(true))?,
+                Operation::Write { args, .. } if node != FILE_NODE => {
+                    body.value(&abi::WriteOut { size: args.size, ..Default::default() })?;
+                }
                 Operation::Write { args, data } => match self.write(args.offset, data) {
                     0 if !data.is_empty() => return Ok(Err(libc::ENOSPC)),
                     done => body.value(&abi::WriteOut { size: done as u32, ..Default::default() })?,
@@ -143,6 +178,9 @@ impl Null {
                 | Operation::Fsyncdir(_)
                 | Operation::Release(_)
                 | Operation::Flush
+                | Operation::Unlink { .. }
+                | Operation::Rmdir { .. }
+                | Operation::Rename { .. }
                 | Operation::Releasedir
                 | Operation::Destroy => {}
                 _ => return Ok(Err(libc::ENOSYS)),
@@ -150,6 +188,7 @@ impl Null {
             Ok(Ok(()))
         };
         match request.operation {
+            Operation::Read(_) if node != FILE_NODE => Ok(0),
             Operation::Read(args) => {
                 let room = exchange.room();
                 let size = room.len().min(args.size as usize);
@@ -159,7 +198,7 @@ impl Null {
                 let room = exchange.room();
                 let size = room.len().min(args.size as usize);
                 let mut body = Body::new(&mut room[..size]);
-                Null::names(args.offset, &mut body);
+                Null::names(node, args.offset, &mut body);
                 Ok(body.len())
             }
             _ => {
@@ -209,7 +248,7 @@ pub fn serve(
         allow_other: rustix::process::geteuid().is_root(),
         ..MountFlags::default()
     };
-    let server = Arc::new(Null::new(size));
+    let server = Arc::new(Null::new(size)?);
     let device = mount::mount(&dir, &flags)?;
     let connection = Connection::open(device, server, threads, transport)
         .inspect_err(|_| drop(mount::unmount(&dir, mount::Unmount::Detach)))?;
@@ -228,7 +267,7 @@ mod tests {
 
     #[test]
     fn pieces_cover_the_range_and_stop_at_the_end() {
-        let null = Null::new(3 * STRIPE as u64 - 5);
+        let null = Null::new(3 * STRIPE as u64 - 5).unwrap();
         assert_eq!(null.pieces(0, 10).collect::<Vec<_>>(), [(0, 0, 10)]);
         assert_eq!(null.pieces(STRIPE as u64 - 4, 10).collect::<Vec<_>>(), [(0, STRIPE - 4, 4), (1, 0, 6)]);
         assert_eq!(null.pieces(3 * STRIPE as u64 - 8, 10).collect::<Vec<_>>(), [(2, STRIPE - 8, 3)]);

@@ -6,19 +6,21 @@
 //!   what turns out to need no waiting at once, the rest on the pool, as it is;
 //! * *long*: on the pool at once (large truncates and allocations, copies);
 //! * *sync*: answered by the engine's own threads;
-//! * *forget*: in place, without a reply.
+//! * *forget*: in place, without a reply;
+//! * *interrupt*: without a reply; the request that it means may be given up ([`pending`]).
 //!
 //! Invariant: once requests are refused, each is answered `ENOTCONN` without touching the volume.
 //! Neighbours: [`crate::transport`] calls in; [`crate::protocol`] decodes and encodes.
 
 mod answer;
 pub(crate) mod meters;
+mod pending;
 
 use std::sync::OnceLock;
 
 use quire_base::Error;
-use quire_base::sync::Arc;
 use quire_base::sync::atomic::{AtomicBool, Ordering};
+use quire_base::sync::{Arc, thread};
 
 use crate::background::Background;
 use crate::errno::{self, NOT_CONNECTED};
@@ -28,11 +30,13 @@ use crate::protocol::negotiate::Wishes;
 use crate::protocol::request::{Malformed, Operation, Request};
 use crate::transport::{Exchange, Handler};
 use meters::{Job, Timed};
+use pending::Pending;
 
 /// What all threads of a volume's mount share.
 pub(crate) struct Server {
     operations: Operations,
     background: Background,
+    pending: Pending,
     refused: AtomicBool,
     /// How requests travel, once that is known.
     transport: OnceLock<String>,
@@ -46,6 +50,7 @@ enum Kind {
     Long,
     Sync { node: u64, data_only: bool },
     Forget,
+    Interrupt { unique: u64 },
 }
 
 /// The error number for a failure, noted where it means trouble.
@@ -64,6 +69,7 @@ impl Server {
         Server {
             operations,
             background: Background::new(places),
+            pending: Pending::default(),
             refused: AtomicBool::new(false),
             transport: OnceLock::new(),
         }
@@ -97,11 +103,16 @@ impl Server {
             | Operation::Opendir(_)
             | Operation::Releasedir
             | Operation::Flush
-            | Operation::Interrupt { .. }
             | Operation::Init { .. }
             | Operation::Destroy
             | Operation::Unknown => Kind::Quick,
-            Operation::CopyFileRange { .. } | Operation::Syncfs => Kind::Long,
+            Operation::Interrupt { unique } => Kind::Interrupt { unique: *unique },
+            Operation::Syncfs => Kind::Long,
+            Operation::CopyFileRange { args, .. }
+                if self.operations.is_long_copy(args.handle, args.offset, args.length) =>
+            {
+                Kind::Long
+            }
             Operation::Fallocate(args) if Operations::is_long(args.length) => Kind::Long,
             Operation::Setattr(args)
                 if args.valid & abi::setattr::SIZE != 0
@@ -144,8 +155,35 @@ impl Server {
     }
 
     fn later<E: Exchange>(self: &Arc<Server>, exchange: E) {
+        let ticket = self.pending.add(exchange);
         let server = self.clone();
-        self.background.spawn(move || server.answer_and_reply(exchange));
+        self.background.spawn(move || {
+            if let Some(exchange) = server.pending.take(ticket) {
+                server.answer_and_reply(exchange);
+            }
+        });
+    }
+
+    fn sync_and_reply<E: Exchange>(self: &Arc<Server>, exchange: E, node: u64, data_only: bool) {
+        let ticket = self.pending.add(exchange);
+        let server = self.clone();
+        self.operations.sync(node, data_only, move |done| {
+            if let Some(exchange) = server.pending.take(ticket) {
+                exchange.reply(done.map(|()| 0).map_err(|error| number(&error)));
+            }
+        });
+    }
+
+    fn interrupt(self: &Arc<Server>, unique: u64) {
+        if !self.pending.interrupt(unique) {
+            return;
+        }
+        let server = self.clone();
+        self.background.spawn(move || {
+            while server.pending.look(pending::is_dying) {
+                thread::sleep(pending::INTERVAL);
+            }
+        });
     }
 }
 
@@ -173,9 +211,11 @@ impl Handler for Server {
             Kind::Forget => exchange.no_reply(),
             Kind::Quick => self.answer_and_reply(exchange),
             Kind::Sync { .. } if self.refused.load(Ordering::Relaxed) => exchange.reply(Err(NOT_CONNECTED)),
-            Kind::Sync { node, data_only } => self.operations.sync(node, data_only, move |done| {
-                exchange.reply(done.map(|()| 0).map_err(|error| number(&error)));
-            }),
+            Kind::Sync { node, data_only } => self.sync_and_reply(exchange, node, data_only),
+            Kind::Interrupt { unique } => {
+                exchange.no_reply();
+                self.interrupt(unique);
+            }
             Kind::MayWait => match E::MAY_WAIT.then(|| self.background.place()).flatten() {
                 Some(_place) => self.answer_and_reply(exchange),
                 None => self.at_once_or_later(exchange),

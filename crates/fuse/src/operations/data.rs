@@ -17,7 +17,7 @@ pub const COPY_MAX: u64 = 64 << 20;
 /// Changes of a file's size or allocation beyond this many bytes may take long.
 const LONG_CHANGE: u64 = 64 << 20;
 
-/// Bytes that a write which extends a file may have to be tried at once.
+/// Bytes that a write which extends a file, or a copy, may have to be tried at once.
 const AT_ONCE_MAX: usize = 256 << 10;
 
 /// How the kernel shall treat an open file.
@@ -42,6 +42,17 @@ pub struct WriteRequest {
     pub from_page_cache: bool,
     /// Clear set-user-id and set-group-id bits, since the writer may not keep them.
     pub kill_set_id: bool,
+}
+
+/// A copy between two open files, by their handles; offsets and length in bytes.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct CopyRequest {
+    pub from: u64,
+    pub from_offset: u64,
+    pub to: u64,
+    pub to_offset: u64,
+    pub length: u64,
 }
 
 impl Operations {
@@ -208,11 +219,41 @@ impl Operations {
         }
     }
 
+    /// Whether a copy may take long.
+    pub fn is_long_copy(&self, from: u64, offset: u64, length: u64) -> bool {
+        let there = |file: &OpenFile| self.volume.attributes(&file.inode).size.saturating_sub(offset);
+        self.files.get(from).is_ok_and(|file| there(&file).min(length) > AT_ONCE_MAX as u64)
+    }
+
     /// Copies between two open files, at most [`COPY_MAX`] bytes; returns how many.
-    pub fn copy(&self, from: u64, from_offset: u64, to: u64, to_offset: u64, length: u64) -> Result<u64> {
-        let (source, target) = (self.files.get(from)?, self.files.get(to)?);
+    pub fn copy(&self, request: &CopyRequest) -> Result<u64> {
+        let (source, target) = (self.files.get(request.from)?, self.files.get(request.to)?);
         target.note_change();
-        let length = length.min(COPY_MAX);
-        self.volume.copy_range(&source.inode, from_offset, &target.inode, to_offset, length)
+        let length = request.length.min(COPY_MAX);
+        let (from, to) = (request.from_offset, request.to_offset);
+        self.volume.copy_range(&source.inode, from, &target.inode, to, length)
+    }
+
+    /// As [`Operations::copy`], if it is small and needs no waiting; else nothing has changed.
+    pub fn try_copy(&self, request: &CopyRequest) -> Option<Result<u64>> {
+        let (source, target) = (self.files.get(request.from).ok()?, self.files.get(request.to).ok()?);
+        let there = self.volume.attributes(&source.inode).size.checked_sub(request.from_offset)?;
+        let length = there.min(request.length);
+        // Ranges of one file may overlap.
+        if length == 0 || length > AT_ONCE_MAX as u64 || source.inode.number() == target.inode.number() {
+            return None;
+        }
+        let mut data = vec![0; length as usize];
+        let read = self.volume.try_read(&source.inode, request.from_offset, &mut data)?;
+        let written = patience::at_once(|| {
+            self.volume.write(&target.inode, request.to_offset, &data[..read], IoFlags::empty())
+        });
+        match written {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => None,
+            written => {
+                target.note_change();
+                Some(written.map(|count| count as u64))
+            }
+        }
     }
 }

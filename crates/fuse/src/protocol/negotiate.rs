@@ -2,9 +2,9 @@
 
 use super::abi::{self, init};
 
-/// Largest request in bytes that is asked for: what the engine writes as one cached batch. The kernel has a
-/// limit of its own (`fs.fuse.max_pages_limit`), usually the same.
-pub const REQUEST_MAX: u32 = 1 << 20;
+/// Largest request in bytes that is asked for. The kernel has a limit of its own (`fs.fuse.max_pages_limit`), 1 MiB as
+/// kernels come; where it is raised, so is what a program reads and writes as one, up to this.
+pub const REQUEST_MAX: u32 = 8 << 20;
 /// Smallest largest request.
 const REQUEST_MIN: u32 = 128 << 10;
 /// Asynchronous requests (readahead, asynchronous direct I/O, writes of mapped pages) the kernel may have
@@ -62,6 +62,9 @@ pub fn answer(args: &abi::InitIn, flags2: u32, wishes: &Wishes, pages_limit: u32
         | init::HAS_IOCTL_DIR
         // Pages of shared mappings beside direct I/O on the same file.
         | init::DIRECT_IO_ALLOW_MMAP
+        // Owners come as the file system has them, whatever the mount shows. The kernel takes this only where it
+        // checks permissions itself, as it does on all mounts made here.
+        | init::ALLOW_IDMAP
         // The word that holds the flags from bit 32 on.
         | init::INIT_EXT;
     if wishes.acl {
@@ -136,6 +139,12 @@ mod tests {
             assert_eq!(out.max_write, 1 << 20);
             assert_eq!(out.max_pages, 256);
         }
+    }
+
+    #[test]
+    fn a_raised_limit_is_used() {
+        let (out, agreed) = answer(&KERNEL, 0, &Wishes::default(), 1024);
+        assert_eq!((out.max_write, out.max_pages, agreed.request_max), (4 << 20, 1024, 4 << 20));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use quire_base::{ErrorKind, Result, patience};
 use super::{Server, number};
 use crate::errno::NOT_IMPLEMENTED;
 use crate::operations::control::TRANSPORT;
-use crate::operations::data::{Opened, WriteRequest};
+use crate::operations::data::{CopyRequest, Opened, WriteRequest};
 use crate::operations::names::{Make, Name};
 use crate::operations::xattr::Sized;
 use crate::operations::{Caller, Entry, Operations};
@@ -75,7 +75,9 @@ impl Server {
 impl Server {
     /// Performs a request if that needs no waiting. `None`: nothing has been done, and the message is as it was.
     pub(super) fn try_answer<E: Exchange>(&self, exchange: &mut E) -> Option<Outcome> {
-        match exchange.message().decode().ok()?.operation {
+        let request = exchange.message().decode().ok()?;
+        let node = request.header.nodeid;
+        match request.operation {
             Operation::Read(args) => {
                 // A READ's message lies in its argument: what is written into the room does not harm it.
                 let room = exchange.room();
@@ -104,8 +106,23 @@ impl Server {
             | Operation::Open(_)
             | Operation::Create { .. }
             | Operation::Release(_)
+            | Operation::Setxattr { .. }
             | Operation::Getxattr { .. }
-            | Operation::Listxattr { .. } => self.at_once(exchange),
+            | Operation::Listxattr { .. }
+            | Operation::Removexattr { .. } => self.at_once(exchange),
+            Operation::CopyFileRange { args, wide } => {
+                let copied =
+                    |count: u64| if wide { Answer::Copied(count) } else { Answer::Written(count as usize) };
+                let answer = match self.operations().try_copy(&copy_request(&args))? {
+                    Ok(count) => copied(count),
+                    Err(error) => Answer::Refused(number(&error)),
+                };
+                Some(put(answer, exchange.room()))
+            }
+            Operation::Readdir(args) => self.list_at_once(&Filling::Names { node, args }, exchange),
+            Operation::Readdirplus(args) => {
+                self.list_at_once(&Filling::NamesAndAttributes { node, args }, exchange)
+            }
             Operation::Setattr(args) if args.valid & abi::setattr::SIZE == 0 => self.at_once(exchange),
             _ => None,
         }
@@ -121,6 +138,17 @@ impl Server {
             Err(error) => Answer::Refused(number(&error)),
         };
         Some(put(answer, exchange.room()))
+    }
+}
+
+impl Server {
+    /// Lists a directory as far as that needs no waiting. The request stands in its argument: what is written into the
+    /// room does not harm it.
+    fn list_at_once<E: Exchange>(&self, filling: &Filling, exchange: &mut E) -> Option<Outcome> {
+        match patience::at_once(|| fill(self.operations(), filling, exchange.room())) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => None,
+            outcome => Some(outcome.map_err(|error| number(&error))),
+        }
     }
 }
 
@@ -147,17 +175,26 @@ fn fill(operations: &Operations, filling: &Filling, room: &mut [u8]) -> Result<u
         Filling::Read(args) => operations.read(args.handle, args.offset, room, args.flags as i32),
         Filling::Names { node, args } => {
             let mut body = Body::new(room);
-            operations
-                .read_directory(node, args.offset, |name| body.name(&dirent(name), &name.name) == Ok(()))?;
-            Ok(body.len())
+            let outcome = operations
+                .read_directory(node, args.offset, |name| body.name(&dirent(name), &name.name) == Ok(()));
+            listed(&body, outcome)
         }
         Filling::NamesAndAttributes { node, args } => {
             let mut body = Body::new(room);
-            operations.read_directory_plus(node, args.offset, |name, entry| {
+            let outcome = operations.read_directory_plus(node, args.offset, |name, entry| {
                 body.name_and_attributes(&convert::entry(entry), &dirent(name), &name.name) == Ok(())
-            })?;
-            Ok(body.len())
+            });
+            listed(&body, outcome)
         }
+    }
+}
+
+/// What a listing gives that ended with `outcome`: the entries before an error, which the next request meets again.
+/// (The kernel has been told of them, and they are counted.)
+fn listed(body: &Body<'_>, outcome: Result<()>) -> Result<usize> {
+    match body.len() {
+        0 => outcome.map(|()| 0),
+        length => Ok(length),
     }
 }
 
@@ -168,6 +205,16 @@ fn write_request(args: &abi::WriteIn) -> WriteRequest {
         flags: args.flags as i32,
         from_page_cache: args.write_flags & abi::WRITE_CACHE != 0,
         kill_set_id: args.write_flags & abi::WRITE_KILL_SUIDGID != 0,
+    }
+}
+
+fn copy_request(args: &abi::CopyFileRangeIn) -> CopyRequest {
+    CopyRequest {
+        from: args.handle,
+        from_offset: args.offset,
+        to: args.to_handle,
+        to_offset: args.to_offset,
+        length: args.length,
     }
 }
 
@@ -258,20 +305,17 @@ fn perform(operations: &Operations, request: &Request<'_>) -> Result<Answer> {
             Answer::Offset(operations.seek(args.handle, args.offset as i64, args.whence as i32)?)
         }
         Operation::CopyFileRange { args, wide } => {
-            let abi::CopyFileRangeIn { handle, offset, to_handle, to_offset, length, .. } = args;
-            let count = operations.copy(handle, offset, to_handle, to_offset, length)?;
+            let count = operations.copy(&copy_request(&args))?;
             if wide { Answer::Copied(count) } else { Answer::Written(count as usize) }
         }
         Operation::Syncfs => operations.sync_all().map(|()| Answer::Nothing)?,
-        // Reading a directory needs no state here; the kernel then opens without asking, and caches. Interrupts:
-        // every request here ends by itself.
-        Operation::Opendir(_) | Operation::Interrupt { .. } | Operation::Unknown => {
-            Answer::Refused(NOT_IMPLEMENTED)
-        }
+        // Reading a directory needs no state here; the kernel then opens without asking, and caches.
+        Operation::Opendir(_) | Operation::Unknown => Answer::Refused(NOT_IMPLEMENTED),
         // Answered elsewhere: a second INIT, or what is filled, forgotten or synced, does not come here.
         Operation::Init { .. }
         | Operation::Forget { .. }
         | Operation::BatchForget(_)
+        | Operation::Interrupt { .. }
         | Operation::Fsync(_)
         | Operation::Fsyncdir(_)
         | Operation::Read(_)

@@ -12,7 +12,7 @@ use std::ptr::NonNull;
 
 use quire_base::sync::{Arc, Mutex};
 use quire_base::{Error, Result};
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// Where data and bodies start, in bytes.
 pub const HEAD: usize = 4096;
@@ -46,6 +46,14 @@ impl Buffer {
         .map_err(|error| Error::os("taking memory for requests", &error.into()))?;
         let start = NonNull::new(start.cast()).ok_or_else(|| Error::invalid("a mapping at address zero"))?;
         Ok(Buffer { start, length })
+    }
+
+    /// As [`Buffer::new`], on huge pages as far as the system has them.
+    pub fn huge(size: usize) -> Result<Buffer> {
+        let buffer = Buffer::new(size)?;
+        // SAFETY: the range is the mapping made just now, whole. It is only advice, so a refusal does not matter.
+        let _ = unsafe { madvise(buffer.start.as_ptr().cast(), buffer.length, Advice::LinuxHugepage) };
+        Ok(buffer)
     }
 
     /// All of it.

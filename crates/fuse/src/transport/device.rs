@@ -5,11 +5,14 @@
 //! from. Where the device may not be opened again (a user on a system that gives it to root only, whose descriptor came
 //! from `fusermount3`) all threads share the first descriptor.
 //!
-//! The device carries everything where there is no ring, and beside the ring what never goes through it: INIT, forgets.
+//! The device carries everything where there is no ring, and beside the ring what never goes through it: INIT, forgets,
+//! interrupts. None of these is in a hurry, so beside the ring the one thread pauses after each message: what comes
+//! meanwhile comes as one, and wakes nobody ([`Pace`]).
 
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
 
-use quire_base::sync::Arc;
+use quire_base::sync::{Arc, thread};
 use quire_base::{Error, ErrorKind, Result};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
@@ -25,6 +28,18 @@ const MESSAGE: usize = HEAD - size_of::<InHeader>() - size_of::<WriteIn>();
 /// Where a reply starts.
 const REPLY: usize = HEAD - size_of::<OutHeader>();
 const DEVICE: &str = "/dev/fuse";
+
+/// How a thread receives messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// The next at once.
+    Eager,
+    /// After a pause.
+    Leisurely,
+}
+
+/// The pause of [`Pace::Leisurely`].
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// A descriptor that requests come from.
 pub struct Channel(OwnedFd);
@@ -133,7 +148,12 @@ impl Channel {
 }
 
 /// Receives and hands over requests until the mount is gone.
-pub fn serve<H: Handler>(channel: &Arc<Channel>, buffers: &Buffers, handler: &Arc<H>) -> Result<()> {
+pub fn serve<H: Handler>(
+    channel: &Arc<Channel>,
+    buffers: &Buffers,
+    handler: &Arc<H>,
+    pace: Pace,
+) -> Result<()> {
     loop {
         let mut buffer = buffers.take()?;
         let Some(length) = channel.receive(&mut buffer)? else {
@@ -151,6 +171,9 @@ pub fn serve<H: Handler>(channel: &Arc<Channel>, buffers: &Buffers, handler: &Ar
             length,
             unique: header.unique,
         });
+        if pace == Pace::Leisurely {
+            thread::sleep(PAUSE);
+        }
     }
 }
 

@@ -101,7 +101,7 @@ impl Prepared {
             let (channel, handler, activity) = (channel.clone(), handler.clone(), activity.clone());
             let ends = ends.clone();
             let body = move || {
-                let mut queue = match Queue::new(number, channel, activity) {
+                let mut queue = match Queue::new(number, &channel, activity) {
                     Ok(queue) => queue,
                     Err(error) => return drop(made.send(Err(error))),
                 };

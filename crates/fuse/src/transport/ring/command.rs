@@ -1,4 +1,7 @@
 //! The submissions of the ring: 128 bytes each, a command for `/dev/fuse` in the second half.
+//!
+//! The device is named by its place in the io_uring's table of files ([`DEVICE`]), which saves the kernel looking it
+//! up for each command.
 
 use io_uring::squeue::Entry128;
 use io_uring::{opcode, types};
@@ -7,6 +10,8 @@ use zerocopy::IntoBytes;
 use crate::protocol::abi::{RING_COMMIT_AND_FETCH, RING_HEADERS_SIZE, RING_REGISTER, RingCommand};
 use crate::transport::buffer::{Buffer, HEAD};
 
+/// Where `/dev/fuse` stands in the table of files that is registered with each io_uring.
+const DEVICE: types::Fixed = types::Fixed(0);
 /// Completions with this mark are not entries but the wake-up of the queue's thread.
 pub const WAKE: u64 = u64::MAX;
 
@@ -30,12 +35,12 @@ impl Pieces {
     }
 }
 
-fn command(device: i32, operation: u32, queue: u16, commit_id: u64, pieces: Option<&Pieces>) -> Entry128 {
+fn command(operation: u32, queue: u16, commit_id: u64, pieces: Option<&Pieces>) -> Entry128 {
     let fields = RingCommand { queue, commit_id, ..RingCommand::default() };
     let mut area = [0; 80];
     area[..size_of::<RingCommand>()].copy_from_slice(fields.as_bytes());
     let pieces_at = pieces.map(|pieces| std::ptr::from_ref(pieces) as u64);
-    let entry = opcode::UringCmd80::new(types::Fd(device), operation).cmd(area).addr(pieces_at).build();
+    let entry = opcode::UringCmd80::new(DEVICE, operation).cmd(area).addr(pieces_at).build();
     if pieces.is_some() { with_length(entry, 2) } else { entry }
 }
 
@@ -51,13 +56,13 @@ fn with_length(entry: Entry128, length: u32) -> Entry128 {
 
 /// Gives the kernel an entry of `queue`. The pieces are read while the submission is made, the memory they name is
 /// used until the entry's completion.
-pub fn register(device: i32, queue: u16, index: u32, pieces: &Pieces) -> Entry128 {
-    command(device, RING_REGISTER, queue, 0, Some(pieces)).user_data(u64::from(index))
+pub fn register(queue: u16, index: u32, pieces: &Pieces) -> Entry128 {
+    command(RING_REGISTER, queue, 0, Some(pieces)).user_data(u64::from(index))
 }
 
 /// Gives the kernel the reply that stands in an entry, and the entry for the next request.
-pub fn commit_and_fetch(device: i32, queue: u16, index: u32, commit_id: u64) -> Entry128 {
-    command(device, RING_COMMIT_AND_FETCH, queue, commit_id, None).user_data(u64::from(index))
+pub fn commit_and_fetch(queue: u16, index: u32, commit_id: u64) -> Entry128 {
+    command(RING_COMMIT_AND_FETCH, queue, commit_id, None).user_data(u64::from(index))
 }
 
 /// Completes when the queue's thread is called. `count` gets the eight bytes of the event descriptor.
@@ -75,19 +80,19 @@ mod tests {
         let mut buffer = Buffer::new(4096).unwrap();
         let pieces = Pieces::new(&mut buffer, 4096);
         // SAFETY: plain bytes, see `with_length`.
-        let bytes: [u8; 128] = unsafe { std::mem::transmute(register(5, 3, 9, &pieces)) };
+        let bytes: [u8; 128] = unsafe { std::mem::transmute(register(3, 9, &pieces)) };
         let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
         let long = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
         assert_eq!(
-            (bytes[0], word(4), word(8)),
-            (46, 5, RING_REGISTER),
-            "IORING_OP_URING_CMD, descriptor, command"
+            (bytes[0], bytes[1], word(4), word(8)),
+            (46, 1, 0, RING_REGISTER),
+            "IORING_OP_URING_CMD, IOSQE_FIXED_FILE, place, command"
         );
         assert_eq!((long(16), word(24)), (std::ptr::from_ref(&pieces) as u64, 2), "two pieces");
         assert_eq!(long(32), 9, "user data");
         assert_eq!((long(48), long(56), word(64) as u16), (0, 0, 3), "flags, commit id, queue");
         // SAFETY: as above.
-        let bytes: [u8; 128] = unsafe { std::mem::transmute(commit_and_fetch(5, 3, 9, 77)) };
+        let bytes: [u8; 128] = unsafe { std::mem::transmute(commit_and_fetch(3, 9, 77)) };
         assert_eq!(bytes[56], 77);
     }
 }

@@ -36,8 +36,9 @@ use crate::transport::{Exchange, Handler, Outcome};
 const ENTRIES: u32 = 16;
 /// Entries that are added at a time.
 const ENTRIES_MORE: u32 = 16;
-/// Entries of a queue at most; requests beyond them wait in the kernel.
-pub const ENTRIES_MAX: u32 = 512;
+/// Entries of a queue at most; requests beyond them wait in the kernel. Thousands of programs may wait for durability; an
+/// entry that only ever carried such a request takes two pages.
+pub const ENTRIES_MAX: u32 = 4096;
 /// Submissions in one system call at most.
 const SUBMISSIONS: u32 = 64;
 /// Requests that are answered before their replies go out.
@@ -79,7 +80,6 @@ impl Shared {
 /// See the module's documentation. Belongs to one thread.
 pub struct Queue {
     number: u16,
-    device: Arc<Channel>,
     /// Before `entries`, so that it is closed before their memory goes.
     ring: Ring,
     shared: Arc<Shared>,
@@ -100,7 +100,7 @@ pub struct Queue {
 
 impl Queue {
     /// Makes the io_uring of queue `number`; on the thread that will serve it.
-    pub fn new(number: usize, device: Arc<Channel>, activity: Arc<Activity>) -> Result<Queue> {
+    pub fn new(number: usize, device: &Channel, activity: Arc<Activity>) -> Result<Queue> {
         let making = |error: &std::io::Error| Error::os("making an io_uring for a FUSE queue", error);
         let number =
             u16::try_from(number).map_err(|_| Error::invalid("more CPUs than queues have numbers"))?;
@@ -111,12 +111,12 @@ impl Queue {
             .setup_cqsize(2 * ENTRIES_MAX)
             .build(SUBMISSIONS)
             .map_err(|error| making(&error))?;
+        ring.submitter().register_files(&[device.raw()]).map_err(|error| making(&error))?;
         let event =
             rustix::event::eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| making(&error.into()))?;
         pin(usize::from(number));
         Ok(Queue {
             number,
-            device,
             ring,
             shared: Arc::new(Shared { finished: SegQueue::new(), asleep: AtomicBool::new(false), event }),
             entries: Vec::new(),
@@ -240,7 +240,7 @@ impl Queue {
         }
         let first = self.entries.len() as u32 - count;
         for (index, pieces) in (first..).zip(&pieces) {
-            self.push(&command::register(self.device.raw(), self.number, index, pieces))?;
+            self.push(&command::register(self.number, index, pieces))?;
             self.in_kernel += 1;
         }
         // While the pieces are here to be read.
@@ -273,7 +273,7 @@ impl Queue {
             let Some(slot) = self.entries.get_mut(index as usize) else { continue };
             *slot = Some(buffer);
             self.in_kernel += 1;
-            self.push(&command::commit_and_fetch(self.device.raw(), self.number, index, commit_id))?;
+            self.push(&command::commit_and_fetch(self.number, index, commit_id))?;
         }
         Ok(())
     }

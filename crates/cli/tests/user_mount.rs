@@ -1,0 +1,123 @@
+//! An ordinary user mounts his own image, and only what the system permits: through `fusermount3`, for himself alone,
+//! without devices and set-id bits; what is not his he can neither mount nor unmount.
+//!
+//! All of it happens in a mount name space of its own, where `/dev/fuse` is open to users as most systems have it.
+
+mod common;
+
+use common::{QUIRE, can_mount, has, text};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+const USER: u32 = 65_534;
+const OTHER: u32 = 65_533;
+
+/// What is said before each step: users may open `/dev/fuse`, and `/etc/fuse.conf` says what the test wants. `step` runs
+/// a command as one of the users.
+const PRELUDE: &str = r#"
+set -eu
+folder=$1 user=$2 other=$3 quire=$1/quire
+mknod "$folder/fuse" c 10 229
+chmod 666 "$folder/fuse"
+mount --bind "$folder/fuse" /dev/fuse
+touch "$folder/fuse.conf"
+[ -e /etc/fuse.conf ] && mount --bind "$folder/fuse.conf" /etc/fuse.conf
+step() { uid=$1; shift; HOME=$folder/home XDG_STATE_HOME=$folder/home setpriv --reuid "$uid" --regid "$uid" --clear-groups -- "$@"; }
+fails() { what=$1; shift; if "$@" >"$folder/said" 2>&1; then echo "$what was permitted"; exit 1; fi; }
+finish() { code=$?; step "$user" "$quire" umount mnt 2>/dev/null || umount -l mnt 2>/dev/null || true; exit $code; }
+trap finish EXIT
+cd "$folder/home"
+"#;
+
+fn world(test: &str) -> Option<(tempfile::TempDir, PathBuf)> {
+    let tools = ["fusermount3", "setpriv", "unshare"];
+    if !can_mount(test) || !tools.iter().all(|tool| has(tool, test)) {
+        return None;
+    }
+    let folder = tempfile::Builder::new().prefix("quire-user-").tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    // The program where the user can reach it, wherever it was built.
+    std::fs::copy(QUIRE, folder.path().join("quire")).unwrap();
+    let home = folder.path().join("home");
+    std::fs::create_dir_all(home.join("mnt")).unwrap();
+    for path in [&home, &home.join("mnt")] {
+        std::os::unix::fs::chown(path, Some(USER), Some(USER)).unwrap();
+    }
+    Some((folder, home))
+}
+
+fn run_script(folder: &Path, script: &str) {
+    let output = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "sh", "-c"])
+        .arg(format!("{PRELUDE}{script}"))
+        .arg("sh")
+        .arg(folder)
+        .args([USER.to_string(), OTHER.to_string()])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}\n{}", output.status, text(&output));
+}
+
+#[test]
+fn a_user_mounts_his_own_image_for_himself() {
+    let Some((folder, home)) = world("a_user_mounts_his_own_image_for_himself") else { return };
+    run_script(
+        folder.path(),
+        r#"
+step $user $quire mkfs --size 64M image
+step $user $quire mount image mnt
+step $user sh -c 'echo mine >mnt/file && mkdir mnt/folder && cp /bin/true mnt/folder/program && mnt/folder/program'
+step $user $quire info --mount mnt
+grep " $folder/home/mnt " /proc/self/mountinfo >"$folder/table"
+grep -q nosuid "$folder/table" && grep -q nodev "$folder/table" && grep -q fuse.quire "$folder/table"
+fails "another user's reading" step $other cat mnt/file
+fails "root's reading" cat mnt/file
+fails "another user's unmount" step $other $quire umount mnt
+step $user cat mnt/file >/dev/null
+step $user $quire umount mnt
+step $user $quire fsck image
+step $user $quire mount image mnt
+[ "$(step $user cat mnt/file)" = mine ]
+step $user $quire umount mnt
+"#,
+    );
+    let image = std::fs::metadata(home.join("image")).unwrap();
+    assert_eq!(image.uid(), USER);
+    // What the server wrote on its own account belongs to the user, and nobody else writes to it.
+    for entry in std::fs::read_dir(home.join("quire")).into_iter().flatten() {
+        let log = entry.unwrap().metadata().unwrap();
+        assert_eq!(log.uid(), USER);
+        assert_eq!(log.mode() & 0o022, 0, "a log that others may write to");
+    }
+}
+
+#[test]
+fn what_is_not_permitted_is_refused_in_plain_words() {
+    let Some((folder, _home)) = world("what_is_not_permitted_is_refused_in_plain_words") else { return };
+    run_script(
+        folder.path(),
+        r#"
+$quire mkfs --size 64M "$folder/roots" && chmod 600 "$folder/roots"
+fails "mounting root's image" step $user $quire mount "$folder/roots" mnt
+grep -qi 'permission denied' "$folder/said"
+step $user $quire mkfs --size 64M image
+mkdir "$folder/elsewhere"
+fails "mounting over a folder of root's" step $user $quire mount image "$folder/elsewhere"
+fails "allow_other" step $user $quire mount -o allow_other image mnt
+grep -q user_allow_other "$folder/said"
+! grep -q " $folder/home/mnt " /proc/self/mountinfo
+echo user_allow_other >"$folder/fuse.conf"
+if [ -e /etc/fuse.conf ]; then
+    step $user $quire mount -o allow_other image mnt
+    step $user sh -c 'echo open >mnt/open; echo closed >mnt/closed; chmod 600 mnt/closed; chmod 4755 mnt/open'
+    step $other cat mnt/open >/dev/null
+    fails "reading a file of mode 600" step $other cat mnt/closed
+    fails "making a file in another's folder" step $other touch mnt/new
+    fails "changing another's file" step $other chmod 777 mnt/open
+    step $user $quire umount mnt
+fi
+"#,
+    );
+}

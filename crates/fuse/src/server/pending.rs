@@ -1,0 +1,230 @@
+//! Requests that wait, and callers that are killed meanwhile.
+//!
+//! A request that is handed to another thread, or waits for durability, is kept here until it is answered. When a signal
+//! reaches its caller, the kernel sends an interrupt. A local file system lets no signal but a deadly one end an `fsync`
+//! or a `write`, and programs count on it; so only the request of a caller that is being killed is given up, with
+//! `EINTR`, and the process goes at once instead of waiting for a slow device. What the request began goes on.
+//!
+//! Protocol. The exchange is in a slot; whoever takes it out answers it: the thread that does the work, or the watcher.
+//! Interrupts are looked at by a watcher, one job of the pool at a time, at once and then every [`INTERVAL`]: a caller
+//! may be killed after a first, harmless signal, of which the kernel would not tell again. It ends when no interrupted
+//! request waits.
+//!
+//! Invariants: each exchange is answered once. An interrupt that comes before its request is known is looked at twice.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use quire_base::sync::{Arc, Mutex};
+
+use crate::transport::Exchange;
+
+const SHARDS: usize = 16;
+/// Time between two looks at callers that were interrupted.
+pub(super) const INTERVAL: Duration = Duration::from_millis(50);
+
+/// A waiting request, whatever its transport.
+trait Waits: Send + Sync {
+    /// Whether it was answered.
+    fn is_over(&self) -> bool;
+    /// The thread that asks, as the kernel numbers it; zero if that is of no concern here.
+    fn caller(&self) -> u32;
+    /// Answers with an error number, if nobody has answered.
+    fn give_up(&self, number: i32);
+}
+
+struct Slot<E> {
+    exchange: Mutex<Option<E>>,
+    caller: u32,
+}
+
+impl<E: Exchange> Waits for Slot<E> {
+    fn is_over(&self) -> bool {
+        self.exchange.lock().is_none()
+    }
+    fn caller(&self) -> u32 {
+        self.caller
+    }
+    fn give_up(&self, number: i32) {
+        let taken = self.exchange.lock().take();
+        if let Some(exchange) = taken {
+            exchange.reply(Err(number));
+        }
+    }
+}
+
+/// The right to answer a request, unless it is given up first.
+pub(super) struct Ticket<E> {
+    unique: u64,
+    slot: Arc<Slot<E>>,
+}
+
+/// An interrupt that is watched.
+struct Interrupt {
+    unique: u64,
+    /// It was looked at before.
+    seen: bool,
+}
+
+type Shard = Mutex<HashMap<u64, Arc<dyn Waits>>>;
+
+/// See the module's documentation.
+pub(super) struct Pending {
+    shards: [Shard; SHARDS],
+    /// What the watcher looks at; there is a watcher while it is not empty.
+    interrupts: Mutex<Vec<Interrupt>>,
+}
+
+impl Default for Pending {
+    fn default() -> Pending {
+        Pending { shards: std::array::from_fn(|_| Mutex::new(HashMap::new())), interrupts: Mutex::default() }
+    }
+}
+
+impl Pending {
+    fn shard(&self, unique: u64) -> &Shard {
+        // The kernel counts in twos.
+        &self.shards[(unique / 2) as usize % SHARDS]
+    }
+
+    /// Keeps a request while it waits.
+    pub(super) fn add<E: Exchange>(&self, exchange: E) -> Ticket<E> {
+        let header = exchange.message().header().unwrap_or_default();
+        let slot = Arc::new(Slot { exchange: Mutex::new(Some(exchange)), caller: header.pid });
+        self.shard(header.unique).lock().insert(header.unique, slot.clone());
+        Ticket { unique: header.unique, slot }
+    }
+
+    /// The request again, to be answered; `None` if it was given up.
+    pub(super) fn take<E: Exchange>(&self, ticket: Ticket<E>) -> Option<E> {
+        let gone = self.shard(ticket.unique).lock().remove(&ticket.unique);
+        drop(gone);
+        ticket.slot.exchange.lock().take()
+    }
+
+    /// Notes an interrupt; true if the caller is to start a watcher.
+    pub(super) fn interrupt(&self, unique: u64) -> bool {
+        let mut interrupts = self.interrupts.lock();
+        interrupts.push(Interrupt { unique, seen: false });
+        interrupts.len() == 1
+    }
+
+    /// One look at all that was interrupted; false if nothing is left to be watched, and the watcher ends.
+    pub(super) fn look(&self, is_dying: impl Fn(u32) -> bool) -> bool {
+        let mut interrupts = self.interrupts.lock();
+        interrupts.retain_mut(|interrupt| {
+            let waiting = self.shard(interrupt.unique).lock().get(&interrupt.unique).cloned();
+            let Some(waiting) = waiting else { return !std::mem::replace(&mut interrupt.seen, true) };
+            if waiting.is_over() {
+                return false;
+            }
+            if is_dying(waiting.caller()) {
+                waiting.give_up(libc::EINTR);
+                return false;
+            }
+            true
+        });
+        !interrupts.is_empty()
+    }
+}
+
+/// Whether a thread has a deadly signal pending.
+pub(super) fn is_dying(thread: u32) -> bool {
+    // Zero: of another process namespace.
+    thread != 0
+        && std::fs::read_to_string(format!("/proc/{thread}/status")).is_ok_and(|status| kill_pends(&status))
+}
+
+/// Whether `SIGKILL`, which stands for any signal that ends the process, is among the pending ones of a
+/// `/proc/PID/status`.
+fn kill_pends(status: &str) -> bool {
+    status
+        .lines()
+        .filter_map(|line| line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:")))
+        .filter_map(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .any(|mask| mask & 1 << (libc::SIGKILL - 1) != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::abi::{InHeader, opcode};
+    use crate::protocol::request::Message;
+    use crate::transport::Outcome;
+    use zerocopy::IntoBytes;
+
+    #[derive(Clone, Default)]
+    struct Answers(Arc<Mutex<Vec<(u64, Outcome)>>>);
+
+    struct Asked {
+        message: Vec<u8>,
+        unique: u64,
+        answers: Answers,
+    }
+
+    impl Asked {
+        fn new(unique: u64, pid: u32, answers: &Answers) -> Asked {
+            let header = InHeader { len: 40, opcode: opcode::FSYNC, unique, pid, ..InHeader::default() };
+            Asked { message: header.as_bytes().to_vec(), unique, answers: answers.clone() }
+        }
+    }
+
+    impl Exchange for Asked {
+        const MAY_WAIT: bool = false;
+        fn message(&self) -> Message<'_> {
+            Message::Whole(&self.message)
+        }
+        fn room(&mut self) -> &mut [u8] {
+            &mut []
+        }
+        fn reply(self, outcome: Outcome) {
+            self.answers.0.lock().push((self.unique, outcome));
+        }
+        fn no_reply(self) {}
+    }
+
+    #[test]
+    fn only_who_is_killed_is_given_up() {
+        let (pending, answers) = (Pending::default(), Answers::default());
+        let killed = pending.add(Asked::new(2, 100, &answers));
+        let signalled = pending.add(Asked::new(4, 200, &answers));
+        let quiet = pending.add(Asked::new(6, 100, &answers));
+        assert!(pending.interrupt(2), "the first starts a watcher");
+        assert!(!pending.interrupt(4));
+        assert!(pending.look(|caller| caller == 100), "one is still watched");
+        assert_eq!(*answers.0.lock(), [(2, Err(libc::EINTR))]);
+        assert!(pending.take(killed).is_none());
+        pending.take(signalled).expect("it goes on").reply(Ok(0));
+        pending.take(quiet).expect("nobody interrupted it").reply(Ok(0));
+        assert!(
+            pending.look(|_| true) | !pending.look(|_| true),
+            "what is gone is looked at once more at most"
+        );
+        assert_eq!(answers.0.lock().len(), 3);
+        assert!(pending.interrupt(8), "the watcher had ended");
+    }
+
+    #[test]
+    fn an_interrupt_may_come_before_its_request() {
+        let (pending, answers) = (Pending::default(), Answers::default());
+        assert!(pending.interrupt(2));
+        assert!(pending.look(|_| true), "once more");
+        let late = pending.add(Asked::new(2, 100, &answers));
+        assert!(!pending.look(|_| true));
+        assert_eq!(*answers.0.lock(), [(2, Err(libc::EINTR))]);
+        assert!(pending.take(late).is_none());
+        pending.interrupt(4);
+        assert!(pending.look(|_| true) && !pending.look(|_| true), "one that never comes is forgotten");
+    }
+
+    #[test]
+    fn deadly_signals() {
+        assert!(kill_pends("Name:\tx\nSigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n"));
+        assert!(kill_pends("SigPnd:\t0000000000000000\nShdPnd:\t0000000000004100\n"));
+        assert!(!kill_pends(
+            "SigPnd:\t0000000000000200\nShdPnd:\t0000000000004000\nSigIgn:\t0000000000000100\n"
+        ));
+        assert!(!kill_pends("SigPnd:\tfast\n"));
+        assert!(!is_dying(0) && !is_dying(std::process::id()));
+    }
+}
