@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 const USER: u32 = 65_534;
-const OTHER: u32 = 65_533;
+/// A user of every system, so that `fusermount3` knows his name.
+const OTHER: u32 = 1;
 
 /// What is said before each step: users may open `/dev/fuse`, and `/etc/fuse.conf` says what the test wants. `step` runs
 /// a command as one of the users.
