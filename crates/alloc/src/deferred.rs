@@ -17,7 +17,7 @@ use quire_base::broken::{Broken, is_broken};
 use quire_base::metrics::Counter;
 use quire_base::shard::{self, SHARDS};
 use quire_base::sync::Mutex;
-use quire_base::sync::atomic::{AtomicU64, Ordering};
+use quire_base::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use quire_base::{Error, Result, Seq};
 use quire_format::extent::Run;
 
@@ -27,7 +27,12 @@ const LISTS: usize = SHARDS;
 const LISTS: usize = if SHARDS < 1 { SHARDS } else { 1 };
 
 #[repr(align(128))]
-struct List(Mutex<Vec<usize>>);
+#[derive(Default)]
+struct List {
+    groups: Mutex<Vec<usize>>,
+    /// As many as there are; read without the lock, so that a force that finds nothing writes nothing.
+    len: AtomicUsize,
+}
 
 /// Which groups have deferred frees, and up to where the journal is durable.
 pub(crate) struct Deferred {
@@ -39,21 +44,26 @@ pub(crate) struct Deferred {
 impl Deferred {
     pub(crate) fn new() -> Deferred {
         Deferred {
-            lists: std::array::from_fn(|_| List(Mutex::new(Vec::new()))),
+            lists: std::array::from_fn(|_| List::default()),
             durable: AtomicU64::new(0),
             blocks: Counter::new(),
         }
     }
 
     fn list(&self, group: usize) {
-        self.lists[shard::current() % LISTS].0.lock().push(group);
+        let list = &self.lists[shard::current() % LISTS];
+        let mut groups = list.groups.lock();
+        groups.push(group);
+        list.len.store(groups.len(), Ordering::Release);
     }
 
     /// Empties the lists; ascending, so that runs of neighbouring groups meet.
     fn take_lists(&self) -> Vec<usize> {
         let mut groups = Vec::new();
-        for list in &self.lists {
-            groups.append(&mut list.0.lock());
+        for list in self.lists.iter().filter(|list| list.len.load(Ordering::Acquire) > 0) {
+            let mut listed = list.groups.lock();
+            groups.append(&mut listed);
+            list.len.store(0, Ordering::Release);
         }
         groups.sort_unstable();
         groups

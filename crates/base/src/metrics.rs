@@ -23,6 +23,19 @@ impl Counter {
     pub fn new() -> Counter {
         Counter::default()
     }
+    /// A sum that begins at `sum`.
+    pub fn starting_at(sum: u64) -> Counter {
+        let counter = Counter::default();
+        counter.lines[0].0.store(sum, Ordering::Relaxed);
+        counter
+    }
+    /// Makes the sum `sum`, while nobody counts.
+    pub fn set(&self, sum: u64) {
+        for line in &self.lines {
+            line.0.store(0, Ordering::Relaxed);
+        }
+        self.lines[0].0.store(sum, Ordering::Relaxed);
+    }
     /// Adds `amount`.
     pub fn add(&self, amount: u64) {
         self.lines[shard::current()].0.fetch_add(amount, Ordering::Relaxed);

@@ -7,10 +7,11 @@
 //! Neighbours: [`crate::transaction`] calls it inside the barrier, [`crate::recovery`] for each replayed record.
 
 use crate::engine::Engine;
+use crate::inode_numbers::InodeNumbers;
 use crate::orphan::{OrphanSlots, Slot};
 use crate::transaction::chunk_run;
 use quire_alloc::Allocator;
-use quire_base::sync::atomic::{AtomicU64, Ordering};
+use quire_base::metrics::Counter;
 use quire_base::{Error, Result, Seq};
 use quire_format::extent::{Run, subtract, total_blocks};
 use quire_format::key::{Key, KeyKind};
@@ -22,9 +23,9 @@ use quire_tree::Tree;
 pub(crate) struct Target<'a> {
     pub(crate) tree: &'a Tree,
     pub(crate) orphans: &'a OrphanSlots,
-    pub(crate) free_blocks: &'a AtomicU64,
-    pub(crate) inodes: &'a AtomicU64,
-    pub(crate) next_inode: &'a AtomicU64,
+    pub(crate) free_blocks: &'a Counter,
+    pub(crate) inodes: &'a Counter,
+    pub(crate) inode_numbers: &'a InodeNumbers,
     /// The allocator that hears of freed blocks; none in replay, which ends before one is made.
     pub(crate) alloc: Option<&'a Allocator>,
 }
@@ -36,7 +37,7 @@ impl Engine {
             orphans: &self.orphans,
             free_blocks: &self.applied_free_blocks,
             inodes: &self.applied_inodes,
-            next_inode: &self.next_inode,
+            inode_numbers: &self.inode_numbers,
             alloc: Some(&self.alloc),
         }
         .apply(change, seq)
@@ -48,15 +49,15 @@ impl Target<'_> {
         match change {
             Change::Put { key, value } => {
                 if key.kind == KeyKind::Inode && self.tree.get_with(*key, |_| ())?.is_none() {
-                    self.inodes.fetch_add(1, Ordering::Relaxed);
-                    self.next_inode.fetch_max(key.object.saturating_add(1), Ordering::Relaxed);
+                    self.inodes.add(1);
+                    self.inode_numbers.pass(key.object.saturating_add(1));
                 }
                 self.tree.put(*key, value)
             }
             Change::Delete { key } => {
                 let existed = self.tree.delete(*key)?;
                 if key.kind == KeyKind::Inode && existed {
-                    self.inodes.fetch_sub(1, Ordering::Relaxed);
+                    self.inodes.sub(1);
                 }
                 Ok(())
             }
@@ -111,7 +112,9 @@ impl Target<'_> {
 
     fn mark_used(&self, runs: &[Run]) -> Result<()> {
         self.change_regions(runs, |map, start, blocks| map.set_used(start, blocks))?;
-        self.free_blocks.fetch_sub(total_blocks(runs), Ordering::Relaxed);
+        if !runs.is_empty() {
+            self.free_blocks.sub(total_blocks(runs));
+        }
         Ok(())
     }
 
@@ -120,7 +123,7 @@ impl Target<'_> {
             return Ok(());
         }
         self.change_regions(runs, |map, start, blocks| map.set_free(start, blocks))?;
-        self.free_blocks.fetch_add(total_blocks(runs), Ordering::Relaxed);
+        self.free_blocks.add(total_blocks(runs));
         if let Some(alloc) = self.alloc {
             alloc.freed(seq, runs)?;
         }

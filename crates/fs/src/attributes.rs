@@ -123,9 +123,7 @@ pub(crate) fn without_privileges(mode: u32) -> u32 {
 impl Engine {
     /// What `stat` shows of an inode now.
     pub(crate) fn attributes(&self, inode: &InodeRef) -> Attributes {
-        let mut meta = inode.meta();
-        inode.fold_times(&mut meta);
-        let record = &meta.record;
+        let record = inode.record_now(&inode.meta());
         Attributes {
             inode: inode.number(),
             generation: inode.generation(),

@@ -89,18 +89,30 @@ fn committer(engine: &Arc<Engine>) {
     }
 }
 
+/// How long the reaper waits for more before it falls asleep.
+const REAPER_NAP: Duration = Duration::from_millis(2);
+
 fn reaper(engine: &Arc<Engine>) {
     loop {
         {
             let mut state = engine.background.state.lock();
-            while !state.stop && state.reap.is_empty() {
+            let queue = &engine.background.reap;
+            while !state.stop && queue.fall_asleep() {
                 engine.background.wake_reap.wait(&mut state);
             }
+            queue.wake();
             if state.stop {
                 return;
             }
         }
-        while engine.reap_one() {}
+        // Whoever queues wakes only a reaper that sleeps: while orphans keep coming it naps, and finds many at a time.
+        while engine.reap_one() {
+            while engine.reap_one() {}
+            let mut state = engine.background.state.lock();
+            if !state.stop {
+                engine.background.wake_reap.wait_for(&mut state, REAPER_NAP);
+            }
+        }
     }
 }
 

@@ -69,9 +69,9 @@ impl Engine {
         let orphan_blocks = self.orphans.take_changed(false)?;
         let frozen = self.tree.freeze(orphan_blocks);
         let mut superblock = self.superblock.clone();
-        superblock.free_blocks = self.applied_free_blocks.load(Ordering::Relaxed);
-        superblock.inode_count = self.applied_inodes.load(Ordering::Relaxed);
-        superblock.next_inode = self.next_inode.load(Ordering::Relaxed);
+        superblock.free_blocks = self.applied_free_blocks.get();
+        superblock.inode_count = self.applied_inodes.get();
+        superblock.next_inode = self.inode_numbers.end();
         drop(barrier);
 
         if !in_data_space {

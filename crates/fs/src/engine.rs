@@ -7,6 +7,7 @@
 //! it from a device; [`crate::volume`] is its public face.
 
 use crate::checkpoint::CheckpointState;
+use crate::inode_numbers::InodeNumbers;
 use crate::inode_table::InodeTable;
 use crate::options::VolumeOptions;
 use crate::orphan::OrphanSlots;
@@ -35,6 +36,8 @@ pub struct EngineCounters {
     pub pool_growths: Counter,
     /// Records that went ahead of their data, over blocks zeroed ahead.
     pub records_ahead: Counter,
+    /// Inodes that lost their last name (or never had one) and were tracked for it.
+    pub orphan_claims: Counter,
     /// Inodes freed by the reaper.
     pub orphans_freed: Counter,
 }
@@ -62,14 +65,16 @@ pub struct Engine {
     pub(crate) checkpoint_number: AtomicU64,
 
     /// Free blocks and inodes as the applied records say; what a checkpoint writes.
-    pub(crate) applied_free_blocks: AtomicU64,
-    pub(crate) applied_inodes: AtomicU64,
-    /// The next inode number to hand out.
-    pub(crate) next_inode: AtomicU64,
+    pub(crate) applied_free_blocks: Counter,
+    pub(crate) applied_inodes: Counter,
+    /// Inode numbers to hand out.
+    pub(crate) inode_numbers: InodeNumbers,
     /// The next logged operation's id.
     pub(crate) next_logged: AtomicU64,
 
     pub(crate) rename: Mutex<()>,
+    /// Only for [`crate::OrphanTracking::Locked`].
+    pub(crate) orphan_lock: Mutex<()>,
     pub(crate) background: Background,
     pub(crate) counters: EngineCounters,
 
@@ -80,6 +85,8 @@ pub struct Engine {
 /// What operations leave to be done behind their backs.
 #[derive(Default)]
 pub(crate) struct Background {
+    /// Orphans without a user, to be freed.
+    pub(crate) reap: crate::reap_queue::ReapQueue,
     pub(crate) state: Mutex<BackgroundState>,
     /// The committer: a checkpoint is wanted, or the end.
     pub(crate) wake_commit: Condvar,
@@ -93,7 +100,9 @@ pub(crate) struct Background {
     pub(crate) zeroes_wanted: AtomicBool,
     /// Held while blocks are zeroed, which nobody else can have meanwhile.
     pub(crate) zeroing: Mutex<()>,
-    /// Signalled when the reaper has emptied its queue.
+    /// Threads that wait until nothing is left to be freed.
+    pub(crate) drains: quire_base::sync::atomic::AtomicUsize,
+    /// Signalled for them.
     pub(crate) idle: Condvar,
 }
 
@@ -101,12 +110,8 @@ pub(crate) struct Background {
 pub(crate) struct BackgroundState {
     pub(crate) stop: bool,
     pub(crate) checkpoint_wanted: bool,
-    /// Orphans without a user, to be freed.
-    pub(crate) reap: std::collections::VecDeque<quire_base::InodeNo>,
     /// Orphans that could not be freed; tried again at the next periodic commit.
     pub(crate) reap_again: Vec<quire_base::InodeNo>,
-    /// Inodes in the reaper's hands.
-    pub(crate) reaping: usize,
     /// fsyncs that a worker performs.
     pub(crate) fsyncs: std::collections::VecDeque<crate::file::fsync::Pending>,
     /// References that a completion, which must not wait, has left to be dropped.
@@ -128,15 +133,33 @@ pub(crate) struct Parts {
     pub(crate) next_logged: u64,
 }
 
+/// A shard's reference to the engine. Inodes hold one of their maker's shard, so that making and dropping them changes no
+/// count that all threads change.
+#[repr(align(128))]
+pub(crate) struct EngineHandle(Arc<Engine>);
+
+impl std::ops::Deref for EngineHandle {
+    type Target = Arc<Engine>;
+    fn deref(&self) -> &Arc<Engine> {
+        &self.0
+    }
+}
+
+impl EngineHandle {
+    pub(crate) fn new(engine: &Arc<Engine>) -> Arc<EngineHandle> {
+        Arc::new(EngineHandle(engine.clone()))
+    }
+}
+
 impl Engine {
     pub(crate) fn new(parts: Parts) -> Arc<Engine> {
         Arc::new(Engine {
             barrier: ShardedRwLock::new(),
             checkpoint_number: AtomicU64::new(parts.checkpoint.number),
             checkpoint: Mutex::new(parts.checkpoint),
-            applied_free_blocks: AtomicU64::new(parts.superblock.free_blocks),
-            applied_inodes: AtomicU64::new(parts.superblock.inode_count),
-            next_inode: AtomicU64::new(parts.superblock.next_inode),
+            applied_free_blocks: Counter::starting_at(parts.superblock.free_blocks),
+            applied_inodes: Counter::starting_at(parts.superblock.inode_count),
+            inode_numbers: InodeNumbers::from(parts.superblock.next_inode),
             next_logged: AtomicU64::new(parts.next_logged),
             device: parts.device,
             journal: parts.journal,
@@ -150,6 +173,7 @@ impl Engine {
             superblock: parts.superblock,
             read_only: parts.read_only,
             rename: Mutex::new(()),
+            orphan_lock: Mutex::new(()),
             background: Background::default(),
             counters: EngineCounters::default(),
             failed: AtomicBool::new(false),
@@ -236,7 +260,7 @@ impl Engine {
 
     /// An inode number nobody has had.
     pub(crate) fn new_inode_number(&self) -> quire_base::InodeNo {
-        quire_base::InodeNo(self.next_inode.fetch_add(1, Ordering::Relaxed))
+        self.inode_numbers.take()
     }
 
     /// The generation of an inode made now: incarnation above, position in the journal below, so that no two

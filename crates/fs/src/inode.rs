@@ -18,7 +18,7 @@
 //!
 //! Neighbours: [`crate::inode_table`] finds inodes, `file/*` does I/O on them, `namespace/*` names them.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, EngineHandle};
 use crate::file::range_lock::RangeLock;
 use crate::gate::Gate;
 use crate::orphan::Slot;
@@ -29,8 +29,8 @@ use quire_base::{Error, ErrorKind, InodeNo, Result, Seq, Timestamp};
 use quire_cache::Mapping;
 use quire_format::inode::{FileType, InodeRecord, MODE_PERMISSION_MASK};
 
-/// Buckets of a directory's names.
-pub(crate) const BUCKETS: usize = 16;
+/// Buckets of a directory's names: so many that threads that change different names seldom meet on one, each a byte.
+pub(crate) const BUCKETS: usize = 256;
 
 /// How an inode without a name is tracked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +41,8 @@ pub(crate) enum OrphanState {
     Slot(Slot),
     /// Under a key in the tree, since no slot was free.
     Key,
+    /// Nowhere ([`crate::OrphanTracking::None`]).
+    Untracked,
 }
 
 /// The part of an inode that its lock protects.
@@ -89,7 +91,7 @@ pub(crate) struct Names {
 
 /// See the module's documentation.
 pub struct Inode {
-    pub(crate) engine: Arc<Engine>,
+    pub(crate) engine: Arc<EngineHandle>,
     pub(crate) number: InodeNo,
     pub(crate) generation: u64,
     pub(crate) kind: FileType,
@@ -108,8 +110,8 @@ pub struct Inode {
     meta: Mutex<Meta>,
     /// The record's permission bits, to see a setuid bit without the lock.
     pub(crate) mode: AtomicU32,
-    write_time: AtomicI64,
-    access_time: AtomicI64,
+    write_time: Noted,
+    access_time: Noted,
 
     /// Blocks that are promised to dirty data without a home; they count as allocated for stat.
     pub(crate) delayed_blocks: AtomicU64,
@@ -126,12 +128,57 @@ pub struct Inode {
 /// No time recorded since the last fold.
 const NO_TIME: i64 = i64::MIN;
 
+/// A time that I/O leaves for the record, and whether somebody has looked at it since: the next change then notes its own,
+/// so that it can be told apart.
+struct Noted {
+    time: AtomicI64,
+    seen: AtomicBool,
+}
+
+impl Default for Noted {
+    fn default() -> Noted {
+        Noted { time: AtomicI64::new(NO_TIME), seen: AtomicBool::new(false) }
+    }
+}
+
+impl Noted {
+    fn get(&self) -> i64 {
+        self.time.load(Ordering::Relaxed)
+    }
+
+    fn is_seen(&self) -> bool {
+        self.seen.load(Ordering::Relaxed)
+    }
+
+    /// The time, for one who shows it.
+    fn look(&self) -> i64 {
+        // In this order, and `note` in the other: who sees a new time sees its mark cleared, and sets it.
+        let time = self.time.load(Ordering::Acquire);
+        if time != NO_TIME && !self.is_seen() {
+            self.seen.store(true, Ordering::Relaxed);
+        }
+        time
+    }
+
+    /// Notes `now`, unless what is noted is hardly older and nobody has seen it.
+    fn note(&self, now: i64) {
+        let before = self.get();
+        let seen = self.is_seen();
+        if before == NO_TIME || seen || now.wrapping_sub(before) > TIME_GRAIN_NANOS || now < before {
+            if seen {
+                self.seen.store(false, Ordering::Relaxed);
+            }
+            self.time.store(now, Ordering::Release);
+        }
+    }
+}
+
 /// Write and access times move at most this often, as in the kernel's coarse clock.
 const TIME_GRAIN_NANOS: i64 = 1_000_000;
 
 impl Inode {
     pub(crate) fn new(
-        engine: Arc<Engine>,
+        engine: &Arc<Engine>,
         number: InodeNo,
         record: InodeRecord,
         orphan: OrphanState,
@@ -144,7 +191,7 @@ impl Inode {
             })
         });
         Inode {
-            engine,
+            engine: engine.inodes.engine_handle(engine),
             number,
             generation: record.generation,
             kind,
@@ -158,8 +205,8 @@ impl Inode {
             placement_hint: Mutex::new((0, 0)),
             mode: AtomicU32::new(record.mode),
             meta: Mutex::new(Meta { record, orphan, dirty: false, freed: false, emptied: false }),
-            write_time: AtomicI64::new(NO_TIME),
-            access_time: AtomicI64::new(NO_TIME),
+            write_time: Noted::default(),
+            access_time: Noted::default(),
             delayed_blocks: AtomicU64::new(0),
             commit_seq: AtomicU64::new(0),
             datasync_seq: AtomicU64::new(0),
@@ -196,7 +243,7 @@ impl Inode {
 
     /// Notes that contents changed now.
     pub(crate) fn touch_written(&self) {
-        self.touch(&self.write_time);
+        self.write_time.note(self.engine.options.clock.now().0);
     }
 
     /// Notes that contents were read now, as the volume's rule for access times has it.
@@ -205,53 +252,60 @@ impl Inode {
         match self.engine.options.access_times {
             AccessTimes::Never => {}
             _ if self.engine.read_only => {}
-            AccessTimes::Strict => self.touch(&self.access_time),
+            AccessTimes::Strict => self.access_time.note(self.engine.options.clock.now().0),
             AccessTimes::Relative => {
                 // One look a read; the rule itself is applied when the time is folded.
-                if self.access_time.load(Ordering::Relaxed) == NO_TIME {
-                    self.touch(&self.access_time);
+                let read = self.access_time.get();
+                if read == NO_TIME || (self.access_time.is_seen() && read <= self.write_time.get()) {
+                    self.access_time.note(self.engine.options.clock.now().0);
                 }
             }
         }
     }
 
-    fn touch(&self, time: &AtomicI64) {
-        let now = self.engine.options.clock.now().0;
-        let before = time.load(Ordering::Relaxed);
-        if before == NO_TIME || now.wrapping_sub(before) > TIME_GRAIN_NANOS || now < before {
-            time.store(now, Ordering::Relaxed);
-        }
-    }
-
     /// Takes the times that I/O left into the record.
     pub(crate) fn fold_times(&self, meta: &mut Meta) {
-        let written = self.write_time.swap(NO_TIME, Ordering::Relaxed);
+        let left = (
+            self.write_time.time.swap(NO_TIME, Ordering::Relaxed),
+            self.access_time.time.swap(NO_TIME, Ordering::Relaxed),
+        );
+        meta.dirty |= self.put_times(left, &mut meta.record);
+    }
+
+    /// The record as [`Inode::fold_times`] would leave it. The first look after a change leaves a mark and further ones
+    /// write nothing, so that they do not disturb I/O.
+    pub(crate) fn record_now(&self, meta: &Meta) -> InodeRecord {
+        let mut record = meta.record.clone();
+        let left = (self.write_time.look(), self.access_time.look());
+        self.put_times(left, &mut record);
+        record
+    }
+
+    /// Puts the times of the last write and the last read into a record; whether that changes it.
+    fn put_times(&self, (written, read): (i64, i64), record: &mut InodeRecord) -> bool {
+        use crate::options::AccessTimes;
+        const DAY: i64 = 86_400_000_000_000;
+        let mut changed = false;
         if written != NO_TIME {
-            let written = Timestamp(written);
             // Whoever sets times explicitly folds first, so what is found here is newer.
-            meta.record.mtime = written;
-            meta.record.ctime = written;
-            meta.dirty = true;
+            (record.mtime, record.ctime) = (Timestamp(written), Timestamp(written));
+            changed = true;
         }
-        let read = self.access_time.swap(NO_TIME, Ordering::Relaxed);
         if read != NO_TIME {
-            use crate::options::AccessTimes;
-            const DAY: i64 = 86_400_000_000_000;
-            let record = &mut meta.record;
             let stale = record.atime <= record.mtime
                 || record.atime <= record.ctime
                 || read.saturating_sub(record.atime.0) >= DAY;
             if stale || self.engine.options.access_times == AccessTimes::Strict {
                 record.atime = Timestamp(read);
-                meta.dirty = true;
+                changed = true;
             }
         }
+        changed
     }
 
     /// True if times wait to be journaled.
     pub(crate) fn has_times(&self) -> bool {
-        self.write_time.load(Ordering::Relaxed) != NO_TIME
-            || self.access_time.load(Ordering::Relaxed) != NO_TIME
+        self.write_time.get() != NO_TIME || self.access_time.get() != NO_TIME
     }
 
     /// A transaction that this inode's fsync must cover. The names of a directory are its data.
@@ -317,6 +371,12 @@ impl InodeRef {
     /// End of file in bytes. A change of it that is under way counts as a whole or not at all.
     pub fn size(&self) -> u64 {
         self.0.seen.settled_size()
+    }
+
+    /// Brings the gate into the state that many threads of cached I/O bring it into. For conflict reports.
+    pub fn assume_contended(&self) {
+        let _permit = self.0.gate.enter(crate::gate::GateState::Buffered);
+        self.0.gate.spread();
     }
 
     pub(crate) fn arc(&self) -> &Arc<Inode> {

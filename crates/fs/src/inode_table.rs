@@ -9,12 +9,12 @@
 //!
 //! Neighbours: [`crate::inode`]; [`crate::reaper`] frees what has neither name nor user.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, EngineHandle};
 use crate::inode::{Inode, InodeRef, OrphanState};
 use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::{Arc, Mutex};
-use quire_base::{Error, ErrorKind, InodeNo, Result};
+use quire_base::{Error, ErrorKind, InodeNo, Result, shard};
 use quire_format::inode::{FileType, InodeRecord};
 use quire_format::key::Key;
 use std::collections::BTreeMap;
@@ -40,11 +40,26 @@ struct Shard(Mutex<Held>);
 /// See the module's documentation.
 pub(crate) struct InodeTable {
     shards: Box<[Shard]>,
+    /// What the inodes of each shard's making hold of the engine.
+    handles: [Handle; shard::SHARDS],
 }
+
+#[repr(align(128))]
+#[derive(Default)]
+struct Handle(Mutex<Option<Arc<EngineHandle>>>);
 
 impl InodeTable {
     pub(crate) fn new() -> InodeTable {
-        InodeTable { shards: (0..SHARDS).map(|_| Shard::default()).collect() }
+        InodeTable {
+            shards: (0..SHARDS).map(|_| Shard::default()).collect(),
+            handles: std::array::from_fn(|_| Handle::default()),
+        }
+    }
+
+    /// The engine, for an inode that the current thread makes.
+    pub(crate) fn engine_handle(&self, engine: &Arc<Engine>) -> Arc<EngineHandle> {
+        let mut handle = self.handles[shard::current() % shard::SHARDS].0.lock();
+        handle.get_or_insert_with(|| EngineHandle::new(engine)).clone()
     }
 
     fn shard(&self, number: InodeNo) -> &Mutex<Held> {
@@ -130,6 +145,10 @@ impl InodeTable {
             let inodes = std::mem::take(&mut shard.0.lock().inodes);
             drop(inodes);
         }
+        for handle in &self.handles {
+            let handle = handle.0.lock().take();
+            drop(handle);
+        }
     }
 }
 
@@ -194,7 +213,7 @@ impl Engine {
                 return Err(Error::new(ErrorKind::Stale, format!("inode {number} has no name (any more)")));
             }
             // Had the inode come, changed and gone meanwhile, the record would be an old one.
-            let inode = Inode::new(self.clone(), number, record, OrphanState::Named);
+            let inode = Inode::new(self, number, record, OrphanState::Named);
             if let Some(inode) = self.inodes.insert_loaded(inode, departures) {
                 return self.not_freed(inode);
             }
@@ -210,7 +229,7 @@ impl Engine {
         let Some(record) = self.tree.get_with(Key::inode(number), InodeRecord::decode)? else {
             return Ok(None);
         };
-        Ok(Some(self.inodes.insert(Inode::new(self.clone(), number, record?, orphan))))
+        Ok(Some(self.inodes.insert(Inode::new(self, number, record?, orphan))))
     }
 
     fn not_freed(&self, inode: InodeRef) -> Result<InodeRef> {

@@ -32,6 +32,18 @@ pub enum AccessTimes {
     Strict,
 }
 
+/// How a running volume keeps inodes that have lost their names. Anything but the default is for measurements only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OrphanTracking {
+    /// In slots that are claimed without a lock.
+    #[default]
+    Lockless,
+    /// In the same slots, behind one lock of the volume, held from the claim until its record is applied.
+    Locked,
+    /// Not at all: after a crash such inodes take their space until fsck finds them.
+    None,
+}
+
 /// How a volume is opened.
 #[derive(Clone, Debug)]
 pub struct VolumeOptions {
@@ -59,6 +71,8 @@ pub struct VolumeOptions {
     pub folio_bytes: Option<u64>,
     /// For measurements only: a write makes its whole folios dirty.
     pub dirties_whole_folios: bool,
+    /// For measurements only: how orphans are tracked.
+    pub orphan_tracking: OrphanTracking,
 }
 
 impl VolumeOptions {
@@ -93,6 +107,7 @@ impl Default for VolumeOptions {
             clock: Clock::System,
             folio_bytes: None,
             dirties_whole_folios: false,
+            orphan_tracking: OrphanTracking::Lockless,
         }
     }
 }

@@ -17,8 +17,9 @@
 //! Neighbours: `transaction` applies, `checkpoint` copies changed blocks, `reaper` frees what they name.
 
 use quire_base::InodeNo;
+use quire_base::shard::{self, SHARDS};
 use quire_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use quire_base::{BLOCK_SIZE, Result, shard};
+use quire_base::{BLOCK_SIZE, Result};
 use quire_format::orphan as format;
 
 /// Slots in an orphan block.
@@ -28,6 +29,7 @@ pub const SLOTS_PER_BLOCK: usize = format::SLOTS;
 #[cfg(any(loom, shuttle))]
 pub const SLOTS_PER_BLOCK: usize = 2;
 
+#[repr(align(128))]
 struct OrphanBlock {
     /// Decremented by a claim before it searches, incremented when a release is applied.
     free: AtomicI64,
@@ -93,7 +95,9 @@ impl OrphanSlots {
             if free <= 0 {
                 continue;
             }
-            if let Some(n) = block.find(inode) {
+            // Threads of different shards begin on different lines of a block that they share.
+            let from = shard::current() * SLOTS_PER_BLOCK / SHARDS;
+            if let Some(n) = block.find(inode, from) {
                 return Some(Slot((index * SLOTS_PER_BLOCK + n) as u32));
             }
             block.free.fetch_add(1, Ordering::AcqRel);
@@ -172,10 +176,11 @@ fn encode(index: u64, slots: &[u64]) -> Box<[u8; BLOCK_SIZE]> {
 }
 
 impl OrphanBlock {
-    /// A zero slot, made `inode`'s. Bounded: three rounds, since releases and claims may race past the search.
-    fn find(&self, inode: InodeNo) -> Option<usize> {
+    /// A zero slot, made `inode`'s, searched for from slot `from` on. Bounded: three rounds, since releases and claims may race past the search.
+    fn find(&self, inode: InodeNo, from: usize) -> Option<usize> {
         for _ in 0..3 {
-            for (n, slot) in self.claimed.iter().enumerate() {
+            for n in (from..SLOTS_PER_BLOCK).chain(0..from) {
+                let slot = &self.claimed[n];
                 if slot.load(Ordering::Relaxed) == 0
                     && slot.compare_exchange(0, inode.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
                 {

@@ -15,8 +15,10 @@
 use crate::engine::Engine;
 use crate::extent_map::Replacement;
 use crate::inode::{Inode, OrphanState};
+use crate::reap_queue::Reaping;
 use crate::transaction::Cost;
 use quire_base::broken::{Broken, is_broken};
+use quire_base::patience;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{ErrorKind, InodeNo, Result};
@@ -26,15 +28,40 @@ use quire_format::key::{Key, KeyKind};
 use quire_format::logged::LoggedOp;
 use std::ops::ControlFlow;
 
+/// Inodes that may wait in a shard's queue before its threads help the reaper.
+const BACKLOG_MAX: usize = 256;
+/// Blocks up to which an inode is freed by such help.
+const SMALL_BLOCKS: u64 = 1024;
 /// Keys that one transaction deletes at most.
 const KEYS_PER_TRANSACTION: usize = 64;
 
 impl Engine {
     /// Leaves an orphan to the background thread, or to the next step where there is none.
     pub(crate) fn reap_later(&self, number: InodeNo) {
-        let mut state = self.background.state.lock();
-        state.reap.push_back(number);
-        self.background.wake_reap.notify_one();
+        if self.background.reap.push(number) {
+            let _state = self.background.state.lock();
+            self.background.wake_reap.notify_one();
+        }
+    }
+
+    /// Frees something small for a thread that is about to unlink, if its shard has left too much to the reaper: so the
+    /// memory of what waits is bounded, and what is large keeps nobody but the reaper.
+    pub(crate) fn help_reaper(self: &Arc<Engine>) {
+        if !patience::may_wait() {
+            return;
+        }
+        for _ in 0..2 {
+            let Some(reaping) = self.background.reap.take_excess(BACKLOG_MAX) else { return };
+            let small = self
+                .inodes
+                .peek(reaping.number)
+                .is_none_or(|inode| inode.meta().record.blocks <= SMALL_BLOCKS);
+            if !small {
+                self.reap_later(reaping.number);
+                return;
+            }
+            self.reap_now(reaping);
+        }
     }
 
     /// Queues what replay found without a name.
@@ -89,24 +116,21 @@ impl Engine {
 
     /// Queues what could not be freed once more.
     pub(crate) fn reap_failed_again(&self) {
-        let mut state = self.background.state.lock();
-        let again = std::mem::take(&mut state.reap_again);
-        if !again.is_empty() {
-            state.reap.extend(again);
-            self.background.wake_reap.notify_one();
+        let again = std::mem::take(&mut self.background.state.lock().reap_again);
+        for number in again {
+            self.reap_later(number);
         }
     }
 
     /// Frees the next queued orphan. False if there was none.
     pub(crate) fn reap_one(self: &Arc<Engine>) -> bool {
-        let Some(number) = ({
-            let mut state = self.background.state.lock();
-            let next = state.reap.pop_front();
-            state.reaping += usize::from(next.is_some());
-            next
-        }) else {
-            return false;
-        };
+        let Some(reaping) = self.background.reap.take() else { return false };
+        self.reap_now(reaping);
+        true
+    }
+
+    fn reap_now(self: &Arc<Engine>, reaping: Reaping<'_>) {
+        let number = reaping.number;
         if let Err(error) = self.reap(number) {
             // The slot stays: the next mount takes it up.
             tracing::warn!(%error, inode = %number, "an unlinked inode could not be freed yet");
@@ -117,12 +141,11 @@ impl Engine {
                 self.background.state.lock().reap_again.push(number);
             }
         }
-        let mut state = self.background.state.lock();
-        state.reaping -= 1;
-        if state.reaping == 0 && state.reap.is_empty() {
+        drop(reaping);
+        if self.background.drains.load(Ordering::SeqCst) > 0 && self.background.reap.is_idle() {
+            let _state = self.background.state.lock();
             self.background.idle.notify_all();
         }
-        true
     }
 
     fn reap(self: &Arc<Engine>, number: InodeNo) -> Result<()> {
@@ -143,7 +166,7 @@ impl Engine {
         match meta.orphan {
             OrphanState::Slot(slot) => transaction.orphan_clear(Some(slot), number),
             OrphanState::Key => transaction.orphan_clear(None, number),
-            OrphanState::Named => {}
+            OrphanState::Named | OrphanState::Untracked => {}
         }
         transaction.commit()?;
         drop(meta);
@@ -261,18 +284,23 @@ impl Engine {
     /// Waits until every queued orphan is freed, or frees them here where no thread does.
     pub(crate) fn drain_reaper(self: &Arc<Engine>) {
         while self.reap_one() {}
-        let mut state = self.background.state.lock();
-        while state.reaping > 0 || !state.reap.is_empty() {
-            if self.failure().is_some() {
-                return;
-            }
-            self.background.idle.wait_for(&mut state, std::time::Duration::from_millis(200));
-            if !state.reap.is_empty() {
-                drop(state);
-                while self.reap_one() {}
-                state = self.background.state.lock();
-            }
+        while !self.background.reap.is_idle() && self.failure().is_none() {
+            self.await_reaper(std::time::Duration::from_millis(200));
+            while self.reap_one() {}
         }
+    }
+
+    /// Waits until nothing is left to be freed, or for so long.
+    pub(crate) fn await_reaper(&self, most: std::time::Duration) {
+        // Counted before the look, as the reaper looks at the count after its work: one of the two sees the other.
+        self.background.drains.fetch_add(1, Ordering::SeqCst);
+        let mut state = self.background.state.lock();
+        if !self.background.reap.is_idle() {
+            self.background.wake_reap.notify_one();
+            self.background.idle.wait_for(&mut state, most);
+        }
+        drop(state);
+        self.background.drains.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

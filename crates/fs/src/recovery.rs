@@ -20,12 +20,13 @@
 use crate::apply::Target;
 use crate::checkpoint::{CheckpointState, name_image, publish, write_slot};
 use crate::engine::{Engine, Parts};
+use crate::inode_numbers::InodeNumbers;
 use crate::options::VolumeOptions;
 use crate::orphan::OrphanSlots;
 use quire_alloc::{AllocConfig, Allocator, RegionSource};
 use quire_base::broken::{Broken, is_broken};
+use quire_base::metrics::Counter;
 use quire_base::sync::Arc;
-use quire_base::sync::atomic::AtomicU64;
 use quire_base::{BLOCK_SIZE, Context, Error, ErrorKind, Result, Seq};
 use quire_cache::Cache;
 use quire_device::{AlignedBuf, Backend, Device, IoClass};
@@ -183,16 +184,16 @@ fn load_from(
 
     let mut superblock = superblock;
     let (free_blocks, inodes, next_inode) = (
-        AtomicU64::new(superblock.free_blocks),
-        AtomicU64::new(superblock.inode_count),
-        AtomicU64::new(superblock.next_inode),
+        Counter::starting_at(superblock.free_blocks),
+        Counter::starting_at(superblock.inode_count),
+        InodeNumbers::from(superblock.next_inode),
     );
     let target = Target {
         tree: &tree,
         orphans: &orphans,
         free_blocks: &free_blocks,
         inodes: &inodes,
-        next_inode: &next_inode,
+        inode_numbers: &next_inode,
         alloc: None,
     };
     let config = ReplayConfig {
@@ -220,9 +221,9 @@ fn load_from(
             end.end
         )));
     }
-    superblock.free_blocks = free_blocks.into_inner();
-    superblock.inode_count = inodes.into_inner();
-    superblock.next_inode = next_inode.into_inner();
+    superblock.free_blocks = free_blocks.get();
+    superblock.inode_count = inodes.get();
+    superblock.next_inode = next_inode.end();
     report.orphans = orphans.applied().len();
     Ok(Loaded { superblock, slot, tree, orphans, end: end.end, report })
 }

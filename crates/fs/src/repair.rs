@@ -13,7 +13,6 @@ use crate::options::VolumeOptions;
 use crate::orphan::Slot;
 use crate::recovery;
 use quire_base::sync::Arc;
-use quire_base::sync::atomic::Ordering;
 use quire_base::{InodeNo, Result};
 use quire_device::Backend;
 use quire_format::key::Key;
@@ -93,9 +92,9 @@ impl Session {
 
     /// Sets the counters that checkpoints write; [`Session::commit`]s keep them up from here.
     pub fn set_counters(&mut self, free_blocks: u64, inodes: u64, next_inode: u64) {
-        self.engine.applied_free_blocks.store(free_blocks, Ordering::Relaxed);
-        self.engine.applied_inodes.store(inodes, Ordering::Relaxed);
-        self.engine.next_inode.fetch_max(next_inode, Ordering::Relaxed);
+        self.engine.applied_free_blocks.set(free_blocks);
+        self.engine.applied_inodes.set(inodes);
+        self.engine.inode_numbers.pass(next_inode);
     }
 
     /// Changes that wait for a commit.

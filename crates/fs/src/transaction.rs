@@ -17,8 +17,10 @@
 //! Neighbours: [`crate::apply`] applies a change, here and in replay; `journal` and `tree` hold the reservations.
 
 use crate::engine::Engine;
+use crate::options::OrphanTracking;
 use quire_base::broken::{Broken, is_broken};
 use quire_base::patience;
+use quire_base::sync::MutexGuard;
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::thread;
 use quire_base::{BlockNo, Error, ErrorKind, InodeNo, Result, Seq};
@@ -70,13 +72,15 @@ impl Cost {
 #[must_use]
 pub struct Transaction<'a> {
     engine: &'a Engine,
-    journal: JournalReservation,
-    _nodes: NodeReservation,
-    ticket: Ticket,
+    journal: JournalReservation<'a>,
+    _nodes: NodeReservation<'a>,
+    ticket: Ticket<'a>,
     changes: Vec<Change>,
     reserved_bytes: usize,
     /// The device's mark that must be durable before the record may be; all that has completed, if none is named.
     after: Option<u64>,
+    /// Held until the change is applied, where orphans are tracked behind a lock.
+    orphan_lock: Option<MutexGuard<'a, ()>>,
 }
 
 impl Engine {
@@ -120,6 +124,7 @@ impl Engine {
                         changes: Vec::with_capacity(8),
                         reserved_bytes: cost.bytes,
                         after: None,
+                        orphan_lock: None,
                     });
                 }
                 Err(Short::Checkpoint) => {
@@ -157,6 +162,7 @@ impl Engine {
             changes: Vec::with_capacity(8),
             reserved_bytes: cost.bytes,
             after: None,
+            orphan_lock: None,
         })
     }
 
@@ -251,6 +257,7 @@ impl Engine {
             changes: Vec::new(),
             reserved_bytes: 64,
             after: None,
+            orphan_lock: None,
         };
         transaction.changes.push(Change::PoolGrow { start: run.start, blocks: run.blocks as u32 });
         transaction.commit()?;
@@ -276,6 +283,7 @@ impl Engine {
             changes: Vec::new(),
             reserved_bytes: 64,
             after: None,
+            orphan_lock: None,
         };
         transaction.changes.push(Change::PoolGrow { start: run.start, blocks: run.blocks as u32 });
         let _ = transaction.commit();
@@ -323,6 +331,13 @@ impl Transaction<'_> {
         }
     }
 
+    /// Takes the one lock of all orphans, on a volume that has one for comparison. Before a slot is claimed.
+    pub fn lock_orphans(&mut self) {
+        if self.engine.options.orphan_tracking == OrphanTracking::Locked && self.orphan_lock.is_none() {
+            self.orphan_lock = Some(self.engine.orphan_lock.lock());
+        }
+    }
+
     /// Names an orphan in a claimed slot, or under a key where no slot was free.
     pub fn orphan_set(&mut self, slot: Option<crate::orphan::Slot>, inode: InodeNo) {
         match slot {
@@ -333,6 +348,7 @@ impl Transaction<'_> {
 
     /// Takes an orphan's slot or key away.
     pub fn orphan_clear(&mut self, slot: Option<crate::orphan::Slot>, inode: InodeNo) {
+        self.lock_orphans();
         match slot {
             Some(slot) => self.changes.push(Change::OrphanClear { slot: slot.0, inode }),
             None => self.delete(Key::orphan(inode)),

@@ -130,6 +130,8 @@ pub struct Metrics {
     pub checkpoint_waits: u64,
     /// Checkpoints written.
     pub checkpoints: u64,
+    /// Inodes without a name that were given a slot or a key, so that a crash does not leak them.
+    pub orphan_claims: u64,
     /// Inodes freed behind unlinks.
     pub orphans_freed: u64,
     /// Forced writes whose record went beside their data, into blocks zeroed ahead: one flush each.
@@ -138,6 +140,10 @@ pub struct Metrics {
     pub inodes_cached: u64,
     /// Free blocks that wait for durability.
     pub deferred_blocks: u64,
+    /// Journal records appended.
+    pub journal_records: u64,
+    /// Bytes of the journal that they took, headers and alignment included.
+    pub journal_record_bytes: u64,
     /// Everything else, as `name value` lines for people.
     pub detail: String,
 }
@@ -237,8 +243,8 @@ impl Volume {
     pub fn info(&self) -> VolumeInfo {
         let mut info = VolumeInfo::of(&self.engine().superblock);
         info.checkpoint = self.engine().checkpoint_number.load(Ordering::Acquire);
-        info.free_blocks = self.engine().applied_free_blocks.load(Ordering::Relaxed);
-        info.inodes = self.engine().applied_inodes.load(Ordering::Relaxed);
+        info.free_blocks = self.engine().applied_free_blocks.get();
+        info.inodes = self.engine().applied_inodes.get();
         info
     }
 
@@ -252,7 +258,7 @@ impl Volume {
         let engine = self.engine();
         let available = engine.alloc.free_blocks();
         let free = available + engine.alloc.deferred_blocks();
-        let inodes = engine.applied_inodes.load(Ordering::Relaxed);
+        let inodes = engine.applied_inodes.get();
         // An inode and its name take some 150 bytes of a leaf; leaves may take all free space.
         let free_inodes = available.saturating_mul(16);
         Statfs {
@@ -312,10 +318,14 @@ impl Volume {
     pub fn metrics(&self) -> Metrics {
         let engine = self.engine();
         let counters = &engine.counters;
+        let journal = engine.journal.as_ref().map(|journal| journal.counts()).unwrap_or_default();
         Metrics {
+            journal_records: journal.records,
+            journal_record_bytes: journal.record_bytes,
             transactions: counters.transactions.get(),
             checkpoint_waits: counters.checkpoint_waits.get(),
             checkpoints: counters.checkpoints.get(),
+            orphan_claims: counters.orphan_claims.get(),
             orphans_freed: counters.orphans_freed.get(),
             records_ahead: counters.records_ahead.get(),
             inodes_cached: engine.inodes.len() as u64,

@@ -6,6 +6,8 @@
 mod attributes;
 #[path = "namespace/consistency.rs"]
 mod consistency;
+#[path = "namespace/mix.rs"]
+mod mix;
 #[path = "namespace/model.rs"]
 mod model;
 #[path = "namespace/operations.rs"]

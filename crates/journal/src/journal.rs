@@ -77,8 +77,8 @@ pub struct Journal {
 }
 
 /// Room for records, in ring and buffer. What is left of it goes back when it is dropped.
-pub struct JournalReservation {
-    core: Arc<Core>,
+pub struct JournalReservation<'a> {
+    core: &'a Core,
     left: u64,
 }
 
@@ -148,17 +148,17 @@ impl Journal {
     /// Room for one record with a payload of up to `bytes`. Waits for the buffer, by forcing, and never for the ring.
     ///
     /// The caller holds no other reservation, and nothing that another holder of one may wait for.
-    pub fn try_reserve(&self, bytes: usize) -> Result<JournalReservation, Short> {
+    pub fn try_reserve(&self, bytes: usize) -> Result<JournalReservation<'_>, Short> {
         self.reserve(1, bytes, true)
     }
 
     /// As [`Journal::try_reserve`], for `records` records with `bytes` of payload between them.
-    pub fn try_reserve_records(&self, records: usize, bytes: usize) -> Result<JournalReservation, Short> {
+    pub fn try_reserve_records(&self, records: usize, bytes: usize) -> Result<JournalReservation<'_>, Short> {
         self.reserve(records, bytes, true)
     }
 
     /// As [`Journal::try_reserve`], but says [`Short::Buffer`] where that would wait.
-    pub fn try_reserve_now(&self, bytes: usize) -> Result<JournalReservation, Short> {
+    pub fn try_reserve_now(&self, bytes: usize) -> Result<JournalReservation<'_>, Short> {
         self.reserve(1, bytes, false)
     }
 
@@ -168,8 +168,8 @@ impl Journal {
         whole.saturating_sub(RECORD_HEADER_BYTES + RECORD_ALIGN).min(RECORD_PAYLOAD_MAX)
     }
 
-    fn reserve(&self, records: usize, bytes: usize, wait: bool) -> Result<JournalReservation, Short> {
-        let core = &self.core;
+    fn reserve(&self, records: usize, bytes: usize, wait: bool) -> Result<JournalReservation<'_>, Short> {
+        let core = &*self.core;
         let per_record = (RECORD_HEADER_BYTES + RECORD_ALIGN - 1) as u64 + PADDING_MAX;
         let charge = (records as u64).saturating_mul(per_record).saturating_add(bytes as u64);
         if charge > core.charge_max() || bytes > RECORD_PAYLOAD_MAX {
@@ -181,7 +181,7 @@ impl Journal {
         loop {
             core.failure.check().map_err(Short::Failed)?;
             match core.stream.claim(charge) {
-                Ok(()) => return Ok(JournalReservation { core: core.clone(), left: charge }),
+                Ok(()) => return Ok(JournalReservation { core, left: charge }),
                 Err(Shortage::Exhausted) => return Err(Short::Failed(Shortage::exhausted())),
                 Err(Shortage::Ring) => {
                     core.counters.add(Event::RingFull, 1);
@@ -207,13 +207,13 @@ impl Journal {
     /// Appends a record: its `Seq`. Neither waits nor fails.
     ///
     /// Panics if the reservation is another journal's, or too small; the journal is shut down then.
-    pub fn append(&self, reservation: &mut JournalReservation, payload: &[u8]) -> Seq {
+    pub fn append(&self, reservation: &mut JournalReservation<'_>, payload: &[u8]) -> Seq {
         self.append_after(reservation, payload, self.core.medium.mark())
     }
 
     /// As [`Journal::append`]; the write that carries the record follows a flush of what had completed at `mark`, and of
     /// nothing else on its behalf. Zero: the record is true whatever else is lost.
-    pub fn append_after(&self, reservation: &mut JournalReservation, payload: &[u8], mark: u64) -> Seq {
+    pub fn append_after(&self, reservation: &mut JournalReservation<'_>, payload: &[u8], mark: u64) -> Seq {
         // Before the record has its place: a leader whose target covers that sees the mark.
         self.core.after.fetch_max(mark, Ordering::AcqRel);
         self.append_unordered(reservation, payload.len(), |record| record.write(payload))
@@ -224,7 +224,7 @@ impl Journal {
     /// Panics as [`Journal::append`], and if `fill` panics or writes less or more; the journal is shut down then.
     pub fn append_with(
         &self,
-        reservation: &mut JournalReservation,
+        reservation: &mut JournalReservation<'_>,
         bytes: usize,
         fill: impl FnOnce(&mut RecordWriter<'_>),
     ) -> Seq {
@@ -234,7 +234,7 @@ impl Journal {
 
     fn append_unordered(
         &self,
-        reservation: &mut JournalReservation,
+        reservation: &mut JournalReservation<'_>,
         bytes: usize,
         fill: impl FnOnce(&mut RecordWriter<'_>),
     ) -> Seq {
@@ -242,7 +242,7 @@ impl Journal {
         let unfinished = Unfinished { core };
         let total = record_bytes(bytes) as u64;
         let charge = total + PADDING_MAX;
-        assert!(Arc::ptr_eq(&reservation.core, &self.core), "a reservation of another journal");
+        assert!(std::ptr::eq(reservation.core, &*self.core), "a reservation of another journal");
         assert!(
             bytes <= RECORD_PAYLOAD_MAX && charge <= reservation.left,
             "the record exceeds its reservation"
@@ -393,14 +393,14 @@ impl JournalConfig {
     }
 }
 
-impl JournalReservation {
+impl JournalReservation<'_> {
     /// Bytes of it that are left, padding included.
     pub fn left(&self) -> u64 {
         self.left
     }
 }
 
-impl Drop for JournalReservation {
+impl Drop for JournalReservation<'_> {
     fn drop(&mut self) {
         if self.left > 0 {
             self.core.stream.unclaim(self.left);
@@ -408,7 +408,7 @@ impl Drop for JournalReservation {
     }
 }
 
-impl fmt::Debug for JournalReservation {
+impl fmt::Debug for JournalReservation<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "JournalReservation({} bytes)", self.left)
     }

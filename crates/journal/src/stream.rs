@@ -68,10 +68,15 @@ struct Slot {
 #[repr(align(128))]
 struct Line<T>(T);
 
+/// The words that every append changes: both on one line, so that appends meet on one only.
+struct Ends {
+    head: AtomicU64,
+    claimed: AtomicU64,
+}
+
 /// See the module's documentation.
 pub struct Stream {
-    head: Line<AtomicU64>,
-    claimed: Line<AtomicU64>,
+    ends: Line<Ends>,
     buffer_limit: Line<AtomicU64>,
     ring_limit: AtomicU64,
     ring_bytes: u64,
@@ -107,8 +112,7 @@ impl Stream {
         let slots = slots.max(1);
         let ring_bytes = ring.saturating_mul(PAYLOAD).min(POSITION_MAX);
         Stream {
-            head: Line(AtomicU64::new(head)),
-            claimed: Line(AtomicU64::new(head)),
+            ends: Line(Ends { head: AtomicU64::new(head), claimed: AtomicU64::new(head) }),
             buffer_limit: Line(AtomicU64::new(head + slots as u64 * PAYLOAD)),
             ring_limit: AtomicU64::new(tail + ring_bytes),
             ring_bytes,
@@ -126,12 +130,12 @@ impl Stream {
 
     /// Where the next record goes.
     pub fn head(&self) -> u64 {
-        self.head.0.load(Ordering::Acquire)
+        self.ends.0.head.load(Ordering::Acquire)
     }
 
     /// `head` rounded up, plus what reservations may still need.
     pub fn claimed(&self) -> u64 {
-        self.claimed.0.load(Ordering::Acquire) & !WAITING
+        self.ends.0.claimed.load(Ordering::Acquire) & !WAITING
     }
 
     /// The first position that the ring has no room for.
@@ -151,7 +155,7 @@ impl Stream {
 
     /// Promises `charge` bytes, or says what is short. Never waits.
     pub fn claim(&self, charge: u64) -> Result<(), Shortage> {
-        let mut seen = self.claimed.0.load(Ordering::Acquire);
+        let mut seen = self.ends.0.claimed.load(Ordering::Acquire);
         loop {
             let next = (seen & !WAITING).saturating_add(charge);
             if next > POSITION_MAX {
@@ -163,7 +167,7 @@ impl Stream {
             if next > self.buffer_limit.0.load(Ordering::Acquire) {
                 return Err(Shortage::Buffer);
             }
-            let swapped = self.claimed.0.compare_exchange_weak(
+            let swapped = self.ends.0.claimed.compare_exchange_weak(
                 seen,
                 seen + charge,
                 Ordering::AcqRel,
@@ -180,7 +184,7 @@ impl Stream {
     pub fn unclaim(&self, charge: u64) {
         // The exchange is made for a charge of zero too: an append that used all of its room may be what the
         // waiting thread needs in order to have something to force.
-        if self.claimed.0.fetch_sub(charge, Ordering::AcqRel) & WAITING != 0 {
+        if self.ends.0.claimed.fetch_sub(charge, Ordering::AcqRel) & WAITING != 0 {
             self.wake_waiters();
         }
     }
@@ -189,7 +193,7 @@ impl Stream {
     /// May return early.
     pub fn wait_for_room(&self, charge: u64, forced: u64, failure: &Failure) {
         let mut room = self.room.lock();
-        let claimed = self.claimed.0.fetch_or(WAITING, Ordering::AcqRel) & !WAITING;
+        let claimed = self.ends.0.claimed.fetch_or(WAITING, Ordering::AcqRel) & !WAITING;
         let fits = claimed.saturating_add(charge) <= self.buffer_limit.0.load(Ordering::Acquire);
         if fits || self.head() > forced || failure.is_set() {
             return;
@@ -199,7 +203,7 @@ impl Stream {
 
     fn wake_waiters(&self) {
         let _room = self.room.lock();
-        self.claimed.0.fetch_and(!WAITING, Ordering::AcqRel);
+        self.ends.0.claimed.fetch_and(!WAITING, Ordering::AcqRel);
         self.room_freed.notify_all();
     }
 
@@ -216,19 +220,19 @@ impl Stream {
     /// Returns the range and how much of the claim it used up.
     pub fn advance(&self, bytes: u64) -> (Claimed, u64) {
         debug_assert!(bytes.is_multiple_of(RECORD_ALIGN as u64) && bytes > 0);
-        let start = self.head.0.fetch_add(bytes, Ordering::AcqRel);
+        let start = self.ends.0.head.fetch_add(bytes, Ordering::AcqRel);
         (Claimed { start, bytes }, block_ceil(start + bytes) - block_ceil(start))
     }
 
     /// Moves the head to the start of a block; the range to pad, if there is one, and the new head.
     pub fn close(&self) -> (Option<Claimed>, u64) {
-        let mut head = self.head.0.load(Ordering::Acquire);
+        let mut head = self.ends.0.head.load(Ordering::Acquire);
         loop {
             let end = block_ceil(head);
             if end == head {
                 return (None, end);
             }
-            match self.head.0.compare_exchange_weak(head, end, Ordering::AcqRel, Ordering::Acquire) {
+            match self.ends.0.head.compare_exchange_weak(head, end, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return (Some(Claimed { start: head, bytes: end - head }), end),
                 Err(now) => head = now,
             }
@@ -374,7 +378,7 @@ impl Stream {
         }
         self.buffer_limit.0.store(end + self.buffer_bytes(), Ordering::Release);
         // The exchange orders the new limit before the flag of whoever comes to wait after it.
-        if self.claimed.0.fetch_add(0, Ordering::AcqRel) & WAITING != 0 {
+        if self.ends.0.claimed.fetch_add(0, Ordering::AcqRel) & WAITING != 0 {
             self.wake_waiters();
         }
     }

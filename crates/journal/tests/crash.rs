@@ -72,8 +72,9 @@ impl Life {
     }
 
     fn append(&mut self, lens: &[usize]) {
+        let journal = self.rig.journal.clone();
         let mut reservation = loop {
-            match self.rig.journal.try_reserve_records(lens.len(), lens.iter().sum()) {
+            match journal.try_reserve_records(lens.len(), lens.iter().sum()) {
                 Ok(reservation) => break reservation,
                 Err(Short::Checkpoint) => self.checkpoint(),
                 Err(other) => panic!("{other:?}"),
@@ -85,7 +86,7 @@ impl Life {
             }
             self.number += 1;
             let payload = payload(self.number, *len);
-            let seq = self.rig.journal.append(&mut reservation, &payload);
+            let seq = journal.append(&mut reservation, &payload);
             self.records.push((seq, payload));
         }
     }

@@ -41,7 +41,7 @@ fn ground(mistake: Broken) -> Settings {
         Broken::SecondSuperblockUnused => of(Style::Wrap, 1, 120, 1000),
         Broken::FsyncWithoutFlush => of(Style::Shared, 1, 80, 2000),
         Broken::EvictedSeqForgotten => of(Style::Names, 1, 80, 1000),
-        Broken::ErrorSeenOnce => Settings { faults: Some(true), ..of(Style::Shared, 3, 80, 5000) },
+        Broken::ErrorSeenOnce => Settings { faults: Some(true), ..of(Style::Shared, 3, 80, 1000) },
         Broken::ZeroedBeforeFlush => of(Style::Data, 3, 80, 1000),
         Broken::ZeroedBlocksHandedOutTwice => of(Style::Data, 3, 80, 1000),
         Broken::SizeOverUnflushedTail => of(Style::Data, 1, 80, 2013),

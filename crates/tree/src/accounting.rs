@@ -11,12 +11,15 @@
 //! the pool in any epoch, two neighbouring epochs' sets fit together, whichever of them has grown the tree.
 //!
 //! Reservations are worst cases; a node counts once per epoch when it is first marked, and the whole reservation
-//! returns when it is dropped. Ordinary transactions leave an emergency reserve to critical ones (that free space),
+//! returns when it is dropped. It returns to the *credit* of its thread's shard, which stays reserved: the next
+//! reservation of the shard takes it from there and changes no word that others use. It makes the same comparison as
+//! every other one, and reads for it only words that change with the first change of a node in an epoch. Who does not
+//! fit takes all shards' credit back first; so no credit makes anybody wait. Ordinary transactions leave an emergency reserve to critical ones (that free space),
 //! so a full volume can still delete.
 //!
 //! Neighbours: [`crate::Tree::try_reserve`]; the pool reports its size here.
 
-use quire_base::sync::Arc;
+use quire_base::shard::{self, SHARDS};
 use quire_base::sync::atomic::{AtomicU64, Ordering};
 
 /// How much memory a tree's nodes may take.
@@ -60,32 +63,42 @@ pub enum Short {
 
 /// Nodes that the holder may dirty. Returns what is not used when dropped.
 #[must_use]
-pub struct NodeReservation {
-    accounting: Arc<Accounting>,
+pub struct NodeReservation<'a> {
+    accounting: &'a Accounting,
     nodes: u64,
 }
 
-impl NodeReservation {
+impl NodeReservation<'_> {
     /// Nodes reserved.
     pub fn nodes(&self) -> u64 {
         self.nodes
     }
 }
 
-impl Drop for NodeReservation {
+impl Drop for NodeReservation<'_> {
     fn drop(&mut self) {
         // What was used is counted as dirty since it was marked.
-        self.accounting.reserved.fetch_sub(self.nodes, Ordering::AcqRel);
+        self.accounting.give_back(self.nodes);
     }
 }
 
 /// Room below which an ordinary transaction asks for a larger pool rather than for ever more checkpoints.
 const COMFORTABLE_NODES: u64 = 64;
 
+/// Nodes that a shard keeps reserved between transactions: a few small ones' worth, and never much of all there may be.
+const CREDIT_MAX: u64 = 128;
+const CREDIT_SHARE: u64 = 64;
+
+/// A shard's reserved nodes that nobody holds, on a line of their own.
+#[repr(align(128))]
+#[derive(Default)]
+struct Credit(AtomicU64);
+
 /// The numbers; see the module's documentation.
 #[derive(Default)]
 pub(crate) struct Accounting {
     limit: u64,
+    credits: [Credit; SHARDS],
     /// Nodes in the dirty set of the live epoch.
     dirty: AtomicU64,
     reserved: AtomicU64,
@@ -98,14 +111,14 @@ pub(crate) struct Accounting {
 }
 
 impl Accounting {
-    pub(crate) fn new(limits: &TreeLimits, live: u64) -> Arc<Accounting> {
-        Arc::new(Accounting {
+    pub(crate) fn new(limits: &TreeLimits, live: u64) -> Accounting {
+        Accounting {
             limit: limits.dirty_nodes,
             live: AtomicU64::new(live),
             frozen: AtomicU64::new(live),
             durable: AtomicU64::new(live),
             ..Accounting::default()
-        })
+        }
     }
 
     /// The pool's size, and the blocks beside nodes that three checkpoints may need.
@@ -174,25 +187,72 @@ impl Accounting {
         self.limit.min(self.dirty_by_pool(self.reserved()).saturating_sub(self.emergency()))
     }
 
-    pub(crate) fn try_reserve(
-        self: &Arc<Accounting>,
-        nodes: u64,
-        class: Class,
-    ) -> Result<NodeReservation, Short> {
+    pub(crate) fn try_reserve(&self, nodes: u64, class: Class) -> Result<NodeReservation<'_>, Short> {
+        if self.take_credit(nodes) {
+            let reservation = NodeReservation { accounting: self, nodes };
+            // The credit counts among what is reserved.
+            if self.fits(self.reserved(), nodes, class) {
+                return Ok(reservation);
+            }
+            drop(reservation);
+        }
         // First reserved, then dirty: who drops a reservation in between has counted its dirty nodes before.
         let reserved = self.reserved.fetch_add(nodes, Ordering::AcqRel) + nodes;
-        let reservation = NodeReservation { accounting: self.clone(), nodes };
-        let dirty = self.dirty();
-        let kept = if class == Class::Normal { self.emergency() } else { 0 };
-        let by_pool = |growth: u64| self.dirty_by_pool(growth).saturating_sub(kept);
-        // One large transaction alone may exceed the limit by memory, never the room in the pool.
-        let limit = self.limit.max(nodes);
-        if dirty + reserved <= by_pool(reserved).min(limit) {
+        let reservation = NodeReservation { accounting: self, nodes };
+        if self.fits(reserved, nodes, class)
+            || (self.take_credits_back() && self.fits(self.reserved(), nodes, class))
+        {
             return Ok(reservation);
         }
-        drop(reservation);
+        // Not as credit: it is short.
+        std::mem::forget(reservation);
+        self.reserved.fetch_sub(nodes, Ordering::AcqRel);
+        let limit = self.limit.max(nodes);
         let wanted = if class == Class::Normal { nodes.max(COMFORTABLE_NODES.min(limit)) } else { nodes };
-        Err(if wanted > by_pool(nodes) { Short::PoolFull } else { Short::Checkpoint })
+        Err(if wanted > self.room(nodes, class) { Short::PoolFull } else { Short::Checkpoint })
+    }
+
+    /// What may be dirty by the pool, if the tree may still grow by `growth` nodes.
+    fn room(&self, growth: u64, class: Class) -> u64 {
+        let kept = if class == Class::Normal { self.emergency() } else { 0 };
+        self.dirty_by_pool(growth).saturating_sub(kept)
+    }
+
+    /// Whether so much may be reserved, `nodes` of it by one transaction: that alone may exceed the limit by memory, but
+    /// never the room in the pool.
+    fn fits(&self, reserved: u64, nodes: u64, class: Class) -> bool {
+        self.dirty() + reserved <= self.room(reserved, class).min(self.limit.max(nodes))
+    }
+
+    /// Nodes that transactions hold.
+    pub(crate) fn held(&self) -> u64 {
+        let credit: u64 = self.credits.iter().map(|credit| credit.0.load(Ordering::Acquire)).sum();
+        self.reserved().saturating_sub(credit)
+    }
+
+    fn credit(&self) -> &AtomicU64 {
+        &self.credits[shard::current() % SHARDS].0
+    }
+
+    fn take_credit(&self, nodes: u64) -> bool {
+        let credit = self.credit();
+        credit.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |has| has.checked_sub(nodes)).is_ok()
+    }
+
+    /// Ends a reservation: its nodes become credit as far as the shard may have some.
+    fn give_back(&self, nodes: u64) {
+        let most = CREDIT_MAX.min(self.limit / CREDIT_SHARE);
+        let kept = |has: u64| (has + nodes <= most).then_some(has + nodes);
+        if self.credit().fetch_update(Ordering::AcqRel, Ordering::Relaxed, kept).is_err() {
+            self.reserved.fetch_sub(nodes, Ordering::AcqRel);
+        }
+    }
+
+    /// Ends all credit; true if there was some.
+    fn take_credits_back(&self) -> bool {
+        let taken: u64 = self.credits.iter().map(|credit| credit.0.swap(0, Ordering::AcqRel)).sum();
+        self.reserved.fetch_sub(taken, Ordering::AcqRel);
+        taken > 0
     }
 }
 
@@ -200,7 +260,7 @@ impl Accounting {
 mod tests {
     use super::*;
 
-    fn accounting(pool: u64, live: u64) -> Arc<Accounting> {
+    fn accounting(pool: u64, live: u64) -> Accounting {
         let accounting = Accounting::new(&TreeLimits { cache_nodes: 1000, dirty_nodes: 200 }, live);
         accounting.set_pool(pool, 10);
         accounting
@@ -221,6 +281,32 @@ mod tests {
         accounting.freeze();
         assert!(accounting.try_reserve(100, Class::Normal).is_ok());
         drop(second);
+    }
+
+    #[test]
+    fn credit_keeps_nobody_from_reserving() {
+        let limits = TreeLimits { cache_nodes: 20_000, dirty_nodes: 10_000 };
+        let accounting = Accounting::new(&limits, 5);
+        accounting.set_pool(1 << 20, 10);
+        for shard in 0..4 {
+            shard::set(shard);
+            drop(accounting.try_reserve(100, Class::Normal).unwrap());
+        }
+        assert_eq!(accounting.reserved(), 400, "what was dropped is credit");
+        drop(accounting.try_reserve(90, Class::Normal).unwrap());
+        assert_eq!(accounting.reserved(), 400, "and is used again");
+        let all = accounting.try_reserve(10_000, Class::Normal).expect("credit is taken back");
+        assert_eq!(accounting.reserved(), 10_000);
+        assert!(matches!(accounting.try_reserve(1, Class::Normal), Err(Short::Checkpoint)));
+        drop(all);
+        assert_eq!(accounting.reserved(), 0, "too much to keep");
+        let held = accounting.try_reserve(100, Class::Normal).unwrap();
+        drop(accounting.try_reserve(100, Class::Normal).unwrap());
+        (0..9_850).for_each(|_| accounting.node_marked());
+        // 9850 dirty, 100 held, 100 credit: too much, but credit goes first.
+        drop(accounting.try_reserve(50, Class::Normal).expect("dirty, held and its own"));
+        assert!(accounting.try_reserve(51, Class::Normal).is_err());
+        drop(held);
     }
 
     #[test]

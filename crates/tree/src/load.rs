@@ -47,7 +47,7 @@ impl Tree {
     /// while the ticket lives.
     ///
     /// Errors: of reading (`Corrupt`, `Io`).
-    pub fn prepare(&self, _ticket: &Ticket, keys: &[Key]) -> Result<()> {
+    pub fn prepare(&self, _ticket: &Ticket<'_>, keys: &[Key]) -> Result<()> {
         let mut waiting: Vec<Key> = Vec::new();
         let mut missing: Vec<Missing> = Vec::new();
         let mut look = |keys: &mut dyn Iterator<Item = Key>, waiting: &mut Vec<Key>| {

@@ -29,7 +29,7 @@ pub struct TreeStats {
     pub cache_nodes: u64,
     /// Nodes changed or removed since the last freeze.
     pub dirty_nodes: u64,
-    /// Nodes reserved.
+    /// Nodes that transactions have reserved.
     pub reserved_nodes: u64,
     /// Dirty nodes that the limits permit now.
     pub dirty_nodes_max: u64,
@@ -74,7 +74,7 @@ impl Tree {
             resident_nodes: self.resident.load(Ordering::Relaxed),
             cache_nodes: self.limits.cache_nodes,
             dirty_nodes: self.accounting.dirty(),
-            reserved_nodes: self.accounting.reserved(),
+            reserved_nodes: self.accounting.held(),
             dirty_nodes_max: self.accounting.dirty_max(),
             pool_blocks,
             pool_used_blocks,

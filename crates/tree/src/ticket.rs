@@ -8,8 +8,8 @@
 //! it has a stamp at or above that.
 
 use quire_base::shard::{self, SHARDS};
+use quire_base::sync::Mutex;
 use quire_base::sync::atomic::{AtomicU64, Ordering};
-use quire_base::sync::{Arc, Mutex};
 
 /// Live tickets and the clock.
 pub(crate) struct Tickets {
@@ -26,15 +26,15 @@ struct Shard {
 
 /// While it lives, no node that was used since it was made is evicted. See [`crate::Tree::ticket`].
 #[must_use]
-pub struct Ticket {
-    tickets: Arc<Tickets>,
+pub struct Ticket<'a> {
+    tickets: &'a Tickets,
     shard: usize,
     clock: u64,
 }
 
 impl Tickets {
-    pub(crate) fn new() -> Arc<Tickets> {
-        Arc::new(Tickets { clock: AtomicU64::new(1), shards: std::array::from_fn(|_| Shard::default()) })
+    pub(crate) fn new() -> Tickets {
+        Tickets { clock: AtomicU64::new(1), shards: std::array::from_fn(|_| Shard::default()) }
     }
 
     #[inline]
@@ -42,7 +42,7 @@ impl Tickets {
         self.clock.load(Ordering::Acquire)
     }
 
-    pub(crate) fn enter(self: &Arc<Tickets>) -> Ticket {
+    pub(crate) fn enter(&self) -> Ticket<'_> {
         let shard = shard::current() % SHARDS;
         let mut live = self.shards[shard].live.lock();
         let clock = self.clock();
@@ -50,7 +50,7 @@ impl Tickets {
             Some((last, count)) if *last == clock => *count += 1,
             _ => live.push((clock, 1)),
         }
-        Ticket { tickets: self.clone(), shard, clock }
+        Ticket { tickets: self, shard, clock }
     }
 
     /// Starts a round of eviction: gives the clock after the tick, and the stamp below which nodes may go.
@@ -62,7 +62,7 @@ impl Tickets {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for Ticket<'_> {
     fn drop(&mut self) {
         let mut live = self.tickets.shards[self.shard].live.lock();
         if let Some(at) = live.iter().position(|(clock, _)| *clock == self.clock) {

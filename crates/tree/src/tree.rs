@@ -28,8 +28,8 @@ pub struct Tree {
     pub(crate) epoch: AtomicU64,
     /// The last epoch whose checkpoint is written: nodes that are dirty in no later one are clean.
     pub(crate) written: AtomicU64,
-    pub(crate) accounting: Arc<Accounting>,
-    pub(crate) tickets: Arc<Tickets>,
+    pub(crate) accounting: Accounting,
+    pub(crate) tickets: Tickets,
     pub(crate) pool: Mutex<PoolState>,
     /// Nodes that changes of the live epoch took out of the tree; their blocks are freed by its checkpoint.
     pub(crate) removed: Mutex<Vec<Arc<Node>>>,
@@ -103,12 +103,12 @@ impl Tree {
     }
 
     /// While the ticket lives, no node that is used from now on leaves memory.
-    pub fn ticket(&self) -> Ticket {
+    pub fn ticket(&self) -> Ticket<'_> {
         self.tickets.enter()
     }
 
     /// Reserves the right to dirty `nodes` nodes (see [`Tree::nodes_for`]).
-    pub fn try_reserve(&self, nodes: usize, class: Class) -> Result<NodeReservation, Short> {
+    pub fn try_reserve(&self, nodes: usize, class: Class) -> Result<NodeReservation<'_>, Short> {
         let reserved = self.accounting.try_reserve(nodes as u64, class);
         match &reserved {
             Ok(_) => {}

@@ -123,8 +123,9 @@ fn prepared_keys_need_no_device() {
         let keys: Vec<Key> = (0..80).map(|_| Key::extent(InodeNo(1), random.below(12100))).collect();
         assert_eq!(contents(&volume.tree), volume.model);
         assert!(volume.tree.stats().evictions > 50);
-        let ticket = volume.tree.ticket();
-        keys.iter().for_each(|key| volume.tree.prepare(&ticket, &[*key]).unwrap());
+        let tree = volume.tree.clone();
+        let ticket = tree.ticket();
+        keys.iter().for_each(|key| tree.prepare(&ticket, &[*key]).unwrap());
         backend.inject(Fault::on(FaultOp::Read).times(u64::MAX));
         for key in &keys {
             match random.below(3) {
@@ -159,7 +160,8 @@ fn a_prepared_key_stays_reachable_when_its_leaf_is_merged_away() {
             volume.tree.get(key(n)).unwrap();
         }
     };
-    let older = volume.tree.ticket();
+    let tree = volume.tree.clone();
+    let older = tree.ticket();
     for n in 0..32 {
         volume.tree.get(key(n)).unwrap();
     }
@@ -167,8 +169,8 @@ fn a_prepared_key_stays_reachable_when_its_leaf_is_merged_away() {
     (9..16).for_each(|n| volume.delete(key(n)));
     // The clock ticks, but what the older ticket protects stays.
     load_others(&volume);
-    let ticket = volume.tree.ticket();
-    volume.tree.prepare(&ticket, &[key(20)]).unwrap();
+    let ticket = tree.ticket();
+    tree.prepare(&ticket, &[key(20)]).unwrap();
     let merges = volume.tree.stats().merges;
     (17..23).for_each(|n| volume.delete(key(n)));
     assert_eq!(volume.tree.stats().merges, merges + 1);

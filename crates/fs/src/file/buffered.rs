@@ -167,16 +167,9 @@ impl Engine {
     /// waited.
     fn recover_space(&self) -> Result<bool> {
         patience::check("freed blocks to become durable")?;
-        let queued = {
-            let state = self.background.state.lock();
-            !state.reap.is_empty() || state.reaping > 0
-        };
-        if queued {
-            let mut state = self.background.state.lock();
-            if self.options.threads && (state.reaping > 0 || !state.reap.is_empty()) {
-                self.background.wake_reap.notify_one();
-                self.background.idle.wait_for(&mut state, std::time::Duration::from_secs(10));
-            }
+        let queued = !self.background.reap.is_idle();
+        if queued && self.options.threads {
+            self.await_reaper(std::time::Duration::from_secs(10));
         }
         let waiting = self.alloc.deferred_blocks() > 0;
         if waiting {

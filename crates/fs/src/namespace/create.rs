@@ -220,7 +220,7 @@ impl Engine {
         }
         transaction.warm(&keys)?;
 
-        let inode = self.inodes.insert(Inode::new(self.clone(), number, record, OrphanState::Named));
+        let inode = self.inodes.insert(Inode::new(self, number, record, OrphanState::Named));
         match self.commit_birth(transaction, &inode, pieces, naming) {
             Ok(_) => Ok(inode),
             Err(error) => {

@@ -11,6 +11,7 @@
 
 use crate::engine::Engine;
 use crate::inode::{Inode, MetaGuard, OrphanState};
+use crate::options::OrphanTracking;
 use crate::orphan::Slot;
 use crate::transaction::{Cost, Transaction};
 use quire_base::broken::{Broken, is_broken};
@@ -84,12 +85,18 @@ impl<'a> Records<'a> {
 
     /// Takes away the last name: no links are left, and an orphan slot (or key) says so.
     pub(crate) fn make_orphan(&mut self, inode: &Inode, transaction: &mut Transaction<'_>) {
+        self.edit(inode).nlink = 0;
+        let at = self.place(inode);
+        if self.engine.options.orphan_tracking == OrphanTracking::None {
+            self.locked[at].orphan = Some(OrphanState::Untracked);
+            return;
+        }
+        transaction.lock_orphans();
         let slot = self.engine.orphans.claim(inode.number);
         if !is_broken(Broken::OrphanClaimedApart) {
             transaction.orphan_set(slot, inode.number);
         }
-        self.edit(inode).nlink = 0;
-        let at = self.place(inode);
+        self.engine.counters.orphan_claims.add(1);
         self.locked[at].orphan = Some(slot.map_or(OrphanState::Key, OrphanState::Slot));
     }
 
@@ -98,6 +105,7 @@ impl<'a> Records<'a> {
         let at = self.place(inode);
         match self.locked[at].meta.orphan {
             OrphanState::Named => return,
+            OrphanState::Untracked => {}
             OrphanState::Slot(slot) => transaction.orphan_clear(Some(slot), inode.number),
             OrphanState::Key => transaction.orphan_clear(None, inode.number),
         }
@@ -139,7 +147,7 @@ impl<'a> Records<'a> {
                 match locked.orphan {
                     Some(OrphanState::Slot(slot)) => orphans.push((Some(slot), locked.inode.number)),
                     Some(OrphanState::Key) => orphans.push((None, locked.inode.number)),
-                    Some(OrphanState::Named) | None => {}
+                    Some(OrphanState::Named | OrphanState::Untracked) | None => {}
                 }
             }
         }

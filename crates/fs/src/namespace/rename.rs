@@ -141,7 +141,7 @@ impl Engine {
         let mut way = vec![directory.number()];
         let mut current = directory.clone();
         // No way has more directories than the volume has inodes.
-        let limit = self.applied_inodes.load(quire_base::sync::atomic::Ordering::Relaxed).saturating_add(1);
+        let limit = self.applied_inodes.get().saturating_add(1);
         while current.number() != InodeNo::ROOT {
             if way.len() as u64 > limit {
                 return Err(Error::corrupt(format!(

@@ -38,6 +38,7 @@ impl Engine {
         self.check_writable()?;
         directory.names()?;
         dirent::check_name(name)?;
+        self.help_reaper();
         let hash = self.name_hash(name);
         let _entered = enter(directory, hash)?;
         let found = self.search_entry(directory.number(), hash, name)?.required(directory, name)?;
