@@ -1,4 +1,4 @@
-//! The command lines of `quire bench`, `quire probe` and the lab.
+//! The command lines of `quire bench`, `quire probe`, the lab and the conflict report.
 
 use crate::size;
 use clap::{Args, Subcommand, ValueEnum};
@@ -349,4 +349,29 @@ pub struct Lab {
     /// Write the results as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+}
+
+/// The conflict report.
+#[derive(Clone, Debug, Args)]
+pub struct Conflicts {
+    /// Only pairs whose name contains this
+    #[arg(long, default_value = "")]
+    pub only: String,
+    /// Fail where a pair has more conflicting lines than this file says
+    #[arg(long, value_name = "FILE")]
+    pub check: Option<PathBuf>,
+    /// Write what --check reads
+    #[arg(long, value_name = "FILE")]
+    pub keep: Option<PathBuf>,
+}
+
+/// Unlinking a great deal.
+#[derive(Clone, Debug, Args)]
+pub struct Unlink {
+    /// Small files
+    #[arg(long, default_value = "1000000", value_parser = operations)]
+    pub files: u64,
+    /// Extents of the file of 1 TiB
+    #[arg(long, default_value = "200000", value_parser = operations)]
+    pub extents: u64,
 }

@@ -23,6 +23,7 @@ use crate::outcome::{Outcome, Trouble};
 use crate::report::machine;
 use crate::size;
 use crate::target::Target;
+use quire::OrphanTracking;
 use std::path::{Path, PathBuf};
 
 /// What an engine is.
@@ -71,12 +72,11 @@ pub struct Spec {
     pub whole_folios: bool,
     /// `threads=`: threads of a FUSE server.
     pub threads: Option<usize>,
+    /// `orphans=`: how Quire tracks inodes without a name.
+    pub orphans: OrphanTracking,
     /// `transport=`: how requests of a mount travel.
     pub transport: Option<String>,
 }
-
-/// Options that are part of the command line's grammar and that the engine has no switch for.
-const ABSENT: [&str; 1] = ["orphans"];
 
 impl Spec {
     /// Parses one engine of a list.
@@ -89,6 +89,7 @@ impl Spec {
             folio: None,
             whole_folios: false,
             threads: None,
+            orphans: OrphanTracking::Lockless,
             transport: None,
         };
         if let Some(path) = text.strip_prefix("dir:") {
@@ -139,6 +140,12 @@ impl Spec {
             }
             ("track", "block") if self.kind == Kind::Quire => self.whole_folios = false,
             ("track", "folio") if self.kind == Kind::Quire => self.whole_folios = true,
+            ("orphans", "lockless") if self.kind == Kind::Quire => self.orphans = OrphanTracking::Lockless,
+            ("orphans", "locked") if self.kind == Kind::Quire => self.orphans = OrphanTracking::Locked,
+            ("orphans", "none") if self.kind == Kind::Quire => self.orphans = OrphanTracking::None,
+            ("orphans", _) if self.kind == Kind::Quire => {
+                return Err(format!("orphans={value}: they are lockless, locked or none"));
+            }
             ("transport", "auto" | "ring" | "dev") if matches!(self.kind, Kind::Mount | Kind::FuseNull) => {
                 self.transport = Some(value.into());
             }
@@ -148,9 +155,6 @@ impl Spec {
             ("threads", _) if matches!(self.kind, Kind::Mount | Kind::FuseNull) => {
                 let threads = value.parse().ok().filter(|threads| (1..=1024).contains(threads));
                 self.threads = Some(threads.ok_or_else(|| format!("threads={value}: not from 1 to 1024"))?);
-            }
-            (name, _) if quire && ABSENT.contains(&name) => {
-                return Err(format!("this version of Quire has no switch '{name}' ('{}')", self.name));
             }
             _ => return Err(format!("'{option}' is not an option of the engine in '{}'", self.name)),
         }
@@ -261,7 +265,8 @@ mod tests {
             ("dir:", "needs a folder"),
             ("quire@cache", "option=value"),
             ("quire@cache=lots", "not a size"),
-            ("quire@orphans=none", "no switch 'orphans'"),
+            ("quire@orphans=many", "lockless, locked or none"),
+            ("mount@orphans=none", "not an option"),
             ("quire@track=page", "not an option"),
             ("quire@folio=big", "not a size"),
             ("mount@transport=fast", "not a transport"),

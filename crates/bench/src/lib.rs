@@ -14,7 +14,8 @@
 //! * [`drive`]: threads that start together and stop together; [`sample`]: what they measured.
 //! * [`interrupt`], [`progress`]: Ctrl-C, and what is seen meanwhile.
 //! * [`probe`]: races the file system under a folder and says what it really promises.
-//! * [`lab`]: the same mix over bare locking schemes.
+//! * [`conflicts`]: cache lines that operations which commute share.
+//! * [`lab`]: the same mix over bare locking schemes; [`unlink`](mod@unlink): a great deal of it.
 //!
 //! Invariants: no driver knows which engine it drives. Whatever an engine makes (image, loop device, mount,
 //! process) is held by a guard that takes it away on success, error, panic and Ctrl-C alike.
@@ -23,6 +24,8 @@
 //! this crate otherwise.
 
 pub mod arguments;
+#[cfg(target_arch = "x86_64")]
+pub mod conflicts;
 pub mod drive;
 pub mod engine;
 pub mod image;
@@ -36,4 +39,5 @@ pub mod run;
 pub mod sample;
 pub mod size;
 pub mod target;
+pub mod unlink;
 pub mod workload;

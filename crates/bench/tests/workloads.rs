@@ -128,6 +128,12 @@ fn orphan() {
     assert_eq!(shrunk.rows[0].figures.get("operations"), Some(1000.0));
     let unlinked = report("orphan --engines quire@device=memory --threads 2 --ops 500 --unlink-open");
     assert_eq!(unlinked.rows[0].figures.get("orphan_claims"), Some(1000.0));
+    for (tracking, claims) in [("lockless", 1000.0), ("locked", 1000.0), ("none", 0.0)] {
+        let line = format!(
+            "orphan --engines quire@device=memory --threads 2 --ops 500 --unlink-open --orphans {tracking}"
+        );
+        assert_eq!(report(&line).rows[0].figures.get("orphan_claims"), Some(claims), "{tracking}");
+    }
 }
 
 #[test]
@@ -183,7 +189,7 @@ fn bad_options_are_refused_before_anything_runs() {
         ("mixed --json /nowhere/at/all.json", "cannot be written"),
         ("dirty --folio 48k", "power of two"),
         ("dirty --engines quire@track=page", "not an option"),
-        ("orphan --orphans none", "no switch 'orphans'"),
+        ("orphan --engines quire@orphans=many", "lockless, locked or none"),
     ] {
         match measure(line) {
             Err(Trouble::Usage(message)) => assert!(message.contains(part), "{line}: {message}"),

@@ -21,6 +21,7 @@ pub fn set_up(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Target>> 
         cache_bytes: Some(workshop.cache_bytes(spec)),
         folio_bytes: spec.folio,
         dirties_whole_folios: spec.whole_folios,
+        orphan_tracking: spec.orphans,
         ..VolumeOptions::default()
     };
     let volume = Volume::open_backend(Arc::new(Counted::new(backend, totals.clone())), options)?;
@@ -94,7 +95,7 @@ impl Target for Library {
         outcome.and(flight.wait())
     }
     fn counters(&self) -> Counters {
-        Counters { orphan_claims: Some(self.volume.metrics().orphans_freed), ..self.totals.read() }
+        Counters { orphan_claims: Some(self.volume.metrics().orphan_claims), ..self.totals.read() }
     }
     fn finish(self: Box<Self>) -> Result<()> {
         self.volume.close()

@@ -1,0 +1,206 @@
+//! `bench conflicts`: which cache lines two operations that commute would fight over.
+//!
+//! Two cores that run code which shares no written line run it as fast as each alone; each line that both touch and one
+//! writes is a place where more cores will wait for one another. That can be seen without having them: each operation of
+//! a pair runs alone, from the same state (the second one with the first's done), with every memory access written down
+//! ([`trace`]); then the two lists of lines are compared. Sharded structures are told the sides' shards, 0 and 1.
+//!
+//! ```text
+//!   pairs    state and operations      trace    fork, single steps, decoded accesses
+//!   places   code to source line       arena    an allocator that does not count
+//! ```
+//!
+//! The kept file has the number of conflicting lines of each pair; more than that is an error, so they do not grow
+//! unseen. `docs/scalability.md` gives the reason of each that remains.
+//!
+//! Neighbours: the program `bench` runs it.
+
+pub mod arena;
+pub mod pairs;
+pub mod places;
+pub mod trace;
+
+use crate::arguments::Conflicts;
+use crate::outcome::{Outcome, Trouble, failed, os};
+use pairs::{PAIRS, Pair, State};
+use places::{Place, Places};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::Path;
+use trace::{LINE, Line, Lines};
+
+/// The stack of the thread whose operations are traced.
+const STACK_BYTES: usize = 16 << 20;
+
+/// One line that both sides touch and at least one writes.
+#[derive(Clone, Debug)]
+pub struct Conflict {
+    /// Who touches it on each side, and whether that writes.
+    pub sides: [(Place, bool); 2],
+    /// Both touch the same bytes; else they are only neighbours on the line.
+    pub same_bytes: bool,
+}
+
+/// A pair's conflicts.
+pub struct Finding {
+    /// Such as `create / create, different directories`.
+    pub name: String,
+    /// The lines.
+    pub conflicts: Vec<Conflict>,
+}
+
+impl Pair {
+    /// As in the table and in the kept file.
+    pub fn name(&self) -> String {
+        format!("{} / {}, {}", self.sides[0].name, self.sides[1].name, self.apart)
+    }
+}
+
+/// `bench conflicts`.
+pub fn command(arguments: &Conflicts) -> Outcome {
+    let findings = match find(&arguments.only) {
+        Err(Trouble::Skipped(why)) => {
+            eprintln!("conflicting lines are NOT counted: {why}");
+            return Ok(());
+        }
+        other => other?,
+    };
+    print!("{}", render(&findings));
+    if let Some(file) = &arguments.keep {
+        std::fs::write(file, kept(&findings)).map_err(os(format!("writing {}", file.display())))?;
+    }
+    if let Some(file) = &arguments.check {
+        println!("\n{}", check(&findings, file)?);
+    }
+    Ok(())
+}
+
+/// Traces every pair whose name contains `only`.
+pub fn find(only: &str) -> Outcome<Vec<Finding>> {
+    arena::prepare();
+    let all = || -> Outcome<Vec<Finding>> {
+        let state = State::new()?;
+        let mut traced = Vec::new();
+        for pair in PAIRS.iter().filter(|pair| pair.name().contains(only)) {
+            let run = |side: usize| (pair.sides[side].act)(&state, side);
+            traced.push((pair, shared_lines(&trace::trace(&[0], &run)?, &trace::trace(&[0, 1], &run)?)));
+        }
+        let touches =
+            traced.iter().flat_map(|(_, lines)| lines).flat_map(|pair| pair.iter().map(|line| first(line).0));
+        let places = Places::of(touches)?;
+        let finding = |(pair, lines): &(&Pair, Vec<[Line; 2]>)| Finding {
+            name: pair.name(),
+            conflicts: lines.iter().map(|lines| conflict(lines, &places)).collect(),
+        };
+        Ok(traced.iter().map(finding).collect())
+    };
+    // A spawned thread's stack and local storage lie together, and are known.
+    std::thread::scope(|scope| {
+        let builder = std::thread::Builder::new().stack_size(STACK_BYTES);
+        let thread = builder.spawn_scoped(scope, all).map_err(os("starting a thread"))?;
+        thread.join().map_err(|_| failed("the thread that traces panicked"))?
+    })
+}
+
+/// What both touch and one writes.
+fn shared_lines(one: &Lines, other: &Lines) -> Vec<[Line; 2]> {
+    let both = one.iter().filter_map(|(at, line)| Some([line.clone(), other.get(at)?.clone()]));
+    both.filter(|lines| lines.iter().any(|line| line.write.is_some())).collect()
+}
+
+/// The touch that tells most of a line: its first write, or else its first read.
+fn first(line: &Line) -> (&trace::Touch, bool) {
+    match (&line.write, &line.read) {
+        (Some(write), _) => (write, true),
+        (None, Some(read)) => (read, false),
+        (None, None) => unreachable!("a line is listed when it is touched"),
+    }
+}
+
+fn conflict(lines: &[Line; 2], places: &Places) -> Conflict {
+    let side = |n: usize| {
+        let (touch, writes) = first(&lines[n]);
+        (places.who(touch), writes)
+    };
+    Conflict { sides: [side(0), side(1)], same_bytes: lines[0].bytes & lines[1].bytes != 0 }
+}
+
+impl Conflict {
+    /// The side that writes.
+    pub fn writer(&self) -> &Place {
+        let writing = self.sides.iter().find(|(_, writes)| *writes);
+        &writing.expect("a conflict has a writer").0
+    }
+}
+
+/// The report as people read it: a table of counts, then each pair's lines.
+pub fn render(findings: &[Finding]) -> String {
+    let mut out = String::new();
+    let width = findings.iter().map(|finding| finding.name.len()).max().unwrap_or(0);
+    let _ = writeln!(out, "{:width$}  lines of {LINE} bytes that both touch and one writes", "pair");
+    for finding in findings {
+        let _ = writeln!(out, "{:width$}  {}", finding.name, finding.conflicts.len());
+    }
+    for finding in findings.iter().filter(|finding| !finding.conflicts.is_empty()) {
+        let _ = writeln!(out, "\n{}", finding.name);
+        for conflict in &finding.conflicts {
+            let kinds = conflict.sides.each_ref().map(|(_, writes)| if *writes { 'W' } else { 'R' });
+            let bytes = if conflict.same_bytes { "" } else { ", other bytes of the line" };
+            let place = conflict.writer();
+            let _ = writeln!(out, "  {}{} {} ({}){bytes}", kinds[0], kinds[1], place.owner(), place.line);
+            let _ = writeln!(out, "       {}", place.text);
+            let [(one, _), (other, _)] = &conflict.sides;
+            if let Some(place) = [one, other].into_iter().find(|other| other.owner() != place.owner()) {
+                let _ = writeln!(out, "     beside {} ({}): {}", place.owner(), place.line, place.text);
+            }
+        }
+    }
+    out
+}
+
+/// Compares with the kept numbers; pairs that have more, or none kept, are an error.
+pub fn check(findings: &[Finding], kept: &Path) -> Outcome<String> {
+    let text = std::fs::read_to_string(kept).map_err(os(format!("reading {}", kept.display())))?;
+    let kept = parse(&text)?;
+    let mut grown = Vec::new();
+    let mut shrunk = Vec::new();
+    for finding in findings {
+        let count = finding.conflicts.len();
+        match kept.get(finding.name.as_str()) {
+            Some(&most) if count > most => grown.push(format!("{}: {count}, kept are {most}", finding.name)),
+            Some(&most) if count < most => shrunk.push(format!("{}: {count}, kept are {most}", finding.name)),
+            Some(_) => {}
+            None => grown.push(format!("{}: {count}, and no number is kept", finding.name)),
+        }
+    }
+    if !grown.is_empty() {
+        return Err(failed(format!("more conflicting lines than are kept:\n  {}", grown.join("\n  "))));
+    }
+    Ok(if shrunk.is_empty() {
+        "as many conflicting lines as are kept, or fewer".into()
+    } else {
+        format!("fewer conflicting lines than are kept; write them down:\n  {}", shrunk.join("\n  "))
+    })
+}
+
+/// The lines of a kept file: a number, a tab, the pair's name. `#` begins a comment.
+fn parse(text: &str) -> Outcome<BTreeMap<&str, usize>> {
+    let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines
+        .map(|line| {
+            let parts = line.split_once('\t').and_then(|(count, name)| Some((name, count.parse().ok()?)));
+            parts.ok_or_else(|| Trouble::Usage(format!("'{line}' is not a number, a tab, and a pair")))
+        })
+        .collect()
+}
+
+/// What [`check`] reads.
+pub fn kept(findings: &[Finding]) -> String {
+    let mut out =
+        "# Conflicting cache lines of each pair of operations, at most: bench conflicts --check FILE.\n"
+            .to_owned();
+    for finding in findings {
+        let _ = writeln!(out, "{}\t{}", finding.conflicts.len(), finding.name);
+    }
+    out
+}
