@@ -215,7 +215,7 @@ impl Journal {
     /// nothing else on its behalf. Zero: the record is true whatever else is lost.
     pub fn append_after(&self, reservation: &mut JournalReservation<'_>, payload: &[u8], mark: u64) -> Seq {
         // Before the record has its place: a leader whose target covers that sees the mark.
-        self.core.after.fetch_max(mark, Ordering::AcqRel);
+        self.core.raise_after(mark);
         self.append_unordered(reservation, payload.len(), |record| record.write(payload))
     }
 
@@ -228,7 +228,7 @@ impl Journal {
         bytes: usize,
         fill: impl FnOnce(&mut RecordWriter<'_>),
     ) -> Seq {
-        self.core.after.fetch_max(self.core.medium.mark(), Ordering::AcqRel);
+        self.core.raise_after(self.core.medium.mark());
         self.append_unordered(reservation, bytes, fill)
     }
 
@@ -439,6 +439,15 @@ impl RecordWriter<'_> {
 }
 
 impl Core {
+    /// The next journal write follows a flush of what had completed at `mark`.
+    fn raise_after(&self, mark: u64) {
+        // Looked at first, so that appends do not meet here. The mark only grows: a leader that sees what this thread
+        // does next sees at least what this look saw.
+        if self.after.load(Ordering::Acquire) < mark {
+            self.after.fetch_max(mark, Ordering::AcqRel);
+        }
+    }
+
     /// The largest reservation: so small that a checkpoint always makes room for it, and the buffer can hold it.
     fn charge_max(&self) -> u64 {
         (self.stream.ring_bytes() / 4).min(self.stream.buffer_bytes())
