@@ -79,14 +79,6 @@ impl<'a> Oracle<'a> {
             failed: BTreeMap::new(),
             emptied: BTreeMap::new(),
         };
-        for records in threads {
-            for record in records.iter().filter(|record| record.succeeded()) {
-                for (scope, inode, datasync) in forced(record) {
-                    let covered = oracle.covered(record, scope, inode, datasync);
-                    oracle.forces.push(Force { record, scope, covered });
-                }
-            }
-        }
         for record in threads.iter().flatten() {
             for (scope, inode, _) in forced(record) {
                 if matches!(scope, Scope::Inode(_) | Scope::Itself) {
@@ -112,6 +104,14 @@ impl<'a> Oracle<'a> {
                 };
                 if let Some(change) = change(record, (thread, at), inode) {
                     oracle.changes.entry(inode).or_default().push(change);
+                }
+            }
+        }
+        for records in threads {
+            for record in records.iter().filter(|record| record.succeeded()) {
+                for (scope, inode, datasync) in forced(record) {
+                    let covered = oracle.covered(record, scope, inode, datasync);
+                    oracle.forces.push(Force { record, scope, covered });
                 }
             }
         }
@@ -143,9 +143,17 @@ impl<'a> Oracle<'a> {
     /// Whether an fsync of an inode (or, with `datasync`, fdatasync) must make an operation durable.
     fn concerns(&self, place: (usize, usize), record: &Record, inode: u64, datasync: bool) -> bool {
         if datasync && !is_birth(&record.operation) {
-            return self.configurations.sized.get(&place) == Some(&inode);
+            return self.configurations.sized.get(&place) == Some(&inode)
+                && !self.may_have_grown_before(record, inode);
         }
         self.configurations.touched.get(&place).is_some_and(|touched| touched.contains(&inode))
+    }
+
+    /// Whether the file may have had the size that a write brought it already: one that failed before may have left it.
+    fn may_have_grown_before(&self, record: &Record, inode: u64) -> bool {
+        let failed = self.failed.get(&inode).map_or(&[][..], Vec::as_slice);
+        !matches!(record.operation, Operation::Truncate { .. })
+            && failed.iter().any(|failed| failed.ticks.0 < record.ticks.1)
     }
 
     /// Judges what a crash after the first `event` events left.
