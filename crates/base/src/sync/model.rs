@@ -6,7 +6,7 @@ use loom::sync as checked;
 use shuttle::sync as checked;
 
 #[cfg(loom)]
-pub use loom::{hint::spin_loop, thread};
+pub use loom::hint::spin_loop;
 #[cfg(all(shuttle, not(loom)))]
 pub use shuttle::{hint::spin_loop, thread};
 pub use std::sync::{Arc, Weak};
@@ -126,5 +126,16 @@ impl<T> RwLock<T> {
     /// Takes exclusive access if nobody is in.
     pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
         self.0.try_write().ok()
+    }
+}
+
+/// loom's threads; to sleep is to let others run.
+#[cfg(loom)]
+pub mod thread {
+    pub use loom::thread::*;
+
+    /// Lets another thread run.
+    pub fn sleep(_: std::time::Duration) {
+        yield_now();
     }
 }
