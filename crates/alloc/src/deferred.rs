@@ -17,7 +17,7 @@ use quire_base::broken::{Broken, is_broken};
 use quire_base::metrics::Counter;
 use quire_base::shard::{self, SHARDS};
 use quire_base::sync::Mutex;
-use quire_base::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_base::{Error, Result, Seq};
 use quire_format::extent::Run;
 
@@ -27,12 +27,7 @@ const LISTS: usize = SHARDS;
 const LISTS: usize = if SHARDS < 1 { SHARDS } else { 1 };
 
 #[repr(align(128))]
-#[derive(Default)]
-struct List {
-    groups: Mutex<Vec<usize>>,
-    /// As many as there are; read without the lock, so that a force that finds nothing writes nothing.
-    len: AtomicUsize,
-}
+struct List(Mutex<Vec<usize>>);
 
 /// Which groups have deferred frees, and up to where the journal is durable.
 pub(crate) struct Deferred {
@@ -44,26 +39,21 @@ pub(crate) struct Deferred {
 impl Deferred {
     pub(crate) fn new() -> Deferred {
         Deferred {
-            lists: std::array::from_fn(|_| List::default()),
+            lists: std::array::from_fn(|_| List(Mutex::new(Vec::new()))),
             durable: AtomicU64::new(0),
             blocks: Counter::new(),
         }
     }
 
     fn list(&self, group: usize) {
-        let list = &self.lists[shard::current() % LISTS];
-        let mut groups = list.groups.lock();
-        groups.push(group);
-        list.len.store(groups.len(), Ordering::Release);
+        self.lists[shard::current() % LISTS].0.lock().push(group);
     }
 
     /// Empties the lists; ascending, so that runs of neighbouring groups meet.
     fn take_lists(&self) -> Vec<usize> {
         let mut groups = Vec::new();
-        for list in self.lists.iter().filter(|list| list.len.load(Ordering::Acquire) > 0) {
-            let mut listed = list.groups.lock();
-            groups.append(&mut listed);
-            list.len.store(0, Ordering::Release);
+        for list in &self.lists {
+            groups.append(&mut list.0.lock());
         }
         groups.sort_unstable();
         groups
