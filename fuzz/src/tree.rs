@@ -357,15 +357,16 @@ impl User {
 
     /// A change as the engine does it: reserved, prepared, then applied.
     fn change(&mut self, key: Key, value: Option<Vec<u8>>) {
-        let nodes = self.tree.nodes_for(1);
-        let reserved = match self.tree.try_reserve(nodes, Class::Critical) {
+        let tree = self.tree.clone();
+        let nodes = tree.nodes_for(1);
+        let reserved = match tree.try_reserve(nodes, Class::Critical) {
             Ok(reserved) => reserved,
             Err(Short::Checkpoint) => {
                 self.checkpoint(false);
                 if self.broken {
                     return;
                 }
-                match self.tree.try_reserve(nodes, Class::Critical) {
+                match tree.try_reserve(nodes, Class::Critical) {
                     Ok(reserved) => reserved,
                     Err(_) => return,
                 }

@@ -42,11 +42,14 @@ impl InodeNumbers {
     pub(crate) fn take(&self) -> InodeNo {
         let mut range = self.ranges[shard::current() % SHARDS].0.lock();
         if range.is_empty() {
-            let start = self.end.0.fetch_add(RANGE, Ordering::Relaxed);
-            *range = start..start + RANGE;
+            // Only a made-up image comes near the last number; it gets that one again and again.
+            let take = |end: u64| Some(end.saturating_add(RANGE));
+            let start =
+                self.end.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).expect("always some");
+            *range = start..start.saturating_add(RANGE);
         }
         let number = range.start;
-        range.start += 1;
+        range.start = number.saturating_add(1);
         InodeNo(number)
     }
 
