@@ -1,8 +1,8 @@
 //! Images of volumes with bytes changed anywhere: opening, walking, reading, changing, checking and repairing give
 //! results or errors, and end.
 //!
-//! Input: byte 0 chooses the sample and what is done with it, bytes 1 to 8 are a seed for the changes, then come edits (see
-//! [`crate::edits`]).
+//! Input: byte 0 chooses the sample and what is done with it, bytes 1 to 8 are a seed for the changes, then come
+//! edits (see [`crate::edits`]).
 //!
 //! Promises that are checked beside "no panic, no hang, no out-of-memory":
 //! * a check without repair writes nothing;

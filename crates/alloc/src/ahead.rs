@@ -4,12 +4,13 @@
 //! them is zeros or the data, never what another file held.
 //!
 //! Protocol.
-//! 1. [`Allocator::begin_zeroing`] takes a run of free blocks like any other allocation (J2: only blocks whose freeing is
-//!    durable). The caller writes zeros and tells [`Allocator::end_zeroing`] the device's mark read after the write
-//!    had completed.
+//! 1. [`Allocator::begin_zeroing`] takes a run of free blocks like any other allocation (J2: only blocks whose
+//!    freeing is durable). The caller writes zeros and tells [`Allocator::end_zeroing`] the device's mark read after
+//!    the write had completed.
 //! 2. [`Allocator::take_zeroed`] hands a run out, if everything up to its mark has been flushed by then. A file that
-//!    grows by small appends has a run of its own ahead of it (a *claim*, twice as long each time), so that logs written
-//!    together do not lie block by block between one another; the first blocks of files made together are neighbours.
+//!    grows by small appends has a run of its own ahead of it (a *claim*, twice as long each time), so that logs
+//!    written together do not lie block by block between one another; the first blocks of files made together are
+//!    neighbours.
 //! 3. When a reservation would fail, everything goes back first ([`Allocator::give_back_zeroed`]).
 //!
 //! The reserve lives in memory alone: no record names its blocks, so after a crash they are simply free.
@@ -18,8 +19,8 @@
 //! * A block is in the reserve, or handed out, or free, never two of these: its busy bit is set while it is in the
 //!   reserve, and taking it out is what hands it out.
 //! * A block is handed out as zeroed only if a flush submitted after its zeros were written has succeeded.
-//! * To users the reserve is free space: it counts as free, its credits go back the moment it is handed out or given back,
-//!   and it is never more than a 64th of what else is free when it is filled.
+//! * To users the reserve is free space: it counts as free, its credits go back the moment it is handed out or given
+//!   back, and it is never more than a 64th of what else is free when it is filled.
 //! * It is filled on demand alone: who takes nothing has nothing zeroed.
 //!
 //! Neighbours: `fs` writes the zeros and decides which data takes such blocks; [`crate::reservation`] gives back.
@@ -192,10 +193,10 @@ impl State {
 }
 
 impl Allocator {
-    /// Takes up to `want` blocks that hold durable zeros, for the data of `inode`, in place of as many of `reservation`:
-    /// one run, near `goal` if it can be. `grows` says that `goal` is the end of what the file has: then it gets a run
-    /// of its own. `flushed` is the device's flushed mark, read before. `None` if there are none; that, too, counts as
-    /// demand.
+    /// Takes up to `want` blocks that hold durable zeros, for the data of `inode`, in place of as many of
+    /// `reservation`: one run, near `goal` if it can be. `grows` says that `goal` is the end of what the file has:
+    /// then it gets a run of its own. `flushed` is the device's flushed mark, read before. `None` if there are none;
+    /// that, too, counts as demand.
     pub fn take_zeroed(
         &self,
         reservation: &mut SpaceReservation<'_>,
@@ -280,8 +281,8 @@ impl Allocator {
         Some(run)
     }
 
-    /// The zeros of a run from [`Allocator::begin_zeroing`] are written: `mark` is the device's mark, read since. `None`
-    /// if they could not be written; the blocks are free again then.
+    /// The zeros of a run from [`Allocator::begin_zeroing`] are written: `mark` is the device's mark, read since.
+    /// `None` if they could not be written; the blocks are free again then.
     pub fn end_zeroing(&self, run: Run, mark: Option<u64>) -> Result<()> {
         let mut state = self.ahead.state.lock();
         self.ahead.zeroing.fetch_sub(run.blocks, Ordering::AcqRel);

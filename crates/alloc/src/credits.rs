@@ -2,11 +2,11 @@
 //! meet.
 //!
 //! Protocol: a taker tries its own shard (compare and swap), then the central count under its lock. When the central
-//! count is short, every shard is *closed* and what it held joins the central count; takes and puts of a closed shard go
-//! to the centre. A taker that finds plenty in the centre opens its shard again with a stock.
+//! count is short, every shard is *closed* and what it held joins the central count; takes and puts of a closed shard
+//! go to the centre. A taker that finds plenty in the centre opens its shard again with a stock.
 //!
-//! Invariants: the sum never goes below zero. Only the holder of the central lock opens, closes or stocks shards. A refusal
-//! is exact: at the moment the last shard was closed, all there was lay in the centre.
+//! Invariants: the sum never goes below zero. Only the holder of the central lock opens, closes or stocks shards. A
+//! refusal is exact: at the moment the last shard was closed, all there was lay in the centre.
 
 use quire_base::shard::{self, SHARDS};
 use quire_base::sync::Mutex;

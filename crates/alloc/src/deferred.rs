@@ -3,8 +3,9 @@
 //! Protocol:
 //! 1. *Before* the barrier, [`Allocator::ensure_loaded`] loads the groups of the blocks about to be freed. From then on
 //!    their busy bits are in memory and no later load can read a tree that has already forgotten them.
-//! 2. *At apply*, as the last step, when the tree's regions show the blocks as free, [`Allocator::freed`] marks them as
-//!    being freed and queues them in their group with the transaction's `Seq`. No I/O, no waiting but for the group's lock.
+//! 2. *At apply*, as the last step, when the tree's regions show the blocks as free, [`Allocator::freed`] marks them
+//!    as being freed and queues them in their group with the transaction's `Seq`. No I/O, no waiting but for the
+//!    group's lock.
 //! 3. After a force, [`Allocator::durable`] takes from the queues what is due, discards it (with no lock held, the
 //!    blocks still busy), clears the busy bits, and only then returns the credits.
 //!

@@ -23,12 +23,12 @@
 //! | [`stats`] | numbers and dumps for people |
 //!
 //! Invariants:
-//! * **Credit.** Free bits in all groups, loaded or not, are at least unpromised credits + reservations. Credits are taken
-//!   before bits are set and returned after bits are cleared, so whoever holds a reservation finds blocks.
+//! * **Credit.** Free bits in all groups, loaded or not, are at least unpromised credits + reservations. Credits are
+//!   taken before bits are set and returned after bits are cleared, so whoever holds a reservation finds blocks.
 //! * **Deferral (J2).** A freed block stays busy until its transaction is durable and its discard, if any, has
 //!   returned.
-//! * **Once.** A block is allocated only if free, and freed only if busy and not being freed already. The contrary is an error,
-//!   and such a block is never given out.
+//! * **Once.** A block is allocated only if free, and freed only if busy and not being freed already. The contrary is
+//!   an error, and such a block is never given out.
 //! * **Leaf locks.** Under a group's lock nothing else is locked, and no I/O is done.
 //!
 //! Neighbours: `format` gives the regions; `fs` provides them from its tree ([`RegionSource`]), reserves and allocates,

@@ -96,8 +96,8 @@ fn a_reservation_granted_by_a_free_finds_its_block() {
     });
 }
 
-/// Blocks that move behind a searcher's back: one thread gives its block back and takes one of the other group, and again, while
-/// one with a reservation walks the groups.
+/// Blocks that move behind a searcher's back: one thread gives its block back and takes one of the other group, and
+/// again, while one with a reservation walks the groups.
 #[test]
 fn a_reservation_finds_a_block_while_others_move_theirs() {
     check(|| {

@@ -1,9 +1,9 @@
 //! `bench unlink`: what unlinking a great deal costs those who unlink, and those who do something else meanwhile.
 //!
-//! A volume in memory holds many small files and one file of a tebibyte in many extents. One thread keeps making, writing,
-//! reading and unlinking small files of its own in another directory, first alone, then while the many files are unlinked one
-//! by one, then while the large one is freed behind its unlink. Told are the latencies of both, and how much memory the
-//! process took on top.
+//! A volume in memory holds many small files and one file of a tebibyte in many extents. One thread keeps making,
+//! writing, reading and unlinking small files of its own in another directory, first alone, then while the many files
+//! are unlinked one by one, then while the large one is freed behind its unlink. Told are the latencies of both, and
+//! how much memory the process took on top.
 //!
 //! Neighbours: the program `bench` runs it; `quire::reaper` does the work.
 

@@ -14,8 +14,8 @@
 //! become dirty, as its segment is shared); a gathering has a ticket before it moves a bit; shares are never held
 //! across a wait for anything but the device.
 //!
-//! Neighbours: [`crate::mapping`] for lists and tickets, [`crate::outbox`] for the way to the device, [`crate::finish`] for
-//! what follows, [`crate::flusher`] for when.
+//! Neighbours: [`crate::mapping`] for lists and tickets, [`crate::outbox`] for the way to the device,
+//! [`crate::finish`] for what follows, [`crate::flusher`] for when.
 
 use crate::backing::{Backing, Placement};
 use crate::bits::masks;

@@ -1,15 +1,16 @@
 //! A way to talk to the server behind a mount, beside the mount itself.
 //!
-//! A Unix socket in Linux' abstract name space, named after the mount point: it leaves no file behind when a server dies,
-//! and answers even when the file system does not. Each end asks the kernel who the other is: the server answers root
-//! and its own user, the client believes root and its own user.
+//! A Unix socket in Linux' abstract name space, named after the mount point: it leaves no file behind when a server
+//! dies, and answers even when the file system does not. Each end asks the kernel who the other is: the server
+//! answers root and its own user, the client believes root and its own user.
 //!
 //! ```text
 //!   client  metrics | cache-size BYTES
 //!   server  ok, and the answer's lines | error CODE MESSAGE
 //! ```
 //!
-//! With `-o metrics=` the numbers are also served over HTTP, to whoever can reach the loopback port or may open the socket.
+//! With `-o metrics=` the numbers are also served over HTTP, to whoever can reach the loopback port or may open the
+//! socket.
 //!
 //! Limits: one client at a time, a line of [`LINE_MAX`] bytes, [`PATIENCE`] for each read and write.
 //! Neighbours: [`crate::exposition`] writes the numbers, [`crate::commands::ctl`] and [`crate::commands::top`] ask.

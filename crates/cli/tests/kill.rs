@@ -1,5 +1,6 @@
-//! The server is killed at random moments while real programs work on the mount. Each time the volume mounts again (the
-//! slowest time is printed; it is about 0.2 s on an idle machine), everything that returned from fsync is there with the right content, and fsck is clean.
+//! The server is killed at random moments while real programs work on the mount. Each time the volume mounts again
+//! (the slowest time is printed; it is about 0.2 s on an idle machine), everything that returned from fsync is there
+//! with the right content, and fsck is clean.
 
 mod common;
 
@@ -258,10 +259,10 @@ fn killed_under_sqlite() {
             })
         };
         std::thread::sleep(Duration::from_millis(100 + numbers.below(500)));
-        // What is told after the kill does not count: the program outlives its file system, and in rollback mode SQLite
-        // then believes in a sync that never was. unixDelete in os_unix.c unlinks the journal and syncs its directory; a
-        // directory that cannot be opened (the mount is dead) passes for synced, and once the dead mount is detached
-        // the same path opens the folder below it, whose sync succeeds.
+        // What is told after the kill does not count: the program outlives its file system, and in rollback mode
+        // SQLite then believes in a sync that never was. unixDelete in os_unix.c unlinks the journal and syncs its
+        // directory; a directory that cannot be opened (the mount is dead) passes for synced, and once the dead mount
+        // is detached the same path opens the folder below it, whose sync succeeds.
         let last = *told.lock().unwrap();
         volume.kill();
         child.wait().unwrap();

@@ -6,8 +6,9 @@
 //! without I/O when a flush submitted after the mark was reached has already succeeded.
 //!
 //! Errors. The first failed flush, and the first failed write of class Journal or Metadata, is kept:
-//! [`Device::failure`] reports it, and later writes of these classes and flushes fail with it. Reads, and writes
-//! of class Data, go on. A request refused before any I/O (a range past the end) is not kept. A flush that is not needed (its mark is durable) still succeeds: that is the truth.
+//! [`Device::failure`] reports it, and later writes of these classes and flushes fail with it. Reads, and writes of
+//! class Data, go on. A request refused before any I/O (a range past the end) is not kept. A flush that is not needed
+//! (its mark is durable) still succeeds: that is the truth.
 //!
 //! Neighbours: [`crate::backend`] below; journal, tree, cache and volume above.
 

@@ -2,9 +2,9 @@
 //!
 //! `cargo run --release -p quire --example small_files -- [FILES] [BYTES] [CACHE_MIB] [IMAGE]`
 //!
-//! Writes FILES files (100000) of BYTES bytes (4096), a thousand to a folder, with a cache of CACHE_MIB (2048), then calls
-//! `Volume::sync`; on a device in memory, or in IMAGE, which is made and removed. Prints the bytes of every class at the
-//! device, as a ratio to the files' bytes, and how long the data's writes were.
+//! Writes FILES files (100000) of BYTES bytes (4096), a thousand to a folder, with a cache of CACHE_MIB (2048), then
+//! calls `Volume::sync`; on a device in memory, or in IMAGE, which is made and removed. Prints the bytes of every
+//! class at the device, as a ratio to the files' bytes, and how long the data's writes were.
 
 use quire::{Backend, FormatOptions, MemoryBackend, OpenOptions, Result, Volume, VolumeOptions};
 use std::collections::BTreeMap;

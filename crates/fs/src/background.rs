@@ -2,8 +2,9 @@
 //! fsyncs, and the periodic commit that bounds what an unsynced crash can lose.
 //!
 //! Threads, each asleep until there is work: the *committer* (checkpoints, periodic commit), the *reaper*, the
-//! *syncers*, the *zeroer* (blocks that hold zeros, for small data that is forced). The cache has threads of its own. Without threads ([`crate::VolumeOptions::threads`]) the caller runs
-//! [`Engine::background_step`], which does one round of all of it.
+//! *syncers*, the *zeroer* (blocks that hold zeros, for small data that is forced). The cache has threads of its own.
+//! Without threads ([`crate::VolumeOptions::threads`]) the caller runs [`Engine::background_step`], which does one
+//! round of all of it.
 //!
 //! Neighbours: [`crate::checkpoint`], [`crate::reaper`], [`crate::file::fsync`].
 

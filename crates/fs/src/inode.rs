@@ -3,8 +3,8 @@
 //! What is protected by what:
 //! * `meta`: the record as journaled plus what is still only in memory. Its lock is also the lock of the inode's
 //!   extent map: whoever changes extents or the record holds it from before the `Seq` until it is applied.
-//! * `seen`: the end of file that readers and writers see ([`crate::seen`]). Grows under `size_lock`, shrinks with the gate held
-//!   exclusively; `meta.record.size` is the size on disk and follows it (J6).
+//! * `seen`: the end of file that readers and writers see ([`crate::seen`]). Grows under `size_lock`, shrinks with
+//!   the gate held exclusively; `meta.record.size` is the size on disk and follows it (J6).
 //! * `extent_sequence`: odd while extents change in the tree, so that a look-up without the lock can tell.
 //! * `commit_seq`, `datasync_seq`: the journal must be durable this far for fsync, for fdatasync (J5).
 //! * `data_mark`: the device must have flushed this far for what was written back (J5).
@@ -128,8 +128,8 @@ pub struct Inode {
 /// No time recorded since the last fold.
 const NO_TIME: i64 = i64::MIN;
 
-/// A time that I/O leaves for the record, and whether somebody has looked at it since: the next change then notes its own,
-/// so that it can be told apart.
+/// A time that I/O leaves for the record, and whether somebody has looked at it since: the next change then notes its
+/// own, so that it can be told apart.
 struct Noted {
     time: AtomicI64,
     seen: AtomicBool,

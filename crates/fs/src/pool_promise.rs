@@ -4,10 +4,10 @@
 //! the tree nodes for them need pool blocks; on a volume that is full by then only blocks kept back can provide them.
 //!
 //! Protocol. Every inode with `d` delayed blocks keeps `d / 32` blocks (rounded up) beside them: a leaf that splits
-//! at worst into halves holds more than 40 extent keys. A standing reserve, kept from mount on, covers the nodes that one transaction may
-//! dirty. A critical transaction that finds the pool full, and no free space, takes a chunk from what is kept
-//! ([`Engine::promised_chunk`]). What is taken is a *debt*: promises that fall due pay it before anything goes back to
-//! the allocator, and each checkpoint tries to pay the rest from free space.
+//! at worst into halves holds more than 40 extent keys. A standing reserve, kept from mount on, covers the nodes that
+//! one transaction may dirty. A critical transaction that finds the pool full, and no free space, takes a chunk from
+//! what is kept ([`Engine::promised_chunk`]). What is taken is a *debt*: promises that fall due pay it before
+//! anything goes back to the allocator, and each checkpoint tries to pay the rest from free space.
 //!
 //! Invariant: the allocator's credits behind this are always `kept - debt`. Shared line: one word, written once in 32
 //! blocks of a file that become dirty without a home.

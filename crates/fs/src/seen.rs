@@ -1,22 +1,25 @@
 //! The size of a file, and the sequence of its exclusive operations: what every cached read looks at, twice.
 //!
 //! Protocol
-//! * Writes raise the size before they unlock their first segment. A reader that the end clipped looks at the size again.
-//! * Who holds the gate exclusively keeps the sequence odd for the whole of its operation ([`OddSequence`]); contents and
-//!   size move in steps meanwhile. A reader that finds the sequence odd takes the slow path, one that finds it changed
-//!   after its copy throws the copy away.
-//! * Callers who ask for the size without the gate are told [`Seen::settled_size`]: while an exclusive operation is under
-//!   way, the size before it, and the size after it from the moment on that its record is in the journal
-//!   ([`Seen::settle`]; attributes take the inode's lock, under which both happen). Else a stat, after a later operation
-//!   had returned, could still see the old size, and a crash show the new size without that later operation.
+//! * Writes raise the size before they unlock their first segment. A reader that the end clipped looks at the size
+//!   again.
+//! * Who holds the gate exclusively keeps the sequence odd for the whole of its operation ([`OddSequence`]); contents
+//!   and size move in steps meanwhile. A reader that finds the sequence odd takes the slow path, one that finds it
+//!   changed after its copy throws the copy away.
+//! * Callers who ask for the size without the gate are told [`Seen::settled_size`]: while an exclusive operation is
+//!   under way, the size before it, and the size after it from the moment on that its record is in the journal
+//!   ([`Seen::settle`]; attributes take the inode's lock, under which both happen). Else a stat, after a later
+//!   operation had returned, could still see the old size, and a crash show the new size without that later
+//!   operation.
 //!
 //! Why the settled size is one that the file had as a whole. Even: the size was loaded between two equal looks at the
 //! sequence; had it been stored by an operation, that one's odd sequence happened before the store, which the load
-//! acquired, and the second look would differ. Odd: what callers are told was stored before the sequence went odd, or is the
-//! size that the operation ends with; it is stored again only by the next operation, after which the second look differs.
+//! acquired, and the second look would differ. Odd: what callers are told was stored before the sequence went odd, or
+//! is the size that the operation ends with; it is stored again only by the next operation, after which the second
+//! look differs.
 //!
-//! Invariants: one [`OddSequence`] of a file at a time. Shared line: all of it, read by everybody, written only when the
-//! size or the whole file changes.
+//! Invariants: one [`OddSequence`] of a file at a time. Shared line: all of it, read by everybody, written only when
+//! the size or the whole file changes.
 //!
 //! Neighbours: [`crate::inode`] has one; `file/*` write it; `quire_cache` reads it as a `ReadView`.
 

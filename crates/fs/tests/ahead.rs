@@ -1,37 +1,13 @@
-//! Small data that is forced at once, in blocks zeroed ahead: one flush each, nothing foreign, and space that stays exact.
+//! Small data that is forced at once, in blocks zeroed ahead: one flush each, nothing foreign, and space that stays
+//! exact.
 
-use quire::{
-    Caller, Clock, Create, ErrorKind, FileType, FormatOptions, InodeRef, IoFlags, Timestamp, Volume,
-    VolumeOptions,
-};
+mod common;
+
+use common::{BLOCK, file, new_volume, options};
+use quire::{ErrorKind, InodeRef, IoFlags, Volume};
 use quire_device::simulated::{CrashPolicy, Event, Fault, FaultOp};
 use quire_device::{IoClass, SimulatedBackend};
 use std::sync::Arc;
-
-const BLOCK: usize = 4096;
-
-fn options() -> VolumeOptions {
-    VolumeOptions {
-        threads: false,
-        cache_bytes: Some(6 << 20),
-        clock: Clock::simulated(Timestamp(1_000_000_000)),
-        ..VolumeOptions::default()
-    }
-}
-
-fn new_volume(blocks: u64) -> (Arc<SimulatedBackend>, Volume) {
-    let device = Arc::new(SimulatedBackend::new(blocks));
-    let format = FormatOptions { seed: Some(1), journal_bytes: Some(1 << 20), ..Default::default() };
-    Volume::format_backend(device.clone(), &format).unwrap();
-    let volume = Volume::open_backend(device.clone(), options()).unwrap();
-    (device, volume)
-}
-
-fn file(volume: &Volume, name: &str) -> InodeRef {
-    let caller = Caller { uid: 0, gid: 0 };
-    let create = Create { kind: FileType::Regular, mode: 0o644, umask: 0, rdev: 0, caller };
-    volume.create(&volume.root(), name.as_bytes(), &create).unwrap()
-}
 
 fn append(volume: &Volume, log: &InodeRef, byte: u8) {
     volume.append(log, &[byte; BLOCK], IoFlags::APPEND | IoFlags::DATASYNC).unwrap();

@@ -7,9 +7,12 @@
 //! * each sector of a file holds what it held when the file was last fsynced, or what a later operation put there;
 //! * a file that nothing touched since its fsync has exactly its size and contents.
 
+mod common;
+
+use common::options;
 use quire::{
-    Caller, Clock, Create, FallocateMode, FileType, FormatOptions, InodeNo, InodeRef, IoFlags, RenameFlags,
-    Timestamp, Volume, VolumeOptions, XattrFlags,
+    Caller, Create, FallocateMode, FileType, FormatOptions, InodeNo, InodeRef, IoFlags, RenameFlags, Volume,
+    XattrFlags,
 };
 use quire_base::random::Random;
 use quire_device::SimulatedBackend;
@@ -75,15 +78,6 @@ struct Workload {
     next_name: u64,
     /// The last operation that journaled something about an inode's name or attributes.
     named: BTreeMap<u64, usize>,
-}
-
-fn options() -> VolumeOptions {
-    VolumeOptions {
-        threads: false,
-        cache_bytes: Some(6 << 20),
-        clock: Clock::simulated(Timestamp(1_000_000_000)),
-        ..VolumeOptions::default()
-    }
 }
 
 fn root_caller() -> Caller {

@@ -1,29 +1,22 @@
 //! Volumes whose tree is whole but says what cannot be: errors, never a panic, and nothing that recovery would refuse.
 #![cfg(not(any(loom, shuttle)))]
 
+mod common;
+
+use common::{file, new_volume, options};
 use quire::repair::Session;
-use quire::{
-    Clock, Create, ErrorKind, FallocateMode, FormatOptions, IoFlags, Timestamp, Volume, VolumeOptions,
-};
+use quire::{ErrorKind, FallocateMode, IoFlags, Volume};
 use quire_base::sync::Arc;
 use quire_device::SimulatedBackend;
 use quire_format::extent::Extent;
 use quire_format::key::Key;
 
-fn options() -> VolumeOptions {
-    let clock = Clock::simulated(Timestamp(1));
-    VolumeOptions { threads: false, cache_bytes: Some(6 << 20), clock, ..VolumeOptions::default() }
-}
-
 /// A file had two extents for one block. A truncate put both into a transaction, which is no list that a record may
 /// carry: the encoder panicked, and without its assertion recovery would have refused the record.
 #[test]
 fn overlapping_extents_are_corrupt() {
-    let device = Arc::new(SimulatedBackend::new(4096));
-    let format = FormatOptions { seed: Some(1), clock: options().clock, ..FormatOptions::default() };
-    Volume::format_backend(device.clone(), &format).unwrap();
-    let volume = Volume::open_backend(device.clone(), options()).unwrap();
-    let file = volume.create(&volume.root(), b"file", &Create::file(0o644)).unwrap();
+    let (device, volume) = new_volume(4096);
+    let file = file(&volume, "file");
     volume.write(&file, 0, &[7; 10 * 4096], IoFlags::empty()).unwrap();
     let number = file.number();
     drop(file);

@@ -1,34 +1,13 @@
 //! Durability of single operations: what must be there after a power cut right behind a sync.
 
-use quire::{
-    Caller, Clock, Create, FileType, FormatOptions, InodeRef, IoFlags, Timestamp, Volume, VolumeOptions,
-};
+mod common;
+
+use common::{file, new_volume, options};
+use quire::{Clock, Create, FormatOptions, InodeRef, IoFlags, Timestamp, Volume, VolumeOptions};
 use quire_device::SimulatedBackend;
 use quire_device::simulated::{CrashPolicy, Hold};
 use std::sync::Arc;
 use std::time::Duration;
-
-fn options() -> VolumeOptions {
-    VolumeOptions {
-        threads: false,
-        cache_bytes: Some(6 << 20),
-        clock: Clock::simulated(Timestamp(1_000_000_000)),
-        ..VolumeOptions::default()
-    }
-}
-
-fn new_volume() -> (Arc<SimulatedBackend>, Volume) {
-    let device = Arc::new(SimulatedBackend::new(16384));
-    Volume::format_backend(device.clone(), &FormatOptions { seed: Some(1), ..Default::default() }).unwrap();
-    let volume = Volume::open_backend(device.clone(), options()).unwrap();
-    (device, volume)
-}
-
-fn file(volume: &Volume, name: &str) -> InodeRef {
-    let caller = Caller { uid: 0, gid: 0 };
-    let create = Create { kind: FileType::Regular, mode: 0o644, umask: 0, rdev: 0, caller };
-    volume.create(&volume.root(), name.as_bytes(), &create).unwrap()
-}
 
 /// The volume as a power cut now leaves it, everything unsafe lost.
 fn after_power_cut(device: &SimulatedBackend) -> Volume {
@@ -41,7 +20,7 @@ fn after_power_cut(device: &SimulatedBackend) -> Volume {
 /// a crash the journal was back and the committed transaction was rolled back.
 #[test]
 fn fdatasync_of_a_directory_makes_an_unlink_durable() {
-    let (device, volume) = new_volume();
+    let (device, volume) = new_volume(16384);
     file(&volume, "journal");
     volume.sync().unwrap();
     volume.unlink(&volume.root(), b"journal").unwrap();
@@ -51,7 +30,7 @@ fn fdatasync_of_a_directory_makes_an_unlink_durable() {
 
 #[test]
 fn fdatasync_of_a_new_empty_file_makes_it_durable() {
-    let (device, volume) = new_volume();
+    let (device, volume) = new_volume(16384);
     let new = file(&volume, "new");
     volume.fsync(&new, true).unwrap();
     let after = after_power_cut(&device);
@@ -60,7 +39,7 @@ fn fdatasync_of_a_new_empty_file_makes_it_durable() {
 
 #[test]
 fn o_dsync_writes_are_durable_when_they_return() {
-    let (device, volume) = new_volume();
+    let (device, volume) = new_volume(16384);
     let log = file(&volume, "log");
     for round in 0..20u8 {
         volume.write(&log, 0, &[round; 700], IoFlags::APPEND | IoFlags::DATASYNC).unwrap();
@@ -75,7 +54,7 @@ fn o_dsync_writes_are_durable_when_they_return() {
 
 #[test]
 fn nothing_is_written_to_sync_a_clean_file() {
-    let (device, volume) = new_volume();
+    let (device, volume) = new_volume(16384);
     let clean = file(&volume, "clean");
     volume.write(&clean, 0, b"contents", IoFlags::empty()).unwrap();
     volume.fsync(&clean, false).unwrap();
@@ -87,7 +66,7 @@ fn nothing_is_written_to_sync_a_clean_file() {
 
 #[test]
 fn an_overwrite_in_place_is_data_and_one_flush() {
-    let (device, volume) = new_volume();
+    let (device, volume) = new_volume(16384);
     let table = file(&volume, "table");
     volume.write(&table, 0, &[1; 65536], IoFlags::empty()).unwrap();
     volume.fsync(&table, false).unwrap();
@@ -103,7 +82,7 @@ fn an_overwrite_in_place_is_data_and_one_flush() {
 fn fsync_fails_until_the_data_is_written() {
     use quire_device::IoClass;
     use quire_device::simulated::{Fault, FaultOp};
-    let (device, volume) = new_volume();
+    let (device, volume) = new_volume(16384);
     let table = file(&volume, "table");
     volume.write(&table, 0, &[1; 8192], IoFlags::empty()).unwrap();
     device.inject(Fault::on(FaultOp::Write).class(IoClass::Data).times(3));
@@ -123,7 +102,7 @@ fn fsync_fails_until_the_data_is_written() {
 fn a_journal_error_shuts_the_volume_down() {
     use quire_device::IoClass;
     use quire_device::simulated::{Fault, FaultOp};
-    let (device, volume) = new_volume();
+    let (device, volume) = new_volume(16384);
     let table = file(&volume, "table");
     volume.write(&table, 0, b"before", IoFlags::empty()).unwrap();
     volume.sync().unwrap();
@@ -143,7 +122,7 @@ fn a_journal_error_shuts_the_volume_down() {
 /// cut off were back, in the middle of the file.
 #[test]
 fn what_a_truncate_cut_off_does_not_come_back() {
-    let (device, volume) = new_volume();
+    let (device, volume) = new_volume(16384);
     let table = file(&volume, "table");
     volume.write(&table, 0, &[7; 4096], IoFlags::empty()).unwrap();
     volume.fsync(&table, false).unwrap();
@@ -207,7 +186,7 @@ fn fsync_covers_its_own_growth_among_appenders() {
 #[test]
 fn a_read_only_mount_shows_no_half_moved_file() {
     use quire::FallocateMode;
-    let (device, volume) = new_volume();
+    let (device, volume) = new_volume(16384);
     let moved = file(&volume, "moved");
     // Many extents, so that the move takes several transactions.
     for block in 0..1500u64 {
@@ -244,7 +223,7 @@ fn a_read_only_mount_shows_no_half_moved_file() {
 /// up to the old end had been written. (Found by `sim`.)
 #[test]
 fn syncfs_covers_growth_whose_last_block_is_written_again_meanwhile() {
-    let (device, volume) = new_volume();
+    let (device, volume) = new_volume(16384);
     drop(volume);
     // With threads: what has been written is finished behind the waiters' backs. A cache so large that nothing is
     // written before the sync asks for it.

@@ -1,4 +1,5 @@
-//! Inodes without a name: more than there are slots, other ways of tracking them, crashes, and what they cost the journal.
+//! Inodes without a name: more than there are slots, other ways of tracking them, crashes, and what they cost the
+//! journal.
 #![cfg(not(any(loom, shuttle)))]
 
 use quire::inspect::Image;

@@ -1,29 +1,18 @@
 //! Volumes that are full: what was accepted is written, and what is deleted comes back.
 
-use quire::{
-    Caller, Clock, Create, ErrorKind, FileType, FormatOptions, InodeRef, IoFlags, Timestamp, Volume,
-    VolumeOptions,
-};
+mod common;
+
+use common::{file, options};
+use quire::{ErrorKind, FormatOptions, IoFlags, Volume, VolumeOptions};
 use quire_device::MemoryBackend;
 use std::sync::Arc;
 
 fn new_volume(blocks: u64) -> Volume {
     let device = Arc::new(MemoryBackend::new(blocks));
     Volume::format_backend(device.clone(), &FormatOptions { seed: Some(1), ..Default::default() }).unwrap();
-    let options = VolumeOptions {
-        threads: false,
-        // All of it fits into memory, so that nothing gets a home before the volume is full.
-        cache_bytes: Some(3 * blocks * 4096),
-        clock: Clock::simulated(Timestamp(1_000_000_000)),
-        ..VolumeOptions::default()
-    };
+    // All of it fits into memory, so that nothing gets a home before the volume is full.
+    let options = VolumeOptions { cache_bytes: Some(3 * blocks * 4096), ..options() };
     Volume::open_backend(device, options).unwrap()
-}
-
-fn file(volume: &Volume, name: &str) -> InodeRef {
-    let create =
-        Create { kind: FileType::Regular, mode: 0o644, umask: 0, rdev: 0, caller: Caller { uid: 0, gid: 0 } };
-    volume.create(&volume.root(), name.as_bytes(), &create).unwrap()
 }
 
 /// Delayed allocation promised data blocks to dirty data, but no tree nodes. A volume filled to its last block by

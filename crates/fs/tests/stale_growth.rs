@@ -5,29 +5,18 @@
 //! block beyond it. A later write, truncate or allocation past that block took it for a hole, and showed the bytes of
 //! the lost write where zeros must be. (Found by `sim`, seed 48.)
 
-use quire::{Clock, Create, FallocateMode, FormatOptions, IoFlags, Timestamp, Volume, VolumeOptions};
+mod common;
+
+use common::{BLOCK, file, new_volume, options};
+use quire::{FallocateMode, IoFlags, Volume};
 use quire_device::SimulatedBackend;
 use quire_device::simulated::CrashPolicy;
 use std::sync::Arc;
 
-const BLOCK: usize = 4096;
-
-fn options() -> VolumeOptions {
-    VolumeOptions {
-        threads: false,
-        cache_bytes: Some(6 << 20),
-        clock: Clock::simulated(Timestamp(1_000_000_000)),
-        ..VolumeOptions::default()
-    }
-}
-
 /// A volume whose file `f` has no byte, and a written block at 8 KiB.
 fn crashed() -> (Volume, quire::InodeRef) {
-    let device = Arc::new(SimulatedBackend::new(8192));
-    let format = FormatOptions { seed: Some(1), clock: options().clock, ..FormatOptions::default() };
-    Volume::format_backend(device.clone(), &format).unwrap();
-    let volume = Volume::open_backend(device.clone(), options()).unwrap();
-    let file = volume.create(&volume.root(), b"f", &Create::file(0o644)).unwrap();
+    let (device, volume) = new_volume(8192);
+    let file = file(&volume, "f");
     volume.write(&file, 0, &[1; 2 * BLOCK], IoFlags::empty()).unwrap();
     volume.write(&file, 2 * BLOCK as u64, &[2; 2 * BLOCK], IoFlags::DIRECT).unwrap();
     volume.checkpoint().unwrap();

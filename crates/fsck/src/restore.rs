@@ -8,8 +8,8 @@ use quire::inspect::is_attribute_name;
 use quire_format::dirent::{self, Entry};
 use quire_format::xattr::{self, Head};
 
-/// Names that one look tries to restore, each at the cost of up to 65,025 hashes. Where more are wrong, it is not one byte
-/// in each.
+/// Names that one look tries to restore, each at the cost of up to 65,025 hashes. Where more are wrong, it is not one
+/// byte in each.
 pub(crate) const TRIES_MAX: u32 = 128;
 
 /// Where the name begins in an entry's value.

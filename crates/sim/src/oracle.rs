@@ -11,8 +11,8 @@
 //!
 //! What a force covers: syncfs and unmount everything that returned before they were called; fsync and O_SYNC the
 //! operations on the inode (of a directory, its entries); fdatasync and O_DSYNC the data, and what reading it back
-//! needs: that the file exists, and its size; a checkpoint every record, but no data. What a force covers takes everything
-//! before it along, but for data written in place: that has no record (J3).
+//! needs: that the file exists, and its size; a checkpoint every record, but no data. What a force covers takes
+//! everything before it along, but for data written in place: that has no record (J3).
 //!
 //! Neighbours: [`crate::levels`] asks; [`crate::image`] recovered.
 
@@ -298,8 +298,8 @@ impl<'a> Oracle<'a> {
         question.judge(&found.contents)
     }
 
-    /// Whether a force of the inode's data was under way, or has failed: its record may be there without its data, which
-    /// reads as zeros then.
+    /// Whether a force of the inode's data was under way, or has failed: its record may be there without its data,
+    /// which reads as zeros then.
     fn is_being_forced(&self, inode: u64, event: usize) -> bool {
         let is_open =
             |record: &&Record| record.events.0 <= event && (event < record.events.1 || !record.succeeded());

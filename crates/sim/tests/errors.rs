@@ -1,25 +1,16 @@
 //! What a failing device does to a volume: an error of journal, tree or flush ends changes and says why; one of data
 //! makes fsync fail until the data is written; bits that rot are told, never shown, where a checksum covers them.
 
-use quire::{Clock, Create, ErrorKind, FormatOptions, InodeRef, IoFlags, Timestamp, Volume, VolumeOptions};
+use quire::{Create, ErrorKind, FormatOptions, InodeRef, IoFlags, Volume};
 use quire_base::random::Random;
 use quire_device::simulated::{CrashPolicy, Fault, FaultOp, Hold, Image};
 use quire_device::{IoClass, SimulatedBackend};
-use sim::image::{self, Snapshot, Thoroughness};
+use sim::image::{self, Snapshot, Thoroughness, options};
 use std::sync::Arc;
 use std::time::Duration;
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 8192;
-
-fn options() -> VolumeOptions {
-    VolumeOptions {
-        threads: false,
-        cache_bytes: Some(6 << 20),
-        clock: Clock::simulated(Timestamp(1_000_000_000)),
-        ..VolumeOptions::default()
-    }
-}
 
 fn fresh() -> (Arc<SimulatedBackend>, Volume) {
     let device = Arc::new(SimulatedBackend::new(BLOCKS));

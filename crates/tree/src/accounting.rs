@@ -14,8 +14,8 @@
 //! returns when it is dropped. It returns to the *credit* of its thread's shard, which stays reserved: the next
 //! reservation of the shard takes it from there and changes no word that others use. It makes the same comparison as
 //! every other one, and reads for it only words that change with the first change of a node in an epoch. Who does not
-//! fit takes all shards' credit back first; so no credit makes anybody wait. Ordinary transactions leave an emergency reserve to critical ones (that free space),
-//! so a full volume can still delete.
+//! fit takes all shards' credit back first; so no credit makes anybody wait. Ordinary transactions leave an emergency
+//! reserve to critical ones (that free space), so a full volume can still delete.
 //!
 //! Neighbours: [`crate::Tree::try_reserve`]; the pool reports its size here.
 
@@ -218,8 +218,8 @@ impl Accounting {
         self.dirty_by_pool(growth).saturating_sub(kept)
     }
 
-    /// Whether so much may be reserved, `nodes` of it by one transaction: that alone may exceed the limit by memory, but
-    /// never the room in the pool.
+    /// Whether so much may be reserved, `nodes` of it by one transaction: that alone may exceed the limit by memory,
+    /// but never the room in the pool.
     fn fits(&self, reserved: u64, nodes: u64, class: Class) -> bool {
         self.dirty() + reserved <= self.room(reserved, class).min(self.limit.max(nodes))
     }

@@ -1,6 +1,6 @@
 //! A tree of free-space regions in memory, and a device that only remembers discards.
 
-#![allow(dead_code)]
+#![allow(dead_code)] // Each test program uses a part of it.
 
 use quire_alloc::{AllocConfig, Allocator, Discard, RegionSource, Run};
 use quire_base::sync::Arc;

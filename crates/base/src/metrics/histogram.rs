@@ -1,5 +1,9 @@
 //! How long things took: counts by time, four buckets to each power of two, so that a percentile is known to within a
 //! fifth. Sharded by thread like the counters, each shard on lines of its own, and folded when read.
+//!
+//! The benchmarks use `hdrhistogram`. Here a time is noted on the path of every read and write, by threads that share
+//! nothing, and read while they go on: that takes atomic buckets, which its recorders (one per thread, handed over to be
+//! merged) do not have.
 
 use crate::shard::{self, SHARDS};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,5 @@
 //! A file in front of a memory device that fails when told to: what the tests put behind a mapping.
-#![allow(dead_code)]
+#![allow(dead_code)] // Each test program uses a part of it.
 
 use quire_base::sync::{Arc, Weak};
 use quire_base::{BLOCK_SIZE, BlockNo, Clock, Error, ErrorKind, InodeNo, Result, Timestamp};

@@ -1,13 +1,12 @@
 //! Logged operations: what does not fit one transaction, with a cursor in the tree.
 //!
-//! Collapse and insert move every extent behind a point; a crash may cut that off anywhere. Protocol: write back
-//! and drop everything from the point on; put the operation's key; move extents in bounded transactions, each of
-//! which also moves the cursor; the last sets the size on disk and deletes the key. The size that callers see changes with the
-//! first transaction: if one saw the old size, after another operation returned, a crash must not show the new one without
-//! that operation. (Contents wait for the gate.) Collapse goes upwards (the range is
-//! freed first), insert downwards, so that no extent ever lands on one that has still to move. Then the journal is
-//! forced *before the gate opens*: else a write in place could land in a block that a crash gives back to its old
-//! offset.
+//! Collapse and insert move every extent behind a point; a crash may cut that off anywhere. Protocol: write back and
+//! drop everything from the point on; put the operation's key; move extents in bounded transactions, each of which
+//! also moves the cursor; the last sets the size on disk and deletes the key. The size that callers see changes with
+//! the first transaction: if one saw the old size, after another operation returned, a crash must not show the new
+//! one without that operation. (Contents wait for the gate.) Collapse goes upwards (the range is freed first), insert
+//! downwards, so that no extent ever lands on one that has still to move. Then the journal is forced *before the gate
+//! opens*: else a write in place could land in a block that a crash gives back to its old offset.
 //!
 //! The same steps run live and, after a crash, from recovery.
 //!

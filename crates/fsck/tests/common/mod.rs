@@ -1,6 +1,6 @@
 //! Volumes to check, and an editor that damages them and makes the checksums right again.
 
-#![allow(dead_code)]
+#![allow(dead_code)] // Each test program uses a part of it.
 
 pub mod editor;
 

@@ -1,5 +1,5 @@
-//! Repairs of generated damages that are cut off at each of their events, as a power cut or a kill does it: what is left is
-//! no worse than before, and the next repair ends as clean, with nothing lost beside what was damaged.
+//! Repairs of generated damages that are cut off at each of their events, as a power cut or a kill does it: what is
+//! left is no worse than before, and the next repair ends as clean, with nothing lost beside what was damaged.
 
 use crate::common::*;
 use crate::damage::Damage;

@@ -1,6 +1,6 @@
 //! A journal on a simulated device, and what tests do with it again and again.
 
-#![allow(dead_code)] // Each test binary uses a part of it.
+#![allow(dead_code)] // Each test program uses a part of it.
 
 use quire_base::{BLOCK_SIZE, BlockNo, Result, Seq};
 use quire_device::simulated::Image;

@@ -1,5 +1,5 @@
 //! A tree with the two superblock slots that a volume would have, and a model of what each slot must hold.
-#![allow(dead_code)]
+#![allow(dead_code)] // Each test program uses a part of it.
 
 use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, BlockNo, Result};
