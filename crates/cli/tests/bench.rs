@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{QUIRE, can_mount, text};
+use common::{QUIRE, can_mount, copy_program, text};
 use rustix::process::Signal;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -90,7 +90,7 @@ fn an_ordinary_user_is_told_what_was_skipped_and_why() {
     let file = out.path().join("out.json");
     // A program that everybody may run, in a folder that everybody may write.
     let program = out.path().join("quire");
-    std::fs::copy(QUIRE, &program).unwrap();
+    copy_program(&program);
     for path in [work.path(), out.path(), program.as_path()] {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
     }

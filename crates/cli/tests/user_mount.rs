@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{QUIRE, can_mount, has, text};
+use common::{can_mount, copy_program, has, text};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -39,7 +39,7 @@ fn world(test: &str) -> Option<(tempfile::TempDir, PathBuf)> {
     let folder = tempfile::Builder::new().prefix("quire-user-").tempdir().unwrap();
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     // The program where the user can reach it, wherever it was built.
-    std::fs::copy(QUIRE, folder.path().join("quire")).unwrap();
+    copy_program(&folder.path().join("quire"));
     let home = folder.path().join("home");
     std::fs::create_dir_all(home.join("mnt")).unwrap();
     for path in [&home, &home.join("mnt")] {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{QUIRE, Volume, can_mount, quire, text};
+use common::{Volume, can_mount, copy_program, quire, text};
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
@@ -96,7 +96,7 @@ fn strangers_are_not_answered() {
     std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o755)).unwrap();
     // A copy that anybody may run.
     let program = folder.join("quire");
-    std::fs::copy(QUIRE, &program).unwrap();
+    copy_program(&program);
     for request in [&["ctl", "metrics"][..], &["top", "--once"]] {
         let mut command = Command::new(&program);
         command.args(request).arg(volume.mountpoint()).uid(65534).gid(65534);

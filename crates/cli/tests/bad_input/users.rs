@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
-use crate::common::{QUIRE, can_mount, has};
+use crate::common::{can_mount, copy_program, has};
 use crate::support::*;
 
 const NOBODY: u32 = 65534;
@@ -30,7 +30,7 @@ impl UserWorld {
         }
         std::fs::write(at.join("fuse.conf"), "").unwrap();
         // Where the program was built may be closed to others.
-        std::fs::copy(QUIRE, at.join("quire")).unwrap();
+        copy_program(&at.join("quire"));
         for name in ["home", "home/mnt"] {
             std::os::unix::fs::chown(at.join(name), Some(NOBODY), Some(NOBODY)).unwrap();
         }

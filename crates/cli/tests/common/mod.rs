@@ -46,6 +46,12 @@ pub fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
+/// Copies the program, for tests that need one of their own. Another program copies: if this one had the copy open for
+/// writing while another thread's test starts a child, the child would have it open too, and the copy could not be run.
+pub fn copy_program(to: &Path) {
+    run(Command::new("cp").arg(QUIRE).arg(to));
+}
+
 pub fn quire<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
     Command::new(QUIRE).args(arguments).stdin(Stdio::null()).output().expect("the program runs")
 }
