@@ -74,7 +74,20 @@ impl Seen {
 
     /// Whether an exclusive operation is under way; a hint.
     pub fn is_exclusive(&self) -> bool {
-        self.exclusive_sequence.load(Ordering::Acquire) % 2 == 1
+        self.shared_view().is_none()
+    }
+
+    /// The exclusive sequence, if no exclusive operation is under way.
+    pub fn shared_view(&self) -> Option<u64> {
+        let sequence = self.exclusive_sequence.load(Ordering::Acquire);
+        sequence.is_multiple_of(2).then_some(sequence)
+    }
+
+    /// Whether no exclusive operation has begun since [`Seen::shared_view`] gave `view`. True means: what was read in
+    /// between, with `Acquire` at least, has nothing that such an operation did.
+    pub fn is_still(&self, view: u64) -> bool {
+        fence(Ordering::Acquire);
+        self.exclusive_sequence.load(Ordering::Relaxed) == view
     }
 
     /// What an optimistic read looks at before and after its copy.

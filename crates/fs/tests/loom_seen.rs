@@ -123,3 +123,29 @@ fn an_exclusive_operation_is_not_seen_in_pieces() {
         writer.join().unwrap();
     });
 }
+
+/// Who has the file to himself drops a dirty block before his record is in the journal. A look at the dirty blocks that
+/// is to say how far the size on disk may go (`Engine::front`) misses the block, or says that it may not be trusted.
+#[test]
+fn a_look_beside_an_exclusive_operation_sees_no_drop() {
+    model(|| {
+        let file = Arc::new((Seen::new(2), AtomicU64::new(1)));
+        let dropping = {
+            let file = file.clone();
+            thread::spawn(move || {
+                let _odd = OddSequence::new(&file.0);
+                file.1.fetch_and(0, Ordering::SeqCst);
+            })
+        };
+        let (seen, dirty) = &*file;
+        if let Some(view) = seen.shared_view() {
+            let is_dirty = dirty.load(Ordering::Acquire) != 0;
+            // Even again: the operation was over, its record in the journal, before the look.
+            assert!(
+                is_dirty || !seen.is_still(view) || view == 2,
+                "a dropped block was taken for a written one"
+            );
+        }
+        dropping.join().unwrap();
+    });
+}

@@ -8,6 +8,7 @@ use quire_base::sync::thread;
 use quire_device::SimulatedBackend;
 use quire_device::simulated::CrashPolicy;
 use std::sync::Arc;
+use std::time::Duration;
 
 const BLOCK: usize = 4096;
 
@@ -107,4 +108,57 @@ fn a_size_is_told_in_the_order_of_the_journal() {
         );
     }
     assert!((20..380).contains(&told_old), "old sizes were told {told_old} times: the race is none");
+}
+
+/// A truncate zeroed the tail of a block that a later write then grew past; the size on disk waited for that block, as it
+/// must. Another truncate dropped the block from memory; before its record was in the journal the periodic commit found
+/// nothing dirty and raised the size. A crash showed, in the middle of the file, the bytes that the first truncate had
+/// cut off. (Found by `sim`.)
+#[test]
+fn a_dropped_block_does_not_let_the_size_pass() {
+    let cut = BLOCK + 100;
+    let mut shown = [0; 2];
+    for seed in 0..400 {
+        let body = move || {
+            let device = Arc::new(SimulatedBackend::new(8192));
+            let options = VolumeOptions { commit_seconds: 1, ..options(true) };
+            let format =
+                FormatOptions { seed: Some(1), clock: options.clock.clone(), ..FormatOptions::default() };
+            Volume::format_backend(device.clone(), &format).unwrap();
+            let volume = Volume::open_backend(device.clone(), options).unwrap();
+            let file = volume.create(&volume.root(), b"f", &Create::file(0o644)).unwrap();
+            volume.write(&file, 0, &[1; 2 * BLOCK], IoFlags::empty()).unwrap();
+            volume.sync().unwrap();
+            volume.truncate(&file, cut as u64).unwrap();
+            let other = volume.create(&volume.root(), b"other", &Create::file(0o644)).unwrap();
+            volume.fsync(&other, false).unwrap();
+            volume.write(&file, 2 * BLOCK as u64, &[2; BLOCK], IoFlags::DIRECT).unwrap();
+            let truncate = {
+                let (volume, file) = (volume.clone(), file.clone());
+                let cuts_again = move || {
+                    thread::sleep(Duration::from_millis(1000));
+                    volume.truncate(&file, 0).unwrap();
+                };
+                thread::Builder::new().spawn(cuts_again).unwrap()
+            };
+            thread::sleep(Duration::from_millis(1000));
+            (0..seed % 20).for_each(|_| thread::yield_now());
+            let image = device.crash(CrashPolicy::KeepAll);
+            truncate.join().unwrap();
+            device.cut_power(CrashPolicy::LoseAll);
+            image
+        };
+        let image = simulation::run(&Options { seed, step_limit: 1_000_000 }, body).unwrap();
+        let volume =
+            Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options(false)).unwrap();
+        let file = volume.lookup(&volume.root(), b"f").unwrap();
+        let mut bytes = vec![0; file.size() as usize];
+        volume.read(&file, 0, &mut bytes, IoFlags::empty()).unwrap();
+        shown[usize::from(bytes.is_empty())] += 1;
+        if bytes.len() > cut {
+            let old = bytes[cut..].iter().take_while(|byte| **byte == 1).count();
+            assert_eq!(old, 0, "seed {seed}: of {} bytes, {old} are back", bytes.len());
+        }
+    }
+    assert!(shown.iter().all(|times| *times > 20), "before and after the truncate: {shown:?}");
 }

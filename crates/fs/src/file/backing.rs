@@ -284,7 +284,11 @@ impl Engine {
     }
 
     /// How far the size on disk may go: to `size`, the end of the file, but not past a block that is dirty or in flight;
-    /// blocks in `done` are not.
+    /// blocks in `done` are not. The caller holds the inode's `meta`.
+    ///
+    /// While somebody has the file to himself it stays where it is: he drops dirty blocks before his record is in the
+    /// journal. What such a block holds on disk may be what an earlier truncate cut off, and the dropped block was
+    /// the zeros over it. He sets the size himself, or leaves it to the next look.
     pub(crate) fn front(&self, inode: &Inode, size: u64, on_disk: u64, done: std::ops::Range<u64>) -> u64 {
         let rounded = is_broken(Broken::SizeRoundedUpToBlock);
         let size = if rounded { size.next_multiple_of(BLOCK_SIZE as u64) } else { size };
@@ -292,14 +296,17 @@ impl Engine {
         if is_broken(Broken::SizePastGap) {
             return size;
         }
+        let Some(view) = inode.seen.shared_view() else { return on_disk };
         let mut from = on_disk / BLOCK_SIZE as u64;
-        loop {
+        let end = loop {
             match mapping.first_unfinished(from) {
                 Some(block) if done.contains(&block) => from = done.end,
-                Some(block) => return size.min(block * BLOCK_SIZE as u64).max(on_disk),
-                None => return size,
+                Some(block) => break size.min(block * BLOCK_SIZE as u64).max(on_disk),
+                None => break size,
             }
-        }
+        };
+        // A drop that the look at the blocks saw came with an odd sequence before it.
+        if inode.seen.is_still(view) { end } else { on_disk }
     }
 
     /// A write failed, or its record did: blocks that no record names go back, and their promise to the cache.

@@ -197,7 +197,7 @@ impl Engine {
 
     /// Journals the size up to what is promised, as far as the file is as long still. A block before it that was dirtied
     /// again, or a run that finished out of order, may have kept it back; the gap is finished when its writeback
-    /// returns, so this ends.
+    /// returns, so this ends. Nor may somebody have the file to himself then ([`Engine::front`]): the caller does not.
     pub(crate) fn reach_size(&self, inode: &Inode, wanted: u64, datasync: bool) -> Result<()> {
         let Some(mapping) = inode.mapping.get() else { return Ok(()) };
         loop {
@@ -209,6 +209,7 @@ impl Engine {
                 return Ok(());
             }
             mapping.write_back(on_disk / BLOCK_SIZE as u64, wanted.div_ceil(BLOCK_SIZE as u64))?;
+            let _permit = inode.gate.enter(GateState::Buffered);
             self.journal_attributes(inode, datasync)?;
         }
     }

@@ -1,12 +1,13 @@
 //! Logged operations: what does not fit one transaction, with a cursor in the tree.
 //!
 //! Collapse and insert move every extent behind a point; a crash may cut that off anywhere. Protocol: write back and
-//! drop everything from the point on; put the operation's key; move extents in bounded transactions, each of which
-//! also moves the cursor; the last sets the size on disk and deletes the key. The size that callers see changes with
-//! the first transaction: if one saw the old size, after another operation returned, a crash must not show the new
-//! one without that operation. (Contents wait for the gate.) Collapse goes upwards (the range is freed first), insert
-//! downwards, so that no extent ever lands on one that has still to move. Then the journal is forced *before the gate
-//! opens*: else a write in place could land in a block that a crash gives back to its old offset.
+//! drop everything from the point on; put the operation's key, and the size that growth has reached; move extents in
+//! bounded transactions, each of which also moves the cursor; the last sets the size on disk and deletes the key. The
+//! size that callers see changes with the first transaction: if one saw the old size, after another operation
+//! returned, a crash must not show the new one without that operation. (Contents wait for the gate.) Collapse goes
+//! upwards (the range is freed first), insert downwards, so that no extent ever lands on one that has still to move.
+//! Then the journal is forced *before the gate opens*: else a write in place could land in a block that a crash gives
+//! back to its old offset.
 //!
 //! The same steps run live and, after a crash, from recovery.
 //!
@@ -80,17 +81,22 @@ impl Engine {
         let mapping = inode.mapping();
         let on_disk = inode.meta().record.size;
         mapping.write_back(first.min(on_disk / BLOCK_SIZE as u64), u64::MAX)?;
-        // Two runs that finish at once may each stop at the other: the size that the operation is logged with must not
-        // be ahead of the one on disk for more than its own reason.
-        self.reach_size(inode, inode.size(), true)?;
         mapping.drop_range(first, u64::MAX);
 
         let (id, operation) =
             self.logged_operation(inode, kind, first, first + len / BLOCK_SIZE as u64, size);
-        let mut transaction = self.begin(Cost::new(1, 128))?;
-        let meta = inode.meta();
+        let mut transaction = self.begin(Cost::new(2, 256))?;
+        let mut meta = inode.meta();
         transaction.put(Key::logged(id), &operation.encode());
+        // All growth has been written: the size that the operation is logged with must not be ahead of the one on disk
+        // for more than its own reason.
+        let mut record = meta.record.clone();
+        record.size = inode.size();
+        if record != meta.record {
+            transaction.put_inode(inode.number, &record);
+        }
         transaction.commit()?;
+        meta.record = record;
         // From here on a crash finishes it.
         inode.seen.settle(size);
         drop(meta);
