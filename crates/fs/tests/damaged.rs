@@ -6,8 +6,6 @@ mod common;
 use common::{file, new_volume, options};
 use quire::repair::Session;
 use quire::{ErrorKind, FallocateMode, IoFlags, Volume};
-use quire_base::sync::Arc;
-use quire_device::SimulatedBackend;
 use quire_format::extent::Extent;
 use quire_format::key::Key;
 

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{file, new_volume, options};
-use quire::{Clock, Create, FormatOptions, InodeRef, IoFlags, Timestamp, Volume, VolumeOptions};
+use quire::{FormatOptions, IoFlags, Volume, VolumeOptions};
 use quire_device::SimulatedBackend;
 use quire_device::simulated::{CrashPolicy, Hold};
 use std::sync::Arc;
