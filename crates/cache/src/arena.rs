@@ -6,6 +6,9 @@
 //! at the top become wholly free. More than [`IDLE_CHUNKS`] wholly free chunks give their memory back to the
 //! system (`MADV_DONTNEED`).
 //!
+//! A lower limit leaves what remains in use spread over all chunks. The free pieces between give their memory back then,
+//! once ([`Arena::give_back_pieces`]), though that breaks huge pages; later pieces come from the bottom again.
+//!
 //! The first touch of a huge page may take milliseconds (cleared; in a virtual machine also given by the host), which
 //! a writer, and all who wait behind it, would feel. So where a thread runs [`Arena::work_ahead`], the chunk that will be
 //! wanted next is touched by it when the one before is taken, on another CPU than that of the one who took it: the
@@ -30,6 +33,8 @@ pub const CHUNK_BYTES: usize = CHUNK_BLOCKS as usize * BLOCK_SIZE;
 const BATCH_CHUNKS: usize = 32;
 /// Wholly free chunks that keep their memory, against giving it back and taking it again.
 const IDLE_CHUNKS: usize = 8;
+/// Pieces that [`Arena::give_back_pieces`] takes out of the sets at a time.
+const PIECES_AT_ONCE: usize = 64;
 
 /// A piece of the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +64,8 @@ struct Inner {
     idle_resident: usize,
     /// A free chunk without memory that is likely to be taken next, and the CPU that is busy with the one before.
     wanted: Option<(usize, usize)>,
+    /// The limit was lowered, and free pieces have not been given back since.
+    shrunk: bool,
     stopped: bool,
 }
 
@@ -76,6 +83,7 @@ impl Arena {
             chunks_max: 0,
             idle_resident: 0,
             wanted: None,
+            shrunk: false,
             stopped: false,
         };
         let arena = Arena { inner: Mutex::new(inner), ahead: Condvar::new() };
@@ -87,7 +95,38 @@ impl Arena {
     pub fn set_limit(&self, bytes_max: u64) {
         let chunks = bytes_max.div_ceil(CHUNK_BYTES as u64).saturating_add(2);
         // Piece numbers are 32 bits: 2^23 chunks, 16 TiB of cache.
-        self.inner.lock().chunks_max = chunks.min(1 << 23) as usize;
+        let chunks = chunks.min(1 << 23) as usize;
+        let mut inner = self.inner.lock();
+        inner.shrunk |= chunks < inner.chunks_max;
+        inner.chunks_max = chunks;
+    }
+
+    /// After the limit was lowered, and what is over it dropped: gives the memory of free pieces inside chunks back, a few
+    /// at a time, so that nobody waits long for a piece.
+    pub fn give_back_pieces(&self) {
+        if !std::mem::take(&mut self.inner.lock().shrunk) {
+            return;
+        }
+        for order in 0..ORDER_MAX {
+            let mut from = 0;
+            loop {
+                let mut inner = self.inner.lock();
+                let free = &mut inner.free[order as usize];
+                let pieces: Vec<u32> = free.range(from..).take(PIECES_AT_ONCE).copied().collect();
+                let Some(last) = pieces.last() else { break };
+                from = last + 1;
+                // In no set meanwhile, so they are ours.
+                pieces.iter().for_each(|number| {
+                    free.remove(number);
+                });
+                let starts: Vec<NonNull<u8>> = pieces.iter().map(|number| inner.memory(*number)).collect();
+                drop(inner);
+                for (number, start) in pieces.into_iter().zip(starts) {
+                    system::give_back(start, BLOCK_SIZE << order);
+                    self.free(number, order);
+                }
+            }
+        }
     }
 
     /// Takes 2^`order` blocks; `None` when neither a free piece nor a chunk is left.
@@ -113,10 +152,7 @@ impl Arena {
             at -= 1;
             inner.free[at as usize].insert(number + (1 << at));
         }
-        let offset = (number % CHUNK_BLOCKS) as usize * BLOCK_SIZE;
-        // SAFETY: the offset is within the chunk.
-        let memory = unsafe { inner.chunks[chunk].add(offset) };
-        Some(Piece { memory, number })
+        Some(Piece { memory: inner.memory(number), number })
     }
 
     /// Gives a piece back. Its memory may be handed out again at once.
@@ -183,6 +219,13 @@ impl Arena {
 }
 
 impl Inner {
+    /// Where a block is.
+    fn memory(&self, number: u32) -> NonNull<u8> {
+        let offset = (number % CHUNK_BLOCKS) as usize * BLOCK_SIZE;
+        // SAFETY: the offset is within the chunk.
+        unsafe { self.chunks[(number / CHUNK_BLOCKS) as usize].add(offset) }
+    }
+
     /// The chunk that will be taken next, if it is there and has no memory.
     fn next_without_memory(&self) -> Option<usize> {
         let number = self.free[ORDER_MAX as usize].first()?;
@@ -248,8 +291,8 @@ mod system {
 
     /// Whether the memory went back; it then reads as zeros.
     pub fn give_back(start: NonNull<u8>, bytes: usize) -> bool {
-        // SAFETY: the range is one free chunk of our own private anonymous mapping. A stale optimistic reader
-        // then reads zeros, and rejects them.
+        // SAFETY: the range is a free piece of our own private anonymous mapping. A stale optimistic reader then reads
+        // zeros, and rejects them.
         unsafe { madvise(start.as_ptr().cast(), bytes, Advice::LinuxDontNeed) }.is_ok()
     }
 
@@ -389,5 +432,34 @@ mod tests {
         assert_eq!(arena.resident_bytes(), 30 * CHUNK_BYTES as u64);
         held.iter().for_each(|piece| arena.free(piece.number, ORDER_MAX));
         assert_eq!(arena.resident_bytes(), (IDLE_CHUNKS * CHUNK_BYTES) as u64);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "nothing is given back there")]
+    fn a_lower_limit_gives_back_what_is_free_between() {
+        let arena = Arena::new(32 << 20);
+        let mut held: Vec<Piece> = (0..16 * CHUNK_BLOCKS / 8).map(|_| arena.alloc(3).unwrap()).collect();
+        let fill = |piece: &Piece, byte| {
+            // SAFETY: the piece is ours.
+            unsafe { piece.memory.as_ptr().write_bytes(byte, BLOCK_SIZE << 3) };
+        };
+        // SAFETY: the arena's memory stays mapped and nobody writes to it now.
+        let byte = |piece: &Piece, at: usize| unsafe { piece.memory.as_ptr().add(at).read() };
+        held.iter().for_each(|piece| fill(piece, 7));
+        let kept: Vec<Piece> = held.iter().step_by(5).copied().collect();
+        held.retain(|piece| !kept.contains(piece));
+        held.iter().for_each(|piece| arena.free(piece.number, 3));
+        arena.give_back_pieces();
+        assert!(held.iter().all(|piece| byte(piece, 0) == 7), "the limit is as before");
+        arena.set_limit(8 << 20);
+        arena.give_back_pieces();
+        let ends = [0, (BLOCK_SIZE << 3) - 1];
+        assert!(held.iter().all(|piece| ends.iter().all(|at| byte(piece, *at) == 0)));
+        assert!(kept.iter().all(|piece| ends.iter().all(|at| byte(piece, *at) == 7)));
+        // They can be had again, and merge.
+        let mut again: Vec<Piece> = held.iter().map(|_| arena.alloc(3).unwrap()).collect();
+        again.extend(&kept);
+        again.iter().for_each(|piece| arena.free(piece.number, 3));
+        assert!(arena.alloc(ORDER_MAX).is_some());
     }
 }

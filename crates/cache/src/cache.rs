@@ -140,6 +140,7 @@ impl Cache {
             crate::reclaim::reclaim(&self.core, over);
             self.core.kick_flusher();
         }
+        self.core.trim();
         Ok(())
     }
 

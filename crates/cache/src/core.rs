@@ -30,6 +30,17 @@ pub(crate) const BLOCK_COST: u64 = BLOCK_SIZE as u64 + header_bytes(0) + ENTRY_B
 
 /// How long a thread waits for memory or for the dirty limit before it gives up, while nothing at all gets clean.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Looks without success after which a thread that has no background threads gives up.
+const STEPS_MAX: u32 = 64;
+/// How long a thread that waits for memory sleeps at a time.
+const MEMORY_NAP: Duration = Duration::from_millis(10);
+
+/// What a thread has waited for memory since something last became clean.
+#[derive(Default)]
+struct MemoryWait {
+    waited: Duration,
+    steps: u32,
+}
 
 /// See the module's documentation.
 pub(crate) struct Core {
@@ -156,8 +167,7 @@ impl Core {
     /// Fills `room` up to `bytes`, reclaiming, and waiting for writeback, as long as it takes within reason. The
     /// caller holds no segment and no index lock.
     pub fn fill_room(self: &Arc<Core>, room: &mut Room<'_>, bytes: u64) -> Result<()> {
-        let mut waited = Duration::ZERO;
-        let mut steps = 0u32;
+        let mut wait = MemoryWait::default();
         loop {
             let lacking = bytes.saturating_sub(room.bytes());
             if lacking == 0 {
@@ -172,27 +182,10 @@ impl Core {
             }
             patience::check("memory of the cache")?;
             self.metrics.reclaim_direct.add(1);
-            if crate::reclaim::reclaim(self, lacking.max(16 * BLOCK_COST)) > 0 {
-                continue;
-            }
-            self.metrics.memory_waits.add(1);
-            if self.running.load(Ordering::Acquire) {
-                self.kick_flusher();
-                let cleaned = self.cleaned_blocks.load(Ordering::Relaxed);
-                self.wait_for_progress(Duration::from_millis(10));
-                waited += Duration::from_millis(10);
-                if self.cleaned_blocks.load(Ordering::Relaxed) != cleaned {
-                    waited = Duration::ZERO;
-                }
-                if waited >= PATIENCE {
-                    break;
-                }
-            } else {
-                steps += 1;
-                if !crate::flusher::write_some(self, true) && steps > 64 {
-                    break;
-                }
-                quire_base::sync::thread::yield_now();
+            if crate::reclaim::reclaim(self, lacking.max(16 * BLOCK_COST)) == 0
+                && !self.await_memory(&mut wait, false)
+            {
+                break;
             }
         }
         Err(Error::new(
@@ -210,14 +203,46 @@ impl Core {
         if room.bytes() < bytes {
             return self.fill_room(room, bytes);
         }
-        patience::check("memory of the cache")?;
-        if crate::reclaim::reclaim(self, bytes.max(1 << 20)) > 0 {
-            return Ok(());
+        let mut wait = MemoryWait::default();
+        loop {
+            patience::check("memory of the cache")?;
+            if crate::reclaim::reclaim(self, bytes.max(1 << 20)) > 0 {
+                return Ok(());
+            }
+            if !self.await_memory(&mut wait, true) {
+                break;
+            }
         }
         Err(Error::new(
             ErrorKind::NoMemory,
             "the system has no memory for the cache, and nothing can be reclaimed",
         ))
+    }
+
+    /// Waits a little for something to become clean, as nothing can be dropped: the background threads write when much of
+    /// the limit is dirty. With `write` the caller writes, whatever the limit. False: that is of no use any more.
+    fn await_memory(self: &Arc<Core>, wait: &mut MemoryWait, write: bool) -> bool {
+        self.metrics.memory_waits.add(1);
+        let is_running = self.running.load(Ordering::Acquire);
+        if write || !is_running {
+            if crate::flusher::write_some(self, true) {
+                *wait = MemoryWait::default();
+                return true;
+            }
+            if !is_running {
+                wait.steps += 1;
+                quire_base::sync::thread::yield_now();
+                return wait.steps <= STEPS_MAX;
+            }
+        }
+        self.kick_flusher();
+        let cleaned = self.cleaned_blocks.load(Ordering::Relaxed);
+        self.wait_for_progress(MEMORY_NAP);
+        wait.waited += MEMORY_NAP;
+        if self.cleaned_blocks.load(Ordering::Relaxed) != cleaned {
+            wait.waited = Duration::ZERO;
+        }
+        wait.waited < PATIENCE
     }
 
     /// Makes a folio from `room`; `None` when room or arena are short.
@@ -264,6 +289,13 @@ impl Core {
         self.slab.give_back(folio);
         self.budget.uncharge(((BLOCK_SIZE as u64) << order) + ENTRY_BYTES);
         self.notify_progress();
+    }
+
+    /// Once a lower limit has taken effect, memory between what is left goes back to the system.
+    pub fn trim(&self) {
+        if self.budget.used() <= self.budget.limit() {
+            self.arena.give_back_pieces();
+        }
     }
 
     // ---- waiting ----

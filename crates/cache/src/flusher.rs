@@ -107,6 +107,7 @@ fn reclaim_ahead(core: &Core) -> bool {
     let reserve = (limit / 64).min(64 << 20);
     let used = core.budget.used();
     let target = limit.saturating_sub(reserve);
+    core.trim();
     used > target && reclaim::reclaim(core, used - target) > 0
 }
 
