@@ -123,6 +123,8 @@ pub struct Inode {
     pub(crate) users: AtomicU64,
     /// Looked up since the table last considered throwing it out.
     pub(crate) referenced: AtomicBool,
+    /// It may have a run of blocks zeroed ahead of it, which its last user gives back.
+    pub(crate) claims_zeroed: AtomicBool,
 }
 
 /// No time recorded since the last fold.
@@ -213,6 +215,7 @@ impl Inode {
             data_mark: AtomicU64::new(0),
             users: AtomicU64::new(0),
             referenced: AtomicBool::new(true),
+            claims_zeroed: AtomicBool::new(false),
         }
     }
 

@@ -241,7 +241,11 @@ impl Engine {
 
     /// The last user of an inode has left: if it has no name, it can go.
     pub(crate) fn last_user_left(&self, inode: &Arc<Inode>) {
-        self.alloc.unclaim_zeroed(inode.number);
+        // Nearly no file has a claim, and the claims are everybody's.
+        if inode.claims_zeroed.load(Ordering::Relaxed) {
+            inode.claims_zeroed.store(false, Ordering::Relaxed);
+            self.alloc.unclaim_zeroed(inode.number);
+        }
         let orphan = {
             let meta = inode.meta();
             meta.orphan != OrphanState::Named && !meta.freed
