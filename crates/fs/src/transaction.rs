@@ -38,6 +38,9 @@ pub const EXTENTS_PER_TRANSACTION: usize = 64;
 /// Blocks that a full volume's pool grows by, from what was kept back for it.
 const PROMISED_CHUNK: u64 = 64;
 
+/// Payload bytes of a transaction that lets the pool grow.
+const POOL_GROW_BYTES: usize = 64;
+
 /// Attempts to reserve before a volume counts as unable to make progress: far more than checkpoints or the
 /// reservations of other threads can explain.
 const ROUNDS_MAX: u32 = 100_000;
@@ -115,18 +118,7 @@ impl Engine {
                 }
             };
             match self.tree.try_reserve(nodes, class) {
-                Ok(nodes) => {
-                    return Ok(Transaction {
-                        engine: self,
-                        journal: reservation,
-                        _nodes: nodes,
-                        ticket: self.tree.ticket(),
-                        changes: Vec::with_capacity(8),
-                        reserved_bytes: cost.bytes,
-                        after: None,
-                        orphan_lock: None,
-                    });
-                }
+                Ok(nodes) => return Ok(Transaction::reserved(self, reservation, nodes, cost.bytes)),
                 Err(Short::Checkpoint) => {
                     drop(reservation);
                     if round < 4 || round.is_multiple_of(64) {
@@ -154,16 +146,7 @@ impl Engine {
         let class = if cost.critical { Class::Critical } else { Class::Normal };
         let journal = self.journal().ok()?.try_reserve_now(record_bytes(cost.bytes)).ok()?;
         let nodes = self.tree.try_reserve(nodes, class).ok()?;
-        Some(Transaction {
-            engine: self,
-            journal,
-            _nodes: nodes,
-            ticket: self.tree.ticket(),
-            changes: Vec::with_capacity(8),
-            reserved_bytes: cost.bytes,
-            after: None,
-            orphan_lock: None,
-        })
+        Some(Transaction::reserved(self, journal, nodes, cost.bytes))
     }
 
     /// Whether the metadata pool as it is has room for such a transaction, perhaps after a checkpoint.
@@ -227,7 +210,7 @@ impl Engine {
     fn grow_pool_by(&self, run: Run) -> Result<bool> {
         let nodes = self.tree.nodes_for(1);
         let seen = self.checkpoint_number.load(Ordering::Acquire);
-        let journal = match self.journal()?.try_reserve(record_bytes(64)) {
+        let journal = match self.journal()?.try_reserve(record_bytes(POOL_GROW_BYTES)) {
             Ok(journal) => journal,
             Err(JournalShort::Checkpoint | JournalShort::Buffer) => {
                 self.make_room(seen)?;
@@ -249,16 +232,7 @@ impl Engine {
                 ));
             }
         };
-        let mut transaction = Transaction {
-            engine: self,
-            journal,
-            _nodes: nodes,
-            ticket: self.tree.ticket(),
-            changes: Vec::new(),
-            reserved_bytes: 64,
-            after: None,
-            orphan_lock: None,
-        };
+        let mut transaction = Transaction::reserved(self, journal, nodes, POOL_GROW_BYTES);
         transaction.changes.push(Change::PoolGrow { start: run.start, blocks: run.blocks as u32 });
         transaction.commit()?;
         self.counters.pool_growths.add(1);
@@ -269,22 +243,13 @@ impl Engine {
     /// unless something is short.
     pub(crate) fn grow_pool_from_freed(&self) {
         let (Ok(journal), Ok(run)) = (self.journal(), self.alloc.contiguous(8, 1)) else { return };
-        let journal = journal.try_reserve_now(record_bytes(64)).ok();
+        let journal = journal.try_reserve_now(record_bytes(POOL_GROW_BYTES)).ok();
         let nodes = self.tree.try_reserve(self.tree.nodes_for(1), Class::Critical).ok();
         let Some((journal, nodes)) = journal.zip(nodes) else {
             let _ = self.alloc.cancel(&[run]).map(drop);
             return;
         };
-        let mut transaction = Transaction {
-            engine: self,
-            journal,
-            _nodes: nodes,
-            ticket: self.tree.ticket(),
-            changes: Vec::new(),
-            reserved_bytes: 64,
-            after: None,
-            orphan_lock: None,
-        };
+        let mut transaction = Transaction::reserved(self, journal, nodes, POOL_GROW_BYTES);
         transaction.changes.push(Change::PoolGrow { start: run.start, blocks: run.blocks as u32 });
         let _ = transaction.commit();
     }
@@ -301,6 +266,27 @@ impl Engine {
 /// Journal bytes that a payload takes at most; the journal adds its record header itself.
 fn record_bytes(payload: usize) -> usize {
     payload + 16
+}
+
+impl<'a> Transaction<'a> {
+    /// An empty one, with what was reserved for it: `bytes` of payload, and nodes.
+    fn reserved(
+        engine: &'a Engine,
+        journal: JournalReservation<'a>,
+        nodes: NodeReservation<'a>,
+        bytes: usize,
+    ) -> Transaction<'a> {
+        Transaction {
+            engine,
+            journal,
+            _nodes: nodes,
+            ticket: engine.tree.ticket(),
+            changes: Vec::with_capacity(8),
+            reserved_bytes: bytes,
+            after: None,
+            orphan_lock: None,
+        }
+    }
 }
 
 impl Transaction<'_> {
