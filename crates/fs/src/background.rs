@@ -97,8 +97,8 @@ fn reaper(engine: &Arc<Engine>) {
     loop {
         {
             let mut state = engine.background.state.lock();
-            let queue = &engine.background.reap;
-            while !state.stop && queue.fall_asleep() {
+            let (queue, recovered) = (&engine.background.reap, &engine.background.recovered);
+            while !state.stop && queue.fall_asleep() && recovered.is_empty() {
                 engine.background.wake_reap.wait(&mut state);
             }
             queue.wake();

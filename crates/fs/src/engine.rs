@@ -87,6 +87,8 @@ pub struct Engine {
 pub(crate) struct Background {
     /// Orphans without a user, to be freed.
     pub(crate) reap: crate::reap_queue::ReapQueue,
+    /// Orphans that a crash left, to be freed after those.
+    pub(crate) recovered: crate::recovered_orphans::RecoveredOrphans,
     pub(crate) state: Mutex<BackgroundState>,
     /// The committer: a checkpoint is wanted, or the end.
     pub(crate) wake_commit: Condvar,

@@ -50,6 +50,7 @@ pub mod orphan;
 mod pool_promise;
 mod reap_queue;
 mod reaper;
+mod recovered_orphans;
 pub mod recovery;
 pub mod repair;
 pub mod seen;

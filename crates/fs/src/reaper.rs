@@ -12,13 +12,14 @@
 //!
 //! Neighbours: [`crate::orphan`], [`crate::inode_table`], `file::truncate` and `file::shift` for the operations.
 
-use crate::engine::Engine;
+use crate::engine::{Background, Engine};
 use crate::extent_map::Replacement;
 use crate::inode::{Inode, OrphanState};
 use crate::reap_queue::Reaping;
 use crate::transaction::Cost;
 use quire_base::broken::{Broken, is_broken};
 use quire_base::patience;
+use quire_base::shard;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{ErrorKind, InodeNo, Result};
@@ -28,8 +29,8 @@ use quire_format::key::{Key, KeyKind};
 use quire_format::logged::LoggedOp;
 use std::ops::ControlFlow;
 
-/// Inodes that may wait in a shard's queue before its threads help the reaper.
-const BACKLOG_MAX: usize = 256;
+/// Inodes that may wait in a shard's queue before its threads help the reaper: at least, and at most.
+const BACKLOG: std::ops::RangeInclusive<usize> = 8..=256;
 /// Blocks up to which an inode is freed by such help.
 const SMALL_BLOCKS: u64 = 1024;
 /// Keys that one transaction deletes at most.
@@ -51,7 +52,7 @@ impl Engine {
             return;
         }
         for _ in 0..2 {
-            let Some(reaping) = self.background.reap.take_excess(BACKLOG_MAX) else { return };
+            let Some(reaping) = self.background.reap.take_excess(self.backlog_max()) else { return };
             let small = self
                 .inodes
                 .peek(reaping.number)
@@ -64,21 +65,45 @@ impl Engine {
         }
     }
 
-    /// Queues what replay found without a name.
-    pub(crate) fn queue_orphans(self: &Arc<Engine>) -> Result<()> {
-        for (slot, number) in self.orphans.applied() {
-            self.adopt_orphan(number, OrphanState::Slot(slot))?;
-        }
-        let mut keys = Vec::new();
+    /// Lists what replay found without a name, for the reaper. Before the volume's threads start.
+    pub(crate) fn list_orphans(self: &Arc<Engine>) -> Result<()> {
+        let slots =
+            self.orphans.applied().into_iter().map(|(slot, number)| (number, OrphanState::Slot(slot)));
+        let mut found: Vec<(InodeNo, OrphanState)> = slots.collect();
         // No inode has the number 0: a key that says so can only be forged, and is left to fsck.
         self.tree.scan(Key::orphan(InodeNo(1)), Key::orphan(InodeNo(u64::MAX)), &mut |key, _| {
-            keys.push(InodeNo(key.offset));
+            found.push((InodeNo(key.offset), OrphanState::Key));
             ControlFlow::Continue(())
         })?;
-        for number in keys {
-            self.adopt_orphan(number, OrphanState::Key)?;
+        // What a logged operation was finished on is in the table, and queued.
+        found.retain(|(number, _)| self.inodes.peek(*number).is_none());
+        if !found.is_empty() {
+            tracing::info!(orphans = found.len(), "files without a name that a crash left will be freed");
         }
+        self.background.recovered.fill(found);
         Ok(())
+    }
+
+    /// Inodes that may wait in a shard's queue: in all half of what there are slots for, so that those in use find some. A key
+    /// in their place is a change of the tree more when it is claimed, and one more when it is released.
+    fn backlog_max(&self) -> usize {
+        let share = self.orphans.capacity() as usize / (2 * shard::SHARDS);
+        share.clamp(*BACKLOG.start(), *BACKLOG.end())
+    }
+
+    /// Queues the next orphan of a crash. False if there was none.
+    fn adopt_one(self: &Arc<Engine>) -> bool {
+        if self.failure().is_some() {
+            return false;
+        }
+        let Some(recovered) = self.background.recovered.take() else { return false };
+        if let Err(error) = self.adopt_orphan(recovered.number, recovered.state) {
+            // The slot stays: the next mount takes it up.
+            tracing::warn!(%error, inode = %recovered.number, "an orphan that a crash left could not be freed");
+        }
+        drop(recovered);
+        self.tell_drains();
+        true
     }
 
     fn adopt_orphan(self: &Arc<Engine>, number: InodeNo, state: OrphanState) -> Result<()> {
@@ -122,9 +147,9 @@ impl Engine {
         }
     }
 
-    /// Frees the next queued orphan. False if there was none.
+    /// Frees the next queued orphan, or queues one that a crash left. False if there was neither.
     pub(crate) fn reap_one(self: &Arc<Engine>) -> bool {
-        let Some(reaping) = self.background.reap.take() else { return false };
+        let Some(reaping) = self.background.reap.take() else { return self.adopt_one() };
         self.reap_now(reaping);
         true
     }
@@ -142,7 +167,12 @@ impl Engine {
             }
         }
         drop(reaping);
-        if self.background.drains.load(Ordering::SeqCst) > 0 && self.background.reap.is_idle() {
+        self.tell_drains();
+    }
+
+    /// Wakes those who wait until nothing is left to be freed, if nothing is.
+    fn tell_drains(&self) {
+        if self.background.drains.load(Ordering::SeqCst) > 0 && self.background.is_reaper_idle() {
             let _state = self.background.state.lock();
             self.background.idle.notify_all();
         }
@@ -284,7 +314,7 @@ impl Engine {
     /// Waits until every queued orphan is freed, or frees them here where no thread does.
     pub(crate) fn drain_reaper(self: &Arc<Engine>) {
         while self.reap_one() {}
-        while !self.background.reap.is_idle() && self.failure().is_none() {
+        while !self.background.is_reaper_idle() && self.failure().is_none() {
             self.await_reaper(std::time::Duration::from_millis(200));
             while self.reap_one() {}
         }
@@ -295,12 +325,20 @@ impl Engine {
         // Counted before the look, as the reaper looks at the count after its work: one of the two sees the other.
         self.background.drains.fetch_add(1, Ordering::SeqCst);
         let mut state = self.background.state.lock();
-        if !self.background.reap.is_idle() {
+        if !self.background.is_reaper_idle() {
             self.background.wake_reap.notify_one();
             self.background.idle.wait_for(&mut state, most);
         }
         drop(state);
         self.background.drains.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Background {
+    /// Nothing waits to be freed, and nothing is being freed.
+    pub(crate) fn is_reaper_idle(&self) -> bool {
+        // In this order: an orphan of a crash counts as left until it is queued.
+        self.recovered.is_empty() && self.reap.is_idle()
     }
 }
 

@@ -11,7 +11,7 @@
 //!    shows as free.
 //! 5. Write what replay changed as a checkpoint of a new incarnation, publish it in one slot, then in the other.
 //!    Only now may the journal be appended to: records of an earlier incarnation can never again be taken for live.
-//! 6. Finish logged operations; queue orphans for the reaper.
+//! 6. Finish logged operations; list orphans for the reaper ([`crate::recovered_orphans`]).
 //!
 //! A read-only mount does 1 and 2, in memory, and writes nothing.
 //!
@@ -241,7 +241,7 @@ pub(crate) fn open(
     if !engine.read_only {
         engine.keep_standing_reserve();
         engine.finish_logged_operations()?;
-        engine.queue_orphans()?;
+        engine.list_orphans()?;
     }
     Ok((engine, report))
 }

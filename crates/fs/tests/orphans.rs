@@ -107,6 +107,36 @@ fn a_full_table_overflows_into_keys_and_is_used_again() {
     assert_eq!(tracked(&backend), (0, 0), "a clean unmount leaves none");
 }
 
+/// A mount after a crash made an inode in memory of every orphan before it returned, a million if there were so many. Now
+/// each waits as a number for its turn, and nobody reaches it meanwhile.
+#[test]
+fn orphans_of_a_crash_wait_for_their_turn() {
+    const ORPHANS: usize = 2000;
+    let backend = formatted(64 << 20);
+    let volume = Volume::open_backend(backend.clone(), options(OrphanTracking::Lockless)).unwrap();
+    let held = unlinked(&volume, 4, ORPHANS / 4);
+    volume.sync().unwrap();
+    let after = crashed(&backend);
+    let mut options = options(OrphanTracking::Lockless);
+    options.threads = false;
+
+    let recovered = Volume::open_backend(after.clone(), options.clone()).unwrap();
+    assert!(recovered.metrics().inodes_cached < 10, "{} inodes", recovered.metrics().inodes_cached);
+    assert_eq!(recovered.info().inodes, 1 + ORPHANS as u64);
+    let number = held[0].number();
+    assert_eq!(recovered.inode(number).unwrap_err().kind(), quire::ErrorKind::Stale);
+    let own = unlinked(&recovered, 1, 100);
+    recovered.sync().unwrap();
+    // A crash before any was freed: all are found once more.
+    assert_eq!(Volume::open_backend(crashed(&after), options.clone()).unwrap().info().inodes, 2101);
+    recovered.drain_orphans();
+    assert_eq!((recovered.metrics().orphans_freed, recovered.info().inodes), (ORPHANS as u64, 101));
+    drop(own);
+    recovered.close().unwrap();
+    assert_eq!(tracked(&after), (0, 0), "a clean unmount leaves none");
+    assert_eq!(Volume::open_backend(after, options).unwrap().info().inodes, 1);
+}
+
 /// The same while orphans come and go on all threads at once, so that claims, releases and keys meet.
 #[test]
 fn orphans_that_come_and_go_leave_nothing() {

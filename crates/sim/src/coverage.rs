@@ -61,6 +61,10 @@ counters! {
     very_deep = "fourth level or deeper",
     /// New data was on its way to blocks that had been zeroed ahead, or not flushed there.
     zeroed_ahead = "data for blocks zeroed ahead",
+    /// Inodes without a name were in the image (of those that fsck looked at).
+    orphans = "orphans at the crash",
+    /// Operations of many transactions were half done in the image (of those that fsck looked at).
+    half_done = "half a long operation",
     /// Writes were in flight or not flushed.
     unsafe_writes = "unsafe writes at the crash",
 }

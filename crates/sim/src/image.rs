@@ -38,6 +38,17 @@ pub struct Snapshot {
     pub free_blocks: u64,
     /// Blocks of the metadata pool, which takes free ones when it must; known of recovered volumes only.
     pub pool_blocks: u64,
+    /// What waited in the image to be finished: of recovered volumes that fsck had looked at before.
+    pub waiting: Waiting,
+}
+
+/// What a crash left half done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waiting {
+    /// Inodes without a name.
+    pub orphans: u64,
+    /// Operations of many transactions.
+    pub operations: u64,
 }
 
 /// Options of a volume that one thread drives.
@@ -63,7 +74,8 @@ impl Snapshot {
             ahead.extend(found.shape.entries.values());
             inodes.insert(number, found);
         }
-        Ok(Snapshot { inodes, free_blocks: volume.info().free_blocks, pool_blocks: 0 })
+        let free_blocks = volume.info().free_blocks;
+        Ok(Snapshot { inodes, free_blocks, pool_blocks: 0, waiting: Waiting::default() })
     }
 
     /// As the model has it.
@@ -194,11 +206,12 @@ pub const SLOTS: [u64; 2] = [0, 8];
 /// Recovers a crash image and checks all that needs no history: fsck before and after, free space, the same volume
 /// every time, no orphans left. An error says what is wrong.
 pub fn recover(image: &Image, thoroughness: Thoroughness) -> Result<Snapshot, String> {
-    let mut moved_midway = false;
+    let mut waiting = Waiting::default();
     if thoroughness.fsck_before {
         let summary = fsck(image, "fsck of the crash image")?;
-        moved_midway = summary.logged_operations > 0;
+        waiting = Waiting { orphans: summary.orphans, operations: summary.logged_operations };
     }
+    let moved_midway = waiting.operations > 0;
     let device = Arc::new(SimulatedBackend::from_image(image.clone()));
     let volume =
         Volume::open_backend(device.clone(), options()).map_err(|error| format!("recovery: {error}"))?;
@@ -216,6 +229,7 @@ pub fn recover(image: &Image, thoroughness: Thoroughness) -> Result<Snapshot, St
         ));
     }
     (snapshot.free_blocks, snapshot.pool_blocks) = (summary.free_blocks, summary.pool_blocks);
+    snapshot.waiting = waiting;
     if summary.free_blocks != volume.info().free_blocks {
         return Err(format!(
             "{} free blocks, fsck counts {}",

@@ -243,6 +243,8 @@ impl Level<'_> {
                 violation.history.extend(device_history(&worked, event));
                 Violation { crash: Some((event, policy)), ..violation }
             })?;
+            self.outcome.coverage.orphans += u64::from(found.waiting.orphans > 0);
+            self.outcome.coverage.half_done += u64::from(found.waiting.operations > 0);
             if number == chosen {
                 let operations = worked.threads.iter().map(|records| records.len() as u64).sum();
                 next = Some((image, found, operations));

@@ -167,7 +167,7 @@ impl Engine {
     /// waited.
     fn recover_space(&self) -> Result<bool> {
         patience::check("freed blocks to become durable")?;
-        let queued = !self.background.reap.is_idle();
+        let queued = !self.background.is_reaper_idle();
         if queued && self.options.threads {
             self.await_reaper(std::time::Duration::from_secs(10));
         }
