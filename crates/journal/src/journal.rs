@@ -540,7 +540,7 @@ impl Core {
         beside: &dyn Fn(),
     ) -> Result<()> {
         self.pad(padding);
-        if self.stream.wait_filled(from, to, &self.failure)? {
+        if self.stream.wait_filled(to, &self.failure)? {
             self.counters.add(Event::Straggler, 1);
         }
         // Whoever appended had completed his data writes and stored their mark; the head, read in `depart`, carries

@@ -13,7 +13,7 @@
 //! | module | what it is |
 //! | --- | --- |
 //! | [`journal`] | [`Journal`], the interface; reservations |
-//! | [`stream`] | the position word, the count of promised room, the buffer and who filled how much of it |
+//! | [`stream`] | the position word, the count of promised room, the buffer and the marks of what is filled |
 //! | [`commit`] | group commit: one leader writes for all who wait |
 //! | [`failure`] | the first error, which ends every change |
 //! | [`medium`] | what a journal writes to: a device, or a model of one |

@@ -9,20 +9,26 @@
 //! * the limits: `durable + buffer` and `tail + ring`. They only grow, so an old value read by chance is a safe one.
 //!
 //! The buffer is a ring of block images; the stream piece at position p is in slot (p / 4032) mod slots. Appenders
-//! copy into it in parallel, each into the range that `head` gave it. A slot counts the bytes filled; the committer
-//! waits until it has them all. It then owns the image, until the slot is recycled when its block is durable.
+//! copy into it in parallel, each into the range that `head` gave it, and then leave its length in the *mark* of its
+//! start. The committer walks from mark to mark, and takes them away, until it has passed all that it is to write; it
+//! waits at a start without a mark. It then owns the images, until their slots are recycled when they are durable. So
+//! appenders tell the committer without meeting one another: marks lie as their records do, at half the distance.
 //!
-//! Waiting without lost wake-ups: who will wait sets a flag in the very word that the other side changes (`WANTED`
-//! in a slot's count, `WAITING` in `claimed`), so either he sees the change or the changer sees the flag.
+//! Waiting without lost wake-ups: who waits for room sets a flag in the very word that the other side changes
+//! (`WAITING` in `claimed`), so either he sees the change or the changer sees the flag. Who waits for a mark says so in
+//! `wanted` and looks at the mark again; who leaves a mark looks at `wanted` afterwards; both fence in between.
+//!
+//! Shared lines: `ends`, changed thrice by each append; the line where one record's bytes end and another's begin;
+//! `wanted`, which is read by all and written when a committer comes to a record that is still being copied.
 //!
 //! Neighbours: [`crate::journal`] reserves and appends, [`crate::commit`] closes, writes and recycles.
 
 use crate::failure::Failure;
-use quire_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use quire_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use quire_base::sync::{Condvar, Mutex, spin_loop};
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
 use quire_format::journal::{
-    HEADER_BYTES, PAYLOAD_BYTES, POSITION_MAX, RECORD_ALIGN, RecordHeader, block_ceil, block_floor,
+    HEADER_BYTES, PAYLOAD_BYTES, POSITION_MAX, RECORD_ALIGN, RecordHeader, block_ceil,
 };
 use std::cell::UnsafeCell;
 
@@ -31,10 +37,8 @@ const PAYLOAD: u64 = PAYLOAD_BYTES as u64;
 pub const PADDING_MAX: u64 = PAYLOAD;
 /// In `claimed`: somebody waits for room.
 const WAITING: u64 = 1 << 63;
-/// In a slot's count: the committer waits for the slot to fill.
-const WANTED: u32 = 1 << 31;
 const NO_RECORD: u32 = u32::MAX;
-/// Looks at an unfilled slot before the committer goes to sleep: a copy of a record takes less than a microsecond.
+/// Looks at a missing mark before the committer goes to sleep: a copy of a record takes less than a microsecond.
 const SPINS: usize = if cfg!(any(loom, shuttle)) { 0 } else { 200 };
 
 /// Why room was refused.
@@ -52,17 +56,36 @@ pub enum Shortage {
 struct Page(UnsafeCell<[u8; BLOCK_SIZE]>);
 
 // SAFETY: a page is written only by the owners of disjoint stream ranges (see `Stream::copy`) and, when all of them are
-// done, by the one committer (`Stream::seal`); the counts in `Slot` order the two.
+// done, by the one committer (`Stream::seal`); the marks in `Slot` order the two.
 unsafe impl Sync for Page {}
 // SAFETY: plain bytes.
 unsafe impl Send for Page {}
 
+/// Positions of a block that share a mark: of a block's records each has one of its own.
+#[cfg(not(any(loom, shuttle)))]
+const MARK_BYTES: usize = RECORD_ALIGN;
+#[cfg(not(any(loom, shuttle)))]
+const MARKS: usize = PAYLOAD_BYTES / MARK_BYTES;
+/// Few under a model checker, whose records are few and at least so long.
+#[cfg(any(loom, shuttle))]
+const MARK_BYTES: usize = 24;
+#[cfg(any(loom, shuttle))]
+const MARKS: usize = 16;
+
 #[repr(align(64))]
 struct Slot {
-    /// Bytes of the stream filled, and `WANTED`.
-    filled: AtomicU32,
-    /// Offset of the first record that starts here, or `NO_RECORD`; stored by the one append that knows.
+    /// Where a record that is whole begins: its bytes. Zero elsewhere.
+    marks: [AtomicU32; MARKS],
+    /// Offset of the first record that starts here, or `NO_RECORD`; stored by the walk.
     first_record: AtomicU32,
+}
+
+/// How far whole records have been passed.
+struct Walk {
+    /// The start of a record.
+    at: u64,
+    /// Committers that wait for a mark.
+    waiting: u32,
 }
 
 #[repr(align(128))]
@@ -84,8 +107,10 @@ pub struct Stream {
     slots: Box<[Slot]>,
     room: Mutex<()>,
     room_freed: Condvar,
-    filling: Mutex<()>,
+    walk: Mutex<Walk>,
     filled: Condvar,
+    /// A committer waits for a mark. Written under `walk`.
+    wanted: Line<AtomicBool>,
 }
 
 /// A range of the stream that exactly one thread has to fill.
@@ -119,12 +144,16 @@ impl Stream {
             // SAFETY: a page is bytes, and zeros are bytes.
             pages: unsafe { Box::new_zeroed_slice(slots).assume_init() },
             slots: (0..slots)
-                .map(|_| Slot { filled: AtomicU32::new(0), first_record: AtomicU32::new(NO_RECORD) })
+                .map(|_| Slot {
+                    marks: std::array::from_fn(|_| AtomicU32::new(0)),
+                    first_record: AtomicU32::new(NO_RECORD),
+                })
                 .collect(),
             room: Mutex::new(()),
             room_freed: Condvar::new(),
-            filling: Mutex::new(()),
+            walk: Mutex::new(Walk { at: head, waiting: 0 }),
             filled: Condvar::new(),
+            wanted: Line(AtomicBool::new(false)),
         }
     }
 
@@ -210,7 +239,7 @@ impl Stream {
     /// Wakes everyone who waits here, after a failure was set.
     pub fn wake_all(&self) {
         self.wake_waiters();
-        let _filling = self.filling.lock();
+        let _walk = self.walk.lock();
         self.filled.notify_all();
     }
 
@@ -264,26 +293,13 @@ impl Stream {
         }
     }
 
-    /// Counts a range as filled: its bytes are final.
+    /// Marks a range as filled: its bytes are final.
     pub fn fill(&self, range: Claimed) {
-        let end = range.end();
-        // Of the records that start in a block, the first starts at 0, or where a record from an earlier block ends.
-        if range.start.is_multiple_of(PAYLOAD) {
-            self.slot(range.start).first_record.store(0, Ordering::Relaxed);
-        }
-        if !end.is_multiple_of(PAYLOAD) && block_floor(end) > range.start {
-            self.slot(end).first_record.store((end % PAYLOAD) as u32, Ordering::Relaxed);
-        }
-        let mut at = range.start;
-        while at < end {
-            let next = end.min(block_floor(at) + PAYLOAD);
-            let bytes = (next - at) as u32;
-            let before = self.slot(at).filled.fetch_add(bytes, Ordering::AcqRel);
-            if before & WANTED != 0 && (before & !WANTED) + bytes == PAYLOAD_BYTES as u32 {
-                let _filling = self.filling.lock();
-                self.filled.notify_all();
-            }
-            at = next;
+        self.mark(range.start).store(range.bytes as u32, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if self.wanted.0.load(Ordering::Relaxed) {
+            let _walk = self.walk.lock();
+            self.filled.notify_all();
         }
     }
 
@@ -297,31 +313,51 @@ impl Stream {
         self.fill(range);
     }
 
-    /// Waits until every byte of `start..end` (starts of blocks) is filled; true if it had to wait for a straggler.
+    /// Waits until every byte before `end` (the start of a block) is filled; true if it had to wait for a straggler.
     /// Fails with the first failure, since a range whose owner panicked never fills.
-    pub fn wait_filled(&self, start: u64, end: u64, failure: &Failure) -> Result<bool> {
+    pub fn wait_filled(&self, end: u64, failure: &Failure) -> Result<bool> {
         let mut waited = false;
-        for at in (start..end).step_by(PAYLOAD_BYTES) {
-            let slot = self.slot(at);
-            let full = || slot.filled.load(Ordering::Acquire) & !WANTED == PAYLOAD_BYTES as u32;
-            if full() {
+        let mut walk = self.walk.lock();
+        while walk.at < end {
+            if self.pass(&mut walk) {
                 continue;
             }
             waited = true;
+            let at = walk.at;
             if (0..SPINS).any(|_| {
                 spin_loop();
-                full()
+                self.mark(at).load(Ordering::Relaxed) != 0
             }) {
                 continue;
             }
-            let mut filling = self.filling.lock();
-            slot.filled.fetch_or(WANTED, Ordering::AcqRel);
-            while !full() {
-                failure.check()?;
-                self.filled.wait(&mut filling);
+            walk.waiting += 1;
+            self.wanted.0.store(true, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            let failed = failure.check();
+            if failed.is_ok() && self.mark(at).load(Ordering::Relaxed) == 0 {
+                self.filled.wait(&mut walk);
             }
+            walk.waiting -= 1;
+            self.wanted.0.store(walk.waiting > 0, Ordering::Relaxed);
+            failed?;
         }
         Ok(waited)
+    }
+
+    /// Moves the walk behind the record that begins there, and takes its mark away; false if it is not whole.
+    fn pass(&self, walk: &mut Walk) -> bool {
+        let mark = self.mark(walk.at);
+        let bytes = mark.load(Ordering::Acquire);
+        if bytes == 0 {
+            return false;
+        }
+        mark.store(0, Ordering::Relaxed);
+        let first = &self.slot(walk.at).first_record;
+        if first.load(Ordering::Relaxed) == NO_RECORD {
+            first.store((walk.at % PAYLOAD) as u32, Ordering::Relaxed);
+        }
+        walk.at += u64::from(bytes);
+        true
     }
 
     /// Runs `seal(position, first_record, image)` on every block of `start..end` (starts of blocks).
@@ -372,9 +408,7 @@ impl Stream {
     /// Makes the slots of `start..end` (starts of blocks), now durable, usable for the next lap.
     pub fn recycle(&self, start: u64, end: u64) {
         for at in (start..end).step_by(PAYLOAD_BYTES) {
-            let slot = self.slot(at);
-            slot.filled.store(0, Ordering::Relaxed);
-            slot.first_record.store(NO_RECORD, Ordering::Relaxed);
+            self.slot(at).first_record.store(NO_RECORD, Ordering::Relaxed);
         }
         self.buffer_limit.0.store(end + self.buffer_bytes(), Ordering::Release);
         // The exchange orders the new limit before the flag of whoever comes to wait after it.
@@ -390,6 +424,11 @@ impl Stream {
 
     fn slot(&self, at: u64) -> &Slot {
         &self.slots[(at / PAYLOAD % self.slots.len() as u64) as usize]
+    }
+
+    /// The mark of the record that begins at `at`.
+    fn mark(&self, at: u64) -> &AtomicU32 {
+        &self.slot(at).marks[(at % PAYLOAD) as usize / MARK_BYTES % MARKS]
     }
 
     fn page(&self, at: u64) -> *mut [u8; BLOCK_SIZE] {

@@ -61,7 +61,7 @@ fn the_committer_sees_what_was_filled() {
                 })
             })
             .collect();
-        stream.wait_filled(0, PAYLOAD, &Failure::new()).unwrap();
+        stream.wait_filled(PAYLOAD, &Failure::new()).unwrap();
         halves.iter().for_each(Bytes::read);
         for thread in threads {
             thread.join().unwrap();
@@ -91,7 +91,7 @@ fn closing_races_with_appending() {
             stream.pad(padding);
         }
         assert_eq!(closed, PAYLOAD);
-        stream.wait_filled(0, closed, &Failure::new()).unwrap();
+        stream.wait_filled(closed, &Failure::new()).unwrap();
         let end = appender.join().unwrap();
         assert!(end == 128 || end == PAYLOAD + 64);
         assert_eq!(stream.head(), if end == 128 { PAYLOAD } else { end });
@@ -120,7 +120,7 @@ fn a_recycled_slot_is_nobodys() {
                 stream.fill(range);
             })
         };
-        stream.wait_filled(0, PAYLOAD, &Failure::new()).unwrap();
+        stream.wait_filled(PAYLOAD, &Failure::new()).unwrap();
         bytes.read();
         stream.recycle(0, PAYLOAD);
         next.join().unwrap();
