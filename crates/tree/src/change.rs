@@ -2,7 +2,7 @@
 //!
 //! A change descends under a shared entry, latches the leaf, marks the path dirty and edits the page. Where the new
 //! value does not fit, it lets go and does the same under the whole lock, splitting on the way (`shape`). A deletion
-//! that leaves a leaf nearly empty tries to merge it afterwards.
+//! that leaves a leaf nearly empty tries to merge it afterwards; a leaf that threads fight over is halved ([`crate::heat`]).
 //!
 //! Invariants: the caller keeps freezes out while a change runs, so the epoch is constant. Before a page or an array
 //! changes, what a frozen epoch still needs of it is saved. Nothing is marked where nothing changes.
@@ -13,7 +13,7 @@ use crate::lookup::Found;
 use crate::node::Probe;
 use crate::tree::Tree;
 use quire_base::Result;
-use quire_format::key::Key;
+use quire_format::key::{Key, KeyKind};
 use quire_format::node::{BODY_BYTES, NodePage};
 use std::borrow::Cow;
 
@@ -37,10 +37,19 @@ pub(crate) const MERGED_BYTES_MAX: usize = BODY_BYTES / 5 * 4;
 /// A sparse leaf is looked at again each time it has lost so much more.
 const SPARSE_STEP_BYTES: usize = 256;
 
+/// What a leaf needs after a change.
+enum Care {
+    Nothing,
+    /// It is nearly empty.
+    Merge,
+    /// Threads fight over it.
+    Halve,
+}
+
 /// What came of an attempt under a shared entry.
 enum Attempt {
-    /// Whether the key existed before; whether its leaf should be merged.
-    Done(bool, bool),
+    /// Whether the key existed before; what its leaf needs now.
+    Done(bool, Care),
     NeedsSplit,
 }
 
@@ -82,9 +91,11 @@ impl Tree {
         let mut ticket = None;
         loop {
             let missing = match self.try_edit(key, editor)? {
-                Ok(Attempt::Done(existed, sparse)) => {
-                    if sparse {
-                        self.merge(key);
+                Ok(Attempt::Done(existed, care)) => {
+                    match care {
+                        Care::Nothing => {}
+                        Care::Merge => self.merge(key),
+                        Care::Halve => self.halve(key),
                     }
                     return Ok(existed);
                 }
@@ -110,11 +121,17 @@ impl Tree {
             Ok(found) => found,
             Err(missing) => return Ok(Err(missing)),
         };
-        let mut page = found.page.write();
+        let (mut page, waited) = match found.page.try_write() {
+            Some(page) => (page, false),
+            None => (found.page.write(), true),
+        };
+        let hot = key.kind == KeyKind::Entry && found.node.heat.count(waited);
         let at = page.search(&key);
         let edit = editor(at.ok().map(|at| page.value(at)))?;
         match (&edit, at) {
-            (Edit::Keep, _) | (Edit::Remove, Err(_)) => return Ok(Ok(Attempt::Done(at.is_ok(), false))),
+            (Edit::Keep, _) | (Edit::Remove, Err(_)) => {
+                return Ok(Ok(Attempt::Done(at.is_ok(), Care::Nothing)));
+            }
             (Edit::Set(value), at) if !has_room(&page, at, value.len()) => {
                 return Ok(Ok(Attempt::NeedsSplit));
             }
@@ -130,10 +147,17 @@ impl Tree {
         apply(&mut page, key, at, &edit);
         let after = page.used_bytes();
         let stepped = before / SPARSE_STEP_BYTES != after / SPARSE_STEP_BYTES || page.count() == 0;
-        let sparse = matches!(edit, Edit::Remove) && after < SPARSE_BYTES && stepped;
+        let hot = hot && page.count() > 1;
         drop(page);
-        let sparse = sparse && self.may_merge(&shared, &path, &found, after);
-        Ok(Ok(Attempt::Done(at.is_ok(), sparse)))
+        let sparse = matches!(edit, Edit::Remove) && after < SPARSE_BYTES && stepped;
+        let care = if hot {
+            Care::Halve
+        } else if sparse && self.may_merge(&shared, &path, &found, after) {
+            Care::Merge
+        } else {
+            Care::Nothing
+        };
+        Ok(Ok(Attempt::Done(at.is_ok(), care)))
     }
 
     /// Whether a neighbour of a sparse leaf is in memory and has room for it. The tree may change right after.
@@ -141,15 +165,20 @@ impl Tree {
         &self,
         shared: &crate::structure::Shared<'_>,
         path: &crate::lookup::Path<'_>,
-        _found: &Found<'_>,
+        found: &Found<'_>,
         used: usize,
     ) -> bool {
+        let epoch = self.live_epoch();
+        if found.node.heat.stays_apart(epoch) {
+            return false;
+        }
         let Some((parent, at)) = path.parent() else { return false };
         let crate::node::Body::Inner(inner) = &parent.body else { return false };
         let children = &inner.get(shared).children;
         let fits = |at: usize| {
             let Some(node) = children.get(at).and_then(|child| child.resident()) else { return false };
             match &node.body {
+                _ if node.heat.stays_apart(epoch) => false,
                 crate::node::Body::Leaf(page) => page.read().used_bytes() + used <= MERGED_BYTES_MAX,
                 crate::node::Body::Inner(_) => false,
             }

@@ -12,6 +12,7 @@
 //! | module | what |
 //! | --- | --- |
 //! | [`Tree`] in `tree`, `lookup`, `change`, `shape` | the tree in memory: reading, changing, splitting and merging |
+//! | `heat` | leaves that threads fight over, and get halved for it |
 //! | `load`, `evict`, `ticket` | the node cache: reading nodes in, letting clean ones go, keeping those in use |
 //! | `checkpoint` | freezing an epoch and writing it |
 //! | `accounting` | reservations: how much may be dirty, so that a checkpoint always has memory and room |
@@ -33,6 +34,7 @@ mod accounting;
 mod change;
 mod checkpoint;
 mod evict;
+mod heat;
 mod load;
 mod lookup;
 mod manifest;

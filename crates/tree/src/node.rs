@@ -13,6 +13,7 @@
 //! `image` of a leaf change under its latch, of an inner node under the structure lock: by the writer shared (there
 //! is one writer), by changers whole.
 
+use crate::heat::Heat;
 use crate::structure::{Guarded, Held, Whole};
 use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_base::sync::{Arc, Mutex, RwLock};
@@ -101,6 +102,7 @@ pub(crate) struct Node {
     /// Where the last checkpoint that wrote the node put it.
     disk: Mutex<Option<NodeRef>>,
     image: Mutex<Option<Image>>,
+    pub(crate) heat: Heat,
     pub(crate) body: Body,
 }
 
@@ -113,6 +115,7 @@ impl Node {
             touched: AtomicU64::new(clock),
             disk: Mutex::new(disk),
             image: Mutex::new(None),
+            heat: Heat::new(),
             body,
         })
     }

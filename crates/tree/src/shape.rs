@@ -3,7 +3,7 @@
 //! A split halves a node; where the new entry is behind all others it goes to a node of its own, so that ascending
 //! keys leave full nodes behind. A node under a quarter is merged with a neighbour under the same parent if that is
 //! resident and both fill at most four fifths of one; so a deletion never does I/O. What cannot be merged stays,
-//! down to an empty leaf.
+//! down to an empty leaf. Leaves that were halved since threads fought over them ([`crate::heat`]) are not merged soon.
 //!
 //! Invariants: every node that changes is marked in the live epoch, and what a frozen epoch still needs is saved
 //! first. A removed node keeps its contents: the writer may still need them. Whoever takes over keys is stamped as
@@ -62,6 +62,38 @@ impl Tree {
         Ok(Ok(at.is_ok()))
     }
 
+    /// Halves the leaf of a key, if it is hot still.
+    pub(crate) fn halve(&self, key: Key) {
+        let mut whole = self.structure.whole();
+        let Ok((steps, leaf)) = self.steps(&whole, &Probe::At(key)) else { return };
+        let Body::Leaf(latch) = &leaf.body else { unreachable!("a descent ends at a leaf") };
+        let epoch = self.live_epoch();
+        let mut page = latch.write();
+        if page.count() < 2 {
+            // The others have gone. Whoever fights over a single one is not helped.
+            leaf.heat.cool();
+        }
+        if !leaf.heat.is_hot() {
+            return;
+        }
+        for (node, _) in &steps {
+            self.mark(node, epoch);
+        }
+        leaf.save_leaf(&page, epoch);
+        self.mark(&leaf, epoch);
+        let half = page.count() / 2;
+        let right = page.split_off(half);
+        drop(page);
+        let separator = right.key(0);
+        let right = Node::leaf(right, self.tickets.clock());
+        leaf.heat.halve(epoch);
+        right.heat.halve(epoch);
+        self.node_created(&right, epoch);
+        self.counters.splits.add(1);
+        self.counters.halvings.add(1);
+        self.insert_child(&mut whole, steps, separator, right, epoch);
+    }
+
     /// Adds `right` behind the child that was taken in the last of `steps`, splitting upwards as far as needed.
     fn insert_child(
         &self,
@@ -102,6 +134,11 @@ impl Tree {
             self.tickets.clock(),
         );
         self.node_created(&root, epoch);
+        self.set_root(whole, root);
+    }
+
+    fn set_root(&self, whole: &mut Whole<'_>, root: Arc<Node>) {
+        self.root_level.store(u64::from(root.level), Ordering::Release);
         *self.root.get_mut(whole) = root;
     }
 
@@ -132,12 +169,15 @@ impl Tree {
         let children = &inner.get(whole).children;
         let Some(node) = children[at].resident() else { return false };
         let used = used_bytes(node, whole);
-        if used >= SPARSE_BYTES {
+        if used >= SPARSE_BYTES || node.heat.stays_apart(epoch) {
             return false;
         }
+        let apart = |node: &Node| node.heat.stays_apart(epoch);
         let fits = |neighbour: &usize| {
             let neighbour = children.get(*neighbour).and_then(Child::resident);
-            neighbour.is_some_and(|neighbour| used + used_bytes(neighbour, whole) <= MERGED_BYTES_MAX)
+            neighbour.is_some_and(|neighbour| {
+                !apart(neighbour) && used + used_bytes(neighbour, whole) <= MERGED_BYTES_MAX
+            })
         };
         let Some(left_at) = at.checked_sub(1).filter(fits).or_else(|| fits(&(at + 1)).then_some(at)) else {
             return false;
@@ -185,7 +225,7 @@ impl Tree {
             let only = if children.len() == 1 { children[0].resident().cloned() } else { None };
             let Some(only) = only else { return };
             only.touch(self.tickets.clock());
-            *self.root.get_mut(whole) = only;
+            self.set_root(whole, only);
             self.node_removed(root, epoch);
         }
     }

@@ -9,6 +9,7 @@ pub(crate) struct Counters {
     pub(crate) loads: Counter,
     pub(crate) evictions: Counter,
     pub(crate) splits: Counter,
+    pub(crate) halvings: Counter,
     pub(crate) merges: Counter,
     pub(crate) nodes_written: Counter,
     pub(crate) blocks_written: Counter,
@@ -45,6 +46,8 @@ pub struct TreeStats {
     pub evictions: u64,
     /// Nodes split.
     pub splits: u64,
+    /// Of these, leaves that threads fought over.
+    pub halvings: u64,
     /// Nodes merged.
     pub merges: u64,
     /// Nodes written by checkpoints.
@@ -60,9 +63,7 @@ pub struct TreeStats {
 impl Tree {
     /// A reading of the counters.
     pub fn stats(&self) -> TreeStats {
-        let shared = self.structure.shared();
-        let levels = u64::from(self.root.get(&shared).level) + 1;
-        drop(shared);
+        let levels = self.root_level.load(Ordering::Acquire) + 1;
         let (pool_blocks, pool_used_blocks, pool_free_blocks) = {
             let pool = self.pool.lock();
             (pool.blocks(), pool.used_blocks(), pool.free_blocks())
@@ -82,6 +83,7 @@ impl Tree {
             loads: counters.loads.get(),
             evictions: counters.evictions.get(),
             splits: counters.splits.get(),
+            halvings: counters.halvings.get(),
             merges: counters.merges.get(),
             nodes_written: counters.nodes_written.get(),
             blocks_written: counters.blocks_written.get(),

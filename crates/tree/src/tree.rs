@@ -24,6 +24,8 @@ pub struct Tree {
     pub(crate) volume: u64,
     pub(crate) structure: Structure,
     pub(crate) root: Guarded<Arc<Node>>,
+    /// The root's level, to be read without the structure lock. Written with the root.
+    pub(crate) root_level: AtomicU64,
     /// The live epoch: 2, 3, ... (so that 0 is never one, nor the one before it). It changes only while nobody changes the tree.
     pub(crate) epoch: AtomicU64,
     /// The last epoch whose checkpoint is written: nodes that are dirty in no later one are clean.
@@ -87,6 +89,7 @@ impl Tree {
             device,
             volume,
             structure: Structure::default(),
+            root_level: AtomicU64::new(u64::from(root.level)),
             root: Guarded::new(root),
             epoch: AtomicU64::new(2),
             written: AtomicU64::new(1),
@@ -124,9 +127,7 @@ impl Tree {
     /// more than there can be: every node there is, one new leaf a key, and the inner nodes above these. An inner
     /// node splits when it has got half of its children, or at once if it was full to begin with.
     pub fn nodes_for(&self, keys: usize) -> usize {
-        let shared = self.structure.shared();
-        let levels = usize::from(self.root.get(&shared).level) + 1;
-        drop(shared);
+        let levels = self.root_level.load(Ordering::Acquire) as usize + 1;
         let by_path = keys.saturating_mul(2 * levels).saturating_add(2 + levels);
         let live = self.accounting.live() as usize;
         let inner = live / CHILDREN_MAX + keys / (CHILDREN_MAX / 2 - 1) + levels + 2;
