@@ -29,8 +29,12 @@ use quire_base::{Error, ErrorKind, InodeNo, Result, Seq, Timestamp};
 use quire_cache::Mapping;
 use quire_format::inode::{FileType, InodeRecord, MODE_PERMISSION_MASK};
 
-/// Buckets of a directory's names: so many that threads that change different names seldom meet on one, each a byte.
-pub(crate) const BUCKETS: usize = 256;
+/// Buckets of a directory's names, each a byte: so many that a few threads that change different names seldom meet on one.
+const BUCKETS: usize = 256;
+/// As many where they do meet.
+const BUCKETS_WIDE: usize = 8192;
+/// Waits for a bucket after which a directory gets the wide table.
+const WAITS_MAX: u32 = 64;
 
 /// How an inode without a name is tracked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,8 +89,45 @@ pub(crate) struct Names {
     /// True once the directory is removed. Shared by creates and unlinks, exclusive for rmdir and for a rename
     /// over it.
     pub(crate) dead: RwLock<bool>,
+    /// Changes that found their bucket held.
+    waits: AtomicU32,
+    /// In place of `buckets`, once there is one; made under `dead`, exclusively.
+    wide: OnceLock<Box<[Mutex<()>]>>,
     /// A name's bucket orders the changes of its entry.
-    pub(crate) buckets: [Mutex<()>; BUCKETS],
+    buckets: [Mutex<()>; BUCKETS],
+}
+
+impl Names {
+    fn new(dead: bool) -> Box<Names> {
+        Box::new(Names {
+            dead: RwLock::new(dead),
+            waits: AtomicU32::new(0),
+            wide: OnceLock::new(),
+            buckets: std::array::from_fn(|_| Mutex::new(())),
+        })
+    }
+
+    /// The table of buckets. It stays the same one while the caller holds `dead`.
+    pub(crate) fn table(&self) -> &[Mutex<()>] {
+        self.wide.get().map_or(&self.buckets[..], |wide| &wide[..])
+    }
+
+    /// Counts a change that found its bucket held.
+    pub(crate) fn note_wait(&self) {
+        self.waits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether changes of different names wait for one another, and may be helped: with 32 threads and 256 buckets one in
+    /// eight finds its own held by another, who may not even be running.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.waits.load(Ordering::Relaxed) >= WAITS_MAX && self.wide.get().is_none()
+    }
+
+    /// Makes the wide table. The caller holds nothing of this directory; its changes end first.
+    pub(crate) fn widen(&self) {
+        let _nobody = self.dead.write();
+        self.wide.get_or_init(|| (0..BUCKETS_WIDE).map(|_| Mutex::new(())).collect());
+    }
 }
 
 /// See the module's documentation.
@@ -186,12 +227,7 @@ impl Inode {
         orphan: OrphanState,
     ) -> Inode {
         let kind = record.file_type();
-        let names = (kind == FileType::Directory).then(|| {
-            Box::new(Names {
-                dead: RwLock::new(record.nlink == 0),
-                buckets: std::array::from_fn(|_| Mutex::new(())),
-            })
-        });
+        let names = (kind == FileType::Directory).then(|| Names::new(record.nlink == 0));
         Inode {
             engine: engine.inodes.engine_handle(engine),
             number,

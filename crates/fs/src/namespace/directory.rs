@@ -11,11 +11,14 @@
 //! entry, the word again; if a rename was under way or ended meanwhile it takes the bucket instead. So nobody sees a
 //! file under both names, or under neither.
 //!
-//! Invariants: buckets of one directory are taken in ascending order, none twice.
+//! Where changes of different names keep meeting on a bucket, the directory gets a table of more, once: with the liveness
+//! held exclusively, so that nobody holds a bucket of the old one.
+//!
+//! Invariants: buckets of one directory are taken in ascending order, none twice, and only with its liveness held.
 //!
 //! Neighbours: [`super::entry`] reads entries under these locks.
 
-use crate::inode::{BUCKETS, Inode, InodeRef};
+use crate::inode::{Inode, InodeRef, Names};
 use quire_base::patience;
 use quire_base::sync::atomic::{AtomicU64, Ordering, fence};
 use quire_base::sync::{Mutex, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
@@ -27,8 +30,9 @@ pub(crate) struct Entered<'a> {
     _live: RwLockReadGuard<'a, bool>,
 }
 
-fn bucket(hash: u64) -> usize {
-    (hash % BUCKETS as u64) as usize
+/// The place of a hash in a table of buckets.
+fn place(table: &[Mutex<()>], hash: u64) -> usize {
+    (hash % table.len() as u64) as usize
 }
 
 fn gone(directory: &Inode) -> Error {
@@ -36,48 +40,68 @@ fn gone(directory: &Inode) -> Error {
 }
 
 /// A bucket, which may be held by one who waits for the device.
-fn hold(bucket: &Mutex<()>) -> Result<MutexGuard<'_, ()>> {
+fn hold<'a>(names: &Names, bucket: &'a Mutex<()>) -> Result<MutexGuard<'a, ()>> {
+    if let Some(held) = bucket.try_lock() {
+        return Ok(held);
+    }
+    names.note_wait();
     if patience::may_wait() {
         return Ok(bucket.lock());
     }
-    bucket.try_lock().ok_or_else(|| Error::new(ErrorKind::WouldBlock, "a name's bucket is held"))
+    Err(Error::new(ErrorKind::WouldBlock, "a name's bucket is held"))
+}
+
+/// The liveness of a directory, shared, whatever it is.
+fn share(names: &Names) -> Result<RwLockReadGuard<'_, bool>> {
+    if patience::may_wait() {
+        return Ok(names.dead.read());
+    }
+    let removing = || Error::new(ErrorKind::WouldBlock, "the folder is being looked at to be removed");
+    names.dead.try_read().ok_or_else(removing)
 }
 
 /// The liveness of a directory that is not removed, shared.
 pub(crate) fn enter_live(directory: &Inode) -> Result<RwLockReadGuard<'_, bool>> {
-    let dead = &directory.names()?.dead;
-    let live = if patience::may_wait() {
-        dead.read()
-    } else {
-        let removing = || Error::new(ErrorKind::WouldBlock, "the folder is being looked at to be removed");
-        dead.try_read().ok_or_else(removing)?
-    };
+    let live = share(directory.names()?)?;
     if *live {
         return Err(gone(directory));
     }
     Ok(live)
 }
 
+/// As [`enter_live`], before buckets are held: gives a directory whose changes wait for one another more of them.
+fn enter_wide(directory: &Inode) -> Result<(RwLockReadGuard<'_, bool>, &Names)> {
+    let names = directory.names()?;
+    if names.is_crowded() && patience::may_wait() {
+        names.widen();
+    }
+    Ok((enter_live(directory)?, names))
+}
+
 /// Holds the entries of a name's hash.
 pub(crate) fn enter(directory: &Inode, hash: u64) -> Result<Entered<'_>> {
-    let live = enter_live(directory)?;
-    let names = directory.names()?;
-    Ok(Entered { _buckets: [Some(hold(&names.buckets[bucket(hash)])?), None], _live: live })
+    let (live, names) = enter_wide(directory)?;
+    let table = names.table();
+    Ok(Entered { _buckets: [Some(hold(names, &table[place(table, hash)])?), None], _live: live })
 }
 
 /// Holds the entries of two hashes of one directory.
 pub(crate) fn enter_two(directory: &Inode, one: u64, other: u64) -> Result<Entered<'_>> {
-    let live = enter_live(directory)?;
-    let names = directory.names()?;
-    let (first, second) = (bucket(one).min(bucket(other)), bucket(one).max(bucket(other)));
-    let lower = hold(&names.buckets[first])?;
-    let upper = if second > first { Some(hold(&names.buckets[second])?) } else { None };
+    let (live, names) = enter_wide(directory)?;
+    let table = names.table();
+    let (one, other) = (place(table, one), place(table, other));
+    let (first, second) = (one.min(other), one.max(other));
+    let lower = hold(names, &table[first])?;
+    let upper = if second > first { Some(hold(names, &table[second])?) } else { None };
     Ok(Entered { _buckets: [Some(lower), upper], _live: live })
 }
 
-/// Holds one bucket without the liveness, to read an entry that nobody changes meanwhile.
-pub(crate) fn hold_bucket(directory: &Inode, hash: u64) -> Result<MutexGuard<'_, ()>> {
-    hold(&directory.names()?.buckets[bucket(hash)])
+/// Holds one bucket of a directory, which may be a removed one, to read an entry that nobody changes meanwhile.
+pub(crate) fn hold_bucket(directory: &Inode, hash: u64) -> Result<Entered<'_>> {
+    let names = directory.names()?;
+    let live = share(names)?;
+    let table = names.table();
+    Ok(Entered { _buckets: [Some(hold(names, &table[place(table, hash)])?), None], _live: live })
 }
 
 /// A directory that is about to be removed: nobody else changes its entries.
