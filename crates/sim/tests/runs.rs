@@ -60,6 +60,7 @@ fn thousands_of_crashes_without_a_violation() {
         ("full volume", reached.volume_full),
         ("data for blocks zeroed ahead", reached.zeroed_ahead),
         ("several threads in flight", reached.threads_in_flight),
+        ("orphans at the crash", reached.orphans),
         ("fourth level or deeper", reached.very_deep),
     ] {
         assert!(count >= EACH_MIN, "{what}: {count} images only\n{reached}");
