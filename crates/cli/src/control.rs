@@ -32,6 +32,8 @@ use crate::{exposition, size};
 
 /// Longest line or request that is read.
 const LINE_MAX: u64 = 8192;
+/// What strangers are told.
+const REFUSAL: &str = "error 38 only root and the user who mounted may ask the server of a mount\n";
 /// How long the other side may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -150,6 +152,8 @@ fn limit(stream: &UnixStream) -> std::io::Result<()> {
 fn control(listener: &UnixListener, volume: &Volume) {
     for stream in listener.incoming().flatten() {
         if !is_trusted(&stream) {
+            // Said without listening first. It fits into the socket's buffer, so nobody waits.
+            let _ = limit(&stream).and_then(|()| (&stream).write_all(REFUSAL.as_bytes()));
             continue;
         }
         let done = limit(&stream).and_then(|()| {
@@ -214,20 +218,29 @@ pub fn ask(dir: &Path, request: &str) -> Outcome<String> {
         }
     })?;
     if !is_trusted(&stream) {
-        return Err(Failure::new(38, format!("the server of {} belongs to another user", dir.display())));
+        return Err(Failure::new(
+            38,
+            format!(
+                "the server of {} belongs to another user: only that user and root may ask it",
+                dir.display()
+            ),
+        ));
     }
     limit(&stream).map_err(talking)?;
-    (&stream).write_all(format!("{request}\n").as_bytes()).map_err(talking)?;
+    // Who may not ask is told so before he is heard: then the request, or the end of the answer, may fail.
+    let sent = (&stream).write_all(format!("{request}\n").as_bytes());
     let mut text = String::new();
-    (&stream).read_to_string(&mut text).map_err(talking)?;
+    let read = (&stream).read_to_string(&mut text);
+    if !text.starts_with("error ") {
+        sent.and(read).map_err(talking)?;
+    }
     match text.split_once('\n') {
         Some(("ok", body)) => Ok(body.to_owned()),
         Some((line, _)) if line.starts_with("error ") => {
             let (code, message) = line["error ".len()..].split_once(' ').unwrap_or_default();
             Err(Failure::new(code.parse().unwrap_or(exit::FAILED), message))
         }
-        // The server closes the connection of whom it does not know.
-        _ => Err(Failure::new(38, format!("the server of {} did not answer: not permitted?", dir.display()))),
+        _ => Err(Failure::new(exit::FAILED, format!("the server of {} did not answer", dir.display()))),
     }
 }
 

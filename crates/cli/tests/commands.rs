@@ -4,7 +4,7 @@
 mod common;
 
 use std::ffi::OsStr;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -227,6 +227,21 @@ fn mistakes_before_anything_is_mounted() {
     let label = format!("--label={}", "x".repeat(65));
     expect(&mkfs(&["--force", &label]), 1, &["label"]);
     expect(&quire(&["info".as_ref(), place.image().as_os_str()]), 0, &["clean"]);
+}
+
+/// Images were once made with the mode 0644: on a system of many users all could read what was in them, past the
+/// permissions of the files.
+#[test]
+fn images_are_for_their_owner_alone() {
+    let place = Place::with_volume();
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&place.image()), 0o600);
+    let open = place.path("open.img");
+    std::fs::write(&open, "").unwrap();
+    std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let made = quire(&["mkfs".as_ref(), "--size=32M".as_ref(), open.as_os_str()]);
+    expect(&made, 0, &["warning", "0644", "chmod 600"]);
+    assert_eq!(mode(&open), 0o644, "what was there keeps its mode");
 }
 
 #[test]

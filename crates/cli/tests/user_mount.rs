@@ -86,6 +86,7 @@ step $user $quire umount mnt
     );
     let image = std::fs::metadata(home.join("image")).unwrap();
     assert_eq!(image.uid(), USER);
+    assert_eq!(image.mode() & 0o777, 0o600, "others would get past the permissions of the files in it");
     // What the server wrote on its own account belongs to the user, and nobody else writes to it.
     for entry in std::fs::read_dir(home.join("quire")).into_iter().flatten() {
         let log = entry.unwrap().metadata().unwrap();

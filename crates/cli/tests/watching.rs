@@ -4,7 +4,9 @@ mod common;
 
 use common::{Volume, can_mount, copy_program, quire, text};
 use std::io::{Read, Write};
+use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::net::{SocketAddr, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -84,6 +86,16 @@ fn a_mount_is_watched_and_steered() {
     assert_eq!(gone.status.code(), Some(37), "{}", text(&gone));
 }
 
+/// The address of the socket that the server of a mount has in the abstract name space, where all can see it.
+fn control_socket(dir: &Path) -> SocketAddr {
+    let table = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let tail: String =
+        dir.to_str().unwrap().chars().rev().take(64).collect::<Vec<_>>().into_iter().rev().collect();
+    let names = table.lines().filter_map(|line| line.split_once(" @quire/"));
+    let name = names.map(|(_, name)| name).find(|name| name.ends_with(&tail)).expect("a control socket");
+    SocketAddr::from_abstract_name(format!("quire/{name}")).unwrap()
+}
+
 #[test]
 fn strangers_are_not_answered() {
     if !can_mount("strangers_are_not_answered") {
@@ -101,8 +113,28 @@ fn strangers_are_not_answered() {
         let mut command = Command::new(&program);
         command.args(request).arg(volume.mountpoint()).uid(65534).gid(65534);
         let output = command.output().unwrap();
-        assert!(!output.status.success() && output.stdout.is_empty(), "{request:?}: {}", text(&output));
+        assert!(
+            output.status.code() == Some(38) && output.stdout.is_empty(),
+            "{request:?}: {}",
+            text(&output)
+        );
+        assert!(text(&output).contains("may ask the server"), "{request:?}: {}", text(&output));
     }
+    // Nor if he comes with a program of his own: he is refused before he is heard, in words.
+    let socket = control_socket(&volume.mountpoint());
+    let said = std::thread::spawn(move || {
+        let stranger = rustix::process::Uid::from_raw(65534);
+        // Of this thread alone.
+        rustix::thread::set_thread_res_uid(stranger, stranger, stranger).unwrap();
+        let mut stream = UnixStream::connect_addr(&socket).unwrap();
+        let mut said = String::new();
+        // The request may come too late to be taken; what counts is what is said.
+        let _ = stream.write_all(b"metrics\n");
+        let _ = stream.read_to_string(&mut said);
+        said
+    });
+    let said = said.join().unwrap();
+    assert!(said.starts_with("error 38 ") && said.lines().count() == 1, "{said}");
     assert!(numbers(&volume.mountpoint()).contains("quire_cache_limit_bytes"));
     volume.unmount();
 }
@@ -118,7 +150,7 @@ fn numbers_are_served_over_http_where_asked_for() {
     volume.mount();
     assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
     let get = |path: &str| {
-        let mut stream = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+        let mut stream = UnixStream::connect(&socket).unwrap();
         write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();

@@ -1,5 +1,6 @@
 //! `quire mkfs`.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use quire::{FormatOptions, SetAttributes, Volume, VolumeInfo, VolumeOptions};
@@ -11,10 +12,24 @@ use crate::{output, size};
 /// Makes a volume and says what it became.
 pub fn run(arguments: &Mkfs) -> Outcome {
     let info = make(arguments)?;
+    if let Some(mode) = open_to_others(&arguments.volume) {
+        eprintln!(
+            "quire: warning: {0} has the mode {mode:04o}: others get past the permissions of the files in it; \
+             chmod 600 {0}",
+            arguments.volume.display()
+        );
+    }
     if !arguments.quiet {
         output::line(describe(&arguments.volume, &info));
     }
     Ok(())
+}
+
+/// The mode of an image that was there before and that not only its owner can use. (A new one is made with 0600.)
+fn open_to_others(volume: &Path) -> Option<u32> {
+    let metadata = std::fs::metadata(volume).ok().filter(std::fs::Metadata::is_file)?;
+    let mode = metadata.mode() & 0o777;
+    (mode & 0o077 != 0).then_some(mode)
 }
 
 /// Makes a volume whose root folder belongs to the user who makes it.
@@ -26,7 +41,11 @@ pub fn make(arguments: &Mkfs) -> Outcome<VolumeInfo> {
         force: arguments.force,
         ..FormatOptions::default()
     };
-    let info = Volume::format_image(&arguments.volume, &options)?;
+    // An image that is made now is for its owner alone: who reads it gets past the modes of the files in it.
+    let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    let formatted = Volume::format_image(&arguments.volume, &options);
+    rustix::process::umask(mask);
+    let info = formatted?;
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
     if !user.is_root() {
         // Else he could not write to what he made.
