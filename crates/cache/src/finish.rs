@@ -1,7 +1,8 @@
 //! What follows a completed device write: apply its extents, clear `writeback`, let go.
 //!
 //! Completions of the device only count; the last one of a run puts it in a queue, and finisher threads take it from
-//! there, as applying may wait for a transaction. Without background threads whoever waits for writeback does it.
+//! there, as applying may wait for a transaction. Without background threads whoever waits for writeback does it, and
+//! always who wrote it himself.
 //!
 //! Order for a run that succeeded: applied, `mapped` set, `writeback` cleared, unlisted, shares given back, ticket
 //! closed. For one that failed: `dirty` set (so no look at the file finds the blocks neither dirty nor in flight),
@@ -60,7 +61,14 @@ impl WriteRun {
         state.pending == 0
     }
 
-    fn finish(&self) {
+    /// Whether the backing has put its record into the journal already, so that the journal can be written beside it.
+    pub fn is_recorded(&self) -> bool {
+        let state = self.state.lock();
+        state.placement.as_ref().is_some_and(|placement| self.backing.is_recorded(placement))
+    }
+
+    /// What follows the last request.
+    pub fn finish(&self) {
         let core = &self.mapping.core;
         let (placement, error) = {
             let mut state = self.state.lock();

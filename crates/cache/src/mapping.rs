@@ -43,7 +43,6 @@ pub struct Mapping {
     pub(crate) errors: Errors,
     list: Mutex<List>,
     tickets: Mutex<Tickets>,
-    ticket_done: Condvar,
     /// Where a sequential stream of misses would go on: of folios made, and of read-ahead.
     make_next: AtomicU64,
     make_streak: AtomicU64,
@@ -67,6 +66,9 @@ struct List {
 struct Tickets {
     next: u64,
     open: BTreeMap<u64, Ticket>,
+    /// Those who sleep until what they wait for is closed. Each is woken by himself, and once: of many threads that write
+    /// and wait in one file, all would else wake for every write.
+    waiters: Vec<Waiter>,
 }
 
 /// Writeback that is gathered or in flight.
@@ -75,6 +77,27 @@ struct Ticket {
     gathering: u64,
     first: u64,
     end: u64,
+}
+
+/// What somebody waits for: the tickets of gatherings before `until` that overlap `[first, end)`.
+#[derive(Clone)]
+struct Waiter {
+    until: u64,
+    first: u64,
+    end: u64,
+    done: Arc<Condvar>,
+}
+
+impl Waiter {
+    fn concerns(&self, ticket: &Ticket) -> bool {
+        ticket.gathering < self.until && ticket.first < self.end && self.first < ticket.end
+    }
+}
+
+impl Tickets {
+    fn has_any_for(&self, waiter: &Waiter) -> bool {
+        self.open.values().any(|ticket| waiter.concerns(ticket))
+    }
 }
 
 /// A folio could not be made: the bytes that the caller's room should have.
@@ -92,7 +115,6 @@ impl Mapping {
             errors: Errors::default(),
             list: Mutex::new(List::default()),
             tickets: Mutex::new(Tickets::default()),
-            ticket_done: Condvar::new(),
             make_next: AtomicU64::new(0),
             make_streak: AtomicU64::new(0),
             ahead_next: AtomicU64::new(0),
@@ -414,32 +436,36 @@ impl Mapping {
     /// Closes it.
     pub(crate) fn close_ticket(&self, ticket: u64) {
         let mut tickets = self.tickets.lock();
-        tickets.open.remove(&ticket);
+        if let Some(closed) = tickets.open.remove(&ticket) {
+            let concerned = tickets.waiters.iter().filter(|waiter| waiter.concerns(&closed));
+            concerned.filter(|waiter| !tickets.has_any_for(waiter)).for_each(|waiter| {
+                waiter.done.notify_one();
+            });
+        }
         drop(tickets);
-        self.ticket_done.notify_all();
         self.core.finisher.wake_helpers(&self.core);
     }
 
     /// Waits until every ticket that is open now and overlaps `[first, end)` is closed, those included that belong to a
-    /// gathering which is open now. Without background threads
-    /// the waiter finishes what completes.
+    /// gathering which is open now. Without background threads the waiter finishes what completes.
     pub(crate) fn wait_tickets(&self, first: u64, end: u64) {
-        let until = self.tickets.lock().next;
-        let concerns = |ticket: &Ticket| ticket.gathering < until && ticket.first < end && first < ticket.end;
-        let waits = |tickets: &Tickets| tickets.open.values().any(concerns);
-        loop {
-            let mut tickets = self.tickets.lock();
-            if !waits(&tickets) {
-                return;
-            }
+        let mut tickets = self.tickets.lock();
+        let waiter = Waiter { until: tickets.next, first, end, done: Arc::new(Condvar::new()) };
+        if !tickets.has_any_for(&waiter) {
+            return;
+        }
+        tickets.waiters.push(waiter.clone());
+        while tickets.has_any_for(&waiter) {
             if self.core.running.load(Ordering::Acquire) {
                 // Looks again now and then: the threads may be stopped meanwhile.
-                self.ticket_done.wait_for(&mut tickets, Duration::from_millis(100));
+                waiter.done.wait_for(&mut tickets, Duration::from_millis(100));
             } else {
                 drop(tickets);
-                crate::finish::help(&self.core, || waits(&self.tickets.lock()));
+                crate::finish::help(&self.core, || self.tickets.lock().has_any_for(&waiter));
+                tickets = self.tickets.lock();
             }
         }
+        tickets.waiters.retain(|other| !Arc::ptr_eq(&other.done, &waiter.done));
     }
 
     /// A readable account of every folio, for debugging.

@@ -24,6 +24,9 @@ pub struct Faulty {
     pub writes: AtomicU64,
 }
 
+/// What a request takes on a slow device.
+const SLOW: std::time::Duration = std::time::Duration::from_micros(200);
+
 impl Faulty {
     pub fn new(blocks: u64) -> Arc<Faulty> {
         Arc::new(Faulty {
@@ -42,6 +45,32 @@ impl Faulty {
         match op {
             IoOp::Read => self.fail_reads.load(Ordering::SeqCst),
             IoOp::Write => self.fail_writes.load(Ordering::SeqCst),
+        }
+    }
+
+    /// A request begins, or fails.
+    fn begin(&self, op: IoOp, at: u64, blocks: u64) -> Result<()> {
+        if self.fails(op) {
+            return Err(Error::new(ErrorKind::Io, format!("injected: {op:?} at {at}")));
+        }
+        if op == IoOp::Write {
+            self.writes.fetch_add(1, Ordering::Relaxed);
+            self.write_bytes.fetch_add(blocks * BS, Ordering::Relaxed);
+            let mut writing = self.writing.lock().unwrap();
+            for block in at..at + blocks {
+                if writing.insert(block, 1).is_some() {
+                    self.overlaps.fetch_add(1, Ordering::SeqCst);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One that began has ended.
+    fn end(&self, op: IoOp, at: u64, blocks: u64) {
+        if op == IoOp::Write {
+            let mut writing = self.writing.lock().unwrap();
+            (at..at + blocks).for_each(|block| assert!(writing.remove(&block).is_some()));
         }
     }
 }
@@ -63,7 +92,14 @@ impl Backend for Shared {
         self.0.inner.read(class, at, buf)
     }
     fn write(&self, class: IoClass, at: BlockNo, buf: &[u8]) -> Result<()> {
-        self.0.inner.write(class, at, buf)
+        let blocks = buf.len() as u64 / BS;
+        self.0.begin(IoOp::Write, at.0, blocks)?;
+        if self.0.slow.load(Ordering::Relaxed) {
+            std::thread::sleep(SLOW);
+        }
+        let outcome = self.0.inner.write(class, at, buf);
+        self.0.end(IoOp::Write, at.0, blocks);
+        outcome
     }
     fn flush(&self) -> Result<()> {
         Ok(())
@@ -74,34 +110,21 @@ impl Backend for Shared {
     fn submit(&self, class: IoClass, ios: Vec<Io>) {
         for mut io in ios {
             let (op, at, blocks) = (io.op, io.at.0, io.blocks());
-            if self.0.fails(op) {
-                (io.done)(Err(Error::new(ErrorKind::Io, format!("injected: {op:?} at {at}"))));
+            if let Err(error) = self.0.begin(op, at, blocks) {
+                (io.done)(Err(error));
                 continue;
             }
             let faulty = self.0.clone();
-            if op == IoOp::Write {
-                faulty.writes.fetch_add(1, Ordering::Relaxed);
-                faulty.write_bytes.fetch_add(io.bytes(), Ordering::Relaxed);
-                let mut writing = faulty.writing.lock().unwrap();
-                for block in at..at + blocks {
-                    if writing.insert(block, 1).is_some() {
-                        faulty.overlaps.fetch_add(1, Ordering::SeqCst);
-                    }
-                }
-            }
             let done = std::mem::replace(&mut io.done, Box::new(|_| ()));
             let slow = faulty.slow.load(Ordering::Relaxed);
             let finish = move |outcome: Result<()>| {
-                if op == IoOp::Write {
-                    let mut writing = faulty.writing.lock().unwrap();
-                    (at..at + blocks).for_each(|block| assert!(writing.remove(&block).is_some()));
-                }
+                faulty.end(op, at, blocks);
                 done(outcome);
             };
             io.done = if slow {
                 Box::new(move |outcome| {
                     std::thread::spawn(move || {
-                        std::thread::sleep(std::time::Duration::from_micros(200));
+                        std::thread::sleep(SLOW);
                         finish(outcome);
                     });
                 })

@@ -166,7 +166,7 @@ impl Engine {
         datasync: bool,
     ) -> Result<()> {
         let forcing = Forcing::begin();
-        let started = mapping.start_write_back(first, last);
+        let started = mapping.start_forced(first, last);
         let has_recorded = forcing.has_recorded();
         drop(forcing);
         let forced = match has_recorded && !is_broken(Broken::FsyncBeforeForce) {
