@@ -100,7 +100,7 @@ impl Cache {
     /// everything has been tried.
     pub fn write_back_all(&self) -> Result<()> {
         let mappings = self.core.dirty_mappings();
-        let started = self.start_write_back(mappings.iter().map(|mapping| &**mapping));
+        let started = self.start_write_back(mappings.iter().map(|mapping| (&**mapping, 0, BLOCKS_END)));
         let waited: Vec<Result<()>> =
             mappings.iter().map(|mapping| mapping.wait_write_back(0, BLOCKS_END)).collect();
         started.into_iter().chain(waited).collect()
@@ -108,10 +108,16 @@ impl Cache {
 
     /// Starts writing everything that is dirty in these files and returns without waiting for it; an outcome for each.
     /// Files are allocated in this order, and what lies together on the device is one request whichever it belongs to.
-    pub fn start_write_back<'a>(&self, mappings: impl Iterator<Item = &'a Mapping>) -> Vec<Result<()>> {
+    /// Of each, blocks from the first to before the last named.
+    pub fn start_write_back<'a>(
+        &self,
+        mappings: impl Iterator<Item = (&'a Mapping, u64, u64)>,
+    ) -> Vec<Result<()>> {
         let mut outbox = Outbox::new(self.core.clone());
         mappings
-            .map(|mapping| mapping.gather(&mut outbox, 0, BLOCKS_END, true, u64::MAX).map(|_| ()))
+            .map(|(mapping, first, last)| {
+                mapping.gather(&mut outbox, first, last.min(BLOCKS_END), true, u64::MAX).map(|_| ())
+            })
             .collect()
     }
 

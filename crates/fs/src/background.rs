@@ -44,7 +44,7 @@ impl Threads {
         engine.background.state.lock().stop = true;
         engine.background.wake_commit.notify_all();
         engine.background.wake_reap.notify_all();
-        engine.background.wake_sync.notify_all();
+        engine.background.syncs.stop();
         engine.background.wake_zero.notify_all();
         for handle in std::mem::take(&mut *self.0.lock()) {
             // The last handle of a volume may be dropped by a completion that one of these threads runs.
@@ -118,19 +118,7 @@ fn reaper(engine: &Arc<Engine>) {
 }
 
 fn syncer(engine: &Arc<Engine>) {
-    loop {
-        {
-            let mut state = engine.background.state.lock();
-            while !state.stop && state.fsyncs.is_empty() && state.released.is_empty() {
-                engine.background.wake_sync.wait(&mut state);
-            }
-            if state.stop && state.fsyncs.is_empty() && state.released.is_empty() {
-                return;
-            }
-        }
-        engine.drop_released();
-        engine.sync_queued();
-    }
+    engine.serve_syncs();
 }
 
 fn zeroer(engine: &Arc<Engine>) {
@@ -160,7 +148,8 @@ impl Engine {
         let mut state = self.background.state.lock();
         if !state.stop {
             state.released.push(inode);
-            self.background.wake_sync.notify_one();
+            drop(state);
+            self.background.syncs.wake();
         }
     }
 
@@ -173,7 +162,6 @@ impl Engine {
     /// One round of background work, for callers that run without threads.
     pub(crate) fn background_step(self: &Arc<Engine>) -> Result<()> {
         self.cache.background_step();
-        while self.sync_queued() {}
         self.drop_released();
         while self.reap_one() {}
         if self.background.zeroes_wanted.load(Ordering::Acquire) {

@@ -40,6 +40,10 @@ pub struct EngineCounters {
     pub orphan_claims: Counter,
     /// Inodes freed by the reaper.
     pub orphans_freed: Counter,
+    /// Lazy fsyncs that a force which others made has served.
+    pub lazy_syncs_served: Counter,
+    /// Lazy fsyncs whose time was up: a force was made for them.
+    pub lazy_syncs_due: Counter,
 }
 
 /// See the module's documentation.
@@ -94,8 +98,8 @@ pub(crate) struct Background {
     pub(crate) wake_commit: Condvar,
     /// The reaper: an orphan is queued, or the end.
     pub(crate) wake_reap: Condvar,
-    /// The syncers: an fsync is queued, a reference is to be dropped, or the end.
-    pub(crate) wake_sync: Condvar,
+    /// Asynchronous fsyncs; wakes the syncers, also for a reference to be dropped.
+    pub(crate) syncs: Arc<crate::file::fsync::SyncQueue>,
     /// The zeroer: blocks are to be zeroed ahead, or the end.
     pub(crate) wake_zero: Condvar,
     /// Set until the zeroer begins.
@@ -114,8 +118,6 @@ pub(crate) struct BackgroundState {
     pub(crate) checkpoint_wanted: bool,
     /// Orphans that could not be freed; tried again at the next periodic commit.
     pub(crate) reap_again: Vec<quire_base::InodeNo>,
-    /// fsyncs that a worker performs.
-    pub(crate) fsyncs: std::collections::VecDeque<crate::file::fsync::Pending>,
     /// References that a completion, which must not wait, has left to be dropped.
     pub(crate) released: Vec<crate::inode::InodeRef>,
 }
@@ -225,6 +227,8 @@ impl Engine {
         if let Some(journal) = &self.journal {
             journal.shut_down(first.clone());
         }
+        // Nothing will serve those that wait for a force.
+        self.background.syncs.look_again();
         first
     }
 
@@ -246,6 +250,7 @@ impl Engine {
             journal.force_beside(seq, beside).map_err(|error| self.shut_down(&error))?;
         }
         self.alloc.durable(journal.durable());
+        self.forced();
         Ok(())
     }
 
@@ -257,7 +262,9 @@ impl Engine {
 
     /// Makes data writes up to a device mark durable.
     pub(crate) fn flush_data(&self, mark: u64) -> Result<()> {
-        self.device.flush_to(mark).map_err(|error| self.shut_down(&error))
+        self.device.flush_to(mark).map_err(|error| self.shut_down(&error))?;
+        self.forced();
+        Ok(())
     }
 
     /// An inode number nobody has had.

@@ -64,6 +64,7 @@ pub use file::advice::Advice;
 pub use file::direct_async::BufferDone;
 pub use file::fallocate::FallocateMode;
 pub use file::fsync::Completion;
+pub use file::syncing::{Durability, SyncOptions, Syncing};
 pub use inode::InodeRef;
 pub use library::{Directory, File, OpenOptions};
 pub use measures::{Measure, MeasureKind};

@@ -13,6 +13,7 @@ use crate::attributes::{Attributes, SetAttributes};
 use crate::file::IoFlags;
 use crate::file::advice::Advice;
 use crate::file::direct_async::BufferDone;
+use crate::file::syncing::{SyncOptions, Syncing};
 use crate::inode::InodeRef;
 use crate::namespace::{Caller, Create, RenameFlags};
 use crate::volume::Volume;
@@ -668,6 +669,12 @@ impl File {
     /// Makes the contents durable, and what reading them back needs (fdatasync).
     pub fn sync_data(&self) -> Result<()> {
         self.volume.fsync(&self.inode, true)
+    }
+
+    /// Makes durable what the options name, without holding the caller. The future needs no runtime; the file may be closed
+    /// meanwhile.
+    pub fn fsync_async(&self, how: &SyncOptions) -> Syncing {
+        self.volume.fsync_async(&self.inode, how)
     }
 
     /// Takes advice about bytes `[offset, offset + len)` (posix_fadvise); a length of 0 means to the end.

@@ -57,6 +57,12 @@ pub(crate) fn of(engine: &Engine) -> Vec<Measure> {
     list.counter("checkpoint_waits_total", counters.checkpoint_waits.get());
     list.counter("checkpoints_total", counters.checkpoints.get());
     list.counter("orphans_freed_total", counters.orphans_freed.get());
+    list.counter("lazy_syncs_served_total", counters.lazy_syncs_served.get());
+    list.counter("lazy_syncs_due_total", counters.lazy_syncs_due.get());
+    let syncs = engine.background.syncs.counts();
+    list.gauge("syncs_under_way", syncs.under_way as u64);
+    list.gauge("syncs_waiting", syncs.waiting as u64);
+    list.gauge("syncs_in_line", syncs.in_line as u64);
     list.gauge("inodes_cached", engine.inodes.len() as u64);
     if let Some(usage) = engine.journal.as_ref().map(|journal| journal.usage()) {
         list.gauge("journal_size_bytes", usage.ring_bytes);

@@ -13,7 +13,8 @@ use crate::file::IoFlags;
 use crate::file::advice::Advice;
 use crate::file::direct_async::BufferDone;
 use crate::file::fallocate::FallocateMode;
-use crate::file::fsync::Completion;
+use crate::file::fsync::{Completion, Target};
+use crate::file::syncing::{SyncOptions, Syncing};
 use crate::inode::InodeRef;
 use crate::measures::Measure;
 use crate::mkfs;
@@ -136,6 +137,14 @@ pub struct Metrics {
     pub orphans_freed: u64,
     /// Forced writes whose record went beside their data, into blocks zeroed ahead: one flush each.
     pub records_ahead: u64,
+    /// Lazy fsyncs that a force which others made has served.
+    pub lazy_syncs_served: u64,
+    /// Lazy fsyncs whose time was up.
+    pub lazy_syncs_due: u64,
+    /// Asynchronous fsyncs under way.
+    pub syncs_under_way: u64,
+    /// Of these: lazy ones that wait for a force that others make.
+    pub lazy_syncs_waiting: u64,
     /// Inodes in memory.
     pub inodes_cached: u64,
     /// Free blocks that wait for durability.
@@ -318,6 +327,7 @@ impl Volume {
     pub fn metrics(&self) -> Metrics {
         let engine = self.engine();
         let counters = &engine.counters;
+        let syncs = engine.background.syncs.counts();
         let journal = engine.journal.as_ref().map(|journal| journal.counts()).unwrap_or_default();
         Metrics {
             journal_records: journal.records,
@@ -328,6 +338,10 @@ impl Volume {
             orphan_claims: counters.orphan_claims.get(),
             orphans_freed: counters.orphans_freed.get(),
             records_ahead: counters.records_ahead.get(),
+            lazy_syncs_served: counters.lazy_syncs_served.get(),
+            lazy_syncs_due: counters.lazy_syncs_due.get(),
+            syncs_under_way: syncs.under_way as u64,
+            lazy_syncs_waiting: syncs.waiting as u64,
             inodes_cached: engine.inodes.len() as u64,
             deferred_blocks: engine.alloc.deferred_blocks(),
             detail: format!(
@@ -538,9 +552,32 @@ impl Volume {
         self.engine().fsync(inode, datasync)
     }
 
-    /// As [`Volume::fsync`], without holding the caller: `done` gets the outcome, on another thread.
-    pub fn fsync_async(&self, inode: &InodeRef, datasync: bool, done: Completion) {
-        self.engine().fsync_async(inode, datasync, done);
+    /// Makes what the options name of a file durable, without holding the caller: `done` gets the outcome, on a thread of
+    /// the volume, which it must not keep waiting. The call itself waits only where [`SYNCS_MAX`] are under way.
+    ///
+    /// [`SYNCS_MAX`]: crate::file::sync_queue::SYNCS_MAX
+    pub fn fsync_then(&self, inode: &InodeRef, how: &SyncOptions, done: Completion) {
+        self.engine().fsync_async(inode, how, done);
+    }
+
+    /// As [`Volume::fsync_then`], as a future.
+    pub fn fsync_async(&self, inode: &InodeRef, how: &SyncOptions) -> Syncing {
+        self.engine().start_syncing(vec![Target::File(inode.clone(), how.clone())])
+    }
+
+    /// As [`Volume::fsync_async`] for many files, which end together: they cost a few writes of the journal.
+    pub fn fsync_many<'a>(
+        &self,
+        files: impl IntoIterator<Item = &'a InodeRef>,
+        how: &SyncOptions,
+    ) -> Syncing {
+        let target = |inode: &InodeRef| Target::File(inode.clone(), how.clone());
+        self.engine().start_syncing(files.into_iter().map(target).collect())
+    }
+
+    /// As [`Volume::sync`], as a future.
+    pub fn sync_async(&self) -> Syncing {
+        self.engine().start_syncing(vec![Target::Volume])
     }
 
     /// Whether [`Volume::closed`] would wait for the file to be written back.

@@ -7,7 +7,7 @@
 //! Neighbours: [`crate::run`] performs the operations.
 
 use crate::model::{BLOCK, ROOT};
-use crate::operation::{Name, Operation};
+use crate::operation::{Many, Name, Operation};
 use quire::{FallocateMode, FileType, InodeRef, IoFlags, RenameFlags, XattrFlags};
 use quire_base::random::Random;
 use std::collections::BTreeMap;
@@ -376,7 +376,8 @@ impl World {
             6 | 7 => {
                 let count = 1 + random.below(4);
                 let inodes: Vec<u64> = (0..count).filter_map(|_| self.changed(random)).collect();
-                Operation::FsyncMany { inodes, datasync: random.one_in(2) }
+                let how = Many::of(&inodes);
+                Operation::FsyncMany { inodes, datasync: random.one_in(2), how }
             }
             8 | 9 => Operation::Fsync { inode: self.directory(random), datasync: false, anew: false },
             _ => {

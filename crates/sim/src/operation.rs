@@ -95,6 +95,33 @@ impl Shape {
     }
 }
 
+/// How several fsyncs are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Many {
+    /// By callbacks, one for each.
+    Completions,
+    /// As a future of all.
+    Future,
+    /// As a future of all that leaves the force to others for so many milliseconds.
+    Lazy(u64),
+    /// As a future that is dropped, after so many others have had their turn. It promises nothing.
+    Withdrawn(u64),
+}
+
+impl Many {
+    /// As the numbers of the inodes have it, so that runs of a seed differ in nothing else from those without this choice.
+    pub fn of(inodes: &[u64]) -> Many {
+        let sum = inodes.iter().fold(0, |sum: u64, inode| sum.wrapping_mul(31).wrapping_add(*inode));
+        match sum % 6 {
+            0 | 1 => Many::Completions,
+            2 => Many::Future,
+            3 => Many::Lazy(sum / 6 % 3 * 20),
+            4 => Many::Lazy(6_000),
+            _ => Many::Withdrawn(sum / 6 % 5 * 3),
+        }
+    }
+}
+
 /// One call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields are the arguments of the calls that the variants name")]
@@ -138,7 +165,7 @@ pub enum Operation {
     /// fsync and fdatasync; `anew`: of a file that was let go of and opened again for it.
     Fsync { inode: u64, datasync: bool, anew: bool },
     /// Several, queued at once and awaited together.
-    FsyncMany { inodes: Vec<u64>, datasync: bool },
+    FsyncMany { inodes: Vec<u64>, datasync: bool, how: Many },
     /// syncfs.
     Sync,
     /// A checkpoint, out of turn.
@@ -203,11 +230,8 @@ impl Operation {
     /// Whether it makes things durable before it returns.
     pub fn is_force(&self) -> bool {
         match self {
-            Operation::Fsync { .. }
-            | Operation::FsyncMany { .. }
-            | Operation::Sync
-            | Operation::Checkpoint
-            | Operation::Remount => true,
+            Operation::FsyncMany { how, .. } => !matches!(how, Many::Withdrawn(_)),
+            Operation::Fsync { .. } | Operation::Sync | Operation::Checkpoint | Operation::Remount => true,
             Operation::Write { flags, .. } => flags.intersects(IoFlags::SYNC | IoFlags::DATASYNC),
             _ => false,
         }

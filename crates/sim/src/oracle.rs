@@ -20,7 +20,7 @@ use crate::configurations::{Configuration, Configurations, hash_of};
 use crate::data::{Change, Question, change};
 use crate::image::{Found, Snapshot};
 use crate::model::{BLOCK, FileState, Growth};
-use crate::operation::{OpId, Operation, Record};
+use crate::operation::{Many, OpId, Operation, Record};
 use quire::{FileType, IoFlags};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -80,7 +80,7 @@ impl<'a> Oracle<'a> {
             emptied: BTreeMap::new(),
         };
         for record in threads.iter().flatten() {
-            for (scope, inode, _) in forced(record) {
+            for (scope, inode, _) in forced(record).into_iter().chain(begun(record)) {
                 if matches!(scope, Scope::Inode(_) | Scope::Itself) {
                     oracle.forcing.entry(inode).or_default().push(record);
                 }
@@ -301,8 +301,10 @@ impl<'a> Oracle<'a> {
     /// Whether a force of the inode's data was under way, or has failed: its record may be there without its data,
     /// which reads as zeros then.
     fn is_being_forced(&self, inode: u64, event: usize) -> bool {
-        let is_open =
-            |record: &&Record| record.events.0 <= event && (event < record.events.1 || !record.succeeded());
+        let is_open = |record: &&Record| {
+            let ends = record.succeeded() && begun(record).is_empty();
+            record.events.0 <= event && (event < record.events.1 || !ends)
+        };
         self.forcing.get(&inode).is_some_and(|records| records.iter().any(is_open))
     }
 
@@ -322,11 +324,21 @@ fn forced(record: &Record) -> Vec<(Scope, u64, bool)> {
         Operation::Sync | Operation::Remount => vec![(Scope::Everything, 0, false)],
         Operation::Checkpoint => vec![(Scope::Nothing, 0, false)],
         Operation::Fsync { inode, datasync, .. } => vec![(Scope::Inode(*inode), *inode, *datasync)],
-        Operation::FsyncMany { inodes, datasync } => {
+        Operation::FsyncMany { inodes, datasync, how } if !matches!(how, Many::Withdrawn(_)) => {
             inodes.iter().map(|inode| (Scope::Inode(*inode), *inode, *datasync)).collect()
         }
         Operation::Write { inode, flags, .. } if flags.intersects(IoFlags::SYNC | IoFlags::DATASYNC) => {
             vec![(Scope::Itself, *inode, !flags.contains(IoFlags::SYNC))]
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// As [`forced`], of a call that withdraws what it began: how far that comes, and when it ends, nobody hears.
+fn begun(record: &Record) -> Vec<(Scope, u64, bool)> {
+    match &record.operation {
+        Operation::FsyncMany { inodes, datasync, how: Many::Withdrawn(_) } => {
+            inodes.iter().map(|inode| (Scope::Inode(*inode), *inode, *datasync)).collect()
         }
         _ => Vec::new(),
     }

@@ -11,10 +11,10 @@
 
 use crate::generate::{Profile, Step, World};
 use crate::model::ROOT;
-use crate::operation::{Name, OpId, Operation, Outcome, Record, Shape, link_target, xattr_value};
+use crate::operation::{Many, Name, OpId, Operation, Outcome, Record, Shape, link_target, xattr_value};
 use quire::{
-    Caller, Clock, Create, ErrorKind, FormatOptions, InodeNo, InodeRef, SetAttributes, Timestamp, Volume,
-    VolumeOptions,
+    Caller, Clock, Create, Durability, ErrorKind, FormatOptions, InodeNo, InodeRef, SetAttributes,
+    SyncOptions, Timestamp, Volume, VolumeOptions,
 };
 use quire_base::random::Random;
 use quire_base::simulation;
@@ -244,7 +244,9 @@ impl Bench {
                 self.keep(handle);
                 synced
             }
-            Operation::FsyncMany { inodes, datasync } => self.fsync_many(inodes, *datasync).map(done),
+            Operation::FsyncMany { inodes, datasync, how } => {
+                self.fsync_many(inodes, *datasync, *how).map(done)
+            }
             Operation::Sync => volume.sync().map(done),
             Operation::Checkpoint => volume.checkpoint().map(done),
             Operation::Wait => self.wait(id).map(done),
@@ -279,7 +281,27 @@ impl Bench {
         }
     }
 
-    fn fsync_many(&self, inodes: &[u64], datasync: bool) -> quire::Result<()> {
+    fn fsync_many(&self, inodes: &[u64], datasync: bool, how: Many) -> quire::Result<()> {
+        let options = SyncOptions::new().data_only(datasync);
+        let future = |durability: Durability| -> quire::Result<quire::Syncing> {
+            let handles =
+                inodes.iter().map(|inode| self.handle(*inode)).collect::<quire::Result<Vec<_>>>()?;
+            Ok(self.volume().fsync_many(&handles, &options.clone().durability(durability)))
+        };
+        match how {
+            Many::Completions => self.fsync_many_by_completions(inodes, &options),
+            Many::Future => future(Durability::Now)?.wait(),
+            Many::Lazy(millis) => future(Durability::Lazy(Duration::from_millis(millis)))?.wait(),
+            Many::Withdrawn(turns) => {
+                let future = future(if turns > 6 { LAZY } else { Durability::Now })?;
+                (0..turns).for_each(|_| thread::yield_now());
+                drop(future);
+                Ok(())
+            }
+        }
+    }
+
+    fn fsync_many_by_completions(&self, inodes: &[u64], options: &SyncOptions) -> quire::Result<()> {
         let outcome = Arc::new((Mutex::new((0, Ok(()))), Condvar::new()));
         let volume = self.volume();
         for inode in inodes {
@@ -292,7 +314,7 @@ impl Bench {
                 }
                 outcome.1.notify_all();
             });
-            volume.fsync_async(&self.handle(*inode)?, datasync, done);
+            volume.fsync_then(&self.handle(*inode)?, options, done);
         }
         let mut state = outcome.0.lock();
         while state.0 < inodes.len() {
@@ -406,6 +428,9 @@ fn entries(volume: &Volume, directory: &InodeRef) -> quire::Result<BTreeMap<Name
     }
     Ok(entries)
 }
+
+/// How soon an fsync that will be withdrawn while it waits for others is due.
+const LAZY: Durability = Durability::Lazy(Duration::from_secs(100));
 
 /// Failing writes that a sync may meet one after the other.
 const SYNCS_MAX: usize = 20;

@@ -4,7 +4,7 @@ use super::counted::{Counted, Totals};
 use super::{Medium, Spec, Workshop};
 use crate::outcome::Outcome;
 use crate::target::{Counters, Handle, How, Target};
-use quire::{File, FormatOptions, OpenOptions, Volume, VolumeOptions};
+use quire::{File, FormatOptions, OpenOptions, SyncOptions, Volume, VolumeOptions};
 use quire_base::sync::{Arc, Condvar, Mutex};
 use quire_base::{BLOCK_SIZE, Error, Result};
 use quire_device::{Backend, MemoryBackend, OpenMode, open_image};
@@ -73,10 +73,10 @@ impl Target for Library {
         self.volume.sync()
     }
     fn sync_many(&self, paths: &mut dyn Iterator<Item = String>, window: usize) -> Result<()> {
-        let flight = Arc::new(Flight::default());
+        let flight = Arc::new(Flight::new(window));
         let mut outcome = Ok(());
         for path in paths {
-            flight.begin(window);
+            flight.begin();
             let started = self.open_file(&path, How::default()).map(|file| {
                 let (inode, flight) = (file.inode().clone(), flight.clone());
                 // The file is closed when its fsync is done.
@@ -84,7 +84,7 @@ impl Target for Library {
                     drop(file);
                     flight.end(outcome);
                 };
-                self.volume.fsync_async(&inode, false, Box::new(done));
+                self.volume.fsync_then(&inode, &SyncOptions::new(), Box::new(done));
             });
             if let Err(error) = started {
                 flight.end(Ok(()));
@@ -103,19 +103,29 @@ impl Target for Library {
 }
 
 /// Operations under way: how many, and the first error.
-#[derive(Default)]
 struct Flight {
     state: Mutex<(usize, Option<Error>)>,
     changed: Condvar,
+    /// Under way at most.
+    window: usize,
 }
 
 impl Flight {
-    fn begin(&self, window: usize) {
+    fn new(window: usize) -> Flight {
+        Flight { state: Mutex::default(), changed: Condvar::new(), window: window.max(1) }
+    }
+    /// When the window is full, goes on as soon as a quarter of it is free, as the driver of system calls does.
+    fn begin(&self) {
         let mut state = self.state.lock();
-        while state.0 >= window.max(1) {
-            self.changed.wait(&mut state);
+        if state.0 >= self.window {
+            while state.0 > self.refill() {
+                self.changed.wait(&mut state);
+            }
         }
         state.0 += 1;
+    }
+    fn refill(&self) -> usize {
+        self.window - (self.window / 4 + 1).min(self.window)
     }
     fn end(&self, outcome: Result<()>) {
         let mut state = self.state.lock();
@@ -123,8 +133,11 @@ impl Flight {
         if let Err(error) = outcome {
             state.1.get_or_insert(error);
         }
+        let wakes = state.0 == self.refill() || state.0 == 0;
         drop(state);
-        self.changed.notify_all();
+        if wakes {
+            self.changed.notify_all();
+        }
     }
     fn wait(&self) -> Result<()> {
         let mut state = self.state.lock();

@@ -7,36 +7,98 @@
 //! Each step does nothing where there is nothing to do: fsync of a clean file is no I/O, fdatasync of an overwrite
 //! is data and one flush.
 //!
-//! An asynchronous fsync is queued; a worker takes all that are queued, starts writing all of them back, waits for and
-//! journals each, then makes one force and one flush for all of them, and completes them. A single one takes the way of
-//! [`super::ahead`], as synchronous calls do.
+//! An asynchronous fsync is queued ([`super::sync_queue`]); a syncer takes all that are queued, starts writing all of them
+//! back, waits for and journals each, then makes one force and one flush for all of them, and completes them. A single one
+//! takes the way of [`super::ahead`], as synchronous calls do. A lazy one is left to wait for a force that others make;
+//! when the first of those that wait has its time up, one force is made for all of them.
 //!
 //! Errors: a failed data writeback sticks to the file until the blocks are written; the fsync says so, and the next
 //! one does too. A shut-down volume fails every fsync at once.
 //!
-//! Neighbours: `journal` groups the forces; the cache writes back; [`super::backing`] stores the `Seq`.
+//! Neighbours: `journal` groups the forces; the cache writes back; [`super::backing`] stores the `Seq`;
+//! [`super::syncing`] is what asynchronous callers hold.
 
 use super::ahead::Forcing;
+use super::sync_queue::{self, Next, Reached};
+use super::syncing::{Durability, Promise, SyncOptions, Syncing, closed};
 use crate::engine::Engine;
 use crate::gate::GateState;
 use crate::inode::{Inode, InodeRef};
 use crate::transaction::Cost;
 use quire_base::broken::{Broken, is_broken};
+use quire_base::patience;
 use quire_base::sync::atomic::Ordering;
-use quire_base::sync::time::Duration;
-use quire_base::sync::{Arc, thread};
-use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result, Seq};
+use quire_base::sync::time::{Duration, Instant};
+use quire_base::sync::{Arc, SIMULATED, thread};
+use quire_base::{BLOCK_SIZE, Result, Seq};
 use quire_cache::Mapping;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// Called with the outcome of an asynchronous operation.
 pub type Completion = Box<dyn FnOnce(Result<()>) + Send>;
 
+/// What asynchronous fsyncs wait in.
+pub(crate) type SyncQueue = sync_queue::SyncQueue<Pending, Done>;
+
+/// What is to be made durable.
+pub(crate) enum Target {
+    File(InodeRef, SyncOptions),
+    Volume,
+}
+
 /// A queued fsync.
 pub(crate) struct Pending {
-    inode: InodeRef,
-    datasync: bool,
-    done: Completion,
+    target: Target,
+    /// Until when it may wait for the force of somebody else.
+    until: Option<Instant>,
+    done: Done,
 }
+
+impl Pending {
+    pub(crate) fn new(target: Target, done: Done) -> Pending {
+        let within = match &target {
+            Target::File(_, SyncOptions { durability: Durability::Lazy(within), .. }) => Some(*within),
+            _ => None,
+        };
+        let until = within.filter(|within| !within.is_zero()).map(|within| {
+            // A time that no clock will show is no bound.
+            let now = Instant::now();
+            now.checked_add(within.min(LAZY_MAX)).unwrap_or(now)
+        });
+        Pending { target, until, done }
+    }
+}
+
+/// Who hears of the outcome.
+pub(crate) enum Done {
+    Call(Completion),
+    Promise(Arc<Promise>),
+}
+
+impl Done {
+    fn is_withdrawn(&self) -> bool {
+        matches!(self, Done::Promise(promise) if promise.is_withdrawn())
+    }
+
+    /// Tells the outcome. A callback that panics, or a waker that does, is reported and stays alone with it: the thread
+    /// serves everybody else.
+    fn end(self, outcome: Result<()>) {
+        let told = catch_unwind(AssertUnwindSafe(move || match self {
+            Done::Call(done) => done(outcome),
+            Done::Promise(promise) => promise.end(outcome),
+        }));
+        if let Err(panic) = told {
+            if SIMULATED {
+                // The scheduler ends threads so.
+                resume_unwind(panic);
+            }
+            tracing::error!("the callback of an fsync panicked");
+        }
+    }
+}
+
+/// The longest that a lazy fsync waits, whatever it asks for: a day.
+const LAZY_MAX: Duration = Duration::from_secs(86_400);
 
 /// Queued fsyncs that are served one by one: with more, writing all of them back first is better.
 const ALONE_MAX: usize = 2;
@@ -63,13 +125,6 @@ struct Span {
     last: u64,
     wanted: u64,
     unflushed: bool,
-}
-
-/// How far the journal and the device must be for an fsync to be true.
-#[derive(Clone, Copy)]
-struct Durable {
-    seq: Seq,
-    mark: u64,
 }
 
 impl Engine {
@@ -102,7 +157,7 @@ impl Engine {
     }
 
     /// The part of an fsync before the force: data at the device, attributes in the journal.
-    fn start_sync(&self, inode: &InodeRef, offset: u64, len: u64, datasync: bool) -> Result<Durable> {
+    fn start_sync(&self, inode: &InodeRef, offset: u64, len: u64, datasync: bool) -> Result<Reached> {
         let span = self.span_to_sync(inode, offset, len)?;
         let written = match inode.mapping.get() {
             Some(mapping) => self.write_back_forced(inode, mapping, span.first, span.last, datasync),
@@ -126,33 +181,45 @@ impl Engine {
     }
 
     /// When the data has been written back: what else the journal must have.
-    fn journal_written(&self, inode: &InodeRef, span: &Span, datasync: bool) -> Result<Durable> {
+    fn journal_written(&self, inode: &InodeRef, span: &Span, datasync: bool) -> Result<Reached> {
         await_drops(inode);
         self.journal_attributes(inode, datasync)?;
         self.reach_size(inode, span.wanted, datasync)?;
         let seq = if datasync { &inode.datasync_seq } else { &inode.commit_seq };
         let mark = if span.unflushed { 0 } else { inode.data_mark.load(Ordering::Acquire) };
-        Ok(Durable { seq: Seq(seq.load(Ordering::Acquire)), mark })
+        Ok(Reached { seq: seq.load(Ordering::Acquire), mark })
     }
 
     /// The part of many fsyncs before their force: all data is on its way before any of it is waited for.
-    fn start_syncs(&self, pending: &[Pending]) -> Vec<Result<Durable>> {
+    fn start_syncs(&self, files: &[(&InodeRef, &SyncOptions)]) -> Vec<Result<Reached>> {
         let spans: Vec<Result<Span>> =
-            pending.iter().map(|pending| self.span_to_sync(&pending.inode, 0, u64::MAX)).collect();
+            files.iter().map(|(inode, how)| self.span_to_sync(inode, how.offset, how.len)).collect();
         let mappings: Vec<Option<&Arc<Mapping>>> =
-            pending.iter().map(|pending| pending.inode.mapping.get()).collect();
-        let mut started =
-            self.cache.start_write_back(mappings.iter().flatten().map(|mapping| &***mapping)).into_iter();
-        let mut finish = |((pending, span), mapping): ((&Pending, Result<Span>), Option<&Arc<Mapping>>)| {
-            let started = mapping.and_then(|_| started.next()).unwrap_or(Ok(()));
-            let span = span?;
-            if let Some(mapping) = mapping {
-                mapping.wait_write_back(span.first, span.last)?;
+            files.iter().map(|(inode, _)| inode.mapping.get()).collect();
+        let dirty = spans.iter().zip(&mappings).filter_map(|(span, mapping)| {
+            let span = span.as_ref().ok()?;
+            mapping.map(|mapping| (&**mapping, span.first, span.last))
+        });
+        let mut started = self.cache.start_write_back(dirty).into_iter();
+        // The last one first: when that has been written most others have, and this thread sleeps once, not once for each.
+        for (span, mapping) in spans.iter().zip(&mappings).rev() {
+            if let (Ok(span), Some(mapping)) = (span, mapping) {
+                // What went wrong is asked for below.
+                let _ = mapping.wait_write_back(span.first, span.last);
             }
-            started?;
-            self.journal_written(&pending.inode, &span, pending.datasync)
-        };
-        pending.iter().zip(spans).zip(mappings.clone()).map(&mut finish).collect()
+        }
+        let mut outcomes = Vec::with_capacity(files.len());
+        for (((inode, how), span), mapping) in files.iter().zip(spans).zip(mappings) {
+            let finish = |span: Span| {
+                if let Some(mapping) = mapping {
+                    let started = started.next().unwrap_or(Ok(()));
+                    mapping.wait_write_back(span.first, span.last).and(started)?;
+                }
+                self.journal_written(inode, &span, how.data_only)
+            };
+            outcomes.push(span.and_then(finish));
+        }
+        outcomes
     }
 
     /// Writes back what will be forced. Where the record went ahead of the data, the journal is written beside it, and the
@@ -215,11 +282,22 @@ impl Engine {
     }
 
     /// The force and the flush.
-    fn make_durable(&self, durable: Durable) -> Result<()> {
+    fn make_durable(&self, need: Reached) -> Result<()> {
         if !is_broken(Broken::FsyncBeforeForce) {
-            self.force(durable.seq)?;
+            self.force(Seq(need.seq))?;
         }
-        self.flush_data(durable.mark)
+        self.flush_data(need.mark)
+    }
+
+    /// How far journal and device are; `None` if they will get no further.
+    fn reached(&self) -> Option<Reached> {
+        let journal = self.journal().ok()?;
+        Some(Reached { seq: journal.durable().0, mark: self.device.flushed_mark() })
+    }
+
+    /// To be called when something may have become durable: lazy fsyncs may be waiting for it.
+    pub(crate) fn forced(&self) {
+        self.background.syncs.forced(|| self.reached().unwrap_or_default());
     }
 
     /// Puts times, and the size that data written back has earned, into the journal. With `datasync` only the size.
@@ -265,74 +343,153 @@ impl Engine {
         Ok(())
     }
 
-    /// Queues an fsync; `done` is called by the worker that completes it.
-    pub(crate) fn fsync_async(self: &Arc<Engine>, inode: &InodeRef, datasync: bool, done: Completion) {
-        if !self.options.threads {
-            return done(self.fsync(inode, datasync));
-        }
-        if let Err(done) = self.queue_fsync(inode.clone(), datasync, done) {
-            done(self.fsync(inode, datasync));
-        }
+    /// Queues an fsync; `done` is called by the syncer that completes it.
+    pub(crate) fn fsync_async(self: &Arc<Engine>, inode: &InodeRef, how: &SyncOptions, done: Completion) {
+        let pending = Pending::new(Target::File(inode.clone(), how.clone()), Done::Call(done));
+        let refused = match self.has_syncers() {
+            true => self.background.syncs.admit_waiting(pending, patience::may_wait()).err(),
+            false => Some(pending),
+        };
+        refused.into_iter().for_each(|pending| self.sync_here(pending));
     }
 
     /// As [`Engine::fsync_async`] for a completion on a thread of the device, which cannot wait for the device.
     pub(crate) fn fsync_after_io(self: &Arc<Engine>, inode: InodeRef, datasync: bool, done: Completion) {
-        if !self.options.threads {
-            return done(self.fsync(&inode, datasync));
+        let target = Target::File(inode, SyncOptions::new().data_only(datasync));
+        let pending = Pending::new(target, Done::Call(done));
+        if !self.has_syncers() {
+            return self.sync_here(pending);
         }
-        if let Err(done) = self.queue_fsync(inode, datasync, done) {
-            done(Err(Error::new(ErrorKind::Shutdown, "the volume was closed before the data was durable")));
+        if let Err(Pending { target, done, .. }) = self.background.syncs.admit_waiting(pending, false) {
+            drop(target);
+            done.end(Err(closed()));
         }
     }
 
-    /// Leaves an fsync to the syncers; gives the completion back if they are gone.
-    fn queue_fsync(
-        &self,
-        inode: InodeRef,
-        datasync: bool,
-        done: Completion,
-    ) -> std::result::Result<(), Completion> {
-        let mut state = self.background.state.lock();
-        if state.stop {
-            return Err(done);
+    /// Begins fsyncs that end together.
+    pub(crate) fn start_syncing(self: &Arc<Engine>, targets: Vec<Target>) -> Syncing {
+        let promise = Promise::new(targets.len());
+        let mut pending: Vec<Pending> =
+            targets.into_iter().map(|target| Pending::new(target, Done::Promise(promise.clone()))).collect();
+        if !self.has_syncers() {
+            pending.drain(..).for_each(|pending| self.sync_here(pending));
         }
-        state.fsyncs.push_back(Pending { inode, datasync, done });
-        self.background.wake_sync.notify_one();
-        Ok(())
+        Syncing::begin(self.background.syncs.clone(), promise, pending)
     }
 
-    /// Completes fsyncs that were queued. False if there were none.
-    pub(crate) fn sync_queued(self: &Arc<Engine>) -> bool {
-        let pending: Vec<Pending> = {
-            let mut state = self.background.state.lock();
-            let count = state.fsyncs.len().min(BULK_MAX);
-            state.fsyncs.drain(..count).collect()
+    /// Without threads, and on a volume where there is nothing to do, the caller does it.
+    fn has_syncers(&self) -> bool {
+        self.options.threads && !self.read_only
+    }
+
+    fn sync_here(self: &Arc<Engine>, pending: Pending) {
+        let Pending { target, done, .. } = pending;
+        let outcome = match &target {
+            Target::File(inode, how) => self.sync_range(inode, how.offset, how.len, how.data_only),
+            Target::Volume => self.sync(),
         };
-        if pending.is_empty() {
-            return false;
+        drop(target);
+        done.end(outcome);
+    }
+
+    /// The life of a syncer.
+    pub(crate) fn serve_syncs(self: &Arc<Engine>) {
+        SyncQueue::enlist();
+        let syncs = &self.background.syncs;
+        let has_released = || !self.background.state.lock().released.is_empty();
+        while let Some(next) = syncs.next(BULK_MAX, || self.reached(), has_released) {
+            self.drop_released();
+            self.serve(next);
         }
-        let mut started = Vec::with_capacity(pending.len());
-        let mut all = Durable { seq: Seq(0), mark: 0 };
-        let outcomes = if pending.len() <= ALONE_MAX {
-            pending.iter().map(|one| self.start_sync(&one.inode, 0, u64::MAX, one.datasync)).collect()
-        } else {
-            self.start_syncs(&pending)
-        };
-        for (Pending { inode, done, .. }, outcome) in pending.into_iter().zip(outcomes) {
-            match outcome {
-                Ok(durable) => {
-                    all = Durable { seq: all.seq.max(durable.seq), mark: all.mark.max(durable.mark) };
-                    started.push((inode, done));
-                }
-                Err(error) => done(Err(error)),
+        self.drop_released();
+    }
+
+    fn serve(self: &Arc<Engine>, next: Next<Pending, Done>) {
+        let syncs = &self.background.syncs;
+        syncs.ended(next.served.len());
+        self.counters.lazy_syncs_served.add(next.served.len() as u64);
+        next.served.into_iter().for_each(|done| done.end(Ok(())));
+        if !next.due.is_empty() {
+            let outcome = self.make_durable(next.due_need);
+            self.counters.lazy_syncs_due.add(next.due.len() as u64);
+            syncs.ended(next.due.len());
+            next.due.into_iter().for_each(|done| done.end(outcome.clone()));
+        }
+        let (lazy, urgent): (Vec<_>, Vec<_>) =
+            next.queued.into_iter().partition(|(_, pending)| pending.until.is_some());
+        if urgent.len() > ALONE_MAX {
+            // The force of these serves the lazy ones, too.
+            return self.sync_queued(urgent.into_iter().chain(lazy).collect());
+        }
+        for queued in [urgent, lazy] {
+            if !queued.is_empty() {
+                self.sync_queued(queued);
             }
         }
-        let outcome = self.make_durable(all);
-        for (inode, done) in started {
+    }
+
+    /// Makes what was queued durable, but for lazy ones, which are left to wait.
+    fn sync_queued(self: &Arc<Engine>, queued: Vec<(u64, Pending)>) {
+        let syncs = &self.background.syncs;
+        let files: Vec<(&InodeRef, &SyncOptions)> = queued
+            .iter()
+            .filter_map(|(_, pending)| match &pending.target {
+                Target::File(inode, how) => Some((inode, how)),
+                Target::Volume => None,
+            })
+            .collect();
+        let is_lazy = queued.iter().any(|(_, pending)| pending.until.is_some());
+        let outcomes: Vec<Result<Reached>> = if files.len() <= ALONE_MAX && !is_lazy {
+            files
+                .iter()
+                .map(|(inode, how)| self.start_sync(inode, how.offset, how.len, how.data_only))
+                .collect()
+        } else {
+            self.start_syncs(&files)
+        };
+        drop(files);
+        let mut outcomes = outcomes.into_iter();
+        let (mut urgent, mut lazy, mut volumes) = (Vec::with_capacity(queued.len()), Vec::new(), Vec::new());
+        let mut need = Reached::default();
+        let mut ended = 0;
+        for (ticket, Pending { target, until, done }) in queued {
+            let Target::File(inode, _) = target else {
+                volumes.push(done);
+                continue;
+            };
             drop(inode);
-            done(outcome.clone());
+            match (outcomes.next().unwrap_or(Ok(Reached::default())), until) {
+                (Ok(reached), Some(until)) => lazy.push((ticket, reached, until, done)),
+                (Ok(reached), None) => {
+                    need = need.max(reached);
+                    urgent.push(done);
+                }
+                (Err(error), _) => {
+                    ended += 1;
+                    done.end(Err(error));
+                }
+            }
         }
-        true
+        ended += urgent.len() + volumes.len();
+        if !urgent.is_empty() {
+            let outcome = self.make_durable(need);
+            urgent.into_iter().for_each(|done| done.end(outcome.clone()));
+        }
+        if !volumes.is_empty() {
+            let outcome = self.sync();
+            volumes.into_iter().for_each(|done| done.end(outcome.clone()));
+        }
+        for (ticket, need, until, done) in lazy {
+            let back = syncs.await_force(ticket, need, until, done, || self.reached(), Done::is_withdrawn);
+            if let Some(done) = back {
+                let is_served = self.reached().is_some_and(|reached| reached.covers(need));
+                let outcome = if is_served || done.is_withdrawn() { Ok(()) } else { self.make_durable(need) };
+                ended += 1;
+                self.counters.lazy_syncs_served.add(u64::from(outcome.is_ok()));
+                done.end(outcome);
+            }
+        }
+        syncs.ended(ended);
     }
 
     /// Makes the whole volume durable (syncfs).

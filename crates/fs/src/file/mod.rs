@@ -10,6 +10,8 @@
 //! | [`fallocate`] | allocate, punch, zero |
 //! | [`shift`] | collapse and insert range, by logged operations |
 //! | [`fsync`] | durability: one file, many, the volume |
+//! | [`syncing`] | an fsync under way, as a future |
+//! | [`sync_queue`] | those that wait for a syncer, or for a force that others make |
 //! | [`seek`] | data and holes |
 //! | [`copy`] | copying between files |
 //! | [`range_lock`] | the lock of direct I/O on byte ranges |
@@ -30,6 +32,8 @@ pub(crate) mod fsync;
 pub(crate) mod range_lock;
 pub(crate) mod seek;
 pub(crate) mod shift;
+pub mod sync_queue;
+pub mod syncing;
 pub(crate) mod truncate;
 
 pub(crate) use crate::seen::OddSequence;

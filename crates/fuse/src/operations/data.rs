@@ -3,7 +3,7 @@
 //! `O_DIRECT`, `O_SYNC` and `O_DSYNC` are taken from the flags that come with each request, so `fcntl` on an
 //! open file and per-call flags are honoured.
 
-use quire::{FallocateMode, FileType, InodeRef, IoFlags, SetAttributes};
+use quire::{FallocateMode, FileType, InodeRef, IoFlags, SetAttributes, SyncOptions};
 use quire_base::patience;
 use quire_base::{Error, ErrorKind, Result};
 
@@ -169,7 +169,10 @@ impl Operations {
     /// Makes a file or folder durable, on other threads: `done` is called from one of them.
     pub fn sync(&self, node: u64, data_only: bool, done: impl FnOnce(Result<()>) + Send + 'static) {
         match self.inode(node) {
-            Ok(inode) => self.volume.fsync_async(&inode, data_only, Box::new(done)),
+            Ok(inode) => {
+                let how = SyncOptions::new().data_only(data_only);
+                self.volume.fsync_then(&inode, &how, Box::new(done));
+            }
             Err(error) => done(Err(error)),
         }
     }

@@ -1,0 +1,506 @@
+//! Fsyncs that somebody has asked for and nobody waits for in a call: those that wait for a syncer, and those that a
+//! syncer has seen to and that wait for a force which others make (lazy ones).
+//!
+//! Protocol. An fsync is *admitted* if there is room, and gets a ticket. A syncer takes what is queued
+//! ([`SyncQueue::next`]), and either *ends* it or leaves it to *await* the journal's and the device's being as far as it
+//! needs, until its time is up. Whoever forces says so afterwards ([`SyncQueue::forced`]); if that may have served one that
+//! waits, a syncer is woken and takes those served. When the first of them has its time up, a syncer takes all that wait:
+//! the one force that is due serves every one of them.
+//!
+//! Who puts an fsync down to wait and who forces do not meet on the lock: the one says what is the least that anybody
+//! waits for, fences, and looks how far things are; the other has moved them, fences, and looks at the least. One of the two
+//! sees the other, so no wait that a force has served lasts until its time is up.
+//!
+//! Invariants:
+//! * at most [`SYNCS_MAX`] are admitted and not ended, but for those of threads that must not wait;
+//! * what is withdrawn leaves at once, whether it is queued or waits; what a syncer has in hand ends there;
+//! * a future that was told of room and is dropped before it took it passes the news on.
+//!
+//! Shared lines: the lock and what it protects, by all who ask asynchronously and the syncers; the line of the least,
+//! read by every force, written only where lazy ones come and go.
+//!
+//! Neighbours: [`super::syncing`] is the future, [`super::fsync`] the syncers' work.
+
+use quire_base::sync::atomic::{AtomicU64, Ordering, fence};
+use quire_base::sync::time::Instant;
+use quire_base::sync::{Condvar, Mutex};
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::task::Waker;
+
+/// Fsyncs that are admitted and not ended at most: about 16 MiB with what they hold.
+#[cfg(not(loom))]
+pub const SYNCS_MAX: usize = 65_536;
+/// Few under a model checker.
+#[cfg(loom)]
+pub const SYNCS_MAX: usize = 1;
+
+/// How far journal and device are, or must be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reached {
+    /// The journal is durable up to here.
+    pub seq: u64,
+    /// Everything that had completed at this mark of the device has been flushed.
+    pub mark: u64,
+}
+
+impl Reached {
+    /// Whether nothing that `need` asks for is missing.
+    pub fn covers(self, need: Reached) -> bool {
+        self.seq >= need.seq && self.mark >= need.mark
+    }
+
+    /// What covers both.
+    #[must_use]
+    pub fn max(self, other: Reached) -> Reached {
+        Reached { seq: self.seq.max(other.seq), mark: self.mark.max(other.mark) }
+    }
+}
+
+/// One that waits for a force.
+struct Waiting<A> {
+    need: Reached,
+    until: Instant,
+    what: A,
+}
+
+/// What a syncer does next. All of it may be empty.
+#[derive(Debug)]
+pub struct Next<Q, A> {
+    /// To be made durable, in the order in which it was asked for.
+    pub queued: Vec<(u64, Q)>,
+    /// Durable by now.
+    pub served: Vec<A>,
+    /// To be forced now, as far as this.
+    pub due: Vec<A>,
+    /// How far `due` needs the force.
+    pub due_need: Reached,
+}
+
+struct State<Q, A> {
+    /// The end of the volume: nothing is admitted, nothing waits for others.
+    stop: bool,
+    /// A syncer is to look through those that wait: some may be served, or nothing will serve them any more.
+    look: bool,
+    tickets: u64,
+    queued: BTreeMap<u64, Q>,
+    waiting: BTreeMap<u64, Waiting<A>>,
+    /// Of those that wait: the journal is not as far as they need; (`Seq`, ticket).
+    by_seq: BTreeSet<(u64, u64)>,
+    /// The others that wait: (mark, ticket).
+    by_mark: BTreeSet<(u64, u64)>,
+    by_time: BTreeSet<(Instant, u64)>,
+    /// Admitted and not ended.
+    under_way: usize,
+    /// Futures that wait for room, by their place in that line.
+    for_room: BTreeMap<u64, Waker>,
+    /// Threads that wait for room.
+    sleepers: usize,
+}
+
+/// The least that anybody waits for; nobody: the largest number.
+#[repr(align(128))]
+struct Least {
+    seq: AtomicU64,
+    mark: AtomicU64,
+}
+
+/// See the module's documentation. `Q` is what is queued, `A` what is left of it while it waits.
+pub struct SyncQueue<Q, A> {
+    least: Least,
+    state: Mutex<State<Q, A>>,
+    work: Condvar,
+    room: Condvar,
+}
+
+std::thread_local! {
+    static IS_SYNCER: Cell<bool> = const { Cell::new(false) };
+}
+
+impl<Q, A> Default for SyncQueue<Q, A> {
+    fn default() -> SyncQueue<Q, A> {
+        SyncQueue {
+            least: Least { seq: AtomicU64::new(u64::MAX), mark: AtomicU64::new(u64::MAX) },
+            state: Mutex::new(State {
+                stop: false,
+                look: false,
+                tickets: 0,
+                queued: BTreeMap::new(),
+                waiting: BTreeMap::new(),
+                by_seq: BTreeSet::new(),
+                by_mark: BTreeSet::new(),
+                by_time: BTreeSet::new(),
+                under_way: 0,
+                for_room: BTreeMap::new(),
+                sleepers: 0,
+            }),
+            work: Condvar::new(),
+            room: Condvar::new(),
+        }
+    }
+}
+
+/// How many there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Admitted and not ended.
+    pub under_way: usize,
+    /// Of these: waiting for a force that others make.
+    pub waiting: usize,
+    /// Futures and threads in line for room.
+    pub in_line: usize,
+}
+
+/// What has come of asking to be admitted.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Admitted {
+    /// So many, with these tickets; the rest has to wait for room.
+    Some(Range<u64>),
+    /// The volume is being closed.
+    Closed,
+}
+
+impl<Q, A> SyncQueue<Q, A> {
+    /// Admits from the front of `asked` (last in the vector) what there is room for.
+    pub fn admit(&self, asked: &mut Vec<Q>) -> Admitted {
+        let mut state = self.state.lock();
+        if state.stop {
+            return Admitted::Closed;
+        }
+        let count = asked.len().min(SYNCS_MAX.saturating_sub(state.under_way));
+        let first = state.tickets;
+        for _ in 0..count {
+            state.take_in(asked.pop().expect("counted"));
+        }
+        let taken = first..state.tickets;
+        drop(state);
+        if count > 0 {
+            self.work.notify_one();
+        }
+        Admitted::Some(taken)
+    }
+
+    /// Admits one. Waits for room, but not on a thread that must not, and not on a syncer, which makes the room. Gives it
+    /// back if the volume is being closed.
+    pub fn admit_waiting(&self, asked: Q, may_wait: bool) -> Result<(), Q> {
+        let mut state = self.state.lock();
+        while may_wait && !IS_SYNCER.get() && state.under_way >= SYNCS_MAX && !state.stop {
+            state.sleepers += 1;
+            self.room.wait(&mut state);
+            state.sleepers -= 1;
+        }
+        if state.stop {
+            return Err(asked);
+        }
+        state.take_in(asked);
+        drop(state);
+        self.work.notify_one();
+        Ok(())
+    }
+
+    /// Puts a future in line for room, unless there is some: its place, which [`SyncQueue::leave_line`] takes back. A future
+    /// that was in line keeps its place, unless it had been told of room.
+    pub fn wait_for_room(&self, place: Option<u64>, waker: &Waker) -> Option<u64> {
+        let mut state = self.state.lock();
+        let place = place.filter(|place| state.for_room.remove(place).is_some());
+        if state.stop || state.under_way < SYNCS_MAX {
+            return None;
+        }
+        let place = place.unwrap_or(state.tickets);
+        state.tickets += 1;
+        state.for_room.insert(place, waker.clone());
+        Some(place)
+    }
+
+    /// Waits until there is room, or never will be.
+    pub fn sleep_for_room(&self) {
+        let mut state = self.state.lock();
+        while state.under_way >= SYNCS_MAX && !state.stop && !IS_SYNCER.get() {
+            state.sleepers += 1;
+            self.room.wait(&mut state);
+            state.sleepers -= 1;
+        }
+    }
+
+    /// The calling thread is a syncer.
+    pub fn enlist() {
+        IS_SYNCER.set(true);
+    }
+
+    /// Takes a future out of the line. If it had been told of room, the next one is told.
+    pub fn leave_line(&self, place: u64) {
+        let mut state = self.state.lock();
+        if state.for_room.remove(&place).is_some() {
+            return;
+        }
+        let told = state.next_in_line();
+        drop(state);
+        told.into_iter().for_each(Waker::wake);
+    }
+
+    /// Takes back what has not ended and is not in a syncer's hands.
+    pub fn withdraw(&self, tickets: Range<u64>) -> (Vec<Q>, Vec<A>) {
+        let mut state = self.state.lock();
+        let queued: Vec<u64> = state.queued.range(tickets.clone()).map(|(ticket, _)| *ticket).collect();
+        let queued: Vec<Q> = queued.into_iter().filter_map(|ticket| state.queued.remove(&ticket)).collect();
+        let waiting: Vec<u64> = state.waiting.range(tickets).map(|(ticket, _)| *ticket).collect();
+        let waiting: Vec<A> =
+            waiting.into_iter().filter_map(|ticket| state.unwait(ticket)).map(|one| one.what).collect();
+        self.say_least(&state);
+        self.ended_locked(state, queued.len() + waiting.len());
+        (queued, waiting)
+    }
+
+    /// So many that a syncer had in hand have ended.
+    pub fn ended(&self, count: usize) {
+        if count > 0 {
+            self.ended_locked(self.state.lock(), count);
+        }
+    }
+
+    fn ended_locked(&self, mut state: quire_base::sync::MutexGuard<'_, State<Q, A>>, count: usize) {
+        state.under_way -= count;
+        let told = if count > 0 { state.next_in_line() } else { Vec::new() };
+        let wakes = count > 0 && state.sleepers > 0 && state.under_way < SYNCS_MAX;
+        drop(state);
+        if wakes {
+            self.room.notify_all();
+        }
+        told.into_iter().for_each(Waker::wake);
+    }
+
+    /// Leaves one that a syncer had in hand to wait for a force that others make, until its time is up. `reached` says how
+    /// far things are, `None` if they will get no further. Gives it back if it need not wait, must not as the volume is being
+    /// closed or has failed, or has been withdrawn (whoever withdraws says so first, and looks into the queue then).
+    pub fn await_force(
+        &self,
+        ticket: u64,
+        need: Reached,
+        until: Instant,
+        what: A,
+        reached: impl Fn() -> Option<Reached>,
+        is_withdrawn: impl Fn(&A) -> bool,
+    ) -> Option<A> {
+        let mut state = self.state.lock();
+        let Some(now) = reached() else { return Some(what) };
+        if state.stop || now.covers(need) || is_withdrawn(&what) {
+            return Some(what);
+        }
+        state.waiting.insert(ticket, Waiting { need, until, what });
+        state.by_time.insert((until, ticket));
+        let is_first = state.by_time.first() == Some(&(until, ticket));
+        if now.seq < need.seq {
+            state.by_seq.insert((need.seq, ticket));
+        } else {
+            state.by_mark.insert((need.mark, ticket));
+        }
+        self.say_least(&state);
+        fence(Ordering::SeqCst);
+        if self.may_serve(reached().unwrap_or_default()) {
+            state.look = true;
+        }
+        let wakes = is_first || state.look;
+        drop(state);
+        if wakes {
+            // Another syncer may sleep with a later time in mind.
+            self.work.notify_one();
+        }
+        None
+    }
+
+    fn say_least(&self, state: &State<Q, A>) {
+        let least = |set: &BTreeSet<(u64, u64)>| set.first().map_or(u64::MAX, |(least, _)| *least);
+        for (word, set) in [(&self.least.seq, &state.by_seq), (&self.least.mark, &state.by_mark)] {
+            let least = least(set);
+            if word.load(Ordering::Relaxed) != least {
+                word.store(least, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Journal and device have come as far as `reached`: wakes a syncer if that may serve one that waits.
+    pub fn forced(&self, reached: impl FnOnce() -> Reached) {
+        fence(Ordering::SeqCst);
+        if (self.least() != Reached { seq: u64::MAX, mark: u64::MAX }) && self.may_serve(reached()) {
+            self.look_again();
+        }
+    }
+
+    fn least(&self) -> Reached {
+        Reached { seq: self.least.seq.load(Ordering::Relaxed), mark: self.least.mark.load(Ordering::Relaxed) }
+    }
+
+    /// Whether anybody waits for no more than this in one of the two.
+    fn may_serve(&self, reached: Reached) -> bool {
+        let least = self.least();
+        reached.seq >= least.seq || reached.mark >= least.mark
+    }
+
+    /// Has a syncer look at those that wait.
+    pub fn look_again(&self) {
+        self.state.lock().look = true;
+        self.work.notify_one();
+    }
+
+    /// Wakes a syncer, for what it has besides.
+    pub fn wake(&self) {
+        drop(self.state.lock());
+        self.work.notify_one();
+    }
+
+    /// Waits for something to do; `None` at the end, when nothing is left. At most `most` of what is queued at a time.
+    /// `reached` says how far things are, `None` if they will get no further; `besides`, whether there is something else.
+    pub fn next(
+        &self,
+        most: usize,
+        reached: impl Fn() -> Option<Reached>,
+        besides: impl Fn() -> bool,
+    ) -> Option<Next<Q, A>> {
+        let mut state = self.state.lock();
+        loop {
+            let first = state.by_time.first().map(|(until, _)| *until);
+            let now = first.map(|_| Instant::now());
+            let is_due = first.zip(now).is_some_and(|(first, now)| first <= now);
+            if state.look || is_due || !state.queued.is_empty() || besides() {
+                break;
+            }
+            if state.stop {
+                if state.waiting.is_empty() {
+                    return None;
+                }
+                break;
+            }
+            match first.zip(now) {
+                Some((first, now)) => {
+                    self.work.wait_for(&mut state, first.saturating_duration_since(now));
+                }
+                None => self.work.wait(&mut state),
+            }
+        }
+        Some(self.take(&mut state, most, reached))
+    }
+
+    /// As [`SyncQueue::next`], without waiting.
+    pub fn next_now(&self, most: usize, reached: impl Fn() -> Option<Reached>) -> Next<Q, A> {
+        self.take(&mut self.state.lock(), most, reached)
+    }
+
+    fn take(
+        &self,
+        state: &mut State<Q, A>,
+        most: usize,
+        reached: impl Fn() -> Option<Reached>,
+    ) -> Next<Q, A> {
+        let mut next =
+            Next { queued: Vec::new(), served: Vec::new(), due: Vec::new(), due_need: Reached::default() };
+        while next.queued.len() < most
+            && let Some(queued) = state.queued.pop_first()
+        {
+            next.queued.push(queued);
+        }
+        let is_late = || state.by_time.first().is_some_and(|(until, _)| *until <= Instant::now());
+        let all_are_due = state.stop || is_late();
+        if std::mem::take(&mut state.look) || all_are_due {
+            loop {
+                let Some(now) = reached() else {
+                    state.take_due(&mut next);
+                    break;
+                };
+                state.take_served(now, &mut next.served);
+                // Who waited for the journal may wait for the device now: that is news to those who flush.
+                self.say_least(state);
+                fence(Ordering::SeqCst);
+                if !self.may_serve(reached().unwrap_or_default()) {
+                    break;
+                }
+            }
+        }
+        if all_are_due {
+            state.take_due(&mut next);
+        }
+        self.say_least(state);
+        // What is left is another syncer's.
+        if !state.queued.is_empty() {
+            self.work.notify_one();
+        }
+        next
+    }
+
+    /// Nothing is admitted from now on; what has been is seen to at once.
+    pub fn stop(&self) {
+        let mut state = self.state.lock();
+        state.stop = true;
+        let told = std::mem::take(&mut state.for_room);
+        drop(state);
+        self.work.notify_all();
+        self.room.notify_all();
+        told.into_values().for_each(Waker::wake);
+    }
+
+    /// How many there are.
+    pub fn counts(&self) -> Counts {
+        let state = self.state.lock();
+        Counts {
+            under_way: state.under_way,
+            waiting: state.waiting.len(),
+            in_line: state.for_room.len() + state.sleepers,
+        }
+    }
+}
+
+impl<Q, A> State<Q, A> {
+    fn take_in(&mut self, asked: Q) {
+        self.queued.insert(self.tickets, asked);
+        self.tickets += 1;
+        self.under_way += 1;
+    }
+
+    /// Futures to be told of room: as many as there is room for. The caller wakes them, without the lock.
+    fn next_in_line(&mut self) -> Vec<Waker> {
+        let room = SYNCS_MAX.saturating_sub(self.under_way);
+        let mut told = Vec::new();
+        while told.len() < room
+            && let Some((_, waker)) = self.for_room.pop_first()
+        {
+            told.push(waker);
+        }
+        told
+    }
+
+    fn unwait(&mut self, ticket: u64) -> Option<Waiting<A>> {
+        let waiting = self.waiting.remove(&ticket)?;
+        self.by_seq.remove(&(waiting.need.seq, ticket));
+        self.by_mark.remove(&(waiting.need.mark, ticket));
+        self.by_time.remove(&(waiting.until, ticket));
+        Some(waiting)
+    }
+
+    /// Takes those that wait for no more than this.
+    fn take_served(&mut self, reached: Reached, served: &mut Vec<A>) {
+        while let Some(&(seq, ticket)) = self.by_seq.first()
+            && seq <= reached.seq
+        {
+            self.by_seq.pop_first();
+            let mark = self.waiting.get(&ticket).map_or(0, |waiting| waiting.need.mark);
+            self.by_mark.insert((mark, ticket));
+        }
+        while let Some(&(mark, ticket)) = self.by_mark.first()
+            && mark <= reached.mark
+        {
+            self.by_mark.pop_first();
+            served.extend(self.unwait(ticket).map(|waiting| waiting.what));
+        }
+    }
+
+    /// Takes all that wait.
+    fn take_due(&mut self, next: &mut Next<Q, A>) {
+        self.by_seq.clear();
+        self.by_mark.clear();
+        self.by_time.clear();
+        for (_, waiting) in std::mem::take(&mut self.waiting) {
+            next.due_need = next.due_need.max(waiting.need);
+            next.due.push(waiting.what);
+        }
+    }
+}
