@@ -60,6 +60,10 @@ pub enum Broken {
     /// A journal write is counted durable although one before it is not. Shows when several threads force, a later
     /// write lands before an earlier one that is held, and the power goes then.
     JournalWriteBeforeItsPredecessor,
+    /// Who asks for a force while a journal write is in flight takes that one for his own, although it was snapped before he
+    /// asked, and does not look again when it ends (J4). Shows when several threads force, and the power goes before the
+    /// next write.
+    ForceJoinedLate,
     /// Replay does not check a journal block's checksum. Shows when a power cut tears the last journal write.
     TornJournalTailAccepted,
     /// The size on disk is rounded up to a block (J6). Shows after any fsync of a file that does not end on a block.
@@ -167,7 +171,7 @@ impl Broken {
     ];
 
     /// The mistakes of durability, which the simulator finds.
-    pub const ALL: [Broken; 30] = [
+    pub const ALL: [Broken; 31] = [
         Broken::NoFlushBeforeJournalWrite,
         Broken::FlushJoinedLate,
         Broken::ExtentBeforeData,
@@ -182,6 +186,7 @@ impl Broken {
         Broken::DeadRecordsAccepted,
         Broken::RecoveryAppendsUnflushed,
         Broken::JournalWriteBeforeItsPredecessor,
+        Broken::ForceJoinedLate,
         Broken::TornJournalTailAccepted,
         Broken::SizeRoundedUpToBlock,
         Broken::SizePastGap,
@@ -217,6 +222,7 @@ impl Broken {
             Broken::DeadRecordsAccepted => "dead-records-accepted",
             Broken::RecoveryAppendsUnflushed => "recovery-appends-unflushed",
             Broken::JournalWriteBeforeItsPredecessor => "journal-write-before-its-predecessor",
+            Broken::ForceJoinedLate => "force-joined-late",
             Broken::TornJournalTailAccepted => "torn-journal-tail-accepted",
             Broken::SizeRoundedUpToBlock => "size-rounded-up-to-block",
             Broken::SizePastGap => "size-past-gap",

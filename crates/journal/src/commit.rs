@@ -113,7 +113,8 @@ impl GroupCommit {
                 return Ok(());
             }
             state.wanted = state.wanted.max(target);
-            let under_way = state.flights.iter().find(|flight| flight.to >= target);
+            let joins_late = is_broken(Broken::ForceJoinedLate) && !state.flights.is_empty();
+            let under_way = state.flights.iter().find(|flight| flight.to >= target || joins_late);
             let group = under_way.map_or(state.forming, |flight| flight.group);
             let leads = under_way.is_none()
                 && match state.flights.len() {
@@ -127,6 +128,9 @@ impl GroupCommit {
             }
             if !leads {
                 self.woken[side(group)].wait(&mut state);
+                if joins_late && !failure.is_set() {
+                    return Ok(());
+                }
                 continue;
             }
             let from = state.snapped;
