@@ -19,6 +19,26 @@ use std::sync::Arc;
 /// Configurations of one size that are followed; a run that needs more is too wide to be judged.
 const WIDTH_MAX: usize = 20_000;
 
+/// Why there is no graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unexplained {
+    /// No order explains what the run observed.
+    Wrong(String),
+    /// So much went on at once that there are more orders than are followed: says nothing about the engine.
+    TooWide,
+}
+
+impl std::fmt::Display for Unexplained {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Unexplained::Wrong(what) => f.write_str(what),
+            Unexplained::TooWide => {
+                write!(f, "more than {WIDTH_MAX} configurations of one size: too wide to be judged")
+            }
+        }
+    }
+}
+
 /// See the module's documentation.
 #[derive(Clone, Debug)]
 pub struct Configuration {
@@ -60,7 +80,7 @@ struct Node {
 }
 
 /// Searches the graph; an error says why no order explains the run.
-pub fn explore(start: Model, threads: &[Vec<Record>]) -> Result<Configurations, String> {
+pub fn explore(start: Model, threads: &[Vec<Record>]) -> Result<Configurations, Unexplained> {
     let total: usize = threads.iter().map(Vec::len).sum();
     let mut seen = Seen::default();
     let first = configuration(vec![0; threads.len()], start);
@@ -78,7 +98,7 @@ fn configuration(done: Vec<usize>, model: Model) -> Configuration {
     Configuration { done, model: Arc::new(model), shapes_hash }
 }
 
-fn next_layer(layer: &[Node], threads: &[Vec<Record>], seen: &mut Seen) -> Result<Vec<Node>, String> {
+fn next_layer(layer: &[Node], threads: &[Vec<Record>], seen: &mut Seen) -> Result<Vec<Node>, Unexplained> {
     let mut next: Vec<Node> = Vec::new();
     let mut met: HashMap<(Vec<usize>, u64), Vec<usize>> = HashMap::new();
     let mut refusals = Vec::new();
@@ -120,10 +140,10 @@ fn next_layer(layer: &[Node], threads: &[Vec<Record>], seen: &mut Seen) -> Resul
         }
     }
     if next.is_empty() {
-        return Err(format!("no order explains the answers: {}", refusals.join("; ")));
+        return Err(Unexplained::Wrong(format!("no order explains the answers: {}", refusals.join("; "))));
     }
     if next.len() > WIDTH_MAX {
-        return Err(format!("more than {WIDTH_MAX} configurations of one size: too wide to be judged"));
+        return Err(Unexplained::TooWide);
     }
     Ok(next)
 }

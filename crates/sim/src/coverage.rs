@@ -41,6 +41,8 @@ counters! {
     operations = "operations",
     /// Configurations that operations could have been in.
     configurations = "configurations",
+    /// Runs that ended early: more went on at once than can be judged.
+    undecided = "runs too wide to be judged",
     /// The journal had begun again at its start.
     journal_wrapped = "journal wrapped",
     /// A checkpoint was being written.

@@ -22,7 +22,8 @@ pub fn run(seed: u64, operations: usize, style: Option<Style>, bits: u32) -> Res
     let base = image::recover(&start, once)?;
     let alone = steps(seed, 1, operations).remove(0);
     let worked = run::work_alone(&start, &profile, &alone, 0)?;
-    let configurations = explore(base_model(&base, true, &profile), &worked.threads)?;
+    let configurations = explore(base_model(&base, true, &profile), &worked.threads)
+        .map_err(|unexplained| unexplained.to_string())?;
     let oracle = Oracle::new(&base, &worked.threads, &configurations);
     let mut images = 0;
     for event in 0..=worked.ended {

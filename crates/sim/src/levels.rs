@@ -8,7 +8,7 @@
 //! Neighbours: [`crate::run`] works, [`crate::image`] recovers, [`crate::oracle`] judges, [`crate::shrink`] makes a
 //! failing run small.
 
-use crate::configurations::{self, hash_of};
+use crate::configurations::{self, Unexplained, hash_of};
 use crate::coverage::{Coverage, Moments};
 use crate::generate::{Profile, Step, Style, steps};
 use crate::image::{self, Snapshot, Thoroughness};
@@ -219,8 +219,16 @@ impl Level<'_> {
             return Err(self.violation(format!("device: {what}"), Some(&worked)));
         }
         let model = base_model(self.base, steps.len() == 1, &self.profile);
-        let configurations = configurations::explore(model, &worked.threads)
-            .map_err(|what| self.violation(format!("the live volume: {what}"), Some(&worked)))?;
+        let configurations = match configurations::explore(model, &worked.threads) {
+            Ok(configurations) => configurations,
+            Err(Unexplained::TooWide) => {
+                self.outcome.coverage.undecided += 1;
+                return Ok(None);
+            }
+            Err(Unexplained::Wrong(what)) => {
+                return Err(self.violation(format!("the live volume: {what}"), Some(&worked)));
+            }
+        };
         self.outcome.coverage.configurations += configurations.all.len() as u64;
         let oracle = Oracle::new(self.base, &worked.threads, &configurations);
         let moments = Moments::of(&worked);
