@@ -1,15 +1,22 @@
-//! A system that has no memory left for the cache: writes go on in what there is, or fail and say why; nothing that was
-//! accepted is lost, and the process lives. A test program of its own, since the limit is the process's.
+//! A system that has no memory left for the cache (a limit of the process, a container's) refused most of a stream of
+//! writes: 5,376 of 6,400 pieces failed for want of memory, though the cache had clean and dirty folios to give up.
+//! Writers wait for these instead, and none fails.
+//!
+//! The limit is a process's, so the writer is a process of its own. The C library's heap must not take room in large
+//! pieces meanwhile, so it has one arena; what the cache cannot map leaves enough for it.
 #![cfg(all(target_os = "linux", not(any(loom, shuttle))))]
 
-use quire::{ErrorKind, FormatOptions, OpenOptions, Volume, VolumeOptions};
+use quire::{FormatOptions, OpenOptions, Volume, VolumeOptions};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
 
 const PIECE: usize = 64 << 10;
 const FILE_BYTES: usize = 400 << 20;
-/// What the process may take beside what it has: the cache gets one or two of its mappings, others keep some.
+/// What the process may take beside what it has: the cache gets two of its mappings of 66 MiB, others keep the rest.
 const ROOM: u64 = 180 << 20;
+/// Names the image of [`program_that_writes`].
+const IMAGE: &str = "QUIRE_TEST_IMAGE";
 
 /// Bytes of address space that the process has.
 fn address_space() -> u64 {
@@ -25,57 +32,53 @@ fn options() -> VolumeOptions {
     VolumeOptions { cache_bytes: Some(1 << 30), ..VolumeOptions::default() }
 }
 
-/// Writes the file; gives the pieces that were refused.
-fn write(volume: &Volume) -> Vec<usize> {
+fn write(volume: &Volume) {
     let file = volume.open_file("file", OpenOptions::new().write(true).create(true)).unwrap();
-    let mut refused = Vec::new();
     for n in 0..FILE_BYTES / PIECE {
-        match file.write_all_at(&piece(n), (n * PIECE) as u64) {
-            Ok(()) => {}
-            Err(error) => {
-                assert_eq!(error.kind(), ErrorKind::NoMemory, "{error}");
-                assert!(error.to_string().contains("memory for the cache"), "{error}");
-                refused.push(n);
-            }
-        }
+        file.write_all_at(&piece(n), (n * PIECE) as u64).unwrap();
     }
     file.sync_all().unwrap();
-    refused
 }
 
-fn check(volume: &Volume, refused: &[usize]) {
+fn check(volume: &Volume) {
     let file = volume.open_file("file", OpenOptions::new().read(true)).unwrap();
     let mut read = vec![0; PIECE];
-    for n in (0..FILE_BYTES / PIECE).filter(|n| !refused.contains(n)) {
+    for n in 0..FILE_BYTES / PIECE {
         file.read_exact_at(&mut read, (n * PIECE) as u64).unwrap();
         assert!(read == piece(n), "piece {n}");
     }
 }
 
-fn format(path: &Path) {
+#[test]
+fn writers_wait_for_memory_instead_of_failing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("image");
     let format = FormatOptions { size: Some(1 << 30), ..FormatOptions::default() };
-    Volume::format_image(path, &format).unwrap();
+    Volume::format_image(&path, &format).unwrap();
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "program_that_writes", "--ignored", "--nocapture"])
+        .env("MALLOC_ARENA_MAX", "1")
+        .env(IMAGE, &path)
+        .status()
+        .unwrap();
+    assert!(status.success(), "{status}");
+    let volume = Volume::open(&path, options()).unwrap();
+    check(&volume);
+    volume.close().unwrap();
 }
 
 #[test]
-fn writes_without_memory_for_the_cache_wait_or_fail() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("image");
-    format(&path);
+#[ignore = "a program that writers_wait_for_memory_instead_of_failing starts"]
+fn program_that_writes() {
+    let path = PathBuf::from(std::env::var_os(IMAGE).expect("started by the other test"));
     let volume = Volume::open(&path, options()).unwrap();
     let before = getrlimit(Resource::As);
     setrlimit(Resource::As, Rlimit { current: Some(address_space() + ROOM), ..before }).unwrap();
-    let refused = write(&volume);
-    check(&volume, &refused);
-    let cached =
-        volume.measures().into_iter().find(|measure| measure.name == "cache_used_bytes").unwrap().value;
+    write(&volume);
+    check(&volume);
+    let measures = volume.measures();
+    let cached = measures.iter().find(|measure| measure.name == "cache_used_bytes").unwrap().value;
     setrlimit(Resource::As, before).unwrap();
     assert!(cached < ROOM, "the limit was none: {cached} bytes are cached");
-    // With memory again, everything can be written.
-    assert_eq!(write(&volume), []);
-    check(&volume, &[]);
-    volume.close().unwrap();
-    let volume = Volume::open(&path, options()).unwrap();
-    check(&volume, &[]);
     volume.close().unwrap();
 }
