@@ -1,24 +1,44 @@
 //! Races between calls that once lost data, each under many schedules.
 
-use quire::{
-    Clock, Create, FallocateMode, FormatOptions, IoFlags, SetAttributes, Timestamp, Volume, VolumeOptions,
-};
+use quire::{Create, FallocateMode, FormatOptions, InodeRef, IoFlags, SetAttributes, Volume, VolumeOptions};
 use quire_base::simulation::{self, Options};
 use quire_base::sync::thread;
 use quire_device::SimulatedBackend;
-use quire_device::simulated::CrashPolicy;
+use quire_device::simulated::{CrashPolicy, Image};
+use sim::image;
 use std::sync::Arc;
 use std::time::Duration;
 
 const BLOCK: usize = 4096;
 
-fn options(threads: bool) -> VolumeOptions {
-    VolumeOptions {
-        threads,
-        cache_bytes: Some(6 << 20),
-        clock: Clock::simulated(Timestamp(1_000_000_000)),
-        ..VolumeOptions::default()
-    }
+/// Runs `body` on a fresh volume under the schedule of `seed`. Gives what it tells, and the volume as it comes back from
+/// the image that it cuts.
+fn crashed<T: Send + 'static>(
+    seed: u64,
+    body: impl FnOnce(&Volume, &SimulatedBackend) -> (T, Image) + Send + 'static,
+) -> (T, Volume) {
+    let run = move || {
+        let options = VolumeOptions { threads: true, commit_seconds: 1, ..image::options() };
+        let device = Arc::new(SimulatedBackend::new(8192));
+        let format =
+            FormatOptions { seed: Some(1), clock: options.clock.clone(), ..FormatOptions::default() };
+        Volume::format_backend(device.clone(), &format).unwrap();
+        let volume = Volume::open_backend(device.clone(), options).unwrap();
+        let cut = body(&volume, &device);
+        device.cut_power(CrashPolicy::LoseAll);
+        cut
+    };
+    let (told, image) = simulation::run(&Options { seed, step_limit: 1_000_000 }, run).unwrap();
+    let device = Arc::new(SimulatedBackend::from_image(image));
+    (told, Volume::open_backend(device, image::options()).unwrap())
+}
+
+/// What the file `f` holds.
+fn contents(volume: &Volume) -> Vec<u8> {
+    let file = volume.lookup(&volume.root(), b"f").unwrap();
+    let mut bytes = vec![0; file.size() as usize];
+    volume.read(&file, 0, &mut bytes, IoFlags::empty()).unwrap();
+    bytes
 }
 
 /// A truncate drops dirty blocks from memory before its record is in the journal. An fsync that looked in between found
@@ -27,12 +47,7 @@ fn options(threads: bool) -> VolumeOptions {
 #[test]
 fn fsync_beside_a_truncate_covers_one_or_the_other() {
     for seed in 0..200 {
-        let body = || {
-            let device = Arc::new(SimulatedBackend::new(8192));
-            let format =
-                FormatOptions { seed: Some(1), clock: options(true).clock, ..FormatOptions::default() };
-            Volume::format_backend(device.clone(), &format).unwrap();
-            let volume = Volume::open_backend(device.clone(), options(true)).unwrap();
+        let body = |volume: &Volume, device: &SimulatedBackend| {
             let file = volume.create(&volume.root(), b"f", &Create::file(0o644)).unwrap();
             volume.write(&file, 0, &[1; 2 * BLOCK], IoFlags::empty()).unwrap();
             volume.fsync(&file, false).unwrap();
@@ -44,15 +59,9 @@ fn fsync_beside_a_truncate_covers_one_or_the_other() {
             volume.fsync(&file, true).unwrap();
             let image = device.crash(CrashPolicy::LoseAll);
             truncate.join().unwrap();
-            device.cut_power(CrashPolicy::LoseAll);
-            image
+            ((), image)
         };
-        let image = simulation::run(&Options { seed, step_limit: 1_000_000 }, body).unwrap();
-        let volume =
-            Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options(false)).unwrap();
-        let file = volume.lookup(&volume.root(), b"f").unwrap();
-        let mut bytes = vec![0; file.size() as usize];
-        volume.read(&file, 0, &mut bytes, IoFlags::empty()).unwrap();
+        let bytes = contents(&crashed(seed, body).1);
         assert!(bytes.iter().all(|byte| *byte == 2), "seed {seed}: an old block is back");
     }
 }
@@ -62,19 +71,14 @@ fn fsync_beside_a_truncate_covers_one_or_the_other() {
 /// then showed the new size, and the unlinked name: no order of the three explains both. (Found by `sim`.)
 #[test]
 fn a_size_is_told_in_the_order_of_the_journal() {
-    type Shrink = fn(&Volume, &quire::InodeRef);
+    type Shrink = fn(&Volume, &InodeRef);
     let shrinks: [Shrink; 2] = [
         |volume, file| volume.truncate(file, BLOCK as u64).unwrap(),
         |volume, file| volume.allocate(file, FallocateMode::Collapse, 0, BLOCK as u64).unwrap(),
     ];
     let mut told_old = 0;
     for (shrink, seed) in shrinks.into_iter().flat_map(|shrink| (0..200).map(move |seed| (shrink, seed))) {
-        let body = move || {
-            let device = Arc::new(SimulatedBackend::new(8192));
-            let format =
-                FormatOptions { seed: Some(1), clock: options(true).clock, ..FormatOptions::default() };
-            Volume::format_backend(device.clone(), &format).unwrap();
-            let volume = Volume::open_backend(device.clone(), options(true)).unwrap();
+        let body = move |volume: &Volume, device: &SimulatedBackend| {
             let root = volume.root();
             let file = volume.create(&root, b"f", &Create::file(0o644)).unwrap();
             let other = volume.create(&root, b"other", &Create::file(0o644)).unwrap();
@@ -93,12 +97,9 @@ fn a_size_is_told_in_the_order_of_the_journal() {
             let told = volume.attributes(&file).size;
             let image = device.crash(CrashPolicy::KeepAll);
             shrinks.join().unwrap();
-            device.cut_power(CrashPolicy::LoseAll);
             (told, image)
         };
-        let (told, image) = simulation::run(&Options { seed, step_limit: 1_000_000 }, body).unwrap();
-        let volume =
-            Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options(false)).unwrap();
+        let (told, volume) = crashed(seed, body);
         let size = volume.lookup(&volume.root(), b"f").unwrap().size();
         let is_unlinked = volume.lookup(&volume.root(), b"goes").is_err();
         told_old += u64::from(told == 2 * BLOCK as u64);
@@ -119,13 +120,7 @@ fn a_dropped_block_does_not_let_the_size_pass() {
     let cut = BLOCK + 100;
     let mut shown = [0; 2];
     for seed in 0..400 {
-        let body = move || {
-            let device = Arc::new(SimulatedBackend::new(8192));
-            let options = VolumeOptions { commit_seconds: 1, ..options(true) };
-            let format =
-                FormatOptions { seed: Some(1), clock: options.clock.clone(), ..FormatOptions::default() };
-            Volume::format_backend(device.clone(), &format).unwrap();
-            let volume = Volume::open_backend(device.clone(), options).unwrap();
+        let body = move |volume: &Volume, device: &SimulatedBackend| {
             let file = volume.create(&volume.root(), b"f", &Create::file(0o644)).unwrap();
             volume.write(&file, 0, &[1; 2 * BLOCK], IoFlags::empty()).unwrap();
             volume.sync().unwrap();
@@ -145,15 +140,9 @@ fn a_dropped_block_does_not_let_the_size_pass() {
             (0..seed % 20).for_each(|_| thread::yield_now());
             let image = device.crash(CrashPolicy::KeepAll);
             truncate.join().unwrap();
-            device.cut_power(CrashPolicy::LoseAll);
-            image
+            ((), image)
         };
-        let image = simulation::run(&Options { seed, step_limit: 1_000_000 }, body).unwrap();
-        let volume =
-            Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options(false)).unwrap();
-        let file = volume.lookup(&volume.root(), b"f").unwrap();
-        let mut bytes = vec![0; file.size() as usize];
-        volume.read(&file, 0, &mut bytes, IoFlags::empty()).unwrap();
+        let bytes = contents(&crashed(seed, body).1);
         shown[usize::from(bytes.is_empty())] += 1;
         if bytes.len() > cut {
             let old = bytes[cut..].iter().take_while(|byte| **byte == 1).count();
