@@ -100,6 +100,47 @@ fn names_and_growth_at_once() {
     volume.close().unwrap();
 }
 
+/// Renames and removals of folders went to a second thread always, though nearly all need no waiting. What does need
+/// it is refused, and leaves names and data as they are.
+#[test]
+fn renames_and_removed_folders_at_once() {
+    use quire::{Create, ErrorKind, RenameFlags};
+    use quire_base::patience;
+    let (volume, _) = volume(VolumeOptions { threads: false, ..Default::default() });
+    let root = volume.root();
+    let folder = Create::directory(0o755);
+    let one = volume.create(&root, b"one", &folder).unwrap();
+    let two = volume.create(&root, b"two", &folder).unwrap();
+    let rename = |from: &quire::InodeRef, name: &[u8], to: &quire::InodeRef, new: &[u8]| {
+        patience::at_once(|| volume.rename(from, name, to, new, RenameFlags::empty()))
+    };
+    let file = volume.create(&one, b"file", &Create::file(0o644)).unwrap();
+    volume.write(&file, 0, b"new", IoFlags::empty()).unwrap();
+    rename(&one, b"file", &one, b"other").unwrap();
+    rename(&one, b"other", &two, b"file").unwrap();
+    rename(&root, b"two", &one, b"inner").unwrap();
+    let below = rename(&root, b"one", &two, b"loop").unwrap_err();
+    assert_eq!(below.kind(), ErrorKind::Invalid);
+
+    // Over another file the data goes to the device first.
+    volume.create(&two, b"old", &Create::file(0o644)).unwrap();
+    assert_eq!(rename(&two, b"file", &two, b"old").unwrap_err().kind(), ErrorKind::WouldBlock);
+    assert_eq!(volume.lookup(&two, b"file").unwrap().number(), file.number(), "nothing has changed");
+    assert_ne!(volume.lookup(&two, b"old").unwrap().number(), file.number());
+    volume.sync().unwrap();
+    rename(&two, b"file", &two, b"old").unwrap();
+    assert_eq!(volume.lookup(&two, b"old").unwrap().number(), file.number());
+
+    let remove = |parent: &quire::InodeRef, name: &[u8]| patience::at_once(|| volume.rmdir(parent, name));
+    assert_eq!(remove(&root, b"one").unwrap_err().kind(), ErrorKind::NotEmpty);
+    volume.unlink(&two, b"old").unwrap();
+    remove(&one, b"inner").unwrap();
+    remove(&root, b"one").unwrap();
+    assert_eq!(volume.lookup(&root, b"one").unwrap_err().kind(), ErrorKind::NotFound);
+    drop((root, one, two, file));
+    volume.close().unwrap();
+}
+
 /// A thread that may not wait forced the journal itself when the journal's buffer was full: deleting a tree of 20,000
 /// files over a mount held a queue of requests at the device.
 #[test]

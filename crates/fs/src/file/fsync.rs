@@ -136,6 +136,11 @@ impl Engine {
         }
     }
 
+    /// Whether [`Engine::write_back_inode`] would have nothing to write or wait for now.
+    pub(crate) fn has_nothing_to_write_back(&self, inode: &Inode) -> bool {
+        inode.mapping.get().is_none_or(|mapping| mapping.is_clean())
+    }
+
     /// fsync, or with `datasync` fdatasync.
     pub(crate) fn fsync(self: &Arc<Engine>, inode: &InodeRef, datasync: bool) -> Result<()> {
         self.sync_range(inode, 0, u64::MAX, datasync)

@@ -110,7 +110,13 @@ pub(crate) struct Doomed<'a>(RwLockWriteGuard<'a, bool>);
 impl<'a> Doomed<'a> {
     /// Holds the liveness exclusively. The caller holds the directory's entry in its parent.
     pub(crate) fn hold(directory: &'a InodeRef) -> Result<Doomed<'a>> {
-        let guard = directory.names()?.dead.write();
+        let dead = &directory.names()?.dead;
+        let guard = if patience::may_wait() {
+            dead.write()
+        } else {
+            let used = || Error::new(ErrorKind::WouldBlock, "the folder is in use");
+            dead.try_write().ok_or_else(used)?
+        };
         if *guard {
             return Err(gone(directory));
         }

@@ -24,6 +24,7 @@ use crate::engine::Engine;
 use crate::inode::InodeRef;
 use crate::transaction::Cost;
 use quire_base::broken::{Broken, is_broken};
+use quire_base::patience;
 use quire_base::sync::Arc;
 use quire_base::{Error, ErrorKind, InodeNo, Result};
 use quire_format::dirent::{self, Entry};
@@ -111,7 +112,13 @@ impl Engine {
             let _entered = enter_two(from, source.hash, target.hash)?;
             return self.rename_entered(source, target, None, flags);
         }
-        let _rename = self.rename.lock();
+        let _rename = if patience::may_wait() {
+            self.rename.lock()
+        } else {
+            // Its holder may wait for the device.
+            let busy = || Error::new(ErrorKind::WouldBlock, "another rename is under way");
+            self.rename.try_lock().ok_or_else(busy)?
+        };
         let ancestry = Ancestry { from: self.way_to_root(from)?, to: self.way_to_root(to)? };
         let _entered = enter_both(source, target, ancestry.target_first())?;
         self.rename_entered(source, target, Some(&ancestry), flags)
@@ -127,7 +134,9 @@ impl Engine {
         let Some(new) = find(source)? else { return Ok(()) };
         if find(target)?.is_some_and(|old| old.inode != new.inode) {
             match self.named_inode(&new) {
-                Ok(inode) => self.write_back_inode(&inode)?,
+                Ok(inode) if patience::may_wait() => self.write_back_inode(&inode)?,
+                Ok(inode) if self.has_nothing_to_write_back(&inode) => {}
+                Ok(_) => patience::check("the file to be written back")?,
                 // It went meanwhile; the rename will tell.
                 Err(error) if error.kind() == ErrorKind::Stale => {}
                 Err(error) => return Err(error),

@@ -102,6 +102,8 @@ impl Server {
             | Operation::Mknod { .. }
             | Operation::Mkdir { .. }
             | Operation::Unlink { .. }
+            | Operation::Rmdir { .. }
+            | Operation::Rename { .. }
             | Operation::Link { .. }
             | Operation::Open(_)
             | Operation::Create { .. }
