@@ -18,6 +18,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{SocketAddr as UnixAddress, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -133,9 +134,12 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
         .map_err(|error| Error::os(format!("starting the thread {name}"), &error))
 }
 
-/// A socket that its owner alone may open, in the place of one that no one serves any more.
+/// A socket that its owner alone may open, in the place of one that no one serves any more. Anything else that is there stays:
+/// connecting to a file that is no socket is refused just as well.
 fn bind_private(path: &Path) -> std::io::Result<UnixListener> {
-    if UnixStream::connect(path).is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused) {
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    let refused = |error: std::io::Error| error.kind() == std::io::ErrorKind::ConnectionRefused;
+    if is_socket && UnixStream::connect(path).is_err_and(refused) {
         std::fs::remove_file(path)?;
     }
     let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
@@ -265,6 +269,22 @@ mod tests {
         for text in ["0.0.0.0:9101", "10.0.0.1:80", "0", "q.sock", "70000", "localhost:80"] {
             assert!(MetricsTarget::parse(text).is_err(), "{text}");
         }
+    }
+
+    /// A file that is no socket refuses connections like a socket that no one serves: `-o metrics=FILE` deleted it, even the
+    /// volume's own image.
+    #[test]
+    fn only_a_socket_gives_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("precious");
+        std::fs::write(&path, "kept").unwrap();
+        assert!(bind_private(&path).is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), b"kept");
+        let socket = folder.path().join("socket");
+        drop(bind_private(&socket).unwrap());
+        let serving = bind_private(&socket).expect("nobody serves it");
+        assert!(bind_private(&socket).is_err(), "somebody serves it");
+        drop(serving);
     }
 
     #[test]
