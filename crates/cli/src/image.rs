@@ -105,12 +105,17 @@ fn has_journal(volume: &Path) -> Result<bool> {
 /// closed.
 pub fn wait_until_closed(volume: &Path, patience: Duration, slow: impl FnOnce()) -> bool {
     let Ok(file) = open(volume) else { return true };
+    let lock = || rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared);
+    wait_until(|| lock() != Err(rustix::io::Errno::WOULDBLOCK), patience, slow)
+}
+
+/// Looks again and again; false if it was in vain for so long. After two seconds `slow` is called once.
+pub fn wait_until(is_over: impl Fn() -> bool, patience: Duration, slow: impl FnOnce()) -> bool {
     let start = Instant::now();
     let mut slow = Some(slow);
     loop {
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
-            Err(rustix::io::Errno::WOULDBLOCK) => {}
-            _ => return true,
+        if is_over() {
+            return true;
         }
         if start.elapsed() > patience {
             return false;

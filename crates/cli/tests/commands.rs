@@ -88,6 +88,26 @@ fn mounted_in_the_background_and_closed_by_umount() {
     assert!(std::fs::read_to_string(place.path("log")).unwrap().contains("is mounted on"));
 }
 
+/// A name that looked like a path was taken for the volume's: umount did not wait until the volume was closed, a second mount of it
+/// waited for half a minute, and a dead server's mount was not cleared away.
+#[test]
+fn a_mount_shown_under_another_name() {
+    if !can_mount("a_mount_shown_under_another_name") {
+        return;
+    }
+    let place = Place::with_volume();
+    for name in ["pool", "/by/another/name"] {
+        expect(&place.mount(&format!("fsname={name}")), 0, &[]);
+        assert!(std::fs::read_to_string("/proc/mounts").unwrap().contains(&format!("{name} ")));
+        let _ = std::fs::create_dir(place.path("second"));
+        let twice = quire(&["mount".as_ref(), place.image().as_os_str(), place.path("second").as_os_str()]);
+        expect(&twice, 36, &["already open", &format!("mounted at {}", place.dir().display())]);
+        std::fs::write(place.path("mnt/file"), "kept").unwrap();
+        expect(&place.umount(), 0, &[]);
+        expect(&quire(&[OsStr::new("info"), place.image().as_os_str()]), 0, &["clean"]);
+    }
+}
+
 #[test]
 fn a_stop_signal_unmounts_and_closes() {
     if !can_mount("a_stop_signal_unmounts_and_closes") {
@@ -149,7 +169,7 @@ fn a_supervised_server_is_started_again() {
         return;
     }
     let place = Place::with_volume();
-    let log = format!("log={}", place.path("log").display());
+    let log = format!("log={},fsname=/another/name", place.path("log").display());
     let mount = [
         OsStr::new("mount"),
         OsStr::new("--supervise"),

@@ -7,6 +7,7 @@ use quire::Volume;
 use quire_base::{ErrorKind, Result};
 use quire_fuse::{MountEntry, Session, mount, signals};
 
+use super::umount;
 use crate::arguments::Mount;
 use crate::exit::{Failure, Outcome};
 use crate::mount_options::{LogTarget, MountOptions};
@@ -180,8 +181,8 @@ fn open(path: &Path, options: &MountOptions) -> Result<Volume> {
                 std::thread::sleep(Duration::from_millis(20));
             }
             Err(error) if error.kind() == ErrorKind::Busy => {
-                return Err(match mount_of(path)? {
-                    Some(entry) => error.context(format!("it is mounted at {}", entry.dir.display())),
+                return Err(match mounted_on(path)? {
+                    Some(dir) => error.context(format!("it is mounted at {}", dir.display())),
                     None => error,
                 });
             }
@@ -190,11 +191,15 @@ fn open(path: &Path, options: &MountOptions) -> Result<Volume> {
     }
 }
 
-fn mount_of(volume: &Path) -> Result<Option<MountEntry>> {
-    Ok(mount::mounts()?.into_iter().find(|entry| entry.is_quire() && entry.source == volume))
+/// Where a volume is mounted. The mount table may show another name for it (`fsname`); then its server's command line tells.
+fn mounted_on(volume: &Path) -> Result<Option<PathBuf>> {
+    let dir = umount::server_of(volume).and_then(|process| umount::mount_point_of(&process));
+    let is_it = |entry: &MountEntry| entry.source == volume || Some(&entry.dir) == dir.as_ref();
+    let found = mount::mounts()?.into_iter().find(|entry| entry.is_quire() && is_it(entry));
+    Ok(found.map(|entry| entry.dir))
 }
 
 /// Open for writing, not mounted, and the process that has it open once mounted volumes: a server on its way out.
 fn is_closing(volume: &Path) -> Result<bool> {
-    Ok(mount_of(volume)?.is_none() && super::umount::server_of(volume).is_some())
+    Ok(mounted_on(volume)?.is_none() && umount::server_of(volume).is_some())
 }

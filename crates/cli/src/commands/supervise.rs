@@ -46,29 +46,29 @@ pub fn run(arguments: &Mount) -> Outcome {
     logging::to_target(&checked.options.log, &checked.volume)?;
     let mut deaths = VecDeque::new();
     let mut died: Option<Instant> = None;
+    // The first report of any server is ours: whoever started this process waits for it.
+    let mut reported = false;
     loop {
         let (mut child, report) =
             server::spawn(&checked.volume, &checked.dir, &arguments.options, "--report")?;
         let ended = |error: std::io::Error| Failure::system("waiting for the server", &error);
-        match (report, died) {
-            (Some(report), None) => server::report(&report),
-            (Some(Report::Failed { code: BUSY, .. }), Some(at)) if at.elapsed() < CLOSING => {
+        match step(report.as_ref(), reported, died.map(|at| at.elapsed())) {
+            Step::TryAgain => {
                 child.wait().map_err(ended)?;
                 std::thread::sleep(Duration::from_millis(50));
                 continue;
             }
-            (Some(Report::Failed { message, .. }), Some(_)) => {
-                tracing::error!("not mounted again: {message}")
+            Step::PassOn(report) => {
+                server::report(report);
+                reported = true;
             }
-            (Some(Report::Ready { notes, .. }), Some(at)) => {
+            Step::Note(Report::Failed { message, .. }) => tracing::error!("not mounted again: {message}"),
+            Step::Note(Report::Ready { notes, .. }) => {
                 notes.iter().for_each(|note| tracing::info!("{note}"));
-                tracing::warn!(
-                    "{} is mounted again after {} ms",
-                    checked.dir.display(),
-                    at.elapsed().as_millis()
-                );
+                let since = died.map_or(0, |at| at.elapsed().as_millis());
+                tracing::warn!("{} is mounted again after {since} ms", checked.dir.display());
             }
-            (None, _) => {}
+            Step::Nothing => {}
         }
         let status = child.wait().map_err(ended)?;
         match status.code() {
@@ -90,17 +90,61 @@ pub fn run(arguments: &Mount) -> Outcome {
             return Err(Failure::new(32, "the server dies again and again; see its messages".to_owned()));
         }
         tracing::error!("the server of {} died ({status}); it is started again", checked.dir.display());
-        clear(&checked.dir, &checked.volume)?;
+        let source = checked.options.fs_name.as_ref().map_or(checked.volume.as_path(), Path::new);
+        clear(&checked.dir, source)?;
         died = Some(now);
     }
 }
 
-/// Detaches the dead mount, unless somebody else did or has mounted something there.
-fn clear(dir: &Path, volume: &Path) -> Result<()> {
-    match mount::mounted_at(dir)? {
-        Some(entry) if entry.is_quire() && (entry.source == volume || !entry.source.is_absolute()) => {
-            mount::unmount(dir, Unmount::Detach)
+/// What follows from a server's report.
+#[derive(Debug, PartialEq, Eq)]
+enum Step<'a> {
+    /// Whoever started this process waits for it.
+    PassOn(&'a Report),
+    /// The dead server's files are still being closed.
+    TryAgain,
+    /// For the log.
+    Note(&'a Report),
+    Nothing,
+}
+
+/// `reported`: a server's report has been passed on. `dead_for`: since the last server died, if one did.
+fn step(report: Option<&Report>, reported: bool, dead_for: Option<Duration>) -> Step<'_> {
+    match report {
+        Some(Report::Failed { code: BUSY, .. }) if dead_for.is_some_and(|time| time < CLOSING) => {
+            Step::TryAgain
         }
+        Some(report) if !reported => Step::PassOn(report),
+        Some(report) => Step::Note(report),
+        None => Step::Nothing,
+    }
+}
+
+/// Detaches the dead mount, unless somebody else did or has mounted something there.
+fn clear(dir: &Path, source: &Path) -> Result<()> {
+    match mount::mounted_at(dir)? {
+        Some(entry) if entry.is_quire() && entry.source == source => mount::unmount(dir, Unmount::Detach),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// When the first server was killed before it was ready, the second one's report was only logged: `quire mount`, and
+    /// mount(8) behind it, waited until the volume was unmounted again.
+    #[test]
+    fn the_first_report_is_passed_on_whichever_server_it_is_of() {
+        let ready = Report::Ready { log: None, notes: Vec::new() };
+        let busy = Report::Failed { code: BUSY, message: "busy".into() };
+        let soon = Some(Duration::from_millis(1));
+        assert_eq!(step(Some(&ready), false, None), Step::PassOn(&ready));
+        assert_eq!(step(None, false, None), Step::Nothing);
+        assert_eq!(step(Some(&busy), false, soon), Step::TryAgain);
+        assert_eq!(step(Some(&ready), false, soon), Step::PassOn(&ready));
+        assert_eq!(step(Some(&ready), true, soon), Step::Note(&ready));
+        assert_eq!(step(Some(&busy), false, Some(CLOSING)), Step::PassOn(&busy));
+        assert_eq!(step(Some(&busy), false, None), Step::PassOn(&busy));
     }
 }

@@ -1,7 +1,8 @@
 //! `quire umount`: returns when the volume is closed, so that it may be copied, checked or mounted again at once.
 
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use quire_fuse::mount::{self, Unmount};
@@ -29,11 +30,11 @@ pub fn run(arguments: &Umount) -> Outcome {
         return Ok(mount::unmount(&dir, Unmount::Detach)?);
     }
     // Before the unmount: the server may be gone before it could be looked for.
-    let server = if entry.source.is_absolute() { None } else { server_of(&dir) };
+    let server = server_of(&dir);
     mount::unmount(&dir, Unmount::Plain)?;
     let slow = || eprintln!("quire: waiting until everything is on disk");
     let closed = match server {
-        Some(process) => wait_until_ended(&process, PATIENCE),
+        Some(process) => image::wait_until(|| !process.exists(), PATIENCE, slow),
         None => image::wait_until_closed(&entry.source, PATIENCE, slow),
     };
     if closed {
@@ -45,10 +46,14 @@ pub fn run(arguments: &Umount) -> Outcome {
     ))
 }
 
-/// The folder in `/proc` of the background server that has `operand` (a volume or a mount point, absolute) on its
+/// The folder in `/proc` of the background server, not this process, that has `operand` (a volume or a mount point, absolute) on its
 /// command line.
-pub fn server_of(operand: &Path) -> Option<std::path::PathBuf> {
+pub fn server_of(operand: &Path) -> Option<PathBuf> {
     std::fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path()).find(|process| {
+        let number = process.file_name().and_then(|name| name.to_str()?.parse::<u32>().ok());
+        if number.is_none_or(|number| number == std::process::id()) {
+            return false;
+        }
         let Ok(line) = std::fs::read(process.join("cmdline")) else { return false };
         let words: Vec<&[u8]> = line.split(|&byte| byte == 0).collect();
         words.get(1) == Some(&b"mount".as_slice())
@@ -57,13 +62,9 @@ pub fn server_of(operand: &Path) -> Option<std::path::PathBuf> {
     })
 }
 
-fn wait_until_ended(process: &Path, patience: Duration) -> bool {
-    let start = std::time::Instant::now();
-    while process.exists() {
-        if start.elapsed() > patience {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    true
+/// The mount point of a background server that [`server_of`] found.
+pub fn mount_point_of(process: &Path) -> Option<PathBuf> {
+    let line = std::fs::read(process.join("cmdline")).ok()?;
+    let dir = line.split(|&byte| byte == 0).rfind(|word| !word.is_empty())?;
+    Some(OsStr::from_bytes(dir).into())
 }
