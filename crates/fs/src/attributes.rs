@@ -123,7 +123,11 @@ pub(crate) fn without_privileges(mode: u32) -> u32 {
 impl Engine {
     /// What `stat` shows of an inode now.
     pub(crate) fn attributes(&self, inode: &InodeRef) -> Attributes {
-        let record = inode.record_now(&inode.meta());
+        let meta = inode.meta();
+        let record = inode.record_now(&meta);
+        // Under the lock: blocks go from there to the record when they get their homes.
+        let delayed_blocks = inode.delayed_blocks.load(Ordering::Relaxed);
+        drop(meta);
         Attributes {
             inode: inode.number(),
             generation: inode.generation(),
@@ -138,7 +142,7 @@ impl Engine {
                 FileType::Directory => DIRECTORY_BYTES,
                 _ => record.size,
             },
-            blocks: (record.blocks + inode.delayed_blocks.load(Ordering::Relaxed)) * SECTORS_PER_BLOCK,
+            blocks: (record.blocks + delayed_blocks) * SECTORS_PER_BLOCK,
             atime: record.atime,
             mtime: record.mtime,
             ctime: record.ctime,
