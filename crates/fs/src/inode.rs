@@ -151,6 +151,8 @@ pub struct Inode {
     meta: Mutex<Meta>,
     /// The record's permission bits, to see a setuid bit without the lock.
     pub(crate) mode: AtomicU32,
+    /// Whether the record tells of extended attributes, the same way.
+    has_xattrs: AtomicBool,
     write_time: Noted,
     access_time: Noted,
 
@@ -242,6 +244,7 @@ impl Inode {
             names,
             placement_hint: Mutex::new((0, 0)),
             mode: AtomicU32::new(record.mode),
+            has_xattrs: AtomicBool::new(record.xattr_bytes != 0),
             meta: Mutex::new(Meta { record, orphan, dirty: false, freed: false, emptied: false }),
             write_time: Noted::default(),
             access_time: Noted::default(),
@@ -361,9 +364,10 @@ impl Inode {
         self.commit_seq.fetch_max(seq.0, Ordering::AcqRel);
     }
 
-    /// Keeps the copy of the mode that is read without the lock.
-    pub(crate) fn publish_mode(&self, record: &InodeRecord) {
+    /// Keeps the copies of what is read without the lock.
+    pub(crate) fn publish(&self, record: &InodeRecord) {
         self.mode.store(record.mode, Ordering::Release);
+        self.has_xattrs.store(record.xattr_bytes != 0, Ordering::Release);
     }
 
     /// An error if the inode cannot take file data.
@@ -405,6 +409,11 @@ impl InodeRef {
     /// The permission bits, without a lock.
     pub fn mode(&self) -> u32 {
         self.0.mode.load(Ordering::Acquire) & MODE_PERMISSION_MASK
+    }
+
+    /// Whether it has extended attributes, without a lock.
+    pub fn has_xattrs(&self) -> bool {
+        self.0.has_xattrs.load(Ordering::Acquire)
     }
 
     /// End of file in bytes. A change of it that is under way counts as a whole or not at all.

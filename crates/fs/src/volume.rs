@@ -580,14 +580,10 @@ impl Volume {
         self.engine().start_syncing(vec![Target::Volume])
     }
 
-    /// Whether [`Volume::closed`] would wait for the file to be written back.
-    pub fn closing_waits(&self, inode: &InodeRef, wrote: bool) -> bool {
-        self.engine().closing_waits(inode, wrote)
-    }
-
-    /// To be called when a descriptor is closed; `wrote` says that it was open for writing.
-    pub fn closed(&self, inode: &InodeRef, wrote: bool) {
-        self.engine().closed(inode, wrote);
+    /// To be called when a descriptor is closed; `wrote` says that it was open for writing. Fails, with nothing done, only
+    /// on a thread that may not wait (kind `WouldBlock`), where it would.
+    pub fn closed(&self, inode: &InodeRef, wrote: bool) -> Result<()> {
+        self.engine().closed(inode, wrote)
     }
 
     /// True for attribute names that hold access control lists.

@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use quire_base::sync::atomic::{AtomicUsize, Ordering};
-use quire_base::sync::{Arc, Condvar, Mutex, thread};
+use quire_base::sync::{Arc, Condvar, Mutex, MutexGuard, thread};
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -79,7 +79,18 @@ impl Background {
     pub fn spawn(&self, job: impl FnOnce() + Send + 'static) {
         let mut state = self.pool.state.lock();
         state.queue.push_back(Box::new(job));
-        if state.idle >= state.queue.len() || state.threads >= THREADS_MAX {
+        self.add_thread(state, THREADS_MAX);
+    }
+
+    /// As [`Background::spawn`], before all that waits; if all threads are taken, on one more.
+    pub fn spawn_first(&self, job: impl FnOnce() + Send + 'static) {
+        let mut state = self.pool.state.lock();
+        state.queue.push_front(Box::new(job));
+        self.add_thread(state, THREADS_MAX + 1);
+    }
+
+    fn add_thread(&self, mut state: MutexGuard<'_, State>, threads_max: usize) {
+        if state.idle >= state.queue.len() || state.threads >= threads_max {
             drop(state);
             self.pool.work.notify_one();
             return;
@@ -186,6 +197,29 @@ mod tests {
         seen.sort_unstable();
         assert_eq!(seen, (0..8).collect::<Vec<_>>());
         background.finish();
+    }
+
+    /// The watcher of interrupted requests queued behind the requests that it was to cut short.
+    #[test]
+    fn what_comes_first_does_not_wait_for_the_pool() {
+        let background = Background::new(1);
+        let (end, wait) = mpsc::channel::<()>();
+        let wait = Arc::new(Mutex::new(wait));
+        let (done, results) = mpsc::channel();
+        for _ in 0..THREADS_MAX + 3 {
+            let (wait, done) = (wait.clone(), done.clone());
+            background.spawn(move || {
+                let _ = wait.lock().recv();
+                done.send("late").unwrap();
+            });
+        }
+        let first = done.clone();
+        background.spawn_first(move || first.send("first").unwrap());
+        assert_eq!(results.recv_timeout(Duration::from_secs(10)).unwrap(), "first");
+        drop(end);
+        background.finish();
+        drop(done);
+        assert_eq!(results.iter().count(), THREADS_MAX + 3);
     }
 
     #[test]

@@ -46,9 +46,9 @@ pub struct MountFlags {
     pub no_exec: bool,
     /// Shown in the mount table; the engine keeps the access times.
     pub no_atime: bool,
-    /// Every write is made durable before it returns.
+    /// Every write and every change of names is made durable before it returns.
     pub sync: bool,
-    /// Every change of a directory is made durable before it returns.
+    /// Every change of names is made durable before it returns.
     pub dir_sync: bool,
 }
 

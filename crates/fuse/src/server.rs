@@ -4,7 +4,7 @@
 //! * *quick*: answered in place, never waits (attributes, statfs);
 //! * *may wait*: where the receiving thread may be held, in place while a place is free ([`crate::background`]); else
 //!   what turns out to need no waiting at once, the rest on the pool, as it is;
-//! * *long*: on the pool at once (large truncates and allocations, copies);
+//! * *long*: on the pool at once (large truncates and allocations, copies, names on a mount with `dirsync`);
 //! * *sync*: answered by the engine's own threads;
 //! * *forget*: in place, without a reply;
 //! * *interrupt*: without a reply; the request that it means may be given up ([`pending`]).
@@ -18,9 +18,9 @@ mod pending;
 
 use std::sync::OnceLock;
 
-use quire_base::Error;
 use quire_base::sync::atomic::{AtomicBool, Ordering};
 use quire_base::sync::{Arc, thread};
+use quire_base::{Error, Result, patience};
 
 use crate::background::Background;
 use crate::errno::{self, NOT_CONNECTED};
@@ -38,6 +38,8 @@ pub(crate) struct Server {
     background: Background,
     pending: Pending,
     refused: AtomicBool,
+    /// Changes of names are made durable before they are answered.
+    sync_names: bool,
     /// How requests travel, once that is known.
     transport: OnceLock<String>,
 }
@@ -64,13 +66,15 @@ fn number(error: &Error) -> i32 {
 }
 
 impl Server {
-    /// Of `places` requests at a time each may wait on the thread that received it.
-    pub(crate) fn new(operations: Operations, places: usize) -> Server {
+    /// Of `places` requests at a time each may wait on the thread that received it. With `sync_names` changes of names are
+    /// durable before they are answered.
+    pub(crate) fn new(operations: Operations, places: usize, sync_names: bool) -> Server {
         Server {
             operations,
             background: Background::new(places),
             pending: Pending::default(),
             refused: AtomicBool::new(false),
+            sync_names,
             transport: OnceLock::new(),
         }
     }
@@ -120,6 +124,7 @@ impl Server {
             {
                 Kind::Long
             }
+            operation if self.sync_names && operation.changes_names() => Kind::Long,
             _ => Kind::MayWait,
         }
     }
@@ -167,10 +172,15 @@ impl Server {
     fn sync_and_reply<E: Exchange>(self: &Arc<Server>, exchange: E, node: u64, data_only: bool) {
         let ticket = self.pending.add(exchange);
         let server = self.clone();
-        self.operations.sync(node, data_only, move |done| {
+        let done = move |done: Result<()>| {
             if let Some(exchange) = server.pending.take(ticket) {
                 exchange.reply(done.map(|()| 0).map_err(|error| number(&error)));
             }
+        };
+        // However many wait: the thread that takes requests does not wait for room among them.
+        let _ = patience::at_once(|| {
+            self.operations.sync(node, data_only, done);
+            Ok(())
         });
     }
 
@@ -179,7 +189,7 @@ impl Server {
             return;
         }
         let server = self.clone();
-        self.background.spawn(move || {
+        self.background.spawn_first(move || {
             while server.pending.look(pending::is_dying) {
                 thread::sleep(pending::INTERVAL);
             }

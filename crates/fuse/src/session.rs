@@ -138,7 +138,8 @@ impl Session {
         let threads = options.threads.unwrap_or_else(default_threads).max(1);
         let operations = Operations::new(volume.clone(), options.cache);
         // One thread at least stays with the device.
-        let server = Arc::new(Server::new(operations, threads - 1));
+        let sync_names = options.flags.sync || options.flags.dir_sync;
+        let server = Arc::new(Server::new(operations, threads - 1, sync_names));
         let device = mount::mount(&dir, &options.flags)?;
         let connection = Connection::open(device, server.clone(), threads, options.transport)
             .inspect_err(|_| drop(mount::unmount(&dir, Unmount::Detach)))?;

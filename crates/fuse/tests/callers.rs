@@ -85,6 +85,10 @@ struct Mounted {
 
 impl Mounted {
     fn new(transport: TransportChoice) -> Option<Mounted> {
+        Mounted::with(transport, MountFlags::default())
+    }
+
+    fn with(transport: TransportChoice, flags: MountFlags) -> Option<Mounted> {
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
             eprintln!("\n*** SKIPPED: needs root and /dev/fuse ***\n");
             return None;
@@ -97,7 +101,7 @@ impl Mounted {
         let folder = tempfile::tempdir().unwrap();
         let options = ServeOptions {
             cache: CacheMode::Engine,
-            flags: MountFlags { source: "test".into(), allow_other: true, ..MountFlags::default() },
+            flags: MountFlags { source: "test".into(), allow_other: true, ..flags },
             threads: None,
             transport,
         };
@@ -141,6 +145,15 @@ impl Drop for Running {
     }
 }
 
+/// Opens a device, also where a test fails: else the end of a scope would wait for what waits for the device.
+struct Open<'a>(&'a Gated);
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.0.shut(false);
+    }
+}
+
 fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
@@ -177,6 +190,35 @@ fn a_killed_program_waits_for_no_device() {
     }
 }
 
+/// `-o dirsync` was told to the kernel, which leaves it to the file system, and nobody did it: names were durable some seconds
+/// after the call that made them.
+#[test]
+fn names_are_durable_at_once_where_that_is_promised() {
+    let dir_sync = MountFlags { dir_sync: true, ..MountFlags::default() };
+    for transport in [TransportChoice::Device, TransportChoice::Ring] {
+        let Some(mounted) = Mounted::with(transport, dir_sync.clone()) else { return };
+        let path = |name: &str| mounted.folder.path().join(name);
+        std::fs::create_dir(path("a")).unwrap();
+        std::fs::write(path("file"), "x").unwrap();
+        let changes: [&(dyn Fn() + Sync); 5] = [
+            &|| std::fs::create_dir(path("b")).unwrap(),
+            &|| drop(std::fs::File::create(path("new")).unwrap()),
+            &|| std::fs::rename(path("file"), path("a/file")).unwrap(),
+            &|| std::fs::remove_file(path("a/file")).unwrap(),
+            &|| std::fs::remove_dir(path("b")).unwrap(),
+        ];
+        for (number, change) in changes.into_iter().enumerate() {
+            mounted.device.shut(true);
+            std::thread::scope(|scope| {
+                let _open = Open(&mounted.device);
+                let changing = scope.spawn(change);
+                wait_until("nothing is flushed", || mounted.device.waits() || changing.is_finished());
+                assert!(!changing.is_finished(), "change {number} returned before it was durable");
+            });
+        }
+    }
+}
+
 /// Programs that wait for durability, more than a queue of the ring once had room for, held up all others of their CPU.
 #[test]
 fn a_thousand_programs_in_fsync_hold_nobody_up() {
@@ -193,13 +235,6 @@ fn a_thousand_programs_in_fsync_hold_nobody_up() {
         mounted.device.shut(true);
         let synced = std::sync::atomic::AtomicUsize::new(0);
         std::thread::scope(|scope| {
-            // Else the scope would wait for what waits for the device.
-            struct Open<'a>(&'a Gated);
-            impl Drop for Open<'_> {
-                fn drop(&mut self) {
-                    self.0.shut(false);
-                }
-            }
             let _open = Open(&mounted.device);
             for file in &files {
                 let body = || {

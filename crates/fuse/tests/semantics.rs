@@ -436,6 +436,52 @@ fn set_id_bits_and_permissions() {
     });
 }
 
+/// The kernel leaves it to the server to take a program's capabilities away when it is written to. They stayed, on whatever
+/// somebody with no more than the right to write had put there.
+#[test]
+fn capabilities_end_with_a_write() {
+    on_all(|mounted| {
+        let path = mounted.path("program");
+        let file = create(&path);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+        rustix::fs::setxattr(&path, "user.note", b"stays", XattrFlags::empty()).unwrap();
+        // `struct vfs_cap_data` of linux/capability.h: version 2, effective, CAP_SETUID permitted.
+        let mut value = [0u8; 20];
+        value[..4].copy_from_slice(&0x0200_0001u32.to_le_bytes());
+        value[4..8].copy_from_slice(&(1u32 << 7).to_le_bytes());
+        let give =
+            || rustix::fs::setxattr(&path, "security.capability", &value, XattrFlags::empty()).unwrap();
+        let has = |name: &str| rustix::fs::getxattr(&path, name, &mut [0u8; 64]).is_ok();
+        give();
+        assert!(has("security.capability"));
+        assert_eq!(as_nobody("printf x | dd of=$1 conv=notrunc status=none", &path), 0);
+        assert!(!has("security.capability"), "written by another");
+        give();
+        file.write_all_at(b"y", 0).unwrap();
+        assert!(!has("security.capability"), "written by root");
+        assert!(has("user.note"));
+    });
+}
+
+/// An owner who is not of the file's group could keep the set-group-id bit beside an access list that he set.
+#[test]
+fn an_access_list_takes_set_group_id_away() {
+    on_all(|mounted| {
+        let path = mounted.path("program");
+        let file = create(&path);
+        std::os::unix::fs::fchown(&file, Some(65534), Some(1)).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o2755)).unwrap();
+        assert_eq!(as_nobody("setfacl -m u:5:r $1", &path), 0);
+        let mode = fs::metadata(&path).unwrap().mode() & 0o7777;
+        assert_eq!(mode & 0o2000, 0, "{mode:o}");
+        // Root may keep it.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o2755)).unwrap();
+        let status = std::process::Command::new("setfacl").args(["-m", "u:6:r"]).arg(&path).status();
+        assert!(status.unwrap().success());
+        assert_ne!(fs::metadata(&path).unwrap().mode() & 0o2000, 0);
+    });
+}
+
 #[test]
 fn a_program_runs_as_it_was_last_written() {
     on_all(|mounted| {

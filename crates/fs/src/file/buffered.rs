@@ -275,7 +275,7 @@ impl Engine {
         transaction.put_inode(inode.number, &record);
         let seq = transaction.commit()?;
         inode.committed(seq);
-        inode.publish_mode(&record);
+        inode.publish(&record);
         meta.record = record;
         Ok(())
     }

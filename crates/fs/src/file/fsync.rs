@@ -533,20 +533,22 @@ impl Engine {
         outcome
     }
 
-    /// Whether [`Engine::closed`] would write the file back.
-    pub(crate) fn closing_waits(&self, inode: &InodeRef, wrote: bool) -> bool {
-        wrote && self.options.auto_da_alloc && !self.read_only && inode.meta().emptied
-    }
-
     /// A descriptor was closed. A file that was truncated to zero and rewritten is written back, so that a crash
-    /// does not leave it empty (`auto_da_alloc`).
-    pub(crate) fn closed(self: &Arc<Engine>, inode: &InodeRef, wrote: bool) {
+    /// does not leave it empty (`auto_da_alloc`). Fails only where the thread may not wait for that.
+    pub(crate) fn closed(self: &Arc<Engine>, inode: &InodeRef, wrote: bool) -> Result<()> {
         if !wrote || !self.options.auto_da_alloc || self.read_only {
-            return;
+            return Ok(());
         }
-        let emptied = std::mem::take(&mut inode.meta().emptied);
-        if emptied && let Err(error) = self.write_back_inode(inode) {
+        let mut meta = inode.meta();
+        if !meta.emptied {
+            return Ok(());
+        }
+        patience::check("the file to be written back")?;
+        meta.emptied = false;
+        drop(meta);
+        if let Err(error) = self.write_back_inode(inode) {
             tracing::warn!(%error, inode = %inode.number(), "write-back on close failed; fsync will tell");
         }
+        Ok(())
     }
 }

@@ -171,7 +171,7 @@ impl Engine {
 impl Locked<'_> {
     fn publish(&mut self, seq: Seq) {
         if let Some(record) = self.edited.take() {
-            self.inode.publish_mode(&record);
+            self.inode.publish(&record);
             self.meta.record = record;
             self.meta.dirty = false;
         }

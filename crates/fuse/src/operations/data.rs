@@ -17,6 +17,10 @@ pub const COPY_MAX: u64 = 64 << 20;
 /// Changes of a file's size or allocation beyond this many bytes may take long.
 const LONG_CHANGE: u64 = 64 << 20;
 
+/// What a file may do beyond its user's rights; ends with any write, as the kernel leaves to the server
+/// (`FUSE_HANDLE_KILLPRIV_V2`).
+const CAPABILITIES: &[u8] = b"security.capability";
+
 /// Bytes that a write which extends a file, or a copy, may have to be tried at once.
 const AT_ONCE_MAX: usize = 256 << 10;
 
@@ -77,12 +81,9 @@ impl Operations {
 
     /// A descriptor's last duplicate was closed. Fails only where the thread may not wait and this would.
     pub fn release(&self, handle: u64) -> Result<()> {
-        let waits = |file: &OpenFile| self.volume.closing_waits(&file.inode, file.changed());
-        if !patience::may_wait() && self.files.get(handle).is_ok_and(|file| waits(&file)) {
-            patience::check("the file to be written back")?;
-        }
-        if let Some(file) = self.files.remove(handle) {
-            self.volume.closed(&file.inode, file.changed());
+        if let Ok(file) = self.files.get(handle) {
+            self.volume.closed(&file.inode, file.changed())?;
+            self.files.remove(handle);
         }
         Ok(())
     }
@@ -105,18 +106,19 @@ impl Operations {
     /// small that a device would be the longer wait.
     pub fn may_write_at_once(request: &WriteRequest, length: usize) -> bool {
         let slow = libc::O_DIRECT | libc::O_DSYNC;
-        (request.flags & slow == 0 || request.from_page_cache)
-            && !request.kill_set_id
-            && length <= AT_ONCE_MAX
+        (request.flags & slow == 0 || request.from_page_cache) && length <= AT_ONCE_MAX
     }
 
     /// As [`Operations::write`], if that needs no waiting; else nothing has changed.
     pub fn try_write(&self, request: &WriteRequest, data: &[u8]) -> bool {
         let slow = libc::O_DIRECT | libc::O_DSYNC | libc::O_APPEND;
-        if request.flags & slow != 0 && !request.from_page_cache || request.kill_set_id {
+        if request.flags & slow != 0 && !request.from_page_cache {
             return false;
         }
         let Ok(file) = self.files.get(request.handle) else { return false };
+        if has_set_id(&file.inode, request) || may_have_capabilities(&file.inode, request) {
+            return false;
+        }
         let done = self.volume.try_write(&file.inode, request.offset, data);
         if done {
             file.note_change();
@@ -144,9 +146,7 @@ impl Operations {
             how.set(IoFlags::DATASYNC, request.flags & libc::O_DSYNC != 0);
             how.set(IoFlags::SYNC, request.flags & libc::O_SYNC == libc::O_SYNC);
         }
-        if request.kill_set_id {
-            self.kill_set_id(&file.inode)?;
-        }
+        self.end_privileges(&file.inode, request)?;
         if request.flags & libc::O_APPEND != 0
             && !request.from_page_cache
             && self.volume.attributes(&file.inode).size == request.offset
@@ -156,12 +156,18 @@ impl Operations {
         self.volume.write(&file.inode, request.offset, data, how)
     }
 
-    fn kill_set_id(&self, inode: &InodeRef) -> Result<()> {
-        let mode = self.volume.attributes(inode).mode;
-        let group = libc::S_ISGID | libc::S_IXGRP;
-        if mode & libc::S_ISUID != 0 || mode & group == group {
+    /// Takes away what a write ends. May be done again, if the write itself is put off.
+    fn end_privileges(&self, inode: &InodeRef, request: &WriteRequest) -> Result<()> {
+        if has_set_id(inode, request) {
             let clear = SetAttributes { kill_suid_sgid: true, ..SetAttributes::default() };
             self.volume.set_attributes(inode, &clear)?;
+        }
+        if may_have_capabilities(inode, request) {
+            match self.volume.get_xattr(inode, CAPABILITIES) {
+                Ok(_) => self.volume.remove_xattr(inode, CAPABILITIES)?,
+                Err(error) if error.kind() == ErrorKind::NoAttribute => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }
@@ -175,6 +181,11 @@ impl Operations {
             }
             Err(error) => done(Err(error)),
         }
+    }
+
+    /// Makes what was done in a folder durable; the calling thread waits.
+    pub fn sync_folder(&self, node: u64) -> Result<()> {
+        self.volume.fsync(&self.inode(node)?, false)
     }
 
     /// Makes everything done on the volume durable.
@@ -259,4 +270,16 @@ impl Operations {
             }
         }
     }
+}
+
+/// Whether a write takes set-id bits away that are there.
+fn has_set_id(inode: &InodeRef, request: &WriteRequest) -> bool {
+    let group = libc::S_ISGID | libc::S_IXGRP;
+    let mode = inode.mode();
+    request.kill_set_id && (mode & libc::S_ISUID != 0 || mode & group == group)
+}
+
+/// Whether a write, one that the kernel has not looked after itself, may have capabilities to take away.
+fn may_have_capabilities(inode: &InodeRef, request: &WriteRequest) -> bool {
+    !request.from_page_cache && inode.has_xattrs()
 }

@@ -30,10 +30,18 @@ fn sized(data: Vec<u8>, room: u32) -> Result<Sized> {
 }
 
 impl Operations {
-    /// Sets an attribute; `flags` as in `setxattr`.
-    pub fn set_xattr(&self, node: u64, name: &[u8], value: &[u8], flags: i32) -> Result<()> {
+    /// Sets an attribute; `flags` as in `setxattr`. With `kill_set_gid` an access ACL takes the set-group-id bit away.
+    pub fn set_xattr(
+        &self,
+        node: u64,
+        name: &[u8],
+        value: &[u8],
+        flags: i32,
+        kill_set_gid: bool,
+    ) -> Result<()> {
         let mut how = XattrFlags::empty();
         how.set(XattrFlags::CREATE, flags & libc::XATTR_CREATE != 0);
+        how.set(XattrFlags::ACL_KILL_SGID, kill_set_gid);
         how.set(XattrFlags::REPLACE, flags & libc::XATTR_REPLACE != 0);
         self.volume.set_xattr(&self.inode(node)?, name, value, how)
     }

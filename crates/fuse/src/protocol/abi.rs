@@ -1,6 +1,6 @@
 //! Structures and numbers of `linux/fuse.h`, in the machine's byte order, as the kernel lays them out.
 //!
-//! Layouts are those of version 7.31 and later (Linux 5.4), the oldest that [`super::negotiate`] accepts; the ring's
+//! Layouts are those of version 7.33 and later (Linux 5.12), the oldest that [`super::negotiate`] accepts; the ring's
 //! came with 7.42 (Linux 6.14). Field meanings are the kernel's; what is not used here is named `_...`.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -10,7 +10,7 @@ pub const MAJOR: u32 = 7;
 /// The newest minor version whose structures are known here.
 pub const MINOR: u32 = 42;
 /// The oldest minor version that is served.
-pub const MINOR_MIN: u32 = 31;
+pub const MINOR_MIN: u32 = 33;
 
 macro_rules! structures {
     ($($(#[$doc:meta])* $name:ident = $size:literal { $($(#[$field_doc:meta])* $field:ident: $type:ty),* $(,)? })*) => { $(
@@ -56,7 +56,7 @@ structures! {
     ReleaseIn = 24 { handle: u64, flags: u32, release_flags: u32, lock_owner: u64 }
     FsyncIn = 16 { handle: u64, flags: u32, _padding: u32 }
     /// Without the extension that `SETXATTR_EXT` would bring.
-    SetxattrIn = 8 { size: u32, flags: u32 }
+    SetxattrIn = 16 { size: u32, flags: u32, setxattr_flags: u32, _padding: u32 }
     GetxattrIn = 8 { size: u32, _padding: u32 }
     AccessIn = 8 { mask: u32, _padding: u32 }
     InterruptIn = 8 { unique: u64 }
@@ -177,6 +177,7 @@ pub mod init {
     pub const NO_OPENDIR_SUPPORT: u64 = 1 << 24;
     pub const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
+    pub const SETXATTR_EXT: u64 = 1 << 29;
     pub const INIT_EXT: u64 = 1 << 30;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
     pub const ALLOW_IDMAP: u64 = 1 << 40;
@@ -213,5 +214,7 @@ pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
 pub const WRITE_CACHE: u32 = 1 << 0;
 /// WRITE: set-id bits go.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+/// SETXATTR: set-group-id goes with a new access ACL.
+pub const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
 /// FSYNC: contents only.
 pub const FSYNC_DATA_ONLY: u32 = 1 << 0;

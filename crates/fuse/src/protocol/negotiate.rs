@@ -62,6 +62,8 @@ pub fn answer(args: &abi::InitIn, flags2: u32, wishes: &Wishes, pages_limit: u32
         | init::HAS_IOCTL_DIR
         // Pages of shared mappings beside direct I/O on the same file.
         | init::DIRECT_IO_ALLOW_MMAP
+        // The long form of SETXATTR, which tells when set-group-id has to go; every kernel served has it.
+        | init::SETXATTR_EXT
         // Owners come as the file system has them, whatever the mount shows. The kernel takes this only where it
         // checks permissions itself, as it does on all mounts made here.
         | init::ALLOW_IDMAP

@@ -108,6 +108,8 @@ pub enum Operation<'a> {
         name: &'a [u8],
         value: &'a [u8],
         flags: u32,
+        /// The caller may not keep the file's set-group-id bit with a new access ACL.
+        kill_set_gid: bool,
     },
     Getxattr {
         name: &'a [u8],
@@ -198,6 +200,24 @@ impl<'a> Reader<'a> {
     }
 }
 
+impl Operation<'_> {
+    /// Whether it changes what names there are.
+    pub fn changes_names(&self) -> bool {
+        use Operation::{Create, Link, Mkdir, Mknod, Rename, Rmdir, Symlink, Unlink};
+        matches!(
+            self,
+            Create { .. }
+                | Link { .. }
+                | Mkdir { .. }
+                | Mknod { .. }
+                | Rename { .. }
+                | Rmdir { .. }
+                | Symlink { .. }
+                | Unlink { .. }
+        )
+    }
+}
+
 impl<'a> Message<'a> {
     /// The header alone: what a reply, even to a malformed request, needs.
     pub fn header(&self) -> Result<InHeader, Malformed> {
@@ -268,8 +288,9 @@ fn operation<'a>(code: u32, mut from: Reader<'a>) -> Result<Operation<'a>, Malfo
         opcode::FSYNC => Operation::Fsync(from.argument()?),
         opcode::FSYNCDIR => Operation::Fsyncdir(from.argument()?),
         opcode::SETXATTR => {
-            let abi::SetxattrIn { size, flags } = from.argument()?;
-            Operation::Setxattr { name: from.name()?, value: from.data(size)?, flags }
+            let abi::SetxattrIn { size, flags, setxattr_flags, .. } = from.argument()?;
+            let kill_set_gid = setxattr_flags & abi::SETXATTR_ACL_KILL_SGID != 0;
+            Operation::Setxattr { name: from.name()?, value: from.data(size)?, flags, kill_set_gid }
         }
         opcode::GETXATTR => {
             Operation::Getxattr { size: from.argument::<abi::GetxattrIn>()?.size, name: from.name()? }
@@ -338,7 +359,7 @@ mod tests {
     fn every_cut_is_noticed() {
         let write = abi::WriteIn { size: 3, ..abi::WriteIn::default() };
         let forget = abi::BatchForgetIn { count: 2, ..abi::BatchForgetIn::default() };
-        let xattr = abi::SetxattrIn { size: 4, flags: 0 };
+        let xattr = abi::SetxattrIn { size: 4, ..abi::SetxattrIn::default() };
         for (code, parts) in [
             (opcode::WRITE, [write.as_bytes(), b"abc"]),
             (opcode::BATCH_FORGET, [forget.as_bytes(), &[1; 32]]),

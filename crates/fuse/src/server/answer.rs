@@ -63,6 +63,7 @@ impl Server {
                         Answer::Control(0, self.transport_name(args.out_size))
                     }
                     _ => perform(self.operations(), &request)
+                        .and_then(|answer| self.keep_names(&request).map(|()| answer))
                         .unwrap_or_else(|error| Answer::Refused(number(&error))),
                 };
                 return put(answer, exchange.room());
@@ -73,6 +74,14 @@ impl Server {
 }
 
 impl Server {
+    /// Makes a change of names durable where the mount promises that.
+    fn keep_names(&self, request: &Request<'_>) -> Result<()> {
+        match self.sync_names && request.operation.changes_names() {
+            true => self.operations().sync_folder(request.header.nodeid),
+            false => Ok(()),
+        }
+    }
+
     /// Performs a request if that needs no waiting. `None`: nothing has been done, and the message is as it was.
     pub(super) fn try_answer<E: Exchange>(&self, exchange: &mut E) -> Option<Outcome> {
         let request = exchange.message().decode().ok()?;
@@ -289,8 +298,8 @@ fn perform(operations: &Operations, request: &Request<'_>) -> Result<Answer> {
         Operation::Statfs => Answer::Statfs(operations.statfs()),
         Operation::Release(args) => operations.release(args.handle).map(|()| Answer::Nothing)?,
         Operation::Flush | Operation::Releasedir | Operation::Destroy => Answer::Nothing,
-        Operation::Setxattr { name, value, flags } => {
-            operations.set_xattr(node, name, value, flags as i32).map(|()| Answer::Nothing)?
+        Operation::Setxattr { name, value, flags, kill_set_gid } => {
+            operations.set_xattr(node, name, value, flags as i32, kill_set_gid).map(|()| Answer::Nothing)?
         }
         Operation::Getxattr { name, size } => Answer::Sized(operations.get_xattr(node, name, size)?),
         Operation::Listxattr { size } => Answer::Sized(operations.list_xattr(node, size)?),

@@ -40,6 +40,8 @@ pub enum Pace {
 
 /// The pause of [`Pace::Leisurely`].
 const PAUSE: Duration = Duration::from_millis(5);
+/// Until a thread looks for memory again.
+const NO_MEMORY_PAUSE: Duration = Duration::from_millis(100);
 
 /// A descriptor that requests come from.
 pub struct Channel(OwnedFd);
@@ -122,7 +124,7 @@ impl Channel {
                 return Err(Error::new(
                     ErrorKind::Unsupported,
                     format!(
-                        "this kernel speaks FUSE {}.{}; at least {}.{} (Linux 5.4) is needed",
+                        "this kernel speaks FUSE {}.{}; at least {}.{} (Linux 5.12) is needed",
                         args.major,
                         args.minor,
                         abi::MAJOR,
@@ -155,7 +157,15 @@ pub fn serve<H: Handler>(
     pace: Pace,
 ) -> Result<()> {
     loop {
-        let mut buffer = buffers.take()?;
+        let mut buffer = match buffers.take() {
+            Ok(buffer) => buffer,
+            Err(error) => {
+                // Requests wait in the kernel meanwhile; those under way give buffers back.
+                tracing::warn!("a thread that takes requests waits: {error}");
+                thread::sleep(NO_MEMORY_PAUSE);
+                continue;
+            }
+        };
         let Some(length) = channel.receive(&mut buffer)? else {
             return Ok(());
         };

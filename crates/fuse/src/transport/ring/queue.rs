@@ -90,6 +90,8 @@ pub struct Queue {
     /// Entries that the kernel will take no more: the mount is going away.
     dead: usize,
     request_max: usize,
+    /// There was no memory for more entries when they were last wanted.
+    is_short: bool,
     /// Where the event descriptor's count goes; boxed, since the kernel writes to it.
     wake_count: Box<u64>,
     wake_armed: bool,
@@ -123,6 +125,7 @@ impl Queue {
             in_kernel: 0,
             dead: 0,
             request_max: 0,
+            is_short: false,
             wake_count: Box::new(0),
             wake_armed: false,
             activity,
@@ -133,7 +136,8 @@ impl Queue {
     /// Gives the kernel the first entries; requests may come from now on.
     pub fn register(&mut self, request_max: usize) -> Result<()> {
         self.request_max = request_max;
-        self.add_entries(ENTRIES)?;
+        let buffers = self.new_buffers(ENTRIES)?;
+        self.add_entries(buffers)?;
         // What is refused completes at once. Requests that have come already are dealt with by `serve`.
         self.collect();
         match self.completed.iter().find(|(_, result)| *result < 0) {
@@ -230,15 +234,18 @@ impl Queue {
         }
     }
 
-    /// Registers `count` more entries.
-    fn add_entries(&mut self, count: u32) -> Result<()> {
-        let mut pieces = Vec::with_capacity(count as usize);
-        for _ in 0..count {
-            let mut buffer = Buffer::new(self.request_max)?;
+    fn new_buffers(&self, count: u32) -> Result<Vec<Buffer>> {
+        (0..count).map(|_| Buffer::new(self.request_max)).collect()
+    }
+
+    /// Registers more entries.
+    fn add_entries(&mut self, buffers: Vec<Buffer>) -> Result<()> {
+        let first = self.entries.len() as u32;
+        let mut pieces = Vec::with_capacity(buffers.len());
+        for mut buffer in buffers {
             pieces.push(Pieces::new(&mut buffer, self.request_max));
             self.entries.push(Some(buffer));
         }
-        let first = self.entries.len() as u32 - count;
         for (index, pieces) in (first..).zip(&pieces) {
             self.push(&command::register(self.number, index, pieces))?;
             self.in_kernel += 1;
@@ -247,13 +254,24 @@ impl Queue {
         self.enter(0)
     }
 
-    /// Keeps the entries that waiting requests hold to at most half.
+    /// Keeps the entries that waiting requests hold to at most half, as far as there is memory.
     fn make_room(&mut self) -> Result<()> {
         let alive = self.entries.len() - self.dead;
         let held = alive - self.in_kernel;
         if held * 2 > alive && self.dead == 0 && (self.entries.len() as u32) < ENTRIES_MAX {
             tracing::debug!("queue {}: {held} of {alive} entries wait, {ENTRIES_MORE} more", self.number);
-            self.add_entries(ENTRIES_MORE)?;
+            match self.new_buffers(ENTRIES_MORE) {
+                Ok(buffers) => {
+                    self.is_short = false;
+                    self.add_entries(buffers)?;
+                }
+                // Requests beyond the entries wait in the kernel.
+                Err(error) if !self.is_short => {
+                    self.is_short = true;
+                    tracing::warn!("queue {} stays at {alive} entries: {error}", self.number);
+                }
+                Err(_) => {}
+            }
         }
         Ok(())
     }
