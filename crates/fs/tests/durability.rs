@@ -261,3 +261,49 @@ fn syncfs_covers_growth_whose_last_block_is_written_again_meanwhile() {
     });
     assert!(size >= end, "size {size} after a sync");
 }
+
+/// While an operation has a file to itself the size on disk stays where it is, whatever is written back. An fallocate that
+/// writes back what has no place yet left a clean file whose size on disk was that from before the data: the rename over
+/// another file found nothing to write back, and a crash behind the rename left an empty file.
+#[test]
+fn a_rename_over_a_file_finds_the_size_that_an_fallocate_kept_back() {
+    use quire::{FallocateMode, RenameFlags};
+    let keep = [
+        FallocateMode::KeepSize,
+        FallocateMode::Allocate,
+        FallocateMode::ZeroRange { keep_size: true },
+        FallocateMode::ZeroRange { keep_size: false },
+    ];
+    for mode in keep {
+        let (device, volume) = new_volume(16384);
+        let root = volume.root();
+        volume.write(&file(&volume, "t"), 0, &[1; 5000], IoFlags::empty()).unwrap();
+        volume.sync().unwrap();
+        let new = file(&volume, "tmp");
+        volume.write(&new, 0, &[2; 65_536], IoFlags::empty()).unwrap();
+        volume.allocate(&new, mode, 0, 65_536).unwrap();
+        volume.rename(&root, b"tmp", &root, b"t", RenameFlags::empty()).unwrap();
+        volume.fsync(&root, false).unwrap();
+        let after = after_power_cut(&device);
+        let found = after.lookup(&after.root(), b"t").unwrap();
+        let mut contents = vec![9; 65_536];
+        assert_eq!(after.read(&found, 0, &mut contents, IoFlags::empty()).unwrap(), 65_536, "{mode:?}");
+        let zeroed = matches!(mode, FallocateMode::ZeroRange { .. });
+        assert!(contents.iter().all(|&byte| byte == if zeroed { 0 } else { 2 }), "{mode:?}");
+    }
+}
+
+/// The size on disk follows what was written back meanwhile when an operation that had the file to itself is over: it
+/// need not wait for somebody to ask for it.
+#[test]
+fn an_fallocate_does_not_keep_the_size_back_when_it_is_over() {
+    use quire::FallocateMode;
+    let (device, volume) = new_volume(16384);
+    let grown = file(&volume, "grown");
+    volume.write(&grown, 0, &[2; 65_536], IoFlags::empty()).unwrap();
+    volume.allocate(&grown, FallocateMode::KeepSize, 0, 65_536).unwrap();
+    // Anything that forces the journal.
+    volume.fsync(&file(&volume, "other"), false).unwrap();
+    let after = after_power_cut(&device);
+    assert_eq!(after.lookup(&after.root(), b"grown").unwrap().size(), 65_536);
+}

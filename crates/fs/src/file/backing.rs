@@ -288,7 +288,8 @@ impl Engine {
     ///
     /// While somebody has the file to himself it stays where it is: he drops dirty blocks before his record is in the
     /// journal. What such a block holds on disk may be what an earlier truncate cut off, and the dropped block was
-    /// the zeros over it. He sets the size himself, or leaves it to the next look.
+    /// the zeros over it. He sets the size himself, and it follows what was written meanwhile when he is done
+    /// ([`Engine::exclusively`]).
     pub(crate) fn front(&self, inode: &Inode, size: u64, on_disk: u64, done: std::ops::Range<u64>) -> u64 {
         let rounded = is_broken(Broken::SizeRoundedUpToBlock);
         let size = if rounded { size.next_multiple_of(BLOCK_SIZE as u64) } else { size };

@@ -14,7 +14,7 @@
 //!
 //! Neighbours: [`super::direct`] for O_DIRECT; [`super::fsync`] for O_SYNC and O_DSYNC; `quire_cache` below.
 
-use super::{BATCH_BYTES, IoFlags, OddSequence, range_end};
+use super::{BATCH_BYTES, IoFlags, range_end};
 use crate::engine::Engine;
 use crate::gate::{GateState, Permit};
 use crate::inode::{Inode, InodeRef};
@@ -193,13 +193,12 @@ impl Engine {
         let append = flags.contains(IoFlags::APPEND);
         let result = if data.len() > BATCH_BYTES {
             patience::check("readers and writers of the file to leave it")?;
-            let _permit = inode.gate.enter(GateState::Exclusive);
-            let _odd = OddSequence::new(&inode.seen);
-            let _size = inode.size_lock.lock();
-            let at = if append { inode.size() } else { offset };
-            range_end(at, data.len() as u64)?;
-            self.expose(inode, at)?;
-            self.write_pieces(inode, at, data).map(|written| (at, written))
+            self.exclusively(inode, || {
+                let at = if append { inode.size() } else { offset };
+                range_end(at, data.len() as u64)?;
+                self.expose(inode, at)?;
+                self.write_pieces(inode, at, data).map(|written| (at, written))
+            })
         } else {
             // Memory and throttling before the gate: nobody waits for either while holding it.
             let near = if append { inode.size() } else { offset };

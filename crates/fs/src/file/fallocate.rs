@@ -6,10 +6,9 @@
 //!
 //! Neighbours: [`super::shift`] for collapse and insert; [`super::truncate`] for the size.
 
-use super::{OddSequence, range_end};
+use super::range_end;
 use crate::engine::Engine;
 use crate::extent_map::Replacement;
-use crate::gate::GateState;
 use crate::inode::InodeRef;
 use crate::transaction::{Cost, EXTENTS_PER_TRANSACTION};
 use quire_base::sync::Arc;
@@ -63,10 +62,7 @@ impl Engine {
             _ => {}
         }
         self.clear_privileges(inode)?;
-        self.retry_without_space(|| {
-            let _permit = inode.gate.enter(GateState::Exclusive);
-            let _odd = OddSequence::new(&inode.seen);
-            let _size = inode.size_lock.lock();
+        let change = || {
             match mode {
                 FallocateMode::PunchHole => self.punch(inode, offset, end)?,
                 FallocateMode::ZeroRange { .. } => {
@@ -81,7 +77,8 @@ impl Engine {
                 return self.set_size(inode, end);
             }
             Ok(())
-        })?;
+        };
+        self.retry_without_space(|| self.exclusively(inode, change))?;
         inode.touch_written();
         Ok(())
     }

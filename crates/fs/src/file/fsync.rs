@@ -128,17 +128,19 @@ struct Span {
 }
 
 impl Engine {
-    /// Writes a file's dirty data back and waits.
+    /// Writes a file's dirty data back, waits, and journals the size that this has earned: what the journal gets next is
+    /// never there without it.
     pub(crate) fn write_back_inode(&self, inode: &Inode) -> Result<()> {
-        match inode.mapping.get() {
-            Some(mapping) => mapping.write_back(0, u64::MAX),
-            None => Ok(()),
-        }
+        let Some(mapping) = inode.mapping.get() else { return Ok(()) };
+        let size = inode.size();
+        mapping.write_back(0, u64::MAX)?;
+        self.reach_size(inode, size, true)
     }
 
     /// Whether [`Engine::write_back_inode`] would have nothing to write or wait for now.
     pub(crate) fn has_nothing_to_write_back(&self, inode: &Inode) -> bool {
-        inode.mapping.get().is_none_or(|mapping| mapping.is_clean())
+        let Some(mapping) = inode.mapping.get() else { return true };
+        mapping.is_clean() && inode.meta().record.size >= inode.size()
     }
 
     /// fsync, or with `datasync` fdatasync.

@@ -6,6 +6,7 @@
 //! | [`buffered`] | reads and writes through the cache, appends, size growth |
 //! | [`direct`] | reads and writes past the cache |
 //! | [`direct_async`] | those that hold no thread |
+//! | [`exclusive`] | having a file to oneself, as the next three do |
 //! | [`truncate`] | explicit size changes |
 //! | [`fallocate`] | allocate, punch, zero |
 //! | [`shift`] | collapse and insert range, by logged operations |
@@ -27,6 +28,7 @@ pub(crate) mod buffered;
 pub(crate) mod copy;
 pub(crate) mod direct;
 pub(crate) mod direct_async;
+pub(crate) mod exclusive;
 pub(crate) mod fallocate;
 pub(crate) mod fsync;
 pub(crate) mod range_lock;
@@ -36,7 +38,6 @@ pub mod sync_queue;
 pub mod syncing;
 pub(crate) mod truncate;
 
-pub(crate) use crate::seen::OddSequence;
 use quire_base::{Error, ErrorKind, Result};
 use quire_format::inode::FILE_SIZE_MAX;
 

@@ -13,10 +13,9 @@
 //!
 //! Neighbours: [`super::truncate`] logs long truncates; [`crate::reaper`] calls [`Engine::run_logged`] at mount.
 
-use super::{OddSequence, range_end};
+use super::range_end;
 use crate::engine::Engine;
 use crate::extent_map::Replacement;
-use crate::gate::GateState;
 use crate::inode::{Inode, InodeRef};
 use crate::transaction::Cost;
 use quire_base::broken::{Broken, is_broken};
@@ -72,9 +71,18 @@ impl Engine {
         self.check_writable()?;
         inode.check_regular()?;
         self.clear_privileges(inode)?;
-        let _permit = inode.gate.enter(GateState::Exclusive);
-        let _odd = OddSequence::new(&inode.seen);
-        let _size = inode.size_lock.lock();
+        self.exclusively(inode, || self.shift_alone(inode, offset, plan, len))?;
+        inode.touch_written();
+        Ok(())
+    }
+
+    fn shift_alone(
+        self: &Arc<Engine>,
+        inode: &InodeRef,
+        offset: u64,
+        plan: impl FnOnce(u64) -> Result<(LoggedKind, u64)>,
+        len: u64,
+    ) -> Result<()> {
         let (kind, size) = plan(inode.size())?;
         let first = offset / BLOCK_SIZE as u64;
         // What follows the point, and growth that has not reached the disk, is settled before extents move.
@@ -104,7 +112,6 @@ impl Engine {
         if !is_broken(Broken::CollapseGateBeforeForce) {
             self.force_all()?;
         }
-        inode.touch_written();
         Ok(())
     }
 

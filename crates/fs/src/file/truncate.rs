@@ -12,10 +12,9 @@
 //!
 //! Neighbours: [`crate::reaper`] frees bounded pieces and finishes logged operations after a crash.
 
-use super::{OddSequence, range_end};
+use super::range_end;
 use crate::engine::Engine;
 use crate::extent_map::Replacement;
-use crate::gate::GateState;
 use crate::inode::{Inode, InodeRef};
 use crate::transaction::Cost;
 use quire_base::broken::{Broken, is_broken};
@@ -34,10 +33,7 @@ impl Engine {
         inode.check_regular()?;
         range_end(size, 0)?;
         self.clear_privileges(inode)?;
-        let _permit = inode.gate.enter(GateState::Exclusive);
-        let _odd = OddSequence::new(&inode.seen);
-        let _size = inode.size_lock.lock();
-        self.set_size(inode, size)
+        self.exclusively(inode, || self.set_size(inode, size))
     }
 
     /// As [`Engine::truncate`], for callers that hold the gate exclusively and the size lock.

@@ -1,0 +1,32 @@
+//! Having a file to oneself: truncate, every fallocate, and writes longer than a batch.
+//!
+//! Protocol: the gate, exclusively; then the exclusive sequence odd, for the whole of the operation; then the size lock.
+//! While the sequence is odd the size on disk stays where it is ([`Engine::front`]), though data goes on being written
+//! back: by the operation, by an fsync, in the background. So when it is even again, and before the gate opens, the size
+//! on disk follows what has been written: no such operation keeps it behind, however many come one after the other.
+//!
+//! Neighbours: [`super::truncate`], [`super::fallocate`], [`super::shift`], [`super::buffered`]; [`crate::seen`] has the
+//! sequence.
+
+use crate::engine::Engine;
+use crate::gate::GateState;
+use crate::inode::Inode;
+use crate::seen::OddSequence;
+use quire_base::Result;
+
+impl Engine {
+    /// Runs an operation that has the file to itself.
+    pub(crate) fn exclusively<T>(&self, inode: &Inode, operation: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _permit = inode.gate.enter(GateState::Exclusive);
+        let outcome = {
+            let _odd = OddSequence::new(&inode.seen);
+            let _size = inode.size_lock.lock();
+            operation()
+        };
+        // The operation is done, or has failed, whatever comes of this: who needs the size on disk tries again.
+        if let Err(error) = self.journal_attributes(inode, true) {
+            tracing::debug!(%error, inode = %inode.number, "the size on disk stays behind for now");
+        }
+        outcome
+    }
+}
