@@ -18,13 +18,16 @@
 //! is the size that the operation ends with; it is stored again only by the next operation, after which the second
 //! look differs.
 //!
+//! Who has to do something after an exclusive operation, but not to keep later ones away, waits for the sequence to move on
+//! ([`Seen::await_shared`]), not in the gate: whoever holds the gate then may wait for that very thing.
+//!
 //! Invariants: one [`OddSequence`] of a file at a time. Shared line: all of it, read by everybody, written only when
-//! the size or the whole file changes.
+//! the size or the whole file changes, or somebody waits for that.
 //!
 //! Neighbours: [`crate::inode`] has one; `file/*` write it; `quire_cache` reads it as a `ReadView`.
 
 use quire_base::sync::atomic::{AtomicU64, Ordering, fence};
-use quire_base::sync::spin_loop;
+use quire_base::sync::{Condvar, Mutex, spin_loop};
 use quire_cache::ReadView;
 
 /// See the module's documentation.
@@ -36,6 +39,9 @@ pub struct Seen {
     exclusive_sequence: AtomicU64,
     /// What callers are told while an exclusive operation is under way.
     settled: AtomicU64,
+    /// Held while the sequence becomes even.
+    ending: Mutex<()>,
+    ended: Condvar,
 }
 
 impl Seen {
@@ -45,6 +51,8 @@ impl Seen {
             size: AtomicU64::new(size),
             exclusive_sequence: AtomicU64::new(0),
             settled: AtomicU64::new(size),
+            ending: Mutex::new(()),
+            ended: Condvar::new(),
         }
     }
 
@@ -72,9 +80,17 @@ impl Seen {
         }
     }
 
-    /// Whether an exclusive operation is under way; a hint.
-    pub fn is_exclusive(&self) -> bool {
-        self.shared_view().is_none()
+    /// Waits for the exclusive operation that is under way, if one is, but not for one that begins after it. What it
+    /// did happened before this returns.
+    pub fn await_shared(&self) {
+        let odd = self.exclusive_sequence.load(Ordering::Acquire);
+        if odd.is_multiple_of(2) {
+            return;
+        }
+        let mut ending = self.ending.lock();
+        while self.exclusive_sequence.load(Ordering::Acquire) == odd {
+            self.ended.wait(&mut ending);
+        }
     }
 
     /// The exclusive sequence, if no exclusive operation is under way.
@@ -124,6 +140,9 @@ impl<'a> OddSequence<'a> {
 
 impl Drop for OddSequence<'_> {
     fn drop(&mut self) {
+        let ending = self.0.ending.lock();
         self.0.exclusive_sequence.fetch_add(1, Ordering::AcqRel);
+        drop(ending);
+        self.0.ended.notify_all();
     }
 }

@@ -149,3 +149,50 @@ fn a_look_beside_an_exclusive_operation_sees_no_drop() {
         dropping.join().unwrap();
     });
 }
+
+/// An fsync that finds a file clean since a truncate has just dropped what was dirty goes on when that one's record is in
+/// the journal. It waits for no later operation, and is woken whatever comes after.
+#[test]
+fn who_waits_for_an_exclusive_operation_finds_its_record() {
+    model(|| {
+        let file = Arc::new((Seen::new(2), AtomicU64::new(1), AtomicU64::new(0)));
+        let dropping = {
+            let file = file.clone();
+            thread::spawn(move || {
+                let (seen, dirty, record) = &*file;
+                {
+                    let _odd = OddSequence::new(seen);
+                    dirty.store(0, Ordering::Release);
+                    record.store(1, Ordering::Relaxed);
+                }
+                let _odd = OddSequence::new(seen);
+                record.store(2, Ordering::Relaxed);
+            })
+        };
+        let (seen, dirty, record) = &*file;
+        if dirty.load(Ordering::Acquire) == 0 {
+            seen.await_shared();
+            assert!(record.load(Ordering::Relaxed) >= 1, "neither the block nor the record");
+        }
+        dropping.join().unwrap();
+    });
+}
+
+/// Several wait for one operation.
+#[test]
+fn all_who_wait_for_an_exclusive_operation_are_woken() {
+    model(|| {
+        let file = Arc::new((Seen::new(2), AtomicU64::new(0)));
+        let odd = OddSequence::new(&file.0);
+        let waits = |file: Arc<(Seen, AtomicU64)>| {
+            thread::spawn(move || {
+                file.0.await_shared();
+                assert_eq!(file.1.load(Ordering::Relaxed), 1);
+            })
+        };
+        let waiting = [waits(file.clone()), waits(file.clone())];
+        file.1.store(1, Ordering::Relaxed);
+        drop(odd);
+        waiting.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}

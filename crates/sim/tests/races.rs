@@ -1,8 +1,11 @@
 //! Races between calls that once lost data, each under many schedules.
 
-use quire::{Create, FallocateMode, FormatOptions, InodeRef, IoFlags, SetAttributes, Volume, VolumeOptions};
+use quire::{
+    AlignedBuf, Create, FallocateMode, FormatOptions, InodeRef, IoFlags, RenameFlags, SetAttributes,
+    SyncOptions, Volume, VolumeOptions,
+};
 use quire_base::simulation::{self, Options};
-use quire_base::sync::thread;
+use quire_base::sync::{Condvar, Mutex, thread};
 use quire_device::SimulatedBackend;
 use quire_device::simulated::{CrashPolicy, Image};
 use sim::image;
@@ -150,4 +153,86 @@ fn a_dropped_block_does_not_let_the_size_pass() {
         }
     }
     assert!(shown.iter().all(|times| *times > 20), "before and after the truncate: {shown:?}");
+}
+
+/// An fallocate that has a file to itself writes back what has no place yet, and the size on disk stays behind until it is
+/// over; of several runs the last one to finish may find another not quite done. A rename over another file found
+/// nothing to write back then, and a crash behind the rename showed an empty file.
+#[test]
+fn a_rename_over_a_file_shows_all_of_the_new_one() {
+    // Each other block, so that each is a run of its own.
+    let end = 7 * BLOCK;
+    for seed in 0..200 {
+        let body = move |volume: &Volume, device: &SimulatedBackend| {
+            let root = volume.root();
+            let old = volume.create(&root, b"f", &Create::file(0o644)).unwrap();
+            volume.write(&old, 0, &[1; BLOCK], IoFlags::empty()).unwrap();
+            volume.sync().unwrap();
+            let file = volume.create(&root, b"new", &Create::file(0o644)).unwrap();
+            for at in (0..end).step_by(2 * BLOCK) {
+                volume.write(&file, at as u64, &[2; BLOCK], IoFlags::empty()).unwrap();
+            }
+            let allocates = {
+                let (volume, file) = (volume.clone(), file.clone());
+                let allocate =
+                    move || volume.allocate(&file, FallocateMode::KeepSize, 0, end as u64).unwrap();
+                thread::Builder::new().spawn(allocate).unwrap()
+            };
+            volume.rename(&root, b"new", &root, b"f", RenameFlags::empty()).unwrap();
+            volume.fsync(&root, false).unwrap();
+            let image = device.crash(CrashPolicy::LoseAll);
+            allocates.join().unwrap();
+            ((), image)
+        };
+        let bytes = contents(&crashed(seed, body).1);
+        assert_eq!(bytes.len(), end, "seed {seed}");
+        assert!(bytes.iter().step_by(2 * BLOCK).all(|byte| *byte == 2), "seed {seed}: data is missing");
+    }
+}
+
+/// An asynchronous direct write that is to be durable holds the gate until a syncer has served it. Syncers that found
+/// somebody with the file to himself queued in the gate, behind such a write; when it had its turn, and was done, it
+/// waited for one of them, and nothing ended any more.
+#[test]
+fn syncers_do_not_wait_behind_a_direct_write_that_waits_for_them() {
+    for seed in 0..300 {
+        let body = move |volume: &Volume, device: &SimulatedBackend| {
+            let file = volume.create(&volume.root(), b"f", &Create::file(0o644)).unwrap();
+            volume.write(&file, 0, &[1; 8 * BLOCK], IoFlags::empty()).unwrap();
+            volume.sync().unwrap();
+            let alone = {
+                let (volume, file) = (volume.clone(), file.clone());
+                let shrink = move || {
+                    volume.allocate(&file, FallocateMode::Collapse, 4 * BLOCK as u64, BLOCK as u64).unwrap()
+                };
+                thread::Builder::new().spawn(shrink).unwrap()
+            };
+            let told = Arc::new((Mutex::new(false), Condvar::new()));
+            let direct = {
+                let (volume, file, told) = (volume.clone(), file.clone(), told.clone());
+                let write = move || {
+                    let done = Box::new(move |_: AlignedBuf, outcome: quire::Result<usize>| {
+                        assert_eq!(outcome.unwrap(), BLOCK);
+                        *told.0.lock() = true;
+                        told.1.notify_all();
+                    });
+                    volume.write_direct_async(&file, 0, AlignedBuf::blocks(1), IoFlags::DATASYNC, done);
+                };
+                thread::Builder::new().spawn(write).unwrap()
+            };
+            let first = volume.fsync_async(&file, &SyncOptions::new());
+            (0..seed % 50).for_each(|_| thread::yield_now());
+            let second = volume.fsync_async(&file, &SyncOptions::new());
+            first.wait().unwrap();
+            second.wait().unwrap();
+            alone.join().unwrap();
+            direct.join().unwrap();
+            let mut is_told = told.0.lock();
+            while !*is_told {
+                told.1.wait(&mut is_told);
+            }
+            ((), device.crash(CrashPolicy::LoseAll))
+        };
+        assert_eq!(contents(&crashed(seed, body).1).len(), 7 * BLOCK, "seed {seed}");
+    }
 }

@@ -12,6 +12,9 @@
 //! takes the way of [`super::ahead`], as synchronous calls do. A lazy one is left to wait for a force that others make;
 //! when the first of those that wait has its time up, one force is made for all of them.
 //!
+//! No fsync enters a gate: a direct write that is to be durable holds it until its own fsync has ended, and the syncers
+//! would wait in line behind one that waits for them.
+//!
 //! Errors: a failed data writeback sticks to the file until the blocks are written; the fsync says so, and the next
 //! one does too. A shut-down volume fails every fsync at once.
 //!
@@ -22,7 +25,6 @@ use super::ahead::Forcing;
 use super::sync_queue::{self, Next, Reached};
 use super::syncing::{Durability, Promise, SyncOptions, Syncing, closed};
 use crate::engine::Engine;
-use crate::gate::GateState;
 use crate::inode::{Inode, InodeRef};
 use crate::transaction::Cost;
 use quire_base::broken::{Broken, is_broken};
@@ -111,14 +113,6 @@ const DATA_ROUND: Duration = Duration::from_micros(100);
 /// Queued fsyncs that one force completes at most.
 const BULK_MAX: usize = 4096;
 
-/// Waits for whoever has the file to himself. A truncate drops dirty blocks from memory before its record is in the
-/// journal: a file that looks clean then is neither written nor cut.
-fn await_drops(inode: &Inode) {
-    if inode.seen.is_exclusive() {
-        drop(inode.gate.enter(GateState::Buffered));
-    }
-}
-
 /// What of a file an fsync writes back, and the size that it promises.
 struct Span {
     first: u64,
@@ -189,7 +183,9 @@ impl Engine {
 
     /// When the data has been written back: what else the journal must have.
     fn journal_written(&self, inode: &InodeRef, span: &Span, datasync: bool) -> Result<Reached> {
-        await_drops(inode);
+        // A truncate drops dirty blocks from memory before its record is in the journal: a file that looks clean then is
+        // neither written nor cut.
+        inode.seen.await_shared();
         self.journal_attributes(inode, datasync)?;
         self.reach_size(inode, span.wanted, datasync)?;
         let seq = if datasync { &inode.datasync_seq } else { &inode.commit_seq };
@@ -271,7 +267,8 @@ impl Engine {
 
     /// Journals the size up to what is promised, as far as the file is as long still. A block before it that was dirtied
     /// again, or a run that finished out of order, may have kept it back; the gap is finished when its writeback
-    /// returns, so this ends. Nor may somebody have the file to himself then ([`Engine::front`]): the caller does not.
+    /// returns, so this ends. So may somebody who has the file to himself ([`Engine::front`]): the caller does not, and waits
+    /// for him. Not in the gate, which a direct write that is to be durable holds while it waits for this.
     pub(crate) fn reach_size(&self, inode: &Inode, wanted: u64, datasync: bool) -> Result<()> {
         let Some(mapping) = inode.mapping.get() else { return Ok(()) };
         loop {
@@ -283,7 +280,7 @@ impl Engine {
                 return Ok(());
             }
             mapping.write_back(on_disk / BLOCK_SIZE as u64, wanted.div_ceil(BLOCK_SIZE as u64))?;
-            let _permit = inode.gate.enter(GateState::Buffered);
+            inode.seen.await_shared();
             self.journal_attributes(inode, datasync)?;
         }
     }
@@ -517,7 +514,7 @@ impl Engine {
             .collect();
         // Every file is tried; the first error is told.
         let mut outcome = self.cache.write_back_all();
-        self.inodes.all().iter().for_each(|inode| await_drops(inode));
+        self.inodes.all().iter().for_each(|inode| inode.seen.await_shared());
         outcome = outcome.and(self.journal_all_attributes());
         for (inode, size) in growing {
             outcome = outcome.and(self.reach_size(&inode, size, false));
