@@ -98,7 +98,9 @@ fn reaper(engine: &Arc<Engine>) {
         {
             let mut state = engine.background.state.lock();
             let (queue, recovered) = (&engine.background.reap, &engine.background.recovered);
-            while !state.stop && queue.fall_asleep() && recovered.is_empty() {
+            // What a crash left stays as it is on a volume that takes no more changes.
+            let nothing_left = || recovered.is_empty() || engine.failure().is_some();
+            while !state.stop && queue.fall_asleep() && nothing_left() {
                 engine.background.wake_reap.wait(&mut state);
             }
             queue.wake();

@@ -3,6 +3,8 @@
 
 use quire::{Create, ErrorKind, FormatOptions, InodeRef, IoFlags, Volume};
 use quire_base::random::Random;
+use quire_base::simulation;
+use quire_base::sync::thread;
 use quire_device::simulated::{CrashPolicy, Fault, FaultOp, Hold, Image};
 use quire_device::{IoClass, SimulatedBackend};
 use sim::image::{self, Snapshot, Thoroughness, options};
@@ -261,4 +263,43 @@ fn bits_that_rot_under_a_checksum_are_never_shown() {
     }
     println!("{refused} refused, {told} told, {shown} shown as they were");
     assert!(refused + told > 20 && shown > 20, "{refused} refused, {told} told, {shown} shown");
+}
+
+/// A volume that shut down before it had freed what a crash had left without a name: the reaper looked for more to do for
+/// ever, on a CPU of its own, since there was something and it could not have it.
+#[test]
+fn the_reaper_of_a_failed_volume_sleeps() {
+    let (device, volume) = fresh();
+    let files: Vec<InodeRef> =
+        (0..24).map(|number| create(&volume, &format!("n{number}")).unwrap()).collect();
+    for number in 0..files.len() {
+        volume.unlink(&volume.root(), format!("n{number}").as_bytes()).unwrap();
+    }
+    volume.sync().unwrap();
+    let left = device.crash(CrashPolicy::LoseAll);
+    drop((files, volume));
+    let mut not_freed = 0;
+    for seed in 0..40 {
+        let left = left.clone();
+        let body = move || {
+            let device = Arc::new(SimulatedBackend::from_image(left));
+            let with_threads = quire::VolumeOptions { threads: true, ..options() };
+            let volume = Volume::open_backend(device.clone(), with_threads).unwrap();
+            device.inject(Fault::on(FaultOp::Write).class(IoClass::Journal).times(u64::MAX));
+            volume
+                .sync()
+                .and_then(|()| create(&volume, "n").map(drop))
+                .and_then(|()| volume.sync())
+                .unwrap_err();
+            // Where somebody goes on and on this time does not come.
+            thread::sleep(Duration::from_secs(1000));
+            let image = device.crash(CrashPolicy::LoseAll);
+            drop(volume.close());
+            image
+        };
+        let image = simulation::run(&simulation::Options { seed, step_limit: 1_000_000 }, body).unwrap();
+        let thoroughness = Thoroughness { fsck_before: true, again: false, either_slot: false };
+        not_freed += u64::from(image::recover(&image, thoroughness).unwrap().waiting.orphans > 0);
+    }
+    assert!(not_freed > 20, "only {not_freed} volumes failed before everything was freed");
 }
