@@ -9,6 +9,8 @@
 //! frozen tree is exactly the state at S. A checkpoint needs no data writeback and no lock but its own, so it can
 //! always be waited for by a thread without a reservation (J9).
 //!
+//! A checkpoint is a force and a flush, and says so to those that wait for one ([`Engine::forced`]).
+//!
 //! Neighbours: [`crate::transaction`] waits for checkpoints when the journal or the dirty nodes run short;
 //! [`crate::recovery`] writes one when it has replayed something.
 
@@ -105,6 +107,7 @@ impl Engine {
         self.alloc.durable(journal.durable());
         self.pay_pool_debt();
         self.counters.checkpoints.add(1);
+        self.forced();
         Ok(())
     }
 }

@@ -190,6 +190,19 @@ fn a_lazy_overwrite_is_served_by_a_flush() {
     volume.close().unwrap();
 }
 
+/// A checkpoint forces the journal and flushes, but told nobody: a lazy fsync waited on, for its time to be up.
+#[test]
+fn a_lazy_one_is_served_by_a_checkpoint() {
+    let (device, volume) = new_volume();
+    let lazy = volume.fsync_async(&file(&volume, "t"), &SyncOptions::new().durability(NEVER));
+    until(|| volume.metrics().lazy_syncs_waiting == 1);
+    volume.checkpoint().unwrap();
+    lazy.wait().unwrap();
+    assert!(are_durable(&device, ["t".to_owned()].into_iter()));
+    assert_eq!(volume.metrics().lazy_syncs_due, 0);
+    volume.close().unwrap();
+}
+
 #[test]
 fn a_lazy_one_forces_when_its_time_is_up_and_takes_the_others_along() {
     let (device, volume) = new_volume();
