@@ -360,6 +360,42 @@ fn a_callback_that_panics_stays_alone() {
     volume.close().unwrap();
 }
 
+/// Wakers that panic when they are told of room took the syncer along that had made the room, and those in line behind them
+/// were never told.
+#[test]
+fn a_waker_that_panics_stays_alone() {
+    struct Panics;
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a waker of the test");
+        }
+    }
+    let (device, volume) = new_volume();
+    let table = file(&volume, "t");
+    device.set_hold(Hold::Everything);
+    let full: Vec<Syncing> =
+        (0..SYNCS_MAX).map(|_| volume.fsync_async(&table, &SyncOptions::new())).collect();
+    let mut in_line: Vec<Option<Syncing>> =
+        (0..8).map(|_| Some(volume.fsync_async(&table, &SyncOptions::new()))).collect();
+    let panics: Waker = Arc::new(Panics).into();
+    for future in in_line.iter_mut().flatten() {
+        assert!(Pin::new(future).poll(&mut Context::from_waker(&panics)).is_pending());
+    }
+    let mut last = [Some(volume.fsync_async(&table, &SyncOptions::new()))];
+    let mut polls = 0;
+    run(&mut last, |_| {
+        polls += 1;
+        polls > 1
+    });
+    let_go(&device);
+    assert!(run(&mut last, |_| false).iter().all(Result::is_ok));
+    for one in full.into_iter().chain(in_line.into_iter().flatten()) {
+        one.wait().unwrap();
+    }
+    until(|| under_way(&volume) == 0);
+    volume.close().unwrap();
+}
+
 fn thousands(volume: &Volume, files: &[InodeRef]) -> Vec<Syncing> {
     let how =
         |n: usize| SyncOptions::new().durability(if n.is_multiple_of(3) { NEVER } else { Durability::Now });

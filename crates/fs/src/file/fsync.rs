@@ -31,10 +31,9 @@ use quire_base::broken::{Broken, is_broken};
 use quire_base::patience;
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::time::{Duration, Instant};
-use quire_base::sync::{Arc, SIMULATED, thread};
+use quire_base::sync::{Arc, thread};
 use quire_base::{BLOCK_SIZE, Result, Seq};
 use quire_cache::Mapping;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// Called with the outcome of an asynchronous operation.
 pub type Completion = Box<dyn FnOnce(Result<()>) + Send>;
@@ -82,20 +81,12 @@ impl Done {
         matches!(self, Done::Promise(promise) if promise.is_withdrawn())
     }
 
-    /// Tells the outcome. A callback that panics, or a waker that does, is reported and stays alone with it: the thread
-    /// serves everybody else.
+    /// Tells the outcome. A callback that panics, or a waker that does, stays alone with it.
     fn end(self, outcome: Result<()>) {
-        let told = catch_unwind(AssertUnwindSafe(move || match self {
+        sync_queue::contained("the callback of an fsync", move || match self {
             Done::Call(done) => done(outcome),
             Done::Promise(promise) => promise.end(outcome),
-        }));
-        if let Err(panic) = told {
-            if SIMULATED {
-                // The scheduler ends threads so.
-                resume_unwind(panic);
-            }
-            tracing::error!("the callback of an fsync panicked");
-        }
+        });
     }
 }
 

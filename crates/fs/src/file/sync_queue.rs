@@ -23,10 +23,11 @@
 
 use quire_base::sync::atomic::{AtomicU64, Ordering, fence};
 use quire_base::sync::time::Instant;
-use quire_base::sync::{Condvar, Mutex};
+use quire_base::sync::{Condvar, Mutex, SIMULATED};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::task::Waker;
 
 /// Fsyncs that are admitted and not ended at most: about 16 MiB with what they hold.
@@ -236,7 +237,7 @@ impl<Q, A> SyncQueue<Q, A> {
         }
         let told = state.next_in_line();
         drop(state);
-        told.into_iter().for_each(Waker::wake);
+        wake_each(told);
     }
 
     /// Takes back what has not ended and is not in a syncer's hands.
@@ -267,7 +268,7 @@ impl<Q, A> SyncQueue<Q, A> {
         if wakes {
             self.room.notify_all();
         }
-        told.into_iter().for_each(Waker::wake);
+        wake_each(told);
     }
 
     /// Leaves one that a syncer had in hand to wait for a force that others make, until its time is up. `reached` says how
@@ -435,7 +436,7 @@ impl<Q, A> SyncQueue<Q, A> {
         drop(state);
         self.work.notify_all();
         self.room.notify_all();
-        told.into_values().for_each(Waker::wake);
+        wake_each(told.into_values());
     }
 
     /// How many there are.
@@ -447,6 +448,22 @@ impl<Q, A> SyncQueue<Q, A> {
             in_line: state.for_room.len() + state.sleepers,
         }
     }
+}
+
+/// Runs what a caller has left, on a thread that serves others as well: a panic is reported and stays alone.
+pub(super) fn contained(what: &str, left: impl FnOnce()) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(left)) {
+        if SIMULATED {
+            // The scheduler ends threads so.
+            resume_unwind(panic);
+        }
+        tracing::error!("{what} panicked");
+    }
+}
+
+/// Tells futures of room: every one, whatever the wakers of others do.
+fn wake_each(told: impl IntoIterator<Item = Waker>) {
+    told.into_iter().for_each(|waker| contained("the waker of an fsync", || waker.wake()));
 }
 
 impl<Q, A> State<Q, A> {
