@@ -243,7 +243,9 @@ impl Engine {
     pub(crate) fn last_user_left(&self, inode: &Arc<Inode>) {
         // Nearly no file has a claim, and the claims are everybody's.
         if inode.claims_zeroed.load(Ordering::Relaxed) {
-            inode.claims_zeroed.store(false, Ordering::Relaxed);
+            // Somebody may have found the inode again since, and claim at this moment. He sets the flag behind the claim: it
+            // is cleared together with that, or stays.
+            inode.claims_zeroed.swap(false, Ordering::AcqRel);
             self.alloc.unclaim_zeroed(inode.number);
         }
         let orphan = {

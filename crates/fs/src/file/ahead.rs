@@ -68,13 +68,14 @@ impl Engine {
     pub(super) fn place_zeroed(&self, inode: &Inode, block: u64, count: u64, goal: BlockNo) -> Option<Run> {
         let flushed = self.device.flushed_mark();
         let grows = block > 0 && inode.meta().record.size <= block * BLOCK_SIZE as u64;
-        if grows {
-            // Before there is a claim: the last user, who leaves after this one, sees it.
-            inode.claims_zeroed.store(true, Ordering::Relaxed);
-        }
         let mut reservation = self.alloc.adopt(count);
         let run = self.alloc.take_zeroed(&mut reservation, (inode.number, grows), goal, count, flushed);
         reservation.into_count();
+        if grows && run.is_some() {
+            // Not before there is a claim: who was the last user, and has not looked yet, would clear it and find nothing to
+            // give back. The last user sees it: this one, whom the caller counts, leaves later.
+            inode.claims_zeroed.store(true, Ordering::Release);
+        }
         if self.alloc.wants_zeroes() {
             self.want_zeroes();
         }
