@@ -34,7 +34,7 @@ pub(crate) fn throttle(core: &Arc<Core>, bytes: u64) -> Result<()> {
     if running {
         core.kick_flusher();
     }
-    let half_way = background + (limit - background) / 2;
+    let half_way = half_way(background, limit);
     if dirty <= half_way {
         return Ok(());
     }
@@ -61,7 +61,12 @@ pub(crate) fn passes(core: &Core, bytes: u64) -> bool {
     if running {
         core.kick_flusher();
     }
-    running && dirty <= background + (limit - background) / 2
+    running && dirty <= half_way(background, limit)
+}
+
+/// Where pauses begin. The two are loaded one after the other: a limit lowered in between may be below the threshold.
+fn half_way(background: u64, limit: u64) -> u64 {
+    background + limit.saturating_sub(background) / 2
 }
 
 fn write_it_ourselves(core: &Arc<Core>, bytes: u64, goal: u64) -> Result<()> {
@@ -120,4 +125,16 @@ fn stuck(core: &Core) -> Error {
         || Error::new(ErrorKind::Busy, "the dirty limit is reached and nothing can be written back"),
         |error| error.context("the dirty limit is reached and writeback fails"),
     )
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::half_way;
+
+    #[test]
+    fn pauses_begin_half_way_and_never_below_the_threshold() {
+        assert_eq!(half_way(10, 40), 25);
+        assert_eq!(half_way(10, 10), 10);
+        assert_eq!(half_way(40, 10), 40);
+    }
 }
