@@ -24,6 +24,8 @@ const SEGMENTS_MAX: usize = 256;
 pub(crate) struct Outbox {
     core: Arc<Core>,
     open: Vec<Joined>,
+    /// Some of what was in it is with the device, or was.
+    handed_over: bool,
 }
 
 struct Joined {
@@ -45,7 +47,7 @@ impl Joined {
 impl Outbox {
     /// Nothing in it.
     pub fn new(core: Arc<Core>) -> Outbox {
-        Outbox { core, open: Vec::new() }
+        Outbox { core, open: Vec::new(), handed_over: false }
     }
 
     /// Adds a request of a run. May wait for the device, with everything handed over.
@@ -70,10 +72,11 @@ impl Outbox {
         self.open.push(Joined { at, blocks, segments, runs: vec![run] });
     }
 
-    /// Writes what is in it on this thread, if it is a single piece of memory and nobody wants to work meanwhile; else
-    /// hands it over. The caller holds nothing that the end of a run waits for.
+    /// Writes what is in it on this thread, if it is a single piece of memory, all there ever was, and nobody wants to work
+    /// meanwhile; else hands it over. The caller holds nothing that the end of a run waits for.
     pub fn write_here(mut self) {
-        let is_alone = self.open.len() == 1
+        let is_alone = !self.handed_over
+            && self.open.len() == 1
             && self.open[0].segments.len() == 1
             && self.open[0].runs.iter().all(|run| !run.is_recorded());
         if !is_alone {
@@ -97,6 +100,7 @@ impl Outbox {
         if self.open.is_empty() {
             return;
         }
+        self.handed_over = true;
         self.core.metrics.writeback_ios.add(self.open.len() as u64);
         let ios = self.open.drain(..).map(|joined| request(&self.core, joined)).collect();
         self.core.device.submit(IoClass::Data, ios);

@@ -41,6 +41,24 @@ fn neighbours_are_one_request_across_folios() {
     assert_eq!(world.faulty.writes.load(Ordering::Relaxed), 1);
 }
 
+/// Of many requests the last, left alone in the outbox, was taken for the only one: the thread wrote it while the others
+/// were at the device, and handed nothing more over meanwhile.
+#[test]
+fn a_thread_writes_the_only_request_itself_and_not_the_last_of_many() {
+    let mut config = roomy();
+    config.inflight_max = 1;
+    let world = World::new(config);
+    let file = world.file();
+    file.write(0, &pattern(1, BS as usize)).unwrap();
+    file.mapping().write_back(0, BLOCKS_END).unwrap();
+    assert_eq!(world.faulty.writes_inline.load(Ordering::Relaxed), 1);
+    file.scatter.store(true, Ordering::Relaxed);
+    file.write(BS, &pattern(2, 4 * BS as usize)).unwrap();
+    file.mapping().write_back(0, BLOCKS_END).unwrap();
+    assert!(world.faulty.writes.load(Ordering::Relaxed) > 2);
+    assert_eq!(world.faulty.writes_inline.load(Ordering::Relaxed), 1);
+}
+
 #[test]
 fn a_small_file_gets_small_folios() {
     let world = World::new(roomy());

@@ -22,6 +22,8 @@ pub struct Faulty {
     pub overlaps: AtomicU32,
     pub write_bytes: AtomicU64,
     pub writes: AtomicU64,
+    /// Of these, by the threads that asked for them.
+    pub writes_inline: AtomicU64,
 }
 
 /// What a request takes on a slow device.
@@ -38,6 +40,7 @@ impl Faulty {
             overlaps: AtomicU32::new(0),
             write_bytes: AtomicU64::new(0),
             writes: AtomicU64::new(0),
+            writes_inline: AtomicU64::new(0),
         })
     }
 
@@ -94,6 +97,7 @@ impl Backend for Shared {
     fn write(&self, class: IoClass, at: BlockNo, buf: &[u8]) -> Result<()> {
         let blocks = buf.len() as u64 / BS;
         self.0.begin(IoOp::Write, at.0, blocks)?;
+        self.0.writes_inline.fetch_add(1, Ordering::Relaxed);
         if self.0.slow.load(Ordering::Relaxed) {
             std::thread::sleep(SLOW);
         }
