@@ -28,7 +28,8 @@ pub struct CacheUsage {
     pub limit_bytes: u64,
     /// Dirty or in writeback.
     pub dirty_bytes: u64,
-    /// Memory of the arena that the system may have given.
+    /// Memory of the arena that the system may have given, counted in whole chunks of 2 MiB: a chunk of which parts have
+    /// been given back counts until all of it is free.
     pub resident_bytes: u64,
     /// Headers there are, in use or free.
     pub headers: u64,

@@ -21,7 +21,8 @@
 //! The checkpoint mutex stands apart: whoever takes it holds no reservation and nothing below rank 7, and it takes
 //! the barrier whole. Finishers of writeback hold segments shared (rank 8) and begin transactions (rank 7) all the
 //! same: that is allowed because a checkpoint, which is all that `begin` can wait for, takes no segment and needs no
-//! writeback (J9).
+//! writeback (J9). A thread that forces a file may write a lone request itself and then is a finisher too, under the gate,
+//! size lock and range lock that it holds: what finishes writeback waits for none of these.
 //!
 //! Whatever orders a key is held from before the `Seq` of a transaction that changes it until it is applied:
 //!
