@@ -7,7 +7,9 @@
 //! system (`MADV_DONTNEED`).
 //!
 //! A lower limit leaves what remains in use spread over all chunks. The free pieces between give their memory back then,
-//! once ([`Arena::give_back_pieces`]), though that breaks huge pages; later pieces come from the bottom again.
+//! once ([`Arena::give_back_pieces`]), though that breaks huge pages; later pieces come from the bottom again. Such a
+//! *broken* chunk is kept off huge pages until it is wholly free: the kernel makes a huge page of small ones in the
+//! background where it may, and would fill what was given back again.
 //!
 //! The first touch of a huge page may take milliseconds (cleared; in a virtual machine also given by the host), which
 //! a writer, and all who wait behind it, would feel. So where a thread runs [`Arena::work_ahead`], the chunk that will be
@@ -21,6 +23,7 @@
 
 use crate::folio::{ORDER_MAX, Order};
 use quire_base::BLOCK_SIZE;
+use quire_base::sync::time::{Duration, Instant};
 use quire_base::sync::{Condvar, Mutex};
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
@@ -35,6 +38,10 @@ const BATCH_CHUNKS: usize = 32;
 const IDLE_CHUNKS: usize = 8;
 /// Pieces that [`Arena::give_back_pieces`] takes out of the sets at a time.
 const PIECES_AT_ONCE: usize = 64;
+/// Broken chunks that are kept off huge pages. Each may cut a mapping in three, and the kernel allows a process 65,530.
+const BROKEN_MAX: usize = 8192;
+/// How long the system is not asked again after it had no memory.
+const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 
 /// A piece of the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +64,9 @@ struct Inner {
     chunks: Vec<NonNull<u8>>,
     /// Chunks whose memory the system may have given us.
     resident: Vec<bool>,
+    /// Chunks that are kept off huge pages, as pieces of them were given back, and how many there are.
+    broken: Vec<bool>,
+    broken_count: usize,
     /// Mappings, to unmap at the end: start and length.
     mappings: Vec<(NonNull<u8>, usize)>,
     free: [BTreeSet<u32>; ORDER_MAX as usize + 1],
@@ -66,6 +76,8 @@ struct Inner {
     wanted: Option<(usize, usize)>,
     /// The limit was lowered, and free pieces have not been given back since.
     shrunk: bool,
+    /// When the system last had no memory, until it has some again.
+    refused: Option<Instant>,
     stopped: bool,
 }
 
@@ -78,12 +90,15 @@ impl Arena {
         let inner = Inner {
             chunks: Vec::new(),
             resident: Vec::new(),
+            broken: Vec::new(),
+            broken_count: 0,
             mappings: Vec::new(),
             free: std::array::from_fn(|_| BTreeSet::new()),
             chunks_max: 0,
             idle_resident: 0,
             wanted: None,
             shrunk: false,
+            refused: None,
             stopped: false,
         };
         let arena = Arena { inner: Mutex::new(inner), ahead: Condvar::new() };
@@ -120,7 +135,9 @@ impl Arena {
                     free.remove(number);
                 });
                 let starts: Vec<NonNull<u8>> = pieces.iter().map(|number| inner.memory(*number)).collect();
+                let broken = inner.break_chunks(&pieces);
                 drop(inner);
+                broken.into_iter().for_each(|chunk| system::use_huge_pages(chunk, CHUNK_BYTES, false));
                 for (number, start) in pieces.into_iter().zip(starts) {
                     system::give_back(start, BLOCK_SIZE << order);
                     self.free(number, order);
@@ -133,7 +150,7 @@ impl Arena {
     pub fn alloc(&self, order: Order) -> Option<Piece> {
         let mut inner = self.inner.lock();
         let mut from = (order..=ORDER_MAX).find(|o| !inner.free[*o as usize].is_empty());
-        if from.is_none() && inner.grow() {
+        if from.is_none() && inner.grow(Instant::now, system::map) {
             from = Some(ORDER_MAX);
         }
         let mut at = from?;
@@ -167,15 +184,20 @@ impl Arena {
             inner.free[order as usize].insert(number);
             return;
         }
-        if inner.idle_resident < IDLE_CHUNKS {
+        let chunk = (number / CHUNK_BLOCKS) as usize;
+        let was_broken = std::mem::take(&mut inner.broken[chunk]);
+        inner.broken_count -= usize::from(was_broken);
+        if !was_broken && inner.idle_resident < IDLE_CHUNKS {
             inner.idle_resident += 1;
             inner.free[order as usize].insert(number);
             return;
         }
         // The chunk is in no set meanwhile, so it is ours.
-        let chunk = (number / CHUNK_BLOCKS) as usize;
         let start = inner.chunks[chunk];
         drop(inner);
+        if was_broken {
+            system::use_huge_pages(start, CHUNK_BYTES, true);
+        }
         let gone = system::give_back(start, CHUNK_BYTES);
         let mut inner = self.inner.lock();
         inner.resident[chunk] = !gone;
@@ -233,23 +255,50 @@ impl Inner {
         (!self.resident[chunk]).then_some(chunk)
     }
 
+    /// Notes that free pieces of these chunks are given back. Returns the chunks that are to be kept off huge pages and are
+    /// not yet. Their pieces are in no set meanwhile, so none of them is wholly free before the caller has done it.
+    fn break_chunks(&mut self, pieces: &[u32]) -> Vec<NonNull<u8>> {
+        let mut fresh = Vec::new();
+        for number in pieces {
+            let chunk = (number / CHUNK_BLOCKS) as usize;
+            if !self.broken[chunk] && self.broken_count < BROKEN_MAX {
+                self.broken[chunk] = true;
+                self.broken_count += 1;
+                fresh.push(self.chunks[chunk]);
+            }
+        }
+        fresh
+    }
+
     /// Adds chunks to the free set; false if the limit or the system does not allow it.
-    fn grow(&mut self) -> bool {
+    fn grow(
+        &mut self,
+        now: impl FnOnce() -> Instant,
+        map: impl FnOnce(usize) -> Option<NonNull<u8>>,
+    ) -> bool {
         let count = BATCH_CHUNKS.min(self.chunks_max.saturating_sub(self.chunks.len()));
         if count == 0 {
             return false;
         }
+        let now = now();
+        if self.refused.is_some_and(|at| now.saturating_duration_since(at) < REFUSED_PAUSE) {
+            return false;
+        }
         let bytes = (count + 1) * CHUNK_BYTES;
-        let Some(start) = system::map(bytes) else {
-            tracing::warn!(bytes, "the system has no memory for the cache");
+        let Some(start) = map(bytes) else {
+            if self.refused.replace(now).is_none() {
+                tracing::warn!(bytes, "the system has no memory for the cache");
+            }
             return false;
         };
+        self.refused = None;
         self.mappings.push((start, bytes));
         let skip = start.as_ptr().align_offset(CHUNK_BYTES);
         for i in 0..count {
             // SAFETY: `skip` is below one chunk and the mapping has one chunk more than it is cut into.
             self.chunks.push(unsafe { start.add(skip + i * CHUNK_BYTES) });
             self.resident.push(false);
+            self.broken.push(false);
             self.free[ORDER_MAX as usize].insert((self.chunks.len() as u32 - 1) * CHUNK_BLOCKS);
         }
         true
@@ -284,9 +333,17 @@ mod system {
         let start =
             unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags) }
                 .ok()?;
-        // SAFETY: the range was just mapped; huge pages are only advice, so a refusal does not matter.
-        let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
-        NonNull::new(start.cast())
+        let start = NonNull::new(start.cast())?;
+        use_huge_pages(start, bytes, true);
+        Some(start)
+    }
+
+    /// Whether the kernel may back a range with huge pages.
+    pub fn use_huge_pages(start: NonNull<u8>, bytes: usize, huge: bool) {
+        let advice = if huge { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
+        // SAFETY: the range is of our own mapping. Huge pages are only advice, which changes no byte, so a refusal does
+        // not matter.
+        let _ = unsafe { madvise(start.as_ptr().cast(), bytes, advice) };
     }
 
     /// Whether the memory went back; it then reads as zeros.
@@ -342,6 +399,8 @@ mod system {
         NonNull::new(unsafe { alloc_zeroed(Layout::from_size_align(bytes, 4096).ok()?) })
     }
 
+    pub fn use_huge_pages(_start: NonNull<u8>, _bytes: usize, _huge: bool) {}
+
     pub fn give_back(_start: NonNull<u8>, _bytes: usize) -> bool {
         false
     }
@@ -371,95 +430,4 @@ mod system {
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]
-mod tests {
-    use super::*;
-    use quire_base::random::Random;
-
-    #[test]
-    fn pieces_never_overlap_and_merge_again() {
-        let arena = Arena::new(8 << 20);
-        let mut random = Random::seeded(11);
-        let mut held: Vec<(Piece, Order)> = Vec::new();
-        let mut used = vec![false; 6 * CHUNK_BLOCKS as usize];
-        for _ in 0..20_000 {
-            if random.one_in(2) {
-                let order = random.below(u64::from(ORDER_MAX) + 1) as Order;
-                if let Some(piece) = arena.alloc(order) {
-                    assert_eq!(piece.number % (1 << order), 0);
-                    assert_eq!(piece.memory.as_ptr() as usize % (BLOCK_SIZE << order), 0);
-                    let range = piece.number as usize..piece.number as usize + (1 << order);
-                    assert!(used[range.clone()].iter().all(|used| !used));
-                    used[range].fill(true);
-                    held.push((piece, order));
-                }
-            } else if !held.is_empty() {
-                let (piece, order) = held.swap_remove(random.below(held.len() as u64) as usize);
-                used[piece.number as usize..piece.number as usize + (1 << order)].fill(false);
-                arena.free(piece.number, order);
-            }
-        }
-        held.drain(..).for_each(|(piece, order)| arena.free(piece.number, order));
-        // Everything has merged: all six chunks can be had whole, and no seventh.
-        assert_eq!((0..7).filter_map(|_| arena.alloc(ORDER_MAX)).count(), 6);
-    }
-
-    #[test]
-    fn the_next_chunk_has_its_memory_before_it_is_taken() {
-        let arena = Arena::new(64 << 20);
-        std::thread::scope(|scope| {
-            scope.spawn(|| arena.work_ahead());
-            for taken in 1..=3 {
-                let piece = arena.alloc(ORDER_MAX).unwrap();
-                // SAFETY: a whole chunk that is ours.
-                unsafe { piece.memory.as_ptr().write_bytes(taken as u8, CHUNK_BYTES) };
-                let start = std::time::Instant::now();
-                while arena.resident_bytes() < (taken + 1) * CHUNK_BYTES as u64 {
-                    assert!(start.elapsed().as_secs() < 20, "nothing is touched ahead: {arena:?}");
-                    std::thread::yield_now();
-                }
-                // SAFETY: as above.
-                assert_eq!(unsafe { piece.memory.as_ptr().add(CHUNK_BYTES - 1).read() }, taken as u8);
-            }
-            arena.stop_ahead(true);
-        });
-        assert_eq!(arena.inner.lock().idle_resident, 1);
-    }
-
-    #[test]
-    fn idle_chunks_give_their_memory_back() {
-        let arena = Arena::new(64 << 20);
-        let held: Vec<Piece> = (0..30).map(|_| arena.alloc(ORDER_MAX).unwrap()).collect();
-        assert_eq!(arena.resident_bytes(), 30 * CHUNK_BYTES as u64);
-        held.iter().for_each(|piece| arena.free(piece.number, ORDER_MAX));
-        assert_eq!(arena.resident_bytes(), (IDLE_CHUNKS * CHUNK_BYTES) as u64);
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "nothing is given back there")]
-    fn a_lower_limit_gives_back_what_is_free_between() {
-        let arena = Arena::new(32 << 20);
-        let mut held: Vec<Piece> = (0..16 * CHUNK_BLOCKS / 8).map(|_| arena.alloc(3).unwrap()).collect();
-        let fill = |piece: &Piece, byte| {
-            // SAFETY: the piece is ours.
-            unsafe { piece.memory.as_ptr().write_bytes(byte, BLOCK_SIZE << 3) };
-        };
-        // SAFETY: the arena's memory stays mapped and nobody writes to it now.
-        let byte = |piece: &Piece, at: usize| unsafe { piece.memory.as_ptr().add(at).read() };
-        held.iter().for_each(|piece| fill(piece, 7));
-        let kept: Vec<Piece> = held.iter().step_by(5).copied().collect();
-        held.retain(|piece| !kept.contains(piece));
-        held.iter().for_each(|piece| arena.free(piece.number, 3));
-        arena.give_back_pieces();
-        assert!(held.iter().all(|piece| byte(piece, 0) == 7), "the limit is as before");
-        arena.set_limit(8 << 20);
-        arena.give_back_pieces();
-        let ends = [0, (BLOCK_SIZE << 3) - 1];
-        assert!(held.iter().all(|piece| ends.iter().all(|at| byte(piece, *at) == 0)));
-        assert!(kept.iter().all(|piece| ends.iter().all(|at| byte(piece, *at) == 7)));
-        // They can be had again, and merge.
-        let mut again: Vec<Piece> = held.iter().map(|_| arena.alloc(3).unwrap()).collect();
-        again.extend(&kept);
-        again.iter().for_each(|piece| arena.free(piece.number, 3));
-        assert!(arena.alloc(ORDER_MAX).is_some());
-    }
-}
+mod tests;
