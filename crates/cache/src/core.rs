@@ -19,6 +19,7 @@ use crate::park::Parking;
 use crate::slab::Slab;
 use quire_base::patience;
 use quire_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use quire_base::sync::time::Instant;
 use quire_base::sync::{Arc, Condvar, Mutex, RwLock, Weak};
 use quire_base::{BLOCK_SIZE, Clock, Error, ErrorKind, Result};
 use quire_device::Device;
@@ -29,16 +30,36 @@ use std::time::Duration;
 pub(crate) const BLOCK_COST: u64 = BLOCK_SIZE as u64 + header_bytes(0) + ENTRY_BYTES;
 
 /// How long a thread waits for memory or for the dirty limit before it gives up, while nothing at all gets clean.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// Looks without success after which a thread that has no background threads gives up.
 const STEPS_MAX: u32 = 64;
 /// How long a thread that waits for memory sleeps at a time.
 const MEMORY_NAP: Duration = Duration::from_millis(10);
 
-/// What a thread has waited for memory since something last became clean.
+/// Since when nothing has become clean, as far as a waiting thread has seen.
 #[derive(Default)]
-struct MemoryWait {
-    waited: Duration,
+pub(crate) struct Standstill(Option<(u64, Instant)>);
+
+impl Standstill {
+    /// How long it has lasted, now that so many blocks have become clean.
+    pub fn look(&mut self, cleaned_blocks: u64, now: Instant) -> Duration {
+        match self.0 {
+            Some((before, since)) if before == cleaned_blocks => now.saturating_duration_since(since),
+            _ => {
+                self.0 = Some((cleaned_blocks, now));
+                Duration::ZERO
+            }
+        }
+    }
+}
+
+/// What an operation has met while it waited for memory.
+#[derive(Default)]
+pub(crate) struct MemoryWait {
+    /// The arena has been short for it.
+    was_short: bool,
+    standstill: Standstill,
+    /// Looks without success, where no background threads run.
     steps: u32,
 }
 
@@ -198,19 +219,25 @@ impl Core {
     }
 
     /// After a folio could not be made from `room`: fills it up to `bytes`. If it had as much already, then the arena
-    /// is what is short, and something must be reclaimed.
-    pub fn refill_room(self: &Arc<Core>, room: &mut Room<'_>, bytes: u64) -> Result<()> {
+    /// is what is short, and something must be reclaimed. `wait` is the operation's, from its first try to its last.
+    pub fn refill_room(
+        self: &Arc<Core>,
+        room: &mut Room<'_>,
+        bytes: u64,
+        wait: &mut MemoryWait,
+    ) -> Result<()> {
         if room.bytes() < bytes {
             return self.fill_room(room, bytes);
         }
-        let mut wait = MemoryWait::default();
         loop {
             patience::check("memory of the cache")?;
+            // What is clean may be no more than the folios that this operation makes and lets go of again. So from the second
+            // shortage on something has to be written.
+            if std::mem::replace(&mut wait.was_short, true) && !self.await_memory(wait, true) {
+                break;
+            }
             if crate::reclaim::reclaim(self, bytes.max(1 << 20)) > 0 {
                 return Ok(());
-            }
-            if !self.await_memory(&mut wait, true) {
-                break;
             }
         }
         Err(Error::new(
@@ -226,7 +253,7 @@ impl Core {
         let is_running = self.running.load(Ordering::Acquire);
         if write || !is_running {
             if crate::flusher::write_some(self, true) {
-                *wait = MemoryWait::default();
+                *wait = MemoryWait { was_short: wait.was_short, ..MemoryWait::default() };
                 return true;
             }
             if !is_running {
@@ -236,13 +263,8 @@ impl Core {
             }
         }
         self.kick_flusher();
-        let cleaned = self.cleaned_blocks.load(Ordering::Relaxed);
         self.wait_for_progress(MEMORY_NAP);
-        wait.waited += MEMORY_NAP;
-        if self.cleaned_blocks.load(Ordering::Relaxed) != cleaned {
-            wait.waited = Duration::ZERO;
-        }
-        wait.waited < PATIENCE
+        wait.standstill.look(self.cleaned_blocks.load(Ordering::Relaxed), Instant::now()) < PATIENCE
     }
 
     /// Makes a folio from `room`; `None` when room or arena are short.
@@ -387,5 +409,23 @@ impl Core {
     pub fn pause(&self, time: Duration) {
         let mut guard = self.sleepers.lock();
         self.never.wait_for(&mut guard, time);
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    /// A look counted as ten milliseconds, however long it took and however soon it was woken.
+    #[test]
+    fn a_standstill_lasts_as_long_as_the_clock_says() {
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        let mut standstill = Standstill::default();
+        assert_eq!(standstill.look(7, at(0)), Duration::ZERO);
+        assert_eq!(standstill.look(7, at(0)), Duration::ZERO);
+        assert_eq!(standstill.look(7, at(25_000)), Duration::from_secs(25));
+        assert_eq!(standstill.look(8, at(40_000)), Duration::ZERO);
+        assert_eq!(standstill.look(8, at(70_000)), PATIENCE);
     }
 }

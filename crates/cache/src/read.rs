@@ -13,7 +13,7 @@
 //! Neighbours: [`crate::segment`] has the argument, [`crate::fill`] the misses.
 
 use crate::copy;
-use crate::core::BLOCK_COST;
+use crate::core::{BLOCK_COST, MemoryWait};
 use crate::folio::{Folio, FolioRef, SEGMENTS_MAX};
 use crate::hints::Pattern;
 use crate::index::Pins;
@@ -215,6 +215,7 @@ impl Mapping {
     fn read_piece(&self, offset: u64, buf: &mut [u8], size: &dyn Fn() -> u64) -> Result<usize> {
         self.core.metrics.reads_locked.add(1);
         let mut room = crate::budget::Room::empty(&self.core.budget);
+        let mut wait = MemoryWait::default();
         loop {
             let seen = size();
             let len = clip(offset, buf.len(), seen);
@@ -227,7 +228,7 @@ impl Mapping {
             self.core.fill_room(&mut room, missing * BLOCK_COST)?;
             let mut pins = Pins::new();
             if let Err(short) = self.pin_or_make(first, end, blocks_for(seen), &mut pins, &mut room) {
-                self.core.refill_room(&mut room, short.0)?;
+                self.core.refill_room(&mut room, short.0, &mut wait)?;
                 continue;
             }
             self.fill_for_read(&pins, first, end, blocks_for(seen))?;

@@ -7,18 +7,17 @@
 //!
 //! Neighbours: [`crate::write`] calls it before the gate, [`crate::flusher`] does the work.
 
-use crate::core::Core;
+use crate::core::{Core, PATIENCE, Standstill};
 use crate::flusher;
 use quire_base::patience;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
+use quire_base::sync::time::Instant;
 use quire_base::{Error, ErrorKind, Result};
 use std::time::Duration;
 
 /// Longest single pause.
 const PAUSE_MAX: Duration = Duration::from_millis(200);
-/// How long a writer is stopped while nothing at all becomes clean.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// Steps without effect after which a writer without background threads gives up.
 const STEPS_MAX: u32 = 64;
 
@@ -102,16 +101,11 @@ fn pause(core: &Core, bytes: u64, fullness: f64) {
 fn stop(core: &Core, bytes: u64, limit: u64) -> Result<()> {
     const LOOK: Duration = Duration::from_millis(20);
     core.metrics.throttle_stops.add(1);
-    let mut waited = Duration::ZERO;
+    let mut standstill = Standstill::default();
     while core.dirty_bytes() + bytes > limit {
-        let before = core.cleaned_blocks.load(Ordering::Relaxed);
         core.kick_flusher();
         core.wait_for_progress(LOOK);
-        waited = if core.cleaned_blocks.load(Ordering::Relaxed) == before {
-            waited + LOOK
-        } else {
-            Duration::ZERO
-        };
+        let waited = standstill.look(core.cleaned_blocks.load(Ordering::Relaxed), Instant::now());
         if waited >= PATIENCE || !core.running.load(Ordering::Acquire) {
             return Err(stuck(core));
         }

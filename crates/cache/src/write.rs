@@ -16,7 +16,7 @@
 use crate::bits::masks;
 use crate::budget::Room;
 use crate::copy;
-use crate::core::BLOCK_COST;
+use crate::core::{BLOCK_COST, MemoryWait};
 use crate::folio::FolioPin;
 use crate::index::Pins;
 use crate::mapping::{BLOCKS_END, Mapping};
@@ -124,9 +124,10 @@ impl Mapping {
         let head = (!offset.is_multiple_of(BLOCK_SIZE as u64)).then_some(first);
         let tail = (!bytes_end.is_multiple_of(BLOCK_SIZE as u64)).then_some(end - 1);
         let mut pins = Pins::new();
+        let mut wait = MemoryWait::default();
         loop {
             if let Err(short) = self.pin_or_make(first, end, BLOCKS_END, &mut pins, &mut room) {
-                self.core.refill_room(&mut room, short.0)?;
+                self.core.refill_room(&mut room, short.0, &mut wait)?;
                 continue;
             }
             self.learn_homes(&pins, first, end)?;
