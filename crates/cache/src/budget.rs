@@ -3,7 +3,8 @@
 //! Invariant: `used` never exceeds `limit` by charging (a limit that is lowered is reached by reclaim). Every
 //! folio's data, header and index entry is charged before it is made, from a [`Room`] that the operation filled
 //! before it locked anything. Index nodes, which nobody can wait for, are charged without asking; a sliver of the
-//! limit is kept for them.
+//! limit is kept for them. What is made once and recycled for ever (headers, nodes, the ghosts' table) is *fixed*: no
+//! limit may be so low that it leaves too little beside it.
 //!
 //! Neighbours: [`crate::reclaim`] makes room, [`crate::mapping`] uses it.
 
@@ -17,12 +18,13 @@ const SLIVER_MAX: u64 = 1 << 20;
 pub struct Budget {
     used: AtomicU64,
     limit: AtomicU64,
+    fixed: AtomicU64,
 }
 
 impl Budget {
     /// Nothing used.
     pub fn new(limit: u64) -> Budget {
-        Budget { used: AtomicU64::new(0), limit: AtomicU64::new(limit) }
+        Budget { used: AtomicU64::new(0), limit: AtomicU64::new(limit), fixed: AtomicU64::new(0) }
     }
 
     /// Bytes charged.
@@ -38,6 +40,22 @@ impl Budget {
     /// Charges `bytes` whether they fit or not: what comes next has to wait for it.
     pub fn charge_over(&self, bytes: u64) {
         self.used.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes charged that are never given back.
+    pub fn fixed(&self) -> u64 {
+        self.fixed.load(Ordering::Relaxed)
+    }
+
+    /// As [`Budget::charge_over`], for ever.
+    pub fn charge_fixed(&self, bytes: u64) {
+        self.charge_over(bytes);
+        self.fix(bytes);
+    }
+
+    /// Notes that `bytes`, charged already, are for ever.
+    pub fn fix(&self, bytes: u64) {
+        self.fixed.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Allows another number of bytes.

@@ -133,10 +133,18 @@ impl Cache {
         crate::throttle::throttle(&self.core, bytes)
     }
 
-    /// Changes the byte limit, and the dirty limits in proportion. What is over it leaves soon.
+    /// Changes the byte limit, and the dirty limits in proportion to what it leaves for folios. What is over it leaves
+    /// soon. Refuses a limit that leaves too little: the tables that the cache has made so far stay.
     pub fn set_limit(&self, limit_bytes: u64) -> Result<()> {
-        let mut config = CacheConfig::new(limit_bytes);
+        let fixed = self.core.budget.fixed();
+        let mut config = CacheConfig::new(limit_bytes.saturating_sub(fixed));
         config.batch_bytes = self.core.config.batch_bytes;
+        let least = fixed + config.limit_bytes_min();
+        if limit_bytes < least {
+            return Err(Error::invalid(format!(
+                "a cache of {limit_bytes} bytes is too small: it needs at least {least}, {fixed} of them for its tables"
+            )));
+        }
         config.check()?;
         self.core.dirty_background_bytes.store(config.dirty_background_bytes, Ordering::Relaxed);
         self.core.dirty_limit_bytes.store(config.dirty_limit_bytes, Ordering::Relaxed);

@@ -120,7 +120,7 @@ impl Core {
     pub fn new(config: CacheConfig, device: Arc<Device>, clock: Clock) -> Core {
         let ghosts = Ghosts::new(config.limit_bytes);
         let budget = Budget::new(config.limit_bytes);
-        budget.charge_over(ghosts.bytes());
+        budget.charge_fixed(ghosts.bytes());
         Core {
             device,
             clock,
@@ -292,7 +292,10 @@ impl Core {
             }
             return None;
         };
-        let folio = header.unwrap_or_else(|| self.slab.create(order));
+        let folio = header.unwrap_or_else(|| {
+            self.budget.fix(new_header);
+            self.slab.create(order)
+        });
         let wanted_back = crate::reclaim::is_wanted_back(self, mapping.inode, start);
         let heat = crate::reclaim::newborn(self, order, wanted_back);
         folio.begin(mapping.number, start, piece.memory, piece.number, heat);

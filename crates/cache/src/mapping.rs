@@ -273,7 +273,7 @@ impl Mapping {
         let kept = |number: &u32| keep >> number & 1 != 0;
         let header = |_| {
             core.slab.recycle(order).unwrap_or_else(|| {
-                core.budget.charge_over(header_bytes(order));
+                core.budget.charge_fixed(header_bytes(order));
                 core.slab.create(order)
             })
         };

@@ -98,7 +98,7 @@ impl NodeSlab {
         let mut lists = self.lists.lock();
         let node = lists.free[level.min(HINTS_FROM)].pop().unwrap_or_else(|| {
             let node = Node::of_level(level);
-            budget.charge_over(size_of_val(&*node) as u64);
+            budget.charge_fixed(size_of_val(&*node) as u64);
             let node = NonNull::from(Box::leak(node));
             lists.all.push(node);
             node

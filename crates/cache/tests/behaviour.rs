@@ -273,6 +273,38 @@ fn a_lower_limit_takes_effect() {
     assert_eq!(file.read(3 << 20, 1 << 20).unwrap(), pattern(3, 1 << 20));
 }
 
+/// A limit below what the cache's tables take, which stay, was accepted: nothing fitted any more, and every write and
+/// miss failed after it had waited for memory.
+#[test]
+fn a_limit_leaves_room_beside_the_tables() {
+    let world = World::new(roomy());
+    let file = world.file();
+    // Folios of a block each, far apart: headers and index nodes.
+    for i in 0..16_000 {
+        file.write(i * 64 * BS, &[1; 4096]).unwrap();
+    }
+    world.cache.write_back_all().unwrap();
+    let refused = world.cache.set_limit(6 << 20).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Invalid);
+    let text = refused.to_string();
+    let least = text.split("at least ").nth(1).and_then(|rest| rest.split(',').next()).expect(&text);
+    let least: u64 = least.parse().unwrap();
+    assert!((8 << 20..32 << 20).contains(&least), "{text}");
+    assert_eq!(world.cache.set_limit(least - 1).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(world.cache.usage().limit_bytes, 64 << 20);
+    world.cache.set_limit(least).unwrap();
+    assert!(world.cache.usage().used_bytes <= least);
+    for i in 0..16 {
+        file.write((i << 20) + 17, &pattern(i, 1 << 20)).unwrap();
+        assert!(world.cache.usage().used_bytes <= least);
+        assert!(world.cache.usage().dirty_bytes <= 3 << 20);
+    }
+    for i in 0..15 {
+        let written = file.read((i << 20) + 17, 1 << 20).unwrap();
+        assert!(written == pattern(i, 1 << 20), "piece {i}");
+    }
+}
+
 #[test]
 fn unfinished_blocks_are_reported_in_order() {
     let world = World::new(roomy());
