@@ -53,32 +53,41 @@ pub struct Piece {
 }
 
 /// See the module's documentation.
+#[repr(align(64))]
 pub struct Arena {
     inner: Mutex<Inner>,
     /// Something is wanted ahead, or the thread that works ahead is to end.
     ahead: Condvar,
 }
 
+/// In this order: each taking of a piece writes the first line, behind the lock, and one set of `free`.
+#[repr(C)]
 struct Inner {
+    idle_resident: usize,
+    /// A free chunk without memory that is likely to be taken next, and the CPU that is busy with the one before.
+    wanted: Option<(usize, usize)>,
+    free: [BTreeSet<u32>; ORDER_MAX as usize + 1],
     /// Start of each chunk.
     chunks: Vec<NonNull<u8>>,
     /// Chunks whose memory the system may have given us.
     resident: Vec<bool>,
+    chunks_max: usize,
+    /// The limit was lowered, and free pieces have not been given back since.
+    shrunk: bool,
+    stopped: bool,
+    /// What is looked at when whole chunks come and go; apart, to keep the rest on few lines.
+    rare: Box<Rare>,
+}
+
+#[derive(Default)]
+struct Rare {
     /// Chunks that are kept off huge pages, as pieces of them were given back, and how many there are.
     broken: Vec<bool>,
     broken_count: usize,
     /// Mappings, to unmap at the end: start and length.
     mappings: Vec<(NonNull<u8>, usize)>,
-    free: [BTreeSet<u32>; ORDER_MAX as usize + 1],
-    chunks_max: usize,
-    idle_resident: usize,
-    /// A free chunk without memory that is likely to be taken next, and the CPU that is busy with the one before.
-    wanted: Option<(usize, usize)>,
-    /// The limit was lowered, and free pieces have not been given back since.
-    shrunk: bool,
     /// When the system last had no memory, until it has some again.
     refused: Option<Instant>,
-    stopped: bool,
 }
 
 // SAFETY: the pointers are to memory that the arena owns; access to the tables is under the mutex.
@@ -90,16 +99,13 @@ impl Arena {
         let inner = Inner {
             chunks: Vec::new(),
             resident: Vec::new(),
-            broken: Vec::new(),
-            broken_count: 0,
-            mappings: Vec::new(),
             free: std::array::from_fn(|_| BTreeSet::new()),
             chunks_max: 0,
             idle_resident: 0,
             wanted: None,
             shrunk: false,
-            refused: None,
             stopped: false,
+            rare: Box::default(),
         };
         let arena = Arena { inner: Mutex::new(inner), ahead: Condvar::new() };
         arena.set_limit(bytes_max);
@@ -185,8 +191,8 @@ impl Arena {
             return;
         }
         let chunk = (number / CHUNK_BLOCKS) as usize;
-        let was_broken = std::mem::take(&mut inner.broken[chunk]);
-        inner.broken_count -= usize::from(was_broken);
+        let was_broken = std::mem::take(&mut inner.rare.broken[chunk]);
+        inner.rare.broken_count -= usize::from(was_broken);
         if !was_broken && inner.idle_resident < IDLE_CHUNKS {
             inner.idle_resident += 1;
             inner.free[order as usize].insert(number);
@@ -261,9 +267,9 @@ impl Inner {
         let mut fresh = Vec::new();
         for number in pieces {
             let chunk = (number / CHUNK_BLOCKS) as usize;
-            if !self.broken[chunk] && self.broken_count < BROKEN_MAX {
-                self.broken[chunk] = true;
-                self.broken_count += 1;
+            if !self.rare.broken[chunk] && self.rare.broken_count < BROKEN_MAX {
+                self.rare.broken[chunk] = true;
+                self.rare.broken_count += 1;
                 fresh.push(self.chunks[chunk]);
             }
         }
@@ -281,24 +287,24 @@ impl Inner {
             return false;
         }
         let now = now();
-        if self.refused.is_some_and(|at| now.saturating_duration_since(at) < REFUSED_PAUSE) {
+        if self.rare.refused.is_some_and(|at| now.saturating_duration_since(at) < REFUSED_PAUSE) {
             return false;
         }
         let bytes = (count + 1) * CHUNK_BYTES;
         let Some(start) = map(bytes) else {
-            if self.refused.replace(now).is_none() {
+            if self.rare.refused.replace(now).is_none() {
                 tracing::warn!(bytes, "the system has no memory for the cache");
             }
             return false;
         };
-        self.refused = None;
-        self.mappings.push((start, bytes));
+        self.rare.refused = None;
+        self.rare.mappings.push((start, bytes));
         let skip = start.as_ptr().align_offset(CHUNK_BYTES);
         for i in 0..count {
             // SAFETY: `skip` is below one chunk and the mapping has one chunk more than it is cut into.
             self.chunks.push(unsafe { start.add(skip + i * CHUNK_BYTES) });
             self.resident.push(false);
-            self.broken.push(false);
+            self.rare.broken.push(false);
             self.free[ORDER_MAX as usize].insert((self.chunks.len() as u32 - 1) * CHUNK_BLOCKS);
         }
         true
@@ -307,7 +313,7 @@ impl Inner {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        for (start, bytes) in std::mem::take(&mut self.inner.get_mut().mappings) {
+        for (start, bytes) in std::mem::take(&mut self.inner.get_mut().rare.mappings) {
             system::unmap(start, bytes);
         }
     }

@@ -134,7 +134,7 @@ fn a_chunk_with_pieces_given_back_is_kept_off_huge_pages_until_it_is_free() {
     first.iter().for_each(|piece| arena.free(piece.number, 3));
     assert!(has(0, "hg") && !has(0, "nh"));
     assert_eq!(arena.resident_bytes(), before - CHUNK_BYTES as u64, "what is left of it goes back as well");
-    assert_eq!(arena.inner.lock().broken_count, 0);
+    assert_eq!(arena.inner.lock().rare.broken_count, 0);
     second.iter().for_each(|piece| arena.free(piece.number, 3));
     assert_eq!(arena.resident_bytes(), before - CHUNK_BYTES as u64);
 }
@@ -157,5 +157,5 @@ fn a_system_that_refused_is_left_alone_for_a_while() {
     assert_eq!(asked, 3);
     assert!(!inner.grow(|| start + Duration::from_millis(250), system::map));
     assert!(inner.grow(|| start + Duration::from_millis(300), system::map));
-    assert_eq!(inner.refused, None);
+    assert_eq!(inner.rare.refused, None);
 }
