@@ -108,6 +108,21 @@ fn a_mount_shown_under_another_name() {
     }
 }
 
+/// Where nobody collects ended processes (a container whose first process does not), umount waited for the server's entry to
+/// leave the table of processes.
+#[test]
+fn an_ended_server_that_nobody_collects_is_not_waited_for() {
+    if !can_mount("an_ended_server_that_nobody_collects_is_not_waited_for") {
+        return;
+    }
+    // Servers become children of this process, which never looks at them.
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
+    let place = Place::with_volume();
+    expect(&place.mount(""), 0, &[]);
+    expect(&place.umount(), 0, &[]);
+    rustix::process::set_child_subreaper(None).unwrap();
+}
+
 #[test]
 fn a_stop_signal_unmounts_and_closes() {
     if !can_mount("a_stop_signal_unmounts_and_closes") {

@@ -34,7 +34,11 @@ pub fn run(arguments: &Umount) -> Outcome {
     mount::unmount(&dir, Unmount::Plain)?;
     let slow = || eprintln!("quire: waiting until everything is on disk");
     let closed = match server {
-        Some(process) => image::wait_until(|| !process.exists(), PATIENCE, slow),
+        // A process that has ended may stay in the table, without a command line, until its parent looks at it.
+        Some(process) => {
+            let has_ended = || mount_point_of(&process).as_deref() != Some(dir.as_path());
+            image::wait_until(has_ended, PATIENCE, slow)
+        }
         None => image::wait_until_closed(&entry.source, PATIENCE, slow),
     };
     if closed {
@@ -46,8 +50,8 @@ pub fn run(arguments: &Umount) -> Outcome {
     ))
 }
 
-/// The folder in `/proc` of the background server, not this process, that has `operand` (a volume or a mount point, absolute) on its
-/// command line.
+/// The folder in `/proc` of the background server, not this process, that has `operand` (a volume or a mount point,
+/// absolute) on its command line.
 pub fn server_of(operand: &Path) -> Option<PathBuf> {
     std::fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path()).find(|process| {
         let number = process.file_name().and_then(|name| name.to_str()?.parse::<u32>().ok());
