@@ -17,7 +17,7 @@
 //! Two ways to run them: libFuzzer (`scripts/fuzz`, for long runs; `fuzz_targets/` has the entry points), and
 //! [`replay`], which needs no special compiler: the kept corpus and seeded mutations of it, as part of the tests.
 //!
-//! Neighbours: `docs/fuzzing.md` says how to run, keep and reduce inputs.
+//! Neighbours: `docs/testing.md` says how to run, keep and reduce inputs.
 
 pub mod blocks;
 pub mod edits;
