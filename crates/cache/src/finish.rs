@@ -61,12 +61,6 @@ impl WriteRun {
         state.pending == 0
     }
 
-    /// Whether the backing has put its record into the journal already, so that the journal can be written beside it.
-    pub fn is_recorded(&self) -> bool {
-        let state = self.state.lock();
-        state.placement.as_ref().is_some_and(|placement| self.backing.is_recorded(placement))
-    }
-
     /// What follows the last request.
     pub fn finish(&self) {
         let core = &self.mapping.core;

@@ -99,8 +99,8 @@ impl Mapping {
         self.wait_write_back(start, end).and(outcome)
     }
 
-    /// As [`Mapping::start_write_back`], for callers who wait next: a single request, with nothing to be done beside it,
-    /// the caller writes himself, which spares three changes of threads.
+    /// As [`Mapping::start_write_back`], for callers who wait next: the calling thread writes a single request itself,
+    /// which saves three changes of threads.
     pub fn start_forced(&self, start: u64, end: u64) -> Result<()> {
         let mut outbox = Outbox::new(self.core.clone());
         let outcome = self.gather(&mut outbox, start, end.min(BLOCKS_END), true, u64::MAX);

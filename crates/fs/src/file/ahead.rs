@@ -3,8 +3,11 @@
 //! New data that is forced takes two flushes when its blocks held something before: one between data and record (J1), one
 //! behind the record. In blocks zeroed ahead ([`quire_alloc::ahead`]) it takes one. Whichever of data and record a crash
 //! keeps, the block shows zeros or the data. So the record does not wait for the data: it is journaled when the blocks
-//! are chosen, the journal write goes to the device beside the data, and one flush behind both makes them durable. Until
-//! then nobody has been told that the data is durable, and growth that was not written reads as zeros.
+//! are chosen, the journal write needs no flush before it, and one flush behind both makes them durable. Until then
+//! nobody has been told that the data is durable, and growth that was not written reads as zeros.
+//!
+//! The calling thread writes data that is a single request itself, and then the journal, unless another thread leads
+//! the group commit. Threads that come together write their data each for itself and share the rest.
 //!
 //! Who: an fsync, fdatasync or synchronous write, for what it writes back itself ([`Forcing`]); never writeback in the
 //! background, which nobody waits for, and never more than a few blocks at a time.
