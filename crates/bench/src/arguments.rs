@@ -97,6 +97,24 @@ pub enum Workload {
         #[command(flatten)]
         options: Creat,
     },
+    /// What a small durable overwrite takes, idle and beside others; --seconds holds for each of the two
+    Tail {
+        /// Options of every workload.
+        #[command(flatten)]
+        common: Common,
+        /// Options of this one.
+        #[command(flatten)]
+        options: Tail,
+    },
+    /// Many small files created, looked at and deleted with bounded memory; runs to its end whatever --seconds says
+    Scale {
+        /// Options of every workload.
+        #[command(flatten)]
+        common: Common,
+        /// Options of this one.
+        #[command(flatten)]
+        options: Scale,
+    },
 }
 
 impl Workload {
@@ -108,7 +126,9 @@ impl Workload {
             | Workload::Fsync { common, .. }
             | Workload::Append { common, .. }
             | Workload::Orphan { common, .. }
-            | Workload::Creat { common, .. } => common,
+            | Workload::Creat { common, .. }
+            | Workload::Tail { common, .. }
+            | Workload::Scale { common, .. } => common,
         }
     }
 }
@@ -301,6 +321,67 @@ pub struct Creat {
     /// A directory for each thread
     #[arg(long)]
     pub private_dirs: bool,
+}
+
+/// What runs beside the measured threads of `tail`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Disturber {
+    /// Two threads that write large files and make them durable.
+    Bulk,
+    /// One thread that appends to a file that another makes durable ten times a second.
+    Append,
+    /// One thread that unlinks large files.
+    Delete,
+    /// Two threads that create and unlink.
+    Create,
+}
+
+impl Disturber {
+    /// As in `--with`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Disturber::Bulk => "bulk",
+            Disturber::Append => "append",
+            Disturber::Delete => "delete",
+            Disturber::Create => "create",
+        }
+    }
+}
+
+/// `tail`.
+#[derive(Clone, Debug, Args)]
+#[group(skip)]
+pub struct Tail {
+    /// Threads that are measured
+    #[arg(long, default_value = "1", value_parser = some_threads)]
+    pub threads: usize,
+    /// What runs beside them in the second phase, separated by commas
+    #[arg(
+        long,
+        value_enum,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "bulk,append,delete,create"
+    )]
+    pub with: Vec<Disturber>,
+    /// Bytes of each file of bulk and delete
+    #[arg(long, default_value = "1g", value_parser = size::parse)]
+    pub size: u64,
+    /// Files that delete unlinks, evenly over the time
+    #[arg(long, default_value = "8", value_parser = operations)]
+    pub files: u64,
+}
+
+/// `scale`.
+#[derive(Clone, Debug, Args)]
+#[group(skip)]
+pub struct Scale {
+    /// Files
+    #[arg(long, default_value = "10000000", value_parser = operations)]
+    pub files: u64,
+    /// Bytes of Quire's cache (quire and mount; an option of the engine wins)
+    #[arg(long, default_value = "1g", value_parser = size::parse)]
+    pub cache: u64,
 }
 
 /// `quire probe`.

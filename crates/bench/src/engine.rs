@@ -74,6 +74,8 @@ pub struct Spec {
     pub threads: Option<usize>,
     /// `orphans=`: how Quire tracks inodes without a name.
     pub orphans: OrphanTracking,
+    /// `discard`: freed blocks are told to the device.
+    pub discard: bool,
     /// `transport=`: how requests of a mount travel.
     pub transport: Option<String>,
 }
@@ -90,6 +92,7 @@ impl Spec {
             whole_folios: false,
             threads: None,
             orphans: OrphanTracking::Lockless,
+            discard: false,
             transport: None,
         };
         if let Some(path) = text.strip_prefix("dir:") {
@@ -123,6 +126,10 @@ impl Spec {
     }
 
     fn apply(&mut self, option: &str) -> Result<(), String> {
+        if option == "discard" && matches!(self.kind, Kind::Quire | Kind::Mount | Kind::Kernel(_)) {
+            self.discard = true;
+            return Ok(());
+        }
         let (name, value) = option
             .split_once('=')
             .ok_or_else(|| format!("'{option}' in '{}' is not of the form option=value", self.name))?;
@@ -192,6 +199,8 @@ pub struct Workshop<'a> {
     pub program: Option<&'a Path>,
     /// Bytes of the workload's files together.
     pub file_bytes: u64,
+    /// Files that the workload makes at most, where engines must know.
+    pub files: u64,
     /// Bytes that a device must have.
     pub device_bytes: u64,
     /// Ctrl-C and progress.
@@ -220,7 +229,7 @@ pub fn set_up(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Target>> 
         Kind::Quire => library::set_up(spec, workshop),
         Kind::Mount => server::set_up_mount(spec, workshop),
         Kind::FuseNull => server::set_up_null(spec, workshop),
-        Kind::Kernel(file_system) => kernel::set_up(*file_system, workshop),
+        Kind::Kernel(file_system) => kernel::set_up(*file_system, spec, workshop),
         Kind::Folder(path) => system::set_up(path),
         Kind::Memcpy => memory::set_up(workshop.file_bytes),
         Kind::Raw => raw::set_up(workshop.image()?),
@@ -254,6 +263,9 @@ mod tests {
         assert!(!spec.needs_image());
         assert!(Spec::parse("mount@transport=dev").unwrap().needs_image());
         assert_eq!(Spec::parse("dir:/a@b").unwrap().kind, Kind::Folder("/a@b".into()));
+        let spec = Spec::parse("quire@discard").unwrap();
+        assert!(spec.discard && spec.family() == "quire");
+        assert!(Spec::parse("xfs@discard").unwrap().discard && !Spec::parse("xfs").unwrap().discard);
         assert_eq!(Spec::parse("fuse-null@threads=4").unwrap().threads, Some(4));
     }
 
@@ -264,6 +276,8 @@ mod tests {
             ("", "there is no engine ''"),
             ("dir:", "needs a folder"),
             ("quire@cache", "option=value"),
+            ("raw@discard", "option=value"),
+            ("quire@discard=yes", "not an option"),
             ("quire@cache=lots", "not a size"),
             ("quire@orphans=many", "lockless, locked or none"),
             ("mount@orphans=none", "not an option"),

@@ -4,7 +4,7 @@
 //!   arguments ──> run: for each engine of the list, for each round
 //!                  │     image      one file, written through once, formatted anew for each engine
 //!                  │     engine     quire, mount, xfs, ext4, btrfs, dir, memcpy, raw, fuse-null
-//!                  │     workload   mixed, dirty, fsync, append, orphan, creat
+//!                  │     workload   mixed, dirty, fsync, append, orphan, creat, tail, scale
 //!                  └──> report     table, JSON, plot
 //! ```
 //!

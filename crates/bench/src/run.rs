@@ -101,6 +101,7 @@ pub fn measure(workload: &Workload, host: &Host) -> Outcome<Report> {
         image: image.as_ref(),
         program: host.program.as_deref(),
         file_bytes: work.file_bytes(),
+        files: work.files(),
         device_bytes,
         surroundings: &surroundings,
     };
@@ -111,11 +112,18 @@ pub fn measure(workload: &Workload, host: &Host) -> Outcome<Report> {
     };
     // Without a number of operations the default time is what is divided.
     let context = Context { seconds: context.seconds.or(default_seconds(workload, rounds)), ..context };
+    let mut has_holes = false;
     for round in 0..rounds {
         let count = lanes.len();
         for n in 0..count {
             let lane = &mut lanes[if round % 2 == 0 { n } else { count - 1 - n }];
             if lane.ended.is_none() {
+                if let Some(image) = image.as_ref().filter(|_| lane.spec.needs_image()) {
+                    if has_holes {
+                        image.write_again(&surroundings)?;
+                    }
+                    has_holes = lane.spec.discard;
+                }
                 run_once(lane, &*work, &workshop, &context)?;
             }
         }
@@ -132,7 +140,10 @@ pub fn measure(workload: &Workload, host: &Host) -> Outcome<Report> {
 
 /// The time of a round for workloads that are bounded by nothing else, where rounds share the default.
 fn default_seconds(workload: &Workload, rounds: u32) -> Option<f64> {
-    let timed = matches!(workload, Workload::Mixed { .. } | Workload::Dirty { .. } | Workload::Append { .. });
+    let timed = matches!(
+        workload,
+        Workload::Mixed { .. } | Workload::Dirty { .. } | Workload::Append { .. } | Workload::Tail { .. }
+    );
     timed.then_some(10.0 / f64::from(rounds))
 }
 
@@ -180,7 +191,10 @@ fn specs(workload: &Workload) -> Outcome<Vec<Spec>> {
         _ => Vec::new(),
     };
     let parse = |text: &String| -> Outcome<Spec> {
-        let plain = Spec::parse(text.trim()).map_err(Trouble::Usage)?;
+        let mut plain = Spec::parse(text.trim()).map_err(Trouble::Usage)?;
+        if let Workload::Scale { options, .. } = workload {
+            plain.cache = plain.cache.or(Some(options.cache));
+        }
         if plain.kind == Kind::Quire && !short.is_empty() {
             return Spec::parse(&format!("{}{}", plain.name, short.concat())).map_err(Trouble::Usage);
         }
@@ -215,7 +229,7 @@ fn check_room(folder: &Path, bytes: u64) -> Outcome {
     let available = space.f_bavail.saturating_mul(space.f_frsize);
     if available < bytes {
         return Err(crate::outcome::failed(format!(
-            "{} has {} MiB of room; the image needs {} MiB (choose another --dir, or a smaller --size)",
+            "{} has {} MiB of room; the image needs {} MiB (choose another --dir, or less of what the workload writes)",
             folder.display(),
             available >> 20,
             bytes >> 20

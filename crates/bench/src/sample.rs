@@ -38,6 +38,11 @@ impl Latency {
         self.0.max() as f64 / 1000.0
     }
 
+    /// The mean, in microseconds.
+    pub fn mean_us(&self) -> f64 {
+        self.0.mean() / 1000.0
+    }
+
     /// How many were recorded.
     pub fn count(&self) -> u64 {
         self.0.len()
@@ -50,11 +55,12 @@ impl Default for Latency {
     }
 }
 
-/// Sums and distributions by name.
+/// Sums, distributions and maxima by name.
 #[derive(Default)]
 pub struct Sample {
     sums: BTreeMap<&'static str, f64>,
     latencies: BTreeMap<&'static str, Latency>,
+    highest: BTreeMap<&'static str, f64>,
 }
 
 impl Sample {
@@ -75,10 +81,19 @@ impl Sample {
         self.latencies.entry(name).or_default().add(latency)
     }
 
+    /// Keeps the highest of all values given under a name.
+    pub fn raise(&mut self, name: &'static str, value: f64) {
+        let highest = self.highest.entry(name).or_insert(value);
+        *highest = highest.max(value);
+    }
+
     /// Adds another sample.
     pub fn merge(&mut self, other: &Sample) -> Result<()> {
         for (name, sum) in &other.sums {
             self.add(name, *sum);
+        }
+        for (name, value) in &other.highest {
+            self.raise(name, *value);
         }
         other.latencies.iter().try_for_each(|(name, latency)| self.add_latency(name, latency))
     }
@@ -93,6 +108,11 @@ impl Sample {
         self.sums.get(name).copied()
     }
 
+    /// The highest value, if any was given.
+    pub fn highest(&self, name: &str) -> Option<f64> {
+        self.highest.get(name).copied()
+    }
+
     /// One sum over another; 0 over nothing.
     pub fn rate(&self, name: &str, over: &str) -> f64 {
         let over = self.sum(over);
@@ -102,6 +122,11 @@ impl Sample {
     /// A percentile in microseconds, if there is such a distribution.
     pub fn percentile_us(&self, name: &str, percent: f64) -> Option<f64> {
         self.latencies.get(name).map(|latency| latency.percentile_us(percent))
+    }
+
+    /// The mean of a distribution in microseconds, if anything was recorded.
+    pub fn mean_us(&self, name: &str) -> Option<f64> {
+        self.latencies.get(name).filter(|latency| latency.count() > 0).map(Latency::mean_us)
     }
 
     /// The longest of a distribution in microseconds, if there is such a distribution.
@@ -159,6 +184,8 @@ mod tests {
         let mut one = Sample::default();
         one.add("bytes", 10.0);
         one.add("seconds", 2.0);
+        one.raise("memory", 7.0);
+        one.raise("memory", 5.0);
         let mut latency = Latency::new();
         latency.record(Duration::from_micros(5));
         one.add_latency("read", &latency).unwrap();
@@ -168,6 +195,7 @@ mod tests {
         assert_eq!(all.sum("bytes"), 20.0);
         assert_eq!(all.rate("bytes", "seconds"), 5.0);
         assert_eq!(all.rate("bytes", "nothing"), 0.0);
+        assert_eq!((all.highest("memory"), all.highest("nothing")), (Some(7.0), None));
         assert!((all.percentile_us("read", 50.0).unwrap() - 5.0).abs() < 0.01);
         assert_eq!(all.percentile_us("write", 50.0), None);
     }

@@ -65,6 +65,14 @@ pub trait Target: Send + Sync {
     fn make_folder(&self, _path: &str) -> Result<()> {
         Err(unsupported("folders"))
     }
+    /// Removes an empty folder.
+    fn remove_folder(&self, _path: &str) -> Result<()> {
+        Err(unsupported("folders"))
+    }
+    /// Looks a file up by its path; gives its size.
+    fn size_of(&self, _path: &str) -> Result<u64> {
+        Err(unsupported("names"))
+    }
     /// Takes a name away.
     fn unlink(&self, _path: &str) -> Result<()> {
         Err(unsupported("unlinking"))
@@ -76,6 +84,10 @@ pub trait Target: Send + Sync {
     /// Opens each path and makes it durable, with up to `window` of them under way at a time; returns when all are.
     fn sync_many(&self, _paths: &mut dyn Iterator<Item = String>, _window: usize) -> Result<()> {
         Err(unsupported("asynchronous fsync"))
+    }
+    /// The process whose memory the engine uses: this one, or a server.
+    fn process(&self) -> u32 {
+        std::process::id()
     }
     /// Totals so far.
     fn counters(&self) -> Counters {

@@ -9,6 +9,8 @@ pub mod dirty;
 pub mod fsync;
 pub mod mixed;
 pub mod orphan;
+pub mod scale;
+pub mod tail;
 
 use crate::arguments::Workload;
 use crate::drive::Surroundings;
@@ -61,6 +63,10 @@ pub trait Work {
     fn params(&self) -> Map<String, Value>;
     /// Bytes of its files together.
     fn file_bytes(&self) -> u64;
+    /// Files that it makes at most, where an engine must know.
+    fn files(&self) -> u64 {
+        0
+    }
     /// Bytes that an image needs for it, `seconds` long.
     fn device_bytes(&self, seconds: f64) -> u64;
     /// Why it cannot run on an engine of this kind, if it cannot.
@@ -86,6 +92,8 @@ pub fn make(workload: &Workload) -> Outcome<Box<dyn Work>> {
         Workload::Append { options, .. } => Box::new(append::Append(options.clone())),
         Workload::Orphan { options, .. } => Box::new(orphan::Orphan(options.clone())),
         Workload::Creat { options, .. } => Box::new(creat::Creat(options.clone())),
+        Workload::Tail { options, .. } => Box::new(tail::Tail(options.clone())),
+        Workload::Scale { options, .. } => Box::new(scale::Scale(options.clone())),
     })
 }
 

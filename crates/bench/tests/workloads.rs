@@ -147,6 +147,47 @@ fn creat() {
 }
 
 #[test]
+fn tail() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().display();
+    let engines = format!("quire,quire@discard,quire@device=memory,dir:{dir}");
+    let all =
+        report(&format!("tail --engines {engines} --threads 2 --seconds 1 --rounds 1 --size 4m --files 3"));
+    let own = ["idle_p50_us", "idle_p99_us", "idle_max_us", "p50_us", "p99_us", "p999_us", "max_us", "ops_s"];
+    check(&all, &own, &[]);
+    check(&all, &["append_fsync_max_us", "bulk_mib_s", "append_mib_s", "deletes_s", "creates_s"], &[]);
+    assert_eq!(all.json()["params"]["with"].to_string(), r#"["bulk","append","delete","create"]"#);
+    assert!(all.rows.iter().all(|row| row.figures.get("deletes") == Some(3.0)));
+    let one = report("tail --engines quire@device=memory --seconds 0.3 --with create");
+    check(&one, &own, &["creates_s"]);
+    for absent in ["append_fsync_max_us", "bulk_mib_s", "append_mib_s", "deletes_s"] {
+        assert_eq!(one.rows[0].figures.get(absent), None, "{absent}");
+    }
+    let refused = measure("tail --engines raw,memcpy --seconds 0.1 --size 1m").unwrap();
+    assert!(refused.rows.iter().all(|row| matches!(row.status, Status::Skipped(_))));
+}
+
+#[test]
+fn scale() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().display();
+    let report = report(&format!(
+        "scale --engines quire,quire@device=memory,dir:{dir} --files 2500 --rounds 1 --cache 64m"
+    ));
+    check(&report, &["create_first_s", "create_last_s", "stat_s", "delete_s", "rss_max_mib"], &[]);
+    assert_eq!(report.json()["params"]["cache"], "64m");
+    // Everything was deleted.
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    match measure("scale --engines quire --files 1000000000") {
+        Err(Trouble::Failed(error)) => {
+            let text = error.to_string();
+            assert!(text.contains("MiB of room; the image needs"), "{text}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
 fn a_folder_is_an_engine() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().display();
@@ -183,6 +224,7 @@ fn what_does_not_fit_is_skipped_and_said() {
 fn bad_options_are_refused_before_anything_runs() {
     for (line, part) in [
         ("mixed --engines zfs", "no engine 'zfs'"),
+        ("tail --engines raw@discard", "option=value"),
         ("mixed --bs 4k --size 1k", "larger than --size"),
         ("mixed --readers 0 --writers 0", "neither a reader nor a writer"),
         ("mixed --plot out.png", "end with .svg"),
@@ -196,9 +238,16 @@ fn bad_options_are_refused_before_anything_runs() {
             other => panic!("{line}: {other:?}"),
         }
     }
-    for line in
-        ["", "mixed --readers -1", "mixed --ops 5", "creat --readers 5", "mixed --seconds 0", "creat --ops 0"]
-    {
+    for line in [
+        "",
+        "mixed --readers -1",
+        "mixed --ops 5",
+        "creat --readers 5",
+        "mixed --seconds 0",
+        "creat --ops 0",
+        "tail --with noise",
+        "scale --files 0",
+    ] {
         let words = std::iter::once("bench").chain(line.split(' '));
         assert!(Line::try_parse_from(words).is_err(), "{line}");
     }

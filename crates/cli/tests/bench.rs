@@ -64,6 +64,55 @@ fn a_mount_and_a_kernel_file_system_are_measured_and_taken_down() {
 }
 
 #[test]
+fn tails_and_many_files_are_measured_on_mounts() {
+    if !can_mount("tails_and_many_files_are_measured_on_mounts") {
+        return;
+    }
+    let tail = [
+        "idle_p50_us",
+        "idle_p99_us",
+        "idle_max_us",
+        "p50_us",
+        "p99_us",
+        "p999_us",
+        "max_us",
+        "append_fsync_max_us",
+        "bulk_mib_s",
+        "append_mib_s",
+        "deletes_s",
+        "creates_s",
+    ];
+    let scale = ["create_first_s", "create_last_s", "stat_s", "delete_s", "rss_max_mib"];
+    for (line, figures) in [
+        (
+            "tail --engines mount,mount@discard,ext4,xfs --rounds 1 --seconds 0.5 --size 8m --files 2",
+            &tail[..],
+        ),
+        ("scale --engines mount,ext4,xfs --files 20000 --cache 64m", &scale[..]),
+    ] {
+        let (work, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let file = out.path().join("out.json");
+        let output = bench(work.path(), line).arg("--json").arg(&file).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        for result in json(&file)["results"].as_array().unwrap() {
+            match result["status"].as_str().unwrap() {
+                "ok" => {
+                    for figure in figures {
+                        assert!(result[figure].as_f64().is_some_and(|n| n > 0.0), "{figure}: {result}");
+                    }
+                }
+                // Containers may have no loop devices.
+                status => {
+                    let engine = result["engine"].as_str().unwrap();
+                    assert!(status == "skipped" && !engine.starts_with("mount"), "{result}");
+                }
+            }
+        }
+        assert_nothing_left(work.path());
+    }
+}
+
+#[test]
 fn a_signal_leaves_nothing_behind() {
     if !can_mount("a_signal_leaves_nothing_behind") {
         return;

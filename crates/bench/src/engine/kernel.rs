@@ -5,12 +5,12 @@
 //! more than a mount.
 
 use super::system::{Behind, Source, System};
-use super::{Workshop, skipped};
+use super::{Spec, Workshop, skipped};
 use crate::outcome::{Outcome, Trouble, failed, os};
 use crate::target::Target;
 use quire_base::{Error, Result};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
-use std::ffi::{CString, OsStr};
+use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -46,17 +46,18 @@ impl FileSystem {
         }
     }
 
-    /// Mount options. Btrfs discards by itself otherwise.
-    fn mount_options(self) -> &'static str {
+    /// Arguments for as many files; XFS and Btrfs make inodes as they need them.
+    fn inode_arguments(self, files: u64) -> Vec<String> {
+        // A few more than files: directories, and what the file system keeps for itself.
         match self {
-            FileSystem::Xfs | FileSystem::Ext4 => "nodiscard",
-            FileSystem::Btrfs => "nodiscard",
+            FileSystem::Ext4 if files > 0 => vec!["-N".into(), (files + files / 500 + 10_000).to_string()],
+            _ => Vec::new(),
         }
     }
 }
 
 /// Formats and mounts.
-pub fn set_up(file_system: FileSystem, workshop: &Workshop<'_>) -> Outcome<Box<dyn Target>> {
+pub fn set_up(file_system: FileSystem, spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Target>> {
     let name = file_system.name();
     if !rustix::process::geteuid().is_root() {
         return Err(skipped(format!("{name} on a loop device needs root")));
@@ -70,11 +71,13 @@ pub fn set_up(file_system: FileSystem, workshop: &Workshop<'_>) -> Outcome<Box<d
     let image = workshop.image()?;
     let device = Loop::attach(image.path())?;
     workshop.surroundings.interrupt.check()?;
-    run(Command::new(&format).args(file_system.format_arguments()).arg(&device.path))?;
+    let inodes = file_system.inode_arguments(workshop.files);
+    run(Command::new(&format).args(file_system.format_arguments()).args(inodes).arg(&device.path))?;
     let dir = workshop.folder.join(name);
     std::fs::create_dir_all(&dir).map_err(os("making the mount point"))?;
-    let options = CString::new(file_system.mount_options()).unwrap_or_default();
-    match mount(&device.path, &dir, name, MountFlags::NOATIME, options.as_c_str()) {
+    // Said either way: Btrfs discards by itself otherwise.
+    let options = if spec.discard { c"discard" } else { c"nodiscard" };
+    match mount(&device.path, &dir, name, MountFlags::NOATIME, options) {
         Ok(()) => {}
         Err(rustix::io::Errno::NODEV) => {
             return Err(skipped(format!("this kernel has no {name}")));

@@ -22,6 +22,7 @@ pub fn set_up(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Target>> 
         folio_bytes: spec.folio,
         dirties_whole_folios: spec.whole_folios,
         orphan_tracking: spec.orphans,
+        discard: spec.discard,
         ..VolumeOptions::default()
     };
     let volume = Volume::open_backend(Arc::new(Counted::new(backend, totals.clone())), options)?;
@@ -65,6 +66,12 @@ impl Target for Library {
     }
     fn make_folder(&self, path: &str) -> Result<()> {
         self.volume.create_dir(path)
+    }
+    fn remove_folder(&self, path: &str) -> Result<()> {
+        self.volume.remove_dir(path)
+    }
+    fn size_of(&self, path: &str) -> Result<u64> {
+        Ok(self.volume.metadata(path)?.size)
     }
     fn unlink(&self, path: &str) -> Result<()> {
         self.volume.remove_file(path)

@@ -28,6 +28,9 @@ pub fn set_up_mount(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Tar
     let dir = mount_point(workshop, "mount")?;
     let log = workshop.folder.join("server.log");
     let mut options = format!("log={},cache_size={}", log.display(), workshop.cache_bytes(spec));
+    if spec.discard {
+        options.push_str(",discard");
+    }
     if let Some(threads) = spec.threads {
         options.push_str(&format!(",threads={threads}"));
     }

@@ -124,6 +124,13 @@ impl Target for System {
     fn make_folder(&self, path: &str) -> Result<()> {
         std::fs::create_dir(self.folder.join(path)).map_err(os(format!("making the folder {path}")))
     }
+    fn remove_folder(&self, path: &str) -> Result<()> {
+        std::fs::remove_dir(self.folder.join(path)).map_err(os(format!("removing the folder {path}")))
+    }
+    fn size_of(&self, path: &str) -> Result<u64> {
+        let metadata = std::fs::symlink_metadata(self.folder.join(path));
+        metadata.map(|metadata| metadata.len()).map_err(os(format!("looking at {path}")))
+    }
     fn unlink(&self, path: &str) -> Result<()> {
         std::fs::remove_file(self.folder.join(path)).map_err(os(format!("unlinking {path}")))
     }
@@ -134,6 +141,12 @@ impl Target for System {
     fn sync_many(&self, paths: &mut dyn Iterator<Item = String>, window: usize) -> Result<()> {
         let open = |path: String| self.open_file(&path, How::default());
         sync_many(&mut paths.map(open), window.clamp(1, RING_MAX))
+    }
+    fn process(&self) -> u32 {
+        match self.source {
+            Some(Source::Process(id)) => id,
+            _ => std::process::id(),
+        }
     }
     fn counters(&self) -> Counters {
         self.source.as_ref().map(Source::counters).unwrap_or_default()

@@ -22,6 +22,19 @@ pub fn memory_bytes() -> u64 {
     info.totalram as u64 * u64::from(info.mem_unit)
 }
 
+/// Forgets the most memory that a process has had, so that [`resident_peak_bytes`] counts from now on.
+pub fn reset_resident_peak(process: u32) {
+    // Where this is refused, the peak counts from the start of the process.
+    let _ = std::fs::write(format!("/proc/{process}/clear_refs"), "5");
+}
+
+/// The most resident memory that a process has had.
+pub fn resident_peak_bytes(process: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let kib = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    kib.trim().trim_end_matches(" kB").parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
 fn line(path: &str) -> Option<String> {
     std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
