@@ -77,7 +77,7 @@ fn mixed() {
     let drawing = folder.path().join("out.svg");
     plot::draw(&report, &drawing).unwrap();
     let svg = std::fs::read_to_string(drawing).unwrap();
-    assert!(svg.starts_with("<svg") && svg.contains("memcpy") && svg.contains("read_p999_us"));
+    assert!(svg.starts_with("<svg") && svg.contains("memcpy") && svg.contains("read: 99.9th percentile"));
 }
 
 #[test]
