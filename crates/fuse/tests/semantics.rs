@@ -21,7 +21,7 @@ use quire::{FormatOptions, MemoryBackend, Volume, VolumeOptions};
 use quire_fuse::mount::{self, Unmount};
 use quire_fuse::{CacheMode, MountFlags, ServeOptions, Session, TransportChoice, signals};
 use ring_switch::RingSwitch;
-use rustix::fs::{CWD, FallocateFlags, Mode, RenameFlags, SeekFrom, XattrFlags};
+use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, RenameFlags, SeekFrom, StatxFlags, XattrFlags};
 
 struct Mounted {
     folder: tempfile::TempDir,
@@ -433,6 +433,32 @@ fn set_id_bits_and_permissions() {
         set(0o600);
         assert_ne!(as_nobody("cat $1", &path), 0, "the mode keeps others out");
         assert_ne!(as_nobody("mkdir $1", &mounted.path("not-yours")), 0);
+    });
+}
+
+/// After another user's write had cleared set-id bits, `stat -c %A` still showed them: a write makes the kernel doubt
+/// size and times only, and it answered the mode from its cache.
+#[test]
+fn cleared_set_id_bits_are_not_seen_in_the_kernels_cache() {
+    on_all(|mounted| {
+        let path = mounted.path("program");
+        create(&path);
+        let mode = || {
+            let stat = rustix::fs::statx(CWD, &path, AtFlags::empty(), StatxFlags::MODE).unwrap();
+            u32::from(stat.stx_mode) & 0o7777
+        };
+        for bits in [0o6777, 0o4777, 0o2777] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(bits)).unwrap();
+            assert_eq!(mode(), bits);
+            assert_eq!(as_nobody("printf x | dd of=$1 conv=notrunc status=none", &path), 0);
+            assert_eq!(mode(), 0o777, "after a write, from {bits:o}");
+            fs::set_permissions(&path, fs::Permissions::from_mode(bits)).unwrap();
+            // The attributes come with a listing, too.
+            assert_eq!(fs::read_dir(mounted.folder.path()).unwrap().flatten().count(), 1);
+            assert_eq!(mode(), bits);
+            assert_eq!(as_nobody("truncate -s 1 $1", &path), 0);
+            assert_eq!(mode(), 0o777, "after a truncate, from {bits:o}");
+        }
     });
 }
 

@@ -61,6 +61,20 @@ pub fn attr(from: &Attributes) -> abi::Attr {
     }
 }
 
+/// How long the kernel may answer from these attributes.
+///
+/// Not at all if a write can take set-id bits away. The kernel leaves that to the server, and after a write it asks
+/// anew for size and times only: it would go on showing the old mode. The bits of a directory are never taken away.
+fn attribute_time(from: &Attributes) -> Duration {
+    let has_set_id = from.kind == FileType::Regular && from.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
+    if has_set_id { Duration::ZERO } else { CACHE_TIME }
+}
+
+/// GETATTR's answer for an inode.
+pub fn attributes(from: &Attributes) -> abi::AttrOut {
+    attr_out(attr(from), attribute_time(from))
+}
+
 /// GETATTR's answer, kept for `time`.
 pub fn attr_out(attr: abi::Attr, time: Duration) -> abi::AttrOut {
     abi::AttrOut {
@@ -86,7 +100,12 @@ pub fn entry_out(attr: abi::Attr, generation: u64, time: Duration) -> abi::Entry
 
 /// LOOKUP's answer for an inode.
 pub fn entry(from: &Entry) -> abi::EntryOut {
-    entry_out(attr(&from.attributes), from.generation, CACHE_TIME)
+    let time = attribute_time(&from.attributes);
+    abi::EntryOut {
+        attr_valid: time.as_secs(),
+        attr_valid_nanos: time.subsec_nanos(),
+        ..entry_out(attr(&from.attributes), from.generation, CACHE_TIME)
+    }
 }
 
 /// "No such name", to be remembered: node zero.
@@ -101,7 +120,7 @@ fn statx_time(time: Timestamp) -> abi::StatxTime {
 /// STATX's answer: all basic fields and the birth time.
 pub fn statx_out(from: &Attributes) -> abi::StatxOut {
     abi::StatxOut {
-        attr_valid: CACHE_TIME.as_secs(),
+        attr_valid: attribute_time(from).as_secs(),
         stat: abi::Statx {
             mask: libc::STATX_BASIC_STATS | libc::STATX_BTIME,
             block_size: 4096,

@@ -337,12 +337,11 @@ fn perform(operations: &Operations, request: &Request<'_>) -> Result<Answer> {
 
 /// The body of an answer, or the error number that it is.
 fn encode(answer: Answer, body: &mut Body<'_>) -> Result<Result<(), i32>, Full> {
-    use crate::operations::CACHE_TIME;
     match answer {
         Answer::Nothing => {}
         Answer::Entry(Some(entry)) => body.value(&convert::entry(&entry))?,
         Answer::Entry(None) => body.value(&convert::no_entry())?,
-        Answer::Attributes(now) => body.value(&convert::attr_out(convert::attr(&now), CACHE_TIME))?,
+        Answer::Attributes(now) => body.value(&convert::attributes(&now))?,
         Answer::Statx(now) => body.value(&convert::statx_out(&now))?,
         Answer::Opened(opened) => body.value(&convert::open_out(opened))?,
         Answer::Created(entry, opened) => {
