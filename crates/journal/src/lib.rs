@@ -26,7 +26,8 @@
 //!   durable: `claimed <= durable + buffer`.
 //! * `append` neither waits nor fails: all it needs was reserved, the padding that a force may add included.
 //! * A block is written once. A force closes the open block first, with padding.
-//! * A journal write begins only when the one before it is durable, so every `Seq` below a durable one is durable.
+//! * Up to [`commit::FLIGHTS`] journal writes are in flight, over neighbouring ranges. One counts as durable only when
+//!   all before it do, in whatever order they end, so every `Seq` below a durable one is durable.
 //! * The write that carries a record is preceded by a device flush that covers the mark which the record was appended
 //!   after: all that had completed on the device then, unless the appender said that it needs less.
 //! * After the first failure nothing becomes durable any more, and everyone who waits or asks gets that failure.
