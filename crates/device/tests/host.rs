@@ -3,6 +3,7 @@
 
 use quire_base::{BLOCK_SIZE, BlockNo, ErrorKind, Result};
 use quire_device::{AlignedBuf, Backend, FileBackend, IoClass, OpenMode, create_image, open_image};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -36,6 +37,21 @@ fn creates_opens_and_keeps() {
     let mut back = AlignedBuf::blocks(2);
     backend.read(IoClass::Data, BlockNo(766), &mut back).unwrap();
     assert_eq!(&*back, &*data);
+}
+
+/// Images that a program made through the library could be read by everybody, and so could all files in them,
+/// whatever their modes: only the program `quire` made them with mode 0600.
+#[test]
+fn a_new_image_is_for_its_owner_alone() {
+    let directory = directory();
+    let path = directory.path().join("v.img");
+    drop(create_image(&path, MIB, false).unwrap());
+    let mode = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(), 0o600);
+    // What was there before keeps the mode that somebody gave it.
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+    drop(create_image(&path, MIB, true).unwrap());
+    assert_eq!(mode(), 0o640);
 }
 
 #[test]

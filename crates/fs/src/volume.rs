@@ -159,7 +159,7 @@ pub struct Metrics {
 
 impl Volume {
     /// Makes a volume in an image file or on a block device. Refuses what already holds a file system, unless
-    /// forced; creates the file if there is none and a size is given.
+    /// forced; creates the file, with mode 0600, if there is none and a size is given.
     #[cfg(not(any(loom, shuttle)))]
     pub fn format_image(path: &std::path::Path, options: &FormatOptions) -> Result<VolumeInfo> {
         let exists = path.exists();

@@ -41,11 +41,7 @@ pub fn make(arguments: &Mkfs) -> Outcome<VolumeInfo> {
         force: arguments.force,
         ..FormatOptions::default()
     };
-    // An image that is made now is for its owner alone: who reads it gets past the modes of the files in it.
-    let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
-    let formatted = Volume::format_image(&arguments.volume, &options);
-    rustix::process::umask(mask);
-    let info = formatted?;
+    let info = Volume::format_image(&arguments.volume, &options)?;
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
     if !user.is_root() {
         // Else he could not write to what he made.

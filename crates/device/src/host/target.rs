@@ -65,7 +65,8 @@ impl Target {
             flags |= OFlags::EXCL;
             flags -= OFlags::CREATE;
         }
-        let fd = rustix::fs::open(path, flags, Mode::from_raw_mode(0o644)).map_err(failed)?;
+        // Reading an image gets past the modes of the files in it, so a new one is for its owner alone.
+        let fd = rustix::fs::open(path, flags, Mode::from_raw_mode(0o600)).map_err(failed)?;
         let stat = rustix::fs::fstat(&fd).map_err(failed)?;
         let medium = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => Medium::Image,
