@@ -80,9 +80,8 @@ fn committer(engine: &Arc<Engine>) {
             report(engine.checkpoint_now(), "checkpoint");
         }
         if Instant::now() >= next_commit {
-            if !engine.options.lazy_times {
-                report(engine.journal_all_attributes(), "periodic commit of times");
-            }
+            // Lazy times stay in memory; a size does not, whose data may long have been written.
+            report(engine.journal_all_attributes(engine.options.lazy_times), "periodic commit of attributes");
             report(engine.force_all(), "periodic commit");
             engine.reap_failed_again();
             next_commit = Instant::now() + interval;

@@ -506,7 +506,7 @@ impl Engine {
         // Every file is tried; the first error is told.
         let mut outcome = self.cache.write_back_all();
         self.inodes.all().iter().for_each(|inode| inode.seen.await_shared());
-        outcome = outcome.and(self.journal_all_attributes());
+        outcome = outcome.and(self.journal_all_attributes(false));
         for (inode, size) in growing {
             outcome = outcome.and(self.reach_size(&inode, size, false));
         }
@@ -514,11 +514,11 @@ impl Engine {
         outcome.and(self.flush_data(self.device.mark()))
     }
 
-    /// Puts what is only in memory of any inode into the journal.
-    pub(crate) fn journal_all_attributes(self: &Arc<Engine>) -> Result<()> {
+    /// Puts what is only in memory of any inode into the journal. With `datasync` only sizes.
+    pub(crate) fn journal_all_attributes(self: &Arc<Engine>, datasync: bool) -> Result<()> {
         let mut outcome = Ok(());
         for inode in self.inodes.all() {
-            outcome = outcome.and(self.journal_attributes(&inode, false));
+            outcome = outcome.and(self.journal_attributes(&inode, datasync));
         }
         outcome
     }
