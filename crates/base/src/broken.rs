@@ -20,6 +20,9 @@ pub enum Broken {
     /// A journal write is not preceded by a flush (J1). Shows when the power goes after the journal write and before
     /// the flush behind it, with the record kept and the data lost: the file shows what its new blocks held before.
     NoFlushBeforeJournalWrite,
+    /// A record names no data that must be durable before it, though it shows some (J1). Shows as the mistake above, when no
+    /// other record of the same journal write names later data.
+    RecordNamesNoData,
     /// A caller takes a flush that was submitted before his writes completed for his own (J4). Shows when two threads
     /// flush, and the later one's write is lost although its fsync has returned.
     FlushJoinedLate,
@@ -171,8 +174,9 @@ impl Broken {
     ];
 
     /// The mistakes of durability, which the simulator finds.
-    pub const ALL: [Broken; 31] = [
+    pub const ALL: [Broken; 32] = [
         Broken::NoFlushBeforeJournalWrite,
+        Broken::RecordNamesNoData,
         Broken::FlushJoinedLate,
         Broken::ExtentBeforeData,
         Broken::FreedBlocksReusedAtOnce,
@@ -209,6 +213,7 @@ impl Broken {
     pub const fn name(self) -> &'static str {
         match self {
             Broken::NoFlushBeforeJournalWrite => "no-flush-before-journal-write",
+            Broken::RecordNamesNoData => "record-names-no-data",
             Broken::FlushJoinedLate => "flush-joined-late",
             Broken::ExtentBeforeData => "extent-before-data",
             Broken::FreedBlocksReusedAtOnce => "freed-blocks-reused-at-once",

@@ -10,7 +10,7 @@ use crate::acl::{self, Acl};
 use crate::engine::Engine;
 use crate::inode::InodeRef;
 use crate::namespace::records::Records;
-use crate::transaction::{Cost, Transaction};
+use crate::transaction::{Cost, Depends, Transaction};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, Context, Error, ErrorKind, InodeNo, Result, Timestamp};
@@ -213,7 +213,7 @@ impl Engine {
             record.atime = set.atime.map_or(record.atime, time);
             record.mtime = set.mtime.map_or(record.mtime, time);
             record.ctime = now;
-            records.commit(transaction)?;
+            records.commit(transaction, Depends::Nothing)?;
             return Ok(());
         }
     }

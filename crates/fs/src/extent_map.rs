@@ -10,7 +10,7 @@
 
 use crate::engine::Engine;
 use crate::inode::Inode;
-use crate::transaction::Transaction;
+use crate::transaction::{Depends, Transaction};
 use quire_base::sync::atomic::Ordering;
 use quire_base::{Error, Result, Seq};
 use quire_format::extent::{Extent, overlay};
@@ -120,9 +120,14 @@ impl Engine {
     }
 
     /// Commits a transaction that changes an inode's extents; the caller holds `meta` and has put the changes in.
-    pub(crate) fn commit_extents(&self, inode: &Inode, transaction: Transaction<'_>) -> Result<Seq> {
+    pub(crate) fn commit_extents(
+        &self,
+        inode: &Inode,
+        transaction: Transaction<'_>,
+        depends: Depends<'_>,
+    ) -> Result<Seq> {
         inode.extent_sequence.fetch_add(1, Ordering::AcqRel);
-        let committed = transaction.commit();
+        let committed = transaction.commit(depends);
         inode.extent_sequence.fetch_add(1, Ordering::AcqRel);
         let seq = committed?;
         inode.committed_data(seq);

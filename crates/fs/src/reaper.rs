@@ -16,7 +16,7 @@ use crate::engine::{Background, Engine};
 use crate::extent_map::Replacement;
 use crate::inode::{Inode, OrphanState};
 use crate::reap_queue::Reaping;
-use crate::transaction::Cost;
+use crate::transaction::{Cost, Depends};
 use quire_base::broken::{Broken, is_broken};
 use quire_base::patience;
 use quire_base::shard;
@@ -121,7 +121,7 @@ impl Engine {
                     OrphanState::Slot(slot) => transaction.orphan_clear(Some(slot), number),
                     _ => transaction.orphan_clear(None, number),
                 }
-                transaction.commit()?;
+                transaction.commit(Depends::Nothing)?;
             }
         }
         Ok(())
@@ -134,7 +134,7 @@ impl Engine {
             OrphanState::Slot(slot) => transaction.orphan_clear(Some(slot), inode.number),
             _ => transaction.orphan_clear(None, inode.number),
         }
-        transaction.commit()?;
+        transaction.commit(Depends::Nothing)?;
         meta.orphan = OrphanState::Named;
         Ok(())
     }
@@ -198,7 +198,7 @@ impl Engine {
             OrphanState::Key => transaction.orphan_clear(None, number),
             OrphanState::Named | OrphanState::Untracked => {}
         }
-        transaction.commit()?;
+        transaction.commit(Depends::Nothing)?;
         drop(meta);
         self.inodes.remove(number);
         self.counters.orphans_freed.add(1);
@@ -231,7 +231,7 @@ impl Engine {
         record.blocks = record.blocks.saturating_add_signed(plan.blocks_gained());
         transaction.put_inode(inode.number, &record);
         transaction.extents(inode.number, plan.removed, plan.inserted);
-        self.commit_extents(inode, transaction)?;
+        self.commit_extents(inode, transaction, Depends::Nothing)?;
         meta.record = record;
         Ok(true)
     }
@@ -263,7 +263,7 @@ impl Engine {
             for key in keys {
                 transaction.delete(key);
             }
-            transaction.commit()?;
+            transaction.commit(Depends::Nothing)?;
             meta.record = record;
         }
     }
@@ -304,7 +304,7 @@ impl Engine {
                 None => {
                     let mut transaction = self.begin(Cost::new(1, 0).critical())?;
                     transaction.delete(Key::logged(id));
-                    transaction.commit()?;
+                    transaction.commit(Depends::Nothing)?;
                 }
             }
         }

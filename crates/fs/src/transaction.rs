@@ -11,12 +11,32 @@
 //!
 //! Invariants: whatever orders a key is held by the caller from before `commit` until it returns. No holder of a
 //! reservation waits for work that has yet to reserve: write back first, then begin. J1: a change of extents is
-//! added only after their data was written, and its journal write follows a flush of all that had completed by then;
-//! [`Transaction::only_after`] is for records that are true without: names, and blocks that hold durable zeros.
+//! added only after their data was written, and the journal write that carries it follows a flush of that data.
+//!
+//! # What a record depends on
+//!
+//! Each record names the data that must be durable before it ([`Depends`]). The journal write that carries records
+//! follows a flush of everything that they name, so a force costs a second flush only for data. Records reach the disk
+//! in their order: a record is never there without those before it, nor without what these depend on. So a record names
+//! only the data that it is the first to show.
+//!
+//! | record | depends on | because without it a crash could show |
+//! | --- | --- | --- |
+//! | written extents; a larger size | data of the inode | what the blocks held before: foreign data (J1), or bytes that an earlier truncate cut off (J6) |
+//! | extents that move (collapse, insert), with a size | data of the inode | growth that was written back just before, without its data |
+//! | rename over another file | data of the renamed inode | neither the old contents nor the new ones (`auto_da_alloc` wrote the data back) |
+//! | homes that hold durable zeros, with the size over them | nothing | zeros in growth that no fsync has confirmed |
+//! | names, link counts, attributes, times | nothing | nothing: they show no block and no byte |
+//! | frees (truncate, punch, reaper), a smaller size | nothing | less than before; the blocks get a new owner only when the free is durable (J2), and that owner's record names its data |
+//! | unwritten extents | nothing | zeros |
+//! | orphans, logged operations, chunks of the metadata pool | nothing | nothing |
+//!
+//! What is durable in a checkpoint needs no such word: its own flush comes after all records up to its S.
 //!
 //! Neighbours: [`crate::apply`] applies a change, here and in replay; `journal` and `tree` hold the reservations.
 
 use crate::engine::Engine;
+use crate::inode::Inode;
 use crate::options::OrphanTracking;
 use quire_base::broken::{Broken, is_broken};
 use quire_base::patience;
@@ -71,6 +91,28 @@ impl Cost {
     }
 }
 
+/// The data that must be durable before a record may be; see the module's documentation.
+#[derive(Clone, Copy)]
+pub(crate) enum Depends<'a> {
+    /// None: whatever data a crash loses, the record shows nothing that was not the file's.
+    Nothing,
+    /// All data of this inode that has been written so far.
+    DataOf(&'a Inode),
+}
+
+impl Depends<'_> {
+    /// The device's mark that a flush must have covered. To be read when the record is complete: the caller holds `meta`,
+    /// and what the record shows had its mark stored before.
+    fn mark(self) -> u64 {
+        match self {
+            Depends::DataOf(inode) if !is_broken(Broken::RecordNamesNoData) => {
+                inode.data_mark.load(Ordering::Acquire)
+            }
+            Depends::Nothing | Depends::DataOf(_) => 0,
+        }
+    }
+}
+
 /// A transaction with its reservations; dropped without commit it leaves no trace.
 #[must_use]
 pub struct Transaction<'a> {
@@ -80,8 +122,6 @@ pub struct Transaction<'a> {
     ticket: Ticket<'a>,
     changes: Vec<Change>,
     reserved_bytes: usize,
-    /// The device's mark that must be durable before the record may be; all that has completed, if none is named.
-    after: Option<u64>,
     /// Held until the change is applied, where orphans are tracked behind a lock.
     orphan_lock: Option<MutexGuard<'a, ()>>,
 }
@@ -234,7 +274,7 @@ impl Engine {
         };
         let mut transaction = Transaction::reserved(self, journal, nodes, POOL_GROW_BYTES);
         transaction.changes.push(Change::PoolGrow { start: run.start, blocks: run.blocks as u32 });
-        transaction.commit()?;
+        transaction.commit(Depends::Nothing)?;
         self.counters.pool_growths.add(1);
         Ok(true)
     }
@@ -251,7 +291,7 @@ impl Engine {
         };
         let mut transaction = Transaction::reserved(self, journal, nodes, POOL_GROW_BYTES);
         transaction.changes.push(Change::PoolGrow { start: run.start, blocks: run.blocks as u32 });
-        let _ = transaction.commit();
+        let _ = transaction.commit(Depends::Nothing);
     }
 
     /// Ends the journal's open block, so that a torn write can part what comes before from what follows: for mistakes
@@ -283,7 +323,6 @@ impl<'a> Transaction<'a> {
             ticket: engine.tree.ticket(),
             changes: Vec::with_capacity(8),
             reserved_bytes: bytes,
-            after: None,
             orphan_lock: None,
         }
     }
@@ -341,19 +380,13 @@ impl Transaction<'_> {
         }
     }
 
-    /// The record is true on disk once what had completed at `mark` is durable: nothing else needs to be flushed before
-    /// it. Zero for a record that speaks of no data. Without this call everything that has completed is.
-    pub fn only_after(&mut self, mark: u64) {
-        self.after = Some(mark);
-    }
-
     /// True if nothing was added.
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty()
     }
 
     /// Appends and applies. On an error nothing has changed, or the volume is shut down.
-    pub fn commit(mut self) -> Result<Seq> {
+    pub(crate) fn commit(mut self, depends: Depends<'_>) -> Result<Seq> {
         let engine = self.engine;
         let mut keys = Vec::with_capacity(self.changes.len() + 4);
         let mut freed = Vec::new();
@@ -375,8 +408,7 @@ impl Transaction<'_> {
 
         let journal = engine.journal()?;
         let mut barrier = Some(engine.barrier.shared());
-        let after = self.after.unwrap_or_else(|| engine.device.mark());
-        let seq = journal.append_after(&mut self.journal, &payload, after);
+        let seq = journal.append_after(&mut self.journal, &payload, depends.mark());
         if is_broken(Broken::CheckpointInsideTransaction) {
             barrier = None;
         }

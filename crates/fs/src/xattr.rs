@@ -19,7 +19,7 @@ use crate::acl::{self, Acl};
 use crate::engine::Engine;
 use crate::inode::{Inode, InodeRef};
 use crate::namespace::records::Records;
-use crate::transaction::{Cost, Transaction};
+use crate::transaction::{Cost, Depends, Transaction};
 use quire_base::sync::Arc;
 use quire_base::{Context, Error, ErrorKind, InodeNo, Result};
 use quire_format::inode::{FileType, INODE_BYTES};
@@ -272,7 +272,7 @@ impl Engine {
             if change.value.is_some() || search.found.is_some() {
                 self.put_xattr(&mut transaction, inode.number(), change.name, &search, &pieces)?;
             }
-            records.commit(transaction)?;
+            records.commit(transaction, Depends::Nothing)?;
             return Ok(());
         }
     }

@@ -4,8 +4,8 @@ mod common;
 
 use common::{file, new_volume, options};
 use quire::{FormatOptions, IoFlags, Volume, VolumeOptions};
-use quire_device::SimulatedBackend;
-use quire_device::simulated::{CrashPolicy, Hold};
+use quire_device::simulated::{CrashPolicy, Event, Hold};
+use quire_device::{IoClass, SimulatedBackend};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -75,6 +75,82 @@ fn an_overwrite_in_place_is_data_and_one_flush() {
     volume.fsync(&table, true).unwrap();
     // Submission and completion of one write and of one flush.
     assert_eq!(device.event_count() - before, 4, "{:?}", device.events(before..device.event_count()));
+}
+
+/// While the background wrote data back, every force that carried a name or an attribute took two flushes: each record
+/// waited for all data that had been written, of whatever file.
+#[test]
+fn names_attributes_and_frees_wait_for_no_data() {
+    use quire::{Create, RenameFlags, SetAttributes, XattrFlags};
+    type Step = fn(&Volume) -> quire::Result<()>;
+    let steps: [(&str, Step); 9] = [
+        ("create", |volume| volume.create(&volume.root(), b"new", &Create::file(0o644)).map(drop)),
+        ("mkdir", |volume| volume.create(&volume.root(), b"dir", &Create::directory(0o755)).map(drop)),
+        ("link", |volume| {
+            let old = volume.lookup(&volume.root(), b"old")?;
+            volume.link(&old, &volume.root(), b"link")
+        }),
+        ("rename", |volume| {
+            volume.rename(&volume.root(), b"link", &volume.root(), b"moved", RenameFlags::empty())
+        }),
+        ("chmod", |volume| {
+            let old = volume.lookup(&volume.root(), b"old")?;
+            volume
+                .set_attributes(&old, &SetAttributes { mode: Some(0o600), ..SetAttributes::default() })
+                .map(drop)
+        }),
+        ("setxattr", |volume| {
+            let old = volume.lookup(&volume.root(), b"old")?;
+            volume.set_xattr(&old, b"user.a", b"b", XattrFlags::empty())
+        }),
+        ("truncate", |volume| volume.truncate(&volume.lookup(&volume.root(), b"old")?, 5000)),
+        ("unlink", |volume| volume.unlink(&volume.root(), b"old")),
+        ("free", |volume| {
+            volume.unlink(&volume.root(), b"moved")?;
+            volume.drain_orphans();
+            Ok(())
+        }),
+    ];
+    let (device, volume) = new_volume(16384);
+    let table = file(&volume, "table");
+    volume.write(&table, 0, &[1; 65536], IoFlags::empty()).unwrap();
+    volume.write(&file(&volume, "old"), 0, &[2; 65536], IoFlags::empty()).unwrap();
+    volume.sync().unwrap();
+    for (what, step) in steps {
+        // Overwritten in place and written back, not flushed.
+        volume.write(&table, 4096, &[3; 8192], IoFlags::THROUGH).unwrap();
+        step(&volume).unwrap();
+        // A force covers all records before its own.
+        volume.create(&volume.root(), format!("after {what}").as_bytes(), &Create::file(0o644)).unwrap();
+        let before = device.event_count();
+        volume.fsync(&volume.root(), false).unwrap();
+        let events = device.events(before..device.event_count());
+        let flushes = events.iter().filter(|event| matches!(event, Event::FlushCompleted { .. })).count();
+        assert_eq!(flushes, 1, "{what}");
+    }
+}
+
+/// The record of a rename over a file waits for the data of the new one: data written over data has no record of its own
+/// that would.
+#[test]
+fn a_rename_over_a_file_waits_for_its_data() {
+    let (device, volume) = new_volume(16384);
+    let root = volume.root();
+    for name in ["t", "tmp"] {
+        volume.write(&file(&volume, name), 0, &[1; 8192], IoFlags::empty()).unwrap();
+    }
+    volume.sync().unwrap();
+    let tmp = volume.lookup(&root, b"tmp").unwrap();
+    volume.write(&tmp, 0, &[2; 8192], IoFlags::empty()).unwrap();
+    volume.rename(&root, b"tmp", &root, b"t", quire::RenameFlags::empty()).unwrap();
+    let before = device.event_count();
+    volume.fsync(&root, false).unwrap();
+    let events = device.events(before..device.event_count());
+    let is_flush = |event: &Event| matches!(event, Event::FlushCompleted { .. });
+    let is_journal =
+        |event: &Event| matches!(event, Event::WriteSubmitted { class: Some(IoClass::Journal), .. });
+    let flush = events.iter().position(is_flush).unwrap();
+    assert!(flush < events.iter().position(is_journal).unwrap(), "{events:?}");
 }
 
 /// A device that fails a data write must not make fsync lie, not even the second time.

@@ -24,7 +24,7 @@ fn of(style: Style, threads: usize, operations: usize, seed: u64) -> Settings {
 /// Where a mistake is looked for: the runs are of this seed and the following ones.
 fn ground(mistake: Broken) -> Settings {
     match mistake {
-        Broken::NoFlushBeforeJournalWrite => of(Style::Data, 3, 80, 1000),
+        Broken::NoFlushBeforeJournalWrite | Broken::RecordNamesNoData => of(Style::Data, 3, 80, 1000),
         Broken::FlushJoinedLate => of(Style::Data, 3, 120, 1000),
         Broken::ExtentBeforeData => of(Style::Names, 4, 80, 1000),
         Broken::FreedBlocksReusedAtOnce | Broken::FreedBlocksDiscardedAtOnce => {

@@ -18,7 +18,7 @@
 use super::ahead::{Forcing, RECORDED};
 use crate::engine::Engine;
 use crate::inode::Inode;
-use crate::transaction::{Cost, EXTENTS_PER_TRANSACTION, Transaction};
+use crate::transaction::{Cost, Depends, EXTENTS_PER_TRANSACTION, Transaction};
 use quire_alloc::Funding;
 use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
@@ -271,12 +271,12 @@ impl Engine {
             if exposes_more && !is_broken(Broken::SizeOverUnflushedTail) {
                 return Ok(false);
             }
-            transaction.only_after(0);
         }
         transaction.put_inode(inode.number, &record);
         transaction.extents(inode.number, plan.removed, plan.inserted);
         let gained = plan_gained.max(0) as u64;
-        self.commit_extents(inode, transaction)?;
+        let depends = if ahead { Depends::Nothing } else { Depends::DataOf(inode) };
+        self.commit_extents(inode, transaction, depends)?;
         self.redeem(inode, gained);
         meta.record = record;
         meta.dirty = false;

@@ -18,6 +18,7 @@ use super::{BATCH_BYTES, IoFlags, range_end};
 use crate::engine::Engine;
 use crate::gate::{GateState, Permit};
 use crate::inode::{Inode, InodeRef};
+use crate::transaction::{Cost, Depends};
 use quire_base::broken::{Broken, is_broken};
 use quire_base::patience;
 use quire_base::sync::atomic::Ordering;
@@ -263,7 +264,7 @@ impl Engine {
         if !privileged || inode.kind != FileType::Regular {
             return Ok(());
         }
-        let mut transaction = self.begin(crate::transaction::Cost::new(1, 128))?;
+        let mut transaction = self.begin(Cost::new(1, 128))?;
         let mut meta = inode.meta();
         let mut record = meta.record.clone();
         record.mode &= !S_ISUID;
@@ -272,7 +273,7 @@ impl Engine {
         }
         record.ctime = self.options.clock.now();
         transaction.put_inode(inode.number, &record);
-        let seq = transaction.commit()?;
+        let seq = transaction.commit(Depends::Nothing)?;
         inode.committed(seq);
         inode.publish(&record);
         meta.record = record;

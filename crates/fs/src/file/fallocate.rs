@@ -10,7 +10,7 @@ use super::range_end;
 use crate::engine::Engine;
 use crate::extent_map::Replacement;
 use crate::inode::InodeRef;
-use crate::transaction::{Cost, EXTENTS_PER_TRANSACTION};
+use crate::transaction::{Cost, Depends, EXTENTS_PER_TRANSACTION};
 use quire_base::sync::Arc;
 use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, Error, Result};
@@ -106,7 +106,7 @@ impl Engine {
         if found.len() > batch {
             let (id, operation) = self.logged_operation(inode, LoggedKind::Punch, first, last, inode.size());
             transaction.put(Key::logged(id), &operation.encode());
-            transaction.commit()?;
+            transaction.commit(Depends::Nothing)?;
             drop(meta);
             return self.run_logged_live(inode, id, operation);
         }
@@ -120,7 +120,7 @@ impl Engine {
         record.blocks = record.blocks.saturating_add_signed(plan.blocks_gained());
         transaction.put_inode(inode.number, &record);
         transaction.extents(inode.number, plan.removed, plan.inserted);
-        self.commit_extents(inode, transaction)?;
+        self.commit_extents(inode, transaction, Depends::Nothing)?;
         meta.record = record;
         Ok(())
     }
@@ -156,7 +156,7 @@ impl Engine {
         let (id, operation) = self.logged_operation(inode, LoggedKind::Zero, first, last, inode.size());
         let mut transaction = self.begin(Cost::new(1, 128))?;
         transaction.put(Key::logged(id), &operation.encode());
-        transaction.commit()?;
+        transaction.commit(Depends::Nothing)?;
         match self.unwrite(inode, first, last) {
             Ok(()) => self.finish_logged_live(inode, id, operation),
             // It cannot stay half done. Finishing it as after a crash frees the blocks, which reads as zeros too.
@@ -186,7 +186,7 @@ impl Engine {
             let record = meta.record.clone();
             transaction.put_inode(inode.number, &record);
             transaction.extents(inode.number, plan.removed, plan.inserted);
-            self.commit_extents(inode, transaction)?;
+            self.commit_extents(inode, transaction, Depends::Nothing)?;
             meta.record = record;
         }
         Ok(())
@@ -264,7 +264,7 @@ impl Engine {
             record.blocks = record.blocks.saturating_add_signed(plan.blocks_gained());
             transaction.put_inode(inode.number, &record);
             transaction.extents(inode.number, plan.removed, plan.inserted);
-            self.commit_extents(inode, transaction)?;
+            self.commit_extents(inode, transaction, Depends::Nothing)?;
             meta.record = record;
             Ok(())
         })();

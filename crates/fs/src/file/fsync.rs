@@ -26,7 +26,7 @@ use super::sync_queue::{self, Next, Reached};
 use super::syncing::{Durability, Promise, SyncOptions, Syncing, closed};
 use crate::engine::Engine;
 use crate::inode::{Inode, InodeRef};
-use crate::transaction::Cost;
+use crate::transaction::{Cost, Depends};
 use quire_base::broken::{Broken, is_broken};
 use quire_base::patience;
 use quire_base::sync::atomic::Ordering;
@@ -324,10 +324,8 @@ impl Engine {
             return Ok(());
         }
         transaction.put_inode(inode.number, &record);
-        if !grew {
-            transaction.only_after(0);
-        }
-        let seq = transaction.commit()?;
+        let depends = if grew { Depends::DataOf(inode) } else { Depends::Nothing };
+        let seq = transaction.commit(depends)?;
         if grew {
             inode.committed_data(seq);
         } else {

@@ -17,7 +17,7 @@ use super::range_end;
 use crate::engine::Engine;
 use crate::extent_map::Replacement;
 use crate::inode::{Inode, InodeRef};
-use crate::transaction::Cost;
+use crate::transaction::{Cost, Depends};
 use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
 use quire_base::units::blocks_for;
@@ -103,7 +103,7 @@ impl Engine {
         if record != meta.record {
             transaction.put_inode(inode.number, &record);
         }
-        transaction.commit()?;
+        transaction.commit(Depends::DataOf(inode))?;
         meta.record = record;
         // From here on a crash finishes it.
         inode.seen.settle(size);
@@ -172,7 +172,7 @@ impl Engine {
             record.ctime = record.mtime;
             transaction.put_inode(inode.number, &record);
         }
-        let seq = transaction.commit()?;
+        let seq = transaction.commit(Depends::DataOf(inode))?;
         inode.committed_data(seq);
         if moves {
             inode.seen.set_size(record.size);
@@ -230,7 +230,7 @@ impl Engine {
         let next = LoggedOp { cursor, ..*operation };
         transaction.extents(inode.number, found, moved);
         transaction.put(Key::logged(id), &next.encode());
-        self.commit_extents(inode, transaction)?;
+        self.commit_extents(inode, transaction, Depends::DataOf(inode))?;
         *operation = next;
         Ok(true)
     }
@@ -244,7 +244,7 @@ impl Engine {
         let parts = [extent.clip(0, block), extent.clip(block, u64::MAX)].into_iter().flatten().collect();
         let plan = Replacement::between(vec![*extent], parts);
         transaction.extents(inode.number, plan.removed, plan.inserted);
-        self.commit_extents(inode, transaction)?;
+        self.commit_extents(inode, transaction, Depends::DataOf(inode))?;
         Ok(())
     }
 }

@@ -16,7 +16,7 @@ use super::range_end;
 use crate::engine::Engine;
 use crate::extent_map::Replacement;
 use crate::inode::{Inode, InodeRef};
-use crate::transaction::Cost;
+use crate::transaction::{Cost, Depends};
 use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
@@ -74,7 +74,7 @@ impl Engine {
         record.mtime = self.options.clock.now();
         record.ctime = record.mtime;
         transaction.put_inode(inode.number, &record);
-        let seq = transaction.commit()?;
+        let seq = transaction.commit(Depends::DataOf(inode))?;
         inode.committed_data(seq);
         meta.record = record;
         meta.dirty = false;
@@ -120,7 +120,10 @@ impl Engine {
             }
         }
         transaction.put_inode(inode.number, &record);
-        self.commit_extents(inode, transaction)?;
+        // Growth was written back so that the new size may show it.
+        let grows = size > meta.record.size;
+        let depends = if grows { Depends::DataOf(inode) } else { Depends::Nothing };
+        self.commit_extents(inode, transaction, depends)?;
         meta.record = record;
         meta.dirty = false;
         meta.emptied |= size == 0;

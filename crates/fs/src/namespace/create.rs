@@ -18,7 +18,7 @@ use crate::acl;
 use crate::attributes::SETGID;
 use crate::engine::Engine;
 use crate::inode::{Inode, InodeRef, OrphanState};
-use crate::transaction::{Cost, Transaction};
+use crate::transaction::{Cost, Depends, Transaction};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{Error, InodeNo, Result, Seq};
@@ -199,9 +199,7 @@ impl Engine {
 
     /// Makes an inode, under a name or as an orphan. The caller holds the name's bucket, or the directory's liveness.
     pub(super) fn bear(self: &Arc<Engine>, birth: Birth, naming: Option<&Naming<'_>>) -> Result<InodeRef> {
-        let mut transaction = self.begin(birth.cost())?;
-        // Names and an empty inode: nothing on disk has to be there first.
-        transaction.only_after(0);
+        let transaction = self.begin(birth.cost())?;
         let number = self.new_inode_number();
         let mut record = birth.record.clone();
         record.generation = self.new_generation();
@@ -251,7 +249,7 @@ impl Engine {
         records.edit(inode);
         let Some(Naming { directory, name, cookie }) = naming else {
             records.make_orphan(inode, &mut transaction);
-            return records.commit(transaction);
+            return records.commit(transaction, Depends::Nothing);
         };
         let entry =
             Entry { inode: inode.number(), generation: inode.generation(), file_type: inode.kind(), name };
@@ -261,9 +259,9 @@ impl Engine {
             let now = self.options.clock.now();
             let parent = records.edit(directory);
             (parent.mtime, parent.ctime) = (now, now);
-            return records.commit(transaction);
+            return records.commit(transaction, Depends::Nothing);
         }
-        let seq = records.commit(transaction)?;
+        let seq = records.commit(transaction, Depends::Nothing)?;
         // There is nothing to read back of a new file whose record is lost: fdatasync covers it too.
         inode.committed_data(seq);
         directory.committed(seq);

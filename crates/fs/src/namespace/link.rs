@@ -11,7 +11,7 @@ use super::entry::exists;
 use super::records::Records;
 use crate::engine::Engine;
 use crate::inode::InodeRef;
-use crate::transaction::Cost;
+use crate::transaction::{Cost, Depends};
 use quire_base::sync::Arc;
 use quire_base::{Error, ErrorKind, Result};
 use quire_format::dirent::{self, Entry};
@@ -64,7 +64,7 @@ impl Engine {
         let entry =
             Entry { inode: inode.number(), generation: inode.generation(), file_type: inode.kind(), name };
         transaction.put(key, &entry.encode());
-        let seq = records.commit(transaction)?;
+        let seq = records.commit(transaction, Depends::Nothing)?;
         directory.committed(seq);
         directory.touch_written();
         Ok(())

@@ -13,7 +13,7 @@ use crate::engine::Engine;
 use crate::inode::{Inode, MetaGuard, OrphanState};
 use crate::options::OrphanTracking;
 use crate::orphan::Slot;
-use crate::transaction::{Cost, Transaction};
+use crate::transaction::{Cost, Depends, Transaction};
 use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
 use quire_base::{Error, InodeNo, Result, Seq};
@@ -113,14 +113,14 @@ impl<'a> Records<'a> {
     }
 
     /// Commits the edited records with whatever else the transaction holds, and unlocks.
-    pub(crate) fn commit(mut self, mut transaction: Transaction<'_>) -> Result<Seq> {
+    pub(crate) fn commit(mut self, mut transaction: Transaction<'_>, depends: Depends<'_>) -> Result<Seq> {
         for locked in &self.locked {
             if let Some(record) = &locked.edited {
                 transaction.put_inode(locked.inode.number, record);
             }
         }
         let orphans = self.orphans_claimed();
-        let committed = transaction.commit();
+        let committed = transaction.commit(depends);
         for locked in &mut self.locked {
             match &committed {
                 Ok(seq) => locked.publish(*seq),
@@ -162,7 +162,7 @@ impl Engine {
         for (slot, inode) in orphans {
             let mut transaction = self.begin(Cost::new(2, 64).critical())?;
             transaction.orphan_set(*slot, *inode);
-            transaction.commit()?;
+            transaction.commit(Depends::Nothing)?;
         }
         Ok(())
     }

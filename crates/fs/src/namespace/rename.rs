@@ -22,7 +22,7 @@ use super::records::Records;
 use super::unlink::{is_directory, not_directory};
 use crate::engine::Engine;
 use crate::inode::InodeRef;
-use crate::transaction::Cost;
+use crate::transaction::{Cost, Depends};
 use quire_base::broken::{Broken, is_broken};
 use quire_base::patience;
 use quire_base::sync::Arc;
@@ -235,7 +235,7 @@ impl Engine {
         if !apart {
             transaction.delete(old_key);
         }
-        self.finish(records, transaction, from, to)?;
+        self.finish(records, transaction, from, to, Depends::Nothing)?;
         if apart { self.delete_apart(old_key, from) } else { Ok(()) }
     }
 
@@ -286,7 +286,8 @@ impl Engine {
         if !apart {
             transaction.delete(old_key);
         }
-        self.finish(records, transaction, from, to)?;
+        // The name may show the new contents or the old ones, so what was written back before comes first.
+        self.finish(records, transaction, from, to, Depends::DataOf(new))?;
         if apart {
             self.delete_apart(old_key, from)?;
         }
@@ -334,7 +335,7 @@ impl Engine {
         }
         transaction.put(one_key, &entry(&other.inode, one.place.name));
         transaction.put(other_key, &entry(&one.inode, other.place.name));
-        self.finish(records, transaction, from, to)
+        self.finish(records, transaction, from, to, Depends::Nothing)
     }
 
     /// For [`Broken::RenameInTwoTransactions`]: takes the old name away by itself.
@@ -342,7 +343,7 @@ impl Engine {
         self.part_transactions();
         let mut transaction = self.begin(Cost::new(1, 0).critical())?;
         transaction.delete(key);
-        from.committed(transaction.commit()?);
+        from.committed(transaction.commit(Depends::Nothing)?);
         Ok(())
     }
 
@@ -353,9 +354,10 @@ impl Engine {
         transaction: crate::transaction::Transaction<'_>,
         from: &InodeRef,
         to: &InodeRef,
+        depends: Depends<'_>,
     ) -> Result<()> {
         let moving = (Moving::announce(from), (from.number() != to.number()).then(|| Moving::announce(to)));
-        let seq = records.commit(transaction)?;
+        let seq = records.commit(transaction, depends)?;
         drop(moving);
         for directory in [from, to] {
             directory.committed(seq);

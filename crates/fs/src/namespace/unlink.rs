@@ -11,7 +11,7 @@ use super::entry::{Found, shown};
 use super::records::Records;
 use crate::engine::Engine;
 use crate::inode::InodeRef;
-use crate::transaction::Cost;
+use crate::transaction::{Cost, Depends};
 use quire_base::sync::Arc;
 use quire_base::{Error, ErrorKind, Result};
 use quire_format::dirent;
@@ -59,7 +59,7 @@ impl Engine {
             records.add_links(&inode, -1)?;
         }
         records.edit(&inode).ctime = self.options.clock.now();
-        let seq = records.commit(transaction)?;
+        let seq = records.commit(transaction, Depends::Nothing)?;
         directory.committed(seq);
         directory.touch_written();
         Ok(())
@@ -107,7 +107,7 @@ impl Engine {
         transaction.delete(key);
         records.make_orphan(child, &mut transaction);
         records.edit(child).ctime = now;
-        records.commit(transaction)?;
+        records.commit(transaction, Depends::Nothing)?;
         Ok(())
     }
 }
