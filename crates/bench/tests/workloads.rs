@@ -154,10 +154,10 @@ fn tail() {
     let all =
         report(&format!("tail --engines {engines} --threads 2 --seconds 1 --rounds 1 --size 4m --files 3"));
     let own = ["idle_p50_us", "idle_p99_us", "idle_max_us", "p50_us", "p99_us", "p999_us", "max_us", "ops_s"];
-    check(&all, &own, &[]);
-    check(&all, &["append_fsync_max_us", "bulk_mib_s", "append_mib_s", "deletes_s", "creates_s"], &[]);
+    // On a slow disk a disturber may get nothing done in so short a time.
+    check(&all, &own, &["append_fsync_max_us", "bulk_mib_s", "append_mib_s", "deletes_s", "creates_s"]);
     assert_eq!(all.json()["params"]["with"].to_string(), r#"["bulk","append","delete","create"]"#);
-    assert!(all.rows.iter().all(|row| row.figures.get("deletes") == Some(3.0)));
+    assert!(all.rows.iter().all(|row| row.figures.get("deletes").is_some_and(|files| files <= 3.0)));
     let one = report("tail --engines quire@device=memory --seconds 0.3 --with create");
     check(&one, &own, &["creates_s"]);
     for absent in ["append_fsync_max_us", "bulk_mib_s", "append_mib_s", "deletes_s"] {

