@@ -1,6 +1,7 @@
 //! The public handle of a volume's cache.
 
 use crate::backing::Backing;
+use crate::budget::Room;
 use crate::config::CacheConfig;
 use crate::core::Core;
 use crate::finish;
@@ -10,7 +11,7 @@ use crate::metrics::Metrics;
 use crate::outbox::Outbox;
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::{Arc, Mutex, Weak, thread};
-use quire_base::{Clock, Error, ErrorKind, InodeNo, Result};
+use quire_base::{BLOCK_SIZE, Clock, Error, ErrorKind, InodeNo, Result};
 use quire_device::Device;
 
 /// A volume's cache. Its background threads end when it is dropped; its memory goes when the last mapping has gone.
@@ -157,6 +158,28 @@ impl Cache {
         }
         self.core.trim();
         Ok(())
+    }
+
+    /// Counts a buffer that is not the cache's against its limit: `bytes` if they fit, else fewer, at least a block.
+    /// Waits for memory as a write does. The caller holds nothing; what is charged goes back when the room is dropped.
+    pub fn room_for_buffer(&self, bytes: u64) -> Result<Room<'_>> {
+        let mut room = Room::empty(&self.core.budget);
+        let mut bytes = bytes.next_multiple_of(BLOCK_SIZE as u64);
+        let mut is_first = true;
+        while bytes > BLOCK_SIZE as u64 {
+            if self.core.budget.try_charge(bytes) {
+                room.add(bytes);
+                return Ok(room);
+            }
+            if std::mem::take(&mut is_first) {
+                quire_base::patience::check("memory of the cache")?;
+                crate::reclaim::reclaim(&self.core, bytes);
+            } else {
+                bytes = (bytes / 2).next_multiple_of(BLOCK_SIZE as u64);
+            }
+        }
+        self.core.fill_room(&mut room, BLOCK_SIZE as u64)?;
+        Ok(room)
     }
 
     /// Drops clean folios until about `bytes` are free; returns how many were freed.

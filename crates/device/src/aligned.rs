@@ -3,7 +3,7 @@
 //! Invariants: `ptr` comes from `alloc_zeroed` with `layout_of(len)` (or dangles when `len` is 0) and is freed
 //! with the same layout; every byte is initialised.
 
-use quire_base::BLOCK_SIZE;
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -22,18 +22,28 @@ unsafe impl Send for AlignedBuf {}
 unsafe impl Sync for AlignedBuf {}
 
 impl AlignedBuf {
-    /// `len` bytes of zero. Aborts as every allocation does when memory is out.
+    /// `len` bytes of zero. Aborts as every allocation does when memory is out: for small buffers, and where nothing
+    /// could be done without.
     pub fn zeroed(len: usize) -> AlignedBuf {
+        AlignedBuf::allocate(len).unwrap_or_else(|| handle_alloc_error(layout_of(len)))
+    }
+
+    /// `len` bytes of zero. Fails with `NoMemory` when memory is out.
+    pub fn try_zeroed(len: usize) -> Result<AlignedBuf> {
+        let no_memory = || Error::new(ErrorKind::NoMemory, format!("no memory for a buffer of {len} bytes"));
+        if Layout::from_size_align(len, BLOCK_SIZE).is_err() {
+            return Err(no_memory());
+        }
+        AlignedBuf::allocate(len).ok_or_else(no_memory)
+    }
+
+    fn allocate(len: usize) -> Option<AlignedBuf> {
         if len == 0 {
-            return AlignedBuf { ptr: NonNull::dangling(), len };
+            return Some(AlignedBuf { ptr: NonNull::dangling(), len });
         }
-        let layout = layout_of(len);
         // SAFETY: the layout is not of size zero.
-        let ptr = unsafe { alloc_zeroed(layout) };
-        match NonNull::new(ptr) {
-            Some(ptr) => AlignedBuf { ptr, len },
-            None => handle_alloc_error(layout),
-        }
+        let ptr = unsafe { alloc_zeroed(layout_of(len)) };
+        NonNull::new(ptr).map(|ptr| AlignedBuf { ptr, len })
     }
 
     /// `count` blocks of zero.
@@ -46,6 +56,13 @@ impl AlignedBuf {
         let mut buf = AlignedBuf::zeroed(bytes.len());
         buf.copy_from_slice(bytes);
         buf
+    }
+
+    /// A copy of `bytes`. Fails with `NoMemory` when memory is out.
+    pub fn try_copy_of(bytes: &[u8]) -> Result<AlignedBuf> {
+        let mut buf = AlignedBuf::try_zeroed(bytes.len())?;
+        buf.copy_from_slice(bytes);
+        Ok(buf)
     }
 }
 
@@ -90,8 +107,7 @@ impl fmt::Debug for AlignedBuf {
 }
 
 /// Whether direct I/O takes memory at `ptr` without a copy.
-#[cfg(not(any(loom, shuttle)))]
-pub(crate) fn is_aligned(ptr: *const u8) -> bool {
+pub fn is_aligned(ptr: *const u8) -> bool {
     ptr.addr().is_multiple_of(BLOCK_SIZE)
 }
 

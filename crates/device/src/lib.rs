@@ -33,7 +33,7 @@ pub mod overlay;
 pub mod simulated;
 pub mod stats;
 
-pub use aligned::AlignedBuf;
+pub use aligned::{AlignedBuf, is_aligned};
 pub use backend::{Backend, Done, Io, IoClass, IoOp, Segment};
 pub use device::Device;
 #[cfg(not(any(loom, shuttle)))]

@@ -201,7 +201,7 @@ impl Target {
     pub(super) fn read(&self, at: BlockNo, buf: &mut [u8]) -> Result<()> {
         backend::check_range(&self.name, self.blocks, "reading", at, buf.len() as u64)?;
         if self.is_direct && !is_aligned(buf.as_ptr()) {
-            let mut bounce = AlignedBuf::zeroed(buf.len());
+            let mut bounce = AlignedBuf::try_zeroed(buf.len())?;
             self.read(at, &mut bounce)?;
             buf.copy_from_slice(&bounce);
             return Ok(());
@@ -214,7 +214,7 @@ impl Target {
         self.check_write("writing")?;
         backend::check_range(&self.name, self.blocks, "writing", at, buf.len() as u64)?;
         if self.is_direct && !is_aligned(buf.as_ptr()) {
-            return self.write(at, &AlignedBuf::copy_of(buf));
+            return self.write(at, &AlignedBuf::try_copy_of(buf)?);
         }
         // SAFETY: `buf` is borrowed until the transfer returns, and a write only reads it.
         unsafe { self.transfer(IoOp::Write, at, &[Segment::new(buf.as_ptr().cast_mut(), buf.len())]) }

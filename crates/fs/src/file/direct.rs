@@ -5,6 +5,9 @@
 //! follows it. A direct read holds its range shared and writes back what is dirty there, but keeps it cached. Size
 //! grows under the size lock, in offset order, and is published when the last record is applied.
 //!
+//! What is transferred is the caller's memory. Only where that is not aligned it is copied, through a [`Bounce`] buffer
+//! that counts against the cache's limit.
+//!
 //! Requests that are not whole blocks go through the cache and are written through.
 //!
 //! Neighbours: [`super::direct_async`]; [`super::buffered`]; [`super::backing`] places blocks and journals them.
@@ -14,10 +17,10 @@ use crate::engine::Engine;
 use crate::gate::GateState;
 use crate::inode::{Inode, InodeRef};
 use quire_base::broken::{Broken, is_broken};
-use quire_base::sync::Arc;
+use quire_base::sync::{Arc, SIMULATED};
 use quire_base::{BLOCK_SIZE, Result};
-use quire_cache::{Backing, Home, Placement};
-use quire_device::{AlignedBuf, IoClass};
+use quire_cache::{Backing, Home, Placement, Room};
+use quire_device::{AlignedBuf, IoClass, is_aligned};
 
 /// Bytes that one step of a direct request covers.
 const STEP_BYTES: usize = 4 * BATCH_BYTES;
@@ -26,7 +29,26 @@ pub(super) fn aligned(offset: u64, len: usize) -> bool {
     offset.is_multiple_of(BLOCK_SIZE as u64) && len.is_multiple_of(BLOCK_SIZE)
 }
 
+/// Bytes of memory in which unaligned requests travel, at most.
+const BOUNCE_BYTES: usize = BATCH_BYTES / 4;
+
+/// Aligned memory in place of a caller's that is not. It is made before any lock is taken, as it may wait for memory.
+struct Bounce<'a> {
+    buffer: AlignedBuf,
+    _room: Room<'a>,
+}
+
 impl Engine {
+    /// What a request of `len` bytes at `memory` needs: nothing, if that is aligned. (In a simulation chance would decide
+    /// where memory lies, so there it is always copied.)
+    fn bounce(&self, memory: *const u8, len: usize) -> Result<Option<Bounce<'_>>> {
+        if len == 0 || is_aligned(memory) && !SIMULATED {
+            return Ok(None);
+        }
+        let room = self.cache.room_for_buffer(BOUNCE_BYTES.min(len) as u64)?;
+        Ok(Some(Bounce { buffer: AlignedBuf::try_zeroed(room.bytes() as usize)?, _room: room }))
+    }
+
     pub(crate) fn read_direct(
         self: &Arc<Engine>,
         inode: &InodeRef,
@@ -37,6 +59,7 @@ impl Engine {
             return self.read_buffered(inode, offset, out);
         }
         let end = range_end(offset, out.len() as u64)?;
+        let mut bounce = self.bounce(out.as_ptr(), out.len())?;
         let _permit = inode.gate.enter(GateState::Direct);
         let _range = inode.ranges.lock(offset, end, false);
         let size = inode.size();
@@ -48,26 +71,43 @@ impl Engine {
         if let Some(mapping) = inode.mapping.get() {
             mapping.write_back(first, last)?;
         }
-        let mut block = first;
-        let mut buffer = AlignedBuf::zeroed(STEP_BYTES.min((last - first) as usize * BLOCK_SIZE));
-        while block < last {
-            let count = (last - block).min((buffer.len() / BLOCK_SIZE) as u64);
-            let mut covered = 0;
-            for run in inode.map(block, count)? {
-                let bytes = run.count as usize * BLOCK_SIZE;
-                let piece = &mut buffer[covered..covered + bytes];
+        let whole = (last - first) as usize * BLOCK_SIZE;
+        let step = bounce.as_ref().map_or(STEP_BYTES, |bounce| bounce.buffer.len());
+        for (n, piece) in out[..whole].chunks_mut(step).enumerate() {
+            let block = first + (n * step / BLOCK_SIZE) as u64;
+            match &mut bounce {
+                Some(bounce) => {
+                    let buffer = &mut bounce.buffer[..piece.len()];
+                    self.read_blocks(inode, block, buffer)?;
+                    piece.copy_from_slice(buffer);
+                }
+                None => self.read_blocks(inode, block, piece)?,
+            }
+        }
+        // The rest of the last block is nobody's.
+        out[len..whole].fill(0);
+        Ok(len)
+    }
+
+    /// Fills `out`, whole blocks, from `block` on.
+    fn read_blocks(&self, inode: &Inode, block: u64, mut out: &mut [u8]) -> Result<()> {
+        let mut block = block;
+        let mut reads = Vec::new();
+        while !out.is_empty() {
+            for run in inode.map(block, (out.len() / BLOCK_SIZE) as u64)? {
+                let (piece, rest) = out.split_at_mut(run.count as usize * BLOCK_SIZE);
                 match run.home {
-                    Home::Written(at) => self.device.read(IoClass::Data, at, piece)?,
+                    Home::Written(at) => reads.push((at, piece)),
                     Home::Hole | Home::Unwritten(_) => piece.fill(0),
                 }
-                covered += bytes;
+                out = rest;
+                block += run.count;
             }
-            let at = (block - first) as usize * BLOCK_SIZE;
-            let bytes = covered.min(len - at);
-            out[at..at + bytes].copy_from_slice(&buffer[..bytes]);
-            block += (covered / BLOCK_SIZE) as u64;
         }
-        Ok(len)
+        match &mut reads[..] {
+            [(at, piece)] => self.device.read(IoClass::Data, *at, piece),
+            reads => self.device.read_batch(IoClass::Data, reads),
+        }
     }
 
     pub(crate) fn write_direct(
@@ -99,6 +139,7 @@ impl Engine {
         data: &[u8],
         append: bool,
     ) -> Result<Option<(u64, usize)>> {
+        let mut bounce = self.bounce(data.as_ptr(), data.len())?;
         let mut permit = Some(inode.gate.enter(GateState::Direct));
         let extends = append || range_end(offset, data.len() as u64)? > inode.size();
         let _size = extends.then(|| inode.size_lock.lock());
@@ -122,7 +163,15 @@ impl Engine {
             drop(permit.take());
         }
         let mut done = 0;
-        for piece in data.chunks(STEP_BYTES) {
+        let step = bounce.as_ref().map_or(STEP_BYTES, |bounce| bounce.buffer.len());
+        for piece in data.chunks(step) {
+            let piece = match &mut bounce {
+                Some(bounce) => {
+                    bounce.buffer[..piece.len()].copy_from_slice(piece);
+                    &bounce.buffer[..piece.len()]
+                }
+                None => piece,
+            };
             let (written, outcome) = self.write_step(inode, at + done as u64, piece);
             done += written;
             match outcome {
@@ -152,11 +201,9 @@ impl Engine {
         let holes = holes_in(inode, first, count)?;
         inode.reserve(holes)?;
         let mut promised = holes;
-        let buffer = AlignedBuf::copy_of(data);
         let mut block = first;
         while block < first + count {
-            let step =
-                self.place_and_write(inode, block, first + count - block, first, &buffer, &mut promised);
+            let step = self.place_and_write(inode, block, first + count - block, first, data, &mut promised);
             match step {
                 Ok(next) => {
                     block = next;
@@ -198,12 +245,14 @@ impl Engine {
     }
 
     fn write_runs(&self, placement: &Placement, first: u64, data: &[u8]) -> Result<()> {
-        for run in &placement.runs {
+        let writes = placement.runs.iter().map(|run| {
             let from = (run.file_block - first) as usize * BLOCK_SIZE;
-            let to = from + run.count as usize * BLOCK_SIZE;
-            self.device.write(IoClass::Data, run.home, &data[from..to])?;
+            (run.home, &data[from..from + run.count as usize * BLOCK_SIZE])
+        });
+        match &writes.collect::<Vec<_>>()[..] {
+            [(at, piece)] => self.device.write(IoClass::Data, *at, piece),
+            writes => self.device.write_batch(IoClass::Data, writes),
         }
-        Ok(())
     }
 }
 

@@ -98,7 +98,7 @@ impl Backend for UringBackend {
         let mut requests = Vec::with_capacity(ios.len());
         for io in ios {
             match self.target().check(&io) {
-                Ok(()) => requests.push(Request::new(io)),
+                Ok(()) => requests.extend(Request::new(io)),
                 Err(error) => (io.done)(Err(error)),
             }
         }

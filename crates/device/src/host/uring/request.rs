@@ -17,13 +17,25 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Takes over `io`; whoever made its segments keeps them valid until its `done` runs.
-    pub(super) fn new(io: Io) -> Request {
+    /// Takes over `io`; whoever made its segments keeps them valid until its `done` runs. Where memory for a bounce
+    /// buffer is out, `done` gets the error here.
+    pub(super) fn new(io: Io) -> Option<Request> {
         let Io { op, at, segments, done } = io;
         if segments.iter().all(|segment| is_aligned(segment.ptr())) {
-            return Request { transfer: Transfer::new(op, at, &segments), bounce: None, segments, done };
+            return Some(Request {
+                transfer: Transfer::new(op, at, &segments),
+                bounce: None,
+                segments,
+                done,
+            });
         }
-        let mut buf = AlignedBuf::zeroed(segments.iter().map(Segment::len).sum());
+        let mut buf = match AlignedBuf::try_zeroed(segments.iter().map(Segment::len).sum()) {
+            Ok(buf) => buf,
+            Err(error) => {
+                done(Err(error));
+                return None;
+            }
+        };
         if op == IoOp::Write {
             for (segment, part) in parts(&segments, &mut buf) {
                 // SAFETY: the segment is valid (see above) and `part` is as long as it.
@@ -32,7 +44,7 @@ impl Request {
         }
         // SAFETY: `bounce` owns the memory, stays with the request, and is not touched until the transfer ends.
         let whole = unsafe { Segment::new(buf.as_mut_ptr(), buf.len()) };
-        Request { transfer: Transfer::new(op, at, &[whole]), bounce: Some(buf), segments, done }
+        Some(Request { transfer: Transfer::new(op, at, &[whole]), bounce: Some(buf), segments, done })
     }
 
     /// The ring's entry for what is left. The request must live unchanged until the entry's completion.
