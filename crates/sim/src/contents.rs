@@ -56,12 +56,15 @@ struct Piece {
 impl Piece {
     fn clip(&self, from: u64, to: u64) -> Option<Piece> {
         let (start, end) = (self.start.max(from), self.end.min(to));
-        let skipped = start.saturating_sub(self.start);
+        if start >= end {
+            return None;
+        }
+        let skipped = start - self.start;
         let origin = match self.origin {
             Origin::Op(op, at) => Origin::Op(op, at + skipped),
             Origin::Base(at) => Origin::Base(at + skipped),
         };
-        (start < end).then_some(Piece { start, end, origin })
+        Some(Piece { start, end, origin })
     }
 
     fn moved(&self, to: u64) -> Piece {
