@@ -8,6 +8,7 @@
 //!
 //! Neighbours: [`crate::checkpoint`], [`crate::reaper`], [`crate::file::fsync`].
 
+use crate::dirty_inodes::Owes;
 use crate::engine::Engine;
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::time::{Duration, Instant};
@@ -81,7 +82,7 @@ fn committer(engine: &Arc<Engine>) {
         }
         if Instant::now() >= next_commit {
             // Lazy times stay in memory; a size does not, whose data may long have been written.
-            report(engine.journal_all_attributes(engine.options.lazy_times), "periodic commit of attributes");
+            report(engine.journal_dirty_inodes(Owes::Due), "periodic commit of attributes");
             report(engine.force_all(), "periodic commit");
             engine.reap_failed_again();
             next_commit = Instant::now() + interval;

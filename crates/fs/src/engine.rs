@@ -32,6 +32,8 @@ pub struct EngineCounters {
     pub checkpoint_waits: Counter,
     /// Checkpoints written.
     pub checkpoints: Counter,
+    /// Inodes that were looked at for something in memory that the journal does not know.
+    pub attribute_looks: Counter,
     /// Metadata pool chunks taken from data space.
     pub pool_growths: Counter,
     /// Records that went ahead of their data, over blocks zeroed ahead.

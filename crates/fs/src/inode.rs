@@ -18,6 +18,7 @@
 //!
 //! Neighbours: [`crate::inode_table`] finds inodes, `file/*` does I/O on them, `namespace/*` names them.
 
+use crate::dirty_inodes::{DirtyMark, Owes};
 use crate::engine::{Engine, EngineHandle};
 use crate::file::range_lock::RangeLock;
 use crate::gate::Gate;
@@ -163,6 +164,9 @@ pub struct Inode {
     pub(crate) datasync_seq: AtomicU64,
     pub(crate) data_mark: AtomicU64,
 
+    /// Its place in the list of inodes that owe something to the journal.
+    pub(crate) dirty: DirtyMark,
+
     pub(crate) users: AtomicU64,
     /// Looked up since the table last considered throwing it out.
     pub(crate) referenced: AtomicBool,
@@ -205,16 +209,18 @@ impl Noted {
         time
     }
 
-    /// Notes `now`, unless what is noted is hardly older and nobody has seen it.
-    fn note(&self, now: i64) {
+    /// Notes `now`, unless what is noted is hardly older and nobody has seen it; true if it did.
+    fn note(&self, now: i64) -> bool {
         let before = self.get();
         let seen = self.is_seen();
-        if before == NO_TIME || seen || now.wrapping_sub(before) > TIME_GRAIN_NANOS || now < before {
+        let is_new = before == NO_TIME || seen || now.wrapping_sub(before) > TIME_GRAIN_NANOS || now < before;
+        if is_new {
             if seen {
                 self.seen.store(false, Ordering::Relaxed);
             }
             self.time.store(now, Ordering::Release);
         }
+        is_new
     }
 }
 
@@ -252,6 +258,7 @@ impl Inode {
             commit_seq: AtomicU64::new(0),
             datasync_seq: AtomicU64::new(0),
             data_mark: AtomicU64::new(0),
+            dirty: DirtyMark::default(),
             users: AtomicU64::new(0),
             referenced: AtomicBool::new(true),
             claims_zeroed: AtomicBool::new(false),
@@ -285,23 +292,40 @@ impl Inode {
 
     /// Notes that contents changed now.
     pub(crate) fn touch_written(&self) {
-        self.write_time.note(self.engine.options.clock.now().0);
+        if self.write_time.note(self.engine.options.clock.now().0) {
+            self.mark_dirty(self.engine.level_of_times());
+        }
+    }
+
+    /// Puts the inode into the list of those that owe something to the journal, after the change that it owes.
+    pub(crate) fn mark_dirty(&self, level: Owes) {
+        self.engine.inodes.dirty.mark(self.number, &self.dirty, level);
+    }
+
+    /// Raises the size to `end`; see [`Seen::raise_size`]. The size on disk follows.
+    pub(crate) fn raise_size(&self, end: u64) {
+        if end > self.size() {
+            self.seen.raise_size(end);
+            self.mark_dirty(Owes::Due);
+        }
     }
 
     /// Notes that contents were read now, as the volume's rule for access times has it.
     pub(crate) fn touch_read(&self) {
         use crate::options::AccessTimes;
-        match self.engine.options.access_times {
-            AccessTimes::Never => {}
-            _ if self.engine.read_only => {}
+        let noted = match self.engine.options.access_times {
+            AccessTimes::Never => false,
+            _ if self.engine.read_only => false,
             AccessTimes::Strict => self.access_time.note(self.engine.options.clock.now().0),
             AccessTimes::Relative => {
                 // One look a read; the rule itself is applied when the time is folded.
                 let read = self.access_time.get();
-                if read == NO_TIME || (self.access_time.is_seen() && read <= self.write_time.get()) {
-                    self.access_time.note(self.engine.options.clock.now().0);
-                }
+                (read == NO_TIME || (self.access_time.is_seen() && read <= self.write_time.get()))
+                    && self.access_time.note(self.engine.options.clock.now().0)
             }
+        };
+        if noted {
+            self.mark_dirty(self.engine.level_of_times());
         }
     }
 

@@ -9,6 +9,7 @@
 //!
 //! Neighbours: [`crate::inode`]; [`crate::reaper`] frees what has neither name nor user.
 
+use crate::dirty_inodes::{DirtyInodes, Owes};
 use crate::engine::{Engine, EngineHandle};
 use crate::inode::{Inode, InodeRef, OrphanState};
 use quire_base::broken::{Broken, is_broken};
@@ -40,6 +41,8 @@ struct Shard(Mutex<Held>);
 /// See the module's documentation.
 pub(crate) struct InodeTable {
     shards: Box<[Shard]>,
+    /// Those that owe something to the journal.
+    pub(crate) dirty: DirtyInodes,
     /// What the inodes of each shard's making hold of the engine.
     handles: [Handle; shard::SHARDS],
 }
@@ -52,6 +55,7 @@ impl InodeTable {
     pub(crate) fn new() -> InodeTable {
         InodeTable {
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
+            dirty: DirtyInodes::default(),
             handles: std::array::from_fn(|_| Handle::default()),
         }
     }
@@ -102,6 +106,9 @@ impl InodeTable {
         shard.departures += 1;
         let gone = shard.inodes.remove(&number.0);
         drop(shard);
+        if let Some(inode) = &gone {
+            self.dirty.settle(number, &inode.dirty, || Owes::Nothing);
+        }
         drop(gone);
     }
 
@@ -121,17 +128,18 @@ impl InodeTable {
         drop(gone);
     }
 
-    /// Adds a user to every inode in memory, in order of number.
-    pub(crate) fn all(&self) -> Vec<InodeRef> {
-        let mut all: Vec<InodeRef> = Vec::new();
-        for shard in &self.shards {
-            for inode in shard.0.lock().inodes.values() {
-                inode.users.fetch_add(1, Ordering::Relaxed);
-                all.push(InodeRef::counted(inode.clone()));
-            }
-        }
-        all.sort_by_key(|inode| inode.number());
-        all
+    /// An inode in memory, with a user added that counts as no use of it.
+    pub(crate) fn enter(&self, number: InodeNo) -> Option<InodeRef> {
+        let shard = self.shard(number).lock();
+        let inode = shard.inodes.get(&number.0)?;
+        inode.users.fetch_add(1, Ordering::Relaxed);
+        Some(InodeRef::counted(inode.clone()))
+    }
+
+    /// Adds a user to every inode that has something in memory which the journal does not know, or whose exclusive
+    /// operation is under way; in order of number.
+    pub(crate) fn all_dirty(&self) -> Vec<InodeRef> {
+        self.dirty.numbers(Owes::Times).into_iter().filter_map(|number| self.enter(number)).collect()
     }
 
     /// Inodes in memory.
@@ -184,13 +192,16 @@ fn may_leave(inode: &Inode) -> bool {
         return false;
     }
     let durable = inode.engine.journal.as_ref().map_or(u64::MAX, |journal| journal.durable().0);
+    // Without a user only writeback changes an inode, or a thread that journals and has added itself under the table's
+    // lock: once the data is clean, nobody marks the inode any more.
     let clean = inode.mapping.get().is_none_or(|mapping| mapping.is_clean() && mapping.error().is_none());
     let meta = inode.meta();
     clean
+        && (!inode.dirty.is_set() || is_broken(Broken::EvictedSeqForgotten))
         && !meta.dirty
         && !inode.has_times()
         && meta.record.nlink > 0
-        // The size on disk may lag behind runs that finished side by side, until attributes are journaled.
+        // It may lag behind runs that finished side by side, until attributes are journaled.
         && (inode.kind != FileType::Regular || meta.record.size >= inode.size())
         && (is_broken(Broken::EvictedSeqForgotten)
             || (inode.commit_seq.load(Ordering::Acquire) <= durable

@@ -29,9 +29,11 @@
 
 mod acl;
 mod apply;
+mod attribute_commit;
 mod attributes;
 mod background;
 mod checkpoint;
+pub mod dirty_inodes;
 pub mod engine;
 mod extent_map;
 pub mod file;

@@ -98,6 +98,8 @@ pub(crate) enum Depends<'a> {
     Nothing,
     /// All data of this inode that has been written so far.
     DataOf(&'a Inode),
+    /// The same of each of these.
+    DataOfEach(&'a [&'a Inode]),
 }
 
 impl Depends<'_> {
@@ -107,6 +109,9 @@ impl Depends<'_> {
         match self {
             Depends::DataOf(inode) if !is_broken(Broken::RecordNamesNoData) => {
                 inode.data_mark.load(Ordering::Acquire)
+            }
+            Depends::DataOfEach(inodes) => {
+                inodes.iter().map(|inode| Depends::DataOf(inode).mark()).max().unwrap_or(0)
             }
             Depends::Nothing | Depends::DataOf(_) => 0,
         }

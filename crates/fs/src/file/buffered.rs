@@ -245,7 +245,7 @@ impl Engine {
         for piece in data.chunks(BATCH_BYTES) {
             let at = offset + done as u64;
             let end = at + piece.len() as u64;
-            match inode.mapping().write_piece(at, piece, &mut || inode.seen.raise_size(end)) {
+            match inode.mapping().write_piece(at, piece, &mut || inode.raise_size(end)) {
                 Ok(()) => done += piece.len(),
                 Err(error) if done == 0 => return Err(error),
                 Err(error) => {
@@ -303,6 +303,6 @@ fn hold_size(inode: &Inode) -> Result<MutexGuard<'_, ()>> {
 
 fn write_batch(inode: &InodeRef, room: Room<'_>, offset: u64, data: &[u8]) -> Result<usize> {
     let end = offset + data.len() as u64;
-    inode.mapping().write_with(room, offset, data, &mut || inode.seen.raise_size(end))?;
+    inode.mapping().write_with(room, offset, data, &mut || inode.raise_size(end))?;
     Ok(data.len())
 }

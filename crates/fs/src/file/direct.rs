@@ -184,7 +184,7 @@ impl Engine {
             }
         }
         // Only now: whoever sees the size sees all of it.
-        inode.seen.raise_size(at + done as u64);
+        inode.raise_size(at + done as u64);
         inode.touch_written();
         Ok(Some((at, done)))
     }

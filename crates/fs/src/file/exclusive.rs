@@ -8,6 +8,7 @@
 //! Neighbours: [`super::truncate`], [`super::fallocate`], [`super::shift`], [`super::buffered`]; [`crate::seen`] has the
 //! sequence.
 
+use crate::dirty_inodes::Owes;
 use crate::engine::Engine;
 use crate::gate::GateState;
 use crate::inode::Inode;
@@ -20,6 +21,8 @@ impl Engine {
         let _permit = inode.gate.enter(GateState::Exclusive);
         let outcome = {
             let _odd = OddSequence::new(&inode.seen);
+            // Before anything is dropped: whoever makes the volume durable waits for this operation.
+            inode.mark_dirty(Owes::Due);
             let _size = inode.size_lock.lock();
             operation()
         };

@@ -24,6 +24,7 @@
 use super::ahead::Forcing;
 use super::sync_queue::{self, Next, Reached};
 use super::syncing::{Durability, Promise, SyncOptions, Syncing, closed};
+use crate::dirty_inodes::Owes;
 use crate::engine::Engine;
 use crate::inode::{Inode, InodeRef};
 use crate::transaction::{Cost, Depends};
@@ -493,7 +494,7 @@ impl Engine {
         self.check_writable()?;
         let growing: Vec<(InodeRef, u64)> = self
             .inodes
-            .all()
+            .all_dirty()
             .into_iter()
             .map(|inode| {
                 let size = inode.size();
@@ -503,22 +504,14 @@ impl Engine {
             .collect();
         // Every file is tried; the first error is told.
         let mut outcome = self.cache.write_back_all();
-        self.inodes.all().iter().for_each(|inode| inode.seen.await_shared());
-        outcome = outcome.and(self.journal_all_attributes(false));
+        // Only now: an operation that dropped dirty blocks before they were written back has marked its inode before.
+        self.inodes.all_dirty().iter().for_each(|inode| inode.seen.await_shared());
+        outcome = outcome.and(self.journal_dirty_inodes(Owes::Times));
         for (inode, size) in growing {
             outcome = outcome.and(self.reach_size(&inode, size, false));
         }
         outcome = outcome.and(self.force_all());
         outcome.and(self.flush_data(self.device.mark()))
-    }
-
-    /// Puts what is only in memory of any inode into the journal. With `datasync` only sizes.
-    pub(crate) fn journal_all_attributes(self: &Arc<Engine>, datasync: bool) -> Result<()> {
-        let mut outcome = Ok(());
-        for inode in self.inodes.all() {
-            outcome = outcome.and(self.journal_attributes(&inode, datasync));
-        }
-        outcome
     }
 
     /// A descriptor was closed. A file that was truncated to zero and rewritten is written back, so that a crash
