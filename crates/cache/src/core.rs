@@ -8,6 +8,7 @@
 use crate::arena::Arena;
 use crate::budget::{Budget, Room};
 use crate::config::CacheConfig;
+use crate::dirty_line::DirtyLine;
 use crate::finish::Finisher;
 use crate::folio::{FolioRef, Order, header_bytes};
 use crate::ghosts::Ghosts;
@@ -92,7 +93,7 @@ pub(crate) struct Core {
     /// Background threads run; else whoever waits does their work.
     pub running: AtomicBool,
     mappings: RwLock<BTreeMap<u64, Weak<Mapping>>>,
-    pub dirty: Mutex<BTreeMap<u64, Weak<Mapping>>>,
+    pub dirty: Mutex<DirtyLine<Weak<Mapping>>>,
     next_mapping: AtomicU64,
     pub inflight: Mutex<u32>,
     pub inflight_fell: Condvar,
@@ -142,7 +143,7 @@ impl Core {
             ghosts,
             running: AtomicBool::new(false),
             mappings: RwLock::new(BTreeMap::new()),
-            dirty: Mutex::new(BTreeMap::new()),
+            dirty: Mutex::new(DirtyLine::default()),
             next_mapping: AtomicU64::new(1),
             inflight: Mutex::new(0),
             inflight_fell: Condvar::new(),
@@ -170,7 +171,6 @@ impl Core {
 
     pub fn unregister(&self, number: u64) {
         self.mappings.write().remove(&number);
-        self.dirty.lock().remove(&number);
     }
 
     pub fn mapping(&self, number: u64) -> Option<Arc<Mapping>> {
@@ -180,7 +180,9 @@ impl Core {
     /// Mappings with unfinished folios, by number.
     pub fn dirty_mappings(&self) -> Vec<Arc<Mapping>> {
         // Upgraded first and dropped by the caller: the last reference to a mapping may not go under the lock.
-        self.dirty.lock().values().filter_map(Weak::upgrade).collect()
+        let mut mappings: Vec<Arc<Mapping>> = self.dirty.lock().all().filter_map(Weak::upgrade).collect();
+        mappings.sort_unstable_by_key(|mapping| mapping.number);
+        mappings
     }
 
     // ---- memory ----

@@ -1,9 +1,10 @@
 //! Background writeback: what is written when nobody asked.
 //!
-//! A step takes the mappings with unfinished blocks, those waiting longest first. Over the background threshold
-//! it writes whatever there is, below it what is older than the age limit; a file that failed a moment ago waits
-//! a second. Each file is gathered for at most [`STEP_BLOCKS`] from where the last step left off, all are started
-//! before any is waited for. Then clean folios are dropped ahead of need.
+//! A step takes mappings with unfinished blocks from the front of a line ([`crate::dirty_line`]), those that wait longest
+//! first, and no more of them than it writes. Over the background threshold it writes whatever there is, below it what is
+//! older than the age limit; a file that failed a moment ago waits a second. A step puts at most [`STEP_BLOCKS`] under way;
+//! a file with more stays in front, and the next step goes on with it. All are started before any is waited for. Then
+//! clean folios are dropped ahead of need.
 //!
 //! Files with few dirty folios are one thread's at a time, so that they get their homes next to each other and their
 //! writes join; the other threads take the large ones meanwhile.
@@ -17,7 +18,6 @@ use crate::core::Core;
 use crate::mapping::{BLOCKS_END, Mapping};
 use crate::outbox::Outbox;
 use crate::reclaim;
-use quire_base::Timestamp;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use std::time::Duration;
@@ -25,7 +25,7 @@ use std::time::Duration;
 /// Blocks that one step puts under way (16 MiB).
 const STEP_BLOCKS: u64 = 4096;
 /// Dirty folios up to which a file is small.
-const SMALL_FOLIOS: usize = 16;
+pub(crate) const SMALL_FOLIOS: usize = 16;
 /// Time before a file whose writeback failed is tried again in the background, nanoseconds.
 const RETRY_NANOS: i64 = 1_000_000_000;
 /// How often a background thread looks by itself.
@@ -47,15 +47,6 @@ pub(crate) fn write_some(core: &Arc<Core>, force: bool) -> bool {
     let before = core.cleaned_blocks.load(Ordering::Relaxed);
     let now = core.clock.now();
     let over = force || core.dirty_bytes() > core.dirty_background_bytes.load(Ordering::Relaxed);
-    let mut waiting: Vec<(Timestamp, u64, bool, Arc<Mapping>)> = core
-        .dirty_mappings()
-        .into_iter()
-        .map(|mapping| {
-            let (since, folios) = mapping.dirty_since();
-            (since, mapping.number, folios <= SMALL_FOLIOS, mapping)
-        })
-        .collect();
-    waiting.sort_by_key(|(since, number, ..)| (*since, *number));
     // Without background threads nobody else makes progress meanwhile: who comes second waits.
     let turn = if core.running.load(Ordering::Acquire) {
         core.small_files.try_lock()
@@ -65,40 +56,55 @@ pub(crate) fn write_some(core: &Arc<Core>, force: bool) -> bool {
     let mut outbox = Outbox::new(core.clone());
     let mut started: Vec<Arc<Mapping>> = Vec::new();
     let mut left = STEP_BLOCKS;
-    for (since, _, small, mapping) in waiting {
-        if small && turn.is_none() {
-            continue;
-        }
-        let cursor = mapping.flush_cursor.load(Ordering::Relaxed);
-        let old = now.0.saturating_sub(since.0) >= core.config.dirty_age_nanos;
-        let failed =
-            !force && mapping.errors.failed_at().is_some_and(|at| now.0.saturating_sub(at.0) < RETRY_NANOS);
-        if !(over || old || cursor > 0) || failed || mapping.flushing.swap(true, Ordering::Acquire) {
-            continue;
-        }
-        if cursor == 0 {
-            mapping.gathered();
-        }
-        match mapping.gather(&mut outbox, cursor, BLOCKS_END, false, left) {
-            Ok((blocks, next)) => {
-                left = left.saturating_sub(blocks);
-                mapping.flush_cursor.store(if next >= BLOCKS_END { 0 } else { next }, Ordering::Relaxed);
-            }
-            Err(error) => {
-                tracing::warn!(inode = %mapping.inode, %error, "background writeback");
-                mapping.flush_cursor.store(0, Ordering::Relaxed);
-            }
-        }
-        mapping.flushing.store(false, Ordering::Release);
-        started.push(mapping);
-        if left == 0 {
+    // Those that join the line or go back meanwhile are for the next step.
+    let end = core.dirty.lock().end();
+    let mut from = 0;
+    while left > 0 {
+        let Some((waiting, next)) = core.dirty.lock().first(from, end, turn.is_none()) else { break };
+        from = next;
+        core.metrics.flusher_looks.add(1);
+        // The clock may have been set back.
+        let old = waiting.since > now || now.0.saturating_sub(waiting.since.0) >= core.config.dirty_age_nanos;
+        if !over && !old {
             break;
         }
+        let Some(mapping) = waiting.what.upgrade() else { continue };
+        let failed =
+            !force && mapping.errors.failed_at().is_some_and(|at| now.0.saturating_sub(at.0) < RETRY_NANOS);
+        if failed || mapping.flushing.swap(true, Ordering::Acquire) {
+            continue;
+        }
+        left = left.saturating_sub(gather_some(&mapping, &mut outbox, left));
+        mapping.flushing.store(false, Ordering::Release);
+        started.push(mapping);
     }
     drop(outbox);
     drop(turn);
     started.iter().for_each(|mapping| mapping.wait_tickets(0, BLOCKS_END));
     core.cleaned_blocks.load(Ordering::Relaxed) != before
+}
+
+/// Gathers up to `blocks_max` of what was dirty when this pass over the file began, from where the last step left off. A file
+/// that grows all the while does not make the pass longer. Returns how many blocks there were.
+fn gather_some(mapping: &Mapping, outbox: &mut Outbox, blocks_max: u64) -> u64 {
+    let cursor = mapping.flush_cursor.load(Ordering::Relaxed);
+    if cursor == 0 {
+        mapping.flush_end.store(mapping.listed_end(), Ordering::Relaxed);
+    }
+    let end = mapping.flush_end.load(Ordering::Relaxed);
+    let (blocks, next) = match mapping.gather(outbox, cursor, end, false, blocks_max) {
+        Ok(gathered) => gathered,
+        Err(error) => {
+            tracing::warn!(inode = %mapping.inode, %error, "background writeback");
+            (0, end)
+        }
+    };
+    let is_over = next >= end;
+    mapping.flush_cursor.store(if is_over { 0 } else { next }, Ordering::Relaxed);
+    if is_over {
+        mapping.gathered();
+    }
+    blocks
 }
 
 /// Keeps a little memory free, so that few threads have to reclaim for themselves.

@@ -27,6 +27,7 @@ mod cache;
 mod config;
 mod copy;
 mod core;
+mod dirty_line;
 mod discard;
 mod errors;
 mod fill;

@@ -18,13 +18,15 @@
 use crate::backing::Backing;
 use crate::budget::Room;
 use crate::core::{BLOCK_COST, Core};
+use crate::dirty_line::Place;
 use crate::errors::Errors;
+use crate::flusher::SMALL_FOLIOS;
 use crate::folio::{Folio, FolioPin, FolioRef, Order, SEGMENTS_MAX, header_bytes};
 use crate::hints::PatternCell;
 use crate::index::{ENTRY_BYTES, Index, Pins};
 use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use quire_base::sync::{Arc, Condvar, Mutex, Weak};
-use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result, Timestamp};
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -51,15 +53,16 @@ pub struct Mapping {
     pub(crate) pattern: PatternCell,
     /// A background thread is gathering.
     pub(crate) flushing: AtomicBool,
-    /// Where it left off.
+    /// Where it left off, and the end of what was dirty when it began.
     pub(crate) flush_cursor: AtomicU64,
+    pub(crate) flush_end: AtomicU64,
 }
 
 #[derive(Default)]
 struct List {
     folios: BTreeMap<u64, FolioRef>,
-    /// When the list last went from empty to not, or was last gathered from.
-    since: Timestamp,
+    /// Where the mapping stands in the cache's line of dirty ones, if anything is listed.
+    place: Option<Place>,
 }
 
 #[derive(Default)]
@@ -122,6 +125,7 @@ impl Mapping {
             pattern: PatternCell::default(),
             flushing: AtomicBool::new(false),
             flush_cursor: AtomicU64::new(0),
+            flush_end: AtomicU64::new(0),
             core,
         });
         mapping.core.register(number, Arc::downgrade(&mapping));
@@ -322,11 +326,18 @@ impl Mapping {
             return;
         }
         folio.listed.store(true, Ordering::SeqCst);
-        if list.folios.is_empty() {
-            list.since = self.core.clock.now();
-            self.core.dirty.lock().insert(self.number, self.me.clone());
-        }
         list.folios.insert(folio.start(), me);
+        match list.place {
+            None => {
+                let since = self.core.clock.now();
+                list.place = Some(self.core.dirty.lock().join(self.me.clone(), since));
+            }
+            // Once, when it becomes a large file.
+            Some(place) if list.folios.len() == SMALL_FOLIOS + 1 => {
+                list.place = Some(self.core.dirty.lock().enlarge(place));
+            }
+            Some(_) => {}
+        }
     }
 
     /// Unlists a folio if nothing in it is dirty or in writeback any more.
@@ -341,8 +352,10 @@ impl Mapping {
             return;
         }
         list.folios.remove(&folio.start());
-        if list.folios.is_empty() {
-            self.core.dirty.lock().remove(&self.number);
+        if list.folios.is_empty()
+            && let Some(place) = list.place.take()
+        {
+            self.core.dirty.lock().leave(place);
         }
     }
 
@@ -354,15 +367,19 @@ impl Mapping {
         }
     }
 
-    /// Since when something has been waiting to be written, as far as is known, and in how many folios.
-    pub(crate) fn dirty_since(&self) -> (Timestamp, usize) {
+    /// The end of what is dirty or in flight, in blocks.
+    pub(crate) fn listed_end(&self) -> u64 {
         let list = self.list.lock();
-        (list.since, list.folios.len())
+        list.folios.last_key_value().map_or(0, |(start, folio)| start + u64::from(folio.blocks()))
     }
 
-    /// Notes that everything older than now is being gathered.
+    /// Notes that everything that was dirty a moment ago has been gathered: the mapping waits anew from now on.
     pub(crate) fn gathered(&self) {
-        self.list.lock().since = self.core.clock.now();
+        let mut list = self.list.lock();
+        if let Some(place) = list.place {
+            let since = self.core.clock.now();
+            list.place = Some(self.core.dirty.lock().go_back(place, since));
+        }
     }
 
     /// The lowest block from `from` on that is dirty or being written, in the order of the file.
@@ -485,6 +502,9 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         self.evict_all();
         self.core.unregister(self.number);
+        if let Some(place) = self.list.lock().place.take() {
+            self.core.dirty.lock().leave(place);
+        }
     }
 }
 

@@ -72,4 +72,6 @@ metrics! {
     throttle_stops,
     /// Background steps that did something.
     flusher_steps,
+    /// Dirty files that background steps looked at.
+    flusher_looks,
 }

@@ -358,6 +358,53 @@ fn small_files_are_written_together() {
     }
 }
 
+/// A background step sorted all dirty files to write a few of them: with a million small ones, the steps that wrote them
+/// looked at each some hundred times. Counted here, not timed.
+#[test]
+fn a_background_step_looks_at_what_it_writes() {
+    let mut config = CacheConfig::new(256 << 20);
+    config.dirty_background_bytes = 0;
+    let world = World::new(config);
+    let files: Vec<_> = (0..10_000).map(|_| world.file()).collect();
+    files.iter().for_each(|file| file.write(0, &pattern(1, 4096)).unwrap());
+    let mut steps = 0;
+    while world.cache.background_step() {
+        steps += 1;
+    }
+    assert!(steps >= 3, "{steps} steps: one writes everything");
+    let looks = world.cache.metrics().flusher_looks.get();
+    assert!(looks <= 10_000 + 2 * steps, "{looks} looks at 10,000 files in {steps} steps");
+    assert_eq!(world.faulty.write_bytes.load(Ordering::SeqCst), 10_000 * BS);
+    let writes = world.faulty.writes.load(Ordering::SeqCst);
+    assert!(writes <= 10_000 * BS / (256 << 10), "{writes} writes: neighbours are written together");
+    assert!(files.iter().all(|file| file.mapping().is_clean()));
+}
+
+/// A file that grows as fast as it is written kept the background pass over it going for ever: blocks behind the pass, and
+/// files that became dirty later, were not written.
+#[test]
+fn a_growing_file_does_not_keep_the_others_waiting() {
+    let mut config = CacheConfig::new(256 << 20);
+    config.dirty_background_bytes = 0;
+    let world = World::new(config);
+    let (grows, waits) = (world.file(), world.file());
+    let piece = pattern(1, 1 << 20);
+    let mut end = 0;
+    let mut append = |count: u64| {
+        for _ in 0..count {
+            grows.write(end, &piece).unwrap();
+            end += piece.len() as u64;
+        }
+    };
+    append(40);
+    waits.write(0, &pattern(2, 4096)).unwrap();
+    for _ in 0..4 {
+        assert!(world.cache.background_step());
+        append(16);
+    }
+    assert!(waits.mapping().is_clean());
+}
+
 /// A request of several files that fails has failed for each of them, and each tells it until it is written.
 #[test]
 fn a_failed_request_of_several_files_sticks_to_each() {
