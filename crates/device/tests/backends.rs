@@ -7,6 +7,7 @@ use quire_device::{
     AlignedBuf, Backend, FileBackend, Io, IoClass, IoOp, MemoryBackend, OpenMode, Segment, SimulatedBackend,
     UringBackend,
 };
+use rustix::thread::{CpuSet, sched_setaffinity};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -26,6 +27,7 @@ fn for_each_backend(test: impl Fn(Arc<dyn Backend>)) {
     let directory = host_directory();
     test(Arc::new(FileBackend::open(&image(&directory), OpenMode::ReadWrite).unwrap()));
     test(Arc::new(UringBackend::open(&image(&directory)).unwrap()));
+    test(Arc::new(UringBackend::open_with_rings(&image(&directory), 3).unwrap()));
 }
 
 fn host_directory() -> tempfile::TempDir {
@@ -277,6 +279,62 @@ fn completions_may_submit() {
         drop(sender);
         assert_eq!(receiver.iter().map(|outcome| outcome.unwrap()).count(), 500);
     });
+}
+
+/// Submitters on every CPU, each with more requests than its ring takes, from completions as well: what one ring's
+/// completion thread submits must not wait for the room of another.
+#[test]
+fn rings_of_several_cpus_serve_side_by_side() {
+    const EACH: usize = 4000;
+    let directory = host_directory();
+    let backend: Arc<dyn Backend> = Arc::new(UringBackend::open_with_rings(&image(&directory), 2).unwrap());
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(16);
+    let share = BLOCKS / threads as u64;
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let backend = &backend;
+            scope.spawn(move || {
+                let mut cpus = CpuSet::new();
+                cpus.set(thread);
+                // A container may have other CPUs; then the scheduler decides.
+                let _ = sched_setaffinity(None, &cpus);
+                let (sender, receiver) = mpsc::channel();
+                let mut bufs: Vec<AlignedBuf> =
+                    (0..share).map(|n| pattern(n + thread as u64 * 999, 1)).collect();
+                let places: Vec<_> = bufs.iter_mut().map(|buf| segment(buf)).collect();
+                let io = |n: usize, done| {
+                    let at = BlockNo(thread as u64 * share + n as u64 % share);
+                    let segments = vec![places[n % share as usize]];
+                    Io { op: IoOp::Write, at, segments, done }
+                };
+                let ios = (0..EACH).map(|n| {
+                    let (sender, again) = (sender.clone(), backend.clone());
+                    let second = io(n, Box::new(move |outcome| sender.send(outcome).unwrap()));
+                    let done = Box::new(move |outcome: Result<()>| {
+                        outcome.unwrap();
+                        again.submit(IoClass::Data, vec![second]);
+                    });
+                    io(n, done)
+                });
+                for batch in ios.collect::<Vec<_>>().into_iter().fold(Vec::<Vec<Io>>::new(), in_batches) {
+                    backend.submit(IoClass::Data, batch);
+                }
+                drop(sender);
+                assert_eq!(receiver.iter().map(|outcome| outcome.unwrap()).count(), EACH);
+                for (n, buf) in bufs.iter().enumerate() {
+                    assert_eq!(&*read(&**backend, thread as u64 * share + n as u64, 1), &**buf);
+                }
+            });
+        }
+    });
+}
+
+fn in_batches(mut batches: Vec<Vec<Io>>, io: Io) -> Vec<Vec<Io>> {
+    match batches.last_mut() {
+        Some(batch) if batch.len() < 7 => batch.push(io),
+        _ => batches.push(vec![io]),
+    }
+    batches
 }
 
 #[test]

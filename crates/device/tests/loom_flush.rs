@@ -5,14 +5,16 @@
 //!
 //! * whoever is told "durable" finds its write covered;
 //! * every caller returns (loom reports a lost wake-up as a deadlock);
+//! * a write that a ring completes on its own thread counts from its completion on, in whatever order several rings
+//!   complete theirs;
 //! * a failed flush reaches everybody whom no successful flush covers, and every flush after it.
 #![cfg(loom)]
 
 use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use loom::thread;
 use quire_base::{BlockNo, Error, ErrorKind, Result};
-use quire_device::{Backend, Device, Io, IoClass};
-use std::sync::Arc;
+use quire_device::{Backend, Device, Io, IoClass, IoOp, Segment};
+use std::sync::{Arc, Mutex};
 
 static BLOCK: [u8; 4096] = [0; 4096];
 
@@ -21,6 +23,7 @@ struct Medium {
     covered: AtomicU64,
     flushes: AtomicUsize,
     in_flight: AtomicUsize,
+    rings: [Mutex<Vec<Io>>; 2],
     /// The flush with this number (from 0) fails.
     failing: Option<usize>,
 }
@@ -32,9 +35,21 @@ impl Medium {
             covered: AtomicU64::new(0),
             flushes: AtomicUsize::new(0),
             in_flight: AtomicUsize::new(0),
+            rings: Default::default(),
             failing,
         });
         (medium.clone(), Device::new(medium))
+    }
+}
+
+impl Medium {
+    /// What the completion thread of a ring does.
+    fn complete(&self, ring: usize) {
+        let ios = std::mem::take(&mut *self.rings[ring].lock().unwrap());
+        for io in ios {
+            self.written.fetch_or(1 << io.at.0, Ordering::AcqRel);
+            (io.done)(Ok(()));
+        }
     }
 }
 
@@ -70,7 +85,12 @@ impl Backend for Medium {
     fn discard(&self, _: BlockNo, _: u64) -> Result<()> {
         Ok(())
     }
-    fn submit(&self, _: IoClass, _: Vec<Io>) {}
+    /// Two rings: the request for a block waits in the ring of its parity until [`Medium::complete`].
+    fn submit(&self, _: IoClass, ios: Vec<Io>) {
+        for io in ios {
+            self.rings[(io.at.0 % 2) as usize].lock().unwrap().push(io);
+        }
+    }
 }
 
 /// Writes block `who` and asks for durability.
@@ -81,6 +101,38 @@ fn write_and_flush(who: u64, medium: &Medium, device: &Device) -> Result<()> {
     assert!(medium.covered.load(Ordering::Acquire) >> who & 1 == 1, "told durable too early");
     assert!(device.flushed_mark() >= mark);
     Ok(())
+}
+
+/// Two rings complete a write each, and the threads that waited for them ask for durability; so does a third.
+fn rings_complete_out_of_order(_: usize) {
+    let (medium, device) = Medium::device(None);
+    let marks: [Arc<AtomicU64>; 2] = Default::default();
+    let ios = marks.iter().enumerate().map(|(ring, mark)| {
+        let (mark, device) = (mark.clone(), Arc::downgrade(&device));
+        let done = Box::new(move |outcome: Result<()>| {
+            outcome.unwrap();
+            mark.store(device.upgrade().expect("the threads keep it").mark(), Ordering::Release);
+        });
+        // SAFETY: the model touches no memory.
+        let segment = unsafe { Segment::new(BLOCK.as_ptr().cast_mut(), BLOCK.len()) };
+        Io { op: IoOp::Write, at: BlockNo(ring as u64), segments: vec![segment], done }
+    });
+    device.submit(IoClass::Data, ios.collect());
+    let rings = marks.map(|mark| (mark, medium.clone(), device.clone())).into_iter().enumerate();
+    let rings: Vec<_> = rings
+        .map(|(ring, (mark, medium, device))| {
+            thread::spawn(move || {
+                medium.complete(ring);
+                let mark = mark.load(Ordering::Acquire);
+                assert!(mark > 1, "its own write is counted");
+                device.flush_to(mark).unwrap();
+                assert!(medium.covered.load(Ordering::Acquire) >> ring & 1 == 1, "told durable too early");
+            })
+        })
+        .collect();
+    write_and_flush(2, &medium, &device).unwrap();
+    rings.into_iter().for_each(|ring| ring.join().unwrap());
+    assert_eq!(medium.covered.load(Ordering::Acquire), 0b111);
 }
 
 fn model(threads: usize, check: impl Fn(usize) + Sync + Send + 'static) {
@@ -145,4 +197,9 @@ fn two_callers_first_flush_fails() {
 #[test]
 fn three_callers_second_flush_fails() {
     model(3, |threads| fails(threads, 1));
+}
+
+#[test]
+fn two_rings_and_a_caller() {
+    model(3, rings_complete_out_of_order);
 }

@@ -1,11 +1,11 @@
-//! The ring, the requests in it, and those that wait for room in it.
+//! One ring, the requests in it, and those that wait for room in it.
 //!
 //! Protocol:
 //!
 //! * Submitters, under the lock, append to `waiting` and move as many as fit into the ring ([`Queue::pump`]);
 //!   one enter submits them all. At most [`IN_FLIGHT_MAX`] are in the ring, so the completion queue, twice as
-//!   long, cannot overflow. A submitter that leaves more than [`WAITING_MAX`] behind waits for room; the completion
-//!   thread never waits, so a `done` may submit.
+//!   long, cannot overflow. A submitter that leaves more than [`WAITING_MAX`] behind waits for room; a completion
+//!   thread, of whichever ring, never waits, so a `done` may submit.
 //! * The completion thread sleeps in the kernel, without the lock, until there are completions. It takes them
 //!   under the lock, puts short or interrupted transfers back at the front, pumps, and runs the `done`s
 //!   without the lock.
@@ -22,7 +22,7 @@ use super::request::Request;
 use crate::host::target::Target;
 use crate::host::transfer::Step;
 use io_uring::{EnterFlags, IoUring, opcode};
-use quire_base::sync::{Condvar, Mutex, MutexGuard, thread};
+use quire_base::sync::{Arc, Condvar, Mutex, MutexGuard, thread};
 use quire_base::{Error, Result};
 use std::collections::VecDeque;
 use std::io;
@@ -44,7 +44,7 @@ pub(super) fn make_ring() -> io::Result<IoUring> {
 }
 
 pub(super) struct Queue {
-    target: Target,
+    target: Arc<Target>,
     ring: IoUring,
     state: Mutex<State>,
     room: Condvar,
@@ -60,7 +60,6 @@ struct State {
     unsubmitted: VecDeque<u64>,
     is_stopping: bool,
     is_broken: bool,
-    completion_thread: Option<thread::ThreadId>,
 }
 
 impl State {
@@ -70,24 +69,15 @@ impl State {
 }
 
 impl Queue {
-    pub(super) fn new(target: Target, ring: IoUring) -> Queue {
+    pub(super) fn new(target: Arc<Target>, ring: IoUring) -> Queue {
         Queue { target, ring, state: Mutex::default(), room: Condvar::new() }
     }
 
-    pub(super) fn target(&self) -> &Target {
-        &self.target
-    }
-
-    pub(super) fn into_target(self) -> Target {
-        self.target
-    }
-
-    /// Starts the requests; see the protocol.
-    pub(super) fn submit(&self, requests: Vec<Request>) {
+    /// Starts the requests; see the protocol. Waits for room only if the caller may wait.
+    pub(super) fn submit(&self, requests: Vec<Request>, may_wait: bool) {
         let mut state = self.state.lock();
         state.waiting.extend(requests);
         let rejected = self.pump(&mut state);
-        let may_wait = state.completion_thread != Some(thread::current().id());
         while may_wait && state.waiting.len() > WAITING_MAX {
             self.room.wait(&mut state);
         }
@@ -95,8 +85,8 @@ impl Queue {
         self.run_here(rejected);
     }
 
-    /// Lets the completion thread end when it has nothing left to do. False if it may never wake, because the
-    /// ring is broken; then the volume is unlocked here.
+    /// Lets the completion thread end when it has nothing left to do. False if it may never wake, because the ring is
+    /// broken.
     pub(super) fn stop(&self) -> bool {
         let mut state = self.state.lock();
         state.is_stopping = true;
@@ -107,9 +97,6 @@ impl Queue {
         let wakes = !state.is_broken;
         drop(state);
         self.run_here(rejected);
-        if !wakes {
-            self.target.unlock();
-        }
         wakes
     }
 
@@ -195,7 +182,6 @@ impl Queue {
 
     /// The completion thread.
     pub(super) fn run(&self) {
-        self.state.lock().completion_thread = Some(thread::current().id());
         let mut answers = Vec::with_capacity(RING_ENTRIES as usize * 2);
         loop {
             self.wait_for_completions();
