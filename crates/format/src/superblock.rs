@@ -46,6 +46,12 @@ pub const JOURNAL_BLOCKS_MIN: u64 = 16;
 pub const BLOCK_COUNT_MAX: u64 = 1 << 51;
 /// The most orphan blocks a volume may have.
 pub const ORPHAN_BLOCKS_MAX: u32 = 1 << 16;
+
+/// Most orphan blocks of a volume of so many blocks. A mount keeps two copies of each in memory, so this bounds what a forged
+/// superblock makes it take: a 32nd of the volume's bytes.
+pub fn orphan_blocks_max(block_count: u64) -> u32 {
+    (block_count / 64).clamp(2, u64::from(ORPHAN_BLOCKS_MAX)) as u32
+}
 /// No tree is higher: 64 nodes a parent would fill the largest volume long before.
 pub const TREE_LEVEL_MAX: u8 = 32;
 /// The most checkpoints and lives a volume can count: none reaches it, and one more never overflows.
@@ -374,7 +380,9 @@ impl Superblock {
         check(self.manifest.count >= 1 && u64::from(self.manifest.count) <= count, || {
             format!("pool manifest of {} blocks", self.manifest.count)
         })?;
-        check(self.orphan_blocks <= ORPHAN_BLOCKS_MAX, || format!("{} orphan blocks", self.orphan_blocks))?;
+        check(self.orphan_blocks <= orphan_blocks_max(count), || {
+            format!("{} orphan blocks on a volume of {count} blocks", self.orphan_blocks)
+        })?;
         check(self.sequence.0.is_multiple_of(PAYLOAD_BYTES as u64), || {
             format!("replay would start at {}, inside a journal block", self.sequence)
         })?;
@@ -547,6 +555,12 @@ mod tests {
         let mut block = sample().encode();
         block[4000] ^= 1;
         assert_eq!(kind(&block), ErrorKind::Corrupt);
+
+        let most = orphan_blocks_max(sample().block_count);
+        assert_eq!(most, 4096);
+        assert!(Superblock::decode(&Superblock { orphan_blocks: most, ..sample() }.encode()).is_ok());
+        let too_many = Superblock { orphan_blocks: most + 1, ..sample() };
+        assert_eq!(kind(&too_many.encode()), ErrorKind::Corrupt);
 
         let newer = Superblock { version: (FORMAT_MAJOR + 1, 0), ..sample() };
         assert_eq!(kind(&newer.encode()), ErrorKind::UnknownFormat);

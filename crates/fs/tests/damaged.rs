@@ -5,9 +5,11 @@ mod common;
 
 use common::{file, new_volume, options};
 use quire::repair::Session;
-use quire::{ErrorKind, FallocateMode, IoFlags, Volume};
+use quire::{AlignedBuf, Backend, ErrorKind, FallocateMode, IoFlags, Volume};
+use quire_device::IoClass;
 use quire_format::extent::Extent;
 use quire_format::key::Key;
+use quire_format::superblock::{SLOT_BLOCKS, Superblock, orphan_blocks_max};
 
 /// A file had two extents for one block. A truncate put both into a transaction, which is no list that a record may
 /// carry: the encoder panicked, and without its assertion recovery would have refused the record.
@@ -41,4 +43,27 @@ fn overlapping_extents_are_corrupt() {
     assert!(volume.failure().is_none(), "a damaged file does not take the volume down");
     volume.close().unwrap();
     Volume::open_backend(device, options()).unwrap().close().unwrap();
+}
+
+/// A superblock of a 16 MiB image named 65,536 orphan blocks, which the format allows: the mount took 535 MB for their slots.
+#[test]
+fn more_orphan_blocks_than_the_volume_can_have_are_refused() {
+    let (device, volume) = new_volume(4096);
+    volume.close().unwrap();
+    let forge = |orphan_blocks| {
+        for slot in SLOT_BLOCKS {
+            let mut block = AlignedBuf::blocks(1);
+            device.read(IoClass::Metadata, slot, &mut block).unwrap();
+            let superblock = Superblock { orphan_blocks, ..Superblock::decode(&block).unwrap() };
+            block.copy_from_slice(&superblock.encode());
+            device.write(IoClass::Metadata, slot, &block).unwrap();
+        }
+    };
+    forge(orphan_blocks_max(4096));
+    let volume = Volume::open_backend(device.clone(), options()).unwrap();
+    assert_eq!(volume.recovery().damaged_orphan_blocks, 62, "the manifest names two");
+    volume.close().unwrap();
+    forge(1 << 16);
+    let refused = Volume::open_backend(device.clone(), options()).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Corrupt, "{refused}");
 }
