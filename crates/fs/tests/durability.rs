@@ -383,3 +383,30 @@ fn an_fallocate_does_not_keep_the_size_back_when_it_is_over() {
     let after = after_power_cut(&device);
     assert_eq!(after.lookup(&after.root(), b"grown").unwrap().size(), 65_536);
 }
+
+/// A write that goes to the device at once failed when that did, though the cache had it already: a caller who tried again
+/// appended the same twice. The write has succeeded; the next fsync has the error.
+#[test]
+fn a_write_stands_whose_way_to_the_device_fails() {
+    use quire::ErrorKind;
+    use quire_device::simulated::{Fault, FaultOp};
+    for (flags, len) in [(IoFlags::THROUGH, 4096), (IoFlags::UNCACHED, 4096), (IoFlags::DIRECT, 700)] {
+        let (device, volume) = new_volume(16384);
+        let log = file(&volume, "log");
+        volume.write(&log, 0, &[1; 700], IoFlags::empty()).unwrap();
+        volume.fsync(&log, false).unwrap();
+        device.inject(Fault::on(FaultOp::Write).class(IoClass::Data).times(u64::MAX));
+        let data = vec![2; len];
+        let written = volume.write(&log, 0, &data, flags | IoFlags::APPEND);
+        assert_eq!(written.unwrap(), len, "{flags:?}");
+        assert_eq!(log.size(), 700 + len as u64);
+        let mut read = vec![0; len];
+        assert_eq!(volume.read(&log, 700, &mut read, IoFlags::empty()).unwrap(), len);
+        assert_eq!(read, data);
+        assert_eq!(volume.fsync(&log, true).unwrap_err().kind(), ErrorKind::Io, "{flags:?}");
+        device.clear_faults();
+        volume.fsync(&log, true).unwrap();
+        let after = after_power_cut(&device);
+        assert_eq!(after.lookup(&after.root(), b"log").unwrap().size(), 700 + len as u64);
+    }
+}

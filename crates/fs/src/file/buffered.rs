@@ -112,10 +112,7 @@ impl Engine {
             if flags.contains(IoFlags::UNCACHED) {
                 inode.mapping().let_go_used(first, end);
             }
-            inode.mapping().start_write_back(first, end)?;
-            if flags.contains(IoFlags::THROUGH) {
-                inode.mapping().wait_write_back(first, end)?;
-            }
+            write_through(inode, first, end, flags.contains(IoFlags::THROUGH));
         }
         if flags.intersects(IoFlags::SYNC | IoFlags::DATASYNC) {
             self.sync_range(inode, at, written as u64, !flags.contains(IoFlags::SYNC))?;
@@ -299,6 +296,17 @@ fn hold_size(inode: &Inode) -> Result<MutexGuard<'_, ()>> {
         .size_lock
         .try_lock()
         .ok_or_else(|| Error::new(ErrorKind::WouldBlock, "another write extends the file"))
+}
+
+/// Sends what a write has left in the cache to the device, and waits for it if the caller is to. Whatever comes of this, the
+/// write has taken effect: its error would make the caller write again. The data stays dirty, and the next fsync has the
+/// error.
+pub(crate) fn write_through(inode: &InodeRef, first: u64, end: u64, waits: bool) {
+    let mapping = inode.mapping();
+    let outcome = if waits { mapping.write_back(first, end) } else { mapping.start_write_back(first, end) };
+    if let Err(error) = outcome {
+        tracing::debug!(%error, inode = %inode.number(), "a write has not reached the device yet");
+    }
 }
 
 fn write_batch(inode: &InodeRef, room: Room<'_>, offset: u64, data: &[u8]) -> Result<usize> {

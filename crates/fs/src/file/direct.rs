@@ -127,7 +127,7 @@ impl Engine {
         }
         let (at, written) = self.write_buffered(inode, offset, data, flags)?;
         let (first, last) = (at / BLOCK_SIZE as u64, (at + written as u64).div_ceil(BLOCK_SIZE as u64));
-        inode.mapping().write_back(first, last)?;
+        super::buffered::write_through(inode, first, last, true);
         Ok((at, written))
     }
 
