@@ -113,6 +113,14 @@ pub enum Broken {
     /// write is lost: what an earlier truncate had cut off is back.
     SizeOverUnflushedTail,
 
+    /// A last block that was known once is taken for zeros past the end of the file, whatever has been done with the file
+    /// since. Shows when a truncate cuts inside the block, an append is forced, and its record is kept without its data.
+    TailBelievedZero,
+    /// The last block of a file is known as soon as its write has completed, not when a flush has covered that. Shows when a
+    /// truncate cuts inside the block, the block is written back, an append is forced, and the crash keeps the append's
+    /// record and neither of the two writes: what was cut off is back.
+    TailKnownBeforeFlush,
+
     // Those of memory: they show in what threads read while others write, without any crash. See [`Broken::MEMORY`].
     /// A batch that extends the file unlocks its segments before it publishes the size. Shows when a read across the
     /// old end comes in between: it has the new bytes and the old end.
@@ -174,7 +182,7 @@ impl Broken {
     ];
 
     /// The mistakes of durability, which the simulator finds.
-    pub const ALL: [Broken; 32] = [
+    pub const ALL: [Broken; 33] = [
         Broken::NoFlushBeforeJournalWrite,
         Broken::RecordNamesNoData,
         Broken::FlushJoinedLate,
@@ -207,7 +215,11 @@ impl Broken {
         Broken::ZeroedBeforeFlush,
         Broken::ZeroedBlocksHandedOutTwice,
         Broken::SizeOverUnflushedTail,
+        Broken::TailBelievedZero,
     ];
+
+    /// Mistakes of durability that ordinary runs seldom show: each has a test that goes through all crashes of its case.
+    pub const CASES: [Broken; 1] = [Broken::TailKnownBeforeFlush];
 
     /// What it is called on a command line.
     pub const fn name(self) -> &'static str {
@@ -244,6 +256,8 @@ impl Broken {
             Broken::ZeroedBeforeFlush => "zeroed-before-flush",
             Broken::ZeroedBlocksHandedOutTwice => "zeroed-blocks-handed-out-twice",
             Broken::SizeOverUnflushedTail => "size-over-unflushed-tail",
+            Broken::TailKnownBeforeFlush => "tail-known-before-flush",
+            Broken::TailBelievedZero => "tail-believed-zero",
             Broken::UnlockBeforeSizePublished => "unlock-before-size-published",
             Broken::SizeNotLookedAtAgain => "size-not-looked-at-again",
             Broken::VersionsTakenAfterCopy => "versions-taken-after-copy",
@@ -261,7 +275,11 @@ impl Broken {
 
     /// The mistake of a name.
     pub fn from_name(name: &str) -> Option<Broken> {
-        Broken::ALL.into_iter().chain(Broken::MEMORY).find(|broken| broken.name() == name)
+        Broken::ALL
+            .into_iter()
+            .chain(Broken::CASES)
+            .chain(Broken::MEMORY)
+            .find(|broken| broken.name() == name)
     }
 }
 
@@ -324,7 +342,7 @@ mod tests {
         for (at, broken) in Broken::ALL.into_iter().enumerate() {
             assert_eq!((broken as usize, Broken::from_name(broken.name())), (at, Some(broken)));
         }
-        for broken in Broken::MEMORY {
+        for broken in Broken::CASES.into_iter().chain(Broken::MEMORY) {
             assert_eq!(Broken::from_name(broken.name()), Some(broken));
         }
         assert_eq!(Broken::from_name("nothing-of-the-kind"), None);

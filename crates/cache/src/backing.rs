@@ -88,9 +88,9 @@ pub trait Backing: Send + Sync {
     /// Gives space set aside back.
     fn unreserve(&self, blocks: u64);
 
-    /// Gives homes to the dirty blocks `[block, block + count)`, or to a part of them from `block` on. `sync` says
-    /// that someone waits.
-    fn place(&self, block: u64, count: u64, sync: bool) -> Result<Placement>;
+    /// Gives homes to the dirty blocks `[block, block + count)`, or to a part of them from `block` on. `filled` says how
+    /// many bytes of the last of them are to be written up to its last byte that is not zero.
+    fn place(&self, block: u64, count: u64, filled: usize) -> Result<Placement>;
 
     /// The data of a placement is on the device (not flushed), or failed to get there.
     fn written(&self, placement: Placement, outcome: Result<()>) -> Result<()>;

@@ -11,14 +11,16 @@
 
 use crate::core::Core;
 use crate::finish::WriteRun;
-use quire_base::BlockNo;
 use quire_base::sync::Arc;
+use quire_base::{BLOCK_SIZE, BlockNo};
 use quire_device::{Io, IoClass, IoOp, Segment};
 
 /// Requests that are kept for joining, or handed to the device at a time.
 const REQUESTS_AT_ONCE: usize = 16;
 /// Pieces of memory in a joined request.
 const SEGMENTS_MAX: usize = 256;
+/// Pieces of memory that the calling thread writes, one after the other.
+const PIECES_HERE_MAX: usize = 2;
 
 /// See the module's documentation.
 pub(crate) struct Outbox {
@@ -72,24 +74,29 @@ impl Outbox {
         self.open.push(Joined { at, blocks, segments, runs: vec![run] });
     }
 
-    /// Writes its content on this thread if that is one request with one piece of memory, and nothing was handed over
-    /// before; else hands it over. Runs whose records went ahead are no exception: a write of this thread and then the
-    /// journal's take less time than both at once with a completion thread and a finisher between them. The caller holds
-    /// nothing that the end of a run waits for.
+    /// Writes its content on this thread if that is few pieces of memory, and nothing was handed over before; else hands
+    /// it over. Runs whose records went ahead are no exception: a write of this thread and then the journal's take less
+    /// time than both at once with a completion thread and a finisher between them. The caller holds nothing that the end
+    /// of a run waits for.
     pub fn write_here(mut self) {
-        let is_alone = !self.handed_over && self.open.len() == 1 && self.open[0].segments.len() == 1;
-        if !is_alone {
+        let pieces: usize = self.open.iter().map(|joined| joined.segments.len()).sum();
+        if self.handed_over || pieces > PIECES_HERE_MAX {
             return;
         }
-        let Joined { at, segments, runs, .. } = self.open.pop().expect("there is one");
-        self.core.metrics.writeback_ios.add(1);
-        // SAFETY: arena memory of pinned folios, whose segments are shared until the run is finished.
-        let bytes = unsafe { std::slice::from_raw_parts(segments[0].ptr(), segments[0].len()) };
-        let outcome = self.core.device.write(IoClass::Data, at, bytes);
-        self.core.leave_inflight();
-        for run in runs {
-            if run.request_done(outcome.clone()) {
-                run.finish();
+        for Joined { at, segments, runs, .. } in std::mem::take(&mut self.open) {
+            self.core.metrics.writeback_ios.add(1);
+            let (mut at, mut outcome) = (at, Ok(()));
+            for segment in &segments {
+                // SAFETY: arena memory of pinned folios, whose segments are shared until the run is finished.
+                let bytes = unsafe { std::slice::from_raw_parts(segment.ptr(), segment.len()) };
+                outcome = outcome.and_then(|()| self.core.device.write(IoClass::Data, at, bytes));
+                at = at.offset((segment.len() / BLOCK_SIZE) as u64);
+            }
+            self.core.leave_inflight();
+            for run in runs {
+                if run.request_done(outcome.clone()) {
+                    run.finish();
+                }
             }
         }
     }

@@ -51,6 +51,15 @@ impl Span {
         self.file_block() + u64::from(self.count)
     }
 
+    /// Bytes of the last block up to its last one that is not zero.
+    fn filled(&self) -> usize {
+        let last = self.pin.memory(self.first + self.count - 1);
+        // SAFETY: arena memory of a pinned folio; the share of its segment keeps writers away.
+        let words = unsafe { std::slice::from_raw_parts(last.cast_const().cast::<u64>(), BLOCK_SIZE / 8) };
+        let word = words.iter().rposition(|word| *word != 0);
+        word.map_or(0, |at| 8 * (at + 1) - words[at].to_be().trailing_zeros() as usize / 8)
+    }
+
     /// Gives the segment's share back.
     pub fn unshare(&self, mapping: &Mapping) {
         self.pin.segment(self.pin.segment_number(self.first)).unshare(&mapping.core.parking);
@@ -99,7 +108,7 @@ impl Mapping {
         self.wait_write_back(start, end).and(outcome)
     }
 
-    /// As [`Mapping::start_write_back`], for callers who wait next: the calling thread writes a single request itself,
+    /// As [`Mapping::start_write_back`], for callers who wait next: the calling thread writes one or two pieces itself,
     /// which saves three changes of threads.
     pub fn start_forced(&self, start: u64, end: u64) -> Result<()> {
         let mut outbox = Outbox::new(self.core.clone());
@@ -255,7 +264,8 @@ impl Gathering<'_> {
                 return self.put_back_run();
             }
             let (block, count) = (self.spans[0].file_block(), u64::from(self.blocks));
-            let placement = match self.backing.place(block, count, self.sync) {
+            let filled = self.spans.last().map_or(BLOCK_SIZE, Span::filled);
+            let placement = match self.backing.place(block, count, filled) {
                 Ok(placement) => placement,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     return self.put_back_run();

@@ -21,6 +21,7 @@
 use crate::dirty_inodes::{DirtyMark, Owes};
 use crate::engine::{Engine, EngineHandle};
 use crate::file::range_lock::RangeLock;
+use crate::file::tail::Tail;
 use crate::gate::Gate;
 use crate::orphan::Slot;
 use crate::seen::Seen;
@@ -148,6 +149,7 @@ pub struct Inode {
     pub(crate) names: Option<Box<Names>>,
     /// Where the next block of the file should go: (file block, disk block).
     pub(crate) placement_hint: Mutex<(u64, u64)>,
+    pub(crate) tail: Tail,
 
     meta: Mutex<Meta>,
     /// The record's permission bits, to see a setuid bit without the lock.
@@ -249,6 +251,7 @@ impl Inode {
             mapping: OnceLock::new(),
             names,
             placement_hint: Mutex::new((0, 0)),
+            tail: Tail::default(),
             mode: AtomicU32::new(record.mode),
             has_xattrs: AtomicBool::new(record.xattr_bytes != 0),
             meta: Mutex::new(Meta { record, orphan, dirty: false, freed: false, emptied: false }),

@@ -125,6 +125,62 @@ fn a_durable_append_needs_no_other_thread() {
     }
 }
 
+/// Appends that end inside a block, and the device's writes, requests and flushes of the last.
+fn append_small(volume: &Volume, watched: &Watched, log: &InodeRef, bytes: &[u8]) -> [usize; 3] {
+    let before = watched.counts();
+    volume.append(log, bytes, IoFlags::APPEND | IoFlags::DATASYNC).unwrap();
+    let now = watched.counts();
+    volume.background_step().unwrap();
+    std::array::from_fn(|at| now[at] - before[at])
+}
+
+/// Every durable append of less than a block took two flushes: one behind the data, since nobody knew what the block held
+/// past the end of the file, and one behind the record of the size.
+#[test]
+fn growth_inside_a_block_is_one_flush() {
+    for bytes in [1, 100, 1000, 4120, 6000] {
+        let (device, volume) = new_volume(16_384);
+        volume.close().unwrap();
+        let watched = Watched::new(device.clone());
+        let volume = Volume::open_backend(watched.clone(), options()).unwrap();
+        warm_up(&volume, &file(&volume, "other"));
+        let log = file(&volume, "log");
+        for n in 0..100u8 {
+            let [written, submitted, flushed] = append_small(&volume, &watched, &log, &vec![n + 1; bytes]);
+            assert!(written <= 3, "append {n} of {bytes} bytes: {written} writes");
+            assert_eq!((submitted, flushed), (0, 1), "append {n} of {bytes} bytes");
+        }
+        let image = device.crash(CrashPolicy::LoseAll);
+        let after = Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options()).unwrap();
+        let log = after.lookup(&after.root(), b"log").unwrap();
+        let mut contents = vec![0; 100 * bytes];
+        assert_eq!(after.read(&log, 0, &mut contents, IoFlags::empty()).unwrap(), 100 * bytes);
+        let is_right = |(at, &byte): (usize, &u8)| usize::from(byte) == at / bytes + 1;
+        assert!(contents.iter().enumerate().all(is_right), "{bytes} bytes");
+    }
+}
+
+/// What the last block holds is not known after a mount, nor after a truncate inside it: the first append takes two flushes.
+#[test]
+fn growth_inside_an_unknown_block_is_two_flushes_once() {
+    let (device, volume) = new_volume(16_384);
+    let log = file(&volume, "log");
+    volume.write(&log, 0, &[1; 3000], IoFlags::DATASYNC).unwrap();
+    volume.close().unwrap();
+    let watched = Watched::new(device);
+    let volume = Volume::open_backend(watched.clone(), options()).unwrap();
+    let log = volume.lookup(&volume.root(), b"log").unwrap();
+    let flushes = |bytes: &[u8]| append_small(&volume, &watched, &log, bytes)[2];
+    assert_eq!([flushes(&[2; 10]), flushes(&[3; 10]), flushes(&[4; 10])], [2, 1, 1]);
+    volume.truncate(&log, 500).unwrap();
+    assert_eq!([flushes(&[5; 10]), flushes(&[6; 10]), flushes(&[7; 10])], [2, 1, 1]);
+    volume.allocate(&log, quire::FallocateMode::KeepSize, 0, 100_000).unwrap();
+    assert_eq!([flushes(&[8; 10]), flushes(&[9; 10])], [2, 1]);
+    volume.write(&log, 0, &[10; BLOCK], IoFlags::DIRECT).unwrap();
+    volume.truncate(&log, 530).unwrap();
+    assert_eq!([flushes(&[11; 10]), flushes(&[12; 10])], [2, 1]);
+}
+
 #[test]
 fn a_new_small_file_is_one_flush() {
     let (device, volume) = new_volume(16_384);

@@ -31,12 +31,22 @@ pub enum Style {
     Forces,
     /// Very few files, overwritten and fsynced by everyone.
     Shared,
+    /// Few files that grow by small appends, mostly forced, and are cut inside a block now and then.
+    Logs,
 }
 
 impl Style {
     /// Every style.
-    pub const ALL: [Style; 7] =
-        [Style::Mixed, Style::Names, Style::Data, Style::Full, Style::Wrap, Style::Reshape, Style::Forces];
+    pub const ALL: [Style; 8] = [
+        Style::Mixed,
+        Style::Names,
+        Style::Data,
+        Style::Full,
+        Style::Wrap,
+        Style::Reshape,
+        Style::Forces,
+        Style::Logs,
+    ];
 }
 
 /// See [`Style`]; the numbers that go with it.
@@ -70,7 +80,7 @@ impl Profile {
         let style = style.unwrap_or(drawn);
         let file_bytes = match style {
             Style::Names => 16 << 10,
-            Style::Wrap | Style::Forces | Style::Shared => 32 << 10,
+            Style::Wrap | Style::Forces | Style::Shared | Style::Logs => 32 << 10,
             Style::Mixed | Style::Reshape => 128 << 10,
             Style::Data => 512 << 10,
             Style::Full => 1 << 20,
@@ -89,6 +99,7 @@ impl Profile {
             inodes: match style {
                 Style::Names => 40,
                 Style::Shared => 2,
+                Style::Logs => 3,
                 _ => 4 + random.below(10) as usize,
             },
             file_bytes,
@@ -257,6 +268,9 @@ impl World {
     fn data_operation(&self, random: &mut Random, profile: &Profile) -> Option<Operation> {
         let inode = self.busy_file(random, profile)?;
         let size = self.size(inode);
+        if profile.style == Style::Logs && !random.one_in(8) {
+            return Some(if size == 0 { append(random, inode) } else { write_near_end(random, inode, size) });
+        }
         let mut flags = IoFlags::empty();
         let shared = profile.style == Style::Shared;
         flags.set(IoFlags::DIRECT, !(shared && profile.faults) && random.one_in(if shared { 12 } else { 4 }));
@@ -294,6 +308,10 @@ impl World {
         let inode = self.file(random)?;
         let size = self.size(inode);
         let blocks = size / BLOCK;
+        if profile.style == Style::Logs && !random.one_in(4) {
+            // Inside the last block or the one before.
+            return Some(Operation::Truncate { inode, size: size - random.below(size.min(BLOCK) + 1) });
+        }
         let (offset, length) = if random.one_in(2) {
             (random.below(size.max(1)), 1 + random.below(profile.file_bytes / 2))
         } else {
@@ -425,6 +443,7 @@ fn weights(style: Style) -> [u64; 5] {
         Style::Reshape => [10, 35, 32, 2, 13],
         Style::Forces => [12, 10, 2, 38, 34],
         Style::Shared => [6, 42, 1, 6, 42],
+        Style::Logs => [4, 50, 34, 1, 6],
     }
 }
 
@@ -435,6 +454,31 @@ fn name(random: &mut Random, profile: &Profile) -> Name {
         1 => 2000 + number,
         _ => number,
     })
+}
+
+/// An append, mostly of less than a block and mostly forced.
+fn append(random: &mut Random, inode: u64) -> Operation {
+    let length = match random.below(8) {
+        0 => BLOCK + 24,
+        1 => BLOCK,
+        2 | 3 => 1 + random.below(3000),
+        _ => 1 + random.below(200),
+    };
+    let forced = match random.below(4) {
+        0 => IoFlags::empty(),
+        1 => IoFlags::SYNC,
+        _ => IoFlags::DATASYNC,
+    };
+    Operation::Write { inode, offset: 0, length, flags: IoFlags::APPEND | forced }
+}
+
+/// Mostly an append; else some bytes before the end, which are written through the cache but not flushed.
+fn write_near_end(random: &mut Random, inode: u64, size: u64) -> Operation {
+    if !random.one_in(4) {
+        return append(random, inode);
+    }
+    let offset = size - 1 - random.below(size.min(100));
+    Operation::Write { inode, offset, length: 1 + random.below(size - offset), flags: IoFlags::DIRECT }
 }
 
 fn create(random: &mut Random, directory: u64, name: Name) -> Operation {

@@ -67,6 +67,7 @@ enum StyleName {
     Reshape,
     Forces,
     Shared,
+    Logs,
 }
 
 impl StyleName {
@@ -80,6 +81,7 @@ impl StyleName {
             StyleName::Reshape => Style::Reshape,
             StyleName::Forces => Style::Forces,
             StyleName::Shared => Style::Shared,
+            StyleName::Logs => Style::Logs,
         }
     }
 }

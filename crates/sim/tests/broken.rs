@@ -45,6 +45,7 @@ fn ground(mistake: Broken) -> Settings {
         Broken::ZeroedBeforeFlush => of(Style::Data, 3, 80, 1000),
         Broken::ZeroedBlocksHandedOutTwice => of(Style::Data, 3, 80, 1000),
         Broken::SizeOverUnflushedTail => of(Style::Data, 1, 80, 2013),
+        Broken::TailBelievedZero => of(Style::Logs, 1, 80, 5000),
         Broken::OverlappingDeviceWrites => of(Style::Shared, 3, 80, 1000),
         _ => of(Style::Forces, 4, 80, 1000),
     }

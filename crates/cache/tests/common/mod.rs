@@ -264,7 +264,7 @@ impl Backing for FakeFile {
         state.reserved = state.reserved.checked_sub(blocks).expect("unreserved more than reserved");
     }
 
-    fn place(&self, block: u64, count: u64, _sync: bool) -> Result<Placement> {
+    fn place(&self, block: u64, count: u64, _filled: usize) -> Result<Placement> {
         if self.refuse.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok() {
             return Err(Error::new(ErrorKind::WouldBlock, "no journal space"));
         }

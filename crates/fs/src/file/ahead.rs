@@ -12,17 +12,19 @@
 //! Who: an fsync, fdatasync or synchronous write, for what it writes back itself ([`Forcing`]); never writeback in the
 //! background, which nobody waits for, and never more than a few blocks at a time.
 //!
-//! When a record may go ahead: every block of the placement is zeroed, and the size grows over these blocks alone: it
-//! ended on disk where they begin, or does not change. So nothing that the record exposes is unknown: neither the
-//! rest of a block that an earlier truncate cut, nor other blocks. Else data, flush and record take their turns as ever.
+//! When a record may go ahead: every block of the placement is zeroed or is overwritten in place, and the size grows over
+//! zeros alone: over zeroed blocks, and over the rest of a last block that is known to hold zeros there
+//! ([`super::tail`]). So nothing that the record exposes is unknown: neither the rest of a block that an earlier truncate
+//! cut, nor other blocks. Else data, flush and record take their turns as ever.
 //!
 //! If the data cannot be written the record stands: the blocks are the file's, hold zeros, and their data is dirty still.
 //! The cache is told ([`quire_cache::Backing::is_recorded`]), or it would keep a promise of space for them.
 //!
 //! Zeros are written by a thread of their own, as long as there is such data, and by nobody on an idle volume.
 //!
-//! Neighbours: [`super::backing`] places; [`super::fsync`] forces; `quire_alloc::ahead` keeps the blocks.
+//! Neighbours: [`super::backing`] places; [`super::tail`] knows the last block; [`super::fsync`] forces; `quire_alloc::ahead` keeps the blocks.
 
+use super::tail::Ahead;
 use crate::engine::Engine;
 use crate::inode::Inode;
 use quire_base::broken::{Broken, is_broken};
@@ -32,9 +34,6 @@ use quire_cache::Placement;
 use quire_device::{AlignedBuf, IoClass};
 use quire_format::extent::Run;
 use std::cell::Cell;
-
-/// The token of a placement whose record is in the journal before its data is written.
-pub(super) const RECORDED: u64 = 1;
 
 thread_local! {
     /// Whether the calling thread forces what it writes back, and whether a record went ahead of its data since.
@@ -90,12 +89,12 @@ impl Engine {
 
     /// Journals homes that hold durable zeros, before their data is written; false if the record has to wait for the
     /// data like any other. Waits for nothing but reads of the tree: the caller holds segments.
-    pub(super) fn record_ahead(&self, inode: &Inode, placement: &Placement) -> bool {
+    pub(super) fn record_ahead(&self, inode: &Inode, placement: &Placement, ahead: Ahead) -> bool {
         let Some(transaction) = self.try_begin(super::backing::written_cost(placement.runs.len())) else {
             return false;
         };
         // An error is met again, and told, where the data has been written.
-        let recorded = self.journal_homes(inode, placement, 0, transaction, true).unwrap_or(false);
+        let recorded = self.journal_homes(inode, placement, 0, transaction, Some(ahead)).unwrap_or(false);
         if recorded {
             self.counters.records_ahead.add(1);
             FORCING.set(Some(true));

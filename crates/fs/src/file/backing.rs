@@ -15,7 +15,8 @@
 //!
 //! Neighbours: `quire_cache::Backing` is the contract; [`crate::extent_map`] plans; `quire_alloc` finds space.
 
-use super::ahead::{Forcing, RECORDED};
+use super::ahead::Forcing;
+use super::tail::{Ahead, Before, BlockPlace};
 use crate::engine::Engine;
 use crate::inode::Inode;
 use crate::transaction::{Cost, Depends, EXTENTS_PER_TRANSACTION, Transaction};
@@ -56,16 +57,25 @@ impl Backing for Inode {
         self.engine.alloc.release(blocks);
     }
 
-    fn place(&self, block: u64, count: u64, _sync: bool) -> Result<Placement> {
+    fn place(&self, block: u64, count: u64, filled: usize) -> Result<Placement> {
         let engine = &self.engine;
         engine.check_writable()?;
         let mut placed: Vec<PlacedRun> = Vec::new();
+        // Whether holes get zeroed blocks, and the record may go ahead.
         let mut zeroed = Forcing::is_under_way();
+        let (mut fills_holes, mut written_end) = (false, None);
+        let mut before = Before::Unknown;
         let most = engine.runs_at_once();
         for run in self.map(block, count)? {
             match run.home {
-                Home::Written(home) | Home::Unwritten(home) => {
+                Home::Written(home) => {
+                    before = Before::Written;
+                    placed.push(PlacedRun { file_block: run.file_block, count: run.count, home });
+                    written_end = last_block(&placed);
+                }
+                Home::Unwritten(home) => {
                     zeroed &= is_broken(Broken::SizeOverUnflushedTail);
+                    before = Before::Unknown;
                     placed.push(PlacedRun { file_block: run.file_block, count: run.count, home });
                 }
                 Home::Hole => {
@@ -76,6 +86,8 @@ impl Backing for Inode {
                         Err(_) if !placed.is_empty() => break,
                         Err(error) => return Err(error),
                     };
+                    fills_holes = true;
+                    before = if zeroed { Before::Zeros } else { Before::Unknown };
                     let mut at = run.file_block;
                     for piece in &got {
                         placed.push(PlacedRun { file_block: at, count: piece.blocks, home: piece.start });
@@ -91,9 +103,24 @@ impl Backing for Inode {
                 break;
             }
         }
-        let mut placement = Placement { runs: placed, token: 0 };
-        if zeroed && engine.record_ahead(self, &placement) {
-            placement.token = RECORDED;
+        let flushed = engine.device.flushed_mark();
+        let ahead = Ahead {
+            written_end: written_end.map_or(0, |last| last.file_block + 1),
+            tail: written_end.filter(|_| zeroed).and_then(|last| self.tail.filled(last, flushed)),
+        };
+        let mut token = Token { is_recorded: false, filled: BLOCK_SIZE };
+        if let Some(last) = last_block(&placed) {
+            if last.file_block + 1 == block + count {
+                token.filled = filled;
+            }
+            self.tail.write_begins(last, before, token.filled, flushed);
+        }
+        let mut placement = Placement { runs: placed, token: token.encode() };
+        let is_known = ahead.tail.is_some() || is_broken(Broken::SizeOverUnflushedTail);
+        let grows = || is_known && self.meta().record.size < Inode::size(self);
+        if zeroed && (fills_holes || grows()) && engine.record_ahead(self, &placement, ahead) {
+            token.is_recorded = true;
+            placement.token = token.encode();
         }
         if is_broken(Broken::ExtentBeforeData) {
             engine.apply_written(self, &placement, 0)?;
@@ -102,6 +129,13 @@ impl Backing for Inode {
     }
 
     fn written(&self, placement: Placement, outcome: Result<()>) -> Result<()> {
+        match (&outcome, last_block(&placement.runs)) {
+            (Ok(()), Some(last)) => {
+                let filled = Token::decode(placement.token).filled;
+                self.tail.write_ended(last, filled, self.engine.device.mark());
+            }
+            _ => self.tail.forget(),
+        }
         let applied = outcome.and_then(|()| self.engine.apply_written(self, &placement, 0));
         if applied.is_err() {
             self.engine.take_back(self, &placement);
@@ -110,12 +144,37 @@ impl Backing for Inode {
     }
 
     fn is_recorded(&self, placement: &Placement) -> bool {
-        placement.token == RECORDED
+        Token::decode(placement.token).is_recorded
     }
 
     fn size(&self) -> u64 {
         Inode::size(self)
     }
+}
+
+/// What is to be known of a placement when it has been written.
+#[derive(Clone, Copy)]
+struct Token {
+    /// Its record is in the journal before its data is written.
+    is_recorded: bool,
+    /// Bytes of its last block up to the last one that is not zero.
+    filled: usize,
+}
+
+impl Token {
+    fn encode(self) -> u64 {
+        2 * self.filled as u64 + u64::from(self.is_recorded)
+    }
+
+    fn decode(token: u64) -> Token {
+        Token { is_recorded: token & 1 == 1, filled: (token / 2) as usize }
+    }
+}
+
+fn last_block(placed: &[PlacedRun]) -> Option<BlockPlace> {
+    let last = placed.last()?;
+    let behind = last.count - 1;
+    Some(BlockPlace { file_block: last.file_block + behind, home: last.home.offset(behind) })
 }
 
 /// What journaling the homes of so many runs costs at most.
@@ -230,18 +289,18 @@ impl Engine {
             return Ok(());
         }
         let transaction = self.begin(written_cost(runs.len()))?;
-        self.journal_homes(inode, placement, grown, transaction, false).map(drop)
+        self.journal_homes(inode, placement, grown, transaction, None).map(drop)
     }
 
-    /// Journals the homes of a placement. With `ahead` they hold durable zeros and their data is still to be written;
-    /// false, and nothing is done, if the record would expose more than these blocks.
+    /// Journals the homes of a placement. With `ahead` its data is still to be written; false, and nothing is done, if the
+    /// record could show something else than zeros or that data.
     pub(super) fn journal_homes(
         &self,
         inode: &Inode,
         placement: &Placement,
         grown: u64,
         mut transaction: Transaction<'_>,
-        ahead: bool,
+        ahead: Option<Ahead>,
     ) -> Result<bool> {
         let runs = &placement.runs;
         let (Some(first), Some(last)) = (runs.first(), runs.last()) else {
@@ -264,18 +323,16 @@ impl Engine {
         if plan.len() == 0 && record == meta.record {
             return Ok(false);
         }
-        if ahead {
-            let (from, to) = (start * BLOCK_SIZE as u64, end * BLOCK_SIZE as u64);
-            let grows = record.size != meta.record.size;
-            let exposes_more = grows && (meta.record.size != from || record.size > to);
-            if exposes_more && !is_broken(Broken::SizeOverUnflushedTail) {
+        if let Some(ahead) = ahead {
+            let range = (start * BLOCK_SIZE as u64, end * BLOCK_SIZE as u64);
+            if !ahead.shows_only_its_own(meta.record.size, record.size, range) {
                 return Ok(false);
             }
         }
         transaction.put_inode(inode.number, &record);
         transaction.extents(inode.number, plan.removed, plan.inserted);
         let gained = plan_gained.max(0) as u64;
-        let depends = if ahead { Depends::Nothing } else { Depends::DataOf(inode) };
+        let depends = if ahead.is_some() { Depends::Nothing } else { Depends::DataOf(inode) };
         self.commit_extents(inode, transaction, depends)?;
         self.redeem(inode, gained);
         meta.record = record;

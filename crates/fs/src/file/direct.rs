@@ -229,7 +229,7 @@ impl Engine {
         promised: &mut u64,
     ) -> Result<u64> {
         let before = hole_runs(inode, block, count)?;
-        let placement = inode.place(block, count, true)?;
+        let placement = inode.place(block, count, BLOCK_SIZE)?;
         let next = placement.runs.last().map_or(block, |run| run.file_block + run.count);
         let taken: u64 =
             before.iter().map(|&(start, count)| (start + count).min(next).saturating_sub(start)).sum();

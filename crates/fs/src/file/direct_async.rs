@@ -214,6 +214,7 @@ impl Engine {
                 mapping.drop_range(first, last);
             }
         }
+        inode.tail.forget();
         // The size on disk follows data in the order of the file: growth that is not there yet takes the long way.
         if inode.meta().record.size < end {
             return Ok(None);

@@ -24,7 +24,10 @@ impl Engine {
             // Before anything is dropped: whoever makes the volume durable waits for this operation.
             inode.mark_dirty(Owes::Due);
             let _size = inode.size_lock.lock();
-            operation()
+            let outcome = operation();
+            // Blocks may live elsewhere now.
+            inode.tail.forget();
+            outcome
         };
         // The operation is done, or has failed, whatever comes of this: who needs the size on disk tries again.
         if let Err(error) = self.journal_attributes(inode, true) {

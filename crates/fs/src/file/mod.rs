@@ -36,6 +36,7 @@ pub(crate) mod seek;
 pub(crate) mod shift;
 pub mod sync_queue;
 pub mod syncing;
+pub(crate) mod tail;
 pub(crate) mod truncate;
 
 use quire_base::{Error, ErrorKind, Result};
