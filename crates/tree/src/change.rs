@@ -1,16 +1,22 @@
 //! Changing keys.
 //!
-//! A change descends under a shared entry, latches the leaf, marks the path dirty and edits the page. Where the new
-//! value does not fit, it lets go and does the same under the whole lock, splitting on the way (`shape`). A deletion
-//! that leaves a leaf nearly empty tries to merge it afterwards; a leaf that threads fight over is halved ([`crate::heat`]).
+//! A change descends, latches the leaf, marks the path dirty and edits the page. Where the new value does not
+//! fit, it lets go and does the same under the locks of the inner nodes that a split replaces (`shape`). A
+//! deletion that leaves a leaf nearly empty tries to merge it afterwards; a leaf that threads fight over is
+//! halved ([`crate::heat`]).
 //!
-//! Invariants: the caller keeps freezes out while a change runs, so the epoch is constant. Before a page or an array
-//! changes, what a frozen epoch still needs of it is saved. Nothing is marked where nothing changes.
+//! Invariants: the caller keeps freezes out while a change runs, so the epoch is constant. Before a page or
+//! an array changes, what a frozen epoch still needs of it is saved. Nothing is marked where nothing changes.
+//! A change marks the nodes that its descent went through. Where others have split or merged some of them
+//! since, they did so in the same epoch, and marked what is above the leaf now.
 //!
 //! Neighbours: `lookup` descends, `shape` splits and merges, `checkpoint` reads what is dirty.
 
-use crate::lookup::Found;
-use crate::node::Probe;
+use crate::inner::Child;
+use crate::load::Missing;
+use crate::lookup::{Found, Step};
+use crate::node::{Body, Probe};
+use crate::pin::pin;
 use crate::tree::Tree;
 use quire_base::Result;
 use quire_format::key::{Key, KeyKind};
@@ -46,7 +52,7 @@ enum Care {
     Halve,
 }
 
-/// What came of an attempt under a shared entry.
+/// What came of an attempt under the leaf's latch alone.
 enum Attempt {
     /// Whether the key existed before; what its leaf needs now.
     Done(bool, Care),
@@ -70,9 +76,9 @@ impl Tree {
         self.edit(key, &mut |_| Ok(Edit::Remove))
     }
 
-    /// Replaces a key's value by what `change` makes of it (None: no value). `change` runs under the leaf's latch, so
-    /// changes of one key follow one another; it must not use the tree. It may be called more than once, and the
-    /// last result counts. Its error is returned and nothing has changed.
+    /// Replaces a key's value by what `change` makes of it (None: no value). `change` runs under the leaf's
+    /// latch, so changes of one key follow one another; it must not use the tree. It may be called more than
+    /// once, and the last result counts. Its error is returned and nothing has changed.
     pub fn update(&self, key: Key, change: &mut Change<'_>) -> Result<()> {
         self.edit(key, &mut |old| {
             Ok(match change(old)? {
@@ -114,17 +120,25 @@ impl Tree {
         &self,
         key: Key,
         editor: &mut Editor<'_, 'v>,
-    ) -> Result<std::result::Result<Attempt, crate::load::Missing>> {
-        let shared = self.structure.shared();
-        let mut path = Tree::path();
-        let found = match self.descend(&shared, &Probe::At(key), Some(&mut path)) {
-            Ok(found) => found,
-            Err(missing) => return Ok(Err(missing)),
+    ) -> Result<std::result::Result<Attempt, Missing>> {
+        let pin = pin();
+        let probe = Probe::At(key);
+        let (path, found, mut leaf, waited) = loop {
+            let (path, found) = match self.descend(&pin, &probe) {
+                Ok(found) => found,
+                Err(missing) => return Ok(Err(missing)),
+            };
+            let (leaf, waited) = match found.latch.try_write() {
+                Some(leaf) => (leaf, false),
+                None => (found.latch.write(), true),
+            };
+            if found.has(&leaf, &probe) {
+                break (path, found, leaf, waited);
+            }
+            drop(leaf);
+            self.overtaken();
         };
-        let (mut page, waited) = match found.page.try_write() {
-            Some(page) => (page, false),
-            None => (found.page.write(), true),
-        };
+        let page = &mut leaf.page;
         let hot = key.kind == KeyKind::Entry && found.node.heat.count(waited);
         let at = page.search(&key);
         let edit = editor(at.ok().map(|at| page.value(at)))?;
@@ -132,27 +146,27 @@ impl Tree {
             (Edit::Keep, _) | (Edit::Remove, Err(_)) => {
                 return Ok(Ok(Attempt::Done(at.is_ok(), Care::Nothing)));
             }
-            (Edit::Set(value), at) if !has_room(&page, at, value.len()) => {
+            (Edit::Set(value), at) if !has_room(page, at, value.len()) => {
                 return Ok(Ok(Attempt::NeedsSplit));
             }
             _ => {}
         }
         let epoch = self.live_epoch();
-        for (node, _) in path.iter() {
-            self.mark(node, epoch);
+        for step in &path {
+            self.mark(step.node, epoch);
         }
-        found.node.save_leaf(&page, epoch);
+        found.node.save_leaf(page, epoch);
         self.mark(found.node, epoch);
         let before = page.used_bytes();
-        apply(&mut page, key, at, &edit);
+        apply(page, key, at, &edit);
         let after = page.used_bytes();
         let stepped = before / SPARSE_STEP_BYTES != after / SPARSE_STEP_BYTES || page.count() == 0;
         let hot = hot && page.count() > 1;
-        drop(page);
+        drop(leaf);
         let sparse = matches!(edit, Edit::Remove) && after < SPARSE_BYTES && stepped;
         let care = if hot {
             Care::Halve
-        } else if sparse && self.may_merge(&shared, &path, &found, after) {
+        } else if sparse && self.may_merge(path.last(), &found, after) {
             Care::Merge
         } else {
             Care::Nothing
@@ -160,27 +174,20 @@ impl Tree {
         Ok(Ok(Attempt::Done(at.is_ok(), care)))
     }
 
-    /// Whether a neighbour of a sparse leaf is in memory and has room for it. The tree may change right after.
-    fn may_merge(
-        &self,
-        shared: &crate::structure::Shared<'_>,
-        path: &crate::lookup::Path<'_>,
-        found: &Found<'_>,
-        used: usize,
-    ) -> bool {
+    /// Whether a neighbour of a sparse leaf is in memory and has room for it. The tree may change right
+    /// after.
+    fn may_merge(&self, parent: Option<&Step<'_>>, found: &Found<'_>, used: usize) -> bool {
         let epoch = self.live_epoch();
         if found.node.heat.stays_apart(epoch) {
             return false;
         }
-        let Some((parent, at)) = path.parent() else { return false };
-        let crate::node::Body::Inner(inner) = &parent.body else { return false };
-        let children = &inner.get(shared).children;
+        let Some(&Step { entries, at, .. }) = parent else { return false };
         let fits = |at: usize| {
-            let Some(node) = children.get(at).and_then(|child| child.resident()) else { return false };
+            let Some(node) = entries.children.get(at).and_then(Child::resident) else { return false };
             match &node.body {
                 _ if node.heat.stays_apart(epoch) => false,
-                crate::node::Body::Leaf(page) => page.read().used_bytes() + used <= MERGED_BYTES_MAX,
-                crate::node::Body::Inner(_) => false,
+                Body::Leaf(latch) => latch.read().page.used_bytes() + used <= MERGED_BYTES_MAX,
+                Body::Inner(_) => false,
             }
         };
         at.checked_sub(1).is_some_and(fits) || fits(at + 1)

@@ -8,14 +8,15 @@
 //!    I/O has completed when it returns; nothing is flushed.
 //! 3. The caller flushes, writes a superblock that names the image, flushes, and says so: [`Tree::published`].
 //!
-//! Invariants: a frozen epoch is written before the next freeze. Blocks that a checkpoint frees are handed out only
-//! when both superblock slots have moved beyond the checkpoint that needs them. Memory beside the saved nodes is
-//! bounded: one batch buffer. After an error the tree takes no more checkpoints.
+//! Invariants: a frozen epoch is written before the next freeze. Blocks that a checkpoint frees are handed
+//! out only when both superblock slots have moved beyond the checkpoint that needs them. Memory beside the
+//! saved nodes is bounded: one batch buffer. After an error the tree takes no more checkpoints.
 //!
 //! Neighbours: `node` saves contents, `pool` hands out blocks, `manifest` encodes the map.
 
 use crate::manifest::{self, Manifest};
 use crate::node::{FrozenChild, Image, Node};
+use crate::pin::pin;
 use crate::tree::Tree;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
@@ -64,11 +65,10 @@ pub(crate) struct Versions {
 const BATCH_BLOCKS: usize = 256;
 
 impl Tree {
-    /// Ends the epoch. The caller sees to it that no change of the tree runs, and that the epoch before is written.
-    /// The changed orphan blocks belong to the same moment.
+    /// Ends the epoch. The caller sees to it that no change of the tree runs, and that the epoch before is
+    /// written. The changed orphan blocks belong to the same moment.
     pub fn freeze(&self, orphan_blocks: Vec<OrphanBlock>) -> Frozen {
-        let shared = self.structure.shared();
-        let root = self.root.get(&shared).clone();
+        let root = self.root.read(&pin()).clone();
         let epoch = self.live_epoch();
         let removed = std::mem::take(&mut *self.removed.lock());
         let nodes = self.accounting.freeze();
@@ -76,11 +76,11 @@ impl Tree {
         Frozen { epoch, root, removed, orphan_blocks, nodes }
     }
 
-    /// Writes a frozen epoch as checkpoint number `checkpoint` (higher than any before). Live changes go on. Where
-    /// nothing has changed, the image is that of the checkpoint before.
+    /// Writes a frozen epoch as checkpoint number `checkpoint` (higher than any before). Live changes go on.
+    /// Where nothing has changed, the image is that of the checkpoint before.
     ///
-    /// Errors: of writing; `NoSpace` where the pool is too small, which reservations prevent. After an error all
-    /// further checkpoints fail with it.
+    /// Errors: of writing; `NoSpace` where the pool is too small, which reservations prevent. After an error
+    /// all further checkpoints fail with it.
     pub fn write_frozen(&self, frozen: Frozen, checkpoint: u64) -> Result<CheckpointImage> {
         if let Some(error) = &self.versions.lock().failure {
             return Err(error.clone());
@@ -100,8 +100,8 @@ impl Tree {
         }
     }
 
-    /// A superblock that names checkpoint `checkpoint` is durable; the other slot may still name the one before it.
-    /// What that one had freed can be used again.
+    /// A superblock that names checkpoint `checkpoint` is durable; the other slot may still name the one
+    /// before it. What that one had freed can be used again.
     pub fn published(&self, checkpoint: u64) {
         self.pool.lock().release(checkpoint.saturating_sub(1));
         let mut versions = self.versions.lock();
@@ -221,11 +221,7 @@ impl<'t> Writer<'t> {
         if !node.is_dirty_in(self.epoch) {
             return node.disk().ok_or_else(|| Error::corrupt("a clean tree node was never written"));
         }
-        let image = {
-            let shared = self.tree.structure.shared();
-            node.take_image(&shared, self.epoch)
-        };
-        let page = match image {
+        let page = match node.take_image(&pin(), self.epoch) {
             Image::Leaf(page) => page,
             Image::Inner(entries) => {
                 let mut page = NodePage::new(node.level);

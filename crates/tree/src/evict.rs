@@ -1,18 +1,26 @@
 //! Letting clean nodes go when the node cache is over its limit.
 //!
-//! A hand goes round the keys. Under each stop, one inner node whose children include resident ones, it replaces
-//! clean children that were not used since the hand's last round by their references; a node left without resident
-//! children may go itself. Each stop takes the whole structure lock once.
+//! A hand goes round the keys. Under each stop, one inner node whose children include resident ones, it
+//! replaces clean children that were not used since the hand's last round by their references; a node left
+//! without resident children may go itself. Each stop takes the lock of that one node, and replaces its
+//! entries once.
 //!
-//! Invariants: what is dirty in an epoch that is not yet written stays; what was used since the oldest live ticket
-//! stays; an inner node with resident children stays, and so does the root. One thread evicts at a time.
+//! Protocol: a leaf goes under its latch, and only if the latch is free: a leaf whose latch is taken is in
+//! use. It is
+//! *gone* first, then its stamp is looked at; a thread that wants to keep it stamps it first, then looks whether it is
+//! gone ([`Tree::hold`]). So one of the two sees the other.
+//!
+//! Invariants: what is dirty in an epoch that is not yet written stays; what was used since the oldest live
+//! ticket stays; an inner node with resident children stays, and so does the root. One thread evicts at a
+//! time.
 
-use crate::node::{Body, Child, Node, Probe};
-use crate::structure::Whole;
+use crate::inner::{Child, Locked};
+use crate::node::{Body, Node, Probe};
+use crate::pin::{Pin, pin};
 use crate::tree::Tree;
-use quire_base::sync::Arc;
-use quire_base::sync::atomic::Ordering;
+use quire_base::sync::atomic::{Ordering, fence};
 use quire_format::key::Key;
+use quire_format::node::NodeRef;
 
 /// Where the hand is.
 pub(crate) struct Hand {
@@ -30,19 +38,29 @@ impl Default for Hand {
 }
 
 /// What may go.
-struct Rule {
-    written: u64,
+pub(crate) struct Rule {
+    /// Nodes that are clean in all epochs behind this one.
+    pub(crate) written: u64,
     /// Nodes with a stamp below this.
-    before: u64,
+    pub(crate) before: u64,
 }
 
 impl Rule {
-    fn allows(&self, node: &Node, whole: &Whole<'_>) -> bool {
-        let alone = match &node.body {
-            Body::Leaf(_) => true,
-            Body::Inner(inner) => inner.get(whole).children.iter().all(|child| child.resident().is_none()),
-        };
-        alone && node.touched() < self.before && node.is_clean(self.written) && node.disk().is_some()
+    /// Whether a node, whose latch or lock is held, may go.
+    fn allows(&self, node: &Node) -> bool {
+        node.touched() < self.before && node.is_clean(self.written) && node.disk().is_some()
+    }
+
+    /// Takes a leaf, whose latch and parent's lock are held, out of the tree and says where it is on disk, if
+    /// it may go. It is gone before its stamp is looked at.
+    pub(crate) fn take_out(&self, leaf: &Node) -> Option<NodeRef> {
+        leaf.set_gone(true);
+        fence(Ordering::SeqCst);
+        let disk = leaf.disk().filter(|_| self.allows(leaf));
+        if disk.is_none() {
+            leaf.set_gone(false);
+        }
+        disk
     }
 }
 
@@ -58,9 +76,9 @@ impl Tree {
         let (clock, oldest) = self.tickets.tick();
         let mut rounds = 0;
         while resident() > target && rounds < 3 {
-            let mut whole = self.structure.whole();
+            let pin = pin();
             let rule = Rule { written: self.written.load(Ordering::Acquire), before: hand.round.min(oldest) };
-            match self.evict_at(&mut whole, &rule, hand.key) {
+            match self.evict_at(&pin, &rule, hand.key) {
                 Some(next) => hand.key = next,
                 None => {
                     rounds += 1;
@@ -69,7 +87,8 @@ impl Tree {
                 }
             }
         }
-        // All that is left is dirty or in use: wait until there is an eighth more, or a checkpoint has cleaned some.
+        // All that is left is dirty or in use: wait until there is an eighth more, or a checkpoint has
+        // cleaned some.
         hand.futile_below =
             if resident() > self.limits.cache_nodes { resident() + resident() / 8 } else { 0 };
     }
@@ -85,41 +104,37 @@ impl Tree {
     }
 
     /// One stop of the hand; the key of the next, or None at the end.
-    fn evict_at(&self, whole: &mut Whole<'_>, rule: &Rule, key: Key) -> Option<Key> {
-        let mut above: Vec<(Arc<Node>, usize)> = Vec::new();
-        let mut node = self.root.get(whole).clone();
+    fn evict_at(&self, pin: &Pin, rule: &Rule, key: Key) -> Option<Key> {
+        let mut above: Vec<&Node> = Vec::new();
+        let mut node: &Node = self.root.read(pin);
         let mut next = None;
         // Down to the lowest resident inner node around the key.
         loop {
-            let child = {
-                let Body::Inner(inner) = &node.body else { return None };
-                let inner = inner.get(whole);
-                let at = inner.find(&Probe::At(key));
-                let is_inner = |child: &Child| child.resident().is_some_and(|child| child.level > 0);
-                let later = (at + 1..inner.children.len()).find(|&later| is_inner(&inner.children[later]));
-                match &inner.children[at] {
-                    Child::Resident(child) if child.level > 0 => {
-                        if let Some(later) = inner.keys.get(at + 1) {
-                            next = Some(*later);
-                        }
-                        Some((at, child.clone()))
+            let Body::Inner(inner) = &node.body else { return None };
+            let entries = inner.entries(pin);
+            let at = entries.find(&Probe::At(key));
+            let is_inner = |child: &Child| child.resident().is_some_and(|child| child.level > 0);
+            match &entries.children[at] {
+                Child::Resident(child) if child.level > 0 => {
+                    if let Some(later) = entries.keys.get(at + 1) {
+                        next = Some(*later);
                     }
-                    _ => {
-                        if let Some(later) = later {
-                            next = Some(inner.keys[later]);
-                        }
-                        None
-                    }
+                    above.push(node);
+                    node = child;
                 }
-            };
-            let Some((at, child)) = child else { break };
-            above.push((node, at));
-            node = child;
+                _ => {
+                    let later = (at + 1..entries.children.len()).find(|&at| is_inner(&entries.children[at]));
+                    if let Some(later) = later {
+                        next = Some(entries.keys[later]);
+                    }
+                    break;
+                }
+            }
         }
-        self.evict_children(whole, rule, &node);
+        self.evict_leaves(pin, rule, node);
         // What has lost its last child may go, too.
-        while let Some((parent, at)) = above.pop() {
-            if !rule.allows(&node, whole) || !self.evict_child(whole, &parent, at) {
+        while let Some(parent) = above.pop() {
+            if !self.evict_inner(pin, rule, parent, node) {
                 break;
             }
             node = parent;
@@ -127,24 +142,47 @@ impl Tree {
         next
     }
 
-    fn evict_children(&self, whole: &mut Whole<'_>, rule: &Rule, parent: &Node) {
-        let Body::Inner(inner) = &parent.body else { return };
-        for at in 0..inner.get(whole).children.len() {
-            let allowed = match inner.get(whole).children[at].resident() {
-                Some(child) => rule.allows(child, whole),
-                None => false,
-            };
-            if allowed {
-                self.evict_child(whole, parent, at);
+    /// Evicts leaves of one parent.
+    fn evict_leaves(&self, pin: &Pin, rule: &Rule, parent: &Node) {
+        let Some(parent) = Locked::new(parent, pin) else { return };
+        // Their latches are kept until their parent is replaced, so that a descent does not meet them gone
+        // before.
+        let mut taken = Vec::new();
+        for (at, child) in parent.entries().children.iter().enumerate() {
+            let Child::Resident(node) = child else { continue };
+            let Body::Leaf(latch) = &node.body else { continue };
+            if rule.allows(node)
+                && let Some(leaf) = latch.try_write()
+                && let Some(disk) = rule.take_out(node)
+            {
+                taken.push((at, disk, leaf));
             }
         }
+        if taken.is_empty() {
+            return;
+        }
+        let mut entries = parent.entries().clone();
+        for (at, disk, _) in &taken {
+            entries.children[*at] = Child::OnDisk(*disk);
+        }
+        parent.publish(entries);
+        self.resident.fetch_sub(taken.len() as u64, Ordering::Relaxed);
+        self.counters.evictions.add(taken.len() as u64);
     }
 
-    fn evict_child(&self, whole: &mut Whole<'_>, parent: &Node, at: usize) -> bool {
-        let Body::Inner(inner) = &parent.body else { return false };
-        let slot = &mut inner.get_mut(whole).children[at];
-        let Some(disk) = slot.resident().and_then(|child| child.disk()) else { return false };
-        *slot = Child::OnDisk(disk);
+    /// Evicts an inner node that has no resident children; false if it stays.
+    fn evict_inner(&self, pin: &Pin, rule: &Rule, parent: &Node, node: &Node) -> bool {
+        let Some(parent) = Locked::new(parent, pin) else { return false };
+        let Some(at) = parent.entries().children.iter().position(|child| child.is(node)) else {
+            return false;
+        };
+        let Some(locked) = Locked::new(node, pin) else { return false };
+        let alone = locked.entries().children.iter().all(|child| child.resident().is_none());
+        let Some(disk) = node.disk().filter(|_| alone && rule.allows(node)) else { return false };
+        let mut entries = parent.entries().clone();
+        entries.children[at] = Child::OnDisk(disk);
+        node.set_gone(true);
+        parent.publish(entries);
         self.resident.fetch_sub(1, Ordering::Relaxed);
         self.counters.evictions.add(1);
         true

@@ -9,7 +9,7 @@
 //! Only changes of directory entries heat: numbers that ascend meet at the same end of whatever leaf is the last, and
 //! halves of it would help nobody.
 //!
-//! Invariants: changed only under the leaf's latch, or the whole structure lock. A leaf is halved by a change of an entry
+//! Invariants: changed only under the leaf's latch, or before others can find the leaf. A leaf is halved by a change of an entry
 //! in it, within the nodes that this change has reserved: it does not split the leaf for want of room as well.
 //!
 //! Neighbours: [`crate::change`] counts, [`crate::shape`] halves and merges.
@@ -74,7 +74,8 @@ impl Heat {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::node::{Body, Probe};
+    use crate::node::Probe;
+    use crate::pin::pin;
     use crate::{PoolState, Tree, TreeLimits};
     use quire_base::{BlockNo, InodeNo};
     use quire_device::Device;
@@ -88,11 +89,10 @@ mod tests {
 
     /// As if so many changes of a key's leaf had waited one after the other.
     fn fight(tree: &Tree, key: Key, waits: u32) {
-        let whole = tree.structure.whole();
-        let Ok((_, leaf)) = tree.steps(&whole, &Probe::At(key)) else { panic!("the leaf is in memory") };
-        assert!(matches!(leaf.body, Body::Leaf(_)));
+        let pin = pin();
+        let Ok((_, leaf)) = tree.descend(&pin, &Probe::At(key)) else { panic!("the leaf is in memory") };
         for _ in 0..waits {
-            leaf.heat.count(true);
+            leaf.node.heat.count(true);
         }
     }
 

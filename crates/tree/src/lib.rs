@@ -3,9 +3,9 @@
 //! ```text
 //!        get, scan            put, delete, update            freeze, write_frozen
 //!            │                        │                              │
-//!   structure lock shared    + latch of the leaf          nodes of the frozen epoch,
-//!   descent by pointers      full or nearly empty:        bottom-up, to fresh blocks
-//!            │               structure lock whole                    │
+//!   descent by pointers,     the same; full or nearly     nodes of the frozen epoch,
+//!   without a lock; then     empty: locks of the inner    bottom-up, to fresh blocks
+//!   the leaf's latch         nodes that are replaced                 │
 //!            └──────── nodes: resident or on disk ───────────  metadata pool
 //! ```
 //!
@@ -18,14 +18,15 @@
 //! | `accounting` | reservations: how much may be dirty, so that a checkpoint always has memory and room |
 //! | `pool`, `manifest` | the blocks that hold all this, and their map |
 //! | `walk` | every node, for fsck and dumps |
-//! | `structure`, `node` | the structure lock with the data under it; nodes in memory |
+//! | `node`, `inner`, `pin` | nodes in memory; inner nodes, which are replaced and not changed; when memory is freed |
 //!
 //! Invariants:
 //! * Nothing on disk is overwritten that a durable superblock needs; a checkpoint is visible only through the
 //!   superblock that its caller writes.
 //! * A checkpoint's tree is exactly what was put before its freeze, whatever is put while it is written.
 //! * After [`Tree::prepare`] and while its ticket lives, changes of the prepared keys do no I/O and do not fail.
-//! * No lock is held across device I/O. Lock order: structure, leaf latch, a node's image or address, pool.
+//! * No lock is held across device I/O. Lock order: root, inner nodes from the
+//!   root down and from left to right, leaf latches from left to right, a node's image or address, pool.
 //!
 //! Neighbours: `format` has the bytes of nodes and maps, `device` carries them; `fs` orders keys, runs checkpoints
 //! and writes superblocks.
@@ -35,14 +36,17 @@ mod change;
 mod checkpoint;
 mod evict;
 mod heat;
+mod inner;
 mod load;
 mod lookup;
+#[cfg(all(test, loom))]
+mod loom_model;
 mod manifest;
 mod node;
+mod pin;
 mod pool;
 mod shape;
 mod stats;
-mod structure;
 mod ticket;
 mod tree;
 mod walk;

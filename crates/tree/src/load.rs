@@ -1,14 +1,18 @@
 //! Bringing nodes into memory.
 //!
-//! Protocol: a descent stops at a child that is on disk and reports it with the keys it must lie between. The node is
-//! read without any lock, checked against the reference and those bounds, and attached under the whole lock if the
-//! parent still names the same reference. If the reference has changed meanwhile, what was read (or the failure to
-//! read it: its block may already hold something else) means nothing and the descent starts again.
+//! Protocol: a descent stops at a child that is on disk and reports it. The node is read without any lock,
+//! checked against the reference, and attached under its parent's lock if the parent still names the same
+//! reference, and if its keys lie within the range that the parent gives it. If the reference has changed
+//! meanwhile, what was read (or the failure to read it: its block may already hold something else) means
+//! nothing and the descent starts again.
 //!
-//! Invariants: a block that the live tree names holds that node until the tree names another, so a failure under an
-//! unchanged reference is damage. An attached node is stamped with the clock: whoever loads under a ticket keeps it.
+//! Invariants: a block that the live tree names holds that node until the tree names another, so a failure
+//! under an unchanged reference is damage. An attached node is stamped with the clock: whoever loads under a
+//! ticket keeps it.
 
-use crate::node::{Body, Child, Node, Probe};
+use crate::inner::{Child, Locked, Range};
+use crate::node::{Body, Node, Probe};
+use crate::pin::pin;
 use crate::ticket::Ticket;
 use crate::tree::Tree;
 use quire_base::patience;
@@ -24,10 +28,6 @@ pub(crate) struct Missing {
     pub(crate) at: NodeRef,
     /// What the descent looks for.
     pub(crate) probe: Probe,
-    /// The child's keys are at or above this.
-    pub(crate) low: Option<Key>,
-    /// The child's keys are below this.
-    pub(crate) high: Option<Key>,
 }
 
 /// Reads and checks one node.
@@ -43,8 +43,8 @@ pub(crate) fn read_node(device: &Device, volume: u64, at: &NodeRef) -> Result<No
 const BATCH_NODES: usize = 64;
 
 impl Tree {
-    /// Loads every leaf that these keys live in or would go to, level by level in batches. They stay in memory
-    /// while the ticket lives.
+    /// Loads every leaf that these keys live in or would go to, level by level in batches. They stay in
+    /// memory while the ticket lives.
     ///
     /// Errors: of reading (`Corrupt`, `Io`).
     pub fn prepare(&self, _ticket: &Ticket<'_>, keys: &[Key]) -> Result<()> {
@@ -52,10 +52,9 @@ impl Tree {
         let mut missing: Vec<Missing> = Vec::new();
         let mut look = |keys: &mut dyn Iterator<Item = Key>, waiting: &mut Vec<Key>| {
             missing.clear();
-            for chunk in keys {
-                let shared = self.structure.shared();
-                if let Err(found) = self.descend(&shared, &Probe::At(chunk), None) {
-                    waiting.push(chunk);
+            for key in keys {
+                if let Err(found) = self.hold(&key) {
+                    waiting.push(key);
                     if !missing.iter().any(|other| other.at == found.at) {
                         missing.push(found);
                     }
@@ -98,8 +97,8 @@ impl Tree {
         self.counters.loads.add(batch.len() as u64);
         for (missing, bytes) in batch.iter().zip(buffer.chunks_exact(BLOCK_SIZE)) {
             let page = read.clone().and_then(|()| NodePage::decode(bytes, self.volume, &missing.at));
-            match page.and_then(|page| check_bounds(page, missing)) {
-                Ok(page) => self.attach(missing, page),
+            match page {
+                Ok(page) => self.attach(missing, page).map_err(|error| self.unreadable(error))?,
                 Err(error) if self.still_named(missing) => return Err(self.unreadable(error)),
                 Err(_) => {}
             }
@@ -118,49 +117,53 @@ impl Tree {
     }
 
     /// Puts a node where its parent names it, unless the tree has moved on.
-    fn attach(&self, missing: &Missing, page: NodePage) {
-        let mut node = Some(Node::loaded(page, missing.at, self.tickets.clock()));
-        let mut whole = self.structure.whole();
-        let mut parent = self.root.get(&whole).clone();
-        loop {
-            let next = {
-                let Body::Inner(inner) = &parent.body else { return };
-                let at = inner.get(&whole).find(&missing.probe);
-                match &mut inner.get_mut(&mut whole).children[at] {
-                    Child::Resident(child) => child.clone(),
-                    slot @ Child::OnDisk(_) => {
-                        if matches!(slot, Child::OnDisk(named) if *named == missing.at)
-                            && let Some(node) = node.take()
-                        {
-                            // The clock as it is now: eviction may have gone round since.
-                            node.touch(self.tickets.clock());
-                            *slot = Child::Resident(node);
-                            self.resident.fetch_add(1, Ordering::Relaxed);
-                        }
-                        return;
-                    }
-                }
-            };
-            parent = next;
+    ///
+    /// Errors: `Corrupt` if its keys do not belong there.
+    fn attach(&self, missing: &Missing, page: NodePage) -> Result<()> {
+        let pin = pin();
+        let mut node: &Node = self.root.read(&pin);
+        // Down to the parent as far as can be seen; its lock shows whether it is.
+        let parent = loop {
+            let Body::Inner(inner) = &node.body else { return Ok(()) };
+            let entries = inner.entries(&pin);
+            match &entries.children[entries.find(&missing.probe)] {
+                Child::Resident(child) => node = child,
+                Child::OnDisk(named) if *named == missing.at => break node,
+                Child::OnDisk(_) => return Ok(()),
+            }
+        };
+        let Some(parent) = Locked::new(parent, &pin) else { return Ok(()) };
+        let entries = parent.entries();
+        let at = entries.find(&missing.probe);
+        if !matches!(&entries.children[at], Child::OnDisk(named) if *named == missing.at) {
+            return Ok(());
         }
+        let range = entries.range_of(at);
+        check_bounds(&page, &range, missing)?;
+        let mut entries = entries.clone();
+        // The clock as it is now: eviction may have gone round since.
+        let node = Node::loaded(page, range, missing.at, self.tickets.clock());
+        entries.children[at] = Child::Resident(node);
+        parent.publish(entries);
+        self.resident.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Whether a descent still ends at this reference.
     fn still_named(&self, missing: &Missing) -> bool {
-        let shared = self.structure.shared();
-        self.descend(&shared, &missing.probe, None).is_err_and(|now| now.at == missing.at)
+        self.descend(&pin(), &missing.probe).is_err_and(|now| now.at == missing.at)
     }
 }
 
-/// A node's keys lie between its parent's separators (entry 0 of an inner node covers what is below it, its own key
-/// does not count).
-fn check_bounds(page: NodePage, missing: &Missing) -> Result<NodePage> {
+/// A node's keys lie within its range (entry 0 of an inner node covers what is below it, its own key does not
+/// count).
+fn check_bounds(page: &NodePage, range: &Range, missing: &Missing) -> Result<()> {
     let count = page.count();
     let first = usize::from(page.level() > 0);
     if count > first {
         let low =
-            missing.low.is_some_and(|low| page.key(first) < low || (first == 1 && page.key(first) == low));
-        let high = missing.high.is_some_and(|high| page.key(count - 1) >= high);
+            range.low.is_some_and(|low| page.key(first) < low || (first == 1 && page.key(first) == low));
+        let high = range.high.is_some_and(|high| page.key(count - 1) >= high);
         if low || high {
             return Err(Error::corrupt(format!(
                 "tree node at block {}: it has keys outside of its parent's bounds",
@@ -168,5 +171,5 @@ fn check_bounds(page: NodePage, missing: &Missing) -> Result<NodePage> {
             )));
         }
     }
-    Ok(page)
+    Ok(())
 }

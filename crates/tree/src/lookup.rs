@@ -1,142 +1,175 @@
 //! Reading the tree.
 //!
-//! A descent follows child pointers under a shared entry of the structure lock, without a lock in inner nodes, and
-//! latches the leaf. Where it meets a node that is not resident it stops, lets go of everything, loads the node and
-//! starts again.
+//! A descent follows child pointers without a lock, latches the leaf, and then looks whether the leaf has
+//! what is looked for: whether it is part of the tree still, and responsible for the key. If not, the tree
+//! has changed on the way, and the descent starts again; each new start means that somebody else has finished
+//! a change. Where a descent meets a node that is not resident it stops, lets go of everything, loads the
+//! node and starts again.
 //!
-//! Invariants: a scan copies a leaf's entries under its latch and goes on at the key where that leaf's range ended;
-//! so it sees each leaf at one moment, and a key that exists throughout exactly once. Callbacks of scans run without
-//! any lock held.
+//! Invariants: a scan copies a leaf's entries under its latch and goes on at the key where that leaf's range
+//! ended; so it sees each leaf at one moment, and a key that exists throughout exactly once. Callbacks of
+//! scans run without any lock held.
 
+use crate::inner::{Child, Entries};
 use crate::load::Missing;
-use crate::node::{Body, Node, Probe};
-use crate::structure::{Held, Shared};
+use crate::node::{Body, Leaf, Node, Probe};
+use crate::pin::{Pin, pin};
 use crate::tree::Tree;
 use quire_base::Result;
-use quire_base::sync::RwLock;
+use quire_base::sync::atomic::{Ordering, fence};
+use quire_base::sync::{RwLock, RwLockReadGuard, spin_loop};
 use quire_format::key::{Key, VALUE_MAX};
-use quire_format::node::NodePage;
-use quire_format::superblock::TREE_LEVEL_MAX;
+use smallvec::SmallVec;
 use std::ops::ControlFlow;
 
-/// The nodes on the way to a leaf, root first.
-pub(crate) struct Path<'g> {
-    nodes: [Option<(&'g Node, usize)>; TREE_LEVEL_MAX as usize + 1],
-    len: usize,
+/// An inner node on the way to a leaf.
+#[derive(Clone, Copy)]
+pub(crate) struct Step<'p> {
+    pub(crate) node: &'p Node,
+    /// The entries as the descent saw them.
+    pub(crate) entries: &'p Entries,
+    /// The entry that it took.
+    pub(crate) at: usize,
 }
 
-impl<'g> Path<'g> {
-    fn new() -> Path<'g> {
-        Path { nodes: [None; TREE_LEVEL_MAX as usize + 1], len: 0 }
-    }
-
-    fn push(&mut self, node: &'g Node, entry: usize) {
-        self.nodes[self.len] = Some((node, entry));
-        self.len += 1;
-    }
-
-    /// Inner nodes with the entries taken in them.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&'g Node, usize)> + '_ {
-        self.nodes[..self.len].iter().flatten().copied()
-    }
-
-    /// The leaf's parent.
-    pub(crate) fn parent(&self) -> Option<(&'g Node, usize)> {
-        self.len.checked_sub(1).and_then(|at| self.nodes[at])
+impl Step<'_> {
+    /// Whether the entry leads to a node still, and both are part of the tree. A node that was stamped before
+    /// stays in memory, if so.
+    pub(crate) fn leads_to(&self, child: &Node, probe: &Probe) -> bool {
+        fence(Ordering::SeqCst);
+        let Body::Inner(inner) = &self.node.body else { unreachable!("a path consists of inner nodes") };
+        let current = inner.is_current(self.entries) && self.entries.range.covers(probe);
+        current && !self.node.is_gone() && !child.is_gone()
     }
 }
 
-/// A leaf and the keys it is responsible for.
-pub(crate) struct Found<'g> {
-    pub(crate) node: &'g Node,
-    pub(crate) page: &'g RwLock<NodePage>,
-    /// Keys from here on; None: from the lowest.
-    pub(crate) low: Option<Key>,
-    /// Keys below this; None: up to the highest.
-    pub(crate) high: Option<Key>,
+/// The inner nodes on the way to a leaf, root first.
+pub(crate) type Path<'p> = SmallVec<[Step<'p>; 4]>;
+
+/// A leaf, as far as the entries say that a descent went through.
+#[derive(Clone, Copy)]
+pub(crate) struct Found<'p> {
+    pub(crate) node: &'p Node,
+    pub(crate) latch: &'p RwLock<Leaf>,
+}
+
+impl Found<'_> {
+    /// Whether the leaf, whose latch is held, has what is looked for.
+    #[inline]
+    pub(crate) fn has(&self, leaf: &Leaf, probe: &Probe) -> bool {
+        leaf.range.covers(probe) && !self.node.is_gone()
+    }
 }
 
 impl Tree {
-    /// The leaf's latch and node; no bounds, no path: the fast way of reading.
+    /// The leaf of a probe, without a path: the fast way of reading. None where a node on the way is not
+    /// resident.
     #[inline]
-    fn find<'g>(&'g self, shared: &'g Shared<'_>, key: &Key) -> Option<&'g RwLock<NodePage>> {
+    fn find<'p>(&'p self, pin: &'p Pin, probe: &Probe) -> Option<Found<'p>> {
         let clock = self.tickets.clock();
-        let probe = Probe::At(*key);
-        let mut node: &Node = self.root.get(shared);
+        let mut node: &Node = self.root.read(pin);
         loop {
             node.touch(clock);
             match &node.body {
-                Body::Leaf(page) => return Some(page),
+                Body::Leaf(latch) => return Some(Found { node, latch }),
                 Body::Inner(inner) => {
-                    let inner = inner.get(shared);
-                    node = inner.children[inner.find(&probe)].resident()?;
+                    let entries = inner.entries(pin);
+                    node = entries.children[entries.find(probe)].resident()?;
                 }
             }
         }
     }
 
-    /// The leaf of a probe, its bounds, and the path to it where one is wanted.
-    pub(crate) fn descend<'g>(
-        &'g self,
-        held: &'g impl Held,
+    /// The leaf of a probe and the path to it.
+    pub(crate) fn descend<'p>(
+        &'p self,
+        pin: &'p Pin,
         probe: &Probe,
-        mut path: Option<&mut Path<'g>>,
-    ) -> Result<Found<'g>, Missing> {
+    ) -> Result<(Path<'p>, Found<'p>), Missing> {
         let clock = self.tickets.clock();
-        let (mut low, mut high) = (None, None);
-        let mut node: &Node = self.root.get(held);
+        let mut path = Path::new();
+        let mut node: &Node = self.root.read(pin);
         loop {
             node.touch(clock);
             match &node.body {
-                Body::Leaf(page) => return Ok(Found { node, page, low, high }),
+                Body::Leaf(latch) => return Ok((path, Found { node, latch })),
                 Body::Inner(inner) => {
-                    let inner = inner.get(held);
-                    let at = inner.find(probe);
-                    if at > 0 {
-                        low = Some(inner.keys[at]);
-                    }
-                    if let Some(key) = inner.keys.get(at + 1) {
-                        high = Some(*key);
-                    }
-                    if let Some(path) = path.as_deref_mut() {
-                        path.push(node, at);
-                    }
-                    match &inner.children[at] {
-                        crate::node::Child::Resident(child) => node = child,
-                        crate::node::Child::OnDisk(at) => {
-                            return Err(Missing { at: *at, probe: *probe, low, high });
-                        }
+                    let entries = inner.entries(pin);
+                    let at = entries.find(probe);
+                    path.push(Step { node, entries, at });
+                    match &entries.children[at] {
+                        Child::Resident(child) => node = child,
+                        Child::OnDisk(at) => return Err(Missing { at: *at, probe: *probe }),
                     }
                 }
             }
         }
     }
 
-    /// An empty path for [`Tree::descend`].
-    pub(crate) fn path<'g>() -> Path<'g> {
-        Path::new()
+    /// A descent has ended at a leaf that lost what is looked for: before it starts again.
+    #[cold]
+    pub(crate) fn overtaken(&self) {
+        self.counters.restarts.add(1);
+        spin_loop();
     }
 
-    /// Gives `read` the value of a key, if there is one. `read` runs under the leaf's latch: it must not use the
-    /// tree.
+    /// The leaf of a key, latched. None where a node on the way is not resident.
+    #[inline]
+    fn read_leaf<'p>(&'p self, pin: &'p Pin, key: &Key) -> Option<RwLockReadGuard<'p, Leaf>> {
+        let probe = Probe::At(*key);
+        loop {
+            let found = self.find(pin, &probe)?;
+            let leaf = found.latch.read();
+            if found.has(&leaf, &probe) {
+                return Some(leaf);
+            }
+            drop(leaf);
+            self.overtaken();
+        }
+    }
+
+    /// Sees to it that the leaf of a key, which must be resident, stays so while the caller's ticket lives,
+    /// whatever becomes of it.
+    ///
+    /// The descent stamps the leaf. What counts is the leaf that has the key behind the fence: an eviction
+    /// that has not seen the stamp has taken the leaf out before that, and a split or merge that is published
+    /// after it stamps the nodes that take keys over, with the clock as it is then.
+    pub(crate) fn hold(&self, key: &Key) -> Result<(), Missing> {
+        let pin = pin();
+        let probe = Probe::At(*key);
+        loop {
+            let (path, found) = self.descend(&pin, &probe)?;
+            let stays = match path.last() {
+                Some(step) => step.leads_to(found.node, &probe),
+                // The root is never evicted. It may have got a parent since.
+                None => {
+                    fence(Ordering::SeqCst);
+                    std::ptr::eq(&raw const **self.root.read(&pin), found.node)
+                }
+            };
+            if stays {
+                return Ok(());
+            }
+            self.overtaken();
+        }
+    }
+
+    /// Gives `read` the value of a key, if there is one. `read` runs under the leaf's latch: it must not use
+    /// the tree.
     ///
     /// Errors: of reading a node (`Corrupt`, `Io`); the same for all functions here.
     pub fn get_with<R>(&self, key: Key, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
-        {
-            let shared = self.structure.shared();
-            if let Some(page) = self.find(&shared, &key) {
-                let page = page.read();
-                return Ok(page.search(&key).ok().map(|at| read(page.value(at))));
-            }
-        }
-        let ticket = self.ticket();
+        let mut ticket = None;
         loop {
-            self.prepare(&ticket, &[key])?;
-            let shared = self.structure.shared();
-            if let Some(page) = self.find(&shared, &key) {
-                let page = page.read();
-                return Ok(page.search(&key).ok().map(|at| read(page.value(at))));
+            {
+                let pin = pin();
+                if let Some(leaf) = self.read_leaf(&pin, &key) {
+                    let page = &leaf.page;
+                    return Ok(page.search(&key).ok().map(|at| read(page.value(at))));
+                }
             }
+            let ticket = ticket.get_or_insert_with(|| self.ticket());
+            self.prepare(ticket, &[key])?;
         }
     }
 
@@ -145,8 +178,8 @@ impl Tree {
         self.get_with(key, <[u8]>::to_vec)
     }
 
-    /// Calls `visit` with each key from `from` to `to`, both inclusive, ascending, until it breaks. It runs without
-    /// a lock held and may use the tree.
+    /// Calls `visit` with each key from `from` to `to`, both inclusive, ascending, until it breaks. It runs
+    /// without a lock held and may use the tree.
     pub fn scan(
         &self,
         from: Key,
@@ -156,9 +189,9 @@ impl Tree {
         let mut items = Items::default();
         let mut next = from;
         while next <= to {
-            let behind = self.with_leaf(&Probe::At(next), |found| {
+            let behind = self.with_leaf(&Probe::At(next), |leaf| {
                 items.clear();
-                let page = found.page.read();
+                let page = &leaf.page;
                 let first = page.search(&next).unwrap_or_else(|at| at);
                 for at in first..page.count() {
                     let key = page.key(at);
@@ -167,7 +200,7 @@ impl Tree {
                     }
                     items.push(key, page.value(at));
                 }
-                found.high
+                leaf.range.high
             })?;
             for (key, value) in items.iter() {
                 if visit(key, value).is_break() {
@@ -189,15 +222,16 @@ impl Tree {
             return Ok(None);
         }
         loop {
-            let (found, low) = self.with_leaf(&probe, |found| {
-                let page = found.page.read();
-                // All entries of a leaf that `Before` leads to are below the bound, unless one was just put there.
+            let (found, low) = self.with_leaf(&probe, |leaf| {
+                let page = &leaf.page;
+                // All entries of a leaf that `Before` leads to are below the bound, unless one was just put
+                // there.
                 let end = match &probe {
                     Probe::At(key) => page.search(key).map_or_else(|at| at, |at| at + 1),
                     Probe::Before(bound) => page.search(bound).unwrap_or_else(|at| at),
                 };
                 let last = end.checked_sub(1).map(|at| (page.key(at), page.value(at).to_vec()));
-                (last, found.low)
+                (last, leaf.range.low)
             })?;
             match (found, low) {
                 (Some(found), _) => return Ok((found.0 >= floor).then_some(found)),
@@ -208,18 +242,29 @@ impl Tree {
     }
 
     /// Runs `read` on the leaf of a probe, loading what is missing on the way.
-    fn with_leaf<R>(&self, probe: &Probe, mut read: impl FnMut(&Found<'_>) -> R) -> Result<R> {
+    fn with_leaf<R>(&self, probe: &Probe, mut read: impl FnMut(&Leaf) -> R) -> Result<R> {
         let mut ticket = None;
         loop {
             let missing = {
-                let shared = self.structure.shared();
-                match self.descend(&shared, probe, None) {
-                    Ok(found) => return Ok(read(&found)),
-                    Err(missing) => missing,
+                let pin = pin();
+                match self.descend(&pin, probe) {
+                    Ok((_, found)) => {
+                        let leaf = found.latch.read();
+                        if found.has(&leaf, probe) {
+                            return Ok(read(&leaf));
+                        }
+                        None
+                    }
+                    Err(missing) => Some(missing),
                 }
             };
-            ticket.get_or_insert_with(|| self.ticket());
-            self.load(missing)?;
+            match missing {
+                Some(missing) => {
+                    ticket.get_or_insert_with(|| self.ticket());
+                    self.load(missing)?;
+                }
+                None => self.overtaken(),
+            }
         }
     }
 }

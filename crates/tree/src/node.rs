@@ -1,24 +1,29 @@
 //! Nodes in memory.
 //!
-//! A leaf is a [`NodePage`] under its latch. An inner node has its keys and children in arrays under the structure
-//! lock; its page exists only on disk. A node keeps its identity as long as it is resident; its address changes when
-//! a checkpoint writes it.
+//! A leaf is a [`NodePage`] with the range of keys that it is responsible for, under its latch. An inner node
+//! has its keys and children in arrays that are replaced whole ([`crate::inner`]); its page exists only on
+//! disk. A node keeps its identity as long as it is resident; its address changes when a checkpoint writes
+//! it.
 //!
-//! Dirtiness is per epoch: `dirty[e % 2] == e` says that the node, or one below it, was changed in epoch e. Only the
-//! live epoch and the one before it (frozen, perhaps still being written) matter. The first change in the live epoch
-//! to the contents of a node that is dirty in the frozen one and not yet taken by the writer copies them aside into
+//! Dirtiness is per epoch: `dirty[e % 2] == e` says that the node, or one below it, was changed in epoch e.
+//! Only the live epoch and the one before it (frozen, perhaps still being written) matter. The first change
+//! in the live epoch to the contents of a node that is dirty in the frozen one and not yet taken by the
+//! writer copies them aside into
 //! `image`; `captured` tells which epoch's contents were taken last, by either side.
 //!
-//! Invariants: a node that is dirty in an epoch has only ancestors that are, too (at the freeze). `captured` and
-//! `image` of a leaf change under its latch, of an inner node under the structure lock: by the writer shared (there
-//! is one writer), by changers whole.
+//! Invariants: a node that is dirty in an epoch has only ancestors that are, too (at the freeze). `captured`
+//! and
+//! `image` of a leaf change under its latch, of an inner node under its lock. A node that is *gone* has left the tree,
+//! merged or evicted, and does not come back; it goes under its latch or lock, and that of its parent, and
+//! the parent's entries are replaced before the latch is released.
 
 use crate::heat::Heat;
-use crate::structure::{Guarded, Held, Whole};
-use quire_base::sync::atomic::{AtomicU64, Ordering};
+use crate::inner::{Child, Entries, Inner, Range};
+use crate::pin::Pin;
+use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use quire_base::sync::{Arc, Mutex, RwLock};
 use quire_format::key::Key;
-use quire_format::node::{NodePage, NodeRef, REF_BYTES, SLOT_BYTES};
+use quire_format::node::{NodePage, NodeRef};
 
 /// Which leaf a descent looks for.
 #[derive(Clone, Copy, Debug)]
@@ -40,45 +45,15 @@ impl Probe {
     }
 }
 
-/// A child pointer.
-#[derive(Clone)]
-pub(crate) enum Child {
-    Resident(Arc<Node>),
-    OnDisk(NodeRef),
-}
-
-impl Child {
-    pub(crate) fn resident(&self) -> Option<&Arc<Node>> {
-        match self {
-            Child::Resident(node) => Some(node),
-            Child::OnDisk(_) => None,
-        }
-    }
-}
-
-/// Keys and children of an inner node; entry i covers keys from `keys[i]` on, entry 0 also all below.
-#[derive(Default)]
-pub(crate) struct Inner {
-    pub(crate) keys: Vec<Key>,
-    pub(crate) children: Vec<Child>,
-}
-
-impl Inner {
-    /// The entry that a descent follows.
-    #[inline]
-    pub(crate) fn find(&self, probe: &Probe) -> usize {
-        self.keys[1..].partition_point(|key| probe.reaches(key))
-    }
-
-    /// Bytes on disk.
-    pub(crate) fn used_bytes(&self) -> usize {
-        self.keys.len() * (SLOT_BYTES + REF_BYTES)
-    }
+/// What a leaf's latch protects.
+pub(crate) struct Leaf {
+    pub(crate) page: NodePage,
+    pub(crate) range: Range,
 }
 
 pub(crate) enum Body {
-    Leaf(RwLock<NodePage>),
-    Inner(Guarded<Inner>),
+    Leaf(RwLock<Leaf>),
+    Inner(Inner),
 }
 
 /// Contents of a node as of the freeze.
@@ -97,6 +72,8 @@ pub(crate) struct Node {
     pub(crate) level: u8,
     dirty: [AtomicU64; 2],
     captured: AtomicU64,
+    /// Whether the node has left the tree.
+    gone: AtomicBool,
     /// The cache's clock when the node was last used.
     touched: AtomicU64,
     /// Where the last checkpoint that wrote the node put it.
@@ -112,6 +89,7 @@ impl Node {
             level,
             dirty: [AtomicU64::new(0), AtomicU64::new(0)],
             captured: AtomicU64::new(0),
+            gone: AtomicBool::new(false),
             touched: AtomicU64::new(clock),
             disk: Mutex::new(disk),
             image: Mutex::new(None),
@@ -120,27 +98,34 @@ impl Node {
         })
     }
 
-    pub(crate) fn leaf(page: NodePage, clock: u64) -> Arc<Node> {
-        Node::new(0, Body::Leaf(RwLock::new(page)), None, clock)
+    pub(crate) fn leaf(page: NodePage, range: Range, clock: u64) -> Arc<Node> {
+        Node::new(0, Body::Leaf(RwLock::new(Leaf { page, range })), None, clock)
     }
 
-    pub(crate) fn inner(level: u8, inner: Inner, clock: u64) -> Arc<Node> {
-        Node::new(level, Body::Inner(Guarded::new(inner)), None, clock)
+    pub(crate) fn inner(level: u8, entries: Entries, clock: u64) -> Arc<Node> {
+        Node::new(level, Body::Inner(Inner::new(entries)), None, clock)
     }
 
-    /// A node as read from disk; all children are there, too.
-    pub(crate) fn loaded(page: NodePage, from: NodeRef, clock: u64) -> Arc<Node> {
+    /// A node as read from disk.
+    pub(crate) fn loaded(page: NodePage, range: Range, from: NodeRef, clock: u64) -> Arc<Node> {
         let level = page.level();
         let body = if level == 0 {
-            Body::Leaf(RwLock::new(page))
+            Body::Leaf(RwLock::new(Leaf { page, range }))
         } else {
-            let count = page.count();
-            Body::Inner(Guarded::new(Inner {
-                keys: (0..count).map(|at| page.key(at)).collect(),
-                children: (0..count).map(|at| Child::OnDisk(page.child(at))).collect(),
-            }))
+            Body::Inner(Inner::new(Entries::of_page(&page, range)))
         };
         Node::new(level, body, Some(from), clock)
+    }
+
+    /// Whether the node has left the tree.
+    #[inline]
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    /// Says whether the node has left the tree. The caller holds its latch or lock, and its parent's.
+    pub(crate) fn set_gone(&self, gone: bool) {
+        self.gone.store(gone, Ordering::SeqCst);
     }
 
     pub(crate) fn disk(&self) -> Option<NodeRef> {
@@ -193,42 +178,43 @@ impl Node {
         }
     }
 
-    /// Before an inner node changes in `epoch`: saves what the writer still needs.
-    pub(crate) fn save_inner(&self, whole: &Whole<'_>, epoch: u64) {
+    /// Before an inner node changes in `epoch`, its lock held: saves what the writer still needs.
+    pub(crate) fn save_inner(&self, entries: &Entries, epoch: u64) {
         if self.must_capture(epoch - 1) {
-            *self.image.lock() = Some(self.inner_image(whole, epoch - 1));
+            *self.image.lock() = Some(inner_image(entries, epoch - 1));
             self.captured.store(epoch - 1, Ordering::Release);
         }
     }
 
     /// The writer's side: the node's contents as of the end of epoch `frozen`.
-    pub(crate) fn take_image(&self, held: &impl Held, frozen: u64) -> Image {
-        let latch = match &self.body {
-            Body::Leaf(page) => Some(page.read()),
-            Body::Inner(_) => None,
+    pub(crate) fn take_image(&self, pin: &Pin, frozen: u64) -> Image {
+        let taken = || {
+            (self.captured.swap(frozen, Ordering::AcqRel) == frozen)
+                .then(|| self.image.lock().take())
+                .flatten()
         };
-        if self.captured.swap(frozen, Ordering::AcqRel) == frozen
-            && let Some(image) = self.image.lock().take()
-        {
-            return image;
-        }
-        match latch {
-            Some(page) => Image::Leaf(page.clone()),
-            None => self.inner_image(held, frozen),
+        match &self.body {
+            Body::Leaf(latch) => {
+                let leaf = latch.read();
+                taken().unwrap_or_else(|| Image::Leaf(leaf.page.clone()))
+            }
+            Body::Inner(inner) => {
+                let _lock = inner.lock();
+                taken().unwrap_or_else(|| inner_image(inner.entries(pin), frozen))
+            }
         }
     }
+}
 
-    fn inner_image(&self, held: &impl Held, frozen: u64) -> Image {
-        let Body::Inner(inner) = &self.body else { unreachable!("a leaf has no inner image") };
-        let inner = inner.get(held);
-        let child = |child: &Child| match child {
-            Child::Resident(node) if node.is_dirty_in(frozen) => FrozenChild::Dirty(node.clone()),
-            Child::Resident(node) => match node.disk() {
-                Some(at) => FrozenChild::Written(at),
-                None => FrozenChild::Dirty(node.clone()),
-            },
-            Child::OnDisk(at) => FrozenChild::Written(*at),
-        };
-        Image::Inner(inner.keys.iter().copied().zip(inner.children.iter().map(child)).collect())
-    }
+/// Entries as of the freeze of epoch `frozen`, before the live epoch has changed them.
+fn inner_image(entries: &Entries, frozen: u64) -> Image {
+    let child = |child: &Child| match child {
+        Child::Resident(node) if node.is_dirty_in(frozen) => FrozenChild::Dirty(node.clone()),
+        Child::Resident(node) => match node.disk() {
+            Some(at) => FrozenChild::Written(at),
+            None => FrozenChild::Dirty(node.clone()),
+        },
+        Child::OnDisk(at) => FrozenChild::Written(*at),
+    };
+    Image::Inner(entries.keys.iter().copied().zip(entries.children.iter().map(child)).collect())
 }

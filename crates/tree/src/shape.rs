@@ -1,258 +1,322 @@
-//! Changing the tree's shape: splits, merges, a root that grows and shrinks. All under the whole structure lock.
+//! Changing the tree's shape: splits, merges, a root that grows and shrinks.
 //!
-//! A split halves a node; where the new entry is behind all others it goes to a node of its own, so that ascending
-//! keys leave full nodes behind. A node under a quarter is merged with a neighbour under the same parent if that is
-//! resident and both fill at most four fifths of one; so a deletion never does I/O. What cannot be merged stays,
-//! down to an empty leaf. Leaves that were halved since threads fought over them ([`crate::heat`]) are not merged soon.
+//! A split halves a node; where the new entry is behind all others it goes to a node of its own, so that
+//! ascending keys leave full nodes behind. A node under a quarter is merged with a neighbour under the same
+//! parent if that is resident and both fill at most four fifths of one; so a deletion never does I/O. What
+//! cannot be merged stays, down to an empty leaf. Leaves that were halved since threads fought over them
+//! ([`crate::heat`]) are not merged soon.
 //!
-//! Invariants: every node that changes is marked in the live epoch, and what a frozen epoch still needs is saved
-//! first. A removed node keeps its contents: the writer may still need them. Whoever takes over keys is stamped as
-//! used, so that what a ticket holds in memory stays reachable without I/O.
+//! Protocol: a thread locks the inner nodes that it may have to replace, from the highest down: for a split
+//! the lowest one that has room for one more child and the full ones below it, for a merge the parent. Under
+//! each lock it looks whether what its descent saw holds still; if not, it starts again. Then it latches the
+//! leaves, changes them, publishes the inner nodes, those above first, and unlatches. So a descent that
+//! arrives at a leaf and is told to start again finds the change above.
+//!
+//! Invariants: every node that changes is marked in the live epoch, and what a frozen epoch still needs is
+//! saved first. A removed node keeps its contents: the writer may still need them. A node that takes over
+//! keys is stamped as used after that is published, so that what a ticket holds in memory stays reachable
+//! without I/O.
 
 use crate::change::{Edit, Editor, MERGED_BYTES_MAX, SPARSE_BYTES, apply, has_room};
+use crate::inner::{Child, Entries, Locked, Range};
 use crate::load::Missing;
-use crate::node::{Body, Child, Inner, Node, Probe};
-use crate::structure::Whole;
+use crate::lookup::{Found, Path};
+use crate::node::{Body, Node, Probe};
+use crate::pin::{Pin, pin};
 use crate::tree::Tree;
 use quire_base::Result;
-use quire_base::sync::Arc;
-use quire_base::sync::atomic::Ordering;
+use quire_base::sync::atomic::{Ordering, fence};
+use quire_base::sync::{Arc, MutexGuard};
 use quire_format::key::Key;
 use quire_format::node::{BODY_BYTES, CHILDREN_MAX, NodePage, SLOT_BYTES};
 
-/// Inner nodes from the root down, with the entry taken in each.
-type Steps = Vec<(Arc<Node>, usize)>;
+/// What a split may replace, locked.
+struct Chain<'p> {
+    /// Held if all inner nodes are full, so that the root may get a parent.
+    _root: Option<MutexGuard<'p, ()>>,
+    /// Inner nodes, the highest first, with the entry that leads to the next or to the leaf.
+    inner: Vec<(Locked<'p>, usize)>,
+}
 
 impl Tree {
-    /// An edit that did not fit its leaf: done again under the whole lock, with a split if it still does not.
+    /// An edit that did not fit its leaf: done again under the locks that a split needs, with one if it still
+    /// does not.
     pub(crate) fn split_and_edit<'v>(
         &self,
         key: Key,
         editor: &mut Editor<'_, 'v>,
     ) -> Result<std::result::Result<bool, Missing>> {
-        let mut whole = self.structure.whole();
-        let (steps, leaf) = match self.steps(&whole, &Probe::At(key)) {
-            Ok(found) => found,
+        let pin = pin();
+        let (path, found, chain) = match self.lock_for_split(&pin, key) {
+            Ok(locked) => locked,
             Err(missing) => return Ok(Err(missing)),
         };
         let epoch = self.live_epoch();
-        let Body::Leaf(latch) = &leaf.body else { unreachable!("a descent ends at a leaf") };
-        let mut page = latch.write();
+        let mut leaf = found.latch.write();
+        let page = &mut leaf.page;
         let at = page.search(&key);
         let edit = editor(at.ok().map(|at| page.value(at)))?;
         if matches!((&edit, at), (Edit::Keep, _) | (Edit::Remove, Err(_))) {
             return Ok(Ok(at.is_ok()));
         }
-        for (node, _) in &steps {
-            self.mark(node, epoch);
-        }
-        leaf.save_leaf(&page, epoch);
-        self.mark(&leaf, epoch);
+        self.mark_path(&path, &found, page, epoch);
         match &edit {
-            Edit::Set(value) if !has_room(&page, at, value.len()) => {
-                let (separator, right) = split_leaf(&mut page, key, at, value);
-                drop(page);
-                let right = Node::leaf(right, self.tickets.clock());
-                self.node_created(&right, epoch);
-                self.counters.splits.add(1);
-                self.insert_child(&mut whole, steps, separator, right, epoch);
+            Edit::Set(value) if !has_room(page, at, value.len()) => {
+                let (separator, right) = split_leaf(page, key, at, value);
+                let range = leaf.range.split_off(separator);
+                let right = Node::leaf(right, range, self.tickets.clock());
+                self.insert_child(&pin, chain, separator, right, epoch);
             }
-            _ => apply(&mut page, key, at, &edit),
+            _ => apply(page, key, at, &edit),
         }
         Ok(Ok(at.is_ok()))
     }
 
     /// Halves the leaf of a key, if it is hot still.
     pub(crate) fn halve(&self, key: Key) {
-        let mut whole = self.structure.whole();
-        let Ok((steps, leaf)) = self.steps(&whole, &Probe::At(key)) else { return };
-        let Body::Leaf(latch) = &leaf.body else { unreachable!("a descent ends at a leaf") };
+        let pin = pin();
+        let Ok((path, found, chain)) = self.lock_for_split(&pin, key) else { return };
         let epoch = self.live_epoch();
-        let mut page = latch.write();
-        if page.count() < 2 {
-            // The others have gone. Whoever fights over a single one is not helped.
-            leaf.heat.cool();
+        let mut leaf = found.latch.write();
+        let heat = &found.node.heat;
+        if leaf.page.count() < 2 {
+            // The others have gone. Halving a leaf does not help threads that fight over a single entry.
+            heat.cool();
         }
-        if !leaf.heat.is_hot() {
+        if !heat.is_hot() {
             return;
         }
-        for (node, _) in &steps {
-            self.mark(node, epoch);
-        }
-        leaf.save_leaf(&page, epoch);
-        self.mark(&leaf, epoch);
-        let half = page.count() / 2;
-        let right = page.split_off(half);
-        drop(page);
+        self.mark_path(&path, &found, &leaf.page, epoch);
+        let half = leaf.page.count() / 2;
+        let right = leaf.page.split_off(half);
         let separator = right.key(0);
-        let right = Node::leaf(right, self.tickets.clock());
-        leaf.heat.halve(epoch);
+        let range = leaf.range.split_off(separator);
+        let right = Node::leaf(right, range, self.tickets.clock());
+        heat.halve(epoch);
         right.heat.halve(epoch);
-        self.node_created(&right, epoch);
-        self.counters.splits.add(1);
         self.counters.halvings.add(1);
-        self.insert_child(&mut whole, steps, separator, right, epoch);
+        self.insert_child(&pin, chain, separator, right, epoch);
     }
 
-    /// Adds `right` behind the child that was taken in the last of `steps`, splitting upwards as far as needed.
-    fn insert_child(
-        &self,
-        whole: &mut Whole<'_>,
-        mut steps: Steps,
-        mut separator: Key,
-        mut right: Arc<Node>,
-        epoch: u64,
-    ) {
-        while let Some((parent, at)) = steps.pop() {
-            parent.save_inner(whole, epoch);
-            let Body::Inner(inner) = &parent.body else { unreachable!("a path consists of inner nodes") };
-            let inner = inner.get_mut(whole);
-            inner.keys.insert(at + 1, separator);
-            inner.children.insert(at + 1, Child::Resident(right));
-            if inner.keys[0] >= separator {
-                // What a node's first key says is never looked at, so one that was read may be above what it covers.
-                inner.keys[0] = Key::MIN;
+    /// Before a leaf changes: marks it and the nodes above, and saves what a frozen epoch still needs of it.
+    fn mark_path(&self, path: &Path<'_>, found: &Found<'_>, page: &NodePage, epoch: u64) {
+        for step in path.iter() {
+            self.mark(step.node, epoch);
+        }
+        found.node.save_leaf(page, epoch);
+        self.mark(found.node, epoch);
+    }
+
+    /// Finds the leaf of a key, and locks what its split may replace. While that is held the leaf stays where
+    /// it is.
+    fn lock_for_split<'p>(
+        &'p self,
+        pin: &'p Pin,
+        key: Key,
+    ) -> Result<(Path<'p>, Found<'p>, Chain<'p>), Missing> {
+        let probe = Probe::At(key);
+        loop {
+            let (path, found) = self.descend(pin, &probe)?;
+            if let Some(chain) = self.lock_chain(pin, &path, &found, &probe) {
+                return Ok((path, found, chain));
             }
-            let count = inner.keys.len();
-            if count <= CHILDREN_MAX {
-                return;
+            self.overtaken();
+        }
+    }
+
+    /// Locks the lowest inner node of a path that has room and what is below it; None if the tree has
+    /// changed.
+    fn lock_chain<'p>(
+        &'p self,
+        pin: &'p Pin,
+        path: &Path<'p>,
+        found: &Found<'p>,
+        probe: &Probe,
+    ) -> Option<Chain<'p>> {
+        let roomy = path.iter().rposition(|step| step.entries.has_room());
+        let node_at = |at: usize| path.get(at).map_or(found.node, |step| step.node);
+        let root = match roomy {
+            Some(_) => None,
+            None => {
+                let guard = self.root_lock.lock();
+                if !std::ptr::eq(&raw const **self.root.read(pin), node_at(0)) {
+                    return None;
+                }
+                Some(guard)
             }
-            let from = if at + 2 == count { count - 2 } else { count / 2 };
-            let upper = Inner { keys: inner.keys.split_off(from), children: inner.children.split_off(from) };
-            separator = upper.keys[0];
-            right = Node::inner(parent.level, upper, self.tickets.clock());
+        };
+        let from = roomy.unwrap_or(0);
+        let mut inner = Vec::with_capacity(path.len() - from);
+        for at in from..path.len() {
+            let locked = Locked::new(node_at(at), pin)?;
+            let entries = locked.entries();
+            let entry = entries.find(probe);
+            let holds = entries.range.covers(probe) && entries.children[entry].is(node_at(at + 1));
+            if !holds || (roomy == Some(at) && !entries.has_room()) {
+                return None;
+            }
+            inner.push((locked, entry));
+        }
+        Some(Chain { _root: root, inner })
+    }
+
+    /// Adds `right` behind the child that the chain leads to, whose latch the caller holds, splitting upwards
+    /// as far as needed; publishes all that.
+    fn insert_child(&self, pin: &Pin, mut chain: Chain<'_>, separator: Key, right: Arc<Node>, epoch: u64) {
+        let mut created = Vec::new();
+        let mut replaced: Vec<(Locked<'_>, Entries)> = Vec::new();
+        let mut rest = Some((separator, right));
+        while let Some((separator, right)) = rest.take() {
             self.node_created(&right, epoch);
             self.counters.splits.add(1);
+            created.push(right.clone());
+            let Some((parent, at)) = chain.inner.pop() else {
+                self.grow_root(pin, separator, right, epoch);
+                break;
+            };
+            parent.node.save_inner(parent.entries(), epoch);
+            let mut entries = parent.entries().clone();
+            entries.insert(at + 1, separator, Child::Resident(right));
+            let count = entries.keys.len();
+            if count > CHILDREN_MAX {
+                let from = if at + 2 == count { count - 2 } else { count / 2 };
+                let upper = entries.split_off(from);
+                let separator = upper.keys[0];
+                rest = Some((separator, Node::inner(parent.node.level, upper, self.tickets.clock())));
+            }
+            replaced.push((parent, entries));
         }
-        let old = self.root.get(whole).clone();
-        let root = Node::inner(
-            old.level + 1,
-            Inner {
-                keys: vec![Key::MIN, separator],
-                children: vec![Child::Resident(old), Child::Resident(right)],
-            },
-            self.tickets.clock(),
-        );
-        self.node_created(&root, epoch);
-        self.set_root(whole, root);
+        let mut locked = Vec::with_capacity(replaced.len());
+        while let Some((parent, entries)) = replaced.pop() {
+            parent.publish(entries);
+            locked.push(parent);
+        }
+        self.stamp(&created);
     }
 
-    fn set_root(&self, whole: &mut Whole<'_>, root: Arc<Node>) {
+    /// Nodes have taken over keys, and that is published: what a ticket holds of these keys must stay. See
+    /// [`Tree::hold`].
+    fn stamp<'n>(&self, nodes: impl IntoIterator<Item = &'n Arc<Node>>) {
+        fence(Ordering::SeqCst);
+        let clock = self.tickets.clock();
+        nodes.into_iter().for_each(|node| node.touch(clock));
+    }
+
+    /// Puts a root above the old one and its new neighbour. The root's lock is held.
+    fn grow_root(&self, pin: &Pin, separator: Key, right: Arc<Node>, epoch: u64) {
+        let old = self.root.read(pin).clone();
+        let level = old.level + 1;
+        let entries = Entries {
+            range: Range::ALL,
+            keys: vec![Key::MIN, separator],
+            children: vec![Child::Resident(old), Child::Resident(right)],
+        };
+        let root = Node::inner(level, entries, self.tickets.clock());
+        self.node_created(&root, epoch);
+        self.set_root(root, pin);
+    }
+
+    fn set_root(&self, root: Arc<Node>, pin: &Pin) {
         self.root_level.store(u64::from(root.level), Ordering::Release);
-        *self.root.get_mut(whole) = root;
+        self.root.replace(root, pin);
     }
 
     /// Merges the leaf of a key, and what becomes sparse above it, as far as neighbours are resident.
     pub(crate) fn merge(&self, key: Key) {
-        let mut whole = self.structure.whole();
-        let Ok((mut steps, _leaf)) = self.steps(&whole, &Probe::At(key)) else { return };
+        let pin = pin();
         let epoch = self.live_epoch();
-        while let Some((parent, at)) = steps.pop() {
-            if !self.merge_child(&mut whole, &steps, &parent, at, epoch) {
-                break;
-            }
+        let mut level = 1;
+        while self.merge_below(&pin, key, level, epoch) {
             self.counters.merges.add(1);
+            level += 1;
         }
-        self.shrink_root(&mut whole, epoch);
+        self.shrink_root(&pin, epoch);
     }
 
-    /// Merges child `at` of `parent` with a neighbour, if it is sparse and they fit.
-    fn merge_child(
-        &self,
-        whole: &mut Whole<'_>,
-        above: &[(Arc<Node>, usize)],
-        parent: &Arc<Node>,
-        at: usize,
-        epoch: u64,
-    ) -> bool {
-        let Body::Inner(inner) = &parent.body else { return false };
-        let children = &inner.get(whole).children;
-        let Some(node) = children[at].resident() else { return false };
-        let used = used_bytes(node, whole);
-        if used >= SPARSE_BYTES || node.heat.stays_apart(epoch) {
-            return false;
-        }
-        let apart = |node: &Node| node.heat.stays_apart(epoch);
-        let fits = |neighbour: &usize| {
-            let neighbour = children.get(*neighbour).and_then(Child::resident);
-            neighbour.is_some_and(|neighbour| {
-                !apart(neighbour) && used + used_bytes(neighbour, whole) <= MERGED_BYTES_MAX
-            })
-        };
-        let Some(left_at) = at.checked_sub(1).filter(fits).or_else(|| fits(&(at + 1)).then_some(at)) else {
-            return false;
-        };
-        let pair = (children[left_at].resident().cloned(), children[left_at + 1].resident().cloned());
-        let (Some(left), Some(right)) = pair else { return false };
-
-        for (node, _) in above {
-            self.mark(node, epoch);
-        }
-        self.mark(parent, epoch);
-        self.mark(&left, epoch);
-        left.touch(self.tickets.clock());
-        parent.save_inner(whole, epoch);
-        let inner = inner.get_mut(whole);
-        let separator = inner.keys.remove(left_at + 1);
-        inner.children.remove(left_at + 1);
-        match (&left.body, &right.body) {
-            (Body::Leaf(left_page), Body::Leaf(right_page)) => {
-                let mut left_page = left_page.write();
-                left.save_leaf(&left_page, epoch);
-                left_page.append(&right_page.read(), 0);
+    /// Merges the child that leads to a key, of the inner node at `level` that does, with a neighbour, if it
+    /// is sparse and they fit.
+    fn merge_below(&self, pin: &Pin, key: Key, level: u8, epoch: u64) -> bool {
+        let probe = Probe::At(key);
+        let (path, parent) = loop {
+            let Ok((path, _)) = self.descend(pin, &probe) else { return false };
+            let Some(step) = path.iter().find(|step| step.node.level == level) else { return false };
+            match Locked::new(step.node, pin) {
+                Some(parent) if parent.entries().range.covers(&probe) => break (path, parent),
+                _ => self.overtaken(),
             }
-            (Body::Inner(left_inner), Body::Inner(right_inner)) => {
-                left.save_inner(whole, epoch);
-                let right_inner = right_inner.get(whole);
-                let (keys, children) = (right_inner.keys.clone(), right_inner.children.clone());
-                let left_inner = left_inner.get_mut(whole);
-                left_inner.keys.push(separator);
-                left_inner.keys.extend_from_slice(&keys[1..]);
-                left_inner.children.extend(children);
+        };
+        let entries = parent.entries();
+        let Some((left_at, left, right)) = sparse_pair(entries, entries.find(&probe), pin, epoch) else {
+            return false;
+        };
+        let separator = entries.keys[left_at + 1];
+        let mut without = entries.clone();
+        without.keys.remove(left_at + 1);
+        without.children.remove(left_at + 1);
+        let begin = || {
+            for step in path.iter().filter(|step| step.node.level >= level) {
+                self.mark(step.node, epoch);
+            }
+            self.mark(left, epoch);
+            parent.node.save_inner(entries, epoch);
+        };
+        match (&left.body, &right.body) {
+            (Body::Leaf(left_latch), Body::Leaf(right_latch)) => {
+                let (mut left_leaf, right_leaf) = (left_latch.write(), right_latch.write());
+                if left_leaf.page.used_bytes() + right_leaf.page.used_bytes() > MERGED_BYTES_MAX {
+                    return false;
+                }
+                begin();
+                left.save_leaf(&left_leaf.page, epoch);
+                left_leaf.page.append(&right_leaf.page, 0);
+                left_leaf.range.high = right_leaf.range.high;
+                right.set_gone(true);
+                parent.publish(without);
+                self.stamp([left]);
+            }
+            (Body::Inner(_), Body::Inner(_)) => {
+                let (Some(left_locked), Some(right_locked)) =
+                    (Locked::new(left, pin), Locked::new(right, pin))
+                else {
+                    unreachable!("children of a node that is locked do not leave the tree")
+                };
+                let mut merged = left_locked.entries().clone();
+                if merged.used_bytes() + right_locked.entries().used_bytes() > MERGED_BYTES_MAX {
+                    return false;
+                }
+                begin();
+                left.save_inner(left_locked.entries(), epoch);
+                merged.append(separator, right_locked.entries());
+                right.set_gone(true);
+                left_locked.publish(merged);
+                parent.publish(without);
+                self.stamp([left]);
             }
             _ => unreachable!("neighbours are of one level"),
         }
-        self.node_removed(right, epoch);
+        self.node_removed(right.clone(), epoch);
         true
     }
 
     /// Lets an only child take the root's place.
-    fn shrink_root(&self, whole: &mut Whole<'_>, epoch: u64) {
+    fn shrink_root(&self, pin: &Pin, epoch: u64) {
+        let only = |entries: &Entries| match &entries.children[..] {
+            [Child::Resident(only)] => Some(only.clone()),
+            _ => None,
+        };
         loop {
-            let root = self.root.get(whole).clone();
-            let Body::Inner(inner) = &root.body else { return };
-            let children = &inner.get(whole).children;
-            let only = if children.len() == 1 { children[0].resident().cloned() } else { None };
-            let Some(only) = only else { return };
-            only.touch(self.tickets.clock());
-            self.set_root(whole, only);
-            self.node_removed(root, epoch);
-        }
-    }
-
-    /// As `descend`, under the whole lock, with nodes that outlive borrows of it.
-    pub(crate) fn steps(&self, whole: &Whole<'_>, probe: &Probe) -> Result<(Steps, Arc<Node>), Missing> {
-        let clock = self.tickets.clock();
-        let (mut low, mut high) = (None, None);
-        let mut steps = Steps::new();
-        let mut node = self.root.get(whole).clone();
-        loop {
-            node.touch(clock);
-            let Body::Inner(inner) = &node.body else { return Ok((steps, node)) };
-            let inner = inner.get(whole);
-            let at = inner.find(probe);
-            if at > 0 {
-                low = Some(inner.keys[at]);
+            let Body::Inner(inner) = &self.root.read(pin).body else { return };
+            if only(inner.entries(pin)).is_none() {
+                return;
             }
-            if let Some(key) = inner.keys.get(at + 1) {
-                high = Some(*key);
-            }
-            let child = match &inner.children[at] {
-                Child::Resident(child) => child.clone(),
-                Child::OnDisk(at) => return Err(Missing { at: *at, probe: *probe, low, high }),
-            };
-            steps.push((node, at));
-            node = child;
+            let _guard = self.root_lock.lock();
+            let root = self.root.read(pin);
+            let Some(locked) = Locked::new(root, pin) else { return };
+            let Some(child) = only(locked.entries()) else { return };
+            child.touch(self.tickets.clock());
+            root.set_gone(true);
+            self.set_root(child, pin);
+            self.node_removed(root.clone(), epoch);
         }
     }
 
@@ -276,10 +340,35 @@ impl Tree {
     }
 }
 
-fn used_bytes(node: &Node, whole: &Whole<'_>) -> usize {
+/// The child at `at` and the neighbour that it can merge with, left one first with its entry; None if it is
+/// not sparse, or no neighbour is resident and has room.
+fn sparse_pair<'e>(
+    entries: &'e Entries,
+    at: usize,
+    pin: &Pin,
+    epoch: u64,
+) -> Option<(usize, &'e Arc<Node>, &'e Arc<Node>)> {
+    let resident = |at: usize| entries.children.get(at).and_then(Child::resident);
+    let node = resident(at)?;
+    let used = used_bytes(node, pin);
+    if used >= SPARSE_BYTES || node.heat.stays_apart(epoch) {
+        return None;
+    }
+    let fits = |neighbour: &Arc<Node>| {
+        !neighbour.heat.stays_apart(epoch) && used + used_bytes(neighbour, pin) <= MERGED_BYTES_MAX
+    };
+    if let Some(left_at) = at.checked_sub(1)
+        && let Some(left) = resident(left_at).filter(|left| fits(left))
+    {
+        return Some((left_at, left, node));
+    }
+    resident(at + 1).filter(|right| fits(right)).map(|right| (at, node, right))
+}
+
+fn used_bytes(node: &Node, pin: &Pin) -> usize {
     match &node.body {
-        Body::Leaf(page) => page.read().used_bytes(),
-        Body::Inner(inner) => inner.get(whole).used_bytes(),
+        Body::Leaf(latch) => latch.read().page.used_bytes(),
+        Body::Inner(inner) => inner.entries(pin).used_bytes(),
     }
 }
 
@@ -298,7 +387,8 @@ fn split_leaf(page: &mut NodePage, key: Key, at: Result<usize, usize>, value: &[
         right = NodePage::new(0);
         right.insert(0, key, value);
     } else {
-        // The first entry, of all with the new one in its place, at which the left half is at least half full.
+        // The first entry, of all with the new one in its place, at which the left half is at least half
+        // full.
         let new_bytes = SLOT_BYTES + value.len();
         let half = (page.used_bytes() + new_bytes) / 2;
         let mut left_bytes = 0;

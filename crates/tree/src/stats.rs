@@ -11,6 +11,7 @@ pub(crate) struct Counters {
     pub(crate) splits: Counter,
     pub(crate) halvings: Counter,
     pub(crate) merges: Counter,
+    pub(crate) restarts: Counter,
     pub(crate) nodes_written: Counter,
     pub(crate) blocks_written: Counter,
     pub(crate) short_of_dirty: Counter,
@@ -50,6 +51,8 @@ pub struct TreeStats {
     pub halvings: u64,
     /// Nodes merged.
     pub merges: u64,
+    /// Descents that started again, since the tree had changed on their way.
+    pub restarts: u64,
     /// Nodes written by checkpoints.
     pub nodes_written: u64,
     /// All blocks written by checkpoints.
@@ -85,6 +88,7 @@ impl Tree {
             splits: counters.splits.get(),
             halvings: counters.halvings.get(),
             merges: counters.merges.get(),
+            restarts: counters.restarts.get(),
             nodes_written: counters.nodes_written.get(),
             blocks_written: counters.blocks_written.get(),
             short_of_dirty: counters.short_of_dirty.get(),

@@ -5,10 +5,11 @@
 use crate::accounting::{Accounting, Class, NodeReservation, Short, TreeLimits};
 use crate::checkpoint::Versions;
 use crate::evict::Hand;
+use crate::inner::Range;
 use crate::node::Node;
+use crate::pin::{Published, pin};
 use crate::pool::PoolState;
 use crate::stats::Counters;
-use crate::structure::{Guarded, Structure};
 use crate::ticket::{Ticket, Tickets};
 use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_base::sync::{Arc, Mutex};
@@ -22,9 +23,10 @@ use quire_format::node::{CHILDREN_MAX, NodePage, NodeRef};
 pub struct Tree {
     pub(crate) device: Arc<Device>,
     pub(crate) volume: u64,
-    pub(crate) structure: Structure,
-    pub(crate) root: Guarded<Arc<Node>>,
-    /// The root's level, to be read without the structure lock. Written with the root.
+    pub(crate) root: Published<Arc<Node>>,
+    /// Held by a thread that replaces the root.
+    pub(crate) root_lock: Mutex<()>,
+    /// The root's level. Written with the root.
     pub(crate) root_level: AtomicU64,
     /// The live epoch: 2, 3, ... (so that 0 is never one, nor the one before it). It changes only while nobody changes the tree.
     pub(crate) epoch: AtomicU64,
@@ -45,11 +47,9 @@ pub struct Tree {
 impl Tree {
     /// An empty tree of a volume that is being made.
     pub fn create(device: Arc<Device>, volume: u64, pool: PoolState, limits: TreeLimits) -> Arc<Tree> {
-        let root = Node::leaf(NodePage::new(0), 1);
+        let root = Node::leaf(NodePage::new(0), Range::ALL, 1);
         let tree = Tree::new(device, volume, root, pool, limits, 1);
-        let shared = tree.structure.shared();
-        tree.mark(tree.root.get(&shared), tree.live_epoch());
-        drop(shared);
+        tree.mark(tree.root.read(&pin()), tree.live_epoch());
         Arc::new(tree)
     }
 
@@ -71,7 +71,7 @@ impl Tree {
                 root.block
             )));
         }
-        let root = Node::loaded(page, root, 1);
+        let root = Node::loaded(page, Range::ALL, root, 1);
         Ok(Arc::new(Tree::new(device, volume, root, pool, limits, live)))
     }
 
@@ -88,9 +88,9 @@ impl Tree {
         Tree {
             device,
             volume,
-            structure: Structure::default(),
             root_level: AtomicU64::new(u64::from(root.level)),
-            root: Guarded::new(root),
+            root: Published::new(root),
+            root_lock: Mutex::new(()),
             epoch: AtomicU64::new(2),
             written: AtomicU64::new(1),
             accounting,

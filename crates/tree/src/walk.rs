@@ -3,8 +3,10 @@
 //! Nodes that are resident are shown as they are; others are read and not kept. Without changes meanwhile each node
 //! of the live tree is shown once, parents first; a walk beside changes may miss some or meet moved ones.
 
+use crate::inner::Child;
 use crate::load::read_node;
-use crate::node::{Body, Child, Node};
+use crate::node::{Body, Node};
+use crate::pin::pin;
 use crate::tree::Tree;
 use quire_base::sync::Arc;
 use quire_base::{BlockNo, Result};
@@ -24,9 +26,7 @@ impl Tree {
 
     /// As [`Tree::walk`], but shows what cannot be read, too, and goes on with its neighbours.
     pub fn walk_all(&self, visit: &mut Visit<'_>) -> Result<()> {
-        let shared = self.structure.shared();
-        let root = self.root.get(&shared).clone();
-        drop(shared);
+        let root = self.root.read(&pin()).clone();
         self.walk_child(&Child::Resident(root), visit)
     }
 
@@ -51,20 +51,20 @@ impl Tree {
 
     /// A resident node's page and children at one moment.
     fn snapshot(&self, node: &Node) -> (NodePage, Vec<Child>) {
-        let shared = self.structure.shared();
         match &node.body {
-            Body::Leaf(page) => (page.read().clone(), Vec::new()),
+            Body::Leaf(latch) => (latch.read().page.clone(), Vec::new()),
             Body::Inner(inner) => {
-                let inner = inner.get(&shared);
+                let pin = pin();
+                let entries = inner.entries(&pin);
                 let mut page = NodePage::new(node.level);
-                for (key, child) in inner.keys.iter().zip(&inner.children) {
+                for (key, child) in entries.keys.iter().zip(&entries.children) {
                     let at = match child {
                         Child::Resident(child) => reference(child),
                         Child::OnDisk(at) => *at,
                     };
                     page.push_child(*key, &at);
                 }
-                (page, inner.children.clone())
+                (page, entries.children.clone())
             }
         }
     }

@@ -1,0 +1,94 @@
+//! Values that are read without a lock and replaced whole.
+//!
+//! Protocol: a reader pins, loads the pointer and follows it as long as the pin lives. A thread that replaces
+//! the value publishes the new one and retires the old one: memory is freed when every pin that could have
+//! seen it has ended. Replacements of one value follow one another under a lock of the caller's.
+//!
+//! Invariants: a value does not change once it is published. What a value owns lives as long as the value, so
+//! a reader may follow pointers from value to value under one pin. A pin is never held across device I/O.
+//!
+//! Under a model checker nothing is freed before its owner: the checkers run their threads on one thread of
+//! the system, and memory is not what they check.
+
+#[cfg(not(any(loom, shuttle)))]
+use crossbeam::epoch;
+use quire_base::sync::atomic::{AtomicPtr, Ordering};
+
+/// While it lives, whatever was reachable since it was made stays in memory.
+pub(crate) struct Pin {
+    #[cfg(not(any(loom, shuttle)))]
+    guard: epoch::Guard,
+}
+
+/// Makes a [`Pin`].
+#[inline]
+pub(crate) fn pin() -> Pin {
+    Pin {
+        #[cfg(not(any(loom, shuttle)))]
+        guard: epoch::pin(),
+    }
+}
+
+/// See the module's documentation.
+pub(crate) struct Published<T: Send + Sync + 'static> {
+    at: AtomicPtr<T>,
+    #[cfg(any(loom, shuttle))]
+    retired: std::sync::Mutex<Vec<Box<T>>>,
+}
+
+impl<T: Send + Sync + 'static> Published<T> {
+    pub(crate) fn new(value: T) -> Published<T> {
+        Published {
+            at: AtomicPtr::new(Box::into_raw(Box::new(value))),
+            #[cfg(any(loom, shuttle))]
+            retired: std::sync::Mutex::default(),
+        }
+    }
+
+    /// The value as it is now.
+    #[inline]
+    pub(crate) fn read<'p>(&'p self, _pin: &'p Pin) -> &'p T {
+        // SAFETY: the pointer was made by `Box::into_raw` and published with its contents. If it is replaced,
+        // its memory is freed only after this pin has ended; if not, `self` owns it.
+        unsafe { &*self.at.load(Ordering::Acquire) }
+    }
+
+    /// Whether `value` is the value still.
+    pub(crate) fn is_current(&self, value: &T) -> bool {
+        std::ptr::eq(self.at.load(Ordering::Acquire), value)
+    }
+
+    /// Publishes another value. The caller holds the lock that orders replacements.
+    pub(crate) fn replace(&self, value: T, pin: &Pin) {
+        let old = self.at.swap(Box::into_raw(Box::new(value)), Ordering::SeqCst);
+        self.retire(old, pin);
+    }
+
+    #[cfg(not(any(loom, shuttle)))]
+    fn retire(&self, old: *mut T, pin: &Pin) {
+        // SAFETY: `old` was made by `Box::into_raw`, was published here and is no longer, so it is retired
+        // once and readers that pin from now on do not meet it. It is `Send`, so any thread may drop it, and
+        // `'static`.
+        unsafe { pin.guard.defer_unchecked(move || drop(Box::from_raw(old))) };
+        // Any thread may collect it: this one may sleep for long.
+        pin.guard.flush();
+    }
+
+    #[cfg(any(loom, shuttle))]
+    fn retire(&self, old: *mut T, _pin: &Pin) {
+        // SAFETY: as above; it is freed with `self`, which readers borrow.
+        let old = unsafe { Box::from_raw(old) };
+        self.retired.lock().expect("no thread panics under this lock").push(old);
+    }
+}
+
+impl<T: Send + Sync + 'static> Drop for Published<T> {
+    fn drop(&mut self) {
+        // Relaxed, since that is no point of the simulated scheduler: when memory is freed must not change a
+        // schedule.
+        let current = self.at.load(Ordering::Relaxed);
+        // SAFETY: made by `Box::into_raw`, and not retired, for it is current. The exclusive borrow proves
+        // that nobody reads it.
+        drop(unsafe { Box::from_raw(current) });
+    }
+}
