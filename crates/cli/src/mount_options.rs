@@ -49,7 +49,8 @@ Mount options (-o, separated by commas):
                          untorn) or the kernel (quicker for a single reader; a read that races with a write
                          may see half of it, as on ext4)
   cache_size=SIZE        limit of Quire's cache (default: a quarter of memory)
-  node_cache=SIZE        limit of the cache of metadata nodes (default 64M)
+  node_cache=SIZE        limit of the cache of metadata nodes, beside cache_size (default: an eighth of cache_size,
+                         from 64M to 1G)
   commit=SECONDS         unsynced changes are made durable after this time (default 5)
   relatime, strictatime, noatime, lazytime
                          when reads update access times (default relatime); keep pure time changes in memory
@@ -135,7 +136,7 @@ impl MountOptions {
                 self.volume.cache_bytes = Some(at_least("cache_size", value, 8 << 20)?);
             }
             ("node_cache", Some(value)) => {
-                self.volume.node_cache_bytes = at_least("node_cache", value, 1 << 20)?;
+                self.volume.node_cache_bytes = Some(at_least("node_cache", value, 1 << 20)?);
             }
             ("commit", Some(value)) => self.volume.commit_seconds = number("commit", value, 1, 3600)?,
             ("threads", Some(value)) => {
@@ -231,7 +232,7 @@ mod tests {
         assert!(options.volume.lazy_times && options.volume.discard && !options.volume.auto_da_alloc);
         assert_eq!(options.serve.cache, CacheMode::Kernel);
         assert_eq!(options.volume.cache_bytes, Some(512 << 20));
-        assert_eq!(options.volume.node_cache_bytes, 32 << 20);
+        assert_eq!(options.volume.node_cache_bytes, Some(32 << 20));
         assert_eq!(options.volume.commit_seconds, 30);
         assert_eq!(options.log, LogTarget::File("/var/log/q.log".into()));
         let flags = options.flags(OsStr::new("/a.img"), true);

@@ -1,10 +1,11 @@
 //! Batches that their caller waits for: many borrowed buffers, started together, neighbours gathered into one
 //! transfer.
 //!
-//! Each transfer holds a `Ticket`; the batch is over when all tickets are dropped, whether their `done` ran or
-//! was thrown away. Waiting happens even if submission panics (the waiter waits when dropped), so the
-//! borrowed memory outlives every transfer.
+//! Each transfer holds a `Ticket`; the batch is over when all tickets are dropped, whether their `done` ran
+//! or was thrown away. Waiting happens even if submission panics (the waiter waits when dropped), so the
+//! borrowed memory outlives every transfer. A batch that owns its memory can be waited for later.
 
+use crate::aligned::AlignedBuf;
 use crate::backend::{Io, IoClass, IoOp, Segment};
 use crate::device::Device;
 use quire_base::sync::{Arc, Condvar, Mutex};
@@ -14,8 +15,8 @@ use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};
 const GATHERED_BYTES_MAX: usize = 1 << 20;
 
 impl Device {
-    /// Writes all items (whole blocks each), waits for all, and returns the first error met. Items that follow
-    /// one another on the device and in the list travel as one transfer: sort by address.
+    /// Writes all items (whole blocks each), waits for all, and returns the first error met. Items that
+    /// follow one another on the device and in the list travel as one transfer: sort by address.
     pub fn write_batch(&self, class: IoClass, items: &[(BlockNo, &[u8])]) -> Result<()> {
         debug_assert!(quire_base::patience::may_wait(), "this thread may not wait for the device");
         self.batch(
@@ -31,7 +32,24 @@ impl Device {
         self.batch(class, IoOp::Read, items.iter_mut().map(|(at, buf)| (*at, buf.as_mut_ptr(), buf.len())))
     }
 
-    /// The memory is borrowed by the two callers above until this returns.
+    /// Starts to write the first blocks of `buffer`, each to its place in `blocks`, and does not wait.
+    pub fn start_write_batch(
+        &self,
+        class: IoClass,
+        blocks: &[BlockNo],
+        mut buffer: AlignedBuf,
+    ) -> StartedBatch {
+        let pages = buffer.chunks_exact_mut(BLOCK_SIZE);
+        let mut items: Vec<_> =
+            blocks.iter().zip(pages).map(|(at, page)| (*at, page.as_mut_ptr(), page.len())).collect();
+        assert_eq!(items.len(), blocks.len(), "a buffer of fewer blocks than it is to fill");
+        items.sort_by_key(|(at, ..)| *at);
+        let waiter = Waiter::new();
+        self.start(class, IoOp::Write, items.into_iter(), &waiter);
+        StartedBatch { waiter, buffer }
+    }
+
+    /// The memory is borrowed by the callers until this returns.
     fn batch(
         &self,
         class: IoClass,
@@ -39,11 +57,23 @@ impl Device {
         items: impl Iterator<Item = (BlockNo, *mut u8, usize)>,
     ) -> Result<()> {
         let waiter = Waiter::new();
+        self.start(class, op, items, &waiter);
+        waiter.wait()
+    }
+
+    /// Starts transfers that `waiter` waits for. It lives no longer than the memory of `items`.
+    fn start(
+        &self,
+        class: IoClass,
+        op: IoOp,
+        items: impl Iterator<Item = (BlockNo, *mut u8, usize)>,
+        waiter: &Waiter,
+    ) {
         let mut ios: Vec<Io> = Vec::new();
         let mut end_of_last = (BlockNo(u64::MAX), 0);
         for (at, ptr, len) in items {
-            // SAFETY: the callers' borrows last until `batch` returns, and it returns (or unwinds) only after
-            // `waiter` has seen every ticket dropped, that is after each `done` ran.
+            // SAFETY: the memory outlives `waiter`: `batch` returns (or unwinds), and a `StartedBatch` frees
+            // its buffer, only after `waiter` has seen every ticket dropped, that is after each `done` ran.
             let segment = unsafe { Segment::new(ptr, len) };
             let (expected, gathered) = end_of_last;
             match ios.last_mut() {
@@ -64,7 +94,24 @@ impl Device {
             }
         }
         self.submit(class, ios);
-        waiter.wait()
+    }
+}
+
+/// Writes under way, with the memory that they take their bytes from. Waits for them at the latest when
+/// dropped.
+#[must_use]
+pub struct StartedBatch {
+    /// Before the buffer, which it must not outlive.
+    waiter: Waiter,
+    buffer: AlignedBuf,
+}
+
+impl StartedBatch {
+    /// Waits for all writes; gives the memory back, or the first error met.
+    pub fn wait(self) -> Result<AlignedBuf> {
+        debug_assert!(quire_base::patience::may_wait(), "this thread may not wait for the device");
+        let StartedBatch { waiter, buffer } = self;
+        waiter.wait().map(|()| buffer)
     }
 }
 

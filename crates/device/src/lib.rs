@@ -35,6 +35,7 @@ pub mod stats;
 
 pub use aligned::{AlignedBuf, is_aligned};
 pub use backend::{Backend, Done, Io, IoClass, IoOp, Segment};
+pub use batch::StartedBatch;
 pub use device::Device;
 #[cfg(not(any(loom, shuttle)))]
 pub use host::{FileBackend, OpenMode, UringBackend, create_image, open_image};

@@ -104,8 +104,13 @@ fn main() -> Result<()> {
         volume.close()?;
     }
     let base = resident();
-    let options = VolumeOptions { cache_bytes: Some(cache), ..VolumeOptions::default() };
-    let allowed = cache + options.node_cache_bytes + (64 << 20);
+    let node_cache = 64 << 20;
+    let options = VolumeOptions {
+        cache_bytes: Some(cache),
+        node_cache_bytes: Some(node_cache),
+        ..VolumeOptions::default()
+    };
+    let allowed = cache + node_cache + (64 << 20);
     let volume = Volume::open_backend(backend, options)?;
     let file = volume.open_file("file", OpenOptions::new().read(true).write(true))?;
     let (over, writes, longest) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));

@@ -78,7 +78,7 @@ fn committer(engine: &Arc<Engine>) {
             continue;
         }
         if checkpoint {
-            report(engine.checkpoint_now(), "checkpoint");
+            report(engine.background_checkpoint(), "checkpoint");
         }
         if Instant::now() >= next_commit {
             // Lazy times stay in memory; a size does not, whose data may long have been written.
@@ -170,7 +170,7 @@ impl Engine {
             self.zero_ahead();
         }
         if std::mem::take(&mut self.background.state.lock().checkpoint_wanted) {
-            self.checkpoint_now()?;
+            self.background_checkpoint()?;
         }
         Ok(())
     }

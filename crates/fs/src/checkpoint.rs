@@ -49,6 +49,13 @@ impl Engine {
         self.write_checkpoint(&mut state, 0).map_err(|error| self.shut_down(&error))
     }
 
+    /// Writes a checkpoint that somebody has asked for ahead of time. Checkpoints become rarer with a larger pool, so
+    /// it widens that first.
+    pub(crate) fn background_checkpoint(&self) -> Result<()> {
+        self.widen_pool()?;
+        self.checkpoint_now()
+    }
+
     /// Writes the last checkpoint of a volume that is being closed, and says so in both slots' flags.
     pub(crate) fn checkpoint_clean(&self) -> Result<()> {
         let mut state = self.checkpoint.lock();

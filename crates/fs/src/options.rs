@@ -51,8 +51,9 @@ pub struct VolumeOptions {
     pub read_only: bool,
     /// Limit of the page cache in bytes (data, headers, index, I/O buffers); `None`: a quarter of memory.
     pub cache_bytes: Option<u64>,
-    /// Limit of the tree's node cache in bytes, apart from `cache_bytes`.
-    pub node_cache_bytes: u64,
+    /// Limit of the tree's node cache in bytes, apart from `cache_bytes`; `None`: an eighth of the page cache's, at
+    /// least 64 MiB and at most 1 GiB.
+    pub node_cache_bytes: Option<u64>,
     /// Tell the device about freed blocks.
     pub discard: bool,
     /// When reads update access times.
@@ -75,7 +76,18 @@ pub struct VolumeOptions {
     pub orphan_tracking: OrphanTracking,
 }
 
+/// Bounds of a node cache whose size nobody has chosen.
+const NODE_CACHE_BYTES: std::ops::RangeInclusive<u64> = 64 << 20..=1 << 30;
+
 impl VolumeOptions {
+    /// The node cache that they ask for.
+    pub(crate) fn node_cache_bytes(&self, default_bytes: impl FnOnce() -> u64) -> u64 {
+        self.node_cache_bytes.unwrap_or_else(|| {
+            let page_cache = self.cache_bytes.unwrap_or_else(default_bytes);
+            (page_cache / 8).clamp(*NODE_CACHE_BYTES.start(), *NODE_CACHE_BYTES.end())
+        })
+    }
+
     /// The page cache that they ask for.
     pub(crate) fn cache_config(&self, default_bytes: impl FnOnce() -> u64) -> Result<CacheConfig> {
         let mut config = CacheConfig::new(self.cache_bytes.unwrap_or_else(default_bytes));
@@ -97,7 +109,7 @@ impl Default for VolumeOptions {
         VolumeOptions {
             read_only: false,
             cache_bytes: None,
-            node_cache_bytes: 64 << 20,
+            node_cache_bytes: None,
             discard: false,
             access_times: AccessTimes::Relative,
             lazy_times: false,
@@ -109,5 +121,24 @@ impl Default for VolumeOptions {
             dirties_whole_folios: false,
             orphan_tracking: OrphanTracking::Lockless,
         }
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_node_cache_grows_with_the_page_cache() {
+        let node_cache = |cache_bytes, memory_share| {
+            let options = VolumeOptions { cache_bytes, ..VolumeOptions::default() };
+            options.node_cache_bytes(|| memory_share) >> 20
+        };
+        assert_eq!(node_cache(None, 256 << 20), 64);
+        assert_eq!(node_cache(None, 4 << 30), 512);
+        assert_eq!(node_cache(None, 64 << 30), 1024);
+        assert_eq!(node_cache(Some(1 << 30), 64 << 30), 128);
+        let options = VolumeOptions { node_cache_bytes: Some(8 << 20), ..VolumeOptions::default() };
+        assert_eq!(options.node_cache_bytes(|| 4 << 30), 8 << 20);
     }
 }

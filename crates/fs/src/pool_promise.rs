@@ -17,7 +17,7 @@
 use crate::engine::Engine;
 use crate::inode::Inode;
 use quire_alloc::SpaceReservation;
-use quire_base::Result;
+use quire_base::{ErrorKind, Result};
 use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_format::extent::Run;
 
@@ -26,6 +26,10 @@ const BLOCKS_PER_PROMISE: u64 = 32;
 /// The standing reserve, in blocks and as a part of the volume.
 const STANDING_MAX: u64 = 1024;
 const STANDING_PART: u64 = 32;
+
+/// Chunks that are added to make checkpoints rarer, in blocks, and the part of the volume up to which they are.
+const CHUNK_BLOCKS: u64 = 1024;
+const WIDENED_PART: u64 = 64;
 
 const DEBT_BITS: u32 = 24;
 const DEBT_MASK: u64 = (1 << DEBT_BITS) - 1;
@@ -99,6 +103,30 @@ impl Engine {
             let mut got = got;
             got.split(self.pool_promise.pay(got.blocks())).into_count();
         }
+    }
+
+    /// Adds chunks to the pool while it, and not the node cache, bounds how much metadata may be dirty: at most as many
+    /// as there are already, at most to a 64th of the volume, and only while an eighth of the volume is free.
+    pub(crate) fn widen_pool(&self) -> Result<()> {
+        let volume = self.superblock.block_count;
+        let pool_blocks = || self.tree.stats().pool_blocks;
+        let pool_max = (2 * pool_blocks()).min(volume / WIDENED_PART);
+        while self.tree.pool_lacks() >= CHUNK_BLOCKS
+            && pool_blocks() + CHUNK_BLOCKS <= pool_max
+            && self.alloc.free_blocks() > volume / 8
+        {
+            let Ok(run) = self.alloc.contiguous(CHUNK_BLOCKS, 1) else { break };
+            match self.grow_pool_by(run) {
+                Ok(true) => {}
+                Ok(false) => return self.alloc.cancel(&[run]).map(drop),
+                Err(error) => {
+                    drop(self.alloc.cancel(&[run])?);
+                    // The pool that there is will do.
+                    return if error.kind() == ErrorKind::NoSpace { Ok(()) } else { Err(error) };
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Promises `blocks` to data of `inode` that has no home yet, with what the pool may come to need for them.

@@ -252,7 +252,7 @@ impl Engine {
     }
 
     /// False if a checkpoint had to be written instead: the caller starts over.
-    fn grow_pool_by(&self, run: Run) -> Result<bool> {
+    pub(crate) fn grow_pool_by(&self, run: Run) -> Result<bool> {
         let nodes = self.tree.nodes_for(1);
         let seen = self.checkpoint_number.load(Ordering::Acquire);
         let journal = match self.journal()?.try_reserve(record_bytes(POOL_GROW_BYTES)) {

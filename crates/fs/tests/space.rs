@@ -47,3 +47,35 @@ fn what_was_accepted_can_be_written_however_scattered() {
         }
     }
 }
+
+/// The pool bounded how much metadata could be dirty whatever the size of the node cache: with more memory there were
+/// as many checkpoints. It grows now while there is space, and not for ever.
+#[test]
+fn the_pool_grows_with_the_node_cache_up_to_a_part_of_the_volume() {
+    let blocks = 2 << 20;
+    let device = Arc::new(MemoryBackend::new(blocks));
+    let format =
+        FormatOptions { seed: Some(1), journal_bytes: Some(1 << 20), ..FormatOptions::default() };
+    Volume::format_backend(device.clone(), &format).unwrap();
+    let pool_blocks = |volume: &Volume| {
+        let detail = volume.metrics().detail;
+        let (_, rest) = detail.split_once("pool_blocks: ").expect("the tree tells");
+        rest.split_once(',').expect("more follows").0.parse::<u64>().unwrap()
+    };
+    for (node_cache_bytes, expected) in [(16 << 20, 16 << 10), (1 << 30, 32 << 10)] {
+        let options = VolumeOptions { node_cache_bytes: Some(node_cache_bytes), ..options() };
+        let volume = Volume::open_backend(device.clone(), options).unwrap();
+        let before = volume.metrics().checkpoints;
+        for n in 0.. {
+            file(&volume, &format!("{node_cache_bytes}-{n}"));
+            volume.background_step().unwrap();
+            if volume.metrics().checkpoints >= before + 3 {
+                break;
+            }
+        }
+        assert_eq!(pool_blocks(&volume), expected);
+        volume.close().unwrap();
+    }
+    let volume = Volume::open_backend(device, options()).unwrap();
+    assert_eq!(pool_blocks(&volume), 32 << 10);
+}

@@ -188,7 +188,7 @@ fn on_volume(
     let told = |error: quire::Error| error.to_string();
     let options = VolumeOptions {
         cache_bytes: Some(if random.one_in(2) { 5 << 20 } else { 16 << 20 }),
-        node_cache_bytes: 1 << 20,
+        node_cache_bytes: Some(1 << 20),
         ..VolumeOptions::default()
     };
     let volume = Volume::open_backend(device.clone(), options).map_err(told)?;

@@ -64,7 +64,7 @@ fn options(profile: &Profile, threads: bool) -> VolumeOptions {
     VolumeOptions {
         threads,
         cache_bytes: Some(profile.cache_bytes),
-        node_cache_bytes: profile.node_cache_bytes,
+        node_cache_bytes: Some(profile.node_cache_bytes),
         discard: profile.discard,
         clock: Clock::simulated(Timestamp(2_000_000_000)),
         ..VolumeOptions::default()

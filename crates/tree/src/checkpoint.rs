@@ -10,7 +10,8 @@
 //!
 //! Invariants: a frozen epoch is written before the next freeze. Blocks that a checkpoint frees are handed
 //! out only when both superblock slots have moved beyond the checkpoint that needs them. Memory beside the
-//! saved nodes is bounded: one batch buffer. After an error the tree takes no more checkpoints.
+//! saved nodes is bounded: the buffers of a few batches, which are written while the next one is filled.
+//! After an error the tree takes no more checkpoints.
 //!
 //! Neighbours: `node` saves contents, `pool` hands out blocks, `manifest` encodes the map.
 
@@ -21,7 +22,7 @@ use crate::tree::Tree;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};
-use quire_device::{AlignedBuf, IoClass};
+use quire_device::{AlignedBuf, IoClass, StartedBatch};
 use quire_format::node::{NodePage, NodeRef};
 use quire_format::pool::{ManifestRef, OrphanRef};
 use std::collections::VecDeque;
@@ -63,6 +64,8 @@ pub(crate) struct Versions {
 
 /// Blocks that are written at once.
 const BATCH_BLOCKS: usize = 256;
+/// Batches that are being written while another one is filled.
+const BATCHES_STARTED_MAX: usize = 3;
 
 impl Tree {
     /// Ends the epoch. The caller sees to it that no change of the tree runs, and that the epoch before is
@@ -136,7 +139,7 @@ impl Tree {
         }
         writer.freed.extend(frozen.removed.iter().filter_map(|node| node.disk()).map(|at| at.block));
         let manifest = self.write_manifest(&mut writer, orphans)?;
-        writer.flush()?;
+        writer.finish()?;
 
         let nodes_written = writer.nodes.len() as u64;
         for (node, at) in writer.nodes.drain(..) {
@@ -194,6 +197,8 @@ struct Writer<'t> {
     allocated: VecDeque<BlockNo>,
     batch: AlignedBuf,
     batch_blocks: Vec<BlockNo>,
+    /// Batches that are being written, the oldest first.
+    started: VecDeque<StartedBatch>,
     /// Nodes with their new references, which become theirs when everything is written.
     nodes: Vec<(Arc<Node>, NodeRef)>,
     /// Where they were, and other blocks that the checkpoint does not need any more.
@@ -210,6 +215,7 @@ impl<'t> Writer<'t> {
             allocated: VecDeque::new(),
             batch: AlignedBuf::zeroed(0),
             batch_blocks: Vec::new(),
+            started: VecDeque::new(),
             nodes: Vec::new(),
             freed: Vec::new(),
             blocks_written: 0,
@@ -254,7 +260,7 @@ impl<'t> Writer<'t> {
         Ok(self.allocated.pop_front().expect("blocks were just taken"))
     }
 
-    /// Fills one block of the batch, and writes the batch when it is full.
+    /// Fills one block of the batch, and starts to write the batch when it is full.
     fn write<R>(&mut self, block: BlockNo, fill: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
         if self.batch.is_empty() {
             self.batch = AlignedBuf::blocks(BATCH_BLOCKS);
@@ -263,18 +269,34 @@ impl<'t> Writer<'t> {
         let result = fill(&mut self.batch[at..at + BLOCK_SIZE]);
         self.batch_blocks.push(block);
         if self.batch_blocks.len() == BATCH_BLOCKS {
-            self.flush()?;
+            self.start()?;
         }
         Ok(result)
     }
 
-    fn flush(&mut self) -> Result<()> {
-        let pages = self.batch.chunks_exact(BLOCK_SIZE);
-        let mut items: Vec<(BlockNo, &[u8])> = self.batch_blocks.iter().copied().zip(pages).collect();
-        items.sort_by_key(|(block, _)| *block);
-        self.tree.device.write_batch(IoClass::Metadata, &items)?;
-        self.blocks_written += items.len() as u64;
+    /// Starts to write the batch.
+    fn start(&mut self) -> Result<()> {
+        let next = if self.started.len() < BATCHES_STARTED_MAX {
+            AlignedBuf::zeroed(0)
+        } else {
+            self.started.pop_front().expect("there are some").wait()?
+        };
+        let full = std::mem::replace(&mut self.batch, next);
+        self.started.push_back(self.tree.device.start_write_batch(
+            IoClass::Metadata,
+            &self.batch_blocks,
+            full,
+        ));
+        self.blocks_written += self.batch_blocks.len() as u64;
         self.batch_blocks.clear();
         Ok(())
+    }
+
+    /// Writes what is left and waits for everything.
+    fn finish(&mut self) -> Result<()> {
+        if !self.batch_blocks.is_empty() {
+            self.start()?;
+        }
+        self.started.drain(..).try_for_each(|batch| batch.wait().map(drop))
     }
 }

@@ -140,6 +140,12 @@ impl Tree {
         accounting.dirty() > accounting.dirty_max() / 2 && accounting.dirty() > 16
     }
 
+    /// Blocks that the pool lacks so that memory alone, not the pool, bounds how much may be dirty.
+    pub fn pool_lacks(&self) -> u64 {
+        let accounting = &self.accounting;
+        2 * self.limits.dirty_nodes.saturating_sub(accounting.dirty_max())
+    }
+
     /// Adds a chunk of 1 to 1024 blocks to the pool: apply side of a journaled change.
     pub fn pool_grow(&self, start: BlockNo, blocks: u32) -> Result<()> {
         if start.0.checked_add(u64::from(blocks)).is_none_or(|end| end > self.device.blocks()) {

@@ -4,14 +4,17 @@
 mod common;
 
 use common::{Model, Root, Volume, check_image, check_map, contents};
-use quire_base::InodeNo;
 use quire_base::random::Random;
-use quire_base::sync::Arc;
+use quire_base::sync::atomic::{AtomicU64, Ordering};
+use quire_base::sync::{Arc, thread};
+use quire_base::{BlockNo, InodeNo, Result};
 use quire_device::simulated::{CrashPolicy, Fault, FaultOp};
-use quire_device::{Device, IoClass, SimulatedBackend};
+use quire_device::{Backend, Device, Io, IoClass, IoOp, MemoryBackend, SimulatedBackend};
 use quire_format::key::Key;
 use quire_tree::TreeLimits;
 use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
 const LIMITS: TreeLimits = TreeLimits { cache_nodes: 24, dirty_nodes: 4096 };
 
@@ -106,8 +109,8 @@ fn a_failed_checkpoint_ends_checkpoints_and_leaves_the_old_ones_whole() {
     }
 }
 
-/// Changes of prepared keys need no device while the ticket lives, whatever else is read and evicted, and whatever
-/// merges and splits around them.
+/// Changes of prepared keys need no device while the ticket lives, whatever else is read and evicted, and
+/// whatever merges and splits around them.
 #[test]
 fn prepared_keys_need_no_device() {
     let backend = Arc::new(SimulatedBackend::new(4096));
@@ -142,8 +145,8 @@ fn prepared_keys_need_no_device() {
     }
 }
 
-/// A leaf that a transaction has prepared is emptied by others and merged into a neighbour that nobody has used since
-/// the ticket was made: the neighbour must stay, since the prepared key now goes there.
+/// A leaf that a transaction has prepared is emptied by others and merged into a neighbour that nobody has
+/// used since the ticket was made: the neighbour must stay, since the prepared key now goes there.
 #[test]
 fn a_prepared_key_stays_reachable_when_its_leaf_is_merged_away() {
     let backend = Arc::new(SimulatedBackend::new(4096));
@@ -202,4 +205,94 @@ fn blocks_come_back_and_a_small_pool_serves_for_ever() {
     let (root, _) = volume.slots[0].clone().unwrap();
     check_map(&volume.tree, &root);
     assert_eq!(volume.tree.stats().pool_free_blocks + volume.tree.stats().pool_used_blocks, 80);
+}
+
+/// A device that completes writes late: when three are there, or when no more come.
+struct Late {
+    memory: Arc<MemoryBackend>,
+    requests: Sender<(IoClass, Io)>,
+    outstanding: Arc<AtomicU64>,
+    most: Arc<AtomicU64>,
+}
+
+impl Late {
+    fn new(blocks: u64) -> Late {
+        let (requests, arriving) = channel();
+        let (memory, outstanding) = (Arc::new(MemoryBackend::new(blocks)), Arc::new(AtomicU64::new(0)));
+        let device = (memory.clone(), outstanding.clone());
+        thread::spawn(move || Late::complete(&arriving, &device.0, &device.1));
+        Late { memory, requests, outstanding, most: Arc::default() }
+    }
+
+    fn complete(arriving: &Receiver<(IoClass, Io)>, memory: &MemoryBackend, outstanding: &Arc<AtomicU64>) {
+        let mut held = Vec::new();
+        while let Ok(first) = arriving.recv() {
+            held.push(first);
+            while held.len() < 3
+                && let Ok(another) = arriving.recv_timeout(Duration::from_millis(500))
+            {
+                held.push(another);
+            }
+            for (class, mut io) in held.drain(..) {
+                let (outstanding, done) = (outstanding.clone(), io.done);
+                io.done = Box::new(move |outcome| {
+                    outstanding.fetch_sub(1, Ordering::AcqRel);
+                    done(outcome);
+                });
+                memory.submit(class, vec![io]);
+            }
+        }
+    }
+}
+
+impl Backend for Late {
+    fn blocks(&self) -> u64 {
+        self.memory.blocks()
+    }
+    fn name(&self) -> String {
+        self.memory.name()
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+    fn read(&self, class: IoClass, at: BlockNo, buf: &mut [u8]) -> Result<()> {
+        self.memory.read(class, at, buf)
+    }
+    fn write(&self, class: IoClass, at: BlockNo, buf: &[u8]) -> Result<()> {
+        self.memory.write(class, at, buf)
+    }
+    fn flush(&self) -> Result<()> {
+        self.memory.flush()
+    }
+    fn discard(&self, at: BlockNo, count: u64) -> Result<()> {
+        self.memory.discard(at, count)
+    }
+    fn submit(&self, class: IoClass, ios: Vec<Io>) {
+        let (reads, writes): (Vec<_>, Vec<_>) = ios.into_iter().partition(|io| io.op == IoOp::Read);
+        self.memory.submit(class, reads);
+        for io in writes {
+            let outstanding = self.outstanding.fetch_add(1, Ordering::AcqRel) + 1;
+            self.most.fetch_max(outstanding, Ordering::AcqRel);
+            self.requests.send((class, io)).expect("the device runs");
+        }
+    }
+}
+
+/// A checkpoint that returned before its last batch had completed would be flushed, and named by a
+/// superblock, without it. One that waited for each batch before it filled the next left the device idle
+/// meanwhile.
+#[test]
+fn a_checkpoint_keeps_several_batches_under_way_and_waits_for_all() {
+    let backend = Arc::new(Late::new(1 << 14));
+    let limits = TreeLimits { cache_nodes: 8192, dirty_nodes: 8192 };
+    let mut volume = Volume::make(Device::new(backend.clone()), 1 << 13, limits);
+    for n in 0..6000 {
+        volume.put(Key::extent(InodeNo(1), n), &[n as u8; 1000]);
+    }
+    let (frozen, model) = volume.freeze();
+    let image = volume.tree.write_frozen(frozen, 2).unwrap();
+    assert_eq!(backend.outstanding.load(Ordering::Acquire), 0, "writes are still under way");
+    assert!(backend.most.load(Ordering::Acquire) >= 3, "one batch after the other");
+    assert!(image.blocks_written > 2000);
+    check_image(&volume.device, &Root::of(2, &image), &model);
 }
