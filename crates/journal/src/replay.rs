@@ -113,7 +113,7 @@ pub fn replay_ring(
     let mut checkpoint = 0;
     let mut open = true;
     let first = config.from.0 / PAYLOAD % config.blocks;
-    let mut buf = AlignedBuf::zeroed(CHUNK.min(config.blocks) as usize * BLOCK_SIZE);
+    let mut buf = AlignedBuf::try_zeroed(CHUNK.min(config.blocks) as usize * BLOCK_SIZE)?;
     let mut done = 0;
     while done < config.blocks {
         let index = (first + done) % config.blocks;

@@ -80,7 +80,7 @@ impl Tree {
 
     fn load_batch(&self, batch: &[Missing]) -> Result<()> {
         patience::check("tree nodes from the device")?;
-        let mut buffer = AlignedBuf::blocks(batch.len());
+        let mut buffer = AlignedBuf::try_zeroed(batch.len() * BLOCK_SIZE)?;
         let read = {
             let mut items: Vec<_> = batch
                 .iter()

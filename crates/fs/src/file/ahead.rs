@@ -121,8 +121,8 @@ impl Engine {
             {
                 tracing::error!(%error, "handing out blocks that are not zeroed");
             }
-            let zeros = AlignedBuf::zeroed(run.blocks as usize * BLOCK_SIZE);
-            let written = self.device.write(IoClass::Data, run.start, &zeros);
+            let written = AlignedBuf::try_zeroed(run.blocks as usize * BLOCK_SIZE)
+                .and_then(|zeros| self.device.write(IoClass::Data, run.start, &zeros));
             let mark = written.is_ok().then(|| self.device.mark());
             let ended =
                 if is_broken(Broken::ZeroedBeforeFlush) { Ok(()) } else { self.alloc.end_zeroing(run, mark) };
