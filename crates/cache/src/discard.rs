@@ -5,15 +5,19 @@
 //! dirty without a home goes back. A folio that is left without a valid block leaves the mapping if nobody else has
 //! it pinned; else it stays, empty, for reclaim.
 //!
-//! The caller keeps others from bringing the blocks back (gate exclusive or direct, exclusive sequence odd).
+//! The caller keeps others from bringing the blocks back (gate exclusive or direct, exclusive sequence odd). An operation
+//! that holds a reservation drops through a [`crate::WritebackHold`] and has prepared what it zeroes
+//! ([`Mapping::prepare_zero`]): neither can fail, nor wait for a finisher of writeback.
 //!
 //! Neighbours: [`crate::mapping`] for removal, [`crate::write`] for zeroing.
 
 use crate::backing::Home;
+use crate::core::MemoryWait;
 use crate::folio::FolioPin;
 use crate::index::Pins;
 use crate::mapping::{BLOCKS_END, Mapping};
-use crate::write::Source;
+use crate::segment;
+use crate::write::{Source, homeless};
 use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, Result};
 
@@ -21,9 +25,14 @@ use quire_base::{BLOCK_SIZE, Result};
 const FOLIOS_AT_ONCE: usize = 64;
 
 impl Mapping {
-    /// Drops blocks `[start, end)` from the cache, dirty or not; waits for their writeback and fills. Unwritten
-    /// contents are lost: that is what truncate and punch want; others write back first.
-    pub fn drop_range(&self, start: u64, end: u64) {
+    /// Drops blocks `[start, end)`, which the caller has just written back and which nobody can make dirty, from the cache;
+    /// waits for their fills. What is to be lost is dropped by [`crate::WritebackHold::discard`].
+    pub fn drop_written(&self, start: u64, end: u64) {
+        self.drop_range(start, end);
+    }
+
+    /// Drops blocks `[start, end)` from the cache, dirty or not; waits for their writeback and fills.
+    pub(crate) fn drop_range(&self, start: u64, end: u64) {
         let mut from = start;
         while from < end {
             let mut pins = Pins::new();
@@ -85,47 +94,57 @@ impl Mapping {
         }
     }
 
-    /// Makes bytes `[start, end)` read as zeros: what holds data on the device or in memory is zeroed in memory and
-    /// is dirty then; holes and unwritten blocks that are not dirty stay as they are. For the partial edge blocks of
-    /// truncate and punch, and for what a write beyond EOF exposes. The caller holds the gate so that nobody writes
-    /// there. An error may leave a part zeroed.
-    pub fn zero(&self, start: u64, end: u64) -> Result<()> {
-        let mut at = start;
-        while at < end {
-            // Pieces end on batch boundaries of the file.
-            let batch = self.core.config.batch_bytes as u64;
-            let stop = (at - at % batch + batch).min(end);
-            self.zero_piece(at, stop)?;
-            at = stop;
+    /// Makes ready to zero bytes `[start, end)`, which lie in one block, so that [`Zeroing::apply`] cannot fail. `None`
+    /// where there is nothing to do: holes and unwritten blocks that are not dirty read as zeros already. For the
+    /// partial edge blocks of truncate and punch, and for what a write beyond EOF exposes. The caller holds the gate so
+    /// that nobody writes there.
+    pub fn prepare_zero(&self, start: u64, end: u64) -> Result<Option<Zeroing<'_>>> {
+        let block = start / BLOCK_SIZE as u64;
+        debug_assert!(start < end && blocks_for(end) == block + 1, "bytes of one block: {start}..{end}");
+        // What is still to be written is looked at before the map: in between it may get its home, not lose it.
+        if self.next_cached_data(block, block + 1).is_none() {
+            let runs = crate::backing::map_all(&*self.backing()?, block, 1)?;
+            if !runs.iter().any(|run| matches!(run.home, Home::Written(_))) {
+                return Ok(None);
+            }
         }
-        Ok(())
+        let mut room = self.prepare_write(start, (end - start) as usize)?;
+        let mut pins = Pins::new();
+        let mut wait = MemoryWait::default();
+        while let Err(short) = self.pin_or_make(block, block + 1, BLOCKS_END, &mut pins, &mut room) {
+            self.core.refill_room(&mut room, short.0, &mut wait)?;
+        }
+        self.learn_homes(&pins, block, block + 1)?;
+        // Valid once, the block stays valid while its folio is pinned: nobody else may drop it.
+        self.fill_edge(&pins, block)?;
+        Ok(Some(Zeroing { mapping: self, start, len: (end - start) as usize, pins }))
     }
 
-    fn zero_piece(&self, start: u64, end: u64) -> Result<()> {
-        let (first, last) = (start / BLOCK_SIZE as u64, blocks_for(end));
-        // What is still to be written is looked at before the map: in between it may get its home, not lose it.
-        let mut parts: Vec<(u64, u64)> = Vec::new();
-        let mut block = first;
-        while let Some(part) = self.next_cached_data(block, last) {
-            parts.push(part);
-            block = part.1;
-        }
-        let runs = crate::backing::map_all(&*self.backing()?, first, last - first)?;
-        let written = runs.iter().filter(|run| matches!(run.home, Home::Written(_)));
-        parts.extend(written.map(|run| (run.file_block, run.file_block + run.count)));
-        parts.sort_unstable();
-        let mut done = first;
-        for (from, to) in parts {
-            let from = from.max(done);
-            if from >= to {
-                continue;
-            }
-            let low = (from * BLOCK_SIZE as u64).max(start);
-            let high = (to * BLOCK_SIZE as u64).min(end);
-            let room = self.prepare_write(low, (high - low) as usize)?;
-            self.batch(room, low, Source::Zeros((high - low) as usize), &mut || {})?;
-            done = to;
-        }
+    /// [`Mapping::prepare_zero`] and [`Zeroing::apply`] in one, for callers that change nothing else.
+    pub fn zero(&self, start: u64, end: u64) -> Result<()> {
+        self.prepare_zero(start, end)?.into_iter().for_each(Zeroing::apply);
         Ok(())
+    }
+}
+
+/// Bytes of one block that can be zeroed without failing: the block is in memory, and has a home or space for one.
+#[must_use]
+pub struct Zeroing<'a> {
+    mapping: &'a Mapping,
+    start: u64,
+    len: usize,
+    pins: Pins,
+}
+
+impl Zeroing<'_> {
+    /// Zeroes them. Waits for writeback of the block: who holds a reservation holds writeback off as well
+    /// ([`Mapping::hold_writeback`]).
+    pub fn apply(self) {
+        let Zeroing { mapping, start, len, pins } = self;
+        let block = start / BLOCK_SIZE as u64;
+        segment::lock_all(mapping.segments(&pins, block, block + 1), &mapping.core.parking);
+        debug_assert!(mapping.may_copy(&pins, block, block + 1, Some(block), None));
+        debug_assert_eq!(homeless(&pins, block, block + 1), 0);
+        mapping.change(&pins, start, Source::Zeros(len), &mut || {});
     }
 }

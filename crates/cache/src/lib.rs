@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   fs (inode implements Backing, holds gate, size, exclusive sequence)
-//!    │ try_read read write zero drop_range write_back         │ new_mapping start write_back_all
+//!    │ try_read read write hold_writeback write_back          │ new_mapping start write_back_all
 //!   Mapping ── index, list of unfinished folios, tickets     Cache ── threads
 //!    │   read  write  fill  writeback  finish  discard         │
 //!    └──────────────┬─────────────────────────────────────────┘
@@ -36,6 +36,7 @@ mod flusher;
 mod folio;
 mod ghosts;
 mod hints;
+mod hold;
 mod index;
 mod mapping;
 mod metrics;
@@ -55,7 +56,9 @@ pub use backing::{Backing, Home, PlacedRun, Placement, Run};
 pub use budget::Room;
 pub use cache::{Cache, CacheUsage};
 pub use config::CacheConfig;
+pub use discard::Zeroing;
 pub use hints::Pattern;
+pub use hold::WritebackHold;
 pub use mapping::{BLOCKS_END, Mapping};
 pub use metrics::Metrics;
 pub use read::ReadView;

@@ -44,7 +44,9 @@ pub struct Mapping {
     pub(crate) index: Index,
     pub(crate) errors: Errors,
     list: Mutex<List>,
-    tickets: Mutex<Tickets>,
+    pub(crate) tickets: Mutex<Tickets>,
+    /// Signalled when nobody keeps writeback off a range any more.
+    pub(crate) hold_ended: Condvar,
     /// Where a sequential stream of misses would go on: of folios made, and of read-ahead.
     make_next: AtomicU64,
     make_streak: AtomicU64,
@@ -66,9 +68,11 @@ struct List {
 }
 
 #[derive(Default)]
-struct Tickets {
+pub(crate) struct Tickets {
     next: u64,
     open: BTreeMap<u64, Ticket>,
+    /// The range that writeback is kept off ([`crate::hold`]).
+    pub(crate) held: Option<(u64, u64)>,
     /// Those who sleep until what they wait for is closed. Each is woken by himself, and once: of many threads that write
     /// and wait in one file, all would else wake for every write.
     waiters: Vec<Waiter>,
@@ -98,6 +102,20 @@ impl Waiter {
 }
 
 impl Tickets {
+    /// Opens a ticket for `[first, end)`, of a run of the gathering whose ticket is given, or of a gathering.
+    pub(crate) fn open(&mut self, first: u64, end: u64, gathering: Option<u64>) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        let gathering = gathering.unwrap_or(number);
+        self.open.insert(number, Ticket { gathering, first, end });
+        number
+    }
+
+    /// Whether writeback is kept off a part of `[first, end)`.
+    pub(crate) fn is_held(&self, first: u64, end: u64) -> bool {
+        self.held.is_some_and(|held| held.0 < end && first < held.1)
+    }
+
     fn has_any_for(&self, waiter: &Waiter) -> bool {
         self.open.values().any(|ticket| waiter.concerns(ticket))
     }
@@ -118,6 +136,7 @@ impl Mapping {
             errors: Errors::default(),
             list: Mutex::new(List::default()),
             tickets: Mutex::new(Tickets::default()),
+            hold_ended: Condvar::new(),
             make_next: AtomicU64::new(0),
             make_streak: AtomicU64::new(0),
             ahead_next: AtomicU64::new(0),
@@ -440,14 +459,9 @@ impl Mapping {
 
     // ---- tickets ----
 
-    /// Opens a ticket for `[first, end)`, of a run of the gathering whose ticket is given, or of a gathering.
-    pub(crate) fn open_ticket(&self, first: u64, end: u64, gathering: Option<u64>) -> u64 {
-        let mut tickets = self.tickets.lock();
-        let number = tickets.next;
-        tickets.next += 1;
-        let gathering = gathering.unwrap_or(number);
-        tickets.open.insert(number, Ticket { gathering, first, end });
-        number
+    /// Opens a ticket for `[first, end)`, of a run of the gathering whose ticket is given.
+    pub(crate) fn open_ticket(&self, first: u64, end: u64, gathering: u64) -> u64 {
+        self.tickets.lock().open(first, end, Some(gathering))
     }
 
     /// Closes it.

@@ -101,6 +101,11 @@ impl Outbox {
         }
     }
 
+    /// Whether it holds no request.
+    pub fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+
     /// Hands what is in it to the device.
     pub fn hand_over(&mut self) {
         if self.open.is_empty() {

@@ -231,7 +231,7 @@ impl Mapping {
     }
 
     /// Reads an edge block in if it is not there.
-    fn fill_edge(&self, pins: &Pins, edge: u64) -> Result<()> {
+    pub(crate) fn fill_edge(&self, pins: &Pins, edge: u64) -> Result<()> {
         let present = pins.iter().any(|pin| {
             let (block, stop) = pin.clip(edge, edge + 1);
             block < stop && pin.uptodate().get(block)
@@ -241,7 +241,7 @@ impl Mapping {
 
     /// Asks for the homes of blocks that are neither known to have one nor dirty (a dirty block without a home is
     /// known to have none).
-    fn learn_homes(&self, pins: &Pins, first: u64, end: u64) -> Result<()> {
+    pub(crate) fn learn_homes(&self, pins: &Pins, first: u64, end: u64) -> Result<()> {
         let mut unknown: Option<(u64, u64)> = None;
         for pin in pins {
             let (from, to) = pin.clip(first, end);

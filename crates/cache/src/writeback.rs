@@ -147,7 +147,7 @@ impl Mapping {
             return Ok((0, end));
         }
         let mapping = self.this();
-        let ticket = self.open_ticket(start, end, None);
+        let Some(ticket) = self.open_gathering(outbox, start, end, sync)? else { return Ok((0, end)) };
         let outcome = self.backing().and_then(|backing| {
             Gathering {
                 mapping: &mapping,
@@ -315,7 +315,7 @@ impl Gathering<'_> {
             spans.iter().for_each(|span| span.unshare(self.mapping));
         }
         let start = spans[0].file_block();
-        let ticket = self.mapping.open_ticket(start, start + u64::from(blocks), Some(self.ticket));
+        let ticket = self.mapping.open_ticket(start, start + u64::from(blocks), self.ticket);
         let run = WriteRun::new(
             self.mapping.clone(),
             self.backing.clone(),

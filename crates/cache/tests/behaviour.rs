@@ -140,9 +140,9 @@ fn dropped_dirty_blocks_give_their_space_back() {
     let file = world.file();
     file.write(0, &pattern(1, 64 * BS as usize)).unwrap();
     assert_eq!(file.reserved(), 64);
-    file.mapping().drop_range(10, 20);
+    file.mapping().hold_writeback(10, 20).discard(10, 20);
     assert_eq!(file.reserved(), 54);
-    file.mapping().drop_range(0, BLOCKS_END);
+    file.mapping().hold_writeback(0, BLOCKS_END).discard(0, BLOCKS_END);
     assert_eq!((file.reserved(), world.cache.usage().dirty_bytes), (0, 0));
     assert!(file.mapping().is_clean());
 }
@@ -423,4 +423,24 @@ fn a_failed_request_of_several_files_sticks_to_each() {
     assert!(files[3].mapping().error().is_none() && files[4].mapping().error().is_some());
     world.cache.write_back_all().unwrap();
     assert!(files.iter().all(|file| file.mapping().error().is_none() && file.mapping().is_clean()));
+}
+
+/// A truncate that reserved before it dropped blocks could wait for the finisher of a writeback that had begun in between, and
+/// that finisher for room in the journal. While writeback is held off none begins, in the background or by an fsync.
+#[test]
+fn held_blocks_are_not_written_until_the_hold_ends() {
+    let world = World::new(roomy());
+    let file = world.file();
+    file.write(0, &pattern(1, 64 * BS as usize)).unwrap();
+    let hold = file.mapping().hold_writeback(40, BLOCKS_END);
+    world.cache.background_step();
+    std::thread::scope(|scope| {
+        let fsync = scope.spawn(|| file.mapping().write_back(0, BLOCKS_END));
+        hold.discard(40, BLOCKS_END);
+        drop(hold);
+        fsync.join().unwrap().unwrap();
+    });
+    assert!(file.mapping().is_clean());
+    assert_eq!(file.reserved(), 0);
+    assert_eq!(world.cache.metrics().writeback_blocks.get(), 40, "what was dropped was never written");
 }

@@ -24,6 +24,10 @@
 //! writeback (J9). A thread that forces a file may write a lone request itself and then is a finisher too, under the gate,
 //! size lock and range lock that it holds: what finishes writeback waits for none of these.
 //!
+//! An operation that drops cached blocks holds writeback off their range before it reserves ([`crate::file::prepared`]), so
+//! that with the reservation it waits for no finisher. What waits for the end of that hold has nothing that the
+//! operation may want.
+//!
 //! Whatever orders a key is held from before the `Seq` of a transaction that changes it until it is applied:
 //!
 //! | key | ordered by |

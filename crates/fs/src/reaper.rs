@@ -181,7 +181,8 @@ impl Engine {
     fn reap(self: &Arc<Engine>, number: InodeNo) -> Result<()> {
         let Some(inode) = self.inodes.take_unused(number) else { return Ok(()) };
         if let Some(mapping) = inode.mapping.get() {
-            mapping.drop_range(0, u64::MAX);
+            // Nobody can read it any more: there is nothing to be kept should a later step fail.
+            mapping.hold_writeback(0, u64::MAX).discard(0, u64::MAX);
         }
         if is_broken(Broken::OrphanReleasedApart) {
             let state = inode.meta().orphan;

@@ -213,12 +213,6 @@ impl Engine {
         self.begin(cost(few)).map(|transaction| (transaction, few))
     }
 
-    /// Fails if a transaction that frees extents could not be had now. To be asked before cached data is dropped,
-    /// which cannot be undone; the reservation itself cannot be held meanwhile, since the drop waits for writeback.
-    pub(crate) fn check_room_to_free(&self) -> Result<()> {
-        self.begin_extents(|extents| Cost::new(3, 256).with_extents(extents + 2).critical()).map(drop)
-    }
-
     fn make_room(&self, seen: u64) -> Result<()> {
         patience::check("a checkpoint")?;
         self.counters.checkpoint_waits.add(1);
@@ -330,6 +324,13 @@ impl<'a> Transaction<'a> {
             reserved_bytes: bytes,
             orphan_lock: None,
         }
+    }
+}
+
+impl<'a> Transaction<'a> {
+    /// What was used since it began stays in memory while it lives.
+    pub(crate) fn ticket(&self) -> &Ticket<'a> {
+        &self.ticket
     }
 }
 

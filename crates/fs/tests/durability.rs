@@ -410,3 +410,73 @@ fn a_write_stands_whose_way_to_the_device_fails() {
         assert_eq!(after.lookup(&after.root(), b"log").unwrap().size(), 700 + len as u64);
     }
 }
+
+/// A volume, opened anew, whose file `table` has an extent for every other of its 800 blocks, in several tree leaves, and
+/// 700 bytes in its last block that no sync has covered.
+fn scattered() -> (Arc<SimulatedBackend>, Volume, quire::InodeRef) {
+    let (device, volume) = new_volume(16384);
+    let table = file(&volume, "table");
+    for block in 0..400 {
+        volume.write(&table, 2 * block * 4096, &[1; 4096], IoFlags::empty()).unwrap();
+    }
+    volume.close().unwrap();
+    drop(table);
+    let volume = Volume::open_backend(device.clone(), options()).unwrap();
+    let table = volume.lookup(&volume.root(), b"table").unwrap();
+    volume.write(&table, 798 * 4096 + 100, &[2; 700], IoFlags::empty()).unwrap();
+    (device, volume, table)
+}
+
+fn assert_unsynced_data_is_there(volume: &Volume, table: &quire::InodeRef, what: &str) {
+    let mut block = [0; 4096];
+    assert_eq!(volume.read(table, 798 * 4096, &mut block, IoFlags::empty()).unwrap(), 4096, "{what}");
+    assert!(block[100..800].iter().all(|byte| *byte == 2), "{what}: unsynced data is gone");
+    assert!(block[800..].iter().all(|byte| *byte == 1), "{what}");
+}
+
+/// Truncate, punch and zero dropped dirty blocks from the cache before they had read the tree leaves that they needed. When
+/// that failed, the call failed as well, but the unsynced data was lost, and the next fsync said that all was well.
+#[test]
+fn a_truncate_or_a_punch_that_cannot_read_keeps_unsynced_data() {
+    use quire::FallocateMode;
+    use quire_device::simulated::{Fault, FaultOp};
+    type Operation = fn(&Volume, &quire::InodeRef) -> quire::Result<()>;
+    let operations: [(&str, Operation); 4] = [
+        ("truncate", |volume, table| volume.truncate(table, 676 * 4096)),
+        ("punch", |volume, table| volume.allocate(table, FallocateMode::PunchHole, 676 * 4096, 123 * 4096)),
+        ("zero", |volume, table| {
+            volume.allocate(table, FallocateMode::ZeroRange { keep_size: true }, 700 * 4096 + 1, 99 * 4096)
+        }),
+        ("zero of many", |volume, table| {
+            volume.allocate(table, FallocateMode::ZeroRange { keep_size: true }, 9, 799 * 4096 - 9)
+        }),
+    ];
+    for (name, operation) in operations {
+        for skip in 0.. {
+            let what = format!("{name}, read {skip} fails");
+            let (device, volume, table) = scattered();
+            device.inject(Fault::on(FaultOp::Read).after(skip).times(u64::MAX));
+            let outcome = operation(&volume, &table);
+            device.clear_faults();
+            if outcome.is_ok() {
+                assert!(skip > 0, "{name} reads something");
+                break;
+            }
+            if volume.failure().is_some() {
+                // The operation is logged, and the next mount finishes it.
+                continue;
+            }
+            assert_unsynced_data_is_there(&volume, &table, &what);
+            assert_eq!(table.size(), 799 * 4096, "{what}");
+            volume.fsync(&table, false).unwrap();
+            let after = after_power_cut(&device);
+            let found = after.lookup(&after.root(), b"table").unwrap();
+            assert_unsynced_data_is_there(&after, &found, &what);
+            for block in [0, 675, 676, 677, 700] {
+                let mut now = [0; 4096];
+                after.read(&found, block * 4096, &mut now, IoFlags::empty()).unwrap();
+                assert!(now.iter().all(|byte| *byte == 1 - (block % 2) as u8), "{what}: block {block}");
+            }
+        }
+    }
+}

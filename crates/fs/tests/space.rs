@@ -3,7 +3,7 @@
 mod common;
 
 use common::{file, options};
-use quire::{ErrorKind, FormatOptions, IoFlags, Volume, VolumeOptions};
+use quire::{ErrorKind, FallocateMode, FormatOptions, IoFlags, Volume, VolumeOptions};
 use quire_device::MemoryBackend;
 use std::sync::Arc;
 
@@ -78,4 +78,33 @@ fn the_pool_grows_with_the_node_cache_up_to_a_part_of_the_volume() {
     }
     let volume = Volume::open_backend(device, options()).unwrap();
     assert_eq!(pool_blocks(&volume), 32 << 10);
+}
+
+/// Zeroing a range zeroed the partial blocks at its edges first and then asked for room for its transaction; where that failed
+/// the edges were lost, though the call had said that there was no space.
+#[test]
+fn a_zeroing_without_room_leaves_the_edges_as_they_were() {
+    let volume = new_volume(4096);
+    let inode = file(&volume, "f");
+    let front = [7; 3 * 4096];
+    volume.write(&inode, 0, &front, IoFlags::empty()).unwrap();
+    volume.sync().unwrap();
+    // Names take all room for metadata that ordinary transactions get.
+    for n in 0.. {
+        match volume.create(&volume.root(), format!("{n:0200}").as_bytes(), &quire::Create::file(0o644)) {
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::NoSpace => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    let mode = FallocateMode::ZeroRange { keep_size: true };
+    let error = volume.allocate(&inode, mode, 100, 3 * 4096 - 200).expect_err("no room for metadata");
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    let mut now = [0; 3 * 4096];
+    volume.read(&inode, 0, &mut now, IoFlags::empty()).unwrap();
+    assert!(now == front, "an operation that failed has changed the file");
+    // Giving space back works all the same.
+    volume.allocate(&inode, FallocateMode::PunchHole, 100, 3 * 4096 - 200).unwrap();
+    volume.read(&inode, 0, &mut now, IoFlags::empty()).unwrap();
+    assert!(now[100..3 * 4096 - 100].iter().all(|byte| *byte == 0));
 }

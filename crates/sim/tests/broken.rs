@@ -25,7 +25,6 @@ fn of(style: Style, threads: usize, operations: usize, seed: u64) -> Settings {
 fn ground(mistake: Broken) -> Settings {
     match mistake {
         Broken::NoFlushBeforeJournalWrite | Broken::RecordNamesNoData => of(Style::Data, 3, 80, 1000),
-        Broken::FlushJoinedLate => of(Style::Data, 3, 120, 1000),
         Broken::ExtentBeforeData => of(Style::Names, 4, 80, 1000),
         Broken::FreedBlocksReusedAtOnce | Broken::FreedBlocksDiscardedAtOnce => {
             of(Style::Reshape, 2, 80, 1000)

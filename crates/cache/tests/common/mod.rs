@@ -3,7 +3,9 @@
 
 use quire_base::sync::{Arc, Weak};
 use quire_base::{BLOCK_SIZE, BlockNo, Clock, Error, ErrorKind, InodeNo, Result, Timestamp};
-use quire_cache::{Backing, Cache, CacheConfig, Home, Mapping, PlacedRun, Placement, Run};
+use quire_cache::{
+    BLOCKS_END, Backing, Cache, CacheConfig, Home, Mapping, PlacedRun, Placement, Run, Zeroing,
+};
 use quire_device::{Backend, Device, Io, IoClass, IoOp, MemoryBackend};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -187,8 +189,12 @@ impl FakeFile {
     pub fn truncate(&self, size: u64) -> Result<()> {
         if size < self.size() {
             let end = size.next_multiple_of(BS);
-            self.mapping().zero(size, end)?;
-            self.mapping().drop_range(end / BS, quire_cache::BLOCKS_END);
+            let edge = if size < end { self.mapping().prepare_zero(size, end)? } else { None };
+            let hold = self.mapping().hold_writeback(size / BS, BLOCKS_END);
+            let first = size / BS;
+            assert_eq!(self.mapping().first_dirty(first), self.mapping().first_unfinished(first));
+            edge.into_iter().for_each(Zeroing::apply);
+            hold.discard(end / BS, BLOCKS_END);
             let mut state = self.state.lock().unwrap();
             let gone = state.extents.split_off(&(end / BS));
             state.space += gone.len() as u64;
@@ -197,14 +203,21 @@ impl FakeFile {
         Ok(())
     }
 
+    /// A punch that fails has changed nothing.
     pub fn punch(&self, start: u64, end: u64) -> Result<()> {
         let (first, last) = (start.div_ceil(BS), end / BS);
-        if first >= last {
+        if first > last {
             return self.mapping().zero(start, end);
         }
-        self.mapping().zero(start, first * BS)?;
-        self.mapping().zero(last * BS, end)?;
-        self.mapping().drop_range(first, last);
+        let mut edges = Vec::new();
+        for (from, to) in [(start, first * BS), (last * BS, end)] {
+            if from < to {
+                edges.extend(self.mapping().prepare_zero(from, to)?);
+            }
+        }
+        let hold = self.mapping().hold_writeback(start / BS, end.div_ceil(BS));
+        edges.into_iter().for_each(Zeroing::apply);
+        hold.discard(first, last);
         let mut state = self.state.lock().unwrap();
         let before = state.extents.len() as u64;
         state.extents.retain(|block, _| !(first..last).contains(block));

@@ -156,7 +156,7 @@ impl Engine {
         if let Some(mapping) = inode.mapping.get() {
             mapping.write_back(first, last)?;
             if !is_broken(Broken::CacheKeptAfterDirectWrite) {
-                mapping.drop_range(first, last);
+                mapping.drop_written(first, last);
             }
         }
         if is_broken(Broken::GateLeftAtSubmission) {

@@ -1,22 +1,26 @@
 //! Allocating ahead, punching and zeroing.
 //!
 //! All hold the gate exclusively with the exclusive sequence odd, so they are atomic to readers and writers. Space
-//! is reserved before anything changes: ENOSPC leaves everything as it was. A punch or zeroing of more extents than
-//! one transaction takes is a logged operation: after a crash all of it is done, or nothing.
+//! is reserved before anything changes: ENOSPC leaves everything as it was, and so does a failed read
+//! ([`super::prepared`]). A punch or zeroing of more extents than one transaction takes is a logged operation: after a
+//! crash all of it is done, or nothing.
 //!
 //! Neighbours: [`super::shift`] for collapse and insert; [`super::truncate`] for the size.
 
+use super::prepared::Plan;
 use super::range_end;
 use crate::engine::Engine;
 use crate::extent_map::Replacement;
 use crate::inode::InodeRef;
-use crate::transaction::{Cost, Depends, EXTENTS_PER_TRANSACTION};
+use crate::transaction::{Cost, Depends, EXTENTS_PER_TRANSACTION, Transaction};
 use quire_base::sync::Arc;
 use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, Error, Result};
+use quire_cache::Zeroing;
 use quire_format::extent::{EXTENT_BLOCKS_MAX, Extent, extents_of_run};
 use quire_format::key::Key;
 use quire_format::logged::LoggedKind;
+use std::ops::Range;
 
 /// What [`crate::Volume::allocate`] does with a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,15 +69,13 @@ impl Engine {
         let change = || {
             match mode {
                 FallocateMode::PunchHole => self.punch(inode, offset, end)?,
-                FallocateMode::ZeroRange { .. } => {
+                FallocateMode::ZeroRange { keep_size } => {
                     self.fill_holes(inode, offset, end)?;
-                    self.zero_blocks(inode, offset, end)?;
+                    self.zero_range(inode, offset, end, !keep_size)?;
                 }
                 _ => self.fill_holes(inode, offset, end)?,
             }
-            let keeps_size =
-                !matches!(mode, FallocateMode::Allocate | FallocateMode::ZeroRange { keep_size: false });
-            if !keeps_size && end > inode.size() {
+            if mode == FallocateMode::Allocate && end > inode.size() {
                 return self.set_size(inode, end);
             }
             Ok(())
@@ -85,79 +87,74 @@ impl Engine {
 
     /// Gives blocks back. Edge blocks are zeroed through the cache.
     fn punch(self: &Arc<Engine>, inode: &InodeRef, offset: u64, end: u64) -> Result<()> {
-        self.check_room_to_free()?;
-        let (first, last) = self.zero_edges(inode, offset, end)?;
-        if first < last {
-            inode.mapping().drop_range(first, last);
-            self.free_blocks(inode, first, last)?;
+        let (blocks, edges) = prepare_edges(inode, offset, end)?;
+        if blocks.is_empty() {
+            edges.into_iter().for_each(Zeroing::apply);
+            return Ok(());
         }
-        Ok(())
-    }
-
-    /// Frees what a range of blocks has, in one transaction or as a logged operation.
-    fn free_blocks(self: &Arc<Engine>, inode: &InodeRef, first: u64, last: u64) -> Result<()> {
+        let plan = Plan { bytes: offset..end, blocks: blocks.clone(), edges, may_log: true };
         let cost = |extents| Cost::new(3, 256).with_extents(extents + 2).critical();
-        let (mut transaction, batch) = self.begin_extents(cost)?;
-        let mut meta = inode.meta();
-        let found = self.extents_in(inode, first, last - first, batch + 1)?;
-        if found.is_empty() {
+        let logged = self.prepare(inode, plan, cost)?.apply(|mut transaction, room| {
+            if let Some(id) = room.logged {
+                let size = inode.size();
+                let operation =
+                    self.logged_operation(inode, LoggedKind::Punch, blocks.start, blocks.end, size);
+                transaction.put(Key::logged(id), &operation.encode());
+                transaction.commit(Depends::Nothing)?;
+                return Ok(Some((id, operation)));
+            }
+            let mut meta = inode.meta();
+            let found = self.extents_in(inode, blocks.start, blocks.end - blocks.start, usize::MAX)?;
+            if found.is_empty() {
+                return Ok(None);
+            }
+            let kept = found
+                .iter()
+                .flat_map(|extent| [extent.clip(0, blocks.start), extent.clip(blocks.end, u64::MAX)])
+                .flatten()
+                .collect();
+            let plan = Replacement::between(found, kept);
+            let mut record = meta.record.clone();
+            record.blocks = record.blocks.saturating_add_signed(plan.blocks_gained());
+            transaction.put_inode(inode.number, &record);
+            transaction.extents(inode.number, plan.removed, plan.inserted);
+            self.commit_extents(inode, transaction, Depends::Nothing)?;
+            meta.record = record;
+            Ok(None)
+        })?;
+        match logged {
+            Some((id, operation)) => self.run_logged_live(inode, id, operation),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes a range read as zeros: whole blocks become unwritten, they have homes already. With `grows` the file ends at
+    /// `end` at least.
+    fn zero_range(self: &Arc<Engine>, inode: &InodeRef, offset: u64, end: u64, grows: bool) -> Result<()> {
+        let grown = (grows && end > inode.size()).then_some(end);
+        if let Some(size) = grown {
+            self.settle_growth(inode, size)?;
+        }
+        let (blocks, edges) = prepare_edges(inode, offset, end)?;
+        if blocks.is_empty() && grown.is_none() {
+            edges.into_iter().for_each(Zeroing::apply);
             return Ok(());
         }
-        if found.len() > batch {
-            let (id, operation) = self.logged_operation(inode, LoggedKind::Punch, first, last, inode.size());
+        let plan = Plan { bytes: offset..end, blocks: blocks.clone(), edges, may_log: true };
+        let logged = self.prepare(inode, plan, unwrite_cost)?.apply(|transaction, room| {
+            let Some(id) = room.logged else {
+                self.unwrite_step(inode, blocks.clone(), room.extents, grown, transaction)?;
+                return Ok(None);
+            };
+            let size = grown.unwrap_or(inode.size());
+            let operation = self.logged_operation(inode, LoggedKind::Zero, blocks.start, blocks.end, size);
+            let mut transaction = transaction;
             transaction.put(Key::logged(id), &operation.encode());
-            transaction.commit(Depends::Nothing)?;
-            drop(meta);
-            return self.run_logged_live(inode, id, operation);
-        }
-        let kept = found
-            .iter()
-            .flat_map(|extent| [extent.clip(0, first), extent.clip(last, u64::MAX)])
-            .flatten()
-            .collect();
-        let plan = Replacement::between(found, kept);
-        let mut record = meta.record.clone();
-        record.blocks = record.blocks.saturating_add_signed(plan.blocks_gained());
-        transaction.put_inode(inode.number, &record);
-        transaction.extents(inode.number, plan.removed, plan.inserted);
-        self.commit_extents(inode, transaction, Depends::Nothing)?;
-        meta.record = record;
-        Ok(())
-    }
-
-    /// Zeroes the parts of a range that are not whole blocks; gives the whole blocks as `first..last`.
-    fn zero_edges(&self, inode: &InodeRef, offset: u64, end: u64) -> Result<(u64, u64)> {
-        let block = BLOCK_SIZE as u64;
-        let (first, last) = (offset.div_ceil(block), end / block);
-        let mapping = inode.mapping();
-        if first > last {
-            mapping.zero(offset, end)?;
-            return Ok((first, first));
-        }
-        if offset < first * block {
-            mapping.zero(offset, first * block)?;
-        }
-        if last * block < end {
-            mapping.zero(last * block, end)?;
-        }
-        Ok((first, last))
-    }
-
-    /// Makes whole blocks of a range unwritten; they have homes already.
-    fn zero_blocks(self: &Arc<Engine>, inode: &InodeRef, offset: u64, end: u64) -> Result<()> {
-        let (first, last) = self.zero_edges(inode, offset, end)?;
-        if first >= last {
-            return Ok(());
-        }
-        let extents = self.extents_in(inode, first, last - first, EXTENTS_PER_TRANSACTION + 1)?;
-        if extents.len() <= EXTENTS_PER_TRANSACTION {
-            return self.unwrite(inode, first, last);
-        }
-        let (id, operation) = self.logged_operation(inode, LoggedKind::Zero, first, last, inode.size());
-        let mut transaction = self.begin(Cost::new(1, 128))?;
-        transaction.put(Key::logged(id), &operation.encode());
-        transaction.commit(Depends::Nothing)?;
-        match self.unwrite(inode, first, last) {
+            self.unwrite_step(inode, blocks.start..blocks.start, 0, grown, transaction)?;
+            Ok(Some((id, operation)))
+        })?;
+        let Some((id, operation)) = logged else { return Ok(()) };
+        match self.unwrite(inode, blocks) {
             Ok(()) => self.finish_logged_live(inode, id, operation),
             // It cannot stay half done. Finishing it as after a crash frees the blocks, which reads as zeros too.
             Err(error) => self.run_logged_live(inode, id, operation).and(Err(error)),
@@ -165,31 +162,57 @@ impl Engine {
     }
 
     /// Makes what is written of whole blocks unwritten, and drops them from the cache.
-    fn unwrite(&self, inode: &InodeRef, first: u64, last: u64) -> Result<()> {
-        inode.mapping().drop_range(first, last);
-        let mut at = first;
-        while at < last {
-            let mut transaction =
-                self.begin(Cost::new(1, 128).with_extents(2 * EXTENTS_PER_TRANSACTION + 4))?;
-            let mut meta = inode.meta();
-            let found = self.extents_in(inode, at, last - at, EXTENTS_PER_TRANSACTION)?;
-            let pieces: Vec<Extent> = found
-                .iter()
-                .filter_map(|extent| extent.clip(at, last))
-                .map(|extent| Extent { unwritten: true, ..extent })
-                .collect();
-            at = pieces.last().map_or(last, Extent::file_end);
-            let plan = self.plan_overlay(inode, &pieces)?;
-            if plan.len() == 0 {
-                continue;
-            }
-            let record = meta.record.clone();
-            transaction.put_inode(inode.number, &record);
-            transaction.extents(inode.number, plan.removed, plan.inserted);
-            self.commit_extents(inode, transaction, Depends::Nothing)?;
-            meta.record = record;
+    fn unwrite(&self, inode: &InodeRef, blocks: Range<u64>) -> Result<()> {
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let rest = at..blocks.end;
+            let bytes = at * BLOCK_SIZE as u64..blocks.end * BLOCK_SIZE as u64;
+            let plan = Plan { bytes, blocks: rest.clone(), edges: Vec::new(), may_log: false };
+            at = self
+                .prepare(inode, plan, unwrite_cost)?
+                .apply(|transaction, room| self.unwrite_step(inode, rest, room.extents, None, transaction))?;
         }
         Ok(())
+    }
+
+    /// Makes the first extents of a range, at most `most`, unwritten, sets the size if one is given, and commits if there is
+    /// anything to commit. Gives the block to go on from.
+    fn unwrite_step(
+        &self,
+        inode: &InodeRef,
+        blocks: Range<u64>,
+        most: usize,
+        grown: Option<u64>,
+        mut transaction: Transaction<'_>,
+    ) -> Result<u64> {
+        let mut meta = inode.meta();
+        let found = self.extents_in(inode, blocks.start, blocks.end - blocks.start, most)?;
+        let pieces: Vec<Extent> = found
+            .iter()
+            .filter_map(|extent| extent.clip(blocks.start, blocks.end))
+            .map(|extent| Extent { unwritten: true, ..extent })
+            .collect();
+        let next = pieces.last().filter(|_| found.len() == most).map_or(blocks.end, Extent::file_end);
+        let plan = self.plan_overlay(inode, &pieces)?;
+        if plan.len() == 0 && grown.is_none() && transaction.is_empty() {
+            return Ok(next);
+        }
+        let mut record = meta.record.clone();
+        if let Some(size) = grown {
+            inode.fold_times(&mut meta);
+            record = self.with_size(&meta.record, size);
+        }
+        transaction.put_inode(inode.number, &record);
+        transaction.extents(inode.number, plan.removed, plan.inserted);
+        // A larger size shows what was written back below it.
+        let depends = if grown.is_some() { Depends::DataOf(inode) } else { Depends::Nothing };
+        self.commit_extents(inode, transaction, depends)?;
+        meta.record = record;
+        if let Some(size) = grown {
+            meta.dirty = false;
+            inode.seen.set_size(size);
+        }
+        Ok(next)
     }
 
     /// Sees to it that whole blocks beyond the end of file read as zeros once the size passes them. They are holes or
@@ -200,7 +223,7 @@ impl Engine {
         while at < last {
             let found = inode.read_extents(at, last - at, 64)?;
             if found.iter().any(|extent| !extent.unwritten) {
-                return self.unwrite(inode, at, last);
+                return self.unwrite(inode, at..last);
             }
             at = if found.len() < 64 { last } else { found.last().map_or(last, Extent::file_end) };
         }
@@ -302,4 +325,26 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+/// What making so many extents unwritten costs.
+fn unwrite_cost(extents: usize) -> Cost {
+    Cost::new(2, 256).with_extents(2 * extents + 4)
+}
+
+/// The whole blocks of a range of bytes, and its parts that are not whole blocks, ready to be zeroed.
+fn prepare_edges(inode: &InodeRef, offset: u64, end: u64) -> Result<(Range<u64>, Vec<Zeroing<'_>>)> {
+    let block = BLOCK_SIZE as u64;
+    let (first, last) = (offset.div_ceil(block), end / block);
+    let mapping = inode.mapping();
+    let parts = match first <= last {
+        true => [offset..first * block, last * block..end],
+        // All of it lies within one block.
+        false => [offset..end, end..end],
+    };
+    let mut edges = Vec::with_capacity(parts.len());
+    for part in parts.into_iter().filter(|part| !part.is_empty()) {
+        edges.extend(mapping.prepare_zero(part.start, part.end)?);
+    }
+    Ok((first..last.max(first), edges))
 }

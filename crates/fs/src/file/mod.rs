@@ -6,7 +6,8 @@
 //! | [`buffered`] | reads and writes through the cache, appends, size growth |
 //! | [`direct`] | reads and writes past the cache |
 //! | [`direct_async`] | those that hold no thread |
-//! | [`exclusive`] | having a file to oneself, as the next three do |
+//! | [`exclusive`] | having a file to oneself, as those below do |
+//! | [`prepared`] | what the next three have ready before they change anything |
 //! | [`truncate`] | explicit size changes |
 //! | [`fallocate`] | allocate, punch, zero |
 //! | [`shift`] | collapse and insert range, by logged operations |
@@ -31,6 +32,7 @@ pub(crate) mod direct_async;
 pub(crate) mod exclusive;
 pub(crate) mod fallocate;
 pub(crate) mod fsync;
+pub(crate) mod prepared;
 pub(crate) mod range_lock;
 pub(crate) mod seek;
 pub(crate) mod shift;

@@ -89,10 +89,10 @@ impl Engine {
         let mapping = inode.mapping();
         let on_disk = inode.meta().record.size;
         mapping.write_back(first.min(on_disk / BLOCK_SIZE as u64), u64::MAX)?;
-        mapping.drop_range(first, u64::MAX);
+        mapping.drop_written(first, u64::MAX);
 
-        let (id, operation) =
-            self.logged_operation(inode, kind, first, first + len / BLOCK_SIZE as u64, size);
+        let id = self.new_logged_id();
+        let operation = self.logged_operation(inode, kind, first, first + len / BLOCK_SIZE as u64, size);
         let mut transaction = self.begin(Cost::new(2, 256))?;
         let mut meta = inode.meta();
         transaction.put(Key::logged(id), &operation.encode());

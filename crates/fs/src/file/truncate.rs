@@ -2,9 +2,10 @@
 //!
 //! Protocol, with the gate held exclusively and the exclusive sequence odd:
 //! * *Shrinking*: growth below the new size that has not reached the disk is written back first (so that the new
-//!   size does not expose what was never written); the partial block at the new end is zeroed through the cache;
-//!   folios beyond are dropped; then one transaction sets the size and frees the extents. Where they are too many
-//!   for one transaction it sets the size and logs the operation, and bounded transactions free the rest.
+//!   size does not expose what was never written). When everything that can fail is done ([`super::prepared`]) the partial
+//!   block at the new end is zeroed in the cache, folios beyond are dropped, and one transaction sets the size and frees
+//!   the extents. Where they are too many for one transaction it sets the size and logs the operation, and bounded
+//!   transactions free the rest.
 //! * *Growing*: the partial block at the old end is zeroed and written back before a record raises the size past
 //!   it (J6), since after a crash its tail on disk may still hold what an earlier truncate cut off.
 //!
@@ -12,6 +13,7 @@
 //!
 //! Neighbours: [`crate::reaper`] frees bounded pieces and finishes logged operations after a crash.
 
+use super::prepared::Plan;
 use super::range_end;
 use crate::engine::Engine;
 use crate::extent_map::Replacement;
@@ -23,6 +25,7 @@ use quire_base::sync::atomic::Ordering;
 use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, Result};
 use quire_format::extent::FILE_BLOCKS_MAX;
+use quire_format::inode::InodeRecord;
 use quire_format::key::Key;
 use quire_format::logged::{LoggedKind, LoggedOp};
 
@@ -55,7 +58,8 @@ impl Engine {
         Ok(())
     }
 
-    fn grow(&self, inode: &InodeRef, size: u64) -> Result<()> {
+    /// Puts on disk what must be there before a record raises the size to `size`.
+    pub(crate) fn settle_growth(&self, inode: &InodeRef, size: u64) -> Result<()> {
         // Growth that has not reached the disk goes first: the block at the end on disk may still hold there what an
         // earlier truncate cut off.
         let on_disk = inode.meta().record.size;
@@ -65,14 +69,15 @@ impl Engine {
             mapping.write_back(on_disk / BLOCK_SIZE as u64, blocks_for(inode.size()))?;
         }
         self.settle_tail(inode)?;
-        self.settle_beyond(inode, blocks_for(inode.size()), blocks_for(size))?;
+        self.settle_beyond(inode, blocks_for(inode.size()), blocks_for(size))
+    }
+
+    fn grow(&self, inode: &InodeRef, size: u64) -> Result<()> {
+        self.settle_growth(inode, size)?;
         let mut transaction = self.begin(Cost::new(1, 128))?;
         let mut meta = inode.meta();
         inode.fold_times(&mut meta);
-        let mut record = meta.record.clone();
-        record.size = size;
-        record.mtime = self.options.clock.now();
-        record.ctime = record.mtime;
+        let record = self.with_size(&meta.record, size);
         transaction.put_inode(inode.number, &record);
         let seq = transaction.commit(Depends::DataOf(inode))?;
         inode.committed_data(seq);
@@ -82,8 +87,13 @@ impl Engine {
         Ok(())
     }
 
+    /// The record with another size, changed now.
+    pub(crate) fn with_size(&self, record: &InodeRecord, size: u64) -> InodeRecord {
+        let now = self.options.clock.now();
+        InodeRecord { size, mtime: now, ctime: now, ..record.clone() }
+    }
+
     fn shrink(self: &Arc<Engine>, inode: &InodeRef, size: u64) -> Result<()> {
-        self.check_room_to_free()?;
         let first = blocks_for(size);
         let on_disk = inode.meta().record.size;
         if let Some(mapping) = inode.mapping.get()
@@ -92,51 +102,61 @@ impl Engine {
             mapping.write_back(on_disk / BLOCK_SIZE as u64, first)?;
         }
         let cuts_block = !size.is_multiple_of(BLOCK_SIZE as u64) && size < inode.size();
-        if cuts_block && !is_broken(Broken::ZeroingSkippedBeyondEnd) {
-            inode.mapping().zero(size, first * BLOCK_SIZE as u64)?;
-        }
-        if let Some(mapping) = inode.mapping.get() {
-            mapping.drop_range(first, u64::MAX);
-        }
-
+        let edge = match cuts_block && !is_broken(Broken::ZeroingSkippedBeyondEnd) {
+            true => inode.mapping().prepare_zero(size, first * BLOCK_SIZE as u64)?,
+            false => None,
+        };
+        let plan = Plan {
+            bytes: size..u64::MAX,
+            blocks: first..FILE_BLOCKS_MAX,
+            edges: edge.into_iter().collect(),
+            may_log: true,
+        };
         let cost = |extents| Cost::new(3, 256).with_extents(extents + 2).critical();
-        let (mut transaction, batch) = self.begin_extents(cost)?;
-        let mut meta = inode.meta();
-        inode.fold_times(&mut meta);
-        let mut record = meta.record.clone();
-        record.size = size;
-        record.mtime = self.options.clock.now();
-        record.ctime = record.mtime;
-        let beyond = self.extents_in(inode, first, FILE_BLOCKS_MAX - first, batch + 1)?;
-        let logged = (beyond.len() > batch)
-            .then(|| self.logged_operation(inode, LoggedKind::Truncate, first, FILE_BLOCKS_MAX, size));
-        match &logged {
-            Some((id, operation)) => transaction.put(Key::logged(*id), &operation.encode()),
-            None => {
-                let kept = beyond.iter().filter_map(|extent| extent.clip(0, first)).collect();
-                let plan = Replacement::between(beyond, kept);
-                record.blocks = record.blocks.saturating_add_signed(plan.blocks_gained());
-                transaction.extents(inode.number, plan.removed, plan.inserted);
-            }
-        }
-        transaction.put_inode(inode.number, &record);
-        // Growth was written back so that the new size may show it.
-        let grows = size > meta.record.size;
-        let depends = if grows { Depends::DataOf(inode) } else { Depends::Nothing };
-        self.commit_extents(inode, transaction, depends)?;
-        meta.record = record;
-        meta.dirty = false;
-        meta.emptied |= size == 0;
-        // Under the lock: nobody may see the new record with the old size and raise it again.
-        inode.seen.set_size(size);
-        drop(meta);
+        let logged = self.prepare(inode, plan, cost)?.apply(|mut transaction, room| {
+            let mut meta = inode.meta();
+            inode.fold_times(&mut meta);
+            let mut record = self.with_size(&meta.record, size);
+            let logged = match room.logged {
+                Some(id) => {
+                    let operation =
+                        self.logged_operation(inode, LoggedKind::Truncate, first, FILE_BLOCKS_MAX, size);
+                    transaction.put(Key::logged(id), &operation.encode());
+                    Some((id, operation))
+                }
+                None => {
+                    let beyond = self.extents_in(inode, first, FILE_BLOCKS_MAX - first, usize::MAX)?;
+                    let kept = beyond.iter().filter_map(|extent| extent.clip(0, first)).collect();
+                    let plan = Replacement::between(beyond, kept);
+                    record.blocks = record.blocks.saturating_add_signed(plan.blocks_gained());
+                    transaction.extents(inode.number, plan.removed, plan.inserted);
+                    None
+                }
+            };
+            transaction.put_inode(inode.number, &record);
+            // Growth was written back so that the new size may show it.
+            let grows = size > meta.record.size;
+            let depends = if grows { Depends::DataOf(inode) } else { Depends::Nothing };
+            self.commit_extents(inode, transaction, depends)?;
+            meta.record = record;
+            meta.dirty = false;
+            meta.emptied |= size == 0;
+            // Under the lock: nobody may see the new record with the old size and raise it again.
+            inode.seen.set_size(size);
+            Ok(logged)
+        })?;
         if let Some((id, operation)) = logged {
             self.run_logged_live(inode, id, operation)?;
         }
         Ok(())
     }
 
-    /// A logged operation on an inode, with an id of its own.
+    /// The id of a logged operation that is to begin.
+    pub(crate) fn new_logged_id(&self) -> u64 {
+        self.next_logged.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A logged operation on an inode.
     pub(crate) fn logged_operation(
         &self,
         inode: &Inode,
@@ -144,9 +164,8 @@ impl Engine {
         start: u64,
         end: u64,
         size: u64,
-    ) -> (u64, LoggedOp) {
-        let id = self.next_logged.fetch_add(1, Ordering::Relaxed);
+    ) -> LoggedOp {
         let cursor = if kind == LoggedKind::Insert { FILE_BLOCKS_MAX } else { end };
-        (id, LoggedOp { kind, inode: inode.number, generation: inode.generation, start, end, cursor, size })
+        LoggedOp { kind, inode: inode.number, generation: inode.generation, start, end, cursor, size }
     }
 }
