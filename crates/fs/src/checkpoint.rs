@@ -114,6 +114,7 @@ impl Engine {
         self.alloc.durable(journal.durable());
         self.pay_pool_debt();
         self.counters.checkpoints.add(1);
+        self.room.notify();
         self.forced();
         Ok(())
     }

@@ -12,6 +12,7 @@ use crate::inode_table::InodeTable;
 use crate::options::VolumeOptions;
 use crate::orphan::OrphanSlots;
 use crate::pool_promise::PoolPromise;
+use crate::room_queue::RoomQueue;
 use quire_alloc::Allocator;
 use quire_base::metrics::Counter;
 use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -30,6 +31,8 @@ pub struct EngineCounters {
     pub transactions: Counter,
     /// Times a transaction had to wait for a checkpoint before it could reserve.
     pub checkpoint_waits: Counter,
+    /// Times a transaction had to wait for room of any kind.
+    pub room_waits: Counter,
     /// Checkpoints written.
     pub checkpoints: Counter,
     /// Inodes that were looked at for something in memory that the journal does not know.
@@ -57,6 +60,8 @@ pub struct Engine {
     pub(crate) alloc: Arc<Allocator>,
     pub(crate) cache: Arc<Cache>,
     pub(crate) pool_promise: PoolPromise,
+    /// Threads that wait for journal bytes or tree nodes.
+    pub(crate) room: RoomQueue,
     pub(crate) orphans: OrphanSlots,
     pub(crate) inodes: InodeTable,
     pub(crate) options: VolumeOptions,
@@ -173,6 +178,7 @@ impl Engine {
             alloc: parts.alloc,
             cache: parts.cache,
             pool_promise: PoolPromise::default(),
+            room: RoomQueue::default(),
             orphans: parts.orphans,
             inodes: InodeTable::new(),
             options: parts.options,
@@ -229,8 +235,9 @@ impl Engine {
         if let Some(journal) = &self.journal {
             journal.shut_down(first.clone());
         }
-        // Nothing will serve those that wait for a force.
+        // Nothing will serve those that wait for a force, nor for room.
         self.background.syncs.look_again();
+        self.room.notify();
         first
     }
 
@@ -238,6 +245,7 @@ impl Engine {
     pub(crate) fn shut_down_quietly(&self, error: &Error) {
         self.failure.lock().get_or_insert_with(|| error.clone());
         self.failed.store(true, Ordering::Release);
+        self.room.notify();
     }
 
     /// Makes everything up to `seq` durable, and blocks freed by it reusable.

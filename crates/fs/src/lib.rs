@@ -55,6 +55,8 @@ mod reaper;
 mod recovered_orphans;
 pub mod recovery;
 pub mod repair;
+mod reservation;
+pub mod room_queue;
 pub mod seen;
 pub mod transaction;
 mod volume;

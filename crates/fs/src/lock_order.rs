@@ -47,6 +47,7 @@ mod held {
 
     thread_local! {
         static METAS: Cell<u32> = const { Cell::new(0) };
+        static RESERVATIONS: Cell<u32> = const { Cell::new(0) };
     }
 
     pub(crate) fn meta_locked() {
@@ -60,6 +61,18 @@ mod held {
     pub(crate) fn metas() -> u32 {
         METAS.with(Cell::get)
     }
+
+    pub(crate) fn reservation_begins() {
+        RESERVATIONS.with(|held| held.set(held.get() + 1));
+    }
+
+    pub(crate) fn reservation_ended() {
+        RESERVATIONS.with(|held| held.set(held.get() - 1));
+    }
+
+    pub(crate) fn reservations() -> u32 {
+        RESERVATIONS.with(Cell::get)
+    }
 }
 
 /// Model checkers run many threads of the model on one of the system's: nothing is counted there.
@@ -70,11 +83,18 @@ mod held {
     pub(crate) fn metas() -> u32 {
         0
     }
+    pub(crate) fn reservation_begins() {}
+    pub(crate) fn reservation_ended() {}
+    pub(crate) fn reservations() -> u32 {
+        0
+    }
 }
 
-pub(crate) use held::{meta_locked, meta_unlocked};
+pub(crate) use held::{meta_locked, meta_unlocked, reservation_begins, reservation_ended};
 
-/// Panics in debug builds if the current thread holds a lock that comes after the reservation.
+/// Panics in debug builds if the current thread holds a lock that comes after the reservation, or a reservation: it might
+/// wait for itself.
 pub(crate) fn assert_may_reserve() {
+    debug_assert_eq!(held::reservations(), 0, "a reservation was asked for with another one in hand");
     debug_assert_eq!(held::metas(), 0, "a reservation was asked for under an inode's meta lock");
 }

@@ -55,6 +55,7 @@ pub(crate) fn of(engine: &Engine) -> Vec<Measure> {
     let counters = &engine.counters;
     list.counter("transactions_total", counters.transactions.get());
     list.counter("checkpoint_waits_total", counters.checkpoint_waits.get());
+    list.counter("room_waits_total", counters.room_waits.get());
     list.counter("checkpoints_total", counters.checkpoints.get());
     list.counter("attribute_looks_total", counters.attribute_looks.get());
     list.counter("orphans_freed_total", counters.orphans_freed.get());

@@ -2,8 +2,8 @@
 //!
 //! Protocol (the design's "Commit"):
 //! 1. [`Engine::begin`] reserves journal bytes and the worst number of tree nodes. Outer locks may be held, inner
-//!    ones may not: it waits for a checkpoint if either is short, and takes a chunk for the metadata pool if that
-//!    has no room.
+//!    ones may not: it queues for room ([`crate::room_queue`]), writes a checkpoint where that makes room, takes a chunk
+//!    for the metadata pool if that has none, and else sleeps until others give back what they have reserved.
 //! 2. The caller takes its inner locks, reads what it must and adds changes.
 //! 3. [`Transaction::commit`] loads every leaf it will touch, enters the barrier (shared), appends the record,
 //!    which gives its `Seq`, applies every change, leaves the barrier. From `Seq` to the last apply nothing
@@ -33,11 +33,12 @@
 //!
 //! What is durable in a checkpoint needs no such word: its own flush comes after all records up to its S.
 //!
-//! Neighbours: [`crate::apply`] applies a change, here and in replay; `journal` and `tree` hold the reservations.
+//! Neighbours: [`crate::apply`] applies a change, here and in replay; [`crate::reservation`] owns what was reserved.
 
 use crate::engine::Engine;
 use crate::inode::Inode;
 use crate::options::OrphanTracking;
+use crate::reservation::{Amount, Reservation, Shortage, Turn};
 use quire_base::broken::{Broken, is_broken};
 use quire_base::patience;
 use quire_base::sync::MutexGuard;
@@ -49,8 +50,7 @@ use quire_format::inode::InodeRecord;
 use quire_format::key::Key;
 use quire_format::record::{self, Change};
 use quire_format::region::split_by_region;
-use quire_journal::{JournalReservation, Short as JournalShort};
-use quire_tree::{Class, NodeReservation, Short, Ticket};
+use quire_tree::{Class, Ticket};
 
 /// Extents that one transaction of a long operation changes at most.
 pub const EXTENTS_PER_TRANSACTION: usize = 64;
@@ -61,9 +61,12 @@ const PROMISED_CHUNK: u64 = 64;
 /// Payload bytes of a transaction that lets the pool grow.
 const POOL_GROW_BYTES: usize = 64;
 
-/// Attempts to reserve before a volume counts as unable to make progress: far more than checkpoints or the
-/// reservations of other threads can explain.
-const ROUNDS_MAX: u32 = 100_000;
+/// Checkpoints written for a reservation while nobody else holds one, before the volume counts as full: far more than the
+/// two that empty the journal and the dirty set.
+const CHECKPOINTS_ALONE_MAX: u32 = 64;
+
+/// Times that the first in the queue waits for freed blocks which another thread is discarding.
+const FREED_WAITS_MAX: u32 = 100_000;
 
 /// What a transaction may come to need.
 #[derive(Clone, Copy, Debug)]
@@ -122,8 +125,7 @@ impl Depends<'_> {
 #[must_use]
 pub struct Transaction<'a> {
     engine: &'a Engine,
-    journal: JournalReservation<'a>,
-    _nodes: NodeReservation<'a>,
+    reservation: Reservation<'a>,
     ticket: Ticket<'a>,
     changes: Vec<Change>,
     reserved_bytes: usize,
@@ -132,72 +134,96 @@ pub struct Transaction<'a> {
 }
 
 impl Engine {
-    /// Reserves for a transaction. Waits for checkpoints; holds nothing while it waits. On a thread that may not wait it
-    /// fails instead ([`patience`]).
+    /// Reserves for a transaction. Waits for room; holds nothing while it waits. On a thread that may not wait it fails
+    /// instead ([`patience`]).
     pub fn begin(&self, cost: Cost) -> Result<Transaction<'_>> {
         crate::lock_order::assert_may_reserve();
-        let nodes = self.tree.nodes_for(cost.keys);
-        let class = if cost.critical { Class::Critical } else { Class::Normal };
-        let bytes = record_bytes(cost.bytes);
-        for round in 0..ROUNDS_MAX {
-            if round > 4 {
-                // What is short is in other threads' reservations: they commit without waiting for us.
-                thread::yield_now();
-            }
-            let journal = self.journal()?;
-            let seen = self.checkpoint_number.load(Ordering::Acquire);
-            let reserved = if patience::may_wait() {
-                journal.try_reserve(bytes)
-            } else {
-                journal.try_reserve_now(bytes)
-            };
-            let reservation = match reserved {
-                Ok(reservation) => reservation,
-                Err(JournalShort::Checkpoint | JournalShort::Buffer) => {
-                    self.make_room(seen)?;
-                    continue;
-                }
-                Err(JournalShort::Failed(error)) => {
-                    self.check_writable()?;
-                    return Err(error);
-                }
-            };
-            match self.tree.try_reserve(nodes, class) {
-                Ok(nodes) => return Ok(Transaction::reserved(self, reservation, nodes, cost.bytes)),
-                Err(Short::Checkpoint) => {
-                    drop(reservation);
-                    if round < 4 || round.is_multiple_of(64) {
-                        self.make_room(seen)?;
-                    }
-                }
-                Err(Short::PoolFull) => {
-                    drop(reservation);
-                    self.grow_pool(cost.critical)?;
-                }
+        let amount = self.amount(cost);
+        if !self.room.is_ahead_of(amount.class) {
+            match self.claim(amount, Turn::Newcomer) {
+                Ok(reservation) => return Ok(Transaction::reserved(self, reservation, cost.bytes)),
+                Err(Shortage::Failed(error)) => return Err(error),
+                Err(Shortage::Room | Shortage::PoolFull) => {}
             }
         }
-        Err(Error::new(
-            ErrorKind::NoSpace,
-            format!(
-                "no room for a transaction of {bytes} journal bytes and {nodes} tree nodes, even after checkpoints"
-            ),
-        ))
+        let reservation = self.wait_for_room(amount)?;
+        Ok(Transaction::reserved(self, reservation, cost.bytes))
+    }
+
+    fn amount(&self, cost: Cost) -> Amount {
+        Amount {
+            nodes: self.tree.nodes_for(cost.keys),
+            journal_bytes: record_bytes(cost.bytes),
+            class: if cost.critical { Class::Critical } else { Class::Normal },
+        }
+    }
+
+    /// Queues for room and, when first in the queue, makes it where a checkpoint or a larger pool can. Else it sleeps until
+    /// others give theirs back. `NoSpace` only if nothing is reserved and checkpoints do not help.
+    fn wait_for_room(&self, amount: Amount) -> Result<Reservation<'_>> {
+        patience::check("room for a transaction")?;
+        self.counters.room_waits.add(1);
+        let mut place = self.room.join(amount.class);
+        let mut tried = None;
+        let (mut checkpoints_alone, mut freed_waits) = (0, 0);
+        loop {
+            let moment = place.await_turn(tried.take());
+            let seen = self.checkpoint_number.load(Ordering::Acquire);
+            let others = self.has_reservations();
+            match self.claim(amount, Turn::Mine) {
+                Ok(reservation) => return Ok(reservation),
+                Err(Shortage::Failed(error)) => return Err(error),
+                Err(Shortage::PoolFull) => match self.grow_pool(amount.class == Class::Critical) {
+                    Ok(()) if freed_waits < FREED_WAITS_MAX => {
+                        if self.alloc.deferred_blocks() > 0 {
+                            freed_waits += 1;
+                            thread::yield_now();
+                        }
+                        continue;
+                    }
+                    Ok(()) => {}
+                    Err(error)
+                        if error.kind() == ErrorKind::NoSpace && self.tree.checkpoint_frees_nodes() =>
+                    {
+                        self.make_room(seen)?;
+                    }
+                    Err(error) => return Err(error),
+                },
+                Err(Shortage::Room) if self.checkpoints_make_room(amount) => self.make_room(seen)?,
+                Err(Shortage::Room) if others || self.has_reservations() => {
+                    tried = Some(moment);
+                    continue;
+                }
+                Err(Shortage::Room) => self.make_room(seen)?,
+            }
+            checkpoints_alone = if others { 0 } else { checkpoints_alone + 1 };
+            if checkpoints_alone > CHECKPOINTS_ALONE_MAX || freed_waits >= FREED_WAITS_MAX {
+                return Err(Error::new(
+                    ErrorKind::NoSpace,
+                    format!(
+                        "no room for a transaction of {} journal bytes and {} tree nodes, even after checkpoints",
+                        amount.journal_bytes, amount.nodes
+                    ),
+                ));
+            }
+        }
     }
 
     /// As [`Engine::begin`], for those who hold segments: `None` where it would have to wait.
     pub(crate) fn try_begin(&self, cost: Cost) -> Option<Transaction<'_>> {
         crate::lock_order::assert_may_reserve();
-        let nodes = self.tree.nodes_for(cost.keys);
-        let class = if cost.critical { Class::Critical } else { Class::Normal };
-        let journal = self.journal().ok()?.try_reserve_now(record_bytes(cost.bytes)).ok()?;
-        let nodes = self.tree.try_reserve(nodes, class).ok()?;
-        Some(Transaction::reserved(self, journal, nodes, cost.bytes))
+        let amount = self.amount(cost);
+        if self.room.is_ahead_of(amount.class) {
+            return None;
+        }
+        let reservation = self.claim(amount, Turn::Nonblocking).ok()?;
+        Some(Transaction::reserved(self, reservation, cost.bytes))
     }
 
     /// Whether the metadata pool as it is has room for such a transaction, perhaps after a checkpoint.
     pub(crate) fn has_room(&self, cost: Cost) -> bool {
-        let class = if cost.critical { Class::Critical } else { Class::Normal };
-        !matches!(self.tree.try_reserve(self.tree.nodes_for(cost.keys), class), Err(Short::PoolFull))
+        let amount = self.amount(cost);
+        self.tree.pool_has_room(amount.nodes, amount.class)
     }
 
     /// Reserves for as many extents as there is room for, of those that one transaction changes at most: on a small
@@ -247,48 +273,42 @@ impl Engine {
 
     /// False if a checkpoint had to be written instead: the caller starts over.
     pub(crate) fn grow_pool_by(&self, run: Run) -> Result<bool> {
-        let nodes = self.tree.nodes_for(1);
         let seen = self.checkpoint_number.load(Ordering::Acquire);
-        let journal = match self.journal()?.try_reserve(record_bytes(POOL_GROW_BYTES)) {
-            Ok(journal) => journal,
-            Err(JournalShort::Checkpoint | JournalShort::Buffer) => {
+        let reservation = match self.claim(self.pool_grow_amount(), Turn::Mine) {
+            Ok(reservation) => reservation,
+            Err(Shortage::Room) => {
                 self.make_room(seen)?;
                 return Ok(false);
             }
-            Err(JournalShort::Failed(error)) => return Err(error),
-        };
-        let nodes = match self.tree.try_reserve(nodes, Class::Critical) {
-            Ok(nodes) => nodes,
-            Err(Short::Checkpoint) => {
-                drop(journal);
-                self.make_room(seen)?;
-                return Ok(false);
-            }
-            Err(Short::PoolFull) => {
+            Err(Shortage::Failed(error)) => return Err(error),
+            Err(Shortage::PoolFull) => {
                 return Err(Error::new(
                     ErrorKind::NoSpace,
                     "the metadata reserve is used up: delete files or enlarge the volume",
                 ));
             }
         };
-        let mut transaction = Transaction::reserved(self, journal, nodes, POOL_GROW_BYTES);
+        let mut transaction = Transaction::reserved(self, reservation, POOL_GROW_BYTES);
         transaction.changes.push(Change::PoolGrow { start: run.start, blocks: run.blocks as u32 });
         transaction.commit(Depends::Nothing)?;
         self.counters.pool_growths.add(1);
         Ok(true)
     }
 
+    fn pool_grow_amount(&self) -> Amount {
+        let (nodes, journal_bytes) = (self.tree.nodes_for(1), record_bytes(POOL_GROW_BYTES));
+        Amount { nodes, journal_bytes, class: Class::Critical }
+    }
+
     /// For [`Broken::CheckpointNodesInDataSpace`]: takes a few blocks, the lowest that are free, for the metadata pool,
     /// unless something is short.
     pub(crate) fn grow_pool_from_freed(&self) {
-        let (Ok(journal), Ok(run)) = (self.journal(), self.alloc.contiguous(8, 1)) else { return };
-        let journal = journal.try_reserve_now(record_bytes(POOL_GROW_BYTES)).ok();
-        let nodes = self.tree.try_reserve(self.tree.nodes_for(1), Class::Critical).ok();
-        let Some((journal, nodes)) = journal.zip(nodes) else {
+        let Ok(run) = self.alloc.contiguous(8, 1) else { return };
+        let Ok(reservation) = self.claim(self.pool_grow_amount(), Turn::Nonblocking) else {
             let _ = self.alloc.cancel(&[run]).map(drop);
             return;
         };
-        let mut transaction = Transaction::reserved(self, journal, nodes, POOL_GROW_BYTES);
+        let mut transaction = Transaction::reserved(self, reservation, POOL_GROW_BYTES);
         transaction.changes.push(Change::PoolGrow { start: run.start, blocks: run.blocks as u32 });
         let _ = transaction.commit(Depends::Nothing);
     }
@@ -309,16 +329,10 @@ fn record_bytes(payload: usize) -> usize {
 
 impl<'a> Transaction<'a> {
     /// An empty one, with what was reserved for it: `bytes` of payload, and nodes.
-    fn reserved(
-        engine: &'a Engine,
-        journal: JournalReservation<'a>,
-        nodes: NodeReservation<'a>,
-        bytes: usize,
-    ) -> Transaction<'a> {
+    fn reserved(engine: &'a Engine, reservation: Reservation<'a>, bytes: usize) -> Transaction<'a> {
         Transaction {
             engine,
-            journal,
-            _nodes: nodes,
+            reservation,
             ticket: engine.tree.ticket(),
             changes: Vec::with_capacity(8),
             reserved_bytes: bytes,
@@ -414,7 +428,7 @@ impl Transaction<'_> {
 
         let journal = engine.journal()?;
         let mut barrier = Some(engine.barrier.shared());
-        let seq = journal.append_after(&mut self.journal, &payload, depends.mark());
+        let seq = journal.append_after(&mut self.reservation.journal, &payload, depends.mark());
         if is_broken(Broken::CheckpointInsideTransaction) {
             barrier = None;
         }

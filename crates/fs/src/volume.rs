@@ -129,6 +129,9 @@ pub struct Metrics {
     pub transactions: u64,
     /// Transactions that waited for a checkpoint.
     pub checkpoint_waits: u64,
+    /// Times a transaction had to wait for room of any kind: a checkpoint, a larger metadata pool, or what others have
+    /// reserved.
+    pub room_waits: u64,
     /// Checkpoints written.
     pub checkpoints: u64,
     /// Inodes without a name that were given a slot or a key, so that a crash does not leak them.
@@ -334,6 +337,7 @@ impl Volume {
             journal_record_bytes: journal.record_bytes,
             transactions: counters.transactions.get(),
             checkpoint_waits: counters.checkpoint_waits.get(),
+            room_waits: counters.room_waits.get(),
             checkpoints: counters.checkpoints.get(),
             orphan_claims: counters.orphan_claims.get(),
             orphans_freed: counters.orphans_freed.get(),

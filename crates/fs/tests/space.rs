@@ -4,8 +4,10 @@ mod common;
 
 use common::{file, options};
 use quire::{ErrorKind, FallocateMode, FormatOptions, IoFlags, Volume, VolumeOptions};
-use quire_device::MemoryBackend;
-use std::sync::Arc;
+use quire_base::BlockNo;
+use quire_device::{Backend, Io, IoClass, IoOp, MemoryBackend};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 
 fn new_volume(blocks: u64) -> Volume {
     let device = Arc::new(MemoryBackend::new(blocks));
@@ -107,4 +109,114 @@ fn a_zeroing_without_room_leaves_the_edges_as_they_were() {
     volume.allocate(&inode, FallocateMode::PunchHole, 100, 3 * 4096 - 200).unwrap();
     volume.read(&inode, 0, &mut now, IoFlags::empty()).unwrap();
     assert!(now[100..3 * 4096 - 100].iter().all(|byte| *byte == 0));
+}
+
+/// A device whose reads can be held up.
+struct SlowReads {
+    memory: MemoryBackend,
+    is_open: Mutex<bool>,
+    opened: Condvar,
+    waiting: AtomicUsize,
+}
+
+impl SlowReads {
+    fn pass(&self) {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        drop(self.opened.wait_while(self.is_open.lock().unwrap(), |open| !*open).unwrap());
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn set_open(&self, open: bool) {
+        *self.is_open.lock().unwrap() = open;
+        self.opened.notify_all();
+    }
+}
+
+impl Backend for SlowReads {
+    fn blocks(&self) -> u64 {
+        self.memory.blocks()
+    }
+    fn name(&self) -> String {
+        "slow".to_string()
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+    fn read(&self, class: IoClass, at: BlockNo, buf: &mut [u8]) -> quire::Result<()> {
+        self.pass();
+        self.memory.read(class, at, buf)
+    }
+    fn write(&self, class: IoClass, at: BlockNo, buf: &[u8]) -> quire::Result<()> {
+        self.memory.write(class, at, buf)
+    }
+    fn flush(&self) -> quire::Result<()> {
+        self.memory.flush()
+    }
+    fn discard(&self, at: BlockNo, count: u64) -> quire::Result<()> {
+        self.memory.discard(at, count)
+    }
+    fn submit(&self, class: IoClass, ios: Vec<Io>) {
+        if ios.iter().any(|io| io.op == IoOp::Read) {
+            self.pass();
+        }
+        self.memory.submit(class, ios);
+    }
+}
+
+/// While a thread with a large reservation waited for a slow device, those that found no room yielded a hundred thousand
+/// times, wrote a checkpoint in every 64th round, and then said that the volume was full. Now they sleep until the
+/// reservation comes back.
+#[test]
+fn room_that_others_have_reserved_is_waited_for() {
+    let device = Arc::new(SlowReads {
+        memory: MemoryBackend::new(32768),
+        is_open: Mutex::new(true),
+        opened: Condvar::new(),
+        waiting: AtomicUsize::new(0),
+    });
+    Volume::format_backend(device.clone(), &FormatOptions { seed: Some(1), ..Default::default() }).unwrap();
+    // All of the tree's nodes fit into memory, half of them may be dirty.
+    let options = VolumeOptions { node_cache_bytes: 512 * 4416, ..options() };
+    let volume = Volume::open_backend(device.clone(), options.clone()).unwrap();
+    let large = file(&volume, "large");
+    for block in 0..4000 {
+        volume.write(&large, 2 * block * 4096, &[1; 4096], IoFlags::empty()).unwrap();
+    }
+    drop(large);
+    for n in 0..1500 {
+        file(&volume, &format!("{n:0200}"));
+    }
+    volume.close().unwrap();
+    let volume = Volume::open_backend(device.clone(), options).unwrap();
+    // What the last of these loads the create below needs as well.
+    for n in 0..1500 {
+        volume.lookup(&volume.root(), format!("{n:0200}").as_bytes()).unwrap();
+    }
+    file(&volume, "first");
+    volume.unlink(&volume.root(), b"large").unwrap();
+    let before = volume.metrics();
+
+    device.set_open(false);
+    std::thread::scope(|scope| {
+        let reaper = scope.spawn(|| volume.drain_orphans());
+        while device.waiting.load(Ordering::SeqCst) == 0 && !reaper.is_finished() {
+            std::thread::yield_now();
+        }
+        let creator =
+            scope.spawn(|| volume.create(&volume.root(), b"second", &quire::Create::file(0o644)).map(drop));
+        let waits = || volume.metrics().room_waits > before.room_waits;
+        while !waits() && !creator.is_finished() && device.waiting.load(Ordering::SeqCst) == 1 {
+            std::thread::yield_now();
+        }
+        let waited = waits();
+        // Far longer than a thread kept trying that did not sleep.
+        (0..20_000).for_each(|_| std::thread::yield_now());
+        let checkpoints = volume.metrics().checkpoint_waits - before.checkpoint_waits;
+        device.set_open(true);
+        assert!(checkpoints <= 4, "{checkpoints} checkpoints were written, which make no room");
+        assert!(waited, "the reservation of the reaper leaves no room");
+        creator.join().unwrap().expect("there is room once the reaper is done");
+        reaper.join().unwrap();
+    });
+    volume.close().unwrap();
 }

@@ -162,6 +162,13 @@ impl Journal {
         self.reserve(1, bytes, false)
     }
 
+    /// Whether one record with a payload of up to `bytes` bytes would fit beside the reservations there are, if checkpoints
+    /// had emptied the ring.
+    pub fn has_room_when_empty(&self, bytes: usize) -> bool {
+        let usage = self.usage();
+        usage.reserved_bytes + charge_of(1, bytes) <= usage.ring_bytes
+    }
+
     /// The largest payload that one reservation of one record can have on this journal.
     pub fn payload_max(&self) -> usize {
         let whole = self.core.charge_max().saturating_sub(PADDING_MAX) as usize;
@@ -170,8 +177,7 @@ impl Journal {
 
     fn reserve(&self, records: usize, bytes: usize, wait: bool) -> Result<JournalReservation<'_>, Short> {
         let core = &*self.core;
-        let per_record = (RECORD_HEADER_BYTES + RECORD_ALIGN - 1) as u64 + PADDING_MAX;
-        let charge = (records as u64).saturating_mul(per_record).saturating_add(bytes as u64);
+        let charge = charge_of(records, bytes);
         if charge > core.charge_max() || bytes > RECORD_PAYLOAD_MAX {
             return Err(Short::Failed(Error::invalid(format!(
                 "{records} journal records of {bytes} bytes at once: this journal takes {}",
@@ -391,6 +397,12 @@ impl JournalConfig {
             && self.head.0 - self.tail.0 <= ring;
         (!sound).then(|| Error::invalid(format!("the journal cannot be opened with {self:?}")))
     }
+}
+
+/// What so many records with so many bytes of payload between them take at most.
+fn charge_of(records: usize, bytes: usize) -> u64 {
+    let per_record = (RECORD_HEADER_BYTES + RECORD_ALIGN - 1) as u64 + PADDING_MAX;
+    (records as u64).saturating_mul(per_record).saturating_add(bytes as u64)
 }
 
 impl JournalReservation<'_> {

@@ -207,9 +207,30 @@ impl Accounting {
         // Not as credit: it is short.
         std::mem::forget(reservation);
         self.reserved.fetch_sub(nodes, Ordering::AcqRel);
+        Err(if self.is_pool_short(nodes, class) { Short::PoolFull } else { Short::Checkpoint })
+    }
+
+    /// Whether only a larger pool makes comfortable room for so many nodes.
+    fn is_pool_short(&self, nodes: u64, class: Class) -> bool {
         let limit = self.limit.max(nodes);
         let wanted = if class == Class::Normal { nodes.max(COMFORTABLE_NODES.min(limit)) } else { nodes };
-        Err(if wanted > self.room(nodes, class) { Short::PoolFull } else { Short::Checkpoint })
+        wanted > self.room(nodes, class)
+    }
+
+    /// Whether the pool as it is has room for so many nodes, now or after a checkpoint. Reserves nothing.
+    pub(crate) fn pool_has_room(&self, nodes: u64, class: Class) -> bool {
+        self.fits(self.held() + nodes, nodes, class) || !self.is_pool_short(nodes, class)
+    }
+
+    /// Whether so many nodes would fit beside those that transactions hold, if nothing else were dirty.
+    pub(crate) fn has_room_when_clean(&self, nodes: u64, class: Class) -> bool {
+        let reserved = self.held() + nodes;
+        reserved <= self.room(reserved, class).min(self.limit.max(nodes))
+    }
+
+    /// Whether the tree has become smaller since what checkpoints hold of it.
+    pub(crate) fn checkpoint_frees_nodes(&self) -> bool {
+        self.live() < self.frozen.load(Ordering::Acquire).max(self.durable.load(Ordering::Acquire))
     }
 
     /// What may be dirty by the pool, if the tree may still grow by `growth` nodes.

@@ -121,6 +121,26 @@ impl Tree {
         reserved
     }
 
+    /// Whether the pool as it is has room for such a reservation, now or after a checkpoint. Reserves nothing.
+    pub fn pool_has_room(&self, nodes: usize, class: Class) -> bool {
+        self.accounting.pool_has_room(nodes as u64, class)
+    }
+
+    /// Whether such a reservation would fit beside those there are, if nothing were dirty.
+    pub fn has_room_when_clean(&self, nodes: usize, class: Class) -> bool {
+        self.accounting.has_room_when_clean(nodes as u64, class)
+    }
+
+    /// Nodes that reservations hold.
+    pub fn reserved_nodes(&self) -> u64 {
+        self.accounting.held()
+    }
+
+    /// Whether the next checkpoint frees pool blocks, since the tree has become smaller.
+    pub fn checkpoint_frees_nodes(&self) -> bool {
+        self.accounting.checkpoint_frees_nodes()
+    }
+
     /// The most nodes that changing `keys` keys can dirty, create or remove.
     ///
     /// Per key, the path and a node beside each on it (split off or merged). For many keys in a small tree that is
