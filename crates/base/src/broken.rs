@@ -121,6 +121,15 @@ pub enum Broken {
     /// record and neither of the two writes: what was cut off is back.
     TailKnownBeforeFlush,
 
+    // Those of progress, which show in an operation that does not end, and of the end of a volume. See [`Broken::APART`].
+    /// Who writes back looks for dirty data again when what there was has been written. Shows beside a writer that goes on.
+    WritebackChases,
+    /// A syncer waits for the data of a file. Shows when that of a few files takes long: no other fsync ends.
+    SyncerWaitsForData,
+    /// Closing a volume does not wait for the operations under way. Shows when one ends between the last sync and the end:
+    /// what it changed is lost, although it has succeeded and the volume was closed in order.
+    CloseWithoutDraining,
+
     // Those of memory: they show in what threads read while others write, without any crash. See [`Broken::MEMORY`].
     /// A batch that extends the file unlocks its segments before it publishes the size. Shows when a read across the
     /// old end comes in between: it has the new bytes and the old end.
@@ -221,6 +230,10 @@ impl Broken {
     /// Mistakes of durability that ordinary runs seldom show: each has a test that goes through all crashes of its case.
     pub const CASES: [Broken; 1] = [Broken::TailKnownBeforeFlush];
 
+    /// The mistakes of progress, and of the end of a volume, each of which has a scenario of its own.
+    pub const APART: [Broken; 3] =
+        [Broken::WritebackChases, Broken::SyncerWaitsForData, Broken::CloseWithoutDraining];
+
     /// What it is called on a command line.
     pub const fn name(self) -> &'static str {
         match self {
@@ -258,6 +271,9 @@ impl Broken {
             Broken::SizeOverUnflushedTail => "size-over-unflushed-tail",
             Broken::TailKnownBeforeFlush => "tail-known-before-flush",
             Broken::TailBelievedZero => "tail-believed-zero",
+            Broken::WritebackChases => "writeback-chases",
+            Broken::SyncerWaitsForData => "syncer-waits-for-data",
+            Broken::CloseWithoutDraining => "close-without-draining",
             Broken::UnlockBeforeSizePublished => "unlock-before-size-published",
             Broken::SizeNotLookedAtAgain => "size-not-looked-at-again",
             Broken::VersionsTakenAfterCopy => "versions-taken-after-copy",
@@ -278,6 +294,7 @@ impl Broken {
         Broken::ALL
             .into_iter()
             .chain(Broken::CASES)
+            .chain(Broken::APART)
             .chain(Broken::MEMORY)
             .find(|broken| broken.name() == name)
     }
@@ -342,7 +359,7 @@ mod tests {
         for (at, broken) in Broken::ALL.into_iter().enumerate() {
             assert_eq!((broken as usize, Broken::from_name(broken.name())), (at, Some(broken)));
         }
-        for broken in Broken::CASES.into_iter().chain(Broken::MEMORY) {
+        for broken in Broken::CASES.into_iter().chain(Broken::APART).chain(Broken::MEMORY) {
             assert_eq!(Broken::from_name(broken.name()), Some(broken));
         }
         assert_eq!(Broken::from_name("nothing-of-the-kind"), None);

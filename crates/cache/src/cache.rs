@@ -8,7 +8,8 @@ use crate::finish;
 use crate::flusher;
 use crate::mapping::{BLOCKS_END, Mapping};
 use crate::metrics::Metrics;
-use crate::outbox::Outbox;
+use crate::outbox::{Outbox, Queue};
+use crate::snapshot::Snapshot;
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::{Arc, Mutex, Weak, thread};
 use quire_base::{BLOCK_SIZE, Clock, Error, ErrorKind, InodeNo, Result};
@@ -102,25 +103,18 @@ impl Cache {
     /// everything has been tried.
     pub fn write_back_all(&self) -> Result<()> {
         let mappings = self.core.dirty_mappings();
-        let started = self.start_write_back(mappings.iter().map(|mapping| (&**mapping, 0, BLOCKS_END)));
-        let waited: Vec<Result<()>> =
-            mappings.iter().map(|mapping| mapping.wait_write_back(0, BLOCKS_END)).collect();
-        started.into_iter().chain(waited).collect()
+        let mut snapshots: Vec<Snapshot> =
+            mappings.iter().map(|mapping| mapping.snapshot(0, BLOCKS_END)).collect();
+        self.start_snapshots(snapshots.iter_mut());
+        let waited: Vec<Result<()>> = snapshots.iter_mut().map(Snapshot::wait).collect();
+        waited.into_iter().collect()
     }
 
-    /// Starts writing everything that is dirty in these files and returns without waiting for it; an outcome for each.
-    /// Files are allocated in this order, and what lies together on the device is one request whichever it belongs to.
-    /// Of each, blocks from the first to before the last named.
-    pub fn start_write_back<'a>(
-        &self,
-        mappings: impl Iterator<Item = (&'a Mapping, u64, u64)>,
-    ) -> Vec<Result<()>> {
-        let mut outbox = Outbox::new(self.core.clone());
-        mappings
-            .map(|(mapping, first, last)| {
-                mapping.gather(&mut outbox, first, last.min(BLOCKS_END), true, u64::MAX).map(|_| ())
-            })
-            .collect()
+    /// Starts writing what is dirty of these snapshots, and waits for nothing. Files are allocated in this order, and what
+    /// lies together on the device is one request whichever it belongs to.
+    pub fn start_snapshots<'a>(&self, snapshots: impl Iterator<Item = &'a mut Snapshot>) {
+        let mut outbox = Outbox::new(self.core.clone(), Queue::Forced);
+        snapshots.for_each(|snapshot| snapshot.gather(&mut outbox, true));
     }
 
     /// Files with blocks that are dirty or in writeback, by the order they came into the cache.

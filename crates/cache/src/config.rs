@@ -29,8 +29,10 @@ pub struct CacheConfig {
     pub io_blocks_max: u32,
     /// Most blocks that are placed and applied together.
     pub run_blocks_max: u32,
-    /// Most writeback requests at the device at a time.
+    /// Most requests of background writeback at the device at a time: a small fdatasync waits behind them all.
     pub inflight_max: u32,
+    /// Most blocks of these requests.
+    pub inflight_blocks_max: u64,
     /// Threads that write in the background.
     pub flushers: usize,
     /// Threads that apply completed writeback.
@@ -63,6 +65,7 @@ impl CacheConfig {
             io_blocks_max: 256,
             run_blocks_max: 1024,
             inflight_max: 64,
+            inflight_blocks_max: 4096,
             flushers: 2,
             finishers: 2,
         }
@@ -89,6 +92,7 @@ impl CacheConfig {
             || self.io_blocks_max == 0
             || self.run_blocks_max == 0
             || self.inflight_max == 0
+            || self.inflight_blocks_max == 0
             || self.flushers == 0
             || self.finishers == 0
         {

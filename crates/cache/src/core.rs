@@ -95,8 +95,8 @@ pub(crate) struct Core {
     mappings: RwLock<BTreeMap<u64, Weak<Mapping>>>,
     pub dirty: Mutex<DirtyLine<Weak<Mapping>>>,
     next_mapping: AtomicU64,
-    pub inflight: Mutex<u32>,
-    pub inflight_fell: Condvar,
+    inflight: Mutex<Inflight>,
+    inflight_fell: Condvar,
     /// Threads that wait for memory or for blocks to become clean.
     waiting: Mutex<u32>,
     progress: Condvar,
@@ -108,6 +108,20 @@ pub(crate) struct Core {
     pub small_files: Mutex<()>,
     pub flusher: Mutex<FlusherSignal>,
     pub flusher_wake: Condvar,
+}
+
+/// Background writeback that is with the device, or is about to be handed over.
+#[derive(Default)]
+struct Inflight {
+    requests: u32,
+    blocks: u64,
+}
+
+impl Inflight {
+    fn enter(&mut self, requests: u32, blocks: u64) {
+        self.requests += requests;
+        self.blocks += blocks;
+    }
 }
 
 /// What background threads are told.
@@ -145,7 +159,7 @@ impl Core {
             mappings: RwLock::new(BTreeMap::new()),
             dirty: Mutex::new(DirtyLine::default()),
             next_mapping: AtomicU64::new(1),
-            inflight: Mutex::new(0),
+            inflight: Mutex::new(Inflight::default()),
             inflight_fell: Condvar::new(),
             waiting: Mutex::new(0),
             progress: Condvar::new(),
@@ -366,27 +380,43 @@ impl Core {
         }
     }
 
-    /// Takes a place in the queue of writeback requests at the device.
-    pub fn enter_inflight(&self) {
+    /// Waits until one more request of background writeback, of `blocks`, may be with the device.
+    pub fn enter_inflight(&self, blocks: u64) {
         let mut inflight = self.inflight.lock();
-        while *inflight >= self.config.inflight_max {
+        while !self.has_place(&inflight, 1, blocks) {
             self.inflight_fell.wait(&mut inflight);
         }
-        *inflight += 1;
+        inflight.enter(1, blocks);
     }
 
-    /// As [`Core::enter_inflight`], unless it is full.
-    pub fn try_enter_inflight(&self) -> bool {
+    /// As [`Core::enter_inflight`], without waiting, and for `blocks` that join a request with no `requests`.
+    pub fn try_enter_inflight(&self, requests: u32, blocks: u64) -> bool {
         let mut inflight = self.inflight.lock();
-        let free = *inflight < self.config.inflight_max;
-        *inflight += u32::from(free);
+        let free = self.has_place(&inflight, requests, blocks);
+        if free {
+            inflight.enter(requests, blocks);
+        }
         free
     }
 
-    /// Leaves it.
-    pub fn leave_inflight(&self) {
-        *self.inflight.lock() -= 1;
-        self.inflight_fell.notify_one();
+    fn has_place(&self, inflight: &Inflight, requests: u32, blocks: u64) -> bool {
+        inflight.requests == 0
+            || (inflight.requests + requests <= self.config.inflight_max
+                && inflight.blocks + blocks <= self.config.inflight_blocks_max)
+    }
+
+    /// A request of background writeback has ended.
+    pub fn leave_inflight(&self, blocks: u64) {
+        let mut inflight = self.inflight.lock();
+        inflight.requests -= 1;
+        inflight.blocks -= blocks;
+        drop(inflight);
+        self.inflight_fell.notify_all();
+    }
+
+    /// Blocks of the largest batch.
+    pub fn batch_blocks(&self) -> u64 {
+        self.config.batch_bytes.div_ceil(BLOCK_SIZE) as u64 + 1
     }
 
     // ---- pace ----

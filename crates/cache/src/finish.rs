@@ -4,9 +4,9 @@
 //! there, as applying may wait for a transaction. Without background threads whoever waits for writeback does it, and
 //! always who wrote it himself.
 //!
-//! Order for a run that succeeded: applied, `mapped` set, `writeback` cleared, unlisted, shares given back, ticket
-//! closed. For one that failed: `dirty` set (so no look at the file finds the blocks neither dirty nor in flight),
-//! the backing takes its space back, the error recorded, `writeback` cleared, shares given back, ticket closed.
+//! Order for a run that succeeded: applied, `mapped` set, `writeback` cleared, unlisted, shares given back, waits
+//! told. For one that failed: `dirty` set (so no look at the file finds the blocks neither dirty nor in flight),
+//! the backing takes its space back, the error recorded, `writeback` cleared, shares given back, waits told.
 //!
 //! Neighbours: [`crate::writeback`] makes runs, [`crate::backing::Backing::written`] applies them.
 
@@ -28,7 +28,6 @@ pub(crate) struct WriteRun {
     spans: Vec<Span>,
     mapping: Arc<Mapping>,
     backing: Arc<dyn Backing>,
-    ticket: u64,
     state: Mutex<RunState>,
 }
 
@@ -44,11 +43,10 @@ impl WriteRun {
         backing: Arc<dyn Backing>,
         placement: Placement,
         spans: Vec<Span>,
-        ticket: u64,
         pending: usize,
     ) -> WriteRun {
         let state = Mutex::new(RunState { placement: Some(placement), pending, error: None });
-        WriteRun { mapping, backing, spans, ticket, state }
+        WriteRun { mapping, backing, spans, state }
     }
 
     /// A request has completed; true for the last one.
@@ -120,7 +118,7 @@ impl WriteRun {
             }
         }
         core.cleaned(cleaned);
-        self.mapping.close_ticket(self.ticket);
+        self.mapping.ended(&self.spans);
     }
 
     /// For [`Broken::SeqStoredAfterWriteback`]: nobody waits for the rest.
@@ -128,7 +126,7 @@ impl WriteRun {
         for span in &self.spans {
             span.pin.writeback().clear(span.first, span.first + span.count);
         }
-        self.mapping.close_ticket(self.ticket);
+        self.mapping.ended(&self.spans);
     }
 
     fn set_dirty(&self) {

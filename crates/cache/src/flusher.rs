@@ -15,9 +15,11 @@
 //! Neighbours: [`crate::writeback`] gathers, [`crate::throttle`] and [`crate::core`] kick.
 
 use crate::core::Core;
-use crate::mapping::{BLOCKS_END, Mapping};
-use crate::outbox::Outbox;
+use crate::mapping::Mapping;
+use crate::outbox::{Outbox, Queue};
 use crate::reclaim;
+use crate::snapshot::Snapshot;
+use crate::writeback::Effort;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use std::time::Duration;
@@ -53,8 +55,8 @@ pub(crate) fn write_some(core: &Arc<Core>, force: bool) -> bool {
     } else {
         Some(core.small_files.lock())
     };
-    let mut outbox = Outbox::new(core.clone());
-    let mut started: Vec<Arc<Mapping>> = Vec::new();
+    let mut outbox = Outbox::new(core.clone(), Queue::Background);
+    let mut started: Vec<Snapshot> = Vec::new();
     let mut left = STEP_BLOCKS;
     // Those that join the line or go back meanwhile are for the next step.
     let end = core.dirty.lock().end();
@@ -74,26 +76,28 @@ pub(crate) fn write_some(core: &Arc<Core>, force: bool) -> bool {
         if failed || mapping.flushing.swap(true, Ordering::Acquire) {
             continue;
         }
-        left = left.saturating_sub(gather_some(&mapping, &mut outbox, left));
+        let (blocks, in_flight) = gather_some(&mapping, &mut outbox, left);
+        left = left.saturating_sub(blocks);
         mapping.flushing.store(false, Ordering::Release);
-        started.push(mapping);
+        started.push(in_flight);
     }
     drop(outbox);
     drop(turn);
-    started.iter().for_each(|mapping| mapping.wait_tickets(0, BLOCKS_END));
+    started.iter_mut().for_each(Snapshot::wait_out);
     core.cleaned_blocks.load(Ordering::Relaxed) != before
 }
 
 /// Gathers up to `blocks_max` of what was dirty when this pass over the file began, from where the last step left off. A file
-/// that grows all the while does not make the pass longer. Returns how many blocks there were.
-fn gather_some(mapping: &Mapping, outbox: &mut Outbox, blocks_max: u64) -> u64 {
+/// that grows all the while does not make the pass longer. Returns how many blocks there were, and what
+/// is in flight there.
+fn gather_some(mapping: &Mapping, outbox: &mut Outbox, blocks_max: u64) -> (u64, Snapshot) {
     let cursor = mapping.flush_cursor.load(Ordering::Relaxed);
     if cursor == 0 {
         mapping.flush_end.store(mapping.listed_end(), Ordering::Relaxed);
     }
     let end = mapping.flush_end.load(Ordering::Relaxed);
-    let (blocks, next) = match mapping.gather(outbox, cursor, end, false, blocks_max) {
-        Ok(gathered) => gathered,
+    let (blocks, next) = match mapping.gather(outbox, cursor, end, Effort::Background, blocks_max) {
+        Ok(gathered) => (gathered.started, gathered.next),
         Err(error) => {
             tracing::warn!(inode = %mapping.inode, %error, "background writeback");
             (0, end)
@@ -104,7 +108,7 @@ fn gather_some(mapping: &Mapping, outbox: &mut Outbox, blocks_max: u64) -> u64 {
     if is_over {
         mapping.gathered();
     }
-    blocks
+    (blocks, mapping.take_snapshot(cursor, next, false))
 }
 
 /// Keeps a little memory free, so that few threads have to reclaim for themselves.

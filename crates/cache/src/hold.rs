@@ -6,20 +6,19 @@
 //! range begins, and it is handed out once all writeback that had begun has ended. Then the operation reserves, and
 //! then it drops the blocks, which waits for nothing that takes a reservation.
 //!
-//! Protocol. The range is stored under the lock of the tickets. Each gathering opens its ticket under that lock, and only
-//! if the range is clear of holds; so it either has a ticket that the holder waits for, or waits for the holder. A
-//! gathering in the background passes the file over instead. The range is rounded outwards to whole segments, since a
-//! lock on a segment waits for the writeback of all of its blocks.
+//! Protocol. The range is stored under the lock of the waits ([`crate::snapshot`]). Each gathering enters itself in a list
+//! under that lock, and only if its range is clear of holds. The holder first waits for the gatherings in that list, and
+//! then for what is in writeback: no other begins. A gathering in the background passes the file over instead. A snapshot
+//! that finds its range held waits for the end of the hold, and gathers then. The range is rounded outwards to whole
+//! segments, since a lock on a segment waits for the writeback of all of its blocks.
 //!
 //! Invariants: a file has one hold at a time (its owner holds the gate exclusively, or the size lock); the owner waits
 //! for no other writeback, for no memory and for no dirty limit while it has it.
 //!
-//! Neighbours: [`crate::mapping`] has the tickets, [`crate::writeback`] opens them, [`crate::discard`] drops.
+//! Neighbours: [`crate::snapshot`] has the waits, [`crate::writeback`] gathers, [`crate::discard`] drops.
 
 use crate::folio::{ORDER_MAX, SEGMENTS_MAX};
 use crate::mapping::{BLOCKS_END, Mapping};
-use crate::outbox::Outbox;
-use quire_base::{Result, patience};
 
 /// Blocks of the largest segment.
 const SEGMENT_BLOCKS_MAX: u64 = (1 << ORDER_MAX) / SEGMENTS_MAX as u64;
@@ -38,40 +37,43 @@ impl Mapping {
     pub fn hold_writeback(&self, first: u64, end: u64) -> WritebackHold<'_> {
         let first = first / SEGMENT_BLOCKS_MAX * SEGMENT_BLOCKS_MAX;
         let end = end.min(BLOCKS_END).next_multiple_of(SEGMENT_BLOCKS_MAX);
-        let mut tickets = self.tickets.lock();
-        debug_assert!(tickets.held.is_none(), "inode {} has a hold already", self.inode);
-        tickets.held = Some((first, end));
-        drop(tickets);
         let hold = WritebackHold { mapping: self, first, end };
-        self.wait_tickets(first, end);
+        let mut waits = self.waits.lock();
+        debug_assert!(waits.held.is_none(), "inode {} has a hold already", self.inode);
+        waits.held = Some((first, end));
+        while waits.is_gathered(first, end) {
+            self.gathering_ended.wait(&mut waits);
+        }
+        drop(waits);
+        self.take_snapshot(first, end, false).wait_in_flight();
         hold
     }
 
-    /// Opens the ticket of a gathering of `[first, end)`, once nobody keeps writeback off any of it. `None`: somebody
-    /// does, and the caller does not want to wait.
-    pub(crate) fn open_gathering(
-        &self,
-        outbox: &mut Outbox,
-        first: u64,
-        end: u64,
-        wait: bool,
-    ) -> Result<Option<u64>> {
-        let mut tickets = self.tickets.lock();
-        while tickets.is_held(first, end) {
-            if !wait {
-                return Ok(None);
-            }
-            patience::check("blocks that are about to be dropped")?;
-            if !outbox.is_empty() {
-                // Whoever waits for what is in it must not wait for the hold as well.
-                drop(tickets);
-                outbox.hand_over();
-                tickets = self.tickets.lock();
-                continue;
-            }
-            self.hold_ended.wait(&mut tickets);
+    /// Enters a gathering of `[first, end)` in the list; `None` if somebody keeps writeback off a part of it.
+    pub(crate) fn begin_gathering(&self, first: u64, end: u64) -> Option<OpenGathering<'_>> {
+        let mut waits = self.waits.lock();
+        if waits.is_held(first, end) {
+            return None;
         }
-        Ok(Some(tickets.open(first, end, None)))
+        let number = waits.open_gathering(first, end);
+        Some(OpenGathering { mapping: self, number })
+    }
+}
+
+/// A gathering that is under way.
+pub(crate) struct OpenGathering<'a> {
+    mapping: &'a Mapping,
+    number: u64,
+}
+
+impl Drop for OpenGathering<'_> {
+    fn drop(&mut self) {
+        let mut waits = self.mapping.waits.lock();
+        waits.close_gathering(self.number);
+        if waits.held.is_some() {
+            drop(waits);
+            self.mapping.gathering_ended.notify_all();
+        }
     }
 }
 
@@ -86,7 +88,6 @@ impl WritebackHold<'_> {
 
 impl Drop for WritebackHold<'_> {
     fn drop(&mut self) {
-        self.mapping.tickets.lock().held = None;
-        self.mapping.hold_ended.notify_all();
+        self.mapping.end_hold();
     }
 }

@@ -3,8 +3,8 @@
 //! ```text
 //!   fs (inode implements Backing, holds gate, size, exclusive sequence)
 //!    │ try_read read write hold_writeback write_back          │ new_mapping start write_back_all
-//!   Mapping ── index, list of unfinished folios, tickets     Cache ── threads
-//!    │   read  write  fill  writeback  finish  discard         │
+//!   Mapping ── index, list of unfinished folios, waits       Cache ── threads
+//!    │   read write fill snapshot writeback finish discard     │
 //!    └──────────────┬─────────────────────────────────────────┘
 //!                 Core: budget, arena, slab, parking, reclaim, flusher, throttle
 //!                   │ Io with memory of folios, no copies
@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Start reading with [`segment`] (the lock and the argument for untorn reads), then `folio` (state of a block),
-//! then the operations: `read`, `write`, `fill`, `writeback`, `finish`, `discard`.
+//! then the operations: `read`, `write`, `fill`, `snapshot`, `writeback`, `finish`, `discard`.
 //!
 //! Lock order within the crate: segments (ascending) → index, list → cache's lists → leaves. Nobody waits for
 //! device, memory or a fill bit with a segment held, but for writeback's shares and the claims of a fill.
@@ -47,6 +47,7 @@ mod read;
 mod reclaim;
 pub mod segment;
 mod slab;
+mod snapshot;
 mod throttle;
 mod write;
 mod write_at_once;
@@ -62,3 +63,4 @@ pub use hold::WritebackHold;
 pub use mapping::{BLOCKS_END, Mapping};
 pub use metrics::Metrics;
 pub use read::ReadView;
+pub use snapshot::{AtEnd, Snapshot, SnapshotEnd};

@@ -6,16 +6,14 @@
 //! sequentially consistent, so at least one of the two sees the other, and no unfinished folio stays unlisted
 //! once its writer has unlocked. A mapping with a listed folio is in the cache's list of dirty mappings.
 //!
-//! Tickets. Writeback that is being gathered or is in flight is a ticket with a range; a ticket of the gathering is
-//! there before the first bit moves from dirty to writeback, so who finds neither a dirty bit nor a ticket knows
-//! that a block is written. The tickets of a gathering's runs count as opened when the gathering's was: who waits for
-//! what was open when he came waits for them too, though they come later and the gathering's own is closed by then.
+//! Waits. Those who wait for writeback are in `waits`, with the blocks that they wait for: [`crate::snapshot`].
 //!
-//! Lock order: index (leaf but for tried segments); list, then the cache's list of dirty mappings.
+//! Lock order: index (leaf but for tried segments); waits, then list, then the cache's list of dirty mappings.
 //!
 //! Neighbours: `read`, `write`, `fill`, `writeback`, `finish` and `discard` are its operations, one file each.
 
 use crate::backing::Backing;
+use crate::bits::masks;
 use crate::budget::Room;
 use crate::core::{BLOCK_COST, Core};
 use crate::dirty_line::Place;
@@ -24,15 +22,18 @@ use crate::flusher::SMALL_FOLIOS;
 use crate::folio::{Folio, FolioPin, FolioRef, Order, SEGMENTS_MAX, header_bytes};
 use crate::hints::PatternCell;
 use crate::index::{ENTRY_BYTES, Index, Pins};
+use crate::snapshot::Waits;
 use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use quire_base::sync::{Arc, Condvar, Mutex, Weak};
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
-use std::time::Duration;
 
 /// One past the last block that a file can have: 8 EiB of bytes.
 pub const BLOCKS_END: u64 = 1 << 51;
+
+/// Listed folios looked at with one visit to the list.
+const FOLIOS_AT_ONCE: usize = 256;
 
 /// A file in the cache.
 pub struct Mapping {
@@ -44,9 +45,9 @@ pub struct Mapping {
     pub(crate) index: Index,
     pub(crate) errors: Errors,
     list: Mutex<List>,
-    pub(crate) tickets: Mutex<Tickets>,
-    /// Signalled when nobody keeps writeback off a range any more.
-    pub(crate) hold_ended: Condvar,
+    pub(crate) waits: Mutex<Waits>,
+    /// Signalled when a gathering ends while somebody waits to keep writeback off a range ([`crate::hold`]).
+    pub(crate) gathering_ended: Condvar,
     /// Where a sequential stream of misses would go on: of folios made, and of read-ahead.
     make_next: AtomicU64,
     make_streak: AtomicU64,
@@ -67,60 +68,6 @@ struct List {
     place: Option<Place>,
 }
 
-#[derive(Default)]
-pub(crate) struct Tickets {
-    next: u64,
-    open: BTreeMap<u64, Ticket>,
-    /// The range that writeback is kept off ([`crate::hold`]).
-    pub(crate) held: Option<(u64, u64)>,
-    /// Those who sleep until what they wait for is closed. Each is woken by himself, and once: of many threads that write
-    /// and wait in one file, all would else wake for every write.
-    waiters: Vec<Waiter>,
-}
-
-/// Writeback that is gathered or in flight.
-struct Ticket {
-    /// The ticket of the gathering that it belongs to, which may be itself.
-    gathering: u64,
-    first: u64,
-    end: u64,
-}
-
-/// What somebody waits for: the tickets of gatherings before `until` that overlap `[first, end)`.
-#[derive(Clone)]
-struct Waiter {
-    until: u64,
-    first: u64,
-    end: u64,
-    done: Arc<Condvar>,
-}
-
-impl Waiter {
-    fn concerns(&self, ticket: &Ticket) -> bool {
-        ticket.gathering < self.until && ticket.first < self.end && self.first < ticket.end
-    }
-}
-
-impl Tickets {
-    /// Opens a ticket for `[first, end)`, of a run of the gathering whose ticket is given, or of a gathering.
-    pub(crate) fn open(&mut self, first: u64, end: u64, gathering: Option<u64>) -> u64 {
-        let number = self.next;
-        self.next += 1;
-        let gathering = gathering.unwrap_or(number);
-        self.open.insert(number, Ticket { gathering, first, end });
-        number
-    }
-
-    /// Whether writeback is kept off a part of `[first, end)`.
-    pub(crate) fn is_held(&self, first: u64, end: u64) -> bool {
-        self.held.is_some_and(|held| held.0 < end && first < held.1)
-    }
-
-    fn has_any_for(&self, waiter: &Waiter) -> bool {
-        self.open.values().any(|ticket| waiter.concerns(ticket))
-    }
-}
-
 /// A folio could not be made: the bytes that the caller's room should have.
 pub(crate) struct Short(pub u64);
 
@@ -135,8 +82,8 @@ impl Mapping {
             index: Index::default(),
             errors: Errors::default(),
             list: Mutex::new(List::default()),
-            tickets: Mutex::new(Tickets::default()),
-            hold_ended: Condvar::new(),
+            waits: Mutex::new(Waits::default()),
+            gathering_ended: Condvar::new(),
             make_next: AtomicU64::new(0),
             make_streak: AtomicU64::new(0),
             ahead_next: AtomicU64::new(0),
@@ -442,9 +389,31 @@ impl Mapping {
         None
     }
 
+    /// Calls `look` with the dirty and the writeback bits of some of the blocks of `[first, end)`: those of a word, which
+    /// is numbered by its first block's number divided by 64, as far as one folio has them. Gives where to go on.
+    pub(crate) fn for_listed_words(&self, first: u64, end: u64, mut look: impl FnMut(u64, u64, u64)) -> u64 {
+        let list = self.list.lock();
+        let mut next = end;
+        for (looked_at, folio) in listed_from(&list.folios, first, end).enumerate() {
+            if looked_at == FOLIOS_AT_ONCE {
+                return next;
+            }
+            let (from, to) = folio.clip(first, end);
+            for (word, mask) in masks(from, to) {
+                let block = folio.start() + word as u64 * 64;
+                // Dirty before writeback: see `Folio::unfinished`.
+                let dirty = folio.dirty().word(word).load(Ordering::SeqCst) & mask;
+                let writeback = folio.writeback().word(word).load(Ordering::SeqCst) & mask;
+                look(block / 64, dirty << (block % 64), writeback << (block % 64));
+            }
+            next = folio.end_block().min(end);
+        }
+        end
+    }
+
     /// Whether nothing is dirty or being written.
     pub fn is_clean(&self) -> bool {
-        self.list.lock().folios.is_empty() && self.tickets.lock().open.is_empty()
+        self.list.lock().folios.is_empty()
     }
 
     /// The writeback error that sticks to the file, until the blocks it hit are written.
@@ -452,51 +421,14 @@ impl Mapping {
         self.errors.within(0, BLOCKS_END)
     }
 
+    /// The file's number.
+    pub fn inode(&self) -> InodeNo {
+        self.inode
+    }
+
     /// Folios in memory.
     pub fn folios(&self) -> usize {
         self.index.len()
-    }
-
-    // ---- tickets ----
-
-    /// Opens a ticket for `[first, end)`, of a run of the gathering whose ticket is given.
-    pub(crate) fn open_ticket(&self, first: u64, end: u64, gathering: u64) -> u64 {
-        self.tickets.lock().open(first, end, Some(gathering))
-    }
-
-    /// Closes it.
-    pub(crate) fn close_ticket(&self, ticket: u64) {
-        let mut tickets = self.tickets.lock();
-        if let Some(closed) = tickets.open.remove(&ticket) {
-            let concerned = tickets.waiters.iter().filter(|waiter| waiter.concerns(&closed));
-            concerned.filter(|waiter| !tickets.has_any_for(waiter)).for_each(|waiter| {
-                waiter.done.notify_one();
-            });
-        }
-        drop(tickets);
-        self.core.finisher.wake_helpers(&self.core);
-    }
-
-    /// Waits until every ticket that is open now and overlaps `[first, end)` is closed, those included that belong to a
-    /// gathering which is open now. Without background threads the waiter finishes what completes.
-    pub(crate) fn wait_tickets(&self, first: u64, end: u64) {
-        let mut tickets = self.tickets.lock();
-        let waiter = Waiter { until: tickets.next, first, end, done: Arc::new(Condvar::new()) };
-        if !tickets.has_any_for(&waiter) {
-            return;
-        }
-        tickets.waiters.push(waiter.clone());
-        while tickets.has_any_for(&waiter) {
-            if self.core.running.load(Ordering::Acquire) {
-                // Looks again now and then: the threads may be stopped meanwhile.
-                waiter.done.wait_for(&mut tickets, Duration::from_millis(100));
-            } else {
-                drop(tickets);
-                crate::finish::help(&self.core, || self.tickets.lock().has_any_for(&waiter));
-                tickets = self.tickets.lock();
-            }
-        }
-        tickets.waiters.retain(|other| !Arc::ptr_eq(&other.done, &waiter.done));
     }
 
     /// A readable account of every folio, for debugging.

@@ -22,9 +22,19 @@ const SEGMENTS_MAX: usize = 256;
 /// Pieces of memory that the calling thread writes, one after the other.
 const PIECES_HERE_MAX: usize = 2;
 
+/// Which requests an outbox takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Queue {
+    /// Those that nobody waits for: only so many are with the device at a time, as a later flush waits for them all.
+    Background,
+    /// Those of an fsync. Nothing holds them up.
+    Forced,
+}
+
 /// See the module's documentation.
 pub(crate) struct Outbox {
     core: Arc<Core>,
+    queue: Queue,
     open: Vec<Joined>,
     /// Some of what was in it is with the device, or was.
     handed_over: bool,
@@ -48,16 +58,21 @@ impl Joined {
 
 impl Outbox {
     /// Nothing in it.
-    pub fn new(core: Arc<Core>) -> Outbox {
-        Outbox { core, open: Vec::new(), handed_over: false }
+    pub fn new(core: Arc<Core>, queue: Queue) -> Outbox {
+        Outbox { core, queue, open: Vec::new(), handed_over: false }
     }
 
-    /// Adds a request of a run. May wait for the device, with everything handed over.
+    /// Adds a request of a run. In the background it may wait for the device, with everything handed over.
     pub fn push(&mut self, at: BlockNo, blocks: u64, segments: Vec<Segment>, run: Arc<WriteRun>) {
         let blocks_max = u64::from(self.core.config.io_blocks_max);
-        if let Some(last) = self.open.last_mut()
-            && last.takes(at, blocks, segments.len(), blocks_max)
-        {
+        let mut joins =
+            self.open.last().is_some_and(|last| last.takes(at, blocks, segments.len(), blocks_max));
+        if self.queue == Queue::Background && !self.core.try_enter_inflight(u32::from(!joins), blocks) {
+            self.hand_over();
+            self.core.enter_inflight(blocks);
+            joins = false;
+        }
+        if joins && let Some(last) = self.open.last_mut() {
             last.blocks += blocks;
             last.segments.extend(segments);
             last.runs.push(run);
@@ -66,10 +81,6 @@ impl Outbox {
         }
         if self.open.len() >= REQUESTS_AT_ONCE {
             self.hand_over();
-        }
-        if !self.core.try_enter_inflight() {
-            self.hand_over();
-            self.core.enter_inflight();
         }
         self.open.push(Joined { at, blocks, segments, runs: vec![run] });
     }
@@ -83,6 +94,7 @@ impl Outbox {
         if self.handed_over || pieces > PIECES_HERE_MAX {
             return;
         }
+        debug_assert!(self.queue == Queue::Forced);
         for Joined { at, segments, runs, .. } in std::mem::take(&mut self.open) {
             self.core.metrics.writeback_ios.add(1);
             let (mut at, mut outcome) = (at, Ok(()));
@@ -92,18 +104,12 @@ impl Outbox {
                 outcome = outcome.and_then(|()| self.core.device.write(IoClass::Data, at, bytes));
                 at = at.offset((segment.len() / BLOCK_SIZE) as u64);
             }
-            self.core.leave_inflight();
             for run in runs {
                 if run.request_done(outcome.clone()) {
                     run.finish();
                 }
             }
         }
-    }
-
-    /// Whether it holds no request.
-    pub fn is_empty(&self) -> bool {
-        self.open.is_empty()
     }
 
     /// Hands what is in it to the device.
@@ -113,19 +119,22 @@ impl Outbox {
         }
         self.handed_over = true;
         self.core.metrics.writeback_ios.add(self.open.len() as u64);
-        let ios = self.open.drain(..).map(|joined| request(&self.core, joined)).collect();
+        let (core, queue) = (&self.core, self.queue);
+        let ios = self.open.drain(..).map(|joined| request(core, queue, joined)).collect();
         self.core.device.submit(IoClass::Data, ios);
     }
 }
 
-fn request(core: &Arc<Core>, joined: Joined) -> Io {
-    let (core, runs) = (core.clone(), joined.runs);
+fn request(core: &Arc<Core>, queue: Queue, joined: Joined) -> Io {
+    let (core, blocks, runs) = (core.clone(), joined.blocks, joined.runs);
     Io {
         op: IoOp::Write,
         at: joined.at,
         segments: joined.segments,
         done: Box::new(move |outcome| {
-            core.leave_inflight();
+            if queue == Queue::Background {
+                core.leave_inflight(blocks);
+            }
             for run in runs {
                 if run.request_done(outcome.clone()) {
                     core.finisher.push(run);

@@ -11,18 +11,19 @@
 //! thread waits with nothing held, and gathers again from there.
 //!
 //! Invariants: never two device writes of one block in flight (a bit is claimed once, and a block in writeback cannot
-//! become dirty, as its segment is shared); a gathering has a ticket before it moves a bit; shares are never held
+//! become dirty, as its segment is shared); shares are never held
 //! across a wait for anything but the device.
 //!
-//! Neighbours: [`crate::mapping`] for lists and tickets, [`crate::outbox`] for the way to the device,
+//! Neighbours: [`crate::mapping`] for the list of dirty folios, [`crate::snapshot`] for waits, [`crate::outbox`] for the way to the device,
 //! [`crate::finish`] for what follows, [`crate::flusher`] for when.
 
 use crate::backing::{Backing, Placement};
 use crate::bits::masks;
 use crate::finish::WriteRun;
 use crate::folio::FolioPin;
-use crate::mapping::{BLOCKS_END, Mapping};
+use crate::mapping::Mapping;
 use crate::outbox::Outbox;
+use crate::snapshot::Blocks;
 use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
@@ -65,11 +66,10 @@ impl Span {
         self.pin.segment(self.pin.segment_number(self.first)).unshare(&mapping.core.parking);
     }
 
-    /// Back to dirty, as if never taken.
-    fn put_back(&self, mapping: &Mapping) {
+    /// Makes its blocks dirty again, and no longer in writeback.
+    pub fn set_dirty(&self) {
         self.pin.dirty().set(self.first, self.first + self.count);
         self.pin.writeback().clear(self.first, self.first + self.count);
-        self.unshare(mapping);
     }
 
     /// Cuts it after `count` blocks; the rest has a share of its own.
@@ -81,13 +81,39 @@ impl Span {
     }
 }
 
+/// What a gathering takes, and what it does where others hold a segment.
+#[derive(Clone, Copy)]
+pub(crate) enum Effort<'a> {
+    /// Everything; what is busy is passed over.
+    Background,
+    /// These blocks, for somebody who waits for them. It queues for what is busy, or passes over it and says so.
+    Forced { blocks: &'a Blocks, passing: bool },
+}
+
+/// What has come of a gathering.
+pub(crate) struct Gathered {
+    /// Blocks that it has started to write.
+    pub started: u64,
+    /// Where it stopped.
+    pub next: u64,
+    /// Segments that a forced gathering has passed over, as first block and end.
+    pub busy: Vec<(u64, u64)>,
+    /// Somebody keeps writeback off the range ([`crate::hold`]): it did nothing.
+    pub is_held: bool,
+}
+
+impl Gathered {
+    fn nothing(end: u64) -> Gathered {
+        Gathered { started: 0, next: end, busy: Vec::new(), is_held: false }
+    }
+}
+
 /// A pass over a mapping's dirty blocks.
 struct Gathering<'a> {
     mapping: &'a Arc<Mapping>,
-    /// Covers what has left `dirty` and is in no run yet.
-    ticket: u64,
     backing: Arc<dyn Backing>,
-    sync: bool,
+    effort: Effort<'a>,
+    busy: Vec<(u64, u64)>,
     /// The run that is growing.
     spans: Vec<Span>,
     blocks: u32,
@@ -99,76 +125,61 @@ struct Gathering<'a> {
 }
 
 impl Mapping {
-    /// Writes what is dirty in blocks `[start, end)` and waits until it is on the device and applied, what was in
-    /// flight already included. Queues for busy segments. Fails if a block of the range has failed and is still not
-    /// written. Does not flush the device.
+    /// Writes what is dirty in blocks `[start, end)` now and waits until it is on the device and applied, and what was in
+    /// flight already. Queues for busy segments. Fails if a block of the range has failed and is still not written.
+    /// Does not flush the device.
     pub fn write_back(&self, start: u64, end: u64) -> Result<()> {
-        let end = end.min(BLOCKS_END);
-        let outcome = self.start_forced(start, end);
-        self.wait_write_back(start, end).and(outcome)
-    }
-
-    /// As [`Mapping::start_write_back`], for callers who wait next: the calling thread writes one or two pieces itself,
-    /// which saves three changes of threads.
-    pub fn start_forced(&self, start: u64, end: u64) -> Result<()> {
-        let mut outbox = Outbox::new(self.core.clone());
-        let outcome = self.gather(&mut outbox, start, end.min(BLOCKS_END), true, u64::MAX);
-        outbox.write_here();
-        outcome.map(|_| ())
+        let mut snapshot = self.snapshot(start, end);
+        snapshot.start_here();
+        snapshot.wait()
     }
 
     /// Starts writing what is dirty in `[start, end)` and returns without waiting for it, which
-    /// [`Mapping::wait_write_back`] does. For several files there is [`crate::Cache::start_write_back`].
-    pub fn start_write_back(&self, start: u64, end: u64) -> Result<()> {
-        let mut outbox = Outbox::new(self.core.clone());
-        self.gather(&mut outbox, start, end.min(BLOCKS_END), true, u64::MAX).map(|_| ())
+    /// [`Mapping::wait_write_back`] does.
+    pub fn start_write_back(&self, start: u64, end: u64) {
+        self.snapshot(start, end).start();
     }
 
-    /// Waits for all writeback of `[start, end)` that has been started.
+    /// Waits for the writeback of `[start, end)` that is under way.
     pub fn wait_write_back(&self, start: u64, end: u64) -> Result<()> {
-        if !is_broken(Broken::WritebackNotWaitedFor) {
-            self.wait_tickets(start, end);
-        }
-        self.errors.within(start, end).map_or(Ok(()), Err)
+        self.take_snapshot(start, end, false).wait()
     }
 
-    /// Puts dirty blocks of `[start, end)`, ascending, into the outbox until there are about `blocks_max`. Returns how
-    /// many it put there, and where it stopped (`end` when it saw everything). The caller waits for nothing before it
-    /// has handed the outbox over or dropped it.
+    /// Puts dirty blocks of `[start, end)`, ascending, into the outbox until there are about `blocks_max`. The caller waits
+    /// for nothing before it has handed the outbox over or dropped it.
     pub(crate) fn gather(
         &self,
         outbox: &mut Outbox,
         start: u64,
         end: u64,
-        sync: bool,
+        effort: Effort<'_>,
         blocks_max: u64,
-    ) -> Result<(u64, u64)> {
+    ) -> Result<Gathered> {
         if self.is_clean() {
-            return Ok((0, end));
+            return Ok(Gathered::nothing(end));
         }
+        let Some(_open) = self.begin_gathering(start, end) else {
+            return Ok(Gathered { is_held: true, ..Gathered::nothing(end) });
+        };
         let mapping = self.this();
-        let Some(ticket) = self.open_gathering(outbox, start, end, sync)? else { return Ok((0, end)) };
-        let outcome = self.backing().and_then(|backing| {
-            Gathering {
-                mapping: &mapping,
-                ticket,
-                backing,
-                sync,
-                spans: Vec::new(),
-                blocks: 0,
-                outbox,
-                refused_at: None,
-                started: 0,
-            }
-            .run(start, end, blocks_max)
-        });
-        self.close_ticket(ticket);
-        outcome
+        let backing = self.backing()?;
+        Gathering {
+            mapping: &mapping,
+            backing,
+            effort,
+            busy: Vec::new(),
+            spans: Vec::new(),
+            blocks: 0,
+            outbox,
+            refused_at: None,
+            started: 0,
+        }
+        .run(start, end, blocks_max)
     }
 }
 
 impl Gathering<'_> {
-    fn run(&mut self, start: u64, end: u64, blocks_max: u64) -> Result<(u64, u64)> {
+    fn run(mut self, start: u64, end: u64, blocks_max: u64) -> Result<Gathered> {
         let mut at = start;
         let mut refusals = 0;
         let mut pins = Vec::with_capacity(FOLIOS_AT_ONCE);
@@ -200,7 +211,8 @@ impl Gathering<'_> {
             }
             refusals = 0;
             if seen_all || self.started >= blocks_max {
-                return Ok((self.started, if seen_all { end } else { at }));
+                let next = if seen_all { end } else { at };
+                return Ok(Gathered { started: self.started, next, busy: self.busy, is_held: false });
             }
         }
     }
@@ -216,9 +228,20 @@ impl Gathering<'_> {
             let stop = pin.segment_blocks(number).1.min(to);
             from = stop;
             let segment = pin.segment(number);
+            // A segment is at most 32 blocks, aligned: it lies in one word.
+            let (word, mut mask) = masks(block, stop).next().expect("the range has a block");
+            if let Effort::Forced { blocks, .. } = self.effort {
+                mask &= blocks.bits_from(pin.start() + word as u64 * 64);
+                if pin.dirty().word(word).load(Ordering::SeqCst) & mask == 0 {
+                    continue;
+                }
+            }
             if !segment.try_share() {
-                if !self.sync {
+                if !matches!(self.effort, Effort::Forced { passing: false, .. }) {
                     self.mapping.core.metrics.writeback_busy.add(1);
+                    if let Effort::Forced { .. } = self.effort {
+                        self.busy.push((pin.start() + u64::from(block), pin.start() + u64::from(stop)));
+                    }
                     continue;
                 }
                 // Hold nothing that does not end by itself.
@@ -227,8 +250,6 @@ impl Gathering<'_> {
                 self.mapping.core.metrics.writeback_queued.add(1);
                 segment.share(&self.mapping.core.parking);
             }
-            // A segment is at most 32 blocks, aligned: it lies in one word.
-            let (word, mask) = masks(block, stop).next().expect("the range has a block");
             let mut bits = claim_dirty(pin, word, mask);
             if bits == 0 {
                 segment.unshare(&self.mapping.core.parking);
@@ -292,17 +313,20 @@ impl Gathering<'_> {
             let first = first.file_block();
             self.refused_at = Some(self.refused_at.map_or(first, |before| before.min(first)));
         }
-        self.spans.drain(..).for_each(|span| span.put_back(self.mapping));
+        self.mapping.put_back(&self.spans);
+        self.spans.drain(..).for_each(|span| span.unshare(self.mapping));
         self.blocks = 0;
     }
 
     fn fail_run(&mut self, error: &Error) {
         self.mapping.core.metrics.writeback_errors.add(1);
         let now = self.mapping.core.clock.now();
-        for span in self.spans.drain(..) {
+        for span in &self.spans {
             self.mapping.errors.record(span.file_block(), span.end_block(), error, now);
-            span.put_back(self.mapping);
+            span.set_dirty();
         }
+        self.mapping.ended(&self.spans);
+        self.spans.drain(..).for_each(|span| span.unshare(self.mapping));
         self.blocks = 0;
     }
 
@@ -314,16 +338,7 @@ impl Gathering<'_> {
         if is_broken(Broken::OverlappingDeviceWrites) {
             spans.iter().for_each(|span| span.unshare(self.mapping));
         }
-        let start = spans[0].file_block();
-        let ticket = self.mapping.open_ticket(start, start + u64::from(blocks), self.ticket);
-        let run = WriteRun::new(
-            self.mapping.clone(),
-            self.backing.clone(),
-            placement,
-            spans,
-            ticket,
-            requests.len(),
-        );
+        let run = WriteRun::new(self.mapping.clone(), self.backing.clone(), placement, spans, requests.len());
         let run = Arc::new(run);
         core.metrics.writeback_runs.add(1);
         core.metrics.writeback_blocks.add(u64::from(blocks));

@@ -91,10 +91,10 @@ impl Engine {
     }
 
     /// An inode's record with the size that data written back has earned.
-    fn earned_record(&self, inode: &Inode, meta: &Meta) -> InodeRecord {
+    pub(crate) fn earned_record(&self, inode: &Inode, meta: &Meta) -> InodeRecord {
         let mut record = meta.record.clone();
         if inode.mapping.get().is_some() && record.size < inode.size() {
-            record.size = record.size.max(self.front(inode, inode.size(), record.size, 0..0));
+            record.size = record.size.max(self.front(inode, meta, inode.size(), 0..0));
         }
         record
     }

@@ -157,7 +157,7 @@ impl Engine {
         inode: &InodeRef,
         set: &SetAttributes,
     ) -> Result<Attributes> {
-        self.check_writable()?;
+        let _change = self.begin_change()?;
         if set.mode.is_some() && inode.kind() == FileType::Symlink {
             return Err(Error::new(
                 ErrorKind::Unsupported,

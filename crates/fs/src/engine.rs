@@ -6,6 +6,7 @@
 //! Neighbours: [`crate::transaction`] and [`crate::checkpoint`] are its two protocols; [`crate::recovery`] makes
 //! it from a device; [`crate::volume`] is its public face.
 
+use crate::changes::Changes;
 use crate::checkpoint::CheckpointState;
 use crate::inode_numbers::InodeNumbers;
 use crate::inode_table::InodeTable;
@@ -83,6 +84,7 @@ pub struct Engine {
     /// The next logged operation's id.
     pub(crate) next_logged: AtomicU64,
 
+    pub(crate) changes: Changes,
     pub(crate) rename: Mutex<()>,
     /// Only for [`crate::OrphanTracking::Locked`].
     pub(crate) orphan_lock: Mutex<()>,
@@ -184,6 +186,7 @@ impl Engine {
             options: parts.options,
             superblock: parts.superblock,
             read_only: parts.read_only,
+            changes: Changes::default(),
             rename: Mutex::new(()),
             orphan_lock: Mutex::new(()),
             background: Background::default(),
@@ -250,14 +253,9 @@ impl Engine {
 
     /// Makes everything up to `seq` durable, and blocks freed by it reusable.
     pub(crate) fn force(&self, seq: Seq) -> Result<()> {
-        self.force_beside(seq, &|| {})
-    }
-
-    /// As [`Engine::force`]; see [`Journal::force_beside`].
-    pub(crate) fn force_beside(&self, seq: Seq, beside: &dyn Fn()) -> Result<()> {
         let journal = self.journal()?;
         if journal.durable() < seq {
-            journal.force_beside(seq, beside).map_err(|error| self.shut_down(&error))?;
+            journal.force(seq).map_err(|error| self.shut_down(&error))?;
         }
         self.alloc.durable(journal.durable());
         self.forced();

@@ -60,6 +60,10 @@ pub(crate) struct Meta {
     pub(crate) dirty: bool,
     /// Freed: nothing may use it any more.
     pub(crate) freed: bool,
+    /// All bytes up to here have been written since the last cut, as an fsync has seen: the size on disk may go so far.
+    pub(crate) earned: u64,
+    /// Times that the file became shorter.
+    pub(crate) cuts: u64,
     /// Truncated to zero and not closed since: the close writes it back (`auto_da_alloc`).
     pub(crate) emptied: bool,
 }
@@ -254,7 +258,15 @@ impl Inode {
             tail: Tail::default(),
             mode: AtomicU32::new(record.mode),
             has_xattrs: AtomicBool::new(record.xattr_bytes != 0),
-            meta: Mutex::new(Meta { record, orphan, dirty: false, freed: false, emptied: false }),
+            meta: Mutex::new(Meta {
+                record,
+                orphan,
+                dirty: false,
+                freed: false,
+                earned: 0,
+                cuts: 0,
+                emptied: false,
+            }),
             write_time: Noted::default(),
             access_time: Noted::default(),
             delayed_blocks: AtomicU64::new(0),
@@ -286,6 +298,15 @@ impl Inode {
     /// [`InodeRef::size`].
     pub(crate) fn size(&self) -> u64 {
         self.seen.size()
+    }
+
+    /// Sets the size, in an exclusive operation whose record is in the journal.
+    pub(crate) fn set_size(&self, meta: &mut Meta, size: u64) {
+        if size < self.size() {
+            meta.cuts += 1;
+            meta.earned = 0;
+        }
+        self.seen.set_size(size);
     }
 
     /// The index of cached folios, made at first use.

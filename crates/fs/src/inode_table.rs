@@ -136,12 +136,6 @@ impl InodeTable {
         Some(InodeRef::counted(inode.clone()))
     }
 
-    /// Adds a user to every inode that has something in memory which the journal does not know, or whose exclusive
-    /// operation is under way; in order of number.
-    pub(crate) fn all_dirty(&self) -> Vec<InodeRef> {
-        self.dirty.numbers(Owes::Times).into_iter().filter_map(|number| self.enter(number)).collect()
-    }
-
     /// Inodes in memory.
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.0.lock().inodes.len()).sum()

@@ -32,6 +32,7 @@ mod apply;
 mod attribute_commit;
 mod attributes;
 mod background;
+pub mod changes;
 mod checkpoint;
 pub mod dirty_inodes;
 pub mod engine;

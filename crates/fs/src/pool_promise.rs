@@ -17,8 +17,8 @@
 use crate::engine::Engine;
 use crate::inode::Inode;
 use quire_alloc::SpaceReservation;
-use quire_base::{ErrorKind, Result};
 use quire_base::sync::atomic::{AtomicU64, Ordering};
+use quire_base::{ErrorKind, Result};
 use quire_format::extent::Run;
 
 /// Delayed blocks for which one block is kept back.

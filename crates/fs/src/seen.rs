@@ -18,8 +18,9 @@
 //! is the size that the operation ends with; it is stored again only by the next operation, after which the second
 //! look differs.
 //!
-//! Who has to do something after an exclusive operation, but not to keep later ones away, waits for the sequence to move on
-//! ([`Seen::await_shared`]), not in the gate: whoever holds the gate then may wait for that very thing.
+//! An fsync has something to do after the exclusive operation under way, and does not keep later ones away. It waits for
+//! the sequence to move on ([`Seen::await_end`], [`Seen::call_at_end`]), not in the gate: whoever holds the gate then may
+//! wait for that fsync.
 //!
 //! Invariants: one [`OddSequence`] of a file at a time. Shared line: all of it, read by everybody, written only when
 //! the size or the whole file changes, or somebody waits for that.
@@ -39,8 +40,8 @@ pub struct Seen {
     exclusive_sequence: AtomicU64,
     /// What callers are told while an exclusive operation is under way.
     settled: AtomicU64,
-    /// Held while the sequence becomes even.
-    ending: Mutex<()>,
+    /// Held while the sequence becomes even; what is to be called then.
+    ending: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
     ended: Condvar,
 }
 
@@ -51,7 +52,7 @@ impl Seen {
             size: AtomicU64::new(size),
             exclusive_sequence: AtomicU64::new(0),
             settled: AtomicU64::new(size),
-            ending: Mutex::new(()),
+            ending: Mutex::new(Vec::new()),
             ended: Condvar::new(),
         }
     }
@@ -80,17 +81,41 @@ impl Seen {
         }
     }
 
-    /// Waits for the exclusive operation that is under way, if one is, but not for one that begins after it. What it
-    /// did happened before this returns.
-    pub fn await_shared(&self) {
-        let odd = self.exclusive_sequence.load(Ordering::Acquire);
-        if odd.is_multiple_of(2) {
+    /// The exclusive operation that is under way, if one is, by a number of its own.
+    pub fn under_way(&self) -> Option<u64> {
+        let sequence = self.exclusive_sequence.load(Ordering::Acquire);
+        (!sequence.is_multiple_of(2)).then_some(sequence)
+    }
+
+    /// Whether that operation is under way still. If not, what it did happened before this returns.
+    pub fn is_under_way(&self, number: u64) -> bool {
+        self.exclusive_sequence.load(Ordering::Acquire) == number
+    }
+
+    /// Waits for the end of that operation, but not for one that begins after it.
+    pub fn await_end(&self, number: u64) {
+        if !self.is_under_way(number) {
             return;
         }
         let mut ending = self.ending.lock();
-        while self.exclusive_sequence.load(Ordering::Acquire) == odd {
+        while self.is_under_way(number) {
             self.ended.wait(&mut ending);
         }
+    }
+
+    /// Has `call` called at the end of that operation, on its thread, before it opens the gate; gives it back if that was
+    /// already.
+    pub fn call_at_end(
+        &self,
+        number: u64,
+        call: Box<dyn FnOnce() + Send>,
+    ) -> Option<Box<dyn FnOnce() + Send>> {
+        let mut ending = self.ending.lock();
+        if !self.is_under_way(number) {
+            return Some(call);
+        }
+        ending.push(call);
+        None
     }
 
     /// The exclusive sequence, if no exclusive operation is under way.
@@ -140,9 +165,11 @@ impl<'a> OddSequence<'a> {
 
 impl Drop for OddSequence<'_> {
     fn drop(&mut self) {
-        let ending = self.0.ending.lock();
+        let mut ending = self.0.ending.lock();
         self.0.exclusive_sequence.fetch_add(1, Ordering::AcqRel);
+        let called = std::mem::take(&mut *ending);
         drop(ending);
         self.0.ended.notify_all();
+        called.into_iter().for_each(|call| call());
     }
 }

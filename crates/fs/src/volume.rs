@@ -22,6 +22,7 @@ use crate::namespace::{Caller, Create, DirectoryEntry, RenameFlags};
 use crate::options::{FormatOptions, VolumeOptions};
 use crate::recovery::{self, RecoveryReport};
 use crate::xattr::XattrFlags;
+use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::atomic::{AtomicBool, Ordering};
 use quire_base::sync::{Arc, Mutex};
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result, Timestamp};
@@ -605,6 +606,9 @@ impl Inner {
         drop(self.root.lock().take());
         let mut outcome = Ok(());
         if !engine.read_only && engine.failure().is_none() {
+            if !is_broken(Broken::CloseWithoutDraining) {
+                engine.changes.refuse();
+            }
             engine.drain_reaper();
             outcome = engine.sync();
         }
@@ -612,7 +616,7 @@ impl Inner {
         engine.drop_released();
         engine.cache.stop();
         if !engine.read_only && engine.failure().is_none() {
-            // What came in while the threads were being stopped.
+            // What the threads have left, and what had been admitted to be made durable.
             outcome = outcome.and_then(|()| engine.sync()).and_then(|()| engine.checkpoint_clean());
             let error = Error::new(quire_base::ErrorKind::Shutdown, "the volume is closed");
             engine.shut_down_quietly(&error);

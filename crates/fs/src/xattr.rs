@@ -206,7 +206,7 @@ impl Engine {
         value: &[u8],
         flags: XattrFlags,
     ) -> Result<()> {
-        self.check_writable()?;
+        let _change = self.begin_change()?;
         check_may_have(inode, name)?;
         if flags.contains(XattrFlags::CREATE | XattrFlags::REPLACE) {
             return Err(Error::invalid("an attribute cannot be both created and replaced"));
@@ -235,7 +235,7 @@ impl Engine {
 
     /// Removes an attribute. Kinds: `NoAttribute`, and those of [`Engine::set_xattr`] for the name.
     pub(crate) fn remove_xattr(self: &Arc<Engine>, inode: &InodeRef, name: &[u8]) -> Result<()> {
-        self.check_writable()?;
+        let _change = self.begin_change()?;
         check_may_have(inode, name)?;
         let flags = XattrFlags::REPLACE;
         self.change_xattr(inode, XattrChange { name, value: None, flags, permissions: None })

@@ -171,7 +171,9 @@ fn who_waits_for_an_exclusive_operation_finds_its_record() {
         };
         let (seen, dirty, record) = &*file;
         if dirty.load(Ordering::Acquire) == 0 {
-            seen.await_shared();
+            if let Some(number) = seen.under_way() {
+                seen.await_end(number);
+            }
             assert!(record.load(Ordering::Relaxed) >= 1, "neither the block nor the record");
         }
         dropping.join().unwrap();
@@ -186,7 +188,7 @@ fn all_who_wait_for_an_exclusive_operation_are_woken() {
         let odd = OddSequence::new(&file.0);
         let waits = |file: Arc<(Seen, AtomicU64)>| {
             thread::spawn(move || {
-                file.0.await_shared();
+                file.0.await_end(1);
                 assert_eq!(file.1.load(Ordering::Relaxed), 1);
             })
         };
@@ -194,5 +196,33 @@ fn all_who_wait_for_an_exclusive_operation_are_woken() {
         file.1.store(1, Ordering::Relaxed);
         drop(odd);
         waiting.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+/// An fsync that waits for no thread is called back, once, when the record is in the journal; or it sees that itself.
+#[test]
+fn what_is_to_be_called_at_the_end_is_called_once() {
+    model(|| {
+        let file = Arc::new((Seen::new(2), AtomicU64::new(0), AtomicU64::new(0)));
+        let odd = OddSequence::new(&file.0);
+        let waiting = {
+            let file = file.clone();
+            thread::spawn(move || {
+                let called = {
+                    let file = file.clone();
+                    Box::new(move || {
+                        assert_eq!(file.1.load(Ordering::Relaxed), 1, "called before the record");
+                        file.2.fetch_add(1, Ordering::Relaxed);
+                    })
+                };
+                if let Some(call) = file.0.call_at_end(1, called) {
+                    call();
+                }
+            })
+        };
+        file.1.store(1, Ordering::Relaxed);
+        drop(odd);
+        waiting.join().unwrap();
+        assert_eq!(file.2.load(Ordering::Relaxed), 1);
     });
 }

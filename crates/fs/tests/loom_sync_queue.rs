@@ -1,4 +1,5 @@
-//! The queue of asynchronous fsyncs under loom: lazy ones and those who force, withdrawal, room for one.
+//! The queue of asynchronous fsyncs under loom: lazy ones and those who force, withdrawal, room for one, batches, events, and
+//! forces for many.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p quire --test loom_sync_queue --release`
 #![cfg(loom)]
@@ -6,7 +7,7 @@
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use loom::thread;
-use quire::file::sync_queue::{Admitted, Reached, SYNCS_MAX, SyncQueue};
+use quire::file::sync_queue::{Admitted, BATCHES_MAX, Reached, SYNCS_MAX, SyncQueue, Written};
 use std::task::{RawWaker, RawWakerVTable, Waker};
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ fn model(body: impl Fn() + Sync + Send + 'static) {
     builder.check(body);
 }
 
-type Queue = SyncQueue<u64, u64>;
+type Queue = SyncQueue<u64, u64, u64>;
 
 fn admit(queue: &Queue, what: u64) -> Option<u64> {
     match queue.admit(&mut vec![what]) {
@@ -55,7 +56,7 @@ fn a_force_that_serves_is_not_missed() {
             let mut served = queue.await_force(0, need, never(), 7, || Some(reached()), |_| false).is_some();
             while !served {
                 let next = queue.next(1, || Some(reached()), || false).unwrap();
-                assert!(next.due.is_empty());
+                assert!(next.written.is_empty());
                 served = next.served == [7];
                 assert!(!served || reached().covers(need), "served early");
             }
@@ -80,7 +81,7 @@ fn a_failure_is_not_missed() {
         let need = Reached { seq: 1, mark: 0 };
         let reached = || (failed.load(Ordering::Acquire) == 0).then(Reached::default);
         if queue.await_force(0, need, never(), 7, reached, |_| false).is_none() {
-            while queue.next(1, reached, || false).unwrap().due != [7] {}
+            while queue.next(1, reached, || false).unwrap().written.is_empty() {}
         }
         failing.join().unwrap();
     });
@@ -172,5 +173,87 @@ fn a_thread_in_line_is_woken() {
         let next = queue.next(1, || Some(Reached::default()), || false).unwrap();
         assert_eq!(next.queued[0].1, 2);
         queue.ended(1);
+    });
+}
+
+/// So many batches have begun that a syncer sleeps although an fsync is queued. The end of one wakes it.
+#[test]
+fn the_end_of_a_batch_lets_the_next_begin() {
+    model(|| {
+        let queue = Arc::new(Queue::default());
+        for number in 0..BATCHES_MAX as u64 {
+            // Of threads that must not wait: there is room for one.
+            queue.admit_waiting(number, false).unwrap();
+            assert!(queue.next_now(1, || Some(Reached::default())).is_batch());
+        }
+        queue.admit_waiting(7, false).unwrap();
+        assert!(!queue.next_now(1, || Some(Reached::default())).is_batch());
+        let ending = {
+            let queue = queue.clone();
+            thread::spawn(move || queue.end_batch())
+        };
+        while queue.next(1, || Some(Reached::default()), || false).unwrap().queued.is_empty() {}
+        ending.join().unwrap();
+    });
+}
+
+/// Two syncers have something to be forced. Each is forced once, by whoever forces then, and no two force at a time.
+#[test]
+fn one_syncer_forces_for_all() {
+    model(|| {
+        let queue = Arc::new(Queue::default());
+        let (forcing, forced) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let syncer = |what: u64| {
+            let (queue, forcing, forced) = (queue.clone(), forcing.clone(), forced.clone());
+            move || {
+                let force = |written: Vec<Written<u64>>| {
+                    if !written.is_empty() {
+                        assert_eq!(forcing.fetch_add(1, Ordering::AcqRel), 0, "two force at a time");
+                        forced.fetch_add(written.len(), Ordering::AcqRel);
+                        forcing.fetch_sub(1, Ordering::AcqRel);
+                        queue.end_force();
+                    }
+                };
+                let need = Reached { seq: what, mark: 0 };
+                force(queue.join_force(vec![Written { need, is_due: false, what }]));
+                // What came while this one forced is taken by one of the two, the last time they look.
+                force(queue.next_now(1, || Some(Reached::default())).written);
+            }
+        };
+        let other = thread::spawn(syncer(1));
+        syncer(2)();
+        other.join().unwrap();
+        assert_eq!(forced.load(Ordering::Acquire), 2);
+    });
+}
+
+/// An fsync waits for an event, and the volume ends meanwhile: a syncer stays until the event has come.
+#[test]
+fn the_end_waits_for_what_is_armed() {
+    model(|| {
+        let queue = Arc::new(Queue::default());
+        queue.admit_waiting(7, true).unwrap();
+        assert_eq!(queue.next_now(1, || Some(Reached::default())).queued.len(), 1);
+        queue.arm();
+        queue.end_batch();
+        let event = {
+            let queue = queue.clone();
+            thread::spawn(move || queue.resume(7))
+        };
+        let stopping = {
+            let queue = queue.clone();
+            thread::spawn(move || queue.stop())
+        };
+        let mut resumed = 0;
+        while let Some(next) = queue.next(1, || Some(Reached::default()), || false) {
+            if next.is_batch() {
+                resumed += next.resumed.len();
+                queue.ended(next.resumed.len());
+                queue.end_batch();
+            }
+        }
+        assert_eq!(resumed, 1);
+        event.join().unwrap();
+        stopping.join().unwrap();
     });
 }

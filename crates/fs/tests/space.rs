@@ -56,8 +56,7 @@ fn what_was_accepted_can_be_written_however_scattered() {
 fn the_pool_grows_with_the_node_cache_up_to_a_part_of_the_volume() {
     let blocks = 2 << 20;
     let device = Arc::new(MemoryBackend::new(blocks));
-    let format =
-        FormatOptions { seed: Some(1), journal_bytes: Some(1 << 20), ..FormatOptions::default() };
+    let format = FormatOptions { seed: Some(1), journal_bytes: Some(1 << 20), ..FormatOptions::default() };
     Volume::format_backend(device.clone(), &format).unwrap();
     let pool_blocks = |volume: &Volume| {
         let detail = volume.metrics().detail;
@@ -176,7 +175,7 @@ fn room_that_others_have_reserved_is_waited_for() {
     });
     Volume::format_backend(device.clone(), &FormatOptions { seed: Some(1), ..Default::default() }).unwrap();
     // All of the tree's nodes fit into memory, half of them may be dirty.
-    let options = VolumeOptions { node_cache_bytes: 512 * 4416, ..options() };
+    let options = VolumeOptions { node_cache_bytes: Some(512 * 4416), ..options() };
     let volume = Volume::open_backend(device.clone(), options.clone()).unwrap();
     let large = file(&volume, "large");
     for block in 0..4000 {

@@ -276,13 +276,6 @@ impl Journal {
     ///
     /// Errors: the first failure, for ever after it; `Invalid` for a `seq` that was never given out.
     pub fn force(&self, seq: Seq) -> Result<()> {
-        self.force_beside(seq, &|| {})
-    }
-
-    /// As [`Journal::force`]. If the calling thread writes the journal, it calls `beside` between the write and the flush
-    /// behind it: to wait there, for a bounded time, for other writes that the same flush may then cover. Whoever has
-    /// joined waits along.
-    pub fn force_beside(&self, seq: Seq, beside: &dyn Fn()) -> Result<()> {
         self.core.counters.add(Event::Force, 1);
         self.core.failure.check()?;
         if self.core.commit.durable() >= seq.0 {
@@ -293,8 +286,7 @@ impl Journal {
         if seq.0 > head {
             return Err(Error::invalid(format!("force of {seq}, but the journal ends at {head}")));
         }
-        let writer = Beside { core: &self.core, beside };
-        self.core.commit.force(seq.0, &self.core.failure, &writer)
+        self.core.commit.force(seq.0, &self.core.failure, &*self.core)
     }
 
     /// Durable up to here.
@@ -495,62 +487,6 @@ impl Writer for Core {
     }
 
     fn write(&self, from: u64, to: u64, durable: u64, padding: Option<Claimed>) -> Result<()> {
-        self.write_beside(from, to, durable, padding, &|| {})
-    }
-
-    fn landed(&self, from: u64, to: u64, members: u64) {
-        self.stream.recycle(from, to);
-        self.counters.group(members);
-    }
-
-    fn shut_down(&self, error: Error) {
-        if self.failure.set(error.clone()) {
-            tracing::error!(%error, "journal shut down");
-        }
-        self.stream.wake_all();
-        self.commit.wake_all();
-    }
-}
-
-/// A writer with something to do before its flush.
-struct Beside<'a> {
-    core: &'a Core,
-    beside: &'a dyn Fn(),
-}
-
-impl Writer for Beside<'_> {
-    type Departed = Option<Claimed>;
-
-    fn is_worthwhile(&self, snapped: u64) -> bool {
-        self.core.is_worthwhile(snapped)
-    }
-
-    fn depart(&self, wanted: u64) -> (u64, Option<Claimed>) {
-        self.core.depart(wanted)
-    }
-
-    fn write(&self, from: u64, to: u64, durable: u64, padding: Option<Claimed>) -> Result<()> {
-        self.core.write_beside(from, to, durable, padding, self.beside)
-    }
-
-    fn landed(&self, from: u64, to: u64, members: u64) {
-        self.core.landed(from, to, members);
-    }
-
-    fn shut_down(&self, error: Error) {
-        self.core.shut_down(error);
-    }
-}
-
-impl Core {
-    fn write_beside(
-        &self,
-        from: u64,
-        to: u64,
-        durable: u64,
-        padding: Option<Claimed>,
-        beside: &dyn Fn(),
-    ) -> Result<()> {
         self.pad(padding);
         if self.stream.wait_filled(to, &self.failure)? {
             self.counters.add(Event::Straggler, 1);
@@ -580,11 +516,23 @@ impl Core {
             runs.into_iter().map(|(index, bytes)| (self.start.offset(index), bytes)).collect();
         self.failure.check()?;
         self.medium.write(&runs)?;
-        beside();
         self.medium.flush_after()?;
         self.counters.add(Event::Write, 1);
         self.counters.add(Event::Block, (to - from) / PAYLOAD_BYTES as u64);
         Ok(())
+    }
+
+    fn landed(&self, from: u64, to: u64, members: u64) {
+        self.stream.recycle(from, to);
+        self.counters.group(members);
+    }
+
+    fn shut_down(&self, error: Error) {
+        if self.failure.set(error.clone()) {
+            tracing::error!(%error, "journal shut down");
+        }
+        self.stream.wake_all();
+        self.commit.wake_all();
     }
 }
 

@@ -43,7 +43,7 @@ impl Engine {
                 let (first, end) = (offset.div_ceil(BLOCK_SIZE as u64), end / BLOCK_SIZE as u64);
                 mapping.let_go(first, end);
                 if !self.read_only {
-                    mapping.start_write_back(first, end)?;
+                    mapping.start_write_back(first, end);
                 }
             }
         }

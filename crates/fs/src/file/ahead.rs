@@ -36,8 +36,8 @@ use quire_format::extent::Run;
 use std::cell::Cell;
 
 thread_local! {
-    /// Whether the calling thread forces what it writes back, and whether a record went ahead of its data since.
-    static FORCING: Cell<Option<bool>> = const { Cell::new(None) };
+    /// Whether the calling thread forces what it writes back.
+    static FORCING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// While it lives, what this thread writes back is forced right after.
@@ -45,23 +45,18 @@ pub(super) struct Forcing(());
 
 impl Forcing {
     pub(super) fn begin() -> Forcing {
-        FORCING.set(Some(false));
+        FORCING.set(true);
         Forcing(())
     }
 
-    /// Whether a record went ahead of its data.
-    pub(super) fn has_recorded(&self) -> bool {
-        FORCING.get() == Some(true)
-    }
-
     pub(super) fn is_under_way() -> bool {
-        FORCING.get().is_some()
+        FORCING.get()
     }
 }
 
 impl Drop for Forcing {
     fn drop(&mut self) {
-        FORCING.set(None);
+        FORCING.set(false);
     }
 }
 
@@ -97,7 +92,6 @@ impl Engine {
         let recorded = self.journal_homes(inode, placement, 0, transaction, Some(ahead)).unwrap_or(false);
         if recorded {
             self.counters.records_ahead.add(1);
-            FORCING.set(Some(true));
         }
         recorded
     }

@@ -18,7 +18,7 @@
 use super::ahead::Forcing;
 use super::tail::{Ahead, Before, BlockPlace};
 use crate::engine::Engine;
-use crate::inode::Inode;
+use crate::inode::{Inode, Meta};
 use crate::transaction::{Cost, Depends, EXTENTS_PER_TRANSACTION, Transaction};
 use quire_alloc::Funding;
 use quire_base::broken::{Broken, is_broken};
@@ -319,7 +319,7 @@ impl Engine {
         let mut record = meta.record.clone();
         let plan_gained = plan.blocks_gained();
         record.blocks = record.blocks.saturating_add_signed(plan_gained);
-        record.size = record.size.max(self.front(inode, size, record.size, start..end));
+        record.size = record.size.max(self.front(inode, &meta, size, start..end));
         if plan.len() == 0 && record == meta.record {
             return Ok(false);
         }
@@ -340,14 +340,15 @@ impl Engine {
         Ok(true)
     }
 
-    /// How far the size on disk may go: to `size`, the end of the file, but not past a block that is dirty or in flight;
-    /// blocks in `done` are not. The caller holds the inode's `meta`.
+    /// How far the size on disk may go: to `size`, the end of the file, but not past a block that is dirty or in flight,
+    /// unless an fsync knows that it has been written before; blocks in `done` are neither.
     ///
     /// While somebody has the file to himself it stays where it is: he drops dirty blocks before his record is in the
     /// journal. What such a block holds on disk may be what an earlier truncate cut off, and the dropped block was
     /// the zeros over it. He sets the size himself, and it follows what was written meanwhile when he is done
     /// ([`Engine::exclusively`]).
-    pub(crate) fn front(&self, inode: &Inode, size: u64, on_disk: u64, done: std::ops::Range<u64>) -> u64 {
+    pub(crate) fn front(&self, inode: &Inode, meta: &Meta, size: u64, done: std::ops::Range<u64>) -> u64 {
+        let on_disk = meta.record.size;
         let rounded = is_broken(Broken::SizeRoundedUpToBlock);
         let size = if rounded { size.next_multiple_of(BLOCK_SIZE as u64) } else { size };
         let Some(mapping) = inode.mapping.get() else { return size };
@@ -364,7 +365,7 @@ impl Engine {
             }
         };
         // A drop that the look at the blocks saw came with an odd sequence before it.
-        if inode.seen.is_still(view) { end } else { on_disk }
+        if inode.seen.is_still(view) { end.max(meta.earned.min(size)) } else { on_disk }
     }
 
     /// A write failed, or its record did: blocks that no record names go back, and their promise to the cache.

@@ -89,7 +89,7 @@ impl Engine {
         data: &[u8],
         flags: IoFlags,
     ) -> Result<(u64, usize)> {
-        self.check_writable()?;
+        let _change = self.begin_change()?;
         inode.check_regular()?;
         if data.is_empty() {
             return Ok((offset, 0));
@@ -134,9 +134,10 @@ impl Engine {
     /// A buffered write inside the end of file, over cached data that has its place on the device already; false where
     /// anything else would have to be done, and nothing has changed. Waits for nothing. The caller sees to set-id bits.
     pub(crate) fn try_write(&self, inode: &InodeRef, offset: u64, data: &[u8]) -> bool {
-        if inode.kind != FileType::Regular || data.len() > BATCH_BYTES || self.check_writable().is_err() {
+        if inode.kind != FileType::Regular || data.len() > BATCH_BYTES {
             return false;
         }
+        let Ok(_change) = self.begin_change() else { return false };
         let Some(_permit) = inode.gate.try_enter(GateState::Buffered) else { return false };
         // The size cannot shrink while the permit is held.
         let inside = offset.checked_add(data.len() as u64).is_some_and(|end| end <= inode.size());
@@ -303,8 +304,9 @@ fn hold_size(inode: &Inode) -> Result<MutexGuard<'_, ()>> {
 /// error.
 pub(crate) fn write_through(inode: &InodeRef, first: u64, end: u64, waits: bool) {
     let mapping = inode.mapping();
-    let outcome = if waits { mapping.write_back(first, end) } else { mapping.start_write_back(first, end) };
-    if let Err(error) = outcome {
+    if !waits {
+        mapping.start_write_back(first, end);
+    } else if let Err(error) = mapping.write_back(first, end) {
         tracing::debug!(%error, inode = %inode.number(), "a write has not reached the device yet");
     }
 }

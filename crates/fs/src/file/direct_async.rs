@@ -35,6 +35,8 @@ struct Held {
     inode: Option<InodeRef>,
     permit: Option<Counted>,
     range: u64,
+    /// Of a write: the number of its [`crate::changes::Change`].
+    change: Option<usize>,
     engine: Arc<Engine>,
 }
 
@@ -44,6 +46,7 @@ impl Drop for Held {
         drop(inode.ranges.resume(self.range));
         drop(self.permit.take().map(|permit| inode.gate.resume(permit)));
         self.engine.release_later(inode);
+        drop(self.change.map(|number| self.engine.changes.resume(number)));
     }
 }
 
@@ -112,7 +115,11 @@ impl Engine {
         done: BufferDone,
     ) {
         let flags = flags | IoFlags::DIRECT;
-        let planned = self.check_writable().and_then(|()| inode.check_regular()).and_then(|()| {
+        let change = match self.begin_change() {
+            Ok(change) => change,
+            Err(error) => return done(buffer, Err(error)),
+        };
+        let planned = inode.check_regular().and_then(|()| {
             if !flags.contains(IoFlags::KEEP_PRIVILEGES) {
                 self.clear_privileges(inode)?;
             }
@@ -121,11 +128,13 @@ impl Engine {
         let (mut held, transfers) = match planned {
             Ok(Some(plan)) => plan,
             Ok(None) => {
+                drop(change);
                 let written = self.write(inode, offset, &buffer, flags).map(|(_, written)| written);
                 return done(buffer, written);
             }
             Err(error) => return done(buffer, Err(error)),
         };
+        held.change = Some(change.into_number());
         if is_broken(Broken::GateLeftAtSubmission) {
             drop(held.permit.take().map(|permit| inode.gate.resume(permit)));
         }
@@ -236,7 +245,7 @@ impl Engine {
     fn hold(self: &Arc<Engine>, inode: &InodeRef, start: u64, end: u64, exclusive: bool) -> Held {
         let permit = inode.gate.enter(GateState::Direct).into_counted();
         let range = inode.ranges.lock(start, end, exclusive).into_ticket();
-        Held { inode: Some(inode.clone()), permit: Some(permit), range, engine: self.clone() }
+        Held { inode: Some(inode.clone()), permit: Some(permit), range, change: None, engine: self.clone() }
     }
 
     /// Sends the transfers off; `end` gets the buffer back when all have ended.

@@ -54,7 +54,7 @@ impl Engine {
         offset: u64,
         len: u64,
     ) -> Result<()> {
-        self.check_writable()?;
+        let _change = self.begin_change()?;
         inode.check_regular()?;
         if len == 0 {
             return Err(Error::invalid("a range of zero bytes cannot be allocated"));
@@ -210,7 +210,7 @@ impl Engine {
         meta.record = record;
         if let Some(size) = grown {
             meta.dirty = false;
-            inode.seen.set_size(size);
+            inode.set_size(&mut meta, size);
         }
         Ok(next)
     }

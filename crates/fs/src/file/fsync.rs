@@ -1,15 +1,11 @@
-//! Durability of files: one, many, or the whole volume.
+//! Durability of files: who asks for it, and who does it.
 //!
-//! Protocol of fsync (J4, J5): write back the file's dirty blocks and wait, those already in flight included; let a
-//! truncate, or whoever else drops dirty blocks, finish; put attributes that are only in memory into the journal; force
-//! the journal to the inode's last `Seq` (fdatasync: to the last one that reading the data back needs); flush the device
-//! as far as the file's last completed data write.
-//! Each step does nothing where there is nothing to do: fsync of a clean file is no I/O, fdatasync of an overwrite
-//! is data and one flush.
-//!
-//! An asynchronous fsync is queued ([`super::sync_queue`]); a syncer takes all that are queued, starts writing all of them
-//! back, waits for and journals each, then makes one force and one flush for all of them, and completes them. A single one
-//! takes the way of [`super::ahead`], as synchronous calls do. A lazy one is left to wait for a force that others make;
+//! What has to happen is in [`super::file_sync`]. A synchronous caller does it itself and waits for each step. An
+//! asynchronous fsync is queued ([`super::sync_queue`]) for the *syncers*. These two threads start work and wait for nothing
+//! but the journal and the flush. An fsync that waits for data, or for an exclusive operation on its file, goes on when it is
+//! called back. So neither a large file nor a long truncate keeps others waiting, and a batch is not held up by its slowest
+//! file. All that are ready share a force. Up to [`ALONE_MAX`] small ones at a time are started as synchronous ones are,
+//! which is quicker: the syncer writes a single request itself. A lazy one is left to wait for a force that others make;
 //! when the first of those that wait has its time up, one force is made for all of them.
 //!
 //! No fsync enters a gate: a direct write that is to be durable holds it until its own fsync has ended, and the syncers
@@ -21,26 +17,22 @@
 //! Neighbours: `journal` groups the forces; the cache writes back; [`super::backing`] stores the `Seq`;
 //! [`super::syncing`] is what asynchronous callers hold.
 
-use super::ahead::Forcing;
-use super::sync_queue::{self, Next, Reached};
+use super::file_sync::{FileSync, Step, VolumeSync};
+use super::sync_queue::{self, Next, Reached, Written};
 use super::syncing::{Durability, Promise, SyncOptions, Syncing, closed};
-use crate::dirty_inodes::Owes;
 use crate::engine::Engine;
-use crate::inode::{Inode, InodeRef};
-use crate::transaction::{Cost, Depends};
+use crate::inode::InodeRef;
 use quire_base::broken::{Broken, is_broken};
 use quire_base::patience;
-use quire_base::sync::atomic::Ordering;
+use quire_base::sync::Arc;
 use quire_base::sync::time::{Duration, Instant};
-use quire_base::sync::{Arc, thread};
-use quire_base::{BLOCK_SIZE, Result, Seq};
-use quire_cache::Mapping;
+use quire_base::{Result, Seq};
 
 /// Called with the outcome of an asynchronous operation.
 pub type Completion = Box<dyn FnOnce(Result<()>) + Send>;
 
 /// What asynchronous fsyncs wait in.
-pub(crate) type SyncQueue = sync_queue::SyncQueue<Pending, Done>;
+pub(crate) type SyncQueue = sync_queue::SyncQueue<Pending, Begun, Done>;
 
 /// What is to be made durable.
 pub(crate) enum Target {
@@ -71,22 +63,85 @@ impl Pending {
     }
 }
 
+/// An fsync that has begun.
+pub(crate) struct Begun {
+    ticket: u64,
+    sync: Sync,
+    until: Option<Instant>,
+    done: Done,
+    /// Until it waits for something else than a force.
+    batch: Option<Arc<Batch>>,
+}
+
+enum Sync {
+    File(FileSync),
+    Volume(VolumeSync),
+}
+
+impl Sync {
+    fn advance(&mut self, engine: &Arc<Engine>) -> Result<Step> {
+        match self {
+            Sync::File(file) => file.advance(engine),
+            Sync::Volume(volume) => volume.advance(engine),
+        }
+    }
+
+    /// Whether a syncer may write its data itself.
+    fn is_small(&self) -> bool {
+        matches!(self, Sync::File(file) if file.blocks() <= SMALL_BLOCKS)
+    }
+
+    /// Waits until a step is over.
+    fn wait(&mut self, step: Step) {
+        match self {
+            Sync::File(file) => file.wait(step),
+            Sync::Volume(volume) => volume.wait(step),
+        }
+    }
+}
+
+/// What a syncer has taken at a time; ends with its last fsync.
+pub(crate) struct Batch(Arc<SyncQueue>);
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        self.0.end_batch();
+    }
+}
+
 /// Who hears of the outcome.
-pub(crate) enum Done {
+pub(crate) struct Done {
+    to: Asker,
+    /// What went wrong before the force.
+    outcome: Result<()>,
+    batch: Option<Arc<Batch>>,
+}
+
+enum Asker {
     Call(Completion),
     Promise(Arc<Promise>),
 }
 
 impl Done {
+    fn call(done: Completion) -> Done {
+        Done { to: Asker::Call(done), outcome: Ok(()), batch: None }
+    }
+
+    fn promise(promise: Arc<Promise>) -> Done {
+        Done { to: Asker::Promise(promise), outcome: Ok(()), batch: None }
+    }
+
     fn is_withdrawn(&self) -> bool {
-        matches!(self, Done::Promise(promise) if promise.is_withdrawn())
+        matches!(&self.to, Asker::Promise(promise) if promise.is_withdrawn())
     }
 
     /// Tells the outcome. A callback that panics, or a waker that does, stays alone with it.
     fn end(self, outcome: Result<()>) {
-        sync_queue::contained("the callback of an fsync", move || match self {
-            Done::Call(done) => done(outcome),
-            Done::Promise(promise) => promise.end(outcome),
+        let outcome = self.outcome.and(outcome);
+        let to = self.to;
+        sync_queue::contained("the callback of an fsync", move || match to {
+            Asker::Call(done) => done(outcome),
+            Asker::Promise(promise) => promise.end(outcome),
         });
     }
 }
@@ -94,41 +149,16 @@ impl Done {
 /// The longest that a lazy fsync waits, whatever it asks for: a day.
 const LAZY_MAX: Duration = Duration::from_secs(86_400);
 
-/// Queued fsyncs that are served one by one: with more, writing all of them back first is better.
+/// Fsyncs that are started as synchronous ones are: with more, writing all of them together is better.
 const ALONE_MAX: usize = 2;
 
-/// How a force waits for the data beside it: some looks at once, then some with a pause; 3 ms in all, at most.
-const DATA_ROUNDS_SHORT: u32 = 64;
-const DATA_ROUNDS_MAX: u32 = 64 + 30;
-const DATA_ROUND: Duration = Duration::from_micros(100);
+/// Blocks up to which a syncer writes a file's data itself, if they are one request.
+const SMALL_BLOCKS: u64 = 16;
 
-/// Queued fsyncs that one force completes at most.
+/// Fsyncs that a syncer takes at a time at most.
 const BULK_MAX: usize = 4096;
 
-/// What of a file an fsync writes back, and the size that it promises.
-struct Span {
-    first: u64,
-    last: u64,
-    wanted: u64,
-    unflushed: bool,
-}
-
 impl Engine {
-    /// Writes a file's dirty data back, waits, and journals the size that this has earned: what the journal gets next is
-    /// never there without it.
-    pub(crate) fn write_back_inode(&self, inode: &Inode) -> Result<()> {
-        let Some(mapping) = inode.mapping.get() else { return Ok(()) };
-        let size = inode.size();
-        mapping.write_back(0, u64::MAX)?;
-        self.reach_size(inode, size, true)
-    }
-
-    /// Whether [`Engine::write_back_inode`] would have nothing to write or wait for now.
-    pub(crate) fn has_nothing_to_write_back(&self, inode: &Inode) -> bool {
-        let Some(mapping) = inode.mapping.get() else { return true };
-        mapping.is_clean() && inode.meta().record.size >= inode.size()
-    }
-
     /// fsync, or with `datasync` fdatasync.
     pub(crate) fn fsync(self: &Arc<Engine>, inode: &InodeRef, datasync: bool) -> Result<()> {
         self.sync_range(inode, 0, u64::MAX, datasync)
@@ -145,136 +175,24 @@ impl Engine {
         if self.read_only {
             return Ok(());
         }
-        let durable = self.start_sync(inode, offset, len, datasync)?;
-        self.make_durable(durable)
-    }
-
-    /// The part of an fsync before the force: data at the device, attributes in the journal.
-    fn start_sync(&self, inode: &InodeRef, offset: u64, len: u64, datasync: bool) -> Result<Reached> {
-        let span = self.span_to_sync(inode, offset, len)?;
-        let written = match inode.mapping.get() {
-            Some(mapping) => self.write_back_forced(inode, mapping, span.first, span.last, datasync),
-            None => Ok(()),
-        };
-        written.and_then(|()| self.journal_written(inode, &span, datasync))
-    }
-
-    /// What an fsync has to write back.
-    fn span_to_sync(&self, inode: &InodeRef, offset: u64, len: u64) -> Result<Span> {
         self.check_writable()?;
-        let unflushed = is_broken(Broken::FsyncWithoutFlush)
-            && inode.mapping.get().is_none_or(|mapping| mapping.is_clean());
-        let end = offset.saturating_add(len);
-        let wanted = end.min(inode.size());
-        // Reading growth back needs everything before it, or the size on disk could not reach it (J6).
-        let on_disk = inode.meta().record.size;
-        let start = if end > on_disk { offset.min(on_disk) } else { offset };
-        let (first, last) = (start / BLOCK_SIZE as u64, end.div_ceil(BLOCK_SIZE as u64));
-        Ok(Span { first, last, wanted, unflushed })
+        let mut file = FileSync::new(inode, offset, len, datasync);
+        file.start_here();
+        let need = file.run(self)?;
+        self.make_durable(need)
     }
 
-    /// When the data has been written back: what else the journal must have.
-    fn journal_written(&self, inode: &InodeRef, span: &Span, datasync: bool) -> Result<Reached> {
-        // A truncate drops dirty blocks from memory before its record is in the journal: a file that looks clean then is
-        // neither written nor cut.
-        inode.seen.await_shared();
-        self.journal_attributes(inode, datasync)?;
-        self.reach_size(inode, span.wanted, datasync)?;
-        let seq = if datasync { &inode.datasync_seq } else { &inode.commit_seq };
-        let mark = if span.unflushed { 0 } else { inode.data_mark.load(Ordering::Acquire) };
-        Ok(Reached { seq: seq.load(Ordering::Acquire), mark })
-    }
-
-    /// The part of many fsyncs before their force: all data is on its way before any of it is waited for.
-    fn start_syncs(&self, files: &[(&InodeRef, &SyncOptions)]) -> Vec<Result<Reached>> {
-        let spans: Vec<Result<Span>> =
-            files.iter().map(|(inode, how)| self.span_to_sync(inode, how.offset, how.len)).collect();
-        let mappings: Vec<Option<&Arc<Mapping>>> =
-            files.iter().map(|(inode, _)| inode.mapping.get()).collect();
-        let dirty = spans.iter().zip(&mappings).filter_map(|(span, mapping)| {
-            let span = span.as_ref().ok()?;
-            mapping.map(|mapping| (&**mapping, span.first, span.last))
-        });
-        let mut started = self.cache.start_write_back(dirty).into_iter();
-        // The last one first: when that has been written most others have, and this thread sleeps once, not once for each.
-        for (span, mapping) in spans.iter().zip(&mappings).rev() {
-            if let (Ok(span), Some(mapping)) = (span, mapping) {
-                // What went wrong is asked for below.
-                let _ = mapping.wait_write_back(span.first, span.last);
-            }
+    /// Makes the whole volume durable (syncfs).
+    pub(crate) fn sync(self: &Arc<Engine>) -> Result<()> {
+        if self.read_only {
+            return Ok(());
         }
-        let mut outcomes = Vec::with_capacity(files.len());
-        for (((inode, how), span), mapping) in files.iter().zip(spans).zip(mappings) {
-            let finish = |span: Span| {
-                if let Some(mapping) = mapping {
-                    let started = started.next().unwrap_or(Ok(()));
-                    mapping.wait_write_back(span.first, span.last).and(started)?;
-                }
-                self.journal_written(inode, &span, how.data_only)
-            };
-            outcomes.push(span.and_then(finish));
-        }
-        outcomes
-    }
-
-    /// Writes back what will be forced. Where the record went ahead of the data, the journal is written beside it, and the
-    /// flush behind the journal write covers both if the data has completed by then, for which it waits a little.
-    fn write_back_forced(
-        &self,
-        inode: &Inode,
-        mapping: &Mapping,
-        first: u64,
-        last: u64,
-        datasync: bool,
-    ) -> Result<()> {
-        let forcing = Forcing::begin();
-        let started = mapping.start_forced(first, last);
-        let has_recorded = forcing.has_recorded();
-        drop(forcing);
-        let forced = match has_recorded && !is_broken(Broken::FsyncBeforeForce) {
-            true => {
-                let seq = if datasync { &inode.datasync_seq } else { &inode.commit_seq };
-                let seq = Seq(seq.load(Ordering::Acquire));
-                self.force_beside(seq, &|| self.await_data(mapping, first, last))
-            }
-            false => Ok(()),
-        };
-        mapping.wait_write_back(first, last).and(started).and(forced)
-    }
-
-    /// Waits for data to be written, but not for long: who finishes it may need journal space, and so the very force
-    /// that waits here.
-    fn await_data(&self, mapping: &Mapping, first: u64, last: u64) {
-        let is_under_way = || mapping.first_unfinished(first).is_some_and(|block| block < last);
-        if !self.options.threads {
-            return;
-        }
-        for round in 0..DATA_ROUNDS_MAX {
-            if !is_under_way() {
-                break;
-            }
-            if round < DATA_ROUNDS_SHORT { thread::yield_now() } else { thread::sleep(DATA_ROUND) }
-        }
-    }
-
-    /// Journals the size up to what is promised, as far as the file is as long still. A block before it that was dirtied
-    /// again, or a run that finished out of order, may have kept it back; the gap is finished when its writeback
-    /// returns, so this ends. So may somebody who has the file to himself ([`Engine::front`]): the caller does not, and waits
-    /// for him. Not in the gate, which a direct write that is to be durable holds while it waits for this.
-    pub(crate) fn reach_size(&self, inode: &Inode, wanted: u64, datasync: bool) -> Result<()> {
-        let Some(mapping) = inode.mapping.get() else { return Ok(()) };
-        loop {
-            let (on_disk, is_freed) = {
-                let meta = inode.meta();
-                (meta.record.size, meta.freed)
-            };
-            if is_freed || on_disk >= wanted.min(inode.size()) {
-                return Ok(());
-            }
-            mapping.write_back(on_disk / BLOCK_SIZE as u64, wanted.div_ceil(BLOCK_SIZE as u64))?;
-            inode.seen.await_shared();
-            self.journal_attributes(inode, datasync)?;
-        }
+        self.check_writable()?;
+        let mut volume = VolumeSync::start(self);
+        let need = volume.run(self)?;
+        // What has been written is forced, whatever has become of the rest.
+        let forced = self.make_durable(need);
+        volume.outcome().and(forced)
     }
 
     /// The force and the flush.
@@ -296,50 +214,9 @@ impl Engine {
         self.background.syncs.forced(|| self.reached().unwrap_or_default());
     }
 
-    /// Puts times, and the size that data written back has earned, into the journal. With `datasync` only the size.
-    pub(crate) fn journal_attributes(&self, inode: &Inode, datasync: bool) -> Result<()> {
-        let lags = |on_disk: u64| {
-            inode.mapping.get().is_some()
-                && on_disk < inode.size()
-                && self.front(inode, inode.size(), on_disk, 0..0) > on_disk
-        };
-        {
-            let meta = inode.meta();
-            let times = !datasync && (meta.dirty || inode.has_times());
-            if !times && !lags(meta.record.size) {
-                return Ok(());
-            }
-        }
-        let mut transaction = self.begin(Cost::new(1, 128).critical())?;
-        let mut meta = inode.meta();
-        if meta.freed {
-            return Ok(());
-        }
-        inode.fold_times(&mut meta);
-        let mut record = meta.record.clone();
-        if inode.mapping.get().is_some() && record.size < inode.size() {
-            record.size = record.size.max(self.front(inode, inode.size(), record.size, 0..0));
-        }
-        let grew = record.size != meta.record.size;
-        if !grew && !meta.dirty {
-            return Ok(());
-        }
-        transaction.put_inode(inode.number, &record);
-        let depends = if grew { Depends::DataOf(inode) } else { Depends::Nothing };
-        let seq = transaction.commit(depends)?;
-        if grew {
-            inode.committed_data(seq);
-        } else {
-            inode.committed(seq);
-        }
-        meta.record = record;
-        meta.dirty = false;
-        Ok(())
-    }
-
     /// Queues an fsync; `done` is called by the syncer that completes it.
     pub(crate) fn fsync_async(self: &Arc<Engine>, inode: &InodeRef, how: &SyncOptions, done: Completion) {
-        let pending = Pending::new(Target::File(inode.clone(), how.clone()), Done::Call(done));
+        let pending = Pending::new(Target::File(inode.clone(), how.clone()), Done::call(done));
         let refused = match self.has_syncers() {
             true => self.background.syncs.admit_waiting(pending, patience::may_wait()).err(),
             false => Some(pending),
@@ -350,7 +227,7 @@ impl Engine {
     /// As [`Engine::fsync_async`] for a completion on a thread of the device, which cannot wait for the device.
     pub(crate) fn fsync_after_io(self: &Arc<Engine>, inode: InodeRef, datasync: bool, done: Completion) {
         let target = Target::File(inode, SyncOptions::new().data_only(datasync));
-        let pending = Pending::new(target, Done::Call(done));
+        let pending = Pending::new(target, Done::call(done));
         if !self.has_syncers() {
             return self.sync_here(pending);
         }
@@ -364,7 +241,7 @@ impl Engine {
     pub(crate) fn start_syncing(self: &Arc<Engine>, targets: Vec<Target>) -> Syncing {
         let promise = Promise::new(targets.len());
         let mut pending: Vec<Pending> =
-            targets.into_iter().map(|target| Pending::new(target, Done::Promise(promise.clone()))).collect();
+            targets.into_iter().map(|target| Pending::new(target, Done::promise(promise.clone()))).collect();
         if !self.has_syncers() {
             pending.drain(..).for_each(|pending| self.sync_here(pending));
         }
@@ -398,120 +275,121 @@ impl Engine {
         self.drop_released();
     }
 
-    fn serve(self: &Arc<Engine>, next: Next<Pending, Done>) {
+    fn serve(self: &Arc<Engine>, next: Next<Pending, Begun, Done>) {
         let syncs = &self.background.syncs;
-        syncs.ended(next.served.len());
+        let batch = next.is_batch().then(|| Arc::new(Batch(syncs.clone())));
         self.counters.lazy_syncs_served.add(next.served.len() as u64);
+        syncs.ended(next.served.len());
         next.served.into_iter().for_each(|done| done.end(Ok(())));
-        if !next.due.is_empty() {
-            let outcome = self.make_durable(next.due_need);
-            self.counters.lazy_syncs_due.add(next.due.len() as u64);
-            syncs.ended(next.due.len());
-            next.due.into_iter().for_each(|done| done.end(outcome.clone()));
-        }
-        let (lazy, urgent): (Vec<_>, Vec<_>) =
-            next.queued.into_iter().partition(|(_, pending)| pending.until.is_some());
-        if urgent.len() > ALONE_MAX {
-            // The force of these serves the lazy ones, too.
-            return self.sync_queued(urgent.into_iter().chain(lazy).collect());
-        }
-        for queued in [urgent, lazy] {
-            if !queued.is_empty() {
-                self.sync_queued(queued);
+        self.force_written(next.written);
+        let mut begun = next.resumed;
+        begun.iter_mut().for_each(|begun| begun.batch = batch.clone());
+        begun.extend(self.begin_syncs(next.queued, &batch));
+        drop(batch);
+        let mut written = Vec::with_capacity(begun.len());
+        let mut failed = Vec::new();
+        for mut begun in begun {
+            loop {
+                match begun.sync.advance(self) {
+                    Ok(Step::Force(need)) => self.end_or_await(begun, need, &mut written),
+                    Ok(step) if is_broken(Broken::SyncerWaitsForData) => {
+                        begun.sync.wait(step);
+                        continue;
+                    }
+                    Ok(step) => self.arm(begun, step),
+                    Err(error) => failed.push((begun.done, error)),
+                }
+                break;
             }
         }
+        syncs.ended(failed.len());
+        failed.into_iter().for_each(|(done, error)| done.end(Err(error)));
+        self.force_written(syncs.join_force(written));
     }
 
-    /// Makes what was queued durable, but for lazy ones, which are left to wait.
-    fn sync_queued(self: &Arc<Engine>, queued: Vec<(u64, Pending)>) {
-        let syncs = &self.background.syncs;
-        let files: Vec<(&InodeRef, &SyncOptions)> = queued
-            .iter()
-            .filter_map(|(_, pending)| match &pending.target {
-                Target::File(inode, how) => Some((inode, how)),
-                Target::Volume => None,
-            })
-            .collect();
-        let is_lazy = queued.iter().any(|(_, pending)| pending.until.is_some());
-        let outcomes: Vec<Result<Reached>> = if files.len() <= ALONE_MAX && !is_lazy {
-            files
-                .iter()
-                .map(|(inode, how)| self.start_sync(inode, how.offset, how.len, how.data_only))
-                .collect()
-        } else {
-            self.start_syncs(&files)
-        };
-        drop(files);
-        let mut outcomes = outcomes.into_iter();
-        let (mut urgent, mut lazy, mut volumes) = (Vec::with_capacity(queued.len()), Vec::new(), Vec::new());
-        let mut need = Reached::default();
-        let mut ended = 0;
+    /// Starts what was queued: all data is on its way before any of it is waited for.
+    fn begin_syncs(
+        self: &Arc<Engine>,
+        queued: Vec<(u64, Pending)>,
+        batch: &Option<Arc<Batch>>,
+    ) -> Vec<Begun> {
+        let mut begun = Vec::with_capacity(queued.len());
         for (ticket, Pending { target, until, done }) in queued {
-            let Target::File(inode, _) = target else {
-                volumes.push(done);
-                continue;
+            let sync = match &target {
+                Target::File(inode, how) => {
+                    Sync::File(FileSync::new(inode, how.offset, how.len, how.data_only))
+                }
+                Target::Volume => Sync::Volume(VolumeSync::start(self)),
             };
-            drop(inode);
-            match (outcomes.next().unwrap_or(Ok(Reached::default())), until) {
-                (Ok(reached), Some(until)) => lazy.push((ticket, reached, until, done)),
-                (Ok(reached), None) => {
-                    need = need.max(reached);
-                    urgent.push(done);
-                }
-                (Err(error), _) => {
-                    ended += 1;
-                    done.end(Err(error));
-                }
-            }
+            begun.push(Begun { ticket, sync, until, done, batch: batch.clone() });
         }
-        ended += urgent.len() + volumes.len();
-        if !urgent.is_empty() {
-            let outcome = self.make_durable(need);
-            urgent.into_iter().for_each(|done| done.end(outcome.clone()));
+        let is_alone = begun.len() <= ALONE_MAX
+            && begun.iter().all(|begun| begun.until.is_none() && begun.sync.is_small());
+        let files = begun.iter_mut().filter_map(|begun| match &mut begun.sync {
+            Sync::File(file) => Some(file),
+            Sync::Volume(_) => None,
+        });
+        if is_alone {
+            files.for_each(FileSync::start_here);
+        } else {
+            self.cache.start_snapshots(files.filter_map(FileSync::snapshot));
         }
-        if !volumes.is_empty() {
-            let outcome = self.sync();
-            volumes.into_iter().for_each(|done| done.end(outcome.clone()));
-        }
-        for (ticket, need, until, done) in lazy {
-            let back = syncs.await_force(ticket, need, until, done, || self.reached(), Done::is_withdrawn);
-            if let Some(done) = back {
-                let is_served = self.reached().is_some_and(|reached| reached.covers(need));
-                let outcome = if is_served || done.is_withdrawn() { Ok(()) } else { self.make_durable(need) };
-                ended += 1;
-                self.counters.lazy_syncs_served.add(u64::from(outcome.is_ok()));
-                done.end(outcome);
-            }
-        }
-        syncs.ended(ended);
+        begun
     }
 
-    /// Makes the whole volume durable (syncfs).
-    pub(crate) fn sync(self: &Arc<Engine>) -> Result<()> {
-        if self.read_only {
-            return Ok(());
+    /// Goes on with an fsync when a step is over.
+    fn arm(self: &Arc<Engine>, mut begun: Begun, step: Step) {
+        begun.batch = None;
+        let syncs = self.background.syncs.clone();
+        let call = match &begun.sync {
+            Sync::File(file) => file.at_end(step),
+            Sync::Volume(volume) => volume.at_end(step),
+        };
+        syncs.arm();
+        if let Some(call) = call(Box::new(move || syncs.resume(begun))) {
+            call();
         }
-        self.check_writable()?;
-        let growing: Vec<(InodeRef, u64)> = self
-            .inodes
-            .all_dirty()
-            .into_iter()
-            .map(|inode| {
-                let size = inode.size();
-                (inode, size)
-            })
-            .filter(|(inode, size)| inode.mapping.get().is_some() && inode.meta().record.size < *size)
-            .collect();
-        // Every file is tried; the first error is told.
-        let mut outcome = self.cache.write_back_all();
-        // Only now: an operation that dropped dirty blocks before they were written back has marked its inode before.
-        self.inodes.all_dirty().iter().for_each(|inode| inode.seen.await_shared());
-        outcome = outcome.and(self.journal_dirty_inodes(Owes::Times));
-        for (inode, size) in growing {
-            outcome = outcome.and(self.reach_size(&inode, size, false));
+    }
+
+    /// An fsync needs nothing but a force: it is added to `written`, or, if it is lazy, left to wait for others' force.
+    fn end_or_await(&self, begun: Begun, need: Reached, written: &mut Vec<Written<Done>>) {
+        let syncs = &self.background.syncs;
+        let Begun { ticket, sync, until, mut done, batch } = begun;
+        if let Sync::Volume(mut volume) = sync {
+            done.outcome = volume.outcome();
         }
-        outcome = outcome.and(self.force_all());
-        outcome.and(self.flush_data(self.device.mark()))
+        let Some(until) = until else {
+            done.batch = batch;
+            return written.push(Written { need, is_due: false, what: done });
+        };
+        drop(batch);
+        let back = syncs.await_force(ticket, need, until, done, || self.reached(), Done::is_withdrawn);
+        let Some(done) = back else { return };
+        if done.is_withdrawn() || self.reached().is_some_and(|reached| reached.covers(need)) {
+            self.counters.lazy_syncs_served.add(1);
+            syncs.ended(1);
+            done.end(Ok(()));
+        } else {
+            written.push(Written { need, is_due: true, what: done });
+        }
+    }
+
+    /// One force for all of these, and for those that join meanwhile the next one.
+    fn force_written(&self, written: Vec<Written<Done>>) {
+        if written.is_empty() {
+            return;
+        }
+        let syncs = &self.background.syncs;
+        let need = written.iter().fold(Reached::default(), |need, one| need.max(one.need));
+        let outcome = self.make_durable(need);
+        let due = written.iter().filter(|one| one.is_due).count();
+        self.counters.lazy_syncs_due.add(due as u64);
+        syncs.ended(written.len());
+        let mut ended: Vec<Done> = written.into_iter().map(|one| one.what).collect();
+        // Their batches end before anybody hears of it: a callback may take its time, or close the volume.
+        ended.iter_mut().for_each(|done| done.batch = None);
+        syncs.end_force();
+        ended.into_iter().for_each(|done| done.end(outcome.clone()));
     }
 
     /// A descriptor was closed. A file that was truncated to zero and rewritten is written back, so that a crash

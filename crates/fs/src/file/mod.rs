@@ -11,7 +11,8 @@
 //! | [`truncate`] | explicit size changes |
 //! | [`fallocate`] | allocate, punch, zero |
 //! | [`shift`] | collapse and insert range, by logged operations |
-//! | [`fsync`] | durability: one file, many, the volume |
+//! | [`fsync`] | durability: who asks for it and who does it |
+//! | [`file_sync`] | the steps of making one file durable, or all |
 //! | [`syncing`] | an fsync under way, as a future |
 //! | [`sync_queue`] | those that wait for a syncer, or for a force that others make |
 //! | [`seek`] | data and holes |
@@ -31,6 +32,7 @@ pub(crate) mod direct;
 pub(crate) mod direct_async;
 pub(crate) mod exclusive;
 pub(crate) mod fallocate;
+pub(crate) mod file_sync;
 pub(crate) mod fsync;
 pub(crate) mod prepared;
 pub(crate) mod range_lock;

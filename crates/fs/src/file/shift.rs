@@ -68,7 +68,7 @@ impl Engine {
         plan: impl FnOnce(u64) -> Result<(LoggedKind, u64)>,
         len: u64,
     ) -> Result<()> {
-        self.check_writable()?;
+        let _change = self.begin_change()?;
         inode.check_regular()?;
         self.clear_privileges(inode)?;
         self.exclusively(inode, || self.shift_alone(inode, offset, plan, len))?;
@@ -175,7 +175,7 @@ impl Engine {
         let seq = transaction.commit(Depends::DataOf(inode))?;
         inode.committed_data(seq);
         if moves {
-            inode.seen.set_size(record.size);
+            inode.set_size(&mut meta, record.size);
         }
         meta.record = record;
         Ok(())

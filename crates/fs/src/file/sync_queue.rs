@@ -1,11 +1,16 @@
-//! Fsyncs that somebody has asked for and nobody waits for in a call: those that wait for a syncer, and those that a
-//! syncer has seen to and that wait for a force which others make (lazy ones).
+//! Fsyncs that somebody has asked for and nobody waits for in a call, from their admission to their end.
 //!
-//! Protocol. An fsync is *admitted* if there is room, and gets a ticket. A syncer takes what is queued
-//! ([`SyncQueue::next`]), and either *ends* it or leaves it to *await* the journal's and the device's being as far as it
-//! needs, until its time is up. Whoever forces says so afterwards ([`SyncQueue::forced`]); if that may have served one that
-//! waits, a syncer is woken and takes those served. When the first of them has its time up, a syncer takes all that wait:
-//! the one force that is due serves every one of them.
+//! Protocol. An fsync is *admitted* if there is room, and gets a ticket. A syncer takes what is queued as a *batch*
+//! ([`SyncQueue::next`]) and starts it. An fsync that then waits for data, or for somebody who has its file to himself, is
+//! *armed*: the event puts it back into the queue ([`SyncQueue::resume`]), and no syncer waits for it. What needs nothing
+//! but a force *joins* those that do ([`SyncQueue::join_force`]): one syncer at a time forces, for all that have joined
+//! before it began. Lazy ones *await* the journal's and the device's being as far as they need, until their time is up.
+//! Whoever forces says so afterwards ([`SyncQueue::forced`]); if that may have served one that waits, a syncer is woken and
+//! takes those served. When the first of them has its time up, the one force that is due serves every one of them.
+//!
+//! At most [`BATCHES_MAX`] batches are begun and not ended. So while the device is slow, what comes gathers in the queue and
+//! shares the next force; and if it never returns, syncers do not fill the journal with records of fsyncs that cannot end.
+//! A batch ends when each of its fsyncs has ended, is armed, or awaits the force of others.
 //!
 //! Who puts an fsync down to wait and who forces do not meet on the lock: the one says what is the least that anybody
 //! waits for, fences, and looks how far things are; the other has moved them, fences, and looks at the least. One of the two
@@ -13,8 +18,9 @@
 //!
 //! Invariants:
 //! * at most [`SYNCS_MAX`] are admitted and not ended, but for those of threads that must not wait;
-//! * what is withdrawn leaves at once, whether it is queued or waits; what a syncer has in hand ends there;
-//! * a future that was told of room and is dropped before it took it passes the news on.
+//! * what is withdrawn leaves at once, whether it is queued or waits; what a syncer has begun ends there;
+//! * a future that was told of room and is dropped before it took it passes the news on;
+//! * syncers stay until everything that was admitted has ended.
 //!
 //! Shared lines: the lock and what it protects, by all who ask asynchronously and the syncers; the line of the least,
 //! read by every force, written only where lazy ones come and go.
@@ -23,7 +29,7 @@
 
 use quire_base::sync::atomic::{AtomicU64, Ordering, fence};
 use quire_base::sync::time::Instant;
-use quire_base::sync::{Condvar, Mutex, SIMULATED};
+use quire_base::sync::{Condvar, Mutex, MutexGuard, SIMULATED};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -36,6 +42,9 @@ pub const SYNCS_MAX: usize = 65_536;
 /// Few under a model checker.
 #[cfg(loom)]
 pub const SYNCS_MAX: usize = 1;
+
+/// Batches that are begun and not ended at most: one is forced while the next one is started.
+pub const BATCHES_MAX: usize = 2;
 
 /// How far journal and device are, or must be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +68,17 @@ impl Reached {
     }
 }
 
+/// One that needs nothing but a force.
+#[derive(Debug)]
+pub struct Written<A> {
+    /// As far as this.
+    pub need: Reached,
+    /// It has waited for a force of others until its time was up.
+    pub is_due: bool,
+    /// What is left of it.
+    pub what: A,
+}
+
 /// One that waits for a force.
 struct Waiting<A> {
     need: Reached,
@@ -68,30 +88,47 @@ struct Waiting<A> {
 
 /// What a syncer does next. All of it may be empty.
 #[derive(Debug)]
-pub struct Next<Q, A> {
-    /// To be made durable, in the order in which it was asked for.
+pub struct Next<Q, R, A> {
+    /// To be begun, in the order in which it was asked for.
     pub queued: Vec<(u64, Q)>,
+    /// Begun before: what it waited for is over.
+    pub resumed: Vec<R>,
     /// Durable by now.
     pub served: Vec<A>,
-    /// To be forced now, as far as this.
-    pub due: Vec<A>,
-    /// How far `due` needs the force.
-    pub due_need: Reached,
+    /// To be forced by this syncer, which calls [`SyncQueue::end_force`] then.
+    pub written: Vec<Written<A>>,
 }
 
-struct State<Q, A> {
+impl<Q, R, A> Next<Q, R, A> {
+    /// Whether it has a batch in it, which [`SyncQueue::end_batch`] ends.
+    pub fn is_batch(&self) -> bool {
+        !self.queued.is_empty() || !self.resumed.is_empty()
+    }
+}
+
+struct State<Q, R, A> {
     /// The end of the volume: nothing is admitted, nothing waits for others.
     stop: bool,
     /// A syncer is to look through those that wait: some may be served, or nothing will serve them any more.
     look: bool,
     tickets: u64,
     queued: BTreeMap<u64, Q>,
+    /// Begun, and to be gone on with.
+    resumed: Vec<R>,
+    /// Begun, and waiting for an event.
+    armed: usize,
+    /// Begun and not ended.
+    batches: usize,
+    /// To be forced.
+    written: Vec<Written<A>>,
+    /// A syncer forces.
+    is_forcing: bool,
     waiting: BTreeMap<u64, Waiting<A>>,
-    /// Of those that wait: the journal is not as far as they need; (`Seq`, ticket).
-    by_seq: BTreeSet<(u64, u64)>,
-    /// The others that wait: (mark, ticket).
-    by_mark: BTreeSet<(u64, u64)>,
-    by_time: BTreeSet<(Instant, u64)>,
+    /// Those that wait, by what they need next: the journal (`Seq`, mark, ticket), or, if it is as far, only the device
+    /// (0, mark, ticket).
+    by_need: BTreeSet<(u64, u64, u64)>,
+    /// No later than when the first of them has its time up.
+    due: Option<Instant>,
     /// Admitted and not ended.
     under_way: usize,
     /// Futures that wait for room, by their place in that line.
@@ -100,6 +137,9 @@ struct State<Q, A> {
     sleepers: usize,
 }
 
+/// Where those begin that wait for the journal.
+const JOURNAL: (u64, u64, u64) = (1, 0, 0);
+
 /// The least that anybody waits for; nobody: the largest number.
 #[repr(align(128))]
 struct Least {
@@ -107,10 +147,10 @@ struct Least {
     mark: AtomicU64,
 }
 
-/// See the module's documentation. `Q` is what is queued, `A` what is left of it while it waits.
-pub struct SyncQueue<Q, A> {
+/// See the module's documentation. `Q` is what is queued, `R` what has begun, `A` what is left of it when it is written.
+pub struct SyncQueue<Q, R, A> {
     least: Least,
-    state: Mutex<State<Q, A>>,
+    state: Mutex<State<Q, R, A>>,
     work: Condvar,
     room: Condvar,
 }
@@ -119,8 +159,8 @@ std::thread_local! {
     static IS_SYNCER: Cell<bool> = const { Cell::new(false) };
 }
 
-impl<Q, A> Default for SyncQueue<Q, A> {
-    fn default() -> SyncQueue<Q, A> {
+impl<Q, R, A> Default for SyncQueue<Q, R, A> {
+    fn default() -> SyncQueue<Q, R, A> {
         SyncQueue {
             least: Least { seq: AtomicU64::new(u64::MAX), mark: AtomicU64::new(u64::MAX) },
             state: Mutex::new(State {
@@ -128,10 +168,14 @@ impl<Q, A> Default for SyncQueue<Q, A> {
                 look: false,
                 tickets: 0,
                 queued: BTreeMap::new(),
+                resumed: Vec::new(),
+                armed: 0,
+                batches: 0,
+                written: Vec::new(),
+                is_forcing: false,
                 waiting: BTreeMap::new(),
-                by_seq: BTreeSet::new(),
-                by_mark: BTreeSet::new(),
-                by_time: BTreeSet::new(),
+                by_need: BTreeSet::new(),
+                due: None,
                 under_way: 0,
                 for_room: BTreeMap::new(),
                 sleepers: 0,
@@ -162,7 +206,7 @@ pub enum Admitted {
     Closed,
 }
 
-impl<Q, A> SyncQueue<Q, A> {
+impl<Q, R, A> SyncQueue<Q, R, A> {
     /// Admits from the front of `asked` (last in the vector) what there is room for.
     pub fn admit(&self, asked: &mut Vec<Q>) -> Admitted {
         let mut state = self.state.lock();
@@ -260,7 +304,7 @@ impl<Q, A> SyncQueue<Q, A> {
         }
     }
 
-    fn ended_locked(&self, mut state: quire_base::sync::MutexGuard<'_, State<Q, A>>, count: usize) {
+    fn ended_locked(&self, mut state: MutexGuard<'_, State<Q, R, A>>, count: usize) {
         state.under_way -= count;
         let told = if count > 0 { state.next_in_line() } else { Vec::new() };
         let wakes = count > 0 && state.sleepers > 0 && state.under_way < SYNCS_MAX;
@@ -288,14 +332,13 @@ impl<Q, A> SyncQueue<Q, A> {
         if state.stop || now.covers(need) || is_withdrawn(&what) {
             return Some(what);
         }
-        state.waiting.insert(ticket, Waiting { need, until, what });
-        state.by_time.insert((until, ticket));
-        let is_first = state.by_time.first() == Some(&(until, ticket));
-        if now.seq < need.seq {
-            state.by_seq.insert((need.seq, ticket));
-        } else {
-            state.by_mark.insert((need.mark, ticket));
+        let is_first = state.due.is_none_or(|due| until < due);
+        if is_first {
+            state.due = Some(until);
         }
+        let seq = if now.seq < need.seq { need.seq } else { 0 };
+        state.by_need.insert((seq, need.mark, ticket));
+        state.waiting.insert(ticket, Waiting { need: Reached { seq, mark: need.mark }, until, what });
         self.say_least(&state);
         fence(Ordering::SeqCst);
         if self.may_serve(reached().unwrap_or_default()) {
@@ -310,10 +353,10 @@ impl<Q, A> SyncQueue<Q, A> {
         None
     }
 
-    fn say_least(&self, state: &State<Q, A>) {
-        let least = |set: &BTreeSet<(u64, u64)>| set.first().map_or(u64::MAX, |(least, _)| *least);
-        for (word, set) in [(&self.least.seq, &state.by_seq), (&self.least.mark, &state.by_mark)] {
-            let least = least(set);
+    fn say_least(&self, state: &State<Q, R, A>) {
+        let seq = state.by_need.range(JOURNAL..).next().map_or(u64::MAX, |(seq, ..)| *seq);
+        let mark = state.by_need.range(..JOURNAL).next().map_or(u64::MAX, |(_, mark, _)| *mark);
+        for (word, least) in [(&self.least.seq, seq), (&self.least.mark, mark)] {
             if word.load(Ordering::Relaxed) != least {
                 word.store(least, Ordering::Relaxed);
             }
@@ -350,31 +393,31 @@ impl<Q, A> SyncQueue<Q, A> {
         self.work.notify_one();
     }
 
-    /// Waits for something to do; `None` at the end, when nothing is left. At most `most` of what is queued at a time.
-    /// `reached` says how far things are, `None` if they will get no further; `besides`, whether there is something else.
+    /// Waits for something to do; `None` at the end, when nothing is left. At most `most` fsyncs make a batch. `reached` says
+    /// how far things are, `None` if they will get no further; `besides`, whether there is something else to do.
     pub fn next(
         &self,
         most: usize,
         reached: impl Fn() -> Option<Reached>,
         besides: impl Fn() -> bool,
-    ) -> Option<Next<Q, A>> {
+    ) -> Option<Next<Q, R, A>> {
         let mut state = self.state.lock();
         loop {
-            let first = state.by_time.first().map(|(until, _)| *until);
-            let now = first.map(|_| Instant::now());
-            let is_due = first.zip(now).is_some_and(|(first, now)| first <= now);
-            if state.look || is_due || !state.queued.is_empty() || besides() {
+            let is_due = state.is_due();
+            if state.look || is_due || state.may_begin() || state.may_force() || besides() {
                 break;
             }
             if state.stop {
-                if state.waiting.is_empty() {
+                if !state.waiting.is_empty() {
+                    break;
+                }
+                if state.armed == 0 && !state.has_batch() && state.written.is_empty() {
                     return None;
                 }
-                break;
             }
-            match first.zip(now) {
-                Some((first, now)) => {
-                    self.work.wait_for(&mut state, first.saturating_duration_since(now));
+            match state.due {
+                Some(due) => {
+                    self.work.wait_for(&mut state, due.saturating_duration_since(Instant::now()));
                 }
                 None => self.work.wait(&mut state),
             }
@@ -383,29 +426,33 @@ impl<Q, A> SyncQueue<Q, A> {
     }
 
     /// As [`SyncQueue::next`], without waiting.
-    pub fn next_now(&self, most: usize, reached: impl Fn() -> Option<Reached>) -> Next<Q, A> {
+    pub fn next_now(&self, most: usize, reached: impl Fn() -> Option<Reached>) -> Next<Q, R, A> {
         self.take(&mut self.state.lock(), most, reached)
     }
 
     fn take(
         &self,
-        state: &mut State<Q, A>,
+        state: &mut State<Q, R, A>,
         most: usize,
         reached: impl Fn() -> Option<Reached>,
-    ) -> Next<Q, A> {
+    ) -> Next<Q, R, A> {
         let mut next =
-            Next { queued: Vec::new(), served: Vec::new(), due: Vec::new(), due_need: Reached::default() };
-        while next.queued.len() < most
-            && let Some(queued) = state.queued.pop_first()
-        {
-            next.queued.push(queued);
+            Next { queued: Vec::new(), resumed: Vec::new(), served: Vec::new(), written: Vec::new() };
+        if state.may_begin() {
+            let resumed = state.resumed.len().min(most);
+            next.resumed.extend(state.resumed.drain(..resumed));
+            while next.resumed.len() + next.queued.len() < most
+                && let Some(queued) = state.queued.pop_first()
+            {
+                next.queued.push(queued);
+            }
+            state.batches += 1;
         }
-        let is_late = || state.by_time.first().is_some_and(|(until, _)| *until <= Instant::now());
-        let all_are_due = state.stop || is_late();
+        let all_are_due = state.stop || state.is_due();
         if std::mem::take(&mut state.look) || all_are_due {
             loop {
                 let Some(now) = reached() else {
-                    state.take_due(&mut next);
+                    state.take_due();
                     break;
                 };
                 state.take_served(now, &mut next.served);
@@ -418,14 +465,73 @@ impl<Q, A> SyncQueue<Q, A> {
             }
         }
         if all_are_due {
-            state.take_due(&mut next);
+            state.take_due();
         }
         self.say_least(state);
-        // What is left is another syncer's.
-        if !state.queued.is_empty() {
+        if state.may_force() {
+            state.is_forcing = true;
+            next.written = std::mem::take(&mut state.written);
+        }
+        if state.stop {
+            self.work.notify_all();
+        } else if state.may_begin() {
+            // What is left is another syncer's.
             self.work.notify_one();
         }
         next
+    }
+
+    /// One that a syncer had in hand waits for an event, which will [`SyncQueue::resume`] it.
+    pub fn arm(&self) {
+        self.state.lock().armed += 1;
+    }
+
+    /// What an armed one waited for is over.
+    pub fn resume(&self, resumed: R) {
+        let mut state = self.state.lock();
+        state.armed -= 1;
+        state.resumed.push(resumed);
+        let wakes = state.resumed.len() == 1 || state.stop;
+        drop(state);
+        if wakes {
+            self.work.notify_one();
+        }
+    }
+
+    /// A batch has ended.
+    pub fn end_batch(&self) {
+        let mut state = self.state.lock();
+        state.batches -= 1;
+        let wakes = state.has_batch();
+        drop(state);
+        if wakes {
+            self.work.notify_one();
+        }
+    }
+
+    /// Adds some that need a force. Gives back all there are if nobody forces: the caller forces then, and calls
+    /// [`SyncQueue::end_force`]. Else those who force now see to them next.
+    pub fn join_force(&self, written: Vec<Written<A>>) -> Vec<Written<A>> {
+        let mut state = self.state.lock();
+        state.written.extend(written);
+        if !state.may_force() {
+            return Vec::new();
+        }
+        state.is_forcing = true;
+        std::mem::take(&mut state.written)
+    }
+
+    /// The caller has forced.
+    pub fn end_force(&self) {
+        let mut state = self.state.lock();
+        state.is_forcing = false;
+        let (stop, wakes) = (state.stop, !state.written.is_empty());
+        drop(state);
+        if stop {
+            self.work.notify_all();
+        } else if wakes {
+            self.work.notify_one();
+        }
     }
 
     /// Nothing is admitted from now on; what has been is seen to at once.
@@ -466,7 +572,7 @@ fn wake_each(told: impl IntoIterator<Item = Waker>) {
     told.into_iter().for_each(|waker| contained("the waker of an fsync", || waker.wake()));
 }
 
-impl<Q, A> State<Q, A> {
+impl<Q, R, A> State<Q, R, A> {
     fn take_in(&mut self, asked: Q) {
         self.queued.insert(self.tickets, asked);
         self.tickets += 1;
@@ -485,39 +591,58 @@ impl<Q, A> State<Q, A> {
         told
     }
 
+    /// Whether anything is to be begun or gone on with.
+    fn has_batch(&self) -> bool {
+        !self.queued.is_empty() || !self.resumed.is_empty()
+    }
+
+    fn may_begin(&self) -> bool {
+        self.has_batch() && (self.batches < BATCHES_MAX || self.stop)
+    }
+
+    fn may_force(&self) -> bool {
+        !self.written.is_empty() && !self.is_forcing
+    }
+
+    /// Whether one that waits has its time up.
+    fn is_due(&mut self) -> bool {
+        let Some(due) = self.due else { return false };
+        let now = Instant::now();
+        if due > now {
+            return false;
+        }
+        // The first one may have gone.
+        self.due = self.waiting.values().map(|waiting| waiting.until).min();
+        self.due.is_some_and(|due| due <= now)
+    }
+
     fn unwait(&mut self, ticket: u64) -> Option<Waiting<A>> {
         let waiting = self.waiting.remove(&ticket)?;
-        self.by_seq.remove(&(waiting.need.seq, ticket));
-        self.by_mark.remove(&(waiting.need.mark, ticket));
-        self.by_time.remove(&(waiting.until, ticket));
+        self.by_need.remove(&(waiting.need.seq, waiting.need.mark, ticket));
         Some(waiting)
     }
 
     /// Takes those that wait for no more than this.
     fn take_served(&mut self, reached: Reached, served: &mut Vec<A>) {
-        while let Some(&(seq, ticket)) = self.by_seq.first()
+        while let Some(&(seq, mark, ticket)) = self.by_need.range(JOURNAL..).next()
             && seq <= reached.seq
         {
-            self.by_seq.pop_first();
-            let mark = self.waiting.get(&ticket).map_or(0, |waiting| waiting.need.mark);
-            self.by_mark.insert((mark, ticket));
+            self.by_need.remove(&(seq, mark, ticket));
+            self.by_need.insert((0, mark, ticket));
+            self.waiting.entry(ticket).and_modify(|waiting| waiting.need.seq = 0);
         }
-        while let Some(&(mark, ticket)) = self.by_mark.first()
+        while let Some(&(_, mark, ticket)) = self.by_need.range(..JOURNAL).next()
             && mark <= reached.mark
         {
-            self.by_mark.pop_first();
             served.extend(self.unwait(ticket).map(|waiting| waiting.what));
         }
     }
 
-    /// Takes all that wait.
-    fn take_due(&mut self, next: &mut Next<Q, A>) {
-        self.by_seq.clear();
-        self.by_mark.clear();
-        self.by_time.clear();
-        for (_, waiting) in std::mem::take(&mut self.waiting) {
-            next.due_need = next.due_need.max(waiting.need);
-            next.due.push(waiting.what);
-        }
+    /// Has all that wait forced.
+    fn take_due(&mut self) {
+        self.by_need.clear();
+        self.due = None;
+        let waiting = std::mem::take(&mut self.waiting).into_values();
+        self.written.extend(waiting.map(|Waiting { need, what, .. }| Written { need, is_due: true, what }));
     }
 }

@@ -32,7 +32,7 @@ use quire_format::logged::{LoggedKind, LoggedOp};
 impl Engine {
     /// Sets a file's size in bytes. What lies beyond is gone; what is gained reads as zeros.
     pub(crate) fn truncate(self: &Arc<Engine>, inode: &InodeRef, size: u64) -> Result<()> {
-        self.check_writable()?;
+        let _change = self.begin_change()?;
         inode.check_regular()?;
         range_end(size, 0)?;
         self.clear_privileges(inode)?;
@@ -83,7 +83,7 @@ impl Engine {
         inode.committed_data(seq);
         meta.record = record;
         meta.dirty = false;
-        inode.seen.set_size(size);
+        inode.set_size(&mut meta, size);
         Ok(())
     }
 
@@ -142,7 +142,7 @@ impl Engine {
             meta.dirty = false;
             meta.emptied |= size == 0;
             // Under the lock: nobody may see the new record with the old size and raise it again.
-            inode.seen.set_size(size);
+            inode.set_size(&mut meta, size);
             Ok(logged)
         })?;
         if let Some((id, operation)) = logged {

@@ -126,7 +126,7 @@ impl Engine {
         name: &[u8],
         birth: impl FnOnce() -> Result<Birth>,
     ) -> Result<InodeRef> {
-        self.check_writable()?;
+        let _change = self.begin_change()?;
         directory.names()?;
         check_new_name(directory, name)?;
         let hash = self.name_hash(name);

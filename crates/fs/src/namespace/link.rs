@@ -30,7 +30,7 @@ impl Engine {
         directory: &InodeRef,
         name: &[u8],
     ) -> Result<()> {
-        self.check_writable()?;
+        let _change = self.begin_change()?;
         directory.names()?;
         if inode.kind() == FileType::Directory {
             return Err(Error::new(

@@ -89,7 +89,7 @@ impl Engine {
         to_name: &[u8],
         flags: RenameFlags,
     ) -> Result<()> {
-        self.check_writable()?;
+        let _change = self.begin_change()?;
         if flags.contains(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE)
             || flags.bits() & !RenameFlags::all().bits() != 0
         {

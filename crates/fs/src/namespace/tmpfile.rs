@@ -16,7 +16,7 @@ use quire_format::inode::FileType;
 impl Engine {
     /// Makes a regular file without a name; what it inherits comes from `directory`.
     pub(crate) fn tmpfile(self: &Arc<Engine>, directory: &InodeRef, create: &Create) -> Result<InodeRef> {
-        self.check_writable()?;
+        let _change = self.begin_change()?;
         if create.kind != FileType::Regular {
             return Err(Error::invalid(format!("a {:?} without a name cannot be made", create.kind)));
         }

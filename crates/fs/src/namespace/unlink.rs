@@ -35,7 +35,7 @@ pub(crate) fn not_directory(directory: &InodeRef, name: &[u8]) -> Error {
 impl Engine {
     /// Takes a name away from anything but a directory. Kinds: `NotFound`, `IsDirectory`.
     pub(crate) fn unlink(self: &Arc<Engine>, directory: &InodeRef, name: &[u8]) -> Result<()> {
-        self.check_writable()?;
+        let _change = self.begin_change()?;
         directory.names()?;
         dirent::check_name(name)?;
         self.help_reaper();
@@ -67,7 +67,7 @@ impl Engine {
 
     /// Removes an empty directory. Kinds: `NotFound`, `NotDirectory`, `NotEmpty`.
     pub(crate) fn rmdir(self: &Arc<Engine>, directory: &InodeRef, name: &[u8]) -> Result<()> {
-        self.check_writable()?;
+        let _change = self.begin_change()?;
         directory.names()?;
         match name {
             b".." => {

@@ -1,0 +1,329 @@
+//! Making one file durable, or all: what has to happen, step by step.
+//!
+//! Protocol of fsync (J4, J5). When it is called it takes a snapshot: the size, and which blocks are dirty or in writeback.
+//! That is what it covers; what is written later keeps nobody waiting. Then, in this order:
+//! 1. its blocks are written ([`Step::Data`]);
+//! 2. an operation that has the file to itself at that moment ends ([`Step::Exclusive`]): a truncate drops dirty blocks
+//!    from memory before its record is in the journal, and a file that looks clean then is neither written nor cut;
+//! 3. times, and the size that the data has earned, go into the journal;
+//! 4. the journal is forced to the inode's last `Seq` (fdatasync: to the last one that reading the data back needs), and
+//!    the device flushed as far as the file's last completed data write ([`Step::Force`]).
+//!
+//! Each step does nothing where there is nothing to do: fsync of a clean file is no I/O, fdatasync of an overwrite is data
+//! and one flush. [`FileSync::advance`] goes as far as it can without waiting for data or for such an operation. Whoever
+//! drives it waits for the step that it returns, or has itself called back when that is over ([`FileSync::at_end`]).
+//!
+//! The size (J6). When the blocks of the snapshot have been written, every byte up to the size that it saw has been
+//! written, though some blocks may be dirty again. The fsync notes that in the inode (`Meta::earned`), and whoever
+//! journals the size next takes it up to there: the fsync itself, or the exclusive operation under way, before it opens
+//! the gate. So the wait for one such operation suffices, however many follow. A cut since the snapshot (`Meta::cuts`)
+//! makes the promise void: the cut's own record says how long the file is.
+//!
+//! Neighbours: [`super::fsync`] drives it; [`super::backing`] says how far the size may go; `quire_cache::Snapshot`.
+
+use super::ahead::Forcing;
+use super::sync_queue::Reached;
+use crate::dirty_inodes::Owes;
+use crate::engine::Engine;
+use crate::inode::{Inode, InodeRef};
+use crate::transaction::{Cost, Depends};
+use quire_base::broken::{Broken, is_broken};
+use quire_base::sync::Arc;
+use quire_base::sync::atomic::Ordering;
+use quire_base::{BLOCK_SIZE, InodeNo, Result};
+use quire_cache::Snapshot;
+
+/// What an fsync waits for next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Blocks of its snapshot.
+    Data,
+    /// The operation that has the file to itself, by its number in [`crate::seen::Seen`].
+    Exclusive(u64),
+    /// A force as far as this. Nothing else is missing.
+    Force(Reached),
+}
+
+/// Called when a step is over.
+pub(crate) type AtEnd = Box<dyn FnOnce() + Send>;
+
+/// An fsync of one file under way.
+pub(crate) struct FileSync {
+    inode: InodeRef,
+    data_only: bool,
+    /// The size that it promises.
+    wanted: u64,
+    /// Cuts that the file has had before.
+    cuts: u64,
+    /// Until its blocks have been written.
+    snapshot: Option<Snapshot>,
+    is_written: bool,
+    /// The operation that it waits for.
+    exclusive: Option<u64>,
+    /// For [`Broken::FsyncWithoutFlush`].
+    unflushed: bool,
+}
+
+impl FileSync {
+    /// Of bytes `[offset, offset + len)` of the contents, and of the attributes unless `data_only`.
+    pub(crate) fn new(inode: &InodeRef, offset: u64, len: u64, data_only: bool) -> FileSync {
+        let end = offset.saturating_add(len);
+        let (on_disk, cuts) = {
+            let meta = inode.meta();
+            (meta.record.size, meta.cuts)
+        };
+        // After the cuts have been read: a size that a later cut takes back is not insisted on.
+        let wanted = end.min(inode.size());
+        // Reading growth back needs everything before it, or the size on disk could not reach it (J6).
+        let start = if end > on_disk { offset.min(on_disk) } else { offset };
+        let (first, last) = (start / BLOCK_SIZE as u64, end.div_ceil(BLOCK_SIZE as u64));
+        let snapshot = inode.mapping.get().map(|mapping| mapping.snapshot(first, last));
+        let unflushed =
+            is_broken(Broken::FsyncWithoutFlush) && snapshot.as_ref().is_none_or(Snapshot::is_empty);
+        FileSync {
+            inode: inode.clone(),
+            data_only,
+            wanted,
+            cuts,
+            snapshot,
+            is_written: false,
+            exclusive: None,
+            unflushed,
+        }
+    }
+
+    /// Starts writing what is dirty. If that is little the calling thread writes it itself, and its record may go ahead.
+    pub(crate) fn start_here(&mut self) {
+        let _forcing = Forcing::begin();
+        self.snapshot.iter_mut().for_each(Snapshot::start_here);
+    }
+
+    /// Blocks that are to be written.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.snapshot.as_ref().map_or(0, Snapshot::len)
+    }
+
+    /// For [`quire_cache::Cache::start_snapshots`].
+    pub(crate) fn snapshot(&mut self) -> Option<&mut Snapshot> {
+        self.snapshot.as_mut()
+    }
+
+    /// Goes as far as it can; gives what it waits for then.
+    pub(crate) fn advance(&mut self, engine: &Engine) -> Result<Step> {
+        if let Some(snapshot) = &mut self.snapshot {
+            if !is_broken(Broken::WritebackNotWaitedFor) && !snapshot.advance(true) {
+                return Ok(Step::Data);
+            }
+            snapshot.outcome()?;
+            self.snapshot = None;
+        }
+        if !self.is_written {
+            self.is_written = true;
+            let mut meta = self.inode.meta();
+            if meta.cuts == self.cuts {
+                meta.earned = meta.earned.max(self.wanted);
+            }
+            drop(meta);
+            self.exclusive = self.inode.seen.under_way();
+        }
+        loop {
+            if let Some(number) = self.exclusive.filter(|number| self.inode.seen.is_under_way(*number)) {
+                return Ok(Step::Exclusive(number));
+            }
+            engine.journal_attributes(&self.inode, self.data_only)?;
+            if self.has_size() {
+                break;
+            }
+            // Another such operation has begun. It journals the size at its end.
+            self.exclusive = self.inode.seen.under_way();
+        }
+        let seq = if self.data_only { &self.inode.datasync_seq } else { &self.inode.commit_seq };
+        let mark = if self.unflushed { 0 } else { self.inode.data_mark.load(Ordering::Acquire) };
+        Ok(Step::Force(Reached { seq: seq.load(Ordering::Acquire), mark }))
+    }
+
+    /// Whether the size on disk is what was promised, as far as the file is as long still.
+    fn has_size(&self) -> bool {
+        let meta = self.inode.meta();
+        self.inode.mapping.get().is_none()
+            || meta.freed
+            || meta.cuts != self.cuts
+            || meta.record.size >= self.wanted.min(self.inode.size())
+    }
+
+    /// Waits until a step is over.
+    pub(crate) fn wait(&mut self, step: Step) {
+        match step {
+            // What has come of it is asked for by the next step.
+            Step::Data => self.snapshot.iter_mut().for_each(|snapshot| drop(snapshot.wait())),
+            Step::Exclusive(number) => self.inode.seen.await_end(number),
+            Step::Force(_) => {}
+        }
+    }
+
+    /// Gives a way to have something called when a step is over.
+    pub(crate) fn at_end(&self, step: Step) -> CallAtEnd {
+        match step {
+            Step::Data => {
+                let end = self.snapshot.as_ref().and_then(Snapshot::end);
+                Box::new(move |call| match end {
+                    Some(end) => end.call(call),
+                    None => Some(call),
+                })
+            }
+            Step::Exclusive(number) => {
+                let inode = self.inode.clone();
+                Box::new(move |call| inode.seen.call_at_end(number, call))
+            }
+            Step::Force(_) => Box::new(Some),
+        }
+    }
+
+    /// Everything but the force, waiting for each step.
+    pub(crate) fn run(&mut self, engine: &Engine) -> Result<Reached> {
+        loop {
+            match self.advance(engine)? {
+                Step::Force(need) => return Ok(need),
+                step => self.wait(step),
+            }
+        }
+    }
+}
+
+/// Has its argument called when a step is over; gives it back if it is over already.
+pub(crate) type CallAtEnd = Box<dyn FnOnce(AtEnd) -> Option<AtEnd>>;
+
+/// syncfs under way: the fsyncs of all files that have something to be made durable.
+pub(crate) struct VolumeSync {
+    left: Vec<FileSync>,
+    /// The first error. Every file is tried.
+    outcome: Result<()>,
+}
+
+impl VolumeSync {
+    /// Starts writing everything.
+    pub(crate) fn start(engine: &Arc<Engine>) -> VolumeSync {
+        let mut numbers: Vec<InodeNo> =
+            engine.cache.dirty_mappings().iter().map(|mapping| mapping.inode()).collect();
+        // Only now: an operation that has dropped dirty blocks has marked its inode before.
+        numbers.extend(engine.inodes.dirty.numbers(Owes::Times));
+        numbers.sort_unstable();
+        numbers.dedup();
+        // Attributes are journaled together, at the end.
+        let mut left: Vec<FileSync> = numbers
+            .into_iter()
+            .filter_map(|number| engine.inodes.enter(number))
+            .filter(|inode| engine.has_data_to_sync(inode))
+            .map(|inode| FileSync::new(&inode, 0, u64::MAX, true))
+            .collect();
+        engine.cache.start_snapshots(left.iter_mut().filter_map(FileSync::snapshot));
+        VolumeSync { left, outcome: Ok(()) }
+    }
+
+    /// As [`FileSync::advance`].
+    pub(crate) fn advance(&mut self, engine: &Arc<Engine>) -> Result<Step> {
+        let outcome = &mut self.outcome;
+        self.left.retain_mut(|file| match file.advance(engine) {
+            Ok(Step::Force(_)) => false,
+            Ok(_) => true,
+            Err(error) => {
+                *outcome = std::mem::replace(outcome, Ok(())).and(Err(error));
+                false
+            }
+        });
+        // The step of the first one. Those behind it go on when that is over.
+        if let Some(first) = self.left.first_mut() {
+            return first.advance(engine);
+        }
+        let journaled = engine.journal_dirty_inodes(Owes::Times);
+        *outcome = std::mem::replace(outcome, Ok(())).and(journaled);
+        let seq = engine.journal()?.head().0;
+        Ok(Step::Force(Reached { seq, mark: engine.device.mark() }))
+    }
+
+    /// What has come of it before its force, which is made whatever that is.
+    pub(crate) fn outcome(&mut self) -> Result<()> {
+        std::mem::replace(&mut self.outcome, Ok(()))
+    }
+
+    /// As [`FileSync::at_end`], of the first file.
+    pub(crate) fn at_end(&self, step: Step) -> CallAtEnd {
+        self.left.first().map_or_else(|| Box::new(Some) as CallAtEnd, |file| file.at_end(step))
+    }
+
+    /// As [`FileSync::run`].
+    pub(crate) fn run(&mut self, engine: &Arc<Engine>) -> Result<Reached> {
+        loop {
+            match self.advance(engine)? {
+                Step::Force(need) => return Ok(need),
+                step => self.wait(step),
+            }
+        }
+    }
+
+    /// As [`FileSync::wait`], of the first file.
+    pub(crate) fn wait(&mut self, step: Step) {
+        self.left.iter_mut().take(1).for_each(|file| file.wait(step));
+    }
+}
+
+impl Engine {
+    /// Whether data of a file is to be written or waited for, or an operation that has it to itself.
+    fn has_data_to_sync(&self, inode: &Inode) -> bool {
+        let has_data = inode.mapping.get().is_some_and(|mapping| {
+            !mapping.is_clean() || mapping.error().is_some() || inode.meta().record.size < inode.size()
+        });
+        // Last: what an exclusive operation has dropped looked clean.
+        has_data || inode.seen.under_way().is_some()
+    }
+
+    /// Writes a file's dirty data back, waits, and journals the size that this has earned: what the journal gets next is
+    /// never there without it.
+    pub(crate) fn write_back_inode(&self, inode: &InodeRef) -> Result<()> {
+        if inode.mapping.get().is_none() {
+            return Ok(());
+        }
+        let mut sync = FileSync::new(inode, 0, u64::MAX, true);
+        sync.snapshot.iter_mut().for_each(Snapshot::start_here);
+        sync.run(self).map(drop)
+    }
+
+    /// Whether [`Engine::write_back_inode`] would have nothing to write or wait for now.
+    pub(crate) fn has_nothing_to_write_back(&self, inode: &Inode) -> bool {
+        let Some(mapping) = inode.mapping.get() else { return true };
+        mapping.is_clean() && inode.meta().record.size >= inode.size()
+    }
+
+    /// Puts times, and the size that data written back has earned, into the journal. With `datasync` only the size.
+    pub(crate) fn journal_attributes(&self, inode: &Inode, datasync: bool) -> Result<()> {
+        {
+            let meta = inode.meta();
+            let times = !datasync && (meta.dirty || inode.has_times());
+            if !times && self.earned_record(inode, &meta).size == meta.record.size {
+                return Ok(());
+            }
+        }
+        let mut transaction = self.begin(Cost::new(1, 128).critical())?;
+        let mut meta = inode.meta();
+        if meta.freed {
+            return Ok(());
+        }
+        inode.fold_times(&mut meta);
+        let record = self.earned_record(inode, &meta);
+        let grew = record.size != meta.record.size;
+        if !grew && !meta.dirty {
+            return Ok(());
+        }
+        transaction.put_inode(inode.number, &record);
+        let depends = if grew { Depends::DataOf(inode) } else { Depends::Nothing };
+        let seq = transaction.commit(depends)?;
+        if grew {
+            inode.committed_data(seq);
+        } else {
+            inode.committed(seq);
+        }
+        meta.record = record;
+        meta.dirty = false;
+        Ok(())
+    }
+}
