@@ -16,6 +16,7 @@
 use crate::ahead::Ahead;
 use crate::credits::Credits;
 use crate::deferred::Deferred;
+use crate::discarding::Discarding;
 use crate::group::{GROUP_BLOCKS, GROUP_REGIONS, Group, GroupMap, Piece};
 use crate::reservation::SpaceReservation;
 use crate::stats::Counts;
@@ -93,6 +94,7 @@ pub struct Allocator {
     pub(crate) credits: Credits,
     pub(crate) reserved: Counter,
     pub(crate) deferred: Deferred,
+    pub(crate) discarding: Discarding,
     pub(crate) ahead: Ahead,
     /// Shared by whoever sets or clears busy bits; whole for a search that must not miss any.
     pub(crate) movement: ShardedRwLock,
@@ -129,6 +131,7 @@ impl Allocator {
             credits: Credits::new(free_blocks),
             reserved: Counter::new(),
             deferred: Deferred::new(),
+            discarding: Discarding::default(),
             ahead: Ahead::default(),
             movement: ShardedRwLock::new(),
             counts: Counts::default(),

@@ -1,4 +1,4 @@
-//! Frees that wait until they are durable, and discard.
+//! Frees that wait until they are durable.
 //!
 //! Protocol:
 //! 1. *Before* the barrier, [`Allocator::ensure_loaded`] loads the groups of the blocks about to be freed. From then on
@@ -6,8 +6,8 @@
 //! 2. *At apply*, as the last step, when the tree's regions show the blocks as free, [`Allocator::freed`] marks them
 //!    as being freed and queues them in their group with the transaction's `Seq`. No I/O, no waiting but for the
 //!    group's lock.
-//! 3. After a force, [`Allocator::durable`] takes from the queues what is due, discards it (with no lock held, the
-//!    blocks still busy), clears the busy bits, and only then returns the credits.
+//! 3. After a force, [`Allocator::durable`] takes from the queues what is due, clears the busy bits, and only then returns
+//!    the credits. Where freed blocks are discarded, they wait for that first, still busy ([`crate::discarding`]).
 //!
 //! Groups with queued frees are named on sharded lists, so that a force costs nothing for the others. A group is on at
 //! most one list.
@@ -119,20 +119,21 @@ impl Allocator {
         Ok(())
     }
 
-    /// Notes that the journal is durable up to `seq`: frees up to it become reusable, after their discard if that is
-    /// on (then this does I/O, else not). Calling it again with the same `seq` picks up transactions that were
+    /// Notes that the journal is durable up to `seq`: frees up to it become reusable, or are queued for their discard if
+    /// that is on. Does no I/O. Calling it again with the same `seq` picks up transactions that were
     /// applied after they were durable.
     pub fn durable(&self, seq: Seq) {
         self.deferred.durable.fetch_max(seq.0, Ordering::AcqRel);
         self.settle();
     }
 
-    /// Makes due frees reusable where that needs no I/O. True if it may have helped.
-    pub(crate) fn settle_without_io(&self) -> bool {
-        !self.config.discard && self.settle()
+    /// Makes due frees reusable at once, without their discard. True if it may have helped.
+    pub(crate) fn settle_at_once(&self) -> bool {
+        let settled = self.settle();
+        self.skip_discards() || settled
     }
 
-    /// Makes due frees reusable. True if there were any.
+    /// Makes due frees reusable, or queues their discard. True if there were any.
     fn settle(&self) -> bool {
         let mut any = false;
         loop {
@@ -166,17 +167,23 @@ impl Allocator {
         });
         for run in runs {
             if self.config.discard {
-                self.discard(run);
+                self.discarding.queue(run);
+            } else {
+                self.free_run(run);
             }
-            match self.release_run(run) {
-                Ok(()) => self.credits.put(run.blocks),
-                // Not possible while `defer` checks; the blocks stay busy, so nobody gets them twice.
-                Err(error) => {
-                    tracing::error!(%error, start = run.start.0, blocks = run.blocks, "freed blocks are lost")
-                }
-            }
-            self.deferred.blocks.sub(run.blocks);
         }
+    }
+
+    /// The last step of every free.
+    pub(crate) fn free_run(&self, run: Run) {
+        match self.release_run(run) {
+            Ok(()) => self.credits.put(run.blocks),
+            // Not possible while `defer` checks; the blocks stay busy, so nobody gets them twice.
+            Err(error) => {
+                tracing::error!(%error, start = run.start.0, blocks = run.blocks, "freed blocks are lost")
+            }
+        }
+        self.deferred.blocks.sub(run.blocks);
     }
 
     fn release_run(&self, run: Run) -> Result<()> {
@@ -188,7 +195,7 @@ impl Allocator {
     }
 
     /// A failed discard loses nothing: the blocks are merely not trimmed.
-    fn discard(&self, run: Run) {
+    pub(crate) fn discard(&self, run: Run) {
         self.counts.discards.add(1);
         match self.device.discard(run.start, run.blocks) {
             Ok(()) => self.counts.discarded_blocks.add(run.blocks),

@@ -17,7 +17,8 @@
 //! | [`allocator`] | the [`Allocator`]: configuration, loading, search across groups |
 //! | [`ahead`] | blocks that hold durable zeros, for small data that is forced at once |
 //! | [`reservation`] | promises of space without blocks: delayed allocation |
-//! | `deferred` | frees waiting for the journal, discard |
+//! | `deferred` | frees waiting for the journal |
+//! | [`discarding`] | freed blocks waiting for their discard |
 //! | `credits` | the count of unpromised free blocks, sharded |
 //! | `group`, `region` | the bitmaps and the search within a group |
 //! | [`stats`] | numbers and dumps for people |
@@ -26,7 +27,7 @@
 //! * **Credit.** Free bits in all groups, loaded or not, are at least unpromised credits + reservations. Credits are
 //!   taken before bits are set and returned after bits are cleared, so whoever holds a reservation finds blocks.
 //! * **Deferral (J2).** A freed block stays busy until its transaction is durable and its discard, if any, has
-//!   returned.
+//!   returned, or is given up.
 //! * **Once.** A block is allocated only if free, and freed only if busy and not being freed already. The contrary is
 //!   an error, and such a block is never given out.
 //! * **Leaf locks.** Under a group's lock nothing else is locked, and no I/O is done.
@@ -38,6 +39,7 @@ pub mod ahead;
 pub mod allocator;
 mod credits;
 mod deferred;
+pub mod discarding;
 mod group;
 mod region;
 pub mod reservation;

@@ -20,6 +20,7 @@ pub(crate) struct Counts {
     pub(crate) discards: Counter,
     pub(crate) discarded_blocks: Counter,
     pub(crate) discard_failures: Counter,
+    pub(crate) discards_skipped: Counter,
 }
 
 /// A look at the allocator; exact when nobody is using it.
@@ -61,6 +62,8 @@ pub struct AllocStats {
     pub discarded_blocks: u64,
     /// Discards that the device failed.
     pub discard_failures: u64,
+    /// Runs that became reusable without their discard, because space was short.
+    pub discards_skipped: u64,
 }
 
 impl fmt::Display for AllocStats {
@@ -83,8 +86,8 @@ impl fmt::Display for AllocStats {
         )?;
         write!(
             f,
-            "discards: {} of {} blocks, {} failed",
-            self.discards, self.discarded_blocks, self.discard_failures
+            "discards: {} of {} blocks, {} failed, {} skipped",
+            self.discards, self.discarded_blocks, self.discard_failures, self.discards_skipped
         )
     }
 }
@@ -127,6 +130,7 @@ impl Allocator {
             discards: counts.discards.get(),
             discarded_blocks: counts.discarded_blocks.get(),
             discard_failures: counts.discard_failures.get(),
+            discards_skipped: counts.discards_skipped.get(),
         }
     }
 

@@ -243,6 +243,8 @@ fn discards_are_merged_and_nothing_is_given_out_meanwhile() {
     }
     assert!(allocator.reserve(1).is_err());
     allocator.durable(Seq(3));
+    assert!(trimmer.runs.lock().unwrap().is_empty(), "a force does not discard");
+    assert!(allocator.has_discards() && allocator.discard_next() && !allocator.discard_next());
     assert_eq!(*trimmer.runs.lock().unwrap(), [run(0, 30)]);
     assert_eq!((allocator.free_blocks(), allocator.deferred_blocks()), (30, 0));
     assert_eq!(allocator.stats().discarded_blocks, 30);
@@ -256,7 +258,41 @@ fn a_failed_discard_still_frees() {
     allocate(&allocator, 0, 100, 100).unwrap();
     allocator.freed(Seq(3), &[run(10, 10)]).unwrap();
     allocator.durable(Seq(3));
+    assert!(allocator.discard_next());
     assert_eq!((allocator.free_blocks(), allocator.stats().discard_failures), (10, 1));
+}
+
+/// A writer got ENOSPC while freed blocks waited for their discard.
+#[test]
+fn what_is_short_of_space_does_not_wait_for_queued_discards() {
+    let config = AllocConfig { discard: true, ..config(0, 100) };
+    let trimmer = Arc::new(Trimmer::default());
+    let allocator = Allocator::new(config, Arc::new(Tree::default()), trimmer.clone()).unwrap();
+    allocate(&allocator, 0, 100, 100).unwrap();
+    allocator.freed(Seq(3), &[run(10, 10), run(50, 5)]).unwrap();
+    allocator.durable(Seq(3));
+    let reservation = allocator.reserve(15).unwrap();
+    assert!(!allocator.has_discards() && !allocator.discard_next());
+    assert!(trimmer.runs.lock().unwrap().is_empty());
+    drop(reservation);
+    assert_eq!((allocator.free_blocks(), allocator.stats().discards_skipped), (15, 2));
+    allocator.await_discards();
+}
+
+#[test]
+fn a_discard_is_bounded() {
+    use quire_alloc::discarding::RUN_BLOCKS_MAX;
+    let blocks = 2 * RUN_BLOCKS_MAX + 100;
+    let config = AllocConfig { discard: true, ..config(0, blocks) };
+    let trimmer = Arc::new(Trimmer::default());
+    let allocator = Allocator::new(config, Arc::new(Tree::default()), trimmer.clone()).unwrap();
+    allocate(&allocator, 0, blocks, blocks).unwrap();
+    allocator.freed(Seq(1), &[run(0, blocks)]).unwrap();
+    allocator.durable(Seq(1));
+    while allocator.discard_next() {}
+    let lengths: Vec<u64> = trimmer.runs.lock().unwrap().iter().map(|run| run.blocks).collect();
+    assert_eq!(lengths, [RUN_BLOCKS_MAX, RUN_BLOCKS_MAX, 100]);
+    assert_eq!((allocator.free_blocks(), allocator.deferred_blocks()), (blocks, 0));
 }
 
 /// Two loaders: the slow one reads regions that the quick one's allocations have changed since, and must drop them.

@@ -7,8 +7,8 @@
 
 mod common;
 
-use common::{Trimmer, config, empty, run};
-use quire_alloc::{Allocator, Funding, RegionSource};
+use common::{Tree, Trimmer, config, empty, run};
+use quire_alloc::{AllocConfig, Allocator, Discard, Funding, RegionSource};
 use quire_base::sync::{Arc, thread};
 use quire_base::{BlockNo, Result, Seq, shard};
 use quire_format::region::RegionMap;
@@ -152,6 +152,50 @@ fn a_free_during_a_force_comes_back_once() {
         thread.join().unwrap();
         allocator.durable(Seq(4));
         everything_back(&allocator, 2);
+    });
+}
+
+/// Tells a discard of a block that somebody owns.
+struct Owned(loom::sync::atomic::AtomicBool);
+
+impl Discard for Owned {
+    fn discard(&self, _at: BlockNo, _blocks: u64) -> Result<()> {
+        for _ in 0..2 {
+            assert!(!self.0.load(loom::sync::atomic::Ordering::SeqCst), "a block in use is discarded");
+        }
+        Ok(())
+    }
+}
+
+/// A force queues a discard, one thread discards, and one needs the space: it skips what is queued and waits for what is
+/// under way, and nobody discards what it was given.
+#[test]
+fn a_block_is_not_given_out_while_it_is_discarded() {
+    check(|| {
+        let owned = Arc::new(Owned(loom::sync::atomic::AtomicBool::new(false)));
+        let config = AllocConfig { discard: true, ..config(START, START + 1) };
+        let allocator = Allocator::new(config, Arc::new(Tree::default()), owned.clone()).unwrap();
+        take(&allocator, 1).unwrap();
+        allocator.freed(Seq(3), &[run(START, 1)]).unwrap();
+        let other = allocator.clone();
+        let thread = thread::spawn(move || {
+            other.durable(Seq(3));
+            other.discard_next();
+        });
+        allocator.durable(Seq(3));
+        let taken = take(&allocator, 1).or_else(|_| {
+            allocator.await_discards();
+            take(&allocator, 1)
+        });
+        let is_taken = taken.is_ok();
+        owned.0.store(is_taken, loom::sync::atomic::Ordering::SeqCst);
+        thread.join().unwrap();
+        if !is_taken {
+            // The other force had taken the free out of its group and not queued it yet.
+            take(&allocator, 1).unwrap();
+        }
+        assert_eq!((allocator.free_blocks(), allocator.deferred_blocks()), (0, 0));
+        allocator.check().unwrap();
     });
 }
 

@@ -220,6 +220,7 @@ fn play(ops: Vec<Op>, discard: bool) {
             Op::Durable(behind) => {
                 model.durable = model.durable.max(model.seq.saturating_sub(behind));
                 allocator.durable(Seq(model.durable));
+                while allocator.discard_next() {}
                 model.settle();
             }
             Op::Remount => {

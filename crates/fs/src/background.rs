@@ -2,7 +2,8 @@
 //! fsyncs, and the periodic commit that bounds what an unsynced crash can lose.
 //!
 //! Threads, each asleep until there is work: the *committer* (checkpoints, periodic commit), the *reaper*, the
-//! *syncers*, the *zeroer* (blocks that hold zeros, for small data that is forced). The cache has threads of its own.
+//! *syncers*, the *zeroer* (blocks that hold zeros, for small data that is forced), and where freed blocks are discarded
+//! the *discarder*, so that no force waits for a discard. The cache has threads of its own.
 //! Without threads ([`crate::VolumeOptions::threads`]) the caller runs [`Engine::background_step`], which does one
 //! round of all of it.
 //!
@@ -22,13 +23,16 @@ pub(crate) struct Threads(Mutex<Vec<thread::JoinHandle<()>>>);
 impl Threads {
     pub(crate) fn start(&self, engine: &Arc<Engine>) -> Result<()> {
         type Body = fn(&Arc<Engine>);
-        let bodies: [(&str, Body); 5] = [
+        let mut bodies: Vec<(&str, Body)> = vec![
             ("quire-commit", committer),
             ("quire-reap", reaper),
             ("quire-sync-0", syncer),
             ("quire-sync-1", syncer),
             ("quire-zero", zeroer),
         ];
+        if engine.options.discard {
+            bodies.push(("quire-discard", discarder));
+        }
         let mut handles = self.0.lock();
         for (name, body) in bodies {
             let engine = engine.clone();
@@ -47,6 +51,7 @@ impl Threads {
         engine.background.wake_reap.notify_all();
         engine.background.syncs.stop();
         engine.background.wake_zero.notify_all();
+        engine.background.wake_discard.notify_all();
         for handle in std::mem::take(&mut *self.0.lock()) {
             // The last handle of a volume may be dropped by a completion that one of these threads runs.
             if handle.thread().id() != thread::current().id() {
@@ -135,6 +140,23 @@ fn zeroer(engine: &Arc<Engine>) {
             }
         }
         engine.zero_ahead();
+    }
+}
+
+/// Discards until the end, and then what is still queued: nobody would come back to it.
+fn discarder(engine: &Arc<Engine>) {
+    loop {
+        let stop = {
+            let mut state = engine.background.state.lock();
+            while !state.stop && (!engine.alloc.has_discards() || engine.failure().is_some()) {
+                engine.background.wake_discard.wait(&mut state);
+            }
+            state.stop
+        };
+        while engine.failure().is_none() && engine.alloc.discard_next() {}
+        if stop {
+            return;
+        }
     }
 }
 

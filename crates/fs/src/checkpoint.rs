@@ -111,7 +111,7 @@ impl Engine {
         self.checkpoint_number.store(number, Ordering::Release);
         journal.checkpointed(sequence, older);
         self.tree.published(number);
-        self.alloc.durable(journal.durable());
+        self.settle_frees(&journal);
         self.pay_pool_debt();
         self.counters.checkpoints.add(1);
         self.room.notify();

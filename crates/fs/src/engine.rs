@@ -115,6 +115,8 @@ pub(crate) struct Background {
     pub(crate) zeroes_wanted: AtomicBool,
     /// Held while blocks are zeroed, which nobody else can have meanwhile.
     pub(crate) zeroing: Mutex<()>,
+    /// The discarder: freed blocks are queued for their discard, or the end.
+    pub(crate) wake_discard: Condvar,
     /// Threads that wait until nothing is left to be freed.
     pub(crate) drains: quire_base::sync::atomic::AtomicUsize,
     /// Signalled for them.
@@ -257,8 +259,29 @@ impl Engine {
         if journal.durable() < seq {
             journal.force(seq).map_err(|error| self.shut_down(&error))?;
         }
-        self.alloc.durable(journal.durable());
+        self.settle_frees(journal);
         self.forced();
+        Ok(())
+    }
+
+    /// Blocks whose freeing is durable become reusable, after their discard if freed blocks are discarded.
+    pub(crate) fn settle_frees(&self, journal: &Journal) {
+        self.alloc.durable(journal.durable());
+        if !self.alloc.has_discards() {
+            return;
+        }
+        if self.options.threads {
+            let _state = self.background.state.lock();
+            self.background.wake_discard.notify_one();
+        } else {
+            while self.alloc.discard_next() {}
+        }
+    }
+
+    /// Makes every free durable and reusable, for a caller that has found no space.
+    pub(crate) fn force_frees(&self) -> Result<()> {
+        self.force_all()?;
+        self.alloc.await_discards();
         Ok(())
     }
 

@@ -258,7 +258,7 @@ impl Engine {
         }
         // Freed blocks may only wait for their transaction to become durable.
         if self.alloc.deferred_blocks() > 0 {
-            return self.force_all();
+            return self.force_frees();
         }
         if critical && let Some(run) = self.promised_chunk(PROMISED_CHUNK) {
             return match self.grow_pool_by(run) {

@@ -618,6 +618,7 @@ impl Inner {
         if !engine.read_only && engine.failure().is_none() {
             // What the threads have left, and what had been admitted to be made durable.
             outcome = outcome.and_then(|()| engine.sync()).and_then(|()| engine.checkpoint_clean());
+            while outcome.is_ok() && engine.alloc.discard_next() {}
             let error = Error::new(quire_base::ErrorKind::Shutdown, "the volume is closed");
             engine.shut_down_quietly(&error);
         }

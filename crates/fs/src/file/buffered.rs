@@ -172,7 +172,7 @@ impl Engine {
         }
         let waiting = self.alloc.deferred_blocks() > 0;
         if waiting {
-            self.force_all()?;
+            self.force_frees()?;
         }
         let zeroing = self.alloc.zeroing_blocks() > 0;
         if zeroing {
