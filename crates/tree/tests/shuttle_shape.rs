@@ -82,19 +82,19 @@ fn contents(tree: &Tree) -> BTreeMap<u64, Vec<u8>> {
 }
 
 /// Keys that are multiples of ten stay; the others come and go.
-fn scenario() {
-    let backend = Arc::new(Watched { memory: MemoryBackend::new(256), forbidden: Mutex::new(Vec::new()) });
+fn scenario(entries: u64) {
+    let backend = Arc::new(Watched { memory: MemoryBackend::new(2048), forbidden: Mutex::new(Vec::new()) });
     let device = Device::new(backend.clone());
-    let tree = Tree::create(device.clone(), 1, PoolState::new(&[Run::new(BlockNo(16), 200)]), LIMITS);
-    for n in 0..16 {
+    let tree = Tree::create(device.clone(), 1, PoolState::new(&[Run::new(BlockNo(16), 2000)]), LIMITS);
+    for n in 0..entries {
         tree.put(key(10 * n), &value(n)).unwrap();
     }
     let image = tree.write_frozen(tree.freeze(Vec::new()), 1).unwrap();
     let pool = PoolState::load(&device, 1, image.manifest, device.blocks()).unwrap();
     let tree = Tree::open(device, 1, image.root, pool, LIMITS).unwrap();
     let barrier = Arc::new(RwLock::new(()));
-    let steady = |found: &BTreeMap<u64, Vec<u8>>| {
-        for n in 0..16 {
+    let steady = move |found: &BTreeMap<u64, Vec<u8>>| {
+        for n in 0..entries {
             assert_eq!(found.get(&(10 * n)), Some(&value(n)), "key {}", 10 * n);
         }
     };
@@ -105,7 +105,7 @@ fn scenario() {
             let (tree, barrier, backend) = (tree.clone(), barrier.clone(), backend.clone());
             thread::spawn(move || {
                 for step in 0..6u64 {
-                    let n = 10 * (step % 3 * 4) + changer;
+                    let n = 10 * (step % 3 * (entries / 4)) + changer;
                     let ticket = tree.ticket();
                     tree.prepare(&ticket, &[key(n), key(n + 2)]).unwrap();
                     let shared = barrier.read();
@@ -127,7 +127,7 @@ fn scenario() {
     let reader = {
         let tree = tree.clone();
         thread::spawn(move || {
-            for n in [15, 0, 8, 4] {
+            for n in [entries - 1, 0, entries / 2, entries / 4] {
                 assert_eq!(tree.get(key(10 * n)).unwrap(), Some(value(n)));
                 let (at, _) = tree.last_at_or_before(key(10 * n + 9), Key::MIN).unwrap().unwrap();
                 assert!((10 * n..10 * n + 5).contains(&at.offset));
@@ -151,15 +151,21 @@ fn scenario() {
     scanner.join().unwrap();
     let found = contents(&tree);
     steady(&found);
-    assert_eq!(found.len(), 16);
+    assert_eq!(found.len() as u64, entries);
 }
 
 #[test]
 fn nothing_is_lost_when_the_tree_changes_its_shape_random() {
-    shuttle::check_random(scenario, 500);
+    shuttle::check_random(|| scenario(16), 500);
 }
 
 #[test]
 fn nothing_is_lost_when_the_tree_changes_its_shape_pct() {
-    shuttle::check_pct(scenario, 500, 4);
+    shuttle::check_pct(|| scenario(16), 500, 4);
+}
+
+/// Three levels, so that inner nodes come and go, too.
+#[test]
+fn nothing_is_lost_when_inner_nodes_are_evicted() {
+    shuttle::check_random(|| scenario(300), 60);
 }
