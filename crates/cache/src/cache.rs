@@ -186,6 +186,24 @@ impl Cache {
         finish::help(&self.core, || false);
     }
 
+    /// Charges memory of the volume that is not the cache's own to its limit. The caller sees to it that it is no more than
+    /// [`Cache::spare_bytes`] in all.
+    pub fn charge(&self, bytes: u64) {
+        self.core.budget.charge_over(bytes);
+    }
+
+    /// Takes back what [`Cache::charge`] charged.
+    pub fn uncharge(&self, bytes: u64) {
+        self.core.budget.uncharge(bytes);
+        self.core.notify_progress();
+    }
+
+    /// What the limit leaves beside the cache's tables and the least that its operations need, in bytes.
+    pub fn spare_bytes(&self) -> u64 {
+        let needed = self.core.budget.fixed() + self.core.config.limit_bytes_min();
+        self.core.budget.limit().saturating_sub(needed)
+    }
+
     /// Largest write or read that is one batch, in bytes.
     pub fn batch_bytes(&self) -> usize {
         self.core.config.batch_bytes

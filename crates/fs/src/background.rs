@@ -62,20 +62,35 @@ impl Threads {
     }
 }
 
+/// Between two commits that memory asks for.
+const COMMIT_PAUSE: Duration = Duration::from_millis(100);
+
 fn committer(engine: &Arc<Engine>) {
     let interval = Duration::from_secs(u64::from(engine.options.commit_seconds.max(1)));
-    let mut next_commit = Instant::now() + interval;
+    let mut last_commit = Instant::now();
+    let mut next_commit = last_commit + interval;
     loop {
-        let checkpoint = {
+        let (checkpoint, commit) = {
             let mut state = engine.background.state.lock();
-            while !state.stop && !state.checkpoint_wanted && Instant::now() < next_commit {
-                let left = next_commit.saturating_duration_since(Instant::now());
+            let mut due = next_commit;
+            while !state.stop && !state.checkpoint_wanted {
+                due = if state.commit_wanted {
+                    next_commit.min(last_commit + COMMIT_PAUSE)
+                } else {
+                    next_commit
+                };
+                let left = due.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    break;
+                }
                 engine.background.wake_commit.wait_for(&mut state, left);
             }
             if state.stop {
                 return;
             }
-            std::mem::take(&mut state.checkpoint_wanted)
+            let commit = Instant::now() >= due;
+            state.commit_wanted &= !commit;
+            (std::mem::take(&mut state.checkpoint_wanted), commit)
         };
         if engine.check_writable().is_err() {
             // Shut down: nothing left to do but wait for the end.
@@ -85,12 +100,13 @@ fn committer(engine: &Arc<Engine>) {
         if checkpoint {
             report(engine.background_checkpoint(), "checkpoint");
         }
-        if Instant::now() >= next_commit {
+        if commit {
             // Lazy times stay in memory; a size does not, whose data may long have been written.
             report(engine.journal_dirty_inodes(Owes::Due), "periodic commit of attributes");
             report(engine.force_all(), "periodic commit");
             engine.reap_failed_again();
-            next_commit = Instant::now() + interval;
+            last_commit = Instant::now();
+            next_commit = last_commit + interval;
         }
     }
 }

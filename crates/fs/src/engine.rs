@@ -38,6 +38,8 @@ pub struct EngineCounters {
     pub checkpoints: Counter,
     /// Inodes that were looked at for something in memory that the journal does not know.
     pub attribute_looks: Counter,
+    /// Inodes that were looked at for some to throw out of memory.
+    pub inode_looks: Counter,
     /// Metadata pool chunks taken from data space.
     pub pool_growths: Counter,
     /// Records that went ahead of their data, over blocks zeroed ahead.
@@ -127,6 +129,8 @@ pub(crate) struct Background {
 pub(crate) struct BackgroundState {
     pub(crate) stop: bool,
     pub(crate) checkpoint_wanted: bool,
+    /// The periodic commit is to come early.
+    pub(crate) commit_wanted: bool,
     /// Orphans that could not be freed; tried again at the next periodic commit.
     pub(crate) reap_again: Vec<quire_base::InodeNo>,
     /// References that a completion, which must not wait, has left to be dropped.
@@ -180,11 +184,11 @@ impl Engine {
             journal: parts.journal,
             tree: parts.tree,
             alloc: parts.alloc,
+            inodes: InodeTable::new(parts.cache.clone()),
             cache: parts.cache,
             pool_promise: PoolPromise::default(),
             room: RoomQueue::default(),
             orphans: parts.orphans,
-            inodes: InodeTable::new(),
             options: parts.options,
             superblock: parts.superblock,
             read_only: parts.read_only,
@@ -312,6 +316,15 @@ impl Engine {
 
     fn checkpoint_incarnation(&self) -> u64 {
         self.superblock.incarnation & ((1 << 24) - 1)
+    }
+
+    /// Wakes the background thread for a commit: memory waits for what inodes owe to the journal.
+    pub(crate) fn want_commit(&self) {
+        let mut state = self.background.state.lock();
+        if !state.commit_wanted {
+            state.commit_wanted = true;
+            self.background.wake_commit.notify_one();
+        }
     }
 
     /// Wakes the background thread for a checkpoint.

@@ -7,29 +7,51 @@
 //! Invariants: at most one inode in memory for a number. An inode leaves only without users, clean, and with
 //! nothing that its fsync would still have to do (J5: what it must remember outlives it, by not evicting it).
 //!
+//! Memory. What inodes take counts against the cache's limit, up to the share that they may take of it. A hand goes round
+//! over each shard, by a bounded number of inodes for each that comes in (a clock with a second chance: one that was
+//! looked up since the hand last passed stays). Over a sixteenth of the limit, inodes without cached data leave; over a quarter, all that
+//! may. One that would leave, but owes something to the journal, becomes due; where the quarter is exceeded, the
+//! periodic commit comes early. Inodes that somebody uses stay, however many.
+//!
 //! Neighbours: [`crate::inode`]; [`crate::reaper`] frees what has neither name nor user.
 
 use crate::dirty_inodes::{DirtyInodes, Owes};
 use crate::engine::{Engine, EngineHandle};
-use crate::inode::{Inode, InodeRef, OrphanState};
+use crate::inode::{Inode, InodeRef, Names, OrphanState};
 use quire_base::broken::{Broken, is_broken};
-use quire_base::sync::atomic::Ordering;
+use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_base::sync::{Arc, Mutex};
 use quire_base::{Error, ErrorKind, InodeNo, Result, shard};
+use quire_cache::{Cache, Mapping};
 use quire_format::inode::{FileType, InodeRecord};
 use quire_format::key::Key;
 use std::collections::BTreeMap;
 
 const SHARDS: usize = 64;
 
-/// Inodes without users that a shard keeps before it looks for some to throw out.
-const UNUSED_PER_SHARD: usize = 512;
+/// Inodes that the hand looks at when one more comes in, and that it throws out at most.
+const LOOKS: usize = 16;
+const GONE_MAX: usize = 4;
 
-type Inodes = BTreeMap<u64, Arc<Inode>>;
+/// The part of the cache's limit that inodes may take: without cached data, and with it.
+const PLAIN_SHARE: u64 = 16;
+const ALL_SHARE: u64 = 4;
+/// What they may take in the smallest cache, in bytes: some hundred inodes.
+const PLAIN_LEAST: u64 = 1 << 20;
+const ALL_LEAST: u64 = 2 << 20;
+/// What a shard has charged to the cache's limit is a multiple of this, so that threads that make inodes seldom meet there.
+const CHARGE_STEP: u64 = 16 << 10;
+/// Bytes of an inode's place in the table and of the counts of its reference.
+const ENTRY_BYTES: usize = 64;
 
 #[derive(Default)]
 struct Held {
-    inodes: Inodes,
+    inodes: BTreeMap<u64, Arc<Inode>>,
+    /// What they take, in bytes, and what of it is charged to the cache's limit.
+    bytes: u64,
+    charged: u64,
+    /// The number that the hand comes to next.
+    hand: u64,
     /// Counts what has left: a record read before something left may be older than the tree.
     departures: u64,
 }
@@ -38,9 +60,49 @@ struct Held {
 #[derive(Default)]
 struct Shard(Mutex<Held>);
 
+/// Bytes of inodes that a shard may hold.
+#[derive(Default)]
+struct Limits {
+    /// Beyond this, inodes without cached data leave.
+    plain: u64,
+    /// Beyond this, all that may.
+    all: u64,
+    /// What is charged to the cache's limit at most.
+    charged: u64,
+}
+
+#[derive(Default)]
+struct SharedLimits {
+    plain: AtomicU64,
+    all: AtomicU64,
+    charged: AtomicU64,
+}
+
+impl SharedLimits {
+    fn get(&self) -> Limits {
+        Limits {
+            plain: self.plain.load(Ordering::Relaxed),
+            all: self.all.load(Ordering::Relaxed),
+            charged: self.charged.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Takes them from the cache's limit. What is charged leaves the cache what its operations need.
+    fn set(&self, cache: &Cache) {
+        let limit = cache.usage().limit_bytes;
+        let all = (limit / ALL_SHARE).max(ALL_LEAST);
+        let shards = SHARDS as u64;
+        self.plain.store((limit / PLAIN_SHARE).max(PLAIN_LEAST) / shards, Ordering::Relaxed);
+        self.all.store(all / shards, Ordering::Relaxed);
+        self.charged.store(all.min(cache.spare_bytes()) / shards, Ordering::Relaxed);
+    }
+}
+
 /// See the module's documentation.
 pub(crate) struct InodeTable {
     shards: Box<[Shard]>,
+    limits: SharedLimits,
+    cache: Arc<Cache>,
     /// Those that owe something to the journal.
     pub(crate) dirty: DirtyInodes,
     /// What the inodes of each shard's making hold of the engine.
@@ -52,9 +114,13 @@ pub(crate) struct InodeTable {
 struct Handle(Mutex<Option<Arc<EngineHandle>>>);
 
 impl InodeTable {
-    pub(crate) fn new() -> InodeTable {
+    pub(crate) fn new(cache: Arc<Cache>) -> InodeTable {
+        let limits = SharedLimits::default();
+        limits.set(&cache);
         InodeTable {
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
+            limits,
+            cache,
             dirty: DirtyInodes::default(),
             handles: std::array::from_fn(|_| Handle::default()),
         }
@@ -86,14 +152,50 @@ impl InodeTable {
 
     /// Adds a new inode, or gives the one that is there.
     pub(crate) fn insert(&self, inode: Inode) -> InodeRef {
-        let mut shard = self.shard(inode.number).lock();
-        insert_locked(&mut shard, inode)
+        self.insert_if(inode, |_| true).expect("nothing was asked for")
     }
 
     /// As [`InodeTable::insert`], if nothing has left the inode's shard since `departures` was read.
     fn insert_loaded(&self, inode: Inode, departures: u64) -> Option<InodeRef> {
-        let mut shard = self.shard(inode.number).lock();
-        (shard.departures == departures).then(|| insert_locked(&mut shard, inode))
+        self.insert_if(inode, |held| held.departures == departures)
+    }
+
+    fn insert_if(&self, inode: Inode, condition: impl Fn(&Held) -> bool) -> Option<InodeRef> {
+        let limits = self.limits.get();
+        let mut held = self.shard(inode.number).lock();
+        if !condition(&held) {
+            return None;
+        }
+        let inode = held.insert(inode);
+        let thrown = held.throw_out(&limits);
+        self.charge(&mut held, &limits);
+        drop(held);
+        inode.engine.counters.inode_looks.add(thrown.looks as u64);
+        if thrown.wants_commit {
+            inode.engine.want_commit();
+        }
+        thrown.gone.into_iter().for_each(let_go);
+        Some(inode)
+    }
+
+    /// Charges what a shard's inodes take to the cache's limit, in steps.
+    fn charge(&self, held: &mut Held, limits: &Limits) {
+        let due = held.bytes.min(limits.charged) / CHARGE_STEP * CHARGE_STEP;
+        match due.cmp(&held.charged) {
+            std::cmp::Ordering::Greater => self.cache.charge(due - held.charged),
+            std::cmp::Ordering::Less => self.cache.uncharge(held.charged - due),
+            std::cmp::Ordering::Equal => {}
+        }
+        held.charged = due;
+    }
+
+    /// Follows the cache's limit. Inodes beyond the new one leave as others come.
+    pub(crate) fn limit_changed(&self) {
+        self.limits.set(&self.cache);
+        let limits = self.limits.get();
+        for shard in &self.shards {
+            self.charge(&mut shard.0.lock(), &limits);
+        }
     }
 
     fn departures(&self, number: InodeNo) -> u64 {
@@ -102,10 +204,11 @@ impl InodeTable {
 
     /// Takes an inode out for good, once it is freed on disk.
     pub(crate) fn remove(&self, number: InodeNo) {
-        let mut shard = self.shard(number).lock();
-        shard.departures += 1;
-        let gone = shard.inodes.remove(&number.0);
-        drop(shard);
+        let limits = self.limits.get();
+        let mut held = self.shard(number).lock();
+        let gone = held.remove(number.0);
+        self.charge(&mut held, &limits);
+        drop(held);
         if let Some(inode) = &gone {
             self.dirty.settle(number, &inode.dirty, || Owes::Nothing);
         }
@@ -116,16 +219,12 @@ impl InodeTable {
     fn forget(&self, inode: &Inode) {
         inode.referenced.store(false, Ordering::Relaxed);
         let mut shard = self.shard(inode.number).lock();
-        if !may_leave(inode) {
+        if may_leave(inode) != Stays::No {
             return;
         }
-        shard.departures += 1;
-        let gone = shard.inodes.remove(&inode.number.0);
+        let gone = shard.remove(inode.number.0);
         drop(shard);
-        if let Some(mapping) = inode.mapping.get() {
-            mapping.evict_all();
-        }
-        drop(gone);
+        gone.into_iter().for_each(let_go);
     }
 
     /// An inode in memory, with a user added that counts as no use of it.
@@ -144,7 +243,11 @@ impl InodeTable {
     /// Throws everything out, when the volume closes: ends the cycle between engine and inodes.
     pub(crate) fn clear(&self) {
         for shard in &self.shards {
-            let inodes = std::mem::take(&mut shard.0.lock().inodes);
+            let mut held = shard.0.lock();
+            let inodes = std::mem::take(&mut held.inodes);
+            held.bytes = 0;
+            self.charge(&mut held, &self.limits.get());
+            drop(held);
             drop(inodes);
         }
         for handle in &self.handles {
@@ -154,52 +257,117 @@ impl InodeTable {
     }
 }
 
-fn insert_locked(shard: &mut Held, inode: Inode) -> InodeRef {
-    if shard.inodes.len() >= UNUSED_PER_SHARD && shard.inodes.len().is_multiple_of(64) {
-        shrink(shard);
-    }
-    let inode = shard.inodes.entry(inode.number.0).or_insert_with(|| Arc::new(inode));
-    inode.users.fetch_add(1, Ordering::Relaxed);
-    InodeRef::counted(inode.clone())
-}
-
-/// Throws out what nobody uses and nothing is owed for.
-fn shrink(shard: &mut Held) {
-    shard.departures += 1;
-    let mut excess = shard.inodes.len().saturating_sub(UNUSED_PER_SHARD / 2);
-    let mut mappings = Vec::new();
-    shard.inodes.retain(|_, inode| {
-        if excess == 0 || !may_leave(inode) {
-            return true;
-        }
-        excess -= 1;
-        mappings.extend(inode.mapping.get().cloned());
-        false
-    });
-    for mapping in mappings {
+/// Ends an inode in memory that has left the table, and what is cached of it.
+fn let_go(inode: Arc<Inode>) {
+    if let Some(mapping) = inode.mapping.get() {
         mapping.evict_all();
     }
 }
 
-fn may_leave(inode: &Inode) -> bool {
-    if inode.users.load(Ordering::Acquire) != 0 || inode.referenced.swap(false, Ordering::Relaxed) {
-        return false;
+/// What an inode takes of memory, in bytes, with what its kind brings along.
+fn inode_bytes(inode: &Inode) -> u64 {
+    let more = match inode.kind {
+        FileType::Directory => size_of::<Names>(),
+        FileType::Regular => size_of::<Mapping>(),
+        _ => 0,
+    };
+    (size_of::<Inode>() + more + ENTRY_BYTES) as u64
+}
+
+impl Held {
+    fn insert(&mut self, inode: Inode) -> InodeRef {
+        let number = inode.number.0;
+        if !self.inodes.contains_key(&number) {
+            self.bytes += inode_bytes(&inode);
+            self.inodes.insert(number, Arc::new(inode));
+        }
+        let inode = &self.inodes[&number];
+        inode.users.fetch_add(1, Ordering::Relaxed);
+        InodeRef::counted(inode.clone())
     }
-    let durable = inode.engine.journal.as_ref().map_or(u64::MAX, |journal| journal.durable().0);
+
+    fn remove(&mut self, number: u64) -> Option<Arc<Inode>> {
+        self.departures += 1;
+        let gone = self.inodes.remove(&number)?;
+        self.bytes -= inode_bytes(&gone);
+        Some(gone)
+    }
+
+    /// Moves the hand on, by a bounded number of inodes, and throws out what may leave.
+    fn throw_out(&mut self, limits: &Limits) -> ThrownOut {
+        let mut thrown = ThrownOut::default();
+        while thrown.looks < LOOKS && thrown.gone.len() < GONE_MAX && self.bytes > limits.plain {
+            let next = self.inodes.range(self.hand..).next().or_else(|| self.inodes.iter().next());
+            let Some((number, inode)) = next else { break };
+            let number = *number;
+            self.hand = number + 1;
+            thrown.looks += 1;
+            let is_crowded = self.bytes > limits.all;
+            if !is_crowded && has_pages(inode) {
+                continue;
+            }
+            match may_leave(inode) {
+                Stays::No => thrown.gone.extend(self.remove(number)),
+                Stays::UntilJournaled => {
+                    inode.mark_dirty(Owes::Due);
+                    thrown.wants_commit |= is_crowded;
+                }
+                Stays::Used => {}
+            }
+        }
+        thrown
+    }
+}
+
+/// What a move of a shard's hand came to.
+#[derive(Default)]
+struct ThrownOut {
+    looks: usize,
+    gone: Vec<Arc<Inode>>,
+    /// Inodes would leave if the journal had what they owe.
+    wants_commit: bool,
+}
+
+fn has_pages(inode: &Inode) -> bool {
+    inode.mapping.get().is_some_and(|mapping| mapping.folios() > 0)
+}
+
+/// Whether an inode stays in memory, and why.
+#[derive(PartialEq, Eq)]
+enum Stays {
+    No,
+    /// Somebody uses it, or has used it since the hand last passed.
+    Used,
+    /// It owes something to the journal, or the journal to the disk.
+    UntilJournaled,
+}
+
+/// Asked under the lock of the inode's shard.
+fn may_leave(inode: &Inode) -> Stays {
+    if inode.users.load(Ordering::Acquire) != 0 || inode.referenced.swap(false, Ordering::Relaxed) {
+        return Stays::Used;
+    }
     // Without a user only writeback changes an inode, or a thread that journals and has added itself under the table's
     // lock: once the data is clean, nobody marks the inode any more.
     let clean = inode.mapping.get().is_none_or(|mapping| mapping.is_clean() && mapping.error().is_none());
+    if !clean {
+        return Stays::Used;
+    }
     let meta = inode.meta();
-    clean
-        && (!inode.dirty.is_set() || is_broken(Broken::EvictedSeqForgotten))
-        && !meta.dirty
-        && !inode.has_times()
-        && meta.record.nlink > 0
-        // It may lag behind runs that finished side by side, until attributes are journaled.
-        && (inode.kind != FileType::Regular || meta.record.size >= inode.size())
-        && (is_broken(Broken::EvictedSeqForgotten)
-            || (inode.commit_seq.load(Ordering::Acquire) <= durable
-                && inode.data_mark.load(Ordering::Acquire) <= inode.engine.device.flushed_mark()))
+    if meta.record.nlink == 0 {
+        return Stays::Used;
+    }
+    let durable = inode.engine.journal.as_ref().map_or(u64::MAX, |journal| journal.durable().0);
+    let forgets = is_broken(Broken::EvictedSeqForgotten);
+    let owes = meta.dirty
+        || inode.has_times()
+        || (inode.dirty.is_set() && !forgets)
+        // The size on disk may lag behind runs that finished side by side, until attributes are journaled.
+        || (inode.kind == FileType::Regular && meta.record.size < inode.size());
+    let is_durable = forgets
+        || (inode.commit_seq.load(Ordering::Acquire) <= durable
+            && inode.data_mark.load(Ordering::Acquire) <= inode.engine.device.flushed_mark());
+    if owes || !is_durable { Stays::UntilJournaled } else { Stays::No }
 }
 
 impl Engine {

@@ -58,6 +58,7 @@ pub(crate) fn of(engine: &Engine) -> Vec<Measure> {
     list.counter("room_waits_total", counters.room_waits.get());
     list.counter("checkpoints_total", counters.checkpoints.get());
     list.counter("attribute_looks_total", counters.attribute_looks.get());
+    list.counter("inode_looks_total", counters.inode_looks.get());
     list.counter("orphans_freed_total", counters.orphans_freed.get());
     list.counter("lazy_syncs_served_total", counters.lazy_syncs_served.get());
     list.counter("lazy_syncs_due_total", counters.lazy_syncs_due.get());

@@ -49,7 +49,7 @@ pub enum OrphanTracking {
 pub struct VolumeOptions {
     /// Take no changes; a journal is replayed in memory only.
     pub read_only: bool,
-    /// Limit of the page cache in bytes (data, headers, index, I/O buffers); `None`: a quarter of memory.
+    /// Limit of the page cache in bytes (data, headers, index, I/O buffers, inodes); `None`: a quarter of memory.
     pub cache_bytes: Option<u64>,
     /// Limit of the tree's node cache in bytes, apart from `cache_bytes`; `None`: an eighth of the page cache's, at
     /// least 64 MiB and at most 1 GiB.

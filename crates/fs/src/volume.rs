@@ -324,7 +324,10 @@ impl Volume {
     ///
     /// Errors: `Invalid` for a limit that the cache could not work in; it stays as it was.
     pub fn set_cache_bytes(&self, bytes: u64) -> Result<()> {
-        self.engine().cache.set_limit(bytes)
+        let engine = self.engine();
+        engine.cache.set_limit(bytes)?;
+        engine.inodes.limit_changed();
+        Ok(())
     }
 
     /// Numbers of the running volume.
