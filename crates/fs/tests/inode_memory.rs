@@ -62,7 +62,9 @@ fn files_with_cached_data_stay_longer() {
 #[test]
 fn lazy_times_do_not_keep_inodes_in_memory() {
     let (device, volume) = new_volume(16384);
-    empty_files(&volume, "f", 6000);
+    for n in 0..6000 {
+        volume.write(&file(&volume, &format!("f{n}")), 0, &[1], IoFlags::empty()).unwrap();
+    }
     volume.close().unwrap();
     let lazy = VolumeOptions { lazy_times: true, threads: true, commit_seconds: 1, ..options() };
     let volume = Volume::open_backend(device, lazy).unwrap();
@@ -70,8 +72,7 @@ fn lazy_times_do_not_keep_inodes_in_memory() {
     for n in 0..6000 {
         let file = volume.lookup(&volume.root(), format!("f{n}").as_bytes()).unwrap();
         let mut read = [0; 1];
-        volume.write(&file, 0, &[1], IoFlags::empty()).unwrap();
-        volume.fsync(&file, true).unwrap();
+        // Leaves the time of the read in memory, and nothing else.
         volume.read(&file, 0, &mut read, IoFlags::empty()).unwrap();
         drop(file);
         // The periodic commit has as long as it takes.
