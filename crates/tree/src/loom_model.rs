@@ -144,3 +144,36 @@ fn loom_a_leaf_that_is_kept_is_not_evicted() {
         assert!(!(kept && evicted), "a leaf that is kept was evicted");
     });
 }
+
+/// A leaf that was read is not attached to an inner node that was evicted meanwhile: its changes would be lost.
+#[test]
+fn loom_nothing_is_attached_to_an_evicted_node() {
+    loom::model(|| {
+        let alone = Entries { range: Range::ALL, keys: vec![Key::MIN], children: vec![Child::OnDisk(AT)] };
+        let lower = Node::inner(1, alone.clone(), 1);
+        let upper = Node::inner(2, Entries { children: vec![Child::Resident(lower.clone())], ..alone }, 1);
+        let (other_upper, other) = (upper.clone(), lower.clone());
+        let evictor = thread::spawn(move || {
+            let pin = pin();
+            let parent = Locked::new(&other_upper, &pin).unwrap();
+            let node = Locked::new(&other, &pin).unwrap();
+            if node.entries().children[0].resident().is_some() {
+                return;
+            }
+            let mut entries = parent.entries().clone();
+            entries.children[0] = Child::OnDisk(NodeRef { level: 1, ..AT });
+            other.set_gone(true);
+            parent.publish(entries);
+        });
+        let pin = pin();
+        if let Some(parent) = Locked::new(&lower, &pin) {
+            let mut entries = parent.entries().clone();
+            entries.children[0] = Child::Resident(Node::loaded(page(&[1]), Range::ALL, AT, 1));
+            parent.publish(entries);
+        }
+        evictor.join().unwrap();
+        let attached = inner(&lower).entries(&pin).children[0].resident().is_some();
+        let linked = inner(&upper).entries(&pin).children[0].is(&lower);
+        assert!(linked || !attached, "a leaf below a node that nobody finds");
+    });
+}
