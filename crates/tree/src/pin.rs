@@ -10,14 +10,12 @@
 //! Under a model checker nothing is freed before its owner: the checkers run their threads on one thread of
 //! the system, and memory is not what they check.
 
-#[cfg(not(any(loom, shuttle)))]
-use crossbeam::epoch;
 use quire_base::sync::atomic::{AtomicPtr, Ordering};
 
 /// While it lives, whatever was reachable since it was made stays in memory.
 pub(crate) struct Pin {
     #[cfg(not(any(loom, shuttle)))]
-    guard: epoch::Guard,
+    _guard: epochs::Guard,
 }
 
 /// Makes a [`Pin`].
@@ -25,7 +23,7 @@ pub(crate) struct Pin {
 pub(crate) fn pin() -> Pin {
     Pin {
         #[cfg(not(any(loom, shuttle)))]
-        guard: epoch::pin(),
+        _guard: epochs::pin(),
     }
 }
 
@@ -65,13 +63,10 @@ impl<T: Send + Sync + 'static> Published<T> {
     }
 
     #[cfg(not(any(loom, shuttle)))]
-    fn retire(&self, old: *mut T, pin: &Pin) {
-        // SAFETY: `old` was made by `Box::into_raw`, was published here and is no longer, so it is retired
-        // once and readers that pin from now on do not meet it. It is `Send`, so any thread may drop it, and
-        // `'static`.
-        unsafe { pin.guard.defer_unchecked(move || drop(Box::from_raw(old))) };
-        // Any thread may collect it: this one may sleep for long.
-        pin.guard.flush();
+    fn retire(&self, old: *mut T, _pin: &Pin) {
+        // SAFETY: `old` was made by `Box::into_raw`, was published here and is no longer, so it is retired once and
+        // readers that pin from now on do not meet it. It is `Send`, so any thread may drop it, and `'static`.
+        unsafe { epochs::retire(old) };
     }
 
     #[cfg(any(loom, shuttle))]
@@ -90,5 +85,60 @@ impl<T: Send + Sync + 'static> Drop for Published<T> {
         // SAFETY: made by `Box::into_raw`, and not retired, for it is current. The exclusive borrow proves
         // that nobody reads it.
         drop(unsafe { Box::from_raw(current) });
+    }
+}
+
+/// Epochs of crossbeam's, one collector for each shard of threads. A collector's readers look at each other now and
+/// then, to move its epoch on; so threads of different shards share nothing when they pin. A thread that retires a
+/// value has to wait for all of them, and retiring is rare.
+#[cfg(not(any(loom, shuttle)))]
+mod epochs {
+    pub(super) use crossbeam::epoch::Guard;
+    use crossbeam::epoch::{Collector, LocalHandle};
+    use quire_base::shard::{self, SHARDS};
+    use std::cell::OnceCell;
+    use std::sync::{Arc, LazyLock};
+
+    static COLLECTORS: [LazyLock<Collector>; SHARDS] = [const { LazyLock::new(Collector::new) }; SHARDS];
+
+    thread_local! {
+        static HANDLES: [OnceCell<LocalHandle>; SHARDS] = const { [const { OnceCell::new() }; SHARDS] };
+    }
+
+    pub(super) fn pin() -> Guard {
+        pin_in(shard::current() % SHARDS)
+    }
+
+    fn pin_in(shard: usize) -> Guard {
+        HANDLES
+            .try_with(|handles| handles[shard].get_or_init(|| COLLECTORS[shard].register()).pin())
+            // The thread is ending.
+            .unwrap_or_else(|_| COLLECTORS[shard].register().pin())
+    }
+
+    /// Freed with its last reference.
+    struct Retired<T>(*mut T);
+
+    impl<T> Drop for Retired<T> {
+        fn drop(&mut self) {
+            // SAFETY: see `retire`: the pointer is a box's, and all readers have gone.
+            drop(unsafe { Box::from_raw(self.0) });
+        }
+    }
+
+    /// Frees `old` when all pins of now have ended.
+    ///
+    /// # Safety
+    /// `old` is a box's, no reader that pins from now on meets it, it is retired once, and any thread may drop it at
+    /// any time.
+    pub(super) unsafe fn retire<T>(old: *mut T) {
+        let old = Arc::new(Retired(old));
+        for shard in 0..SHARDS {
+            let (guard, old) = (pin_in(shard), old.clone());
+            // SAFETY: the caller says that any thread may drop it at any time; the closure only counts down.
+            unsafe { guard.defer_unchecked(move || drop(old)) };
+            // Any thread may collect it: this one may sleep for long.
+            guard.flush();
+        }
     }
 }
