@@ -142,3 +142,47 @@ mod epochs {
         }
     }
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use quire_base::shard;
+    use quire_base::sync::atomic::AtomicU64;
+    use quire_base::sync::{Arc, thread};
+
+    struct Counted(u64, Arc<AtomicU64>);
+
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.1.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    #[test]
+    fn a_replaced_value_is_freed_when_the_pins_of_all_shards_have_ended() {
+        let freed = Arc::new(AtomicU64::new(0));
+        let value = Published::new(Counted(0, freed.clone()));
+        let reader = pin();
+        let seen = value.read(&reader);
+        let replace = |n| {
+            shard::set(1 + n as usize % 3);
+            value.replace(Counted(n, freed.clone()), &pin());
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| (1..50).for_each(replace));
+        });
+        assert_eq!((seen.0, freed.load(Ordering::Acquire)), (0, 0), "freed under a pin");
+        drop(reader);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for n in 50.. {
+                    replace(n);
+                    if freed.load(Ordering::Acquire) >= 50 {
+                        break;
+                    }
+                    thread::yield_now();
+                }
+            });
+        });
+    }
+}
