@@ -217,6 +217,8 @@ impl Engine {
     pub(crate) fn free_some_extents(&self, inode: &Arc<Inode>, first: u64, end: u64) -> Result<bool> {
         let cost = |extents| Cost::new(1, 128).with_extents(extents + 2).critical();
         let (mut transaction, batch) = self.begin_extents(cost)?;
+        // `meta` is not held while the device is read.
+        self.load_change(transaction.ticket(), inode, &(first..end), batch)?;
         let mut meta = inode.meta();
         let found = self.extents_in(inode, first, end - first, batch)?;
         if found.is_empty() {

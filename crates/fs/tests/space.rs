@@ -113,7 +113,8 @@ fn a_zeroing_without_room_leaves_the_edges_as_they_were() {
 /// A device whose reads can be held up.
 struct SlowReads {
     memory: MemoryBackend,
-    is_open: Mutex<bool>,
+    /// Reads that may pass.
+    left: Mutex<u64>,
     opened: Condvar,
     waiting: AtomicUsize,
 }
@@ -121,12 +122,21 @@ struct SlowReads {
 impl SlowReads {
     fn pass(&self) {
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        drop(self.opened.wait_while(self.is_open.lock().unwrap(), |open| !*open).unwrap());
+        *self.opened.wait_while(self.left.lock().unwrap(), |left| *left == 0).unwrap() -= 1;
         self.waiting.fetch_sub(1, Ordering::SeqCst);
     }
 
-    fn set_open(&self, open: bool) {
-        *self.is_open.lock().unwrap() = open;
+    fn new(blocks: u64) -> Arc<SlowReads> {
+        Arc::new(SlowReads {
+            memory: MemoryBackend::new(blocks),
+            left: Mutex::new(u64::MAX),
+            opened: Condvar::new(),
+            waiting: AtomicUsize::new(0),
+        })
+    }
+
+    fn let_pass(&self, reads: u64) {
+        *self.left.lock().unwrap() = reads;
         self.opened.notify_all();
     }
 }
@@ -167,12 +177,7 @@ impl Backend for SlowReads {
 /// reservation comes back.
 #[test]
 fn room_that_others_have_reserved_is_waited_for() {
-    let device = Arc::new(SlowReads {
-        memory: MemoryBackend::new(32768),
-        is_open: Mutex::new(true),
-        opened: Condvar::new(),
-        waiting: AtomicUsize::new(0),
-    });
+    let device = SlowReads::new(32768);
     Volume::format_backend(device.clone(), &FormatOptions { seed: Some(1), ..Default::default() }).unwrap();
     // All of the tree's nodes fit into memory, half of them may be dirty.
     let options = VolumeOptions { node_cache_bytes: Some(512 * 4416), ..options() };
@@ -195,7 +200,7 @@ fn room_that_others_have_reserved_is_waited_for() {
     volume.unlink(&volume.root(), b"large").unwrap();
     let before = volume.metrics();
 
-    device.set_open(false);
+    device.let_pass(0);
     std::thread::scope(|scope| {
         let reaper = scope.spawn(|| volume.drain_orphans());
         while device.waiting.load(Ordering::SeqCst) == 0 && !reaper.is_finished() {
@@ -211,11 +216,62 @@ fn room_that_others_have_reserved_is_waited_for() {
         // Far longer than a thread kept trying that did not sleep.
         (0..20_000).for_each(|_| std::thread::yield_now());
         let checkpoints = volume.metrics().checkpoint_waits - before.checkpoint_waits;
-        device.set_open(true);
+        device.let_pass(u64::MAX);
         assert!(checkpoints <= 4, "{checkpoints} checkpoints were written, which make no room");
         assert!(waited, "the reservation of the reaper leaves no room");
         creator.join().unwrap().expect("there is room once the reaper is done");
         reaper.join().unwrap();
     });
     volume.close().unwrap();
+}
+
+/// While extents were freed the file's attributes were locked across reads of tree leaves: on a slow device a stat waited as
+/// long.
+#[test]
+fn a_stat_does_not_wait_for_the_leaves_of_a_punch() {
+    let device = SlowReads::new(16384);
+    Volume::format_backend(device.clone(), &FormatOptions { seed: Some(1), ..Default::default() }).unwrap();
+    let volume = Volume::open_backend(device.clone(), options()).unwrap();
+    let large = file(&volume, "large");
+    for block in 0..1000 {
+        volume.write(&large, 2 * block * 4096, &[1; 4096], IoFlags::empty()).unwrap();
+    }
+    drop(large);
+    volume.close().unwrap();
+    for passing in 0.. {
+        // Each time from the start, with one read more before the device stops.
+        let copy = SlowReads::new(16384);
+        let mut block = [0; 4096];
+        for at in 0..16384 {
+            device.memory.read(IoClass::Data, BlockNo(at), &mut block).unwrap();
+            copy.memory.write(IoClass::Data, BlockNo(at), &block).unwrap();
+        }
+        let volume = Volume::open_backend(copy.clone(), options()).unwrap();
+        let large = volume.lookup(&volume.root(), b"large").unwrap();
+        copy.let_pass(passing);
+        let was_over = std::thread::scope(|scope| {
+            let punch = scope.spawn(|| volume.allocate(&large, FallocateMode::PunchHole, 0, 2000 * 4096));
+            while copy.waiting.load(Ordering::SeqCst) == 0 && !punch.is_finished() {
+                std::thread::yield_now();
+            }
+            let was_over = punch.is_finished();
+            let stat = scope.spawn(|| volume.attributes(&large));
+            // A stat that waits for the read would do so for ever.
+            let mut yields = 0;
+            while !stat.is_finished() && yields < 200_000 {
+                std::thread::yield_now();
+                yields += 1;
+            }
+            let told = stat.is_finished();
+            copy.let_pass(u64::MAX);
+            stat.join().unwrap();
+            punch.join().unwrap().unwrap();
+            assert!(told, "a stat waited for read {passing} of a punch");
+            was_over
+        });
+        if was_over {
+            assert!(passing > 2, "a punch reads several leaves");
+            break;
+        }
+    }
 }

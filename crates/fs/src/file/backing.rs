@@ -27,6 +27,8 @@ use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, BlockNo, InodeNo, Result};
 use quire_cache::{Backing, Home, Mapping, PlacedRun, Placement, Run};
 use quire_format::extent::{Extent, Run as DiskRun, extents_of_run};
+use quire_format::key::Key;
+use quire_format::region::split_by_region;
 
 /// Extents that one look at the map returns.
 const MAP_EXTENTS: usize = 128;
@@ -277,7 +279,11 @@ impl Engine {
             return Ok(());
         };
         let (start, end) = (first.file_block, last.file_block + last.count);
-        let homes = inode.read_extents(start, end - start, MAP_EXTENTS)?;
+        // What is read now stays in memory, so that nothing is read under `meta`. One block more on either side: extents
+        // merge with what they touch.
+        let ticket = self.tree.ticket();
+        let from = start.saturating_sub(1);
+        let homes = inode.read_extents(from, end + 1 - from, MAP_EXTENTS)?;
         let in_place = runs.iter().all(|run| {
             homes.iter().filter(|extent| !extent.unwritten).any(|extent| {
                 extent.disk_block_of(run.file_block) == Some(run.home)
@@ -289,6 +295,12 @@ impl Engine {
             return Ok(());
         }
         let transaction = self.begin(written_cost(runs.len()))?;
+        let mut keys = vec![Key::inode(inode.number)];
+        for run in runs {
+            let homes = DiskRun::new(run.home, run.count);
+            keys.extend(split_by_region(homes).map(|(region, ..)| Key::region(region)));
+        }
+        self.tree.prepare(&ticket, &keys)?;
         self.journal_homes(inode, placement, grown, transaction, None).map(drop)
     }
 
