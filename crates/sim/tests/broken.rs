@@ -43,7 +43,7 @@ fn ground(mistake: Broken) -> Settings {
         Broken::ErrorSeenOnce => Settings { faults: Some(true), ..of(Style::Shared, 3, 80, 1000) },
         Broken::ZeroedBeforeFlush => of(Style::Data, 3, 80, 1000),
         Broken::ZeroedBlocksHandedOutTwice => of(Style::Data, 3, 80, 1000),
-        Broken::SizeOverUnflushedTail => of(Style::Data, 1, 80, 2013),
+        Broken::SizeOverUnflushedTail => of(Style::Logs, 1, 80, 5000),
         Broken::TailBelievedZero => of(Style::Logs, 1, 80, 5000),
         Broken::OverlappingDeviceWrites => of(Style::Shared, 3, 80, 1000),
         _ => of(Style::Forces, 4, 80, 1000),
