@@ -4,7 +4,7 @@
 mod common;
 
 use common::{file, options};
-use quire::{Backend, FormatOptions, IoFlags, Result, Volume};
+use quire::{Backend, FormatOptions, IoFlags, Result, Volume, VolumeOptions};
 use quire_base::BlockNo;
 use quire_base::random::Random;
 use quire_device::{AlignedBuf, Io, IoClass, MemoryBackend};
@@ -81,11 +81,11 @@ fn used(volume: &Volume) -> u64 {
     measure(volume, "cache_used_bytes")
 }
 
-fn watched_volume() -> (Arc<Watched>, Volume) {
+fn watched_volume(threads: bool) -> (Arc<Watched>, Volume) {
     let memory = MemoryBackend::new(32 << 10);
     let device = Arc::new(Watched { memory, volume: OnceLock::new(), seen: Mutex::default() });
     Volume::format_backend(device.clone(), &FormatOptions { seed: Some(1), ..Default::default() }).unwrap();
-    let volume = Volume::open_backend(device.clone(), options()).unwrap();
+    let volume = Volume::open_backend(device.clone(), VolumeOptions { threads, ..options() }).unwrap();
     assert!(device.volume.set(volume.clone()).is_ok());
     (device, volume)
 }
@@ -99,7 +99,7 @@ fn content(seed: u64, len: usize) -> Vec<u8> {
 /// 64 MiB beside a cache of 6.
 #[test]
 fn what_is_copied_is_charged() {
-    let (device, volume) = watched_volume();
+    let (device, volume) = watched_volume(false);
     let inode = file(&volume, "f");
     let mut memory = AlignedBuf::zeroed(LEN + 4096);
     // Aligned to eight bytes only.
@@ -121,7 +121,7 @@ fn what_is_copied_is_charged() {
 
 #[test]
 fn aligned_memory_is_not_copied() {
-    let (device, volume) = watched_volume();
+    let (device, volume) = watched_volume(false);
     let inode = file(&volume, "f");
     let mut memory = AlignedBuf::copy_of(&content(2, LEN));
     let range = |memory: &AlignedBuf| -> Range<usize> {
@@ -145,7 +145,7 @@ fn aligned_memory_is_not_copied() {
 
 #[test]
 fn many_at_a_time_stay_below_the_limit() {
-    let (device, volume) = watched_volume();
+    let (device, volume) = watched_volume(true);
     let limit = measure(&volume, "cache_limit_bytes");
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
