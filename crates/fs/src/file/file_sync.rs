@@ -72,11 +72,12 @@ impl FileSync {
             let meta = inode.meta();
             (meta.record.size, meta.cuts)
         };
-        // After the cuts have been read: a size that a later cut takes back is not insisted on.
-        let wanted = end.min(inode.size());
         // Reading growth back needs everything before it, or the size on disk could not reach it (J6).
         let start = if end > on_disk { offset.min(on_disk) } else { offset };
         let (first, last) = (start / BLOCK_SIZE as u64, end.div_ceil(BLOCK_SIZE as u64));
+        // After the cuts have been read: a size that a later cut takes back is not insisted on. A range that ends before the
+        // file earns whole blocks: no size on disk ends where no write did.
+        let wanted = last.saturating_mul(BLOCK_SIZE as u64).min(inode.size());
         let snapshot = inode.mapping.get().map(|mapping| mapping.snapshot(first, last));
         let unflushed =
             is_broken(Broken::FsyncWithoutFlush) && snapshot.as_ref().is_none_or(Snapshot::is_empty);
