@@ -29,8 +29,21 @@ use quire_base::{Error, Result};
 use smallvec::SmallVec;
 use std::time::Duration;
 
-/// Gatherings that pass over busy segments, before one queues for them.
+/// Gatherings in a row that pass over busy segments and start nothing, before one queues for them.
 const PASSING_ROUNDS: u32 = 8;
+
+/// Blocks that a gathering starts to write at a time, about. What is left follows when these have been written: so the
+/// fsync of a large file keeps the device, and the thread that starts it, from nobody for long.
+const WAVE_BLOCKS: u64 = 4096;
+
+/// The bits of a word that stand for `block` and those behind it.
+fn from_block(number: u64, block: u64) -> u64 {
+    match block.saturating_sub(number * 64) {
+        0 => u64::MAX,
+        skipped @ 1..64 => u64::MAX << skipped,
+        _ => 0,
+    }
+}
 
 /// Called when a snapshot is over.
 pub type AtEnd = Box<dyn FnOnce() + Send>;
@@ -192,7 +205,7 @@ pub struct Snapshot {
     blocks: Blocks,
     /// The number of its wait; none if there was nothing to wait for.
     wait: Option<u64>,
-    /// Gatherings so far.
+    /// Gatherings in a row that have started nothing.
     rounds: u32,
     /// What went wrong in one.
     failed: Option<Error>,
@@ -346,13 +359,16 @@ impl Snapshot {
     /// Puts what is dirty of it into the outbox. With `passing` it does not wait for segments that others hold.
     pub(crate) fn gather(&mut self, outbox: &mut Outbox, passing: bool) {
         let Some(number) = self.wait else { return };
-        self.rounds += 1;
         let effort =
-            Effort::Forced { blocks: &self.blocks, passing: passing && self.rounds <= PASSING_ROUNDS };
+            Effort::Forced { blocks: &self.blocks, passing: passing && self.rounds < PASSING_ROUNDS };
         let (from, to) = (self.blocks.start().max(self.first), self.blocks.end().min(self.end));
-        let (mut busy, mut is_held) = (Vec::new(), false);
-        match self.mapping.gather(outbox, from, to, effort, u64::MAX) {
-            Ok(gathered) => (busy, is_held) = (gathered.busy, gathered.is_held),
+        let (mut busy, mut is_held, mut seen_to) = (Vec::new(), false, to);
+        match self.mapping.gather(outbox, from, to, effort, WAVE_BLOCKS) {
+            Ok(gathered) => {
+                self.rounds = if gathered.started > 0 { 0 } else { self.rounds + 1 };
+                (busy, is_held) = (gathered.busy, gathered.is_held);
+                seen_to = if is_held { from } else { gathered.next };
+            }
             Err(error) => drop(self.failed.get_or_insert(error)),
         }
         // A busy segment's holder may wait for any of these in turn.
@@ -371,15 +387,15 @@ impl Snapshot {
             let Some(wait) = waits.find(number) else { return };
             let mut waited = Blocks::default();
             wait.pending.remove(at, next, |number, bits| waited.insert_bits(number, bits));
-            if is_held {
-                // Nothing was gathered: what is not in writeback may be dirty still.
-                waited.words.iter().for_each(|(number, bits)| wait.again.insert_bits(*number, *bits));
+            // What was not looked at and is not in writeback may be dirty still.
+            for (number, bits) in &waited.words {
+                wait.again.insert_bits(*number, bits & from_block(*number, seen_to));
             }
             for (number, bits) in in_flight {
                 let base = number * 64;
                 let mut ours = waited.word(number);
                 wait.again.remove(base, base + 64, |_, lost| ours |= lost);
-                let ended = if is_held { 0 } else { waited.word(number) };
+                let ended = waited.word(number) & !from_block(number, seen_to);
                 let back = ours & !bits & !ended;
                 wait.again.insert_bits(number, back);
                 if around.iter().any(|(first, end)| *first < base + 64 && base < *end) {
