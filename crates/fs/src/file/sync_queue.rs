@@ -12,8 +12,8 @@
 //! shares the next force; and if it never returns, syncers do not fill the journal with records of fsyncs that cannot end.
 //! A batch ends when each of its fsyncs has ended, is armed, or awaits the force of others.
 //!
-//! In bulk a force is not made for the first few: while [`GATHER_ARMED`] or more are armed, and more than have joined, it
-//! waits for them, but not longer than [`GATHER_MAX`]. Meanwhile what was armed goes on, whatever the number of batches.
+//! In bulk a force is not made for the first few: while [`GATHER_ARMED`] or more are armed it waits for them, but not longer
+//! than [`GATHER_MAX`]. Meanwhile what was armed goes on, whatever the number of batches.
 //!
 //! Who puts an fsync down to wait and who forces do not meet on the lock: the one says what is the least that anybody
 //! waits for, fences, and looks how far things are; the other has moved them, fences, and looks at the least. One of the two
@@ -131,7 +131,7 @@ struct State<Q, R, A> {
     written: Vec<Written<A>>,
     /// A syncer forces.
     is_forcing: bool,
-    /// Nobody forces `written` before this time, unless it has come to outnumber `armed`.
+    /// Nobody forces `written` before this time, unless few are armed.
     gather_until: Option<Instant>,
     waiting: BTreeMap<u64, Waiting<A>>,
     /// Those that wait, by what they need next: the journal (`Seq`, mark, ticket), or, if it is as far, only the device
@@ -611,7 +611,7 @@ impl<Q, R, A> State<Q, R, A> {
         if self.written.is_empty() || self.is_forcing {
             return false;
         }
-        if self.stop || self.armed < GATHER_ARMED || self.armed <= self.written.len() {
+        if self.stop || self.armed < GATHER_ARMED {
             return true;
         }
         let now = Instant::now();
