@@ -94,7 +94,8 @@ impl Mounted {
             return None;
         }
         signals::block();
-        let memory = MemoryBackend::new(16 << 10);
+        // Large enough for a journal that 1200 files do not fill: a full one has to wait for the device, whoever asks.
+        let memory = MemoryBackend::new(128 << 10);
         let device = Arc::new(Gated { memory, state: Mutex::default(), changed: Condvar::new() });
         Volume::format_backend(device.clone(), &FormatOptions::default()).unwrap();
         let volume = Volume::open_backend(device.clone(), VolumeOptions::default()).unwrap();
