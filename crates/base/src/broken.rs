@@ -122,7 +122,7 @@ pub enum Broken {
     TailKnownBeforeFlush,
 
     // Those of progress, which show in an operation that does not end, and of the end of a volume. See [`Broken::APART`].
-    /// Who writes back looks for dirty data again when what there was has been written. Shows beside a writer that goes on.
+    /// An fsync looks for dirty data again when its snapshot has been written. Shows beside a writer that goes on.
     WritebackChases,
     /// A syncer waits for the data of a file. Shows when that of a few files takes long: no other fsync ends.
     SyncerWaitsForData,

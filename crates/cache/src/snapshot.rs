@@ -343,9 +343,10 @@ impl Snapshot {
         self.blocks.is_empty()
     }
 
-    /// Starts writing what is dirty of it, and waits for nothing but segments that others hold.
+    /// Starts writing all that is dirty of it, and waits for nothing but segments that others hold.
     pub fn start(&mut self) {
-        self.gather(&mut Outbox::new(self.mapping.core.clone(), Queue::Forced), false);
+        let mut outbox = Outbox::new(self.mapping.core.clone(), Queue::Forced);
+        self.gather_some(&mut outbox, false, u64::MAX);
     }
 
     /// As [`Snapshot::start`], for callers who wait next: a single request, with nothing to be done beside it, is written
@@ -358,12 +359,17 @@ impl Snapshot {
 
     /// Puts what is dirty of it into the outbox. With `passing` it does not wait for segments that others hold.
     pub(crate) fn gather(&mut self, outbox: &mut Outbox, passing: bool) {
+        self.gather_some(outbox, passing, WAVE_BLOCKS);
+    }
+
+    /// As [`Snapshot::gather`], until there are about `blocks_max`. What is left is gathered when these have been written.
+    fn gather_some(&mut self, outbox: &mut Outbox, passing: bool, blocks_max: u64) {
         let Some(number) = self.wait else { return };
         let effort =
             Effort::Forced { blocks: &self.blocks, passing: passing && self.rounds < PASSING_ROUNDS };
         let (from, to) = (self.blocks.start().max(self.first), self.blocks.end().min(self.end));
         let (mut busy, mut is_held, mut seen_to) = (Vec::new(), false, to);
-        match self.mapping.gather(outbox, from, to, effort, WAVE_BLOCKS) {
+        match self.mapping.gather(outbox, from, to, effort, blocks_max) {
             Ok(gathered) => {
                 self.rounds = if gathered.started > 0 { 0 } else { self.rounds + 1 };
                 (busy, is_held) = (gathered.busy, gathered.is_held);
@@ -466,17 +472,13 @@ impl Snapshot {
     /// Waits until it is over, whatever comes of it.
     pub(crate) fn wait_out(&mut self) {
         while !self.advance(false) {
-            self.sleep();
+            self.wait_in_flight();
         }
     }
 
-    /// Waits for what was in writeback, and gathers nothing again.
+    /// Waits for what was in writeback or has been gathered, and gathers nothing again. Without background threads the waiter
+    /// finishes what completes.
     pub(crate) fn wait_in_flight(&self) {
-        self.sleep();
-    }
-
-    /// Waits for what has been gathered. Without background threads the waiter finishes what completes.
-    fn sleep(&self) {
         let Some(number) = self.wait else { return };
         let (core, waits) = (&self.mapping.core, &self.mapping.waits);
         let mut held = waits.lock();

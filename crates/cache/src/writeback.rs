@@ -134,15 +134,9 @@ impl Mapping {
         snapshot.wait()
     }
 
-    /// Starts writing what is dirty in `[start, end)` and returns without waiting for it, which
-    /// [`Mapping::wait_write_back`] does.
+    /// Starts writing what is dirty in `[start, end)` and returns without waiting for it.
     pub fn start_write_back(&self, start: u64, end: u64) {
         self.snapshot(start, end).start();
-    }
-
-    /// Waits for the writeback of `[start, end)` that is under way.
-    pub fn wait_write_back(&self, start: u64, end: u64) -> Result<()> {
-        self.take_snapshot(start, end, false).wait()
     }
 
     /// Puts dirty blocks of `[start, end)`, ascending, into the outbox until there are about `blocks_max`. The caller waits

@@ -465,3 +465,29 @@ fn background_writeback_keeps_little_at_the_device() {
     assert!(file.read(0, 100 * BS as usize).unwrap() == pattern(7, 100 * BS as usize));
     world.cache.stop();
 }
+
+/// A syncer that began the fsync of a large file submitted all of it before it looked at anything else, and every flush waited
+/// behind that. Whoever asks for no wait gets everything started at once, as `POSIX_FADV_DONTNEED` does.
+#[test]
+fn an_fsync_starts_a_part_of_a_large_file_at_a_time() {
+    const PIECES: u64 = 24;
+    let large = |world: &World| {
+        let file = world.file();
+        (0..PIECES).for_each(|n| file.write(n << 20, &pattern(n, 1 << 20)).unwrap());
+        file
+    };
+    // Nothing of it is written by itself.
+    let world = World::new(CacheConfig::new(512 << 20));
+    let started = || world.cache.metrics().writeback_blocks.get();
+    let file = large(&world);
+    let mut snapshot = file.mapping().snapshot(0, BLOCKS_END);
+    world.cache.start_snapshots(std::iter::once(&mut snapshot));
+    // A folio more than asked for.
+    assert!((4096..=4096 + 512).contains(&started()), "{} blocks", started());
+    snapshot.wait().unwrap();
+    assert_eq!(started(), PIECES << 8);
+    assert!(file.mapping().is_clean());
+    let file = large(&world);
+    file.mapping().start_write_back(0, BLOCKS_END);
+    assert_eq!(started(), 2 * PIECES << 8);
+}

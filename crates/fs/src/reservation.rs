@@ -19,7 +19,7 @@ pub(crate) struct Amount {
     pub(crate) nodes: usize,
     /// Payload bytes of one journal record.
     pub(crate) journal_bytes: usize,
-    /// Who may use the last of it.
+    /// Whether it may use the last of the room, which is kept for frees and promises.
     pub(crate) class: Class,
 }
 

@@ -1,4 +1,4 @@
-//! Small data that is forced at once: homes that hold durable zeros, and their record beside the data.
+//! Small data that is forced at once: homes that hold durable zeros, whose record needs no flush before it.
 //!
 //! New data that is forced takes two flushes when its blocks held something before: one between data and record (J1), one
 //! behind the record. In blocks zeroed ahead ([`quire_alloc::ahead`]) it takes one. Whichever of data and record a crash

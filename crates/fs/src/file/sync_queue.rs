@@ -1,7 +1,7 @@
 //! Fsyncs that somebody has asked for and nobody waits for in a call, from their admission to their end.
 //!
 //! Protocol. An fsync is *admitted* if there is room, and gets a ticket. A syncer takes what is queued as a *batch*
-//! ([`SyncQueue::next`]) and starts it. An fsync that then waits for data, or for somebody who has its file to himself, is
+//! ([`SyncQueue::next`]) and starts it. An fsync that then waits for data, or for an exclusive operation on its file, is
 //! *armed*: the event puts it back into the queue ([`SyncQueue::resume`]), and no syncer waits for it. What needs nothing
 //! but a force *joins* those that do ([`SyncQueue::join_force`]): one syncer at a time forces, for all that have joined
 //! before it began. Lazy ones *await* the journal's and the device's being as far as they need, until their time is up.

@@ -1,4 +1,4 @@
-//! Growth inside the last block: the data and the record of the size side by side, with one flush.
+//! Growth inside the last block: the data and the record of the size need no order, and one flush covers both.
 //!
 //! An append of less than a block overwrites the last block in place and raises the size on disk inside it. The record
 //! would have to wait for the data if the block on disk could hold anything past the old size: bytes that a truncate cut
