@@ -489,5 +489,5 @@ fn an_fsync_starts_a_part_of_a_large_file_at_a_time() {
     assert!(file.mapping().is_clean());
     let file = large(&world);
     file.mapping().start_write_back(0, BLOCKS_END);
-    assert_eq!(started(), 2 * PIECES << 8);
+    assert_eq!(started(), (2 * PIECES) << 8);
 }
