@@ -1,7 +1,7 @@
 //! Size and exclusive sequence under loom: every interleaving of an operation that moves the size in steps, or the
 //! contents piece by piece, with those who look.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p quire --test loom_seen --release`
+//! `RUSTFLAGS="--cfg loom" cargo test -p quire-fs --test loom_seen --release`
 #![cfg(loom)]
 
 use loom::sync::Arc;

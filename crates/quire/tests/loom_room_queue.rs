@@ -1,6 +1,6 @@
 //! The queue for room under loom: nobody sleeps for ever, whatever the order in which room comes back.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p quire --test loom_room_queue --release`
+//! `RUSTFLAGS="--cfg loom" cargo test -p quire-fs --test loom_room_queue --release`
 #![cfg(loom)]
 
 use loom::sync::Arc;

@@ -1,6 +1,6 @@
 //! Uses a volume without any mount: makes one, writes a log, reads it back, looks at the directory.
 //!
-//! `cargo run --release -p quire --example embedded -- [IMAGE]`
+//! `cargo run --release -p quire-fs --example embedded -- [IMAGE]`
 
 use quire::{FormatOptions, OpenOptions, Volume, VolumeOptions};
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
 //! Operations and the end of a volume under loom.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p quire --test loom_changes --release`
+//! `RUSTFLAGS="--cfg loom" cargo test -p quire-fs --test loom_changes --release`
 #![cfg(loom)]
 
 use loom::sync::Arc;

@@ -1,6 +1,6 @@
 //! Fills a volume with many small files in the library, for a look at how a large volume mounts.
 //!
-//! `cargo run --release -p quire --example million -- IMAGE [FILES]`
+//! `cargo run --release -p quire-fs --example million -- IMAGE [FILES]`
 
 use quire::{Caller, Create, FileType, IoFlags, Volume, VolumeOptions};
 use std::time::Instant;

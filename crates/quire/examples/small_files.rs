@@ -1,6 +1,6 @@
 //! What reaches the device when many small files are written and then made durable together.
 //!
-//! `cargo run --release -p quire --example small_files -- [FILES] [BYTES] [CACHE_MIB] [IMAGE]`
+//! `cargo run --release -p quire-fs --example small_files -- [FILES] [BYTES] [CACHE_MIB] [IMAGE]`
 //!
 //! Writes FILES files (100000) of BYTES bytes (4096), a thousand to a folder, with a cache of CACHE_MIB (2048), then
 //! calls `Volume::sync`; on a device in memory, or in IMAGE, which is made and removed. Prints the bytes of every

@@ -1,7 +1,7 @@
 //! The queue of asynchronous fsyncs under loom: lazy ones and those who force, withdrawal, room for one, batches, events, and
 //! forces for many.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p quire --test loom_sync_queue --release`
+//! `RUSTFLAGS="--cfg loom" cargo test -p quire-fs --test loom_sync_queue --release`
 #![cfg(loom)]
 
 use loom::sync::Arc;

@@ -1,6 +1,6 @@
 //! The list of dirty inodes under loom: a change that races with those who journal is journaled or stays listed.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p quire --test loom_dirty_inodes --release`
+//! `RUSTFLAGS="--cfg loom" cargo test -p quire-fs --test loom_dirty_inodes --release`
 #![cfg(loom)]
 
 use loom::sync::Arc;

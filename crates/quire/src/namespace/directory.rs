@@ -182,7 +182,7 @@ impl<'a> Glance<'a> {
     }
 }
 
-/// Explored by loom: `RUSTFLAGS="--cfg loom" cargo test -p quire --lib --release moving`.
+/// Explored by loom: `RUSTFLAGS="--cfg loom" cargo test -p quire-fs --lib --release moving`.
 #[cfg(all(test, loom))]
 mod moving_model {
     use super::*;
