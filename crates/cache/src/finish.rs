@@ -4,9 +4,10 @@
 //! there, as applying may wait for a transaction. Without background threads whoever waits for writeback does it, and
 //! always who wrote it himself.
 //!
-//! Order for a run that succeeded: applied, `mapped` set, `writeback` cleared, unlisted, shares given back, waits
-//! told. For one that failed: `dirty` set (so no look at the file finds the blocks neither dirty nor in flight),
-//! the backing takes its space back, the error recorded, `writeback` cleared, shares given back, waits told.
+//! Order for a run that succeeded: applied, `mapped` set, `writeback` cleared, shares given back, unlisted, waits
+//! ended. For one that failed: `dirty` set (so no look at the file finds the blocks neither dirty nor in flight),
+//! the backing takes its space back, the error recorded, `writeback` cleared, shares given back, waits ended. Writers may
+//! change a block as soon as its share is given back; waits that begin then are another run's to end.
 //!
 //! Neighbours: [`crate::writeback`] makes runs, [`crate::backing::Backing::written`] applies them.
 
@@ -90,19 +91,20 @@ impl WriteRun {
         }
         let now = core.clock.now();
         let mut cleaned = 0;
-        // Of the folio at hand, held by this run.
-        let mut pins = 0;
-        for (i, span) in self.spans.iter().enumerate() {
-            let (from, to) = (span.first, span.first + span.count);
+        for span in &self.spans {
             match &outcome {
                 Ok(()) => {
-                    span.pin.mapped().set(from, to);
+                    span.pin.mapped().set(span.first, span.first + span.count);
                     self.mapping.errors.clear(span.file_block(), span.end_block());
                     cleaned += u64::from(span.count);
                 }
                 Err(error) => self.mapping.errors.record(span.file_block(), span.end_block(), error, now),
             }
-            span.pin.writeback().clear(from, to);
+        }
+        let waits = self.mapping.clear_writeback(&self.spans);
+        // Of the folio at hand, held by this run.
+        let mut pins = 0;
+        for (i, span) in self.spans.iter().enumerate() {
             if !is_broken(Broken::OverlappingDeviceWrites) {
                 span.unshare(&self.mapping);
             }
@@ -118,15 +120,13 @@ impl WriteRun {
             }
         }
         core.cleaned(cleaned);
-        self.mapping.ended(&self.spans);
+        self.mapping.ended(&self.spans, waits);
     }
 
     /// For [`Broken::SeqStoredAfterWriteback`]: nobody waits for the rest.
     fn end_early(&self) {
-        for span in &self.spans {
-            span.pin.writeback().clear(span.first, span.first + span.count);
-        }
-        self.mapping.ended(&self.spans);
+        let waits = self.mapping.clear_writeback(&self.spans);
+        self.mapping.ended(&self.spans, waits);
     }
 
     fn set_dirty(&self) {
@@ -154,6 +154,10 @@ impl Finisher {
     pub fn push(&self, run: Arc<WriteRun>) {
         self.queue.lock().runs.push_back(run);
         self.ready.notify_one();
+    }
+
+    fn take(&self) -> Option<Arc<WriteRun>> {
+        self.queue.lock().runs.pop_front()
     }
 
     /// Lets those look again who wait in [`help`].
@@ -189,6 +193,15 @@ impl Finisher {
     }
 }
 
+/// Without background threads, finishes what has completed: those who started it may wait for nothing of it any more.
+pub(crate) fn finish_queued(core: &Core) {
+    while !core.running.load(Ordering::Acquire)
+        && let Some(run) = core.finisher.take()
+    {
+        run.finish();
+    }
+}
+
 /// Finishes one run, or waits for one while `waits` holds: what a waiter does when there are no finisher threads.
 /// `waits` is asked under the queue's lock, which whoever ends the wait passes through afterwards.
 pub(crate) fn help(core: &Core, waits: impl Fn() -> bool) {
@@ -197,9 +210,8 @@ pub(crate) fn help(core: &Core, waits: impl Fn() -> bool) {
         // A limit, as the threads may have been stopped with a run in hand.
         core.finisher.ready.wait_for(&mut queue, Duration::from_millis(10));
     }
-    let run = queue.runs.pop_front();
     drop(queue);
-    if let Some(run) = run {
+    if let Some(run) = core.finisher.take() {
         run.finish();
     }
 }

@@ -4,11 +4,13 @@
 //! of them that are dirty still. The snapshot is over when each of its blocks has left writeback since, has been dropped,
 //! or has failed. Blocks that become dirty later are not waited for, so a writer that goes on cannot keep it waiting.
 //!
-//! Each snapshot under way is in the mapping's list of *waits*, with the blocks that it still waits for. Whoever ends the
-//! writeback of blocks clears their bits first and then takes them out of every wait ([`Mapping::ended`]). The snapshot
-//! reads the bits under the list's lock. So either it sees the bit, and the end of that writeback comes later; or the
-//! bit was clear. Blocks that a gathering gives back unwritten ([`Mapping::put_back`]) change their bits under the same
-//! lock; waits that concern them gather once more.
+//! Each snapshot under way is in the mapping's list of *waits*, with the blocks that it still waits for. The end of a
+//! run clears the blocks' writeback bits under the list's lock ([`Mapping::clear_writeback`]), gives the segments back,
+//! and then takes the blocks out of the waits ([`Mapping::ended`]), but only out of those that were in the list when it
+//! cleared the bits. A snapshot reads the bits under the same lock. So either it sees the bit, and the end of that
+//! writeback releases it; or it comes later, and a block that it finds dirty has been written to again since. Blocks
+//! that a gathering gives back unwritten ([`Mapping::put_back`]) change their bits under the same lock; waits that
+//! concern them gather once more.
 //!
 //! When its gathering has passed, a snapshot looks at the bits once more: what is not in writeback then was written,
 //! dropped or given back since, and nobody would end it.
@@ -136,6 +138,10 @@ impl Wait {
         self.pending.is_empty() && !self.is_gathering && !self.is_behind_hold
     }
 }
+
+/// The waits that were in the list when blocks left writeback: those with lower numbers.
+#[must_use = "waits are to be ended"]
+pub(crate) struct WaitsBefore(u64);
 
 /// The waits of a mapping.
 #[derive(Default)]
@@ -306,10 +312,21 @@ impl Mapping {
         called.into_iter().for_each(|at_end| at_end());
     }
 
-    /// Blocks have left writeback: written and applied, or failed. Their bits are clear.
-    pub(crate) fn ended(&self, spans: &[Span]) {
+    /// Clears the writeback bits of blocks that have been written and applied, or have failed. [`Mapping::ended`] is to
+    /// follow, with what this returns.
+    pub(crate) fn clear_writeback(&self, spans: &[Span]) -> WaitsBefore {
+        let waits = self.waits.lock();
+        for span in spans {
+            span.pin.writeback().clear(span.first, span.first + span.count);
+        }
+        WaitsBefore(waits.next)
+    }
+
+    /// Ends the waits for blocks that have left writeback, as far as these waits began before the blocks left it.
+    pub(crate) fn ended(&self, spans: &[Span], before: WaitsBefore) {
         let mut waits = self.waits.lock();
-        for Wait { pending, again, .. } in &mut waits.waits {
+        let concerned = waits.waits.iter_mut().filter(|wait| wait.number < before.0);
+        for Wait { pending, again, .. } in concerned {
             for span in spans {
                 pending.remove(span.file_block(), span.end_block(), |_, _| {});
                 again.remove(span.file_block(), span.end_block(), |_, _| {});
@@ -474,6 +491,8 @@ impl Snapshot {
         while !self.advance(false) {
             self.wait_in_flight();
         }
+        // Its gathering may have taken blocks that were written to again, and that it does not wait for.
+        finish::finish_queued(&self.mapping.core);
     }
 
     /// Waits for what was in writeback or has been gathered, and gathers nothing again. Without background threads the waiter

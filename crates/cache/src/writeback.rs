@@ -317,9 +317,10 @@ impl Gathering<'_> {
         let now = self.mapping.core.clock.now();
         for span in &self.spans {
             self.mapping.errors.record(span.file_block(), span.end_block(), error, now);
-            span.set_dirty();
+            span.pin.dirty().set(span.first, span.first + span.count);
         }
-        self.mapping.ended(&self.spans);
+        let waits = self.mapping.clear_writeback(&self.spans);
+        self.mapping.ended(&self.spans, waits);
         self.spans.drain(..).for_each(|span| span.unshare(self.mapping));
         self.blocks = 0;
     }
