@@ -78,8 +78,7 @@ pub enum ErrorKind {
 }
 
 /// What failed, while doing what. Cheap to clone, since errors stick to files and volumes.
-#[derive(Clone, thiserror::Error)]
-#[error("{message}")]
+#[derive(Clone)]
 pub struct Error {
     kind: ErrorKind,
     message: Arc<str>,
@@ -141,6 +140,14 @@ impl Error {
         Error { kind, message: self.message.clone(), os_error: self.os_error }
     }
 }
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Error {}
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,6 +1,7 @@
 //! What every other crate of Quire stands on.
 //!
 //! * [`units`]: the numbers that must not be mixed up (`BlockNo`, `InodeNo`, `Seq`).
+//! * [`size`]: sizes in bytes as people write them.
 //! * [`error`]: the one error type; errno values exist only in the front ends.
 //! * [`sync`]: every lock, atomic and thread goes through here, so that one build flag
 //!   (`--cfg loom`, `--cfg shuttle`) puts the engine under a model checker.
@@ -21,6 +22,7 @@ pub mod random;
 pub mod shard;
 #[cfg(all(feature = "simulation", not(any(loom, shuttle))))]
 pub mod simulation;
+pub mod size;
 pub mod sync;
 pub mod units;
 

@@ -1,4 +1,4 @@
-//! The command lines of `quire bench`, `quire probe`, the lab and the conflict report.
+//! The command lines of `quire bench` and `quire probe`, and parsers of their values, which the lab uses too.
 
 use crate::size;
 use clap::{Args, Subcommand, ValueEnum};
@@ -133,8 +133,8 @@ impl Workload {
     }
 }
 
-/// Threads of a workload; the most is what one process sensibly starts.
-fn threads(text: &str) -> Result<usize, String> {
+/// Parses a number of threads, possibly none; the most is what one process sensibly starts.
+pub fn threads(text: &str) -> Result<usize, String> {
     text.parse()
         .ok()
         .filter(|count| *count <= 1024)
@@ -145,14 +145,16 @@ fn some_threads(text: &str) -> Result<usize, String> {
     threads(text).and_then(|count| if count == 0 { Err("at least one thread".into()) } else { Ok(count) })
 }
 
-fn operations(text: &str) -> Result<u64, String> {
+/// Parses a number of operations, files or extents, at least one.
+pub fn operations(text: &str) -> Result<u64, String> {
     text.parse()
         .ok()
         .filter(|count| (1..=1_000_000_000).contains(count))
         .ok_or_else(|| format!("'{text}' is not a number from 1 to 1000000000"))
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
+/// Parses a time in seconds.
+pub fn seconds(text: &str) -> Result<f64, String> {
     text.parse()
         .ok()
         .filter(|seconds: &f64| (0.01..=86_400.0).contains(seconds))
@@ -401,58 +403,4 @@ pub struct Probe {
     pub seed: u64,
     /// A folder on the file system in question
     pub dir: PathBuf,
-}
-
-/// The lock lab.
-#[derive(Clone, Debug, Args)]
-pub struct Lab {
-    /// Time of each scheme, in seconds
-    #[arg(long, default_value = "2", value_parser = seconds)]
-    pub seconds: f64,
-    /// Threads that read
-    #[arg(long, default_value = "8", value_parser = threads)]
-    pub readers: usize,
-    /// Threads that write
-    #[arg(long, default_value = "8", value_parser = threads)]
-    pub writers: usize,
-    /// Bytes of one read or write
-    #[arg(long, default_value = "4k", value_parser = size::parse)]
-    pub bs: u64,
-    /// Bytes of the array
-    #[arg(long, default_value = "256m", value_parser = size::parse)]
-    pub size: u64,
-    /// Schemes to run, separated by commas [default: all]
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    pub schemes: Vec<String>,
-    /// Seed of all chance
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
-    /// Write the results as JSON
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-}
-
-/// The conflict report.
-#[derive(Clone, Debug, Args)]
-pub struct Conflicts {
-    /// Only pairs whose name contains this
-    #[arg(long, default_value = "")]
-    pub only: String,
-    /// Fail where a pair has more conflicting lines than this file says
-    #[arg(long, value_name = "FILE")]
-    pub check: Option<PathBuf>,
-    /// Write what --check reads
-    #[arg(long, value_name = "FILE")]
-    pub keep: Option<PathBuf>,
-}
-
-/// Unlinking a great deal.
-#[derive(Clone, Debug, Args)]
-pub struct Unlink {
-    /// Small files
-    #[arg(long, default_value = "1000000", value_parser = operations)]
-    pub files: u64,
-    /// Extents of the file of 1 TiB
-    #[arg(long, default_value = "200000", value_parser = operations)]
-    pub extents: u64,
 }

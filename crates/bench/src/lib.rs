@@ -14,23 +14,20 @@
 //! * [`drive`]: threads that start together and stop together; [`sample`]: what they measured.
 //! * [`interrupt`], [`progress`]: Ctrl-C, and what is seen meanwhile.
 //! * [`probe`]: races the file system under a folder and says what it really promises.
-//! * [`conflicts`]: cache lines that operations which commute share.
-//! * [`lab`]: the same mix over bare locking schemes; [`unlink`](mod@unlink): a great deal of it.
+//! * [`array`](mod@array): bytes that threads copy out of and into at once, for `memcpy` and for the lab.
 //!
 //! Invariants: no driver knows which engine it drives. Whatever an engine makes (image, loop device, mount,
 //! process) is held by a guard that takes it away on success, error, panic and Ctrl-C alike.
 //!
 //! Neighbours: the program `quire` calls [`run::bench`] and [`probe::probe`]; nothing in the product depends on
-//! this crate otherwise.
+//! this crate otherwise. The crate `lab`, experiments for developers of Quire, uses its driver and its reports.
 
 pub mod arguments;
-#[cfg(target_arch = "x86_64")]
-pub mod conflicts;
+pub mod array;
 pub mod drive;
 pub mod engine;
 pub mod image;
 pub mod interrupt;
-pub mod lab;
 pub mod outcome;
 pub mod probe;
 pub mod progress;
@@ -39,5 +36,4 @@ pub mod run;
 pub mod sample;
 pub mod size;
 pub mod target;
-pub mod unlink;
 pub mod workload;

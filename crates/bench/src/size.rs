@@ -1,27 +1,16 @@
-//! Sizes as people write them: `4k`, `256m`, `1g`. Powers of 1024; bytes without a letter.
+//! Sizes on the command line, and the short form in which reports show them. [`quire_base::size`] reads them.
+
+/// The most that an option takes, in bytes: 1024t.
+const MAX: u64 = 1 << 50;
 
 /// Parses a size in bytes, at least 1.
 pub fn parse(text: &str) -> Result<u64, String> {
-    let bad = || format!("'{text}' is not a size; write for example 4k, 256m or 1g");
-    let lower = text.trim().to_ascii_lowercase();
-    let digits = lower.find(|c: char| !c.is_ascii_digit()).unwrap_or(lower.len());
-    let (number, unit) = lower.split_at(digits);
-    let shift = match unit.trim_end_matches("ib").trim_end_matches('b') {
-        "" => 0,
-        "k" => 10,
-        "m" => 20,
-        "g" => 30,
-        "t" => 40,
-        _ => return Err(bad()),
-    };
-    let number: u64 = number.parse().map_err(|_| bad())?;
-    number
-        .checked_mul(1 << shift)
-        .filter(|&size| (1..=1 << 50).contains(&size))
-        .ok_or_else(|| format!("'{text}' is out of range: 1 byte to 1024t"))
+    let size = quire_base::size::parse(text)?;
+    let range = || format!("'{text}' is out of range: 1 byte to {}", show(MAX));
+    if (1..=MAX).contains(&size) { Ok(size) } else { Err(range()) }
 }
 
-/// Writes a size the way [`parse`] reads it: `64k`.
+/// Writes a size in the shortest way that [`parse`] reads: `64k`.
 pub fn show(bytes: u64) -> String {
     for (shift, unit) in [(40, "t"), (30, "g"), (20, "m"), (10, "k")] {
         if bytes >= 1 << shift && bytes.is_multiple_of(1 << shift) {
@@ -46,5 +35,6 @@ mod tests {
         for text in ["", "k", "0", "-4k", "1.5g", "4x", "99999999999t", "2048t"] {
             assert!(parse(text).is_err(), "{text}");
         }
+        assert_eq!(parse("2048t").unwrap_err(), "'2048t' is out of range: 1 byte to 1024t");
     }
 }

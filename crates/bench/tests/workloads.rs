@@ -1,12 +1,12 @@
 //! Every workload on the library, and on the limits it is compared with, small and short.
 
-use bench::arguments::Bench;
-use bench::interrupt::Interrupt;
-use bench::outcome::Trouble;
-use bench::progress::Progress;
-use bench::report::{Report, Status, plot, table};
-use bench::run::{self, Host};
 use clap::Parser;
+use quire_bench::arguments::Bench;
+use quire_bench::interrupt::Interrupt;
+use quire_bench::outcome::Trouble;
+use quire_bench::progress::Progress;
+use quire_bench::report::{Report, Status, plot, table};
+use quire_bench::run::{self, Host};
 use std::time::Duration;
 
 #[derive(Parser)]

@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::exit;
 use crate::mount_options;
-use crate::size;
+use quire_base::size;
 
 /// A crash-safe, journaling file system in user space.
 #[derive(Debug, Parser)]
@@ -56,9 +56,9 @@ pub enum Command {
     /// Measure Quire beside the kernel's file systems, with the same driver
     ///
     /// Each engine works on an image file that was written through once, in a folder that is removed at the end.
-    Bench(bench::arguments::Bench),
+    Bench(quire_bench::arguments::Bench),
     /// Find out what the file system under a folder really promises, by racing it for a few seconds
-    Probe(bench::arguments::Probe),
+    Probe(quire_bench::arguments::Probe),
     /// Write the manual pages to a folder
     Man {
         /// Where to.

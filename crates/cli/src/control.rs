@@ -29,7 +29,8 @@ use quire_base::{Error, Result};
 use rustix::net::sockopt::socket_peercred;
 
 use crate::exit::{self, Failure, Outcome};
-use crate::{exposition, size};
+use crate::exposition;
+use quire_base::size;
 
 /// Longest line or request that is read.
 const LINE_MAX: u64 = 8192;

@@ -5,7 +5,7 @@
 //!
 //! | module | what |
 //! | --- | --- |
-//! | [`arguments`], [`mount_options`], [`mount_helper`], [`size`] | what people write |
+//! | [`arguments`], [`mount_options`], [`mount_helper`] | what people write |
 //! | [`commands`] | one module a command |
 //! | [`server`] | the background process behind a mount |
 //! | [`control`], [`exposition`] | talking to it beside the mount; its numbers as text |
@@ -23,7 +23,6 @@ mod mount_helper;
 mod mount_options;
 mod output;
 mod server;
-mod size;
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;

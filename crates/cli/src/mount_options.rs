@@ -10,7 +10,7 @@ use quire::{AccessTimes, VolumeOptions};
 use quire_fuse::{CacheMode, MountFlags, ServeOptions, TransportChoice};
 
 use crate::control::MetricsTarget;
-use crate::size;
+use quire_base::size;
 
 /// Where the server writes its messages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -6,7 +6,7 @@
 
 use std::os::fd::OwnedFd;
 
-use crossbeam::channel::Receiver;
+use crossbeam_channel::Receiver;
 use quire_base::sync::{Arc, thread};
 use quire_base::{Error, ErrorKind, Result};
 

@@ -15,7 +15,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{self, RecvTimeoutError};
+use crossbeam_channel::{self as channel, RecvTimeoutError};
 use quire::Volume;
 use quire_base::sync::{Arc, thread};
 use quire_base::{Error, ErrorKind, Result};

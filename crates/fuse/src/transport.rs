@@ -16,7 +16,7 @@ pub mod buffer;
 pub mod device;
 pub mod ring;
 
-use crossbeam::channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use quire_base::sync::Arc;
 use quire_base::{Error, ErrorKind, Result};
 

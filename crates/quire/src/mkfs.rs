@@ -119,9 +119,7 @@ pub(crate) fn format(backend: Arc<dyn Backend>, options: &FormatOptions) -> Resu
     let mut uuid = [0u8; 16];
     uuid[..8].copy_from_slice(&random.next_u64().to_le_bytes());
     uuid[8..].copy_from_slice(&random.next_u64().to_le_bytes());
-    // RFC 9562, version 4.
-    uuid[6] = uuid[6] & 0x0f | 0x40;
-    uuid[8] = uuid[8] & 0x3f | 0x80;
+    let uuid = uuid::Builder::from_random_bytes(uuid).into_uuid().into_bytes();
     let now = options.clock.now();
     let mut superblock = Superblock {
         version: (FORMAT_MAJOR, FORMAT_MINOR),

@@ -93,8 +93,8 @@ impl<T: Send + Sync + 'static> Drop for Published<T> {
 /// value has to wait for all of them, and retiring is rare.
 #[cfg(not(any(loom, shuttle)))]
 mod epochs {
-    pub(super) use crossbeam::epoch::Guard;
-    use crossbeam::epoch::{Collector, LocalHandle};
+    pub(super) use crossbeam_epoch::Guard;
+    use crossbeam_epoch::{Collector, LocalHandle};
     use quire_base::shard::{self, SHARDS};
     use std::cell::OnceCell;
     use std::sync::{Arc, LazyLock};

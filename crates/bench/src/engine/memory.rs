@@ -2,7 +2,7 @@
 //!
 //! Readers and writers race, and a read may be torn: that is what a limit without promises means.
 
-use crate::lab::array::Array;
+use crate::array::Array;
 use crate::outcome::Outcome;
 use crate::target::{Handle, How, Target};
 use quire_base::Result;

@@ -1,10 +1,10 @@
-//! `quire bench`: the measurements of the crate `bench`, with this program behind the engines that are mounts.
+//! `quire bench`: the measurements of the crate `quire-bench`, with this program behind the engines that are mounts.
 
-use bench::arguments::Bench;
-use bench::interrupt::Interrupt;
-use bench::outcome::Trouble;
-use bench::progress::Progress;
-use bench::run::{self, Host};
+use quire_bench::arguments::Bench;
+use quire_bench::interrupt::Interrupt;
+use quire_bench::outcome::Trouble;
+use quire_bench::progress::Progress;
+use quire_bench::run::{self, Host};
 
 use crate::exit::{self, Failure, Outcome};
 
@@ -21,7 +21,7 @@ pub fn run(arguments: &Bench) -> Outcome {
     run::bench(&arguments.workload, &host).map_err(failure)
 }
 
-/// A trouble of the crate `bench` with an exit code.
+/// A trouble of the crate `quire-bench` with an exit code.
 pub fn failure(trouble: Trouble) -> Failure {
     match trouble {
         Trouble::Usage(message) => Failure::usage(message),

@@ -10,7 +10,8 @@ use quire_fuse::{MountEntry, mount};
 use crate::arguments::Info;
 use crate::commands::inspect::{superblock_json, time, uuid};
 use crate::exit::{Failure, Outcome};
-use crate::{image, output, size};
+use crate::{image, output};
+use quire_base::size;
 
 /// Prints what a volume is.
 pub fn run(arguments: &Info) -> Outcome {

@@ -188,8 +188,7 @@ pub fn superblock_json(superblock: &Superblock) -> Value {
 
 /// An identifier in its usual form.
 pub fn uuid(bytes: &[u8; 16]) -> String {
-    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+    uuid::Uuid::from_bytes_ref(bytes).to_string()
 }
 
 /// A time as `2026-01-31 12:00:00 UTC`.

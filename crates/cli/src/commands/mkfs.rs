@@ -7,7 +7,8 @@ use quire::{FormatOptions, SetAttributes, Volume, VolumeInfo, VolumeOptions};
 
 use crate::arguments::Mkfs;
 use crate::exit::Outcome;
-use crate::{output, size};
+use crate::output;
+use quire_base::size;
 
 /// Makes a volume and says what it became.
 pub fn run(arguments: &Mkfs) -> Outcome {

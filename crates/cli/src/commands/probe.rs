@@ -1,9 +1,9 @@
 //! `quire probe`: what the file system under a folder really promises, found out by racing it.
 
-use bench::arguments::Probe;
-use bench::interrupt::Interrupt;
-use bench::probe;
-use bench::progress::Progress;
+use quire_bench::arguments::Probe;
+use quire_bench::interrupt::Interrupt;
+use quire_bench::probe;
+use quire_bench::progress::Progress;
 
 use super::bench::failure;
 use crate::exit::Outcome;

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use bench::arguments::Probe;
+use quire_bench::arguments::Probe;
 use quire_fuse::mount::{self, Unmount};
 
 use crate::arguments::{Mkfs, Mount, Up};
 use crate::exit::{Failure, Outcome};
-use crate::size;
 use crate::{commands, output};
+use quire_base::size;
 
 const IMAGE: &str = "quire.img";
 const SIZE: u64 = 10 << 30;

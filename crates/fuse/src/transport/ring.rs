@@ -35,7 +35,7 @@ use quire_base::{Error, ErrorKind, Result};
 
 use super::device::Channel;
 use super::{Ends, Handler};
-use crossbeam::channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 use queue::Queue;
 use wait::Activity;
 

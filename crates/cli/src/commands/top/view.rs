@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use crate::exposition::Reading;
-use crate::size;
+use quire_base::size;
 
 /// Kinds of work, in the order shown.
 const WORKS: [&str; 4] = ["read", "write", "sync", "other"];

@@ -13,7 +13,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use crossbeam::queue::SegQueue;
+use crossbeam_queue::SegQueue;
 use io_uring::squeue::Entry128;
 use io_uring::{IoUring, cqueue};
 use quire_base::sync::Arc;

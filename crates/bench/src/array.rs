@@ -1,7 +1,7 @@
 //! Bytes in huge pages that several threads copy out of and into at once.
 //!
 //! There is never a reference to the bytes, only raw copies by the C library: racing copies may mix old and new
-//! bytes, and it is the schemes' business to prevent that or not.
+//! bytes, and it is the users' business to prevent that or not.
 
 use quire_base::{Error, ErrorKind, Result};
 use std::ops::Range;

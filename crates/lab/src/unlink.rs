@@ -1,18 +1,18 @@
-//! `bench unlink`: what unlinking a great deal costs those who unlink, and those who do something else meanwhile.
+//! `lab unlink`: what unlinking a great deal costs those who unlink, and those who do something else meanwhile.
 //!
 //! A volume in memory holds many small files and one file of a tebibyte in many extents. One thread keeps making,
 //! writing, reading and unlinking small files of its own in another directory, first alone, then while the many files
 //! are unlinked one by one, then while the large one is freed behind its unlink. Told are the latencies of both, and
 //! how much memory the process took on top.
 //!
-//! Neighbours: the program `bench` runs it; `quire::reaper` does the work.
+//! Neighbours: the program `lab` runs it; `quire::reaper` does the work.
 
 use crate::arguments::Unlink;
-use crate::outcome::{Outcome, failed};
 use hdrhistogram::Histogram;
 use quire::{Create, FallocateMode, FormatOptions, InodeRef, IoFlags, MemoryBackend, Volume, VolumeOptions};
 use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, Result};
+use quire_bench::outcome::{Outcome, failed};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -101,7 +101,7 @@ fn large_file(volume: &Volume, directory: &InodeRef, extents: u64) -> Result<u64
     Ok(volume.attributes(&file).blocks * 512 / BLOCK_SIZE as u64)
 }
 
-/// `bench unlink`.
+/// `lab unlink`.
 pub fn unlink(arguments: &Unlink) -> Outcome {
     // As much again as the file takes, sparse.
     let backend = Arc::new(MemoryBackend::new(2 * LARGE_BYTES / BLOCK_SIZE as u64));

@@ -11,9 +11,9 @@
 //! | `folio-shared` | their segments, shared, in order | their segments, in order | yes |
 //! | `folio-optimistic` | versions of their segments before and after | their segments, in order | yes |
 
-use super::array::Array;
 use quire_base::sync::atomic::{AtomicU64, Ordering, fence};
 use quire_base::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock};
+use quire_bench::array::Array;
 use std::collections::BTreeMap;
 use std::ops::Range;
 

@@ -1,12 +1,12 @@
-//! The program `bench`: what is for developers of Quire. Users have `quire bench` and `quire probe`.
+//! The program `lab`: one subcommand for each experiment.
 
-use bench::arguments::{Lab, Unlink};
-use bench::interrupt::Interrupt;
-use bench::lab;
-use bench::progress::Progress;
-#[cfg(target_arch = "x86_64")]
-use bench::{arguments::Conflicts, conflicts};
 use clap::{Parser, Subcommand};
+use lab::arguments::{Locks, Unlink};
+#[cfg(target_arch = "x86_64")]
+use lab::{arguments::Conflicts, conflicts};
+use lab::{locks, unlink};
+use quire_bench::interrupt::Interrupt;
+use quire_bench::progress::Progress;
 use std::process::ExitCode;
 
 /// Stands aside while an operation is traced.
@@ -14,9 +14,9 @@ use std::process::ExitCode;
 #[global_allocator]
 static ALLOCATOR: conflicts::arena::Arena = conflicts::arena::Arena;
 
-/// Measurements for developers of Quire.
+/// Experiments for developers of Quire.
 #[derive(Parser)]
-#[command(name = "bench", version, arg_required_else_help = true)]
+#[command(name = "lab", version, arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -25,7 +25,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// The same mix of reads and writes over the locking schemes that a file could have
-    Lab(Lab),
+    Locks(Locks),
     /// Unlinking a million files and one of a tebibyte, and what others feel of it
     Unlink(Unlink),
     /// Cache lines that pairs of operations which commute would fight over
@@ -37,9 +37,9 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let interrupt = Interrupt::on_signals();
     let outcome = match &cli.command {
-        Command::Unlink(arguments) => bench::unlink::unlink(arguments),
-        Command::Lab(arguments) => {
-            lab::lab(arguments, &interrupt, &Progress::new()).and_then(|findings| findings.show())
+        Command::Unlink(arguments) => unlink::unlink(arguments),
+        Command::Locks(arguments) => {
+            locks::run(arguments, &interrupt, &Progress::new()).and_then(|findings| findings.show())
         }
         #[cfg(target_arch = "x86_64")]
         Command::Conflicts(arguments) => conflicts::command(arguments),
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(trouble) => {
-            eprintln!("bench: {trouble}");
+            eprintln!("lab: {trouble}");
             ExitCode::FAILURE
         }
     }

@@ -14,11 +14,11 @@
 //! Neighbours: [`super::places`] turns addresses of code into names.
 
 use super::arena;
-use crate::outcome::{Outcome, Trouble, failed, os};
 use iced_x86::{
     Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, OpAccess, Register,
 };
 use quire_base::{Result, shard};
+use quire_bench::outcome::{Outcome, Trouble, failed, os};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 

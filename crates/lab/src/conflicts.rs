@@ -1,4 +1,4 @@
-//! `bench conflicts`: which cache lines two operations that commute would fight over.
+//! `lab conflicts`: which cache lines two operations that commute would fight over.
 //!
 //! Two cores that run code which shares no written line run it as fast as each alone; each line that both touch and one
 //! writes is a place where more cores will wait for one another. That can be seen without having them: each operation of
@@ -13,7 +13,7 @@
 //! The kept file has the number of conflicting lines of each pair; more than that is an error, so they do not grow
 //! unseen. `docs/scalability.md` gives the reason of each that remains.
 //!
-//! Neighbours: the program `bench` runs it.
+//! Neighbours: the program `lab` runs it.
 
 pub mod arena;
 pub mod pairs;
@@ -21,9 +21,9 @@ pub mod places;
 pub mod trace;
 
 use crate::arguments::Conflicts;
-use crate::outcome::{Outcome, Trouble, failed, os};
 use pairs::{PAIRS, Pair, State};
 use places::{Place, Places};
+use quire_bench::outcome::{Outcome, Trouble, failed, os};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
@@ -56,7 +56,7 @@ impl Pair {
     }
 }
 
-/// `bench conflicts`.
+/// `lab conflicts`.
 pub fn command(arguments: &Conflicts) -> Outcome {
     let findings = match find(&arguments.only) {
         Err(Trouble::Skipped(why)) => {
@@ -204,7 +204,7 @@ fn parse(text: &str) -> Outcome<BTreeMap<&str, usize>> {
 /// What [`check`] reads.
 pub fn kept(findings: &[Finding]) -> String {
     let mut out =
-        "# Conflicting cache lines of each pair of operations, at most: bench conflicts --check FILE.\n"
+        "# Conflicting cache lines of each pair of operations, at most: lab conflicts --check FILE.\n"
             .to_owned();
     for finding in findings {
         let _ = writeln!(out, "{}\t{}", finding.conflicts.len(), finding.name);

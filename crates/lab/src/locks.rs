@@ -1,38 +1,40 @@
-//! The lock lab: the workload `mixed` over bare locking schemes on a flat array, without a file system around them.
+//! `lab locks`: the workload `mixed` over bare locking schemes on a flat array, without a file system around them.
 //!
 //! It shows what the choice of a scheme costs and buys: throughput, torn reads, and how long the unluckiest reader
 //! and writer waited. The driver is that of `quire bench mixed`, so the figures mean the same.
 //!
-//! * [`array`](mod@array): the bytes, copied by raw copies that may race.
+//! The bytes are a [`quire_bench::array`](mod@quire_bench::array), copied by raw copies that may race.
+//!
 //! * [`schemes`]: one type for each scheme.
 
-pub mod array;
 pub mod schemes;
 
-use crate::arguments::{self, Lab};
-use crate::drive::Surroundings;
-use crate::interrupt::Interrupt;
-use crate::outcome::{Outcome, Trouble, os};
-use crate::progress::Progress;
-use crate::report::table::align;
-use crate::report::{Row, Status, machine};
-use crate::sample::Figures;
-use crate::target::{Handle, How, Target};
-use crate::workload::{Context, Work, mixed::Mixed};
-use array::Array;
+use crate::arguments::Locks;
 use quire_base::sync::Arc;
 use quire_base::{Error, Result};
+use quire_bench::arguments;
+use quire_bench::array::Array;
+use quire_bench::drive::Surroundings;
+use quire_bench::interrupt::Interrupt;
+use quire_bench::outcome::{Outcome, Trouble, os};
+use quire_bench::progress::Progress;
+use quire_bench::report::table::align;
+use quire_bench::report::{Report, Row, Status, machine};
+use quire_bench::sample::Figures;
+use quire_bench::size;
+use quire_bench::target::{Handle, How, Target};
+use quire_bench::workload::{Context, Work, mixed::Mixed};
 use schemes::Scheme;
 use serde_json::{Value, json};
 
-/// What the lab found.
+/// What a run found.
 pub struct Findings {
-    arguments: Lab,
+    arguments: Locks,
     rows: Vec<Row>,
 }
 
 /// Runs every scheme, or those named.
-pub fn lab(arguments: &Lab, interrupt: &Interrupt, progress: &Progress) -> Outcome<Findings> {
+pub fn run(arguments: &Locks, interrupt: &Interrupt, progress: &Progress) -> Outcome<Findings> {
     let mixed = Mixed::new(arguments::Mixed {
         readers: arguments.readers,
         writers: arguments.writers,
@@ -102,13 +104,13 @@ impl Findings {
     /// As `quire bench` writes it, with schemes as engines.
     pub fn json(&self) -> Value {
         let arguments = &self.arguments;
-        let report = crate::report::Report {
-            workload: "lab".into(),
+        let report = Report {
+            workload: "locks".into(),
             params: [
                 ("readers", json!(arguments.readers)),
                 ("writers", json!(arguments.writers)),
-                ("bs", json!(crate::size::show(arguments.bs))),
-                ("size", json!(crate::size::show(arguments.size))),
+                ("bs", json!(size::show(arguments.bs))),
+                ("size", json!(size::show(arguments.size))),
                 ("seconds", json!(arguments.seconds)),
             ]
             .map(|(name, value)| (name.to_owned(), value))

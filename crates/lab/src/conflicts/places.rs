@@ -8,7 +8,7 @@
 //! Neighbours: [`super::trace`] has the addresses.
 
 use super::trace::Touch;
-use crate::outcome::{Outcome, failed, os};
+use quire_bench::outcome::{Outcome, failed, os};
 use std::collections::HashMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};

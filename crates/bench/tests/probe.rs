@@ -1,11 +1,10 @@
-//! The probe on the folder for temporary files, and the lab with every scheme.
+//! The probe on the directory for temporary files.
 
-use bench::arguments::{Lab, Probe};
-use bench::interrupt::Interrupt;
-use bench::lab;
-use bench::outcome::Trouble;
-use bench::probe;
-use bench::progress::Progress;
+use quire_bench::arguments::Probe;
+use quire_bench::interrupt::Interrupt;
+use quire_bench::outcome::Trouble;
+use quire_bench::probe;
+use quire_bench::progress::Progress;
 
 fn arguments(dir: &std::path::Path) -> Probe {
     Probe { seconds: 0.1, json: false, direct_load: false, seed: 1, dir: dir.to_owned() }
@@ -64,40 +63,4 @@ fn a_probe_of_nothing_is_refused() {
     let outcome =
         probe::probe(&arguments("/nowhere/at/all".as_ref()), &Interrupt::none(), &Progress::hidden());
     assert!(matches!(outcome.map(drop), Err(Trouble::Usage(_))));
-}
-
-fn lab_of(schemes: &[&str], bs: u64) -> Lab {
-    Lab {
-        seconds: 0.4,
-        readers: 2,
-        writers: 2,
-        bs,
-        size: 2 << 20,
-        schemes: schemes.iter().map(|&name| name.to_owned()).collect(),
-        seed: 1,
-        json: None,
-    }
-}
-
-#[test]
-fn schemes_that_promise_it_do_not_tear_and_the_one_that_does_not_is_seen() {
-    // Two blocks of 1 MiB: every reader meets every writer.
-    let findings = lab::lab(&lab_of(&[], 1 << 20), &Interrupt::none(), &Progress::hidden()).unwrap();
-    for scheme in lab::schemes::ALL {
-        let figures = findings.figures(scheme.name).unwrap();
-        assert!(figures.get("checked_reads").unwrap() > 0.0, "{}", scheme.name);
-        if scheme.name != "no-read-lock" {
-            assert_eq!(figures.get("torn_reads"), Some(0.0), "{}", scheme.name);
-        }
-    }
-    assert_eq!(findings.table().lines().count(), lab::schemes::ALL.len() + 1);
-    let long = Lab { seconds: 2.0, ..lab_of(&["no-read-lock"], 1 << 20) };
-    let findings = lab::lab(&long, &Interrupt::none(), &Progress::hidden()).unwrap();
-    assert!(findings.figures("no-read-lock").unwrap().get("torn_reads").unwrap() > 0.0);
-}
-
-#[test]
-fn an_unknown_scheme_is_named() {
-    let outcome = lab::lab(&lab_of(&["hope"], 4096), &Interrupt::none(), &Progress::hidden());
-    assert!(matches!(outcome.map(drop), Err(Trouble::Usage(message)) if message.contains("'hope'")));
 }
