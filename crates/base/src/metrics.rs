@@ -1,5 +1,5 @@
-//! Counters for slow paths and totals, and histograms of times. Each is sharded by thread, one cache line a shard,
-//! and folded when read, so counting never makes two threads meet.
+//! Counters for slow paths and totals, and histograms of times. Each is sharded by thread, one cache line a
+//! shard, and folded when read, so counting never makes two threads meet.
 
 pub mod histogram;
 

@@ -13,8 +13,8 @@ impl Random {
         Random { state: seed }
     }
 
-    /// A stream nobody can repeat, for identifiers and hash seeds of real volumes. On a simulated thread the run's
-    /// seed decides it.
+    /// A stream nobody can repeat, for identifiers and hash seeds of real volumes. On a simulated thread the
+    /// run's seed decides it.
     pub fn from_entropy() -> Random {
         #[cfg(all(feature = "simulation", not(any(loom, shuttle))))]
         if crate::simulation::is_active() {

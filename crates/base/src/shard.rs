@@ -41,8 +41,8 @@ pub fn set(shard: usize) {
     MINE.with(|mine| mine.set(shard % SHARDS));
 }
 
-/// Which of `count` shards (at least one) the thing at `address` belongs to. Always the first where runs must repeat:
-/// addresses differ from one run to the next.
+/// Which of `count` shards (at least one) the thing at `address` belongs to. Always the first where runs must
+/// repeat: addresses differ from one run to the next.
 pub const fn by_address(address: usize, count: usize) -> usize {
     if cfg!(feature = "simulation") {
         return 0;

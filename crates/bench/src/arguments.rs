@@ -15,8 +15,8 @@ pub struct Bench {
 /// Options of every workload.
 #[derive(Clone, Debug, Args)]
 pub struct Common {
-    /// Engines, separated by commas: quire, mount, xfs, ext4, btrfs, dir:PATH, memcpy, raw, fuse-null, each with
-    /// options behind @ (quire@cache=256m); variants of one engine alternate
+    /// Engines, separated by commas: quire, mount, xfs, ext4, btrfs, dir:PATH, memcpy, raw, fuse-null, each
+    /// with options behind @ (quire@cache=256m); variants of one engine alternate
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "quire")]
     pub engines: Vec<String>,
     /// Folder for the image file and mount points [default: the current one]
@@ -25,8 +25,8 @@ pub struct Common {
     /// Measured time of each engine in seconds [default: 10 where the workload has no number of operations]
     #[arg(long, value_parser = seconds)]
     pub seconds: Option<f64>,
-    /// Times that the list is gone through; figures are of all rounds together [default: 1, and 4 where variants of
-    /// one engine alternate]
+    /// Times that the list is gone through; figures are of all rounds together [default: 1, and 4 where
+    /// variants of one engine alternate]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: Option<u32>,
     /// Seed of all chance
@@ -106,7 +106,8 @@ pub enum Workload {
         #[command(flatten)]
         options: Tail,
     },
-    /// Many small files created, looked at and deleted with bounded memory; runs to its end whatever --seconds says
+    /// Many small files created, looked at and deleted with bounded memory; runs to its end whatever
+    /// --seconds says
     Scale {
         /// Options of every workload.
         #[command(flatten)]
@@ -247,7 +248,8 @@ pub struct Fsync {
     /// How to wait
     #[arg(long, value_enum, default_value = "serial")]
     pub mode: FsyncMode,
-    /// The passes run in the background of one thread that fsyncs a file of its own, whose latency is measured
+    /// The passes run in the background of one thread that fsyncs a file of its own, whose latency is
+    /// measured
     #[arg(long)]
     pub background: bool,
 }

@@ -1,7 +1,7 @@
 //! Bytes in huge pages that several threads copy out of and into at once.
 //!
-//! There is never a reference to the bytes, only raw copies by the C library: racing copies may mix old and new
-//! bytes, and it is the users' business to prevent that or not.
+//! There is never a reference to the bytes, only raw copies by the C library: racing copies may mix old and
+//! new bytes, and it is the users' business to prevent that or not.
 
 use quire_base::{Error, ErrorKind, Result};
 use std::ops::Range;
@@ -15,7 +15,8 @@ pub struct Array {
     bytes: usize,
 }
 
-// SAFETY: the mapping is reached only through raw copies, never through references; bytes have no invalid values.
+// SAFETY: the mapping is reached only through raw copies, never through references; bytes have no invalid
+// values.
 unsafe impl Send for Array {}
 // SAFETY: as above; that racing copies mix bytes is documented.
 unsafe impl Sync for Array {}

@@ -56,8 +56,8 @@ pub enum Until {
 /// One thread's work: called with the stage after all threads have come to the start.
 pub type Part<'a, T> = Box<dyn FnOnce(&Stage) -> Result<T> + Send + 'a>;
 
-/// Runs the parts, one thread each; gives what they returned and the time from the common start to the end (the
-/// moment of the stop, or the moment the last thread was done). A part that fails stops all.
+/// Runs the parts, one thread each; gives what they returned and the time from the common start to the end
+/// (the moment of the stop, or the moment the last thread was done). A part that fails stops all.
 pub fn drive<'a, T: Send>(
     surroundings: &Surroundings<'_>,
     until: Until,
@@ -97,7 +97,8 @@ pub fn drive<'a, T: Send>(
             Until::Elapsed(_) => stopped,
             Until::Done(_) => joined.iter().flatten().map(|&(_, _, ended)| ended).max().unwrap_or(stopped),
         };
-        // The thread that watches may come late: on a busy machine the others can be done before it looks at the clock.
+        // The thread that watches may come late: on a busy machine the others can be done before it looks at
+        // the clock.
         let start = joined.iter().flatten().map(|&(_, began, _)| began).min().unwrap_or(start).min(start);
         (joined, end - start)
     });

@@ -212,8 +212,8 @@ impl Workshop<'_> {
         self.image.ok_or_else(|| crate::outcome::failed("the run made no image for this engine"))
     }
 
-    /// Quire's cache: what the engine says, else as much as makes its background writeback begin at as many dirty
-    /// bytes as the kernel's does: the same cache and dirty limits for all.
+    /// Quire's cache: what the engine says, else as much as makes its background writeback begin at as many
+    /// dirty bytes as the kernel's does: the same cache and dirty limits for all.
     fn cache_bytes(&self, spec: &Spec) -> u64 {
         let wanted = machine::kernel_background_dirty_bytes() * QUIRE_BACKGROUND_SHARE;
         let most = machine::memory_bytes() / 4 * 3;

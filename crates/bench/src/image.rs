@@ -1,8 +1,8 @@
 //! The image file of a run: written through once, then formatted anew for each engine.
 //!
-//! A sparse or only allocated file is slower than a written one on many disks, and whoever came first would pay
-//! for it. Discards punch holes, so they are off by default; after an engine
-//! that sent them the image is written through again.
+//! A sparse or only allocated file is slower than a written one on many disks, and whoever came first would
+//! pay for it. Discards punch holes, so they are off by default; after an engine that sent them the image is
+//! written through again.
 
 use crate::drive::Surroundings;
 use crate::outcome::{Outcome, os};

@@ -13,8 +13,8 @@ impl Interrupt {
         Interrupt::default()
     }
 
-    /// Turns the stop signals (INT, TERM, HUP) of the whole process into this flag. Call it before the process
-    /// starts its first thread.
+    /// Turns the stop signals (INT, TERM, HUP) of the whole process into this flag. Call it before the
+    /// process starts its first thread.
     pub fn on_signals() -> Interrupt {
         quire_fuse::signals::block();
         let interrupt = Interrupt::default();

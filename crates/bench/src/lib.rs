@@ -1,4 +1,5 @@
-//! Measurements: the same driver code, threads, seeds and buffers against Quire and against what it is compared with.
+//! Measurements: the same driver code, threads, seeds and buffers against Quire and against what it is
+//! compared with.
 //!
 //! ```text
 //!   arguments ──> run: for each engine of the list, for each round
@@ -19,8 +20,9 @@
 //! Invariants: no driver knows which engine it drives. Whatever an engine makes (image, loop device, mount,
 //! process) is held by a guard that takes it away on success, error, panic and Ctrl-C alike.
 //!
-//! Neighbours: the program `quire` calls [`run::bench`] and [`probe::probe`]; nothing in the product depends on
-//! this crate otherwise. The crate `lab`, experiments for developers of Quire, uses its driver and its reports.
+//! Neighbours: the program `quire` calls [`run::bench`] and [`probe::probe`]; nothing in the product depends
+//! on this crate otherwise. The crate `lab`, experiments for developers of Quire, uses its driver and its
+//! reports.
 
 pub mod arguments;
 pub mod array;

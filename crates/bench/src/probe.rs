@@ -7,9 +7,9 @@
 //! | [`load`] | asynchronous direct I/O beside the others |
 //! | [`order`] | reads that begin after a write has returned, buffered and direct |
 //!
-//! Each race lasts the given time in a file of its own, in a folder that is removed at the end. A race that the
-//! file system cannot take part in (no O_DIRECT) is reported as not tried. Finding nothing proves nothing; finding
-//! something proves it.
+//! Each race lasts the given time in a file of its own, in a folder that is removed at the end. A race that
+//! the file system cannot take part in (no O_DIRECT) is reported as not tried. Finding nothing proves
+//! nothing; finding something proves it.
 
 pub mod append;
 pub mod load;

@@ -1,7 +1,8 @@
-//! One run of `quire bench`: the list of engines gone through, once or several times, and what came of it shown.
+//! One run of `quire bench`: the list of engines gone through, once or several times, and what came of it
+//! shown.
 //!
-//! Variants of one engine in one list make the list be gone through four times, every second time backwards, so
-//! that a drift of the machine falls on all alike; a given time is then divided among the rounds.
+//! Variants of one engine in one list make the list be gone through four times, every second time backwards,
+//! so that a drift of the machine falls on all alike; a given time is then divided among the rounds.
 
 use crate::arguments::{Common, Track, Workload};
 use crate::drive::Surroundings;

@@ -81,7 +81,8 @@ pub trait Target: Send + Sync {
     fn sync(&self) -> Result<()> {
         Ok(())
     }
-    /// Opens each path and makes it durable, with up to `window` of them under way at a time; returns when all are.
+    /// Opens each path and makes it durable, with up to `window` of them under way at a time; returns when
+    /// all are.
     fn sync_many(&self, _paths: &mut dyn Iterator<Item = String>, _window: usize) -> Result<()> {
         Err(unsupported("asynchronous fsync"))
     }
@@ -93,8 +94,8 @@ pub trait Target: Send + Sync {
     fn counters(&self) -> Counters {
         Counters::default()
     }
-    /// Ends it in order: everything written, nothing left behind. Dropping it does the same without telling of
-    /// errors.
+    /// Ends it in order: everything written, nothing left behind. Dropping it does the same without telling
+    /// of errors.
     fn finish(self: Box<Self>) -> Result<()> {
         Ok(())
     }

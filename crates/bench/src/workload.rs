@@ -1,7 +1,7 @@
 //! The workloads: what is done to an engine, and which figures come of it.
 //!
-//! A workload is handed a fresh target, prepares it, measures, and gives a [`Sample`]; samples of several rounds add
-//! up, and the figures are made from the sum.
+//! A workload is handed a fresh target, prepares it, measures, and gives a [`Sample`]; samples of several
+//! rounds add up, and the figures are made from the sum.
 
 pub mod append;
 pub mod creat;
@@ -109,7 +109,8 @@ fn needs_files(kind: &Kind) -> Option<String> {
 
 const CHUNK: usize = 1 << 20;
 
-/// Writes a file from start to end, makes it durable, and reads it once, so that it is allocated, clean and cached.
+/// Writes a file from start to end, makes it durable, and reads it once, so that it is allocated, clean and
+/// cached.
 fn fill(file: &dyn Handle, bytes: u64, read_back: bool, context: &Context<'_>) -> Outcome {
     let mut buffer = AlignedBuf::zeroed(CHUNK);
     let mut each = |act: &mut dyn FnMut(&mut [u8], u64) -> Result<()>| -> Outcome {

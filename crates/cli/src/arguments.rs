@@ -55,7 +55,8 @@ pub enum Command {
     Ctl(Ctl),
     /// Measure Quire beside the kernel's file systems, with the same driver
     ///
-    /// Each engine works on an image file that was written through once, in a folder that is removed at the end.
+    /// Each engine works on an image file that was written through once, in a folder that is removed at the
+    /// end.
     Bench(quire_bench::arguments::Bench),
     /// Find out what the file system under a folder really promises, by racing it for a few seconds
     Probe(quire_bench::arguments::Probe),

@@ -1,19 +1,20 @@
 //! A way to talk to the server behind a mount, beside the mount itself.
 //!
-//! A Unix socket in Linux' abstract name space, named after the mount point: it leaves no file behind when a server
-//! dies, and answers even when the file system does not. Each end asks the kernel who the other is: the server
-//! answers root and its own user, the client believes root and its own user.
+//! A Unix socket in Linux' abstract name space, named after the mount point: it leaves no file behind when a
+//! server dies, and answers even when the file system does not. Each end asks the kernel who the other is:
+//! the server answers root and its own user, the client believes root and its own user.
 //!
 //! ```text
 //!   client  metrics | cache-size BYTES
 //!   server  ok, and the answer's lines | error CODE MESSAGE
 //! ```
 //!
-//! With `-o metrics=` the numbers are also served over HTTP, to whoever can reach the loopback port or may open the
-//! socket.
+//! With `-o metrics=` the numbers are also served over HTTP, to whoever can reach the loopback port or may
+//! open the socket.
 //!
 //! Limits: one client at a time, a line of [`LINE_MAX`] bytes, [`PATIENCE`] for each read and write.
-//! Neighbours: [`crate::exposition`] writes the numbers, [`crate::commands::ctl`] and [`crate::commands::top`] ask.
+//! Neighbours: [`crate::exposition`] writes the numbers, [`crate::commands::ctl`] and
+//! [`crate::commands::top`] ask.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -71,7 +72,8 @@ impl MetricsTarget {
     }
 }
 
-/// The socket's name for a mount point: its path, hashed where it is long (FNV-1a), as the name has 107 bytes.
+/// The socket's name for a mount point: its path, hashed where it is long (FNV-1a), as the name has 107
+/// bytes.
 fn address(dir: &Path) -> std::io::Result<UnixAddress> {
     let path = dir.as_os_str().as_encoded_bytes();
     let hash = path
@@ -135,8 +137,8 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
         .map_err(|error| Error::os(format!("starting the thread {name}"), &error))
 }
 
-/// A socket that its owner alone may open, in the place of one that no one serves any more. Anything else that is there stays:
-/// connecting to a file that is no socket is refused just as well.
+/// A socket that its owner alone may open, in the place of one that no one serves any more. Anything else
+/// that is there stays: connecting to a file that is no socket is refused just as well.
 fn bind_private(path: &Path) -> std::io::Result<UnixListener> {
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
     let refused = |error: std::io::Error| error.kind() == std::io::ErrorKind::ConnectionRefused;
@@ -272,8 +274,8 @@ mod tests {
         }
     }
 
-    /// A file that is no socket refuses connections like a socket that no one serves: `-o metrics=FILE` deleted it, even the
-    /// volume's own image.
+    /// A file that is no socket refuses connections like a socket that no one serves: `-o metrics=FILE`
+    /// deleted it, even the volume's own image.
     #[test]
     fn only_a_socket_gives_way() {
         let folder = tempfile::tempdir().unwrap();

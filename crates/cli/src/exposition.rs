@@ -1,4 +1,5 @@
-//! A server's numbers as text: Prometheus' exposition format, version 0.0.4. `quire top` reads the same text back.
+//! A server's numbers as text: Prometheus' exposition format, version 0.0.4. `quire top` reads the same text
+//! back.
 //!
 //! ```text
 //!   # TYPE quire_cache_dirty_bytes gauge
@@ -86,7 +87,8 @@ impl Reading {
             .map(move |(key, value)| (key[end..].trim_end_matches('}'), *value))
     }
 
-    /// Seconds that `share` of the requests of a kind took at most, of those since `before`; none without requests.
+    /// Seconds that `share` of the requests of a kind took at most, of those since `before`; none without
+    /// requests.
     pub fn quantile(&self, before: &Reading, work: &str, share: f64) -> Option<f64> {
         let label = format!("work=\"{work}\",le=\"");
         let ends = |reading: &Reading| -> Vec<(f64, f64)> {

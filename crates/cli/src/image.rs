@@ -56,8 +56,8 @@ fn open(volume: &Path) -> Result<File> {
     }
 }
 
-/// Both superblock slots of a volume, each decoded or with the reason why it is not. Takes no lock: a server that
-/// has the volume open may be writing one of them.
+/// Both superblock slots of a volume, each decoded or with the reason why it is not. Takes no lock: a server
+/// that has the volume open may be writing one of them.
 pub fn superblocks(volume: &Path) -> Result<[Result<Superblock>; 2]> {
     let file = open(volume)?;
     Ok(SLOT_BLOCKS.map(|block| {

@@ -1,7 +1,7 @@
 //! Where a server's messages go: the terminal, a file, or the system's log.
 //!
-//! Messages are one line each: time, level, text. A server that runs in the background also points its standard
-//! error at the log file, so that a panic is found there.
+//! Messages are one line each: time, level, text. A server that runs in the background also points its
+//! standard error at the log file, so that a panic is found there.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal, Write};

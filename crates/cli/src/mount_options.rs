@@ -1,7 +1,7 @@
 //! What stands behind `-o`, in `quire mount`, in mount(8) and in /etc/fstab.
 //!
-//! Options that other programs act on (`noauto`, `user`, `_netdev`, `x-...`) are accepted and ignored. An unknown
-//! option is an error that names it, since a mistyped one would silently mount with other promises.
+//! Options that other programs act on (`noauto`, `user`, `_netdev`, `x-...`) are accepted and ignored. An
+//! unknown option is an error that names it, since a mistyped one would silently mount with other promises.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! The background process behind a mount.
 //!
-//! `quire mount` starts itself once more, with a flag that says: serve, and report. A new program instead of a
-//! fork, since a fork would take the memory of running threads without the threads. Protocol:
+//! `quire mount` starts itself once more, with a flag that says: serve, and report. A new program instead of
+//! a fork, since a fork would take the memory of running threads without the threads. Protocol:
 //!
 //! ```text
 //!   parent                                   child (own session, standard error = log)
@@ -40,8 +40,8 @@ pub enum Report {
     },
 }
 
-/// Starts a server for `volume` on `dir` (both absolute), watched over if `supervise`, and waits until it is usable;
-/// returns its notes.
+/// Starts a server for `volume` on `dir` (both absolute), watched over if `supervise`, and waits until it is
+/// usable; returns its notes.
 pub fn start(
     volume: &Path,
     dir: &Path,
@@ -71,8 +71,8 @@ fn starting(error: &std::io::Error) -> Failure {
     Failure::system("starting the server in the background", error)
 }
 
-/// Starts this program once more, as `mount` with a hidden flag, and gives the process with its report; `None` if it
-/// ended without one.
+/// Starts this program once more, as `mount` with a hidden flag, and gives the process with its report;
+/// `None` if it ended without one.
 pub fn spawn(volume: &Path, dir: &Path, options: &[String], flag: &str) -> Outcome<(Child, Option<Report>)> {
     let mut command = Command::new(program());
     command.arg("mount").arg(flag);
@@ -96,8 +96,8 @@ pub fn spawn(volume: &Path, dir: &Path, options: &[String], flag: &str) -> Outco
     Ok((child, serde_json::from_str(&line).ok()))
 }
 
-/// This program, by its path so that process lists show its name; if it was replaced meanwhile, by the kernel's
-/// reference to it.
+/// This program, by its path so that process lists show its name; if it was replaced meanwhile, by the
+/// kernel's reference to it.
 fn program() -> PathBuf {
     std::env::current_exe().ok().filter(|path| path.exists()).unwrap_or_else(|| "/proc/self/exe".into())
 }

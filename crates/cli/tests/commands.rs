@@ -1,5 +1,5 @@
-//! The program as people call it: background mounts, names it is called by, and every mistake with its own message
-//! and exit code.
+//! The program as people call it: background mounts, names it is called by, and every mistake with its own
+//! message and exit code.
 
 mod common;
 
@@ -88,8 +88,8 @@ fn mounted_in_the_background_and_closed_by_umount() {
     assert!(std::fs::read_to_string(place.path("log")).unwrap().contains("is mounted on"));
 }
 
-/// A name that looked like a path was taken for the volume's: umount did not wait until the volume was closed, a second mount of it
-/// waited for half a minute, and a dead server's mount was not cleared away.
+/// A name that looked like a path was taken for the volume's: umount did not wait until the volume was
+/// closed, a second mount of it waited for half a minute, and a dead server's mount was not cleared away.
 #[test]
 fn a_mount_shown_under_another_name() {
     if !can_mount("a_mount_shown_under_another_name") {
@@ -108,8 +108,8 @@ fn a_mount_shown_under_another_name() {
     }
 }
 
-/// Where nobody collects ended processes (a container whose first process does not), umount waited for the server's entry to
-/// leave the table of processes.
+/// Where nobody collects ended processes (a container whose first process does not), umount waited for the
+/// server's entry to leave the table of processes.
 #[test]
 fn an_ended_server_that_nobody_collects_is_not_waited_for() {
     if !can_mount("an_ended_server_that_nobody_collects_is_not_waited_for") {
@@ -264,8 +264,8 @@ fn mistakes_before_anything_is_mounted() {
     expect(&quire(&["info".as_ref(), place.image().as_os_str()]), 0, &["clean"]);
 }
 
-/// Images were once made with the mode 0644: on a system of many users all could read what was in them, past the
-/// permissions of the files.
+/// Images were once made with the mode 0644: on a system of many users all could read what was in them, past
+/// the permissions of the files.
 #[test]
 fn images_are_for_their_owner_alone() {
     let place = Place::with_volume();

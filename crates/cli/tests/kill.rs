@@ -1,6 +1,6 @@
-//! The server is killed at random moments while real programs work on the mount. Each time the volume mounts again
-//! (the slowest time is printed; it is about 0.2 s on an idle machine), everything that returned from fsync is there
-//! with the right content, and fsck is clean.
+//! The server is killed at random moments while real programs work on the mount. Each time the volume mounts
+//! again (the slowest time is printed; it is about 0.2 s on an idle machine), everything that returned from
+//! fsync is there with the right content, and fsck is clean.
 
 mod common;
 
@@ -29,7 +29,8 @@ struct Known {
 
 type Ledger = Mutex<BTreeMap<PathBuf, Known>>;
 
-/// Writes files and fsyncs them until told to stop or failing, and keeps a ledger of what was begun and acknowledged.
+/// Writes files and fsyncs them until told to stop or failing, and keeps a ledger of what was begun and
+/// acknowledged.
 struct Witness {
     stop: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -112,8 +113,8 @@ fn killed_under(name: &str, size: &str, mut work: impl FnMut(&Volume, u64) -> Op
         let witness = Witness::start(volume.mountpoint(), round, ledger.clone());
         let child = work(&volume, round);
         std::thread::sleep(Duration::from_millis(100 + numbers.below(900)));
-        // The witness ends before the dead mount goes: between two files it would not notice, and the next one would be
-        // made, and acknowledged, in the folder below.
+        // The witness ends before the dead mount goes: between two files it would not notice, and the next
+        // one would be made, and acknowledged, in the folder below.
         volume.crash();
         witness.finish();
         volume.clear();
@@ -228,8 +229,9 @@ fn killed_under_sqlite() {
     for round in 0..KILLS {
         let mode = if round % 2 == 0 { "WAL" } else { "DELETE" };
         let database = volume.path(&format!("{mode}.db"));
-        // The shell echoes a row's number once its transaction has returned. EXTRA, since in rollback mode the unlink
-        // of the journal is the commit, and only EXTRA makes that durable (sqlite.org/pragma.html#pragma_synchronous).
+        // The shell echoes a row's number once its transaction has returned. EXTRA, since in rollback mode
+        // the unlink of the journal is the commit, and only EXTRA makes that durable
+        // (sqlite.org/pragma.html#pragma_synchronous).
         let mut sql = String::from("PRAGMA synchronous=EXTRA;\n");
         for n in next..next + 4000 {
             sql.push_str(&format!("INSERT INTO t VALUES({n});\nSELECT 'row {n}';\n"));
@@ -259,10 +261,10 @@ fn killed_under_sqlite() {
             })
         };
         std::thread::sleep(Duration::from_millis(100 + numbers.below(500)));
-        // What is told after the kill does not count: the program outlives its file system, and in rollback mode
-        // SQLite then believes in a sync that never was. unixDelete in os_unix.c unlinks the journal and syncs its
-        // directory; a directory that cannot be opened (the mount is dead) passes for synced, and once the dead mount
-        // is detached the same path opens the folder below it, whose sync succeeds.
+        // What is told after the kill does not count: the program outlives its file system, and in rollback
+        // mode SQLite then believes in a sync that never was. unixDelete in os_unix.c unlinks the journal and
+        // syncs its directory; a directory that cannot be opened (the mount is dead) passes for synced, and
+        // once the dead mount is detached the same path opens the folder below it, whose sync succeeds.
         let last = *told.lock().unwrap();
         volume.kill();
         child.wait().unwrap();

@@ -111,7 +111,8 @@ fn git_and_cargo_work() {
             .current_dir(&clone)),
         ""
     );
-    // A real compiler with its target folder on the mount: many small files, mmap of libraries, executables run.
+    // A real compiler with its target folder on the mount: many small files, mmap of libraries, executables
+    // run.
     run(Command::new(env!("CARGO"))
         .args(["test", "--offline", "--locked", "--package", "quire-base", "--lib"])
         .env("CARGO_TARGET_DIR", clone.join("target"))

@@ -1,7 +1,8 @@
-//! An ordinary user mounts his own image, and only what the system permits: through `fusermount3`, for himself alone,
-//! without devices and set-id bits; what is not his he can neither mount nor unmount.
+//! An ordinary user mounts his own image, and only what the system permits: through `fusermount3`, for
+//! himself alone, without devices and set-id bits; what is not his he can neither mount nor unmount.
 //!
-//! All of it happens in a mount name space of its own, where `/dev/fuse` is open to users as most systems have it.
+//! All of it happens in a mount name space of its own, where `/dev/fuse` is open to users as most systems
+//! have it.
 
 mod common;
 
@@ -14,8 +15,8 @@ const USER: u32 = 65_534;
 /// A user of every system, so that `fusermount3` knows his name.
 const OTHER: u32 = 1;
 
-/// What is said before each step: users may open `/dev/fuse`, and `/etc/fuse.conf` says what the test wants. `step` runs
-/// a command as one of the users.
+/// What is said before each step: users may open `/dev/fuse`, and `/etc/fuse.conf` says what the test wants.
+/// `step` runs a command as one of the users.
 const PRELUDE: &str = r#"
 set -eu
 folder=$1 user=$2 other=$3 quire=$1/quire

@@ -1,4 +1,5 @@
-//! A running mount watched and steered from outside: its numbers, `quire top`, the cache's limit, and who may ask.
+//! A running mount watched and steered from outside: its numbers, `quire top`, the cache's limit, and who may
+//! ask.
 
 mod common;
 

@@ -1,7 +1,7 @@
 //! Owned memory that O_DIRECT accepts: its start is a multiple of the block size.
 //!
-//! Invariants: `ptr` comes from `alloc_zeroed` with `layout_of(len)` (or dangles when `len` is 0) and is freed
-//! with the same layout; every byte is initialised.
+//! Invariants: `ptr` comes from `alloc_zeroed` with `layout_of(len)` (or dangles when `len` is 0) and is
+//! freed with the same layout; every byte is initialised.
 
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -9,8 +9,8 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-/// A byte buffer aligned to [`BLOCK_SIZE`]. Its length is any number of bytes; for device I/O it must be whole
-/// blocks.
+/// A byte buffer aligned to [`BLOCK_SIZE`]. Its length is any number of bytes; for device I/O it must be
+/// whole blocks.
 pub struct AlignedBuf {
     ptr: NonNull<u8>,
     len: usize,
@@ -22,8 +22,8 @@ unsafe impl Send for AlignedBuf {}
 unsafe impl Sync for AlignedBuf {}
 
 impl AlignedBuf {
-    /// `len` bytes of zero. Aborts as every allocation does when memory is out: for small buffers, and where nothing
-    /// could be done without.
+    /// `len` bytes of zero. Aborts as every allocation does when memory is out: for small buffers, and where
+    /// nothing could be done without.
     pub fn zeroed(len: usize) -> AlignedBuf {
         AlignedBuf::allocate(len).unwrap_or_else(|| handle_alloc_error(layout_of(len)))
     }

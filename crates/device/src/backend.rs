@@ -2,12 +2,13 @@
 //!
 //! Contract of every backend:
 //!
-//! * Addresses and lengths are whole blocks within [`Backend::blocks`]; anything else is an error, not a panic.
+//! * Addresses and lengths are whole blocks within [`Backend::blocks`]; anything else is an error, not a
+//!   panic.
 //! * A write that has returned (or whose `done` ran with `Ok`) is visible to later reads, and survives the
 //!   process; it survives a power cut only if a [`Backend::flush`] called after that returns `Ok`.
 //! * `submit` starts requests in any order and runs each `done` exactly once: on the backend's completion
-//!   thread, or on the submitting thread before `submit` returns. So the submitter holds no lock that a `done`
-//!   takes, and a `done` never waits for other I/O.
+//!   thread, or on the submitting thread before `submit` returns. So the submitter holds no lock that a
+//!   `done` takes, and a `done` never waits for other I/O.
 //! * A failed write leaves old, new or mixed bytes in its blocks.
 //!
 //! Neighbours: [`crate::Device`] is the only caller in the engine.
@@ -72,8 +73,8 @@ pub struct Segment {
     len: usize,
 }
 
-// SAFETY: a segment is an address; whoever made it promised (`Segment::new`) that any thread may use the memory
-// behind it until the request is done.
+// SAFETY: a segment is an address; whoever made it promised (`Segment::new`) that any thread may use the
+// memory behind it until the request is done.
 unsafe impl Send for Segment {}
 // SAFETY: as above.
 unsafe impl Sync for Segment {}
@@ -83,7 +84,8 @@ impl Segment {
     ///
     /// # Safety
     /// Until the `done` of the request that carries it has run, the memory stays allocated, and for a read
-    /// nobody else relies on its bytes, for a write nobody changes them (else what reaches the medium is torn).
+    /// nobody else relies on its bytes, for a write nobody changes them (else what reaches the medium is
+    /// torn).
     pub const unsafe fn new(ptr: *mut u8, len: usize) -> Segment {
         Segment { ptr, len }
     }
@@ -151,8 +153,8 @@ pub trait Backend: Send + Sync {
     fn write(&self, class: IoClass, at: BlockNo, buf: &[u8]) -> Result<()>;
     /// Makes every write that completed before this call durable.
     fn flush(&self) -> Result<()>;
-    /// Tells the medium that the blocks hold nothing of value; afterwards they read as anything. A medium that
-    /// cannot discard succeeds.
+    /// Tells the medium that the blocks hold nothing of value; afterwards they read as anything. A medium
+    /// that cannot discard succeeds.
     fn discard(&self, at: BlockNo, count: u64) -> Result<()>;
     /// Starts the requests; see the contract for `done`.
     fn submit(&self, class: IoClass, ios: Vec<Io>);

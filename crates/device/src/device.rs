@@ -1,14 +1,14 @@
-//! The device as the engine sees it: a backend, with flushes combined, the first fatal error kept, and everything
-//! counted.
+//! The device as the engine sees it: a backend, with flushes combined, the first fatal error kept, and
+//! everything counted.
 //!
 //! Marks. Every write that completes raises [`Device::mark`] before its caller hears of it. To make a set of
-//! completed writes durable, read the mark after they completed and pass it to [`Device::flush_to`]. That returns
-//! without I/O when a flush submitted after the mark was reached has already succeeded.
+//! completed writes durable, read the mark after they completed and pass it to [`Device::flush_to`]. That
+//! returns without I/O when a flush submitted after the mark was reached has already succeeded.
 //!
 //! Errors. The first failed flush, and the first failed write of class Journal or Metadata, is kept:
-//! [`Device::failure`] reports it, and later writes of these classes and flushes fail with it. Reads, and writes of
-//! class Data, go on. A request refused before any I/O (a range past the end) is not kept. A flush that is not needed
-//! (its mark is durable) still succeeds: that is the truth.
+//! [`Device::failure`] reports it, and later writes of these classes and flushes fail with it. Reads, and
+//! writes of class Data, go on. A request refused before any I/O (a range past the end) is not kept. A flush
+//! that is not needed (its mark is durable) still succeeds: that is the truth.
 //!
 //! Neighbours: [`crate::backend`] below; journal, tree, cache and volume above.
 
@@ -118,8 +118,8 @@ impl Device {
         outcome
     }
 
-    /// Starts requests; each `done` runs once, on another thread or on this one before `submit` returns. It must
-    /// not wait for I/O, and the caller must hold no lock that it takes. May wait for room in the queue.
+    /// Starts requests; each `done` runs once, on another thread or on this one before `submit` returns. It
+    /// must not wait for I/O, and the caller must hold no lock that it takes. May wait for room in the queue.
     pub fn submit(&self, class: IoClass, ios: Vec<Io>) {
         let mut accepted = Vec::with_capacity(ios.len());
         for mut io in ios {
@@ -153,9 +153,9 @@ impl Device {
         self.shared.flushes.flushed_mark()
     }
 
-    /// Makes everything up to `mark` (a value that [`Device::mark`] returned) durable: at once if it is known to
-    /// be, else by a flush that is submitted after this call began or, shared with others, after the mark was
-    /// reached. Fails with the latched error.
+    /// Makes everything up to `mark` (a value that [`Device::mark`] returned) durable: at once if it is known
+    /// to be, else by a flush that is submitted after this call began or, shared with others, after the mark
+    /// was reached. Fails with the latched error.
     pub fn flush_to(&self, mark: u64) -> Result<()> {
         debug_assert!(quire_base::patience::may_wait(), "this thread may not wait for the device");
         let counters = &self.shared.counters;

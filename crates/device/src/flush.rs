@@ -1,22 +1,24 @@
 //! Flush combining: many callers, few flushes, and nobody is told "durable" too early.
 //!
-//! Protocol. `completed` counts writes that have completed (counted after completion, so every counted write is
-//! in the device). A *mark* is a value read from it. A caller asks that everything up to its mark be durable:
+//! Protocol. `completed` counts writes that have completed (counted after completion, so every counted write
+//! is in the device). A *mark* is a value read from it. A caller asks that everything up to its mark be
+//! durable:
 //!
 //! 1. `flushed >= mark`: done, no I/O.
-//! 2. A flush is in flight: wait until it ends, look again. It was submitted with some `covers`; if that is at
-//!    least the caller's mark the caller is served, else the mark was reached after the submission and does not
-//!    count.
-//! 3. No flush is in flight: become leader. Snap `covers = completed` (as late as possible, so that all who have
-//!    gathered meanwhile are covered), flush, publish `flushed = covers`, wake everybody. Of those not covered
-//!    one leads next.
+//! 2. A flush is in flight: wait until it ends, look again. It was submitted with some `covers`; if that is
+//!    at least the caller's mark the caller is served, else the mark was reached after the submission and
+//!    does not count.
+//! 3. No flush is in flight: become leader. Snap `covers = completed` (as late as possible, so that all who
+//!    have gathered meanwhile are covered), flush, publish `flushed = covers`, wake everybody. Of those not
+//!    covered one leads next.
 //!
-//! Invariants: at most one flush in flight; `flushed <= completed`; `flushed` only grows, and only to a `covers`
-//! that was snapped before a flush that succeeded; a failed flush (or one whose backend panicked) sets the latch
-//! before anybody wakes, and every waiter not served by an earlier success gets the latched error.
+//! Invariants: at most one flush in flight; `flushed <= completed`; `flushed` only grows, and only to a
+//! `covers` that was snapped before a flush that succeeded; a failed flush (or one whose backend panicked)
+//! sets the latch before anybody wakes, and every waiter not served by an earlier success gets the latched
+//! error.
 //!
-//! `completed` starts at 1 and `flushed` at 0: what earlier lives of the volume wrote may still sit in a cache, so
-//! the first flush asked for always reaches the medium.
+//! `completed` starts at 1 and `flushed` at 0: what earlier lives of the volume wrote may still sit in a
+//! cache, so the first flush asked for always reaches the medium.
 
 use crate::latch::ErrorLatch;
 use quire_base::broken::{Broken, is_broken};

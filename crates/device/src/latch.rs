@@ -1,7 +1,7 @@
 //! Keeps the first error of journal, tree or flush for good.
 //!
-//! After one of these fails, what is on the medium is no longer known, so nothing may build on it: everybody who
-//! asks later gets that first error, whatever happened since.
+//! After one of these fails, what is on the medium is no longer known, so nothing may build on it: everybody
+//! who asks later gets that first error, whatever happened since.
 
 use quire_base::Error;
 use quire_base::sync::Mutex;

@@ -1,10 +1,11 @@
 //! A block device in memory: sparse, concurrent, gone with the process.
 //!
-//! Layout: the device is cut into chunks of 16 blocks; chunk `c` lives in shard `c % SHARDS`, in a map that holds
-//! only chunks ever written, so a sparse 1 TiB device costs what was written to it. A shard's lock protects its
-//! chunks' bytes: a read sees each chunk's part of a write entirely or not at all.
+//! Layout: the device is cut into chunks of 16 blocks; chunk `c` lives in shard `c % SHARDS`, in a map that
+//! holds only chunks ever written, so a sparse 1 TiB device costs what was written to it. A shard's lock
+//! protects its chunks' bytes: a read sees each chunk's part of a write entirely or not at all.
 //!
-//! Neighbours: [`crate::simulated`] is the one that forgets; this one keeps everything, and `flush` does nothing.
+//! Neighbours: [`crate::simulated`] is the one that forgets; this one keeps everything, and `flush` does
+//! nothing.
 
 use crate::backend::{self, Backend, Io, IoClass, IoOp, Segment};
 use quire_base::sync::RwLock;

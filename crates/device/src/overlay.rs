@@ -1,8 +1,8 @@
 //! Changes in memory over a device that stays as it is.
 //!
-//! Reads of blocks that were never written here come from the device below; writes stay in memory and go with the
-//! process. For looking at a volume as it will be without touching it: a read-only mount of a volume whose last
-//! operation a crash cut in two finishes that operation here.
+//! Reads of blocks that were never written here come from the device below; writes stay in memory and go with
+//! the process. For looking at a volume as it will be without touching it: a read-only mount of a volume
+//! whose last operation a crash cut in two finishes that operation here.
 //!
 //! Memory grows with the blocks written; a lock protects them, and a block is written entirely or not at all.
 //!
@@ -86,12 +86,14 @@ impl Backend for OverlayBackend {
                 at = at.offset((segment.len() / BLOCK_SIZE) as u64);
                 match io.op {
                     IoOp::Read => {
-                        // SAFETY: whoever made the segment keeps it valid, and its bytes to us, until `done` runs.
+                        // SAFETY: whoever made the segment keeps it valid, and its bytes to us, until `done`
+                        // runs.
                         let buf = unsafe { std::slice::from_raw_parts_mut(segment.ptr(), segment.len()) };
                         self.read(class, start, buf)
                     }
                     IoOp::Write => {
-                        // The bytes may be folio memory that others read: they are copied out, never borrowed.
+                        // The bytes may be folio memory that others read: they are copied out, never
+                        // borrowed.
                         let mut copy = AlignedBuf::zeroed(segment.len());
                         // SAFETY: both have `len` bytes; nobody changes the segment until `done` runs.
                         unsafe {

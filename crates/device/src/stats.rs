@@ -1,4 +1,5 @@
-//! What the device was asked to do, counted: operations, bytes and run lengths by [`IoClass`], flushes, discards.
+//! What the device was asked to do, counted: operations, bytes and run lengths by [`IoClass`], flushes,
+//! discards.
 //!
 //! Counters are plain words in one group of cache lines a shard, so counting never makes two threads meet; a
 //! reading folds the shards and is exact when nothing is in flight.

@@ -220,8 +220,8 @@ fn behaves_as_an_array_under_random_transfers() {
     });
 }
 
-/// Submitting threads that exit at once: the kernel cancels what it had queued on their behalf, and the backend
-/// must start that again. The image is sparse, so that the writes do queue.
+/// Submitting threads that exit at once: the kernel cancels what it had queued on their behalf, and the
+/// backend must start that again. The image is sparse, so that the writes do queue.
 #[test]
 fn requests_outlive_the_threads_that_submit_them() {
     for_each_backend(|backend| {
@@ -281,8 +281,8 @@ fn completions_may_submit() {
     });
 }
 
-/// Submitters on every CPU, each with more requests than its ring takes, from completions as well: what one ring's
-/// completion thread submits must not wait for the room of another.
+/// Submitters on every CPU, each with more requests than its ring takes, from completions as well: what one
+/// ring's completion thread submits must not wait for the room of another.
 #[test]
 fn rings_of_several_cpus_serve_side_by_side() {
     const EACH: usize = 4000;

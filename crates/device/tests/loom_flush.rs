@@ -1,12 +1,13 @@
-//! Flush combining under every interleaving: `RUSTFLAGS="--cfg loom" cargo test -p quire-device --test loom_flush`.
+//! Flush combining under every interleaving:
+//! `RUSTFLAGS="--cfg loom" cargo test -p quire-device --test loom_flush`.
 //!
-//! The medium is a model with two sets of blocks: written, and covered by a successful flush (those written when it
-//! was submitted). The properties:
+//! The medium is a model with two sets of blocks: written, and covered by a successful flush (those written
+//! when it was submitted). The properties:
 //!
 //! * whoever is told "durable" finds its write covered;
 //! * every caller returns (loom reports a lost wake-up as a deadlock);
-//! * a write that a ring completes on its own thread counts from its completion on, in whatever order several rings
-//!   complete theirs;
+//! * a write that a ring completes on its own thread counts from its completion on, in whatever order several
+//!   rings complete theirs;
 //! * a failed flush reaches everybody whom no successful flush covers, and every flush after it.
 #![cfg(loom)]
 

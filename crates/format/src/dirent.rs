@@ -3,9 +3,9 @@
 //! Layout of the value (18 to 272 bytes, little-endian): `inode u64 | generation u64 | file type u8 | name`.
 //!
 //! A directory's entries are ordered by *cookie*: `name hash (47 bits) << 16 | disambiguator (16 bits)`. The
-//! disambiguator is stored, in the key, for good: an entry keeps its cookie while it lives, so a directory can be
-//! read on from a cookie whatever was created or removed meanwhile. Cookies 0, 1 and 2 mean start, "." and "..";
-//! a hash is never 0, so no entry has a cookie below 65536, and no cookie reaches `i64::MAX`.
+//! disambiguator is stored, in the key, for good: an entry keeps its cookie while it lives, so a directory
+//! can be read on from a cookie whatever was created or removed meanwhile. Cookies 0, 1 and 2 mean start, "."
+//! and ".."; a hash is never 0, so no entry has a cookie below 65536, and no cookie reaches `i64::MAX`.
 //!
 //! Neighbours: the value of [`crate::key::KeyKind::Entry`]; `fs` locks buckets by the same hash.
 
@@ -19,7 +19,8 @@ use std::hash::Hasher;
 pub const NAME_MAX: usize = 255;
 /// Bits of a name's hash in a cookie.
 pub const NAME_HASH_BITS: u32 = 47;
-/// The largest disambiguator. One below what its bits hold, so that a cookie plus one is still a valid offset.
+/// The largest disambiguator. One below what its bits hold, so that a cookie plus one is still a valid
+/// offset.
 pub const DISAMBIGUATOR_MAX: u16 = u16::MAX - 1;
 /// Where reading a directory starts.
 pub const COOKIE_START: u64 = 0;

@@ -8,8 +8,8 @@
 //!
 //! A *list* of extents is sorted by file block and its extents do not overlap in the file.
 //!
-//! Neighbours: [`crate::record`] journals changes of extents; [`crate::region`] keeps the blocks they use; `fs` and
-//! replay derive allocation and freeing from [`subtract`].
+//! Neighbours: [`crate::record`] journals changes of extents; [`crate::region`] keeps the blocks they use;
+//! `fs` and replay derive allocation and freeing from [`subtract`].
 
 use crate::record::cursor::Cursor;
 use quire_base::{BlockNo, Error, Result};
@@ -120,8 +120,8 @@ impl Extent {
         out
     }
 
-    /// Reads and checks the value under the key whose offset is `file_block`. Whether the blocks lie within the
-    /// volume is the caller's to check.
+    /// Reads and checks the value under the key whose offset is `file_block`. Whether the blocks lie within
+    /// the volume is the caller's to check.
     pub fn decode(file_block: u64, bytes: &[u8]) -> Result<Extent> {
         let mut cursor = Cursor::new(bytes, "extent");
         let disk_block = BlockNo(cursor.u64()?);
@@ -207,7 +207,8 @@ pub fn carve(extents: &[Extent], start: u64, end: u64) -> Vec<Extent> {
     left
 }
 
-/// A list with `new` (a list as well) laid over it: `new` wins where both cover a file block. Neighbours are merged.
+/// A list with `new` (a list as well) laid over it: `new` wins where both cover a file block. Neighbours are
+/// merged.
 pub fn overlay(extents: &[Extent], new: &[Extent]) -> Vec<Extent> {
     let mut out = Vec::with_capacity(extents.len() + 2 * new.len());
     let mut covered = new.iter().peekable();
@@ -229,8 +230,8 @@ pub fn overlay(extents: &[Extent], new: &[Extent]) -> Vec<Extent> {
     out
 }
 
-/// The disk blocks that replacing `removed` by `inserted` frees and allocates: blocks of `removed` alone, and blocks
-/// of `inserted` alone. Both results are sorted and their neighbours merged.
+/// The disk blocks that replacing `removed` by `inserted` frees and allocates: blocks of `removed` alone, and
+/// blocks of `inserted` alone. Both results are sorted and their neighbours merged.
 ///
 /// Errors (kind `Corrupt`) if two extents of one side share a disk block.
 pub fn subtract<'a>(

@@ -1,7 +1,7 @@
 //! The journal's bytes: blocks of a ring that carry one endless stream of records.
 //!
-//! The stream is cut into pieces of [`PAYLOAD_BYTES`]; the piece at position p lies in ring block (p / 4032) mod J,
-//! behind a header of [`HEADER_BYTES`]:
+//! The stream is cut into pieces of [`PAYLOAD_BYTES`]; the piece at position p lies in ring block (p / 4032)
+//! mod J, behind a header of [`HEADER_BYTES`]:
 //!
 //! | offset | bytes | field |
 //! | ---: | ---: | --- |
@@ -15,12 +15,13 @@
 //! | 48 | 2 | offset in the payload of the first record that starts in this block, 0xffff if none does |
 //! | 50 | 14 | zeros |
 //!
-//! A record is a header of 8 bytes (payload length u32, kind u32) and its payload, padded with zeros to a multiple
-//! of 8; so a record's header never straddles blocks, its payload may. A record of the kind *padding* fills its block
-//! with zeros to the end.
+//! A record is a header of 8 bytes (payload length u32, kind u32) and its payload, padded with zeros to a
+//! multiple of 8; so a record's header never straddles blocks, its payload may. A record of the kind
+//! *padding* fills its block with zeros to the end.
 //!
-//! Invariants: durable <= position; neither it nor the checkpoint ever exceeds what a crash leaves readable, so a
-//! block that checks but promises more than a replay finds shows that the journal is damaged, not merely torn.
+//! Invariants: durable <= position; neither it nor the checkpoint ever exceeds what a crash leaves readable,
+//! so a block that checks but promises more than a replay finds shows that the journal is damaged, not merely
+//! torn.
 //!
 //! Neighbours: the journal crate writes and replays these; [`crate::record`] is what the payloads mean.
 
@@ -94,8 +95,8 @@ impl BlockHeader {
         block[CRC_AT..8].copy_from_slice(&crc.to_le_bytes());
     }
 
-    /// The header of a block that checks as a journal block of any volume, incarnation and position (`Corrupt`
-    /// otherwise: not a journal block, torn, or damaged).
+    /// The header of a block that checks as a journal block of any volume, incarnation and position
+    /// (`Corrupt` otherwise: not a journal block, torn, or damaged).
     pub fn decode(block: &[u8]) -> Result<BlockHeader> {
         if block.len() != BLOCK_SIZE || block[..4] != MAGIC.to_le_bytes() {
             return Err(Error::corrupt("not a journal block"));

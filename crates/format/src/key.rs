@@ -1,7 +1,7 @@
 //! The tree's keys: one ordered space for everything a volume knows.
 //!
-//! Ordered by (object, kind, offset). Object 0 is the volume itself; any other object is an inode number, so all
-//! that belongs to one inode lies together.
+//! Ordered by (object, kind, offset). Object 0 is the volume itself; any other object is an inode number, so
+//! all that belongs to one inode lies together.
 //!
 //! Neighbours: [`crate::node`] stores keys, [`crate::record`] journals them.
 

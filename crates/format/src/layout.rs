@@ -1,9 +1,9 @@
 //! The fields of every structure, as data: name, place, width.
 //!
-//! The encoders and decoders of the other modules do not use these tables; programs that look at bytes from outside do
-//! (tests that damage each field of each structure, dumps). The tests here hold table and code together: fields follow
-//! one another without gap or overlap and cover every byte, and what changes when one field of a value changes is the
-//! bytes that the table names, and a checksum.
+//! The encoders and decoders of the other modules do not use these tables; programs that look at bytes from
+//! outside do (tests that damage each field of each structure, dumps). The tests here hold table and code
+//! together: fields follow one another without gap or overlap and cover every byte, and what changes when one
+//! field of a value changes is the bytes that the table names, and a checksum.
 //!
 //! Not here: transactions, whose numbers have no fixed width (see [`crate::record`]).
 //!

@@ -1,8 +1,8 @@
 //! Logged operations: changes too large for one transaction, with a cursor that says how far they are.
 //!
-//! The record is put with the operation's first transaction, its cursor moved by each further one, and it is deleted
-//! with the last. Recovery goes on from the cursor. While one is on disk, its inode takes no other change of its
-//! extents.
+//! The record is put with the operation's first transaction, its cursor moved by each further one, and it is
+//! deleted with the last. Recovery goes on from the cursor. While one is on disk, its inode takes no other
+//! change of its extents.
 //!
 //! Layout (56 bytes, little-endian):
 //!
@@ -88,8 +88,9 @@ impl LoggedOp {
         out
     }
 
-    /// Reads and checks a value: known kind, inode not 0, an ordered range within any file, a size within limits, a
-    /// cursor that the operation can have: extents are moved down from behind its range, or up from behind its start.
+    /// Reads and checks a value: known kind, inode not 0, an ordered range within any file, a size within
+    /// limits, a cursor that the operation can have: extents are moved down from behind its range, or up from
+    /// behind its start.
     pub fn decode(bytes: &[u8]) -> Result<LoggedOp> {
         let mut cursor = Cursor::new(bytes, "logged operation");
         let op = LoggedOp {

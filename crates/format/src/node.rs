@@ -11,13 +11,13 @@
 //! heap_start .. 4096 values
 //! ```
 //!
-//! A leaf (level 0) holds any values of up to `VALUE_MAX` bytes. In an inner node each value is a [`NodeRef`] of 24
-//! bytes: block u64, generation u64, crc u32, level u8, zeros. Entry i of an inner node covers the keys from its own
-//! to that of entry i + 1; entry 0 covers everything below as well.
+//! A leaf (level 0) holds any values of up to `VALUE_MAX` bytes. In an inner node each value is a [`NodeRef`]
+//! of 24 bytes: block u64, generation u64, crc u32, level u8, zeros. Entry i of an inner node covers the keys
+//! from its own to that of entry i + 1; entry 0 covers everything below as well.
 //!
-//! Invariants: a [`NodePage`] is either built here or went through [`NodePage::decode`] once, which checks the
-//! checksum, the identity, the order of the keys and that the values tile the heap without overlap; all other
-//! methods trust the page. In memory the heap may have dead bytes; on disk it has none.
+//! Invariants: a [`NodePage`] is either built here or went through [`NodePage::decode`] once, which checks
+//! the checksum, the identity, the order of the keys and that the values tile the heap without overlap; all
+//! other methods trust the page. In memory the heap may have dead bytes; on disk it has none.
 //!
 //! Neighbours: [`crate::key`]; the tree crate keeps leaves in this form and builds inner nodes from its own.
 
@@ -422,8 +422,8 @@ impl NodePage {
     }
 }
 
-/// Copies the values that the first `count` slots name to the end of `out`, without gaps, and points the slots of
-/// `out` (a copy of those of `from`) at them. Gives the start of the heap.
+/// Copies the values that the first `count` slots name to the end of `out`, without gaps, and points the
+/// slots of `out` (a copy of those of `from`) at them. Gives the start of the heap.
 fn pack_heap(from: &[u8; BLOCK_SIZE], count: usize, out: &mut [u8]) -> usize {
     let mut end = BLOCK_SIZE;
     for at in 0..count {
@@ -494,8 +494,9 @@ mod tests {
         assert_eq!(u32::from_le_bytes(block[4..8].try_into().unwrap()), at.crc);
     }
 
-    /// An empty value, which lies at the end of the page, hid a gap in the heap behind it: such a page was taken for whole,
-    /// and what was changed in it and written back could not be read any more. (Found by the fuzz target `blocks`.)
+    /// An empty value, which lies at the end of the page, hid a gap in the heap behind it: such a page was
+    /// taken for whole, and what was changed in it and written back could not be read any more. (Found by the
+    /// fuzz target `blocks`.)
     #[test]
     fn an_empty_value_hides_no_gap() {
         let mut page = NodePage::new(0);
@@ -533,8 +534,8 @@ mod tests {
         }
     }
 
-    /// An empty value keeps no place in the heap: it once stayed behind when the heap's start moved up, and the node
-    /// was refused when it was read again.
+    /// An empty value keeps no place in the heap: it once stayed behind when the heap's start moved up, and
+    /// the node was refused when it was read again.
     #[test]
     fn empty_values_survive_a_shrinking_heap() {
         let mut page = NodePage::new(0);

@@ -1,9 +1,9 @@
-//! The manifest of the metadata pool: its chunks, which of their blocks one checkpoint needs, and where the orphan
-//! blocks are.
+//! The manifest of the metadata pool: its chunks, which of their blocks one checkpoint needs, and where the
+//! orphan blocks are.
 //!
-//! A manifest is a chain of pages. The superblock names the first with its checksum and their count; each page names
-//! the next with its checksum. Layout of a page (little-endian); the crc is CRC-32C over the whole page with its own
-//! field zero:
+//! A manifest is a chain of pages. The superblock names the first with its checksum and their count; each
+//! page names the next with its checksum. Layout of a page (little-endian); the crc is CRC-32C over the whole
+//! page with its own field zero:
 //!
 //! ```text
 //! 0 magic u32   4 crc u32   8 volume u64   16 generation u64   24 block u64 (itself)   32 index u32   36 count u32
@@ -13,8 +13,8 @@
 //!    zeros
 //! ```
 //!
-//! Invariants: a chunk has 1 to 1024 blocks; bits behind its end are zero; `used` is the number of set bits. Set are
-//! the blocks of the checkpoint's tree, of its orphan blocks and of its manifest itself.
+//! Invariants: a chunk has 1 to 1024 blocks; bits behind its end are zero; `used` is the number of set bits.
+//! Set are the blocks of the checkpoint's tree, of its orphan blocks and of its manifest itself.
 //!
 //! Neighbours: [`crate::superblock`] names the first page; the tree crate's pool joins and checks the chain.
 

@@ -14,9 +14,10 @@
 //!            signed distance (zigzag) from its end on disk, len << 1 | unwritten
 //! ```
 //!
-//! Numbers are varints (see `cursor`) unless said otherwise. The encoding is canonical: what decodes, encodes to the
-//! same bytes. Applying [`Change::Extents`] *is* allocating and freeing data space ([`block_changes`]): free-space keys
-//! and extent keys are never put or deleted by themselves, and such a record is refused.
+//! Numbers are varints (see `cursor`) unless said otherwise. The encoding is canonical: what decodes, encodes
+//! to the same bytes. Applying [`Change::Extents`] *is* allocating and freeing data space
+//! ([`block_changes`]): free-space keys and extent keys are never put or deleted by themselves, and such a
+//! record is refused.
 //!
 //! Neighbours: `journal` carries the bytes; `fs` makes and applies changes, live and in replay.
 
@@ -146,8 +147,8 @@ fn describe_extents(extents: &[Extent]) -> String {
     extents.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-/// Builds a transaction's bytes. Changes must be valid: what the decoder would refuse is a bug of the caller, found by
-/// debug assertions here.
+/// Builds a transaction's bytes. Changes must be valid: what the decoder would refuse is a bug of the caller,
+/// found by debug assertions here.
 #[derive(Clone, Debug, Default)]
 pub struct Encoder {
     bytes: Vec<u8>,
@@ -279,8 +280,8 @@ impl Encoder {
     }
 }
 
-/// Reads and checks a whole transaction: at least one change, nothing left over, nothing that could not be applied.
-/// Allocates no more than a small multiple of `bytes`.
+/// Reads and checks a whole transaction: at least one change, nothing left over, nothing that could not be
+/// applied. Allocates no more than a small multiple of `bytes`.
 pub fn decode(bytes: &[u8]) -> Result<Vec<Change>> {
     let mut cursor = Cursor::new(bytes, "transaction");
     let mut changes = Vec::new();
@@ -407,9 +408,9 @@ fn unzigzag(value: u64) -> i64 {
     (value >> 1) as i64 ^ -((value & 1) as i64)
 }
 
-/// The disk blocks that a whole transaction frees and allocates, in this order. Taken over all of its extents changes
-/// at once, so blocks that move from one inode to another are neither. Errors (kind `Corrupt`) if it removes, or
-/// inserts, one block twice.
+/// The disk blocks that a whole transaction frees and allocates, in this order. Taken over all of its extents
+/// changes at once, so blocks that move from one inode to another are neither. Errors (kind `Corrupt`) if it
+/// removes, or inserts, one block twice.
 pub fn block_changes(changes: &[Change]) -> Result<(Vec<Run>, Vec<Run>)> {
     let sides = changes.iter().filter_map(|change| match change {
         Change::Extents { removed, inserted, .. } => Some((removed, inserted)),

@@ -1,7 +1,7 @@
 //! Free space: the used blocks of one region.
 //!
-//! A region is 4096 blocks (16 MiB). The key `(0, FreeSpace, region)` holds the *set* of its used blocks; the key is
-//! absent when none is used, so an empty volume of any size has no such keys.
+//! A region is 4096 blocks (16 MiB). The key `(0, FreeSpace, region)` holds the *set* of its used blocks; the
+//! key is absent when none is used, so an empty volume of any size has no such keys.
 //!
 //! ```text
 //! tag 0   all blocks used                              1 byte
@@ -9,9 +9,10 @@
 //! tag 2   bitmap, bit i of byte b = block 8b + i       1 + 512 bytes
 //! ```
 //!
-//! The encoding is canonical: a set has one encoding (runs are maximal, ascending; the bitmap only with 128 runs or
-//! more), and decoding refuses any other. A change of a block touches one fixed key and changes of different blocks
-//! commute, so that replay gives the same bytes as the run it repeats, whatever order the changes were applied in.
+//! The encoding is canonical: a set has one encoding (runs are maximal, ascending; the bitmap only with 128
+//! runs or more), and decoding refuses any other. A change of a block touches one fixed key and changes of
+//! different blocks commute, so that replay gives the same bytes as the run it repeats, whatever order the
+//! changes were applied in.
 //!
 //! Neighbours: `alloc` loads its bitmaps from here; `fs` and replay change them as extents are applied.
 
@@ -102,14 +103,14 @@ impl RegionMap {
         &self.words
     }
 
-    /// Marks `blocks` from `start` as used. Errors (kind `Corrupt`), changing nothing, if one is used already or
-    /// lies outside the region.
+    /// Marks `blocks` from `start` as used. Errors (kind `Corrupt`), changing nothing, if one is used already
+    /// or lies outside the region.
     pub fn set_used(&mut self, start: u32, blocks: u32) -> Result<()> {
         self.change(start, blocks, true)
     }
 
-    /// Marks `blocks` from `start` as free. Errors (kind `Corrupt`), changing nothing, if one is free already or
-    /// lies outside the region.
+    /// Marks `blocks` from `start` as free. Errors (kind `Corrupt`), changing nothing, if one is free already
+    /// or lies outside the region.
     pub fn set_free(&mut self, start: u32, blocks: u32) -> Result<()> {
         self.change(start, blocks, false)
     }

@@ -1,8 +1,9 @@
 //! The superblock: the root of everything on a volume.
 //!
-//! There are two, at the blocks [`SLOT_BLOCKS`], written in turn; the valid one with the higher `checkpoint` is the
-//! newest. Each names one whole, immutable state of the volume (a tree, a pool map) and the journal position from
-//! which records lead on from it. The crc is CRC-32C over the whole block with its own field zero.
+//! There are two, at the blocks [`SLOT_BLOCKS`], written in turn; the valid one with the higher `checkpoint`
+//! is the newest. Each names one whole, immutable state of the volume (a tree, a pool map) and the journal
+//! position from which records lead on from it. The crc is CRC-32C over the whole block with its own field
+//! zero.
 //!
 //! | offset | bytes | field |
 //! | ---: | ---: | --- |
@@ -26,10 +27,12 @@
 //! | 296 | 8 + 8 + 8 | created, mounted, checkpointed (ns since the epoch, signed) |
 //! | 320 | | zeros |
 //!
-//! Invariants: a decoded superblock does not contradict itself, so its users need not check sums of its fields for
-//! overflow: journal, first pool and data space lie inside the volume, in this order, and do not overlap.
+//! Invariants: a decoded superblock does not contradict itself, so its users need not check sums of its
+//! fields for overflow: journal, first pool and data space lie inside the volume, in this order, and do not
+//! overlap.
 //!
-//! Neighbours: [`crate::journal`] for the ring, [`crate::pool`] for the manifest, [`crate::node`] for the root.
+//! Neighbours: [`crate::journal`] for the ring, [`crate::pool`] for the manifest, [`crate::node`] for the
+//! root.
 
 use crate::journal::PAYLOAD_BYTES;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result, Seq, Timestamp};
@@ -47,8 +50,8 @@ pub const BLOCK_COUNT_MAX: u64 = 1 << 51;
 /// The most orphan blocks a volume may have.
 pub const ORPHAN_BLOCKS_MAX: u32 = 1 << 16;
 
-/// Most orphan blocks of a volume of so many blocks. A mount keeps two copies of each in memory, so this bounds what a forged
-/// superblock makes it take: a 32nd of the volume's bytes.
+/// Most orphan blocks of a volume of so many blocks. A mount keeps two copies of each in memory, so this
+/// bounds what a forged superblock makes it take: a 32nd of the volume's bytes.
 pub fn orphan_blocks_max(block_count: u64) -> u32 {
     (block_count / 64).clamp(2, u64::from(ORPHAN_BLOCKS_MAX)) as u32
 }
@@ -194,7 +197,8 @@ impl Superblock {
         self.journal_start.offset(self.journal_blocks)
     }
 
-    /// An error that names the features for whose sake this build must not write to the volume, if there are any.
+    /// An error that names the features for whose sake this build must not write to the volume, if there are
+    /// any.
     pub fn read_only_because(&self) -> Option<Error> {
         let unknown = self.feature_ro_compat & !RO_COMPAT_KNOWN;
         (unknown != 0).then(|| {

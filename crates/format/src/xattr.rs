@@ -1,8 +1,8 @@
 //! Extended attributes, stored as pieces of at most 1024 bytes under consecutive keys.
 //!
-//! An attribute is the byte string `value length u32 | name length u8 | name | value`, cut into pieces; every piece but
-//! the last is full. The first piece so holds the whole name, and tells how many pieces there are. The key's offset is
-//! `name hash (32 bits) << 32 | disambiguator (16) << 16 | piece (16)`.
+//! An attribute is the byte string `value length u32 | name length u8 | name | value`, cut into pieces; every
+//! piece but the last is full. The first piece so holds the whole name, and tells how many pieces there are.
+//! The key's offset is `name hash (32 bits) << 32 | disambiguator (16) << 16 | piece (16)`.
 //!
 //! Names are complete, prefix included ("user.colour"), and stored as given.
 //!
@@ -38,7 +38,8 @@ pub const fn split_offset(offset: u64) -> (u32, u16, u16) {
     ((offset >> 32) as u32, (offset >> 16) as u16, offset as u16)
 }
 
-/// Errors unless an attribute may have this name: 1 to 255 bytes without NUL. Kind `Range`, or `Invalid` for the NUL.
+/// Errors unless an attribute may have this name: 1 to 255 bytes without NUL. Kind `Range`, or `Invalid` for
+/// the NUL.
 pub fn check_name(name: &[u8]) -> Result<()> {
     if name.is_empty() || name.len() > NAME_MAX {
         return Err(Error::new(
@@ -52,7 +53,8 @@ pub fn check_name(name: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The pieces of an attribute. Errors if the name is not valid, or (kind `TooLarge`) the value is over 64 KiB.
+/// The pieces of an attribute. Errors if the name is not valid, or (kind `TooLarge`) the value is over 64
+/// KiB.
 pub fn encode(name: &[u8], value: &[u8]) -> Result<Vec<Vec<u8>>> {
     check_name(name)?;
     if value.len() > VALUE_BYTES_MAX {
@@ -107,8 +109,9 @@ impl<'a> Head<'a> {
     }
 }
 
-/// Puts an attribute together from all of its pieces in order, giving (name, value). Errors (kind `Corrupt`) if a
-/// piece is missing, one too many, or of the wrong length. Reads no more pieces than the first one announces, and one.
+/// Puts an attribute together from all of its pieces in order, giving (name, value). Errors (kind `Corrupt`)
+/// if a piece is missing, one too many, or of the wrong length. Reads no more pieces than the first one
+/// announces, and one.
 pub fn assemble<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Result<(&'a [u8], Vec<u8>)> {
     let mut pieces = pieces.into_iter();
     let first = pieces.next().ok_or_else(|| Error::corrupt("extended attribute without pieces"))?;

@@ -1,5 +1,5 @@
-//! Whatever bytes come from disk, decoders give a value or an error of kind `Corrupt`; and what they accept, encodes
-//! to the same bytes again.
+//! Whatever bytes come from disk, decoders give a value or an error of kind `Corrupt`; and what they accept,
+//! encodes to the same bytes again.
 
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -1,5 +1,5 @@
-//! Fixed values and their bytes. If one of these fails, the format has changed: that needs a new format version, not
-//! new bytes here.
+//! Fixed values and their bytes. If one of these fails, the format has changed: that needs a new format
+//! version, not new bytes here.
 
 use quire_base::{BlockNo, InodeNo, Timestamp};
 use quire_format::dirent::{self, Entry};

@@ -1,5 +1,5 @@
-//! The extended attributes of one inode, piece by piece as the keys go by: each must be whole, be where its name's hash
-//! says, and have a name that volumes keep.
+//! The extended attributes of one inode, piece by piece as the keys go by: each must be whole, be where its
+//! name's hash says, and have a name that volumes keep.
 //!
 //! Neighbours: [`crate::contents`] has the inode; [`crate::restore`] finds names of which one byte is wrong.
 

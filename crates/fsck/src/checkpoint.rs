@@ -1,7 +1,8 @@
-//! What one superblock names, as it lies on the disk: the pool's manifest, the orphan blocks, every node of the tree.
+//! What one superblock names, as it lies on the disk: the pool's manifest, the orphan blocks, every node of
+//! the tree.
 //!
-//! Two walks, one for each slot. Checkpoints share nearly all of their nodes: leaves that the first walk has read are
-//! not read again by the second. A walk follows each block once, so it ends on any image.
+//! Two walks, one for each slot. Checkpoints share nearly all of their nodes: leaves that the first walk has
+//! read are not read again by the second. A walk follows each block once, so it ends on any image.
 //!
 //! Memory: 16 bytes a node, and one bit a block of the pool.
 //!
@@ -69,8 +70,8 @@ impl Checkpoint {
     }
 }
 
-/// Looks at everything that a superblock names. `newest` says that the volume lives from this one; damage in the other
-/// costs redundancy only.
+/// Looks at everything that a superblock names. `newest` says that the volume lives from this one; damage in
+/// the other costs redundancy only.
 pub(crate) fn check(
     device: &Device,
     (slot, superblock): (usize, &Superblock),
@@ -212,8 +213,8 @@ impl Walk<'_> {
         Ok(orphans)
     }
 
-    /// The pool's first area belongs to it for ever: what no chunk covers is reported, and gets a chunk here, whose
-    /// blocks are in use as the walk finds them.
+    /// The pool's first area belongs to it for ever: what no chunk covers is reported, and gets a chunk here,
+    /// whose blocks are in use as the walk finds them.
     fn add_missing_chunks(&mut self) {
         let superblock = &self.checkpoint.superblock;
         let (mut at, end) = (superblock.pool_start, superblock.pool_start.offset(superblock.pool_blocks));
@@ -347,7 +348,8 @@ impl Walk<'_> {
         while let Some(step) = stack.pop() {
             meter.advance(1);
             let at = step.at;
-            // Without a pool to mark them in, nodes are still followed once: there may be more ways than nodes.
+            // Without a pool to mark them in, nodes are still followed once: there may be more ways than
+            // nodes.
             let mapped = !self.checkpoint.chunks.is_empty();
             let first = if mapped { self.mark(at.block, "a tree node") } else { followed.insert(at.block) };
             if !first {

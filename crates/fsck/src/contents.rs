@@ -1,6 +1,7 @@
 //! One inode and its contents: link target, entries, extents.
 //!
-//! Neighbours: [`crate::inodes`] feeds it the keys in order; [`crate::attributes`] has the extended attributes.
+//! Neighbours: [`crate::inodes`] feeds it the keys in order; [`crate::attributes`] has the extended
+//! attributes.
 
 use crate::attributes::Attributes;
 use crate::fix::{Rebuild, whole_object};
@@ -86,8 +87,8 @@ impl Object {
         target.ended = value.len() < SYMLINK_PIECE_MAX;
     }
 
-    /// The attributes of an inode without a name are freed in several transactions, of which the first sets their
-    /// count to zero: a part of them may be gone.
+    /// The attributes of an inode without a name are freed in several transactions, of which the first sets
+    /// their count to zero: a part of them may be gone.
     pub(crate) fn may_be_half_freed(&self) -> bool {
         matches!(&self.record, Record::Good(record) if is_half_freed(record))
     }

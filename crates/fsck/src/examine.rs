@@ -1,11 +1,12 @@
 //! One look at a whole volume, from the superblocks to the last block, without writing to it.
 //!
-//! Order: superblocks; what each of them names on disk; the journal; then the volume as recovery would leave it,
-//! replayed in memory only, cross-checked. Where a phase finds the ground gone, the later ones are left out.
+//! Order: superblocks; what each of them names on disk; the journal; then the volume as recovery would leave
+//! it, replayed in memory only, cross-checked. Where a phase finds the ground gone, the later ones are left
+//! out.
 //!
-//! If the newest checkpoint is damaged where recovery does not look (it reads a tree as it needs it), but the older
-//! one is whole and the journal leads from it past the newer one, the volume is judged by the older one; repair makes
-//! recovery do the same.
+//! If the newest checkpoint is damaged where recovery does not look (it reads a tree as it needs it), but the
+//! older one is whole and the journal leads from it past the newer one, the volume is judged by the older
+//! one; repair makes recovery do the same.
 //!
 //! Neighbours: [`crate::checkpoint`], [`crate::analysis`]; `quire::inspect` replays.
 
@@ -63,8 +64,8 @@ pub(crate) fn run(backend: &Arc<dyn Backend>, tell: Option<&dyn Fn(Progress)>) -
     if examined.pair.contradiction { by_evidence(backend, examined, tell) } else { Ok(examined) }
 }
 
-/// The superblocks differ in what mkfs has fixed. Looks at the volume by each of them alone; if it makes more sense by
-/// the older one, and the journal leads from there past the newer one, the older one is taken.
+/// The superblocks differ in what mkfs has fixed. Looks at the volume by each of them alone; if it makes more
+/// sense by the older one, and the journal leads from there past the newer one, the older one is taken.
 fn by_evidence(
     backend: &Arc<dyn Backend>,
     mut both: Examined,

@@ -1,7 +1,8 @@
-//! What would mend the issues found: plain data, gathered by the phases of the check, carried out by `repair`.
+//! What would mend the issues found: plain data, gathered by the phases of the check, carried out by
+//! `repair`.
 //!
-//! Each fix is right on its own and leaves no more wrong than before; what it brings to light (an inode that no
-//! directory names any more, a count that changed) the next round of the check finds and mends.
+//! Each fix is right on its own and leaves no more wrong than before; what it brings to light (an inode that
+//! no directory names any more, a count that changed) the next round of the check finds and mends.
 //!
 //! Neighbours: [`crate::report::Findings`] holds them, [`crate::repair`] carries them out.
 
@@ -94,7 +95,8 @@ pub(crate) struct Fixes {
     /// Inodes whose extents overlap in the file.
     pub(crate) disentangle: Vec<u64>,
     pub(crate) relocate: Vec<Relocation>,
-    /// File blocks that lose their disk blocks, since those are not theirs: (inode, first file block, blocks).
+    /// File blocks that lose their disk blocks, since those are not theirs: (inode, first file block,
+    /// blocks).
     pub(crate) punch: Vec<(u64, u64, u64)>,
     /// Values to be put in the place of damaged ones.
     pub(crate) rewrite: Vec<(Key, Vec<u8>)>,
@@ -110,7 +112,8 @@ pub(crate) struct Fixes {
     pub(crate) clear_slots: Vec<u32>,
     /// Inodes without links that need a slot.
     pub(crate) track: Vec<u64>,
-    /// Blocks that the pool's map has, that nothing of the pool is in, and that are a file's: the pool loses them.
+    /// Blocks that the pool's map has, that nothing of the pool is in, and that are a file's: the pool loses
+    /// them.
     pub(crate) release: Vec<Run>,
     /// Regions must be marked: blocks in use are free there, or the value is damaged.
     pub(crate) mark_used: bool,
@@ -145,8 +148,8 @@ impl Fixes {
                 && self.track.is_empty())
     }
 
-    /// Records are lost, or of another type than they say: what was found about names and links before these are
-    /// mended is not to be acted on.
+    /// Records are lost, or of another type than they say: what was found about names and links before these
+    /// are mended is not to be acted on.
     pub(crate) fn names_unsettled(&self) -> bool {
         self.make_root || !self.rebuild.is_empty() || self.patches.values().any(|patch| patch.kind.is_some())
     }

@@ -1,7 +1,8 @@
 //! The first pass over all keys: every value must decode, and each inode must agree with what it has.
 //!
-//! All that belongs to an inode lies together in the key order, so an inode is checked by itself when its last key has
-//! gone by. What has to be compared across inodes is kept: some words for each inode, and a list of all extents.
+//! All that belongs to an inode lies together in the key order, so an inode is checked by itself when its
+//! last key has gone by. What has to be compared across inodes is kept: some words for each inode, and a list
+//! of all extents.
 //!
 //! Neighbours: [`crate::contents`] judges the contents of one inode; [`crate::names`], [`crate::orphans`] and
 //! [`crate::space`] take what was kept.

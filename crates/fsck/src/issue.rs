@@ -1,7 +1,7 @@
 //! What a check can find: each kind has a stable code and a severity.
 //!
-//! Codes are part of the interface (`quire fsck --json`): they are added, not changed. Severity says what the volume
-//! is worth with the damage in it:
+//! Codes are part of the interface (`quire fsck --json`): they are added, not changed. Severity says what the
+//! volume is worth with the damage in it:
 //!
 //! * *info*: worth knowing, nothing is wrong;
 //! * *warning*: space or redundancy is lost, all files are as they should be;

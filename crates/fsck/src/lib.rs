@@ -30,9 +30,9 @@
 //! | `space` | extents with one another and with the used blocks |
 //! | `fix`, `repair` | what to do about it, and doing it |
 //!
-//! Invariants: without `repair` nothing is written, whatever state the volume is in. Nothing that is read is trusted.
-//! A repair changes the volume only by whole checkpoints, so a crash in its midst leaves it no worse. A volume that a
-//! crash left, of any kind and at any moment, has no issue.
+//! Invariants: without `repair` nothing is written, whatever state the volume is in. Nothing that is read is
+//! trusted. A repair changes the volume only by whole checkpoints, so a crash in its midst leaves it no
+//! worse. A volume that a crash left, of any kind and at any moment, has no issue.
 //!
 //! Neighbours: `quire::inspect` shows a volume as of the end of its journal, `quire::repair` takes changes.
 
@@ -91,8 +91,8 @@ impl std::fmt::Debug for Options<'_> {
 
 /// Checks the volume in an image file or on a block device, which nobody may have open for writing.
 ///
-/// Errors mean that the check could not run (fsck's exit code 8): `NotFound`, `AccessDenied`, `Busy`, `NotAVolume`,
-/// `UnknownFormat`, `Io`. A damaged volume is no error but a report.
+/// Errors mean that the check could not run (fsck's exit code 8): `NotFound`, `AccessDenied`, `Busy`,
+/// `NotAVolume`, `UnknownFormat`, `Io`. A damaged volume is no error but a report.
 #[cfg(not(any(loom, shuttle)))]
 pub fn check(path: &Path, options: &Options<'_>) -> Result<Report> {
     use quire_device::OpenMode;

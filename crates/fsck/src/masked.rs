@@ -1,4 +1,5 @@
-//! A device with one superblock slot out of sight and nothing to be written: what the volume would be without it.
+//! A device with one superblock slot out of sight and nothing to be written: what the volume would be without
+//! it.
 
 use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};

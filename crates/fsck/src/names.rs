@@ -1,8 +1,10 @@
-//! The second pass, over all names: every entry must be where its hash says and name an inode that is there; every
-//! inode must have as many names as it counts; every directory exactly one, in the directory that is its parent.
+//! The second pass, over all names: every entry must be where its hash says and name an inode that is there;
+//! every inode must have as many names as it counts; every directory exactly one, in the directory that is
+//! its parent.
 //!
-//! Reachability follows: an inode is reachable if an entry names it and the directory that holds the entry is. Since a
-//! directory has one entry, only inodes without any entry and circles of directories can be out of reach.
+//! Reachability follows: an inode is reachable if an entry names it and the directory that holds the entry
+//! is. Since a directory has one entry, only inodes without any entry and circles of directories can be out
+//! of reach.
 //!
 //! Neighbours: [`crate::inodes`] made the list of inodes; [`crate::orphans`] looks at those without links.
 
@@ -184,7 +186,8 @@ fn follow(directory: u64, key: Key, entry: &Entry<'_>, contents: &mut Contents, 
     }
 }
 
-/// An entry names a directory. A second name is one too many: that in the directory's parent stays, else the first.
+/// An entry names a directory. A second name is one too many: that in the directory's parent stays, else the
+/// first.
 fn name_directory(
     at: usize,
     directory: u64,

@@ -1,5 +1,5 @@
-//! Inodes without links: each must be in exactly one orphan slot or under one orphan key, and nothing else may be. And
-//! logged operations, which must fit the inode that they work on.
+//! Inodes without links: each must be in exactly one orphan slot or under one orphan key, and nothing else
+//! may be. And logged operations, which must fit the inode that they work on.
 //!
 //! Neighbours: [`crate::names`] has counted links before.
 

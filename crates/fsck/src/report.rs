@@ -55,8 +55,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// As fsck(8): 0 nothing is wrong, 1 all that was is repaired, 4 errors are left. (8, could not run, belongs to
-    /// an error of [`crate::check`]: there is no report then.)
+    /// As fsck(8): 0 nothing is wrong, 1 all that was is repaired, 4 errors are left. (8, could not run,
+    /// belongs to an error of [`crate::check`]: there is no report then.)
     pub fn exit_code(&self) -> u8 {
         let real = || self.issues.iter().filter(|issue| issue.severity > Severity::Info);
         if real().any(|issue| !issue.repaired) {

@@ -1,6 +1,6 @@
-//! Names that their hash knows better: a key has the hash of the name in its value, so where one byte of a name was
-//! damaged, the right one is found by trying. A hash of 47 or 32 bits that fits by chance is no more likely than one in
-//! sixty thousand, and one where the key is what was damaged no likelier.
+//! Names that their hash knows better: a key has the hash of the name in its value, so where one byte of a
+//! name was damaged, the right one is found by trying. A hash of 47 or 32 bits that fits by chance is no more
+//! likely than one in sixty thousand, and one where the key is what was damaged no likelier.
 //!
 //! Neighbours: [`crate::names`] and [`crate::contents`] ask; `repair` puts the values.
 
@@ -8,8 +8,8 @@ use quire::inspect::is_attribute_name;
 use quire_format::dirent::{self, Entry};
 use quire_format::xattr::{self, Head};
 
-/// Names that one look tries to restore, each at the cost of up to 65,025 hashes. Where more are wrong, it is not one
-/// byte in each.
+/// Names that one look tries to restore, each at the cost of up to 65,025 hashes. Where more are wrong, it is
+/// not one byte in each.
 pub(crate) const TRIES_MAX: u32 = 128;
 
 /// Where the name begins in an entry's value.

@@ -1,5 +1,5 @@
-//! Free space: the blocks that regions call used must be exactly those of the fixed areas, of the metadata pool's
-//! chunks and of the extents.
+//! Free space: the blocks that regions call used must be exactly those of the fixed areas, of the metadata
+//! pool's chunks and of the extents.
 //!
 //! Memory: the sorted list of extents and one region at a time.
 //!
@@ -45,8 +45,8 @@ pub(crate) fn check_sharing(view: &View<'_>, extents: &mut [Owned], findings: &m
             }
         }
         if let Some(before) = last.filter(|before| before.end() > extent.start) {
-            // Who counts its blocks right keeps them; else the older inode, which has the lower number; within one,
-            // the lower file block.
+            // Who counts its blocks right keeps them; else the older inode, which has the lower number;
+            // within one, the lower file block.
             let claim = |owner: &Owned| (owner.doubtful, owner.inode, owner.file_block);
             let (keeper, loser) =
                 if claim(&before) <= claim(&extent) { (before, extent) } else { (extent, before) };
@@ -76,7 +76,8 @@ fn overlapped(extent: &Owned, run: Run, findings: &mut Findings) {
 fn shared(loser: &Owned, from: u64, to: u64, keeper: Option<&Owned>, findings: &mut Findings) {
     let run = Run::new(BlockNo(from), to - from);
     let file_block = loser.file_block + (from - loser.start);
-    // What was never written reads as zeros, with blocks and without; and who counts fewer blocks has too many.
+    // What was never written reads as zeros, with blocks and without; and who counts fewer blocks has too
+    // many.
     let copy = keeper.is_some_and(|keeper| keeper.doubtful || !loser.doubtful) && !loser.unwritten;
     let other = keeper.map_or("the metadata pool".into(), |keeper| format!("inode {}", keeper.inode));
     let remedy = if copy {
@@ -164,7 +165,8 @@ fn report(view: &View<'_>, extents: &[Owned], comparison: &Comparison, findings:
     }
 }
 
-/// Blocks that are marked free, and whose owner counts fewer than it has: by both accounts they are not its own.
+/// Blocks that are marked free, and whose owner counts fewer than it has: by both accounts they are not its
+/// own.
 fn drop_doubtful(run: Run, extents: &[Owned], findings: &mut Findings) {
     let reach = u64::from(EXTENT_BLOCKS_MAX);
     let first = extents.partition_point(|extent| extent.start + reach <= run.start.0);

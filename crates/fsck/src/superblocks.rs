@@ -1,7 +1,7 @@
 //! The pair of superblocks: each by itself, and one against the other.
 //!
-//! Both are written in turn, so they differ by at most one checkpoint, and whatever mkfs fixed is the same in both. A
-//! volume that was closed in order has two that name the same tree.
+//! Both are written in turn, so they differ by at most one checkpoint, and whatever mkfs fixed is the same in
+//! both. A volume that was closed in order has two that name the same tree.
 //!
 //! Neighbours: [`crate::checkpoint`] looks at what each of them names.
 
@@ -26,7 +26,8 @@ impl Pair {
     }
 }
 
-/// Checks both slots. Errors (a volume that no check can say anything about): `NotAVolume`, `UnknownFormat`, `Io`.
+/// Checks both slots. Errors (a volume that no check can say anything about): `NotAVolume`, `UnknownFormat`,
+/// `Io`.
 pub(crate) fn check(
     slots: [Result<Superblock>; 2],
     device_blocks: u64,
@@ -78,7 +79,8 @@ pub(crate) fn check(
     Ok(Pair { usable, contradiction })
 }
 
-/// Whether journal, first pool chunks and data space follow one another without a gap, as every volume has them.
+/// Whether journal, first pool chunks and data space follow one another without a gap, as every volume has
+/// them.
 pub(crate) fn areas_join(superblock: &Superblock) -> bool {
     superblock.journal_start == JOURNAL_START
         && superblock.pool_start == superblock.journal_end()

@@ -1,4 +1,5 @@
-//! What the cross-checks look at: a volume's tree and slots as of the end of its journal, in memory or under repair.
+//! What the cross-checks look at: a volume's tree and slots as of the end of its journal, in memory or under
+//! repair.
 //!
 //! Neighbours: made from a `quire::inspect::Image`, or from a repair session.
 

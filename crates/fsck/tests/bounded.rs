@@ -1,8 +1,9 @@
-//! Work stays in proportion to the volume: damage that is repeated thousands of times costs thousands of times as much,
-//! not the square of it.
+//! Work stays in proportion to the volume: damage that is repeated thousands of times costs thousands of
+//! times as much, not the square of it.
 //!
-//! Each volume here made a check or a repair take minutes once, though a fuzzer, whose inputs are short, had not got
-//! there. What counts is the processor's time of the thread, so that a busy machine makes no difference.
+//! Each volume here made a check or a repair take minutes once, though a fuzzer, whose inputs are short, had
+//! not got there. What counts is the processor's time of the thread, so that a busy machine makes no
+//! difference.
 #![cfg(not(any(loom, shuttle)))]
 
 mod common;

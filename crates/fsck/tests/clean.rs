@@ -52,8 +52,8 @@ fn a_volume_closed_with_orphans_and_a_logged_operation_is_clean() {
     assert_eq!((report.summary.orphans, report.summary.logged_operations), (3, 1));
 }
 
-/// Checks crash images of a run at many moments from the event `first` on; every one must be clean as the crash left
-/// it, and again after a recovery that was cut off as well.
+/// Checks crash images of a run at many moments from the event `first` on; every one must be clean as the
+/// crash left it, and again after a recovery that was cut off as well.
 fn crash_everywhere(backend: &Arc<SimulatedBackend>, first: usize, rounds: u64, seed: u64) {
     let mut random = Random::seeded(seed);
     let (first, last) = (first as u64, backend.event_count() as u64);
@@ -116,8 +116,8 @@ fn no_crash_leaves_an_issue() {
     crash_everywhere(&backend, 0, crashes(80), 11);
 }
 
-/// The journal cut off at each of its blocks: every prefix of the transactions must leave a volume without an issue.
-/// Gives how many of these have an operation that was cut off.
+/// The journal cut off at each of its blocks: every prefix of the transactions must leave a volume without an
+/// issue. Gives how many of these have an operation that was cut off.
 fn cut_everywhere(image: &quire_device::simulated::Image, what: &str) -> u64 {
     let editor = Editor::new(image);
     let superblock = editor.superblock(editor.newest());

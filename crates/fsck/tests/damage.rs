@@ -1,8 +1,8 @@
-//! Generated damage: every field of every structure is changed, with all checksums right again, and the check (or
-//! recovery, whose refusal the check reports) must notice.
+//! Generated damage: every field of every structure is changed, with all checksums right again, and the check
+//! (or recovery, whose refusal the check reports) must notice.
 //!
-//! What nobody can notice is listed where it is left out: contents of files and attributes, owners, times, permission
-//! bits, numbers that only order things.
+//! What nobody can notice is listed where it is left out: contents of files and attributes, owners, times,
+//! permission bits, numbers that only order things.
 
 mod common;
 
@@ -143,7 +143,8 @@ fn every_key_missing_or_moved() {
         // With another key: each byte of object, offset and kind.
         for byte in 0..17 {
             let harmless = match (key.kind, byte) {
-                // Where an extent belongs in its file, and what orders names of one hash, is up to nobody else.
+                // Where an extent belongs in its file, and what orders names of one hash, is up to nobody
+                // else.
                 (KeyKind::Extent | KeyKind::LoggedOp, 8..16) => true,
                 (KeyKind::Entry, 8..10) | (KeyKind::Xattr, 10..12) => true,
                 _ => false,
@@ -259,7 +260,8 @@ fn every_field_of_one_superblock() {
     for slot in 0..2 {
         for byte in (0..8).chain(12..320) {
             for bit in [0, 6] {
-                // The time of the checkpoint is the slot's own, and so is whether it was the last before a close.
+                // The time of the checkpoint is the slot's own, and so is whether it was the last before a
+                // close.
                 let harmless = matches!(byte, 312..320) || (byte, bit) == (20, 0);
                 let mut editor = Editor::new(&original.image);
                 editor.edit_superblock(slot, |block| block[byte] ^= 1 << bit);
@@ -278,8 +280,8 @@ fn every_field_of_both_superblocks() {
     let mut missed = Missed::new();
     for byte in (0..8).chain(12..320) {
         let harmless = match byte {
-            // Known to these blocks alone: versions and features that are compatible, clean or not, the label, counts of
-            // checkpoints, lives and mounts, where the journal ends, times.
+            // Known to these blocks alone: versions and features that are compatible, clean or not, the
+            // label, counts of checkpoints, lives and mounts, where the journal ends, times.
             16..21 | 24..40 | 64..128 | 144..168 | 176..184 | 228..232 | 296..320 => true,
             // Numbers that were given away and taken back leave no trace.
             272..280 => true,

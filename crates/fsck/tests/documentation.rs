@@ -1,4 +1,5 @@
-//! `docs/fsck.md` has every code, in the order of the source, with its severity and what a repair does; and no others.
+//! `docs/fsck.md` has every code, in the order of the source, with its severity and what a repair does; and
+//! no others.
 
 use quire_fsck::IssueKind;
 

@@ -1,5 +1,5 @@
-//! A damaged orphan block: a mount says so and skips it, frees what the others name and loses nothing else; fsck finds what
-//! it named, and after a repair the next mount frees that, too.
+//! A damaged orphan block: a mount says so and skips it, frees what the others name and loses nothing else;
+//! fsck finds what it named, and after a repair the next mount frees that, too.
 
 mod common;
 
@@ -47,7 +47,8 @@ fn damaged(image: &Image, index: usize) -> Image {
     editor.image
 }
 
-/// Mounts, frees what can be freed, and makes a file; gives what it is then, and damaged blocks, orphans found and freed.
+/// Mounts, frees what can be freed, and makes a file; gives what it is then, and damaged blocks, orphans
+/// found and freed.
 fn mounted(backend: &Arc<SimulatedBackend>) -> (usize, usize, u64) {
     let volume = Volume::open_backend(backend.clone(), options()).unwrap();
     volume.drain_orphans();

@@ -370,8 +370,8 @@ fn orphan_blocks_and_the_pool_s_map_are_written_anew() {
         assert!(report.has(IssueKind::OrphanBlockDamaged));
         assert_eq!(check(&after).unwrap().summary.orphans, 3);
     }
-    // Chunk 0: a used block called free, a free one called used. The bitmap starts 16 bytes into its entry, behind
-    // the header; the number of set bits stays.
+    // Chunk 0: a used block called free, a free one called used. The bitmap starts 16 bytes into its entry,
+    // behind the header; the number of set bits stays.
     let used = page.chunks[0].used;
     let bit =
         |set: bool| (0..512u32).filter(move |bit| (used[*bit as usize / 64] >> (bit % 64) & 1 == 1) == set);
@@ -452,8 +452,8 @@ fn a_damaged_node_of_the_newest_checkpoint_alone_is_abandoned() {
     }
 }
 
-/// Crashes of a repair at each of its events, in every way: after each the volume is no worse than before the repair,
-/// and a repair of it ends as clean, with no more lost than `lost_max`.
+/// Crashes of a repair at each of its events, in every way: after each the volume is no worse than before the
+/// repair, and a repair of it ends as clean, with no more lost than `lost_max`.
 fn cut_off_everywhere(damaged: &Image, original: &Image, lost_max: usize, what: &str) {
     let before = check(damaged).unwrap();
     let contents = walk(original);

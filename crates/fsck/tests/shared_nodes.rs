@@ -48,8 +48,8 @@ fn every_node_is_followed_once() {
     assert!(report.has(IssueKind::NodeShared), "{:?}", report.issues);
 }
 
-/// Without the pool's map there was nothing to mark nodes in, and those with keys out of place were followed each time
-/// that a parent named them: the check never ended.
+/// Without the pool's map there was nothing to mark nodes in, and those with keys out of place were followed
+/// each time that a parent named them: the check never ended.
 #[test]
 fn every_node_is_followed_once_without_a_map() {
     let mut editor = Editor::new(&common::closed());

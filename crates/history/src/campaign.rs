@@ -61,7 +61,8 @@ impl Campaign {
         Campaign { seeds: 0..count, end: None, jobs: 2 }
     }
 
-    /// Calls `check` for every seed until it finds something. Seeds below the one that is told have all been run.
+    /// Calls `check` for every seed until it finds something. Seeds below the one that is told have all been
+    /// run.
     pub fn run(&self, check: impl Fn(u64) -> Result<Tally, String> + Sync) -> Outcome {
         let next = AtomicU64::new(self.seeds.start);
         let outcome = Mutex::new(Outcome::default());

@@ -7,10 +7,10 @@
 //! +-------------------+-------------------+--------------------------+
 //! ```
 //!
-//! The writer is the number of the operation in its history, from 1 on (which names thread and sequence as well);
-//! the position counts cells from the start of that operation's data. Eight zero bytes are a zero. Everything that
-//! operations do has offsets and lengths of whole cells, so a read that splits a cell has bytes of two writes, and
-//! fails the check.
+//! The writer is the number of the operation in its history, from 1 on (which names thread and sequence as
+//! well); the position counts cells from the start of that operation's data. Eight zero bytes are a zero.
+//! Everything that operations do has offsets and lengths of whole cells, so a read that splits a cell has
+//! bytes of two writes, and fails the check.
 //!
 //! Neighbours: [`crate::content`] keeps runs of cells; [`crate::perform`] makes and decodes buffers.
 

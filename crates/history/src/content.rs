@@ -1,7 +1,7 @@
 //! The reference file: its size, and who wrote each cell.
 //!
-//! What an operation does to it is what POSIX and `fallocate(2)` say, as one step. The contents are a list of runs
-//! from offset 0 to the size, neighbours merged, so that equal files have equal lists.
+//! What an operation does to it is what POSIX and `fallocate(2)` say, as one step. The contents are a list of
+//! runs from offset 0 to the size, neighbours merged, so that equal files have equal lists.
 //!
 //! Neighbours: [`crate::exact`] applies operations to it in every order that may explain a history.
 
@@ -90,8 +90,8 @@ impl Content {
         self.replace(at, (at + len).min(self.size), data);
     }
 
-    /// Does an operation, if that is what it answered. `data` is what a write of it writes: its own cells, those that
-    /// nobody ever reads made alike.
+    /// Does an operation, if that is what it answered. `data` is what a write of it writes: its own cells,
+    /// those that nobody ever reads made alike.
     pub fn apply(&mut self, operation: &Operation, outcome: &Outcome, data: &[Run]) -> Result<(), Mismatch> {
         match (operation, outcome) {
             (Operation::Read { at, len, .. }, Outcome::Runs(seen)) => {

@@ -1,17 +1,18 @@
 //! The exact answer: is there an order of the operations that explains every read?
 //!
-//! Search after Wing and Gong (J. Parallel Distrib. Comput. 1993) with the memory of Lowe (Concurrency Computat. Pract.
-//! Exper. 2017): an order is built from its front; an operation may come next if none that is still to come returned
-//! before it was called; a set of operations done that led to the same contents before is not searched again.
+//! Search after Wing and Gong (J. Parallel Distrib. Comput. 1993) with the memory of Lowe (Concurrency
+//! Computat. Pract. Exper. 2017): an order is built from its front; an operation may come next if none that
+//! is still to come returned before it was called; a set of operations done that led to the same contents
+//! before is not searched again.
 //!
-//! Two things keep it small. Who only looks, may come next, and fits, comes next: were there an order with it later,
-//! there is one with it now. And cells that no read of the history has seen are made alike, so that the order of the
-//! writes behind them makes no difference.
+//! Two things keep it small. Who only looks, may come next, and fits, comes next: were there an order with it
+//! later, there is one with it now. And cells that no read of the history has seen are made alike, so that
+//! the order of the writes behind them makes no difference.
 //!
 //! Operations that have not returned may be done at any time after their call, or never.
 //!
-//! Neighbours: [`crate::content`] is the file; [`crate::report`] explains a contradiction; [`crate::graph`] answers
-//! for histories that are too long for this.
+//! Neighbours: [`crate::content`] is the file; [`crate::report`] explains a contradiction; [`crate::graph`]
+//! answers for histories that are too long for this.
 
 use crate::cell::{Run, Writer, ZERO};
 use crate::content::{Content, Hash128};

@@ -1,8 +1,8 @@
 //! What the threads of a history do, from a seed.
 //!
-//! A *style* says which operations meet: each kind of mistake shows under some styles within few histories, and
-//! under a mixture of everything within many. Files are of a few blocks, so that operations overlap; ranges start
-//! and end anywhere, on sectors or on blocks, as the seed has it.
+//! A *style* says which operations meet: each kind of mistake shows under some styles within few histories,
+//! and under a mixture of everything within many. Files are of a few blocks, so that operations overlap;
+//! ranges start and end anywhere, on sectors or on blocks, as the seed has it.
 //!
 //! Neighbours: [`crate::simulated`] and [`crate::threads`] do the plans.
 
@@ -174,8 +174,8 @@ impl Generator {
         Generator { random, style, blocks, grain, stream: 0, edge: 0 }
     }
 
-    /// One thread's operations of a long history: none that moves cells or makes the file smaller, ranges of whole
-    /// sectors, of a file of [`LONG_BLOCKS`].
+    /// One thread's operations of a long history: none that moves cells or makes the file smaller, ranges of
+    /// whole sectors, of a file of [`LONG_BLOCKS`].
     pub fn long(seed: u64, count: usize) -> Vec<Operation> {
         let mut random = Random::seeded(seed);
         let reader = random.one_in(3);

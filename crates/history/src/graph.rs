@@ -1,20 +1,23 @@
-//! The polynomial answer, for histories too long for [`crate::exact`]: what must have come before what, and whether that
-//! goes round in a circle.
+//! The polynomial answer, for histories too long for [`crate::exact`]: what must have come before what, and
+//! whether that goes round in a circle.
 //!
-//! Every operation took effect at one moment between its call and its return. The tags say more: a read comes after the
-//! write whose cells it saw, as a whole; any other write of a cell that it saw comes before that write or after the read.
-//! Which of the two is drawn as soon as either is impossible, which may make more impossible, until nothing is left to
-//! draw. Appends and what finds the end of file order those that moved it. A circle is a contradiction.
+//! Every operation took effect at one moment between its call and its return. The tags say more: a read comes
+//! after the write whose cells it saw, as a whole; any other write of a cell that it saw comes before that
+//! write or after the read. Which of the two is drawn as soon as either is impossible, which may make more
+//! impossible, until nothing is left to draw. Appends and what finds the end of file order those that moved
+//! it. A circle is a contradiction.
 //!
-//! Sound: each conclusion holds in every order that explains the history, so what it refuses, no order explains. Strong
-//! but not complete: choices that are open both ways, each of which leads to a contradiction only together with others,
-//! are left open. In short histories of the deliberate mistakes it finds nearly all that the exact search finds.
+//! Sound: each conclusion holds in every order that explains the history, so what it refuses, no order
+//! explains. Strong but not complete: choices that are open both ways, each of which leads to a contradiction
+//! only together with others, are left open. In short histories of the deliberate mistakes it finds nearly
+//! all that the exact search finds.
 //!
-//! Moments are kept as bounds (the latest call before it, the earliest return behind it), which stand for all that real
-//! time says; conclusions are edges. What does not fit bounds and edges is not taken: collapse and insert move cells,
-//! and sizes are not looked at where something can make the file smaller.
+//! Moments are kept as bounds (the latest call before it, the earliest return behind it), which stand for all
+//! that real time says; conclusions are edges. What does not fit bounds and edges is not taken: collapse and
+//! insert move cells, and sizes are not looked at where something can make the file smaller.
 //!
-//! Neighbours: [`crate::threads`] has histories for it; [`crate::simulated`] holds both answers against each other.
+//! Neighbours: [`crate::threads`] has histories for it; [`crate::simulated`] holds both answers against each
+//! other.
 
 use crate::cell::{CELL, Run, ZERO};
 use crate::operation::{Event, Mode, Operation, Outcome};

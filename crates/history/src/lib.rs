@@ -1,6 +1,7 @@
-//! The history checker: threads read, write and reshape one file at the same time, every cell they write says who
-//! wrote it, and afterwards it is decided whether one order of the operations explains every read: each operation as a
-//! whole, whatever its length, the size included, and none before an operation that was over when it began.
+//! The history checker: threads read, write and reshape one file at the same time, every cell they write says
+//! who wrote it, and afterwards it is decided whether one order of the operations explains every read: each
+//! operation as a whole, whatever its length, the size included, and none before an operation that was over
+//! when it began.
 //!
 //! ```text
 //! generate ── plan ──┬── simulated   (threads scheduled from a seed)  ──┐
@@ -24,8 +25,8 @@
 //! | [`threads`] | with threads of the system |
 //! | [`campaign`] | many seeds |
 //!
-//! Neighbours: nothing depends on this crate. `sim` does the same for crashes; [`quire_base::broken`] has the mistakes
-//! that the checker must find.
+//! Neighbours: nothing depends on this crate. `sim` does the same for crashes; [`quire_base::broken`] has the
+//! mistakes that the checker must find.
 
 pub mod campaign;
 pub mod cell;

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 /// Concurrent histories of one file under a seeded scheduler, checked for one order that explains every read.
 ///
-/// Each seed is one run of several files. The same arguments give the same run. Exit code 1: something was found that
-/// must not be.
+/// Each seed is one run of several files. The same arguments give the same run. Exit code 1: something was
+/// found that must not be.
 #[derive(Parser)]
 #[command(name = "history", version)]
 struct Arguments {

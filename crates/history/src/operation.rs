@@ -1,7 +1,7 @@
 //! The operations of a history, what they answered, and when.
 //!
-//! Offsets and lengths are in cells of eight bytes. Times are numbers of one counter: an operation that returned at
-//! a smaller number than another's call was over before that one began.
+//! Offsets and lengths are in cells of eight bytes. Times are numbers of one counter: an operation that
+//! returned at a smaller number than another's call was over before that one began.
 //!
 //! Neighbours: [`crate::generate`] chooses them, [`crate::perform`] does them, the checkers read them.
 

@@ -1,5 +1,5 @@
-//! A contradiction as people can read it: the first operation after whose return no order explains the history, what
-//! it saw, who wrote that, and what else was under way.
+//! A contradiction as people can read it: the first operation after whose return no order explains the
+//! history, what it saw, who wrote that, and what else was under way.
 //!
 //! Neighbours: [`crate::exact`] finds contradictions; [`crate::graph`] has cycles of its own to show.
 
@@ -64,7 +64,8 @@ fn saw(reader: &Event, writer: Writer) -> bool {
     matches!(&reader.outcome, Outcome::Runs(runs) if runs.iter().any(|run| run.writer == writer))
 }
 
-/// Whom a reader of the report wants to see: the writers of what was read, and who overlapped in time with any.
+/// Whom a reader of the report wants to see: the writers of what was read, and who overlapped in time with
+/// any.
 fn involved(events: &[Event], culprit: &Event) -> BTreeSet<Writer> {
     let writers: Vec<&Event> = events.iter().filter(|event| saw(culprit, event.number)).collect();
     let since = writers.iter().map(|event| event.called).min().unwrap_or(culprit.called).min(culprit.called);

@@ -1,6 +1,6 @@
-//! Histories under the scheduler that a seed decides: a whole volume on a simulated device whose completions come in
-//! an order of their own, the engine's threads, and the threads of one file's history, several files one after the
-//! other.
+//! Histories under the scheduler that a seed decides: a whole volume on a simulated device whose completions
+//! come in an order of their own, the engine's threads, and the threads of one file's history, several files
+//! one after the other.
 //!
 //! Invariants: settings and seed decide everything; two runs give the same histories.
 //!
@@ -251,8 +251,8 @@ pub(crate) fn spawn<T: Send + 'static>(
     thread::Builder::new().name(name.to_owned()).spawn(body).expect("a thread")
 }
 
-/// The device's own time: completes what is held, now soon, now late, in any order. Sleeps longer and longer while
-/// there is nothing, so that a run in which nobody gets on reaches its end.
+/// The device's own time: completes what is held, now soon, now late, in any order. Sleeps longer and longer
+/// while there is nothing, so that a run in which nobody gets on reaches its end.
 pub(crate) fn complete(device: &SimulatedBackend, stop: &AtomicBool, mut random: Random) {
     let mut idle = 0;
     while !stop.load(Ordering::Acquire) {

@@ -1,5 +1,5 @@
-//! Histories of the system's own threads, as fast as the machine lets them: many short ones, with an exact answer each,
-//! and a long one without a pause, for the polynomial check.
+//! Histories of the system's own threads, as fast as the machine lets them: many short ones, with an exact
+//! answer each, and a long one without a pause, for the polynomial check.
 //!
 //! What happens is up to chance; the seed only chooses what the threads do.
 //!

@@ -1,5 +1,5 @@
-//! Each deliberate mistake is found within a few thousand histories, and the same seeds find nothing in the engine as
-//! it is.
+//! Each deliberate mistake is found within a few thousand histories, and the same seeds find nothing in the
+//! engine as it is.
 
 use history::campaign::Campaign;
 use history::generate::{Extent, Style};

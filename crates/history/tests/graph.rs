@@ -1,5 +1,5 @@
-//! The polynomial check against the exact one: it never refuses what has an order (which every run of the simulated
-//! histories asserts), and refuses nearly all that has none.
+//! The polynomial check against the exact one: it never refuses what has an order (which every run of the
+//! simulated histories asserts), and refuses nearly all that has none.
 
 use history::cell::Run;
 use history::exact::{self, STATES_MAX, Verdict};

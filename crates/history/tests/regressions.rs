@@ -17,8 +17,8 @@ fn sizes(count: usize) -> Vec<Operation> {
     vec![Operation::Size; count]
 }
 
-/// A log reader polled `stat` while an append of more than a batch was under way, and saw the file grow twice: the size
-/// was published with each piece. A write is there entirely or not at all, its size included.
+/// A log reader polled `stat` while an append of more than a batch was under way, and saw the file grow
+/// twice: the size was published with each piece. A write is there entirely or not at all, its size included.
 #[test]
 fn a_long_append_moves_the_size_once() {
     let append = Operation::Append { len: 600 * BLOCK + 3, flags: IoFlags::APPEND };
@@ -55,8 +55,8 @@ fn a_direct_write_to_scattered_blocks_moves_the_size_once() {
     clean(&plan, 60);
 }
 
-/// The size that callers see while a truncate is under way is the old one until the new one stays: once a reader found
-/// the file cut off, `stat` may not show it whole again.
+/// The size that callers see while a truncate is under way is the old one until the new one stays: once a
+/// reader found the file cut off, `stat` may not show it whole again.
 #[test]
 fn a_truncate_moves_the_size_once() {
     let plan = Plan {

@@ -1,4 +1,5 @@
-//! Histories of the system's threads: the engine as it is passes, and mistakes that need no rare schedule are found.
+//! Histories of the system's threads: the engine as it is passes, and mistakes that need no rare schedule are
+//! found.
 
 use history::campaign::Campaign;
 use history::threads::{Amount, check};

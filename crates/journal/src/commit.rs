@@ -1,11 +1,12 @@
 //! Group commit: many threads want the stream durable, few of them do it for all.
 //!
-//! Protocol. Who finds his target neither durable nor on its way, and no write in flight, becomes a leader; everyone
-//! else joins a group and sleeps. A leader *departs*: under the lock it snaps the target (everything appended so far) and
-//! closes the forming group, so that later callers form the next one. Then it writes, without the lock. While writes
-//! are in flight another leader departs only if that is worth a write of its own ([`Writer::is_worthwhile`]); else the
-//! next group grows. A write that *lands* before an earlier one waits for it: `durable` moves over the landed front of
-//! the queue only, and with it the groups wake, and one of the forming group, which may lead that.
+//! Protocol. Who finds his target neither durable nor on its way, and no write in flight, becomes a leader;
+//! everyone else joins a group and sleeps. A leader *departs*: under the lock it snaps the target (everything
+//! appended so far) and closes the forming group, so that later callers form the next one. Then it writes,
+//! without the lock. While writes are in flight another leader departs only if that is worth a write of its
+//! own ([`Writer::is_worthwhile`]); else the next group grows. A write that *lands* before an earlier one
+//! waits for it: `durable` moves over the landed front of the queue only, and with it the groups wake, and
+//! one of the forming group, which may lead that.
 //!
 //! Invariants:
 //! * `durable` covers every write before it, whatever order they landed in;
@@ -38,12 +39,13 @@ pub trait Writer {
     type Departed;
     /// Whether a write from `snapped` on is worth making while others are in flight. Under the group's lock.
     fn is_worthwhile(&self, snapped: u64) -> bool;
-    /// Closes the stream at a block's end at or behind `wanted`: that end. Quick: runs under the group's lock.
+    /// Closes the stream at a block's end at or behind `wanted`: that end. Quick: runs under the group's
+    /// lock.
     fn depart(&self, wanted: u64) -> (u64, Self::Departed);
     /// Makes `from..to` durable by itself; everything up to `durable` is. Several may run at a time.
     fn write(&self, from: u64, to: u64, durable: u64, departed: Self::Departed) -> Result<()>;
-    /// `from..to` and all before it is durable: called once for each write, in order, with the number of forces that
-    /// it served. Quick: runs under the group's lock.
+    /// `from..to` and all before it is durable: called once for each write, in order, with the number of
+    /// forces that it served. Quick: runs under the group's lock.
     fn landed(&self, from: u64, to: u64, members: u64);
     /// Something failed, or panicked: everyone must hear of it.
     fn shut_down(&self, error: Error);

@@ -24,10 +24,10 @@ impl Ring for Image {
 
 /// Replays a ring made from `bytes`. Never panics, unless replay breaks one of its promises.
 ///
-/// Byte 0 chooses the block at which replay starts. The rest is blocks, each behind a control byte: odd, and the block
-/// gets a correct header and checksum for its place, with the first record's offset and the promises (in blocks) taken
-/// from the next three bytes, since no fuzzer guesses a checksum; even, and it stays as it is. Short blocks are filled
-/// up with zeros.
+/// Byte 0 chooses the block at which replay starts. The rest is blocks, each behind a control byte: odd, and
+/// the block gets a correct header and checksum for its place, with the first record's offset and the
+/// promises (in blocks) taken from the next three bytes, since no fuzzer guesses a checksum; even, and it
+/// stays as it is. Short blocks are filled up with zeros.
 pub fn fuzz_replay(bytes: &[u8]) -> Result<ReplayEnd> {
     let (start, rest) = bytes.split_first().map_or((0, bytes), |(first, rest)| (u64::from(*first), rest));
     let chunks: Vec<&[u8]> = rest.chunks(1 + BLOCK_SIZE).take(RING_BLOCKS_MAX).collect();

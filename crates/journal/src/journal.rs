@@ -1,11 +1,11 @@
 //! The journal's interface: reserve, append, force, and what checkpoints and shutdown need.
 //!
-//! A reservation is charged its record with header and alignment, and a block of padding per record, against the ring
-//! and the buffer ([`crate::stream`] says why that suffices for ever). What a record does not use goes back when it is
-//! appended, the rest when the reservation is dropped.
+//! A reservation is charged its record with header and alignment, and a block of padding per record, against
+//! the ring and the buffer ([`crate::stream`] says why that suffices for ever). What a record does not use
+//! goes back when it is appended, the rest when the reservation is dropped.
 //!
-//! An append takes its range with one atomic addition and copies its bytes in, in parallel with all others. A panic
-//! between the two leaves a range that nobody will fill; it shuts the journal down.
+//! An append takes its range with one atomic addition and copies its bytes in, in parallel with all others. A
+//! panic between the two leaves a range that nobody will fill; it shuts the journal down.
 //!
 //! Invariants: see the crate's documentation.
 //!
@@ -45,7 +45,8 @@ pub struct JournalConfig {
     pub head: Seq,
     /// Replay position of the older superblock: the ring is needed from here on. The start of a block.
     pub tail: Seq,
-    /// Memory for records that are not durable yet. Whole blocks of it are used, at least four, at most the ring.
+    /// Memory for records that are not durable yet. Whole blocks of it are used, at least four, at most the
+    /// ring.
     pub buffer_bytes: usize,
 }
 
@@ -145,7 +146,8 @@ impl Journal {
         Journal { core: Arc::new(core) }
     }
 
-    /// Room for one record with a payload of up to `bytes`. Waits for the buffer, by forcing, and never for the ring.
+    /// Room for one record with a payload of up to `bytes`. Waits for the buffer, by forcing, and never for
+    /// the ring.
     ///
     /// The caller holds no other reservation, and nothing that another holder of one may wait for.
     pub fn try_reserve(&self, bytes: usize) -> Result<JournalReservation<'_>, Short> {
@@ -162,8 +164,8 @@ impl Journal {
         self.reserve(1, bytes, false)
     }
 
-    /// Whether one record with a payload of up to `bytes` bytes would fit beside the reservations there are, if checkpoints
-    /// had emptied the ring.
+    /// Whether one record with a payload of up to `bytes` bytes would fit beside the reservations there are,
+    /// if checkpoints had emptied the ring.
     pub fn has_room_when_empty(&self, bytes: usize) -> bool {
         let usage = self.usage();
         usage.reserved_bytes + charge_of(1, bytes) <= usage.ring_bytes
@@ -217,8 +219,8 @@ impl Journal {
         self.append_after(reservation, payload, self.core.medium.mark())
     }
 
-    /// As [`Journal::append`]; the write that carries the record follows a flush of what had completed at `mark`, and of
-    /// nothing else on its behalf. Zero: the record is true whatever else is lost.
+    /// As [`Journal::append`]; the write that carries the record follows a flush of what had completed at
+    /// `mark`, and of nothing else on its behalf. Zero: the record is true whatever else is lost.
     pub fn append_after(&self, reservation: &mut JournalReservation<'_>, payload: &[u8], mark: u64) -> Seq {
         // Before the record has its place: a leader whose target covers that sees the mark.
         self.core.raise_after(mark);
@@ -227,7 +229,8 @@ impl Journal {
 
     /// Appends a record whose payload of `bytes` bytes `fill` writes.
     ///
-    /// Panics as [`Journal::append`], and if `fill` panics or writes less or more; the journal is shut down then.
+    /// Panics as [`Journal::append`], and if `fill` panics or writes less or more; the journal is shut down
+    /// then.
     pub fn append_with(
         &self,
         reservation: &mut JournalReservation<'_>,
@@ -271,8 +274,8 @@ impl Journal {
 
     /// Returns when everything up to `seq` is durable. Costs nothing if it is already.
     ///
-    /// Everything that had completed on the device before the records up to `seq` were appended is durable then, too, and
-    /// was before the records, but for those of [`Journal::append_after`].
+    /// Everything that had completed on the device before the records up to `seq` were appended is durable
+    /// then, too, and was before the records, but for those of [`Journal::append_after`].
     ///
     /// Errors: the first failure, for ever after it; `Invalid` for a `seq` that was never given out.
     pub fn force(&self, seq: Seq) -> Result<()> {
@@ -299,10 +302,11 @@ impl Journal {
         Seq(self.core.stream.head())
     }
 
-    /// Ends the open block, so that a replay can start at the returned position: every record appended before lies
-    /// before it, every later one behind it. Writes nothing.
+    /// Ends the open block, so that a replay can start at the returned position: every record appended before
+    /// lies before it, every later one behind it. Writes nothing.
     ///
-    /// A checkpoint calls it under the exclusive barrier, so that no transaction is between its `Seq` and its apply.
+    /// A checkpoint calls it under the exclusive barrier, so that no transaction is between its `Seq` and its
+    /// apply.
     pub fn close_block(&self) -> Seq {
         let core = &*self.core;
         let unfinished = Unfinished { core };
@@ -312,8 +316,8 @@ impl Journal {
         Seq(end)
     }
 
-    /// A superblock is durable: replay from it starts at `newest`, from the one in the other slot at `tail`. The ring
-    /// before `tail` is free.
+    /// A superblock is durable: replay from it starts at `newest`, from the one in the other slot at `tail`.
+    /// The ring before `tail` is free.
     ///
     /// Positions that go back, or were never reached, shut the journal down: they would free what is needed.
     pub fn checkpointed(&self, newest: Seq, tail: Seq) {
@@ -333,8 +337,8 @@ impl Journal {
         core.stream.set_tail(tail.0);
     }
 
-    /// Ends all change: every waiter wakes, every later reservation and force fails, all with the first error given
-    /// here or met by a write. Records appended later by holders of reservations are never written.
+    /// Ends all change: every waiter wakes, every later reservation and force fails, all with the first error
+    /// given here or met by a write. Records appended later by holders of reservations are never written.
     pub fn shut_down(&self, error: Error) {
         self.core.shut_down(error);
     }
@@ -344,8 +348,8 @@ impl Journal {
         self.core.failure.get()
     }
 
-    /// How full it is. The numbers are read one after the other, the smaller positions first, so that none is ever
-    /// ahead of one that bounds it.
+    /// How full it is. The numbers are read one after the other, the smaller positions first, so that none is
+    /// ever ahead of one that bounds it.
     pub fn usage(&self) -> JournalUsage {
         let core = &*self.core;
         let tail = core.tail.load(Ordering::Acquire);
@@ -445,14 +449,15 @@ impl RecordWriter<'_> {
 impl Core {
     /// The next journal write follows a flush of what had completed at `mark`.
     fn raise_after(&self, mark: u64) {
-        // Looked at first, so that appends do not meet here. The mark only grows: a leader that sees what this thread
-        // does next sees at least what this look saw.
+        // Looked at first, so that appends do not meet here. The mark only grows: a leader that sees what
+        // this thread does next sees at least what this look saw.
         if self.after.load(Ordering::Acquire) < mark {
             self.after.fetch_max(mark, Ordering::AcqRel);
         }
     }
 
-    /// The largest reservation: so small that a checkpoint always makes room for it, and the buffer can hold it.
+    /// The largest reservation: so small that a checkpoint always makes room for it, and the buffer can hold
+    /// it.
     fn charge_max(&self) -> u64 {
         (self.stream.ring_bytes() / 4).min(self.stream.buffer_bytes())
     }
@@ -491,8 +496,8 @@ impl Writer for Core {
         if self.stream.wait_filled(to, &self.failure)? {
             self.counters.add(Event::Straggler, 1);
         }
-        // Whoever appended had completed his data writes and stored their mark; the head, read in `depart`, carries
-        // that here.
+        // Whoever appended had completed his data writes and stored their mark; the head, read in `depart`,
+        // carries that here.
         if !is_broken(Broken::NoFlushBeforeJournalWrite) {
             self.medium.flush_before(self.after.load(Ordering::Acquire))?;
         }

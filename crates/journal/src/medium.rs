@@ -1,4 +1,5 @@
-//! What a journal writes to. On a volume it is the device; tests and model checkers put their own in its place.
+//! What a journal writes to. On a volume it is the device; tests and model checkers put their own in its
+//! place.
 //!
 //! Neighbours: [`crate::commit`] calls these, in the order before, write, after.
 

@@ -1,17 +1,18 @@
 //! Reading the stream back after a crash.
 //!
-//! Replay walks the ring from the position that the superblock names. It takes blocks as long as they check: checksum,
-//! volume, incarnation, and the position that this place of the ring must have in this lap. It puts records together
-//! from their blocks and hands over each that is whole. The first block that does not check is the end of the stream:
-//! a write that the crash tore, or one that was never made.
+//! Replay walks the ring from the position that the superblock names. It takes blocks as long as they check:
+//! checksum, volume, incarnation, and the position that this place of the ring must have in this lap. It puts
+//! records together from their blocks and hands over each that is whole. The first block that does not check
+//! is the end of the stream: a write that the crash tore, or one that was never made.
 //!
-//! Or the journal is *damaged*. To tell, replay looks at the rest of the ring. Every block says how far the stream was
-//! durable when it was submitted, and how far a durable superblock had come; if a block of this life promises more than
-//! replay found, something durable is gone, and that is an error, not an end. (The last write before a crash has no
-//! later witness: damage in it looks torn.)
+//! Or the journal is *damaged*. To tell, replay looks at the rest of the ring. Every block says how far the
+//! stream was durable when it was submitted, and how far a durable superblock had come; if a block of this
+//! life promises more than replay found, something durable is gone, and that is an error, not an end. (The
+//! last write before a crash has no later witness: damage in it looks torn.)
 //!
-//! Invariants: nothing read is trusted; memory grows with bytes actually read from blocks that check, at most one
-//! record; at most one lap is read. What was read may sit in the device's cache only: flush before relying on it.
+//! Invariants: nothing read is trusted; memory grows with bytes actually read from blocks that check, at most
+//! one record; at most one lap is read. What was read may sit in the device's cache only: flush before
+//! relying on it.
 //!
 //! Neighbours: the volume, which applies the records, then publishes a new incarnation before it appends.
 
@@ -81,8 +82,8 @@ impl Ring for OnDevice<'_> {
 
 /// Hands every whole record behind `config.from` to `apply`, with its `Seq`, in order.
 ///
-/// Errors: `Corrupt` if the journal is damaged, or blocks that check contradict themselves; whatever `apply` or the
-/// device says. Records handed over before an error must not be relied on.
+/// Errors: `Corrupt` if the journal is damaged, or blocks that check contradict themselves; whatever `apply`
+/// or the device says. Records handed over before an error must not be relied on.
 pub fn replay(
     device: &Device,
     config: &ReplayConfig,

@@ -1,25 +1,32 @@
-//! The record stream in memory: where it ends, how much of it is promised, and the buffer that holds its newest part.
+//! The record stream in memory: where it ends, how much of it is promised, and the buffer that holds its
+//! newest part.
 //!
 //! Three words decide everything, all in stream positions (bytes):
-//! * `head`: where the next record goes. An append adds its length; closing a block moves it to the next block.
-//! * `claimed`: `head` rounded up to a block, plus what outstanding reservations may still need, a block of padding
-//!   for each of their records included. It never falls below that sum. An append moves room from reservation to
-//!   head and gives back what it did not need; padding changes nothing, since it ends where `head` rounds up to.
-//!   So the one comparison `claimed <= limit`, made when reserving, holds for all that can happen later.
-//! * the limits: `durable + buffer` and `tail + ring`. They only grow, so an old value read by chance is a safe one.
+//! * `head`: where the next record goes. An append adds its length; closing a block moves it to the next
+//!   block.
+//! * `claimed`: `head` rounded up to a block, plus what outstanding reservations may still need, a block of
+//!   padding for each of their records included. It never falls below that sum. An append moves room from
+//!   reservation to head and gives back what it did not need; padding changes nothing, since it ends where
+//!   `head` rounds up to. So the one comparison `claimed <= limit`, made when reserving, holds for all that
+//!   can happen later.
+//! * the limits: `durable + buffer` and `tail + ring`. They only grow, so an old value read by chance is a
+//!   safe one.
 //!
-//! The buffer is a ring of block images; the stream piece at position p is in slot (p / 4032) mod slots. Appenders
-//! copy into it in parallel, each into the range that `head` gave it, and then leave its length in the *mark* of its
-//! start. The committer walks from mark to mark, and takes them away, until it has passed all that it is to write; it
-//! waits at a start without a mark. It then owns the images, until their slots are recycled when they are durable. So
-//! appenders tell the committer without meeting one another: marks lie as their records do, at half the distance.
+//! The buffer is a ring of block images; the stream piece at position p is in slot (p / 4032) mod slots.
+//! Appenders copy into it in parallel, each into the range that `head` gave it, and then leave its length in
+//! the *mark* of its start. The committer walks from mark to mark, and takes them away, until it has passed
+//! all that it is to write; it waits at a start without a mark. It then owns the images, until their slots
+//! are recycled when they are durable. So appenders tell the committer without meeting one another: marks lie
+//! as their records do, at half the distance.
 //!
 //! Waiting without lost wake-ups: who waits for room sets a flag in the very word that the other side changes
-//! (`WAITING` in `claimed`), so either he sees the change or the changer sees the flag. Who waits for a mark says so in
-//! `wanted` and looks at the mark again; who leaves a mark looks at `wanted` afterwards; both fence in between.
+//! (`WAITING` in `claimed`), so either he sees the change or the changer sees the flag. Who waits for a mark
+//! says so in `wanted` and looks at the mark again; who leaves a mark looks at `wanted` afterwards; both
+//! fence in between.
 //!
-//! Shared lines: `ends`, changed thrice by each append; the line where one record's bytes end and another's begin;
-//! `wanted`, which is read by all and written when a committer comes to a record that is still being copied.
+//! Shared lines: `ends`, changed thrice by each append; the line where one record's bytes end and another's
+//! begin; `wanted`, which is read by all and written when a committer comes to a record that is still being
+//! copied.
 //!
 //! Neighbours: [`crate::journal`] reserves and appends, [`crate::commit`] closes, writes and recycles.
 
@@ -38,7 +45,8 @@ pub const PADDING_MAX: u64 = PAYLOAD;
 /// In `claimed`: somebody waits for room.
 const WAITING: u64 = 1 << 63;
 const NO_RECORD: u32 = u32::MAX;
-/// Looks at a missing mark before the committer goes to sleep: a copy of a record takes less than a microsecond.
+/// Looks at a missing mark before the committer goes to sleep: a copy of a record takes less than a
+/// microsecond.
 const SPINS: usize = if cfg!(any(loom, shuttle)) { 0 } else { 200 };
 
 /// Why room was refused.
@@ -55,8 +63,8 @@ pub enum Shortage {
 #[repr(C, align(4096))]
 struct Page(UnsafeCell<[u8; BLOCK_SIZE]>);
 
-// SAFETY: a page is written only by the owners of disjoint stream ranges (see `Stream::copy`) and, when all of them are
-// done, by the one committer (`Stream::seal`); the marks in `Slot` order the two.
+// SAFETY: a page is written only by the owners of disjoint stream ranges (see `Stream::copy`) and, when all
+// of them are done, by the one committer (`Stream::seal`); the marks in `Slot` order the two.
 unsafe impl Sync for Page {}
 // SAFETY: plain bytes.
 unsafe impl Send for Page {}
@@ -131,8 +139,8 @@ impl Claimed {
 }
 
 impl Stream {
-    /// An empty stream that goes on at `head` (the start of a block), with a ring of `ring` blocks needed from `tail`
-    /// on, and a buffer of `slots` blocks.
+    /// An empty stream that goes on at `head` (the start of a block), with a ring of `ring` blocks needed
+    /// from `tail` on, and a buffer of `slots` blocks.
     pub fn new(head: u64, tail: u64, ring: u64, slots: usize) -> Stream {
         let slots = slots.max(1);
         let ring_bytes = ring.saturating_mul(PAYLOAD).min(POSITION_MAX);
@@ -218,8 +226,8 @@ impl Stream {
         }
     }
 
-    /// Waits until a claim of `charge` bytes may fit the buffer, or the head is behind `forced`, or a failure is set.
-    /// May return early.
+    /// Waits until a claim of `charge` bytes may fit the buffer, or the head is behind `forced`, or a failure
+    /// is set. May return early.
     pub fn wait_for_room(&self, charge: u64, forced: u64, failure: &Failure) {
         let mut room = self.room.lock();
         let claimed = self.ends.0.claimed.fetch_or(WAITING, Ordering::AcqRel) & !WAITING;
@@ -243,8 +251,8 @@ impl Stream {
         self.filled.notify_all();
     }
 
-    /// Takes the next `bytes` of the stream. The caller has claimed them and a block of padding, and must fill the
-    /// range with [`Stream::fill`]; `unclaim` of what the two values differ by is the caller's too.
+    /// Takes the next `bytes` of the stream. The caller has claimed them and a block of padding, and must
+    /// fill the range with [`Stream::fill`]; `unclaim` of what the two values differ by is the caller's too.
     ///
     /// Returns the range and how much of the claim it used up.
     pub fn advance(&self, bytes: u64) -> (Claimed, u64) {
@@ -281,9 +289,10 @@ impl Stream {
         while !rest.is_empty() {
             let within = (at % PAYLOAD) as usize;
             let (now, later) = rest.split_at(rest.len().min(PAYLOAD_BYTES - within));
-            // SAFETY: `within + now.len() <= PAYLOAD_BYTES`, so the target lies in the page. The range belongs to the
-            // caller alone (`head` gave it out once, `&mut` proves that he is one thread), the page is this lap's
-            // (`claimed` never runs ahead of recycled slots), and the committer looks only when `fill` has counted it.
+            // SAFETY: `within + now.len() <= PAYLOAD_BYTES`, so the target lies in the page. The range
+            // belongs to the caller alone (`head` gave it out once, `&mut` proves that he is one thread), the
+            // page is this lap's (`claimed` never runs ahead of recycled slots), and the committer looks only
+            // when `fill` has counted it.
             unsafe {
                 let page = self.page(at).cast::<u8>().add(HEADER_BYTES + within);
                 std::ptr::copy_nonoverlapping(now.as_ptr(), page, now.len());
@@ -313,8 +322,8 @@ impl Stream {
         self.fill(range);
     }
 
-    /// Waits until every byte before `end` (the start of a block) is filled; true if it had to wait for a straggler.
-    /// Fails with the first failure, since a range whose owner panicked never fills.
+    /// Waits until every byte before `end` (the start of a block) is filled; true if it had to wait for a
+    /// straggler. Fails with the first failure, since a range whose owner panicked never fills.
     pub fn wait_filled(&self, end: u64, failure: &Failure) -> Result<bool> {
         let mut waited = false;
         let mut walk = self.walk.lock();
@@ -363,8 +372,8 @@ impl Stream {
     /// Runs `seal(position, first_record, image)` on every block of `start..end` (starts of blocks).
     ///
     /// # Safety
-    /// Every byte of the range is filled ([`Stream::wait_filled`]), the range is not recycled, and nobody else reads
-    /// or writes these images meanwhile.
+    /// Every byte of the range is filled ([`Stream::wait_filled`]), the range is not recycled, and nobody
+    /// else reads or writes these images meanwhile.
     pub unsafe fn seal(
         &self,
         start: u64,
@@ -379,11 +388,12 @@ impl Stream {
         }
     }
 
-    /// The images of `start..end`, cut where the buffer or a ring of `ring` blocks wraps: ring index and bytes of each
-    /// run.
+    /// The images of `start..end`, cut where the buffer or a ring of `ring` blocks wraps: ring index and
+    /// bytes of each run.
     ///
     /// # Safety
-    /// Every byte of the range is filled, and the range is neither sealed nor recycled while the slices are in use.
+    /// Every byte of the range is filled, and the range is neither sealed nor recycled while the slices are
+    /// in use.
     pub unsafe fn images(&self, start: u64, end: u64, ring: u64) -> Vec<(u64, &[u8])> {
         let mut runs = Vec::new();
         let mut at = start;

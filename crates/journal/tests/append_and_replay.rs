@@ -137,8 +137,8 @@ fn many_laps() {
     assert!(rig.backend.violations().is_empty(), "{:?}", rig.backend.violations());
 }
 
-/// However reservations, forces and block closings mix, a reservation once given is honoured and the ring never
-/// overruns its tail.
+/// However reservations, forces and block closings mix, a reservation once given is honoured and the ring
+/// never overruns its tail.
 #[test]
 fn padding_never_overruns_the_ring() {
     let rig = Rig::new(16);

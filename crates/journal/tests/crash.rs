@@ -1,8 +1,8 @@
 //! Random appends, forces, checkpoints and crashes against a model: a list of the payloads appended.
 //!
-//! A crash may strike at any event of the device's history, in the middle of a write too. What comes back must be a
-//! prefix of the list, not shorter than the last force that had returned; and the journal must then go on in a new
-//! life, several crashes deep.
+//! A crash may strike at any event of the device's history, in the middle of a write too. What comes back
+//! must be a prefix of the list, not shorter than the last force that had returned; and the journal must then
+//! go on in a new life, several crashes deep.
 
 #![cfg(not(any(loom, shuttle)))]
 
@@ -183,8 +183,8 @@ proptest! {
 /// Blocks in front of the ring that hold data.
 const DATA_BLOCKS: u64 = 3;
 
-/// A record that speaks of data never comes back without them: they were complete when it was appended, and the
-/// journal flushes between the two. Several writers of data, one journal, a crash at every event.
+/// A record that speaks of data never comes back without them: they were complete when it was appended, and
+/// the journal flushes between the two. Several writers of data, one journal, a crash at every event.
 #[test]
 fn no_record_without_its_data() {
     for seed in 0..12 {

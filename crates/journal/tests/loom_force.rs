@@ -43,7 +43,8 @@ impl Bytes {
     }
 }
 
-/// Two appenders fill halves of a block, the committer sleeps until both are done and then sees all their bytes.
+/// Two appenders fill halves of a block, the committer sleeps until both are done and then sees all their
+/// bytes.
 #[test]
 fn the_committer_sees_what_was_filled() {
     check(3, || {
@@ -69,8 +70,8 @@ fn the_committer_sees_what_was_filled() {
     });
 }
 
-/// An append and the closing of the block race; whichever comes first, the block gets full once and the record is
-/// in the block the position says.
+/// An append and the closing of the block race; whichever comes first, the block gets full once and the
+/// record is in the block the position says.
 #[test]
 fn closing_races_with_appending() {
     check(3, || {

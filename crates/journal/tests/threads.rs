@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Many threads on a small ring and a smaller buffer, with a checkpointer: every record is there, once, and every
-/// thread's records are in its order.
+/// Many threads on a small ring and a smaller buffer, with a checkpointer: every record is there, once, and
+/// every thread's records are in its order.
 #[test]
 fn parallel_appends_lose_nothing() {
     const THREADS: u64 = 6;
@@ -251,7 +251,8 @@ fn a_straggler_that_panics_frees_the_leader() {
     assert_eq!(gate.entered.load(Ordering::SeqCst), 0);
 }
 
-/// With the buffer promised away and nothing to force, a reservation waits for another to be given back or used.
+/// With the buffer promised away and nothing to force, a reservation waits for another to be given back or
+/// used.
 #[test]
 fn a_reservation_waits_for_others() {
     for used in [true, false] {

@@ -1,17 +1,18 @@
 //! `lab conflicts`: which cache lines two operations that commute would fight over.
 //!
-//! Two cores that run code which shares no written line run it as fast as each alone; each line that both touch and one
-//! writes is a place where more cores will wait for one another. That can be seen without having them: each operation of
-//! a pair runs alone, from the same state (the second one with the first's done), with every memory access written down
-//! ([`trace`]); then the two lists of lines are compared. Sharded structures are told the sides' shards, 0 and 1.
+//! Two cores that run code which shares no written line run it as fast as each alone; each line that both
+//! touch and one writes is a place where more cores will wait for one another. That can be seen without
+//! having them: each operation of a pair runs alone, from the same state (the second one with the first's
+//! done), with every memory access written down ([`trace`]); then the two lists of lines are compared.
+//! Sharded structures are told the sides' shards, 0 and 1.
 //!
 //! ```text
 //!   pairs    state and operations      trace    fork, single steps, decoded accesses
 //!   places   code to source line       arena    an allocator that does not count
 //! ```
 //!
-//! The kept file has the number of conflicting lines of each pair; more than that is an error, so they do not grow
-//! unseen. `docs/scalability.md` gives the reason of each that remains.
+//! The kept file has the number of conflicting lines of each pair; more than that is an error, so they do not
+//! grow unseen. `docs/scalability.md` gives the reason of each that remains.
 //!
 //! Neighbours: the program `lab` runs it.
 
@@ -158,12 +159,12 @@ pub fn render(findings: &[Finding]) -> String {
     out
 }
 
-/// Lines more than are kept that say nothing: from build to build and machine to machine a buffer lies one line further
-/// on, or begins in the middle of one.
+/// Lines more than are kept that say nothing: from build to build and machine to machine a buffer lies one
+/// line further on, or begins in the middle of one.
 const LINES_THAT_MOVE: usize = 2;
 
-/// Compares with the kept numbers; pairs that have more (by more than [`LINES_THAT_MOVE`], where any are kept), or none
-/// kept, are an error.
+/// Compares with the kept numbers; pairs that have more (by more than [`LINES_THAT_MOVE`], where any are
+/// kept), or none kept, are an error.
 pub fn check(findings: &[Finding], kept: &Path) -> Outcome<String> {
     let text = std::fs::read_to_string(kept).map_err(os(format!("reading {}", kept.display())))?;
     let kept = parse(&text)?;

@@ -1,5 +1,5 @@
-//! Experiments for developers of Quire. Users have `quire bench` and `quire probe`; the program `quire` does not depend
-//! on this crate.
+//! Experiments for developers of Quire. Users have `quire bench` and `quire probe`; the program `quire` does
+//! not depend on this crate.
 //!
 //! * [`locks`]: the workload `mixed` of `quire bench` over bare locking schemes.
 //! * [`conflicts`]: cache lines that pairs of operations which commute would fight over.

@@ -1,7 +1,8 @@
-//! `lab locks`: the workload `mixed` over bare locking schemes on a flat array, without a file system around them.
+//! `lab locks`: the workload `mixed` over bare locking schemes on a flat array, without a file system around
+//! them.
 //!
-//! It shows what the choice of a scheme costs and buys: throughput, torn reads, and how long the unluckiest reader
-//! and writer waited. The driver is that of `quire bench mixed`, so the figures mean the same.
+//! It shows what the choice of a scheme costs and buys: throughput, torn reads, and how long the unluckiest
+//! reader and writer waited. The driver is that of `quire bench mixed`, so the figures mean the same.
 //!
 //! The bytes are a [`quire_bench::array`](mod@quire_bench::array), copied by raw copies that may race.
 //!

@@ -1,9 +1,10 @@
-//! `lab unlink`: what unlinking a great deal costs those who unlink, and those who do something else meanwhile.
+//! `lab unlink`: what unlinking a great deal costs those who unlink, and those who do something else
+//! meanwhile.
 //!
-//! A volume in memory holds many small files and one file of a tebibyte in many extents. One thread keeps making,
-//! writing, reading and unlinking small files of its own in another directory, first alone, then while the many files
-//! are unlinked one by one, then while the large one is freed behind its unlink. Told are the latencies of both, and
-//! how much memory the process took on top.
+//! A volume in memory holds many small files and one file of a tebibyte in many extents. One thread keeps
+//! making, writing, reading and unlinking small files of its own in another directory, first alone, then
+//! while the many files are unlinked one by one, then while the large one is freed behind its unlink. Told
+//! are the latencies of both, and how much memory the process took on top.
 //!
 //! Neighbours: the program `lab` runs it; `quire::reaper` does the work.
 
@@ -65,7 +66,8 @@ fn others(volume: &Volume, directory: &InodeRef, over: &AtomicBool) -> Result<Ti
     Ok(seen)
 }
 
-/// Runs `work` while others go on, watching memory; gives its outcome, the others' latencies, and the most memory.
+/// Runs `work` while others go on, watching memory; gives its outcome, the others' latencies, and the most
+/// memory.
 fn beside<T>(
     volume: &Volume,
     directory: &InodeRef,

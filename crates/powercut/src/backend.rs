@@ -8,18 +8,22 @@
 //!                           the process
 //! ```
 //!
-//! Moments: at once; when about as many writes are held as ever in the last `WATCH`, since otherwise most cuts would find
-//! next to nothing held; or in the middle of a flush of about the largest size. After `MOMENT_PATIENCE` any will do.
+//! Moments: at once; when about as many writes are held as ever in the last `WATCH`, since otherwise most
+//! cuts would find next to nothing held; or in the middle of a flush of about the largest size. After
+//! `MOMENT_PATIENCE` any will do.
 //!
-//! Protocol of the cut: under the lock of the state, which is never released again, the *power file* says "0", then
-//! the file gets its last bytes. So a program that reads "1" there after its commit returned knows that the commit
-//! returned while the power was on; whatever it is told later is the error of a machine that no longer exists.
+//! Protocol of the cut: under the lock of the state, which is never released again, the *power file* says
+//! "0", then the file gets its last bytes. So a program that reads "1" there after its commit returned knows
+//! that the commit returned while the power was on; whatever it is told later is the error of a machine that
+//! no longer exists.
 //!
-//! Invariants: only destaged bytes are in the file (in the page cache of the host, which outlives this process: the
-//! cut is simulated, the host is not); at most `HELD_BYTES_MAX` are held beyond what is in flight.
+//! Invariants: only destaged bytes are in the file (in the page cache of the host, which outlives this
+//! process: the cut is simulated, the host is not); at most `HELD_BYTES_MAX` are held beyond what is in
+//! flight.
 //!
-//! Two devices *lie*, so that the checks can be seen to fail: flushes return at once and do nothing. One leaves chaos
-//! at a cut, the other an orderly state of the past, which no structure contradicts and only ledgers can tell.
+//! Two devices *lie*, so that the checks can be seen to fail: flushes return at once and do nothing. One
+//! leaves chaos at a cut, the other an orderly state of the past, which no structure contradicts and only
+//! ledgers can tell.
 //!
 //! Neighbours: [`crate::cache`] is the state; [`crate::serve`] puts a volume and a mount on top.
 
@@ -207,8 +211,8 @@ impl PowerCutBackend {
         Ok(PowerCutBackend { shared, name, blocks, worker: Some(worker) })
     }
 
-    /// Cuts the power at the next moment that the seed likes. From then on nothing reaches the file but what the seed
-    /// lets survive. The process ends.
+    /// Cuts the power at the next moment that the seed likes. From then on nothing reaches the file but what
+    /// the seed lets survive. The process ends.
     pub fn cut(&self) -> ! {
         let mut state = self.shared.state.lock();
         let choice = state.random.below(5);
@@ -230,8 +234,8 @@ impl PowerCutBackend {
         self.shared.cut_now(&mut state)
     }
 
-    /// After an orderly close: what was not flushed by now is lost, and should be nothing. Returns the number of such
-    /// writes.
+    /// After an orderly close: what was not flushed by now is lost, and should be nothing. Returns the number
+    /// of such writes.
     pub fn lose_unflushed(&self) -> u64 {
         self.shared.state.lock().cache.lose_all()
     }

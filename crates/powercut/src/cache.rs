@@ -1,12 +1,13 @@
 //! The volatile write cache of a drive, as a data structure: what was written and may still be lost.
 //!
-//! Model: a write is held from its submission until it is *destaged* (put on the medium) by a flush, by the drive's
-//! own whim, or for want of room. Reads see the newest version of a block, on the medium or not. At a power cut each
-//! held write has a fate of its own: kept, lost, or torn at sectors of 512 bytes in any pattern; so later writes may
-//! survive earlier ones. Versions of one block keep their order, since a cache holds only the newest of a sector.
+//! Model: a write is held from its submission until it is *destaged* (put on the medium) by a flush, by the
+//! drive's own whim, or for want of room. Reads see the newest version of a block, on the medium or not. At a
+//! power cut each held write has a fate of its own: kept, lost, or torn at sectors of 512 bytes in any
+//! pattern; so later writes may survive earlier ones. Versions of one block keep their order, since a cache
+//! holds only the newest of a sector.
 //!
-//! Invariants: `blocks` lists, for each block with held versions, the writes that hold them, oldest first; what a
-//! destaged version made obsolete is in no list and reaches the medium no more.
+//! Invariants: `blocks` lists, for each block with held versions, the writes that hold them, oldest first;
+//! what a destaged version made obsolete is in no list and reaches the medium no more.
 //!
 //! Neighbours: [`crate::backend`] locks it, and knows when a flush covers what.
 
@@ -61,8 +62,8 @@ pub struct Fates {
 }
 
 impl WriteCache {
-    /// An empty cache. If `is_in_order`, writes reach the medium in the order of their submission only, at a cut too,
-    /// and none is torn.
+    /// An empty cache. If `is_in_order`, writes reach the medium in the order of their submission only, at a
+    /// cut too, and none is torn.
     pub fn new(is_in_order: bool) -> WriteCache {
         WriteCache { is_in_order, ..WriteCache::default() }
     }
@@ -135,8 +136,8 @@ impl WriteCache {
         Ok(true)
     }
 
-    /// Version `id` of a block is on the medium: it and older ones are held no more. False if a newer one was there
-    /// before it.
+    /// Version `id` of a block is on the medium: it and older ones are held no more. False if a newer one was
+    /// there before it.
     fn settle(&mut self, block: u64, id: u64) -> bool {
         let Some(versions) = self.blocks.get_mut(&block) else { return false };
         let Ok(place) = versions.binary_search(&id) else { return false };
@@ -147,7 +148,8 @@ impl WriteCache {
         true
     }
 
-    /// Cuts the power: lets the seed decide the fate of every held write, and puts what survives on the medium.
+    /// Cuts the power: lets the seed decide the fate of every held write, and puts what survives on the
+    /// medium.
     pub fn cut(&mut self, random: &mut Random, medium: &impl Medium) -> std::io::Result<Fates> {
         let count = self.writes.len() as u64;
         let style = if self.is_in_order {

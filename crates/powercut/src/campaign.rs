@@ -1,8 +1,9 @@
 //! Power cut after power cut, with a program's promises checked after each.
 //!
-//! A round: switch on; start the program and check everything it ever acknowledged; let it work for a time that the
-//! seed decides; cut; end its processes; fsck. One round in `CUT_IN_RECOVERY` cuts while the program is still
-//! recovering from the cut before. After the last round: check, orderly end, and the check once more.
+//! A round: switch on; start the program and check everything it ever acknowledged; let it work for a time
+//! that the seed decides; cut; end its processes; fsck. One round in `CUT_IN_RECOVERY` cuts while the program
+//! is still recovering from the cut before. After the last round: check, orderly end, and the check once
+//! more.
 //!
 //! Neighbours: [`crate::machine`] has the power; [`crate::sqlite`] and [`crate::postgres`] are the programs.
 
@@ -31,7 +32,8 @@ pub trait Program {
     fn check(&mut self, machine: &Machine, random: &mut Random) -> Outcome<Duration>;
     /// Starts work, every acknowledgement of which is written down outside of the mount.
     fn work(&mut self, machine: &Machine, random: &mut Random) -> Outcome;
-    /// After the cut: ends every process, reads the ledgers. Gives the transactions acknowledged since `work`.
+    /// After the cut: ends every process, reads the ledgers. Gives the transactions acknowledged since
+    /// `work`.
     fn end(&mut self, machine: &Machine) -> Outcome<u64>;
     /// Ends the program in order, the power being on.
     fn stop(&mut self, machine: &Machine) -> Outcome;

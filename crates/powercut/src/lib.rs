@@ -7,15 +7,17 @@
 //! ```
 //!
 //! * [`cache`], [`backend`]: a device with a volatile write cache over an image file, and its cut.
-//! * [`serve`]: the process that serves the volume; [`machine`]: that process, its mount, its image, from outside.
+//! * [`serve`]: the process that serves the volume; [`machine`]: that process, its mount, its image, from
+//!   outside.
 //! * [`campaign`]: rounds of work, cut, fsck, recovery, check; [`failure`]: why one stopped.
 //! * [`sqlite`], [`postgres`]: what works and what is checked.
 //!
-//! The question asked after each cut: is every transaction there whose commit returned while the power was on, is at
-//! most one more of each client there, and does the program's own checker find nothing wrong?
+//! The question asked after each cut: is every transaction there whose commit returned while the power was
+//! on, is at most one more of each client there, and does the program's own checker find nothing wrong?
 //!
-//! Neighbours: nothing in the product depends on this crate. `sim` asks the same of the engine alone, exhaustively and
-//! repeatably; here kernel, FUSE and the databases' own habits take part, and only the seed's share of a run repeats.
+//! Neighbours: nothing in the product depends on this crate. `sim` asks the same of the engine alone,
+//! exhaustively and repeatably; here kernel, FUSE and the databases' own habits take part, and only the
+//! seed's share of a run repeats.
 
 pub mod backend;
 pub mod cache;

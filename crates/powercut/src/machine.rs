@@ -6,8 +6,8 @@
 //!   mnt/         the mount point       power        "1" while the power is on
 //! ```
 //!
-//! Invariants: when a [`Machine`] is dropped its server is dead and nothing is mounted at `mnt`, whatever happened;
-//! the folder goes with it unless [`Machine::keep`] was called.
+//! Invariants: when a [`Machine`] is dropped its server is dead and nothing is mounted at `mnt`, whatever
+//! happened; the folder goes with it unless [`Machine::keep`] was called.
 //!
 //! Neighbours: [`crate::serve`] is the server; [`crate::campaign`] decides when the power goes.
 

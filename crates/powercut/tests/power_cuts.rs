@@ -1,5 +1,5 @@
-//! Power cuts under real databases on a real mount, a few of each; `scripts/powercut` does many. And the proof that
-//! the checks can fail: two devices whose flushes do nothing.
+//! Power cuts under real databases on a real mount, a few of each; `scripts/powercut` does many. And the
+//! proof that the checks can fail: two devices whose flushes do nothing.
 
 use powercut::backend::Honesty;
 use powercut::campaign::{self, Options, Program, Report};
@@ -100,7 +100,8 @@ fn a_device_that_lies_is_found_out() {
     }
 }
 
-/// What this device leaves contradicts itself nowhere: only the ledgers on the host know that something is missing.
+/// What this device leaves contradicts itself nowhere: only the ledgers on the host know that something is
+/// missing.
 #[test]
 fn a_device_that_lies_in_order_is_found_out_by_the_ledgers() {
     if can_mount("a_device_that_lies_in_order_is_found_out_by_the_ledgers") {

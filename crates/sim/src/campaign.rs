@@ -1,7 +1,7 @@
 //! Many runs, some at a time, up to the first violation.
 //!
-//! Invariants: which runs there are and what each does depends on the list alone; only which of several violations is
-//! told first, and how far the others got by then, depends on time.
+//! Invariants: which runs there are and what each does depends on the list alone; only which of several
+//! violations is told first, and how far the others got by then, depends on time.
 //!
 //! Neighbours: the program `sim` and the tests say which runs; [`crate::levels`] does one.
 
@@ -22,7 +22,8 @@ pub struct Campaign {
     pub found: Option<(Settings, Violation)>,
 }
 
-/// Does the runs that `list` gives, `jobs` at a time. `tick` is called after each; if it gives false, no more are begun.
+/// Does the runs that `list` gives, `jobs` at a time. `tick` is called after each; if it gives false, no more
+/// are begun.
 pub fn run(
     list: impl Iterator<Item = Settings> + Send,
     jobs: usize,

@@ -1,14 +1,15 @@
-//! Which sets of operations can have been done at once, and what is there then: the graph that crash images are held
-//! against.
+//! Which sets of operations can have been done at once, and what is there then: the graph that crash images
+//! are held against.
 //!
-//! A *configuration* is a set of operations that is closed under real time (if A returned before B was called and B is
-//! in, A is in), reached by some order in which every operation answered what the model answers. Since each thread does
-//! one thing after the other, a configuration is a count for each thread, and a state of the model. The graph is
-//! searched breadth first from nothing, with a memory of what was met (Wing and Gong's search with Lowe's memo); what
-//! leads nowhere is cut off again. If the whole run cannot be reached, no order explains what it observed: the live run
-//! was not linearizable.
+//! A *configuration* is a set of operations that is closed under real time (if A returned before B was called
+//! and B is in, A is in), reached by some order in which every operation answered what the model answers.
+//! Since each thread does one thing after the other, a configuration is a count for each thread, and a state
+//! of the model. The graph is searched breadth first from nothing, with a memory of what was met (Wing and
+//! Gong's search with Lowe's memo); what leads nowhere is cut off again. If the whole run cannot be reached,
+//! no order explains what it observed: the live run was not linearizable.
 //!
-//! Neighbours: [`crate::model`] answers; [`crate::oracle`] looks for a configuration that a crash image shows.
+//! Neighbours: [`crate::model`] answers; [`crate::oracle`] looks for a configuration that a crash image
+//! shows.
 
 use crate::model::Model;
 use crate::operation::{Operation, Outcome, Record};
@@ -56,7 +57,8 @@ pub struct Configurations {
     pub all: Vec<Configuration>,
     /// Inodes that an operation touched, by thread and place; only those that all orders agree on.
     pub touched: BTreeMap<(usize, usize), BTreeSet<u64>>,
-    /// The file whose size an operation changed, by thread and place; only where all orders agree that it did.
+    /// The file whose size an operation changed, by thread and place; only where all orders agree that it
+    /// did.
     pub sized: BTreeMap<(usize, usize), u64>,
 }
 

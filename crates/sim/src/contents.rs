@@ -1,7 +1,8 @@
 //! What a file holds, as pieces that name the operation which wrote them.
 //!
-//! Every write fills its range with words that say who wrote them and how far from its start: [`word_at`]. So bytes found
-//! on a disk name their origin, whatever became of the block they lie in; and an append need not know where it goes.
+//! Every write fills its range with words that say who wrote them and how far from its start: [`word_at`]. So
+//! bytes found on a disk name their origin, whatever became of the block they lie in; and an append need not
+//! know where it goes.
 //!
 //! Layout: pieces sorted by position, never overlapping; what no piece covers is a hole and reads as zeros.
 //!

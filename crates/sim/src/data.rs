@@ -1,15 +1,17 @@
 //! What the bytes of a file may be after a crash.
 //!
-//! For a crash at event `e` that shows configuration `c`, every byte of a file has an *origin*: what the file held when
-//! the level began, or a write, or the zeros of a truncate, punch, zeroing or hole. An origin D may be found if it was
-//! called before `e` and no other change of that byte, which was called after D had returned, is *certain* to be there:
-//! because a force that returned before `e` covers it, or because it is in `c` and goes with a record (a truncate, or
-//! the whole blocks of a punch or zeroing). Everything else is stale or foreign.
+//! For a crash at event `e` that shows configuration `c`, every byte of a file has an *origin*: what the file
+//! held when the level began, or a write, or the zeros of a truncate, punch, zeroing or hole. An origin D may
+//! be found if it was called before `e` and no other change of that byte, which was called after D had
+//! returned, is *certain* to be there: because a force that returned before `e` covers it, or because it is
+//! in `c` and goes with a record (a truncate, or the whole blocks of a punch or zeroing). Everything else is
+//! stale or foreign.
 //!
-//! Collapse and insert move bytes. Those in `c` cut the file's life into *epochs*; a byte found at a position after
-//! the last one is traced back through them, and a change counts where it can have been: not before a shift that
-//! returned before it was called, not after one that was called after it returned. What was called after a shift
-//! returned that is not in `c` cannot be there at all: a shift is durable before the next write may follow it.
+//! Collapse and insert move bytes. Those in `c` cut the file's life into *epochs*; a byte found at a position
+//! after the last one is traced back through them, and a change counts where it can have been: not before a
+//! shift that returned before it was called, not after one that was called after it returned. What was called
+//! after a shift returned that is not in `c` cannot be there at all: a shift is durable before the next write
+//! may follow it.
 //!
 //! Neighbours: [`crate::oracle`] says which `c` are possible, and judges the size.
 

@@ -1,7 +1,7 @@
 //! Small cases, entirely: every crash point of a short workload, with every subset of the unflushed writes.
 //!
-//! Where more writes are unflushed than can be enumerated, the subsets are those of the newest ones with the others
-//! kept, and those of the oldest with the others lost.
+//! Where more writes are unflushed than can be enumerated, the subsets are those of the newest ones with the
+//! others kept, and those of the oldest with the others lost.
 //!
 //! Neighbours: [`crate::levels`] draws crashes of long workloads.
 
@@ -13,8 +13,8 @@ use crate::oracle::Oracle;
 use crate::run;
 use quire_device::simulated::CrashPolicy;
 
-/// Goes through all crashes of so many operations of a seed's workload; gives the images examined. Up to `bits` writes
-/// are enumerated at each crash point. An error names the crash.
+/// Goes through all crashes of so many operations of a seed's workload; gives the images examined. Up to
+/// `bits` writes are enumerated at each crash point. An error names the crash.
 pub fn run(seed: u64, operations: usize, style: Option<Style>, bits: u32) -> Result<u64, String> {
     let profile = Profile { faults: false, ..Profile::of(seed, style) };
     let start = run::format(&profile, seed)?;

@@ -1,8 +1,8 @@
-//! What a run will do, from a seed: a profile (how large, how full, what kind of work) and a list of steps for each
-//! thread.
+//! What a run will do, from a seed: a profile (how large, how full, what kind of work) and a list of steps
+//! for each thread.
 //!
-//! A step is a seed of its own. What it does is drawn from it when its turn comes, against what is there by then
-//! ([`World`]); so steps can be left out, to shrink a failing run, and the rest stays meaningful.
+//! A step is a seed of its own. What it does is drawn from it when its turn comes, against what is there by
+//! then ([`World`]); so steps can be left out, to shrink a failing run, and the rest stays meaningful.
 //!
 //! Neighbours: [`crate::run`] performs the operations.
 
@@ -87,7 +87,8 @@ impl Profile {
         };
         Profile {
             style,
-            // Nothing but full volumes are to be full: neither by large attributes nor by what the metadata pool takes.
+            // Nothing but full volumes are to be full: neither by large attributes nor by what the metadata
+            // pool takes.
             blocks: match (style, 8192 << random.below(2)) {
                 (Style::Full, _) => 4096,
                 (Style::Wrap, _) => 16_384,
@@ -274,7 +275,8 @@ impl World {
         let mut flags = IoFlags::empty();
         let shared = profile.style == Style::Shared;
         flags.set(IoFlags::DIRECT, !(shared && profile.faults) && random.one_in(if shared { 12 } else { 4 }));
-        // What fails on its way through leaves a file of which nothing is known; where files are few, none does.
+        // What fails on its way through leaves a file of which nothing is known; where files are few, none
+        // does.
         let through = if shared && profile.faults { u64::MAX } else { random.below(12) };
         match through {
             0 => flags |= IoFlags::SYNC,

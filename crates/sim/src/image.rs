@@ -1,7 +1,7 @@
 //! Looking at a volume from outside: a [`Snapshot`] is everything that names lead to.
 //!
-//! Crash images are mounted without threads, in the order of the calls below and nothing else, so that the same image
-//! always gives the same answer.
+//! Crash images are mounted without threads, in the order of the calls below and nothing else, so that the
+//! same image always gives the same answer.
 //!
 //! Neighbours: [`crate::oracle`] judges snapshots; [`crate::levels`] cuts the images.
 
@@ -203,8 +203,8 @@ pub struct Thoroughness {
 /// First blocks of the two superblock slots.
 pub const SLOTS: [u64; 2] = [0, 8];
 
-/// Recovers a crash image and checks all that needs no history: fsck before and after, free space, the same volume
-/// every time, no orphans left. An error says what is wrong.
+/// Recovers a crash image and checks all that needs no history: fsck before and after, free space, the same
+/// volume every time, no orphans left. An error says what is wrong.
 pub fn recover(image: &Image, thoroughness: Thoroughness) -> Result<Snapshot, String> {
     let mut waiting = Waiting::default();
     if thoroughness.fsck_before {

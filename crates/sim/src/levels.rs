@@ -1,12 +1,12 @@
 //! One whole run: work, crash, recover, work on, crash again.
 //!
-//! Each level begins with an image, is worked on, and many crash images are cut from its history: at random moments,
-//! some within the opening (which is the recovery of the crash before), under all crash policies. Each is recovered and
-//! judged. One of them, recovered, is the start of the next level: what recovery gave is durable from then on, and the
-//! base of that level's oracle.
+//! Each level begins with an image, is worked on, and many crash images are cut from its history: at random
+//! moments, some within the opening (which is the recovery of the crash before), under all crash policies.
+//! Each is recovered and judged. One of them, recovered, is the start of the next level: what recovery gave
+//! is durable from then on, and the base of that level's oracle.
 //!
-//! Neighbours: [`crate::run`] works, [`crate::image`] recovers, [`crate::oracle`] judges, [`crate::shrink`] makes a
-//! failing run small.
+//! Neighbours: [`crate::run`] works, [`crate::image`] recovers, [`crate::oracle`] judges, [`crate::shrink`]
+//! makes a failing run small.
 
 use crate::configurations::{self, Unexplained, hash_of};
 use crate::coverage::{Coverage, Moments};
@@ -91,11 +91,13 @@ pub struct Outcome {
     pub coverage: Coverage,
     /// The first violation.
     pub violation: Option<Violation>,
-    /// A hash of all that happened: of each level the operations with their outcomes, and the device's events.
+    /// A hash of all that happened: of each level the operations with their outcomes, and the device's
+    /// events.
     pub history: u64,
 }
 
-/// Does a run. `tick` is called after each image; if it gives false, the run ends early. A panic is a violation.
+/// Does a run. `tick` is called after each image; if it gives false, the run ends early. A panic is a
+/// violation.
 pub fn run(settings: &Settings, tick: &mut dyn FnMut(&Coverage) -> bool) -> Outcome {
     let mut outcome = Outcome::default();
     let done = catch_unwind(AssertUnwindSafe(|| run_levels(settings, &mut outcome, tick)));
@@ -277,8 +279,8 @@ impl Level<'_> {
         }
     }
 
-    /// A moment of the level, with a policy: often one at which much depends on what is kept. One that the next level
-    /// begins with lies mostly behind the opening.
+    /// A moment of the level, with a policy: often one at which much depends on what is kept. One that the
+    /// next level begins with lies mostly behind the opening.
     fn crash(
         &self,
         worked: &Worked,

@@ -1,5 +1,5 @@
-//! The simulator: seeded runs of the whole engine on a simulated device, and the proof that every crash leaves what the
-//! durability contract allows.
+//! The simulator: seeded runs of the whole engine on a simulated device, and the proof that every crash
+//! leaves what the durability contract allows.
 //!
 //! ```text
 //! generate ── run ── (volume on a SimulatedBackend) ── history of operations and of device events
@@ -25,7 +25,8 @@
 //! | [`live`] | what is seen is what a crash leaves, after every operation |
 //! | [`exhaustive`] | every crash of a short workload |
 //!
-//! Invariants: the settings of a run decide everything in it; two runs of the same settings give the same history.
+//! Invariants: the settings of a run decide everything in it; two runs of the same settings give the same
+//! history.
 //!
 //! Neighbours: nothing depends on this crate. `quire_device::simulated` has the device.
 

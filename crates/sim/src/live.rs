@@ -1,8 +1,8 @@
 //! Live = recovered: after every operation, what is durable and what is seen are the same.
 //!
-//! One thread works; after each operation everything is synced, and the device as it is, with or without what no flush
-//! has made safe, is recovered: fsck finds nothing, and names, attributes, contents and free space are those of the
-//! live volume.
+//! One thread works; after each operation everything is synced, and the device as it is, with or without what
+//! no flush has made safe, is recovered: fsck finds nothing, and names, attributes, contents and free space
+//! are those of the live volume.
 //!
 //! Neighbours: [`crate::levels`] for crashes at all other moments.
 
@@ -15,7 +15,8 @@ use quire_device::SimulatedBackend;
 use quire_device::simulated::CrashPolicy;
 use std::sync::Arc;
 
-/// Does so many operations of a seed's workload; gives the images compared. An error says after what they differ.
+/// Does so many operations of a seed's workload; gives the images compared. An error says after what they
+/// differ.
 pub fn run(seed: u64, operations: usize, style: Option<Style>) -> Result<u64, String> {
     let profile = Profile { faults: false, ..Profile::of(seed, style) };
     let start = run::format(&profile, seed)?;

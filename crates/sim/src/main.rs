@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 /// Seeded simulation of Quire under power loss.
 ///
-/// Each seed is one run: work on a small volume, crash, recover, compare with the reference model, work on. The same
-/// arguments give the same run. Exit code 1: something was found that must not be.
+/// Each seed is one run: work on a small volume, crash, recover, compare with the reference model, work on.
+/// The same arguments give the same run. Exit code 1: something was found that must not be.
 #[derive(Parser)]
 #[command(name = "sim", version)]
 struct Arguments {

@@ -1,14 +1,16 @@
 //! The reference file system: what every operation must answer, and what is there afterwards.
 //!
-//! One tree of maps, no cache, no journal, no blocks. It is meant to be believed by reading it: each operation checks
-//! its errors in the order in which the engine's documentation lists them, then does its one change.
+//! One tree of maps, no cache, no journal, no blocks. It is meant to be believed by reading it: each
+//! operation checks its errors in the order in which the engine's documentation lists them, then does its one
+//! change.
 //!
 //! Two things go beyond an ordinary file system's state, for the oracle's sake:
 //!
-//! * a file has, besides its size, the *explicit* size (what truncate, allocate, collapse and insert last made it) and
-//!   the writes that have grown it since; a crash may cut growth back, but never an explicit size (J6);
-//! * contents are kept as pieces that name the operation that wrote them, and only if asked for: what many threads
-//!   wrote is judged sector by sector in [`crate::data`], without an order of all operations.
+//! * a file has, besides its size, the *explicit* size (what truncate, allocate, collapse and insert last
+//!   made it) and the writes that have grown it since; a crash may cut growth back, but never an explicit
+//!   size (J6);
+//! * contents are kept as pieces that name the operation that wrote them, and only if asked for: what many
+//!   threads wrote is judged sector by sector in [`crate::data`], without an order of all operations.
 //!
 //! Inodes have the numbers that the engine gave them: they are part of the observed outcome.
 //!
@@ -50,8 +52,8 @@ pub struct FileState {
     pub shifts: Vec<OpId>,
     /// What it holds, if the model keeps contents.
     pub contents: Contents,
-    /// A write failed in a way that may have left any part of it: nothing is known of size and contents until the file
-    /// is cut to nothing.
+    /// A write failed in a way that may have left any part of it: nothing is known of size and contents until
+    /// the file is cut to nothing.
     pub vague: bool,
 }
 
@@ -175,7 +177,8 @@ impl Model {
         }
     }
 
-    /// A write that goes to the device before it returns was done up to some byte; what is behind may be there in part.
+    /// A write that goes to the device before it returns was done up to some byte; what is behind may be
+    /// there in part.
     fn write_short(&mut self, id: OpId, operation: &Operation, outcome: &Outcome) -> Result<(), String> {
         let refused = || Err(format!("{operation:?} gave {outcome:?}, which is short"));
         let (Operation::Write { inode, offset, flags, .. }, Outcome::Written { at, count }) =

@@ -1,10 +1,10 @@
 //! What a run does: the operations, their outcomes, and the record of when each was under way.
 //!
-//! An operation names inodes by number and names by a small number of their own, so that it can be printed, repeated
-//! and given to the model.
+//! An operation names inodes by number and names by a small number of their own, so that it can be printed,
+//! repeated and given to the model.
 //!
-//! Neighbours: [`crate::generate`] draws them, [`crate::run`] does them on a volume, [`crate::model`] says what they
-//! must answer.
+//! Neighbours: [`crate::generate`] draws them, [`crate::run`] does them on a volume, [`crate::model`] says
+//! what they must answer.
 
 use quire::{ErrorKind, FallocateMode, FileType, IoFlags, RenameFlags, XattrFlags};
 use std::collections::BTreeMap;
@@ -109,7 +109,8 @@ pub enum Many {
 }
 
 impl Many {
-    /// As the numbers of the inodes have it, so that runs of a seed differ in nothing else from those without this choice.
+    /// As the numbers of the inodes have it, so that runs of a seed differ in nothing else from those without
+    /// this choice.
     pub fn of(inodes: &[u64]) -> Many {
         let sum = inodes.iter().fold(0, |sum: u64, inode| sum.wrapping_mul(31).wrapping_add(*inode));
         match sum % 6 {
@@ -238,8 +239,8 @@ impl Operation {
     }
 }
 
-/// The file that an operation may have changed in part, if it fails for want of space or because the device failed: a
-/// write that goes to the device before it returns, or a zeroing that has done an edge.
+/// The file that an operation may have changed in part, if it fails for want of space or because the device
+/// failed: a write that goes to the device before it returns, or a zeroing that has done an edge.
 pub fn leaves_a_part(operation: &Operation) -> Option<u64> {
     let through = IoFlags::DIRECT | IoFlags::SYNC | IoFlags::DATASYNC;
     match operation {

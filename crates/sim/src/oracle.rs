@@ -2,17 +2,19 @@
 //!
 //! A crash at device event `e` is right iff some configuration `c` ([`crate::configurations`])
 //!
-//! * holds only operations that were called before `e`, and all that a force covers which returned before `e`;
+//! * holds only operations that were called before `e`, and all that a force covers which returned before
+//!   `e`;
 //! * has exactly the names, links, kinds, modes, owners, attributes and link targets that were found;
-//! * has for each file the found size: the explicit one, or one that growth by writing earned: a write's end or a block
-//!   boundary in it, no smaller than what was forced, and no growth that returned before that write was called is
-//!   missing below it (J6), unless a force of the file was under way: until that returns, growth may be zeros;
+//! * has for each file the found size: the explicit one, or one that growth by writing earned: a write's end
+//!   or a block boundary in it, no smaller than what was forced, and no growth that returned before that
+//!   write was called is missing below it (J6), unless a force of the file was under way: until that returns,
+//!   growth may be zeros;
 //! * allows each byte of each file ([`crate::data`]).
 //!
-//! What a force covers: syncfs and unmount everything that returned before they were called; fsync and O_SYNC the
-//! operations on the inode (of a directory, its entries); fdatasync and O_DSYNC the data, and what reading it back
-//! needs: that the file exists, and its size; a checkpoint every record, but no data. What a force covers takes
-//! everything before it along, but for data written in place: that has no record (J3).
+//! What a force covers: syncfs and unmount everything that returned before they were called; fsync and O_SYNC
+//! the operations on the inode (of a directory, its entries); fdatasync and O_DSYNC the data, and what
+//! reading it back needs: that the file exists, and its size; a checkpoint every record, but no data. What a
+//! force covers takes everything before it along, but for data written in place: that has no record (J3).
 //!
 //! Neighbours: [`crate::levels`] asks; [`crate::image`] recovered.
 
@@ -129,7 +131,8 @@ impl<'a> Oracle<'a> {
         };
         let of_thread = |(thread, records): (usize, &Vec<Record>)| {
             let last = records.iter().enumerate().rposition(|(at, record)| {
-                // A write that is durable when it returns takes other writes along only as far as it covers them.
+                // A write that is durable when it returns takes other writes along only as far as it covers
+                // them.
                 let is_other_write =
                     scope == Scope::Itself && matches!(record.operation, Operation::Write { .. });
                 let is_meant = record.id == force.id || (record.is_before(force) && !is_other_write);
@@ -149,7 +152,8 @@ impl<'a> Oracle<'a> {
         self.configurations.touched.get(&place).is_some_and(|touched| touched.contains(&inode))
     }
 
-    /// Whether the file may have had the size that a write brought it already: one that failed before may have left it.
+    /// Whether the file may have had the size that a write brought it already: one that failed before may
+    /// have left it.
     fn may_have_grown_before(&self, record: &Record, inode: u64) -> bool {
         let failed = self.failed.get(&inode).map_or(&[][..], Vec::as_slice);
         !matches!(record.operation, Operation::Truncate { .. })
@@ -252,8 +256,8 @@ impl<'a> Oracle<'a> {
         Ok(())
     }
 
-    /// A write that failed had been called and may have left any part of itself, and no emptying of the file is in the
-    /// configuration that came after it.
+    /// A write that failed had been called and may have left any part of itself, and no emptying of the file
+    /// is in the configuration that came after it.
     fn is_vague(&self, configuration: &Configuration, event: usize, inode: u64) -> bool {
         let (failed, emptied) = match (self.failed.get(&inode), self.emptied.get(&inode)) {
             (None, _) => return false,
@@ -298,8 +302,8 @@ impl<'a> Oracle<'a> {
         question.judge(&found.contents)
     }
 
-    /// Whether a force of the inode's data was under way, or has failed: its record may be there without its data,
-    /// which reads as zeros then.
+    /// Whether a force of the inode's data was under way, or has failed: its record may be there without its
+    /// data, which reads as zeros then.
     fn is_being_forced(&self, inode: u64, event: usize) -> bool {
         let is_open = |record: &&Record| {
             let ends = record.succeeded() && begun(record).is_empty();

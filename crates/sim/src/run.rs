@@ -1,11 +1,11 @@
 //! Doing the operations of one level on a volume, and keeping record of them.
 //!
-//! A level begins with an image (a fresh volume, or what a crash left), which is opened (and so recovered), worked on,
-//! and abandoned: its device remembers every event, and crash images are cut from that memory.
+//! A level begins with an image (a fresh volume, or what a crash left), which is opened (and so recovered),
+//! worked on, and abandoned: its device remembers every event, and crash images are cut from that memory.
 //!
-//! With one thread the volume runs without background threads, and one round of background work is an operation as
-//! any other. With several, everything runs under the seeded scheduler, with the engine's threads and one more that
-//! completes the device's operations in an order of its own.
+//! With one thread the volume runs without background threads, and one round of background work is an
+//! operation as any other. With several, everything runs under the seeded scheduler, with the engine's
+//! threads and one more that completes the device's operations in an order of its own.
 //!
 //! Neighbours: [`crate::generate`] says what to do; [`crate::levels`] goes from level to level.
 
@@ -333,7 +333,8 @@ impl Bench {
         self.volume().background_step()
     }
 
-    /// Everything is on the device before the volume is closed: what close cannot write it reports, and it is gone.
+    /// Everything is on the device before the volume is closed: what close cannot write it reports, and it is
+    /// gone.
     fn remount(&self) -> quire::Result<()> {
         let volume = self.volume();
         for _ in 0..SYNCS_MAX {
@@ -536,8 +537,9 @@ fn spawn<T: Send + 'static>(name: &str, body: impl FnOnce() -> T + Send + 'stati
     thread::Builder::new().name(name.to_owned()).spawn(body).expect("a thread")
 }
 
-/// The device's own time: completes what is held, now soon, now late, in any order. A slow device mostly waits until
-/// nobody else can go on, so that much is in flight; one that likes the newest overtakes the old ones for long.
+/// The device's own time: completes what is held, now soon, now late, in any order. A slow device mostly
+/// waits until nobody else can go on, so that much is in flight; one that likes the newest overtakes the old
+/// ones for long.
 fn complete(device: &SimulatedBackend, stop: &AtomicBool, mut random: Random) {
     let slow = !random.one_in(3);
     let newest = random.one_in(2);

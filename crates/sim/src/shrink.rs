@@ -1,8 +1,8 @@
 //! Making a failing run small: steps are left out, in ever smaller pieces, as long as it still fails.
 //!
-//! What remains is another run, whose crash may come at another moment and show something else; what counts is that
-//! it fails and is short. Steps draw what they do from seeds of their own, so leaving some out does not change what
-//! the others want.
+//! What remains is another run, whose crash may come at another moment and show something else; what counts
+//! is that it fails and is short. Steps draw what they do from seeds of their own, so leaving some out does
+//! not change what the others want.
 //!
 //! Neighbours: [`crate::levels`].
 

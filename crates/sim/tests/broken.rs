@@ -1,9 +1,9 @@
-//! The simulator can fail: each deliberate mistake in the engine is caught within 500 crash images of ordinary runs,
-//! and the same runs of the engine as it is show nothing.
+//! The simulator can fail: each deliberate mistake in the engine is caught within 500 crash images of
+//! ordinary runs, and the same runs of the engine as it is show nothing.
 //!
-//! Every mistake has the style, threads and first seed under which it is looked for; all of them are styles that the
-//! simulator's own run draws too. Any change of the engine changes every schedule: what is missed on its ground then
-//! is looked for once more, on a second one.
+//! Every mistake has the style, threads and first seed under which it is looked for; all of them are styles
+//! that the simulator's own run draws too. Any change of the engine changes every schedule: what is missed on
+//! its ground then is looked for once more, on a second one.
 
 use quire_base::broken::{self, Broken};
 use sim::campaign::command;

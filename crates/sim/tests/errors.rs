@@ -1,5 +1,6 @@
-//! What a failing device does to a volume: an error of journal, tree or flush ends changes and says why; one of data
-//! makes fsync fail until the data is written; bits that rot are told, never shown, where a checksum covers them.
+//! What a failing device does to a volume: an error of journal, tree or flush ends changes and says why; one
+//! of data makes fsync fail until the data is written; bits that rot are told, never shown, where a checksum
+//! covers them.
 
 use quire::{Create, ErrorKind, FormatOptions, InodeRef, IoFlags, Volume};
 use quire_base::random::Random;
@@ -212,8 +213,9 @@ fn slow_writes_are_waited_for() {
     assert_eq!(after_power_cut(&device), [2; 2 * BLOCK]);
 }
 
-/// Bits rot in journal, tree and superblocks: the volume is what it was, or an earlier state that recovery may fall back
-/// to, or it is not opened, or reading says that something is damaged. It never shows anything else.
+/// Bits rot in journal, tree and superblocks: the volume is what it was, or an earlier state that recovery
+/// may fall back to, or it is not opened, or reading says that something is damaged. It never shows anything
+/// else.
 #[test]
 fn bits_that_rot_under_a_checksum_are_never_shown() {
     let (device, volume) = fresh();
@@ -265,8 +267,8 @@ fn bits_that_rot_under_a_checksum_are_never_shown() {
     assert!(refused + told > 20 && shown > 20, "{refused} refused, {told} told, {shown} shown");
 }
 
-/// A volume that shut down before it had freed what a crash had left without a name: the reaper looked for more to do for
-/// ever, on a CPU of its own, since there was something and it could not have it.
+/// A volume that shut down before it had freed what a crash had left without a name: the reaper looked for
+/// more to do for ever, on a CPU of its own, since there was something and it could not have it.
 #[test]
 fn the_reaper_of_a_failed_volume_sleeps() {
     let (device, volume) = fresh();

@@ -1,13 +1,14 @@
 //! Whatever is made durable ends, on a slow device and whatever others write meanwhile.
 //!
-//! An fsync once looked for dirty data up to infinity. A program that went on appending kept some ahead of it: on a fast
-//! disk the fsync wrote tens of megabytes of later appends first, on a slow one it did not end. And two syncers waited for
-//! the data of the files that they had in hand, so two fsyncs of large files held up all others of the volume.
+//! An fsync once looked for dirty data up to infinity. A program that went on appending kept some ahead of
+//! it: on a fast disk the fsync wrote tens of megabytes of later appends first, on a slow one it did not end.
+//! And two syncers waited for the data of the files that they had in hand, so two fsyncs of large files held
+//! up all others of the volume.
 //!
 //! A clean close once lost what had succeeded between its last sync and its end.
 //!
-//! The device is as slow as can be: it ends one operation at a time, when nothing else happens. The measure is how many
-//! operations it ends between the call and its return.
+//! The device is as slow as can be: it ends one operation at a time, when nothing else happens. The measure
+//! is how many operations it ends between the call and its return.
 
 use quire::{Create, FormatOptions, InodeRef, IoFlags, SyncOptions, Volume, VolumeOptions};
 use quire_base::broken::{self, Broken};
@@ -22,8 +23,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 const BLOCK: usize = 4096;
 /// What the appenders write at a time.
 const PIECE: usize = 8 * BLOCK;
-/// Operations of the device within which a call returns. Dirty data is at most 2.4 MiB, in pieces of 32 KiB that mostly join;
-/// the rest are flushes and writes of the journal.
+/// Operations of the device within which a call returns. Dirty data is at most 2.4 MiB, in pieces of 32 KiB
+/// that mostly join; the rest are flushes and writes of the journal.
 const OPERATIONS_MAX: u64 = 300;
 
 #[derive(Clone, Copy, Debug)]
@@ -57,8 +58,9 @@ fn spawn<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> thread
     thread::Builder::new().spawn(body).unwrap()
 }
 
-/// Operations that the device ends while the call is under way, beside two appenders: one of the file itself and one of
-/// another. Once they are more than [`OPERATIONS_MAX`] the appenders stop, so that it ends in any case.
+/// Operations that the device ends while the call is under way, beside two appenders: one of the file itself
+/// and one of another. Once they are more than [`OPERATIONS_MAX`] the appenders stop, so that it ends in any
+/// case.
 fn operations(call: Call, seed: u64) -> u64 {
     let run = move || {
         let (device, volume) = fresh();
@@ -152,7 +154,8 @@ fn a_writeback_that_chases_is_caught() {
     });
 }
 
-/// Fsyncs of large files whose data does not reach the device, and one of a small file; whether that one ends.
+/// Fsyncs of large files whose data does not reach the device, and one of a small file; whether that one
+/// ends.
 fn a_small_one_passes(seed: u64) -> bool {
     let run = move || {
         let (device, volume) = fresh();
@@ -189,8 +192,8 @@ fn fsyncs_of_large_files_hold_nobody_up() {
     });
 }
 
-/// What operations had changed that ended between the last sync of a clean close and its end was lost, though they had
-/// succeeded. Whether anything is lost under a seed.
+/// What operations had changed that ended between the last sync of a clean close and its end was lost, though
+/// they had succeeded. Whether anything is lost under a seed.
 fn a_close_loses_something(seed: u64) -> bool {
     let run = move || {
         let (device, volume) = fresh();

@@ -1,10 +1,10 @@
-//! Crashes of everything that makes an orphan or frees one: files unlinked while they are open, truncates of many
-//! transactions, and the freeing itself, after a crash as well, several crashes deep.
+//! Crashes of everything that makes an orphan or frees one: files unlinked while they are open, truncates of
+//! many transactions, and the freeing itself, after a crash as well, several crashes deep.
 //!
-//! Each device event of a short history is a crash, under several policies. [`image::recover`] finishes what the crash cut
-//! off and has fsck look: no inode leaked, none left over, no block with two owners. Here it is added up, besides: what is
-//! free, what the pool has and what the files that are left have is always the same number of blocks, so nothing was
-//! freed twice and nothing lost.
+//! Each device event of a short history is a crash, under several policies. [`image::recover`] finishes what
+//! the crash cut off and has fsck look: no inode leaked, none left over, no block with two owners. Here it is
+//! added up, besides: what is free, what the pool has and what the files that are left have is always the
+//! same number of blocks, so nothing was freed twice and nothing lost.
 
 use quire::repair::Session;
 use quire::{Create, FormatOptions, InodeRef, IoFlags, SetAttributes, Volume};
@@ -73,8 +73,8 @@ fn recovered(image: &Image) -> Snapshot {
     image::recover(image, thoroughness).unwrap_or_else(|what| panic!("{what}"))
 }
 
-/// Crashes after each `step`th event from `first` on, under each policy and of a power cut with several fates; gives the
-/// image and what is recovered from it.
+/// Crashes after each `step`th event from `first` on, under each policy and of a power cut with several
+/// fates; gives the image and what is recovered from it.
 fn each_crash(
     device: &SimulatedBackend,
     (first, step): (usize, usize),
@@ -96,8 +96,8 @@ fn each_crash(
 /// The file that [`beside_forces`] changes.
 const FORCED: &str = "n100";
 
-/// Does `work` on a volume while another thread forces the journal again and again, under a seed's schedule: so parts of it
-/// are durable at different times.
+/// Does `work` on a volume while another thread forces the journal again and again, under a seed's schedule:
+/// so parts of it are durable at different times.
 fn beside_forces(image: &Image, seed: u64, work: impl FnOnce(&Volume) + Send) -> Arc<SimulatedBackend> {
     let body = || {
         let Live { device, volume } = Live::on(image.clone());
@@ -156,7 +156,8 @@ fn files_unlinked_while_they_are_open() {
     assert_eq!(live.volume.info().inodes, 1);
 }
 
-/// A truncate of more extents than one transaction takes: it is finished wherever a crash cuts it, if it has begun.
+/// A truncate of more extents than one transaction takes: it is finished wherever a crash cuts it, if it has
+/// begun.
 #[test]
 fn truncates_cut_in_half() {
     let live = Live::formatted();
@@ -187,8 +188,8 @@ fn truncates_cut_in_half() {
     assert!(halves > 0 && sizes.len() == 3);
 }
 
-/// A crash while the orphans of a crash are freed, and another one while those that are left are: in slots and under
-/// keys, one of them with a truncate under way.
+/// A crash while the orphans of a crash are freed, and another one while those that are left are: in slots
+/// and under keys, one of them with a truncate under way.
 #[test]
 fn crashes_while_orphans_of_crashes_are_freed() {
     let live = Live::formatted();

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 const BLOCK: usize = 4096;
 
-/// Runs `body` on a fresh volume under the schedule of `seed`. Gives what it tells, and the volume as it comes back from
-/// the image that it cuts.
+/// Runs `body` on a fresh volume under the schedule of `seed`. Gives what it tells, and the volume as it
+/// comes back from the image that it cuts.
 fn crashed<T: Send + 'static>(
     seed: u64,
     body: impl FnOnce(&Volume, &SimulatedBackend) -> (T, Image) + Send + 'static,
@@ -53,9 +53,9 @@ fn contents(volume: &Volume) -> Vec<u8> {
     bytes
 }
 
-/// A truncate drops dirty blocks from memory before its record is in the journal. An fsync that looked in between found
-/// a clean file, waited for nothing and returned; a crash then gave back what the blocks had held before, neither what
-/// was fsynced nor the truncate. (Found by `sim`.)
+/// A truncate drops dirty blocks from memory before its record is in the journal. An fsync that looked in
+/// between found a clean file, waited for nothing and returned; a crash then gave back what the blocks had
+/// held before, neither what was fsynced nor the truncate. (Found by `sim`.)
 #[test]
 fn fsync_beside_a_truncate_covers_one_or_the_other() {
     for seed in 0..200 {
@@ -78,8 +78,9 @@ fn fsync_beside_a_truncate_covers_one_or_the_other() {
     }
 }
 
-/// The same race with a sync of the whole volume, which goes by the list of dirty inodes: the periodic commit had journaled
-/// the write's times and taken the inode off that list, so only the truncate can have put it there again.
+/// The same race with a sync of the whole volume, which goes by the list of dirty inodes: the periodic commit
+/// had journaled the write's times and taken the inode off that list, so only the truncate can have put it
+/// there again.
 #[test]
 fn sync_beside_a_truncate_covers_one_or_the_other() {
     for seed in 0..400 {
@@ -103,9 +104,10 @@ fn sync_beside_a_truncate_covers_one_or_the_other() {
     }
 }
 
-/// The record of a truncate, collapse or insert is in the journal before the operation is over, and another caller's
-/// force may take it to the disk. A stat that came after a later unlink had returned still told the old size; a crash
-/// then showed the new size, and the unlinked name: no order of the three explains both. (Found by `sim`.)
+/// The record of a truncate, collapse or insert is in the journal before the operation is over, and another
+/// caller's force may take it to the disk. A stat that came after a later unlink had returned still told the
+/// old size; a crash then showed the new size, and the unlinked name: no order of the three explains both.
+/// (Found by `sim`.)
 #[test]
 fn a_size_is_told_in_the_order_of_the_journal() {
     type Shrink = fn(&Volume, &InodeRef);
@@ -148,10 +150,10 @@ fn a_size_is_told_in_the_order_of_the_journal() {
     assert!((20..380).contains(&told_old), "old sizes were told {told_old} times: the race is none");
 }
 
-/// A truncate zeroed the tail of a block that a later write then grew past; the size on disk waited for that block, as it
-/// must. Another truncate dropped the block from memory; before its record was in the journal the periodic commit found
-/// nothing dirty and raised the size. A crash showed, in the middle of the file, the bytes that the first truncate had
-/// cut off. (Found by `sim`.)
+/// A truncate zeroed the tail of a block that a later write then grew past; the size on disk waited for that
+/// block, as it must. Another truncate dropped the block from memory; before its record was in the journal
+/// the periodic commit found nothing dirty and raised the size. A crash showed, in the middle of the file,
+/// the bytes that the first truncate had cut off. (Found by `sim`.)
 #[test]
 fn a_dropped_block_does_not_let_the_size_pass() {
     let cut = BLOCK + 100;
@@ -189,9 +191,9 @@ fn a_dropped_block_does_not_let_the_size_pass() {
     assert!(shown.iter().all(|times| *times > 20), "before and after the truncate: {shown:?}");
 }
 
-/// An fallocate that has a file to itself writes back what has no place yet, and the size on disk stays behind until it is
-/// over; of several runs the last one to finish may find another not quite done. A rename over another file found
-/// nothing to write back then, and a crash behind the rename showed an empty file.
+/// An fallocate that has a file to itself writes back what has no place yet, and the size on disk stays
+/// behind until it is over; of several runs the last one to finish may find another not quite done. A rename
+/// over another file found nothing to write back then, and a crash behind the rename showed an empty file.
 #[test]
 fn a_rename_over_a_file_shows_all_of_the_new_one() {
     // Each other block, so that each is a run of its own.
@@ -224,9 +226,9 @@ fn a_rename_over_a_file_shows_all_of_the_new_one() {
     }
 }
 
-/// An asynchronous direct write that is to be durable holds the gate until a syncer has served it. Syncers that found
-/// somebody with the file to himself queued in the gate, behind such a write; when it had its turn, and was done, it
-/// waited for one of them, and nothing ended any more.
+/// An asynchronous direct write that is to be durable holds the gate until a syncer has served it. Syncers
+/// that found somebody with the file to himself queued in the gate, behind such a write; when it had its
+/// turn, and was done, it waited for one of them, and nothing ended any more.
 #[test]
 fn syncers_do_not_wait_behind_a_direct_write_that_waits_for_them() {
     for seed in 0..300 {
@@ -271,9 +273,9 @@ fn syncers_do_not_wait_behind_a_direct_write_that_waits_for_them() {
     }
 }
 
-/// Two runs of a file were written back side by side, and each left the size on disk to the other. With lazy times the
-/// periodic commit passed over the inode, so the file stayed short on disk until something else changed it: a crash
-/// hours later lost a tail that had long been written.
+/// Two runs of a file were written back side by side, and each left the size on disk to the other. With lazy
+/// times the periodic commit passed over the inode, so the file stayed short on disk until something else
+/// changed it: a crash hours later lost a tail that had long been written.
 #[test]
 fn the_periodic_commit_journals_sizes_with_lazy_times_too() {
     for seed in 0..200 {

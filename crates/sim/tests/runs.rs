@@ -1,5 +1,5 @@
-//! The simulator's own run: some thousand crash images of every style and number of threads, without a violation, and
-//! with enough of each thing that makes a crash hard.
+//! The simulator's own run: some thousand crash images of every style and number of threads, without a
+//! violation, and with enough of each thing that makes a crash hard.
 
 use sim::campaign::{self, Campaign, command};
 use sim::generate::Style;

@@ -1,8 +1,9 @@
-//! Growth inside the last block, entirely: every crash of an append whose record goes beside its data, with every subset
-//! of the unflushed writes, and torn ones.
+//! Growth inside the last block, entirely: every crash of an append whose record goes beside its data, with
+//! every subset of the unflushed writes, and torn ones.
 //!
-//! An append of less than a block took two flushes. With one, a crash may keep the record of the size and lose the data:
-//! then the bytes between the old end and the new one must be zeros, and not those that a truncate cut off before.
+//! An append of less than a block took two flushes. With one, a crash may keep the record of the size and
+//! lose the data: then the bytes between the old end and the new one must be zeros, and not those that a
+//! truncate cut off before.
 
 use quire::{Create, FormatOptions, InodeRef, IoFlags, Volume};
 use quire_base::broken::{self, Broken};
@@ -42,8 +43,8 @@ fn contents(image: Image) -> Vec<u8> {
     bytes
 }
 
-/// Whether a crash may leave this: the old bytes as far as they were kept, then what was appended, sector by sector, or
-/// zeros.
+/// Whether a crash may leave this: the old bytes as far as they were kept, then what was appended, sector by
+/// sector, or zeros.
 fn is_right(found: &[u8], kept: usize, before: usize, appended: usize) -> bool {
     if found.len() == before {
         // The truncate, if there was one, is lost; what was written in place since may be there.
@@ -56,7 +57,8 @@ fn is_right(found: &[u8], kept: usize, before: usize, appended: usize) -> bool {
         && new.iter().all(|byte| matches!(byte, 0 | 3))
 }
 
-/// Goes through the crashes of an append of `appended` bytes; gives how many there were, and the first that is wrong.
+/// Goes through the crashes of an append of `appended` bytes; gives how many there were, and the first that
+/// is wrong.
 fn crashes(what: Before, appended: usize) -> (u64, Option<String>) {
     let device = Arc::new(SimulatedBackend::new(8192));
     let format = FormatOptions { seed: Some(1), clock: image::options().clock, ..FormatOptions::default() };

@@ -1,9 +1,9 @@
-//! How long things took: counts by time, four buckets to each power of two, so that a percentile is known to within a
-//! fifth. Sharded by thread like the counters, each shard on lines of its own, and folded when read.
+//! How long things took: counts by time, four buckets to each power of two, so that a percentile is known to
+//! within a fifth. Sharded by thread like the counters, each shard on lines of its own, and folded when read.
 //!
-//! The benchmarks use `hdrhistogram`. Here a time is noted on the path of every read and write, by threads that share
-//! nothing, and read while they go on: that takes atomic buckets, which its recorders (one per thread, handed over to be
-//! merged) do not have.
+//! The benchmarks use `hdrhistogram`. Here a time is noted on the path of every read and write, by threads
+//! that share nothing, and read while they go on: that takes atomic buckets, which its recorders (one per
+//! thread, handed over to be merged) do not have.
 
 use crate::shard::{self, SHARDS};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -69,7 +69,8 @@ impl Times {
         self.counts.iter().sum()
     }
 
-    /// Upper ends of buckets, in nanoseconds, with how many times lie below, ascending; up to the last one that has any.
+    /// Upper ends of buckets, in nanoseconds, with how many times lie below, ascending; up to the last one
+    /// that has any.
     pub fn cumulative(&self) -> Vec<(u64, u64)> {
         let used = self.counts.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1);
         let mut below = 0;
@@ -80,8 +81,8 @@ impl Times {
         ends.collect()
     }
 
-    /// The time in nanoseconds, rounded up to its bucket's end, that `share` (0 to 1) of all do not exceed. 0 if there are
-    /// none.
+    /// The time in nanoseconds, rounded up to its bucket's end, that `share` (0 to 1) of all do not exceed. 0
+    /// if there are none.
     pub fn quantile(&self, share: f64) -> u64 {
         let wanted = (self.count() as f64 * share).ceil().max(1.0) as u64;
         self.cumulative().into_iter().find(|(_, below)| *below >= wanted).map_or(0, |(end, _)| end)

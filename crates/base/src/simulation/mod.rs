@@ -1,32 +1,34 @@
-//! Runs threads under a scheduler that a seed decides: the same seed gives the same interleaving, and another seed
-//! another one. Only with the feature `simulation`, which no product build turns on.
+//! Runs threads under a scheduler that a seed decides: the same seed gives the same interleaving, and another
+//! seed another one. Only with the feature `simulation`, which no product build turns on.
 //!
 //! Protocol
-//! * [`run`] starts a simulated thread 0; threads that simulated threads start through `quire_base::sync::thread` are
-//!   simulated as well and numbered in that order. Each is a thread of the system (thread locals and panics work as
-//!   ever), but only one holds the *turn* and runs.
-//! * The turn may pass at *points*: before a lock is taken, when a lock that others wait for is released, at every
-//!   operation of a condition variable, at yields, spins, sleeps, parks, joins, starts of threads, atomic
-//!   read-modify-writes, and at [`point`]. Who is next is drawn from the seed in one of several styles
+//! * [`run`] starts a simulated thread 0; threads that simulated threads start through
+//!   `quire_base::sync::thread` are simulated as well and numbered in that order. Each is a thread of the
+//!   system (thread locals and panics work as ever), but only one holds the *turn* and runs.
+//! * The turn may pass at *points*: before a lock is taken, when a lock that others wait for is released, at
+//!   every operation of a condition variable, at yields, spins, sleeps, parks, joins, starts of threads,
+//!   atomic read-modify-writes, and at [`point`]. Who is next is drawn from the seed in one of several styles
 //!   ([`strategy`]), because each finds bugs that the others hide from.
-//! * A thread that must wait gives up the turn until another wakes it. Timed waits, sleeps and `Instant`s go by
-//!   virtual time, which stands still while somebody can run (now and then a yield lets it reach the next timer, so
-//!   that polling ends). When nobody can run, it jumps to the next timer.
+//! * A thread that must wait gives up the turn until another wakes it. Timed waits, sleeps and `Instant`s go
+//!   by virtual time, which stands still while somebody can run (now and then a yield lets it reach the next
+//!   timer, so that polling ends). When nobody can run, it jumps to the next timer.
 //! * When nobody can run and there is no timer, or thread 0 has waited without limit for longer than
-//!   [`scheduler::PATIENCE`] of virtual time while others only answered timers, the run fails with a report of who
-//!   waits for what, and where. So it does when it takes more steps than it may, and when a thread panics.
+//!   [`scheduler::PATIENCE`] of virtual time while others only answered timers, the run fails with a report
+//!   of who waits for what, and where. So it does when it takes more steps than it may, and when a thread
+//!   panics.
 //!
-//! Ending. When the run has failed, or thread 0 has returned while others still run, the others are ended one after
-//! the other: the next time one reaches a point it unwinds with a payload of its own, while those whose turn to end
-//! has not come go on as before, so that destructors that need them still work. A thread that is unwinding already is
-//! never interrupted again. If unwinding gets stuck, what is left is abandoned: parked for ever, touching nothing.
+//! Ending. When the run has failed, or thread 0 has returned while others still run, the others are ended one
+//! after the other: the next time one reaches a point it unwinds with a payload of its own, while those whose
+//! turn to end has not come go on as before, so that destructors that need them still work. A thread that is
+//! unwinding already is never interrupted again. If unwinding gets stuck, what is left is abandoned: parked
+//! for ever, touching nothing.
 //!
-//! Invariants: at most one thread of a run is between points; nothing that decides depends on addresses, real time or
-//! the system's scheduler (addresses only say whether two waits are for the same lock). Threads outside a run use the
-//! plain locks; a lock must not be contended by threads inside and outside.
+//! Invariants: at most one thread of a run is between points; nothing that decides depends on addresses, real
+//! time or the system's scheduler (addresses only say whether two waits are for the same lock). Threads
+//! outside a run use the plain locks; a lock must not be contended by threads inside and outside.
 //!
-//! Neighbours: [`crate::sync`] calls in here; [`crate::shard`], [`crate::random`] and [`crate::clock`] ask who and
-//! when we are.
+//! Neighbours: [`crate::sync`] calls in here; [`crate::shard`], [`crate::random`] and [`crate::clock`] ask
+//! who and when we are.
 
 mod ending;
 mod report;
@@ -47,8 +49,8 @@ use std::time::Duration;
 pub struct Options {
     /// Decides every choice of the scheduler.
     pub seed: u64,
-    /// Points that may be passed before the run counts as livelocked. The second half of them is scheduled uniformly
-    /// at random, so that no unfair style is to blame.
+    /// Points that may be passed before the run counts as livelocked. The second half of them is scheduled
+    /// uniformly at random, so that no unfair style is to blame.
     pub step_limit: u64,
 }
 

@@ -554,8 +554,8 @@ impl Me {
         Some(guard)
     }
 
-    /// Notes that a lock was let go, and wakes who waits for it. The turn passes only if `passes`, and if somebody
-    /// waited.
+    /// Notes that a lock was let go, and wakes who waits for it. The turn passes only if `passes`, and if
+    /// somebody waited.
     pub fn release(&self, address: usize, mode: Mode, passes: bool) {
         let mut state = self.world.lock();
         let held = &mut state.threads[self.index].held;

@@ -14,8 +14,8 @@ const STACK_BYTES: usize = 8 << 20;
 
 /// Runs `body` as thread 0 of a simulation and returns its value once every thread has ended.
 ///
-/// Threads that still run when `body` returns are ended; that is no failure. After a failure that leaves threads
-/// which cannot be unwound, they stay behind, parked for ever.
+/// Threads that still run when `body` returns are ended; that is no failure. After a failure that leaves
+/// threads which cannot be unwound, they stay behind, parked for ever.
 ///
 /// # Panics
 /// On a simulated thread: a simulation does not run in another one.
@@ -34,9 +34,9 @@ pub fn run<T: Send>(options: &Options, body: impl FnOnce() -> T + Send) -> Resul
             panic
         })
     };
-    // SAFETY: the closure only lengthens its borrows in name. This function does not return before `drive` does, and
-    // then thread 0 either has finished (and is joined below, so the closure and what it borrowed are gone), or is
-    // parked for ever and never touches anything again.
+    // SAFETY: the closure only lengthens its borrows in name. This function does not return before `drive`
+    // does, and then thread 0 either has finished (and is joined below, so the closure and what it borrowed
+    // are gone), or is parked for ever and never touches anything again.
     let thread_body: Box<dyn FnOnce() -> Option<String> + Send + 'static> =
         unsafe { std::mem::transmute(thread_body) };
     let thread = std::thread::Builder::new()
@@ -65,7 +65,8 @@ pub fn run<T: Send>(options: &Options, body: impl FnOnce() -> T + Send) -> Resul
     }
 }
 
-/// The life of a simulated thread on its thread of the system. `body` returns what it panicked with, if it did.
+/// The life of a simulated thread on its thread of the system. `body` returns what it panicked with, if it
+/// did.
 pub(super) fn live(me: &Me, body: impl FnOnce() -> Option<String>) {
     me.enter();
     let panic = if me.is_ended() {
@@ -77,7 +78,8 @@ pub(super) fn live(me: &Me, body: impl FnOnce() -> Option<String>) {
     me.leave(panic);
 }
 
-/// Runs `f`, catching its panic; with a panic comes its description for the run's failure, if it is to be one.
+/// Runs `f`, catching its panic; with a panic comes its description for the run's failure, if it is to be
+/// one.
 pub(super) fn caught<T>(me: &Me, f: impl FnOnce() -> T) -> (std::thread::Result<T>, Option<String>) {
     let result = catch_unwind(AssertUnwindSafe(f));
     let panic = result.as_ref().err().and_then(|payload| describe(me, &**payload));
@@ -97,9 +99,9 @@ fn describe(me: &Me, payload: &(dyn Any + Send)) -> Option<String> {
     Some(format!("thread {} '{name}' panicked{place}: {message}", me.index))
 }
 
-/// Keeps the current thread, and those that it will start, on the processor where it is: one thread of a run works at
-/// a time, and the turn passes several times faster within a processor than across. Only an optimisation, so a
-/// system that refuses is left alone.
+/// Keeps the current thread, and those that it will start, on the processor where it is: one thread of a run
+/// works at a time, and the turn passes several times faster within a processor than across. Only an
+/// optimisation, so a system that refuses is left alone.
 fn share_one_processor() {
     #[cfg(target_os = "linux")]
     {

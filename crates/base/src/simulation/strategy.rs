@@ -2,10 +2,10 @@
 //!
 //! * *Uniform*: any runnable thread, each time.
 //! * *Sticky*: stays with the running thread most of the time, so that threads get far apart.
-//! * *Priorities* (after Burckhardt, Kothari, Musuvathi, Nagarakatte, ASPLOS 2010): the runnable thread of highest
-//!   priority runs; at a few steps, whose mean distance the seed chooses, the running thread falls to the lowest. So
-//!   one thread may stand still for long in the middle of something while others do much. Who yields or spins falls
-//!   as well, or nobody would ever do what he spins for.
+//! * *Priorities* (after Burckhardt, Kothari, Musuvathi, Nagarakatte, ASPLOS 2010): the runnable thread of
+//!   highest priority runs; at a few steps, whose mean distance the seed chooses, the running thread falls to
+//!   the lowest. So one thread may stand still for long in the middle of something while others do much. Who
+//!   yields or spins falls as well, or nobody would ever do what he spins for.
 
 use super::scheduler::Kind;
 use crate::random::Random;

@@ -1,4 +1,5 @@
-//! `std::thread` as far as the engine and its harnesses use it: simulated on simulated threads, the system's elsewhere.
+//! `std::thread` as far as the engine and its harnesses use it: simulated on simulated threads, the system's
+//! elsewhere.
 //!
 //! Neighbours: `quire_base::sync::thread` is this module when the feature `simulation` is on.
 

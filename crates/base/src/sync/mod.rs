@@ -30,8 +30,8 @@ pub use real::*;
 pub use scheduled::*;
 pub use sharded::{ShardedRwLock, SharedGuard, WholeGuard};
 
-/// Whether every lock and atomic asks the simulated scheduler first. Cargo gives all crates that are built in one go the
-/// features of all of them: `cargo build -p quire-cli -p sim` makes a slow `quire`.
+/// Whether every lock and atomic asks the simulated scheduler first. Cargo gives all crates that are built in
+/// one go the features of all of them: `cargo build -p quire-cli -p sim` makes a slow `quire`.
 pub const SIMULATED: bool = cfg!(all(feature = "simulation", not(any(loom, shuttle))));
 
 /// A monotonic clock.
@@ -43,15 +43,16 @@ pub mod time {
 #[cfg(any(not(feature = "simulation"), loom, shuttle))]
 pub use std::sync::OnceLock;
 
-/// Bytes, of so many, that a copy which races with others moves before it comes to a [`copy_point`]: all of them, but
-/// under the simulated scheduler.
+/// Bytes, of so many, that a copy which races with others moves before it comes to a [`copy_point`]: all of
+/// them, but under the simulated scheduler.
 #[cfg(any(not(feature = "simulation"), loom, shuttle))]
 #[inline(always)]
 pub fn copy_piece(bytes: usize) -> usize {
     bytes
 }
 
-/// Between two pieces of a copy that races with others: lets another simulated thread run, if the seed says so.
+/// Between two pieces of a copy that races with others: lets another simulated thread run, if the seed says
+/// so.
 #[cfg(any(not(feature = "simulation"), loom, shuttle))]
 #[inline(always)]
 pub fn copy_point() {}

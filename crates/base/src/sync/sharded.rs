@@ -1,8 +1,8 @@
 //! A reader-writer lock whose readers do not meet.
 //!
-//! Protocol: a shared entry locks its thread's shard for reading; a whole entry locks every shard for writing,
-//! in ascending order. Shared entries of threads with different shards touch different cache lines; a whole
-//! entry costs one lock a shard, so it is for rare events (the barrier of a checkpoint).
+//! Protocol: a shared entry locks its thread's shard for reading; a whole entry locks every shard for
+//! writing, in ascending order. Shared entries of threads with different shards touch different cache lines;
+//! a whole entry costs one lock a shard, so it is for rare events (the barrier of a checkpoint).
 //!
 //! Invariants: whole and shared never overlap; a thread that waits for the whole lock keeps newcomers of the
 //! shards it has already taken out, so it gets in after at most one critical section a shard.

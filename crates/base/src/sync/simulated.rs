@@ -1,10 +1,12 @@
 //! parking_lot's locks, which on simulated threads ask the scheduler first.
 //!
-//! Protocol: the real lock underneath is only ever tried by a simulated thread; whether it waits, and for whom, is the
-//! scheduler's affair. Of a condition variable only the scheduler knows its simulated waiters. Other threads use the
-//! real ones. Inside and outside must not contend for one lock, nor wait for each other.
+//! Protocol: the real lock underneath is only ever tried by a simulated thread; whether it waits, and for
+//! whom, is the scheduler's affair. Of a condition variable only the scheduler knows its simulated waiters.
+//! Other threads use the real ones. Inside and outside must not contend for one lock, nor wait for each
+//! other.
 //!
-//! Neighbours: [`crate::simulation`] decides; without the feature `simulation` parking_lot's own types have these names.
+//! Neighbours: [`crate::simulation`] decides; without the feature `simulation` parking_lot's own types have
+//! these names.
 
 use crate::simulation::scheduler::{Kind, Mode, Wait, me};
 use std::fmt;

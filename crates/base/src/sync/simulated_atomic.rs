@@ -1,10 +1,10 @@
 //! Atomic types whose changes, acquiring loads and fences are points of the scheduler on simulated threads.
 //!
-//! Relaxed loads are not: they are the most frequent, and what they race with is a point itself. Nothing here unwinds
-//! when a run ends, since lock-free code may be between two steps that belong together.
+//! Relaxed loads are not: they are the most frequent, and what they race with is a point itself. Nothing here
+//! unwinds when a run ends, since lock-free code may be between two steps that belong together.
 //!
-//! Invariants: each type is the standard library's in memory, so that words in foreign memory can be cast to it. The
-//! memory model is the machine's; weak orderings are for loom.
+//! Invariants: each type is the standard library's in memory, so that words in foreign memory can be cast to
+//! it. The memory model is the machine's; weak orderings are for loom.
 
 use crate::simulation::scheduler::{Kind, me};
 use std::panic::Location;

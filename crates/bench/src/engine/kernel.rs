@@ -1,8 +1,9 @@
-//! `xfs`, `ext4`, `btrfs`: the kernel's file systems, each on a loop device with direct I/O over the image file.
+//! `xfs`, `ext4`, `btrfs`: the kernel's file systems, each on a loop device with direct I/O over the image
+//! file.
 //!
-//! Guards: [`Loop`] detaches the device, [`Mounted`] unmounts, in plain order first and lazily if something still
-//! holds it. Once mounted, the device is set to vanish with its last user, so that not even a killed run leaves
-//! more than a mount.
+//! Guards: [`Loop`] detaches the device, [`Mounted`] unmounts, in plain order first and lazily if something
+//! still holds it. Once mounted, the device is set to vanish with its last user, so that not even a killed
+//! run leaves more than a mount.
 
 use super::system::{Behind, Source, System};
 use super::{Spec, Workshop, skipped};

@@ -121,7 +121,8 @@ impl Flight {
     fn new(window: usize) -> Flight {
         Flight { state: Mutex::default(), changed: Condvar::new(), window: window.max(1) }
     }
-    /// When the window is full, goes on as soon as a quarter of it is free, as the driver of system calls does.
+    /// When the window is full, goes on as soon as a quarter of it is free, as the driver of system calls
+    /// does.
     fn begin(&self) {
         let mut state = self.state.lock();
         if state.0 >= self.window {

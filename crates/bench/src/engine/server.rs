@@ -1,8 +1,8 @@
 //! `mount` and `fuse-null`: a server process of the program `quire` behind a FUSE mount.
 //!
-//! The guard [`Server`] unmounts (lazily if something holds the mount), waits for the process to close its volume,
-//! and ends it if it does not. A run that is killed takes its servers with it: they get SIGTERM when their parent
-//! dies, and then unmount themselves.
+//! The guard [`Server`] unmounts (lazily if something holds the mount), waits for the process to close its
+//! volume, and ends it if it does not. A run that is killed takes its servers with it: they get SIGTERM when
+//! their parent dies, and then unmount themselves.
 
 use super::system::{Behind, Source, System};
 use super::{Spec, Workshop, skipped};

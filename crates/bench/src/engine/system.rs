@@ -174,7 +174,8 @@ fn sync_many(files: &mut dyn Iterator<Item = Result<File>>, window: usize) -> Re
                     let entry =
                         opcode::Fsync::new(types::Fd(file.as_raw_fd())).build().user_data(slot as u64);
                     flying[slot] = Some(file);
-                    // SAFETY: an fsync has no buffers; its descriptor stays open in `flying` until it completes.
+                    // SAFETY: an fsync has no buffers; its descriptor stays open in `flying` until it
+                    // completes.
                     let pushed = unsafe { ring.submission().push(&entry) };
                     pushed.map_err(|_| Error::invalid("the io_uring's queue is full"))?;
                 }

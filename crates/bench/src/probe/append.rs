@@ -1,7 +1,7 @@
 //! Appenders against each other, and readers that look at the size of a file that grows.
 //!
-//! Each append is one record: a header of two words (thread and number), then words that repeat a mix of both. What
-//! is in the file at the end must be whole records, each once.
+//! Each append is one record: a header of two words (thread and number), then words that repeat a mix of
+//! both. What is in the file at the end must be whole records, each once.
 
 use super::{Arena, Finding, part};
 use crate::outcome::{Outcome, os};
@@ -110,8 +110,8 @@ fn scan(file: &File, record: usize) -> Result<(BTreeSet<(u64, u64)>, u64)> {
 
 const GROWTH: usize = 64 << 10;
 
-/// A file that grows by one writer's appends: does a reader ever see a size whose bytes are not there yet, or a size
-/// in the midst of an append?
+/// A file that grows by one writer's appends: does a reader ever see a size whose bytes are not there yet, or
+/// a size in the midst of an append?
 pub fn sizes(arena: &Arena<'_>) -> Outcome<Vec<Finding>> {
     let name = "growing";
     let mut writer = arena.open(name, libc::O_APPEND)?;

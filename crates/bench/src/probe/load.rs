@@ -1,7 +1,7 @@
 //! Asynchronous direct I/O that goes on in the same file all the while, for `--direct-load`.
 //!
-//! One io_uring with a few requests in flight: reads of the raced range, and writes of a range of its own behind it, so
-//! that the race's own arithmetic stays true.
+//! One io_uring with a few requests in flight: reads of the raced range, and writes of a range of its own
+//! behind it, so that the race's own arithmetic stays true.
 
 use super::{Arena, part};
 use crate::drive::{Part, Stage};
@@ -17,8 +17,8 @@ const DEPTH: usize = 8;
 /// Where its own range begins: behind every raced range.
 const OWN_OFFSET: u64 = 64 << 20;
 
-/// The load as another thread of a race on the file `name`, if it was asked for and O_DIRECT can be had. `bytes` is the
-/// length of the raced range.
+/// The load as another thread of a race on the file `name`, if it was asked for and O_DIRECT can be had.
+/// `bytes` is the length of the raced range.
 pub fn part_of<'a, T: Default + Send + 'a>(
     arena: &Arena<'_>,
     name: &str,
@@ -45,8 +45,8 @@ fn run(file: &File, length: usize, stage: &Stage) -> Result<()> {
                 0 => opcode::Read::new(fd, buffer.as_mut_ptr(), length as u32).offset(0).build(),
                 _ => opcode::Write::new(fd, buffer.as_ptr(), length as u32).offset(OWN_OFFSET).build(),
             };
-            // SAFETY: the slot's buffer is touched by nobody until its completion was seen, and the loop does not
-            // end, nor are `buffers` and `file` dropped, before all were.
+            // SAFETY: the slot's buffer is touched by nobody until its completion was seen, and the loop does
+            // not end, nor are `buffers` and `file` dropped, before all were.
             let pushed = unsafe { ring.submission().push(&entry.user_data(slot as u64)) };
             pushed.map_err(|_| Error::invalid("the io_uring's queue is full"))?;
         }

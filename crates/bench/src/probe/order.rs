@@ -1,7 +1,9 @@
-//! Stale reads: a read that begins after a write has returned must see it or a later one, whichever way both go.
+//! Stale reads: a read that begins after a write has returned must see it or a later one, whichever way both
+//! go.
 //!
-//! One writer counts upwards in a block and publishes each number after its write has returned; readers take the
-//! published number, read, and compare. With two writers in turn (one buffered, one direct) the order is theirs.
+//! One writer counts upwards in a block and publishes each number after its write has returned; readers take
+//! the published number, read, and compare. With two writers in turn (one buffered, one direct) the order is
+//! theirs.
 
 use super::{Arena, Finding, load, part};
 use crate::outcome::{Outcome, os};

@@ -39,7 +39,8 @@ fn line(path: &str) -> Option<String> {
     std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
-/// Dirty bytes from which the kernel writes back in the background: a share of what memory is available, or a number.
+/// Dirty bytes from which the kernel writes back in the background: a share of what memory is available, or a
+/// number.
 pub fn kernel_background_dirty_bytes() -> u64 {
     let number = |path| line(path).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
     match number("/proc/sys/vm/dirty_background_bytes") {

@@ -1,8 +1,8 @@
 //! The drawing: bars of the figures side by side, one panel for each unit.
 //!
-//! It is for people, so each series has a readable name, and the legend a sample of its colour, in the order of the
-//! bars. The colours are those of Okabe and Ito, which the colour-blind can tell apart, each with a dark edge. The
-//! background is drawn, so that the page behind may be light or dark.
+//! It is for people, so each series has a readable name, and the legend a sample of its colour, in the order
+//! of the bars. The colours are those of Okabe and Ito, which the colour-blind can tell apart, each with a
+//! dark edge. The background is drawn, so that the page behind may be light or dark.
 
 use super::{Report, Row, Status};
 use crate::outcome::{Outcome, failed};
@@ -291,8 +291,8 @@ mod tests {
         assert_eq!((Unit::Rate.show(123_456.0), Unit::Rate.show(950.0)), ("123 k".into(), "950".into()));
     }
 
-    /// A legend without colour samples had names that belonged to no bar: each series' colour appears in its bars
-    /// and once more beside its name, and the page behind the drawing does not show through.
+    /// A legend without colour samples had names that belonged to no bar: each series' colour appears in its
+    /// bars and once more beside its name, and the page behind the drawing does not show through.
     #[test]
     fn a_legend_shows_the_colour_of_each_series() {
         let row = |engine: &str, scale: f64| {

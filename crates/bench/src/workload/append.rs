@@ -1,4 +1,5 @@
-//! `append`: durable (O_DSYNC) appends to one log file, or overwrites of it from start to end, round and round.
+//! `append`: durable (O_DSYNC) appends to one log file, or overwrites of it from start to end, round and
+//! round.
 
 use super::{Context, Work, fields, fill, needs_files};
 use crate::arguments;

@@ -1,5 +1,5 @@
-//! `dirty`: threads overwrite random blocks of their own file (or of one file), durable one by one or all at the end;
-//! what reaches the device is counted there.
+//! `dirty`: threads overwrite random blocks of their own file (or of one file), durable one by one or all at
+//! the end; what reaches the device is counted there.
 
 use super::{CHUNK, Context, Work, check_blocks, fields, fill, needs_files};
 use crate::arguments::{self, SyncEvery};

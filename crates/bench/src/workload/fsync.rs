@@ -1,5 +1,5 @@
-//! `fsync`: many small files are written, then each is opened again by its path and made durable, one after the other
-//! or many at a time. `--background` does that behind one thread that fsyncs a file of its own.
+//! `fsync`: many small files are written, then each is opened again by its path and made durable, one after
+//! the other or many at a time. `--background` does that behind one thread that fsyncs a file of its own.
 
 use super::{Context, Work, fields, needs_files};
 use crate::arguments::{self, FsyncMode};

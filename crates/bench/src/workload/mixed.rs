@@ -1,8 +1,8 @@
 //! `mixed`: readers and writers at random aligned offsets of one file that is filled and cached beforehand.
 //!
-//! Torn reads. Each write carries one tag in all its words, from a few buffers that are filled beforehand, so that
-//! nothing is paid for tags in the measured time. Every block therefore holds one tag, and a read that finds two is
-//! torn. Every 64th read is looked at, between two measured operations.
+//! Torn reads. Each write carries one tag in all its words, from a few buffers that are filled beforehand, so
+//! that nothing is paid for tags in the measured time. Every block therefore holds one tag, and a read that
+//! finds two is torn. Every 64th read is looked at, between two measured operations.
 //!
 //! Latency is the time from one operation's end to the next one's: one look at the clock for each.
 

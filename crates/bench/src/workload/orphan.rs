@@ -1,5 +1,6 @@
-//! `orphan`: what makes a file system remember inodes across a crash. Each thread shrinks its own fully written file
-//! step by step; or it creates a file, unlinks it while it is open, and closes it. The final force is inside the time.
+//! `orphan`: what makes a file system remember inodes across a crash. Each thread shrinks its own fully
+//! written file step by step; or it creates a file, unlinks it while it is open, and closes it. The final
+//! force is inside the time.
 
 use super::{Context, Work, fields, fill, needs_files};
 use crate::arguments;

@@ -1,5 +1,5 @@
-//! `scale`: one thread creates many small files, looks at each, and deletes them all, with bounded memory. Whether the
-//! last files are made as fast as the first ones says whether the cost depends on what is there.
+//! `scale`: one thread creates many small files, looks at each, and deletes them all, with bounded memory.
+//! Whether the last files are made as fast as the first ones says whether the cost depends on what is there.
 
 use super::{Context, Work, fields, needs_files};
 use crate::arguments;
@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 const DIRECTORY: u64 = 1000;
 /// Bytes of a file.
 const FILE_BYTES: usize = 1000;
-/// Bytes of an image for each file: one block of data, and room for an inode, a name and an extent wherever an
-/// engine keeps them.
+/// Bytes of an image for each file: one block of data, and room for an inode, a name and an extent wherever
+/// an engine keeps them.
 const DEVICE_BYTES: u64 = 4096 + 1024;
 /// Operations between two steps of the progress line.
 const BATCH: u64 = 64;
@@ -36,8 +36,8 @@ fn path(n: u64) -> String {
 }
 
 impl Scale {
-    /// Does `each` for every file; gives the times at which the first tenth, the rest but one tenth, and the last
-    /// tenth were done.
+    /// Does `each` for every file; gives the times at which the first tenth, the rest but one tenth, and the
+    /// last tenth were done.
     fn pass(
         &self,
         context: &Context<'_>,

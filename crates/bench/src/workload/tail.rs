@@ -1,5 +1,6 @@
-//! `tail`: threads overwrite 4 KiB of a file of their own and make it durable, first on an idle file system and then
-//! beside others that disturb them. The figures are what one such overwrite takes, and what the others got done.
+//! `tail`: threads overwrite 4 KiB of a file of their own and make it durable, first on an idle file system
+//! and then beside others that disturb them. The figures are what one such overwrite takes, and what the
+//! others got done.
 //!
 //! | disturber | threads | what it does |
 //! | --- | --- | --- |
@@ -8,8 +9,8 @@
 //! | delete | 1 | unlinks `--files` files of `--size` made beforehand, evenly over the time |
 //! | create | 2 | create and unlink in one directory |
 //!
-//! Invariant: the space in use is bounded. A bulk thread keeps two files, the appender two of [`APPEND_FILES`] times
-//! `--size`; what is older is unlinked.
+//! Invariant: the space in use is bounded. A bulk thread keeps two files, the appender two of
+//! [`APPEND_FILES`] times `--size`; what is older is unlinked.
 
 use super::{CHUNK, Context, Work, fields, fill, needs_files};
 use crate::arguments::{self, Disturber};

@@ -1,4 +1,5 @@
-//! `quire bench`: the measurements of the crate `quire-bench`, with this program behind the engines that are mounts.
+//! `quire bench`: the measurements of the crate `quire-bench`, with this program behind the engines that are
+//! mounts.
 
 use quire_bench::arguments::Bench;
 use quire_bench::interrupt::Interrupt;

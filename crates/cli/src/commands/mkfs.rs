@@ -26,7 +26,8 @@ pub fn run(arguments: &Mkfs) -> Outcome {
     Ok(())
 }
 
-/// The mode of an image that was there before and that not only its owner can use. (A new one is made with 0600.)
+/// The mode of an image that was there before and that not only its owner can use. (A new one is made with
+/// 0600.)
 fn open_to_others(volume: &Path) -> Option<u32> {
     let metadata = std::fs::metadata(volume).ok().filter(std::fs::Metadata::is_file)?;
     let mode = metadata.mode() & 0o777;

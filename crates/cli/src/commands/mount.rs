@@ -191,7 +191,8 @@ fn open(path: &Path, options: &MountOptions) -> Result<Volume> {
     }
 }
 
-/// Where a volume is mounted. The mount table may show another name for it (`fsname`); then its server's command line tells.
+/// Where a volume is mounted. The mount table may show another name for it (`fsname`); then its server's
+/// command line tells.
 fn mounted_on(volume: &Path) -> Result<Option<PathBuf>> {
     let dir = umount::server_of(volume).and_then(|process| umount::mount_point_of(&process));
     let is_it = |entry: &MountEntry| entry.source == volume || Some(&entry.dir) == dir.as_ref();
@@ -199,7 +200,8 @@ fn mounted_on(volume: &Path) -> Result<Option<PathBuf>> {
     Ok(found.map(|entry| entry.dir))
 }
 
-/// Open for writing, not mounted, and the process that has it open once mounted volumes: a server on its way out.
+/// Open for writing, not mounted, and the process that has it open once mounted volumes: a server on its way
+/// out.
 fn is_closing(volume: &Path) -> Result<bool> {
     Ok(mounted_on(volume)?.is_none() && umount::server_of(volume).is_some())
 }

@@ -5,10 +5,11 @@
 //!           <--- its report --------------+  <--- its report -------+
 //! ```
 //!
-//! A server that ends by itself, well or with an error, is not started again: an unmount is meant, and an error would
-//! come back. One that was killed, or that stopped itself on an internal error, leaves a dead mount; that is detached,
-//! and a new server recovers the volume and mounts it at the same place. Programs that had nothing open there notice a
-//! pause; those that had get errors for what they hold. The kernel has no way to hand a dead server's mount to a new one.
+//! A server that ends by itself, well or with an error, is not started again: an unmount is meant, and an
+//! error would come back. One that was killed, or that stopped itself on an internal error, leaves a dead
+//! mount; that is detached, and a new server recovers the volume and mounts it at the same place. Programs
+//! that had nothing open there notice a pause; those that had get errors for what they hold. The kernel has
+//! no way to hand a dead server's mount to a new one.
 //!
 //! If this process is ended, the server goes on unwatched.
 
@@ -132,8 +133,8 @@ fn clear(dir: &Path, source: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// When the first server was killed before it was ready, the second one's report was only logged: `quire mount`, and
-    /// mount(8) behind it, waited until the volume was unmounted again.
+    /// When the first server was killed before it was ready, the second one's report was only logged:
+    /// `quire mount`, and mount(8) behind it, waited until the volume was unmounted again.
     #[test]
     fn the_first_report_is_passed_on_whichever_server_it_is_of() {
         let ready = Report::Ready { log: None, notes: Vec::new() };

@@ -1,7 +1,8 @@
 //! `quire top`: what a running mount does, live.
 //!
-//! Once an interval the server's numbers are read ([`crate::control`]); two readings make a [`view::View`]. On a terminal
-//! it is drawn ([`screen`]) until `q`, Escape or Ctrl-C; elsewhere, or with `--once`, printed as text.
+//! Once an interval the server's numbers are read ([`crate::control`]); two readings make a [`view::View`].
+//! On a terminal it is drawn ([`screen`]) until `q`, Escape or Ctrl-C; elsewhere, or with `--once`, printed
+//! as text.
 //!
 //! The server does nothing for it between two readings.
 

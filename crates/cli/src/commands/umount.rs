@@ -1,4 +1,5 @@
-//! `quire umount`: returns when the volume is closed, so that it may be copied, checked or mounted again at once.
+//! `quire umount`: returns when the volume is closed, so that it may be copied, checked or mounted again at
+//! once.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -34,7 +35,8 @@ pub fn run(arguments: &Umount) -> Outcome {
     mount::unmount(&dir, Unmount::Plain)?;
     let slow = || eprintln!("quire: waiting until everything is on disk");
     let closed = match server {
-        // A process that has ended may stay in the table, without a command line, until its parent looks at it.
+        // A process that has ended may stay in the table, without a command line, until its parent looks at
+        // it.
         Some(process) => {
             let has_ended = || mount_point_of(&process).as_deref() != Some(dir.as_path());
             image::wait_until(has_ended, PATIENCE, slow)
@@ -50,8 +52,8 @@ pub fn run(arguments: &Umount) -> Outcome {
     ))
 }
 
-/// The folder in `/proc` of the background server, not this process, that has `operand` (a volume or a mount point,
-/// absolute) on its command line.
+/// The folder in `/proc` of the background server, not this process, that has `operand` (a volume or a mount
+/// point, absolute) on its command line.
 pub fn server_of(operand: &Path) -> Option<PathBuf> {
     std::fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path()).find(|process| {
         let number = process.file_name().and_then(|name| name.to_str()?.parse::<u32>().ok());

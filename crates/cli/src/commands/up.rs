@@ -70,8 +70,8 @@ pub fn run(arguments: &Up) -> Outcome {
     Ok(())
 }
 
-/// Shows the mount at work: races it for a moment, and prints what was tried and what came of it. The mount serves,
-/// whatever becomes of that.
+/// Shows the mount at work: races it for a moment, and prints what was tried and what came of it. The mount
+/// serves, whatever becomes of that.
 fn at_work(dir: &Path) {
     let program = program();
     output::line(format_args!(

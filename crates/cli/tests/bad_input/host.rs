@@ -23,7 +23,8 @@ fn holds_big(volume: &Volume, numbers: &[u64]) {
     }
 }
 
-/// A sparse image on a host file system that fills up: writes fail, what was fsynced is there when there is space again.
+/// A sparse image on a host file system that fills up: writes fail, what was fsynced is there when there is
+/// space again.
 fn on_a_full_host(kind: &str, ending: Ending) {
     eprintln!("{kind}, {ending:?}");
     let place = tempfile::Builder::new().prefix("quire-host-").tempdir().unwrap();

@@ -68,7 +68,8 @@ fn a_truncated_image() {
 /// What becomes of a superblock.
 type Change = fn(&mut Superblock);
 
-/// A superblock of the next version, and one with a feature that nobody knows: the change, and the word that names it.
+/// A superblock of the next version, and one with a feature that nobody knows: the change, and the word that
+/// names it.
 fn from_the_future() -> [(String, Change); 2] {
     [
         (format!("format {}.3", FORMAT_MAJOR + 1), |superblock| superblock.version = (FORMAT_MAJOR + 1, 3)),
@@ -99,8 +100,8 @@ fn a_newer_format() {
     expect(&call!["info", image], 0, &[]);
 }
 
-/// One slot is enough: a newer program was here, and may have been in the midst of something. To take the other slot
-/// would overwrite what it did.
+/// One slot is enough: a newer program was here, and may have been in the midst of something. To take the
+/// other slot would overwrite what it did.
 #[test]
 fn a_newer_format_in_one_slot() {
     let _turn = turn();

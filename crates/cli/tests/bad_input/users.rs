@@ -9,8 +9,8 @@ use crate::support::*;
 
 const NOBODY: u32 = 65534;
 
-/// A mount namespace of its own, in which `/dev/fuse` is open to everybody and fuse.conf allows nothing. It ends, with
-/// every mount in it, when this is dropped.
+/// A mount namespace of its own, in which `/dev/fuse` is open to everybody and fuse.conf allows nothing. It
+/// ends, with every mount in it, when this is dropped.
 struct UserWorld {
     folder: tempfile::TempDir,
     holder: Child,

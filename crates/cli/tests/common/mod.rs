@@ -1,5 +1,5 @@
-//! A real volume on a real mount, for tests that run real programs: set up, found again after a crash, cleaned up
-//! whatever happens.
+//! A real volume on a real mount, for tests that run real programs: set up, found again after a crash,
+//! cleaned up whatever happens.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -46,8 +46,9 @@ pub fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Copies the program, for tests that need one of their own. Another program copies: if this one had the copy open for
-/// writing while another thread's test starts a child, the child would have it open too, and the copy could not be run.
+/// Copies the program, for tests that need one of their own. Another program copies: if this one had the copy
+/// open for writing while another thread's test starts a child, the child would have it open too, and the
+/// copy could not be run.
 pub fn copy_program(to: &Path) {
     run(Command::new("cp").arg(QUIRE).arg(to));
 }

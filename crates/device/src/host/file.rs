@@ -1,7 +1,7 @@
 //! Ordinary file I/O through the host's page cache.
 //!
-//! Used where the host refuses direct I/O or io_uring, and for read-only volumes. Requests given to `submit` are
-//! done one after another in the calling thread.
+//! Used where the host refuses direct I/O or io_uring, and for read-only volumes. Requests given to `submit`
+//! are done one after another in the calling thread.
 //!
 //! Neighbours: [`super::uring`] is the default.
 

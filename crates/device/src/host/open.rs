@@ -1,7 +1,7 @@
 //! Opening and creating volumes on the host.
 //!
-//! A volume opened for writing gets the `uring` backend; where the host refuses io_uring or direct I/O it gets
-//! `file`, with one line in the log. A volume opened read-only gets `file`.
+//! A volume opened for writing gets the `uring` backend; where the host refuses io_uring or direct I/O it
+//! gets `file`, with one line in the log. A volume opened read-only gets `file`.
 
 use super::file::FileBackend;
 use super::target::{Medium, Target};
@@ -22,8 +22,8 @@ pub enum OpenMode {
 
 /// Opens and locks the image file or block device at `path`. Do this after forking: a backend has a thread.
 ///
-/// Errors: `NotFound`, `AccessDenied` and `ReadOnly` as the host says; `Busy` if it is open elsewhere (or, for a
-/// block device, in use by the kernel); `IsDirectory`; `NotAVolume` for other kinds of file.
+/// Errors: `NotFound`, `AccessDenied` and `ReadOnly` as the host says; `Busy` if it is open elsewhere (or,
+/// for a block device, in use by the kernel); `IsDirectory`; `NotAVolume` for other kinds of file.
 pub fn open_image(path: &Path, mode: OpenMode) -> Result<Arc<dyn Backend>> {
     let target = Target::open(path, mode)?;
     match mode {
@@ -32,8 +32,8 @@ pub fn open_image(path: &Path, mode: OpenMode) -> Result<Arc<dyn Backend>> {
     }
 }
 
-/// Makes an image file of `size` bytes (rounded down to whole blocks), sparse and all zero, locked and open. An
-/// existing block device is only opened; it must be at least as large.
+/// Makes an image file of `size` bytes (rounded down to whole blocks), sparse and all zero, locked and open.
+/// An existing block device is only opened; it must be at least as large.
 ///
 /// An existing file that is not empty is replaced if `force` is set. Errors: as for [`open_image`]; `Exists`
 /// without `force`; `Invalid` for a size of no block or larger than the block device.

@@ -1,9 +1,10 @@
 //! The open volume: a descriptor that holds the lock, with size, transfers, flush and discard.
 //!
-//! Locking: `flock` on the descriptor, exclusive to write and shared to read only; it goes with the last copy of
-//! the descriptor. A block device opened for writing is also claimed with O_EXCL, so that the kernel refuses it
-//! while it is mounted or in use by another subsystem. The lock is tried for `LOCK_PATIENCE`: a server that
-//! was killed lets go only when its last requests have ended, and udev probes new devices under a lock of its own.
+//! Locking: `flock` on the descriptor, exclusive to write and shared to read only; it goes with the last copy
+//! of the descriptor. A block device opened for writing is also claimed with O_EXCL, so that the kernel
+//! refuses it while it is mounted or in use by another subsystem. The lock is tried for `LOCK_PATIENCE`: a
+//! server that was killed lets go only when its last requests have ended, and udev probes new devices under a
+//! lock of its own.
 
 use super::open::OpenMode;
 use super::transfer::Transfer;

@@ -1,8 +1,8 @@
 //! One vectored transfer and how far it has come.
 //!
 //! The system may move fewer bytes than asked, takes at most [`VECTORS_MAX`] pieces at a time, and may be
-//! interrupted; a transfer goes on from where it stopped until every byte has moved. A count of zero is an error
-//! (the file ends early, or the host takes no more), so the loop always makes progress.
+//! interrupted; a transfer goes on from where it stopped until every byte has moved. A count of zero is an
+//! error (the file ends early, or the host takes no more), so the loop always makes progress.
 
 use crate::backend::{IoOp, Segment};
 use quire_base::{BlockNo, Error, ErrorKind, Result};
@@ -111,8 +111,8 @@ impl Transfer {
             let vectors = self.vectors();
             let (first, count) = (vectors.as_ptr(), vectors.len() as libc::c_int);
             let offset = self.offset as libc::off64_t;
-            // SAFETY: `first` and `count` describe a live array of vectors, each of which lies in a segment that
-            // the caller vouches for.
+            // SAFETY: `first` and `count` describe a live array of vectors, each of which lies in a segment
+            // that the caller vouches for.
             let answer = unsafe {
                 match self.op {
                     IoOp::Read => libc::preadv64(fd, first, count, offset),

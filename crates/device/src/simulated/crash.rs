@@ -1,9 +1,9 @@
 //! What may be left of a device after a crash.
 //!
-//! Safe writes are always there. Each unsafe write has a fate of its own: lost, kept, or torn at sectors of 512
-//! bytes or at blocks (some kept, in any pattern). Fates are independent, so later writes may survive earlier
-//! ones: that is the reordering of a volatile cache. Writes to one block keep their order of completion among
-//! themselves, since a cache holds only the newest version of a sector.
+//! Safe writes are always there. Each unsafe write has a fate of its own: lost, kept, or torn at sectors of
+//! 512 bytes or at blocks (some kept, in any pattern). Fates are independent, so later writes may survive
+//! earlier ones: that is the reordering of a volatile cache. Writes to one block keep their order of
+//! completion among themselves, since a cache holds only the newest version of a sector.
 
 use super::history::{Medium, Standing, UnsafeWrite};
 use super::image::{Block, Image};
@@ -18,8 +18,8 @@ const SECTORS: usize = BLOCK_SIZE / SECTOR_SIZE;
 /// Which of the possible states a crash leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrashPolicy {
-    /// The process was killed, the device lives on: everything completed is kept; writes in flight (and failed
-    /// ones) are kept or lost as wholes, by the seed.
+    /// The process was killed, the device lives on: everything completed is kept; writes in flight (and
+    /// failed ones) are kept or lost as wholes, by the seed.
     Killed {
         /// Decides the fates.
         seed: u64,

@@ -1,15 +1,15 @@
 //! The record of what happened to a simulated device, and the state machine that gives it meaning.
 //!
-//! [`Event`]s are appended at submission and at completion. `Medium` is the device after a prefix of them: the
-//! same code drives the live device and rebuilds any earlier moment, so a crash image of the past is as good as
-//! one of the present.
+//! [`Event`]s are appended at submission and at completion. `Medium` is the device after a prefix of them:
+//! the same code drives the live device and rebuilds any earlier moment, so a crash image of the past is as
+//! good as one of the present.
 //!
 //! Meaning, the contract of real devices and no more:
 //!
 //! * A write is *unsafe* from its submission until a flush that was submitted after its completion succeeds.
-//! * A failed flush makes nothing safe, ever: the writes that it should have covered stay unsafe for good, also
-//!   under later flushes (what a real device dropped then is unknowable). A failed write stays unsafe likewise:
-//!   it may have reached the medium or not.
+//! * A failed flush makes nothing safe, ever: the writes that it should have covered stay unsafe for good,
+//!   also under later flushes (what a real device dropped then is unknowable). A failed write stays unsafe
+//!   likewise: it may have reached the medium or not.
 //! * When a write becomes safe, unsafe writes that ended before it lose their claim to the same blocks.
 //! * A discard is a write of absent blocks.
 

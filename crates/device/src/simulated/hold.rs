@@ -1,8 +1,8 @@
 //! Completions kept back, to be released one by one in an order that the test chooses.
 //!
 //! Protocol: a held operation has its submission event; its end event, its effect on what reads see, and its
-//! `done` (or the return of a blocked caller) come with the release. Whether it fails is decided at submission.
-//! A device whose power was cut fails what is still held.
+//! `done` (or the return of a blocked caller) come with the release. Whether it fails is decided at
+//! submission. A device whose power was cut fails what is still held.
 
 use super::state::State;
 use super::{SimulatedBackend, power_is_off};

@@ -1,8 +1,9 @@
-//! The contents of a device as a persistent tree of blocks: a copy costs one pointer, a change copies one path.
+//! The contents of a device as a persistent tree of blocks: a copy costs one pointer, a change copies one
+//! path.
 //!
 //! Layout: a radix tree of fan-out 64 over the block number, as many levels as the size needs; leaves hold
-//! shared 4 KiB blocks. Copies share everything that neither has changed. An absent block was never written (or
-//! was discarded) and reads as zeros.
+//! shared 4 KiB blocks. Copies share everything that neither has changed. An absent block was never written
+//! (or was discarded) and reads as zeros.
 
 use quire_base::{BLOCK_SIZE, BlockNo, Result};
 use std::fmt;

@@ -1,9 +1,10 @@
 //! A block device that remembers what was safe, fails on order, and can be cut off at any moment.
 //!
-//! * [`history`]: every write and flush is an event at submission and at completion; the state machine over them
-//!   says what is visible, what is safe, and what is neither.
+//! * [`history`]: every write and flush is an event at submission and at completion; the state machine over
+//!   them says what is visible, what is safe, and what is neither.
 //! * [`crash`]: which images a crash may leave, chosen by a seed or enumerated.
-//! * [`image`]: contents as a persistent tree, so that a crash image costs as much as the unsafe writes it keeps.
+//! * [`image`]: contents as a persistent tree, so that a crash image costs as much as the unsafe writes it
+//!   keeps.
 //! * [`faults`]: errors on order; [`hold`]: completions kept back and released in any order.
 //!
 //! A test runs the engine on it, takes images with [`SimulatedBackend::crash`] (now) or
@@ -12,8 +13,8 @@
 //!
 //! Invariants: one lock orders all events, so a run is repeatable as far as its threads are (one thread, or
 //! simulated schedules); nothing here draws on time or unseeded chance. What the engine must not do and the
-//! device can see is collected in [`SimulatedBackend::violations`]: two writes in flight for one block, memory
-//! that changes while it is being written.
+//! device can see is collected in [`SimulatedBackend::violations`]: two writes in flight for one block,
+//! memory that changes while it is being written.
 //!
 //! Neighbours: a [`crate::Backend`] like the others; the simulator's oracle reads its events.
 
@@ -148,8 +149,9 @@ impl SimulatedBackend {
         self.state.lock().discarded = byte.map(|byte| Arc::new([byte; BLOCK_SIZE]));
     }
 
-    /// Flips `bits` bits, chosen by the seed, in blocks of `region` that were ever written. The damage is on the
-    /// medium: it stays until the block is written again. Returns the blocks hit, in the order of the flips.
+    /// Flips `bits` bits, chosen by the seed, in blocks of `region` that were ever written. The damage is on
+    /// the medium: it stays until the block is written again. Returns the blocks hit, in the order of the
+    /// flips.
     pub fn rot(&self, region: Range<u64>, bits: usize, seed: u64) -> Vec<BlockNo> {
         let mut state = self.state.lock();
         let mut written = Vec::new();

@@ -33,8 +33,8 @@ fn fields_cover_every_byte_once() {
 /// A field's name, and what changes it.
 type Change<T> = (&'static str, fn(&mut T));
 
-/// Changes one field of a value at a time: no byte but the field's (and a checksum's) may change, and the field's
-/// lowest byte must.
+/// Changes one field of a value at a time: no byte but the field's (and a checksum's) may change, and the
+/// field's lowest byte must.
 fn same_places<T: Clone>(layout: &Layout, value: &T, encode: impl Fn(&T) -> Vec<u8>, changes: &[Change<T>]) {
     let before = encode(value);
     for (name, change) in changes {

@@ -1,7 +1,7 @@
 //! Reading untrusted bytes front to back, and the variable-length integers of transaction records.
 //!
-//! A varint is little-endian base 128: seven bits a byte, lowest first, the top bit set on every byte but the last.
-//! Only the shortest form is accepted, so a value has exactly one encoding.
+//! A varint is little-endian base 128: seven bits a byte, lowest first, the top bit set on every byte but the
+//! last. Only the shortest form is accepted, so a value has exactly one encoding.
 
 use quire_base::{Error, Result};
 

@@ -1,7 +1,7 @@
 //! Fixes of extents: overlaps in a file, blocks that are not the file's, blocks that two files have.
 //!
-//! Blocks that two files have stay with the older inode; the other gets a copy, in blocks that are free by all
-//! accounts and marked used in the same commit. The copy is durable before any extent names it.
+//! Blocks that two files have stay with the older inode; the other gets a copy, in blocks that are free by
+//! all accounts and marked used in the same commit. The copy is durable before any extent names it.
 //!
 //! Neighbours: [`super::mender`] calls this; [`crate::space`] has found what is shared.
 
@@ -127,8 +127,8 @@ impl Mender<'_> {
         Ok(())
     }
 
-    /// The extents about a relocation, and the part of one that it is of; `None` if an earlier fix of the round has
-    /// changed it.
+    /// The extents about a relocation, and the part of one that it is of; `None` if an earlier fix of the
+    /// round has changed it.
     fn still_there(&mut self, relocation: &Relocation) -> Result<Option<(Vec<Extent>, Extent)>> {
         let Relocation { inode, file_block, blocks, disk_block } = *relocation;
         let extents = self.extents_about(inode, file_block, file_block + blocks)?;
@@ -140,7 +140,8 @@ impl Mender<'_> {
         Ok(part.map(|part| (extents, part)))
     }
 
-    /// Free runs of the data space with `wanted` blocks in all, if there are as many; the last comes first to hand.
+    /// Free runs of the data space with `wanted` blocks in all, if there are as many; the last comes first to
+    /// hand.
     fn free_runs(&self, wanted: u64) -> Result<Vec<Run>> {
         let superblock = self.view.superblock;
         let (mut at, mut found) = (superblock.data_start.0, 0);
@@ -172,7 +173,8 @@ impl Mender<'_> {
         Ok(free)
     }
 
-    /// A file's own copy of its blocks, written but named by no extent yet; without free blocks left, of fewer.
+    /// A file's own copy of its blocks, written but named by no extent yet; without free blocks left, of
+    /// fewer.
     fn copies(&self, part: &Extent, free: &mut Vec<Run>) -> Result<Vec<Extent>> {
         let mut copies: Vec<Extent> = Vec::new();
         let (mut done, blocks) = (0, u64::from(part.len));

@@ -1,7 +1,7 @@
 //! `lost+found`: where inodes without a name get one.
 //!
-//! The directory is made in the root when it is needed first. An inode's name there is `#` and its number; a directory
-//! gets `lost+found` as its parent. Link counts are left to the next round.
+//! The directory is made in the root when it is needed first. An inode's name there is `#` and its number; a
+//! directory gets `lost+found` as its parent. Link counts are left to the next round.
 //!
 //! Neighbours: [`super::mender`] calls this; [`crate::names`] has found what has no name.
 

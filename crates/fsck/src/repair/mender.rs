@@ -1,7 +1,7 @@
 //! Carrying one round's fixes out, as raw changes of the tree and the orphan slots.
 //!
-//! Changes gather in the session and are committed in small batches; a fix that reads what an earlier one may have
-//! changed is preceded by a commit.
+//! Changes gather in the session and are committed in small batches; a fix that reads what an earlier one may
+//! have changed is preceded by a commit.
 //!
 //! Neighbours: [`super::extents`] for fixes of extents, [`super::lost_found`] for inodes without a name.
 

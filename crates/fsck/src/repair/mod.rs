@@ -1,16 +1,16 @@
 //! Mending a volume.
 //!
 //! Protocol:
-//! 1. What stands in the way of opening it is mended on disk, each by publishing one superblock: the pool's map and the
-//!    orphan blocks ([`pool`]), a newest checkpoint that is damaged ([`slot`]).
-//! 2. The volume is opened as a mount opens it, which also writes both superblocks anew. Rounds follow: analyse, carry
-//!    the fixes out; until only the accounts (regions, counters) are wrong, which come last. Fixes
-//!    are small and local, and what one brings to light the next round mends: so the same code mends any mixture, a
-//!    repair that was cut off is taken up by the next one, and mending twice changes nothing.
+//! 1. What stands in the way of opening it is mended on disk, each by publishing one superblock: the pool's
+//!    map and the orphan blocks ([`pool`]), a newest checkpoint that is damaged ([`slot`]).
+//! 2. The volume is opened as a mount opens it, which also writes both superblocks anew. Rounds follow:
+//!    analyse, carry the fixes out; until only the accounts (regions, counters) are wrong, which come last.
+//!    Fixes are small and local, and what one brings to light the next round mends: so the same code mends
+//!    any mixture, a repair that was cut off is taken up by the next one, and mending twice changes nothing.
 //! 3. The volume is closed and looked at again; what is no longer found has been repaired.
 //!
-//! Invariants: a block in use is marked used before any free one is looked for, and freed blocks are marked free only
-//! when nothing else is wrong. Nothing is visible on disk but whole checkpoints.
+//! Invariants: a block in use is marked used before any free one is looked for, and freed blocks are marked
+//! free only when nothing else is wrong. Nothing is visible on disk but whole checkpoints.
 //!
 //! Neighbours: `quire::repair` has the session; [`crate::fix`] the orders.
 

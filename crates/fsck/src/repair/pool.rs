@@ -1,10 +1,10 @@
 //! The pool's map and damaged orphan blocks, written anew.
 //!
-//! Opening a volume writes a checkpoint to blocks that the pool's map calls free, so a map that misses a block in use
-//! must be mended before. The new manifest says what the walk over the checkpoint found; it goes to blocks that neither
-//! superblock leads to, and becomes visible with one superblock: that of the checkpoint it describes, under a new
-//! number, in the slot of the other. Orphan blocks that do not check are replaced by empty ones; the inodes that they
-//! named are found as untracked afterwards.
+//! Opening a volume writes a checkpoint to blocks that the pool's map calls free, so a map that misses a
+//! block in use must be mended before. The new manifest says what the walk over the checkpoint found; it goes
+//! to blocks that neither superblock leads to, and becomes visible with one superblock: that of the
+//! checkpoint it describes, under a new number, in the slot of the other. Orphan blocks that do not check are
+//! replaced by empty ones; the inodes that they named are found as untracked afterwards.
 //!
 //! Neighbours: [`crate::checkpoint`] has walked; `format::pool` has the bytes.
 
@@ -86,7 +86,8 @@ fn remaining(checkpoint: &Checkpoint, release: &[Run]) -> Vec<Run> {
     chunks
 }
 
-/// Blocks of the pool that neither superblock leads to and neither map calls used, as far as there are enough.
+/// Blocks of the pool that neither superblock leads to and neither map calls used, as far as there are
+/// enough.
 fn fresh_blocks(checkpoints: &[Checkpoint], chunks: &[Run], count: usize) -> Result<Vec<BlockNo>> {
     let marked = |checkpoint: &Checkpoint, block: BlockNo| {
         checkpoint.chunks.iter().any(|chunk| {
@@ -118,8 +119,8 @@ fn fresh_blocks(checkpoints: &[Checkpoint], chunks: &[Run], count: usize) -> Res
     Err(Error::new(ErrorKind::NoSpace, "the metadata pool has no room for a new map"))
 }
 
-/// The chunks with what the new manifest's checkpoint needs: nodes, orphan blocks, the new blocks. The old manifest's
-/// pages are needed no more.
+/// The chunks with what the new manifest's checkpoint needs: nodes, orphan blocks, the new blocks. The old
+/// manifest's pages are needed no more.
 fn used_chunks(
     checkpoint: &Checkpoint,
     chunks: &[Run],

@@ -11,8 +11,8 @@ pub(super) fn publish(backend: &dyn Backend, superblock: &Superblock, slot: usiz
     backend.flush()
 }
 
-/// Puts the superblock that serves in the place of a newer one whose checkpoint is damaged. The journal from its
-/// position leads past the newer one, so nothing is lost.
+/// Puts the superblock that serves in the place of a newer one whose checkpoint is damaged. The journal from
+/// its position leads past the newer one, so nothing is lost.
 pub(super) fn abandon(backend: &dyn Backend, serves: &Superblock, slot: usize) -> Result<()> {
     publish(backend, serves, slot)
 }

@@ -1,5 +1,5 @@
-//! Changes bytes of a closed volume and makes every checksum on the way up right again, so that only the meaning is
-//! damaged.
+//! Changes bytes of a closed volume and makes every checksum on the way up right again, so that only the
+//! meaning is damaged.
 
 use quire_base::{BLOCK_SIZE, BlockNo};
 use quire_device::simulated::Image;
@@ -196,7 +196,8 @@ impl Editor {
         }
     }
 
-    /// Changes bytes of several nodes at once, (node, offset, bytes); checksums follow up to both superblocks.
+    /// Changes bytes of several nodes at once, (node, offset, bytes); checksums follow up to both
+    /// superblocks.
     pub fn edit_nodes(&mut self, changes: &[(BlockNo, usize, Vec<u8>)]) {
         // Children behind their parents, with the place of the checksum that vouches for each.
         let mut nodes: Vec<(NodeRef, Option<(BlockNo, usize)>)> = vec![(self.root(), None)];

@@ -1,5 +1,5 @@
-//! The structures of a volume, each with the place of its bytes, and how to change them with every checksum above made
-//! right again.
+//! The structures of a volume, each with the place of its bytes, and how to change them with every checksum
+//! above made right again.
 
 use crate::common::editor::{Editor, Location};
 use quire_base::{BLOCK_SIZE, BlockNo};

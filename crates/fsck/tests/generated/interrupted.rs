@@ -1,5 +1,6 @@
-//! Repairs of generated damages that are cut off at each of their events, as a power cut or a kill does it: what is
-//! left is no worse than before, and the next repair ends as clean, with nothing lost beside what was damaged.
+//! Repairs of generated damages that are cut off at each of their events, as a power cut or a kill does it:
+//! what is left is no worse than before, and the next repair ends as clean, with nothing lost beside what was
+//! damaged.
 
 use crate::common::*;
 use crate::damage::Damage;
@@ -22,7 +23,8 @@ fn mend(backend: Arc<SimulatedBackend>) -> quire_base::Result<Report> {
     check_backend(backend, &Options { repair: true, progress: None })
 }
 
-/// Cuts a repair off at each of its events; gives how many images that made. None if the damage is not mended whole.
+/// Cuts a repair off at each of its events; gives how many images that made. None if the damage is not mended
+/// whole.
 fn cut_off(
     world: &World,
     image: &Image,

@@ -1,4 +1,5 @@
-//! Damage in the journal of a volume in use: headers of blocks, headers of records, and any byte of the transactions.
+//! Damage in the journal of a volume in use: headers of blocks, headers of records, and any byte of the
+//! transactions.
 
 use crate::common::editor::Editor;
 use crate::common::*;
@@ -258,8 +259,8 @@ fn touched(before: &Image, after: &Image) -> Touched {
     touched
 }
 
-/// Why a volume whose journal was changed is as sound as the one that it was: every value that came out different must
-/// be one that nothing can know.
+/// Why a volume whose journal was changed is as sound as the one that it was: every value that came out
+/// different must be one that nothing can know.
 fn explain(before: &Image, after: &Image) -> Option<&'static str> {
     let (before, after) = (keys(before).unwrap(), keys(after).unwrap());
     let mut reason = Some("a later record says it again, or it is which slot an orphan has");

@@ -1,5 +1,5 @@
-//! What a damaged volume must and must not do: be refused or found, be mended or named, and lose nothing beside what
-//! was damaged.
+//! What a damaged volume must and must not do: be refused or found, be mended or named, and lose nothing
+//! beside what was damaged.
 
 use crate::common::editor::Editor;
 use crate::common::*;

@@ -1,9 +1,10 @@
-//! Generated damage: every field of every structure, by the tables of `quire_format::layout`, gets several other values,
-//! with all checksums above it right again, so that only the meaning is damaged; and without, as rot does it.
+//! Generated damage: every field of every structure, by the tables of `quire_format::layout`, gets several
+//! other values, with all checksums above it right again, so that only the meaning is damaged; and without,
+//! as rot does it.
 //!
-//! For each: a mount and the check end, without a panic, a hang or a large allocation; the volume is refused or the
-//! check finds it, unless [`unknowable`] says by name why nobody can; what a repair leaves, it names; what was not
-//! damaged is as it was.
+//! For each: a mount and the check end, without a panic, a hang or a large allocation; the volume is refused
+//! or the check finds it, unless [`unknowable`] says by name why nobody can; what a repair leaves, it names;
+//! what was not damaged is as it was.
 
 #[path = "../common/mod.rs"]
 mod common;

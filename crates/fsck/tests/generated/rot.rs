@@ -1,5 +1,5 @@
-//! Rot: metadata changed without its checksums, as a device gives it back. All of it must be found, and what has a
-//! second copy must be mended without a loss.
+//! Rot: metadata changed without its checksums, as a device gives it back. All of it must be found, and what
+//! has a second copy must be mended without a loss.
 
 use crate::common::editor::Editor;
 use crate::common::*;

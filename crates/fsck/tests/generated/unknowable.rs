@@ -1,5 +1,5 @@
-//! The damages that nothing can know: each by structure and field, with the reason. Whatever is not listed here must be
-//! found.
+//! The damages that nothing can know: each by structure and field, with the reason. Whatever is not listed
+//! here must be found.
 
 use crate::damage::Damage;
 use crate::instances::Home;

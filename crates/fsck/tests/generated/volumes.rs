@@ -1,5 +1,5 @@
-//! The volumes that are damaged: one closed in order, with every structure in every form; one that a power cut left in
-//! use, its journal full of records.
+//! The volumes that are damaged: one closed in order, with every structure in every form; one that a power
+//! cut left in use, its journal full of records.
 
 use crate::common::*;
 use quire::orphan::Slot;
@@ -29,8 +29,8 @@ fn fragmented(volume: &Volume, directory: &InodeRef, name: &str, blocks: u64) ->
     file
 }
 
-/// Everything that [`populate`] makes and more: deep directories, a region in each of its forms, files for each kind of
-/// logged operation.
+/// Everything that [`populate`] makes and more: deep directories, a region in each of its forms, files for
+/// each kind of logged operation.
 fn rich(volume: &Volume) -> Vec<InodeRef> {
     let mut open = populate(volume);
     let root = volume.root();
@@ -66,8 +66,8 @@ fn rich(volume: &Volume) -> Vec<InodeRef> {
     open
 }
 
-/// Puts an orphan under a key instead of its slot, and logged operations of all kinds where a crash could have cut
-/// them off.
+/// Puts an orphan under a key instead of its slot, and logged operations of all kinds where a crash could
+/// have cut them off.
 fn add_unfinished(session: &mut Session, work: &[(LoggedKind, InodeNo)]) {
     let (slot, inode): (Slot, InodeNo) = session.orphans()[0];
     session.orphan_clear(slot);
@@ -114,7 +114,8 @@ pub fn closed() -> Image {
     backend.visible()
 }
 
-/// In use, as a power cut leaves it: one tree in both slots, and a journal with records of every kind behind it.
+/// In use, as a power cut leaves it: one tree in both slots, and a journal with records of every kind behind
+/// it.
 pub fn in_use() -> Image {
     let backend = device(&closed());
     let volume = Volume::open_backend(backend.clone(), options()).unwrap();

@@ -1,13 +1,13 @@
 //! The memory of a traced operation: an allocator that stands aside.
 //!
-//! Which lines two operations share through the system's allocator is not the engine's doing, and differs from one
-//! allocator to the next. So the program runs on [`Arena`]: outside of a traced operation it is the system's allocator;
-//! within one it hands out fresh memory of the operation's own side and takes nothing back, as an allocator with a cache
-//! for each thread does at its best. Whatever the operation allocates is then its own, and what remains of conflicts is
-//! on memory that was there before.
+//! Which lines two operations share through the system's allocator is not the engine's doing, and differs
+//! from one allocator to the next. So the program runs on [`Arena`]: outside of a traced operation it is the
+//! system's allocator; within one it hands out fresh memory of the operation's own side and takes nothing
+//! back, as an allocator with a cache for each thread does at its best. Whatever the operation allocates is
+//! then its own, and what remains of conflicts is on memory that was there before.
 //!
-//! Invariants: [`enter`] is called only in a process that traces one operation and then ends (a fork of the program), so
-//! memory that is not taken back does not add up.
+//! Invariants: [`enter`] is called only in a process that traces one operation and then ends (a fork of the
+//! program), so memory that is not taken back does not add up.
 //!
 //! Neighbours: [`super::trace`] enters it; `main` installs it.
 
@@ -53,8 +53,8 @@ pub fn enter(side: usize) {
     SIDE.store(side + 1, Ordering::Relaxed);
 }
 
-/// Runs `make` with the side's memory, with room behind it: for what the report itself has operations write, such as
-/// its clock. Once.
+/// Runs `make` with the side's memory, with room behind it: for what the report itself has operations write,
+/// such as its clock. Once.
 pub fn alone<T>(side: usize, make: impl FnOnce() -> T) -> T {
     ALONE.next.store(SPANS[side].next.load(Ordering::Relaxed), Ordering::Relaxed);
     enter(side);
@@ -84,8 +84,8 @@ pub fn is_ours(address: u64) -> bool {
     (spans.start as u64..spans.end as u64).contains(&address) || alone.contains(&address)
 }
 
-// SAFETY: outside of a traced operation it is the system's allocator; within one, each call gets a range of its own of
-// memory that is never given back.
+// SAFETY: outside of a traced operation it is the system's allocator; within one, each call gets a range of
+// its own of memory that is never given back.
 unsafe impl GlobalAlloc for Arena {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let Some(side) = SIDE.load(Ordering::Relaxed).checked_sub(1) else {

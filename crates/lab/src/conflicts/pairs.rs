@@ -1,11 +1,13 @@
 //! The operations that a conflict report traces, and the state that all of them begin in.
 //!
-//! Each pair commutes: whatever the order, both give the same answers and leave the same volume. By the scalable
-//! commutativity rule there is then an implementation in which they share no line that either writes.
+//! Each pair commutes: whatever the order, both give the same answers and leave the same volume. By the
+//! scalable commutativity rule there is then an implementation in which they share no line that either
+//! writes.
 //!
-//! The state is one volume in memory, without threads of its own, on which both shards have done everything once: what a
-//! shard makes at first use is there, and no checkpoint has come since: the first change of a node after one is counted
-//! by the volume, and is rare. Gates of shared files are in the state that contention brings them into.
+//! The state is one volume in memory, without threads of its own, on which both shards have done everything
+//! once: what a shard makes at first use is there, and no checkpoint has come since: the first change of a
+//! node after one is counted by the volume, and is rare. Gates of shared files are in the state that
+//! contention brings them into.
 //!
 //! Neighbours: [`super::trace`] runs an operation, [`super`] compares.
 

@@ -1,9 +1,9 @@
-//! What code touched a line: the innermost function of Quire's own, and the text of its source line, which names the
-//! field.
+//! What code touched a line: the innermost function of Quire's own, and the text of its source line, which
+//! names the field.
 //!
-//! Addresses are looked up with the program `addr2line` (of binutils, as the linker), which knows inlined calls. What
-//! wraps others is passed over: the standard library, the locks of `quire_base::sync`, counters. The report says who
-//! uses them.
+//! Addresses are looked up with the program `addr2line` (of binutils, as the linker), which knows inlined
+//! calls. What wraps others is passed over: the standard library, the locks of `quire_base::sync`, counters.
+//! The report says who uses them.
 //!
 //! Neighbours: [`super::trace`] has the addresses.
 

@@ -1,12 +1,13 @@
 //! Tracing one operation: every memory access between its first and its last instruction.
 //!
-//! Protocol. The operation runs in a fork of this process, so each begins in exactly the same state, at the same
-//! addresses, whatever ran before it. The fork asks to be traced and stops; the parent lets it run instruction by
-//! instruction (ptrace), decodes each, and works out from the registers which bytes it reads and writes. Calls and
-//! returns are followed, so that an access inside a library routine is known by its caller, too.
+//! Protocol. The operation runs in a fork of this process, so each begins in exactly the same state, at the
+//! same addresses, whatever ran before it. The fork asks to be traced and stops; the parent lets it run
+//! instruction by instruction (ptrace), decodes each, and works out from the registers which bytes it reads
+//! and writes. Calls and returns are followed, so that an access inside a library routine is known by its
+//! caller, too.
 //!
-//! The second side runs where the first has run before it, untraced: both are given different journal positions, inode
-//! numbers and slots, as two threads would be.
+//! The second side runs where the first has run before it, untraced: both are given different journal
+//! positions, inode numbers and slots, as two threads would be.
 //!
 //! Left out: the stack and the thread's own storage, which each thread has for itself (the fork has only one
 //! thread, so both sides would seem to share them), and what is the report's own ([`super::arena`]).
@@ -67,11 +68,12 @@ extern "C" fn window_ends() {
 /// An operation of a side.
 pub type Run<'a> = &'a dyn Fn(usize) -> Result<()>;
 
-/// Runs the operation of the last of `sides` in a fork, as the thread of its shard, behind those of the others, and gives
-/// what it touched. The calling thread's stack must be a spawned thread's.
+/// Runs the operation of the last of `sides` in a fork, as the thread of its shard, behind those of the
+/// others, and gives what it touched. The calling thread's stack must be a spawned thread's.
 pub fn trace(sides: &[usize], operation: Run<'_>) -> Outcome<Lines> {
     let private = thread_memory()?;
-    // SAFETY: the child runs the operation on a copy of this thread and ends without running anything else of ours.
+    // SAFETY: the child runs the operation on a copy of this thread and ends without running anything else of
+    // ours.
     let child = unsafe { libc::fork() };
     match child {
         -1 => Err(Trouble::Failed(os("fork")(std::io::Error::last_os_error()))),

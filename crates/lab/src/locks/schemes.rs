@@ -98,8 +98,8 @@ impl AcrossPages {
 impl Scheme for AcrossPages {
     fn read(&self, array: &Array, range: Range<usize>, out: &mut [u8]) {
         let _held = self.whole.read();
-        // Writers across pages are kept out by `whole`; those inside a page meet only that page's readers, one
-        // page at a time.
+        // Writers across pages are kept out by `whole`; those inside a page meet only that page's readers,
+        // one page at a time.
         let mut at = range.start;
         let mut rest = out;
         for page in segments(&range) {
@@ -284,7 +284,8 @@ impl FolioOptimistic {
     }
 }
 
-/// Sum of the versions, or nothing while a writer is inside. Versions only grow, so an equal sum means equal versions.
+/// Sum of the versions, or nothing while a writer is inside. Versions only grow, so an equal sum means equal
+/// versions.
 fn stable_sum(segments: &[Versioned]) -> Option<u64> {
     segments.iter().try_fold(0u64, |sum, segment| {
         let version = segment.version.load(Ordering::Acquire);

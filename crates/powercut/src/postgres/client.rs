@@ -1,8 +1,8 @@
 //! Threads that commit to PostgreSQL until the power goes, and write down what was acknowledged.
 //!
-//! A transaction is pgbench's TPC-B-like one (accounts, tellers, branches, history; pgbench(1)) plus a row (client,
-//! number) in the table `ledger`, so that sums and counts of all tables must agree with it. One more thread does the
-//! housekeeping that makes files come and go.
+//! A transaction is pgbench's TPC-B-like one (accounts, tellers, branches, history; pgbench(1)) plus a row
+//! (client, number) in the table `ledger`, so that sums and counts of all tables must agree with it. One more
+//! thread does the housekeeping that makes files come and go.
 //!
 //! Neighbours: [`super`] starts and joins them; [`super::wire`] is the connection.
 

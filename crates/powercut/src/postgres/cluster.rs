@@ -1,10 +1,11 @@
 //! A PostgreSQL server of our own: found, made, started, killed with all its processes.
 //!
-//! PostgreSQL refuses to run as root, so as root everything runs as the user `postgres` of Debian's package. Data is on
-//! the mount; socket and log are on the host.
+//! PostgreSQL refuses to run as root, so as root everything runs as the user `postgres` of Debian's package.
+//! Data is on the mount; socket and log are on the host.
 //!
-//! Invariants: no process and no System V memory segment of a cluster outlives [`Cluster::kill`]. The server's
-//! children leave its process group, so they are found by their parents; this process is made their reaper.
+//! Invariants: no process and no System V memory segment of a cluster outlives [`Cluster::kill`]. The
+//! server's children leave its process group, so they are found by their parents; this process is made their
+//! reaper.
 //!
 //! Neighbours: [`super`] decides when.
 

@@ -1,13 +1,14 @@
 //! PostgreSQL: a cluster with data checksums on the mount, committing clients, a housekeeper.
 //!
-//! Client `c` counts its transactions; each inserts (c, n) into `ledger` besides pgbench's own updates, and is written
-//! down on the host after COMMIT's answer. After a recovery: each client's rows are 1 to some `n`, `n` the last
-//! acknowledged or the one after it; the balances of accounts, tellers and branches and the deltas of the history add
-//! up to the same; history and ledger have as many rows; the texts are those that were committed; pg_amcheck walks
-//! every table and index; and at the end, pg_checksums every page.
+//! Client `c` counts its transactions; each inserts (c, n) into `ledger` besides pgbench's own updates, and
+//! is written down on the host after COMMIT's answer. After a recovery: each client's rows are 1 to some `n`,
+//! `n` the last acknowledged or the one after it; the balances of accounts, tellers and branches and the
+//! deltas of the history add up to the same; history and ledger have as many rows; the texts are those that
+//! were committed; pg_amcheck walks every table and index; and at the end, pg_checksums every page.
 //!
-//! `full_page_writes` stays on: without it PostgreSQL needs 8 KiB pages to be written atomically across a power loss,
-//! which no part of Quire promises (postgresql.org/docs/15/runtime-config-wal.html#GUC-FULL-PAGE-WRITES).
+//! `full_page_writes` stays on: without it PostgreSQL needs 8 KiB pages to be written atomically across a
+//! power loss, which no part of Quire promises
+//! (postgresql.org/docs/15/runtime-config-wal.html#GUC-FULL-PAGE-WRITES).
 //!
 //! Neighbours: [`cluster`] is the server, [`client`] its clients, [`wire`] what they speak.
 

@@ -1,8 +1,9 @@
 //! The little of PostgreSQL's protocol (version 3.0) that a client over a local socket needs: start without a
 //! password, simple queries, rows as text.
 //!
-//! Source: postgresql.org/docs/15/protocol-message-formats.html. Messages are a type byte, a big-endian length that
-//! counts itself, and the body. A query has ended when ReadyForQuery (`Z`) arrives; a commit counts only then.
+//! Source: postgresql.org/docs/15/protocol-message-formats.html. Messages are a type byte, a big-endian
+//! length that counts itself, and the body. A query has ended when ReadyForQuery (`Z`) arrives; a commit
+//! counts only then.
 //!
 //! Neighbours: [`super::client`] commits with it, [`super`] checks with it.
 

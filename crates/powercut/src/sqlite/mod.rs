@@ -9,12 +9,12 @@
 //!
 //! (sqlite.org/pragma.html#pragma_synchronous; `pager_end_transaction` in SQLite's pager.c.)
 //!
-//! Each writer counts its transactions; number `n` inserts row (client, n) with contents that both determine, and
-//! raises the client's total. So after a recovery a client's rows must be 1 to some `n`, its total must say `n`, and
-//! `n` is the last acknowledged number or the one after it.
+//! Each writer counts its transactions; number `n` inserts row (client, n) with contents that both determine,
+//! and raises the client's total. So after a recovery a client's rows must be 1 to some `n`, its total must
+//! say `n`, and `n` is the last acknowledged number or the one after it.
 //!
-//! Everything that touches the mount is a process of its own ([`writer`], [`check`]): with the log's index mapped into
-//! memory, a dead mount is a SIGBUS.
+//! Everything that touches the mount is a process of its own ([`writer`], [`check`]): with the log's index
+//! mapped into memory, a dead mount is a SIGBUS.
 
 pub mod check;
 pub mod writer;

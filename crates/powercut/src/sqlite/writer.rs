@@ -1,6 +1,7 @@
 //! A process that commits to a SQLite database until the power goes, and writes down what was acknowledged.
 //!
-//! Neighbours: [`super`] starts and kills it; [`crate::machine::is_powered`] tells it whether an answer still counts.
+//! Neighbours: [`super`] starts and kills it; [`crate::machine::is_powered`] tells it whether an answer still
+//! counts.
 
 use super::{Mode, payload};
 use crate::failure::{Failure, Outcome};
@@ -105,7 +106,8 @@ fn is_busy(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
 
-/// One transaction; true if `number` was committed, false if it was rolled back on purpose or was housekeeping.
+/// One transaction; true if `number` was committed, false if it was rolled back on purpose or was
+/// housekeeping.
 fn transaction(
     connection: &mut Connection,
     client: usize,

@@ -1,14 +1,15 @@
 //! Direct I/O on an image file or block device; asynchronous through io_uring.
 //!
-//! Synchronous reads, writes and flushes are system calls on the O_DIRECT descriptor in the calling thread: no
-//! other thread is involved, so they cost what the device costs. Requests given to `submit` go through one of several
-//! rings (`queue`): one enter for a batch, and one completion thread for each ring, which runs their `done`.
+//! Synchronous reads, writes and flushes are system calls on the O_DIRECT descriptor in the calling thread:
+//! no other thread is involved, so they cost what the device costs. Requests given to `submit` go through one
+//! of several rings (`queue`): one enter for a batch, and one completion thread for each ring, which runs
+//! their `done`.
 //!
-//! A batch goes to the ring of the CPU that submits it, so that few CPUs meet on a lock. There is a ring for every two
-//! CPUs: with more, a completion thread is woken for fewer completions at a time, and two CPUs lose more by that (5
-//! switches between threads for a random write that is written back, where one ring has 3) than by the lock. A
-//! completion thread submits to its own ring and never waits for room. Requests of different rings complete in any
-//! order, as those of one ring do.
+//! A batch goes to the ring of the CPU that submits it, so that few CPUs meet on a lock. There is a ring for
+//! every two CPUs: with more, a completion thread is woken for fewer completions at a time, and two CPUs lose
+//! more by that (5 switches between threads for a random write that is written back, where one ring has 3)
+//! than by the lock. A completion thread submits to its own ring and never waits for room. Requests of
+//! different rings complete in any order, as those of one ring do.
 //!
 //! Memory that is not aligned is bounced. Requests in flight when the backend is dropped complete first.
 //!
@@ -166,8 +167,8 @@ impl Backend for UringBackend {
 
 impl Drop for UringBackend {
     fn drop(&mut self) {
-        // The last owner may be a `done` on a completion thread. That waits for no thread, itself included: all end
-        // when they can, and the last one closes the descriptor.
+        // The last owner may be a `done` on a completion thread. That waits for no thread, itself included:
+        // all end when they can, and the last one closes the descriptor.
         let may_wait = OWN_RING.get().is_none();
         let mut have_all_woken = true;
         let stopped: Vec<_> =

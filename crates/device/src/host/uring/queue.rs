@@ -4,19 +4,19 @@
 //!
 //! * Submitters, under the lock, append to `waiting` and move as many as fit into the ring ([`Queue::pump`]);
 //!   one enter submits them all. At most [`IN_FLIGHT_MAX`] are in the ring, so the completion queue, twice as
-//!   long, cannot overflow. A submitter that leaves more than [`WAITING_MAX`] behind waits for room; a completion
-//!   thread, of whichever ring, never waits, so a `done` may submit.
+//!   long, cannot overflow. A submitter that leaves more than [`WAITING_MAX`] behind waits for room; a
+//!   completion thread, of whichever ring, never waits, so a `done` may submit.
 //! * The completion thread sleeps in the kernel, without the lock, until there are completions. It takes them
 //!   under the lock, puts short or interrupted transfers back at the front, pumps, and runs the `done`s
 //!   without the lock.
 //! * Stopping: the flag is set and a no-op wakes the thread, which ends when nothing is in flight or waiting.
 //!
-//! Invariants: a request is in `slots` exactly while the kernel may use it; `unsubmitted` names, in order, the
-//! slots whose entries the kernel has not taken; the submission queue is touched only under the lock, the
+//! Invariants: a request is in `slots` exactly while the kernel may use it; `unsubmitted` names, in order,
+//! the slots whose entries the kernel has not taken; the submission queue is touched only under the lock, the
 //! completion queue only by the completion thread.
 //!
-//! If the kernel refuses to take entries for good, the ring is *broken*: what it has not taken, and everything
-//! later, is done with system calls in the submitting thread.
+//! If the kernel refuses to take entries for good, the ring is *broken*: what it has not taken, and
+//! everything later, is done with system calls in the submitting thread.
 
 use super::request::Request;
 use crate::host::target::Target;
@@ -85,8 +85,8 @@ impl Queue {
         self.run_here(rejected);
     }
 
-    /// Lets the completion thread end when it has nothing left to do. False if it may never wake, because the ring is
-    /// broken.
+    /// Lets the completion thread end when it has nothing left to do. False if it may never wake, because the
+    /// ring is broken.
     pub(super) fn stop(&self) -> bool {
         let mut state = self.state.lock();
         state.is_stopping = true;
@@ -100,8 +100,8 @@ impl Queue {
         wakes
     }
 
-    /// Moves waiting requests into the ring as far as there is room, and enters. Returns requests that must be
-    /// done here because the ring is broken; call [`Queue::run_here`] with them after unlocking.
+    /// Moves waiting requests into the ring as far as there is room, and enters. Returns requests that must
+    /// be done here because the ring is broken; call [`Queue::run_here`] with them after unlocking.
     fn pump(&self, state: &mut State) -> Vec<Request> {
         if state.is_broken {
             return state.waiting.drain(..).collect();
@@ -123,8 +123,8 @@ impl Queue {
 
     /// Appends an entry; the caller holds the lock.
     fn push(&self, entry: io_uring::squeue::Entry) -> bool {
-        // SAFETY: the lock makes this the only user of the submission queue. What the entry points to lives in
-        // `slots` until its completion.
+        // SAFETY: the lock makes this the only user of the submission queue. What the entry points to lives
+        // in `slots` until its completion.
         unsafe { self.ring.submission_shared().push(&entry).is_ok() }
     }
 
@@ -154,8 +154,8 @@ impl Queue {
         Vec::new()
     }
 
-    /// Stops using the ring for anything that the kernel has not taken. It never will: entering with a count of
-    /// zero takes nothing.
+    /// Stops using the ring for anything that the kernel has not taken. It never will: entering with a count
+    /// of zero takes nothing.
     fn give_up(&self, state: &mut State, error: &io::Error) -> Vec<Request> {
         tracing::warn!(volume = self.target.name(), %error, "io_uring refuses requests; doing without");
         state.is_broken = true;

@@ -17,8 +17,8 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Takes over `io`; whoever made its segments keeps them valid until its `done` runs. Where memory for a bounce
-    /// buffer is out, `done` gets the error here.
+    /// Takes over `io`; whoever made its segments keeps them valid until its `done` runs. Where memory for a
+    /// bounce buffer is out, `done` gets the error here.
     pub(super) fn new(io: Io) -> Option<Request> {
         let Io { op, at, segments, done } = io;
         if segments.iter().all(|segment| is_aligned(segment.ptr())) {
@@ -42,7 +42,8 @@ impl Request {
                 unsafe { std::ptr::copy_nonoverlapping(segment.ptr(), part.as_mut_ptr(), part.len()) }
             }
         }
-        // SAFETY: `bounce` owns the memory, stays with the request, and is not touched until the transfer ends.
+        // SAFETY: `bounce` owns the memory, stays with the request, and is not touched until the transfer
+        // ends.
         let whole = unsafe { Segment::new(buf.as_mut_ptr(), buf.len()) };
         Some(Request { transfer: Transfer::new(op, at, &[whole]), bounce: Some(buf), segments, done })
     }
