@@ -8,6 +8,7 @@
 //! Invariants: the sum never goes below zero. Only the holder of the central lock opens, closes or stocks shards. A
 //! refusal is exact: at the moment the last shard was closed, all there was lay in the centre.
 
+use crossbeam_utils::CachePadded;
 use quire_base::shard::{self, SHARDS};
 use quire_base::sync::Mutex;
 use quire_base::sync::atomic::{AtomicU64, Ordering};
@@ -24,17 +25,17 @@ const CLOSED: u64 = u64::MAX;
 /// Blocks that a shard is refilled with at most: 4 MiB.
 const BATCH: u64 = 1024;
 
-#[repr(align(128))]
-struct Line(AtomicU64);
-
 pub(crate) struct Credits {
-    lines: [Line; COUNT],
+    lines: [CachePadded<AtomicU64>; COUNT],
     central: Mutex<u64>,
 }
 
 impl Credits {
     pub(crate) fn new(blocks: u64) -> Credits {
-        Credits { lines: std::array::from_fn(|_| Line(AtomicU64::new(0))), central: Mutex::new(blocks) }
+        Credits {
+            lines: std::array::from_fn(|_| CachePadded::new(AtomicU64::new(0))),
+            central: Mutex::new(blocks),
+        }
     }
 
     /// Takes `want` credits, or what there is if that is at least `min`; gives how many. Fails with what there was.
@@ -43,7 +44,7 @@ impl Credits {
     }
 
     pub(crate) fn take_on(&self, shard: usize, min: u64, want: u64) -> Result<u64, u64> {
-        let mine = &self.lines[shard % COUNT].0;
+        let mine = &self.lines[shard % COUNT];
         let mut have = mine.load(Ordering::Relaxed);
         while have != CLOSED && have >= want {
             match mine.compare_exchange_weak(have, have - want, Ordering::AcqRel, Ordering::Relaxed) {
@@ -53,8 +54,7 @@ impl Credits {
         }
         let mut central = self.central.lock();
         if *central < want {
-            *central +=
-                self.lines.iter().map(|line| held(line.0.swap(CLOSED, Ordering::AcqRel))).sum::<u64>();
+            *central += self.lines.iter().map(|line| held(line.swap(CLOSED, Ordering::AcqRel))).sum::<u64>();
         }
         let got = want.min(*central);
         if got < min {
@@ -76,7 +76,7 @@ impl Credits {
     }
 
     pub(crate) fn put_on(&self, shard: usize, blocks: u64) {
-        let mine = &self.lines[shard % COUNT].0;
+        let mine = &self.lines[shard % COUNT];
         let mut have = mine.load(Ordering::Relaxed);
         while have != CLOSED && have + blocks <= 2 * BATCH {
             match mine.compare_exchange_weak(have, have + blocks, Ordering::AcqRel, Ordering::Relaxed) {
@@ -90,7 +90,7 @@ impl Credits {
     /// The sum; exact when nobody takes or puts.
     pub(crate) fn get(&self) -> u64 {
         let central = self.central.lock();
-        *central + self.lines.iter().map(|line| held(line.0.load(Ordering::Acquire))).sum::<u64>()
+        *central + self.lines.iter().map(|line| held(line.load(Ordering::Acquire))).sum::<u64>()
     }
 }
 
@@ -118,10 +118,10 @@ mod tests {
         assert_eq!(credits.take_on(1, 9, 9), Ok(9));
         assert_eq!(credits.get(), 0);
         // All shards are closed now; with plenty they open again.
-        assert_eq!(held(credits.lines[1].0.load(Ordering::Relaxed)), 0);
+        assert_eq!(held(credits.lines[1].load(Ordering::Relaxed)), 0);
         credits.put_on(1, 100_000);
         assert_eq!(credits.take_on(1, 1, 1), Ok(1));
-        assert_eq!(credits.lines[1].0.load(Ordering::Relaxed), BATCH);
+        assert_eq!(credits.lines[1].load(Ordering::Relaxed), BATCH);
         assert_eq!(credits.get(), 99_999);
     }
 
@@ -129,7 +129,7 @@ mod tests {
     fn large_returns_go_to_the_centre() {
         let credits = Credits::new(0);
         credits.put_on(2, 1 << 40);
-        assert_eq!(credits.lines[2].0.load(Ordering::Relaxed), 0);
+        assert_eq!(credits.lines[2].load(Ordering::Relaxed), 0);
         credits.put_on(2, 5);
         assert_eq!(credits.take_on(2, 5, 5), Ok(5));
         assert_eq!(credits.get(), 1 << 40);

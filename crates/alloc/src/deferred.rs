@@ -14,6 +14,7 @@
 
 use crate::allocator::Allocator;
 use crate::group::Piece;
+use crossbeam_utils::CachePadded;
 use quire_base::broken::{Broken, is_broken};
 use quire_base::metrics::Counter;
 use quire_base::shard::{self, SHARDS};
@@ -27,12 +28,9 @@ const LISTS: usize = SHARDS;
 #[cfg(any(loom, shuttle))]
 const LISTS: usize = if SHARDS < 1 { SHARDS } else { 1 };
 
-#[repr(align(128))]
-struct List(Mutex<Vec<usize>>);
-
 /// Which groups have deferred frees, and up to where the journal is durable.
 pub(crate) struct Deferred {
-    lists: [List; LISTS],
+    lists: [CachePadded<Mutex<Vec<usize>>>; LISTS],
     durable: AtomicU64,
     pub(crate) blocks: Counter,
 }
@@ -40,21 +38,21 @@ pub(crate) struct Deferred {
 impl Deferred {
     pub(crate) fn new() -> Deferred {
         Deferred {
-            lists: std::array::from_fn(|_| List(Mutex::new(Vec::new()))),
+            lists: std::array::from_fn(|_| CachePadded::new(Mutex::new(Vec::new()))),
             durable: AtomicU64::new(0),
             blocks: Counter::new(),
         }
     }
 
     fn list(&self, group: usize) {
-        self.lists[shard::current() % LISTS].0.lock().push(group);
+        self.lists[shard::current() % LISTS].lock().push(group);
     }
 
     /// Empties the lists; ascending, so that runs of neighbouring groups meet.
     fn take_lists(&self) -> Vec<usize> {
         let mut groups = Vec::new();
         for list in &self.lists {
-            groups.append(&mut list.0.lock());
+            groups.append(&mut list.lock());
         }
         groups.sort_unstable();
         groups

@@ -31,6 +31,7 @@
 //! Neighbours: [`crate::journal`] reserves and appends, [`crate::commit`] closes, writes and recycles.
 
 use crate::failure::Failure;
+use crossbeam_utils::CachePadded;
 use quire_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use quire_base::sync::{Condvar, Mutex, spin_loop};
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
@@ -96,9 +97,6 @@ struct Walk {
     waiting: u32,
 }
 
-#[repr(align(128))]
-struct Line<T>(T);
-
 /// The words that every append changes: both on one line, so that appends meet on one only.
 struct Ends {
     head: AtomicU64,
@@ -107,8 +105,8 @@ struct Ends {
 
 /// See the module's documentation.
 pub struct Stream {
-    ends: Line<Ends>,
-    buffer_limit: Line<AtomicU64>,
+    ends: CachePadded<Ends>,
+    buffer_limit: CachePadded<AtomicU64>,
     ring_limit: AtomicU64,
     ring_bytes: u64,
     pages: Box<[Page]>,
@@ -118,7 +116,7 @@ pub struct Stream {
     walk: Mutex<Walk>,
     filled: Condvar,
     /// A committer waits for a mark. Written under `walk`.
-    wanted: Line<AtomicBool>,
+    wanted: CachePadded<AtomicBool>,
 }
 
 /// A range of the stream that exactly one thread has to fill.
@@ -145,8 +143,8 @@ impl Stream {
         let slots = slots.max(1);
         let ring_bytes = ring.saturating_mul(PAYLOAD).min(POSITION_MAX);
         Stream {
-            ends: Line(Ends { head: AtomicU64::new(head), claimed: AtomicU64::new(head) }),
-            buffer_limit: Line(AtomicU64::new(head + slots as u64 * PAYLOAD)),
+            ends: CachePadded::new(Ends { head: AtomicU64::new(head), claimed: AtomicU64::new(head) }),
+            buffer_limit: CachePadded::new(AtomicU64::new(head + slots as u64 * PAYLOAD)),
             ring_limit: AtomicU64::new(tail + ring_bytes),
             ring_bytes,
             // SAFETY: a page is bytes, and zeros are bytes.
@@ -161,18 +159,18 @@ impl Stream {
             room_freed: Condvar::new(),
             walk: Mutex::new(Walk { at: head, waiting: 0 }),
             filled: Condvar::new(),
-            wanted: Line(AtomicBool::new(false)),
+            wanted: CachePadded::new(AtomicBool::new(false)),
         }
     }
 
     /// Where the next record goes.
     pub fn head(&self) -> u64 {
-        self.ends.0.head.load(Ordering::Acquire)
+        self.ends.head.load(Ordering::Acquire)
     }
 
     /// `head` rounded up, plus what reservations may still need.
     pub fn claimed(&self) -> u64 {
-        self.ends.0.claimed.load(Ordering::Acquire) & !WAITING
+        self.ends.claimed.load(Ordering::Acquire) & !WAITING
     }
 
     /// The first position that the ring has no room for.
@@ -192,7 +190,7 @@ impl Stream {
 
     /// Promises `charge` bytes, or says what is short. Never waits.
     pub fn claim(&self, charge: u64) -> Result<(), Shortage> {
-        let mut seen = self.ends.0.claimed.load(Ordering::Acquire);
+        let mut seen = self.ends.claimed.load(Ordering::Acquire);
         loop {
             let next = (seen & !WAITING).saturating_add(charge);
             if next > POSITION_MAX {
@@ -201,10 +199,10 @@ impl Stream {
             if next > self.ring_limit.load(Ordering::Acquire) {
                 return Err(Shortage::Ring);
             }
-            if next > self.buffer_limit.0.load(Ordering::Acquire) {
+            if next > self.buffer_limit.load(Ordering::Acquire) {
                 return Err(Shortage::Buffer);
             }
-            let swapped = self.ends.0.claimed.compare_exchange_weak(
+            let swapped = self.ends.claimed.compare_exchange_weak(
                 seen,
                 seen + charge,
                 Ordering::AcqRel,
@@ -221,7 +219,7 @@ impl Stream {
     pub fn unclaim(&self, charge: u64) {
         // The exchange is made for a charge of zero too: an append that used all of its room may be what the
         // waiting thread needs in order to have something to force.
-        if self.ends.0.claimed.fetch_sub(charge, Ordering::AcqRel) & WAITING != 0 {
+        if self.ends.claimed.fetch_sub(charge, Ordering::AcqRel) & WAITING != 0 {
             self.wake_waiters();
         }
     }
@@ -230,8 +228,8 @@ impl Stream {
     /// is set. May return early.
     pub fn wait_for_room(&self, charge: u64, forced: u64, failure: &Failure) {
         let mut room = self.room.lock();
-        let claimed = self.ends.0.claimed.fetch_or(WAITING, Ordering::AcqRel) & !WAITING;
-        let fits = claimed.saturating_add(charge) <= self.buffer_limit.0.load(Ordering::Acquire);
+        let claimed = self.ends.claimed.fetch_or(WAITING, Ordering::AcqRel) & !WAITING;
+        let fits = claimed.saturating_add(charge) <= self.buffer_limit.load(Ordering::Acquire);
         if fits || self.head() > forced || failure.is_set() {
             return;
         }
@@ -240,7 +238,7 @@ impl Stream {
 
     fn wake_waiters(&self) {
         let _room = self.room.lock();
-        self.ends.0.claimed.fetch_and(!WAITING, Ordering::AcqRel);
+        self.ends.claimed.fetch_and(!WAITING, Ordering::AcqRel);
         self.room_freed.notify_all();
     }
 
@@ -257,19 +255,19 @@ impl Stream {
     /// Returns the range and how much of the claim it used up.
     pub fn advance(&self, bytes: u64) -> (Claimed, u64) {
         debug_assert!(bytes.is_multiple_of(RECORD_ALIGN as u64) && bytes > 0);
-        let start = self.ends.0.head.fetch_add(bytes, Ordering::AcqRel);
+        let start = self.ends.head.fetch_add(bytes, Ordering::AcqRel);
         (Claimed { start, bytes }, block_ceil(start + bytes) - block_ceil(start))
     }
 
     /// Moves the head to the start of a block; the range to pad, if there is one, and the new head.
     pub fn close(&self) -> (Option<Claimed>, u64) {
-        let mut head = self.ends.0.head.load(Ordering::Acquire);
+        let mut head = self.ends.head.load(Ordering::Acquire);
         loop {
             let end = block_ceil(head);
             if end == head {
                 return (None, end);
             }
-            match self.ends.0.head.compare_exchange_weak(head, end, Ordering::AcqRel, Ordering::Acquire) {
+            match self.ends.head.compare_exchange_weak(head, end, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return (Some(Claimed { start: head, bytes: end - head }), end),
                 Err(now) => head = now,
             }
@@ -306,7 +304,7 @@ impl Stream {
     pub fn fill(&self, range: Claimed) {
         self.mark(range.start).store(range.bytes as u32, Ordering::Release);
         fence(Ordering::SeqCst);
-        if self.wanted.0.load(Ordering::Relaxed) {
+        if self.wanted.load(Ordering::Relaxed) {
             let _walk = self.walk.lock();
             self.filled.notify_all();
         }
@@ -340,14 +338,14 @@ impl Stream {
                 continue;
             }
             walk.waiting += 1;
-            self.wanted.0.store(true, Ordering::Relaxed);
+            self.wanted.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             let failed = failure.check();
             if failed.is_ok() && self.mark(at).load(Ordering::Relaxed) == 0 {
                 self.filled.wait(&mut walk);
             }
             walk.waiting -= 1;
-            self.wanted.0.store(walk.waiting > 0, Ordering::Relaxed);
+            self.wanted.store(walk.waiting > 0, Ordering::Relaxed);
             failed?;
         }
         Ok(waited)
@@ -420,9 +418,9 @@ impl Stream {
         for at in (start..end).step_by(PAYLOAD_BYTES) {
             self.slot(at).first_record.store(NO_RECORD, Ordering::Relaxed);
         }
-        self.buffer_limit.0.store(end + self.buffer_bytes(), Ordering::Release);
+        self.buffer_limit.store(end + self.buffer_bytes(), Ordering::Release);
         // The exchange orders the new limit before the flag of whoever comes to wait after it.
-        if self.ends.0.claimed.fetch_add(0, Ordering::AcqRel) & WAITING != 0 {
+        if self.ends.claimed.fetch_add(0, Ordering::AcqRel) & WAITING != 0 {
             self.wake_waiters();
         }
     }

@@ -19,6 +19,7 @@
 //!
 //! Neighbours: [`crate::Tree::try_reserve`]; the pool reports its size here.
 
+use crossbeam_utils::CachePadded;
 use quire_base::shard::{self, SHARDS};
 use quire_base::sync::atomic::{AtomicU64, Ordering};
 
@@ -89,16 +90,12 @@ const COMFORTABLE_NODES: u64 = 64;
 const CREDIT_MAX: u64 = 128;
 const CREDIT_SHARE: u64 = 64;
 
-/// A shard's reserved nodes that nobody holds, on a line of their own.
-#[repr(align(128))]
-#[derive(Default)]
-struct Credit(AtomicU64);
-
 /// The numbers; see the module's documentation.
 #[derive(Default)]
 pub(crate) struct Accounting {
     limit: u64,
-    credits: [Credit; SHARDS],
+    /// A shard's reserved nodes that nobody holds.
+    credits: [CachePadded<AtomicU64>; SHARDS],
     /// Nodes in the dirty set of the live epoch.
     dirty: AtomicU64,
     reserved: AtomicU64,
@@ -247,12 +244,12 @@ impl Accounting {
 
     /// Nodes that transactions hold.
     pub(crate) fn held(&self) -> u64 {
-        let credit: u64 = self.credits.iter().map(|credit| credit.0.load(Ordering::Acquire)).sum();
+        let credit: u64 = self.credits.iter().map(|credit| credit.load(Ordering::Acquire)).sum();
         self.reserved().saturating_sub(credit)
     }
 
     fn credit(&self) -> &AtomicU64 {
-        &self.credits[shard::current() % SHARDS].0
+        &self.credits[shard::current() % SHARDS]
     }
 
     fn take_credit(&self, nodes: u64) -> bool {
@@ -271,7 +268,7 @@ impl Accounting {
 
     /// Ends all credit; true if there was some.
     fn take_credits_back(&self) -> bool {
-        let taken: u64 = self.credits.iter().map(|credit| credit.0.swap(0, Ordering::AcqRel)).sum();
+        let taken: u64 = self.credits.iter().map(|credit| credit.swap(0, Ordering::AcqRel)).sum();
         self.reserved.fetch_sub(taken, Ordering::AcqRel);
         taken > 0
     }

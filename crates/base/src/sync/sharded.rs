@@ -9,6 +9,7 @@
 
 use super::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::shard;
+use crossbeam_utils::CachePadded;
 
 /// Number of shards: few under a model checker, which explores each.
 #[cfg(not(any(loom, shuttle)))]
@@ -16,12 +17,9 @@ const COUNT: usize = shard::SHARDS;
 #[cfg(any(loom, shuttle))]
 const COUNT: usize = 2;
 
-#[repr(align(128))]
-struct Line(RwLock<()>);
-
 /// See the module's documentation.
 pub struct ShardedRwLock {
-    lines: [Line; COUNT],
+    lines: [CachePadded<RwLock<()>>; COUNT],
 }
 
 /// A shared entry; ends when dropped.
@@ -43,16 +41,16 @@ impl Default for ShardedRwLock {
 impl ShardedRwLock {
     /// An unlocked lock.
     pub fn new() -> ShardedRwLock {
-        ShardedRwLock { lines: std::array::from_fn(|_| Line(RwLock::new(()))) }
+        ShardedRwLock { lines: std::array::from_fn(|_| CachePadded::new(RwLock::new(()))) }
     }
     /// Enters shared, on the current thread's shard.
     #[track_caller]
     pub fn shared(&self) -> SharedGuard<'_> {
-        SharedGuard { _guard: self.lines[shard::current() % COUNT].0.read() }
+        SharedGuard { _guard: self.lines[shard::current() % COUNT].read() }
     }
     /// Enters alone.
     #[track_caller]
     pub fn whole(&self) -> WholeGuard<'_> {
-        WholeGuard { _guards: self.lines.iter().map(|line| line.0.write()).collect() }
+        WholeGuard { _guards: self.lines.iter().map(|line| line.write()).collect() }
     }
 }
