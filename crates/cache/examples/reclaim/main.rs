@@ -3,7 +3,7 @@
 //!
 //! `cargo run --release -p quire-cache --example reclaim`
 
-#[path = "../../tests/common/mod.rs"]
+#[path = "../../tests/it/common/mod.rs"]
 mod common;
 mod policies;
 mod traces;

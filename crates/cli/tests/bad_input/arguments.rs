@@ -4,8 +4,8 @@ use std::process::Command;
 
 use quire_format::superblock::SLOT_BLOCKS;
 
+use super::support::*;
 use crate::common::{QUIRE, Volume, has, is_mounted, run};
-use crate::support::*;
 
 #[test]
 fn mkfs_refuses() {

@@ -6,8 +6,8 @@ use std::process::Command;
 
 use rustix::io::Errno;
 
+use super::support::*;
 use crate::common::{Volume, can_mount, has, is_mounted, pattern, run, text};
-use crate::support::*;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {

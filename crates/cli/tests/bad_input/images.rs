@@ -8,8 +8,8 @@ use quire_format::journal::{BlockHeader, PAYLOAD_BYTES};
 use quire_format::superblock::{FORMAT_MAJOR, SLOT_BLOCKS, Superblock};
 use rustix::io::Errno;
 
+use super::support::*;
 use crate::common::{Volume, can_mount, has, pattern, run, text};
-use crate::support::*;
 
 #[test]
 fn what_is_not_a_volume() {

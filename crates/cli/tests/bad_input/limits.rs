@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use quire_base::BLOCK_SIZE;
 use rustix::io::Errno;
 
+use super::support::*;
 use crate::common::{Volume, can_mount};
-use crate::support::*;
 
 fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> Errno {
     Errno::from_io_error(&result.unwrap_err()).expect("an error of the system")

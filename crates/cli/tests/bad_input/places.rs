@@ -5,8 +5,8 @@ use std::process::Command;
 
 use rustix::io::Errno;
 
+use super::support::*;
 use crate::common::{Volume, can_mount, has, is_mounted, run, text};
-use crate::support::*;
 
 #[test]
 fn a_volume_that_is_open_already() {

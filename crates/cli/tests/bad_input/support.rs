@@ -28,8 +28,7 @@ pub const FSCK_LEFT: i32 = 4;
 pub const FSCK_COULD_NOT_RUN: i32 = 8;
 pub const FSCK_USAGE: i32 = 16;
 
-/// One test at a time. A program that another thread starts has, until its exec, a copy of every file that is
-/// open here: a mount would be in use although everything on it is closed.
+/// One test at a time; `serial.rs` says why.
 pub fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)

@@ -4,8 +4,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
+use super::support::*;
 use crate::common::{can_mount, copy_program, has};
-use crate::support::*;
 
 const NOBODY: u32 = 65534;
 

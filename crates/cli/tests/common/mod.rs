@@ -3,15 +3,12 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
-#[path = "../../../fuse/tests/common/ring_switch.rs"]
-mod ring_switch;
-
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use ring_switch::RingSwitch;
+use testkit::RingSwitch;
 
 pub const QUIRE: &str = env!("CARGO_BIN_EXE_quire");
 

@@ -1,0 +1,221 @@
+//! Every interleaving (up to three preemptions) of reserving, allocating, freeing and becoming durable, on volumes of
+//! a few blocks.
+//!
+//! Run: `RUSTFLAGS="--cfg loom" cargo test -p quire-alloc --test it loom_alloc --release`
+
+use crate::common::{Tree, Trimmer, config, empty, run};
+use quire_alloc::{AllocConfig, Allocator, Discard, Funding, RegionSource};
+use quire_base::sync::{Arc, thread};
+use quire_base::{BlockNo, Result, Seq, shard};
+use quire_format::region::RegionMap;
+
+/// The last block of a group and the first two of the next: the walk over groups counts too.
+const START: u64 = 64 * 4096 - 1;
+
+fn check(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+fn take(allocator: &Allocator, blocks: u64) -> Result<Vec<quire_alloc::Run>> {
+    allocator.allocate(Funding::Unreserved, BlockNo(START), blocks, blocks)
+}
+
+fn everything_back(allocator: &Allocator, blocks: u64) {
+    assert_eq!(allocator.deferred_blocks(), 0);
+    assert_eq!((allocator.free_blocks(), allocator.reserved_blocks()), (blocks, 0));
+    allocator.check().unwrap();
+}
+
+/// What fits is granted to both, on whichever shard the credits lie, and what does not fit is not.
+#[test]
+fn reservations_neither_overlap_nor_refuse_what_fits() {
+    check(|| {
+        let (allocator, _) = empty(START, START + 3);
+        let other = allocator.clone();
+        let thread = thread::spawn(move || {
+            shard::set(1);
+            let one = other.reserve(1).expect("two and one fit three");
+            shard::set(0);
+            drop(one);
+        });
+        shard::set(0);
+        let two = allocator.reserve(2).expect("two and one fit three");
+        assert!(allocator.reserve(2).is_err());
+        drop(two);
+        thread.join().unwrap();
+        everything_back(&allocator, 3);
+    });
+}
+
+/// One credit is always there, though it lies now on one shard, now on the other: whoever looks must find it.
+#[test]
+fn credits_that_move_are_not_overlooked() {
+    check(|| {
+        let (allocator, _) = empty(START, START + 2);
+        let mine = allocator.reserve(1).unwrap();
+        let there = allocator.reserve(1).unwrap();
+        shard::set(1);
+        drop(there);
+        let other = allocator.clone();
+        let held = mine.into_count();
+        let thread = thread::spawn(move || {
+            shard::set(0);
+            other.release(held);
+            shard::set(1);
+            let _ = other.reserve(1).expect("of two credits, others hold one at most").into_count();
+        });
+        shard::set(0);
+        let _ = allocator.reserve(1).expect("of two credits, others hold one at most").into_count();
+        thread.join().unwrap();
+        assert_eq!(allocator.free_blocks(), 0);
+    });
+}
+
+/// Whoever got a reservation while frees become durable finds the blocks.
+#[test]
+fn a_reservation_granted_by_a_free_finds_its_block() {
+    check(|| {
+        let (allocator, _) = empty(START, START + 2);
+        take(&allocator, 2).unwrap();
+        allocator.freed(Seq(5), &[run(START + 1, 1)]).unwrap();
+        let other = allocator.clone();
+        let thread = thread::spawn(move || other.durable(Seq(5)));
+        let got = allocator.reserve(1).map(|mut reservation| {
+            let runs = allocator.allocate(Funding::Reserved(&mut reservation), BlockNo(START), 1, 1);
+            assert_eq!(runs.unwrap(), [run(START + 1, 1)]);
+        });
+        thread.join().unwrap();
+        assert_eq!(allocator.free_blocks(), if got.is_ok() { 0 } else { 1 });
+        allocator.check().unwrap();
+    });
+}
+
+/// Blocks that move behind a searcher's back: one thread gives its block back and takes one of the other group, and
+/// again, while one with a reservation walks the groups.
+#[test]
+fn a_reservation_finds_a_block_while_others_move_theirs() {
+    check(|| {
+        let (allocator, _) = empty(START, START + 2);
+        take(&allocator, 1).unwrap();
+        let mut reservation = allocator.reserve(1).unwrap();
+        let other = allocator.clone();
+        let thread = thread::spawn(move || {
+            let mut at = START;
+            for _ in 0..3 {
+                let mut mine = other.cancel(&[run(at, 1)]).unwrap();
+                let goal = BlockNo(2 * START + 1 - at);
+                at = other.allocate(Funding::Reserved(&mut mine), goal, 1, 1).expect("reserved")[0].start.0;
+            }
+        });
+        allocator.allocate(Funding::Reserved(&mut reservation), BlockNo(START), 1, 1).expect("reserved");
+        thread.join().unwrap();
+        assert_eq!(allocator.free_blocks(), 0);
+        allocator.check().unwrap();
+    });
+}
+
+/// Two forces report at once: what the later one covers is free when both have returned.
+#[test]
+fn nothing_due_is_left_behind() {
+    check(|| {
+        let (allocator, _) = empty(START, START + 2);
+        take(&allocator, 2).unwrap();
+        allocator.freed(Seq(3), &[run(START, 1)]).unwrap();
+        allocator.freed(Seq(7), &[run(START + 1, 1)]).unwrap();
+        let other = allocator.clone();
+        let thread = thread::spawn(move || other.durable(Seq(3)));
+        allocator.durable(Seq(7));
+        thread.join().unwrap();
+        everything_back(&allocator, 2);
+    });
+}
+
+/// A free that is reported while the journal becomes durable comes back exactly once.
+#[test]
+fn a_free_during_a_force_comes_back_once() {
+    check(|| {
+        let (allocator, _) = empty(START, START + 2);
+        take(&allocator, 2).unwrap();
+        let other = allocator.clone();
+        let thread = thread::spawn(move || {
+            other.freed(Seq(4), &[run(START, 1)]).unwrap();
+            other.freed(Seq(5), &[run(START, 1)]).unwrap_err();
+        });
+        allocator.durable(Seq(3));
+        allocator.freed(Seq(2), &[run(START + 1, 1)]).unwrap();
+        thread.join().unwrap();
+        allocator.durable(Seq(4));
+        everything_back(&allocator, 2);
+    });
+}
+
+/// Tells a discard of a block that somebody owns.
+struct Owned(loom::sync::atomic::AtomicBool);
+
+impl Discard for Owned {
+    fn discard(&self, _at: BlockNo, _blocks: u64) -> Result<()> {
+        for _ in 0..2 {
+            assert!(!self.0.load(loom::sync::atomic::Ordering::SeqCst), "a block in use is discarded");
+        }
+        Ok(())
+    }
+}
+
+/// A force queues a discard, one thread discards, and one needs the space: it skips what is queued and waits for what is
+/// under way, and nobody discards what it was given.
+#[test]
+fn a_block_is_not_given_out_while_it_is_discarded() {
+    check(|| {
+        let owned = Arc::new(Owned(loom::sync::atomic::AtomicBool::new(false)));
+        let config = AllocConfig { discard: true, ..config(START, START + 1) };
+        let allocator = Allocator::new(config, Arc::new(Tree::default()), owned.clone()).unwrap();
+        take(&allocator, 1).unwrap();
+        allocator.freed(Seq(3), &[run(START, 1)]).unwrap();
+        let other = allocator.clone();
+        let thread = thread::spawn(move || {
+            other.durable(Seq(3));
+            other.discard_next();
+        });
+        allocator.durable(Seq(3));
+        let taken = take(&allocator, 1).or_else(|_| {
+            allocator.await_discards();
+            take(&allocator, 1)
+        });
+        let is_taken = taken.is_ok();
+        owned.0.store(is_taken, loom::sync::atomic::Ordering::SeqCst);
+        thread.join().unwrap();
+        if !is_taken {
+            // The other force had taken the free out of its group and not queued it yet.
+            take(&allocator, 1).unwrap();
+        }
+        assert_eq!((allocator.free_blocks(), allocator.deferred_blocks()), (0, 0));
+        allocator.check().unwrap();
+    });
+}
+
+/// Two threads load a group at once and allocate in it: the slower loader must not undo the other's allocation.
+#[test]
+fn loading_twice_gives_no_block_twice() {
+    struct Empty;
+    impl RegionSource for Empty {
+        fn load(&self, _: u64) -> Result<RegionMap> {
+            thread::yield_now();
+            Ok(RegionMap::new())
+        }
+        fn load_range(&self, _: std::ops::Range<u64>, _: &mut dyn FnMut(u64, RegionMap)) -> Result<()> {
+            thread::yield_now();
+            Ok(())
+        }
+    }
+    check(|| {
+        let config = config(START, START + 2);
+        let allocator = Allocator::new(config, Arc::new(Empty), Arc::new(Trimmer::default())).unwrap();
+        let other = allocator.clone();
+        let thread = thread::spawn(move || take(&other, 1).unwrap());
+        let mine = take(&allocator, 1).unwrap();
+        assert_ne!(mine, thread.join().unwrap());
+        allocator.check().unwrap();
+    });
+}

@@ -1,0 +1,4 @@
+//! Tests of the measurements, in one program.
+
+mod probe;
+mod workloads;

@@ -1,0 +1,4 @@
+//! Tests of the formats, in one program.
+
+mod decoders;
+mod golden;

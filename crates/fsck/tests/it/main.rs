@@ -1,0 +1,13 @@
+//! Tests of the check and the repair, in one program.
+
+mod bounded;
+mod clean;
+mod common;
+mod damage;
+mod documentation;
+mod generated;
+mod mixed;
+mod orphan_region;
+mod repair;
+mod scale;
+mod shared_nodes;

@@ -1,0 +1,344 @@
+//! Who asks: callers that are killed while their request waits, and callers behind a mapping of owners.
+//!
+//! Needs root and `/dev/fuse`; says so and passes where they are missing.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use quire::{Backend, FormatOptions, MemoryBackend, Result, Volume, VolumeOptions};
+use quire_base::BlockNo;
+use quire_device::{Io, IoClass};
+use quire_fuse::mount::{self, Unmount};
+use quire_fuse::{CacheMode, MountFlags, ServeOptions, Session, TransportChoice, signals};
+use rustix::mount::{MoveMountFlags, OpenTreeFlags};
+use testkit::RingSwitch;
+
+/// A device whose flushes wait while it is shut.
+struct Gated {
+    memory: MemoryBackend,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    shut: bool,
+    waiting: usize,
+}
+
+impl Gated {
+    fn shut(&self, shut: bool) {
+        self.state.lock().unwrap().shut = shut;
+        self.changed.notify_all();
+    }
+    fn waits(&self) -> bool {
+        self.state.lock().unwrap().waiting > 0
+    }
+}
+
+impl Backend for Gated {
+    fn blocks(&self) -> u64 {
+        self.memory.blocks()
+    }
+    fn name(&self) -> String {
+        "gated memory".into()
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+    fn read(&self, class: IoClass, at: BlockNo, buf: &mut [u8]) -> Result<()> {
+        self.memory.read(class, at, buf)
+    }
+    fn write(&self, class: IoClass, at: BlockNo, buf: &[u8]) -> Result<()> {
+        self.memory.write(class, at, buf)
+    }
+    fn flush(&self) -> Result<()> {
+        let mut state = self.state.lock().unwrap();
+        state.waiting += 1;
+        while state.shut {
+            state = self.changed.wait(state).unwrap();
+        }
+        state.waiting -= 1;
+        drop(state);
+        self.memory.flush()
+    }
+    fn discard(&self, at: BlockNo, count: u64) -> Result<()> {
+        self.memory.discard(at, count)
+    }
+    fn submit(&self, class: IoClass, ios: Vec<Io>) {
+        self.memory.submit(class, ios);
+    }
+}
+
+struct Mounted {
+    folder: tempfile::TempDir,
+    device: Arc<Gated>,
+    server: Option<std::thread::JoinHandle<Result<()>>>,
+}
+
+impl Mounted {
+    fn new(transport: TransportChoice) -> Option<Mounted> {
+        Mounted::with(transport, MountFlags::default())
+    }
+
+    fn with(transport: TransportChoice, flags: MountFlags) -> Option<Mounted> {
+        if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
+            eprintln!("\n*** SKIPPED: needs root and /dev/fuse ***\n");
+            return None;
+        }
+        signals::block();
+        // Large enough for a journal that 1200 files do not fill: a full one has to wait for the device, whoever asks.
+        let memory = MemoryBackend::new(128 << 10);
+        let device = Arc::new(Gated { memory, state: Mutex::default(), changed: Condvar::new() });
+        Volume::format_backend(device.clone(), &FormatOptions::default()).unwrap();
+        let volume = Volume::open_backend(device.clone(), VolumeOptions::default()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let options = ServeOptions {
+            cache: CacheMode::Engine,
+            flags: MountFlags { source: "test".into(), allow_other: true, ..flags },
+            threads: None,
+            transport,
+        };
+        let switch = (transport == TransportChoice::Ring).then(RingSwitch::on);
+        if matches!(switch, Some(None)) {
+            eprintln!("\n*** SKIPPED: no FUSE over io_uring here ***\n");
+            return None;
+        }
+        let session = Session::mount(volume, folder.path(), &options).unwrap();
+        drop(switch);
+        let server = std::thread::spawn(move || session.run());
+        Some(Mounted { folder, device, server: Some(server) })
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        self.device.shut(false);
+        let dir = mount::resolve(self.folder.path()).unwrap();
+        let start = Instant::now();
+        while mount::unmount(&dir, Unmount::Plain).is_err() {
+            if start.elapsed() > Duration::from_secs(10) || std::thread::panicking() {
+                let _ = mount::unmount(&dir, Unmount::Detach);
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if !std::thread::panicking() {
+            self.server.take().unwrap().join().unwrap().unwrap();
+        }
+    }
+}
+
+/// Ends the process whatever happens.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Opens a device, also where a test fails: else the end of a scope would wait for what waits for the device.
+struct Open<'a>(&'a Gated);
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.0.shut(false);
+    }
+}
+
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(20), "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A program that waited in `fsync` for a device that did not answer could not be killed.
+#[test]
+fn a_killed_program_waits_for_no_device() {
+    for transport in [TransportChoice::Device, TransportChoice::Ring] {
+        let Some(mounted) = Mounted::new(transport) else { return };
+        let file = mounted.folder.path().join("file");
+        std::fs::write(&file, "there").unwrap();
+        mounted.device.shut(true);
+        let program = Command::new("dd")
+            .args(["if=/dev/zero", "bs=4k", "count=1", "conv=fsync,notrunc"])
+            .arg(format!("of={}", file.display()))
+            .stderr(Stdio::null())
+            .spawn();
+        let mut program = Running(program.unwrap());
+        wait_until("the program never came to its fsync", || mounted.device.waits());
+        // Not deadly for it: it goes on to wait.
+        let id = rustix::process::Pid::from_child(&program.0);
+        rustix::process::kill_process(id, rustix::process::Signal::CHILD).unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(program.0.try_wait().unwrap().is_none(), "a harmless signal ended an fsync");
+        program.0.kill().unwrap();
+        wait_until("a killed program still waits", || program.0.try_wait().unwrap().is_some());
+        assert!(mounted.device.waits(), "the device has not answered yet");
+        mounted.device.shut(false);
+        assert_eq!(std::fs::metadata(&file).unwrap().len(), 4096);
+    }
+}
+
+/// `-o dirsync` was told to the kernel, which leaves it to the file system, and nobody did it: names were durable some seconds
+/// after the call that made them.
+#[test]
+fn names_are_durable_at_once_where_that_is_promised() {
+    let dir_sync = MountFlags { dir_sync: true, ..MountFlags::default() };
+    for transport in [TransportChoice::Device, TransportChoice::Ring] {
+        let Some(mounted) = Mounted::with(transport, dir_sync.clone()) else { return };
+        let path = |name: &str| mounted.folder.path().join(name);
+        std::fs::create_dir(path("a")).unwrap();
+        std::fs::write(path("file"), "x").unwrap();
+        let changes: [&(dyn Fn() + Sync); 5] = [
+            &|| std::fs::create_dir(path("b")).unwrap(),
+            &|| drop(std::fs::File::create(path("new")).unwrap()),
+            &|| std::fs::rename(path("file"), path("a/file")).unwrap(),
+            &|| std::fs::remove_file(path("a/file")).unwrap(),
+            &|| std::fs::remove_dir(path("b")).unwrap(),
+        ];
+        for (number, change) in changes.into_iter().enumerate() {
+            mounted.device.shut(true);
+            std::thread::scope(|scope| {
+                let _open = Open(&mounted.device);
+                let changing = scope.spawn(change);
+                wait_until("nothing is flushed", || mounted.device.waits() || changing.is_finished());
+                assert!(!changing.is_finished(), "change {number} returned before it was durable");
+            });
+        }
+    }
+}
+
+/// Programs that wait for durability, more than a queue of the ring once had room for, held up all others of their CPU.
+#[test]
+fn a_thousand_programs_in_fsync_hold_nobody_up() {
+    const WAITING: usize = 1200;
+    for transport in [TransportChoice::Device, TransportChoice::Ring] {
+        let Some(mounted) = Mounted::new(transport) else { return };
+        let path = |number: usize| mounted.folder.path().join(format!("f{number}"));
+        let files: Vec<_> = (0..WAITING)
+            .map(|number| {
+                std::fs::write(path(number), [number as u8; 100]).unwrap();
+                std::fs::File::open(path(number)).unwrap()
+            })
+            .collect();
+        mounted.device.shut(true);
+        let synced = std::sync::atomic::AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            let _open = Open(&mounted.device);
+            for file in &files {
+                let body = || {
+                    file.sync_all().unwrap();
+                    synced.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                };
+                std::thread::Builder::new().stack_size(64 << 10).spawn_scoped(scope, body).unwrap();
+            }
+            wait_until("nothing is flushed", || mounted.device.waits());
+            let start = Instant::now();
+            for number in 0..200 {
+                assert_eq!(std::fs::read(path(number)).unwrap(), [number as u8; 100]);
+                std::fs::write(mounted.folder.path().join("another"), "x").unwrap();
+            }
+            assert!(start.elapsed() < Duration::from_secs(20));
+            assert_eq!(synced.load(std::sync::atomic::Ordering::Relaxed), 0, "the device was shut");
+        });
+        assert_eq!(synced.into_inner(), WAITING);
+    }
+}
+
+/// A user namespace whose users 0 to 65535 are `first` and on outside.
+fn user_namespace(first: u32) -> (Running, OwnedFd) {
+    let holder = Command::new("unshare").args(["--user", "sleep", "60"]).stdin(Stdio::null()).spawn();
+    let holder = Running(holder.unwrap());
+    let process = format!("/proc/{}", holder.0.id());
+    let ours = std::fs::read_link("/proc/self/ns/user").unwrap();
+    let theirs = || std::fs::read_link(format!("{process}/ns/user")).unwrap();
+    wait_until("no user namespace", || theirs() != ours);
+    for map in ["uid_map", "gid_map"] {
+        std::fs::write(format!("{process}/{map}"), format!("0 {first} 65536\n")).unwrap();
+    }
+    let namespace = std::fs::File::open(format!("{process}/ns/user")).unwrap();
+    (holder, namespace.into())
+}
+
+/// `struct mount_attr` of `linux/mount.h`.
+#[repr(C)]
+struct MountAttributes {
+    set: u64,
+    clear: u64,
+    propagation: u64,
+    user_namespace: u64,
+}
+
+/// Shows what is at `from` at `to`, too, with owners as `namespace` maps them.
+fn mount_mapped(from: &Path, to: &Path, namespace: &OwnedFd) -> std::io::Result<()> {
+    const IDMAP: u64 = 0x0010_0000;
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let tree = rustix::mount::open_tree(rustix::fs::CWD, from, flags)?;
+    let attributes = MountAttributes {
+        set: IDMAP,
+        clear: 0,
+        propagation: 0,
+        user_namespace: namespace.as_fd().as_raw_fd() as u64,
+    };
+    // SAFETY: the structure is the kernel's and lives across the call; the path is the empty one, which means the tree.
+    let outcome = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            tree.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &raw const attributes,
+            size_of::<MountAttributes>(),
+        )
+    };
+    if outcome != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    let place = rustix::fs::CWD;
+    Ok(rustix::mount::move_mount(&tree, "", place, to, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+}
+
+#[test]
+fn owners_behind_a_mapping() {
+    for transport in [TransportChoice::Device, TransportChoice::Ring] {
+        let Some(mounted) = Mounted::new(transport) else { return };
+        let plain = mounted.folder.path();
+        std::fs::write(plain.join("file"), "x").unwrap();
+        std::os::unix::fs::chown(plain.join("file"), Some(5), Some(6)).unwrap();
+        std::fs::set_permissions(plain, std::fs::Permissions::from_mode(0o777)).unwrap();
+        let mapped = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(mapped.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let (_holder, namespace) = user_namespace(100_000);
+        if let Err(error) = mount_mapped(plain, mapped.path(), &namespace) {
+            assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}");
+            eprintln!("\n*** SKIPPED: this kernel maps no owners of FUSE mounts ***\n");
+            return;
+        }
+        let seen = std::fs::metadata(mapped.path().join("file")).unwrap();
+        assert_eq!((seen.uid(), seen.gid()), (100_005, 100_006));
+        let made = Command::new("setpriv")
+            .args(["--reuid", "100007", "--regid", "100008", "--clear-groups", "mkdir"])
+            .arg(mapped.path().join("made"))
+            .status()
+            .unwrap();
+        assert!(made.success());
+        let stranger = std::fs::write(mapped.path().join("strange"), "x");
+        mount::unmount(&mount::resolve(mapped.path()).unwrap(), Unmount::Plain).unwrap();
+        let owner = std::fs::metadata(plain.join("made")).unwrap();
+        assert_eq!((owner.uid(), owner.gid()), (7, 8));
+        assert_eq!(
+            stranger.unwrap_err().raw_os_error(),
+            Some(libc::EOVERFLOW),
+            "root is nobody in that mapping"
+        );
+    }
+}

@@ -1,0 +1,4 @@
+//! Tests of mounts, in one program.
+
+mod callers;
+mod semantics;

@@ -1,0 +1,66 @@
+//! Volumes whose tree is whole but says what cannot be: errors, never a panic, and nothing that recovery would refuse.
+
+use crate::common::{file, new_volume, options};
+use quire::repair::Session;
+use quire::{AlignedBuf, Backend, ErrorKind, FallocateMode, IoFlags, Volume};
+use quire_device::IoClass;
+use quire_format::extent::Extent;
+use quire_format::key::Key;
+use quire_format::superblock::{SLOT_BLOCKS, Superblock, orphan_blocks_max};
+
+/// A file had two extents for one block. A truncate put both into a transaction, which is no list that a record may
+/// carry: the encoder panicked, and without its assertion recovery would have refused the record.
+#[test]
+fn overlapping_extents_are_corrupt() {
+    let (device, volume) = new_volume(4096);
+    let file = file(&volume, "file");
+    volume.write(&file, 0, &[7; 10 * 4096], IoFlags::empty()).unwrap();
+    let number = file.number();
+    drop(file);
+    volume.close().unwrap();
+
+    let mut session = Session::open(device.clone()).unwrap();
+    let value = session.tree().get(Key::extent(number, 0)).unwrap().expect("the file has an extent");
+    let first = Extent::decode(0, &value).unwrap();
+    assert_eq!(first.len, 10);
+    session.put(Key::extent(number, 4), &Extent { file_block: 4, len: 8, ..first }.encode());
+    session.close().unwrap();
+
+    let volume = Volume::open_backend(device.clone(), options()).unwrap();
+    let file = volume.lookup(&volume.root(), b"file").unwrap();
+    let refused = [
+        volume.truncate(&file, 0),
+        volume.allocate(&file, FallocateMode::PunchHole, 0, 1 << 20),
+        volume.read(&file, 0, &mut [0; 10 * 4096], IoFlags::empty()).map(|_| ()),
+    ];
+    for result in refused {
+        assert_eq!(result.unwrap_err().kind(), ErrorKind::Corrupt);
+    }
+    drop(file);
+    assert!(volume.failure().is_none(), "a damaged file does not take the volume down");
+    volume.close().unwrap();
+    Volume::open_backend(device, options()).unwrap().close().unwrap();
+}
+
+/// A superblock of a 16 MiB image named 65,536 orphan blocks, which the format allows: the mount took 535 MB for their slots.
+#[test]
+fn more_orphan_blocks_than_the_volume_can_have_are_refused() {
+    let (device, volume) = new_volume(4096);
+    volume.close().unwrap();
+    let forge = |orphan_blocks| {
+        for slot in SLOT_BLOCKS {
+            let mut block = AlignedBuf::blocks(1);
+            device.read(IoClass::Metadata, slot, &mut block).unwrap();
+            let superblock = Superblock { orphan_blocks, ..Superblock::decode(&block).unwrap() };
+            block.copy_from_slice(&superblock.encode());
+            device.write(IoClass::Metadata, slot, &block).unwrap();
+        }
+    };
+    forge(orphan_blocks_max(4096));
+    let volume = Volume::open_backend(device.clone(), options()).unwrap();
+    assert_eq!(volume.recovery().damaged_orphan_blocks, 62, "the manifest names two");
+    volume.close().unwrap();
+    forge(1 << 16);
+    let refused = Volume::open_backend(device.clone(), options()).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Corrupt, "{refused}");
+}

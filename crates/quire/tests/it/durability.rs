@@ -1,0 +1,480 @@
+//! Durability of single operations: what must be there after a power cut right behind a sync.
+
+use crate::common::{file, new_volume, options};
+use quire::{FormatOptions, IoFlags, Volume, VolumeOptions};
+use quire_device::simulated::{CrashPolicy, Event, Hold};
+use quire_device::{IoClass, SimulatedBackend};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The volume as a power cut now leaves it, everything unsafe lost.
+fn after_power_cut(device: &SimulatedBackend) -> Volume {
+    let image = device.crash(CrashPolicy::LoseAll);
+    Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options()).unwrap()
+}
+
+/// SQLite in rollback mode commits by unlinking its journal and then calls fdatasync, not fsync, on the directory.
+/// A directory's fdatasync waited for nothing, since only the sequence that fsync looks at was raised by names; after
+/// a crash the journal was back and the committed transaction was rolled back.
+#[test]
+fn fdatasync_of_a_directory_makes_an_unlink_durable() {
+    let (device, volume) = new_volume(16384);
+    file(&volume, "journal");
+    volume.sync().unwrap();
+    volume.unlink(&volume.root(), b"journal").unwrap();
+    volume.fsync(&volume.root(), true).unwrap();
+    assert!(after_power_cut(&device).lookup(&after_power_cut(&device).root(), b"journal").is_err());
+}
+
+#[test]
+fn fdatasync_of_a_new_empty_file_makes_it_durable() {
+    let (device, volume) = new_volume(16384);
+    let new = file(&volume, "new");
+    volume.fsync(&new, true).unwrap();
+    let after = after_power_cut(&device);
+    assert_eq!(after.lookup(&after.root(), b"new").unwrap().number(), new.number());
+}
+
+#[test]
+fn o_dsync_writes_are_durable_when_they_return() {
+    let (device, volume) = new_volume(16384);
+    let log = file(&volume, "log");
+    for round in 0..20u8 {
+        volume.write(&log, 0, &[round; 700], IoFlags::APPEND | IoFlags::DATASYNC).unwrap();
+        let after = after_power_cut(&device);
+        let found = after.lookup(&after.root(), b"log").unwrap();
+        assert_eq!(found.size(), (u64::from(round) + 1) * 700);
+        let mut last = [0; 700];
+        after.read(&found, u64::from(round) * 700, &mut last, IoFlags::empty()).unwrap();
+        assert_eq!(last, [round; 700]);
+    }
+}
+
+#[test]
+fn nothing_is_written_to_sync_a_clean_file() {
+    let (device, volume) = new_volume(16384);
+    let clean = file(&volume, "clean");
+    volume.write(&clean, 0, b"contents", IoFlags::empty()).unwrap();
+    volume.fsync(&clean, false).unwrap();
+    let before = device.event_count();
+    volume.fsync(&clean, false).unwrap();
+    volume.fsync(&clean, true).unwrap();
+    assert_eq!(device.event_count(), before, "fsync of a clean file is no I/O at all");
+}
+
+#[test]
+fn an_overwrite_in_place_is_data_and_one_flush() {
+    let (device, volume) = new_volume(16384);
+    let table = file(&volume, "table");
+    volume.write(&table, 0, &[1; 65536], IoFlags::empty()).unwrap();
+    volume.fsync(&table, false).unwrap();
+    volume.write(&table, 4096, &[2; 4096], IoFlags::empty()).unwrap();
+    let before = device.event_count();
+    volume.fsync(&table, true).unwrap();
+    // Submission and completion of one write and of one flush.
+    assert_eq!(device.event_count() - before, 4, "{:?}", device.events(before..device.event_count()));
+}
+
+/// While the background wrote data back, every force that carried a name or an attribute took two flushes: each record
+/// waited for all data that had been written, of whatever file.
+#[test]
+fn names_attributes_and_frees_wait_for_no_data() {
+    use quire::{Create, RenameFlags, SetAttributes, XattrFlags};
+    type Step = fn(&Volume) -> quire::Result<()>;
+    let steps: [(&str, Step); 9] = [
+        ("create", |volume| volume.create(&volume.root(), b"new", &Create::file(0o644)).map(drop)),
+        ("mkdir", |volume| volume.create(&volume.root(), b"dir", &Create::directory(0o755)).map(drop)),
+        ("link", |volume| {
+            let old = volume.lookup(&volume.root(), b"old")?;
+            volume.link(&old, &volume.root(), b"link")
+        }),
+        ("rename", |volume| {
+            volume.rename(&volume.root(), b"link", &volume.root(), b"moved", RenameFlags::empty())
+        }),
+        ("chmod", |volume| {
+            let old = volume.lookup(&volume.root(), b"old")?;
+            volume
+                .set_attributes(&old, &SetAttributes { mode: Some(0o600), ..SetAttributes::default() })
+                .map(drop)
+        }),
+        ("setxattr", |volume| {
+            let old = volume.lookup(&volume.root(), b"old")?;
+            volume.set_xattr(&old, b"user.a", b"b", XattrFlags::empty())
+        }),
+        ("truncate", |volume| volume.truncate(&volume.lookup(&volume.root(), b"old")?, 5000)),
+        ("unlink", |volume| volume.unlink(&volume.root(), b"old")),
+        ("free", |volume| {
+            volume.unlink(&volume.root(), b"moved")?;
+            volume.drain_orphans();
+            Ok(())
+        }),
+    ];
+    let (device, volume) = new_volume(16384);
+    let table = file(&volume, "table");
+    volume.write(&table, 0, &[1; 65536], IoFlags::empty()).unwrap();
+    volume.write(&file(&volume, "old"), 0, &[2; 65536], IoFlags::empty()).unwrap();
+    volume.sync().unwrap();
+    for (what, step) in steps {
+        // Overwritten in place and written back, not flushed.
+        volume.write(&table, 4096, &[3; 8192], IoFlags::THROUGH).unwrap();
+        step(&volume).unwrap();
+        // A force covers all records before its own.
+        volume.create(&volume.root(), format!("after {what}").as_bytes(), &Create::file(0o644)).unwrap();
+        let before = device.event_count();
+        volume.fsync(&volume.root(), false).unwrap();
+        let events = device.events(before..device.event_count());
+        let flushes = events.iter().filter(|event| matches!(event, Event::FlushCompleted { .. })).count();
+        assert_eq!(flushes, 1, "{what}");
+    }
+}
+
+/// The record of a rename over a file waits for the data of the new one: data written over data has no record of its own
+/// that would.
+#[test]
+fn a_rename_over_a_file_waits_for_its_data() {
+    let (device, volume) = new_volume(16384);
+    let root = volume.root();
+    for name in ["t", "tmp"] {
+        volume.write(&file(&volume, name), 0, &[1; 8192], IoFlags::empty()).unwrap();
+    }
+    volume.sync().unwrap();
+    let tmp = volume.lookup(&root, b"tmp").unwrap();
+    volume.write(&tmp, 0, &[2; 8192], IoFlags::empty()).unwrap();
+    volume.rename(&root, b"tmp", &root, b"t", quire::RenameFlags::empty()).unwrap();
+    let before = device.event_count();
+    volume.fsync(&root, false).unwrap();
+    let events = device.events(before..device.event_count());
+    let is_flush = |event: &Event| matches!(event, Event::FlushCompleted { .. });
+    let is_journal =
+        |event: &Event| matches!(event, Event::WriteSubmitted { class: Some(IoClass::Journal), .. });
+    let flush = events.iter().position(is_flush).unwrap();
+    assert!(flush < events.iter().position(is_journal).unwrap(), "{events:?}");
+}
+
+/// A device that fails a data write must not make fsync lie, not even the second time.
+#[test]
+fn fsync_fails_until_the_data_is_written() {
+    use quire_device::IoClass;
+    use quire_device::simulated::{Fault, FaultOp};
+    let (device, volume) = new_volume(16384);
+    let table = file(&volume, "table");
+    volume.write(&table, 0, &[1; 8192], IoFlags::empty()).unwrap();
+    device.inject(Fault::on(FaultOp::Write).class(IoClass::Data).times(3));
+    assert!(volume.fsync(&table, false).is_err());
+    assert!(volume.fsync(&table, false).is_err(), "a second fsync must not say clean");
+    device.clear_faults();
+    volume.fsync(&table, false).unwrap();
+    let after = after_power_cut(&device);
+    let found = after.lookup(&after.root(), b"table").unwrap();
+    let mut contents = [0; 8192];
+    assert_eq!(after.read(&found, 0, &mut contents, IoFlags::empty()).unwrap(), 8192);
+    assert_eq!(contents, [1; 8192]);
+}
+
+/// An error in the journal ends changes for good; reads go on.
+#[test]
+fn a_journal_error_shuts_the_volume_down() {
+    use quire_device::IoClass;
+    use quire_device::simulated::{Fault, FaultOp};
+    let (device, volume) = new_volume(16384);
+    let table = file(&volume, "table");
+    volume.write(&table, 0, b"before", IoFlags::empty()).unwrap();
+    volume.sync().unwrap();
+    device.inject(Fault::on(FaultOp::Write).class(IoClass::Journal).times(1));
+    file(&volume, "lost");
+    assert!(volume.sync().is_err());
+    let refused = volume.write(&table, 0, b"after", IoFlags::empty()).unwrap_err();
+    assert_eq!(refused.kind(), quire::ErrorKind::Shutdown, "{refused}");
+    assert!(volume.fsync(&table, false).is_err());
+    let mut contents = [0; 6];
+    volume.read(&table, 0, &mut contents, IoFlags::empty()).unwrap();
+    assert_eq!(&contents, b"before");
+}
+
+/// A shrink whose zeroed tail was still in the cache, growth over it by writing, then an explicit growth: only the block
+/// at the end in memory was put on disk before the new size was journaled. After a crash the bytes that the shrink had
+/// cut off were back, in the middle of the file.
+#[test]
+fn what_a_truncate_cut_off_does_not_come_back() {
+    let (device, volume) = new_volume(16384);
+    let table = file(&volume, "table");
+    volume.write(&table, 0, &[7; 4096], IoFlags::empty()).unwrap();
+    volume.fsync(&table, false).unwrap();
+    volume.truncate(&table, 100).unwrap();
+    volume.write(&table, 0, &[8; 4900], IoFlags::APPEND).unwrap();
+    volume.truncate(&table, 10_000).unwrap();
+    // Anything that forces the journal.
+    volume.fsync(&file(&volume, "other"), false).unwrap();
+    let after = after_power_cut(&device);
+    let found = after.lookup(&after.root(), b"table").unwrap();
+    let mut contents = vec![0; found.size() as usize];
+    after.read(&found, 0, &mut contents, IoFlags::empty()).unwrap();
+    let cut = contents.iter().skip(100).position(|&byte| byte == 7);
+    assert_eq!(cut, None, "bytes cut off by the truncate are back in a file of {} bytes", contents.len());
+}
+
+/// Several runs of one file that finish in any order, blocks dirtied again between them: whatever order that was, the
+/// size on disk must cover what an fsync has promised when it returns.
+#[test]
+fn fsync_covers_its_own_growth_among_appenders() {
+    let device = Arc::new(SimulatedBackend::new(32768));
+    device.stop_recording();
+    Volume::format_backend(device.clone(), &FormatOptions { seed: Some(1), ..Default::default() }).unwrap();
+    let with_threads =
+        VolumeOptions { threads: true, cache_bytes: Some(8 << 20), ..VolumeOptions::default() };
+    let volume = Volume::open_backend(device.clone(), with_threads).unwrap();
+    let log = file(&volume, "log");
+    std::thread::scope(|scope| {
+        for thread in 0..3u8 {
+            let (volume, log, device) = (&volume, &log, &device);
+            scope.spawn(move || {
+                for _ in 0..60 {
+                    let (at, len) = volume.append(log, &vec![thread + 1; 2500], IoFlags::empty()).unwrap();
+                    volume.fsync(log, true).unwrap();
+                    let image = device.crash(CrashPolicy::LoseAll);
+                    let backend = Arc::new(SimulatedBackend::from_image(image));
+                    let after = Volume::open_backend(backend, VolumeOptions { read_only: true, ..options() })
+                        .unwrap();
+                    let found = after.lookup(&after.root(), b"log").unwrap();
+                    let mut contents = vec![0; len];
+                    let read = after.read(&found, at, &mut contents, IoFlags::empty()).unwrap();
+                    assert_eq!(
+                        read,
+                        len,
+                        "the size after a crash is {}, the append reached {}",
+                        found.size(),
+                        at + 2500
+                    );
+                    assert!(contents.iter().all(|&byte| byte == thread + 1));
+                }
+            });
+        }
+    });
+    drop(log);
+    volume.close().unwrap();
+}
+
+/// A crash in the middle of a collapse leaves a logged operation and a file of which half has moved. A read-only mount
+/// replayed the journal in memory and showed that half-moved file, since it could not journal the rest; now it finishes
+/// the operation over a copy in memory.
+#[test]
+fn a_read_only_mount_shows_no_half_moved_file() {
+    use quire::FallocateMode;
+    let (device, volume) = new_volume(16384);
+    let moved = file(&volume, "moved");
+    // Many extents, so that the move takes several transactions.
+    for block in 0..1500u64 {
+        volume.write(&moved, 2 * block * 4096, &[block as u8; 4096], IoFlags::empty()).unwrap();
+        if block % 64 == 0 {
+            volume.fsync(&moved, false).unwrap();
+        }
+    }
+    volume.sync().unwrap();
+    let begun = device.event_count();
+    volume.allocate(&moved, FallocateMode::Collapse, 4096, 3 * 4096).unwrap();
+    let ended = device.event_count();
+    let contents = |backend: Arc<dyn quire_device::Backend>, read_only: bool| {
+        let volume = Volume::open_backend(backend, VolumeOptions { read_only, ..options() }).unwrap();
+        let found = volume.lookup(&volume.root(), b"moved").unwrap();
+        let mut bytes = vec![0; found.size() as usize];
+        assert_eq!(volume.read(&found, 0, &mut bytes, IoFlags::empty()).unwrap(), bytes.len());
+        drop(found);
+        bytes
+    };
+    // The records are one journal write of several blocks: the power tears it between them.
+    for (event, seed) in (begun..=ended).flat_map(|event| (0..24).map(move |seed| (event, seed))) {
+        let image = device.crash_at(event, CrashPolicy::Power { seed }).unwrap();
+        let looked_at = Arc::new(SimulatedBackend::from_image(image.clone()));
+        let seen = contents(looked_at.clone(), true);
+        assert_eq!(looked_at.event_count(), 0, "a read-only mount wrote");
+        let settled = contents(Arc::new(SimulatedBackend::from_image(image)), false);
+        assert!(seen == settled, "event {event}, seed {seed}");
+    }
+}
+
+/// syncfs looked at a file's size once, after its data was written. Of two runs the later one finished first, and its
+/// block was written again before the other run was done: the size stayed at the gap between them, although everything
+/// up to the old end had been written. (Found by `sim`.)
+#[test]
+fn syncfs_covers_growth_whose_last_block_is_written_again_meanwhile() {
+    let (device, volume) = new_volume(16384);
+    drop(volume);
+    // With threads: what has been written is finished behind the waiters' backs. A cache so large that nothing is
+    // written before the sync asks for it.
+    let finishing =
+        VolumeOptions { threads: true, commit_seconds: 1000, cache_bytes: Some(128 << 20), ..options() };
+    let volume = Volume::open_backend(device.clone(), finishing).unwrap();
+    let log = file(&volume, "log");
+    volume.sync().unwrap();
+    // More than one write takes.
+    let end = (4 << 20) + 100;
+    volume.write(&log, 0, &vec![1; end as usize], IoFlags::empty()).unwrap();
+    device.set_hold(Hold::Submitted);
+    let size = std::thread::scope(|scope| {
+        let sync = scope.spawn(|| volume.sync().map(|()| device.crash(CrashPolicy::LoseAll)));
+        while device.held() < 2 {
+            assert!(!sync.is_finished(), "several writes were to be held");
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        // Waits until the last block is out of writeback: the newest write, on a machine that was quick enough.
+        let rewrite = scope.spawn(|| volume.write(&log, end, &[2; 50], IoFlags::empty()));
+        while !rewrite.is_finished() {
+            device.release(device.held().saturating_sub(1));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        rewrite.join().unwrap().unwrap();
+        while !sync.is_finished() {
+            device.release(0);
+            std::thread::yield_now();
+        }
+        let image = sync.join().unwrap().unwrap();
+        device.set_hold(Hold::Nothing);
+        let after = Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options()).unwrap();
+        after.lookup(&after.root(), b"log").unwrap().size()
+    });
+    assert!(size >= end, "size {size} after a sync");
+}
+
+/// While an operation has a file to itself the size on disk stays where it is, whatever is written back. An fallocate that
+/// writes back what has no place yet left a clean file whose size on disk was that from before the data: the rename over
+/// another file found nothing to write back, and a crash behind the rename left an empty file.
+#[test]
+fn a_rename_over_a_file_finds_the_size_that_an_fallocate_kept_back() {
+    use quire::{FallocateMode, RenameFlags};
+    let keep = [
+        FallocateMode::KeepSize,
+        FallocateMode::Allocate,
+        FallocateMode::ZeroRange { keep_size: true },
+        FallocateMode::ZeroRange { keep_size: false },
+    ];
+    for mode in keep {
+        let (device, volume) = new_volume(16384);
+        let root = volume.root();
+        volume.write(&file(&volume, "t"), 0, &[1; 5000], IoFlags::empty()).unwrap();
+        volume.sync().unwrap();
+        let new = file(&volume, "tmp");
+        volume.write(&new, 0, &[2; 65_536], IoFlags::empty()).unwrap();
+        volume.allocate(&new, mode, 0, 65_536).unwrap();
+        volume.rename(&root, b"tmp", &root, b"t", RenameFlags::empty()).unwrap();
+        volume.fsync(&root, false).unwrap();
+        let after = after_power_cut(&device);
+        let found = after.lookup(&after.root(), b"t").unwrap();
+        let mut contents = vec![9; 65_536];
+        assert_eq!(after.read(&found, 0, &mut contents, IoFlags::empty()).unwrap(), 65_536, "{mode:?}");
+        let zeroed = matches!(mode, FallocateMode::ZeroRange { .. });
+        assert!(contents.iter().all(|&byte| byte == if zeroed { 0 } else { 2 }), "{mode:?}");
+    }
+}
+
+/// The size on disk follows what was written back meanwhile when an operation that had the file to itself is over: it
+/// need not wait for somebody to ask for it.
+#[test]
+fn an_fallocate_does_not_keep_the_size_back_when_it_is_over() {
+    use quire::FallocateMode;
+    let (device, volume) = new_volume(16384);
+    let grown = file(&volume, "grown");
+    volume.write(&grown, 0, &[2; 65_536], IoFlags::empty()).unwrap();
+    volume.allocate(&grown, FallocateMode::KeepSize, 0, 65_536).unwrap();
+    // Anything that forces the journal.
+    volume.fsync(&file(&volume, "other"), false).unwrap();
+    let after = after_power_cut(&device);
+    assert_eq!(after.lookup(&after.root(), b"grown").unwrap().size(), 65_536);
+}
+
+/// A write that goes to the device at once failed when that did, though the cache had it already: a caller who tried again
+/// appended the same twice. The write has succeeded; the next fsync has the error.
+#[test]
+fn a_write_stands_whose_way_to_the_device_fails() {
+    use quire::ErrorKind;
+    use quire_device::simulated::{Fault, FaultOp};
+    for (flags, len) in [(IoFlags::THROUGH, 4096), (IoFlags::UNCACHED, 4096), (IoFlags::DIRECT, 700)] {
+        let (device, volume) = new_volume(16384);
+        let log = file(&volume, "log");
+        volume.write(&log, 0, &[1; 700], IoFlags::empty()).unwrap();
+        volume.fsync(&log, false).unwrap();
+        device.inject(Fault::on(FaultOp::Write).class(IoClass::Data).times(u64::MAX));
+        let data = vec![2; len];
+        let written = volume.write(&log, 0, &data, flags | IoFlags::APPEND);
+        assert_eq!(written.unwrap(), len, "{flags:?}");
+        assert_eq!(log.size(), 700 + len as u64);
+        let mut read = vec![0; len];
+        assert_eq!(volume.read(&log, 700, &mut read, IoFlags::empty()).unwrap(), len);
+        assert_eq!(read, data);
+        assert_eq!(volume.fsync(&log, true).unwrap_err().kind(), ErrorKind::Io, "{flags:?}");
+        device.clear_faults();
+        volume.fsync(&log, true).unwrap();
+        let after = after_power_cut(&device);
+        assert_eq!(after.lookup(&after.root(), b"log").unwrap().size(), 700 + len as u64);
+    }
+}
+
+/// A volume, opened anew, whose file `table` has an extent for every other of its 800 blocks, in several tree leaves, and
+/// 700 bytes in its last block that no sync has covered.
+fn scattered() -> (Arc<SimulatedBackend>, Volume, quire::InodeRef) {
+    let (device, volume) = new_volume(16384);
+    let table = file(&volume, "table");
+    for block in 0..400 {
+        volume.write(&table, 2 * block * 4096, &[1; 4096], IoFlags::empty()).unwrap();
+    }
+    volume.close().unwrap();
+    drop(table);
+    let volume = Volume::open_backend(device.clone(), options()).unwrap();
+    let table = volume.lookup(&volume.root(), b"table").unwrap();
+    volume.write(&table, 798 * 4096 + 100, &[2; 700], IoFlags::empty()).unwrap();
+    (device, volume, table)
+}
+
+fn assert_unsynced_data_is_there(volume: &Volume, table: &quire::InodeRef, what: &str) {
+    let mut block = [0; 4096];
+    assert_eq!(volume.read(table, 798 * 4096, &mut block, IoFlags::empty()).unwrap(), 4096, "{what}");
+    assert!(block[100..800].iter().all(|byte| *byte == 2), "{what}: unsynced data is gone");
+    assert!(block[800..].iter().all(|byte| *byte == 1), "{what}");
+}
+
+/// Truncate, punch and zero dropped dirty blocks from the cache before they had read the tree leaves that they needed. When
+/// that failed, the call failed as well, but the unsynced data was lost, and the next fsync said that all was well.
+#[test]
+fn a_truncate_or_a_punch_that_cannot_read_keeps_unsynced_data() {
+    use quire::FallocateMode;
+    use quire_device::simulated::{Fault, FaultOp};
+    type Operation = fn(&Volume, &quire::InodeRef) -> quire::Result<()>;
+    let operations: [(&str, Operation); 4] = [
+        ("truncate", |volume, table| volume.truncate(table, 676 * 4096)),
+        ("punch", |volume, table| volume.allocate(table, FallocateMode::PunchHole, 676 * 4096, 123 * 4096)),
+        ("zero", |volume, table| {
+            volume.allocate(table, FallocateMode::ZeroRange { keep_size: true }, 700 * 4096 + 1, 99 * 4096)
+        }),
+        ("zero of many", |volume, table| {
+            volume.allocate(table, FallocateMode::ZeroRange { keep_size: true }, 9, 799 * 4096 - 9)
+        }),
+    ];
+    for (name, operation) in operations {
+        for skip in 0.. {
+            let what = format!("{name}, read {skip} fails");
+            let (device, volume, table) = scattered();
+            device.inject(Fault::on(FaultOp::Read).after(skip).times(u64::MAX));
+            let outcome = operation(&volume, &table);
+            device.clear_faults();
+            if outcome.is_ok() {
+                assert!(skip > 0, "{name} reads something");
+                break;
+            }
+            if volume.failure().is_some() {
+                // The operation is logged, and the next mount finishes it.
+                continue;
+            }
+            assert_unsynced_data_is_there(&volume, &table, &what);
+            assert_eq!(table.size(), 799 * 4096, "{what}");
+            volume.fsync(&table, false).unwrap();
+            let after = after_power_cut(&device);
+            let found = after.lookup(&after.root(), b"table").unwrap();
+            assert_unsynced_data_is_there(&after, &found, &what);
+            for block in [0, 675, 676, 677, 700] {
+                let mut now = [0; 4096];
+                after.read(&found, block * 4096, &mut now, IoFlags::empty()).unwrap();
+                assert!(now.iter().all(|byte| *byte == 1 - (block % 2) as u8), "{what}: block {block}");
+            }
+        }
+    }
+}

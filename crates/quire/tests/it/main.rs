@@ -1,0 +1,56 @@
+//! Tests of volumes, in one program. `out_of_memory` is another one, since its memory is limited.
+//!
+//! Under `--cfg loom` and `--cfg shuttle` only the models are in it.
+
+#[cfg(not(any(loom, shuttle)))]
+mod ahead;
+#[cfg(not(any(loom, shuttle)))]
+mod async_sync;
+#[cfg(not(any(loom, shuttle)))]
+mod at_once;
+#[cfg(not(any(loom, shuttle)))]
+mod common;
+#[cfg(not(any(loom, shuttle)))]
+mod crash;
+#[cfg(not(any(loom, shuttle)))]
+mod damaged;
+#[cfg(not(any(loom, shuttle)))]
+mod direct_async;
+#[cfg(not(any(loom, shuttle)))]
+mod direct_memory;
+#[cfg(not(any(loom, shuttle)))]
+mod dirty_inodes;
+#[cfg(not(any(loom, shuttle)))]
+mod discard;
+#[cfg(not(any(loom, shuttle)))]
+mod durability;
+#[cfg(not(any(loom, shuttle)))]
+mod hints;
+#[cfg(not(any(loom, shuttle)))]
+mod inode_memory;
+#[cfg(not(any(loom, shuttle)))]
+mod io_limits;
+#[cfg(loom)]
+mod loom_changes;
+#[cfg(loom)]
+mod loom_dirty_inodes;
+#[cfg(loom)]
+mod loom_gate;
+#[cfg(loom)]
+mod loom_orphan;
+#[cfg(loom)]
+mod loom_room_queue;
+#[cfg(loom)]
+mod loom_seen;
+#[cfg(loom)]
+mod loom_sync_queue;
+#[cfg(not(any(loom, shuttle)))]
+mod namespace;
+#[cfg(not(any(loom, shuttle)))]
+mod orphans;
+#[cfg(not(any(loom, shuttle)))]
+mod small_files;
+#[cfg(not(any(loom, shuttle)))]
+mod space;
+#[cfg(not(any(loom, shuttle)))]
+mod stale_growth;

@@ -1,0 +1,228 @@
+//! Inodes without a name: more than there are slots, other ways of tracking them, crashes, and what they cost the
+//! journal.
+
+use quire::inspect::Image;
+use quire::orphan::SLOTS_PER_BLOCK;
+use quire::{
+    Backend, Create, FormatOptions, InodeRef, IoFlags, MemoryBackend, OrphanTracking, Volume, VolumeOptions,
+};
+use quire_device::{AlignedBuf, IoClass};
+use quire_format::key::KeyKind;
+use std::ops::ControlFlow;
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+const BLOCK: usize = 4096;
+
+fn formatted(bytes: u64) -> Arc<MemoryBackend> {
+    let backend = Arc::new(MemoryBackend::new(bytes / BLOCK as u64));
+    Volume::format_backend(backend.clone(), &FormatOptions { seed: Some(3), ..Default::default() }).unwrap();
+    backend
+}
+
+fn options(orphan_tracking: OrphanTracking) -> VolumeOptions {
+    VolumeOptions { cache_bytes: Some(32 << 20), orphan_tracking, ..VolumeOptions::default() }
+}
+
+/// What the device holds now, as another one: a crash that loses nothing that was written.
+fn crashed(backend: &MemoryBackend) -> Arc<MemoryBackend> {
+    let copy = MemoryBackend::new(backend.blocks());
+    let mut buffer = AlignedBuf::zeroed(16 * BLOCK);
+    for block in (0..backend.blocks()).step_by(16) {
+        let at = quire_base::BlockNo(block);
+        backend.read(IoClass::Data, at, &mut buffer).unwrap();
+        if buffer.iter().any(|&byte| byte != 0) {
+            copy.write(IoClass::Data, at, &buffer).unwrap();
+        }
+    }
+    Arc::new(copy)
+}
+
+/// Files that are made, opened and unlinked by so many threads at once; all stay in use.
+fn unlinked(volume: &Volume, threads: usize, each: usize) -> Vec<InodeRef> {
+    let start = Barrier::new(threads);
+    let unlink = |thread: usize| {
+        let root = volume.root();
+        start.wait();
+        let one = |n: usize| {
+            let name = format!("{thread}-{n}");
+            let file = volume.create(&root, name.as_bytes(), &Create::file(0o600)).unwrap();
+            volume.unlink(&root, name.as_bytes()).unwrap();
+            file
+        };
+        (0..each).map(one).collect::<Vec<_>>()
+    };
+    thread::scope(|scope| {
+        let spawned: Vec<_> = (0..threads).map(|thread| scope.spawn(move || unlink(thread))).collect();
+        spawned.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Orphans on a device, in slots and under keys.
+fn tracked(backend: &Arc<MemoryBackend>) -> (usize, usize) {
+    let image = Image::load(crashed(backend)).unwrap();
+    let mut keys = 0;
+    image
+        .keys(&mut |key, _| {
+            keys += usize::from(key.kind == KeyKind::OrphanKey);
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    (image.orphans().len(), keys)
+}
+
+/// A table of two blocks and 128 threads: who finds no slot takes a key, and slots are used again when there are some.
+#[test]
+fn a_full_table_overflows_into_keys_and_is_used_again() {
+    let backend = formatted(64 << 20);
+    let volume = Volume::open_backend(backend.clone(), options(OrphanTracking::Lockless)).unwrap();
+    let slots = 2 * SLOTS_PER_BLOCK;
+    assert_eq!(volume.info().orphan_blocks, 2);
+
+    let held = unlinked(&volume, 128, 20);
+    volume.sync().unwrap();
+    assert_eq!(volume.metrics().orphan_claims, 128 * 20);
+    assert_eq!(tracked(&backend), (slots, 128 * 20 - slots), "every slot, then keys");
+
+    // A crash now: all of them are freed by the next mount, whatever tracks them.
+    let after = crashed(&backend);
+    let recovered = Volume::open_backend(after.clone(), options(OrphanTracking::Lockless)).unwrap();
+    assert_eq!(recovered.recovery().orphans, slots);
+    recovered.drain_orphans();
+    assert_eq!(recovered.metrics().orphans_freed, 128 * 20);
+    recovered.sync().unwrap();
+    assert_eq!((tracked(&after), recovered.info().inodes), ((0, 0), 1));
+    recovered.close().unwrap();
+
+    drop(held);
+    volume.drain_orphans();
+    volume.sync().unwrap();
+    assert_eq!(tracked(&backend), (0, 0));
+    let again = unlinked(&volume, 16, slots / 16);
+    volume.sync().unwrap();
+    assert_eq!(tracked(&backend), (again.len(), 0), "slots are free again");
+    drop(again);
+    volume.close().unwrap();
+    assert_eq!(tracked(&backend), (0, 0), "a clean unmount leaves none");
+}
+
+/// A mount after a crash made an inode in memory of every orphan before it returned, a million if there were so many. Now
+/// each waits as a number for its turn, and nobody reaches it meanwhile.
+#[test]
+fn orphans_of_a_crash_wait_for_their_turn() {
+    const ORPHANS: usize = 2000;
+    let backend = formatted(64 << 20);
+    let volume = Volume::open_backend(backend.clone(), options(OrphanTracking::Lockless)).unwrap();
+    let held = unlinked(&volume, 4, ORPHANS / 4);
+    volume.sync().unwrap();
+    let after = crashed(&backend);
+    let mut options = options(OrphanTracking::Lockless);
+    options.threads = false;
+
+    let recovered = Volume::open_backend(after.clone(), options.clone()).unwrap();
+    assert!(recovered.metrics().inodes_cached < 10, "{} inodes", recovered.metrics().inodes_cached);
+    assert_eq!(recovered.info().inodes, 1 + ORPHANS as u64);
+    let number = held[0].number();
+    assert_eq!(recovered.inode(number).unwrap_err().kind(), quire::ErrorKind::Stale);
+    let own = unlinked(&recovered, 1, 100);
+    recovered.sync().unwrap();
+    // A crash before any was freed: all are found once more.
+    assert_eq!(Volume::open_backend(crashed(&after), options.clone()).unwrap().info().inodes, 2101);
+    recovered.drain_orphans();
+    assert_eq!((recovered.metrics().orphans_freed, recovered.info().inodes), (ORPHANS as u64, 101));
+    drop(own);
+    recovered.close().unwrap();
+    assert_eq!(tracked(&after), (0, 0), "a clean unmount leaves none");
+    assert_eq!(Volume::open_backend(after, options).unwrap().info().inodes, 1);
+}
+
+/// The same while orphans come and go on all threads at once, so that claims, releases and keys meet.
+#[test]
+fn orphans_that_come_and_go_leave_nothing() {
+    let backend = formatted(64 << 20);
+    let volume = Volume::open_backend(backend.clone(), options(OrphanTracking::Lockless)).unwrap();
+    let held = unlinked(&volume, 8, 2 * SLOTS_PER_BLOCK / 8 - 16);
+    for _ in 0..3 {
+        drop(unlinked(&volume, 128, 8));
+    }
+    drop(held);
+    volume.drain_orphans();
+    let metrics = volume.metrics();
+    assert_eq!(metrics.orphans_freed, metrics.orphan_claims);
+    assert_eq!(volume.info().inodes, 1);
+    volume.close().unwrap();
+    assert_eq!(tracked(&backend), (0, 0));
+}
+
+/// The switches for measuring do what their names say.
+#[test]
+fn tracking_can_be_locked_or_left_out() {
+    for (tracking, claims, left) in [(OrphanTracking::Locked, 400, 1), (OrphanTracking::None, 0, 401)] {
+        let backend = formatted(64 << 20);
+        let volume = Volume::open_backend(backend.clone(), options(tracking)).unwrap();
+        let held = unlinked(&volume, 4, 100);
+        volume.sync().unwrap();
+        assert_eq!(volume.metrics().orphan_claims, claims, "{tracking:?}");
+        assert_eq!(tracked(&backend), (claims as usize, 0), "{tracking:?}");
+        let recovered = Volume::open_backend(crashed(&backend), options(tracking)).unwrap();
+        recovered.drain_orphans();
+        assert_eq!(recovered.info().inodes, left, "{tracking:?}: untracked ones are lost, the root is there");
+        drop(held);
+        volume.drain_orphans();
+        assert_eq!(volume.info().inodes, 1, "{tracking:?}");
+        volume.close().unwrap();
+    }
+}
+
+/// Unlinking faster than the reaper frees does not let what waits grow without bound.
+#[test]
+fn who_unlinks_much_helps_to_free() {
+    let volume = Volume::open_backend(formatted(256 << 20), options(OrphanTracking::Lockless)).unwrap();
+    let root = volume.root();
+    let names = |n: usize| format!("file-{n}");
+    for n in 0..20_000 {
+        drop(volume.create(&root, names(n).as_bytes(), &Create::file(0o600)).unwrap());
+    }
+    let mut most = 0;
+    for n in 0..20_000 {
+        volume.unlink(&root, names(n).as_bytes()).unwrap();
+        if n % 16 == 0 {
+            let metrics = volume.metrics();
+            most = most.max(metrics.orphan_claims - metrics.orphans_freed);
+        }
+    }
+    assert!(most <= 600, "{most} unlinked files waited at once");
+    volume.drain_orphans();
+    assert_eq!(volume.info().inodes, 1);
+    volume.close().unwrap();
+}
+
+/// Records stay small: what each operation appends to the journal, headers and alignment included.
+#[test]
+fn journal_records_of_names_and_sizes_are_small() {
+    let mut options = options(OrphanTracking::Lockless);
+    options.threads = false;
+    let volume = Volume::open_backend(formatted(64 << 20), options).unwrap();
+    let root = volume.root();
+    let file = volume.create(&root, b"long", &Create::file(0o600)).unwrap();
+    volume.write(&file, 0, &[1; 64 * BLOCK], IoFlags::empty()).unwrap();
+    volume.sync().unwrap();
+    let of = |what: &str, most: u64, operation: &dyn Fn(usize)| {
+        const TIMES: usize = 32;
+        let before = volume.metrics();
+        (0..TIMES).for_each(operation);
+        let after = volume.metrics();
+        let bytes = (after.journal_record_bytes - before.journal_record_bytes) / TIMES as u64;
+        println!("{what}: {bytes} bytes");
+        // One more where the metadata pool grew.
+        let records = after.journal_records - before.journal_records;
+        assert!((TIMES as u64..TIMES as u64 + 2).contains(&records), "{what}: {records} records");
+        assert!(bytes <= most, "{what}: {bytes} bytes of journal");
+    };
+    let name = |n: usize| format!("name-{n:03}");
+    of("create", 240, &|n| drop(volume.create(&root, name(n).as_bytes(), &Create::file(0o600)).unwrap()));
+    of("unlink", 200, &|n| volume.unlink(&root, name(n).as_bytes()).unwrap());
+    of("truncate", 240, &|n| volume.truncate(&file, ((63 - n) * BLOCK) as u64).unwrap());
+    drop(file);
+    volume.close().unwrap();
+}

@@ -1,0 +1,275 @@
+//! Volumes that are full: what was accepted is written, and what is deleted comes back.
+
+use crate::common::{file, options};
+use quire::{ErrorKind, FallocateMode, FormatOptions, IoFlags, Volume, VolumeOptions};
+use quire_base::BlockNo;
+use quire_device::{Backend, Io, IoClass, IoOp, MemoryBackend};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+fn new_volume(blocks: u64) -> Volume {
+    let device = Arc::new(MemoryBackend::new(blocks));
+    Volume::format_backend(device.clone(), &FormatOptions { seed: Some(1), ..Default::default() }).unwrap();
+    // All of it fits into memory, so that nothing gets a home before the volume is full.
+    let options = VolumeOptions { cache_bytes: Some(3 * blocks * 4096), ..options() };
+    Volume::open_backend(device, options).unwrap()
+}
+
+/// Delayed allocation promised data blocks to dirty data, but no tree nodes. A volume filled to its last block by
+/// writes that each need an extent of their own had no block left for the metadata pool when they were written back:
+/// accepted data stayed dirty, and every fsync failed.
+#[test]
+fn what_was_accepted_can_be_written_however_scattered() {
+    for (blocks, files, stride) in [(16384, 1, 2), (16384, 50, 2), (8192, 3, 3), (65536, 7, 2)] {
+        let volume = new_volume(blocks);
+        let inodes: Vec<_> = (0..files).map(|n| file(&volume, &format!("f{n}"))).collect();
+        let mut written = Vec::new();
+        'full: for round in 0.. {
+            for (n, inode) in inodes.iter().enumerate() {
+                let at = round * stride * 4096;
+                let tag = [(n as u8) ^ (round as u8).wrapping_mul(31) | 1; 4096];
+                match volume.write(inode, at, &tag, IoFlags::empty()) {
+                    Ok(_) => written.push((n, at, tag[0])),
+                    Err(error) if error.kind() == ErrorKind::NoSpace => break 'full,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+        assert!(written.len() as u64 > blocks / 2, "only {} blocks were accepted", written.len());
+        volume.sync().unwrap_or_else(|error| panic!("{blocks} blocks, {files} files: {error}"));
+        for (n, at, tag) in &written {
+            let mut block = [0; 4096];
+            assert_eq!(volume.read(&inodes[*n], *at, &mut block, IoFlags::DIRECT).unwrap(), 4096);
+            assert!(block.iter().all(|byte| byte == tag));
+        }
+        for (n, _) in inodes.iter().enumerate() {
+            volume.unlink(&volume.root(), format!("f{n}").as_bytes()).unwrap();
+        }
+    }
+}
+
+/// The pool bounded how much metadata could be dirty whatever the size of the node cache: with more memory there were
+/// as many checkpoints. It grows now while there is space, and not for ever.
+#[test]
+fn the_pool_grows_with_the_node_cache_up_to_a_part_of_the_volume() {
+    let blocks = 2 << 20;
+    let device = Arc::new(MemoryBackend::new(blocks));
+    let format = FormatOptions { seed: Some(1), journal_bytes: Some(1 << 20), ..FormatOptions::default() };
+    Volume::format_backend(device.clone(), &format).unwrap();
+    let pool_blocks = |volume: &Volume| {
+        let detail = volume.metrics().detail;
+        let (_, rest) = detail.split_once("pool_blocks: ").expect("the tree tells");
+        rest.split_once(',').expect("more follows").0.parse::<u64>().unwrap()
+    };
+    for (node_cache_bytes, expected) in [(16 << 20, 16 << 10), (1 << 30, 32 << 10)] {
+        let options = VolumeOptions { node_cache_bytes: Some(node_cache_bytes), ..options() };
+        let volume = Volume::open_backend(device.clone(), options).unwrap();
+        let before = volume.metrics().checkpoints;
+        for n in 0.. {
+            file(&volume, &format!("{node_cache_bytes}-{n}"));
+            volume.background_step().unwrap();
+            if volume.metrics().checkpoints >= before + 3 {
+                break;
+            }
+        }
+        assert_eq!(pool_blocks(&volume), expected);
+        volume.close().unwrap();
+    }
+    let volume = Volume::open_backend(device, options()).unwrap();
+    assert_eq!(pool_blocks(&volume), 32 << 10);
+}
+
+/// Zeroing a range zeroed the partial blocks at its edges first and then asked for room for its transaction; where that failed
+/// the edges were lost, though the call had said that there was no space.
+#[test]
+fn a_zeroing_without_room_leaves_the_edges_as_they_were() {
+    let volume = new_volume(4096);
+    let inode = file(&volume, "f");
+    let front = [7; 3 * 4096];
+    volume.write(&inode, 0, &front, IoFlags::empty()).unwrap();
+    volume.sync().unwrap();
+    // Names take all room for metadata that ordinary transactions get.
+    for n in 0.. {
+        match volume.create(&volume.root(), format!("{n:0200}").as_bytes(), &quire::Create::file(0o644)) {
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::NoSpace => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    let mode = FallocateMode::ZeroRange { keep_size: true };
+    let error = volume.allocate(&inode, mode, 100, 3 * 4096 - 200).expect_err("no room for metadata");
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    let mut now = [0; 3 * 4096];
+    volume.read(&inode, 0, &mut now, IoFlags::empty()).unwrap();
+    assert!(now == front, "an operation that failed has changed the file");
+    // Giving space back works all the same.
+    volume.allocate(&inode, FallocateMode::PunchHole, 100, 3 * 4096 - 200).unwrap();
+    volume.read(&inode, 0, &mut now, IoFlags::empty()).unwrap();
+    assert!(now[100..3 * 4096 - 100].iter().all(|byte| *byte == 0));
+}
+
+/// A device whose reads can be held up.
+struct SlowReads {
+    memory: MemoryBackend,
+    /// Reads that may pass.
+    left: Mutex<u64>,
+    opened: Condvar,
+    waiting: AtomicUsize,
+}
+
+impl SlowReads {
+    fn pass(&self) {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        *self.opened.wait_while(self.left.lock().unwrap(), |left| *left == 0).unwrap() -= 1;
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn new(blocks: u64) -> Arc<SlowReads> {
+        Arc::new(SlowReads {
+            memory: MemoryBackend::new(blocks),
+            left: Mutex::new(u64::MAX),
+            opened: Condvar::new(),
+            waiting: AtomicUsize::new(0),
+        })
+    }
+
+    fn let_pass(&self, reads: u64) {
+        *self.left.lock().unwrap() = reads;
+        self.opened.notify_all();
+    }
+}
+
+impl Backend for SlowReads {
+    fn blocks(&self) -> u64 {
+        self.memory.blocks()
+    }
+    fn name(&self) -> String {
+        "slow".to_string()
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+    fn read(&self, class: IoClass, at: BlockNo, buf: &mut [u8]) -> quire::Result<()> {
+        self.pass();
+        self.memory.read(class, at, buf)
+    }
+    fn write(&self, class: IoClass, at: BlockNo, buf: &[u8]) -> quire::Result<()> {
+        self.memory.write(class, at, buf)
+    }
+    fn flush(&self) -> quire::Result<()> {
+        self.memory.flush()
+    }
+    fn discard(&self, at: BlockNo, count: u64) -> quire::Result<()> {
+        self.memory.discard(at, count)
+    }
+    fn submit(&self, class: IoClass, ios: Vec<Io>) {
+        if ios.iter().any(|io| io.op == IoOp::Read) {
+            self.pass();
+        }
+        self.memory.submit(class, ios);
+    }
+}
+
+/// While a thread with a large reservation waited for a slow device, those that found no room yielded a hundred thousand
+/// times, wrote a checkpoint in every 64th round, and then said that the volume was full. Now they sleep until the
+/// reservation comes back.
+#[test]
+fn room_that_others_have_reserved_is_waited_for() {
+    let device = SlowReads::new(32768);
+    Volume::format_backend(device.clone(), &FormatOptions { seed: Some(1), ..Default::default() }).unwrap();
+    // All of the tree's nodes fit into memory, half of them may be dirty.
+    let options = VolumeOptions { node_cache_bytes: Some(512 * 4416), ..options() };
+    let volume = Volume::open_backend(device.clone(), options.clone()).unwrap();
+    let large = file(&volume, "large");
+    for block in 0..4000 {
+        volume.write(&large, 2 * block * 4096, &[1; 4096], IoFlags::empty()).unwrap();
+    }
+    drop(large);
+    for n in 0..1500 {
+        file(&volume, &format!("{n:0200}"));
+    }
+    volume.close().unwrap();
+    let volume = Volume::open_backend(device.clone(), options).unwrap();
+    // What the last of these loads the create below needs as well.
+    for n in 0..1500 {
+        volume.lookup(&volume.root(), format!("{n:0200}").as_bytes()).unwrap();
+    }
+    file(&volume, "first");
+    volume.unlink(&volume.root(), b"large").unwrap();
+    let before = volume.metrics();
+
+    device.let_pass(0);
+    std::thread::scope(|scope| {
+        let reaper = scope.spawn(|| volume.drain_orphans());
+        while device.waiting.load(Ordering::SeqCst) == 0 && !reaper.is_finished() {
+            std::thread::yield_now();
+        }
+        let creator =
+            scope.spawn(|| volume.create(&volume.root(), b"second", &quire::Create::file(0o644)).map(drop));
+        let waits = || volume.metrics().room_waits > before.room_waits;
+        while !waits() && !creator.is_finished() && device.waiting.load(Ordering::SeqCst) == 1 {
+            std::thread::yield_now();
+        }
+        let waited = waits();
+        // Far longer than a thread kept trying that did not sleep.
+        (0..20_000).for_each(|_| std::thread::yield_now());
+        let checkpoints = volume.metrics().checkpoint_waits - before.checkpoint_waits;
+        device.let_pass(u64::MAX);
+        assert!(checkpoints <= 4, "{checkpoints} checkpoints were written, which make no room");
+        assert!(waited, "the reservation of the reaper leaves no room");
+        creator.join().unwrap().expect("there is room once the reaper is done");
+        reaper.join().unwrap();
+    });
+    volume.close().unwrap();
+}
+
+/// While extents were freed the file's attributes were locked across reads of tree leaves: on a slow device a stat waited as
+/// long.
+#[test]
+fn a_stat_does_not_wait_for_the_leaves_of_a_punch() {
+    let device = SlowReads::new(16384);
+    Volume::format_backend(device.clone(), &FormatOptions { seed: Some(1), ..Default::default() }).unwrap();
+    let volume = Volume::open_backend(device.clone(), options()).unwrap();
+    let large = file(&volume, "large");
+    for block in 0..1000 {
+        volume.write(&large, 2 * block * 4096, &[1; 4096], IoFlags::empty()).unwrap();
+    }
+    drop(large);
+    volume.close().unwrap();
+    for passing in 0.. {
+        // Each time from the start, with one read more before the device stops.
+        let copy = SlowReads::new(16384);
+        let mut block = [0; 4096];
+        for at in 0..16384 {
+            device.memory.read(IoClass::Data, BlockNo(at), &mut block).unwrap();
+            copy.memory.write(IoClass::Data, BlockNo(at), &block).unwrap();
+        }
+        let volume = Volume::open_backend(copy.clone(), options()).unwrap();
+        let large = volume.lookup(&volume.root(), b"large").unwrap();
+        copy.let_pass(passing);
+        let was_over = std::thread::scope(|scope| {
+            let punch = scope.spawn(|| volume.allocate(&large, FallocateMode::PunchHole, 0, 2000 * 4096));
+            while copy.waiting.load(Ordering::SeqCst) == 0 && !punch.is_finished() {
+                std::thread::yield_now();
+            }
+            let was_over = punch.is_finished();
+            let stat = scope.spawn(|| volume.attributes(&large));
+            // A stat that waits for the read would do so for ever.
+            let mut yields = 0;
+            while !stat.is_finished() && yields < 200_000 {
+                std::thread::yield_now();
+                yields += 1;
+            }
+            let told = stat.is_finished();
+            copy.let_pass(u64::MAX);
+            stat.join().unwrap();
+            punch.join().unwrap().unwrap();
+            assert!(told, "a stat waited for read {passing} of a punch");
+            was_over
+        });
+        if was_over {
+            assert!(passing > 2, "a punch reads several leaves");
+            break;
+        }
+    }
+}

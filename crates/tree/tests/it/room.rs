@@ -1,0 +1,161 @@
+//! Whoever respects reservations never finds the pool too small: not while a checkpoint is written beside live
+//! changes, and not when all changes since the last durable one are replayed in one go.
+
+use crate::common::{Root, Volume, contents};
+use quire_base::random::Random;
+use quire_base::{BlockNo, InodeNo};
+use quire_device::Device;
+use quire_format::key::Key;
+use quire_tree::{Class, Frozen, Short, TreeLimits};
+
+const LIMITS: TreeLimits = TreeLimits { cache_nodes: 1 << 20, dirty_nodes: 1 << 20 };
+
+#[derive(Clone)]
+enum Change {
+    Put(Key, Vec<u8>),
+    Delete(Key),
+    Grow(BlockNo, u32),
+}
+
+struct Run {
+    volume: Volume,
+    random: Random,
+    /// What the journal would hold: changes since the freeze of the durable checkpoint, and since the last freeze.
+    since_durable: Vec<Change>,
+    since_freeze: Vec<Change>,
+    frozen: Option<(Frozen, crate::common::Model)>,
+    next_chunk: u64,
+    full: u64,
+}
+
+impl Run {
+    fn apply(&mut self, change: Change) {
+        match &change {
+            Change::Put(key, value) => self.volume.put(*key, value),
+            Change::Delete(key) => {
+                let existed = self.volume.model.remove(key).is_some();
+                assert_eq!(self.volume.tree.delete(*key).unwrap(), existed);
+            }
+            Change::Grow(start, blocks) => self.volume.tree.pool_grow(*start, *blocks).unwrap(),
+        }
+        self.since_freeze.push(change);
+    }
+
+    /// A transaction of some keys; `fill` grows the tree, else it shrinks.
+    fn transaction(&mut self, fill: bool) -> Result<(), Short> {
+        let keys = 1 + self.random.below(12) as usize;
+        let class = if fill { Class::Normal } else { Class::Critical };
+        let tree = self.volume.tree.clone();
+        let (before, live) = (tree.stats(), tree.nodes_for(keys));
+        let reservation = tree.try_reserve(live, class)?;
+        for _ in 0..keys {
+            let key = Key::extent(InodeNo(1), self.random.below(4000));
+            let change = if fill && !self.random.one_in(4) {
+                Change::Put(key, vec![7; [16, 120, 1000][self.random.below(3) as usize]])
+            } else {
+                Change::Delete(key)
+            };
+            self.apply(change);
+        }
+        let dirtied = tree.stats().dirty_nodes - before.dirty_nodes.min(tree.stats().dirty_nodes);
+        assert!(dirtied <= reservation.nodes(), "{dirtied} dirtied, {} reserved", reservation.nodes());
+        Ok(())
+    }
+
+    fn freeze(&mut self) {
+        self.frozen = Some(self.volume.freeze());
+        let mut all = std::mem::take(&mut self.since_durable);
+        all.append(&mut self.since_freeze);
+        self.since_durable = all;
+    }
+
+    fn write(&mut self) {
+        if let Some(frozen) = self.frozen.take() {
+            self.volume.write(frozen, false);
+            self.since_durable.clear();
+        }
+    }
+
+    /// Crash: the durable checkpoint, everything since in one epoch, and a checkpoint of that.
+    fn crash_and_replay(&mut self) {
+        let (root, _) =
+            self.volume.slots.iter().flatten().max_by_key(|(root, _)| root.checkpoint).cloned().unwrap();
+        root.write(&self.volume.device, 1 - root.checkpoint as usize % 2).unwrap();
+        self.frozen = None;
+        let expected = self.volume.model.clone();
+        let tree = root.open(&self.volume.device, LIMITS).unwrap();
+        for change in self.since_durable.iter().chain(&self.since_freeze) {
+            match change {
+                Change::Put(key, value) => tree.put(*key, value).unwrap(),
+                Change::Delete(key) => drop(tree.delete(*key).unwrap()),
+                Change::Grow(start, blocks) => tree.pool_grow(*start, *blocks).unwrap(),
+            }
+        }
+        assert_eq!(contents(&tree), expected);
+        let number = root.checkpoint + 1;
+        let image = tree.write_frozen(tree.freeze(Vec::new()), number).unwrap();
+        let root = Root::of(number, &image);
+        root.write(&self.volume.device, 0).unwrap();
+        root.write(&self.volume.device, 1).unwrap();
+        tree.both_slots(number);
+        self.volume.number = number;
+        self.volume.slots = [Some((root, expected.clone())), Some((root, expected))];
+        self.volume.tree = tree;
+        self.since_durable.clear();
+        self.since_freeze.clear();
+    }
+
+    fn step(&mut self, fill: bool) {
+        match self.transaction(fill) {
+            Ok(()) => {}
+            Err(Short::Checkpoint) => {
+                self.write();
+                self.freeze();
+                // Often the next waits for this one, beside live changes up to the limit.
+                if self.random.one_in(2) {
+                    self.write();
+                }
+            }
+            Err(Short::PoolFull) => {
+                self.full += 1;
+                assert!(fill, "a critical transaction finds the pool full: {:?}", self.volume.tree.stats());
+                if self.random.one_in(40) && self.next_chunk < 12 {
+                    let at = BlockNo(2000 + self.next_chunk * 70);
+                    self.next_chunk += 1;
+                    self.apply(Change::Grow(at, 64));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn reservations_keep_room_for_two_dirty_sets() {
+    for seed in 0..6 {
+        let volume = Volume::make(Device::in_memory(4096), 512, LIMITS);
+        let mut run = Run {
+            volume,
+            random: Random::seeded(seed),
+            since_durable: Vec::new(),
+            since_freeze: Vec::new(),
+            frozen: None,
+            next_chunk: 0,
+            full: 0,
+        };
+        for round in 0..6000u64 {
+            let filling = round / 600 % 3 != 2;
+            run.step(filling);
+            if run.random.one_in(700) {
+                run.crash_and_replay();
+            }
+        }
+        run.write();
+        run.volume.check();
+        assert!(run.full > 0, "the pool was never full: {:?}", run.volume.tree.stats());
+        for _ in 0..20_000 {
+            run.step(false);
+        }
+        run.write();
+        run.volume.checkpoint(true);
+    }
+}
