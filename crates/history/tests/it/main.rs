@@ -1,0 +1,9 @@
+//! Tests of the history checker, in one program. Each that runs the engine says with `broken::with` which
+//! mistake it makes, or none, since the switch is one for the whole process.
+
+mod broken;
+mod checker;
+mod graph;
+mod regressions;
+mod simulated;
+mod threads;
