@@ -4,10 +4,10 @@
 //! (client, number) in the table `ledger`, so that sums and counts of all tables must agree with it. One more
 //! thread does the housekeeping that makes files come and go.
 //!
-//! Neighbours: [`super`] starts and joins them; [`super::wire`] is the connection.
+//! Neighbours: [`super`] starts and joins them; [`super::connection`] is the connection.
 
 use super::cluster::Cluster;
-use super::wire::{Connection, QueryError};
+use super::connection::{Connection, QueryError};
 use super::{CLIENTS, SCALE};
 use crate::failure::{Failure, Outcome};
 use crate::machine::{Machine, is_powered};

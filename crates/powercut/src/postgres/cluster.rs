@@ -9,7 +9,7 @@
 //!
 //! Neighbours: [`super`] decides when.
 
-use super::wire::Connection;
+use super::connection::Connection;
 use crate::failure::{Failure, Outcome};
 use crate::machine::Machine;
 use quire_base::random::Random;
@@ -281,7 +281,7 @@ impl Drop for Cluster {
 }
 
 /// A session with the server.
-pub fn connect(machine: &Machine) -> Result<Connection, super::wire::QueryError> {
+pub fn connect(machine: &Machine) -> Result<Connection, super::connection::QueryError> {
     Connection::open(&Cluster::socket(machine), USER, QUERY_PATIENCE)
 }
 

@@ -10,20 +10,20 @@
 //! power loss, which no part of Quire promises
 //! (postgresql.org/docs/15/runtime-config-wal.html#GUC-FULL-PAGE-WRITES).
 //!
-//! Neighbours: [`cluster`] is the server, [`client`] its clients, [`wire`] what they speak.
+//! Neighbours: [`cluster`] is the server, [`client`] its clients, [`connection`] their sessions.
 
 pub mod client;
 pub mod cluster;
-pub mod wire;
+pub mod connection;
 
 use crate::campaign::Program;
 use crate::failure::{Failure, Outcome};
 use crate::machine::Machine;
 use client::Clients;
 use cluster::{Cluster, Installation};
+use connection::{Connection, Rows};
 use quire_base::random::Random;
 use std::time::{Duration, Instant};
-use wire::{Connection, Rows};
 
 /// Clients that commit.
 pub const CLIENTS: usize = 6;
