@@ -1,17 +1,62 @@
 //! Whether the calling thread may wait, for threads that must stay free for others (those that take a mount's
 //! requests).
 //!
-//! [`at_once`] runs a piece of work on a thread that may not wait. Where the engine would wait for the
-//! device, for a checkpoint, or for a lock that may be held meanwhile, it asks [`check`] first and fails with
-//! the kind `WouldBlock`. It does so only where it can fail for other reasons, too (a node that cannot be
-//! read, a full journal): so what fails has changed nothing, and the work can be done again by a thread that
-//! may wait. Locks that are never held across waiting are taken as always.
+//! [`at_once`] runs a piece of work on a thread that may not wait. Where the engine would wait for the device, for a
+//! checkpoint, or for a lock that may be held meanwhile, it asks [`check`] first and fails with the kind `WouldBlock`. It
+//! does so only where it can fail for other reasons, too (a node that cannot be read, a full journal): so what fails
+//! has changed nothing, and the work can be done again by a thread that may wait. Locks that are never held across
+//! waiting are taken as always.
+//!
+//! A guard of such a lock owns a [`Forbidden`]. In debug builds it counts itself in its thread, and [`check`] and the
+//! device panic where the thread would wait. Release builds count nothing. Nor do model checkers, which run many
+//! threads of a model on one of the system's.
 
 use crate::{Error, ErrorKind, Result};
 use std::cell::Cell;
+use std::marker::PhantomData;
 
 thread_local! {
     static MAY_WAIT: Cell<bool> = const { Cell::new(true) };
+    #[cfg(all(debug_assertions, not(any(loom, shuttle))))]
+    static FORBIDDEN: Cell<u32> = const { Cell::new(0) };
+}
+
+/// While one lives, its thread holds a lock that is never held across waiting: see the module's documentation.
+#[must_use]
+#[derive(Debug)]
+pub struct Forbidden(PhantomData<*const ()>);
+
+/// The calling thread takes a lock that is never held across waiting.
+#[inline(always)]
+pub fn forbid() -> Forbidden {
+    #[cfg(all(debug_assertions, not(any(loom, shuttle))))]
+    FORBIDDEN.set(FORBIDDEN.get() + 1);
+    Forbidden(PhantomData)
+}
+
+#[cfg(all(debug_assertions, not(any(loom, shuttle))))]
+impl Drop for Forbidden {
+    fn drop(&mut self) {
+        FORBIDDEN.set(FORBIDDEN.get() - 1);
+    }
+}
+
+/// Panics in debug builds if the calling thread holds a lock that is never held across waiting, or was told not to wait.
+#[inline(always)]
+pub fn assert_may_wait(what: &str) {
+    debug_assert!(may_wait(), "this thread may not wait for {what}");
+    assert_holds_nothing(what);
+}
+
+/// Panics in debug builds if the calling thread holds a lock that is never held across waiting.
+#[inline(always)]
+pub fn assert_holds_nothing(what: &str) {
+    #[cfg(all(debug_assertions, not(any(loom, shuttle))))]
+    assert!(
+        FORBIDDEN.get() == 0 || std::thread::panicking(),
+        "this would wait for {what} under a lock that is never held across waiting"
+    );
+    let _ = what;
 }
 
 /// Whether the calling thread may wait.
@@ -21,7 +66,11 @@ pub fn may_wait() -> bool {
 
 /// Fails if the calling thread may not wait; `what` says for what it would.
 pub fn check(what: &'static str) -> Result<()> {
-    if may_wait() { Ok(()) } else { Err(Error::new(ErrorKind::WouldBlock, format!("this waits for {what}"))) }
+    if !may_wait() {
+        return Err(Error::new(ErrorKind::WouldBlock, format!("this waits for {what}")));
+    }
+    assert_holds_nothing(what);
+    Ok(())
 }
 
 /// Runs `work`, which fails with `WouldBlock`, and then has done nothing, where it would have to wait.
@@ -48,5 +97,17 @@ mod tests {
         assert!(may_wait());
         assert!(std::panic::catch_unwind(|| at_once(|| -> Result<()> { panic!() })).is_err());
         assert!(may_wait());
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    fn not_under_a_lock_that_is_never_held_across_waiting() {
+        let held = forbid();
+        assert!(std::panic::catch_unwind(|| check("x")).is_err());
+        assert!(std::panic::catch_unwind(|| assert_may_wait("x")).is_err());
+        assert!(at_once(|| check("x")).is_err(), "it fails, and has not waited");
+        drop(held);
+        assert_may_wait("x");
+        assert!(check("x").is_ok());
     }
 }

@@ -18,7 +18,7 @@ impl Device {
     /// Writes all items (whole blocks each), waits for all, and returns the first error met. Items that
     /// follow one another on the device and in the list travel as one transfer: sort by address.
     pub fn write_batch(&self, class: IoClass, items: &[(BlockNo, &[u8])]) -> Result<()> {
-        debug_assert!(quire_base::patience::may_wait(), "this thread may not wait for the device");
+        quire_base::patience::assert_may_wait("the device");
         self.batch(
             class,
             IoOp::Write,
@@ -28,7 +28,7 @@ impl Device {
 
     /// Reads all items (whole blocks each), waits for all, and returns the first error met.
     pub fn read_batch(&self, class: IoClass, items: &mut [(BlockNo, &mut [u8])]) -> Result<()> {
-        debug_assert!(quire_base::patience::may_wait(), "this thread may not wait for the device");
+        quire_base::patience::assert_may_wait("the device");
         self.batch(class, IoOp::Read, items.iter_mut().map(|(at, buf)| (*at, buf.as_mut_ptr(), buf.len())))
     }
 
@@ -109,7 +109,7 @@ pub struct StartedBatch {
 impl StartedBatch {
     /// Waits for all writes; gives the memory back, or the first error met.
     pub fn wait(self) -> Result<AlignedBuf> {
-        debug_assert!(quire_base::patience::may_wait(), "this thread may not wait for the device");
+        quire_base::patience::assert_may_wait("the device");
         let StartedBatch { waiter, buffer } = self;
         waiter.wait().map(|()| buffer)
     }

@@ -99,7 +99,7 @@ impl Device {
 
     /// Fills `buf` (whole blocks) from `at`.
     pub fn read(&self, class: IoClass, at: BlockNo, buf: &mut [u8]) -> Result<()> {
-        debug_assert!(quire_base::patience::may_wait(), "this thread may not wait for the device");
+        quire_base::patience::assert_may_wait("the device");
         let bytes = buf.len() as u64;
         backend::check_range(&self.name, self.blocks, "reading", at, bytes)?;
         let outcome = self.backend.read(class, at, buf);
@@ -109,7 +109,7 @@ impl Device {
 
     /// Writes `buf` (whole blocks) to `at` and returns when it has completed; durable after a flush.
     pub fn write(&self, class: IoClass, at: BlockNo, buf: &[u8]) -> Result<()> {
-        debug_assert!(quire_base::patience::may_wait(), "this thread may not wait for the device");
+        quire_base::patience::assert_may_wait("the device");
         self.shared.admit(class, IoOp::Write)?;
         let bytes = buf.len() as u64;
         backend::check_range(&self.name, self.blocks, "writing", at, bytes)?;
@@ -157,7 +157,7 @@ impl Device {
     /// to be, else by a flush that is submitted after this call began or, shared with others, after the mark
     /// was reached. Fails with the latched error.
     pub fn flush_to(&self, mark: u64) -> Result<()> {
-        debug_assert!(quire_base::patience::may_wait(), "this thread may not wait for the device");
+        quire_base::patience::assert_may_wait("the device");
         let counters = &self.shared.counters;
         counters.add(Tally::FlushRequests, 1);
         let served = self.shared.flushes.flush_to(mark, &self.shared.latch, || {

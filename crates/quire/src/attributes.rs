@@ -15,6 +15,7 @@ use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, Context, Error, ErrorKind, InodeNo, Result, Timestamp};
 use quire_format::inode::{FileType, INODE_BYTES, InodeRecord, MODE_PERMISSION_MASK, MODE_TYPE_MASK};
+use quire_format::key::Key;
 use quire_format::xattr::{self as xattr_format, PIECE_BYTES_MAX, PIECES_MAX};
 
 /// The setuid bit of a mode.
@@ -181,8 +182,10 @@ impl Engine {
         loop {
             let cost = Cost::new(1 + list_pieces, INODE_BYTES + list_pieces * PIECE_BYTES_MAX);
             let mut transaction = self.begin(cost)?;
-            if list_pieces > 0 {
-                self.warm_xattr(&transaction, inode, acl::ACCESS)?;
+            match set.mode {
+                // Somebody may give it its first attribute at this moment.
+                Some(_) => self.warm_xattr(&transaction, inode, acl::ACCESS)?,
+                None => transaction.warm(&[Key::inode(inode.number())])?,
             }
             let mut records = Records::lock(self, &[inode.arc()]);
             let before = records.record(inode);

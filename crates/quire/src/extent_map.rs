@@ -11,8 +11,9 @@
 use crate::engine::Engine;
 use crate::inode::Inode;
 use crate::transaction::{Depends, Transaction};
+use quire_base::patience;
 use quire_base::sync::atomic::Ordering;
-use quire_base::{Error, Result, Seq};
+use quire_base::{Error, ErrorKind, Result, Seq};
 use quire_format::extent::{Extent, overlay};
 use quire_format::key::Key;
 use std::ops::ControlFlow;
@@ -92,6 +93,18 @@ impl Engine {
         broken.map(|()| found)
     }
 
+    /// Loads what [`Engine::extents_in`] reads; a ticket of the caller's keeps it in memory.
+    fn load_extents(&self, inode: &Inode, first: u64, count: u64, limit: usize) -> Result<()> {
+        let at = Key::extent(inode.number, first);
+        self.tree.last_at_or_before(at, Key::extent(inode.number, 0))?;
+        let last = Key::extent(inode.number, first.saturating_add(count).saturating_sub(1));
+        let mut seen = 0;
+        self.tree.scan(at, last, &mut |_, _| {
+            seen += 1;
+            if seen > limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })
+    }
+
     /// An extent as it is in the tree, if it lies in the data space: an image is not trusted to keep files apart from
     /// the journal, the metadata pool's first chunks and the superblocks.
     fn checked_extent(&self, inode: &Inode, key: Key, value: &[u8]) -> Result<Extent> {
@@ -150,8 +163,20 @@ impl Inode {
                 quire_base::sync::spin_loop();
             }
         }
-        // Changes came faster than we could read: wait for them.
-        let _meta = self.meta();
-        self.engine.extents_in(self, first, count, limit)
+        // Changes came faster than we could read: wait for them. What is not in memory is loaded without the lock.
+        let _ticket = self.engine.tree.ticket();
+        loop {
+            let locked = {
+                let _meta = self.meta();
+                patience::at_once(|| self.engine.extents_in(self, first, count, limit))
+            };
+            match locked {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    patience::check("extents from the device")?;
+                    self.engine.load_extents(self, first, count, limit)?;
+                }
+                other => return other,
+            }
+        }
     }
 }

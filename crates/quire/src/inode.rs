@@ -25,6 +25,7 @@ use crate::file::tail::Tail;
 use crate::gate::Gate;
 use crate::orphan::Slot;
 use crate::seen::Seen;
+use quire_base::patience;
 use quire_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use quire_base::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock};
 use quire_base::{Error, ErrorKind, InodeNo, Result, Seq, Timestamp};
@@ -68,25 +69,22 @@ pub(crate) struct Meta {
     pub(crate) emptied: bool,
 }
 
-/// Holds an inode's attributes and extent map; counted, so that the lock order can be checked.
-pub(crate) struct MetaGuard<'a>(MutexGuard<'a, Meta>);
+/// Holds an inode's attributes and extent map. In debug builds a thread that would wait under it panics.
+pub(crate) struct MetaGuard<'a> {
+    meta: MutexGuard<'a, Meta>,
+    _forbidden: patience::Forbidden,
+}
 
 impl std::ops::Deref for MetaGuard<'_> {
     type Target = Meta;
     fn deref(&self) -> &Meta {
-        &self.0
+        &self.meta
     }
 }
 
 impl std::ops::DerefMut for MetaGuard<'_> {
     fn deref_mut(&mut self) -> &mut Meta {
-        &mut self.0
-    }
-}
-
-impl Drop for MetaGuard<'_> {
-    fn drop(&mut self) {
-        crate::lock_order::meta_unlocked();
+        &mut self.meta
     }
 }
 
@@ -282,9 +280,7 @@ impl Inode {
 
     /// Locks the attributes and the extent map. Order: inode number ascending where two are taken.
     pub(crate) fn meta(&self) -> MetaGuard<'_> {
-        let guard = self.meta.lock();
-        crate::lock_order::meta_locked();
-        MetaGuard(guard)
+        MetaGuard { meta: self.meta.lock(), _forbidden: patience::forbid() }
     }
 
     /// The names of a directory.

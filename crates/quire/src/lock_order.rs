@@ -38,28 +38,20 @@
 //! | LoggedOp | the gate of its inode, exclusively (in recovery: there is only one thread) |
 //! | FreeSpace | nothing: changes of disjoint blocks commute, the leaf's latch suffices |
 //!
-//! In debug builds a reservation taken under a lock of rank 9 is caught: [`assert_may_reserve`] is called by
-//! `begin`, and every `meta` guard counts itself.
+//! Debug builds check a part of this. The guard of `meta` owns a [`quire_base::patience::Forbidden`]: a thread that holds
+//! one panics where it would read a leaf from the device, do other I/O, or wait for room or for a checkpoint. So what is
+//! read or changed under `meta` is loaded before: a transaction's ticket keeps in memory what was used since it began
+//! (`Transaction::warm`). And [`assert_may_reserve`], which `begin` calls, finds a thread that reserves under `meta` or
+//! with another reservation in hand.
 
-#[cfg(not(any(loom, shuttle)))]
+/// Counts the reservations of a thread, in debug builds. Model checkers run many threads of the model on one of the
+/// system's: nothing is counted there.
+#[cfg(all(debug_assertions, not(any(loom, shuttle))))]
 mod held {
     use std::cell::Cell;
 
     thread_local! {
-        static METAS: Cell<u32> = const { Cell::new(0) };
         static RESERVATIONS: Cell<u32> = const { Cell::new(0) };
-    }
-
-    pub(crate) fn meta_locked() {
-        METAS.with(|held| held.set(held.get() + 1));
-    }
-
-    pub(crate) fn meta_unlocked() {
-        METAS.with(|held| held.set(held.get() - 1));
-    }
-
-    pub(crate) fn metas() -> u32 {
-        METAS.with(Cell::get)
     }
 
     pub(crate) fn reservation_begins() {
@@ -75,14 +67,8 @@ mod held {
     }
 }
 
-/// Model checkers run many threads of the model on one of the system's: nothing is counted there.
-#[cfg(any(loom, shuttle))]
+#[cfg(not(all(debug_assertions, not(any(loom, shuttle)))))]
 mod held {
-    pub(crate) fn meta_locked() {}
-    pub(crate) fn meta_unlocked() {}
-    pub(crate) fn metas() -> u32 {
-        0
-    }
     pub(crate) fn reservation_begins() {}
     pub(crate) fn reservation_ended() {}
     pub(crate) fn reservations() -> u32 {
@@ -90,11 +76,11 @@ mod held {
     }
 }
 
-pub(crate) use held::{meta_locked, meta_unlocked, reservation_begins, reservation_ended};
+pub(crate) use held::{reservation_begins, reservation_ended};
 
 /// Panics in debug builds if the current thread holds a lock that comes after the reservation, or a reservation: it might
 /// wait for itself.
 pub(crate) fn assert_may_reserve() {
     debug_assert_eq!(held::reservations(), 0, "a reservation was asked for with another one in hand");
-    debug_assert_eq!(held::metas(), 0, "a reservation was asked for under an inode's meta lock");
+    quire_base::patience::assert_holds_nothing("a reservation");
 }

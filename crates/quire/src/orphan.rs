@@ -78,6 +78,16 @@ impl OrphanSlots {
         (self.blocks.len() * SLOTS_PER_BLOCK) as u32
     }
 
+    /// Whether the calling thread's next claim may find no slot. If not, its first block has so many that only as many
+    /// claims of other threads as half a block has could take them all before.
+    pub fn may_run_out(&self) -> bool {
+        let count = self.blocks.len();
+        count == 0 || {
+            let first = &self.blocks[shard::current() * 13 % count];
+            first.free.load(Ordering::Relaxed) <= SLOTS_PER_BLOCK as i64 / 2
+        }
+    }
+
     /// Reserves a slot for `inode`; `None` when all are taken.
     pub fn claim(&self, inode: InodeNo) -> Option<Slot> {
         let count = self.blocks.len();

@@ -129,6 +129,7 @@ impl Engine {
 
     fn clear_orphan(&self, inode: &Inode, state: OrphanState) -> Result<()> {
         let mut transaction = self.begin(Cost::new(2, 64).critical())?;
+        transaction.warm_orphan(inode.number, state)?;
         let mut meta = inode.meta();
         match state {
             OrphanState::Slot(slot) => transaction.orphan_clear(Some(slot), inode.number),
@@ -192,6 +193,10 @@ impl Engine {
         self.free_extents_from(&inode, 0)?;
         self.free_keys(&inode)?;
         let mut transaction = self.begin(Cost::new(4, 128).critical())?;
+        transaction.warm(&[Key::inode(number)])?;
+        // It stays: nobody else has the inode any more.
+        let state = inode.meta().orphan;
+        transaction.warm_orphan(number, state)?;
         let meta = inode.meta();
         transaction.delete(Key::inode(number));
         match meta.orphan {
@@ -258,6 +263,8 @@ impl Engine {
                 return Ok(());
             }
             let mut transaction = self.begin(Cost::new(keys.len() + 1, 128).critical())?;
+            transaction.warm(&[Key::inode(inode.number)])?;
+            transaction.warm(&keys)?;
             let mut meta = inode.meta();
             let record = InodeRecord { xattr_bytes: 0, ..meta.record.clone() };
             if meta.record.xattr_bytes != 0 {

@@ -36,7 +36,7 @@
 //! Neighbours: [`crate::apply`] applies a change, here and in replay; [`crate::reservation`] owns what was reserved.
 
 use crate::engine::Engine;
-use crate::inode::Inode;
+use crate::inode::{Inode, OrphanState};
 use crate::options::OrphanTracking;
 use crate::reservation::{Amount, Reservation, Shortage, Turn};
 use quire_base::broken::{Broken, is_broken};
@@ -352,6 +352,16 @@ impl Transaction<'_> {
     /// Loads the leaves of `keys` now, so that reads under inner locks find them in memory.
     pub fn warm(&self, keys: &[Key]) -> Result<()> {
         self.engine.tree.prepare(&self.ticket, keys)
+    }
+
+    /// Loads what naming an orphan may change: a key, if it may get no slot.
+    pub(crate) fn warm_new_orphan(&self, inode: InodeNo) -> Result<()> {
+        if self.engine.orphans.may_run_out() { self.warm(&[Key::orphan(inode)]) } else { Ok(()) }
+    }
+
+    /// Loads what changes when an orphan that is tracked in this way gets a name, or goes.
+    pub(crate) fn warm_orphan(&self, inode: InodeNo, state: OrphanState) -> Result<()> {
+        if state == OrphanState::Key { self.warm(&[Key::orphan(inode)]) } else { Ok(()) }
     }
 
     /// Sets a key's value.

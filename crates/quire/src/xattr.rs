@@ -147,20 +147,37 @@ impl Engine {
         name: &[u8],
         look: impl FnOnce(Option<&[u8]>),
     ) -> Result<Option<Vec<u8>>> {
-        let none_at_all = inode.meta().record.xattr_bytes == 0;
-        // While the ticket lives, what is read here stays in memory.
-        let _ticket = self.tree.ticket();
-        if !none_at_all {
-            let (first, last) = keys_of_hash(inode.number, hash(self, name));
+        let keys = keys_of_hash(inode.number, hash(self, name));
+        self.with_attributes(inode, keys, |any| {
+            let value = match any {
+                true => self.search_xattr(inode.number, name)?.found.map(|stored| stored.value),
+                false => None,
+            };
+            look(value.as_deref());
+            Ok(value)
+        })
+    }
+
+    /// Runs `read` under the inode's `meta`, with all attributes between two keys in memory if there are any at all, which it
+    /// is told.
+    fn with_attributes<T>(
+        &self,
+        inode: &Inode,
+        (first, last): (Key, Key),
+        read: impl FnOnce(bool) -> Result<T>,
+    ) -> Result<T> {
+        let mut loaded = None;
+        loop {
+            let meta = inode.meta();
+            let any = meta.record.xattr_bytes != 0;
+            if !any || loaded.is_some() {
+                return read(any);
+            }
+            drop(meta);
+            // While the ticket lives, what is read here stays in memory.
+            loaded = Some(self.tree.ticket());
             self.tree.scan(first, last, &mut |_, _| ControlFlow::Continue(()))?;
         }
-        let meta = inode.meta();
-        let value = match meta.record.xattr_bytes {
-            0 => None,
-            _ => self.search_xattr(inode.number, name)?.found.map(|stored| stored.value),
-        };
-        look(value.as_deref());
-        Ok(value)
     }
 
     /// An attribute's value. Kinds: `NoAttribute`, `Unsupported` for a name of an unknown family.
@@ -171,29 +188,26 @@ impl Engine {
 
     /// The names of an inode's attributes, in an order that stays the same while they stay.
     pub(crate) fn list_xattr(self: &Arc<Engine>, inode: &InodeRef) -> Result<Vec<Vec<u8>>> {
-        let _ticket = self.tree.ticket();
         let (first, last) =
             (Key::xattr(inode.number(), 0, 0, 0), Key::new(inode.number().0, KeyKind::Xattr, u64::MAX));
-        if inode.meta().record.xattr_bytes != 0 {
-            self.tree.scan(first, last, &mut |_, _| ControlFlow::Continue(()))?;
-        }
-        let meta = inode.meta();
-        let mut names = Vec::new();
-        if meta.record.xattr_bytes == 0 {
-            return Ok(names);
-        }
-        let mut broken = Ok(());
-        self.tree.scan(first, last, &mut |key, value| {
-            if format::split_offset(key.offset).2 == 0 {
-                match Head::decode(value) {
-                    Ok(head) => names.push(head.name.to_vec()),
-                    Err(error) => broken = Err(error),
-                }
+        self.with_attributes(inode, (first, last), |any| {
+            let mut names = Vec::new();
+            if !any {
+                return Ok(names);
             }
-            if broken.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-        })?;
-        broken.context(format!("attributes of inode {}", inode.number()))?;
-        Ok(names)
+            let mut broken = Ok(());
+            self.tree.scan(first, last, &mut |key, value| {
+                if format::split_offset(key.offset).2 == 0 {
+                    match Head::decode(value) {
+                        Ok(head) => names.push(head.name.to_vec()),
+                        Err(error) => broken = Err(error),
+                    }
+                }
+                if broken.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            })?;
+            broken.context(format!("attributes of inode {}", inode.number()))?;
+            Ok(names)
+        })
     }
 
     /// Sets an attribute. Kinds: `Exists` and `NoAttribute` as the flags ask, `TooLarge` over 64 KiB, `NotPermitted`

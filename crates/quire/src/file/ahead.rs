@@ -24,12 +24,13 @@
 //!
 //! Neighbours: [`super::backing`] places; [`super::tail`] knows the last block; [`super::fsync`] forces; `quire_alloc::ahead` keeps the blocks.
 
+use super::backing::{disk_runs, written_cost};
 use super::tail::Ahead;
 use crate::engine::Engine;
 use crate::inode::Inode;
 use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::atomic::Ordering;
-use quire_base::{BLOCK_SIZE, BlockNo};
+use quire_base::{BLOCK_SIZE, BlockNo, Result};
 use quire_cache::Placement;
 use quire_device::{AlignedBuf, IoClass};
 use quire_format::extent::Run;
@@ -85,15 +86,21 @@ impl Engine {
     /// Journals homes that hold durable zeros, before their data is written; false if the record has to wait for the
     /// data like any other. Waits for nothing but reads of the tree: the caller holds segments.
     pub(super) fn record_ahead(&self, inode: &Inode, placement: &Placement, ahead: Ahead) -> bool {
-        let Some(transaction) = self.try_begin(super::backing::written_cost(placement.runs.len())) else {
-            return false;
-        };
         // An error is met again, and told, where the data has been written.
-        let recorded = self.journal_homes(inode, placement, 0, transaction, Some(ahead)).unwrap_or(false);
+        let recorded = self.try_record_ahead(inode, placement, ahead).unwrap_or(false);
         if recorded {
             self.counters.records_ahead.add(1);
         }
         recorded
+    }
+
+    fn try_record_ahead(&self, inode: &Inode, placement: &Placement, ahead: Ahead) -> Result<bool> {
+        let runs = &placement.runs;
+        let (Some(first), Some(last)) = (runs.first(), runs.last()) else { return Ok(false) };
+        let blocks = first.file_block..last.file_block + last.count;
+        let Some(transaction) = self.try_begin(written_cost(runs.len())) else { return Ok(false) };
+        self.pin_homes(transaction.ticket(), inode, blocks, disk_runs(runs))?;
+        self.journal_homes(inode, placement, 0, transaction, Some(ahead))
     }
 
     fn want_zeroes(&self) {

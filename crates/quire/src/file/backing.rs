@@ -29,6 +29,8 @@ use quire_cache::{Backing, Home, Mapping, PlacedRun, Placement, Run};
 use quire_format::extent::{Extent, Run as DiskRun, extents_of_run};
 use quire_format::key::Key;
 use quire_format::region::split_by_region;
+use quire_tree::Ticket;
+use std::ops::Range;
 
 /// Extents that one look at the map returns.
 const MAP_EXTENTS: usize = 128;
@@ -173,6 +175,23 @@ impl Token {
     }
 }
 
+/// The extents of a range, and one block more on either side: extents merge with what they touch.
+fn extents_around(inode: &Inode, blocks: &Range<u64>) -> Result<Vec<Extent>> {
+    let from = blocks.start.saturating_sub(1);
+    inode.read_extents(from, blocks.end + 1 - from, MAP_EXTENTS)
+}
+
+/// The keys, but for those of extents, that journaling these homes changes.
+fn keys_of_homes(inode: &Inode, homes: impl Iterator<Item = DiskRun>) -> Vec<Key> {
+    let regions = homes.flat_map(split_by_region).map(|(region, ..)| Key::region(region));
+    std::iter::once(Key::inode(inode.number)).chain(regions).collect()
+}
+
+/// Where placed runs are on the device.
+pub(super) fn disk_runs(placed: &[PlacedRun]) -> impl Iterator<Item = DiskRun> {
+    placed.iter().map(|run| DiskRun::new(run.home, run.count))
+}
+
 fn last_block(placed: &[PlacedRun]) -> Option<BlockPlace> {
     let last = placed.last()?;
     let behind = last.count - 1;
@@ -279,11 +298,9 @@ impl Engine {
             return Ok(());
         };
         let (start, end) = (first.file_block, last.file_block + last.count);
-        // What is read now stays in memory, so that nothing is read under `meta`. One block more on either side: extents
-        // merge with what they touch.
+        // What is read now stays in memory, so that nothing is read under `meta`.
         let ticket = self.tree.ticket();
-        let from = start.saturating_sub(1);
-        let homes = inode.read_extents(from, end + 1 - from, MAP_EXTENTS)?;
+        let homes = extents_around(inode, &(start..end))?;
         let in_place = runs.iter().all(|run| {
             homes.iter().filter(|extent| !extent.unwritten).any(|extent| {
                 extent.disk_block_of(run.file_block) == Some(run.home)
@@ -295,13 +312,20 @@ impl Engine {
             return Ok(());
         }
         let transaction = self.begin(written_cost(runs.len()))?;
-        let mut keys = vec![Key::inode(inode.number)];
-        for run in runs {
-            let homes = DiskRun::new(run.home, run.count);
-            keys.extend(split_by_region(homes).map(|(region, ..)| Key::region(region)));
-        }
-        self.tree.prepare(&ticket, &keys)?;
+        self.tree.prepare(&ticket, &keys_of_homes(inode, disk_runs(runs)))?;
         self.journal_homes(inode, placement, grown, transaction, None).map(drop)
+    }
+
+    /// Loads what giving a range of blocks these homes reads and writes. It stays while the ticket lives.
+    pub(super) fn pin_homes(
+        &self,
+        ticket: &Ticket<'_>,
+        inode: &Inode,
+        blocks: Range<u64>,
+        homes: impl Iterator<Item = DiskRun>,
+    ) -> Result<()> {
+        extents_around(inode, &blocks)?;
+        self.tree.prepare(ticket, &keys_of_homes(inode, homes))
     }
 
     /// Journals the homes of a placement. With `ahead` its data is still to be written; false, and nothing is done, if the
@@ -359,7 +383,7 @@ impl Engine {
     /// journal. What such a block holds on disk may be what an earlier truncate cut off, and the dropped block was
     /// the zeros over it. He sets the size himself, and it follows what was written meanwhile when he is done
     /// ([`Engine::exclusively`]).
-    pub(crate) fn front(&self, inode: &Inode, meta: &Meta, size: u64, done: std::ops::Range<u64>) -> u64 {
+    pub(crate) fn front(&self, inode: &Inode, meta: &Meta, size: u64, done: Range<u64>) -> u64 {
         let on_disk = meta.record.size;
         let rounded = is_broken(Broken::SizeRoundedUpToBlock);
         let size = if rounded { size.next_multiple_of(BLOCK_SIZE as u64) } else { size };

@@ -27,6 +27,7 @@ use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
 use quire_cache::Room;
 use quire_format::inode::FileType;
+use quire_format::key::Key;
 
 const S_ISUID: u32 = 0o4000;
 const S_ISGID: u32 = 0o2000;
@@ -263,6 +264,7 @@ impl Engine {
             return Ok(());
         }
         let mut transaction = self.begin(Cost::new(1, 128))?;
+        transaction.warm(&[Key::inode(inode.number)])?;
         let mut meta = inode.meta();
         let mut record = meta.record.clone();
         record.mode &= !S_ISUID;

@@ -267,7 +267,6 @@ impl Engine {
         funding: &mut quire_alloc::SpaceReservation<'a>,
     ) -> Result<u64> {
         let mut transaction = self.begin(Cost::new(1, 128).with_extents(EXTENTS_PER_TRANSACTION))?;
-        let mut meta = inode.meta();
         let goal = self.allocation_goal(inode, at)?;
         let mut runs = self.alloc.allocate(quire_alloc::Funding::Reserved(funding), goal, count, 1)?;
         // A fragmented volume may give more runs than one transaction takes.
@@ -282,6 +281,8 @@ impl Engine {
             covered += run.blocks;
         }
         let committed = (|| {
+            self.pin_homes(transaction.ticket(), inode, at..at + covered, runs.iter().copied())?;
+            let mut meta = inode.meta();
             let plan = self.plan_overlay(inode, &pieces)?;
             let mut record = meta.record.clone();
             record.blocks = record.blocks.saturating_add_signed(plan.blocks_gained());

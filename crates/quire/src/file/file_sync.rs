@@ -32,6 +32,7 @@ use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, InodeNo, Result};
 use quire_cache::Snapshot;
+use quire_format::key::Key;
 
 /// What an fsync waits for next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -305,6 +306,7 @@ impl Engine {
             }
         }
         let mut transaction = self.begin(Cost::new(1, 128).critical())?;
+        transaction.warm(&[Key::inode(inode.number)])?;
         let mut meta = inode.meta();
         if meta.freed {
             return Ok(());

@@ -398,13 +398,12 @@ impl Engine {
         if !wrote || !self.options.auto_da_alloc || self.read_only {
             return Ok(());
         }
-        let mut meta = inode.meta();
-        if !meta.emptied {
+        let emptied = inode.meta().emptied;
+        if !emptied {
             return Ok(());
         }
         patience::check("the file to be written back")?;
-        meta.emptied = false;
-        drop(meta);
+        inode.meta().emptied = false;
         if let Err(error) = self.write_back_inode(inode) {
             tracing::warn!(%error, inode = %inode.number(), "write-back on close failed; fsync will tell");
         }

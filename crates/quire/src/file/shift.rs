@@ -94,6 +94,7 @@ impl Engine {
         let id = self.new_logged_id();
         let operation = self.logged_operation(inode, kind, first, first + len / BLOCK_SIZE as u64, size);
         let mut transaction = self.begin(Cost::new(2, 256))?;
+        transaction.warm(&[Key::logged(id), Key::inode(inode.number)])?;
         let mut meta = inode.meta();
         transaction.put(Key::logged(id), &operation.encode());
         // All growth has been written: the size that the operation is logged with must not be ahead of the one on disk
@@ -162,6 +163,7 @@ impl Engine {
 
     fn finish_logged(&self, inode: &Arc<Inode>, id: u64, operation: LoggedOp) -> Result<()> {
         let mut transaction = self.begin(Cost::new(2, 256).critical())?;
+        transaction.warm(&[Key::logged(id), Key::inode(inode.number)])?;
         let mut meta = inode.meta();
         transaction.delete(Key::logged(id));
         let moves = matches!(operation.kind, LoggedKind::Collapse | LoggedKind::Insert);
@@ -217,10 +219,15 @@ impl Engine {
         inode: &Arc<Inode>,
         id: u64,
         operation: &mut LoggedOp,
-        choose: impl FnOnce(&Engine, &LoggedOp, usize) -> Result<(Vec<Extent>, Vec<Extent>, u64)>,
+        choose: impl Fn(&Engine, &LoggedOp, usize) -> Result<(Vec<Extent>, Vec<Extent>, u64)>,
     ) -> Result<bool> {
         let cost = |extents| Cost::new(2, 256).with_extents(extents + 4).critical();
         let (mut transaction, batch) = self.begin_extents(cost)?;
+        // Loads what is chosen again under `meta`, and where it goes.
+        let (found, moved, _) = choose(self, operation, batch / 2)?;
+        let mut keys = vec![Key::logged(id)];
+        keys.extend(found.iter().chain(&moved).map(|extent| Key::extent(inode.number, extent.file_block)));
+        transaction.warm(&keys)?;
         let _meta = inode.meta();
         let (found, mut moved, cursor) = choose(self, operation, batch / 2)?;
         if found.is_empty() {
@@ -238,6 +245,7 @@ impl Engine {
     /// Splits the extent that straddles a file block, so that what follows can move alone.
     fn split_at(&self, inode: &Arc<Inode>, block: u64) -> Result<()> {
         let mut transaction = self.begin(Cost::new(1, 128).with_extents(4).critical())?;
+        self.load_change(transaction.ticket(), inode, &(block..block + 1), 1)?;
         let _meta = inode.meta();
         let found = self.extents_in(inode, block, 1, 1)?;
         let Some(extent) = found.first().filter(|extent| extent.file_block < block) else { return Ok(()) };

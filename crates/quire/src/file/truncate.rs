@@ -75,6 +75,7 @@ impl Engine {
     fn grow(&self, inode: &InodeRef, size: u64) -> Result<()> {
         self.settle_growth(inode, size)?;
         let mut transaction = self.begin(Cost::new(1, 128))?;
+        transaction.warm(&[Key::inode(inode.number)])?;
         let mut meta = inode.meta();
         inode.fold_times(&mut meta);
         let record = self.with_size(&meta.record, size);

@@ -217,6 +217,9 @@ impl Engine {
             }
         }
         transaction.warm(&keys)?;
+        if naming.is_none() {
+            transaction.warm_new_orphan(number)?;
+        }
 
         let inode = self.inodes.insert(Inode::new(self, number, record, OrphanState::Named));
         match self.commit_birth(transaction, &inode, pieces, naming) {

@@ -47,6 +47,8 @@ impl Engine {
         let mut transaction = self.begin(Cost::new(3, INODE_BYTES + ENTRY_BYTES_MAX))?;
         let key = Key::entry(directory.number(), cookie);
         transaction.warm(&[key, Key::inode(inode.number())])?;
+        let state = inode.meta().orphan;
+        transaction.warm_orphan(inode.number(), state)?;
         let mut records = Records::lock(self, &[inode.arc()]);
         if records.record(inode).nlink == 0 {
             if records.record(inode).flags & INODE_NEVER_NAMED == 0 {

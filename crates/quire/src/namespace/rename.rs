@@ -260,6 +260,7 @@ impl Engine {
         let new_key = Key::entry(to.number(), old.found.cookie);
         let (new, gone) = (&source.inode, &old.inode);
         transaction.warm(&[old_key, new_key, Key::inode(new.number()), Key::inode(gone.number())])?;
+        transaction.warm_new_orphan(gone.number())?;
         let mut locks = vec![new.arc(), gone.arc()];
         if removes {
             transaction.warm(&[Key::inode(from.number()), Key::inode(to.number())])?;

@@ -51,6 +51,7 @@ impl Engine {
         let mut transaction = self.begin(Cost::new(3, INODE_BYTES).critical())?;
         let key = Key::entry(directory.number(), found.cookie);
         transaction.warm(&[key, Key::inode(inode.number())])?;
+        transaction.warm_new_orphan(inode.number())?;
         let mut records = Records::lock(self, &[inode.arc()]);
         transaction.delete(key);
         if records.record(&inode).nlink <= 1 {
@@ -99,6 +100,7 @@ impl Engine {
         let mut transaction = self.begin(Cost::new(4, 2 * INODE_BYTES).critical())?;
         let key = Key::entry(directory.number(), found.cookie);
         transaction.warm(&[key, Key::inode(child.number()), Key::inode(directory.number())])?;
+        transaction.warm_new_orphan(child.number())?;
         let mut records = Records::lock(self, &[directory.arc(), child.arc()]);
         let now = self.options.clock.now();
         records.add_links(directory, -1)?;
