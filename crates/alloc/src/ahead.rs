@@ -261,7 +261,7 @@ impl Allocator {
         // Straight from the credits: a reservation that is short would empty the reserve.
         let credits = self.credits.take(missing, missing).ok()?;
         self.reserved.add(credits);
-        let mut funding = self.adopt(credits);
+        let mut funding = SpaceReservation::of(self, credits);
         let runs = self.allocate(Funding::Reserved(&mut funding), goal, missing, RUN_BLOCKS_MIN);
         let run = match runs.as_deref() {
             Ok([run]) => *run,

@@ -243,12 +243,12 @@ impl Allocator {
     /// Errors (kind `Corrupt`) if a block is free already or is being freed; the part of the run in that group is then
     /// never given out again.
     pub fn cancel(&self, runs: &[Run]) -> Result<SpaceReservation<'_>> {
-        let mut returned = self.adopt(0);
+        let mut returned = SpaceReservation::of(self, 0);
         let mut result = Ok(());
         for run in runs {
             let (blocks, done) = self.clear(*run);
             self.reserved.add(blocks);
-            returned.merge(self.adopt(blocks));
+            returned.merge(SpaceReservation::of(self, blocks));
             result = result.and(done);
         }
         result.map(|()| returned)

@@ -17,6 +17,7 @@
 //! | [`allocator`] | the [`Allocator`]: configuration, loading, search across groups |
 //! | [`ahead`] | blocks that hold durable zeros, for small data that is forced at once |
 //! | [`reservation`] | promises of space without blocks: delayed allocation |
+//! | [`account`] | promises that outlive the call that got them |
 //! | `deferred` | frees waiting for the journal |
 //! | [`discarding`] | freed blocks waiting for their discard |
 //! | `credits` | the count of unpromised free blocks, sharded |
@@ -35,6 +36,7 @@
 //! Neighbours: `format` gives the regions; `fs` provides them from its tree ([`RegionSource`]), reserves and allocates,
 //! and reports frees at apply and the durable position after each force; `device` discards ([`Discard`]).
 
+pub mod account;
 pub mod ahead;
 pub mod allocator;
 mod credits;
@@ -45,6 +47,7 @@ mod region;
 pub mod reservation;
 pub mod stats;
 
+pub use account::SpaceAccount;
 pub use allocator::{AllocConfig, Allocator, Discard, Funding, RegionSource};
 pub use quire_format::extent::Run;
 pub use reservation::SpaceReservation;

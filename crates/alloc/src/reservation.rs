@@ -1,8 +1,7 @@
 //! Promises of space: delayed allocation counts blocks now and chooses them when the data is written.
 //!
-//! A [`SpaceReservation`] gives its blocks back when dropped. Who keeps counts of its own (a cache with a promise for
-//! each dirty block) turns it into a count with [`SpaceReservation::into_count`], and back with
-//! [`Allocator::adopt`]; every count so taken must come back through `adopt` or [`Allocator::release`].
+//! A [`SpaceReservation`] gives its blocks back when dropped. Promises that outlive the call that got them are kept in an
+//! account ([`crate::account`]).
 //!
 //! Reserved blocks can always be allocated: frees that wait for the journal are not promised to anyone.
 
@@ -22,6 +21,13 @@ impl std::fmt::Debug for SpaceReservation<'_> {
     }
 }
 
+impl<'a> SpaceReservation<'a> {
+    /// A promise of blocks that count as reserved already, and are in no other one.
+    pub(crate) fn of(allocator: &'a Allocator, blocks: u64) -> SpaceReservation<'a> {
+        SpaceReservation { allocator, blocks }
+    }
+}
+
 impl SpaceReservation<'_> {
     /// Blocks promised.
     pub fn blocks(&self) -> u64 {
@@ -36,12 +42,12 @@ impl SpaceReservation<'_> {
     }
 
     /// Joins another reservation to this one.
-    pub fn merge(&mut self, other: Self) {
-        self.blocks += other.into_count();
+    pub fn merge(&mut self, mut other: Self) {
+        self.blocks += other.hand_over();
     }
 
-    /// The promise as a number that the caller keeps; see the module's documentation.
-    pub fn into_count(mut self) -> u64 {
+    /// Takes the promise out, as a number that another reservation or an account of this crate adds to its own.
+    pub(crate) fn hand_over(&mut self) -> u64 {
         std::mem::take(&mut self.blocks)
     }
 
@@ -54,7 +60,10 @@ impl SpaceReservation<'_> {
 
 impl Drop for SpaceReservation<'_> {
     fn drop(&mut self) {
-        self.allocator.release(self.blocks);
+        if self.blocks > 0 {
+            self.allocator.reserved.sub(self.blocks);
+            self.allocator.credits.put(self.blocks);
+        }
     }
 }
 
@@ -85,19 +94,6 @@ impl Allocator {
                 Err(self.no_space(format!("{min} blocks are needed")))
             }
         }
-    }
-
-    /// Gives a counted promise back.
-    pub fn release(&self, blocks: u64) {
-        if blocks > 0 {
-            self.reserved.sub(blocks);
-            self.credits.put(blocks);
-        }
-    }
-
-    /// A counted promise as a reservation again; the count must stem from [`SpaceReservation::into_count`].
-    pub fn adopt(&self, blocks: u64) -> SpaceReservation<'_> {
-        SpaceReservation { allocator: self, blocks }
     }
 
     pub(crate) fn no_space(&self, what: impl std::fmt::Display) -> Error {

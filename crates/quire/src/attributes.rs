@@ -12,7 +12,6 @@ use crate::inode::InodeRef;
 use crate::namespace::records::Records;
 use crate::transaction::{Cost, Depends, Transaction};
 use quire_base::sync::Arc;
-use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, Context, Error, ErrorKind, InodeNo, Result, Timestamp};
 use quire_format::inode::{FileType, INODE_BYTES, InodeRecord, MODE_PERMISSION_MASK, MODE_TYPE_MASK};
 use quire_format::key::Key;
@@ -127,7 +126,7 @@ impl Engine {
         let meta = inode.meta();
         let record = inode.record_now(&meta);
         // Under the lock: blocks go from there to the record when they get their homes.
-        let delayed_blocks = inode.delayed_blocks.load(Ordering::Relaxed);
+        let delayed_blocks = inode.delayed.blocks();
         drop(meta);
         Attributes {
             inode: inode.number(),

@@ -12,9 +12,8 @@ use crate::inode_numbers::InodeNumbers;
 use crate::inode_table::InodeTable;
 use crate::options::VolumeOptions;
 use crate::orphan::OrphanSlots;
-use crate::pool_promise::PoolPromise;
 use crate::room_queue::RoomQueue;
-use quire_alloc::Allocator;
+use quire_alloc::{Allocator, SpaceAccount};
 use quire_base::metrics::Counter;
 use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use quire_base::sync::{Arc, Condvar, Mutex, ShardedRwLock};
@@ -62,7 +61,8 @@ pub struct Engine {
     pub(crate) tree: Arc<Tree>,
     pub(crate) alloc: Arc<Allocator>,
     pub(crate) cache: Arc<Cache>,
-    pub(crate) pool_promise: PoolPromise,
+    /// What is kept back for the metadata pool ([`crate::pool_promise`]).
+    pub(crate) pool_promise: SpaceAccount,
     /// Threads that wait for journal bytes or tree nodes.
     pub(crate) room: RoomQueue,
     pub(crate) orphans: OrphanSlots,
@@ -186,7 +186,7 @@ impl Engine {
             alloc: parts.alloc,
             inodes: InodeTable::new(parts.cache.clone()),
             cache: parts.cache,
-            pool_promise: PoolPromise::default(),
+            pool_promise: SpaceAccount::default(),
             room: RoomQueue::default(),
             orphans: parts.orphans,
             options: parts.options,

@@ -24,6 +24,7 @@ use crate::file::range_lock::RangeLock;
 use crate::file::tail::Tail;
 use crate::gate::Gate;
 use crate::orphan::Slot;
+use crate::pool_promise::Delayed;
 use crate::seen::Seen;
 use quire_base::patience;
 use quire_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
@@ -161,8 +162,8 @@ pub struct Inode {
     write_time: Noted,
     access_time: Noted,
 
-    /// Blocks that are promised to dirty data without a home; they count as allocated for stat.
-    pub(crate) delayed_blocks: AtomicU64,
+    /// What is promised to dirty data without a home.
+    pub(crate) delayed: Delayed,
 
     pub(crate) commit_seq: AtomicU64,
     pub(crate) datasync_seq: AtomicU64,
@@ -267,7 +268,7 @@ impl Inode {
             }),
             write_time: Noted::default(),
             access_time: Noted::default(),
-            delayed_blocks: AtomicU64::new(0),
+            delayed: Delayed::default(),
             commit_seq: AtomicU64::new(0),
             datasync_seq: AtomicU64::new(0),
             data_mark: AtomicU64::new(0),
@@ -422,6 +423,14 @@ impl Inode {
                 Err(Error::new(ErrorKind::IsDirectory, format!("inode {} is a directory", self.number)))
             }
             kind => Err(Error::invalid(format!("inode {} is a {kind:?}, not a regular file", self.number))),
+        }
+    }
+}
+
+impl Drop for Inode {
+    fn drop(&mut self) {
+        if self.delayed.blocks() > 0 {
+            self.engine.end_delayed(&self.delayed);
         }
     }
 }

@@ -9,14 +9,19 @@
 //! what is kept ([`Engine::promised_chunk`]). What is taken is a *debt*: promises that fall due pay it before
 //! anything goes back to the allocator, and each checkpoint tries to pay the rest from free space.
 //!
-//! Invariant: the allocator's credits behind this are always `kept - debt`. Shared line: one word, written once in 32
-//! blocks of a file that become dirty without a home.
+//! Both kinds of promises lie in accounts ([`quire_alloc::SpaceAccount`]): that of the inode ([`Delayed`]) has space for its
+//! data, that of the engine has what is kept for the pool. Data has its promise from the write to the writeback; a
+//! transaction reserves only when the data has been written ([`crate::reservation`]). Shared line: the pool's account, one
+//! word, written once in 32 blocks of a file that become dirty without a home.
+//!
+//! An inode that leaves memory gives back what it still has; after a clean close all accounts are empty
+//! ([`crate::reservation`] checks that).
 //!
 //! Neighbours: `file/backing` promises and redeems; [`crate::transaction`] takes chunks; [`crate::checkpoint`] pays.
 
 use crate::engine::Engine;
 use crate::inode::Inode;
-use quire_alloc::SpaceReservation;
+use quire_alloc::{Allocator, SpaceAccount, SpaceReservation};
 use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_base::{ErrorKind, Result};
 use quire_format::extent::Run;
@@ -31,77 +36,60 @@ const STANDING_PART: u64 = 32;
 const CHUNK_BLOCKS: u64 = 1024;
 const WIDENED_PART: u64 = 64;
 
-const DEBT_BITS: u32 = 24;
-const DEBT_MASK: u64 = (1 << DEBT_BITS) - 1;
-
-/// See the module's documentation. One word: blocks kept above, debt below.
+/// What the dirty data of an inode was promised, and not given yet.
 #[derive(Default)]
-pub(crate) struct PoolPromise(AtomicU64);
+pub(crate) struct Delayed {
+    /// Blocks that no record of the inode counts yet, those that are being written included; stat counts them.
+    blocks: AtomicU64,
+    /// Space for those of them that have not been placed.
+    space: SpaceAccount,
+}
+
+impl Delayed {
+    /// Dirty blocks that no record of the inode counts yet.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.blocks.load(Ordering::Relaxed)
+    }
+
+    /// Takes the promise of `blocks` that are to be placed; what is not used goes back with [`Delayed::put`].
+    pub(crate) fn take<'a>(&self, alloc: &'a Allocator, blocks: u64) -> SpaceReservation<'a> {
+        self.space.take(alloc, blocks)
+    }
+
+    /// Keeps the promise of blocks that are still to be placed.
+    pub(crate) fn put(&self, reservation: SpaceReservation<'_>) {
+        self.space.put(reservation);
+    }
+}
 
 fn promise(delayed: u64) -> u64 {
     delayed.div_ceil(BLOCKS_PER_PROMISE)
 }
 
-impl PoolPromise {
-    fn keep(&self, blocks: u64) {
-        self.0.fetch_add(blocks << DEBT_BITS, Ordering::AcqRel);
-    }
-
-    /// A promise of `blocks` ends: gives how many of them go back to the allocator.
-    fn end(&self, blocks: u64) -> u64 {
-        let mut back = 0;
-        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
-            let paid = (word & DEBT_MASK).min(blocks);
-            back = blocks - paid;
-            Some(word - (blocks << DEBT_BITS) - paid)
-        });
-        back
-    }
-
-    /// Takes up to `blocks` of what is kept; gives how many.
-    fn take(&self, blocks: u64) -> u64 {
-        let mut taken = 0;
-        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
-            let (kept, debt) = (word >> DEBT_BITS, word & DEBT_MASK);
-            taken = kept.saturating_sub(debt).min(DEBT_MASK - debt).min(blocks);
-            Some(word + taken)
-        });
-        taken
-    }
-
-    /// Pays up to `blocks` of the debt; gives how many.
-    fn pay(&self, blocks: u64) -> u64 {
-        let mut paid = 0;
-        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
-            paid = (word & DEBT_MASK).min(blocks);
-            Some(word - paid)
-        });
-        paid
-    }
-
-    fn debt(&self) -> u64 {
-        self.0.load(Ordering::Relaxed) & DEBT_MASK
-    }
-}
-
 impl Engine {
-    /// Keeps the standing reserve back, as far as there is space.
-    pub(crate) fn keep_standing_reserve(&self) {
-        let wanted = (self.superblock.block_count / STANDING_PART).min(STANDING_MAX);
-        let got = self.alloc.reserve_between(0, wanted).map_or(0, SpaceReservation::into_count);
-        // What could not be had is owed, and paid when there is space.
-        self.pool_promise.keep(wanted);
-        self.pool_promise.take(wanted - got);
+    fn standing_reserve(&self) -> u64 {
+        (self.superblock.block_count / STANDING_PART).min(STANDING_MAX)
+    }
+
+    /// Keeps the standing reserve back, as far as there is space. What cannot be had is owed, and paid when there is.
+    pub(crate) fn keep_standing_reserve(&self) -> Result<()> {
+        let wanted = self.standing_reserve();
+        self.pool_promise.put_on_credit(self.alloc.reserve_between(0, wanted)?, wanted);
+        Ok(())
+    }
+
+    /// Gives the standing reserve back.
+    pub(crate) fn end_standing_reserve(&self) {
+        drop(self.pool_promise.take(&self.alloc, self.standing_reserve()));
     }
 
     /// Pays back what chunks were taken for, as far as there is space.
     pub(crate) fn pay_pool_debt(&self) {
-        let debt = self.pool_promise.debt();
+        let debt = self.pool_promise.owed();
         if debt > 0
-            && let Ok(got) = self.alloc.reserve_between(1, debt)
+            && let Ok(mut got) = self.alloc.reserve_between(1, debt)
         {
-            let mut got = got;
-            got.split(self.pool_promise.pay(got.blocks())).into_count();
+            self.pool_promise.repay(&mut got);
         }
     }
 
@@ -131,21 +119,21 @@ impl Engine {
 
     /// Promises `blocks` to data of `inode` that has no home yet, with what the pool may come to need for them.
     pub(crate) fn delay(&self, inode: &Inode, blocks: u64) -> Result<()> {
-        let expected = growth(inode.delayed_blocks.load(Ordering::Relaxed), blocks);
+        let delayed = &inode.delayed;
+        let expected = growth(delayed.blocks(), blocks);
         let mut reservation = self.alloc.reserve(blocks + expected)?;
-        let kept = growth(inode.delayed_blocks.fetch_add(blocks, Ordering::AcqRel), blocks);
+        let kept = growth(delayed.blocks.fetch_add(blocks, Ordering::AcqRel), blocks);
         if kept > expected {
             match self.alloc.reserve(kept - expected) {
                 Ok(more) => reservation.merge(more),
                 Err(error) => {
-                    let before = inode.delayed_blocks.fetch_sub(blocks, Ordering::AcqRel);
+                    let before = delayed.blocks.fetch_sub(blocks, Ordering::AcqRel);
                     // Others came in between: what they and we count together must stay right.
                     let returned = growth(before - blocks, blocks);
                     if kept > returned {
-                        reservation.split(kept - returned).into_count();
-                        self.pool_promise.keep(kept - returned);
+                        self.pool_promise.put(reservation.split(kept - returned));
                     } else {
-                        self.alloc.release(self.pool_promise.end(returned - kept));
+                        drop(self.pool_promise.take(&self.alloc, returned - kept));
                     }
                     return Err(error);
                 }
@@ -153,40 +141,42 @@ impl Engine {
         } else {
             drop(reservation.split(expected - kept));
         }
-        reservation.into_count();
-        self.pool_promise.keep(kept);
+        self.pool_promise.put(reservation.split(kept));
+        delayed.put(reservation);
         Ok(())
     }
 
     /// `blocks` that were promised to `inode` have homes, or are not needed any more. The blocks themselves are the
     /// caller's business, what was kept beside them goes back.
     pub(crate) fn redeem(&self, inode: &Inode, blocks: u64) {
-        let before = inode.delayed_blocks.fetch_sub(blocks, Ordering::AcqRel);
-        self.alloc.release(self.pool_promise.end(growth(before - blocks, blocks)));
+        let before = inode.delayed.blocks.fetch_sub(blocks, Ordering::AcqRel);
+        drop(self.pool_promise.take(&self.alloc, growth(before - blocks, blocks)));
+    }
+
+    /// An inode leaves memory: what its data was promised and never got goes back. There is some only where the volume was
+    /// shut down by an error.
+    pub(crate) fn end_delayed(&self, delayed: &Delayed) {
+        let blocks = delayed.blocks.swap(0, Ordering::AcqRel);
+        drop(self.pool_promise.take(&self.alloc, promise(blocks)));
+        drop(delayed.take(&self.alloc, delayed.space.due()));
     }
 
     /// A run of at most `blocks` blocks for the metadata pool, from what is kept back.
     pub(crate) fn promised_chunk(&self, blocks: u64) -> Option<Run> {
-        let taken = self.pool_promise.take(blocks);
-        let mut reservation = self.alloc.adopt(taken);
-        let mut size = taken;
-        while size > 0 {
-            if let Ok(run) = self.alloc.contiguous_from(&mut reservation, size, 1) {
-                reservation.split(self.pool_promise.pay(taken - size)).into_count();
-                return Some(run);
-            }
+        let mut reservation = self.pool_promise.borrow(&self.alloc, blocks);
+        let mut size = reservation.blocks();
+        let mut found = None;
+        while size > 0 && found.is_none() {
+            found = self.alloc.contiguous_from(&mut reservation, size, 1).ok();
             size /= 2;
         }
-        let kept = self.pool_promise.pay(taken);
-        reservation.split(kept).into_count();
-        None
+        self.pool_promise.repay(&mut reservation);
+        found
     }
 
     /// Takes back a chunk that was not used after all.
     pub(crate) fn return_chunk(&self, run: Run) -> Result<()> {
-        let mut returned = self.alloc.cancel(&[run])?;
-        let owed = self.pool_promise.pay(returned.blocks());
-        returned.split(owed).into_count();
+        self.pool_promise.repay(&mut self.alloc.cancel(&[run])?);
         Ok(())
     }
 }

@@ -239,7 +239,7 @@ pub(crate) fn open(
 ) -> Result<(Arc<Engine>, RecoveryReport)> {
     let (engine, report) = open_unfinished(backend, options)?;
     if !engine.read_only {
-        engine.keep_standing_reserve();
+        engine.keep_standing_reserve()?;
         engine.finish_logged_operations()?;
         engine.list_orphans()?;
     }

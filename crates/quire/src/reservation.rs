@@ -4,6 +4,13 @@
 //! A [`Reservation`] owns both. They go back when it is dropped, and then whoever waits for room is told
 //! ([`crate::room_queue`]): nothing is ever given back silently, a claim that got only one of the two included.
 //!
+//! Space for data is not in it. A write is promised space, and blocks for the metadata pool beside it, when it makes blocks
+//! dirty, and the transaction that uses the promise comes only when they have been written. Until then the promise lies
+//! in accounts ([`crate::pool_promise`]). Writeback does not reserve when it is submitted: the worst case of nodes for
+//! all the requests that may be with the device is several times what may be dirty.
+//!
+//! After a clean close nothing is reserved: [`Engine::check_nothing_reserved`].
+//!
 //! Neighbours: [`crate::transaction`] holds one; `journal` and `tree` do the accounts.
 
 use crate::engine::Engine;
@@ -100,9 +107,60 @@ impl Engine {
             && self.journal.as_ref().is_some_and(|journal| journal.has_room_when_empty(amount.journal_bytes))
     }
 
+    /// Ends the standing reserve, and checks that everything else that was ever reserved has been given back. Nothing
+    /// uses the volume any more, and all data has been written. Debug builds panic at what was lost; others log it.
+    pub(crate) fn check_nothing_reserved(&self) {
+        self.end_standing_reserve();
+        let journal = self.journal.as_ref().map_or(0, |journal| journal.usage().reserved_bytes);
+        let (nodes, space) = (self.tree.reserved_nodes(), self.alloc.reserved_blocks());
+        let (due, owed) = (self.pool_promise.due(), self.pool_promise.owed());
+        if (journal, nodes, space, due, owed) != (0, 0, 0, 0, 0) {
+            tracing::error!(journal, nodes, space, due, owed, "what was reserved has not been given back");
+            debug_assert!(
+                std::thread::panicking(),
+                "not given back: {journal} journal bytes, {nodes} tree nodes, {space} blocks; kept for the pool: {due} \
+                 blocks, {owed} of them owed"
+            );
+        }
+    }
+
     /// Whether there are reservations, which come back.
     pub(crate) fn has_reservations(&self) -> bool {
         self.tree.reserved_nodes() > 0
             || self.journal.as_ref().is_some_and(|journal| journal.usage().reserved_bytes > 0)
+    }
+}
+
+#[cfg(all(test, debug_assertions, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::{FormatOptions, Volume, VolumeOptions};
+    use quire_base::sync::Arc;
+    use quire_device::MemoryBackend;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    /// Counts that somebody forgot to give back made a volume smaller until the next mount, and nobody was told.
+    #[test]
+    fn what_is_lost_is_found_at_a_clean_close() {
+        let lose_room = |engine: &Engine| {
+            let amount = Amount { nodes: 1, journal_bytes: 100, class: Class::Normal };
+            let lose = || std::mem::forget(engine.claim(amount, Turn::Newcomer).ok());
+            // The thread that lost it could not reserve again.
+            std::thread::scope(|scope| scope.spawn(lose).join().expect("there is room"));
+        };
+        let lose_space = |engine: &Engine| std::mem::forget(engine.alloc.reserve(3).expect("there is space"));
+        let lose_promise =
+            |engine: &Engine| engine.pool_promise.put(engine.alloc.reserve(3).expect("there is space"));
+        let losses: [&dyn Fn(&Engine); 4] = [&|_: &Engine| (), &lose_room, &lose_space, &lose_promise];
+        for (number, lose) in losses.into_iter().enumerate() {
+            let backend = Arc::new(MemoryBackend::new(4096));
+            Volume::format_backend(backend.clone(), &FormatOptions::default()).expect("a new volume");
+            let options = VolumeOptions { threads: false, ..VolumeOptions::default() };
+            let volume = Volume::open_backend(backend, options).expect("a new volume opens");
+            volume.write_file("file", &[7; 100_000]).expect("there is space");
+            lose(volume.engine());
+            let closed = catch_unwind(AssertUnwindSafe(|| volume.close()));
+            assert_eq!(closed.is_err(), number > 0, "loss {number}");
+        }
     }
 }

@@ -622,6 +622,9 @@ impl Inner {
             // What the threads have left, and what had been admitted to be made durable.
             outcome = outcome.and_then(|()| engine.sync()).and_then(|()| engine.checkpoint_clean());
             while outcome.is_ok() && engine.alloc.discard_next() {}
+            if outcome.is_ok() && !is_broken(Broken::CloseWithoutDraining) {
+                engine.check_nothing_reserved();
+            }
             let error = Error::new(quire_base::ErrorKind::Shutdown, "the volume is closed");
             engine.shut_down_quietly(&error);
         }

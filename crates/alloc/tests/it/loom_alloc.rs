@@ -4,7 +4,7 @@
 //! Run: `RUSTFLAGS="--cfg loom" cargo test -p quire-alloc --test it loom_alloc --release`
 
 use crate::common::{Tree, Trimmer, config, empty, run};
-use quire_alloc::{AllocConfig, Allocator, Discard, Funding, RegionSource};
+use quire_alloc::{AllocConfig, Allocator, Discard, Funding, RegionSource, SpaceAccount};
 use quire_base::sync::{Arc, thread};
 use quire_base::{BlockNo, Result, Seq, shard};
 use quire_format::region::RegionMap;
@@ -59,17 +59,44 @@ fn credits_that_move_are_not_overlooked() {
         shard::set(1);
         drop(there);
         let other = allocator.clone();
-        let held = mine.into_count();
+        let (account, theirs) = (Arc::new(SpaceAccount::default()), Arc::new(SpaceAccount::default()));
+        account.put(mine);
+        let mine = theirs.clone();
         let thread = thread::spawn(move || {
             shard::set(0);
-            other.release(held);
+            drop(account.take(&other, 1));
             shard::set(1);
-            let _ = other.reserve(1).expect("of two credits, others hold one at most").into_count();
+            theirs.put(other.reserve(1).expect("of two credits, others hold one at most"));
         });
         shard::set(0);
-        let _ = allocator.reserve(1).expect("of two credits, others hold one at most").into_count();
+        mine.put(allocator.reserve(1).expect("of two credits, others hold one at most"));
         thread.join().unwrap();
         assert_eq!(allocator.free_blocks(), 0);
+        drop(mine.take(&allocator, 2));
+        everything_back(&allocator, 2);
+    });
+}
+
+/// An account is used by threads that put, take, borrow and repay at once: nothing is lost and nothing comes from nowhere.
+#[test]
+fn accounts_keep_what_was_put() {
+    check(|| {
+        let (allocator, _) = empty(START, START + 3);
+        let account = Arc::new(SpaceAccount::default());
+        account.put(allocator.reserve(2).unwrap());
+        let (other, theirs) = (allocator.clone(), account.clone());
+        let thread = thread::spawn(move || {
+            let mut borrowed = theirs.borrow(&other, 2);
+            theirs.repay(&mut borrowed);
+        });
+        let taken = account.take(&allocator, 1);
+        assert!(taken.blocks() <= 1);
+        drop(taken);
+        account.put(allocator.reserve(1).unwrap());
+        thread.join().unwrap();
+        assert_eq!((account.due(), account.owed()), (2, 0));
+        drop(account.take(&allocator, 2));
+        everything_back(&allocator, 3);
     });
 }
 

@@ -3,7 +3,7 @@
 use crate::common::{Tree, Trimmer, config, run};
 use proptest::prelude::*;
 use proptest::sample::Index;
-use quire_alloc::{AllocConfig, Allocator, Funding, Run};
+use quire_alloc::{AllocConfig, Allocator, Funding, Run, SpaceAccount};
 use quire_base::sync::Arc;
 use quire_base::{BlockNo, ErrorKind, Seq};
 use std::collections::{BTreeMap, BTreeSet};
@@ -95,6 +95,7 @@ fn play(ops: Vec<Op>, discard: bool) {
     let tree = Arc::new(Tree::default());
     let free: BTreeSet<u64> = (START..END - 10).filter(|block| *block != START + 33).collect();
     let mut allocator = mount(free.len() as u64, discard, &tree);
+    let account = SpaceAccount::default();
     let mut model = Model {
         free,
         loose: Vec::new(),
@@ -109,7 +110,8 @@ fn play(ops: Vec<Op>, discard: bool) {
             Op::Reserve(blocks) => match allocator.reserve(blocks) {
                 Ok(reservation) => {
                     assert!(blocks <= model.available());
-                    model.reserved.push(reservation.into_count());
+                    model.reserved.push(reservation.blocks());
+                    account.put(reservation);
                 }
                 Err(error) => {
                     assert!(blocks > model.available() && error.kind() == ErrorKind::NoSpace, "{error}");
@@ -117,14 +119,15 @@ fn play(ops: Vec<Op>, discard: bool) {
             },
             Op::Release(at) => {
                 if let Some(blocks) = pick(&mut model.reserved, &at) {
-                    drop(allocator.adopt(blocks));
+                    drop(account.take(&allocator, blocks));
                 }
             }
             Op::Allocate { reserved: true, goal, want, min } => {
                 let Some(blocks) = model.reserved.pop() else { continue };
-                let mut reservation = allocator.adopt(blocks);
+                let mut reservation = account.take(&allocator, blocks);
                 let got = allocator.allocate(Funding::Reserved(&mut reservation), BlockNo(goal), want, min);
-                let left = reservation.into_count();
+                let left = reservation.blocks();
+                account.put(reservation);
                 match got {
                     Ok(runs) => {
                         let total: u64 = runs.iter().map(|run| run.blocks).sum();
@@ -179,7 +182,8 @@ fn play(ops: Vec<Op>, discard: bool) {
                     assert_eq!(reservation.blocks(), run.blocks);
                     model.free.extend(run.start.0..run.end().0);
                     if keep {
-                        model.reserved.push(reservation.into_count());
+                        model.reserved.push(reservation.blocks());
+                        account.put(reservation);
                     }
                 }
             }
@@ -226,14 +230,17 @@ fn play(ops: Vec<Op>, discard: bool) {
                 }
                 model.free.extend(std::mem::take(&mut model.freeing).into_keys());
                 model.reserved.clear();
+                drop(account.take(&allocator, account.due()));
                 allocator = mount(model.free.len() as u64, discard, &tree);
             }
         }
         assert_eq!(allocator.free_blocks(), model.available());
         assert_eq!(allocator.reserved_blocks(), model.promised());
+        assert_eq!(account.due(), model.promised());
         assert_eq!(allocator.deferred_blocks(), model.freeing.len() as u64);
     }
     allocator.check().unwrap();
+    drop(account.take(&allocator, account.due()));
     for block in START..END {
         let (busy, freeing) = allocator.busy_blocks(block / 4096).unwrap();
         assert_eq!(!busy.is_used((block % 4096) as u32), model.free.contains(&block));

@@ -25,21 +25,20 @@ impl Owners {
 fn work(allocator: &Allocator, owners: &Owners, seq: &AtomicU64, seed: u64) {
     let mut random = Random::seeded(seed);
     let mut held: Vec<Run> = Vec::new();
-    let mut reserved = 0;
+    let mut reserved = allocator.reserve(0).unwrap();
     for _ in 0..20_000 {
         match random.below(10) {
             0 => {
-                if let Ok(reservation) = allocator.reserve(random.below(200)) {
-                    reserved += reservation.into_count();
+                if let Ok(more) = allocator.reserve(random.below(200)) {
+                    reserved.merge(more);
                 }
             }
             1..=4 => {
                 let want = 1 + random.below(64);
                 let min = 1 + random.below(want);
                 let goal = BlockNo(START + random.below(END - START));
-                let mut reservation = allocator.adopt(reserved);
-                let funded = reserved >= min;
-                let funding = if funded { Funding::Reserved(&mut reservation) } else { Funding::Unreserved };
+                let funded = reserved.blocks() >= min;
+                let funding = if funded { Funding::Reserved(&mut reserved) } else { Funding::Unreserved };
                 match allocator.allocate(funding, goal, want, min) {
                     Ok(runs) => {
                         owners.swap(&runs, 0, 1);
@@ -47,12 +46,11 @@ fn work(allocator: &Allocator, owners: &Owners, seq: &AtomicU64, seed: u64) {
                     }
                     Err(error) => assert!(!funded && error.kind() == ErrorKind::NoSpace, "{error}"),
                 }
-                reserved = reservation.into_count();
             }
             5 if !held.is_empty() => {
                 let run = held.swap_remove(random.below(held.len() as u64) as usize);
                 owners.swap(&[run], 1, 0);
-                reserved += allocator.cancel(&[run]).unwrap().into_count();
+                reserved.merge(allocator.cancel(&[run]).unwrap());
             }
             6..=8 if !held.is_empty() => {
                 let run = held.swap_remove(random.below(held.len() as u64) as usize);
@@ -61,15 +59,13 @@ fn work(allocator: &Allocator, owners: &Owners, seq: &AtomicU64, seed: u64) {
                 allocator.freed(Seq(seq.fetch_add(1, Ordering::SeqCst)), &[run]).unwrap();
             }
             _ => {
-                allocator.release(reserved / 2);
-                reserved -= reserved / 2;
+                drop(reserved.split(reserved.blocks() / 2));
                 allocator.durable(Seq(seq.load(Ordering::SeqCst).saturating_sub(random.below(20))));
             }
         }
     }
     owners.swap(&held, 1, 0);
     drop(allocator.cancel(&held).unwrap());
-    allocator.release(reserved);
 }
 
 #[test]

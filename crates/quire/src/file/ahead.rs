@@ -66,9 +66,9 @@ impl Engine {
     pub(super) fn place_zeroed(&self, inode: &Inode, block: u64, count: u64, goal: BlockNo) -> Option<Run> {
         let flushed = self.device.flushed_mark();
         let grows = block > 0 && inode.meta().record.size <= block * BLOCK_SIZE as u64;
-        let mut reservation = self.alloc.adopt(count);
+        let mut reservation = inode.delayed.take(&self.alloc, count);
         let run = self.alloc.take_zeroed(&mut reservation, (inode.number, grows), goal, count, flushed);
-        reservation.into_count();
+        inode.delayed.put(reservation);
         if grows && run.is_some() {
             // Not before there is a claim: who was the last user, and has not looked yet, would clear it and find nothing to
             // give back. The last user sees it: this one, whom the caller counts, leaves later.

@@ -58,7 +58,7 @@ impl Backing for Inode {
 
     fn unreserve(&self, blocks: u64) {
         self.engine.redeem(self, blocks);
-        self.engine.alloc.release(blocks);
+        drop(self.delayed.take(&self.engine.alloc, blocks));
     }
 
     fn place(&self, block: u64, count: u64, filled: usize) -> Result<Placement> {
@@ -266,7 +266,7 @@ impl Engine {
             return Ok(vec![run]);
         }
         *zeroed = false;
-        let mut reservation = self.alloc.adopt(count);
+        let mut reservation = inode.delayed.take(&self.alloc, count);
         let got = self.alloc.allocate(Funding::Reserved(&mut reservation), goal, count, 1);
         // What was not allocated stays promised to the blocks that are still dirty.
         let result = got.map(|mut runs| {
@@ -279,7 +279,7 @@ impl Engine {
             }
             runs
         });
-        reservation.into_count();
+        inode.delayed.put(reservation);
         if let Ok(runs) = &result
             && let Some(last) = runs.last()
         {
@@ -417,9 +417,7 @@ impl Engine {
             for hole in holes {
                 let at = run.home.offset(hole.file_block - run.file_block);
                 match self.alloc.cancel(&[DiskRun::new(at, hole.count)]) {
-                    Ok(returned) => {
-                        returned.into_count();
-                    }
+                    Ok(returned) => inode.delayed.put(returned),
                     Err(error) => tracing::error!(%error, "giving the blocks of a failed write back"),
                 }
             }
