@@ -136,6 +136,7 @@ impl Allocator {
         let mut any = false;
         loop {
             let durable = self.deferred.durable.load(Ordering::Acquire);
+            let under_way = self.discarding.settling();
             let mut due = Vec::new();
             let mut pieces = Vec::new();
             for number in self.deferred.take_lists() {
@@ -147,6 +148,7 @@ impl Allocator {
             }
             any |= !due.is_empty();
             self.free_for_good(due);
+            drop(under_way);
             // Whoever moved the position on meanwhile may have found the lists empty because of us.
             if self.deferred.durable.load(Ordering::Acquire) == durable {
                 return any;

@@ -6,7 +6,8 @@
 //! discard holds up reads and writes for long, discards it with nothing locked, and frees it.
 //!
 //! When space is short, what is queued is freed without a discard ([`Allocator::skip_discards`]): the next owner writes there,
-//! and that is worth more. What is under way can only be waited for ([`Allocator::await_discards`]).
+//! and that is worth more. What is under way can only be waited for ([`Allocator::await_frees`]). A thread that has taken
+//! durable frees out of their groups, to free or to queue them, counts as under way until it has done so.
 //!
 //! Invariants:
 //! * A run is queued, or under way, or free, never two of these: whoever takes it out of the queue frees it.
@@ -29,7 +30,7 @@ pub const RUN_BLOCKS_MAX: u64 = 8192;
 #[derive(Default)]
 pub(crate) struct Discarding {
     state: Mutex<State>,
-    /// No discard is under way any more.
+    /// Nothing is under way any more.
     idle: Condvar,
     /// Blocks in the queue, so that a look takes no lock.
     queued: AtomicU64,
@@ -72,6 +73,12 @@ impl Discarding {
         Some(Run::new(BlockNo(start), now))
     }
 
+    /// Counts frees as under way that their thread is about to take out of their groups.
+    pub(crate) fn settling(&self) -> UnderWay<'_> {
+        self.state.lock().under_way += 1;
+        UnderWay(self)
+    }
+
     fn ended(&self) {
         let mut state = self.state.lock();
         state.under_way -= 1;
@@ -89,8 +96,8 @@ impl Discarding {
     }
 }
 
-/// A discard under way; ends also if it panics, and its blocks then stay busy.
-struct UnderWay<'a>(&'a Discarding);
+/// Frees under way; they end also if the thread panics, and their blocks then stay busy.
+pub(crate) struct UnderWay<'a>(&'a Discarding);
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
@@ -124,12 +131,19 @@ impl Allocator {
         !runs.is_empty()
     }
 
-    /// Returns when nothing that was queued or under way is kept back: for callers that have found no space.
-    pub fn await_discards(&self) {
-        self.skip_discards();
-        let mut state = self.discarding.state.lock();
-        while state.under_way > 0 {
-            self.discarding.idle.wait(&mut state);
+    /// Returns when no durable free is kept back, neither queued for its discard nor in the hands of another thread: for
+    /// callers that have found no space.
+    pub fn await_frees(&self) {
+        loop {
+            self.skip_discards();
+            let mut state = self.discarding.state.lock();
+            while state.under_way > 0 {
+                self.discarding.idle.wait(&mut state);
+            }
+            // What was under way may have queued its frees.
+            if state.queue.is_empty() {
+                return;
+            }
         }
     }
 }

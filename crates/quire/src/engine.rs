@@ -282,10 +282,12 @@ impl Engine {
         }
     }
 
-    /// Makes every free durable and reusable, for a caller that has found no space.
+    /// Makes every free durable and reusable, for a caller that has found no space and holds no reservation.
     pub(crate) fn force_frees(&self) -> Result<()> {
+        // Frees that are in the journal and not yet applied are told of only then.
+        drop(self.barrier.whole());
         self.force_all()?;
-        self.alloc.await_discards();
+        self.alloc.await_frees();
         Ok(())
     }
 

@@ -43,7 +43,6 @@ use quire_base::broken::{Broken, is_broken};
 use quire_base::patience;
 use quire_base::sync::MutexGuard;
 use quire_base::sync::atomic::Ordering;
-use quire_base::sync::thread;
 use quire_base::{BlockNo, Error, ErrorKind, InodeNo, Result, Seq};
 use quire_format::extent::{Extent, Run};
 use quire_format::inode::InodeRecord;
@@ -65,8 +64,9 @@ const POOL_GROW_BYTES: usize = 64;
 /// two that empty the journal and the dirty set.
 const CHECKPOINTS_ALONE_MAX: u32 = 64;
 
-/// Times that the first in the queue waits for freed blocks which another thread is discarding.
-const FREED_WAITS_MAX: u32 = 100_000;
+/// Times that the first in the queue makes the metadata pool larger, or makes frees durable for that, before the volume
+/// counts as full: others may free blocks all the time, and never enough in one piece.
+const POOL_TRIES_MAX: u32 = 1000;
 
 /// What a transaction may come to need.
 #[derive(Clone, Copy, Debug)]
@@ -165,7 +165,7 @@ impl Engine {
         self.counters.room_waits.add(1);
         let mut place = self.room.join(amount.class);
         let mut tried = None;
-        let (mut checkpoints_alone, mut freed_waits) = (0, 0);
+        let (mut checkpoints_alone, mut pool_tries) = (0, 0);
         loop {
             let moment = place.await_turn(tried.take());
             let seen = self.checkpoint_number.load(Ordering::Acquire);
@@ -174,14 +174,12 @@ impl Engine {
                 Ok(reservation) => return Ok(reservation),
                 Err(Shortage::Failed(error)) => return Err(error),
                 Err(Shortage::PoolFull) => match self.grow_pool(amount.class == Class::Critical) {
-                    Ok(()) if freed_waits < FREED_WAITS_MAX => {
-                        if self.alloc.deferred_blocks() > 0 {
-                            freed_waits += 1;
-                            thread::yield_now();
+                    Ok(()) => {
+                        pool_tries += 1;
+                        if pool_tries < POOL_TRIES_MAX {
+                            continue;
                         }
-                        continue;
                     }
-                    Ok(()) => {}
                     Err(error)
                         if error.kind() == ErrorKind::NoSpace && self.tree.checkpoint_frees_nodes() =>
                     {
@@ -197,7 +195,7 @@ impl Engine {
                 Err(Shortage::Room) => self.make_room(seen)?,
             }
             checkpoints_alone = if others { 0 } else { checkpoints_alone + 1 };
-            if checkpoints_alone > CHECKPOINTS_ALONE_MAX || freed_waits >= FREED_WAITS_MAX {
+            if checkpoints_alone > CHECKPOINTS_ALONE_MAX || pool_tries >= POOL_TRIES_MAX {
                 return Err(Error::new(
                     ErrorKind::NoSpace,
                     format!(

@@ -272,7 +272,7 @@ fn what_is_short_of_space_does_not_wait_for_queued_discards() {
     assert!(trimmer.runs.lock().unwrap().is_empty());
     drop(reservation);
     assert_eq!((allocator.free_blocks(), allocator.stats().discards_skipped), (15, 2));
-    allocator.await_discards();
+    allocator.await_frees();
 }
 
 #[test]
