@@ -341,9 +341,8 @@ impl Core {
 
     // ---- waiting ----
 
-    /// Wakes whoever waits for memory or for clean blocks.
+    /// Wakes whoever waits for memory or for clean blocks, after these have become free or clean.
     pub fn notify_progress(&self) {
-        // Unlocked look: a waiter that is just arriving waits a few milliseconds at most.
         if *self.waiting.lock() > 0 {
             self.progress.notify_all();
         }
@@ -351,9 +350,17 @@ impl Core {
 
     /// Sleeps until something has become clean or free, at most `limit`.
     pub fn wait_for_progress(&self, limit: Duration) {
+        self.wait_for_progress_while(limit, || true);
+    }
+
+    /// As [`Core::wait_for_progress`], but returns at once if `blocked` is false. A thread that changes that and then tells
+    /// of progress wakes this one: either the look sees the change, or the other thread sees that somebody waits.
+    pub fn wait_for_progress_while(&self, limit: Duration, blocked: impl FnOnce() -> bool) {
         let mut waiting = self.waiting.lock();
         *waiting += 1;
-        self.progress.wait_for(&mut waiting, limit);
+        if blocked() {
+            self.progress.wait_for(&mut waiting, limit);
+        }
         *waiting -= 1;
     }
 

@@ -102,9 +102,10 @@ fn stop(core: &Core, bytes: u64, limit: u64) -> Result<()> {
     const LOOK: Duration = Duration::from_millis(20);
     core.metrics.throttle_stops.add(1);
     let mut standstill = Standstill::default();
-    while core.dirty_bytes() + bytes > limit {
+    let is_over = || core.dirty_bytes() + bytes > limit;
+    while is_over() {
         core.kick_flusher();
-        core.wait_for_progress(LOOK);
+        core.wait_for_progress_while(LOOK, is_over);
         let waited = standstill.look(core.cleaned_blocks.load(Ordering::Relaxed), Instant::now());
         if waited >= PATIENCE || !core.running.load(Ordering::Acquire) {
             return Err(stuck(core));
