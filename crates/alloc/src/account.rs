@@ -1,18 +1,19 @@
 //! Accounts: promises that outlive the call that got them, kept by somebody who counts for others.
 //!
-//! A [`SpaceReservation`] belongs to one call. Delayed allocation needs promises that lie between two calls: a write
-//! reserves, and writeback takes from it much later, on another thread. A [`SpaceAccount`] keeps such promises. A
-//! reservation goes in ([`SpaceAccount::put`]) and comes out ([`SpaceAccount::take`]); there is no other way to make one
-//! from a number, so what is promised is always in a reservation or in an account.
+//! A [`SpaceReservation`] belongs to one call. Delayed allocation needs promises that lie between two calls:
+//! a write reserves, and writeback takes from it much later, on another thread. A [`SpaceAccount`] keeps such
+//! promises. A reservation goes in ([`SpaceAccount::put`]) and comes out ([`SpaceAccount::take`]); there is
+//! no other way to make one from a number, so what is promised is always in a reservation or in an account.
 //!
-//! An account may also *owe*: somebody borrowed from what it keeps for others ([`SpaceAccount::borrow`]). What is taken
-//! pays the debt first. One word holds what is due to others and what is owed: the promises behind an account are
-//! always `due - owed`.
+//! An account may also *owe*: somebody borrowed from what it keeps for others ([`SpaceAccount::borrow`]).
+//! What is taken pays the debt first. One word holds what is due to others and what is owed: the promises
+//! behind an account are always `due - owed`.
 //!
-//! An account has no allocator of its own, for there is one for each inode: its owner empties it before it goes.
+//! An account has no allocator of its own, for there is one for each inode: its owner empties it before it
+//! goes.
 //!
-//! Neighbours: [`crate::reservation`]; the volume has an account for each inode with delayed blocks, and one for its
-//! metadata pool.
+//! Neighbours: [`crate::reservation`]; the volume has an account for each inode with delayed blocks, and one
+//! for its metadata pool.
 
 use crate::allocator::Allocator;
 use crate::reservation::SpaceReservation;
@@ -44,7 +45,8 @@ impl SpaceAccount {
 
     /// What is due of `blocks`: less than that by what it pays of the debt.
     ///
-    /// To take more than is due is a mistake of the caller's. Debug builds panic; others log it and give what there is.
+    /// To take more than is due is a mistake of the caller's. Debug builds panic; others log it and give what
+    /// there is.
     pub fn take<'a>(&self, allocator: &'a Allocator, blocks: u64) -> SpaceReservation<'a> {
         let (mut taken, mut lacking) = (0, 0);
         let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {

@@ -5,9 +5,10 @@
 //! which a thread of the volume calls, takes the next run of at most [`RUN_BLOCKS_MAX`] blocks, so that no
 //! discard holds up reads and writes for long, discards it with nothing locked, and frees it.
 //!
-//! When space is short, what is queued is freed without a discard ([`Allocator::skip_discards`]): the next owner writes there,
-//! and that is worth more. What is under way can only be waited for ([`Allocator::await_frees`]). A thread that has taken
-//! durable frees out of their groups, to free or to queue them, counts as under way until it has done so.
+//! When space is short, what is queued is freed without a discard ([`Allocator::skip_discards`]): the next
+//! owner writes there, and that is worth more. What is under way can only be waited for
+//! ([`Allocator::await_frees`]). A thread that has taken durable frees out of their groups, to free or to
+//! queue them, counts as under way until it has done so.
 //!
 //! Invariants:
 //! * A run is queued, or under way, or free, never two of these: whoever takes it out of the queue frees it.
@@ -131,8 +132,8 @@ impl Allocator {
         !runs.is_empty()
     }
 
-    /// Returns when no durable free is kept back, neither queued for its discard nor in the hands of another thread: for
-    /// callers that have found no space.
+    /// Returns when no durable free is kept back, neither queued for its discard nor in the hands of another
+    /// thread: for callers that have found no space.
     pub fn await_frees(&self) {
         loop {
             self.skip_discards();

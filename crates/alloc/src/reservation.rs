@@ -1,7 +1,7 @@
 //! Promises of space: delayed allocation counts blocks now and chooses them when the data is written.
 //!
-//! A [`SpaceReservation`] gives its blocks back when dropped. Promises that outlive the call that got them are kept in an
-//! account ([`crate::account`]).
+//! A [`SpaceReservation`] gives its blocks back when dropped. Promises that outlive the call that got them
+//! are kept in an account ([`crate::account`]).
 //!
 //! Reserved blocks can always be allocated: frees that wait for the journal are not promised to anyone.
 
@@ -46,7 +46,8 @@ impl SpaceReservation<'_> {
         self.blocks += other.hand_over();
     }
 
-    /// Takes the promise out, as a number that another reservation or an account of this crate adds to its own.
+    /// Takes the promise out, as a number that another reservation or an account of this crate adds to its
+    /// own.
     pub(crate) fn hand_over(&mut self) -> u64 {
         std::mem::take(&mut self.blocks)
     }

@@ -7,9 +7,9 @@
 //! has changed nothing, and the work can be done again by a thread that may wait. Locks that are never held across
 //! waiting are taken as always.
 //!
-//! A guard of such a lock owns a [`Forbidden`]. In debug builds it counts itself in its thread, and [`check`] and the
-//! device panic where the thread would wait. Release builds count nothing. Nor do model checkers, which run many
-//! threads of a model on one of the system's.
+//! A guard of such a lock owns a [`Forbidden`]. In debug builds it counts itself in its thread, and [`check`]
+//! and the device panic where the thread would wait. Release builds count nothing. Nor do model checkers,
+//! which run many threads of a model on one of the system's.
 
 use crate::{Error, ErrorKind, Result};
 use std::cell::Cell;
@@ -21,7 +21,8 @@ thread_local! {
     static FORBIDDEN: Cell<u32> = const { Cell::new(0) };
 }
 
-/// While one lives, its thread holds a lock that is never held across waiting: see the module's documentation.
+/// While one lives, its thread holds a lock that is never held across waiting: see the module's
+/// documentation.
 #[must_use]
 #[derive(Debug)]
 pub struct Forbidden(PhantomData<*const ()>);
@@ -41,7 +42,8 @@ impl Drop for Forbidden {
     }
 }
 
-/// Panics in debug builds if the calling thread holds a lock that is never held across waiting, or was told not to wait.
+/// Panics in debug builds if the calling thread holds a lock that is never held across waiting, or was told
+/// not to wait.
 #[inline(always)]
 pub fn assert_may_wait(what: &str) {
     debug_assert!(may_wait(), "this thread may not wait for {what}");

@@ -353,8 +353,9 @@ impl Core {
         self.wait_for_progress_while(limit, || true);
     }
 
-    /// As [`Core::wait_for_progress`], but returns at once if `blocked` is false. A thread that changes that and then tells
-    /// of progress wakes this one: either the look sees the change, or the other thread sees that somebody waits.
+    /// As [`Core::wait_for_progress`], but returns at once if `blocked` is false. A thread that changes that
+    /// and then tells of progress wakes this one: either the look sees the change, or the other thread sees
+    /// that somebody waits.
     pub fn wait_for_progress_while(&self, limit: Duration, blocked: impl FnOnce() -> bool) {
         let mut waiting = self.waiting.lock();
         *waiting += 1;

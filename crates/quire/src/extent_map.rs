@@ -163,7 +163,8 @@ impl Inode {
                 quire_base::sync::spin_loop();
             }
         }
-        // Changes came faster than we could read: wait for them. What is not in memory is loaded without the lock.
+        // Changes came faster than we could read: wait for them. What is not in memory is loaded without the
+        // lock.
         let _ticket = self.engine.tree.ticket();
         loop {
             let locked = {

@@ -38,14 +38,14 @@
 //! | LoggedOp | the gate of its inode, exclusively (in recovery: there is only one thread) |
 //! | FreeSpace | nothing: changes of disjoint blocks commute, the leaf's latch suffices |
 //!
-//! Debug builds check a part of this. The guard of `meta` owns a [`quire_base::patience::Forbidden`]: a thread that holds
-//! one panics where it would read a leaf from the device, do other I/O, or wait for room or for a checkpoint. So what is
-//! read or changed under `meta` is loaded before: a transaction's ticket keeps in memory what was used since it began
-//! (`Transaction::warm`). And [`assert_may_reserve`], which `begin` calls, finds a thread that reserves under `meta` or
-//! with another reservation in hand.
+//! Debug builds check a part of this. The guard of `meta` owns a [`quire_base::patience::Forbidden`]: a
+//! thread that holds one panics where it would read a leaf from the device, do other I/O, or wait for room or
+//! for a checkpoint. So what is read or changed under `meta` is loaded before: a transaction's ticket keeps
+//! in memory what was used since it began (`Transaction::warm`). And [`assert_may_reserve`], which `begin`
+//! calls, finds a thread that reserves under `meta` or with another reservation in hand.
 
-/// Counts the reservations of a thread, in debug builds. Model checkers run many threads of the model on one of the
-/// system's: nothing is counted there.
+/// Counts the reservations of a thread, in debug builds. Model checkers run many threads of the model on one
+/// of the system's: nothing is counted there.
 #[cfg(all(debug_assertions, not(any(loom, shuttle))))]
 mod held {
     use std::cell::Cell;

@@ -78,8 +78,8 @@ impl OrphanSlots {
         (self.blocks.len() * SLOTS_PER_BLOCK) as u32
     }
 
-    /// Whether the calling thread's next claim may find no slot. If not, its first block has so many that only as many
-    /// claims of other threads as half a block has could take them all before.
+    /// Whether the calling thread's next claim may find no slot. If not, its first block has so many that
+    /// only as many claims of other threads as half a block has could take them all before.
     pub fn may_run_out(&self) -> bool {
         let count = self.blocks.len();
         count == 0 || {

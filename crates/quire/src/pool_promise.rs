@@ -9,10 +9,11 @@
 //! what is kept ([`Engine::promised_chunk`]). What is taken is a *debt*: promises that fall due pay it before
 //! anything goes back to the allocator, and each checkpoint tries to pay the rest from free space.
 //!
-//! Both kinds of promises lie in accounts ([`quire_alloc::SpaceAccount`]): that of the inode ([`Delayed`]) has space for its
-//! data, that of the engine has what is kept for the pool. Data has its promise from the write to the writeback; a
-//! transaction reserves only when the data has been written ([`crate::reservation`]). Shared line: the pool's account, one
-//! word, written once in 32 blocks of a file that become dirty without a home.
+//! Both kinds of promises lie in accounts ([`quire_alloc::SpaceAccount`]): that of the inode ([`Delayed`])
+//! has space for its data, that of the engine has what is kept for the pool. Data has its promise from the
+//! write to the writeback; a transaction reserves only when the data has been written
+//! ([`crate::reservation`]). Shared line: the pool's account, one word, written once in 32 blocks of a file
+//! that become dirty without a home.
 //!
 //! An inode that leaves memory gives back what it still has; after a clean close all accounts are empty
 //! ([`crate::reservation`] checks that).
@@ -39,7 +40,8 @@ const WIDENED_PART: u64 = 64;
 /// What the dirty data of an inode was promised, and not given yet.
 #[derive(Default)]
 pub(crate) struct Delayed {
-    /// Blocks that no record of the inode counts yet, those that are being written included; stat counts them.
+    /// Blocks that no record of the inode counts yet, those that are being written included; stat counts
+    /// them.
     blocks: AtomicU64,
     /// Space for those of them that have not been placed.
     space: SpaceAccount,
@@ -71,7 +73,8 @@ impl Engine {
         (self.superblock.block_count / STANDING_PART).min(STANDING_MAX)
     }
 
-    /// Keeps the standing reserve back, as far as there is space. What cannot be had is owed, and paid when there is.
+    /// Keeps the standing reserve back, as far as there is space. What cannot be had is owed, and paid when
+    /// there is.
     pub(crate) fn keep_standing_reserve(&self) -> Result<()> {
         let wanted = self.standing_reserve();
         self.pool_promise.put_on_credit(self.alloc.reserve_between(0, wanted)?, wanted);
@@ -153,8 +156,8 @@ impl Engine {
         drop(self.pool_promise.take(&self.alloc, growth(before - blocks, blocks)));
     }
 
-    /// An inode leaves memory: what its data was promised and never got goes back. There is some only where the volume was
-    /// shut down by an error.
+    /// An inode leaves memory: what its data was promised and never got goes back. There is some only where
+    /// the volume was shut down by an error.
     pub(crate) fn end_delayed(&self, delayed: &Delayed) {
         let blocks = delayed.blocks.swap(0, Ordering::AcqRel);
         drop(self.pool_promise.take(&self.alloc, promise(blocks)));

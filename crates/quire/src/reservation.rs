@@ -4,10 +4,11 @@
 //! A [`Reservation`] owns both. They go back when it is dropped, and then whoever waits for room is told
 //! ([`crate::room_queue`]): nothing is ever given back silently, a claim that got only one of the two included.
 //!
-//! Space for data is not in it. A write is promised space, and blocks for the metadata pool beside it, when it makes blocks
-//! dirty, and the transaction that uses the promise comes only when they have been written. Until then the promise lies
-//! in accounts ([`crate::pool_promise`]). Writeback does not reserve when it is submitted: the worst case of nodes for
-//! all the requests that may be with the device is several times what may be dirty.
+//! Space for data is not in it. A write is promised space, and blocks for the metadata pool beside it, when
+//! it makes blocks dirty, and the transaction that uses the promise comes only when they have been written.
+//! Until then the promise lies in accounts ([`crate::pool_promise`]). Writeback does not reserve when it is
+//! submitted: the worst case of nodes for all the requests that may be with the device is several times what
+//! may be dirty.
 //!
 //! After a clean close nothing is reserved: [`Engine::check_nothing_reserved`].
 //!
@@ -107,8 +108,9 @@ impl Engine {
             && self.journal.as_ref().is_some_and(|journal| journal.has_room_when_empty(amount.journal_bytes))
     }
 
-    /// Ends the standing reserve, and checks that everything else that was ever reserved has been given back. Nothing
-    /// uses the volume any more, and all data has been written. Debug builds panic at what was lost; others log it.
+    /// Ends the standing reserve, and checks that everything else that was ever reserved has been given back.
+    /// Nothing uses the volume any more, and all data has been written. Debug builds panic at what was lost;
+    /// others log it.
     pub(crate) fn check_nothing_reserved(&self) {
         self.end_standing_reserve();
         let journal = self.journal.as_ref().map_or(0, |journal| journal.usage().reserved_bytes);
@@ -139,7 +141,8 @@ mod tests {
     use quire_device::MemoryBackend;
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    /// Counts that somebody forgot to give back made a volume smaller until the next mount, and nobody was told.
+    /// Counts that somebody forgot to give back made a volume smaller until the next mount, and nobody was
+    /// told.
     #[test]
     fn what_is_lost_is_found_at_a_clean_close() {
         let lose_room = |engine: &Engine| {

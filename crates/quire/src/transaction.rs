@@ -64,8 +64,8 @@ const POOL_GROW_BYTES: usize = 64;
 /// two that empty the journal and the dirty set.
 const CHECKPOINTS_ALONE_MAX: u32 = 64;
 
-/// Times that the first in the queue makes the metadata pool larger, or makes frees durable for that, before the volume
-/// counts as full: others may free blocks all the time, and never enough in one piece.
+/// Times that the first in the queue makes the metadata pool larger, or makes frees durable for that, before
+/// the volume counts as full: others may free blocks all the time, and never enough in one piece.
 const POOL_TRIES_MAX: u32 = 1000;
 
 /// What a transaction may come to need.

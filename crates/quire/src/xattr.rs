@@ -158,8 +158,8 @@ impl Engine {
         })
     }
 
-    /// Runs `read` under the inode's `meta`, with all attributes between two keys in memory if there are any at all, which it
-    /// is told.
+    /// Runs `read` under the inode's `meta`, with all attributes between two keys in memory if there are any
+    /// at all, which it is told.
     fn with_attributes<T>(
         &self,
         inode: &Inode,

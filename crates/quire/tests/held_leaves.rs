@@ -1,8 +1,9 @@
-//! No thread reads the tree from the device while it holds an inode's `meta`: a `stat` of that inode, also on a thread that
-//! may not wait, would wait for the device. Debug builds panic where it would happen (`quire_base::patience::Forbidden`).
+//! No thread reads the tree from the device while it holds an inode's `meta`: a `stat` of that inode, also on
+//! a thread that may not wait, would wait for the device. Debug builds panic where it would happen
+//! (`quire_base::patience::Forbidden`).
 //!
-//! The node cache is the smallest there is. Before each operation a checkpoint cleans all nodes, and a walk through a
-//! large directory evicts what the operation needs.
+//! The node cache is the smallest there is. Before each operation a checkpoint cleans all nodes, and a walk
+//! through a large directory evicts what the operation needs.
 #![cfg(all(debug_assertions, not(any(loom, shuttle))))]
 
 mod common;

@@ -77,7 +77,8 @@ fn credits_that_move_are_not_overlooked() {
     });
 }
 
-/// An account is used by threads that put, take, borrow and repay at once: nothing is lost and nothing comes from nowhere.
+/// An account is used by threads that put, take, borrow and repay at once: nothing is lost and nothing comes
+/// from nowhere.
 #[test]
 fn accounts_keep_what_was_put() {
     check(|| {
