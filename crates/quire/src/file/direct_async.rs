@@ -10,9 +10,10 @@
 //! the reference to the inode, whose last drop may wait, goes to a syncer ([`Engine::release_later`]).
 //!
 //! Neighbours: [`super::direct`] has the synchronous forms and the rules for both; [`crate::gate`] and
-//! [`super::range_lock`] let a holder be named by a number.
+//! [`super::range_lock`] let a holder be named by a value.
 
 use super::fsync::Completion;
+use super::range_lock::RangeTicket;
 use super::{IoFlags, direct, range_end};
 use crate::engine::Engine;
 use crate::gate::{Counted, GateState};
@@ -34,7 +35,7 @@ const TRANSFER_BYTES: usize = 1 << 20;
 struct Held {
     inode: Option<InodeRef>,
     permit: Option<Counted>,
-    range: u64,
+    range: RangeTicket,
     /// Of a write: the number of its [`crate::changes::Change`].
     change: Option<usize>,
     engine: Arc<Engine>,

@@ -35,7 +35,7 @@ pub(crate) mod fallocate;
 pub(crate) mod file_sync;
 pub(crate) mod fsync;
 pub(crate) mod prepared;
-pub(crate) mod range_lock;
+pub mod range_lock;
 pub(crate) mod seek;
 pub(crate) mod shift;
 pub mod sync_queue;

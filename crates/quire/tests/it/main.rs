@@ -25,6 +25,8 @@ mod discard;
 #[cfg(not(any(loom, shuttle)))]
 mod durability;
 #[cfg(not(any(loom, shuttle)))]
+mod held_leaves;
+#[cfg(not(any(loom, shuttle)))]
 mod hints;
 #[cfg(not(any(loom, shuttle)))]
 mod inode_memory;
@@ -38,6 +40,8 @@ mod loom_dirty_inodes;
 mod loom_gate;
 #[cfg(loom)]
 mod loom_orphan;
+#[cfg(loom)]
+mod loom_range_lock;
 #[cfg(loom)]
 mod loom_room_queue;
 #[cfg(loom)]
