@@ -1,12 +1,13 @@
 //! Reading blocks in: claims, requests to the device, readahead.
 //!
-//! Protocol. Whoever wants blocks in memory takes a share of their segment, sets the `fill` bits of those that are
-//! neither uptodate nor claimed, and lets go of the share: so no writer is inside while a claim is made, and a
-//! writer that comes later sees the bit, lets go of all segments and waits for it. The claim holder asks the
-//! backing where the blocks live, zeroes holes, unwritten extents and everything past EOF in memory, and reads the
-//! rest, neighbours merged into one request across folios. When a request completes (on the device's thread),
-//! `uptodate` is set, then `fill` cleared, and sleepers are woken; on an error only `fill` is cleared, so that the
-//! next one who needs the block tries again and gets his own error.
+//! Protocol. Whoever wants blocks in memory takes a share of their segment, sets the `fill` bits of those
+//! that are neither uptodate nor claimed, and lets go of the share: so no writer is inside while a claim is
+//! made, and a writer that comes later sees the bit, lets go of all segments and waits for it. The claim
+//! holder asks the backing where the blocks live, zeroes holes, unwritten extents and everything past EOF in
+//! memory, and reads the rest, neighbours merged into one request across folios. When a request completes (on
+//! the device's thread), `uptodate` is set, then `fill` cleared, and sleepers are woken; on an error only
+//! `fill` is cleared, so that the next one who needs the block tries again and gets his own error. A thread
+//! that needs a single request issues it itself: a system call, instead of two switches between threads.
 //!
 //! Invariants: memory of a claimed block is written by its claim holder only; a claim's folio is pinned until it
 //! ends; the extents of a claimed block do not change (the starter is inside the gate, and who changes extents
@@ -234,8 +235,7 @@ impl Mapping {
                 .for_each(|part| part.end(&self.core, false, false));
             return Err(error);
         }
-        self.submit_fill(requests, needed_end, size, latch);
-        Ok(())
+        self.submit_fill(requests, needed_end, size, latch)
     }
 
     fn plan_fill(&self, claims: &[Claim]) -> Result<(Vec<Run>, u64)> {
@@ -289,8 +289,21 @@ impl Mapping {
         }
     }
 
-    fn submit_fill(&self, requests: Vec<Request>, needed_end: u64, size: u64, latch: &Arc<Latch>) {
+    fn submit_fill(
+        &self,
+        mut requests: Vec<Request>,
+        needed_end: u64,
+        size: u64,
+        latch: &Arc<Latch>,
+    ) -> Result<()> {
         let needed = |request: &Request| request.claims[0].file_block() < needed_end;
+        if let [request] = &requests[..]
+            && needed(request)
+            && let [segment] = memory_of(&request.claims)[..]
+        {
+            let request = requests.remove(0);
+            return self.read_here(request, segment, size);
+        }
         latch.state.lock().pending = requests.iter().filter(|request| needed(request)).count();
         let metrics = &self.core.metrics;
         let ios: Vec<Io> = requests
@@ -319,6 +332,20 @@ impl Mapping {
         if !ios.is_empty() {
             self.core.device.submit(IoClass::Data, ios);
         }
+        Ok(())
+    }
+
+    /// Reads a request of one piece of memory on this thread.
+    fn read_here(&self, request: Request, memory: Segment, size: u64) -> Result<()> {
+        self.core.metrics.fill_ios.add(1);
+        self.core.metrics.fill_blocks.add(request.blocks);
+        // SAFETY: arena memory of pinned folios; the blocks are ours by their fill bits. A reader without a
+        // lock that was overtaken may copy from it, with instructions that the compiler does not see, and
+        // throws that away.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(memory.ptr(), memory.len()) };
+        let outcome = self.core.device.read(IoClass::Data, request.at, bytes);
+        complete(&self.core, request.claims, size, &outcome);
+        outcome
     }
 }
 
