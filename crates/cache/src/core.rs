@@ -18,17 +18,22 @@ use crate::metrics::Metrics;
 use crate::nodes::NodeSlab;
 use crate::park::Parking;
 use crate::slab::Slab;
+use crate::spares::Spares;
 use quire_base::patience;
 use quire_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use quire_base::sync::time::Instant;
 use quire_base::sync::{Arc, Condvar, Mutex, RwLock, Weak};
-use quire_base::{BLOCK_SIZE, Clock, Error, ErrorKind, Result};
+use quire_base::{BLOCK_SIZE, Clock, Error, ErrorKind, Result, shard};
 use quire_device::Device;
 use std::collections::BTreeMap;
+use std::ptr::NonNull;
 use std::time::Duration;
 
 /// Bytes that one block costs at worst: a folio of its own.
 pub(crate) const BLOCK_COST: u64 = BLOCK_SIZE as u64 + header_bytes(0) + ENTRY_BYTES;
+
+/// What one reclaim for a few blocks drops.
+const RECLAIM_BYTES: u64 = 16 * BLOCK_COST;
 
 /// How long a thread waits for memory or for the dirty limit before it gives up, while nothing at all gets clean.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -73,6 +78,7 @@ pub(crate) struct Core {
     pub parking: Parking,
     pub arena: Arena,
     pub slab: Slab,
+    pub spares: Spares,
     pub nodes: NodeSlab,
     pub budget: Budget,
     pub finisher: Finisher,
@@ -143,6 +149,7 @@ impl Core {
             parking: Parking::default(),
             arena: Arena::new(config.limit_bytes),
             slab: Slab::default(),
+            spares: Spares::default(),
             nodes: NodeSlab::default(),
             budget,
             finisher: Finisher::default(),
@@ -204,10 +211,21 @@ impl Core {
     /// Fills `room` up to `bytes`, reclaiming, and waiting for writeback, as long as it takes within reason. The
     /// caller holds no segment and no index lock.
     pub fn fill_room(self: &Arc<Core>, room: &mut Room<'_>, bytes: u64) -> Result<()> {
+        self.fill_room_or_spare(room, bytes, false)
+    }
+
+    /// As [`Core::fill_room`]. With `is_spare_enough`, for one block, the room stays as it is if there is a
+    /// spare folio.
+    pub fn fill_room_or_spare(
+        self: &Arc<Core>,
+        room: &mut Room<'_>,
+        bytes: u64,
+        is_spare_enough: bool,
+    ) -> Result<()> {
         let mut wait = MemoryWait::default();
         loop {
             let lacking = bytes.saturating_sub(room.bytes());
-            if lacking == 0 {
+            if lacking == 0 || is_spare_enough && self.spares.has_one(shard::current()) {
                 return Ok(());
             }
             if self.budget.try_charge(lacking) {
@@ -219,9 +237,11 @@ impl Core {
             }
             patience::check("memory of the cache")?;
             self.metrics.reclaim_direct.add(1);
-            if crate::reclaim::reclaim(self, lacking.max(16 * BLOCK_COST)) == 0
-                && !self.await_memory(&mut wait, false)
-            {
+            let freed = match crate::spares::most(self.budget.limit()) {
+                most if is_spare_enough && most > 0 => crate::reclaim::reclaim_spares(self, most),
+                _ => crate::reclaim::reclaim(self, lacking.max(RECLAIM_BYTES)),
+            };
+            if freed == 0 && !self.await_memory(&mut wait, false) {
                 break;
             }
         }
@@ -292,6 +312,14 @@ impl Core {
         room: &mut Room<'_>,
     ) -> Option<FolioRef> {
         let data_bytes = (BLOCK_SIZE as u64) << order;
+        if order == 0
+            && room.bytes() < BLOCK_COST
+            && let Some(folio) = self.spares.take(shard::current())
+        {
+            let memory = NonNull::new(folio.memory(0)).expect("a spare folio has memory");
+            self.begin(mapping, folio, start, memory, folio.arena_number());
+            return Some(folio);
+        }
         let header = self.slab.recycle(order);
         let new_header = if header.is_some() { 0 } else { header_bytes(order) };
         let cost = data_bytes + ENTRY_BYTES + new_header;
@@ -312,24 +340,53 @@ impl Core {
             self.budget.fix(new_header);
             self.slab.create(order)
         });
+        crate::reclaim::count_births(self, u64::from(folio.blocks()));
+        self.begin(mapping, folio, start, piece.memory, piece.number);
+        Some(folio)
+    }
+
+    /// Begins a life of a folio that is nobody's, with the memory and its number.
+    fn begin(&self, mapping: &Mapping, folio: FolioRef, start: u64, memory: NonNull<u8>, number: u32) {
         let wanted_back = crate::reclaim::is_wanted_back(self, mapping.inode, start);
-        let heat = crate::reclaim::newborn(self, order, wanted_back);
-        folio.begin(mapping.number, start, piece.memory, piece.number, heat);
+        let heat = crate::reclaim::newborn(self, wanted_back);
+        folio.begin(mapping.number, start, memory, number, heat);
         crate::reclaim::prove(self, &folio, wanted_back);
         folio.segments(0, folio.blocks()).for_each(|segment| segment.unlock(&self.parking));
         self.metrics.folios_made.add(1);
-        Some(folio)
     }
 
     /// Ends a folio's life: it is in no mapping, and the caller has locked all of its segments.
     pub fn retire(&self, folio: FolioRef) {
-        let order = folio.order();
         crate::reclaim::prove(self, &folio, false);
-        let number = folio.end();
-        self.arena.free(number, order);
+        folio.end();
+        self.give_back(folio);
+    }
+
+    /// As [`Core::retire`], but a single block is kept for threads of this shard if they lack spare ones.
+    /// Whether it is.
+    pub fn retire_to_spares(&self, folio: FolioRef) -> bool {
+        crate::reclaim::prove(self, &folio, false);
+        folio.end();
+        let left = if folio.order() == 0 {
+            self.spares.keep(shard::current(), folio, self.budget.limit())
+        } else {
+            Some(folio)
+        };
+        left.map(|folio| self.give_back(folio)).is_none()
+    }
+
+    /// Gives back what a folio between lives has: memory, header, charge.
+    fn give_back(&self, folio: FolioRef) {
+        let order = folio.order();
+        self.arena.free(folio.arena_number(), order);
         self.slab.give_back(folio);
         self.budget.uncharge(((BLOCK_SIZE as u64) << order) + ENTRY_BYTES);
         self.notify_progress();
+    }
+
+    /// Gives all spare folios back; returns their bytes.
+    pub fn drain_spares(&self) -> u64 {
+        self.spares.drain().map(|folio| self.give_back(folio)).count() as u64 * BLOCK_SIZE as u64
     }
 
     /// Once a lower limit has taken effect, memory between what is left goes back to the system.

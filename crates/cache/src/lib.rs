@@ -6,7 +6,7 @@
 //!   Mapping ── index, list of unfinished folios, waits       Cache ── threads
 //!    │   read write fill snapshot writeback finish discard     │
 //!    └──────────────┬─────────────────────────────────────────┘
-//!                 Core: budget, arena, slab, parking, reclaim, flusher, throttle
+//!                 Core: budget, arena, slab, spares, parking, reclaim, flusher, throttle
 //!                   │ Io with memory of folios, no copies
 //!                 quire_device::Device
 //! ```
@@ -48,6 +48,7 @@ mod reclaim;
 pub mod segment;
 mod slab;
 mod snapshot;
+mod spares;
 mod throttle;
 mod write;
 mod write_at_once;

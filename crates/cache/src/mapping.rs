@@ -198,6 +198,14 @@ impl Mapping {
         self.core.retire(folio);
     }
 
+    /// Room for the folios that the blocks of `[first, end)` lack; waits for memory. A lone block that
+    /// continues no stream, which would earn it a larger folio, needs none if there is a spare folio.
+    pub(crate) fn make_room(&self, room: &mut Room<'_>, first: u64, end: u64) -> Result<()> {
+        let missing = self.index.missing(first, end);
+        let is_lone = missing == 1 && self.make_next.load(Ordering::Relaxed) != first;
+        self.core.fill_room_or_spare(room, missing * BLOCK_COST, is_lone)
+    }
+
     /// Makes folios for the blocks of `[first, end)` that have none, if memory can be had without waiting, and
     /// pins all: this is for readahead. Folios end where it ends: larger ones would take memory from what is hot.
     pub(crate) fn make_ahead(&self, first: u64, end: u64, pins: &mut Pins) {
@@ -215,12 +223,16 @@ impl Mapping {
     /// Removes a folio from the mapping and ends its life if it has at most the caller's `own_pins`, is neither
     /// listed nor being filled, and all of its segments are free.
     pub(crate) fn remove(&self, start: u64, folio: FolioRef, own_pins: u32) -> bool {
-        let left =
-            self.index.remove_if(start, folio, &self.core.nodes, || self.may_leave(start, folio, own_pins));
+        let left = self.take_out(start, folio, own_pins);
         if left {
             self.core.retire(folio);
         }
         left
+    }
+
+    /// As [`Mapping::remove`]; the caller ends its life.
+    pub(crate) fn take_out(&self, start: u64, folio: FolioRef, own_pins: u32) -> bool {
+        self.index.remove_if(start, folio, &self.core.nodes, || self.may_leave(start, folio, own_pins))
     }
 
     /// Locks every segment of a folio that nobody uses, for one that removes it from the index.

@@ -13,7 +13,7 @@
 //! Neighbours: [`crate::segment`] has the argument, [`crate::fill`] the misses.
 
 use crate::copy;
-use crate::core::{BLOCK_COST, MemoryWait};
+use crate::core::MemoryWait;
 use crate::folio::{Folio, FolioRef, SEGMENTS_MAX};
 use crate::hints::Pattern;
 use crate::index::Pins;
@@ -224,8 +224,7 @@ impl Mapping {
             }
             let first = offset / BLOCK_SIZE as u64;
             let end = blocks_for(offset + len as u64);
-            let missing = self.index.missing(first, end);
-            self.core.fill_room(&mut room, missing * BLOCK_COST)?;
+            self.make_room(&mut room, first, end)?;
             let mut pins = Pins::new();
             if let Err(short) = self.pin_or_make(first, end, blocks_for(seen), &mut pins, &mut room) {
                 self.core.refill_room(&mut room, short.0, &mut wait)?;

@@ -27,10 +27,14 @@
 //!
 //! Neighbours: [`crate::core::Core::fill_room`] calls it, [`crate::flusher`] calls it ahead of need.
 
+use crate::copy;
 use crate::core::Core;
-use crate::folio::{Folio, FolioRef, Order, SEGMENTS_MAX};
+use crate::folio::{Folio, FolioRef, Order, SEGMENTS_MAX, header_bytes};
+use crate::mapping::Mapping;
+use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, InodeNo};
+use smallvec::SmallVec;
 
 const HEAT_MAX: u32 = 3;
 /// What a use is worth, in visits of the hand.
@@ -39,8 +43,10 @@ const HEAT_GAIN: u32 = 1;
 const EPOCHS_APART: u32 = 2;
 const HEAT_SHIFT: u32 = 16;
 const EPOCH_MASK: u32 = (1 << HEAT_SHIFT) - 1;
-/// Headers looked at between two moves of the hand.
-const LOOKS: usize = 32;
+/// Headers looked at between two moves of the hand, all of them, whatever is wanted.
+const LOOKS: usize = 8;
+/// Bytes of a header that most looks need.
+const HEADER_BYTES: usize = header_bytes(0) as usize;
 /// The part of the cache that folios on trial may take before the proven ones have to cool.
 const TRIAL_SHARE: u64 = 10;
 /// Folios from this order on (256 KiB) are split.
@@ -50,16 +56,19 @@ const SPLIT_SEGMENTS: u32 = 8;
 /// In `touched`: the hand has cooled it before, so that the bits stand for all that time.
 const WATCHED: u32 = 1 << SEGMENTS_MAX;
 
-/// The heat word of a new folio; counts the birth. One that is wanted back has been used twice.
-pub(crate) fn newborn(core: &Core, order: Order, wanted_back: bool) -> u32 {
-    let blocks = 1u64 << order;
+/// Counts blocks of new folios; for spare ones, before their next lives.
+pub(crate) fn count_births(core: &Core, blocks: u64) {
     let epoch_blocks = (core.budget.limit() / BLOCK_SIZE as u64 / 16).max(1);
     let before = core.births.fetch_add(blocks, Ordering::Relaxed);
     let epoch = ((before + blocks) / epoch_blocks) as u32 & EPOCH_MASK;
     if before / epoch_blocks != (before + blocks) / epoch_blocks {
         core.epoch.store(epoch, Ordering::Relaxed);
     }
-    epoch | (u32::from(wanted_back) * HEAT_GAIN) << HEAT_SHIFT
+}
+
+/// The heat word of a new folio. One that is wanted back has been used twice.
+pub(crate) fn newborn(core: &Core, wanted_back: bool) -> u32 {
+    core.epoch.load(Ordering::Relaxed) | (u32::from(wanted_back) * HEAT_GAIN) << HEAT_SHIFT
 }
 
 /// Notes a use of blocks `[from, to)` of the folio. Writes at most every other epoch, and never to a hot folio, but
@@ -98,15 +107,36 @@ pub(crate) fn is_on_trial(folio: &Folio) -> bool {
 
 /// Whether a folio that is to begin there left not long ago.
 pub(crate) fn is_wanted_back(core: &Core, inode: InodeNo, start: u64) -> bool {
-    core.ghosts.take(inode, start, core.budget.limit() / BLOCK_SIZE as u64)
+    let births = core.births.load(Ordering::Relaxed);
+    core.ghosts.take(inode, start, births as u32, core.budget.limit() / BLOCK_SIZE as u64)
 }
 
-/// Drops clean folios until about `want` bytes are free again; returns how many were freed.
+/// Drops clean folios until about `want` bytes are free again, then spare ones; returns how many were freed.
 pub(crate) fn reclaim(core: &Core, want: u64) -> u64 {
+    let freed = drop_clean(core, want, |folio| core.retire(folio));
+    if freed < want { freed + core.drain_spares() } else { freed }
+}
+
+/// Drops a few clean folios, and keeps single blocks of them as spare ones of this shard, which may have
+/// `most`; returns how many bytes were freed or kept.
+pub(crate) fn reclaim_spares(core: &Core, most: u64) -> u64 {
+    let mut kept = 0;
+    // Half, as the hand may find more than is wanted.
+    let freed = drop_clean(core, most.div_ceil(2) * BLOCK_SIZE as u64, |folio| {
+        kept += u64::from(core.retire_to_spares(folio));
+    });
+    count_births(core, kept);
+    if freed == 0 { core.drain_spares() } else { freed }
+}
+
+/// Takes clean folios out of their mappings until `want` bytes of them have come to `retire`, which ends
+/// their lives. Returns how many bytes they and the parts of split ones were.
+fn drop_clean(core: &Core, want: u64, mut retire: impl FnMut(FolioRef)) -> u64 {
     let headers = core.slab.len();
     let mut freed = 0;
     let mut looked = 0;
-    let mut batch: Vec<FolioRef> = Vec::with_capacity(LOOKS);
+    let mut batch: SmallVec<[FolioRef; LOOKS]> = SmallVec::new();
+    let mut owner = None;
     // The first round may only prove, the next only find what had to be passed over; then every folio cools to zero in
     // as many rounds as it can have heat, and leaves in the next.
     while freed < want && looked < (HEAT_MAX as usize + 3) * headers + LOOKS {
@@ -116,16 +146,34 @@ pub(crate) fn reclaim(core: &Core, want: u64) -> u64 {
         batch.clear();
         core.slab.visit(from, LOOKS, &mut batch);
         looked += LOOKS;
+        // Most are on no line of this processor's.
+        batch.iter().for_each(|folio| copy::prefetch(std::ptr::from_ref(&**folio).cast(), HEADER_BYTES));
         for folio in &batch {
-            freed += look_at(core, *folio, cools);
+            freed += look_at(core, *folio, cools, &mut owner, &mut retire);
         }
     }
     core.metrics.reclaim_looks.add(looked as u64);
     freed
 }
 
+/// The mapping that was looked up last: neighbours often are of one.
+type Owner = Option<Arc<Mapping>>;
+
+fn mapping_of<'a>(core: &Core, number: u64, last: &'a mut Owner) -> Option<&'a Mapping> {
+    if last.as_ref().is_none_or(|last| last.number != number) {
+        *last = core.mapping(number);
+    }
+    last.as_deref()
+}
+
 /// Proves, cools or splits a folio, or drops it when it may go. Returns the bytes freed.
-fn look_at(core: &Core, folio: FolioRef, cools: bool) -> u64 {
+fn look_at(
+    core: &Core,
+    folio: FolioRef,
+    cools: bool,
+    last: &mut Owner,
+    retire: &mut impl FnMut(FolioRef),
+) -> u64 {
     let Some(owner) = folio.owner() else { return 0 };
     if folio.pins() > 0 || folio.listed.load(Ordering::Relaxed) || !folio.filling().is_empty() {
         return 0;
@@ -142,7 +190,7 @@ fn look_at(core: &Core, folio: FolioRef, cools: bool) -> u64 {
         if !cools {
             return 0;
         }
-        let freed = split_if_used_in_parts(core, folio, owner, heat);
+        let freed = split_if_used_in_parts(core, folio, owner, heat, last);
         if freed > 0 {
             return freed;
         }
@@ -151,19 +199,21 @@ fn look_at(core: &Core, folio: FolioRef, cools: bool) -> u64 {
             return 0;
         }
     }
-    let Some(mapping) = core.mapping(owner) else { return 0 };
-    if !mapping.remove(start, folio, 0) {
+    let Some(mapping) = mapping_of(core, owner, last) else { return 0 };
+    if !mapping.take_out(start, folio, 0) {
         return 0;
     }
+    let bytes = (BLOCK_SIZE as u64) << folio.order();
+    retire(folio);
     if !proven {
-        core.ghosts.add(mapping.inode, start, folio.blocks());
+        core.ghosts.add(mapping.inode, start, core.births.load(Ordering::Relaxed) as u32);
     }
     core.metrics.folios_reclaimed.add(1);
-    (BLOCK_SIZE as u64) << folio.order()
+    bytes
 }
 
 /// Gives back what has not been used of a large folio since the hand last cooled it, if that is the half at least.
-fn split_if_used_in_parts(core: &Core, folio: FolioRef, owner: u64, heat: u32) -> u64 {
+fn split_if_used_in_parts(core: &Core, folio: FolioRef, owner: u64, heat: u32, last: &mut Owner) -> u64 {
     if folio.order() < SPLIT_ORDER {
         return 0;
     }
@@ -172,7 +222,7 @@ fn split_if_used_in_parts(core: &Core, folio: FolioRef, owner: u64, heat: u32) -
     if touched & WATCHED == 0 || used == 0 || used.count_ones() > SPLIT_SEGMENTS {
         return 0;
     }
-    let Some(mapping) = core.mapping(owner) else { return 0 };
+    let Some(mapping) = mapping_of(core, owner, last) else { return 0 };
     let freed = mapping.split(folio.start(), folio, used, heat);
     core.metrics.folios_split.add(u64::from(freed > 0));
     freed

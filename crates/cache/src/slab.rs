@@ -47,7 +47,7 @@ impl Slab {
     }
 
     /// Appends the headers of slots `from .. from + count` (as many as there are) to `out`.
-    pub fn visit(&self, from: usize, count: usize, out: &mut Vec<FolioRef>) {
+    pub fn visit(&self, from: usize, count: usize, out: &mut impl Extend<FolioRef>) {
         let headers = self.headers.read();
         let end = headers.len().min(from.saturating_add(count));
         out.extend(headers[from.min(end)..end].iter().map(|header| FolioRef::new(header)));

@@ -16,7 +16,7 @@
 use crate::bits::masks;
 use crate::budget::Room;
 use crate::copy;
-use crate::core::{BLOCK_COST, MemoryWait};
+use crate::core::MemoryWait;
 use crate::folio::FolioPin;
 use crate::index::Pins;
 use crate::mapping::{BLOCKS_END, Mapping};
@@ -54,16 +54,14 @@ impl Mapping {
         crate::throttle::throttle(&self.core, len as u64)?;
         let mut room = Room::empty(&self.core.budget);
         let (first, end) = (offset / BLOCK_SIZE as u64, blocks_for(offset + len as u64));
-        let missing = match self.index.look_up_one(first) {
+        match self.index.look_up_one(first) {
             Some((start, folio)) if end <= start + u64::from(folio.blocks()) => {
                 // What the batch will need soon; the header's first line is in hand by then.
                 copy::prefetch_line(std::ptr::from_ref(&*folio).cast::<u8>());
                 copy::prefetch(folio.memory((first - start) as u32), len);
-                0
             }
-            _ => self.index.missing(first, end),
-        };
-        self.core.fill_room(&mut room, missing * BLOCK_COST)?;
+            _ => self.make_room(&mut room, first, end)?,
+        }
         Ok(room)
     }
 

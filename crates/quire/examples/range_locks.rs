@@ -2,9 +2,9 @@
 //!
 //! `cargo run --release -p quire-fs --example range_locks -- [MILLISECONDS]`
 //!
-//! *Apart*: one thread, then two, lock and unlock ranges that nobody else uses, while a number of disjoint ranges are held, as by
-//! asynchronous requests under way. *Waiting*: besides, threads in pairs take turns on one range for each pair. Figures are
-//! nanoseconds from call to call, for each thread.
+//! *Apart*: one thread, then two, lock and unlock ranges that nobody else uses, while a number of disjoint
+//! ranges are held, as by asynchronous requests under way. *Waiting*: besides, threads in pairs take turns on
+//! one range for each pair. Figures are nanoseconds from call to call, for each thread.
 
 use quire::file::range_lock::RangeLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,7 +24,8 @@ fn turns(lock: &RangeLock, at: u64, over: &AtomicBool, counted: &AtomicU64) {
     counted.fetch_add(count, Ordering::Relaxed);
 }
 
-/// Nanoseconds of a turn of each of `threads`, beside `held` ranges and `pairs` of threads that wait for one another.
+/// Nanoseconds of a turn of each of `threads`, beside `held` ranges and `pairs` of threads that wait for one
+/// another.
 fn measure(held: u64, threads: u64, pairs: u64, time: Duration) -> f64 {
     let lock = RangeLock::new();
     let tickets: Vec<_> =

@@ -1,7 +1,7 @@
 //! One property a test: what writeback, reclaim, throttling and readahead promise.
 
 use crate::common::{BS, World, pattern, tiny};
-use quire_base::{Clock, ErrorKind};
+use quire_base::{Clock, ErrorKind, shard};
 use quire_cache::{BLOCKS_END, CacheConfig, ReadView};
 use std::sync::atomic::Ordering;
 
@@ -267,6 +267,37 @@ fn a_lower_limit_takes_effect() {
     world.cache.set_limit(8 << 20).unwrap();
     assert!(world.cache.usage().used_bytes <= 8 << 20);
     assert_eq!(file.read(3 << 20, 1 << 20).unwrap(), pattern(3, 1 << 20));
+}
+
+/// Folios that reclaim keeps for the next misses of a shard would be out of reach of others that need memory.
+#[test]
+fn what_is_spare_for_one_shard_is_there_for_all() {
+    let config = CacheConfig::new(32 << 20);
+    let least = config.limit_bytes_min();
+    let world = World::new(config);
+    let file = world.file();
+    let piece = pattern(1, 1 << 20);
+    (0..48).for_each(|i| file.write(i << 20, &piece).unwrap());
+    world.cache.write_back_all().unwrap();
+    file.mapping().evict_all();
+    for n in 0..16_000 {
+        shard::set(n as usize);
+        let at = n * 37 % (48 << 8) * BS;
+        assert_eq!(file.read(at, 8).unwrap(), piece[(at % (1 << 20)) as usize..][..8]);
+        let usage = world.cache.usage();
+        assert!(usage.used_bytes <= usage.limit_bytes);
+    }
+    file.mapping().evict_all();
+    let usage = world.cache.usage();
+    let fixed = usage.limit_bytes - least - world.cache.spare_bytes();
+    let spare = usage.used_bytes - fixed;
+    assert!((1..=usage.limit_bytes / 64).contains(&spare), "{spare} of {usage:?}");
+    // All that the limit leaves, but what is kept for index nodes.
+    let all = (usage.limit_bytes - (1 << 20) - fixed) / BS * BS;
+    let room = world.cache.room_for_buffer(all).unwrap();
+    assert_eq!(room.bytes(), all);
+    drop(room);
+    assert_eq!(world.cache.usage().used_bytes, fixed);
 }
 
 /// A limit below what the cache's tables take, which stay, was accepted: nothing fitted any more, and every write and

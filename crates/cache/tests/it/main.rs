@@ -7,6 +7,8 @@ mod behaviour;
 #[cfg(not(loom))]
 mod common;
 #[cfg(loom)]
+mod loom_park;
+#[cfg(loom)]
 mod loom_segment;
 #[cfg(loom)]
 mod loom_size;

@@ -4,16 +4,17 @@
 //! scalable commutativity rule there is then an implementation in which they share no line that either
 //! writes.
 //!
-//! The state is one volume in memory, without threads of its own, on which both shards have done everything
+//! The state is a volume in memory, without threads of its own, on which both shards have done everything
 //! once: what a shard makes at first use is there, and no checkpoint has come since: the first change of a
 //! node after one is counted by the volume, and is rare. Gates of shared files are in the state that
-//! contention brings them into.
+//! contention brings them into. Reads that miss have another volume, whose cache is full; so many are one
+//! operation that what is done once for several is in it.
 //!
 //! Neighbours: [`super::trace`] runs an operation, [`super`] compares.
 
 use super::arena;
 use quire::{
-    Clock, Create, FormatOptions, InodeRef, IoFlags, MemoryBackend, RenameFlags, Timestamp, Volume,
+    Advice, Clock, Create, FormatOptions, InodeRef, IoFlags, MemoryBackend, RenameFlags, Timestamp, Volume,
     VolumeOptions,
 };
 use quire_base::sync::Arc;
@@ -26,6 +27,10 @@ const FILE_BYTES: u64 = 8 << 20;
 /// Where the second side reads and writes: another folio, whatever their size.
 const FAR: u64 = 4 << 20;
 const BLOCK: usize = BLOCK_SIZE;
+/// Reads that miss in one operation, the blocks between two of them, and the cache that is full before.
+const MISSES: u64 = 20;
+const MISS_STRIDE: u64 = 7;
+const FULL_BYTES: u64 = 32 << 20;
 /// So many that files made apart lie in allocation groups of their own.
 const VOLUME_BLOCKS: u64 = 1 << 20;
 
@@ -48,6 +53,9 @@ pub struct State {
     new_names: [String; 2],
     /// A file of each side that the operation unlinks while it is in use, one directory for both.
     open_file: [InodeRef; 2],
+    /// A volume whose cache is full, and files of it that are larger than the cache.
+    full: Volume,
+    large_file: [InodeRef; 2],
 }
 
 /// One of two sides: 0 or 1.
@@ -85,9 +93,15 @@ const fn mixed(one: (&'static str, Act), other: (&'static str, Act), apart: &'st
 }
 
 /// All pairs of the report.
-pub const PAIRS: [Pair; 29] = [
+pub const PAIRS: [Pair; 31] = [
     both("read", "the same folio", |state, _| read(state, &state.file, 0)),
     both("read", "different folios", |state, side| read(state, &state.file, place(side))),
+    both("20 reads that miss", "different folios", |state, side| {
+        read_missing(state, &state.large_file[0], side)
+    }),
+    both("20 reads that miss", "different files", |state, side| {
+        read_missing(state, &state.large_file[side], side)
+    }),
     mixed(("read", read_own_place), ("write", write_own_place), "different folios"),
     both("write", "different folios", write_own_place),
     both("write", "different files", |state, side| write(state, &state.own_file[side], 0)),
@@ -155,6 +169,14 @@ fn read(state: &State, file: &InodeRef, at: u64) -> Result<()> {
     state.volume.read(file, at, &mut [0; BLOCK], IoFlags::empty()).map(drop)
 }
 
+/// Reads blocks that are not cached, for each side others.
+fn read_missing(state: &State, file: &InodeRef, side: Side) -> Result<()> {
+    (0..MISSES).try_for_each(|n| {
+        let at = place(side) + n * MISS_STRIDE * BLOCK as u64;
+        state.full.read(file, at, &mut [0; BLOCK], IoFlags::empty()).map(drop)
+    })
+}
+
 fn write(state: &State, file: &InodeRef, at: u64) -> Result<()> {
     state.volume.write(file, at, &[9; BLOCK], IoFlags::empty()).map(drop)
 }
@@ -205,6 +227,35 @@ fn whole_file(volume: &Volume, directory: &InodeRef, name: &str, bytes: u64) -> 
     Ok(file)
 }
 
+/// A volume whose cache is full of single blocks of two files. Both sides read all of both, but what will be
+/// read.
+fn full_volume(clock: &Clock) -> Result<(Volume, [InodeRef; 2])> {
+    let backend = Arc::new(MemoryBackend::new(VOLUME_BLOCKS / 16));
+    let format = FormatOptions { seed: Some(2), clock: clock.clone(), ..FormatOptions::default() };
+    Volume::format_backend(backend.clone(), &format)?;
+    let clock = clock.clone();
+    let options =
+        VolumeOptions { cache_bytes: Some(FULL_BYTES), threads: false, clock, ..VolumeOptions::default() };
+    let volume = Volume::open_backend(backend, options)?;
+    let root = volume.root();
+    let make = |name| whole_file(&volume, &root, name, 2 * FULL_BYTES);
+    let files = [make("a")?, make("b")?];
+    for file in &files {
+        volume.advise(file, 0, 0, Advice::DontNeed)?;
+    }
+    for at in (0..FULL_BYTES).step_by(2 * BLOCK) {
+        for side in 0..2 {
+            shard::set(side);
+            // Not in the order of the file.
+            let at = 2 * FAR + at * 1019 % FULL_BYTES;
+            files.iter().try_for_each(|file| {
+                volume.read(file, at + (side * BLOCK) as u64, &mut [0; BLOCK], IoFlags::empty()).map(drop)
+            })?;
+        }
+    }
+    Ok((volume, files))
+}
+
 /// Two names that a directory does not have, far from one another in its order.
 fn names_apart(volume: &Volume, directory: &InodeRef) -> Result<[String; 2]> {
     const CANDIDATES: usize = 20;
@@ -233,9 +284,14 @@ impl State {
         let backend = Arc::new(MemoryBackend::new(VOLUME_BLOCKS));
         let format = FormatOptions { seed: Some(1), clock: clock.clone(), ..FormatOptions::default() };
         Volume::format_backend(backend.clone(), &format)?;
-        let options =
-            VolumeOptions { cache_bytes: Some(256 << 20), threads: false, clock, ..VolumeOptions::default() };
+        let options = VolumeOptions {
+            cache_bytes: Some(256 << 20),
+            threads: false,
+            clock: clock.clone(),
+            ..VolumeOptions::default()
+        };
         let volume = Volume::open_backend(backend, options)?;
+        let (full, large_file) = full_volume(&clock)?;
         shard::set(0);
         let root = volume.root();
         let directory = |name: &str| volume.create(&root, name.as_bytes(), &Create::directory(0o755));
@@ -272,6 +328,8 @@ impl State {
             shared,
             own,
             volume,
+            full,
+            large_file,
         };
         for round in 0..3 {
             for side in 0..2 {
@@ -285,7 +343,9 @@ impl State {
             shard::set(side);
             state.settle(side)?;
         }
-        state.file.assume_contended();
+        for file in [&state.file, &state.large_file[0], &state.large_file[1]] {
+            file.assume_contended();
+        }
         Ok(state)
     }
 

@@ -1,15 +1,17 @@
 //! Byte ranges of one file, locked shared or exclusively, for direct I/O.
 //!
-//! Protocol: ranges are granted in the order of arrival. A newcomer counts the ranges, locked or waiting, that overlap it
-//! where either of the two is exclusive, and waits until the count is zero. A range that is unlocked takes itself off the
-//! counts that it is in, and wakes the waiters whose count becomes zero, and no others. So no range is overtaken by one
-//! that conflicts with it, and none waits for ever.
+//! Protocol: ranges are granted in the order of arrival. A newcomer counts the ranges, locked or waiting,
+//! that overlap it where either of the two is exclusive, and waits until the count is zero. A range that is
+//! unlocked takes itself off the counts that it is in, and wakes the waiters whose count becomes zero, and no
+//! others. So no range is overtaken by one that conflicts with it, and none waits for ever.
 //!
-//! Ranges are sorted by class (log2 of their length), then by start. The ranges of a class that can overlap a given one
-//! start in a window that ends where that one ends, and begins at most two lengths of the class before it. Finding
-//! them takes O(log n) for each class in use; requests of one program mostly are of one class.
+//! Ranges are sorted by class (log2 of their length), then by start. The ranges of a class that can overlap a
+//! given one start in a window that ends where that one ends, and begins at most two lengths of the class
+//! before it. Finding them takes O(log n) for each class in use; requests of one program mostly are of one
+//! class.
 //!
-//! Invariant: a range that is locked conflicts with later ones only, so each conflict is in exactly one count.
+//! Invariant: a range that is locked conflicts with later ones only, so each conflict is in exactly one
+//! count.
 //!
 //! Neighbours: [`super::direct`] holds ranges across its device I/O; in the lock order below the size lock.
 
@@ -160,7 +162,8 @@ mod tests {
         drop(lock.lock(0, 0, true));
     }
 
-    /// The window of each class holds what overlaps, whatever the lengths: compared with a look at every pair.
+    /// The window of each class holds what overlaps, whatever the lengths: compared with a look at every
+    /// pair.
     #[test]
     fn every_conflict_is_found_once() {
         let mut random = Random::seeded(5);

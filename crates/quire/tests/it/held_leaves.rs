@@ -4,10 +4,8 @@
 //!
 //! The node cache is the smallest there is. Before each operation a checkpoint cleans all nodes, and a walk
 //! through a large directory evicts what the operation needs.
-#![cfg(all(debug_assertions, not(any(loom, shuttle))))]
 
-mod common;
-
+use crate::common;
 use quire::{
     Create, FallocateMode, InodeRef, IoFlags, RenameFlags, SetAttributes, SetTime, Timestamp, Volume,
     VolumeOptions, XattrFlags,

@@ -1,5 +1,5 @@
-//! The range lock of direct I/O under loom: conflicting ranges exclude one another, go on in the order of arrival, and
-//! nobody sleeps for ever.
+//! The range lock of direct I/O under loom: conflicting ranges exclude one another, go on in the order of
+//! arrival, and nobody sleeps for ever.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p quire-fs --test it loom_range_lock --release`
 
@@ -59,14 +59,16 @@ fn race(transfers: &'static [(usize, usize, bool)], look: impl Fn(&File) + Send 
     });
 }
 
-/// The one in the middle conflicts with both others, which do not with each other: it is woken by the last of the two.
+/// The one in the middle conflicts with both others, which do not with each other: it is woken by the last of
+/// the two.
 #[test]
 fn a_range_waits_for_all_that_overlap_it() {
     race(&[(0, 1, true), (2, 3, true), (0, 3, true)], |_| {});
     race(&[(0, 2, false), (1, 3, false), (1, 2, true)], |_| {});
 }
 
-/// A reader that comes behind a waiting writer does not overtake it, although it could share with the reader before both.
+/// A reader that comes behind a waiting writer does not overtake it, although it could share with the reader
+/// before both.
 #[test]
 fn conflicting_ranges_go_on_in_the_order_of_arrival() {
     race(&[(0, 2, false), (0, 2, true), (0, 2, false)], |file| {

@@ -24,7 +24,7 @@ mod dirty_inodes;
 mod discard;
 #[cfg(not(any(loom, shuttle)))]
 mod durability;
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(all(debug_assertions, not(any(loom, shuttle))))]
 mod held_leaves;
 #[cfg(not(any(loom, shuttle)))]
 mod hints;

@@ -1,8 +1,7 @@
 //! The parking table under loom: whoever sleeps for a change of a word is woken, although wakers look first
 //! whether anybody sleeps.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p quire-cache --test loom_park --release`
-#![cfg(loom)]
+//! `RUSTFLAGS="--cfg loom" cargo test -p quire-cache --test it loom_park --release`
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
