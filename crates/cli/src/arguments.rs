@@ -232,6 +232,11 @@ pub enum Control {
         /// Mount point
         dir: PathBuf,
     },
+    /// Make everything durable that was done on the mount, as syncfs does where it reaches the server
+    Sync {
+        /// Mount point
+        dir: PathBuf,
+    },
     /// Change the limit of its cache; what is over it leaves soon
     CacheSize {
         /// Mount point

@@ -22,7 +22,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{SocketAddr as UnixAddress, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use quire::Volume;
 use quire_base::sync::thread;
@@ -39,6 +39,8 @@ const LINE_MAX: u64 = 8192;
 const REFUSAL: &str = "error 38 only root and the user who mounted may ask the server of a mount\n";
 /// How long the other side may take.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long an address may be in use by a server that ends.
+const ENDING_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Where the numbers are served over HTTP.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,7 +94,7 @@ fn is_trusted(stream: &UnixStream) -> bool {
 
 /// Serves the control socket, and the numbers where asked for, until the process ends.
 pub fn serve(volume: &Volume, dir: &Path, metrics: Option<&MetricsTarget>) -> Result<()> {
-    match address(dir).and_then(|address| UnixListener::bind_addr(&address)) {
+    match address(dir).and_then(|address| bind(|| UnixListener::bind_addr(&address))) {
         Ok(listener) => {
             let volume = volume.clone();
             spawn("quire-control", move || control(&listener, &volume))?;
@@ -104,7 +106,7 @@ pub fn serve(volume: &Volume, dir: &Path, metrics: Option<&MetricsTarget>) -> Re
     let volume = volume.clone();
     match target {
         MetricsTarget::Port(address) => {
-            let listener = TcpListener::bind(address)
+            let listener = bind(|| TcpListener::bind(address))
                 .map_err(|error| Error::os(format!("serving metrics at {address}"), &error))?;
             spawn("quire-metrics", move || {
                 for stream in listener.incoming().flatten() {
@@ -119,12 +121,28 @@ pub fn serve(volume: &Volume, dir: &Path, metrics: Option<&MetricsTarget>) -> Re
             let failed = |error: std::io::Error| {
                 Error::os(format!("serving metrics at the socket {}", path.display()), &error)
             };
-            let listener = bind_private(path).map_err(failed)?;
+            let listener = bind(|| bind_private(path)).map_err(failed)?;
             spawn("quire-metrics", move || {
                 for stream in listener.incoming().flatten() {
                     let _ = limit(&stream).and_then(|()| http(&stream, &stream, &volume));
                 }
             })
+        }
+    }
+}
+
+/// Binds an address that the last server of the mount may have for a moment more: unmounting waits for the volume, not for
+/// the end of the process.
+fn bind<T>(bind: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
+    let start = Instant::now();
+    loop {
+        match bind() {
+            Err(error)
+                if error.kind() == std::io::ErrorKind::AddrInUse && start.elapsed() < ENDING_PATIENCE =>
+            {
+                thread::sleep(Duration::from_millis(10));
+            }
+            outcome => return outcome,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The program `quire`: make, mount, unmount, check and look into volumes.
 //!
-//! It answers to several names: `mount.quire` and `mount.fuse.quire` (mount(8) and /etc/fstab),
+//! It answers to several names: `mount.quire`, `mount.fuse.quire` and `mount.fuseblk.quire` (mount(8) and /etc/fstab),
 //! `umount.quire`, `mkfs.quire`, `fsck.quire`.
 //!
 //! | module | what |
@@ -43,14 +43,16 @@ fn main() -> ExitCode {
     let rest: Vec<OsString> = arguments.collect();
     let name = Path::new(&program).file_name().unwrap_or(OsStr::new("quire")).to_string_lossy().into_owned();
     match name.as_str() {
-        "mount.quire" | "mount.fuse.quire" => {
+        "mount.quire" | "mount.fuse.quire" | "mount.fuseblk.quire" => {
             let outcome = mount_as_helper(&name, rest);
             finish(
                 &name,
                 outcome.map_err(|failure| Failure { code: exit::for_mount_helper(failure.code), ..failure }),
             )
         }
-        "umount.quire" | "umount.fuse.quire" => finish(&name, umount_as_helper(&name, rest)),
+        "umount.quire" | "umount.fuse.quire" | "umount.fuseblk.quire" => {
+            finish(&name, umount_as_helper(&name, rest))
+        }
         "mkfs.quire" => run(prefixed("mkfs", rest)),
         "fsck.quire" => run(prefixed("fsck", rest)),
         _ => run(std::iter::once("quire".into()).chain(rest).collect()),

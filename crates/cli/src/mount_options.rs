@@ -5,6 +5,7 @@
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use quire::{AccessTimes, VolumeOptions};
 use quire_fuse::{CacheMode, MountFlags, ServeOptions, TransportChoice};
@@ -64,7 +65,9 @@ Mount options (-o, separated by commas):
                          /var/log/quire-VOLUME.log for root, ~/.local/state/quire/VOLUME.log for users)
   metrics=PORT|ADDRESS:PORT|/SOCKET
                          serve the server's numbers to Prometheus, at a loopback port or a socket of the owner's
-  fsname=NAME            shown as the source in mount tables (default: the volume's path)
+  sync_timeout=SECONDS   syncfs and sync fail when the device completes nothing for so long (default 60)
+  fsname=NAME            shown as the source in mount tables; root's mount then has no loop device as its source, so
+                         syncfs and sync do not reach it
   transport=auto|ring|dev
                          how requests come from the kernel: through io_uring (much quicker) where it offers that
                          (auto, the default), only so (ring), or through /dev/fuse (dev)
@@ -142,6 +145,10 @@ impl MountOptions {
             ("threads", Some(value)) => {
                 self.serve.threads = Some(number("threads", value, 1, 1024)? as usize);
             }
+            ("sync_timeout", Some(value)) => {
+                let seconds = number("sync_timeout", value, 1, 86_400)?;
+                self.serve.sync_patience = Some(Duration::from_secs(seconds.into()));
+            }
             ("transport", Some(name)) if !name.is_empty() => self.serve.transport = transport(name)?,
             ("log", Some("syslog")) => self.log = LogTarget::Syslog,
             ("log", Some("")) => return Err("log= needs a file name, or syslog".into()),
@@ -155,7 +162,7 @@ impl MountOptions {
             }
             (
                 "cache" | "cache_size" | "node_cache" | "commit" | "threads" | "transport" | "log" | "fsname"
-                | "metrics",
+                | "metrics" | "sync_timeout",
                 None | Some(""),
             ) => {
                 return Err(format!("mount option {name} needs a value: {name}=..."));
@@ -171,6 +178,7 @@ impl MountOptions {
     pub fn flags(&self, source: &OsStr, root: bool) -> MountFlags {
         MountFlags {
             source: self.fs_name.as_ref().map_or_else(|| source.to_owned(), |name| name.into()),
+            volume: self.fs_name.is_none().then(|| source.into()),
             allow_other: self.allow_other.unwrap_or(root),
             no_atime: self.volume.access_times == AccessTimes::Never,
             ..self.serve.flags.clone()
@@ -237,7 +245,10 @@ mod tests {
         assert_eq!(options.log, LogTarget::File("/var/log/q.log".into()));
         let flags = options.flags(OsStr::new("/a.img"), true);
         assert!(flags.no_suid && !flags.no_dev && flags.allow_other && flags.no_atime);
-        assert_eq!(flags.source, "pool");
+        assert_eq!((flags.source.to_str(), flags.volume), (Some("pool"), None));
+        let flags = parse("sync_timeout=5").flags(OsStr::new("/a.img"), true);
+        assert_eq!((flags.source.to_str(), flags.volume), (Some("/a.img"), Some("/a.img".into())));
+        assert_eq!(parse("sync_timeout=5").serve.sync_patience, Some(Duration::from_secs(5)));
     }
 
     #[test]
@@ -269,6 +280,7 @@ mod tests {
             ("cache_size=lots", "not a size"),
             ("commit=0", "from 1"),
             ("commit=x", "number"),
+            ("sync_timeout=0", "from 1"),
             ("log=", "file name"),
             ("ro=1", "'ro'"),
             ("remount", "unmount and mount"),

@@ -78,6 +78,11 @@ impl<H: Handler> Connection<H> {
         &self.transport
     }
 
+    /// The kernel's minor version of the protocol.
+    pub(crate) fn minor(&self) -> u32 {
+        self.agreed.minor
+    }
+
     /// Serves until the mount is gone, or a thread fails.
     pub(crate) fn run(self) -> Result<()> {
         let buffers = Buffers::new(self.agreed.request_max as usize);

@@ -2,10 +2,23 @@
 //!
 //! Root calls `mount(2)` itself and needs no helper program. Everybody else goes through the set-uid
 //! program `fusermount3`, which checks that the user may mount there and hands back the open `/dev/fuse`
-//! descriptor over a socket. The type of the mount is `fuse.quire`, its source the volume's path.
+//! descriptor over a socket.
+//!
+//! | type | source | for |
+//! | --- | --- | --- |
+//! | `fuseblk.quire` | a loop device over the volume ([`loop_device`]) | root, where loop devices can be had |
+//! | `fuse.quire` | the volume's path, or the name given | all else |
+//!
+//! On a mount of type `fuseblk` the kernel sends `syncfs` and `sync` to the server (Linux 6.18 and later), and `umount`
+//! returns when the server has answered DESTROY, the last request. A server that waits for its own `umount` must
+//! therefore be able to answer, and must not be the one that waits: killed in between, its threads could not end, and
+//! the descriptor that would release them would stay open. So it unmounts in a child that has no descriptor of
+//! `/dev/fuse` ([`unmount_in_child`], [`abandon`]).
 //!
 //! Nothing here follows a path *into* the mounted file system: its server may be dead, or be the very
 //! process that asks. What is mounted where is read from `/proc/self/mountinfo`.
+
+mod loop_device;
 
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::OpenOptions;
@@ -17,23 +30,29 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
-use crate::operations::control::TRANSPORT;
+use crate::operations::control::{SYNC, SYNCFS, TRANSPORT};
 use quire_base::{Error, ErrorKind, Result};
 use rustix::mount as sys;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-/// The file system type shown in mount tables, without the leading `fuse.`.
+/// The file system type shown in mount tables, without the leading `fuse.` or `fuseblk.`.
 pub const SUBTYPE: &str = "quire";
 const FILE_SYSTEM_TYPE: &str = "fuse.quire";
+const BLOCK_TYPE: &str = "fuseblk.quire";
 const DEVICE: &str = "/dev/fuse";
 const HELPER: &str = "fusermount3";
+/// How long [`abandon`] looks whether the mount has left the tree.
+const ABANDON_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The kernel's part of the mount options.
 #[derive(Clone, Debug, Default)]
 pub struct MountFlags {
-    /// Shown as the source of the mount; the volume's path.
+    /// Shown as the source of a mount without a loop device; the volume's path.
     pub source: OsString,
+    /// The volume's image or device. Root's mount then has a loop device over it as its source where one can be had.
+    pub volume: Option<PathBuf>,
     /// The kernel refuses every change.
     pub read_only: bool,
     /// Users other than the one who mounts may use the mount.
@@ -59,16 +78,27 @@ pub struct MountEntry {
     pub dir: PathBuf,
     /// The device number, `major:minor`, unique among the mounts that exist.
     pub device: String,
-    /// The type, `fuse.quire` for ours.
+    /// The type, `fuse.quire` or `fuseblk.quire` for ours.
     pub kind: String,
-    /// The source, the volume's path for ours.
+    /// The source. For ours the volume's path, also where the mount table has a loop device over it.
     pub source: PathBuf,
 }
 
 impl MountEntry {
     /// Whether a Quire server is (or was) behind it.
     pub fn is_quire(&self) -> bool {
-        self.kind == FILE_SYSTEM_TYPE
+        self.kind == FILE_SYSTEM_TYPE || self.is_block()
+    }
+
+    /// Whether its source is a block device, so that unmounting it waits for the server.
+    fn is_block(&self) -> bool {
+        self.kind == BLOCK_TYPE
+    }
+
+    /// The name of its connection's directory in `/sys/fs/fuse/connections`: the device number as the kernel counts.
+    pub fn connection(&self) -> Option<u64> {
+        let (major, minor) = self.device.split_once(':')?;
+        Some(major.parse::<u64>().ok()? << 20 | minor.parse::<u64>().ok()?)
     }
 }
 
@@ -76,7 +106,15 @@ impl MountEntry {
 pub fn mounts() -> Result<Vec<MountEntry>> {
     let table = std::fs::read("/proc/self/mountinfo")
         .map_err(|error| Error::os("reading the mount table /proc/self/mountinfo", &error))?;
-    Ok(table.split(|&byte| byte == b'\n').filter_map(parse_entry).collect())
+    let with_volume = |mut entry: MountEntry| {
+        if entry.is_block()
+            && let Some(volume) = loop_device::backing_of(&entry.source)
+        {
+            entry.source = volume;
+        }
+        entry
+    };
+    Ok(table.split(|&byte| byte == b'\n').filter_map(parse_entry).map(with_volume).collect())
 }
 
 /// The topmost mount whose mount point is exactly `dir` (an absolute path without symbolic links).
@@ -138,8 +176,17 @@ pub fn resolve(dir: &Path) -> Result<PathBuf> {
     if mounted_at(&plain)?.is_some() { Ok(plain) } else { dir.canonicalize().map_err(|error| failed(&error)) }
 }
 
-/// Mounts at `dir` (from [`resolve`]) and returns the descriptor that the requests come from.
-pub fn mount(dir: &Path, flags: &MountFlags) -> Result<OwnedFd> {
+/// A mount that was made.
+#[derive(Debug)]
+pub struct Attached {
+    /// The descriptor that the requests come from.
+    pub device: OwnedFd,
+    /// Why the mount's source is no block device; `None` if it is one.
+    pub not_block: Option<String>,
+}
+
+/// Mounts at `dir` (from [`resolve`]).
+pub fn mount(dir: &Path, flags: &MountFlags) -> Result<Attached> {
     let meta = std::fs::metadata(dir)
         .map_err(|error| Error::os(format!("mount point {}", dir.display()), &error))?;
     if !meta.is_dir() {
@@ -160,15 +207,48 @@ pub fn mount(dir: &Path, flags: &MountFlags) -> Result<OwnedFd> {
         ));
     }
     if rustix::process::geteuid().is_root()
-        && let Some(device) = mount_directly(dir, meta.mode(), flags)?
+        && let Some(attached) = mount_directly(dir, meta.mode(), flags)?
     {
-        return Ok(device);
+        return Ok(attached);
     }
-    mount_by_helper(dir, flags)
+    let device = mount_by_helper(dir, flags)?;
+    Ok(Attached { device, not_block: Some("root did not mount it".into()) })
 }
 
 /// `None`: not permitted although root (a container without the capability), so the helper may try.
-fn mount_directly(dir: &Path, mode: u32, flags: &MountFlags) -> Result<Option<OwnedFd>> {
+fn mount_directly(dir: &Path, mode: u32, flags: &MountFlags) -> Result<Option<Attached>> {
+    let not_block = match mount_block(dir, mode, flags)? {
+        Ok(device) => return Ok(Some(Attached { device, not_block: None })),
+        Err(why) => why,
+    };
+    let device = open_device()?;
+    match mount_kernel(&flags.source, dir, FILE_SYSTEM_TYPE, &options(&device, mode, flags), flags)? {
+        Ok(()) => Ok(Some(Attached { device, not_block: Some(not_block) })),
+        Err(rustix::io::Errno::PERM) => Ok(None),
+        Err(error) => Err(Error::os(format!("mounting at {}", dir.display()), &error.into())),
+    }
+}
+
+/// Mounts a loop device over the volume; else says why that cannot be had.
+fn mount_block(dir: &Path, mode: u32, flags: &MountFlags) -> Result<std::result::Result<OwnedFd, String>> {
+    let Some(volume) = &flags.volume else {
+        return Ok(Err("its source is a name: fsname=".into()));
+    };
+    let source = match loop_device::attach(volume, flags.read_only) {
+        Ok(source) => source,
+        Err(why) => return Ok(Err(format!("no loop device: {why}"))),
+    };
+    let device = open_device()?;
+    // Blocks of 4096 bytes, as mounts without a device have them.
+    let options = format!("{},blksize=4096", options(&device, mode, flags));
+    let mounted = mount_kernel(source.path.as_os_str(), dir, BLOCK_TYPE, &options, flags)?;
+    Ok(mounted.map(|()| device).map_err(|error| {
+        let error = std::io::Error::from(error);
+        format!("mounting {} as {BLOCK_TYPE}: {error}", source.path.display())
+    }))
+}
+
+fn open_device() -> Result<OwnedFd> {
     let device = OpenOptions::new().read(true).write(true).open(DEVICE).map_err(|error| {
         let hint = if error.kind() == std::io::ErrorKind::NotFound {
             " (the kernel's FUSE module is not loaded: modprobe fuse)"
@@ -177,6 +257,11 @@ fn mount_directly(dir: &Path, mode: u32, flags: &MountFlags) -> Result<Option<Ow
         };
         Error::os(format!("opening {DEVICE}{hint}"), &error)
     })?;
+    Ok(device.into())
+}
+
+/// The options that the kernel's client reads.
+fn options(device: &OwnedFd, mode: u32, flags: &MountFlags) -> String {
     let mut options = format!(
         "fd={},rootmode={mode:o},user_id={},group_id={},default_permissions",
         device.as_raw_fd(),
@@ -186,6 +271,17 @@ fn mount_directly(dir: &Path, mode: u32, flags: &MountFlags) -> Result<Option<Ow
     if flags.allow_other {
         options.push_str(",allow_other");
     }
+    options
+}
+
+/// The system call.
+fn mount_kernel(
+    source: &OsStr,
+    dir: &Path,
+    kind: &str,
+    options: &str,
+    flags: &MountFlags,
+) -> Result<std::result::Result<(), rustix::io::Errno>> {
     let mut bits = sys::MountFlags::empty();
     for (set, bit) in [
         (flags.read_only, sys::MountFlags::RDONLY),
@@ -201,13 +297,9 @@ fn mount_directly(dir: &Path, mode: u32, flags: &MountFlags) -> Result<Option<Ow
     let text = |bytes: &[u8]| {
         CString::new(bytes).map_err(|_| Error::invalid("a path with a zero byte cannot be mounted"))
     };
-    let source = text(flags.source.as_bytes())?;
+    let source = text(source.as_bytes())?;
     let options = text(options.as_bytes())?;
-    match sys::mount(source.as_c_str(), dir, FILE_SYSTEM_TYPE, bits, options.as_c_str()) {
-        Ok(()) => Ok(Some(device.into())),
-        Err(rustix::io::Errno::PERM) => Ok(None),
-        Err(error) => Err(Error::os(format!("mounting at {}", dir.display()), &error.into())),
-    }
+    Ok(sys::mount(source.as_c_str(), dir, kind, bits, options.as_c_str()))
 }
 
 fn helper_missing(error: &std::io::Error) -> Error {
@@ -318,15 +410,39 @@ fn receive_descriptor(socket: &UnixStream) -> Result<Option<OwnedFd>> {
 
 /// How the requests of the mount at `dir` travel, as its server says: `ring`, or `dev` with the reason.
 pub fn transport_of(dir: &Path) -> Result<String> {
+    ask(dir, TRANSPORT)
+}
+
+/// Whether `syncfs` and `sync` reach the server of the mount at `dir`, in a few words of the server.
+pub fn syncfs_of(dir: &Path) -> Result<String> {
+    ask(dir, SYNCFS)
+}
+
+/// Has the server of the mount at `dir` make everything durable that was done there, as `syncfs` does where the
+/// kernel passes that on.
+pub fn sync(dir: &Path) -> Result<()> {
+    control(dir, SYNC, &mut [])
+}
+
+/// A question to a server, answered with text.
+fn ask(dir: &Path, command: u32) -> Result<String> {
+    // The command's number holds the size of its answer.
+    let mut text = vec![0u8; (command >> 16 & 0x3fff) as usize];
+    control(dir, command, &mut text)?;
+    let text = text.split(|&byte| byte == 0).next().unwrap_or_default();
+    Ok(String::from_utf8_lossy(text).into_owned())
+}
+
+/// A control request to a server. `answer` is as long as the command's number says.
+fn control(dir: &Path, command: u32, answer: &mut [u8]) -> Result<()> {
+    debug_assert_eq!(answer.len(), (command >> 16 & 0x3fff) as usize);
     let asking = |error: &std::io::Error| Error::os(format!("asking the server of {}", dir.display()), error);
-    let folder = std::fs::File::open(dir).map_err(|error| asking(&error))?;
-    let mut name = [0u8; 64];
-    // SAFETY: the request's number says that its answer has 64 bytes, and as many are there.
-    if unsafe { libc::ioctl(folder.as_raw_fd(), u64::from(TRANSPORT) as _, name.as_mut_ptr()) } != 0 {
+    let directory = std::fs::File::open(dir).map_err(|error| asking(&error))?;
+    // SAFETY: the kernel writes as many bytes as the command's number says, and that many are there.
+    if unsafe { libc::ioctl(directory.as_raw_fd(), u64::from(command) as _, answer.as_mut_ptr()) } != 0 {
         return Err(asking(&std::io::Error::last_os_error()));
     }
-    let text = name.split(|&byte| byte == 0).next().unwrap_or_default();
-    Ok(String::from_utf8_lossy(text).into_owned())
+    Ok(())
 }
 
 /// How an unmount treats a mount that is in use.
@@ -340,17 +456,7 @@ pub enum Unmount {
 
 /// Unmounts `dir` (from [`resolve`]).
 pub fn unmount(dir: &Path, how: Unmount) -> Result<()> {
-    let doing = || format!("unmounting {}", dir.display());
-    let busy = || {
-        Error::new(
-            ErrorKind::Busy,
-            format!(
-                "{} is in use; see who with `fuser -vm {}`, or detach it with `quire umount --lazy`",
-                dir.display(),
-                dir.display()
-            ),
-        )
-    };
+    let busy = || busy(dir);
     let flags = match how {
         Unmount::Plain => sys::UnmountFlags::NOFOLLOW,
         Unmount::Detach => sys::UnmountFlags::NOFOLLOW | sys::UnmountFlags::DETACH,
@@ -362,7 +468,7 @@ pub fn unmount(dir: &Path, how: Unmount) -> Result<()> {
         Err(rustix::io::Errno::INVAL) => {
             return Err(Error::new(ErrorKind::NotFound, format!("nothing is mounted at {}", dir.display())));
         }
-        Err(error) => return Err(Error::os(doing(), &error.into())),
+        Err(error) => return Err(Error::os(unmounting(dir), &error.into())),
     }
     let mut command = Command::new(HELPER);
     command.arg("-u");
@@ -385,7 +491,69 @@ pub fn unmount(dir: &Path, how: Unmount) -> Result<()> {
     } else {
         (kind, "")
     };
-    Err(Error::new(kind, format!("{} through {HELPER}: {}{hint}", doing(), said.trim())))
+    Err(Error::new(kind, format!("{} through {HELPER}: {}{hint}", unmounting(dir), said.trim())))
+}
+
+fn unmounting(dir: &Path) -> String {
+    format!("unmounting {}", dir.display())
+}
+
+fn busy(dir: &Path) -> Error {
+    Error::new(
+        ErrorKind::Busy,
+        format!(
+            "{} is in use; see who with `fuser -vm {}`, or detach it with `quire umount --lazy`",
+            dir.display(),
+            dir.display()
+        ),
+    )
+}
+
+/// umount(8), which itself asks nothing of the mount. A child has none of this process's descriptors.
+fn umount_program(dir: &Path, how: Unmount) -> Command {
+    let mut command = Command::new("umount");
+    command.args(["--internal-only", "--no-canonicalize"]);
+    if how == Unmount::Detach {
+        command.arg("--lazy");
+    }
+    command.arg("--").arg(dir).env("LC_ALL", "C").stdin(Stdio::null()).stdout(Stdio::null());
+    command
+}
+
+/// As [`unmount`], for the server of the mount: a child waits for the answer to DESTROY, if it comes to that. Another
+/// thread must be able to give that answer.
+pub fn unmount_in_child(dir: &Path, how: Unmount) -> Result<()> {
+    if !mounted_at(dir)?.is_some_and(|entry| entry.is_block()) {
+        return unmount(dir, how);
+    }
+    let output = match umount_program(dir, how).stderr(Stdio::piped()).output() {
+        Ok(output) => output,
+        // Without that program as well as it goes.
+        Err(_) => return unmount(dir, how),
+    };
+    let said = String::from_utf8_lossy(&output.stderr);
+    match output.status.code() {
+        Some(0) => Ok(()),
+        _ if said.contains("busy") => Err(busy(dir)),
+        _ => Err(Error::new(ErrorKind::Io, format!("{}: {}", unmounting(dir), said.trim()))),
+    }
+}
+
+/// Takes a mount out of the tree that this process has served, and will not serve any more. Does not wait for DESTROY,
+/// which nobody would answer: it ends with this process.
+pub fn abandon(dir: &Path) {
+    if !mounted_at(dir).is_ok_and(|entry| entry.is_some_and(|entry| entry.is_block())) {
+        return drop(unmount(dir, Unmount::Detach));
+    }
+    let start = Instant::now();
+    let Ok(mut child) = umount_program(dir, Unmount::Detach).stderr(Stdio::null()).spawn() else { return };
+    // It leaves the tree at once.
+    while matches!(child.try_wait(), Ok(None))
+        && matches!(mounted_at(dir), Ok(Some(_)))
+        && start.elapsed() < ABANDON_PATIENCE
+    {
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[cfg(test)]
@@ -407,6 +575,10 @@ mod tests {
             }
         );
         assert!(entry.is_quire());
+        let line = br"104 27 7:3 / /mnt rw,relatime - fuseblk.quire /dev/loop3 rw,user_id=0";
+        let block = parse_entry(line).unwrap();
+        assert!(block.is_quire() && block.is_block());
+        assert_eq!((entry.connection(), block.connection()), (Some(53), Some(7 << 20 | 3)));
         let plain = parse_entry(b"27 1 254:0 / / rw,relatime - ext4 /dev/vda rw").unwrap();
         assert_eq!(plain.dir, Path::new("/"));
         assert!(!plain.is_quire());

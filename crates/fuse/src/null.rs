@@ -27,9 +27,9 @@ use crate::protocol::convert;
 use crate::protocol::negotiate::Wishes;
 use crate::protocol::reply::{Body, Full};
 use crate::protocol::request::{Malformed, Operation};
-use crate::session;
+use crate::session::{self, Events};
 use crate::transport::buffer::{Buffer, HEAD};
-use crate::transport::{Choice, Exchange, Handler, Outcome};
+use crate::transport::{Choice, Exchange, Handler, Outcome, ring};
 
 /// The name of the one file.
 pub const FILE: &str = "data";
@@ -249,12 +249,15 @@ pub fn serve(
         ..MountFlags::default()
     };
     let server = Arc::new(Null::new(size)?);
-    let device = mount::mount(&dir, &flags)?;
-    let connection = Connection::open(device, server, threads, transport)
-        .inspect_err(|_| drop(mount::unmount(&dir, mount::Unmount::Detach)))?;
+    if transport != Choice::Device {
+        ring::switch_on();
+    }
+    let attached = mount::mount(&dir, &flags)?;
+    let connection = Connection::open(attached.device, server, threads, transport)
+        .inspect_err(|_| mount::abandon(&dir))?;
     ready(connection.transport());
-    match session::run_until_stopped(connection, &dir)? {
-        session::End::Unmounted => Ok(()),
+    match session::run_until_stopped(connection, &dir, &Events::new())? {
+        session::End::Unmounted | session::End::Destroyed(_) => Ok(()),
         session::End::Forced => {
             Err(Error::new(quire_base::ErrorKind::Busy, "stopped while the mount was in use"))
         }

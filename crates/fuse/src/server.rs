@@ -6,6 +6,8 @@
 //!   what turns out to need no waiting at once, the rest on the pool, as it is;
 //! * *long*: on the pool at once (large truncates and allocations, copies, names on a mount with `dirsync`);
 //! * *sync*: answered by the engine's own threads;
+//! * *sync all*: on the pool, for a bounded time without progress of the device;
+//! * *destroy*: the last request of a mount with a block device; the session answers when the volume is closed;
 //! * *forget*: in place, without a reply;
 //! * *interrupt*: without a reply; the request that it means may be given up ([`pending`]).
 //!
@@ -17,7 +19,9 @@ pub(crate) mod meters;
 mod pending;
 
 use std::sync::OnceLock;
+use std::time::Duration;
 
+use crossbeam_channel::Sender;
 use quire_base::sync::atomic::{AtomicBool, Ordering};
 use quire_base::sync::{Arc, thread};
 use quire_base::{Error, Result, patience};
@@ -25,9 +29,11 @@ use quire_base::{Error, Result, patience};
 use crate::background::Background;
 use crate::errno::{self, NOT_CONNECTED};
 use crate::operations::Operations;
+use crate::operations::control::SYNC;
 use crate::protocol::abi;
 use crate::protocol::negotiate::Wishes;
 use crate::protocol::request::{Malformed, Operation, Request};
+use crate::session::Event;
 use crate::transport::{Exchange, Handler};
 use meters::{Job, Timed};
 use pending::Pending;
@@ -40,8 +46,21 @@ pub(crate) struct Server {
     refused: AtomicBool,
     /// Changes of names are made durable before they are answered.
     sync_names: bool,
-    /// How requests travel, once that is known.
-    transport: OnceLock<String>,
+    /// How long a sync of the whole volume waits for a device that does nothing.
+    sync_patience: Duration,
+    /// What the mount is, once that is known.
+    facts: OnceLock<Facts>,
+    /// The session hears here that the mount is gone.
+    session: Sender<Event>,
+}
+
+/// What a mount is, for those who ask.
+#[derive(Clone, Debug)]
+pub(crate) struct Facts {
+    /// How requests travel: `ring`, or `dev` with the reason.
+    pub(crate) transport: String,
+    /// Whether `syncfs` and `sync` reach the server.
+    pub(crate) syncfs: String,
 }
 
 /// How a request is answered.
@@ -50,9 +69,19 @@ enum Kind {
     Quick,
     MayWait,
     Long,
-    Sync { node: u64, data_only: bool },
+    Sync {
+        node: u64,
+        data_only: bool,
+    },
+    /// As a control request or not.
+    SyncAll {
+        control: bool,
+    },
+    Destroy,
     Forget,
-    Interrupt { unique: u64 },
+    Interrupt {
+        unique: u64,
+    },
 }
 
 /// The error number for a failure, noted where it means trouble.
@@ -68,14 +97,22 @@ fn number(error: &Error) -> i32 {
 impl Server {
     /// Of `places` requests at a time each may wait on the thread that received it. With `sync_names` changes of names are
     /// durable before they are answered.
-    pub(crate) fn new(operations: Operations, places: usize, sync_names: bool) -> Server {
+    pub(crate) fn new(
+        operations: Operations,
+        places: usize,
+        sync_names: bool,
+        sync_patience: Duration,
+        session: Sender<Event>,
+    ) -> Server {
         Server {
             operations,
             background: Background::new(places),
             pending: Pending::default(),
             refused: AtomicBool::new(false),
             sync_names,
-            transport: OnceLock::new(),
+            sync_patience,
+            facts: OnceLock::new(),
+            session,
         }
     }
     pub(crate) fn operations(&self) -> &Operations {
@@ -84,9 +121,9 @@ impl Server {
     pub(crate) fn background(&self) -> &Background {
         &self.background
     }
-    /// Says how requests travel, for those who ask; the first word stays.
-    pub(crate) fn set_transport(&self, transport: &str) {
-        let _ = self.transport.set(transport.to_owned());
+    /// Says what the mount is, once.
+    pub(crate) fn set_facts(&self, facts: Facts) {
+        let _ = self.facts.set(facts);
     }
     /// Answers every later request with `ENOTCONN`.
     pub(crate) fn refuse(&self) {
@@ -108,10 +145,11 @@ impl Server {
             | Operation::Releasedir
             | Operation::Flush
             | Operation::Init { .. }
-            | Operation::Destroy
             | Operation::Unknown => Kind::Quick,
+            Operation::Destroy => Kind::Destroy,
             Operation::Interrupt { unique } => Kind::Interrupt { unique: *unique },
-            Operation::Syncfs => Kind::Long,
+            Operation::Syncfs => Kind::SyncAll { control: false },
+            Operation::Ioctl(args) if args.command == SYNC => Kind::SyncAll { control: true },
             Operation::CopyFileRange { args, .. }
                 if self.operations.is_long_copy(args.handle, args.offset, args.length) =>
             {
@@ -184,13 +222,41 @@ impl Server {
         });
     }
 
+    /// Makes the whole volume durable, on the pool.
+    fn sync_all_and_reply<E: Exchange>(self: &Arc<Server>, exchange: E, control: bool) {
+        let ticket = self.pending.add(exchange);
+        let server = self.clone();
+        self.background.spawn(move || {
+            if server.pending.bound(&ticket, server.sync_patience, server.operations.device_progress()) {
+                server.watch();
+            }
+            let done = server.operations.sync_all().map_err(|error| number(&error));
+            if let Some(mut exchange) = server.pending.take(ticket) {
+                let done = done.and_then(|()| match control {
+                    true => answer::controlled(&mut exchange),
+                    false => Ok(0),
+                });
+                exchange.reply(done);
+            }
+        });
+    }
+
+    /// Has the session close the volume and then answer. If nobody listens any more, the exchange answers itself.
+    fn destroy<E: Exchange>(&self, exchange: E) {
+        let _ = self.session.send(Event::Destroy(Box::new(move || exchange.reply(Ok(0)))));
+    }
+
     fn interrupt(self: &Arc<Server>, unique: u64) {
-        if !self.pending.interrupt(unique) {
-            return;
+        if self.pending.interrupt(unique) {
+            self.watch();
         }
+    }
+
+    /// Starts the watcher of requests that wait.
+    fn watch(self: &Arc<Server>) {
         let server = self.clone();
         self.background.spawn_first(move || {
-            while server.pending.look(pending::is_dying) {
+            while server.pending.look(pending::is_dying, || server.operations.device_progress()) {
                 thread::sleep(pending::INTERVAL);
             }
         });
@@ -220,7 +286,11 @@ impl Handler for Server {
         match kind {
             Kind::Forget => exchange.no_reply(),
             Kind::Quick => self.answer_and_reply(exchange),
-            Kind::Sync { .. } if self.refused.load(Ordering::Relaxed) => exchange.reply(Err(NOT_CONNECTED)),
+            Kind::Destroy => self.destroy(exchange),
+            Kind::Sync { .. } | Kind::SyncAll { .. } if self.refused.load(Ordering::Relaxed) => {
+                exchange.reply(Err(NOT_CONNECTED));
+            }
+            Kind::SyncAll { control } => self.sync_all_and_reply(exchange, control),
             Kind::Sync { node, data_only } => self.sync_and_reply(exchange, node, data_only),
             Kind::Interrupt { unique } => {
                 exchange.no_reply();

@@ -6,8 +6,13 @@
 //!     SIGTERM/INT/HUP -> plain unmount
 //!                          in use -> detached from the tree; programs that still have files open get a
 //!                                    grace period, then every request is refused (ENOTCONN)
+//!     DESTROY         -> requests are refused; answered at the very end, so that umount waits until then
 //!     then: pool drained, volume closed (everything on disk, clean flag)
 //! ```
+//!
+//! DESTROY comes on mounts whose source is a block device, after the last request of any program. The kernel may still
+//! have RELEASEs under way: all files count as closed. The thread of [`Session::run`] closes the volume, no thread that
+//! receives requests does, and nothing that [`Session::run`] waits for waits for DESTROY: see [`crate::mount`].
 //!
 //! Invariants: the volume is closed after the last request has been answered, or after requests are refused;
 //! a mount whose attaching fails half-way leaves no dead mount point behind.
@@ -15,7 +20,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{self as channel, RecvTimeoutError};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use quire::Volume;
 use quire_base::sync::{Arc, thread};
 use quire_base::{Error, ErrorKind, Result};
@@ -23,12 +28,18 @@ use quire_base::{Error, ErrorKind, Result};
 use crate::connection::Connection;
 use crate::mount::{self, MountFlags, Unmount};
 use crate::operations::{CacheMode, Operations};
-use crate::server::Server;
+use crate::server::{Facts, Server};
 use crate::signals;
-use crate::transport::{Choice, Handler};
+use crate::transport::{Choice, Handler, ring};
 
 /// How long programs may go on with files they have open on a mount that was asked to stop.
 const GRACE: Duration = Duration::from_secs(10);
+/// How long a session waits for its threads after it has answered DESTROY.
+const FAREWELL: Duration = Duration::from_secs(10);
+/// The minor version of the protocol from which the kernel passes `syncfs` on for block devices (Linux 6.18).
+const SYNCFS_MINOR: u32 = 45;
+/// How long a sync of the whole volume waits for a device that completes nothing.
+pub const SYNC_PATIENCE: Duration = Duration::from_secs(60);
 
 /// How a volume is served.
 #[derive(Clone, Debug, Default)]
@@ -41,6 +52,8 @@ pub struct ServeOptions {
     pub transport: Choice,
     /// Threads that receive requests from `/dev/fuse`; `None` chooses by the number of CPUs.
     pub threads: Option<usize>,
+    /// How long `syncfs` and `sync` wait for a device that completes nothing; `None`: [`SYNC_PATIENCE`].
+    pub sync_patience: Option<Duration>,
 }
 
 /// Receiving threads for this machine: enough that a few may wait for the device, few enough to stay warm.
@@ -49,30 +62,89 @@ pub fn default_threads() -> usize {
     (cpus * 4).clamp(4, 32)
 }
 
+/// What a session waits for.
+pub(crate) enum Event {
+    /// The threads that receive requests have ended.
+    Ended(Result<()>),
+    /// A stop signal has come.
+    Signal(i32),
+    /// The unmount that a signal asked for is over.
+    Unmounted,
+    /// The mount is gone, and the kernel waits for the answer.
+    Destroy(Answer),
+}
+
+/// Sends a reply.
+pub(crate) type Answer = Box<dyn FnOnce() + Send>;
+
+/// Both ends of a session's events.
+pub(crate) struct Events {
+    pub(crate) sender: Sender<Event>,
+    receiver: Receiver<Event>,
+}
+
+impl Events {
+    pub(crate) fn new() -> Events {
+        let (sender, receiver) = unbounded();
+        Events { sender, receiver }
+    }
+
+    /// Waits until the threads that receive requests have ended.
+    fn wait_for_threads(&self) {
+        let start = Instant::now();
+        while let Ok(event) = self.receiver.recv_timeout(FAREWELL.saturating_sub(start.elapsed())) {
+            if let Event::Ended(_) = event {
+                return;
+            }
+        }
+    }
+}
+
 /// How a session ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// The mount is gone and every request was answered.
     Unmounted,
+    /// The mount is gone, and its unmount waits for this answer.
+    Destroyed(Answer),
     /// Programs kept the detached mount busy beyond the grace period: session threads are still there.
     Forced,
 }
 
-/// Serves until the mount is gone, or a stop signal has been dealt with.
-pub(crate) fn run_until_stopped<H: Handler>(connection: Connection<H>, dir: &Path) -> Result<End> {
-    enum Event {
-        Ended(Result<()>),
-        Signal(i32),
+/// Takes a mount away for a stop signal.
+fn unmount_for_signal(dir: &Path) {
+    let outcome = match mount::unmount_in_child(dir, Unmount::Plain) {
+        Err(error) if error.kind() == ErrorKind::Busy => {
+            tracing::warn!(
+                "{} is in use: detached; open files work for {} s more",
+                dir.display(),
+                GRACE.as_secs()
+            );
+            mount::unmount_in_child(dir, Unmount::Detach)
+        }
+        outcome => outcome,
+    };
+    if let Err(error) = outcome {
+        // Gone already (its end is about to be reported), or not ours to unmount.
+        tracing::warn!("{error}");
     }
-    let (sender, events) = channel::unbounded();
-    let ended = sender.clone();
+}
+
+/// Serves until the mount is gone, or a stop signal has been dealt with.
+pub(crate) fn run_until_stopped<H: Handler>(
+    connection: Connection<H>,
+    dir: &Path,
+    events: &Events,
+) -> Result<End> {
     let start = |name: &str, body: Box<dyn FnOnce() + Send>| {
         thread::Builder::new()
             .name(name.into())
             .spawn(body)
+            .map(drop)
             .map_err(|error| Error::os(format!("starting the thread {name}"), &error))
     };
-    start("quire-session", Box::new(move || drop(ended.send(Event::Ended(connection.run())))))?;
+    let sender = events.sender.clone();
+    start("quire-session", Box::new(move || drop(sender.send(Event::Ended(connection.run())))))?;
+    let sender = events.sender.clone();
     start(
         "quire-signals",
         Box::new(move || {
@@ -86,36 +158,30 @@ pub(crate) fn run_until_stopped<H: Handler>(connection: Connection<H>, dir: &Pat
     let mut deadline = None;
     loop {
         let event = match deadline {
-            None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(at) => events.recv_timeout(Instant::saturating_duration_since(&at, Instant::now())),
+            None => events.receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(at) => events.receiver.recv_timeout(Instant::saturating_duration_since(&at, Instant::now())),
         };
         match event {
             Ok(Event::Ended(Ok(()))) => return Ok(End::Unmounted),
             Ok(Event::Ended(Err(error))) => {
                 return Err(error.context(format!("serving {}", dir.display())));
             }
+            Ok(Event::Destroy(answer)) => return Ok(End::Destroyed(answer)),
             Ok(Event::Signal(signal)) if deadline.is_none() => {
                 tracing::info!("{}: unmounting {}", signals::name(signal), dir.display());
-                match mount::unmount(dir, Unmount::Plain) {
-                    Ok(()) => deadline = Some(Instant::now() + GRACE),
-                    Err(error) if error.kind() == ErrorKind::Busy => {
-                        tracing::warn!(
-                            "{} is in use: detached; open files work for {} s more",
-                            dir.display(),
-                            GRACE.as_secs()
-                        );
-                        if let Err(error) = mount::unmount(dir, Unmount::Detach) {
-                            tracing::warn!("{error}");
-                        }
-                        deadline = Some(Instant::now() + GRACE);
-                    }
-                    Err(error) => {
-                        // Gone already (its end is about to be reported), or not ours to unmount.
-                        tracing::warn!("{error}");
-                        deadline = Some(Instant::now() + GRACE);
-                    }
-                }
+                deadline = Some(Instant::now() + GRACE);
+                // Not here: the unmount may wait until this thread has closed the volume.
+                let (sender, dir) = (events.sender.clone(), dir.to_owned());
+                start(
+                    "quire-unmount",
+                    Box::new(move || {
+                        unmount_for_signal(&dir);
+                        let _ = sender.send(Event::Unmounted);
+                    }),
+                )?;
             }
+            // Programs that hold a detached mount have the whole time.
+            Ok(Event::Unmounted) => deadline = Some(Instant::now() + GRACE),
             Ok(Event::Signal(_)) | Err(RecvTimeoutError::Timeout) => return Ok(End::Forced),
             Err(RecvTimeoutError::Disconnected) => return Ok(End::Unmounted),
         }
@@ -128,23 +194,46 @@ pub struct Session {
     server: Arc<Server>,
     volume: Volume,
     dir: PathBuf,
+    events: Events,
+    facts: Facts,
+    /// Why `syncfs` does not reach the server.
+    no_syncfs: Option<String>,
 }
 
 impl Session {
     /// Mounts an open volume at `dir`. When this returns, the mount is usable and requests queue in the
     /// kernel until [`Session::run`].
+    ///
+    /// As root it switches the kernel's ring on, unless `options` ask for `/dev/fuse`.
     pub fn mount(volume: Volume, dir: &Path, options: &ServeOptions) -> Result<Session> {
         let dir = mount::resolve(dir)?;
         let threads = options.threads.unwrap_or_else(default_threads).max(1);
         let operations = Operations::new(volume.clone(), options.cache);
         // One thread at least stays with the device.
         let sync_names = options.flags.sync || options.flags.dir_sync;
-        let server = Arc::new(Server::new(operations, threads - 1, sync_names));
-        let device = mount::mount(&dir, &options.flags)?;
-        let connection = Connection::open(device, server.clone(), threads, options.transport)
-            .inspect_err(|_| drop(mount::unmount(&dir, Unmount::Detach)))?;
-        server.set_transport(connection.transport());
-        Ok(Session { connection, server, volume, dir })
+        let patience = options.sync_patience.unwrap_or(SYNC_PATIENCE);
+        let events = Events::new();
+        let server = Server::new(operations, threads - 1, sync_names, patience, events.sender.clone());
+        let server = Arc::new(server);
+        if options.transport != Choice::Device {
+            ring::switch_on();
+        }
+        let attached = mount::mount(&dir, &options.flags)?;
+        let connection = Connection::open(attached.device, server.clone(), threads, options.transport)
+            .inspect_err(|_| mount::abandon(&dir))?;
+        let no_syncfs = attached.not_block.or_else(|| {
+            (connection.minor() < SYNCFS_MINOR)
+                .then(|| "this kernel does not pass them on; Linux 6.18 does".into())
+        });
+        let facts = Facts {
+            transport: connection.transport().to_owned(),
+            syncfs: match &no_syncfs {
+                None => "reaches the server".into(),
+                Some(why) => format!("does not reach the server ({why}); quire ctl sync does the same"),
+            },
+        };
+        server.set_facts(facts.clone());
+        Ok(Session { connection, server, volume, dir, events, facts, no_syncfs })
     }
 
     /// The mount point.
@@ -154,7 +243,12 @@ impl Session {
 
     /// How requests travel: `ring`, or `dev` with the reason why not the ring.
     pub fn transport(&self) -> &str {
-        self.connection.transport()
+        &self.facts.transport
+    }
+
+    /// Why `syncfs` and `sync` do not reach the server; `None` if they do.
+    pub fn no_syncfs(&self) -> Option<&str> {
+        self.no_syncfs.as_deref()
     }
 
     /// Serves until the mount is gone or a stop signal came, then closes the volume.
@@ -162,21 +256,34 @@ impl Session {
     /// Stop signals must have been blocked ([`signals::block`]) before the process started any thread. Errors
     /// are those of serving, else those of closing.
     pub fn run(self) -> Result<()> {
-        let Session { connection, server, volume, dir } = self;
-        let end = run_until_stopped(connection, &dir);
-        if matches!(end, Ok(End::Forced)) {
-            tracing::warn!("programs still use {}: their requests are refused from now on", dir.display());
-            server.refuse();
-        }
-        if end.is_err() {
-            // Nobody serves any more: what is left of the mount must not hold programs.
-            server.refuse();
-            let _ = mount::unmount(&dir, Unmount::Detach);
+        let Session { connection, server, volume, dir, events, .. } = self;
+        let end = run_until_stopped(connection, &dir, &events);
+        match &end {
+            Ok(End::Unmounted) => {}
+            Ok(End::Destroyed(_)) => server.refuse(),
+            Ok(End::Forced) => {
+                tracing::warn!(
+                    "programs still use {}: their requests are refused from now on",
+                    dir.display()
+                );
+                server.refuse();
+            }
+            Err(_) => {
+                // Nobody serves any more: what is left of the mount must not hold programs.
+                server.refuse();
+                mount::abandon(&dir);
+            }
         }
         server.background().finish();
         server.operations().forget_everything();
         let closed = volume.close();
         tracing::info!("{} closed", dir.display());
-        end.map(drop).and(closed)
+        let served = end.map(|end| {
+            if let End::Destroyed(answer) = end {
+                answer();
+                events.wait_for_threads();
+            }
+        });
+        served.and(closed)
     }
 }

@@ -12,6 +12,7 @@ pub fn run(arguments: &Ctl) -> Outcome {
             output::line(control::ask(&mount::resolve(dir)?, "metrics")?.trim_end());
             Ok(())
         }
+        Control::Sync { dir } => Ok(mount::sync(&super::mounted(dir)?.dir)?),
         Control::CacheSize { dir, size } => control::set_cache_size(&mount::resolve(dir)?, *size),
     }
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use std::path::{Path, PathBuf};
 
-use quire_fuse::{MountEntry, mount};
+use quire_fuse::mount;
 
 use crate::arguments::Info;
 use crate::commands::inspect::{superblock_json, time, uuid};
@@ -24,28 +24,42 @@ pub fn run(arguments: &Info) -> Outcome {
         (None, Some(volume)) => image::find(volume)?,
         (None, None) => return Err(Failure::usage("info needs a volume, or --mount DIR")),
     };
-    let (superblock, damaged) = image::newest_superblock(&path)?;
-    let mounted = mount::mounts()
-        .map_err(Failure::from)?
-        .into_iter()
-        .find(|entry| entry.is_quire() && entry.source == path)
-        .map(|entry| entry.dir);
+    let found = match (image::newest_superblock(&path), &asked) {
+        (Ok(found), _) => Some(found),
+        // The name of a mount (fsname=) need not be that of the volume.
+        (Err(_), Some(_)) => None,
+        (Err(error), None) => return Err(error.into()),
+    };
+    let mounted = match &asked {
+        Some(asked) => Some(asked.dir.clone()),
+        None => mount::mounts()
+            .map_err(Failure::from)?
+            .into_iter()
+            .find(|entry| entry.is_quire() && entry.source == path)
+            .map(|entry| entry.dir),
+    };
+    let damaged = found.as_ref().and_then(|(_, damaged)| damaged.as_ref());
     if arguments.json {
-        let mut value = superblock_json(&superblock);
+        let mut value =
+            found.as_ref().map_or_else(|| json!({}), |(superblock, _)| superblock_json(superblock));
         value["mounted_at"] = mounted.map_or(Value::Null, |dir| json!(dir));
         if let Some(asked) = &asked {
             value["transport"] = json!(asked.transport);
+            value["syncfs"] = json!(asked.syncfs);
         }
         value["damaged_slot"] = damaged.map_or(Value::Null, |error| json!(error.to_string()));
         output::line(format_args!("{value:#}"));
         return Ok(());
     }
-    output::line(text(&superblock).trim_end());
+    if let Some((superblock, _)) = &found {
+        output::line(text(superblock).trim_end());
+    }
     if let Some(dir) = mounted {
         output::line(format_args!("mounted at       {}", dir.display()));
     }
     if let Some(asked) = &asked {
         output::line(format_args!("transport        {}", asked.transport));
+        output::line(format_args!("syncfs           {}", asked.syncfs));
     }
     if let Some(error) = damaged {
         output::line(format_args!("damaged          one of two superblocks: {error}"));
@@ -55,18 +69,17 @@ pub fn run(arguments: &Info) -> Outcome {
 
 /// What a mount's server says.
 struct Asked {
+    dir: PathBuf,
     volume: PathBuf,
     transport: String,
+    syncfs: String,
 }
 
 /// Asks the server behind a mount point.
 fn ask(dir: &Path) -> Outcome<Asked> {
-    let dir = mount::resolve(dir)?;
-    let entry = mount::mounted_at(&dir)?
-        .filter(MountEntry::is_quire)
-        .ok_or_else(|| Failure::new(37, format!("no Quire volume is mounted at {}", dir.display())))?;
-    let transport = mount::transport_of(&dir)?;
-    Ok(Asked { volume: entry.source, transport })
+    let entry = super::mounted(dir)?;
+    let (transport, syncfs) = (mount::transport_of(&entry.dir)?, mount::syncfs_of(&entry.dir)?);
+    Ok(Asked { dir: entry.dir, volume: entry.source, transport, syncfs })
 }
 
 fn text(superblock: &Superblock) -> String {

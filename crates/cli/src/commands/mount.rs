@@ -138,6 +138,14 @@ fn say_mounted(checked: &Checked, session: &Session) {
         checked.dir.display(),
         session.transport()
     );
+    if let Some(why) = session.no_syncfs() {
+        tracing::info!(
+            "syncfs and sync do not reach this mount ({why}): `quire ctl sync {}` does the same, and what nobody syncs \
+             is durable after {} s (commit=)",
+            checked.dir.display(),
+            checked.options.volume.commit_seconds
+        );
+    }
 }
 
 fn open_and_mount(checked: &Checked) -> Outcome<(Session, Vec<String>)> {

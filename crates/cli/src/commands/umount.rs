@@ -4,8 +4,10 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
+use quire_fuse::MountEntry;
 use quire_fuse::mount::{self, Unmount};
 
 use crate::arguments::Umount;
@@ -14,6 +16,8 @@ use crate::image;
 
 /// How long the closing of a volume may take before the command gives up waiting (not closing).
 const PATIENCE: Duration = Duration::from_secs(600);
+/// When a server that may hang is mentioned.
+const HINT_AFTER: Duration = Duration::from_secs(60);
 
 /// Unmounts.
 pub fn run(arguments: &Umount) -> Outcome {
@@ -32,8 +36,11 @@ pub fn run(arguments: &Umount) -> Outcome {
     }
     // Before the unmount: the server may be gone before it could be looked for.
     let server = server_of(&dir);
-    mount::unmount(&dir, Unmount::Plain)?;
     let slow = || eprintln!("quire: waiting until everything is on disk");
+    let patient = talk_meanwhile(&entry, server.as_deref(), slow);
+    let unmounted = mount::unmount(&dir, Unmount::Plain);
+    drop(patient);
+    unmounted?;
     let closed = match server {
         // A process that has ended may stay in the table, without a command line, until its parent looks at
         // it.
@@ -52,8 +59,34 @@ pub fn run(arguments: &Umount) -> Outcome {
     ))
 }
 
-/// The folder in `/proc` of the background server, not this process, that has `operand` (a volume or a mount
-/// point, absolute) on its command line.
+/// Says what is waited for, until it is dropped: an unmount may wait until the server has closed the volume.
+fn talk_meanwhile(
+    entry: &MountEntry,
+    server: Option<&Path>,
+    slow: impl FnOnce() + Send + 'static,
+) -> Sender<()> {
+    let (sender, dropped) = channel::<()>();
+    let server = server.and_then(Path::file_name).map(|number| format!("kill -9 {}", number.display()));
+    let connection = entry.connection().unwrap_or_default();
+    let give_up = server.unwrap_or_else(|| format!("echo 1 >/sys/fs/fuse/connections/{connection}/abort"));
+    // Ends with the sender, and with the process.
+    std::thread::spawn(move || {
+        let waits = |time| dropped.recv_timeout(time) == Err(RecvTimeoutError::Timeout);
+        if waits(Duration::from_secs(2)) {
+            slow();
+        }
+        if waits(HINT_AFTER) {
+            eprintln!(
+                "quire: still waiting; `{give_up}` gives a server up that hangs: what was not synced is lost then, and \
+                 the next mount recovers the volume"
+            );
+        }
+    });
+    sender
+}
+
+/// The folder in `/proc` of the background server, not this process, that has `operand` (a volume or a mount point,
+/// absolute) on its command line.
 pub fn server_of(operand: &Path) -> Option<PathBuf> {
     std::fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path()).find(|process| {
         let number = process.file_name().and_then(|name| name.to_str()?.parse::<u32>().ok());

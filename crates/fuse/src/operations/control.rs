@@ -11,13 +11,17 @@ const GET_FLAGS: u32 = 0x8008_6601;
 const GET_FSXATTR: u32 = 0x801c_581f;
 /// `FS_IOC_GETVERSION`: the inode's generation.
 const GET_VERSION: u32 = 0x8008_7601;
-/// `_IO('Q', 1)`: makes everything that was done on the volume durable, since the kernel does not pass
-/// `syncfs` on to FUSE servers. On any file or folder of the mount.
+/// `_IO('Q', 1)`: makes everything that was done on the volume durable, for mounts that `syncfs` does not reach.
+/// On any file or directory of the mount.
 pub const SYNC: u32 = 0x5101;
 
 /// `_IOR('Q', 2, char[64])`: how the mount's requests travel, as text that zero bytes end. On any file or folder of
 /// the mount; answered by the server itself.
 pub const TRANSPORT: u32 = 0x8040_5102;
+
+/// `_IOR('Q', 3, char[256])`: whether `syncfs` and `sync` reach the server, as text that zero bytes end. On any file or
+/// directory of the mount; answered by the server itself.
+pub const SYNCFS: u32 = 0x8100_5103;
 
 impl Operations {
     /// Sizes and counts of the volume.
@@ -59,10 +63,6 @@ impl Operations {
                 let generation = self.inode(node)?.generation().to_le_bytes();
                 let length = answer.len().min(4);
                 answer[..length].copy_from_slice(&generation[..length]);
-            }
-            SYNC => {
-                self.volume.sync()?;
-                answer.clear();
             }
             _ => {
                 return Err(Error::new(

@@ -193,6 +193,12 @@ impl Operations {
         self.volume.sync()
     }
 
+    /// A number that grows whenever the device completes something.
+    pub fn device_progress(&self) -> u64 {
+        let of_device = |measure: &quire::Measure| measure.name.starts_with("device_");
+        self.volume.measures().iter().filter(|measure| of_device(measure)).map(|one| one.value).sum()
+    }
+
     /// Whether an allocation of `length` bytes may take long.
     pub fn is_long(length: u64) -> bool {
         length > LONG_CHANGE

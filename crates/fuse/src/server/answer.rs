@@ -8,7 +8,7 @@ use quire_base::{ErrorKind, Result, patience};
 
 use super::{Server, number};
 use crate::errno::NOT_IMPLEMENTED;
-use crate::operations::control::TRANSPORT;
+use crate::operations::control::{SYNCFS, TRANSPORT};
 use crate::operations::data::{CopyRequest, Opened, WriteRequest};
 use crate::operations::names::{Make, Name};
 use crate::operations::xattr::Sized;
@@ -59,8 +59,8 @@ impl Server {
             Operation::Readdirplus(args) => Filling::NamesAndAttributes { node, args },
             operation => {
                 let answer = match operation {
-                    Operation::Ioctl(args) if args.command == TRANSPORT => {
-                        Answer::Control(0, self.transport_name(args.out_size))
+                    Operation::Ioctl(args) if matches!(args.command, TRANSPORT | SYNCFS) => {
+                        Answer::Control(0, self.fact(args.command, args.out_size))
                     }
                     _ => perform(self.operations(), &request)
                         .and_then(|answer| self.keep_names(&request).map(|()| answer))
@@ -239,12 +239,24 @@ fn dirent(name: &Name) -> Dirent {
 }
 
 impl Server {
-    /// The transport's name, cut to the caller's room, zero bytes behind it.
-    fn transport_name(&self, room: u32) -> Vec<u8> {
-        let mut name = self.transport.get().map_or(&b""[..], String::as_bytes).to_vec();
-        name.resize((room as usize).min(64), 0);
-        name
+    /// What the mount is, cut to the caller's room, zero bytes behind it.
+    fn fact(&self, command: u32, room: u32) -> Vec<u8> {
+        let text = self.facts.get().map_or("", |facts| match command {
+            SYNCFS => &facts.syncfs,
+            _ => &facts.transport,
+        });
+        let length = room.min(command >> 16 & 0x3fff) as usize;
+        let mut text = text.as_bytes().to_vec();
+        text.resize(length, 0);
+        // The end is a zero byte, however long the reason.
+        text.last_mut().into_iter().for_each(|byte| *byte = 0);
+        text
     }
+}
+
+/// The answer to a control request that gives nothing.
+pub(super) fn controlled<E: Exchange>(exchange: &mut E) -> Outcome {
+    put(Answer::Control(0, Vec::new()), exchange.room())
 }
 
 fn perform(operations: &Operations, request: &Request<'_>) -> Result<Answer> {
@@ -297,7 +309,7 @@ fn perform(operations: &Operations, request: &Request<'_>) -> Result<Answer> {
         Operation::Write { args, data } => Answer::Written(operations.write(&write_request(&args), data)?),
         Operation::Statfs => Answer::Statfs(operations.statfs()),
         Operation::Release(args) => operations.release(args.handle).map(|()| Answer::Nothing)?,
-        Operation::Flush | Operation::Releasedir | Operation::Destroy => Answer::Nothing,
+        Operation::Flush | Operation::Releasedir => Answer::Nothing,
         Operation::Setxattr { name, value, flags, kill_set_gid } => {
             operations.set_xattr(node, name, value, flags as i32, kill_set_gid).map(|()| Answer::Nothing)?
         }
@@ -319,11 +331,12 @@ fn perform(operations: &Operations, request: &Request<'_>) -> Result<Answer> {
             let count = operations.copy(&copy_request(&args))?;
             if wide { Answer::Copied(count) } else { Answer::Written(count as usize) }
         }
-        Operation::Syncfs => operations.sync_all().map(|()| Answer::Nothing)?,
         // Reading a directory needs no state here; the kernel then opens without asking, and caches.
         Operation::Opendir(_) | Operation::Unknown => Answer::Refused(NOT_IMPLEMENTED),
         // Answered elsewhere: a second INIT, or what is filled, forgotten or synced, does not come here.
         Operation::Init { .. }
+        | Operation::Destroy
+        | Operation::Syncfs
         | Operation::Forget { .. }
         | Operation::BatchForget(_)
         | Operation::Interrupt { .. }

@@ -7,13 +7,17 @@
 //!
 //! Protocol. The exchange is in a slot; whoever takes it out answers it: the thread that does the work, or the watcher.
 //! Interrupts are looked at by a watcher, one job of the pool at a time, at once and then every [`INTERVAL`]: a caller
-//! may be killed after a first, harmless signal, of which the kernel would not tell again. It ends when no interrupted
+//! may be killed after a first, harmless signal, of which the kernel would not tell again. It ends when no watched
 //! request waits.
+//!
+//! A request that makes the whole volume durable (`syncfs`, `sync`) is watched from the start ([`Pending::bound`]): the
+//! machine's every `sync` waits for it. It is given up with `ETIMEDOUT` when the device completes nothing for a stated
+//! time.
 //!
 //! Invariants: each exchange is answered once. An interrupt that comes before its request is known is looked at twice.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use quire_base::sync::{Arc, Mutex};
 
@@ -59,11 +63,35 @@ pub(super) struct Ticket<E> {
     slot: Arc<Slot<E>>,
 }
 
-/// An interrupt that is watched.
-struct Interrupt {
+/// A request that is watched.
+struct Watched {
     unique: u64,
     /// It was looked at before.
     seen: bool,
+    bound: Option<Bound>,
+}
+
+/// How long a request waits for a device that does nothing.
+struct Bound {
+    patience: Duration,
+    since: Instant,
+    /// What the device had done then.
+    progress: u64,
+}
+
+impl Bound {
+    /// Whether the device has done nothing for so long; else looks from now on.
+    fn is_over(&mut self, progress: impl FnOnce() -> u64) -> bool {
+        if self.since.elapsed() < self.patience {
+            return false;
+        }
+        let progress = progress();
+        if progress == self.progress {
+            return true;
+        }
+        (self.since, self.progress) = (Instant::now(), progress);
+        false
+    }
 }
 
 type Shard = Mutex<HashMap<u64, Arc<dyn Waits>>>;
@@ -72,12 +100,12 @@ type Shard = Mutex<HashMap<u64, Arc<dyn Waits>>>;
 pub(super) struct Pending {
     shards: [Shard; SHARDS],
     /// What the watcher looks at; there is a watcher while it is not empty.
-    interrupts: Mutex<Vec<Interrupt>>,
+    watched: Mutex<Vec<Watched>>,
 }
 
 impl Default for Pending {
     fn default() -> Pending {
-        Pending { shards: std::array::from_fn(|_| Mutex::new(HashMap::new())), interrupts: Mutex::default() }
+        Pending { shards: std::array::from_fn(|_| Mutex::new(HashMap::new())), watched: Mutex::default() }
     }
 }
 
@@ -104,19 +132,43 @@ impl Pending {
 
     /// Notes an interrupt; true if the caller is to start a watcher.
     pub(super) fn interrupt(&self, unique: u64) -> bool {
-        let mut interrupts = self.interrupts.lock();
-        interrupts.push(Interrupt { unique, seen: false });
-        interrupts.len() == 1
+        self.watch(Watched { unique, seen: false, bound: None })
     }
 
-    /// One look at all that was interrupted; false if nothing is left to be watched, and the watcher ends.
-    pub(super) fn look(&self, is_dying: impl Fn(u32) -> bool) -> bool {
-        let mut interrupts = self.interrupts.lock();
-        interrupts.retain_mut(|interrupt| {
-            let waiting = self.shard(interrupt.unique).lock().get(&interrupt.unique).cloned();
-            let Some(waiting) = waiting else { return !std::mem::replace(&mut interrupt.seen, true) };
+    /// Bounds the time of a request to `patience` without progress of the device, which has done `progress` so far; true
+    /// if the caller is to start a watcher.
+    pub(super) fn bound<E>(&self, ticket: &Ticket<E>, patience: Duration, progress: u64) -> bool {
+        let bound = Bound { patience, since: Instant::now(), progress };
+        self.watch(Watched { unique: ticket.unique, seen: true, bound: Some(bound) })
+    }
+
+    fn watch(&self, watched: Watched) -> bool {
+        let mut all = self.watched.lock();
+        all.push(watched);
+        all.len() == 1
+    }
+
+    /// One look at all that is watched; false if nothing is left to be watched, and the watcher ends. `progress`: what
+    /// the device has done.
+    pub(super) fn look(&self, is_dying: impl Fn(u32) -> bool, progress: impl Fn() -> u64) -> bool {
+        let mut all = self.watched.lock();
+        all.retain_mut(|watched| {
+            let waiting = self.shard(watched.unique).lock().get(&watched.unique).cloned();
+            let Some(waiting) = waiting else { return !std::mem::replace(&mut watched.seen, true) };
             if waiting.is_over() {
                 return false;
+            }
+            if let Some(bound) = &mut watched.bound {
+                if bound.is_over(&progress) {
+                    tracing::error!(
+                        "sync: the device has completed nothing for {} s; the call fails, and what it was to make \
+                         durable may be lost in a crash",
+                        bound.patience.as_secs()
+                    );
+                    waiting.give_up(libc::ETIMEDOUT);
+                    return false;
+                }
+                return true;
             }
             if is_dying(waiting.caller()) {
                 waiting.give_up(libc::EINTR);
@@ -124,7 +176,7 @@ impl Pending {
             }
             true
         });
-        !interrupts.is_empty()
+        !all.is_empty()
     }
 }
 
@@ -191,13 +243,13 @@ mod tests {
         let quiet = pending.add(Asked::new(6, 100, &answers));
         assert!(pending.interrupt(2), "the first starts a watcher");
         assert!(!pending.interrupt(4));
-        assert!(pending.look(|caller| caller == 100), "one is still watched");
+        assert!(pending.look(|caller| caller == 100, || 0), "one is still watched");
         assert_eq!(*answers.0.lock(), [(2, Err(libc::EINTR))]);
         assert!(pending.take(killed).is_none());
         pending.take(signalled).expect("it goes on").reply(Ok(0));
         pending.take(quiet).expect("nobody interrupted it").reply(Ok(0));
         assert!(
-            pending.look(|_| true) | !pending.look(|_| true),
+            pending.look(|_| true, || 0) | !pending.look(|_| true, || 0),
             "what is gone is looked at once more at most"
         );
         assert_eq!(answers.0.lock().len(), 3);
@@ -208,13 +260,36 @@ mod tests {
     fn an_interrupt_may_come_before_its_request() {
         let (pending, answers) = (Pending::default(), Answers::default());
         assert!(pending.interrupt(2));
-        assert!(pending.look(|_| true), "once more");
+        assert!(pending.look(|_| true, || 0), "once more");
         let late = pending.add(Asked::new(2, 100, &answers));
-        assert!(!pending.look(|_| true));
+        assert!(!pending.look(|_| true, || 0));
         assert_eq!(*answers.0.lock(), [(2, Err(libc::EINTR))]);
         assert!(pending.take(late).is_none());
         pending.interrupt(4);
-        assert!(pending.look(|_| true) && !pending.look(|_| true), "one that never comes is forgotten");
+        assert!(
+            pending.look(|_| true, || 0) && !pending.look(|_| true, || 0),
+            "one that never comes is forgotten"
+        );
+    }
+
+    #[test]
+    fn only_a_device_that_does_nothing_ends_a_bounded_request() {
+        let (pending, answers) = (Pending::default(), Answers::default());
+        let ticket = pending.add(Asked::new(2, 100, &answers));
+        let patience = Duration::from_millis(20);
+        assert!(pending.bound(&ticket, patience, 7), "it starts a watcher");
+        assert!(pending.look(|_| false, || 7), "not yet");
+        std::thread::sleep(patience);
+        assert!(pending.look(|_| false, || 8), "the device works");
+        assert!(pending.look(|_| false, || 8), "the time starts anew");
+        std::thread::sleep(patience);
+        assert!(!pending.look(|_| false, || 8));
+        assert_eq!(*answers.0.lock(), [(2, Err(libc::ETIMEDOUT))]);
+        assert!(pending.take(ticket).is_none());
+        let ticket = pending.add(Asked::new(4, 100, &answers));
+        assert!(pending.bound(&ticket, patience, 8));
+        pending.take(ticket).expect("in time").reply(Ok(0));
+        assert!(!pending.look(|_| true, || 8), "what was answered is not watched");
     }
 
     #[test]

@@ -51,6 +51,17 @@ pub fn why_not_offered() -> &'static str {
     }
 }
 
+/// Has the kernel offer the ring to later mounts, if this process may. The parameter, which kernels come with switched
+/// off, only permits servers to ask for the ring.
+pub fn switch_on() {
+    let is_off = std::fs::read(SWITCH).is_ok_and(|now| now.starts_with(b"N"));
+    if is_off && std::fs::write(SWITCH, "Y").is_ok() {
+        tracing::info!(
+            "the kernel's FUSE over io_uring was switched off; switched on for all later mounts ({SWITCH})"
+        );
+    }
+}
+
 /// CPUs that the kernel may ever have, each of which needs a queue.
 fn possible_cpus() -> Result<usize> {
     let path = "/sys/devices/system/cpu/possible";

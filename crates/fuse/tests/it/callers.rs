@@ -13,7 +13,7 @@ use quire::{Backend, FormatOptions, MemoryBackend, Result, Volume, VolumeOptions
 use quire_base::BlockNo;
 use quire_device::{Io, IoClass};
 use quire_fuse::mount::{self, Unmount};
-use quire_fuse::{CacheMode, MountFlags, ServeOptions, Session, TransportChoice, signals};
+use quire_fuse::{MountFlags, ServeOptions, Session, TransportChoice, signals};
 use rustix::mount::{MoveMountFlags, OpenTreeFlags};
 use testkit::RingSwitch;
 
@@ -86,6 +86,10 @@ impl Mounted {
     }
 
     fn with(transport: TransportChoice, flags: MountFlags) -> Option<Mounted> {
+        Mounted::serving(ServeOptions { transport, flags, ..ServeOptions::default() })
+    }
+
+    fn serving(options: ServeOptions) -> Option<Mounted> {
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
             eprintln!("\n*** SKIPPED: needs root and /dev/fuse ***\n");
             return None;
@@ -97,12 +101,9 @@ impl Mounted {
         Volume::format_backend(device.clone(), &FormatOptions::default()).unwrap();
         let volume = Volume::open_backend(device.clone(), VolumeOptions::default()).unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let options = ServeOptions {
-            cache: CacheMode::Engine,
-            flags: MountFlags { source: "test".into(), allow_other: true, ..flags },
-            threads: None,
-            transport,
-        };
+        let flags = MountFlags { source: "test".into(), allow_other: true, ..options.flags };
+        let transport = options.transport;
+        let options = ServeOptions { flags, ..options };
         let switch = (transport == TransportChoice::Ring).then(RingSwitch::on);
         if matches!(switch, Some(None)) {
             eprintln!("\n*** SKIPPED: no FUSE over io_uring here ***\n");
@@ -185,6 +186,42 @@ fn a_killed_program_waits_for_no_device() {
         assert!(mounted.device.waits(), "the device has not answered yet");
         mounted.device.shut(false);
         assert_eq!(std::fs::metadata(&file).unwrap().len(), 4096);
+    }
+}
+
+/// Every `sync` of the machine waits for a server that waits for its device, so a device that does nothing (a network that
+/// is gone) must not hold it for ever. One that is only slow may.
+#[test]
+fn a_device_that_does_nothing_fails_a_sync() {
+    for transport in [TransportChoice::Device, TransportChoice::Ring] {
+        // A loop device lies over something; what, nobody reads.
+        let something = tempfile::NamedTempFile::new().unwrap();
+        something.as_file().set_len(1 << 20).unwrap();
+        let flags = MountFlags { volume: Some(something.path().to_owned()), ..MountFlags::default() };
+        let sync_patience = Some(Duration::from_millis(500));
+        let options = ServeOptions { transport, flags, sync_patience, ..ServeOptions::default() };
+        let Some(mounted) = Mounted::serving(options) else { return };
+        let syncfs = mount::syncfs_of(mounted.folder.path()).unwrap();
+        if syncfs != "reaches the server" {
+            eprintln!("\n*** SKIPPED: syncfs {syncfs} ***\n");
+            return;
+        }
+        let directory = std::fs::File::open(mounted.folder.path()).unwrap();
+        std::fs::write(mounted.folder.path().join("file"), "x").unwrap();
+        rustix::fs::syncfs(&directory).unwrap();
+        std::fs::write(mounted.folder.path().join("file"), "y").unwrap();
+        mounted.device.shut(true);
+        let open = Open(&mounted.device);
+        let start = Instant::now();
+        assert_eq!(rustix::fs::syncfs(&directory), Err(rustix::io::Errno::TIMEDOUT));
+        assert!((500..10_000).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
+        let ioctl = mount::sync(mounted.folder.path()).unwrap_err();
+        assert!(ioctl.to_string().contains("timed out"), "{ioctl}");
+        // The mount serves on meanwhile.
+        assert_eq!(std::fs::read(mounted.folder.path().join("file")).unwrap(), b"y");
+        drop(open);
+        rustix::fs::syncfs(&directory).unwrap();
+        mount::sync(mounted.folder.path()).unwrap();
     }
 }
 

@@ -39,8 +39,8 @@ impl Mounted {
         let options = ServeOptions {
             cache,
             flags: MountFlags { source: "test".into(), allow_other: true, ..MountFlags::default() },
-            threads: None,
             transport,
+            ..ServeOptions::default()
         };
         let switch = (transport == TransportChoice::Ring).then(RingSwitch::on);
         if matches!(switch, Some(None)) {
