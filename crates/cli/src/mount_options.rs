@@ -36,6 +36,8 @@ pub struct MountOptions {
     pub log: LogTarget,
     /// Where its numbers are served.
     pub metrics: Option<MetricsTarget>,
+    /// What the kernel does on a mount that is there is to change; all else stays.
+    pub remount: bool,
     /// Shown as the source instead of the volume's path.
     pub fs_name: Option<String>,
     /// `allow_other` was asked for, or refused; `None`: root yes, others no.
@@ -71,6 +73,7 @@ Mount options (-o, separated by commas):
   transport=auto|ring|dev
                          how requests come from the kernel: through io_uring (much quicker) where it offers that
                          (auto, the default), only so (ring), or through /dev/fuse (dev)
+  remount                change ro, rw, nodev, nosuid and noexec of a mount; all else stays as it is
   threads=N              threads that receive requests from /dev/fuse
   defaults, auto, noauto, user, users, owner, group, nofail, _netdev, x-...
                          accepted; for other programs";
@@ -157,9 +160,7 @@ impl MountOptions {
                 self.metrics = Some(MetricsTarget::parse(target)?);
             }
             ("fsname", Some(name)) if !name.is_empty() => self.fs_name = Some(name.into()),
-            ("remount", None) => {
-                return Err("remount is not supported: unmount and mount with the new options".into());
-            }
+            ("remount", None) => self.remount = true,
             (
                 "cache" | "cache_size" | "node_cache" | "commit" | "threads" | "transport" | "log" | "fsname"
                 | "metrics" | "sync_timeout",
@@ -283,7 +284,7 @@ mod tests {
             ("sync_timeout=0", "from 1"),
             ("log=", "file name"),
             ("ro=1", "'ro'"),
-            ("remount", "unmount and mount"),
+            ("remount=1", "'remount'"),
             ("fsname=", "needs a value"),
         ] {
             let error = MountOptions::parse(&[list]).unwrap_err();

@@ -309,6 +309,18 @@ fn remounted_read_only_and_back() {
     volume.mount();
     assert!(!synced || std::fs::read(volume.path("file")).unwrap() == b"one");
     assert!(remount(&volume, "ro") && remount(&volume, "rw"));
+    // As mount(8) has its helper do it, with all options that fstab has.
+    let helped = |options: &str| {
+        let (image, dir) = (volume.image(), volume.mountpoint());
+        quire(&["mount".as_ref(), image.as_os_str(), dir.as_os_str(), "-o".as_ref(), options.as_ref()])
+    };
+    assert!(helped("noatime,commit=7,remount,ro").status.success());
+    let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let line = table.lines().find(|line| line.contains(volume.mountpoint().to_str().unwrap())).unwrap();
+    assert!(line.contains(" ro,noatime,"), "{line}");
+    assert!(helped("remount,rw").status.success());
+    let refused = helped("remount,dirsync");
+    assert!(text(&refused).contains("from the start of a mount"), "{}", text(&refused));
     std::fs::write(volume.path("other"), "x").unwrap();
     volume.unmount();
     let mut volume = volume.with_options("ro");

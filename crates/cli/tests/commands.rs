@@ -183,8 +183,15 @@ fn a_supervised_server_is_started_again() {
     if !can_mount("a_supervised_server_is_started_again") {
         return;
     }
+    // With a block device as the mount's source, and without.
+    for more in ["", ",fsname=/another/name"] {
+        supervised(more);
+    }
+}
+
+fn supervised(more: &str) {
     let place = Place::with_volume();
-    let log = format!("log={},fsname=/another/name", place.path("log").display());
+    let log = format!("log={}{more}", place.path("log").display());
     let mount = [
         OsStr::new("mount"),
         OsStr::new("--supervise"),

@@ -82,6 +82,8 @@ pub struct MountEntry {
     pub kind: String,
     /// The source. For ours the volume's path, also where the mount table has a loop device over it.
     pub source: PathBuf,
+    /// The options of the file system, with commas between them.
+    pub options: String,
 }
 
 impl MountEntry {
@@ -135,6 +137,7 @@ fn parse_entry(line: &[u8]) -> Option<MountEntry> {
         device: String::from_utf8_lossy(device).into_owned(),
         kind: String::from_utf8_lossy(kind).into_owned(),
         source: PathBuf::from(unescape(source)),
+        options: String::from_utf8_lossy(rest.next().unwrap_or_default()).into_owned(),
     })
 }
 
@@ -274,14 +277,8 @@ fn options(device: &OwnedFd, mode: u32, flags: &MountFlags) -> String {
     options
 }
 
-/// The system call.
-fn mount_kernel(
-    source: &OsStr,
-    dir: &Path,
-    kind: &str,
-    options: &str,
-    flags: &MountFlags,
-) -> Result<std::result::Result<(), rustix::io::Errno>> {
+/// The flags of the system call.
+fn bits(flags: &MountFlags) -> sys::MountFlags {
     let mut bits = sys::MountFlags::empty();
     for (set, bit) in [
         (flags.read_only, sys::MountFlags::RDONLY),
@@ -294,12 +291,42 @@ fn mount_kernel(
     ] {
         bits.set(bit, set);
     }
+    bits
+}
+
+/// Has the kernel treat a mount by these flags from now on. Its source, who may use it, and what its server does stay as
+/// they are. Once it is read-only, everything before is durable where `syncfs` reaches the server.
+pub fn remount(entry: &MountEntry, flags: &MountFlags) -> Result<()> {
+    let doing = || format!("remounting {}", entry.dir.display());
+    let has = |option| entry.options.split(',').any(|one| one == option);
+    // The server keeps these promises, too, and was told at its start.
+    if flags.sync && !has("sync") || flags.dir_sync && !has("dirsync") {
+        let why = "sync and dirsync hold from the start of a mount; unmount, and mount with them";
+        return Err(Error::new(ErrorKind::Unsupported, format!("{}: {why}", doing())));
+    }
+    match sys::mount_remount(&entry.dir, bits(flags), c"") {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::BUSY) => {
+            Err(Error::new(ErrorKind::Busy, format!("{}: files there are open for writing", doing())))
+        }
+        Err(error) => Err(Error::os(doing(), &error.into())),
+    }
+}
+
+/// The system call.
+fn mount_kernel(
+    source: &OsStr,
+    dir: &Path,
+    kind: &str,
+    options: &str,
+    flags: &MountFlags,
+) -> Result<std::result::Result<(), rustix::io::Errno>> {
     let text = |bytes: &[u8]| {
         CString::new(bytes).map_err(|_| Error::invalid("a path with a zero byte cannot be mounted"))
     };
     let source = text(source.as_bytes())?;
     let options = text(options.as_bytes())?;
-    Ok(sys::mount(source.as_c_str(), dir, kind, bits, options.as_c_str()))
+    Ok(sys::mount(source.as_c_str(), dir, kind, bits(flags), options.as_c_str()))
 }
 
 fn helper_missing(error: &std::io::Error) -> Error {
@@ -571,7 +598,8 @@ mod tests {
                 dir: "/mnt/with space".into(),
                 device: "0:53".into(),
                 kind: "fuse.quire".into(),
-                source: r"/a\b.img".into()
+                source: r"/a\b.img".into(),
+                options: "rw,user_id=0".into(),
             }
         );
         assert!(entry.is_quire());

@@ -59,6 +59,11 @@ pub fn run(arguments: &Mount) -> Outcome {
     if arguments.watch {
         return super::supervise::run(arguments);
     }
+    if let Ok(options) = MountOptions::parse(&arguments.options)
+        && options.remount
+    {
+        return remount(arguments, &options);
+    }
     let checked = check(arguments)?;
     if arguments.foreground {
         return serve_here(&checked);
@@ -67,6 +72,13 @@ pub fn run(arguments: &Mount) -> Outcome {
         eprintln!("quire: {note}");
     }
     Ok(())
+}
+
+/// Changes what the kernel does on a mount. mount(8) gives all options of the mount, those that cannot change included.
+fn remount(arguments: &Mount, options: &MountOptions) -> Outcome {
+    let root = rustix::process::geteuid().is_root();
+    let entry = super::mounted(&arguments.dir)?;
+    Ok(mount::remount(&entry, &options.flags(arguments.volume.as_os_str(), root))?)
 }
 
 /// Mounts through a server in the background; returns its notes.
