@@ -1,4 +1,5 @@
 //! A tree of free-space regions in memory, and a device that only remembers discards.
+#![cfg_attr(any(loom, shuttle), allow(dead_code, reason = "the models use a part of it"))]
 
 use quire_alloc::{AllocConfig, Allocator, Discard, RegionSource, Run};
 use quire_base::sync::Arc;
