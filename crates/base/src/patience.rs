@@ -1,11 +1,11 @@
 //! Whether the calling thread may wait, for threads that must stay free for others (those that take a mount's
 //! requests).
 //!
-//! [`at_once`] runs a piece of work on a thread that may not wait. Where the engine would wait for the device, for a
-//! checkpoint, or for a lock that may be held meanwhile, it asks [`check`] first and fails with the kind `WouldBlock`. It
-//! does so only where it can fail for other reasons, too (a node that cannot be read, a full journal): so what fails
-//! has changed nothing, and the work can be done again by a thread that may wait. Locks that are never held across
-//! waiting are taken as always.
+//! [`at_once`] runs a piece of work on a thread that may not wait. Where the engine would wait for the
+//! device, for a checkpoint, or for a lock that may be held meanwhile, it asks [`check`] first and fails with
+//! the kind `WouldBlock`. It does so only where it can fail for other reasons, too (a node that cannot be
+//! read, a full journal): so what fails has changed nothing, and the work can be done again by a thread that
+//! may wait. Locks that are never held across waiting are taken as always.
 //!
 //! A guard of such a lock owns a [`Forbidden`]. In debug builds it counts itself in its thread, and [`check`]
 //! and the device panic where the thread would wait. Release builds count nothing. Nor do model checkers,
