@@ -2,7 +2,7 @@
 //!
 //! | module | checks |
 //! | --- | --- |
-//! | `sources` | the width of comments; no attribute that gives a module another file's path |
+//! | `sources` | the width of comments; modules have the paths that their names say; none of a test program is forgotten |
 //! | `pages` | every link of a Markdown page leads somewhere; every fuzz target is documented |
 //! | `manifests` | every switch is used and turned on; licenses of dependencies; packages are complete |
 //!

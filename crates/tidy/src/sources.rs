@@ -91,3 +91,31 @@ fn modules_are_where_their_names_say() {
     }
     none(found);
 }
+
+/// Names in a directory of modules that its main file does not declare: what is in them is never compiled.
+fn forgotten<'n>(main: &str, names: &[&'n str]) -> Vec<&'n str> {
+    let declared = |name: &str| main.lines().any(|line| line.trim() == format!("mod {name};"));
+    names.iter().filter(|name| **name != "main" && !declared(name)).copied().collect()
+}
+
+/// A file of tests beside others is a program of its own; one in the directory of a program is nothing until
+/// its main file declares it, and nobody misses tests that do not run.
+#[test]
+fn every_module_of_a_test_program_is_in_it() {
+    assert_eq!(forgotten("#[cfg(loom)]\nmod a;\n// mod b;\n", &["a", "b", "main"]), ["b"]);
+    let mut found = Vec::new();
+    for main in files(&root().join("crates"), "rs") {
+        let directory = main.parent().expect("a file is in a directory");
+        let is_program =
+            main.ends_with("main.rs") && directory.parent().is_some_and(|it| it.ends_with("tests"));
+        if !is_program {
+            continue;
+        }
+        let beside: Vec<_> =
+            files(directory, "rs").into_iter().filter(|path| path.parent() == Some(directory)).collect();
+        let names: Vec<_> = beside.iter().filter_map(|path| path.file_stem()?.to_str()).collect();
+        let lost = forgotten(&read(&main), &names);
+        found.extend(lost.iter().map(|name| format!("{}: no module {name}", main.display())));
+    }
+    none(found);
+}
