@@ -48,6 +48,10 @@ impl Deferred {
         self.lists[shard::current() % LISTS].lock().push(group);
     }
 
+    fn is_empty(&self) -> bool {
+        self.lists.iter().all(|list| list.lock().is_empty())
+    }
+
     /// Empties the lists; ascending, so that runs of neighbouring groups meet.
     fn take_lists(&self) -> Vec<usize> {
         let mut groups = Vec::new();
@@ -135,8 +139,12 @@ impl Allocator {
     fn settle(&self) -> bool {
         let mut any = false;
         loop {
-            let durable = self.deferred.durable.load(Ordering::Acquire);
+            // Most forces end here, and share no more than this look.
+            if self.deferred.is_empty() {
+                return any;
+            }
             let under_way = self.discarding.settling();
+            let durable = self.deferred.durable.load(Ordering::Acquire);
             let mut due = Vec::new();
             let mut pieces = Vec::new();
             for number in self.deferred.take_lists() {
