@@ -225,17 +225,21 @@ impl VolumeSync {
     /// As [`FileSync::advance`].
     pub(crate) fn advance(&mut self, engine: &Arc<Engine>) -> Result<Step> {
         let outcome = &mut self.outcome;
+        // The step of the first one that is left. Those behind it go on when that is over.
+        let mut first = None;
         self.left.retain_mut(|file| match file.advance(engine) {
             Ok(Step::Force(_)) => false,
-            Ok(_) => true,
+            Ok(step) => {
+                first.get_or_insert(step);
+                true
+            }
             Err(error) => {
                 *outcome = std::mem::replace(outcome, Ok(())).and(Err(error));
                 false
             }
         });
-        // The step of the first one. Those behind it go on when that is over.
-        if let Some(first) = self.left.first_mut() {
-            return first.advance(engine);
+        if let Some(step) = first {
+            return Ok(step);
         }
         let journaled = engine.journal_dirty_inodes(Owes::Times);
         *outcome = std::mem::replace(outcome, Ok(())).and(journaled);

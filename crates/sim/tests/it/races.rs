@@ -4,10 +4,11 @@ use quire::{
     AlignedBuf, Create, FallocateMode, FormatOptions, InodeRef, IoFlags, RenameFlags, SetAttributes,
     SyncOptions, Volume, VolumeOptions,
 };
+use quire_base::random::Random;
 use quire_base::simulation::{self, Options};
 use quire_base::sync::{Condvar, Mutex, thread};
 use quire_device::SimulatedBackend;
-use quire_device::simulated::{CrashPolicy, Image};
+use quire_device::simulated::{CrashPolicy, Hold, Image};
 use sim::image;
 use std::sync::Arc;
 use std::time::Duration;
@@ -290,5 +291,55 @@ fn the_periodic_commit_journals_sizes_with_lazy_times_too() {
         let options = VolumeOptions { lazy_times: true, ..image::options() };
         let bytes = contents(&crashed_with(seed, options, body).1);
         assert_eq!(bytes.len(), 3 * BLOCK, "seed {seed}: the tail is lost");
+    }
+}
+
+/// A sync of the volume returned too early. It looked at every file, and then once more at the first one that it had to wait
+/// for. If the data of that file had been written just then, the sync made its force and returned, while the data of other
+/// files was still on its way.
+#[test]
+fn a_sync_waits_for_every_file() {
+    const FILES: usize = 6;
+    for seed in 0..300 {
+        let body = move |volume: &Volume, device: &SimulatedBackend| {
+            let create = |name: String| {
+                let file = volume.create(&volume.root(), name.as_bytes(), &Create::file(0o644)).unwrap();
+                volume.write(&file, 0, &[1; BLOCK], IoFlags::empty()).unwrap();
+                file
+            };
+            // Every second one is written, so each is a request of its own.
+            let all: Vec<InodeRef> = (0..2 * FILES).map(|number| create(format!("n{number}"))).collect();
+            volume.sync().unwrap();
+            let files: Vec<&InodeRef> = all.iter().step_by(2).collect();
+            for file in &files {
+                volume.write(file, 0, &[2; BLOCK], IoFlags::empty()).unwrap();
+            }
+            device.set_hold(Hold::Everything);
+            let syncing = {
+                let volume = volume.clone();
+                let sync = move || {
+                    if seed % 2 == 0 { volume.sync().unwrap() } else { volume.sync_async().wait().unwrap() }
+                };
+                thread::Builder::new().spawn(sync).unwrap()
+            };
+            while !syncing.is_finished() {
+                if !device.release(0) {
+                    thread::sleep(Duration::from_micros(100));
+                }
+                (0..seed / 2 % 4).for_each(|_| thread::yield_now());
+            }
+            syncing.join().unwrap();
+            device.set_hold(Hold::Nothing);
+            let image = device.crash(CrashPolicy::LoseAll);
+            device.release_all(&mut Random::seeded(seed));
+            ((), image)
+        };
+        let volume = crashed(seed, body).1;
+        for number in (0..2 * FILES).step_by(2) {
+            let file = volume.lookup(&volume.root(), format!("n{number}").as_bytes()).unwrap();
+            let mut bytes = [0; BLOCK];
+            volume.read(&file, 0, &mut bytes, IoFlags::empty()).unwrap();
+            assert_eq!(bytes[0], 2, "seed {seed}: n{number} is not durable");
+        }
     }
 }
