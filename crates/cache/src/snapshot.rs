@@ -438,15 +438,14 @@ impl Snapshot {
         });
     }
 
-    /// Whether it is over. Where blocks were given back unwritten it gathers them again first, and does not wait with
-    /// `passing` for segments that others hold.
-    pub fn advance(&mut self, passing: bool) -> bool {
-        loop {
-            let Some(number) = self.wait else { return true };
+    /// What it waits for now; `None`: it is over. Where blocks were given back unwritten it gathers them again first, and does
+    /// not wait with `passing` for segments that others hold.
+    pub fn advance(&mut self, passing: bool) -> Option<SnapshotEnd> {
+        while let Some(number) = self.wait {
             let mut waits = self.mapping.waits.lock();
             let wait = waits.find(number).expect("it waits");
             if !wait.is_over() {
-                return false;
+                return Some(SnapshotEnd { mapping: self.mapping.clone(), wait: number });
             }
             if wait.again.is_empty() {
                 waits.remove(number);
@@ -454,7 +453,7 @@ impl Snapshot {
                 self.wait = None;
                 if !is_broken(Broken::WritebackChases) || self.mapping.first_unfinished(self.first).is_none()
                 {
-                    return true;
+                    return None;
                 }
                 *self = self.mapping.clone().snapshot(self.first, self.end);
             } else {
@@ -465,17 +464,7 @@ impl Snapshot {
             }
             self.gather(&mut Outbox::new(self.mapping.core.clone(), Queue::Forced), passing);
         }
-    }
-
-    /// Whether nothing is in flight of it any more.
-    pub fn is_over(&self) -> bool {
-        self.wait
-            .is_none_or(|number| self.mapping.waits.lock().find(number).is_none_or(|wait| wait.is_over()))
-    }
-
-    /// To be called when [`Snapshot::advance`] has said that it is not over.
-    pub fn end(&self) -> Option<SnapshotEnd> {
-        self.wait.map(|wait| SnapshotEnd { mapping: self.mapping.clone(), wait })
+        None
     }
 
     /// Waits until it is over. Fails if a block of its range has failed and is still not written.
@@ -488,7 +477,7 @@ impl Snapshot {
 
     /// Waits until it is over, whatever comes of it.
     pub(crate) fn wait_out(&mut self) {
-        while !self.advance(false) {
+        while self.advance(false).is_some() {
             self.wait_in_flight();
         }
         // Its gathering may have taken blocks that were written to again, and that it does not wait for.

@@ -2,16 +2,16 @@
 //!
 //! Protocol of fsync (J4, J5). When it is called it takes a snapshot: the size, and which blocks are dirty or in writeback.
 //! That is what it covers; what is written later keeps nobody waiting. Then, in this order:
-//! 1. its blocks are written ([`Step::Data`]);
-//! 2. an operation that has the file to itself at that moment ends ([`Step::Exclusive`]): a truncate drops dirty blocks
+//! 1. its blocks are written ([`Event::Data`]);
+//! 2. an operation that has the file to itself at that moment ends ([`Event::Exclusive`]): a truncate drops dirty blocks
 //!    from memory before its record is in the journal, and a file that looks clean then is neither written nor cut;
 //! 3. times, and the size that the data has earned, go into the journal;
 //! 4. the journal is forced to the inode's last `Seq` (fdatasync: to the last one that reading the data back needs), and
 //!    the device flushed as far as the file's last completed data write ([`Step::Force`]).
 //!
 //! Each step does nothing where there is nothing to do: fsync of a clean file is no I/O, fdatasync of an overwrite is data
-//! and one flush. [`FileSync::advance`] goes as far as it can without waiting for data or for such an operation. Whoever
-//! drives it waits for the step that it returns, or has itself called back when that is over ([`FileSync::at_end`]).
+//! and one flush. [`SyncSet::advance`] goes as far as it can without waiting for data or for such an operation. Whoever
+//! drives it waits for the [`Event`] that it returns, or is called back ([`Event::call`]).
 //!
 //! The size (J6). When the blocks of the snapshot have been written, every byte up to the size that it saw has been
 //! written, though some blocks may be dirty again. The fsync notes that in the inode (`Meta::earned`), and whoever
@@ -31,25 +31,36 @@ use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, InodeNo, Result};
-use quire_cache::Snapshot;
+use quire_cache::{AtEnd, Snapshot, SnapshotEnd};
 use quire_format::key::Key;
 
 /// What an fsync waits for next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Blocks of its snapshot.
-    Data,
-    /// The operation that has the file to itself, by its number in [`crate::seen::Seen`].
-    Exclusive(u64),
+    Wait(Event),
     /// A force as far as this. Nothing else is missing.
     Force(Reached),
 }
 
-/// Called when a step is over.
-pub(crate) type AtEnd = Box<dyn FnOnce() + Send>;
+/// What an fsync waits for before its force.
+pub(crate) enum Event {
+    /// Blocks of its snapshot are written.
+    Data(SnapshotEnd),
+    /// The operation ends that has the file to itself, by its number in [`crate::seen::Seen`].
+    Exclusive(InodeRef, u64),
+}
+
+impl Event {
+    /// Has `call` called when that has happened; gives it back if it has already.
+    pub(crate) fn call(self, call: AtEnd) -> Option<AtEnd> {
+        match self {
+            Event::Data(end) => end.call(call),
+            Event::Exclusive(inode, number) => inode.seen.call_at_end(number, call),
+        }
+    }
+}
 
 /// An fsync of one file under way.
-pub(crate) struct FileSync {
+struct FileSync {
     inode: InodeRef,
     data_only: bool,
     /// The size that it promises.
@@ -67,7 +78,7 @@ pub(crate) struct FileSync {
 
 impl FileSync {
     /// Of bytes `[offset, offset + len)` of the contents, and of the attributes unless `data_only`.
-    pub(crate) fn new(inode: &InodeRef, offset: u64, len: u64, data_only: bool) -> FileSync {
+    fn new(inode: &InodeRef, offset: u64, len: u64, data_only: bool) -> FileSync {
         let end = offset.saturating_add(len);
         let (on_disk, cuts) = {
             let meta = inode.meta();
@@ -94,27 +105,13 @@ impl FileSync {
         }
     }
 
-    /// Starts writing what is dirty. If that is little the calling thread writes it itself, and its record may go ahead.
-    pub(crate) fn start_here(&mut self) {
-        let _forcing = Forcing::begin();
-        self.snapshot.iter_mut().for_each(Snapshot::start_here);
-    }
-
-    /// Blocks that are to be written.
-    pub(crate) fn blocks(&self) -> u64 {
-        self.snapshot.as_ref().map_or(0, Snapshot::len)
-    }
-
-    /// For [`quire_cache::Cache::start_snapshots`].
-    pub(crate) fn snapshot(&mut self) -> Option<&mut Snapshot> {
-        self.snapshot.as_mut()
-    }
-
     /// Goes as far as it can; gives what it waits for then.
-    pub(crate) fn advance(&mut self, engine: &Engine) -> Result<Step> {
+    fn advance(&mut self, engine: &Engine) -> Result<Step> {
         if let Some(snapshot) = &mut self.snapshot {
-            if !is_broken(Broken::WritebackNotWaitedFor) && !snapshot.advance(true) {
-                return Ok(Step::Data);
+            if !is_broken(Broken::WritebackNotWaitedFor)
+                && let Some(end) = snapshot.advance(true)
+            {
+                return Ok(Step::Wait(Event::Data(end)));
             }
             snapshot.outcome()?;
             self.snapshot = None;
@@ -130,7 +127,7 @@ impl FileSync {
         }
         loop {
             if let Some(number) = self.exclusive.filter(|number| self.inode.seen.is_under_way(*number)) {
-                return Ok(Step::Exclusive(number));
+                return Ok(Step::Wait(Event::Exclusive(self.inode.clone(), number)));
             }
             engine.journal_attributes(&self.inode, self.data_only)?;
             if self.has_size() {
@@ -152,124 +149,121 @@ impl FileSync {
             || meta.cuts != self.cuts
             || meta.record.size >= self.wanted.min(self.inode.size())
     }
-
-    /// Waits until a step is over.
-    pub(crate) fn wait(&mut self, step: Step) {
-        match step {
-            // What has come of it is asked for by the next step.
-            Step::Data => self.snapshot.iter_mut().for_each(|snapshot| drop(snapshot.wait())),
-            Step::Exclusive(number) => self.inode.seen.await_end(number),
-            Step::Force(_) => {}
-        }
-    }
-
-    /// Gives a way to have something called when a step is over.
-    pub(crate) fn at_end(&self, step: Step) -> CallAtEnd {
-        match step {
-            Step::Data => {
-                let end = self.snapshot.as_ref().and_then(Snapshot::end);
-                Box::new(move |call| match end {
-                    Some(end) => end.call(call),
-                    None => Some(call),
-                })
-            }
-            Step::Exclusive(number) => {
-                let inode = self.inode.clone();
-                Box::new(move |call| inode.seen.call_at_end(number, call))
-            }
-            Step::Force(_) => Box::new(Some),
-        }
-    }
-
-    /// Everything but the force, waiting for each step.
-    pub(crate) fn run(&mut self, engine: &Engine) -> Result<Reached> {
-        loop {
-            match self.advance(engine)? {
-                Step::Force(need) => return Ok(need),
-                step => self.wait(step),
-            }
-        }
-    }
 }
 
-/// Has its argument called when a step is over; gives it back if it is over already.
-pub(crate) type CallAtEnd = Box<dyn FnOnce(AtEnd) -> Option<AtEnd>>;
-
-/// syncfs under way: the fsyncs of all files that have something to be made durable.
-pub(crate) struct VolumeSync {
+/// An fsync under way: of one file, or of all that have something to be made durable. Every file is tried, whatever becomes
+/// of the others.
+pub(crate) struct SyncSet {
+    /// Files that need more than a force.
     left: Vec<FileSync>,
-    /// The first error. Every file is tried.
+    /// Of the whole volume: attributes are journaled together, at the end.
+    is_volume: bool,
+    need: Reached,
+    /// The first error.
     outcome: Result<()>,
 }
 
-impl VolumeSync {
-    /// Starts writing everything.
-    pub(crate) fn start(engine: &Arc<Engine>) -> VolumeSync {
+impl SyncSet {
+    /// Of bytes `[offset, offset + len)` of a file, and of its attributes unless `data_only`.
+    pub(crate) fn file(inode: &InodeRef, offset: u64, len: u64, data_only: bool) -> SyncSet {
+        let left = vec![FileSync::new(inode, offset, len, data_only)];
+        SyncSet { left, is_volume: false, need: Reached::default(), outcome: Ok(()) }
+    }
+
+    /// syncfs.
+    pub(crate) fn volume(engine: &Arc<Engine>) -> SyncSet {
         let mut numbers: Vec<InodeNo> =
             engine.cache.dirty_mappings().iter().map(|mapping| mapping.inode()).collect();
         // Only now: an operation that has dropped dirty blocks has marked its inode before.
         numbers.extend(engine.inodes.dirty.numbers(Owes::Times));
         numbers.sort_unstable();
         numbers.dedup();
-        // Attributes are journaled together, at the end.
-        let mut left: Vec<FileSync> = numbers
+        let left: Vec<FileSync> = numbers
             .into_iter()
             .filter_map(|number| engine.inodes.enter(number))
             .filter(|inode| engine.has_data_to_sync(inode))
             .map(|inode| FileSync::new(&inode, 0, u64::MAX, true))
             .collect();
-        engine.cache.start_snapshots(left.iter_mut().filter_map(FileSync::snapshot));
-        VolumeSync { left, outcome: Ok(()) }
+        SyncSet { left, is_volume: true, need: Reached::default(), outcome: Ok(()) }
     }
 
-    /// As [`FileSync::advance`].
-    pub(crate) fn advance(&mut self, engine: &Arc<Engine>) -> Result<Step> {
-        let outcome = &mut self.outcome;
-        // The step of the first one that is left. Those behind it go on when that is over.
+    /// Starts writing what is dirty. If that is little the calling thread writes it itself, and its record may go ahead.
+    pub(crate) fn start_here(&mut self) {
+        let _forcing = Forcing::begin();
+        self.snapshots().for_each(Snapshot::start_here);
+    }
+
+    /// What is to be written, for [`quire_cache::Cache::start_snapshots`].
+    pub(crate) fn snapshots(&mut self) -> impl Iterator<Item = &mut Snapshot> {
+        self.left.iter_mut().filter_map(|file| file.snapshot.as_mut())
+    }
+
+    /// Blocks of a file that are to be written; `None` for the volume.
+    pub(crate) fn blocks(&self) -> Option<u64> {
+        let blocks = || self.left.iter().filter_map(|file| file.snapshot.as_ref()).map(Snapshot::len).sum();
+        (!self.is_volume).then(blocks)
+    }
+
+    /// Goes as far as it can; gives what it waits for then. If it has to wait for several files it is that of the first one;
+    /// the others go on when that has come.
+    pub(crate) fn advance(&mut self, engine: &Arc<Engine>) -> Step {
         let mut first = None;
         self.left.retain_mut(|file| match file.advance(engine) {
-            Ok(Step::Force(_)) => false,
-            Ok(step) => {
-                first.get_or_insert(step);
+            Ok(Step::Wait(event)) => {
+                first.get_or_insert(event);
                 true
             }
+            Ok(Step::Force(need)) => {
+                self.need = self.need.max(need);
+                false
+            }
             Err(error) => {
-                *outcome = std::mem::replace(outcome, Ok(())).and(Err(error));
+                note(&mut self.outcome, Err(error));
                 false
             }
         });
-        if let Some(step) = first {
-            return Ok(step);
+        if let Some(event) = first {
+            return Step::Wait(event);
         }
-        let journaled = engine.journal_dirty_inodes(Owes::Times);
-        *outcome = std::mem::replace(outcome, Ok(())).and(journaled);
-        let seq = engine.journal()?.head().0;
-        Ok(Step::Force(Reached { seq, mark: engine.device.mark() }))
+        if self.is_volume {
+            note(&mut self.outcome, engine.journal_dirty_inodes(Owes::Times));
+            match engine.journal() {
+                Ok(journal) => self.need = Reached { seq: journal.head().0, mark: engine.device.mark() },
+                Err(error) => note(&mut self.outcome, Err(error)),
+            }
+        }
+        Step::Force(self.need)
     }
 
-    /// What has come of it before its force, which is made whatever that is.
-    pub(crate) fn outcome(&mut self) -> Result<()> {
-        std::mem::replace(&mut self.outcome, Ok(()))
+    /// Waits for the event that [`SyncSet::advance`] has given.
+    pub(crate) fn wait(&mut self, event: Event) {
+        match event {
+            // What has come of it is asked for by the next step.
+            Event::Data(_) => self.snapshots().take(1).for_each(|snapshot| drop(snapshot.wait())),
+            Event::Exclusive(inode, number) => inode.seen.await_end(number),
+        }
     }
 
-    /// As [`FileSync::at_end`], of the first file.
-    pub(crate) fn at_end(&self, step: Step) -> CallAtEnd {
-        self.left.first().map_or_else(|| Box::new(Some) as CallAtEnd, |file| file.at_end(step))
-    }
-
-    /// As [`FileSync::run`].
-    pub(crate) fn run(&mut self, engine: &Arc<Engine>) -> Result<Reached> {
+    /// Everything but the force, waiting for each event.
+    pub(crate) fn run(&mut self, engine: &Arc<Engine>) -> Reached {
         loop {
-            match self.advance(engine)? {
-                Step::Force(need) => return Ok(need),
-                step => self.wait(step),
+            match self.advance(engine) {
+                Step::Force(need) => return need,
+                Step::Wait(event) => self.wait(event),
             }
         }
     }
 
-    /// As [`FileSync::wait`], of the first file.
-    pub(crate) fn wait(&mut self, step: Step) {
-        self.left.iter_mut().take(1).for_each(|file| file.wait(step));
+    /// What has come of it before its force.
+    pub(crate) fn outcome(&mut self) -> Result<()> {
+        std::mem::replace(&mut self.outcome, Ok(()))
+    }
+}
+
+/// Keeps the first error.
+fn note(outcome: &mut Result<()>, new: Result<()>) {
+    if outcome.is_ok() {
+        *outcome = new;
     }
 }
 
@@ -285,13 +279,14 @@ impl Engine {
 
     /// Writes a file's dirty data back, waits, and journals the size that this has earned: what the journal gets next is
     /// never there without it.
-    pub(crate) fn write_back_inode(&self, inode: &InodeRef) -> Result<()> {
+    pub(crate) fn write_back_inode(self: &Arc<Engine>, inode: &InodeRef) -> Result<()> {
         if inode.mapping.get().is_none() {
             return Ok(());
         }
-        let mut sync = FileSync::new(inode, 0, u64::MAX, true);
-        sync.snapshot.iter_mut().for_each(Snapshot::start_here);
-        sync.run(self).map(drop)
+        let mut file = SyncSet::file(inode, 0, u64::MAX, true);
+        file.snapshots().for_each(Snapshot::start_here);
+        file.run(self);
+        file.outcome()
     }
 
     /// Whether [`Engine::write_back_inode`] would have nothing to write or wait for now.

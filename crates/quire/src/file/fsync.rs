@@ -3,10 +3,9 @@
 //! What has to happen is in [`super::file_sync`]. A synchronous caller does it itself and waits for each step. An
 //! asynchronous fsync is queued ([`super::sync_queue`]) for the *syncers*. These two threads start work and wait for nothing
 //! but the journal and the flush. An fsync that waits for data, or for an exclusive operation on its file, goes on when it is
-//! called back. So neither a large file nor a long truncate keeps others waiting, and a batch is not held up by its slowest
-//! file. All that are ready share a force. Up to [`ALONE_MAX`] small ones at a time are started as synchronous ones are,
-//! which is quicker: the syncer writes a single request itself. A lazy one is left to wait for a force that others make;
-//! when the first of those that wait has its time up, one force is made for all of them.
+//! called back. So neither a large file nor a long truncate keeps others waiting, and each fsync ends when its own need is
+//! met. Up to [`ALONE_MAX`] small ones at a time are started as synchronous ones are, which is quicker: the syncer writes a
+//! single request itself.
 //!
 //! No fsync enters a gate: a direct write that is to be durable holds it until its own fsync has ended, and the syncers
 //! would wait in line behind one that waits for them.
@@ -17,22 +16,23 @@
 //! Neighbours: `journal` groups the forces; the cache writes back; [`super::backing`] stores the `Seq`;
 //! [`super::syncing`] is what asynchronous callers hold.
 
-use super::file_sync::{FileSync, Step, VolumeSync};
-use super::sync_queue::{self, Next, Reached, Written};
+use super::file_sync::{Event, Step, SyncSet};
+use super::sync_queue::{self, Ended, Queued, Reached, Task};
 use super::syncing::{Durability, Promise, SyncOptions, Syncing, closed};
 use crate::engine::Engine;
 use crate::inode::InodeRef;
 use quire_base::broken::{Broken, is_broken};
 use quire_base::patience;
-use quire_base::sync::Arc;
 use quire_base::sync::time::{Duration, Instant};
+use quire_base::sync::{Arc, SIMULATED};
 use quire_base::{Result, Seq};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// Called with the outcome of an asynchronous operation.
 pub type Completion = Box<dyn FnOnce(Result<()>) + Send>;
 
 /// What asynchronous fsyncs wait in.
-pub(crate) type SyncQueue = sync_queue::SyncQueue<Pending, Begun, Done>;
+pub(crate) type SyncQueue = sync_queue::SyncQueue<Fsync>;
 
 /// What is to be made durable.
 pub(crate) enum Target {
@@ -40,109 +40,75 @@ pub(crate) enum Target {
     Volume,
 }
 
-/// A queued fsync.
-pub(crate) struct Pending {
-    target: Target,
+/// Who hears of the outcome.
+pub(crate) enum Done {
+    Call(Completion),
+    Promise(Arc<Promise>),
+}
+
+/// An asynchronous fsync.
+pub(crate) struct Fsync {
+    stage: Stage,
     /// Until when it may wait for the force of somebody else.
     until: Option<Instant>,
     done: Done,
 }
 
-impl Pending {
-    pub(crate) fn new(target: Target, done: Done) -> Pending {
-        let within = match &target {
-            Target::File(_, SyncOptions { durability: Durability::Lazy(within), .. }) => Some(*within),
-            _ => None,
-        };
-        let until = within.filter(|within| !within.is_zero()).map(|within| {
-            // A time that no clock will show is no bound.
-            let now = Instant::now();
-            now.checked_add(within.min(LAZY_MAX)).unwrap_or(now)
-        });
-        Pending { target, until, done }
-    }
+enum Stage {
+    Asked(Target),
+    Begun(Box<SyncSet>),
+    /// Nothing but a force is missing; what went wrong before.
+    Written(Result<()>),
 }
 
-/// An fsync that has begun.
-pub(crate) struct Begun {
-    ticket: u64,
-    sync: Sync,
-    until: Option<Instant>,
-    done: Done,
-    /// Until it waits for something else than a force.
-    batch: Option<Arc<Batch>>,
-}
-
-enum Sync {
-    File(FileSync),
-    Volume(VolumeSync),
-}
-
-impl Sync {
-    fn advance(&mut self, engine: &Arc<Engine>) -> Result<Step> {
-        match self {
-            Sync::File(file) => file.advance(engine),
-            Sync::Volume(volume) => volume.advance(engine),
-        }
-    }
-
-    /// Whether a syncer may write its data itself.
-    fn is_small(&self) -> bool {
-        matches!(self, Sync::File(file) if file.blocks() <= SMALL_BLOCKS)
-    }
-
-    /// Waits until a step is over.
-    fn wait(&mut self, step: Step) {
-        match self {
-            Sync::File(file) => file.wait(step),
-            Sync::Volume(volume) => volume.wait(step),
-        }
-    }
-}
-
-/// What a syncer has taken at a time; ends with its last fsync.
-pub(crate) struct Batch(Arc<SyncQueue>);
-
-impl Drop for Batch {
-    fn drop(&mut self) {
-        self.0.end_batch();
-    }
-}
-
-/// Who hears of the outcome.
-pub(crate) struct Done {
-    to: Asker,
-    /// What went wrong before the force.
-    outcome: Result<()>,
-    batch: Option<Arc<Batch>>,
-}
-
-enum Asker {
-    Call(Completion),
-    Promise(Arc<Promise>),
-}
-
-impl Done {
-    fn call(done: Completion) -> Done {
-        Done { to: Asker::Call(done), outcome: Ok(()), batch: None }
-    }
-
-    fn promise(promise: Arc<Promise>) -> Done {
-        Done { to: Asker::Promise(promise), outcome: Ok(()), batch: None }
+impl Queued for Fsync {
+    fn until(&self) -> Option<Instant> {
+        self.until
     }
 
     fn is_withdrawn(&self) -> bool {
-        matches!(&self.to, Asker::Promise(promise) if promise.is_withdrawn())
+        matches!(&self.done, Done::Promise(promise) if promise.is_withdrawn())
+    }
+}
+
+impl Fsync {
+    fn new(target: Target, done: Done) -> Fsync {
+        let until = match &target {
+            Target::File(_, SyncOptions { durability: Durability::Lazy(within), .. })
+                if !within.is_zero() =>
+            {
+                // A time that no clock will show is no bound.
+                let now = Instant::now();
+                Some(now.checked_add((*within).min(LAZY_MAX)).unwrap_or(now))
+            }
+            _ => None,
+        };
+        Fsync { stage: Stage::Asked(target), until, done }
     }
 
-    /// Tells the outcome. A callback that panics, or a waker that does, stays alone with it.
-    fn end(self, outcome: Result<()>) {
-        let outcome = self.outcome.and(outcome);
-        let to = self.to;
-        sync_queue::contained("the callback of an fsync", move || match to {
-            Asker::Call(done) => done(outcome),
-            Asker::Promise(promise) => promise.end(outcome),
-        });
+    /// Tells the outcome, on a thread that serves others as well: a callback that panics, or a waker that does, stays alone
+    /// with it.
+    fn end(self, forced: Result<()>) {
+        let Fsync { stage, done, .. } = self;
+        let outcome = match stage {
+            Stage::Written(outcome) => outcome.and(forced),
+            // The file goes before anybody hears.
+            begun @ (Stage::Asked(_) | Stage::Begun(_)) => {
+                drop(begun);
+                forced
+            }
+        };
+        let tell = move || match done {
+            Done::Call(done) => done(outcome),
+            Done::Promise(promise) => promise.end(outcome),
+        };
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(tell)) {
+            if SIMULATED {
+                // The scheduler ends threads so.
+                resume_unwind(panic);
+            }
+            tracing::error!("the callback of an fsync panicked");
+        }
     }
 }
 
@@ -158,6 +124,7 @@ const SMALL_BLOCKS: u64 = 16;
 /// Fsyncs that a syncer takes at a time at most.
 const BULK_MAX: usize = 4096;
 
+/// Synchronous calls: the caller waits for each step.
 impl Engine {
     /// fsync, or with `datasync` fdatasync.
     pub(crate) fn fsync(self: &Arc<Engine>, inode: &InodeRef, datasync: bool) -> Result<()> {
@@ -172,224 +139,43 @@ impl Engine {
         len: u64,
         datasync: bool,
     ) -> Result<()> {
-        if self.read_only {
-            return Ok(());
-        }
-        self.check_writable()?;
-        let mut file = FileSync::new(inode, offset, len, datasync);
-        file.start_here();
-        let need = file.run(self)?;
-        self.make_durable(need)
+        self.sync_here(|| {
+            let mut file = SyncSet::file(inode, offset, len, datasync);
+            file.start_here();
+            file
+        })
     }
 
     /// Makes the whole volume durable (syncfs).
     pub(crate) fn sync(self: &Arc<Engine>) -> Result<()> {
+        self.sync_here(|| {
+            let mut volume = SyncSet::volume(self);
+            self.cache.start_snapshots(volume.snapshots());
+            volume
+        })
+    }
+
+    fn sync_here(self: &Arc<Engine>, start: impl FnOnce() -> SyncSet) -> Result<()> {
         if self.read_only {
             return Ok(());
         }
         self.check_writable()?;
-        let mut volume = VolumeSync::start(self);
-        let need = volume.run(self)?;
+        let mut set = start();
+        let need = set.run(self);
         // What has been written is forced, whatever has become of the rest.
         let forced = self.make_durable(need);
-        volume.outcome().and(forced)
+        set.outcome().and(forced)
     }
 
     /// The force and the flush.
     fn make_durable(&self, need: Reached) -> Result<()> {
+        if need == Reached::default() {
+            return Ok(());
+        }
         if !is_broken(Broken::FsyncBeforeForce) {
             self.force(Seq(need.seq))?;
         }
         self.flush_data(need.mark)
-    }
-
-    /// How far journal and device are; `None` if they will get no further.
-    fn reached(&self) -> Option<Reached> {
-        let journal = self.journal().ok()?;
-        Some(Reached { seq: journal.durable().0, mark: self.device.flushed_mark() })
-    }
-
-    /// To be called when something may have become durable: lazy fsyncs may be waiting for it.
-    pub(crate) fn forced(&self) {
-        self.background.syncs.forced(|| self.reached().unwrap_or_default());
-    }
-
-    /// Queues an fsync; `done` is called by the syncer that completes it.
-    pub(crate) fn fsync_async(self: &Arc<Engine>, inode: &InodeRef, how: &SyncOptions, done: Completion) {
-        let pending = Pending::new(Target::File(inode.clone(), how.clone()), Done::call(done));
-        let refused = match self.has_syncers() {
-            true => self.background.syncs.admit_waiting(pending, patience::may_wait()).err(),
-            false => Some(pending),
-        };
-        refused.into_iter().for_each(|pending| self.sync_here(pending));
-    }
-
-    /// As [`Engine::fsync_async`] for a completion on a thread of the device, which cannot wait for the device.
-    pub(crate) fn fsync_after_io(self: &Arc<Engine>, inode: InodeRef, datasync: bool, done: Completion) {
-        let target = Target::File(inode, SyncOptions::new().data_only(datasync));
-        let pending = Pending::new(target, Done::call(done));
-        if !self.has_syncers() {
-            return self.sync_here(pending);
-        }
-        if let Err(Pending { target, done, .. }) = self.background.syncs.admit_waiting(pending, false) {
-            drop(target);
-            done.end(Err(closed()));
-        }
-    }
-
-    /// Begins fsyncs that end together.
-    pub(crate) fn start_syncing(self: &Arc<Engine>, targets: Vec<Target>) -> Syncing {
-        let promise = Promise::new(targets.len());
-        let mut pending: Vec<Pending> =
-            targets.into_iter().map(|target| Pending::new(target, Done::promise(promise.clone()))).collect();
-        if !self.has_syncers() {
-            pending.drain(..).for_each(|pending| self.sync_here(pending));
-        }
-        Syncing::begin(self.background.syncs.clone(), promise, pending)
-    }
-
-    /// Without threads, and on a volume where there is nothing to do, the caller does it.
-    fn has_syncers(&self) -> bool {
-        self.options.threads && !self.read_only
-    }
-
-    fn sync_here(self: &Arc<Engine>, pending: Pending) {
-        let Pending { target, done, .. } = pending;
-        let outcome = match &target {
-            Target::File(inode, how) => self.sync_range(inode, how.offset, how.len, how.data_only),
-            Target::Volume => self.sync(),
-        };
-        drop(target);
-        done.end(outcome);
-    }
-
-    /// The life of a syncer.
-    pub(crate) fn serve_syncs(self: &Arc<Engine>) {
-        SyncQueue::enlist();
-        let syncs = &self.background.syncs;
-        let has_released = || !self.background.state.lock().released.is_empty();
-        while let Some(next) = syncs.next(BULK_MAX, || self.reached(), has_released) {
-            self.drop_released();
-            self.serve(next);
-        }
-        self.drop_released();
-    }
-
-    fn serve(self: &Arc<Engine>, next: Next<Pending, Begun, Done>) {
-        let syncs = &self.background.syncs;
-        let batch = next.is_batch().then(|| Arc::new(Batch(syncs.clone())));
-        self.counters.lazy_syncs_served.add(next.served.len() as u64);
-        syncs.ended(next.served.len());
-        next.served.into_iter().for_each(|done| done.end(Ok(())));
-        self.force_written(next.written);
-        let mut begun = next.resumed;
-        begun.iter_mut().for_each(|begun| begun.batch = batch.clone());
-        begun.extend(self.begin_syncs(next.queued, &batch));
-        drop(batch);
-        let mut written = Vec::with_capacity(begun.len());
-        let mut failed = Vec::new();
-        for mut begun in begun {
-            loop {
-                match begun.sync.advance(self) {
-                    Ok(Step::Force(need)) => self.end_or_await(begun, need, &mut written),
-                    Ok(step) if is_broken(Broken::SyncerWaitsForData) => {
-                        begun.sync.wait(step);
-                        continue;
-                    }
-                    Ok(step) => self.arm(begun, step),
-                    Err(error) => failed.push((begun.done, error)),
-                }
-                break;
-            }
-        }
-        syncs.ended(failed.len());
-        failed.into_iter().for_each(|(done, error)| done.end(Err(error)));
-        self.force_written(syncs.join_force(written));
-    }
-
-    /// Starts what was queued: all data is on its way before any of it is waited for.
-    fn begin_syncs(
-        self: &Arc<Engine>,
-        queued: Vec<(u64, Pending)>,
-        batch: &Option<Arc<Batch>>,
-    ) -> Vec<Begun> {
-        let mut begun = Vec::with_capacity(queued.len());
-        for (ticket, Pending { target, until, done }) in queued {
-            let sync = match &target {
-                Target::File(inode, how) => {
-                    Sync::File(FileSync::new(inode, how.offset, how.len, how.data_only))
-                }
-                Target::Volume => Sync::Volume(VolumeSync::start(self)),
-            };
-            begun.push(Begun { ticket, sync, until, done, batch: batch.clone() });
-        }
-        let is_alone = begun.len() <= ALONE_MAX
-            && begun.iter().all(|begun| begun.until.is_none() && begun.sync.is_small());
-        let files = begun.iter_mut().filter_map(|begun| match &mut begun.sync {
-            Sync::File(file) => Some(file),
-            Sync::Volume(_) => None,
-        });
-        if is_alone {
-            files.for_each(FileSync::start_here);
-        } else {
-            self.cache.start_snapshots(files.filter_map(FileSync::snapshot));
-        }
-        begun
-    }
-
-    /// Goes on with an fsync when a step is over.
-    fn arm(self: &Arc<Engine>, mut begun: Begun, step: Step) {
-        begun.batch = None;
-        let syncs = self.background.syncs.clone();
-        let call = match &begun.sync {
-            Sync::File(file) => file.at_end(step),
-            Sync::Volume(volume) => volume.at_end(step),
-        };
-        syncs.arm();
-        if let Some(call) = call(Box::new(move || syncs.resume(begun))) {
-            call();
-        }
-    }
-
-    /// An fsync needs nothing but a force: it is added to `written`, or, if it is lazy, left to wait for others' force.
-    fn end_or_await(&self, begun: Begun, need: Reached, written: &mut Vec<Written<Done>>) {
-        let syncs = &self.background.syncs;
-        let Begun { ticket, sync, until, mut done, batch } = begun;
-        if let Sync::Volume(mut volume) = sync {
-            done.outcome = volume.outcome();
-        }
-        let Some(until) = until else {
-            done.batch = batch;
-            return written.push(Written { need, is_due: false, what: done });
-        };
-        drop(batch);
-        let back = syncs.await_force(ticket, need, until, done, || self.reached(), Done::is_withdrawn);
-        let Some(done) = back else { return };
-        if done.is_withdrawn() || self.reached().is_some_and(|reached| reached.covers(need)) {
-            self.counters.lazy_syncs_served.add(1);
-            syncs.ended(1);
-            done.end(Ok(()));
-        } else {
-            written.push(Written { need, is_due: true, what: done });
-        }
-    }
-
-    /// One force for all of these, and for those that join meanwhile the next one.
-    fn force_written(&self, written: Vec<Written<Done>>) {
-        if written.is_empty() {
-            return;
-        }
-        let syncs = &self.background.syncs;
-        let need = written.iter().fold(Reached::default(), |need, one| need.max(one.need));
-        let outcome = self.make_durable(need);
-        let due = written.iter().filter(|one| one.is_due).count();
-        self.counters.lazy_syncs_due.add(due as u64);
-        syncs.ended(written.len());
-        let mut ended: Vec<Done> = written.into_iter().map(|one| one.what).collect();
-        // Their batches end before anybody hears of it: a callback may take its time, or close the volume.
-        ended.iter_mut().for_each(|done| done.batch = None);
-        syncs.end_force();
-        ended.into_iter().for_each(|done| done.end(outcome.clone()));
     }
 
     /// A descriptor was closed. A file that was truncated to zero and rewritten is written back, so that a crash
@@ -408,5 +194,154 @@ impl Engine {
             tracing::warn!(%error, inode = %inode.number(), "write-back on close failed; fsync will tell");
         }
         Ok(())
+    }
+}
+
+/// Asynchronous calls. Without threads, and on a volume where there is nothing to do, the caller does it.
+impl Engine {
+    /// Queues an fsync; `done` is called by the syncer that completes it.
+    pub(crate) fn fsync_async(self: &Arc<Engine>, inode: &InodeRef, how: &SyncOptions, done: Completion) {
+        let target = Target::File(inode.clone(), how.clone());
+        self.ask([Fsync::new(target, Done::Call(done))], patience::may_wait());
+    }
+
+    /// As [`Engine::fsync_async`] for a completion on a thread of the device, which cannot wait for the device.
+    pub(crate) fn fsync_after_io(self: &Arc<Engine>, inode: InodeRef, datasync: bool, done: Completion) {
+        let target = Target::File(inode, SyncOptions::new().data_only(datasync));
+        self.ask([Fsync::new(target, Done::Call(done))], false);
+    }
+
+    /// Begins fsyncs that end together.
+    pub(crate) fn start_syncing(self: &Arc<Engine>, targets: Vec<Target>) -> Syncing {
+        let promise = Promise::new(targets.len());
+        let fsync = |target| Fsync::new(target, Done::Promise(promise.clone()));
+        self.ask(targets.into_iter().map(fsync).collect::<Vec<_>>(), false);
+        Syncing::new(self.background.syncs.clone(), promise)
+    }
+
+    fn ask(self: &Arc<Engine>, fsyncs: impl IntoIterator<Item = Fsync>, may_wait: bool) {
+        if !self.options.threads || self.read_only {
+            for fsync in fsyncs {
+                let outcome = match &fsync.stage {
+                    Stage::Asked(Target::File(inode, how)) => {
+                        self.sync_range(inode, how.offset, how.len, how.data_only)
+                    }
+                    _ => self.sync(),
+                };
+                fsync.end(outcome);
+            }
+        } else if let Err(refused) = self.background.syncs.ask(fsyncs, may_wait) {
+            refused.into_iter().for_each(|fsync| fsync.end(Err(closed())));
+        }
+    }
+
+    /// How far journal and device are; an error if they will get no further.
+    fn reached(&self) -> Result<Reached> {
+        Ok(Reached { seq: self.journal()?.durable().0, mark: self.device.flushed_mark() })
+    }
+
+    /// To be called when something may have become durable: asynchronous fsyncs may be waiting for it.
+    pub(crate) fn forced(&self) {
+        self.background.syncs.forced(|| self.reached().unwrap_or_default());
+    }
+}
+
+/// The syncers.
+impl Engine {
+    /// The life of a syncer.
+    pub(crate) fn serve_syncs(self: &Arc<Engine>) {
+        SyncQueue::enlist();
+        let syncs = &self.background.syncs;
+        let has_released = || !self.background.state.lock().released.is_empty();
+        while let Some(task) = syncs.next(BULK_MAX, || self.reached(), has_released) {
+            self.drop_released();
+            match task {
+                Task::End(ended) => self.end_syncs(ended),
+                Task::Force(need) => {
+                    let outcome = self.make_durable(need).map(|()| need);
+                    self.end_syncs(syncs.end_force(&outcome));
+                }
+                Task::Advance(fsyncs) => self.advance_syncs(fsyncs),
+                Task::Besides => {}
+            }
+        }
+        self.drop_released();
+    }
+
+    /// Begins fsyncs, or goes on with them.
+    fn advance_syncs(self: &Arc<Engine>, fsyncs: Vec<Fsync>) {
+        let (withdrawn, mut fsyncs): (Vec<_>, Vec<_>) = fsyncs.into_iter().partition(Fsync::is_withdrawn);
+        self.end_syncs(withdrawn.into_iter().map(|fsync| (fsync, Ok(()))).collect());
+        self.begin_syncs(&mut fsyncs);
+        let mut written = Vec::with_capacity(fsyncs.len());
+        for mut fsync in fsyncs {
+            let Stage::Begun(set) = &mut fsync.stage else { continue };
+            let step = loop {
+                match set.advance(self) {
+                    Step::Wait(event) if is_broken(Broken::SyncerWaitsForData) => set.wait(event),
+                    step => break step,
+                }
+            };
+            match step {
+                Step::Wait(event) => self.resume_after(event, fsync),
+                Step::Force(need) => {
+                    fsync.stage = Stage::Written(set.outcome());
+                    written.push((need, fsync));
+                }
+            }
+        }
+        self.background.syncs.await_force(written);
+    }
+
+    /// Starts what was asked for: all data is on its way before any of it is waited for.
+    fn begin_syncs(self: &Arc<Engine>, fsyncs: &mut [Fsync]) {
+        let mut begun: Vec<&mut SyncSet> = Vec::with_capacity(fsyncs.len());
+        let mut is_alone = true;
+        for Fsync { stage, until, .. } in fsyncs {
+            let set = match &*stage {
+                Stage::Asked(Target::File(inode, how)) => {
+                    SyncSet::file(inode, how.offset, how.len, how.data_only)
+                }
+                Stage::Asked(Target::Volume) => SyncSet::volume(self),
+                Stage::Begun(_) | Stage::Written(_) => continue,
+            };
+            is_alone &= until.is_none() && set.blocks().is_some_and(|blocks| blocks <= SMALL_BLOCKS);
+            *stage = Stage::Begun(Box::new(set));
+            if let Stage::Begun(set) = stage {
+                begun.push(set);
+            }
+        }
+        if is_alone && begun.len() <= ALONE_MAX {
+            begun.into_iter().for_each(SyncSet::start_here);
+        } else {
+            self.cache.start_snapshots(begun.into_iter().flat_map(SyncSet::snapshots));
+        }
+    }
+
+    /// Goes on with an fsync after an event.
+    fn resume_after(&self, event: Event, fsync: Fsync) {
+        let syncs = self.background.syncs.clone();
+        syncs.arm();
+        if let Some(resume) = event.call(Box::new(move || syncs.resume(fsync))) {
+            resume();
+        }
+    }
+
+    /// Tells outcomes. Nobody hears of one before all of them have left the queue: a callback may take its time, or close the
+    /// volume.
+    fn end_syncs(&self, ended: Ended<Fsync>) {
+        if ended.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        for (fsync, _) in ended.iter().filter(|(fsync, outcome)| outcome.is_ok() && !fsync.is_withdrawn()) {
+            match fsync.until {
+                Some(until) if until <= now => self.counters.lazy_syncs_due.add(1),
+                Some(_) => self.counters.lazy_syncs_served.add(1),
+                None => {}
+            }
+        }
+        self.background.syncs.ended(ended.len());
+        ended.into_iter().for_each(|(fsync, outcome)| fsync.end(outcome));
     }
 }

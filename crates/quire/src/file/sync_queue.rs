@@ -1,57 +1,50 @@
-//! Fsyncs that somebody has asked for and nobody waits for in a call, from their admission to their end.
+//! Asynchronous fsyncs, from the call to the outcome: what the syncers do next.
 //!
-//! Protocol. An fsync is *admitted* if there is room, and gets a ticket. A syncer takes what is queued as a *batch*
-//! ([`SyncQueue::next`]) and starts it. An fsync that then waits for data, or for an exclusive operation on its file, is
-//! *armed*: the event puts it back into the queue ([`SyncQueue::resume`]), and no syncer waits for it. What needs nothing
-//! but a force *joins* those that do ([`SyncQueue::join_force`]): one syncer at a time forces, for all that have joined
-//! before it began. Lazy ones *await* the journal's and the device's being as far as they need, until their time is up.
-//! Whoever forces says so afterwards ([`SyncQueue::forced`]); if that may have served one that waits, a syncer is woken and
-//! takes those served. When the first of them has its time up, the one force that is due serves every one of them.
+//! Protocol. An fsync is *asked* for. A syncer takes it and begins it ([`Task::Advance`]). If it has to wait for its data, or
+//! for an exclusive operation on its file, it is *armed*: the event puts it back ([`SyncQueue::resume`]) and no syncer waits.
+//! When nothing but a force is missing, it waits for one that goes as far as it needs ([`SyncQueue::await_force`]). Any force
+//! serves it, whoever makes it. For those that are to be durable now a syncer forces at once ([`Task::Force`]), one syncer at
+//! a time. Lazy ones wait until their time is up; the force that is made then goes as far as all of them need.
 //!
-//! At most [`BATCHES_MAX`] batches are begun and not ended. So while the device is slow, what comes gathers in the queue and
-//! shares the next force; and if it never returns, syncers do not fill the journal with records of fsyncs that cannot end.
-//! A batch ends when each of its fsyncs has ended, is armed, or awaits the force of others.
+//! Group commit. While a syncer forces and others wait for the next force, nothing is begun: what comes gathers, and shares
+//! the force after that. If the device never returns from a flush, the syncers fill the journal no further. With
+//! [`GATHER_ARMED`] or more armed, a force waits for more fsyncs to join it, but not longer than [`GATHER_MAX`].
 //!
-//! In bulk a force is not made for the first few: while [`GATHER_ARMED`] or more are armed it waits for them, but not longer
-//! than [`GATHER_MAX`]. Meanwhile what was armed goes on, whatever the number of batches.
+//! Forces of others. The queue publishes the lowest needs ([`Lowest`]), fences, and reads how far the journal and the device
+//! are. A thread that has forced fences, and reads the lowest needs ([`SyncQueue::forced`]). One of the two sees the other. So
+//! a served fsync ends at once, and a force that serves nobody costs its thread two loads. While a syncer forces, nothing is
+//! published: the syncer looks afterwards.
 //!
-//! Who puts an fsync down to wait and who forces do not meet on the lock: the one says what is the least that anybody
-//! waits for, fences, and looks how far things are; the other has moved them, fences, and looks at the least. One of the two
-//! sees the other, so no wait that a force has served lasts until its time is up.
+//! Withdrawal. An fsync carries a flag. One that waits for a force leaves as soon as a syncer looks; one that was only asked for
+//! ends when it is taken, or earlier if many are withdrawn; others end when they are taken the next time.
 //!
 //! Invariants:
-//! * at most [`SYNCS_MAX`] are admitted and not ended, but for those of threads that must not wait;
-//! * what is withdrawn leaves at once, whether it is queued or waits; what a syncer has begun ends there;
-//! * a future that was told of room and is dropped before it took it passes the news on;
-//! * syncers stay until everything that was admitted has ended.
+//! * at most [`SYNCS_MAX`] have begun and not ended; the others stand in line, in the order in which they were asked for;
+//! * a syncer holds nothing, and no force is marked as under way by it, when it tells outcomes: a callback may close the volume;
+//! * syncers stay until everything that was asked for has ended.
 //!
-//! Shared lines: the lock and what it protects, by all who ask asynchronously and the syncers; the line of the least,
-//! read by every force, written only where lazy ones come and go.
+//! Shared lines: the lock and what it protects, by all threads that ask asynchronously and by the syncers; the line of the
+//! lowest needs, read by every force, written only while fsyncs wait for a force.
 //!
 //! Neighbours: [`super::syncing`] is the future, [`super::fsync`] the syncers' work.
 
+use quire_base::Result;
 use quire_base::sync::atomic::{AtomicU64, Ordering, fence};
 use quire_base::sync::time::{Duration, Instant};
-use quire_base::sync::{Condvar, Mutex, MutexGuard, SIMULATED};
+use quire_base::sync::{Condvar, Mutex};
 use std::cell::Cell;
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::task::Waker;
+use std::collections::VecDeque;
 
-/// Fsyncs that are admitted and not ended at most: about 16 MiB with what they hold.
+/// Fsyncs that have begun and not ended at most: about 16 MiB with what they hold.
 #[cfg(not(loom))]
 pub const SYNCS_MAX: usize = 65_536;
 /// Few under a model checker.
 #[cfg(loom)]
 pub const SYNCS_MAX: usize = 1;
 
-/// Batches that are begun and not ended at most: one is forced while the next one is started.
-pub const BATCHES_MAX: usize = 2;
-
 /// With so many armed a force waits for more to join it.
 const GATHER_ARMED: usize = 64;
-/// How long it does at most.
+/// How long it waits at most.
 const GATHER_MAX: Duration = Duration::from_millis(2);
 
 /// How far journal and device are, or must be.
@@ -76,91 +69,71 @@ impl Reached {
     }
 }
 
-/// One that needs nothing but a force.
+/// What the queue asks of an fsync.
+pub trait Queued {
+    /// Until when it waits for a force that others make; `None`: it is to be forced now.
+    fn until(&self) -> Option<Instant>;
+    /// Whether nobody wants its outcome any more.
+    fn is_withdrawn(&self) -> bool;
+}
+
+/// Fsyncs and what has come of their force.
+pub type Ended<F> = Vec<(F, Result<()>)>;
+
+/// What a syncer does next.
 #[derive(Debug)]
-pub struct Written<A> {
-    /// As far as this.
-    pub need: Reached,
-    /// It has waited for a force of others until its time was up.
-    pub is_due: bool,
-    /// What is left of it.
-    pub what: A,
+pub enum Task<F> {
+    /// Tells the outcomes, and [`SyncQueue::ended`].
+    End(Ended<F>),
+    /// Forces as far as this, and calls [`SyncQueue::end_force`].
+    Force(Reached),
+    /// Begins these or goes on with them, and leaves each to [`SyncQueue::arm`] or [`SyncQueue::await_force`].
+    Advance(Vec<F>),
+    /// What the caller of [`SyncQueue::next`] has besides.
+    Besides,
 }
 
-/// One that waits for a force.
-struct Waiting<A> {
-    need: Reached,
-    until: Instant,
-    what: A,
-}
-
-/// What a syncer does next. All of it may be empty.
-#[derive(Debug)]
-pub struct Next<Q, R, A> {
-    /// To be begun, in the order in which it was asked for.
-    pub queued: Vec<(u64, Q)>,
-    /// Begun before: what it waited for is over.
-    pub resumed: Vec<R>,
-    /// Durable by now.
-    pub served: Vec<A>,
-    /// To be forced by this syncer, which calls [`SyncQueue::end_force`] then.
-    pub written: Vec<Written<A>>,
-}
-
-impl<Q, R, A> Next<Q, R, A> {
-    /// Whether it has a batch in it, which [`SyncQueue::end_batch`] ends.
-    pub fn is_batch(&self) -> bool {
-        !self.queued.is_empty() || !self.resumed.is_empty()
-    }
-}
-
-struct State<Q, R, A> {
-    /// The end of the volume: nothing is admitted, nothing waits for others.
+struct State<F> {
+    /// The end of the volume: nothing is accepted, and nothing waits for the forces of others.
     stop: bool,
-    /// A syncer is to look through those that wait: some may be served, or nothing will serve them any more.
-    look: bool,
-    tickets: u64,
-    queued: BTreeMap<u64, Q>,
-    /// Begun, and to be gone on with.
-    resumed: Vec<R>,
+    /// To be begun, the oldest first.
+    asked: VecDeque<F>,
+    /// Begun, and what they waited for is over.
+    resumed: Vec<F>,
     /// Begun, and waiting for an event.
     armed: usize,
-    /// Begun and not ended.
-    batches: usize,
-    /// To be forced.
-    written: Vec<Written<A>>,
+    /// Written: nothing but a force is missing, as far as this.
+    unforced: Vec<(Reached, F)>,
+    /// How far the next force of a syncer goes, if one is wanted.
+    wanted: Option<Reached>,
+    /// Until when it waits for more to join it, if many are armed.
+    gather_until: Option<Instant>,
     /// A syncer forces.
     is_forcing: bool,
-    /// Nobody forces `written` before this time, unless few are armed.
-    gather_until: Option<Instant>,
-    waiting: BTreeMap<u64, Waiting<A>>,
-    /// Those that wait, by what they need next: the journal (`Seq`, mark, ticket), or, if it is as far, only the device
-    /// (0, mark, ticket).
-    by_need: BTreeSet<(u64, u64, u64)>,
-    /// No later than when the first of them has its time up.
+    /// When the first lazy one has its time up.
     due: Option<Instant>,
-    /// Admitted and not ended.
+    /// A syncer is to look through `unforced`: some may be served or withdrawn, or nothing will serve them any more.
+    look: bool,
+    /// Asked for and not ended.
     under_way: usize,
-    /// Futures that wait for room, by their place in that line.
-    for_room: BTreeMap<u64, Waker>,
+    /// Withdrawn since a syncer has looked through `asked`.
+    withdrawn: usize,
     /// Threads that wait for room.
     sleepers: usize,
 }
 
-/// Where those begin that wait for the journal.
-const JOURNAL: (u64, u64, u64) = (1, 0, 0);
-
-/// The least that anybody waits for; nobody: the largest number.
+/// The lowest needs of those that wait for a force: of the journal where it has not come as far, else of the device. The
+/// largest number: nobody waits.
 #[repr(align(128))]
-struct Least {
+struct Lowest {
     seq: AtomicU64,
     mark: AtomicU64,
 }
 
-/// See the module's documentation. `Q` is what is queued, `R` what has begun, `A` what is left of it when it is written.
-pub struct SyncQueue<Q, R, A> {
-    least: Least,
-    state: Mutex<State<Q, R, A>>,
+/// See the module's documentation.
+pub struct SyncQueue<F> {
+    lowest: Lowest,
+    state: Mutex<State<F>>,
     work: Condvar,
     room: Condvar,
 }
@@ -169,26 +142,23 @@ std::thread_local! {
     static IS_SYNCER: Cell<bool> = const { Cell::new(false) };
 }
 
-impl<Q, R, A> Default for SyncQueue<Q, R, A> {
-    fn default() -> SyncQueue<Q, R, A> {
+impl<F> Default for SyncQueue<F> {
+    fn default() -> SyncQueue<F> {
         SyncQueue {
-            least: Least { seq: AtomicU64::new(u64::MAX), mark: AtomicU64::new(u64::MAX) },
+            lowest: Lowest { seq: AtomicU64::new(u64::MAX), mark: AtomicU64::new(u64::MAX) },
             state: Mutex::new(State {
                 stop: false,
-                look: false,
-                tickets: 0,
-                queued: BTreeMap::new(),
+                asked: VecDeque::new(),
                 resumed: Vec::new(),
                 armed: 0,
-                batches: 0,
-                written: Vec::new(),
-                is_forcing: false,
+                unforced: Vec::new(),
+                wanted: None,
                 gather_until: None,
-                waiting: BTreeMap::new(),
-                by_need: BTreeSet::new(),
+                is_forcing: false,
                 due: None,
+                look: false,
                 under_way: 0,
-                for_room: BTreeMap::new(),
+                withdrawn: 0,
                 sleepers: 0,
             }),
             work: Condvar::new(),
@@ -200,46 +170,18 @@ impl<Q, R, A> Default for SyncQueue<Q, R, A> {
 /// How many there are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Admitted and not ended.
+    /// Asked for and not ended, but for those in line.
     pub under_way: usize,
     /// Of these: waiting for a force that others make.
     pub waiting: usize,
-    /// Futures and threads in line for room.
+    /// Fsyncs beyond [`SYNCS_MAX`], and threads that wait for room.
     pub in_line: usize,
 }
 
-/// What has come of asking to be admitted.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Admitted {
-    /// So many, with these tickets; the rest has to wait for room.
-    Some(Range<u64>),
-    /// The volume is being closed.
-    Closed,
-}
-
-impl<Q, R, A> SyncQueue<Q, R, A> {
-    /// Admits from the front of `asked` (last in the vector) what there is room for.
-    pub fn admit(&self, asked: &mut Vec<Q>) -> Admitted {
-        let mut state = self.state.lock();
-        if state.stop {
-            return Admitted::Closed;
-        }
-        let count = asked.len().min(SYNCS_MAX.saturating_sub(state.under_way));
-        let first = state.tickets;
-        for _ in 0..count {
-            state.take_in(asked.pop().expect("counted"));
-        }
-        let taken = first..state.tickets;
-        drop(state);
-        if count > 0 {
-            self.work.notify_one();
-        }
-        Admitted::Some(taken)
-    }
-
-    /// Admits one. Waits for room, but not on a thread that must not, and not on a syncer, which makes the room. Gives it
-    /// back if the volume is being closed.
-    pub fn admit_waiting(&self, asked: Q, may_wait: bool) -> Result<(), Q> {
+impl<F: Queued> SyncQueue<F> {
+    /// Queues fsyncs; gives them back if the volume is being closed. With `may_wait` it waits for room first, but not on a
+    /// syncer, which makes the room.
+    pub fn ask<I: IntoIterator<Item = F>>(&self, fsyncs: I, may_wait: bool) -> Result<(), I> {
         let mut state = self.state.lock();
         while may_wait && !IS_SYNCER.get() && state.under_way >= SYNCS_MAX && !state.stop {
             state.sleepers += 1;
@@ -247,36 +189,14 @@ impl<Q, R, A> SyncQueue<Q, R, A> {
             state.sleepers -= 1;
         }
         if state.stop {
-            return Err(asked);
+            return Err(fsyncs);
         }
-        state.take_in(asked);
+        let before = state.asked.len();
+        state.asked.extend(fsyncs);
+        state.under_way += state.asked.len() - before;
         drop(state);
         self.work.notify_one();
         Ok(())
-    }
-
-    /// Puts a future in line for room, unless there is some: its place, which [`SyncQueue::leave_line`] takes back. A future
-    /// that was in line keeps its place, unless it had been told of room.
-    pub fn wait_for_room(&self, place: Option<u64>, waker: &Waker) -> Option<u64> {
-        let mut state = self.state.lock();
-        let place = place.filter(|place| state.for_room.remove(place).is_some());
-        if state.stop || state.under_way < SYNCS_MAX {
-            return None;
-        }
-        let place = place.unwrap_or(state.tickets);
-        state.tickets += 1;
-        state.for_room.insert(place, waker.clone());
-        Some(place)
-    }
-
-    /// Waits until there is room, or never will be.
-    pub fn sleep_for_room(&self) {
-        let mut state = self.state.lock();
-        while state.under_way >= SYNCS_MAX && !state.stop && !IS_SYNCER.get() {
-            state.sleepers += 1;
-            self.room.wait(&mut state);
-            state.sleepers -= 1;
-        }
     }
 
     /// The calling thread is a syncer.
@@ -284,112 +204,107 @@ impl<Q, R, A> SyncQueue<Q, R, A> {
         IS_SYNCER.set(true);
     }
 
-    /// Takes a future out of the line. If it had been told of room, the next one is told.
-    pub fn leave_line(&self, place: u64) {
-        let mut state = self.state.lock();
-        if state.for_room.remove(&place).is_some() {
-            return;
-        }
-        let told = state.next_in_line();
-        drop(state);
-        wake_each(told);
-    }
-
-    /// Takes back what has not ended and is not in a syncer's hands.
-    pub fn withdraw(&self, tickets: Range<u64>) -> (Vec<Q>, Vec<A>) {
-        let mut state = self.state.lock();
-        let queued: Vec<u64> = state.queued.range(tickets.clone()).map(|(ticket, _)| *ticket).collect();
-        let queued: Vec<Q> = queued.into_iter().filter_map(|ticket| state.queued.remove(&ticket)).collect();
-        let waiting: Vec<u64> = state.waiting.range(tickets).map(|(ticket, _)| *ticket).collect();
-        let waiting: Vec<A> =
-            waiting.into_iter().filter_map(|ticket| state.unwait(ticket)).map(|one| one.what).collect();
-        self.say_least(&state);
-        self.ended_locked(state, queued.len() + waiting.len());
-        (queued, waiting)
-    }
-
-    /// So many that a syncer had in hand have ended.
-    pub fn ended(&self, count: usize) {
-        if count > 0 {
-            self.ended_locked(self.state.lock(), count);
-        }
-    }
-
-    fn ended_locked(&self, mut state: MutexGuard<'_, State<Q, R, A>>, count: usize) {
-        state.under_way -= count;
-        let told = if count > 0 { state.next_in_line() } else { Vec::new() };
-        let wakes = count > 0 && state.sleepers > 0 && state.under_way < SYNCS_MAX;
-        drop(state);
-        if wakes {
-            self.room.notify_all();
-        }
-        wake_each(told);
-    }
-
-    /// Leaves one that a syncer had in hand to wait for a force that others make, until its time is up. `reached` says how
-    /// far things are, `None` if they will get no further. Gives it back if it need not wait, must not as the volume is being
-    /// closed or has failed, or has been withdrawn (whoever withdraws says so first, and looks into the queue then).
-    pub fn await_force(
+    /// Waits for something to do; `None` at the end, when nothing is left. At most `most` fsyncs are advanced at a time.
+    /// `reached` says how far journal and device are, or why they will get no further; `besides`, whether there is something
+    /// else to do.
+    pub fn next(
         &self,
-        ticket: u64,
-        need: Reached,
-        until: Instant,
-        what: A,
-        reached: impl Fn() -> Option<Reached>,
-        is_withdrawn: impl Fn(&A) -> bool,
-    ) -> Option<A> {
+        most: usize,
+        reached: impl Fn() -> Result<Reached>,
+        besides: impl Fn() -> bool,
+    ) -> Option<Task<F>> {
         let mut state = self.state.lock();
-        let Some(now) = reached() else { return Some(what) };
-        if state.stop || now.covers(need) || is_withdrawn(&what) {
-            return Some(what);
-        }
-        let is_first = state.due.is_none_or(|due| until < due);
-        if is_first {
-            state.due = Some(until);
-        }
-        let seq = if now.seq < need.seq { need.seq } else { 0 };
-        state.by_need.insert((seq, need.mark, ticket));
-        state.waiting.insert(ticket, Waiting { need: Reached { seq, mark: need.mark }, until, what });
-        self.say_least(&state);
-        fence(Ordering::SeqCst);
-        if self.may_serve(reached().unwrap_or_default()) {
-            state.look = true;
-        }
-        let wakes = is_first || state.look;
-        drop(state);
-        if wakes {
-            // Another syncer may sleep with a later time in mind.
-            self.work.notify_one();
-        }
-        None
-    }
-
-    fn say_least(&self, state: &State<Q, R, A>) {
-        let seq = state.by_need.range(JOURNAL..).next().map_or(u64::MAX, |(seq, ..)| *seq);
-        let mark = state.by_need.range(..JOURNAL).next().map_or(u64::MAX, |(_, mark, _)| *mark);
-        for (word, least) in [(&self.least.seq, seq), (&self.least.mark, mark)] {
-            if word.load(Ordering::Relaxed) != least {
-                word.store(least, Ordering::Relaxed);
+        loop {
+            let task = self.take(&mut state, most, &reached);
+            if task.is_some() {
+                if state.has_task() {
+                    self.work.notify_one();
+                }
+                return task;
+            }
+            if besides() {
+                return Some(Task::Besides);
+            }
+            if state.stop && state.armed == 0 && !state.has_more() {
+                self.work.notify_all();
+                return None;
+            }
+            match state.due.into_iter().chain(state.gather_until).min() {
+                Some(until) => {
+                    self.work.wait_for(&mut state, until.saturating_duration_since(Instant::now()));
+                }
+                None => self.work.wait(&mut state),
             }
         }
+    }
+
+    fn take(
+        &self,
+        state: &mut State<F>,
+        most: usize,
+        reached: &impl Fn() -> Result<Reached>,
+    ) -> Option<Task<F>> {
+        if std::mem::take(&mut state.look) {
+            let ended = self.look(state, reached);
+            if !ended.is_empty() {
+                return Some(Task::End(ended));
+            }
+        }
+        if let Some(need) = state.begin_force() {
+            self.publish(state, Reached::default());
+            return Some(Task::Force(need));
+        }
+        let advanced = state.begin(most);
+        (!advanced.is_empty()).then_some(Task::Advance(advanced))
+    }
+
+    /// Takes out what has been served or withdrawn, and publishes what the others need.
+    fn look(&self, state: &mut State<F>, reached: &impl Fn() -> Result<Reached>) -> Ended<F> {
+        let mut ended = state.take_withdrawn();
+        loop {
+            let now = reached();
+            state.take_served(&now, &mut ended);
+            self.publish(state, now.unwrap_or_default());
+            fence(Ordering::SeqCst);
+            if !self.may_serve(reached().unwrap_or_default()) {
+                return ended;
+            }
+        }
+    }
+
+    fn publish(&self, state: &State<F>, reached: Reached) {
+        let mut lowest = Reached { seq: u64::MAX, mark: u64::MAX };
+        for (need, _) in state.unforced.iter().filter(|_| !state.is_forcing) {
+            if reached.seq < need.seq {
+                lowest.seq = lowest.seq.min(need.seq);
+            } else {
+                lowest.mark = lowest.mark.min(need.mark);
+            }
+        }
+        for (word, lowest) in [(&self.lowest.seq, lowest.seq), (&self.lowest.mark, lowest.mark)] {
+            if word.load(Ordering::Relaxed) != lowest {
+                word.store(lowest, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn lowest(&self) -> Reached {
+        let Lowest { seq, mark } = &self.lowest;
+        Reached { seq: seq.load(Ordering::Relaxed), mark: mark.load(Ordering::Relaxed) }
+    }
+
+    /// Whether the lowest need of either kind is met.
+    fn may_serve(&self, reached: Reached) -> bool {
+        let lowest = self.lowest();
+        reached.seq >= lowest.seq || reached.mark >= lowest.mark
     }
 
     /// Journal and device have come as far as `reached`: wakes a syncer if that may serve one that waits.
     pub fn forced(&self, reached: impl FnOnce() -> Reached) {
         fence(Ordering::SeqCst);
-        if (self.least() != Reached { seq: u64::MAX, mark: u64::MAX }) && self.may_serve(reached()) {
+        if self.lowest() != (Reached { seq: u64::MAX, mark: u64::MAX }) && self.may_serve(reached()) {
             self.look_again();
         }
-    }
-
-    fn least(&self) -> Reached {
-        Reached { seq: self.least.seq.load(Ordering::Relaxed), mark: self.least.mark.load(Ordering::Relaxed) }
-    }
-
-    /// Whether anybody waits for no more than this in one of the two.
-    fn may_serve(&self, reached: Reached) -> bool {
-        let least = self.least();
-        reached.seq >= least.seq || reached.mark >= least.mark
     }
 
     /// Has a syncer look at those that wait.
@@ -398,97 +313,16 @@ impl<Q, R, A> SyncQueue<Q, R, A> {
         self.work.notify_one();
     }
 
+    /// So many have been withdrawn: their flags are set.
+    pub fn withdrawn(&self, count: usize) {
+        self.state.lock().withdrawn += count;
+        self.look_again();
+    }
+
     /// Wakes a syncer, for what it has besides.
     pub fn wake(&self) {
         drop(self.state.lock());
         self.work.notify_one();
-    }
-
-    /// Waits for something to do; `None` at the end, when nothing is left. At most `most` fsyncs make a batch. `reached` says
-    /// how far things are, `None` if they will get no further; `besides`, whether there is something else to do.
-    pub fn next(
-        &self,
-        most: usize,
-        reached: impl Fn() -> Option<Reached>,
-        besides: impl Fn() -> bool,
-    ) -> Option<Next<Q, R, A>> {
-        let mut state = self.state.lock();
-        loop {
-            let is_due = state.is_due();
-            if state.look || is_due || state.may_begin() || state.may_force() || besides() {
-                break;
-            }
-            if state.stop {
-                if !state.waiting.is_empty() {
-                    break;
-                }
-                if state.armed == 0 && !state.has_batch() && state.written.is_empty() {
-                    return None;
-                }
-            }
-            match state.due.into_iter().chain(state.gather_until).min() {
-                Some(due) => {
-                    self.work.wait_for(&mut state, due.saturating_duration_since(Instant::now()));
-                }
-                None => self.work.wait(&mut state),
-            }
-        }
-        Some(self.take(&mut state, most, reached))
-    }
-
-    /// As [`SyncQueue::next`], without waiting.
-    pub fn next_now(&self, most: usize, reached: impl Fn() -> Option<Reached>) -> Next<Q, R, A> {
-        self.take(&mut self.state.lock(), most, reached)
-    }
-
-    fn take(
-        &self,
-        state: &mut State<Q, R, A>,
-        most: usize,
-        reached: impl Fn() -> Option<Reached>,
-    ) -> Next<Q, R, A> {
-        let mut next =
-            Next { queued: Vec::new(), resumed: Vec::new(), served: Vec::new(), written: Vec::new() };
-        if state.may_begin() {
-            let resumed = state.resumed.len().min(most);
-            next.resumed.extend(state.resumed.drain(..resumed));
-            while next.resumed.len() + next.queued.len() < most
-                && let Some(queued) = state.queued.pop_first()
-            {
-                next.queued.push(queued);
-            }
-            state.batches += 1;
-        }
-        let all_are_due = state.stop || state.is_due();
-        if std::mem::take(&mut state.look) || all_are_due {
-            loop {
-                let Some(now) = reached() else {
-                    state.take_due();
-                    break;
-                };
-                state.take_served(now, &mut next.served);
-                // Who waited for the journal may wait for the device now: that is news to those who flush.
-                self.say_least(state);
-                fence(Ordering::SeqCst);
-                if !self.may_serve(reached().unwrap_or_default()) {
-                    break;
-                }
-            }
-        }
-        if all_are_due {
-            state.take_due();
-        }
-        self.say_least(state);
-        if state.may_force() {
-            next.written = state.begin_force();
-        }
-        if state.stop {
-            self.work.notify_all();
-        } else if state.may_begin() {
-            // What is left is another syncer's.
-            self.work.notify_one();
-        }
-        next
     }
 
     /// One that a syncer had in hand waits for an event, which will [`SyncQueue::resume`] it.
@@ -497,174 +331,156 @@ impl<Q, R, A> SyncQueue<Q, R, A> {
     }
 
     /// What an armed one waited for is over.
-    pub fn resume(&self, resumed: R) {
+    pub fn resume(&self, resumed: F) {
         let mut state = self.state.lock();
         state.armed -= 1;
         state.resumed.push(resumed);
-        let wakes = state.resumed.len() == 1 || state.stop;
+        let wakes = state.resumed.len() == 1;
         drop(state);
         if wakes {
             self.work.notify_one();
         }
     }
 
-    /// A batch has ended.
-    pub fn end_batch(&self) {
+    /// Leaves what a syncer had in hand to wait for a force. The syncer is to call [`SyncQueue::next`], which looks whether
+    /// some are served already.
+    pub fn await_force(&self, written: Vec<(Reached, F)>) {
         let mut state = self.state.lock();
-        state.batches -= 1;
-        let wakes = state.has_batch();
-        drop(state);
-        if wakes {
-            self.work.notify_one();
+        for (need, fsync) in &written {
+            match fsync.until() {
+                None => state.want(*need),
+                Some(until) => state.due = Some(state.due.map_or(until, |due| due.min(until))),
+            }
         }
+        state.look |= !written.is_empty();
+        state.unforced.extend(written);
     }
 
-    /// Adds some that need a force. Gives back all there are if nobody forces: the caller forces then, and calls
-    /// [`SyncQueue::end_force`]. Else those who force now see to them next.
-    pub fn join_force(&self, written: Vec<Written<A>>) -> Vec<Written<A>> {
-        let mut state = self.state.lock();
-        state.written.extend(written);
-        if state.may_force() { state.begin_force() } else { Vec::new() }
-    }
-
-    /// The caller has forced.
-    pub fn end_force(&self) {
+    /// The caller has forced as far as this, or failed: what has ended with that.
+    pub fn end_force(&self, outcome: &Result<Reached>) -> Ended<F> {
+        let mut ended = Vec::new();
         let mut state = self.state.lock();
         state.is_forcing = false;
-        let (stop, wakes) = (state.stop, !state.written.is_empty());
+        state.take_served(outcome, &mut ended);
+        // What is left has published no needs meanwhile.
+        state.look |= !state.unforced.is_empty();
+        let wakes = state.has_task();
         drop(state);
-        if stop {
-            self.work.notify_all();
-        } else if wakes {
+        if wakes {
             self.work.notify_one();
+        }
+        ended
+    }
+
+    /// So many that a syncer had in hand have ended.
+    pub fn ended(&self, count: usize) {
+        let mut state = self.state.lock();
+        state.under_way -= count;
+        let wakes = state.sleepers > 0 && state.under_way < SYNCS_MAX;
+        drop(state);
+        if wakes {
+            self.room.notify_all();
         }
     }
 
-    /// Nothing is admitted from now on; what has been is seen to at once.
+    /// Nothing is accepted from now on; what has been is seen to at once.
     pub fn stop(&self) {
-        let mut state = self.state.lock();
-        state.stop = true;
-        let told = std::mem::take(&mut state.for_room);
-        drop(state);
+        self.state.lock().stop = true;
         self.work.notify_all();
         self.room.notify_all();
-        wake_each(told.into_values());
     }
 
     /// How many there are.
     pub fn counts(&self) -> Counts {
         let state = self.state.lock();
+        let under_way = state.under_way.min(SYNCS_MAX);
         Counts {
-            under_way: state.under_way,
-            waiting: state.waiting.len(),
-            in_line: state.for_room.len() + state.sleepers,
+            under_way,
+            waiting: state.unforced.iter().filter(|(_, fsync)| fsync.until().is_some()).count(),
+            in_line: state.under_way - under_way + state.sleepers,
         }
     }
 }
 
-/// Runs what a caller has left, on a thread that serves others as well: a panic is reported and stays alone.
-pub(super) fn contained(what: &str, left: impl FnOnce()) {
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(left)) {
-        if SIMULATED {
-            // The scheduler ends threads so.
-            resume_unwind(panic);
+impl<F: Queued> State<F> {
+    /// Whether anything is left to do but for what is armed or in a syncer's hands.
+    fn has_more(&self) -> bool {
+        !self.asked.is_empty() || !self.resumed.is_empty() || !self.unforced.is_empty()
+    }
+
+    /// Whether what comes is to gather, for the force after next.
+    fn is_gathering(&self) -> bool {
+        self.is_forcing && self.wanted.is_some() && !self.stop
+    }
+
+    /// Whether another syncer would find something to do.
+    fn has_task(&self) -> bool {
+        let may_advance = !self.asked.is_empty() || !self.resumed.is_empty();
+        self.look || !self.is_gathering() && (self.wanted.is_some() || may_advance)
+    }
+
+    /// Has a syncer force as far as this.
+    fn want(&mut self, need: Reached) {
+        self.wanted = Some(self.wanted.unwrap_or_default().max(need));
+    }
+
+    /// How far a force is to go that begins now. It waits a little for those that would join it, if there are many.
+    fn begin_force(&mut self) -> Option<Reached> {
+        if self.stop || self.due.is_some_and(|due| due <= Instant::now()) {
+            self.due = None;
+            if let Some(all) = self.unforced.iter().map(|(need, _)| *need).reduce(Reached::max) {
+                self.want(all);
+            }
         }
-        tracing::error!("{what} panicked");
-    }
-}
-
-/// Tells futures of room: every one, whatever the wakers of others do.
-fn wake_each(told: impl IntoIterator<Item = Waker>) {
-    told.into_iter().for_each(|waker| contained("the waker of an fsync", || waker.wake()));
-}
-
-impl<Q, R, A> State<Q, R, A> {
-    fn take_in(&mut self, asked: Q) {
-        self.queued.insert(self.tickets, asked);
-        self.tickets += 1;
-        self.under_way += 1;
-    }
-
-    /// Futures to be told of room: as many as there is room for. The caller wakes them, without the lock.
-    fn next_in_line(&mut self) -> Vec<Waker> {
-        let room = SYNCS_MAX.saturating_sub(self.under_way);
-        let mut told = Vec::new();
-        while told.len() < room
-            && let Some((_, waker)) = self.for_room.pop_first()
-        {
-            told.push(waker);
+        if self.wanted.is_none() || self.is_forcing {
+            return None;
         }
-        told
-    }
-
-    /// Whether anything is to be begun or gone on with.
-    fn has_batch(&self) -> bool {
-        !self.queued.is_empty() || !self.resumed.is_empty()
-    }
-
-    fn may_begin(&self) -> bool {
-        self.has_batch() && (self.batches < BATCHES_MAX || self.stop || self.gather_until.is_some())
-    }
-
-    /// Whether a force is to begin. Begins to wait for those that would join it, if there are many.
-    fn may_force(&mut self) -> bool {
-        if self.written.is_empty() || self.is_forcing {
-            return false;
+        if !self.stop && self.armed >= GATHER_ARMED {
+            let now = Instant::now();
+            if *self.gather_until.get_or_insert(now + GATHER_MAX) > now {
+                return None;
+            }
         }
-        if self.stop || self.armed < GATHER_ARMED {
-            return true;
-        }
-        let now = Instant::now();
-        *self.gather_until.get_or_insert(now + GATHER_MAX) <= now
-    }
-
-    /// What is to be forced; the caller forces it.
-    fn begin_force(&mut self) -> Vec<Written<A>> {
-        self.is_forcing = true;
         self.gather_until = None;
-        std::mem::take(&mut self.written)
+        self.is_forcing = true;
+        self.wanted.take()
     }
 
-    /// Whether one that waits has its time up.
-    fn is_due(&mut self) -> bool {
-        let Some(due) = self.due else { return false };
-        let now = Instant::now();
-        if due > now {
-            return false;
+    /// What is to be begun or gone on with.
+    fn begin(&mut self, most: usize) -> Vec<F> {
+        if self.is_gathering() {
+            return Vec::new();
         }
-        // The first one may have gone.
-        self.due = self.waiting.values().map(|waiting| waiting.until).min();
-        self.due.is_some_and(|due| due <= now)
+        let resumed = self.resumed.len().min(most);
+        let mut begun: Vec<F> = self.resumed.drain(..resumed).collect();
+        let room = SYNCS_MAX.saturating_sub(self.under_way - self.asked.len());
+        let asked = self.asked.len().min(most - resumed).min(room);
+        begun.extend(self.asked.drain(..asked));
+        begun
     }
 
-    fn unwait(&mut self, ticket: u64) -> Option<Waiting<A>> {
-        let waiting = self.waiting.remove(&ticket)?;
-        self.by_need.remove(&(waiting.need.seq, waiting.need.mark, ticket));
-        Some(waiting)
-    }
-
-    /// Takes those that wait for no more than this.
-    fn take_served(&mut self, reached: Reached, served: &mut Vec<A>) {
-        while let Some(&(seq, mark, ticket)) = self.by_need.range(JOURNAL..).next()
-            && seq <= reached.seq
-        {
-            self.by_need.remove(&(seq, mark, ticket));
-            self.by_need.insert((0, mark, ticket));
-            self.waiting.entry(ticket).and_modify(|waiting| waiting.need.seq = 0);
+    /// What has been withdrawn of `asked`, if it is worth a look.
+    fn take_withdrawn(&mut self) -> Ended<F> {
+        if self.withdrawn <= self.asked.len() / 8 {
+            return Vec::new();
         }
-        while let Some(&(_, mark, ticket)) = self.by_need.range(..JOURNAL).next()
-            && mark <= reached.mark
-        {
-            served.extend(self.unwait(ticket).map(|waiting| waiting.what));
-        }
+        self.withdrawn = 0;
+        let (withdrawn, asked): (VecDeque<F>, _) = self.asked.drain(..).partition(F::is_withdrawn);
+        self.asked = asked;
+        withdrawn.into_iter().map(|fsync| (fsync, Ok(()))).collect()
     }
 
-    /// Has all that wait forced.
-    fn take_due(&mut self) {
-        self.by_need.clear();
-        self.due = None;
-        let waiting = std::mem::take(&mut self.waiting).into_values();
-        self.written.extend(waiting.map(|Waiting { need, what, .. }| Written { need, is_due: true, what }));
+    /// Takes those that wait for no more than this; all of them if there will be no further force.
+    fn take_served(&mut self, reached: &Result<Reached>, ended: &mut Ended<F>) {
+        let is_over = |(need, fsync): &mut (Reached, F)| {
+            reached.as_ref().map_or(true, |reached| reached.covers(*need)) || fsync.is_withdrawn()
+        };
+        let outcome = reached.as_ref().map(|_| ()).map_err(Clone::clone);
+        ended.extend(self.unforced.extract_if(.., is_over).map(|(_, fsync)| (fsync, outcome.clone())));
+        self.due = self.unforced.iter().filter_map(|(_, fsync)| fsync.until()).min();
+        if self.unforced.is_empty() {
+            (self.wanted, self.gather_until) = (None, None);
+        }
     }
 }
 
@@ -672,25 +488,35 @@ impl<Q, R, A> State<Q, R, A> {
 mod tests {
     use super::*;
 
-    fn written(what: usize) -> Vec<Written<usize>> {
-        vec![Written { need: Reached::default(), is_due: false, what }]
+    impl Queued for usize {
+        fn until(&self) -> Option<Instant> {
+            None
+        }
+        fn is_withdrawn(&self) -> bool {
+            false
+        }
     }
 
     /// Ten thousand files made durable together took 150 journal writes: each few whose data had been written were forced at
     /// once, since nothing waits for the slowest file any more.
     #[test]
     fn a_force_waits_a_little_for_the_many_that_would_join_it() {
-        let queue: SyncQueue<usize, usize, usize> = SyncQueue::default();
+        let queue: SyncQueue<usize> = SyncQueue::default();
+        let next = |queue: &SyncQueue<usize>| queue.next(usize::MAX, || Ok(Reached::default()), || true);
+        let need = Reached { seq: 1, mark: 0 };
+        queue.ask(0..2 * GATHER_ARMED, false).unwrap();
+        assert!(matches!(next(&queue), Some(Task::Advance(all)) if all.len() == 2 * GATHER_ARMED));
         (0..GATHER_ARMED).for_each(|_| queue.arm());
-        assert!(queue.join_force(written(1)).is_empty(), "others are about to join");
-        (0..GATHER_ARMED).for_each(|n| queue.resume(n));
-        assert_eq!(queue.join_force(written(2)).len(), 2, "nobody else is");
-        queue.end_force();
-        let reached = || Some(Reached::default());
-        assert_eq!(queue.next_now(usize::MAX, reached).resumed.len(), GATHER_ARMED);
+        queue.await_force(vec![(need, 1)]);
+        assert!(matches!(next(&queue), Some(Task::Besides)), "others are about to join");
+        (0..GATHER_ARMED).for_each(|number| queue.resume(number));
+        queue.await_force(vec![(need, 2)]);
+        assert!(matches!(next(&queue), Some(Task::Force(to)) if to == need), "nobody else is");
+        assert_eq!(queue.end_force(&Ok(need)).len(), 2);
+        assert!(matches!(next(&queue), Some(Task::Advance(all)) if all.len() == GATHER_ARMED));
         (0..GATHER_ARMED).for_each(|_| queue.arm());
-        assert!(queue.join_force(written(3)).is_empty());
-        let next = queue.next(usize::MAX, reached, || false).expect("the volume is open");
-        assert_eq!(next.written.len(), 1, "the time is up");
+        queue.await_force(vec![(need, 3)]);
+        let waited = queue.next(usize::MAX, || Ok(Reached::default()), || false);
+        assert!(matches!(waited, Some(Task::Force(_))), "the time is up");
     }
 }

@@ -1,17 +1,16 @@
 //! An fsync under way: what is to be made durable and how soon, and a future that tells when it is.
 //!
 //! The future needs no runtime: syncers of the volume do the work, it only waits to be woken. [`Syncing::wait`] is for
-//! threads. It begins when it is made, as far as there is room ([`super::sync_queue`]); what there is no room for begins
-//! when the future is polled or waited for, once others have ended.
+//! threads. Its fsyncs are queued when it is made, and each tells the [`Promise`] when it has ended.
 //!
-//! Dropping it withdraws what has not begun, and what waits for a force of others; what a syncer has in hand ends, and
-//! nobody hears of it. Nothing is promised of a withdrawn fsync, and no other one is affected: data that was written stays
-//! written, records that were journaled stay, and a file whose data could not be written says so to the next one.
+//! Dropping the future withdraws its fsyncs: what has not begun never does, and what waits for a force of others stops waiting.
+//! Nothing is promised of a withdrawn fsync, and no other one is affected: data that was written stays written, records that
+//! were journaled stay, and a file whose data could not be written says so to the next fsync.
 //!
-//! Neighbours: [`super::fsync`] makes and serves them.
+//! Neighbours: [`super::fsync`] makes and serves them; [`super::sync_queue`] is what they stand in.
 
-use super::fsync::{Pending, SyncQueue};
-use super::sync_queue::Admitted;
+use super::fsync::SyncQueue;
+use quire_base::sync::atomic::{AtomicBool, Ordering};
 use quire_base::sync::time::Duration;
 use quire_base::sync::{Arc, Condvar, Mutex};
 use quire_base::{Error, ErrorKind, Result};
@@ -74,10 +73,12 @@ impl SyncOptions {
     }
 }
 
-/// What the syncers and the future share.
+/// What the fsyncs of a future and the future share.
 pub(crate) struct Promise {
     state: Mutex<PromiseState>,
     ended: Condvar,
+    /// Nobody will hear of it.
+    withdrawn: AtomicBool,
 }
 
 struct PromiseState {
@@ -86,14 +87,16 @@ struct PromiseState {
     /// Ok, or the first error.
     outcome: Result<()>,
     waker: Option<Waker>,
-    /// Nobody will hear of it.
-    withdrawn: bool,
 }
 
 impl Promise {
     pub(crate) fn new(left: usize) -> Arc<Promise> {
-        let state = PromiseState { left, outcome: Ok(()), waker: None, withdrawn: false };
-        Arc::new(Promise { state: Mutex::new(state), ended: Condvar::new() })
+        let state = PromiseState { left, outcome: Ok(()), waker: None };
+        Arc::new(Promise {
+            state: Mutex::new(state),
+            ended: Condvar::new(),
+            withdrawn: AtomicBool::new(false),
+        })
     }
 
     /// One of its fsyncs has ended.
@@ -103,21 +106,16 @@ impl Promise {
             state.outcome = outcome;
         }
         state.left -= 1;
-        let waker = if state.left == 0 { state.waker.take() } else { None };
-        let is_over = state.left == 0;
-        drop(state);
-        if is_over {
+        if state.left == 0 {
+            let waker = state.waker.take();
+            drop(state);
             self.ended.notify_all();
             waker.into_iter().for_each(Waker::wake);
         }
     }
 
-    fn is_over(&self) -> bool {
-        self.state.lock().left == 0
-    }
-
     pub(crate) fn is_withdrawn(&self) -> bool {
-        self.state.lock().withdrawn
+        self.withdrawn.load(Ordering::Relaxed)
     }
 }
 
@@ -126,49 +124,15 @@ impl Promise {
 pub struct Syncing {
     queue: Arc<SyncQueue>,
     promise: Arc<Promise>,
-    /// What there was no room for, the first one last.
-    rest: Vec<Pending>,
-    /// What is or was in the queue.
-    tickets: Vec<std::ops::Range<u64>>,
-    /// The place in the line of those that wait for room.
-    place: Option<u64>,
 }
 
 impl Syncing {
-    /// Begins `pending`, each of which ends `promise` once.
-    pub(crate) fn begin(queue: Arc<SyncQueue>, promise: Arc<Promise>, mut pending: Vec<Pending>) -> Syncing {
-        pending.reverse();
-        let mut syncing = Syncing { queue, promise, rest: pending, tickets: Vec::new(), place: None };
-        syncing.admit();
-        syncing
-    }
-
-    /// Puts into the queue what there is room for; true if that is everything.
-    fn admit(&mut self) -> bool {
-        if self.rest.is_empty() {
-            return true;
-        }
-        match self.queue.admit(&mut self.rest) {
-            Admitted::Some(tickets) => match self.tickets.last_mut() {
-                Some(last) if last.end == tickets.start => last.end = tickets.end,
-                _ if tickets.is_empty() => {}
-                _ => self.tickets.push(tickets),
-            },
-            Admitted::Closed => {
-                for refused in self.rest.drain(..) {
-                    drop(refused);
-                    self.promise.end(Err(closed()));
-                }
-            }
-        }
-        self.rest.is_empty()
+    pub(crate) fn new(queue: Arc<SyncQueue>, promise: Arc<Promise>) -> Syncing {
+        Syncing { queue, promise }
     }
 
     /// Waits on this thread. Not for completions of other fsyncs, whose thread does the work.
-    pub fn wait(mut self) -> Result<()> {
-        while !self.admit() {
-            self.queue.sleep_for_room();
-        }
+    pub fn wait(self) -> Result<()> {
         let mut state = self.promise.state.lock();
         while state.left > 0 {
             self.promise.ended.wait(&mut state);
@@ -178,7 +142,7 @@ impl Syncing {
 
     /// Whether it has ended, so that waiting for it does not wait.
     pub fn is_over(&self) -> bool {
-        self.promise.is_over()
+        self.promise.state.lock().left == 0
     }
 }
 
@@ -191,20 +155,7 @@ impl Future for Syncing {
     type Output = Result<()>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
-        let this = self.get_mut();
-        while !this.admit() {
-            let before = this.place.take();
-            this.place = this.queue.wait_for_room(before, context.waker());
-            if this.place.is_some() {
-                break;
-            }
-        }
-        if this.rest.is_empty()
-            && let Some(place) = this.place.take()
-        {
-            this.queue.leave_line(place);
-        }
-        let mut state = this.promise.state.lock();
+        let mut state = self.promise.state.lock();
         if state.left == 0 {
             return Poll::Ready(state.outcome.clone());
         }
@@ -217,26 +168,21 @@ impl Future for Syncing {
 
 impl Drop for Syncing {
     fn drop(&mut self) {
-        if let Some(place) = self.place {
-            self.queue.leave_line(place);
-        }
-        let is_over = {
+        let (left, waker) = {
             let mut state = self.promise.state.lock();
-            state.withdrawn = state.left > 0;
-            !state.withdrawn
+            (state.left, state.waker.take())
         };
-        if !is_over {
-            for tickets in self.tickets.drain(..) {
-                // What they hold goes without the queue's lock.
-                drop(self.queue.withdraw(tickets));
-            }
+        // Wakers are programs' code.
+        drop(waker);
+        if left > 0 {
+            self.promise.withdrawn.store(true, Ordering::Relaxed);
+            self.queue.withdrawn(left);
         }
     }
 }
 
 impl std::fmt::Debug for Syncing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let left = self.promise.state.lock().left;
-        write!(f, "Syncing ({left} fsyncs to end, {} without room)", self.rest.len())
+        write!(f, "Syncing ({} fsyncs to end)", self.promise.state.lock().left)
     }
 }

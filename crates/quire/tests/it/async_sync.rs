@@ -280,8 +280,8 @@ fn a_withdrawn_lazy_one_no_longer_waits() {
     volume.close().unwrap();
 }
 
-/// More than there is room for, a million of them: the engine holds no more than it has room for, the rest waits with those
-/// who asked, and all end.
+/// More than there is room for, a million of them: no more than there is room for are under way, the others stand in line, and
+/// all end.
 #[test]
 fn a_million_pending_ones_are_bounded() {
     const FILES: usize = 50;
@@ -289,11 +289,11 @@ fn a_million_pending_ones_are_bounded() {
     let files = files(&volume, FILES);
     device.set_hold(Hold::Everything);
     let group = |count: usize| volume.fsync_many(files.iter().cycle().take(count), &SyncOptions::new());
-    // Some by themselves, the rest in groups, each of which needs room for itself several times.
+    // Some by themselves, the rest in groups, each of which is more than there is room for.
     let mut futures: Vec<Option<Syncing>> = (0..20_000).map(|_| Some(group(1))).collect();
     futures.extend((0..14).map(|_| Some(group(70_000))));
     assert_eq!(under_way(&volume), SYNCS_MAX as u64);
-    // Dropped while they wait for room, some of them told of it.
+    // Dropped while they stand in line, some of them polled.
     futures.extend((0..1000).map(|_| Some(group(1))));
     let mut polls = 0;
     let (_, last) = futures.split_at_mut(20_014);
@@ -360,8 +360,7 @@ fn a_callback_that_panics_stays_alone() {
     volume.close().unwrap();
 }
 
-/// Wakers that panic when they are told of room took the syncer along that had made the room, and those in line behind them
-/// were never told.
+/// Wakers that panic took the syncer along that had woken them, and fsyncs in line behind them never began.
 #[test]
 fn a_waker_that_panics_stays_alone() {
     struct Panics;

@@ -1,13 +1,13 @@
-//! The queue of asynchronous fsyncs under loom: lazy ones and those who force, withdrawal, room for one, batches, events, and
-//! forces for many.
+//! The queue of asynchronous fsyncs under loom: lazy ones and the threads that force, withdrawal, room, events, and forces for
+//! many.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p quire-fs --test it loom_sync_queue --release`
 
 use loom::sync::Arc;
-use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use loom::thread;
-use quire::file::sync_queue::{Admitted, BATCHES_MAX, Reached, SYNCS_MAX, SyncQueue, Written};
-use std::task::{RawWaker, RawWakerVTable, Waker};
+use quire::file::sync_queue::{Queued, Reached, SYNCS_MAX, SyncQueue, Task};
+use quire_base::{Error, ErrorKind, Result};
 use std::time::{Duration, Instant};
 
 fn model(body: impl Fn() + Sync + Send + 'static) {
@@ -16,21 +16,42 @@ fn model(body: impl Fn() + Sync + Send + 'static) {
     builder.check(body);
 }
 
-type Queue = SyncQueue<u64, u64, u64>;
+/// An fsync: its number, and whether it is lazy and withdrawn.
+#[derive(Clone)]
+struct Fsync {
+    number: u64,
+    is_lazy: bool,
+    withdrawn: Arc<AtomicBool>,
+}
 
-fn admit(queue: &Queue, what: u64) -> Option<u64> {
-    match queue.admit(&mut vec![what]) {
-        Admitted::Some(tickets) if !tickets.is_empty() => Some(tickets.start),
-        _ => None,
+impl Queued for Fsync {
+    /// A day: a wait that only time would end is a wait for ever here, and loom says so.
+    fn until(&self) -> Option<Instant> {
+        self.is_lazy.then(|| Instant::now() + Duration::from_secs(86_400))
+    }
+    fn is_withdrawn(&self) -> bool {
+        self.withdrawn.load(Ordering::Relaxed)
     }
 }
 
-/// A day: a wait that only time would end is a wait for ever here, and loom says so.
-fn never() -> Instant {
-    Instant::now() + Duration::from_secs(86_400)
+fn now(number: u64) -> Fsync {
+    Fsync { number, is_lazy: false, withdrawn: Arc::new(AtomicBool::new(false)) }
 }
 
-/// Who puts an fsync down to wait, and who forces at the same time and says so: a syncer hears of it, whatever the order.
+fn lazy(number: u64) -> Fsync {
+    Fsync { is_lazy: true, ..now(number) }
+}
+
+type Queue = SyncQueue<Fsync>;
+
+/// Nothing has been forced.
+fn nothing() -> Result<Reached> {
+    Ok(Reached::default())
+}
+
+const NEED: Reached = Reached { seq: 1, mark: 0 };
+
+/// A lazy fsync begins to wait, and another thread forces at the same time and tells: a syncer hears of it, whatever the order.
 #[test]
 fn a_force_that_serves_is_not_missed() {
     for (needs_seq, needs_mark) in [(1, 0), (0, 1), (1, 1)] {
@@ -52,177 +73,143 @@ fn a_force_that_serves_is_not_missed() {
             };
             let reached = || Reached { seq: seq.load(Ordering::Acquire), mark: mark.load(Ordering::Acquire) };
             let need = Reached { seq: needs_seq, mark: needs_mark };
-            let mut served = queue.await_force(0, need, never(), 7, || Some(reached()), |_| false).is_some();
-            while !served {
-                let next = queue.next(1, || Some(reached()), || false).unwrap();
-                assert!(next.written.is_empty());
-                served = next.served == [7];
-                assert!(!served || reached().covers(need), "served early");
-            }
+            queue.await_force(vec![(need, lazy(7))]);
+            let task = queue.next(1, || Ok(reached()), || false).unwrap();
+            assert!(matches!(task, Task::End(ended) if ended.len() == 1 && ended[0].1.is_ok()));
+            assert!(reached().covers(need), "served early");
             forcer.join().unwrap();
         });
     }
 }
 
-/// Nobody will force any more: it is taken as due, for the syncer to find out why.
+/// Nobody will force any more: the lazy fsync ends with the error.
 #[test]
 fn a_failure_is_not_missed() {
     model(|| {
         let queue = Arc::new(Queue::default());
-        let failed = Arc::new(AtomicU64::new(0));
+        let failed = Arc::new(AtomicBool::new(false));
         let failing = {
             let (queue, failed) = (queue.clone(), failed.clone());
             thread::spawn(move || {
-                failed.store(1, Ordering::Release);
+                failed.store(true, Ordering::Release);
                 queue.look_again();
             })
         };
-        let need = Reached { seq: 1, mark: 0 };
-        let reached = || (failed.load(Ordering::Acquire) == 0).then(Reached::default);
-        if queue.await_force(0, need, never(), 7, reached, |_| false).is_none() {
-            while queue.next(1, reached, || false).unwrap().written.is_empty() {}
-        }
+        let reached = || match failed.load(Ordering::Acquire) {
+            true => Err(Error::new(ErrorKind::Shutdown, "failed")),
+            false => nothing(),
+        };
+        queue.await_force(vec![(NEED, lazy(7))]);
+        let task = queue.next(1, reached, || false).unwrap();
+        assert!(matches!(task, Task::End(ended) if ended.len() == 1 && ended[0].1.is_err()));
         failing.join().unwrap();
     });
 }
 
-/// An fsync that is withdrawn ends once: with whoever withdraws it, or with the syncer. None is left to wait for ever: one
-/// that was withdrawn while a syncer had it in hand was put down to wait afterwards.
+/// An fsync that is withdrawn while a syncer has it in hand waits for no force afterwards: it would wait for ever.
 #[test]
 fn withdrawing_races_with_a_syncer() {
     model(|| {
         let queue = Arc::new(Queue::default());
-        let withdrawn = Arc::new(AtomicUsize::new(0));
-        let ticket = admit(&queue, 7).unwrap();
+        let fsync = lazy(7);
+        queue.ask([fsync.clone()], false).ok().unwrap();
         let syncer = {
-            let (queue, withdrawn) = (queue.clone(), withdrawn.clone());
+            let queue = queue.clone();
             thread::spawn(move || {
-                let mut ended = 0;
-                let next = queue.next_now(1, || Some(Reached::default()));
-                for (ticket, what) in next.queued {
-                    let need = Reached { seq: 1, mark: 0 };
-                    let is_withdrawn = |_: &u64| withdrawn.load(Ordering::Acquire) == 1;
-                    let reached = || Some(Reached::default());
-                    if queue.await_force(ticket, need, never(), what, reached, is_withdrawn).is_some() {
-                        ended += 1;
-                        queue.ended(1);
+                loop {
+                    match queue.next(1, nothing, || false).unwrap() {
+                        Task::Advance(fsyncs) => {
+                            queue.await_force(fsyncs.into_iter().map(|fsync| (NEED, fsync)).collect());
+                        }
+                        Task::End(ended) => return queue.ended(ended.len()),
+                        Task::Force(_) | Task::Besides => unreachable!(),
                     }
                 }
-                ended
             })
         };
-        withdrawn.store(1, Ordering::Release);
-        let (queued, waiting) = queue.withdraw(ticket..ticket + 1);
-        let ended = syncer.join().unwrap();
-        assert_eq!(queued.len() + waiting.len() + ended, 1);
+        fsync.withdrawn.store(true, Ordering::Relaxed);
+        queue.withdrawn(1);
+        syncer.join().unwrap();
         assert_eq!(queue.counts(), Default::default());
     });
 }
 
-/// A waker that counts.
-fn waker(count: &'static AtomicUsize) -> Waker {
-    const TABLE: RawWakerVTable = RawWakerVTable::new(|data| RawWaker::new(data, &TABLE), wake, wake, |_| {});
-    fn wake(data: *const ()) {
-        // SAFETY: the counter lives as long as the program.
-        unsafe { &*data.cast::<AtomicUsize>() }.fetch_add(1, Ordering::Relaxed);
-    }
-    // SAFETY: the table's functions need no more than the counter's address.
-    unsafe { Waker::from_raw(RawWaker::new(std::ptr::from_ref(count).cast(), &TABLE)) }
-}
-
-/// The room that one leaves is told to the first in line; if that is dropped at the same moment, to the second.
-#[test]
-fn news_of_room_is_passed_on() {
-    assert_eq!(SYNCS_MAX, 1);
-    model(|| {
-        let queue = Arc::new(Queue::default());
-        // As long as the process; a model is small.
-        let wakes: &'static AtomicUsize = Box::leak(Box::new(AtomicUsize::new(0)));
-        let ignored: &'static AtomicUsize = Box::leak(Box::new(AtomicUsize::new(0)));
-        admit(&queue, 1).unwrap();
-        let first = queue.wait_for_room(None, &waker(ignored)).unwrap();
-        let second = queue.wait_for_room(None, &waker(wakes)).unwrap();
-        let dropping = {
-            let queue = queue.clone();
-            thread::spawn(move || queue.leave_line(first))
-        };
-        let next = queue.next(1, || Some(Reached::default()), || false).unwrap();
-        queue.ended(next.queued.len());
-        dropping.join().unwrap();
-        assert_eq!(wakes.load(Ordering::Relaxed), 1, "the second in line sleeps for ever");
-        assert!(queue.wait_for_room(Some(second), &waker(wakes)).is_none());
-        assert!(admit(&queue, 2).is_some());
-    });
-}
-
-/// Threads wait for room, too.
+/// A thread that waits for room is woken.
 #[test]
 fn a_thread_in_line_is_woken() {
     model(|| {
         let queue = Arc::new(Queue::default());
-        admit(&queue, 1).unwrap();
+        queue.ask((0..SYNCS_MAX as u64).map(now).collect::<Vec<_>>(), true).ok().unwrap();
         let waiting = {
             let queue = queue.clone();
-            thread::spawn(move || queue.admit_waiting(2, true).unwrap())
+            thread::spawn(move || queue.ask([now(9)], true).ok().unwrap())
         };
-        let next = queue.next(1, || Some(Reached::default()), || false).unwrap();
-        assert_eq!(next.queued.len(), 1);
+        let task = queue.next(usize::MAX, nothing, || false).unwrap();
+        assert!(matches!(task, Task::Advance(fsyncs) if fsyncs.len() == SYNCS_MAX));
         queue.ended(1);
         waiting.join().unwrap();
-        let next = queue.next(1, || Some(Reached::default()), || false).unwrap();
-        assert_eq!(next.queued[0].1, 2);
-        queue.ended(1);
+        let task = queue.next(usize::MAX, nothing, || false).unwrap();
+        assert!(matches!(task, Task::Advance(fsyncs) if fsyncs[0].number == 9));
     });
 }
 
-/// So many batches have begun that a syncer sleeps although an fsync is queued. The end of one wakes it.
+/// Two syncers serve fsyncs until the end. One forces at a time; what comes meanwhile is begun and forced after that; each ends
+/// once, and both syncers leave.
 #[test]
-fn the_end_of_a_batch_lets_the_next_begin() {
+fn two_syncers_serve_everything() {
     model(|| {
         let queue = Arc::new(Queue::default());
-        for number in 0..BATCHES_MAX as u64 {
-            // Of threads that must not wait: there is room for one.
-            queue.admit_waiting(number, false).unwrap();
-            assert!(queue.next_now(1, || Some(Reached::default())).is_batch());
-        }
-        queue.admit_waiting(7, false).unwrap();
-        assert!(!queue.next_now(1, || Some(Reached::default())).is_batch());
-        let ending = {
-            let queue = queue.clone();
-            thread::spawn(move || queue.end_batch())
-        };
-        while queue.next(1, || Some(Reached::default()), || false).unwrap().queued.is_empty() {}
-        ending.join().unwrap();
-    });
-}
-
-/// Two syncers have something to be forced. Each is forced once, by whoever forces then, and no two force at a time.
-#[test]
-fn one_syncer_forces_for_all() {
-    model(|| {
-        let queue = Arc::new(Queue::default());
-        let (forcing, forced) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-        let syncer = |what: u64| {
-            let (queue, forcing, forced) = (queue.clone(), forcing.clone(), forced.clone());
+        let (forcing, ended) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let syncer = || {
+            let (queue, forcing, count) = (queue.clone(), forcing.clone(), ended.clone());
             move || {
-                let force = |written: Vec<Written<u64>>| {
-                    if !written.is_empty() {
-                        assert_eq!(forcing.fetch_add(1, Ordering::AcqRel), 0, "two force at a time");
-                        forced.fetch_add(written.len(), Ordering::AcqRel);
-                        forcing.fetch_sub(1, Ordering::AcqRel);
-                        queue.end_force();
+                while let Some(task) = queue.next(1, nothing, || false) {
+                    match task {
+                        Task::Advance(fsyncs) => {
+                            queue.await_force(fsyncs.into_iter().map(|fsync| (NEED, fsync)).collect());
+                        }
+                        Task::Force(need) => {
+                            assert_eq!(forcing.fetch_add(1, Ordering::AcqRel), 0, "two force at a time");
+                            forcing.fetch_sub(1, Ordering::AcqRel);
+                            let ended = queue.end_force(&Ok(need)).len();
+                            count.fetch_add(ended, Ordering::AcqRel);
+                            queue.ended(ended);
+                        }
+                        Task::End(_) | Task::Besides => unreachable!(),
                     }
-                };
-                let need = Reached { seq: what, mark: 0 };
-                force(queue.join_force(vec![Written { need, is_due: false, what }]));
-                // What came while this one forced is taken by one of the two, the last time they look.
-                force(queue.next_now(1, || Some(Reached::default())).written);
+                }
             }
         };
-        let other = thread::spawn(syncer(1));
-        syncer(2)();
+        let other = thread::spawn(syncer());
+        queue.ask([now(1)], false).ok().unwrap();
+        queue.ask([now(2)], false).ok().unwrap();
+        queue.stop();
+        syncer()();
         other.join().unwrap();
-        assert_eq!(forced.load(Ordering::Acquire), 2);
+        assert_eq!(ended.load(Ordering::Acquire), 2);
+        assert_eq!(queue.counts(), Default::default());
+    });
+}
+
+/// While a force is under way and a second one is wanted nothing is begun. A syncer that sleeps so is woken at the end of the
+/// force.
+#[test]
+fn what_gathers_goes_on_after_the_force() {
+    model(|| {
+        let queue = Arc::new(Queue::default());
+        queue.await_force(vec![(NEED, now(1))]);
+        assert!(matches!(queue.next(1, nothing, || false), Some(Task::Force(_))));
+        let further = Reached { seq: 2, mark: 0 };
+        queue.await_force(vec![(further, now(2))]);
+        queue.ask([now(3)], false).ok().unwrap();
+        assert!(matches!(queue.next(1, nothing, || true), Some(Task::Besides)));
+        let forcing = {
+            let queue = queue.clone();
+            thread::spawn(move || assert_eq!(queue.end_force(&Ok(NEED)).len(), 1))
+        };
+        assert!(matches!(queue.next(1, nothing, || false), Some(Task::Force(to)) if to == further));
+        forcing.join().unwrap();
+        assert!(matches!(queue.next(1, nothing, || false), Some(Task::Advance(_))));
     });
 }
 
@@ -231,25 +218,22 @@ fn one_syncer_forces_for_all() {
 fn the_end_waits_for_what_is_armed() {
     model(|| {
         let queue = Arc::new(Queue::default());
-        queue.admit_waiting(7, true).unwrap();
-        assert_eq!(queue.next_now(1, || Some(Reached::default())).queued.len(), 1);
+        queue.ask([now(7)], true).ok().unwrap();
+        assert!(matches!(queue.next(1, nothing, || false), Some(Task::Advance(_))));
         queue.arm();
-        queue.end_batch();
         let event = {
             let queue = queue.clone();
-            thread::spawn(move || queue.resume(7))
+            thread::spawn(move || queue.resume(now(7)))
         };
         let stopping = {
             let queue = queue.clone();
             thread::spawn(move || queue.stop())
         };
         let mut resumed = 0;
-        while let Some(next) = queue.next(1, || Some(Reached::default()), || false) {
-            if next.is_batch() {
-                resumed += next.resumed.len();
-                queue.ended(next.resumed.len());
-                queue.end_batch();
-            }
+        while let Some(task) = queue.next(1, nothing, || false) {
+            let Task::Advance(fsyncs) = task else { unreachable!() };
+            resumed += fsyncs.len();
+            queue.ended(fsyncs.len());
         }
         assert_eq!(resumed, 1);
         event.join().unwrap();
