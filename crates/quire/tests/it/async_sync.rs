@@ -315,6 +315,22 @@ fn a_million_pending_ones_are_bounded() {
     volume.close().unwrap();
 }
 
+/// A future beyond what there is room for begins when others have ended, whether anybody polls it or not.
+#[test]
+fn what_stands_in_line_begins_by_itself() {
+    let (device, volume) = new_volume();
+    let table = file(&volume, "t");
+    device.set_hold(Hold::Everything);
+    let full = volume.fsync_many(std::iter::repeat_n(&table, SYNCS_MAX), &SyncOptions::new());
+    let last = volume.fsync_async(&table, &SyncOptions::new());
+    assert_eq!(under_way(&volume), SYNCS_MAX as u64);
+    let_go(&device);
+    until(|| last.is_over());
+    full.wait().unwrap();
+    last.wait().unwrap();
+    volume.close().unwrap();
+}
+
 /// Callers that leave a callback instead of holding a future are kept waiting.
 #[test]
 fn completions_are_admitted_as_there_is_room() {
