@@ -47,7 +47,7 @@ pub struct EngineCounters {
     pub orphan_claims: Counter,
     /// Inodes freed by the reaper.
     pub orphans_freed: Counter,
-    /// Lazy fsyncs that a force which others made has served.
+    /// Lazy fsyncs that ended before their time was up: others forced.
     pub lazy_syncs_served: Counter,
     /// Lazy fsyncs whose time was up: a force was made for them.
     pub lazy_syncs_due: Counter,

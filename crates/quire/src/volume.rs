@@ -141,7 +141,7 @@ pub struct Metrics {
     pub orphans_freed: u64,
     /// Forced writes whose record went beside their data, into blocks zeroed ahead: one flush each.
     pub records_ahead: u64,
-    /// Lazy fsyncs that a force which others made has served.
+    /// Lazy fsyncs that ended before their time was up: others forced.
     pub lazy_syncs_served: u64,
     /// Lazy fsyncs whose time was up.
     pub lazy_syncs_due: u64,
