@@ -1,25 +1,29 @@
 //! Making one file durable, or all: what has to happen, step by step.
 //!
-//! Protocol of fsync (J4, J5). When it is called it takes a snapshot: the size, and which blocks are dirty or in writeback.
-//! That is what it covers; what is written later keeps nobody waiting. Then, in this order:
+//! Protocol of fsync (J4, J5). When it is called it takes a snapshot: the size, and which blocks are dirty or
+//! in writeback. That is what it covers; what is written later keeps nobody waiting. Then, in this order:
 //! 1. its blocks are written ([`Event::Data`]);
-//! 2. an operation that has the file to itself at that moment ends ([`Event::Exclusive`]): a truncate drops dirty blocks
-//!    from memory before its record is in the journal, and a file that looks clean then is neither written nor cut;
+//! 2. an operation that has the file to itself at that moment ends ([`Event::Exclusive`]): a truncate drops
+//!    dirty blocks from memory before its record is in the journal, and a file that looks clean then is
+//!    neither written nor cut;
 //! 3. times, and the size that the data has earned, go into the journal;
-//! 4. the journal is forced to the inode's last `Seq` (fdatasync: to the last one that reading the data back needs), and
-//!    the device flushed as far as the file's last completed data write ([`Step::Force`]).
+//! 4. the journal is forced to the inode's last `Seq` (fdatasync: to the last one that reading the data back
+//!    needs), and the device flushed as far as the file's last completed data write ([`Step::Force`]).
 //!
-//! Each step does nothing where there is nothing to do: fsync of a clean file is no I/O, fdatasync of an overwrite is data
-//! and one flush. [`SyncSet::advance`] goes as far as it can without waiting for data or for such an operation. Whoever
-//! drives it waits for the [`Event`] that it returns, or is called back ([`Event::call`]).
+//! Each step does nothing where there is nothing to do: fsync of a clean file is no I/O, fdatasync of an
+//! overwrite is data and one flush. [`SyncSet::advance`] goes as far as it can without waiting for data or
+//! for such an operation. Whoever drives it waits for the [`Event`] that it returns, or is called back
+//! ([`Event::call`]).
 //!
-//! The size (J6). When the blocks of the snapshot have been written, every byte up to the size that it saw has been
-//! written, though some blocks may be dirty again. The fsync notes that in the inode (`Meta::earned`), and whoever
-//! journals the size next takes it up to there: the fsync itself, or the exclusive operation under way, before it opens
-//! the gate. So the wait for one such operation suffices, however many follow. A cut since the snapshot (`Meta::cuts`)
-//! makes the promise void: the cut's own record says how long the file is.
+//! The size (J6). When the blocks of the snapshot have been written, every byte up to the size that it saw
+//! has been written, though some blocks may be dirty again. The fsync notes that in the inode
+//! (`Meta::earned`), and whoever journals the size next takes it up to there: the fsync itself, or the
+//! exclusive operation under way, before it opens the gate. So the wait for one such operation suffices,
+//! however many follow. A cut since the snapshot (`Meta::cuts`) makes the promise void: the cut's own record
+//! says how long the file is.
 //!
-//! Neighbours: [`super::fsync`] drives it; [`super::backing`] says how far the size may go; `quire_cache::Snapshot`.
+//! Neighbours: [`super::fsync`] drives it; [`super::backing`] says how far the size may go;
+//! `quire_cache::Snapshot`.
 
 use super::ahead::Forcing;
 use super::sync_queue::Reached;
@@ -87,8 +91,8 @@ impl FileSync {
         // Reading growth back needs everything before it, or the size on disk could not reach it (J6).
         let start = if end > on_disk { offset.min(on_disk) } else { offset };
         let (first, last) = (start / BLOCK_SIZE as u64, end.div_ceil(BLOCK_SIZE as u64));
-        // After the cuts have been read: a size that a later cut takes back is not insisted on. A range that ends before the
-        // file earns whole blocks: no size on disk ends where no write did.
+        // After the cuts have been read: a size that a later cut takes back is not insisted on. A range that
+        // ends before the file earns whole blocks: no size on disk ends where no write did.
         let wanted = last.saturating_mul(BLOCK_SIZE as u64).min(inode.size());
         let snapshot = inode.mapping.get().map(|mapping| mapping.snapshot(first, last));
         let unflushed =
@@ -151,8 +155,8 @@ impl FileSync {
     }
 }
 
-/// An fsync under way: of one file, or of all that have something to be made durable. Every file is tried, whatever becomes
-/// of the others.
+/// An fsync under way: of one file, or of all that have something to be made durable. Every file is tried,
+/// whatever becomes of the others.
 pub(crate) struct SyncSet {
     /// Files that need more than a force.
     left: Vec<FileSync>,
@@ -187,7 +191,8 @@ impl SyncSet {
         SyncSet { left, is_volume: true, need: Reached::default(), outcome: Ok(()) }
     }
 
-    /// Starts writing what is dirty. If that is little the calling thread writes it itself, and its record may go ahead.
+    /// Starts writing what is dirty. If that is little the calling thread writes it itself, and its record
+    /// may go ahead.
     pub(crate) fn start_here(&mut self) {
         let _forcing = Forcing::begin();
         self.snapshots().for_each(Snapshot::start_here);
@@ -204,8 +209,8 @@ impl SyncSet {
         (!self.is_volume).then(blocks)
     }
 
-    /// Goes as far as it can; gives what it waits for then. If it has to wait for several files it is that of the first one;
-    /// the others go on when that has come.
+    /// Goes as far as it can; gives what it waits for then. If it has to wait for several files it is that of
+    /// the first one; the others go on when that has come.
     pub(crate) fn advance(&mut self, engine: &Arc<Engine>) -> Step {
         let mut first = None;
         self.left.retain_mut(|file| match file.advance(engine) {
@@ -277,8 +282,8 @@ impl Engine {
         has_data || inode.seen.under_way().is_some()
     }
 
-    /// Writes a file's dirty data back, waits, and journals the size that this has earned: what the journal gets next is
-    /// never there without it.
+    /// Writes a file's dirty data back, waits, and journals the size that this has earned: what the journal
+    /// gets next is never there without it.
     pub(crate) fn write_back_inode(self: &Arc<Engine>, inode: &InodeRef) -> Result<()> {
         if inode.mapping.get().is_none() {
             return Ok(());
@@ -295,7 +300,8 @@ impl Engine {
         mapping.is_clean() && inode.meta().record.size >= inode.size()
     }
 
-    /// Puts times, and the size that data written back has earned, into the journal. With `datasync` only the size.
+    /// Puts times, and the size that data written back has earned, into the journal. With `datasync` only the
+    /// size.
     pub(crate) fn journal_attributes(&self, inode: &Inode, datasync: bool) -> Result<()> {
         {
             let meta = inode.meta();

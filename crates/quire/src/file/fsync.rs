@@ -1,17 +1,17 @@
 //! Durability of files: who asks for it, and who does it.
 //!
-//! What has to happen is in [`super::file_sync`]. A synchronous caller does it itself and waits for each step. An
-//! asynchronous fsync is queued ([`super::sync_queue`]) for the *syncers*. These two threads start work and wait for nothing
-//! but the journal and the flush. An fsync that waits for data, or for an exclusive operation on its file, goes on when it is
-//! called back. So neither a large file nor a long truncate keeps others waiting, and each fsync ends when its own need is
-//! met. Up to [`ALONE_MAX`] small ones at a time are started as synchronous ones are, which is quicker: the syncer writes a
-//! single request itself.
+//! What has to happen is in [`super::file_sync`]. A synchronous caller does it itself and waits for each
+//! step. An asynchronous fsync is queued ([`super::sync_queue`]) for the *syncers*. These two threads start
+//! work and wait for nothing but the journal and the flush. An fsync that waits for data, or for an exclusive
+//! operation on its file, goes on when it is called back. So neither a large file nor a long truncate keeps
+//! others waiting, and each fsync ends when its own need is met. Up to [`ALONE_MAX`] small ones at a time are
+//! started as synchronous ones are, which is quicker: the syncer writes a single request itself.
 //!
-//! No fsync enters a gate: a direct write that is to be durable holds it until its own fsync has ended, and the syncers
-//! would wait in line behind one that waits for them.
+//! No fsync enters a gate: a direct write that is to be durable holds it until its own fsync has ended, and
+//! the syncers would wait in line behind one that waits for them.
 //!
-//! Errors: a failed data writeback sticks to the file until the blocks are written; the fsync says so, and the next
-//! one does too. A shut-down volume fails every fsync at once.
+//! Errors: a failed data writeback sticks to the file until the blocks are written; the fsync says so, and
+//! the next one does too. A shut-down volume fails every fsync at once.
 //!
 //! Neighbours: `journal` groups the forces; the cache writes back; [`super::backing`] stores the `Seq`;
 //! [`super::syncing`] is what asynchronous callers hold.
@@ -86,8 +86,8 @@ impl Fsync {
         Fsync { stage: Stage::Asked(target), until, done }
     }
 
-    /// Tells the outcome, on a thread that serves others as well: a callback that panics, or a waker that does, stays alone
-    /// with it.
+    /// Tells the outcome, on a thread that serves others as well: a callback that panics, or a waker that
+    /// does, stays alone with it.
     fn end(self, forced: Result<()>) {
         let Fsync { stage, done, .. } = self;
         let outcome = match stage {
@@ -178,8 +178,8 @@ impl Engine {
         self.flush_data(need.mark)
     }
 
-    /// A descriptor was closed. A file that was truncated to zero and rewritten is written back, so that a crash
-    /// does not leave it empty (`auto_da_alloc`). Fails only where the thread may not wait for that.
+    /// A descriptor was closed. A file that was truncated to zero and rewritten is written back, so that a
+    /// crash does not leave it empty (`auto_da_alloc`). Fails only where the thread may not wait for that.
     pub(crate) fn closed(self: &Arc<Engine>, inode: &InodeRef, wrote: bool) -> Result<()> {
         if !wrote || !self.options.auto_da_alloc || self.read_only {
             return Ok(());
@@ -205,7 +205,8 @@ impl Engine {
         self.ask([Fsync::new(target, Done::Call(done))], patience::may_wait());
     }
 
-    /// As [`Engine::fsync_async`] for a completion on a thread of the device, which cannot wait for the device.
+    /// As [`Engine::fsync_async`] for a completion on a thread of the device, which cannot wait for the
+    /// device.
     pub(crate) fn fsync_after_io(self: &Arc<Engine>, inode: InodeRef, datasync: bool, done: Completion) {
         let target = Target::File(inode, SyncOptions::new().data_only(datasync));
         self.ask([Fsync::new(target, Done::Call(done))], false);
@@ -327,8 +328,8 @@ impl Engine {
         }
     }
 
-    /// Tells outcomes. Nobody hears of one before all of them have left the queue: a callback may take its time, or close the
-    /// volume.
+    /// Tells outcomes. Nobody hears of one before all of them have left the queue: a callback may take its
+    /// time, or close the volume.
     fn end_syncs(&self, ended: Ended<Fsync>) {
         if ended.is_empty() {
             return;

@@ -1,30 +1,35 @@
 //! Asynchronous fsyncs, from the call to the outcome: what the syncers do next.
 //!
-//! Protocol. An fsync is *asked* for. A syncer takes it and begins it ([`Task::Advance`]). If it has to wait for its data, or
-//! for an exclusive operation on its file, it is *armed*: the event puts it back ([`SyncQueue::resume`]) and no syncer waits.
-//! When nothing but a force is missing, it waits for one that goes as far as it needs ([`SyncQueue::await_force`]). Any force
-//! serves it, whoever makes it. For those that are to be durable now a syncer forces at once ([`Task::Force`]), one syncer at
-//! a time. Lazy ones wait until their time is up; the force that is made then goes as far as all of them need.
+//! Protocol. An fsync is *asked* for. A syncer takes it and begins it ([`Task::Advance`]). If it has to wait
+//! for its data, or for an exclusive operation on its file, it is *armed*: the event puts it back
+//! ([`SyncQueue::resume`]) and no syncer waits. When nothing but a force is missing, it waits for one that
+//! goes as far as it needs ([`SyncQueue::await_force`]). Any force serves it, whoever makes it. For those
+//! that are to be durable now a syncer forces at once ([`Task::Force`]), one syncer at a time. Lazy ones wait
+//! until their time is up; the force that is made then goes as far as all of them need.
 //!
-//! Group commit. While a syncer forces and others wait for the next force, nothing is begun: what comes gathers, and shares
-//! the force after that. If the device never returns from a flush, the syncers fill the journal no further. With
-//! [`GATHER_ARMED`] or more armed, a force waits for more fsyncs to join it, but not longer than [`GATHER_MAX`].
+//! Group commit. While a syncer forces and others wait for the next force, nothing is begun: what comes
+//! gathers, and shares the force after that. If the device never returns from a flush, the syncers fill the
+//! journal no further. With [`GATHER_ARMED`] or more armed, a force waits for more fsyncs to join it, but not
+//! longer than [`GATHER_MAX`].
 //!
-//! Forces of others. The queue publishes the lowest needs ([`Lowest`]), fences, and reads how far the journal and the device
-//! are. A thread that has forced fences, and reads the lowest needs ([`SyncQueue::forced`]). One of the two sees the other. So
-//! a served fsync ends at once, and a force that serves nobody costs its thread two loads. While a syncer forces, nothing is
-//! published: the syncer looks afterwards.
+//! Forces of others. The queue publishes the lowest needs ([`Lowest`]), fences, and reads how far the journal
+//! and the device are. A thread that has forced fences, and reads the lowest needs ([`SyncQueue::forced`]).
+//! One of the two sees the other. So a served fsync ends at once, and a force that serves nobody costs its
+//! thread two loads. While a syncer forces, nothing is published: the syncer looks afterwards.
 //!
-//! Withdrawal. An fsync carries a flag. One that waits for a force leaves as soon as a syncer looks; one that was only asked for
-//! ends when it is taken, or earlier if many are withdrawn; others end when they are taken the next time.
+//! Withdrawal. An fsync carries a flag. One that waits for a force leaves as soon as a syncer looks; one that
+//! was only asked for ends when it is taken, or earlier if many are withdrawn; others end when they are taken
+//! the next time.
 //!
 //! Invariants:
-//! * at most [`SYNCS_MAX`] have begun and not ended; the others stand in line, in the order in which they were asked for;
-//! * a syncer holds nothing, and no force is marked as under way by it, when it tells outcomes: a callback may close the volume;
+//! * at most [`SYNCS_MAX`] have begun and not ended; the others stand in line, in the order in which they
+//!   were asked for;
+//! * a syncer holds nothing, and no force is marked as under way by it, when it tells outcomes: a callback
+//!   may close the volume;
 //! * syncers stay until everything that was asked for has ended.
 //!
-//! Shared lines: the lock and what it protects, by all threads that ask asynchronously and by the syncers; the line of the
-//! lowest needs, read by every force, written only while fsyncs wait for a force.
+//! Shared lines: the lock and what it protects, by all threads that ask asynchronously and by the syncers;
+//! the line of the lowest needs, read by every force, written only while fsyncs wait for a force.
 //!
 //! Neighbours: [`super::syncing`] is the future, [`super::fsync`] the syncers' work.
 
@@ -87,7 +92,8 @@ pub enum Task<F> {
     End(Ended<F>),
     /// Forces as far as this, and calls [`SyncQueue::end_force`].
     Force(Reached),
-    /// Begins these or goes on with them, and leaves each to [`SyncQueue::arm`] or [`SyncQueue::await_force`].
+    /// Begins these or goes on with them, and leaves each to [`SyncQueue::arm`] or
+    /// [`SyncQueue::await_force`].
     Advance(Vec<F>),
     /// What the caller of [`SyncQueue::next`] has besides.
     Besides,
@@ -112,7 +118,8 @@ struct State<F> {
     is_forcing: bool,
     /// When the first lazy one has its time up.
     due: Option<Instant>,
-    /// A syncer is to look through `unforced`: some may be served or withdrawn, or nothing will serve them any more.
+    /// A syncer is to look through `unforced`: some may be served or withdrawn, or nothing will serve them
+    /// any more.
     look: bool,
     /// Asked for and not ended.
     under_way: usize,
@@ -122,8 +129,8 @@ struct State<F> {
     sleepers: usize,
 }
 
-/// The lowest needs of those that wait for a force: of the journal where it has not come as far, else of the device. The
-/// largest number: nobody waits.
+/// The lowest needs of those that wait for a force: of the journal where it has not come as far, else of the
+/// device. The largest number: nobody waits.
 #[repr(align(128))]
 struct Lowest {
     seq: AtomicU64,
@@ -179,8 +186,8 @@ pub struct Counts {
 }
 
 impl<F: Queued> SyncQueue<F> {
-    /// Queues fsyncs; gives them back if the volume is being closed. With `may_wait` it waits for room first, but not on a
-    /// syncer, which makes the room.
+    /// Queues fsyncs; gives them back if the volume is being closed. With `may_wait` it waits for room first,
+    /// but not on a syncer, which makes the room.
     pub fn ask<I: IntoIterator<Item = F>>(&self, fsyncs: I, may_wait: bool) -> Result<(), I> {
         let mut state = self.state.lock();
         while may_wait && !IS_SYNCER.get() && state.under_way >= SYNCS_MAX && !state.stop {
@@ -204,9 +211,9 @@ impl<F: Queued> SyncQueue<F> {
         IS_SYNCER.set(true);
     }
 
-    /// Waits for something to do; `None` at the end, when nothing is left. At most `most` fsyncs are advanced at a time.
-    /// `reached` says how far journal and device are, or why they will get no further; `besides`, whether there is something
-    /// else to do.
+    /// Waits for something to do; `None` at the end, when nothing is left. At most `most` fsyncs are advanced
+    /// at a time. `reached` says how far journal and device are, or why they will get no further; `besides`,
+    /// whether there is something else to do.
     pub fn next(
         &self,
         most: usize,
@@ -342,8 +349,8 @@ impl<F: Queued> SyncQueue<F> {
         }
     }
 
-    /// Leaves what a syncer had in hand to wait for a force. The syncer is to call [`SyncQueue::next`], which looks whether
-    /// some are served already.
+    /// Leaves what a syncer had in hand to wait for a force. The syncer is to call [`SyncQueue::next`], which
+    /// looks whether some are served already.
     pub fn await_force(&self, written: Vec<(Reached, F)>) {
         let mut state = self.state.lock();
         for (need, fsync) in &written {
@@ -424,7 +431,8 @@ impl<F: Queued> State<F> {
         self.wanted = Some(self.wanted.unwrap_or_default().max(need));
     }
 
-    /// How far a force is to go that begins now. It waits a little for those that would join it, if there are many.
+    /// How far a force is to go that begins now. It waits a little for those that would join it, if there are
+    /// many.
     fn begin_force(&mut self) -> Option<Reached> {
         if self.stop || self.due.is_some_and(|due| due <= Instant::now()) {
             self.due = None;
@@ -497,8 +505,8 @@ mod tests {
         }
     }
 
-    /// Ten thousand files made durable together took 150 journal writes: each few whose data had been written were forced at
-    /// once, since nothing waits for the slowest file any more.
+    /// Ten thousand files made durable together took 150 journal writes: each few whose data had been written
+    /// were forced at once, since nothing waits for the slowest file any more.
     #[test]
     fn a_force_waits_a_little_for_the_many_that_would_join_it() {
         let queue: SyncQueue<usize> = SyncQueue::default();

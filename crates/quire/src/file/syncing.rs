@@ -1,11 +1,13 @@
 //! An fsync under way: what is to be made durable and how soon, and a future that tells when it is.
 //!
-//! The future needs no runtime: syncers of the volume do the work, it only waits to be woken. [`Syncing::wait`] is for
-//! threads. Its fsyncs are queued when it is made, and each tells the [`Promise`] when it has ended.
+//! The future needs no runtime: syncers of the volume do the work, it only waits to be woken.
+//! [`Syncing::wait`] is for threads. Its fsyncs are queued when it is made, and each tells the [`Promise`]
+//! when it has ended.
 //!
-//! Dropping the future withdraws its fsyncs: what has not begun never does, and what waits for a force of others stops waiting.
-//! Nothing is promised of a withdrawn fsync, and no other one is affected: data that was written stays written, records that
-//! were journaled stay, and a file whose data could not be written says so to the next fsync.
+//! Dropping the future withdraws its fsyncs: what has not begun never does, and what waits for a force of
+//! others stops waiting. Nothing is promised of a withdrawn fsync, and no other one is affected: data that
+//! was written stays written, records that were journaled stay, and a file whose data could not be written
+//! says so to the next fsync.
 //!
 //! Neighbours: [`super::fsync`] makes and serves them; [`super::sync_queue`] is what they stand in.
 
@@ -24,8 +26,8 @@ pub enum Durability {
     /// At once.
     #[default]
     Now,
-    /// It writes the data at once, and then waits for a force that somebody else makes. If there was none within this time
-    /// it makes one itself.
+    /// It writes the data at once, and then waits for a force that somebody else makes. If there was none
+    /// within this time it makes one itself.
     Lazy(Duration),
 }
 
@@ -57,8 +59,8 @@ impl SyncOptions {
         self
     }
 
-    /// Of the contents only bytes `[offset, offset + len)`; with a file that has grown, what lies before them from the end
-    /// that is durable, or reading them back could not reach them.
+    /// Of the contents only bytes `[offset, offset + len)`; with a file that has grown, what lies before them
+    /// from the end that is durable, or reading them back could not reach them.
     #[must_use]
     pub fn range(mut self, offset: u64, len: u64) -> SyncOptions {
         (self.offset, self.len) = (offset, len);

@@ -1,5 +1,5 @@
-//! The queue of asynchronous fsyncs under loom: lazy ones and the threads that force, withdrawal, room, events, and forces for
-//! many.
+//! The queue of asynchronous fsyncs under loom: lazy ones and the threads that force, withdrawal, room,
+//! events, and forces for many.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p quire-fs --test it loom_sync_queue --release`
 
@@ -51,7 +51,8 @@ fn nothing() -> Result<Reached> {
 
 const NEED: Reached = Reached { seq: 1, mark: 0 };
 
-/// A lazy fsync begins to wait, and another thread forces at the same time and tells: a syncer hears of it, whatever the order.
+/// A lazy fsync begins to wait, and another thread forces at the same time and tells: a syncer hears of it,
+/// whatever the order.
 #[test]
 fn a_force_that_serves_is_not_missed() {
     for (needs_seq, needs_mark) in [(1, 0), (0, 1), (1, 1)] {
@@ -106,7 +107,8 @@ fn a_failure_is_not_missed() {
     });
 }
 
-/// An fsync that is withdrawn while a syncer has it in hand waits for no force afterwards: it would wait for ever.
+/// An fsync that is withdrawn while a syncer has it in hand waits for no force afterwards: it would wait for
+/// ever.
 #[test]
 fn withdrawing_races_with_a_syncer() {
     model(|| {
@@ -153,8 +155,8 @@ fn a_thread_in_line_is_woken() {
     });
 }
 
-/// Two syncers serve fsyncs until the end. One forces at a time; what comes meanwhile is begun and forced after that; each ends
-/// once, and both syncers leave.
+/// Two syncers serve fsyncs until the end. One forces at a time; what comes meanwhile is begun and forced
+/// after that; each ends once, and both syncers leave.
 #[test]
 fn two_syncers_serve_everything() {
     model(|| {
@@ -191,8 +193,8 @@ fn two_syncers_serve_everything() {
     });
 }
 
-/// While a force is under way and a second one is wanted nothing is begun. A syncer that sleeps so is woken at the end of the
-/// force.
+/// While a force is under way and a second one is wanted nothing is begun. A syncer that sleeps so is woken
+/// at the end of the force.
 #[test]
 fn what_gathers_goes_on_after_the_force() {
     model(|| {
