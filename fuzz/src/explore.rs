@@ -3,9 +3,8 @@
 //!
 //! Neighbours: [`crate::image`] and [`crate::journal_records`] make the volumes.
 
-use quire::{
-    Create, ErrorKind, FallocateMode, FileType, InodeRef, IoFlags, RenameFlags, Result, Volume, XattrFlags,
-};
+use quire::inodes::{Create, FallocateMode, InodeRef, IoFlags, XattrFlags};
+use quire::{ErrorKind, FileType, RenameFlags, Result, Volume};
 
 const INODES_MAX: usize = 600;
 const NAMES_MAX: usize = 400;
@@ -40,22 +39,22 @@ impl Walk {
 
 /// Looks at every name, attribute and content, up to some number of inodes.
 pub fn walk(volume: &Volume) -> Walk {
-    let mut walk = Walk { folders: vec![volume.root()], ..Walk::default() };
+    let mut walk = Walk { folders: vec![volume.inodes().root()], ..Walk::default() };
     let (mut next, mut seen) = (0, 0);
     while next < walk.folders.len() && seen < INODES_MAX {
         let folder = walk.folders[next].clone();
         let mut names = Vec::new();
-        let listed = volume.read_directory(&folder, 0, &mut |entry| {
+        let listed = volume.inodes().read_dir(&folder, 0, &mut |entry| {
             if !matches!(entry.name, b"." | b"..") {
                 names.push(entry.name.to_vec());
             }
             names.len() < NAMES_MAX
         });
         walk.look("directory", listed);
-        walk.look("parent", volume.lookup(&folder, b".."));
+        walk.look("parent", volume.inodes().lookup(&folder, b".."));
         for name in names {
             seen += 1;
-            let Some(inode) = walk.look("name", volume.lookup(&folder, &name)) else { continue };
+            let Some(inode) = walk.look("name", volume.inodes().lookup(&folder, &name)) else { continue };
             walk.names.push((next, name));
             look_at(volume, &inode, &mut walk);
         }
@@ -65,24 +64,24 @@ pub fn walk(volume: &Volume) -> Walk {
 }
 
 fn look_at(volume: &Volume, inode: &InodeRef, walk: &mut Walk) {
-    let _ = volume.attributes(inode);
-    for attribute in walk.look("attributes", volume.list_xattr(inode)).unwrap_or_default() {
-        walk.look("attribute", volume.get_xattr(inode, &attribute));
+    let _ = volume.inodes().metadata(inode);
+    for attribute in walk.look("attributes", volume.inodes().list_xattrs(inode)).unwrap_or_default() {
+        walk.look("attribute", volume.inodes().get_xattr(inode, &attribute));
     }
     match inode.kind() {
         // A damaged volume may have circles.
         FileType::Directory if walk.folders.iter().all(|other| other.number() != inode.number()) => {
             walk.folders.push(inode.clone());
         }
-        FileType::Symlink => drop(walk.look("link", volume.readlink(inode))),
+        FileType::Symlink => drop(walk.look("link", volume.inodes().read_link(inode))),
         FileType::Regular => {
             let mut buffer = vec![0; 12_000];
-            walk.look("contents", volume.read(inode, 0, &mut buffer, IoFlags::empty()));
+            walk.look("contents", volume.inodes().read_at(inode, &mut buffer, 0, IoFlags::empty()));
             let tail = inode.size().saturating_sub(7000);
-            walk.look("contents", volume.read(inode, tail, &mut buffer, IoFlags::DIRECT));
-            let data = volume.seek_data(inode, inode.size() / 2);
+            walk.look("contents", volume.inodes().read_at(inode, &mut buffer, tail, IoFlags::DIRECT));
+            let data = volume.inodes().seek_data(inode, inode.size() / 2);
             walk.look("data", data);
-            walk.look("hole", volume.seek_hole(inode, 0));
+            walk.look("hole", volume.inodes().seek_hole(inode, 0));
             walk.files.push(inode.clone());
         }
         _ => {}
@@ -97,22 +96,29 @@ pub fn change(volume: &Volume, found: &Walk, seed: u64) -> Option<String> {
     let folder = &found.folders[pick(1, found.folders.len())];
     for number in 0..3u8 {
         let name = [b'n', b'0' + number];
-        let made = volume.create(folder, &name, &Create::file(0o644));
+        let made = volume.inodes().create(folder, &name, &Create::file(0o644));
         if let Some(file) = walk.look("create", made) {
-            walk.look("write", volume.write(&file, u64::from(number) * 5000, &[number; 9000], none));
-            walk.look("fsync", volume.fsync(&file, number == 1));
+            walk.look(
+                "write",
+                volume.inodes().write_at(&file, &[number; 9000], u64::from(number) * 5000, none),
+            );
+            walk.look("fsync", volume.inodes().fsync(&file, number == 1));
         }
     }
-    if let Some(made) = walk.look("mkdir", volume.create(folder, b"new", &Create::directory(0o755))) {
-        walk.look("symlink", volume.symlink(&made, b"link", &[b't'; 1500], quire::Caller::default()));
-        walk.look("tmpfile", volume.tmpfile(&made, &Create::file(0o600)));
+    if let Some(made) = walk.look("mkdir", volume.inodes().create(folder, b"new", &Create::directory(0o755)))
+    {
+        walk.look(
+            "symlink",
+            volume.inodes().symlink(&made, b"link", &[b't'; 1500], quire::inodes::Caller::default()),
+        );
+        walk.look("tmpfile", volume.inodes().tmpfile(&made, &Create::file(0o600)));
     }
     for salt in 0..3 {
         let Some(file) = found.files.get(pick(2 + salt, found.files.len())) else { break };
         let offset = seed % 40_000;
-        walk.look("write", volume.write(file, offset, &[0x5a; 6000], none));
-        walk.look("append", volume.append(file, &[0x5b; 5000], none));
-        walk.look("direct", volume.write(file, 4096, &[0x5c; 8192], IoFlags::DIRECT));
+        walk.look("write", volume.inodes().write_at(file, &[0x5a; 6000], offset, none));
+        walk.look("append", volume.inodes().append(file, &[0x5b; 5000], none));
+        walk.look("direct", volume.inodes().write_at(file, &[0x5c; 8192], 4096, IoFlags::DIRECT));
         let mode = [
             FallocateMode::PunchHole,
             FallocateMode::Allocate,
@@ -121,21 +127,24 @@ pub fn change(volume: &Volume, found: &Walk, seed: u64) -> Option<String> {
             FallocateMode::Insert,
             FallocateMode::KeepSize,
         ][pick(5 + salt, 6)];
-        walk.look("allocate", volume.allocate(file, mode, 4096, 12288));
-        walk.look("truncate", volume.truncate(file, seed % 70_000));
-        walk.look("set", volume.set_xattr(file, b"user.new", &[salt as u8; 300], XattrFlags::empty()));
-        walk.look("remove", volume.remove_xattr(file, b"user.note"));
-        walk.look("link", volume.link(file, folder, &[b'l', b'0' + salt as u8]));
-        walk.look("fsync", volume.fsync(file, false));
+        walk.look("allocate", volume.inodes().allocate(file, mode, 4096, 12288));
+        walk.look("truncate", volume.inodes().set_len(file, seed % 70_000));
+        walk.look(
+            "set",
+            volume.inodes().set_xattr(file, b"user.new", &[salt as u8; 300], XattrFlags::empty()),
+        );
+        walk.look("remove", volume.inodes().remove_xattr(file, b"user.note"));
+        walk.look("link", volume.inodes().hard_link(file, folder, &[b'l', b'0' + salt as u8]));
+        walk.look("fsync", volume.inodes().fsync(file, false));
     }
     for (step, (place, name)) in found.names.iter().enumerate() {
         let parent = &found.folders[*place];
         match (seed.wrapping_add(step as u64 * 0x9e37_79b9)) % 5 {
-            0 => drop(walk.look("unlink", volume.unlink(parent, name))),
-            1 => drop(walk.look("rmdir", volume.rmdir(parent, name))),
+            0 => drop(walk.look("unlink", volume.inodes().remove_file(parent, name))),
+            1 => drop(walk.look("rmdir", volume.inodes().remove_dir(parent, name))),
             2 => {
                 let to = if step % 2 == 0 { b"n1".to_vec() } else { format!("to{step}").into_bytes() };
-                walk.look("rename", volume.rename(parent, name, folder, &to, RenameFlags::empty()));
+                walk.look("rename", volume.inodes().rename(parent, name, folder, &to, RenameFlags::empty()));
             }
             _ => {}
         }

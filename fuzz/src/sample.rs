@@ -3,10 +3,8 @@
 //!
 //! Neighbours: [`crate::edits`] changes them; [`crate::journal_records`] adds to a journal.
 
-use quire::{
-    Caller, Clock, Create, FallocateMode, FileType, FormatOptions, InodeRef, IoFlags, RenameFlags, Timestamp,
-    Volume, VolumeOptions, XattrFlags,
-};
+use quire::inodes::{Caller, Create, FallocateMode, InodeRef, IoFlags, XattrFlags};
+use quire::{Clock, FileType, FormatOptions, RenameFlags, Timestamp, Volume, VolumeOptions};
 use quire_base::{BLOCK_SIZE, BlockNo};
 use quire_device::SimulatedBackend;
 use quire_device::simulated::{CrashPolicy, Image};
@@ -68,24 +66,30 @@ fn create(volume: &Volume, directory: &InodeRef, name: &str, kind: FileType) -> 
     let rdev = if kind.is_device() { 0x103 } else { 0 };
     let caller = Caller { uid: 1000, gid: 1000 };
     let create = Create { kind, mode: 0o755, umask: 0o022, rdev, caller };
-    volume.create(directory, name.as_bytes(), &create).expect("a name can be made")
+    volume.inodes().create(directory, name.as_bytes(), &create).expect("a name can be made")
 }
 
 /// Every kind of inode, name, attribute and extent. What is unlinked while open is given back, to stay open.
 fn populate(volume: &Volume, first: u32) -> Vec<InodeRef> {
-    let root = volume.root();
+    let root = volume.inodes().root();
     let folder = create(volume, &root, &format!("folder{first}"), FileType::Directory);
     let below = create(volume, &folder, "below", FileType::Directory);
     let none = IoFlags::empty();
     for number in first..first + 16 {
         let name = format!("file-with-a-longer-name-{number}");
         let file = create(volume, &folder, &name, FileType::Regular);
-        volume.write(&file, u64::from(number) * 1500, name.repeat(150).as_bytes(), none).expect("written");
+        volume
+            .inodes()
+            .write_at(&file, name.repeat(150).as_bytes(), u64::from(number) * 1500, none)
+            .expect("written");
         if number % 5 == 0 {
-            volume.set_xattr(&file, b"user.note", &[number as u8; 2000], XattrFlags::empty()).expect("set");
+            volume
+                .inodes()
+                .set_xattr(&file, b"user.note", &[number as u8; 2000], XattrFlags::empty())
+                .expect("set");
         }
     }
-    volume.set_xattr(&below, b"trusted.directory", b"v", XattrFlags::empty()).expect("set");
+    volume.inodes().set_xattr(&below, b"trusted.directory", b"v", XattrFlags::empty()).expect("set");
     for (name, kind) in [
         ("pipe", FileType::Fifo),
         ("socket", FileType::Socket),
@@ -94,25 +98,28 @@ fn populate(volume: &Volume, first: u32) -> Vec<InodeRef> {
     ] {
         create(volume, &below, name, kind);
     }
-    volume.symlink(&below, b"short", b"../file", Caller::default()).expect("linked");
-    volume.symlink(&below, b"long", &[b'x'; 2600], Caller::default()).expect("linked");
+    volume.inodes().symlink(&below, b"short", b"../file", Caller::default()).expect("linked");
+    volume.inodes().symlink(&below, b"long", &[b'x'; 2600], Caller::default()).expect("linked");
     let sparse = create(volume, &below, "sparse", FileType::Regular);
     for at in 0..10u64 {
-        volume.write(&sparse, at * 3 * BLOCK_SIZE as u64 + 100, &[at as u8; 4096], none).expect("written");
+        volume
+            .inodes()
+            .write_at(&sparse, &[at as u8; 4096], at * 3 * BLOCK_SIZE as u64 + 100, none)
+            .expect("written");
     }
-    volume.link(&sparse, &root, format!("linked{first}").as_bytes()).expect("linked");
+    volume.inodes().hard_link(&sparse, &root, format!("linked{first}").as_bytes()).expect("linked");
     let holes = create(volume, &below, "holes", FileType::Regular);
-    volume.write(&holes, 0, &[7; 100_000], none).expect("written");
-    volume.fsync(&holes, false).expect("durable");
-    volume.allocate(&holes, FallocateMode::PunchHole, 20_000, 40_000).expect("punched");
-    volume.allocate(&holes, FallocateMode::KeepSize, 90_000, 200_000).expect("allocated");
+    volume.inodes().write_at(&holes, &[7; 100_000], 0, none).expect("written");
+    volume.inodes().fsync(&holes, false).expect("durable");
+    volume.inodes().allocate(&holes, FallocateMode::PunchHole, 20_000, 40_000).expect("punched");
+    volume.inodes().allocate(&holes, FallocateMode::KeepSize, 90_000, 200_000).expect("allocated");
     let unlinked = create(volume, &below, "unlinked", FileType::Regular);
-    volume.write(&unlinked, 0, &[1; 30_000], none).expect("written");
-    volume.fsync(&unlinked, false).expect("durable");
-    volume.unlink(&below, b"unlinked").expect("unlinked");
-    let unnamed = volume.tmpfile(&below, &Create::file(0o600)).expect("made");
-    volume.write(&unnamed, 0, &[2; 5000], none).expect("written");
-    volume.rename(&below, b"holes", &folder, b"moved", RenameFlags::empty()).expect("renamed");
+    volume.inodes().write_at(&unlinked, &[1; 30_000], 0, none).expect("written");
+    volume.inodes().fsync(&unlinked, false).expect("durable");
+    volume.inodes().remove_file(&below, b"unlinked").expect("unlinked");
+    let unnamed = volume.inodes().tmpfile(&below, &Create::file(0o600)).expect("made");
+    volume.inodes().write_at(&unnamed, &[2; 5000], 0, none).expect("written");
+    volume.inodes().rename(&below, b"holes", &folder, b"moved", RenameFlags::empty()).expect("renamed");
     volume.sync().expect("durable");
     vec![unlinked, unnamed]
 }
@@ -148,15 +155,16 @@ fn torn() -> Image {
     volume.checkpoint().expect("written");
     orphans.extend(populate(&volume, 50));
     // More extents than one transaction frees: the journal has a logged operation with its cursor.
-    let long = create(&volume, &volume.root(), "long", FileType::Regular);
+    let long = create(&volume, &volume.inodes().root(), "long", FileType::Regular);
     for at in 0..150u64 {
         volume
-            .write(&long, at * 2 * BLOCK_SIZE as u64, &[at as u8; 4096], IoFlags::empty())
+            .inodes()
+            .write_at(&long, &[at as u8; 4096], at * 2 * BLOCK_SIZE as u64, IoFlags::empty())
             .expect("written");
     }
-    volume.fsync(&long, false).expect("durable");
+    volume.inodes().fsync(&long, false).expect("durable");
     volume.checkpoint().expect("written");
-    volume.truncate(&long, 4096).expect("cut");
+    volume.inodes().set_len(&long, 4096).expect("cut");
     volume.sync().expect("durable");
     let mut image = device.crash(CrashPolicy::KeepAll);
     let older = usize::from(

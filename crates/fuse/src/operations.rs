@@ -28,7 +28,8 @@ pub mod xattr;
 
 use std::time::Duration;
 
-use quire::{Attributes, InodeRef, Volume};
+use quire::inodes::InodeRef;
+use quire::{Attributes, Volume};
 use quire_base::Result;
 
 use file_table::FileTable;
@@ -59,8 +60,8 @@ pub struct Caller {
 }
 
 impl Caller {
-    fn engine(self) -> quire::Caller {
-        quire::Caller { uid: self.uid, gid: self.gid }
+    fn engine(self) -> quire::inodes::Caller {
+        quire::inodes::Caller { uid: self.uid, gid: self.gid }
     }
 }
 
@@ -84,7 +85,7 @@ pub struct Operations {
 impl Operations {
     /// Serves `volume`.
     pub fn new(volume: Volume, cache: CacheMode) -> Operations {
-        let inodes = InodeTable::new(volume.root());
+        let inodes = InodeTable::new(volume.inodes().root());
         Operations { volume, inodes, files: FileTable::default(), cache }
     }
 
@@ -100,7 +101,7 @@ impl Operations {
 
     /// Counts one more time that the kernel is told of `inode`.
     fn enter(&self, inode: InodeRef) -> Entry {
-        let attributes = self.volume.attributes(&inode);
+        let attributes = self.volume.inodes().metadata(&inode);
         let generation = inode.generation();
         self.inodes.remember(inode);
         Entry { generation, attributes }

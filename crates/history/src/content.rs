@@ -235,7 +235,7 @@ mod tests {
         let mut apply = |operation: Operation, outcome: Outcome, data: &[Run]| {
             file.apply(&operation, &outcome, data).map(|()| file.runs().to_vec())
         };
-        let write = |at, len| Operation::Write { at, len, flags: quire::IoFlags::empty() };
+        let write = |at, len| Operation::Write { at, len, flags: quire::inodes::IoFlags::empty() };
         let allocate = |mode, at, len| Operation::Allocate { mode, at, len };
         let written = Outcome::Written { at: 0, count: 0 };
         let runs = apply(write(2, 4), written.clone(), &data_of(1, 4)).unwrap();
@@ -253,7 +253,7 @@ mod tests {
         let refused = Outcome::Failed(ErrorKind::Invalid, String::new());
         assert!(apply(allocate(Mode::Collapse, 3, 1), refused.clone(), &[]).is_err());
         assert!(apply(allocate(Mode::Collapse, 3, 4), refused, &[]).is_ok());
-        let flags = quire::IoFlags::APPEND;
+        let flags = quire::inodes::IoFlags::APPEND;
         let appended = |at| Outcome::Written { at, count: 2 };
         let append = Operation::Append { len: 2, flags };
         assert_eq!(apply(append.clone(), appended(6), &data_of(2, 2)), Err(Mismatch::Append(7)));

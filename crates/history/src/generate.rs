@@ -7,7 +7,7 @@
 //! Neighbours: [`crate::simulated`] and [`crate::threads`] do the plans.
 
 use crate::operation::{Mode, Operation};
-use quire::IoFlags;
+use quire::inodes::IoFlags;
 use quire_base::random::Random;
 
 /// Cells of a block.

@@ -6,7 +6,8 @@
 //! Neighbours: [`crate::generate`] chooses them, [`crate::perform`] does them, the checkers read them.
 
 use crate::cell::{CELL, Run, UNSEEN, Writer, ZERO};
-use quire::{ErrorKind, FallocateMode, IoFlags};
+use quire::ErrorKind;
+use quire::inodes::{FallocateMode, IoFlags};
 use std::fmt::{self, Write};
 
 /// What `fallocate` does with a range.

@@ -4,7 +4,8 @@
 
 use crate::cell::{self, CELL, Writer};
 use crate::operation::{Event, Operation, Outcome};
-use quire::{AlignedBuf, Create, Error, InodeRef, IoFlags, Volume};
+use quire::inodes::{Create, InodeRef, IoFlags};
+use quire::{AlignedBuf, Error, Volume};
 use quire_base::sync::{self, Arc, thread};
 // Not by way of `quire_base::sync`: the record is no part of what is simulated, and keeping it is no point.
 use parking_lot::Mutex;
@@ -37,7 +38,7 @@ pub struct Bench {
 impl Bench {
     /// A new file called `name`. `other` is a file for [`Operation::Pressure`], of [`Bench::other`].
     pub fn new(volume: &Volume, name: &str, other: &InodeRef, pause: Duration) -> quire::Result<Bench> {
-        let file = volume.create(&volume.root(), name.as_bytes(), &Create::file(0o644))?;
+        let file = volume.inodes().create(&volume.inodes().root(), name.as_bytes(), &Create::file(0o644))?;
         Ok(Bench {
             volume: volume.clone(),
             file,
@@ -53,8 +54,8 @@ impl Bench {
 
     /// A file that is larger than a small cache, all of it a hole.
     pub fn other(volume: &Volume) -> quire::Result<InodeRef> {
-        let other = volume.create(&volume.root(), b"other", &Create::file(0o644))?;
-        volume.truncate(&other, OTHER_BYTES)?;
+        let other = volume.inodes().create(&volume.inodes().root(), b"other", &Create::file(0o644))?;
+        volume.inodes().set_len(&other, OTHER_BYTES)?;
         Ok(other)
     }
 
@@ -111,7 +112,7 @@ impl Bench {
                 let done = move |_: AlignedBuf, count: quire::Result<usize>| {
                     end(count.and_then(|count| Ok(Outcome::Written { at, count: cells(count as u64)? })));
                 };
-                self.volume.write_direct_async(&self.file, at * CELL, buffer, flags, Box::new(done));
+                self.volume.inodes().write_direct_then(&self.file, buffer, at * CELL, flags, Box::new(done));
             }
             Operation::Read { at, len, .. } => {
                 let mut buffer = AlignedBuf::zeroed((len * CELL) as usize);
@@ -119,7 +120,7 @@ impl Bench {
                 let done = move |buffer: AlignedBuf, count: quire::Result<usize>| {
                     end(count.map(|count| decoded(&buffer[..count])));
                 };
-                self.volume.read_direct_async(&self.file, at * CELL, buffer, Box::new(done));
+                self.volume.inodes().read_direct_then(&self.file, buffer, at * CELL, Box::new(done));
             }
             _ => end(Err(Error::invalid(format!("{operation} has no asynchronous form")))),
         }
@@ -138,25 +139,25 @@ impl Bench {
         let done = |()| Outcome::Done;
         match operation {
             Operation::Write { at, len, flags } => {
-                let count = volume.write(file, at * CELL, &data(number, *len), *flags)?;
+                let count = volume.inodes().write_at(file, &data(number, *len), at * CELL, *flags)?;
                 Ok(Outcome::Written { at: *at, count: cells(count as u64)? })
             }
             Operation::Append { len, flags } => {
-                let (at, count) = volume.append(file, &data(number, *len), *flags)?;
+                let (at, count) = volume.inodes().append(file, &data(number, *len), *flags)?;
                 Ok(Outcome::Written { at: cells(at)?, count: cells(count as u64)? })
             }
-            Operation::Truncate { size } => volume.truncate(file, size * CELL).map(done),
+            Operation::Truncate { size } => volume.inodes().set_len(file, size * CELL).map(done),
             Operation::Allocate { mode, at, len } => {
-                volume.allocate(file, mode.engine(), at * CELL, len * CELL).map(done)
+                volume.inodes().allocate(file, mode.engine(), at * CELL, len * CELL).map(done)
             }
             Operation::Read { at, len, direct } => {
                 let flags = if *direct { IoFlags::DIRECT } else { IoFlags::empty() };
                 let mut buffer = vec![UNREAD; (len * CELL) as usize];
-                let count = volume.read(file, at * CELL, &mut buffer, flags)?;
+                let count = volume.inodes().read_at(file, &mut buffer, at * CELL, flags)?;
                 Ok(decoded(&buffer[..count]))
             }
-            Operation::Size => Ok(Outcome::Size(cells(volume.attributes(file).size)?)),
-            Operation::Fsync { datasync } => volume.fsync(file, *datasync).map(done),
+            Operation::Size => Ok(Outcome::Size(cells(volume.inodes().metadata(file).size)?)),
+            Operation::Fsync { datasync } => volume.inodes().fsync(file, *datasync).map(done),
             Operation::Sync => volume.sync().map(done),
             Operation::Pressure => self.fill_cache().map(done),
             Operation::Pause => {
@@ -170,7 +171,7 @@ impl Bench {
     fn fill_cache(&self) -> quire::Result<()> {
         let mut buffer = vec![0; OTHER_PIECE];
         for at in (0..OTHER_BYTES).step_by(OTHER_PIECE) {
-            self.volume.read(&self.other, at, &mut buffer, IoFlags::empty())?;
+            self.volume.inodes().read_at(&self.other, &mut buffer, at, IoFlags::empty())?;
         }
         Ok(())
     }

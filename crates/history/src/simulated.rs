@@ -203,7 +203,7 @@ fn on_volume(
         *kept.lock() = bench.events();
         done?;
         histories.push((style, bench.events()));
-        let gone = volume.unlink(&volume.root(), name.as_bytes());
+        let gone = volume.inodes().remove_file(&volume.inodes().root(), name.as_bytes());
         gone.map_err(told)?;
     }
     if let Some(error) = volume.failure() {

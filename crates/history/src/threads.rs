@@ -12,7 +12,8 @@ use crate::operation::{Event, Operation};
 use crate::perform::Bench;
 use crate::report;
 use crate::simulated::{complete, follow, fresh_image, spawn};
-use quire::{InodeRef, IoFlags, Volume, VolumeOptions};
+use quire::inodes::{InodeRef, IoFlags};
+use quire::{Volume, VolumeOptions};
 use quire_base::random::Random;
 use quire_base::sync::atomic::{AtomicBool, Ordering};
 use quire_device::SimulatedBackend;
@@ -112,6 +113,6 @@ fn events(volume: &Volume, other: &InodeRef, name: &str, plan: &Plan) -> Result<
     let told = |error: quire::Error| error.to_string();
     let bench = Arc::new(Bench::new(volume, name, other, PAUSE).map_err(told)?);
     follow(&bench, plan)?;
-    volume.unlink(&volume.root(), name.as_bytes()).map_err(told)?;
+    volume.inodes().remove_file(&volume.inodes().root(), name.as_bytes()).map_err(told)?;
     Ok(bench.events())
 }

@@ -10,7 +10,8 @@
 
 use crate::arguments::Unlink;
 use hdrhistogram::Histogram;
-use quire::{Create, FallocateMode, FormatOptions, InodeRef, IoFlags, MemoryBackend, Volume, VolumeOptions};
+use quire::inodes::{Create, FallocateMode, InodeRef, IoFlags};
+use quire::{FormatOptions, MemoryBackend, Volume, VolumeOptions};
 use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, Result};
 use quire_bench::outcome::{Outcome, failed};
@@ -48,11 +49,11 @@ fn resident() -> u64 {
 
 /// One of the other operations: a small file's life.
 fn other(volume: &Volume, directory: &InodeRef) -> Result<()> {
-    let file = volume.create(directory, b"other", &Create::file(0o600))?;
-    volume.write(&file, 0, &[1; BLOCK_SIZE], IoFlags::empty())?;
-    volume.read(&file, 0, &mut [0; BLOCK_SIZE], IoFlags::empty())?;
-    std::hint::black_box(volume.attributes(&file));
-    volume.unlink(directory, b"other")
+    let file = volume.inodes().create(directory, b"other", &Create::file(0o600))?;
+    volume.inodes().write_at(&file, &[1; BLOCK_SIZE], 0, IoFlags::empty())?;
+    volume.inodes().read_at(&file, &mut [0; BLOCK_SIZE], 0, IoFlags::empty())?;
+    std::hint::black_box(volume.inodes().metadata(&file));
+    volume.inodes().remove_file(directory, b"other")
 }
 
 /// Others' latencies until `over`.
@@ -94,13 +95,13 @@ fn beside<T>(
 
 /// A file of [`LARGE_BYTES`] with so many extents, and holes between them. Gives its blocks.
 fn large_file(volume: &Volume, directory: &InodeRef, extents: u64) -> Result<u64> {
-    let file = volume.create(directory, b"large", &Create::file(0o600))?;
+    let file = volume.inodes().create(directory, b"large", &Create::file(0o600))?;
     let stride = (LARGE_BYTES / extents).next_multiple_of(2 * BLOCK_SIZE as u64);
     for n in 0..extents {
-        volume.allocate(&file, FallocateMode::Allocate, n * stride, stride / 2)?;
+        volume.inodes().allocate(&file, FallocateMode::Allocate, n * stride, stride / 2)?;
     }
-    volume.truncate(&file, LARGE_BYTES)?;
-    Ok(volume.attributes(&file).blocks * 512 / BLOCK_SIZE as u64)
+    volume.inodes().set_len(&file, LARGE_BYTES)?;
+    Ok(volume.inodes().metadata(&file).blocks * 512 / BLOCK_SIZE as u64)
 }
 
 /// `lab unlink`.
@@ -110,14 +111,14 @@ pub fn unlink(arguments: &Unlink) -> Outcome {
     Volume::format_backend(backend.clone(), &FormatOptions::default())?;
     let options = VolumeOptions { cache_bytes: Some(256 << 20), ..VolumeOptions::default() };
     let volume = Volume::open_backend(backend, options)?;
-    let root = volume.root();
-    let directory = |name: &[u8]| volume.create(&root, name, &Create::directory(0o755));
+    let root = volume.inodes().root();
+    let directory = |name: &[u8]| volume.inodes().create(&root, name, &Create::directory(0o755));
     let (many, elsewhere) = (directory(b"many")?, directory(b"elsewhere")?);
     let name = |n: u64| format!("file-{n}");
     println!("making {} files, and one of 1 TiB with {} extents", arguments.files, arguments.extents);
     for n in 0..arguments.files {
-        let file = volume.create(&many, name(n).as_bytes(), &Create::file(0o600))?;
-        volume.write(&file, 0, &[7; 64], IoFlags::empty())?;
+        let file = volume.inodes().create(&many, name(n).as_bytes(), &Create::file(0o600))?;
+        volume.inodes().write_at(&file, &[7; 64], 0, IoFlags::empty())?;
     }
     let blocks = large_file(&volume, &many, arguments.extents)?;
     volume.sync()?;
@@ -134,7 +135,7 @@ pub fn unlink(arguments: &Unlink) -> Outcome {
         let mut seen = times();
         for n in 0..arguments.files {
             let start = Instant::now();
-            volume.unlink(&many, name(n).as_bytes())?;
+            volume.inodes().remove_file(&many, name(n).as_bytes())?;
             seen.saturating_record(start.elapsed().as_nanos() as u64);
         }
         Ok(seen)
@@ -148,7 +149,7 @@ pub fn unlink(arguments: &Unlink) -> Outcome {
     let large = || -> Result<(Duration, Duration)> {
         let freed = volume.statfs().free;
         let start = Instant::now();
-        volume.unlink(&many, b"large")?;
+        volume.inodes().remove_file(&many, b"large")?;
         let returned = start.elapsed();
         // Others take a few blocks meanwhile.
         while volume.statfs().free + 4096 < freed + blocks {

@@ -2,7 +2,8 @@
 //!
 //! `cargo run --release -p quire-fs --example million -- IMAGE [FILES]`
 
-use quire::{Caller, Create, FileType, IoFlags, Volume, VolumeOptions};
+use quire::inodes::{Caller, Create, IoFlags};
+use quire::{FileType, Volume, VolumeOptions};
 use std::time::Instant;
 
 fn main() -> quire::Result<()> {
@@ -17,13 +18,17 @@ fn main() -> quire::Result<()> {
     let started = Instant::now();
     for folder in 0..files.div_ceil(1000) {
         let name = format!("folder{folder}");
-        let directory =
-            volume.create(&volume.root(), name.as_bytes(), &create(FileType::Directory, 0o755))?;
+        let directory = volume.inodes().create(
+            &volume.inodes().root(),
+            name.as_bytes(),
+            &create(FileType::Directory, 0o755),
+        )?;
         for number in 0..1000.min(files - folder * 1000) {
             let name = format!("file{number}");
-            let file = volume.create(&directory, name.as_bytes(), &create(FileType::Regular, 0o644))?;
+            let file =
+                volume.inodes().create(&directory, name.as_bytes(), &create(FileType::Regular, 0o644))?;
             if number % 10 == 0 {
-                volume.write(&file, 0, name.as_bytes(), IoFlags::empty())?;
+                volume.inodes().write_at(&file, name.as_bytes(), 0, IoFlags::empty())?;
             }
         }
     }

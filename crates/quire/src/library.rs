@@ -12,9 +12,9 @@
 use crate::attributes::{Attributes, SetAttributes};
 use crate::file::IoFlags;
 use crate::file::advice::Advice;
-use crate::file::direct_async::BufferDone;
 use crate::file::syncing::{SyncOptions, Syncing};
 use crate::inode::InodeRef;
+use crate::inodes::BufferDone;
 use crate::namespace::{Caller, Create, RenameFlags};
 use crate::volume::Volume;
 use quire_base::{Error, ErrorKind, InodeNo, Result};
@@ -170,8 +170,13 @@ impl<'a> Walk<'a> {
         if path.is_empty() {
             return Err(Error::new(ErrorKind::NotFound, "an empty path"));
         }
-        let mut walk =
-            Walk { volume, at: volume.root(), ahead: VecDeque::new(), links: 0, to_directory: false };
+        let mut walk = Walk {
+            volume,
+            at: volume.inodes().root(),
+            ahead: VecDeque::new(),
+            links: 0,
+            to_directory: false,
+        };
         walk.to_directory = path.ends_with(b"/");
         walk.put_ahead(path);
         Ok(walk)
@@ -191,9 +196,9 @@ impl<'a> Walk<'a> {
                 format!("the path leads through more than {LINKS_FOLLOWED_MAX} symbolic links"),
             ));
         }
-        let target = self.volume.readlink(link)?;
+        let target = self.volume.inodes().read_link(link)?;
         if target.starts_with(b"/") {
-            self.at = self.volume.root();
+            self.at = self.volume.inodes().root();
         }
         if self.ahead.is_empty() {
             self.to_directory |= target.ends_with(b"/");
@@ -206,14 +211,14 @@ impl<'a> Walk<'a> {
     fn last(&mut self, follow_last: bool) -> Result<Place> {
         while let Some(name) = self.ahead.pop_front() {
             if name == b".." {
-                self.at = self.volume.lookup(&self.at, b"..")?;
+                self.at = self.volume.inodes().lookup(&self.at, b"..")?;
                 continue;
             }
             let is_last = self.ahead.is_empty();
             if is_last && !follow_last {
                 return Ok(Place::Name(self.at.clone(), name));
             }
-            match self.volume.lookup(&self.at, &name) {
+            match self.volume.inodes().lookup(&self.at, &name) {
                 Ok(inode) if inode.kind() == FileType::Symlink => self.follow(&inode)?,
                 Ok(_) if is_last => return Ok(Place::Name(self.at.clone(), name)),
                 Ok(inode) => self.at = inode,
@@ -229,7 +234,7 @@ impl<'a> Walk<'a> {
     fn inode(mut self, follow_last: bool) -> Result<InodeRef> {
         let inode = match self.last(follow_last || self.to_directory)? {
             Place::Inode(inode) => inode,
-            Place::Name(directory, name) => self.volume.lookup(&directory, &name)?,
+            Place::Name(directory, name) => self.volume.inodes().lookup(&directory, &name)?,
         };
         if self.to_directory && inode.kind() != FileType::Directory {
             return Err(Error::new(
@@ -245,7 +250,11 @@ impl<'a> Walk<'a> {
     fn name(mut self) -> Result<(InodeRef, Vec<u8>)> {
         match self.last(false)? {
             Place::Name(directory, name) => {
-                let found = if self.to_directory { self.volume.lookup(&directory, &name).ok() } else { None };
+                let found = if self.to_directory {
+                    self.volume.inodes().lookup(&directory, &name).ok()
+                } else {
+                    None
+                };
                 if found.is_some_and(|inode| inode.kind() != FileType::Directory) {
                     return Err(Error::new(
                         ErrorKind::NotDirectory,
@@ -302,7 +311,7 @@ impl Volume {
             flags: options.flags,
         };
         if options.truncate && !created {
-            self.truncate(&file.inode, 0)?;
+            self.inodes().set_len(&file.inode, 0)?;
         }
         Ok(file)
     }
@@ -316,16 +325,16 @@ impl Volume {
     ) -> Result<(InodeRef, bool)> {
         let create = Create { umask: 0, caller: options.owner, ..Create::file(options.mode) };
         if options.create_new {
-            return self.create(directory, name, &create).map(|inode| (inode, true));
+            return self.inodes().create(directory, name, &create).map(|inode| (inode, true));
         }
         // Somebody may make or remove the name between the two steps; somebody who does so for ever is not served.
         for _ in 0..64 {
-            match self.lookup(directory, name) {
+            match self.inodes().lookup(directory, name) {
                 Ok(inode) => return Ok((inode, false)),
                 Err(error) if error.kind() != ErrorKind::NotFound || !options.create => return Err(error),
                 Err(_) => {}
             }
-            match self.create(directory, name, &create) {
+            match self.inodes().create(directory, name, &create) {
                 Ok(inode) => return Ok((inode, true)),
                 Err(error) if error.kind() != ErrorKind::Exists => return Err(error),
                 Err(_) => {}
@@ -355,14 +364,14 @@ impl Volume {
 
     /// What `stat` shows of what a path leads to.
     pub fn metadata(&self, path: impl AsRef<Path>) -> Result<Attributes> {
-        Ok(self.attributes(&self.resolve(path)?))
+        Ok(self.inodes().metadata(&self.resolve(path)?))
     }
 
     /// What `lstat` shows: of a link at the end of the path, the link itself.
     pub fn symlink_metadata(&self, path: impl AsRef<Path>) -> Result<Attributes> {
         let path = path.as_ref();
         let inode = told(Walk::new(self, path).and_then(|walk| walk.inode(false)), "looking up", path)?;
-        Ok(self.attributes(&inode))
+        Ok(self.inodes().metadata(&inode))
     }
 
     /// Does `act` with the directory and the last name of a path.
@@ -380,8 +389,9 @@ impl Volume {
     /// Makes a directory of mode 0o755.
     pub fn create_dir(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let create =
-            |directory: &InodeRef, name: &[u8]| self.create(directory, name, &Create::directory(0o755));
+        let create = |directory: &InodeRef, name: &[u8]| {
+            self.inodes().create(directory, name, &Create::directory(0o755))
+        };
         match self.at_name(path, "making directory", create) {
             Ok(_) => Ok(()),
             // The root and what "." and ".." mean are there.
@@ -418,12 +428,14 @@ impl Volume {
 
     /// Removes an empty directory.
     pub fn remove_dir(&self, path: impl AsRef<Path>) -> Result<()> {
-        self.at_name(path.as_ref(), "removing directory", |directory, name| self.rmdir(directory, name))
+        self.at_name(path.as_ref(), "removing directory", |directory, name| {
+            self.inodes().remove_dir(directory, name)
+        })
     }
 
     /// Removes a file's name, or a link.
     pub fn remove_file(&self, path: impl AsRef<Path>) -> Result<()> {
-        self.at_name(path.as_ref(), "removing", |directory, name| self.unlink(directory, name))
+        self.at_name(path.as_ref(), "removing", |directory, name| self.inodes().remove_file(directory, name))
     }
 
     /// Renames, over what has the new name if that may be replaced.
@@ -441,7 +453,7 @@ impl Volume {
         let (from, to) = (from.as_ref(), to.as_ref());
         self.at_name(from, "renaming", |directory, name| {
             self.at_name(to, "to", |to_directory, to_name| {
-                self.rename(directory, name, to_directory, to_name, flags)
+                self.inodes().rename(directory, name, to_directory, to_name, flags)
             })
         })
     }
@@ -450,14 +462,16 @@ impl Volume {
     pub fn hard_link(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
         let from = from.as_ref();
         let inode = told(Walk::new(self, from).and_then(|walk| walk.inode(false)), "linking", from)?;
-        self.at_name(to.as_ref(), "linking as", |directory, name| self.link(&inode, directory, name))
+        self.at_name(to.as_ref(), "linking as", |directory, name| {
+            self.inodes().hard_link(&inode, directory, name)
+        })
     }
 
     /// Makes a symbolic link at `path` that leads to `target`.
     pub fn symlink_path(&self, target: impl AsRef<Path>, path: impl AsRef<Path>) -> Result<()> {
         let target = target.as_ref().as_os_str().as_bytes();
         self.at_name(path.as_ref(), "making link", |directory, name| {
-            self.symlink(directory, name, target, Caller::default()).map(drop)
+            self.inodes().symlink(directory, name, target, Caller::default()).map(drop)
         })
     }
 
@@ -465,7 +479,7 @@ impl Volume {
     pub fn read_link(&self, path: impl AsRef<Path>) -> Result<Vec<u8>> {
         let path = path.as_ref();
         let inode = Walk::new(self, path).and_then(|walk| walk.inode(false));
-        told(inode.and_then(|inode| self.readlink(&inode)), "reading link", path)
+        told(inode.and_then(|inode| self.inodes().read_link(&inode)), "reading link", path)
     }
 
     /// What a directory holds, `.` and `..` left out, in the directory's own order.
@@ -521,7 +535,7 @@ impl Directory {
     /// What it holds, `.` and `..` left out.
     pub fn entries(&self) -> Result<Vec<DirectoryItem>> {
         let mut items = Vec::new();
-        self.volume.read_directory(&self.inode, quire_format::dirent::COOKIE_DOT_DOT, &mut |entry| {
+        self.volume.inodes().read_dir(&self.inode, quire_format::dirent::COOKIE_DOT_DOT, &mut |entry| {
             items.push(DirectoryItem { name: entry.name.to_vec(), inode: entry.inode, kind: entry.kind });
             true
         })?;
@@ -530,12 +544,12 @@ impl Directory {
 
     /// What `stat` shows.
     pub fn metadata(&self) -> Attributes {
-        self.volume.attributes(&self.inode)
+        self.volume.inodes().metadata(&self.inode)
     }
 
     /// Makes its entries durable.
     pub fn sync_all(&self) -> Result<()> {
-        self.volume.fsync(&self.inode, false)
+        self.volume.inodes().fsync(&self.inode, false)
     }
 }
 
@@ -565,13 +579,13 @@ impl File {
     /// Reads at an offset in bytes; fewer than asked for at the end of the file, 0 behind it.
     pub fn read_at(&self, out: &mut [u8], offset: u64) -> Result<usize> {
         self.check(self.readable, "reading")?;
-        self.volume.read(&self.inode, offset, out, self.flags - IoFlags::APPEND)
+        self.volume.inodes().read_at(&self.inode, out, offset, self.flags - IoFlags::APPEND)
     }
 
     /// Reads past the cache without holding the caller; see [`Volume::read_direct_async`].
     pub fn read_direct_async(&self, buffer: AlignedBuf, offset: u64, done: BufferDone) {
         match self.check(self.readable, "reading") {
-            Ok(()) => self.volume.read_direct_async(&self.inode, offset, buffer, done),
+            Ok(()) => self.volume.inodes().read_direct_then(&self.inode, buffer, offset, done),
             Err(error) => done(buffer, Err(error)),
         }
     }
@@ -579,7 +593,7 @@ impl File {
     /// Writes past the cache without holding the caller; see [`Volume::write_direct_async`].
     pub fn write_direct_async(&self, buffer: AlignedBuf, offset: u64, done: BufferDone) {
         match self.check(self.writable, "writing") {
-            Ok(()) => self.volume.write_direct_async(&self.inode, offset, buffer, self.flags, done),
+            Ok(()) => self.volume.inodes().write_direct_then(&self.inode, buffer, offset, self.flags, done),
             Err(error) => done(buffer, Err(error)),
         }
     }
@@ -621,7 +635,7 @@ impl File {
     /// an error in the midst of a large write.
     pub fn write_at(&self, data: &[u8], offset: u64) -> Result<usize> {
         self.check(self.writable, "writing")?;
-        self.volume.write(&self.inode, offset, data, self.flags)
+        self.volume.inodes().write_at(&self.inode, data, offset, self.flags)
     }
 
     /// Writes all of `data`.
@@ -651,7 +665,7 @@ impl File {
     /// Appends; gives the offset that the data got. Appends of several threads never mix.
     pub fn append(&self, data: &[u8]) -> Result<u64> {
         self.check(self.writable, "writing")?;
-        let (offset, count) = self.volume.append(&self.inode, data, self.flags)?;
+        let (offset, count) = self.volume.inodes().append(&self.inode, data, self.flags)?;
         if count < data.len() {
             return Err(Error::new(
                 ErrorKind::Io,
@@ -663,46 +677,46 @@ impl File {
 
     /// Makes contents, attributes and name durable (fsync).
     pub fn sync_all(&self) -> Result<()> {
-        self.volume.fsync(&self.inode, false)
+        self.volume.inodes().fsync(&self.inode, false)
     }
 
     /// Makes the contents durable, and what reading them back needs (fdatasync).
     pub fn sync_data(&self) -> Result<()> {
-        self.volume.fsync(&self.inode, true)
+        self.volume.inodes().fsync(&self.inode, true)
     }
 
     /// Makes durable what the options name, without holding the caller. The future needs no runtime; the file may be closed
     /// meanwhile.
     pub fn fsync_async(&self, how: &SyncOptions) -> Syncing {
-        self.volume.fsync_async(&self.inode, how)
+        self.volume.inodes().fsync_async(&self.inode, how)
     }
 
     /// Takes advice about bytes `[offset, offset + len)` (posix_fadvise); a length of 0 means to the end.
     pub fn advise(&self, offset: u64, len: u64, advice: Advice) -> Result<()> {
-        self.volume.advise(&self.inode, offset, len, advice)
+        self.volume.inodes().advise(&self.inode, offset, len, advice)
     }
 
     /// Sets the size in bytes; what is gained reads as zeros.
     pub fn set_len(&self, size: u64) -> Result<()> {
         self.check(self.writable, "writing")?;
-        self.volume.truncate(&self.inode, size)
+        self.volume.inodes().set_len(&self.inode, size)
     }
 
     /// What `stat` shows.
     pub fn metadata(&self) -> Attributes {
-        self.volume.attributes(&self.inode)
+        self.volume.inodes().metadata(&self.inode)
     }
 
     /// Changes attributes.
     pub fn set_attributes(&self, set: &SetAttributes) -> Result<Attributes> {
-        self.volume.set_attributes(&self.inode, set)
+        self.volume.inodes().set_attributes(&self.inode, set)
     }
 }
 
 impl Drop for File {
     fn drop(&mut self) {
         // Fails only on a thread that may not wait; such a one has no files of this kind.
-        let _ = self.volume.closed(&self.inode, self.writable);
+        let _ = self.volume.inodes().closed(&self.inode, self.writable);
     }
 }
 

@@ -1,42 +1,36 @@
 //! A volume: the public face of the engine.
 //!
-//! The functions here name inodes by [`InodeRef`]; [`crate::library`] puts paths and files on top. Every function
-//! may be called from any thread at any time. Errors carry a kind (front ends map it to errno) and a text.
+//! [`crate::library`] has what it does with paths, [`crate::inodes`] what it does with inode numbers. Every function may be
+//! called from any thread at any time. Errors carry a kind (front ends map it to errno) and a text.
 //!
-//! Neighbours: `fuse`, `capi` and the program `quire` above; [`crate::engine`] below.
+//! Neighbours: `fuse` and the program `quire` above; [`crate::engine`] below.
 
-use crate::acl;
-use crate::attributes::{Attributes, SetAttributes};
 use crate::background::Threads;
 use crate::engine::Engine;
-use crate::file::IoFlags;
-use crate::file::advice::Advice;
-use crate::file::direct_async::BufferDone;
-use crate::file::fallocate::FallocateMode;
-use crate::file::fsync::{Completion, Target};
-use crate::file::syncing::{SyncOptions, Syncing};
+use crate::file::fsync::Target;
+use crate::file::syncing::Syncing;
 use crate::inode::InodeRef;
+use crate::inodes::Inodes;
 use crate::measures::Measure;
 use crate::mkfs;
-use crate::namespace::{Caller, Create, DirectoryEntry, RenameFlags};
 use crate::options::{FormatOptions, VolumeOptions};
 use crate::recovery::{self, RecoveryReport};
-use crate::xattr::XattrFlags;
 use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::atomic::{AtomicBool, Ordering};
 use quire_base::sync::{Arc, Mutex};
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result, Timestamp};
-use quire_device::{AlignedBuf, Backend};
+use quire_device::Backend;
 use quire_format::superblock::Superblock;
 
 /// An open volume. Cloning shares it; [`Volume::close`], or dropping the last clone, closes it.
 #[derive(Clone)]
 pub struct Volume {
-    inner: Arc<Inner>,
+    inodes: Inodes,
 }
 
-struct Inner {
-    engine: Arc<Engine>,
+/// What the clones of a volume share.
+pub(crate) struct Inner {
+    pub(crate) engine: Arc<Engine>,
     threads: Threads,
     recovery: RecoveryReport,
     closed: AtomicBool,
@@ -228,28 +222,33 @@ impl Volume {
             closed: AtomicBool::new(false),
             root: Mutex::new(Some(root)),
         };
-        let volume = Volume { inner: Arc::new(inner) };
+        let inner = Arc::new(inner);
         if threads {
-            volume.inner.engine.cache.start()?;
-            if !volume.inner.engine.read_only {
-                volume.inner.threads.start(&volume.inner.engine)?;
+            inner.engine.cache.start()?;
+            if !inner.engine.read_only {
+                inner.threads.start(&inner.engine)?;
             }
         }
-        Ok(volume)
+        Ok(Volume { inodes: Inodes { inner } })
     }
 
     /// Writes everything back, checkpoints, marks the volume clean. Changes that other clones make afterwards fail.
     pub fn close(self) -> Result<()> {
-        self.inner.close()
+        self.inodes.inner.close()
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
-        &self.inner.engine
+        self.inodes.engine()
+    }
+
+    /// The volume by inode number, for front ends.
+    pub fn inodes(&self) -> &Inodes {
+        &self.inodes
     }
 
     /// What recovery found when the volume was opened.
     pub fn recovery(&self) -> &RecoveryReport {
-        &self.inner.recovery
+        &self.inodes.inner.recovery
     }
 
     /// What the volume is.
@@ -310,11 +309,6 @@ impl Volume {
         self.engine().drain_reaper();
     }
 
-    /// Takes advice about bytes `[offset, offset + len)` of a file (posix_fadvise); a length of 0 means to its end.
-    pub fn advise(&self, inode: &InodeRef, offset: u64, len: u64, advice: Advice) -> Result<()> {
-        self.engine().advise(inode, offset, len, advice)
-    }
-
     /// Every number of the running volume, for programs that show or record them.
     pub fn measures(&self) -> Vec<Measure> {
         crate::measures::of(self.engine())
@@ -364,243 +358,17 @@ impl Volume {
         }
     }
 
-    /// The root directory.
-    pub fn root(&self) -> InodeRef {
-        self.inner.root.lock().clone().expect("an open volume has its root in memory")
-    }
-
-    /// The inode of a number; `Stale` if there is none (any more).
-    pub fn inode(&self, number: InodeNo) -> Result<InodeRef> {
-        self.engine().inode(number)
-    }
-
-    /// The inode that a name of a directory names; `.` and `..` too.
-    pub fn lookup(&self, directory: &InodeRef, name: &[u8]) -> Result<InodeRef> {
-        self.engine().lookup(directory, name)
-    }
-
-    /// Makes a file, directory, fifo, socket or device; `Exists` if the name is taken.
-    pub fn create(&self, directory: &InodeRef, name: &[u8], create: &Create) -> Result<InodeRef> {
-        self.engine().create(directory, name, create)
-    }
-
-    /// Makes a symbolic link to `target`, 1 to 4095 bytes.
-    pub fn symlink(
-        &self,
-        directory: &InodeRef,
-        name: &[u8],
-        target: &[u8],
-        caller: Caller,
-    ) -> Result<InodeRef> {
-        self.engine().symlink(directory, name, target, caller)
-    }
-
-    /// Where a symbolic link points.
-    pub fn readlink(&self, inode: &InodeRef) -> Result<Vec<u8>> {
-        self.engine().readlink(inode)
-    }
-
-    /// Makes a file without a name (O_TMPFILE): freed with its last reference, unless linked before.
-    pub fn tmpfile(&self, directory: &InodeRef, create: &Create) -> Result<InodeRef> {
-        self.engine().tmpfile(directory, create)
-    }
-
-    /// Gives an inode another name.
-    pub fn link(&self, inode: &InodeRef, directory: &InodeRef, name: &[u8]) -> Result<()> {
-        self.engine().link(inode, directory, name)
-    }
-
-    /// Takes a name away from anything but a directory.
-    pub fn unlink(&self, directory: &InodeRef, name: &[u8]) -> Result<()> {
-        self.engine().unlink(directory, name)
-    }
-
-    /// Removes an empty directory.
-    pub fn rmdir(&self, directory: &InodeRef, name: &[u8]) -> Result<()> {
-        self.engine().rmdir(directory, name)
-    }
-
-    /// Renames, atomically.
-    pub fn rename(
-        &self,
-        from: &InodeRef,
-        name: &[u8],
-        to: &InodeRef,
-        to_name: &[u8],
-        flags: RenameFlags,
-    ) -> Result<()> {
-        self.engine().rename(from, name, to, to_name, flags)
-    }
-
-    /// Lists a directory from behind the cookie `after` (0: from the start), `.` and `..` first, until `visit`
-    /// returns false.
-    pub fn read_directory(
-        &self,
-        directory: &InodeRef,
-        after: u64,
-        visit: &mut dyn FnMut(DirectoryEntry<'_>) -> bool,
-    ) -> Result<()> {
-        self.engine().read_directory(directory, after, visit)
-    }
-
-    /// What stat shows.
-    pub fn attributes(&self, inode: &InodeRef) -> Attributes {
-        self.engine().attributes(inode)
-    }
-
-    /// Changes mode, owner, times, size.
-    pub fn set_attributes(&self, inode: &InodeRef, set: &SetAttributes) -> Result<Attributes> {
-        self.engine().set_attributes(inode, set)
-    }
-
-    /// An extended attribute's value.
-    pub fn get_xattr(&self, inode: &InodeRef, name: &[u8]) -> Result<Vec<u8>> {
-        self.engine().get_xattr(inode, name)
-    }
-
-    /// Sets an extended attribute, at most 64 KiB.
-    pub fn set_xattr(&self, inode: &InodeRef, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
-        self.engine().set_xattr(inode, name, value, flags)
-    }
-
-    /// The names of an inode's extended attributes.
-    pub fn list_xattr(&self, inode: &InodeRef) -> Result<Vec<Vec<u8>>> {
-        self.engine().list_xattr(inode)
-    }
-
-    /// Removes an extended attribute.
-    pub fn remove_xattr(&self, inode: &InodeRef, name: &[u8]) -> Result<()> {
-        self.engine().remove_xattr(inode, name)
-    }
-
-    /// Reads up to `out.len()` bytes at `offset`; fewer at the end of the file.
-    pub fn read(&self, inode: &InodeRef, offset: u64, out: &mut [u8], flags: IoFlags) -> Result<usize> {
-        self.engine().read(inode, offset, out, flags)
-    }
-
-    /// As [`Volume::read`] through the cache, if all of it is there and nobody is changing it; else `None`, and `out`
-    /// holds anything. Waits for nothing.
-    pub fn try_read(&self, inode: &InodeRef, offset: u64, out: &mut [u8]) -> Option<usize> {
-        self.engine().try_read(inode, offset, out)
-    }
-
-    /// As [`Volume::write`] through the cache with [`IoFlags::KEEP_PRIVILEGES`], if it lies inside the file, over
-    /// cached data that has its place on the device, and needs no waiting; else false, and nothing has changed.
-    pub fn try_write(&self, inode: &InodeRef, offset: u64, data: &[u8]) -> bool {
-        self.engine().try_write(inode, offset, data)
-    }
-
-    /// Writes at `offset`, or with [`IoFlags::APPEND`] at the end; gives the count, short only after an error midway
-    /// in a write larger than a batch.
-    pub fn write(&self, inode: &InodeRef, offset: u64, data: &[u8], flags: IoFlags) -> Result<usize> {
-        self.engine().write(inode, offset, data, flags).map(|(_, written)| written)
-    }
-
-    /// Reads past the cache without holding the caller: `done` gets the buffer back, and how many bytes of the file it
-    /// holds. A request that is not on block boundaries is done before this returns. `done` runs on a thread of the
-    /// device, which it must not keep waiting, or on this one.
-    pub fn read_direct_async(&self, inode: &InodeRef, offset: u64, buffer: AlignedBuf, done: BufferDone) {
-        self.engine().read_direct_async(inode, offset, buffer, done);
-    }
-
-    /// Writes past the cache without holding the caller: `done` gets the buffer back, and how many bytes were written.
-    /// A request that grows the file, fills holes, appends, or is not on block boundaries is done before this returns.
-    /// With [`IoFlags::SYNC`] or [`IoFlags::DATASYNC`] it is done when it is durable. `done` runs on a thread of the
-    /// device or of the volume, which it must not keep waiting, or on this one.
-    pub fn write_direct_async(
-        &self,
-        inode: &InodeRef,
-        offset: u64,
-        buffer: AlignedBuf,
-        flags: IoFlags,
-        done: BufferDone,
-    ) {
-        self.engine().write_direct_async(inode, offset, buffer, flags, done);
-    }
-
-    /// Appends; gives the offset that the data got, and the count.
-    pub fn append(&self, inode: &InodeRef, data: &[u8], flags: IoFlags) -> Result<(u64, usize)> {
-        self.engine().write(inode, 0, data, flags | IoFlags::APPEND)
-    }
-
-    /// Sets a file's size in bytes.
-    pub fn truncate(&self, inode: &InodeRef, size: u64) -> Result<()> {
-        self.engine().truncate(inode, size)
-    }
-
-    /// Changes the allocation of a range (fallocate).
-    pub fn allocate(&self, inode: &InodeRef, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
-        self.engine().allocate(inode, mode, offset, len)
-    }
-
-    /// The first byte of data at or behind `offset`; `NoData` if there is none.
-    pub fn seek_data(&self, inode: &InodeRef, offset: u64) -> Result<u64> {
-        self.engine().seek_data(inode, offset)
-    }
-
-    /// The first byte of a hole at or behind `offset`.
-    pub fn seek_hole(&self, inode: &InodeRef, offset: u64) -> Result<u64> {
-        self.engine().seek_hole(inode, offset)
-    }
-
-    /// Copies up to `len` bytes between files or within one.
-    pub fn copy_range(
-        &self,
-        from: &InodeRef,
-        from_offset: u64,
-        to: &InodeRef,
-        to_offset: u64,
-        len: u64,
-    ) -> Result<u64> {
-        self.engine().copy_range(from, from_offset, to, to_offset, len)
-    }
-
-    /// Makes a file's data and attributes durable, its name too; with `datasync` what reading the data back needs.
-    pub fn fsync(&self, inode: &InodeRef, datasync: bool) -> Result<()> {
-        self.engine().fsync(inode, datasync)
-    }
-
-    /// Makes what the options name of a file durable, without holding the caller: `done` gets the outcome, on a thread of
-    /// the volume, which it must not keep waiting. The call itself waits only where [`SYNCS_MAX`] are under way.
-    ///
-    /// [`SYNCS_MAX`]: crate::file::sync_queue::SYNCS_MAX
-    pub fn fsync_then(&self, inode: &InodeRef, how: &SyncOptions, done: Completion) {
-        self.engine().fsync_async(inode, how, done);
-    }
-
-    /// As [`Volume::fsync_then`], as a future.
-    pub fn fsync_async(&self, inode: &InodeRef, how: &SyncOptions) -> Syncing {
-        self.engine().start_syncing(vec![Target::File(inode.clone(), how.clone())])
-    }
-
-    /// As [`Volume::fsync_async`] for many files, which end together: they cost a few writes of the journal.
-    pub fn fsync_many<'a>(
-        &self,
-        files: impl IntoIterator<Item = &'a InodeRef>,
-        how: &SyncOptions,
-    ) -> Syncing {
-        let target = |inode: &InodeRef| Target::File(inode.clone(), how.clone());
-        self.engine().start_syncing(files.into_iter().map(target).collect())
-    }
-
     /// As [`Volume::sync`], as a future.
     pub fn sync_async(&self) -> Syncing {
         self.engine().start_syncing(vec![Target::Volume])
     }
-
-    /// To be called when a descriptor is closed; `wrote` says that it was open for writing. Fails, with nothing done, only
-    /// on a thread that may not wait (kind `WouldBlock`), where it would.
-    pub fn closed(&self, inode: &InodeRef, wrote: bool) -> Result<()> {
-        self.engine().closed(inode, wrote)
-    }
-
-    /// True for attribute names that hold access control lists.
-    pub fn is_acl_name(name: &[u8]) -> bool {
-        acl::is_acl_name(name)
-    }
 }
 
 impl Inner {
+    pub(crate) fn root(&self) -> InodeRef {
+        self.root.lock().clone().expect("an open volume has its root in memory")
+    }
+
     fn close(&self) -> Result<()> {
         if self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());

@@ -19,7 +19,7 @@ use crate::contents::{pattern, word_at};
 use crate::image::shown;
 use crate::model::BLOCK;
 use crate::operation::{OpId, Operation, Outcome, Record};
-use quire::FallocateMode;
+use quire::inodes::FallocateMode;
 
 /// What a change does to the bytes of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

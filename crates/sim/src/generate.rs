@@ -8,7 +8,8 @@
 
 use crate::model::{BLOCK, ROOT};
 use crate::operation::{Many, Name, Operation};
-use quire::{FallocateMode, FileType, InodeRef, IoFlags, RenameFlags, XattrFlags};
+use quire::inodes::{FallocateMode, InodeRef, IoFlags, XattrFlags};
+use quire::{FileType, RenameFlags};
 use quire_base::random::Random;
 use std::collections::BTreeMap;
 

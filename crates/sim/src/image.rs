@@ -7,7 +7,8 @@
 
 use crate::contents::origin;
 use crate::operation::{Name, OpId, Shape, xattr_value};
-use quire::{Clock, FileType, InodeNo, IoFlags, Timestamp, Volume, VolumeOptions};
+use quire::inodes::IoFlags;
+use quire::{Clock, FileType, InodeNo, Timestamp, Volume, VolumeOptions};
 use quire_base::BlockNo;
 use quire_device::SimulatedBackend;
 use quire_device::simulated::Image;
@@ -65,7 +66,7 @@ impl Snapshot {
     /// Walks a volume from its root.
     pub fn take(volume: &Volume) -> Result<Snapshot, String> {
         let mut inodes = BTreeMap::new();
-        let mut ahead = vec![volume.root().number().0];
+        let mut ahead = vec![volume.inodes().root().number().0];
         while let Some(number) = ahead.pop() {
             if inodes.contains_key(&number) {
                 continue;
@@ -124,12 +125,12 @@ pub fn shown(bytes: &[u8], at: usize) -> String {
 
 fn look_at(volume: &Volume, number: u64) -> Result<Found, String> {
     let text = |error: quire::Error| error.to_string();
-    let inode = volume.inode(InodeNo(number)).map_err(text)?;
-    let attributes = volume.attributes(&inode);
+    let inode = volume.inodes().get(InodeNo(number)).map_err(text)?;
+    let attributes = volume.inodes().metadata(&inode);
     let mut shape = Shape::new(attributes.kind, attributes.mode);
     (shape.uid, shape.gid, shape.links) = (attributes.uid, attributes.gid, attributes.links);
-    for name in volume.list_xattr(&inode).map_err(text)? {
-        let value = volume.get_xattr(&inode, &name).map_err(text)?;
+    for name in volume.inodes().list_xattrs(&inode).map_err(text)? {
+        let value = volume.inodes().get_xattr(&inode, &name).map_err(text)?;
         let number = name.strip_prefix(b"user.x").and_then(|digits| digits.first()).copied();
         let number = number.ok_or_else(|| format!("an attribute {:?}", String::from_utf8_lossy(&name)))?;
         shape.xattrs.insert(number - b'0', (xattr_origin(&value), value.len() as u64));
@@ -138,7 +139,7 @@ fn look_at(volume: &Volume, number: u64) -> Result<Found, String> {
     match attributes.kind {
         FileType::Directory => {
             let mut strange = None;
-            let visit = &mut |entry: quire::DirectoryEntry<'_>| {
+            let visit = &mut |entry: quire::inodes::DirectoryEntry<'_>| {
                 if entry.name != b"." && entry.name != b".." {
                     match Name::from_text(entry.name) {
                         Some(name) => drop(shape.entries.insert(name, entry.inode.0)),
@@ -147,12 +148,12 @@ fn look_at(volume: &Volume, number: u64) -> Result<Found, String> {
                 }
                 true
             };
-            volume.read_directory(&inode, 0, visit).map_err(text)?;
+            volume.inodes().read_dir(&inode, 0, visit).map_err(text)?;
             if let Some(name) = strange {
                 return Err(format!("a name that nobody gave: {name}"));
             }
             for (name, number) in &shape.entries {
-                let found = volume.lookup(&inode, &name.text()).map_err(text)?;
+                let found = volume.inodes().lookup(&inode, &name.text()).map_err(text)?;
                 if found.number().0 != *number {
                     return Err(format!(
                         "{name:?} is listed as inode {number} but found as {}",
@@ -167,12 +168,12 @@ fn look_at(volume: &Volume, number: u64) -> Result<Found, String> {
                 return Err(format!("a file of {size} bytes"));
             }
             contents = vec![0; size as usize];
-            let read = volume.read(&inode, 0, &mut contents, IoFlags::empty()).map_err(text)?;
+            let read = volume.inodes().read_at(&inode, &mut contents, 0, IoFlags::empty()).map_err(text)?;
             if read != contents.len() {
                 return Err(format!("{read} of {size} bytes could be read"));
             }
         }
-        FileType::Symlink => shape.target = volume.readlink(&inode).map_err(text)?,
+        FileType::Symlink => shape.target = volume.inodes().read_link(&inode).map_err(text)?,
         _ => {}
     }
     Ok(Found { shape, size, contents: Arc::new(contents) })

@@ -18,7 +18,8 @@
 
 use crate::contents::Contents;
 use crate::operation::{Name, OpId, Operation, Outcome, Shape};
-use quire::{ErrorKind, FallocateMode, FileType, IoFlags, RenameFlags, XattrFlags};
+use quire::inodes::{FallocateMode, IoFlags, XattrFlags};
+use quire::{ErrorKind, FileType, RenameFlags};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -6,7 +6,8 @@
 //! Neighbours: [`crate::generate`] draws them, [`crate::run`] does them on a volume, [`crate::model`] says
 //! what they must answer.
 
-use quire::{ErrorKind, FallocateMode, FileType, IoFlags, RenameFlags, XattrFlags};
+use quire::inodes::{FallocateMode, IoFlags, XattrFlags};
+use quire::{ErrorKind, FileType, RenameFlags};
 use std::collections::BTreeMap;
 
 /// An operation's number, unique through all levels of a run.

@@ -23,7 +23,8 @@ use crate::data::{Change, Question, change};
 use crate::image::{Found, Snapshot};
 use crate::model::{BLOCK, FileState, Growth};
 use crate::operation::{Many, OpId, Operation, Record};
-use quire::{FileType, IoFlags};
+use quire::FileType;
+use quire::inodes::IoFlags;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Which data a force makes durable.

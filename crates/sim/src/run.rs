@@ -12,9 +12,9 @@
 use crate::generate::{Profile, Step, World};
 use crate::model::ROOT;
 use crate::operation::{Many, Name, OpId, Operation, Outcome, Record, Shape, link_target, xattr_value};
+use quire::inodes::{Caller, Create, InodeRef, SetAttributes};
 use quire::{
-    Caller, Clock, Create, Durability, ErrorKind, FormatOptions, InodeNo, InodeRef, SetAttributes,
-    SyncOptions, Timestamp, Volume, VolumeOptions,
+    Clock, Durability, ErrorKind, FormatOptions, InodeNo, SyncOptions, Timestamp, Volume, VolumeOptions,
 };
 use quire_base::random::Random;
 use quire_base::simulation;
@@ -114,14 +114,14 @@ impl Bench {
     fn explore(&self) -> Result<(), String> {
         let volume = self.volume();
         let mut world = World::default();
-        let mut ahead = vec![volume.root()];
+        let mut ahead = vec![volume.inodes().root()];
         while let Some(inode) = ahead.pop() {
             let number = inode.number().0;
             if inode.kind() == quire::FileType::Directory {
                 for (name, child) in entries(&volume, &inode).map_err(|error| error.to_string())? {
                     world.names.insert((number, name), child);
                     if !world.handles.contains_key(&child) {
-                        ahead.push(volume.inode(InodeNo(child)).map_err(|error| error.to_string())?);
+                        ahead.push(volume.inodes().get(InodeNo(child)).map_err(|error| error.to_string())?);
                     }
                 }
             }
@@ -154,7 +154,7 @@ impl Bench {
         let known = self.world.lock().handles.get(&inode).cloned();
         match known {
             Some(handle) => Ok(handle),
-            None => self.volume().inode(InodeNo(inode)),
+            None => self.volume().inodes().get(InodeNo(inode)),
         }
     }
 
@@ -171,51 +171,59 @@ impl Bench {
         match operation {
             Operation::Create { directory, name, kind, mode } => {
                 let create = Create { kind: *kind, ..Create::file(*mode) };
-                volume.create(&self.handle(*directory)?, &name.text(), &create).map(|made| self.keep(made))
+                volume
+                    .inodes()
+                    .create(&self.handle(*directory)?, &name.text(), &create)
+                    .map(|made| self.keep(made))
             }
             Operation::Symlink { directory, name, length } => {
                 let target = link_target(id, *length);
                 volume
+                    .inodes()
                     .symlink(&self.handle(*directory)?, &name.text(), &target, Caller::default())
                     .map(|made| self.keep(made))
             }
-            Operation::TemporaryFile { directory, mode } => {
-                volume.tmpfile(&self.handle(*directory)?, &Create::file(*mode)).map(|made| self.keep(made))
-            }
-            Operation::Link { inode, directory, name } => {
-                volume.link(&self.handle(*inode)?, &self.handle(*directory)?, &name.text()).map(done)
-            }
+            Operation::TemporaryFile { directory, mode } => volume
+                .inodes()
+                .tmpfile(&self.handle(*directory)?, &Create::file(*mode))
+                .map(|made| self.keep(made)),
+            Operation::Link { inode, directory, name } => volume
+                .inodes()
+                .hard_link(&self.handle(*inode)?, &self.handle(*directory)?, &name.text())
+                .map(done),
             Operation::Unlink { directory, name } => {
-                volume.unlink(&self.handle(*directory)?, &name.text()).map(done)
+                volume.inodes().remove_file(&self.handle(*directory)?, &name.text()).map(done)
             }
             Operation::RemoveDirectory { directory, name } => {
-                volume.rmdir(&self.handle(*directory)?, &name.text()).map(done)
+                volume.inodes().remove_dir(&self.handle(*directory)?, &name.text()).map(done)
             }
             Operation::Rename { from, name, to, to_name, flags } => volume
+                .inodes()
                 .rename(&self.handle(*from)?, &name.text(), &self.handle(*to)?, &to_name.text(), *flags)
                 .map(done),
             Operation::ChangeMode { inode, mode } => {
                 let set = SetAttributes { mode: Some(*mode), ..SetAttributes::default() };
-                volume.set_attributes(&self.handle(*inode)?, &set).map(|_| Outcome::Done)
+                volume.inodes().set_attributes(&self.handle(*inode)?, &set).map(|_| Outcome::Done)
             }
             Operation::ChangeOwner { inode, uid, gid } => {
                 let set = SetAttributes { uid: Some(*uid), gid: Some(*gid), ..SetAttributes::default() };
-                volume.set_attributes(&self.handle(*inode)?, &set).map(|_| Outcome::Done)
+                volume.inodes().set_attributes(&self.handle(*inode)?, &set).map(|_| Outcome::Done)
             }
             Operation::SetXattr { inode, name, length, flags } => volume
+                .inodes()
                 .set_xattr(&self.handle(*inode)?, &xattr_name(*name), &xattr_value(id, *length), *flags)
                 .map(done),
             Operation::RemoveXattr { inode, name } => {
-                volume.remove_xattr(&self.handle(*inode)?, &xattr_name(*name)).map(done)
+                volume.inodes().remove_xattr(&self.handle(*inode)?, &xattr_name(*name)).map(done)
             }
             Operation::Lookup { directory, name } => {
-                volume.lookup(&self.handle(*directory)?, &name.text()).map(|found| self.keep(found))
+                volume.inodes().lookup(&self.handle(*directory)?, &name.text()).map(|found| self.keep(found))
             }
             Operation::ReadDirectory { directory } => {
                 entries(volume, &self.handle(*directory)?).map(Outcome::Entries)
             }
             Operation::Attributes { inode } => {
-                let found = volume.attributes(&self.handle(*inode)?);
+                let found = volume.inodes().metadata(&self.handle(*inode)?);
                 let mut shape = Shape::new(found.kind, found.mode);
                 (shape.uid, shape.gid, shape.links) = (found.uid, found.gid, found.links);
                 let size = if found.kind == quire::FileType::Regular { found.size } else { 0 };
@@ -223,16 +231,18 @@ impl Bench {
             }
             Operation::Read { inode, offset, length, flags } => {
                 let mut bytes = vec![0; *length as usize];
-                let read = volume.read(&self.handle(*inode)?, *offset, &mut bytes, *flags)?;
+                let read = volume.inodes().read_at(&self.handle(*inode)?, &mut bytes, *offset, *flags)?;
                 bytes.truncate(read);
                 Ok(Outcome::Bytes(bytes))
             }
             Operation::Write { inode, offset, length, flags } => {
                 self.write(id, *inode, *offset, *length, *flags)
             }
-            Operation::Truncate { inode, size } => volume.truncate(&self.handle(*inode)?, *size).map(done),
+            Operation::Truncate { inode, size } => {
+                volume.inodes().set_len(&self.handle(*inode)?, *size).map(done)
+            }
             Operation::Allocate { inode, mode, offset, length } => {
-                volume.allocate(&self.handle(*inode)?, *mode, *offset, *length).map(done)
+                volume.inodes().allocate(&self.handle(*inode)?, *mode, *offset, *length).map(done)
             }
             Operation::Fsync { inode, datasync, anew } => {
                 if *anew {
@@ -240,7 +250,7 @@ impl Bench {
                     drop(gone);
                 }
                 let handle = self.handle(*inode)?;
-                let synced = volume.fsync(&handle, *datasync).map(done);
+                let synced = volume.inodes().fsync(&handle, *datasync).map(done);
                 self.keep(handle);
                 synced
             }
@@ -267,16 +277,16 @@ impl Bench {
         inode: u64,
         offset: u64,
         length: u64,
-        flags: quire::IoFlags,
+        flags: quire::inodes::IoFlags,
     ) -> quire::Result<Outcome> {
         let handle = self.handle(inode)?;
         let data = crate::contents::pattern(id, 0, length);
         let volume = self.volume();
-        if flags.contains(quire::IoFlags::APPEND) {
-            let (at, count) = volume.append(&handle, &data, flags)?;
+        if flags.contains(quire::inodes::IoFlags::APPEND) {
+            let (at, count) = volume.inodes().append(&handle, &data, flags)?;
             Ok(Outcome::Written { at, count: count as u64 })
         } else {
-            let count = volume.write(&handle, offset, &data, flags)? as u64;
+            let count = volume.inodes().write_at(&handle, &data, offset, flags)? as u64;
             Ok(Outcome::Written { at: offset, count })
         }
     }
@@ -286,7 +296,7 @@ impl Bench {
         let future = |durability: Durability| -> quire::Result<quire::Syncing> {
             let handles =
                 inodes.iter().map(|inode| self.handle(*inode)).collect::<quire::Result<Vec<_>>>()?;
-            Ok(self.volume().fsync_many(&handles, &options.clone().durability(durability)))
+            Ok(self.volume().inodes().fsync_many_async(&handles, &options.clone().durability(durability)))
         };
         match how {
             Many::Completions => self.fsync_many_by_completions(inodes, &options),
@@ -314,7 +324,7 @@ impl Bench {
                 }
                 outcome.1.notify_all();
             });
-            volume.fsync_then(&self.handle(*inode)?, options, done);
+            volume.inodes().fsync_then(&self.handle(*inode)?, options, done);
         }
         let mut state = outcome.0.lock();
         while state.0 < inodes.len() {
@@ -398,7 +408,7 @@ impl Bench {
     /// Whether an inode without a name is held.
     pub fn nameless(&self) -> bool {
         let volume = self.volume();
-        self.world.lock().handles.values().any(|inode| volume.attributes(inode).links == 0)
+        self.world.lock().handles.values().any(|inode| volume.inodes().metadata(inode).links == 0)
     }
 
     /// Lets go of everything; a volume that is still open is closed.
@@ -415,7 +425,7 @@ fn xattr_name(name: u8) -> Vec<u8> {
 fn entries(volume: &Volume, directory: &InodeRef) -> quire::Result<BTreeMap<Name, u64>> {
     let mut entries = BTreeMap::new();
     let mut strange = false;
-    volume.read_directory(directory, 0, &mut |entry| {
+    volume.inodes().read_dir(directory, 0, &mut |entry| {
         if entry.name != b"." && entry.name != b".." {
             match Name::from_text(entry.name) {
                 Some(name) => drop(entries.insert(name, entry.inode.0)),

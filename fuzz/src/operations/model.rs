@@ -4,7 +4,8 @@
 //!
 //! Neighbours: [`super`] runs operations on this and on a volume.
 
-use quire::{ErrorKind, FallocateMode, FileType, RenameFlags, XattrFlags};
+use quire::inodes::{FallocateMode, XattrFlags};
+use quire::{ErrorKind, FileType, RenameFlags};
 use quire_base::BLOCK_SIZE;
 use std::collections::BTreeMap;
 use std::rc::Rc;

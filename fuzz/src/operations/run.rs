@@ -5,10 +5,8 @@ use super::model::{Inode, Model, Outcome, ROOT};
 use super::{Bytes, Name, Operation};
 use crate::sample::{device, options};
 use arbitrary::Unstructured;
-use quire::{
-    Caller, Create, ErrorKind, FallocateMode, FileType, InodeNo, InodeRef, IoFlags, RenameFlags, Result,
-    SetAttributes, Volume, XattrFlags,
-};
+use quire::inodes::{Caller, Create, FallocateMode, InodeRef, IoFlags, SetAttributes, XattrFlags};
+use quire::{ErrorKind, FileType, InodeNo, RenameFlags, Result, Volume};
 use quire_device::SimulatedBackend;
 use quire_device::simulated::{CrashPolicy, Image};
 use std::collections::BTreeMap;
@@ -173,7 +171,7 @@ impl Run {
     fn reference(&self, inode: u64) -> InodeRef {
         match self.open.get(&inode) {
             Some(open) => open.clone(),
-            None => self.volume().inode(InodeNo(inode)).expect("a linked inode can be opened"),
+            None => self.volume().inodes().get(InodeNo(inode)).expect("a linked inode can be opened"),
         }
     }
 
@@ -232,10 +230,12 @@ impl Run {
         };
         let parent = self.reference(directory);
         let found = match inode.kind {
-            FileType::Symlink => self.volume().symlink(&parent, &name, &inode.target, Caller::default()),
+            FileType::Symlink => {
+                self.volume().inodes().symlink(&parent, &name, &inode.target, Caller::default())
+            }
             kind => {
                 let create = Create { kind, mode: inode.mode, umask: 0, rdev: 0, caller: Caller::default() };
-                self.volume().create(&parent, &name, &create)
+                self.volume().inodes().create(&parent, &name, &create)
             }
         };
         let said = self.model.may_create(directory, &name);
@@ -251,7 +251,7 @@ impl Run {
 
     fn unnamed(&mut self, operation: &Operation, directory: u64) -> Made {
         let parent = self.reference(directory);
-        let found = self.volume().tmpfile(&parent, &Create::file(0o600));
+        let found = self.volume().inodes().tmpfile(&parent, &Create::file(0o600));
         let said = if self.model.get(directory).links == 0 { Err(ErrorKind::NotFound) } else { Ok(()) };
         if self.agree(operation, &found, &said) {
             let made = found.expect("they agree");
@@ -269,29 +269,29 @@ impl Run {
             Operation::Link { inode, at } => {
                 let (inode, (directory, name)) = (self.inode(*inode), place(self, at));
                 let (one, parent) = (self.reference(inode), self.reference(directory));
-                let found = self.volume().link(&one, &parent, &name);
+                let found = self.volume().inodes().hard_link(&one, &parent, &name);
                 (found, changed.link(inode, directory, &name).map(|()| vec![inode, directory]))
             }
             Operation::Unlink { at } => {
                 let (directory, name) = place(self, at);
-                let found = self.volume().unlink(&self.reference(directory), &name);
+                let found = self.volume().inodes().remove_file(&self.reference(directory), &name);
                 (found, changed.unlink(directory, &name).map(|inode| vec![inode, directory]))
             }
             Operation::RemoveDirectory { at } => {
                 let (directory, name) = place(self, at);
-                let found = self.volume().rmdir(&self.reference(directory), &name);
+                let found = self.volume().inodes().remove_dir(&self.reference(directory), &name);
                 (found, changed.rmdir(directory, &name).map(|inode| vec![inode, directory]))
             }
             Operation::Rename { from, to, flags } => {
                 let ((from, name), (to, to_name)) = (place(self, from), place(self, to));
                 let flags = RenameFlags::from_bits_truncate(if *flags < 128 { 0 } else { (*flags).into() });
                 let (one, other) = (self.reference(from), self.reference(to));
-                let found = self.volume().rename(&one, &name, &other, &to_name, flags);
+                let found = self.volume().inodes().rename(&one, &name, &other, &to_name, flags);
                 (found, changed.rename((from, &name), (to, &to_name), flags))
             }
             Operation::Look { at } => {
                 let (directory, name) = place(self, at);
-                let found = self.volume().lookup(&self.reference(directory), &name);
+                let found = self.volume().inodes().lookup(&self.reference(directory), &name);
                 let said = self.model.lookup(directory, &name);
                 if self.agree(operation, &found, &said) {
                     assert_eq!(found.expect("they agree").number().0, said.expect("they agree"));
@@ -322,12 +322,12 @@ impl Run {
                 let (name, value) = (attribute_name(*name), vec![*flags; len]);
                 let flags =
                     XattrFlags::from_bits_truncate(if *flags < 128 { 0 } else { u32::from(*flags & 3) });
-                let found = self.volume().set_xattr(&self.reference(inode), &name, &value, flags);
+                let found = self.volume().inodes().set_xattr(&self.reference(inode), &name, &value, flags);
                 (inode, found, changed.set_xattr(inode, &name, &value, flags))
             }
             Operation::RemoveAttribute { inode, name } => {
                 let (inode, name) = (self.inode(*inode), attribute_name(*name));
-                let found = self.volume().remove_xattr(&self.reference(inode), &name);
+                let found = self.volume().inodes().remove_xattr(&self.reference(inode), &name);
                 (inode, found, changed.remove_xattr(inode, &name))
             }
             Operation::SetMode { inode, mode } => {
@@ -336,7 +336,7 @@ impl Run {
                 };
                 let mode = u32::from(*mode) & 0o777;
                 let set = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
-                let found = self.volume().set_attributes(&self.reference(inode), &set).map(|_| ());
+                let found = self.volume().inodes().set_attributes(&self.reference(inode), &set).map(|_| ());
                 changed.edit(inode).mode = mode;
                 (inode, found, Ok(()))
             }
@@ -361,7 +361,8 @@ impl Run {
             Operation::Write { file, offset, len, fill, flags } => {
                 let (file, offset) = (self.file(*file)?, offset.get());
                 let bytes = pattern(*fill, len.get());
-                let found = self.volume().write(&self.reference(file), offset as u64, &bytes, io(*flags));
+                let found =
+                    self.volume().inodes().write_at(&self.reference(file), &bytes, offset as u64, io(*flags));
                 if self.agree(operation, &found, &Ok(())) {
                     let written = found.expect("they agree");
                     self.written(operation, written, bytes.len());
@@ -375,7 +376,7 @@ impl Run {
                 if size + bytes.len() > FILE_BYTES_MAX {
                     return None;
                 }
-                let found = self.volume().append(&self.reference(file), &bytes, io(*flags));
+                let found = self.volume().inodes().append(&self.reference(file), &bytes, io(*flags));
                 if self.agree(operation, &found, &Ok(())) {
                     let (at, written) = found.expect("they agree");
                     assert!(at == size as u64 || bytes.is_empty(), "an append at {at} of {size} bytes");
@@ -390,7 +391,7 @@ impl Run {
             }
             Operation::Truncate { file, size } => {
                 let (file, size) = (self.file(*file)?, size.get());
-                let found = self.volume().truncate(&self.reference(file), size as u64);
+                let found = self.volume().inodes().set_len(&self.reference(file), size as u64);
                 if self.agree(operation, &found, &Ok(())) {
                     self.model.truncate(file, size);
                 }
@@ -402,7 +403,8 @@ impl Run {
                 let file = self.file(*file)?;
                 let len = (u64::from(*kilobytes) % 8192 + 1) << 10;
                 let at = offset.get() as u64;
-                let found = self.volume().allocate(&self.reference(file), FallocateMode::KeepSize, at, len);
+                let found =
+                    self.volume().inodes().allocate(&self.reference(file), FallocateMode::KeepSize, at, len);
                 self.agree(operation, &found, &Ok(()));
             }
             Operation::Copy { from, offset, to, to_offset, len } => {
@@ -442,7 +444,7 @@ impl Run {
             return None;
         }
         let mut changed = self.model.clone();
-        let found = self.volume().allocate(&self.reference(file), mode, offset as u64, len as u64);
+        let found = self.volume().inodes().allocate(&self.reference(file), mode, offset as u64, len as u64);
         let said = changed.allocate(file, mode, offset, len);
         let done = self.agree(operation, &found, &said);
         if done {
@@ -468,7 +470,8 @@ impl Run {
         let len = len.min(data.len().saturating_sub(offset));
         let overlaps = from == to && offset < to_offset + len && to_offset < offset + len;
         let (one, other) = (self.reference(from), self.reference(to));
-        let found = self.volume().copy_range(&one, offset as u64, &other, to_offset as u64, len as u64);
+        let found =
+            self.volume().inodes().copy_range(&one, offset as u64, &other, to_offset as u64, len as u64);
         let said = if overlaps { Err(ErrorKind::Invalid) } else { Ok(()) };
         if self.agree(operation, &found, &said) {
             let copied = found.expect("they agree") as usize;
@@ -483,7 +486,7 @@ impl Run {
         match operation {
             Operation::Sync { inode, data_only } => {
                 let inode = self.inode(*inode);
-                match self.volume().fsync(&self.reference(inode), *data_only) {
+                match self.volume().inodes().fsync(&self.reference(inode), *data_only) {
                     Ok(()) => return Made { file: Some((inode, !data_only)), ..Made::default() },
                     Err(error) => assert!(full(&error), "{operation:?}: {error}"),
                 }
@@ -588,8 +591,8 @@ impl Run {
                 assert!(!known.is_directory(), "directory {number} has two names");
                 continue;
             }
-            let inode =
-                self.look_at(&volume.inode(InodeNo(number)).expect("a name leads to an inode"), parent);
+            let inode = self
+                .look_at(&volume.inodes().get(InodeNo(number)).expect("a name leads to an inode"), parent);
             waiting.extend(inode.entries.values().map(|child| (*child, number)));
             model.inodes.insert(number, Rc::new(inode));
         }
@@ -598,17 +601,17 @@ impl Run {
 
     fn look_at(&self, inode: &InodeRef, parent: u64) -> Inode {
         let volume = self.volume();
-        let attributes = volume.attributes(inode);
+        let attributes = volume.inodes().metadata(inode);
         let mut found = Inode::new(attributes.kind, attributes.mode);
         found.links = attributes.links;
         found.parent = parent;
-        for name in volume.list_xattr(inode).expect("attributes are listed") {
-            let value = volume.get_xattr(inode, &name).expect("a listed attribute is there");
+        for name in volume.inodes().list_xattrs(inode).expect("attributes are listed") {
+            let value = volume.inodes().get_xattr(inode, &name).expect("a listed attribute is there");
             found.xattrs.insert(name, value);
         }
         match found.kind {
             FileType::Directory => {
-                let listed = volume.read_directory(inode, 0, &mut |entry| {
+                let listed = volume.inodes().read_dir(inode, 0, &mut |entry| {
                     if !matches!(entry.name, b"." | b"..") {
                         let twice = found.entries.insert(entry.name.to_vec(), entry.inode.0);
                         assert!(twice.is_none(), "a name is listed twice");
@@ -617,16 +620,21 @@ impl Run {
                 });
                 listed.expect("a directory can be read");
                 for (name, number) in &found.entries {
-                    let looked_up = volume.lookup(inode, name).expect("a listed name is there");
+                    let looked_up = volume.inodes().lookup(inode, name).expect("a listed name is there");
                     assert_eq!(looked_up.number().0, *number);
                 }
-                let above = volume.lookup(inode, b"..").expect("a directory has a parent");
+                let above = volume.inodes().lookup(inode, b"..").expect("a directory has a parent");
                 assert_eq!(above.number().0, parent, "the parent of directory {}", inode.number());
             }
-            FileType::Symlink => found.target = volume.readlink(inode).expect("a link has a target"),
+            FileType::Symlink => {
+                found.target = volume.inodes().read_link(inode).expect("a link has a target")
+            }
             FileType::Regular => {
                 let mut data = vec![0xee; attributes.size as usize];
-                let read = volume.read(inode, 0, &mut data, IoFlags::empty()).expect("a file can be read");
+                let read = volume
+                    .inodes()
+                    .read_at(inode, &mut data, 0, IoFlags::empty())
+                    .expect("a file can be read");
                 assert_eq!(read, data.len());
                 found.data = Rc::new(data);
             }
@@ -638,7 +646,7 @@ impl Run {
     fn compare_data(&self, file: u64, offset: usize, len: usize, flags: IoFlags) {
         let data = &self.model.get(file).data;
         let mut found = vec![0xee; len];
-        let read = self.volume().read(&self.reference(file), offset as u64, &mut found, flags);
+        let read = self.volume().inodes().read_at(&self.reference(file), &mut found, offset as u64, flags);
         let read = read.unwrap_or_else(|error| panic!("reading file {file} at {offset}: {error}"));
         let said = &data[offset.min(data.len())..(offset + len).min(data.len())];
         assert_eq!(read, said.len(), "bytes of file {file} at {offset}");

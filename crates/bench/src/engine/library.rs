@@ -91,7 +91,7 @@ impl Target for Library {
                     drop(file);
                     flight.end(outcome);
                 };
-                self.volume.fsync_then(&inode, &SyncOptions::new(), Box::new(done));
+                self.volume.inodes().fsync_then(&inode, &SyncOptions::new(), Box::new(done));
             });
             if let Err(error) = started {
                 flight.end(Ok(()));

@@ -3,7 +3,8 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use quire::{FormatOptions, SetAttributes, Volume, VolumeInfo, VolumeOptions};
+use quire::inodes::SetAttributes;
+use quire::{FormatOptions, Volume, VolumeInfo, VolumeOptions};
 
 use crate::arguments::Mkfs;
 use crate::exit::Outcome;
@@ -50,7 +51,7 @@ pub fn make(arguments: &Mkfs) -> Outcome<VolumeInfo> {
         let volume = Volume::open(&arguments.volume, VolumeOptions::default())?;
         let owner =
             SetAttributes { uid: Some(user.as_raw()), gid: Some(group.as_raw()), ..SetAttributes::default() };
-        volume.set_attributes(&volume.root(), &owner)?;
+        volume.inodes().set_attributes(&volume.inodes().root(), &owner)?;
         volume.close()?;
     }
     Ok(info)

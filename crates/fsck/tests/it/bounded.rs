@@ -6,8 +6,9 @@
 //! difference.
 
 use crate::common::*;
+use quire::Volume;
+use quire::inodes::Create;
 use quire::repair::Session;
-use quire::{Create, Volume};
 use quire_base::InodeNo;
 use quire_device::simulated::Image;
 use quire_format::dirent::{Entry, cookie};
@@ -41,7 +42,7 @@ fn volume_with(blocks: u64, change: impl FnOnce(&mut Session)) -> Image {
     let backend = device(&format_of(blocks));
     let volume = Volume::open_backend(backend.clone(), options()).unwrap();
     for name in ["one", "two", "three"] {
-        volume.create(&volume.root(), name.as_bytes(), &Create::file(0o600)).unwrap();
+        volume.inodes().create(&volume.inodes().root(), name.as_bytes(), &Create::file(0o600)).unwrap();
     }
     volume.close().unwrap();
     let mut session = Session::open(backend.clone()).unwrap();

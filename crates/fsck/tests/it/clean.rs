@@ -2,7 +2,8 @@
 
 use crate::common::editor::Editor;
 use crate::common::*;
-use quire::{Create, FallocateMode, FormatOptions, IoFlags, RenameFlags, Volume, XattrFlags};
+use quire::inodes::{Create, FallocateMode, IoFlags, XattrFlags};
+use quire::{FormatOptions, RenameFlags, Volume};
 use quire_base::random::Random;
 use quire_base::sync::Arc;
 use quire_device::simulated::{CrashPolicy, SimulatedBackend};
@@ -96,17 +97,17 @@ fn no_crash_leaves_an_issue() {
     let volume = Volume::open_backend(backend.clone(), options()).unwrap();
     let open = populate(&volume);
     volume.checkpoint().unwrap();
-    let root = volume.root();
+    let root = volume.inodes().root();
     for number in 0..20u32 {
         let name = format!("late-{number}");
-        let file = volume.create(&root, name.as_bytes(), &Create::file(0o600)).unwrap();
-        volume.write(&file, 0, &[number as u8; 10_000], IoFlags::empty()).unwrap();
+        let file = volume.inodes().create(&root, name.as_bytes(), &Create::file(0o600)).unwrap();
+        volume.inodes().write_at(&file, &[number as u8; 10_000], 0, IoFlags::empty()).unwrap();
         if number % 4 == 0 {
-            volume.fsync(&file, false).unwrap();
+            volume.inodes().fsync(&file, false).unwrap();
         }
         if number % 5 == 0 {
-            volume.truncate(&file, 100).unwrap();
-            volume.unlink(&root, name.as_bytes()).unwrap();
+            volume.inodes().set_len(&file, 100).unwrap();
+            volume.inodes().remove_file(&root, name.as_bytes()).unwrap();
         }
     }
     drop(open);
@@ -148,24 +149,24 @@ fn cut_everywhere(image: &quire_device::simulated::Image, what: &str) -> u64 {
 fn no_prefix_of_a_long_operation_leaves_an_issue() {
     let backend = Arc::new(SimulatedBackend::from_image(format()));
     let volume = Volume::open_backend(backend.clone(), options()).unwrap();
-    let root = volume.root();
+    let root = volume.inodes().root();
     let fragmented = |name: &str| {
-        let file = volume.create(&root, name.as_bytes(), &Create::file(0o600)).unwrap();
+        let file = volume.inodes().create(&root, name.as_bytes(), &Create::file(0o600)).unwrap();
         for at in 0..1200u64 {
-            volume.write(&file, at * 2 * 4096, &[at as u8 | 1; 4096], IoFlags::empty()).unwrap();
+            volume.inodes().write_at(&file, &[at as u8 | 1; 4096], at * 2 * 4096, IoFlags::empty()).unwrap();
         }
-        volume.fsync(&file, false).unwrap();
+        volume.inodes().fsync(&file, false).unwrap();
         file
     };
     let (a, b, c) = (fragmented("a"), fragmented("b"), fragmented("c"));
     let first = backend.event_count();
-    volume.allocate(&a, FallocateMode::Collapse, 8 * 4096, 16 * 4096).unwrap();
-    volume.allocate(&b, FallocateMode::Insert, 8 * 4096, 16 * 4096).unwrap();
-    volume.allocate(&c, FallocateMode::PunchHole, 4096, 400 * 4096).unwrap();
-    volume.allocate(&c, FallocateMode::ZeroRange { keep_size: false }, 0, 40 * 4096).unwrap();
-    volume.truncate(&a, 5000).unwrap();
-    volume.truncate(&b, 1 << 30).unwrap();
-    volume.unlink(&root, b"b").unwrap();
+    volume.inodes().allocate(&a, FallocateMode::Collapse, 8 * 4096, 16 * 4096).unwrap();
+    volume.inodes().allocate(&b, FallocateMode::Insert, 8 * 4096, 16 * 4096).unwrap();
+    volume.inodes().allocate(&c, FallocateMode::PunchHole, 4096, 400 * 4096).unwrap();
+    volume.inodes().allocate(&c, FallocateMode::ZeroRange { keep_size: false }, 0, 40 * 4096).unwrap();
+    volume.inodes().set_len(&a, 5000).unwrap();
+    volume.inodes().set_len(&b, 1 << 30).unwrap();
+    volume.inodes().remove_file(&root, b"b").unwrap();
     drop((a, b, c));
     volume.drain_orphans();
     volume.sync().unwrap();
@@ -193,11 +194,11 @@ fn no_crash_of_a_random_run_leaves_an_issue() {
 fn a_pool_that_grew_is_clean_at_any_moment() {
     let backend = Arc::new(SimulatedBackend::from_image(format()));
     let volume = Volume::open_backend(backend.clone(), options()).unwrap();
-    let root = volume.root();
+    let root = volume.inodes().root();
     let mut first = 0;
     for number in 0..12_000u32 {
         let name = format!("a-rather-long-name-so-that-leaves-are-filled-sooner-{number}");
-        volume.create(&root, name.as_bytes(), &Create::file(0o600)).unwrap();
+        volume.inodes().create(&root, name.as_bytes(), &Create::file(0o600)).unwrap();
         if volume.metrics().checkpoints > 0 && first == 0 {
             first = backend.event_count();
         }
@@ -217,7 +218,7 @@ fn a_pool_that_grew_is_clean_at_any_moment() {
 /// Creates, links, renames, writes, cuts, removes, with checkpoints and syncs in between.
 fn random_run(volume: &Volume, seed: u64, steps: u32) {
     let mut random = Random::seeded(seed);
-    let mut directories = vec![volume.root()];
+    let mut directories = vec![volume.inodes().root()];
     let mut held = Vec::new();
     for step in 0..steps {
         let directory = directories[random.below(directories.len() as u64) as usize].clone();
@@ -226,35 +227,42 @@ fn random_run(volume: &Volume, seed: u64, steps: u32) {
         let other_name = format!("n{}", random.below(12)).into_bytes();
         // Whatever does not go (the name is taken, not there, of another type) does not matter.
         match random.below(14) {
-            0 | 1 => drop(volume.create(&directory, &name, &Create::file(0o644))),
-            2 => directories.extend(volume.create(&directory, &name, &Create::directory(0o755))),
-            3 | 4 => drop(volume.unlink(&directory, &name)),
-            5 => drop(volume.rmdir(&directory, &name)),
-            6 => drop(volume.rename(&directory, &name, &other, &other_name, RenameFlags::empty())),
+            0 | 1 => drop(volume.inodes().create(&directory, &name, &Create::file(0o644))),
+            2 => directories.extend(volume.inodes().create(&directory, &name, &Create::directory(0o755))),
+            3 | 4 => drop(volume.inodes().remove_file(&directory, &name)),
+            5 => drop(volume.inodes().remove_dir(&directory, &name)),
+            6 => drop(volume.inodes().rename(&directory, &name, &other, &other_name, RenameFlags::empty())),
             7 => drop(
-                volume.lookup(&directory, &name).and_then(|inode| volume.link(&inode, &other, &other_name)),
+                volume
+                    .inodes()
+                    .lookup(&directory, &name)
+                    .and_then(|inode| volume.inodes().hard_link(&inode, &other, &other_name)),
             ),
-            8 | 9 => drop(volume.lookup(&directory, &name).and_then(|inode| {
+            8 | 9 => drop(volume.inodes().lookup(&directory, &name).and_then(|inode| {
                 let (at, len) = (random.below(200_000), random.below(60_000) as usize);
-                volume.write(&inode, at, &vec![step as u8; len], IoFlags::empty())
+                volume.inodes().write_at(&inode, &vec![step as u8; len], at, IoFlags::empty())
             })),
             10 => drop(
                 volume
+                    .inodes()
                     .lookup(&directory, &name)
-                    .and_then(|inode| volume.truncate(&inode, random.below(200_000))),
+                    .and_then(|inode| volume.inodes().set_len(&inode, random.below(200_000))),
             ),
-            11 => drop(volume.lookup(&directory, &name).and_then(|inode| {
+            11 => drop(volume.inodes().lookup(&directory, &name).and_then(|inode| {
                 let value = vec![7; random.below(3000) as usize];
-                volume.set_xattr(&inode, b"user.x", &value, XattrFlags::empty())
+                volume.inodes().set_xattr(&inode, b"user.x", &value, XattrFlags::empty())
             })),
             12 => match random.below(4) {
                 0 => drop(volume.checkpoint()),
                 1 => drop(volume.sync()),
                 2 => volume.drain_orphans(),
-                _ => held.extend(volume.lookup(&directory, &name)),
+                _ => held.extend(volume.inodes().lookup(&directory, &name)),
             },
             _ => drop(
-                volume.lookup(&directory, &name).and_then(|inode| volume.fsync(&inode, random.one_in(2))),
+                volume
+                    .inodes()
+                    .lookup(&directory, &name)
+                    .and_then(|inode| volume.inodes().fsync(&inode, random.one_in(2))),
             ),
         }
     }
@@ -280,7 +288,7 @@ fn an_image_file_is_checked_and_mended_but_not_while_it_is_open() {
     let format = FormatOptions { size: Some(64 << 20), ..FormatOptions::default() };
     Volume::format_image(&path, &format).unwrap();
     let volume = Volume::open(&path, options()).unwrap();
-    volume.create(&volume.root(), b"file", &Create::file(0o600)).unwrap();
+    volume.inodes().create(&volume.inodes().root(), b"file", &Create::file(0o600)).unwrap();
     for repair in [false, true] {
         let error = quire_fsck::check(&path, &Options { repair, progress: None }).unwrap_err();
         assert_eq!(error.kind(), quire::ErrorKind::Busy, "{error}");

@@ -3,8 +3,9 @@
 
 use crate::common::editor::Editor;
 use crate::common::*;
+use quire::Volume;
+use quire::inodes::{Create, IoFlags};
 use quire::repair::Session;
-use quire::{Create, IoFlags, Volume};
 use quire_base::shard;
 use quire_base::sync::Arc;
 use quire_device::simulated::{CrashPolicy, Image, SimulatedBackend};
@@ -17,16 +18,16 @@ const EACH: u64 = 6;
 fn with_orphans() -> Image {
     let backend = device(&format());
     let volume = Volume::open_backend(backend.clone(), options()).unwrap();
-    let root = volume.root();
+    let root = volume.inodes().root();
     let mut held = Vec::new();
     for number in 0..2 * EACH {
         // The shard decides in which block a slot is looked for first.
         shard::set(number as usize % 2);
         let name = format!("file-{number}");
-        let file = volume.create(&root, name.as_bytes(), &Create::file(0o600)).unwrap();
-        volume.write(&file, 0, &[number as u8 + 1; 20_000], IoFlags::empty()).unwrap();
-        volume.fsync(&file, false).unwrap();
-        volume.unlink(&root, name.as_bytes()).unwrap();
+        let file = volume.inodes().create(&root, name.as_bytes(), &Create::file(0o600)).unwrap();
+        volume.inodes().write_at(&file, &[number as u8 + 1; 20_000], 0, IoFlags::empty()).unwrap();
+        volume.inodes().fsync(&file, false).unwrap();
+        volume.inodes().remove_file(&root, name.as_bytes()).unwrap();
         held.push(file);
     }
     volume.sync().unwrap();
@@ -50,10 +51,10 @@ fn damaged(image: &Image, index: usize) -> Image {
 fn mounted(backend: &Arc<SimulatedBackend>) -> (usize, usize, u64) {
     let volume = Volume::open_backend(backend.clone(), options()).unwrap();
     volume.drain_orphans();
-    let root = volume.root();
-    if volume.lookup(&root, b"later").is_err() {
-        let file = volume.create(&root, b"later", &Create::file(0o600)).unwrap();
-        volume.write(&file, 0, &[9; 9000], IoFlags::empty()).unwrap();
+    let root = volume.inodes().root();
+    if volume.inodes().lookup(&root, b"later").is_err() {
+        let file = volume.inodes().create(&root, b"later", &Create::file(0o600)).unwrap();
+        volume.inodes().write_at(&file, &[9; 9000], 0, IoFlags::empty()).unwrap();
     }
     let told = volume.recovery();
     let told = (told.damaged_orphan_blocks, told.orphans, volume.metrics().orphans_freed);

@@ -2,7 +2,8 @@
 
 use crate::common::editor::{Editor, Location};
 use crate::common::*;
-use quire::{FileType, InodeRef, IoFlags, Volume};
+use quire::inodes::{InodeRef, IoFlags};
+use quire::{FileType, Volume};
 use quire_base::random::Random;
 use quire_base::sync::Arc;
 use quire_base::{BlockNo, InodeNo};
@@ -31,11 +32,12 @@ fn mend(image: &Image, what: &str) -> (Report, Image) {
 fn walk(image: &Image) -> BTreeMap<String, (u8, Vec<u8>)> {
     let volume = Volume::open_backend(device(image), options()).unwrap();
     let mut all = BTreeMap::new();
-    let mut pending = vec![(String::new(), volume.root())];
+    let mut pending = vec![(String::new(), volume.inodes().root())];
     while let Some((path, directory)) = pending.pop() {
         let mut names = Vec::new();
         volume
-            .read_directory(&directory, 0, &mut |entry| {
+            .inodes()
+            .read_dir(&directory, 0, &mut |entry| {
                 if !matches!(entry.name, b"." | b"..") {
                     names.push(entry.name.to_vec());
                 }
@@ -43,16 +45,16 @@ fn walk(image: &Image) -> BTreeMap<String, (u8, Vec<u8>)> {
             })
             .unwrap();
         for name in names {
-            let inode: InodeRef = volume.lookup(&directory, &name).unwrap();
+            let inode: InodeRef = volume.inodes().lookup(&directory, &name).unwrap();
             let path = format!("{path}/{}", String::from_utf8_lossy(&name));
             let contents = match inode.kind() {
                 FileType::Regular => {
                     let mut bytes = vec![0; inode.size() as usize];
-                    let read = volume.read(&inode, 0, &mut bytes, IoFlags::empty()).unwrap();
+                    let read = volume.inodes().read_at(&inode, &mut bytes, 0, IoFlags::empty()).unwrap();
                     assert_eq!(read, bytes.len());
                     bytes
                 }
-                FileType::Symlink => volume.readlink(&inode).unwrap(),
+                FileType::Symlink => volume.inodes().read_link(&inode).unwrap(),
                 _ => Vec::new(),
             };
             all.insert(path.clone(), (inode.kind() as u8, contents));
@@ -395,13 +397,19 @@ fn a_damaged_node_of_the_newest_checkpoint_alone_is_abandoned() {
     let volume = Volume::open_backend(backend.clone(), options()).unwrap();
     volume.drain_orphans();
     volume.checkpoint().unwrap();
-    let root = volume.root();
+    let root = volume.inodes().root();
     for number in 0..40 {
-        volume.create(&root, format!("new-{number}").as_bytes(), &quire::Create::file(0o600)).unwrap();
+        volume
+            .inodes()
+            .create(&root, format!("new-{number}").as_bytes(), &quire::inodes::Create::file(0o600))
+            .unwrap();
     }
     volume.checkpoint().unwrap();
     for number in 40..50 {
-        volume.create(&root, format!("new-{number}").as_bytes(), &quire::Create::file(0o600)).unwrap();
+        volume
+            .inodes()
+            .create(&root, format!("new-{number}").as_bytes(), &quire::inodes::Create::file(0o600))
+            .unwrap();
     }
     volume.sync().unwrap();
     let image = backend.crash(CrashPolicy::KeepAll);

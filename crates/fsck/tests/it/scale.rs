@@ -2,7 +2,8 @@
 //! `QUIRE_FSCK_FILES=200000 cargo test --release -p quire-fsck --test it scale -- --ignored --nocapture`
 
 use crate::common::options;
-use quire::{Create, FormatOptions, MemoryBackend, Volume};
+use quire::inodes::Create;
+use quire::{FormatOptions, MemoryBackend, Volume};
 use quire_base::sync::Arc;
 use quire_fsck::{Options, check_backend};
 use std::time::Instant;
@@ -23,14 +24,18 @@ fn many_files() {
         .unwrap();
     let volume = Volume::open_backend(backend.clone(), options()).unwrap();
     let start = Instant::now();
-    let mut directory = volume.root();
+    let mut directory = volume.inodes().root();
     for number in 0..files {
         if number % 1000 == 0 {
             directory = volume
-                .create(&volume.root(), format!("d{number}").as_bytes(), &Create::directory(0o755))
+                .inodes()
+                .create(&volume.inodes().root(), format!("d{number}").as_bytes(), &Create::directory(0o755))
                 .unwrap();
         }
-        volume.create(&directory, format!("file-{number}").as_bytes(), &Create::file(0o644)).unwrap();
+        volume
+            .inodes()
+            .create(&directory, format!("file-{number}").as_bytes(), &Create::file(0o644))
+            .unwrap();
     }
     volume.close().unwrap();
     eprintln!("{files} files made in {:?}", start.elapsed());

@@ -1,6 +1,7 @@
 //! Stat and its setters.
 
-use quire::{Attributes, SetAttributes, SetTime};
+use quire::Attributes;
+use quire::inodes::{SetAttributes, SetTime};
 use quire_base::Result;
 
 use super::Operations;
@@ -27,7 +28,7 @@ pub struct Change {
 impl Operations {
     /// A node's attributes.
     pub fn attributes(&self, node: u64) -> Result<Attributes> {
-        Ok(self.volume.attributes(&self.inode(node)?))
+        Ok(self.volume.inodes().metadata(&self.inode(node)?))
     }
 
     /// Applies a change and returns what holds then. `handle` names the open file that a size change came
@@ -51,7 +52,7 @@ impl Operations {
             mtime: change.mtime,
             kill_suid_sgid: owner || change.kill_set_id,
         };
-        self.volume.set_attributes(&inode, &set)
+        self.volume.inodes().set_attributes(&inode, &set)
     }
 
     /// Whether a change of a node to `size` bytes may take long.

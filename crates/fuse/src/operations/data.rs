@@ -3,7 +3,8 @@
 //! `O_DIRECT`, `O_SYNC` and `O_DSYNC` are taken from the flags that come with each request, so `fcntl` on an
 //! open file and per-call flags are honoured.
 
-use quire::{FallocateMode, FileType, InodeRef, IoFlags, SetAttributes, SyncOptions};
+use quire::inodes::{FallocateMode, InodeRef, IoFlags, SetAttributes};
+use quire::{FileType, SyncOptions};
 use quire_base::patience;
 use quire_base::{Error, ErrorKind, Result};
 
@@ -71,7 +72,7 @@ impl Operations {
             patience::check("what the file held to be dropped")?;
             let empty =
                 SetAttributes { size: Some(0), kill_suid_sgid: kill_set_id, ..SetAttributes::default() };
-            self.volume.set_attributes(&inode, &empty)?;
+            self.volume.inodes().set_attributes(&inode, &empty)?;
         }
         // While a program runs nobody can write to it; its pages may stay in the kernel from run to run.
         let execution = flags & OPEN_FOR_EXECUTION != 0 && flags & libc::O_ACCMODE == libc::O_RDONLY;
@@ -82,7 +83,7 @@ impl Operations {
     /// A descriptor's last duplicate was closed. Fails only where the thread may not wait and this would.
     pub fn release(&self, handle: u64) -> Result<()> {
         if let Ok(file) = self.files.get(handle) {
-            self.volume.closed(&file.inode, file.changed())?;
+            self.volume.inodes().closed(&file.inode, file.changed())?;
             self.files.remove(handle);
         }
         Ok(())
@@ -93,13 +94,13 @@ impl Operations {
         let file = self.files.get(handle)?;
         let mut how = IoFlags::empty();
         how.set(IoFlags::DIRECT, flags & libc::O_DIRECT != 0);
-        self.volume.read(&file.inode, offset, buffer, how)
+        self.volume.inodes().read_at(&file.inode, buffer, offset, how)
     }
 
     /// As [`Operations::read`], if that needs no waiting.
     pub fn try_read(&self, handle: u64, offset: u64, buffer: &mut [u8], flags: i32) -> Option<usize> {
         let file = self.files.get(handle).ok().filter(|_| flags & libc::O_DIRECT == 0)?;
-        self.volume.try_read(&file.inode, offset, buffer)
+        self.volume.inodes().try_read_at(&file.inode, buffer, offset)
     }
 
     /// Whether a write is of a kind that a thread that may not wait can try: through the cache, not made durable, and so
@@ -119,7 +120,7 @@ impl Operations {
         if has_set_id(&file.inode, request) || may_have_capabilities(&file.inode, request) {
             return false;
         }
-        let done = self.volume.try_write(&file.inode, request.offset, data);
+        let done = self.volume.inodes().try_write_at(&file.inode, data, request.offset);
         if done {
             file.note_change();
         }
@@ -149,22 +150,22 @@ impl Operations {
         self.end_privileges(&file.inode, request)?;
         if request.flags & libc::O_APPEND != 0
             && !request.from_page_cache
-            && self.volume.attributes(&file.inode).size == request.offset
+            && self.volume.inodes().metadata(&file.inode).size == request.offset
         {
             how.insert(IoFlags::APPEND);
         }
-        self.volume.write(&file.inode, request.offset, data, how)
+        self.volume.inodes().write_at(&file.inode, data, request.offset, how)
     }
 
     /// Takes away what a write ends. May be done again, if the write itself is put off.
     fn end_privileges(&self, inode: &InodeRef, request: &WriteRequest) -> Result<()> {
         if has_set_id(inode, request) {
             let clear = SetAttributes { kill_suid_sgid: true, ..SetAttributes::default() };
-            self.volume.set_attributes(inode, &clear)?;
+            self.volume.inodes().set_attributes(inode, &clear)?;
         }
         if may_have_capabilities(inode, request) {
-            match self.volume.get_xattr(inode, CAPABILITIES) {
-                Ok(_) => self.volume.remove_xattr(inode, CAPABILITIES)?,
+            match self.volume.inodes().get_xattr(inode, CAPABILITIES) {
+                Ok(_) => self.volume.inodes().remove_xattr(inode, CAPABILITIES)?,
                 Err(error) if error.kind() == ErrorKind::NoAttribute => {}
                 Err(error) => return Err(error),
             }
@@ -177,7 +178,7 @@ impl Operations {
         match self.inode(node) {
             Ok(inode) => {
                 let how = SyncOptions::new().data_only(data_only);
-                self.volume.fsync_then(&inode, &how, Box::new(done));
+                self.volume.inodes().fsync_then(&inode, &how, Box::new(done));
             }
             Err(error) => done(Err(error)),
         }
@@ -185,7 +186,7 @@ impl Operations {
 
     /// Makes what was done in a folder durable; the calling thread waits.
     pub fn sync_folder(&self, node: u64) -> Result<()> {
-        self.volume.fsync(&self.inode(node)?, false)
+        self.volume.inodes().fsync(&self.inode(node)?, false)
     }
 
     /// Makes everything done on the volume durable.
@@ -223,7 +224,7 @@ impl Operations {
             }
         };
         file.note_change();
-        self.volume.allocate(&file.inode, what, offset, length)
+        self.volume.inodes().allocate(&file.inode, what, offset, length)
     }
 
     /// The next data or hole at or behind `offset`; `whence` is `SEEK_DATA` or `SEEK_HOLE`, the kernel does
@@ -233,15 +234,15 @@ impl Operations {
         let offset = u64::try_from(offset)
             .map_err(|_| Error::new(ErrorKind::NoData, "a seek to before the start of the file"))?;
         match whence {
-            libc::SEEK_DATA => self.volume.seek_data(&file.inode, offset),
-            libc::SEEK_HOLE => self.volume.seek_hole(&file.inode, offset),
+            libc::SEEK_DATA => self.volume.inodes().seek_data(&file.inode, offset),
+            libc::SEEK_HOLE => self.volume.inodes().seek_hole(&file.inode, offset),
             _ => Err(Error::invalid(format!("seek mode {whence} is not supported"))),
         }
     }
 
     /// Whether a copy may take long.
     pub fn is_long_copy(&self, from: u64, offset: u64, length: u64) -> bool {
-        let there = |file: &OpenFile| self.volume.attributes(&file.inode).size.saturating_sub(offset);
+        let there = |file: &OpenFile| self.volume.inodes().metadata(&file.inode).size.saturating_sub(offset);
         self.files.get(from).is_ok_and(|file| there(&file).min(length) > AT_ONCE_MAX as u64)
     }
 
@@ -251,22 +252,22 @@ impl Operations {
         target.note_change();
         let length = request.length.min(COPY_MAX);
         let (from, to) = (request.from_offset, request.to_offset);
-        self.volume.copy_range(&source.inode, from, &target.inode, to, length)
+        self.volume.inodes().copy_range(&source.inode, from, &target.inode, to, length)
     }
 
     /// As [`Operations::copy`], if it is small and needs no waiting; else nothing has changed.
     pub fn try_copy(&self, request: &CopyRequest) -> Option<Result<u64>> {
         let (source, target) = (self.files.get(request.from).ok()?, self.files.get(request.to).ok()?);
-        let there = self.volume.attributes(&source.inode).size.checked_sub(request.from_offset)?;
+        let there = self.volume.inodes().metadata(&source.inode).size.checked_sub(request.from_offset)?;
         let length = there.min(request.length);
         // Ranges of one file may overlap.
         if length == 0 || length > AT_ONCE_MAX as u64 || source.inode.number() == target.inode.number() {
             return None;
         }
         let mut data = vec![0; length as usize];
-        let read = self.volume.try_read(&source.inode, request.from_offset, &mut data)?;
+        let read = self.volume.inodes().try_read_at(&source.inode, &mut data, request.from_offset)?;
         let written = patience::at_once(|| {
-            self.volume.write(&target.inode, request.to_offset, &data[..read], IoFlags::empty())
+            self.volume.inodes().write_at(&target.inode, &data[..read], request.to_offset, IoFlags::empty())
         });
         match written {
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,

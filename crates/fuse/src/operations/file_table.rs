@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use quire::InodeRef;
+use quire::inodes::InodeRef;
 use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use quire_base::sync::{Arc, RwLock};
 use quire_base::{Error, ErrorKind, Result};

@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map;
 
-use quire::InodeRef;
+use quire::inodes::InodeRef;
 use quire_base::sync::RwLock;
 use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_base::{Error, ErrorKind, InodeNo, Result};

@@ -1,6 +1,7 @@
 //! Look-up, create, link, remove, rename, and reading directories.
 
-use quire::{Create, FileType, InodeRef, RenameFlags};
+use quire::inodes::{Create, InodeRef};
+use quire::{FileType, RenameFlags};
 use quire_base::{Error, ErrorKind, InodeNo, Result};
 
 use super::data::Opened;
@@ -64,10 +65,10 @@ impl Operations {
     pub fn lookup(&self, parent: u64, name: &[u8]) -> Result<Entry> {
         let inode = match self.inode(parent) {
             Ok(dir) if name == b"." => dir,
-            Ok(dir) => self.volume.lookup(&dir, name)?,
+            Ok(dir) => self.volume.inodes().lookup(&dir, name)?,
             Err(error) if error.kind() == ErrorKind::Stale && (name == b"." || name == b"..") => {
-                let inode = self.volume.inode(InodeNo(parent))?;
-                if name == b"." { inode } else { self.volume.lookup(&inode, name)? }
+                let inode = self.volume.inodes().get(InodeNo(parent))?;
+                if name == b"." { inode } else { self.volume.inodes().lookup(&inode, name)? }
             }
             Err(error) => return Err(error),
         };
@@ -76,12 +77,12 @@ impl Operations {
 
     /// Makes a file, folder, fifo, socket or device node.
     pub fn make(&self, parent: u64, name: &[u8], make: &Make) -> Result<Entry> {
-        Ok(self.enter(self.volume.create(&self.inode(parent)?, name, &make.engine()?)?))
+        Ok(self.enter(self.volume.inodes().create(&self.inode(parent)?, name, &make.engine()?)?))
     }
 
     /// Makes a file without a name and opens it (`O_TMPFILE`); a link may name it later.
     pub fn make_unnamed(&self, parent: u64, make: &Make, flags: i32) -> Result<(Entry, Opened)> {
-        let inode = self.volume.tmpfile(&self.inode(parent)?, &make.engine()?)?;
+        let inode = self.volume.inodes().tmpfile(&self.inode(parent)?, &make.engine()?)?;
         let opened = self.open_inode(inode.clone(), flags & !libc::O_TRUNC, false)?;
         Ok((self.enter(inode), opened))
     }
@@ -97,10 +98,10 @@ impl Operations {
         kill_set_id: bool,
     ) -> Result<(Entry, Opened)> {
         let dir = self.inode(parent)?;
-        let (inode, made) = match self.volume.create(&dir, name, &make.engine()?) {
+        let (inode, made) = match self.volume.inodes().create(&dir, name, &make.engine()?) {
             Ok(inode) => (inode, true),
             Err(error) if error.kind() == ErrorKind::Exists && flags & libc::O_EXCL == 0 => {
-                (self.volume.lookup(&dir, name)?, false)
+                (self.volume.inodes().lookup(&dir, name)?, false)
             }
             Err(error) => return Err(error),
         };
@@ -111,29 +112,29 @@ impl Operations {
 
     /// Makes a symbolic link.
     pub fn symlink(&self, parent: u64, name: &[u8], target: &[u8], caller: Caller) -> Result<Entry> {
-        Ok(self.enter(self.volume.symlink(&self.inode(parent)?, name, target, caller.engine())?))
+        Ok(self.enter(self.volume.inodes().symlink(&self.inode(parent)?, name, target, caller.engine())?))
     }
 
     /// A symbolic link's target.
     pub fn readlink(&self, node: u64) -> Result<Vec<u8>> {
-        self.volume.readlink(&self.inode(node)?)
+        self.volume.inodes().read_link(&self.inode(node)?)
     }
 
     /// One more name for an inode.
     pub fn link(&self, node: u64, parent: u64, name: &[u8]) -> Result<Entry> {
         let inode = self.inode(node)?;
-        self.volume.link(&inode, &self.inode(parent)?, name)?;
+        self.volume.inodes().hard_link(&inode, &self.inode(parent)?, name)?;
         Ok(self.enter(inode))
     }
 
     /// Removes a name that is not a folder's.
     pub fn unlink(&self, parent: u64, name: &[u8]) -> Result<()> {
-        self.volume.unlink(&self.inode(parent)?, name)
+        self.volume.inodes().remove_file(&self.inode(parent)?, name)
     }
 
     /// Removes an empty folder.
     pub fn rmdir(&self, parent: u64, name: &[u8]) -> Result<()> {
-        self.volume.rmdir(&self.inode(parent)?, name)
+        self.volume.inodes().remove_dir(&self.inode(parent)?, name)
     }
 
     /// Renames, replaces or exchanges; `flags` as in `renameat2`.
@@ -152,7 +153,7 @@ impl Operations {
             return Err(Error::invalid(format!("rename flags {flags:#x} are not supported")));
         }
         let (from, to) = (self.inode(parent)?, self.inode(new_parent)?);
-        self.volume.rename(&from, name, &to, new_name, wanted)
+        self.volume.inodes().rename(&from, name, &to, new_name, wanted)
     }
 
     /// The entries of a directory behind `after` (0: from the start), until `take` has enough.
@@ -161,7 +162,7 @@ impl Operations {
     pub fn read_directory(&self, node: u64, after: u64, mut take: impl FnMut(&Name) -> bool) -> Result<()> {
         let dir = self.inode(node)?;
         let mut entry = Name { name: Vec::new(), node: 0, kind: FileType::Regular, cookie: 0 };
-        self.volume.read_directory(&dir, after, &mut |found| {
+        self.volume.inodes().read_dir(&dir, after, &mut |found| {
             entry.name.clear();
             entry.name.extend_from_slice(found.name);
             entry.node = found.inode.0;
@@ -190,14 +191,16 @@ impl Operations {
             })?;
             for name in &names {
                 after = name.cookie;
-                let inode: InodeRef = match self.volume.inode(InodeNo(name.node)) {
+                let inode: InodeRef = match self.volume.inodes().get(InodeNo(name.node)) {
                     Ok(inode) => inode,
                     // Removed since its name was read.
                     Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Stale) => continue,
                     Err(error) => return Err(error),
                 };
-                let entry =
-                    Entry { generation: inode.generation(), attributes: self.volume.attributes(&inode) };
+                let entry = Entry {
+                    generation: inode.generation(),
+                    attributes: self.volume.inodes().metadata(&inode),
+                };
                 if !take(name, &entry) {
                     return Ok(());
                 }

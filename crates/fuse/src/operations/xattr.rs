@@ -4,7 +4,7 @@
 //! attributes `system.posix_acl_*`, the ACLs; the volume keeps them and applies default ACLs to what is made in
 //! a folder.
 
-use quire::XattrFlags;
+use quire::inodes::XattrFlags;
 use quire_base::{Error, ErrorKind, Result};
 
 use super::Operations;
@@ -43,18 +43,18 @@ impl Operations {
         how.set(XattrFlags::CREATE, flags & libc::XATTR_CREATE != 0);
         how.set(XattrFlags::ACL_KILL_SGID, kill_set_gid);
         how.set(XattrFlags::REPLACE, flags & libc::XATTR_REPLACE != 0);
-        self.volume.set_xattr(&self.inode(node)?, name, value, how)
+        self.volume.inodes().set_xattr(&self.inode(node)?, name, value, how)
     }
 
     /// An attribute's value, or its size if `room` is zero.
     pub fn get_xattr(&self, node: u64, name: &[u8], room: u32) -> Result<Sized> {
-        sized(self.volume.get_xattr(&self.inode(node)?, name)?, room)
+        sized(self.volume.inodes().get_xattr(&self.inode(node)?, name)?, room)
     }
 
     /// All names, each ended by a zero byte, or their total size if `room` is zero.
     pub fn list_xattr(&self, node: u64, room: u32) -> Result<Sized> {
         let mut list = Vec::new();
-        for name in self.volume.list_xattr(&self.inode(node)?)? {
+        for name in self.volume.inodes().list_xattrs(&self.inode(node)?)? {
             list.extend_from_slice(&name);
             list.push(0);
         }
@@ -63,7 +63,7 @@ impl Operations {
 
     /// Removes an attribute.
     pub fn remove_xattr(&self, node: u64, name: &[u8]) -> Result<()> {
-        self.volume.remove_xattr(&self.inode(node)?, name)
+        self.volume.inodes().remove_xattr(&self.inode(node)?, name)
     }
 }
 

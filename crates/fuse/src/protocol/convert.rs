@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use quire::{Attributes, FileType, SetTime, Statfs};
+use quire::inodes::SetTime;
+use quire::{Attributes, FileType, Statfs};
 use quire_base::Timestamp;
 
 use super::abi::{self, setattr};

@@ -4,7 +4,7 @@ use history::cell::Run;
 use history::exact::{self, STATES_MAX, Verdict};
 use history::operation::{Event, Mode, Operation, Outcome};
 use history::report;
-use quire::IoFlags;
+use quire::inodes::IoFlags;
 
 struct History(Vec<Event>);
 

@@ -7,7 +7,7 @@ use history::generate::Style;
 use history::graph::{self, Answer};
 use history::operation::{Event, Operation, Outcome};
 use history::simulated::{Settings, histories};
-use quire::IoFlags;
+use quire::inodes::IoFlags;
 use quire_base::broken::{self, Broken};
 
 #[test]

@@ -4,7 +4,7 @@ use history::campaign::Campaign;
 use history::generate::{BLOCK, Plan};
 use history::operation::Operation;
 use history::simulated::check_plan;
-use quire::IoFlags;
+use quire::inodes::IoFlags;
 use quire_base::broken;
 
 fn clean(plan: &Plan, runs: u64) {

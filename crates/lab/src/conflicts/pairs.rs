@@ -13,10 +13,8 @@
 //! Neighbours: [`super::trace`] runs an operation, [`super`] compares.
 
 use super::arena;
-use quire::{
-    Advice, Clock, Create, FormatOptions, InodeRef, IoFlags, MemoryBackend, RenameFlags, Timestamp, Volume,
-    VolumeOptions,
-};
+use quire::inodes::{Create, InodeRef, IoFlags};
+use quire::{Advice, Clock, FormatOptions, MemoryBackend, RenameFlags, Timestamp, Volume, VolumeOptions};
 use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, Result, shard};
 
@@ -106,7 +104,7 @@ pub const PAIRS: [Pair; 31] = [
     both("write", "different folios", write_own_place),
     both("write", "different files", |state, side| write(state, &state.own_file[side], 0)),
     both("append", "different files", |state, side| {
-        state.volume.append(&state.own_file[side], &[7; BLOCK], IoFlags::empty()).map(drop)
+        state.volume.inodes().append(&state.own_file[side], &[7; BLOCK], IoFlags::empty()).map(drop)
     }),
     mixed(("stat", stat_file), ("read", read_own_place), "the same file"),
     both("stat", "the same file", stat_file),
@@ -117,7 +115,7 @@ pub const PAIRS: [Pair; 31] = [
     both("lookup", "the same name", |state, _| look_up(state, &state.shared, "s100")),
     both("lookup", "different names", |state, side| look_up(state, &state.shared, ["s100", "s200"][side])),
     both("lookup of nothing", "the same name", |state, _| {
-        match state.volume.lookup(&state.shared, b"nothing") {
+        match state.volume.inodes().lookup(&state.shared, b"nothing") {
             Err(error) if error.kind() == quire::ErrorKind::NotFound => Ok(()),
             other => other.map(drop),
         }
@@ -130,28 +128,30 @@ pub const PAIRS: [Pair; 31] = [
     both("create", "different names of one directory", create_shared),
     both("create", "different directories", create_own),
     both("unlink", "different names of one directory", |state, side| {
-        state.volume.unlink(&state.shared, [b"s010", b"s290"][side])
+        state.volume.inodes().remove_file(&state.shared, [b"s010", b"s290"][side])
     }),
     both("unlink", "different directories", unlink_own),
     mixed(("create", create_own), ("unlink", unlink_own), "different directories"),
     both("rename", "different directories", |state, side| {
         let own = &state.own[side];
-        state.volume.rename(own, b"f020", own, b"renamed", RenameFlags::empty())
+        state.volume.inodes().rename(own, b"f020", own, b"renamed", RenameFlags::empty())
     }),
     both("link", "different directories", |state, side| {
-        state.volume.link(&state.own_file[side], &state.own[side], b"linked")
+        state.volume.inodes().hard_link(&state.own_file[side], &state.own[side], b"linked")
     }),
     both("chmod", "different files", |state, side| {
-        let set = quire::SetAttributes { mode: Some(0o600), ..Default::default() };
-        state.volume.set_attributes(&state.own_file[side], &set).map(drop)
+        let set = quire::inodes::SetAttributes { mode: Some(0o600), ..Default::default() };
+        state.volume.inodes().set_attributes(&state.own_file[side], &set).map(drop)
     }),
     both("truncate, freeing a block", "different files", |state, side| {
         let file = &state.long_file[side];
-        state.volume.truncate(file, file.size() - BLOCK as u64)
+        state.volume.inodes().set_len(file, file.size() - BLOCK as u64)
     }),
-    both("orphan add", "different directories", |state, side| state.volume.unlink(&state.own[side], b"open")),
+    both("orphan add", "different directories", |state, side| {
+        state.volume.inodes().remove_file(&state.own[side], b"open")
+    }),
     both("orphan add and last close", "different directories", |state, side| {
-        state.volume.unlink(&state.own[side], b"f030")
+        state.volume.inodes().remove_file(&state.own[side], b"f030")
     }),
     both("fsync", "different files", fsync_own),
     both("statfs", "the same volume", |state, _| {
@@ -166,19 +166,19 @@ fn place(side: Side) -> u64 {
 }
 
 fn read(state: &State, file: &InodeRef, at: u64) -> Result<()> {
-    state.volume.read(file, at, &mut [0; BLOCK], IoFlags::empty()).map(drop)
+    state.volume.inodes().read_at(file, &mut [0; BLOCK], at, IoFlags::empty()).map(drop)
 }
 
 /// Reads blocks that are not cached, for each side others.
 fn read_missing(state: &State, file: &InodeRef, side: Side) -> Result<()> {
     (0..MISSES).try_for_each(|n| {
         let at = place(side) + n * MISS_STRIDE * BLOCK as u64;
-        state.full.read(file, at, &mut [0; BLOCK], IoFlags::empty()).map(drop)
+        state.full.inodes().read_at(file, &mut [0; BLOCK], at, IoFlags::empty()).map(drop)
     })
 }
 
 fn write(state: &State, file: &InodeRef, at: u64) -> Result<()> {
-    state.volume.write(file, at, &[9; BLOCK], IoFlags::empty()).map(drop)
+    state.volume.inodes().write_at(file, &[9; BLOCK], at, IoFlags::empty()).map(drop)
 }
 
 fn read_own_place(state: &State, side: Side) -> Result<()> {
@@ -190,40 +190,44 @@ fn write_own_place(state: &State, side: Side) -> Result<()> {
 }
 
 fn stat_file(state: &State, _: Side) -> Result<()> {
-    std::hint::black_box(state.volume.attributes(&state.file));
+    std::hint::black_box(state.volume.inodes().metadata(&state.file));
     Ok(())
 }
 
 fn look_up(state: &State, directory: &InodeRef, name: &str) -> Result<()> {
-    state.volume.lookup(directory, name.as_bytes()).map(drop)
+    state.volume.inodes().lookup(directory, name.as_bytes()).map(drop)
 }
 
 fn create_own(state: &State, side: Side) -> Result<()> {
-    state.volume.create(&state.own[side], b"new", &Create::file(0o644)).map(drop)
+    state.volume.inodes().create(&state.own[side], b"new", &Create::file(0o644)).map(drop)
 }
 
 fn create_shared(state: &State, side: Side) -> Result<()> {
-    state.volume.create(&state.shared, state.new_names[side].as_bytes(), &Create::file(0o644)).map(drop)
+    state
+        .volume
+        .inodes()
+        .create(&state.shared, state.new_names[side].as_bytes(), &Create::file(0o644))
+        .map(drop)
 }
 
 fn unlink_own(state: &State, side: Side) -> Result<()> {
-    state.volume.unlink(&state.own[side], b"f010")
+    state.volume.inodes().remove_file(&state.own[side], b"f010")
 }
 
 fn fsync_own(state: &State, side: Side) -> Result<()> {
-    state.volume.fsync(&state.dirty_file[side], false)
+    state.volume.inodes().fsync(&state.dirty_file[side], false)
 }
 
 /// A file whose bytes are on the device and in the cache.
 fn whole_file(volume: &Volume, directory: &InodeRef, name: &str, bytes: u64) -> Result<InodeRef> {
     const PIECE: usize = 1 << 20;
-    let file = volume.create(directory, name.as_bytes(), &Create::file(0o644))?;
+    let file = volume.inodes().create(directory, name.as_bytes(), &Create::file(0o644))?;
     let piece = vec![1; PIECE.min(bytes as usize)];
     for at in (0..bytes).step_by(PIECE) {
-        volume.write(&file, at, &piece, IoFlags::empty())?;
+        volume.inodes().write_at(&file, &piece, at, IoFlags::empty())?;
     }
-    volume.fsync(&file, false)?;
-    volume.read(&file, 0, &mut [0; BLOCK], IoFlags::empty())?;
+    volume.inodes().fsync(&file, false)?;
+    volume.inodes().read_at(&file, &mut [0; BLOCK], 0, IoFlags::empty())?;
     Ok(file)
 }
 
@@ -261,17 +265,17 @@ fn names_apart(volume: &Volume, directory: &InodeRef) -> Result<[String; 2]> {
     const CANDIDATES: usize = 20;
     let name = |n: usize| format!("new{n}");
     for n in 0..CANDIDATES {
-        volume.create(directory, name(n).as_bytes(), &Create::file(0o644))?;
+        volume.inodes().create(directory, name(n).as_bytes(), &Create::file(0o644))?;
     }
     let mut order = Vec::new();
-    volume.read_directory(directory, 0, &mut |entry| {
+    volume.inodes().read_dir(directory, 0, &mut |entry| {
         order.extend(
             std::str::from_utf8(entry.name).ok().filter(|name| name.starts_with("new")).map(String::from),
         );
         true
     })?;
     for n in 0..CANDIDATES {
-        volume.unlink(directory, name(n).as_bytes())?;
+        volume.inodes().remove_file(directory, name(n).as_bytes())?;
     }
     let last = order.pop().unwrap_or_default();
     Ok([order.swap_remove(0), last])
@@ -293,12 +297,17 @@ impl State {
         let volume = Volume::open_backend(backend, options)?;
         let (full, large_file) = full_volume(&clock)?;
         shard::set(0);
-        let root = volume.root();
-        let directory = |name: &str| volume.create(&root, name.as_bytes(), &Create::directory(0o755));
+        let root = volume.inodes().root();
+        let directory =
+            |name: &str| volume.inodes().create(&root, name.as_bytes(), &Create::directory(0o755));
         let (shared, own) = (directory("shared")?, [directory("a")?, directory("b")?]);
         let fill = |directory: &InodeRef, letter: char| -> Result<()> {
             for n in 0..FILES {
-                volume.create(directory, format!("{letter}{n:03}").as_bytes(), &Create::file(0o644))?;
+                volume.inodes().create(
+                    directory,
+                    format!("{letter}{n:03}").as_bytes(),
+                    &Create::file(0o644),
+                )?;
             }
             Ok(())
         };
@@ -312,7 +321,7 @@ impl State {
                 let made = whole_file(&volume, &own[side], name, bytes);
                 for n in 0..64 {
                     let name = format!("{name}-filler-{n}");
-                    volume.create(&own[side], name.as_bytes(), &Create::file(0o644))?;
+                    volume.inodes().create(&own[side], name.as_bytes(), &Create::file(0o644))?;
                 }
                 made
             };
@@ -355,15 +364,15 @@ impl State {
         for directory in [own, &self.shared] {
             let name = format!("practice-{side}-{round}");
             let (name, other) = (name.as_bytes(), format!("practised-{side}-{round}"));
-            let file = volume.create(directory, name, &Create::file(0o644))?;
-            volume.append(&file, &[3; 3 * BLOCK], IoFlags::empty())?;
-            volume.fsync(&file, false)?;
-            volume.truncate(&file, BLOCK as u64)?;
-            volume.rename(directory, name, directory, other.as_bytes(), RenameFlags::empty())?;
-            volume.unlink(directory, other.as_bytes())?;
+            let file = volume.inodes().create(directory, name, &Create::file(0o644))?;
+            volume.inodes().append(&file, &[3; 3 * BLOCK], IoFlags::empty())?;
+            volume.inodes().fsync(&file, false)?;
+            volume.inodes().set_len(&file, BLOCK as u64)?;
+            volume.inodes().rename(directory, name, directory, other.as_bytes(), RenameFlags::empty())?;
+            volume.inodes().remove_file(directory, other.as_bytes())?;
             drop(file);
         }
-        volume.truncate(&self.long_file[side], FILE_BYTES - u64::from(round + 1) * BLOCK as u64)?;
+        volume.inodes().set_len(&self.long_file[side], FILE_BYTES - u64::from(round + 1) * BLOCK as u64)?;
         volume.background_step()
     }
 
@@ -372,21 +381,23 @@ impl State {
         let (volume, own) = (&self.volume, &self.own[side]);
         for file in [&self.file, &self.own_file[side]] {
             let at = if std::ptr::eq(file, &self.file) { place(side) } else { 0 };
-            volume.attributes(file);
+            volume.inodes().metadata(file);
             write(self, file, at)?;
             read(self, file, at)?;
         }
         for directory in [own, &self.shared] {
             let name = format!("last-{side}");
-            volume.create(directory, name.as_bytes(), &Create::file(0o644))?;
-            volume.unlink(directory, name.as_bytes())?;
-            volume.lookup(directory, if std::ptr::eq(directory, own) { b"f100" } else { b"s100" })?;
+            volume.inodes().create(directory, name.as_bytes(), &Create::file(0o644))?;
+            volume.inodes().remove_file(directory, name.as_bytes())?;
+            volume
+                .inodes()
+                .lookup(directory, if std::ptr::eq(directory, own) { b"f100" } else { b"s100" })?;
         }
         for name in [&b"f010"[..], b"f020", b"f030", b"open", b"own"] {
-            volume.lookup(own, name)?;
+            volume.inodes().lookup(own, name)?;
         }
         write(self, &self.dirty_file[side], 0)?;
-        volume.attributes(&self.open_file[side]);
+        volume.inodes().metadata(&self.open_file[side]);
         Ok(())
     }
 }

@@ -22,7 +22,7 @@ use quire_format::key::Key;
 use quire_format::logged::LoggedKind;
 use std::ops::Range;
 
-/// What [`crate::Volume::allocate`] does with a range.
+/// What [`crate::inodes::Inodes::allocate`] does with a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FallocateMode {
     /// Blocks for the whole range; the file grows to hold it.

@@ -2,7 +2,8 @@
 //! exact.
 
 use crate::common::{BLOCK, file, new_volume, options};
-use quire::{ErrorKind, InodeRef, IoFlags, Volume};
+use quire::inodes::{InodeRef, IoFlags};
+use quire::{ErrorKind, Volume};
 use quire_base::{BlockNo, Result};
 use quire_device::simulated::{CrashPolicy, Event, Fault, FaultOp};
 use quire_device::{Backend, Io, IoClass, IoOp, SimulatedBackend};
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 fn append(volume: &Volume, log: &InodeRef, byte: u8) {
-    volume.append(log, &[byte; BLOCK], IoFlags::APPEND | IoFlags::DATASYNC).unwrap();
+    volume.inodes().append(log, &[byte; BLOCK], IoFlags::APPEND | IoFlags::DATASYNC).unwrap();
 }
 
 /// Appends until blocks are zeroed ahead and a flush has covered them.
@@ -40,9 +41,9 @@ fn a_durable_append_is_one_flush() {
         if n % 50 == 0 {
             let after =
                 Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options()).unwrap();
-            let log = after.lookup(&after.root(), b"log").unwrap();
+            let log = after.inodes().lookup(&after.inodes().root(), b"log").unwrap();
             let mut last = [0; BLOCK];
-            after.read(&log, log.size() - BLOCK as u64, &mut last, IoFlags::empty()).unwrap();
+            after.inodes().read_at(&log, &mut last, log.size() - BLOCK as u64, IoFlags::empty()).unwrap();
             assert_eq!((log.size(), last[0]), ((5 + n as u64) * BLOCK as u64, n as u8));
         }
         volume.background_step().unwrap();
@@ -126,7 +127,7 @@ fn a_durable_append_needs_no_other_thread() {
 /// Appends that end inside a block, and the device's writes, requests and flushes of the last.
 fn append_small(volume: &Volume, watched: &Watched, log: &InodeRef, bytes: &[u8]) -> [usize; 3] {
     let before = watched.counts();
-    volume.append(log, bytes, IoFlags::APPEND | IoFlags::DATASYNC).unwrap();
+    volume.inodes().append(log, bytes, IoFlags::APPEND | IoFlags::DATASYNC).unwrap();
     let now = watched.counts();
     volume.background_step().unwrap();
     std::array::from_fn(|at| now[at] - before[at])
@@ -150,9 +151,9 @@ fn growth_inside_a_block_is_one_flush() {
         }
         let image = device.crash(CrashPolicy::LoseAll);
         let after = Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options()).unwrap();
-        let log = after.lookup(&after.root(), b"log").unwrap();
+        let log = after.inodes().lookup(&after.inodes().root(), b"log").unwrap();
         let mut contents = vec![0; 100 * bytes];
-        assert_eq!(after.read(&log, 0, &mut contents, IoFlags::empty()).unwrap(), 100 * bytes);
+        assert_eq!(after.inodes().read_at(&log, &mut contents, 0, IoFlags::empty()).unwrap(), 100 * bytes);
         let is_right = |(at, &byte): (usize, &u8)| usize::from(byte) == at / bytes + 1;
         assert!(contents.iter().enumerate().all(is_right), "{bytes} bytes");
     }
@@ -163,19 +164,19 @@ fn growth_inside_a_block_is_one_flush() {
 fn growth_inside_an_unknown_block_is_two_flushes_once() {
     let (device, volume) = new_volume(16_384);
     let log = file(&volume, "log");
-    volume.write(&log, 0, &[1; 3000], IoFlags::DATASYNC).unwrap();
+    volume.inodes().write_at(&log, &[1; 3000], 0, IoFlags::DATASYNC).unwrap();
     volume.close().unwrap();
     let watched = Watched::new(device);
     let volume = Volume::open_backend(watched.clone(), options()).unwrap();
-    let log = volume.lookup(&volume.root(), b"log").unwrap();
+    let log = volume.inodes().lookup(&volume.inodes().root(), b"log").unwrap();
     let flushes = |bytes: &[u8]| append_small(&volume, &watched, &log, bytes)[2];
     assert_eq!([flushes(&[2; 10]), flushes(&[3; 10]), flushes(&[4; 10])], [2, 1, 1]);
-    volume.truncate(&log, 500).unwrap();
+    volume.inodes().set_len(&log, 500).unwrap();
     assert_eq!([flushes(&[5; 10]), flushes(&[6; 10]), flushes(&[7; 10])], [2, 1, 1]);
-    volume.allocate(&log, quire::FallocateMode::KeepSize, 0, 100_000).unwrap();
+    volume.inodes().allocate(&log, quire::inodes::FallocateMode::KeepSize, 0, 100_000).unwrap();
     assert_eq!([flushes(&[8; 10]), flushes(&[9; 10])], [2, 1]);
-    volume.write(&log, 0, &[10; BLOCK], IoFlags::DIRECT).unwrap();
-    volume.truncate(&log, 530).unwrap();
+    volume.inodes().write_at(&log, &[10; BLOCK], 0, IoFlags::DIRECT).unwrap();
+    volume.inodes().set_len(&log, 530).unwrap();
     assert_eq!([flushes(&[11; 10]), flushes(&[12; 10])], [2, 1]);
 }
 
@@ -186,9 +187,9 @@ fn a_new_small_file_is_one_flush() {
     warm_up(&volume, &log);
     for n in 0..50 {
         let new = file(&volume, &format!("new{n}"));
-        volume.write(&new, 0, &[n; 1000], IoFlags::empty()).unwrap();
+        volume.inodes().write_at(&new, &[n; 1000], 0, IoFlags::empty()).unwrap();
         let before = device.events(0..usize::MAX).len();
-        volume.fsync(&new, false).unwrap();
+        volume.inodes().fsync(&new, false).unwrap();
         assert_eq!(flushes(&device, before), 1, "file {n}");
         volume.background_step().unwrap();
     }
@@ -225,16 +226,19 @@ fn the_reserve_is_free_space() {
     let free = volume.statfs().available;
     warm_up(&volume, &log);
     assert!(volume.metrics().records_ahead > 0);
-    let used = volume.attributes(&log).blocks / 8;
+    let used = volume.inodes().metadata(&log).blocks / 8;
     assert_eq!(volume.statfs().available, free - used, "of a reserve that is not empty");
     // Every block that statfs promises can be had, those of the reserve too.
     let hog = file(&volume, "hog");
     let most = volume.statfs().available;
-    volume.allocate(&hog, quire::FallocateMode::Allocate, 0, (most - 2048) * BLOCK as u64).unwrap();
+    volume
+        .inodes()
+        .allocate(&hog, quire::inodes::FallocateMode::Allocate, 0, (most - 2048) * BLOCK as u64)
+        .unwrap();
     let delayed = file(&volume, "delayed");
     let error = (0..2048 * BLOCK as u64)
         .step_by(BLOCK)
-        .find_map(|at| volume.write(&delayed, at, &[1; BLOCK], IoFlags::empty()).err())
+        .find_map(|at| volume.inodes().write_at(&delayed, &[1; BLOCK], at, IoFlags::empty()).err())
         .expect("the volume has an end");
     assert_eq!(error.kind(), ErrorKind::NoSpace);
     assert!(volume.statfs().available <= 1, "{} blocks are left", volume.statfs().available);
@@ -244,7 +248,7 @@ fn the_reserve_is_free_space() {
 
 /// The volume as it is opened again has the free space that it had.
 fn reopened_is_as_before(device: Arc<SimulatedBackend>, volume: Volume, log: &InodeRef) {
-    volume.unlink(&volume.root(), b"delayed").unwrap();
+    volume.inodes().remove_file(&volume.inodes().root(), b"delayed").unwrap();
     volume.drain_orphans();
     volume.sync().unwrap();
     append(&volume, log, 7);
@@ -266,17 +270,17 @@ fn data_that_fails_behind_its_record_is_written_again() {
     let ahead = volume.metrics().records_ahead;
     let free = volume.statfs().available;
     device.inject(Fault::on(FaultOp::Write).class(IoClass::Data));
-    let outcome = volume.append(&log, &[9; BLOCK], IoFlags::APPEND | IoFlags::DATASYNC);
+    let outcome = volume.inodes().append(&log, &[9; BLOCK], IoFlags::APPEND | IoFlags::DATASYNC);
     assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Io);
     assert_eq!(volume.metrics().records_ahead, ahead + 1);
     assert_eq!(volume.statfs().available, free - 1);
-    volume.fsync(&log, true).unwrap();
+    volume.inodes().fsync(&log, true).unwrap();
     assert_eq!(volume.statfs().available, free - 1);
     let image = device.crash(CrashPolicy::LoseAll);
     let after = Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options()).unwrap();
-    let found = after.lookup(&after.root(), b"log").unwrap();
+    let found = after.inodes().lookup(&after.inodes().root(), b"log").unwrap();
     let mut last = [0; BLOCK];
-    after.read(&found, 4 * BLOCK as u64, &mut last, IoFlags::empty()).unwrap();
+    after.inodes().read_at(&found, &mut last, 4 * BLOCK as u64, IoFlags::empty()).unwrap();
     assert_eq!((found.size(), last[0]), (5 * BLOCK as u64, 9));
     file(&volume, "delayed");
     reopened_is_as_before(device, volume, &log);

@@ -2,9 +2,10 @@
 //! ends meanwhile.
 
 use quire::file::sync_queue::SYNCS_MAX;
+use quire::inodes::{Create, InodeRef, IoFlags};
 use quire::{
-    Create, Durability, Error, ErrorKind, FormatOptions, InodeRef, IoFlags, OpenOptions, Result, SyncOptions,
-    Syncing, Volume, VolumeOptions,
+    Durability, Error, ErrorKind, FormatOptions, OpenOptions, Result, SyncOptions, Syncing, Volume,
+    VolumeOptions,
 };
 use quire_base::random::Random;
 use quire_device::simulated::{CrashPolicy, Fault, FaultOp, Hold};
@@ -35,8 +36,9 @@ fn new_volume() -> (Arc<SimulatedBackend>, Volume) {
 }
 
 fn file(volume: &Volume, name: &str) -> InodeRef {
-    let made = volume.create(&volume.root(), name.as_bytes(), &Create::file(0o644)).unwrap();
-    volume.write(&made, 0, &[name.as_bytes()[0]; BLOCK], IoFlags::empty()).unwrap();
+    let made =
+        volume.inodes().create(&volume.inodes().root(), name.as_bytes(), &Create::file(0o644)).unwrap();
+    volume.inodes().write_at(&made, &[name.as_bytes()[0]; BLOCK], 0, IoFlags::empty()).unwrap();
     made
 }
 
@@ -50,9 +52,9 @@ fn are_durable(device: &SimulatedBackend, names: impl Iterator<Item = String>) -
     let threadless = VolumeOptions { threads: false, ..options() };
     let after = Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), threadless).unwrap();
     names.into_iter().all(|name| {
-        let Ok(found) = after.lookup(&after.root(), name.as_bytes()) else { return false };
+        let Ok(found) = after.inodes().lookup(&after.inodes().root(), name.as_bytes()) else { return false };
         let mut contents = vec![0; 2 * BLOCK];
-        let read = after.read(&found, 0, &mut contents, IoFlags::empty()).unwrap();
+        let read = after.inodes().read_at(&found, &mut contents, 0, IoFlags::empty()).unwrap();
         contents[..read] == [name.as_bytes()[0]; BLOCK]
     })
 }
@@ -115,13 +117,13 @@ fn futures_of_many_files_are_durable_when_they_are_ready() {
     let names = || (0..300).map(|n| format!("f{n}"));
     let violations = device.violations().len();
     let mut each: Vec<_> =
-        files.iter().map(|file| Some(volume.fsync_async(file, &SyncOptions::new()))).collect();
+        files.iter().map(|file| Some(volume.inodes().fsync_async(file, &SyncOptions::new()))).collect();
     assert_eq!(run(&mut each, |_| false).into_iter().collect::<Result<Vec<_>>>().unwrap().len(), 300);
     assert!(are_durable(&device, names()));
     for file in &files {
-        volume.write(file, 0, &[b'f'; BLOCK], IoFlags::empty()).unwrap();
+        volume.inodes().write_at(file, &[b'f'; BLOCK], 0, IoFlags::empty()).unwrap();
     }
-    volume.fsync_many(&files, &SyncOptions::new().data_only(true)).wait().unwrap();
+    volume.inodes().fsync_many_async(&files, &SyncOptions::new().data_only(true)).wait().unwrap();
     file(&volume, "last");
     volume.sync_async().wait().unwrap();
     assert!(are_durable(&device, names().chain(["last".to_owned()])));
@@ -134,16 +136,16 @@ fn futures_of_many_files_are_durable_when_they_are_ready() {
 fn a_range_is_made_durable() {
     let (device, volume) = new_volume();
     let table = file(&volume, "t");
-    volume.write(&table, 0, &[b't'; 64 * BLOCK], IoFlags::empty()).unwrap();
-    volume.fsync(&table, false).unwrap();
-    volume.write(&table, 0, &[b'u'; 64 * BLOCK], IoFlags::empty()).unwrap();
+    volume.inodes().write_at(&table, &[b't'; 64 * BLOCK], 0, IoFlags::empty()).unwrap();
+    volume.inodes().fsync(&table, false).unwrap();
+    volume.inodes().write_at(&table, &[b'u'; 64 * BLOCK], 0, IoFlags::empty()).unwrap();
     let how = SyncOptions::new().data_only(true).range(8 * BLOCK as u64, BLOCK as u64 + 1);
-    volume.fsync_async(&table, &how).wait().unwrap();
+    volume.inodes().fsync_async(&table, &how).wait().unwrap();
     let image = device.crash(CrashPolicy::LoseAll);
     let after = Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options()).unwrap();
     let mut contents = vec![0; 64 * BLOCK];
-    let found = after.lookup(&after.root(), b"t").unwrap();
-    after.read(&found, 0, &mut contents, IoFlags::empty()).unwrap();
+    let found = after.inodes().lookup(&after.inodes().root(), b"t").unwrap();
+    after.inodes().read_at(&found, &mut contents, 0, IoFlags::empty()).unwrap();
     let new: Vec<usize> = (0..64).filter(|block| contents[block * BLOCK] == b'u').collect();
     assert_eq!(new, [8, 9]);
     volume.close().unwrap();
@@ -153,14 +155,16 @@ fn a_range_is_made_durable() {
 fn a_lazy_one_is_served_by_the_force_of_another() {
     let (device, volume) = new_volume();
     let lazy = files(&volume, 50);
-    let waiting: Vec<Syncing> =
-        lazy.iter().map(|file| volume.fsync_async(file, &SyncOptions::new().durability(NEVER))).collect();
+    let waiting: Vec<Syncing> = lazy
+        .iter()
+        .map(|file| volume.inodes().fsync_async(file, &SyncOptions::new().durability(NEVER)))
+        .collect();
     let other = file(&volume, "other");
     // The first force may come before the lazy ones have been seen to.
     while waiting.iter().any(|one| !one.is_over()) {
-        volume.write(&other, 0, &[b'o'; BLOCK], IoFlags::empty()).unwrap();
-        volume.truncate(&other, BLOCK as u64).unwrap();
-        volume.fsync(&other, false).unwrap();
+        volume.inodes().write_at(&other, &[b'o'; BLOCK], 0, IoFlags::empty()).unwrap();
+        volume.inodes().set_len(&other, BLOCK as u64).unwrap();
+        volume.inodes().fsync(&other, false).unwrap();
         std::thread::yield_now();
     }
     for one in waiting {
@@ -178,11 +182,11 @@ fn a_lazy_overwrite_is_served_by_a_flush() {
     let (device, volume) = new_volume();
     let (table, other) = (file(&volume, "t"), file(&volume, "o"));
     volume.sync().unwrap();
-    volume.write(&table, 0, &[b't'; BLOCK], IoFlags::empty()).unwrap();
-    let lazy = volume.fsync_async(&table, &SyncOptions::new().data_only(true).durability(NEVER));
+    volume.inodes().write_at(&table, &[b't'; BLOCK], 0, IoFlags::empty()).unwrap();
+    let lazy = volume.inodes().fsync_async(&table, &SyncOptions::new().data_only(true).durability(NEVER));
     while !lazy.is_over() {
-        volume.write(&other, 0, &[b'o'; BLOCK], IoFlags::empty()).unwrap();
-        volume.fsync(&other, true).unwrap();
+        volume.inodes().write_at(&other, &[b'o'; BLOCK], 0, IoFlags::empty()).unwrap();
+        volume.inodes().fsync(&other, true).unwrap();
     }
     lazy.wait().unwrap();
     assert!(are_durable(&device, ["t".to_owned()].into_iter()));
@@ -194,7 +198,7 @@ fn a_lazy_overwrite_is_served_by_a_flush() {
 #[test]
 fn a_lazy_one_is_served_by_a_checkpoint() {
     let (device, volume) = new_volume();
-    let lazy = volume.fsync_async(&file(&volume, "t"), &SyncOptions::new().durability(NEVER));
+    let lazy = volume.inodes().fsync_async(&file(&volume, "t"), &SyncOptions::new().durability(NEVER));
     until(|| volume.metrics().lazy_syncs_waiting == 1);
     volume.checkpoint().unwrap();
     lazy.wait().unwrap();
@@ -209,10 +213,10 @@ fn a_lazy_one_forces_when_its_time_is_up_and_takes_the_others_along() {
     let lazy = files(&volume, 20);
     let others: Vec<Syncing> = lazy[1..]
         .iter()
-        .map(|file| volume.fsync_async(file, &SyncOptions::new().durability(NEVER)))
+        .map(|file| volume.inodes().fsync_async(file, &SyncOptions::new().durability(NEVER)))
         .collect();
     let soon = Durability::Lazy(Duration::from_millis(30));
-    volume.fsync_async(&lazy[0], &SyncOptions::new().durability(soon)).wait().unwrap();
+    volume.inodes().fsync_async(&lazy[0], &SyncOptions::new().durability(soon)).wait().unwrap();
     assert!(are_durable(&device, ["f0".to_owned()].into_iter()));
     let metrics = volume.metrics();
     assert_eq!(metrics.lazy_syncs_served + metrics.lazy_syncs_due, 20 - under_way(&volume));
@@ -236,7 +240,7 @@ fn withdrawn_ones_leave_nothing_behind_and_harm_nobody() {
         .enumerate()
         .map(|(n, file)| {
             let durability = if n % 4 == 3 { NEVER } else { Durability::Now };
-            Some(volume.fsync_async(file, &SyncOptions::new().durability(durability)))
+            Some(volume.inodes().fsync_async(file, &SyncOptions::new().durability(durability)))
         })
         .collect();
     // Half of them have been polled, and their wakers are known.
@@ -257,7 +261,7 @@ fn withdrawn_ones_leave_nothing_behind_and_harm_nobody() {
     // Nothing holds the inodes: they are freed, and their blocks with them.
     let free = volume.statfs().free;
     for (n, file) in files.into_iter().enumerate() {
-        volume.unlink(&volume.root(), format!("f{n}").as_bytes()).unwrap();
+        volume.inodes().remove_file(&volume.inodes().root(), format!("f{n}").as_bytes()).unwrap();
         drop(file);
     }
     volume.drain_orphans();
@@ -271,8 +275,8 @@ fn a_withdrawn_lazy_one_no_longer_waits() {
     let (_, volume) = new_volume();
     let table = file(&volume, "t");
     for _ in 0..100 {
-        drop(volume.fsync_async(&table, &SyncOptions::new().durability(NEVER)));
-        let waiting = volume.fsync_async(&table, &SyncOptions::new().durability(NEVER));
+        drop(volume.inodes().fsync_async(&table, &SyncOptions::new().durability(NEVER)));
+        let waiting = volume.inodes().fsync_async(&table, &SyncOptions::new().durability(NEVER));
         until(|| under_way(&volume) <= 1);
         drop(waiting);
     }
@@ -288,7 +292,9 @@ fn a_million_pending_ones_are_bounded() {
     let (device, volume) = new_volume();
     let files = files(&volume, FILES);
     device.set_hold(Hold::Everything);
-    let group = |count: usize| volume.fsync_many(files.iter().cycle().take(count), &SyncOptions::new());
+    let group = |count: usize| {
+        volume.inodes().fsync_many_async(files.iter().cycle().take(count), &SyncOptions::new())
+    };
     // Some by themselves, the rest in groups, each of which is more than there is room for.
     let mut futures: Vec<Option<Syncing>> = (0..20_000).map(|_| Some(group(1))).collect();
     futures.extend((0..14).map(|_| Some(group(70_000))));
@@ -352,7 +358,7 @@ fn completions_are_admitted_as_there_is_room() {
                     outcome.unwrap();
                     ended.fetch_add(1, Ordering::Relaxed);
                 };
-                volume.fsync_then(table, &SyncOptions::new(), Box::new(done));
+                volume.inodes().fsync_then(table, &SyncOptions::new(), Box::new(done));
             }
         });
         last.recv().unwrap();
@@ -369,9 +375,13 @@ fn a_callback_that_panics_stays_alone() {
     let (_, volume) = new_volume();
     let table = file(&volume, "t");
     for _ in 0..4 {
-        volume.fsync_then(&table, &SyncOptions::new(), Box::new(|_| panic!("a callback of the test")));
+        volume.inodes().fsync_then(
+            &table,
+            &SyncOptions::new(),
+            Box::new(|_| panic!("a callback of the test")),
+        );
     }
-    volume.fsync_async(&table, &SyncOptions::new()).wait().unwrap();
+    volume.inodes().fsync_async(&table, &SyncOptions::new()).wait().unwrap();
     until(|| under_way(&volume) == 0);
     volume.close().unwrap();
 }
@@ -389,14 +399,14 @@ fn a_waker_that_panics_stays_alone() {
     let table = file(&volume, "t");
     device.set_hold(Hold::Everything);
     let full: Vec<Syncing> =
-        (0..SYNCS_MAX).map(|_| volume.fsync_async(&table, &SyncOptions::new())).collect();
+        (0..SYNCS_MAX).map(|_| volume.inodes().fsync_async(&table, &SyncOptions::new())).collect();
     let mut in_line: Vec<Option<Syncing>> =
-        (0..8).map(|_| Some(volume.fsync_async(&table, &SyncOptions::new()))).collect();
+        (0..8).map(|_| Some(volume.inodes().fsync_async(&table, &SyncOptions::new()))).collect();
     let panics: Waker = Arc::new(Panics).into();
     for future in in_line.iter_mut().flatten() {
         assert!(Pin::new(future).poll(&mut Context::from_waker(&panics)).is_pending());
     }
-    let mut last = [Some(volume.fsync_async(&table, &SyncOptions::new()))];
+    let mut last = [Some(volume.inodes().fsync_async(&table, &SyncOptions::new()))];
     let mut polls = 0;
     run(&mut last, |_| {
         polls += 1;
@@ -414,7 +424,7 @@ fn a_waker_that_panics_stays_alone() {
 fn thousands(volume: &Volume, files: &[InodeRef]) -> Vec<Syncing> {
     let how =
         |n: usize| SyncOptions::new().durability(if n.is_multiple_of(3) { NEVER } else { Durability::Now });
-    (0..5000).map(|n| volume.fsync_async(&files[n % files.len()], &how(n))).collect()
+    (0..5000).map(|n| volume.inodes().fsync_async(&files[n % files.len()], &how(n))).collect()
 }
 
 #[test]
@@ -427,7 +437,7 @@ fn an_error_of_the_journal_ends_thousands() {
     let_go(&device);
     let outcomes: Vec<Error> = all.into_iter().map(|one| one.wait().unwrap_err()).collect();
     assert!(outcomes.iter().all(|error| error.kind() == ErrorKind::Shutdown), "{:?}", outcomes[0]);
-    let late = volume.fsync_async(&files[0], &SyncOptions::new().durability(NEVER));
+    let late = volume.inodes().fsync_async(&files[0], &SyncOptions::new().durability(NEVER));
     assert_eq!(late.wait().unwrap_err().kind(), ErrorKind::Shutdown);
     until(|| under_way(&volume) == 0);
     let _ = volume.close();
@@ -438,8 +448,10 @@ fn an_error_of_the_journal_ends_thousands() {
 fn an_error_ends_those_that_wait_for_others() {
     let (device, volume) = new_volume();
     let files = files(&volume, 10);
-    let lazy: Vec<Syncing> =
-        files.iter().map(|file| volume.fsync_async(file, &SyncOptions::new().durability(NEVER))).collect();
+    let lazy: Vec<Syncing> = files
+        .iter()
+        .map(|file| volume.inodes().fsync_async(file, &SyncOptions::new().durability(NEVER)))
+        .collect();
     // The data of all has been written, and only records are left to force.
     until(|| volume.metrics().lazy_syncs_waiting == 10);
     device.inject(Fault::on(FaultOp::Flush).times(u64::MAX));
@@ -484,11 +496,15 @@ fn handles_that_cannot_write_and_volumes_that_are_closed() {
     let last = file(&volume, "last");
     let other = volume.clone();
     volume.close().unwrap();
-    assert_eq!(other.fsync(&last, false).unwrap_err().kind(), ErrorKind::Shutdown);
-    let refused = other.fsync_async(&last, &SyncOptions::new().durability(NEVER)).wait();
+    assert_eq!(other.inodes().fsync(&last, false).unwrap_err().kind(), ErrorKind::Shutdown);
+    let refused = other.inodes().fsync_async(&last, &SyncOptions::new().durability(NEVER)).wait();
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Shutdown);
     let (tell, told) = mpsc::channel();
-    other.fsync_then(&last, &SyncOptions::new(), Box::new(move |outcome| tell.send(outcome).unwrap()));
+    other.inodes().fsync_then(
+        &last,
+        &SyncOptions::new(),
+        Box::new(move |outcome| tell.send(outcome).unwrap()),
+    );
     assert_eq!(told.recv().unwrap().unwrap_err().kind(), ErrorKind::Shutdown);
 }
 
@@ -502,10 +518,14 @@ fn a_read_only_volume_has_nothing_to_sync() {
     let volume = Volume::open_backend(device, only).unwrap();
     let found = volume.resolve("f").unwrap();
     for durability in [Durability::Now, NEVER] {
-        volume.fsync_async(&found, &SyncOptions::new().durability(durability)).wait().unwrap();
+        volume.inodes().fsync_async(&found, &SyncOptions::new().durability(durability)).wait().unwrap();
     }
     let (tell, told) = mpsc::channel();
-    volume.fsync_then(&found, &SyncOptions::new(), Box::new(move |outcome| tell.send(outcome).unwrap()));
+    volume.inodes().fsync_then(
+        &found,
+        &SyncOptions::new(),
+        Box::new(move |outcome| tell.send(outcome).unwrap()),
+    );
     told.recv().unwrap().unwrap();
     volume.sync_async().wait().unwrap();
     volume.close().unwrap();

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use quire::{FormatOptions, IoFlags, MemoryBackend, OpenOptions, Volume, VolumeOptions};
+use quire::inodes::IoFlags;
+use quire::{FormatOptions, MemoryBackend, OpenOptions, Volume, VolumeOptions};
 
 fn volume(options: VolumeOptions) -> (Volume, Arc<MemoryBackend>) {
     let backend = Arc::new(MemoryBackend::new(32 << 10));
@@ -17,27 +18,31 @@ fn cached_data_is_read_and_overwritten_at_once() {
     let file = volume.open_file("file", OpenOptions::new().write(true).read(true).create(true)).unwrap();
     let inode = file.inode().clone();
     let mut seen = vec![0; 8192];
-    assert!(!volume.try_write(&inode, 0, b"past the end"), "growth is not for writes at once");
-    assert_eq!(volume.try_read(&inode, 0, &mut seen), Some(0), "an empty file is known to be empty");
+    assert!(!volume.inodes().try_write_at(&inode, b"past the end", 0), "growth is not for writes at once");
+    assert_eq!(
+        volume.inodes().try_read_at(&inode, &mut seen, 0),
+        Some(0),
+        "an empty file is known to be empty"
+    );
     file.write_at(&[1; 16384], 0).unwrap();
-    assert!(volume.try_write(&inode, 4090, &[2; 20]), "dirty blocks are where they are");
-    assert_eq!(volume.try_read(&inode, 4090, &mut seen[..20]), Some(20));
+    assert!(volume.inodes().try_write_at(&inode, &[2; 20], 4090), "dirty blocks are where they are");
+    assert_eq!(volume.inodes().try_read_at(&inode, &mut seen[..20], 4090), Some(20));
     assert_eq!(seen[..20], [2; 20]);
     file.sync_all().unwrap();
-    assert!(volume.try_write(&inode, 8192, &[3; 8192]), "clean blocks with a home");
-    assert!(!volume.try_write(&inode, 16380, &[4; 8]), "across the end");
-    assert!(!volume.try_write(&inode, u64::MAX - 3, &[4; 8]));
-    assert_eq!(volume.try_read(&inode, 12288, &mut seen), Some(4096), "clipped at the end");
+    assert!(volume.inodes().try_write_at(&inode, &[3; 8192], 8192), "clean blocks with a home");
+    assert!(!volume.inodes().try_write_at(&inode, &[4; 8], 16380), "across the end");
+    assert!(!volume.inodes().try_write_at(&inode, &[4; 8], u64::MAX - 3));
+    assert_eq!(volume.inodes().try_read_at(&inode, &mut seen, 12288), Some(4096), "clipped at the end");
     assert_eq!(seen[..4096], [3; 4096]);
     // A block without folio and home.
     file.set_len(1 << 20).unwrap();
-    assert!(!volume.try_write(&inode, 512 << 10, &[5; 4096]), "a hole needs space first");
-    assert_eq!(volume.try_read(&inode, 512 << 10, &mut seen), None);
+    assert!(!volume.inodes().try_write_at(&inode, &[5; 4096], 512 << 10), "a hole needs space first");
+    assert_eq!(volume.inodes().try_read_at(&inode, &mut seen, 512 << 10), None);
     file.read_exact_at(&mut seen, 512 << 10).unwrap();
     assert_eq!(seen, [0; 8192]);
-    let root = volume.root();
-    assert_eq!(volume.try_read(&root, 0, &mut seen), None);
-    assert!(!volume.try_write(&root, 0, &[1]));
+    let root = volume.inodes().root();
+    assert_eq!(volume.inodes().try_read_at(&root, &mut seen, 0), None);
+    assert!(!volume.inodes().try_write_at(&root, &[1], 0));
     drop((file, inode, root));
     volume.close().unwrap();
 }
@@ -48,7 +53,7 @@ fn what_was_written_at_once_is_durable_like_all_else() {
     let file = volume.open_file("file", OpenOptions::new().write(true).read(true).create(true)).unwrap();
     file.write_at(&[1; 65536], 0).unwrap();
     file.sync_all().unwrap();
-    assert!(volume.try_write(file.inode(), 4096, &[7; 4096]));
+    assert!(volume.inodes().try_write_at(file.inode(), &[7; 4096], 4096));
     file.sync_data().unwrap();
     drop(file);
     volume.close().unwrap();
@@ -58,7 +63,7 @@ fn what_was_written_at_once_is_durable_like_all_else() {
     let mut block = vec![0; 4096];
     file.read_exact_at(&mut block, 4096).unwrap();
     assert_eq!(block, [7; 4096]);
-    assert!(!volume.try_write(file.inode(), 0, &[9; 10]), "a read-only volume takes no changes");
+    assert!(!volume.inodes().try_write_at(file.inode(), &[9; 10], 0), "a read-only volume takes no changes");
     drop(file);
     volume.close().unwrap();
 }
@@ -66,34 +71,39 @@ fn what_was_written_at_once_is_durable_like_all_else() {
 /// On a thread that may not wait: what can be done at once is done as always, the rest fails without a trace.
 #[test]
 fn names_and_growth_at_once() {
-    use quire::{Create, ErrorKind};
+    use quire::ErrorKind;
+    use quire::inodes::Create;
     use quire_base::patience;
     let (volume, backend) = volume(VolumeOptions::default());
-    let root = volume.root();
-    let at_once = |write: &[u8], offset: u64, inode: &quire::InodeRef| {
-        patience::at_once(|| volume.write(inode, offset, write, IoFlags::KEEP_PRIVILEGES))
+    let root = volume.inodes().root();
+    let at_once = |write: &[u8], offset: u64, inode: &quire::inodes::InodeRef| {
+        patience::at_once(|| volume.inodes().write_at(inode, write, offset, IoFlags::KEEP_PRIVILEGES))
     };
-    let inode = patience::at_once(|| volume.create(&root, b"file", &Create::file(0o644))).unwrap();
-    assert_eq!(patience::at_once(|| volume.lookup(&root, b"file")).unwrap().number(), inode.number());
+    let inode = patience::at_once(|| volume.inodes().create(&root, b"file", &Create::file(0o644))).unwrap();
+    assert_eq!(
+        patience::at_once(|| volume.inodes().lookup(&root, b"file")).unwrap().number(),
+        inode.number()
+    );
     assert_eq!(at_once(b"begun", 0, &inode).unwrap(), 5);
     assert_eq!(at_once(&[1; 10_000], 5, &inode).unwrap(), 10_000);
     assert_eq!(at_once(b"far", 1 << 20, &inode).unwrap_err().kind(), ErrorKind::WouldBlock, "a gap");
     assert_eq!(at_once(&vec![1; 2 << 20], 0, &inode).unwrap_err().kind(), ErrorKind::WouldBlock, "no batch");
-    assert_eq!(volume.attributes(&inode).size, 10_005);
-    patience::at_once(|| volume.link(&inode, &root, b"link")).unwrap();
-    patience::at_once(|| volume.unlink(&root, b"link")).unwrap();
+    assert_eq!(volume.inodes().metadata(&inode).size, 10_005);
+    patience::at_once(|| volume.inodes().hard_link(&inode, &root, b"link")).unwrap();
+    patience::at_once(|| volume.inodes().remove_file(&root, b"link")).unwrap();
     volume.sync().unwrap();
     drop((inode, root));
     volume.close().unwrap();
 
     // Nothing is in memory: each look-up and edge has to come from the device first.
     let volume = Volume::open_backend(backend, VolumeOptions::default()).unwrap();
-    let root = volume.root();
-    let inode = volume.lookup(&root, b"file").unwrap();
-    let edge = || patience::at_once(|| volume.write(&inode, 10, b"edge", IoFlags::KEEP_PRIVILEGES));
+    let root = volume.inodes().root();
+    let inode = volume.inodes().lookup(&root, b"file").unwrap();
+    let edge =
+        || patience::at_once(|| volume.inodes().write_at(&inode, b"edge", 10, IoFlags::KEEP_PRIVILEGES));
     assert_eq!(edge().unwrap_err().kind(), ErrorKind::WouldBlock);
     let mut seen = vec![0; 20];
-    assert_eq!(volume.read(&inode, 0, &mut seen, IoFlags::empty()).unwrap(), 20);
+    assert_eq!(volume.inodes().read_at(&inode, &mut seen, 0, IoFlags::empty()).unwrap(), 20);
     assert_eq!(seen, b"begun\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01");
     assert_eq!(edge().unwrap(), 4, "now it is there");
     drop((inode, root));
@@ -104,18 +114,19 @@ fn names_and_growth_at_once() {
 /// it is refused, and leaves names and data as they are.
 #[test]
 fn renames_and_removed_folders_at_once() {
-    use quire::{Create, ErrorKind, RenameFlags};
+    use quire::inodes::Create;
+    use quire::{ErrorKind, RenameFlags};
     use quire_base::patience;
     let (volume, _) = volume(VolumeOptions { threads: false, ..Default::default() });
-    let root = volume.root();
+    let root = volume.inodes().root();
     let folder = Create::directory(0o755);
-    let one = volume.create(&root, b"one", &folder).unwrap();
-    let two = volume.create(&root, b"two", &folder).unwrap();
-    let rename = |from: &quire::InodeRef, name: &[u8], to: &quire::InodeRef, new: &[u8]| {
-        patience::at_once(|| volume.rename(from, name, to, new, RenameFlags::empty()))
+    let one = volume.inodes().create(&root, b"one", &folder).unwrap();
+    let two = volume.inodes().create(&root, b"two", &folder).unwrap();
+    let rename = |from: &quire::inodes::InodeRef, name: &[u8], to: &quire::inodes::InodeRef, new: &[u8]| {
+        patience::at_once(|| volume.inodes().rename(from, name, to, new, RenameFlags::empty()))
     };
-    let file = volume.create(&one, b"file", &Create::file(0o644)).unwrap();
-    volume.write(&file, 0, b"new", IoFlags::empty()).unwrap();
+    let file = volume.inodes().create(&one, b"file", &Create::file(0o644)).unwrap();
+    volume.inodes().write_at(&file, b"new", 0, IoFlags::empty()).unwrap();
     rename(&one, b"file", &one, b"other").unwrap();
     rename(&one, b"other", &two, b"file").unwrap();
     rename(&root, b"two", &one, b"inner").unwrap();
@@ -123,20 +134,22 @@ fn renames_and_removed_folders_at_once() {
     assert_eq!(below.kind(), ErrorKind::Invalid);
 
     // Over another file the data goes to the device first.
-    volume.create(&two, b"old", &Create::file(0o644)).unwrap();
+    volume.inodes().create(&two, b"old", &Create::file(0o644)).unwrap();
     assert_eq!(rename(&two, b"file", &two, b"old").unwrap_err().kind(), ErrorKind::WouldBlock);
-    assert_eq!(volume.lookup(&two, b"file").unwrap().number(), file.number(), "nothing has changed");
-    assert_ne!(volume.lookup(&two, b"old").unwrap().number(), file.number());
+    assert_eq!(volume.inodes().lookup(&two, b"file").unwrap().number(), file.number(), "nothing has changed");
+    assert_ne!(volume.inodes().lookup(&two, b"old").unwrap().number(), file.number());
     volume.sync().unwrap();
     rename(&two, b"file", &two, b"old").unwrap();
-    assert_eq!(volume.lookup(&two, b"old").unwrap().number(), file.number());
+    assert_eq!(volume.inodes().lookup(&two, b"old").unwrap().number(), file.number());
 
-    let remove = |parent: &quire::InodeRef, name: &[u8]| patience::at_once(|| volume.rmdir(parent, name));
+    let remove = |parent: &quire::inodes::InodeRef, name: &[u8]| {
+        patience::at_once(|| volume.inodes().remove_dir(parent, name))
+    };
     assert_eq!(remove(&root, b"one").unwrap_err().kind(), ErrorKind::NotEmpty);
-    volume.unlink(&two, b"old").unwrap();
+    volume.inodes().remove_file(&two, b"old").unwrap();
     remove(&one, b"inner").unwrap();
     remove(&root, b"one").unwrap();
-    assert_eq!(volume.lookup(&root, b"one").unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(volume.inodes().lookup(&root, b"one").unwrap_err().kind(), ErrorKind::NotFound);
     drop((root, one, two, file));
     volume.close().unwrap();
 }
@@ -145,14 +158,17 @@ fn renames_and_removed_folders_at_once() {
 /// files over a mount held a queue of requests at the device.
 #[test]
 fn a_full_journal_buffer_is_no_reason_to_wait() {
-    use quire::{ErrorKind, XattrFlags};
+    use quire::ErrorKind;
+    use quire::inodes::XattrFlags;
     use quire_base::patience;
     let (volume, _) = volume(VolumeOptions { threads: false, ..Default::default() });
-    let root = volume.root();
+    let root = volume.inodes().root();
     let (mut refused, mut made) = (0, 0);
     for number in 0..4000u32 {
         let value = vec![number as u8; 60_000];
-        match patience::at_once(|| volume.set_xattr(&root, b"user.large", &value, XattrFlags::empty())) {
+        match patience::at_once(|| {
+            volume.inodes().set_xattr(&root, b"user.large", &value, XattrFlags::empty())
+        }) {
             Ok(()) => made += 1,
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
@@ -172,10 +188,11 @@ fn a_full_journal_buffer_is_no_reason_to_wait() {
 /// Many threads make, extend and remove files, half of them without waiting where they can.
 #[test]
 fn both_kinds_of_threads_side_by_side() {
-    use quire::{Create, ErrorKind};
+    use quire::ErrorKind;
+    use quire::inodes::Create;
     use quire_base::patience;
     let (volume, backend) = volume(VolumeOptions { cache_bytes: Some(8 << 20), ..Default::default() });
-    let root = volume.root();
+    let root = volume.inodes().root();
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
             let (volume, root) = (&volume, &root);
@@ -192,16 +209,20 @@ fn both_kinds_of_threads_side_by_side() {
                     let name = format!("{thread}-{number}");
                     let data = vec![(number % 251) as u8 + 1; 3000 + 97 * number as usize];
                     let inode =
-                        either(quick, || volume.create(root, name.as_bytes(), &Create::file(0o600))).unwrap();
+                        either(quick, || volume.inodes().create(root, name.as_bytes(), &Create::file(0o600)))
+                            .unwrap();
                     for (piece, at) in data.chunks(1500).zip((0..).step_by(1500)) {
-                        let write = || volume.write(&inode, at, piece, IoFlags::KEEP_PRIVILEGES);
+                        let write = || volume.inodes().write_at(&inode, piece, at, IoFlags::KEEP_PRIVILEGES);
                         assert_eq!(either(quick, write).unwrap(), piece.len());
                     }
                     let mut seen = vec![0; data.len() + 1];
-                    assert_eq!(volume.read(&inode, 0, &mut seen, IoFlags::empty()).unwrap(), data.len());
+                    assert_eq!(
+                        volume.inodes().read_at(&inode, &mut seen, 0, IoFlags::empty()).unwrap(),
+                        data.len()
+                    );
                     assert!(seen[..data.len()] == data);
                     if number % 3 == 0 {
-                        either(quick, || volume.unlink(root, name.as_bytes())).unwrap();
+                        either(quick, || volume.inodes().remove_file(root, name.as_bytes())).unwrap();
                     }
                     if number % 40 == 7 {
                         volume.checkpoint().unwrap();
@@ -216,7 +237,8 @@ fn both_kinds_of_threads_side_by_side() {
         Volume::open_backend(backend, VolumeOptions { read_only: true, ..Default::default() }).unwrap();
     let mut names = 0;
     volume
-        .read_directory(&volume.root(), 0, &mut |_| {
+        .inodes()
+        .read_dir(&volume.inodes().root(), 0, &mut |_| {
             names += 1;
             true
         })
@@ -240,10 +262,10 @@ fn nothing_is_torn_beside_waiting_writers() {
             scope.spawn(move || {
                 let data = vec![writer; PIECE];
                 while !stop.load(Ordering::Relaxed) {
-                    if writer % 2 == 0 && volume.try_write(file.inode(), 0, &data) {
+                    if writer % 2 == 0 && volume.inodes().try_write_at(file.inode(), &data, 0) {
                         at_once.fetch_add(1, Ordering::Relaxed);
                     } else {
-                        volume.write(file.inode(), 0, &data, IoFlags::KEEP_PRIVILEGES).unwrap();
+                        volume.inodes().write_at(file.inode(), &data, 0, IoFlags::KEEP_PRIVILEGES).unwrap();
                     }
                 }
             });

@@ -8,10 +8,8 @@
 //! * a file that nothing touched since its fsync has exactly its size and contents.
 
 use crate::common::options;
-use quire::{
-    Caller, Create, FallocateMode, FileType, FormatOptions, InodeNo, InodeRef, IoFlags, RenameFlags, Volume,
-    XattrFlags,
-};
+use quire::inodes::{Caller, Create, FallocateMode, InodeRef, IoFlags, XattrFlags};
+use quire::{FileType, FormatOptions, InodeNo, RenameFlags, Volume};
 use quire_base::random::Random;
 use quire_device::SimulatedBackend;
 use quire_device::simulated::CrashPolicy;
@@ -156,12 +154,12 @@ impl Workload {
     }
 
     fn inode(&self, number: u64) -> InodeRef {
-        self.volume.inode(InodeNo(number)).unwrap()
+        self.volume.inodes().get(InodeNo(number)).unwrap()
     }
 
     fn parent(&self, path: &str) -> (InodeRef, String) {
         match path.rsplit_once('/') {
-            None => (self.volume.root(), path.to_owned()),
+            None => (self.volume.inodes().root(), path.to_owned()),
             Some((directory, name)) => (self.inode(self.names.entries[directory]), name.to_owned()),
         }
     }
@@ -173,8 +171,13 @@ impl Workload {
                 let (full, name) = w.new_path(&path);
                 let create =
                     Create { kind: FileType::Regular, mode: 0o644, umask: 0, rdev: 0, caller: root_caller() };
-                let inode =
-                    w.volume.create(&w.inode(directory), name.as_bytes(), &create).unwrap().number().0;
+                let inode = w
+                    .volume
+                    .inodes()
+                    .create(&w.inode(directory), name.as_bytes(), &create)
+                    .unwrap()
+                    .number()
+                    .0;
                 w.names.entries.insert(full, inode);
                 w.names.modes.insert(inode, 0o644);
                 w.files.insert(inode, FileHistory::default());
@@ -190,7 +193,13 @@ impl Workload {
                     rdev: 0,
                     caller: root_caller(),
                 };
-                let inode = w.volume.create(&w.volume.root(), name.as_bytes(), &create).unwrap().number().0;
+                let inode = w
+                    .volume
+                    .inodes()
+                    .create(&w.volume.inodes().root(), name.as_bytes(), &create)
+                    .unwrap()
+                    .number()
+                    .0;
                 w.names.entries.insert(full, inode);
                 w.names.directories.insert(inode);
                 w.names.modes.insert(inode, 0o755);
@@ -202,7 +211,7 @@ impl Workload {
                 let Some((_, inode)) = self.some_path() else { return };
                 self.step("truncate", |w, number| {
                     let sectors = w.random.below(80);
-                    w.volume.truncate(&w.inode(inode), sectors * SECTOR).unwrap();
+                    w.volume.inodes().set_len(&w.inode(inode), sectors * SECTOR).unwrap();
                     w.cut(number, inode, sectors);
                     None
                 });
@@ -213,6 +222,7 @@ impl Workload {
                     let start = w.random.below(64);
                     let len = 1 + w.random.below(40);
                     w.volume
+                        .inodes()
                         .allocate(&w.inode(inode), FallocateMode::PunchHole, start * SECTOR, len * SECTOR)
                         .unwrap();
                     let file = w.files.get_mut(&inode).unwrap();
@@ -229,6 +239,7 @@ impl Workload {
                     let start = w.random.below(64);
                     let len = 1 + w.random.below(64);
                     w.volume
+                        .inodes()
                         .allocate(&w.inode(inode), FallocateMode::Allocate, start * SECTOR, len * SECTOR)
                         .unwrap();
                     let file = w.files.get_mut(&inode).unwrap();
@@ -242,7 +253,7 @@ impl Workload {
                 let Some((path, inode)) = self.some_path() else { return };
                 self.step("unlink", |w, number| {
                     let (parent, name) = w.parent(&path);
-                    w.volume.unlink(&parent, name.as_bytes()).unwrap();
+                    w.volume.inodes().remove_file(&parent, name.as_bytes()).unwrap();
                     w.names.entries.remove(&path);
                     if !w.names.entries.values().any(|other| *other == inode) {
                         w.names.modes.remove(&inode);
@@ -269,6 +280,7 @@ impl Workload {
                     };
                     let (parent, name) = w.parent(&path);
                     w.volume
+                        .inodes()
                         .rename(
                             &parent,
                             name.as_bytes(),
@@ -298,7 +310,7 @@ impl Workload {
                 self.step("link", |w, number| {
                     let (directory, parent) = w.some_directory();
                     let (full, name) = w.new_path(&directory);
-                    w.volume.link(&w.inode(inode), &w.inode(parent), name.as_bytes()).unwrap();
+                    w.volume.inodes().hard_link(&w.inode(inode), &w.inode(parent), name.as_bytes()).unwrap();
                     w.names.entries.insert(full, inode);
                     w.named.insert(inode, number);
                     None
@@ -308,7 +320,10 @@ impl Workload {
                 let Some((_, inode)) = self.some_path() else { return };
                 self.step("xattr", |w, number| {
                     let value = format!("value {number}").into_bytes();
-                    w.volume.set_xattr(&w.inode(inode), b"user.note", &value, XattrFlags::empty()).unwrap();
+                    w.volume
+                        .inodes()
+                        .set_xattr(&w.inode(inode), b"user.note", &value, XattrFlags::empty())
+                        .unwrap();
                     w.names.xattrs.insert(inode, value);
                     w.named.insert(inode, number);
                     None
@@ -318,7 +333,7 @@ impl Workload {
                 let Some((_, inode)) = self.some_path() else { return };
                 self.step("fsync", |w, number| {
                     let datasync = w.random.one_in(2);
-                    w.volume.fsync(&w.inode(inode), datasync).unwrap();
+                    w.volume.inodes().fsync(&w.inode(inode), datasync).unwrap();
                     w.files.get_mut(&inode).unwrap().synced.push(number);
                     // Everything up to the file's own last transaction; fdatasync may leave names out.
                     w.named.get(&inode).copied().filter(|_| !datasync)
@@ -360,7 +375,7 @@ impl Workload {
             }
             let mut flags = if direct { IoFlags::DIRECT } else { IoFlags::empty() };
             flags |= if append { IoFlags::APPEND } else { IoFlags::empty() };
-            let written = w.volume.write(&w.inode(inode), start * SECTOR, &data, flags).unwrap();
+            let written = w.volume.inodes().write_at(&w.inode(inode), &data, start * SECTOR, flags).unwrap();
             assert_eq!(written, data.len());
             let file = w.files.get_mut(&inode).unwrap();
             for sector in 0..len {
@@ -433,7 +448,7 @@ impl Workload {
 
     fn check_file(&self, volume: &Volume, inode: u64, event: usize, high: usize, context: &str) {
         let history = &self.files[&inode];
-        let found = volume.inode(InodeNo(inode)).unwrap();
+        let found = volume.inodes().get(InodeNo(inode)).unwrap();
         let contents = read_all(volume, &found);
         let synced = history.synced.iter().rev().copied().find(|&at| self.steps[at].ended <= event);
         for (sector, bytes) in contents.chunks(SECTOR as usize).enumerate() {
@@ -475,7 +490,7 @@ impl Workload {
 
 fn read_all(volume: &Volume, inode: &InodeRef) -> Vec<u8> {
     let mut contents = vec![0; inode.size() as usize];
-    let read = volume.read(inode, 0, &mut contents, IoFlags::empty()).unwrap();
+    let read = volume.inodes().read_at(inode, &mut contents, 0, IoFlags::empty()).unwrap();
     assert_eq!(read, contents.len());
     contents
 }
@@ -484,11 +499,12 @@ fn listing(volume: &Volume) -> Names {
     let mut names = Names::default();
     names.directories.insert(1);
     names.modes.insert(1, 0o755);
-    let mut folders = vec![(String::new(), volume.root())];
+    let mut folders = vec![(String::new(), volume.inodes().root())];
     while let Some((path, folder)) = folders.pop() {
         let mut entries = Vec::new();
         volume
-            .read_directory(&folder, 0, &mut |entry| {
+            .inodes()
+            .read_dir(&folder, 0, &mut |entry| {
                 if entry.name != b"." && entry.name != b".." {
                     entries.push(String::from_utf8(entry.name.to_vec()).unwrap());
                 }
@@ -496,7 +512,7 @@ fn listing(volume: &Volume) -> Names {
             })
             .unwrap();
         for name in entries {
-            let inode = volume.lookup(&folder, name.as_bytes()).unwrap();
+            let inode = volume.inodes().lookup(&folder, name.as_bytes()).unwrap();
             let full = if path.is_empty() { name } else { format!("{path}/{name}") };
             let number = inode.number().0;
             names.entries.insert(full.clone(), number);
@@ -504,7 +520,7 @@ fn listing(volume: &Volume) -> Names {
             if inode.kind() == FileType::Directory {
                 names.directories.insert(number);
                 folders.push((full, inode));
-            } else if let Ok(value) = volume.get_xattr(&inode, b"user.note") {
+            } else if let Ok(value) = volume.inodes().get_xattr(&inode, b"user.note") {
                 names.xattrs.insert(number, value);
             }
         }

@@ -1,8 +1,9 @@
 //! Volumes whose tree is whole but says what cannot be: errors, never a panic, and nothing that recovery would refuse.
 
 use crate::common::{file, new_volume, options};
+use quire::inodes::{FallocateMode, IoFlags};
 use quire::repair::Session;
-use quire::{AlignedBuf, Backend, ErrorKind, FallocateMode, IoFlags, Volume};
+use quire::{AlignedBuf, Backend, ErrorKind, Volume};
 use quire_device::IoClass;
 use quire_format::extent::Extent;
 use quire_format::key::Key;
@@ -14,7 +15,7 @@ use quire_format::superblock::{SLOT_BLOCKS, Superblock, orphan_blocks_max};
 fn overlapping_extents_are_corrupt() {
     let (device, volume) = new_volume(4096);
     let file = file(&volume, "file");
-    volume.write(&file, 0, &[7; 10 * 4096], IoFlags::empty()).unwrap();
+    volume.inodes().write_at(&file, &[7; 10 * 4096], 0, IoFlags::empty()).unwrap();
     let number = file.number();
     drop(file);
     volume.close().unwrap();
@@ -27,11 +28,11 @@ fn overlapping_extents_are_corrupt() {
     session.close().unwrap();
 
     let volume = Volume::open_backend(device.clone(), options()).unwrap();
-    let file = volume.lookup(&volume.root(), b"file").unwrap();
+    let file = volume.inodes().lookup(&volume.inodes().root(), b"file").unwrap();
     let refused = [
-        volume.truncate(&file, 0),
-        volume.allocate(&file, FallocateMode::PunchHole, 0, 1 << 20),
-        volume.read(&file, 0, &mut [0; 10 * 4096], IoFlags::empty()).map(|_| ()),
+        volume.inodes().set_len(&file, 0),
+        volume.inodes().allocate(&file, FallocateMode::PunchHole, 0, 1 << 20),
+        volume.inodes().read_at(&file, &mut [0; 10 * 4096], 0, IoFlags::empty()).map(|_| ()),
     ];
     for result in refused {
         assert_eq!(result.unwrap_err().kind(), ErrorKind::Corrupt);

@@ -1,8 +1,7 @@
 //! Asynchronous direct I/O: what is in flight, and who waits for it.
 
-use quire::{
-    AlignedBuf, Caller, Create, ErrorKind, FileType, FormatOptions, InodeRef, IoFlags, Volume, VolumeOptions,
-};
+use quire::inodes::{Caller, Create, InodeRef, IoFlags};
+use quire::{AlignedBuf, ErrorKind, FileType, FormatOptions, Volume, VolumeOptions};
 use quire_device::simulated::{CrashPolicy, Fault, FaultOp, Hold};
 use quire_device::{IoClass, SimulatedBackend};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -27,8 +26,8 @@ fn volume(threads: bool) -> (Arc<SimulatedBackend>, Volume) {
 fn file(volume: &Volume, byte: u8) -> InodeRef {
     let caller = Caller { uid: 0, gid: 0 };
     let create = Create { kind: FileType::Regular, mode: 0o644, umask: 0, rdev: 0, caller };
-    let file = volume.create(&volume.root(), b"file", &create).unwrap();
-    volume.write(&file, 0, &vec![byte; BLOCKS * BLOCK], IoFlags::empty()).unwrap();
+    let file = volume.inodes().create(&volume.inodes().root(), b"file", &create).unwrap();
+    volume.inodes().write_at(&file, &vec![byte; BLOCKS * BLOCK], 0, IoFlags::empty()).unwrap();
     volume.sync().unwrap();
     file
 }
@@ -50,20 +49,23 @@ fn write(
 ) -> mpsc::Receiver<Answer> {
     let (send, answer) = mpsc::channel();
     let done = Box::new(move |buffer, outcome| send.send((buffer, outcome)).unwrap());
-    volume.write_direct_async(file, (block * BLOCK) as u64, data, flags, done);
+    volume.inodes().write_direct_then(file, data, (block * BLOCK) as u64, flags, done);
     answer
 }
 
 fn read(volume: &Volume, file: &InodeRef, offset: u64, buffer: AlignedBuf) -> Answer {
     let (send, answer) = mpsc::channel();
     let done = Box::new(move |buffer, outcome| send.send((buffer, outcome)).unwrap());
-    volume.read_direct_async(file, offset, buffer, done);
+    volume.inodes().read_direct_then(file, buffer, offset, done);
     answer.recv().unwrap()
 }
 
 fn cached(volume: &Volume, file: &InodeRef, block: usize) -> u8 {
     let mut out = [0; BLOCK];
-    assert_eq!(volume.read(file, (block * BLOCK) as u64, &mut out, IoFlags::empty()).unwrap(), BLOCK);
+    assert_eq!(
+        volume.inodes().read_at(file, &mut out, (block * BLOCK) as u64, IoFlags::empty()).unwrap(),
+        BLOCK
+    );
     assert!(out.iter().all(|byte| *byte == out[0]), "torn");
     out[0]
 }
@@ -115,7 +117,7 @@ fn what_cannot_be_sent_off_is_done_at_once() {
         BLOCK
     );
     assert_eq!(write(&volume, &file, 0, blocks(1, 7), IoFlags::APPEND).recv().unwrap().1.unwrap(), BLOCK);
-    volume.write(&file, size + 11 * BLOCK as u64, b"tail", IoFlags::empty()).unwrap();
+    volume.inodes().write_at(&file, b"tail", size + 11 * BLOCK as u64, IoFlags::empty()).unwrap();
     let (buffer, outcome) = read(&volume, &file, size, blocks(16, 0xEE));
     assert_eq!(outcome.unwrap(), 11 * BLOCK + 4);
     let firsts: Vec<u8> = buffer.chunks(BLOCK).map(|block| block[0]).collect();
@@ -129,7 +131,7 @@ fn what_cannot_be_sent_off_is_done_at_once() {
     assert_eq!(read(&volume, &file, 3, blocks(1, 0)).1.unwrap(), BLOCK);
     assert_eq!(read(&volume, &file, 0, AlignedBuf::zeroed(0)).1.unwrap(), 0);
     // Not possible.
-    let answer = read(&volume, &volume.root(), 0, blocks(1, 0)).1;
+    let answer = read(&volume, &volume.inodes().root(), 0, blocks(1, 0)).1;
     assert_eq!(answer.unwrap_err().kind(), ErrorKind::IsDirectory);
     assert!(read(&volume, &file, u64::MAX - 4095, blocks(1, 0)).1.is_err());
     let answer = write(&volume, &file, usize::MAX / BLOCK, blocks(2, 0), IoFlags::empty());
@@ -145,7 +147,7 @@ fn a_synchronous_one_is_durable_when_it_is_done() {
     assert_eq!(answer.recv().unwrap().1.unwrap(), 2 * BLOCK);
     let image = device.crash(CrashPolicy::LoseAll);
     let after = Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options(false)).unwrap();
-    let found = after.lookup(&after.root(), b"file").unwrap();
+    let found = after.inodes().lookup(&after.inodes().root(), b"file").unwrap();
     assert_eq!((cached(&after, &found, 7), cached(&after, &found, 8), cached(&after, &found, 9)), (9, 9, 1));
     volume.close().unwrap();
 }
@@ -183,7 +185,10 @@ fn many_in_flight_stay_coherent_with_the_cache() {
                         block = (block * 7 + 3) % BLOCKS;
                         cached(volume, file, block);
                         let data = [block as u8 ^ n as u8; BLOCK];
-                        volume.write(file, (block * BLOCK) as u64, &data, IoFlags::empty()).unwrap();
+                        volume
+                            .inodes()
+                            .write_at(file, &data, (block * BLOCK) as u64, IoFlags::empty())
+                            .unwrap();
                     }
                 })
             })
@@ -200,14 +205,14 @@ fn many_in_flight_stay_coherent_with_the_cache() {
                     outcome.unwrap();
                     ended.fetch_sub(1, Ordering::AcqRel);
                 });
-                volume.write_direct_async(&file, at, blocks(3, round as u8), IoFlags::empty(), done);
+                volume.inodes().write_direct_then(&file, blocks(3, round as u8), at, IoFlags::empty(), done);
             } else {
                 let done = Box::new(move |buffer: AlignedBuf, outcome: quire::Result<usize>| {
                     assert_eq!(outcome.unwrap(), 3 * BLOCK);
                     assert!(buffer.chunks(BLOCK).all(|block| block.iter().all(|byte| *byte == block[0])));
                     ended.fetch_sub(1, Ordering::AcqRel);
                 });
-                volume.read_direct_async(&file, at, blocks(3, 0), done);
+                volume.inodes().read_direct_then(&file, blocks(3, 0), at, done);
             }
         }
         while in_flight.load(Ordering::Acquire) > 0 {

@@ -1,7 +1,8 @@
 //! Direct I/O and memory: what it copies is counted against the cache's limit, and where memory is aligned nothing is.
 
 use crate::common::{file, options};
-use quire::{Backend, FormatOptions, IoFlags, Result, Volume, VolumeOptions};
+use quire::inodes::IoFlags;
+use quire::{Backend, FormatOptions, Result, Volume, VolumeOptions};
 use quire_base::BlockNo;
 use quire_base::random::Random;
 use quire_device::{AlignedBuf, Io, IoClass, MemoryBackend};
@@ -103,9 +104,9 @@ fn what_is_copied_is_charged() {
     let part = 8..8 + LEN;
     memory[part.clone()].copy_from_slice(&content(1, LEN));
     let before = used(&volume);
-    volume.write(&inode, 0, &memory[part.clone()], IoFlags::DIRECT).unwrap();
+    volume.inodes().write_at(&inode, &memory[part.clone()], 0, IoFlags::DIRECT).unwrap();
     memory[part.clone()].fill(0);
-    assert_eq!(volume.read(&inode, 0, &mut memory[part.clone()], IoFlags::DIRECT).unwrap(), LEN);
+    assert_eq!(volume.inodes().read_at(&inode, &mut memory[part.clone()], 0, IoFlags::DIRECT).unwrap(), LEN);
     assert!(memory[part] == content(1, LEN));
     let seen = device.take();
     assert!(seen.len() >= 2);
@@ -125,13 +126,13 @@ fn aligned_memory_is_not_copied() {
         memory.as_ptr().addr()..memory.as_ptr().addr() + memory.len()
     };
     let before = used(&volume);
-    volume.write(&inode, 0, &memory, IoFlags::DIRECT).unwrap();
+    volume.inodes().write_at(&inode, &memory, 0, IoFlags::DIRECT).unwrap();
     // The file ends inside a block; what is behind is nobody's.
-    volume.truncate(&inode, LEN as u64 - 1000).unwrap();
-    volume.fsync(&inode, false).unwrap();
+    volume.inodes().set_len(&inode, LEN as u64 - 1000).unwrap();
+    volume.inodes().fsync(&inode, false).unwrap();
     device.take();
     memory.fill(9);
-    assert_eq!(volume.read(&inode, 0, &mut memory, IoFlags::DIRECT).unwrap(), LEN - 1000);
+    assert_eq!(volume.inodes().read_at(&inode, &mut memory, 0, IoFlags::DIRECT).unwrap(), LEN - 1000);
     assert!(memory[..LEN - 1000] == content(2, LEN)[..LEN - 1000]);
     assert!(memory[LEN - 1000..].iter().all(|byte| *byte == 0));
     for transfer in device.take() {
@@ -153,8 +154,11 @@ fn many_at_a_time_stay_below_the_limit() {
                 let mut back = vec![0; LEN + 8];
                 // One of the two is aligned to less than a block.
                 for skip in [0, 8] {
-                    volume.write(&inode, 0, &data[skip..skip + LEN], IoFlags::DIRECT).unwrap();
-                    let read = volume.read(&inode, 0, &mut back[skip..skip + LEN], IoFlags::DIRECT).unwrap();
+                    volume.inodes().write_at(&inode, &data[skip..skip + LEN], 0, IoFlags::DIRECT).unwrap();
+                    let read = volume
+                        .inodes()
+                        .read_at(&inode, &mut back[skip..skip + LEN], 0, IoFlags::DIRECT)
+                        .unwrap();
                     assert_eq!(read, LEN);
                     assert!(back[skip..skip + LEN] == data[skip..skip + LEN]);
                 }

@@ -3,7 +3,8 @@
 //! timed.
 
 use crate::common::{BLOCK, file, new_volume};
-use quire::{InodeRef, IoFlags, Volume};
+use quire::Volume;
+use quire::inodes::{InodeRef, IoFlags};
 
 fn looks(volume: &Volume) -> u64 {
     let measures = volume.measures();
@@ -15,7 +16,7 @@ fn looks(volume: &Volume) -> u64 {
 fn files(volume: &Volume, count: usize) -> Vec<InodeRef> {
     let files: Vec<InodeRef> = (0..count).map(|n| file(volume, &format!("f{n}"))).collect();
     for file in &files {
-        volume.write(file, 0, &[1; BLOCK], IoFlags::empty()).unwrap();
+        volume.inodes().write_at(file, &[1; BLOCK], 0, IoFlags::empty()).unwrap();
     }
     volume.sync().unwrap();
     files
@@ -28,7 +29,7 @@ fn a_sync_looks_at_dirty_inodes_only() {
     let before = looks(&volume);
     volume.sync().unwrap();
     assert_eq!(looks(&volume), before, "nothing has changed");
-    volume.write(&files[7], 0, &[2; BLOCK], IoFlags::empty()).unwrap();
+    volume.inodes().write_at(&files[7], &[2; BLOCK], 0, IoFlags::empty()).unwrap();
     volume.sync().unwrap();
     assert_eq!(looks(&volume), before + 1);
 }
@@ -38,7 +39,7 @@ fn inodes_share_transactions() {
     let (_device, volume) = new_volume(8192);
     let files = files(&volume, 300);
     for file in &files {
-        volume.write(file, 0, &[2; BLOCK], IoFlags::empty()).unwrap();
+        volume.inodes().write_at(file, &[2; BLOCK], 0, IoFlags::empty()).unwrap();
     }
     // Overwrites in place leave times to the journal, and nothing else.
     let before = volume.metrics().transactions;
@@ -53,8 +54,8 @@ fn a_removed_file_leaves_the_list() {
     let before = looks(&volume);
     for n in 0..100 {
         let name = format!("f{n}");
-        volume.write(&file(&volume, &name), 0, &[1; BLOCK], IoFlags::empty()).unwrap();
-        volume.unlink(&volume.root(), name.as_bytes()).unwrap();
+        volume.inodes().write_at(&file(&volume, &name), &[1; BLOCK], 0, IoFlags::empty()).unwrap();
+        volume.inodes().remove_file(&volume.inodes().root(), name.as_bytes()).unwrap();
     }
     volume.drain_orphans();
     volume.sync().unwrap();

@@ -5,7 +5,8 @@
 //! ENOSPC meanwhile.
 
 use crate::common::{BLOCK, file, options};
-use quire::{FormatOptions, IoFlags, Volume, VolumeOptions};
+use quire::inodes::IoFlags;
+use quire::{FormatOptions, Volume, VolumeOptions};
 use quire_base::{BlockNo, Result};
 use quire_device::{Backend, Io, IoClass, SimulatedBackend};
 use std::sync::{Arc, Condvar, Mutex};
@@ -96,12 +97,12 @@ fn slow_volume(blocks: u64) -> (Arc<Slow>, Volume) {
 fn an_fsync_waits_for_no_discard() {
     let (slow, volume) = slow_volume(16_384);
     let (large, small) = (file(&volume, "large"), file(&volume, "small"));
-    volume.write(&large, 0, &[1; 256 * BLOCK], IoFlags::empty()).unwrap();
+    volume.inodes().write_at(&large, &[1; 256 * BLOCK], 0, IoFlags::empty()).unwrap();
     volume.sync().unwrap();
-    volume.truncate(&large, 0).unwrap();
+    volume.inodes().set_len(&large, 0).unwrap();
     for n in 0..3 {
-        volume.write(&small, n, &[2], IoFlags::empty()).unwrap();
-        volume.fsync(&small, false).unwrap();
+        volume.inodes().write_at(&small, &[2], n, IoFlags::empty()).unwrap();
+        volume.inodes().fsync(&small, false).unwrap();
         volume.checkpoint().unwrap();
         slow.await_discard();
     }
@@ -116,16 +117,17 @@ fn space_that_is_being_discarded_is_waited_for() {
     let (slow, volume) = slow_volume(8192);
     let hog = file(&volume, "hog");
     let most = volume.statfs().available - 2048;
-    volume.allocate(&hog, quire::FallocateMode::Allocate, 0, most * BLOCK as u64).unwrap();
+    volume.inodes().allocate(&hog, quire::inodes::FallocateMode::Allocate, 0, most * BLOCK as u64).unwrap();
     volume.sync().unwrap();
-    volume.truncate(&hog, 0).unwrap();
+    volume.inodes().set_len(&hog, 0).unwrap();
     volume.sync().unwrap();
     slow.await_discard();
     assert!(volume.statfs().available < most, "freed blocks are busy while they are discarded");
     std::thread::scope(|scope| {
         // All of it, also what is under way: it waits, and does not fail.
-        let writer =
-            scope.spawn(|| volume.allocate(&hog, quire::FallocateMode::Allocate, 0, most * BLOCK as u64));
+        let writer = scope.spawn(|| {
+            volume.inodes().allocate(&hog, quire::inodes::FallocateMode::Allocate, 0, most * BLOCK as u64)
+        });
         // Time to find no space; it may also come later.
         std::thread::sleep(Duration::from_millis(50));
         slow.set_open(true);

@@ -1,7 +1,8 @@
 //! Durability of single operations: what must be there after a power cut right behind a sync.
 
 use crate::common::{file, new_volume, options};
-use quire::{FormatOptions, IoFlags, Volume, VolumeOptions};
+use quire::inodes::IoFlags;
+use quire::{FormatOptions, Volume, VolumeOptions};
 use quire_device::simulated::{CrashPolicy, Event, Hold};
 use quire_device::{IoClass, SimulatedBackend};
 use std::sync::Arc;
@@ -21,18 +22,23 @@ fn fdatasync_of_a_directory_makes_an_unlink_durable() {
     let (device, volume) = new_volume(16384);
     file(&volume, "journal");
     volume.sync().unwrap();
-    volume.unlink(&volume.root(), b"journal").unwrap();
-    volume.fsync(&volume.root(), true).unwrap();
-    assert!(after_power_cut(&device).lookup(&after_power_cut(&device).root(), b"journal").is_err());
+    volume.inodes().remove_file(&volume.inodes().root(), b"journal").unwrap();
+    volume.inodes().fsync(&volume.inodes().root(), true).unwrap();
+    assert!(
+        after_power_cut(&device)
+            .inodes()
+            .lookup(&after_power_cut(&device).inodes().root(), b"journal")
+            .is_err()
+    );
 }
 
 #[test]
 fn fdatasync_of_a_new_empty_file_makes_it_durable() {
     let (device, volume) = new_volume(16384);
     let new = file(&volume, "new");
-    volume.fsync(&new, true).unwrap();
+    volume.inodes().fsync(&new, true).unwrap();
     let after = after_power_cut(&device);
-    assert_eq!(after.lookup(&after.root(), b"new").unwrap().number(), new.number());
+    assert_eq!(after.inodes().lookup(&after.inodes().root(), b"new").unwrap().number(), new.number());
 }
 
 #[test]
@@ -40,12 +46,12 @@ fn o_dsync_writes_are_durable_when_they_return() {
     let (device, volume) = new_volume(16384);
     let log = file(&volume, "log");
     for round in 0..20u8 {
-        volume.write(&log, 0, &[round; 700], IoFlags::APPEND | IoFlags::DATASYNC).unwrap();
+        volume.inodes().write_at(&log, &[round; 700], 0, IoFlags::APPEND | IoFlags::DATASYNC).unwrap();
         let after = after_power_cut(&device);
-        let found = after.lookup(&after.root(), b"log").unwrap();
+        let found = after.inodes().lookup(&after.inodes().root(), b"log").unwrap();
         assert_eq!(found.size(), (u64::from(round) + 1) * 700);
         let mut last = [0; 700];
-        after.read(&found, u64::from(round) * 700, &mut last, IoFlags::empty()).unwrap();
+        after.inodes().read_at(&found, &mut last, u64::from(round) * 700, IoFlags::empty()).unwrap();
         assert_eq!(last, [round; 700]);
     }
 }
@@ -54,11 +60,11 @@ fn o_dsync_writes_are_durable_when_they_return() {
 fn nothing_is_written_to_sync_a_clean_file() {
     let (device, volume) = new_volume(16384);
     let clean = file(&volume, "clean");
-    volume.write(&clean, 0, b"contents", IoFlags::empty()).unwrap();
-    volume.fsync(&clean, false).unwrap();
+    volume.inodes().write_at(&clean, b"contents", 0, IoFlags::empty()).unwrap();
+    volume.inodes().fsync(&clean, false).unwrap();
     let before = device.event_count();
-    volume.fsync(&clean, false).unwrap();
-    volume.fsync(&clean, true).unwrap();
+    volume.inodes().fsync(&clean, false).unwrap();
+    volume.inodes().fsync(&clean, true).unwrap();
     assert_eq!(device.event_count(), before, "fsync of a clean file is no I/O at all");
 }
 
@@ -66,11 +72,11 @@ fn nothing_is_written_to_sync_a_clean_file() {
 fn an_overwrite_in_place_is_data_and_one_flush() {
     let (device, volume) = new_volume(16384);
     let table = file(&volume, "table");
-    volume.write(&table, 0, &[1; 65536], IoFlags::empty()).unwrap();
-    volume.fsync(&table, false).unwrap();
-    volume.write(&table, 4096, &[2; 4096], IoFlags::empty()).unwrap();
+    volume.inodes().write_at(&table, &[1; 65536], 0, IoFlags::empty()).unwrap();
+    volume.inodes().fsync(&table, false).unwrap();
+    volume.inodes().write_at(&table, &[2; 4096], 4096, IoFlags::empty()).unwrap();
     let before = device.event_count();
-    volume.fsync(&table, true).unwrap();
+    volume.inodes().fsync(&table, true).unwrap();
     // Submission and completion of one write and of one flush.
     assert_eq!(device.event_count() - before, 4, "{:?}", device.events(before..device.event_count()));
 }
@@ -79,49 +85,66 @@ fn an_overwrite_in_place_is_data_and_one_flush() {
 /// waited for all data that had been written, of whatever file.
 #[test]
 fn names_attributes_and_frees_wait_for_no_data() {
-    use quire::{Create, RenameFlags, SetAttributes, XattrFlags};
+    use quire::RenameFlags;
+    use quire::inodes::{Create, SetAttributes, XattrFlags};
     type Step = fn(&Volume) -> quire::Result<()>;
     let steps: [(&str, Step); 9] = [
-        ("create", |volume| volume.create(&volume.root(), b"new", &Create::file(0o644)).map(drop)),
-        ("mkdir", |volume| volume.create(&volume.root(), b"dir", &Create::directory(0o755)).map(drop)),
+        ("create", |volume| {
+            volume.inodes().create(&volume.inodes().root(), b"new", &Create::file(0o644)).map(drop)
+        }),
+        ("mkdir", |volume| {
+            volume.inodes().create(&volume.inodes().root(), b"dir", &Create::directory(0o755)).map(drop)
+        }),
         ("link", |volume| {
-            let old = volume.lookup(&volume.root(), b"old")?;
-            volume.link(&old, &volume.root(), b"link")
+            let old = volume.inodes().lookup(&volume.inodes().root(), b"old")?;
+            volume.inodes().hard_link(&old, &volume.inodes().root(), b"link")
         }),
         ("rename", |volume| {
-            volume.rename(&volume.root(), b"link", &volume.root(), b"moved", RenameFlags::empty())
+            volume.inodes().rename(
+                &volume.inodes().root(),
+                b"link",
+                &volume.inodes().root(),
+                b"moved",
+                RenameFlags::empty(),
+            )
         }),
         ("chmod", |volume| {
-            let old = volume.lookup(&volume.root(), b"old")?;
+            let old = volume.inodes().lookup(&volume.inodes().root(), b"old")?;
             volume
+                .inodes()
                 .set_attributes(&old, &SetAttributes { mode: Some(0o600), ..SetAttributes::default() })
                 .map(drop)
         }),
         ("setxattr", |volume| {
-            let old = volume.lookup(&volume.root(), b"old")?;
-            volume.set_xattr(&old, b"user.a", b"b", XattrFlags::empty())
+            let old = volume.inodes().lookup(&volume.inodes().root(), b"old")?;
+            volume.inodes().set_xattr(&old, b"user.a", b"b", XattrFlags::empty())
         }),
-        ("truncate", |volume| volume.truncate(&volume.lookup(&volume.root(), b"old")?, 5000)),
-        ("unlink", |volume| volume.unlink(&volume.root(), b"old")),
+        ("truncate", |volume| {
+            volume.inodes().set_len(&volume.inodes().lookup(&volume.inodes().root(), b"old")?, 5000)
+        }),
+        ("unlink", |volume| volume.inodes().remove_file(&volume.inodes().root(), b"old")),
         ("free", |volume| {
-            volume.unlink(&volume.root(), b"moved")?;
+            volume.inodes().remove_file(&volume.inodes().root(), b"moved")?;
             volume.drain_orphans();
             Ok(())
         }),
     ];
     let (device, volume) = new_volume(16384);
     let table = file(&volume, "table");
-    volume.write(&table, 0, &[1; 65536], IoFlags::empty()).unwrap();
-    volume.write(&file(&volume, "old"), 0, &[2; 65536], IoFlags::empty()).unwrap();
+    volume.inodes().write_at(&table, &[1; 65536], 0, IoFlags::empty()).unwrap();
+    volume.inodes().write_at(&file(&volume, "old"), &[2; 65536], 0, IoFlags::empty()).unwrap();
     volume.sync().unwrap();
     for (what, step) in steps {
         // Overwritten in place and written back, not flushed.
-        volume.write(&table, 4096, &[3; 8192], IoFlags::THROUGH).unwrap();
+        volume.inodes().write_at(&table, &[3; 8192], 4096, IoFlags::THROUGH).unwrap();
         step(&volume).unwrap();
         // A force covers all records before its own.
-        volume.create(&volume.root(), format!("after {what}").as_bytes(), &Create::file(0o644)).unwrap();
+        volume
+            .inodes()
+            .create(&volume.inodes().root(), format!("after {what}").as_bytes(), &Create::file(0o644))
+            .unwrap();
         let before = device.event_count();
-        volume.fsync(&volume.root(), false).unwrap();
+        volume.inodes().fsync(&volume.inodes().root(), false).unwrap();
         let events = device.events(before..device.event_count());
         let flushes = events.iter().filter(|event| matches!(event, Event::FlushCompleted { .. })).count();
         assert_eq!(flushes, 1, "{what}");
@@ -133,16 +156,16 @@ fn names_attributes_and_frees_wait_for_no_data() {
 #[test]
 fn a_rename_over_a_file_waits_for_its_data() {
     let (device, volume) = new_volume(16384);
-    let root = volume.root();
+    let root = volume.inodes().root();
     for name in ["t", "tmp"] {
-        volume.write(&file(&volume, name), 0, &[1; 8192], IoFlags::empty()).unwrap();
+        volume.inodes().write_at(&file(&volume, name), &[1; 8192], 0, IoFlags::empty()).unwrap();
     }
     volume.sync().unwrap();
-    let tmp = volume.lookup(&root, b"tmp").unwrap();
-    volume.write(&tmp, 0, &[2; 8192], IoFlags::empty()).unwrap();
-    volume.rename(&root, b"tmp", &root, b"t", quire::RenameFlags::empty()).unwrap();
+    let tmp = volume.inodes().lookup(&root, b"tmp").unwrap();
+    volume.inodes().write_at(&tmp, &[2; 8192], 0, IoFlags::empty()).unwrap();
+    volume.inodes().rename(&root, b"tmp", &root, b"t", quire::RenameFlags::empty()).unwrap();
     let before = device.event_count();
-    volume.fsync(&root, false).unwrap();
+    volume.inodes().fsync(&root, false).unwrap();
     let events = device.events(before..device.event_count());
     let is_flush = |event: &Event| matches!(event, Event::FlushCompleted { .. });
     let is_journal =
@@ -158,16 +181,16 @@ fn fsync_fails_until_the_data_is_written() {
     use quire_device::simulated::{Fault, FaultOp};
     let (device, volume) = new_volume(16384);
     let table = file(&volume, "table");
-    volume.write(&table, 0, &[1; 8192], IoFlags::empty()).unwrap();
+    volume.inodes().write_at(&table, &[1; 8192], 0, IoFlags::empty()).unwrap();
     device.inject(Fault::on(FaultOp::Write).class(IoClass::Data).times(3));
-    assert!(volume.fsync(&table, false).is_err());
-    assert!(volume.fsync(&table, false).is_err(), "a second fsync must not say clean");
+    assert!(volume.inodes().fsync(&table, false).is_err());
+    assert!(volume.inodes().fsync(&table, false).is_err(), "a second fsync must not say clean");
     device.clear_faults();
-    volume.fsync(&table, false).unwrap();
+    volume.inodes().fsync(&table, false).unwrap();
     let after = after_power_cut(&device);
-    let found = after.lookup(&after.root(), b"table").unwrap();
+    let found = after.inodes().lookup(&after.inodes().root(), b"table").unwrap();
     let mut contents = [0; 8192];
-    assert_eq!(after.read(&found, 0, &mut contents, IoFlags::empty()).unwrap(), 8192);
+    assert_eq!(after.inodes().read_at(&found, &mut contents, 0, IoFlags::empty()).unwrap(), 8192);
     assert_eq!(contents, [1; 8192]);
 }
 
@@ -178,16 +201,16 @@ fn a_journal_error_shuts_the_volume_down() {
     use quire_device::simulated::{Fault, FaultOp};
     let (device, volume) = new_volume(16384);
     let table = file(&volume, "table");
-    volume.write(&table, 0, b"before", IoFlags::empty()).unwrap();
+    volume.inodes().write_at(&table, b"before", 0, IoFlags::empty()).unwrap();
     volume.sync().unwrap();
     device.inject(Fault::on(FaultOp::Write).class(IoClass::Journal).times(1));
     file(&volume, "lost");
     assert!(volume.sync().is_err());
-    let refused = volume.write(&table, 0, b"after", IoFlags::empty()).unwrap_err();
+    let refused = volume.inodes().write_at(&table, b"after", 0, IoFlags::empty()).unwrap_err();
     assert_eq!(refused.kind(), quire::ErrorKind::Shutdown, "{refused}");
-    assert!(volume.fsync(&table, false).is_err());
+    assert!(volume.inodes().fsync(&table, false).is_err());
     let mut contents = [0; 6];
-    volume.read(&table, 0, &mut contents, IoFlags::empty()).unwrap();
+    volume.inodes().read_at(&table, &mut contents, 0, IoFlags::empty()).unwrap();
     assert_eq!(&contents, b"before");
 }
 
@@ -198,17 +221,17 @@ fn a_journal_error_shuts_the_volume_down() {
 fn what_a_truncate_cut_off_does_not_come_back() {
     let (device, volume) = new_volume(16384);
     let table = file(&volume, "table");
-    volume.write(&table, 0, &[7; 4096], IoFlags::empty()).unwrap();
-    volume.fsync(&table, false).unwrap();
-    volume.truncate(&table, 100).unwrap();
-    volume.write(&table, 0, &[8; 4900], IoFlags::APPEND).unwrap();
-    volume.truncate(&table, 10_000).unwrap();
+    volume.inodes().write_at(&table, &[7; 4096], 0, IoFlags::empty()).unwrap();
+    volume.inodes().fsync(&table, false).unwrap();
+    volume.inodes().set_len(&table, 100).unwrap();
+    volume.inodes().write_at(&table, &[8; 4900], 0, IoFlags::APPEND).unwrap();
+    volume.inodes().set_len(&table, 10_000).unwrap();
     // Anything that forces the journal.
-    volume.fsync(&file(&volume, "other"), false).unwrap();
+    volume.inodes().fsync(&file(&volume, "other"), false).unwrap();
     let after = after_power_cut(&device);
-    let found = after.lookup(&after.root(), b"table").unwrap();
+    let found = after.inodes().lookup(&after.inodes().root(), b"table").unwrap();
     let mut contents = vec![0; found.size() as usize];
-    after.read(&found, 0, &mut contents, IoFlags::empty()).unwrap();
+    after.inodes().read_at(&found, &mut contents, 0, IoFlags::empty()).unwrap();
     let cut = contents.iter().skip(100).position(|&byte| byte == 7);
     assert_eq!(cut, None, "bytes cut off by the truncate are back in a file of {} bytes", contents.len());
 }
@@ -229,15 +252,16 @@ fn fsync_covers_its_own_growth_among_appenders() {
             let (volume, log, device) = (&volume, &log, &device);
             scope.spawn(move || {
                 for _ in 0..60 {
-                    let (at, len) = volume.append(log, &vec![thread + 1; 2500], IoFlags::empty()).unwrap();
-                    volume.fsync(log, true).unwrap();
+                    let (at, len) =
+                        volume.inodes().append(log, &vec![thread + 1; 2500], IoFlags::empty()).unwrap();
+                    volume.inodes().fsync(log, true).unwrap();
                     let image = device.crash(CrashPolicy::LoseAll);
                     let backend = Arc::new(SimulatedBackend::from_image(image));
                     let after = Volume::open_backend(backend, VolumeOptions { read_only: true, ..options() })
                         .unwrap();
-                    let found = after.lookup(&after.root(), b"log").unwrap();
+                    let found = after.inodes().lookup(&after.inodes().root(), b"log").unwrap();
                     let mut contents = vec![0; len];
-                    let read = after.read(&found, at, &mut contents, IoFlags::empty()).unwrap();
+                    let read = after.inodes().read_at(&found, &mut contents, at, IoFlags::empty()).unwrap();
                     assert_eq!(
                         read,
                         len,
@@ -259,25 +283,25 @@ fn fsync_covers_its_own_growth_among_appenders() {
 /// the operation over a copy in memory.
 #[test]
 fn a_read_only_mount_shows_no_half_moved_file() {
-    use quire::FallocateMode;
+    use quire::inodes::FallocateMode;
     let (device, volume) = new_volume(16384);
     let moved = file(&volume, "moved");
     // Many extents, so that the move takes several transactions.
     for block in 0..1500u64 {
-        volume.write(&moved, 2 * block * 4096, &[block as u8; 4096], IoFlags::empty()).unwrap();
+        volume.inodes().write_at(&moved, &[block as u8; 4096], 2 * block * 4096, IoFlags::empty()).unwrap();
         if block % 64 == 0 {
-            volume.fsync(&moved, false).unwrap();
+            volume.inodes().fsync(&moved, false).unwrap();
         }
     }
     volume.sync().unwrap();
     let begun = device.event_count();
-    volume.allocate(&moved, FallocateMode::Collapse, 4096, 3 * 4096).unwrap();
+    volume.inodes().allocate(&moved, FallocateMode::Collapse, 4096, 3 * 4096).unwrap();
     let ended = device.event_count();
     let contents = |backend: Arc<dyn quire_device::Backend>, read_only: bool| {
         let volume = Volume::open_backend(backend, VolumeOptions { read_only, ..options() }).unwrap();
-        let found = volume.lookup(&volume.root(), b"moved").unwrap();
+        let found = volume.inodes().lookup(&volume.inodes().root(), b"moved").unwrap();
         let mut bytes = vec![0; found.size() as usize];
-        assert_eq!(volume.read(&found, 0, &mut bytes, IoFlags::empty()).unwrap(), bytes.len());
+        assert_eq!(volume.inodes().read_at(&found, &mut bytes, 0, IoFlags::empty()).unwrap(), bytes.len());
         drop(found);
         bytes
     };
@@ -308,7 +332,7 @@ fn syncfs_covers_growth_whose_last_block_is_written_again_meanwhile() {
     volume.sync().unwrap();
     // More than one write takes.
     let end = (4 << 20) + 100;
-    volume.write(&log, 0, &vec![1; end as usize], IoFlags::empty()).unwrap();
+    volume.inodes().write_at(&log, &vec![1; end as usize], 0, IoFlags::empty()).unwrap();
     device.set_hold(Hold::Submitted);
     let size = std::thread::scope(|scope| {
         let sync = scope.spawn(|| volume.sync().map(|()| device.crash(CrashPolicy::LoseAll)));
@@ -318,7 +342,7 @@ fn syncfs_covers_growth_whose_last_block_is_written_again_meanwhile() {
         }
         std::thread::sleep(Duration::from_millis(50));
         // Waits until the last block is out of writeback: the newest write, on a machine that was quick enough.
-        let rewrite = scope.spawn(|| volume.write(&log, end, &[2; 50], IoFlags::empty()));
+        let rewrite = scope.spawn(|| volume.inodes().write_at(&log, &[2; 50], end, IoFlags::empty()));
         while !rewrite.is_finished() {
             device.release(device.held().saturating_sub(1));
             std::thread::sleep(Duration::from_millis(10));
@@ -331,7 +355,7 @@ fn syncfs_covers_growth_whose_last_block_is_written_again_meanwhile() {
         let image = sync.join().unwrap().unwrap();
         device.set_hold(Hold::Nothing);
         let after = Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options()).unwrap();
-        after.lookup(&after.root(), b"log").unwrap().size()
+        after.inodes().lookup(&after.inodes().root(), b"log").unwrap().size()
     });
     assert!(size >= end, "size {size} after a sync");
 }
@@ -341,7 +365,8 @@ fn syncfs_covers_growth_whose_last_block_is_written_again_meanwhile() {
 /// another file found nothing to write back, and a crash behind the rename left an empty file.
 #[test]
 fn a_rename_over_a_file_finds_the_size_that_an_fallocate_kept_back() {
-    use quire::{FallocateMode, RenameFlags};
+    use quire::RenameFlags;
+    use quire::inodes::FallocateMode;
     let keep = [
         FallocateMode::KeepSize,
         FallocateMode::Allocate,
@@ -350,18 +375,22 @@ fn a_rename_over_a_file_finds_the_size_that_an_fallocate_kept_back() {
     ];
     for mode in keep {
         let (device, volume) = new_volume(16384);
-        let root = volume.root();
-        volume.write(&file(&volume, "t"), 0, &[1; 5000], IoFlags::empty()).unwrap();
+        let root = volume.inodes().root();
+        volume.inodes().write_at(&file(&volume, "t"), &[1; 5000], 0, IoFlags::empty()).unwrap();
         volume.sync().unwrap();
         let new = file(&volume, "tmp");
-        volume.write(&new, 0, &[2; 65_536], IoFlags::empty()).unwrap();
-        volume.allocate(&new, mode, 0, 65_536).unwrap();
-        volume.rename(&root, b"tmp", &root, b"t", RenameFlags::empty()).unwrap();
-        volume.fsync(&root, false).unwrap();
+        volume.inodes().write_at(&new, &[2; 65_536], 0, IoFlags::empty()).unwrap();
+        volume.inodes().allocate(&new, mode, 0, 65_536).unwrap();
+        volume.inodes().rename(&root, b"tmp", &root, b"t", RenameFlags::empty()).unwrap();
+        volume.inodes().fsync(&root, false).unwrap();
         let after = after_power_cut(&device);
-        let found = after.lookup(&after.root(), b"t").unwrap();
+        let found = after.inodes().lookup(&after.inodes().root(), b"t").unwrap();
         let mut contents = vec![9; 65_536];
-        assert_eq!(after.read(&found, 0, &mut contents, IoFlags::empty()).unwrap(), 65_536, "{mode:?}");
+        assert_eq!(
+            after.inodes().read_at(&found, &mut contents, 0, IoFlags::empty()).unwrap(),
+            65_536,
+            "{mode:?}"
+        );
         let zeroed = matches!(mode, FallocateMode::ZeroRange { .. });
         assert!(contents.iter().all(|&byte| byte == if zeroed { 0 } else { 2 }), "{mode:?}");
     }
@@ -371,15 +400,15 @@ fn a_rename_over_a_file_finds_the_size_that_an_fallocate_kept_back() {
 /// need not wait for somebody to ask for it.
 #[test]
 fn an_fallocate_does_not_keep_the_size_back_when_it_is_over() {
-    use quire::FallocateMode;
+    use quire::inodes::FallocateMode;
     let (device, volume) = new_volume(16384);
     let grown = file(&volume, "grown");
-    volume.write(&grown, 0, &[2; 65_536], IoFlags::empty()).unwrap();
-    volume.allocate(&grown, FallocateMode::KeepSize, 0, 65_536).unwrap();
+    volume.inodes().write_at(&grown, &[2; 65_536], 0, IoFlags::empty()).unwrap();
+    volume.inodes().allocate(&grown, FallocateMode::KeepSize, 0, 65_536).unwrap();
     // Anything that forces the journal.
-    volume.fsync(&file(&volume, "other"), false).unwrap();
+    volume.inodes().fsync(&file(&volume, "other"), false).unwrap();
     let after = after_power_cut(&device);
-    assert_eq!(after.lookup(&after.root(), b"grown").unwrap().size(), 65_536);
+    assert_eq!(after.inodes().lookup(&after.inodes().root(), b"grown").unwrap().size(), 65_536);
 }
 
 /// A write that goes to the device at once failed when that did, though the cache had it already: a caller who tried again
@@ -391,43 +420,47 @@ fn a_write_stands_whose_way_to_the_device_fails() {
     for (flags, len) in [(IoFlags::THROUGH, 4096), (IoFlags::UNCACHED, 4096), (IoFlags::DIRECT, 700)] {
         let (device, volume) = new_volume(16384);
         let log = file(&volume, "log");
-        volume.write(&log, 0, &[1; 700], IoFlags::empty()).unwrap();
-        volume.fsync(&log, false).unwrap();
+        volume.inodes().write_at(&log, &[1; 700], 0, IoFlags::empty()).unwrap();
+        volume.inodes().fsync(&log, false).unwrap();
         device.inject(Fault::on(FaultOp::Write).class(IoClass::Data).times(u64::MAX));
         let data = vec![2; len];
-        let written = volume.write(&log, 0, &data, flags | IoFlags::APPEND);
+        let written = volume.inodes().write_at(&log, &data, 0, flags | IoFlags::APPEND);
         assert_eq!(written.unwrap(), len, "{flags:?}");
         assert_eq!(log.size(), 700 + len as u64);
         let mut read = vec![0; len];
-        assert_eq!(volume.read(&log, 700, &mut read, IoFlags::empty()).unwrap(), len);
+        assert_eq!(volume.inodes().read_at(&log, &mut read, 700, IoFlags::empty()).unwrap(), len);
         assert_eq!(read, data);
-        assert_eq!(volume.fsync(&log, true).unwrap_err().kind(), ErrorKind::Io, "{flags:?}");
+        assert_eq!(volume.inodes().fsync(&log, true).unwrap_err().kind(), ErrorKind::Io, "{flags:?}");
         device.clear_faults();
-        volume.fsync(&log, true).unwrap();
+        volume.inodes().fsync(&log, true).unwrap();
         let after = after_power_cut(&device);
-        assert_eq!(after.lookup(&after.root(), b"log").unwrap().size(), 700 + len as u64);
+        assert_eq!(after.inodes().lookup(&after.inodes().root(), b"log").unwrap().size(), 700 + len as u64);
     }
 }
 
 /// A volume, opened anew, whose file `table` has an extent for every other of its 800 blocks, in several tree leaves, and
 /// 700 bytes in its last block that no sync has covered.
-fn scattered() -> (Arc<SimulatedBackend>, Volume, quire::InodeRef) {
+fn scattered() -> (Arc<SimulatedBackend>, Volume, quire::inodes::InodeRef) {
     let (device, volume) = new_volume(16384);
     let table = file(&volume, "table");
     for block in 0..400 {
-        volume.write(&table, 2 * block * 4096, &[1; 4096], IoFlags::empty()).unwrap();
+        volume.inodes().write_at(&table, &[1; 4096], 2 * block * 4096, IoFlags::empty()).unwrap();
     }
     volume.close().unwrap();
     drop(table);
     let volume = Volume::open_backend(device.clone(), options()).unwrap();
-    let table = volume.lookup(&volume.root(), b"table").unwrap();
-    volume.write(&table, 798 * 4096 + 100, &[2; 700], IoFlags::empty()).unwrap();
+    let table = volume.inodes().lookup(&volume.inodes().root(), b"table").unwrap();
+    volume.inodes().write_at(&table, &[2; 700], 798 * 4096 + 100, IoFlags::empty()).unwrap();
     (device, volume, table)
 }
 
-fn assert_unsynced_data_is_there(volume: &Volume, table: &quire::InodeRef, what: &str) {
+fn assert_unsynced_data_is_there(volume: &Volume, table: &quire::inodes::InodeRef, what: &str) {
     let mut block = [0; 4096];
-    assert_eq!(volume.read(table, 798 * 4096, &mut block, IoFlags::empty()).unwrap(), 4096, "{what}");
+    assert_eq!(
+        volume.inodes().read_at(table, &mut block, 798 * 4096, IoFlags::empty()).unwrap(),
+        4096,
+        "{what}"
+    );
     assert!(block[100..800].iter().all(|byte| *byte == 2), "{what}: unsynced data is gone");
     assert!(block[800..].iter().all(|byte| *byte == 1), "{what}");
 }
@@ -436,17 +469,24 @@ fn assert_unsynced_data_is_there(volume: &Volume, table: &quire::InodeRef, what:
 /// that failed, the call failed as well, but the unsynced data was lost, and the next fsync said that all was well.
 #[test]
 fn a_truncate_or_a_punch_that_cannot_read_keeps_unsynced_data() {
-    use quire::FallocateMode;
+    use quire::inodes::FallocateMode;
     use quire_device::simulated::{Fault, FaultOp};
-    type Operation = fn(&Volume, &quire::InodeRef) -> quire::Result<()>;
+    type Operation = fn(&Volume, &quire::inodes::InodeRef) -> quire::Result<()>;
     let operations: [(&str, Operation); 4] = [
-        ("truncate", |volume, table| volume.truncate(table, 676 * 4096)),
-        ("punch", |volume, table| volume.allocate(table, FallocateMode::PunchHole, 676 * 4096, 123 * 4096)),
+        ("truncate", |volume, table| volume.inodes().set_len(table, 676 * 4096)),
+        ("punch", |volume, table| {
+            volume.inodes().allocate(table, FallocateMode::PunchHole, 676 * 4096, 123 * 4096)
+        }),
         ("zero", |volume, table| {
-            volume.allocate(table, FallocateMode::ZeroRange { keep_size: true }, 700 * 4096 + 1, 99 * 4096)
+            volume.inodes().allocate(
+                table,
+                FallocateMode::ZeroRange { keep_size: true },
+                700 * 4096 + 1,
+                99 * 4096,
+            )
         }),
         ("zero of many", |volume, table| {
-            volume.allocate(table, FallocateMode::ZeroRange { keep_size: true }, 9, 799 * 4096 - 9)
+            volume.inodes().allocate(table, FallocateMode::ZeroRange { keep_size: true }, 9, 799 * 4096 - 9)
         }),
     ];
     for (name, operation) in operations {
@@ -466,13 +506,13 @@ fn a_truncate_or_a_punch_that_cannot_read_keeps_unsynced_data() {
             }
             assert_unsynced_data_is_there(&volume, &table, &what);
             assert_eq!(table.size(), 799 * 4096, "{what}");
-            volume.fsync(&table, false).unwrap();
+            volume.inodes().fsync(&table, false).unwrap();
             let after = after_power_cut(&device);
-            let found = after.lookup(&after.root(), b"table").unwrap();
+            let found = after.inodes().lookup(&after.inodes().root(), b"table").unwrap();
             assert_unsynced_data_is_there(&after, &found, &what);
             for block in [0, 675, 676, 677, 700] {
                 let mut now = [0; 4096];
-                after.read(&found, block * 4096, &mut now, IoFlags::empty()).unwrap();
+                after.inodes().read_at(&found, &mut now, block * 4096, IoFlags::empty()).unwrap();
                 assert!(now.iter().all(|byte| *byte == 1 - (block % 2) as u8), "{what}: block {block}");
             }
         }

@@ -1,8 +1,7 @@
 //! Advice and per-call hints: what they bring into the cache, what they keep out of it, and what reaches the device.
 
-use quire::{
-    Advice, Backend, File, FormatOptions, IoFlags, MemoryBackend, OpenOptions, Volume, VolumeOptions,
-};
+use quire::inodes::IoFlags;
+use quire::{Advice, Backend, File, FormatOptions, MemoryBackend, OpenOptions, Volume, VolumeOptions};
 use std::sync::Arc;
 
 const MIB: usize = 1 << 20;
@@ -23,7 +22,7 @@ fn number(volume: &Volume, name: &str) -> u64 {
 }
 
 fn is_cached(volume: &Volume, file: &File, at: usize, len: usize) -> bool {
-    volume.try_read(file.inode(), at as u64, &mut vec![0; len]).is_some()
+    volume.inodes().try_read_at(file.inode(), &mut vec![0; len], at as u64).is_some()
 }
 
 /// A write that is not to be kept reaches the device by itself and leaves the cache; its contents are right.
@@ -34,13 +33,16 @@ fn an_uncached_write_leaves_the_cache() {
     let data: Vec<u8> = (0..4 * MIB).map(|at| (at / 4096) as u8).collect();
     for at in (0..data.len()).step_by(MIB) {
         let piece = &data[at..at + MIB];
-        volume.write(file.inode(), at as u64, piece, IoFlags::UNCACHED | IoFlags::THROUGH).unwrap();
+        volume
+            .inodes()
+            .write_at(file.inode(), piece, at as u64, IoFlags::UNCACHED | IoFlags::THROUGH)
+            .unwrap();
         assert!(!is_cached(&volume, &file, at, 4096), "at {at}");
     }
     assert_eq!(number(&volume, "device_data_write_bytes_total"), data.len() as u64);
     assert_eq!(number(&volume, "cache_dirty_bytes"), 0);
     let mut read = vec![0; data.len()];
-    assert_eq!(volume.read(file.inode(), 0, &mut read, IoFlags::UNCACHED).unwrap(), data.len());
+    assert_eq!(volume.inodes().read_at(file.inode(), &mut read, 0, IoFlags::UNCACHED).unwrap(), data.len());
     assert!(read == data);
     assert!((0..data.len()).step_by(MIB).all(|at| !is_cached(&volume, &file, at, 4096)));
 }
@@ -51,7 +53,7 @@ fn an_uncached_write_loses_nothing_beside_it() {
     let volume = volume();
     let file = file(&volume);
     file.write_all_at(&vec![1; MIB], 0).unwrap();
-    volume.write(file.inode(), 8192, &[2; 4096], IoFlags::UNCACHED).unwrap();
+    volume.inodes().write_at(file.inode(), &[2; 4096], 8192, IoFlags::UNCACHED).unwrap();
     volume.sync().unwrap();
     file.advise(0, 0, Advice::DontNeed).unwrap();
     assert!(!is_cached(&volume, &file, 0, 4096));
@@ -67,7 +69,7 @@ fn write_through_is_a_write_without_a_flush() {
     let volume = volume();
     let file = file(&volume);
     let flushes = number(&volume, "device_flushes_total");
-    volume.write(file.inode(), 0, &[3; 8192], IoFlags::THROUGH).unwrap();
+    volume.inodes().write_at(file.inode(), &[3; 8192], 0, IoFlags::THROUGH).unwrap();
     assert_eq!(number(&volume, "device_data_write_bytes_total"), 8192);
     assert_eq!(number(&volume, "cache_dirty_bytes"), 0);
     assert_eq!(number(&volume, "device_flushes_total"), flushes);

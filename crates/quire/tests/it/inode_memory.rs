@@ -2,7 +2,8 @@
 //! data of a file went with its inode, and whole shards were searched under their lock. Work is counted here, not timed.
 
 use crate::common::{BLOCK, file, new_volume, options};
-use quire::{IoFlags, Volume, VolumeOptions};
+use quire::inodes::IoFlags;
+use quire::{Volume, VolumeOptions};
 
 fn measure(volume: &Volume, name: &str) -> u64 {
     volume.measures().iter().find(|measure| measure.name == name).expect("it is measured").value
@@ -33,7 +34,10 @@ fn inodes_nobody_uses_leave_and_the_work_is_bounded() {
     // They count against the limit.
     assert!(measure(&volume, "cache_used_bytes") - before > 2 << 20);
     for n in (0..9000).step_by(7) {
-        assert_eq!(volume.lookup(&volume.root(), format!("f{n}").as_bytes()).unwrap().size(), 0);
+        assert_eq!(
+            volume.inodes().lookup(&volume.inodes().root(), format!("f{n}").as_bytes()).unwrap().size(),
+            0
+        );
     }
     volume.close().unwrap();
 }
@@ -42,15 +46,18 @@ fn inodes_nobody_uses_leave_and_the_work_is_bounded() {
 fn files_with_cached_data_stay_longer() {
     let (_device, volume) = new_volume(16384);
     for n in 0..100 {
-        volume.write(&file(&volume, &format!("data{n}")), 0, &[n as u8; BLOCK], IoFlags::empty()).unwrap();
+        volume
+            .inodes()
+            .write_at(&file(&volume, &format!("data{n}")), &[n as u8; BLOCK], 0, IoFlags::empty())
+            .unwrap();
     }
     volume.sync().unwrap();
     empty_files(&volume, "f", 4000);
     let before = measure(&volume, "cache_fill_blocks_total");
     for n in 0..100u8 {
-        let file = volume.lookup(&volume.root(), format!("data{n}").as_bytes()).unwrap();
+        let file = volume.inodes().lookup(&volume.inodes().root(), format!("data{n}").as_bytes()).unwrap();
         let mut read = [0; BLOCK];
-        volume.read(&file, 0, &mut read, IoFlags::empty()).unwrap();
+        volume.inodes().read_at(&file, &mut read, 0, IoFlags::empty()).unwrap();
         assert_eq!(read, [n; BLOCK]);
     }
     assert_eq!(measure(&volume, "cache_fill_blocks_total"), before, "nothing was read from the device again");
@@ -61,24 +68,29 @@ fn files_with_cached_data_stay_longer() {
 fn lazy_times_do_not_keep_inodes_in_memory() {
     let (device, volume) = new_volume(16384);
     for n in 0..6000 {
-        volume.write(&file(&volume, &format!("f{n}")), 0, &[1], IoFlags::empty()).unwrap();
+        volume.inodes().write_at(&file(&volume, &format!("f{n}")), &[1], 0, IoFlags::empty()).unwrap();
     }
     volume.close().unwrap();
     let lazy = VolumeOptions { lazy_times: true, threads: true, commit_seconds: 1, ..options() };
     let volume = Volume::open_backend(device, lazy).unwrap();
     let mut waits = 0;
     for n in 0..6000 {
-        let file = volume.lookup(&volume.root(), format!("f{n}").as_bytes()).unwrap();
+        let file = volume.inodes().lookup(&volume.inodes().root(), format!("f{n}").as_bytes()).unwrap();
         let mut read = [0; 1];
         // Leaves the time of the read in memory, and nothing else.
-        volume.read(&file, 0, &mut read, IoFlags::empty()).unwrap();
+        volume.inodes().read_at(&file, &mut read, 0, IoFlags::empty()).unwrap();
         drop(file);
         // The periodic commit has as long as it takes.
         while measure(&volume, "inodes_cached") > 3000 && waits < 600 {
             std::thread::sleep(std::time::Duration::from_millis(100));
-            volume.lookup(&volume.root(), format!("f{}", waits % 100).as_bytes()).unwrap();
+            volume.inodes().lookup(&volume.inodes().root(), format!("f{}", waits % 100).as_bytes()).unwrap();
             volume
-                .create(&volume.root(), format!("g{waits}").as_bytes(), &quire::Create::file(0o644))
+                .inodes()
+                .create(
+                    &volume.inodes().root(),
+                    format!("g{waits}").as_bytes(),
+                    &quire::inodes::Create::file(0o644),
+                )
                 .unwrap();
             waits += 1;
         }

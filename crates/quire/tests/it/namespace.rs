@@ -9,9 +9,9 @@ mod operations;
 mod paths;
 mod threads;
 
+use quire::inodes::{Create, InodeRef};
 use quire::{
-    Backend, Clock, Create, ErrorKind, FormatOptions, InodeRef, MemoryBackend, Result, Timestamp, Volume,
-    VolumeOptions,
+    Backend, Clock, ErrorKind, FormatOptions, MemoryBackend, Result, Timestamp, Volume, VolumeOptions,
 };
 use quire_base::BlockNo;
 use quire_device::{AlignedBuf, IoClass};
@@ -74,18 +74,19 @@ fn fails<T>(result: Result<T>, kind: ErrorKind) {
 }
 
 fn file(volume: &Volume, directory: &InodeRef, name: &[u8]) -> InodeRef {
-    volume.create(directory, name, &Create::file(0o644)).unwrap()
+    volume.inodes().create(directory, name, &Create::file(0o644)).unwrap()
 }
 
 fn directory(volume: &Volume, parent: &InodeRef, name: &[u8]) -> InodeRef {
-    volume.create(parent, name, &Create::directory(0o755)).unwrap()
+    volume.inodes().create(parent, name, &Create::directory(0o755)).unwrap()
 }
 
 /// Names of a directory but for "." and "..", sorted.
 fn names(volume: &Volume, directory: &InodeRef) -> Vec<Vec<u8>> {
     let mut names = Vec::new();
     volume
-        .read_directory(directory, 2, &mut |entry| {
+        .inodes()
+        .read_dir(directory, 2, &mut |entry| {
             names.push(entry.name.to_vec());
             true
         })
@@ -95,5 +96,5 @@ fn names(volume: &Volume, directory: &InodeRef) -> Vec<Vec<u8>> {
 }
 
 fn links(volume: &Volume, inode: &InodeRef) -> u32 {
-    volume.attributes(inode).links
+    volume.inodes().metadata(inode).links
 }

@@ -1,11 +1,10 @@
 //! Inodes without a name: more than there are slots, other ways of tracking them, crashes, and what they cost the
 //! journal.
 
+use quire::inodes::{Create, InodeRef, IoFlags};
 use quire::inspect::Image;
 use quire::orphan::SLOTS_PER_BLOCK;
-use quire::{
-    Backend, Create, FormatOptions, InodeRef, IoFlags, MemoryBackend, OrphanTracking, Volume, VolumeOptions,
-};
+use quire::{Backend, FormatOptions, MemoryBackend, OrphanTracking, Volume, VolumeOptions};
 use quire_device::{AlignedBuf, IoClass};
 use quire_format::key::KeyKind;
 use std::ops::ControlFlow;
@@ -42,12 +41,12 @@ fn crashed(backend: &MemoryBackend) -> Arc<MemoryBackend> {
 fn unlinked(volume: &Volume, threads: usize, each: usize) -> Vec<InodeRef> {
     let start = Barrier::new(threads);
     let unlink = |thread: usize| {
-        let root = volume.root();
+        let root = volume.inodes().root();
         start.wait();
         let one = |n: usize| {
             let name = format!("{thread}-{n}");
-            let file = volume.create(&root, name.as_bytes(), &Create::file(0o600)).unwrap();
-            volume.unlink(&root, name.as_bytes()).unwrap();
+            let file = volume.inodes().create(&root, name.as_bytes(), &Create::file(0o600)).unwrap();
+            volume.inodes().remove_file(&root, name.as_bytes()).unwrap();
             file
         };
         (0..each).map(one).collect::<Vec<_>>()
@@ -123,7 +122,7 @@ fn orphans_of_a_crash_wait_for_their_turn() {
     assert!(recovered.metrics().inodes_cached < 10, "{} inodes", recovered.metrics().inodes_cached);
     assert_eq!(recovered.info().inodes, 1 + ORPHANS as u64);
     let number = held[0].number();
-    assert_eq!(recovered.inode(number).unwrap_err().kind(), quire::ErrorKind::Stale);
+    assert_eq!(recovered.inodes().get(number).unwrap_err().kind(), quire::ErrorKind::Stale);
     let own = unlinked(&recovered, 1, 100);
     recovered.sync().unwrap();
     // A crash before any was freed: all are found once more.
@@ -178,14 +177,14 @@ fn tracking_can_be_locked_or_left_out() {
 #[test]
 fn who_unlinks_much_helps_to_free() {
     let volume = Volume::open_backend(formatted(256 << 20), options(OrphanTracking::Lockless)).unwrap();
-    let root = volume.root();
+    let root = volume.inodes().root();
     let names = |n: usize| format!("file-{n}");
     for n in 0..20_000 {
-        drop(volume.create(&root, names(n).as_bytes(), &Create::file(0o600)).unwrap());
+        drop(volume.inodes().create(&root, names(n).as_bytes(), &Create::file(0o600)).unwrap());
     }
     let mut most = 0;
     for n in 0..20_000 {
-        volume.unlink(&root, names(n).as_bytes()).unwrap();
+        volume.inodes().remove_file(&root, names(n).as_bytes()).unwrap();
         if n % 16 == 0 {
             let metrics = volume.metrics();
             most = most.max(metrics.orphan_claims - metrics.orphans_freed);
@@ -203,9 +202,9 @@ fn journal_records_of_names_and_sizes_are_small() {
     let mut options = options(OrphanTracking::Lockless);
     options.threads = false;
     let volume = Volume::open_backend(formatted(64 << 20), options).unwrap();
-    let root = volume.root();
-    let file = volume.create(&root, b"long", &Create::file(0o600)).unwrap();
-    volume.write(&file, 0, &[1; 64 * BLOCK], IoFlags::empty()).unwrap();
+    let root = volume.inodes().root();
+    let file = volume.inodes().create(&root, b"long", &Create::file(0o600)).unwrap();
+    volume.inodes().write_at(&file, &[1; 64 * BLOCK], 0, IoFlags::empty()).unwrap();
     volume.sync().unwrap();
     let of = |what: &str, most: u64, operation: &dyn Fn(usize)| {
         const TIMES: usize = 32;
@@ -220,9 +219,11 @@ fn journal_records_of_names_and_sizes_are_small() {
         assert!(bytes <= most, "{what}: {bytes} bytes of journal");
     };
     let name = |n: usize| format!("name-{n:03}");
-    of("create", 240, &|n| drop(volume.create(&root, name(n).as_bytes(), &Create::file(0o600)).unwrap()));
-    of("unlink", 200, &|n| volume.unlink(&root, name(n).as_bytes()).unwrap());
-    of("truncate", 240, &|n| volume.truncate(&file, ((63 - n) * BLOCK) as u64).unwrap());
+    of("create", 240, &|n| {
+        drop(volume.inodes().create(&root, name(n).as_bytes(), &Create::file(0o600)).unwrap())
+    });
+    of("unlink", 200, &|n| volume.inodes().remove_file(&root, name(n).as_bytes()).unwrap());
+    of("truncate", 240, &|n| volume.inodes().set_len(&file, ((63 - n) * BLOCK) as u64).unwrap());
     drop(file);
     volume.close().unwrap();
 }

@@ -1,7 +1,8 @@
 //! Volumes that are full: what was accepted is written, and what is deleted comes back.
 
 use crate::common::{file, options};
-use quire::{ErrorKind, FallocateMode, FormatOptions, IoFlags, Volume, VolumeOptions};
+use quire::inodes::{FallocateMode, IoFlags};
+use quire::{ErrorKind, FormatOptions, Volume, VolumeOptions};
 use quire_base::BlockNo;
 use quire_device::{Backend, Io, IoClass, IoOp, MemoryBackend};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,7 +29,7 @@ fn what_was_accepted_can_be_written_however_scattered() {
             for (n, inode) in inodes.iter().enumerate() {
                 let at = round * stride * 4096;
                 let tag = [(n as u8) ^ (round as u8).wrapping_mul(31) | 1; 4096];
-                match volume.write(inode, at, &tag, IoFlags::empty()) {
+                match volume.inodes().write_at(inode, &tag, at, IoFlags::empty()) {
                     Ok(_) => written.push((n, at, tag[0])),
                     Err(error) if error.kind() == ErrorKind::NoSpace => break 'full,
                     Err(error) => panic!("{error}"),
@@ -39,11 +40,11 @@ fn what_was_accepted_can_be_written_however_scattered() {
         volume.sync().unwrap_or_else(|error| panic!("{blocks} blocks, {files} files: {error}"));
         for (n, at, tag) in &written {
             let mut block = [0; 4096];
-            assert_eq!(volume.read(&inodes[*n], *at, &mut block, IoFlags::DIRECT).unwrap(), 4096);
+            assert_eq!(volume.inodes().read_at(&inodes[*n], &mut block, *at, IoFlags::DIRECT).unwrap(), 4096);
             assert!(block.iter().all(|byte| byte == tag));
         }
         for (n, _) in inodes.iter().enumerate() {
-            volume.unlink(&volume.root(), format!("f{n}").as_bytes()).unwrap();
+            volume.inodes().remove_file(&volume.inodes().root(), format!("f{n}").as_bytes()).unwrap();
         }
     }
 }
@@ -86,25 +87,30 @@ fn a_zeroing_without_room_leaves_the_edges_as_they_were() {
     let volume = new_volume(4096);
     let inode = file(&volume, "f");
     let front = [7; 3 * 4096];
-    volume.write(&inode, 0, &front, IoFlags::empty()).unwrap();
+    volume.inodes().write_at(&inode, &front, 0, IoFlags::empty()).unwrap();
     volume.sync().unwrap();
     // Names take all room for metadata that ordinary transactions get.
     for n in 0.. {
-        match volume.create(&volume.root(), format!("{n:0200}").as_bytes(), &quire::Create::file(0o644)) {
+        match volume.inodes().create(
+            &volume.inodes().root(),
+            format!("{n:0200}").as_bytes(),
+            &quire::inodes::Create::file(0o644),
+        ) {
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::NoSpace => break,
             Err(error) => panic!("{error}"),
         }
     }
     let mode = FallocateMode::ZeroRange { keep_size: true };
-    let error = volume.allocate(&inode, mode, 100, 3 * 4096 - 200).expect_err("no room for metadata");
+    let error =
+        volume.inodes().allocate(&inode, mode, 100, 3 * 4096 - 200).expect_err("no room for metadata");
     assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
     let mut now = [0; 3 * 4096];
-    volume.read(&inode, 0, &mut now, IoFlags::empty()).unwrap();
+    volume.inodes().read_at(&inode, &mut now, 0, IoFlags::empty()).unwrap();
     assert!(now == front, "an operation that failed has changed the file");
     // Giving space back works all the same.
-    volume.allocate(&inode, FallocateMode::PunchHole, 100, 3 * 4096 - 200).unwrap();
-    volume.read(&inode, 0, &mut now, IoFlags::empty()).unwrap();
+    volume.inodes().allocate(&inode, FallocateMode::PunchHole, 100, 3 * 4096 - 200).unwrap();
+    volume.inodes().read_at(&inode, &mut now, 0, IoFlags::empty()).unwrap();
     assert!(now[100..3 * 4096 - 100].iter().all(|byte| *byte == 0));
 }
 
@@ -182,7 +188,7 @@ fn room_that_others_have_reserved_is_waited_for() {
     let volume = Volume::open_backend(device.clone(), options.clone()).unwrap();
     let large = file(&volume, "large");
     for block in 0..4000 {
-        volume.write(&large, 2 * block * 4096, &[1; 4096], IoFlags::empty()).unwrap();
+        volume.inodes().write_at(&large, &[1; 4096], 2 * block * 4096, IoFlags::empty()).unwrap();
     }
     drop(large);
     for n in 0..1500 {
@@ -192,10 +198,10 @@ fn room_that_others_have_reserved_is_waited_for() {
     let volume = Volume::open_backend(device.clone(), options).unwrap();
     // What the last of these loads the create below needs as well.
     for n in 0..1500 {
-        volume.lookup(&volume.root(), format!("{n:0200}").as_bytes()).unwrap();
+        volume.inodes().lookup(&volume.inodes().root(), format!("{n:0200}").as_bytes()).unwrap();
     }
     file(&volume, "first");
-    volume.unlink(&volume.root(), b"large").unwrap();
+    volume.inodes().remove_file(&volume.inodes().root(), b"large").unwrap();
     let before = volume.metrics();
 
     device.let_pass(0);
@@ -204,8 +210,12 @@ fn room_that_others_have_reserved_is_waited_for() {
         while device.waiting.load(Ordering::SeqCst) == 0 && !reaper.is_finished() {
             std::thread::yield_now();
         }
-        let creator =
-            scope.spawn(|| volume.create(&volume.root(), b"second", &quire::Create::file(0o644)).map(drop));
+        let creator = scope.spawn(|| {
+            volume
+                .inodes()
+                .create(&volume.inodes().root(), b"second", &quire::inodes::Create::file(0o644))
+                .map(drop)
+        });
         let waits = || volume.metrics().room_waits > before.room_waits;
         while !waits() && !creator.is_finished() && device.waiting.load(Ordering::SeqCst) == 1 {
             std::thread::yield_now();
@@ -232,7 +242,7 @@ fn a_stat_does_not_wait_for_the_leaves_of_a_punch() {
     let volume = Volume::open_backend(device.clone(), options()).unwrap();
     let large = file(&volume, "large");
     for block in 0..1000 {
-        volume.write(&large, 2 * block * 4096, &[1; 4096], IoFlags::empty()).unwrap();
+        volume.inodes().write_at(&large, &[1; 4096], 2 * block * 4096, IoFlags::empty()).unwrap();
     }
     drop(large);
     volume.close().unwrap();
@@ -245,15 +255,16 @@ fn a_stat_does_not_wait_for_the_leaves_of_a_punch() {
             copy.memory.write(IoClass::Data, BlockNo(at), &block).unwrap();
         }
         let volume = Volume::open_backend(copy.clone(), options()).unwrap();
-        let large = volume.lookup(&volume.root(), b"large").unwrap();
+        let large = volume.inodes().lookup(&volume.inodes().root(), b"large").unwrap();
         copy.let_pass(passing);
         let was_over = std::thread::scope(|scope| {
-            let punch = scope.spawn(|| volume.allocate(&large, FallocateMode::PunchHole, 0, 2000 * 4096));
+            let punch =
+                scope.spawn(|| volume.inodes().allocate(&large, FallocateMode::PunchHole, 0, 2000 * 4096));
             while copy.waiting.load(Ordering::SeqCst) == 0 && !punch.is_finished() {
                 std::thread::yield_now();
             }
             let was_over = punch.is_finished();
-            let stat = scope.spawn(|| volume.attributes(&large));
+            let stat = scope.spawn(|| volume.inodes().metadata(&large));
             // A stat that waits for the read would do so for ever.
             let mut yields = 0;
             while !stat.is_finished() && yields < 200_000 {

@@ -6,29 +6,30 @@
 //! the lost write where zeros must be. (Found by `sim`, seed 48.)
 
 use crate::common::{BLOCK, file, new_volume, options};
-use quire::{FallocateMode, IoFlags, Volume};
+use quire::Volume;
+use quire::inodes::{FallocateMode, IoFlags};
 use quire_device::SimulatedBackend;
 use quire_device::simulated::CrashPolicy;
 use std::sync::Arc;
 
 /// A volume whose file `f` has no byte, and a written block at 8 KiB.
-fn crashed() -> (Volume, quire::InodeRef) {
+fn crashed() -> (Volume, quire::inodes::InodeRef) {
     let (device, volume) = new_volume(8192);
     let file = file(&volume, "f");
-    volume.write(&file, 0, &[1; 2 * BLOCK], IoFlags::empty()).unwrap();
-    volume.write(&file, 2 * BLOCK as u64, &[2; 2 * BLOCK], IoFlags::DIRECT).unwrap();
+    volume.inodes().write_at(&file, &[1; 2 * BLOCK], 0, IoFlags::empty()).unwrap();
+    volume.inodes().write_at(&file, &[2; 2 * BLOCK], 2 * BLOCK as u64, IoFlags::DIRECT).unwrap();
     volume.checkpoint().unwrap();
     let image = device.cut_power(CrashPolicy::KeepAll);
     drop((file, volume));
     let volume = Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options()).unwrap();
-    let file = volume.lookup(&volume.root(), b"f").unwrap();
+    let file = volume.inodes().lookup(&volume.inodes().root(), b"f").unwrap();
     assert_eq!(file.size(), 0, "the front has not moved");
     (volume, file)
 }
 
-fn assert_zeros_before(volume: &Volume, file: &quire::InodeRef, end: usize) {
+fn assert_zeros_before(volume: &Volume, file: &quire::inodes::InodeRef, end: usize) {
     let mut bytes = vec![9; end];
-    assert_eq!(volume.read(file, 0, &mut bytes, IoFlags::empty()).unwrap(), end);
+    assert_eq!(volume.inodes().read_at(file, &mut bytes, 0, IoFlags::empty()).unwrap(), end);
     assert_eq!(bytes.iter().position(|byte| *byte != 0), None, "an old byte came back");
 }
 
@@ -36,7 +37,7 @@ fn assert_zeros_before(volume: &Volume, file: &quire::InodeRef, end: usize) {
 fn a_write_past_it_leaves_zeros() {
     for flags in [IoFlags::empty(), IoFlags::DIRECT] {
         let (volume, file) = crashed();
-        volume.write(&file, 5 * BLOCK as u64, &[3; BLOCK], flags).unwrap();
+        volume.inodes().write_at(&file, &[3; BLOCK], 5 * BLOCK as u64, flags).unwrap();
         assert_zeros_before(&volume, &file, 5 * BLOCK);
     }
 }
@@ -44,16 +45,16 @@ fn a_write_past_it_leaves_zeros() {
 #[test]
 fn a_write_into_its_midst_leaves_zeros() {
     let (volume, file) = crashed();
-    volume.write(&file, 3 * BLOCK as u64 + 100, &[3; 10], IoFlags::empty()).unwrap();
+    volume.inodes().write_at(&file, &[3; 10], 3 * BLOCK as u64 + 100, IoFlags::empty()).unwrap();
     assert_zeros_before(&volume, &file, 3 * BLOCK + 100);
 }
 
 #[test]
 fn a_truncate_or_an_allocation_past_it_leaves_zeros() {
     let (volume, file) = crashed();
-    volume.truncate(&file, 5 * BLOCK as u64).unwrap();
+    volume.inodes().set_len(&file, 5 * BLOCK as u64).unwrap();
     assert_zeros_before(&volume, &file, 5 * BLOCK);
     let (volume, file) = crashed();
-    volume.allocate(&file, FallocateMode::Allocate, 0, 5 * BLOCK as u64).unwrap();
+    volume.inodes().allocate(&file, FallocateMode::Allocate, 0, 5 * BLOCK as u64).unwrap();
     assert_zeros_before(&volume, &file, 5 * BLOCK);
 }

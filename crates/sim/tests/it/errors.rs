@@ -2,7 +2,8 @@
 //! of data makes fsync fail until the data is written; bits that rot are told, never shown, where a checksum
 //! covers them.
 
-use quire::{Create, ErrorKind, FormatOptions, InodeRef, IoFlags, Volume};
+use quire::inodes::{Create, InodeRef, IoFlags};
+use quire::{ErrorKind, FormatOptions, Volume};
 use quire_base::random::Random;
 use quire_base::simulation;
 use quire_base::sync::thread;
@@ -24,16 +25,16 @@ fn fresh() -> (Arc<SimulatedBackend>, Volume) {
 }
 
 fn create(volume: &Volume, name: &str) -> quire::Result<InodeRef> {
-    volume.create(&volume.root(), name.as_bytes(), &Create::file(0o644))
+    volume.inodes().create(&volume.inodes().root(), name.as_bytes(), &Create::file(0o644))
 }
 
 fn write(volume: &Volume, file: &InodeRef, byte: u8) -> quire::Result<usize> {
-    volume.write(file, 0, &[byte; 2 * BLOCK], IoFlags::empty())
+    volume.inodes().write_at(file, &[byte; 2 * BLOCK], 0, IoFlags::empty())
 }
 
 fn read(volume: &Volume, file: &InodeRef) -> Vec<u8> {
     let mut bytes = vec![0; file.size() as usize];
-    let read = volume.read(file, 0, &mut bytes, IoFlags::empty()).unwrap();
+    let read = volume.inodes().read_at(file, &mut bytes, 0, IoFlags::empty()).unwrap();
     assert_eq!(read, bytes.len());
     bytes
 }
@@ -49,7 +50,7 @@ fn after_power_cut(device: &SimulatedBackend) -> Vec<u8> {
 
 fn after_power_cut_of(device: &SimulatedBackend, name: &str) -> Vec<u8> {
     let volume = opened(device.crash(CrashPolicy::LoseAll));
-    let file = volume.lookup(&volume.root(), name.as_bytes()).unwrap();
+    let file = volume.inodes().lookup(&volume.inodes().root(), name.as_bytes()).unwrap();
     read(&volume, &file)
 }
 
@@ -70,16 +71,16 @@ fn assert_shut_down(device: &SimulatedBackend, volume: &Volume, file: &InodeRef,
     let changes = [
         create(volume, "later").map(drop),
         write(volume, file, 3).map(drop),
-        volume.truncate(file, 0),
-        volume.unlink(&volume.root(), b"n0"),
-        volume.set_xattr(file, b"user.x", b"x", quire::XattrFlags::empty()),
+        volume.inodes().set_len(file, 0),
+        volume.inodes().remove_file(&volume.inodes().root(), b"n0"),
+        volume.inodes().set_xattr(file, b"user.x", b"x", quire::inodes::XattrFlags::empty()),
     ];
     for change in changes {
         let error = change.expect_err(what);
         assert_eq!(error.kind(), ErrorKind::Shutdown, "{what}: {error}");
         assert!(error.to_string().contains("simulated"), "{what}: {error} does not say why");
     }
-    volume.fsync(file, false).expect_err(what);
+    volume.inodes().fsync(file, false).expect_err(what);
     volume.sync().expect_err(what);
     assert!(matches!(read(volume, file)[0], 1 | 2), "{what}: reads go on");
     let image = device.crash(CrashPolicy::LoseAll);
@@ -93,9 +94,9 @@ fn assert_shut_down(device: &SimulatedBackend, volume: &Volume, file: &InodeRef,
 fn an_error_in_the_journal_ends_changes() {
     let (device, volume, file) = with_file();
     write(&volume, &file, 2).unwrap();
-    volume.set_xattr(&file, b"user.x", b"lost", quire::XattrFlags::empty()).unwrap();
+    volume.inodes().set_xattr(&file, b"user.x", b"lost", quire::inodes::XattrFlags::empty()).unwrap();
     device.inject(Fault::on(FaultOp::Write).class(IoClass::Journal));
-    create(&volume, "n1").and_then(|made| volume.fsync(&made, false)).unwrap_err();
+    create(&volume, "n1").and_then(|made| volume.inodes().fsync(&made, false)).unwrap_err();
     assert_shut_down(&device, &volume, &file, "journal write");
 }
 
@@ -104,7 +105,7 @@ fn an_error_in_the_tree_ends_changes() {
     for after in 0..2 {
         let (device, volume, file) = with_file();
         create(&volume, "n1").unwrap();
-        volume.unlink(&volume.root(), b"n1").unwrap();
+        volume.inodes().remove_file(&volume.inodes().root(), b"n1").unwrap();
         device.inject(Fault::on(FaultOp::Write).class(IoClass::Metadata).after(after));
         volume.checkpoint().unwrap_err();
         assert_shut_down(&device, &volume, &file, "tree write");
@@ -123,7 +124,7 @@ fn a_failed_flush_ends_changes() {
         assert!(reason.contains("simulated"), "{reason}");
         device.clear_faults();
         assert_eq!(create(&volume, "later").unwrap_err().kind(), ErrorKind::Shutdown);
-        volume.fsync(&file, false).unwrap_err();
+        volume.inodes().fsync(&file, false).unwrap_err();
         assert_eq!(read(&volume, &file), [2; 2 * BLOCK], "reads go on");
         // What the flush lost is unknowable: either value, but no other.
         assert!(matches!(after_power_cut(&device)[0], 1 | 2));
@@ -137,15 +138,15 @@ fn fsync_fails_until_the_data_is_written() {
         write(&volume, &file, 2).unwrap();
         device.inject(Fault::on(FaultOp::Write).class(IoClass::Data).times(3).kind(kind));
         for _ in 0..3 {
-            assert_eq!(volume.fsync(&file, true).unwrap_err().kind(), kind);
+            assert_eq!(volume.inodes().fsync(&file, true).unwrap_err().kind(), kind);
             assert!(volume.failure().is_none(), "other files go on");
             assert_eq!(read(&volume, &file), [2; 2 * BLOCK], "the data is not lost");
             assert_eq!(after_power_cut(&device), [1; 2 * BLOCK], "nothing was clean");
             let other = create(&volume, "other").unwrap();
-            volume.fsync(&other, false).unwrap();
-            volume.unlink(&volume.root(), b"other").unwrap();
+            volume.inodes().fsync(&other, false).unwrap();
+            volume.inodes().remove_file(&volume.inodes().root(), b"other").unwrap();
         }
-        volume.fsync(&file, true).unwrap();
+        volume.inodes().fsync(&file, true).unwrap();
         assert_eq!(after_power_cut(&device), [2; 2 * BLOCK]);
     }
 }
@@ -156,11 +157,11 @@ fn a_full_host_fails_growth_until_it_has_room() {
     device.set_host_space(Some(0));
     let new = create(&volume, "new").unwrap();
     write(&volume, &new, 2).unwrap();
-    assert_eq!(volume.fsync(&new, true).unwrap_err().kind(), ErrorKind::NoSpace);
+    assert_eq!(volume.inodes().fsync(&new, true).unwrap_err().kind(), ErrorKind::NoSpace);
     assert!(volume.failure().is_none(), "the journal has its space already");
     assert_eq!(read(&volume, &file), [1; 2 * BLOCK]);
     device.set_host_space(None);
-    volume.fsync(&new, true).unwrap();
+    volume.inodes().fsync(&new, true).unwrap();
     assert_eq!(after_power_cut_of(&device, "new"), [2; 2 * BLOCK]);
 }
 
@@ -173,7 +174,7 @@ fn closing_tells_what_it_could_not_write_and_the_volume_opens_again() {
     assert_eq!(volume.close().unwrap_err().kind(), ErrorKind::Io);
     device.clear_faults();
     let volume = Volume::open_backend(device.clone(), options()).unwrap();
-    let file = volume.lookup(&volume.root(), b"n0").unwrap();
+    let file = volume.inodes().lookup(&volume.inodes().root(), b"n0").unwrap();
     assert_eq!(read(&volume, &file), [1; 2 * BLOCK]);
 }
 
@@ -182,13 +183,16 @@ fn a_failed_read_is_told_and_ends_nothing() {
     let (device, volume, file) = with_file();
     drop((file, volume));
     let volume = Volume::open_backend(device.clone(), options()).unwrap();
-    let file = volume.lookup(&volume.root(), b"n0").unwrap();
+    let file = volume.inodes().lookup(&volume.inodes().root(), b"n0").unwrap();
     device.inject(Fault::on(FaultOp::Read).class(IoClass::Data));
     let mut bytes = [0; BLOCK];
-    assert_eq!(volume.read(&file, 0, &mut bytes, IoFlags::empty()).unwrap_err().kind(), ErrorKind::Io);
+    assert_eq!(
+        volume.inodes().read_at(&file, &mut bytes, 0, IoFlags::empty()).unwrap_err().kind(),
+        ErrorKind::Io
+    );
     assert_eq!(read(&volume, &file), [1; 2 * BLOCK]);
     write(&volume, &file, 2).unwrap();
-    volume.fsync(&file, false).unwrap();
+    volume.inodes().fsync(&file, false).unwrap();
     assert_eq!(after_power_cut(&device), [2; 2 * BLOCK]);
 }
 
@@ -198,7 +202,7 @@ fn slow_writes_are_waited_for() {
     write(&volume, &file, 2).unwrap();
     device.set_hold(Hold::Everything);
     std::thread::scope(|scope| {
-        let sync = scope.spawn(|| volume.fsync(&file, true));
+        let sync = scope.spawn(|| volume.inodes().fsync(&file, true));
         let mut random = Random::seeded(1);
         while !sync.is_finished() {
             std::thread::sleep(Duration::from_millis(20));
@@ -223,9 +227,15 @@ fn bits_that_rot_under_a_checksum_are_never_shown() {
     for number in 0..30 {
         let file = create(&volume, &format!("n{number}")).unwrap();
         volume
-            .write(&file, 0, &sim::contents::pattern(sim::operation::OpId(number), 0, 5000), IoFlags::empty())
+            .inodes()
+            .write_at(
+                &file,
+                &sim::contents::pattern(sim::operation::OpId(number), 0, 5000),
+                0,
+                IoFlags::empty(),
+            )
             .unwrap();
-        volume.fsync(&file, false).unwrap();
+        volume.inodes().fsync(&file, false).unwrap();
         if number % 10 == 9 {
             volume.checkpoint().unwrap();
         }
@@ -275,7 +285,7 @@ fn the_reaper_of_a_failed_volume_sleeps() {
     let files: Vec<InodeRef> =
         (0..24).map(|number| create(&volume, &format!("n{number}")).unwrap()).collect();
     for number in 0..files.len() {
-        volume.unlink(&volume.root(), format!("n{number}").as_bytes()).unwrap();
+        volume.inodes().remove_file(&volume.inodes().root(), format!("n{number}").as_bytes()).unwrap();
     }
     volume.sync().unwrap();
     let left = device.crash(CrashPolicy::LoseAll);

@@ -6,8 +6,9 @@
 //! added up, besides: what is free, what the pool has and what the files that are left have is always the
 //! same number of blocks, so nothing was freed twice and nothing lost.
 
+use quire::inodes::{Create, InodeRef, IoFlags, SetAttributes};
 use quire::repair::Session;
-use quire::{Create, FormatOptions, InodeRef, IoFlags, SetAttributes, Volume};
+use quire::{FormatOptions, Volume};
 use quire_base::simulation::{self, Options};
 use quire_base::sync::atomic::{AtomicBool, Ordering};
 use quire_base::sync::thread;
@@ -43,17 +44,21 @@ impl Live {
 
     /// A file of so many blocks, each an extent of its own, durable.
     fn file(&self, name: &str, blocks: u64) -> InodeRef {
-        let file = self.volume.create(&self.volume.root(), name.as_bytes(), &Create::file(0o600)).unwrap();
+        let file = self
+            .volume
+            .inodes()
+            .create(&self.volume.inodes().root(), name.as_bytes(), &Create::file(0o600))
+            .unwrap();
         for block in 0..blocks {
             let byte = [block as u8 | 1; BLOCK as usize];
-            self.volume.write(&file, 2 * block * BLOCK, &byte, IoFlags::empty()).unwrap();
+            self.volume.inodes().write_at(&file, &byte, 2 * block * BLOCK, IoFlags::empty()).unwrap();
         }
-        self.volume.fsync(&file, false).unwrap();
+        self.volume.inodes().fsync(&file, false).unwrap();
         file
     }
 
     fn unlink(&self, name: &str) {
-        self.volume.unlink(&self.volume.root(), name.as_bytes()).unwrap();
+        self.volume.inodes().remove_file(&self.volume.inodes().root(), name.as_bytes()).unwrap();
     }
 }
 
@@ -105,11 +110,11 @@ fn beside_forces(image: &Image, seed: u64, work: impl FnOnce(&Volume) + Send) ->
         let forcer = {
             let (volume, done) = (volume.clone(), done.clone());
             let forces = move || {
-                let file = volume.lookup(&volume.root(), FORCED.as_bytes()).unwrap();
+                let file = volume.inodes().lookup(&volume.inodes().root(), FORCED.as_bytes()).unwrap();
                 for mode in (0..).take_while(|_| !done.load(Ordering::Acquire)) {
                     let set = SetAttributes { mode: Some(mode & 0o777), ..SetAttributes::default() };
-                    volume.set_attributes(&file, &set).unwrap();
-                    volume.fsync(&file, false).unwrap();
+                    volume.inodes().set_attributes(&file, &set).unwrap();
+                    volume.inodes().fsync(&file, false).unwrap();
                 }
             };
             thread::Builder::new().spawn(forces).unwrap()
@@ -134,12 +139,12 @@ fn files_unlinked_while_they_are_open() {
     for n in 0..4 {
         live.unlink(&format!("n{n}"));
     }
-    let unnamed = live.volume.tmpfile(&live.volume.root(), &Create::file(0o600)).unwrap();
-    live.volume.write(&unnamed, 0, &[7; 3 * BLOCK as usize], IoFlags::empty()).unwrap();
-    live.volume.fsync(&unnamed, false).unwrap();
+    let unnamed = live.volume.inodes().tmpfile(&live.volume.inodes().root(), &Create::file(0o600)).unwrap();
+    live.volume.inodes().write_at(&unnamed, &[7; 3 * BLOCK as usize], 0, IoFlags::empty()).unwrap();
+    live.volume.inodes().fsync(&unnamed, false).unwrap();
     // In use still: it takes writes, and loses some again.
-    live.volume.write(&held[3], 1, &[9; 2 * BLOCK as usize], IoFlags::empty()).unwrap();
-    live.volume.truncate(&held[3], 3 * BLOCK).unwrap();
+    live.volume.inodes().write_at(&held[3], &[9; 2 * BLOCK as usize], 1, IoFlags::empty()).unwrap();
+    live.volume.inodes().set_len(&held[3], 3 * BLOCK).unwrap();
     live.volume.sync().unwrap();
     live.volume.checkpoint().unwrap();
     drop((held, unnamed));
@@ -172,9 +177,9 @@ fn truncates_cut_in_half() {
     let (mut halves, mut sizes) = (0, std::collections::BTreeSet::new());
     for seed in 0..3 {
         let device = beside_forces(&image, seed, |volume| {
-            let file = volume.lookup(&volume.root(), b"n0").unwrap();
-            volume.truncate(&file, 100 * 2 * BLOCK).unwrap();
-            volume.truncate(&file, 0).unwrap();
+            let file = volume.inodes().lookup(&volume.inodes().root(), b"n0").unwrap();
+            volume.inodes().set_len(&file, 100 * 2 * BLOCK).unwrap();
+            volume.inodes().set_len(&file, 0).unwrap();
         });
         each_crash(&device, (0, 1), 1, &mut |_, found| {
             let left = &found.inodes[&number];
@@ -198,7 +203,7 @@ fn crashes_while_orphans_of_crashes_are_freed() {
     for n in 0..ORPHANS {
         live.unlink(&format!("n{n}"));
     }
-    live.volume.truncate(&held[5], BLOCK).unwrap();
+    live.volume.inodes().set_len(&held[5], BLOCK).unwrap();
     drop(live.file(FORCED, 0));
     live.volume.sync().unwrap();
     let device = Arc::new(SimulatedBackend::from_image(live.device.crash(CrashPolicy::LoseAll)));

@@ -1,10 +1,7 @@
 //! Races between calls that once lost data, each under many schedules.
 
-use quire::{
-    AlignedBuf, Create, FallocateMode, FormatOptions, InodeRef, IoFlags, RenameFlags, SetAttributes,
-    SyncOptions, Volume, VolumeOptions,
-};
-use quire_base::random::Random;
+use quire::inodes::{Create, FallocateMode, InodeRef, IoFlags, SetAttributes};
+use quire::{AlignedBuf, FormatOptions, RenameFlags, SyncOptions, Volume, VolumeOptions};
 use quire_base::simulation::{self, Options};
 use quire_base::sync::{Condvar, Mutex, thread};
 use quire_device::SimulatedBackend;
@@ -48,9 +45,9 @@ fn crashed_with<T: Send + 'static>(
 
 /// What the file `f` holds.
 fn contents(volume: &Volume) -> Vec<u8> {
-    let file = volume.lookup(&volume.root(), b"f").unwrap();
+    let file = volume.inodes().lookup(&volume.inodes().root(), b"f").unwrap();
     let mut bytes = vec![0; file.size() as usize];
-    volume.read(&file, 0, &mut bytes, IoFlags::empty()).unwrap();
+    volume.inodes().read_at(&file, &mut bytes, 0, IoFlags::empty()).unwrap();
     bytes
 }
 
@@ -61,15 +58,15 @@ fn contents(volume: &Volume) -> Vec<u8> {
 fn fsync_beside_a_truncate_covers_one_or_the_other() {
     for seed in 0..200 {
         let body = |volume: &Volume, device: &SimulatedBackend| {
-            let file = volume.create(&volume.root(), b"f", &Create::file(0o644)).unwrap();
-            volume.write(&file, 0, &[1; 2 * BLOCK], IoFlags::empty()).unwrap();
-            volume.fsync(&file, false).unwrap();
-            volume.write(&file, 0, &[2; 2 * BLOCK], IoFlags::empty()).unwrap();
+            let file = volume.inodes().create(&volume.inodes().root(), b"f", &Create::file(0o644)).unwrap();
+            volume.inodes().write_at(&file, &[1; 2 * BLOCK], 0, IoFlags::empty()).unwrap();
+            volume.inodes().fsync(&file, false).unwrap();
+            volume.inodes().write_at(&file, &[2; 2 * BLOCK], 0, IoFlags::empty()).unwrap();
             let truncate = {
                 let (volume, file) = (volume.clone(), file.clone());
-                thread::Builder::new().spawn(move || volume.truncate(&file, 0).unwrap()).unwrap()
+                thread::Builder::new().spawn(move || volume.inodes().set_len(&file, 0).unwrap()).unwrap()
             };
-            volume.fsync(&file, true).unwrap();
+            volume.inodes().fsync(&file, true).unwrap();
             let image = device.crash(CrashPolicy::LoseAll);
             truncate.join().unwrap();
             ((), image)
@@ -86,14 +83,14 @@ fn fsync_beside_a_truncate_covers_one_or_the_other() {
 fn sync_beside_a_truncate_covers_one_or_the_other() {
     for seed in 0..400 {
         let body = |volume: &Volume, device: &SimulatedBackend| {
-            let file = volume.create(&volume.root(), b"f", &Create::file(0o644)).unwrap();
-            volume.write(&file, 0, &[1; 2 * BLOCK], IoFlags::empty()).unwrap();
+            let file = volume.inodes().create(&volume.inodes().root(), b"f", &Create::file(0o644)).unwrap();
+            volume.inodes().write_at(&file, &[1; 2 * BLOCK], 0, IoFlags::empty()).unwrap();
             volume.sync().unwrap();
-            volume.write(&file, 0, &[2; 2 * BLOCK], IoFlags::empty()).unwrap();
+            volume.inodes().write_at(&file, &[2; 2 * BLOCK], 0, IoFlags::empty()).unwrap();
             thread::sleep(Duration::from_secs(3));
             let truncate = {
                 let (volume, file) = (volume.clone(), file.clone());
-                thread::Builder::new().spawn(move || volume.truncate(&file, 0).unwrap()).unwrap()
+                thread::Builder::new().spawn(move || volume.inodes().set_len(&file, 0).unwrap()).unwrap()
             };
             volume.sync().unwrap();
             let image = device.crash(CrashPolicy::LoseAll);
@@ -113,35 +110,36 @@ fn sync_beside_a_truncate_covers_one_or_the_other() {
 fn a_size_is_told_in_the_order_of_the_journal() {
     type Shrink = fn(&Volume, &InodeRef);
     let shrinks: [Shrink; 2] = [
-        |volume, file| volume.truncate(file, BLOCK as u64).unwrap(),
-        |volume, file| volume.allocate(file, FallocateMode::Collapse, 0, BLOCK as u64).unwrap(),
+        |volume, file| volume.inodes().set_len(file, BLOCK as u64).unwrap(),
+        |volume, file| volume.inodes().allocate(file, FallocateMode::Collapse, 0, BLOCK as u64).unwrap(),
     ];
     let mut told_old = 0;
     for (shrink, seed) in shrinks.into_iter().flat_map(|shrink| (0..200).map(move |seed| (shrink, seed))) {
         let body = move |volume: &Volume, device: &SimulatedBackend| {
-            let root = volume.root();
-            let file = volume.create(&root, b"f", &Create::file(0o644)).unwrap();
-            let other = volume.create(&root, b"other", &Create::file(0o644)).unwrap();
-            volume.create(&root, b"goes", &Create::file(0o644)).unwrap();
-            volume.write(&file, 0, &[1; 2 * BLOCK], IoFlags::empty()).unwrap();
+            let root = volume.inodes().root();
+            let file = volume.inodes().create(&root, b"f", &Create::file(0o644)).unwrap();
+            let other = volume.inodes().create(&root, b"other", &Create::file(0o644)).unwrap();
+            volume.inodes().create(&root, b"goes", &Create::file(0o644)).unwrap();
+            volume.inodes().write_at(&file, &[1; 2 * BLOCK], 0, IoFlags::empty()).unwrap();
             volume.sync().unwrap();
             let shrinks = {
                 let (volume, file) = (volume.clone(), file.clone());
                 thread::Builder::new().spawn(move || shrink(&volume, &file)).unwrap()
             };
             volume
+                .inodes()
                 .set_attributes(&other, &SetAttributes { mode: Some(0o600), ..Default::default() })
                 .unwrap();
-            volume.fsync(&other, false).unwrap();
-            volume.unlink(&root, b"goes").unwrap();
-            let told = volume.attributes(&file).size;
+            volume.inodes().fsync(&other, false).unwrap();
+            volume.inodes().remove_file(&root, b"goes").unwrap();
+            let told = volume.inodes().metadata(&file).size;
             let image = device.crash(CrashPolicy::KeepAll);
             shrinks.join().unwrap();
             (told, image)
         };
         let (told, volume) = crashed(seed, body);
-        let size = volume.lookup(&volume.root(), b"f").unwrap().size();
-        let is_unlinked = volume.lookup(&volume.root(), b"goes").is_err();
+        let size = volume.inodes().lookup(&volume.inodes().root(), b"f").unwrap().size();
+        let is_unlinked = volume.inodes().lookup(&volume.inodes().root(), b"goes").is_err();
         told_old += u64::from(told == 2 * BLOCK as u64);
         assert!(
             size >= told || is_unlinked,
@@ -161,18 +159,19 @@ fn a_dropped_block_does_not_let_the_size_pass() {
     let mut shown = [0; 2];
     for seed in 0..400 {
         let body = move |volume: &Volume, device: &SimulatedBackend| {
-            let file = volume.create(&volume.root(), b"f", &Create::file(0o644)).unwrap();
-            volume.write(&file, 0, &[1; 2 * BLOCK], IoFlags::empty()).unwrap();
+            let file = volume.inodes().create(&volume.inodes().root(), b"f", &Create::file(0o644)).unwrap();
+            volume.inodes().write_at(&file, &[1; 2 * BLOCK], 0, IoFlags::empty()).unwrap();
             volume.sync().unwrap();
-            volume.truncate(&file, cut as u64).unwrap();
-            let other = volume.create(&volume.root(), b"other", &Create::file(0o644)).unwrap();
-            volume.fsync(&other, false).unwrap();
-            volume.write(&file, 2 * BLOCK as u64, &[2; BLOCK], IoFlags::DIRECT).unwrap();
+            volume.inodes().set_len(&file, cut as u64).unwrap();
+            let other =
+                volume.inodes().create(&volume.inodes().root(), b"other", &Create::file(0o644)).unwrap();
+            volume.inodes().fsync(&other, false).unwrap();
+            volume.inodes().write_at(&file, &[2; BLOCK], 2 * BLOCK as u64, IoFlags::DIRECT).unwrap();
             let truncate = {
                 let (volume, file) = (volume.clone(), file.clone());
                 let cuts_again = move || {
                     thread::sleep(Duration::from_millis(1000));
-                    volume.truncate(&file, 0).unwrap();
+                    volume.inodes().set_len(&file, 0).unwrap();
                 };
                 thread::Builder::new().spawn(cuts_again).unwrap()
             };
@@ -201,22 +200,22 @@ fn a_rename_over_a_file_shows_all_of_the_new_one() {
     let end = 7 * BLOCK;
     for seed in 0..200 {
         let body = move |volume: &Volume, device: &SimulatedBackend| {
-            let root = volume.root();
-            let old = volume.create(&root, b"f", &Create::file(0o644)).unwrap();
-            volume.write(&old, 0, &[1; BLOCK], IoFlags::empty()).unwrap();
+            let root = volume.inodes().root();
+            let old = volume.inodes().create(&root, b"f", &Create::file(0o644)).unwrap();
+            volume.inodes().write_at(&old, &[1; BLOCK], 0, IoFlags::empty()).unwrap();
             volume.sync().unwrap();
-            let file = volume.create(&root, b"new", &Create::file(0o644)).unwrap();
+            let file = volume.inodes().create(&root, b"new", &Create::file(0o644)).unwrap();
             for at in (0..end).step_by(2 * BLOCK) {
-                volume.write(&file, at as u64, &[2; BLOCK], IoFlags::empty()).unwrap();
+                volume.inodes().write_at(&file, &[2; BLOCK], at as u64, IoFlags::empty()).unwrap();
             }
             let allocates = {
                 let (volume, file) = (volume.clone(), file.clone());
                 let allocate =
-                    move || volume.allocate(&file, FallocateMode::KeepSize, 0, end as u64).unwrap();
+                    move || volume.inodes().allocate(&file, FallocateMode::KeepSize, 0, end as u64).unwrap();
                 thread::Builder::new().spawn(allocate).unwrap()
             };
-            volume.rename(&root, b"new", &root, b"f", RenameFlags::empty()).unwrap();
-            volume.fsync(&root, false).unwrap();
+            volume.inodes().rename(&root, b"new", &root, b"f", RenameFlags::empty()).unwrap();
+            volume.inodes().fsync(&root, false).unwrap();
             let image = device.crash(CrashPolicy::LoseAll);
             allocates.join().unwrap();
             ((), image)
@@ -234,13 +233,16 @@ fn a_rename_over_a_file_shows_all_of_the_new_one() {
 fn syncers_do_not_wait_behind_a_direct_write_that_waits_for_them() {
     for seed in 0..300 {
         let body = move |volume: &Volume, device: &SimulatedBackend| {
-            let file = volume.create(&volume.root(), b"f", &Create::file(0o644)).unwrap();
-            volume.write(&file, 0, &[1; 8 * BLOCK], IoFlags::empty()).unwrap();
+            let file = volume.inodes().create(&volume.inodes().root(), b"f", &Create::file(0o644)).unwrap();
+            volume.inodes().write_at(&file, &[1; 8 * BLOCK], 0, IoFlags::empty()).unwrap();
             volume.sync().unwrap();
             let alone = {
                 let (volume, file) = (volume.clone(), file.clone());
                 let shrink = move || {
-                    volume.allocate(&file, FallocateMode::Collapse, 4 * BLOCK as u64, BLOCK as u64).unwrap()
+                    volume
+                        .inodes()
+                        .allocate(&file, FallocateMode::Collapse, 4 * BLOCK as u64, BLOCK as u64)
+                        .unwrap()
                 };
                 thread::Builder::new().spawn(shrink).unwrap()
             };
@@ -253,13 +255,19 @@ fn syncers_do_not_wait_behind_a_direct_write_that_waits_for_them() {
                         *told.0.lock() = true;
                         told.1.notify_all();
                     });
-                    volume.write_direct_async(&file, 0, AlignedBuf::blocks(1), IoFlags::DATASYNC, done);
+                    volume.inodes().write_direct_then(
+                        &file,
+                        AlignedBuf::blocks(1),
+                        0,
+                        IoFlags::DATASYNC,
+                        done,
+                    );
                 };
                 thread::Builder::new().spawn(write).unwrap()
             };
-            let first = volume.fsync_async(&file, &SyncOptions::new());
+            let first = volume.inodes().fsync_async(&file, &SyncOptions::new());
             (0..seed % 50).for_each(|_| thread::yield_now());
-            let second = volume.fsync_async(&file, &SyncOptions::new());
+            let second = volume.inodes().fsync_async(&file, &SyncOptions::new());
             first.wait().unwrap();
             second.wait().unwrap();
             alone.join().unwrap();
@@ -281,9 +289,9 @@ fn syncers_do_not_wait_behind_a_direct_write_that_waits_for_them() {
 fn the_periodic_commit_journals_sizes_with_lazy_times_too() {
     for seed in 0..200 {
         let body = |volume: &Volume, device: &SimulatedBackend| {
-            let file = volume.create(&volume.root(), b"f", &Create::file(0o644)).unwrap();
+            let file = volume.inodes().create(&volume.inodes().root(), b"f", &Create::file(0o644)).unwrap();
             for (offset, byte) in [(0, 1), (2 * BLOCK as u64, 2)] {
-                volume.write(&file, offset, &[byte; BLOCK], IoFlags::UNCACHED).unwrap();
+                volume.inodes().write_at(&file, &[byte; BLOCK], offset, IoFlags::UNCACHED).unwrap();
             }
             thread::sleep(Duration::from_secs(4));
             ((), device.crash(CrashPolicy::LoseAll))

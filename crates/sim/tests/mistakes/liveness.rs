@@ -10,7 +10,8 @@
 //! The device is as slow as can be: it ends one operation at a time, when nothing else happens. The measure
 //! is how many operations it ends between the call and its return.
 
-use quire::{Create, FormatOptions, InodeRef, IoFlags, SyncOptions, Volume, VolumeOptions};
+use quire::inodes::{Create, InodeRef, IoFlags};
+use quire::{FormatOptions, SyncOptions, Volume, VolumeOptions};
 use quire_base::broken::{self, Broken};
 use quire_base::simulation::{self, Options};
 use quire_base::sync::thread;
@@ -51,7 +52,7 @@ fn fresh() -> (Arc<SimulatedBackend>, Volume) {
 }
 
 fn create(volume: &Volume, name: &str) -> InodeRef {
-    volume.create(&volume.root(), name.as_bytes(), &Create::file(0o644)).unwrap()
+    volume.inodes().create(&volume.inodes().root(), name.as_bytes(), &Create::file(0o644)).unwrap()
 }
 
 fn spawn<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> thread::JoinHandle<T> {
@@ -75,7 +76,7 @@ fn operations(call: Call, seed: u64) -> u64 {
                 let (volume, file, stop) = (volume.clone(), file.clone(), stop.clone());
                 spawn(move || {
                     while !stop.load(Ordering::SeqCst)
-                        && volume.append(&file, &[7; PIECE], IoFlags::empty()).is_ok()
+                        && volume.inodes().append(&file, &[7; PIECE], IoFlags::empty()).is_ok()
                     {
                         thread::yield_now();
                     }
@@ -109,13 +110,13 @@ fn operations(call: Call, seed: u64) -> u64 {
             })
         };
         match call {
-            Call::Fsync => volume.fsync(&file, true).unwrap(),
-            Call::Future => volume.fsync_async(&file, &SyncOptions::new()).wait().unwrap(),
+            Call::Fsync => volume.inodes().fsync(&file, true).unwrap(),
+            Call::Future => volume.inodes().fsync_async(&file, &SyncOptions::new()).wait().unwrap(),
             Call::Sync => volume.sync().unwrap(),
             Call::SyncFuture => volume.sync_async().wait().unwrap(),
             Call::Close => volume.clone().close().unwrap(),
             Call::ThrottledWrite => {
-                volume.write(&file, 0, &[8; PIECE], IoFlags::empty()).unwrap();
+                volume.inodes().write_at(&file, &[8; PIECE], 0, IoFlags::empty()).unwrap();
             }
         }
         let operations = ended.load(Ordering::SeqCst) - before;
@@ -161,13 +162,13 @@ fn a_small_one_passes(seed: u64) -> bool {
         let (device, volume) = fresh();
         let files: Vec<InodeRef> = (0..4).map(|number| create(&volume, &format!("f{number}"))).collect();
         for file in &files {
-            volume.write(file, 0, &[1; 32 * BLOCK], IoFlags::empty()).unwrap();
+            volume.inodes().write_at(file, &[1; 32 * BLOCK], 0, IoFlags::empty()).unwrap();
         }
         let small = create(&volume, "small");
-        volume.write(&small, 0, &[2; BLOCK], IoFlags::empty()).unwrap();
+        volume.inodes().write_at(&small, &[2; BLOCK], 0, IoFlags::empty()).unwrap();
         device.set_hold(Hold::Submitted);
         let begin = |file| {
-            let begun = volume.fsync_async(file, &SyncOptions::new());
+            let begun = volume.inodes().fsync_async(file, &SyncOptions::new());
             // Time passes when nobody can do anything any more: each is a batch of its own.
             thread::sleep(std::time::Duration::from_millis(1));
             begun
@@ -175,7 +176,7 @@ fn a_small_one_passes(seed: u64) -> bool {
         let large: Vec<_> = files.iter().map(begin).collect();
         assert!(device.held() > 0);
         device.set_hold(Hold::Nothing);
-        volume.fsync_async(&small, &SyncOptions::new()).wait().unwrap();
+        volume.inodes().fsync_async(&small, &SyncOptions::new()).wait().unwrap();
         assert!(!large.iter().any(quire::Syncing::is_over));
         device.release_all(&mut quire_base::random::Random::seeded(seed));
         large.into_iter().for_each(|one| one.wait().unwrap());
@@ -198,12 +199,12 @@ fn a_close_loses_something(seed: u64) -> bool {
     let run = move || {
         let (device, volume) = fresh();
         let file = create(&volume, "f");
-        volume.write(&file, 0, &[0; BLOCK], IoFlags::empty()).unwrap();
+        volume.inodes().write_at(&file, &[0; BLOCK], 0, IoFlags::empty()).unwrap();
         let appender = {
             let (volume, file) = (volume.clone(), file.clone());
             spawn(move || {
                 let mut end = BLOCK as u64;
-                while let Ok((at, written)) = volume.append(&file, &[1; 100], IoFlags::empty()) {
+                while let Ok((at, written)) = volume.inodes().append(&file, &[1; 100], IoFlags::empty()) {
                     end = at + written as u64;
                 }
                 end
@@ -213,18 +214,23 @@ fn a_close_loses_something(seed: u64) -> bool {
             let (volume, file) = (volume.clone(), file.clone());
             spawn(move || {
                 let mut rounds = 0u64;
-                while volume.write(&file, 8, &(rounds + 1).to_le_bytes(), IoFlags::empty()).is_ok() {
+                while volume
+                    .inodes()
+                    .write_at(&file, &(rounds + 1).to_le_bytes(), 8, IoFlags::empty())
+                    .is_ok()
+                {
                     rounds += 1;
                 }
                 rounds
             })
         };
         let creator = {
-            let (volume, root) = (volume.clone(), volume.root());
+            let (volume, root) = (volume.clone(), volume.inodes().root());
             spawn(move || {
                 let mut names = 0;
-                let create =
-                    |name: u64| volume.create(&root, format!("n{name}").as_bytes(), &Create::file(0o600));
+                let create = |name: u64| {
+                    volume.inodes().create(&root, format!("n{name}").as_bytes(), &Create::file(0o600))
+                };
                 while names < 500 && create(names).is_ok() {
                     names += 1;
                 }
@@ -241,11 +247,12 @@ fn a_close_loses_something(seed: u64) -> bool {
         simulation::run(&Options { seed, step_limit: 2_000_000 }, run).unwrap();
     let device = Arc::new(SimulatedBackend::from_image(image));
     let volume = Volume::open_backend(device, image::options()).unwrap();
-    let file = volume.lookup(&volume.root(), b"f").unwrap();
+    let file = volume.inodes().lookup(&volume.inodes().root(), b"f").unwrap();
     let mut contents = vec![0; file.size() as usize];
-    volume.read(&file, 0, &mut contents, IoFlags::empty()).unwrap();
+    volume.inodes().read_at(&file, &mut contents, 0, IoFlags::empty()).unwrap();
     let round = u64::from_le_bytes(contents[8..16].try_into().unwrap());
-    let named = |name: u64| volume.lookup(&volume.root(), format!("n{name}").as_bytes()).is_ok();
+    let named =
+        |name: u64| volume.inodes().lookup(&volume.inodes().root(), format!("n{name}").as_bytes()).is_ok();
     (contents.len() as u64) < end || round < rounds || !(0..names).all(named)
 }
 

@@ -5,7 +5,8 @@
 //! lose the data: then the bytes between the old end and the new one must be zeros, and not those that a
 //! truncate cut off before.
 
-use quire::{Create, FormatOptions, InodeRef, IoFlags, Volume};
+use quire::inodes::{Create, InodeRef, IoFlags};
+use quire::{FormatOptions, Volume};
 use quire_base::broken::{self, Broken};
 use quire_device::SimulatedBackend;
 use quire_device::simulated::{CrashPolicy, Image};
@@ -30,16 +31,16 @@ enum Before {
 const ALL: [Before; 4] = [Before::Append, Before::Truncate, Before::TruncateWrittenBack, Before::Remount];
 
 fn forced(volume: &Volume, log: &InodeRef, byte: u8, bytes: usize) {
-    volume.append(log, &vec![byte; bytes], IoFlags::APPEND | IoFlags::DATASYNC).unwrap();
+    volume.inodes().append(log, &vec![byte; bytes], IoFlags::APPEND | IoFlags::DATASYNC).unwrap();
 }
 
 /// The log after a crash, if it is there.
 fn contents(image: Image) -> Vec<u8> {
     let volume =
         Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), image::options()).unwrap();
-    let log = volume.lookup(&volume.root(), b"log").unwrap();
+    let log = volume.inodes().lookup(&volume.inodes().root(), b"log").unwrap();
     let mut bytes = vec![0; log.size() as usize];
-    volume.read(&log, 0, &mut bytes, IoFlags::empty()).unwrap();
+    volume.inodes().read_at(&log, &mut bytes, 0, IoFlags::empty()).unwrap();
     bytes
 }
 
@@ -64,12 +65,12 @@ fn crashes(what: Before, appended: usize) -> (u64, Option<String>) {
     let format = FormatOptions { seed: Some(1), clock: image::options().clock, ..FormatOptions::default() };
     Volume::format_backend(device.clone(), &format).unwrap();
     let mut volume = Volume::open_backend(device.clone(), image::options()).unwrap();
-    let warm = volume.create(&volume.root(), b"warm", &Create::file(0o644)).unwrap();
+    let warm = volume.inodes().create(&volume.inodes().root(), b"warm", &Create::file(0o644)).unwrap();
     for _ in 0..4 {
         forced(&volume, &warm, 9, BLOCK);
         volume.background_step().unwrap();
     }
-    let mut log = volume.create(&volume.root(), b"log", &Create::file(0o644)).unwrap();
+    let mut log = volume.inodes().create(&volume.inodes().root(), b"log", &Create::file(0o644)).unwrap();
     forced(&volume, &log, 1, 3000);
     forced(&volume, &log, 2, 100);
     let before = 3100;
@@ -80,16 +81,16 @@ fn crashes(what: Before, appended: usize) -> (u64, Option<String>) {
     let from = device.event_count();
     match what {
         Before::Append => {}
-        Before::Truncate => volume.truncate(&log, kept as u64).unwrap(),
+        Before::Truncate => volume.inodes().set_len(&log, kept as u64).unwrap(),
         Before::TruncateWrittenBack => {
-            volume.truncate(&log, kept as u64).unwrap();
-            volume.write(&log, 10, &[4], IoFlags::THROUGH).unwrap();
+            volume.inodes().set_len(&log, kept as u64).unwrap();
+            volume.inodes().write_at(&log, &[4], 10, IoFlags::THROUGH).unwrap();
         }
         Before::Remount => {
             drop((log, warm));
             volume.close().unwrap();
             volume = Volume::open_backend(device.clone(), image::options()).unwrap();
-            log = volume.lookup(&volume.root(), b"log").unwrap();
+            log = volume.inodes().lookup(&volume.inodes().root(), b"log").unwrap();
         }
     }
     forced(&volume, &log, 3, appended);

@@ -2,11 +2,9 @@
 
 pub mod editor;
 
+use quire::inodes::{Caller, Create, FallocateMode, IoFlags, XattrFlags};
 use quire::repair::Session;
-use quire::{
-    Caller, Create, FallocateMode, FileType, FormatOptions, InodeNo, IoFlags, RenameFlags, Volume,
-    VolumeOptions, XattrFlags,
-};
+use quire::{FileType, FormatOptions, InodeNo, RenameFlags, Volume, VolumeOptions};
 use quire_base::sync::Arc;
 use quire_device::simulated::{CrashPolicy, Image, SimulatedBackend};
 use quire_format::extent::FILE_BLOCKS_MAX;
@@ -65,13 +63,13 @@ fn bytes(seed: u64, len: usize) -> Vec<u8> {
 }
 
 /// Every kind of inode, name, attribute and extent. What is unlinked while open is given back, to stay open.
-pub fn populate(volume: &Volume) -> Vec<quire::InodeRef> {
-    let root = volume.root();
+pub fn populate(volume: &Volume) -> Vec<quire::inodes::InodeRef> {
+    let root = volume.inodes().root();
     let caller = Caller { uid: 1000, gid: 1000 };
-    let make = |directory: &quire::InodeRef, name: &str, kind: FileType| {
+    let make = |directory: &quire::inodes::InodeRef, name: &str, kind: FileType| {
         let rdev = if kind.is_device() { 0x103 } else { 0 };
         let create = Create { kind, mode: 0o644, umask: 0o022, rdev, caller };
-        volume.create(directory, name.as_bytes(), &create).unwrap()
+        volume.inodes().create(directory, name.as_bytes(), &create).unwrap()
     };
     let a = make(&root, "a", FileType::Directory);
     let b = make(&a, "b", FileType::Directory);
@@ -80,7 +78,10 @@ pub fn populate(volume: &Volume) -> Vec<quire::InodeRef> {
     for number in 0..150 {
         let file = make(&c, &format!("file-{number:03}-with-a-name-of-some-length"), FileType::Regular);
         if number % 3 == 0 {
-            volume.write(&file, 0, &bytes(number, 3000 + number as usize * 40), IoFlags::empty()).unwrap();
+            volume
+                .inodes()
+                .write_at(&file, &bytes(number, 3000 + number as usize * 40), 0, IoFlags::empty())
+                .unwrap();
         }
     }
     for (name, kind) in [
@@ -91,48 +92,48 @@ pub fn populate(volume: &Volume) -> Vec<quire::InodeRef> {
     ] {
         make(&a, name, kind);
     }
-    volume.symlink(&a, b"short", b"b/c", caller).unwrap();
-    volume.symlink(&a, b"long", &[b'x'; 2600], caller).unwrap();
+    volume.inodes().symlink(&a, b"short", b"b/c", caller).unwrap();
+    volume.inodes().symlink(&a, b"long", &[b'x'; 2600], caller).unwrap();
     let linked = make(&a, "linked", FileType::Regular);
-    volume.write(&linked, 0, &bytes(3, 100_000), IoFlags::empty()).unwrap();
-    volume.link(&linked, &b, b"other-name").unwrap();
-    volume.link(&linked, &root, b"third-name").unwrap();
-    volume.set_xattr(&linked, b"user.small", b"value", XattrFlags::empty()).unwrap();
-    volume.set_xattr(&linked, b"user.large", &bytes(9, 5000), XattrFlags::empty()).unwrap();
-    volume.set_xattr(&a, b"trusted.on-a-directory", b"v", XattrFlags::empty()).unwrap();
+    volume.inodes().write_at(&linked, &bytes(3, 100_000), 0, IoFlags::empty()).unwrap();
+    volume.inodes().hard_link(&linked, &b, b"other-name").unwrap();
+    volume.inodes().hard_link(&linked, &root, b"third-name").unwrap();
+    volume.inodes().set_xattr(&linked, b"user.small", b"value", XattrFlags::empty()).unwrap();
+    volume.inodes().set_xattr(&linked, b"user.large", &bytes(9, 5000), XattrFlags::empty()).unwrap();
+    volume.inodes().set_xattr(&a, b"trusted.on-a-directory", b"v", XattrFlags::empty()).unwrap();
 
     let sparse = make(&b, "sparse", FileType::Regular);
     for at in 0..40u64 {
-        volume.write(&sparse, at * 5 * 4096 + 100, &bytes(at, 4096), IoFlags::empty()).unwrap();
+        volume.inodes().write_at(&sparse, &bytes(at, 4096), at * 5 * 4096 + 100, IoFlags::empty()).unwrap();
     }
-    volume.fsync(&sparse, false).unwrap();
+    volume.inodes().fsync(&sparse, false).unwrap();
     let holes = make(&b, "holes", FileType::Regular);
-    volume.write(&holes, 0, &bytes(5, 200_000), IoFlags::empty()).unwrap();
-    volume.fsync(&holes, false).unwrap();
-    volume.allocate(&holes, FallocateMode::PunchHole, 20_000, 60_000).unwrap();
+    volume.inodes().write_at(&holes, &bytes(5, 200_000), 0, IoFlags::empty()).unwrap();
+    volume.inodes().fsync(&holes, false).unwrap();
+    volume.inodes().allocate(&holes, FallocateMode::PunchHole, 20_000, 60_000).unwrap();
     let reserved = make(&b, "reserved", FileType::Regular);
-    volume.allocate(&reserved, FallocateMode::KeepSize, 0, 300_000).unwrap();
+    volume.inodes().allocate(&reserved, FallocateMode::KeepSize, 0, 300_000).unwrap();
 
     let moved = make(&root, "moved", FileType::Directory);
     make(&moved, "inside", FileType::Regular);
-    volume.rename(&root, b"moved", &b, b"here", RenameFlags::empty()).unwrap();
+    volume.inodes().rename(&root, b"moved", &b, b"here", RenameFlags::empty()).unwrap();
     for number in 0..30 {
         let name = format!("gone-{number}");
         let gone = make(&a, &name, FileType::Regular);
-        volume.write(&gone, 0, &bytes(number, 9000), IoFlags::empty()).unwrap();
-        volume.unlink(&a, name.as_bytes()).unwrap();
+        volume.inodes().write_at(&gone, &bytes(number, 9000), 0, IoFlags::empty()).unwrap();
+        volume.inodes().remove_file(&a, name.as_bytes()).unwrap();
     }
     volume.drain_orphans();
     volume.sync().unwrap();
 
     let open = make(&a, "unlinked", FileType::Regular);
-    volume.write(&open, 0, &bytes(1, 50_000), IoFlags::empty()).unwrap();
-    volume.fsync(&open, false).unwrap();
-    volume.unlink(&a, b"unlinked").unwrap();
-    let unnamed = volume.tmpfile(&a, &Create::file(0o600)).unwrap();
-    volume.write(&unnamed, 0, &bytes(2, 5000), IoFlags::empty()).unwrap();
+    volume.inodes().write_at(&open, &bytes(1, 50_000), 0, IoFlags::empty()).unwrap();
+    volume.inodes().fsync(&open, false).unwrap();
+    volume.inodes().remove_file(&a, b"unlinked").unwrap();
+    let unnamed = volume.inodes().tmpfile(&a, &Create::file(0o600)).unwrap();
+    volume.inodes().write_at(&unnamed, &bytes(2, 5000), 0, IoFlags::empty()).unwrap();
     let removed = make(&a, "removed", FileType::Directory);
-    volume.rmdir(&a, b"removed").unwrap();
+    volume.inodes().remove_dir(&a, b"removed").unwrap();
     volume.sync().unwrap();
     vec![open, unnamed, removed]
 }

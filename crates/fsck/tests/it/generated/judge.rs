@@ -3,7 +3,8 @@
 
 use crate::common::editor::Editor;
 use crate::common::*;
-use quire::{FileType, IoFlags, Volume};
+use quire::inodes::IoFlags;
+use quire::{FileType, Volume};
 use quire_base::ErrorKind;
 use quire_base::sync::Arc;
 use quire_device::simulated::{Image, SimulatedBackend};
@@ -29,11 +30,11 @@ pub struct Seen {
 pub fn see(image: &Image) -> quire_base::Result<Seen> {
     let volume = Volume::open_backend(device(image), options())?;
     let mut seen = Seen::default();
-    let mut pending = vec![volume.root()];
-    let mut directories = BTreeSet::from([volume.root().number().0]);
+    let mut pending = vec![volume.inodes().root()];
+    let mut directories = BTreeSet::from([volume.inodes().root().number().0]);
     while let Some(directory) = pending.pop() {
         let mut names = Vec::new();
-        let read = volume.read_directory(&directory, 0, &mut |entry| {
+        let read = volume.inodes().read_dir(&directory, 0, &mut |entry| {
             if !matches!(entry.name, b"." | b"..") {
                 names.push(entry.name.to_vec());
             }
@@ -41,7 +42,7 @@ pub fn see(image: &Image) -> quire_base::Result<Seen> {
         });
         seen.errors += usize::from(read.is_err());
         for name in names {
-            let Ok(inode) = volume.lookup(&directory, &name) else {
+            let Ok(inode) = volume.inodes().lookup(&directory, &name) else {
                 seen.errors += 1;
                 continue;
             };
@@ -65,24 +66,24 @@ pub fn see(image: &Image) -> quire_base::Result<Seen> {
     Ok(seen)
 }
 
-fn hash(volume: &Volume, inode: &quire::InodeRef) -> quire_base::Result<u64> {
+fn hash(volume: &Volume, inode: &quire::inodes::InodeRef) -> quire_base::Result<u64> {
     let mut hasher = DefaultHasher::new();
-    let attributes = volume.attributes(inode);
+    let attributes = volume.inodes().metadata(inode);
     (attributes.mode, attributes.uid, attributes.gid, attributes.rdev, attributes.size).hash(&mut hasher);
     match inode.kind() {
         FileType::Regular => {
             let mut bytes = vec![0; inode.size().min(READ_MAX) as usize];
-            let read = volume.read(inode, 0, &mut bytes, IoFlags::empty())?;
+            let read = volume.inodes().read_at(inode, &mut bytes, 0, IoFlags::empty())?;
             bytes[..read].hash(&mut hasher);
         }
-        FileType::Symlink => volume.readlink(inode)?.hash(&mut hasher),
+        FileType::Symlink => volume.inodes().read_link(inode)?.hash(&mut hasher),
         _ => {}
     }
     // In the order of their hashes, which a repair may change.
-    let mut names = volume.list_xattr(inode)?;
+    let mut names = volume.inodes().list_xattrs(inode)?;
     names.sort();
     for name in names {
-        volume.get_xattr(inode, &name)?.hash(&mut hasher);
+        volume.inodes().get_xattr(inode, &name)?.hash(&mut hasher);
         name.hash(&mut hasher);
     }
     Ok(hasher.finish())

@@ -5,8 +5,8 @@ use super::judge::{self, Touched, Verdict};
 use super::{Tally, limits, volumes};
 use crate::common::editor::Editor;
 use crate::common::*;
-use quire::Create;
 use quire::Volume;
+use quire::inodes::Create;
 use quire_base::random::Random;
 use quire_base::{BLOCK_SIZE, BlockNo};
 use quire_device::simulated::{CrashPolicy, Image};
@@ -21,13 +21,13 @@ fn two_checkpoints() -> Image {
     let volume = Volume::open_backend(backend.clone(), options()).unwrap();
     volume.drain_orphans();
     volume.checkpoint().unwrap();
-    let root = volume.root();
+    let root = volume.inodes().root();
     for number in 0..30 {
-        volume.create(&root, format!("new-{number}").as_bytes(), &Create::file(0o600)).unwrap();
+        volume.inodes().create(&root, format!("new-{number}").as_bytes(), &Create::file(0o600)).unwrap();
     }
     volume.checkpoint().unwrap();
     for number in 30..40 {
-        volume.create(&root, format!("new-{number}").as_bytes(), &Create::file(0o600)).unwrap();
+        volume.inodes().create(&root, format!("new-{number}").as_bytes(), &Create::file(0o600)).unwrap();
     }
     volume.sync().unwrap();
     backend.crash(CrashPolicy::KeepAll)

@@ -2,9 +2,10 @@
 //! cut left in use, its journal full of records.
 
 use crate::common::*;
+use quire::Volume;
+use quire::inodes::{Create, FallocateMode, InodeRef, IoFlags, XattrFlags};
 use quire::orphan::Slot;
 use quire::repair::Session;
-use quire::{Create, FallocateMode, InodeRef, IoFlags, Volume, XattrFlags};
 use quire_base::InodeNo;
 use quire_device::simulated::{CrashPolicy, Image};
 use quire_format::extent::FILE_BLOCKS_MAX;
@@ -20,11 +21,11 @@ fn bytes(seed: u64, len: usize) -> Vec<u8> {
 
 /// A file with a block in every second place, so that its extents cannot join.
 fn fragmented(volume: &Volume, directory: &InodeRef, name: &str, blocks: u64) -> InodeRef {
-    let file = volume.create(directory, name.as_bytes(), &Create::file(0o600)).unwrap();
-    volume.write(&file, 0, &bytes(blocks, blocks as usize * 4096), IoFlags::empty()).unwrap();
-    volume.fsync(&file, false).unwrap();
+    let file = volume.inodes().create(directory, name.as_bytes(), &Create::file(0o600)).unwrap();
+    volume.inodes().write_at(&file, &bytes(blocks, blocks as usize * 4096), 0, IoFlags::empty()).unwrap();
+    volume.inodes().fsync(&file, false).unwrap();
     for at in (1..blocks).step_by(2) {
-        volume.allocate(&file, FallocateMode::PunchHole, at * 4096, 4096).unwrap();
+        volume.inodes().allocate(&file, FallocateMode::PunchHole, at * 4096, 4096).unwrap();
     }
     file
 }
@@ -33,35 +34,38 @@ fn fragmented(volume: &Volume, directory: &InodeRef, name: &str, blocks: u64) ->
 /// each kind of logged operation.
 fn rich(volume: &Volume) -> Vec<InodeRef> {
     let mut open = populate(volume);
-    let root = volume.root();
+    let root = volume.inodes().root();
     let directory = |parent: &InodeRef, name: &str| {
-        volume.create(parent, name.as_bytes(), &Create::directory(0o755)).unwrap()
+        volume.inodes().create(parent, name.as_bytes(), &Create::directory(0o755)).unwrap()
     };
     let mut deep = directory(&root, "deep");
     for level in 0..24 {
         deep = directory(&deep, &format!("level-{level}"));
-        let file = volume.create(&deep, b"file", &Create::file(0o644)).unwrap();
-        volume.write(&file, 0, &bytes(level, 100 + level as usize * 300), IoFlags::empty()).unwrap();
+        let file = volume.inodes().create(&deep, b"file", &Create::file(0o644)).unwrap();
+        volume
+            .inodes()
+            .write_at(&file, &bytes(level, 100 + level as usize * 300), 0, IoFlags::empty())
+            .unwrap();
     }
     let work = directory(&root, "work");
     for kind in ["truncate", "collapse", "insert", "punch", "zero"] {
         fragmented(volume, &work, kind, 24);
     }
-    let unnamed = volume.create(&work, b"free", &Create::file(0o600)).unwrap();
-    volume.write(&unnamed, 0, &bytes(99, 30_000), IoFlags::empty()).unwrap();
-    volume.fsync(&unnamed, false).unwrap();
-    volume.unlink(&work, b"free").unwrap();
+    let unnamed = volume.inodes().create(&work, b"free", &Create::file(0o600)).unwrap();
+    volume.inodes().write_at(&unnamed, &bytes(99, 30_000), 0, IoFlags::empty()).unwrap();
+    volume.inodes().fsync(&unnamed, false).unwrap();
+    volume.inodes().remove_file(&work, b"free").unwrap();
     open.push(unnamed);
     for name in ["user.one", "user.two", "trusted.three"] {
-        volume.set_xattr(&work, name.as_bytes(), &bytes(3, 40), XattrFlags::empty()).unwrap();
+        volume.inodes().set_xattr(&work, name.as_bytes(), &bytes(3, 40), XattrFlags::empty()).unwrap();
     }
-    volume.set_xattr(&deep, b"user.long", &bytes(4, 20_000), XattrFlags::empty()).unwrap();
+    volume.inodes().set_xattr(&deep, b"user.long", &bytes(4, 20_000), XattrFlags::empty()).unwrap();
     // One file leaves holes all over a region, another fills one.
     fragmented(volume, &root, "scattered", 700);
-    let large = volume.create(&root, b"large", &Create::file(0o600)).unwrap();
-    volume.write(&large, 0, &bytes(5, 500_000), IoFlags::empty()).unwrap();
-    volume.fsync(&large, false).unwrap();
-    volume.allocate(&large, FallocateMode::KeepSize, 0, 28 << 20).unwrap();
+    let large = volume.inodes().create(&root, b"large", &Create::file(0o600)).unwrap();
+    volume.inodes().write_at(&large, &bytes(5, 500_000), 0, IoFlags::empty()).unwrap();
+    volume.inodes().fsync(&large, false).unwrap();
+    volume.inodes().allocate(&large, FallocateMode::KeepSize, 0, 28 << 20).unwrap();
     volume.sync().unwrap();
     open
 }
@@ -94,8 +98,8 @@ pub fn closed() -> Image {
     let backend = device(&format_of(BLOCKS));
     let volume = Volume::open_backend(backend.clone(), options()).unwrap();
     let open = rich(&volume);
-    let work = volume.lookup(&volume.root(), b"work").unwrap();
-    let named = |name: &str| volume.lookup(&work, name.as_bytes()).unwrap().number();
+    let work = volume.inodes().lookup(&volume.inodes().root(), b"work").unwrap();
+    let named = |name: &str| volume.inodes().lookup(&work, name.as_bytes()).unwrap().number();
     let operations = [
         (LoggedKind::Truncate, named("truncate")),
         (LoggedKind::Collapse, named("collapse")),
@@ -119,26 +123,32 @@ pub fn closed() -> Image {
 pub fn in_use() -> Image {
     let backend = device(&closed());
     let volume = Volume::open_backend(backend.clone(), options()).unwrap();
-    let root = volume.root();
-    let late = volume.create(&root, b"late", &Create::directory(0o755)).unwrap();
+    let root = volume.inodes().root();
+    let late = volume.inodes().create(&root, b"late", &Create::directory(0o755)).unwrap();
     for number in 0..40u64 {
         let name = format!("file-{number}");
-        let file = volume.create(&late, name.as_bytes(), &Create::file(0o600)).unwrap();
-        volume.write(&file, number * 5000, &bytes(number, 9000), IoFlags::empty()).unwrap();
+        let file = volume.inodes().create(&late, name.as_bytes(), &Create::file(0o600)).unwrap();
+        volume.inodes().write_at(&file, &bytes(number, 9000), number * 5000, IoFlags::empty()).unwrap();
         match number % 4 {
-            0 => volume.fsync(&file, false).unwrap(),
-            1 => volume.set_xattr(&file, b"user.a", &bytes(number, 1500), XattrFlags::empty()).unwrap(),
-            2 => volume.link(&file, &root, format!("link-{number}").as_bytes()).unwrap(),
-            _ => volume.unlink(&late, name.as_bytes()).unwrap(),
+            0 => volume.inodes().fsync(&file, false).unwrap(),
+            1 => volume
+                .inodes()
+                .set_xattr(&file, b"user.a", &bytes(number, 1500), XattrFlags::empty())
+                .unwrap(),
+            2 => volume.inodes().hard_link(&file, &root, format!("link-{number}").as_bytes()).unwrap(),
+            _ => volume.inodes().remove_file(&late, name.as_bytes()).unwrap(),
         }
     }
     volume.sync().unwrap();
-    let large = volume.lookup(&root, b"large").unwrap();
-    volume.truncate(&large, 1 << 20).unwrap();
-    let held = volume.create(&late, b"held", &Create::file(0o600)).unwrap();
-    volume.write(&held, 0, &bytes(1, 20_000), IoFlags::empty()).unwrap();
-    volume.unlink(&late, b"held").unwrap();
-    volume.symlink(&late, b"link", &bytes(1, 1500), quire::Caller { uid: 1, gid: 1 }).unwrap();
+    let large = volume.inodes().lookup(&root, b"large").unwrap();
+    volume.inodes().set_len(&large, 1 << 20).unwrap();
+    let held = volume.inodes().create(&late, b"held", &Create::file(0o600)).unwrap();
+    volume.inodes().write_at(&held, &bytes(1, 20_000), 0, IoFlags::empty()).unwrap();
+    volume.inodes().remove_file(&late, b"held").unwrap();
+    volume
+        .inodes()
+        .symlink(&late, b"link", &bytes(1, 1500), quire::inodes::Caller { uid: 1, gid: 1 })
+        .unwrap();
     volume.sync().unwrap();
     let image = backend.crash(CrashPolicy::KeepAll);
     drop(held);

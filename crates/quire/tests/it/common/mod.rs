@@ -1,6 +1,7 @@
 //! A volume on a simulated device, without threads and with a clock that stands: what happens is what the test does.
 
-use quire::{Clock, Create, FormatOptions, InodeRef, Timestamp, Volume, VolumeOptions};
+use quire::inodes::{Create, InodeRef};
+use quire::{Clock, FormatOptions, Timestamp, Volume, VolumeOptions};
 use quire_device::SimulatedBackend;
 use std::sync::Arc;
 
@@ -33,5 +34,5 @@ pub fn new_volume(blocks: u64) -> (Arc<SimulatedBackend>, Volume) {
 
 /// A new, empty file in the root.
 pub fn file(volume: &Volume, name: &str) -> InodeRef {
-    volume.create(&volume.root(), name.as_bytes(), &Create::file(0o644)).unwrap()
+    volume.inodes().create(&volume.inodes().root(), name.as_bytes(), &Create::file(0o644)).unwrap()
 }

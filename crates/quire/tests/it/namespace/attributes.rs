@@ -1,7 +1,8 @@
 //! Attributes, extended attributes and access control lists.
 
 use super::*;
-use quire::{Attributes, Caller, FileType, SetAttributes, SetTime, XattrFlags};
+use quire::inodes::{Caller, SetAttributes, SetTime, XattrFlags};
+use quire::{Attributes, FileType};
 
 const ANY: XattrFlags = XattrFlags::empty();
 const ACCESS: &[u8] = b"system.posix_acl_access";
@@ -33,8 +34,8 @@ fn wide(user: u16, named: u16, group: u16, mask: u16, other: u16) -> Vec<u8> {
 fn attributes_are_kept() {
     let backend = formatted();
     let volume = Volume::open_backend(backend.clone(), options(false)).unwrap();
-    let a = file(&volume, &volume.root(), b"a");
-    let before = volume.attributes(&a);
+    let a = file(&volume, &volume.inodes().root(), b"a");
+    let before = volume.inodes().metadata(&a);
     let change = SetAttributes {
         mode: Some(0o104711),
         uid: Some(1),
@@ -44,8 +45,8 @@ fn attributes_are_kept() {
         mtime: Some(SetTime::At(Timestamp(77))),
         ..SetAttributes::default()
     };
-    let after = volume.set_attributes(&a, &change).unwrap();
-    assert_eq!(after, volume.attributes(&a));
+    let after = volume.inodes().set_attributes(&a, &change).unwrap();
+    assert_eq!(after, volume.inodes().metadata(&a));
     assert!(after.ctime > before.ctime);
     let expected = Attributes {
         mode: 0o4711,
@@ -59,23 +60,26 @@ fn attributes_are_kept() {
     };
     assert_eq!(after, expected);
     let now = SetAttributes { mtime: Some(SetTime::Now), ..SetAttributes::default() };
-    let later = volume.set_attributes(&a, &now).unwrap();
+    let later = volume.inodes().set_attributes(&a, &now).unwrap();
     assert!(later.mtime > after.ctime && later.atime == after.atime);
     drop(a);
     volume.close().unwrap();
     let volume = Volume::open_backend(backend, options(false)).unwrap();
-    assert_eq!(volume.attributes(&volume.lookup(&volume.root(), b"a").unwrap()), later);
+    assert_eq!(
+        volume.inodes().metadata(&volume.inodes().lookup(&volume.inodes().root(), b"a").unwrap()),
+        later
+    );
 }
 
 #[test]
 fn a_new_owner_ends_setuid_and_setgid() {
     let volume = volume();
-    let root = volume.root();
+    let root = volume.inodes().root();
     let a = file(&volume, &root, b"a");
     let owner = SetAttributes { uid: Some(9), ..SetAttributes::default() };
     let mode = |before: u32, change: &SetAttributes, inode: &InodeRef| {
-        volume.set_attributes(inode, &set(Some(before))).unwrap();
-        volume.set_attributes(inode, change).unwrap().mode
+        volume.inodes().set_attributes(inode, &set(Some(before))).unwrap();
+        volume.inodes().set_attributes(inode, change).unwrap().mode
     };
     assert_eq!(mode(0o6755, &owner, &a), 0o755);
     // Without the group's right to execute the bit means something else.
@@ -83,9 +87,9 @@ fn a_new_owner_ends_setuid_and_setgid() {
     assert_eq!(mode(0o6755, &SetAttributes { mode: Some(0o6711), ..owner }, &a), 0o6711);
     let kill = SetAttributes { kill_suid_sgid: true, ..SetAttributes::default() };
     assert_eq!(mode(0o6755, &kill, &a), 0o755);
-    let ctime = volume.attributes(&a).ctime;
-    volume.set_attributes(&a, &kill).unwrap();
-    assert_eq!(volume.attributes(&a).ctime, ctime, "nothing to take away");
+    let ctime = volume.inodes().metadata(&a).ctime;
+    volume.inodes().set_attributes(&a, &kill).unwrap();
+    assert_eq!(volume.inodes().metadata(&a).ctime, ctime, "nothing to take away");
     let d = directory(&volume, &root, b"d");
     assert_eq!(mode(0o6755, &owner, &d), 0o6755);
 }
@@ -93,28 +97,33 @@ fn a_new_owner_ends_setuid_and_setgid() {
 #[test]
 fn some_changes_are_refused() {
     let volume = volume();
-    let root = volume.root();
-    let link = volume.symlink(&root, b"l", b"x", Caller::default()).unwrap();
-    fails(volume.set_attributes(&link, &set(Some(0o600))), ErrorKind::Unsupported);
+    let root = volume.inodes().root();
+    let link = volume.inodes().symlink(&root, b"l", b"x", Caller::default()).unwrap();
+    fails(volume.inodes().set_attributes(&link, &set(Some(0o600))), ErrorKind::Unsupported);
     let size = SetAttributes { size: Some(0), ..SetAttributes::default() };
-    fails(volume.set_attributes(&link, &size), ErrorKind::Invalid);
-    fails(volume.set_attributes(&root, &size), ErrorKind::IsDirectory);
+    fails(volume.inodes().set_attributes(&link, &size), ErrorKind::Invalid);
+    fails(volume.inodes().set_attributes(&root, &size), ErrorKind::IsDirectory);
 }
 
 #[test]
 fn a_setgid_directory_hands_its_group_down() {
     let volume = volume();
-    let root = volume.root();
+    let root = volume.inodes().root();
     let d = directory(&volume, &root, b"d");
     volume
+        .inodes()
         .set_attributes(&d, &SetAttributes { gid: Some(50), mode: Some(0o2775), ..SetAttributes::default() })
         .unwrap();
     let caller = Caller { uid: 1, gid: 2 };
-    let inside = volume.create(&d, b"f", &Create { caller, umask: 0o022, ..Create::file(0o666) }).unwrap();
-    let sub = volume.create(&d, b"s", &Create { caller, umask: 0o022, ..Create::directory(0o777) }).unwrap();
-    let link = volume.symlink(&d, b"l", b"x", caller).unwrap();
+    let inside =
+        volume.inodes().create(&d, b"f", &Create { caller, umask: 0o022, ..Create::file(0o666) }).unwrap();
+    let sub = volume
+        .inodes()
+        .create(&d, b"s", &Create { caller, umask: 0o022, ..Create::directory(0o777) })
+        .unwrap();
+    let link = volume.inodes().symlink(&d, b"l", b"x", caller).unwrap();
     for (inode, mode) in [(&inside, 0o644), (&sub, 0o2755), (&link, 0o777)] {
-        let attributes = volume.attributes(inode);
+        let attributes = volume.inodes().metadata(inode);
         assert_eq!((attributes.uid, attributes.gid, attributes.mode), (1, 50, mode));
     }
 }
@@ -123,137 +132,138 @@ fn a_setgid_directory_hands_its_group_down() {
 fn extended_attributes_of_any_size_are_replaced_whole() {
     let backend = formatted();
     let mut volume = Volume::open_backend(backend.clone(), options(false)).unwrap();
-    let a = file(&volume, &volume.root(), b"a");
+    let a = file(&volume, &volume.inodes().root(), b"a");
     let value = |len: usize| (0..len).map(|n| (n * 7 + len) as u8).collect::<Vec<u8>>();
     for len in [0, 1, 1000, 1024 - 11, 1024 - 10, 5000, 65536, 3000, 65536, 2] {
-        volume.set_xattr(&a, b"user.a", &value(len), ANY).unwrap();
-        assert_eq!(volume.get_xattr(&a, b"user.a").unwrap(), value(len));
+        volume.inodes().set_xattr(&a, b"user.a", &value(len), ANY).unwrap();
+        assert_eq!(volume.inodes().get_xattr(&a, b"user.a").unwrap(), value(len));
     }
-    volume.set_xattr(&a, b"user.b", &value(65536), XattrFlags::CREATE).unwrap();
-    volume.set_xattr(&a, b"trusted.c", b"c", ANY).unwrap();
-    fails(volume.set_xattr(&a, b"user.b", b"", XattrFlags::CREATE), ErrorKind::Exists);
-    fails(volume.set_xattr(&a, b"user.d", b"", XattrFlags::REPLACE), ErrorKind::NoAttribute);
-    fails(volume.set_xattr(&a, b"user.d", b"", XattrFlags::all()), ErrorKind::Invalid);
-    fails(volume.set_xattr(&a, b"user.d", &value(65537), ANY), ErrorKind::TooLarge);
-    fails(volume.remove_xattr(&a, b"user.d"), ErrorKind::NoAttribute);
+    volume.inodes().set_xattr(&a, b"user.b", &value(65536), XattrFlags::CREATE).unwrap();
+    volume.inodes().set_xattr(&a, b"trusted.c", b"c", ANY).unwrap();
+    fails(volume.inodes().set_xattr(&a, b"user.b", b"", XattrFlags::CREATE), ErrorKind::Exists);
+    fails(volume.inodes().set_xattr(&a, b"user.d", b"", XattrFlags::REPLACE), ErrorKind::NoAttribute);
+    fails(volume.inodes().set_xattr(&a, b"user.d", b"", XattrFlags::all()), ErrorKind::Invalid);
+    fails(volume.inodes().set_xattr(&a, b"user.d", &value(65537), ANY), ErrorKind::TooLarge);
+    fails(volume.inodes().remove_xattr(&a, b"user.d"), ErrorKind::NoAttribute);
     drop(a);
     volume.close().unwrap();
     volume = Volume::open_backend(backend, options(false)).unwrap();
-    let a = volume.lookup(&volume.root(), b"a").unwrap();
-    let mut listed = volume.list_xattr(&a).unwrap();
+    let a = volume.inodes().lookup(&volume.inodes().root(), b"a").unwrap();
+    let mut listed = volume.inodes().list_xattrs(&a).unwrap();
     listed.sort();
     assert_eq!(listed, [&b"trusted.c"[..], b"user.a", b"user.b"]);
-    assert_eq!(volume.get_xattr(&a, b"user.a").unwrap(), value(2));
-    assert_eq!(volume.get_xattr(&a, b"user.b").unwrap(), value(65536));
+    assert_eq!(volume.inodes().get_xattr(&a, b"user.a").unwrap(), value(2));
+    assert_eq!(volume.inodes().get_xattr(&a, b"user.b").unwrap(), value(65536));
     for name in listed {
-        volume.remove_xattr(&a, &name).unwrap();
-        fails(volume.get_xattr(&a, &name), ErrorKind::NoAttribute);
+        volume.inodes().remove_xattr(&a, &name).unwrap();
+        fails(volume.inodes().get_xattr(&a, &name), ErrorKind::NoAttribute);
     }
-    assert!(volume.list_xattr(&a).unwrap().is_empty());
+    assert!(volume.inodes().list_xattrs(&a).unwrap().is_empty());
 }
 
 #[test]
 fn attribute_names_have_families() {
     let volume = volume();
-    let root = volume.root();
-    let link = volume.symlink(&root, b"l", b"x", Caller::default()).unwrap();
-    let fifo = volume.create(&root, b"p", &Create { kind: FileType::Fifo, ..Create::file(0o600) }).unwrap();
+    let root = volume.inodes().root();
+    let link = volume.inodes().symlink(&root, b"l", b"x", Caller::default()).unwrap();
+    let fifo =
+        volume.inodes().create(&root, b"p", &Create { kind: FileType::Fifo, ..Create::file(0o600) }).unwrap();
     for inode in [&link, &fifo] {
-        fails(volume.set_xattr(inode, b"user.a", b"", ANY), ErrorKind::NotPermitted);
-        volume.set_xattr(inode, b"trusted.a", b"1", ANY).unwrap();
-        volume.set_xattr(inode, b"security.selinux", b"2", ANY).unwrap();
-        fails(volume.get_xattr(inode, b"user.a"), ErrorKind::NoAttribute);
+        fails(volume.inodes().set_xattr(inode, b"user.a", b"", ANY), ErrorKind::NotPermitted);
+        volume.inodes().set_xattr(inode, b"trusted.a", b"1", ANY).unwrap();
+        volume.inodes().set_xattr(inode, b"security.selinux", b"2", ANY).unwrap();
+        fails(volume.inodes().get_xattr(inode, b"user.a"), ErrorKind::NoAttribute);
     }
-    fails(volume.set_xattr(&link, ACCESS, &wide(7, 7, 7, 7, 7), ANY), ErrorKind::Unsupported);
+    fails(volume.inodes().set_xattr(&link, ACCESS, &wide(7, 7, 7, 7, 7), ANY), ErrorKind::Unsupported);
     for name in [&b"system.other"[..], b"nothing", b"users.a"] {
-        fails(volume.set_xattr(&root, name, b"", ANY), ErrorKind::Unsupported);
-        fails(volume.get_xattr(&root, name), ErrorKind::Unsupported);
+        fails(volume.inodes().set_xattr(&root, name, b"", ANY), ErrorKind::Unsupported);
+        fails(volume.inodes().get_xattr(&root, name), ErrorKind::Unsupported);
     }
-    fails(volume.set_xattr(&root, b"user.", b"", ANY), ErrorKind::Invalid);
-    fails(volume.set_xattr(&root, b"", b"", ANY), ErrorKind::Range);
-    fails(volume.set_xattr(&root, &[b'u'; 256], b"", ANY), ErrorKind::Range);
+    fails(volume.inodes().set_xattr(&root, b"user.", b"", ANY), ErrorKind::Invalid);
+    fails(volume.inodes().set_xattr(&root, b"", b"", ANY), ErrorKind::Range);
+    fails(volume.inodes().set_xattr(&root, &[b'u'; 256], b"", ANY), ErrorKind::Range);
 }
 
 #[test]
 fn attributes_of_one_hash_live_side_by_side() {
     let volume = volume();
-    let a = file(&volume, &volume.root(), b"a");
+    let a = file(&volume, &volume.inodes().root(), b"a");
     for [one, other] in COLLIDING_ATTRIBUTES {
-        volume.set_xattr(&a, one, &[1; 3000], ANY).unwrap();
-        volume.set_xattr(&a, other, &[2; 2000], ANY).unwrap();
-        assert_eq!(volume.get_xattr(&a, one).unwrap(), [1; 3000]);
-        assert_eq!(volume.get_xattr(&a, other).unwrap(), [2; 2000]);
-        volume.remove_xattr(&a, one).unwrap();
-        fails(volume.get_xattr(&a, one), ErrorKind::NoAttribute);
-        assert_eq!(volume.get_xattr(&a, other).unwrap(), [2; 2000]);
-        volume.set_xattr(&a, one, &[3; 10], XattrFlags::CREATE).unwrap();
-        volume.set_xattr(&a, other, &[4; 5000], XattrFlags::REPLACE).unwrap();
-        assert_eq!(volume.get_xattr(&a, one).unwrap(), [3; 10]);
-        assert_eq!(volume.get_xattr(&a, other).unwrap(), [4; 5000]);
+        volume.inodes().set_xattr(&a, one, &[1; 3000], ANY).unwrap();
+        volume.inodes().set_xattr(&a, other, &[2; 2000], ANY).unwrap();
+        assert_eq!(volume.inodes().get_xattr(&a, one).unwrap(), [1; 3000]);
+        assert_eq!(volume.inodes().get_xattr(&a, other).unwrap(), [2; 2000]);
+        volume.inodes().remove_xattr(&a, one).unwrap();
+        fails(volume.inodes().get_xattr(&a, one), ErrorKind::NoAttribute);
+        assert_eq!(volume.inodes().get_xattr(&a, other).unwrap(), [2; 2000]);
+        volume.inodes().set_xattr(&a, one, &[3; 10], XattrFlags::CREATE).unwrap();
+        volume.inodes().set_xattr(&a, other, &[4; 5000], XattrFlags::REPLACE).unwrap();
+        assert_eq!(volume.inodes().get_xattr(&a, one).unwrap(), [3; 10]);
+        assert_eq!(volume.inodes().get_xattr(&a, other).unwrap(), [4; 5000]);
     }
-    assert_eq!(volume.list_xattr(&a).unwrap().len(), 4);
+    assert_eq!(volume.inodes().list_xattrs(&a).unwrap().len(), 4);
 }
 
 #[test]
 fn an_access_list_and_the_mode_follow_one_another() {
     let volume = volume();
-    let a = file(&volume, &volume.root(), b"a");
-    let mode = |inode: &InodeRef| volume.attributes(inode).mode;
-    volume.set_attributes(&a, &set(Some(0o2640))).unwrap();
-    volume.set_xattr(&a, ACCESS, &wide(7, 6, 5, 4, 1), ANY).unwrap();
+    let a = file(&volume, &volume.inodes().root(), b"a");
+    let mode = |inode: &InodeRef| volume.inodes().metadata(inode).mode;
+    volume.inodes().set_attributes(&a, &set(Some(0o2640))).unwrap();
+    volume.inodes().set_xattr(&a, ACCESS, &wide(7, 6, 5, 4, 1), ANY).unwrap();
     assert_eq!(mode(&a), 0o2741);
-    volume.set_attributes(&a, &set(Some(0o3620))).unwrap();
-    assert_eq!(volume.get_xattr(&a, ACCESS).unwrap(), wide(6, 6, 5, 2, 0));
+    volume.inodes().set_attributes(&a, &set(Some(0o3620))).unwrap();
+    assert_eq!(volume.inodes().get_xattr(&a, ACCESS).unwrap(), wide(6, 6, 5, 2, 0));
     assert_eq!(mode(&a), 0o3620);
     // A list that is only a mode is not kept.
-    volume.set_xattr(&a, ACCESS, &acl(&[(1, 5, 0), (4, 4, 0), (0x20, 4, 0)]), ANY).unwrap();
-    fails(volume.get_xattr(&a, ACCESS), ErrorKind::NoAttribute);
+    volume.inodes().set_xattr(&a, ACCESS, &acl(&[(1, 5, 0), (4, 4, 0), (0x20, 4, 0)]), ANY).unwrap();
+    fails(volume.inodes().get_xattr(&a, ACCESS), ErrorKind::NoAttribute);
     assert_eq!(mode(&a), 0o3544);
-    assert!(volume.list_xattr(&a).unwrap().is_empty());
+    assert!(volume.inodes().list_xattrs(&a).unwrap().is_empty());
     // Nor is an empty one.
-    volume.set_xattr(&a, ACCESS, &wide(7, 6, 5, 4, 1), XattrFlags::ACL_KILL_SGID).unwrap();
+    volume.inodes().set_xattr(&a, ACCESS, &wide(7, 6, 5, 4, 1), XattrFlags::ACL_KILL_SGID).unwrap();
     assert_eq!(mode(&a), 0o1741);
-    volume.set_xattr(&a, ACCESS, &acl(&[]), ANY).unwrap();
-    fails(volume.get_xattr(&a, ACCESS), ErrorKind::NoAttribute);
-    fails(volume.set_xattr(&a, ACCESS, &wide(7, 8, 5, 4, 1), ANY), ErrorKind::Invalid);
-    fails(volume.set_xattr(&a, DEFAULT, &wide(7, 6, 5, 4, 1), ANY), ErrorKind::AccessDenied);
+    volume.inodes().set_xattr(&a, ACCESS, &acl(&[]), ANY).unwrap();
+    fails(volume.inodes().get_xattr(&a, ACCESS), ErrorKind::NoAttribute);
+    fails(volume.inodes().set_xattr(&a, ACCESS, &wide(7, 8, 5, 4, 1), ANY), ErrorKind::Invalid);
+    fails(volume.inodes().set_xattr(&a, DEFAULT, &wide(7, 6, 5, 4, 1), ANY), ErrorKind::AccessDenied);
 }
 
 #[test]
 fn a_default_list_takes_the_umasks_place() {
     let backend = formatted();
     let volume = Volume::open_backend(backend.clone(), options(false)).unwrap();
-    let d = directory(&volume, &volume.root(), b"d");
+    let d = directory(&volume, &volume.inodes().root(), b"d");
     let make = |volume: &Volume, name: &[u8], create: Create| {
-        let d = volume.lookup(&volume.root(), b"d").unwrap();
-        volume.create(&d, name, &Create { umask: 0o077, ..create }).unwrap()
+        let d = volume.inodes().lookup(&volume.inodes().root(), b"d").unwrap();
+        volume.inodes().create(&d, name, &Create { umask: 0o077, ..create }).unwrap()
     };
     let plain = make(&volume, b"plain", Create::file(0o666));
-    assert_eq!(volume.attributes(&plain).mode, 0o600);
-    volume.set_xattr(&d, DEFAULT, &wide(7, 6, 5, 7, 0), ANY).unwrap();
+    assert_eq!(volume.inodes().metadata(&plain).mode, 0o600);
+    volume.inodes().set_xattr(&d, DEFAULT, &wide(7, 6, 5, 7, 0), ANY).unwrap();
     for volume in [volume.clone(), {
         volume.sync().unwrap();
         Volume::open_backend(copy_of(&backend), options(false)).unwrap()
     }] {
         let f = make(&volume, b"f", Create::file(0o664));
-        assert_eq!(volume.attributes(&f).mode, 0o660);
-        assert_eq!(volume.get_xattr(&f, ACCESS).unwrap(), wide(6, 6, 5, 6, 0));
-        assert_eq!(volume.list_xattr(&f).unwrap(), [ACCESS]);
+        assert_eq!(volume.inodes().metadata(&f).mode, 0o660);
+        assert_eq!(volume.inodes().get_xattr(&f, ACCESS).unwrap(), wide(6, 6, 5, 6, 0));
+        assert_eq!(volume.inodes().list_xattrs(&f).unwrap(), [ACCESS]);
         let s = make(&volume, b"s", Create::directory(0o755));
-        assert_eq!(volume.attributes(&s).mode, 0o750);
-        assert_eq!(volume.get_xattr(&s, ACCESS).unwrap(), wide(7, 6, 5, 5, 0));
-        assert_eq!(volume.get_xattr(&s, DEFAULT).unwrap(), wide(7, 6, 5, 7, 0));
-        let link = volume.symlink(&s, b"l", b"x", Caller::default()).unwrap();
-        assert!(volume.list_xattr(&link).unwrap().is_empty());
+        assert_eq!(volume.inodes().metadata(&s).mode, 0o750);
+        assert_eq!(volume.inodes().get_xattr(&s, ACCESS).unwrap(), wide(7, 6, 5, 5, 0));
+        assert_eq!(volume.inodes().get_xattr(&s, DEFAULT).unwrap(), wide(7, 6, 5, 7, 0));
+        let link = volume.inodes().symlink(&s, b"l", b"x", Caller::default()).unwrap();
+        assert!(volume.inodes().list_xattrs(&link).unwrap().is_empty());
     }
     // A default list without names gives a mode and no access list.
     let three = acl(&[(1, 7, NO_ID), (4, 5, NO_ID), (0x20, 0, NO_ID)]);
-    volume.set_xattr(&d, DEFAULT, &three, ANY).unwrap();
+    volume.inodes().set_xattr(&d, DEFAULT, &three, ANY).unwrap();
     let g = make(&volume, b"g", Create::file(0o666));
-    assert_eq!(volume.attributes(&g).mode, 0o640);
-    assert!(volume.list_xattr(&g).unwrap().is_empty());
-    volume.remove_xattr(&d, DEFAULT).unwrap();
+    assert_eq!(volume.inodes().metadata(&g).mode, 0o640);
+    assert!(volume.inodes().list_xattrs(&g).unwrap().is_empty());
+    volume.inodes().remove_xattr(&d, DEFAULT).unwrap();
     let h = make(&volume, b"h", Create::file(0o666));
-    assert_eq!(volume.attributes(&h).mode, 0o600);
+    assert_eq!(volume.inodes().metadata(&h).mode, 0o600);
     consistency::check(&volume);
 }

@@ -1,7 +1,8 @@
 //! A look at a whole volume from outside: every name leads to its inode, every link count is the number of names,
 //! every directory knows its parent, and there is no inode but those.
 
-use quire::{FileType, InodeNo, InodeRef, Volume};
+use quire::inodes::InodeRef;
+use quire::{FileType, InodeNo, Volume};
 use std::collections::BTreeMap;
 
 /// Panics if names, link counts, parents and the number of inodes do not fit together. Nothing else uses the volume.
@@ -10,11 +11,12 @@ pub fn check(volume: &Volume) {
     volume.drain_orphans();
     let mut counted: BTreeMap<InodeNo, u32> = BTreeMap::new();
     counted.insert(InodeNo::ROOT, 2);
-    let mut ahead: Vec<InodeRef> = vec![volume.root()];
+    let mut ahead: Vec<InodeRef> = vec![volume.inodes().root()];
     while let Some(directory) = ahead.pop() {
         let mut entries = Vec::new();
         volume
-            .read_directory(&directory, 0, &mut |entry| {
+            .inodes()
+            .read_dir(&directory, 0, &mut |entry| {
                 entries.push((entry.name.to_vec(), entry.inode, entry.kind, entry.cookie));
                 true
             })
@@ -22,16 +24,16 @@ pub fn check(volume: &Volume) {
         assert!(entries.is_sorted_by(|a, b| a.3 < b.3), "cookies ascend");
         assert_eq!((entries[0].0.as_slice(), entries[0].1), (&b"."[..], directory.number()));
         assert_eq!(entries[1].0, b"..");
-        assert_eq!(volume.lookup(&directory, b"..").unwrap().number(), entries[1].1);
+        assert_eq!(volume.inodes().lookup(&directory, b"..").unwrap().number(), entries[1].1);
         for (name, number, kind, _) in &entries[2..] {
-            let inode = volume.lookup(&directory, name).unwrap();
+            let inode = volume.inodes().lookup(&directory, name).unwrap();
             assert_eq!((inode.number(), inode.kind()), (*number, *kind));
-            let attributes = volume.attributes(&inode);
+            let attributes = volume.inodes().metadata(&inode);
             assert_eq!((attributes.inode, attributes.kind), (*number, *kind));
             *counted.entry(*number).or_default() += 1;
             if *kind == FileType::Directory {
                 assert_eq!(
-                    volume.lookup(&inode, b"..").unwrap().number(),
+                    volume.inodes().lookup(&inode, b"..").unwrap().number(),
                     directory.number(),
                     "the parent of {number}"
                 );
@@ -43,8 +45,8 @@ pub fn check(volume: &Volume) {
         }
     }
     for (number, links) in &counted {
-        let inode = volume.inode(*number).unwrap();
-        assert_eq!(volume.attributes(&inode).links, *links, "links of inode {number}");
+        let inode = volume.inodes().get(*number).unwrap();
+        assert_eq!(volume.inodes().metadata(&inode).links, *links, "links of inode {number}");
     }
     assert_eq!(volume.info().inodes, counted.len() as u64, "inodes");
 }

@@ -43,7 +43,7 @@ impl Worker<'_> {
 
     fn create(&mut self, create: &Create) {
         let (at, name) = self.place();
-        let made = self.volume.create(&self.directories[at], name.as_bytes(), create);
+        let made = self.volume.inodes().create(&self.directories[at], name.as_bytes(), create);
         if self.names.contains_key(&(at, name.clone())) {
             return fails(made, ErrorKind::Exists);
         }
@@ -58,14 +58,14 @@ impl Worker<'_> {
         let known = self.names.get(&(at, name.clone())).copied();
         let directory = &self.directories[at];
         if self.random.one_in(2) {
-            let removed = self.volume.rmdir(directory, name.as_bytes());
+            let removed = self.volume.inodes().remove_dir(directory, name.as_bytes());
             match known {
                 None => return fails(removed, ErrorKind::NotFound),
                 Some(Some(_)) => return fails(removed, ErrorKind::NotDirectory),
                 Some(None) => removed.unwrap(),
             }
         } else {
-            let removed = self.volume.unlink(directory, name.as_bytes());
+            let removed = self.volume.inodes().remove_file(directory, name.as_bytes());
             match known {
                 None => return fails(removed, ErrorKind::NotFound),
                 Some(None) => return fails(removed, ErrorKind::IsDirectory),
@@ -83,7 +83,7 @@ impl Worker<'_> {
         let (to, other) = self.place();
         let moved = self.names[&(from, name.clone())];
         let target = self.names.get(&(to, other.clone())).copied();
-        let renamed = self.volume.rename(
+        let renamed = self.volume.inodes().rename(
             &self.directories[from],
             name.as_bytes(),
             &self.directories[to],
@@ -111,9 +111,9 @@ impl Worker<'_> {
         let Some((from, name)) = self.existing(Option::is_some) else { return };
         let (to, other) = self.place();
         let file = self.names[&(from, name.clone())].unwrap();
-        let inode = self.volume.lookup(&self.directories[from], name.as_bytes()).unwrap();
+        let inode = self.volume.inodes().lookup(&self.directories[from], name.as_bytes()).unwrap();
         assert_eq!(links(self.volume, &inode), self.links[file]);
-        let linked = self.volume.link(&inode, &self.directories[to], other.as_bytes());
+        let linked = self.volume.inodes().hard_link(&inode, &self.directories[to], other.as_bytes());
         if self.names.contains_key(&(to, other.clone())) {
             return fails(linked, ErrorKind::Exists);
         }
@@ -156,7 +156,7 @@ impl Worker<'_> {
 #[test]
 fn a_mix_of_all_operations_gives_each_thread_what_its_model_does() {
     let volume = Volume::open_backend(formatted(), options(true)).unwrap();
-    let root = volume.root();
+    let root = volume.inodes().root();
     let directories: Vec<_> =
         (0..DIRECTORIES).map(|n| directory(&volume, &root, format!("d{n}").as_bytes())).collect();
     let all: Vec<Names> = thread::scope(|scope| {

@@ -5,7 +5,8 @@
 //! of the model after some operation, none before the last one that was made durable.
 
 use super::*;
-use quire::{Caller, FileType, InodeNo, RenameFlags, SetAttributes, XattrFlags};
+use quire::inodes::{Caller, SetAttributes, XattrFlags};
+use quire::{FileType, InodeNo, RenameFlags};
 use quire_base::random::Random;
 use std::collections::BTreeMap;
 
@@ -214,20 +215,20 @@ impl Model {
     /// What a volume holds.
     fn read(volume: &Volume) -> Model {
         let mut model = Model(BTreeMap::new());
-        let mut ahead = vec![(volume.root(), InodeNo::ROOT)];
+        let mut ahead = vec![(volume.inodes().root(), InodeNo::ROOT)];
         while let Some((inode, parent)) = ahead.pop() {
-            let attributes = volume.attributes(&inode);
+            let attributes = volume.inodes().metadata(&inode);
             let mut node = Node::new(inode.kind(), attributes.mode, parent);
             node.links = attributes.links;
-            for name in volume.list_xattr(&inode).unwrap() {
-                let value = volume.get_xattr(&inode, &name).unwrap();
+            for name in volume.inodes().list_xattrs(&inode).unwrap() {
+                let value = volume.inodes().get_xattr(&inode, &name).unwrap();
                 node.xattrs.insert(name, value);
             }
             match inode.kind() {
-                FileType::Symlink => node.target = volume.readlink(&inode).unwrap(),
+                FileType::Symlink => node.target = volume.inodes().read_link(&inode).unwrap(),
                 FileType::Directory => {
                     for name in names(volume, &inode) {
-                        let child = volume.lookup(&inode, &name).unwrap();
+                        let child = volume.inodes().lookup(&inode, &name).unwrap();
                         node.entries.insert(name, child.number());
                         ahead.push((child, inode.number()));
                     }
@@ -290,7 +291,7 @@ impl Walk {
             return None;
         }
         let number = fitting[self.pick(fitting.len())];
-        Some(self.volume.inode(number).unwrap_or_else(|error| panic!("inode {number}: {error}")))
+        Some(self.volume.inodes().get(number).unwrap_or_else(|error| panic!("inode {number}: {error}")))
     }
 
     fn directory(&mut self) -> InodeRef {
@@ -317,16 +318,16 @@ impl Walk {
         let made = match self.pick(5) {
             0 => {
                 let target = vec![b't'; 1 + self.pick(2500)];
-                let made = self.volume.symlink(&directory, &name, &target, Caller::default());
+                let made = self.volume.inodes().symlink(&directory, &name, &target, Caller::default());
                 made.map(|inode| (inode, Node { target, ..Node::new(FileType::Symlink, 0o777, InodeNo(0)) }))
             }
             1 | 2 => {
-                let made = self.volume.create(&directory, &name, &Create::directory(mode));
+                let made = self.volume.inodes().create(&directory, &name, &Create::directory(mode));
                 let mode = mode | self.model.node(directory.number()).mode & 0o2000;
                 made.map(|inode| (inode, Node::new(FileType::Directory, mode, directory.number())))
             }
             _ => {
-                let made = self.volume.create(&directory, &name, &Create::file(mode));
+                let made = self.volume.inodes().create(&directory, &name, &Create::file(mode));
                 made.map(|inode| (inode, Node::new(FileType::Regular, mode, InodeNo(0))))
             }
         };
@@ -342,10 +343,10 @@ impl Walk {
         let (directory, to, name) = (self.directory(), self.directory(), self.name());
         let dead = self.model.0[&directory.number()].links == 0;
         let expected = if dead { Err(ErrorKind::NotFound) } else { Ok(()) };
-        let made = self.volume.tmpfile(&directory, &Create::file(0o600));
+        let made = self.volume.inodes().tmpfile(&directory, &Create::file(0o600));
         let Some(inode) = Walk::same(made, expected, "tmpfile") else { return };
         if self.random.one_in(2) {
-            let linked = self.volume.link(&inode, &to, &name);
+            let linked = self.volume.inodes().hard_link(&inode, &to, &name);
             if Walk::same(linked, self.model.may_create(to.number(), &name), "link of a tmpfile").is_some() {
                 let node = Node::new(FileType::Regular, 0o600, InodeNo(0));
                 self.model.created(to.number(), &name, inode.number(), node);
@@ -357,7 +358,7 @@ impl Walk {
         let (directory, name) = (self.directory(), self.name());
         let inode = self.any(|_| true).unwrap();
         let expected = self.model.link(inode.number(), directory.number(), &name);
-        Walk::same(self.volume.link(&inode, &directory, &name), expected, "link");
+        Walk::same(self.volume.inodes().hard_link(&inode, &directory, &name), expected, "link");
     }
 
     fn remove(&mut self) {
@@ -365,8 +366,8 @@ impl Walk {
         let as_directory = self.random.one_in(3);
         let expected = self.model.remove(directory.number(), &name, as_directory);
         let done = match as_directory {
-            true => self.volume.rmdir(&directory, &name),
-            false => self.volume.unlink(&directory, &name),
+            true => self.volume.inodes().remove_dir(&directory, &name),
+            false => self.volume.inodes().remove_file(&directory, &name),
         };
         Walk::same(done, expected, "remove");
     }
@@ -379,7 +380,7 @@ impl Walk {
             [RenameFlags::empty(), RenameFlags::empty(), RenameFlags::NOREPLACE, RenameFlags::EXCHANGE];
         let flags = flags[self.pick(flags.len())];
         let expected = self.model.rename(from.number(), &name, to.number(), &to_name, flags);
-        let done = self.volume.rename(&from, &name, &to, &to_name, flags);
+        let done = self.volume.inodes().rename(&from, &name, &to, &to_name, flags);
         Walk::same(done, expected, "rename");
     }
 
@@ -390,13 +391,13 @@ impl Walk {
         match self.random.below(4) {
             0 => {
                 let expected = node.xattrs.remove(name).map(drop).ok_or(ErrorKind::NoAttribute);
-                Walk::same(self.volume.remove_xattr(&inode, name), expected, "remove_xattr");
+                Walk::same(self.volume.inodes().remove_xattr(&inode, name), expected, "remove_xattr");
             }
             1 => {
                 let mode = self.random.below(0o10000) as u32;
                 node.mode = mode;
                 let set = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
-                self.volume.set_attributes(&inode, &set).unwrap();
+                self.volume.inodes().set_attributes(&inode, &set).unwrap();
             }
             _ => {
                 let value = vec![self.random.next_u64() as u8; self.random.below(3000) as usize];
@@ -410,7 +411,11 @@ impl Walk {
                 if expected.is_ok() {
                     node.xattrs.insert(name.to_vec(), value.clone());
                 }
-                Walk::same(self.volume.set_xattr(&inode, name, &value, flags), expected, "set_xattr");
+                Walk::same(
+                    self.volume.inodes().set_xattr(&inode, name, &value, flags),
+                    expected,
+                    "set_xattr",
+                );
             }
         }
     }

@@ -1,32 +1,33 @@
 //! What each operation does and what it refuses.
 
 use super::*;
-use quire::{Caller, FileType, RenameFlags};
+use quire::inodes::Caller;
+use quire::{FileType, RenameFlags};
 
 const NONE: RenameFlags = RenameFlags::empty();
 
 #[test]
 fn creating_and_looking_up() {
     let volume = volume();
-    let root = volume.root();
+    let root = volume.inodes().root();
     let a = file(&volume, &root, b"a");
     let d = directory(&volume, &root, b"d");
-    assert_eq!(volume.lookup(&root, b"a").unwrap().number(), a.number());
-    assert_eq!(volume.lookup(&d, b".").unwrap().number(), d.number());
-    assert_eq!(volume.lookup(&d, b"..").unwrap().number(), root.number());
-    assert_eq!(volume.lookup(&root, b"..").unwrap().number(), root.number());
+    assert_eq!(volume.inodes().lookup(&root, b"a").unwrap().number(), a.number());
+    assert_eq!(volume.inodes().lookup(&d, b".").unwrap().number(), d.number());
+    assert_eq!(volume.inodes().lookup(&d, b"..").unwrap().number(), root.number());
+    assert_eq!(volume.inodes().lookup(&root, b"..").unwrap().number(), root.number());
     assert_eq!((links(&volume, &root), links(&volume, &d), links(&volume, &a)), (3, 2, 1));
-    fails(volume.lookup(&root, b"b"), ErrorKind::NotFound);
-    fails(volume.lookup(&a, b"b"), ErrorKind::NotDirectory);
-    fails(volume.lookup(&root, b""), ErrorKind::Invalid);
-    fails(volume.lookup(&root, b"x/y"), ErrorKind::Invalid);
-    fails(volume.lookup(&root, &[b'x'; 256]), ErrorKind::NameTooLong);
+    fails(volume.inodes().lookup(&root, b"b"), ErrorKind::NotFound);
+    fails(volume.inodes().lookup(&a, b"b"), ErrorKind::NotDirectory);
+    fails(volume.inodes().lookup(&root, b""), ErrorKind::Invalid);
+    fails(volume.inodes().lookup(&root, b"x/y"), ErrorKind::Invalid);
+    fails(volume.inodes().lookup(&root, &[b'x'; 256]), ErrorKind::NameTooLong);
     for name in [&b"a"[..], b"d", b".", b".."] {
-        fails(volume.create(&root, name, &Create::file(0o644)), ErrorKind::Exists);
+        fails(volume.inodes().create(&root, name, &Create::file(0o644)), ErrorKind::Exists);
     }
-    fails(volume.create(&a, b"x", &Create::file(0o644)), ErrorKind::NotDirectory);
+    fails(volume.inodes().create(&a, b"x", &Create::file(0o644)), ErrorKind::NotDirectory);
     let symlink = Create { kind: FileType::Symlink, ..Create::file(0) };
-    fails(volume.create(&root, b"s", &symlink), ErrorKind::Invalid);
+    fails(volume.inodes().create(&root, b"s", &symlink), ErrorKind::Invalid);
     file(&volume, &root, &[b'x'; 255]);
     consistency::check(&volume);
 }
@@ -39,13 +40,13 @@ fn devices_fifos_and_sockets_keep_their_kind() {
     for kind in kinds {
         let create =
             Create { kind, mode: 0o660, umask: 0o022, rdev: 0x0803, caller: Caller { uid: 5, gid: 6 } };
-        volume.create(&volume.root(), format!("{kind:?}").as_bytes(), &create).unwrap();
+        volume.inodes().create(&volume.inodes().root(), format!("{kind:?}").as_bytes(), &create).unwrap();
     }
     volume.close().unwrap();
     let volume = Volume::open_backend(backend, options(false)).unwrap();
     for kind in kinds {
-        let inode = volume.lookup(&volume.root(), format!("{kind:?}").as_bytes()).unwrap();
-        let attributes = volume.attributes(&inode);
+        let inode = volume.inodes().lookup(&volume.inodes().root(), format!("{kind:?}").as_bytes()).unwrap();
+        let attributes = volume.inodes().metadata(&inode);
         assert_eq!((attributes.kind, attributes.mode, attributes.uid, attributes.gid), (kind, 0o640, 5, 6));
         assert_eq!(attributes.rdev, if kind.is_device() { 0x0803 } else { 0 });
     }
@@ -54,49 +55,49 @@ fn devices_fifos_and_sockets_keep_their_kind() {
 #[test]
 fn links_are_counted_and_the_last_one_frees() {
     let volume = volume();
-    let root = volume.root();
+    let root = volume.inodes().root();
     let a = file(&volume, &root, b"a");
     let d = directory(&volume, &root, b"d");
-    volume.link(&a, &d, b"b").unwrap();
+    volume.inodes().hard_link(&a, &d, b"b").unwrap();
     assert_eq!(links(&volume, &a), 2);
-    fails(volume.link(&a, &d, b"b"), ErrorKind::Exists);
-    fails(volume.link(&a, &d, b"."), ErrorKind::Exists);
-    fails(volume.link(&d, &root, b"e"), ErrorKind::NotPermitted);
-    volume.unlink(&root, b"a").unwrap();
-    fails(volume.unlink(&root, b"a"), ErrorKind::NotFound);
-    fails(volume.unlink(&root, b"d"), ErrorKind::IsDirectory);
+    fails(volume.inodes().hard_link(&a, &d, b"b"), ErrorKind::Exists);
+    fails(volume.inodes().hard_link(&a, &d, b"."), ErrorKind::Exists);
+    fails(volume.inodes().hard_link(&d, &root, b"e"), ErrorKind::NotPermitted);
+    volume.inodes().remove_file(&root, b"a").unwrap();
+    fails(volume.inodes().remove_file(&root, b"a"), ErrorKind::NotFound);
+    fails(volume.inodes().remove_file(&root, b"d"), ErrorKind::IsDirectory);
     assert_eq!(links(&volume, &a), 1);
-    volume.unlink(&d, b"b").unwrap();
+    volume.inodes().remove_file(&d, b"b").unwrap();
     assert_eq!(links(&volume, &a), 0);
-    fails(volume.link(&a, &d, b"again"), ErrorKind::NotFound);
+    fails(volume.inodes().hard_link(&a, &d, b"again"), ErrorKind::NotFound);
     volume.drain_orphans();
     assert_eq!(volume.info().inodes, 3, "it lives while somebody has it");
     let number = a.number();
     drop(a);
     consistency::check(&volume);
     assert_eq!(volume.info().inodes, 2);
-    fails(volume.inode(number), ErrorKind::Stale);
+    fails(volume.inodes().get(number), ErrorKind::Stale);
 }
 
 #[test]
 fn directories_are_removed_empty() {
     let volume = volume();
-    let root = volume.root();
+    let root = volume.inodes().root();
     let d = directory(&volume, &root, b"d");
     file(&volume, &d, b"a");
-    fails(volume.rmdir(&root, b"d"), ErrorKind::NotEmpty);
-    fails(volume.rmdir(&d, b"a"), ErrorKind::NotDirectory);
-    fails(volume.rmdir(&d, b".."), ErrorKind::NotEmpty);
-    fails(volume.rmdir(&d, b"."), ErrorKind::Invalid);
-    volume.unlink(&d, b"a").unwrap();
-    volume.rmdir(&root, b"d").unwrap();
+    fails(volume.inodes().remove_dir(&root, b"d"), ErrorKind::NotEmpty);
+    fails(volume.inodes().remove_dir(&d, b"a"), ErrorKind::NotDirectory);
+    fails(volume.inodes().remove_dir(&d, b".."), ErrorKind::NotEmpty);
+    fails(volume.inodes().remove_dir(&d, b"."), ErrorKind::Invalid);
+    volume.inodes().remove_file(&d, b"a").unwrap();
+    volume.inodes().remove_dir(&root, b"d").unwrap();
     assert_eq!((links(&volume, &root), links(&volume, &d)), (2, 0));
     // Whoever has it still can look, and make nothing.
-    fails(volume.lookup(&d, b"a"), ErrorKind::NotFound);
-    fails(volume.create(&d, b"a", &Create::file(0o644)), ErrorKind::NotFound);
-    fails(volume.tmpfile(&d, &Create::file(0o644)), ErrorKind::NotFound);
-    fails(volume.read_directory(&d, 0, &mut |_| true), ErrorKind::NotFound);
-    assert_eq!(volume.lookup(&d, b"..").unwrap().number(), root.number());
+    fails(volume.inodes().lookup(&d, b"a"), ErrorKind::NotFound);
+    fails(volume.inodes().create(&d, b"a", &Create::file(0o644)), ErrorKind::NotFound);
+    fails(volume.inodes().tmpfile(&d, &Create::file(0o644)), ErrorKind::NotFound);
+    fails(volume.inodes().read_dir(&d, 0, &mut |_| true), ErrorKind::NotFound);
+    assert_eq!(volume.inodes().lookup(&d, b"..").unwrap().number(), root.number());
     drop(d);
     consistency::check(&volume);
     assert_eq!(volume.info().inodes, 1);
@@ -106,24 +107,24 @@ fn directories_are_removed_empty() {
 fn symbolic_links_keep_their_target() {
     let backend = formatted();
     let volume = Volume::open_backend(backend.clone(), options(false)).unwrap();
-    let root = volume.root();
+    let root = volume.inodes().root();
     let long: Vec<u8> = (0..4095u32).map(|n| b'a' + (n % 26) as u8).collect();
     let targets = [&b"x"[..], b"/a/b", &long[..1024], &long[..1025], &long[..2048], &long];
     for (n, target) in targets.iter().enumerate() {
-        volume.symlink(&root, n.to_string().as_bytes(), target, Caller::default()).unwrap();
+        volume.inodes().symlink(&root, n.to_string().as_bytes(), target, Caller::default()).unwrap();
     }
-    fails(volume.symlink(&root, b"e", b"", Caller::default()), ErrorKind::NotFound);
-    fails(volume.symlink(&root, b"e", &[b'x'; 4096], Caller::default()), ErrorKind::NameTooLong);
-    fails(volume.symlink(&root, b"e", b"a\0b", Caller::default()), ErrorKind::Invalid);
-    fails(volume.readlink(&root), ErrorKind::Invalid);
+    fails(volume.inodes().symlink(&root, b"e", b"", Caller::default()), ErrorKind::NotFound);
+    fails(volume.inodes().symlink(&root, b"e", &[b'x'; 4096], Caller::default()), ErrorKind::NameTooLong);
+    fails(volume.inodes().symlink(&root, b"e", b"a\0b", Caller::default()), ErrorKind::Invalid);
+    fails(volume.inodes().read_link(&root), ErrorKind::Invalid);
     volume.close().unwrap();
     let volume = Volume::open_backend(backend, options(false)).unwrap();
     for (n, target) in targets.iter().enumerate() {
-        let link = volume.lookup(&volume.root(), n.to_string().as_bytes()).unwrap();
-        assert_eq!(volume.readlink(&link).unwrap(), *target);
-        assert_eq!(volume.attributes(&link).size, target.len() as u64);
+        let link = volume.inodes().lookup(&volume.inodes().root(), n.to_string().as_bytes()).unwrap();
+        assert_eq!(volume.inodes().read_link(&link).unwrap(), *target);
+        assert_eq!(volume.inodes().metadata(&link).size, target.len() as u64);
         drop(link);
-        volume.unlink(&volume.root(), n.to_string().as_bytes()).unwrap();
+        volume.inodes().remove_file(&volume.inodes().root(), n.to_string().as_bytes()).unwrap();
     }
     consistency::check(&volume);
 }
@@ -132,12 +133,12 @@ fn symbolic_links_keep_their_target() {
 fn a_file_without_a_name_gets_one_or_goes() {
     let backend = formatted();
     let volume = Volume::open_backend(backend.clone(), options(false)).unwrap();
-    let root = volume.root();
-    let kept = volume.tmpfile(&root, &Create::file(0o600)).unwrap();
-    let dropped = volume.tmpfile(&root, &Create::file(0o600)).unwrap();
-    let left = volume.tmpfile(&root, &Create::file(0o600)).unwrap();
+    let root = volume.inodes().root();
+    let kept = volume.inodes().tmpfile(&root, &Create::file(0o600)).unwrap();
+    let dropped = volume.inodes().tmpfile(&root, &Create::file(0o600)).unwrap();
+    let left = volume.inodes().tmpfile(&root, &Create::file(0o600)).unwrap();
     assert_eq!(links(&volume, &kept), 0);
-    volume.link(&kept, &root, b"kept").unwrap();
+    volume.inodes().hard_link(&kept, &root, b"kept").unwrap();
     assert_eq!(links(&volume, &kept), 1);
     drop(dropped);
     volume.drain_orphans();
@@ -146,34 +147,34 @@ fn a_file_without_a_name_gets_one_or_goes() {
     volume.sync().unwrap();
     let recovered = Volume::open_backend(copy_of(&backend), options(false)).unwrap();
     consistency::check(&recovered);
-    assert_eq!(names(&recovered, &recovered.root()), [b"kept"]);
-    fails(recovered.inode(left.number()), ErrorKind::Stale);
+    assert_eq!(names(&recovered, &recovered.inodes().root()), [b"kept"]);
+    fails(recovered.inodes().get(left.number()), ErrorKind::Stale);
     // Unlinked, it gets no second name.
-    volume.unlink(&root, b"kept").unwrap();
-    fails(volume.link(&kept, &root, b"again"), ErrorKind::NotFound);
-    fails(volume.tmpfile(&root, &Create::directory(0o755)), ErrorKind::Invalid);
+    volume.inodes().remove_file(&root, b"kept").unwrap();
+    fails(volume.inodes().hard_link(&kept, &root, b"again"), ErrorKind::NotFound);
+    fails(volume.inodes().tmpfile(&root, &Create::directory(0o755)), ErrorKind::Invalid);
 }
 
 #[test]
 fn renaming_moves_replaces_and_exchanges() {
     let volume = volume();
-    let root = volume.root();
+    let root = volume.inodes().root();
     let (d, e) = (directory(&volume, &root, b"d"), directory(&volume, &root, b"e"));
     let a = file(&volume, &d, b"a");
-    volume.rename(&d, b"a", &e, b"b", NONE).unwrap();
-    fails(volume.lookup(&d, b"a"), ErrorKind::NotFound);
-    assert_eq!(volume.lookup(&e, b"b").unwrap().number(), a.number());
-    fails(volume.rename(&d, b"a", &e, b"b", NONE), ErrorKind::NotFound);
+    volume.inodes().rename(&d, b"a", &e, b"b", NONE).unwrap();
+    fails(volume.inodes().lookup(&d, b"a"), ErrorKind::NotFound);
+    assert_eq!(volume.inodes().lookup(&e, b"b").unwrap().number(), a.number());
+    fails(volume.inodes().rename(&d, b"a", &e, b"b", NONE), ErrorKind::NotFound);
 
     let c = file(&volume, &d, b"c");
-    fails(volume.rename(&d, b"c", &e, b"b", RenameFlags::NOREPLACE), ErrorKind::Exists);
-    volume.rename(&d, b"c", &e, b"b", RenameFlags::EXCHANGE).unwrap();
-    assert_eq!(volume.lookup(&d, b"c").unwrap().number(), a.number());
-    assert_eq!(volume.lookup(&e, b"b").unwrap().number(), c.number());
-    fails(volume.rename(&d, b"c", &e, b"none", RenameFlags::EXCHANGE), ErrorKind::NotFound);
-    fails(volume.rename(&d, b"c", &e, b"b", RenameFlags::all()), ErrorKind::Invalid);
+    fails(volume.inodes().rename(&d, b"c", &e, b"b", RenameFlags::NOREPLACE), ErrorKind::Exists);
+    volume.inodes().rename(&d, b"c", &e, b"b", RenameFlags::EXCHANGE).unwrap();
+    assert_eq!(volume.inodes().lookup(&d, b"c").unwrap().number(), a.number());
+    assert_eq!(volume.inodes().lookup(&e, b"b").unwrap().number(), c.number());
+    fails(volume.inodes().rename(&d, b"c", &e, b"none", RenameFlags::EXCHANGE), ErrorKind::NotFound);
+    fails(volume.inodes().rename(&d, b"c", &e, b"b", RenameFlags::all()), ErrorKind::Invalid);
 
-    volume.rename(&d, b"c", &e, b"b", NONE).unwrap();
+    volume.inodes().rename(&d, b"c", &e, b"b", NONE).unwrap();
     assert_eq!((links(&volume, &a), links(&volume, &c)), (1, 0));
     assert!(names(&volume, &d).is_empty());
     drop((a, c));
@@ -183,14 +184,14 @@ fn renaming_moves_replaces_and_exchanges() {
 #[test]
 fn renaming_onto_a_link_of_the_same_file_does_nothing() {
     let volume = volume();
-    let root = volume.root();
+    let root = volume.inodes().root();
     let a = file(&volume, &root, b"a");
-    volume.link(&a, &root, b"b").unwrap();
+    volume.inodes().hard_link(&a, &root, b"b").unwrap();
     for flags in [NONE, RenameFlags::EXCHANGE] {
-        volume.rename(&root, b"a", &root, b"b", flags).unwrap();
-        volume.rename(&root, b"a", &root, b"a", flags).unwrap();
+        volume.inodes().rename(&root, b"a", &root, b"b", flags).unwrap();
+        volume.inodes().rename(&root, b"a", &root, b"a", flags).unwrap();
     }
-    fails(volume.rename(&root, b"a", &root, b"a", RenameFlags::NOREPLACE), ErrorKind::Exists);
+    fails(volume.inodes().rename(&root, b"a", &root, b"a", RenameFlags::NOREPLACE), ErrorKind::Exists);
     assert_eq!(names(&volume, &root), [b"a", b"b"]);
     assert_eq!(links(&volume, &a), 2);
 }
@@ -198,29 +199,29 @@ fn renaming_onto_a_link_of_the_same_file_does_nothing() {
 #[test]
 fn renaming_directories_keeps_parents_and_links() {
     let volume = volume();
-    let root = volume.root();
+    let root = volume.inodes().root();
     let (d, e) = (directory(&volume, &root, b"d"), directory(&volume, &root, b"e"));
     let s = directory(&volume, &d, b"s");
     assert_eq!((links(&volume, &d), links(&volume, &e)), (3, 2));
-    volume.rename(&d, b"s", &e, b"t", NONE).unwrap();
+    volume.inodes().rename(&d, b"s", &e, b"t", NONE).unwrap();
     assert_eq!((links(&volume, &d), links(&volume, &e)), (2, 3));
-    assert_eq!(volume.lookup(&s, b"..").unwrap().number(), e.number());
+    assert_eq!(volume.inodes().lookup(&s, b"..").unwrap().number(), e.number());
     // Over an empty directory, in another directory and in the same.
     let u = directory(&volume, &d, b"u");
-    volume.rename(&d, b"u", &e, b"t", NONE).unwrap();
+    volume.inodes().rename(&d, b"u", &e, b"t", NONE).unwrap();
     assert_eq!(
         (links(&volume, &d), links(&volume, &e), links(&volume, &s), links(&volume, &u)),
         (2, 3, 0, 2)
     );
-    fails(volume.create(&s, b"x", &Create::file(0o644)), ErrorKind::NotFound);
+    fails(volume.inodes().create(&s, b"x", &Create::file(0o644)), ErrorKind::NotFound);
     directory(&volume, &e, b"v");
-    volume.rename(&e, b"v", &e, b"t", NONE).unwrap();
+    volume.inodes().rename(&e, b"v", &e, b"t", NONE).unwrap();
     assert_eq!((links(&volume, &e), links(&volume, &u)), (3, 0));
     // A file and a directory change places.
     let f = file(&volume, &d, b"f");
-    volume.rename(&d, b"f", &e, b"t", RenameFlags::EXCHANGE).unwrap();
+    volume.inodes().rename(&d, b"f", &e, b"t", RenameFlags::EXCHANGE).unwrap();
     assert_eq!((links(&volume, &d), links(&volume, &e)), (3, 2));
-    assert_eq!(volume.lookup(&e, b"t").unwrap().number(), f.number());
+    assert_eq!(volume.inodes().lookup(&e, b"t").unwrap().number(), f.number());
     drop((s, u));
     consistency::check(&volume);
 }
@@ -228,7 +229,7 @@ fn renaming_directories_keeps_parents_and_links() {
 #[test]
 fn renaming_refuses_what_cannot_be() {
     let volume = volume();
-    let root = volume.root();
+    let root = volume.inodes().root();
     let d = directory(&volume, &root, b"d");
     let s = directory(&volume, &d, b"s");
     let t = directory(&volume, &s, b"t");
@@ -236,25 +237,25 @@ fn renaming_refuses_what_cannot_be() {
     file(&volume, &full, b"x");
     file(&volume, &root, b"f");
     file(&volume, &t, b"g");
-    fails(volume.rename(&root, b"d", &d, b"x", NONE), ErrorKind::Invalid);
-    fails(volume.rename(&root, b"d", &t, b"x", NONE), ErrorKind::Invalid);
-    fails(volume.rename(&root, b"d", &t, b"g", RenameFlags::EXCHANGE), ErrorKind::Invalid);
-    fails(volume.rename(&t, b"g", &root, b"d", RenameFlags::EXCHANGE), ErrorKind::Invalid);
-    fails(volume.rename(&s, b"t", &root, b"d", NONE), ErrorKind::NotEmpty);
-    fails(volume.rename(&t, b"g", &root, b"d", NONE), ErrorKind::IsDirectory);
-    fails(volume.rename(&root, b"d", &root, b"full", NONE), ErrorKind::NotEmpty);
-    fails(volume.rename(&root, b"f", &root, b"d", NONE), ErrorKind::IsDirectory);
-    fails(volume.rename(&root, b"d", &root, b"f", NONE), ErrorKind::NotDirectory);
-    fails(volume.rename(&root, b"d", &root, b"..", NONE), ErrorKind::Invalid);
-    fails(volume.rename(&root, b".", &root, b"x", NONE), ErrorKind::Invalid);
-    fails(volume.rename(&root, b"d", &root, b".", RenameFlags::NOREPLACE), ErrorKind::Exists);
+    fails(volume.inodes().rename(&root, b"d", &d, b"x", NONE), ErrorKind::Invalid);
+    fails(volume.inodes().rename(&root, b"d", &t, b"x", NONE), ErrorKind::Invalid);
+    fails(volume.inodes().rename(&root, b"d", &t, b"g", RenameFlags::EXCHANGE), ErrorKind::Invalid);
+    fails(volume.inodes().rename(&t, b"g", &root, b"d", RenameFlags::EXCHANGE), ErrorKind::Invalid);
+    fails(volume.inodes().rename(&s, b"t", &root, b"d", NONE), ErrorKind::NotEmpty);
+    fails(volume.inodes().rename(&t, b"g", &root, b"d", NONE), ErrorKind::IsDirectory);
+    fails(volume.inodes().rename(&root, b"d", &root, b"full", NONE), ErrorKind::NotEmpty);
+    fails(volume.inodes().rename(&root, b"f", &root, b"d", NONE), ErrorKind::IsDirectory);
+    fails(volume.inodes().rename(&root, b"d", &root, b"f", NONE), ErrorKind::NotDirectory);
+    fails(volume.inodes().rename(&root, b"d", &root, b"..", NONE), ErrorKind::Invalid);
+    fails(volume.inodes().rename(&root, b".", &root, b"x", NONE), ErrorKind::Invalid);
+    fails(volume.inodes().rename(&root, b"d", &root, b".", RenameFlags::NOREPLACE), ErrorKind::Exists);
     consistency::check(&volume);
 }
 
 #[test]
 fn listing_goes_on_behind_a_cookie_whatever_comes_and_goes() {
     let volume = volume();
-    let root = volume.root();
+    let root = volume.inodes().root();
     for n in 0..1000 {
         file(&volume, &root, format!("kept{n}").as_bytes());
     }
@@ -267,7 +268,8 @@ fn listing_goes_on_behind_a_cookie_whatever_comes_and_goes() {
     loop {
         let before = seen.len();
         volume
-            .read_directory(&root, after, &mut |entry| {
+            .inodes()
+            .read_dir(&root, after, &mut |entry| {
                 after = entry.cookie;
                 seen.push(entry.name.to_vec());
                 seen.len() - before < 37
@@ -278,7 +280,7 @@ fn listing_goes_on_behind_a_cookie_whatever_comes_and_goes() {
         }
         // From within the listing, since no lock is held: names come and go.
         if round < 300 {
-            volume.unlink(&root, format!("goes{round}").as_bytes()).unwrap();
+            volume.inodes().remove_file(&root, format!("goes{round}").as_bytes()).unwrap();
             file(&volume, &root, format!("comes{round}").as_bytes());
         }
         round += 1;
@@ -292,19 +294,20 @@ fn listing_goes_on_behind_a_cookie_whatever_comes_and_goes() {
     seen.dedup();
     assert_eq!(seen.len(), all, "no name twice");
     assert_eq!(seen.iter().filter(|name| matches!(name.as_slice(), b"." | b"..")).count(), 2);
-    volume.read_directory(&root, u64::MAX, &mut |_| panic!("nothing is behind the last cookie")).unwrap();
+    volume.inodes().read_dir(&root, u64::MAX, &mut |_| panic!("nothing is behind the last cookie")).unwrap();
 }
 
 #[test]
 fn a_listing_may_change_the_directory_it_lists() {
     let volume = volume();
-    let root = volume.root();
+    let root = volume.inodes().root();
     for n in 0..500 {
         file(&volume, &root, n.to_string().as_bytes());
     }
     volume
-        .read_directory(&root, 2, &mut |entry| {
-            volume.unlink(&root, entry.name).unwrap();
+        .inodes()
+        .read_dir(&root, 2, &mut |entry| {
+            volume.inodes().remove_file(&root, entry.name).unwrap();
             true
         })
         .unwrap();
@@ -316,57 +319,58 @@ fn a_listing_may_change_the_directory_it_lists() {
 fn a_read_only_volume_refuses_changes() {
     let backend = formatted();
     let volume = Volume::open_backend(backend.clone(), options(false)).unwrap();
-    file(&volume, &volume.root(), b"a");
+    file(&volume, &volume.inodes().root(), b"a");
     volume.close().unwrap();
     let read_only = VolumeOptions { read_only: true, ..options(false) };
     let volume = Volume::open_backend(backend, read_only).unwrap();
-    let root = volume.root();
-    let a = volume.lookup(&root, b"a").unwrap();
-    fails(volume.create(&root, b"b", &Create::file(0o644)), ErrorKind::ReadOnly);
-    fails(volume.unlink(&root, b"a"), ErrorKind::ReadOnly);
-    fails(volume.rename(&root, b"a", &root, b"b", NONE), ErrorKind::ReadOnly);
-    fails(volume.link(&a, &root, b"b"), ErrorKind::ReadOnly);
-    fails(volume.set_xattr(&a, b"user.a", b"", Default::default()), ErrorKind::ReadOnly);
+    let root = volume.inodes().root();
+    let a = volume.inodes().lookup(&root, b"a").unwrap();
+    fails(volume.inodes().create(&root, b"b", &Create::file(0o644)), ErrorKind::ReadOnly);
+    fails(volume.inodes().remove_file(&root, b"a"), ErrorKind::ReadOnly);
+    fails(volume.inodes().rename(&root, b"a", &root, b"b", NONE), ErrorKind::ReadOnly);
+    fails(volume.inodes().hard_link(&a, &root, b"b"), ErrorKind::ReadOnly);
+    fails(volume.inodes().set_xattr(&a, b"user.a", b"", Default::default()), ErrorKind::ReadOnly);
     assert_eq!(names(&volume, &root), [b"a"]);
 }
 
 #[test]
 fn changes_of_a_directory_show_in_its_times() {
     let volume = volume();
-    let root = volume.root();
+    let root = volume.inodes().root();
     let d = directory(&volume, &root, b"d");
-    let mut last = volume.attributes(&d).mtime;
+    let mut last = volume.inodes().metadata(&d).mtime;
     let mut changed = |what: &str| {
-        let attributes = volume.attributes(&d);
+        let attributes = volume.inodes().metadata(&d);
         assert!(attributes.mtime > last, "{what}: {:?} after {last:?}", attributes.mtime);
         assert_eq!(attributes.mtime, attributes.ctime, "{what}");
         last = attributes.mtime;
     };
     let a = file(&volume, &d, b"a");
     changed("create");
-    volume.link(&a, &d, b"b").unwrap();
+    volume.inodes().hard_link(&a, &d, b"b").unwrap();
     changed("link");
-    volume.rename(&d, b"b", &d, b"c", NONE).unwrap();
+    volume.inodes().rename(&d, b"b", &d, b"c", NONE).unwrap();
     changed("rename");
-    volume.unlink(&d, b"c").unwrap();
+    volume.inodes().remove_file(&d, b"c").unwrap();
     changed("unlink");
     directory(&volume, &d, b"e");
     changed("mkdir");
-    volume.rmdir(&d, b"e").unwrap();
+    volume.inodes().remove_dir(&d, b"e").unwrap();
     changed("rmdir");
-    volume.rename(&d, b"a", &root, b"a", NONE).unwrap();
+    volume.inodes().rename(&d, b"a", &root, b"a", NONE).unwrap();
     changed("rename away");
 }
 
 #[test]
 fn names_of_one_hash_live_side_by_side() {
     let volume = volume();
-    let root = volume.root();
+    let root = volume.inodes().root();
     for [one, other] in COLLIDING_NAMES {
         let cookie = |name: &[u8]| {
             let mut found = None;
             volume
-                .read_directory(&root, 2, &mut |entry| {
+                .inodes()
+                .read_dir(&root, 2, &mut |entry| {
                     found = (entry.name == name).then_some(entry.cookie).or(found);
                     true
                 })
@@ -380,21 +384,21 @@ fn names_of_one_hash_live_side_by_side() {
             (second >> 16, second),
             "a collision, and the lowest free place"
         );
-        assert_eq!(volume.lookup(&root, one).unwrap().number(), a.number());
-        assert_eq!(volume.lookup(&root, other).unwrap().number(), b.number());
+        assert_eq!(volume.inodes().lookup(&root, one).unwrap().number(), a.number());
+        assert_eq!(volume.inodes().lookup(&root, other).unwrap().number(), b.number());
         // The one behind keeps its place when the one before goes; the place is taken again.
-        volume.unlink(&root, one).unwrap();
+        volume.inodes().remove_file(&root, one).unwrap();
         assert_eq!((cookie(one), cookie(other)), (None, Some(second)));
-        assert_eq!(volume.lookup(&root, other).unwrap().number(), b.number());
-        fails(volume.lookup(&root, one), ErrorKind::NotFound);
-        volume.rename(&root, other, &root, one, NONE).unwrap();
+        assert_eq!(volume.inodes().lookup(&root, other).unwrap().number(), b.number());
+        fails(volume.inodes().lookup(&root, one), ErrorKind::NotFound);
+        volume.inodes().rename(&root, other, &root, one, NONE).unwrap();
         assert_eq!((cookie(one), cookie(other)), (Some(first), None));
-        volume.rename(&root, one, &root, other, NONE).unwrap();
+        volume.inodes().rename(&root, one, &root, other, NONE).unwrap();
         assert_eq!((cookie(one), cookie(other)), (None, Some(second)));
         file(&volume, &root, one);
-        volume.rename(&root, one, &root, other, RenameFlags::EXCHANGE).unwrap();
-        assert_eq!(volume.lookup(&root, one).unwrap().number(), b.number());
-        volume.rename(&root, one, &root, other, NONE).unwrap();
+        volume.inodes().rename(&root, one, &root, other, RenameFlags::EXCHANGE).unwrap();
+        assert_eq!(volume.inodes().lookup(&root, one).unwrap().number(), b.number());
+        volume.inodes().rename(&root, one, &root, other, NONE).unwrap();
         assert_eq!((cookie(one), cookie(other)), (None, Some(second)));
     }
     consistency::check(&volume);

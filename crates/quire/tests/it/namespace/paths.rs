@@ -22,7 +22,7 @@ fn paths_lead_through_directories_and_links() {
     assert_eq!(volume.symlink_metadata("short").unwrap().kind, FileType::Symlink);
     assert_eq!(volume.symlink_metadata("short/").unwrap().kind, FileType::Directory);
     assert_eq!(volume.read_link("short").unwrap(), b"/a/b");
-    assert_eq!(volume.metadata("/").unwrap().inode, volume.root().number());
+    assert_eq!(volume.metadata("/").unwrap().inode, volume.inodes().root().number());
     fails(volume.metadata("a/b/c/f/"), ErrorKind::NotDirectory);
     fails(volume.metadata("a/b/c/f/g"), ErrorKind::NotDirectory);
     fails(volume.metadata(""), ErrorKind::NotFound);

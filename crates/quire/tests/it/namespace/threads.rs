@@ -1,7 +1,8 @@
 //! Threads that meet in the same directories.
 
 use super::*;
-use quire::{FileType, RenameFlags, XattrFlags};
+use quire::inodes::XattrFlags;
+use quire::{FileType, RenameFlags};
 use quire_base::random::Random;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -48,10 +49,10 @@ fn scramble(volume: &Volume, seed: u64, steps: usize) {
         let name = names[random.below(7) as usize];
         let other = names[random.below(7) as usize];
         let mut walk = || {
-            let mut at = volume.root();
+            let mut at = volume.inodes().root();
             while !random.one_in(3) {
                 let name = names[random.below(7) as usize];
-                match may_lose(volume.lookup(&at, name)) {
+                match may_lose(volume.inodes().lookup(&at, name)) {
                     Some(inode) if inode.kind() == FileType::Directory => at = inode,
                     _ => break,
                 }
@@ -60,37 +61,37 @@ fn scramble(volume: &Volume, seed: u64, steps: usize) {
         };
         let (at, to) = (walk(), walk());
         match random.below(16) {
-            0..3 => held.extend(may_lose(volume.create(&at, name, &Create::file(0o644)))),
-            3..5 => drop(may_lose(volume.create(&at, name, &Create::directory(0o755)))),
+            0..3 => held.extend(may_lose(volume.inodes().create(&at, name, &Create::file(0o644)))),
+            3..5 => drop(may_lose(volume.inodes().create(&at, name, &Create::directory(0o755)))),
             5 => {
-                let _ = may_lose(volume.unlink(&at, name));
+                let _ = may_lose(volume.inodes().remove_file(&at, name));
             }
             6 => {
-                let _ = may_lose(volume.rmdir(&at, name));
+                let _ = may_lose(volume.inodes().remove_dir(&at, name));
             }
             7..11 => {
                 let flags = [RenameFlags::empty(), RenameFlags::NOREPLACE, RenameFlags::EXCHANGE];
                 let flags = flags[random.below(3) as usize];
-                let _ = may_lose(volume.rename(&at, name, &to, other, flags));
+                let _ = may_lose(volume.inodes().rename(&at, name, &to, other, flags));
             }
             11 => {
-                if let Some(inode) = may_lose(volume.lookup(&at, name)) {
-                    let _ = may_lose(volume.link(&inode, &to, other));
+                if let Some(inode) = may_lose(volume.inodes().lookup(&at, name)) {
+                    let _ = may_lose(volume.inodes().hard_link(&inode, &to, other));
                 }
             }
             12 => {
-                let made = may_lose(volume.tmpfile(&at, &Create::file(0o600)));
+                let made = may_lose(volume.inodes().tmpfile(&at, &Create::file(0o600)));
                 if let Some(inode) = made {
-                    let _ = may_lose(volume.link(&inode, &to, other));
+                    let _ = may_lose(volume.inodes().hard_link(&inode, &to, other));
                 }
             }
             13 => {
-                let _ = may_lose(volume.read_directory(&at, 0, &mut |_| true));
+                let _ = may_lose(volume.inodes().read_dir(&at, 0, &mut |_| true));
             }
             14 => {
                 let value = vec![seed as u8; random.below(2500) as usize];
-                let _ = may_lose(volume.set_xattr(&at, b"user.a", &value, XattrFlags::empty()));
-                if let Some(value) = may_lose(volume.get_xattr(&at, b"user.a")) {
+                let _ = may_lose(volume.inodes().set_xattr(&at, b"user.a", &value, XattrFlags::empty()));
+                if let Some(value) = may_lose(volume.inodes().get_xattr(&at, b"user.a")) {
                     assert!(value.iter().all(|&byte| byte == value[0]), "a value in one piece");
                 }
             }
@@ -115,13 +116,13 @@ fn whatever_threads_do_names_and_links_fit_together() {
 #[test]
 fn creates_in_one_directory_all_succeed() {
     let volume = Volume::open_backend(formatted(), options(true)).unwrap();
-    let root = volume.root();
+    let root = volume.inodes().root();
     run(THREADS, |n| {
         for k in 0..300 {
             let name = format!("{n}-{k}");
             drop(file(&volume, &root, name.as_bytes()));
             if k % 3 == 0 {
-                volume.unlink(&root, name.as_bytes()).unwrap();
+                volume.inodes().remove_file(&root, name.as_bytes()).unwrap();
             }
         }
     });
@@ -133,11 +134,11 @@ fn creates_in_one_directory_all_succeed() {
 #[test]
 fn one_thread_gets_each_name() {
     let volume = Volume::open_backend(formatted(), options(true)).unwrap();
-    let root = volume.root();
+    let root = volume.inodes().root();
     let won = AtomicU64::new(0);
     run(THREADS, |_| {
         for k in 0..300 {
-            match volume.create(&root, k.to_string().as_bytes(), &Create::file(0o644)) {
+            match volume.inodes().create(&root, k.to_string().as_bytes(), &Create::file(0o644)) {
                 Ok(_) => {
                     won.fetch_add(1, Ordering::Relaxed);
                 }
@@ -153,20 +154,20 @@ fn one_thread_gets_each_name() {
 #[test]
 fn nothing_is_made_in_a_removed_directory() {
     let volume = Volume::open_backend(formatted(), options(true)).unwrap();
-    let root = volume.root();
+    let root = volume.inodes().root();
     let made = AtomicU64::new(0);
     run(4, |n| {
         for k in 0..800 {
             if n % 2 == 0 {
-                let _ = may_lose(volume.create(&root, b"d", &Create::directory(0o755)));
-                let _ = may_lose(volume.rmdir(&root, b"d"));
+                let _ = may_lose(volume.inodes().create(&root, b"d", &Create::directory(0o755)));
+                let _ = may_lose(volume.inodes().remove_dir(&root, b"d"));
                 continue;
             }
-            let Some(d) = may_lose(volume.lookup(&root, b"d")) else { continue };
+            let Some(d) = may_lose(volume.inodes().lookup(&root, b"d")) else { continue };
             let name = format!("{n}-{k}");
-            if may_lose(volume.create(&d, name.as_bytes(), &Create::file(0o644))).is_some() {
+            if may_lose(volume.inodes().create(&d, name.as_bytes(), &Create::file(0o644))).is_some() {
                 made.fetch_add(1, Ordering::Relaxed);
-                volume.unlink(&d, name.as_bytes()).unwrap();
+                volume.inodes().remove_file(&d, name.as_bytes()).unwrap();
             }
         }
     });
@@ -178,7 +179,7 @@ fn nothing_is_made_in_a_removed_directory() {
 #[test]
 fn a_renamed_file_is_never_seen_under_both_names() {
     let volume = Volume::open_backend(formatted(), options(true)).unwrap();
-    let root = volume.root();
+    let root = volume.inodes().root();
     let places = [directory(&volume, &root, b"x"), directory(&volume, &root, b"y"), root.clone()];
     let place = |n: u64| &places[(n % 5 % 3) as usize];
     let name = |n: u64| format!("file{n}").into_bytes();
@@ -187,7 +188,10 @@ fn a_renamed_file_is_never_seen_under_both_names() {
     run(3, |thread| {
         if thread == 0 {
             for n in 0..3000 {
-                volume.rename(place(n), &name(n), place(n + 1), &name(n + 1), RenameFlags::empty()).unwrap();
+                volume
+                    .inodes()
+                    .rename(place(n), &name(n), place(n + 1), &name(n + 1), RenameFlags::empty())
+                    .unwrap();
                 at.store(n + 1, Ordering::Release);
             }
             done.store(true, Ordering::Release);
@@ -195,8 +199,8 @@ fn a_renamed_file_is_never_seen_under_both_names() {
         }
         while !done.load(Ordering::Acquire) {
             let n = at.load(Ordering::Acquire) + 1;
-            if volume.lookup(place(n), &name(n)).is_ok() {
-                fails(volume.lookup(place(n - 1), &name(n - 1)), ErrorKind::NotFound);
+            if volume.inodes().lookup(place(n), &name(n)).is_ok() {
+                fails(volume.inodes().lookup(place(n - 1), &name(n - 1)), ErrorKind::NotFound);
             }
         }
     });
@@ -207,7 +211,7 @@ fn a_renamed_file_is_never_seen_under_both_names() {
 #[test]
 fn exchanged_names_are_always_there() {
     let volume = Volume::open_backend(formatted(), options(true)).unwrap();
-    let root = volume.root();
+    let root = volume.inodes().root();
     let d = directory(&volume, &root, b"d");
     file(&volume, &root, b"one");
     directory(&volume, &d, b"two");
@@ -215,14 +219,14 @@ fn exchanged_names_are_always_there() {
     run(3, |thread| {
         if thread == 0 {
             for _ in 0..2000 {
-                volume.rename(&root, b"one", &d, b"two", RenameFlags::EXCHANGE).unwrap();
+                volume.inodes().rename(&root, b"one", &d, b"two", RenameFlags::EXCHANGE).unwrap();
             }
             done.store(true, Ordering::Release);
             return;
         }
         while !done.load(Ordering::Acquire) {
-            volume.lookup(&root, b"one").unwrap();
-            volume.lookup(&d, b"two").unwrap();
+            volume.inodes().lookup(&root, b"one").unwrap();
+            volume.inodes().lookup(&d, b"two").unwrap();
         }
     });
     consistency::check(&volume);
@@ -232,21 +236,21 @@ fn exchanged_names_are_always_there() {
 #[test]
 fn a_replaced_name_is_always_there() {
     let volume = Volume::open_backend(formatted(), options(true)).unwrap();
-    let root = volume.root();
+    let root = volume.inodes().root();
     file(&volume, &root, b"current");
     let done = AtomicBool::new(false);
     run(3, |thread| {
         if thread == 0 {
             for _ in 0..1000 {
                 file(&volume, &root, b"next");
-                volume.rename(&root, b"next", &root, b"current", RenameFlags::empty()).unwrap();
+                volume.inodes().rename(&root, b"next", &root, b"current", RenameFlags::empty()).unwrap();
             }
             done.store(true, Ordering::Release);
             return;
         }
         while !done.load(Ordering::Acquire) {
-            let current = volume.lookup(&root, b"current").unwrap();
-            assert!(volume.attributes(&current).links <= 1);
+            let current = volume.inodes().lookup(&root, b"current").unwrap();
+            assert!(volume.inodes().metadata(&current).links <= 1);
         }
     });
     consistency::check(&volume);

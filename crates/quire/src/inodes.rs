@@ -1,0 +1,307 @@
+//! The volume by inode number, for front ends: FUSE, NFS and whatever else keeps handles of its own.
+//!
+//! Programs that name files by paths use [`Volume`](crate::Volume) and [`File`](crate::File), and need nothing of this
+//! module. [`Inodes`] has the same operations on [`InodeRef`]s and names of one directory. It adds what only a front end
+//! asks for: the caller of an operation, flags of one read or write, operations that refuse to wait, and callbacks.
+//!
+//! Nothing here checks permissions. Whoever uses it decides who may do what.
+//!
+//! ```
+//! use quire::inodes::{Create, IoFlags};
+//! use quire::{FormatOptions, MemoryBackend, Volume, VolumeOptions};
+//! use std::sync::Arc;
+//!
+//! # fn main() -> quire::Result<()> {
+//! let device = Arc::new(MemoryBackend::new(16384));
+//! Volume::format_backend(device.clone(), &FormatOptions::default())?;
+//! let volume = Volume::open_backend(device, VolumeOptions::default())?;
+//! let inodes = volume.inodes();
+//! let file = inodes.create(&inodes.root(), b"log", &Create::file(0o644))?;
+//! inodes.write_at(&file, b"hello", 0, IoFlags::SYNC)?;
+//! let again = inodes.get(file.number())?;
+//! assert_eq!(again.size(), 5);
+//! # drop((file, again));
+//! volume.close()
+//! # }
+//! ```
+
+use crate::acl;
+use crate::engine::Engine;
+use crate::file::fsync::Target;
+use crate::volume::Inner;
+use quire_base::Result;
+use quire_base::sync::Arc;
+use quire_device::AlignedBuf;
+
+pub use crate::attributes::{SetAttributes, SetTime};
+pub use crate::file::IoFlags;
+pub use crate::file::direct_async::BufferDone;
+pub use crate::file::fallocate::FallocateMode;
+pub use crate::file::fsync::Completion;
+pub use crate::inode::InodeRef;
+pub use crate::namespace::{Caller, Create, DirectoryEntry};
+pub use crate::xattr::XattrFlags;
+pub use quire_base::InodeNo;
+
+use crate::attributes::Attributes;
+use crate::file::advice::Advice;
+use crate::file::syncing::{SyncOptions, Syncing};
+use crate::namespace::RenameFlags;
+
+/// The inodes of an open volume; from [`Volume::inodes`](crate::Volume::inodes).
+///
+/// Every function may be called from any thread at any time. A clone keeps the volume open, as a clone of the
+/// [`Volume`](crate::Volume) does.
+#[derive(Clone)]
+pub struct Inodes {
+    pub(crate) inner: Arc<Inner>,
+}
+
+impl Inodes {
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.inner.engine
+    }
+
+    /// The root directory.
+    pub fn root(&self) -> InodeRef {
+        self.inner.root()
+    }
+
+    /// The inode of a number; an error of kind `Stale` if there is none (any more).
+    pub fn get(&self, number: InodeNo) -> Result<InodeRef> {
+        self.engine().inode(number)
+    }
+
+    /// The inode that a name of a directory names; `.` and `..` too.
+    pub fn lookup(&self, directory: &InodeRef, name: &[u8]) -> Result<InodeRef> {
+        self.engine().lookup(directory, name)
+    }
+
+    /// Creates a file, directory, fifo, socket or device; an error of kind `Exists` if the name is taken.
+    pub fn create(&self, directory: &InodeRef, name: &[u8], create: &Create) -> Result<InodeRef> {
+        self.engine().create(directory, name, create)
+    }
+
+    /// Creates a symbolic link to `target`, 1 to 4095 bytes.
+    pub fn symlink(
+        &self,
+        directory: &InodeRef,
+        name: &[u8],
+        target: &[u8],
+        caller: Caller,
+    ) -> Result<InodeRef> {
+        self.engine().symlink(directory, name, target, caller)
+    }
+
+    /// The target of a symbolic link.
+    pub fn read_link(&self, inode: &InodeRef) -> Result<Vec<u8>> {
+        self.engine().readlink(inode)
+    }
+
+    /// Creates a file without a name (O_TMPFILE): freed with its last reference, unless linked before.
+    pub fn tmpfile(&self, directory: &InodeRef, create: &Create) -> Result<InodeRef> {
+        self.engine().tmpfile(directory, create)
+    }
+
+    /// Gives an inode another name.
+    pub fn hard_link(&self, inode: &InodeRef, directory: &InodeRef, name: &[u8]) -> Result<()> {
+        self.engine().link(inode, directory, name)
+    }
+
+    /// Removes a name of anything but a directory.
+    pub fn remove_file(&self, directory: &InodeRef, name: &[u8]) -> Result<()> {
+        self.engine().unlink(directory, name)
+    }
+
+    /// Removes an empty directory.
+    pub fn remove_dir(&self, directory: &InodeRef, name: &[u8]) -> Result<()> {
+        self.engine().rmdir(directory, name)
+    }
+
+    /// Renames, atomically.
+    pub fn rename(
+        &self,
+        from: &InodeRef,
+        name: &[u8],
+        to: &InodeRef,
+        to_name: &[u8],
+        flags: RenameFlags,
+    ) -> Result<()> {
+        self.engine().rename(from, name, to, to_name, flags)
+    }
+
+    /// Lists a directory from behind the cookie `after` (0: from the start), `.` and `..` first, until `visit`
+    /// returns false.
+    pub fn read_dir(
+        &self,
+        directory: &InodeRef,
+        after: u64,
+        visit: &mut dyn FnMut(DirectoryEntry<'_>) -> bool,
+    ) -> Result<()> {
+        self.engine().read_directory(directory, after, visit)
+    }
+
+    /// What stat shows.
+    pub fn metadata(&self, inode: &InodeRef) -> Attributes {
+        self.engine().attributes(inode)
+    }
+
+    /// Changes mode, owner, times, size.
+    pub fn set_attributes(&self, inode: &InodeRef, set: &SetAttributes) -> Result<Attributes> {
+        self.engine().set_attributes(inode, set)
+    }
+
+    /// An extended attribute's value; an error of kind `NoAttribute` if there is none.
+    pub fn get_xattr(&self, inode: &InodeRef, name: &[u8]) -> Result<Vec<u8>> {
+        self.engine().get_xattr(inode, name)
+    }
+
+    /// Sets an extended attribute, at most 64 KiB.
+    pub fn set_xattr(&self, inode: &InodeRef, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
+        self.engine().set_xattr(inode, name, value, flags)
+    }
+
+    /// The names of an inode's extended attributes.
+    pub fn list_xattrs(&self, inode: &InodeRef) -> Result<Vec<Vec<u8>>> {
+        self.engine().list_xattr(inode)
+    }
+
+    /// Removes an extended attribute.
+    pub fn remove_xattr(&self, inode: &InodeRef, name: &[u8]) -> Result<()> {
+        self.engine().remove_xattr(inode, name)
+    }
+
+    /// Whether an attribute's name is one of those that hold access control lists.
+    pub fn is_acl_name(name: &[u8]) -> bool {
+        acl::is_acl_name(name)
+    }
+
+    /// Reads up to `out.len()` bytes at `offset`; fewer at the end of the file.
+    #[inline]
+    pub fn read_at(&self, inode: &InodeRef, out: &mut [u8], offset: u64, flags: IoFlags) -> Result<usize> {
+        self.engine().read(inode, offset, out, flags)
+    }
+
+    /// As [`Inodes::read_at`] through the cache, if all of it is there and nobody is changing it; else `None`, and `out`
+    /// holds anything. Waits for nothing.
+    #[inline]
+    pub fn try_read_at(&self, inode: &InodeRef, out: &mut [u8], offset: u64) -> Option<usize> {
+        self.engine().try_read(inode, offset, out)
+    }
+
+    /// Writes at `offset`, or with [`IoFlags::APPEND`] at the end; gives the count, short only after an error midway
+    /// in a write larger than a batch.
+    #[inline]
+    pub fn write_at(&self, inode: &InodeRef, data: &[u8], offset: u64, flags: IoFlags) -> Result<usize> {
+        self.engine().write(inode, offset, data, flags).map(|(_, written)| written)
+    }
+
+    /// As [`Inodes::write_at`] through the cache with [`IoFlags::KEEP_PRIVILEGES`], if it lies inside the file, over
+    /// cached data that has its place on the device, and needs no waiting; else false, and nothing has changed.
+    #[inline]
+    pub fn try_write_at(&self, inode: &InodeRef, data: &[u8], offset: u64) -> bool {
+        self.engine().try_write(inode, offset, data)
+    }
+
+    /// Appends; gives the offset that the data got, and the count.
+    pub fn append(&self, inode: &InodeRef, data: &[u8], flags: IoFlags) -> Result<(u64, usize)> {
+        self.engine().write(inode, 0, data, flags | IoFlags::APPEND)
+    }
+
+    /// Reads past the cache without holding the caller: `done` gets the buffer back, and how many bytes of the file it
+    /// holds. A request that is not on block boundaries is done before this returns. `done` runs on a thread of the
+    /// device, which it must not keep waiting, or on this one.
+    pub fn read_direct_then(&self, inode: &InodeRef, buffer: AlignedBuf, offset: u64, done: BufferDone) {
+        self.engine().read_direct_async(inode, offset, buffer, done);
+    }
+
+    /// Writes past the cache without holding the caller: `done` gets the buffer back, and how many bytes were written.
+    /// A request that grows the file, fills holes, appends, or is not on block boundaries is done before this returns.
+    /// With [`IoFlags::SYNC`] or [`IoFlags::DATASYNC`] it is done when it is durable. `done` runs on a thread of the
+    /// device or of the volume, which it must not keep waiting, or on this one.
+    pub fn write_direct_then(
+        &self,
+        inode: &InodeRef,
+        buffer: AlignedBuf,
+        offset: u64,
+        flags: IoFlags,
+        done: BufferDone,
+    ) {
+        self.engine().write_direct_async(inode, offset, buffer, flags, done);
+    }
+
+    /// Sets a file's size in bytes; what is gained reads as zeros.
+    pub fn set_len(&self, inode: &InodeRef, size: u64) -> Result<()> {
+        self.engine().truncate(inode, size)
+    }
+
+    /// Changes the allocation of a range (fallocate).
+    pub fn allocate(&self, inode: &InodeRef, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
+        self.engine().allocate(inode, mode, offset, len)
+    }
+
+    /// The first byte of data at or behind `offset`; an error of kind `NoData` if there is none.
+    pub fn seek_data(&self, inode: &InodeRef, offset: u64) -> Result<u64> {
+        self.engine().seek_data(inode, offset)
+    }
+
+    /// The first byte of a hole at or behind `offset`.
+    pub fn seek_hole(&self, inode: &InodeRef, offset: u64) -> Result<u64> {
+        self.engine().seek_hole(inode, offset)
+    }
+
+    /// Copies up to `len` bytes between files or within one.
+    pub fn copy_range(
+        &self,
+        from: &InodeRef,
+        from_offset: u64,
+        to: &InodeRef,
+        to_offset: u64,
+        len: u64,
+    ) -> Result<u64> {
+        self.engine().copy_range(from, from_offset, to, to_offset, len)
+    }
+
+    /// Takes advice about bytes `[offset, offset + len)` of a file (posix_fadvise); a length of 0 means to its end.
+    pub fn advise(&self, inode: &InodeRef, offset: u64, len: u64, advice: Advice) -> Result<()> {
+        self.engine().advise(inode, offset, len, advice)
+    }
+
+    /// Makes a file's data and attributes durable, its name too; with `datasync` what reading the data back needs.
+    pub fn fsync(&self, inode: &InodeRef, datasync: bool) -> Result<()> {
+        self.engine().fsync(inode, datasync)
+    }
+
+    /// Makes what the options name of a file durable, without holding the caller: `done` gets the outcome, on a thread
+    /// of the volume, which it must not keep waiting. The call itself waits only where 65,536 are under way.
+    pub fn fsync_then(&self, inode: &InodeRef, how: &SyncOptions, done: Completion) {
+        self.engine().fsync_async(inode, how, done);
+    }
+
+    /// As [`Inodes::fsync_then`], as a future.
+    pub fn fsync_async(&self, inode: &InodeRef, how: &SyncOptions) -> Syncing {
+        self.engine().start_syncing(vec![Target::File(inode.clone(), how.clone())])
+    }
+
+    /// As [`Inodes::fsync_async`] for many files, which end together: they cost a few writes of the journal.
+    pub fn fsync_many_async<'a>(
+        &self,
+        files: impl IntoIterator<Item = &'a InodeRef>,
+        how: &SyncOptions,
+    ) -> Syncing {
+        let target = |inode: &InodeRef| Target::File(inode.clone(), how.clone());
+        self.engine().start_syncing(files.into_iter().map(target).collect())
+    }
+
+    /// To be called when a descriptor is closed; `wrote` says that it was open for writing. Fails, with nothing done,
+    /// only on a thread that may not wait (kind `WouldBlock`), where it would.
+    pub fn closed(&self, inode: &InodeRef, wrote: bool) -> Result<()> {
+        self.engine().closed(inode, wrote)
+    }
+}
+
+impl std::fmt::Debug for Inodes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the inodes of the volume on {}", self.engine().device.name())
+    }
+}
