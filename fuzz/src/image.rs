@@ -33,7 +33,7 @@ pub fn examine(image: &Image, how: usize, seed: u64) {
     match how % 4 {
         0 => {
             let device = Arc::new(SimulatedBackend::from_image(image.clone()));
-            if let Ok(volume) = Volume::open_backend(device.clone(), options(true)) {
+            if let Ok(volume) = options(true).open_backend(device.clone()) {
                 walk(&volume);
             }
             assert_eq!(device.event_count(), 0, "a read-only mount writes nothing");
@@ -54,7 +54,7 @@ pub fn examine(image: &Image, how: usize, seed: u64) {
 /// Walks, changes and closes the volume. One that is `sound` behaves and stays so.
 fn use_volume(image: &Image, seed: u64, sound: bool) {
     let device = device(image);
-    let volume = match Volume::open_backend(device.clone(), options(false)) {
+    let volume = match options(false).open_backend(device.clone()) {
         Ok(volume) => volume,
         Err(error) => {
             assert!(!sound, "the check found nothing, but the volume does not open: {error}");

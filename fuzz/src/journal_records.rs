@@ -39,7 +39,7 @@ fn contents() -> &'static Contents {
     static CONTENTS: OnceLock<Contents> = OnceLock::new();
     CONTENTS.get_or_init(|| {
         let sample = sample(CLOSED);
-        let image = quire::inspect::Image::load(device(&sample.image)).expect("the sample loads");
+        let image = quire::internals::inspect::Image::load(device(&sample.image)).expect("the sample loads");
         let mut keys = Vec::new();
         image
             .keys(&mut |key, value| {

@@ -27,8 +27,11 @@ pub struct Sample {
 
 /// Options for a volume that is used by one thread and whose run repeats.
 pub fn options(read_only: bool) -> VolumeOptions {
-    let clock = Clock::simulated(Timestamp(1_000_000_000));
-    VolumeOptions { threads: false, cache_bytes: Some(6 << 20), clock, read_only, ..VolumeOptions::default() }
+    VolumeOptions::new().threads(false).cache_bytes(6 << 20).clock(clock()).read_only(read_only)
+}
+
+fn clock() -> Clock {
+    Clock::simulated(Timestamp(1_000_000_000))
 }
 
 /// A device that holds `image` and keeps no history.
@@ -42,8 +45,8 @@ pub fn device(image: &Image) -> Arc<SimulatedBackend> {
 pub fn format(blocks: u64) -> Arc<SimulatedBackend> {
     let device = Arc::new(SimulatedBackend::new(blocks));
     device.stop_recording();
-    let format = FormatOptions { seed: Some(1), clock: options(false).clock, ..FormatOptions::default() };
-    Volume::format_backend(device.clone(), &format).expect("a volume can be made");
+    let format = FormatOptions::new().seed(1).clock(clock());
+    format.format_backend(device.clone()).expect("a volume can be made");
     device
 }
 
@@ -125,7 +128,7 @@ fn populate(volume: &Volume, first: u32) -> Vec<InodeRef> {
 }
 
 fn open(device: &Arc<SimulatedBackend>) -> Volume {
-    Volume::open_backend(device.clone(), options(false)).expect("the volume opens")
+    options(false).open_backend(device.clone()).expect("the volume opens")
 }
 
 fn cut_off() -> Image {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// A point in time: nanoseconds since the Unix epoch, negative before it. Good for the years 1678 to 2262.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -21,12 +21,22 @@ impl Timestamp {
     pub fn nanos(self) -> u32 {
         self.0.rem_euclid(1_000_000_000) as u32
     }
-    /// From the standard library's type.
-    pub fn from_system(time: SystemTime) -> Timestamp {
+}
+
+/// Saturates at the ends of the range.
+impl From<SystemTime> for Timestamp {
+    fn from(time: SystemTime) -> Timestamp {
         match time.duration_since(UNIX_EPOCH) {
             Ok(after) => Timestamp(i64::try_from(after.as_nanos()).unwrap_or(i64::MAX)),
             Err(before) => Timestamp(-i64::try_from(before.duration().as_nanos()).unwrap_or(i64::MAX)),
         }
+    }
+}
+
+impl From<Timestamp> for SystemTime {
+    fn from(time: Timestamp) -> SystemTime {
+        let away = Duration::from_nanos(time.0.unsigned_abs());
+        if time.0 < 0 { UNIX_EPOCH - away } else { UNIX_EPOCH + away }
     }
 }
 
@@ -38,7 +48,7 @@ fn system_now() -> Timestamp {
         let passed = crate::simulation::now();
         return Timestamp::from_parts(START_SECONDS + passed.as_secs() as i64, passed.subsec_nanos());
     }
-    Timestamp::from_system(SystemTime::now())
+    SystemTime::now().into()
 }
 
 /// Where timestamps come from.
@@ -67,6 +77,17 @@ impl Clock {
     pub fn advance(&self, nanos: i64) {
         if let Clock::Simulated(at) = self {
             at.fetch_add(nanos, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Two simulated clocks are the same if what moves one moves the other.
+impl PartialEq for Clock {
+    fn eq(&self, other: &Clock) -> bool {
+        match (self, other) {
+            (Clock::System, Clock::System) => true,
+            (Clock::Simulated(one), Clock::Simulated(other)) => Arc::ptr_eq(one, other),
+            _ => false,
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The one error type. A kind says what class of failure it is (front ends map it to errno);
-//! the message says what was being done, to what, and what to do about it.
+//! The one error type. A kind says what class of failure it is; the message says what was being done, to what, and what
+//! to do about it. The kernel's and C's error numbers and the standard library's kinds follow from the kind, here only.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 /// Result with Quire's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Classes of failure. Each maps to one errno in `fuse` and `capi`, and only there.
+/// Classes of failure. Each has one error number ([`ErrorKind::errno`]) and one kind of [`std::io::Error`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -69,12 +69,68 @@ pub enum ErrorKind {
     CrossDevice,
     /// No data (or hole) at or after the offset.
     NoData,
+    /// The file ends before the bytes that were to be read.
+    UnexpectedEof,
     /// The wait was interrupted.
     Interrupted,
     /// The format is of a newer version, or has features this build does not know.
     UnknownFormat,
     /// No Quire volume here.
     NotAVolume,
+}
+
+impl ErrorKind {
+    /// The error number that a program sees for this kind of failure, at a mount or through C.
+    ///
+    /// Damage found on disk is `EUCLEAN`, as in ext4 and XFS; a volume that shut itself down after an I/O error answers
+    /// `EIO`.
+    pub fn errno(self) -> i32 {
+        match self {
+            ErrorKind::Io | ErrorKind::Shutdown | ErrorKind::UnexpectedEof => libc::EIO,
+            ErrorKind::Corrupt => libc::EUCLEAN,
+            ErrorKind::NoSpace => libc::ENOSPC,
+            ErrorKind::NoMemory => libc::ENOMEM,
+            ErrorKind::NotFound => libc::ENOENT,
+            ErrorKind::Exists => libc::EEXIST,
+            ErrorKind::NotDirectory => libc::ENOTDIR,
+            ErrorKind::IsDirectory => libc::EISDIR,
+            ErrorKind::NotEmpty => libc::ENOTEMPTY,
+            ErrorKind::NameTooLong => libc::ENAMETOOLONG,
+            ErrorKind::Loop => libc::ELOOP,
+            ErrorKind::TooManyLinks => libc::EMLINK,
+            ErrorKind::Invalid => libc::EINVAL,
+            ErrorKind::FileTooBig => libc::EFBIG,
+            ErrorKind::Overflow => libc::EOVERFLOW,
+            ErrorKind::ReadOnly => libc::EROFS,
+            ErrorKind::AccessDenied => libc::EACCES,
+            ErrorKind::NotPermitted => libc::EPERM,
+            ErrorKind::NoAttribute => libc::ENODATA,
+            ErrorKind::Range => libc::ERANGE,
+            ErrorKind::TooLarge => libc::E2BIG,
+            ErrorKind::Unsupported => libc::EOPNOTSUPP,
+            ErrorKind::Busy => libc::EBUSY,
+            ErrorKind::WouldBlock => libc::EAGAIN,
+            ErrorKind::BadHandle => libc::EBADF,
+            ErrorKind::Stale => libc::ESTALE,
+            ErrorKind::CrossDevice => libc::EXDEV,
+            ErrorKind::NoData => libc::ENXIO,
+            ErrorKind::Interrupted => libc::EINTR,
+            ErrorKind::UnknownFormat | ErrorKind::NotAVolume => libc::EINVAL,
+        }
+    }
+
+    /// The standard library's kind: its own for the error number, where it has one.
+    fn io(self) -> std::io::ErrorKind {
+        use std::io::ErrorKind as Io;
+        match self {
+            ErrorKind::Io | ErrorKind::Shutdown => Io::Other,
+            ErrorKind::Corrupt | ErrorKind::UnknownFormat | ErrorKind::NotAVolume => Io::InvalidData,
+            ErrorKind::NoAttribute | ErrorKind::NoData => Io::NotFound,
+            ErrorKind::UnexpectedEof => Io::UnexpectedEof,
+            ErrorKind::Overflow | ErrorKind::Range | ErrorKind::BadHandle => Io::InvalidInput,
+            kind => std::io::Error::from_raw_os_error(kind.errno()).kind(),
+        }
+    }
 }
 
 /// What failed, while doing what. Cheap to clone, since errors stick to files and volumes.
@@ -121,7 +177,12 @@ impl Error {
         self.kind
     }
 
-    /// The host's error number, where the host reported one.
+    /// The error number for programs: that of the kind.
+    pub fn errno(&self) -> i32 {
+        self.kind.errno()
+    }
+
+    /// The host's error number, where the host reported one: of the image file or the device.
     pub fn os_error(&self) -> Option<i32> {
         self.os_error
     }
@@ -149,6 +210,13 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+/// The error is inside: `io_error.get_ref()` and a downcast give it back, with its kind and error number.
+impl From<Error> for std::io::Error {
+    fn from(error: Error) -> std::io::Error {
+        std::io::Error::new(error.kind.io(), error)
+    }
+}
+
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}: {}", self.kind, self.message)
@@ -164,5 +232,48 @@ pub trait Context<T> {
 impl<T> Context<T> for Result<T> {
     fn context(self, doing: impl fmt::Display) -> Result<T> {
         self.map_err(|e| e.context(doing))
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use std::io;
+
+    #[test]
+    fn kinds_that_programs_branch_on_have_their_numbers() {
+        for (kind, number, io) in [
+            (ErrorKind::NotFound, libc::ENOENT, io::ErrorKind::NotFound),
+            (ErrorKind::Exists, libc::EEXIST, io::ErrorKind::AlreadyExists),
+            (ErrorKind::NotEmpty, libc::ENOTEMPTY, io::ErrorKind::DirectoryNotEmpty),
+            (ErrorKind::NotDirectory, libc::ENOTDIR, io::ErrorKind::NotADirectory),
+            (ErrorKind::IsDirectory, libc::EISDIR, io::ErrorKind::IsADirectory),
+            (ErrorKind::NoSpace, libc::ENOSPC, io::ErrorKind::StorageFull),
+            (ErrorKind::NoMemory, libc::ENOMEM, io::ErrorKind::OutOfMemory),
+            (ErrorKind::NoAttribute, libc::ENODATA, io::ErrorKind::NotFound),
+            (ErrorKind::Range, libc::ERANGE, io::ErrorKind::InvalidInput),
+            (ErrorKind::NoData, libc::ENXIO, io::ErrorKind::NotFound),
+            (ErrorKind::ReadOnly, libc::EROFS, io::ErrorKind::ReadOnlyFilesystem),
+            (ErrorKind::AccessDenied, libc::EACCES, io::ErrorKind::PermissionDenied),
+            (ErrorKind::Invalid, libc::EINVAL, io::ErrorKind::InvalidInput),
+            (ErrorKind::Unsupported, libc::EOPNOTSUPP, io::ErrorKind::Unsupported),
+            (ErrorKind::WouldBlock, libc::EAGAIN, io::ErrorKind::WouldBlock),
+            (ErrorKind::CrossDevice, libc::EXDEV, io::ErrorKind::CrossesDevices),
+            (ErrorKind::TooManyLinks, libc::EMLINK, io::ErrorKind::TooManyLinks),
+            (ErrorKind::NameTooLong, libc::ENAMETOOLONG, io::ErrorKind::InvalidFilename),
+            (ErrorKind::FileTooBig, libc::EFBIG, io::ErrorKind::FileTooLarge),
+            (ErrorKind::Busy, libc::EBUSY, io::ErrorKind::ResourceBusy),
+            (ErrorKind::Stale, libc::ESTALE, io::ErrorKind::StaleNetworkFileHandle),
+            (ErrorKind::UnexpectedEof, libc::EIO, io::ErrorKind::UnexpectedEof),
+            (ErrorKind::Shutdown, libc::EIO, io::ErrorKind::Other),
+            (ErrorKind::Corrupt, libc::EUCLEAN, io::ErrorKind::InvalidData),
+        ] {
+            let error = Error::new(kind, "opening a/b: it rains");
+            assert_eq!(error.errno(), number, "{kind:?}");
+            let error = io::Error::from(error);
+            assert_eq!((error.kind(), error.to_string().as_str()), (io, "opening a/b: it rains"), "{kind:?}");
+            let inside = error.get_ref().and_then(|inside| inside.downcast_ref::<Error>());
+            assert_eq!(inside.map(Error::errno), Some(number));
+        }
     }
 }

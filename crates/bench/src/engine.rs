@@ -23,7 +23,7 @@ use crate::outcome::{Outcome, Trouble};
 use crate::report::machine;
 use crate::size;
 use crate::target::Target;
-use quire::OrphanTracking;
+use quire::internals::OrphanTracking;
 use std::path::{Path, PathBuf};
 
 /// What an engine is.

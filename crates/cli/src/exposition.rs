@@ -12,18 +12,18 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use quire::{MeasureKind, Volume};
+use quire::{MetricKind, Volume};
 use quire_fuse::Meters;
 
 /// Everything that the volume and its mount count.
 pub fn text(volume: &Volume, meters: &Meters) -> String {
     let mut text = String::with_capacity(16 << 10);
-    for measure in volume.measures() {
-        let kind = match measure.kind {
-            MeasureKind::Counter => "counter",
-            MeasureKind::Gauge => "gauge",
+    for metric in volume.metrics() {
+        let kind = match metric.kind {
+            MetricKind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
         };
-        let _ = writeln!(text, "# TYPE quire_{0} {kind}\nquire_{0} {1}", measure.name, measure.value);
+        let _ = writeln!(text, "# TYPE quire_{0} {kind}\nquire_{0} {1}", metric.name, metric.value);
     }
     let served = meters.read();
     for (name, value) in [("requests", 0usize), ("request_bytes", 1)] {

@@ -98,21 +98,26 @@ impl MountOptions {
             Some((name, value)) => (name, Some(value)),
             None => (item, None),
         };
+        let volume = self.volume.clone();
         let flags = &mut self.serve.flags;
         match (name, value) {
-            ("ro", None) => (self.volume.read_only, flags.read_only) = (true, true),
-            ("rw", None) => (self.volume.read_only, flags.read_only) = (false, false),
-            ("noatime", None) => self.volume.access_times = AccessTimes::Never,
-            ("relatime" | "atime" | "norelatime" | "nostrictatime", None) => {
-                self.volume.access_times = AccessTimes::Relative;
+            ("ro", None) => (self.volume, flags.read_only) = (volume.read_only(true), true),
+            ("rw", None) => (self.volume, flags.read_only) = (volume.read_only(false), false),
+            ("noatime", None) => {
+                (self.volume, flags.no_atime) = (volume.access_times(AccessTimes::Never), true);
             }
-            ("strictatime", None) => self.volume.access_times = AccessTimes::Strict,
-            ("lazytime", None) => self.volume.lazy_times = true,
-            ("nolazytime", None) => self.volume.lazy_times = false,
-            ("auto_da_alloc", None) => self.volume.auto_da_alloc = true,
-            ("noauto_da_alloc", None) => self.volume.auto_da_alloc = false,
-            ("discard", None) => self.volume.discard = true,
-            ("nodiscard", None) => self.volume.discard = false,
+            ("relatime" | "atime" | "norelatime" | "nostrictatime", None) => {
+                (self.volume, flags.no_atime) = (volume.access_times(AccessTimes::Relative), false);
+            }
+            ("strictatime", None) => {
+                (self.volume, flags.no_atime) = (volume.access_times(AccessTimes::Strict), false);
+            }
+            ("lazytime", None) => self.volume = volume.lazy_times(true),
+            ("nolazytime", None) => self.volume = volume.lazy_times(false),
+            ("auto_da_alloc", None) => self.volume = volume.auto_da_alloc(true),
+            ("noauto_da_alloc", None) => self.volume = volume.auto_da_alloc(false),
+            ("discard", None) => self.volume = volume.discard(true),
+            ("nodiscard", None) => self.volume = volume.discard(false),
             ("allow_other", None) => self.allow_other = Some(true),
             ("noallow_other", None) => self.allow_other = Some(false),
             ("dev", None) => flags.no_dev = false,
@@ -139,12 +144,14 @@ impl MountOptions {
                 return Err(format!("cache={other}: the choices are cache=engine and cache=kernel"));
             }
             ("cache_size", Some(value)) => {
-                self.volume.cache_bytes = Some(at_least("cache_size", value, 8 << 20)?);
+                self.volume = volume.cache_bytes(at_least("cache_size", value, 8 << 20)?);
             }
             ("node_cache", Some(value)) => {
-                self.volume.node_cache_bytes = Some(at_least("node_cache", value, 1 << 20)?);
+                self.volume = volume.node_cache_bytes(at_least("node_cache", value, 1 << 20)?);
             }
-            ("commit", Some(value)) => self.volume.commit_seconds = number("commit", value, 1, 3600)?,
+            ("commit", Some(value)) => {
+                self.volume = volume.commit_seconds(number("commit", value, 1, 3600)?);
+            }
             ("threads", Some(value)) => {
                 self.serve.threads = Some(number("threads", value, 1, 1024)? as usize);
             }
@@ -181,7 +188,6 @@ impl MountOptions {
             source: self.fs_name.as_ref().map_or_else(|| source.to_owned(), |name| name.into()),
             volume: self.fs_name.is_none().then(|| source.into()),
             allow_other: self.allow_other.unwrap_or(root),
-            no_atime: self.volume.access_times == AccessTimes::Never,
             ..self.serve.flags.clone()
         }
     }
@@ -236,13 +242,10 @@ mod tests {
             "defaults,noauto,user,_netdev,x-systemd.automount,x-gvfs-show=1,rw,noatime,lazytime,cache=kernel,\
              cache_size=512M,node_cache=32M,noauto_da_alloc,discard,log=/var/log/q.log,commit=30,nosuid,fsname=pool",
         );
-        assert!(!options.volume.read_only);
-        assert_eq!(options.volume.access_times, AccessTimes::Never);
-        assert!(options.volume.lazy_times && options.volume.discard && !options.volume.auto_da_alloc);
+        let volume = VolumeOptions::new().access_times(AccessTimes::Never).lazy_times(true).discard(true);
+        let volume = volume.auto_da_alloc(false).cache_bytes(512 << 20).node_cache_bytes(32 << 20);
+        assert_eq!(options.volume, volume.commit_seconds(30));
         assert_eq!(options.serve.cache, CacheMode::Kernel);
-        assert_eq!(options.volume.cache_bytes, Some(512 << 20));
-        assert_eq!(options.volume.node_cache_bytes, Some(32 << 20));
-        assert_eq!(options.volume.commit_seconds, 30);
         assert_eq!(options.log, LogTarget::File("/var/log/q.log".into()));
         let flags = options.flags(OsStr::new("/a.img"), true);
         assert!(flags.no_suid && !flags.no_dev && flags.allow_other && flags.no_atime);
@@ -255,8 +258,8 @@ mod tests {
     #[test]
     fn later_options_win() {
         let options = MountOptions::parse(&["ro,noatime", "rw,relatime,log=syslog"]).unwrap();
-        assert!(!options.volume.read_only && !options.serve.flags.read_only);
-        assert_eq!(options.volume.access_times, AccessTimes::Relative);
+        assert_eq!(options.volume, VolumeOptions::new());
+        assert!(!options.serve.flags.read_only && !options.serve.flags.no_atime);
         assert_eq!(options.log, LogTarget::Syslog);
         assert_eq!(parse("transport=ring,transport=dev").serve.transport, TransportChoice::Device);
     }

@@ -83,6 +83,21 @@ impl FileType {
         (self as u32) << 12
     }
 
+    /// Whether it is a directory.
+    pub const fn is_dir(self) -> bool {
+        matches!(self, FileType::Directory)
+    }
+
+    /// Whether it is a regular file.
+    pub const fn is_file(self) -> bool {
+        matches!(self, FileType::Regular)
+    }
+
+    /// Whether it is a symbolic link.
+    pub const fn is_symlink(self) -> bool {
+        matches!(self, FileType::Symlink)
+    }
+
     /// True for character and block devices, which have a device number.
     pub const fn is_device(self) -> bool {
         matches!(self, FileType::CharDevice | FileType::BlockDevice)

@@ -160,7 +160,7 @@ impl Attribute {
                 attribute.bytes = (head.name.len() + head.value_bytes) as u64;
                 attribute.left = head.value_bytes - head.value_start.len();
                 attribute.misplaced = xattr::name_hash(view.superblock.hash_seed, head.name) != hash;
-                if !quire::inspect::is_attribute_name(head.name) {
+                if !quire::internals::inspect::is_attribute_name(head.name) {
                     attribute.broken = Some("no volume keeps attributes of such a name".into());
                 }
             }

@@ -8,7 +8,7 @@
 //! older one is whole and the journal leads from it past the newer one, the volume is judged by the older
 //! one; repair makes recovery do the same.
 //!
-//! Neighbours: [`crate::checkpoint`], [`crate::analysis`]; `quire::inspect` replays.
+//! Neighbours: [`crate::checkpoint`], [`crate::analysis`]; `quire::internals::inspect` replays.
 
 use crate::Progress;
 use crate::analysis;
@@ -19,7 +19,7 @@ use crate::progress::Meter;
 use crate::report::{Findings, Place};
 use crate::superblocks::{self, Pair};
 use crate::view::View;
-use quire::inspect::{self, Image};
+use quire::internals::inspect::{self, Image};
 use quire_base::sync::Arc;
 use quire_base::{BlockNo, Error, ErrorKind, Result, Seq};
 use quire_device::{Backend, Device};

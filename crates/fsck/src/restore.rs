@@ -4,7 +4,7 @@
 //!
 //! Neighbours: [`crate::names`] and [`crate::contents`] ask; `repair` puts the values.
 
-use quire::inspect::is_attribute_name;
+use quire::internals::inspect::is_attribute_name;
 use quire_format::dirent::{self, Entry};
 use quire_format::xattr::{self, Head};
 

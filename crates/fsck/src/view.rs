@@ -1,7 +1,7 @@
 //! What the cross-checks look at: a volume's tree and slots as of the end of its journal, in memory or under
 //! repair.
 //!
-//! Neighbours: made from a `quire::inspect::Image`, or from a repair session.
+//! Neighbours: made from a `quire::internals::inspect::Image`, or from a repair session.
 
 use quire_format::extent::Run;
 use quire_format::superblock::Superblock;

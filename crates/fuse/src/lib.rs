@@ -13,7 +13,7 @@
 //! * [`protocol`]: the kernel's structures; decoding that trusts nothing, encoding.
 //! * [`transport`]: moves requests and replies; hands over a request with its memory and the duty to reply.
 //! * `server`: puts the three together for a volume.
-//! * [`errno`]: the only map from error kinds to error numbers.
+//! * [`errno`]: error numbers of the protocol itself.
 //! * [`background`]: keeps the threads that receive requests from being held by requests that wait.
 //! * [`mount`]: attaching to and detaching from a mount point, as root without any helper and as a
 //!   user through `fusermount3`.

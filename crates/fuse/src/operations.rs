@@ -29,7 +29,7 @@ pub mod xattr;
 use std::time::Duration;
 
 use quire::inodes::InodeRef;
-use quire::{Attributes, Volume};
+use quire::{Metadata, Volume};
 use quire_base::Result;
 
 use file_table::FileTable;
@@ -71,7 +71,7 @@ pub struct Entry {
     /// Tells a node from an earlier one of the same number.
     pub generation: u64,
     /// Includes the node's number.
-    pub attributes: Attributes,
+    pub attributes: Metadata,
 }
 
 /// See the module's documentation.

@@ -27,7 +27,7 @@ use quire_base::sync::{Arc, thread};
 use quire_base::{Error, Result, patience};
 
 use crate::background::Background;
-use crate::errno::{self, NOT_CONNECTED};
+use crate::errno::NOT_CONNECTED;
 use crate::operations::Operations;
 use crate::operations::control::SYNC;
 use crate::protocol::abi;
@@ -91,7 +91,7 @@ fn number(error: &Error) -> i32 {
         Io | Corrupt | Shutdown | Stale => tracing::warn!("{error}"),
         _ => tracing::trace!("{error}"),
     }
-    errno::errno(error)
+    error.errno()
 }
 
 impl Server {

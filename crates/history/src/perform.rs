@@ -156,7 +156,7 @@ impl Bench {
                 let count = volume.inodes().read_at(file, &mut buffer, at * CELL, flags)?;
                 Ok(decoded(&buffer[..count]))
             }
-            Operation::Size => Ok(Outcome::Size(cells(volume.inodes().metadata(file).size)?)),
+            Operation::Size => Ok(Outcome::Size(cells(volume.inodes().metadata(file).size())?)),
             Operation::Fsync { datasync } => volume.inodes().fsync(file, *datasync).map(done),
             Operation::Sync => volume.sync().map(done),
             Operation::Pressure => self.fill_cache().map(done),

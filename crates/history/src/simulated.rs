@@ -13,7 +13,7 @@ use crate::operation::Event;
 use crate::perform::Bench;
 use crate::report;
 use parking_lot::Mutex;
-use quire::{Clock, FormatOptions, Timestamp, Volume, VolumeOptions};
+use quire::{Clock, FormatOptions, Timestamp, VolumeOptions};
 use quire_base::random::Random;
 use quire_base::simulation;
 use quire_base::sync::atomic::{AtomicBool, Ordering};
@@ -139,13 +139,11 @@ pub(crate) fn fresh_image() -> Result<Image, String> {
     IMAGE
         .get_or_init(|| {
             let device = Arc::new(SimulatedBackend::new(BLOCKS));
-            let options = FormatOptions {
-                seed: Some(1),
-                journal_bytes: Some(1 << 20),
-                clock: Clock::simulated(Timestamp(1_000_000_000)),
-                ..FormatOptions::default()
-            };
-            Volume::format_backend(device.clone(), &options).map_err(|error| format!("mkfs: {error}"))?;
+            let options = FormatOptions::new()
+                .seed(1)
+                .journal_bytes(1 << 20)
+                .clock(Clock::simulated(Timestamp(1_000_000_000)));
+            options.format_backend(device.clone()).map_err(|error| format!("mkfs: {error}"))?;
             Ok(device.visible())
         })
         .clone()
@@ -186,12 +184,10 @@ fn on_volume(
     kept: &Mutex<Vec<Event>>,
 ) -> Result<Vec<History>, String> {
     let told = |error: quire::Error| error.to_string();
-    let options = VolumeOptions {
-        cache_bytes: Some(if random.one_in(2) { 5 << 20 } else { 16 << 20 }),
-        node_cache_bytes: Some(1 << 20),
-        ..VolumeOptions::default()
-    };
-    let volume = Volume::open_backend(device.clone(), options).map_err(told)?;
+    let options = VolumeOptions::new()
+        .cache_bytes(if random.one_in(2) { 5 << 20 } else { 16 << 20 })
+        .node_cache_bytes(1 << 20);
+    let volume = options.open_backend(device.clone()).map_err(told)?;
     let other = Bench::other(&volume).map_err(told)?;
     let mut histories = Vec::new();
     for file in 0..work.files() {

@@ -67,12 +67,10 @@ pub fn check(seed: u64, amount: &Amount) -> Result<Tally, String> {
 
 fn on_volume(device: &Arc<SimulatedBackend>, random: &mut Random, amount: &Amount) -> Result<Tally, String> {
     let told = |error: quire::Error| error.to_string();
-    let options = VolumeOptions {
-        cache_bytes: Some(if random.one_in(2) { 5 << 20 } else { 16 << 20 }),
-        node_cache_bytes: Some(1 << 20),
-        ..VolumeOptions::default()
-    };
-    let volume = Volume::open_backend(device.clone(), options).map_err(told)?;
+    let options = VolumeOptions::new()
+        .cache_bytes(if random.one_in(2) { 5 << 20 } else { 16 << 20 })
+        .node_cache_bytes(1 << 20);
+    let volume = options.open_backend(device.clone()).map_err(told)?;
     let other = Bench::other(&volume).map_err(told)?;
     let mut tally = Tally::default();
     for file in 0..amount.short {

@@ -10,8 +10,9 @@
 
 use crate::arguments::Unlink;
 use hdrhistogram::Histogram;
+use quire::backend::MemoryBackend;
 use quire::inodes::{Create, FallocateMode, InodeRef, IoFlags};
-use quire::{FormatOptions, MemoryBackend, Volume, VolumeOptions};
+use quire::{FormatOptions, Volume, VolumeOptions};
 use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, Result};
 use quire_bench::outcome::{Outcome, failed};
@@ -101,16 +102,16 @@ fn large_file(volume: &Volume, directory: &InodeRef, extents: u64) -> Result<u64
         volume.inodes().allocate(&file, FallocateMode::Allocate, n * stride, stride / 2)?;
     }
     volume.inodes().set_len(&file, LARGE_BYTES)?;
-    Ok(volume.inodes().metadata(&file).blocks * 512 / BLOCK_SIZE as u64)
+    Ok(volume.inodes().metadata(&file).blocks() * 512 / BLOCK_SIZE as u64)
 }
 
 /// `lab unlink`.
 pub fn unlink(arguments: &Unlink) -> Outcome {
     // As much again as the file takes, sparse.
     let backend = Arc::new(MemoryBackend::new(2 * LARGE_BYTES / BLOCK_SIZE as u64));
-    Volume::format_backend(backend.clone(), &FormatOptions::default())?;
-    let options = VolumeOptions { cache_bytes: Some(256 << 20), ..VolumeOptions::default() };
-    let volume = Volume::open_backend(backend, options)?;
+    FormatOptions::new().format_backend(backend.clone())?;
+    let options = VolumeOptions::new().cache_bytes(256 << 20);
+    let volume = options.open_backend(backend)?;
     let root = volume.inodes().root();
     let directory = |name: &[u8]| volume.inodes().create(&root, name, &Create::directory(0o755));
     let (many, elsewhere) = (directory(b"many")?, directory(b"elsewhere")?);

@@ -13,7 +13,7 @@
 
 use crate::backend::Honesty;
 use crate::failure::{Failure, Outcome};
-use quire::{FormatOptions, Volume};
+use quire::FormatOptions;
 use quire_base::random::Random;
 use quire_fuse::mount::{self, Unmount};
 use std::fs::File;
@@ -79,9 +79,8 @@ impl Machine {
             Machine { folder: Some(folder), path, program: program.to_owned(), honesty, server: None };
         std::fs::create_dir(machine.mountpoint()).map_err(trouble)?;
         std::fs::write(machine.power(), "0").map_err(trouble)?;
-        let options = FormatOptions { size: Some(bytes), ..FormatOptions::default() };
-        Volume::format_image(&machine.image(), &options)
-            .map_err(|error| Failure::trouble("making the volume", error))?;
+        let options = FormatOptions::new().size(bytes);
+        options.format(&machine.image()).map_err(|error| Failure::trouble("making the volume", error))?;
         Ok(machine)
     }
 

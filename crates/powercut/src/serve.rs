@@ -14,7 +14,7 @@
 
 use crate::backend::{Behaviour, LastWords, PowerCutBackend, end_at_once};
 use crate::cache::Fates;
-use quire::{Volume, VolumeOptions};
+use quire::VolumeOptions;
 use quire_base::sync::{Arc, thread};
 use quire_base::{Error, Result};
 use quire_fuse::mount::{self, Unmount};
@@ -52,8 +52,8 @@ pub fn run(options: &Options) -> Result<()> {
         .map_err(|error| Error::os(format_args!("opening {}", options.power.display()), &error))?;
     let last_words = LastWords { power, say: say_fates };
     let backend = Arc::new(PowerCutBackend::open(&options.image, options.behaviour, last_words)?);
-    let settings = VolumeOptions { cache_bytes: Some(CACHE_BYTES), ..VolumeOptions::default() };
-    let volume = Volume::open_backend(backend.clone(), settings)?;
+    let settings = VolumeOptions::new().cache_bytes(CACHE_BYTES);
+    let volume = settings.open_backend(backend.clone())?;
     let replayed = volume.recovery().records;
     let flags = MountFlags {
         source: options.image.clone().into_os_string(),

@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p quire-fs --example embedded -- [IMAGE]`
 
-use quire::{FormatOptions, OpenOptions, Volume, VolumeOptions};
+use quire::{FormatOptions, OpenOptions, Volume};
 use std::path::PathBuf;
 
 fn main() -> quire::Result<()> {
@@ -11,24 +11,24 @@ fn main() -> quire::Result<()> {
         PathBuf::from,
     );
     if !image.exists() {
-        let options = FormatOptions { size: Some(256 << 20), label: "example".into(), ..Default::default() };
-        Volume::format_image(&image, &options)?;
+        FormatOptions::new().size(256 << 20).label("example").format(&image)?;
         println!("made {}", image.display());
     }
-    let volume = Volume::open(&image, VolumeOptions::default())?;
+    let volume = Volume::open(&image)?;
 
-    let log = volume.open_file("log.txt", OpenOptions::new().write(true).create(true).append(true))?;
+    let log = OpenOptions::new().append(true).create(true).open(&volume, "log.txt")?;
     for line in 0..3 {
         log.append(format!("line {line}\n").as_bytes())?;
     }
     log.sync_data()?;
-    println!("the log has {} bytes, all of them durable", log.metadata().size);
-
-    let log = volume.open_file("log.txt", OpenOptions::new().read(true))?;
-    let mut text = vec![0; log.metadata().size as usize];
-    let read = log.read_at(&mut text, 0)?;
-    print!("{}", String::from_utf8_lossy(&text[..read]));
+    println!("the log has {} bytes, all of them durable", log.metadata().len());
     drop(log);
+
+    print!("{}", volume.read_to_string("log.txt")?);
+    for entry in volume.read_dir("/")? {
+        let entry = entry?;
+        println!("{:?} has {} bytes", entry.file_name(), entry.metadata()?.len());
+    }
 
     let space = volume.statfs();
     println!("{} of {} MiB are free", space.available / 256, space.blocks / 256);

@@ -3,7 +3,7 @@
 //! Enters and leaves a gate so many times (the first argument), each through a function of its own that is not
 //! inlined: what is counted for a function is its path and one return.
 
-use quire::gate::{Gate, GateState, Permit};
+use quire::internals::gate::{Gate, GateState, Permit};
 use std::hint::black_box;
 
 #[inline(never)]

@@ -3,7 +3,7 @@
 //! `cargo run --release -p quire-fs --example million -- IMAGE [FILES]`
 
 use quire::inodes::{Caller, Create, IoFlags};
-use quire::{FileType, Volume, VolumeOptions};
+use quire::{FileType, Volume};
 use std::time::Instant;
 
 fn main() -> quire::Result<()> {
@@ -12,7 +12,7 @@ fn main() -> quire::Result<()> {
     let files: u64 = arguments.next().map_or(1_000_000, |text| {
         text.to_str().and_then(|text| text.parse().ok()).expect("a number of files")
     });
-    let volume = Volume::open(&image, VolumeOptions::default())?;
+    let volume = Volume::open(&image)?;
     let caller = Caller { uid: 0, gid: 0 };
     let create = |kind, mode| Create { kind, mode, umask: 0, rdev: 0, caller };
     let started = Instant::now();

@@ -7,7 +7,8 @@
 //! threads for SECONDS (10), and removed. DEVICE_MIB_S slows the device's writes down to that rate (0: as it is).
 //! Resident memory is what the kernel says of this process, less what it was before the volume was opened.
 
-use quire::{AlignedBuf, Backend, FormatOptions, OpenOptions, Result, Volume, VolumeOptions};
+use quire::backend::Backend;
+use quire::{AlignedBuf, FormatOptions, OpenOptions, Result, VolumeOptions};
 use quire_base::random::Random;
 use quire_base::{BlockNo, Error};
 use quire_device::{Io, IoClass, IoOp, OpenMode, open_image};
@@ -87,15 +88,15 @@ fn main() -> Result<()> {
     let (cache, threads) = (number(1, 256) << 20, number(2, 8));
     let (seconds, rate) = (number(3, 10), number(4, 0));
     let size = 4 * cache;
-    let format = FormatOptions { size: Some(5 * cache + (256 << 20)), ..FormatOptions::default() };
-    Volume::format_image(image.as_ref(), &format)?;
+    let format = FormatOptions::new().size(5 * cache + (256 << 20));
+    format.format(image)?;
     let device: Arc<dyn Backend> = open_image(image.as_ref(), OpenMode::ReadWrite)?;
     let backend: Arc<dyn Backend> =
         if rate > 0 { Arc::new(Slow::new(device.clone(), rate)) } else { device.clone() };
     {
         // Filled at the device's own rate.
-        let volume = Volume::open_backend(device, VolumeOptions::default())?;
-        let file = volume.open_file("file", OpenOptions::new().write(true).create(true))?;
+        let volume = VolumeOptions::new().open_backend(device)?;
+        let file = OpenOptions::new().write(true).create(true).open(&volume, "file")?;
         let mut piece = AlignedBuf::zeroed(1 << 20);
         piece.fill(1);
         (0..size >> 20).try_for_each(|at| file.write_all_at(&piece, at << 20))?;
@@ -105,14 +106,10 @@ fn main() -> Result<()> {
     }
     let base = resident();
     let node_cache = 64 << 20;
-    let options = VolumeOptions {
-        cache_bytes: Some(cache),
-        node_cache_bytes: Some(node_cache),
-        ..VolumeOptions::default()
-    };
+    let options = VolumeOptions::new().cache_bytes(cache).node_cache_bytes(node_cache);
     let allowed = cache + node_cache + (64 << 20);
-    let volume = Volume::open_backend(backend, options)?;
-    let file = volume.open_file("file", OpenOptions::new().read(true).write(true))?;
+    let volume = options.open_backend(backend)?;
+    let file = OpenOptions::new().read(true).write(true).open(&volume, "file")?;
     let (over, writes, longest) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     let mut highest = 0;
     std::thread::scope(|scope| {
@@ -144,9 +141,9 @@ fn main() -> Result<()> {
     println!("writes/s {:.0}", written as f64 / seconds as f64);
     println!("longest stop of a thread {:.1} ms", longest.load(Ordering::Relaxed) as f64 / 1000.0);
     println!("highest resident {:.1} MiB of {:.1} allowed", mib(highest), mib(allowed));
-    for measure in volume.measures() {
-        if measure.name.contains("throttle") || measure.name.contains("memory_waits") {
-            println!("{} {}", measure.name, measure.value);
+    for metric in volume.metrics() {
+        if metric.name.contains("throttle") || metric.name.contains("memory_waits") {
+            println!("{} {}", metric.name, metric.value);
         }
     }
     let began = Instant::now();

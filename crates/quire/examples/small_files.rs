@@ -6,14 +6,10 @@
 //! calls `Volume::sync`; on a device in memory, or in IMAGE, which is made and removed. Prints the bytes of every
 //! class at the device, as a ratio to the files' bytes, and how long the data's writes were.
 
-use quire::{Backend, FormatOptions, MemoryBackend, OpenOptions, Result, Volume, VolumeOptions};
-use std::collections::BTreeMap;
+use quire::backend::{Backend, MemoryBackend};
+use quire::{FormatOptions, OpenOptions, Result, VolumeOptions};
 use std::sync::Arc;
 use std::time::Instant;
-
-fn numbers(volume: &Volume) -> BTreeMap<String, u64> {
-    volume.measures().into_iter().map(|measure| (measure.name, measure.value)).collect()
-}
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -22,20 +18,20 @@ fn main() -> Result<()> {
     };
     let (files, bytes, cache) = (number(0, 100_000), number(1, 4096), number(2, 2048) << 20);
     let size = (8 * files * bytes.next_multiple_of(4096)).max(1 << 30);
-    let format = FormatOptions { size: Some(size), ..FormatOptions::default() };
-    let options = VolumeOptions { cache_bytes: Some(cache), ..VolumeOptions::default() };
+    let format = FormatOptions::new().size(size);
+    let options = VolumeOptions::new().cache_bytes(cache);
     let volume = match arguments.get(3) {
         Some(image) => {
-            Volume::format_image(image.as_ref(), &format)?;
-            Volume::open(image.as_ref(), options)?
+            format.format(image)?;
+            options.open(image)?
         }
         None => {
             let backend: Arc<dyn Backend> = Arc::new(MemoryBackend::new(size / 4096));
-            Volume::format_backend(backend.clone(), &FormatOptions::default())?;
-            Volume::open_backend(backend, options)?
+            FormatOptions::new().format_backend(backend.clone())?;
+            options.open_backend(backend)?
         }
     };
-    let before = numbers(&volume);
+    let before = volume.metrics();
     let began = Instant::now();
     let contents = vec![7; bytes as usize];
     for file in 0..files {
@@ -43,14 +39,13 @@ fn main() -> Result<()> {
         if file % 1000 == 0 {
             volume.create_dir(&folder)?;
         }
-        let file =
-            volume.open_file(format!("{folder}/f{file}"), OpenOptions::new().write(true).create(true))?;
+        let file = OpenOptions::new().write(true).create(true).open(&volume, format!("{folder}/f{file}"))?;
         file.write_all_at(&contents, 0)?;
     }
     let written = began.elapsed();
     volume.sync()?;
     let synced = began.elapsed();
-    let after = numbers(&volume);
+    let after = volume.metrics();
     let grown = |name: &str| after[name] - before[name];
     println!("{files} files of {bytes} bytes, cache {} MiB", cache >> 20);
     println!("written in {:.2} s, durable after {:.2} s", written.as_secs_f64(), synced.as_secs_f64());

@@ -9,6 +9,7 @@
 use crate::acl::{self, Acl};
 use crate::engine::Engine;
 use crate::inode::InodeRef;
+use crate::metadata::Metadata;
 use crate::namespace::records::Records;
 use crate::transaction::{Cost, Depends, Transaction};
 use quire_base::sync::Arc;
@@ -29,39 +30,6 @@ const DIRECTORY_BYTES: u64 = BLOCK_SIZE as u64;
 
 /// Sectors of 512 bytes in a block.
 const SECTORS_PER_BLOCK: u64 = BLOCK_SIZE as u64 / 512;
-
-/// What `stat` shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attributes {
-    /// The inode's number.
-    pub inode: InodeNo,
-    /// Distinguishes inodes that have had the same number.
-    pub generation: u64,
-    /// What it is.
-    pub kind: FileType,
-    /// Permission, setuid, setgid and sticky bits (0o7777).
-    pub mode: u32,
-    /// Names; of a directory 2 and one for each subdirectory.
-    pub links: u32,
-    /// Owner.
-    pub uid: u32,
-    /// Group.
-    pub gid: u32,
-    /// Device number, of a device.
-    pub rdev: u64,
-    /// Bytes: of a file its length, of a symbolic link its target's, of a directory always one block.
-    pub size: u64,
-    /// Allocated units of 512 bytes.
-    pub blocks: u64,
-    /// Last access.
-    pub atime: Timestamp,
-    /// Last change of contents.
-    pub mtime: Timestamp,
-    /// Last change of the inode.
-    pub ctime: Timestamp,
-    /// Creation.
-    pub btime: Timestamp,
-}
 
 /// A time to be set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,18 +90,18 @@ pub(crate) fn without_privileges(mode: u32) -> u32 {
 
 impl Engine {
     /// What `stat` shows of an inode now.
-    pub(crate) fn attributes(&self, inode: &InodeRef) -> Attributes {
+    pub(crate) fn metadata(&self, inode: &InodeRef) -> Metadata {
         let meta = inode.meta();
         let record = inode.record_now(&meta);
         // Under the lock: blocks go from there to the record when they get their homes.
         let delayed_blocks = inode.delayed.blocks();
         drop(meta);
-        Attributes {
-            inode: inode.number(),
+        Metadata {
+            ino: inode.number(),
             generation: inode.generation(),
-            kind: inode.kind(),
-            mode: record.mode & MODE_PERMISSION_MASK,
-            links: record.nlink,
+            file_type: inode.kind(),
+            mode: record.mode,
+            nlink: record.nlink,
             uid: record.uid,
             gid: record.gid,
             rdev: record.rdev,
@@ -156,7 +124,7 @@ impl Engine {
         self: &Arc<Engine>,
         inode: &InodeRef,
         set: &SetAttributes,
-    ) -> Result<Attributes> {
+    ) -> Result<Metadata> {
         let _change = self.begin_change()?;
         if set.mode.is_some() && inode.kind() == FileType::Symlink {
             return Err(Error::new(
@@ -170,7 +138,7 @@ impl Engine {
         if set.changes_record() {
             self.change_record(inode, set)?;
         }
-        Ok(self.attributes(inode))
+        Ok(self.metadata(inode))
     }
 
     fn change_record(self: &Arc<Engine>, inode: &InodeRef, set: &SetAttributes) -> Result<()> {

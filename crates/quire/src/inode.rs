@@ -474,6 +474,7 @@ impl InodeRef {
         self.0.seen.settled_size()
     }
 
+    #[doc(hidden)]
     /// Brings the gate into the state that many threads of cached I/O bring it into. For conflict reports.
     pub fn assume_contended(&self) {
         let _permit = self.0.gate.enter(crate::gate::GateState::Buffered);
@@ -485,6 +486,7 @@ impl InodeRef {
     }
 }
 
+#[doc(hidden)]
 impl std::ops::Deref for InodeRef {
     type Target = Arc<Inode>;
     fn deref(&self) -> &Arc<Inode> {

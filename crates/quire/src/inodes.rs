@@ -8,13 +8,14 @@
 //!
 //! ```
 //! use quire::inodes::{Create, IoFlags};
-//! use quire::{FormatOptions, MemoryBackend, Volume, VolumeOptions};
+//! use quire::backend::MemoryBackend;
+//! use quire::{FormatOptions, VolumeOptions};
 //! use std::sync::Arc;
 //!
 //! # fn main() -> quire::Result<()> {
 //! let device = Arc::new(MemoryBackend::new(16384));
-//! Volume::format_backend(device.clone(), &FormatOptions::default())?;
-//! let volume = Volume::open_backend(device, VolumeOptions::default())?;
+//! FormatOptions::new().format_backend(device.clone())?;
+//! let volume = VolumeOptions::new().open_backend(device)?;
 //! let inodes = volume.inodes();
 //! let file = inodes.create(&inodes.root(), b"log", &Create::file(0o644))?;
 //! inodes.write_at(&file, b"hello", 0, IoFlags::SYNC)?;
@@ -25,9 +26,12 @@
 //! # }
 //! ```
 
-use crate::acl;
 use crate::engine::Engine;
+use crate::file::advice::Advice;
 use crate::file::fsync::Target;
+use crate::file::syncing::{SyncOptions, Syncing};
+use crate::metadata::Metadata;
+use crate::namespace::RenameFlags;
 use crate::volume::Inner;
 use quire_base::Result;
 use quire_base::sync::Arc;
@@ -42,11 +46,6 @@ pub use crate::inode::InodeRef;
 pub use crate::namespace::{Caller, Create, DirectoryEntry};
 pub use crate::xattr::XattrFlags;
 pub use quire_base::InodeNo;
-
-use crate::attributes::Attributes;
-use crate::file::advice::Advice;
-use crate::file::syncing::{SyncOptions, Syncing};
-use crate::namespace::RenameFlags;
 
 /// The inodes of an open volume; from [`Volume::inodes`](crate::Volume::inodes).
 ///
@@ -142,12 +141,12 @@ impl Inodes {
     }
 
     /// What stat shows.
-    pub fn metadata(&self, inode: &InodeRef) -> Attributes {
-        self.engine().attributes(inode)
+    pub fn metadata(&self, inode: &InodeRef) -> Metadata {
+        self.engine().metadata(inode)
     }
 
     /// Changes mode, owner, times, size.
-    pub fn set_attributes(&self, inode: &InodeRef, set: &SetAttributes) -> Result<Attributes> {
+    pub fn set_attributes(&self, inode: &InodeRef, set: &SetAttributes) -> Result<Metadata> {
         self.engine().set_attributes(inode, set)
     }
 
@@ -169,11 +168,6 @@ impl Inodes {
     /// Removes an extended attribute.
     pub fn remove_xattr(&self, inode: &InodeRef, name: &[u8]) -> Result<()> {
         self.engine().remove_xattr(inode, name)
-    }
-
-    /// Whether an attribute's name is one of those that hold access control lists.
-    pub fn is_acl_name(name: &[u8]) -> bool {
-        acl::is_acl_name(name)
     }
 
     /// Reads up to `out.len()` bytes at `offset`; fewer at the end of the file.

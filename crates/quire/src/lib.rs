@@ -1,78 +1,182 @@
 //! Quire: a crash-safe, journaling file system in user space, as a library.
 //!
+//! A volume is an image file or a block device. A program opens it by itself, without a mount or privileges, and finds in
+//! it what it knows from [`std::fs`]:
+//!
 //! ```
-//! use quire::{FormatOptions, OpenOptions, Volume, VolumeOptions};
+//! use quire::{FormatOptions, OpenOptions, Volume};
 //!
 //! # fn main() -> quire::Result<()> {
-//! let folder = tempfile::tempdir().unwrap();
-//! let image = folder.path().join("data.img");
-//! Volume::format_image(&image, &FormatOptions { size: Some(64 << 20), ..Default::default() })?;
-//! let volume = Volume::open(&image, VolumeOptions::default())?;
-//! let file = volume.open_file("log", OpenOptions::new().write(true).create(true))?;
-//! file.write_at(b"hello", 0)?;
-//! file.sync_all()?;
-//! drop(file);
+//! # let folder = tempfile::tempdir().unwrap();
+//! # let image = folder.path().join("data.img");
+//! FormatOptions::new().size(64 << 20).format(&image)?;
+//! let volume = Volume::open(&image)?;
+//!
+//! volume.create_dir_all("logs/2026")?;
+//! let log = OpenOptions::new().append(true).create(true).open(&volume, "logs/2026/events")?;
+//! log.append(b"started\n")?; // from any number of threads; gives the offset that the record got
+//! log.sync_data()?; // durable when it returns
+//! assert_eq!(volume.read_to_string("logs/2026/events")?, "started\n");
+//!
+//! for entry in volume.read_dir("logs")? {
+//!     println!("{}", entry?.file_name().display());
+//! }
+//! # drop(log);
 //! volume.close()
 //! # }
 //! ```
 //!
 //! | start here | for |
 //! | --- | --- |
-//! | [`Volume`] | inodes, names, attributes, data: what a front end needs |
-//! | [`library`] | paths, files and directories on top of it |
+//! | [`Volume`] | files and directories by path, as the functions of [`std::fs`] |
+//! | [`File`], [`OpenOptions`] | reading and writing at offsets, appends, allocation, durability |
+//! | [`Cursor`] | [`std::io::Read`], [`Write`](std::io::Write) and [`Seek`](std::io::Seek) on a file |
 //! | [`FormatOptions`], [`VolumeOptions`] | making and opening volumes |
-//! | [`inspect`] | what `quire dump` and fsck look at |
+//! | [`SyncOptions`], [`Syncing`], [`DirectIo`] | fsyncs and direct I/O that hold no thread |
+//! | [`inodes`] | the volume by inode number, for front ends |
+//! | [`backend`] | volumes on something else than a file or a device |
 //!
-//! Inside: [`engine`] holds the parts; [`transaction`], [`apply`], [`checkpoint`] and [`recovery`] are the commit
-//! protocol; [`inode`], [`inode_table`], [`orphan`] and [`reaper`] the life of an inode; `namespace` the names;
-//! [`file`] the data; [`gate`] and [`lock_order`] the rules between them.
+//! # Conventions
+//!
+//! Everything is [`Send`] and [`Sync`]; any function may be called from any thread. Handles keep the volume open: it is
+//! closed by [`Volume::close`], or with the last of them.
+//!
+//! Options are values whose methods give them back changed; what they are for is their last method: `format`, `open`.
+//! A call whose name ends in `_async` is the one without that ending as a future. These futures need no runtime, begin
+//! when they are made, and have a `wait` for threads.
+//!
+//! An [`Error`] has a kind, and a text that says what was being done to what. It becomes a [`std::io::Error`] of the
+//! fitting kind with `?`.
+//!
+//! # What a crash leaves
+//!
+//! Each operation on names is atomic and ordered. Data is durable when [`File::sync_data`] or [`File::sync_all`] has
+//! returned, or a few seconds later in any case. `docs/durability.md` has the promises and the exceptions.
+#![deny(missing_docs)]
 
 mod acl;
 mod apply;
 mod attribute_commit;
 mod attributes;
 mod background;
-pub mod changes;
+mod changes;
 mod checkpoint;
-pub mod dirty_inodes;
-pub mod engine;
+mod cursor;
+mod direct_io;
+mod dirty_inodes;
+mod engine;
 mod extent_map;
-pub mod file;
-pub mod gate;
-pub mod inode;
+mod file;
+mod file_handle;
+mod gate;
+mod inode;
 mod inode_numbers;
 mod inode_table;
 pub mod inodes;
-pub mod inspect;
-pub mod library;
-pub mod lock_order;
-mod measures;
-pub mod mkfs;
+mod inspect;
+mod lock_order;
+mod metadata;
+mod metrics;
+mod mkfs;
 mod namespace;
+mod open_options;
 mod options;
-pub mod orphan;
+mod orphan;
+mod paths;
 mod pool_promise;
+mod read_dir;
 mod reap_queue;
 mod reaper;
 mod recovered_orphans;
-pub mod recovery;
-pub mod repair;
+mod recovery;
+mod repair;
 mod reservation;
-pub mod room_queue;
-pub mod seen;
-pub mod transaction;
+mod room_queue;
+mod seen;
+mod transaction;
 mod volume;
+mod walk;
 mod xattr;
 
-pub use attributes::Attributes;
+pub use cursor::Cursor;
+pub use direct_io::DirectIo;
 pub use file::advice::Advice;
 pub use file::syncing::{Durability, SyncOptions, Syncing};
-pub use library::{Directory, File, OpenOptions};
-pub use measures::{Measure, MeasureKind};
+pub use file_handle::File;
+pub use metadata::{FileTimes, Metadata};
+pub use metrics::{Metric, MetricKind, Metrics};
 pub use namespace::RenameFlags;
-pub use options::{AccessTimes, FormatOptions, OrphanTracking, VolumeOptions};
+pub use open_options::OpenOptions;
+pub use options::{AccessTimes, FormatOptions, VolumeOptions};
 pub use quire_base::{Clock, Error, ErrorKind, InodeNo, Result, Timestamp};
-pub use quire_device::{AlignedBuf, Backend, MemoryBackend};
+pub use quire_device::AlignedBuf;
 pub use quire_format::inode::FileType;
+pub use read_dir::{DirEntry, ReadDir};
 pub use recovery::RecoveryReport;
-pub use volume::{Metrics, Statfs, Volume, VolumeInfo};
+pub use volume::{Statfs, Volume, VolumeInfo};
+
+pub mod backend {
+    //! What a volume lives on: memory, or whatever implements [`Backend`].
+    //!
+    //! ```
+    //! use quire::backend::MemoryBackend;
+    //! use quire::{FormatOptions, VolumeOptions};
+    //! use std::sync::Arc;
+    //!
+    //! # fn main() -> quire::Result<()> {
+    //! let memory = Arc::new(MemoryBackend::new(16384)); // blocks of 4096 bytes
+    //! FormatOptions::new().format_backend(memory.clone())?;
+    //! let volume = VolumeOptions::new().open_backend(memory)?;
+    //! volume.write("note", "gone when the program ends")?;
+    //! # volume.close()
+    //! # }
+    //! ```
+
+    pub use quire_base::{BLOCK_SIZE, BlockNo};
+    pub use quire_device::{Backend, Done, Io, IoClass, IoOp, MemoryBackend, Segment};
+}
+
+#[doc(hidden)]
+pub mod internals {
+    //! For the parts of Quire itself that look behind the library: fsck, the simulator, measurements and models. Anything
+    //! here may change at any time.
+
+    pub use crate::options::OrphanTracking;
+
+    /// See the module of this name.
+    pub mod changes {
+        pub use crate::changes::*;
+    }
+    /// See the module of this name.
+    pub mod dirty_inodes {
+        pub use crate::dirty_inodes::*;
+    }
+    /// See the module of this name.
+    pub mod gate {
+        pub use crate::gate::*;
+    }
+    /// See the module of this name.
+    pub mod inspect {
+        pub use crate::inspect::*;
+    }
+    /// See the module of this name.
+    pub mod orphan {
+        pub use crate::orphan::*;
+    }
+    /// See the module of this name.
+    pub mod repair {
+        pub use crate::repair::*;
+    }
+    /// See the module of this name.
+    pub mod room_queue {
+        pub use crate::room_queue::*;
+    }
+    /// See the module of this name.
+    pub mod seen {
+        pub use crate::seen::*;
+    }
+    /// See the module of this name.
+    pub mod sync_queue {
+        pub use crate::file::sync_queue::*;
+    }
+}

@@ -1,23 +1,118 @@
 //! What callers choose when they make or open a volume.
 
+use crate::mkfs;
+use crate::volume::{Volume, VolumeInfo};
+#[cfg(not(any(loom, shuttle)))]
+use quire_base::ErrorKind;
+use quire_base::sync::Arc;
 use quire_base::{BLOCK_SHIFT, Clock, Error, Result};
 use quire_cache::CacheConfig;
+use quire_device::Backend;
+#[cfg(not(any(loom, shuttle)))]
+use std::path::Path;
 
 /// How a volume is made.
+///
+/// ```
+/// use quire::{FormatOptions, Volume};
+///
+/// # fn main() -> quire::Result<()> {
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let image = folder.path().join("data.img");
+/// let info = FormatOptions::new().size(64 << 20).label("backup").format(&image)?;
+/// assert_eq!((info.label.as_str(), info.blocks), ("backup", 16384));
+/// Volume::open(&image)?.close()
+/// # }
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct FormatOptions {
-    /// Bytes; `None` takes the whole device or the existing file.
-    pub size: Option<u64>,
-    /// At most 64 bytes of UTF-8.
-    pub label: String,
-    /// Bytes of the journal; `None` chooses by the volume's size (1 to 64 MiB).
-    pub journal_bytes: Option<u64>,
+    pub(crate) size: Option<u64>,
+    pub(crate) label: String,
+    pub(crate) journal_bytes: Option<u64>,
+    pub(crate) force: bool,
+    pub(crate) clock: Clock,
+    pub(crate) seed: Option<u64>,
+}
+
+impl FormatOptions {
+    /// The whole device or the existing file, no label, a journal chosen by the size.
+    pub fn new() -> FormatOptions {
+        FormatOptions::default()
+    }
+
+    /// Bytes of the volume. An image file that does not exist needs them.
+    #[must_use]
+    pub fn size(mut self, bytes: u64) -> FormatOptions {
+        self.size = Some(bytes);
+        self
+    }
+
+    /// A name for people, at most 64 bytes.
+    #[must_use]
+    pub fn label(mut self, label: impl Into<String>) -> FormatOptions {
+        self.label = label.into();
+        self
+    }
+
+    /// Bytes of the journal; else 1 to 64 MiB, by the volume's size.
+    #[must_use]
+    pub fn journal_bytes(mut self, bytes: u64) -> FormatOptions {
+        self.journal_bytes = Some(bytes);
+        self
+    }
+
     /// Overwrite what is there, whatever it is.
-    pub force: bool,
+    #[must_use]
+    pub fn force(mut self, force: bool) -> FormatOptions {
+        self.force = force;
+        self
+    }
+
     /// Where timestamps come from.
-    pub clock: Clock,
+    #[must_use]
+    pub fn clock(mut self, clock: Clock) -> FormatOptions {
+        self.clock = clock;
+        self
+    }
+
     /// Fixes the volume's identity and hash seed, for runs that must repeat.
-    pub seed: Option<u64>,
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> FormatOptions {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// Makes a volume in an image file or on a block device. Refuses to overwrite a file system, unless forced;
+    /// creates the file, with mode 0600, if there is none and a size is given.
+    #[cfg(not(any(loom, shuttle)))]
+    pub fn format(&self, path: impl AsRef<Path>) -> Result<VolumeInfo> {
+        let path = path.as_ref();
+        let exists = path.exists();
+        let backend = match (exists, self.size) {
+            (false, None) => {
+                return Err(Error::new(
+                    ErrorKind::NotFound,
+                    format!("{} does not exist; give a size to create it", path.display()),
+                ));
+            }
+            (false, Some(size)) => {
+                mkfs::check_size(size, self.journal_bytes)?;
+                quire_device::create_image(path, size, false)?
+            }
+            (true, _) => mkfs::open_for_format(path, self)?,
+        };
+        let formatted = self.format_backend(backend);
+        if formatted.is_err() && !exists {
+            // Nothing of ours is left behind where there was nothing.
+            let _ = std::fs::remove_file(path);
+        }
+        formatted
+    }
+
+    /// Makes a volume on any backend.
+    pub fn format_backend(&self, backend: Arc<dyn Backend>) -> Result<VolumeInfo> {
+        mkfs::format(backend, self).map(|superblock| VolumeInfo::of(&superblock))
+    }
 }
 
 /// When a read updates a file's access time.
@@ -45,35 +140,177 @@ pub enum OrphanTracking {
 }
 
 /// How a volume is opened.
-#[derive(Clone, Debug)]
+///
+/// ```
+/// use quire::{AccessTimes, FormatOptions, VolumeOptions};
+///
+/// # fn main() -> quire::Result<()> {
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let image = folder.path().join("data.img");
+/// # FormatOptions::new().size(64 << 20).format(&image)?;
+/// let options = VolumeOptions::new().cache_bytes(64 << 20).access_times(AccessTimes::Never);
+/// let volume = options.open(&image)?;
+/// volume.create_dir("inbox")?;
+/// volume.close()?;
+/// let volume = options.read_only(true).open(&image)?;
+/// assert!(volume.exists("inbox")? && volume.create_dir("outbox").is_err());
+/// # volume.close()
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq)]
 pub struct VolumeOptions {
+    pub(crate) read_only: bool,
+    pub(crate) cache_bytes: Option<u64>,
+    pub(crate) node_cache_bytes: Option<u64>,
+    pub(crate) discard: bool,
+    pub(crate) access_times: AccessTimes,
+    pub(crate) lazy_times: bool,
+    pub(crate) auto_da_alloc: bool,
+    pub(crate) commit_seconds: u32,
+    pub(crate) threads: bool,
+    pub(crate) clock: Clock,
+    pub(crate) folio_bytes: Option<u64>,
+    pub(crate) dirties_whole_folios: bool,
+    pub(crate) orphan_tracking: OrphanTracking,
+}
+
+impl VolumeOptions {
+    /// For reading and writing, with a quarter of the machine's memory as cache.
+    pub fn new() -> VolumeOptions {
+        VolumeOptions {
+            read_only: false,
+            cache_bytes: None,
+            node_cache_bytes: None,
+            discard: false,
+            access_times: AccessTimes::Relative,
+            lazy_times: false,
+            auto_da_alloc: true,
+            commit_seconds: 5,
+            threads: true,
+            clock: Clock::System,
+            folio_bytes: None,
+            dirties_whole_folios: false,
+            orphan_tracking: OrphanTracking::Lockless,
+        }
+    }
+
     /// Take no changes; a journal is replayed in memory only.
-    pub read_only: bool,
-    /// Limit of the page cache in bytes (data, headers, index, I/O buffers, inodes); `None`: a quarter of memory.
-    pub cache_bytes: Option<u64>,
-    /// Limit of the tree's node cache in bytes, apart from `cache_bytes`; `None`: an eighth of the page cache's, at
-    /// least 64 MiB and at most 1 GiB.
-    pub node_cache_bytes: Option<u64>,
-    /// Tell the device about freed blocks.
-    pub discard: bool,
+    #[must_use]
+    pub fn read_only(mut self, read_only: bool) -> VolumeOptions {
+        self.read_only = read_only;
+        self
+    }
+
+    /// Limit of the page cache in bytes (data, headers, index, I/O buffers, inodes); else a quarter of memory.
+    #[must_use]
+    pub fn cache_bytes(mut self, bytes: u64) -> VolumeOptions {
+        self.cache_bytes = Some(bytes);
+        self
+    }
+
+    /// Limit of the tree's node cache in bytes, apart from the page cache; else an eighth of that one's, at least
+    /// 64 MiB and at most 1 GiB.
+    #[must_use]
+    pub fn node_cache_bytes(mut self, bytes: u64) -> VolumeOptions {
+        self.node_cache_bytes = Some(bytes);
+        self
+    }
+
+    /// Tell the device about freed blocks (off at first).
+    #[must_use]
+    pub fn discard(mut self, discard: bool) -> VolumeOptions {
+        self.discard = discard;
+        self
+    }
+
     /// When reads update access times.
-    pub access_times: AccessTimes,
-    /// Keep changes that are only times in memory until something else is written.
-    pub lazy_times: bool,
-    /// Write data back before a rename over an existing file and at the close of a truncated, rewritten one.
-    pub auto_da_alloc: bool,
-    /// Seconds after which unsynced changes are made durable anyway.
-    pub commit_seconds: u32,
-    /// Run background threads; without, the caller drives [`crate::Volume::background_step`].
-    pub threads: bool,
+    #[must_use]
+    pub fn access_times(mut self, when: AccessTimes) -> VolumeOptions {
+        self.access_times = when;
+        self
+    }
+
+    /// Keep changes that are only times in memory until something else is written (off at first).
+    #[must_use]
+    pub fn lazy_times(mut self, lazy: bool) -> VolumeOptions {
+        self.lazy_times = lazy;
+        self
+    }
+
+    /// Write data back before a rename over an existing file and at the close of a truncated, rewritten one (on at
+    /// first).
+    #[must_use]
+    pub fn auto_da_alloc(mut self, auto: bool) -> VolumeOptions {
+        self.auto_da_alloc = auto;
+        self
+    }
+
+    /// Seconds after which unsynced changes are made durable anyway (5 at first).
+    #[must_use]
+    pub fn commit_seconds(mut self, seconds: u32) -> VolumeOptions {
+        self.commit_seconds = seconds;
+        self
+    }
+
+    /// Run background threads (on at first); without, the caller drives [`Volume::background_step`].
+    #[must_use]
+    pub fn threads(mut self, threads: bool) -> VolumeOptions {
+        self.threads = threads;
+        self
+    }
+
     /// Where timestamps come from.
-    pub clock: Clock,
-    /// Bytes of a folio of the page cache, a power of two from 4 KiB to 2 MiB; `None` chooses by the I/O.
-    pub folio_bytes: Option<u64>,
+    #[must_use]
+    pub fn clock(mut self, clock: Clock) -> VolumeOptions {
+        self.clock = clock;
+        self
+    }
+
+    /// Bytes of a folio of the page cache, a power of two from 4 KiB to 2 MiB; else chosen by the I/O.
+    #[must_use]
+    pub fn folio_bytes(mut self, bytes: u64) -> VolumeOptions {
+        self.folio_bytes = Some(bytes);
+        self
+    }
+
     /// For measurements only: a write makes its whole folios dirty.
-    pub dirties_whole_folios: bool,
+    #[doc(hidden)]
+    #[must_use]
+    pub fn dirties_whole_folios(mut self, whole: bool) -> VolumeOptions {
+        self.dirties_whole_folios = whole;
+        self
+    }
+
     /// For measurements only: how orphans are tracked.
-    pub orphan_tracking: OrphanTracking,
+    #[doc(hidden)]
+    #[must_use]
+    pub fn orphan_tracking(mut self, tracking: OrphanTracking) -> VolumeOptions {
+        self.orphan_tracking = tracking;
+        self
+    }
+
+    /// Opens the volume in an image file or on a block device. One process at a time may have it open for writing.
+    #[cfg(not(any(loom, shuttle)))]
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<Volume> {
+        let path = path.as_ref();
+        let backend = if self.read_only {
+            quire_device::open_image(path, quire_device::OpenMode::ReadOnly)?
+        } else {
+            mkfs::open_writable_or_read_only(path)?
+        };
+        self.open_backend(backend)
+    }
+
+    /// Opens the volume on any backend.
+    pub fn open_backend(&self, backend: Arc<dyn Backend>) -> Result<Volume> {
+        Volume::open_with(backend, self)
+    }
+}
+
+impl Default for VolumeOptions {
+    fn default() -> VolumeOptions {
+        VolumeOptions::new()
+    }
 }
 
 /// Bounds of a node cache whose size nobody has chosen.
@@ -81,7 +318,7 @@ const NODE_CACHE_BYTES: std::ops::RangeInclusive<u64> = 64 << 20..=1 << 30;
 
 impl VolumeOptions {
     /// The node cache that they ask for.
-    pub(crate) fn node_cache_bytes(&self, default_bytes: impl FnOnce() -> u64) -> u64 {
+    pub(crate) fn node_cache_limit(&self, default_bytes: impl FnOnce() -> u64) -> u64 {
         self.node_cache_bytes.unwrap_or_else(|| {
             let page_cache = self.cache_bytes.unwrap_or_else(default_bytes);
             (page_cache / 8).clamp(*NODE_CACHE_BYTES.start(), *NODE_CACHE_BYTES.end())
@@ -104,26 +341,6 @@ impl VolumeOptions {
     }
 }
 
-impl Default for VolumeOptions {
-    fn default() -> VolumeOptions {
-        VolumeOptions {
-            read_only: false,
-            cache_bytes: None,
-            node_cache_bytes: None,
-            discard: false,
-            access_times: AccessTimes::Relative,
-            lazy_times: false,
-            auto_da_alloc: true,
-            commit_seconds: 5,
-            threads: true,
-            clock: Clock::System,
-            folio_bytes: None,
-            dirties_whole_folios: false,
-            orphan_tracking: OrphanTracking::Lockless,
-        }
-    }
-}
-
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
@@ -131,14 +348,14 @@ mod tests {
     #[test]
     fn the_node_cache_grows_with_the_page_cache() {
         let node_cache = |cache_bytes, memory_share| {
-            let options = VolumeOptions { cache_bytes, ..VolumeOptions::default() };
-            options.node_cache_bytes(|| memory_share) >> 20
+            let options = VolumeOptions { cache_bytes, ..VolumeOptions::new() };
+            options.node_cache_limit(|| memory_share) >> 20
         };
         assert_eq!(node_cache(None, 256 << 20), 64);
         assert_eq!(node_cache(None, 4 << 30), 512);
         assert_eq!(node_cache(None, 64 << 30), 1024);
         assert_eq!(node_cache(Some(1 << 30), 64 << 30), 128);
-        let options = VolumeOptions { node_cache_bytes: Some(8 << 20), ..VolumeOptions::default() };
-        assert_eq!(options.node_cache_bytes(|| 4 << 30), 8 << 20);
+        let options = VolumeOptions::new().node_cache_bytes(8 << 20);
+        assert_eq!(options.node_cache_limit(|| 4 << 30), 8 << 20);
     }
 }

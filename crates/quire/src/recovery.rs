@@ -229,7 +229,7 @@ fn load_from(
 }
 
 pub(crate) fn tree_limits(options: &VolumeOptions) -> TreeLimits {
-    TreeLimits::with_cache_bytes(options.node_cache_bytes(default_cache_bytes))
+    TreeLimits::with_cache_bytes(options.node_cache_limit(default_cache_bytes))
 }
 
 /// Opens a volume on a backend.

@@ -1,6 +1,6 @@
 //! A volume: the public face of the engine.
 //!
-//! [`crate::library`] has what it does with paths, [`crate::inodes`] what it does with inode numbers. Every function may be
+//! `paths` has what it does with paths, [`crate::inodes`] what it does with inode numbers. Every function may be
 //! called from any thread at any time. Errors carry a kind (front ends map it to errno) and a text.
 //!
 //! Neighbours: `fuse` and the program `quire` above; [`crate::engine`] below.
@@ -8,12 +8,12 @@
 use crate::background::Threads;
 use crate::engine::Engine;
 use crate::file::fsync::Target;
-use crate::file::syncing::Syncing;
+use crate::file::syncing::{SyncOptions, Syncing};
+use crate::file_handle::File;
 use crate::inode::InodeRef;
 use crate::inodes::Inodes;
-use crate::measures::Measure;
-use crate::mkfs;
-use crate::options::{FormatOptions, VolumeOptions};
+use crate::metrics::Metrics;
+use crate::options::VolumeOptions;
 use crate::recovery::{self, RecoveryReport};
 use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::atomic::{AtomicBool, Ordering};
@@ -21,8 +21,26 @@ use quire_base::sync::{Arc, Mutex};
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result, Timestamp};
 use quire_device::Backend;
 use quire_format::superblock::Superblock;
+use std::borrow::Borrow;
 
-/// An open volume. Cloning shares it; [`Volume::close`], or dropping the last clone, closes it.
+/// An open volume. Cloning shares it; [`Volume::close`], or dropping the last handle of any kind, closes it.
+///
+/// ```
+/// # use quire::{FormatOptions, VolumeOptions, backend::MemoryBackend};
+/// # fn main() -> quire::Result<()> {
+/// # let device = std::sync::Arc::new(MemoryBackend::new(16384));
+/// # FormatOptions::new().format_backend(device.clone())?;
+/// # let volume = VolumeOptions::new().open_backend(device)?;
+/// volume.create_dir_all("mail/new")?;
+/// volume.write("mail/new/1", "hello")?;
+/// volume.rename("mail/new/1", "mail/1")?;
+/// volume.sync()?; // everything is durable
+/// assert_eq!(volume.read("mail/1")?, b"hello");
+/// let space = volume.statfs();
+/// println!("{} of {} MiB are free", space.available >> 8, space.blocks >> 8);
+/// volume.close()
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Volume {
     inodes: Inodes,
@@ -40,6 +58,7 @@ pub(crate) struct Inner {
 
 /// What a volume is.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct VolumeInfo {
     /// RFC 9562 identifier.
     pub uuid: [u8; 16],
@@ -98,8 +117,9 @@ impl VolumeInfo {
     }
 }
 
-/// Space and inodes, in blocks of [`BLOCK_SIZE`].
+/// Space and inodes of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Statfs {
     /// Data blocks of the volume.
     pub blocks: u64,
@@ -117,96 +137,21 @@ pub struct Statfs {
     pub name_max: u32,
 }
 
-/// Numbers of a running volume.
-#[derive(Clone, Debug, Default)]
-pub struct Metrics {
-    /// Transactions committed.
-    pub transactions: u64,
-    /// Transactions that waited for a checkpoint.
-    pub checkpoint_waits: u64,
-    /// Times a transaction had to wait for room of any kind: a checkpoint, a larger metadata pool, or what others have
-    /// reserved.
-    pub room_waits: u64,
-    /// Checkpoints written.
-    pub checkpoints: u64,
-    /// Inodes without a name that were given a slot or a key, so that a crash does not leak them.
-    pub orphan_claims: u64,
-    /// Inodes freed behind unlinks.
-    pub orphans_freed: u64,
-    /// Forced writes whose record went beside their data, into blocks zeroed ahead: one flush each.
-    pub records_ahead: u64,
-    /// Lazy fsyncs that ended before their time was up: others forced.
-    pub lazy_syncs_served: u64,
-    /// Lazy fsyncs whose time was up.
-    pub lazy_syncs_due: u64,
-    /// Asynchronous fsyncs under way.
-    pub syncs_under_way: u64,
-    /// Of these: lazy ones that wait for a force that others make.
-    pub lazy_syncs_waiting: u64,
-    /// Inodes in memory.
-    pub inodes_cached: u64,
-    /// Free blocks that wait for durability.
-    pub deferred_blocks: u64,
-    /// Journal records appended.
-    pub journal_records: u64,
-    /// Bytes of the journal that they took, headers and alignment included.
-    pub journal_record_bytes: u64,
-    /// Everything else, as `name value` lines for people.
-    pub detail: String,
-}
-
 impl Volume {
-    /// Makes a volume in an image file or on a block device. Refuses what already holds a file system, unless
-    /// forced; creates the file, with mode 0600, if there is none and a size is given.
+    /// Opens the volume in an image file or on a block device, for reading and writing. [`VolumeOptions`] has everything
+    /// else.
     #[cfg(not(any(loom, shuttle)))]
-    pub fn format_image(path: &std::path::Path, options: &FormatOptions) -> Result<VolumeInfo> {
-        let exists = path.exists();
-        let backend = match (exists, options.size) {
-            (false, None) => {
-                return Err(Error::new(
-                    ErrorKind::NotFound,
-                    format!("{} does not exist; give a size to create it", path.display()),
-                ));
-            }
-            (false, Some(size)) => {
-                mkfs::check_size(size, options.journal_bytes)?;
-                quire_device::create_image(path, size, false)?
-            }
-            (true, _) => mkfs::open_for_format(path, options)?,
-        };
-        let formatted = mkfs::format(backend, options);
-        if formatted.is_err() && !exists {
-            // Nothing of ours is left behind where there was nothing.
-            let _ = std::fs::remove_file(path);
-        }
-        formatted.map(|superblock| VolumeInfo::of(&superblock))
+    pub fn open(path: impl AsRef<std::path::Path>) -> Result<Volume> {
+        VolumeOptions::new().open(path)
     }
 
-    /// Makes a volume on any backend.
-    pub fn format_backend(backend: Arc<dyn Backend>, options: &FormatOptions) -> Result<VolumeInfo> {
-        mkfs::format(backend, options).map(|superblock| VolumeInfo::of(&superblock))
-    }
-
-    /// Opens a volume in an image file or on a block device. One process at a time may have it open for writing.
-    #[cfg(not(any(loom, shuttle)))]
-    pub fn open(path: &std::path::Path, options: VolumeOptions) -> Result<Volume> {
-        use quire_device::OpenMode;
-        let backend = if options.read_only {
-            quire_device::open_image(path, OpenMode::ReadOnly)?
-        } else {
-            mkfs::open_writable_or_read_only(path)?
-        };
-        Volume::open_backend(backend, options)
-    }
-
-    /// Opens a volume on any backend.
-    pub fn open_backend(backend: Arc<dyn Backend>, options: VolumeOptions) -> Result<Volume> {
+    pub(crate) fn open_with(backend: Arc<dyn Backend>, options: &VolumeOptions) -> Result<Volume> {
         let threads = options.threads;
         let (mut engine, recovery) = recovery::open(backend.clone(), options.clone())?;
         if engine.shows_half_an_operation() {
             drop(engine);
-            let settled = settled_in_memory(backend, &options)?;
-            (engine, _) = recovery::open(settled, options)?;
+            let settled = settled_in_memory(backend, options)?;
+            (engine, _) = recovery::open(settled, options.clone())?;
         }
         let root = engine.inode(InodeNo::ROOT).map_err(|error| match error.kind() {
             // A volume whose root directory is gone, unlinked or no inode is damaged, whatever the lookup calls it.
@@ -309,9 +254,9 @@ impl Volume {
         self.engine().drain_reaper();
     }
 
-    /// Every number of the running volume, for programs that show or record them.
-    pub fn measures(&self) -> Vec<Measure> {
-        crate::measures::of(self.engine())
+    /// The numbers of the running volume, for programs that show or record them.
+    pub fn metrics(&self) -> Metrics {
+        crate::metrics::of(self.engine())
     }
 
     /// Changes the limit of the page cache, in bytes; dirty limits go with it. What is over it leaves soon.
@@ -324,43 +269,20 @@ impl Volume {
         Ok(())
     }
 
-    /// Numbers of the running volume.
-    pub fn metrics(&self) -> Metrics {
-        let engine = self.engine();
-        let counters = &engine.counters;
-        let syncs = engine.background.syncs.counts();
-        let journal = engine.journal.as_ref().map(|journal| journal.counts()).unwrap_or_default();
-        Metrics {
-            journal_records: journal.records,
-            journal_record_bytes: journal.record_bytes,
-            transactions: counters.transactions.get(),
-            checkpoint_waits: counters.checkpoint_waits.get(),
-            room_waits: counters.room_waits.get(),
-            checkpoints: counters.checkpoints.get(),
-            orphan_claims: counters.orphan_claims.get(),
-            orphans_freed: counters.orphans_freed.get(),
-            records_ahead: counters.records_ahead.get(),
-            lazy_syncs_served: counters.lazy_syncs_served.get(),
-            lazy_syncs_due: counters.lazy_syncs_due.get(),
-            syncs_under_way: syncs.under_way as u64,
-            lazy_syncs_waiting: syncs.waiting as u64,
-            inodes_cached: engine.inodes.len() as u64,
-            deferred_blocks: engine.alloc.deferred_blocks(),
-            detail: format!(
-                "device {:?}\njournal {:?}\ntree {:?}\nallocator {:?}\ncache {:?} {:?}\n",
-                engine.device.stats(),
-                engine.journal.as_ref().map(|journal| journal.usage()),
-                engine.tree.stats(),
-                engine.alloc.stats(),
-                engine.cache.usage(),
-                engine.cache.metrics(),
-            ),
-        }
-    }
-
     /// As [`Volume::sync`], as a future.
     pub fn sync_async(&self) -> Syncing {
         self.engine().start_syncing(vec![Target::Volume])
+    }
+
+    /// Makes many files of this volume durable, as the options say, as one future: together they cost a few writes of the
+    /// journal. The first error is its outcome.
+    pub fn sync_files_async<F: Borrow<File>>(
+        &self,
+        files: impl IntoIterator<Item = F>,
+        options: &SyncOptions,
+    ) -> Syncing {
+        let target = |file: F| Target::File(file.borrow().inode().clone(), options.clone());
+        self.engine().start_syncing(files.into_iter().map(target).collect())
     }
 }
 
@@ -420,6 +342,6 @@ fn settled_in_memory(backend: Arc<dyn Backend>, options: &VolumeOptions) -> Resu
     tracing::info!("finishing in memory what a crash cut in two: the volume is opened read-only");
     let overlay: Arc<dyn Backend> = Arc::new(quire_device::OverlayBackend::new(backend));
     let options = VolumeOptions { read_only: false, threads: false, ..options.clone() };
-    Volume::open_backend(overlay.clone(), options)?.close()?;
+    options.open_backend(overlay.clone())?.close()?;
     Ok(overlay)
 }

@@ -50,7 +50,7 @@ impl Case {
     }
 
     fn write(&self, volume: &Volume) {
-        let file = volume.open_file("file", OpenOptions::new().write(true).create(true)).unwrap();
+        let file = OpenOptions::new().write(true).create(true).open(&volume, "file").unwrap();
         for n in (0..self.pieces()).map(|n| n * self.stride % self.pieces()) {
             file.write_all_at(&self.piece(n), (n * self.piece) as u64).unwrap();
         }
@@ -58,7 +58,7 @@ impl Case {
     }
 
     fn check(&self, volume: &Volume) {
-        let file = volume.open_file("file", OpenOptions::new().read(true)).unwrap();
+        let file = volume.open_file("file").unwrap();
         let mut read = vec![0; self.piece];
         for n in 0..self.pieces() {
             file.read_exact_at(&mut read, (n * self.piece) as u64).unwrap();
@@ -70,8 +70,8 @@ impl Case {
     fn run(&self) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("image");
-        let format = FormatOptions { size: Some(1 << 30), ..FormatOptions::default() };
-        Volume::format_image(&path, &format).unwrap();
+        let format = FormatOptions::new().size(1 << 30);
+        format.format(&path).unwrap();
         let status = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "program_that_writes", "--ignored", "--nocapture"])
             .env("MALLOC_ARENA_MAX", "1")
@@ -80,7 +80,7 @@ impl Case {
             .status()
             .unwrap();
         assert!(status.success(), "{status}");
-        let volume = Volume::open(&path, options()).unwrap();
+        let volume = options().open(&path).unwrap();
         self.check(&volume);
         volume.close().unwrap();
     }
@@ -93,7 +93,7 @@ fn address_space() -> u64 {
 }
 
 fn options() -> VolumeOptions {
-    VolumeOptions { cache_bytes: Some(1 << 30), ..VolumeOptions::default() }
+    VolumeOptions::new().cache_bytes(1 << 30)
 }
 
 #[test]
@@ -112,14 +112,13 @@ fn program_that_writes() {
     let path = PathBuf::from(std::env::var_os(IMAGE).expect("started by another test"));
     let name = std::env::var(CASE).expect("started by another test");
     let case = [PLENTY, LITTLE].into_iter().find(|case| case.name == name).expect("one of them");
-    let volume = Volume::open(&path, options()).unwrap();
+    let volume = options().open(&path).unwrap();
     let before = getrlimit(Resource::As);
     setrlimit(Resource::Cpu, Rlimit { current: Some(SECONDS_MAX), ..getrlimit(Resource::Cpu) }).unwrap();
     setrlimit(Resource::As, Rlimit { current: Some(address_space() + case.room), ..before }).unwrap();
     case.write(&volume);
     case.check(&volume);
-    let measures = volume.measures();
-    let cached = measures.iter().find(|measure| measure.name == "cache_used_bytes").unwrap().value;
+    let cached = volume.metrics()["cache_used_bytes"];
     setrlimit(Resource::As, before).unwrap();
     assert!(cached < case.room, "the limit was none: {cached} bytes are cached");
     volume.close().unwrap();

@@ -52,14 +52,14 @@ pub struct Waiting {
     pub operations: u64,
 }
 
+/// A clock that stands until it is moved.
+pub fn clock() -> Clock {
+    Clock::simulated(Timestamp(1_000_000_000))
+}
+
 /// Options of a volume that one thread drives.
 pub fn options() -> VolumeOptions {
-    VolumeOptions {
-        threads: false,
-        cache_bytes: Some(6 << 20),
-        clock: Clock::simulated(Timestamp(1_000_000_000)),
-        ..VolumeOptions::default()
-    }
+    VolumeOptions::new().threads(false).cache_bytes(6 << 20).clock(clock())
 }
 
 impl Snapshot {
@@ -127,8 +127,8 @@ fn look_at(volume: &Volume, number: u64) -> Result<Found, String> {
     let text = |error: quire::Error| error.to_string();
     let inode = volume.inodes().get(InodeNo(number)).map_err(text)?;
     let attributes = volume.inodes().metadata(&inode);
-    let mut shape = Shape::new(attributes.kind, attributes.mode);
-    (shape.uid, shape.gid, shape.links) = (attributes.uid, attributes.gid, attributes.links);
+    let mut shape = Shape::new(attributes.file_type(), attributes.permission_bits());
+    (shape.uid, shape.gid, shape.links) = (attributes.uid(), attributes.gid(), attributes.nlink());
     for name in volume.inodes().list_xattrs(&inode).map_err(text)? {
         let value = volume.inodes().get_xattr(&inode, &name).map_err(text)?;
         let number = name.strip_prefix(b"user.x").and_then(|digits| digits.first()).copied();
@@ -136,7 +136,7 @@ fn look_at(volume: &Volume, number: u64) -> Result<Found, String> {
         shape.xattrs.insert(number - b'0', (xattr_origin(&value), value.len() as u64));
     }
     let (mut size, mut contents) = (0, Vec::new());
-    match attributes.kind {
+    match attributes.file_type() {
         FileType::Directory => {
             let mut strange = None;
             let visit = &mut |entry: quire::inodes::DirectoryEntry<'_>| {
@@ -163,7 +163,7 @@ fn look_at(volume: &Volume, number: u64) -> Result<Found, String> {
             }
         }
         FileType::Regular => {
-            size = attributes.size;
+            size = attributes.size();
             if size > FILE_BYTES_MAX {
                 return Err(format!("a file of {size} bytes"));
             }
@@ -214,8 +214,7 @@ pub fn recover(image: &Image, thoroughness: Thoroughness) -> Result<Snapshot, St
     }
     let moved_midway = waiting.operations > 0;
     let device = Arc::new(SimulatedBackend::from_image(image.clone()));
-    let volume =
-        Volume::open_backend(device.clone(), options()).map_err(|error| format!("recovery: {error}"))?;
+    let volume = options().open_backend(device.clone()).map_err(|error| format!("recovery: {error}"))?;
     volume.drain_orphans();
     let mut snapshot = Snapshot::take(&volume).map_err(|what| format!("after recovery: {what}"))?;
     volume.sync().map_err(|error| format!("sync after recovery: {error}"))?;
@@ -247,12 +246,12 @@ pub fn recover(image: &Image, thoroughness: Thoroughness) -> Result<Snapshot, St
     if thoroughness.again {
         looks.push(("recovered again", image.clone(), options()));
         if thoroughness.fsck_before && !moved_midway {
-            let options = VolumeOptions { read_only: true, ..options() };
+            let options = options().read_only(true);
             looks.push(("recovered in memory", image.clone(), options));
         }
     }
     let device = Arc::new(SimulatedBackend::from_image(image.clone()));
-    if thoroughness.either_slot && quire::inspect::superblocks(device).iter().all(Result::is_ok) {
+    if thoroughness.either_slot && quire::internals::inspect::superblocks(device).iter().all(Result::is_ok) {
         for (how, slot) in ["without slot 0", "without slot 1"].into_iter().zip(SLOTS) {
             let mut image = image.clone();
             image.set(BlockNo(slot), None);
@@ -261,8 +260,7 @@ pub fn recover(image: &Image, thoroughness: Thoroughness) -> Result<Snapshot, St
     }
     for (how, image, options) in looks {
         let device = Arc::new(SimulatedBackend::from_image(image));
-        let volume =
-            Volume::open_backend(device.clone(), options).map_err(|error| format!("{how}: {error}"))?;
+        let volume = options.open_backend(device.clone()).map_err(|error| format!("{how}: {error}"))?;
         volume.drain_orphans();
         let second = Snapshot::take(&volume).map_err(|what| format!("{how}: {what}"))?;
         device.cut_power(quire_device::simulated::CrashPolicy::LoseAll);

@@ -49,26 +49,22 @@ fn used_device(blocks: u64) -> SimulatedBackend {
 /// A fresh volume of a profile.
 pub fn format(profile: &Profile, seed: u64) -> Result<Image, String> {
     let device = Arc::new(used_device(profile.blocks));
-    let options = FormatOptions {
-        seed: Some(seed),
-        journal_bytes: Some(1 << 20),
-        force: true,
-        clock: Clock::simulated(Timestamp(1_000_000_000)),
-        ..FormatOptions::default()
-    };
-    Volume::format_backend(device.clone(), &options).map_err(|error| format!("mkfs: {error}"))?;
+    let options = FormatOptions::new()
+        .seed(seed)
+        .journal_bytes(1 << 20)
+        .force(true)
+        .clock(Clock::simulated(Timestamp(1_000_000_000)));
+    options.format_backend(device.clone()).map_err(|error| format!("mkfs: {error}"))?;
     Ok(device.visible())
 }
 
-fn options(profile: &Profile, threads: bool) -> VolumeOptions {
-    VolumeOptions {
-        threads,
-        cache_bytes: Some(profile.cache_bytes),
-        node_cache_bytes: Some(profile.node_cache_bytes),
-        discard: profile.discard,
-        clock: Clock::simulated(Timestamp(2_000_000_000)),
-        ..VolumeOptions::default()
-    }
+fn options(profile: &Profile, threads: bool, clock: Clock) -> VolumeOptions {
+    VolumeOptions::new()
+        .threads(threads)
+        .cache_bytes(profile.cache_bytes)
+        .node_cache_bytes(profile.node_cache_bytes)
+        .discard(profile.discard)
+        .clock(clock)
 }
 
 /// A volume at work.
@@ -77,6 +73,8 @@ pub struct Bench {
     volume: Mutex<Option<Volume>>,
     device: Arc<SimulatedBackend>,
     options: VolumeOptions,
+    clock: Clock,
+    threads: bool,
     world: Mutex<World>,
     tick: AtomicU64,
     next_op: AtomicU64,
@@ -90,13 +88,15 @@ impl Bench {
         threads: bool,
         first_op: u64,
     ) -> Result<Bench, String> {
-        let options = options(profile, threads);
-        let volume = Volume::open_backend(device.clone(), options.clone())
-            .map_err(|error| format!("opening: {error}"))?;
+        let clock = Clock::simulated(Timestamp(2_000_000_000));
+        let options = options(profile, threads, clock.clone());
+        let volume = options.open_backend(device.clone()).map_err(|error| format!("opening: {error}"))?;
         let bench = Bench {
             volume: Mutex::new(Some(volume)),
             device,
             options,
+            clock,
+            threads,
             world: Mutex::new(World::default()),
             tick: AtomicU64::new(1),
             next_op: AtomicU64::new(first_op),
@@ -224,9 +224,9 @@ impl Bench {
             }
             Operation::Attributes { inode } => {
                 let found = volume.inodes().metadata(&self.handle(*inode)?);
-                let mut shape = Shape::new(found.kind, found.mode);
-                (shape.uid, shape.gid, shape.links) = (found.uid, found.gid, found.links);
-                let size = if found.kind == quire::FileType::Regular { found.size } else { 0 };
+                let mut shape = Shape::new(found.file_type(), found.permission_bits());
+                (shape.uid, shape.gid, shape.links) = (found.uid(), found.gid(), found.nlink());
+                let size = if found.file_type() == quire::FileType::Regular { found.size() } else { 0 };
                 Ok(Outcome::Attributes(shape, size))
             }
             Operation::Read { inode, offset, length, flags } => {
@@ -335,8 +335,8 @@ impl Bench {
 
     /// Long enough for data to be written back because of its age.
     fn wait(&self, id: OpId) -> quire::Result<()> {
-        self.options.clock.advance(40_000_000_000);
-        if self.options.threads {
+        self.clock.advance(40_000_000_000);
+        if self.threads {
             thread::sleep(Duration::from_millis(500 + id.0 % 10 * 1000));
             return Ok(());
         }
@@ -361,7 +361,7 @@ impl Bench {
         if let Some(volume) = self.volume.lock().take() {
             volume.close()?;
         }
-        let volume = Volume::open_backend(self.device.clone(), self.options.clone())?;
+        let volume = self.options.open_backend(self.device.clone())?;
         *self.volume.lock() = Some(volume);
         self.explore().map_err(quire::Error::corrupt)
     }
@@ -408,7 +408,7 @@ impl Bench {
     /// Whether an inode without a name is held.
     pub fn nameless(&self) -> bool {
         let volume = self.volume();
-        self.world.lock().handles.values().any(|inode| volume.inodes().metadata(inode).links == 0)
+        self.world.lock().handles.values().any(|inode| volume.inodes().metadata(inode).nlink() == 0)
     }
 
     /// Lets go of everything; a volume that is still open is closed.

@@ -44,7 +44,7 @@ fn formatted() -> &'static Image {
 }
 
 fn open(device: &Arc<SimulatedBackend>) -> Volume {
-    Volume::open_backend(device.clone(), options(false)).expect("the volume opens")
+    options(false).open_backend(device.clone()).expect("the volume opens")
 }
 
 /// Whether to print what is done, to understand a finding (`QUIRE_FUZZ_SHOW=1`).
@@ -602,8 +602,8 @@ impl Run {
     fn look_at(&self, inode: &InodeRef, parent: u64) -> Inode {
         let volume = self.volume();
         let attributes = volume.inodes().metadata(inode);
-        let mut found = Inode::new(attributes.kind, attributes.mode);
-        found.links = attributes.links;
+        let mut found = Inode::new(attributes.file_type(), attributes.permission_bits());
+        found.links = attributes.nlink();
         found.parent = parent;
         for name in volume.inodes().list_xattrs(inode).expect("attributes are listed") {
             let value = volume.inodes().get_xattr(inode, &name).expect("a listed attribute is there");
@@ -630,7 +630,7 @@ impl Run {
                 found.target = volume.inodes().read_link(inode).expect("a link has a target")
             }
             FileType::Regular => {
-                let mut data = vec![0xee; attributes.size as usize];
+                let mut data = vec![0xee; attributes.len() as usize];
                 let read = volume
                     .inodes()
                     .read_at(inode, &mut data, 0, IoFlags::empty())

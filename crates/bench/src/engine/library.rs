@@ -15,17 +15,17 @@ pub fn set_up(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Target>> 
         Medium::File => open_image(workshop.image()?.path(), OpenMode::ReadWrite)?,
         Medium::Memory => Arc::new(MemoryBackend::new(workshop.device_bytes / BLOCK_SIZE as u64)),
     };
-    Volume::format_backend(backend.clone(), &FormatOptions { force: true, ..FormatOptions::default() })?;
+    FormatOptions::new().force(true).format_backend(backend.clone())?;
     let totals = Arc::new(Totals::default());
-    let options = VolumeOptions {
-        cache_bytes: Some(workshop.cache_bytes(spec)),
-        folio_bytes: spec.folio,
-        dirties_whole_folios: spec.whole_folios,
-        orphan_tracking: spec.orphans,
-        discard: spec.discard,
-        ..VolumeOptions::default()
-    };
-    let volume = Volume::open_backend(Arc::new(Counted::new(backend, totals.clone())), options)?;
+    let mut options = VolumeOptions::new()
+        .cache_bytes(workshop.cache_bytes(spec))
+        .dirties_whole_folios(spec.whole_folios)
+        .orphan_tracking(spec.orphans)
+        .discard(spec.discard);
+    if let Some(bytes) = spec.folio {
+        options = options.folio_bytes(bytes);
+    }
+    let volume = options.open_backend(Arc::new(Counted::new(backend, totals.clone())))?;
     Ok(Box::new(Library { volume, totals }))
 }
 
@@ -53,10 +53,8 @@ impl Handle for Open {
 
 impl Library {
     fn open_file(&self, path: &str, how: How) -> Result<File> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(how.create).append(how.append);
-        options.direct(how.direct).data_sync(how.data_sync);
-        self.volume.open_file(path, &options)
+        let options = OpenOptions::new().read(true).write(true).create(how.create).append(how.append);
+        options.direct(how.direct).data_sync(how.data_sync).open(&self.volume, path)
     }
 }
 
@@ -71,7 +69,7 @@ impl Target for Library {
         self.volume.remove_dir(path)
     }
     fn size_of(&self, path: &str) -> Result<u64> {
-        Ok(self.volume.metadata(path)?.size)
+        Ok(self.volume.metadata(path)?.size())
     }
     fn unlink(&self, path: &str) -> Result<()> {
         self.volume.remove_file(path)
@@ -102,7 +100,7 @@ impl Target for Library {
         outcome.and(flight.wait())
     }
     fn counters(&self) -> Counters {
-        Counters { orphan_claims: Some(self.volume.metrics().orphan_claims), ..self.totals.read() }
+        Counters { orphan_claims: Some(self.volume.metrics()["orphan_claims_total"]), ..self.totals.read() }
     }
     fn finish(self: Box<Self>) -> Result<()> {
         self.volume.close()

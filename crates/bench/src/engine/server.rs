@@ -8,7 +8,7 @@ use super::system::{Behind, Source, System};
 use super::{Spec, Workshop, skipped};
 use crate::outcome::{Outcome, Trouble, failed, os};
 use crate::target::Target;
-use quire::{FormatOptions, Volume};
+use quire::FormatOptions;
 use quire_base::{Error, ErrorKind, Result};
 use quire_fuse::mount::{self, Unmount};
 use std::io::{BufRead, BufReader};
@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub fn set_up_mount(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Target>> {
     let program = can_serve(workshop)?;
     let image = std::path::absolute(workshop.image()?.path()).map_err(os("finding the image"))?;
-    Volume::format_image(&image, &FormatOptions { force: true, ..FormatOptions::default() })?;
+    FormatOptions::new().force(true).format(&image)?;
     let dir = mount_point(workshop, "mount")?;
     let log = workshop.folder.join("server.log");
     let mut options = format!("log={},cache_size={}", log.display(), workshop.cache_bytes(spec));

@@ -1,9 +1,9 @@
-//! The adapter to `quire::inspect`: turns keys, records and inodes into lines and JSON.
+//! The adapter to `quire::internals::inspect`: turns keys, records and inodes into lines and JSON.
 
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use quire::inspect::{self, Image};
+use quire::internals::inspect::{self, Image};
 use quire_base::{Error, ErrorKind, InodeNo, Result, Timestamp};
 use quire_device::{OpenMode, open_image};
 use quire_format::dirent::Entry;

@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use quire::inodes::SetAttributes;
-use quire::{FormatOptions, Volume, VolumeInfo, VolumeOptions};
+use quire::{FormatOptions, Volume, VolumeInfo};
 
 use crate::arguments::Mkfs;
 use crate::exit::Outcome;
@@ -37,18 +37,18 @@ fn open_to_others(volume: &Path) -> Option<u32> {
 
 /// Makes a volume whose root folder belongs to the user who makes it.
 pub fn make(arguments: &Mkfs) -> Outcome<VolumeInfo> {
-    let options = FormatOptions {
-        size: arguments.size,
-        label: arguments.label.clone(),
-        journal_bytes: arguments.journal_size,
-        force: arguments.force,
-        ..FormatOptions::default()
-    };
-    let info = Volume::format_image(&arguments.volume, &options)?;
+    let mut options = FormatOptions::new().label(&arguments.label).force(arguments.force);
+    if let Some(bytes) = arguments.size {
+        options = options.size(bytes);
+    }
+    if let Some(bytes) = arguments.journal_size {
+        options = options.journal_bytes(bytes);
+    }
+    let info = options.format(&arguments.volume)?;
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
     if !user.is_root() {
         // Else he could not write to what he made.
-        let volume = Volume::open(&arguments.volume, VolumeOptions::default())?;
+        let volume = Volume::open(&arguments.volume)?;
         let owner =
             SetAttributes { uid: Some(user.as_raw()), gid: Some(group.as_raw()), ..SetAttributes::default() };
         volume.inodes().set_attributes(&volume.inodes().root(), &owner)?;

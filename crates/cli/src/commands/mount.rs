@@ -173,7 +173,7 @@ fn open_and_mount(checked: &Checked) -> Outcome<(Session, Vec<String>)> {
     if recovery.records > 0 {
         notes.push(format!("recovered {} transactions from the journal", recovery.records));
     }
-    if volume.is_read_only() && !checked.options.volume.read_only {
+    if volume.is_read_only() && !checked.options.serve.flags.read_only {
         let reason = recovery.read_only_because.as_deref().unwrap_or("it may not be written");
         notes.push(format!("{} is mounted read-only: {reason}", checked.volume.display()));
         serve.flags.read_only = true;
@@ -192,7 +192,7 @@ fn open_and_mount(checked: &Checked) -> Outcome<(Session, Vec<String>)> {
 fn open(path: &Path, options: &MountOptions) -> Result<Volume> {
     let start = Instant::now();
     loop {
-        match Volume::open(path, options.volume.clone()) {
+        match options.volume.open(path) {
             Err(error)
                 if error.kind() == ErrorKind::Busy
                     && start.elapsed() < CLOSING_PATIENCE

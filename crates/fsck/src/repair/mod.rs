@@ -12,7 +12,7 @@
 //! Invariants: a block in use is marked used before any free one is looked for, and freed blocks are marked
 //! free only when nothing else is wrong. Nothing is visible on disk but whole checkpoints.
 //!
-//! Neighbours: `quire::repair` has the session; [`crate::fix`] the orders.
+//! Neighbours: `quire::internals::repair` has the session; [`crate::fix`] the orders.
 
 mod extents;
 mod lost_found;
@@ -29,7 +29,7 @@ use crate::issue::{Issue, IssueKind};
 use crate::report::{Findings, Place, Report};
 use crate::view::View;
 use mender::Mender;
-use quire::repair::Session;
+use quire::internals::repair::Session;
 use quire_base::sync::Arc;
 use quire_base::{Error, Result};
 use quire_device::Backend;

@@ -6,9 +6,8 @@
 //! difference.
 
 use crate::common::*;
-use quire::Volume;
 use quire::inodes::Create;
-use quire::repair::Session;
+use quire::internals::repair::Session;
 use quire_base::InodeNo;
 use quire_device::simulated::Image;
 use quire_format::dirent::{Entry, cookie};
@@ -40,7 +39,7 @@ fn timed<R>(what: &str, work: impl FnOnce() -> R) -> R {
 /// A volume with keys that no engine writes.
 fn volume_with(blocks: u64, change: impl FnOnce(&mut Session)) -> Image {
     let backend = device(&format_of(blocks));
-    let volume = Volume::open_backend(backend.clone(), options()).unwrap();
+    let volume = options().open_backend(backend.clone()).unwrap();
     for name in ["one", "two", "three"] {
         volume.inodes().create(&volume.inodes().root(), name.as_bytes(), &Create::file(0o600)).unwrap();
     }
@@ -77,7 +76,7 @@ fn files(session: &Session) -> Vec<(u64, InodeRecord)> {
 /// Opens the damaged volume as a mount does, if it can be opened, and closes it.
 fn mount(image: &Image) {
     timed("mount", || {
-        if let Ok(volume) = Volume::open_backend(device(image), options()) {
+        if let Ok(volume) = options().open_backend(device(image)) {
             volume.drain_orphans();
             drop(volume.close());
         }

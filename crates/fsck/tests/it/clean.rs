@@ -36,7 +36,7 @@ fn a_volume_in_use_is_clean_before_and_after_recovery() {
     assert_eq!(check(&after).unwrap().summary, report.summary);
 
     let backend = device(&image);
-    let volume = Volume::open_backend(backend.clone(), options()).unwrap();
+    let volume = options().open_backend(backend.clone()).unwrap();
     volume.close().unwrap();
     let report = check(&backend.visible()).unwrap();
     assert!(report.issues.is_empty(), "{:#?}", report.issues);
@@ -75,7 +75,7 @@ fn crash_everywhere(backend: &Arc<SimulatedBackend>, first: usize, rounds: u64, 
         checked += 1;
         if round % 5 == 0 {
             let again = Arc::new(SimulatedBackend::from_image(image));
-            Volume::open_backend(again.clone(), options()).unwrap().close().unwrap();
+            options().open_backend(again.clone()).unwrap().close().unwrap();
             let at = random.below(again.event_count() as u64) as usize;
             if let Some(image) = again.crash_at(at, CrashPolicy::Power { seed: random.next_u64() }) {
                 assert_clean(&image, &format!("{when}, then at {at} of its recovery"));
@@ -94,7 +94,7 @@ fn crashes(default: u64) -> u64 {
 #[test]
 fn no_crash_leaves_an_issue() {
     let backend = Arc::new(SimulatedBackend::from_image(format()));
-    let volume = Volume::open_backend(backend.clone(), options()).unwrap();
+    let volume = options().open_backend(backend.clone()).unwrap();
     let open = populate(&volume);
     volume.checkpoint().unwrap();
     let root = volume.inodes().root();
@@ -137,7 +137,7 @@ fn cut_everywhere(image: &quire_device::simulated::Image, what: &str) -> u64 {
             cut_off += 1;
             if cut_off % 8 == 1 {
                 let backend = device(&image);
-                Volume::open_backend(backend.clone(), options()).unwrap().close().unwrap();
+                options().open_backend(backend.clone()).unwrap().close().unwrap();
                 assert_clean(&backend.visible(), &format!("{what}, cut at block {block} and recovered"));
             }
         }
@@ -148,7 +148,7 @@ fn cut_everywhere(image: &quire_device::simulated::Image, what: &str) -> u64 {
 #[test]
 fn no_prefix_of_a_long_operation_leaves_an_issue() {
     let backend = Arc::new(SimulatedBackend::from_image(format()));
-    let volume = Volume::open_backend(backend.clone(), options()).unwrap();
+    let volume = options().open_backend(backend.clone()).unwrap();
     let root = volume.inodes().root();
     let fragmented = |name: &str| {
         let file = volume.inodes().create(&root, name.as_bytes(), &Create::file(0o600)).unwrap();
@@ -181,7 +181,7 @@ fn no_prefix_of_a_long_operation_leaves_an_issue() {
 fn no_crash_of_a_random_run_leaves_an_issue() {
     for seed in 0..3 {
         let backend = Arc::new(SimulatedBackend::from_image(format()));
-        let volume = Volume::open_backend(backend.clone(), options()).unwrap();
+        let volume = options().open_backend(backend.clone()).unwrap();
         random_run(&volume, seed, 500);
         volume.sync().unwrap();
         cut_everywhere(&backend.crash(CrashPolicy::KeepAll), &format!("random run {seed}"));
@@ -193,13 +193,13 @@ fn no_crash_of_a_random_run_leaves_an_issue() {
 #[test]
 fn a_pool_that_grew_is_clean_at_any_moment() {
     let backend = Arc::new(SimulatedBackend::from_image(format()));
-    let volume = Volume::open_backend(backend.clone(), options()).unwrap();
+    let volume = options().open_backend(backend.clone()).unwrap();
     let root = volume.inodes().root();
     let mut first = 0;
     for number in 0..12_000u32 {
         let name = format!("a-rather-long-name-so-that-leaves-are-filled-sooner-{number}");
         volume.inodes().create(&root, name.as_bytes(), &Create::file(0o600)).unwrap();
-        if volume.metrics().checkpoints > 0 && first == 0 {
+        if volume.metrics()["checkpoints_total"] > 0 && first == 0 {
             first = backend.event_count();
         }
     }
@@ -285,9 +285,9 @@ fn progress_is_told_and_ends_where_it_should() {
 fn an_image_file_is_checked_and_mended_but_not_while_it_is_open() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("volume.img");
-    let format = FormatOptions { size: Some(64 << 20), ..FormatOptions::default() };
-    Volume::format_image(&path, &format).unwrap();
-    let volume = Volume::open(&path, options()).unwrap();
+    let format = FormatOptions::new().size(64 << 20);
+    format.format(&path).unwrap();
+    let volume = options().open(&path).unwrap();
     volume.inodes().create(&volume.inodes().root(), b"file", &Create::file(0o600)).unwrap();
     for repair in [false, true] {
         let error = quire_fsck::check(&path, &Options { repair, progress: None }).unwrap_err();

@@ -3,9 +3,8 @@
 
 use crate::common::editor::Editor;
 use crate::common::*;
-use quire::Volume;
 use quire::inodes::{Create, IoFlags};
-use quire::repair::Session;
+use quire::internals::repair::Session;
 use quire_base::shard;
 use quire_base::sync::Arc;
 use quire_device::simulated::{CrashPolicy, Image, SimulatedBackend};
@@ -17,7 +16,7 @@ const EACH: u64 = 6;
 /// A volume closed with orphans in both of its orphan blocks, and nothing about them in the journal.
 fn with_orphans() -> Image {
     let backend = device(&format());
-    let volume = Volume::open_backend(backend.clone(), options()).unwrap();
+    let volume = options().open_backend(backend.clone()).unwrap();
     let root = volume.inodes().root();
     let mut held = Vec::new();
     for number in 0..2 * EACH {
@@ -49,7 +48,7 @@ fn damaged(image: &Image, index: usize) -> Image {
 /// Mounts, frees what can be freed, and makes a file; gives what it is then, and damaged blocks, orphans
 /// found and freed.
 fn mounted(backend: &Arc<SimulatedBackend>) -> (usize, usize, u64) {
-    let volume = Volume::open_backend(backend.clone(), options()).unwrap();
+    let volume = options().open_backend(backend.clone()).unwrap();
     volume.drain_orphans();
     let root = volume.inodes().root();
     if volume.inodes().lookup(&root, b"later").is_err() {
@@ -57,7 +56,7 @@ fn mounted(backend: &Arc<SimulatedBackend>) -> (usize, usize, u64) {
         volume.inodes().write_at(&file, &[9; 9000], 0, IoFlags::empty()).unwrap();
     }
     let told = volume.recovery();
-    let told = (told.damaged_orphan_blocks, told.orphans, volume.metrics().orphans_freed);
+    let told = (told.damaged_orphan_blocks, told.orphans, volume.metrics()["orphans_freed_total"]);
     volume.close().unwrap();
     told
 }

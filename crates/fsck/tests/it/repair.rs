@@ -2,8 +2,8 @@
 
 use crate::common::editor::{Editor, Location};
 use crate::common::*;
+use quire::FileType;
 use quire::inodes::{InodeRef, IoFlags};
-use quire::{FileType, Volume};
 use quire_base::random::Random;
 use quire_base::sync::Arc;
 use quire_base::{BlockNo, InodeNo};
@@ -30,7 +30,7 @@ fn mend(image: &Image, what: &str) -> (Report, Image) {
 
 /// Every path below the root with its type and contents, and all contents whatever their names.
 fn walk(image: &Image) -> BTreeMap<String, (u8, Vec<u8>)> {
-    let volume = Volume::open_backend(device(image), options()).unwrap();
+    let volume = options().open_backend(device(image)).unwrap();
     let mut all = BTreeMap::new();
     let mut pending = vec![(String::new(), volume.inodes().root())];
     while let Some((path, directory)) = pending.pop() {
@@ -394,7 +394,7 @@ fn orphan_blocks_and_the_pool_s_map_are_written_anew() {
 #[test]
 fn a_damaged_node_of_the_newest_checkpoint_alone_is_abandoned() {
     let backend = device(&crashed());
-    let volume = Volume::open_backend(backend.clone(), options()).unwrap();
+    let volume = options().open_backend(backend.clone()).unwrap();
     volume.drain_orphans();
     volume.checkpoint().unwrap();
     let root = volume.inodes().root();

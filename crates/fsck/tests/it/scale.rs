@@ -2,8 +2,9 @@
 //! `QUIRE_FSCK_FILES=200000 cargo test --release -p quire-fsck --test it scale -- --ignored --nocapture`
 
 use crate::common::options;
+use quire::FormatOptions;
+use quire::backend::MemoryBackend;
 use quire::inodes::Create;
-use quire::{FormatOptions, MemoryBackend, Volume};
 use quire_base::sync::Arc;
 use quire_fsck::{Options, check_backend};
 use std::time::Instant;
@@ -20,9 +21,8 @@ fn resident() -> u64 {
 fn many_files() {
     let files: u64 = std::env::var("QUIRE_FSCK_FILES").map_or(100_000, |text| text.parse().unwrap());
     let backend = Arc::new(MemoryBackend::new(16 << 20));
-    Volume::format_backend(backend.clone(), &FormatOptions { seed: Some(1), ..FormatOptions::default() })
-        .unwrap();
-    let volume = Volume::open_backend(backend.clone(), options()).unwrap();
+    FormatOptions::new().seed(1).format_backend(backend.clone()).unwrap();
+    let volume = options().open_backend(backend.clone()).unwrap();
     let start = Instant::now();
     let mut directory = volume.inodes().root();
     for number in 0..files {

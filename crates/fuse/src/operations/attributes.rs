@@ -1,6 +1,6 @@
 //! Stat and its setters.
 
-use quire::Attributes;
+use quire::Metadata;
 use quire::inodes::{SetAttributes, SetTime};
 use quire_base::Result;
 
@@ -27,7 +27,7 @@ pub struct Change {
 
 impl Operations {
     /// A node's attributes.
-    pub fn attributes(&self, node: u64) -> Result<Attributes> {
+    pub fn attributes(&self, node: u64) -> Result<Metadata> {
         Ok(self.volume.inodes().metadata(&self.inode(node)?))
     }
 
@@ -35,7 +35,7 @@ impl Operations {
     /// through, if one did.
     ///
     /// A change of owner always clears set-id bits.
-    pub fn set_attributes(&self, node: u64, handle: Option<u64>, change: &Change) -> Result<Attributes> {
+    pub fn set_attributes(&self, node: u64, handle: Option<u64>, change: &Change) -> Result<Metadata> {
         let inode = self.inode(node)?;
         let owner = change.uid.is_some() || change.gid.is_some();
         if change.size.is_some()
@@ -57,6 +57,6 @@ impl Operations {
 
     /// Whether a change of a node to `size` bytes may take long.
     pub fn is_long_resize(&self, node: u64, size: u64) -> bool {
-        self.attributes(node).is_ok_and(|now| Self::is_long(now.size.abs_diff(size)))
+        self.attributes(node).is_ok_and(|now| Self::is_long(now.size().abs_diff(size)))
     }
 }

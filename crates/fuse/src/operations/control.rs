@@ -33,15 +33,16 @@ impl Operations {
     /// check permissions itself; it does on all mounts made here. Groups other than the primary are not known.
     pub fn access(&self, node: u64, mask: u32, caller: Caller) -> Result<()> {
         let attributes = self.attributes(node)?;
-        let bits = if caller.uid == attributes.uid {
-            attributes.mode >> 6
-        } else if caller.gid == attributes.gid {
-            attributes.mode >> 3
+        let bits = if caller.uid == attributes.uid() {
+            attributes.permission_bits() >> 6
+        } else if caller.gid == attributes.gid() {
+            attributes.permission_bits() >> 3
         } else {
-            attributes.mode
+            attributes.permission_bits()
         };
         let allowed = if caller.uid == 0 {
-            let executable = attributes.kind == FileType::Directory || attributes.mode & 0o111 != 0;
+            let executable =
+                attributes.file_type() == FileType::Directory || attributes.permission_bits() & 0o111 != 0;
             if executable { 7 } else { 6 }
         } else {
             bits & 7

@@ -150,7 +150,7 @@ impl Operations {
         self.end_privileges(&file.inode, request)?;
         if request.flags & libc::O_APPEND != 0
             && !request.from_page_cache
-            && self.volume.inodes().metadata(&file.inode).size == request.offset
+            && self.volume.inodes().metadata(&file.inode).size() == request.offset
         {
             how.insert(IoFlags::APPEND);
         }
@@ -242,7 +242,8 @@ impl Operations {
 
     /// Whether a copy may take long.
     pub fn is_long_copy(&self, from: u64, offset: u64, length: u64) -> bool {
-        let there = |file: &OpenFile| self.volume.inodes().metadata(&file.inode).size.saturating_sub(offset);
+        let there =
+            |file: &OpenFile| self.volume.inodes().metadata(&file.inode).size().saturating_sub(offset);
         self.files.get(from).is_ok_and(|file| there(&file).min(length) > AT_ONCE_MAX as u64)
     }
 
@@ -258,7 +259,7 @@ impl Operations {
     /// As [`Operations::copy`], if it is small and needs no waiting; else nothing has changed.
     pub fn try_copy(&self, request: &CopyRequest) -> Option<Result<u64>> {
         let (source, target) = (self.files.get(request.from).ok()?, self.files.get(request.to).ok()?);
-        let there = self.volume.inodes().metadata(&source.inode).size.checked_sub(request.from_offset)?;
+        let there = self.volume.inodes().metadata(&source.inode).size().checked_sub(request.from_offset)?;
         let length = there.min(request.length);
         // Ranges of one file may overlap.
         if length == 0 || length > AT_ONCE_MAX as u64 || source.inode.number() == target.inode.number() {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use quire::inodes::SetTime;
-use quire::{Attributes, FileType, Statfs};
+use quire::{FileType, Metadata, Statfs};
 use quire_base::Timestamp;
 
 use super::abi::{self, setattr};
@@ -23,40 +23,28 @@ pub fn device_to_kernel(number: u64) -> u32 {
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }
 
-fn type_bits(kind: FileType) -> u32 {
-    match kind {
-        FileType::Regular => libc::S_IFREG,
-        FileType::Directory => libc::S_IFDIR,
-        FileType::Symlink => libc::S_IFLNK,
-        FileType::Fifo => libc::S_IFIFO,
-        FileType::Socket => libc::S_IFSOCK,
-        FileType::CharDevice => libc::S_IFCHR,
-        FileType::BlockDevice => libc::S_IFBLK,
-    }
-}
-
 /// The type in an entry of a directory (`DT_...`).
 pub fn directory_type(kind: FileType) -> u32 {
-    type_bits(kind) >> 12
+    kind.to_byte().into()
 }
 
 /// Attributes as in GETATTR and LOOKUP.
-pub fn attr(from: &Attributes) -> abi::Attr {
+pub fn attr(from: &Metadata) -> abi::Attr {
     abi::Attr {
-        node: from.inode.0,
-        size: from.size,
-        blocks: from.blocks,
-        atime: from.atime.seconds(),
-        mtime: from.mtime.seconds(),
-        ctime: from.ctime.seconds(),
-        atime_nanos: from.atime.nanos(),
-        mtime_nanos: from.mtime.nanos(),
-        ctime_nanos: from.ctime.nanos(),
-        mode: type_bits(from.kind) | from.mode & 0o7777,
-        links: from.links,
-        uid: from.uid,
-        gid: from.gid,
-        rdev: device_to_kernel(from.rdev),
+        node: from.ino().0,
+        size: from.size(),
+        blocks: from.blocks(),
+        atime: from.atime(),
+        mtime: from.mtime(),
+        ctime: from.ctime(),
+        atime_nanos: from.atime_nsec() as u32,
+        mtime_nanos: from.mtime_nsec() as u32,
+        ctime_nanos: from.ctime_nsec() as u32,
+        mode: from.mode(),
+        links: from.nlink(),
+        uid: from.uid(),
+        gid: from.gid(),
+        rdev: device_to_kernel(from.rdev()),
         block_size: 4096,
         flags: 0,
     }
@@ -66,13 +54,13 @@ pub fn attr(from: &Attributes) -> abi::Attr {
 ///
 /// Not at all if a write can take set-id bits away. The kernel leaves that to the server, and after a write it asks
 /// anew for size and times only: it would go on showing the old mode. The bits of a directory are never taken away.
-fn attribute_time(from: &Attributes) -> Duration {
-    let has_set_id = from.kind == FileType::Regular && from.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
+fn attribute_time(from: &Metadata) -> Duration {
+    let has_set_id = from.is_file() && from.mode() & (libc::S_ISUID | libc::S_ISGID) != 0;
     if has_set_id { Duration::ZERO } else { CACHE_TIME }
 }
 
 /// GETATTR's answer for an inode.
-pub fn attributes(from: &Attributes) -> abi::AttrOut {
+pub fn attributes(from: &Metadata) -> abi::AttrOut {
     attr_out(attr(from), attribute_time(from))
 }
 
@@ -114,30 +102,30 @@ pub fn no_entry() -> abi::EntryOut {
     entry_out(abi::Attr::default(), 0, CACHE_TIME)
 }
 
-fn statx_time(time: Timestamp) -> abi::StatxTime {
-    abi::StatxTime { seconds: time.seconds(), nanos: time.nanos(), ..Default::default() }
+fn statx_time(seconds: i64, nanos: i64) -> abi::StatxTime {
+    abi::StatxTime { seconds, nanos: nanos as u32, ..Default::default() }
 }
 
 /// STATX's answer: all basic fields and the birth time.
-pub fn statx_out(from: &Attributes) -> abi::StatxOut {
+pub fn statx_out(from: &Metadata) -> abi::StatxOut {
     abi::StatxOut {
         attr_valid: attribute_time(from).as_secs(),
         stat: abi::Statx {
             mask: libc::STATX_BASIC_STATS | libc::STATX_BTIME,
             block_size: 4096,
-            links: from.links,
-            uid: from.uid,
-            gid: from.gid,
-            mode: (type_bits(from.kind) | from.mode & 0o7777) as u16,
-            inode: from.inode.0,
-            size: from.size,
-            blocks: from.blocks,
-            atime: statx_time(from.atime),
-            btime: statx_time(from.btime),
-            ctime: statx_time(from.ctime),
-            mtime: statx_time(from.mtime),
-            rdev_major: libc::major(from.rdev),
-            rdev_minor: libc::minor(from.rdev),
+            links: from.nlink(),
+            uid: from.uid(),
+            gid: from.gid(),
+            mode: from.mode() as u16,
+            inode: from.ino().0,
+            size: from.size(),
+            blocks: from.blocks(),
+            atime: statx_time(from.atime(), from.atime_nsec()),
+            btime: statx_time(from.btime(), from.btime_nsec()),
+            ctime: statx_time(from.ctime(), from.ctime_nsec()),
+            mtime: statx_time(from.mtime(), from.mtime_nsec()),
+            rdev_major: libc::major(from.rdev()),
+            rdev_minor: libc::minor(from.rdev()),
             ..Default::default()
         },
         ..Default::default()

@@ -3,7 +3,7 @@
 //! READ and the readers of directories write straight into the room of the exchange; all else gives a small value
 //! that is encoded when the message is no longer needed.
 
-use quire::Attributes;
+use quire::Metadata;
 use quire_base::{ErrorKind, Result, patience};
 
 use super::{Server, number};
@@ -23,8 +23,8 @@ use crate::transport::{Exchange, Outcome};
 enum Answer {
     Nothing,
     Entry(Option<Entry>),
-    Attributes(Attributes),
-    Statx(Attributes),
+    Attributes(Metadata),
+    Statx(Metadata),
     Opened(Opened),
     Created(Entry, Opened),
     Written(usize),

@@ -9,7 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use quire::{Backend, FormatOptions, MemoryBackend, Result, Volume, VolumeOptions};
+use quire::backend::{Backend, MemoryBackend};
+use quire::{FormatOptions, Result, VolumeOptions};
 use quire_base::BlockNo;
 use quire_device::{Io, IoClass};
 use quire_fuse::mount::{self, Unmount};
@@ -98,8 +99,8 @@ impl Mounted {
         // Large enough for a journal that 1200 files do not fill: a full one has to wait for the device, whoever asks.
         let memory = MemoryBackend::new(128 << 10);
         let device = Arc::new(Gated { memory, state: Mutex::default(), changed: Condvar::new() });
-        Volume::format_backend(device.clone(), &FormatOptions::default()).unwrap();
-        let volume = Volume::open_backend(device.clone(), VolumeOptions::default()).unwrap();
+        FormatOptions::new().format_backend(device.clone()).unwrap();
+        let volume = VolumeOptions::new().open_backend(device.clone()).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let flags = MountFlags { source: "test".into(), allow_other: true, ..options.flags };
         let transport = options.transport;

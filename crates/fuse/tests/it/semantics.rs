@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use quire::{FormatOptions, MemoryBackend, Volume, VolumeOptions};
+use quire::backend::MemoryBackend;
+use quire::{FormatOptions, VolumeOptions};
 use quire_fuse::mount::{self, Unmount};
 use quire_fuse::{CacheMode, MountFlags, ServeOptions, Session, TransportChoice, signals};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, RenameFlags, SeekFrom, StatxFlags, XattrFlags};
@@ -33,8 +34,8 @@ impl Mounted {
         }
         signals::block();
         let backend = Arc::new(MemoryBackend::new(64 << 10));
-        Volume::format_backend(backend.clone(), &FormatOptions::default()).unwrap();
-        let volume = Volume::open_backend(backend, VolumeOptions::default()).unwrap();
+        FormatOptions::new().format_backend(backend.clone()).unwrap();
+        let volume = VolumeOptions::new().open_backend(backend).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let options = ServeOptions {
             cache,

@@ -13,8 +13,9 @@
 //! Neighbours: [`super::trace`] runs an operation, [`super`] compares.
 
 use super::arena;
+use quire::backend::MemoryBackend;
 use quire::inodes::{Create, InodeRef, IoFlags};
-use quire::{Advice, Clock, FormatOptions, MemoryBackend, RenameFlags, Timestamp, Volume, VolumeOptions};
+use quire::{Advice, Clock, FormatOptions, RenameFlags, Timestamp, Volume, VolumeOptions};
 use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, Result, shard};
 
@@ -286,15 +287,10 @@ impl State {
     pub fn new() -> Result<State> {
         let clock = arena::alone(0, || Clock::simulated(Timestamp(1_700_000_000_000_000_000)));
         let backend = Arc::new(MemoryBackend::new(VOLUME_BLOCKS));
-        let format = FormatOptions { seed: Some(1), clock: clock.clone(), ..FormatOptions::default() };
-        Volume::format_backend(backend.clone(), &format)?;
-        let options = VolumeOptions {
-            cache_bytes: Some(256 << 20),
-            threads: false,
-            clock: clock.clone(),
-            ..VolumeOptions::default()
-        };
-        let volume = Volume::open_backend(backend, options)?;
+        let format = FormatOptions::new().seed(1).clock(clock.clone());
+        format.format_backend(backend.clone())?;
+        let options = VolumeOptions::new().cache_bytes(256 << 20).threads(false).clock(clock.clone());
+        let volume = options.open_backend(backend)?;
         let (full, large_file) = full_volume(&clock)?;
         shard::set(0);
         let root = volume.inodes().root();

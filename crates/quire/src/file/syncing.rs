@@ -32,6 +32,26 @@ pub enum Durability {
 }
 
 /// What an fsync makes durable, and how soon: at first everything of a file, at once.
+///
+/// ```
+/// # use quire::{FormatOptions, OpenOptions, VolumeOptions, backend::MemoryBackend};
+/// # fn main() -> quire::Result<()> {
+/// # let device = std::sync::Arc::new(MemoryBackend::new(16384));
+/// # FormatOptions::new().format_backend(device.clone())?;
+/// # let volume = VolumeOptions::new().open_backend(device)?;
+/// use quire::{Durability, SyncOptions};
+/// use std::time::Duration;
+///
+/// let log = OpenOptions::new().append(true).create(true).open(&volume, "log")?;
+/// log.append(b"record")?;
+/// // With the next force that anybody makes, at the latest in a fifth of a second.
+/// let lazy = Durability::Lazy(Duration::from_millis(200));
+/// let syncing = log.sync_with_async(&SyncOptions::new().data_only(true).durability(lazy));
+/// syncing.wait()?; // or .await
+/// # drop(log);
+/// # volume.close()
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SyncOptions {
     pub(crate) data_only: bool,
@@ -121,7 +141,11 @@ impl Promise {
     }
 }
 
-/// See the module's documentation. The outcome is the first error of the fsyncs that it stands for.
+/// Fsyncs under way, as a future that needs no runtime; [`Syncing::wait`] is for threads. The outcome is the first error of
+/// the fsyncs that it stands for.
+///
+/// They begin when this is made. Dropping it withdraws what has not begun; nothing is promised of that then, and data that
+/// was written stays written.
 #[must_use = "an fsync that is not waited for promises nothing, and is withdrawn when this is dropped"]
 pub struct Syncing {
     queue: Arc<SyncQueue>,

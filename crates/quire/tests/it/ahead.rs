@@ -34,13 +34,16 @@ fn a_durable_append_is_one_flush() {
     warm_up(&volume, &log);
     for n in 0..200 {
         let before = device.events(0..usize::MAX).len();
-        let ahead = volume.metrics().records_ahead;
+        let ahead = volume.metrics()["records_ahead_total"];
         append(&volume, &log, n as u8);
-        assert_eq!((flushes(&device, before), volume.metrics().records_ahead - ahead), (1, 1), "append {n}");
+        assert_eq!(
+            (flushes(&device, before), volume.metrics()["records_ahead_total"] - ahead),
+            (1, 1),
+            "append {n}"
+        );
         let image = device.crash(CrashPolicy::LoseAll);
         if n % 50 == 0 {
-            let after =
-                Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options()).unwrap();
+            let after = options().open_backend(Arc::new(SimulatedBackend::from_image(image))).unwrap();
             let log = after.inodes().lookup(&after.inodes().root(), b"log").unwrap();
             let mut last = [0; BLOCK];
             after.inodes().read_at(&log, &mut last, log.size() - BLOCK as u64, IoFlags::empty()).unwrap();
@@ -111,7 +114,7 @@ fn a_durable_append_needs_no_other_thread() {
     let (device, volume) = new_volume(16_384);
     volume.close().unwrap();
     let watched = Watched::new(device);
-    let volume = Volume::open_backend(watched.clone(), options()).unwrap();
+    let volume = options().open_backend(watched.clone()).unwrap();
     let log = file(&volume, "log");
     warm_up(&volume, &log);
     for n in 0..20 {
@@ -141,7 +144,7 @@ fn growth_inside_a_block_is_one_flush() {
         let (device, volume) = new_volume(16_384);
         volume.close().unwrap();
         let watched = Watched::new(device.clone());
-        let volume = Volume::open_backend(watched.clone(), options()).unwrap();
+        let volume = options().open_backend(watched.clone()).unwrap();
         warm_up(&volume, &file(&volume, "other"));
         let log = file(&volume, "log");
         for n in 0..100u8 {
@@ -150,7 +153,7 @@ fn growth_inside_a_block_is_one_flush() {
             assert_eq!((submitted, flushed), (0, 1), "append {n} of {bytes} bytes");
         }
         let image = device.crash(CrashPolicy::LoseAll);
-        let after = Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options()).unwrap();
+        let after = options().open_backend(Arc::new(SimulatedBackend::from_image(image))).unwrap();
         let log = after.inodes().lookup(&after.inodes().root(), b"log").unwrap();
         let mut contents = vec![0; 100 * bytes];
         assert_eq!(after.inodes().read_at(&log, &mut contents, 0, IoFlags::empty()).unwrap(), 100 * bytes);
@@ -167,7 +170,7 @@ fn growth_inside_an_unknown_block_is_two_flushes_once() {
     volume.inodes().write_at(&log, &[1; 3000], 0, IoFlags::DATASYNC).unwrap();
     volume.close().unwrap();
     let watched = Watched::new(device);
-    let volume = Volume::open_backend(watched.clone(), options()).unwrap();
+    let volume = options().open_backend(watched.clone()).unwrap();
     let log = volume.inodes().lookup(&volume.inodes().root(), b"log").unwrap();
     let flushes = |bytes: &[u8]| append_small(&volume, &watched, &log, bytes)[2];
     assert_eq!([flushes(&[2; 10]), flushes(&[3; 10]), flushes(&[4; 10])], [2, 1, 1]);
@@ -225,8 +228,8 @@ fn the_reserve_is_free_space() {
     let log = file(&volume, "log");
     let free = volume.statfs().available;
     warm_up(&volume, &log);
-    assert!(volume.metrics().records_ahead > 0);
-    let used = volume.inodes().metadata(&log).blocks / 8;
+    assert!(volume.metrics()["records_ahead_total"] > 0);
+    let used = volume.inodes().metadata(&log).blocks() / 8;
     assert_eq!(volume.statfs().available, free - used, "of a reserve that is not empty");
     // Every block that statfs promises can be had, those of the reserve too.
     let hog = file(&volume, "hog");
@@ -256,7 +259,7 @@ fn reopened_is_as_before(device: Arc<SimulatedBackend>, volume: Volume, log: &In
     volume.sync().unwrap();
     let free = volume.statfs().free;
     volume.close().unwrap();
-    let volume = Volume::open_backend(device, options()).unwrap();
+    let volume = options().open_backend(device).unwrap();
     assert_eq!(volume.statfs().free, free);
 }
 
@@ -267,17 +270,17 @@ fn data_that_fails_behind_its_record_is_written_again() {
     let log = file(&volume, "log");
     warm_up(&volume, &log);
     volume.background_step().unwrap();
-    let ahead = volume.metrics().records_ahead;
+    let ahead = volume.metrics()["records_ahead_total"];
     let free = volume.statfs().available;
     device.inject(Fault::on(FaultOp::Write).class(IoClass::Data));
     let outcome = volume.inodes().append(&log, &[9; BLOCK], IoFlags::APPEND | IoFlags::DATASYNC);
     assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Io);
-    assert_eq!(volume.metrics().records_ahead, ahead + 1);
+    assert_eq!(volume.metrics()["records_ahead_total"], ahead + 1);
     assert_eq!(volume.statfs().available, free - 1);
     volume.inodes().fsync(&log, true).unwrap();
     assert_eq!(volume.statfs().available, free - 1);
     let image = device.crash(CrashPolicy::LoseAll);
-    let after = Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options()).unwrap();
+    let after = options().open_backend(Arc::new(SimulatedBackend::from_image(image))).unwrap();
     let found = after.inodes().lookup(&after.inodes().root(), b"log").unwrap();
     let mut last = [0; BLOCK];
     after.inodes().read_at(&found, &mut last, 4 * BLOCK as u64, IoFlags::empty()).unwrap();

@@ -1,8 +1,8 @@
 //! Asynchronous fsyncs: as futures and as completions, lazy, withdrawn, more than there is room for, and on a volume that
 //! ends meanwhile.
 
-use quire::file::sync_queue::SYNCS_MAX;
 use quire::inodes::{Create, InodeRef, IoFlags};
+use quire::internals::sync_queue::SYNCS_MAX;
 use quire::{
     Durability, Error, ErrorKind, FormatOptions, OpenOptions, Result, SyncOptions, Syncing, Volume,
     VolumeOptions,
@@ -24,14 +24,14 @@ const NEVER: Durability = Durability::Lazy(Duration::from_secs(50_000));
 
 /// Nothing is forced behind the test's back.
 fn options() -> VolumeOptions {
-    VolumeOptions { cache_bytes: Some(32 << 20), commit_seconds: 100_000, ..VolumeOptions::default() }
+    VolumeOptions::new().cache_bytes(32 << 20).commit_seconds(100_000)
 }
 
 fn new_volume() -> (Arc<SimulatedBackend>, Volume) {
     let device = Arc::new(SimulatedBackend::new(65_536));
-    Volume::format_backend(device.clone(), &FormatOptions { seed: Some(1), ..Default::default() }).unwrap();
+    FormatOptions::new().seed(1).format_backend(device.clone()).unwrap();
     device.stop_recording();
-    let volume = Volume::open_backend(device.clone(), options()).unwrap();
+    let volume = options().open_backend(device.clone()).unwrap();
     (device, volume)
 }
 
@@ -49,8 +49,8 @@ fn files(volume: &Volume, count: usize) -> Vec<InodeRef> {
 /// Whether a power cut now leaves these files with their contents.
 fn are_durable(device: &SimulatedBackend, names: impl Iterator<Item = String>) -> bool {
     let image = device.crash(CrashPolicy::LoseAll);
-    let threadless = VolumeOptions { threads: false, ..options() };
-    let after = Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), threadless).unwrap();
+    let threadless = options().threads(false);
+    let after = threadless.open_backend(Arc::new(SimulatedBackend::from_image(image))).unwrap();
     names.into_iter().all(|name| {
         let Ok(found) = after.inodes().lookup(&after.inodes().root(), name.as_bytes()) else { return false };
         let mut contents = vec![0; 2 * BLOCK];
@@ -60,7 +60,7 @@ fn are_durable(device: &SimulatedBackend, names: impl Iterator<Item = String>) -
 }
 
 fn under_way(volume: &Volume) -> u64 {
-    volume.metrics().syncs_under_way
+    volume.metrics()["syncs_under_way"]
 }
 
 fn until(what: impl Fn() -> bool) {
@@ -142,7 +142,7 @@ fn a_range_is_made_durable() {
     let how = SyncOptions::new().data_only(true).range(8 * BLOCK as u64, BLOCK as u64 + 1);
     volume.inodes().fsync_async(&table, &how).wait().unwrap();
     let image = device.crash(CrashPolicy::LoseAll);
-    let after = Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options()).unwrap();
+    let after = options().open_backend(Arc::new(SimulatedBackend::from_image(image))).unwrap();
     let mut contents = vec![0; 64 * BLOCK];
     let found = after.inodes().lookup(&after.inodes().root(), b"t").unwrap();
     after.inodes().read_at(&found, &mut contents, 0, IoFlags::empty()).unwrap();
@@ -172,7 +172,7 @@ fn a_lazy_one_is_served_by_the_force_of_another() {
     }
     assert!(are_durable(&device, (0..50).map(|n| format!("f{n}"))));
     let metrics = volume.metrics();
-    assert_eq!((metrics.lazy_syncs_served, metrics.lazy_syncs_due), (50, 0));
+    assert_eq!((metrics["lazy_syncs_served_total"], metrics["lazy_syncs_due_total"]), (50, 0));
     volume.close().unwrap();
 }
 
@@ -190,7 +190,7 @@ fn a_lazy_overwrite_is_served_by_a_flush() {
     }
     lazy.wait().unwrap();
     assert!(are_durable(&device, ["t".to_owned()].into_iter()));
-    assert_eq!(volume.metrics().lazy_syncs_due, 0);
+    assert_eq!(volume.metrics()["lazy_syncs_due_total"], 0);
     volume.close().unwrap();
 }
 
@@ -199,11 +199,11 @@ fn a_lazy_overwrite_is_served_by_a_flush() {
 fn a_lazy_one_is_served_by_a_checkpoint() {
     let (device, volume) = new_volume();
     let lazy = volume.inodes().fsync_async(&file(&volume, "t"), &SyncOptions::new().durability(NEVER));
-    until(|| volume.metrics().lazy_syncs_waiting == 1);
+    until(|| volume.metrics()["syncs_waiting"] == 1);
     volume.checkpoint().unwrap();
     lazy.wait().unwrap();
     assert!(are_durable(&device, ["t".to_owned()].into_iter()));
-    assert_eq!(volume.metrics().lazy_syncs_due, 0);
+    assert_eq!(volume.metrics()["lazy_syncs_due_total"], 0);
     volume.close().unwrap();
 }
 
@@ -219,8 +219,8 @@ fn a_lazy_one_forces_when_its_time_is_up_and_takes_the_others_along() {
     volume.inodes().fsync_async(&lazy[0], &SyncOptions::new().durability(soon)).wait().unwrap();
     assert!(are_durable(&device, ["f0".to_owned()].into_iter()));
     let metrics = volume.metrics();
-    assert_eq!(metrics.lazy_syncs_served + metrics.lazy_syncs_due, 20 - under_way(&volume));
-    assert!(metrics.lazy_syncs_due > 0 || metrics.lazy_syncs_served > 0);
+    assert_eq!(metrics["lazy_syncs_served_total"] + metrics["lazy_syncs_due_total"], 20 - under_way(&volume));
+    assert!(metrics["lazy_syncs_due_total"] > 0 || metrics["lazy_syncs_served_total"] > 0);
     // Who came too late for that force is seen to by the end.
     volume.close().unwrap();
     for other in others {
@@ -453,7 +453,7 @@ fn an_error_ends_those_that_wait_for_others() {
         .map(|file| volume.inodes().fsync_async(file, &SyncOptions::new().durability(NEVER)))
         .collect();
     // The data of all has been written, and only records are left to force.
-    until(|| volume.metrics().lazy_syncs_waiting == 10);
+    until(|| volume.metrics()["syncs_waiting"] == 10);
     device.inject(Fault::on(FaultOp::Flush).times(u64::MAX));
     assert!(volume.sync().is_err());
     for one in lazy {
@@ -481,15 +481,15 @@ fn closing_ends_thousands() {
 #[test]
 fn handles_that_cannot_write_and_volumes_that_are_closed() {
     let (device, volume) = new_volume();
-    let writer = volume.open_file("f", OpenOptions::new().write(true).create(true)).unwrap();
+    let writer = OpenOptions::new().write(true).create(true).open(&volume, "f").unwrap();
     writer.write_all_at(&[b'f'; BLOCK], 0).unwrap();
     // As with POSIX, any handle will do.
-    let reader = volume.open_file("f", OpenOptions::new().read(true)).unwrap();
-    reader.fsync_async(&SyncOptions::new()).wait().unwrap();
+    let reader = volume.open_file("f").unwrap();
+    reader.sync_all_async().wait().unwrap();
     assert!(are_durable(&device, ["f".to_owned()].into_iter()));
     writer.write_all_at(&[b'f'; BLOCK], 0).unwrap();
     // The handle is closed, and the file unlinked, before the fsync has ended.
-    let left = writer.fsync_async(&SyncOptions::new());
+    let left = writer.sync_all_async();
     drop((writer, reader));
     volume.remove_file("f").unwrap();
     left.wait().unwrap();
@@ -514,8 +514,8 @@ fn a_read_only_volume_has_nothing_to_sync() {
     let (device, volume) = new_volume();
     file(&volume, "f");
     volume.close().unwrap();
-    let only = VolumeOptions { read_only: true, ..options() };
-    let volume = Volume::open_backend(device, only).unwrap();
+    let only = options().read_only(true);
+    let volume = only.open_backend(device).unwrap();
     let found = volume.resolve("f").unwrap();
     for durability in [Durability::Now, NEVER] {
         volume.inodes().fsync_async(&found, &SyncOptions::new().durability(durability)).wait().unwrap();

@@ -3,19 +3,20 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use quire::backend::MemoryBackend;
 use quire::inodes::IoFlags;
-use quire::{FormatOptions, MemoryBackend, OpenOptions, Volume, VolumeOptions};
+use quire::{FormatOptions, OpenOptions, Volume, VolumeOptions};
 
 fn volume(options: VolumeOptions) -> (Volume, Arc<MemoryBackend>) {
     let backend = Arc::new(MemoryBackend::new(32 << 10));
-    Volume::format_backend(backend.clone(), &FormatOptions::default()).unwrap();
-    (Volume::open_backend(backend.clone(), options).unwrap(), backend)
+    FormatOptions::new().format_backend(backend.clone()).unwrap();
+    (options.open_backend(backend.clone()).unwrap(), backend)
 }
 
 #[test]
 fn cached_data_is_read_and_overwritten_at_once() {
-    let (volume, _) = volume(VolumeOptions::default());
-    let file = volume.open_file("file", OpenOptions::new().write(true).read(true).create(true)).unwrap();
+    let (volume, _) = volume(VolumeOptions::new());
+    let file = OpenOptions::new().write(true).read(true).create(true).open(&volume, "file").unwrap();
     let inode = file.inode().clone();
     let mut seen = vec![0; 8192];
     assert!(!volume.inodes().try_write_at(&inode, b"past the end", 0), "growth is not for writes at once");
@@ -49,17 +50,16 @@ fn cached_data_is_read_and_overwritten_at_once() {
 
 #[test]
 fn what_was_written_at_once_is_durable_like_all_else() {
-    let (volume, backend) = volume(VolumeOptions::default());
-    let file = volume.open_file("file", OpenOptions::new().write(true).read(true).create(true)).unwrap();
+    let (volume, backend) = volume(VolumeOptions::new());
+    let file = OpenOptions::new().write(true).read(true).create(true).open(&volume, "file").unwrap();
     file.write_at(&[1; 65536], 0).unwrap();
     file.sync_all().unwrap();
     assert!(volume.inodes().try_write_at(file.inode(), &[7; 4096], 4096));
     file.sync_data().unwrap();
     drop(file);
     volume.close().unwrap();
-    let volume =
-        Volume::open_backend(backend, VolumeOptions { read_only: true, ..Default::default() }).unwrap();
-    let file = volume.open_file("file", OpenOptions::new().read(true)).unwrap();
+    let volume = VolumeOptions::new().read_only(true).open_backend(backend).unwrap();
+    let file = volume.open_file("file").unwrap();
     let mut block = vec![0; 4096];
     file.read_exact_at(&mut block, 4096).unwrap();
     assert_eq!(block, [7; 4096]);
@@ -74,7 +74,7 @@ fn names_and_growth_at_once() {
     use quire::ErrorKind;
     use quire::inodes::Create;
     use quire_base::patience;
-    let (volume, backend) = volume(VolumeOptions::default());
+    let (volume, backend) = volume(VolumeOptions::new());
     let root = volume.inodes().root();
     let at_once = |write: &[u8], offset: u64, inode: &quire::inodes::InodeRef| {
         patience::at_once(|| volume.inodes().write_at(inode, write, offset, IoFlags::KEEP_PRIVILEGES))
@@ -88,7 +88,7 @@ fn names_and_growth_at_once() {
     assert_eq!(at_once(&[1; 10_000], 5, &inode).unwrap(), 10_000);
     assert_eq!(at_once(b"far", 1 << 20, &inode).unwrap_err().kind(), ErrorKind::WouldBlock, "a gap");
     assert_eq!(at_once(&vec![1; 2 << 20], 0, &inode).unwrap_err().kind(), ErrorKind::WouldBlock, "no batch");
-    assert_eq!(volume.inodes().metadata(&inode).size, 10_005);
+    assert_eq!(volume.inodes().metadata(&inode).size(), 10_005);
     patience::at_once(|| volume.inodes().hard_link(&inode, &root, b"link")).unwrap();
     patience::at_once(|| volume.inodes().remove_file(&root, b"link")).unwrap();
     volume.sync().unwrap();
@@ -96,7 +96,7 @@ fn names_and_growth_at_once() {
     volume.close().unwrap();
 
     // Nothing is in memory: each look-up and edge has to come from the device first.
-    let volume = Volume::open_backend(backend, VolumeOptions::default()).unwrap();
+    let volume = VolumeOptions::new().open_backend(backend).unwrap();
     let root = volume.inodes().root();
     let inode = volume.inodes().lookup(&root, b"file").unwrap();
     let edge =
@@ -117,7 +117,7 @@ fn renames_and_removed_folders_at_once() {
     use quire::inodes::Create;
     use quire::{ErrorKind, RenameFlags};
     use quire_base::patience;
-    let (volume, _) = volume(VolumeOptions { threads: false, ..Default::default() });
+    let (volume, _) = volume(VolumeOptions::new().threads(false));
     let root = volume.inodes().root();
     let folder = Create::directory(0o755);
     let one = volume.inodes().create(&root, b"one", &folder).unwrap();
@@ -161,7 +161,7 @@ fn a_full_journal_buffer_is_no_reason_to_wait() {
     use quire::ErrorKind;
     use quire::inodes::XattrFlags;
     use quire_base::patience;
-    let (volume, _) = volume(VolumeOptions { threads: false, ..Default::default() });
+    let (volume, _) = volume(VolumeOptions::new().threads(false));
     let root = volume.inodes().root();
     let (mut refused, mut made) = (0, 0);
     for number in 0..4000u32 {
@@ -191,7 +191,7 @@ fn both_kinds_of_threads_side_by_side() {
     use quire::ErrorKind;
     use quire::inodes::Create;
     use quire_base::patience;
-    let (volume, backend) = volume(VolumeOptions { cache_bytes: Some(8 << 20), ..Default::default() });
+    let (volume, backend) = volume(VolumeOptions::new().cache_bytes(8 << 20));
     let root = volume.inodes().root();
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
@@ -233,8 +233,7 @@ fn both_kinds_of_threads_side_by_side() {
     });
     drop(root);
     volume.close().unwrap();
-    let volume =
-        Volume::open_backend(backend, VolumeOptions { read_only: true, ..Default::default() }).unwrap();
+    let volume = VolumeOptions::new().read_only(true).open_backend(backend).unwrap();
     let mut names = 0;
     volume
         .inodes()
@@ -251,8 +250,8 @@ fn both_kinds_of_threads_side_by_side() {
 #[test]
 fn nothing_is_torn_beside_waiting_writers() {
     const PIECE: usize = 16384;
-    let (volume, _) = volume(VolumeOptions::default());
-    let file = volume.open_file("file", OpenOptions::new().write(true).read(true).create(true)).unwrap();
+    let (volume, _) = volume(VolumeOptions::new());
+    let file = OpenOptions::new().write(true).read(true).create(true).open(&volume, "file").unwrap();
     file.write_at(&[0; PIECE], 0).unwrap();
     let stop = AtomicBool::new(false);
     let at_once = std::sync::atomic::AtomicU64::new(0);

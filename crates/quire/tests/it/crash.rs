@@ -89,9 +89,9 @@ fn fill(value: u64) -> [u8; SECTOR as usize] {
 impl Workload {
     fn new(seed: u64) -> Workload {
         let device = Arc::new(SimulatedBackend::new(VOLUME_BLOCKS));
-        let format = FormatOptions { seed: Some(seed), clock: options().clock, ..Default::default() };
-        Volume::format_backend(device.clone(), &format).unwrap();
-        let volume = Volume::open_backend(device.clone(), options()).unwrap();
+        let format = FormatOptions::new().seed(seed).clock(common::clock());
+        format.format_backend(device.clone()).unwrap();
+        let volume = options().open_backend(device.clone()).unwrap();
         let mut names = Names::default();
         names.directories.insert(1);
         names.modes.insert(1, 0o755);
@@ -421,8 +421,8 @@ impl Workload {
         let image = self.device.crash_at(event, policy).expect("an event of the run");
         let device = Arc::new(SimulatedBackend::from_image(image));
         let context = format!("seed {seed}, crash at event {event}, {policy:?}");
-        let volume = Volume::open_backend(device.clone(), options())
-            .unwrap_or_else(|error| panic!("{context}: {error}"));
+        let volume =
+            options().open_backend(device.clone()).unwrap_or_else(|error| panic!("{context}: {error}"));
         volume.drain_orphans();
         let found = listing(&volume);
 
@@ -441,7 +441,7 @@ impl Workload {
             self.check_file(&volume, *inode, event, high, &context);
         }
         drop(volume);
-        let image = quire::inspect::Image::load(device)
+        let image = quire::internals::inspect::Image::load(device)
             .unwrap_or_else(|error| panic!("{context}: second look: {error}"));
         assert!(image.orphans().is_empty(), "{context}: orphans left after a clean close");
     }

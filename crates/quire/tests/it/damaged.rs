@@ -1,9 +1,10 @@
 //! Volumes whose tree is whole but says what cannot be: errors, never a panic, and nothing that recovery would refuse.
 
 use crate::common::{file, new_volume, options};
+use quire::backend::Backend;
 use quire::inodes::{FallocateMode, IoFlags};
-use quire::repair::Session;
-use quire::{AlignedBuf, Backend, ErrorKind, Volume};
+use quire::internals::repair::Session;
+use quire::{AlignedBuf, ErrorKind};
 use quire_device::IoClass;
 use quire_format::extent::Extent;
 use quire_format::key::Key;
@@ -27,7 +28,7 @@ fn overlapping_extents_are_corrupt() {
     session.put(Key::extent(number, 4), &Extent { file_block: 4, len: 8, ..first }.encode());
     session.close().unwrap();
 
-    let volume = Volume::open_backend(device.clone(), options()).unwrap();
+    let volume = options().open_backend(device.clone()).unwrap();
     let file = volume.inodes().lookup(&volume.inodes().root(), b"file").unwrap();
     let refused = [
         volume.inodes().set_len(&file, 0),
@@ -40,7 +41,7 @@ fn overlapping_extents_are_corrupt() {
     drop(file);
     assert!(volume.failure().is_none(), "a damaged file does not take the volume down");
     volume.close().unwrap();
-    Volume::open_backend(device, options()).unwrap().close().unwrap();
+    options().open_backend(device).unwrap().close().unwrap();
 }
 
 /// A superblock of a 16 MiB image named 65,536 orphan blocks, which the format allows: the mount took 535 MB for their slots.
@@ -58,10 +59,10 @@ fn more_orphan_blocks_than_the_volume_can_have_are_refused() {
         }
     };
     forge(orphan_blocks_max(4096));
-    let volume = Volume::open_backend(device.clone(), options()).unwrap();
+    let volume = options().open_backend(device.clone()).unwrap();
     assert_eq!(volume.recovery().damaged_orphan_blocks, 62, "the manifest names two");
     volume.close().unwrap();
     forge(1 << 16);
-    let refused = Volume::open_backend(device.clone(), options()).unwrap_err();
+    let refused = options().open_backend(device.clone()).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Corrupt, "{refused}");
 }

@@ -12,13 +12,13 @@ const BLOCK: usize = 4096;
 const BLOCKS: usize = 64;
 
 fn options(threads: bool) -> VolumeOptions {
-    VolumeOptions { threads, cache_bytes: Some(8 << 20), ..VolumeOptions::default() }
+    VolumeOptions::new().threads(threads).cache_bytes(8 << 20)
 }
 
 fn volume(threads: bool) -> (Arc<SimulatedBackend>, Volume) {
     let device = Arc::new(SimulatedBackend::new(16384));
-    Volume::format_backend(device.clone(), &FormatOptions { seed: Some(1), ..Default::default() }).unwrap();
-    let volume = Volume::open_backend(device.clone(), options(threads)).unwrap();
+    FormatOptions::new().seed(1).format_backend(device.clone()).unwrap();
+    let volume = options(threads).open_backend(device.clone()).unwrap();
     (device, volume)
 }
 
@@ -146,7 +146,7 @@ fn a_synchronous_one_is_durable_when_it_is_done() {
     let answer = write(&volume, &file, 7, blocks(2, 9), IoFlags::DATASYNC);
     assert_eq!(answer.recv().unwrap().1.unwrap(), 2 * BLOCK);
     let image = device.crash(CrashPolicy::LoseAll);
-    let after = Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options(false)).unwrap();
+    let after = options(false).open_backend(Arc::new(SimulatedBackend::from_image(image))).unwrap();
     let found = after.inodes().lookup(&after.inodes().root(), b"file").unwrap();
     assert_eq!((cached(&after, &found, 7), cached(&after, &found, 8), cached(&after, &found, 9)), (9, 9, 1));
     volume.close().unwrap();

@@ -1,8 +1,9 @@
 //! Direct I/O and memory: what it copies is counted against the cache's limit, and where memory is aligned nothing is.
 
 use crate::common::{file, options};
+use quire::backend::Backend;
 use quire::inodes::IoFlags;
-use quire::{Backend, FormatOptions, Result, Volume, VolumeOptions};
+use quire::{FormatOptions, Result, Volume};
 use quire_base::BlockNo;
 use quire_base::random::Random;
 use quire_device::{AlignedBuf, Io, IoClass, MemoryBackend};
@@ -72,7 +73,7 @@ impl Backend for Watched {
 }
 
 fn measure(volume: &Volume, name: &str) -> u64 {
-    volume.measures().iter().find(|measure| measure.name == name).unwrap().value
+    volume.metrics()[name]
 }
 
 fn used(volume: &Volume) -> u64 {
@@ -82,8 +83,8 @@ fn used(volume: &Volume) -> u64 {
 fn watched_volume(threads: bool) -> (Arc<Watched>, Volume) {
     let memory = MemoryBackend::new(32 << 10);
     let device = Arc::new(Watched { memory, volume: OnceLock::new(), seen: Mutex::default() });
-    Volume::format_backend(device.clone(), &FormatOptions { seed: Some(1), ..Default::default() }).unwrap();
-    let volume = Volume::open_backend(device.clone(), VolumeOptions { threads, ..options() }).unwrap();
+    FormatOptions::new().seed(1).format_backend(device.clone()).unwrap();
+    let volume = options().threads(threads).open_backend(device.clone()).unwrap();
     assert!(device.volume.set(volume.clone()).is_ok());
     (device, volume)
 }

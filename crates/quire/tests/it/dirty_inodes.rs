@@ -7,9 +7,7 @@ use quire::Volume;
 use quire::inodes::{InodeRef, IoFlags};
 
 fn looks(volume: &Volume) -> u64 {
-    let measures = volume.measures();
-    let found = measures.iter().find(|measure| measure.name == "attribute_looks_total");
-    found.expect("the looks are measured").value
+    volume.metrics()["attribute_looks_total"]
 }
 
 /// So many files of a block each, all of it durable.
@@ -42,9 +40,9 @@ fn inodes_share_transactions() {
         volume.inodes().write_at(file, &[2; BLOCK], 0, IoFlags::empty()).unwrap();
     }
     // Overwrites in place leave times to the journal, and nothing else.
-    let before = volume.metrics().transactions;
+    let before = volume.metrics()["transactions_total"];
     volume.sync().unwrap();
-    let transactions = volume.metrics().transactions - before;
+    let transactions = volume.metrics()["transactions_total"] - before;
     assert!((5..=6).contains(&transactions), "{transactions} transactions for the times of 300 files");
 }
 

@@ -6,7 +6,7 @@
 
 use crate::common::{BLOCK, file, options};
 use quire::inodes::IoFlags;
-use quire::{FormatOptions, Volume, VolumeOptions};
+use quire::{FormatOptions, Volume};
 use quire_base::{BlockNo, Result};
 use quire_device::{Backend, Io, IoClass, SimulatedBackend};
 use std::sync::{Arc, Condvar, Mutex};
@@ -87,10 +87,10 @@ fn slow_volume(blocks: u64) -> (Arc<Slow>, Volume) {
         gate: Mutex::new(Gate::default()),
         changed: Condvar::new(),
     });
-    let format = FormatOptions { seed: Some(1), journal_bytes: Some(1 << 20), ..FormatOptions::default() };
-    Volume::format_backend(slow.clone(), &format).unwrap();
-    let how = VolumeOptions { threads: true, discard: true, ..options() };
-    (slow.clone(), Volume::open_backend(slow, how).unwrap())
+    let format = FormatOptions::new().seed(1).journal_bytes(1 << 20);
+    format.format_backend(slow.clone()).unwrap();
+    let how = options().threads(true).discard(true);
+    (slow.clone(), how.open_backend(slow).unwrap())
 }
 
 #[test]

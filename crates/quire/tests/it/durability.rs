@@ -11,7 +11,7 @@ use std::time::Duration;
 /// The volume as a power cut now leaves it, everything unsafe lost.
 fn after_power_cut(device: &SimulatedBackend) -> Volume {
     let image = device.crash(CrashPolicy::LoseAll);
-    Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options()).unwrap()
+    options().open_backend(Arc::new(SimulatedBackend::from_image(image))).unwrap()
 }
 
 /// SQLite in rollback mode commits by unlinking its journal and then calls fdatasync, not fsync, on the directory.
@@ -242,10 +242,9 @@ fn what_a_truncate_cut_off_does_not_come_back() {
 fn fsync_covers_its_own_growth_among_appenders() {
     let device = Arc::new(SimulatedBackend::new(32768));
     device.stop_recording();
-    Volume::format_backend(device.clone(), &FormatOptions { seed: Some(1), ..Default::default() }).unwrap();
-    let with_threads =
-        VolumeOptions { threads: true, cache_bytes: Some(8 << 20), ..VolumeOptions::default() };
-    let volume = Volume::open_backend(device.clone(), with_threads).unwrap();
+    FormatOptions::new().seed(1).format_backend(device.clone()).unwrap();
+    let with_threads = VolumeOptions::new().threads(true).cache_bytes(8 << 20);
+    let volume = with_threads.open_backend(device.clone()).unwrap();
     let log = file(&volume, "log");
     std::thread::scope(|scope| {
         for thread in 0..3u8 {
@@ -257,8 +256,7 @@ fn fsync_covers_its_own_growth_among_appenders() {
                     volume.inodes().fsync(log, true).unwrap();
                     let image = device.crash(CrashPolicy::LoseAll);
                     let backend = Arc::new(SimulatedBackend::from_image(image));
-                    let after = Volume::open_backend(backend, VolumeOptions { read_only: true, ..options() })
-                        .unwrap();
+                    let after = options().read_only(true).open_backend(backend).unwrap();
                     let found = after.inodes().lookup(&after.inodes().root(), b"log").unwrap();
                     let mut contents = vec![0; len];
                     let read = after.inodes().read_at(&found, &mut contents, at, IoFlags::empty()).unwrap();
@@ -298,7 +296,7 @@ fn a_read_only_mount_shows_no_half_moved_file() {
     volume.inodes().allocate(&moved, FallocateMode::Collapse, 4096, 3 * 4096).unwrap();
     let ended = device.event_count();
     let contents = |backend: Arc<dyn quire_device::Backend>, read_only: bool| {
-        let volume = Volume::open_backend(backend, VolumeOptions { read_only, ..options() }).unwrap();
+        let volume = options().read_only(read_only).open_backend(backend).unwrap();
         let found = volume.inodes().lookup(&volume.inodes().root(), b"moved").unwrap();
         let mut bytes = vec![0; found.size() as usize];
         assert_eq!(volume.inodes().read_at(&found, &mut bytes, 0, IoFlags::empty()).unwrap(), bytes.len());
@@ -325,9 +323,8 @@ fn syncfs_covers_growth_whose_last_block_is_written_again_meanwhile() {
     drop(volume);
     // With threads: what has been written is finished behind the waiters' backs. A cache so large that nothing is
     // written before the sync asks for it.
-    let finishing =
-        VolumeOptions { threads: true, commit_seconds: 1000, cache_bytes: Some(128 << 20), ..options() };
-    let volume = Volume::open_backend(device.clone(), finishing).unwrap();
+    let finishing = options().threads(true).commit_seconds(1000).cache_bytes(128 << 20);
+    let volume = finishing.open_backend(device.clone()).unwrap();
     let log = file(&volume, "log");
     volume.sync().unwrap();
     // More than one write takes.
@@ -354,7 +351,7 @@ fn syncfs_covers_growth_whose_last_block_is_written_again_meanwhile() {
         }
         let image = sync.join().unwrap().unwrap();
         device.set_hold(Hold::Nothing);
-        let after = Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options()).unwrap();
+        let after = options().open_backend(Arc::new(SimulatedBackend::from_image(image))).unwrap();
         after.inodes().lookup(&after.inodes().root(), b"log").unwrap().size()
     });
     assert!(size >= end, "size {size} after a sync");
@@ -448,7 +445,7 @@ fn scattered() -> (Arc<SimulatedBackend>, Volume, quire::inodes::InodeRef) {
     }
     volume.close().unwrap();
     drop(table);
-    let volume = Volume::open_backend(device.clone(), options()).unwrap();
+    let volume = options().open_backend(device.clone()).unwrap();
     let table = volume.inodes().lookup(&volume.inodes().root(), b"table").unwrap();
     volume.inodes().write_at(&table, &[2; 700], 798 * 4096 + 100, IoFlags::empty()).unwrap();
     (device, volume, table)

@@ -1,24 +1,25 @@
 //! Advice and per-call hints: what they bring into the cache, what they keep out of it, and what reaches the device.
 
+use quire::backend::{Backend, MemoryBackend};
 use quire::inodes::IoFlags;
-use quire::{Advice, Backend, File, FormatOptions, MemoryBackend, OpenOptions, Volume, VolumeOptions};
+use quire::{Advice, File, FormatOptions, OpenOptions, Volume, VolumeOptions};
 use std::sync::Arc;
 
 const MIB: usize = 1 << 20;
 
 fn volume() -> Volume {
     let backend: Arc<dyn Backend> = Arc::new(MemoryBackend::new(1 << 16));
-    Volume::format_backend(backend.clone(), &FormatOptions::default()).unwrap();
-    let options = VolumeOptions { cache_bytes: Some(64 << 20), threads: false, ..VolumeOptions::default() };
-    Volume::open_backend(backend, options).unwrap()
+    FormatOptions::new().format_backend(backend.clone()).unwrap();
+    let options = VolumeOptions::new().cache_bytes(64 << 20).threads(false);
+    options.open_backend(backend).unwrap()
 }
 
 fn file(volume: &Volume) -> File {
-    volume.open_file("file", OpenOptions::new().read(true).write(true).create(true)).unwrap()
+    OpenOptions::new().read(true).write(true).create(true).open(&volume, "file").unwrap()
 }
 
 fn number(volume: &Volume, name: &str) -> u64 {
-    volume.measures().into_iter().find(|measure| measure.name == name).expect("it is counted").value
+    volume.metrics()[name]
 }
 
 fn is_cached(volume: &Volume, file: &File, at: usize, len: usize) -> bool {

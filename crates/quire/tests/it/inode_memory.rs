@@ -2,11 +2,11 @@
 //! data of a file went with its inode, and whole shards were searched under their lock. Work is counted here, not timed.
 
 use crate::common::{BLOCK, file, new_volume, options};
+use quire::Volume;
 use quire::inodes::IoFlags;
-use quire::{Volume, VolumeOptions};
 
 fn measure(volume: &Volume, name: &str) -> u64 {
-    volume.measures().iter().find(|measure| measure.name == name).expect("it is measured").value
+    volume.metrics()[name]
 }
 
 /// So many empty files, durable, with nobody who uses them.
@@ -24,8 +24,8 @@ fn empty_files(volume: &Volume, prefix: &str, count: usize) {
 fn inodes_nobody_uses_leave_and_the_work_is_bounded() {
     let (device, volume) = new_volume(16384);
     volume.close().unwrap();
-    let roomy = VolumeOptions { cache_bytes: Some(64 << 20), ..options() };
-    let volume = Volume::open_backend(device, roomy).unwrap();
+    let roomy = options().cache_bytes(64 << 20);
+    let volume = roomy.open_backend(device).unwrap();
     let before = measure(&volume, "cache_used_bytes");
     empty_files(&volume, "f", 9000);
     let (cached, looks) = (measure(&volume, "inodes_cached"), measure(&volume, "inode_looks_total"));
@@ -71,8 +71,8 @@ fn lazy_times_do_not_keep_inodes_in_memory() {
         volume.inodes().write_at(&file(&volume, &format!("f{n}")), &[1], 0, IoFlags::empty()).unwrap();
     }
     volume.close().unwrap();
-    let lazy = VolumeOptions { lazy_times: true, threads: true, commit_seconds: 1, ..options() };
-    let volume = Volume::open_backend(device, lazy).unwrap();
+    let lazy = options().lazy_times(true).threads(true).commit_seconds(1);
+    let volume = lazy.open_backend(device).unwrap();
     let mut waits = 0;
     for n in 0..6000 {
         let file = volume.inodes().lookup(&volume.inodes().root(), format!("f{n}").as_bytes()).unwrap();

@@ -1,7 +1,8 @@
 //! Reads and writes at their limits: offsets, lengths, handles, and a volume that shuts down in the middle. An error
 //! says what, and nothing is half done that the caller is not told of.
 
-use quire::{ErrorKind, FormatOptions, MemoryBackend, OpenOptions, Volume, VolumeOptions};
+use quire::backend::MemoryBackend;
+use quire::{ErrorKind, FormatOptions, OpenOptions, Volume, VolumeOptions};
 use quire_device::simulated::{Fault, FaultOp};
 use quire_device::{Backend, IoClass, SimulatedBackend};
 use std::sync::Arc;
@@ -11,12 +12,12 @@ const BLOCK: usize = 4096;
 const LARGEST: u64 = i64::MAX as u64;
 
 fn options() -> VolumeOptions {
-    VolumeOptions { cache_bytes: Some(16 << 20), ..VolumeOptions::default() }
+    VolumeOptions::new().cache_bytes(16 << 20)
 }
 
 fn volume_on(backend: Arc<dyn Backend>) -> Volume {
-    Volume::format_backend(backend.clone(), &FormatOptions { seed: Some(1), ..Default::default() }).unwrap();
-    Volume::open_backend(backend, options()).unwrap()
+    FormatOptions::new().seed(1).format_backend(backend.clone()).unwrap();
+    options().open_backend(backend).unwrap()
 }
 
 fn volume() -> Volume {
@@ -24,18 +25,16 @@ fn volume() -> Volume {
 }
 
 fn writable() -> OpenOptions {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true);
-    options
+    OpenOptions::new().read(true).write(true).create(true)
 }
 
 #[test]
 fn offsets_past_the_largest_file() {
     let volume = volume();
-    let file = volume.open_file("f", &writable()).unwrap();
+    let file = writable().open(&volume, "f").unwrap();
     file.write_all_at(b"kept", 0).unwrap();
     for direct in [false, true] {
-        let file = volume.open_file("f", writable().direct(direct)).unwrap();
+        let file = writable().direct(direct).open(&volume, "f").unwrap();
         for offset in [LARGEST, LARGEST - 4095, u64::MAX - 4095, u64::MAX] {
             let error = file.write_at(&[1; BLOCK], offset).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::FileTooBig, "{error}");
@@ -54,7 +53,7 @@ fn offsets_past_the_largest_file() {
 #[test]
 fn nothing_is_written_where_nothing_is_given() {
     let volume = volume();
-    let file = volume.open_file("f", &writable()).unwrap();
+    let file = writable().open(&volume, "f").unwrap();
     assert_eq!(file.write_at(&[], 1 << 30).unwrap(), 0);
     assert_eq!(file.write_at(&[], u64::MAX).unwrap(), 0);
     assert_eq!(file.inode().size(), 0);
@@ -66,7 +65,7 @@ fn nothing_is_written_where_nothing_is_given() {
 #[test]
 fn buffers_of_gigabytes() {
     let volume = volume();
-    let file = volume.open_file("f", &writable()).unwrap();
+    let file = writable().open(&volume, "f").unwrap();
     file.write_all_at(&[7; 5000], 0).unwrap();
     // Not touched beyond the file's end, so the memory is never there.
     let mut room = vec![0u8; (3 << 30) + 4097];
@@ -90,18 +89,18 @@ fn buffers_of_gigabytes() {
 fn handles_and_volumes_that_only_read() {
     let backend = Arc::new(MemoryBackend::new(16384));
     let volume = volume_on(backend.clone());
-    volume.open_file("f", &writable()).unwrap().write_all_at(b"kept", 0).unwrap();
-    let file = volume.open_file("f", OpenOptions::new().read(true)).unwrap();
+    writable().open(&volume, "f").unwrap().write_all_at(b"kept", 0).unwrap();
+    let file = volume.open_file("f").unwrap();
     assert_eq!(file.write_at(b"no", 0).unwrap_err().kind(), ErrorKind::BadHandle);
     assert_eq!(file.set_len(0).unwrap_err().kind(), ErrorKind::BadHandle);
-    let blind = volume.open_file("f", OpenOptions::new().write(true)).unwrap();
+    let blind = OpenOptions::new().write(true).open(&volume, "f").unwrap();
     assert_eq!(blind.read_at(&mut [0], 0).unwrap_err().kind(), ErrorKind::BadHandle);
     drop((file, blind));
     volume.close().unwrap();
-    let volume = Volume::open_backend(backend, VolumeOptions { read_only: true, ..options() }).unwrap();
-    assert_eq!(volume.open_file("f", &writable()).unwrap_err().kind(), ErrorKind::ReadOnly);
+    let volume = options().read_only(true).open_backend(backend).unwrap();
+    assert_eq!(writable().open(&volume, "f").unwrap_err().kind(), ErrorKind::ReadOnly);
     let mut out = [0; 4];
-    let file = volume.open_file("f", OpenOptions::new().read(true)).unwrap();
+    let file = volume.open_file("f").unwrap();
     file.read_exact_at(&mut out, 0).unwrap();
     assert_eq!(&out, b"kept");
     volume.close().unwrap();
@@ -115,7 +114,7 @@ fn a_volume_that_shuts_down_in_the_middle() {
     const RECORDS: u64 = 64;
     let device = Arc::new(SimulatedBackend::new(16384));
     let volume = volume_on(device.clone());
-    let file = volume.open_file("f", &writable()).unwrap();
+    let file = writable().open(&volume, "f").unwrap();
     file.write_all_at(&vec![1; RECORD * RECORDS as usize], 0).unwrap();
     volume.sync().unwrap();
     let is_whole = |record: &[u8]| record.iter().all(|byte| *byte == record[0]);
@@ -124,7 +123,7 @@ fn a_volume_that_shuts_down_in_the_middle() {
         for n in 0..3u64 {
             let (volume, failed) = (&volume, &failed);
             scope.spawn(move || {
-                let file = volume.open_file("f", writable().direct(n == 2)).unwrap();
+                let file = writable().direct(n == 2).open(&volume, "f").unwrap();
                 for round in 0u64.. {
                     let at = (round * 13 + n) % RECORDS * RECORD as u64;
                     let outcome = file.write_at(&[round as u8 | 1; RECORD], at);
@@ -158,8 +157,8 @@ fn a_volume_that_shuts_down_in_the_middle() {
     assert_eq!(file.sync_all().unwrap_err().kind(), ErrorKind::Shutdown);
     drop(file);
     let _ = volume.close();
-    let after = Volume::open_backend(device, options()).unwrap();
-    let file = after.open_file("f", OpenOptions::new().read(true)).unwrap();
+    let after = options().open_backend(device).unwrap();
+    let file = after.open_file("f").unwrap();
     assert_eq!(file.inode().size(), RECORD as u64 * RECORDS);
     for number in 0..RECORDS {
         file.read_exact_at(&mut record, number * RECORD as u64).unwrap();

@@ -5,7 +5,7 @@
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
-use quire::changes::Changes;
+use quire::internals::changes::Changes;
 
 /// What an operation did that was begun is seen by whoever has refused further ones; one that comes later does nothing.
 #[test]

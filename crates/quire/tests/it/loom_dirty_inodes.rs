@@ -6,7 +6,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 use quire::InodeNo;
-use quire::dirty_inodes::{DirtyInodes, DirtyMark, Owes};
+use quire::internals::dirty_inodes::{DirtyInodes, DirtyMark, Owes};
 
 const INODE: InodeNo = InodeNo(7);
 

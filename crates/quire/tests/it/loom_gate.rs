@@ -3,7 +3,7 @@
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
-use quire::gate::{Gate, GateState};
+use quire::internals::gate::{Gate, GateState};
 
 fn model(body: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();

@@ -2,7 +2,7 @@
 
 use loom::thread;
 use quire::InodeNo;
-use quire::orphan::{OrphanSlots, SLOTS_PER_BLOCK};
+use quire::internals::orphan::{OrphanSlots, SLOTS_PER_BLOCK};
 use std::sync::Arc;
 
 fn model(body: impl Fn() + Sync + Send + 'static) {

@@ -5,7 +5,7 @@
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::thread;
-use quire::room_queue::RoomQueue;
+use quire::internals::room_queue::RoomQueue;
 use quire_tree::Class;
 
 fn model(body: impl Fn() + Sync + Send + 'static) {

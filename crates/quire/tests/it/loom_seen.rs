@@ -6,7 +6,7 @@
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
-use quire::seen::{OddSequence, Seen};
+use quire::internals::seen::{OddSequence, Seen};
 use quire_cache::park::Parking;
 use quire_cache::segment::SegmentLock;
 

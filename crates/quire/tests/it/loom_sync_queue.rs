@@ -6,7 +6,7 @@
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use loom::thread;
-use quire::file::sync_queue::{Queued, Reached, SYNCS_MAX, SyncQueue, Task};
+use quire::internals::sync_queue::{Queued, Reached, SYNCS_MAX, SyncQueue, Task};
 use quire_base::{Error, ErrorKind, Result};
 use std::time::{Duration, Instant};
 

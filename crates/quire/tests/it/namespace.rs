@@ -9,10 +9,9 @@ mod operations;
 mod paths;
 mod threads;
 
+use quire::backend::{Backend, MemoryBackend};
 use quire::inodes::{Create, InodeRef};
-use quire::{
-    Backend, Clock, ErrorKind, FormatOptions, MemoryBackend, Result, Timestamp, Volume, VolumeOptions,
-};
+use quire::{Clock, ErrorKind, FormatOptions, Result, Timestamp, Volume, VolumeOptions};
 use quire_base::BlockNo;
 use quire_device::{AlignedBuf, IoClass};
 use std::sync::Arc;
@@ -31,24 +30,23 @@ const COLLIDING_ATTRIBUTES: [[&[u8]; 2]; 2] =
     [[b"user.x228673", b"user.x387071"], [b"user.x5457", b"user.x161089"]];
 
 fn options(threads: bool) -> VolumeOptions {
-    VolumeOptions {
-        threads,
-        cache_bytes: Some(16 << 20),
-        clock: if threads { Clock::System } else { Clock::simulated(Timestamp(1_000_000_000)) },
-        ..VolumeOptions::default()
-    }
+    VolumeOptions::new().threads(threads).cache_bytes(16 << 20).clock(if threads {
+        Clock::System
+    } else {
+        Clock::simulated(Timestamp(1_000_000_000))
+    })
 }
 
 fn formatted() -> Arc<MemoryBackend> {
     let backend = Arc::new(MemoryBackend::new(VOLUME_BYTES / 4096));
-    let format = FormatOptions { seed: Some(FORMAT_SEED), ..FormatOptions::default() };
-    Volume::format_backend(backend.clone(), &format).unwrap();
+    let format = FormatOptions::new().seed(FORMAT_SEED);
+    format.format_backend(backend.clone()).unwrap();
     backend
 }
 
 /// A fresh volume in memory, without background threads.
 fn volume() -> Volume {
-    Volume::open_backend(formatted(), options(false)).unwrap()
+    options(false).open_backend(formatted()).unwrap()
 }
 
 /// What the device holds now, as another device: a crash that loses nothing that was written.
@@ -96,5 +94,5 @@ fn names(volume: &Volume, directory: &InodeRef) -> Vec<Vec<u8>> {
 }
 
 fn links(volume: &Volume, inode: &InodeRef) -> u32 {
-    volume.inodes().metadata(inode).links
+    volume.inodes().metadata(inode).nlink()
 }

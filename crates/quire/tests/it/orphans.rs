@@ -1,10 +1,12 @@
 //! Inodes without a name: more than there are slots, other ways of tracking them, crashes, and what they cost the
 //! journal.
 
+use quire::backend::{Backend, MemoryBackend};
 use quire::inodes::{Create, InodeRef, IoFlags};
-use quire::inspect::Image;
-use quire::orphan::SLOTS_PER_BLOCK;
-use quire::{Backend, FormatOptions, MemoryBackend, OrphanTracking, Volume, VolumeOptions};
+use quire::internals::OrphanTracking;
+use quire::internals::inspect::Image;
+use quire::internals::orphan::SLOTS_PER_BLOCK;
+use quire::{FormatOptions, Volume, VolumeOptions};
 use quire_device::{AlignedBuf, IoClass};
 use quire_format::key::KeyKind;
 use std::ops::ControlFlow;
@@ -15,12 +17,12 @@ const BLOCK: usize = 4096;
 
 fn formatted(bytes: u64) -> Arc<MemoryBackend> {
     let backend = Arc::new(MemoryBackend::new(bytes / BLOCK as u64));
-    Volume::format_backend(backend.clone(), &FormatOptions { seed: Some(3), ..Default::default() }).unwrap();
+    FormatOptions::new().seed(3).format_backend(backend.clone()).unwrap();
     backend
 }
 
 fn options(orphan_tracking: OrphanTracking) -> VolumeOptions {
-    VolumeOptions { cache_bytes: Some(32 << 20), orphan_tracking, ..VolumeOptions::default() }
+    VolumeOptions::new().cache_bytes(32 << 20).orphan_tracking(orphan_tracking)
 }
 
 /// What the device holds now, as another one: a crash that loses nothing that was written.
@@ -74,21 +76,21 @@ fn tracked(backend: &Arc<MemoryBackend>) -> (usize, usize) {
 #[test]
 fn a_full_table_overflows_into_keys_and_is_used_again() {
     let backend = formatted(64 << 20);
-    let volume = Volume::open_backend(backend.clone(), options(OrphanTracking::Lockless)).unwrap();
+    let volume = options(OrphanTracking::Lockless).open_backend(backend.clone()).unwrap();
     let slots = 2 * SLOTS_PER_BLOCK;
     assert_eq!(volume.info().orphan_blocks, 2);
 
     let held = unlinked(&volume, 128, 20);
     volume.sync().unwrap();
-    assert_eq!(volume.metrics().orphan_claims, 128 * 20);
+    assert_eq!(volume.metrics()["orphan_claims_total"], 128 * 20);
     assert_eq!(tracked(&backend), (slots, 128 * 20 - slots), "every slot, then keys");
 
     // A crash now: all of them are freed by the next mount, whatever tracks them.
     let after = crashed(&backend);
-    let recovered = Volume::open_backend(after.clone(), options(OrphanTracking::Lockless)).unwrap();
+    let recovered = options(OrphanTracking::Lockless).open_backend(after.clone()).unwrap();
     assert_eq!(recovered.recovery().orphans, slots);
     recovered.drain_orphans();
-    assert_eq!(recovered.metrics().orphans_freed, 128 * 20);
+    assert_eq!(recovered.metrics()["orphans_freed_total"], 128 * 20);
     recovered.sync().unwrap();
     assert_eq!((tracked(&after), recovered.info().inodes), ((0, 0), 1));
     recovered.close().unwrap();
@@ -111,35 +113,35 @@ fn a_full_table_overflows_into_keys_and_is_used_again() {
 fn orphans_of_a_crash_wait_for_their_turn() {
     const ORPHANS: usize = 2000;
     let backend = formatted(64 << 20);
-    let volume = Volume::open_backend(backend.clone(), options(OrphanTracking::Lockless)).unwrap();
+    let volume = options(OrphanTracking::Lockless).open_backend(backend.clone()).unwrap();
     let held = unlinked(&volume, 4, ORPHANS / 4);
     volume.sync().unwrap();
     let after = crashed(&backend);
     let mut options = options(OrphanTracking::Lockless);
-    options.threads = false;
+    options = options.threads(false);
 
-    let recovered = Volume::open_backend(after.clone(), options.clone()).unwrap();
-    assert!(recovered.metrics().inodes_cached < 10, "{} inodes", recovered.metrics().inodes_cached);
+    let recovered = options.open_backend(after.clone()).unwrap();
+    assert!(recovered.metrics()["inodes_cached"] < 10, "{} inodes", recovered.metrics()["inodes_cached"]);
     assert_eq!(recovered.info().inodes, 1 + ORPHANS as u64);
     let number = held[0].number();
     assert_eq!(recovered.inodes().get(number).unwrap_err().kind(), quire::ErrorKind::Stale);
     let own = unlinked(&recovered, 1, 100);
     recovered.sync().unwrap();
     // A crash before any was freed: all are found once more.
-    assert_eq!(Volume::open_backend(crashed(&after), options.clone()).unwrap().info().inodes, 2101);
+    assert_eq!(options.open_backend(crashed(&after)).unwrap().info().inodes, 2101);
     recovered.drain_orphans();
-    assert_eq!((recovered.metrics().orphans_freed, recovered.info().inodes), (ORPHANS as u64, 101));
+    assert_eq!((recovered.metrics()["orphans_freed_total"], recovered.info().inodes), (ORPHANS as u64, 101));
     drop(own);
     recovered.close().unwrap();
     assert_eq!(tracked(&after), (0, 0), "a clean unmount leaves none");
-    assert_eq!(Volume::open_backend(after, options).unwrap().info().inodes, 1);
+    assert_eq!(options.open_backend(after).unwrap().info().inodes, 1);
 }
 
 /// The same while orphans come and go on all threads at once, so that claims, releases and keys meet.
 #[test]
 fn orphans_that_come_and_go_leave_nothing() {
     let backend = formatted(64 << 20);
-    let volume = Volume::open_backend(backend.clone(), options(OrphanTracking::Lockless)).unwrap();
+    let volume = options(OrphanTracking::Lockless).open_backend(backend.clone()).unwrap();
     let held = unlinked(&volume, 8, 2 * SLOTS_PER_BLOCK / 8 - 16);
     for _ in 0..3 {
         drop(unlinked(&volume, 128, 8));
@@ -147,7 +149,7 @@ fn orphans_that_come_and_go_leave_nothing() {
     drop(held);
     volume.drain_orphans();
     let metrics = volume.metrics();
-    assert_eq!(metrics.orphans_freed, metrics.orphan_claims);
+    assert_eq!(metrics["orphans_freed_total"], metrics["orphan_claims_total"]);
     assert_eq!(volume.info().inodes, 1);
     volume.close().unwrap();
     assert_eq!(tracked(&backend), (0, 0));
@@ -158,12 +160,12 @@ fn orphans_that_come_and_go_leave_nothing() {
 fn tracking_can_be_locked_or_left_out() {
     for (tracking, claims, left) in [(OrphanTracking::Locked, 400, 1), (OrphanTracking::None, 0, 401)] {
         let backend = formatted(64 << 20);
-        let volume = Volume::open_backend(backend.clone(), options(tracking)).unwrap();
+        let volume = options(tracking).open_backend(backend.clone()).unwrap();
         let held = unlinked(&volume, 4, 100);
         volume.sync().unwrap();
-        assert_eq!(volume.metrics().orphan_claims, claims, "{tracking:?}");
+        assert_eq!(volume.metrics()["orphan_claims_total"], claims, "{tracking:?}");
         assert_eq!(tracked(&backend), (claims as usize, 0), "{tracking:?}");
-        let recovered = Volume::open_backend(crashed(&backend), options(tracking)).unwrap();
+        let recovered = options(tracking).open_backend(crashed(&backend)).unwrap();
         recovered.drain_orphans();
         assert_eq!(recovered.info().inodes, left, "{tracking:?}: untracked ones are lost, the root is there");
         drop(held);
@@ -176,7 +178,7 @@ fn tracking_can_be_locked_or_left_out() {
 /// Unlinking faster than the reaper frees does not let what waits grow without bound.
 #[test]
 fn who_unlinks_much_helps_to_free() {
-    let volume = Volume::open_backend(formatted(256 << 20), options(OrphanTracking::Lockless)).unwrap();
+    let volume = options(OrphanTracking::Lockless).open_backend(formatted(256 << 20)).unwrap();
     let root = volume.inodes().root();
     let names = |n: usize| format!("file-{n}");
     for n in 0..20_000 {
@@ -187,7 +189,7 @@ fn who_unlinks_much_helps_to_free() {
         volume.inodes().remove_file(&root, names(n).as_bytes()).unwrap();
         if n % 16 == 0 {
             let metrics = volume.metrics();
-            most = most.max(metrics.orphan_claims - metrics.orphans_freed);
+            most = most.max(metrics["orphan_claims_total"] - metrics["orphans_freed_total"]);
         }
     }
     assert!(most <= 600, "{most} unlinked files waited at once");
@@ -200,8 +202,8 @@ fn who_unlinks_much_helps_to_free() {
 #[test]
 fn journal_records_of_names_and_sizes_are_small() {
     let mut options = options(OrphanTracking::Lockless);
-    options.threads = false;
-    let volume = Volume::open_backend(formatted(64 << 20), options).unwrap();
+    options = options.threads(false);
+    let volume = options.open_backend(formatted(64 << 20)).unwrap();
     let root = volume.inodes().root();
     let file = volume.inodes().create(&root, b"long", &Create::file(0o600)).unwrap();
     volume.inodes().write_at(&file, &[1; 64 * BLOCK], 0, IoFlags::empty()).unwrap();
@@ -211,10 +213,11 @@ fn journal_records_of_names_and_sizes_are_small() {
         let before = volume.metrics();
         (0..TIMES).for_each(operation);
         let after = volume.metrics();
-        let bytes = (after.journal_record_bytes - before.journal_record_bytes) / TIMES as u64;
+        let bytes =
+            (after["journal_record_bytes_total"] - before["journal_record_bytes_total"]) / TIMES as u64;
         println!("{what}: {bytes} bytes");
         // One more where the metadata pool grew.
-        let records = after.journal_records - before.journal_records;
+        let records = after["journal_records_total"] - before["journal_records_total"];
         assert!((TIMES as u64..TIMES as u64 + 2).contains(&records), "{what}: {records} records");
         assert!(bytes <= most, "{what}: {bytes} bytes of journal");
     };

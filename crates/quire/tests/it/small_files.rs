@@ -1,26 +1,27 @@
 //! Many small files that are written and made durable together: few large writes, and few bytes beside the files' own.
 
-use quire::{Backend, FormatOptions, MemoryBackend, OpenOptions, Volume, VolumeOptions};
+use quire::backend::{Backend, MemoryBackend};
+use quire::{FormatOptions, OpenOptions, Volume, VolumeOptions};
 use std::sync::Arc;
 
 const FILES: u64 = 5000;
 
 fn number(volume: &Volume, name: &str) -> u64 {
-    volume.measures().into_iter().find(|measure| measure.name == name).expect("it is counted").value
+    volume.metrics()[name]
 }
 
 #[test]
 fn small_files_are_few_large_writes() {
     let backend: Arc<dyn Backend> = Arc::new(MemoryBackend::new(1 << 18));
-    Volume::format_backend(backend.clone(), &FormatOptions::default()).unwrap();
-    let options = VolumeOptions { cache_bytes: Some(512 << 20), ..VolumeOptions::default() };
-    let volume = Volume::open_backend(backend, options).unwrap();
+    FormatOptions::new().format_backend(backend.clone()).unwrap();
+    let options = VolumeOptions::new().cache_bytes(512 << 20);
+    let volume = options.open_backend(backend).unwrap();
     let classes = ["data", "journal", "metadata"];
     let bytes = |class: &str| number(&volume, &format!("device_{class}_write_bytes_total"));
     let writes = || number(&volume, "device_data_write_requests_total");
     let before = (classes.map(bytes), writes());
     for file in 0..FILES {
-        let file = volume.open_file(format!("f{file}"), OpenOptions::new().write(true).create(true)).unwrap();
+        let file = OpenOptions::new().write(true).create(true).open(&volume, format!("f{file}")).unwrap();
         file.write_all_at(&[file.inode().number().0 as u8; 4096], 0).unwrap();
     }
     volume.sync().unwrap();

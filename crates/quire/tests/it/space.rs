@@ -2,7 +2,7 @@
 
 use crate::common::{file, options};
 use quire::inodes::{FallocateMode, IoFlags};
-use quire::{ErrorKind, FormatOptions, Volume, VolumeOptions};
+use quire::{ErrorKind, FormatOptions, Volume};
 use quire_base::BlockNo;
 use quire_device::{Backend, Io, IoClass, IoOp, MemoryBackend};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,10 +10,10 @@ use std::sync::{Arc, Condvar, Mutex};
 
 fn new_volume(blocks: u64) -> Volume {
     let device = Arc::new(MemoryBackend::new(blocks));
-    Volume::format_backend(device.clone(), &FormatOptions { seed: Some(1), ..Default::default() }).unwrap();
+    FormatOptions::new().seed(1).format_backend(device.clone()).unwrap();
     // All of it fits into memory, so that nothing gets a home before the volume is full.
-    let options = VolumeOptions { cache_bytes: Some(3 * blocks * 4096), ..options() };
-    Volume::open_backend(device, options).unwrap()
+    let options = options().cache_bytes(3 * blocks * 4096);
+    options.open_backend(device).unwrap()
 }
 
 /// Delayed allocation promised data blocks to dirty data, but no tree nodes. A volume filled to its last block by
@@ -55,28 +55,24 @@ fn what_was_accepted_can_be_written_however_scattered() {
 fn the_pool_grows_with_the_node_cache_up_to_a_part_of_the_volume() {
     let blocks = 2 << 20;
     let device = Arc::new(MemoryBackend::new(blocks));
-    let format = FormatOptions { seed: Some(1), journal_bytes: Some(1 << 20), ..FormatOptions::default() };
-    Volume::format_backend(device.clone(), &format).unwrap();
-    let pool_blocks = |volume: &Volume| {
-        let detail = volume.metrics().detail;
-        let (_, rest) = detail.split_once("pool_blocks: ").expect("the tree tells");
-        rest.split_once(',').expect("more follows").0.parse::<u64>().unwrap()
-    };
+    let format = FormatOptions::new().seed(1).journal_bytes(1 << 20);
+    format.format_backend(device.clone()).unwrap();
+    let pool_blocks = |volume: &Volume| volume.metrics()["tree_pool_blocks"];
     for (node_cache_bytes, expected) in [(16 << 20, 16 << 10), (1 << 30, 32 << 10)] {
-        let options = VolumeOptions { node_cache_bytes: Some(node_cache_bytes), ..options() };
-        let volume = Volume::open_backend(device.clone(), options).unwrap();
-        let before = volume.metrics().checkpoints;
+        let options = options().node_cache_bytes(node_cache_bytes);
+        let volume = options.open_backend(device.clone()).unwrap();
+        let before = volume.metrics()["checkpoints_total"];
         for n in 0.. {
             file(&volume, &format!("{node_cache_bytes}-{n}"));
             volume.background_step().unwrap();
-            if volume.metrics().checkpoints >= before + 3 {
+            if volume.metrics()["checkpoints_total"] >= before + 3 {
                 break;
             }
         }
         assert_eq!(pool_blocks(&volume), expected);
         volume.close().unwrap();
     }
-    let volume = Volume::open_backend(device, options()).unwrap();
+    let volume = options().open_backend(device).unwrap();
     assert_eq!(pool_blocks(&volume), 32 << 10);
 }
 
@@ -182,10 +178,10 @@ impl Backend for SlowReads {
 #[test]
 fn room_that_others_have_reserved_is_waited_for() {
     let device = SlowReads::new(32768);
-    Volume::format_backend(device.clone(), &FormatOptions { seed: Some(1), ..Default::default() }).unwrap();
+    FormatOptions::new().seed(1).format_backend(device.clone()).unwrap();
     // All of the tree's nodes fit into memory, half of them may be dirty.
-    let options = VolumeOptions { node_cache_bytes: Some(512 * 4416), ..options() };
-    let volume = Volume::open_backend(device.clone(), options.clone()).unwrap();
+    let options = options().node_cache_bytes(512 * 4416);
+    let volume = options.open_backend(device.clone()).unwrap();
     let large = file(&volume, "large");
     for block in 0..4000 {
         volume.inodes().write_at(&large, &[1; 4096], 2 * block * 4096, IoFlags::empty()).unwrap();
@@ -195,7 +191,7 @@ fn room_that_others_have_reserved_is_waited_for() {
         file(&volume, &format!("{n:0200}"));
     }
     volume.close().unwrap();
-    let volume = Volume::open_backend(device.clone(), options).unwrap();
+    let volume = options.open_backend(device.clone()).unwrap();
     // What the last of these loads the create below needs as well.
     for n in 0..1500 {
         volume.inodes().lookup(&volume.inodes().root(), format!("{n:0200}").as_bytes()).unwrap();
@@ -216,14 +212,14 @@ fn room_that_others_have_reserved_is_waited_for() {
                 .create(&volume.inodes().root(), b"second", &quire::inodes::Create::file(0o644))
                 .map(drop)
         });
-        let waits = || volume.metrics().room_waits > before.room_waits;
+        let waits = || volume.metrics()["room_waits_total"] > before["room_waits_total"];
         while !waits() && !creator.is_finished() && device.waiting.load(Ordering::SeqCst) == 1 {
             std::thread::yield_now();
         }
         let waited = waits();
         // Far longer than a thread kept trying that did not sleep.
         (0..20_000).for_each(|_| std::thread::yield_now());
-        let checkpoints = volume.metrics().checkpoint_waits - before.checkpoint_waits;
+        let checkpoints = volume.metrics()["checkpoint_waits_total"] - before["checkpoint_waits_total"];
         device.let_pass(u64::MAX);
         assert!(checkpoints <= 4, "{checkpoints} checkpoints were written, which make no room");
         assert!(waited, "the reservation of the reaper leaves no room");
@@ -238,8 +234,8 @@ fn room_that_others_have_reserved_is_waited_for() {
 #[test]
 fn a_stat_does_not_wait_for_the_leaves_of_a_punch() {
     let device = SlowReads::new(16384);
-    Volume::format_backend(device.clone(), &FormatOptions { seed: Some(1), ..Default::default() }).unwrap();
-    let volume = Volume::open_backend(device.clone(), options()).unwrap();
+    FormatOptions::new().seed(1).format_backend(device.clone()).unwrap();
+    let volume = options().open_backend(device.clone()).unwrap();
     let large = file(&volume, "large");
     for block in 0..1000 {
         volume.inodes().write_at(&large, &[1; 4096], 2 * block * 4096, IoFlags::empty()).unwrap();
@@ -254,7 +250,7 @@ fn a_stat_does_not_wait_for_the_leaves_of_a_punch() {
             device.memory.read(IoClass::Data, BlockNo(at), &mut block).unwrap();
             copy.memory.write(IoClass::Data, BlockNo(at), &block).unwrap();
         }
-        let volume = Volume::open_backend(copy.clone(), options()).unwrap();
+        let volume = options().open_backend(copy.clone()).unwrap();
         let large = volume.inodes().lookup(&volume.inodes().root(), b"large").unwrap();
         copy.let_pass(passing);
         let was_over = std::thread::scope(|scope| {

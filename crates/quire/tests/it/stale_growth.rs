@@ -21,7 +21,7 @@ fn crashed() -> (Volume, quire::inodes::InodeRef) {
     volume.checkpoint().unwrap();
     let image = device.cut_power(CrashPolicy::KeepAll);
     drop((file, volume));
-    let volume = Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options()).unwrap();
+    let volume = options().open_backend(Arc::new(SimulatedBackend::from_image(image))).unwrap();
     let file = volume.inodes().lookup(&volume.inodes().root(), b"f").unwrap();
     assert_eq!(file.size(), 0, "the front has not moved");
     (volume, file)

@@ -18,9 +18,9 @@ const BLOCKS: u64 = 8192;
 
 fn fresh() -> (Arc<SimulatedBackend>, Volume) {
     let device = Arc::new(SimulatedBackend::new(BLOCKS));
-    let format = FormatOptions { seed: Some(1), clock: options().clock, ..FormatOptions::default() };
-    Volume::format_backend(device.clone(), &format).unwrap();
-    let volume = Volume::open_backend(device.clone(), options()).unwrap();
+    let format = FormatOptions::new().seed(1).clock(sim::image::clock());
+    format.format_backend(device.clone()).unwrap();
+    let volume = options().open_backend(device.clone()).unwrap();
     (device, volume)
 }
 
@@ -40,7 +40,7 @@ fn read(volume: &Volume, file: &InodeRef) -> Vec<u8> {
 }
 
 fn opened(image: Image) -> Volume {
-    Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), options()).unwrap()
+    options().open_backend(Arc::new(SimulatedBackend::from_image(image))).unwrap()
 }
 
 /// The file `n0` as a power cut now leaves it.
@@ -173,7 +173,7 @@ fn closing_tells_what_it_could_not_write_and_the_volume_opens_again() {
     device.inject(Fault::on(FaultOp::Write).class(IoClass::Data).times(u64::MAX));
     assert_eq!(volume.close().unwrap_err().kind(), ErrorKind::Io);
     device.clear_faults();
-    let volume = Volume::open_backend(device.clone(), options()).unwrap();
+    let volume = options().open_backend(device.clone()).unwrap();
     let file = volume.inodes().lookup(&volume.inodes().root(), b"n0").unwrap();
     assert_eq!(read(&volume, &file), [1; 2 * BLOCK]);
 }
@@ -182,7 +182,7 @@ fn closing_tells_what_it_could_not_write_and_the_volume_opens_again() {
 fn a_failed_read_is_told_and_ends_nothing() {
     let (device, volume, file) = with_file();
     drop((file, volume));
-    let volume = Volume::open_backend(device.clone(), options()).unwrap();
+    let volume = options().open_backend(device.clone()).unwrap();
     let file = volume.inodes().lookup(&volume.inodes().root(), b"n0").unwrap();
     device.inject(Fault::on(FaultOp::Read).class(IoClass::Data));
     let mut bytes = [0; BLOCK];
@@ -245,7 +245,7 @@ fn bits_that_rot_under_a_checksum_are_never_shown() {
     let image = device.crash(CrashPolicy::KeepAll);
     device.cut_power(CrashPolicy::LoseAll);
     drop(volume);
-    let data = quire::inspect::superblocks(Arc::new(SimulatedBackend::from_image(image.clone())))
+    let data = quire::internals::inspect::superblocks(Arc::new(SimulatedBackend::from_image(image.clone())))
         .into_iter()
         .find_map(Result::ok)
         .unwrap()
@@ -260,7 +260,7 @@ fn bits_that_rot_under_a_checksum_are_never_shown() {
             _ => 16 + info.journal_blocks..data.0,
         };
         device.rot(region, 1 + (seed % 3) as usize, seed);
-        let Ok(volume) = Volume::open_backend(device, options()) else {
+        let Ok(volume) = options().open_backend(device) else {
             refused += 1;
             continue;
         };
@@ -295,8 +295,8 @@ fn the_reaper_of_a_failed_volume_sleeps() {
         let left = left.clone();
         let body = move || {
             let device = Arc::new(SimulatedBackend::from_image(left));
-            let with_threads = quire::VolumeOptions { threads: true, ..options() };
-            let volume = Volume::open_backend(device.clone(), with_threads).unwrap();
+            let with_threads = options().threads(true);
+            let volume = with_threads.open_backend(device.clone()).unwrap();
             device.inject(Fault::on(FaultOp::Write).class(IoClass::Journal).times(u64::MAX));
             volume
                 .sync()

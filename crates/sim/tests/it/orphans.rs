@@ -7,7 +7,7 @@
 //! same number of blocks, so nothing was freed twice and nothing lost.
 
 use quire::inodes::{Create, InodeRef, IoFlags, SetAttributes};
-use quire::repair::Session;
+use quire::internals::repair::Session;
 use quire::{FormatOptions, Volume};
 use quire_base::simulation::{self, Options};
 use quire_base::sync::atomic::{AtomicBool, Ordering};
@@ -31,14 +31,14 @@ struct Live {
 impl Live {
     fn on(image: Image) -> Live {
         let device = Arc::new(SimulatedBackend::from_image(image));
-        let volume = Volume::open_backend(device.clone(), options()).unwrap();
+        let volume = options().open_backend(device.clone()).unwrap();
         Live { device, volume }
     }
 
     fn formatted() -> Live {
         let device = Arc::new(SimulatedBackend::new(VOLUME_BLOCKS));
-        let format = FormatOptions { seed: Some(5), clock: options().clock, ..FormatOptions::default() };
-        Volume::format_backend(device.clone(), &format).unwrap();
+        let format = FormatOptions::new().seed(5).clock(sim::image::clock());
+        format.format_backend(device.clone()).unwrap();
         Live::on(device.visible())
     }
 

@@ -28,19 +28,18 @@ fn crashed_with<T: Send + 'static>(
     body: impl FnOnce(&Volume, &SimulatedBackend) -> (T, Image) + Send + 'static,
 ) -> (T, Volume) {
     let run = move || {
-        let options = VolumeOptions { threads: true, commit_seconds: 1, ..options };
+        let options = options.threads(true).commit_seconds(1);
         let device = Arc::new(SimulatedBackend::new(8192));
-        let format =
-            FormatOptions { seed: Some(1), clock: options.clock.clone(), ..FormatOptions::default() };
-        Volume::format_backend(device.clone(), &format).unwrap();
-        let volume = Volume::open_backend(device.clone(), options).unwrap();
+        let format = FormatOptions::new().seed(1).clock(sim::image::clock());
+        format.format_backend(device.clone()).unwrap();
+        let volume = options.open_backend(device.clone()).unwrap();
         let cut = body(&volume, &device);
         device.cut_power(CrashPolicy::LoseAll);
         cut
     };
     let (told, image) = simulation::run(&Options { seed, step_limit: 1_000_000 }, run).unwrap();
     let device = Arc::new(SimulatedBackend::from_image(image));
-    (told, Volume::open_backend(device, image::options()).unwrap())
+    (told, image::options().open_backend(device).unwrap())
 }
 
 /// What the file `f` holds.
@@ -132,7 +131,7 @@ fn a_size_is_told_in_the_order_of_the_journal() {
                 .unwrap();
             volume.inodes().fsync(&other, false).unwrap();
             volume.inodes().remove_file(&root, b"goes").unwrap();
-            let told = volume.inodes().metadata(&file).size;
+            let told = volume.inodes().metadata(&file).size();
             let image = device.crash(CrashPolicy::KeepAll);
             shrinks.join().unwrap();
             (told, image)
@@ -296,7 +295,7 @@ fn the_periodic_commit_journals_sizes_with_lazy_times_too() {
             thread::sleep(Duration::from_secs(4));
             ((), device.crash(CrashPolicy::LoseAll))
         };
-        let options = VolumeOptions { lazy_times: true, ..image::options() };
+        let options = image::options().lazy_times(true);
         let bytes = contents(&crashed_with(seed, options, body).1);
         assert_eq!(bytes.len(), 3 * BLOCK, "seed {seed}: the tail is lost");
     }

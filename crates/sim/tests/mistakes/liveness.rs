@@ -11,7 +11,7 @@
 //! is how many operations it ends between the call and its return.
 
 use quire::inodes::{Create, InodeRef, IoFlags};
-use quire::{FormatOptions, SyncOptions, Volume, VolumeOptions};
+use quire::{FormatOptions, SyncOptions, Volume};
 use quire_base::broken::{self, Broken};
 use quire_base::simulation::{self, Options};
 use quire_base::sync::thread;
@@ -42,12 +42,12 @@ const CALLS: [Call; 6] =
     [Call::Fsync, Call::Future, Call::Sync, Call::SyncFuture, Call::Close, Call::ThrottledWrite];
 
 fn fresh() -> (Arc<SimulatedBackend>, Volume) {
-    let options = VolumeOptions { threads: true, commit_seconds: 1, ..image::options() };
+    let options = image::options().threads(true).commit_seconds(1);
     let device = Arc::new(SimulatedBackend::new(65_536));
-    let format = FormatOptions { seed: Some(1), clock: options.clock.clone(), ..FormatOptions::default() };
-    Volume::format_backend(device.clone(), &format).unwrap();
+    let format = FormatOptions::new().seed(1).clock(sim::image::clock());
+    format.format_backend(device.clone()).unwrap();
     device.stop_recording();
-    let volume = Volume::open_backend(device.clone(), options).unwrap();
+    let volume = options.open_backend(device.clone()).unwrap();
     (device, volume)
 }
 
@@ -246,7 +246,7 @@ fn a_close_loses_something(seed: u64) -> bool {
     let ([end, rounds, names], image) =
         simulation::run(&Options { seed, step_limit: 2_000_000 }, run).unwrap();
     let device = Arc::new(SimulatedBackend::from_image(image));
-    let volume = Volume::open_backend(device, image::options()).unwrap();
+    let volume = image::options().open_backend(device).unwrap();
     let file = volume.inodes().lookup(&volume.inodes().root(), b"f").unwrap();
     let mut contents = vec![0; file.size() as usize];
     volume.inodes().read_at(&file, &mut contents, 0, IoFlags::empty()).unwrap();

@@ -36,8 +36,7 @@ fn forced(volume: &Volume, log: &InodeRef, byte: u8, bytes: usize) {
 
 /// The log after a crash, if it is there.
 fn contents(image: Image) -> Vec<u8> {
-    let volume =
-        Volume::open_backend(Arc::new(SimulatedBackend::from_image(image)), image::options()).unwrap();
+    let volume = image::options().open_backend(Arc::new(SimulatedBackend::from_image(image))).unwrap();
     let log = volume.inodes().lookup(&volume.inodes().root(), b"log").unwrap();
     let mut bytes = vec![0; log.size() as usize];
     volume.inodes().read_at(&log, &mut bytes, 0, IoFlags::empty()).unwrap();
@@ -62,9 +61,9 @@ fn is_right(found: &[u8], kept: usize, before: usize, appended: usize) -> bool {
 /// is wrong.
 fn crashes(what: Before, appended: usize) -> (u64, Option<String>) {
     let device = Arc::new(SimulatedBackend::new(8192));
-    let format = FormatOptions { seed: Some(1), clock: image::options().clock, ..FormatOptions::default() };
-    Volume::format_backend(device.clone(), &format).unwrap();
-    let mut volume = Volume::open_backend(device.clone(), image::options()).unwrap();
+    let format = FormatOptions::new().seed(1).clock(sim::image::clock());
+    format.format_backend(device.clone()).unwrap();
+    let mut volume = image::options().open_backend(device.clone()).unwrap();
     let warm = volume.inodes().create(&volume.inodes().root(), b"warm", &Create::file(0o644)).unwrap();
     for _ in 0..4 {
         forced(&volume, &warm, 9, BLOCK);
@@ -89,7 +88,7 @@ fn crashes(what: Before, appended: usize) -> (u64, Option<String>) {
         Before::Remount => {
             drop((log, warm));
             volume.close().unwrap();
-            volume = Volume::open_backend(device.clone(), image::options()).unwrap();
+            volume = image::options().open_backend(device.clone()).unwrap();
             log = volume.inodes().lookup(&volume.inodes().root(), b"log").unwrap();
         }
     }

@@ -3,7 +3,7 @@
 pub mod editor;
 
 use quire::inodes::{Caller, Create, FallocateMode, IoFlags, XattrFlags};
-use quire::repair::Session;
+use quire::internals::repair::Session;
 use quire::{FileType, FormatOptions, InodeNo, RenameFlags, Volume, VolumeOptions};
 use quire_base::sync::Arc;
 use quire_device::simulated::{CrashPolicy, Image, SimulatedBackend};
@@ -16,7 +16,7 @@ use quire_fsck::{Options, Report, check_backend};
 pub const BLOCKS: u64 = 8192;
 
 pub fn options() -> VolumeOptions {
-    VolumeOptions { threads: false, cache_bytes: Some(32 << 20), ..VolumeOptions::default() }
+    VolumeOptions::new().threads(false).cache_bytes(32 << 20)
 }
 
 pub fn format() -> Image {
@@ -26,8 +26,8 @@ pub fn format() -> Image {
 /// A new volume of so many blocks.
 pub fn format_of(blocks: u64) -> Image {
     let backend = Arc::new(SimulatedBackend::new(blocks));
-    let options = FormatOptions { seed: Some(7), label: "test".into(), ..FormatOptions::default() };
-    Volume::format_backend(backend.clone(), &options).unwrap();
+    let options = FormatOptions::new().seed(7).label("test");
+    options.format_backend(backend.clone()).unwrap();
     backend.visible()
 }
 
@@ -141,7 +141,7 @@ pub fn populate(volume: &Volume) -> Vec<quire::inodes::InodeRef> {
 /// A volume in use, its journal full of records, as a power cut leaves it.
 pub fn crashed() -> Image {
     let backend = device(&format());
-    let volume = Volume::open_backend(backend.clone(), options()).unwrap();
+    let volume = options().open_backend(backend.clone()).unwrap();
     let open = populate(&volume);
     let image = backend.crash(CrashPolicy::KeepAll);
     drop(open);

@@ -7,7 +7,7 @@ use super::judge::{self, Seen, Touched, Verdict};
 use super::{Tally, limits, unknowable, volumes};
 use crate::common::editor::Editor;
 use crate::common::*;
-use quire::inspect::Image as View;
+use quire::internals::inspect::Image as View;
 use quire_base::random::Random;
 use quire_base::{BLOCK_SIZE, BlockNo};
 use quire_device::simulated::Image;

@@ -28,7 +28,7 @@ pub struct Seen {
 
 /// Opens for writing, as a mount does, and looks at everything that can be reached. An error: it was refused.
 pub fn see(image: &Image) -> quire_base::Result<Seen> {
-    let volume = Volume::open_backend(device(image), options())?;
+    let volume = options().open_backend(device(image))?;
     let mut seen = Seen::default();
     let mut pending = vec![volume.inodes().root()];
     let mut directories = BTreeSet::from([volume.inodes().root().number().0]);
@@ -69,7 +69,8 @@ pub fn see(image: &Image) -> quire_base::Result<Seen> {
 fn hash(volume: &Volume, inode: &quire::inodes::InodeRef) -> quire_base::Result<u64> {
     let mut hasher = DefaultHasher::new();
     let attributes = volume.inodes().metadata(inode);
-    (attributes.mode, attributes.uid, attributes.gid, attributes.rdev, attributes.size).hash(&mut hasher);
+    (attributes.permission_bits(), attributes.uid(), attributes.gid(), attributes.rdev(), attributes.size())
+        .hash(&mut hasher);
     match inode.kind() {
         FileType::Regular => {
             let mut bytes = vec![0; inode.size().min(READ_MAX) as usize];

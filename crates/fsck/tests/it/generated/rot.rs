@@ -5,7 +5,6 @@ use super::judge::{self, Touched, Verdict};
 use super::{Tally, limits, volumes};
 use crate::common::editor::Editor;
 use crate::common::*;
-use quire::Volume;
 use quire::inodes::Create;
 use quire_base::random::Random;
 use quire_base::{BLOCK_SIZE, BlockNo};
@@ -18,7 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// In use, with two checkpoints that share some of their nodes.
 fn two_checkpoints() -> Image {
     let backend = device(&volumes::in_use());
-    let volume = Volume::open_backend(backend.clone(), options()).unwrap();
+    let volume = options().open_backend(backend.clone()).unwrap();
     volume.drain_orphans();
     volume.checkpoint().unwrap();
     let root = volume.inodes().root();

@@ -4,8 +4,8 @@
 use crate::common::*;
 use quire::Volume;
 use quire::inodes::{Create, FallocateMode, InodeRef, IoFlags, XattrFlags};
-use quire::orphan::Slot;
-use quire::repair::Session;
+use quire::internals::orphan::Slot;
+use quire::internals::repair::Session;
 use quire_base::InodeNo;
 use quire_device::simulated::{CrashPolicy, Image};
 use quire_format::extent::FILE_BLOCKS_MAX;
@@ -96,7 +96,7 @@ fn add_unfinished(session: &mut Session, work: &[(LoggedKind, InodeNo)]) {
 /// Closed in order, with orphans in slots and under a key, and a logged operation of each kind.
 pub fn closed() -> Image {
     let backend = device(&format_of(BLOCKS));
-    let volume = Volume::open_backend(backend.clone(), options()).unwrap();
+    let volume = options().open_backend(backend.clone()).unwrap();
     let open = rich(&volume);
     let work = volume.inodes().lookup(&volume.inodes().root(), b"work").unwrap();
     let named = |name: &str| volume.inodes().lookup(&work, name.as_bytes()).unwrap().number();
@@ -122,7 +122,7 @@ pub fn closed() -> Image {
 /// it.
 pub fn in_use() -> Image {
     let backend = device(&closed());
-    let volume = Volume::open_backend(backend.clone(), options()).unwrap();
+    let volume = options().open_backend(backend.clone()).unwrap();
     let root = volume.inodes().root();
     let late = volume.inodes().create(&root, b"late", &Create::directory(0o755)).unwrap();
     for number in 0..40u64 {

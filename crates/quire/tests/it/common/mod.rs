@@ -8,27 +8,22 @@ use std::sync::Arc;
 /// Bytes of a block.
 pub const BLOCK: usize = 4096;
 
+/// A clock that stands.
+pub fn clock() -> Clock {
+    Clock::simulated(Timestamp(1_000_000_000))
+}
+
 /// No threads, the smallest cache, one moment for ever.
 pub fn options() -> VolumeOptions {
-    VolumeOptions {
-        threads: false,
-        cache_bytes: Some(6 << 20),
-        clock: Clock::simulated(Timestamp(1_000_000_000)),
-        ..VolumeOptions::default()
-    }
+    VolumeOptions::new().threads(false).cache_bytes(6 << 20).clock(clock())
 }
 
 /// A new volume of so many blocks, whose journal has a MiB, on a device that remembers which writes are safe.
 pub fn new_volume(blocks: u64) -> (Arc<SimulatedBackend>, Volume) {
     let device = Arc::new(SimulatedBackend::new(blocks));
-    let format = FormatOptions {
-        seed: Some(1),
-        journal_bytes: Some(1 << 20),
-        clock: options().clock,
-        ..FormatOptions::default()
-    };
-    Volume::format_backend(device.clone(), &format).unwrap();
-    let volume = Volume::open_backend(device.clone(), options()).unwrap();
+    let format = FormatOptions::new().seed(1).journal_bytes(1 << 20).clock(clock());
+    format.format_backend(device.clone()).unwrap();
+    let volume = options().open_backend(device.clone()).unwrap();
     (device, volume)
 }
 

@@ -1,8 +1,8 @@
 //! Attributes, extended attributes and access control lists.
 
 use super::*;
+use quire::FileType;
 use quire::inodes::{Caller, SetAttributes, SetTime, XattrFlags};
-use quire::{Attributes, FileType};
 
 const ANY: XattrFlags = XattrFlags::empty();
 const ACCESS: &[u8] = b"system.posix_acl_access";
@@ -33,7 +33,7 @@ fn wide(user: u16, named: u16, group: u16, mask: u16, other: u16) -> Vec<u8> {
 #[test]
 fn attributes_are_kept() {
     let backend = formatted();
-    let volume = Volume::open_backend(backend.clone(), options(false)).unwrap();
+    let volume = options(false).open_backend(backend.clone()).unwrap();
     let a = file(&volume, &volume.inodes().root(), b"a");
     let before = volume.inodes().metadata(&a);
     let change = SetAttributes {
@@ -47,24 +47,20 @@ fn attributes_are_kept() {
     };
     let after = volume.inodes().set_attributes(&a, &change).unwrap();
     assert_eq!(after, volume.inodes().metadata(&a));
-    assert!(after.ctime > before.ctime);
-    let expected = Attributes {
-        mode: 0o4711,
-        uid: 1,
-        gid: 2,
-        size: 12345,
-        atime: Timestamp(-5),
-        mtime: Timestamp(77),
-        ctime: after.ctime,
-        ..before
+    assert!(after.changed() > before.changed());
+    assert_eq!((after.mode(), after.uid(), after.gid(), after.len()), (0o104711, 1, 2, 12345));
+    assert_eq!((after.atime(), after.atime_nsec()), (-1, 999_999_995));
+    assert_eq!((after.mtime(), after.mtime_nsec()), (0, 77));
+    let same = |metadata: &quire::Metadata| {
+        (metadata.ino(), metadata.generation(), metadata.nlink(), metadata.blocks(), metadata.created())
     };
-    assert_eq!(after, expected);
+    assert_eq!(same(&after), same(&before));
     let now = SetAttributes { mtime: Some(SetTime::Now), ..SetAttributes::default() };
     let later = volume.inodes().set_attributes(&a, &now).unwrap();
-    assert!(later.mtime > after.ctime && later.atime == after.atime);
+    assert!(later.modified() > after.changed() && later.accessed() == after.accessed());
     drop(a);
     volume.close().unwrap();
-    let volume = Volume::open_backend(backend, options(false)).unwrap();
+    let volume = options(false).open_backend(backend).unwrap();
     assert_eq!(
         volume.inodes().metadata(&volume.inodes().lookup(&volume.inodes().root(), b"a").unwrap()),
         later
@@ -79,7 +75,7 @@ fn a_new_owner_ends_setuid_and_setgid() {
     let owner = SetAttributes { uid: Some(9), ..SetAttributes::default() };
     let mode = |before: u32, change: &SetAttributes, inode: &InodeRef| {
         volume.inodes().set_attributes(inode, &set(Some(before))).unwrap();
-        volume.inodes().set_attributes(inode, change).unwrap().mode
+        volume.inodes().set_attributes(inode, change).unwrap().permission_bits()
     };
     assert_eq!(mode(0o6755, &owner, &a), 0o755);
     // Without the group's right to execute the bit means something else.
@@ -87,9 +83,9 @@ fn a_new_owner_ends_setuid_and_setgid() {
     assert_eq!(mode(0o6755, &SetAttributes { mode: Some(0o6711), ..owner }, &a), 0o6711);
     let kill = SetAttributes { kill_suid_sgid: true, ..SetAttributes::default() };
     assert_eq!(mode(0o6755, &kill, &a), 0o755);
-    let ctime = volume.inodes().metadata(&a).ctime;
+    let ctime = volume.inodes().metadata(&a).changed();
     volume.inodes().set_attributes(&a, &kill).unwrap();
-    assert_eq!(volume.inodes().metadata(&a).ctime, ctime, "nothing to take away");
+    assert_eq!(volume.inodes().metadata(&a).changed(), ctime, "nothing to take away");
     let d = directory(&volume, &root, b"d");
     assert_eq!(mode(0o6755, &owner, &d), 0o6755);
 }
@@ -124,14 +120,14 @@ fn a_setgid_directory_hands_its_group_down() {
     let link = volume.inodes().symlink(&d, b"l", b"x", caller).unwrap();
     for (inode, mode) in [(&inside, 0o644), (&sub, 0o2755), (&link, 0o777)] {
         let attributes = volume.inodes().metadata(inode);
-        assert_eq!((attributes.uid, attributes.gid, attributes.mode), (1, 50, mode));
+        assert_eq!((attributes.uid(), attributes.gid(), attributes.permission_bits()), (1, 50, mode));
     }
 }
 
 #[test]
 fn extended_attributes_of_any_size_are_replaced_whole() {
     let backend = formatted();
-    let mut volume = Volume::open_backend(backend.clone(), options(false)).unwrap();
+    let mut volume = options(false).open_backend(backend.clone()).unwrap();
     let a = file(&volume, &volume.inodes().root(), b"a");
     let value = |len: usize| (0..len).map(|n| (n * 7 + len) as u8).collect::<Vec<u8>>();
     for len in [0, 1, 1000, 1024 - 11, 1024 - 10, 5000, 65536, 3000, 65536, 2] {
@@ -147,7 +143,7 @@ fn extended_attributes_of_any_size_are_replaced_whole() {
     fails(volume.inodes().remove_xattr(&a, b"user.d"), ErrorKind::NoAttribute);
     drop(a);
     volume.close().unwrap();
-    volume = Volume::open_backend(backend, options(false)).unwrap();
+    volume = options(false).open_backend(backend).unwrap();
     let a = volume.inodes().lookup(&volume.inodes().root(), b"a").unwrap();
     let mut listed = volume.inodes().list_xattrs(&a).unwrap();
     listed.sort();
@@ -208,7 +204,7 @@ fn attributes_of_one_hash_live_side_by_side() {
 fn an_access_list_and_the_mode_follow_one_another() {
     let volume = volume();
     let a = file(&volume, &volume.inodes().root(), b"a");
-    let mode = |inode: &InodeRef| volume.inodes().metadata(inode).mode;
+    let mode = |inode: &InodeRef| volume.inodes().metadata(inode).permission_bits();
     volume.inodes().set_attributes(&a, &set(Some(0o2640))).unwrap();
     volume.inodes().set_xattr(&a, ACCESS, &wide(7, 6, 5, 4, 1), ANY).unwrap();
     assert_eq!(mode(&a), 0o2741);
@@ -232,25 +228,25 @@ fn an_access_list_and_the_mode_follow_one_another() {
 #[test]
 fn a_default_list_takes_the_umasks_place() {
     let backend = formatted();
-    let volume = Volume::open_backend(backend.clone(), options(false)).unwrap();
+    let volume = options(false).open_backend(backend.clone()).unwrap();
     let d = directory(&volume, &volume.inodes().root(), b"d");
     let make = |volume: &Volume, name: &[u8], create: Create| {
         let d = volume.inodes().lookup(&volume.inodes().root(), b"d").unwrap();
         volume.inodes().create(&d, name, &Create { umask: 0o077, ..create }).unwrap()
     };
     let plain = make(&volume, b"plain", Create::file(0o666));
-    assert_eq!(volume.inodes().metadata(&plain).mode, 0o600);
+    assert_eq!(volume.inodes().metadata(&plain).permission_bits(), 0o600);
     volume.inodes().set_xattr(&d, DEFAULT, &wide(7, 6, 5, 7, 0), ANY).unwrap();
     for volume in [volume.clone(), {
         volume.sync().unwrap();
-        Volume::open_backend(copy_of(&backend), options(false)).unwrap()
+        options(false).open_backend(copy_of(&backend)).unwrap()
     }] {
         let f = make(&volume, b"f", Create::file(0o664));
-        assert_eq!(volume.inodes().metadata(&f).mode, 0o660);
+        assert_eq!(volume.inodes().metadata(&f).permission_bits(), 0o660);
         assert_eq!(volume.inodes().get_xattr(&f, ACCESS).unwrap(), wide(6, 6, 5, 6, 0));
         assert_eq!(volume.inodes().list_xattrs(&f).unwrap(), [ACCESS]);
         let s = make(&volume, b"s", Create::directory(0o755));
-        assert_eq!(volume.inodes().metadata(&s).mode, 0o750);
+        assert_eq!(volume.inodes().metadata(&s).permission_bits(), 0o750);
         assert_eq!(volume.inodes().get_xattr(&s, ACCESS).unwrap(), wide(7, 6, 5, 5, 0));
         assert_eq!(volume.inodes().get_xattr(&s, DEFAULT).unwrap(), wide(7, 6, 5, 7, 0));
         let link = volume.inodes().symlink(&s, b"l", b"x", Caller::default()).unwrap();
@@ -260,10 +256,10 @@ fn a_default_list_takes_the_umasks_place() {
     let three = acl(&[(1, 7, NO_ID), (4, 5, NO_ID), (0x20, 0, NO_ID)]);
     volume.inodes().set_xattr(&d, DEFAULT, &three, ANY).unwrap();
     let g = make(&volume, b"g", Create::file(0o666));
-    assert_eq!(volume.inodes().metadata(&g).mode, 0o640);
+    assert_eq!(volume.inodes().metadata(&g).permission_bits(), 0o640);
     assert!(volume.inodes().list_xattrs(&g).unwrap().is_empty());
     volume.inodes().remove_xattr(&d, DEFAULT).unwrap();
     let h = make(&volume, b"h", Create::file(0o666));
-    assert_eq!(volume.inodes().metadata(&h).mode, 0o600);
+    assert_eq!(volume.inodes().metadata(&h).permission_bits(), 0o600);
     consistency::check(&volume);
 }

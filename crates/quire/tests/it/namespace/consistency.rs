@@ -29,7 +29,7 @@ pub fn check(volume: &Volume) {
             let inode = volume.inodes().lookup(&directory, name).unwrap();
             assert_eq!((inode.number(), inode.kind()), (*number, *kind));
             let attributes = volume.inodes().metadata(&inode);
-            assert_eq!((attributes.inode, attributes.kind), (*number, *kind));
+            assert_eq!((attributes.ino(), attributes.file_type()), (*number, *kind));
             *counted.entry(*number).or_default() += 1;
             if *kind == FileType::Directory {
                 assert_eq!(
@@ -46,7 +46,7 @@ pub fn check(volume: &Volume) {
     }
     for (number, links) in &counted {
         let inode = volume.inodes().get(*number).unwrap();
-        assert_eq!(volume.inodes().metadata(&inode).links, *links, "links of inode {number}");
+        assert_eq!(volume.inodes().metadata(&inode).nlink(), *links, "links of inode {number}");
     }
     assert_eq!(volume.info().inodes, counted.len() as u64, "inodes");
 }

@@ -155,7 +155,7 @@ impl Worker<'_> {
 
 #[test]
 fn a_mix_of_all_operations_gives_each_thread_what_its_model_does() {
-    let volume = Volume::open_backend(formatted(), options(true)).unwrap();
+    let volume = options(true).open_backend(formatted()).unwrap();
     let root = volume.inodes().root();
     let directories: Vec<_> =
         (0..DIRECTORIES).map(|n| directory(&volume, &root, format!("d{n}").as_bytes())).collect();

@@ -218,8 +218,8 @@ impl Model {
         let mut ahead = vec![(volume.inodes().root(), InodeNo::ROOT)];
         while let Some((inode, parent)) = ahead.pop() {
             let attributes = volume.inodes().metadata(&inode);
-            let mut node = Node::new(inode.kind(), attributes.mode, parent);
-            node.links = attributes.links;
+            let mut node = Node::new(inode.kind(), attributes.permission_bits(), parent);
+            node.links = attributes.nlink();
             for name in volume.inodes().list_xattrs(&inode).unwrap() {
                 let value = volume.inodes().get_xattr(&inode, &name).unwrap();
                 node.xattrs.insert(name, value);
@@ -260,7 +260,7 @@ const NAMES: [&[u8]; 6] = [b"a", b"b", b"c", b"d", b"long name with spaces", b"\
 impl Walk {
     fn new(seed: u64) -> Walk {
         let backend = formatted();
-        let volume = Volume::open_backend(backend.clone(), options(false)).unwrap();
+        let volume = options(false).open_backend(backend.clone()).unwrap();
         let model = Model::new();
         Walk {
             random: Random::seeded(seed),
@@ -469,7 +469,7 @@ impl Walk {
     fn reopen(&mut self) {
         self.let_go(true);
         self.volume.clone().close().unwrap();
-        self.volume = Volume::open_backend(self.backend.clone(), options(false)).unwrap();
+        self.volume = options(false).open_backend(self.backend.clone()).unwrap();
         self.compare();
         self.durable();
     }
@@ -477,7 +477,7 @@ impl Walk {
     /// Goes on with what the device holds now.
     fn crash(&mut self) {
         let backend = copy_of(&self.backend);
-        let volume = Volume::open_backend(backend.clone(), options(false)).unwrap();
+        let volume = options(false).open_backend(backend.clone()).unwrap();
         let found = Model::read(&volume);
         let Some(model) = self.possible.iter().rev().find(|model| **model == found) else {
             let last = self.possible.last().unwrap();

@@ -35,7 +35,7 @@ fn creating_and_looking_up() {
 #[test]
 fn devices_fifos_and_sockets_keep_their_kind() {
     let backend = formatted();
-    let volume = Volume::open_backend(backend.clone(), options(false)).unwrap();
+    let volume = options(false).open_backend(backend.clone()).unwrap();
     let kinds = [FileType::Fifo, FileType::Socket, FileType::CharDevice, FileType::BlockDevice];
     for kind in kinds {
         let create =
@@ -43,12 +43,15 @@ fn devices_fifos_and_sockets_keep_their_kind() {
         volume.inodes().create(&volume.inodes().root(), format!("{kind:?}").as_bytes(), &create).unwrap();
     }
     volume.close().unwrap();
-    let volume = Volume::open_backend(backend, options(false)).unwrap();
+    let volume = options(false).open_backend(backend).unwrap();
     for kind in kinds {
         let inode = volume.inodes().lookup(&volume.inodes().root(), format!("{kind:?}").as_bytes()).unwrap();
         let attributes = volume.inodes().metadata(&inode);
-        assert_eq!((attributes.kind, attributes.mode, attributes.uid, attributes.gid), (kind, 0o640, 5, 6));
-        assert_eq!(attributes.rdev, if kind.is_device() { 0x0803 } else { 0 });
+        assert_eq!(
+            (attributes.file_type(), attributes.permission_bits(), attributes.uid(), attributes.gid()),
+            (kind, 0o640, 5, 6)
+        );
+        assert_eq!(attributes.rdev(), if kind.is_device() { 0x0803 } else { 0 });
     }
 }
 
@@ -106,7 +109,7 @@ fn directories_are_removed_empty() {
 #[test]
 fn symbolic_links_keep_their_target() {
     let backend = formatted();
-    let volume = Volume::open_backend(backend.clone(), options(false)).unwrap();
+    let volume = options(false).open_backend(backend.clone()).unwrap();
     let root = volume.inodes().root();
     let long: Vec<u8> = (0..4095u32).map(|n| b'a' + (n % 26) as u8).collect();
     let targets = [&b"x"[..], b"/a/b", &long[..1024], &long[..1025], &long[..2048], &long];
@@ -118,11 +121,11 @@ fn symbolic_links_keep_their_target() {
     fails(volume.inodes().symlink(&root, b"e", b"a\0b", Caller::default()), ErrorKind::Invalid);
     fails(volume.inodes().read_link(&root), ErrorKind::Invalid);
     volume.close().unwrap();
-    let volume = Volume::open_backend(backend, options(false)).unwrap();
+    let volume = options(false).open_backend(backend).unwrap();
     for (n, target) in targets.iter().enumerate() {
         let link = volume.inodes().lookup(&volume.inodes().root(), n.to_string().as_bytes()).unwrap();
         assert_eq!(volume.inodes().read_link(&link).unwrap(), *target);
-        assert_eq!(volume.inodes().metadata(&link).size, target.len() as u64);
+        assert_eq!(volume.inodes().metadata(&link).size(), target.len() as u64);
         drop(link);
         volume.inodes().remove_file(&volume.inodes().root(), n.to_string().as_bytes()).unwrap();
     }
@@ -132,7 +135,7 @@ fn symbolic_links_keep_their_target() {
 #[test]
 fn a_file_without_a_name_gets_one_or_goes() {
     let backend = formatted();
-    let volume = Volume::open_backend(backend.clone(), options(false)).unwrap();
+    let volume = options(false).open_backend(backend.clone()).unwrap();
     let root = volume.inodes().root();
     let kept = volume.inodes().tmpfile(&root, &Create::file(0o600)).unwrap();
     let dropped = volume.inodes().tmpfile(&root, &Create::file(0o600)).unwrap();
@@ -145,7 +148,7 @@ fn a_file_without_a_name_gets_one_or_goes() {
     assert_eq!(volume.info().inodes, 3);
     // A crash takes what has no name.
     volume.sync().unwrap();
-    let recovered = Volume::open_backend(copy_of(&backend), options(false)).unwrap();
+    let recovered = options(false).open_backend(copy_of(&backend)).unwrap();
     consistency::check(&recovered);
     assert_eq!(names(&recovered, &recovered.inodes().root()), [b"kept"]);
     fails(recovered.inodes().get(left.number()), ErrorKind::Stale);
@@ -318,11 +321,11 @@ fn a_listing_may_change_the_directory_it_lists() {
 #[test]
 fn a_read_only_volume_refuses_changes() {
     let backend = formatted();
-    let volume = Volume::open_backend(backend.clone(), options(false)).unwrap();
+    let volume = options(false).open_backend(backend.clone()).unwrap();
     file(&volume, &volume.inodes().root(), b"a");
     volume.close().unwrap();
-    let read_only = VolumeOptions { read_only: true, ..options(false) };
-    let volume = Volume::open_backend(backend, read_only).unwrap();
+    let read_only = options(false).read_only(true);
+    let volume = read_only.open_backend(backend).unwrap();
     let root = volume.inodes().root();
     let a = volume.inodes().lookup(&root, b"a").unwrap();
     fails(volume.inodes().create(&root, b"b", &Create::file(0o644)), ErrorKind::ReadOnly);
@@ -338,12 +341,12 @@ fn changes_of_a_directory_show_in_its_times() {
     let volume = volume();
     let root = volume.inodes().root();
     let d = directory(&volume, &root, b"d");
-    let mut last = volume.inodes().metadata(&d).mtime;
+    let mut last = volume.inodes().metadata(&d).modified();
     let mut changed = |what: &str| {
         let attributes = volume.inodes().metadata(&d);
-        assert!(attributes.mtime > last, "{what}: {:?} after {last:?}", attributes.mtime);
-        assert_eq!(attributes.mtime, attributes.ctime, "{what}");
-        last = attributes.mtime;
+        assert!(attributes.modified() > last, "{what}: {:?} after {last:?}", attributes.modified());
+        assert_eq!(attributes.modified(), attributes.changed(), "{what}");
+        last = attributes.modified();
     };
     let a = file(&volume, &d, b"a");
     changed("create");

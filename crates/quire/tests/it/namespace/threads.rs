@@ -103,19 +103,19 @@ fn scramble(volume: &Volume, seed: u64, steps: usize) {
 #[test]
 fn whatever_threads_do_names_and_links_fit_together() {
     let backend = formatted();
-    let volume = Volume::open_backend(backend.clone(), options(true)).unwrap();
+    let volume = options(true).open_backend(backend.clone()).unwrap();
     run(THREADS, |n| scramble(&volume, n, 1500));
     consistency::check(&volume);
     volume.sync().unwrap();
-    let recovered = Volume::open_backend(copy_of(&backend), options(false)).unwrap();
+    let recovered = options(false).open_backend(copy_of(&backend)).unwrap();
     consistency::check(&recovered);
     volume.close().unwrap();
-    consistency::check(&Volume::open_backend(backend, options(false)).unwrap());
+    consistency::check(&options(false).open_backend(backend).unwrap());
 }
 
 #[test]
 fn creates_in_one_directory_all_succeed() {
-    let volume = Volume::open_backend(formatted(), options(true)).unwrap();
+    let volume = options(true).open_backend(formatted()).unwrap();
     let root = volume.inodes().root();
     run(THREADS, |n| {
         for k in 0..300 {
@@ -133,7 +133,7 @@ fn creates_in_one_directory_all_succeed() {
 /// One winner for each name, and one loser less than threads.
 #[test]
 fn one_thread_gets_each_name() {
-    let volume = Volume::open_backend(formatted(), options(true)).unwrap();
+    let volume = options(true).open_backend(formatted()).unwrap();
     let root = volume.inodes().root();
     let won = AtomicU64::new(0);
     run(THREADS, |_| {
@@ -153,7 +153,7 @@ fn one_thread_gets_each_name() {
 /// A directory is not removed while something is made in it, nor is anything made in one that was removed.
 #[test]
 fn nothing_is_made_in_a_removed_directory() {
-    let volume = Volume::open_backend(formatted(), options(true)).unwrap();
+    let volume = options(true).open_backend(formatted()).unwrap();
     let root = volume.inodes().root();
     let made = AtomicU64::new(0);
     run(4, |n| {
@@ -178,7 +178,7 @@ fn nothing_is_made_in_a_removed_directory() {
 /// the one before.
 #[test]
 fn a_renamed_file_is_never_seen_under_both_names() {
-    let volume = Volume::open_backend(formatted(), options(true)).unwrap();
+    let volume = options(true).open_backend(formatted()).unwrap();
     let root = volume.inodes().root();
     let places = [directory(&volume, &root, b"x"), directory(&volume, &root, b"y"), root.clone()];
     let place = |n: u64| &places[(n % 5 % 3) as usize];
@@ -210,7 +210,7 @@ fn a_renamed_file_is_never_seen_under_both_names() {
 /// Two files that change places all the time are both always there.
 #[test]
 fn exchanged_names_are_always_there() {
-    let volume = Volume::open_backend(formatted(), options(true)).unwrap();
+    let volume = options(true).open_backend(formatted()).unwrap();
     let root = volume.inodes().root();
     let d = directory(&volume, &root, b"d");
     file(&volume, &root, b"one");
@@ -235,7 +235,7 @@ fn exchanged_names_are_always_there() {
 /// A name that is replaced all the time is always there, and so is what it names while it is looked at.
 #[test]
 fn a_replaced_name_is_always_there() {
-    let volume = Volume::open_backend(formatted(), options(true)).unwrap();
+    let volume = options(true).open_backend(formatted()).unwrap();
     let root = volume.inodes().root();
     file(&volume, &root, b"current");
     let done = AtomicBool::new(false);
@@ -250,7 +250,7 @@ fn a_replaced_name_is_always_there() {
         }
         while !done.load(Ordering::Acquire) {
             let current = volume.inodes().lookup(&root, b"current").unwrap();
-            assert!(volume.inodes().metadata(&current).links <= 1);
+            assert!(volume.inodes().metadata(&current).nlink() <= 1);
         }
     });
     consistency::check(&volume);

@@ -1,0 +1,412 @@
+//! An open file.
+//!
+//! Each call is one operation: a reader sees a write, vectored ones included, entirely or not at all. A [`File`] has no
+//! position of its own; [`Cursor`] has one.
+//!
+//! Neighbours: [`crate::OpenOptions`] opens; [`crate::inodes`] does the work.
+
+use crate::cursor::Cursor;
+use crate::direct_io::DirectIo;
+use crate::file::advice::Advice;
+use crate::file::syncing::{SyncOptions, Syncing};
+use crate::inode::InodeRef;
+use crate::inodes::{FallocateMode, Inodes, IoFlags, XattrFlags};
+use crate::metadata::{FileTimes, Metadata};
+use crate::paths::{or_none, to_permissions, to_times};
+use quire_base::{Error, ErrorKind, Result};
+use quire_device::AlignedBuf;
+use std::ffi::{OsStr, OsString};
+use std::fs::Permissions;
+use std::io::{IoSlice, IoSliceMut};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+/// An open file: it lives while this does, unlinked or not. Share it between threads by reference or in an `Arc`.
+///
+/// Reads and writes name their offset, as those of [`std::os::unix::fs::FileExt`] do; [`File::cursor`] gives something
+/// that has a position, for [`std::io::Read`], [`std::io::Write`] and [`std::io::Seek`].
+///
+/// ```
+/// # use quire::{FormatOptions, Volume, VolumeOptions, backend::MemoryBackend};
+/// use quire::OpenOptions;
+///
+/// # fn main() -> quire::Result<()> {
+/// # let device = std::sync::Arc::new(MemoryBackend::new(16384));
+/// # FormatOptions::new().format_backend(device.clone())?;
+/// # let volume = VolumeOptions::new().open_backend(device)?;
+/// let file = OpenOptions::new().read(true).write(true).create(true).open(&volume, "table")?;
+/// file.write_all_at(b"hello world", 0)?;
+/// file.punch_hole(0, 5)?;
+/// file.sync_data()?;
+/// let mut bytes = [0; 11];
+/// file.read_exact_at(&mut bytes, 0)?;
+/// assert_eq!(&bytes, b"\0\0\0\0\0 world");
+/// # drop(file);
+/// # volume.close()
+/// # }
+/// ```
+pub struct File {
+    inodes: Inodes,
+    inode: InodeRef,
+    readable: bool,
+    writable: bool,
+    flags: IoFlags,
+}
+
+impl File {
+    pub(crate) fn new(
+        inodes: Inodes,
+        inode: InodeRef,
+        readable: bool,
+        writable: bool,
+        flags: IoFlags,
+    ) -> File {
+        File { inodes, inode, readable, writable, flags }
+    }
+
+    /// Its inode, for [`Inodes`].
+    pub fn inode(&self) -> &InodeRef {
+        &self.inode
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.inode.size()
+    }
+
+    pub(crate) fn appends(&self) -> bool {
+        self.flags.contains(IoFlags::APPEND)
+    }
+
+    #[cold]
+    fn refused(&self, what: &str) -> Error {
+        Error::new(ErrorKind::BadHandle, format!("inode {} was not opened for {what}", self.inode.number()))
+    }
+
+    #[inline]
+    fn check_readable(&self) -> Result<()> {
+        if self.readable { Ok(()) } else { Err(self.refused("reading")) }
+    }
+
+    #[inline]
+    fn check_writable(&self) -> Result<()> {
+        if self.writable { Ok(()) } else { Err(self.refused("writing")) }
+    }
+
+    /// A position in the file, at its start, for the traits of [`std::io`].
+    pub fn cursor(&self) -> Cursor<&File> {
+        Cursor::new(self)
+    }
+
+    /// Reads at an offset in bytes; fewer than asked for at the end of the file, 0 behind it.
+    #[inline]
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        self.check_readable()?;
+        self.inodes.read_at(&self.inode, buf, offset, self.flags - IoFlags::APPEND)
+    }
+
+    /// Fills `buf`; an error of kind `UnexpectedEof` if the file ends before.
+    pub fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        let mut done = 0;
+        while done < buf.len() {
+            match self.read_at(&mut buf[done..], offset + done as u64)? {
+                0 => {
+                    return Err(Error::new(
+                        ErrorKind::UnexpectedEof,
+                        format!(
+                            "inode {} ends at {}, before offset {}",
+                            self.inode.number(),
+                            offset + done as u64,
+                            offset + buf.len() as u64
+                        ),
+                    ));
+                }
+                count => done += count,
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads into several buffers as one operation.
+    pub fn read_vectored_at(&self, bufs: &mut [IoSliceMut<'_>], offset: u64) -> Result<usize> {
+        if let [one] = bufs {
+            return self.read_at(one, offset);
+        }
+        let mut whole = vec![0; total(bufs.iter().map(|buffer| buffer.len()))?];
+        let count = self.read_at(&mut whole, offset)?;
+        let mut rest = &whole[..count];
+        for buffer in bufs {
+            let (now, later) = rest.split_at(rest.len().min(buffer.len()));
+            buffer[..now.len()].copy_from_slice(now);
+            rest = later;
+        }
+        Ok(count)
+    }
+
+    /// Writes at an offset in bytes (opened for appending: at the end); gives the count, which is short only after
+    /// an error in the midst of a large write.
+    #[inline]
+    pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize> {
+        self.check_writable()?;
+        self.inodes.write_at(&self.inode, buf, offset, self.flags)
+    }
+
+    /// Writes all of `buf`.
+    pub fn write_all_at(&self, buf: &[u8], offset: u64) -> Result<()> {
+        let mut done = 0;
+        while done < buf.len() {
+            match self.write_at(&buf[done..], offset + done as u64)? {
+                0 => return Err(Error::new(ErrorKind::Io, "a write that wrote nothing")),
+                count => done += count,
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes several buffers as one operation.
+    pub fn write_vectored_at(&self, bufs: &[IoSlice<'_>], offset: u64) -> Result<usize> {
+        match bufs {
+            [one] => self.write_at(one, offset),
+            _ => self.write_at(&gather(bufs)?, offset),
+        }
+    }
+
+    /// Appends; gives the offset that the data got. Appends of several threads never mix.
+    pub fn append(&self, buf: &[u8]) -> Result<u64> {
+        let (offset, count) = self.append_some(buf)?;
+        if count < buf.len() {
+            return Err(Error::new(
+                ErrorKind::Io,
+                format!("only {count} of {} bytes were appended at offset {offset}", buf.len()),
+            ));
+        }
+        Ok(offset)
+    }
+
+    /// Appends several buffers as one operation; gives the offset that the data got.
+    pub fn append_vectored(&self, bufs: &[IoSlice<'_>]) -> Result<u64> {
+        match bufs {
+            [one] => self.append(one),
+            _ => self.append(&gather(bufs)?),
+        }
+    }
+
+    /// Appends; gives the offset and the count.
+    pub(crate) fn append_some(&self, buf: &[u8]) -> Result<(u64, usize)> {
+        self.check_writable()?;
+        self.inodes.append(&self.inode, buf, self.flags)
+    }
+
+    /// Reads past the cache without holding a thread; the future gives the buffer back, and how many bytes of the file
+    /// it holds. A request that is not on block boundaries is done before this returns.
+    pub fn read_direct_async(&self, buffer: AlignedBuf, offset: u64) -> DirectIo {
+        match self.check_readable() {
+            Ok(()) => DirectIo::start(|done| {
+                self.inodes.read_direct_then(&self.inode, buffer, offset, done);
+            }),
+            Err(error) => DirectIo::over(buffer, error),
+        }
+    }
+
+    /// Writes past the cache without holding a thread; the future gives the buffer back, and how many bytes were
+    /// written. A request that grows the file, fills holes, appends, or is not on block boundaries is done before this
+    /// returns.
+    pub fn write_direct_async(&self, buffer: AlignedBuf, offset: u64) -> DirectIo {
+        match self.check_writable() {
+            Ok(()) => DirectIo::start(|done| {
+                self.inodes.write_direct_then(&self.inode, buffer, offset, self.flags, done);
+            }),
+            Err(error) => DirectIo::over(buffer, error),
+        }
+    }
+
+    /// Makes contents, attributes and name durable (fsync).
+    pub fn sync_all(&self) -> Result<()> {
+        self.inodes.fsync(&self.inode, false)
+    }
+
+    /// Makes the contents durable, and what reading them back needs (fdatasync).
+    pub fn sync_data(&self) -> Result<()> {
+        self.inodes.fsync(&self.inode, true)
+    }
+
+    /// As [`File::sync_all`], as a future: no thread waits. It needs no runtime, and the file may be closed meanwhile.
+    /// [`Volume::sync_files_async`](crate::Volume::sync_files_async) is for many files.
+    pub fn sync_all_async(&self) -> Syncing {
+        self.sync_with_async(&SyncOptions::new())
+    }
+
+    /// As [`File::sync_data`], as a future.
+    pub fn sync_data_async(&self) -> Syncing {
+        self.sync_with_async(&SyncOptions::new().data_only(true))
+    }
+
+    /// Makes durable what the options name, when they say, as a future.
+    pub fn sync_with_async(&self, options: &SyncOptions) -> Syncing {
+        self.inodes.fsync_async(&self.inode, options)
+    }
+
+    /// Sets the size in bytes; what is gained reads as zeros.
+    pub fn set_len(&self, size: u64) -> Result<()> {
+        self.check_writable()?;
+        self.inodes.set_len(&self.inode, size)
+    }
+
+    fn change_range(&self, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
+        self.check_writable()?;
+        self.inodes.allocate(&self.inode, mode, offset, len)
+    }
+
+    /// Reserves blocks for a range, so that writes to it find space; the file grows to hold it.
+    pub fn allocate(&self, offset: u64, len: u64) -> Result<()> {
+        self.change_range(FallocateMode::Allocate, offset, len)
+    }
+
+    /// As [`File::allocate`], beyond the end of the file too, but the size stays.
+    pub fn allocate_keep_size(&self, offset: u64, len: u64) -> Result<()> {
+        self.change_range(FallocateMode::KeepSize, offset, len)
+    }
+
+    /// Makes a range read as zeros, and gives its whole blocks back. The size stays.
+    pub fn punch_hole(&self, offset: u64, len: u64) -> Result<()> {
+        self.change_range(FallocateMode::PunchHole, offset, len)
+    }
+
+    /// Makes a range read as zeros, with blocks reserved for it; the file grows to hold it.
+    pub fn zero_range(&self, offset: u64, len: u64) -> Result<()> {
+        self.change_range(FallocateMode::ZeroRange { keep_size: false }, offset, len)
+    }
+
+    /// Cuts a range of whole blocks out; what follows moves down.
+    pub fn collapse_range(&self, offset: u64, len: u64) -> Result<()> {
+        self.change_range(FallocateMode::Collapse, offset, len)
+    }
+
+    /// Opens a hole of whole blocks; what follows moves up.
+    pub fn insert_range(&self, offset: u64, len: u64) -> Result<()> {
+        self.change_range(FallocateMode::Insert, offset, len)
+    }
+
+    /// The first byte of data at or behind `offset`; `None` if there is none.
+    pub fn seek_data(&self, offset: u64) -> Result<Option<u64>> {
+        or_past_the_end(self.inodes.seek_data(&self.inode, offset))
+    }
+
+    /// The first byte of a hole at or behind `offset`; the end of the file counts as one. `None` behind it.
+    pub fn seek_hole(&self, offset: u64) -> Result<Option<u64>> {
+        or_past_the_end(self.inodes.seek_hole(&self.inode, offset))
+    }
+
+    /// Copies up to `len` bytes from `offset` of this file to `to_offset` of another one or of this; gives the count,
+    /// which is smaller at the end of this file. The ranges must not overlap.
+    pub fn copy_range_to(&self, offset: u64, to: &File, to_offset: u64, len: u64) -> Result<u64> {
+        self.check_readable()?;
+        to.check_writable()?;
+        if self.inodes.engine().superblock.uuid != to.inodes.engine().superblock.uuid {
+            return Err(Error::new(ErrorKind::CrossDevice, "the files are on different volumes"));
+        }
+        self.inodes.copy_range(&self.inode, offset, &to.inode, to_offset, len)
+    }
+
+    /// Copies everything to an empty file; holes stay holes.
+    pub(crate) fn copy_data_to(&self, to: &File) -> Result<u64> {
+        let size = self.size();
+        let mut at = 0;
+        while let Some(start) = self.seek_data(at)?.filter(|&start| start < size) {
+            let end = self.seek_hole(start)?.unwrap_or(size).min(size);
+            at = start;
+            while at < end {
+                match self.copy_range_to(at, to, at, end - at)? {
+                    // Somebody has made it shorter meanwhile.
+                    0 => return Ok(at),
+                    count => at += count,
+                }
+            }
+        }
+        to.set_len(size)?;
+        Ok(size)
+    }
+
+    /// Takes advice about `len` bytes at `offset` (posix_fadvise); a length of 0 means to the end.
+    pub fn advise(&self, offset: u64, len: u64, advice: Advice) -> Result<()> {
+        self.inodes.advise(&self.inode, offset, len, advice)
+    }
+
+    /// What `stat` shows.
+    pub fn metadata(&self) -> Metadata {
+        self.inodes.metadata(&self.inode)
+    }
+
+    /// Changes permissions: the bits 0o7777 of their mode.
+    pub fn set_permissions(&self, permissions: Permissions) -> Result<()> {
+        self.inodes.set_attributes(&self.inode, &to_permissions(&permissions)).map(drop)
+    }
+
+    /// Sets the times of the last access and the last change.
+    pub fn set_times(&self, times: FileTimes) -> Result<()> {
+        self.inodes.set_attributes(&self.inode, &to_times(times)).map(drop)
+    }
+
+    /// An extended attribute; `None` if there is none of that name.
+    pub fn get_xattr(&self, name: impl AsRef<OsStr>) -> Result<Option<Vec<u8>>> {
+        or_none(self.inodes.get_xattr(&self.inode, name.as_ref().as_bytes()))
+    }
+
+    /// Sets an extended attribute, at most 64 KiB. Names begin with `user.`, `trusted.` or `security.`.
+    pub fn set_xattr(&self, name: impl AsRef<OsStr>, value: impl AsRef<[u8]>) -> Result<()> {
+        let (name, value) = (name.as_ref().as_bytes(), value.as_ref());
+        self.inodes.set_xattr(&self.inode, name, value, XattrFlags::empty())
+    }
+
+    /// The names of the extended attributes.
+    pub fn list_xattrs(&self) -> Result<Vec<OsString>> {
+        Ok(self.inodes.list_xattrs(&self.inode)?.into_iter().map(OsString::from_vec).collect())
+    }
+
+    /// Removes an extended attribute; an error of kind `NoAttribute` if there is none.
+    pub fn remove_xattr(&self, name: impl AsRef<OsStr>) -> Result<()> {
+        self.inodes.remove_xattr(&self.inode, name.as_ref().as_bytes())
+    }
+
+    /// Another handle of the same file, opened as this one was.
+    pub fn try_clone(&self) -> Result<File> {
+        let File { inodes, inode, readable, writable, flags } = self;
+        Ok(File::new(inodes.clone(), inode.clone(), *readable, *writable, *flags))
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // Fails only on a thread that may not wait; such a one has no files of this kind.
+        let _ = self.inodes.closed(&self.inode, self.writable);
+    }
+}
+
+impl std::fmt::Debug for File {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("File")
+            .field("inode", &self.inode)
+            .field("readable", &self.readable)
+            .field("writable", &self.writable)
+            .field("flags", &self.flags)
+            .finish()
+    }
+}
+
+fn total(mut lengths: impl Iterator<Item = usize>) -> Result<usize> {
+    lengths
+        .try_fold(0usize, usize::checked_add)
+        .ok_or_else(|| Error::new(ErrorKind::Overflow, "the buffers are longer than memory"))
+}
+
+fn gather(bufs: &[IoSlice<'_>]) -> Result<Vec<u8>> {
+    let mut whole = Vec::with_capacity(total(bufs.iter().map(|buffer| buffer.len()))?);
+    bufs.iter().for_each(|buffer| whole.extend_from_slice(buffer));
+    Ok(whole)
+}
+
+fn or_past_the_end(found: Result<u64>) -> Result<Option<u64>> {
+    match found {
+        Ok(offset) => Ok(Some(offset)),
+        Err(error) if error.kind() == ErrorKind::NoData => Ok(None),
+        Err(error) => Err(error),
+    }
+}

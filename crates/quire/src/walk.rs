@@ -1,0 +1,132 @@
+//! The way of a path through a volume.
+//!
+//! Paths are bytes, from the root of the volume whether they begin with a slash or not; `.`, `..` and symbolic links
+//! work as everywhere, and a chain of more than [`LINKS_FOLLOWED_MAX`] links is an error of kind `Loop`.
+//!
+//! Neighbours: `paths` and `open_options` walk; [`Inodes`] looks names up.
+
+use crate::inode::InodeRef;
+use crate::inodes::Inodes;
+use quire_base::{Error, ErrorKind, Result};
+use quire_format::inode::FileType;
+use std::collections::VecDeque;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// The most symbolic links that one path may lead through.
+const LINKS_FOLLOWED_MAX: usize = 40;
+
+/// Where a path leads.
+pub(super) enum Place {
+    /// An inode: the path ended in the root, in `.` or in `..`.
+    Inode(InodeRef),
+    /// A name in a directory, there or not.
+    Name(InodeRef, Vec<u8>),
+}
+
+/// A path on its way through the volume.
+pub(super) struct Walk<'a> {
+    inodes: &'a Inodes,
+    at: InodeRef,
+    ahead: VecDeque<Vec<u8>>,
+    links: usize,
+    /// The path, or the target of a link at its end, ends in a slash: it leads to a directory.
+    pub(super) to_directory: bool,
+}
+
+impl<'a> Walk<'a> {
+    pub(super) fn new(inodes: &'a Inodes, path: &Path) -> Result<Walk<'a>> {
+        let path = path.as_os_str().as_bytes();
+        if path.is_empty() {
+            return Err(Error::new(ErrorKind::NotFound, "an empty path"));
+        }
+        let mut walk =
+            Walk { inodes, at: inodes.root(), ahead: VecDeque::new(), links: 0, to_directory: false };
+        walk.to_directory = path.ends_with(b"/");
+        walk.put_ahead(path);
+        Ok(walk)
+    }
+
+    fn put_ahead(&mut self, path: &[u8]) {
+        for name in path.split(|&byte| byte == b'/').rev().filter(|name| !matches!(*name, b"" | b".")) {
+            self.ahead.push_front(name.to_vec());
+        }
+    }
+
+    fn follow(&mut self, link: &InodeRef) -> Result<()> {
+        self.links += 1;
+        if self.links > LINKS_FOLLOWED_MAX {
+            return Err(Error::new(
+                ErrorKind::Loop,
+                format!("the path leads through more than {LINKS_FOLLOWED_MAX} symbolic links"),
+            ));
+        }
+        let target = self.inodes.read_link(link)?;
+        if target.starts_with(b"/") {
+            self.at = self.inodes.root();
+        }
+        if self.ahead.is_empty() {
+            self.to_directory |= target.ends_with(b"/");
+        }
+        self.put_ahead(&target);
+        Ok(())
+    }
+
+    /// Goes on to the last name. With `follow_last` a link that this name is, is followed too.
+    pub(super) fn last(&mut self, follow_last: bool) -> Result<Place> {
+        while let Some(name) = self.ahead.pop_front() {
+            if name == b".." {
+                self.at = self.inodes.lookup(&self.at, b"..")?;
+                continue;
+            }
+            let is_last = self.ahead.is_empty();
+            if is_last && !follow_last {
+                return Ok(Place::Name(self.at.clone(), name));
+            }
+            match self.inodes.lookup(&self.at, &name) {
+                Ok(inode) if inode.kind() == FileType::Symlink => self.follow(&inode)?,
+                Ok(_) if is_last => return Ok(Place::Name(self.at.clone(), name)),
+                Ok(inode) => self.at = inode,
+                Err(error) if is_last && error.kind() == ErrorKind::NotFound => {
+                    return Ok(Place::Name(self.at.clone(), name));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Place::Inode(self.at.clone()))
+    }
+
+    pub(super) fn inode(mut self, follow_last: bool) -> Result<InodeRef> {
+        let inode = match self.last(follow_last || self.to_directory)? {
+            Place::Inode(inode) => inode,
+            Place::Name(directory, name) => self.inodes.lookup(&directory, &name)?,
+        };
+        if self.to_directory && inode.kind() != FileType::Directory {
+            return Err(Error::new(
+                ErrorKind::NotDirectory,
+                "the path ends in a slash, but not in a directory",
+            ));
+        }
+        Ok(inode)
+    }
+
+    /// The directory and the last name, for what makes, moves or removes that name. A slash behind it asks for a
+    /// directory, if there is something.
+    pub(super) fn name(mut self) -> Result<(InodeRef, Vec<u8>)> {
+        match self.last(false)? {
+            Place::Name(directory, name) => {
+                let found = if self.to_directory { self.inodes.lookup(&directory, &name).ok() } else { None };
+                if found.is_some_and(|inode| inode.kind() != FileType::Directory) {
+                    return Err(Error::new(
+                        ErrorKind::NotDirectory,
+                        "the path ends in a slash, but in no directory",
+                    ));
+                }
+                Ok((directory, name))
+            }
+            Place::Inode(_) => {
+                Err(Error::new(ErrorKind::Busy, "the path ends in the root, in \".\" or in \"..\""))
+            }
+        }
+    }
+}
