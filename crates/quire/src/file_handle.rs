@@ -13,6 +13,7 @@ use crate::inode::InodeRef;
 use crate::inodes::{FallocateMode, Inodes, IoFlags, XattrFlags};
 use crate::metadata::{FileTimes, Metadata};
 use crate::paths::{or_none, to_permissions, to_times};
+use quire_base::sync::Arc;
 use quire_base::{Error, ErrorKind, Result};
 use quire_device::AlignedBuf;
 use std::ffi::{OsStr, OsString};
@@ -300,7 +301,7 @@ impl File {
     pub fn copy_range_to(&self, offset: u64, to: &File, to_offset: u64, len: u64) -> Result<u64> {
         self.check_readable()?;
         to.check_writable()?;
-        if self.inodes.engine().superblock.uuid != to.inodes.engine().superblock.uuid {
+        if !Arc::ptr_eq(self.inodes.engine(), to.inodes.engine()) {
             return Err(Error::new(ErrorKind::CrossDevice, "the files are on different volumes"));
         }
         self.inodes.copy_range(&self.inode, offset, &to.inode, to_offset, len)
