@@ -170,9 +170,14 @@ impl OpenOptions {
         let mut walk = Walk::new(volume.inodes(), path)?;
         let place = walk.last(!self.create_new)?;
         let to_directory = walk.to_directory;
+        if to_directory && (self.create || self.create_new) {
+            return Err(Error::new(
+                ErrorKind::IsDirectory,
+                "no file is created under a path that ends in a slash",
+            ));
+        }
         let (inode, created) = match place {
             Place::Inode(inode) => (inode, false),
-            // A slash at the end asks for a directory: nothing is created there.
             Place::Name(directory, name) if to_directory => {
                 (volume.inodes().lookup(&directory, &name)?, false)
             }

@@ -96,7 +96,8 @@ fn errors_become_std_s_with_their_text() {
         (ErrorKind::BadHandle, rustix::io::Errno::BADF.raw_os_error())
     );
     assert_eq!(as_io(volume.remove_dir_all("f").unwrap_err()).kind(), Io::NotADirectory);
-    assert_eq!(as_io(volume.create_file("f/").unwrap_err()).kind(), Io::NotADirectory);
+    assert_eq!(as_io(volume.open_file("f/").unwrap_err()).kind(), Io::NotADirectory);
+    assert_eq!(as_io(volume.create_file("f/").unwrap_err()).kind(), Io::IsADirectory);
 }
 
 #[test]
