@@ -14,7 +14,6 @@ use crate::edits::edited;
 use crate::explore::{change, walk};
 use crate::sample::{SAMPLES, device, options, sample};
 use crate::seal::word;
-use quire::Volume;
 use quire_device::SimulatedBackend;
 use quire_device::simulated::Image;
 use quire_fsck::{Options, Report, check_backend};
