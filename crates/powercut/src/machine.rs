@@ -80,7 +80,7 @@ impl Machine {
         std::fs::create_dir(machine.mountpoint()).map_err(trouble)?;
         std::fs::write(machine.power(), "0").map_err(trouble)?;
         let options = FormatOptions::new().size(bytes);
-        options.format(&machine.image()).map_err(|error| Failure::trouble("making the volume", error))?;
+        options.format(machine.image()).map_err(|error| Failure::trouble("making the volume", error))?;
         Ok(machine)
     }
 

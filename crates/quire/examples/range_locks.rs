@@ -6,7 +6,7 @@
 //! ranges are held, as by asynchronous requests under way. *Waiting*: besides, threads in pairs take turns on
 //! one range for each pair. Figures are nanoseconds from call to call, for each thread.
 
-use quire::file::range_lock::RangeLock;
+use quire::internals::range_lock::RangeLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 

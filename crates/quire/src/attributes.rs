@@ -13,7 +13,7 @@ use crate::metadata::Metadata;
 use crate::namespace::records::Records;
 use crate::transaction::{Cost, Depends, Transaction};
 use quire_base::sync::Arc;
-use quire_base::{BLOCK_SIZE, Context, Error, ErrorKind, InodeNo, Result, Timestamp};
+use quire_base::{BLOCK_SIZE, Context, Error, ErrorKind, Result, Timestamp};
 use quire_format::inode::{FileType, INODE_BYTES, InodeRecord, MODE_PERMISSION_MASK, MODE_TYPE_MASK};
 use quire_format::key::Key;
 use quire_format::xattr::{self as xattr_format, PIECE_BYTES_MAX, PIECES_MAX};

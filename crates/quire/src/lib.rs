@@ -164,6 +164,10 @@ pub mod internals {
         pub use crate::orphan::*;
     }
     /// See the module of this name.
+    pub mod range_lock {
+        pub use crate::file::range_lock::*;
+    }
+    /// See the module of this name.
     pub mod repair {
         pub use crate::repair::*;
     }

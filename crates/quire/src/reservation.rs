@@ -136,7 +136,7 @@ impl Engine {
 #[cfg(all(test, debug_assertions, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::{FormatOptions, Volume, VolumeOptions};
+    use crate::{FormatOptions, VolumeOptions};
     use quire_base::sync::Arc;
     use quire_device::MemoryBackend;
     use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -157,10 +157,10 @@ mod tests {
         let losses: [&dyn Fn(&Engine); 4] = [&|_: &Engine| (), &lose_room, &lose_space, &lose_promise];
         for (number, lose) in losses.into_iter().enumerate() {
             let backend = Arc::new(MemoryBackend::new(4096));
-            Volume::format_backend(backend.clone(), &FormatOptions::default()).expect("a new volume");
-            let options = VolumeOptions { threads: false, ..VolumeOptions::default() };
-            let volume = Volume::open_backend(backend, options).expect("a new volume opens");
-            volume.write_file("file", &[7; 100_000]).expect("there is space");
+            FormatOptions::new().format_backend(backend.clone()).expect("a new volume");
+            let options = VolumeOptions::new().threads(false);
+            let volume = options.open_backend(backend).expect("a new volume opens");
+            volume.write("file", [7; 100_000]).expect("there is space");
             lose(volume.engine());
             let closed = catch_unwind(AssertUnwindSafe(|| volume.close()));
             assert_eq!(closed.is_err(), number > 0, "loss {number}");

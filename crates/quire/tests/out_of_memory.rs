@@ -50,7 +50,7 @@ impl Case {
     }
 
     fn write(&self, volume: &Volume) {
-        let file = OpenOptions::new().write(true).create(true).open(&volume, "file").unwrap();
+        let file = OpenOptions::new().write(true).create(true).open(volume, "file").unwrap();
         for n in (0..self.pieces()).map(|n| n * self.stride % self.pieces()) {
             file.write_all_at(&self.piece(n), (n * self.piece) as u64).unwrap();
         }

@@ -196,8 +196,8 @@ impl Operations {
 
     /// A number that grows whenever the device completes something.
     pub fn device_progress(&self) -> u64 {
-        let of_device = |measure: &quire::Measure| measure.name.starts_with("device_");
-        self.volume.measures().iter().filter(|measure| of_device(measure)).map(|one| one.value).sum()
+        let metrics = self.volume.metrics();
+        metrics.iter().filter(|metric| metric.name.starts_with("device_")).map(|metric| metric.value).sum()
     }
 
     /// Whether an allocation of `length` bytes may take long.

@@ -236,17 +236,14 @@ fn whole_file(volume: &Volume, directory: &InodeRef, name: &str, bytes: u64) -> 
 /// read.
 fn full_volume(clock: &Clock) -> Result<(Volume, [InodeRef; 2])> {
     let backend = Arc::new(MemoryBackend::new(VOLUME_BLOCKS / 16));
-    let format = FormatOptions { seed: Some(2), clock: clock.clone(), ..FormatOptions::default() };
-    Volume::format_backend(backend.clone(), &format)?;
-    let clock = clock.clone();
-    let options =
-        VolumeOptions { cache_bytes: Some(FULL_BYTES), threads: false, clock, ..VolumeOptions::default() };
-    let volume = Volume::open_backend(backend, options)?;
-    let root = volume.root();
+    FormatOptions::new().seed(2).clock(clock.clone()).format_backend(backend.clone())?;
+    let options = VolumeOptions::new().cache_bytes(FULL_BYTES).threads(false).clock(clock.clone());
+    let volume = options.open_backend(backend)?;
+    let root = volume.inodes().root();
     let make = |name| whole_file(&volume, &root, name, 2 * FULL_BYTES);
     let files = [make("a")?, make("b")?];
     for file in &files {
-        volume.advise(file, 0, 0, Advice::DontNeed)?;
+        volume.inodes().advise(file, 0, 0, Advice::DontNeed)?;
     }
     for at in (0..FULL_BYTES).step_by(2 * BLOCK) {
         for side in 0..2 {
@@ -254,7 +251,8 @@ fn full_volume(clock: &Clock) -> Result<(Volume, [InodeRef; 2])> {
             // Not in the order of the file.
             let at = 2 * FAR + at * 1019 % FULL_BYTES;
             files.iter().try_for_each(|file| {
-                volume.read(file, at + (side * BLOCK) as u64, &mut [0; BLOCK], IoFlags::empty()).map(drop)
+                let at = at + (side * BLOCK) as u64;
+                volume.inodes().read_at(file, &mut [0; BLOCK], at, IoFlags::empty()).map(drop)
             })?;
         }
     }

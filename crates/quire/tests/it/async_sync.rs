@@ -327,8 +327,8 @@ fn what_stands_in_line_begins_by_itself() {
     let (device, volume) = new_volume();
     let table = file(&volume, "t");
     device.set_hold(Hold::Everything);
-    let full = volume.fsync_many(std::iter::repeat_n(&table, SYNCS_MAX), &SyncOptions::new());
-    let last = volume.fsync_async(&table, &SyncOptions::new());
+    let full = volume.inodes().fsync_many_async(std::iter::repeat_n(&table, SYNCS_MAX), &SyncOptions::new());
+    let last = volume.inodes().fsync_async(&table, &SyncOptions::new());
     assert_eq!(under_way(&volume), SYNCS_MAX as u64);
     let_go(&device);
     until(|| last.is_over());

@@ -7,7 +7,7 @@
 //! * each sector of a file holds what it held when the file was last fsynced, or what a later operation put there;
 //! * a file that nothing touched since its fsync has exactly its size and contents.
 
-use crate::common::options;
+use crate::common::{clock, options};
 use quire::inodes::{Caller, Create, FallocateMode, InodeRef, IoFlags, XattrFlags};
 use quire::{FileType, FormatOptions, InodeNo, RenameFlags, Volume};
 use quire_base::random::Random;
@@ -89,7 +89,7 @@ fn fill(value: u64) -> [u8; SECTOR as usize] {
 impl Workload {
     fn new(seed: u64) -> Workload {
         let device = Arc::new(SimulatedBackend::new(VOLUME_BLOCKS));
-        let format = FormatOptions::new().seed(seed).clock(common::clock());
+        let format = FormatOptions::new().seed(seed).clock(clock());
         format.format_backend(device.clone()).unwrap();
         let volume = options().open_backend(device.clone()).unwrap();
         let mut names = Names::default();

@@ -7,7 +7,7 @@ use loom::sync::Arc;
 use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicI32, Ordering};
 use loom::thread;
-use quire::file::range_lock::{RangeLock, RangeTicket};
+use quire::internals::range_lock::{RangeLock, RangeTicket};
 
 /// Bytes of the file.
 const BYTES: usize = 3;

@@ -2,6 +2,7 @@
 
 use quire::inodes::{Create, FallocateMode, InodeRef, IoFlags, SetAttributes};
 use quire::{AlignedBuf, FormatOptions, RenameFlags, SyncOptions, Volume, VolumeOptions};
+use quire_base::random::Random;
 use quire_base::simulation::{self, Options};
 use quire_base::sync::{Condvar, Mutex, thread};
 use quire_device::SimulatedBackend;
@@ -310,8 +311,11 @@ fn a_sync_waits_for_every_file() {
     for seed in 0..300 {
         let body = move |volume: &Volume, device: &SimulatedBackend| {
             let create = |name: String| {
-                let file = volume.create(&volume.root(), name.as_bytes(), &Create::file(0o644)).unwrap();
-                volume.write(&file, 0, &[1; BLOCK], IoFlags::empty()).unwrap();
+                let file = volume
+                    .inodes()
+                    .create(&volume.inodes().root(), name.as_bytes(), &Create::file(0o644))
+                    .unwrap();
+                volume.inodes().write_at(&file, &[1; BLOCK], 0, IoFlags::empty()).unwrap();
                 file
             };
             // Every second one is written, so each is a request of its own.
@@ -319,7 +323,7 @@ fn a_sync_waits_for_every_file() {
             volume.sync().unwrap();
             let files: Vec<&InodeRef> = all.iter().step_by(2).collect();
             for file in &files {
-                volume.write(file, 0, &[2; BLOCK], IoFlags::empty()).unwrap();
+                volume.inodes().write_at(file, &[2; BLOCK], 0, IoFlags::empty()).unwrap();
             }
             device.set_hold(Hold::Everything);
             let syncing = {
@@ -343,9 +347,10 @@ fn a_sync_waits_for_every_file() {
         };
         let volume = crashed(seed, body).1;
         for number in (0..2 * FILES).step_by(2) {
-            let file = volume.lookup(&volume.root(), format!("n{number}").as_bytes()).unwrap();
+            let file =
+                volume.inodes().lookup(&volume.inodes().root(), format!("n{number}").as_bytes()).unwrap();
             let mut bytes = [0; BLOCK];
-            volume.read(&file, 0, &mut bytes, IoFlags::empty()).unwrap();
+            volume.inodes().read_at(&file, &mut bytes, 0, IoFlags::empty()).unwrap();
             assert_eq!(bytes[0], 2, "seed {seed}: n{number} is not durable");
         }
     }
