@@ -15,7 +15,7 @@ fn volume() -> Volume {
 }
 
 fn file(volume: &Volume) -> File {
-    OpenOptions::new().read(true).write(true).create(true).open(&volume, "file").unwrap()
+    OpenOptions::new().read(true).write(true).create(true).open(volume, "file").unwrap()
 }
 
 fn number(volume: &Volume, name: &str) -> u64 {

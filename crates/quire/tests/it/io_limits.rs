@@ -123,7 +123,7 @@ fn a_volume_that_shuts_down_in_the_middle() {
         for n in 0..3u64 {
             let (volume, failed) = (&volume, &failed);
             scope.spawn(move || {
-                let file = writable().direct(n == 2).open(&volume, "f").unwrap();
+                let file = writable().direct(n == 2).open(volume, "f").unwrap();
                 for round in 0u64.. {
                     let at = (round * 13 + n) % RECORDS * RECORD as u64;
                     let outcome = file.write_at(&[round as u8 | 1; RECORD], at);
