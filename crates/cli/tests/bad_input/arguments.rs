@@ -88,7 +88,6 @@ fn mount_options_that_are_none() {
         ("cache_size=4K", ["cache_size=4K", "at least 8 MiB"]),
         ("commit=0", ["commit=0", "from 1 to 3600"]),
         ("threads=", ["threads=", "from 1 to 1024"]),
-        ("remount", ["remount", "unmount and mount"]),
     ] {
         keeping(&image, || {
             expect(&mount_here(&volume, options), USAGE, &words);
@@ -97,6 +96,8 @@ fn mount_options_that_are_none() {
         });
         assert!(!is_mounted(&dir));
     }
+    // Nothing is there that could be mounted anew.
+    keeping(&image, || expect(&mount_here(&volume, "remount"), 37, &["no Quire volume is mounted at"]));
 }
 
 #[test]

@@ -149,38 +149,31 @@ impl Engine {
         done
     }
 
-    /// Runs `attempt`; if it finds no space while freed blocks wait for durability, makes them durable and runs it
-    /// once more.
+    /// Runs `attempt`; if it finds no space, makes freed blocks reusable and runs it once more. It does so also if no
+    /// blocks wait to be freed: the last of them may have become free since the attempt.
     pub(crate) fn retry_without_space<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         match attempt() {
             Err(error) if error.kind() == ErrorKind::NoSpace => {
-                if !self.recover_space()? {
-                    return Err(error);
-                }
+                self.recover_space()?;
                 attempt()
             }
             other => other,
         }
     }
 
-    /// Makes freed blocks reusable: orphans that wait are freed, then everything is forced. False if nothing
-    /// waited.
-    fn recover_space(&self) -> Result<bool> {
+    /// Makes freed blocks reusable: orphans that wait are freed, then everything is forced.
+    fn recover_space(&self) -> Result<()> {
         patience::check("freed blocks to become durable")?;
-        let queued = !self.background.is_reaper_idle();
-        if queued && self.options.threads {
+        if self.options.threads && !self.background.is_reaper_idle() {
             self.await_reaper(std::time::Duration::from_secs(10));
         }
-        let waiting = self.alloc.deferred_blocks() > 0;
-        if waiting {
-            self.force_frees()?;
-        }
-        let zeroing = self.alloc.zeroing_blocks() > 0;
-        if zeroing {
+        // Also if none is counted as waiting: another thread may have it in hand.
+        self.force_frees()?;
+        if self.alloc.zeroing_blocks() > 0 {
             drop(self.background.zeroing.lock());
             self.alloc.give_back_zeroed();
         }
-        Ok(queued || waiting || zeroing)
+        Ok(())
     }
 
     pub(crate) fn write_buffered(
