@@ -6,9 +6,9 @@
 //! 0 operation u8   1 flags u8   2 which u16   4 at u16   6 more u16   8 value u64
 //! ```
 //!
-//! `which` chooses among the sample's metadata blocks. Flag 1 keeps the block's checksum broken; flags 2 and 4 say what
-//! `value` is: itself, an index into interesting numbers, a distance from the number that is there, or a place in the
-//! block to copy from. One operation builds a tower of nodes on the root instead.
+//! `which` chooses among the sample's metadata blocks. Flag 1 keeps the block's checksum broken; flags 2 and
+//! 4 say what `value` is: itself, an index into interesting numbers, a distance from the number that is
+//! there, or a place in the block to copy from. One operation builds a tower of nodes on the root instead.
 //!
 //! Invariants: any bytes give an image, and the same bytes the same image.
 //!
@@ -193,8 +193,8 @@ pub fn edited(sample: &Sample, input: &[u8]) -> Image {
     image
 }
 
-/// Inner nodes on top of the root, each with the one below as its child many times over: there are as many ways down as
-/// the number of children to the power of that of levels.
+/// Inner nodes on top of the root, each with the one below as its child many times over: there are as many
+/// ways down as the number of children to the power of that of levels.
 struct Tower {
     levels: usize,
     children: usize,

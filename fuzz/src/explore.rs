@@ -1,5 +1,5 @@
-//! Uses a volume that may be damaged: looks at all of it, then changes it. Whatever comes of that are results or errors;
-//! amounts are bounded, so that only the engine can make it endless.
+//! Uses a volume that may be damaged: looks at all of it, then changes it. Whatever comes of that are results
+//! or errors; amounts are bounded, so that only the engine can make it endless.
 //!
 //! Neighbours: [`crate::image`] and [`crate::journal_records`] make the volumes.
 

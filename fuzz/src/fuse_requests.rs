@@ -1,11 +1,12 @@
 //! Requests of the kernel's FUSE client: any bytes decode to a request or are malformed.
 //!
-//! What decodes lies inside the message: names are not empty and hold no zero byte, data is as long as its argument says.
-//! INIT is answered with nothing that was not offered; replies never pass the room they are given.
+//! What decodes lies inside the message: names are not empty and hold no zero byte, data is as long as its
+//! argument says. INIT is answered with nothing that was not offered; replies never pass the room they are
+//! given.
 //!
-//! Input: byte 0: bit 0 three pieces instead of one, bit 1 the header tells the right length, bits 2-7 how the rest is
-//! cut into pieces or how large the reply's room is; bytes 1-2 the request's number (modulo 64; all ones: as it is);
-//! then the message behind the header.
+//! Input: byte 0: bit 0 three pieces instead of one, bit 1 the header tells the right length, bits 2-7 how
+//! the rest is cut into pieces or how large the reply's room is; bytes 1-2 the request's number (modulo 64;
+//! all ones: as it is); then the message behind the header.
 
 use quire_fuse::protocol::abi::{Dirent, EntryOut, InHeader};
 use quire_fuse::protocol::negotiate::{self, Wishes};

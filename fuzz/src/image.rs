@@ -1,13 +1,13 @@
-//! Images of volumes with bytes changed anywhere: opening, walking, reading, changing, checking and repairing give
-//! results or errors, and end.
+//! Images of volumes with bytes changed anywhere: opening, walking, reading, changing, checking and repairing
+//! give results or errors, and end.
 //!
-//! Input: byte 0 chooses the sample and what is done with it, bytes 1 to 8 are a seed for the changes, then come
-//! edits (see [`crate::edits`]).
+//! Input: byte 0 chooses the sample and what is done with it, bytes 1 to 8 are a seed for the changes, then
+//! come edits (see [`crate::edits`]).
 //!
 //! Promises that are checked beside "no panic, no hang, no out-of-memory":
 //! * a check without repair writes nothing;
-//! * an image that the check finds nothing wrong with opens, and neither a walk nor changes meet damage; afterwards it
-//!   is still clean;
+//! * an image that the check finds nothing wrong with opens, and neither a walk nor changes meet damage;
+//!   afterwards it is still clean;
 //! * an image of which a repair says that all is mended is clean, and opens.
 
 use crate::edits::edited;
@@ -26,8 +26,8 @@ pub fn run(input: &[u8]) {
     examine(&edited(sample(number), edits), how, word(head, 1));
 }
 
-/// Does to an image what `how` (modulo 4) says: 0, mount it read-only and walk; 1, check and use it; 2, check and
-/// repair it; 3, use it. Shared with [`crate::journal_records`].
+/// Does to an image what `how` (modulo 4) says: 0, mount it read-only and walk; 1, check and use it; 2, check
+/// and repair it; 3, use it. Shared with [`crate::journal_records`].
 pub fn examine(image: &Image, how: usize, seed: u64) {
     match how % 4 {
         0 => {

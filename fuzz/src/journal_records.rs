@@ -1,9 +1,9 @@
-//! Transactions behind those of a real volume, in journal blocks that check: whatever they say, recovery applies them
-//! or refuses, and what it makes of them can be used, checked and repaired.
+//! Transactions behind those of a real volume, in journal blocks that check: whatever they say, recovery
+//! applies them or refuses, and what it makes of them can be used, checked and repaired.
 //!
-//! Input: byte 0 says what is done then, bytes 1 to 8 are a seed for that, the rest is read with `arbitrary`: for
-//! each transaction how many changes it has, for each change what it does, with keys and values near those that the
-//! volume has; or bytes as they are.
+//! Input: byte 0 says what is done then, bytes 1 to 8 are a seed for that, the rest is read with `arbitrary`:
+//! for each transaction how many changes it has, for each change what it does, with keys and values near
+//! those that the volume has; or bytes as they are.
 //!
 //! Neighbours: [`crate::journal_ring`] for blocks that do not check; [`crate::image`] for what happens then.
 

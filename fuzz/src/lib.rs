@@ -11,11 +11,12 @@
 //! | [`fuse_requests`] | requests of the kernel's FUSE client |
 //! | [`operations`] | operations on a volume, crashes included, compared with a model |
 //!
-//! A finding is a panic, an abort, more than 20 s or more than 2 GiB for an input. The functions assert whatever else is
-//! promised.
+//! A finding is a panic, an abort, more than 20 s or more than 2 GiB for an input. The functions assert
+//! whatever else is promised.
 //!
 //! Two ways to run them: libFuzzer (`scripts/fuzz`, for long runs; `fuzz_targets/` has the entry points), and
-//! [`replay`], which needs no special compiler: the kept corpus and seeded mutations of it, as part of the tests.
+//! [`replay`], which needs no special compiler: the kept corpus and seeded mutations of it, as part of the
+//! tests.
 //!
 //! Neighbours: `docs/testing.md` says how to run, keep and reduce inputs.
 

@@ -1,5 +1,5 @@
-//! Runs a target over its kept corpus and over seeded mutations of it, with the limits of a fuzzer: no panic, 20 s an
-//! input, 2 GiB of memory.
+//! Runs a target over its kept corpus and over seeded mutations of it, with the limits of a fuzzer: no panic,
+//! 20 s an input, 2 GiB of memory.
 //!
 //! A finding is written to `fuzz/artifacts/TARGET/` and named with the command that repeats it.
 //!

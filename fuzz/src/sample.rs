@@ -1,5 +1,5 @@
-//! The volumes that fuzzed images start from: small, with a bit of everything, made anew in each process and the same
-//! every time.
+//! The volumes that fuzzed images start from: small, with a bit of everything, made anew in each process and
+//! the same every time.
 //!
 //! Neighbours: [`crate::edits`] changes them; [`crate::journal_records`] adds to a journal.
 
@@ -50,8 +50,8 @@ pub fn format(blocks: u64) -> Arc<SimulatedBackend> {
     device
 }
 
-/// The sample of a number: 0 was cut off with a long journal, 1 was closed, 2 was cut off behind a long truncate, with
-/// one torn superblock.
+/// The sample of a number: 0 was cut off with a long journal, 1 was closed, 2 was cut off behind a long
+/// truncate, with one torn superblock.
 pub fn sample(number: usize) -> &'static Sample {
     static ALL: [OnceLock<Sample>; SAMPLES] = [const { OnceLock::new() }; SAMPLES];
     ALL[number % SAMPLES].get_or_init(|| {

@@ -1,12 +1,12 @@
 //! Makes the checksums of an edited image right again, so that a fuzzer tests more than CRC-32C.
 //!
-//! A checkpoint is a tree of checksums: superblock over root node and first manifest page, node over child, manifest
-//! page over the next page and over orphan blocks. [`Sealer::seal`] goes down from both superblocks and writes each
-//! checksum where it belongs on the way up. Whatever the bytes say is followed only as far as they make sense; blocks
-//! that the caller wants broken keep the checksum they have.
+//! A checkpoint is a tree of checksums: superblock over root node and first manifest page, node over child,
+//! manifest page over the next page and over orphan blocks. [`Sealer::seal`] goes down from both superblocks
+//! and writes each checksum where it belongs on the way up. Whatever the bytes say is followed only as far as
+//! they make sense; blocks that the caller wants broken keep the checksum they have.
 //!
-//! Neighbours: [`crate::edits`] changes the bytes before; `quire_format` has the layouts, whose offsets are repeated
-//! here since a damaged block does not decode.
+//! Neighbours: [`crate::edits`] changes the bytes before; `quire_format` has the layouts, whose offsets are
+//! repeated here since a damaged block does not decode.
 
 use quire_base::{BLOCK_SIZE, BlockNo};
 use quire_device::simulated::Image;

@@ -1,11 +1,12 @@
-//! Whole small trees with their pool's map, made from the bytes, and changes of them: what opens behaves as an ordered
-//! map or gives errors of kind `Corrupt`.
+//! Whole small trees with their pool's map, made from the bytes, and changes of them: what opens behaves as
+//! an ordered map or gives errors of kind `Corrupt`.
 //!
-//! Input, read with `arbitrary`: keys for the leaves, how full nodes are, tweaks of nodes (separators, children that are
-//! shared, swapped, missing or nonsense, entries out of order, bytes), tweaks of the map, then operations.
+//! Input, read with `arbitrary`: keys for the leaves, how full nodes are, tweaks of nodes (separators,
+//! children that are shared, swapped, missing or nonsense, entries out of order, bytes), tweaks of the map,
+//! then operations.
 //!
-//! Promises that are checked: a scan ascends; a tree that a walk and a scan find whole holds its contents under changes
-//! and checkpoints, and is the same when opened again.
+//! Promises that are checked: a scan ascends; a tree that a walk and a scan find whole holds its contents
+//! under changes and checkpoints, and is the same when opened again.
 //!
 //! Neighbours: [`crate::blocks`] for single nodes, [`crate::image`] for trees that make a volume.
 

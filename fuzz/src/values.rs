@@ -1,5 +1,5 @@
-//! The decoders of tree values and of transactions: any bytes give a value or an error. What decodes must encode to
-//! something that decodes to the same.
+//! The decoders of tree values and of transactions: any bytes give a value or an error. What decodes must
+//! encode to something that decodes to the same.
 //!
 //! Input: byte 0 chooses the decoder, the rest are its bytes.
 

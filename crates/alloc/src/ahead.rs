@@ -1,33 +1,34 @@
-//! Blocks zeroed ahead: a small reserve of free blocks that hold durable zeros, for small data that is forced at once.
+//! Blocks zeroed ahead: a small reserve of free blocks that hold durable zeros, for small data that is forced
+//! at once.
 //!
-//! An extent record over such blocks may be made durable together with the data, in any order: what a crash finds in
-//! them is zeros or the data, never what another file held.
+//! An extent record over such blocks may be made durable together with the data, in any order: what a crash
+//! finds in them is zeros or the data, never what another file held.
 //!
 //! Protocol.
-//! 1. [`Allocator::begin_zeroing`] takes a run of free blocks like any other allocation (J2: only blocks whose
-//!    freeing is durable). The caller writes zeros and tells [`Allocator::end_zeroing`] the device's mark read after
-//!    the write had completed.
-//! 2. [`Allocator::take_zeroed`] hands a run out, if everything up to its mark has been flushed by then. A file that
-//!    grows by small appends has a run of its own ahead of it (a *claim*, twice as long each time), so that logs
-//!    written together do not lie block by block between one another; the first blocks of files made together are
-//!    neighbours.
+//! 1. [`Allocator::begin_zeroing`] takes a run of free blocks like any other allocation (J2: only blocks
+//!    whose freeing is durable). The caller writes zeros and tells [`Allocator::end_zeroing`] the device's
+//!    mark read after the write had completed.
+//! 2. [`Allocator::take_zeroed`] hands a run out, if everything up to its mark has been flushed by then. A
+//!    file that grows by small appends has a run of its own ahead of it (a *claim*, twice as long each time),
+//!    so that logs written together do not lie block by block between one another; the first blocks of files
+//!    made together are neighbours.
 //! 3. When a reservation would fail, everything goes back first ([`Allocator::give_back_zeroed`]).
 //!
 //! The reserve lives in memory alone: no record names its blocks, so after a crash they are simply free.
 //!
 //! Invariants:
-//! * A block is in the reserve, or handed out, or free, never two of these: its busy bit is set while it is in the
-//!   reserve, and taking it out is what hands it out.
+//! * A block is in the reserve, or handed out, or free, never two of these: its busy bit is set while it is
+//!   in the reserve, and taking it out is what hands it out.
 //! * A block is handed out as zeroed only if a flush submitted after its zeros were written has succeeded.
-//! * To users the reserve is free space: it counts as free, its credits go back the moment it is handed out or given
-//!   back, and it is never more than a 64th of what else is free when it is filled.
+//! * To users the reserve is free space: it counts as free, its credits go back the moment it is handed out
+//!   or given back, and it is never more than a 64th of what else is free when it is filled.
 //! * It is filled on demand alone: who takes nothing has nothing zeroed.
 //!
-//! Neighbours: `fs` writes the zeros and decides which data takes such blocks; [`crate::reservation`] gives back.
+//! Neighbours: `fs` writes the zeros and decides which data takes such blocks; [`crate::reservation`] gives
+//! back.
 
 use crate::allocator::{Allocator, Funding};
 use crate::reservation::SpaceReservation;
-use quire_base::broken::{Broken, is_broken};
 use quire_base::metrics::Counter;
 use quire_base::sync::Mutex;
 use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -131,8 +132,8 @@ impl State {
         self.ready.insert(start, zeroed);
     }
 
-    /// Takes up to `want` blocks that a flush has covered: at `goal` if they are there, else the first of a run that is
-    /// long enough, else of the longest.
+    /// Takes up to `want` blocks that a flush has covered: at `goal` if they are there, else the first of a
+    /// run that is long enough, else of the longest.
     fn take_ready(&mut self, goal: BlockNo, want: u64, flushed: u64) -> Option<(BlockNo, Zeroed)> {
         let is_covered = |zeroed: &Zeroed| zeroed.mark <= flushed;
         let at_goal = self.ready.get(&goal.0).filter(|zeroed| is_covered(zeroed)).map(|_| goal.0);
@@ -194,9 +195,9 @@ impl State {
 
 impl Allocator {
     /// Takes up to `want` blocks that hold durable zeros, for the data of `inode`, in place of as many of
-    /// `reservation`: one run, near `goal` if it can be. `grows` says that `goal` is the end of what the file has:
-    /// then it gets a run of its own. `flushed` is the device's flushed mark, read before. `None` if there are none;
-    /// that, too, counts as demand.
+    /// `reservation`: one run, near `goal` if it can be. `grows` says that `goal` is the end of what the file
+    /// has: then it gets a run of its own. `flushed` is the device's flushed mark, read before. `None` if
+    /// there are none; that, too, counts as demand.
     pub fn take_zeroed(
         &self,
         reservation: &mut SpaceReservation<'_>,
@@ -227,9 +228,6 @@ impl Allocator {
             self.ahead.missed.add(1);
             return None;
         };
-        if is_broken(Broken::ZeroedBlocksHandedOutTwice) {
-            state.insert(run.start, Zeroed { blocks: run.blocks, mark: 0 });
-        }
         self.ahead.blocks.fetch_sub(run.blocks, Ordering::AcqRel);
         // The reserve has paid for them: the promise that the data had goes back.
         drop(reservation.split(run.blocks));
@@ -247,8 +245,8 @@ impl Allocator {
         target.min(self.credits.get() / PART_OF_FREE)
     }
 
-    /// Blocks to be zeroed now, if any are wanted: the caller writes zeros over them, all of them, and says so to
-    /// [`Allocator::end_zeroing`]. May do I/O to load groups.
+    /// Blocks to be zeroed now, if any are wanted: the caller writes zeros over them, all of them, and says
+    /// so to [`Allocator::end_zeroing`]. May do I/O to load groups.
     pub fn begin_zeroing(&self) -> Option<Run> {
         let (target, goal) = {
             let state = self.ahead.state.lock();
@@ -281,8 +279,8 @@ impl Allocator {
         Some(run)
     }
 
-    /// The zeros of a run from [`Allocator::begin_zeroing`] are written: `mark` is the device's mark, read since.
-    /// `None` if they could not be written; the blocks are free again then.
+    /// The zeros of a run from [`Allocator::begin_zeroing`] are written: `mark` is the device's mark, read
+    /// since. `None` if they could not be written; the blocks are free again then.
     pub fn end_zeroing(&self, run: Run, mark: Option<u64>) -> Result<()> {
         let mut state = self.ahead.state.lock();
         self.ahead.zeroing.fetch_sub(run.blocks, Ordering::AcqRel);

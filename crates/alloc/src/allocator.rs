@@ -5,13 +5,14 @@
 //! 2. a run of `want`, from the goal (or the group's cursor) on, in a few groups from the goal's on;
 //! 3. the longest run that step 2 met, else the longest of the first group that has one of `min`;
 //! 4. several runs, until there are `min` blocks;
-//! 5. the same with every other allocation held up. The credit invariant says that this succeeds; blocks that move
-//!    behind a searcher's back can make it fail before. If it does fail, the free count on disk was wrong.
+//! 5. the same with every other allocation held up. The credit invariant says that this succeeds; blocks that
+//!    move behind a searcher's back can make it fail before. If it does fail, the free count on disk was
+//!    wrong.
 //!
-//! Loading a group: the tree is read without any lock, then the result is put in place unless another thread was
-//! first. That is sound because the regions of a group that is not loaded do not change: blocks are allocated only in
-//! loaded groups, and [`Allocator::ensure_loaded`] precedes every transaction that frees. A slow loader that read
-//! regions while they changed finds the group loaded and drops what it read.
+//! Loading a group: the tree is read without any lock, then the result is put in place unless another thread
+//! was first. That is sound because the regions of a group that is not loaded do not change: blocks are
+//! allocated only in loaded groups, and [`Allocator::ensure_loaded`] precedes every transaction that frees. A
+//! slow loader that read regions while they changed finds the group loaded and drops what it read.
 
 use crate::ahead::Ahead;
 use crate::credits::Credits;
@@ -32,7 +33,8 @@ use std::ops::Range;
 const PROBES: usize = 8;
 /// The most blocks of data space: 1 PiB, beyond which the table of groups would be large.
 const DATA_BLOCKS_MAX: u64 = 1 << 38;
-/// Inodes with numbers in the same block of this size start in the same group, so that files made together lie together.
+/// Inodes with numbers in the same block of this size start in the same group, so that files made together
+/// lie together.
 const INODES_TOGETHER: u64 = 1024;
 
 /// Where the used blocks of a region come from: the tree.
@@ -108,7 +110,8 @@ impl std::fmt::Debug for Allocator {
 }
 
 impl Allocator {
-    /// An allocator with nothing loaded; takes no time, whatever the size. Errors if the numbers contradict one another.
+    /// An allocator with nothing loaded; takes no time, whatever the size. Errors if the numbers contradict
+    /// one another.
     pub fn new(
         config: AllocConfig,
         source: Arc<dyn RegionSource>,
@@ -139,7 +142,8 @@ impl Allocator {
         }))
     }
 
-    /// A good goal for the first blocks of an inode: files made together lie together, others in other groups.
+    /// A good goal for the first blocks of an inode: files made together lie together, others in other
+    /// groups.
     pub fn goal_for_inode(&self, inode: InodeNo) -> BlockNo {
         let first = self.config.data_start.0 / GROUP_BLOCKS;
         let count = self.groups.len() as u64 - first;
@@ -150,12 +154,12 @@ impl Allocator {
         BlockNo(block.clamp(self.config.data_start.0, self.config.data_end.0 - 1))
     }
 
-    /// Takes `want` blocks, or fewer but at least `min`, as near to `goal` as it can: in one run if there is one of
-    /// `min`, else in several. They are busy from now on: used by an extent record, or given back by
+    /// Takes `want` blocks, or fewer but at least `min`, as near to `goal` as it can: in one run if there is
+    /// one of `min`, else in several. They are busy from now on: used by an extent record, or given back by
     /// [`Allocator::cancel`]. May do I/O to load groups.
     ///
-    /// Errors: `NoSpace` if unreserved and fewer than `min` are free; `Invalid` if `min` is 0, over `want`, or over
-    /// the reservation; or what loading a group met.
+    /// Errors: `NoSpace` if unreserved and fewer than `min` are free; `Invalid` if `min` is 0, over `want`,
+    /// or over the reservation; or what loading a group met.
     pub fn allocate(&self, funding: Funding<'_, '_>, goal: BlockNo, want: u64, min: u64) -> Result<Vec<Run>> {
         if min == 0 || min > want {
             return Err(Error::invalid(format!("an allocation of {min} to {want} blocks")));
@@ -181,7 +185,8 @@ impl Allocator {
         Ok(runs)
     }
 
-    /// Takes `blocks` in one run that starts at a multiple of `align` (a power of two): for metadata-pool chunks.
+    /// Takes `blocks` in one run that starts at a multiple of `align` (a power of two): for metadata-pool
+    /// chunks.
     ///
     /// Errors: `NoSpace` if no such run is free; `Invalid` for more than a group's blocks.
     pub fn contiguous(&self, blocks: u64, align: u64) -> Result<Run> {
@@ -237,11 +242,11 @@ impl Allocator {
         Ok(None)
     }
 
-    /// Gives back runs that no applied transaction uses, as a reservation again: to be dropped, or kept by data that
-    /// still has to be written.
+    /// Gives back runs that no applied transaction uses, as a reservation again: to be dropped, or kept by
+    /// data that still has to be written.
     ///
-    /// Errors (kind `Corrupt`) if a block is free already or is being freed; the part of the run in that group is then
-    /// never given out again.
+    /// Errors (kind `Corrupt`) if a block is free already or is being freed; the part of the run in that
+    /// group is then never given out again.
     pub fn cancel(&self, runs: &[Run]) -> Result<SpaceReservation<'_>> {
         let mut returned = SpaceReservation::of(self, 0);
         let mut result = Ok(());
@@ -271,7 +276,8 @@ impl Allocator {
         (cleared, done)
     }
 
-    /// The groups and blocks within them that a run covers. Errors (kind `Corrupt`) if it leaves the data space.
+    /// The groups and blocks within them that a run covers. Errors (kind `Corrupt`) if it leaves the data
+    /// space.
     pub(crate) fn pieces(&self, run: Run) -> Result<impl Iterator<Item = (usize, Piece)> + use<>> {
         let AllocConfig { data_start, data_end, .. } = self.config;
         let inside =

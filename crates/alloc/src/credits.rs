@@ -1,12 +1,13 @@
-//! The count of free blocks that nobody was promised, in shards, so that reservations of different threads rarely
-//! meet.
+//! The count of free blocks that nobody was promised, in shards, so that reservations of different threads
+//! rarely meet.
 //!
-//! Protocol: a taker tries its own shard (compare and swap), then the central count under its lock. When the central
-//! count is short, every shard is *closed* and what it held joins the central count; takes and puts of a closed shard
-//! go to the centre. A taker that finds plenty in the centre opens its shard again with a stock.
+//! Protocol: a taker tries its own shard (compare and swap), then the central count under its lock. When the
+//! central count is short, every shard is *closed* and what it held joins the central count; takes and puts
+//! of a closed shard go to the centre. A taker that finds plenty in the centre opens its shard again with a
+//! stock.
 //!
-//! Invariants: the sum never goes below zero. Only the holder of the central lock opens, closes or stocks shards. A
-//! refusal is exact: at the moment the last shard was closed, all there was lay in the centre.
+//! Invariants: the sum never goes below zero. Only the holder of the central lock opens, closes or stocks
+//! shards. A refusal is exact: at the moment the last shard was closed, all there was lay in the centre.
 
 use crossbeam_utils::CachePadded;
 use quire_base::shard::{self, SHARDS};
@@ -38,7 +39,8 @@ impl Credits {
         }
     }
 
-    /// Takes `want` credits, or what there is if that is at least `min`; gives how many. Fails with what there was.
+    /// Takes `want` credits, or what there is if that is at least `min`; gives how many. Fails with what
+    /// there was.
     pub(crate) fn take(&self, min: u64, want: u64) -> Result<u64, u64> {
         self.take_on(shard::current(), min, want)
     }

@@ -1,21 +1,22 @@
 //! Frees that wait until they are durable.
 //!
 //! Protocol:
-//! 1. *Before* the barrier, [`Allocator::ensure_loaded`] loads the groups of the blocks about to be freed. From then on
-//!    their busy bits are in memory and no later load can read a tree that has already forgotten them.
-//! 2. *At apply*, as the last step, when the tree's regions show the blocks as free, [`Allocator::freed`] marks them
-//!    as being freed and queues them in their group with the transaction's `Seq`. No I/O, no waiting but for the
-//!    group's lock.
-//! 3. After a force, [`Allocator::durable`] takes from the queues what is due, clears the busy bits, and only then returns
-//!    the credits. Where freed blocks are discarded, they wait for that first, still busy ([`crate::discarding`]).
+//! 1. *Before* the barrier, [`Allocator::ensure_loaded`] loads the groups of the blocks about to be freed.
+//!    From then on their busy bits are in memory and no later load can read a tree that has already forgotten
+//!    them.
+//! 2. *At apply*, as the last step, when the tree's regions show the blocks as free, [`Allocator::freed`]
+//!    marks them as being freed and queues them in their group with the transaction's `Seq`. No I/O, no
+//!    waiting but for the group's lock.
+//! 3. After a force, [`Allocator::durable`] takes from the queues what is due, clears the busy bits, and only
+//!    then returns the credits. Where freed blocks are discarded, they wait for that first, still busy
+//!    ([`crate::discarding`]).
 //!
-//! Groups with queued frees are named on sharded lists, so that a force costs nothing for the others. A group is on at
-//! most one list.
+//! Groups with queued frees are named on sharded lists, so that a force costs nothing for the others. A group
+//! is on at most one list.
 
 use crate::allocator::Allocator;
 use crate::group::Piece;
 use crossbeam_utils::CachePadded;
-use quire_base::broken::{Broken, is_broken};
 use quire_base::metrics::Counter;
 use quire_base::shard::{self, SHARDS};
 use quire_base::sync::Mutex;
@@ -76,26 +77,17 @@ impl Allocator {
         Ok(())
     }
 
-    /// Notes that the transaction at `seq` has freed `runs`: they are reusable once `seq` is durable. To be called as
-    /// the last step of applying it; does no I/O.
+    /// Notes that the transaction at `seq` has freed `runs`: they are reusable once `seq` is durable. To be
+    /// called as the last step of applying it; does no I/O.
     ///
-    /// Errors (kind `Corrupt`) if a block is not in use or is being freed already: two owners freed it. The part of
-    /// the run in that group is then never given out again; the rest is freed as asked.
+    /// Errors (kind `Corrupt`) if a block is not in use or is being freed already: two owners freed it. The
+    /// part of the run in that group is then never given out again; the rest is freed as asked.
     pub fn freed(&self, seq: Seq, runs: &[Run]) -> Result<()> {
-        let at_once =
-            is_broken(Broken::FreedBlocksReusedAtOnce) || is_broken(Broken::CheckpointNodesInDataSpace);
-        let seq = if at_once { Seq(0) } else { seq };
         let mut result = Ok(());
         for run in runs {
             let done = self.defer_run(seq, *run);
             result = result
                 .and(done.map_err(|e| e.context(format!("freeing blocks {}+{}", run.start, run.blocks))));
-        }
-        if at_once {
-            self.settle();
-        }
-        if self.config.discard && is_broken(Broken::FreedBlocksDiscardedAtOnce) {
-            runs.iter().for_each(|run| self.discard(*run));
         }
         result
     }
@@ -121,9 +113,9 @@ impl Allocator {
         Ok(())
     }
 
-    /// Notes that the journal is durable up to `seq`: frees up to it become reusable, or are queued for their discard if
-    /// that is on. Does no I/O. Calling it again with the same `seq` picks up transactions that were
-    /// applied after they were durable.
+    /// Notes that the journal is durable up to `seq`: frees up to it become reusable, or are queued for their
+    /// discard if that is on. Does no I/O. Calling it again with the same `seq` picks up transactions that
+    /// were applied after they were durable.
     pub fn durable(&self, seq: Seq) {
         self.deferred.durable.fetch_max(seq.0, Ordering::AcqRel);
         self.settle();

@@ -1,9 +1,10 @@
 //! Discards, apart from the forces that make them due.
 //!
-//! Protocol. A freed block is *deferred* until its freeing is durable ([`crate::deferred`]), then *queued*, then its discard
-//! is *under way*, and then it is free. Its busy bit is set until then. A force only queues. [`Allocator::discard_next`],
-//! which a thread of the volume calls, takes the next run of at most [`RUN_BLOCKS_MAX`] blocks, so that no
-//! discard holds up reads and writes for long, discards it with nothing locked, and frees it.
+//! Protocol. A freed block is *deferred* until its freeing is durable ([`crate::deferred`]), then *queued*,
+//! then its discard is *under way*, and then it is free. Its busy bit is set until then. A force only queues.
+//! [`Allocator::discard_next`], which a thread of the volume calls, takes the next run of at most
+//! [`RUN_BLOCKS_MAX`] blocks, so that no discard holds up reads and writes for long, discards it with nothing
+//! locked, and frees it.
 //!
 //! When space is short, what is queued is freed without a discard ([`Allocator::skip_discards`]): the next
 //! owner writes there, and that is worth more. What is under way can only be waited for
@@ -12,7 +13,8 @@
 //!
 //! Invariants:
 //! * A run is queued, or under way, or free, never two of these: whoever takes it out of the queue frees it.
-//! * A block is given out only when no discard of it is under way, and discarded only when its freeing is durable (J2).
+//! * A block is given out only when no discard of it is under way, and discarded only when its freeing is
+//!   durable (J2).
 //! * The credits of a run are back before its discard counts as ended: whoever has waited finds them.
 //!
 //! Neighbours: [`crate::deferred`] queues; `fs` has the thread, and waits where it finds no space.

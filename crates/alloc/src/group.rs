@@ -2,11 +2,11 @@
 //!
 //! Block numbers are within the group, 0 to 262,143; blocks outside the data space are busy for ever.
 //!
-//! A [`Group`] is the locked bitmap with, on the same cache line, three hints that are written under the lock and read
-//! without: the free count, a bound on the longest free run (for skipping groups), and the next-fit cursor.
+//! A [`Group`] is the locked bitmap with, on the same cache line, three hints that are written under the lock
+//! and read without: the free count, a bound on the longest free run (for skipping groups), and the next-fit
+//! cursor.
 
 use crate::region::Region;
-use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Mutex;
 use quire_base::sync::atomic::{AtomicU32, Ordering};
 use quire_base::{Result, Seq};
@@ -153,7 +153,8 @@ impl GroupMap {
 
     /// The next run of `want` blocks from `from` on, around the end; or the longest, if all are shorter.
     pub(crate) fn find(&mut self, from: u32, want: u32) -> Option<Piece> {
-        // With a known bound the search ends at the first run that reaches it, however fragmented the group is.
+        // With a known bound the search ends at the first run that reaches it, however fragmented the group
+        // is.
         let enough = want.min(self.longest).max(1);
         let mut longest = 0..0;
         for part in [from..BLOCKS, 0..from] {
@@ -216,8 +217,8 @@ impl GroupMap {
         Ok(())
     }
 
-    /// Notes that the freeing of a busy run waits for `seq`. True if the group must be put on a list of those with
-    /// deferred frees. Errors, changing nothing, if a block is free or being freed.
+    /// Notes that the freeing of a busy run waits for `seq`. True if the group must be put on a list of those
+    /// with deferred frees. Errors, changing nothing, if a block is free or being freed.
     pub(crate) fn defer(&mut self, seq: Seq, piece: Piece) -> Result<bool> {
         let undo = |region: &mut Region, start, blocks| region.cancel_freeing(start, blocks);
         self.all_or_none(piece.clone(), Region::begin_freeing, undo)?;
@@ -225,8 +226,8 @@ impl GroupMap {
         Ok(!std::mem::replace(&mut self.listed, true))
     }
 
-    /// Takes the runs out whose freeing waited for `durable` or earlier; they stay busy until [`GroupMap::release`].
-    /// True if others still wait, and the group must go back on a list.
+    /// Takes the runs out whose freeing waited for `durable` or earlier; they stay busy until
+    /// [`GroupMap::release`]. True if others still wait, and the group must go back on a list.
     pub(crate) fn due(&mut self, durable: Seq, out: &mut Vec<Piece>) -> bool {
         while let Some(&Reverse((seq, start, end))) = self.deferred.peek() {
             if seq > durable {
@@ -243,9 +244,6 @@ impl GroupMap {
     pub(crate) fn release(&mut self, piece: Piece) -> Result<()> {
         for (number, start, blocks) in by_region(piece.clone()) {
             self.regions[number].end_freeing(start, blocks)?;
-        }
-        if is_broken(Broken::FreedBlocksReusedAtOnce) {
-            self.cursor = piece.start;
         }
         self.grew(piece.len() as u32);
         Ok(())

@@ -7,10 +7,11 @@
 //!  freed(seq) ──► deferred, per group  ◄──────────── blocks in use
 //! ```
 //!
-//! The volume is cut into *allocation groups* of 64 regions (1 GiB). A group's bitmap of busy blocks comes from the
-//! tree's free-space regions when the group is first needed, and stays. The bitmap runs ahead of the tree: a block is
-//! busy from [`Allocator::allocate`] on, before any record says so, and until its freeing is durable, when the tree
-//! has long called it free. Nothing here is ever written: the tree's regions follow from extent records.
+//! The volume is cut into *allocation groups* of 64 regions (1 GiB). A group's bitmap of busy blocks comes
+//! from the tree's free-space regions when the group is first needed, and stays. The bitmap runs ahead of the
+//! tree: a block is busy from [`Allocator::allocate`] on, before any record says so, and until its freeing is
+//! durable, when the tree has long called it free. Nothing here is ever written: the tree's regions follow
+//! from extent records.
 //!
 //! | module | holds |
 //! | --- | --- |
@@ -25,16 +26,18 @@
 //! | [`stats`] | numbers and dumps for people |
 //!
 //! Invariants:
-//! * **Credit.** Free bits in all groups, loaded or not, are at least unpromised credits + reservations. Credits are
-//!   taken before bits are set and returned after bits are cleared, so whoever holds a reservation finds blocks.
-//! * **Deferral (J2).** A freed block stays busy until its transaction is durable and its discard, if any, has
-//!   returned, or is given up.
-//! * **Once.** A block is allocated only if free, and freed only if busy and not being freed already. The contrary is
-//!   an error, and such a block is never given out.
+//! * **Credit.** Free bits in all groups, loaded or not, are at least unpromised credits + reservations.
+//!   Credits are taken before bits are set and returned after bits are cleared, so whoever holds a
+//!   reservation finds blocks.
+//! * **Deferral (J2).** A freed block stays busy until its transaction is durable and its discard, if any,
+//!   has returned, or is given up.
+//! * **Once.** A block is allocated only if free, and freed only if busy and not being freed already. The
+//!   contrary is an error, and such a block is never given out.
 //! * **Leaf locks.** Under a group's lock nothing else is locked, and no I/O is done.
 //!
-//! Neighbours: `format` gives the regions; `fs` provides them from its tree ([`RegionSource`]), reserves and allocates,
-//! and reports frees at apply and the durable position after each force; `device` discards ([`Discard`]).
+//! Neighbours: `format` gives the regions; `fs` provides them from its tree ([`RegionSource`]), reserves and
+//! allocates, and reports frees at apply and the durable position after each force; `device` discards
+//! ([`Discard`]).
 
 pub mod account;
 pub mod ahead;

@@ -1,7 +1,7 @@
 //! One region in memory: its busy blocks, and which of them are being freed.
 //!
-//! Regions that are all free or all busy, the usual case, keep no bitmap, so a loaded group costs little more than
-//! the regions in it that are mixed.
+//! Regions that are all free or all busy, the usual case, keep no bitmap, so a loaded group costs little more
+//! than the regions in it that are mixed.
 
 use quire_base::{Error, Result};
 use quire_format::region::{REGION_BLOCKS, RegionMap};

@@ -134,9 +134,9 @@ impl Allocator {
         }
     }
 
-    /// The blocks of a region that are busy here, deferred frees included, and those among them that are being freed.
-    /// Loads the group if need be. With nobody allocating, busy without freeing is what the tree calls used (blocks
-    /// outside the data space and [`crate::AllocConfig::used_elsewhere`] apart).
+    /// The blocks of a region that are busy here, deferred frees included, and those among them that are
+    /// being freed. Loads the group if need be. With nobody allocating, busy without freeing is what the tree
+    /// calls used (blocks outside the data space and [`crate::AllocConfig::used_elsewhere`] apart).
     pub fn busy_blocks(&self, region: u64) -> Result<(RegionMap, RegionMap)> {
         let number = usize::try_from(region / GROUP_REGIONS).unwrap_or(usize::MAX);
         let group = self.groups.get(number).ok_or_else(|| Error::invalid(format!("no region {region}")))?;
@@ -150,8 +150,8 @@ impl Allocator {
             .ok_or_else(|| Error::invalid(format!("no region {region}")))
     }
 
-    /// Loads every group and compares the free blocks in the bitmaps with the counts. Exact when nobody is using the
-    /// allocator; errors (kind `Corrupt`) if they differ.
+    /// Loads every group and compares the free blocks in the bitmaps with the counts. Exact when nobody is
+    /// using the allocator; errors (kind `Corrupt`) if they differ.
     pub fn check(&self) -> Result<()> {
         (0..self.groups.len()).try_for_each(|number| self.load(number))?;
         let _alone = self.movement.whole();

@@ -1,5 +1,6 @@
-//! The one error type. A kind says what class of failure it is; the message says what was being done, to what, and what
-//! to do about it. The kernel's and C's error numbers and the standard library's kinds follow from the kind, here only.
+//! The one error type. A kind says what class of failure it is; the message says what was being done, to
+//! what, and what to do about it. The kernel's and C's error numbers and the standard library's kinds follow
+//! from the kind, here only.
 
 use std::fmt;
 use std::sync::Arc;
@@ -82,8 +83,8 @@ pub enum ErrorKind {
 impl ErrorKind {
     /// The error number that a program sees for this kind of failure, at a mount or through C.
     ///
-    /// Damage found on disk is `EUCLEAN`, as in ext4 and XFS; a volume that shut itself down after an I/O error answers
-    /// `EIO`.
+    /// Damage found on disk is `EUCLEAN`, as in ext4 and XFS; a volume that shut itself down after an I/O
+    /// error answers `EIO`.
     pub fn errno(self) -> i32 {
         match self {
             ErrorKind::Io | ErrorKind::Shutdown | ErrorKind::UnexpectedEof => libc::EIO,

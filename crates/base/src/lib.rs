@@ -7,25 +7,24 @@
 //!   (`--cfg loom`, `--cfg shuttle`) puts the engine under a model checker.
 //! * [`clock`], [`random`]: time and chance as handles, so that a run can be replayed from a seed.
 //! * [`metrics`]: counters that do not share cache lines.
-//! * [`broken`]: mistakes on purpose, behind a test-only switch.
-//! * `simulation` (feature of that name): threads under a scheduler that a seed decides, for whole volumes.
+//! * `simulation` (feature of that name): the crate `quire-simulation`, threads under a scheduler that a seed
+//!   decides.
 //! * [`shard`]: the shard a thread prefers, the common answer to "which of the copies is mine".
 //!
-//! Neighbours: nothing below; everything above depends on this crate.
+//! Neighbours: nothing below but `quire-simulation`, in test builds; everything above depends on this crate.
 
-pub mod broken;
 pub mod clock;
 pub mod error;
 pub mod metrics;
 pub mod patience;
 pub mod random;
 pub mod shard;
-#[cfg(all(feature = "simulation", not(any(loom, shuttle))))]
-pub mod simulation;
 pub mod size;
 pub mod sync;
 pub mod units;
 
 pub use clock::{Clock, Timestamp};
 pub use error::{Context, Error, ErrorKind, Result};
+#[cfg(all(feature = "simulation", not(any(loom, shuttle))))]
+pub use quire_simulation as simulation;
 pub use units::{BLOCK_SHIFT, BLOCK_SIZE, BlockNo, InodeNo, Seq};

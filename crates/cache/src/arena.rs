@@ -1,20 +1,20 @@
 //! Memory for the blocks of folios: 2 MiB chunks on huge pages, cut in powers of two by a buddy allocator.
 //!
-//! Layout. Chunks come from mappings of [`BATCH_CHUNKS`] chunks each and are aligned to their size. A piece of
-//! order *o* is 2^o blocks, aligned to its size. Free pieces are kept in one ordered set per order, by number
-//! (chunk number * 512 + block), and the lowest number is taken first: the arena fills from the bottom, so chunks
-//! at the top become wholly free. More than [`IDLE_CHUNKS`] wholly free chunks give their memory back to the
-//! system (`MADV_DONTNEED`).
+//! Layout. Chunks come from mappings of [`BATCH_CHUNKS`] chunks each and are aligned to their size. A piece
+//! of order *o* is 2^o blocks, aligned to its size. Free pieces are kept in one ordered set per order, by
+//! number (chunk number * 512 + block), and the lowest number is taken first: the arena fills from the
+//! bottom, so chunks at the top become wholly free. More than [`IDLE_CHUNKS`] wholly free chunks give their
+//! memory back to the system (`MADV_DONTNEED`).
 //!
-//! A lower limit leaves what remains in use spread over all chunks. The free pieces between give their memory back then,
-//! once ([`Arena::give_back_pieces`]), though that breaks huge pages; later pieces come from the bottom again. Such a
-//! *broken* chunk is kept off huge pages until it is wholly free: the kernel makes a huge page of small ones in the
-//! background where it may, and would fill what was given back again.
+//! A lower limit leaves what remains in use spread over all chunks. The free pieces between give their memory
+//! back then, once ([`Arena::give_back_pieces`]), though that breaks huge pages; later pieces come from the
+//! bottom again. Such a *broken* chunk is kept off huge pages until it is wholly free: the kernel makes a
+//! huge page of small ones in the background where it may, and would fill what was given back again.
 //!
-//! The first touch of a huge page may take milliseconds (cleared; in a virtual machine also given by the host), which
-//! a writer, and all who wait behind it, would feel. So where a thread runs [`Arena::work_ahead`], the chunk that will be
-//! wanted next is touched by it when the one before is taken, on another CPU than that of the one who took it: the
-//! kernel does not let go of a CPU while it clears.
+//! The first touch of a huge page may take milliseconds (cleared; in a virtual machine also given by the
+//! host), which a writer, and all who wait behind it, would feel. So where a thread runs
+//! [`Arena::work_ahead`], the chunk that will be wanted next is touched by it when the one before is taken,
+//! on another CPU than that of the one who took it: the kernel does not let go of a CPU while it clears.
 //!
 //! Invariants: memory is never unmapped while the arena lives, so a stale optimistic reader reads some bytes,
 //! never a fault; a piece belongs to one holder or to the free sets; buddies are never both free.
@@ -38,7 +38,8 @@ const BATCH_CHUNKS: usize = 32;
 const IDLE_CHUNKS: usize = 8;
 /// Pieces that [`Arena::give_back_pieces`] takes out of the sets at a time.
 const PIECES_AT_ONCE: usize = 64;
-/// Broken chunks that are kept off huge pages. Each may cut a mapping in three, and the kernel allows a process 65,530.
+/// Broken chunks that are kept off huge pages. Each may cut a mapping in three, and the kernel allows a
+/// process 65,530.
 const BROKEN_MAX: usize = 8192;
 /// How long the system is not asked again after it had no memory.
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);
@@ -64,7 +65,8 @@ pub struct Arena {
 #[repr(C)]
 struct Inner {
     idle_resident: usize,
-    /// A free chunk without memory that is likely to be taken next, and the CPU that is busy with the one before.
+    /// A free chunk without memory that is likely to be taken next, and the CPU that is busy with the one
+    /// before.
     wanted: Option<(usize, usize)>,
     free: [BTreeSet<u32>; ORDER_MAX as usize + 1],
     /// Start of each chunk.
@@ -122,8 +124,8 @@ impl Arena {
         inner.chunks_max = chunks;
     }
 
-    /// After the limit was lowered, and what is over it dropped: gives the memory of free pieces inside chunks back, a few
-    /// at a time, so that nobody waits long for a piece.
+    /// After the limit was lowered, and what is over it dropped: gives the memory of free pieces inside
+    /// chunks back, a few at a time, so that nobody waits long for a piece.
     pub fn give_back_pieces(&self) {
         if !std::mem::take(&mut self.inner.lock().shrunk) {
             return;
@@ -261,8 +263,9 @@ impl Inner {
         (!self.resident[chunk]).then_some(chunk)
     }
 
-    /// Notes that free pieces of these chunks are given back. Returns the chunks that are to be kept off huge pages and are
-    /// not yet. Their pieces are in no set meanwhile, so none of them is wholly free before the caller has done it.
+    /// Notes that free pieces of these chunks are given back. Returns the chunks that are to be kept off huge
+    /// pages and are not yet. Their pieces are in no set meanwhile, so none of them is wholly free before the
+    /// caller has done it.
     fn break_chunks(&mut self, pieces: &[u32]) -> Vec<NonNull<u8>> {
         let mut fresh = Vec::new();
         for number in pieces {
@@ -347,15 +350,15 @@ mod system {
     /// Whether the kernel may back a range with huge pages.
     pub fn use_huge_pages(start: NonNull<u8>, bytes: usize, huge: bool) {
         let advice = if huge { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
-        // SAFETY: the range is of our own mapping. Huge pages are only advice, which changes no byte, so a refusal does
-        // not matter.
+        // SAFETY: the range is of our own mapping. Huge pages are only advice, which changes no byte, so a
+        // refusal does not matter.
         let _ = unsafe { madvise(start.as_ptr().cast(), bytes, advice) };
     }
 
     /// Whether the memory went back; it then reads as zeros.
     pub fn give_back(start: NonNull<u8>, bytes: usize) -> bool {
-        // SAFETY: the range is a free piece of our own private anonymous mapping. A stale optimistic reader then reads
-        // zeros, and rejects them.
+        // SAFETY: the range is a free piece of our own private anonymous mapping. A stale optimistic reader
+        // then reads zeros, and rejects them.
         unsafe { madvise(start.as_ptr().cast(), bytes, Advice::LinuxDontNeed) }.is_ok()
     }
 
@@ -384,8 +387,8 @@ mod system {
 
     /// Has the system give memory for a chunk, contents unchanged; whether it did.
     pub fn touch(start: NonNull<u8>, bytes: usize) -> bool {
-        // SAFETY: the range is one chunk of our own mapping, which lives as long as the arena. Populating changes no
-        // byte, whoever holds the chunk.
+        // SAFETY: the range is one chunk of our own mapping, which lives as long as the arena. Populating
+        // changes no byte, whoever holds the chunk.
         unsafe { madvise(start.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) }.is_ok()
     }
 

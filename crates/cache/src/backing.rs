@@ -1,20 +1,21 @@
 //! What the cache asks of the file behind a mapping.
 //!
 //! Contract
-//! * [`Backing::map`] answers for the extents as they are; a hole's answer stays true until the cache itself places
-//!   the block, or fs changes extents under an exclusive or direct gate after it dropped the range from the cache.
-//! * Delayed allocation: the cache calls [`Backing::reserve`] for each block that becomes dirty without a home,
-//!   and [`Backing::unreserve`] when such a block is dropped unwritten. A successful [`Backing::place`] takes over
-//!   the reservations of the blocks it gave homes to; [`Backing::written`] uses them up, or, when it is told of or
-//!   returns an error, hands them back to the cache (the blocks are dirty again).
-//! * `place` is called with segments held shared, so it may not wait for journal space, a gate, a size lock or a
-//!   segment: if it would have to, it returns an error of kind `WouldBlock`, the cache lets go of everything and
-//!   calls [`Backing::wait_for_room`].
-//! * `written` runs on a finisher thread (or, without threads, on a thread that waits for writeback), never on the
-//!   device's completion thread; or on the thread that called [`crate::Mapping::start_forced`] or
-//!   [`crate::Mapping::write_back`], under whatever its caller holds: a gate, a size lock, a range lock. Its blocks
-//!   are still in writeback, for the other calls of this mapping as well. It may wait for a transaction, but not for
-//!   segments, writeback, a gate, a size lock or a range lock.
+//! * [`Backing::map`] answers for the extents as they are; a hole's answer stays true until the cache itself
+//!   places the block, or fs changes extents under an exclusive or direct gate after it dropped the range
+//!   from the cache.
+//! * Delayed allocation: the cache calls [`Backing::reserve`] for each block that becomes dirty without a
+//!   home, and [`Backing::unreserve`] when such a block is dropped unwritten. A successful [`Backing::place`]
+//!   takes over the reservations of the blocks it gave homes to; [`Backing::written`] uses them up, or, when
+//!   it is told of or returns an error, hands them back to the cache (the blocks are dirty again).
+//! * `place` is called with segments held shared, so it may not wait for journal space, a gate, a size lock
+//!   or a segment: if it would have to, it returns an error of kind `WouldBlock`, the cache lets go of
+//!   everything and calls [`Backing::wait_for_room`].
+//! * `written` runs on a finisher thread (or, without threads, on a thread that waits for writeback), never
+//!   on the device's completion thread; or on the thread that called [`crate::Mapping::start_forced`] or
+//!   [`crate::Mapping::write_back`], under whatever its caller holds: a gate, a size lock, a range lock. Its
+//!   blocks are still in writeback, for the other calls of this mapping as well. It may wait for a
+//!   transaction, but not for segments, writeback, a gate, a size lock or a range lock.
 //!
 //! Neighbours: fs's inode implements it.
 
@@ -78,8 +79,8 @@ pub trait Backing: Send + Sync {
     /// Its number, for messages and order.
     fn inode(&self) -> InodeNo;
 
-    /// The homes of blocks `[block, block + count)`, or of a part of them from `block` on: ascending, without gaps
-    /// or overlaps. What lies outside is clipped by the cache, for what is missing it asks again.
+    /// The homes of blocks `[block, block + count)`, or of a part of them from `block` on: ascending, without
+    /// gaps or overlaps. What lies outside is clipped by the cache, for what is missing it asks again.
     fn map(&self, block: u64, count: u64) -> Result<Vec<Run>>;
 
     /// Sets space aside for `blocks` blocks without a home. Called with segments locked: it never waits.
@@ -88,15 +89,16 @@ pub trait Backing: Send + Sync {
     /// Gives space set aside back.
     fn unreserve(&self, blocks: u64);
 
-    /// Gives homes to the dirty blocks `[block, block + count)`, or to a part of them from `block` on. `filled` says how
-    /// many bytes of the last of them are to be written up to its last byte that is not zero.
+    /// Gives homes to the dirty blocks `[block, block + count)`, or to a part of them from `block` on.
+    /// `filled` says how many bytes of the last of them are to be written up to its last byte that is not
+    /// zero.
     fn place(&self, block: u64, count: u64, filled: usize) -> Result<Placement>;
 
     /// The data of a placement is on the device (not flushed), or failed to get there.
     fn written(&self, placement: Placement, outcome: Result<()>) -> Result<()>;
 
-    /// Whether a placement's homes were recorded before its data is written: if the write fails the blocks are dirty
-    /// again, but keep their homes, and no space is set aside for them any more.
+    /// Whether a placement's homes were recorded before its data is written: if the write fails the blocks
+    /// are dirty again, but keep their homes, and no space is set aside for them any more.
     fn is_recorded(&self, _placement: &Placement) -> bool {
         false
     }
@@ -110,7 +112,8 @@ pub trait Backing: Send + Sync {
     fn size(&self) -> u64;
 }
 
-/// The homes of blocks `[block, block + count)`, whatever number of answers that takes, checked and cut to the range.
+/// The homes of blocks `[block, block + count)`, whatever number of answers that takes, checked and cut to
+/// the range.
 pub(crate) fn map_all(backing: &dyn Backing, block: u64, count: u64) -> Result<Vec<Run>> {
     let end = block + count;
     let mut next = block;

@@ -1,7 +1,7 @@
 //! One bit a block: the state bitmaps of a folio.
 //!
-//! Words are shared by blocks of different segments, so every change is a read-modify-write. Which bits a caller
-//! may change is decided by the segment locks and fill bits it holds, not here.
+//! Words are shared by blocks of different segments, so every change is a read-modify-write. Which bits a
+//! caller may change is decided by the segment locks and fill bits it holds, not here.
 //!
 //! Neighbours: [`crate::folio`] hands out views of its words.
 
@@ -42,8 +42,8 @@ impl<'a> Bits<'a> {
         self.word(block as usize / 64).load(Ordering::Acquire) >> (block % 64) & 1 != 0
     }
 
-    /// Sets `[first, end)`; returns how many were not set before. Words in which all of them are set already are not
-    /// written: only who may clear a bit may set it, so it stays.
+    /// Sets `[first, end)`; returns how many were not set before. Words in which all of them are set already
+    /// are not written: only who may clear a bit may set it, so it stays.
     pub fn set(&self, first: u32, end: u32) -> u32 {
         masks(first, end)
             .map(|(word, mask)| {

@@ -15,7 +15,8 @@ use quire_base::sync::{Arc, Mutex, Weak, thread};
 use quire_base::{BLOCK_SIZE, Clock, Error, ErrorKind, InodeNo, Result};
 use quire_device::Device;
 
-/// A volume's cache. Its background threads end when it is dropped; its memory goes when the last mapping has gone.
+/// A volume's cache. Its background threads end when it is dropped; its memory goes when the last mapping has
+/// gone.
 pub struct Cache {
     core: Arc<Core>,
     threads: Mutex<Vec<thread::JoinHandle<()>>>,
@@ -30,16 +31,16 @@ pub struct CacheUsage {
     pub limit_bytes: u64,
     /// Dirty or in writeback.
     pub dirty_bytes: u64,
-    /// Memory of the arena that the system may have given, counted in whole chunks of 2 MiB: a chunk of which parts have
-    /// been given back counts until all of it is free.
+    /// Memory of the arena that the system may have given, counted in whole chunks of 2 MiB: a chunk of which
+    /// parts have been given back counts until all of it is free.
     pub resident_bytes: u64,
     /// Headers there are, in use or free.
     pub headers: u64,
 }
 
 impl Cache {
-    /// A cache in front of `device`. Without [`Cache::start`] nothing happens in the background: who meets a limit
-    /// writes back himself, and a simulator calls [`Cache::background_step`].
+    /// A cache in front of `device`. Without [`Cache::start`] nothing happens in the background: who meets a
+    /// limit writes back himself, and a simulator calls [`Cache::background_step`].
     pub fn new(config: CacheConfig, device: Arc<Device>, clock: Clock) -> Result<Arc<Cache>> {
         config.check()?;
         Ok(Arc::new(Cache {
@@ -48,7 +49,8 @@ impl Cache {
         }))
     }
 
-    /// A mapping for a file. The cache does not keep the file in memory: its owner writes back before it goes.
+    /// A mapping for a file. The cache does not keep the file in memory: its owner writes back before it
+    /// goes.
     pub fn new_mapping(&self, inode: InodeNo, backing: Weak<dyn Backing>) -> Arc<Mapping> {
         Mapping::new(self.core.clone(), inode, backing)
     }
@@ -93,14 +95,14 @@ impl Cache {
         }
     }
 
-    /// One step of background work, on this thread: old or too much dirty data is written, memory reclaimed ahead.
-    /// True if it did something.
+    /// One step of background work, on this thread: old or too much dirty data is written, memory reclaimed
+    /// ahead. True if it did something.
     pub fn background_step(&self) -> bool {
         flusher::step(&self.core)
     }
 
-    /// Writes everything back that is dirty now, in all files, and waits for it. The first error is returned, after
-    /// everything has been tried.
+    /// Writes everything back that is dirty now, in all files, and waits for it. The first error is returned,
+    /// after everything has been tried.
     pub fn write_back_all(&self) -> Result<()> {
         let mappings = self.core.dirty_mappings();
         let mut snapshots: Vec<Snapshot> =
@@ -110,8 +112,8 @@ impl Cache {
         waited.into_iter().collect()
     }
 
-    /// Starts writing what is dirty of these snapshots, and waits for nothing. Files are allocated in this order, and what
-    /// lies together on the device is one request whichever it belongs to.
+    /// Starts writing what is dirty of these snapshots, and waits for nothing. Files are allocated in this
+    /// order, and what lies together on the device is one request whichever it belongs to.
     pub fn start_snapshots<'a>(&self, snapshots: impl Iterator<Item = &'a mut Snapshot>) {
         let mut outbox = Outbox::new(self.core.clone(), Queue::Forced);
         snapshots.for_each(|snapshot| snapshot.gather(&mut outbox, true));
@@ -122,14 +124,15 @@ impl Cache {
         self.core.dirty_mappings()
     }
 
-    /// Slows the caller down, or stops it, as the dirty limit asks of a writer of `bytes`. [`Mapping::prepare_write`]
-    /// does it too. The caller holds nothing.
+    /// Slows the caller down, or stops it, as the dirty limit asks of a writer of `bytes`.
+    /// [`Mapping::prepare_write`] does it too. The caller holds nothing.
     pub fn throttle(&self, bytes: u64) -> Result<()> {
         crate::throttle::throttle(&self.core, bytes)
     }
 
-    /// Changes the byte limit, and the dirty limits in proportion to what it leaves for folios. What is over it leaves
-    /// soon. Refuses a limit that leaves too little: the tables that the cache has made so far stay.
+    /// Changes the byte limit, and the dirty limits in proportion to what it leaves for folios. What is over
+    /// it leaves soon. Refuses a limit that leaves too little: the tables that the cache has made so far
+    /// stay.
     pub fn set_limit(&self, limit_bytes: u64) -> Result<()> {
         let fixed = self.core.budget.fixed();
         let mut config = CacheConfig::new(limit_bytes.saturating_sub(fixed));
@@ -154,8 +157,9 @@ impl Cache {
         Ok(())
     }
 
-    /// Counts a buffer that is not the cache's against its limit: `bytes` if they fit, else fewer, at least a block.
-    /// Waits for memory as a write does. The caller holds nothing; what is charged goes back when the room is dropped.
+    /// Counts a buffer that is not the cache's against its limit: `bytes` if they fit, else fewer, at least a
+    /// block. Waits for memory as a write does. The caller holds nothing; what is charged goes back when the
+    /// room is dropped.
     pub fn room_for_buffer(&self, bytes: u64) -> Result<Room<'_>> {
         let mut room = Room::empty(&self.core.budget);
         let mut bytes = bytes.next_multiple_of(BLOCK_SIZE as u64);
@@ -186,8 +190,8 @@ impl Cache {
         finish::help(&self.core, || false);
     }
 
-    /// Charges memory of the volume that is not the cache's own to its limit. The caller sees to it that it is no more than
-    /// [`Cache::spare_bytes`] in all.
+    /// Charges memory of the volume that is not the cache's own to its limit. The caller sees to it that it
+    /// is no more than [`Cache::spare_bytes`] in all.
     pub fn charge(&self, bytes: u64) {
         self.core.budget.charge_over(bytes);
     }

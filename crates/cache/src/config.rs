@@ -8,18 +8,21 @@ use quire_base::{BLOCK_SIZE, Error, Result};
 pub struct CacheConfig {
     /// Bytes of data, headers, index and buffers.
     pub limit_bytes: u64,
-    /// Largest write or read that is one batch, in bytes. Locked folios cannot be reclaimed, so this bounds what
-    /// each thread holds.
+    /// Largest write or read that is one batch, in bytes. Locked folios cannot be reclaimed, so this bounds
+    /// what each thread holds.
     pub batch_bytes: usize,
     /// Largest folio, log2 of its blocks.
     pub order_max: Order,
-    /// Every folio is of the largest order where there is room for it, instead of as large as its I/O suggests.
+    /// Every folio is of the largest order where there is room for it, instead of as large as its I/O
+    /// suggests.
     pub order_fixed: bool,
-    /// A write makes all of its folios' blocks dirty that have homes: what tracking blocks saves, for measurements.
+    /// A write makes all of its folios' blocks dirty that have homes: what tracking blocks saves, for
+    /// measurements.
     pub dirties_whole_folios: bool,
     /// Dirty bytes above which background writeback runs whatever the age.
     pub dirty_background_bytes: u64,
-    /// Dirty bytes above which writers wait. Between half way from the background threshold and here they are slowed.
+    /// Dirty bytes above which writers wait. Between half way from the background threshold and here they are
+    /// slowed.
     pub dirty_limit_bytes: u64,
     /// Age at which dirty data is written in the background, nanoseconds; by default what Linux has.
     pub dirty_age_nanos: i64,
@@ -29,7 +32,8 @@ pub struct CacheConfig {
     pub io_blocks_max: u32,
     /// Most blocks that are placed and applied together.
     pub run_blocks_max: u32,
-    /// Most requests of background writeback at the device at a time: a small fdatasync waits behind them all.
+    /// Most requests of background writeback at the device at a time: a small fdatasync waits behind them
+    /// all.
     pub inflight_max: u32,
     /// Most blocks of these requests.
     pub inflight_blocks_max: u64,

@@ -1,18 +1,19 @@
 //! The racing copy: bytes between a caller's buffer and folio memory that another thread may be changing.
 //!
-//! Argument. An optimistic reader copies folio memory while a writer may store to it, and throws the copy away
-//! when the segment versions say so. In Rust's model a plain load that races with a store is undefined whatever
-//! is done with the value, so the copy is not made of plain loads: on x86-64 it is one `rep movsb` in an `asm!`
-//! block, which the compiler must treat as opaque (it may read and write the memory it is given, in the order of
-//! the block, with the machine's semantics: loads and stores of bytes that may be torn against others', never
-//! undefined). Everywhere else, and under loom, Miri and the sanitizers (`--cfg plain_copy`), which must see each
-//! access, it is relaxed atomic loads and stores. Both directions use it, as a writer's stores race with a reader's
-//! loads just the same. There is never a `&[u8]` to folio data.
+//! Argument. An optimistic reader copies folio memory while a writer may store to it, and throws the copy
+//! away when the segment versions say so. In Rust's model a plain load that races with a store is undefined
+//! whatever is done with the value, so the copy is not made of plain loads: on x86-64 it is one `rep movsb`
+//! in an `asm!` block, which the compiler must treat as opaque (it may read and write the memory it is given,
+//! in the order of the block, with the machine's semantics: loads and stores of bytes that may be torn
+//! against others', never undefined). Everywhere else, and under loom, Miri and the sanitizers
+//! (`--cfg plain_copy`), which must see each access, it is relaxed atomic loads and stores. Both directions
+//! use it, as a writer's stores race with a reader's loads just the same. There is never a `&[u8]` to folio
+//! data.
 //!
-//! Order against the version words: `asm!` without `nomem` is a compiler barrier for memory; on x86-64 loads are
-//! not reordered with loads nor stores with stores. (The stores of one `rep movsb` may become visible in any order
-//! among themselves, but not before stores that precede the instruction nor after those that follow it.) The
-//! fences that the segment protocol issues around the copy do the rest on other machines.
+//! Order against the version words: `asm!` without `nomem` is a compiler barrier for memory; on x86-64 loads
+//! are not reordered with loads nor stores with stores. (The stores of one `rep movsb` may become visible in
+//! any order among themselves, but not before stores that precede the instruction nor after those that follow
+//! it.) The fences that the segment protocol issues around the copy do the rest on other machines.
 //!
 //! `rep movsb` reaches 98 % of memcpy on a machine with fast string moves, relaxed 8-byte words 59 %.
 //!
@@ -25,18 +26,19 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 /// Copies folio memory at `from` into `to`.
 ///
 /// # Safety
-/// `from` is valid for reads of `to.len()` bytes, and stays mapped; other threads may change it meanwhile, through
-/// this module or by device I/O.
+/// `from` is valid for reads of `to.len()` bytes, and stays mapped; other threads may change it meanwhile,
+/// through this module or by device I/O.
 pub unsafe fn copy_out(from: *const u8, to: &mut [u8]) {
-    // SAFETY: the caller vouches for `from`; `to` is a live exclusive borrow and folio memory is never borrowed.
+    // SAFETY: the caller vouches for `from`; `to` is a live exclusive borrow and folio memory is never
+    // borrowed.
     unsafe { in_pieces(from, to.as_mut_ptr(), to.len()) }
 }
 
 /// Copies `from` into folio memory at `to`.
 ///
 /// # Safety
-/// `to` is valid for writes of `from.len()` bytes, and stays mapped; the caller holds the segments exclusively or
-/// owns the blocks' fill bits. Other threads may read it meanwhile, through this module.
+/// `to` is valid for writes of `from.len()` bytes, and stays mapped; the caller holds the segments
+/// exclusively or owns the blocks' fill bits. Other threads may read it meanwhile, through this module.
 pub unsafe fn copy_in(from: &[u8], to: *mut u8) {
     // SAFETY: the caller vouches for `to`; `from` is a live borrow and folio memory is never borrowed.
     unsafe { in_pieces(from.as_ptr(), to, from.len()) }
@@ -125,7 +127,8 @@ unsafe fn racing_copy(from: *const u8, to: *mut u8, len: usize) {
 unsafe fn racing_copy(from: *const u8, to: *mut u8, len: usize) {
     let mut done = 0;
     let aligned = (from as usize) % 8 == (to as usize) % 8;
-    // SAFETY: every access below is within the `len` bytes that the caller vouches for, and aligned for its type.
+    // SAFETY: every access below is within the `len` bytes that the caller vouches for, and aligned for its
+    // type.
     unsafe {
         while done < len {
             let (source, target) = (from.add(done), to.add(done));

@@ -1,9 +1,10 @@
 //! What the mappings of one cache share: limits, memory, the lists that background work goes by.
 //!
-//! Locks, all leaves unless said otherwise: `mappings` (who is alive), `dirty` (mappings with unfinished folios;
-//! taken under a mapping's list lock), the finisher's queue, the waiting rooms.
+//! Locks, all leaves unless said otherwise: `mappings` (who is alive), `dirty` (mappings with unfinished
+//! folios; taken under a mapping's list lock), the finisher's queue, the waiting rooms.
 //!
-//! Neighbours: [`crate::cache::Cache`] is the public handle; every mapping and every job in flight holds the core.
+//! Neighbours: [`crate::cache::Cache`] is the public handle; every mapping and every job in flight holds the
+//! core.
 
 use crate::arena::Arena;
 use crate::budget::{Budget, Room};
@@ -35,7 +36,8 @@ pub(crate) const BLOCK_COST: u64 = BLOCK_SIZE as u64 + header_bytes(0) + ENTRY_B
 /// What one reclaim for a few blocks drops.
 const RECLAIM_BYTES: u64 = 16 * BLOCK_COST;
 
-/// How long a thread waits for memory or for the dirty limit before it gives up, while nothing at all gets clean.
+/// How long a thread waits for memory or for the dirty limit before it gives up, while nothing at all gets
+/// clean.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// Looks without success after which a thread that has no background threads gives up.
 const STEPS_MAX: u32 = 64;
@@ -200,7 +202,8 @@ impl Core {
 
     /// Mappings with unfinished folios, by number.
     pub fn dirty_mappings(&self) -> Vec<Arc<Mapping>> {
-        // Upgraded first and dropped by the caller: the last reference to a mapping may not go under the lock.
+        // Upgraded first and dropped by the caller: the last reference to a mapping may not go under the
+        // lock.
         let mut mappings: Vec<Arc<Mapping>> = self.dirty.lock().all().filter_map(Weak::upgrade).collect();
         mappings.sort_unstable_by_key(|mapping| mapping.number);
         mappings
@@ -208,8 +211,8 @@ impl Core {
 
     // ---- memory ----
 
-    /// Fills `room` up to `bytes`, reclaiming, and waiting for writeback, as long as it takes within reason. The
-    /// caller holds no segment and no index lock.
+    /// Fills `room` up to `bytes`, reclaiming, and waiting for writeback, as long as it takes within reason.
+    /// The caller holds no segment and no index lock.
     pub fn fill_room(self: &Arc<Core>, room: &mut Room<'_>, bytes: u64) -> Result<()> {
         self.fill_room_or_spare(room, bytes, false)
     }
@@ -254,8 +257,9 @@ impl Core {
         ))
     }
 
-    /// After a folio could not be made from `room`: fills it up to `bytes`. If it had as much already, then the arena
-    /// is what is short, and something must be reclaimed. `wait` is the operation's, from its first try to its last.
+    /// After a folio could not be made from `room`: fills it up to `bytes`. If it had as much already, then
+    /// the arena is what is short, and something must be reclaimed. `wait` is the operation's, from its first
+    /// try to its last.
     pub fn refill_room(
         self: &Arc<Core>,
         room: &mut Room<'_>,
@@ -267,8 +271,8 @@ impl Core {
         }
         loop {
             patience::check("memory of the cache")?;
-            // What is clean may be no more than the folios that this operation makes and lets go of again. So from the second
-            // shortage on something has to be written.
+            // What is clean may be no more than the folios that this operation makes and lets go of again. So
+            // from the second shortage on something has to be written.
             if std::mem::replace(&mut wait.was_short, true) && !self.await_memory(wait, true) {
                 break;
             }
@@ -282,8 +286,9 @@ impl Core {
         ))
     }
 
-    /// Waits a little for something to become clean, as nothing can be dropped: the background threads write when much of
-    /// the limit is dirty. With `write` the caller writes, whatever the limit. False: that is of no use any more.
+    /// Waits a little for something to become clean, as nothing can be dropped: the background threads write
+    /// when much of the limit is dirty. With `write` the caller writes, whatever the limit. False: that is of
+    /// no use any more.
     fn await_memory(self: &Arc<Core>, wait: &mut MemoryWait, write: bool) -> bool {
         self.metrics.memory_waits.add(1);
         let is_running = self.running.load(Ordering::Acquire);

@@ -1,13 +1,16 @@
 //! The line of files that wait to be written in the background, longest first.
 //!
-//! A mapping joins at the end when its first block becomes dirty, goes back to the end when everything that was dirty has
-//! been gathered, and leaves when nothing in it is dirty or in flight. So the places are in the order of the times since
-//! which the files wait, and a thread that writes takes from the front what it needs; the rest costs it nothing.
+//! A mapping joins at the end when its first block becomes dirty, goes back to the end when everything that
+//! was dirty has been gathered, and leaves when nothing in it is dirty or in flight. So the places are in the
+//! order of the times since which the files wait, and a thread that writes takes from the front what it
+//! needs; the rest costs it nothing.
 //!
-//! Small and large files have a line each, with places from one count: a thread that must leave the small ones to another
-//! does not pass them one by one. A file that has once been large stays with these until it is clean.
+//! Small and large files have a line each, with places from one count: a thread that must leave the small
+//! ones to another does not pass them one by one. A file that has once been large stays with these until it
+//! is clean.
 //!
-//! Neighbours: [`crate::mapping`] joins and leaves, [`crate::flusher`] takes. The line has one lock, in [`crate::core`].
+//! Neighbours: [`crate::mapping`] joins and leaves, [`crate::flusher`] takes. The line has one lock, in
+//! [`crate::core`].
 
 use quire_base::Timestamp;
 use std::collections::BTreeMap;
@@ -86,8 +89,8 @@ impl<T: Clone> DirtyLine<T> {
         self.next
     }
 
-    /// The first with a place of at least `from` and less than `end`, of the large ones only or of all; and the place to go
-    /// on from.
+    /// The first with a place of at least `from` and less than `end`, of the large ones only or of all; and
+    /// the place to go on from.
     pub fn first(&self, from: u64, end: u64, only_large: bool) -> Option<(Waiting<T>, u64)> {
         fn front<T>(
             line: &BTreeMap<u64, (Timestamp, T)>,

@@ -1,13 +1,14 @@
-//! Taking blocks out of the cache for good (truncate, punch, direct writes, eviction), and zeroing them in place.
+//! Taking blocks out of the cache for good (truncate, punch, direct writes, eviction), and zeroing them in
+//! place.
 //!
-//! A drop locks a folio's segments of the range exclusively, which waits for writeback and for readers with shares;
-//! while a block is being read in it lets go and waits for that. Then the bits go, and the space of blocks that were
-//! dirty without a home goes back. A folio that is left without a valid block leaves the mapping if nobody else has
-//! it pinned; else it stays, empty, for reclaim.
+//! A drop locks a folio's segments of the range exclusively, which waits for writeback and for readers with
+//! shares; while a block is being read in it lets go and waits for that. Then the bits go, and the space of
+//! blocks that were dirty without a home goes back. A folio that is left without a valid block leaves the
+//! mapping if nobody else has it pinned; else it stays, empty, for reclaim.
 //!
-//! The caller keeps others from bringing the blocks back (gate exclusive or direct, exclusive sequence odd). An operation
-//! that holds a reservation drops through a [`crate::WritebackHold`] and has prepared what it zeroes
-//! ([`Mapping::prepare_zero`]): neither can fail, nor wait for a finisher of writeback.
+//! The caller keeps others from bringing the blocks back (gate exclusive or direct, exclusive sequence odd).
+//! An operation that holds a reservation drops through a [`crate::WritebackHold`] and has prepared what it
+//! zeroes ([`Mapping::prepare_zero`]): neither can fail, nor wait for a finisher of writeback.
 //!
 //! Neighbours: [`crate::mapping`] for removal, [`crate::write`] for zeroing.
 
@@ -25,8 +26,9 @@ use quire_base::{BLOCK_SIZE, Result};
 const FOLIOS_AT_ONCE: usize = 64;
 
 impl Mapping {
-    /// Drops blocks `[start, end)`, which the caller has just written back and which nobody can make dirty, from the cache;
-    /// waits for their fills. What is to be lost is dropped by [`crate::WritebackHold::discard`].
+    /// Drops blocks `[start, end)`, which the caller has just written back and which nobody can make dirty,
+    /// from the cache; waits for their fills. What is to be lost is dropped by
+    /// [`crate::WritebackHold::discard`].
     pub fn drop_written(&self, start: u64, end: u64) {
         self.drop_range(start, end);
     }
@@ -94,14 +96,15 @@ impl Mapping {
         }
     }
 
-    /// Makes ready to zero bytes `[start, end)`, which lie in one block, so that [`Zeroing::apply`] cannot fail. `None`
-    /// where there is nothing to do: holes and unwritten blocks that are not dirty read as zeros already. For the
-    /// partial edge blocks of truncate and punch, and for what a write beyond EOF exposes. The caller holds the gate so
-    /// that nobody writes there.
+    /// Makes ready to zero bytes `[start, end)`, which lie in one block, so that [`Zeroing::apply`] cannot
+    /// fail. `None` where there is nothing to do: holes and unwritten blocks that are not dirty read as zeros
+    /// already. For the partial edge blocks of truncate and punch, and for what a write beyond EOF exposes.
+    /// The caller holds the gate so that nobody writes there.
     pub fn prepare_zero(&self, start: u64, end: u64) -> Result<Option<Zeroing<'_>>> {
         let block = start / BLOCK_SIZE as u64;
         debug_assert!(start < end && blocks_for(end) == block + 1, "bytes of one block: {start}..{end}");
-        // What is still to be written is looked at before the map: in between it may get its home, not lose it.
+        // What is still to be written is looked at before the map: in between it may get its home, not lose
+        // it.
         if self.next_cached_data(block, block + 1).is_none() {
             let runs = crate::backing::map_all(&*self.backing()?, block, 1)?;
             if !runs.iter().any(|run| matches!(run.home, Home::Written(_))) {
@@ -127,7 +130,8 @@ impl Mapping {
     }
 }
 
-/// Bytes of one block that can be zeroed without failing: the block is in memory, and has a home or space for one.
+/// Bytes of one block that can be zeroed without failing: the block is in memory, and has a home or space for
+/// one.
 #[must_use]
 pub struct Zeroing<'a> {
     mapping: &'a Mapping,

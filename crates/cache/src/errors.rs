@@ -1,11 +1,10 @@
 //! Writeback errors that stay with a file until the blocks they hit are written (or dropped).
 //!
-//! Invariant: a block is in the set from before its failed run stops counting as in flight until a later run that
-//! holds it succeeds, or it is dropped. So who waits for writeback and then asks sees every failure.
+//! Invariant: a block is in the set from before its failed run stops counting as in flight until a later run
+//! that holds it succeeds, or it is dropped. So who waits for writeback and then asks sees every failure.
 //!
 //! Neighbours: [`crate::finish`] records and clears, `write_back` asks.
 
-use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Mutex;
 use quire_base::sync::atomic::{AtomicBool, Ordering};
 use quire_base::{Error, Timestamp};
@@ -64,12 +63,7 @@ impl Errors {
         }
         let state = self.state.lock();
         let hit = state.blocks.range(..end).next_back().is_some_and(|(_, range_end)| *range_end > first);
-        let error = hit.then(|| state.first.clone()).flatten();
-        drop(state);
-        if is_broken(Broken::ErrorSeenOnce) {
-            self.clear(first, end);
-        }
-        error
+        hit.then(|| state.first.clone()).flatten()
     }
 
     /// When something last failed, if the set is not empty.

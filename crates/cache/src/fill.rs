@@ -9,9 +9,10 @@
 //! `fill` is cleared, so that the next one who needs the block tries again and gets his own error. A thread
 //! that needs a single request issues it itself: a system call, instead of two switches between threads.
 //!
-//! Invariants: memory of a claimed block is written by its claim holder only; a claim's folio is pinned until it
-//! ends; the extents of a claimed block do not change (the starter is inside the gate, and who changes extents
-//! under an exclusive or direct gate drops the blocks from the cache first, which waits for the bits).
+//! Invariants: memory of a claimed block is written by its claim holder only; a claim's folio is pinned until
+//! it ends; the extents of a claimed block do not change (the starter is inside the gate, and who changes
+//! extents under an exclusive or direct gate drops the blocks from the cache first, which waits for the
+//! bits).
 //!
 //! Neighbours: `read` and `write` call [`Mapping::fill`]; [`crate::discard`] waits for claims.
 
@@ -22,7 +23,6 @@ use crate::core::Core;
 use crate::folio::FolioPin;
 use crate::index::Pins;
 use crate::mapping::Mapping;
-use quire_base::broken::{Broken, is_broken};
 use quire_base::patience;
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::{Arc, Condvar, Mutex};
@@ -103,8 +103,8 @@ struct Request {
 }
 
 impl Mapping {
-    /// Brings blocks `[first, end)` into the pinned folios, and starts reading those of `ahead` (folios beyond, and
-    /// the block where to stop) that nobody else is reading. Waits for the former only.
+    /// Brings blocks `[first, end)` into the pinned folios, and starts reading those of `ahead` (folios
+    /// beyond, and the block where to stop) that nobody else is reading. Waits for the former only.
     pub(crate) fn fill(&self, pins: &Pins, first: u64, end: u64, ahead: Option<(&Pins, u64)>) -> Result<()> {
         let mut ahead = ahead;
         loop {
@@ -159,8 +159,8 @@ impl Mapping {
         Ok(())
     }
 
-    /// Claims what is to be claimed of a folio's part of `[first, end)`. Without `wait`, segments that a writer
-    /// holds are passed over.
+    /// Claims what is to be claimed of a folio's part of `[first, end)`. Without `wait`, segments that a
+    /// writer holds are passed over.
     fn claim(&self, pin: &FolioPin, first: u64, end: u64, wait: bool, claims: &mut Vec<Claim>) {
         let (mut from, to) = pin.clip(first, end);
         while let Some(block) = pin.uptodate().next_clear(from, to) {
@@ -176,8 +176,7 @@ impl Mapping {
             // A segment is at most 32 blocks, aligned: it lies in one word.
             for (word, mask) in masks(block, stop) {
                 let wanted = mask & !pin.uptodate().word(word).load(Ordering::SeqCst);
-                let marked = if !wait && is_broken(Broken::ReadaheadWithoutFillBits) { 0 } else { wanted };
-                let mut ours = wanted & !pin.filling().word(word).fetch_or(marked, Ordering::SeqCst);
+                let mut ours = wanted & !pin.filling().word(word).fetch_or(wanted, Ordering::SeqCst);
                 // A fill that ended between the two looks has made its blocks valid.
                 let late = ours & pin.uptodate().word(word).load(Ordering::SeqCst);
                 if late != 0 {
@@ -191,8 +190,8 @@ impl Mapping {
         }
     }
 
-    /// Zeroes what needs no device, and submits requests for the rest. Requests with a block below `needed_end` are
-    /// counted in the latch before this returns.
+    /// Zeroes what needs no device, and submits requests for the rest. Requests with a block below
+    /// `needed_end` are counted in the latch before this returns.
     fn start_fill(&self, claims: Vec<Claim>, needed_end: u64, latch: &Arc<Latch>) -> Result<()> {
         let planned = self.plan_fill(&claims);
         let (runs, size) = match planned {
@@ -251,7 +250,8 @@ impl Mapping {
             }
             runs.extend(map_all(&*backing, first, end - first)?);
         }
-        // The size is read with the claims made: whoever extends the file into a claimed block waits for it first.
+        // The size is read with the claims made: whoever extends the file into a claimed block waits for it
+        // first.
         Ok((runs, backing.size()))
     }
 
@@ -375,8 +375,8 @@ fn memory_of(claims: &[Claim]) -> Vec<Segment> {
             _ => segments.push((memory, bytes)),
         }
     }
-    // SAFETY: arena memory of pinned folios, which outlives the request; for fills the blocks are ours by their fill
-    // bits.
+    // SAFETY: arena memory of pinned folios, which outlives the request; for fills the blocks are ours by
+    // their fill bits.
     segments.into_iter().map(|(memory, len)| unsafe { Segment::new(memory, len) }).collect()
 }
 

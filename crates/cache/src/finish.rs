@@ -1,13 +1,14 @@
 //! What follows a completed device write: apply its extents, clear `writeback`, let go.
 //!
-//! Completions of the device only count; the last one of a run puts it in a queue, and finisher threads take it from
-//! there, as applying may wait for a transaction. Without background threads whoever waits for writeback does it, and
-//! always who wrote it himself.
+//! Completions of the device only count; the last one of a run puts it in a queue, and finisher threads take
+//! it from there, as applying may wait for a transaction. Without background threads whoever waits for
+//! writeback does it, and always who wrote it himself.
 //!
-//! Order for a run that succeeded: applied, `mapped` set, `writeback` cleared, shares given back, unlisted, waits
-//! ended. For one that failed: `dirty` set (so no look at the file finds the blocks neither dirty nor in flight),
-//! the backing takes its space back, the error recorded, `writeback` cleared, shares given back, waits ended. Writers may
-//! change a block as soon as its share is given back; waits that begin then are another run's to end.
+//! Order for a run that succeeded: applied, `mapped` set, `writeback` cleared, shares given back, unlisted,
+//! waits ended. For one that failed: `dirty` set (so no look at the file finds the blocks neither dirty nor
+//! in flight), the backing takes its space back, the error recorded, `writeback` cleared, shares given back,
+//! waits ended. Writers may change a block as soon as its share is given back; waits that begin then are
+//! another run's to end.
 //!
 //! Neighbours: [`crate::writeback`] makes runs, [`crate::backing::Backing::written`] applies them.
 
@@ -15,7 +16,6 @@ use crate::backing::{Backing, Placement};
 use crate::core::Core;
 use crate::mapping::Mapping;
 use crate::writeback::Span;
-use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::{Arc, Condvar, Mutex};
 use quire_base::{Error, Result};
@@ -24,8 +24,8 @@ use std::time::Duration;
 
 /// A placed run with its requests at the device.
 pub(crate) struct WriteRun {
-    /// First, so that its pins go before the references below: either may be the last to the mapping, whose end waits
-    /// until nobody has one of its folios pinned.
+    /// First, so that its pins go before the references below: either may be the last to the mapping, whose
+    /// end waits until nobody has one of its folios pinned.
     spans: Vec<Span>,
     mapping: Arc<Mapping>,
     backing: Arc<dyn Backing>,
@@ -77,9 +77,6 @@ impl WriteRun {
         if failed {
             self.set_dirty();
         }
-        if !failed && is_broken(Broken::SeqStoredAfterWriteback) {
-            self.end_early();
-        }
         let written = self.backing.written(placement, error.clone().map_or(Ok(()), Err));
         let outcome = error.map_or(written, Err);
         if let Err(error) = &outcome {
@@ -105,27 +102,20 @@ impl WriteRun {
         // Of the folio at hand, held by this run.
         let mut pins = 0;
         for (i, span) in self.spans.iter().enumerate() {
-            if !is_broken(Broken::OverlappingDeviceWrites) {
-                span.unshare(&self.mapping);
-            }
+            span.unshare(&self.mapping);
             pins += 1;
             // Once a folio, after its last span.
             if self.spans.get(i + 1).is_none_or(|next| next.pin.folio() != span.pin.folio()) {
                 self.mapping.settle(&span.pin);
                 if span.pin.fleeting.load(Ordering::SeqCst) && !span.pin.listed.load(Ordering::SeqCst) {
-                    // Removed or not: if it is gone, the run's pins were the last and count for nothing any more.
+                    // Removed or not: if it is gone, the run's pins were the last and count for nothing any
+                    // more.
                     self.mapping.remove(span.pin.start(), span.pin.folio(), pins);
                 }
                 pins = 0;
             }
         }
         core.cleaned(cleaned);
-        self.mapping.ended(&self.spans, waits);
-    }
-
-    /// For [`Broken::SeqStoredAfterWriteback`]: nobody waits for the rest.
-    fn end_early(&self) {
-        let waits = self.mapping.clear_writeback(&self.spans);
         self.mapping.ended(&self.spans, waits);
     }
 
@@ -193,7 +183,8 @@ impl Finisher {
     }
 }
 
-/// Without background threads, finishes what has completed: those who started it may wait for nothing of it any more.
+/// Without background threads, finishes what has completed: those who started it may wait for nothing of it
+/// any more.
 pub(crate) fn finish_queued(core: &Core) {
     while !core.running.load(Ordering::Acquire)
         && let Some(run) = core.finisher.take()
@@ -202,8 +193,8 @@ pub(crate) fn finish_queued(core: &Core) {
     }
 }
 
-/// Finishes one run, or waits for one while `waits` holds: what a waiter does when there are no finisher threads.
-/// `waits` is asked under the queue's lock, which whoever ends the wait passes through afterwards.
+/// Finishes one run, or waits for one while `waits` holds: what a waiter does when there are no finisher
+/// threads. `waits` is asked under the queue's lock, which whoever ends the wait passes through afterwards.
 pub(crate) fn help(core: &Core, waits: impl Fn() -> bool) {
     let mut queue = core.finisher.queue.lock();
     if queue.runs.is_empty() && waits() {

@@ -1,13 +1,13 @@
 //! Background writeback: what is written when nobody asked.
 //!
-//! A step takes mappings with unfinished blocks from the front of a line ([`crate::dirty_line`]), those that wait longest
-//! first, and no more of them than it writes. Over the background threshold it writes whatever there is, below it what is
-//! older than the age limit; a file that failed a moment ago waits a second. A step puts at most [`STEP_BLOCKS`] under way;
-//! a file with more stays in front, and the next step goes on with it. All are started before any is waited for. Then
-//! clean folios are dropped ahead of need.
+//! A step takes mappings with unfinished blocks from the front of a line ([`crate::dirty_line`]), those that
+//! wait longest first, and no more of them than it writes. Over the background threshold it writes whatever
+//! there is, below it what is older than the age limit; a file that failed a moment ago waits a second. A
+//! step puts at most [`STEP_BLOCKS`] under way; a file with more stays in front, and the next step goes on
+//! with it. All are started before any is waited for. Then clean folios are dropped ahead of need.
 //!
-//! Files with few dirty folios are one thread's at a time, so that they get their homes next to each other and their
-//! writes join; the other threads take the large ones meanwhile.
+//! Files with few dirty folios are one thread's at a time, so that they get their homes next to each other
+//! and their writes join; the other threads take the large ones meanwhile.
 //!
 //! Without threads the same step runs when it is called ([`crate::Cache::background_step`]) or when a writer
 //! meets a limit; nothing in it depends on time but through the clock, nor on the order of a hash table.
@@ -43,8 +43,8 @@ pub(crate) fn step(core: &Arc<Core>) -> bool {
     wrote || reclaimed
 }
 
-/// Writes a part of what is dirty and waits for it; true if blocks have become clean. With `force` whatever its age, and
-/// what failed a moment ago as well.
+/// Writes a part of what is dirty and waits for it; true if blocks have become clean. With `force` whatever
+/// its age, and what failed a moment ago as well.
 pub(crate) fn write_some(core: &Arc<Core>, force: bool) -> bool {
     let before = core.cleaned_blocks.load(Ordering::Relaxed);
     let now = core.clock.now();
@@ -87,9 +87,9 @@ pub(crate) fn write_some(core: &Arc<Core>, force: bool) -> bool {
     core.cleaned_blocks.load(Ordering::Relaxed) != before
 }
 
-/// Gathers up to `blocks_max` of what was dirty when this pass over the file began, from where the last step left off. A file
-/// that grows all the while does not make the pass longer. Returns how many blocks there were, and what
-/// is in flight there.
+/// Gathers up to `blocks_max` of what was dirty when this pass over the file began, from where the last step
+/// left off. A file that grows all the while does not make the pass longer. Returns how many blocks there
+/// were, and what is in flight there.
 fn gather_some(mapping: &Mapping, outbox: &mut Outbox, blocks_max: u64) -> (u64, Snapshot) {
     let cursor = mapping.flush_cursor.load(Ordering::Relaxed);
     if cursor == 0 {

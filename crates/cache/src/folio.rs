@@ -1,4 +1,5 @@
-//! A folio: a power-of-two run of a file's blocks in memory. This is its header; the data is apart, in the arena.
+//! A folio: a power-of-two run of a file's blocks in memory. This is its header; the data is apart, in the
+//! arena.
 //!
 //! ```text
 //!  header (cache-line aligned, one size per order)
@@ -8,8 +9,9 @@
 //!  |                           | uptodate dirty writeback fill mapped                          | ...
 //!  +---------------------------+---------------------------------------------------------------+-----
 //! ```
-//! A folio has one segment a block up to 16, then each is a 16th of it. What an operation on a block looks at lies
-//! together: the first line and its group, which is one line of the largest folios. Every group has the same address.
+//! A folio has one segment a block up to 16, then each is a 16th of it. What an operation on a block looks at
+//! lies together: the first line and its group, which is one line of the largest folios. Every group has the
+//! same address.
 //!
 //! State of a block
 //! * `uptodate`: memory holds the file's contents. Set only after valid data is there (C1).
@@ -19,17 +21,18 @@
 //! * `mapped`: the block is known to have a home on the device. A block that is dirty or in writeback and not
 //!   `mapped` holds one block of delayed-allocation space.
 //!
-//! Lives. A header is recycled and never freed while the cache lives. Between lives its segments are locked, so
-//! no optimistic reader accepts anything from it; owner, start and data change only then. A folio is *dead* to a
-//! mapping when owner or start differ, which an optimistic reader checks after it took the versions.
+//! Lives. A header is recycled and never freed while the cache lives. Between lives its segments are locked,
+//! so no optimistic reader accepts anything from it; owner, start and data change only then. A folio is
+//! *dead* to a mapping when owner or start differ, which an optimistic reader checks after it took the
+//! versions.
 //!
-//! Pins. A pin keeps a folio in its mapping. Pins are taken as [`crate::index`] says, or for a listed folio under the
-//! mapping's list lock; a folio is removed unlisted and unpinned. A header may carry the pin of somebody who was
-//! overtaken, and who gives it back at once: so the count is never reset, and a removal that it stops is tried again.
-//! The cached read takes none.
+//! Pins. A pin keeps a folio in its mapping. Pins are taken as [`crate::index`] says, or for a listed folio
+//! under the mapping's list lock; a folio is removed unlisted and unpinned. A header may carry the pin of
+//! somebody who was overtaken, and who gives it back at once: so the count is never reset, and a removal that
+//! it stops is tried again. The cached read takes none.
 //!
-//! Neighbours: [`crate::slab`] owns headers, [`crate::index`] finds folios, `read`, `write`, `fill`, `writeback` and
-//! `discard` change block states under the rules above.
+//! Neighbours: [`crate::slab`] owns headers, [`crate::index`] finds folios, `read`, `write`, `fill`,
+//! `writeback` and `discard` change block states under the rules above.
 
 use crate::bits::{Bits, masks};
 use crate::segment::SegmentLock;
@@ -184,8 +187,8 @@ impl Folio {
         self.fleeting.store(false, Ordering::Relaxed);
     }
 
-    /// Makes it a part of `whole`, whose segments the caller has locked: the state of its blocks is that of theirs.
-    /// The part is not published yet; one of its words holds all of its blocks.
+    /// Makes it a part of `whole`, whose segments the caller has locked: the state of its blocks is that of
+    /// theirs. The part is not published yet; one of its words holds all of its blocks.
     pub(crate) fn inherit(&self, whole: &Folio) {
         let first = (self.start() - whole.start()) as u32;
         let (word, mask) = masks(first, first + self.blocks()).next().expect("a folio has a block");
@@ -328,8 +331,8 @@ impl Folio {
         self.bits(Map::Mapped)
     }
 
-    /// Whether a block is dirty or in writeback. Dirty is looked at first: a block goes from dirty to writeback
-    /// with both bits set in between.
+    /// Whether a block is dirty or in writeback. Dirty is looked at first: a block goes from dirty to
+    /// writeback with both bits set in between.
     pub fn unfinished(&self) -> bool {
         !self.dirty().is_empty() || !self.writeback().is_empty()
     }
@@ -404,8 +407,8 @@ impl FolioRef {
 impl Deref for FolioRef {
     type Target = Folio;
     fn deref(&self) -> &Folio {
-        // SAFETY: the slab frees headers only when the cache goes, and references are held only by mappings, pins
-        // and jobs, each of which holds the cache.
+        // SAFETY: the slab frees headers only when the cache goes, and references are held only by mappings,
+        // pins and jobs, each of which holds the cache.
         unsafe { self.0.as_ref() }
     }
 }

@@ -1,13 +1,13 @@
-//! Ghosts: which folios left a while ago without having been used again. One that is wanted back soon belongs to a set
-//! that is used more often than the cache's first look could tell.
+//! Ghosts: which folios left a while ago without having been used again. One that is wanted back soon belongs
+//! to a set that is used more often than the cache's first look could tell.
 //!
 //! A table of as many entries as the cache has blocks at most, in buckets of a cache line. An entry is a
 //! fingerprint of (inode, first block) and when it left, by a count that the caller keeps, of blocks made: in
 //! a full cache as many leave; a bucket forgets its oldest. Two folios with one fingerprint are taken for
 //! each other, which costs a wrong guess and nothing else.
 //!
-//! Invariant: bounded, whatever is cached; its memory is charged to the cache's limit. It is written by evictions and
-//! misses only.
+//! Invariant: bounded, whatever is cached; its memory is charged to the cache's limit. It is written by
+//! evictions and misses only.
 //!
 //! Neighbours: [`crate::reclaim`] adds and asks.
 

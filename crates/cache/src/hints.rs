@@ -1,8 +1,8 @@
 //! What callers say about their use of a file beforehand: readahead, and what need not be kept.
 //!
-//! *Let go*: a folio that is clean and idle leaves at once; one with blocks to be written is marked as fleeting, and
-//! leaves when its writeback has finished ([`crate::finish`]). A use that is not to be kept lets only those go that
-//! are on trial ([`crate::reclaim`]): what others use often stays.
+//! *Let go*: a folio that is clean and idle leaves at once; one with blocks to be written is marked as
+//! fleeting, and leaves when its writeback has finished ([`crate::finish`]). A use that is not to be kept
+//! lets only those go that are on trial ([`crate::reclaim`]): what others use often stays.
 //!
 //! Neighbours: fs translates advice and flags of calls into these.
 
@@ -52,8 +52,8 @@ impl Mapping {
         self.pattern.set(pattern);
     }
 
-    /// Starts reading bytes `[start, end)` in, as far as they lie in the file and a 16th of the cache holds them, and
-    /// does not wait for it. The caller holds the gate.
+    /// Starts reading bytes `[start, end)` in, as far as they lie in the file and a 16th of the cache holds
+    /// them, and does not wait for it. The caller holds the gate.
     pub fn read_ahead(&self, start: u64, end: u64) -> Result<()> {
         let batch = self.core.config.batch_bytes as u64;
         let most = self.core.budget.limit() / 16;
@@ -70,8 +70,8 @@ impl Mapping {
         Ok(())
     }
 
-    /// Lets blocks `[first, end)` go, that is folios which end in there: dirty ones when they have been written,
-    /// which this does not start.
+    /// Lets blocks `[first, end)` go, that is folios which end in there: dirty ones when they have been
+    /// written, which this does not start.
     pub fn let_go(&self, first: u64, end: u64) {
         self.let_go_of(first, end, |_| true);
     }

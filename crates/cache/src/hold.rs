@@ -1,19 +1,22 @@
-//! Keeping writeback off a range of a file, for operations that drop or zero cached blocks and must not fail on the way.
+//! Keeping writeback off a range of a file, for operations that drop or zero cached blocks and must not fail
+//! on the way.
 //!
-//! Such an operation reserves what its transaction needs before it drops anything. Dropping a block waits for the block's
-//! writeback, and finishing that writeback takes a reservation of its own; so a holder of a reservation that waited for
-//! writeback could wait for ever. A [`WritebackHold`] makes the order possible: while it lives no writeback of its
-//! range begins, and it is handed out once all writeback that had begun has ended. Then the operation reserves, and
-//! then it drops the blocks, which waits for nothing that takes a reservation.
+//! Such an operation reserves what its transaction needs before it drops anything. Dropping a block waits for
+//! the block's writeback, and finishing that writeback takes a reservation of its own; so a holder of a
+//! reservation that waited for writeback could wait for ever. A [`WritebackHold`] makes the order possible:
+//! while it lives no writeback of its range begins, and it is handed out once all writeback that had begun
+//! has ended. Then the operation reserves, and then it drops the blocks, which waits for nothing that takes a
+//! reservation.
 //!
-//! Protocol. The range is stored under the lock of the waits ([`crate::snapshot`]). Each gathering enters itself in a list
-//! under that lock, and only if its range is clear of holds. The holder first waits for the gatherings in that list, and
-//! then for what is in writeback: no other begins. A gathering in the background passes the file over instead. A snapshot
-//! that finds its range held waits for the end of the hold, and gathers then. The range is rounded outwards to whole
-//! segments, since a lock on a segment waits for the writeback of all of its blocks.
+//! Protocol. The range is stored under the lock of the waits ([`crate::snapshot`]). Each gathering enters
+//! itself in a list under that lock, and only if its range is clear of holds. The holder first waits for the
+//! gatherings in that list, and then for what is in writeback: no other begins. A gathering in the background
+//! passes the file over instead. A snapshot that finds its range held waits for the end of the hold, and
+//! gathers then. The range is rounded outwards to whole segments, since a lock on a segment waits for the
+//! writeback of all of its blocks.
 //!
-//! Invariants: a file has one hold at a time (its owner holds the gate exclusively, or the size lock); the owner waits
-//! for no other writeback, for no memory and for no dirty limit while it has it.
+//! Invariants: a file has one hold at a time (its owner holds the gate exclusively, or the size lock); the
+//! owner waits for no other writeback, for no memory and for no dirty limit while it has it.
 //!
 //! Neighbours: [`crate::snapshot`] has the waits, [`crate::writeback`] gathers, [`crate::discard`] drops.
 
@@ -32,8 +35,8 @@ pub struct WritebackHold<'a> {
 }
 
 impl Mapping {
-    /// Keeps writeback off blocks `[first, end)` and waits for what is under way there. The caller holds no reservation,
-    /// and keeps others from doing the same.
+    /// Keeps writeback off blocks `[first, end)` and waits for what is under way there. The caller holds no
+    /// reservation, and keeps others from doing the same.
     pub fn hold_writeback(&self, first: u64, end: u64) -> WritebackHold<'_> {
         let first = first / SEGMENT_BLOCKS_MAX * SEGMENT_BLOCKS_MAX;
         let end = end.min(BLOCKS_END).next_multiple_of(SEGMENT_BLOCKS_MAX);

@@ -1,11 +1,11 @@
 //! A file's index of folios: which folio holds a block. Looked up without a lock.
 //!
-//! A radix tree. A node has 64 slots, but 8 in the second level, so that slots span 1, 64, 512, 32768, ... blocks. A
-//! folio stands in the highest level whose slots are not larger than itself, in as many neighbouring slots as it
-//! spans there; the lowest of them is its *home*. A folio of 2 MiB has one slot: the index of a large file that is
-//! cached in such folios is dense, and its nodes also say where the data is, so that a block's memory is asked for
-//! before the header is there. A lone folio at block 0 stands in the root word itself, so that small files have no
-//! node.
+//! A radix tree. A node has 64 slots, but 8 in the second level, so that slots span 1, 64, 512, 32768, ...
+//! blocks. A folio stands in the highest level whose slots are not larger than itself, in as many
+//! neighbouring slots as it spans there; the lowest of them is its *home*. A folio of 2 MiB has one slot: the
+//! index of a large file that is cached in such folios is dense, and its nodes also say where the data is, so
+//! that a block's memory is asked for before the header is there. A lone folio at block 0 stands in the root
+//! word itself, so that small files have no node.
 //!
 //! ```text
 //!  slot word:  0 | pointer to a node, low bits 16 + level | pointer to a header, low bits order + 1 (+ 32: leaving)
@@ -13,22 +13,24 @@
 //!
 //! Protocol
 //! * Changes are made under the index's mutex. A slot is published with release, loaded with acquire.
-//! * Nodes and headers are type-stable: a reader that was overtaken may walk through a node that serves another
-//!   mapping by now, and finds valid words there. A word that does not fit the level tells it at once; an empty one
-//!   tells the truth, as the node was empty when it left here; a header is believed only after a check.
-//! * The optimistic reader ([`Index::look_up`]) takes no pin; it checks owner and start of each header after it has
-//!   taken the segments' versions.
-//! * Pinning: raise the pin count, fence, look at the home again. Removing: mark the home as leaving, fence, look at
-//!   the pin count; then clear the slots or take the mark off. Of the two at least one sees the other; who finds the
-//!   mark waits on the mutex and looks again. So a pin is exact: a folio that stays is never missed, which
-//!   truncation relies on.
-//! * Splitting ([`Index::replace`]) is a removal whose slots are not cleared: each is stored once, with a node that has
-//!   the parts already. So no block of a part is ever found to have no folio.
+//! * Nodes and headers are type-stable: a reader that was overtaken may walk through a node that serves
+//!   another mapping by now, and finds valid words there. A word that does not fit the level tells it at
+//!   once; an empty one tells the truth, as the node was empty when it left here; a header is believed only
+//!   after a check.
+//! * The optimistic reader ([`Index::look_up`]) takes no pin; it checks owner and start of each header after
+//!   it has taken the segments' versions.
+//! * Pinning: raise the pin count, fence, look at the home again. Removing: mark the home as leaving, fence,
+//!   look at the pin count; then clear the slots or take the mark off. Of the two at least one sees the
+//!   other; who finds the mark waits on the mutex and looks again. So a pin is exact: a folio that stays is
+//!   never missed, which truncation relies on.
+//! * Splitting ([`Index::replace`]) is a removal whose slots are not cleared: each is stored once, with a
+//!   node that has the parts already. So no block of a part is ever found to have no folio.
 //!
-//! Invariants: folios do not overlap; a folio's home holds it exactly during its life; a node that is linked has an
-//! occupied slot. Shared lines: none is written by looking up; a pin writes the header's line.
+//! Invariants: folios do not overlap; a folio's home holds it exactly during its life; a node that is linked
+//! has an occupied slot. Shared lines: none is written by looking up; a pin writes the header's line.
 //!
-//! Neighbours: [`crate::mapping`] is the only user. The mutex is a leaf but for segment locks that are only tried.
+//! Neighbours: [`crate::mapping`] is the only user. The mutex is a leaf but for segment locks that are only
+//! tried.
 
 use crate::budget::Budget;
 use crate::copy;
@@ -56,8 +58,8 @@ const TAG_MASK: usize = KIND_MASK | LEAVING;
 /// Times a pin is tried before the mutex decides.
 const TRIES: u32 = 8;
 
-/// log2 of the blocks that a slot spans, level by level; the last entry is what the highest level spans as a whole,
-/// which is every block that a file can have.
+/// log2 of the blocks that a slot spans, level by level; the last entry is what the highest level spans as a
+/// whole, which is every block that a file can have.
 const SHIFTS: [u32; 10] = shifts();
 
 const fn shifts() -> [u32; 10] {
@@ -208,8 +210,8 @@ impl Index {
         }
     }
 
-    /// Pins the folio that holds `block`; else the block up to which there is none. Exact; `locked` says that the
-    /// caller holds the mutex.
+    /// Pins the folio that holds `block`; else the block up to which there is none. Exact; `locked` says that
+    /// the caller holds the mutex.
     fn pin_one(&self, owner: u64, block: u64, locked: bool) -> Result<FolioPin, u64> {
         for _ in 0..TRIES {
             let (folio, start, home, leaving) = match self.find(block) {
@@ -232,7 +234,8 @@ impl Index {
         self.pin_one(owner, block, true)
     }
 
-    /// Pins the folios that overlap blocks `[first, end)`, and returns the blocks of the range that none covers.
+    /// Pins the folios that overlap blocks `[first, end)`, and returns the blocks of the range that none
+    /// covers.
     pub fn pin(&self, owner: u64, first: u64, end: u64, pins: &mut Pins) -> u64 {
         self.pin_some(owner, first, end, usize::MAX, pins)
     }
@@ -283,8 +286,8 @@ impl Index {
         }
     }
 
-    /// The folios that cover all of `[first, end)`, without pins: they may die at once, or be another's already.
-    /// False if a block has none.
+    /// The folios that cover all of `[first, end)`, without pins: they may die at once, or be another's
+    /// already. False if a block has none.
     pub fn look_up(&self, first: u64, end: u64, found: &mut SmallVec<[(u64, FolioRef); 4]>) -> bool {
         let mut block = first;
         while block < end {
@@ -299,8 +302,8 @@ impl Index {
         true
     }
 
-    /// Adds a folio and pins it, unless another overlaps it. New nodes are charged to `budget`, over its limit if
-    /// need be.
+    /// Adds a folio and pins it, unless another overlaps it. New nodes are charged to `budget`, over its
+    /// limit if need be.
     pub fn insert(&self, folio: FolioRef, nodes: &NodeSlab, budget: &Budget) -> Option<FolioPin> {
         let _change = self.change.lock();
         let (start, end) = (folio.start(), folio.end_block());
@@ -335,8 +338,8 @@ impl Index {
         Some(pin)
     }
 
-    /// The root node, made so high that it covers `last` and has folios of level `wanted` at or below it, with its
-    /// level.
+    /// The root node, made so high that it covers `last` and has folios of level `wanted` at or below it,
+    /// with its level.
     fn root_for<'a>(
         &self,
         last: u64,
@@ -374,8 +377,8 @@ impl Index {
         (root, level)
     }
 
-    /// Removes `folio` if it is here, at `start`, and `may_leave` holds: it is asked when nobody can take a pin
-    /// any more without having been counted.
+    /// Removes `folio` if it is here, at `start`, and `may_leave` holds: it is asked when nobody can take a
+    /// pin any more without having been counted.
     pub fn remove_if(
         &self,
         start: u64,
@@ -400,9 +403,9 @@ impl Index {
         true
     }
 
-    /// Puts `parts`, which are folios of at most 32 blocks with start and state of theirs, in the place of `folio`, of at
-    /// least 64, if it is here, at `start`, and `may_leave` holds. Who looks finds the folio or a part of it, and where
-    /// there is neither any more the block has left.
+    /// Puts `parts`, which are folios of at most 32 blocks with start and state of theirs, in the place of
+    /// `folio`, of at least 64, if it is here, at `start`, and `may_leave` holds. Who looks finds the folio
+    /// or a part of it, and where there is neither any more the block has left.
     pub fn replace(
         &self,
         start: u64,

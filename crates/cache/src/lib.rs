@@ -1,4 +1,5 @@
-//! The page cache of Quire: folios with per-block state, segment locks, untorn batches, writeback and reclaim.
+//! The page cache of Quire: folios with per-block state, segment locks, untorn batches, writeback and
+//! reclaim.
 //!
 //! ```text
 //!   fs (inode implements Backing, holds gate, size, exclusive sequence)
@@ -11,8 +12,8 @@
 //!                 quire_device::Device
 //! ```
 //!
-//! Start reading with [`segment`] (the lock and the argument for untorn reads), then `folio` (state of a block),
-//! then the operations: `read`, `write`, `fill`, `snapshot`, `writeback`, `finish`, `discard`.
+//! Start reading with [`segment`] (the lock and the argument for untorn reads), then `folio` (state of a
+//! block), then the operations: `read`, `write`, `fill`, `snapshot`, `writeback`, `finish`, `discard`.
 //!
 //! Lock order within the crate: segments (ascending) → index, list → cache's lists → leaves. Nobody waits for
 //! device, memory or a fill bit with a segment held, but for writeback's shares and the claims of a fill.

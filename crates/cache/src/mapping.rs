@@ -1,16 +1,21 @@
-//! A file's mapping: its folios, the list of those with unfinished blocks, its writeback in flight, its errors.
+//! A file's mapping: its folios, the list of those with unfinished blocks, its writeback in flight, its
+//! errors.
 //!
-//! Lists. A folio with a dirty or in-writeback block is *listed*: it is in `list.folios` with its flag set. Who
-//! sets dirty bits then looks at the flag ([`Mapping::enlist`]); who clears dirty or writeback bits takes the list
-//! lock, takes the flag off, looks at the bits, and puts it back or unlists ([`Mapping::settle`]). All of it is
-//! sequentially consistent, so at least one of the two sees the other, and no unfinished folio stays unlisted
-//! once its writer has unlocked. A mapping with a listed folio is in the cache's list of dirty mappings.
+//! Lists. A folio with a dirty or in-writeback block is *listed*: it is in `list.folios` with its flag set.
+//! Who sets dirty bits then looks at the flag ([`Mapping::enlist`]); who clears dirty or writeback bits takes
+//! the list lock, takes the flag off, looks at the bits, and puts it back or unlists ([`Mapping::settle`]).
+//! All of it is sequentially consistent, so at least one of the two sees the other, and no unfinished folio
+//! stays unlisted once its writer has unlocked. A mapping with a listed folio is in the cache's list of dirty
+//! mappings.
 //!
-//! Waits. Those who wait for writeback are in `waits`, with the blocks that they wait for: [`crate::snapshot`].
+//! Waits. Those who wait for writeback are in `waits`, with the blocks that they wait for:
+//! [`crate::snapshot`].
 //!
-//! Lock order: index (leaf but for tried segments); waits, then list, then the cache's list of dirty mappings.
+//! Lock order: index (leaf but for tried segments); waits, then list, then the cache's list of dirty
+//! mappings.
 //!
-//! Neighbours: `read`, `write`, `fill`, `writeback`, `finish` and `discard` are its operations, one file each.
+//! Neighbours: `read`, `write`, `fill`, `writeback`, `finish` and `discard` are its operations, one file
+//! each.
 
 use crate::backing::Backing;
 use crate::bits::masks;
@@ -111,9 +116,9 @@ impl Mapping {
 
     // ---- folios ----
 
-    /// Pins a folio for every block of `[first, end)`, making what is missing from `room`. `stream_end` bounds how
-    /// far beyond `end` a sequential stream may get a larger folio. When the room is too small: what it should
-    /// hold, and `pins` is empty.
+    /// Pins a folio for every block of `[first, end)`, making what is missing from `room`. `stream_end`
+    /// bounds how far beyond `end` a sequential stream may get a larger folio. When the room is too small:
+    /// what it should hold, and `pins` is empty.
     pub(crate) fn pin_or_make(
         &self,
         first: u64,
@@ -206,8 +211,9 @@ impl Mapping {
         self.core.fill_room_or_spare(room, missing * BLOCK_COST, is_lone)
     }
 
-    /// Makes folios for the blocks of `[first, end)` that have none, if memory can be had without waiting, and
-    /// pins all: this is for readahead. Folios end where it ends: larger ones would take memory from what is hot.
+    /// Makes folios for the blocks of `[first, end)` that have none, if memory can be had without waiting,
+    /// and pins all: this is for readahead. Folios end where it ends: larger ones would take memory from what
+    /// is hot.
     pub(crate) fn make_ahead(&self, first: u64, end: u64, pins: &mut Pins) {
         let mut room = Room::empty(&self.core.budget);
         let bytes = self.index.missing(first, end) * BLOCK_COST;
@@ -220,8 +226,8 @@ impl Mapping {
         let _ = self.pin_or_make(first, end, end, pins, &mut room);
     }
 
-    /// Removes a folio from the mapping and ends its life if it has at most the caller's `own_pins`, is neither
-    /// listed nor being filled, and all of its segments are free.
+    /// Removes a folio from the mapping and ends its life if it has at most the caller's `own_pins`, is
+    /// neither listed nor being filled, and all of its segments are free.
     pub(crate) fn remove(&self, start: u64, folio: FolioRef, own_pins: u32) -> bool {
         let left = self.take_out(start, folio, own_pins);
         if left {
@@ -246,8 +252,8 @@ impl Mapping {
         idle && lock_whole(&folio, &self.core)
     }
 
-    /// Splits a folio as [`Mapping::remove`] would remove it: the segments of `keep` become folios with this heat, the
-    /// rest is given back. Returns the bytes given back; 0 if it stays as it is.
+    /// Splits a folio as [`Mapping::remove`] would remove it: the segments of `keep` become folios with this
+    /// heat, the rest is given back. Returns the bytes given back; 0 if it stays as it is.
     pub(crate) fn split(&self, start: u64, folio: FolioRef, keep: u32, heat: u32) -> u64 {
         let core = &self.core;
         let order = folio.order() - SEGMENTS_MAX.ilog2() as Order;
@@ -351,7 +357,8 @@ impl Mapping {
         list.folios.last_key_value().map_or(0, |(start, folio)| start + u64::from(folio.blocks()))
     }
 
-    /// Notes that everything that was dirty a moment ago has been gathered: the mapping waits anew from now on.
+    /// Notes that everything that was dirty a moment ago has been gathered: the mapping waits anew from now
+    /// on.
     pub(crate) fn gathered(&self) {
         let mut list = self.list.lock();
         if let Some(place) = list.place {
@@ -401,8 +408,9 @@ impl Mapping {
         None
     }
 
-    /// Calls `look` with the dirty and the writeback bits of some of the blocks of `[first, end)`: those of a word, which
-    /// is numbered by its first block's number divided by 64, as far as one folio has them. Gives where to go on.
+    /// Calls `look` with the dirty and the writeback bits of some of the blocks of `[first, end)`: those of a
+    /// word, which is numbered by its first block's number divided by 64, as far as one folio has them. Gives
+    /// where to go on.
     pub(crate) fn for_listed_words(&self, first: u64, end: u64, mut look: impl FnMut(u64, u64, u64)) -> u64 {
         let list = self.list.lock();
         let mut next = end;
@@ -498,7 +506,8 @@ fn fitting_order(at: u64, end: u64, order_max: Order) -> Order {
     by_size.min(at.trailing_zeros()).min(u32::from(order_max)) as Order
 }
 
-/// The order that a sequential stream of `streak` blocks has earned at `at`: half of what it has gone through.
+/// The order that a sequential stream of `streak` blocks has earned at `at`: half of what it has gone
+/// through.
 fn stream_order(at: u64, streak: u64, order_max: Order) -> Order {
     let earned = (streak / 2).max(1).ilog2();
     earned.min(at.trailing_zeros()).min(u32::from(order_max)) as Order

@@ -1,8 +1,8 @@
 //! Nodes of the folio indexes: made once, recycled for ever.
 //!
-//! Type-stable, as headers are: a look-up that was overtaken may stand in a node that has been recycled, and what it
-//! finds there is a valid word all the same (see [`crate::index`]). The byte limit is charged for a node when it is
-//! made, not when it is used.
+//! Type-stable, as headers are: a look-up that was overtaken may stand in a node that has been recycled, and
+//! what it finds there is a valid word all the same (see [`crate::index`]). The byte limit is charged for a
+//! node when it is made, not when it is used.
 //!
 //! Neighbours: [`crate::index`] is the only user.
 
@@ -56,7 +56,8 @@ impl Node {
         }
     }
 
-    /// Where the data of a slot's folio is, if the level keeps that: good for asking for it early, for nothing else.
+    /// Where the data of a slot's folio is, if the level keeps that: good for asking for it early, for
+    /// nothing else.
     pub fn hint(&self, slot: usize) -> Option<&AtomicPtr<()>> {
         self.words.get(SLOTS_MANY + slot)
     }
@@ -119,7 +120,8 @@ impl NodeSlab {
 impl Drop for NodeSlab {
     fn drop(&mut self) {
         for node in self.lists.get_mut().all.drain(..) {
-            // SAFETY: made by `Box::leak` above, listed once; with the cache goes everyone who could look at it.
+            // SAFETY: made by `Box::leak` above, listed once; with the cache goes everyone who could look at
+            // it.
             drop(unsafe { Box::from_raw(node.as_ptr()) });
         }
     }

@@ -1,11 +1,11 @@
 //! Write requests on their way to the device.
 //!
-//! A request that begins where the last one ends on the device joins it, whatever files the two belong to: small files
-//! that are written together, and so have their homes next to each other, are few large writes. A joined request that
-//! fails has failed for every run in it.
+//! A request that begins where the last one ends on the device joins it, whatever files the two belong to:
+//! small files that are written together, and so have their homes next to each other, are few large writes. A
+//! joined request that fails has failed for every run in it.
 //!
-//! Invariant: whoever fills an outbox waits for nothing while it holds requests; it hands over first. So what is in
-//! writeback always ends by itself (C2).
+//! Invariant: whoever fills an outbox waits for nothing while it holds requests; it hands over first. So what
+//! is in writeback always ends by itself (C2).
 //!
 //! Neighbours: [`crate::writeback`] fills it, [`crate::finish`] takes the runs when they are done.
 
@@ -25,7 +25,8 @@ const PIECES_HERE_MAX: usize = 2;
 /// Which requests an outbox takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Queue {
-    /// Those that nobody waits for: only so many are with the device at a time, as a later flush waits for them all.
+    /// Those that nobody waits for: only so many are with the device at a time, as a later flush waits for
+    /// them all.
     Background,
     /// Those of an fsync. Nothing holds them up.
     Forced,
@@ -85,10 +86,10 @@ impl Outbox {
         self.open.push(Joined { at, blocks, segments, runs: vec![run] });
     }
 
-    /// Writes its content on this thread if that is few pieces of memory, and nothing was handed over before; else hands
-    /// it over. Runs whose records went ahead are no exception: a write of this thread and then the journal's take less
-    /// time than both at once with a completion thread and a finisher between them. The caller holds nothing that the end
-    /// of a run waits for.
+    /// Writes its content on this thread if that is few pieces of memory, and nothing was handed over before;
+    /// else hands it over. Runs whose records went ahead are no exception: a write of this thread and then
+    /// the journal's take less time than both at once with a completion thread and a finisher between them.
+    /// The caller holds nothing that the end of a run waits for.
     pub fn write_here(mut self) {
         let pieces: usize = self.open.iter().map(|joined| joined.segments.len()).sum();
         if self.handed_over || pieces > PIECES_HERE_MAX {

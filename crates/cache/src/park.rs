@@ -46,8 +46,8 @@ impl Parking {
         &self.shards[shard::by_address(address, self.shards.len())]
     }
 
-    /// Sleeps until `blocked` is false. It is called under the shard's mutex, first at once and then after every
-    /// wake-up: it must be short and may not lock anything.
+    /// Sleeps until `blocked` is false. It is called under the shard's mutex, first at once and then after
+    /// every wake-up: it must be short and may not lock anything.
     pub fn wait_while(&self, address: usize, mut blocked: impl FnMut() -> bool) {
         let shard = self.shard(address);
         shard.sleepers.fetch_add(1, Ordering::Relaxed);

@@ -1,14 +1,14 @@
 //! The cached read: without a lock where possible, else with every segment shared.
 //!
-//! Optimistic ([`Mapping::try_read`]): look at size and exclusive sequence; find the folios; take every segment's
-//! version; check that the folios are still this mapping's and every block is uptodate; copy; look at all of it
-//! again. What a disturbed attempt copied is garbage in the caller's buffer and never reported. No line that others
-//! write is written. A missing folio or block, holes included, ends the attempt.
+//! Optimistic ([`Mapping::try_read`]): look at size and exclusive sequence; find the folios; take every
+//! segment's version; check that the folios are still this mapping's and every block is uptodate; copy; look
+//! at all of it again. What a disturbed attempt copied is garbage in the caller's buffer and never reported.
+//! No line that others write is written. A missing folio or block, holes included, ends the attempt.
 //!
-//! Locked ([`Mapping::read`]): the caller holds the gate. A folio for every block, missing blocks filled, segments
-//! shared in ascending order over the whole range, then the size is looked at again: if it has grown past what this
-//! read took for the end, it starts over; else copy. Both are untorn against write batches, which lock all their
-//! segments, and publish the size before they unlock the first.
+//! Locked ([`Mapping::read`]): the caller holds the gate. A folio for every block, missing blocks filled,
+//! segments shared in ascending order over the whole range, then the size is looked at again: if it has grown
+//! past what this read took for the end, it starts over; else copy. Both are untorn against write batches,
+//! which lock all their segments, and publish the size before they unlock the first.
 //!
 //! Neighbours: [`crate::segment`] has the argument, [`crate::fill`] the misses.
 
@@ -20,7 +20,6 @@ use crate::index::Pins;
 use crate::mapping::{BLOCKS_END, Mapping};
 use crate::reclaim::touch;
 use crate::segment::{self, SegmentLock, Version};
-use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::atomic::{Ordering, fence};
 use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, Error, Result};
@@ -44,13 +43,13 @@ fn clip(offset: u64, len: usize, size: u64) -> usize {
 }
 
 impl Mapping {
-    /// Reads without a lock, as many bytes as the file has at `offset`, up to the length of `buf`. `None`: something
-    /// is not cached or is being changed, use [`Mapping::read`]; the buffer then holds anything. `view` reads with
-    /// acquire order.
+    /// Reads without a lock, as many bytes as the file has at `offset`, up to the length of `buf`. `None`:
+    /// something is not cached or is being changed, use [`Mapping::read`]; the buffer then holds anything.
+    /// `view` reads with acquire order.
     pub fn try_read(&self, offset: u64, buf: &mut [u8], view: impl Fn() -> ReadView) -> Option<usize> {
         for _ in 0..ATTEMPTS {
             let seen = view();
-            if seen.exclusive_sequence % 2 == 1 && !is_broken(Broken::ExclusiveSequenceIgnored) {
+            if seen.exclusive_sequence % 2 == 1 {
                 return None;
             }
             let len = clip(offset, buf.len(), seen.size);
@@ -60,10 +59,8 @@ impl Mapping {
                 None => return None,
                 Some(true) => {
                     let now = view();
-                    let same_sequence = now.exclusive_sequence == seen.exclusive_sequence
-                        || is_broken(Broken::ExclusiveSequenceIgnored);
-                    let same_size =
-                        !clipped || now.size == seen.size || is_broken(Broken::SizeNotLookedAtAgain);
+                    let same_sequence = now.exclusive_sequence == seen.exclusive_sequence;
+                    let same_size = !clipped || now.size == seen.size;
                     if same_sequence && same_size {
                         self.core.metrics.reads_optimistic.add(1);
                         return Some(len);
@@ -88,10 +85,6 @@ impl Mapping {
         }
         let mut found: SmallVec<[(u64, FolioRef); 4]> = SmallVec::new();
         if !self.index.look_up(first, end, &mut found) {
-            if is_broken(Broken::MissingFolioReadAsZeros) {
-                buf.fill(0);
-                return Some(true);
-            }
             return None;
         }
         // The folios are not pinned: they may die here, and live again elsewhere.
@@ -115,12 +108,6 @@ impl Mapping {
         for (start, (from, to), folio) in parts() {
             self.copy_part(&folio, start, from, to, offset, buf);
         }
-        if is_broken(Broken::VersionsTakenAfterCopy) {
-            versions.clear();
-            if !segment::collect_versions(segments(), &mut versions) {
-                return Some(false);
-            }
-        }
         if !segment::all_unchanged(segments(), &versions) {
             return Some(false);
         }
@@ -128,9 +115,10 @@ impl Mapping {
         Some(true)
     }
 
-    /// [`Mapping::try_copy`] within one folio, which is most reads: nothing is gathered, and the lines that will be
-    /// needed are asked for before the first of them is looked at. Whose folio it is stands on another line than the
-    /// rest and is looked at last, between the two looks at the versions, while which it cannot change.
+    /// [`Mapping::try_copy`] within one folio, which is most reads: nothing is gathered, and the lines that
+    /// will be needed are asked for before the first of them is looked at. Whose folio it is stands on
+    /// another line than the rest and is looked at last, between the two looks at the versions, while which
+    /// it cannot change.
     #[inline]
     fn try_copy_one(&self, start: u64, folio: FolioRef, offset: u64, buf: &mut [u8]) -> Option<bool> {
         let base = start * BLOCK_SIZE as u64;
@@ -154,14 +142,6 @@ impl Mapping {
         // Where the memory is was not certain before the versions were taken.
         // SAFETY: as in `copy_part`.
         unsafe { copy::copy_out(folio.memory(from).wrapping_add(skip), buf) };
-        if is_broken(Broken::VersionsTakenAfterCopy) {
-            for (number, version) in (low..=high).zip(&mut versions) {
-                match folio.segment(number).version() {
-                    Some(found) => *version = found,
-                    None => return Some(false),
-                }
-            }
-        }
         let is_ours = folio.is(self.number, start);
         fence(Ordering::Acquire);
         let unchanged =
@@ -181,14 +161,14 @@ impl Mapping {
         let low = (base + u64::from(from) * BLOCK_SIZE as u64).max(offset);
         let high = (base + u64::from(to) * BLOCK_SIZE as u64).min(offset + buf.len() as u64);
         let target = &mut buf[(low - offset) as usize..(high - offset) as usize];
-        // SAFETY: the bytes are within the folio's blocks, whose memory stays mapped as long as the cache; a copy that
-        // raced with a change, or with another life of the header, is thrown away by the caller.
+        // SAFETY: the bytes are within the folio's blocks, whose memory stays mapped as long as the cache; a
+        // copy that raced with a change, or with another life of the header, is thrown away by the caller.
         unsafe { copy::copy_out(folio.memory(0).wrapping_add((low - base) as usize), target) }
     }
 
     /// Reads as many bytes as the file has at `offset`, up to the length of `buf`. The caller holds the gate
-    /// (buffered for up to a batch; beyond that the pieces are untorn one by one, and the whole only if the gate
-    /// keeps writers out). `size` loads the file's size.
+    /// (buffered for up to a batch; beyond that the pieces are untorn one by one, and the whole only if the
+    /// gate keeps writers out). `size` loads the file's size.
     pub fn read(&self, offset: u64, buf: &mut [u8], size: &dyn Fn() -> u64) -> Result<usize> {
         if offset.checked_add(buf.len() as u64).is_none_or(|end| end > BLOCKS_END * BLOCK_SIZE as u64) {
             return Err(Error::invalid(format!(
@@ -246,7 +226,7 @@ impl Mapping {
             });
             // The size last: a write that extended the file published it before it unlocked a segment.
             let now = clip(offset, buf.len(), size());
-            if !valid || (now > len && !is_broken(Broken::SizeNotLookedAtAgain)) {
+            if !valid || now > len {
                 unlock();
                 continue;
             }
@@ -278,7 +258,8 @@ impl Mapping {
             // At most what is being read in already.
             return if valid { Ok(()) } else { self.fill(pins, first, end, None) };
         };
-        // A tiny cache is not to be emptied by readahead; and what is read ahead is to be used within an epoch of reclaim.
+        // A tiny cache is not to be emptied by readahead; and what is read ahead is to be used within an
+        // epoch of reclaim.
         let most = self.core.config.readahead_bytes.min(self.core.budget.limit() / 32) / BLOCK_SIZE as u64;
         let streaming = miss == self.ahead_next.load(Ordering::Relaxed);
         let doubled = (self.ahead_blocks.load(Ordering::Relaxed) * 2).max(2 * (end - first)).min(most);

@@ -1,29 +1,31 @@
 //! Taking memory back: which folio leaves when the byte limit is reached.
 //!
-//! S3-FIFO (Yang et al., SOSP 2023) in the form of a clock: the hand goes round over the slab of headers instead of
-//! two queues. A folio is born *on trial*. When the hand comes by, one on trial that was used again is *proven* and
-//! stays; another leaves, and a ghost of it stays for a while ([`crate::ghosts`]): if it is wanted back, it is proven
-//! at birth. The hand passes proven folios over as long as those on trial are a tenth of the cache; only when they
-//! are fewer do proven ones cool, one step of their heat of 0 to 3 each time, and leave when cold. So a stream of any
-//! length runs through what is on trial, however seldom the hot set is used meanwhile; and one that is no longer used
-//! gives way as soon as others prove themselves.
+//! S3-FIFO (Yang et al., SOSP 2023) in the form of a clock: the hand goes round over the slab of headers
+//! instead of two queues. A folio is born *on trial*. When the hand comes by, one on trial that was used
+//! again is *proven* and stays; another leaves, and a ghost of it stays for a while ([`crate::ghosts`]): if
+//! it is wanted back, it is proven at birth. The hand passes proven folios over as long as those on trial are
+//! a tenth of the cache; only when they are fewer do proven ones cool, one step of their heat of 0 to 3 each
+//! time, and leave when cold. So a stream of any length runs through what is on trial, however seldom the hot
+//! set is used meanwhile; and one that is no longer used gives way as soon as others prove themselves.
 //!
-//! A folio gains one of heat when it is used two *epochs* after its birth or its last gain, or later. An epoch is as
-//! long as it takes to make a sixteenth of the cache anew. So the many small reads of one sequential scan, of folios
-//! that were read ahead, prove nothing. A read of a folio that is hot writes nothing.
+//! A folio gains one of heat when it is used two *epochs* after its birth or its last gain, or later. An
+//! epoch is as long as it takes to make a sixteenth of the cache anew. So the many small reads of one
+//! sequential scan, of folios that were read ahead, prove nothing. A read of a folio that is hot writes
+//! nothing.
 //!
-//! Why this one: `examples/reclaim` runs it beside LRU, 2Q, S3-FIFO and CLOCK-Pro; docs/benchmarks.md has the table.
-//! It needs no list that readers or a hit would have to change, as LRU and 2Q do, and none of CLOCK-Pro's three
-//! hands.
+//! Why this one: `examples/reclaim` runs it beside LRU, 2Q, S3-FIFO and CLOCK-Pro; docs/benchmarks.md has the
+//! table. It needs no list that readers or a hit would have to change, as LRU and 2Q do, and none of
+//! CLOCK-Pro's three hands.
 //!
-//! A header is reused from a free list, last freed first, so a newborn usually sits just behind the hand and has a
-//! whole round before it is judged. Free headers and folios with unfinished, filling or pinned blocks are passed.
+//! A header is reused from a free list, last freed first, so a newborn usually sits just behind the hand and
+//! has a whole round before it is judged. Free headers and folios with unfinished, filling or pinned blocks
+//! are passed.
 //!
-//! Of a large folio that cools, but is used in a few of its segments all the while, those stay as folios of their own
-//! and the rest is given back: a bit a segment says which were used since the hand last cooled it.
+//! Of a large folio that cools, but is used in a few of its segments all the while, those stay as folios of
+//! their own and the rest is given back: a bit a segment says which were used since the hand last cooled it.
 //!
-//! Invariants: a folio leaves only unpinned and clean (C3), out of its mapping's index with its segments locked,
-//! which then stay locked until the header's next life. Reclaim waits for nothing.
+//! Invariants: a folio leaves only unpinned and clean (C3), out of its mapping's index with its segments
+//! locked, which then stay locked until the header's next life. Reclaim waits for nothing.
 //!
 //! Neighbours: [`crate::core::Core::fill_room`] calls it, [`crate::flusher`] calls it ahead of need.
 
@@ -71,8 +73,8 @@ pub(crate) fn newborn(core: &Core, wanted_back: bool) -> u32 {
     core.epoch.load(Ordering::Relaxed) | (u32::from(wanted_back) * HEAT_GAIN) << HEAT_SHIFT
 }
 
-/// Notes a use of blocks `[from, to)` of the folio. Writes at most every other epoch, and never to a hot folio, but
-/// for the bits of a large one's segments once each time it has cooled.
+/// Notes a use of blocks `[from, to)` of the folio. Writes at most every other epoch, and never to a hot
+/// folio, but for the bits of a large one's segments once each time it has cooled.
 pub(crate) fn touch(core: &Core, folio: &Folio, from: u32, to: u32) {
     if folio.order() >= SPLIT_ORDER && from < to {
         let (low, high) = (folio.segment_number(from), folio.segment_number(to - 1));
@@ -137,8 +139,8 @@ fn drop_clean(core: &Core, want: u64, mut retire: impl FnMut(FolioRef)) -> u64 {
     let mut looked = 0;
     let mut batch: SmallVec<[FolioRef; LOOKS]> = SmallVec::new();
     let mut owner = None;
-    // The first round may only prove, the next only find what had to be passed over; then every folio cools to zero in
-    // as many rounds as it can have heat, and leaves in the next.
+    // The first round may only prove, the next only find what had to be passed over; then every folio cools
+    // to zero in as many rounds as it can have heat, and leaves in the next.
     while freed < want && looked < (HEAT_MAX as usize + 3) * headers + LOOKS {
         let trial = core.budget.limit().saturating_sub(core.proven_bytes.load(Ordering::Relaxed));
         let cools = trial < core.budget.limit() / TRIAL_SHARE || looked > 2 * headers;
@@ -212,7 +214,8 @@ fn look_at(
     bytes
 }
 
-/// Gives back what has not been used of a large folio since the hand last cooled it, if that is the half at least.
+/// Gives back what has not been used of a large folio since the hand last cooled it, if that is the half at
+/// least.
 fn split_if_used_in_parts(core: &Core, folio: FolioRef, owner: u64, heat: u32, last: &mut Owner) -> u64 {
     if folio.order() < SPLIT_ORDER {
         return 0;

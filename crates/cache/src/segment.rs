@@ -12,22 +12,22 @@
 //! * A reader that must not be disturbed (writeback, the slow path) holds it shared.
 //! * An optimistic reader takes [`SegmentLock::version`] (none while locked), copies, and asks
 //!   [`SegmentLock::unchanged`]. Shared holders do not disturb it.
-//! * Who finds the lock taken sets `parked` and sleeps in the [`Parking`] table; whoever releases it last clears
-//!   the bit and wakes all sleepers. While the bit is set and others share, newcomers to sharing sleep too, so
-//!   that a stream of sharers cannot keep a writer out.
+//! * Who finds the lock taken sets `parked` and sleeps in the [`Parking`] table; whoever releases it last
+//!   clears the bit and wakes all sleepers. While the bit is set and others share, newcomers to sharing sleep
+//!   too, so that a stream of sharers cannot keep a writer out.
 //!
 //! Why an optimistic copy that validates is not torn (the seqlock argument). The writer's lock is a
-//! read-modify-write followed by a release fence, then its data stores; the reader's data loads are followed by
-//! an acquire fence, then its second look. If any data load saw a store of that writer, the two fences
+//! read-modify-write followed by a release fence, then its data stores; the reader's data loads are followed
+//! by an acquire fence, then its second look. If any data load saw a store of that writer, the two fences
 //! synchronise, so the second look sees the locked word or a later one, and the version differs. The other
-//! direction: the reader's first look is an acquire of the word that the previous writer's unlock released, so
-//! it sees all of that writer's data. 48 bits do not come round within a reader's copy: that would take 2^48
-//! writes to one segment meanwhile.
+//! direction: the reader's first look is an acquire of the word that the previous writer's unlock released,
+//! so it sees all of that writer's data. 48 bits do not come round within a reader's copy: that would take
+//! 2^48 writes to one segment meanwhile.
 //!
-//! Several segments (a batch): all versions are taken before the first byte is copied, all are looked at again
-//! after the last. Then at the moment between taking the last version and looking at the first one again, every
-//! segment was unlocked at the version read: the copy is the contents at one moment. Batches lock in ascending
-//! order, so they never deadlock.
+//! Several segments (a batch): all versions are taken before the first byte is copied, all are looked at
+//! again after the last. Then at the moment between taking the last version and looking at the first one
+//! again, every segment was unlocked at the version read: the copy is the contents at one moment. Batches
+//! lock in ascending order, so they never deadlock.
 //!
 //! Neighbours: [`crate::park`] below; folios hold these words, `read`, `write` and `writeback` use them.
 

@@ -1,30 +1,31 @@
 //! What of a file is to be written, as it was at one moment, and the wait until that has been written.
 //!
-//! Protocol. [`Mapping::snapshot`] notes, block by block, what is dirty or in writeback. [`Snapshot::start`] gathers those
-//! of them that are dirty still. The snapshot is over when each of its blocks has left writeback since, has been dropped,
-//! or has failed. Blocks that become dirty later are not waited for, so a writer that goes on cannot keep it waiting.
+//! Protocol. [`Mapping::snapshot`] notes, block by block, what is dirty or in writeback. [`Snapshot::start`]
+//! gathers those of them that are dirty still. The snapshot is over when each of its blocks has left
+//! writeback since, has been dropped, or has failed. Blocks that become dirty later are not waited for, so a
+//! writer that goes on cannot keep it waiting.
 //!
-//! Each snapshot under way is in the mapping's list of *waits*, with the blocks that it still waits for. The end of a
-//! run clears the blocks' writeback bits under the list's lock ([`Mapping::clear_writeback`]), gives the segments back,
-//! and then takes the blocks out of the waits ([`Mapping::ended`]), but only out of those that were in the list when it
-//! cleared the bits. A snapshot reads the bits under the same lock. So either it sees the bit, and the end of that
-//! writeback releases it; or it comes later, and a block that it finds dirty has been written to again since. Blocks
-//! that a gathering gives back unwritten ([`Mapping::put_back`]) change their bits under the same lock; waits that
-//! concern them gather once more.
+//! Each snapshot under way is in the mapping's list of *waits*, with the blocks that it still waits for. The
+//! end of a run clears the blocks' writeback bits under the list's lock ([`Mapping::clear_writeback`]), gives
+//! the segments back, and then takes the blocks out of the waits ([`Mapping::ended`]), but only out of those
+//! that were in the list when it cleared the bits. A snapshot reads the bits under the same lock. So either
+//! it sees the bit, and the end of that writeback releases it; or it comes later, and a block that it finds
+//! dirty has been written to again since. Blocks that a gathering gives back unwritten
+//! ([`Mapping::put_back`]) change their bits under the same lock; waits that concern them gather once more.
 //!
-//! When its gathering has passed, a snapshot looks at the bits once more: what is not in writeback then was written,
-//! dropped or given back since, and nobody would end it.
+//! When its gathering has passed, a snapshot looks at the bits once more: what is not in writeback then was
+//! written, dropped or given back since, and nobody would end it.
 //!
-//! A snapshot whose range is kept off writeback ([`crate::hold`]) gathers nothing. It is over when the hold ends, and gathers
-//! then: nobody is blocked meanwhile.
+//! A snapshot whose range is kept off writeback ([`crate::hold`]) gathers nothing. It is over when the hold
+//! ends, and gathers then: nobody is blocked meanwhile.
 //!
-//! Neighbours: [`crate::writeback`] gathers, [`crate::finish`] ends, [`crate::mapping`] has the list of waits.
+//! Neighbours: [`crate::writeback`] gathers, [`crate::finish`] ends, [`crate::mapping`] has the list of
+//! waits.
 
 use crate::finish;
 use crate::mapping::{BLOCKS_END, Mapping};
 use crate::outbox::{Outbox, Queue};
 use crate::writeback::{Effort, Span};
-use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::{Arc, Condvar, MutexGuard};
 use quire_base::{Error, Result};
@@ -34,8 +35,9 @@ use std::time::Duration;
 /// Gatherings in a row that pass over busy segments and start nothing, before one queues for them.
 const PASSING_ROUNDS: u32 = 8;
 
-/// Blocks that a gathering starts to write at a time, about. What is left follows when these have been written: so the
-/// fsync of a large file keeps the device, and the thread that starts it, from nobody for long.
+/// Blocks that a gathering starts to write at a time, about. What is left follows when these have been
+/// written: so the fsync of a large file keeps the device, and the thread that starts it, from nobody for
+/// long.
 const WAVE_BLOCKS: u64 = 4096;
 
 /// The bits of a word that stand for `block` and those behind it.
@@ -224,7 +226,8 @@ pub struct SnapshotEnd {
 }
 
 impl SnapshotEnd {
-    /// Has `at_end` called when the snapshot is over, on the thread that ends it; gives it back if it is over already.
+    /// Has `at_end` called when the snapshot is over, on the thread that ends it; gives it back if it is over
+    /// already.
     pub fn call(&self, at_end: AtEnd) -> Option<AtEnd> {
         let mut waits = self.mapping.waits.lock();
         match waits.find(self.wait) {
@@ -312,8 +315,8 @@ impl Mapping {
         called.into_iter().for_each(|at_end| at_end());
     }
 
-    /// Clears the writeback bits of blocks that have been written and applied, or have failed. [`Mapping::ended`] is to
-    /// follow, with what this returns.
+    /// Clears the writeback bits of blocks that have been written and applied, or have failed.
+    /// [`Mapping::ended`] is to follow, with what this returns.
     pub(crate) fn clear_writeback(&self, spans: &[Span]) -> WaitsBefore {
         let waits = self.waits.lock();
         for span in spans {
@@ -322,7 +325,8 @@ impl Mapping {
         WaitsBefore(waits.next)
     }
 
-    /// Ends the waits for blocks that have left writeback, as far as these waits began before the blocks left it.
+    /// Ends the waits for blocks that have left writeback, as far as these waits began before the blocks left
+    /// it.
     pub(crate) fn ended(&self, spans: &[Span], before: WaitsBefore) {
         let mut waits = self.waits.lock();
         let concerned = waits.waits.iter_mut().filter(|wait| wait.number < before.0);
@@ -335,7 +339,8 @@ impl Mapping {
         self.tell(waits);
     }
 
-    /// Makes blocks in writeback dirty again, as if never taken. The caller gives the segments' shares back afterwards.
+    /// Makes blocks in writeback dirty again, as if never taken. The caller gives the segments' shares back
+    /// afterwards.
     pub(crate) fn put_back(&self, spans: &[Span]) {
         let mut waits = self.waits.lock();
         for span in spans {
@@ -366,20 +371,22 @@ impl Snapshot {
         self.gather_some(&mut outbox, false, u64::MAX);
     }
 
-    /// As [`Snapshot::start`], for callers who wait next: a single request, with nothing to be done beside it, is written
-    /// by the calling thread, which spares three changes of threads.
+    /// As [`Snapshot::start`], for callers who wait next: a single request, with nothing to be done beside
+    /// it, is written by the calling thread, which spares three changes of threads.
     pub fn start_here(&mut self) {
         let mut outbox = Outbox::new(self.mapping.core.clone(), Queue::Forced);
         self.gather(&mut outbox, false);
         outbox.write_here();
     }
 
-    /// Puts what is dirty of it into the outbox. With `passing` it does not wait for segments that others hold.
+    /// Puts what is dirty of it into the outbox. With `passing` it does not wait for segments that others
+    /// hold.
     pub(crate) fn gather(&mut self, outbox: &mut Outbox, passing: bool) {
         self.gather_some(outbox, passing, WAVE_BLOCKS);
     }
 
-    /// As [`Snapshot::gather`], until there are about `blocks_max`. What is left is gathered when these have been written.
+    /// As [`Snapshot::gather`], until there are about `blocks_max`. What is left is gathered when these have
+    /// been written.
     fn gather_some(&mut self, outbox: &mut Outbox, passing: bool, blocks_max: u64) {
         let Some(number) = self.wait else { return };
         let effort =
@@ -438,8 +445,8 @@ impl Snapshot {
         });
     }
 
-    /// What it waits for now; `None`: it is over. Where blocks were given back unwritten it gathers them again first, and does
-    /// not wait with `passing` for segments that others hold.
+    /// What it waits for now; `None`: it is over. Where blocks were given back unwritten it gathers them
+    /// again first, and does not wait with `passing` for segments that others hold.
     pub fn advance(&mut self, passing: bool) -> Option<SnapshotEnd> {
         while let Some(number) = self.wait {
             let mut waits = self.mapping.waits.lock();
@@ -451,17 +458,12 @@ impl Snapshot {
                 waits.remove(number);
                 drop(waits);
                 self.wait = None;
-                if !is_broken(Broken::WritebackChases) || self.mapping.first_unfinished(self.first).is_none()
-                {
-                    return None;
-                }
-                *self = self.mapping.clone().snapshot(self.first, self.end);
-            } else {
-                wait.pending = std::mem::take(&mut wait.again);
-                wait.is_gathering = true;
-                self.blocks = wait.pending.clone();
-                drop(waits);
+                return None;
             }
+            wait.pending = std::mem::take(&mut wait.again);
+            wait.is_gathering = true;
+            self.blocks = wait.pending.clone();
+            drop(waits);
             self.gather(&mut Outbox::new(self.mapping.core.clone(), Queue::Forced), passing);
         }
         None
@@ -469,9 +471,7 @@ impl Snapshot {
 
     /// Waits until it is over. Fails if a block of its range has failed and is still not written.
     pub fn wait(&mut self) -> Result<()> {
-        if !is_broken(Broken::WritebackNotWaitedFor) {
-            self.wait_out();
-        }
+        self.wait_out();
         self.outcome()
     }
 
@@ -484,8 +484,8 @@ impl Snapshot {
         finish::finish_queued(&self.mapping.core);
     }
 
-    /// Waits for what was in writeback or has been gathered, and gathers nothing again. Without background threads the waiter
-    /// finishes what completes.
+    /// Waits for what was in writeback or has been gathered, and gathers nothing again. Without background
+    /// threads the waiter finishes what completes.
     pub(crate) fn wait_in_flight(&self) {
         let Some(number) = self.wait else { return };
         let (core, waits) = (&self.mapping.core, &self.mapping.waits);

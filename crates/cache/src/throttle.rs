@@ -1,9 +1,9 @@
 //! Slowing writers down so that dirty data stays within its limit.
 //!
 //! Up to half way between the background threshold and the limit a writer passes. From there on it pauses for
-//! the time that the device takes for its bytes, times f/(1-f), where f goes from 0 half way to 1 at the limit: n
-//! writers settle at f = n/(n+1). At the limit it stops until blocks become clean, or fails after a time in which
-//! none does. Without background threads the writer does the writeback itself.
+//! the time that the device takes for its bytes, times f/(1-f), where f goes from 0 half way to 1 at the
+//! limit: n writers settle at f = n/(n+1). At the limit it stops until blocks become clean, or fails after a
+//! time in which none does. Without background threads the writer does the writeback itself.
 //!
 //! Neighbours: [`crate::write`] calls it before the gate, [`crate::flusher`] does the work.
 
@@ -63,7 +63,8 @@ pub(crate) fn passes(core: &Core, bytes: u64) -> bool {
     running && dirty <= half_way(background, limit)
 }
 
-/// Where pauses begin. The two are loaded one after the other: a limit lowered in between may be below the threshold.
+/// Where pauses begin. The two are loaded one after the other: a limit lowered in between may be below the
+/// threshold.
 fn half_way(background: u64, limit: u64) -> u64 {
     background + limit.saturating_sub(background) / 2
 }

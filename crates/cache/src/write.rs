@@ -1,17 +1,20 @@
 //! The write batch: one write, up to the batch limit, that readers see entirely or not at all.
 //!
 //! Order of a batch
-//! 1. throttle, and room for the folios it may need ([`Mapping::prepare_write`], before the caller enters the gate);
+//! 1. throttle, and room for the folios it may need ([`Mapping::prepare_write`], before the caller enters the
+//!    gate);
 //! 2. a folio for every block, pinned; the homes of blocks not known to have one are asked for;
 //! 3. partial edge blocks that are not uptodate are read in (only these), fills under way are waited for;
 //! 4. all segments are locked, in ascending order, and 3 is checked again (else: unlock, from 2);
 //! 5. space is reserved for blocks that become dirty without a home: the last thing that can fail;
 //! 6. copy; `uptodate`, then `dirty`; folios are listed; the caller publishes a larger size; unlock.
 //!
-//! Invariants: nothing is changed before 6. No segment is held while anything waits for the device, for memory or
-//! for a fill bit. Writeback's shares are waited for with lower segments held; they end by themselves (C2).
+//! Invariants: nothing is changed before 6. No segment is held while anything waits for the device, for
+//! memory or for a fill bit. Writeback's shares are waited for with lower segments held; they end by
+//! themselves (C2).
 //!
-//! Neighbours: [`crate::segment`] for the lock, [`crate::throttle`] and [`crate::core`] for 1, [`crate::fill`] for 3.
+//! Neighbours: [`crate::segment`] for the lock, [`crate::throttle`] and [`crate::core`] for 1,
+//! [`crate::fill`] for 3.
 
 use crate::bits::masks;
 use crate::budget::Room;
@@ -22,7 +25,6 @@ use crate::index::Pins;
 use crate::mapping::{BLOCKS_END, Mapping};
 use crate::reclaim::touch;
 use crate::segment::{self, SegmentLock};
-use quire_base::broken::{Broken, is_broken};
 use quire_base::patience;
 use quire_base::sync::atomic::Ordering;
 use quire_base::units::blocks_for;
@@ -47,8 +49,8 @@ impl Source<'_> {
 }
 
 impl Mapping {
-    /// What a write of `len` bytes (at most a batch) at `offset` waits for before it enters the gate: the dirty
-    /// limit, and memory. What is not used goes back when the room is dropped.
+    /// What a write of `len` bytes (at most a batch) at `offset` waits for before it enters the gate: the
+    /// dirty limit, and memory. What is not used goes back when the room is dropped.
     pub fn prepare_write(&self, offset: u64, len: usize) -> Result<Room<'_>> {
         self.check_batch(offset, len)?;
         crate::throttle::throttle(&self.core, len as u64)?;
@@ -66,8 +68,8 @@ impl Mapping {
     }
 
     /// Writes `data`, at most a batch, at `offset`. The caller holds the gate buffered (or exclusively).
-    /// `before_unlock` runs when the data is in place and still locked: it publishes a larger size, takes no lock
-    /// above the inode's attributes, and cannot fail. On an error nothing has changed.
+    /// `before_unlock` runs when the data is in place and still locked: it publishes a larger size, takes no
+    /// lock above the inode's attributes, and cannot fail. On an error nothing has changed.
     pub fn write_with(
         &self,
         room: Room<'_>,
@@ -79,14 +81,15 @@ impl Mapping {
         self.batch(room, offset, Source::Bytes(data), before_unlock)
     }
 
-    /// [`Mapping::prepare_write`] and [`Mapping::write_with`] in one, for callers without a gate to enter between.
+    /// [`Mapping::prepare_write`] and [`Mapping::write_with`] in one, for callers without a gate to enter
+    /// between.
     pub fn write(&self, offset: u64, data: &[u8], before_unlock: &mut dyn FnMut()) -> Result<()> {
         let room = self.prepare_write(offset, data.len())?;
         self.write_with(room, offset, data, before_unlock)
     }
 
-    /// One piece, at most a batch, of a larger write whose caller holds the gate exclusively and keeps optimistic
-    /// readers out. Throttles and takes memory with the gate held, a piece at a time.
+    /// One piece, at most a batch, of a larger write whose caller holds the gate exclusively and keeps
+    /// optimistic readers out. Throttles and takes memory with the gate held, a piece at a time.
     pub fn write_piece(&self, offset: u64, data: &[u8], before_unlock: &mut dyn FnMut()) -> Result<()> {
         self.write(offset, data, before_unlock)
     }
@@ -152,7 +155,8 @@ impl Mapping {
         }
     }
 
-    /// Locks all segments of blocks `[first, end)`, in order; on a thread that may not wait all or, failing, none.
+    /// Locks all segments of blocks `[first, end)`, in order; on a thread that may not wait all or, failing,
+    /// none.
     fn lock(&self, pins: &Pins, first: u64, end: u64) -> Result<()> {
         if patience::may_wait() {
             self.lock_segments(pins, first, end);
@@ -191,10 +195,6 @@ impl Mapping {
     }
 
     fn lock_segments(&self, pins: &Pins, first: u64, end: u64) {
-        if is_broken(Broken::LocksNotInOrder) && first % 2 == 1 {
-            let segments: Vec<_> = self.segments(pins, first, end).collect();
-            return segment::lock_all(segments.into_iter().rev(), &self.core.parking);
-        }
         segment::lock_all(self.segments(pins, first, end), &self.core.parking);
     }
 
@@ -219,11 +219,7 @@ impl Mapping {
                     pin.uptodate().all(block, stop)
                 })
             };
-            debug_assert!(
-                is_broken(Broken::OverlappingDeviceWrites) || !pin.writeback().any(from, to),
-                "in writeback without a share: {:?}",
-                &**pin
-            );
+            debug_assert!(!pin.writeback().any(from, to), "in writeback without a share: {:?}", &**pin);
             !pin.filling().any(from, to) && valid(head) && valid(tail)
         })
     }
@@ -237,8 +233,8 @@ impl Mapping {
         if present { Ok(()) } else { self.fill(pins, edge, edge + 1, None) }
     }
 
-    /// Asks for the homes of blocks that are neither known to have one nor dirty (a dirty block without a home is
-    /// known to have none).
+    /// Asks for the homes of blocks that are neither known to have one nor dirty (a dirty block without a
+    /// home is known to have none).
     pub(crate) fn learn_homes(&self, pins: &Pins, first: u64, end: u64) -> Result<()> {
         let mut unknown: Option<(u64, u64)> = None;
         for pin in pins {
@@ -300,14 +296,8 @@ impl Mapping {
             let (from, to) = pin.clip(first, end);
             touch(&self.core, pin, from, to);
         }
-        let late = is_broken(Broken::UnlockBeforeSizePublished);
-        if !late {
-            before_unlock();
-        }
+        before_unlock();
         self.segments(pins, first, end).for_each(|segment| segment.unlock(&self.core.parking));
-        if late {
-            before_unlock();
-        }
     }
 }
 
@@ -343,7 +333,8 @@ fn store(pin: &FolioPin, offset: u64, bytes_end: u64, source: Source<'_>) {
     match source {
         Source::Bytes(bytes) => {
             let part = &bytes[(low - offset) as usize..(high - offset) as usize];
-            // SAFETY: the bytes are within the pinned folio's blocks, whose segments the caller holds exclusively.
+            // SAFETY: the bytes are within the pinned folio's blocks, whose segments the caller holds
+            // exclusively.
             unsafe { copy::copy_in(part, memory) }
         }
         // SAFETY: as above.

@@ -1,10 +1,10 @@
 //! An overwrite that waits for nothing: done at once, or refused without a trace.
 //!
-//! For threads that must not be held up, such as those that take requests from the kernel, and short: the batch of
-//! [`crate::write`] with every wait replaced by a refusal, where nothing has to be made or looked up either. All
-//! blocks have a folio and a home already, partial edges are valid, nobody fills or writes back there, no segment is
-//! held, and dirty data is below the level from which writers are slowed down. On a refusal the caller's request
-//! takes the way of [`Mapping::write`], on a thread that may wait.
+//! For threads that must not be held up, such as those that take requests from the kernel, and short: the
+//! batch of [`crate::write`] with every wait replaced by a refusal, where nothing has to be made or looked up
+//! either. All blocks have a folio and a home already, partial edges are valid, nobody fills or writes back
+//! there, no segment is held, and dirty data is below the level from which writers are slowed down. On a
+//! refusal the caller's request takes the way of [`Mapping::write`], on a thread that may wait.
 
 use crate::index::Pins;
 use crate::mapping::Mapping;
@@ -14,8 +14,8 @@ use quire_base::BLOCK_SIZE;
 use quire_base::units::blocks_for;
 
 impl Mapping {
-    /// Writes `data`, at most a batch, at `offset`, if that needs no waiting; else changes nothing and returns false.
-    /// The caller holds the gate buffered, and the write lies inside the file.
+    /// Writes `data`, at most a batch, at `offset`, if that needs no waiting; else changes nothing and
+    /// returns false. The caller holds the gate buffered, and the write lies inside the file.
     pub fn try_write(&self, offset: u64, data: &[u8]) -> bool {
         if data.is_empty()
             || data.len() > self.core.config.batch_bytes

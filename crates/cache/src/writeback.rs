@@ -1,21 +1,22 @@
 //! Writeback: from dirty bits to device requests.
 //!
-//! Protocol (C2). A segment is shared, so its contents are stable; its dirty bits move to `writeback`; runs of
-//! blocks that follow one another in the file, across folios, get homes from the backing; each home run is one
-//! device request, and so are requests that follow one another on the device, whatever files they belong to
-//! ([`crate::outbox`]). The share is kept until the run has been applied ([`crate::finish`]).
+//! Protocol (C2). A segment is shared, so its contents are stable; its dirty bits move to `writeback`; runs
+//! of blocks that follow one another in the file, across folios, get homes from the backing; each home run is
+//! one device request, and so are requests that follow one another on the device, whatever files they belong
+//! to ([`crate::outbox`]). The share is kept until the run has been applied ([`crate::finish`]).
 //!
-//! Background writeback only tries for the share and passes over what is busy. A synchronous one submits what it
-//! has gathered, so that everything it holds ends by itself, and then queues for the busy segment.
-//! A backing that would have to wait for journal space refuses; then everything gathered goes back to dirty, the
-//! thread waits with nothing held, and gathers again from there.
+//! Background writeback only tries for the share and passes over what is busy. A synchronous one submits what
+//! it has gathered, so that everything it holds ends by itself, and then queues for the busy segment. A
+//! backing that would have to wait for journal space refuses; then everything gathered goes back to dirty,
+//! the thread waits with nothing held, and gathers again from there.
 //!
-//! Invariants: never two device writes of one block in flight (a bit is claimed once, and a block in writeback cannot
-//! become dirty, as its segment is shared); shares are never held
-//! across a wait for anything but the device.
+//! Invariants: never two device writes of one block in flight (a bit is claimed once, and a block in
+//! writeback cannot become dirty, as its segment is shared); shares are never held across a wait for anything
+//! but the device.
 //!
-//! Neighbours: [`crate::mapping`] for the list of dirty folios, [`crate::snapshot`] for waits, [`crate::outbox`] for the way to the device,
-//! [`crate::finish`] for what follows, [`crate::flusher`] for when.
+//! Neighbours: [`crate::mapping`] for the list of dirty folios, [`crate::snapshot`] for waits,
+//! [`crate::outbox`] for the way to the device, [`crate::finish`] for what follows, [`crate::flusher`] for
+//! when.
 
 use crate::backing::{Backing, Placement};
 use crate::bits::masks;
@@ -24,7 +25,6 @@ use crate::folio::FolioPin;
 use crate::mapping::Mapping;
 use crate::outbox::Outbox;
 use crate::snapshot::Blocks;
-use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};
@@ -86,7 +86,8 @@ impl Span {
 pub(crate) enum Effort<'a> {
     /// Everything; what is busy is passed over.
     Background,
-    /// These blocks, for somebody who waits for them. It queues for what is busy, or passes over it and says so.
+    /// These blocks, for somebody who waits for them. It queues for what is busy, or passes over it and says
+    /// so.
     Forced { blocks: &'a Blocks, passing: bool },
 }
 
@@ -125,9 +126,9 @@ struct Gathering<'a> {
 }
 
 impl Mapping {
-    /// Writes what is dirty in blocks `[start, end)` now and waits until it is on the device and applied, and what was in
-    /// flight already. Queues for busy segments. Fails if a block of the range has failed and is still not written.
-    /// Does not flush the device.
+    /// Writes what is dirty in blocks `[start, end)` now and waits until it is on the device and applied, and
+    /// what was in flight already. Queues for busy segments. Fails if a block of the range has failed and is
+    /// still not written. Does not flush the device.
     pub fn write_back(&self, start: u64, end: u64) -> Result<()> {
         let mut snapshot = self.snapshot(start, end);
         snapshot.start_here();
@@ -139,8 +140,8 @@ impl Mapping {
         self.snapshot(start, end).start();
     }
 
-    /// Puts dirty blocks of `[start, end)`, ascending, into the outbox until there are about `blocks_max`. The caller waits
-    /// for nothing before it has handed the outbox over or dropped it.
+    /// Puts dirty blocks of `[start, end)`, ascending, into the outbox until there are about `blocks_max`.
+    /// The caller waits for nothing before it has handed the outbox over or dropped it.
     pub(crate) fn gather(
         &self,
         outbox: &mut Outbox,
@@ -330,9 +331,6 @@ impl Gathering<'_> {
         let core = self.mapping.core.clone();
         let blocks: u32 = spans.iter().map(|span| span.count).sum();
         let requests = requests(&placement, &spans, core.config.io_blocks_max);
-        if is_broken(Broken::OverlappingDeviceWrites) {
-            spans.iter().for_each(|span| span.unshare(self.mapping));
-        }
         let run = WriteRun::new(self.mapping.clone(), self.backing.clone(), placement, spans, requests.len());
         let run = Arc::new(run);
         core.metrics.writeback_runs.add(1);
@@ -351,7 +349,7 @@ fn claim_dirty(pin: &FolioPin, word: usize, mask: u64) -> u64 {
     let wanted = dirty.load(Ordering::SeqCst) & mask;
     // Writeback first, so that a block is never seen with neither.
     let in_flight = writeback.fetch_or(wanted, Ordering::SeqCst);
-    let claimed = if is_broken(Broken::OverlappingDeviceWrites) { wanted } else { wanted & !in_flight };
+    let claimed = wanted & !in_flight;
     let ours = claimed & dirty.fetch_and(!claimed, Ordering::SeqCst);
     if ours != claimed {
         writeback.fetch_and(!(claimed & !ours), Ordering::SeqCst);
@@ -406,8 +404,8 @@ struct Request {
 
 impl Request {
     fn into_parts(self) -> (BlockNo, u64, Vec<Segment>) {
-        // SAFETY: arena memory of pinned folios, whose segments are shared until the run is finished: it stays and
-        // does not change.
+        // SAFETY: arena memory of pinned folios, whose segments are shared until the run is finished: it
+        // stays and does not change.
         let segment = |(start, len)| unsafe { Segment::new(start, len) };
         (self.at, self.blocks, self.memory.into_iter().map(segment).collect())
     }

@@ -131,8 +131,8 @@ pub fn serve(volume: &Volume, dir: &Path, metrics: Option<&MetricsTarget>) -> Re
     }
 }
 
-/// Binds an address that the last server of the mount may have for a moment more: unmounting waits for the volume, not for
-/// the end of the process.
+/// Binds an address that the last server of the mount may have for a moment more: unmounting waits for the
+/// volume, not for the end of the process.
 fn bind<T>(bind: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
     let start = Instant::now();
     loop {

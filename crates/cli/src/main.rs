@@ -1,7 +1,7 @@
 //! The program `quire`: make, mount, unmount, check and look into volumes.
 //!
-//! It answers to several names: `mount.quire`, `mount.fuse.quire` and `mount.fuseblk.quire` (mount(8) and /etc/fstab),
-//! `umount.quire`, `mkfs.quire`, `fsck.quire`.
+//! It answers to several names: `mount.quire`, `mount.fuse.quire` and `mount.fuseblk.quire` (mount(8) and
+//! /etc/fstab), `umount.quire`, `mkfs.quire`, `fsck.quire`.
 //!
 //! | module | what |
 //! | --- | --- |

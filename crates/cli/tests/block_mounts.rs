@@ -1,7 +1,9 @@
-//! Root's mounts have a loop device as their source, so that `syncfs` and `sync` reach the server and `umount` waits
-//! for it: what they promise, and what happens to them when a mount is busy, or its server dead or stuck.
+//! Root's mounts have a loop device as their source, so that `syncfs` and `sync` reach the server and
+//! `umount` waits for it: what they promise, and what happens to them when a mount is busy, or its server
+//! dead or stuck.
 //!
-//! `QUIRE_ROUNDS=100 cargo test -p quire-cli --test block_mounts` repeats what has to hold every time so often.
+//! `QUIRE_ROUNDS=100 cargo test -p quire-cli --test block_mounts` repeats what has to hold every time so
+//! often.
 
 mod common;
 
@@ -45,7 +47,8 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// At once; but a program that another test of this process is just starting has all its descriptors until it runs.
+/// At once; but a program that another test of this process is just starting has all its descriptors until it
+/// runs.
 fn wait_until_no_loop_is_left(volume: &Volume) {
     wait_until("a loop device is left", || loops_over(&volume.image()).is_empty());
 }
@@ -94,8 +97,8 @@ fn has_syncfs(volume: &Volume) -> bool {
     there
 }
 
-/// `sync` and `syncfs` returned at once and had done nothing: a FUSE server is not told of them, unless its mount's source
-/// is a block device.
+/// `sync` and `syncfs` returned at once and had done nothing: a FUSE server is not told of them, unless its
+/// mount's source is a block device.
 #[test]
 fn what_was_synced_survives_a_killed_server() {
     if !can_mount_block("what_was_synced_survives_a_killed_server") {

@@ -21,7 +21,6 @@
 //! cache, so the first flush asked for always reaches the medium.
 
 use crate::latch::ErrorLatch;
-use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_base::sync::{Condvar, Mutex};
 use quire_base::{Error, ErrorKind, Result};
@@ -90,9 +89,6 @@ impl FlushCombiner {
             }
             if *in_flight {
                 self.ended.wait(&mut in_flight);
-                if is_broken(Broken::FlushJoinedLate) && latch.get().is_none() {
-                    return Ok(served);
-                }
                 continue;
             }
             *in_flight = true;

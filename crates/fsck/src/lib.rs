@@ -34,7 +34,8 @@
 //! trusted. A repair changes the volume only by whole checkpoints, so a crash in its midst leaves it no
 //! worse. A volume that a crash left, of any kind and at any moment, has no issue.
 //!
-//! Neighbours: `quire::internals::inspect` shows a volume as of the end of its journal, `quire::internals::repair` takes changes.
+//! Neighbours: `quire::internals::inspect` shows a volume as of the end of its journal,
+//! `quire::internals::repair` takes changes.
 
 mod analysis;
 mod attributes;

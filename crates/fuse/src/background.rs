@@ -5,10 +5,10 @@
 //! read from the device, for the dirty limit, for journal space. If all session threads waited, requests
 //! that could be answered at once (and requests that others wait for) would queue behind them.
 //!
-//! Protocol: before work that may wait, a session thread asks for a *place* ([`Background::place`]). There are
-//! fewer places than session threads, so one thread at least stays with the transport. Without a place
-//! the request goes, as it is, to the pool ([`Background::spawn`]), whose threads are started on demand,
-//! up to a limit, and end when idle. Work known to be long goes to the pool at once.
+//! Protocol: before work that may wait, a session thread asks for a *place* ([`Background::place`]). There
+//! are fewer places than session threads, so one thread at least stays with the transport. Without a place
+//! the request goes, as it is, to the pool ([`Background::spawn`]), whose threads are started on demand, up
+//! to a limit, and end when idle. Work known to be long goes to the pool at once.
 //!
 //! Invariants: a job, once spawned, runs, also when the pool is being closed ([`Background::finish`] waits
 //! for all). Jobs never wait for other jobs. Jobs that exceed the limit of threads queue; their number is

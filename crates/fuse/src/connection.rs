@@ -1,8 +1,8 @@
 //! One connection with the kernel: negotiated, then served by threads until the mount is gone.
 //!
-//! The ring's threads and io_urings are made before the kernel is told that the ring will be used; if they cannot be,
-//! or if the kernel refuses a queue, everything goes through `/dev/fuse`, whose threads are there in any case: beside
-//! the ring one, for what never comes through it.
+//! The ring's threads and io_urings are made before the kernel is told that the ring will be used; if they
+//! cannot be, or if the kernel refuses a queue, everything goes through `/dev/fuse`, whose threads are there
+//! in any case: beside the ring one, for what never comes through it.
 
 use std::os::fd::OwnedFd;
 
@@ -30,8 +30,8 @@ pub(crate) struct Connection<H> {
 }
 
 impl<H: Handler> Connection<H> {
-    /// Over a descriptor from [`crate::mount::mount`]: answers the kernel's INIT. `threads` receive from the device if
-    /// the ring is not used.
+    /// Over a descriptor from [`crate::mount::mount`]: answers the kernel's INIT. `threads` receive from the
+    /// device if the ring is not used.
     pub(crate) fn open(
         device: OwnedFd,
         handler: Arc<H>,

@@ -1,4 +1,5 @@
-//! Error numbers of answers that are about the protocol itself. Those of failures are [`quire::Error::errno`].
+//! Error numbers of answers that are about the protocol itself. Those of failures are
+//! [`quire::Error::errno`].
 
 /// "This server does not have that request": the kernel then stops sending it.
 pub const NOT_IMPLEMENTED: i32 = libc::ENOSYS;

@@ -20,9 +20,9 @@
 //! * `connection`, [`session`]: the life of a mount: negotiation, serving, signals, an ordered stop.
 //! * [`null`]: a bare server that answers from memory, the upper bound for what a mount can do.
 //!
-//! The kernel sends `syncfs` to the server only where the mount's source is a block device, which [`mount`] sees to where
-//! it can. Elsewhere the commit interval bounds what `sync` alone leaves in memory, and the ioctl
-//! [`operations::control::SYNC`] makes everything durable.
+//! The kernel sends `syncfs` to the server only where the mount's source is a block device, which [`mount`]
+//! sees to where it can. Elsewhere the commit interval bounds what `sync` alone leaves in memory, and the
+//! ioctl [`operations::control::SYNC`] makes everything durable.
 
 pub mod background;
 mod connection;

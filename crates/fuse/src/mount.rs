@@ -9,11 +9,11 @@
 //! | `fuseblk.quire` | a loop device over the volume ([`loop_device`]) | root, where loop devices can be had |
 //! | `fuse.quire` | the volume's path, or the name given | all else |
 //!
-//! On a mount of type `fuseblk` the kernel sends `syncfs` and `sync` to the server (Linux 6.18 and later), and `umount`
-//! returns when the server has answered DESTROY, the last request. A server that waits for its own `umount` must
-//! therefore be able to answer, and must not be the one that waits: killed in between, its threads could not end, and
-//! the descriptor that would release them would stay open. So it unmounts in a child that has no descriptor of
-//! `/dev/fuse` ([`unmount_in_child`], [`abandon`]).
+//! On a mount of type `fuseblk` the kernel sends `syncfs` and `sync` to the server (Linux 6.18 and later),
+//! and `umount` returns when the server has answered DESTROY, the last request. A server that waits for its
+//! own `umount` must therefore be able to answer, and must not be the one that waits: killed in between, its
+//! threads could not end, and the descriptor that would release them would stay open. So it unmounts in a
+//! child that has no descriptor of `/dev/fuse` ([`unmount_in_child`], [`abandon`]).
 //!
 //! Nothing here follows a path *into* the mounted file system: its server may be dead, or be the very
 //! process that asks. What is mounted where is read from `/proc/self/mountinfo`.
@@ -51,7 +51,8 @@ const ABANDON_PATIENCE: Duration = Duration::from_secs(5);
 pub struct MountFlags {
     /// Shown as the source of a mount without a loop device; the volume's path.
     pub source: OsString,
-    /// The volume's image or device. Root's mount then has a loop device over it as its source where one can be had.
+    /// The volume's image or device. Root's mount then has a loop device over it as its source where one can
+    /// be had.
     pub volume: Option<PathBuf>,
     /// The kernel refuses every change.
     pub read_only: bool,
@@ -97,7 +98,8 @@ impl MountEntry {
         self.kind == BLOCK_TYPE
     }
 
-    /// The name of its connection's directory in `/sys/fs/fuse/connections`: the device number as the kernel counts.
+    /// The name of its connection's directory in `/sys/fs/fuse/connections`: the device number as the kernel
+    /// counts.
     pub fn connection(&self) -> Option<u64> {
         let (major, minor) = self.device.split_once(':')?;
         Some(major.parse::<u64>().ok()? << 20 | minor.parse::<u64>().ok()?)
@@ -294,8 +296,9 @@ fn bits(flags: &MountFlags) -> sys::MountFlags {
     bits
 }
 
-/// Has the kernel treat a mount by these flags from now on. Its source, who may use it, and what its server does stay as
-/// they are. Once it is read-only, everything before is durable where `syncfs` reaches the server.
+/// Has the kernel treat a mount by these flags from now on. Its source, who may use it, and what its server
+/// does stay as they are. Once it is read-only, everything before is durable where `syncfs` reaches the
+/// server.
 pub fn remount(entry: &MountEntry, flags: &MountFlags) -> Result<()> {
     let doing = || format!("remounting {}", entry.dir.display());
     let has = |option| entry.options.split(',').any(|one| one == option);
@@ -445,8 +448,8 @@ pub fn syncfs_of(dir: &Path) -> Result<String> {
     ask(dir, SYNCFS)
 }
 
-/// Has the server of the mount at `dir` make everything durable that was done there, as `syncfs` does where the
-/// kernel passes that on.
+/// Has the server of the mount at `dir` make everything durable that was done there, as `syncfs` does where
+/// the kernel passes that on.
 pub fn sync(dir: &Path) -> Result<()> {
     control(dir, SYNC, &mut [])
 }
@@ -547,8 +550,8 @@ fn umount_program(dir: &Path, how: Unmount) -> Command {
     command
 }
 
-/// As [`unmount`], for the server of the mount: a child waits for the answer to DESTROY, if it comes to that. Another
-/// thread must be able to give that answer.
+/// As [`unmount`], for the server of the mount: a child waits for the answer to DESTROY, if it comes to that.
+/// Another thread must be able to give that answer.
 pub fn unmount_in_child(dir: &Path, how: Unmount) -> Result<()> {
     if !mounted_at(dir)?.is_some_and(|entry| entry.is_block()) {
         return unmount(dir, how);
@@ -566,8 +569,8 @@ pub fn unmount_in_child(dir: &Path, how: Unmount) -> Result<()> {
     }
 }
 
-/// Takes a mount out of the tree that this process has served, and will not serve any more. Does not wait for DESTROY,
-/// which nobody would answer: it ends with this process.
+/// Takes a mount out of the tree that this process has served, and will not serve any more. Does not wait for
+/// DESTROY, which nobody would answer: it ends with this process.
 pub fn abandon(dir: &Path) {
     if !mounted_at(dir).is_ok_and(|entry| entry.is_some_and(|entry| entry.is_block())) {
         return drop(unmount(dir, Unmount::Detach));

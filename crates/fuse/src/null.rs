@@ -4,13 +4,13 @@
 //! memory with as few copies as the transport allows, under the same negotiation, open flags and threads
 //! as a real volume's mount. It promises nothing else.
 //!
-//! The memory is huge pages, as a volume's cache is, in stripes of 2 MiB with a lock each. A read copies from it into the
-//! reply and a write out of the request, as a volume's mount copies between its folios and these: the same number of
-//! copies.
+//! The memory is huge pages, as a volume's cache is, in stripes of 2 MiB with a lock each. A read copies from
+//! it into the reply and a write out of the request, as a volume's mount copies between its folios and these:
+//! the same number of copies.
 //!
-//! For what making and removing names costs at least, any name may be made and removed; nothing is kept of it but what
-//! the kernel remembers. What was made has a number of its own, even for files and odd for folders; what is written to
-//! such a file goes nowhere.
+//! For what making and removing names costs at least, any name may be made and removed; nothing is kept of it
+//! but what the kernel remembers. What was made has a number of its own, even for files and odd for folders;
+//! what is written to such a file goes nowhere.
 
 use std::path::Path;
 use std::time::Duration;
@@ -234,7 +234,8 @@ impl Handler for Null {
 
 /// Serves a file of `size` bytes at `dir` until it is unmounted or a stop signal comes.
 ///
-/// `ready` is called with the transport when the mount is usable. Signals must be blocked ([`crate::signals::block`]).
+/// `ready` is called with the transport when the mount is usable. Signals must be blocked
+/// ([`crate::signals::block`]).
 pub fn serve(
     dir: &Path,
     size: u64,

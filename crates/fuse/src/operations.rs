@@ -1,8 +1,8 @@
 //! What the requests of a mount mean, over a [`quire::Volume`] and free of any transport's types.
 //!
-//! A transport decodes a request, calls the function of the same name here, and encodes what it returns. Nodes
-//! and open files are plain numbers here, as the kernel knows them: a node's number is its inode number (the
-//! root is 1 for both).
+//! A transport decodes a request, calls the function of the same name here, and encodes what it returns.
+//! Nodes and open files are plain numbers here, as the kernel knows them: a node's number is its inode number
+//! (the root is 1 for both).
 //!
 //! * [`inode_table`]: which inodes the kernel holds, and how often it has been told of them.
 //! * [`file_table`]: the open files.
@@ -13,10 +13,10 @@
 //! * [`control`]: statfs, access, ioctl.
 //!
 //! Invariants: an inode that the kernel knows (its count is not zero) stays alive, name or not, since the
-//! table holds a reference. Every change to the tree of a mounted volume goes through its mount, and the kernel
-//! updates or drops what it caches on each of its own requests; so names and attributes may be cached
-//! for long ([`CACHE_TIME`]). Only the mode of a file with set-id bits can change behind its back, so such attributes
-//! are not cached.
+//! table holds a reference. Every change to the tree of a mounted volume goes through its mount, and the
+//! kernel updates or drops what it caches on each of its own requests; so names and attributes may be cached
+//! for long ([`CACHE_TIME`]). Only the mode of a file with set-id bits can change behind its back, so such
+//! attributes are not cached.
 
 pub mod attributes;
 pub mod control;

@@ -2,12 +2,13 @@
 //!
 //! Each request is of one kind ([`Kind`]):
 //! * *quick*: answered in place, never waits (attributes, statfs);
-//! * *may wait*: where the receiving thread may be held, in place while a place is free ([`crate::background`]); else
-//!   what turns out to need no waiting at once, the rest on the pool, as it is;
+//! * *may wait*: where the receiving thread may be held, in place while a place is free
+//!   ([`crate::background`]); else what turns out to need no waiting at once, the rest on the pool, as it is;
 //! * *long*: on the pool at once (large truncates and allocations, copies, names on a mount with `dirsync`);
 //! * *sync*: answered by the engine's own threads;
 //! * *sync all*: on the pool, for a bounded time without progress of the device;
-//! * *destroy*: the last request of a mount with a block device; the session answers when the volume is closed;
+//! * *destroy*: the last request of a mount with a block device; the session answers when the volume is
+//!   closed;
 //! * *forget*: in place, without a reply;
 //! * *interrupt*: without a reply; the request that it means may be given up ([`pending`]).
 //!
@@ -95,8 +96,8 @@ fn number(error: &Error) -> i32 {
 }
 
 impl Server {
-    /// Of `places` requests at a time each may wait on the thread that received it. With `sync_names` changes of names are
-    /// durable before they are answered.
+    /// Of `places` requests at a time each may wait on the thread that received it. With `sync_names` changes
+    /// of names are durable before they are answered.
     pub(crate) fn new(
         operations: Operations,
         places: usize,
@@ -241,7 +242,8 @@ impl Server {
         });
     }
 
-    /// Has the session close the volume and then answer. If nobody listens any more, the exchange answers itself.
+    /// Has the session close the volume and then answer. If nobody listens any more, the exchange answers
+    /// itself.
     fn destroy<E: Exchange>(&self, exchange: E) {
         let _ = self.session.send(Event::Destroy(Box::new(move || exchange.reply(Ok(0)))));
     }

@@ -10,9 +10,10 @@
 //!     then: pool drained, volume closed (everything on disk, clean flag)
 //! ```
 //!
-//! DESTROY comes on mounts whose source is a block device, after the last request of any program. The kernel may still
-//! have RELEASEs under way: all files count as closed. The thread of [`Session::run`] closes the volume, no thread that
-//! receives requests does, and nothing that [`Session::run`] waits for waits for DESTROY: see [`crate::mount`].
+//! DESTROY comes on mounts whose source is a block device, after the last request of any program. The kernel
+//! may still have RELEASEs under way: all files count as closed. The thread of [`Session::run`] closes the
+//! volume, no thread that receives requests does, and nothing that [`Session::run`] waits for waits for
+//! DESTROY: see [`crate::mount`].
 //!
 //! Invariants: the volume is closed after the last request has been answered, or after requests are refused;
 //! a mount whose attaching fails half-way leaves no dead mount point behind.

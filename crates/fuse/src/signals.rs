@@ -34,9 +34,9 @@ pub fn block() {
     }
 }
 
-/// Tells the kernel that this process serves a file system: where memory is short, its allocations must not wait
-/// for dirty pages of its own mount. For this thread and all threads it starts from now on; only with the
-/// capability (root), since without it the kernel refuses.
+/// Tells the kernel that this process serves a file system: where memory is short, its allocations must not
+/// wait for dirty pages of its own mount. For this thread and all threads it starts from now on; only with
+/// the capability (root), since without it the kernel refuses.
 pub fn serve_under_memory_pressure() {
     // SAFETY: a process-control call with plain numbers.
     if unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) } != 0 {

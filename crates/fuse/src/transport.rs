@@ -1,16 +1,17 @@
 //! How requests reach this process, and replies the kernel.
 //!
-//! A transport receives a request into memory of its own and makes an [`Exchange`] of it: the message, room for the
-//! reply's body, and the duty to reply. The exchange owns its memory, so that it can be handed to another thread as it
-//! is, without a copy, when answering it must wait. [`Handler`]s get exchanges and know no transport.
+//! A transport receives a request into memory of its own and makes an [`Exchange`] of it: the message, room
+//! for the reply's body, and the duty to reply. The exchange owns its memory, so that it can be handed to
+//! another thread as it is, without a copy, when answering it must wait. [`Handler`]s get exchanges and know
+//! no transport.
 //!
 //! * [`buffer`]: the memory of requests.
 //! * [`device`]: `/dev/fuse`, one message a system call, many threads, a cloned descriptor each.
 //! * [`ring`]: FUSE over io_uring, a queue for each CPU, commits and requests in shared memory.
 //!
-//! Invariants: each exchange is replied to exactly once (one that is dropped replies `EIO`, so that no caller hangs
-//! for a panic here). The room overlaps the message: what a message holds is read before the body is written, which
-//! the borrows of [`Exchange::message`] and [`Exchange::room`] enforce.
+//! Invariants: each exchange is replied to exactly once (one that is dropped replies `EIO`, so that no caller
+//! hangs for a panic here). The room overlaps the message: what a message holds is read before the body is
+//! written, which the borrows of [`Exchange::message`] and [`Exchange::room`] enforce.
 
 pub mod buffer;
 pub mod device;
@@ -35,8 +36,8 @@ pub enum Choice {
     Device,
 }
 
-/// Where serving threads say how they ended, so that one that fails ends the whole mount: requests of its queue would
-/// wait for ever.
+/// Where serving threads say how they ended, so that one that fails ends the whole mount: requests of its
+/// queue would wait for ever.
 #[derive(Clone)]
 pub struct Ends(Sender<Result<()>>);
 
@@ -64,7 +65,8 @@ impl Ends {
     }
 }
 
-/// What a reply says: the length of the body in the room, or an error number of the kernel's interface (positive).
+/// What a reply says: the length of the body in the room, or an error number of the kernel's interface
+/// (positive).
 pub type Outcome = std::result::Result<usize, i32>;
 
 /// A request that waits for its reply.

@@ -25,8 +25,8 @@
 //! | [`threads`] | with threads of the system |
 //! | [`campaign`] | many seeds |
 //!
-//! Neighbours: nothing depends on this crate. `sim` does the same for crashes; [`quire_base::broken`] has the
-//! mistakes that the checker must find.
+//! Neighbours: nothing depends on this crate. `sim` does the same for crashes;
+//! [`quire_base::simulation::mistakes`] has the mistakes that the checker must find.
 
 pub mod campaign;
 pub mod cell;

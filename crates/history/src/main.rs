@@ -5,7 +5,7 @@ use history::campaign::Campaign;
 use history::generate::{Extent, Style};
 use history::simulated::{self, Settings};
 use history::threads::{self, Amount};
-use quire_base::broken::{self, Broken};
+use quire_base::simulation::mistakes::{self, Mistake};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -37,9 +37,9 @@ struct Arguments {
     /// Which operations meet, whatever the seed says.
     #[arg(long, value_parser = |name: &str| Style::from_name(name).ok_or("no such style"))]
     style: Option<Style>,
-    /// Make a deliberate mistake in the engine (see `quire_base::broken`); the run is to find it.
-    #[arg(long, value_parser = |name: &str| Broken::from_name(name).ok_or("no such mistake"))]
-    broken: Option<Broken>,
+    /// Make a deliberate mistake in the engine (see `mistakes/`); the run is to find it.
+    #[arg(long, value_parser = |name: &str| Mistake::from_name(name).ok_or("no such mistake"))]
+    mistake: Option<Mistake>,
     /// Runs at once.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
@@ -68,8 +68,8 @@ impl Arguments {
         if let Some(style) = self.style {
             command.push_str(&format!(" --style {}", style.name()));
         }
-        if let Some(broken) = self.broken {
-            command.push_str(&format!(" --broken {}", broken.name()));
+        if let Some(mistake) = self.mistake {
+            command.push_str(&format!(" --mistake {}", mistake.name()));
         }
         command
     }
@@ -78,9 +78,9 @@ impl Arguments {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if arguments.show {
-        return broken::with(arguments.broken, || show(&arguments));
+        return mistakes::with(arguments.mistake, || show(&arguments));
     }
-    let found = broken::with(arguments.broken, || run(&arguments));
+    let found = mistakes::with(arguments.mistake, || run(&arguments));
     if found { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 

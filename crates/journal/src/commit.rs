@@ -17,7 +17,6 @@
 //! Neighbours: [`crate::journal`] is the [`Writer`]; [`crate::stream`] is what is made durable.
 
 use crate::failure::Failure;
-use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_base::sync::{Condvar, Mutex};
 use quire_base::{Error, ErrorKind, Result};
@@ -115,8 +114,7 @@ impl GroupCommit {
                 return Ok(());
             }
             state.wanted = state.wanted.max(target);
-            let joins_late = is_broken(Broken::ForceJoinedLate) && !state.flights.is_empty();
-            let under_way = state.flights.iter().find(|flight| flight.to >= target || joins_late);
+            let under_way = state.flights.iter().find(|flight| flight.to >= target);
             let group = under_way.map_or(state.forming, |flight| flight.group);
             let leads = under_way.is_none()
                 && match state.flights.len() {
@@ -130,9 +128,6 @@ impl GroupCommit {
             }
             if !leads {
                 self.woken[side(group)].wait(&mut state);
-                if joins_late && !failure.is_set() {
-                    return Ok(());
-                }
                 continue;
             }
             let from = state.snapped;
@@ -160,9 +155,6 @@ impl GroupCommit {
         for flight in &mut state.flights {
             if flight.group == group {
                 flight.landed = true;
-                if is_broken(Broken::JournalWriteBeforeItsPredecessor) {
-                    self.durable.fetch_max(flight.to, Ordering::AcqRel);
-                }
             }
         }
         while state.flights.front().is_some_and(|flight| flight.landed) {

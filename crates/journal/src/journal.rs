@@ -16,7 +16,6 @@ use crate::failure::Failure;
 use crate::medium::Medium;
 use crate::stream::{Claimed, PADDING_MAX, Shortage, Stream};
 use crate::usage::{Counters, Event, JournalCounts, JournalUsage};
-use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result, Seq};
@@ -498,9 +497,7 @@ impl Writer for Core {
         }
         // Whoever appended had completed his data writes and stored their mark; the head, read in `depart`,
         // carries that here.
-        if !is_broken(Broken::NoFlushBeforeJournalWrite) {
-            self.medium.flush_before(self.after.load(Ordering::Acquire))?;
-        }
+        self.medium.flush_before(self.after.load(Ordering::Acquire))?;
         let checkpoint = Seq(self.checkpoint.load(Ordering::Acquire));
         // SAFETY: the range is filled, it is recycled only when it has landed, and it is this leader's alone.
         let runs = unsafe {

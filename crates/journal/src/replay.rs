@@ -16,7 +16,6 @@
 //!
 //! Neighbours: the volume, which applies the records, then publishes a new incarnation before it appends.
 
-use quire_base::broken::{Broken, is_broken};
 use quire_base::error::Context;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, Result, Seq};
 use quire_device::{AlignedBuf, Device, IoClass};
@@ -122,9 +121,9 @@ pub fn replay_ring(
         let buf = &mut buf[..count as usize * BLOCK_SIZE];
         ring.read(index, buf)?;
         for (nth, block) in buf.chunks_exact(BLOCK_SIZE).enumerate() {
-            let header = decode(block).ok().filter(|header| {
+            let header = BlockHeader::decode(block).ok().filter(|header| {
                 header.volume == config.volume
-                    && (header.incarnation == config.incarnation || is_broken(Broken::DeadRecordsAccepted))
+                    && header.incarnation == config.incarnation
                     && header.position / PAYLOAD % config.blocks == index + nth as u64
             });
             let Some(header) = header else {
@@ -151,29 +150,6 @@ pub fn replay_ring(
         )));
     }
     Ok(records.end(checkpoint))
-}
-
-fn decode(block: &[u8]) -> Result<BlockHeader> {
-    BlockHeader::decode(block).or_else(|error| {
-        if is_broken(Broken::TornJournalTailAccepted) { decode_unchecked(block) } else { Err(error) }
-    })
-}
-
-/// For [`Broken::TornJournalTailAccepted`]: the header of anything that starts like a journal block.
-fn decode_unchecked(block: &[u8]) -> Result<BlockHeader> {
-    let u64_at = |at: usize| u64::from_le_bytes(block[at..at + 8].try_into().expect("8 bytes"));
-    let first = u16::from_le_bytes([block[48], block[49]]);
-    if !block.starts_with(b"QJnl") {
-        return Err(Error::corrupt("not a journal block"));
-    }
-    Ok(BlockHeader {
-        volume: u64_at(8),
-        incarnation: u64_at(16),
-        position: u64_at(24),
-        durable: Seq(u64_at(32)),
-        checkpoint: Seq(u64_at(40)),
-        first_record: (first != u16::MAX).then_some(first),
-    })
 }
 
 /// Puts records together from blocks that follow one another.

@@ -2,9 +2,9 @@
 //!
 //! `cargo run --release -p quire-fs --example log -- [APPENDERS] [RECORDS]`
 //!
-//! Each of APPENDERS (1000) tasks on one thread appends RECORDS (20) records and waits for the durability of each before
-//! it appends the next one, as a database's sessions do. Fsyncs that are under way together share one force of the
-//! journal. After every record that was durable, the program knows that a crash keeps it.
+//! Each of APPENDERS (1000) tasks on one thread appends RECORDS (20) records and waits for the durability of
+//! each before it appends the next one, as a database's sessions do. Fsyncs that are under way together share
+//! one force of the journal. After every record that was durable, the program knows that a crash keeps it.
 
 use futures::executor::block_on;
 use futures::future::try_join_all;

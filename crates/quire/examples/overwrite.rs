@@ -1,11 +1,12 @@
-//! Random 4 KiB overwrites, without a sync, of a file larger than the cache: how much memory that takes, how fast it is,
-//! and how long a thread ever stops.
+//! Random 4 KiB overwrites, without a sync, of a file larger than the cache: how much memory that takes, how
+//! fast it is, and how long a thread ever stops.
 //!
 //! `cargo run --release -p quire-fs --example overwrite -- IMAGE [CACHE_MIB] [THREADS] [SECONDS] [DEVICE_MIB_S]`
 //!
-//! IMAGE is made (five times the cache), filled with a file of four times the cache (256 MiB), overwritten by THREADS (8)
-//! threads for SECONDS (10), and removed. DEVICE_MIB_S slows the device's writes down to that rate (0: as it is).
-//! Resident memory is what the kernel says of this process, less what it was before the volume was opened.
+//! IMAGE is made (five times the cache), filled with a file of four times the cache (256 MiB), overwritten by
+//! THREADS (8) threads for SECONDS (10), and removed. DEVICE_MIB_S slows the device's writes down to that
+//! rate (0: as it is). Resident memory is what the kernel says of this process, less what it was before the
+//! volume was opened.
 
 use quire::backend::Backend;
 use quire::{AlignedBuf, FormatOptions, OpenOptions, Result, VolumeOptions};
@@ -16,7 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// A backend whose writes of data take as long as they would at a rate; in its own order, on a thread of its own.
+/// A backend whose writes of data take as long as they would at a rate; in its own order, on a thread of its
+/// own.
 struct Slow {
     inner: Arc<dyn Backend>,
     nanos_per_block: u64,

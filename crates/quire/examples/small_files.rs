@@ -2,9 +2,10 @@
 //!
 //! `cargo run --release -p quire-fs --example small_files -- [FILES] [BYTES] [CACHE_MIB] [IMAGE]`
 //!
-//! Writes FILES files (100000) of BYTES bytes (4096), a thousand to a folder, with a cache of CACHE_MIB (2048), then
-//! calls `Volume::sync`; on a device in memory, or in IMAGE, which is made and removed. Prints the bytes of every
-//! class at the device, as a ratio to the files' bytes, and how long the data's writes were.
+//! Writes FILES files (100000) of BYTES bytes (4096), a thousand to a folder, with a cache of CACHE_MIB
+//! (2048), then calls `Volume::sync`; on a device in memory, or in IMAGE, which is made and removed. Prints
+//! the bytes of every class at the device, as a ratio to the files' bytes, and how long the data's writes
+//! were.
 
 use quire::backend::{Backend, MemoryBackend};
 use quire::{FormatOptions, OpenOptions, Result, VolumeOptions};

@@ -1,15 +1,17 @@
-//! POSIX access control lists (IEEE 1003.1e draft 17, as Linux has them): their bytes, and what they do to modes.
+//! POSIX access control lists (IEEE 1003.1e draft 17, as Linux has them): their bytes, and what they do to
+//! modes.
 //!
-//! They are kept as the attributes `system.posix_acl_access` and `system.posix_acl_default`, in Linux's layout,
-//! little-endian: `version u32 = 2`, then per entry `tag u16 | permissions u16 | id u32`; ordered user-object,
-//! users, group-object, groups, mask, other. Entries without an id have 0xffffffff there.
+//! They are kept as the attributes `system.posix_acl_access` and `system.posix_acl_default`, in Linux's
+//! layout, little-endian: `version u32 = 2`, then per entry `tag u16 | permissions u16 | id u32`; ordered
+//! user-object, users, group-object, groups, mask, other. Entries without an id have 0xffffffff there.
 //!
-//! Invariants: mode and access list never contradict one another: the owner's and others' entries are the mode's,
-//! its group bits are the mask (or the group's entry where there is no mask); a list that says no more than the mode
-//! is not stored. A change of mode changes the list in the same transaction, and the other way round.
+//! Invariants: mode and access list never contradict one another: the owner's and others' entries are the
+//! mode's, its group bits are the mask (or the group's entry where there is no mask); a list that says no
+//! more than the mode is not stored. A change of mode changes the list in the same transaction, and the other
+//! way round.
 //!
-//! Neighbours: [`crate::xattr`] stores them, [`crate::namespace::create`] hands them down, [`crate::attributes`]
-//! changes modes. Who may do what is the front end's question.
+//! Neighbours: [`crate::xattr`] stores them, [`crate::namespace::create`] hands them down,
+//! [`crate::attributes`] changes modes. Who may do what is the front end's question.
 
 use crate::engine::Engine;
 use crate::inode::InodeRef;
@@ -63,8 +65,8 @@ struct Entry {
     id: u32,
 }
 
-/// A valid list: one entry each for user-object, group-object and other, at most one mask, and one if anybody is
-/// named.
+/// A valid list: one entry each for user-object, group-object and other, at most one mask, and one if anybody
+/// is named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Acl {
     entries: Vec<Entry>,
@@ -156,8 +158,8 @@ impl Acl {
         }
     }
 
-    /// Turns a directory's default list into the access list of a new inode that was to have `mode`: each permits
-    /// only what the other does. Gives the mode.
+    /// Turns a directory's default list into the access list of a new inode that was to have `mode`: each
+    /// permits only what the other does. Gives the mode.
     pub(crate) fn hand_down(&mut self, mode: u32) -> u32 {
         let bits = |shift: u32| (mode >> shift) as u16 & PERMISSIONS;
         self.group_class().permissions &= bits(3);
@@ -189,14 +191,15 @@ fn check_shape(entries: &[Entry]) -> Result<(), String> {
     }
 }
 
-/// Bits that the in-memory copy of a directory's mode has beyond the mode: whether it is known if the directory has
-/// a default list, and whether it has one. Everything that publishes a mode clears them, under `meta`; so does every
-/// change of the list.
+/// Bits that the in-memory copy of a directory's mode has beyond the mode: whether it is known if the
+/// directory has a default list, and whether it has one. Everything that publishes a mode clears them, under
+/// `meta`; so does every change of the list.
 const DEFAULT_KNOWN: u32 = 1 << 30;
 const HAS_DEFAULT: u32 = 1 << 31;
 
 impl Engine {
-    /// The list that new inodes in a directory start with. Creates in a directory without one take no lock for it.
+    /// The list that new inodes in a directory start with. Creates in a directory without one take no lock
+    /// for it.
     pub(crate) fn default_acl(&self, directory: &InodeRef) -> Result<Option<Acl>> {
         debug_assert_eq!(directory.kind(), FileType::Directory);
         let seen = directory.mode.load(Ordering::Acquire);

@@ -1,10 +1,11 @@
 //! Applying one journaled change: the same code for a live transaction and for replay.
 //!
-//! Invariants: applying is a function of the tree and the change alone, so replay from any checkpoint ends in the
-//! state that was live. An extent change *is* the allocation and the freeing of its blocks: it changes the
-//! regions' used-block sets here, and nowhere else.
+//! Invariants: applying is a function of the tree and the change alone, so replay from any checkpoint ends in
+//! the state that was live. An extent change *is* the allocation and the freeing of its blocks: it changes
+//! the regions' used-block sets here, and nowhere else.
 //!
-//! Neighbours: [`crate::transaction`] calls it inside the barrier, [`crate::recovery`] for each replayed record.
+//! Neighbours: [`crate::transaction`] calls it inside the barrier, [`crate::recovery`] for each replayed
+//! record.
 
 use crate::engine::Engine;
 use crate::inode_numbers::InodeNumbers;

@@ -1,10 +1,13 @@
-//! Journaling what inodes have in memory only: times that I/O left, and sizes that data written back has earned.
+//! Journaling what inodes have in memory only: times that I/O left, and sizes that data written back has
+//! earned.
 //!
-//! Protocol: the list of dirty inodes ([`crate::dirty_inodes`]) says which. Those that have something for the journal now
-//! go into one transaction together, up to [`INODES_PER_TRANSACTION`], in the order of their numbers; then every inode that
-//! was looked at is settled: it leaves the list, or stays for what it still owes.
+//! Protocol: the list of dirty inodes ([`crate::dirty_inodes`]) says which. Those that have something for the
+//! journal now go into one transaction together, up to [`INODES_PER_TRANSACTION`], in the order of their
+//! numbers; then every inode that was looked at is settled: it leaves the list, or stays for what it still
+//! owes.
 //!
-//! Neighbours: [`crate::background`] calls this at each periodic commit, [`crate::file::fsync`] for the whole volume.
+//! Neighbours: [`crate::background`] calls this at each periodic commit, [`crate::file::fsync`] for the whole
+//! volume.
 
 use crate::dirty_inodes::Owes;
 use crate::engine::Engine;
@@ -19,8 +22,8 @@ use quire_format::key::Key;
 const INODES_PER_TRANSACTION: usize = 64;
 
 impl Engine {
-    /// Journals what is only in memory of every inode that is due; at [`Owes::Times`] also times that may stay in memory.
-    /// Every inode is tried; the first error is told.
+    /// Journals what is only in memory of every inode that is due; at [`Owes::Times`] also times that may
+    /// stay in memory. Every inode is tried; the first error is told.
     pub(crate) fn journal_dirty_inodes(self: &Arc<Engine>, level: Owes) -> Result<()> {
         let mut outcome = Ok(());
         let mut batch: Vec<InodeRef> = Vec::new();
@@ -112,8 +115,9 @@ impl Engine {
         self.inodes.dirty.settle(inode.number, &inode.dirty, || self.owes(inode, &meta));
     }
 
-    /// What an inode owes to the journal. A size that lags is due even where nothing can be done for it yet. So is an inode
-    /// whose exclusive operation is under way: that drops dirty blocks before its record is in the journal.
+    /// What an inode owes to the journal. A size that lags is due even where nothing can be done for it yet.
+    /// So is an inode whose exclusive operation is under way: that drops dirty blocks before its record is in
+    /// the journal.
     fn owes(&self, inode: &Inode, meta: &Meta) -> Owes {
         let lags = inode.kind == FileType::Regular && meta.record.size < inode.size();
         if meta.freed {

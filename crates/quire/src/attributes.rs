@@ -1,10 +1,11 @@
 //! What `stat` shows and what chmod, chown and utimens change.
 //!
-//! Protocol: everything but the size changes in one transaction under the inode's `meta`; a mode takes the access
-//! list with it ([`crate::acl`]). A size is a truncate of its own, before the rest, so that times which are set with it
-//! are those asked for.
+//! Protocol: everything but the size changes in one transaction under the inode's `meta`; a mode takes the
+//! access list with it ([`crate::acl`]). A size is a truncate of its own, before the rest, so that times
+//! which are set with it are those asked for.
 //!
-//! Neighbours: `file::truncate`, [`crate::namespace::records`]. Who may change what is the front end's question.
+//! Neighbours: `file::truncate`, [`crate::namespace::records`]. Who may change what is the front end's
+//! question.
 
 use crate::acl::{self, Acl};
 use crate::engine::Engine;
@@ -55,8 +56,8 @@ pub struct SetAttributes {
     pub atime: Option<SetTime>,
     /// Last change of contents.
     pub mtime: Option<SetTime>,
-    /// Take the setuid bit away, and the setgid bit where the group may execute, as a write by somebody else than
-    /// the owner does.
+    /// Take the setuid bit away, and the setgid bit where the group may execute, as a write by somebody else
+    /// than the owner does.
     pub kill_suid_sgid: bool,
 }
 

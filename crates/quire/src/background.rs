@@ -1,11 +1,11 @@
-//! What runs behind the operations' backs: checkpoints before the journal runs short, freeing of orphans, queued
-//! fsyncs, and the periodic commit that bounds what an unsynced crash can lose.
+//! What runs behind the operations' backs: checkpoints before the journal runs short, freeing of orphans,
+//! queued fsyncs, and the periodic commit that bounds what an unsynced crash can lose.
 //!
-//! Threads, each asleep until there is work: the *committer* (checkpoints, periodic commit), the *reaper*, the
-//! *syncers*, the *zeroer* (blocks that hold zeros, for small data that is forced), and where freed blocks are discarded
-//! the *discarder*, so that no force waits for a discard. The cache has threads of its own.
-//! Without threads ([`crate::VolumeOptions::threads`]) the caller runs [`Engine::background_step`], which does one
-//! round of all of it.
+//! Threads, each asleep until there is work: the *committer* (checkpoints, periodic commit), the *reaper*,
+//! the *syncers*, the *zeroer* (blocks that hold zeros, for small data that is forced), and where freed
+//! blocks are discarded the *discarder*, so that no force waits for a discard. The cache has threads of its
+//! own. Without threads ([`crate::VolumeOptions::threads`]) the caller runs [`Engine::background_step`],
+//! which does one round of all of it.
 //!
 //! Neighbours: [`crate::checkpoint`], [`crate::reaper`], [`crate::file::fsync`].
 
@@ -129,7 +129,8 @@ fn reaper(engine: &Arc<Engine>) {
                 return;
             }
         }
-        // Whoever queues wakes only a reaper that sleeps: while orphans keep coming it naps, and finds many at a time.
+        // Whoever queues wakes only a reaper that sleeps: while orphans keep coming it naps, and finds many
+        // at a time.
         while engine.reap_one() {
             while engine.reap_one() {}
             let mut state = engine.background.state.lock();

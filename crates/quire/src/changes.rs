@@ -1,9 +1,11 @@
-//! Operations that change the volume, counted, so that closing it can refuse new ones and wait for those under way.
+//! Operations that change the volume, counted, so that closing it can refuse new ones and wait for those
+//! under way.
 //!
-//! Protocol. An operation counts itself in, in a shard of its own, and then looks whether the volume is being closed. Whoever
-//! closes says so first and then waits for each shard to be empty. One of the two sees the other. So what has returned `Ok`
-//! ended before the last sync of a clean close, or was never begun. Work of the engine itself (writeback, commits, the
-//! reaper) is not counted: it goes on until its threads are stopped.
+//! Protocol. An operation counts itself in, in a shard of its own, and then looks whether the volume is being
+//! closed. Whoever closes says so first and then waits for each shard to be empty. One of the two sees the
+//! other. So what has returned `Ok` ended before the last sync of a clean close, or was never begun. Work of
+//! the engine itself (writeback, commits, the reaper) is not counted: it goes on until its threads are
+//! stopped.
 //!
 //! Shared lines: each shard, by the threads that use it; `is_closing`, read by all and written once.
 //!
@@ -27,8 +29,8 @@ pub struct Changes {
     ended: Condvar,
 }
 
-/// Between what a thread says and what it looks at. Sequentially consistent accesses need it under loom only, which takes
-/// them for less.
+/// Between what a thread says and what it looks at. Sequentially consistent accesses need it under loom only,
+/// which takes them for less.
 fn settle() {
     if cfg!(loom) {
         fence(Ordering::SeqCst);
@@ -91,8 +93,8 @@ impl Drop for Change<'_> {
 }
 
 impl Engine {
-    /// Begins an operation that changes the volume; an error if that takes none: it is read-only, shut down, or being
-    /// closed. The operation is under way until the value is dropped.
+    /// Begins an operation that changes the volume; an error if that takes none: it is read-only, shut down,
+    /// or being closed. The operation is under way until the value is dropped.
     pub(crate) fn begin_change(&self) -> Result<Change<'_>> {
         self.check_writable()?;
         self.changes.begin().ok_or_else(|| Error::new(ErrorKind::Shutdown, "the volume is being closed"))

@@ -1,13 +1,14 @@
 //! Checkpoints: the tree published as of one point of the journal, by one of two alternating superblocks.
 //!
 //! Protocol, one at a time: take the barrier whole just long enough to close the journal's open block (which
-//! gives S), freeze the tree and copy the changed orphan blocks; let go; make the journal durable up to S; write
-//! the frozen nodes to fresh pool blocks; flush; write the superblock into the older slot; flush. Only then may
-//! journal space before the *older* slot's S and pool blocks that neither slot needs be used again (J2).
+//! gives S), freeze the tree and copy the changed orphan blocks; let go; make the journal durable up to S;
+//! write the frozen nodes to fresh pool blocks; flush; write the superblock into the older slot; flush. Only
+//! then may journal space before the *older* slot's S and pool blocks that neither slot needs be used again
+//! (J2).
 //!
-//! Invariants: between S and the last apply of any transaction up to S nobody can take the barrier whole, so the
-//! frozen tree is exactly the state at S. A checkpoint needs no data writeback and no lock but its own, so it can
-//! always be waited for by a thread without a reservation (J9).
+//! Invariants: between S and the last apply of any transaction up to S nobody can take the barrier whole, so
+//! the frozen tree is exactly the state at S. A checkpoint needs no data writeback and no lock but its own,
+//! so it can always be waited for by a thread without a reservation (J9).
 //!
 //! A checkpoint is a force and a flush, and says so to those that wait for one ([`Engine::forced`]).
 //!
@@ -15,7 +16,6 @@
 //! [`crate::recovery`] writes one when it has replayed something.
 
 use crate::engine::Engine;
-use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::atomic::Ordering;
 use quire_base::{Result, Seq};
 use quire_device::{AlignedBuf, Device, IoClass};
@@ -49,8 +49,8 @@ impl Engine {
         self.write_checkpoint(&mut state, 0).map_err(|error| self.shut_down(&error))
     }
 
-    /// Writes a checkpoint that somebody has asked for ahead of time. Checkpoints become rarer with a larger pool, so
-    /// it widens that first.
+    /// Writes a checkpoint that somebody has asked for ahead of time. Checkpoints become rarer with a larger
+    /// pool, so it widens that first.
     pub(crate) fn background_checkpoint(&self) -> Result<()> {
         self.widen_pool()?;
         self.checkpoint_now()
@@ -68,11 +68,6 @@ impl Engine {
     fn write_checkpoint(&self, state: &mut CheckpointState, flags: u32) -> Result<()> {
         let journal = self.journal()?.clone();
         let number = state.number + 1;
-        let in_data_space = is_broken(Broken::CheckpointNodesInDataSpace);
-        if in_data_space {
-            self.grow_pool_from_freed();
-        }
-
         let barrier = self.barrier.whole();
         let sequence = journal.close_block();
         let orphan_blocks = self.orphans.take_changed(false)?;
@@ -83,22 +78,11 @@ impl Engine {
         superblock.next_inode = self.inode_numbers.end();
         drop(barrier);
 
-        if !in_data_space {
-            journal.force(sequence)?;
-        }
-        let reuses_early = is_broken(Broken::JournalSpaceReusedEarly);
-        if reuses_early {
-            journal.checkpointed(sequence, sequence);
-        }
+        journal.force(sequence)?;
         let image = self.tree.write_frozen(frozen, number)?;
-        if in_data_space {
-            journal.force(sequence)?;
-        }
-        if !is_broken(Broken::SuperblockBeforeNodes) {
-            self.device.flush_to(self.device.mark())?;
-        }
+        self.device.flush_to(self.device.mark())?;
 
-        let slot = if is_broken(Broken::SecondSuperblockUnused) { state.slot } else { 1 - state.slot };
+        let slot = 1 - state.slot;
         superblock.checkpoint = number;
         superblock.sequence = sequence;
         superblock.flags = (superblock.flags & FLAG_ERRORS) | flags;
@@ -106,7 +90,7 @@ impl Engine {
         name_image(&mut superblock, &image);
         publish(&self.device, &superblock, slot)?;
 
-        let older = if reuses_early { sequence } else { state.sequence };
+        let older = state.sequence;
         *state = CheckpointState { number, slot, sequence };
         self.checkpoint_number.store(number, Ordering::Release);
         journal.checkpointed(sequence, older);

@@ -9,9 +9,9 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Seek, SeekFrom, Write};
 
 /// A position in a [`File`], for the traits of [`std::io`].
 ///
-/// It works on a file, a reference to one, or an `Arc` of one; any number of cursors may share a file. Nothing is
-/// buffered: wrap it in [`io::BufReader`] or [`io::BufWriter`] for small reads and writes. If the file was opened for
-/// appending, writes go to its end, and the position then follows what was written.
+/// It works on a file, a reference to one, or an `Arc` of one; any number of cursors may share a file.
+/// Nothing is buffered: wrap it in [`io::BufReader`] or [`io::BufWriter`] for small reads and writes. If the
+/// file was opened for appending, writes go to its end, and the position then follows what was written.
 ///
 /// ```
 /// # use quire::{FormatOptions, Volume, VolumeOptions, backend::MemoryBackend};
@@ -103,7 +103,8 @@ impl<F: Borrow<File>> Write for Cursor<F> {
         Ok(self.advance(count))
     }
 
-    /// Does nothing, as for [`std::fs::File`]: nothing is buffered here. [`File::sync_data`] makes data durable.
+    /// Does nothing, as for [`std::fs::File`]: nothing is buffered here. [`File::sync_data`] makes data
+    /// durable.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

@@ -27,8 +27,8 @@ struct Shared {
 
 /// A direct read or write under way: gives its outcome and the buffer back.
 ///
-/// It began when it was made, and needs no runtime: a thread of the device ends it. [`DirectIo::wait`] is for threads.
-/// Dropping it does not stop the request; the buffer is freed when that has ended.
+/// It began when it was made, and needs no runtime: a thread of the device ends it. [`DirectIo::wait`] is for
+/// threads. Dropping it does not stop the request; the buffer is freed when that has ended.
 ///
 /// ```
 /// # use quire::{FormatOptions, Volume, VolumeOptions, backend::MemoryBackend};

@@ -1,22 +1,23 @@
 //! Which inodes have something in memory that the journal does not know.
 //!
-//! Protocol. An inode carries a [`DirtyMark`], and its number is in the list as long as the mark is set. A thread that
-//! changes an inode stores the change and then marks ([`DirtyInodes::mark`]): if the mark is set already, that is a fence
-//! and one load. A thread that journals inodes reads the list, journals each, and settles it ([`DirtyInodes::settle`]):
-//! under the list's lock it clears the mark, looks at the inode again, and keeps in the list what still owes something.
-//! Both fence between their store and their load, so one of the two sees the other: no change stays outside the list.
-//! An inode stays listed while it is being journaled, so that two threads that make the volume durable both find it.
+//! Protocol. An inode carries a [`DirtyMark`], and its number is in the list as long as the mark is set. A
+//! thread that changes an inode stores the change and then marks ([`DirtyInodes::mark`]): if the mark is set
+//! already, that is a fence and one load. A thread that journals inodes reads the list, journals each, and
+//! settles it ([`DirtyInodes::settle`]): under the list's lock it clears the mark, looks at the inode again,
+//! and keeps in the list what still owes something. Both fence between their store and their load, so one of
+//! the two sees the other: no change stays outside the list. An inode stays listed while it is being
+//! journaled, so that two threads that make the volume durable both find it.
 //!
-//! Two levels: *due* at the next periodic commit (sizes, times, exclusive operations under way), and *times* alone, on a
-//! volume that keeps these in memory (`lazytime`).
+//! Two levels: *due* at the next periodic commit (sizes, times, exclusive operations under way), and *times*
+//! alone, on a volume that keeps these in memory (`lazytime`).
 //!
-//! Invariants: a number is in the set of its mark's level and in no other. Changes of mark and list are made together, under
-//! the lock of the number's shard, which is a leaf.
+//! Invariants: a number is in the set of its mark's level and in no other. Changes of mark and list are made
+//! together, under the lock of the number's shard, which is a leaf.
 //!
 //! Shared lines: a shard's lock and sets, written when an inode becomes dirty or clean; a mark, likewise.
 //!
-//! Neighbours: [`crate::inode`] marks, [`crate::file::fsync`] journals and settles, [`crate::inode_table`] lets no marked
-//! inode leave.
+//! Neighbours: [`crate::inode`] marks, [`crate::file::fsync`] journals and settles, [`crate::inode_table`]
+//! lets no marked inode leave.
 
 use quire_base::InodeNo;
 use quire_base::sync::Mutex;
@@ -110,8 +111,8 @@ impl DirtyInodes {
         }
     }
 
-    /// Lists an inode as what `look` says that it still owes; `look` reads the inode after the mark has been cleared. The
-    /// caller keeps the inode in memory.
+    /// Lists an inode as what `look` says that it still owes; `look` reads the inode after the mark has been
+    /// cleared. The caller keeps the inode in memory.
     pub fn settle(&self, inode: InodeNo, mark: &DirtyMark, look: impl FnOnce() -> Owes) {
         let mut sets = self.shard(inode).lock();
         let before = mark.0.load(Ordering::Relaxed);

@@ -1,10 +1,11 @@
 //! The engine of an open volume: what every operation shares.
 //!
-//! It holds the parts (device, journal, tree, allocator, cache, orphan slots, inode table), the barrier between
-//! transactions and checkpoints, and the volume's state: in use, read-only, or shut down by an error (J7).
+//! It holds the parts (device, journal, tree, allocator, cache, orphan slots, inode table), the barrier
+//! between transactions and checkpoints, and the volume's state: in use, read-only, or shut down by an error
+//! (J7).
 //!
-//! Neighbours: [`crate::transaction`] and [`crate::checkpoint`] are its two protocols; [`crate::recovery`] makes
-//! it from a device; [`crate::volume`] is its public face.
+//! Neighbours: [`crate::transaction`] and [`crate::checkpoint`] are its two protocols; [`crate::recovery`]
+//! makes it from a device; [`crate::volume`] is its public face.
 
 use crate::changes::Changes;
 use crate::checkpoint::CheckpointState;
@@ -152,8 +153,8 @@ pub(crate) struct Parts {
     pub(crate) next_logged: u64,
 }
 
-/// A shard's reference to the engine. Inodes hold one of their maker's shard, so that making and dropping them changes no
-/// count that all threads change.
+/// A shard's reference to the engine. Inodes hold one of their maker's shard, so that making and dropping
+/// them changes no count that all threads change.
 #[repr(align(128))]
 pub(crate) struct EngineHandle(Arc<Engine>);
 
@@ -213,7 +214,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether this is a read-only volume with an operation in it that a crash cut in two and a mount may finish.
+    /// Whether this is a read-only volume with an operation in it that a crash cut in two and a mount may
+    /// finish.
     pub(crate) fn shows_half_an_operation(&self) -> bool {
         self.read_only
             && self.superblock.read_only_because().is_none()

@@ -1,12 +1,13 @@
 //! A file's extents: looking them up, and planning their replacement.
 //!
 //! Protocol. Extents live in the tree under (inode, Extent, first file block). Whoever changes them holds the
-//! inode's `meta` from before it reads them until its transaction is applied, and makes `extent_sequence` odd for
-//! the length of the apply. A look-up without that lock reads the sequence, scans, reads the sequence again, and
-//! starts over if it was odd or has moved: a scan across a delete and an insert would otherwise see a hole where
-//! there is none.
+//! inode's `meta` from before it reads them until its transaction is applied, and makes `extent_sequence` odd
+//! for the length of the apply. A look-up without that lock reads the sequence, scans, reads the sequence
+//! again, and starts over if it was odd or has moved: a scan across a delete and an insert would otherwise
+//! see a hole where there is none.
 //!
-//! Neighbours: `file/*` call this; `format::extent` does the arithmetic; [`crate::transaction`] journals the result.
+//! Neighbours: `file/*` call this; `format::extent` does the arithmetic; [`crate::transaction`] journals the
+//! result.
 
 use crate::engine::Engine;
 use crate::inode::Inode;
@@ -105,8 +106,8 @@ impl Engine {
         })
     }
 
-    /// An extent as it is in the tree, if it lies in the data space: an image is not trusted to keep files apart from
-    /// the journal, the metadata pool's first chunks and the superblocks.
+    /// An extent as it is in the tree, if it lies in the data space: an image is not trusted to keep files
+    /// apart from the journal, the metadata pool's first chunks and the superblocks.
     fn checked_extent(&self, inode: &Inode, key: Key, value: &[u8]) -> Result<Extent> {
         let extent = Extent::decode(key.offset, value)?;
         let superblock = &self.superblock;
@@ -119,8 +120,8 @@ impl Engine {
         Ok(extent)
     }
 
-    /// Plans laying `pieces` (sorted, apart) over an inode's extents and merging with what they touch. The caller
-    /// holds `meta`.
+    /// Plans laying `pieces` (sorted, apart) over an inode's extents and merging with what they touch. The
+    /// caller holds `meta`.
     pub(crate) fn plan_overlay(&self, inode: &Inode, pieces: &[Extent]) -> Result<Replacement> {
         let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else {
             return Ok(Replacement::default());
@@ -132,7 +133,8 @@ impl Engine {
         Ok(Replacement::between(before, after))
     }
 
-    /// Commits a transaction that changes an inode's extents; the caller holds `meta` and has put the changes in.
+    /// Commits a transaction that changes an inode's extents; the caller holds `meta` and has put the changes
+    /// in.
     pub(crate) fn commit_extents(
         &self,
         inode: &Inode,

@@ -1,7 +1,7 @@
 //! An open file.
 //!
-//! Each call is one operation: a reader sees a write, vectored ones included, entirely or not at all. A [`File`] has no
-//! position of its own; [`Cursor`] has one.
+//! Each call is one operation: a reader sees a write, vectored ones included, entirely or not at all. A
+//! [`File`] has no position of its own; [`Cursor`] has one.
 //!
 //! Neighbours: [`crate::OpenOptions`] opens; [`crate::inodes`] does the work.
 
@@ -21,10 +21,11 @@ use std::fs::Permissions;
 use std::io::{IoSlice, IoSliceMut};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-/// An open file: it lives while this does, unlinked or not. Share it between threads by reference or in an `Arc`.
+/// An open file: it lives while this does, unlinked or not. Share it between threads by reference or in an
+/// `Arc`.
 ///
-/// Reads and writes name their offset, as those of [`std::os::unix::fs::FileExt`] do; [`File::cursor`] gives something
-/// that has a position, for [`std::io::Read`], [`std::io::Write`] and [`std::io::Seek`].
+/// Reads and writes name their offset, as those of [`std::os::unix::fs::FileExt`] do; [`File::cursor`] gives
+/// something that has a position, for [`std::io::Read`], [`std::io::Write`] and [`std::io::Seek`].
 ///
 /// ```
 /// # use quire::{FormatOptions, Volume, VolumeOptions, backend::MemoryBackend};
@@ -142,8 +143,8 @@ impl File {
         Ok(count)
     }
 
-    /// Writes at an offset in bytes (opened for appending: at the end); gives the count, which is short only after
-    /// an error in the midst of a large write.
+    /// Writes at an offset in bytes (opened for appending: at the end); gives the count, which is short only
+    /// after an error in the midst of a large write.
     #[inline]
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize> {
         self.check_writable()?;
@@ -196,8 +197,8 @@ impl File {
         self.inodes.append(&self.inode, buf, self.flags)
     }
 
-    /// Reads past the cache without holding a thread; the future gives the buffer back, and how many bytes of the file
-    /// it holds. A request that is not on block boundaries is done before this returns.
+    /// Reads past the cache without holding a thread; the future gives the buffer back, and how many bytes of
+    /// the file it holds. A request that is not on block boundaries is done before this returns.
     pub fn read_direct_async(&self, buffer: AlignedBuf, offset: u64) -> DirectIo {
         match self.check_readable() {
             Ok(()) => DirectIo::start(|done| {
@@ -207,9 +208,9 @@ impl File {
         }
     }
 
-    /// Writes past the cache without holding a thread; the future gives the buffer back, and how many bytes were
-    /// written. A request that grows the file, fills holes, appends, or is not on block boundaries is done before this
-    /// returns.
+    /// Writes past the cache without holding a thread; the future gives the buffer back, and how many bytes
+    /// were written. A request that grows the file, fills holes, appends, or is not on block boundaries is
+    /// done before this returns.
     pub fn write_direct_async(&self, buffer: AlignedBuf, offset: u64) -> DirectIo {
         match self.check_writable() {
             Ok(()) => DirectIo::start(|done| {
@@ -229,8 +230,8 @@ impl File {
         self.inodes.fsync(&self.inode, true)
     }
 
-    /// As [`File::sync_all`], as a future: no thread waits. It needs no runtime, and the file may be closed meanwhile.
-    /// [`Volume::sync_files_async`](crate::Volume::sync_files_async) is for many files.
+    /// As [`File::sync_all`], as a future: no thread waits. It needs no runtime, and the file may be closed
+    /// meanwhile. [`Volume::sync_files_async`](crate::Volume::sync_files_async) is for many files.
     pub fn sync_all_async(&self) -> Syncing {
         self.sync_with_async(&SyncOptions::new())
     }
@@ -296,8 +297,8 @@ impl File {
         or_past_the_end(self.inodes.seek_hole(&self.inode, offset))
     }
 
-    /// Copies up to `len` bytes from `offset` of this file to `to_offset` of another one or of this; gives the count,
-    /// which is smaller at the end of this file. The ranges must not overlap.
+    /// Copies up to `len` bytes from `offset` of this file to `to_offset` of another one or of this; gives
+    /// the count, which is smaller at the end of this file. The ranges must not overlap.
     pub fn copy_range_to(&self, offset: u64, to: &File, to_offset: u64, len: u64) -> Result<u64> {
         self.check_readable()?;
         to.check_writable()?;

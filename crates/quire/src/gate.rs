@@ -6,18 +6,19 @@
 //! Protocol. One word holds the state, the number of holders and a bit that says "somebody waits". While that
 //! bit is clear, entering a compatible state and leaving are one atomic operation each. Once an entry has to
 //! wait it joins a first-in-first-out queue and sets the bit; newcomers then queue behind it, whatever they
-//! want, so that no state starves another. The last holder to leave hands the gate to the head of the queue and
-//! to those directly behind it that want the same shared state.
+//! want, so that no state starves another. The last holder to leave hands the gate to the head of the queue
+//! and to those directly behind it that want the same shared state.
 //!
-//! Under contention a shared state is *sharded*: newcomers count themselves in a line of their own instead of the
-//! word. They count, fence, and look at the word again; if the state is still theirs and nobody waits they are in,
-//! else they take their count back and queue. Leaving is the same: take the count off, fence, look whether somebody
-//! waits. Whoever waits has set the bit and fenced before it looks at the shards, so of the two at least one sees
-//! the other. The gate is free when the word counts nobody and every shard is zero; handing it over ends the
-//! sharding. A permit remembers where it is counted.
+//! Under contention a shared state is *sharded*: newcomers count themselves in a line of their own instead of
+//! the word. They count, fence, and look at the word again; if the state is still theirs and nobody waits
+//! they are in, else they take their count back and queue. Leaving is the same: take the count off, fence,
+//! look whether somebody waits. Whoever waits has set the bit and fenced before it looks at the shards, so of
+//! the two at least one sees the other. The gate is free when the word counts nobody and every shard is zero;
+//! handing it over ends the sharding. A permit remembers where it is counted.
 //!
-//! Invariants: holders are always of one state; exclusive has one and is never sharded; with the bit clear the queue
-//! is empty; a waiter is granted its place by the one who leaves or by its own entry, never lost between the two.
+//! Invariants: holders are always of one state; exclusive has one and is never sharded; with the bit clear
+//! the queue is empty; a waiter is granted its place by the one who leaves or by its own entry, never lost
+//! between the two.
 //!
 //! A permit belongs to the operation, not to a thread: it may be dropped by whoever completes the I/O. No
 //! operation enters one gate twice; two gates are entered in inode order. Shared lines: the word, by every
@@ -159,7 +160,8 @@ impl Gate {
         if !queue.waiting.is_empty() {
             return false;
         }
-        // As one who waits, but for no longer than a look. Whoever queues meanwhile waits for the queue's lock.
+        // As one who waits, but for no longer than a look. Whoever queues meanwhile waits for the queue's
+        // lock.
         let before = self.word.fetch_or(WAITERS, Ordering::AcqRel);
         fence(Ordering::SeqCst);
         if before & SHARDED != 0 && before & COUNT_MASK == 0 && self.shards_are_empty() {
@@ -214,8 +216,8 @@ impl Gate {
         }
     }
 
-    /// Shards the present state, if it is shared and nobody waits. The gate goes back to one word when it is handed
-    /// over to another state.
+    /// Shards the present state, if it is shared and nobody waits. The gate goes back to one word when it is
+    /// handed over to another state.
     #[cold]
     pub fn spread(&self) {
         self.shards.get_or_init(|| Box::new(std::array::from_fn(|_| Line(AtomicU64::new(0)))));
@@ -256,7 +258,8 @@ impl Gate {
         }
     }
 
-    /// Whether no shard counts anybody. The caller has acquired the word sharded and with waiters, and fenced.
+    /// Whether no shard counts anybody. The caller has acquired the word sharded and with waiters, and
+    /// fenced.
     fn shards_are_empty(&self) -> bool {
         self.shards.get().is_none_or(|shards| shards.iter().all(|line| line.0.load(Ordering::Acquire) == 0))
     }

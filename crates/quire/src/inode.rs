@@ -1,18 +1,19 @@
 //! An inode in memory, and the references that keep it there.
 //!
 //! What is protected by what:
-//! * `meta`: the record as journaled plus what is still only in memory. Its lock is also the lock of the inode's
-//!   extent map: whoever changes extents or the record holds it from before the `Seq` until it is applied.
-//! * `seen`: the end of file that readers and writers see ([`crate::seen`]). Grows under `size_lock`, shrinks with
-//!   the gate held exclusively; `meta.record.size` is the size on disk and follows it (J6).
+//! * `meta`: the record as journaled plus what is still only in memory. Its lock is also the lock of the
+//!   inode's extent map: whoever changes extents or the record holds it from before the `Seq` until it is
+//!   applied.
+//! * `seen`: the end of file that readers and writers see ([`crate::seen`]). Grows under `size_lock`, shrinks
+//!   with the gate held exclusively; `meta.record.size` is the size on disk and follows it (J6).
 //! * `extent_sequence`: odd while extents change in the tree, so that a look-up without the lock can tell.
 //! * `commit_seq`, `datasync_seq`: the journal must be durable this far for fsync, for fdatasync (J5).
 //! * `data_mark`: the device must have flushed this far for what was written back (J5).
-//! * write and access times go through atomics and are folded into the record when it is read or journaled, so
-//!   that writers of one file share no lock for a timestamp.
+//! * write and access times go through atomics and are folded into the record when it is read or journaled,
+//!   so that writers of one file share no lock for a timestamp.
 //!
-//! An [`InodeRef`] counts users: open files, the kernel's look-ups, operations under way. An inode without a name
-//! lives until its last user leaves; then the reaper frees it.
+//! An [`InodeRef`] counts users: open files, the kernel's look-ups, operations under way. An inode without a
+//! name lives until its last user leaves; then the reaper frees it.
 //!
 //! Shared cache lines: `size` and the sequences (read by all, written by size changes); `gate`; the times.
 //!
@@ -33,7 +34,8 @@ use quire_base::{Error, ErrorKind, InodeNo, Result, Seq, Timestamp};
 use quire_cache::Mapping;
 use quire_format::inode::{FileType, InodeRecord, MODE_PERMISSION_MASK};
 
-/// Buckets of a directory's names, each a byte: so many that a few threads that change different names seldom meet on one.
+/// Buckets of a directory's names, each a byte: so many that a few threads that change different names seldom
+/// meet on one.
 const BUCKETS: usize = 256;
 /// As many where they do meet.
 const BUCKETS_WIDE: usize = 8192;
@@ -62,7 +64,8 @@ pub(crate) struct Meta {
     pub(crate) dirty: bool,
     /// Freed: nothing may use it any more.
     pub(crate) freed: bool,
-    /// All bytes up to here have been written since the last cut, as an fsync has seen: the size on disk may go so far.
+    /// All bytes up to here have been written since the last cut, as an fsync has seen: the size on disk may
+    /// go so far.
     pub(crate) earned: u64,
     /// Times that the file became shorter.
     pub(crate) cuts: u64,
@@ -91,8 +94,8 @@ impl std::ops::DerefMut for MetaGuard<'_> {
 
 /// What only directories have.
 pub(crate) struct Names {
-    /// True once the directory is removed. Shared by creates and unlinks, exclusive for rmdir and for a rename
-    /// over it.
+    /// True once the directory is removed. Shared by creates and unlinks, exclusive for rmdir and for a
+    /// rename over it.
     pub(crate) dead: RwLock<bool>,
     /// Changes that found their bucket held.
     waits: AtomicU32,
@@ -122,8 +125,8 @@ impl Names {
         self.waits.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether changes of different names wait for one another, and may be helped: with 32 threads and 256 buckets one in
-    /// eight finds its own held by another, who may not even be running.
+    /// Whether changes of different names wait for one another, and may be helped: with 32 threads and 256
+    /// buckets one in eight finds its own held by another, who may not even be running.
     pub(crate) fn is_crowded(&self) -> bool {
         self.waits.load(Ordering::Relaxed) >= WAITS_MAX && self.wide.get().is_none()
     }
@@ -182,8 +185,8 @@ pub struct Inode {
 /// No time recorded since the last fold.
 const NO_TIME: i64 = i64::MIN;
 
-/// A time that I/O leaves for the record, and whether somebody has looked at it since: the next change then notes its
-/// own, so that it can be told apart.
+/// A time that I/O leaves for the record, and whether somebody has looked at it since: the next change then
+/// notes its own, so that it can be told apart.
 struct Noted {
     time: AtomicI64,
     seen: AtomicBool,
@@ -291,8 +294,8 @@ impl Inode {
         })
     }
 
-    /// The end of file in bytes, as it is this moment: what a holder of the gate goes by. Who tells callers asks
-    /// [`InodeRef::size`].
+    /// The end of file in bytes, as it is this moment: what a holder of the gate goes by. Who tells callers
+    /// asks [`InodeRef::size`].
     pub(crate) fn size(&self) -> u64 {
         self.seen.size()
     }
@@ -318,7 +321,8 @@ impl Inode {
         }
     }
 
-    /// Puts the inode into the list of those that owe something to the journal, after the change that it owes.
+    /// Puts the inode into the list of those that owe something to the journal, after the change that it
+    /// owes.
     pub(crate) fn mark_dirty(&self, level: Owes) {
         self.engine.inodes.dirty.mark(self.number, &self.dirty, level);
     }
@@ -359,8 +363,8 @@ impl Inode {
         meta.dirty |= self.put_times(left, &mut meta.record);
     }
 
-    /// The record as [`Inode::fold_times`] would leave it. The first look after a change leaves a mark and further ones
-    /// write nothing, so that they do not disturb I/O.
+    /// The record as [`Inode::fold_times`] would leave it. The first look after a change leaves a mark and
+    /// further ones write nothing, so that they do not disturb I/O.
     pub(crate) fn record_now(&self, meta: &Meta) -> InodeRecord {
         let mut record = meta.record.clone();
         let left = (self.write_time.look(), self.access_time.look());

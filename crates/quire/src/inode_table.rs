@@ -1,24 +1,24 @@
 //! The inodes in memory, by number.
 //!
-//! Protocol: the table is cut into shards by inode number, a lock each. Finding one adds a user under the shard's
-//! lock; throwing one out needs the same lock and zero users, so the two cannot cross. Loading from the tree
-//! happens outside the lock; who inserts second takes the first one's.
+//! Protocol: the table is cut into shards by inode number, a lock each. Finding one adds a user under the
+//! shard's lock; throwing one out needs the same lock and zero users, so the two cannot cross. Loading from
+//! the tree happens outside the lock; who inserts second takes the first one's.
 //!
 //! Invariants: at most one inode in memory for a number. An inode leaves only without users, clean, and with
 //! nothing that its fsync would still have to do (J5: what it must remember outlives it, by not evicting it).
 //!
-//! Memory. What inodes take counts against the cache's limit, up to the share that they may take of it. A hand goes round
-//! over each shard, by a bounded number of inodes for each that comes in (a clock with a second chance: one that was
-//! looked up since the hand last passed stays). Over a sixteenth of the limit, inodes without cached data leave; over a quarter, all that
-//! may. One that would leave, but owes something to the journal, becomes due; where the quarter is exceeded, the
-//! periodic commit comes early. Inodes that somebody uses stay, however many.
+//! Memory. What inodes take counts against the cache's limit, up to the share that they may take of it. A
+//! hand goes round over each shard, by a bounded number of inodes for each that comes in (a clock with a
+//! second chance: one that was looked up since the hand last passed stays). Over a sixteenth of the limit,
+//! inodes without cached data leave; over a quarter, all that may. One that would leave, but owes something
+//! to the journal, becomes due; where the quarter is exceeded, the periodic commit comes early. Inodes that
+//! somebody uses stay, however many.
 //!
 //! Neighbours: [`crate::inode`]; [`crate::reaper`] frees what has neither name nor user.
 
 use crate::dirty_inodes::{DirtyInodes, Owes};
 use crate::engine::{Engine, EngineHandle};
 use crate::inode::{Inode, InodeRef, Names, OrphanState};
-use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_base::sync::{Arc, Mutex};
 use quire_base::{Error, ErrorKind, InodeNo, Result, shard};
@@ -39,7 +39,8 @@ const ALL_SHARE: u64 = 4;
 /// What they may take in the smallest cache, in bytes: some hundred inodes.
 const PLAIN_LEAST: u64 = 1 << 20;
 const ALL_LEAST: u64 = 2 << 20;
-/// What a shard has charged to the cache's limit is a multiple of this, so that threads that make inodes seldom meet there.
+/// What a shard has charged to the cache's limit is a multiple of this, so that threads that make inodes
+/// seldom meet there.
 const CHARGE_STEP: u64 = 16 << 10;
 /// Bytes of an inode's place in the table and of the counts of its reference.
 const ENTRY_BYTES: usize = 64;
@@ -215,18 +216,6 @@ impl InodeTable {
         drop(gone);
     }
 
-    /// For [`Broken::EvictedSeqForgotten`]: throws an inode out that has just lost its last user.
-    fn forget(&self, inode: &Inode) {
-        inode.referenced.store(false, Ordering::Relaxed);
-        let mut shard = self.shard(inode.number).lock();
-        if may_leave(inode) != Stays::No {
-            return;
-        }
-        let gone = shard.remove(inode.number.0);
-        drop(shard);
-        gone.into_iter().for_each(let_go);
-    }
-
     /// An inode in memory, with a user added that counts as no use of it.
     pub(crate) fn enter(&self, number: InodeNo) -> Option<InodeRef> {
         let shard = self.shard(number).lock();
@@ -347,8 +336,8 @@ fn may_leave(inode: &Inode) -> Stays {
     if inode.users.load(Ordering::Acquire) != 0 || inode.referenced.swap(false, Ordering::Relaxed) {
         return Stays::Used;
     }
-    // Without a user only writeback changes an inode, or a thread that journals and has added itself under the table's
-    // lock: once the data is clean, nobody marks the inode any more.
+    // Without a user only writeback changes an inode, or a thread that journals and has added itself under
+    // the table's lock: once the data is clean, nobody marks the inode any more.
     let clean = inode.mapping.get().is_none_or(|mapping| mapping.is_clean() && mapping.error().is_none());
     if !clean {
         return Stays::Used;
@@ -358,15 +347,13 @@ fn may_leave(inode: &Inode) -> Stays {
         return Stays::Used;
     }
     let durable = inode.engine.journal.as_ref().map_or(u64::MAX, |journal| journal.durable().0);
-    let forgets = is_broken(Broken::EvictedSeqForgotten);
     let owes = meta.dirty
         || inode.has_times()
-        || (inode.dirty.is_set() && !forgets)
+        || inode.dirty.is_set()
         // The size on disk may lag behind runs that finished side by side, until attributes are journaled.
         || (inode.kind == FileType::Regular && meta.record.size < inode.size());
-    let is_durable = forgets
-        || (inode.commit_seq.load(Ordering::Acquire) <= durable
-            && inode.data_mark.load(Ordering::Acquire) <= inode.engine.device.flushed_mark());
+    let is_durable = inode.commit_seq.load(Ordering::Acquire) <= durable
+        && inode.data_mark.load(Ordering::Acquire) <= inode.engine.device.flushed_mark();
     if owes || !is_durable { Stays::UntilJournaled } else { Stays::No }
 }
 
@@ -416,8 +403,8 @@ impl Engine {
     pub(crate) fn last_user_left(&self, inode: &Arc<Inode>) {
         // Nearly no file has a claim, and the claims are everybody's.
         if inode.claims_zeroed.load(Ordering::Relaxed) {
-            // Somebody may have found the inode again since, and claim at this moment. He sets the flag behind the claim: it
-            // is cleared together with that, or stays.
+            // Somebody may have found the inode again since, and claim at this moment. He sets the flag
+            // behind the claim: it is cleared together with that, or stays.
             inode.claims_zeroed.swap(false, Ordering::AcqRel);
             self.alloc.unclaim_zeroed(inode.number);
         }
@@ -427,9 +414,6 @@ impl Engine {
         };
         if orphan && !self.read_only {
             self.reap_later(inode.number);
-        }
-        if is_broken(Broken::EvictedSeqForgotten) {
-            self.inodes.forget(inode);
         }
     }
 }

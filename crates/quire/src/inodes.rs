@@ -1,8 +1,9 @@
 //! The volume by inode number, for front ends: FUSE, NFS and whatever else keeps handles of its own.
 //!
-//! Programs that name files by paths use [`Volume`](crate::Volume) and [`File`](crate::File), and need nothing of this
-//! module. [`Inodes`] has the same operations on [`InodeRef`]s and names of one directory. It adds what only a front end
-//! asks for: the caller of an operation, flags of one read or write, operations that refuse to wait, and callbacks.
+//! Programs that name files by paths use [`Volume`](crate::Volume) and [`File`](crate::File), and need
+//! nothing of this module. [`Inodes`] has the same operations on [`InodeRef`]s and names of one directory. It
+//! adds what only a front end asks for: the caller of an operation, flags of one read or write, operations
+//! that refuse to wait, and callbacks.
 //!
 //! Nothing here checks permissions. Whoever uses it decides who may do what.
 //!
@@ -129,8 +130,8 @@ impl Inodes {
         self.engine().rename(from, name, to, to_name, flags)
     }
 
-    /// Lists a directory from behind the cookie `after` (0: from the start), `.` and `..` first, until `visit`
-    /// returns false.
+    /// Lists a directory from behind the cookie `after` (0: from the start), `.` and `..` first, until
+    /// `visit` returns false.
     pub fn read_dir(
         &self,
         directory: &InodeRef,
@@ -176,22 +177,23 @@ impl Inodes {
         self.engine().read(inode, offset, out, flags)
     }
 
-    /// As [`Inodes::read_at`] through the cache, if all of it is there and nobody is changing it; else `None`, and `out`
-    /// holds anything. Waits for nothing.
+    /// As [`Inodes::read_at`] through the cache, if all of it is there and nobody is changing it; else
+    /// `None`, and `out` holds anything. Waits for nothing.
     #[inline]
     pub fn try_read_at(&self, inode: &InodeRef, out: &mut [u8], offset: u64) -> Option<usize> {
         self.engine().try_read(inode, offset, out)
     }
 
-    /// Writes at `offset`, or with [`IoFlags::APPEND`] at the end; gives the count, short only after an error midway
-    /// in a write larger than a batch.
+    /// Writes at `offset`, or with [`IoFlags::APPEND`] at the end; gives the count, short only after an error
+    /// midway in a write larger than a batch.
     #[inline]
     pub fn write_at(&self, inode: &InodeRef, data: &[u8], offset: u64, flags: IoFlags) -> Result<usize> {
         self.engine().write(inode, offset, data, flags).map(|(_, written)| written)
     }
 
-    /// As [`Inodes::write_at`] through the cache with [`IoFlags::KEEP_PRIVILEGES`], if it lies inside the file, over
-    /// cached data that has its place on the device, and needs no waiting; else false, and nothing has changed.
+    /// As [`Inodes::write_at`] through the cache with [`IoFlags::KEEP_PRIVILEGES`], if it lies inside the
+    /// file, over cached data that has its place on the device, and needs no waiting; else false, and nothing
+    /// has changed.
     #[inline]
     pub fn try_write_at(&self, inode: &InodeRef, data: &[u8], offset: u64) -> bool {
         self.engine().try_write(inode, offset, data)
@@ -202,17 +204,18 @@ impl Inodes {
         self.engine().write(inode, 0, data, flags | IoFlags::APPEND)
     }
 
-    /// Reads past the cache without holding the caller: `done` gets the buffer back, and how many bytes of the file it
-    /// holds. A request that is not on block boundaries is done before this returns. `done` runs on a thread of the
-    /// device, which it must not keep waiting, or on this one.
+    /// Reads past the cache without holding the caller: `done` gets the buffer back, and how many bytes of
+    /// the file it holds. A request that is not on block boundaries is done before this returns. `done` runs
+    /// on a thread of the device, which it must not keep waiting, or on this one.
     pub fn read_direct_then(&self, inode: &InodeRef, buffer: AlignedBuf, offset: u64, done: BufferDone) {
         self.engine().read_direct_async(inode, offset, buffer, done);
     }
 
-    /// Writes past the cache without holding the caller: `done` gets the buffer back, and how many bytes were written.
-    /// A request that grows the file, fills holes, appends, or is not on block boundaries is done before this returns.
-    /// With [`IoFlags::SYNC`] or [`IoFlags::DATASYNC`] it is done when it is durable. `done` runs on a thread of the
-    /// device or of the volume, which it must not keep waiting, or on this one.
+    /// Writes past the cache without holding the caller: `done` gets the buffer back, and how many bytes were
+    /// written. A request that grows the file, fills holes, appends, or is not on block boundaries is done
+    /// before this returns. With [`IoFlags::SYNC`] or [`IoFlags::DATASYNC`] it is done when it is durable.
+    /// `done` runs on a thread of the device or of the volume, which it must not keep waiting, or on this
+    /// one.
     pub fn write_direct_then(
         &self,
         inode: &InodeRef,
@@ -256,18 +259,21 @@ impl Inodes {
         self.engine().copy_range(from, from_offset, to, to_offset, len)
     }
 
-    /// Takes advice about bytes `[offset, offset + len)` of a file (posix_fadvise); a length of 0 means to its end.
+    /// Takes advice about bytes `[offset, offset + len)` of a file (posix_fadvise); a length of 0 means to
+    /// its end.
     pub fn advise(&self, inode: &InodeRef, offset: u64, len: u64, advice: Advice) -> Result<()> {
         self.engine().advise(inode, offset, len, advice)
     }
 
-    /// Makes a file's data and attributes durable, its name too; with `datasync` what reading the data back needs.
+    /// Makes a file's data and attributes durable, its name too; with `datasync` what reading the data back
+    /// needs.
     pub fn fsync(&self, inode: &InodeRef, datasync: bool) -> Result<()> {
         self.engine().fsync(inode, datasync)
     }
 
-    /// Makes what the options name of a file durable, without holding the caller: `done` gets the outcome, on a thread
-    /// of the volume, which it must not keep waiting. The call itself waits only where 65,536 are under way.
+    /// Makes what the options name of a file durable, without holding the caller: `done` gets the outcome, on
+    /// a thread of the volume, which it must not keep waiting. The call itself waits only where 65,536 are
+    /// under way.
     pub fn fsync_then(&self, inode: &InodeRef, how: &SyncOptions, done: Completion) {
         self.engine().fsync_async(inode, how, done);
     }
@@ -287,8 +293,8 @@ impl Inodes {
         self.engine().start_syncing(files.into_iter().map(target).collect())
     }
 
-    /// To be called when a descriptor is closed; `wrote` says that it was open for writing. Fails, with nothing done,
-    /// only on a thread that may not wait (kind `WouldBlock`), where it would.
+    /// To be called when a descriptor is closed; `wrote` says that it was open for writing. Fails, with
+    /// nothing done, only on a thread that may not wait (kind `WouldBlock`), where it would.
     pub fn closed(&self, inode: &InodeRef, wrote: bool) -> Result<()> {
         self.engine().closed(inode, wrote)
     }

@@ -1,8 +1,8 @@
 //! Looking into a volume without changing it: for `quire dump`, fsck and tests.
 //!
-//! An [`Image`] is a volume as of the end of its journal, replayed in memory only; nothing is written, whatever
-//! state the volume is in. The raw parts (superblock slots, journal records) can be read even where no [`Image`]
-//! can be made.
+//! An [`Image`] is a volume as of the end of its journal, replayed in memory only; nothing is written,
+//! whatever state the volume is in. The raw parts (superblock slots, journal records) can be read even where
+//! no [`Image`] can be made.
 //!
 //! Neighbours: [`crate::recovery`] does the loading; `quire-fsck` cross-checks what is seen here.
 

@@ -1,7 +1,7 @@
 //! Quire: a crash-safe, journaling file system in user space, as a library.
 //!
-//! A volume is an image file or a block device. A program opens it by itself, without a mount or privileges, and finds in
-//! it what it knows from [`std::fs`]:
+//! A volume is an image file or a block device. A program opens it by itself, without a mount or privileges,
+//! and finds in it what it knows from [`std::fs`]:
 //!
 //! ```
 //! use quire::{FormatOptions, OpenOptions, Volume};
@@ -38,20 +38,21 @@
 //!
 //! # Conventions
 //!
-//! Everything is [`Send`] and [`Sync`]; any function may be called from any thread. Handles keep the volume open: it is
-//! closed by [`Volume::close`], or with the last of them.
+//! Everything is [`Send`] and [`Sync`]; any function may be called from any thread. Handles keep the volume
+//! open: it is closed by [`Volume::close`], or with the last of them.
 //!
-//! Options are values whose methods give them back changed; what they are for is their last method: `format`, `open`.
-//! A call whose name ends in `_async` is the one without that ending as a future. These futures need no runtime, begin
-//! when they are made, and have a `wait` for threads.
+//! Options are values whose methods give them back changed; what they are for is their last method: `format`,
+//! `open`. A call whose name ends in `_async` is the one without that ending as a future. These futures need
+//! no runtime, begin when they are made, and have a `wait` for threads.
 //!
-//! An [`Error`] has a kind, and a text that says what was being done to what. It becomes a [`std::io::Error`] of the
-//! fitting kind with `?`.
+//! An [`Error`] has a kind, and a text that says what was being done to what. It becomes a [`std::io::Error`]
+//! of the fitting kind with `?`.
 //!
 //! # What a crash leaves
 //!
-//! Each operation on names is atomic and ordered. Data is durable when [`File::sync_data`] or [`File::sync_all`] has
-//! returned, or a few seconds later in any case. `docs/durability.md` has the promises and the exceptions.
+//! Each operation on names is atomic and ordered. Data is durable when [`File::sync_data`] or
+//! [`File::sync_all`] has returned, or a few seconds later in any case. `docs/durability.md` has the promises
+//! and the exceptions.
 #![deny(missing_docs)]
 
 mod acl;
@@ -138,8 +139,8 @@ pub mod backend {
 
 #[doc(hidden)]
 pub mod internals {
-    //! For the parts of Quire itself that look behind the library: fsck, the simulator, measurements and models. Anything
-    //! here may change at any time.
+    //! For the parts of Quire itself that look behind the library: fsck, the simulator, measurements and
+    //! models. Anything here may change at any time.
 
     pub use crate::options::OrphanTracking;
 

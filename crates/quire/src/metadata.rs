@@ -73,8 +73,8 @@ impl Metadata {
         self.size
     }
 
-    /// Permissions, as [`Volume::set_permissions`](crate::Volume::set_permissions) takes them. Quire does not check
-    /// them: that is the matter of front ends.
+    /// Permissions, as [`Volume::set_permissions`](crate::Volume::set_permissions) takes them. Quire does not
+    /// check them: that is the matter of front ends.
     pub fn permissions(&self) -> Permissions {
         Permissions::from_mode(self.mode)
     }
@@ -104,7 +104,8 @@ impl Metadata {
         self.ino
     }
 
-    /// The inode's generation: with the number it names a file for ever, on any volume that has this one's identity.
+    /// The inode's generation: with the number it names a file for ever, on any volume that has this one's
+    /// identity.
     pub fn generation(&self) -> u64 {
         self.generation
     }

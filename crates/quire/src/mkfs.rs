@@ -1,11 +1,12 @@
 //! Making a volume.
 //!
-//! Protocol: refuse what already holds something (unless forced); clear both superblock slots and flush, so that a
-//! half-made volume is no volume; write the journal with zeros; write the first tree (root directory, used blocks
-//! of the fixed areas) and the empty orphan blocks as checkpoint 1; flush; write both superblocks.
+//! Protocol: refuse what already holds something (unless forced); clear both superblock slots and flush, so
+//! that a half-made volume is no volume; write the journal with zeros; write the first tree (root directory,
+//! used blocks of the fixed areas) and the empty orphan blocks as checkpoint 1; flush; write both
+//! superblocks.
 //!
-//! Geometry (4 KiB blocks): slot A at 0, slot B at 8, journal from 16, the first chunks of the metadata pool behind
-//! it, data space behind that.
+//! Geometry (4 KiB blocks): slot A at 0, slot B at 8, journal from 16, the first chunks of the metadata pool
+//! behind it, data space behind that.
 //!
 //! Neighbours: `format::superblock` is the result; [`crate::recovery`] opens it.
 
@@ -218,7 +219,8 @@ pub(crate) fn open_for_format(path: &std::path::Path, options: &FormatOptions) -
     quire_device::open_image(path, quire_device::OpenMode::ReadWrite)
 }
 
-/// Opens an image for writing; where the file or its medium does not permit that, for reading, with a warning.
+/// Opens an image for writing; where the file or its medium does not permit that, for reading, with a
+/// warning.
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) fn open_writable_or_read_only(path: &std::path::Path) -> Result<Arc<dyn Backend>> {
     use quire_device::OpenMode;

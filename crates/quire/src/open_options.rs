@@ -141,8 +141,9 @@ impl OpenOptions {
 
     /// Opens the file that `path` leads to.
     ///
-    /// A directory may be opened for reading, for the sake of [`File::sync_all`] and its attributes; anything that is
-    /// neither file nor directory is an error of kind `Invalid`, and so are options that contradict each other.
+    /// A directory may be opened for reading, for the sake of [`File::sync_all`] and its attributes; anything
+    /// that is neither file nor directory is an error of kind `Invalid`, and so are options that contradict
+    /// each other.
     pub fn open(&self, volume: &Volume, path: impl AsRef<Path>) -> Result<File> {
         let path = path.as_ref();
         told(self.open_at(volume, path), "opening", path)

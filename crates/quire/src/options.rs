@@ -82,8 +82,8 @@ impl FormatOptions {
         self
     }
 
-    /// Makes a volume in an image file or on a block device. Refuses to overwrite a file system, unless forced;
-    /// creates the file, with mode 0600, if there is none and a size is given.
+    /// Makes a volume in an image file or on a block device. Refuses to overwrite a file system, unless
+    /// forced; creates the file, with mode 0600, if there is none and a size is given.
     #[cfg(not(any(loom, shuttle)))]
     pub fn format(&self, path: impl AsRef<Path>) -> Result<VolumeInfo> {
         let path = path.as_ref();
@@ -127,7 +127,8 @@ pub enum AccessTimes {
     Strict,
 }
 
-/// How a running volume keeps inodes that have lost their names. Anything but the default is for measurements only.
+/// How a running volume keeps inodes that have lost their names. Anything but the default is for measurements
+/// only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OrphanTracking {
     /// In slots that are claimed without a lock.
@@ -201,15 +202,16 @@ impl VolumeOptions {
         self
     }
 
-    /// Limit of the page cache in bytes (data, headers, index, I/O buffers, inodes); else a quarter of memory.
+    /// Limit of the page cache in bytes (data, headers, index, I/O buffers, inodes); else a quarter of
+    /// memory.
     #[must_use]
     pub fn cache_bytes(mut self, bytes: u64) -> VolumeOptions {
         self.cache_bytes = Some(bytes);
         self
     }
 
-    /// Limit of the tree's node cache in bytes, apart from the page cache; else an eighth of that one's, at least
-    /// 64 MiB and at most 1 GiB.
+    /// Limit of the tree's node cache in bytes, apart from the page cache; else an eighth of that one's, at
+    /// least 64 MiB and at most 1 GiB.
     #[must_use]
     pub fn node_cache_bytes(mut self, bytes: u64) -> VolumeOptions {
         self.node_cache_bytes = Some(bytes);
@@ -237,8 +239,8 @@ impl VolumeOptions {
         self
     }
 
-    /// Write data back before a rename over an existing file and at the close of a truncated, rewritten one (on at
-    /// first).
+    /// Write data back before a rename over an existing file and at the close of a truncated, rewritten one
+    /// (on at first).
     #[must_use]
     pub fn auto_da_alloc(mut self, auto: bool) -> VolumeOptions {
         self.auto_da_alloc = auto;
@@ -289,7 +291,8 @@ impl VolumeOptions {
         self
     }
 
-    /// Opens the volume in an image file or on a block device. One process at a time may have it open for writing.
+    /// Opens the volume in an image file or on a block device. One process at a time may have it open for
+    /// writing.
     #[cfg(not(any(loom, shuttle)))]
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Volume> {
         let path = path.as_ref();

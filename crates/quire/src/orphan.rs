@@ -6,13 +6,13 @@
 //!
 //! Protocol. A claim decrements a block's free counter if it is positive, starting at a block chosen by the
 //! thread's shard, then finds a zero slot of that block by compare-and-swap; the counter promises that one
-//! exists, up to races with releases, so the search is bounded and gives up to the next block. A claim is only a
-//! reservation: the record goes with the link count it belongs to, and apply fills *applied*. A release is
-//! journaled too; only its apply clears both values and returns the count. When every block is full the caller
-//! falls back to a tree key.
+//! exists, up to races with releases, so the search is bounded and gives up to the next block. A claim is
+//! only a reservation: the record goes with the link count it belongs to, and apply fills *applied*. A
+//! release is journaled too; only its apply clears both values and returns the count. When every block is
+//! full the caller falls back to a tree key.
 //!
-//! Invariants: an applied slot is claimed; no slot is claimed twice; free counter + claimed slots never exceed
-//! the block's slots; blocks are checkpointed copy-on-write from *applied*, never updated in place.
+//! Invariants: an applied slot is claimed; no slot is claimed twice; free counter + claimed slots never
+//! exceed the block's slots; blocks are checkpointed copy-on-write from *applied*, never updated in place.
 //!
 //! Neighbours: `transaction` applies, `checkpoint` copies changed blocks, `reaper` frees what they name.
 
@@ -161,8 +161,8 @@ impl OrphanSlots {
         all
     }
 
-    /// The blocks that changed since the last call, as bytes for a checkpoint. Called under the whole barrier,
-    /// so no apply runs meanwhile. `all` gives every block, changed or not.
+    /// The blocks that changed since the last call, as bytes for a checkpoint. Called under the whole
+    /// barrier, so no apply runs meanwhile. `all` gives every block, changed or not.
     pub fn take_changed(&self, all: bool) -> Result<Vec<(u32, Box<[u8; BLOCK_SIZE]>)>> {
         let mut out = Vec::new();
         for (index, block) in self.blocks.iter().enumerate() {
@@ -186,7 +186,8 @@ fn encode(index: u64, slots: &[u64]) -> Box<[u8; BLOCK_SIZE]> {
 }
 
 impl OrphanBlock {
-    /// A zero slot, made `inode`'s, searched for from slot `from` on. Bounded: three rounds, since releases and claims may race past the search.
+    /// A zero slot, made `inode`'s, searched for from slot `from` on. Bounded: three rounds, since releases
+    /// and claims may race past the search.
     fn find(&self, inode: InodeNo, from: usize) -> Option<usize> {
         for _ in 0..3 {
             for n in (from..SLOTS_PER_BLOCK).chain(0..from) {

@@ -1,7 +1,8 @@
 //! The volume by paths, with the names of [`std::fs`].
 //!
-//! Each operation that changes names is one transaction: after a crash it has happened or not. The functions that do
-//! several (`create_dir_all`, `remove_dir_all`, `write`, `copy`) may be cut short by a crash between two of them.
+//! Each operation that changes names is one transaction: after a crash it has happened or not. The functions
+//! that do several (`create_dir_all`, `remove_dir_all`, `write`, `copy`) may be cut short by a crash between
+//! two of them.
 //!
 //! Neighbours: [`super::walk`] resolves paths; [`crate::inodes`] does the work.
 
@@ -30,10 +31,11 @@ pub(super) fn told<T>(result: Result<T>, doing: &str, path: &Path) -> Result<T> 
 
 /// # Files and directories by path
 ///
-/// Paths start at the root of the volume, with a slash or without. `.`, `..` and symbolic links work as everywhere.
-/// Nothing checks permissions: the program owns the volume.
+/// Paths start at the root of the volume, with a slash or without. `.`, `..` and symbolic links work as
+/// everywhere. Nothing checks permissions: the program owns the volume.
 impl Volume {
-    /// Opens a file for reading, as [`std::fs::File::open`]. Everything else is the matter of [`OpenOptions`].
+    /// Opens a file for reading, as [`std::fs::File::open`]. Everything else is the matter of
+    /// [`OpenOptions`].
     pub fn open_file(&self, path: impl AsRef<Path>) -> Result<File> {
         OpenOptions::new().read(true).open(self, path)
     }
@@ -90,16 +92,16 @@ impl Volume {
             .map_err(|error| Error::invalid(format!("reading {} as text: {error}", path.display())))
     }
 
-    /// Replaces a file's contents, and creates it if there is none. Not durable before [`Volume::sync`], and after a
-    /// crash the file may be shorter: to replace a file at once, write another one, make it durable, and
-    /// [`rename`](Volume::rename) it.
+    /// Replaces a file's contents, and creates it if there is none. Not durable before [`Volume::sync`], and
+    /// after a crash the file may be shorter: to replace a file at once, write another one, make it durable,
+    /// and [`rename`](Volume::rename) it.
     pub fn write(&self, path: impl AsRef<Path>, contents: impl AsRef<[u8]>) -> Result<()> {
         let path = path.as_ref();
         told(self.create_file(path)?.write_all_at(contents.as_ref(), 0), "writing", path)
     }
 
-    /// Copies the contents and permissions of a file to another, which is created or replaced; gives the bytes
-    /// copied. Holes stay holes.
+    /// Copies the contents and permissions of a file to another, which is created or replaced; gives the
+    /// bytes copied. Holes stay holes.
     pub fn copy(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<u64> {
         let (from, to) = (from.as_ref(), to.as_ref());
         let source = self.open_file(from)?;
@@ -254,7 +256,8 @@ impl Volume {
         })
     }
 
-    /// Gives the file `original` another name, `link`; a symbolic link at the end of `original` is not followed.
+    /// Gives the file `original` another name, `link`; a symbolic link at the end of `original` is not
+    /// followed.
     pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
         let inode = self.walk_to(original.as_ref(), false, "linking")?;
         let create = |directory: &InodeRef, name: &[u8]| self.inodes().hard_link(&inode, directory, name);

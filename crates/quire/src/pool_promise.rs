@@ -1,13 +1,15 @@
 //! Blocks kept back so that the metadata pool can grow when accepted data is written back.
 //!
-//! Delayed allocation accepts data before it has homes. Writing it back makes extent keys, at worst one a block, and
-//! the tree nodes for them need pool blocks; on a volume that is full by then only blocks kept back can provide them.
+//! Delayed allocation accepts data before it has homes. Writing it back makes extent keys, at worst one a
+//! block, and the tree nodes for them need pool blocks; on a volume that is full by then only blocks kept
+//! back can provide them.
 //!
-//! Protocol. Every inode with `d` delayed blocks keeps `d / 32` blocks (rounded up) beside them: a leaf that splits
-//! at worst into halves holds more than 40 extent keys. A standing reserve, kept from mount on, covers the nodes that
-//! one transaction may dirty. A critical transaction that finds the pool full, and no free space, takes a chunk from
-//! what is kept ([`Engine::promised_chunk`]). What is taken is a *debt*: promises that fall due pay it before
-//! anything goes back to the allocator, and each checkpoint tries to pay the rest from free space.
+//! Protocol. Every inode with `d` delayed blocks keeps `d / 32` blocks (rounded up) beside them: a leaf that
+//! splits at worst into halves holds more than 40 extent keys. A standing reserve, kept from mount on, covers
+//! the nodes that one transaction may dirty. A critical transaction that finds the pool full, and no free
+//! space, takes a chunk from what is kept ([`Engine::promised_chunk`]). What is taken is a *debt*: promises
+//! that fall due pay it before anything goes back to the allocator, and each checkpoint tries to pay the rest
+//! from free space.
 //!
 //! Both kinds of promises lie in accounts ([`quire_alloc::SpaceAccount`]): that of the inode ([`Delayed`])
 //! has space for its data, that of the engine has what is kept for the pool. Data has its promise from the
@@ -18,7 +20,8 @@
 //! An inode that leaves memory gives back what it still has; after a clean close all accounts are empty
 //! ([`crate::reservation`] checks that).
 //!
-//! Neighbours: `file/backing` promises and redeems; [`crate::transaction`] takes chunks; [`crate::checkpoint`] pays.
+//! Neighbours: `file/backing` promises and redeems; [`crate::transaction`] takes chunks;
+//! [`crate::checkpoint`] pays.
 
 use crate::engine::Engine;
 use crate::inode::Inode;
@@ -33,7 +36,8 @@ const BLOCKS_PER_PROMISE: u64 = 32;
 const STANDING_MAX: u64 = 1024;
 const STANDING_PART: u64 = 32;
 
-/// Chunks that are added to make checkpoints rarer, in blocks, and the part of the volume up to which they are.
+/// Chunks that are added to make checkpoints rarer, in blocks, and the part of the volume up to which they
+/// are.
 const CHUNK_BLOCKS: u64 = 1024;
 const WIDENED_PART: u64 = 64;
 
@@ -96,8 +100,9 @@ impl Engine {
         }
     }
 
-    /// Adds chunks to the pool while it, and not the node cache, bounds how much metadata may be dirty: at most as many
-    /// as there are already, at most to a 64th of the volume, and only while an eighth of the volume is free.
+    /// Adds chunks to the pool while it, and not the node cache, bounds how much metadata may be dirty: at
+    /// most as many as there are already, at most to a 64th of the volume, and only while an eighth of the
+    /// volume is free.
     pub(crate) fn widen_pool(&self) -> Result<()> {
         let volume = self.superblock.block_count;
         let pool_blocks = || self.tree.stats().pool_blocks;
@@ -120,7 +125,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Promises `blocks` to data of `inode` that has no home yet, with what the pool may come to need for them.
+    /// Promises `blocks` to data of `inode` that has no home yet, with what the pool may come to need for
+    /// them.
     pub(crate) fn delay(&self, inode: &Inode, blocks: u64) -> Result<()> {
         let delayed = &inode.delayed;
         let expected = growth(delayed.blocks(), blocks);
@@ -149,8 +155,8 @@ impl Engine {
         Ok(())
     }
 
-    /// `blocks` that were promised to `inode` have homes, or are not needed any more. The blocks themselves are the
-    /// caller's business, what was kept beside them goes back.
+    /// `blocks` that were promised to `inode` have homes, or are not needed any more. The blocks themselves
+    /// are the caller's business, what was kept beside them goes back.
     pub(crate) fn redeem(&self, inode: &Inode, blocks: u64) {
         let before = inode.delayed.blocks.fetch_sub(blocks, Ordering::AcqRel);
         drop(self.pool_promise.take(&self.alloc, growth(before - blocks, blocks)));

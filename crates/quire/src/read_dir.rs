@@ -1,7 +1,7 @@
 //! Listing a directory, a batch of entries at a time.
 //!
-//! Protocol: an iterator keeps the cookie of the last entry that it has read, so entries that come and go meanwhile
-//! are listed or not, and all others once.
+//! Protocol: an iterator keeps the cookie of the last entry that it has read, so entries that come and go
+//! meanwhile are listed or not, and all others once.
 //!
 //! Neighbours: `namespace::readdir` reads the batches.
 

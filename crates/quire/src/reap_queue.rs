@@ -1,13 +1,13 @@
 //! Inodes that wait to be freed: without a name, and without a user.
 //!
-//! Each shard queues by itself, so that threads that unlink at the same time do not meet; the reaper goes round. It is
-//! woken only when it sleeps: it says so in a word, looks once more, and then waits; who queues looks at the word
-//! afterwards. Of the two, at least one sees the other (both fence in between).
+//! Each shard queues by itself, so that threads that unlink at the same time do not meet; the reaper goes
+//! round. It is woken only when it sleeps: it says so in a word, looks once more, and then waits; who queues
+//! looks at the word afterwards. Of the two, at least one sees the other (both fence in between).
 //!
 //! Invariants: what is queued or in a reaper's hands counts as waiting until it is freed or put aside.
 //!
-//! Shared lines: the sleep word, written when the reaper falls asleep or wakes; a shard's queue, by its threads and the
-//! reaper.
+//! Shared lines: the sleep word, written when the reaper falls asleep or wakes; a shard's queue, by its
+//! threads and the reaper.
 //!
 //! Neighbours: [`crate::reaper`].
 

@@ -1,23 +1,23 @@
 //! Freeing inodes that have neither a name nor a user, and finishing logged operations.
 //!
-//! Protocol. An inode whose last name goes while it has users is an orphan: its slot (or key) is journaled with
-//! the link count. When the last user leaves, the reaper removes its extents from the end in bounded
-//! transactions, then, in one transaction, what is left of it: attributes, link target, inode, orphan slot. Each
-//! step can be cut off by a crash and taken up again, since the slot goes last.
+//! Protocol. An inode whose last name goes while it has users is an orphan: its slot (or key) is journaled
+//! with the link count. When the last user leaves, the reaper removes its extents from the end in bounded
+//! transactions, then, in one transaction, what is left of it: attributes, link target, inode, orphan slot.
+//! Each step can be cut off by a crash and taken up again, since the slot goes last.
 //!
 //! A logged operation (a long truncate, punch, collapse, insert) has a key of its own with a cursor; whoever
 //! started it runs its steps with the gate held; after a crash recovery runs the rest before anybody else.
 //!
 //! Invariants: an inode is freed once, by the one who set `freed` under its lock; no inode in use is freed.
 //!
-//! Neighbours: [`crate::orphan`], [`crate::inode_table`], `file::truncate` and `file::shift` for the operations.
+//! Neighbours: [`crate::orphan`], [`crate::inode_table`], `file::truncate` and `file::shift` for the
+//! operations.
 
 use crate::engine::{Background, Engine};
 use crate::extent_map::Replacement;
 use crate::inode::{Inode, OrphanState};
 use crate::reap_queue::Reaping;
 use crate::transaction::{Cost, Depends};
-use quire_base::broken::{Broken, is_broken};
 use quire_base::patience;
 use quire_base::shard;
 use quire_base::sync::Arc;
@@ -45,8 +45,8 @@ impl Engine {
         }
     }
 
-    /// Frees something small for a thread that is about to unlink, if its shard has left too much to the reaper: so the
-    /// memory of what waits is bounded, and what is large keeps nobody but the reaper.
+    /// Frees something small for a thread that is about to unlink, if its shard has left too much to the
+    /// reaper: so the memory of what waits is bounded, and what is large keeps nobody but the reaper.
     pub(crate) fn help_reaper(self: &Arc<Engine>) {
         if !patience::may_wait() {
             return;
@@ -84,8 +84,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Inodes that may wait in a shard's queue: in all half of what there are slots for, so that those in use find some. A key
-    /// in their place is a change of the tree more when it is claimed, and one more when it is released.
+    /// Inodes that may wait in a shard's queue: in all half of what there are slots for, so that those in use
+    /// find some. A key in their place is a change of the tree more when it is claimed, and one more when it
+    /// is released.
     fn backlog_max(&self) -> usize {
         let share = self.orphans.capacity() as usize / (2 * shard::SHARDS);
         share.clamp(*BACKLOG.start(), *BACKLOG.end())
@@ -185,11 +186,6 @@ impl Engine {
             // Nobody can read it any more: there is nothing to be kept should a later step fail.
             mapping.hold_writeback(0, u64::MAX).discard(0, u64::MAX);
         }
-        if is_broken(Broken::OrphanReleasedApart) {
-            let state = inode.meta().orphan;
-            self.clear_orphan(&inode, state)?;
-            self.part_transactions();
-        }
         self.free_extents_from(&inode, 0)?;
         self.free_keys(&inode)?;
         let mut transaction = self.begin(Cost::new(4, 128).critical())?;
@@ -211,8 +207,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Removes every extent at and beyond a file block, from the end, in bounded transactions. The caller is the
-    /// only one to use the inode, or holds its gate exclusively with the operation logged.
+    /// Removes every extent at and beyond a file block, from the end, in bounded transactions. The caller is
+    /// the only one to use the inode, or holds its gate exclusively with the operation logged.
     pub(crate) fn free_extents_from(&self, inode: &Arc<Inode>, first: u64) -> Result<()> {
         while self.free_some_extents(inode, first, u64::MAX)? {}
         Ok(())
@@ -244,8 +240,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// Deletes an inode's attributes and link target in bounded transactions. The first of them also sets the record's
-    /// count of attribute bytes to zero: from then on a part of them may be gone.
+    /// Deletes an inode's attributes and link target in bounded transactions. The first of them also sets the
+    /// record's count of attribute bytes to zero: from then on a part of them may be gone.
     fn free_keys(&self, inode: &Inode) -> Result<()> {
         loop {
             let mut keys = Vec::new();
@@ -332,7 +328,8 @@ impl Engine {
 
     /// Waits until nothing is left to be freed, or for so long.
     pub(crate) fn await_reaper(&self, most: std::time::Duration) {
-        // Counted before the look, as the reaper looks at the count after its work: one of the two sees the other.
+        // Counted before the look, as the reaper looks at the count after its work: one of the two sees the
+        // other.
         self.background.drains.fetch_add(1, Ordering::SeqCst);
         let mut state = self.background.state.lock();
         if !self.background.is_reaper_idle() {
@@ -353,8 +350,8 @@ impl Background {
 }
 
 impl crate::inode_table::InodeTable {
-    /// An orphan without users, marked as being freed, so that nobody finds it again. `None` if it has a user, a
-    /// name, or is being freed already.
+    /// An orphan without users, marked as being freed, so that nobody finds it again. `None` if it has a
+    /// user, a name, or is being freed already.
     fn take_unused(&self, number: InodeNo) -> Option<Arc<Inode>> {
         let inode = self.peek(number)?;
         let mut meta = inode.meta();

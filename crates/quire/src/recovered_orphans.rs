@@ -1,12 +1,12 @@
 //! Orphans that replay found: a list from which the reaper takes when nothing else waits.
 //!
-//! After a crash there may be millions. The list keeps a number and a slot of each; an inode is made of it, and its record
-//! read, only when its turn comes. So a mount waits for none of them and memory stays bounded. Until then nobody else
-//! reaches it: it has no name, and a look-up by number refuses inodes without links. Its slot (or key) keeps it through
-//! further crashes.
+//! After a crash there may be millions. The list keeps a number and a slot of each; an inode is made of it,
+//! and its record read, only when its turn comes. So a mount waits for none of them and memory stays bounded.
+//! Until then nobody else reaches it: it has no name, and a look-up by number refuses inodes without links.
+//! Its slot (or key) keeps it through further crashes.
 //!
-//! Invariants: a number is on the list once, and not in the inode table; what is taken counts as left until it is queued
-//! for the reaper, or found not to need it.
+//! Invariants: a number is on the list once, and not in the inode table; what is taken counts as left until
+//! it is queued for the reaper, or found not to need it.
 //!
 //! Neighbours: [`crate::reaper`] fills the list and takes from it.
 

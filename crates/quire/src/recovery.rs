@@ -1,30 +1,32 @@
 //! Opening a volume: choosing a superblock, replaying the journal, starting a new incarnation.
 //!
 //! Protocol:
-//! 1. Read both superblock slots; try the newer checkpoint first. Its tree, manifest and orphan blocks must check.
-//! 2. Replay the journal from its S in memory. If the newer slot's tree or superblock is damaged, the older slot
-//!    serves if its tree checks and the journal from its S is whole (at least up to the newer one's S, where that
-//!    is readable); else the volume is refused, with both reasons.
-//! 3. Flush, before anything read counts as durable: what a killed process left in the drive's cache could still
-//!    vanish after we build on it.
-//! 4. Copy the chosen superblock into the other slot, so that no slot needs pool blocks which the chosen one's map
-//!    shows as free.
-//! 5. Write what replay changed as a checkpoint of a new incarnation, publish it in one slot, then in the other.
-//!    Only now may the journal be appended to: records of an earlier incarnation can never again be taken for live.
+//! 1. Read both superblock slots; try the newer checkpoint first. Its tree, manifest and orphan blocks must
+//!    check.
+//! 2. Replay the journal from its S in memory. If the newer slot's tree or superblock is damaged, the older
+//!    slot serves if its tree checks and the journal from its S is whole (at least up to the newer one's S,
+//!    where that is readable); else the volume is refused, with both reasons.
+//! 3. Flush, before anything read counts as durable: what a killed process left in the drive's cache could
+//!    still vanish after we build on it.
+//! 4. Copy the chosen superblock into the other slot, so that no slot needs pool blocks which the chosen
+//!    one's map shows as free.
+//! 5. Write what replay changed as a checkpoint of a new incarnation, publish it in one slot, then in the
+//!    other. Only now may the journal be appended to: records of an earlier incarnation can never again be
+//!    taken for live.
 //! 6. Finish logged operations; list orphans for the reaper ([`crate::recovered_orphans`]).
 //!
 //! A read-only mount does 1 and 2, in memory, and writes nothing.
 //!
-//! Neighbours: [`crate::checkpoint`], [`crate::apply`], [`crate::reaper`]; `journal::replay` tells torn from damaged.
+//! Neighbours: [`crate::checkpoint`], [`crate::apply`], [`crate::reaper`]; `journal::replay` tells torn from
+//! damaged.
 
 use crate::apply::Target;
-use crate::checkpoint::{CheckpointState, name_image, publish, write_slot};
+use crate::checkpoint::{CheckpointState, name_image, publish};
 use crate::engine::{Engine, Parts};
 use crate::inode_numbers::InodeNumbers;
 use crate::options::VolumeOptions;
 use crate::orphan::OrphanSlots;
 use quire_alloc::{AllocConfig, Allocator, RegionSource};
-use quire_base::broken::{Broken, is_broken};
 use quire_base::metrics::Counter;
 use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, Context, Error, ErrorKind, Result, Seq};
@@ -86,7 +88,8 @@ pub(crate) fn load(device: &Arc<Device>, options: &VolumeOptions) -> Result<Load
     for (slot, read) in slots.into_iter().enumerate() {
         match read {
             Ok(superblock) => candidates.push((slot, superblock)),
-            // A newer quire has written here; its other slot may be one that we could read, but must not act on.
+            // A newer quire has written here; its other slot may be one that we could read, but must not act
+            // on.
             Err(error) if error.kind() == ErrorKind::UnknownFormat => {
                 return Err(none_usable(
                     device,
@@ -290,11 +293,7 @@ fn new_incarnation(
     options: VolumeOptions,
 ) -> Result<Parts> {
     // Also where nothing of ours was written since the start: what the reads saw may sit in a cache.
-    let unflushed = is_broken(Broken::RecoveryAppendsUnflushed);
-    if !unflushed {
-        backend.flush()?;
-    }
-    let publish = if unflushed { write_slot } else { publish };
+    backend.flush()?;
 
     let as_found = read_superblocks(&device)[loaded.slot].clone()?;
     let (first, second) = (1 - loaded.slot, loaded.slot);
@@ -303,9 +302,7 @@ fn new_incarnation(
     let number = loaded.superblock.checkpoint + 1;
     let frozen = loaded.tree.freeze(loaded.orphans.take_changed(false)?);
     let image = loaded.tree.write_frozen(frozen, number)?;
-    if !unflushed {
-        device.flush_to(device.mark())?;
-    }
+    device.flush_to(device.mark())?;
 
     let superblock = &mut loaded.superblock;
     superblock.checkpoint = number;

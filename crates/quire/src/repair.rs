@@ -1,10 +1,10 @@
-//! Raw changes to a volume, for fsck's repairs: not checked against what the volume says about itself, since that is
-//! what is being mended.
+//! Raw changes to a volume, for fsck's repairs: not checked against what the volume says about itself, since
+//! that is what is being mended.
 //!
-//! Protocol: [`Session::open`] recovers the volume as a mount does, but frees no orphans and finishes no logged
-//! operations. Changes gather until [`Session::commit`], which applies them to the tree in memory, under the barrier
-//! and past the journal; checkpoints publish them, [`Session::close`]'s at the latest. A crash in between leaves what
-//! the last checkpoint had, and the next check finds the rest.
+//! Protocol: [`Session::open`] recovers the volume as a mount does, but frees no orphans and finishes no
+//! logged operations. Changes gather until [`Session::commit`], which applies them to the tree in memory,
+//! under the barrier and past the journal; checkpoints publish them, [`Session::close`]'s at the latest. A
+//! crash in between leaves what the last checkpoint had, and the next check finds the rest.
 //!
 //! Neighbours: `quire-fsck` is the only user; [`crate::checkpoint`] publishes.
 
@@ -102,7 +102,8 @@ impl Session {
         self.pending.len()
     }
 
-    /// Applies the pending changes. They are durable with the next checkpoint, all of one commit with the same one.
+    /// Applies the pending changes. They are durable with the next checkpoint, all of one commit with the
+    /// same one.
     pub fn commit(&mut self) -> Result<()> {
         let pending = std::mem::take(&mut self.pending);
         {

@@ -1,8 +1,9 @@
-//! What a transaction holds until it has committed: journal bytes and tree nodes, claimed together and given back
-//! together.
+//! What a transaction holds until it has committed: journal bytes and tree nodes, claimed together and given
+//! back together.
 //!
 //! A [`Reservation`] owns both. They go back when it is dropped, and then whoever waits for room is told
-//! ([`crate::room_queue`]): nothing is ever given back silently, a claim that got only one of the two included.
+//! ([`crate::room_queue`]): nothing is ever given back silently, a claim that got only one of the two
+//! included.
 //!
 //! Space for data is not in it. A write is promised space, and blocks for the metadata pool beside it, when
 //! it makes blocks dirty, and the transaction that uses the promise comes only when they have been written.

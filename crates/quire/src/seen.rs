@@ -1,29 +1,29 @@
 //! The size of a file, and the sequence of its exclusive operations: what every cached read looks at, twice.
 //!
 //! Protocol
-//! * Writes raise the size before they unlock their first segment. A reader that the end clipped looks at the size
-//!   again.
-//! * Who holds the gate exclusively keeps the sequence odd for the whole of its operation ([`OddSequence`]); contents
-//!   and size move in steps meanwhile. A reader that finds the sequence odd takes the slow path, one that finds it
-//!   changed after its copy throws the copy away.
-//! * Callers who ask for the size without the gate are told [`Seen::settled_size`]: while an exclusive operation is
-//!   under way, the size before it, and the size after it from the moment on that its record is in the journal
-//!   ([`Seen::settle`]; attributes take the inode's lock, under which both happen). Else a stat, after a later
-//!   operation had returned, could still see the old size, and a crash show the new size without that later
-//!   operation.
+//! * Writes raise the size before they unlock their first segment. A reader that the end clipped looks at the
+//!   size again.
+//! * Who holds the gate exclusively keeps the sequence odd for the whole of its operation ([`OddSequence`]);
+//!   contents and size move in steps meanwhile. A reader that finds the sequence odd takes the slow path, one
+//!   that finds it changed after its copy throws the copy away.
+//! * Callers who ask for the size without the gate are told [`Seen::settled_size`]: while an exclusive
+//!   operation is under way, the size before it, and the size after it from the moment on that its record is
+//!   in the journal ([`Seen::settle`]; attributes take the inode's lock, under which both happen). Else a
+//!   stat, after a later operation had returned, could still see the old size, and a crash show the new size
+//!   without that later operation.
 //!
-//! Why the settled size is one that the file had as a whole. Even: the size was loaded between two equal looks at the
-//! sequence; had it been stored by an operation, that one's odd sequence happened before the store, which the load
-//! acquired, and the second look would differ. Odd: what callers are told was stored before the sequence went odd, or
-//! is the size that the operation ends with; it is stored again only by the next operation, after which the second
-//! look differs.
+//! Why the settled size is one that the file had as a whole. Even: the size was loaded between two equal
+//! looks at the sequence; had it been stored by an operation, that one's odd sequence happened before the
+//! store, which the load acquired, and the second look would differ. Odd: what callers are told was stored
+//! before the sequence went odd, or is the size that the operation ends with; it is stored again only by the
+//! next operation, after which the second look differs.
 //!
-//! An fsync has something to do after the exclusive operation under way, and does not keep later ones away. It waits for
-//! the sequence to move on ([`Seen::await_end`], [`Seen::call_at_end`]), not in the gate: whoever holds the gate then may
-//! wait for that fsync.
+//! An fsync has something to do after the exclusive operation under way, and does not keep later ones away.
+//! It waits for the sequence to move on ([`Seen::await_end`], [`Seen::call_at_end`]), not in the gate:
+//! whoever holds the gate then may wait for that fsync.
 //!
-//! Invariants: one [`OddSequence`] of a file at a time. Shared line: all of it, read by everybody, written only when
-//! the size or the whole file changes, or somebody waits for that.
+//! Invariants: one [`OddSequence`] of a file at a time. Shared line: all of it, read by everybody, written
+//! only when the size or the whole file changes, or somebody waits for that.
 //!
 //! Neighbours: [`crate::inode`] has one; `file/*` write it; `quire_cache` reads it as a `ReadView`.
 
@@ -73,8 +73,8 @@ impl Seen {
         self.settled.store(size, Ordering::Release);
     }
 
-    /// Raises the size to `end`; called before the first segment of what grew is unlocked. A write inside the end of
-    /// file leaves the line alone that every reader loads.
+    /// Raises the size to `end`; called before the first segment of what grew is unlocked. A write inside the
+    /// end of file leaves the line alone that every reader loads.
     pub fn raise_size(&self, end: u64) {
         if end > self.size() {
             self.size.fetch_max(end, Ordering::AcqRel);
@@ -103,8 +103,8 @@ impl Seen {
         }
     }
 
-    /// Has `call` called at the end of that operation, on its thread, before it opens the gate; gives it back if that was
-    /// already.
+    /// Has `call` called at the end of that operation, on its thread, before it opens the gate; gives it back
+    /// if that was already.
     pub fn call_at_end(
         &self,
         number: u64,
@@ -124,8 +124,8 @@ impl Seen {
         sequence.is_multiple_of(2).then_some(sequence)
     }
 
-    /// Whether no exclusive operation has begun since [`Seen::shared_view`] gave `view`. True means: what was read in
-    /// between, with `Acquire` at least, has nothing that such an operation did.
+    /// Whether no exclusive operation has begun since [`Seen::shared_view`] gave `view`. True means: what was
+    /// read in between, with `Acquire` at least, has nothing that such an operation did.
     pub fn is_still(&self, view: u64) -> bool {
         fence(Ordering::Acquire);
         self.exclusive_sequence.load(Ordering::Relaxed) == view

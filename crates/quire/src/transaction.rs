@@ -1,24 +1,26 @@
 //! Transactions: reserve, prepare, append, apply.
 //!
 //! Protocol (the design's "Commit"):
-//! 1. [`Engine::begin`] reserves journal bytes and the worst number of tree nodes. Outer locks may be held, inner
-//!    ones may not: it queues for room ([`crate::room_queue`]), writes a checkpoint where that makes room, takes a chunk
-//!    for the metadata pool if that has none, and else sleeps until others give back what they have reserved.
+//! 1. [`Engine::begin`] reserves journal bytes and the worst number of tree nodes. Outer locks may be held,
+//!    inner ones may not: it queues for room ([`crate::room_queue`]), writes a checkpoint where that makes
+//!    room, takes a chunk for the metadata pool if that has none, and else sleeps until others give back what
+//!    they have reserved.
 //! 2. The caller takes its inner locks, reads what it must and adds changes.
-//! 3. [`Transaction::commit`] loads every leaf it will touch, enters the barrier (shared), appends the record,
-//!    which gives its `Seq`, applies every change, leaves the barrier. From `Seq` to the last apply nothing
-//!    blocks, reads or fails; if it fails all the same (a damaged node), the volume shuts down.
+//! 3. [`Transaction::commit`] loads every leaf it will touch, enters the barrier (shared), appends the
+//!    record, which gives its `Seq`, applies every change, leaves the barrier. From `Seq` to the last apply
+//!    nothing blocks, reads or fails; if it fails all the same (a damaged node), the volume shuts down.
 //!
-//! Invariants: whatever orders a key is held by the caller from before `commit` until it returns. No holder of a
-//! reservation waits for work that has yet to reserve: write back first, then begin. J1: a change of extents is
-//! added only after their data was written, and the journal write that carries it follows a flush of that data.
+//! Invariants: whatever orders a key is held by the caller from before `commit` until it returns. No holder
+//! of a reservation waits for work that has yet to reserve: write back first, then begin. J1: a change of
+//! extents is added only after their data was written, and the journal write that carries it follows a flush
+//! of that data.
 //!
 //! # What a record depends on
 //!
-//! Each record names the data that must be durable before it ([`Depends`]). The journal write that carries records
-//! follows a flush of everything that they name, so a force costs a second flush only for data. Records reach the disk
-//! in their order: a record is never there without those before it, nor without what these depend on. So a record names
-//! only the data that it is the first to show.
+//! Each record names the data that must be durable before it ([`Depends`]). The journal write that carries
+//! records follows a flush of everything that they name, so a force costs a second flush only for data.
+//! Records reach the disk in their order: a record is never there without those before it, nor without what
+//! these depend on. So a record names only the data that it is the first to show.
 //!
 //! | record | depends on | because without it a crash could show |
 //! | --- | --- | --- |
@@ -33,13 +35,13 @@
 //!
 //! What is durable in a checkpoint needs no such word: its own flush comes after all records up to its S.
 //!
-//! Neighbours: [`crate::apply`] applies a change, here and in replay; [`crate::reservation`] owns what was reserved.
+//! Neighbours: [`crate::apply`] applies a change, here and in replay; [`crate::reservation`] owns what was
+//! reserved.
 
 use crate::engine::Engine;
 use crate::inode::{Inode, OrphanState};
 use crate::options::OrphanTracking;
 use crate::reservation::{Amount, Reservation, Shortage, Turn};
-use quire_base::broken::{Broken, is_broken};
 use quire_base::patience;
 use quire_base::sync::MutexGuard;
 use quire_base::sync::atomic::Ordering;
@@ -60,8 +62,8 @@ const PROMISED_CHUNK: u64 = 64;
 /// Payload bytes of a transaction that lets the pool grow.
 const POOL_GROW_BYTES: usize = 64;
 
-/// Checkpoints written for a reservation while nobody else holds one, before the volume counts as full: far more than the
-/// two that empty the journal and the dirty set.
+/// Checkpoints written for a reservation while nobody else holds one, before the volume counts as full: far
+/// more than the two that empty the journal and the dirty set.
 const CHECKPOINTS_ALONE_MAX: u32 = 64;
 
 /// Times that the first in the queue makes the metadata pool larger, or makes frees durable for that, before
@@ -106,17 +108,15 @@ pub(crate) enum Depends<'a> {
 }
 
 impl Depends<'_> {
-    /// The device's mark that a flush must have covered. To be read when the record is complete: the caller holds `meta`,
-    /// and what the record shows had its mark stored before.
+    /// The device's mark that a flush must have covered. To be read when the record is complete: the caller
+    /// holds `meta`, and what the record shows had its mark stored before.
     fn mark(self) -> u64 {
         match self {
-            Depends::DataOf(inode) if !is_broken(Broken::RecordNamesNoData) => {
-                inode.data_mark.load(Ordering::Acquire)
-            }
+            Depends::DataOf(inode) => inode.data_mark.load(Ordering::Acquire),
             Depends::DataOfEach(inodes) => {
                 inodes.iter().map(|inode| Depends::DataOf(inode).mark()).max().unwrap_or(0)
             }
-            Depends::Nothing | Depends::DataOf(_) => 0,
+            Depends::Nothing => 0,
         }
     }
 }
@@ -134,8 +134,8 @@ pub struct Transaction<'a> {
 }
 
 impl Engine {
-    /// Reserves for a transaction. Waits for room; holds nothing while it waits. On a thread that may not wait it fails
-    /// instead ([`patience`]).
+    /// Reserves for a transaction. Waits for room; holds nothing while it waits. On a thread that may not
+    /// wait it fails instead ([`patience`]).
     pub fn begin(&self, cost: Cost) -> Result<Transaction<'_>> {
         crate::lock_order::assert_may_reserve();
         let amount = self.amount(cost);
@@ -158,8 +158,9 @@ impl Engine {
         }
     }
 
-    /// Queues for room and, when first in the queue, makes it where a checkpoint or a larger pool can. Else it sleeps until
-    /// others give theirs back. `NoSpace` only if nothing is reserved and checkpoints do not help.
+    /// Queues for room and, when first in the queue, makes it where a checkpoint or a larger pool can. Else
+    /// it sleeps until others give theirs back. `NoSpace` only if nothing is reserved and checkpoints do not
+    /// help.
     fn wait_for_room(&self, amount: Amount) -> Result<Reservation<'_>> {
         patience::check("room for a transaction")?;
         self.counters.room_waits.add(1);
@@ -224,8 +225,8 @@ impl Engine {
         self.tree.pool_has_room(amount.nodes, amount.class)
     }
 
-    /// Reserves for as many extents as there is room for, of those that one transaction changes at most: on a small
-    /// volume with a full metadata pool that may be few. `cost` says what a number of extents costs.
+    /// Reserves for as many extents as there is room for, of those that one transaction changes at most: on a
+    /// small volume with a full metadata pool that may be few. `cost` says what a number of extents costs.
     pub(crate) fn begin_extents(&self, cost: impl Fn(usize) -> Cost) -> Result<(Transaction<'_>, usize)> {
         for extents in [EXTENTS_PER_TRANSACTION, EXTENTS_PER_TRANSACTION / 4] {
             match self.begin(cost(extents)) {
@@ -296,27 +297,6 @@ impl Engine {
     fn pool_grow_amount(&self) -> Amount {
         let (nodes, journal_bytes) = (self.tree.nodes_for(1), record_bytes(POOL_GROW_BYTES));
         Amount { nodes, journal_bytes, class: Class::Critical }
-    }
-
-    /// For [`Broken::CheckpointNodesInDataSpace`]: takes a few blocks, the lowest that are free, for the metadata pool,
-    /// unless something is short.
-    pub(crate) fn grow_pool_from_freed(&self) {
-        let Ok(run) = self.alloc.contiguous(8, 1) else { return };
-        let Ok(reservation) = self.claim(self.pool_grow_amount(), Turn::Nonblocking) else {
-            let _ = self.alloc.cancel(&[run]).map(drop);
-            return;
-        };
-        let mut transaction = Transaction::reserved(self, reservation, POOL_GROW_BYTES);
-        transaction.changes.push(Change::PoolGrow { start: run.start, blocks: run.blocks as u32 });
-        let _ = transaction.commit(Depends::Nothing);
-    }
-
-    /// Ends the journal's open block, so that a torn write can part what comes before from what follows: for mistakes
-    /// that put into two transactions what belongs into one.
-    pub(crate) fn part_transactions(&self) {
-        if let Some(journal) = &self.journal {
-            journal.close_block();
-        }
     }
 }
 
@@ -435,11 +415,8 @@ impl Transaction<'_> {
         engine.check_writable()?;
 
         let journal = engine.journal()?;
-        let mut barrier = Some(engine.barrier.shared());
+        let barrier = engine.barrier.shared();
         let seq = journal.append_after(&mut self.reservation.journal, &payload, depends.mark());
-        if is_broken(Broken::CheckpointInsideTransaction) {
-            barrier = None;
-        }
         for change in &self.changes {
             if let Err(error) = engine.apply(change, seq) {
                 drop(barrier);
@@ -488,7 +465,8 @@ pub(crate) fn chunk_run(start: BlockNo, blocks: u32) -> Run {
     Run::new(start, u64::from(blocks))
 }
 
-/// True when replay would have a quarter of the ring to read: time for a checkpoint, before reservations run short.
+/// True when replay would have a quarter of the ring to read: time for a checkpoint, before reservations run
+/// short.
 fn journal_is_filling(journal: &quire_journal::Journal) -> bool {
     let usage = journal.usage();
     usage.head.0 - usage.checkpoint.0 > usage.ring_bytes / 4

@@ -1,7 +1,7 @@
 //! A volume: the public face of the engine.
 //!
-//! `paths` has what it does with paths, [`crate::inodes`] what it does with inode numbers. Every function may be
-//! called from any thread at any time. Errors carry a kind (front ends map it to errno) and a text.
+//! `paths` has what it does with paths, [`crate::inodes`] what it does with inode numbers. Every function may
+//! be called from any thread at any time. Errors carry a kind (front ends map it to errno) and a text.
 //!
 //! Neighbours: `fuse` and the program `quire` above; [`crate::engine`] below.
 
@@ -15,7 +15,6 @@ use crate::inodes::Inodes;
 use crate::metrics::Metrics;
 use crate::options::VolumeOptions;
 use crate::recovery::{self, RecoveryReport};
-use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::atomic::{AtomicBool, Ordering};
 use quire_base::sync::{Arc, Mutex};
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result, Timestamp};
@@ -138,8 +137,8 @@ pub struct Statfs {
 }
 
 impl Volume {
-    /// Opens the volume in an image file or on a block device, for reading and writing. [`VolumeOptions`] has everything
-    /// else.
+    /// Opens the volume in an image file or on a block device, for reading and writing. [`VolumeOptions`] has
+    /// everything else.
     #[cfg(not(any(loom, shuttle)))]
     pub fn open(path: impl AsRef<std::path::Path>) -> Result<Volume> {
         VolumeOptions::new().open(path)
@@ -154,7 +153,8 @@ impl Volume {
             (engine, _) = recovery::open(settled, options.clone())?;
         }
         let root = engine.inode(InodeNo::ROOT).map_err(|error| match error.kind() {
-            // A volume whose root directory is gone, unlinked or no inode is damaged, whatever the lookup calls it.
+            // A volume whose root directory is gone, unlinked or no inode is damaged, whatever the lookup
+            // calls it.
             ErrorKind::Stale | ErrorKind::NotFound => {
                 error.with_kind(ErrorKind::Corrupt).context("root directory")
             }
@@ -177,7 +177,8 @@ impl Volume {
         Ok(Volume { inodes: Inodes { inner } })
     }
 
-    /// Writes everything back, checkpoints, marks the volume clean. Changes that other clones make afterwards fail.
+    /// Writes everything back, checkpoints, marks the volume clean. Changes that other clones make afterwards
+    /// fail.
     pub fn close(self) -> Result<()> {
         self.inodes.inner.close()
     }
@@ -274,8 +275,8 @@ impl Volume {
         self.engine().start_syncing(vec![Target::Volume])
     }
 
-    /// Makes many files of this volume durable, as the options say, as one future: together they cost a few writes of the
-    /// journal. The first error is its outcome.
+    /// Makes many files of this volume durable, as the options say, as one future: together they cost a few
+    /// writes of the journal. The first error is its outcome.
     pub fn sync_files_async<F: Borrow<File>>(
         &self,
         files: impl IntoIterator<Item = F>,
@@ -299,9 +300,7 @@ impl Inner {
         drop(self.root.lock().take());
         let mut outcome = Ok(());
         if !engine.read_only && engine.failure().is_none() {
-            if !is_broken(Broken::CloseWithoutDraining) {
-                engine.changes.refuse();
-            }
+            engine.changes.refuse();
             engine.drain_reaper();
             outcome = engine.sync();
         }
@@ -312,7 +311,7 @@ impl Inner {
             // What the threads have left, and what had been admitted to be made durable.
             outcome = outcome.and_then(|()| engine.sync()).and_then(|()| engine.checkpoint_clean());
             while outcome.is_ok() && engine.alloc.discard_next() {}
-            if outcome.is_ok() && !is_broken(Broken::CloseWithoutDraining) {
+            if outcome.is_ok() {
                 engine.check_nothing_reserved();
             }
             let error = Error::new(quire_base::ErrorKind::Shutdown, "the volume is closed");
@@ -337,7 +336,8 @@ impl Drop for Inner {
     }
 }
 
-/// The volume as it will be when the operation that a crash cut in two is finished; the device stays as it is.
+/// The volume as it will be when the operation that a crash cut in two is finished; the device stays as it
+/// is.
 fn settled_in_memory(backend: Arc<dyn Backend>, options: &VolumeOptions) -> Result<Arc<dyn Backend>> {
     tracing::info!("finishing in memory what a crash cut in two: the volume is opened read-only");
     let overlay: Arc<dyn Backend> = Arc::new(quire_device::OverlayBackend::new(backend));

@@ -1,7 +1,8 @@
 //! The way of a path through a volume.
 //!
-//! Paths are bytes, from the root of the volume whether they begin with a slash or not; `.`, `..` and symbolic links
-//! work as everywhere, and a chain of more than [`LINKS_FOLLOWED_MAX`] links is an error of kind `Loop`.
+//! Paths are bytes, from the root of the volume whether they begin with a slash or not; `.`, `..` and
+//! symbolic links work as everywhere, and a chain of more than [`LINKS_FOLLOWED_MAX`] links is an error of
+//! kind `Loop`.
 //!
 //! Neighbours: `paths` and `open_options` walk; [`Inodes`] looks names up.
 
@@ -110,8 +111,8 @@ impl<'a> Walk<'a> {
         Ok(inode)
     }
 
-    /// The directory and the last name, for what makes, moves or removes that name. A slash behind it asks for a
-    /// directory, if there is something.
+    /// The directory and the last name, for what makes, moves or removes that name. A slash behind it asks
+    /// for a directory, if there is something.
     pub(super) fn name(mut self) -> Result<(InodeRef, Vec<u8>)> {
         match self.last(false)? {
             Place::Name(directory, name) => {

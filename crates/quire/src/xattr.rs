@@ -1,17 +1,19 @@
 //! Extended attributes.
 //!
-//! An attribute is cut into pieces under consecutive keys (`format::xattr`). Attributes whose names have one hash
-//! get different disambiguators, the lowest free one, which never changes while the attribute lives.
+//! An attribute is cut into pieces under consecutive keys (`format::xattr`). Attributes whose names have one
+//! hash get different disambiguators, the lowest free one, which never changes while the attribute lives.
 //!
-//! Protocol. The inode's `meta` orders its attributes: whoever changes one holds it from before it looks until the
-//! transaction is applied, which takes out the old pieces and puts in the new ones at once; whoever reads one holds
-//! it too, so nobody sees half of two values. What is to be read under `meta` is read once without it before, so
-//! that it is in memory by then.
+//! Protocol. The inode's `meta` orders its attributes: whoever changes one holds it from before it looks
+//! until the transaction is applied, which takes out the old pieces and puts in the new ones at once; whoever
+//! reads one holds it too, so nobody sees half of two values. What is to be read under `meta` is read once
+//! without it before, so that it is in memory by then.
 //!
-//! Names: `user.` on files and directories, `trusted.` and `security.` on anything, and the two access control lists,
-//! which are kept in step with the mode ([`crate::acl`]). Who may do what is the front end's question.
+//! Names: `user.` on files and directories, `trusted.` and `security.` on anything, and the two access
+//! control lists, which are kept in step with the mode ([`crate::acl`]). Who may do what is the front end's
+//! question.
 //!
-//! Invariants: the record's `xattr_bytes` is the sum of the names' and values' lengths; 0 means that there are none.
+//! Invariants: the record's `xattr_bytes` is the sum of the names' and values' lengths; 0 means that there
+//! are none.
 //!
 //! Neighbours: [`crate::namespace::records`], [`crate::namespace::create`].
 
@@ -117,8 +119,8 @@ impl Collector<'_> {
 }
 
 impl Engine {
-    /// Looks for an attribute in the tree. The caller holds the inode's `meta`, or only wants it in memory and an
-    /// estimate.
+    /// Looks for an attribute in the tree. The caller holds the inode's `meta`, or only wants it in memory
+    /// and an estimate.
     pub(crate) fn search_xattr(&self, inode: InodeNo, name: &[u8]) -> Result<Search> {
         let mut collector = Collector { name, current: None, pieces: Vec::new(), ours: None, free: 0 };
         let mut broken = Ok(());
@@ -210,9 +212,9 @@ impl Engine {
         })
     }
 
-    /// Sets an attribute. Kinds: `Exists` and `NoAttribute` as the flags ask, `TooLarge` over 64 KiB, `NotPermitted`
-    /// for `user.` on what is neither file nor directory, `Unsupported` for a name of an unknown family, `Invalid`
-    /// for what is no access control list.
+    /// Sets an attribute. Kinds: `Exists` and `NoAttribute` as the flags ask, `TooLarge` over 64 KiB,
+    /// `NotPermitted` for `user.` on what is neither file nor directory, `Unsupported` for a name of an
+    /// unknown family, `Invalid` for what is no access control list.
     pub(crate) fn set_xattr(
         self: &Arc<Engine>,
         inode: &InodeRef,
@@ -291,8 +293,8 @@ impl Engine {
         }
     }
 
-    /// Pieces that an attribute has now, for a reservation. What is seen without the lock may be half of a change,
-    /// which does not matter here.
+    /// Pieces that an attribute has now, for a reservation. What is seen without the lock may be half of a
+    /// change, which does not matter here.
     pub(crate) fn search_xattr_loosely(&self, inode: &Inode, name: &[u8]) -> Result<usize> {
         if inode.meta().record.xattr_bytes == 0 {
             return Ok(0);

@@ -1,12 +1,13 @@
-//! A system that has no memory left for the cache (a limit of the process, a container's) refused most of a stream of
-//! writes: 5,376 of 6,400 pieces failed for want of memory, though the cache had clean and dirty folios to give up.
-//! Writers wait for these instead, and none fails.
+//! A system that has no memory left for the cache (a limit of the process, a container's) refused most of a
+//! stream of writes: 5,376 of 6,400 pieces failed for want of memory, though the cache had clean and dirty
+//! folios to give up. Writers wait for these instead, and none fails.
 //!
-//! Where the cache got less memory than may be dirty, a large write span: it made folios, found too few, reclaimed these
-//! very ones, the only clean ones, and began again. Now it writes something back before it tries for the third time.
+//! Where the cache got less memory than may be dirty, a large write span: it made folios, found too few,
+//! reclaimed these very ones, the only clean ones, and began again. Now it writes something back before it
+//! tries for the third time.
 //!
-//! The limit is a process's, so the writer is a process of its own. The C library's heap must not take room in large
-//! pieces meanwhile, so it has one arena; what the cache cannot map leaves enough for it.
+//! The limit is a process's, so the writer is a process of its own. The C library's heap must not take room
+//! in large pieces meanwhile, so it has one arena; what the cache cannot map leaves enough for it.
 #![cfg(all(target_os = "linux", not(any(loom, shuttle))))]
 
 use quire::{FormatOptions, OpenOptions, Volume, VolumeOptions};

@@ -7,7 +7,7 @@
 
 use crate::coverage::Coverage;
 use crate::levels::{self, Settings, Violation};
-use quire_base::broken::Broken;
+use quire_base::simulation::mistakes::Mistake;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -56,7 +56,7 @@ pub fn run(
 }
 
 /// The command that repeats a run.
-pub fn command(settings: &Settings, mistake: Option<Broken>) -> String {
+pub fn command(settings: &Settings, mistake: Option<Mistake>) -> String {
     let Settings { seed, operations, threads, images, levels, style, faults, only } = settings;
     let mut command = format!(
         "cargo run --release -p sim -- --seed {seed} --ops {operations} --threads {threads} --images {images} --levels {levels}"
@@ -65,7 +65,7 @@ pub fn command(settings: &Settings, mistake: Option<Broken>) -> String {
         command += &format!(" --style {}", format!("{style:?}").to_lowercase());
     }
     if let Some(mistake) = mistake {
-        command += &format!(" --broken {}", mistake.name());
+        command += &format!(" --mistake {}", mistake.name());
     }
     if let Some(faults) = faults {
         command += &format!(" --faults {faults}");

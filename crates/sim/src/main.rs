@@ -2,7 +2,7 @@
 
 use clap::{Parser, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use quire_base::broken::{self, Broken};
+use quire_base::simulation::mistakes::{self, Mistake};
 use sim::campaign::{self, command};
 use sim::generate::Style;
 use sim::levels::{Settings, Violation};
@@ -46,9 +46,9 @@ struct Arguments {
     /// Only these steps, as level.thread.place.
     #[arg(long, value_delimiter = ',', value_parser = parse_step)]
     only: Option<Vec<(usize, usize, usize)>>,
-    /// Make a deliberate mistake in the engine (see `quire_base::broken`); the run is to find it.
-    #[arg(long, value_parser = |name: &str| Broken::from_name(name).ok_or("no such mistake"))]
-    broken: Option<Broken>,
+    /// Make a deliberate mistake in the engine (see `mistakes/`); the run is to find it.
+    #[arg(long, value_parser = |name: &str| Mistake::from_name(name).ok_or("no such mistake"))]
+    mistake: Option<Mistake>,
     /// Runs at once.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
@@ -111,12 +111,12 @@ impl Arguments {
 
 fn tell(settings: &Settings, violation: &Violation, arguments: &Arguments) {
     println!("\nVIOLATION, seed {}: {violation}", settings.seed);
-    println!("repeat: {}", command(settings, arguments.broken));
+    println!("repeat: {}", command(settings, arguments.mistake));
     let mut violation = violation.clone();
     if !arguments.no_shrink {
         println!("making it smaller ...");
         let (small, shown) = sim::shrink::shrink(settings, violation, Duration::from_secs(120));
-        println!("smaller: {shown}\nrepeat: {}", command(&small, arguments.broken));
+        println!("smaller: {shown}\nrepeat: {}", command(&small, arguments.mistake));
         violation = shown;
     }
     for line in &violation.history {
@@ -126,7 +126,7 @@ fn tell(settings: &Settings, violation: &Violation, arguments: &Arguments) {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    broken::set(arguments.broken);
+    mistakes::set(arguments.mistake);
     let started = Instant::now();
     let end = arguments.minutes.map(|minutes| started + Duration::from_secs_f64(minutes * 60.0));
     let bar = ProgressBar::new_spinner();
@@ -146,8 +146,8 @@ fn main() -> ExitCode {
     print!("{}", campaign.coverage);
     println!("{:>10} runs, seeds from {}", campaign.runs, arguments.seed);
     println!("{:>10.1} images/s", images as f64 / started.elapsed().as_secs_f64());
-    if arguments.broken.is_some() {
-        println!("{:>10} times the mistake was made", broken::reached());
+    if arguments.mistake.is_some() {
+        println!("{:>10} times the mistake was made", mistakes::reached());
     }
     match campaign.found {
         Some((settings, violation)) => {

@@ -1,4 +1,5 @@
-//! The kernel's switch for FUSE over io_uring. A mount of root's switches it on, so tests turn it off only to see that.
+//! The kernel's switch for FUSE over io_uring. A mount of root's switches it on, so tests turn it off only to
+//! see that.
 //!
 //! A lock that all tests of the machine share keeps the switch on while a test mounts.
 

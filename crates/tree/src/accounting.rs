@@ -1,21 +1,24 @@
 //! How many nodes may be dirty: reservations against memory and against the room in the pool.
 //!
-//! A *dirty set* is what one epoch changes: nodes that its checkpoint writes, and nodes it removes, whose blocks the
-//! checkpoint before still needs. Let L be the nodes of a tree, D a bound on every dirty set, O the blocks of maps
-//! and orphan blocks that three checkpoints can need. The pool must have `L + 2 D + O` blocks:
-//! while checkpoint n + 1 is written, slots n and n - 1 need L(n) and what n freed (at most D), and the writing takes
-//! D; after a crash in mid-write, replay changes two epochs' dirty sets in one, over L(n) alone.
+//! A *dirty set* is what one epoch changes: nodes that its checkpoint writes, and nodes it removes, whose
+//! blocks the checkpoint before still needs. Let L be the nodes of a tree, D a bound on every dirty set, O
+//! the blocks of maps and orphan blocks that three checkpoints can need. The pool must have `L + 2 D + O`
+//! blocks: while checkpoint n + 1 is written, slots n and n - 1 need L(n) and what n freed (at most D), and
+//! the writing takes D; after a crash in mid-write, replay changes two epochs' dirty sets in one, over L(n)
+//! alone.
 //!
-//! D is therefore not a constant but what the room leaves, at most the limit by memory. L is the largest of the
-//! trees that count (durable, frozen, live) plus whatever reservations may still add. Since live + 2 D never exceeds
-//! the pool in any epoch, two neighbouring epochs' sets fit together, whichever of them has grown the tree.
+//! D is therefore not a constant but what the room leaves, at most the limit by memory. L is the largest of
+//! the trees that count (durable, frozen, live) plus whatever reservations may still add. Since live + 2 D
+//! never exceeds the pool in any epoch, two neighbouring epochs' sets fit together, whichever of them has
+//! grown the tree.
 //!
-//! Reservations are worst cases; a node counts once per epoch when it is first marked, and the whole reservation
-//! returns when it is dropped. It returns to the *credit* of its thread's shard, which stays reserved: the next
-//! reservation of the shard takes it from there and changes no word that others use. It makes the same comparison as
-//! every other one, and reads for it only words that change with the first change of a node in an epoch. Who does not
-//! fit takes all shards' credit back first; so no credit makes anybody wait. Ordinary transactions leave an emergency
-//! reserve to critical ones (that free space), so a full volume can still delete.
+//! Reservations are worst cases; a node counts once per epoch when it is first marked, and the whole
+//! reservation returns when it is dropped. It returns to the *credit* of its thread's shard, which stays
+//! reserved: the next reservation of the shard takes it from there and changes no word that others use. It
+//! makes the same comparison as every other one, and reads for it only words that change with the first
+//! change of a node in an epoch. Who does not fit takes all shards' credit back first; so no credit makes
+//! anybody wait. Ordinary transactions leave an emergency reserve to critical ones (that free space), so a
+//! full volume can still delete.
 //!
 //! Neighbours: [`crate::Tree::try_reserve`]; the pool reports its size here.
 
@@ -36,8 +39,8 @@ pub struct TreeLimits {
 pub const NODE_MEMORY_BYTES: u64 = 4096 + 320;
 
 impl TreeLimits {
-    /// Limits for a node cache of about `bytes`. Dirty nodes may take half of it: the frozen ones take as much again
-    /// only where they change while they are written.
+    /// Limits for a node cache of about `bytes`. Dirty nodes may take half of it: the frozen ones take as
+    /// much again only where they change while they are written.
     pub fn with_cache_bytes(bytes: u64) -> TreeLimits {
         let cache_nodes = (bytes / NODE_MEMORY_BYTES).max(64);
         TreeLimits { cache_nodes, dirty_nodes: (cache_nodes / 2).max(256) }
@@ -86,7 +89,8 @@ impl Drop for NodeReservation<'_> {
 /// Room below which an ordinary transaction asks for a larger pool rather than for ever more checkpoints.
 const COMFORTABLE_NODES: u64 = 64;
 
-/// Nodes that a shard keeps reserved between transactions: a few small ones' worth, and never much of all there may be.
+/// Nodes that a shard keeps reserved between transactions: a few small ones' worth, and never much of all
+/// there may be.
 const CREDIT_MAX: u64 = 128;
 const CREDIT_SHARE: u64 = 64;
 
@@ -236,8 +240,8 @@ impl Accounting {
         self.dirty_by_pool(growth).saturating_sub(kept)
     }
 
-    /// Whether so much may be reserved, `nodes` of it by one transaction: that alone may exceed the limit by memory,
-    /// but never the room in the pool.
+    /// Whether so much may be reserved, `nodes` of it by one transaction: that alone may exceed the limit by
+    /// memory, but never the room in the pool.
     fn fits(&self, reserved: u64, nodes: u64, class: Class) -> bool {
         self.dirty() + reserved <= self.room(reserved, class).min(self.limit.max(nodes))
     }

@@ -1,12 +1,13 @@
 //! Checkpoints: freezing an epoch, writing it beside live changes, letting old blocks go.
 //!
 //! Protocol:
-//! 1. [`Tree::freeze`], while nobody changes the tree: the epoch moves on, the root and the nodes that the epoch
-//!    removed are remembered. What is dirty in the frozen epoch is from now on saved before it changes.
-//! 2. [`Tree::write_frozen`]: from the frozen root down the dirty nodes, children first; each is written to a fresh
-//!    block with its children's new references. Then changed orphan blocks, then the pool's map and manifest. All
-//!    I/O has completed when it returns; nothing is flushed.
-//! 3. The caller flushes, writes a superblock that names the image, flushes, and says so: [`Tree::published`].
+//! 1. [`Tree::freeze`], while nobody changes the tree: the epoch moves on, the root and the nodes that the
+//!    epoch removed are remembered. What is dirty in the frozen epoch is from now on saved before it changes.
+//! 2. [`Tree::write_frozen`]: from the frozen root down the dirty nodes, children first; each is written to a
+//!    fresh block with its children's new references. Then changed orphan blocks, then the pool's map and
+//!    manifest. All I/O has completed when it returns; nothing is flushed.
+//! 3. The caller flushes, writes a superblock that names the image, flushes, and says so:
+//!    [`Tree::published`].
 //!
 //! Invariants: a frozen epoch is written before the next freeze. Blocks that a checkpoint frees are handed
 //! out only when both superblock slots have moved beyond the checkpoint that needs them. Memory beside the

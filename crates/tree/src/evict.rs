@@ -7,8 +7,8 @@
 //!
 //! Protocol: a leaf goes under its latch, and only if the latch is free: a leaf whose latch is taken is in
 //! use. It is
-//! *gone* first, then its stamp is looked at; a thread that wants to keep it stamps it first, then looks whether it is
-//! gone ([`Tree::hold`]). So one of the two sees the other.
+//! *gone* first, then its stamp is looked at; a thread that wants to keep it stamps it first, then looks
+//! whether it is gone ([`Tree::hold`]). So one of the two sees the other.
 //!
 //! Invariants: what is dirty in an epoch that is not yet written stays; what was used since the oldest live
 //! ticket stays; an inner node with resident children stays, and so does the root. One thread evicts at a

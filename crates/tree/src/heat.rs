@@ -1,16 +1,17 @@
 //! How much a leaf's latch is fought over, and what is done about it.
 //!
-//! Names of one directory are spread by their hashes, but those of a small directory lie in one leaf all the same, and
-//! threads that create and unlink there meet on its latch. So a leaf counts: a change that finds the latch taken heats it,
-//! one that does not cools it a little. A leaf that gets *hot*, since one change in [`WARMTH`] or more has to wait, is
-//! halved ([`crate::shape`]), and its halves again, until threads seldom meet. What was halved so is not merged again
-//! for some epochs, else the next deletion would undo it.
+//! Names of one directory are spread by their hashes, but those of a small directory lie in one leaf all the
+//! same, and threads that create and unlink there meet on its latch. So a leaf counts: a change that finds
+//! the latch taken heats it, one that does not cools it a little. A leaf that gets *hot*, since one change in
+//! [`WARMTH`] or more has to wait, is halved ([`crate::shape`]), and its halves again, until threads seldom
+//! meet. What was halved so is not merged again for some epochs, else the next deletion would undo it.
 //!
-//! Only changes of directory entries heat: numbers that ascend meet at the same end of whatever leaf is the last, and
-//! halves of it would help nobody.
+//! Only changes of directory entries heat: numbers that ascend meet at the same end of whatever leaf is the
+//! last, and halves of it would help nobody.
 //!
-//! Invariants: changed only under the leaf's latch, or before others can find the leaf. A leaf is halved by a change of an entry
-//! in it, within the nodes that this change has reserved: it does not split the leaf for want of room as well.
+//! Invariants: changed only under the leaf's latch, or before others can find the leaf. A leaf is halved by a
+//! change of an entry in it, within the nodes that this change has reserved: it does not split the leaf for
+//! want of room as well.
 //!
 //! Neighbours: [`crate::change`] counts, [`crate::shape`] halves and merges.
 

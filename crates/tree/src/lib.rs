@@ -24,12 +24,13 @@
 //! * Nothing on disk is overwritten that a durable superblock needs; a checkpoint is visible only through the
 //!   superblock that its caller writes.
 //! * A checkpoint's tree is exactly what was put before its freeze, whatever is put while it is written.
-//! * After [`Tree::prepare`] and while its ticket lives, changes of the prepared keys do no I/O and do not fail.
+//! * After [`Tree::prepare`] and while its ticket lives, changes of the prepared keys do no I/O and do not
+//!   fail.
 //! * No lock is held across device I/O. Lock order: root, inner nodes from the
 //!   root down and from left to right, leaf latches from left to right, a node's image or address, pool.
 //!
-//! Neighbours: `format` has the bytes of nodes and maps, `device` carries them; `fs` orders keys, runs checkpoints
-//! and writes superblocks.
+//! Neighbours: `format` has the bytes of nodes and maps, `device` carries them; `fs` orders keys, runs
+//! checkpoints and writes superblocks.
 
 mod accounting;
 mod change;

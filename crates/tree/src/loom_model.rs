@@ -145,7 +145,8 @@ fn loom_a_leaf_that_is_kept_is_not_evicted() {
     });
 }
 
-/// A leaf that was read is not attached to an inner node that was evicted meanwhile: its changes would be lost.
+/// A leaf that was read is not attached to an inner node that was evicted meanwhile: its changes would be
+/// lost.
 #[test]
 fn loom_nothing_is_attached_to_an_evicted_node() {
     loom::model(|| {

@@ -1,7 +1,7 @@
 //! The pool's manifest on disk: reading the chain, and building the next one.
 //!
-//! Everything read is checked: identity and checksum of each page, order and bounds of chunks and orphan blocks, and
-//! that the map calls used what it must (the manifest's own pages, the orphan blocks).
+//! Everything read is checked: identity and checksum of each page, order and bounds of chunks and orphan
+//! blocks, and that the map calls used what it must (the manifest's own pages, the orphan blocks).
 //!
 //! Neighbours: `format::pool` has the bytes, [`crate::pool`] the state.
 
@@ -52,8 +52,8 @@ fn paginate(chunks: Vec<ChunkEntry>, orphans: &[OrphanRef]) -> Vec<ManifestPage>
     pages
 }
 
-/// Writes the entries as a manifest at `blocks`, as many as [`page_count`] says. Each page in turn, the last first,
-/// is given to `write` with its place.
+/// Writes the entries as a manifest at `blocks`, as many as [`page_count`] says. Each page in turn, the last
+/// first, is given to `write` with its place.
 pub(crate) fn encode(
     chunks: Vec<ChunkEntry>,
     orphans: &[OrphanRef],
@@ -139,7 +139,8 @@ impl PoolState {
         Ok(block)
     }
 
-    /// Nodes of the newest checkpoint's tree: what is used and neither a page of the manifest nor an orphan block.
+    /// Nodes of the newest checkpoint's tree: what is used and neither a page of the manifest nor an orphan
+    /// block.
     pub fn node_blocks(&self) -> u64 {
         let pages = self.manifest.as_ref().map_or(0, |manifest| manifest.blocks.len());
         self.used_blocks().saturating_sub((pages + self.orphans.len()) as u64)

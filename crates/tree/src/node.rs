@@ -13,9 +13,9 @@
 //!
 //! Invariants: a node that is dirty in an epoch has only ancestors that are, too (at the freeze). `captured`
 //! and
-//! `image` of a leaf change under its latch, of an inner node under its lock. A node that is *gone* has left the tree,
-//! merged or evicted, and does not come back; it goes under its latch or lock, and that of its parent, and
-//! the parent's entries are replaced before the latch is released.
+//! `image` of a leaf change under its latch, of an inner node under its lock. A node that is *gone* has left
+//! the tree, merged or evicted, and does not come back; it goes under its latch or lock, and that of its
+//! parent, and the parent's entries are replaced before the latch is released.
 
 use crate::heat::Heat;
 use crate::inner::{Child, Entries, Inner, Range};

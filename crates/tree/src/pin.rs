@@ -64,8 +64,9 @@ impl<T: Send + Sync + 'static> Published<T> {
 
     #[cfg(not(any(loom, shuttle)))]
     fn retire(&self, old: *mut T, _pin: &Pin) {
-        // SAFETY: `old` was made by `Box::into_raw`, was published here and is no longer, so it is retired once and
-        // readers that pin from now on do not meet it. It is `Send`, so any thread may drop it, and `'static`.
+        // SAFETY: `old` was made by `Box::into_raw`, was published here and is no longer, so it is retired
+        // once and readers that pin from now on do not meet it. It is `Send`, so any thread may drop it, and
+        // `'static`.
         unsafe { epochs::retire(old) };
     }
 
@@ -88,9 +89,9 @@ impl<T: Send + Sync + 'static> Drop for Published<T> {
     }
 }
 
-/// Epochs of crossbeam's, one collector for each shard of threads. A collector's readers look at each other now and
-/// then, to move its epoch on; so threads of different shards share nothing when they pin. A thread that retires a
-/// value has to wait for all of them, and retiring is rare.
+/// Epochs of crossbeam's, one collector for each shard of threads. A collector's readers look at each other
+/// now and then, to move its epoch on; so threads of different shards share nothing when they pin. A thread
+/// that retires a value has to wait for all of them, and retiring is rare.
 #[cfg(not(any(loom, shuttle)))]
 mod epochs {
     pub(super) use crossbeam_epoch::Guard;
@@ -129,8 +130,8 @@ mod epochs {
     /// Frees `old` when all pins of now have ended.
     ///
     /// # Safety
-    /// `old` is a box's, no reader that pins from now on meets it, it is retired once, and any thread may drop it at
-    /// any time.
+    /// `old` is a box's, no reader that pins from now on meets it, it is retired once, and any thread may
+    /// drop it at any time.
     pub(super) unsafe fn retire<T>(old: *mut T) {
         let old = Arc::new(Retired(old));
         for shard in 0..SHARDS {

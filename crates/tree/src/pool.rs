@@ -1,21 +1,22 @@
 //! The metadata pool: which blocks hold the tree, its maps and the orphan blocks.
 //!
-//! The pool is a set of chunks. Per chunk there are two bitmaps in memory: `current`, the blocks that the newest
-//! checkpoint (the one being written, while one is) needs; and `busy`, those and the blocks that it freed but a
-//! superblock slot may still need. Only blocks that are not busy are handed out.
+//! The pool is a set of chunks. Per chunk there are two bitmaps in memory: `current`, the blocks that the
+//! newest checkpoint (the one being written, while one is) needs; and `busy`, those and the blocks that it
+//! freed but a superblock slot may still need. Only blocks that are not busy are handed out.
 //!
 //! Protocol: a block freed while checkpoint n is written leaves `current` at once and `busy` when n + 1 is
-//! published: only then has the slot of n - 1 been overwritten. What is written on disk as map n is `current` at the
-//! end of writing n, so it includes its own pages.
+//! published: only then has the slot of n - 1 been overwritten. What is written on disk as map n is `current`
+//! at the end of writing n, so it includes its own pages.
 //!
 //! Invariants: `current` is a subset of `busy`; a chunk added in an epoch is handed out and listed only by
-//! checkpoints of that epoch and later ones, since an earlier one's replay adds it again; a chunk removed in an epoch
-//! is still listed, empty, by checkpoints of earlier ones. No device I/O happens under the pool's lock.
+//! checkpoints of that epoch and later ones, since an earlier one's replay adds it again; a chunk removed in
+//! an epoch is still listed, empty, by checkpoints of earlier ones. No device I/O happens under the pool's
+//! lock.
 //!
-//! Neighbours: [`crate::manifest`] reads and writes the chain on disk; `checkpoint` is the only one who allocates.
+//! Neighbours: [`crate::manifest`] reads and writes the chain on disk; `checkpoint` is the only one who
+//! allocates.
 
 use crate::manifest::Manifest;
-use quire_base::broken::{Broken, is_broken};
 use quire_base::{BlockNo, Error, ErrorKind, Result};
 use quire_format::extent::Run;
 use quire_format::pool::{BITMAP_WORDS, CHUNK_BLOCKS_MAX, ChunkEntry, ManifestRef, OrphanRef, used_count};
@@ -151,9 +152,6 @@ impl PoolState {
         }
         let at = self.chunks.partition_point(|chunk| chunk.start < start);
         self.chunks.insert(at, Chunk::new(start, blocks, epoch));
-        if is_broken(Broken::CheckpointNodesInDataSpace) {
-            self.cursor = start;
-        }
         Ok(())
     }
 
@@ -206,7 +204,8 @@ impl PoolState {
         added || self.removed.iter().any(|(removed, _)| *removed == epoch)
     }
 
-    /// Takes `count` free blocks for the checkpoint of `epoch`, in runs that ascend from where the last ended.
+    /// Takes `count` free blocks for the checkpoint of `epoch`, in runs that ascend from where the last
+    /// ended.
     pub(crate) fn allocate(&mut self, count: usize, epoch: u64) -> Result<Vec<BlockNo>> {
         let mut blocks = Vec::with_capacity(count);
         let first = self.chunks.partition_point(|chunk| chunk.end() <= self.cursor);
@@ -259,12 +258,8 @@ impl PoolState {
                 )));
             };
             clear(&mut self.chunks[chunk].current, bit);
-            if is_broken(Broken::PoolNodesReusedEarly) {
-                clear(&mut self.chunks[chunk].busy, bit);
-                self.cursor = block;
-            }
         }
-        if !blocks.is_empty() && !is_broken(Broken::PoolNodesReusedEarly) {
+        if !blocks.is_empty() {
             self.freed.push_back((checkpoint, blocks));
         }
         Ok(())

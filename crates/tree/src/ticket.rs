@@ -1,11 +1,12 @@
 //! Tickets: what was used since a ticket was made stays in memory.
 //!
-//! The cache's clock ticks once per round of eviction. Using a node stamps it with the clock; a ticket remembers the
-//! clock of its making; eviction spares every node whose stamp is not below the oldest live ticket.
+//! The cache's clock ticks once per round of eviction. Using a node stamps it with the clock; a ticket
+//! remembers the clock of its making; eviction spares every node whose stamp is not below the oldest live
+//! ticket.
 //!
-//! Protocol: a ticket reads the clock and enters its shard under the shard's lock. Eviction first advances the clock,
-//! then looks into all shards. So a ticket that it did not see has read the advanced clock, and what is used under
-//! it has a stamp at or above that.
+//! Protocol: a ticket reads the clock and enters its shard under the shard's lock. Eviction first advances
+//! the clock, then looks into all shards. So a ticket that it did not see has read the advanced clock, and
+//! what is used under it has a stamp at or above that.
 
 use quire_base::shard::{self, SHARDS};
 use quire_base::sync::Mutex;

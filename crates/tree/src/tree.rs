@@ -28,7 +28,8 @@ pub struct Tree {
     pub(crate) root_lock: Mutex<()>,
     /// The root's level. Written with the root.
     pub(crate) root_level: AtomicU64,
-    /// The live epoch: 2, 3, ... (so that 0 is never one, nor the one before it). It changes only while nobody changes the tree.
+    /// The live epoch: 2, 3, ... (so that 0 is never one, nor the one before it). It changes only while
+    /// nobody changes the tree.
     pub(crate) epoch: AtomicU64,
     /// The last epoch whose checkpoint is written: nodes that are dirty in no later one are clean.
     pub(crate) written: AtomicU64,
@@ -121,7 +122,8 @@ impl Tree {
         reserved
     }
 
-    /// Whether the pool as it is has room for such a reservation, now or after a checkpoint. Reserves nothing.
+    /// Whether the pool as it is has room for such a reservation, now or after a checkpoint. Reserves
+    /// nothing.
     pub fn pool_has_room(&self, nodes: usize, class: Class) -> bool {
         self.accounting.pool_has_room(nodes as u64, class)
     }
@@ -143,9 +145,10 @@ impl Tree {
 
     /// The most nodes that changing `keys` keys can dirty, create or remove.
     ///
-    /// Per key, the path and a node beside each on it (split off or merged). For many keys in a small tree that is
-    /// more than there can be: every node there is, one new leaf a key, and the inner nodes above these. An inner
-    /// node splits when it has got half of its children, or at once if it was full to begin with.
+    /// Per key, the path and a node beside each on it (split off or merged). For many keys in a small tree
+    /// that is more than there can be: every node there is, one new leaf a key, and the inner nodes above
+    /// these. An inner node splits when it has got half of its children, or at once if it was full to begin
+    /// with.
     pub fn nodes_for(&self, keys: usize) -> usize {
         let levels = self.root_level.load(Ordering::Acquire) as usize + 1;
         let by_path = keys.saturating_mul(2 * levels).saturating_add(2 + levels);
@@ -180,8 +183,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Takes a chunk out of the pool that no checkpoint needs (`Corrupt` otherwise): apply side of a journaled
-    /// change. A live caller has made sure of it with [`Tree::pool_retire`].
+    /// Takes a chunk out of the pool that no checkpoint needs (`Corrupt` otherwise): apply side of a
+    /// journaled change. A live caller has made sure of it with [`Tree::pool_retire`].
     pub fn pool_shrink(&self, start: BlockNo, blocks: u32) -> Result<()> {
         let epoch = self.live_epoch();
         let mut pool = self.pool.lock();
@@ -190,8 +193,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Stops handing out blocks of a chunk that no checkpoint needs, so that it can be removed. False if it is in
-    /// use, if it is none of the pool's, or if the pool would be too small without it.
+    /// Stops handing out blocks of a chunk that no checkpoint needs, so that it can be removed. False if it
+    /// is in use, if it is none of the pool's, or if the pool would be too small without it.
     pub fn pool_retire(&self, start: BlockNo) -> bool {
         let mut pool = self.pool.lock();
         let Some(chunk) = pool.chunks().into_iter().find(|chunk| chunk.start == start) else { return false };

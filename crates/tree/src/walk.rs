@@ -1,7 +1,8 @@
 //! Every node of the tree, for fsck, dumps and space accounting.
 //!
-//! Nodes that are resident are shown as they are; others are read and not kept. Without changes meanwhile each node
-//! of the live tree is shown once, parents first; a walk beside changes may miss some or meet moved ones.
+//! Nodes that are resident are shown as they are; others are read and not kept. Without changes meanwhile
+//! each node of the live tree is shown once, parents first; a walk beside changes may miss some or meet moved
+//! ones.
 
 use crate::inner::Child;
 use crate::load::read_node;
@@ -16,8 +17,8 @@ use quire_format::node::{NodePage, NodeRef};
 pub type Visit<'f> = dyn FnMut(NodeRef, Result<&NodePage>) -> Result<()> + 'f;
 
 impl Tree {
-    /// Calls `visit` with each node. A node that no checkpoint has written yet has a reference to block 0; a changed
-    /// one has that of its last checkpoint.
+    /// Calls `visit` with each node. A node that no checkpoint has written yet has a reference to block 0; a
+    /// changed one has that of its last checkpoint.
     ///
     /// Errors: those of `visit`, and the first node that cannot be read.
     pub fn walk(&self, visit: &mut dyn FnMut(NodeRef, &NodePage) -> Result<()>) -> Result<()> {

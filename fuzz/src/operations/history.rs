@@ -1,10 +1,10 @@
 //! The states that a volume has had since it was last opened, and what it may hold after a power cut.
 //!
 //! For a cut at device event `e`:
-//! * names, links, modes, attributes and targets equal the state after some operation that is not before the last one
-//!   that was forced when `e` came, and not after the last one begun;
-//! * each 512 bytes of a file equal those of a state not before its last sync, in which the file is as long or they are
-//!   zeros; its size is none beyond those that it has had since.
+//! * names, links, modes, attributes and targets equal the state after some operation that is not before the
+//!   last one that was forced when `e` came, and not after the last one begun;
+//! * each 512 bytes of a file equal those of a state not before its last sync, in which the file is as long
+//!   or they are zeros; its size is none beyond those that it has had since.
 //!
 //! Neighbours: [`super::model`] is a state.
 

@@ -1,11 +1,12 @@
 //! Operations on a volume in memory, compared with a model, with remounts and power cuts in between.
 //!
-//! Input, read with `arbitrary`: a list of [`Operation`]s. Numbers in them choose among what there is, so that most
-//! operations mean something.
+//! Input, read with `arbitrary`: a list of [`Operation`]s. Numbers in them choose among what there is, so
+//! that most operations mean something.
 //!
-//! What is compared: the kind of every result, what reads give, and the whole volume now and then. A power cut leaves an
-//! image of any moment since the last one; the check finds nothing wrong with it, and what is recovered fits
-//! [`history`]. On a volume without room an operation may fail with `NoSpace` and then has done nothing.
+//! What is compared: the kind of every result, what reads give, and the whole volume now and then. A power
+//! cut leaves an image of any moment since the last one; the check finds nothing wrong with it, and what is
+//! recovered fits [`history`]. On a volume without room an operation may fail with `NoSpace` and then has
+//! done nothing.
 //!
 //! | module | what |
 //! | --- | --- |
@@ -13,7 +14,8 @@
 //! | [`history`] | what it may hold after a power cut |
 //! | [`run`](self::run) | one operation after the other |
 //!
-//! Neighbours: the crate `quire-sim` has the long runs, with threads, faults and the whole contract; here coverage leads.
+//! Neighbours: the crate `quire-sim` has the long runs, with threads, faults and the whole contract; here
+//! coverage leads.
 
 mod history;
 mod model;

@@ -1,4 +1,5 @@
-//! What a volume promises to hold, as simply as it can be said: inodes in a map, contents as bytes, errors by kind.
+//! What a volume promises to hold, as simply as it can be said: inodes in a map, contents as bytes, errors by
+//! kind.
 //!
 //! A copy costs one pointer for each inode, so that a history of states can be kept.
 //!

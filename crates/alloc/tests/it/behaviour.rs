@@ -182,7 +182,8 @@ fn contradictions_are_refused() {
     assert!(allocate(&allocator, 0, 5, 6).is_err());
 }
 
-/// A free count on disk that is too high must end in an error, not in an endless search or a lost reservation.
+/// A free count on disk that is too high must end in an error, not in an endless search or a lost
+/// reservation.
 #[test]
 fn a_wrong_free_count_is_found() {
     let tree = Arc::new(Tree::default());
@@ -291,7 +292,8 @@ fn a_discard_is_bounded() {
     assert_eq!((allocator.free_blocks(), allocator.deferred_blocks()), (blocks, 0));
 }
 
-/// Two loaders: the slow one reads regions that the quick one's allocations have changed since, and must drop them.
+/// Two loaders: the slow one reads regions that the quick one's allocations have changed since, and must drop
+/// them.
 #[test]
 fn a_slow_loader_does_not_bring_old_regions_back() {
     struct Slow {

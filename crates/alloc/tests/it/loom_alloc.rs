@@ -1,5 +1,5 @@
-//! Every interleaving (up to three preemptions) of reserving, allocating, freeing and becoming durable, on volumes of
-//! a few blocks.
+//! Every interleaving (up to three preemptions) of reserving, allocating, freeing and becoming durable, on
+//! volumes of a few blocks.
 //!
 //! Run: `RUSTFLAGS="--cfg loom" cargo test -p quire-alloc --test it loom_alloc --release`
 
@@ -120,8 +120,8 @@ fn a_reservation_granted_by_a_free_finds_its_block() {
     });
 }
 
-/// Blocks that move behind a searcher's back: one thread gives its block back and takes one of the other group, and
-/// again, while one with a reservation walks the groups.
+/// Blocks that move behind a searcher's back: one thread gives its block back and takes one of the other
+/// group, and again, while one with a reservation walks the groups.
 #[test]
 fn a_reservation_finds_a_block_while_others_move_theirs() {
     check(|| {
@@ -191,8 +191,8 @@ impl Discard for Owned {
     }
 }
 
-/// A force queues a discard, one thread discards, and one needs the space: it skips what is queued and waits for what is
-/// under way, and nobody discards what it was given.
+/// A force queues a discard, one thread discards, and one needs the space: it skips what is queued and waits
+/// for what is under way, and nobody discards what it was given.
 #[test]
 fn a_block_is_not_given_out_while_it_is_discarded() {
     check(|| {
@@ -219,7 +219,8 @@ fn a_block_is_not_given_out_while_it_is_discarded() {
     });
 }
 
-/// Two threads load a group at once and allocate in it: the slower loader must not undo the other's allocation.
+/// Two threads load a group at once and allocate in it: the slower loader must not undo the other's
+/// allocation.
 #[test]
 fn loading_twice_gives_no_block_twice() {
     struct Empty;

@@ -1,4 +1,5 @@
-//! Random schedules of several threads that reserve, allocate, cancel, free and force on a volume of a few blocks.
+//! Random schedules of several threads that reserve, allocate, cancel, free and force on a volume of a few
+//! blocks.
 //!
 //! Run: `RUSTFLAGS="--cfg shuttle" cargo test -p quire-alloc --test it shuttle_alloc --release`
 

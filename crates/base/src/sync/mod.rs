@@ -5,7 +5,7 @@
 //! | ordinary | `parking_lot`, `std::sync::atomic`, `std::thread` |
 //! | `--cfg loom` | loom's, which explores every interleaving of a small model |
 //! | `--cfg shuttle` | shuttle's, which runs large models under seeded schedules |
-//! | feature `simulation` | `parking_lot` under a seeded scheduler, for whole volumes; see [`crate::simulation`] |
+//! | feature `simulation` | `parking_lot` under a seeded scheduler, for whole volumes; see the crate `quire-simulation` |
 //!
 //! The interface is parking_lot's: `lock()` gives a guard, there is no poisoning, a condition variable takes
 //! `&mut` the guard. [`ShardedRwLock`] is our own: shared entries of different threads touch different lines.
@@ -15,19 +15,13 @@
 #[cfg(any(loom, shuttle))]
 mod model;
 mod sharded;
-#[cfg(all(feature = "simulation", not(any(loom, shuttle))))]
-mod simulated;
-#[cfg(all(feature = "simulation", not(any(loom, shuttle))))]
-mod simulated_atomic;
-#[cfg(all(feature = "simulation", not(any(loom, shuttle))))]
-mod simulated_time;
 
 #[cfg(any(loom, shuttle))]
 pub use model::*;
+#[cfg(all(feature = "simulation", not(any(loom, shuttle))))]
+pub use quire_simulation::sync::*;
 #[cfg(not(any(feature = "simulation", loom, shuttle)))]
 pub use real::*;
-#[cfg(all(feature = "simulation", not(any(loom, shuttle))))]
-pub use scheduled::*;
 pub use sharded::{ShardedRwLock, SharedGuard, WholeGuard};
 
 /// Whether every lock and atomic asks the simulated scheduler first. Cargo gives all crates that are built in
@@ -67,25 +61,5 @@ mod real {
     /// Atomic types and fences.
     pub mod atomic {
         pub use std::sync::atomic::*;
-    }
-}
-
-#[cfg(all(feature = "simulation", not(any(loom, shuttle))))]
-mod scheduled {
-    pub use super::simulated::{
-        Condvar, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard,
-    };
-    pub use super::simulated_atomic::{copy_piece, copy_point};
-    pub use crate::simulation::thread::{self, spin_loop};
-    pub use std::sync::{Arc, Weak};
-
-    /// A monotonic clock, virtual on simulated threads.
-    pub mod time {
-        pub use crate::sync::simulated_time::{Duration, Instant};
-    }
-
-    /// Atomic types and fences.
-    pub mod atomic {
-        pub use crate::sync::simulated_atomic::*;
     }
 }

@@ -1,5 +1,5 @@
-//! Hit rates of replacement policies on a few traces, Quire's own among them: the real cache, in front of a device in
-//! memory.
+//! Hit rates of replacement policies on a few traces, Quire's own among them: the real cache, in front of a
+//! device in memory.
 //!
 //! `cargo run --release -p quire-cache --example reclaim`
 
@@ -15,7 +15,8 @@ use quire_cache::{CacheConfig, ReadView};
 
 /// Blocks that the caches hold.
 const CAPACITY: u32 = 4096;
-/// What a block costs in the real cache: data, header, index; and the part of the limit that is kept for nodes.
+/// What a block costs in the real cache: data, header, index; and the part of the limit that is kept for
+/// nodes.
 const BLOCK_COST: u64 = BS + 128 + 8;
 
 /// The cache itself; a block is in a folio of its own.

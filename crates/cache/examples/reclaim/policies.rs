@@ -106,7 +106,8 @@ impl Policy for TwoQ {
     }
 }
 
-/// S3-FIFO (Yang et al., SOSP 2023): a small queue of a tenth, a main one, ghosts for as many as the main one.
+/// S3-FIFO (Yang et al., SOSP 2023): a small queue of a tenth, a main one, ghosts for as many as the main
+/// one.
 pub struct S3Fifo {
     capacity: usize,
     small: VecDeque<u32>,
@@ -173,7 +174,8 @@ impl Policy for S3Fifo {
     }
 }
 
-/// CLOCK-Pro (Jiang, Chen, Zhang, USENIX ATC 2005), with its adaptive share of cold blocks. Three hands on one clock.
+/// CLOCK-Pro (Jiang, Chen, Zhang, USENIX ATC 2005), with its adaptive share of cold blocks. Three hands on
+/// one clock.
 pub struct ClockPro {
     capacity: usize,
     /// Cold blocks aimed at.

@@ -1,5 +1,5 @@
-//! Sequences of block numbers to try replacement policies on, each from a seed. `capacity` is what the cache holds, in
-//! blocks; scans have numbers of their own.
+//! Sequences of block numbers to try replacement policies on, each from a seed. `capacity` is what the cache
+//! holds, in blocks; scans have numbers of their own.
 
 use quire_base::random::Random;
 
@@ -27,8 +27,8 @@ fn hot(random: &mut Random, capacity: u32) -> u32 {
     random.below(u64::from(capacity) / 2) as u32
 }
 
-/// Warms a hot set of half the cache, then streams ten times the cache past it: `ratio` stream blocks after each hot one,
-/// each touched `touches` times.
+/// Warms a hot set of half the cache, then streams ten times the cache past it: `ratio` stream blocks after
+/// each hot one, each touched `touches` times.
 fn streamed(capacity: u32, ratio: u32, touches: u32) -> Vec<u32> {
     let mut random = Random::seeded(3);
     let mut blocks: Vec<u32> = (0..4 * capacity).map(|_| hot(&mut random, capacity)).collect();

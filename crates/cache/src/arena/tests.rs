@@ -108,8 +108,8 @@ fn flags_at(address: NonNull<u8>) -> Vec<String> {
     panic!("nothing is mapped at {address:#x}");
 }
 
-/// Memory that a lower limit gave back came back within half a minute: its chunks were still to be on huge pages, and the
-/// kernel made whole ones of what was left in them.
+/// Memory that a lower limit gave back came back within half a minute: its chunks were still to be on huge
+/// pages, and the kernel made whole ones of what was left in them.
 #[test]
 #[cfg_attr(miri, ignore = "nothing is given back there")]
 fn a_chunk_with_pieces_given_back_is_kept_off_huge_pages_until_it_is_free() {
@@ -139,8 +139,8 @@ fn a_chunk_with_pieces_given_back_is_kept_off_huge_pages_until_it_is_free() {
     assert_eq!(arena.resident_bytes(), before - CHUNK_BYTES as u64);
 }
 
-/// A system without memory was asked for it, and the log written to, at every piece that was not to be had, once for each
-/// size tried, with the arena locked.
+/// A system without memory was asked for it, and the log written to, at every piece that was not to be had,
+/// once for each size tried, with the arena locked.
 #[test]
 fn a_system_that_refused_is_left_alone_for_a_while() {
     let arena = Arena::new(8 << 20);

@@ -1,4 +1,5 @@
-//! Every interleaving of a pin and a removal, or a split: at most one of them wins, and a folio that stays is not missed.
+//! Every interleaving of a pin and a removal, or a split: at most one of them wins, and a folio that stays is
+//! not missed.
 
 use super::*;
 use crate::folio::Folio;
@@ -83,8 +84,8 @@ fn loom_recycling_does_not_deceive() {
     });
 }
 
-/// A block of a part that is kept has a folio at every moment of a split, whoever asks; one that is given back has the
-/// whole, pinned in time, or none.
+/// A block of a part that is kept has a folio at every moment of a split, whoever asks; one that is given
+/// back has the whole, pinned in time, or none.
 #[test]
 fn loom_a_split_leaves_no_gap() {
     for start in [0, 64] {

@@ -102,8 +102,8 @@ fn agrees_with_an_ordered_map() {
     }
 }
 
-/// A remover that finds no pin and a pinner that believes its pin must never both win, and a folio that stays is
-/// never missed.
+/// A remover that finds no pin and a pinner that believes its pin must never both win, and a folio that stays
+/// is never missed.
 #[test]
 fn pins_and_removals_exclude_each_other() {
     let (index, nodes, budget) = setup();

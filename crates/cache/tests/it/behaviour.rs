@@ -38,8 +38,8 @@ fn neighbours_are_one_request_across_folios() {
     assert_eq!(world.faulty.writes.load(Ordering::Relaxed), 1);
 }
 
-/// Of many requests the last, left alone in the outbox, was taken for the only one: the thread wrote it while the others
-/// were at the device, and handed nothing more over meanwhile.
+/// Of many requests the last, left alone in the outbox, was taken for the only one: the thread wrote it while
+/// the others were at the device, and handed nothing more over meanwhile.
 #[test]
 fn a_thread_writes_the_only_request_itself_and_not_the_last_of_many() {
     let world = World::new(roomy());
@@ -300,8 +300,8 @@ fn what_is_spare_for_one_shard_is_there_for_all() {
     assert_eq!(world.cache.usage().used_bytes, fixed);
 }
 
-/// A limit below what the cache's tables take, which stay, was accepted: nothing fitted any more, and every write and
-/// miss failed after it had waited for memory.
+/// A limit below what the cache's tables take, which stay, was accepted: nothing fitted any more, and every
+/// write and miss failed after it had waited for memory.
 #[test]
 fn a_limit_leaves_room_beside_the_tables() {
     let world = World::new(roomy());
@@ -349,8 +349,9 @@ fn unfinished_blocks_are_reported_in_order() {
     assert!(mapping.dump().contains("dirty"));
 }
 
-/// A run that was finished after its file had been let go dropped its references to the file before its pins. The end
-/// of the mapping then waited for those pins, on the same thread: a finisher spun for ever, and closing hung on it.
+/// A run that was finished after its file had been let go dropped its references to the file before its pins.
+/// The end of the mapping then waited for those pins, on the same thread: a finisher spun for ever, and
+/// closing hung on it.
 #[test]
 fn a_run_may_outlive_every_other_user_of_its_file() {
     let (tell, told) = std::sync::mpsc::channel();
@@ -385,8 +386,8 @@ fn small_files_are_written_together() {
     }
 }
 
-/// A background step sorted all dirty files to write a few of them: with a million small ones, the steps that wrote them
-/// looked at each some hundred times. Counted here, not timed.
+/// A background step sorted all dirty files to write a few of them: with a million small ones, the steps that
+/// wrote them looked at each some hundred times. Counted here, not timed.
 #[test]
 fn a_background_step_looks_at_what_it_writes() {
     let mut config = CacheConfig::new(256 << 20);
@@ -407,8 +408,8 @@ fn a_background_step_looks_at_what_it_writes() {
     assert!(files.iter().all(|file| file.mapping().is_clean()));
 }
 
-/// A file that grows as fast as it is written kept the background pass over it going for ever: blocks behind the pass, and
-/// files that became dirty later, were not written.
+/// A file that grows as fast as it is written kept the background pass over it going for ever: blocks behind
+/// the pass, and files that became dirty later, were not written.
 #[test]
 fn a_growing_file_does_not_keep_the_others_waiting() {
     let mut config = CacheConfig::new(256 << 20);
@@ -452,8 +453,9 @@ fn a_failed_request_of_several_files_sticks_to_each() {
     assert!(files.iter().all(|file| file.mapping().error().is_none() && file.mapping().is_clean()));
 }
 
-/// A truncate that reserved before it dropped blocks could wait for the finisher of a writeback that had begun in between, and
-/// that finisher for room in the journal. While writeback is held off none begins, in the background or by an fsync.
+/// A truncate that reserved before it dropped blocks could wait for the finisher of a writeback that had
+/// begun in between, and that finisher for room in the journal. While writeback is held off none begins, in
+/// the background or by an fsync.
 #[test]
 fn held_blocks_are_not_written_until_the_hold_ends() {
     let world = World::new(roomy());
@@ -472,8 +474,8 @@ fn held_blocks_are_not_written_until_the_hold_ends() {
     assert_eq!(world.cache.metrics().writeback_blocks.get(), 40, "what was dropped was never written");
 }
 
-/// Background writeback had no bound in bytes: a flush waited behind hundreds of MiB at the device. It still writes everything
-/// when only a little of it may be there at a time, and what is forced is not held up.
+/// Background writeback had no bound in bytes: a flush waited behind hundreds of MiB at the device. It still
+/// writes everything when only a little of it may be there at a time, and what is forced is not held up.
 #[test]
 fn background_writeback_keeps_little_at_the_device() {
     let mut config = CacheConfig::new(16 << 20);
@@ -494,8 +496,9 @@ fn background_writeback_keeps_little_at_the_device() {
     world.cache.stop();
 }
 
-/// A syncer that began the fsync of a large file submitted all of it before it looked at anything else, and every flush waited
-/// behind that. Whoever asks for no wait gets everything started at once, as `POSIX_FADV_DONTNEED` does.
+/// A syncer that began the fsync of a large file submitted all of it before it looked at anything else, and
+/// every flush waited behind that. Whoever asks for no wait gets everything started at once, as
+/// `POSIX_FADV_DONTNEED` does.
 #[test]
 fn an_fsync_starts_a_part_of_a_large_file_at_a_time() {
     const PIECES: u64 = 24;

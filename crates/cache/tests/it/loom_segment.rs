@@ -1,5 +1,5 @@
-//! Every interleaving of the segment protocol for small batches: exclusion, no lost wake-up, no deadlock, untorn
-//! reads with and without locks, size publication.
+//! Every interleaving of the segment protocol for small batches: exclusion, no lost wake-up, no deadlock,
+//! untorn reads with and without locks, size publication.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p quire-cache --test it loom_segment --release`
 

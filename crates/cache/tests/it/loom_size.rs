@@ -1,5 +1,5 @@
-//! Every interleaving of writes that move the end of file with reads that it clips, and of appends: the size is
-//! published before the first unlock, appends take their offset under the size lock.
+//! Every interleaving of writes that move the end of file with reads that it clips, and of appends: the size
+//! is published before the first unlock, appends take their offset under the size lock.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p quire-cache --test it loom_size --release`
 
@@ -87,8 +87,8 @@ fn model(body: impl Fn() + Send + Sync + 'static) {
     builder.check(body);
 }
 
-/// A write from inside the file to beyond its end: its bytes are never seen with the old end, nor the new end without
-/// them.
+/// A write from inside the file to beyond its end: its bytes are never seen with the old end, nor the new end
+/// without them.
 #[test]
 fn a_write_across_the_end_is_seen_whole_by_optimistic_reads() {
     model(|| {

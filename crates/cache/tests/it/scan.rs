@@ -46,8 +46,8 @@ impl Scene {
     }
 }
 
-/// Hits in percent of random 4 KiB reads of the hot file while the stream goes by in reads of `len`, `ratio` of them for
-/// each.
+/// Hits in percent of random 4 KiB reads of the hot file while the stream goes by in reads of `len`, `ratio`
+/// of them for each.
 fn hits_beside_a_stream(scene: &Scene, len: u64, ratio: u64) -> f64 {
     let mut random = Random::seeded(5);
     let mut any = || random.below(scene.cache / 2 / BS) * BS;

@@ -1,5 +1,5 @@
-//! Random schedules of a whole mapping: write against read against writeback against truncate against reclaim, with
-//! a file of a few blocks. The gate is a reader-writer lock here.
+//! Random schedules of a whole mapping: write against read against writeback against truncate against
+//! reclaim, with a file of a few blocks. The gate is a reader-writer lock here.
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p quire-cache --test it shuttle_mapping --release`
 
@@ -81,9 +81,9 @@ fn run() {
     assert_eq!(world.faulty.overlaps.load(Ordering::SeqCst), 0);
 }
 
-/// A history of direct reads and synchronous writes had reads of old data: the end of a run took its blocks out of all
-/// waits after it had given the segments back. A writer had changed the blocks meanwhile, and the wait for that change
-/// ended before anything of it had been written. An fsync could return so.
+/// A history of direct reads and synchronous writes had reads of old data: the end of a run took its blocks
+/// out of all waits after it had given the segments back. A writer had changed the blocks meanwhile, and the
+/// wait for that change ended before anything of it had been written. An fsync could return so.
 fn write_again() {
     let world = Arc::new(World::new(tiny()));
     let file = world.file();

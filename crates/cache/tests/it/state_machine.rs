@@ -1,5 +1,5 @@
-//! A mapping against a byte-exact model, under random writes, reads, truncates, punches, writeback, reclaim and
-//! device errors, with limits so tiny that everything is reclaimed all the time.
+//! A mapping against a byte-exact model, under random writes, reads, truncates, punches, writeback, reclaim
+//! and device errors, with limits so tiny that everything is reclaimed all the time.
 
 use crate::common::{BS, World, pattern, tiny};
 use proptest::prelude::*;

@@ -74,7 +74,8 @@ pub fn run(arguments: &Mount) -> Outcome {
     Ok(())
 }
 
-/// Changes what the kernel does on a mount. mount(8) gives all options of the mount, those that cannot change included.
+/// Changes what the kernel does on a mount. mount(8) gives all options of the mount, those that cannot change
+/// included.
 fn remount(arguments: &Mount, options: &MountOptions) -> Outcome {
     let root = rustix::process::geteuid().is_root();
     let entry = super::mounted(&arguments.dir)?;

@@ -97,7 +97,7 @@ fn mount_options_that_are_none() {
         assert!(!is_mounted(&dir));
     }
     // Nothing is there that could be mounted anew.
-    keeping(&image, || expect(&mount_here(&volume, "remount"), 37, &["no Quire volume is mounted at"]));
+    keeping(&image, || expect(&mount_here(&volume, "remount"), MISSING, &["no Quire volume is mounted at"]));
 }
 
 #[test]

@@ -1,17 +1,17 @@
 //! A loop device as the source of a mount of type `fuseblk`.
 //!
-//! The kernel passes `syncfs` and `sync` on, and lets `umount` wait for the server, only where the source of a mount is
-//! a block device. The device is the mount's source and nothing else: the server reads and writes the volume through a
-//! descriptor of its own.
+//! The kernel passes `syncfs` and `sync` on, and lets `umount` wait for the server, only where the source of
+//! a mount is a block device. The device is the mount's source and nothing else: the server reads and writes
+//! the volume through a descriptor of its own.
 //!
-//! Protocol: [`attach`] puts an unused loop device over the volume; the caller mounts it and drops it. The device
-//! detaches itself when the last of its users is gone (`LO_FLAGS_AUTOCLEAR`): the mount, or, if the mount fails or
-//! this process is killed, this process.
+//! Protocol: [`attach`] puts an unused loop device over the volume; the caller mounts it and drops it. The
+//! device detaches itself when the last of its users is gone (`LO_FLAGS_AUTOCLEAR`): the mount, or, if the
+//! mount fails or this process is killed, this process.
 //!
-//! Invariants: every mount gets a device of its own. The kernel knows a mounted file system by its device: mounting a
-//! device again whose server is dead would give back the dead file system. Nothing here writes to the device, so its
-//! page cache never holds anything that the volume does not. Block devices get a loop device, too: the kernel claims a
-//! mount's source, and the server has claimed the volume itself.
+//! Invariants: every mount gets a device of its own. The kernel knows a mounted file system by its device:
+//! mounting a device again whose server is dead would give back the dead file system. Nothing here writes to
+//! the device, so its page cache never holds anything that the volume does not. Block devices get a loop
+//! device, too: the kernel claims a mount's source, and the server has claimed the volume itself.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -90,7 +90,8 @@ pub(super) fn attach(volume: &Path, read_only: bool) -> Result<LoopDevice, Strin
         }
         let path = PathBuf::from(format!("/dev/loop{number}"));
         let file = open(&path, true).map_err(|error| failed(&path.display(), &error))?;
-        // SAFETY: the structure is the kernel's, initialised, and lives across the call; so does the descriptor in it.
+        // SAFETY: the structure is the kernel's, initialised, and lives across the call; so does the
+        // descriptor in it.
         if unsafe { libc::ioctl(file.as_raw_fd(), LOOP_CONFIGURE, &raw const config) } == 0 {
             return Ok(LoopDevice { path, _file: file });
         }

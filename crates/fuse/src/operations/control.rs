@@ -11,16 +11,16 @@ const GET_FLAGS: u32 = 0x8008_6601;
 const GET_FSXATTR: u32 = 0x801c_581f;
 /// `FS_IOC_GETVERSION`: the inode's generation.
 const GET_VERSION: u32 = 0x8008_7601;
-/// `_IO('Q', 1)`: makes everything that was done on the volume durable, for mounts that `syncfs` does not reach.
-/// On any file or directory of the mount.
+/// `_IO('Q', 1)`: makes everything that was done on the volume durable, for mounts that `syncfs` does not
+/// reach. On any file or directory of the mount.
 pub const SYNC: u32 = 0x5101;
 
-/// `_IOR('Q', 2, char[64])`: how the mount's requests travel, as text that zero bytes end. On any file or folder of
-/// the mount; answered by the server itself.
+/// `_IOR('Q', 2, char[64])`: how the mount's requests travel, as text that zero bytes end. On any file or
+/// folder of the mount; answered by the server itself.
 pub const TRANSPORT: u32 = 0x8040_5102;
 
-/// `_IOR('Q', 3, char[256])`: whether `syncfs` and `sync` reach the server, as text that zero bytes end. On any file or
-/// directory of the mount; answered by the server itself.
+/// `_IOR('Q', 3, char[256])`: whether `syncfs` and `sync` reach the server, as text that zero bytes end. On
+/// any file or directory of the mount; answered by the server itself.
 pub const SYNCFS: u32 = 0x8100_5103;
 
 impl Operations {
@@ -29,8 +29,9 @@ impl Operations {
         self.volume.statfs()
     }
 
-    /// Whether `caller` may use a node for `mask` (`R_OK`, `W_OK`, `X_OK`). The kernel asks only if it does not
-    /// check permissions itself; it does on all mounts made here. Groups other than the primary are not known.
+    /// Whether `caller` may use a node for `mask` (`R_OK`, `W_OK`, `X_OK`). The kernel asks only if it does
+    /// not check permissions itself; it does on all mounts made here. Groups other than the primary are not
+    /// known.
     pub fn access(&self, node: u64, mask: u32, caller: Caller) -> Result<()> {
         let attributes = self.attributes(node)?;
         let bits = if caller.uid == attributes.uid() {

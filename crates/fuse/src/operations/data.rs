@@ -61,7 +61,8 @@ pub struct CopyRequest {
 }
 
 impl Operations {
-    /// Opens a file. Opening cuts it off if `flags` has `O_TRUNC`, and then takes set-id bits away if `kill_set_id`.
+    /// Opens a file. Opening cuts it off if `flags` has `O_TRUNC`, and then takes set-id bits away if
+    /// `kill_set_id`.
     pub fn open(&self, node: u64, flags: i32, kill_set_id: bool) -> Result<Opened> {
         self.open_inode(self.inode(node)?, flags, kill_set_id)
     }
@@ -103,8 +104,8 @@ impl Operations {
         self.volume.inodes().try_read_at(&file.inode, buffer, offset)
     }
 
-    /// Whether a write is of a kind that a thread that may not wait can try: through the cache, not made durable, and so
-    /// small that a device would be the longer wait.
+    /// Whether a write is of a kind that a thread that may not wait can try: through the cache, not made
+    /// durable, and so small that a device would be the longer wait.
     pub fn may_write_at_once(request: &WriteRequest, length: usize) -> bool {
         let slow = libc::O_DIRECT | libc::O_DSYNC;
         (request.flags & slow == 0 || request.from_page_cache) && length <= AT_ONCE_MAX

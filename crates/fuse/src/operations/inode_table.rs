@@ -5,8 +5,8 @@
 //! table keeps a reference to the inode while its count is above zero.
 //!
 //! Invariants: counts go up under the shard's shared lock and an entry leaves under its exclusive lock, so a
-//! count never rises on an entry that is gone. References are dropped outside of the locks: the last one to an
-//! unlinked inode frees it, which is work.
+//! count never rises on an entry that is gone. References are dropped outside of the locks: the last one to
+//! an unlinked inode frees it, which is work.
 
 use std::collections::HashMap;
 use std::collections::hash_map;

@@ -172,8 +172,8 @@ impl Operations {
         })
     }
 
-    /// As [`Operations::read_directory`], with what a look-up of each name gives. `take` gets the entry before
-    /// it is counted, and says whether it fits; `.` and `..` are never counted.
+    /// As [`Operations::read_directory`], with what a look-up of each name gives. `take` gets the entry
+    /// before it is counted, and says whether it fits; `.` and `..` are never counted.
     pub fn read_directory_plus(
         &self,
         node: u64,

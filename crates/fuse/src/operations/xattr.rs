@@ -1,8 +1,8 @@
 //! Extended attributes and ACLs.
 //!
 //! The kernel checks who may use which name space (`trusted.` is root's, `security.` its own) and, from the
-//! attributes `system.posix_acl_*`, the ACLs; the volume keeps them and applies default ACLs to what is made in
-//! a folder.
+//! attributes `system.posix_acl_*`, the ACLs; the volume keeps them and applies default ACLs to what is made
+//! in a folder.
 
 use quire::inodes::XattrFlags;
 use quire_base::{Error, ErrorKind, Result};
@@ -30,7 +30,8 @@ fn sized(data: Vec<u8>, room: u32) -> Result<Sized> {
 }
 
 impl Operations {
-    /// Sets an attribute; `flags` as in `setxattr`. With `kill_set_gid` an access ACL takes the set-group-id bit away.
+    /// Sets an attribute; `flags` as in `setxattr`. With `kill_set_gid` an access ACL takes the set-group-id
+    /// bit away.
     pub fn set_xattr(
         &self,
         node: u64,

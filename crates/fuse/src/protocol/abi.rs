@@ -1,7 +1,8 @@
 //! Structures and numbers of `linux/fuse.h`, in the machine's byte order, as the kernel lays them out.
 //!
-//! Layouts are those of version 7.33 and later (Linux 5.12), the oldest that [`super::negotiate`] accepts; the ring's
-//! came with 7.42 (Linux 6.14). Field meanings are the kernel's; what is not used here is named `_...`.
+//! Layouts are those of version 7.33 and later (Linux 5.12), the oldest that [`super::negotiate`] accepts;
+//! the ring's came with 7.42 (Linux 6.14). Field meanings are the kernel's; what is not used here is named
+//! `_...`.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -208,7 +209,8 @@ pub mod open_out {
     pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 }
 
-/// What OPEN and CREATE are told, besides the program's flags: set-id bits go, since the caller cuts the file.
+/// What OPEN and CREATE are told, besides the program's flags: set-id bits go, since the caller cuts the
+/// file.
 pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
 /// WRITE: pages of a mapping, written back by the kernel.
 pub const WRITE_CACHE: u32 = 1 << 0;

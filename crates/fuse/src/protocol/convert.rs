@@ -52,8 +52,9 @@ pub fn attr(from: &Metadata) -> abi::Attr {
 
 /// How long the kernel may answer from these attributes.
 ///
-/// Not at all if a write can take set-id bits away. The kernel leaves that to the server, and after a write it asks
-/// anew for size and times only: it would go on showing the old mode. The bits of a directory are never taken away.
+/// Not at all if a write can take set-id bits away. The kernel leaves that to the server, and after a write
+/// it asks anew for size and times only: it would go on showing the old mode. The bits of a directory are
+/// never taken away.
 fn attribute_time(from: &Metadata) -> Duration {
     let has_set_id = from.is_file() && from.mode() & (libc::S_ISUID | libc::S_ISGID) != 0;
     if has_set_id { Duration::ZERO } else { CACHE_TIME }

@@ -2,8 +2,8 @@
 
 use super::abi::{self, init};
 
-/// Largest request in bytes that is asked for. The kernel has a limit of its own (`fs.fuse.max_pages_limit`), 1 MiB as
-/// kernels come; where it is raised, so is what a program reads and writes as one, up to this.
+/// Largest request in bytes that is asked for. The kernel has a limit of its own (`fs.fuse.max_pages_limit`),
+/// 1 MiB as kernels come; where it is raised, so is what a program reads and writes as one, up to this.
 pub const REQUEST_MAX: u32 = 8 << 20;
 /// Smallest largest request.
 const REQUEST_MIN: u32 = 128 << 10;
@@ -64,8 +64,8 @@ pub fn answer(args: &abi::InitIn, flags2: u32, wishes: &Wishes, pages_limit: u32
         | init::DIRECT_IO_ALLOW_MMAP
         // The long form of SETXATTR, which tells when set-group-id has to go; every kernel served has it.
         | init::SETXATTR_EXT
-        // Owners come as the file system has them, whatever the mount shows. The kernel takes this only where it
-        // checks permissions itself, as it does on all mounts made here.
+        // Owners come as the file system has them, whatever the mount shows. The kernel takes this only where
+        // it checks permissions itself, as it does on all mounts made here.
         | init::ALLOW_IDMAP
         // The word that holds the flags from bit 32 on.
         | init::INIT_EXT;

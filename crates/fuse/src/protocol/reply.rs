@@ -1,8 +1,8 @@
 //! Replies: values into the bytes of a reply's body.
 //!
-//! The body is written into the room that the transport gives (as large as the largest request), and its length goes
-//! back with it. What does not fit is an error of this server, answered with `EIO`, except in directories, where the
-//! kernel says how much it takes.
+//! The body is written into the room that the transport gives (as large as the largest request), and its
+//! length goes back with it. What does not fit is an error of this server, answered with `EIO`, except in
+//! directories, where the kernel says how much it takes.
 
 use zerocopy::{Immutable, IntoBytes};
 

@@ -1,8 +1,8 @@
 //! Requests: from bytes to a value that borrows from them.
 //!
-//! A message comes in one of two shapes. `/dev/fuse` gives header, arguments and data one behind the other. The ring
-//! gives them in three buffers: the header, the first argument (if the request has one of fixed size), and the rest.
-//! [`Message`] hides which.
+//! A message comes in one of two shapes. `/dev/fuse` gives header, arguments and data one behind the other.
+//! The ring gives them in three buffers: the header, the first argument (if the request has one of fixed
+//! size), and the rest. [`Message`] hides which.
 //!
 //! ```text
 //!   /dev/fuse   head = [InHeader | argument | names, data]     tail = []
@@ -316,8 +316,8 @@ fn operation<'a>(code: u32, mut from: Reader<'a>) -> Result<Operation<'a>, Malfo
     })
 }
 
-/// INIT comes through `/dev/fuse` only, always; what a kernel of another major version puts behind the first two words
-/// is not known.
+/// INIT comes through `/dev/fuse` only, always; what a kernel of another major version puts behind the first
+/// two words is not known.
 fn init(mut from: Reader<'_>) -> Result<Operation<'_>, Malformed> {
     let args: abi::InitIn = from.argument()?;
     let flags2 = if u64::from(args.flags) & abi::init::INIT_EXT != 0 && args.major == abi::MAJOR {

@@ -1,7 +1,7 @@
 //! One function: performs a request and writes the reply's body.
 //!
-//! READ and the readers of directories write straight into the room of the exchange; all else gives a small value
-//! that is encoded when the message is no longer needed.
+//! READ and the readers of directories write straight into the room of the exchange; all else gives a small
+//! value that is encoded when the message is no longer needed.
 
 use quire::Metadata;
 use quire_base::{ErrorKind, Result, patience};
@@ -82,7 +82,8 @@ impl Server {
         }
     }
 
-    /// Performs a request if that needs no waiting. `None`: nothing has been done, and the message is as it was.
+    /// Performs a request if that needs no waiting. `None`: nothing has been done, and the message is as it
+    /// was.
     pub(super) fn try_answer<E: Exchange>(&self, exchange: &mut E) -> Option<Outcome> {
         let request = exchange.message().decode().ok()?;
         let node = request.header.nodeid;
@@ -153,8 +154,8 @@ impl Server {
 }
 
 impl Server {
-    /// Lists a directory as far as that needs no waiting. The request stands in its argument: what is written into the
-    /// room does not harm it.
+    /// Lists a directory as far as that needs no waiting. The request stands in its argument: what is written
+    /// into the room does not harm it.
     fn list_at_once<E: Exchange>(&self, filling: &Filling, exchange: &mut E) -> Option<Outcome> {
         match patience::at_once(|| fill(self.operations(), filling, exchange.room())) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
@@ -200,8 +201,8 @@ fn fill(operations: &Operations, filling: &Filling, room: &mut [u8]) -> Result<u
     }
 }
 
-/// What a listing gives that ended with `outcome`: the entries before an error, which the next request meets again.
-/// (The kernel has been told of them, and they are counted.)
+/// What a listing gives that ended with `outcome`: the entries before an error, which the next request meets
+/// again. (The kernel has been told of them, and they are counted.)
 fn listed(body: &Body<'_>, outcome: Result<()>) -> Result<usize> {
     match body.len() {
         0 => outcome.map(|()| 0),

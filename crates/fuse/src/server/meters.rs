@@ -1,12 +1,13 @@
 //! What a mount serves: requests, bytes and times by kind of work, and the busiest files.
 //!
-//! An exchange is timed from the moment it was received to its reply ([`Timed`]), so that waiting for a thread
-//! counts. Everything is sharded by thread; a thread looks at its own lines only. Which files are busy is known from
-//! every [`SAMPLE`]th request of a thread: each shard keeps the [`PLACES`] files with the highest counts, and a
-//! newcomer takes the place and the count of the lowest (space-saving; Metwally, Agrawal, El Abbadi, ICDT 2005).
+//! An exchange is timed from the moment it was received to its reply ([`Timed`]), so that waiting for a
+//! thread counts. Everything is sharded by thread; a thread looks at its own lines only. Which files are busy
+//! is known from every [`SAMPLE`]th request of a thread: each shard keeps the [`PLACES`] files with the
+//! highest counts, and a newcomer takes the place and the count of the lowest (space-saving; Metwally,
+//! Agrawal, El Abbadi, ICDT 2005).
 //!
-//! There is one set of meters in a process, which serves one mount as a rule: so a request need not hold on to it,
-//! and no count of references is a line that all threads write.
+//! There is one set of meters in a process, which serves one mount as a rule: so a request need not hold on
+//! to it, and no count of references is a line that all threads write.
 //!
 //! Neighbours: `server` wraps what it receives; front ends read [`meters`].
 
@@ -22,7 +23,8 @@ use quire_base::sync::Mutex;
 use crate::protocol::request::{Message, Operation, Request};
 use crate::transport::{Exchange, Outcome};
 
-/// One request in so many is looked at for the file that it is for; a prime, so that no rhythm of requests hides one.
+/// One request in so many is looked at for the file that it is for; a prime, so that no rhythm of requests
+/// hides one.
 const SAMPLE: u32 = 13;
 /// Files that a shard remembers.
 const PLACES: usize = 32;

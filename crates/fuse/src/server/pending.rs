@@ -1,20 +1,22 @@
 //! Requests that wait, and callers that are killed meanwhile.
 //!
-//! A request that is handed to another thread, or waits for durability, is kept here until it is answered. When a signal
-//! reaches its caller, the kernel sends an interrupt. A local file system lets no signal but a deadly one end an `fsync`
-//! or a `write`, and programs count on it; so only the request of a caller that is being killed is given up, with
-//! `EINTR`, and the process goes at once instead of waiting for a slow device. What the request began goes on.
+//! A request that is handed to another thread, or waits for durability, is kept here until it is answered.
+//! When a signal reaches its caller, the kernel sends an interrupt. A local file system lets no signal but a
+//! deadly one end an `fsync` or a `write`, and programs count on it; so only the request of a caller that is
+//! being killed is given up, with `EINTR`, and the process goes at once instead of waiting for a slow device.
+//! What the request began goes on.
 //!
-//! Protocol. The exchange is in a slot; whoever takes it out answers it: the thread that does the work, or the watcher.
-//! Interrupts are looked at by a watcher, one job of the pool at a time, at once and then every [`INTERVAL`]: a caller
-//! may be killed after a first, harmless signal, of which the kernel would not tell again. It ends when no watched
-//! request waits.
+//! Protocol. The exchange is in a slot; whoever takes it out answers it: the thread that does the work, or
+//! the watcher. Interrupts are looked at by a watcher, one job of the pool at a time, at once and then every
+//! [`INTERVAL`]: a caller may be killed after a first, harmless signal, of which the kernel would not tell
+//! again. It ends when no watched request waits.
 //!
-//! A request that makes the whole volume durable (`syncfs`, `sync`) is watched from the start ([`Pending::bound`]): the
-//! machine's every `sync` waits for it. It is given up with `ETIMEDOUT` when the device completes nothing for a stated
-//! time.
+//! A request that makes the whole volume durable (`syncfs`, `sync`) is watched from the start
+//! ([`Pending::bound`]): the machine's every `sync` waits for it. It is given up with `ETIMEDOUT` when the
+//! device completes nothing for a stated time.
 //!
-//! Invariants: each exchange is answered once. An interrupt that comes before its request is known is looked at twice.
+//! Invariants: each exchange is answered once. An interrupt that comes before its request is known is looked
+//! at twice.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -135,8 +137,8 @@ impl Pending {
         self.watch(Watched { unique, seen: false, bound: None })
     }
 
-    /// Bounds the time of a request to `patience` without progress of the device, which has done `progress` so far; true
-    /// if the caller is to start a watcher.
+    /// Bounds the time of a request to `patience` without progress of the device, which has done `progress`
+    /// so far; true if the caller is to start a watcher.
     pub(super) fn bound<E>(&self, ticket: &Ticket<E>, patience: Duration, progress: u64) -> bool {
         let bound = Bound { patience, since: Instant::now(), progress };
         self.watch(Watched { unique: ticket.unique, seen: true, bound: Some(bound) })
@@ -148,8 +150,8 @@ impl Pending {
         all.len() == 1
     }
 
-    /// One look at all that is watched; false if nothing is left to be watched, and the watcher ends. `progress`: what
-    /// the device has done.
+    /// One look at all that is watched; false if nothing is left to be watched, and the watcher ends.
+    /// `progress`: what the device has done.
     pub(super) fn look(&self, is_dying: impl Fn(u32) -> bool, progress: impl Fn() -> u64) -> bool {
         let mut all = self.watched.lock();
         all.retain_mut(|watched| {

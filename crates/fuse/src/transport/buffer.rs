@@ -5,8 +5,8 @@
 //!   0                                   HEAD                              HEAD + size
 //! ```
 //!
-//! A message is received so that the data of a WRITE starts at `HEAD`, on a page; a reply's header stands right before
-//! `HEAD` and its body behind. Pages that were never touched take no memory.
+//! A message is received so that the data of a WRITE starts at `HEAD`, on a page; a reply's header stands
+//! right before `HEAD` and its body behind. Pages that were never touched take no memory.
 
 use std::ptr::NonNull;
 
@@ -51,7 +51,8 @@ impl Buffer {
     /// As [`Buffer::new`], on huge pages as far as the system has them.
     pub fn huge(size: usize) -> Result<Buffer> {
         let buffer = Buffer::new(size)?;
-        // SAFETY: the range is the mapping made just now, whole. It is only advice, so a refusal does not matter.
+        // SAFETY: the range is the mapping made just now, whole. It is only advice, so a refusal does not
+        // matter.
         let _ = unsafe { madvise(buffer.start.as_ptr().cast(), buffer.length, Advice::LinuxHugepage) };
         Ok(buffer)
     }

@@ -1,13 +1,13 @@
 //! `/dev/fuse`: a request is one `read`, its reply one `write`.
 //!
-//! Each receiving thread has a descriptor of its own (cloned: opened again and joined to the connection), so that
-//! threads do not meet in the kernel's list of requests under way; a reply goes to the descriptor that its request came
-//! from. Where the device may not be opened again (a user on a system that gives it to root only, whose descriptor came
-//! from `fusermount3`) all threads share the first descriptor.
+//! Each receiving thread has a descriptor of its own (cloned: opened again and joined to the connection), so
+//! that threads do not meet in the kernel's list of requests under way; a reply goes to the descriptor that
+//! its request came from. Where the device may not be opened again (a user on a system that gives it to root
+//! only, whose descriptor came from `fusermount3`) all threads share the first descriptor.
 //!
-//! The device carries everything where there is no ring, and beside the ring what never goes through it: INIT, forgets,
-//! interrupts. None of these is in a hurry, so beside the ring the one thread pauses after each message: what comes
-//! meanwhile comes as one, and wakes nobody ([`Pace`]).
+//! The device carries everything where there is no ring, and beside the ring what never goes through it:
+//! INIT, forgets, interrupts. None of these is in a hurry, so beside the ring the one thread pauses after
+//! each message: what comes meanwhile comes as one, and wakes nobody ([`Pace`]).
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! FUSE over io_uring (Linux 6.14 and later, where the module parameter `enable_uring` is on).
 //!
-//! The kernel keeps a queue for each possible CPU; a program's request goes to the queue of the CPU that it runs on.
-//! Each queue is served by one thread, pinned to that CPU, with an io_uring of its own:
+//! The kernel keeps a queue for each possible CPU; a program's request goes to the queue of the CPU that it
+//! runs on. Each queue is served by one thread, pinned to that CPU, with an io_uring of its own:
 //!
 //! ```text
 //!   REGISTER(entry)  ->  kernel: available -> filled with a request -> completion
@@ -11,18 +11,19 @@
 //!           +--- queue thread <- finished list <- a worker, for what must wait
 //! ```
 //!
-//! An *entry* is one request's memory ([`super::buffer`]): headers in the first page, payload behind. It is the
-//! kernel's from submission to completion, then the exchange's, which may move to another thread, then the queue
-//! thread's, which commits the reply and asks for the next request in the same submission. All commits of a round are
-//! one system call.
+//! An *entry* is one request's memory ([`super::buffer`]): headers in the first page, payload behind. It is
+//! the kernel's from submission to completion, then the exchange's, which may move to another thread, then
+//! the queue thread's, which commits the reply and asks for the next request in the same submission. All
+//! commits of a round are one system call.
 //!
 //! * [`queue`]: one queue and its thread.
 //! * [`command`]: the submissions.
 //! * [`wait`]: what keeps a CPU awake while requests come in quick succession.
 //!
-//! Invariants: only a queue's thread touches its io_uring. A queue thread never waits for anything but requests. Of a
-//! queue's entries at most half are held by requests that wait: it registers more when they are, up to
-//! [`queue::ENTRIES_MAX`]. Forgets and INIT never come through the ring ([`super::device`] stays open beside it).
+//! Invariants: only a queue's thread touches its io_uring. A queue thread never waits for anything but
+//! requests. Of a queue's entries at most half are held by requests that wait: it registers more when they
+//! are, up to [`queue::ENTRIES_MAX`]. Forgets and INIT never come through the ring ([`super::device`] stays
+//! open beside it).
 
 pub mod command;
 pub mod queue;
@@ -51,8 +52,8 @@ pub fn why_not_offered() -> &'static str {
     }
 }
 
-/// Has the kernel offer the ring to later mounts, if this process may. The parameter, which kernels come with switched
-/// off, only permits servers to ask for the ring.
+/// Has the kernel offer the ring to later mounts, if this process may. The parameter, which kernels come with
+/// switched off, only permits servers to ask for the ring.
 pub fn switch_on() {
     let is_off = std::fs::read(SWITCH).is_ok_and(|now| now.starts_with(b"N"));
     if is_off && std::fs::write(SWITCH, "Y").is_ok() {
@@ -87,8 +88,8 @@ struct Go {
     request_max: usize,
 }
 
-/// Queue threads that have an io_uring each and wait to be started: made before the kernel is told that the ring will
-/// be used, since afterwards there is no way back for requests already sent.
+/// Queue threads that have an io_uring each and wait to be started: made before the kernel is told that the
+/// ring will be used, since afterwards there is no way back for requests already sent.
 pub struct Prepared {
     threads: Vec<Waiting>,
 }
@@ -99,8 +100,8 @@ struct Waiting {
 }
 
 impl Prepared {
-    /// Starts the threads and makes their rings; fails if the system does not allow it (io_uring switched off or
-    /// filtered, a limit reached). Threads that serve say through `ends` how that ended.
+    /// Starts the threads and makes their rings; fails if the system does not allow it (io_uring switched off
+    /// or filtered, a limit reached). Threads that serve say through `ends` how that ended.
     pub fn new<H: Handler>(channel: &Arc<Channel>, handler: &Arc<H>, ends: &Ends) -> Result<Prepared> {
         let count = possible_cpus()?;
         let mut threads = Vec::with_capacity(count);
@@ -137,7 +138,8 @@ impl Prepared {
         Ok(Prepared { threads })
     }
 
-    /// Registers all queues; returns how many there are. On an error the kernel has gone back to `/dev/fuse` by itself.
+    /// Registers all queues; returns how many there are. On an error the kernel has gone back to `/dev/fuse`
+    /// by itself.
     pub fn start(self, request_max: u32) -> Result<usize> {
         let count = self.threads.len();
         let mut outcome = Ok(());

@@ -96,7 +96,8 @@ impl Mounted {
             return None;
         }
         signals::block();
-        // Large enough for a journal that 1200 files do not fill: a full one has to wait for the device, whoever asks.
+        // Large enough for a journal that 1200 files do not fill: a full one has to wait for the device,
+        // whoever asks.
         let memory = MemoryBackend::new(128 << 10);
         let device = Arc::new(Gated { memory, state: Mutex::default(), changed: Condvar::new() });
         FormatOptions::new().format_backend(device.clone()).unwrap();
@@ -190,8 +191,8 @@ fn a_killed_program_waits_for_no_device() {
     }
 }
 
-/// Every `sync` of the machine waits for a server that waits for its device, so a device that does nothing (a network that
-/// is gone) must not hold it for ever. One that is only slow may.
+/// Every `sync` of the machine waits for a server that waits for its device, so a device that does nothing (a
+/// network that is gone) must not hold it for ever. One that is only slow may.
 #[test]
 fn a_device_that_does_nothing_fails_a_sync() {
     for transport in [TransportChoice::Device, TransportChoice::Ring] {
@@ -226,8 +227,8 @@ fn a_device_that_does_nothing_fails_a_sync() {
     }
 }
 
-/// `-o dirsync` was told to the kernel, which leaves it to the file system, and nobody did it: names were durable some seconds
-/// after the call that made them.
+/// `-o dirsync` was told to the kernel, which leaves it to the file system, and nobody did it: names were
+/// durable some seconds after the call that made them.
 #[test]
 fn names_are_durable_at_once_where_that_is_promised() {
     let dir_sync = MountFlags { dir_sync: true, ..MountFlags::default() };
@@ -255,7 +256,8 @@ fn names_are_durable_at_once_where_that_is_promised() {
     }
 }
 
-/// Programs that wait for durability, more than a queue of the ring once had room for, held up all others of their CPU.
+/// Programs that wait for durability, more than a queue of the ring once had room for, held up all others of
+/// their CPU.
 #[test]
 fn a_thousand_programs_in_fsync_hold_nobody_up() {
     const WAITING: usize = 1200;
@@ -327,7 +329,8 @@ fn mount_mapped(from: &Path, to: &Path, namespace: &OwnedFd) -> std::io::Result<
         propagation: 0,
         user_namespace: namespace.as_fd().as_raw_fd() as u64,
     };
-    // SAFETY: the structure is the kernel's and lives across the call; the path is the empty one, which means the tree.
+    // SAFETY: the structure is the kernel's and lives across the call; the path is the empty one, which means
+    // the tree.
     let outcome = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,

@@ -1,7 +1,7 @@
 //! What programs may expect of a mount, call by call, on a real mount of a volume in memory.
 //!
-//! Needs root and `/dev/fuse`; says so and passes where they are missing. Both cache modes and both transports go
-//! through all of it.
+//! Needs root and `/dev/fuse`; says so and passes where they are missing. Both cache modes and both
+//! transports go through all of it.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -161,9 +161,10 @@ impl Drop for Map {
 
 #[test]
 fn mappings_and_calls_see_each_other() {
-    // In a process of its own. A fault on a mapping waits for the server while it holds the address space's lock,
-    // and a server in the same process may want that lock (a thread that is started, memory that is mapped): both
-    // would wait for ever, and so did this test, now and then, when it mapped files of a server beside it.
+    // In a process of its own. A fault on a mapping waits for the server while it holds the address space's
+    // lock, and a server in the same process may want that lock (a thread that is started, memory that is
+    // mapped): both would wait for ever, and so did this test, now and then, when it mapped files of a server
+    // beside it.
     on_all(|mounted| {
         let status = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "semantics::program_that_maps", "--ignored", "--nocapture"])
@@ -434,8 +435,8 @@ fn set_id_bits_and_permissions() {
     });
 }
 
-/// After another user's write had cleared set-id bits, `stat -c %A` still showed them: a write makes the kernel doubt
-/// size and times only, and it answered the mode from its cache.
+/// After another user's write had cleared set-id bits, `stat -c %A` still showed them: a write makes the
+/// kernel doubt size and times only, and it answered the mode from its cache.
 #[test]
 fn cleared_set_id_bits_are_not_seen_in_the_kernels_cache() {
     on_all(|mounted| {
@@ -460,8 +461,8 @@ fn cleared_set_id_bits_are_not_seen_in_the_kernels_cache() {
     });
 }
 
-/// The kernel leaves it to the server to take a program's capabilities away when it is written to. They stayed, on whatever
-/// somebody with no more than the right to write had put there.
+/// The kernel leaves it to the server to take a program's capabilities away when it is written to. They
+/// stayed, on whatever somebody with no more than the right to write had put there.
 #[test]
 fn capabilities_end_with_a_write() {
     on_all(|mounted| {

@@ -8,27 +8,28 @@ use history::graph::{self, Answer};
 use history::operation::{Event, Operation, Outcome};
 use history::simulated::{Settings, histories};
 use quire::inodes::IoFlags;
-use quire_base::broken::{self, Broken};
+use quire_base::simulation::mistakes::{self, Mistake};
 
 #[test]
+#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
 fn it_finds_nearly_all_that_the_exact_search_finds() {
     let mistakes = [
-        (Broken::UnlockBeforeSizePublished, Style::Edge),
-        (Broken::SizeNotLookedAtAgain, Style::Edge),
-        (Broken::VersionsTakenAfterCopy, Style::Cached),
-        (Broken::ExclusiveSequenceIgnored, Style::Resize),
-        (Broken::MissingFolioReadAsZeros, Style::Direct),
-        (Broken::ReadaheadWithoutFillBits, Style::Ahead),
-        (Broken::GateLeftAtSubmission, Style::Direct),
-        (Broken::CacheKeptAfterDirectWrite, Style::Direct),
-        (Broken::AppendOffsetBeforeLock, Style::Append),
-        (Broken::ZeroingSkippedBeyondEnd, Style::Resize),
+        (Mistake::UnlockBeforeSizePublished, Style::Edge),
+        (Mistake::SizeNotLookedAtAgain, Style::Edge),
+        (Mistake::VersionsTakenAfterCopy, Style::Cached),
+        (Mistake::ExclusiveSequenceIgnored, Style::Resize),
+        (Mistake::MissingFolioReadAsZeros, Style::Direct),
+        (Mistake::ReadaheadWithoutFillBits, Style::Ahead),
+        (Mistake::GateLeftAtSubmission, Style::Direct),
+        (Mistake::CacheKeptAfterDirectWrite, Style::Direct),
+        (Mistake::AppendOffsetBeforeLock, Style::Append),
+        (Mistake::ZeroingSkippedBeyondEnd, Style::Resize),
     ];
     let (mut refused, mut refused_by_both) = (0, 0);
     for (mistake, style) in mistakes {
         let settings = Settings { style: Some(style), ..Settings::default() };
         let (mut exact, mut both) = (0, 0);
-        broken::with(Some(mistake), || {
+        mistakes::with(Some(mistake), || {
             for seed in 0..60 {
                 // A mistake may also end in an error or a panic of the engine.
                 let Ok((histories, _)) = histories(seed, &settings) else { continue };

@@ -1,9 +1,9 @@
-//! Tests of the history checker, in one program. Each that runs the engine says with `broken::with` which
+//! Tests of the history checker, in one program. Each that runs the engine says with `mistakes::with` which
 //! mistake it makes, or none, since the switch is one for the whole process.
 
-mod broken;
 mod checker;
 mod graph;
+mod mistakes;
 mod regressions;
 mod simulated;
 mod threads;

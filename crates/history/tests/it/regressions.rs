@@ -5,10 +5,10 @@ use history::generate::{BLOCK, Plan};
 use history::operation::Operation;
 use history::simulated::check_plan;
 use quire::inodes::IoFlags;
-use quire_base::broken;
+use quire_base::simulation::mistakes;
 
 fn clean(plan: &Plan, runs: u64) {
-    let outcome = broken::with(None, || Campaign::first(runs).run(|seed| check_plan(seed, plan, 4)));
+    let outcome = mistakes::with(None, || Campaign::first(runs).run(|seed| check_plan(seed, plan, 4)));
     assert_eq!(outcome.found, None);
     assert_eq!(outcome.tally.undecided, 0);
 }

@@ -3,10 +3,10 @@
 use history::campaign::Campaign;
 use history::generate::{Extent, Style};
 use history::simulated::{Settings, check, histories};
-use quire_base::broken;
+use quire_base::simulation::mistakes;
 
 fn clean(settings: Settings, runs: u64) {
-    let outcome = broken::with(None, || Campaign::first(runs).run(|seed| check(seed, &settings)));
+    let outcome = mistakes::with(None, || Campaign::first(runs).run(|seed| check(seed, &settings)));
     if let Some((seed, report)) = outcome.found {
         panic!("{report}again: cargo run --release -p history -- --seed {seed} (with this test's settings)");
     }
@@ -36,7 +36,7 @@ fn many_threads_and_longer_histories() {
 /// The scheduler decides everything: what failed once can be looked at again.
 #[test]
 fn a_run_repeats() {
-    broken::with(None, || {
+    mistakes::with(None, || {
         for seed in 0..4 {
             let once = histories(seed, &Settings::default()).unwrap();
             assert!(once == histories(seed, &Settings::default()).unwrap(), "seed {seed}");

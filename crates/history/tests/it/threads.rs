@@ -3,7 +3,7 @@
 
 use history::campaign::Campaign;
 use history::threads::{Amount, check};
-use quire_base::broken::{self, Broken};
+use quire_base::simulation::mistakes::{self, Mistake};
 
 fn campaign(runs: u64) -> Campaign {
     Campaign { jobs: 1, ..Campaign::first(runs) }
@@ -11,25 +11,27 @@ fn campaign(runs: u64) -> Campaign {
 
 #[test]
 fn the_engine_as_it_is() {
-    let outcome = broken::with(None, || campaign(3).run(|seed| check(seed, &Amount::default())));
+    let outcome = mistakes::with(None, || campaign(3).run(|seed| check(seed, &Amount::default())));
     assert_eq!(outcome.found, None);
 }
 
 #[test]
+#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
 fn a_long_history_shows_mistakes() {
     let long = Amount { short: 0, ..Amount::default() };
-    for mistake in [Broken::MissingFolioReadAsZeros, Broken::CacheKeptAfterDirectWrite] {
-        let outcome = broken::with(Some(mistake), || campaign(20).run(|seed| check(seed, &long)));
+    for mistake in [Mistake::MissingFolioReadAsZeros, Mistake::CacheKeptAfterDirectWrite] {
+        let outcome = mistakes::with(Some(mistake), || campaign(20).run(|seed| check(seed, &long)));
         let (_, report) = outcome.found.unwrap_or_else(|| panic!("{} is not found", mistake.name()));
         assert!(report.contains("long history"), "{report}");
     }
 }
 
 #[test]
+#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
 fn short_histories_show_mistakes() {
     let short = Amount { operations: 1, threads: 2, ..Amount::default() };
-    for mistake in [Broken::AppendOffsetBeforeLock, Broken::ZeroingSkippedBeyondEnd] {
-        let outcome = broken::with(Some(mistake), || campaign(60).run(|seed| check(seed, &short)));
+    for mistake in [Mistake::AppendOffsetBeforeLock, Mistake::ZeroingSkippedBeyondEnd] {
+        let outcome = mistakes::with(Some(mistake), || campaign(60).run(|seed| check(seed, &short)));
         assert!(outcome.found.is_some(), "{} is not found", mistake.name());
     }
 }

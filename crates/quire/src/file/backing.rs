@@ -1,19 +1,20 @@
-//! What the cache asks of a file: homes for its blocks, space for those that have none, and what to do when data
-//! has reached the device.
+//! What the cache asks of a file: homes for its blocks, space for those that have none, and what to do when
+//! data has reached the device.
 //!
-//! Protocol of a block that is written back. `place` gives it a home: its own if it has one (then the write is in
-//! place and touches neither journal nor tree, J3), else freshly allocated blocks that nobody else can get, though
-//! no record names them yet. The cache writes the data. `written` appends the extent record (J1: only now) with the
-//! size as far as J6 allows, and stores its `Seq` in the inode before the cache clears the block's writeback state
-//! (J5). A failed write gives the blocks back and leaves the data dirty.
+//! Protocol of a block that is written back. `place` gives it a home: its own if it has one (then the write
+//! is in place and touches neither journal nor tree, J3), else freshly allocated blocks that nobody else can
+//! get, though no record names them yet. The cache writes the data. `written` appends the extent record (J1:
+//! only now) with the size as far as J6 allows, and stores its `Seq` in the inode before the cache clears the
+//! block's writeback state (J5). A failed write gives the blocks back and leaves the data dirty.
 //!
-//! Small new data that is forced at once may get blocks that hold zeros already, and its record then goes ahead of it:
-//! [`super::ahead`].
+//! Small new data that is forced at once may get blocks that hold zeros already, and its record then goes
+//! ahead of it: [`super::ahead`].
 //!
-//! The size on disk rises to the first byte that is still dirty or in flight, and no further: blocks behind a gap
-//! stay beyond it until the gap is closed.
+//! The size on disk rises to the first byte that is still dirty or in flight, and no further: blocks behind a
+//! gap stay beyond it until the gap is closed.
 //!
-//! Neighbours: `quire_cache::Backing` is the contract; [`crate::extent_map`] plans; `quire_alloc` finds space.
+//! Neighbours: `quire_cache::Backing` is the contract; [`crate::extent_map`] plans; `quire_alloc` finds
+//! space.
 
 use super::ahead::Forcing;
 use super::tail::{Ahead, Before, BlockPlace};
@@ -21,7 +22,6 @@ use crate::engine::Engine;
 use crate::inode::{Inode, Meta};
 use crate::transaction::{Cost, Depends, EXTENTS_PER_TRANSACTION, Transaction};
 use quire_alloc::Funding;
-use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, BlockNo, InodeNo, Result};
@@ -78,7 +78,7 @@ impl Backing for Inode {
                     written_end = last_block(&placed);
                 }
                 Home::Unwritten(home) => {
-                    zeroed &= is_broken(Broken::SizeOverUnflushedTail);
+                    zeroed = false;
                     before = Before::Unknown;
                     placed.push(PlacedRun { file_block: run.file_block, count: run.count, home });
                 }
@@ -120,14 +120,10 @@ impl Backing for Inode {
             self.tail.write_begins(last, before, token.filled, flushed);
         }
         let mut placement = Placement { runs: placed, token: token.encode() };
-        let is_known = ahead.tail.is_some() || is_broken(Broken::SizeOverUnflushedTail);
-        let grows = || is_known && self.meta().record.size < Inode::size(self);
+        let grows = || ahead.tail.is_some() && self.meta().record.size < Inode::size(self);
         if zeroed && (fills_holes || grows()) && engine.record_ahead(self, &placement, ahead) {
             token.is_recorded = true;
             placement.token = token.encode();
-        }
-        if is_broken(Broken::ExtentBeforeData) {
-            engine.apply_written(self, &placement, 0)?;
         }
         Ok(placement)
     }
@@ -241,8 +237,8 @@ impl Engine {
         Ok(self.alloc.goal_for_inode(inode.number))
     }
 
-    /// Runs that one placement has at most: its transaction must fit into the metadata pool, and on a volume that is
-    /// nearly full only a small one may.
+    /// Runs that one placement has at most: its transaction must fit into the metadata pool, and on a volume
+    /// that is nearly full only a small one may.
     fn runs_at_once(&self) -> usize {
         let most = EXTENTS_PER_TRANSACTION / 4;
         match self.has_room(written_cost(most)) {
@@ -251,8 +247,8 @@ impl Engine {
         }
     }
 
-    /// Homes for a hole, or for its front: blocks that hold zeros if `zeroed` asks for them and there are any; then it
-    /// stays true.
+    /// Homes for a hole, or for its front: blocks that hold zeros if `zeroed` asks for them and there are
+    /// any; then it stays true.
     fn place_hole(
         &self,
         inode: &Inode,
@@ -289,8 +285,8 @@ impl Engine {
         result
     }
 
-    /// Journals the homes of blocks whose data has reached the device, and the size as far as it may go. `grown` is
-    /// a size that the caller will publish once this succeeds.
+    /// Journals the homes of blocks whose data has reached the device, and the size as far as it may go.
+    /// `grown` is a size that the caller will publish once this succeeds.
     pub(crate) fn apply_written(&self, inode: &Inode, placement: &Placement, grown: u64) -> Result<()> {
         inode.data_mark.fetch_max(self.device.mark(), Ordering::AcqRel);
         let runs = &placement.runs;
@@ -328,8 +324,8 @@ impl Engine {
         self.tree.prepare(ticket, &keys_of_homes(inode, homes))
     }
 
-    /// Journals the homes of a placement. With `ahead` its data is still to be written; false, and nothing is done, if the
-    /// record could show something else than zeros or that data.
+    /// Journals the homes of a placement. With `ahead` its data is still to be written; false, and nothing is
+    /// done, if the record could show something else than zeros or that data.
     pub(super) fn journal_homes(
         &self,
         inode: &Inode,
@@ -376,21 +372,16 @@ impl Engine {
         Ok(true)
     }
 
-    /// How far the size on disk may go: to `size`, the end of the file, but not past a block that is dirty or in flight,
-    /// unless an fsync knows that it has been written before; blocks in `done` are neither.
+    /// How far the size on disk may go: to `size`, the end of the file, but not past a block that is dirty or
+    /// in flight, unless an fsync knows that it has been written before; blocks in `done` are neither.
     ///
-    /// While somebody has the file to himself it stays where it is: he drops dirty blocks before his record is in the
-    /// journal. What such a block holds on disk may be what an earlier truncate cut off, and the dropped block was
-    /// the zeros over it. He sets the size himself, and it follows what was written meanwhile when he is done
-    /// ([`Engine::exclusively`]).
+    /// While somebody has the file to himself it stays where it is: he drops dirty blocks before his record
+    /// is in the journal. What such a block holds on disk may be what an earlier truncate cut off, and the
+    /// dropped block was the zeros over it. He sets the size himself, and it follows what was written
+    /// meanwhile when he is done ([`Engine::exclusively`]).
     pub(crate) fn front(&self, inode: &Inode, meta: &Meta, size: u64, done: Range<u64>) -> u64 {
         let on_disk = meta.record.size;
-        let rounded = is_broken(Broken::SizeRoundedUpToBlock);
-        let size = if rounded { size.next_multiple_of(BLOCK_SIZE as u64) } else { size };
         let Some(mapping) = inode.mapping.get() else { return size };
-        if is_broken(Broken::SizePastGap) {
-            return size;
-        }
         let Some(view) = inode.seen.shared_view() else { return on_disk };
         let mut from = on_disk / BLOCK_SIZE as u64;
         let end = loop {
@@ -404,7 +395,8 @@ impl Engine {
         if inode.seen.is_still(view) { end.max(meta.earned.min(size)) } else { on_disk }
     }
 
-    /// A write failed, or its record did: blocks that no record names go back, and their promise to the cache.
+    /// A write failed, or its record did: blocks that no record names go back, and their promise to the
+    /// cache.
     pub(crate) fn take_back(&self, inode: &Inode, placement: &Placement) {
         for run in &placement.runs {
             let holes = match inode.map(run.file_block, run.count) {

@@ -1,16 +1,16 @@
 //! Reads and writes through the cache.
 //!
-//! A write inside the end of file holds the gate (buffered) and no more: the cache's batch makes it one piece for
-//! every reader. A write that can extend the file also takes the size lock; it zeroes what it exposes between the
-//! old end and its offset, and publishes the new size before its first segment is unlocked. Appends take their
-//! offset under the size lock, so none is lost or interleaved.
+//! A write inside the end of file holds the gate (buffered) and no more: the cache's batch makes it one piece
+//! for every reader. A write that can extend the file also takes the size lock; it zeroes what it exposes
+//! between the old end and its offset, and publishes the new size before its first segment is unlocked.
+//! Appends take their offset under the size lock, so none is lost or interleaved.
 //!
-//! Above [`BATCH_BYTES`] a write holds the gate exclusively with the exclusive sequence odd and goes piecewise:
-//! still untorn, since readers wait; one that fails midway returns its short count. An oversize read holds the
-//! gate's *none* state: other readers pass, writers wait.
+//! Above [`BATCH_BYTES`] a write holds the gate exclusively with the exclusive sequence odd and goes
+//! piecewise: still untorn, since readers wait; one that fails midway returns its short count. An oversize
+//! read holds the gate's *none* state: other readers pass, writers wait.
 //!
-//! On ENOSPC everything is let go, freed blocks that only wait for durability are made so, and the write is tried
-//! once more (J2).
+//! On ENOSPC everything is let go, freed blocks that only wait for durability are made so, and the write is
+//! tried once more (J2).
 //!
 //! Neighbours: [`super::direct`] for O_DIRECT; [`super::fsync`] for O_SYNC and O_DSYNC; `quire_cache` below.
 
@@ -19,7 +19,6 @@ use crate::engine::Engine;
 use crate::gate::{GateState, Permit};
 use crate::inode::{Inode, InodeRef};
 use crate::transaction::{Cost, Depends};
-use quire_base::broken::{Broken, is_broken};
 use quire_base::patience;
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::{Arc, MutexGuard};
@@ -81,8 +80,8 @@ impl Engine {
         Ok(done)
     }
 
-    /// Writes all of `data`, or as much as could be written before an error; an error alone means nothing was.
-    /// Gives where it was written and how much.
+    /// Writes all of `data`, or as much as could be written before an error; an error alone means nothing
+    /// was. Gives where it was written and how much.
     pub(crate) fn write(
         self: &Arc<Engine>,
         inode: &InodeRef,
@@ -121,8 +120,8 @@ impl Engine {
         Ok((at, written))
     }
 
-    /// A buffered read of cached data that nobody is changing; `None` where anything else would have to be done, and
-    /// `out` then holds anything. Waits for nothing.
+    /// A buffered read of cached data that nobody is changing; `None` where anything else would have to be
+    /// done, and `out` then holds anything. Waits for nothing.
     pub(crate) fn try_read(&self, inode: &InodeRef, offset: u64, out: &mut [u8]) -> Option<usize> {
         if inode.kind != FileType::Regular || out.len() > BATCH_BYTES {
             return None;
@@ -132,8 +131,9 @@ impl Engine {
         Some(read)
     }
 
-    /// A buffered write inside the end of file, over cached data that has its place on the device already; false where
-    /// anything else would have to be done, and nothing has changed. Waits for nothing. The caller sees to set-id bits.
+    /// A buffered write inside the end of file, over cached data that has its place on the device already;
+    /// false where anything else would have to be done, and nothing has changed. Waits for nothing. The
+    /// caller sees to set-id bits.
     pub(crate) fn try_write(&self, inode: &InodeRef, offset: u64, data: &[u8]) -> bool {
         if inode.kind != FileType::Regular || data.len() > BATCH_BYTES {
             return false;
@@ -149,8 +149,8 @@ impl Engine {
         done
     }
 
-    /// Runs `attempt`; if it finds no space, makes freed blocks reusable and runs it once more. It does so also if no
-    /// blocks wait to be freed: the last of them may have become free since the attempt.
+    /// Runs `attempt`; if it finds no space, makes freed blocks reusable and runs it once more. It does so
+    /// also if no blocks wait to be freed: the last of them may have become free since the attempt.
     pub(crate) fn retry_without_space<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         match attempt() {
             Err(error) if error.kind() == ErrorKind::NoSpace => {
@@ -201,7 +201,6 @@ impl Engine {
             if append || offset + data.len() as u64 > inode.size() {
                 let _size = hold_size(inode)?;
                 let at = match append {
-                    true if is_broken(Broken::AppendOffsetBeforeLock) => near,
                     true => inode.size(),
                     false => offset,
                 };
@@ -221,12 +220,12 @@ impl Engine {
         result
     }
 
-    /// Zeroes what a write at `offset` exposes between the end of file and itself: the rest of the last block, and
-    /// whole blocks if a crash left something written there.
+    /// Zeroes what a write at `offset` exposes between the end of file and itself: the rest of the last
+    /// block, and whole blocks if a crash left something written there.
     pub(crate) fn expose(&self, inode: &InodeRef, offset: u64) -> Result<()> {
         let size = inode.size();
         let block_end = size.next_multiple_of(BLOCK_SIZE as u64);
-        if offset > size && size < block_end && !is_broken(Broken::ZeroingSkippedBeyondEnd) {
+        if offset > size && size < block_end {
             inode.mapping().zero(size, block_end.min(offset))?;
         }
         self.settle_beyond(inode, block_end / BLOCK_SIZE as u64, blocks_for(offset))
@@ -294,9 +293,9 @@ fn hold_size(inode: &Inode) -> Result<MutexGuard<'_, ()>> {
         .ok_or_else(|| Error::new(ErrorKind::WouldBlock, "another write extends the file"))
 }
 
-/// Sends what a write has left in the cache to the device, and waits for it if the caller is to. Whatever comes of this, the
-/// write has taken effect: its error would make the caller write again. The data stays dirty, and the next fsync has the
-/// error.
+/// Sends what a write has left in the cache to the device, and waits for it if the caller is to. Whatever
+/// comes of this, the write has taken effect: its error would make the caller write again. The data stays
+/// dirty, and the next fsync has the error.
 pub(crate) fn write_through(inode: &InodeRef, first: u64, end: u64, waits: bool) {
     let mapping = inode.mapping();
     if !waits {

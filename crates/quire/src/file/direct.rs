@@ -1,22 +1,22 @@
 //! Reads and writes past the cache.
 //!
-//! A direct write holds the gate's *direct* state, and its byte range exclusively; the range is written back and
-//! dropped from the cache, then the data goes to the device and, for blocks without written extents, a record
-//! follows it. A direct read holds its range shared and writes back what is dirty there, but keeps it cached. Size
-//! grows under the size lock, in offset order, and is published when the last record is applied.
+//! A direct write holds the gate's *direct* state, and its byte range exclusively; the range is written back
+//! and dropped from the cache, then the data goes to the device and, for blocks without written extents, a
+//! record follows it. A direct read holds its range shared and writes back what is dirty there, but keeps it
+//! cached. Size grows under the size lock, in offset order, and is published when the last record is applied.
 //!
-//! What is transferred is the caller's memory. Only where that is not aligned it is copied, through a [`Bounce`] buffer
-//! that counts against the cache's limit.
+//! What is transferred is the caller's memory. Only where that is not aligned it is copied, through a
+//! [`Bounce`] buffer that counts against the cache's limit.
 //!
 //! Requests that are not whole blocks go through the cache and are written through.
 //!
-//! Neighbours: [`super::direct_async`]; [`super::buffered`]; [`super::backing`] places blocks and journals them.
+//! Neighbours: [`super::direct_async`]; [`super::buffered`]; [`super::backing`] places blocks and journals
+//! them.
 
 use super::{BATCH_BYTES, IoFlags, range_end};
 use crate::engine::Engine;
 use crate::gate::GateState;
 use crate::inode::{Inode, InodeRef};
-use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::{Arc, SIMULATED};
 use quire_base::{BLOCK_SIZE, Result};
 use quire_cache::{Backing, Home, Placement, Room};
@@ -32,15 +32,16 @@ pub(super) fn aligned(offset: u64, len: usize) -> bool {
 /// Bytes of memory in which unaligned requests travel, at most.
 const BOUNCE_BYTES: usize = BATCH_BYTES / 4;
 
-/// Aligned memory in place of a caller's that is not. It is made before any lock is taken, as it may wait for memory.
+/// Aligned memory in place of a caller's that is not. It is made before any lock is taken, as it may wait for
+/// memory.
 struct Bounce<'a> {
     buffer: AlignedBuf,
     _room: Room<'a>,
 }
 
 impl Engine {
-    /// What a request of `len` bytes at `memory` needs: nothing, if that is aligned. (In a simulation chance would decide
-    /// where memory lies, so there it is always copied.)
+    /// What a request of `len` bytes at `memory` needs: nothing, if that is aligned. (In a simulation chance
+    /// would decide where memory lies, so there it is always copied.)
     fn bounce(&self, memory: *const u8, len: usize) -> Result<Option<Bounce<'_>>> {
         if len == 0 || is_aligned(memory) && !SIMULATED {
             return Ok(None);
@@ -118,8 +119,8 @@ impl Engine {
         flags: IoFlags,
     ) -> Result<(u64, usize)> {
         let append = flags.contains(IoFlags::APPEND);
-        // Where an append goes is known for certain only under the size lock; if that is no block boundary the
-        // cache takes it.
+        // Where an append goes is known for certain only under the size lock; if that is no block boundary
+        // the cache takes it.
         if aligned(if append { 0 } else { offset }, data.len())
             && let Some(written) = self.write_past_cache(inode, offset, data, append)?
         {
@@ -140,7 +141,7 @@ impl Engine {
         append: bool,
     ) -> Result<Option<(u64, usize)>> {
         let mut bounce = self.bounce(data.as_ptr(), data.len())?;
-        let mut permit = Some(inode.gate.enter(GateState::Direct));
+        let _permit = inode.gate.enter(GateState::Direct);
         let extends = append || range_end(offset, data.len() as u64)? > inode.size();
         let _size = extends.then(|| inode.size_lock.lock());
         let at = if append { inode.size() } else { offset };
@@ -155,12 +156,7 @@ impl Engine {
         let (first, last) = (at / BLOCK_SIZE as u64, end / BLOCK_SIZE as u64);
         if let Some(mapping) = inode.mapping.get() {
             mapping.write_back(first, last)?;
-            if !is_broken(Broken::CacheKeptAfterDirectWrite) {
-                mapping.drop_written(first, last);
-            }
-        }
-        if is_broken(Broken::GateLeftAtSubmission) {
-            drop(permit.take());
+            mapping.drop_written(first, last);
         }
         let mut done = 0;
         let step = bounce.as_ref().map_or(STEP_BYTES, |bounce| bounce.buffer.len());
@@ -189,7 +185,8 @@ impl Engine {
         Ok(Some((at, done)))
     }
 
-    /// Writes one piece to its homes and journals them; gives the bytes written, and the error that stopped it.
+    /// Writes one piece to its homes and journals them; gives the bytes written, and the error that stopped
+    /// it.
     fn write_step(&self, inode: &Inode, offset: u64, data: &[u8]) -> (usize, Result<()>) {
         let mut written = 0;
         let outcome = self.write_blocks(inode, offset, data, &mut written);

@@ -1,13 +1,15 @@
 //! Direct I/O that holds no thread.
 //!
 //! Protocol. A read, or an overwrite of blocks that have homes, that lies inside the end of file and on block
-//! boundaries is sent to the device and the call returns. The gate's permit and the byte range belong to the request:
-//! they are given back when its last transfer has ended, for O_SYNC and O_DSYNC when it is durable as well. The
-//! caller's `done` runs then, on a thread of the device or a syncer. Any other request (growing, into holes, unaligned)
-//! is done before the call returns, as Linux does with asynchronous I/O that has to allocate.
+//! boundaries is sent to the device and the call returns. The gate's permit and the byte range belong to the
+//! request: they are given back when its last transfer has ended, for O_SYNC and O_DSYNC when it is durable
+//! as well. The caller's `done` runs then, on a thread of the device or a syncer. Any other request (growing,
+//! into holes, unaligned) is done before the call returns, as Linux does with asynchronous I/O that has to
+//! allocate.
 //!
-//! Invariants: what a transfer reads into or writes from is the request's own buffer; completion waits for nothing:
-//! the reference to the inode, whose last drop may wait, goes to a syncer ([`Engine::release_later`]).
+//! Invariants: what a transfer reads into or writes from is the request's own buffer; completion waits for
+//! nothing: the reference to the inode, whose last drop may wait, goes to a syncer
+//! ([`Engine::release_later`]).
 //!
 //! Neighbours: [`super::direct`] has the synchronous forms and the rules for both; [`crate::gate`] and
 //! [`super::range_lock`] let a holder be named by a value.
@@ -18,7 +20,6 @@ use super::{IoFlags, direct, range_end};
 use crate::engine::Engine;
 use crate::gate::{Counted, GateState};
 use crate::inode::InodeRef;
-use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::atomic::{AtomicUsize, Ordering};
 use quire_base::sync::{Arc, Mutex};
 use quire_base::{BLOCK_SIZE, BlockNo, Error, Result};
@@ -136,9 +137,6 @@ impl Engine {
             Err(error) => return done(buffer, Err(error)),
         };
         held.change = Some(change.into_number());
-        if is_broken(Broken::GateLeftAtSubmission) {
-            drop(held.permit.take().map(|permit| inode.gate.resume(permit)));
-        }
         let engine = self.clone();
         self.start(IoOp::Write, buffer, transfers, move |buffer, outcome| {
             let len = buffer.len();
@@ -159,7 +157,8 @@ impl Engine {
         });
     }
 
-    /// What a read needs to be sent off, and the bytes that it will give; `None`: it is done by the synchronous form.
+    /// What a read needs to be sent off, and the bytes that it will give; `None`: it is done by the
+    /// synchronous form.
     fn plan_read(
         self: &Arc<Engine>,
         inode: &InodeRef,
@@ -220,12 +219,11 @@ impl Engine {
         let (first, last) = (offset / BLOCK_SIZE as u64, end / BLOCK_SIZE as u64);
         if let Some(mapping) = inode.mapping.get() {
             mapping.write_back(first, last)?;
-            if !is_broken(Broken::CacheKeptAfterDirectWrite) {
-                mapping.drop_written(first, last);
-            }
+            mapping.drop_written(first, last);
         }
         inode.tail.forget();
-        // The size on disk follows data in the order of the file: growth that is not there yet takes the long way.
+        // The size on disk follows data in the order of the file: growth that is not there yet takes the long
+        // way.
         if inode.meta().record.size < end {
             return Ok(None);
         }
@@ -270,7 +268,8 @@ impl Engine {
             .into_iter()
             .map(|transfer| {
                 let flight = flight.clone();
-                // SAFETY: within the buffer, which the flight keeps, untouched, until its last transfer has ended.
+                // SAFETY: within the buffer, which the flight keeps, untouched, until its last transfer has
+                // ended.
                 let segment = unsafe { Segment::new(memory.wrapping_add(transfer.from), transfer.bytes) };
                 let done = Box::new(move |outcome| flight.complete(outcome));
                 Io { op, at: transfer.at, segments: vec![segment], done }

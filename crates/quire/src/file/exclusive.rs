@@ -1,12 +1,13 @@
 //! Having a file to oneself: truncate, every fallocate, and writes longer than a batch.
 //!
-//! Protocol: the gate, exclusively; then the exclusive sequence odd, for the whole of the operation; then the size lock.
-//! While the sequence is odd the size on disk stays where it is ([`Engine::front`]), though data goes on being written
-//! back: by the operation, by an fsync, in the background. So when it is even again, and before the gate opens, the size
-//! on disk follows what has been written: no such operation keeps it behind, however many come one after the other.
+//! Protocol: the gate, exclusively; then the exclusive sequence odd, for the whole of the operation; then the
+//! size lock. While the sequence is odd the size on disk stays where it is ([`Engine::front`]), though data
+//! goes on being written back: by the operation, by an fsync, in the background. So when it is even again,
+//! and before the gate opens, the size on disk follows what has been written: no such operation keeps it
+//! behind, however many come one after the other.
 //!
-//! Neighbours: [`super::truncate`], [`super::fallocate`], [`super::shift`], [`super::buffered`]; [`crate::seen`] has the
-//! sequence.
+//! Neighbours: [`super::truncate`], [`super::fallocate`], [`super::shift`], [`super::buffered`];
+//! [`crate::seen`] has the sequence.
 
 use crate::dirty_inodes::Owes;
 use crate::engine::Engine;
@@ -29,7 +30,8 @@ impl Engine {
             inode.tail.forget();
             outcome
         };
-        // The operation is done, or has failed, whatever comes of this: who needs the size on disk tries again.
+        // The operation is done, or has failed, whatever comes of this: who needs the size on disk tries
+        // again.
         if let Err(error) = self.journal_attributes(inode, true) {
             tracing::debug!(%error, inode = %inode.number, "the size on disk stays behind for now");
         }

@@ -1,9 +1,9 @@
 //! Allocating ahead, punching and zeroing.
 //!
-//! All hold the gate exclusively with the exclusive sequence odd, so they are atomic to readers and writers. Space
-//! is reserved before anything changes: ENOSPC leaves everything as it was, and so does a failed read
-//! ([`super::prepared`]). A punch or zeroing of more extents than one transaction takes is a logged operation: after a
-//! crash all of it is done, or nothing.
+//! All hold the gate exclusively with the exclusive sequence odd, so they are atomic to readers and writers.
+//! Space is reserved before anything changes: ENOSPC leaves everything as it was, and so does a failed read
+//! ([`super::prepared`]). A punch or zeroing of more extents than one transaction takes is a logged
+//! operation: after a crash all of it is done, or nothing.
 //!
 //! Neighbours: [`super::shift`] for collapse and insert; [`super::truncate`] for the size.
 
@@ -128,8 +128,8 @@ impl Engine {
         }
     }
 
-    /// Makes a range read as zeros: whole blocks become unwritten, they have homes already. With `grows` the file ends at
-    /// `end` at least.
+    /// Makes a range read as zeros: whole blocks become unwritten, they have homes already. With `grows` the
+    /// file ends at `end` at least.
     fn zero_range(self: &Arc<Engine>, inode: &InodeRef, offset: u64, end: u64, grows: bool) -> Result<()> {
         let grown = (grows && end > inode.size()).then_some(end);
         if let Some(size) = grown {
@@ -156,7 +156,8 @@ impl Engine {
         let Some((id, operation)) = logged else { return Ok(()) };
         match self.unwrite(inode, blocks) {
             Ok(()) => self.finish_logged_live(inode, id, operation),
-            // It cannot stay half done. Finishing it as after a crash frees the blocks, which reads as zeros too.
+            // It cannot stay half done. Finishing it as after a crash frees the blocks, which reads as zeros
+            // too.
             Err(error) => self.run_logged_live(inode, id, operation).and(Err(error)),
         }
     }
@@ -175,8 +176,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes the first extents of a range, at most `most`, unwritten, sets the size if one is given, and commits if there is
-    /// anything to commit. Gives the block to go on from.
+    /// Makes the first extents of a range, at most `most`, unwritten, sets the size if one is given, and
+    /// commits if there is anything to commit. Gives the block to go on from.
     fn unwrite_step(
         &self,
         inode: &InodeRef,
@@ -215,9 +216,9 @@ impl Engine {
         Ok(next)
     }
 
-    /// Sees to it that whole blocks beyond the end of file read as zeros once the size passes them. They are holes or
-    /// unwritten, but for what a crash left: blocks written ahead of a gap that the size never passed (J6). The caller
-    /// holds the size lock.
+    /// Sees to it that whole blocks beyond the end of file read as zeros once the size passes them. They are
+    /// holes or unwritten, but for what a crash left: blocks written ahead of a gap that the size never
+    /// passed (J6). The caller holds the size lock.
     pub(crate) fn settle_beyond(&self, inode: &InodeRef, first: u64, last: u64) -> Result<()> {
         let mut at = first;
         while at < last {

@@ -31,7 +31,6 @@ use crate::dirty_inodes::Owes;
 use crate::engine::Engine;
 use crate::inode::{Inode, InodeRef};
 use crate::transaction::{Cost, Depends};
-use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, InodeNo, Result};
@@ -76,8 +75,6 @@ struct FileSync {
     is_written: bool,
     /// The operation that it waits for.
     exclusive: Option<u64>,
-    /// For [`Broken::FsyncWithoutFlush`].
-    unflushed: bool,
 }
 
 impl FileSync {
@@ -95,8 +92,6 @@ impl FileSync {
         // ends before the file earns whole blocks: no size on disk ends where no write did.
         let wanted = last.saturating_mul(BLOCK_SIZE as u64).min(inode.size());
         let snapshot = inode.mapping.get().map(|mapping| mapping.snapshot(first, last));
-        let unflushed =
-            is_broken(Broken::FsyncWithoutFlush) && snapshot.as_ref().is_none_or(Snapshot::is_empty);
         FileSync {
             inode: inode.clone(),
             data_only,
@@ -105,16 +100,13 @@ impl FileSync {
             snapshot,
             is_written: false,
             exclusive: None,
-            unflushed,
         }
     }
 
     /// Goes as far as it can; gives what it waits for then.
     fn advance(&mut self, engine: &Engine) -> Result<Step> {
         if let Some(snapshot) = &mut self.snapshot {
-            if !is_broken(Broken::WritebackNotWaitedFor)
-                && let Some(end) = snapshot.advance(true)
-            {
+            if let Some(end) = snapshot.advance(true) {
                 return Ok(Step::Wait(Event::Data(end)));
             }
             snapshot.outcome()?;
@@ -141,7 +133,7 @@ impl FileSync {
             self.exclusive = self.inode.seen.under_way();
         }
         let seq = if self.data_only { &self.inode.datasync_seq } else { &self.inode.commit_seq };
-        let mark = if self.unflushed { 0 } else { self.inode.data_mark.load(Ordering::Acquire) };
+        let mark = self.inode.data_mark.load(Ordering::Acquire);
         Ok(Step::Force(Reached { seq: seq.load(Ordering::Acquire), mark }))
     }
 

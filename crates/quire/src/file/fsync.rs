@@ -21,7 +21,6 @@ use super::sync_queue::{self, Ended, Queued, Reached, Task};
 use super::syncing::{Durability, Promise, SyncOptions, Syncing, closed};
 use crate::engine::Engine;
 use crate::inode::InodeRef;
-use quire_base::broken::{Broken, is_broken};
 use quire_base::patience;
 use quire_base::sync::time::{Duration, Instant};
 use quire_base::sync::{Arc, SIMULATED};
@@ -172,9 +171,7 @@ impl Engine {
         if need == Reached::default() {
             return Ok(());
         }
-        if !is_broken(Broken::FsyncBeforeForce) {
-            self.force(Seq(need.seq))?;
-        }
+        self.force(Seq(need.seq))?;
         self.flush_data(need.mark)
     }
 
@@ -277,13 +274,7 @@ impl Engine {
         let mut written = Vec::with_capacity(fsyncs.len());
         for mut fsync in fsyncs {
             let Stage::Begun(set) = &mut fsync.stage else { continue };
-            let step = loop {
-                match set.advance(self) {
-                    Step::Wait(event) if is_broken(Broken::SyncerWaitsForData) => set.wait(event),
-                    step => break step,
-                }
-            };
-            match step {
+            match set.advance(self) {
                 Step::Wait(event) => self.resume_after(event, fsync),
                 Step::Force(need) => {
                     fsync.stage = Stage::Written(set.outcome());

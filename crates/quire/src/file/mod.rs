@@ -19,7 +19,8 @@
 //! | [`copy`] | copying between files |
 //! | [`range_lock`] | the lock of direct I/O on byte ranges |
 //!
-//! Every entry checks its arguments first, then enters the gate, then takes the locks that `lock_order` names.
+//! Every entry checks its arguments first, then enters the gate, then takes the locks that `lock_order`
+//! names.
 //!
 //! Neighbours: [`crate::volume`] calls in; the cache, the extent map and transactions lie below.
 
@@ -60,9 +61,9 @@ bitflags::bitflags! {
         const APPEND = 8;
         /// The caller has seen to setuid and setgid bits itself, or may keep them (CAP_FSETID).
         const KEEP_PRIVILEGES = 16;
-        /// Through the cache, but not kept there: a write goes to the device at once, without being waited for, and its
-        /// blocks leave when they are written; what a read brought leaves behind it (RWF_DONTCACHE). What is used often
-        /// stays.
+        /// Through the cache, but not kept there: a write goes to the device at once, without being waited
+        /// for, and its blocks leave when they are written; what a read brought leaves behind it
+        /// (RWF_DONTCACHE). What is used often stays.
         const UNCACHED = 32;
         /// At the device before it returns, though not durable there: write-through.
         const THROUGH = 64;

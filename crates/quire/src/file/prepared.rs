@@ -1,24 +1,27 @@
 //! Operations that drop or zero cached data: what can fail comes first.
 //!
-//! A truncate, a punch or a zeroing that fails must leave the file as it was, unsynced data included: the caller is told of
-//! the failure, and a later fsync says that everything is well. So the first visible change comes last. A [`Prepared`]
-//! is the proof that nothing is left that can fail, and it alone drops dirty blocks.
+//! A truncate, a punch or a zeroing that fails must leave the file as it was, unsynced data included: the
+//! caller is told of the failure, and a later fsync says that everything is well. So the first visible change
+//! comes last. A [`Prepared`] is the proof that nothing is left that can fail, and it alone drops dirty
+//! blocks.
 //!
 //! Order
-//! 1. the edges: partial blocks that will be zeroed are read into memory and pinned ([`quire_cache::Zeroing`]);
+//! 1. the edges: partial blocks that will be zeroed are read into memory and pinned
+//!    ([`quire_cache::Zeroing`]);
 //! 2. the tree leaves and allocation groups that the change needs are loaded, and stay while a ticket lives;
 //! 3. writeback is held off the range, and what is under way there has ended ([`WritebackHold`]);
 //! 4. the transaction reserves;
 //! 5. what finishers of other blocks have changed meanwhile is loaded as well;
-//! 6. [`Prepared::apply`]: edges are zeroed, blocks dropped, the transaction commits. An error here is one of the
-//!    volume, which shuts down.
+//! 6. [`Prepared::apply`]: edges are zeroed, blocks dropped, the transaction commits. An error here is one of
+//!    the volume, which shuts down.
 //!
-//! Why 3 comes before 4: dropping a block waits for its writeback, and a finisher may have to reserve. A holder of a
-//! reservation never waits for one (J9). Why 2 comes before 3: an fsync of the file waits for the end of the hold, and so
-//! the hold should not last for reads of the device. Dirty limit and memory are waited for in 1, without the hold.
+//! Why 3 comes before 4: dropping a block waits for its writeback, and a finisher may have to reserve. A
+//! holder of a reservation never waits for one (J9). Why 2 comes before 3: an fsync of the file waits for the
+//! end of the hold, and so the hold should not last for reads of the device. Dirty limit and memory are
+//! waited for in 1, without the hold.
 //!
-//! A change of more extents than one transaction takes is a logged operation: the transaction of step 6 logs it, and from
-//! then on it is finished, by the caller or by the next mount.
+//! A change of more extents than one transaction takes is a logged operation: the transaction of step 6 logs
+//! it, and from then on it is finished, by the caller or by the next mount.
 //!
 //! Neighbours: [`super::truncate`], [`super::fallocate`]; [`crate::transaction`] reserves.
 
@@ -66,8 +69,8 @@ pub(crate) struct ChangeRoom {
 }
 
 impl Engine {
-    /// Does what can fail of a change. `cost` says what a number of extents costs. The caller holds the gate exclusively, or
-    /// the size lock and changes nothing before the end of the file.
+    /// Does what can fail of a change. `cost` says what a number of extents costs. The caller holds the gate
+    /// exclusively, or the size lock and changes nothing before the end of the file.
     pub(crate) fn prepare<'a>(
         &'a self,
         inode: &'a Inode,
@@ -91,8 +94,8 @@ impl Engine {
         Ok(Prepared { engine: self, blocks, edges, hold, transaction, room })
     }
 
-    /// Loads what changing the first `most` extents of a range of blocks reads and writes. It stays while the ticket
-    /// lives. True if there are more extents.
+    /// Loads what changing the first `most` extents of a range of blocks reads and writes. It stays while the
+    /// ticket lives. True if there are more extents.
     pub(crate) fn load_change(
         &self,
         ticket: &Ticket<'_>,
@@ -126,8 +129,8 @@ impl Engine {
 }
 
 impl<'a> Prepared<'a> {
-    /// Zeroes the edges, drops the blocks, and runs `change`, which commits the transaction. What fails now shuts the
-    /// volume down.
+    /// Zeroes the edges, drops the blocks, and runs `change`, which commits the transaction. What fails now
+    /// shuts the volume down.
     pub(crate) fn apply<T>(self, change: impl FnOnce(Transaction<'a>, ChangeRoom) -> Result<T>) -> Result<T> {
         self.edges.into_iter().for_each(Zeroing::apply);
         if let Some(hold) = &self.hold {

@@ -1,7 +1,7 @@
 //! Data and holes (lseek's SEEK_DATA and SEEK_HOLE).
 //!
-//! Data is what has written extents, or dirty blocks in the cache that wait for theirs; the rest, unwritten extents
-//! included, is hole. There is a virtual hole at the end of the file.
+//! Data is what has written extents, or dirty blocks in the cache that wait for theirs; the rest, unwritten
+//! extents included, is hole. There is a virtual hole at the end of the file.
 
 use crate::engine::Engine;
 use crate::gate::GateState;

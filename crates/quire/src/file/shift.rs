@@ -1,24 +1,24 @@
 //! Logged operations: what does not fit one transaction, with a cursor in the tree.
 //!
-//! Collapse and insert move every extent behind a point; a crash may cut that off anywhere. Protocol: write back and
-//! drop everything from the point on; put the operation's key, and the size that growth has reached; move extents in
-//! bounded transactions, each of which also moves the cursor; the last sets the size on disk and deletes the key. The
-//! size that callers see changes with the first transaction: if one saw the old size, after another operation
-//! returned, a crash must not show the new one without that operation. (Contents wait for the gate.) Collapse goes
-//! upwards (the range is freed first), insert downwards, so that no extent ever lands on one that has still to move.
-//! Then the journal is forced *before the gate opens*: else a write in place could land in a block that a crash gives
-//! back to its old offset.
+//! Collapse and insert move every extent behind a point; a crash may cut that off anywhere. Protocol: write
+//! back and drop everything from the point on; put the operation's key, and the size that growth has reached;
+//! move extents in bounded transactions, each of which also moves the cursor; the last sets the size on disk
+//! and deletes the key. The size that callers see changes with the first transaction: if one saw the old
+//! size, after another operation returned, a crash must not show the new one without that operation.
+//! (Contents wait for the gate.) Collapse goes upwards (the range is freed first), insert downwards, so that
+//! no extent ever lands on one that has still to move. Then the journal is forced *before the gate opens*:
+//! else a write in place could land in a block that a crash gives back to its old offset.
 //!
 //! The same steps run live and, after a crash, from recovery.
 //!
-//! Neighbours: [`super::truncate`] logs long truncates; [`crate::reaper`] calls [`Engine::run_logged`] at mount.
+//! Neighbours: [`super::truncate`] logs long truncates; [`crate::reaper`] calls [`Engine::run_logged`] at
+//! mount.
 
 use super::range_end;
 use crate::engine::Engine;
 use crate::extent_map::Replacement;
 use crate::inode::{Inode, InodeRef};
 use crate::transaction::{Cost, Depends};
-use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
 use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, Error, Result};
@@ -27,8 +27,8 @@ use quire_format::key::Key;
 use quire_format::logged::{LoggedKind, LoggedOp};
 
 impl Engine {
-    /// Removes `len` bytes at `offset` and moves what follows down. Both are multiples of the block size and the
-    /// range ends before the end of the file.
+    /// Removes `len` bytes at `offset` and moves what follows down. Both are multiples of the block size and
+    /// the range ends before the end of the file.
     pub(crate) fn collapse(self: &Arc<Engine>, inode: &InodeRef, offset: u64, len: u64) -> Result<()> {
         let end = check_aligned(offset, len)?;
         self.shift(inode, offset, |size| {
@@ -41,8 +41,8 @@ impl Engine {
         }, len)
     }
 
-    /// Opens a hole of `len` bytes at `offset` and moves what follows up. Both are multiples of the block size and
-    /// the offset lies before the end of the file.
+    /// Opens a hole of `len` bytes at `offset` and moves what follows up. Both are multiples of the block
+    /// size and the offset lies before the end of the file.
     pub(crate) fn insert(self: &Arc<Engine>, inode: &InodeRef, offset: u64, len: u64) -> Result<()> {
         check_aligned(offset, len)?;
         self.shift(
@@ -97,8 +97,8 @@ impl Engine {
         transaction.warm(&[Key::logged(id), Key::inode(inode.number)])?;
         let mut meta = inode.meta();
         transaction.put(Key::logged(id), &operation.encode());
-        // All growth has been written: the size that the operation is logged with must not be ahead of the one on disk
-        // for more than its own reason.
+        // All growth has been written: the size that the operation is logged with must not be ahead of the
+        // one on disk for more than its own reason.
         let mut record = meta.record.clone();
         record.size = inode.size();
         if record != meta.record {
@@ -110,14 +110,12 @@ impl Engine {
         inode.seen.settle(size);
         drop(meta);
         self.run_logged_live(inode, id, operation)?;
-        if !is_broken(Broken::CollapseGateBeforeForce) {
-            self.force_all()?;
-        }
-        Ok(())
+        self.force_all()
     }
 
-    /// Runs an operation whose key was just committed. It cannot be left half done in a file that goes on being used:
-    /// the next mount would finish it over newer data. So a failure shuts the volume down, and that mount finishes it.
+    /// Runs an operation whose key was just committed. It cannot be left half done in a file that goes on
+    /// being used: the next mount would finish it over newer data. So a failure shuts the volume down, and
+    /// that mount finishes it.
     pub(crate) fn run_logged_live(
         self: &Arc<Engine>,
         inode: &Arc<Inode>,
@@ -132,7 +130,8 @@ impl Engine {
         self.finish_logged(inode, id, operation).map_err(|error| self.shut_down(&error))
     }
 
-    /// Runs a logged operation from its cursor to its end. The caller holds the gate exclusively, or is recovery.
+    /// Runs a logged operation from its cursor to its end. The caller holds the gate exclusively, or is
+    /// recovery.
     pub(crate) fn run_logged(
         self: &Arc<Engine>,
         inode: &Arc<Inode>,
@@ -257,8 +256,8 @@ impl Engine {
     }
 }
 
-/// The extents at other file blocks. Errors (kind `Corrupt`) if they have no place there: the operation was read from
-/// disk and does not fit its file.
+/// The extents at other file blocks. Errors (kind `Corrupt`) if they have no place there: the operation was
+/// read from disk and does not fit its file.
 fn moved(extents: &[Extent], to: impl Fn(u64) -> Option<u64>) -> Result<Vec<Extent>> {
     let moved = extents.iter().map(|extent| {
         let file_block = to(extent.file_block)

@@ -141,11 +141,11 @@ impl Promise {
     }
 }
 
-/// Fsyncs under way, as a future that needs no runtime; [`Syncing::wait`] is for threads. The outcome is the first error of
-/// the fsyncs that it stands for.
+/// Fsyncs under way, as a future that needs no runtime; [`Syncing::wait`] is for threads. The outcome is the
+/// first error of the fsyncs that it stands for.
 ///
-/// They begin when this is made. Dropping it withdraws what has not begun; nothing is promised of that then, and data that
-/// was written stays written.
+/// They begin when this is made. Dropping it withdraws what has not begun; nothing is promised of that then,
+/// and data that was written stays written.
 #[must_use = "an fsync that is not waited for promises nothing, and is withdrawn when this is dropped"]
 pub struct Syncing {
     queue: Arc<SyncQueue>,

@@ -1,41 +1,43 @@
-//! Growth inside the last block: the data and the record of the size need no order, and one flush covers both.
+//! Growth inside the last block: the data and the record of the size need no order, and one flush covers
+//! both.
 //!
-//! An append of less than a block overwrites the last block in place and raises the size on disk inside it. The record
-//! would have to wait for the data if the block on disk could hold anything past the old size: bytes that a truncate cut
-//! off, or that a crash left there before their record. If it holds zeros there the record goes ahead, as over blocks
-//! zeroed ahead ([`super::ahead`]). This module knows when.
+//! An append of less than a block overwrites the last block in place and raises the size on disk inside it.
+//! The record would have to wait for the data if the block on disk could hold anything past the old size:
+//! bytes that a truncate cut off, or that a crash left there before their record. If it holds zeros there the
+//! record goes ahead, as over blocks zeroed ahead ([`super::ahead`]). This module knows when.
 //!
 //! # What a crash finds
 //!
 //! The file ends on disk at byte `s` of the block, the write makes it end at `t`, and no flush has come yet.
 //!
-//! * Neither record nor data, or the data alone: the file ends at `s`. Bytes past `s` do not count; the next life does not
-//!   know them, and takes its first step with two flushes.
+//! * Neither record nor data, or the data alone: the file ends at `s`. Bytes past `s` do not count; the next
+//!   life does not know them, and takes its first step with two flushes.
 //! * The record alone: the file ends at `t`, with zeros from `s` on. No fsync has confirmed these bytes.
 //! * Both: the new contents.
-//! * A torn data write: each sector is old or new. Up to `s` both are the file's own bytes. They are the same, or
-//!   the write overwrites them in place, which promises no more than this. From `s` on a sector has zeros or the data.
+//! * A torn data write: each sector is old or new. Up to `s` both are the file's own bytes. They are the
+//!   same, or the write overwrites them in place, which promises no more than this. From `s` on a sector has
+//!   zeros or the data.
 //!
 //! # What is known
 //!
-//! Of one block of a file, the highest that was placed, [`Tail`] keeps from which byte on *every version that a crash may
-//! leave* holds zeros. The cache says for each write how many bytes of its last block are filled, up to the last byte
-//! that is not zero, from memory that does not change until the write has ended.
+//! Of one block of a file, the highest that was placed, [`Tail`] keeps from which byte on *every version that
+//! a crash may leave* holds zeros. The cache says for each write how many bytes of its last block are filled,
+//! up to the last byte that is not zero, from memory that does not change until the write has ended.
 //!
 //! * A block zeroed ahead starts with no byte filled, and that is durable.
-//! * A write adds a version, as soon as it may be under way: the larger number counts, since a crash may leave either.
-//! * A write that has completed makes all earlier versions impossible once a flush has covered its mark. Until then nothing
-//!   is known, unless the earlier versions have no more bytes filled.
-//! * Nothing is known of other blocks: those that were fallocated or allocated without zeroing, those of an earlier life,
-//!   those written past the cache.
+//! * A write adds a version, as soon as it may be under way: the larger number counts, since a crash may
+//!   leave either.
+//! * A write that has completed makes all earlier versions impossible once a flush has covered its mark.
+//!   Until then nothing is known, unless the earlier versions have no more bytes filled.
+//! * Nothing is known of other blocks: those that were fallocated or allocated without zeroing, those of an
+//!   earlier life, those written past the cache.
 //!
-//! Invariants: a block is written only through [`super::backing`], which tells, or by direct I/O, which makes the file forget;
-//! so do all operations that have the file to themselves, since they free blocks and move them. At most one write of
-//! a block is in flight (C2).
+//! Invariants: a block is written only through [`super::backing`], which tells, or by direct I/O, which makes
+//! the file forget; so do all operations that have the file to themselves, since they free blocks and move
+//! them. At most one write of a block is in flight (C2).
 //!
 //! Neighbours: [`super::backing`] tells of writes; [`super::ahead`] asks.
 
-use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Mutex;
 use quire_base::{BLOCK_SIZE, BlockNo};
 
@@ -70,12 +72,11 @@ pub(crate) enum Before {
 }
 
 impl Tail {
-    /// Bytes of a block that may be other than zero, in every version that a crash may leave; `None` if that is not known.
-    /// `flushed` is the device's flushed mark, read before.
+    /// Bytes of a block that may be other than zero, in every version that a crash may leave; `None` if that
+    /// is not known. `flushed` is the device's flushed mark, read before.
     pub(crate) fn filled(&self, place: BlockPlace, flushed: u64) -> Option<usize> {
         let known = (*self.0.lock())?;
-        let is_durable = known.mark <= flushed || is_broken(Broken::TailKnownBeforeFlush);
-        (known.place == place && is_durable).then_some(known.filled)
+        (known.place == place && known.mark <= flushed).then_some(known.filled)
     }
 
     /// A block is about to be written, with so many bytes filled.
@@ -110,9 +111,7 @@ impl Tail {
 
     /// Blocks of the file are freed, moved, or written past the cache.
     pub(crate) fn forget(&self) {
-        if !is_broken(Broken::TailBelievedZero) {
-            *self.0.lock() = None;
-        }
+        *self.0.lock() = None;
     }
 }
 
@@ -126,10 +125,10 @@ pub(crate) struct Ahead {
 }
 
 impl Ahead {
-    /// Whether only zeros or the data can be seen if the size on disk rises from `on_disk` to `size` over a placement of
-    /// the bytes `from..to`.
+    /// Whether only zeros or the data can be seen if the size on disk rises from `on_disk` to `size` over a
+    /// placement of the bytes `from..to`.
     pub(crate) fn shows_only_its_own(&self, on_disk: u64, size: u64, (from, to): (u64, u64)) -> bool {
-        if size == on_disk || is_broken(Broken::SizeOverUnflushedTail) {
+        if size == on_disk {
             return true;
         }
         if on_disk < from || size > to {
@@ -141,10 +140,7 @@ impl Ahead {
             return true;
         }
         let last = written_end - BLOCK_SIZE as u64;
-        on_disk >= last
-            && self
-                .tail
-                .is_some_and(|filled| filled as u64 <= on_disk - last || is_broken(Broken::TailBelievedZero))
+        on_disk >= last && self.tail.is_some_and(|filled| filled as u64 <= on_disk - last)
     }
 }
 

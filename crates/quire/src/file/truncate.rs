@@ -1,13 +1,13 @@
 //! Explicit size changes.
 //!
 //! Protocol, with the gate held exclusively and the exclusive sequence odd:
-//! * *Shrinking*: growth below the new size that has not reached the disk is written back first (so that the new
-//!   size does not expose what was never written). When everything that can fail is done ([`super::prepared`]) the partial
-//!   block at the new end is zeroed in the cache, folios beyond are dropped, and one transaction sets the size and frees
-//!   the extents. Where they are too many for one transaction it sets the size and logs the operation, and bounded
-//!   transactions free the rest.
-//! * *Growing*: the partial block at the old end is zeroed and written back before a record raises the size past
-//!   it (J6), since after a crash its tail on disk may still hold what an earlier truncate cut off.
+//! * *Shrinking*: growth below the new size that has not reached the disk is written back first (so that the
+//!   new size does not expose what was never written). When everything that can fail is done
+//!   ([`super::prepared`]) the partial block at the new end is zeroed in the cache, folios beyond are
+//!   dropped, and one transaction sets the size and frees the extents. Where they are too many for one
+//!   transaction it sets the size and logs the operation, and bounded transactions free the rest.
+//! * *Growing*: the partial block at the old end is zeroed and written back before a record raises the size
+//!   past it (J6), since after a crash its tail on disk may still hold what an earlier truncate cut off.
 //!
 //! A truncate that frees nothing is one small transaction, with neither orphan nor logged operation.
 //!
@@ -19,7 +19,6 @@ use crate::engine::Engine;
 use crate::extent_map::Replacement;
 use crate::inode::{Inode, InodeRef};
 use crate::transaction::{Cost, Depends};
-use quire_base::broken::{Broken, is_broken};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::units::blocks_for;
@@ -44,12 +43,12 @@ impl Engine {
         if size > inode.size() { self.grow(inode, size) } else { self.shrink(inode, size) }
     }
 
-    /// Zeroes the tail of the partial block at the end of the file and puts it on disk, so that a record may raise
-    /// the size.
+    /// Zeroes the tail of the partial block at the end of the file and puts it on disk, so that a record may
+    /// raise the size.
     pub(crate) fn settle_tail(&self, inode: &InodeRef) -> Result<()> {
         let size = inode.size();
         let block_end = size.next_multiple_of(BLOCK_SIZE as u64);
-        if size < block_end && !is_broken(Broken::ZeroingSkippedBeyondEnd) {
+        if size < block_end {
             let mapping = inode.mapping();
             mapping.zero(size, block_end)?;
             let block = size / BLOCK_SIZE as u64;
@@ -60,8 +59,8 @@ impl Engine {
 
     /// Puts on disk what must be there before a record raises the size to `size`.
     pub(crate) fn settle_growth(&self, inode: &InodeRef, size: u64) -> Result<()> {
-        // Growth that has not reached the disk goes first: the block at the end on disk may still hold there what an
-        // earlier truncate cut off.
+        // Growth that has not reached the disk goes first: the block at the end on disk may still hold there
+        // what an earlier truncate cut off.
         let on_disk = inode.meta().record.size;
         if on_disk < inode.size()
             && let Some(mapping) = inode.mapping.get()
@@ -103,7 +102,7 @@ impl Engine {
             mapping.write_back(on_disk / BLOCK_SIZE as u64, first)?;
         }
         let cuts_block = !size.is_multiple_of(BLOCK_SIZE as u64) && size < inode.size();
-        let edge = match cuts_block && !is_broken(Broken::ZeroingSkippedBeyondEnd) {
+        let edge = match cuts_block {
             true => inode.mapping().prepare_zero(size, first * BLOCK_SIZE as u64)?,
             false => None,
         };

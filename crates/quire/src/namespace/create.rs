@@ -1,12 +1,12 @@
 //! Making inodes: with a name, or (for [`super::tmpfile`]) without.
 //!
-//! Protocol: what a new inode starts with is worked out first (mode, owner, what it inherits, its pieces in the
-//! tree); then the reservation; then its number. It enters the inode table before its transaction commits, with its
-//! attributes locked, so that whoever finds the new entry finds this inode and waits. If the commit fails it is marked
-//! as freed and leaves the table: nobody can have learnt its number.
+//! Protocol: what a new inode starts with is worked out first (mode, owner, what it inherits, its pieces in
+//! the tree); then the reservation; then its number. It enters the inode table before its transaction
+//! commits, with its attributes locked, so that whoever finds the new entry finds this inode and waits. If
+//! the commit fails it is marked as freed and leaves the table: nobody can have learnt its number.
 //!
-//! Inheritance: in a setgid directory the group, and setgid itself for directories; the directory's default access
-//! list, if it has one, in place of the umask.
+//! Inheritance: in a setgid directory the group, and setgid itself for directories; the directory's default
+//! access list, if it has one, in place of the umask.
 //!
 //! Neighbours: [`crate::acl`], [`crate::xattr`], [`super::symlink`].
 
@@ -105,8 +105,8 @@ impl Birth {
 }
 
 impl Engine {
-    /// Makes a file, directory, fifo, socket or device. Kinds: `Exists`, `NotFound` if the directory is removed,
-    /// `Invalid` for a symbolic link.
+    /// Makes a file, directory, fifo, socket or device. Kinds: `Exists`, `NotFound` if the directory is
+    /// removed, `Invalid` for a symbolic link.
     pub(crate) fn create(
         self: &Arc<Engine>,
         directory: &InodeRef,
@@ -197,7 +197,8 @@ impl Engine {
         Ok(birth)
     }
 
-    /// Makes an inode, under a name or as an orphan. The caller holds the name's bucket, or the directory's liveness.
+    /// Makes an inode, under a name or as an orphan. The caller holds the name's bucket, or the directory's
+    /// liveness.
     pub(super) fn bear(self: &Arc<Engine>, birth: Birth, naming: Option<&Naming<'_>>) -> Result<InodeRef> {
         let transaction = self.begin(birth.cost())?;
         let number = self.new_inode_number();

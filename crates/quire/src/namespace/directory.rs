@@ -1,20 +1,21 @@
 //! The locks of a directory: liveness, buckets, and the word that tells look-ups of a rename.
 //!
-//! Protocol. Whoever changes an entry holds the directory's liveness shared and the bucket of the entry's name.
-//! Whoever removes a directory holds its liveness exclusively, after the liveness and the bucket of its name in its
-//! parent. Directories are entered one after the other, each with all of its buckets, ancestors first: so somebody
-//! who holds a bucket of a directory and waits for the liveness of one below never meets somebody who holds that
-//! below and waits for the bucket.
+//! Protocol. Whoever changes an entry holds the directory's liveness shared and the bucket of the entry's
+//! name. Whoever removes a directory holds its liveness exclusively, after the liveness and the bucket of its
+//! name in its parent. Directories are entered one after the other, each with all of its buckets, ancestors
+//! first: so somebody who holds a bucket of a directory and waits for the liveness of one below never meets
+//! somebody who holds that below and waits for the bucket.
 //!
-//! A rename changes two entries in one transaction. For as long as it applies it counts itself in the directory's
-//! *moving* word (low half: renames under way, high half: renames done). A look-up without locks reads the word, the
-//! entry, the word again; if a rename was under way or ended meanwhile it takes the bucket instead. So nobody sees a
-//! file under both names, or under neither.
+//! A rename changes two entries in one transaction. For as long as it applies it counts itself in the
+//! directory's *moving* word (low half: renames under way, high half: renames done). A look-up without locks
+//! reads the word, the entry, the word again; if a rename was under way or ended meanwhile it takes the
+//! bucket instead. So nobody sees a file under both names, or under neither.
 //!
-//! Where changes of different names keep meeting on a bucket, the directory gets a table of more, once: with the liveness
-//! held exclusively, so that nobody holds a bucket of the old one.
+//! Where changes of different names keep meeting on a bucket, the directory gets a table of more, once: with
+//! the liveness held exclusively, so that nobody holds a bucket of the old one.
 //!
-//! Invariants: buckets of one directory are taken in ascending order, none twice, and only with its liveness held.
+//! Invariants: buckets of one directory are taken in ascending order, none twice, and only with its liveness
+//! held.
 //!
 //! Neighbours: [`super::entry`] reads entries under these locks.
 
@@ -69,7 +70,8 @@ pub(crate) fn enter_live(directory: &Inode) -> Result<RwLockReadGuard<'_, bool>>
     Ok(live)
 }
 
-/// As [`enter_live`], before buckets are held: gives a directory whose changes wait for one another more of them.
+/// As [`enter_live`], before buckets are held: gives a directory whose changes wait for one another more of
+/// them.
 fn enter_wide(directory: &Inode) -> Result<(RwLockReadGuard<'_, bool>, &Names)> {
     let names = directory.names()?;
     if names.is_crowded() && patience::may_wait() {
@@ -96,7 +98,8 @@ pub(crate) fn enter_two(directory: &Inode, one: u64, other: u64) -> Result<Enter
     Ok(Entered { _buckets: [Some(lower), upper], _live: live })
 }
 
-/// Holds one bucket of a directory, which may be a removed one, to read an entry that nobody changes meanwhile.
+/// Holds one bucket of a directory, which may be a removed one, to read an entry that nobody changes
+/// meanwhile.
 pub(crate) fn hold_bucket(directory: &Inode, hash: u64) -> Result<Entered<'_>> {
     let names = directory.names()?;
     let live = share(names)?;

@@ -1,7 +1,7 @@
 //! Directory entries in the tree: finding one by name, and a place for a new one.
 //!
-//! A name's entry has a cookie among those of its hash. All of them are read to find the name; nearly always there is
-//! one or none. A new entry takes the lowest free disambiguator, for good.
+//! A name's entry has a cookie among those of its hash. All of them are read to find the name; nearly always
+//! there is one or none. A new entry takes the lowest free disambiguator, for good.
 //!
 //! Invariants: the caller holds the name's bucket where it acts on what it found.
 //!
@@ -109,8 +109,8 @@ impl Engine {
         Ok(search)
     }
 
-    /// The inode that an entry names. Kind `Stale` if there is none: the entry went meanwhile, or, if the caller
-    /// holds its bucket, the volume is damaged; see [`Engine::entry_inode`].
+    /// The inode that an entry names. Kind `Stale` if there is none: the entry went meanwhile, or, if the
+    /// caller holds its bucket, the volume is damaged; see [`Engine::entry_inode`].
     pub(crate) fn named_inode(self: &Arc<Engine>, found: &Found) -> Result<InodeRef> {
         let inode = self.inode(found.inode)?;
         if inode.generation() != found.generation || inode.kind() != found.kind {

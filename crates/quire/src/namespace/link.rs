@@ -1,7 +1,7 @@
 //! Hard links.
 //!
-//! Protocol: as [`crate::namespace`] has it. A file made by `tmpfile` gets its first name here, and its orphan slot
-//! back in the same transaction; an inode that has lost its last name gets none.
+//! Protocol: as [`crate::namespace`] has it. A file made by `tmpfile` gets its first name here, and its
+//! orphan slot back in the same transaction; an inode that has lost its last name gets none.
 //!
 //! Neighbours: [`super::tmpfile`], [`super::unlink`].
 
@@ -22,8 +22,8 @@ use quire_format::key::Key;
 pub(crate) const ENTRY_BYTES_MAX: usize = 17 + dirent::NAME_MAX;
 
 impl Engine {
-    /// Gives an inode another name. Kinds: `Exists`, `NotPermitted` for a directory, `TooManyLinks`, `NotFound` for
-    /// an inode that has been unlinked.
+    /// Gives an inode another name. Kinds: `Exists`, `NotPermitted` for a directory, `TooManyLinks`,
+    /// `NotFound` for an inode that has been unlinked.
     pub(crate) fn link(
         self: &Arc<Engine>,
         inode: &InodeRef,

@@ -1,8 +1,8 @@
 //! Looking a name up.
 //!
-//! Protocol: read the entry without a lock, twice a look at the directory's moving word around it, then find the
-//! inode. If a rename was under way, or the inode is not there, the name is read again under its bucket: what is
-//! found then is true, or the volume is damaged.
+//! Protocol: read the entry without a lock, twice a look at the directory's moving word around it, then find
+//! the inode. If a rename was under way, or the inode is not there, the name is read again under its bucket:
+//! what is found then is true, or the volume is damaged.
 //!
 //! Neighbours: [`super::directory`] explains the moving word; [`super::entry`] reads.
 
@@ -16,7 +16,8 @@ use quire_format::dirent;
 use quire_format::inode::FileType;
 
 impl Engine {
-    /// The inode that `name` names in a directory; `.` is the directory, `..` its parent (the root's is the root).
+    /// The inode that `name` names in a directory; `.` is the directory, `..` its parent (the root's is the
+    /// root).
     ///
     /// Kinds: `NotFound`, `NotDirectory`, `NameTooLong`, `Invalid` for what cannot be a name, `Corrupt`.
     pub(crate) fn lookup(self: &Arc<Engine>, directory: &InodeRef, name: &[u8]) -> Result<InodeRef> {
@@ -53,7 +54,8 @@ impl Engine {
         Ok(parent)
     }
 
-    /// The inode of a name, read without locks: `Some(None)` if there is none, `None` if the look was disturbed.
+    /// The inode of a name, read without locks: `Some(None)` if there is none, `None` if the look was
+    /// disturbed.
     fn glance(self: &Arc<Engine>, directory: &InodeRef, name: &[u8]) -> Result<Option<Option<InodeRef>>> {
         let glance = Glance::at(directory);
         let search = self.search_entry(directory.number(), self.name_hash(name), name)?;

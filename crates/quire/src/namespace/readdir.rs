@@ -1,8 +1,9 @@
 //! Listing a directory.
 //!
-//! Protocol: entries are read from the tree in batches, in the order of their cookies, from behind the last cookie
-//! given; no lock is held and no latch, while the caller looks at them. A name that exists for the whole listing and
-//! is not renamed meanwhile is listed once; one that comes or goes meanwhile may be listed or not (as POSIX has it).
+//! Protocol: entries are read from the tree in batches, in the order of their cookies, from behind the last
+//! cookie given; no lock is held and no latch, while the caller looks at them. A name that exists for the
+//! whole listing and is not renamed meanwhile is listed once; one that comes or goes meanwhile may be listed
+//! or not (as POSIX has it).
 //!
 //! Invariants: "." has the cookie 1, ".." 2, entries come behind; a cookie stays good for ever.
 //!
@@ -53,8 +54,8 @@ impl Batch {
 }
 
 impl Engine {
-    /// Lists a directory from behind the cookie `after` (0: from the start) until `visit` returns false or the end is
-    /// reached. `visit` is called without any lock held. A removed directory gives `NotFound`.
+    /// Lists a directory from behind the cookie `after` (0: from the start) until `visit` returns false or
+    /// the end is reached. `visit` is called without any lock held. A removed directory gives `NotFound`.
     pub(crate) fn read_directory(
         self: &Arc<Engine>,
         directory: &InodeRef,

@@ -1,22 +1,20 @@
 //! Inode records that one transaction changes together.
 //!
-//! Protocol: lock the inodes (ascending, each once), edit copies of their records, commit. Only when the commit has
-//! succeeded do the copies become the records in memory; if it fails, nothing has changed and an orphan slot that was
-//! claimed on the way is given back. Every locked inode's fsync covers the transaction.
+//! Protocol: lock the inodes (ascending, each once), edit copies of their records, commit. Only when the
+//! commit has succeeded do the copies become the records in memory; if it fails, nothing has changed and an
+//! orphan slot that was claimed on the way is given back. Every locked inode's fsync covers the transaction.
 //!
-//! Invariants: the locks are held from before the `Seq` until memory shows what was applied. The caller has its
-//! reservation before it locks, and takes no outer lock afterwards.
+//! Invariants: the locks are held from before the `Seq` until memory shows what was applied. The caller has
+//! its reservation before it locks, and takes no outer lock afterwards.
 //!
 //! Neighbours: everything in [`crate::namespace`], [`crate::attributes`] and [`crate::xattr`].
 
 use crate::engine::Engine;
 use crate::inode::{Inode, MetaGuard, OrphanState};
 use crate::options::OrphanTracking;
-use crate::orphan::Slot;
-use crate::transaction::{Cost, Depends, Transaction};
-use quire_base::broken::{Broken, is_broken};
+use crate::transaction::{Depends, Transaction};
 use quire_base::sync::Arc;
-use quire_base::{Error, InodeNo, Result, Seq};
+use quire_base::{Error, Result, Seq};
 use quire_format::inode::InodeRecord;
 
 struct Locked<'a> {
@@ -33,7 +31,8 @@ pub(crate) struct Records<'a> {
 }
 
 impl<'a> Records<'a> {
-    /// Locks `inodes`, in any order and with repetitions, and takes the times that I/O left into their records.
+    /// Locks `inodes`, in any order and with repetitions, and takes the times that I/O left into their
+    /// records.
     pub(crate) fn lock(engine: &'a Engine, inodes: &[&'a Arc<Inode>]) -> Records<'a> {
         let mut order = inodes.to_vec();
         order.sort_by_key(|inode| inode.number);
@@ -93,9 +92,7 @@ impl<'a> Records<'a> {
         }
         transaction.lock_orphans();
         let slot = self.engine.orphans.claim(inode.number);
-        if !is_broken(Broken::OrphanClaimedApart) {
-            transaction.orphan_set(slot, inode.number);
-        }
+        transaction.orphan_set(slot, inode.number);
         self.engine.counters.orphan_claims.add(1);
         self.locked[at].orphan = Some(slot.map_or(OrphanState::Key, OrphanState::Slot));
     }
@@ -119,7 +116,6 @@ impl<'a> Records<'a> {
                 transaction.put_inode(locked.inode.number, record);
             }
         }
-        let orphans = self.orphans_claimed();
         let committed = transaction.commit(depends);
         for locked in &mut self.locked {
             match &committed {
@@ -131,40 +127,7 @@ impl<'a> Records<'a> {
                 }
             }
         }
-        if is_broken(Broken::OrphanClaimedApart) && committed.is_ok() {
-            let engine = self.engine;
-            drop(self);
-            engine.claim_apart(&orphans)?;
-        }
         committed
-    }
-
-    /// For [`Broken::OrphanClaimedApart`]: the inodes that lose their last name, with their slots.
-    fn orphans_claimed(&self) -> Vec<(Option<Slot>, InodeNo)> {
-        let mut orphans = Vec::new();
-        if is_broken(Broken::OrphanClaimedApart) {
-            for locked in &self.locked {
-                match locked.orphan {
-                    Some(OrphanState::Slot(slot)) => orphans.push((Some(slot), locked.inode.number)),
-                    Some(OrphanState::Key) => orphans.push((None, locked.inode.number)),
-                    Some(OrphanState::Named | OrphanState::Untracked) | None => {}
-                }
-            }
-        }
-        orphans
-    }
-}
-
-impl Engine {
-    /// For [`Broken::OrphanClaimedApart`]: journals the claims by themselves.
-    fn claim_apart(&self, orphans: &[(Option<Slot>, InodeNo)]) -> Result<()> {
-        self.part_transactions();
-        for (slot, inode) in orphans {
-            let mut transaction = self.begin(Cost::new(2, 64).critical())?;
-            transaction.orphan_set(*slot, *inode);
-            transaction.commit(Depends::Nothing)?;
-        }
-        Ok(())
     }
 }
 

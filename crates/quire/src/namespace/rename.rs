@@ -1,17 +1,17 @@
 //! Renaming: one transaction, whatever it moves, replaces or exchanges.
 //!
-//! Protocol. Between two directories the rename mutex is held: only its holder changes a directory's parent, so the
-//! way from a directory to the root stands still, and with it the order in which directories are locked (ancestors
-//! first, unrelated ones by number). Then the directories are entered, the entries read, and everything that forbids
-//! the rename is checked before anything is reserved. A directory that is replaced is held dead-exclusively, as in
-//! rmdir; one that is an ancestor of the source cannot be empty, and is refused before it would be locked out of
-//! order.
+//! Protocol. Between two directories the rename mutex is held: only its holder changes a directory's parent,
+//! so the way from a directory to the root stands still, and with it the order in which directories are
+//! locked (ancestors first, unrelated ones by number). Then the directories are entered, the entries read,
+//! and everything that forbids the rename is checked before anything is reserved. A directory that is
+//! replaced is held dead-exclusively, as in rmdir; one that is an ancestor of the source cannot be empty, and
+//! is refused before it would be locked out of order.
 //!
-//! With `auto_da_alloc` the data of a file that is about to replace another is written back before any lock is
-//! taken: after a crash the name stands for the old contents or for the new ones, never for an empty file.
+//! With `auto_da_alloc` the data of a file that is about to replace another is written back before any lock
+//! is taken: after a crash the name stands for the old contents or for the new ones, never for an empty file.
 //!
-//! Invariants: a name that exists before and after exists throughout, for look-ups too ([`super::directory::Moving`]);
-//! the replaced entry keeps its cookie.
+//! Invariants: a name that exists before and after exists throughout, for look-ups too
+//! ([`super::directory::Moving`]); the replaced entry keeps its cookie.
 //!
 //! Neighbours: [`super::unlink`] for what is replaced.
 
@@ -23,7 +23,6 @@ use super::unlink::{is_directory, not_directory};
 use crate::engine::Engine;
 use crate::inode::InodeRef;
 use crate::transaction::{Cost, Depends};
-use quire_base::broken::{Broken, is_broken};
 use quire_base::patience;
 use quire_base::sync::Arc;
 use quire_base::{Error, ErrorKind, InodeNo, Result};
@@ -57,8 +56,8 @@ struct Named<'a> {
     inode: InodeRef,
 }
 
-/// The ways from both directories of a rename to the root, each with the directory itself first. They stand still
-/// while the rename mutex is held.
+/// The ways from both directories of a rename to the root, each with the directory itself first. They stand
+/// still while the rename mutex is held.
 struct Ancestry {
     from: Vec<InodeNo>,
     to: Vec<InodeNo>,
@@ -79,8 +78,8 @@ impl Ancestry {
 }
 
 impl Engine {
-    /// Renames. Kinds: `NotFound`, `Exists` (NOREPLACE), `IsDirectory`, `NotDirectory`, `NotEmpty`, `Invalid` for a
-    /// directory that would be moved below itself.
+    /// Renames. Kinds: `NotFound`, `Exists` (NOREPLACE), `IsDirectory`, `NotDirectory`, `NotEmpty`, `Invalid`
+    /// for a directory that would be moved below itself.
     pub(crate) fn rename(
         self: &Arc<Engine>,
         from: &InodeRef,
@@ -124,8 +123,9 @@ impl Engine {
         self.rename_entered(source, target, Some(&ancestry), flags)
     }
 
-    /// Writes a file's data back if it is about to replace another file. What is found here may have changed by the
-    /// time the rename is done, which then replaces something written by somebody else at the same time.
+    /// Writes a file's data back if it is about to replace another file. What is found here may have changed
+    /// by the time the rename is done, which then replaces something written by somebody else at the same
+    /// time.
     fn write_back_before_replacing(self: &Arc<Engine>, source: Name<'_>, target: Name<'_>) -> Result<()> {
         let find = |place: Name<'_>| -> Result<Option<Found>> {
             let search = self.search_entry(place.directory.number(), place.hash, place.name)?;
@@ -231,12 +231,8 @@ impl Engine {
         }
         records.edit(&source.inode).ctime = self.options.clock.now();
         transaction.put(new_key, &entry(&source.inode, target.name));
-        let apart = is_broken(Broken::RenameInTwoTransactions);
-        if !apart {
-            transaction.delete(old_key);
-        }
-        self.finish(records, transaction, from, to, Depends::Nothing)?;
-        if apart { self.delete_apart(old_key, from) } else { Ok(()) }
+        transaction.delete(old_key);
+        self.finish(records, transaction, from, to, Depends::Nothing)
     }
 
     /// Puts an entry in the place of another, whose inode loses the name.
@@ -283,15 +279,9 @@ impl Engine {
         }
         records.edit(gone).ctime = now;
         transaction.put(new_key, &entry(new, old.place.name));
-        let apart = is_broken(Broken::RenameInTwoTransactions);
-        if !apart {
-            transaction.delete(old_key);
-        }
+        transaction.delete(old_key);
         // The name may show the new contents or the old ones, so what was written back before comes first.
         self.finish(records, transaction, from, to, Depends::DataOf(new))?;
-        if apart {
-            self.delete_apart(old_key, from)?;
-        }
         if let Some(doomed) = doomed {
             doomed.removed();
         }
@@ -337,15 +327,6 @@ impl Engine {
         transaction.put(one_key, &entry(&other.inode, one.place.name));
         transaction.put(other_key, &entry(&one.inode, other.place.name));
         self.finish(records, transaction, from, to, Depends::Nothing)
-    }
-
-    /// For [`Broken::RenameInTwoTransactions`]: takes the old name away by itself.
-    fn delete_apart(&self, key: Key, from: &InodeRef) -> Result<()> {
-        self.part_transactions();
-        let mut transaction = self.begin(Cost::new(1, 0).critical())?;
-        transaction.delete(key);
-        from.committed(transaction.commit(Depends::Nothing)?);
-        Ok(())
     }
 
     /// Commits, with look-ups warned for as long as it applies.

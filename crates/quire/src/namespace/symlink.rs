@@ -1,7 +1,7 @@
 //! Symbolic links.
 //!
-//! The target is kept in pieces under keys of its own, written with the inode and never changed; the record's size is
-//! the target's length.
+//! The target is kept in pieces under keys of its own, written with the inode and never changed; the record's
+//! size is the target's length.
 //!
 //! Neighbours: [`super::create`] makes them; whoever walks paths (`walk`, the kernel) follows them.
 
@@ -15,7 +15,8 @@ use quire_format::key::Key;
 use std::ops::ControlFlow;
 
 impl Engine {
-    /// Makes a symbolic link. Kinds: those of create; `NotFound` for an empty target, `NameTooLong` over 4095 bytes.
+    /// Makes a symbolic link. Kinds: those of create; `NotFound` for an empty target, `NameTooLong` over 4095
+    /// bytes.
     pub(crate) fn symlink(
         self: &Arc<Engine>,
         directory: &InodeRef,

@@ -1,7 +1,7 @@
 //! Files without a name (O_TMPFILE).
 //!
-//! Protocol: the inode and its orphan slot are one transaction, so a crash leaves nothing behind. It is freed when
-//! its last user leaves, unless [`super::link`] has given it a name before.
+//! Protocol: the inode and its orphan slot are one transaction, so a crash leaves nothing behind. It is freed
+//! when its last user leaves, unless [`super::link`] has given it a name before.
 //!
 //! Neighbours: [`super::create`] does the work.
 

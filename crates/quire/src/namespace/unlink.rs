@@ -1,8 +1,9 @@
 //! Taking names away: unlink and rmdir.
 //!
-//! Protocol: as [`crate::namespace`] has it. With its last name an inode becomes an orphan in the same transaction;
-//! the reaper frees it when its last user leaves. A directory is removed with its liveness held exclusively from
-//! before it is found empty until it is marked dead, so that nothing is created in it in between.
+//! Protocol: as [`crate::namespace`] has it. With its last name an inode becomes an orphan in the same
+//! transaction; the reaper frees it when its last user leaves. A directory is removed with its liveness held
+//! exclusively from before it is found empty until it is marked dead, so that nothing is created in it in
+//! between.
 //!
 //! Neighbours: [`super::rename`] takes the replaced name away by the same rules.
 

@@ -1,5 +1,5 @@
-//! Small data that is forced at once, in blocks zeroed ahead: one flush each, nothing foreign, and space that stays
-//! exact.
+//! Small data that is forced at once, in blocks zeroed ahead: one flush each, nothing foreign, and space that
+//! stays exact.
 
 use crate::common::{BLOCK, file, new_volume, options};
 use quire::inodes::{InodeRef, IoFlags};
@@ -107,8 +107,8 @@ impl Backend for Watched {
     }
 }
 
-/// A durable append ran at 0.6 of the bare file's speed: its data went to the completion thread and to a finisher, and the
-/// caller looked for it with pauses of 100 us before it flushed.
+/// A durable append ran at 0.6 of the bare file's speed: its data went to the completion thread and to a
+/// finisher, and the caller looked for it with pauses of 100 us before it flushed.
 #[test]
 fn a_durable_append_needs_no_other_thread() {
     let (device, volume) = new_volume(16_384);
@@ -136,8 +136,8 @@ fn append_small(volume: &Volume, watched: &Watched, log: &InodeRef, bytes: &[u8]
     std::array::from_fn(|at| now[at] - before[at])
 }
 
-/// Every durable append of less than a block took two flushes: one behind the data, since nobody knew what the block held
-/// past the end of the file, and one behind the record of the size.
+/// Every durable append of less than a block took two flushes: one behind the data, since nobody knew what
+/// the block held past the end of the file, and one behind the record of the size.
 #[test]
 fn growth_inside_a_block_is_one_flush() {
     for bytes in [1, 100, 1000, 4120, 6000] {
@@ -162,7 +162,8 @@ fn growth_inside_a_block_is_one_flush() {
     }
 }
 
-/// What the last block holds is not known after a mount, nor after a truncate inside it: the first append takes two flushes.
+/// What the last block holds is not known after a mount, nor after a truncate inside it: the first append
+/// takes two flushes.
 #[test]
 fn growth_inside_an_unknown_block_is_two_flushes_once() {
     let (device, volume) = new_volume(16_384);
@@ -263,7 +264,8 @@ fn reopened_is_as_before(device: Arc<SimulatedBackend>, volume: Volume, log: &In
     assert_eq!(volume.statfs().free, free);
 }
 
-/// The record stands when the data cannot be written: the fsync fails, the data stays dirty, nothing is promised twice.
+/// The record stands when the data cannot be written: the fsync fails, the data stays dirty, nothing is
+/// promised twice.
 #[test]
 fn data_that_fails_behind_its_record_is_written_again() {
     let (device, volume) = new_volume(8192);

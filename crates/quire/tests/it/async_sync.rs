@@ -1,5 +1,5 @@
-//! Asynchronous fsyncs: as futures and as completions, lazy, withdrawn, more than there is room for, and on a volume that
-//! ends meanwhile.
+//! Asynchronous fsyncs: as futures and as completions, lazy, withdrawn, more than there is room for, and on a
+//! volume that ends meanwhile.
 
 use quire::inodes::{Create, InodeRef, IoFlags};
 use quire::internals::sync_queue::SYNCS_MAX;
@@ -194,7 +194,8 @@ fn a_lazy_overwrite_is_served_by_a_flush() {
     volume.close().unwrap();
 }
 
-/// A checkpoint forces the journal and flushes, but told nobody: a lazy fsync waited on, for its time to be up.
+/// A checkpoint forces the journal and flushes, but told nobody: a lazy fsync waited on, for its time to be
+/// up.
 #[test]
 fn a_lazy_one_is_served_by_a_checkpoint() {
     let (device, volume) = new_volume();
@@ -284,8 +285,8 @@ fn a_withdrawn_lazy_one_no_longer_waits() {
     volume.close().unwrap();
 }
 
-/// More than there is room for, a million of them: no more than there is room for are under way, the others stand in line, and
-/// all end.
+/// More than there is room for, a million of them: no more than there is room for are under way, the others
+/// stand in line, and all end.
 #[test]
 fn a_million_pending_ones_are_bounded() {
     const FILES: usize = 50;

@@ -1,4 +1,5 @@
-//! Reads and writes that wait for nothing: what they do is what the waiting ones do, what they refuse has no trace.
+//! Reads and writes that wait for nothing: what they do is what the waiting ones do, what they refuse has no
+//! trace.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -110,8 +111,8 @@ fn names_and_growth_at_once() {
     volume.close().unwrap();
 }
 
-/// Renames and removals of folders went to a second thread always, though nearly all need no waiting. What does need
-/// it is refused, and leaves names and data as they are.
+/// Renames and removals of folders went to a second thread always, though nearly all need no waiting. What
+/// does need it is refused, and leaves names and data as they are.
 #[test]
 fn renames_and_removed_folders_at_once() {
     use quire::inodes::Create;
@@ -154,8 +155,8 @@ fn renames_and_removed_folders_at_once() {
     volume.close().unwrap();
 }
 
-/// A thread that may not wait forced the journal itself when the journal's buffer was full: deleting a tree of 20,000
-/// files over a mount held a queue of requests at the device.
+/// A thread that may not wait forced the journal itself when the journal's buffer was full: deleting a tree
+/// of 20,000 files over a mount held a queue of requests at the device.
 #[test]
 fn a_full_journal_buffer_is_no_reason_to_wait() {
     use quire::ErrorKind;

@@ -1,10 +1,13 @@
-//! Power cuts at every kind of moment: a seeded workload runs on a simulated device that remembers which writes were
-//! safe; crash images of many moments are recovered, checked and compared with what the durability contract allows.
+//! Power cuts at every kind of moment: a seeded workload runs on a simulated device that remembers which
+//! writes were safe; crash images of many moments are recovered, checked and compared with what the
+//! durability contract allows.
 //!
 //! The oracle, for a crash at device event `e`:
-//! * names, links, modes and attributes equal the model after some operation `k`, where `k` is not before the last
-//!   operation that forced the journal and had returned before `e`, and not after the last one begun before `e`;
-//! * each sector of a file holds what it held when the file was last fsynced, or what a later operation put there;
+//! * names, links, modes and attributes equal the model after some operation `k`, where `k` is not before the
+//!   last operation that forced the journal and had returned before `e`, and not after the last one begun
+//!   before `e`;
+//! * each sector of a file holds what it held when the file was last fsynced, or what a later operation put
+//!   there;
 //! * a file that nothing touched since its fsync has exactly its size and contents.
 
 use crate::common::{clock, options};

@@ -1,4 +1,5 @@
-//! Volumes whose tree is whole but says what cannot be: errors, never a panic, and nothing that recovery would refuse.
+//! Volumes whose tree is whole but says what cannot be: errors, never a panic, and nothing that recovery
+//! would refuse.
 
 use crate::common::{file, new_volume, options};
 use quire::backend::Backend;
@@ -10,8 +11,8 @@ use quire_format::extent::Extent;
 use quire_format::key::Key;
 use quire_format::superblock::{SLOT_BLOCKS, Superblock, orphan_blocks_max};
 
-/// A file had two extents for one block. A truncate put both into a transaction, which is no list that a record may
-/// carry: the encoder panicked, and without its assertion recovery would have refused the record.
+/// A file had two extents for one block. A truncate put both into a transaction, which is no list that a
+/// record may carry: the encoder panicked, and without its assertion recovery would have refused the record.
 #[test]
 fn overlapping_extents_are_corrupt() {
     let (device, volume) = new_volume(4096);
@@ -44,7 +45,8 @@ fn overlapping_extents_are_corrupt() {
     options().open_backend(device).unwrap().close().unwrap();
 }
 
-/// A superblock of a 16 MiB image named 65,536 orphan blocks, which the format allows: the mount took 535 MB for their slots.
+/// A superblock of a 16 MiB image named 65,536 orphan blocks, which the format allows: the mount took 535 MB
+/// for their slots.
 #[test]
 fn more_orphan_blocks_than_the_volume_can_have_are_refused() {
     let (device, volume) = new_volume(4096);

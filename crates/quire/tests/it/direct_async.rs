@@ -70,8 +70,8 @@ fn cached(volume: &Volume, file: &InodeRef, block: usize) -> u8 {
     out[0]
 }
 
-/// The gate belongs to the request, not to the call: a cached reader that comes while the data travels waits, and then
-/// sees all of it; a direct request elsewhere in the file does not wait.
+/// The gate belongs to the request, not to the call: a cached reader that comes while the data travels waits,
+/// and then sees all of it; a direct request elsewhere in the file does not wait.
 #[test]
 fn a_write_in_flight_holds_the_gate_and_its_range_only() {
     let (device, volume) = volume(false);
@@ -167,8 +167,8 @@ fn a_failed_transfer_is_told_and_lets_go() {
     volume.close().unwrap();
 }
 
-/// Many in flight beside cached readers and writers of the same blocks: nothing is torn, nothing is lost, and the last
-/// one to finish is seen.
+/// Many in flight beside cached readers and writers of the same blocks: nothing is torn, nothing is lost, and
+/// the last one to finish is seen.
 #[test]
 fn many_in_flight_stay_coherent_with_the_cache() {
     let (_device, volume) = volume(true);

@@ -1,4 +1,5 @@
-//! Direct I/O and memory: what it copies is counted against the cache's limit, and where memory is aligned nothing is.
+//! Direct I/O and memory: what it copies is counted against the cache's limit, and where memory is aligned
+//! nothing is.
 
 use crate::common::{file, options};
 use quire::backend::Backend;
@@ -13,7 +14,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 const LEN: usize = 1 << 20;
 const THREADS: usize = 40;
 
-/// What a transfer of a file's contents was seen to use: the memory, and what the cache's limit had been charged.
+/// What a transfer of a file's contents was seen to use: the memory, and what the cache's limit had been
+/// charged.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     address: usize,
@@ -94,8 +96,8 @@ fn content(seed: u64, len: usize) -> Vec<u8> {
     (0..len).map(|_| random.next_u64() as u8).collect()
 }
 
-/// Direct I/O copied everything through buffers that no limit knew of: sixteen threads with requests of 4 MiB had
-/// 64 MiB beside a cache of 6.
+/// Direct I/O copied everything through buffers that no limit knew of: sixteen threads with requests of 4 MiB
+/// had 64 MiB beside a cache of 6.
 #[test]
 fn what_is_copied_is_charged() {
     let (device, volume) = watched_volume(false);

@@ -1,6 +1,6 @@
-//! The periodic commit and `sync` looked at every inode in memory, and gave each changed one a transaction of its own: with
-//! a hundred thousand files in memory, several seconds of a processor every five seconds, for nothing. Counted here, not
-//! timed.
+//! The periodic commit and `sync` looked at every inode in memory, and gave each changed one a transaction of
+//! its own: with a hundred thousand files in memory, several seconds of a processor every five seconds, for
+//! nothing. Counted here, not timed.
 
 use crate::common::{BLOCK, file, new_volume};
 use quire::Volume;

@@ -1,8 +1,8 @@
 //! Discards hold up nobody.
 //!
-//! The thread that forced the journal issued the discards of what had become free, under the checkpoint's lock: deleting a
-//! large file stalled the fsync of an unrelated one for as long as the device took. A writer on a full volume got
-//! ENOSPC meanwhile.
+//! The thread that forced the journal issued the discards of what had become free, under the checkpoint's
+//! lock: deleting a large file stalled the fsync of an unrelated one for as long as the device took. A writer
+//! on a full volume got ENOSPC meanwhile.
 
 use crate::common::{BLOCK, file, options};
 use quire::inodes::IoFlags;

@@ -14,9 +14,9 @@ fn after_power_cut(device: &SimulatedBackend) -> Volume {
     options().open_backend(Arc::new(SimulatedBackend::from_image(image))).unwrap()
 }
 
-/// SQLite in rollback mode commits by unlinking its journal and then calls fdatasync, not fsync, on the directory.
-/// A directory's fdatasync waited for nothing, since only the sequence that fsync looks at was raised by names; after
-/// a crash the journal was back and the committed transaction was rolled back.
+/// SQLite in rollback mode commits by unlinking its journal and then calls fdatasync, not fsync, on the
+/// directory. A directory's fdatasync waited for nothing, since only the sequence that fsync looks at was
+/// raised by names; after a crash the journal was back and the committed transaction was rolled back.
 #[test]
 fn fdatasync_of_a_directory_makes_an_unlink_durable() {
     let (device, volume) = new_volume(16384);
@@ -81,8 +81,8 @@ fn an_overwrite_in_place_is_data_and_one_flush() {
     assert_eq!(device.event_count() - before, 4, "{:?}", device.events(before..device.event_count()));
 }
 
-/// While the background wrote data back, every force that carried a name or an attribute took two flushes: each record
-/// waited for all data that had been written, of whatever file.
+/// While the background wrote data back, every force that carried a name or an attribute took two flushes:
+/// each record waited for all data that had been written, of whatever file.
 #[test]
 fn names_attributes_and_frees_wait_for_no_data() {
     use quire::RenameFlags;
@@ -151,8 +151,8 @@ fn names_attributes_and_frees_wait_for_no_data() {
     }
 }
 
-/// The record of a rename over a file waits for the data of the new one: data written over data has no record of its own
-/// that would.
+/// The record of a rename over a file waits for the data of the new one: data written over data has no record
+/// of its own that would.
 #[test]
 fn a_rename_over_a_file_waits_for_its_data() {
     let (device, volume) = new_volume(16384);
@@ -214,9 +214,9 @@ fn a_journal_error_shuts_the_volume_down() {
     assert_eq!(&contents, b"before");
 }
 
-/// A shrink whose zeroed tail was still in the cache, growth over it by writing, then an explicit growth: only the block
-/// at the end in memory was put on disk before the new size was journaled. After a crash the bytes that the shrink had
-/// cut off were back, in the middle of the file.
+/// A shrink whose zeroed tail was still in the cache, growth over it by writing, then an explicit growth:
+/// only the block at the end in memory was put on disk before the new size was journaled. After a crash the
+/// bytes that the shrink had cut off were back, in the middle of the file.
 #[test]
 fn what_a_truncate_cut_off_does_not_come_back() {
     let (device, volume) = new_volume(16384);
@@ -236,8 +236,8 @@ fn what_a_truncate_cut_off_does_not_come_back() {
     assert_eq!(cut, None, "bytes cut off by the truncate are back in a file of {} bytes", contents.len());
 }
 
-/// Several runs of one file that finish in any order, blocks dirtied again between them: whatever order that was, the
-/// size on disk must cover what an fsync has promised when it returns.
+/// Several runs of one file that finish in any order, blocks dirtied again between them: whatever order that
+/// was, the size on disk must cover what an fsync has promised when it returns.
 #[test]
 fn fsync_covers_its_own_growth_among_appenders() {
     let device = Arc::new(SimulatedBackend::new(32768));
@@ -276,9 +276,9 @@ fn fsync_covers_its_own_growth_among_appenders() {
     volume.close().unwrap();
 }
 
-/// A crash in the middle of a collapse leaves a logged operation and a file of which half has moved. A read-only mount
-/// replayed the journal in memory and showed that half-moved file, since it could not journal the rest; now it finishes
-/// the operation over a copy in memory.
+/// A crash in the middle of a collapse leaves a logged operation and a file of which half has moved. A
+/// read-only mount replayed the journal in memory and showed that half-moved file, since it could not journal
+/// the rest; now it finishes the operation over a copy in memory.
 #[test]
 fn a_read_only_mount_shows_no_half_moved_file() {
     use quire::inodes::FallocateMode;
@@ -314,15 +314,15 @@ fn a_read_only_mount_shows_no_half_moved_file() {
     }
 }
 
-/// syncfs looked at a file's size once, after its data was written. Of two runs the later one finished first, and its
-/// block was written again before the other run was done: the size stayed at the gap between them, although everything
-/// up to the old end had been written. (Found by `sim`.)
+/// syncfs looked at a file's size once, after its data was written. Of two runs the later one finished first,
+/// and its block was written again before the other run was done: the size stayed at the gap between them,
+/// although everything up to the old end had been written. (Found by `sim`.)
 #[test]
 fn syncfs_covers_growth_whose_last_block_is_written_again_meanwhile() {
     let (device, volume) = new_volume(16384);
     drop(volume);
-    // With threads: what has been written is finished behind the waiters' backs. A cache so large that nothing is
-    // written before the sync asks for it.
+    // With threads: what has been written is finished behind the waiters' backs. A cache so large that
+    // nothing is written before the sync asks for it.
     let finishing = options().threads(true).commit_seconds(1000).cache_bytes(128 << 20);
     let volume = finishing.open_backend(device.clone()).unwrap();
     let log = file(&volume, "log");
@@ -338,7 +338,8 @@ fn syncfs_covers_growth_whose_last_block_is_written_again_meanwhile() {
             std::thread::yield_now();
         }
         std::thread::sleep(Duration::from_millis(50));
-        // Waits until the last block is out of writeback: the newest write, on a machine that was quick enough.
+        // Waits until the last block is out of writeback: the newest write, on a machine that was quick
+        // enough.
         let rewrite = scope.spawn(|| volume.inodes().write_at(&log, &[2; 50], end, IoFlags::empty()));
         while !rewrite.is_finished() {
             device.release(device.held().saturating_sub(1));
@@ -357,9 +358,10 @@ fn syncfs_covers_growth_whose_last_block_is_written_again_meanwhile() {
     assert!(size >= end, "size {size} after a sync");
 }
 
-/// While an operation has a file to itself the size on disk stays where it is, whatever is written back. An fallocate that
-/// writes back what has no place yet left a clean file whose size on disk was that from before the data: the rename over
-/// another file found nothing to write back, and a crash behind the rename left an empty file.
+/// While an operation has a file to itself the size on disk stays where it is, whatever is written back. An
+/// fallocate that writes back what has no place yet left a clean file whose size on disk was that from before
+/// the data: the rename over another file found nothing to write back, and a crash behind the rename left an
+/// empty file.
 #[test]
 fn a_rename_over_a_file_finds_the_size_that_an_fallocate_kept_back() {
     use quire::RenameFlags;
@@ -393,8 +395,8 @@ fn a_rename_over_a_file_finds_the_size_that_an_fallocate_kept_back() {
     }
 }
 
-/// The size on disk follows what was written back meanwhile when an operation that had the file to itself is over: it
-/// need not wait for somebody to ask for it.
+/// The size on disk follows what was written back meanwhile when an operation that had the file to itself is
+/// over: it need not wait for somebody to ask for it.
 #[test]
 fn an_fallocate_does_not_keep_the_size_back_when_it_is_over() {
     use quire::inodes::FallocateMode;
@@ -408,8 +410,8 @@ fn an_fallocate_does_not_keep_the_size_back_when_it_is_over() {
     assert_eq!(after.inodes().lookup(&after.inodes().root(), b"grown").unwrap().size(), 65_536);
 }
 
-/// A write that goes to the device at once failed when that did, though the cache had it already: a caller who tried again
-/// appended the same twice. The write has succeeded; the next fsync has the error.
+/// A write that goes to the device at once failed when that did, though the cache had it already: a caller
+/// who tried again appended the same twice. The write has succeeded; the next fsync has the error.
 #[test]
 fn a_write_stands_whose_way_to_the_device_fails() {
     use quire::ErrorKind;
@@ -435,8 +437,8 @@ fn a_write_stands_whose_way_to_the_device_fails() {
     }
 }
 
-/// A volume, opened anew, whose file `table` has an extent for every other of its 800 blocks, in several tree leaves, and
-/// 700 bytes in its last block that no sync has covered.
+/// A volume, opened anew, whose file `table` has an extent for every other of its 800 blocks, in several tree
+/// leaves, and 700 bytes in its last block that no sync has covered.
 fn scattered() -> (Arc<SimulatedBackend>, Volume, quire::inodes::InodeRef) {
     let (device, volume) = new_volume(16384);
     let table = file(&volume, "table");
@@ -462,8 +464,9 @@ fn assert_unsynced_data_is_there(volume: &Volume, table: &quire::inodes::InodeRe
     assert!(block[800..].iter().all(|byte| *byte == 1), "{what}");
 }
 
-/// Truncate, punch and zero dropped dirty blocks from the cache before they had read the tree leaves that they needed. When
-/// that failed, the call failed as well, but the unsynced data was lost, and the next fsync said that all was well.
+/// Truncate, punch and zero dropped dirty blocks from the cache before they had read the tree leaves that
+/// they needed. When that failed, the call failed as well, but the unsynced data was lost, and the next fsync
+/// said that all was well.
 #[test]
 fn a_truncate_or_a_punch_that_cannot_read_keeps_unsynced_data() {
     use quire::inodes::FallocateMode;

@@ -1,4 +1,5 @@
-//! Advice and per-call hints: what they bring into the cache, what they keep out of it, and what reaches the device.
+//! Advice and per-call hints: what they bring into the cache, what they keep out of it, and what reaches the
+//! device.
 
 use quire::backend::{Backend, MemoryBackend};
 use quire::inodes::IoFlags;
@@ -48,7 +49,8 @@ fn an_uncached_write_leaves_the_cache() {
     assert!((0..data.len()).step_by(MIB).all(|at| !is_cached(&volume, &file, at, 4096)));
 }
 
-/// Blocks that were dirty before stay right: an uncached write beside them writes them too or leaves them dirty.
+/// Blocks that were dirty before stay right: an uncached write beside them writes them too or leaves them
+/// dirty.
 #[test]
 fn an_uncached_write_loses_nothing_beside_it() {
     let volume = volume();
@@ -77,7 +79,8 @@ fn write_through_is_a_write_without_a_flush() {
     assert!(is_cached(&volume, &file, 0, 8192));
 }
 
-/// What is needed soon is read in; what is not needed is written and leaves; what is read at random brings nothing along.
+/// What is needed soon is read in; what is not needed is written and leaves; what is read at random brings
+/// nothing along.
 #[test]
 fn advice_moves_data_in_and_out() {
     let volume = volume();

@@ -1,5 +1,6 @@
-//! Inodes in memory: a fixed number without users was kept whatever the cache's limit, apart from it; beyond that the cached
-//! data of a file went with its inode, and whole shards were searched under their lock. Work is counted here, not timed.
+//! Inodes in memory: a fixed number without users was kept whatever the cache's limit, apart from it; beyond
+//! that the cached data of a file went with its inode, and whole shards were searched under their lock. Work
+//! is counted here, not timed.
 
 use crate::common::{BLOCK, file, new_volume, options};
 use quire::Volume;

@@ -1,5 +1,5 @@
-//! Reads and writes at their limits: offsets, lengths, handles, and a volume that shuts down in the middle. An error
-//! says what, and nothing is half done that the caller is not told of.
+//! Reads and writes at their limits: offsets, lengths, handles, and a volume that shuts down in the middle.
+//! An error says what, and nothing is half done that the caller is not told of.
 
 use quire::backend::MemoryBackend;
 use quire::{ErrorKind, FormatOptions, OpenOptions, Volume, VolumeOptions};
@@ -106,8 +106,8 @@ fn handles_and_volumes_that_only_read() {
     volume.close().unwrap();
 }
 
-/// Writers are at work when the journal fails. Every write before says that it was done, every one after that the
-/// volume takes no more changes; no record is half there, in memory or after the next mount.
+/// Writers are at work when the journal fails. Every write before says that it was done, every one after that
+/// the volume takes no more changes; no record is half there, in memory or after the next mount.
 #[test]
 fn a_volume_that_shuts_down_in_the_middle() {
     const RECORD: usize = 4 * BLOCK;

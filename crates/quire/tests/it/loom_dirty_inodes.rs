@@ -1,4 +1,5 @@
-//! The list of dirty inodes under loom: a change that races with those who journal is journaled or stays listed.
+//! The list of dirty inodes under loom: a change that races with those who journal is journaled or stays
+//! listed.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p quire-fs --test it loom_dirty_inodes --release`
 
@@ -58,8 +59,8 @@ fn spawn(model: &Arc<Model>, body: impl FnOnce(&Model) + Send + 'static) -> thre
     thread::spawn(move || body(&model))
 }
 
-/// A write marked an inode while the periodic commit settled it: were the two stores not fenced, the write would find the
-/// mark set, the commit no change, and the inode would be dirty outside the list.
+/// A write marked an inode while the periodic commit settled it: were the two stores not fenced, the write
+/// would find the mark set, the commit no change, and the inode would be dirty outside the list.
 #[test]
 fn a_mark_beside_a_settling_is_never_lost() {
     model(|| {
@@ -78,7 +79,8 @@ fn a_mark_beside_a_settling_is_never_lost() {
     });
 }
 
-/// Times that stay in memory and a size that may not: the size makes the inode due, whoever settles meanwhile.
+/// Times that stay in memory and a size that may not: the size makes the inode due, whoever settles
+/// meanwhile.
 #[test]
 fn an_inode_is_listed_as_what_it_owes() {
     model(|| {
@@ -98,8 +100,8 @@ fn an_inode_is_listed_as_what_it_owes() {
     });
 }
 
-/// A thread that makes the volume durable while another one journals finds what that one has in hand: an inode leaves the
-/// list only after it has been journaled.
+/// A thread that makes the volume durable while another one journals finds what that one has in hand: an
+/// inode leaves the list only after it has been journaled.
 #[test]
 fn what_another_thread_journals_is_still_listed() {
     model(|| {

@@ -47,8 +47,8 @@ fn exclusive_and_exclusive() {
     pair(GateState::Exclusive, GateState::Exclusive);
 }
 
-/// A gate that is sharded for one state: its holders in shards, its newcomers, and those who close it exclude each
-/// other, and nobody is left waiting.
+/// A gate that is sharded for one state: its holders in shards, its newcomers, and those who close it exclude
+/// each other, and nobody is left waiting.
 fn sharded_pair(second: GateState) {
     model(move || {
         let shared = Arc::new((Gate::new(), AtomicUsize::new(0)));

@@ -108,8 +108,8 @@ fn everybody_who_fits_goes_on() {
     });
 }
 
-/// A critical thread gives what a normal one waits for, and does not wait behind it; nor does it miss what the normal one
-/// took for a moment when it tried.
+/// A critical thread gives what a normal one waits for, and does not wait behind it; nor does it miss what
+/// the normal one took for a moment when it tried.
 #[test]
 fn a_critical_thread_does_not_wait_behind_a_normal_one() {
     model(|| {

@@ -1,5 +1,5 @@
-//! Size and exclusive sequence under loom: every interleaving of an operation that moves the size in steps, or the
-//! contents piece by piece, with those who look.
+//! Size and exclusive sequence under loom: every interleaving of an operation that moves the size in steps,
+//! or the contents piece by piece, with those who look.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p quire-fs --test it loom_seen --release`
 
@@ -16,8 +16,8 @@ fn model(body: impl Fn() + Sync + Send + 'static) {
     builder.check(body);
 }
 
-/// A write of two pieces moves the size twice, a truncate behind it once more: callers see none of the steps, and
-/// never go back.
+/// A write of two pieces moves the size twice, a truncate behind it once more: callers see none of the steps,
+/// and never go back.
 #[test]
 fn the_settled_size_moves_from_operation_to_operation() {
     model(|| {
@@ -86,8 +86,8 @@ struct File {
     data: [AtomicU64; 2],
 }
 
-/// A write longer than a batch changes one segment after the other, each with its own lock: an optimistic read of both
-/// sees all of it or nothing.
+/// A write longer than a batch changes one segment after the other, each with its own lock: an optimistic
+/// read of both sees all of it or nothing.
 #[test]
 fn an_exclusive_operation_is_not_seen_in_pieces() {
     model(|| {
@@ -123,8 +123,9 @@ fn an_exclusive_operation_is_not_seen_in_pieces() {
     });
 }
 
-/// Who has the file to himself drops a dirty block before his record is in the journal. A look at the dirty blocks that
-/// is to say how far the size on disk may go (`Engine::front`) misses the block, or says that it may not be trusted.
+/// Who has the file to himself drops a dirty block before his record is in the journal. A look at the dirty
+/// blocks that is to say how far the size on disk may go (`Engine::front`) misses the block, or says that it
+/// may not be trusted.
 #[test]
 fn a_look_beside_an_exclusive_operation_sees_no_drop() {
     model(|| {
@@ -149,8 +150,8 @@ fn a_look_beside_an_exclusive_operation_sees_no_drop() {
     });
 }
 
-/// An fsync that finds a file clean since a truncate has just dropped what was dirty goes on when that one's record is in
-/// the journal. It waits for no later operation, and is woken whatever comes after.
+/// An fsync that finds a file clean since a truncate has just dropped what was dirty goes on when that one's
+/// record is in the journal. It waits for no later operation, and is woken whatever comes after.
 #[test]
 fn who_waits_for_an_exclusive_operation_finds_its_record() {
     model(|| {
@@ -198,7 +199,8 @@ fn all_who_wait_for_an_exclusive_operation_are_woken() {
     });
 }
 
-/// An fsync that waits for no thread is called back, once, when the record is in the journal; or it sees that itself.
+/// An fsync that waits for no thread is called back, once, when the record is in the journal; or it sees that
+/// itself.
 #[test]
 fn what_is_to_be_called_at_the_end_is_called_once() {
     model(|| {

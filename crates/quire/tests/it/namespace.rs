@@ -1,5 +1,5 @@
-//! Names, from outside: what each operation does and refuses, a random model with remounts and crashes in between,
-//! and threads that meet in the same directories.
+//! Names, from outside: what each operation does and refuses, a random model with remounts and crashes in
+//! between, and threads that meet in the same directories.
 
 mod attributes;
 mod consistency;

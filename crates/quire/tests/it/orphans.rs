@@ -1,5 +1,5 @@
-//! Inodes without a name: more than there are slots, other ways of tracking them, crashes, and what they cost the
-//! journal.
+//! Inodes without a name: more than there are slots, other ways of tracking them, crashes, and what they cost
+//! the journal.
 
 use quire::backend::{Backend, MemoryBackend};
 use quire::inodes::{Create, InodeRef, IoFlags};
@@ -72,7 +72,8 @@ fn tracked(backend: &Arc<MemoryBackend>) -> (usize, usize) {
     (image.orphans().len(), keys)
 }
 
-/// A table of two blocks and 128 threads: who finds no slot takes a key, and slots are used again when there are some.
+/// A table of two blocks and 128 threads: who finds no slot takes a key, and slots are used again when there
+/// are some.
 #[test]
 fn a_full_table_overflows_into_keys_and_is_used_again() {
     let backend = formatted(64 << 20);
@@ -107,8 +108,8 @@ fn a_full_table_overflows_into_keys_and_is_used_again() {
     assert_eq!(tracked(&backend), (0, 0), "a clean unmount leaves none");
 }
 
-/// A mount after a crash made an inode in memory of every orphan before it returned, a million if there were so many. Now
-/// each waits as a number for its turn, and nobody reaches it meanwhile.
+/// A mount after a crash made an inode in memory of every orphan before it returned, a million if there were
+/// so many. Now each waits as a number for its turn, and nobody reaches it meanwhile.
 #[test]
 fn orphans_of_a_crash_wait_for_their_turn() {
     const ORPHANS: usize = 2000;

@@ -1,4 +1,5 @@
-//! Many small files that are written and made durable together: few large writes, and few bytes beside the files' own.
+//! Many small files that are written and made durable together: few large writes, and few bytes beside the
+//! files' own.
 
 use quire::backend::{Backend, MemoryBackend};
 use quire::{FormatOptions, OpenOptions, Volume, VolumeOptions};

@@ -16,9 +16,9 @@ fn new_volume(blocks: u64) -> Volume {
     options.open_backend(device).unwrap()
 }
 
-/// Delayed allocation promised data blocks to dirty data, but no tree nodes. A volume filled to its last block by
-/// writes that each need an extent of their own had no block left for the metadata pool when they were written back:
-/// accepted data stayed dirty, and every fsync failed.
+/// Delayed allocation promised data blocks to dirty data, but no tree nodes. A volume filled to its last
+/// block by writes that each need an extent of their own had no block left for the metadata pool when they
+/// were written back: accepted data stayed dirty, and every fsync failed.
 #[test]
 fn what_was_accepted_can_be_written_however_scattered() {
     for (blocks, files, stride) in [(16384, 1, 2), (16384, 50, 2), (8192, 3, 3), (65536, 7, 2)] {
@@ -49,8 +49,8 @@ fn what_was_accepted_can_be_written_however_scattered() {
     }
 }
 
-/// The pool bounded how much metadata could be dirty whatever the size of the node cache: with more memory there were
-/// as many checkpoints. It grows now while there is space, and not for ever.
+/// The pool bounded how much metadata could be dirty whatever the size of the node cache: with more memory
+/// there were as many checkpoints. It grows now while there is space, and not for ever.
 #[test]
 fn the_pool_grows_with_the_node_cache_up_to_a_part_of_the_volume() {
     let blocks = 2 << 20;
@@ -76,8 +76,8 @@ fn the_pool_grows_with_the_node_cache_up_to_a_part_of_the_volume() {
     assert_eq!(pool_blocks(&volume), 32 << 10);
 }
 
-/// Zeroing a range zeroed the partial blocks at its edges first and then asked for room for its transaction; where that failed
-/// the edges were lost, though the call had said that there was no space.
+/// Zeroing a range zeroed the partial blocks at its edges first and then asked for room for its transaction;
+/// where that failed the edges were lost, though the call had said that there was no space.
 #[test]
 fn a_zeroing_without_room_leaves_the_edges_as_they_were() {
     let volume = new_volume(4096);
@@ -172,9 +172,9 @@ impl Backend for SlowReads {
     }
 }
 
-/// While a thread with a large reservation waited for a slow device, those that found no room yielded a hundred thousand
-/// times, wrote a checkpoint in every 64th round, and then said that the volume was full. Now they sleep until the
-/// reservation comes back.
+/// While a thread with a large reservation waited for a slow device, those that found no room yielded a
+/// hundred thousand times, wrote a checkpoint in every 64th round, and then said that the volume was full.
+/// Now they sleep until the reservation comes back.
 #[test]
 fn room_that_others_have_reserved_is_waited_for() {
     let device = SlowReads::new(32768);
@@ -229,8 +229,8 @@ fn room_that_others_have_reserved_is_waited_for() {
     volume.close().unwrap();
 }
 
-/// While extents were freed the file's attributes were locked across reads of tree leaves: on a slow device a stat waited as
-/// long.
+/// While extents were freed the file's attributes were locked across reads of tree leaves: on a slow device a
+/// stat waited as long.
 #[test]
 fn a_stat_does_not_wait_for_the_leaves_of_a_punch() {
     let device = SlowReads::new(16384);

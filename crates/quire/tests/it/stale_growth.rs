@@ -1,9 +1,9 @@
 //! What a crash left beyond the end of a file came back when the file grew past it.
 //!
-//! Growth by writing reaches the disk over the contiguous front (J6): a block that was written ahead of a gap has its
-//! extent journaled while the size stays behind the gap. After a crash the volume has the shorter size, and a written
-//! block beyond it. A later write, truncate or allocation past that block took it for a hole, and showed the bytes of
-//! the lost write where zeros must be. (Found by `sim`, seed 48.)
+//! Growth by writing reaches the disk over the contiguous front (J6): a block that was written ahead of a gap
+//! has its extent journaled while the size stays behind the gap. After a crash the volume has the shorter
+//! size, and a written block beyond it. A later write, truncate or allocation past that block took it for a
+//! hole, and showed the bytes of the lost write where zeros must be. (Found by `sim`, seed 48.)
 
 use crate::common::{BLOCK, file, new_volume, options};
 use quire::Volume;

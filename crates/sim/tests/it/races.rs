@@ -302,9 +302,9 @@ fn the_periodic_commit_journals_sizes_with_lazy_times_too() {
     }
 }
 
-/// A sync of the volume returned too early. It looked at every file, and then once more at the first one that it had to wait
-/// for. If the data of that file had been written just then, the sync made its force and returned, while the data of other
-/// files was still on its way.
+/// A sync of the volume returned too early. It looked at every file, and then once more at the first one that
+/// it had to wait for. If the data of that file had been written just then, the sync made its force and
+/// returned, while the data of other files was still on its way.
 #[test]
 fn a_sync_waits_for_every_file() {
     const FILES: usize = 6;

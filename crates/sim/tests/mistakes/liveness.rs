@@ -12,7 +12,7 @@
 
 use quire::inodes::{Create, InodeRef, IoFlags};
 use quire::{FormatOptions, SyncOptions, Volume};
-use quire_base::broken::{self, Broken};
+use quire_base::simulation::mistakes::{self, Mistake};
 use quire_base::simulation::{self, Options};
 use quire_base::sync::thread;
 use quire_device::SimulatedBackend;
@@ -136,7 +136,7 @@ fn operations(call: Call, seed: u64) -> u64 {
 
 #[test]
 fn every_call_ends_within_a_bounded_number_of_operations() {
-    broken::with(None, || {
+    mistakes::with(None, || {
         for call in CALLS {
             let most = (0..4).map(|seed| operations(call, seed)).max().unwrap();
             println!("{call:?}: at most {most} operations");
@@ -146,8 +146,9 @@ fn every_call_ends_within_a_bounded_number_of_operations() {
 }
 
 #[test]
+#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
 fn a_writeback_that_chases_is_caught() {
-    broken::with(Some(Broken::WritebackChases), || {
+    mistakes::with(Some(Mistake::WritebackChases), || {
         for call in [Call::Fsync, Call::Future, Call::Sync] {
             let most = (0..4).map(|seed| operations(call, seed)).max().unwrap();
             assert!(most > OPERATIONS_MAX, "{call:?} took {most} operations of the device");
@@ -187,8 +188,13 @@ fn a_small_one_passes(seed: u64) -> bool {
 
 #[test]
 fn fsyncs_of_large_files_hold_nobody_up() {
-    broken::with(None, || assert!((0..20).all(a_small_one_passes)));
-    broken::with(Some(Broken::SyncerWaitsForData), || {
+    mistakes::with(None, || assert!((0..20).all(a_small_one_passes)));
+}
+
+#[test]
+#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
+fn a_syncer_that_waits_for_data_is_caught() {
+    mistakes::with(Some(Mistake::SyncerWaitsForData), || {
         assert!(!(0..20).any(a_small_one_passes), "a syncer that waits for data is not caught");
     });
 }
@@ -258,8 +264,13 @@ fn a_close_loses_something(seed: u64) -> bool {
 
 #[test]
 fn a_clean_close_loses_nothing_that_has_succeeded() {
-    broken::with(None, || assert_eq!((0..100).find(|seed| a_close_loses_something(*seed)), None));
-    broken::with(Some(Broken::CloseWithoutDraining), || {
+    mistakes::with(None, || assert_eq!((0..100).find(|seed| a_close_loses_something(*seed)), None));
+}
+
+#[test]
+#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
+fn a_close_that_does_not_wait_is_caught() {
+    mistakes::with(Some(Mistake::CloseWithoutDraining), || {
         assert!((0..100).any(a_close_loses_something), "a close that does not wait is not caught");
     });
 }

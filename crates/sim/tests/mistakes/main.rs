@@ -1,6 +1,6 @@
-//! Tests of the simulator that make mistakes on purpose, in one program. The switch is one for the whole
-//! process, so each test takes its turn with `broken::with`.
+//! Tests of the simulator that make deliberate mistakes, in one program. The switch is one for the whole
+//! process, so each test takes its turn with `mistakes::with`.
 
-mod broken;
+mod caught;
 mod liveness;
 mod tail;

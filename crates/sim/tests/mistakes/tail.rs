@@ -7,7 +7,7 @@
 
 use quire::inodes::{Create, InodeRef, IoFlags};
 use quire::{FormatOptions, Volume};
-use quire_base::broken::{self, Broken};
+use quire_base::simulation::mistakes::{self, Mistake};
 use quire_device::SimulatedBackend;
 use quire_device::simulated::{CrashPolicy, Image};
 use sim::image;
@@ -113,7 +113,7 @@ fn crashes(what: Before, appended: usize) -> (u64, Option<String>) {
 #[test]
 fn every_crash_shows_zeros_or_the_data() {
     let mut images = 0;
-    broken::with(None, || {
+    mistakes::with(None, || {
         for what in ALL {
             for appended in [1, 100, 996, 2000, 4120] {
                 let (looked, wrong) = crashes(what, appended);
@@ -127,13 +127,14 @@ fn every_crash_shows_zeros_or_the_data() {
 }
 
 #[test]
+#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
 fn each_mistake_is_found_by_its_case() {
     for (mistake, what) in [
-        (Broken::TailBelievedZero, Before::Truncate),
-        (Broken::TailKnownBeforeFlush, Before::TruncateWrittenBack),
-        (Broken::SizeOverUnflushedTail, Before::Truncate),
+        (Mistake::TailBelievedZero, Before::Truncate),
+        (Mistake::TailKnownBeforeFlush, Before::TruncateWrittenBack),
+        (Mistake::SizeOverUnflushedTail, Before::Truncate),
     ] {
-        let wrong = broken::with(Some(mistake), || crashes(what, 100).1);
+        let wrong = mistakes::with(Some(mistake), || crashes(what, 100).1);
         println!("{mistake:?}: {wrong:?}");
         assert!(wrong.is_some(), "{mistake:?} is not found");
     }

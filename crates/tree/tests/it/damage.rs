@@ -121,7 +121,8 @@ fn references_to_nowhere_are_corrupt() {
     assert_eq!(other.unwrap_err().kind(), ErrorKind::Corrupt);
 }
 
-/// Nodes that lie with a correct checksum: keys outside of the parent's bounds, wrong levels, children used twice.
+/// Nodes that lie with a correct checksum: keys outside of the parent's bounds, wrong levels, children used
+/// twice.
 #[test]
 fn sealed_lies_are_corrupt_or_harmless() {
     let (device, root, _) = volume();
@@ -160,8 +161,9 @@ fn sealed_lies_are_corrupt_or_harmless() {
     assert!(lie(&itself).and_then(|tree| use_all(&tree)).is_err());
 }
 
-/// An inner node's first key says nothing and is not checked. A forged one lay above the keys of its own child; when
-/// that child split, its new neighbour's key came out of order, and the checkpoint that wrote it could not be read.
+/// An inner node's first key says nothing and is not checked. A forged one lay above the keys of its own
+/// child; when that child split, its new neighbour's key came out of order, and the checkpoint that wrote it
+/// could not be read.
 #[test]
 fn a_first_key_that_is_too_high_stays_harmless() {
     let (device, root, mut model) = volume();

@@ -1,4 +1,5 @@
-//! The tree against a `BTreeMap`, with checkpoints, changes while they are written, reopening and a tiny cache.
+//! The tree against a `BTreeMap`, with checkpoints, changes while they are written, reopening and a tiny
+//! cache.
 
 use crate::common::Volume;
 use proptest::prelude::*;

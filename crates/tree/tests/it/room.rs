@@ -1,5 +1,5 @@
-//! Whoever respects reservations never finds the pool too small: not while a checkpoint is written beside live
-//! changes, and not when all changes since the last durable one are replayed in one go.
+//! Whoever respects reservations never finds the pool too small: not while a checkpoint is written beside
+//! live changes, and not when all changes since the last durable one are replayed in one go.
 
 use crate::common::{Root, Volume, contents};
 use quire_base::random::Random;
@@ -20,7 +20,8 @@ enum Change {
 struct Run {
     volume: Volume,
     random: Random,
-    /// What the journal would hold: changes since the freeze of the durable checkpoint, and since the last freeze.
+    /// What the journal would hold: changes since the freeze of the durable checkpoint, and since the last
+    /// freeze.
     since_durable: Vec<Change>,
     since_freeze: Vec<Change>,
     frozen: Option<(Frozen, crate::common::Model)>,

@@ -1,5 +1,5 @@
-//! Freezing against changing against writing against evicting, under shuttle's schedules: a checkpoint's tree is
-//! exactly what had been put before its freeze.
+//! Freezing against changing against writing against evicting, under shuttle's schedules: a checkpoint's tree
+//! is exactly what had been put before its freeze.
 //!
 //! Run: `RUSTFLAGS="--cfg shuttle" cargo test -p quire-tree --test it shuttle_freeze --release`
 

@@ -1,4 +1,5 @@
-//! Times of the basic operations, for a look at orders of magnitude: run with `--release -- --ignored --nocapture`.
+//! Times of the basic operations, for a look at orders of magnitude: run with
+//! `--release -- --ignored --nocapture`.
 
 use quire_base::random::Random;
 use quire_base::{BlockNo, InodeNo};

@@ -1,7 +1,7 @@
 //! The submissions of the ring: 128 bytes each, a command for `/dev/fuse` in the second half.
 //!
-//! The device is named by its place in the io_uring's table of files ([`DEVICE`]), which saves the kernel looking it
-//! up for each command.
+//! The device is named by its place in the io_uring's table of files ([`DEVICE`]), which saves the kernel
+//! looking it up for each command.
 
 use io_uring::squeue::Entry128;
 use io_uring::{opcode, types};
@@ -47,15 +47,16 @@ fn command(operation: u32, queue: u16, commit_id: u64, pieces: Option<&Pieces>) 
 /// Sets the length, which the builder of commands has no word for.
 fn with_length(entry: Entry128, length: u32) -> Entry128 {
     const { assert!(size_of::<Entry128>() == 128) };
-    // SAFETY: an Entry128 is the kernel's 128-byte submission, C layout, integers all through: any bytes are one.
+    // SAFETY: an Entry128 is the kernel's 128-byte submission, C layout, integers all through: any bytes are
+    // one.
     let mut bytes: [u8; 128] = unsafe { std::mem::transmute(entry) };
     bytes[LENGTH_OFFSET..LENGTH_OFFSET + 4].copy_from_slice(&length.to_ne_bytes());
     // SAFETY: as above.
     unsafe { std::mem::transmute(bytes) }
 }
 
-/// Gives the kernel an entry of `queue`. The pieces are read while the submission is made, the memory they name is
-/// used until the entry's completion.
+/// Gives the kernel an entry of `queue`. The pieces are read while the submission is made, the memory they
+/// name is used until the entry's completion.
 pub fn register(queue: u16, index: u32, pieces: &Pieces) -> Entry128 {
     command(RING_REGISTER, queue, 0, Some(pieces)).user_data(u64::from(index))
 }

@@ -1,15 +1,15 @@
 //! One queue of the ring: its io_uring, its entries, its thread.
 //!
-//! A round of the thread: take what has completed, hand each request over (most are answered on the spot), submit the
-//! commits of all replies that are there, also those of workers, and wait for more.
+//! A round of the thread: take what has completed, hand each request over (most are answered on the spot),
+//! submit the commits of all replies that are there, also those of workers, and wait for more.
 //!
 //! ```text
 //!   entry:  kernel's (in `entries`) -> exchange's (slot empty) -> finished list -> kernel's
 //! ```
 //!
-//! A worker that finishes a reply wakes the thread through an event descriptor, but only if the thread is asleep: it
-//! says so ([`Shared::asleep`]) before it looks at the list a last time, and the worker looks at that after it has
-//! added to the list; both are sequentially consistent, so one of them sees the other.
+//! A worker that finishes a reply wakes the thread through an event descriptor, but only if the thread is
+//! asleep: it says so ([`Shared::asleep`]) before it looks at the list a last time, and the worker looks at
+//! that after it has added to the list; both are sequentially consistent, so one of them sees the other.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -36,8 +36,8 @@ use crate::transport::{Exchange, Handler, Outcome};
 const ENTRIES: u32 = 16;
 /// Entries that are added at a time.
 const ENTRIES_MORE: u32 = 16;
-/// Entries of a queue at most; requests beyond them wait in the kernel. Thousands of programs may wait for durability; an
-/// entry that only ever carried such a request takes two pages.
+/// Entries of a queue at most; requests beyond them wait in the kernel. Thousands of programs may wait for
+/// durability; an entry that only ever carried such a request takes two pages.
 pub const ENTRIES_MAX: u32 = 4096;
 /// Submissions in one system call at most.
 const SUBMISSIONS: u32 = 64;
@@ -224,9 +224,9 @@ impl Queue {
 
     fn push(&mut self, entry: &Entry128) -> Result<()> {
         loop {
-            // SAFETY: each kind of submission says what memory it names; entries and the wake-up's count live as long
-            // as the ring (its closing, in `drop`, ends all that is under way), the pieces of a registration until it
-            // is submitted.
+            // SAFETY: each kind of submission says what memory it names; entries and the wake-up's count live
+            // as long as the ring (its closing, in `drop`, ends all that is under way), the pieces of a
+            // registration until it is submitted.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return Ok(());
             }

@@ -1,17 +1,20 @@
-//! How the ring waits: its threads sleep at once, and one more thread keeps a CPU awake while there is much to do.
+//! How the ring waits: its threads sleep at once, and one more thread keeps a CPU awake while there is much
+//! to do.
 //!
-//! A queue's thread runs on the CPU of the programs that it serves. It must get out of their way as soon as it has
-//! replied, and a switch between two threads of one CPU is cheap; so it never spins. (Nor does it offer its CPU with
-//! `sched_yield`: since Linux 6.18 that forfeits a whole slice to any program that computes.) What costs is waking a CPU
-//! that has halted, most of all in a virtual machine, and the scheduler does that at each reply: it moves the woken
-//! program to an idle CPU. The *keeper* prevents it: while requests come in quick succession it runs at the lowest
-//! priority on a CPU that would be idle otherwise, so that programs stay where they are.
+//! A queue's thread runs on the CPU of the programs that it serves. It must get out of their way as soon as
+//! it has replied, and a switch between two threads of one CPU is cheap; so it never spins. (Nor does it
+//! offer its CPU with `sched_yield`: since Linux 6.18 that forfeits a whole slice to any program that
+//! computes.) What costs is waking a CPU that has halted, most of all in a virtual machine, and the scheduler
+//! does that at each reply: it moves the woken program to an idle CPU. The *keeper* prevents it: while
+//! requests come in quick succession it runs at the lowest priority on a CPU that would be idle otherwise, so
+//! that programs stay where they are.
 //!
-//! It adapts: it starts after [`BURST`] requests of which none was [`QUIET`] after the one before, ends when no request
-//! came for that long, and if others want its CPU for more than a part of the time ([`Losses`]) it gives up for a while.
-//! (The engine's own threads want it now and then, for some tenths of a millisecond; to go for that would leave the
-//! CPU to halt most of the time.) An idle mount, or one with a request now and then, never starts it. On a machine with
-//! many CPUs there is always another idle one: beyond [`CPUS_MAX`] there is no keeper.
+//! It adapts: it starts after [`BURST`] requests of which none was [`QUIET`] after the one before, ends when
+//! no request came for that long, and if others want its CPU for more than a part of the time ([`Losses`]) it
+//! gives up for a while. (The engine's own threads want it now and then, for some tenths of a millisecond; to
+//! go for that would leave the CPU to halt most of the time.) An idle mount, or one with a request now and
+//! then, never starts it. On a machine with many CPUs there is always another idle one: beyond [`CPUS_MAX`]
+//! there is no keeper.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -108,7 +111,8 @@ impl Activity {
 
     /// The keeper's life.
     fn keep(&self) {
-        // Fails only where priorities may not be changed at all; then it competes for its CPU, and gives up soon.
+        // Fails only where priorities may not be changed at all; then it competes for its CPU, and gives up
+        // soon.
         let _ = rustix::process::nice(NICE);
         while !self.ended.load(Ordering::Relaxed) {
             if !self.busy.load(Ordering::Relaxed) {
@@ -208,8 +212,8 @@ mod tests {
         activity.end();
     }
 
-    /// The keeper went for 50 ms whenever it had lost its CPU for 0.1 ms, as it does to the threads of the engine at
-    /// every few files that are made: so it was hardly ever there.
+    /// The keeper went for 50 ms whenever it had lost its CPU for 0.1 ms, as it does to the threads of the
+    /// engine at every few files that are made: so it was hardly ever there.
     #[test]
     fn short_losses_are_borne_and_long_ones_are_not() {
         let ms = 1_000_000;

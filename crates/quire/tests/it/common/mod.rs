@@ -1,4 +1,5 @@
-//! A volume on a simulated device, without threads and with a clock that stands: what happens is what the test does.
+//! A volume on a simulated device, without threads and with a clock that stands: what happens is what the
+//! test does.
 
 use quire::inodes::{Create, InodeRef};
 use quire::{Clock, FormatOptions, Timestamp, Volume, VolumeOptions};

@@ -1,11 +1,12 @@
-//! A look at a whole volume from outside: every name leads to its inode, every link count is the number of names,
-//! every directory knows its parent, and there is no inode but those.
+//! A look at a whole volume from outside: every name leads to its inode, every link count is the number of
+//! names, every directory knows its parent, and there is no inode but those.
 
 use quire::inodes::InodeRef;
 use quire::{FileType, InodeNo, Volume};
 use std::collections::BTreeMap;
 
-/// Panics if names, link counts, parents and the number of inodes do not fit together. Nothing else uses the volume.
+/// Panics if names, link counts, parents and the number of inodes do not fit together. Nothing else uses the
+/// volume.
 #[track_caller]
 pub fn check(volume: &Volume) {
     volume.drain_orphans();

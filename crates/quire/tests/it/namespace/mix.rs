@@ -1,8 +1,9 @@
-//! The whole mix of operations on names by many threads in the same directories, each result compared with a model.
+//! The whole mix of operations on names by many threads in the same directories, each result compared with a
+//! model.
 //!
-//! Each thread has names of its own, so what each of its operations gives is certain whatever the others do; the
-//! directories, their buckets, leaves and locks are everybody's. The lock order is checked by the engine's own
-//! assertions, which are on in tests.
+//! Each thread has names of its own, so what each of its operations gives is certain whatever the others do;
+//! the directories, their buckets, leaves and locks are everybody's. The lock order is checked by the
+//! engine's own assertions, which are on in tests.
 
 use super::*;
 use quire::{FileType, RenameFlags};

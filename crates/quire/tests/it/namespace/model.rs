@@ -1,8 +1,8 @@
 //! A random walk through every operation on names, against a model that is a few maps.
 //!
-//! Every result is compared. Now and then the volume is closed and opened again; or it "crashes": what the device
-//! holds at that moment is opened as another volume, whose names, links, modes, targets and attributes must be those
-//! of the model after some operation, none before the last one that was made durable.
+//! Every result is compared. Now and then the volume is closed and opened again; or it "crashes": what the
+//! device holds at that moment is opened as another volume, whose names, links, modes, targets and attributes
+//! must be those of the model after some operation, none before the last one that was made durable.
 
 use super::*;
 use quire::inodes::{Caller, SetAttributes, XattrFlags};

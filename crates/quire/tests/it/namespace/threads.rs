@@ -174,8 +174,8 @@ fn nothing_is_made_in_a_removed_directory() {
     consistency::check(&volume);
 }
 
-/// A file that moves on from name to name is never seen under two: who has found it under one, finds nothing under
-/// the one before.
+/// A file that moves on from name to name is never seen under two: who has found it under one, finds nothing
+/// under the one before.
 #[test]
 fn a_renamed_file_is_never_seen_under_both_names() {
     let volume = options(true).open_backend(formatted()).unwrap();

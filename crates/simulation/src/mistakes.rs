@@ -1,10 +1,10 @@
-//! Mistakes on purpose: one switch for each ordering that the engine's durability, or what its readers see,
-//! rests on, to prove that the tests would notice if it were missing.
+//! Deliberate mistakes: one for each ordering that the engine's durability, or what its readers see, rests
+//! on, to prove that the tests would notice if it were missing.
 //!
-//! At the place where a mistake would be made the engine asks [`is_broken`]. In the product that is a
-//! constant `false` and nothing is left of the question. With the feature `simulation` it reads one setting
-//! of the whole process, so that the engine's own threads see it too; [`with`] lets runs that need different
-//! settings take turns.
+//! The engine has none of them. `scripts/mistakes` copies the source tree, applies the patches in `mistakes/`
+//! to the copy, and runs the tests there; each patch makes its mistake where [`is_made`] says so. [`is_made`]
+//! reads one setting of the whole process, so that the engine's own threads see it too; [`with`] lets runs
+//! that need different settings take turns.
 //!
 //! Each variant says what the mistake is and when it shows. "Shows" means that there is a moment at which a
 //! crash (or a power cut, or what callers see) breaks the durability contract.
@@ -12,12 +12,17 @@
 //! Invariants: at most one mistake at a time; the setting changes only while no volume is open, as some
 //! mistakes are made in halves, at two places.
 //!
-//! Neighbours: every crate up to `fs` asks; only tests set.
+//! Neighbours: the patches ask, tests set.
+
+// Not by way of `crate::sync`: the setting is no part of what is simulated, and asking is no scheduling
+// point.
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// A mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
-pub enum Broken {
+pub enum Mistake {
     /// A journal write is not preceded by a flush (J1). Shows when the power goes after the journal write and
     /// before the flush behind it, with the record kept and the data lost: the file shows what its new blocks
     /// held before.
@@ -129,7 +134,7 @@ pub enum Broken {
     TailKnownBeforeFlush,
 
     // Those of progress, which show in an operation that does not end, and of the end of a volume. See
-    // [`Broken::APART`].
+    // [`Mistake::APART`].
     /// An fsync looks for dirty data again when its snapshot has been written. Shows beside a writer that
     /// goes on.
     WritebackChases,
@@ -140,7 +145,7 @@ pub enum Broken {
     CloseWithoutDraining,
 
     // Those of memory: they show in what threads read while others write, without any crash. See
-    // [`Broken::MEMORY`].
+    // [`Mistake::MEMORY`].
     /// A batch that extends the file unlocks its segments before it publishes the size. Shows when a read
     /// across the old end comes in between: it has the new bytes and the old end.
     UnlockBeforeSizePublished = 100,
@@ -175,226 +180,201 @@ pub enum Broken {
     ZeroingSkippedBeyondEnd,
 }
 
-/// Whether the mistake is to be made: never.
-#[cfg(not(feature = "simulation"))]
-#[inline(always)]
-pub const fn is_broken(_which: Broken) -> bool {
-    false
-}
-
-#[cfg(feature = "simulation")]
-pub use switch::{is_broken, reached, set, with};
-
-impl Broken {
+impl Mistake {
     /// The mistakes of memory, which the history checker finds.
-    pub const MEMORY: [Broken; 12] = [
-        Broken::UnlockBeforeSizePublished,
-        Broken::SizeNotLookedAtAgain,
-        Broken::VersionsTakenAfterCopy,
-        Broken::ExclusiveSequenceIgnored,
-        Broken::MissingFolioReadAsZeros,
-        Broken::ReadaheadWithoutFillBits,
-        Broken::WritebackNotWaitedFor,
-        Broken::LocksNotInOrder,
-        Broken::GateLeftAtSubmission,
-        Broken::CacheKeptAfterDirectWrite,
-        Broken::AppendOffsetBeforeLock,
-        Broken::ZeroingSkippedBeyondEnd,
+    pub const MEMORY: [Mistake; 12] = [
+        Mistake::UnlockBeforeSizePublished,
+        Mistake::SizeNotLookedAtAgain,
+        Mistake::VersionsTakenAfterCopy,
+        Mistake::ExclusiveSequenceIgnored,
+        Mistake::MissingFolioReadAsZeros,
+        Mistake::ReadaheadWithoutFillBits,
+        Mistake::WritebackNotWaitedFor,
+        Mistake::LocksNotInOrder,
+        Mistake::GateLeftAtSubmission,
+        Mistake::CacheKeptAfterDirectWrite,
+        Mistake::AppendOffsetBeforeLock,
+        Mistake::ZeroingSkippedBeyondEnd,
     ];
 
     /// The mistakes of durability, which the simulator finds.
-    pub const ALL: [Broken; 33] = [
-        Broken::NoFlushBeforeJournalWrite,
-        Broken::RecordNamesNoData,
-        Broken::FlushJoinedLate,
-        Broken::ExtentBeforeData,
-        Broken::FreedBlocksReusedAtOnce,
-        Broken::FreedBlocksDiscardedAtOnce,
-        Broken::SuperblockBeforeNodes,
-        Broken::JournalSpaceReusedEarly,
-        Broken::PoolNodesReusedEarly,
-        Broken::CollapseGateBeforeForce,
-        Broken::CheckpointInsideTransaction,
-        Broken::CheckpointNodesInDataSpace,
-        Broken::DeadRecordsAccepted,
-        Broken::RecoveryAppendsUnflushed,
-        Broken::JournalWriteBeforeItsPredecessor,
-        Broken::ForceJoinedLate,
-        Broken::TornJournalTailAccepted,
-        Broken::SizeRoundedUpToBlock,
-        Broken::SizePastGap,
-        Broken::RenameInTwoTransactions,
-        Broken::OrphanClaimedApart,
-        Broken::OrphanReleasedApart,
-        Broken::FsyncBeforeForce,
-        Broken::FsyncWithoutFlush,
-        Broken::EvictedSeqForgotten,
-        Broken::SecondSuperblockUnused,
-        Broken::SeqStoredAfterWriteback,
-        Broken::ErrorSeenOnce,
-        Broken::OverlappingDeviceWrites,
-        Broken::ZeroedBeforeFlush,
-        Broken::ZeroedBlocksHandedOutTwice,
-        Broken::SizeOverUnflushedTail,
-        Broken::TailBelievedZero,
+    pub const ALL: [Mistake; 33] = [
+        Mistake::NoFlushBeforeJournalWrite,
+        Mistake::RecordNamesNoData,
+        Mistake::FlushJoinedLate,
+        Mistake::ExtentBeforeData,
+        Mistake::FreedBlocksReusedAtOnce,
+        Mistake::FreedBlocksDiscardedAtOnce,
+        Mistake::SuperblockBeforeNodes,
+        Mistake::JournalSpaceReusedEarly,
+        Mistake::PoolNodesReusedEarly,
+        Mistake::CollapseGateBeforeForce,
+        Mistake::CheckpointInsideTransaction,
+        Mistake::CheckpointNodesInDataSpace,
+        Mistake::DeadRecordsAccepted,
+        Mistake::RecoveryAppendsUnflushed,
+        Mistake::JournalWriteBeforeItsPredecessor,
+        Mistake::ForceJoinedLate,
+        Mistake::TornJournalTailAccepted,
+        Mistake::SizeRoundedUpToBlock,
+        Mistake::SizePastGap,
+        Mistake::RenameInTwoTransactions,
+        Mistake::OrphanClaimedApart,
+        Mistake::OrphanReleasedApart,
+        Mistake::FsyncBeforeForce,
+        Mistake::FsyncWithoutFlush,
+        Mistake::EvictedSeqForgotten,
+        Mistake::SecondSuperblockUnused,
+        Mistake::SeqStoredAfterWriteback,
+        Mistake::ErrorSeenOnce,
+        Mistake::OverlappingDeviceWrites,
+        Mistake::ZeroedBeforeFlush,
+        Mistake::ZeroedBlocksHandedOutTwice,
+        Mistake::SizeOverUnflushedTail,
+        Mistake::TailBelievedZero,
     ];
 
     /// Mistakes of durability that ordinary runs seldom show: each has a test that goes through all crashes
     /// of its case.
-    pub const CASES: [Broken; 1] = [Broken::TailKnownBeforeFlush];
+    pub const CASES: [Mistake; 1] = [Mistake::TailKnownBeforeFlush];
 
     /// The mistakes of progress, and of the end of a volume, each of which has a scenario of its own.
-    pub const APART: [Broken; 3] =
-        [Broken::WritebackChases, Broken::SyncerWaitsForData, Broken::CloseWithoutDraining];
+    pub const APART: [Mistake; 3] =
+        [Mistake::WritebackChases, Mistake::SyncerWaitsForData, Mistake::CloseWithoutDraining];
 
     /// What it is called on a command line.
     pub const fn name(self) -> &'static str {
         match self {
-            Broken::NoFlushBeforeJournalWrite => "no-flush-before-journal-write",
-            Broken::RecordNamesNoData => "record-names-no-data",
-            Broken::FlushJoinedLate => "flush-joined-late",
-            Broken::ExtentBeforeData => "extent-before-data",
-            Broken::FreedBlocksReusedAtOnce => "freed-blocks-reused-at-once",
-            Broken::FreedBlocksDiscardedAtOnce => "freed-blocks-discarded-at-once",
-            Broken::SuperblockBeforeNodes => "superblock-before-nodes",
-            Broken::JournalSpaceReusedEarly => "journal-space-reused-early",
-            Broken::PoolNodesReusedEarly => "pool-nodes-reused-early",
-            Broken::CollapseGateBeforeForce => "collapse-gate-before-force",
-            Broken::CheckpointInsideTransaction => "checkpoint-inside-transaction",
-            Broken::CheckpointNodesInDataSpace => "checkpoint-nodes-in-data-space",
-            Broken::DeadRecordsAccepted => "dead-records-accepted",
-            Broken::RecoveryAppendsUnflushed => "recovery-appends-unflushed",
-            Broken::JournalWriteBeforeItsPredecessor => "journal-write-before-its-predecessor",
-            Broken::ForceJoinedLate => "force-joined-late",
-            Broken::TornJournalTailAccepted => "torn-journal-tail-accepted",
-            Broken::SizeRoundedUpToBlock => "size-rounded-up-to-block",
-            Broken::SizePastGap => "size-past-gap",
-            Broken::RenameInTwoTransactions => "rename-in-two-transactions",
-            Broken::OrphanClaimedApart => "orphan-claimed-apart",
-            Broken::OrphanReleasedApart => "orphan-released-apart",
-            Broken::FsyncBeforeForce => "fsync-before-force",
-            Broken::FsyncWithoutFlush => "fsync-without-flush",
-            Broken::EvictedSeqForgotten => "evicted-seq-forgotten",
-            Broken::SecondSuperblockUnused => "second-superblock-unused",
-            Broken::SeqStoredAfterWriteback => "seq-stored-after-writeback",
-            Broken::ErrorSeenOnce => "error-seen-once",
-            Broken::OverlappingDeviceWrites => "overlapping-device-writes",
-            Broken::ZeroedBeforeFlush => "zeroed-before-flush",
-            Broken::ZeroedBlocksHandedOutTwice => "zeroed-blocks-handed-out-twice",
-            Broken::SizeOverUnflushedTail => "size-over-unflushed-tail",
-            Broken::TailKnownBeforeFlush => "tail-known-before-flush",
-            Broken::TailBelievedZero => "tail-believed-zero",
-            Broken::WritebackChases => "writeback-chases",
-            Broken::SyncerWaitsForData => "syncer-waits-for-data",
-            Broken::CloseWithoutDraining => "close-without-draining",
-            Broken::UnlockBeforeSizePublished => "unlock-before-size-published",
-            Broken::SizeNotLookedAtAgain => "size-not-looked-at-again",
-            Broken::VersionsTakenAfterCopy => "versions-taken-after-copy",
-            Broken::ExclusiveSequenceIgnored => "exclusive-sequence-ignored",
-            Broken::MissingFolioReadAsZeros => "missing-folio-read-as-zeros",
-            Broken::ReadaheadWithoutFillBits => "readahead-without-fill-bits",
-            Broken::WritebackNotWaitedFor => "writeback-not-waited-for",
-            Broken::LocksNotInOrder => "locks-not-in-order",
-            Broken::GateLeftAtSubmission => "gate-left-at-submission",
-            Broken::CacheKeptAfterDirectWrite => "cache-kept-after-direct-write",
-            Broken::AppendOffsetBeforeLock => "append-offset-before-lock",
-            Broken::ZeroingSkippedBeyondEnd => "zeroing-skipped-beyond-end",
+            Mistake::NoFlushBeforeJournalWrite => "no-flush-before-journal-write",
+            Mistake::RecordNamesNoData => "record-names-no-data",
+            Mistake::FlushJoinedLate => "flush-joined-late",
+            Mistake::ExtentBeforeData => "extent-before-data",
+            Mistake::FreedBlocksReusedAtOnce => "freed-blocks-reused-at-once",
+            Mistake::FreedBlocksDiscardedAtOnce => "freed-blocks-discarded-at-once",
+            Mistake::SuperblockBeforeNodes => "superblock-before-nodes",
+            Mistake::JournalSpaceReusedEarly => "journal-space-reused-early",
+            Mistake::PoolNodesReusedEarly => "pool-nodes-reused-early",
+            Mistake::CollapseGateBeforeForce => "collapse-gate-before-force",
+            Mistake::CheckpointInsideTransaction => "checkpoint-inside-transaction",
+            Mistake::CheckpointNodesInDataSpace => "checkpoint-nodes-in-data-space",
+            Mistake::DeadRecordsAccepted => "dead-records-accepted",
+            Mistake::RecoveryAppendsUnflushed => "recovery-appends-unflushed",
+            Mistake::JournalWriteBeforeItsPredecessor => "journal-write-before-its-predecessor",
+            Mistake::ForceJoinedLate => "force-joined-late",
+            Mistake::TornJournalTailAccepted => "torn-journal-tail-accepted",
+            Mistake::SizeRoundedUpToBlock => "size-rounded-up-to-block",
+            Mistake::SizePastGap => "size-past-gap",
+            Mistake::RenameInTwoTransactions => "rename-in-two-transactions",
+            Mistake::OrphanClaimedApart => "orphan-claimed-apart",
+            Mistake::OrphanReleasedApart => "orphan-released-apart",
+            Mistake::FsyncBeforeForce => "fsync-before-force",
+            Mistake::FsyncWithoutFlush => "fsync-without-flush",
+            Mistake::EvictedSeqForgotten => "evicted-seq-forgotten",
+            Mistake::SecondSuperblockUnused => "second-superblock-unused",
+            Mistake::SeqStoredAfterWriteback => "seq-stored-after-writeback",
+            Mistake::ErrorSeenOnce => "error-seen-once",
+            Mistake::OverlappingDeviceWrites => "overlapping-device-writes",
+            Mistake::ZeroedBeforeFlush => "zeroed-before-flush",
+            Mistake::ZeroedBlocksHandedOutTwice => "zeroed-blocks-handed-out-twice",
+            Mistake::SizeOverUnflushedTail => "size-over-unflushed-tail",
+            Mistake::TailKnownBeforeFlush => "tail-known-before-flush",
+            Mistake::TailBelievedZero => "tail-believed-zero",
+            Mistake::WritebackChases => "writeback-chases",
+            Mistake::SyncerWaitsForData => "syncer-waits-for-data",
+            Mistake::CloseWithoutDraining => "close-without-draining",
+            Mistake::UnlockBeforeSizePublished => "unlock-before-size-published",
+            Mistake::SizeNotLookedAtAgain => "size-not-looked-at-again",
+            Mistake::VersionsTakenAfterCopy => "versions-taken-after-copy",
+            Mistake::ExclusiveSequenceIgnored => "exclusive-sequence-ignored",
+            Mistake::MissingFolioReadAsZeros => "missing-folio-read-as-zeros",
+            Mistake::ReadaheadWithoutFillBits => "readahead-without-fill-bits",
+            Mistake::WritebackNotWaitedFor => "writeback-not-waited-for",
+            Mistake::LocksNotInOrder => "locks-not-in-order",
+            Mistake::GateLeftAtSubmission => "gate-left-at-submission",
+            Mistake::CacheKeptAfterDirectWrite => "cache-kept-after-direct-write",
+            Mistake::AppendOffsetBeforeLock => "append-offset-before-lock",
+            Mistake::ZeroingSkippedBeyondEnd => "zeroing-skipped-beyond-end",
         }
     }
 
     /// The mistake of a name.
-    pub fn from_name(name: &str) -> Option<Broken> {
-        Broken::ALL
+    pub fn from_name(name: &str) -> Option<Mistake> {
+        Mistake::ALL
             .into_iter()
-            .chain(Broken::CASES)
-            .chain(Broken::APART)
-            .chain(Broken::MEMORY)
-            .find(|broken| broken.name() == name)
+            .chain(Mistake::CASES)
+            .chain(Mistake::APART)
+            .chain(Mistake::MEMORY)
+            .find(|mistake| mistake.name() == name)
     }
 }
 
-#[cfg(feature = "simulation")]
-mod switch {
-    use super::Broken;
-    // Not by way of `crate::sync`: the setting is no part of what is simulated, and asking is no scheduling
-    // point.
-    use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-    use std::sync::{Mutex, PoisonError};
+/// No mistake.
+const NONE: u8 = u8::MAX;
 
-    /// No mistake.
-    const NONE: u8 = u8::MAX;
+static SETTING: AtomicU8 = AtomicU8::new(NONE);
+static REACHED: AtomicU64 = AtomicU64::new(0);
+static TURN: Mutex<()> = Mutex::new(());
 
-    static SETTING: AtomicU8 = AtomicU8::new(NONE);
-    static REACHED: AtomicU64 = AtomicU64::new(0);
-    static TURN: Mutex<()> = Mutex::new(());
-
-    /// Whether the mistake is to be made.
-    #[inline]
-    pub fn is_broken(which: Broken) -> bool {
-        let broken = SETTING.load(Ordering::Relaxed) == which as u8;
-        if broken {
-            REACHED.fetch_add(1, Ordering::Relaxed);
-        }
-        broken
+/// Whether the mistake is to be made.
+#[inline]
+pub fn is_made(which: Mistake) -> bool {
+    let mistake = SETTING.load(Ordering::Relaxed) == which as u8;
+    if mistake {
+        REACHED.fetch_add(1, Ordering::Relaxed);
     }
-
-    /// How often the mistake has been made since it was set.
-    pub fn reached() -> u64 {
-        REACHED.load(Ordering::Relaxed)
-    }
-
-    /// Chooses the mistake of the whole process, until the next call.
-    pub fn set(which: Option<Broken>) {
-        REACHED.store(0, Ordering::Relaxed);
-        SETTING.store(which.map_or(NONE, |broken| broken as u8), Ordering::Relaxed);
-    }
-
-    /// Runs `body` with a mistake, or with certainly none. Calls from several threads take turns; not to be
-    /// nested.
-    pub fn with<T>(which: Option<Broken>, body: impl FnOnce() -> T) -> T {
-        struct Unset;
-        impl Drop for Unset {
-            fn drop(&mut self) {
-                set(None);
-            }
-        }
-        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let _unset = Unset;
-        set(which);
-        body()
-    }
+    mistake
 }
 
-#[cfg(all(test, not(any(loom, shuttle))))]
+/// How often the mistake has been made since it was set.
+pub fn reached() -> u64 {
+    REACHED.load(Ordering::Relaxed)
+}
+
+/// Chooses the mistake of the whole process, until the next call. Panics if the engine has no mistakes in it.
+pub fn set(which: Option<Mistake>) {
+    assert!(which.is_none() || cfg!(mistakes), "this engine makes no mistakes: use scripts/mistakes");
+    REACHED.store(0, Ordering::Relaxed);
+    SETTING.store(which.map_or(NONE, |mistake| mistake as u8), Ordering::Relaxed);
+}
+
+/// Runs `body` with a mistake, or with certainly none. Calls from several threads take turns; not to be
+/// nested.
+pub fn with<T>(which: Option<Mistake>, body: impl FnOnce() -> T) -> T {
+    struct Unset;
+    impl Drop for Unset {
+        fn drop(&mut self) {
+            set(None);
+        }
+    }
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _unset = Unset;
+    set(which);
+    body()
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn names_are_found_again() {
-        for (at, broken) in Broken::ALL.into_iter().enumerate() {
-            assert_eq!((broken as usize, Broken::from_name(broken.name())), (at, Some(broken)));
+        for (at, mistake) in Mistake::ALL.into_iter().enumerate() {
+            assert_eq!((mistake as usize, Mistake::from_name(mistake.name())), (at, Some(mistake)));
         }
-        for broken in Broken::CASES.into_iter().chain(Broken::APART).chain(Broken::MEMORY) {
-            assert_eq!(Broken::from_name(broken.name()), Some(broken));
+        for mistake in Mistake::CASES.into_iter().chain(Mistake::APART).chain(Mistake::MEMORY) {
+            assert_eq!(Mistake::from_name(mistake.name()), Some(mistake));
         }
-        assert_eq!(Broken::from_name("nothing-of-the-kind"), None);
+        assert_eq!(Mistake::from_name("nothing-of-the-kind"), None);
     }
 
-    #[cfg(feature = "simulation")]
     #[test]
+    #[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
     fn a_setting_lasts_as_long_as_its_body() {
-        let seen = with(Some(Broken::SizePastGap), || {
-            assert!(is_broken(Broken::SizePastGap) && !is_broken(Broken::FsyncBeforeForce));
+        let seen = with(Some(Mistake::SizePastGap), || {
+            assert!(is_made(Mistake::SizePastGap) && !is_made(Mistake::FsyncBeforeForce));
             reached()
         });
-        assert_eq!((seen, is_broken(Broken::SizePastGap)), (1, false));
-        with(None, || assert!(Broken::ALL.iter().chain(&Broken::MEMORY).all(|broken| !is_broken(*broken))));
-    }
-
-    #[cfg(not(feature = "simulation"))]
-    #[test]
-    fn the_product_makes_no_mistake() {
-        const NEVER: bool = is_broken(Broken::FsyncBeforeForce);
-        const { assert!(!NEVER) };
+        assert_eq!((seen, is_made(Mistake::SizePastGap)), (1, false));
+        with(None, || assert!(Mistake::ALL.iter().chain(&Mistake::MEMORY).all(|mistake| !is_made(*mistake))));
     }
 }

@@ -1,6 +1,6 @@
 //! How the threads of a run are ended that is over before they are.
 
-use super::scheduler::{State, Status, Wait};
+use crate::scheduler::{State, Status, Wait};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 

@@ -5,10 +5,10 @@
 //! Other threads use the real ones. Inside and outside must not contend for one lock, nor wait for each
 //! other.
 //!
-//! Neighbours: [`crate::simulation`] decides; without the feature `simulation` parking_lot's own types have
+//! Neighbours: [`crate::scheduler`] decides; without the feature `simulation` parking_lot's own types have
 //! these names.
 
-use crate::simulation::scheduler::{Kind, Mode, Wait, me};
+use crate::scheduler::{Kind, Mode, Wait, me};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::panic::Location;

@@ -1,6 +1,6 @@
 //! What a failed run tells: who waits for what, where and since when, and what happened last.
 
-use super::scheduler::{Kind, Slot, State, Status};
+use crate::scheduler::{Kind, Slot, State, Status};
 use std::collections::VecDeque;
 use std::fmt::{self, Write};
 use std::panic::Location;

@@ -6,7 +6,7 @@
 //! Invariants: each type is the standard library's in memory, so that words in foreign memory can be cast to
 //! it. The memory model is the machine's; weak orderings are for loom.
 
-use crate::simulation::scheduler::{Kind, me};
+use crate::scheduler::{Kind, me};
 use std::panic::Location;
 pub use std::sync::atomic::{Ordering, compiler_fence};
 

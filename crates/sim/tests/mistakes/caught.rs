@@ -5,7 +5,7 @@
 //! that the simulator's own run draws too. Any change of the engine changes every schedule: what is missed on
 //! its ground then is looked for once more, on a second one.
 
-use quire_base::broken::{self, Broken};
+use quire_base::simulation::mistakes::{self, Mistake};
 use sim::campaign::command;
 use sim::coverage::Coverage;
 use sim::generate::Style;
@@ -22,30 +22,30 @@ fn of(style: Style, threads: usize, operations: usize, seed: u64) -> Settings {
 }
 
 /// Where a mistake is looked for: the runs are of this seed and the following ones.
-fn ground(mistake: Broken) -> Settings {
+fn ground(mistake: Mistake) -> Settings {
     match mistake {
-        Broken::NoFlushBeforeJournalWrite | Broken::RecordNamesNoData => of(Style::Data, 3, 80, 1000),
-        Broken::ExtentBeforeData => of(Style::Names, 4, 80, 1000),
-        Broken::FreedBlocksReusedAtOnce | Broken::FreedBlocksDiscardedAtOnce => {
+        Mistake::NoFlushBeforeJournalWrite | Mistake::RecordNamesNoData => of(Style::Data, 3, 80, 1000),
+        Mistake::ExtentBeforeData => of(Style::Names, 4, 80, 1000),
+        Mistake::FreedBlocksReusedAtOnce | Mistake::FreedBlocksDiscardedAtOnce => {
             of(Style::Reshape, 2, 80, 1000)
         }
-        Broken::SuperblockBeforeNodes => of(Style::Forces, 1, 80, 1000),
-        Broken::TornJournalTailAccepted => of(Style::Wrap, 4, 80, 2000),
-        Broken::JournalWriteBeforeItsPredecessor => of(Style::Wrap, 4, 80, 2000),
-        Broken::JournalSpaceReusedEarly => of(Style::Wrap, 1, 250, 1000),
-        Broken::CollapseGateBeforeForce => of(Style::Reshape, 3, 80, 1000),
-        Broken::CheckpointNodesInDataSpace | Broken::SizePastGap => of(Style::Mixed, 1, 60, 1000),
-        Broken::DeadRecordsAccepted => of(Style::Forces, 2, 80, 1000),
-        Broken::RenameInTwoTransactions => of(Style::Names, 1, 80, 1000),
-        Broken::SecondSuperblockUnused => of(Style::Wrap, 1, 120, 1000),
-        Broken::FsyncWithoutFlush => of(Style::Shared, 1, 80, 2000),
-        Broken::EvictedSeqForgotten => of(Style::Names, 1, 80, 1000),
-        Broken::ErrorSeenOnce => Settings { faults: Some(true), ..of(Style::Shared, 3, 80, 1000) },
-        Broken::ZeroedBeforeFlush => of(Style::Data, 3, 80, 1000),
-        Broken::ZeroedBlocksHandedOutTwice => of(Style::Data, 3, 80, 1000),
-        Broken::SizeOverUnflushedTail => of(Style::Logs, 1, 80, 5000),
-        Broken::TailBelievedZero => of(Style::Logs, 1, 80, 5000),
-        Broken::OverlappingDeviceWrites => of(Style::Shared, 3, 80, 1000),
+        Mistake::SuperblockBeforeNodes => of(Style::Forces, 1, 80, 1000),
+        Mistake::TornJournalTailAccepted => of(Style::Wrap, 4, 80, 2000),
+        Mistake::JournalWriteBeforeItsPredecessor => of(Style::Wrap, 4, 80, 2000),
+        Mistake::JournalSpaceReusedEarly => of(Style::Wrap, 1, 250, 1000),
+        Mistake::CollapseGateBeforeForce => of(Style::Reshape, 3, 80, 1000),
+        Mistake::CheckpointNodesInDataSpace | Mistake::SizePastGap => of(Style::Mixed, 1, 60, 1000),
+        Mistake::DeadRecordsAccepted => of(Style::Forces, 2, 80, 1000),
+        Mistake::RenameInTwoTransactions => of(Style::Names, 1, 80, 1000),
+        Mistake::SecondSuperblockUnused => of(Style::Wrap, 1, 120, 1000),
+        Mistake::FsyncWithoutFlush => of(Style::Shared, 1, 80, 2000),
+        Mistake::EvictedSeqForgotten => of(Style::Names, 1, 80, 1000),
+        Mistake::ErrorSeenOnce => Settings { faults: Some(true), ..of(Style::Shared, 3, 80, 1000) },
+        Mistake::ZeroedBeforeFlush => of(Style::Data, 3, 80, 1000),
+        Mistake::ZeroedBlocksHandedOutTwice => of(Style::Data, 3, 80, 1000),
+        Mistake::SizeOverUnflushedTail => of(Style::Logs, 1, 80, 5000),
+        Mistake::TailBelievedZero => of(Style::Logs, 1, 80, 5000),
+        Mistake::OverlappingDeviceWrites => of(Style::Shared, 3, 80, 1000),
         _ => of(Style::Forces, 4, 80, 1000),
     }
 }
@@ -69,16 +69,17 @@ fn look(first: &Settings, images: u64) -> (Option<(Settings, Violation)>, u64) {
 }
 
 #[test]
+#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
 fn every_mistake_is_caught_and_nothing_else() {
     let mut missed = Vec::new();
-    for mistake in Broken::ALL {
+    for mistake in Mistake::ALL {
         let first = ground(mistake);
         let second = Settings { seed: first.seed + GROUNDS_APART, ..first.clone() };
         let mut ground = first;
-        let (mut found, mut images) = broken::with(Some(mistake), || look(&ground, IMAGES_MAX));
+        let (mut found, mut images) = mistakes::with(Some(mistake), || look(&ground, IMAGES_MAX));
         if found.is_none() {
             ground = second;
-            (found, images) = broken::with(Some(mistake), || look(&ground, IMAGES_MAX));
+            (found, images) = mistakes::with(Some(mistake), || look(&ground, IMAGES_MAX));
         }
         match found {
             Some((_, violation)) => {
@@ -91,7 +92,7 @@ fn every_mistake_is_caught_and_nothing_else() {
             }
             None => missed.push(format!("{}: {}", mistake.name(), command(&ground, Some(mistake)))),
         }
-        let (found, _) = broken::with(None, || look(&ground, images));
+        let (found, _) = mistakes::with(None, || look(&ground, images));
         if let Some((settings, violation)) = found {
             panic!("without a mistake: {violation}\nrepeat: {}", command(&settings, None));
         }

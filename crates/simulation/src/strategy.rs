@@ -7,8 +7,8 @@
 //!   the lowest. So one thread may stand still for long in the middle of something while others do much. Who
 //!   yields or spins falls as well, or nobody would ever do what he spins for.
 
-use super::scheduler::Kind;
-use crate::random::Random;
+use crate::scheduler::Kind;
+use fastrand::Rng;
 
 #[derive(Debug)]
 enum Style {
@@ -22,7 +22,7 @@ enum Style {
 /// Draws threads.
 #[derive(Debug)]
 pub(crate) struct Chooser {
-    random: Random,
+    random: Rng,
     style: Style,
     /// By thread number; higher runs first.
     priorities: Vec<u64>,
@@ -33,27 +33,27 @@ pub(crate) struct Chooser {
 
 impl Chooser {
     pub fn new(seed: u64, step_limit: u64) -> Chooser {
-        let mut random = Random::seeded(seed);
-        let style = match random.below(8) {
+        let mut random = Rng::with_seed(seed);
+        let style = match random.u64(..8) {
             0 | 1 => Style::Uniform,
             2 | 3 => Style::Sticky(8),
             4 => Style::Sticky(32),
-            _ => Style::Priorities(1 << (2 + random.below(9))),
+            _ => Style::Priorities(1 << (2 + random.u64(..9))),
         };
         // Priorities of threads are above 2^32, those of the fallen below, each lower than the one before.
         Chooser { random, style, priorities: Vec::new(), lowest: 1 << 32, fair_from: step_limit / 2 }
     }
 
     pub fn below(&mut self, bound: usize) -> usize {
-        self.random.below(bound as u64) as usize
+        self.random.u64(..bound as u64) as usize
     }
 
     pub fn one_in(&mut self, n: u64) -> bool {
-        self.random.one_in(n)
+        self.random.u64(..n) == 0
     }
 
     pub fn thread_started(&mut self) {
-        let priority = (1 << 33) + self.random.below(1 << 40);
+        let priority = (1 << 33) + self.random.u64(..1 << 40);
         self.priorities.push(priority);
     }
 
@@ -65,7 +65,7 @@ impl Chooser {
     /// One of `runnable` (ascending, at least one), when `last` has just done `kind` as step number `step`.
     pub fn choose(&mut self, runnable: &[usize], last: usize, kind: Kind, step: u64) -> usize {
         if let Style::Priorities(distance) = self.style
-            && (kind.lets_others_on() || self.random.one_in(distance))
+            && (kind.lets_others_on() || self.one_in(distance))
         {
             self.fall(last);
         }
@@ -78,7 +78,7 @@ impl Chooser {
             Style::Sticky(stay)
                 if !kind.lets_others_on()
                     && runnable.binary_search(&last).is_ok()
-                    && !self.random.one_in(*stay) =>
+                    && self.random.u64(..*stay) != 0 =>
             {
                 return last;
             }

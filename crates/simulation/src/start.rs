@@ -1,8 +1,8 @@
 //! Starting a run, and what surrounds a simulated thread: its result, its panic.
 
-use super::Options;
-use super::report::Failure;
-use super::scheduler::{Ended, Me, Status, World, is_simulated};
+use crate::Options;
+use crate::report::Failure;
+use crate::scheduler::{Ended, Me, Status, World, is_simulated};
 use parking_lot::Mutex;
 use std::any::Any;
 use std::cell::Cell;

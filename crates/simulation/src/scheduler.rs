@@ -1,9 +1,9 @@
 //! The state of a run, and how the turn passes.
 
-use super::ending::Ending;
-use super::report::{Failure, Recent, Step, report};
-use super::strategy::Chooser;
-use crate::random::Random;
+use crate::ending::Ending;
+use crate::report::{Failure, Recent, Step, report};
+use crate::strategy::Chooser;
+use fastrand::Rng;
 use parking_lot::{Mutex, MutexGuard};
 use std::cell::OnceCell;
 use std::panic::Location;
@@ -169,7 +169,7 @@ pub(crate) struct State {
     pub steps: u64,
     pub step_limit: u64,
     pub chooser: Chooser,
-    pub entropy: Random,
+    pub entropy: Rng,
     pub fingerprint: u64,
     pub recent: Recent,
     pub kept: Option<Vec<Step>>,
@@ -225,7 +225,7 @@ impl State {
             steps: 0,
             step_limit,
             chooser: Chooser::new(seed, step_limit),
-            entropy: Random::seeded(seed ^ 0x5851_F42D_4C95_7F2D),
+            entropy: Rng::with_seed(seed ^ 0x5851_F42D_4C95_7F2D),
             fingerprint: 0,
             recent: Recent::default(),
             kept: None,

@@ -3,8 +3,8 @@
 //!
 //! Neighbours: `quire_base::sync::thread` is this module when the feature `simulation` is on.
 
-use super::scheduler::{Kind, Me, Place, Status, Wait, World, me};
-use super::start::{caught, live};
+use crate::scheduler::{Kind, Me, Place, Status, Wait, World, me};
+use crate::start::{caught, live};
 use parking_lot::Mutex;
 use std::io;
 use std::num::NonZero;

@@ -1,6 +1,6 @@
 //! A monotonic clock that is virtual on simulated threads.
 
-use crate::simulation;
+use crate as simulation;
 use std::ops::{Add, AddAssign, Sub};
 pub use std::time::Duration;
 

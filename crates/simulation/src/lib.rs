@@ -1,5 +1,6 @@
 //! Runs threads under a scheduler that a seed decides: the same seed gives the same interleaving, and another
-//! seed another one. Only with the feature `simulation`, which no product build turns on.
+//! seed another one. `quire_base::sync` takes its names from here with its feature `simulation`, which no
+//! product build turns on.
 //!
 //! Protocol
 //! * [`run`] starts a simulated thread 0; threads that simulated threads start through
@@ -27,14 +28,16 @@
 //! time or the system's scheduler (addresses only say whether two waits are for the same lock). Threads
 //! outside a run use the plain locks; a lock must not be contended by threads inside and outside.
 //!
-//! Neighbours: [`crate::sync`] calls in here; [`crate::shard`], [`crate::random`] and [`crate::clock`] ask
-//! who and when we are.
+//! Neighbours: `quire_base::{sync, shard, random, clock}` ask who and when we are; [`mistakes`] is a switch
+//! for tests.
 
 mod ending;
+pub mod mistakes;
 mod report;
 pub(crate) mod scheduler;
 mod start;
 pub(crate) mod strategy;
+pub mod sync;
 pub mod thread;
 
 pub use report::{Failure, Step};
@@ -84,7 +87,7 @@ pub fn fingerprint() -> u64 {
 
 /// A number that the seed determines, from a stream apart from the scheduler's; zero outside.
 pub fn random() -> u64 {
-    me().map_or(0, |me| me.world.lock().entropy.next_u64())
+    me().map_or(0, |me| me.world.lock().entropy.u64(..))
 }
 
 /// Keeps every step from now on, for [`take_steps`]: to find where two runs part.
