@@ -1,10 +1,10 @@
 //! Random 4 KiB overwrites, without a sync, of a file larger than the cache: how much memory that takes, how
 //! fast it is, and how long a thread ever stops.
 //!
-//! `cargo run --release -p quire-fs --example overwrite -- IMAGE [CACHE_MIB] [THREADS] [SECONDS] [DEVICE_MIB_S]`
+//! `cargo run --release -p quire-fs --example overwrite -- IMAGE [CACHE_MIB] [THREADS] [SECONDS] [MIB_S]`
 //!
 //! IMAGE is made (five times the cache), filled with a file of four times the cache (256 MiB), overwritten by
-//! THREADS (8) threads for SECONDS (10), and removed. DEVICE_MIB_S slows the device's writes down to that
+//! THREADS (8) threads for SECONDS (10), and removed. MIB_S slows the device's writes down to that
 //! rate (0: as it is). Resident memory is what the kernel says of this process, less what it was before the
 //! volume was opened.
 
