@@ -47,11 +47,17 @@ found! {
     versions_taken_after_copy: VersionsTakenAfterCopy by Cached;
     exclusive_sequence_ignored: ExclusiveSequenceIgnored by Resize;
     missing_folio_read_as_zeros: MissingFolioReadAsZeros by Direct;
-    readahead_without_fill_bits: ReadaheadWithoutFillBits by Ahead;
     gate_left_at_submission: GateLeftAtSubmission by Direct;
     cache_kept_after_direct_write: CacheKeptAfterDirectWrite by Direct;
     append_offset_before_lock: AppendOffsetBeforeLock by Append;
     zeroing_skipped_beyond_end: ZeroingSkippedBeyondEnd by Resize;
+}
+
+/// It shows in what is read, or earlier still, when a fill overwrites the memory of a write in flight.
+#[test]
+#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
+fn readahead_without_fill_bits() {
+    found(Mistake::ReadaheadWithoutFillBits, Style::Ahead);
 }
 
 /// It shows in what is read, or earlier still, when a volume is closed while its data is in flight.
