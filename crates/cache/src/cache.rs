@@ -40,7 +40,7 @@ pub struct CacheUsage {
 
 impl Cache {
     /// A cache in front of `device`. Without [`Cache::start`] nothing happens in the background: who meets a
-    /// limit writes back himself, and a simulator calls [`Cache::background_step`].
+    /// limit writes back itself, and a simulator calls [`Cache::background_step`].
     pub fn new(config: CacheConfig, device: Arc<Device>, clock: Clock) -> Result<Arc<Cache>> {
         config.check()?;
         Ok(Arc::new(Cache {

@@ -6,8 +6,9 @@
 //! holder asks the backing where the blocks live, zeroes holes, unwritten extents and everything past EOF in
 //! memory, and reads the rest, neighbours merged into one request across folios. When a request completes (on
 //! the device's thread), `uptodate` is set, then `fill` cleared, and sleepers are woken; on an error only
-//! `fill` is cleared, so that the next one who needs the block tries again and gets his own error. A thread
-//! that needs a single request issues it itself: a system call, instead of two switches between threads.
+//! `fill` is cleared, so that the next thread that needs the block tries again and gets its own error. A
+//! thread that needs a single request issues it itself: a system call, instead of two switches between
+//! threads.
 //!
 //! Invariants: memory of a claimed block is written by its claim holder only; a claim's folio is pinned until
 //! it ends; the extents of a claimed block do not change (the starter is inside the gate, and who changes

@@ -2,7 +2,7 @@
 //! errors.
 //!
 //! Lists. A folio with a dirty or in-writeback block is *listed*: it is in `list.folios` with its flag set.
-//! Who sets dirty bits then looks at the flag ([`Mapping::enlist`]); who clears dirty or writeback bits takes
+//! A thread that sets dirty bits then looks at the flag ([`Mapping::enlist`]); one that clears bits takes
 //! the list lock, takes the flag off, looks at the bits, and puts it back or unlists ([`Mapping::settle`]).
 //! All of it is sequentially consistent, so at least one of the two sees the other, and no unfinished folio
 //! stays unlisted once its writer has unlocked. A mapping with a listed folio is in the cache's list of dirty

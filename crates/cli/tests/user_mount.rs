@@ -1,5 +1,5 @@
-//! An ordinary user mounts his own image, and only what the system permits: through `fusermount3`, for
-//! himself alone, without devices and set-id bits; what is not his he can neither mount nor unmount.
+//! Ordinary users mount their own image, and only what the system permits: through `fusermount3`, for
+//! themselves alone, without devices and set-id bits; what is not theirs they can neither mount nor unmount.
 //!
 //! All of it happens in a mount name space of its own, where `/dev/fuse` is open to users as most systems
 //! have it.

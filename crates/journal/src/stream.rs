@@ -20,9 +20,9 @@
 //! as their records do, at half the distance.
 //!
 //! Waiting without lost wake-ups: who waits for room sets a flag in the very word that the other side changes
-//! (`WAITING` in `claimed`), so either he sees the change or the changer sees the flag. Who waits for a mark
-//! says so in `wanted` and looks at the mark again; who leaves a mark looks at `wanted` afterwards; both
-//! fence in between.
+//! (`WAITING` in `claimed`), so either it sees the change or the changer sees the flag. A thread that waits
+//! for a mark says so in `wanted` and looks at the mark again; who leaves a mark looks at `wanted`
+//! afterwards; both fence in between.
 //!
 //! Shared lines: `ends`, changed thrice by each append; the line where one record's bytes end and another's
 //! begin; `wanted`, which is read by all and written when a committer comes to a record that is still being

@@ -129,8 +129,8 @@ fn reaper(engine: &Arc<Engine>) {
                 return;
             }
         }
-        // Whoever queues wakes only a reaper that sleeps: while orphans keep coming it naps, and finds many
-        // at a time.
+        // A thread that queues wakes only a reaper that sleeps: while orphans keep coming it naps, and finds
+        // many at a time.
         while engine.reap_one() {
             while engine.reap_one() {}
             let mut state = engine.background.state.lock();

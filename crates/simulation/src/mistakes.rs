@@ -30,7 +30,7 @@ pub enum Mistake {
     /// A record names no data that must be durable before it, though it shows some (J1). Shows as the mistake
     /// above, when no other record of the same journal write names later data.
     RecordNamesNoData,
-    /// A caller takes a flush that was submitted before his writes completed for his own (J4). Shows when two
+    /// A caller takes a flush that was submitted before its writes completed for its own (J4). Shows when two
     /// threads flush, and the later one's write is lost although its fsync has returned.
     FlushJoinedLate,
     /// An extent is journaled when its blocks are chosen, not when their data is written (J1). Shows when
@@ -72,8 +72,8 @@ pub enum Mistake {
     /// A journal write is counted durable although one before it is not. Shows when several threads force, a
     /// later write lands before an earlier one that is held, and the power goes then.
     JournalWriteBeforeItsPredecessor,
-    /// Who asks for a force while a journal write is in flight takes that one for his own, although it was
-    /// snapped before he asked, and does not look again when it ends (J4). Shows when several threads force,
+    /// A thread that asks for a force during a journal write takes that one for its own, although it was
+    /// snapped before it asked, and does not look again when it ends (J4). Shows when several threads force,
     /// and the power goes before the next write.
     ForceJoinedLate,
     /// Replay does not check a journal block's checksum. Shows when a power cut tears the last journal write.
@@ -163,7 +163,7 @@ pub enum Mistake {
     /// Readahead does not set the fill bits of its blocks. Shows when one is written while it is being read
     /// in.
     ReadaheadWithoutFillBits,
-    /// Who writes back does not wait for what is in flight. Shows when a direct read overtakes it.
+    /// A thread that writes back does not wait for what is in flight. Shows when a direct read overtakes it.
     WritebackNotWaitedFor,
     /// A batch that starts on an odd block locks its segments from the last to the first. Shows as a deadlock
     /// with another batch.

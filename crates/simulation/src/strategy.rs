@@ -5,7 +5,7 @@
 //! * *Priorities* (after Burckhardt, Kothari, Musuvathi, Nagarakatte, ASPLOS 2010): the runnable thread of
 //!   highest priority runs; at a few steps, whose mean distance the seed chooses, the running thread falls to
 //!   the lowest. So one thread may stand still for long in the middle of something while others do much. Who
-//!   yields or spins falls as well, or nobody would ever do what he spins for.
+//!   yields or spins falls as well, or nobody would ever do what it spins for.
 
 use crate::scheduler::Kind;
 use fastrand::Rng;

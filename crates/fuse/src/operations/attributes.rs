@@ -21,7 +21,7 @@ pub struct Change {
     pub atime: Option<SetTime>,
     /// New time of last modification.
     pub mtime: Option<SetTime>,
-    /// The caller may not keep set-user-id and set-group-id bits of a file whose size he changes.
+    /// The caller may not keep set-user-id and set-group-id bits of a file whose size it changes.
     pub kill_set_id: bool,
 }
 

@@ -39,7 +39,7 @@ pub(crate) enum Target {
     Volume,
 }
 
-/// Who hears of the outcome.
+/// The receiver of the outcome.
 pub(crate) enum Done {
     Call(Completion),
     Promise(Arc<Promise>),

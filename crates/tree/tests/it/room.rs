@@ -1,5 +1,5 @@
-//! Whoever respects reservations never finds the pool too small: not while a checkpoint is written beside
-//! live changes, and not when all changes since the last durable one are replayed in one go.
+//! A caller that respects reservations never finds the pool too small: not while a checkpoint is written
+//! beside live changes, and not when all changes since the last durable one are replayed in one go.
 
 use crate::common::{Root, Volume, contents};
 use quire_base::random::Random;

@@ -95,7 +95,7 @@ fn directories_are_removed_empty() {
     volume.inodes().remove_file(&d, b"a").unwrap();
     volume.inodes().remove_dir(&root, b"d").unwrap();
     assert_eq!((links(&volume, &root), links(&volume, &d)), (2, 0));
-    // Whoever has it still can look, and make nothing.
+    // A holder of it can still look, and make nothing.
     fails(volume.inodes().lookup(&d, b"a"), ErrorKind::NotFound);
     fails(volume.inodes().create(&d, b"a", &Create::file(0o644)), ErrorKind::NotFound);
     fails(volume.inodes().tmpfile(&d, &Create::file(0o644)), ErrorKind::NotFound);
