@@ -9,6 +9,7 @@
 //! | [`pool`] | the manifest and the map of the metadata pool |
 //! | [`orphan`] | a block of orphan slots |
 //! | [`inode`], [`extent`], [`region`], [`dirent`], [`xattr`], [`logged`] | values in the tree |
+//! | [`properties`] | what a user may set of a file, in its inode's flags |
 //! | [`layout`] | the fields of all of these, as tables |
 //!
 //! Every decoder takes untrusted bytes and gives an error of kind `Corrupt`; none panics. Integers are
@@ -26,6 +27,7 @@ pub mod logged;
 pub mod node;
 pub mod orphan;
 pub mod pool;
+pub mod properties;
 pub mod record;
 pub mod region;
 pub mod superblock;

@@ -13,6 +13,7 @@ use quire_base::{InodeNo, Result};
 use quire_format::extent::Extent;
 use quire_format::inode::{FileType, InodeRecord, SYMLINK_PIECE_MAX, SYMLINK_TARGET_MAX};
 use quire_format::key::{Key, KeyKind};
+use quire_format::properties::{PROPERTY_FLAGS, Properties};
 
 enum Record {
     None,
@@ -289,7 +290,10 @@ impl Object {
             wrong.push(format!("the device number {:#x}", record.rdev));
             findings.fixes.patch(number).rdev = Some(0);
         }
-        let flags = if record.nlink == 0 { NEVER_NAMED } else { 0 };
+        let mut flags = if record.nlink == 0 { NEVER_NAMED } else { 0 };
+        if Properties::of_flags(record.flags).is_ok() {
+            flags |= PROPERTY_FLAGS;
+        }
         if record.flags & !flags != 0 {
             wrong.push(format!("the flags {:#x}", record.flags));
             findings.fixes.patch(number).flags = Some(record.flags & flags);
