@@ -19,6 +19,7 @@
 //!
 //! Neighbours: fs's inode implements it.
 
+use crate::journaled::Contents;
 use quire_base::{BlockNo, Error, InodeNo, Result};
 
 /// Where a run of blocks lives.
@@ -103,7 +104,25 @@ pub trait Backing: Send + Sync {
         false
     }
 
-    /// Waits, with nothing locked, for what `place` refused to wait for.
+    /// The blocks of a unit, a power of two, if all dirty blocks of a unit are to go into one record of the
+    /// journal. None: blocks are written to their homes, each for itself.
+    fn unit_blocks(&self) -> Option<u64> {
+        None
+    }
+
+    /// Whether these blocks are to go through the journal, though the file has no units.
+    fn goes_through_journal(&self, _block: u64, _count: u64) -> bool {
+        false
+    }
+
+    /// Puts blocks with their content into one record of the journal, gives homes to those that have none, and
+    /// uses up what was reserved for these. They need no other write. Called with segments shared: it waits
+    /// for nothing, and fails with `WouldBlock` where it would have to.
+    fn journal(&self, _contents: &Contents<'_>) -> Result<()> {
+        Err(Error::invalid("a file without a journal"))
+    }
+
+    /// Waits, with nothing locked, for what `place` or `journal` refused to wait for.
     fn wait_for_room(&self) -> Result<()> {
         Ok(())
     }

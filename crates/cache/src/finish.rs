@@ -15,6 +15,7 @@
 use crate::backing::{Backing, Placement};
 use crate::core::Core;
 use crate::mapping::Mapping;
+use crate::snapshot::WaitsBefore;
 use crate::writeback::Span;
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::{Arc, Condvar, Mutex};
@@ -62,68 +63,82 @@ impl WriteRun {
 
     /// What follows the last request.
     pub fn finish(&self) {
-        let core = &self.mapping.core;
         let (placement, error) = {
             let mut state = self.state.lock();
             (state.placement.take(), state.error.take())
         };
         let Some(placement) = placement else { return };
-        let failed = error.is_some();
-        if failed && self.backing.is_recorded(&placement) {
-            for span in &self.spans {
-                span.pin.mapped().set(span.first, span.first + span.count);
+        if error.is_some() {
+            if self.backing.is_recorded(&placement) {
+                for span in &self.spans {
+                    span.pin.mapped().set(span.first, span.first + span.count);
+                }
             }
-        }
-        if failed {
-            self.set_dirty();
+            // So no look at the file finds the blocks neither dirty nor in flight.
+            set_dirty(&self.spans);
         }
         let written = self.backing.written(placement, error.clone().map_or(Ok(()), Err));
-        let outcome = error.map_or(written, Err);
-        if let Err(error) = &outcome {
-            if !failed {
-                self.set_dirty();
-            }
-            core.metrics.writeback_errors.add(1);
-            tracing::warn!(inode = %self.mapping.inode, %error, "writeback failed; the blocks stay dirty");
-        }
-        let now = core.clock.now();
-        let mut cleaned = 0;
-        for span in &self.spans {
-            match &outcome {
-                Ok(()) => {
-                    span.pin.mapped().set(span.first, span.first + span.count);
-                    self.mapping.errors.clear(span.file_block(), span.end_block());
-                    cleaned += u64::from(span.count);
-                }
-                Err(error) => self.mapping.errors.record(span.file_block(), span.end_block(), error, now),
-            }
-        }
-        let waits = self.mapping.clear_writeback(&self.spans);
-        // Of the folio at hand, held by this run.
-        let mut pins = 0;
-        for (i, span) in self.spans.iter().enumerate() {
-            span.unshare(&self.mapping);
-            pins += 1;
-            // Once a folio, after its last span.
-            if self.spans.get(i + 1).is_none_or(|next| next.pin.folio() != span.pin.folio()) {
-                self.mapping.settle(&span.pin);
-                if span.pin.fleeting.load(Ordering::SeqCst) && !span.pin.listed.load(Ordering::SeqCst) {
-                    // Removed or not: if it is gone, the run's pins were the last and count for nothing any
-                    // more.
-                    self.mapping.remove(span.pin.start(), span.pin.folio(), pins);
-                }
-                pins = 0;
-            }
-        }
-        core.cleaned(cleaned);
-        self.mapping.ended(&self.spans, waits);
+        end_run(&self.mapping, &self.spans, error.map_or(written, Err));
     }
+}
 
-    fn set_dirty(&self) {
-        for span in &self.spans {
-            span.pin.dirty().set(span.first, span.first + span.count);
+fn set_dirty(spans: &[Span]) {
+    for span in spans {
+        span.pin.dirty().set(span.first, span.first + span.count);
+    }
+}
+
+/// Ends the writeback of blocks that have been written, or journaled, and applied; or that have failed, and are
+/// dirty again.
+pub(crate) fn end_run(mapping: &Arc<Mapping>, spans: &[Span], outcome: Result<()>) {
+    let core = &mapping.core;
+    if let Err(error) = &outcome {
+        set_dirty(spans);
+        core.metrics.writeback_errors.add(1);
+        tracing::warn!(inode = %mapping.inode, %error, "writeback failed; the blocks stay dirty");
+    }
+    let now = core.clock.now();
+    let mut cleaned = 0;
+    for span in spans {
+        match &outcome {
+            Ok(()) => {
+                span.pin.mapped().set(span.first, span.first + span.count);
+                mapping.errors.clear(span.file_block(), span.end_block());
+                cleaned += u64::from(span.count);
+            }
+            Err(error) => mapping.errors.record(span.file_block(), span.end_block(), error, now),
         }
     }
+    let waits = mapping.clear_writeback(spans);
+    settle(mapping, spans, cleaned, waits, |span| span.unshare(mapping));
+}
+
+/// What follows when blocks have left writeback, `cleaned` of them clean: `let_go` is called for each span, folios
+/// that are clean leave the list, and waits end.
+pub(crate) fn settle(
+    mapping: &Arc<Mapping>,
+    spans: &[Span],
+    cleaned: u64,
+    waits: WaitsBefore,
+    let_go: impl Fn(&Span),
+) {
+    // Of the folio at hand, held by this run.
+    let mut pins = 0;
+    for (i, span) in spans.iter().enumerate() {
+        let_go(span);
+        pins += 1;
+        // Once a folio, after its last span.
+        if spans.get(i + 1).is_none_or(|next| next.pin.folio() != span.pin.folio()) {
+            mapping.settle(&span.pin);
+            if span.pin.fleeting.load(Ordering::SeqCst) && !span.pin.listed.load(Ordering::SeqCst) {
+                // Removed or not: if it is gone, the run's pins were the last and count for nothing any more.
+                mapping.remove(span.pin.start(), span.pin.folio(), pins);
+            }
+            pins = 0;
+        }
+    }
+    mapping.core.cleaned(cleaned);
+    mapping.ended(spans, waits);
 }
 
 /// The queue of completed runs.

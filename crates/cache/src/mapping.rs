@@ -53,6 +53,8 @@ pub struct Mapping {
     pub(crate) waits: Mutex<Waits>,
     /// Signalled when a gathering ends while somebody waits to keep writeback off a range ([`crate::hold`]).
     pub(crate) gathering_ended: Condvar,
+    /// Held by the one gathering of units that works on the file ([`crate::journaled`]).
+    pub(crate) journaling: Mutex<()>,
     /// Where a sequential stream of misses would go on: of folios made, and of read-ahead.
     make_next: AtomicU64,
     make_streak: AtomicU64,
@@ -89,6 +91,7 @@ impl Mapping {
             list: Mutex::new(List::default()),
             waits: Mutex::new(Waits::default()),
             gathering_ended: Condvar::new(),
+            journaling: Mutex::new(()),
             make_next: AtomicU64::new(0),
             make_streak: AtomicU64::new(0),
             ahead_next: AtomicU64::new(0),

@@ -322,7 +322,7 @@ fn dirty_whole(pin: &FolioPin) -> u64 {
 }
 
 /// Copies the part of the batch `[offset, bytes_end)` that lies in this folio.
-fn store(pin: &FolioPin, offset: u64, bytes_end: u64, source: Source<'_>) {
+pub(crate) fn store(pin: &FolioPin, offset: u64, bytes_end: u64, source: Source<'_>) {
     let base = pin.start() * BLOCK_SIZE as u64;
     let low = base.max(offset);
     let high = (pin.end_block() * BLOCK_SIZE as u64).min(bytes_end);

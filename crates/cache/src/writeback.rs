@@ -22,6 +22,7 @@ use crate::backing::{Backing, Placement};
 use crate::bits::masks;
 use crate::finish::WriteRun;
 use crate::folio::FolioPin;
+use crate::journaled;
 use crate::mapping::Mapping;
 use crate::outbox::Outbox;
 use crate::snapshot::Blocks;
@@ -153,11 +154,19 @@ impl Mapping {
         if self.is_clean() {
             return Ok(Gathered::nothing(end));
         }
+        let backing = self.backing()?;
+        let unit = backing.unit_blocks();
+        let (start, end) = match unit {
+            Some(unit) => (start / unit * unit, end.next_multiple_of(unit)),
+            None => (start, end),
+        };
         let Some(_open) = self.begin_gathering(start, end) else {
             return Ok(Gathered { is_held: true, ..Gathered::nothing(end) });
         };
         let mapping = self.this();
-        let backing = self.backing()?;
+        if let Some(unit) = unit {
+            return journaled::gather(&mapping, &*backing, outbox, (start, end), unit, effort, blocks_max);
+        }
         Gathering {
             mapping: &mapping,
             backing,
@@ -280,6 +289,14 @@ impl Gathering<'_> {
                 return self.put_back_run();
             }
             let (block, count) = (self.spans[0].file_block(), u64::from(self.blocks));
+            if self.backing.goes_through_journal(block, count) {
+                self.started += count;
+                let spans = std::mem::take(&mut self.spans);
+                self.spans = journaled::journal_run(self.mapping, &*self.backing, spans);
+                self.blocks = self.spans.iter().map(|span| span.count).sum();
+                self.started -= u64::from(self.blocks);
+                return self.put_back_run();
+            }
             let filled = self.spans.last().map_or(BLOCK_SIZE, Span::filled);
             let placement = match self.backing.place(block, count, filled) {
                 Ok(placement) => placement,
@@ -344,7 +361,7 @@ impl Gathering<'_> {
 }
 
 /// Moves dirty bits to writeback; returns those that were ours to move. The caller shares the segment.
-fn claim_dirty(pin: &FolioPin, word: usize, mask: u64) -> u64 {
+pub(crate) fn claim_dirty(pin: &FolioPin, word: usize, mask: u64) -> u64 {
     let (dirty, writeback) = (pin.dirty().word(word), pin.writeback().word(word));
     let wanted = dirty.load(Ordering::SeqCst) & mask;
     // Writeback first, so that a block is never seen with neither.

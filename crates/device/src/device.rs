@@ -16,9 +16,10 @@ use crate::backend::{self, Backend, Io, IoClass, IoOp};
 use crate::flush::{FlushCombiner, Served};
 use crate::latch::ErrorLatch;
 use crate::memory::MemoryBackend;
+use crate::recorded::RecordedBlocks;
 use crate::stats::{Counters, DeviceStats, Tally};
 use quire_base::sync::Arc;
-use quire_base::{BlockNo, Error, Result};
+use quire_base::{BLOCK_SIZE, BlockNo, Error, Result};
 use std::fmt;
 
 /// A volume's device; shared in an `Arc`.
@@ -26,6 +27,7 @@ pub struct Device {
     backend: Arc<dyn Backend>,
     name: String,
     blocks: u64,
+    recorded: RecordedBlocks,
     shared: Arc<Shared>,
 }
 
@@ -69,6 +71,7 @@ impl Device {
             name: backend.name(),
             blocks: backend.blocks(),
             backend,
+            recorded: RecordedBlocks::default(),
             shared: Arc::new(Shared {
                 flushes: FlushCombiner::new(),
                 latch: ErrorLatch::new(),
@@ -97,13 +100,22 @@ impl Device {
         self.backend.is_read_only()
     }
 
+    /// Blocks whose newest content is a record of the journal; reads of class Data see it.
+    pub fn recorded(&self) -> &RecordedBlocks {
+        &self.recorded
+    }
+
     /// Fills `buf` (whole blocks) from `at`.
     pub fn read(&self, class: IoClass, at: BlockNo, buf: &mut [u8]) -> Result<()> {
         quire_base::patience::assert_may_wait("the device");
         let bytes = buf.len() as u64;
         backend::check_range(&self.name, self.blocks, "reading", at, bytes)?;
+        let overlay = (class == IoClass::Data).then(|| self.recorded.overlay(at, bytes / BLOCK_SIZE as u64));
         let outcome = self.backend.read(class, at, buf);
         self.shared.ended(class, IoOp::Read, bytes, &outcome);
+        if let (Ok(()), Some(overlay)) = (&outcome, overlay) {
+            overlay.apply(buf);
+        }
         outcome
     }
 
@@ -130,6 +142,10 @@ impl Device {
             if let Err(error) = checked {
                 (io.done)(Err(error));
                 continue;
+            }
+            if class == IoClass::Data && io.op == IoOp::Read {
+                let blocks = io.bytes() / BLOCK_SIZE as u64;
+                self.recorded.overlay(io.at, blocks).apply_when_done(&mut io);
             }
             let (op, bytes, done, shared) = (io.op, io.bytes(), io.done, self.shared.clone());
             io.done = Box::new(move |outcome| {

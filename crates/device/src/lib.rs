@@ -13,6 +13,7 @@
 //! * [`backend`]: the [`Backend`] trait and what travels through it ([`Io`], [`Segment`]).
 //! * [`device`]: the [`Device`] front; [`batch`] its gathered, waited-for reads and writes; `flush` and
 //!   `latch` its two protocols; [`stats`] its numbers.
+//! * [`recorded`]: blocks whose newest content is in the journal; data reads see it.
 //! * [`host`]: image files and block devices, opened, locked and measured; `uring` and `file` live there.
 //! * [`memory`]: a sparse device in memory.
 //! * [`simulated`]: a device that remembers what was safe, makes crash images, and fails when told to.
@@ -30,6 +31,7 @@ pub mod host;
 mod latch;
 pub mod memory;
 pub mod overlay;
+pub mod recorded;
 pub mod simulated;
 pub mod stats;
 
@@ -41,5 +43,6 @@ pub use device::Device;
 pub use host::{FileBackend, OpenMode, UringBackend, create_image, open_image};
 pub use memory::MemoryBackend;
 pub use overlay::OverlayBackend;
+pub use recorded::RecordedBlocks;
 pub use simulated::SimulatedBackend;
 pub use stats::{ClassStats, DeviceStats, RunLengths};

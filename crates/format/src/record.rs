@@ -9,6 +9,7 @@
 //!  5 orphan clear  slot, inode
 //!  6 pool grow     start block, blocks
 //!  7 pool shrink   start block, blocks
+//!  8 data          start block, blocks, the blocks' content
 //! key      = kind u8, object, offset (8 bytes for hashed kinds, else a varint)
 //! extent   = blocks since the end of the one before in the file,
 //!            signed distance (zigzag) from its end on disk, len << 1 | unwritten
@@ -19,6 +20,9 @@
 //! ([`block_changes`]): free-space keys and extent keys are never put or deleted by themselves, and such a
 //! record is refused.
 //!
+//! [`Change::Data`] says what blocks hold: replay writes it there, unless a later record gives the block other
+//! content, frees it, or makes it read as zeros ([`no_longer_written`]).
+//!
 //! Neighbours: `journal` carries the bytes; `fs` makes and applies changes, live and in replay.
 
 pub(crate) mod cursor;
@@ -27,7 +31,8 @@ use crate::dirent;
 use crate::extent::{self, DISK_BLOCKS_MAX, Extent, Run};
 use crate::key::{Key, KeyKind, VALUE_MAX};
 use cursor::{Cursor, put_varint};
-use quire_base::{BlockNo, Error, InodeNo, Result};
+use quire_base::{BLOCK_SIZE, BlockNo, Error, InodeNo, Result};
+use std::sync::Arc;
 
 /// The most bytes a put adds beyond its value (a delete: in all).
 pub const PUT_OVERHEAD_MAX: usize = 1 + KEY_MAX + 2;
@@ -35,6 +40,8 @@ pub const PUT_OVERHEAD_MAX: usize = 1 + KEY_MAX + 2;
 pub const EXTENTS_OVERHEAD_MAX: usize = 1 + 10 + 5 + 5;
 /// The most bytes one extent takes in an extents change.
 pub const EXTENT_MAX: usize = 8 + 8 + 3;
+/// The most bytes a data change takes beyond its blocks.
+pub const DATA_OVERHEAD_MAX: usize = 1 + 10 + 5;
 /// The most bytes an orphan or pool change takes.
 pub const SMALL_CHANGE_MAX: usize = 1 + 10 + 10;
 
@@ -49,6 +56,7 @@ const ORPHAN_SET: u8 = 4;
 const ORPHAN_CLEAR: u8 = 5;
 const POOL_GROW: u8 = 6;
 const POOL_SHRINK: u8 = 7;
+const DATA: u8 = 8;
 
 /// One logical change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,6 +110,13 @@ pub enum Change {
         /// Its blocks.
         blocks: u32,
     },
+    /// Blocks of a file get new content; they are its own, written, after the changes before this one.
+    Data {
+        /// The first of them.
+        start: BlockNo,
+        /// What they hold; whole blocks, at least one.
+        bytes: Arc<[u8]>,
+    },
 }
 
 impl Change {
@@ -121,6 +136,9 @@ impl Change {
             Change::OrphanClear { slot, inode } => format!("orphan slot {slot} cleared of inode {inode}"),
             Change::PoolGrow { start, blocks } => format!("pool grows by blocks {start}+{blocks}"),
             Change::PoolShrink { start, blocks } => format!("pool shrinks by blocks {start}+{blocks}"),
+            Change::Data { start, bytes } => {
+                format!("data of blocks {start}+{}", bytes.len() / BLOCK_SIZE)
+            }
         }
     }
 }
@@ -200,6 +218,7 @@ impl Encoder {
             Change::OrphanClear { slot, inode } => self.orphan_clear(*slot, *inode),
             Change::PoolGrow { start, blocks } => self.pool_grow(*start, *blocks),
             Change::PoolShrink { start, blocks } => self.pool_shrink(*start, *blocks),
+            Change::Data { start, bytes } => self.data(*start, bytes),
         }
     }
 
@@ -247,6 +266,13 @@ impl Encoder {
     /// Adds [`Change::PoolShrink`].
     pub fn pool_shrink(&mut self, start: BlockNo, blocks: u32) {
         self.small(POOL_SHRINK, start.0, blocks.into());
+    }
+
+    /// Adds [`Change::Data`].
+    pub fn data(&mut self, start: BlockNo, bytes: &[u8]) {
+        debug_assert!(!bytes.is_empty() && bytes.len().is_multiple_of(BLOCK_SIZE));
+        self.small(DATA, start.0, (bytes.len() / BLOCK_SIZE) as u64);
+        self.bytes.extend_from_slice(bytes);
     }
 
     fn small(&mut self, tag: u8, first: u64, second: u64) {
@@ -326,6 +352,11 @@ fn decode_change(cursor: &mut Cursor<'_>) -> Result<Change> {
             let (start, blocks) = decode_chunk(cursor)?;
             Change::PoolShrink { start, blocks }
         }
+        DATA => {
+            let (start, blocks) = decode_chunk(cursor)?;
+            let bytes = cursor.bytes((blocks as usize).saturating_mul(BLOCK_SIZE))?;
+            Change::Data { start, bytes: bytes.into() }
+        }
         tag => return Err(Error::corrupt(format!("transaction: unknown change {tag}"))),
     })
 }
@@ -341,7 +372,7 @@ fn decode_chunk(cursor: &mut Cursor<'_>) -> Result<(BlockNo, u32)> {
     let start = cursor.varint()?;
     let blocks = cursor.varint_u32()?;
     if start == 0 || blocks == 0 || start > DISK_BLOCKS_MAX - u64::from(blocks) {
-        return Err(Error::corrupt(format!("transaction: pool chunk {start}+{blocks}")));
+        return Err(Error::corrupt(format!("transaction: blocks {start}+{blocks}")));
     }
     Ok((BlockNo(start), blocks))
 }
@@ -419,6 +450,13 @@ pub fn block_changes(changes: &[Change]) -> Result<(Vec<Run>, Vec<Run>)> {
     extent::subtract(sides.clone().flat_map(|side| side.0), sides.flat_map(|side| side.1))
 }
 
+/// The disk blocks that hold data before an extents change and not after it: freed, or unwritten from now on.
+/// Recorded content of theirs is void.
+pub fn no_longer_written(removed: &[Extent], inserted: &[Extent]) -> Result<Vec<Run>> {
+    let written = |extent: &&Extent| !extent.unwritten;
+    Ok(extent::subtract(removed.iter().filter(written), inserted.iter().filter(written))?.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -457,7 +495,7 @@ mod tests {
 
     #[test]
     fn refuses_what_cannot_be() {
-        let bad: [(&str, &[u8]); 13] = [
+        let bad: [(&str, &[u8]); 16] = [
             ("empty", &[]),
             ("unknown tag", &[0]),
             ("unknown kind", &[DELETE, 9, 1, 0]),
@@ -471,6 +509,9 @@ mod tests {
             ("more extents than bytes", &[EXTENTS, 7, 0xff, 0xff, 0xff, 0x7f, 0, 1, 2, 2]),
             ("negative disk block", &[EXTENTS, 7, 1, 0, 0, 1, 2]),
             ("chunk without blocks", &[POOL_GROW, 7, 0]),
+            ("data of no blocks", &[DATA, 7, 0]),
+            ("data of block 0", &[DATA, 0, 1]),
+            ("data cut off", &[DATA, 7, 0xff, 0xff, 0xff, 0x7f, 1, 2, 3]),
         ];
         for (what, bytes) in bad {
             assert!(decode(bytes).is_err(), "{what}");
@@ -498,6 +539,29 @@ mod tests {
         assert!(
             raw(&Change::OrphanSet { slot: u32::MAX, inode: InodeNo(u64::MAX) }).len() <= SMALL_CHANGE_MAX
         );
+    }
+
+    #[test]
+    fn blocks_that_stay_written_keep_their_content() {
+        let merged = no_longer_written(&[extent(0, 100, 4)], &[extent(0, 100, 9)]).unwrap();
+        assert_eq!(merged, []);
+        let moved = no_longer_written(&[extent(0, 100, 4)], &[extent(7, 100, 4)]).unwrap();
+        assert_eq!(moved, []);
+        let zeroed = Extent { unwritten: true, ..extent(1, 101, 2) };
+        let after = [extent(0, 100, 1), zeroed, extent(3, 103, 1)];
+        let gone = no_longer_written(&[extent(0, 100, 5)], &after).unwrap();
+        assert_eq!(gone, [Run::new(BlockNo(101), 2), Run::new(BlockNo(104), 1)]);
+    }
+
+    #[test]
+    fn data_goes_there_and_back() {
+        let bytes: Arc<[u8]> = (0..2 * BLOCK_SIZE).map(|n| n as u8).collect();
+        let change = Change::Data { start: BlockNo(u64::from(u32::MAX)), bytes };
+        let encoded = raw(&change);
+        assert!(encoded.len() <= 2 * BLOCK_SIZE + DATA_OVERHEAD_MAX);
+        assert_eq!(decode(&encoded).unwrap(), [change.clone()]);
+        assert_eq!(change.describe(), "data of blocks 4294967295+2");
+        assert!(decode(&encoded[..encoded.len() - 1]).is_err());
     }
 
     #[test]

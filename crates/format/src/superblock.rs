@@ -167,6 +167,11 @@ pub struct Superblock {
 }
 
 impl Superblock {
+    /// The blocks where data of files may lie.
+    pub fn data_space(&self) -> std::ops::Range<u64> {
+        self.data_start.0..self.block_count
+    }
+
     /// The number that journal blocks, tree nodes and pool blocks carry to show that they are this volume's.
     pub fn volume_id(&self) -> u64 {
         let half = |at: usize| u64::from_le_bytes(self.uuid[at..at + 8].try_into().expect("8 bytes"));

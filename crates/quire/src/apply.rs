@@ -13,10 +13,11 @@ use crate::orphan::{OrphanSlots, Slot};
 use crate::transaction::chunk_run;
 use quire_alloc::Allocator;
 use quire_base::metrics::Counter;
-use quire_base::{Error, Result, Seq};
+use quire_base::{BLOCK_SIZE, Error, Result, Seq};
+use quire_device::RecordedBlocks;
 use quire_format::extent::{Run, subtract, total_blocks};
 use quire_format::key::{Key, KeyKind};
-use quire_format::record::Change;
+use quire_format::record::{Change, no_longer_written};
 use quire_format::region::{RegionMap, split_by_region};
 use quire_tree::Tree;
 
@@ -27,6 +28,10 @@ pub(crate) struct Target<'a> {
     pub(crate) free_blocks: &'a Counter,
     pub(crate) inodes: &'a Counter,
     pub(crate) inode_numbers: &'a InodeNumbers,
+    /// Contents that records carry.
+    pub(crate) recorded: &'a RecordedBlocks,
+    /// Where blocks of files may lie.
+    pub(crate) data_space: std::ops::Range<u64>,
     /// The allocator that hears of freed blocks; none in replay, which ends before one is made.
     pub(crate) alloc: Option<&'a Allocator>,
 }
@@ -39,6 +44,8 @@ impl Engine {
             free_blocks: &self.applied_free_blocks,
             inodes: &self.applied_inodes,
             inode_numbers: &self.inode_numbers,
+            recorded: self.device.recorded(),
+            data_space: self.superblock.data_space(),
             alloc: Some(&self.alloc),
         }
         .apply(change, seq)
@@ -76,6 +83,11 @@ impl Target<'_> {
                 for extent in inserted {
                     self.tree.put(Key::extent(*inode, extent.file_block), &extent.encode())?;
                 }
+                if !self.recorded.is_empty() {
+                    for run in no_longer_written(removed, inserted)? {
+                        self.recorded.forget(run.start, run.blocks);
+                    }
+                }
                 self.mark_used(&allocated)?;
                 self.mark_free(&freed, seq)
             }
@@ -96,6 +108,18 @@ impl Target<'_> {
             Change::PoolShrink { start, blocks } => {
                 self.tree.pool_shrink(*start, *blocks)?;
                 self.mark_free(&[chunk_run(*start, *blocks)], seq)
+            }
+            Change::Data { start, bytes } => {
+                let blocks = (bytes.len() / BLOCK_SIZE) as u64;
+                if start.0 < self.data_space.start
+                    || self.data_space.end - start.0.min(self.data_space.end) < blocks
+                {
+                    return Err(Error::corrupt(format!(
+                        "a record with data of blocks {start}+{blocks}, outside of the data space"
+                    )));
+                }
+                self.recorded.record(seq, *start, bytes);
+                Ok(())
             }
         }
     }

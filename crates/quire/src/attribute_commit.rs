@@ -97,7 +97,7 @@ impl Engine {
     pub(crate) fn earned_record(&self, inode: &Inode, meta: &Meta) -> InodeRecord {
         let mut record = meta.record.clone();
         if inode.mapping.get().is_some() && record.size < inode.size() {
-            record.size = record.size.max(self.front(inode, meta, inode.size(), 0..0));
+            record.size = record.size.max(self.front(inode, meta, inode.size(), &[]));
         }
         record
     }

@@ -1,7 +1,7 @@
 //! What runs behind the operations' backs: checkpoints before the journal runs short, freeing of orphans,
 //! queued fsyncs, and the periodic commit that bounds what an unsynced crash can lose.
 //!
-//! Threads, each asleep until there is work: the *committer* (checkpoints, periodic commit), the *reaper*,
+//! Threads, each asleep until there is work: the *committer* (checkpoints, homes of journaled data, periodic commit), the *reaper*,
 //! the *syncers*, the *zeroer* (blocks that hold zeros, for small data that is forced), and where freed
 //! blocks are discarded the *discarder*, so that no force waits for a discard. The cache has threads of its
 //! own. Without threads ([`crate::VolumeOptions::threads`]) the caller runs [`Engine::background_step`],
@@ -70,10 +70,10 @@ fn committer(engine: &Arc<Engine>) {
     let mut last_commit = Instant::now();
     let mut next_commit = last_commit + interval;
     loop {
-        let (checkpoint, commit) = {
+        let (checkpoint, homes, commit) = {
             let mut state = engine.background.state.lock();
             let mut due = next_commit;
-            while !state.stop && !state.checkpoint_wanted {
+            while !state.stop && !state.checkpoint_wanted && !state.homes_wanted {
                 due = if state.commit_wanted {
                     next_commit.min(last_commit + COMMIT_PAUSE)
                 } else {
@@ -90,12 +90,15 @@ fn committer(engine: &Arc<Engine>) {
             }
             let commit = Instant::now() >= due;
             state.commit_wanted &= !commit;
-            (std::mem::take(&mut state.checkpoint_wanted), commit)
+            (std::mem::take(&mut state.checkpoint_wanted), std::mem::take(&mut state.homes_wanted), commit)
         };
         if engine.check_writable().is_err() {
             // Shut down: nothing left to do but wait for the end.
             next_commit = Instant::now() + interval;
             continue;
+        }
+        if homes && !checkpoint {
+            report(engine.write_homes(), "writing recorded content home");
         }
         if checkpoint {
             report(engine.background_checkpoint(), "checkpoint");
@@ -207,6 +210,9 @@ impl Engine {
         while self.reap_one() {}
         if self.background.zeroes_wanted.load(Ordering::Acquire) {
             self.zero_ahead();
+        }
+        if std::mem::take(&mut self.background.state.lock().homes_wanted) {
+            self.write_homes()?;
         }
         if std::mem::take(&mut self.background.state.lock().checkpoint_wanted) {
             self.background_checkpoint()?;

@@ -2,7 +2,7 @@
 //!
 //! Protocol, one at a time: take the barrier whole just long enough to close the journal's open block (which
 //! gives S), freeze the tree and copy the changed orphan blocks; let go; make the journal durable up to S;
-//! write the frozen nodes to fresh pool blocks; flush; write the superblock into the older slot; flush. Only
+//! write home what records up to S say of blocks (J8), and the frozen nodes to fresh pool blocks; flush; write the superblock into the older slot; flush. Only
 //! then may journal space before the *older* slot's S and pool blocks that neither slot needs be used again
 //! (J2).
 //!
@@ -79,6 +79,7 @@ impl Engine {
         drop(barrier);
 
         journal.force(sequence)?;
+        self.device.recorded().write_home(&self.device, sequence, &mut |seq| journal.force(seq))?;
         let image = self.tree.write_frozen(frozen, number)?;
         self.device.flush_to(self.device.mark())?;
 
@@ -94,6 +95,7 @@ impl Engine {
         *state = CheckpointState { number, slot, sequence };
         self.checkpoint_number.store(number, Ordering::Release);
         journal.checkpointed(sequence, older);
+        self.device.recorded().passed(older);
         self.tree.published(number);
         self.settle_frees(&journal);
         self.pay_pool_debt();

@@ -130,6 +130,8 @@ pub(crate) struct Background {
 pub(crate) struct BackgroundState {
     pub(crate) stop: bool,
     pub(crate) checkpoint_wanted: bool,
+    /// Recorded content is to be written home.
+    pub(crate) homes_wanted: bool,
     /// The periodic commit is to come early.
     pub(crate) commit_wanted: bool,
     /// Orphans that could not be freed; tried again at the next periodic commit.
@@ -272,7 +274,10 @@ impl Engine {
 
     /// Blocks whose freeing is durable become reusable, after their discard if freed blocks are discarded.
     pub(crate) fn settle_frees(&self, journal: &Journal) {
-        self.alloc.durable(journal.durable());
+        // A batch of homes that began before may still write to them.
+        let durable = journal.durable();
+        self.device.recorded().await_batch();
+        self.alloc.durable(durable);
         if !self.alloc.has_discards() {
             return;
         }
@@ -327,6 +332,15 @@ impl Engine {
         let mut state = self.background.state.lock();
         if !state.commit_wanted {
             state.commit_wanted = true;
+            self.background.wake_commit.notify_one();
+        }
+    }
+
+    /// Wakes the background thread to write recorded content home.
+    pub(crate) fn want_homes(&self) {
+        let mut state = self.background.state.lock();
+        if !state.homes_wanted {
+            state.homes_wanted = true;
             self.background.wake_commit.notify_one();
         }
     }

@@ -9,6 +9,7 @@ use crate::cursor::Cursor;
 use crate::direct_io::DirectIo;
 use crate::file::advice::Advice;
 use crate::file::syncing::{SyncOptions, Syncing};
+use crate::group::FileGroup;
 use crate::inode::InodeRef;
 use crate::inodes::{FallocateMode, Inodes, IoFlags, XattrFlags};
 use crate::metadata::{FileTimes, Metadata};
@@ -84,13 +85,18 @@ impl File {
     }
 
     #[inline]
-    fn check_readable(&self) -> Result<()> {
+    pub(crate) fn check_readable(&self) -> Result<()> {
         if self.readable { Ok(()) } else { Err(self.refused("reading")) }
     }
 
     #[inline]
-    fn check_writable(&self) -> Result<()> {
+    pub(crate) fn check_writable(&self) -> Result<()> {
         if self.writable { Ok(()) } else { Err(self.refused("writing")) }
+    }
+
+    /// A group of writes to this file that become visible at once, and durable as a whole or not at all.
+    pub fn atomic(&self) -> FileGroup<'_> {
+        FileGroup::new(self, self.inodes.clone())
     }
 
     /// A position in the file, at its start, for the traits of [`std::io`].

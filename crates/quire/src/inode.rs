@@ -33,6 +33,7 @@ use quire_base::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock};
 use quire_base::{Error, ErrorKind, InodeNo, Result, Seq, Timestamp};
 use quire_cache::Mapping;
 use quire_format::inode::{FileType, InodeRecord, MODE_PERMISSION_MASK};
+use quire_format::properties::Properties;
 
 /// Buckets of a directory's names, each a byte: so many that a few threads that change different names seldom
 /// meet on one.
@@ -158,6 +159,8 @@ pub struct Inode {
     pub(crate) tail: Tail,
 
     meta: Mutex<Meta>,
+    /// Blocks of an untorn unit; 0: none.
+    unit: AtomicU32,
     /// The record's permission bits, to see a setuid bit without the lock.
     pub(crate) mode: AtomicU32,
     /// Whether the record tells of extended attributes, the same way.
@@ -258,6 +261,7 @@ impl Inode {
             names,
             placement_hint: Mutex::new((0, 0)),
             tail: Tail::default(),
+            unit: AtomicU32::new(unit_of(record.flags)),
             mode: AtomicU32::new(record.mode),
             has_xattrs: AtomicBool::new(record.xattr_bytes != 0),
             meta: Mutex::new(Meta {
@@ -413,8 +417,15 @@ impl Inode {
         self.commit_seq.fetch_max(seq.0, Ordering::AcqRel);
     }
 
+    /// Blocks of a unit that a crash leaves whole; none if the file has no such property.
+    pub(crate) fn unit_blocks(&self) -> Option<u64> {
+        let blocks = self.unit.load(Ordering::Acquire);
+        (blocks > 0).then_some(u64::from(blocks))
+    }
+
     /// Keeps the copies of what is read without the lock.
     pub(crate) fn publish(&self, record: &InodeRecord) {
+        self.unit.store(unit_of(record.flags), Ordering::Release);
         self.mode.store(record.mode, Ordering::Release);
         self.has_xattrs.store(record.xattr_bytes != 0, Ordering::Release);
     }
@@ -429,6 +440,14 @@ impl Inode {
             kind => Err(Error::invalid(format!("inode {} is a {kind:?}, not a regular file", self.number))),
         }
     }
+}
+
+/// The blocks of an untorn unit that a record's flags name. Flags that mean nothing name none; fsck finds them.
+fn unit_of(flags: u32) -> u32 {
+    Properties::of_flags(flags)
+        .ok()
+        .and_then(|properties| properties.untorn)
+        .map_or(0, |unit| unit.blocks() as u32)
 }
 
 impl Drop for Inode {

@@ -43,6 +43,7 @@ pub use crate::file::IoFlags;
 pub use crate::file::direct_async::BufferDone;
 pub use crate::file::fallocate::FallocateMode;
 pub use crate::file::fsync::Completion;
+pub use crate::group::InodeGroup;
 pub use crate::inode::InodeRef;
 pub use crate::namespace::{Caller, Create, DirectoryEntry};
 pub use crate::xattr::XattrFlags;
@@ -60,6 +61,16 @@ pub struct Inodes {
 impl Inodes {
     pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.inner.engine
+    }
+
+    /// A group of writes that become visible at once, and durable as a whole or not at all.
+    pub fn atomic(&self) -> InodeGroup {
+        InodeGroup::new(self.clone())
+    }
+
+    /// The most bytes, in whole blocks, that a group may write.
+    pub fn group_bytes_max(&self) -> u64 {
+        self.engine().group_bytes_max()
     }
 
     /// The root directory.

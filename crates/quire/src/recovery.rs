@@ -185,6 +185,8 @@ fn load_from(
         }
     }
 
+    // What the replay from the other slot found, if there was one.
+    device.recorded().clear();
     let mut superblock = superblock;
     let (free_blocks, inodes, next_inode) = (
         Counter::starting_at(superblock.free_blocks),
@@ -197,6 +199,8 @@ fn load_from(
         free_blocks: &free_blocks,
         inodes: &inodes,
         inode_numbers: &next_inode,
+        recorded: device.recorded(),
+        data_space: superblock.data_space(),
         alloc: None,
     };
     let config = ReplayConfig {
@@ -222,6 +226,13 @@ fn load_from(
         return Err(Error::corrupt(format!(
             "the journal ends at {} but the newer checkpoint was taken at {newest_sequence}",
             end.end
+        )));
+    }
+    if let Some(chunk) = tree.pool_chunks().iter().find(|run| device.recorded().covers(run.start, run.blocks))
+    {
+        return Err(Error::corrupt(format!(
+            "the journal has data for blocks of the metadata pool at {}+{}",
+            chunk.start, chunk.blocks
         )));
     }
     superblock.free_blocks = free_blocks.get();
@@ -294,6 +305,7 @@ fn new_incarnation(
 ) -> Result<Parts> {
     // Also where nothing of ours was written since the start: what the reads saw may sit in a cache.
     backend.flush()?;
+    device.recorded().write_home(&device, loaded.end, &mut |_| Ok(()))?;
 
     let as_found = read_superblocks(&device)[loaded.slot].clone()?;
     let (first, second) = (1 - loaded.slot, loaded.slot);
@@ -316,6 +328,7 @@ fn new_incarnation(
     publish(&device, superblock, first)?;
     publish(&device, superblock, second)?;
     loaded.tree.both_slots(number);
+    device.recorded().passed(loaded.end);
 
     let journal = Journal::open(
         device.clone(),

@@ -32,6 +32,7 @@
 //! | frees (truncate, punch, reaper), a smaller size | nothing | less than before; the blocks get a new owner only when the free is durable (J2), and that owner's record names its data |
 //! | unwritten extents | nothing | zeros |
 //! | orphans, logged operations, chunks of the metadata pool | nothing | nothing |
+//! | content of blocks | nothing | the content is in the record |
 //!
 //! What is durable in a checkpoint needs no such word: its own flush comes after all records up to its S.
 //!
@@ -45,11 +46,11 @@ use crate::reservation::{Amount, Reservation, Shortage, Turn};
 use quire_base::patience;
 use quire_base::sync::MutexGuard;
 use quire_base::sync::atomic::Ordering;
-use quire_base::{BlockNo, Error, ErrorKind, InodeNo, Result, Seq};
+use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, InodeNo, Result, Seq};
 use quire_format::extent::{Extent, Run};
 use quire_format::inode::InodeRecord;
 use quire_format::key::Key;
-use quire_format::record::{self, Change};
+use quire_format::record::{self, Change, DATA_OVERHEAD_MAX};
 use quire_format::region::split_by_region;
 use quire_tree::{Class, Ticket};
 
@@ -89,6 +90,10 @@ impl Cost {
     /// Adds the change of `extents` extents and of the regions that they may lie in.
     pub fn with_extents(self, extents: usize) -> Cost {
         Cost { keys: self.keys + 3 * extents, bytes: self.bytes + 64 * extents + 32, ..self }
+    }
+    /// Adds the content of blocks, in so many runs on the device at most.
+    pub fn with_data(self, blocks: usize, runs: usize) -> Cost {
+        Cost { bytes: self.bytes + blocks * BLOCK_SIZE + runs * DATA_OVERHEAD_MAX, ..self }
     }
     /// See [`Cost::critical`].
     pub fn critical(self) -> Cost {
@@ -364,6 +369,11 @@ impl Transaction<'_> {
         }
     }
 
+    /// Gives blocks of a file content, after all changes of extents. Whoever orders that content is held.
+    pub fn data(&mut self, start: BlockNo, bytes: std::sync::Arc<[u8]>) {
+        self.changes.push(Change::Data { start, bytes });
+    }
+
     /// Takes the one lock of all orphans, on a volume that has one for comparison. Before a slot is claimed.
     pub fn lock_orphans(&mut self) {
         if self.engine.options.orphan_tracking == OrphanTracking::Locked && self.orphan_lock.is_none() {
@@ -455,7 +465,7 @@ fn touched_keys(change: &Change, keys: &mut Vec<Key>, freed: &mut Vec<Run>) -> R
             regions(run);
             freed.push(run);
         }
-        Change::OrphanSet { .. } | Change::OrphanClear { .. } => {}
+        Change::OrphanSet { .. } | Change::OrphanClear { .. } | Change::Data { .. } => {}
     }
     Ok(())
 }

@@ -206,6 +206,17 @@ impl Volume {
         info
     }
 
+    /// A group of writes to files of this volume that become visible at once, and durable as a whole or not at
+    /// all.
+    pub fn atomic(&self) -> crate::group::Group {
+        crate::group::Group::new(self.inodes().clone())
+    }
+
+    /// The most bytes, in whole blocks, that a group may write.
+    pub fn group_bytes_max(&self) -> u64 {
+        self.inodes().group_bytes_max()
+    }
+
     /// True if no changes are taken.
     pub fn is_read_only(&self) -> bool {
         self.engine().read_only

@@ -25,7 +25,7 @@ use quire_alloc::Funding;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, BlockNo, InodeNo, Result};
-use quire_cache::{Backing, Home, Mapping, PlacedRun, Placement, Run};
+use quire_cache::{Backing, Contents, Home, Mapping, PlacedRun, Placement, RECORD_BLOCKS, Run};
 use quire_format::extent::{Extent, Run as DiskRun, extents_of_run};
 use quire_format::key::Key;
 use quire_format::region::split_by_region;
@@ -147,6 +147,24 @@ impl Backing for Inode {
         Token::decode(placement.token).is_recorded
     }
 
+    fn unit_blocks(&self) -> Option<u64> {
+        Inode::unit_blocks(self)
+    }
+
+    fn goes_through_journal(&self, block: u64, count: u64) -> bool {
+        // If the map cannot be read, `place` says so.
+        self.engine.has_recorded(self, block, count).unwrap_or(false)
+    }
+
+    fn journal(&self, contents: &Contents<'_>) -> Result<()> {
+        self.engine.journal_contents(self, contents)
+    }
+
+    fn wait_for_room(&self) -> Result<()> {
+        let blocks = Inode::unit_blocks(self).unwrap_or(0).max(RECORD_BLOCKS);
+        self.engine.await_data_room(blocks)
+    }
+
     fn size(&self) -> u64 {
         Inode::size(self)
     }
@@ -178,7 +196,7 @@ fn extents_around(inode: &Inode, blocks: &Range<u64>) -> Result<Vec<Extent>> {
 }
 
 /// The keys, but for those of extents, that journaling these homes changes.
-fn keys_of_homes(inode: &Inode, homes: impl Iterator<Item = DiskRun>) -> Vec<Key> {
+pub(super) fn keys_of_homes(inode: &Inode, homes: impl Iterator<Item = DiskRun>) -> Vec<Key> {
     let regions = homes.flat_map(split_by_region).map(|(region, ..)| Key::region(region));
     std::iter::once(Key::inode(inode.number)).chain(regions).collect()
 }
@@ -351,7 +369,7 @@ impl Engine {
         let mut record = meta.record.clone();
         let plan_gained = plan.blocks_gained();
         record.blocks = record.blocks.saturating_add_signed(plan_gained);
-        record.size = record.size.max(self.front(inode, &meta, size, start..end));
+        record.size = record.size.max(self.front(inode, &meta, size, std::slice::from_ref(&(start..end))));
         if plan.len() == 0 && record == meta.record {
             return Ok(false);
         }
@@ -379,16 +397,16 @@ impl Engine {
     /// is in the journal. What such a block holds on disk may be what an earlier truncate cut off, and the
     /// dropped block was the zeros over it. He sets the size himself, and it follows what was written
     /// meanwhile when he is done ([`Engine::exclusively`]).
-    pub(crate) fn front(&self, inode: &Inode, meta: &Meta, size: u64, done: Range<u64>) -> u64 {
+    pub(crate) fn front(&self, inode: &Inode, meta: &Meta, size: u64, done: &[Range<u64>]) -> u64 {
         let on_disk = meta.record.size;
         let Some(mapping) = inode.mapping.get() else { return size };
         let Some(view) = inode.seen.shared_view() else { return on_disk };
         let mut from = on_disk / BLOCK_SIZE as u64;
         let end = loop {
-            match mapping.first_unfinished(from) {
-                Some(block) if done.contains(&block) => from = done.end,
-                Some(block) => break size.min(block * BLOCK_SIZE as u64).max(on_disk),
-                None => break size,
+            let Some(block) = mapping.first_unfinished(from) else { break size };
+            match done.iter().find(|range| range.contains(&block)) {
+                Some(range) => from = range.end,
+                None => break size.min(block * BLOCK_SIZE as u64).max(on_disk),
             }
         };
         // A drop that the look at the blocks saw came with an odd sequence before it.

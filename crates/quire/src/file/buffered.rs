@@ -233,8 +233,11 @@ impl Engine {
 
     fn write_pieces(&self, inode: &InodeRef, offset: u64, data: &[u8]) -> Result<usize> {
         let mut done = 0;
-        for piece in data.chunks(BATCH_BYTES) {
+        while done < data.len() {
             let at = offset + done as u64;
+            // A piece ends where a unit of any size does, so that none is ever there in part.
+            let len = (BATCH_BYTES - (at % BATCH_BYTES as u64) as usize).min(data.len() - done);
+            let piece = &data[done..done + len];
             let end = at + piece.len() as u64;
             match inode.mapping().write_piece(at, piece, &mut || inode.raise_size(end)) {
                 Ok(()) => done += piece.len(),

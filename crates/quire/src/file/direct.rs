@@ -132,7 +132,7 @@ impl Engine {
         Ok((at, written))
     }
 
-    /// `None` if an append would start inside a block.
+    /// `None` if the cache takes it: an append would start inside a block, or the data goes through the journal.
     fn write_past_cache(
         self: &Arc<Engine>,
         inode: &InodeRef,
@@ -149,11 +149,14 @@ impl Engine {
             return Ok(None);
         }
         let end = range_end(at, data.len() as u64)?;
+        let (first, last) = (at / BLOCK_SIZE as u64, end / BLOCK_SIZE as u64);
+        if inode.unit_blocks().is_some() || self.has_recorded(inode, first, last - first)? {
+            return Ok(None);
+        }
         if extends {
             self.expose(inode, at)?;
         }
         let _range = inode.ranges.lock(at, end, true);
-        let (first, last) = (at / BLOCK_SIZE as u64, end / BLOCK_SIZE as u64);
         if let Some(mapping) = inode.mapping.get() {
             mapping.write_back(first, last)?;
             mapping.drop_written(first, last);

@@ -195,7 +195,8 @@ impl Engine {
         Ok(Some((held, transfers, len)))
     }
 
-    /// What an overwrite needs to be sent off; `None`: it grows the file, fills holes, or is not aligned.
+    /// What an overwrite needs to be sent off; `None`: it grows the file, fills holes, is not aligned, or goes
+    /// through the journal.
     fn plan_overwrite(
         self: &Arc<Engine>,
         inode: &InodeRef,
@@ -217,6 +218,9 @@ impl Engine {
             return Ok(None);
         }
         let (first, last) = (offset / BLOCK_SIZE as u64, end / BLOCK_SIZE as u64);
+        if inode.unit_blocks().is_some() || self.has_recorded(inode, first, last - first)? {
+            return Ok(None);
+        }
         if let Some(mapping) = inode.mapping.get() {
             mapping.write_back(first, last)?;
             mapping.drop_written(first, last);

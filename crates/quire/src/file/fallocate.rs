@@ -68,10 +68,21 @@ impl Engine {
         self.clear_privileges(inode)?;
         let change = || {
             match mode {
-                FallocateMode::PunchHole => self.punch(inode, offset, end)?,
+                FallocateMode::PunchHole => {
+                    let whole = self.zero_cut_units(inode, offset, end)?;
+                    if !whole.is_empty() {
+                        self.punch(inode, whole.start, whole.end)?;
+                    }
+                }
                 FallocateMode::ZeroRange { keep_size } => {
                     self.fill_holes(inode, offset, end)?;
-                    self.zero_range(inode, offset, end, !keep_size)?;
+                    let whole = self.zero_cut_units(inode, offset, end)?;
+                    if !whole.is_empty() {
+                        self.zero_range(inode, whole.start, whole.end, !keep_size)?;
+                    }
+                    if !keep_size && end > inode.size() {
+                        self.set_size(inode, end)?;
+                    }
                 }
                 _ => self.fill_holes(inode, offset, end)?,
             }
@@ -83,6 +94,24 @@ impl Engine {
         self.retry_without_space(|| self.exclusively(inode, change))?;
         inode.touch_written();
         Ok(())
+    }
+
+    /// Writes zeros to the parts of `[offset, end)` that cut a unit which a crash must not show in part; each
+    /// unit is one write. Gives the range without them: all of it, if the file has no units.
+    fn zero_cut_units(&self, inode: &InodeRef, offset: u64, end: u64) -> Result<Range<u64>> {
+        let Some(unit) = inode.unit_blocks().map(|blocks| blocks * BLOCK_SIZE as u64) else {
+            return Ok(offset..end);
+        };
+        let (first, last) = (offset.next_multiple_of(unit), end / unit * unit);
+        let cut = if first <= last { [offset..first, last..end] } else { [offset..end, end..end] };
+        for part in cut {
+            // What lies behind the end of the file reads as zeros already.
+            let len = part.end.min(inode.size()).saturating_sub(part.start);
+            if len > 0 {
+                inode.mapping().write_piece(part.start, &vec![0; len as usize], &mut || {})?;
+            }
+        }
+        Ok(first..last.max(first))
     }
 
     /// Gives blocks back. Edge blocks are zeroed through the cache.

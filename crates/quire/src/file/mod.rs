@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`backing`] | what the cache asks of a file: extents, space, placement, completion |
 //! | [`buffered`] | reads and writes through the cache, appends, size growth |
+//! | [`journaled`] | data that goes through the journal |
 //! | [`direct`] | reads and writes past the cache |
 //! | [`direct_async`] | those that hold no thread |
 //! | [`exclusive`] | having a file to oneself, as those below do |
@@ -35,6 +36,7 @@ pub(crate) mod exclusive;
 pub(crate) mod fallocate;
 pub(crate) mod file_sync;
 pub(crate) mod fsync;
+pub(crate) mod journaled;
 pub(crate) mod prepared;
 pub mod range_lock;
 pub(crate) mod seek;

@@ -1,0 +1,362 @@
+//! Blocks whose newest content is a record of the journal, not yet (or only just) at home.
+//!
+//! Protocol
+//! 1. [`RecordedBlocks::record`]: a journal record with the block's content has its `Seq`; whatever orders
+//!    the block's contents (its segment, its writeback bit) is held. A later version takes the place of an
+//!    earlier one.
+//! 2. Reads of class Data see the recorded content: [`crate::Device`] lays it over what the medium gave. The
+//!    versions are picked before the read is submitted, so a home that is written meanwhile takes nothing
+//!    away.
+//! 3. [`RecordedBlocks::write_home`] writes the newest versions home, a bounded batch at a time. It makes the
+//!    records of a batch durable before it writes the batch: a torn home is always repaired by replay. One
+//!    batch is under way at a time, so no block has two writes of homes in flight.
+//! 4. A block at home stays known until the journal's tail has passed its record
+//!    ([`RecordedBlocks::passed`]): until then a replay would put the record's content back, so the block may
+//!    only be written through the journal ([`RecordedBlocks::covers`]).
+//! 5. [`RecordedBlocks::forget`]: the block was freed, or reads as zeros from now on; replay drops its
+//!    versions as well. Before anybody else gets the block, [`RecordedBlocks::await_batch`] waits for a batch
+//!    that may still have it.
+//!
+//! Invariants: of each block the newest version is kept, and no other. A checkpoint publishes only when no
+//! record up to its S is without a home ([`RecordedBlocks::write_home`] with that S returned).
+//!
+//! Shared cache lines: `pending` and `known` are read by every data read and writeback; both are zero, and
+//! never written, on a volume that journals no data. Versions lie in shards of 2 MiB of the device.
+//!
+//! Neighbours: the volume records, in live operation and in replay; [`crate::device`] reads.
+
+use crate::aligned::AlignedBuf;
+use crate::backend::{Io, IoClass, Segment};
+use crate::device::Device;
+use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use quire_base::sync::{Arc, Condvar, Mutex};
+use quire_base::{BLOCK_SIZE, BlockNo, Result, Seq};
+use std::collections::BTreeMap;
+
+/// Shards, by 512 blocks of the device.
+const SHARDS: usize = 64;
+const SHARD_BLOCKS: u64 = 512;
+/// Blocks that one batch of homes has at most.
+const BATCH_BLOCKS: usize = 1024;
+
+/// A block's content within the bytes of its record.
+#[derive(Clone)]
+struct Content {
+    bytes: Arc<[u8]>,
+    at: usize,
+}
+
+impl Content {
+    fn block(&self) -> &[u8] {
+        &self.bytes[self.at..self.at + BLOCK_SIZE]
+    }
+}
+
+struct Version {
+    /// The record's.
+    seq: Seq,
+    /// The oldest record of the block that is not at home.
+    waits_since: Seq,
+    /// None once it is at home.
+    content: Option<Content>,
+}
+
+/// See the module's documentation.
+pub struct RecordedBlocks {
+    /// Blocks that are not at home.
+    pending: AtomicU64,
+    /// Blocks with a version, at home or not.
+    known: AtomicU64,
+    shards: Box<[Mutex<BTreeMap<u64, Version>>]>,
+    batch: Mutex<Batch>,
+    batch_ended: Condvar,
+    /// As in `batch`, to see it without the lock.
+    is_writing: AtomicBool,
+}
+
+#[derive(Default)]
+struct Batch {
+    is_under_way: bool,
+    /// Batches that have begun.
+    number: u64,
+}
+
+impl Default for RecordedBlocks {
+    fn default() -> RecordedBlocks {
+        RecordedBlocks {
+            pending: AtomicU64::new(0),
+            known: AtomicU64::new(0),
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            batch: Mutex::default(),
+            batch_ended: Condvar::new(),
+            is_writing: AtomicBool::new(false),
+        }
+    }
+}
+
+/// Parts of a run of blocks, each within a shard: first block and end.
+fn parts(start: BlockNo, blocks: u64) -> impl Iterator<Item = (u64, u64)> {
+    let end = start.0.saturating_add(blocks);
+    let mut at = start.0;
+    std::iter::from_fn(move || {
+        let part = (at, end.min((at / SHARD_BLOCKS + 1) * SHARD_BLOCKS));
+        at = part.1;
+        (part.0 < part.1).then_some(part)
+    })
+}
+
+impl RecordedBlocks {
+    fn shard(&self, block: u64) -> &Mutex<BTreeMap<u64, Version>> {
+        &self.shards[(block / SHARD_BLOCKS) as usize % SHARDS]
+    }
+
+    /// Takes the content of whole blocks from `start` on, which the record that ends at `seq` carries.
+    pub fn record(&self, seq: Seq, start: BlockNo, bytes: &Arc<[u8]>) {
+        debug_assert!(bytes.len().is_multiple_of(BLOCK_SIZE));
+        for (first, end) in parts(start, (bytes.len() / BLOCK_SIZE) as u64) {
+            let mut versions = self.shard(first).lock();
+            for block in first..end {
+                let at = (block - start.0) as usize * BLOCK_SIZE;
+                let content = Some(Content { bytes: bytes.clone(), at });
+                let mut version = Version { seq, waits_since: seq, content };
+                match versions.get_mut(&block) {
+                    Some(before) => {
+                        if before.content.is_some() {
+                            version.waits_since = before.waits_since;
+                        } else {
+                            self.pending.fetch_add(1, Ordering::AcqRel);
+                        }
+                        *before = version;
+                    }
+                    None => {
+                        self.known.fetch_add(1, Ordering::AcqRel);
+                        self.pending.fetch_add(1, Ordering::AcqRel);
+                        versions.insert(block, version);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Drops the versions of a run of blocks: they hold nothing any more.
+    pub fn forget(&self, start: BlockNo, blocks: u64) {
+        if self.is_empty() {
+            return;
+        }
+        for (first, end) in parts(start, blocks) {
+            let mut versions = self.shard(first).lock();
+            let gone: Vec<u64> = versions.range(first..end).map(|(block, _)| *block).collect();
+            for block in gone {
+                let version = versions.remove(&block).expect("it was there");
+                self.known.fetch_sub(1, Ordering::AcqRel);
+                if version.content.is_some() {
+                    self.pending.fetch_sub(1, Ordering::AcqRel);
+                }
+            }
+        }
+    }
+
+    /// Whether no block has a version.
+    pub fn is_empty(&self) -> bool {
+        self.known.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether any of these blocks has a version that a replay would put back.
+    pub fn covers(&self, start: BlockNo, blocks: u64) -> bool {
+        !self.is_empty()
+            && parts(start, blocks)
+                .any(|(first, end)| self.shard(first).lock().range(first..end).next().is_some())
+    }
+
+    /// Bytes that wait to be written home.
+    pub fn pending_bytes(&self) -> u64 {
+        self.pending.load(Ordering::Acquire) * BLOCK_SIZE as u64
+    }
+
+    /// The versions that a read of these blocks has to see, as it would be now.
+    pub(crate) fn overlay(&self, start: BlockNo, blocks: u64) -> Overlay {
+        let mut contents = Vec::new();
+        if self.pending.load(Ordering::Acquire) > 0 {
+            for (first, end) in parts(start, blocks) {
+                let versions = self.shard(first).lock();
+                contents.extend(versions.range(first..end).filter_map(|(block, version)| {
+                    Some(((block - start.0) as usize * BLOCK_SIZE, version.content.clone()?))
+                }));
+            }
+        }
+        Overlay { contents }
+    }
+
+    /// Writes all versions home that records up to `upto` made necessary, without a flush. `force` makes the
+    /// journal durable up to a position.
+    pub fn write_home(
+        &self,
+        device: &Device,
+        upto: Seq,
+        force: &mut dyn FnMut(Seq) -> Result<()>,
+    ) -> Result<()> {
+        if self.pending.load(Ordering::Acquire) == 0 {
+            return Ok(());
+        }
+        let mut blocks = Vec::new();
+        for shard in &self.shards[..] {
+            let versions = shard.lock();
+            let due = |version: &Version| version.content.is_some() && version.waits_since <= upto;
+            blocks.extend(versions.iter().filter(|(_, version)| due(version)).map(|(block, _)| *block));
+        }
+        blocks.sort_unstable();
+        blocks.chunks(BATCH_BLOCKS).try_for_each(|batch| self.write_batch(device, batch, force))
+    }
+
+    /// Writes the newest versions of these blocks home.
+    fn write_batch(
+        &self,
+        device: &Device,
+        blocks: &[u64],
+        force: &mut dyn FnMut(Seq) -> Result<()>,
+    ) -> Result<()> {
+        let _batch = self.begin_batch();
+        let versions: Vec<(u64, Seq, Content)> = blocks
+            .iter()
+            .filter_map(|block| {
+                let versions = self.shard(*block).lock();
+                let version = versions.get(block)?;
+                Some((*block, version.seq, version.content.clone()?))
+            })
+            .collect();
+        let Some(newest) = versions.iter().map(|(_, seq, _)| *seq).max() else { return Ok(()) };
+        force(newest)?;
+        let mut buffer = AlignedBuf::try_zeroed(versions.len() * BLOCK_SIZE)?;
+        for (page, (_, _, content)) in buffer.chunks_exact_mut(BLOCK_SIZE).zip(&versions) {
+            page.copy_from_slice(content.block());
+        }
+        let pages = buffer.chunks_exact(BLOCK_SIZE);
+        let items: Vec<(BlockNo, &[u8])> =
+            versions.iter().zip(pages).map(|((block, ..), page)| (BlockNo(*block), page)).collect();
+        device.write_batch(IoClass::Data, &items)?;
+        for (block, seq, _) in &versions {
+            // One that was recorded meanwhile waits for the next batch.
+            if let Some(version) = self.shard(*block).lock().get_mut(block) {
+                if version.seq == *seq {
+                    version.content = None;
+                    self.pending.fetch_sub(1, Ordering::AcqRel);
+                } else {
+                    version.waits_since = version.seq;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn begin_batch(&self) -> UnderWay<'_> {
+        let mut batch = self.batch.lock();
+        while batch.is_under_way {
+            self.batch_ended.wait(&mut batch);
+        }
+        batch.is_under_way = true;
+        batch.number += 1;
+        // Before any version is looked at: who has forgotten one since then sees it.
+        self.is_writing.store(true, Ordering::SeqCst);
+        UnderWay(self)
+    }
+
+    /// Waits for the batch of homes that is being written now, if there is one: what it writes may be blocks
+    /// that were forgotten since it began.
+    pub fn await_batch(&self) {
+        if !self.is_writing.load(Ordering::SeqCst) {
+            return;
+        }
+        let mut batch = self.batch.lock();
+        let number = batch.number;
+        while batch.is_under_way && batch.number == number {
+            self.batch_ended.wait(&mut batch);
+        }
+    }
+
+    /// Forgets everything: a replay starts from elsewhere.
+    pub fn clear(&self) {
+        for shard in &self.shards[..] {
+            shard.lock().clear();
+        }
+        self.known.store(0, Ordering::Release);
+        self.pending.store(0, Ordering::Release);
+    }
+
+    /// The journal is needed from `tail` on only: blocks at home whose record lies before it may be written
+    /// in any way again.
+    pub fn passed(&self, tail: Seq) {
+        if self.is_empty() {
+            return;
+        }
+        for shard in &self.shards[..] {
+            shard.lock().retain(|_, version| {
+                let stays = version.content.is_some() || version.seq > tail;
+                if !stays {
+                    self.known.fetch_sub(1, Ordering::AcqRel);
+                }
+                stays
+            });
+        }
+    }
+}
+
+/// A batch of homes is being written while it lives.
+struct UnderWay<'a>(&'a RecordedBlocks);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        let mut batch = self.0.batch.lock();
+        batch.is_under_way = false;
+        self.0.is_writing.store(false, Ordering::SeqCst);
+        drop(batch);
+        self.0.batch_ended.notify_all();
+    }
+}
+
+/// Recorded versions for a read, by offset in its bytes.
+pub(crate) struct Overlay {
+    contents: Vec<(usize, Content)>,
+}
+
+impl Overlay {
+    /// Lays them over what a read gave.
+    pub fn apply(&self, buf: &mut [u8]) {
+        for (at, content) in &self.contents {
+            buf[*at..*at + BLOCK_SIZE].copy_from_slice(content.block());
+        }
+    }
+
+    /// Makes a request's `done` lay them over its memory first.
+    pub fn apply_when_done(self, io: &mut Io) {
+        if self.contents.is_empty() {
+            return;
+        }
+        let segments: Vec<Segment> = io.segments.clone();
+        let done = std::mem::replace(&mut io.done, Box::new(|_| ()));
+        io.done = Box::new(move |outcome| {
+            if outcome.is_ok() {
+                for (at, content) in &self.contents {
+                    // SAFETY: the request's own memory, until `done` has run (`Segment::new`).
+                    unsafe { copy_into(&segments, *at, content.block()) };
+                }
+            }
+            done(outcome);
+        });
+    }
+}
+
+/// Copies a block to byte `at` of the memory that segments (of whole blocks) make up.
+///
+/// # Safety
+/// The memory is the caller's to write.
+unsafe fn copy_into(segments: &[Segment], at: usize, block: &[u8]) {
+    let mut start = 0;
+    for segment in segments {
+        if at < start + segment.len() {
+            // SAFETY: the block lies within the segment, which is of whole blocks.
+            unsafe { segment.ptr().add(at - start).copy_from_nonoverlapping(block.as_ptr(), block.len()) };
+            return;
+        }
+        start += segment.len();
+    }
+}

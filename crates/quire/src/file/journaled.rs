@@ -1,0 +1,306 @@
+//! Data that goes through the journal (J8): units of untorn files, groups of writes, and blocks whose recorded
+//! content a replay would put back.
+//!
+//! Protocol
+//! 1. Whoever brings content holds the blocks' segments, so that records come in the order of the contents.
+//! 2. Blocks without a home get one ([`FileData`]); blocks that exist keep theirs.
+//! 3. One transaction carries everything: extents for new blocks, sizes, and the content of each block, by the
+//!    block on disk where it belongs. It depends on no data of its own.
+//! 4. Applying it tells the device ([`quire_device::RecordedBlocks`]): reads see the recorded content from
+//!    then on, and homes are written behind the callers' backs, by checkpoints and by the committer.
+//!
+//! Content belongs to a disk block, not to a place in a file. So a record stays true when extents merge, or
+//! move by collapse and insert; it is void when the block is freed or reads as zeros, in replay and live
+//! alike ([`quire_format::record::no_longer_written`]).
+//!
+//! A block with a record that a replay would put back is written in no other way until the journal's tail has
+//! passed the record: [`Inode::goes_through_journal`] sends writeback here, and direct writes go through the
+//! cache. So a group on a file without units needs no further protocol, and neither does a change of the
+//! property.
+//!
+//! Room. Content that waits for its home is in memory, at most [`Engine::homes_max`] bytes. Who brings more
+//! has homes written first. A checkpoint needs no room in the journal for that, no segment and no cached
+//! page: it always makes room (J9).
+//!
+//! Neighbours: `quire_cache::Contents` from units; [`crate::group`] from groups; [`super::backing`] for all
+//! other data.
+
+use super::backing::keys_of_homes;
+use crate::engine::Engine;
+use crate::inode::{Inode, MetaGuard};
+use crate::transaction::{Cost, Depends, EXTENTS_PER_TRANSACTION, Transaction};
+use quire_alloc::Funding;
+use quire_base::sync::Arc;
+use quire_base::sync::atomic::Ordering;
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result, Seq};
+use quire_cache::{Backing, Contents, Home};
+use quire_format::extent::{Extent, Run, extents_of_run};
+use std::ops::Range;
+
+/// The most content that waits in memory for its home, and the least limit that is of use.
+const HOMES_BYTES: u64 = 64 << 20;
+const HOMES_BYTES_MIN: u64 = 2 << 20;
+
+/// Blocks of a file with their places on disk, and with what they hold.
+pub(crate) struct Piece {
+    pub(crate) file_block: u64,
+    pub(crate) home: Run,
+    /// Its home is not that of a written extent so far.
+    is_new: bool,
+    pub(crate) bytes: Arc<[u8]>,
+}
+
+/// Content for one file, with its homes. What was allocated goes back, unless [`Engine::commit_data`] has
+/// journaled it.
+pub(crate) struct FileData<'a> {
+    engine: &'a Engine,
+    inode: &'a Inode,
+    /// In the order of the file.
+    pieces: Vec<Piece>,
+    fresh: Vec<Run>,
+    /// The size that the file has at least, once this is visible.
+    pub(crate) grows_to: u64,
+}
+
+impl<'a> FileData<'a> {
+    pub(crate) fn new(engine: &'a Engine, inode: &'a Inode) -> FileData<'a> {
+        FileData { engine, inode, pieces: Vec::new(), fresh: Vec::new(), grows_to: 0 }
+    }
+
+    /// Adds a run of blocks, behind those that it has; `copy` fills in what they hold. Blocks without a home
+    /// take one from what was reserved for them.
+    pub(crate) fn add(&mut self, first: u64, count: u64, copy: impl Fn(u64, &mut [u8])) -> Result<()> {
+        let mut at = first;
+        while at < first + count {
+            for run in self.inode.map(at, first + count - at)? {
+                let (homes, is_new) = match run.home {
+                    Home::Written(home) => (vec![Run::new(home, run.count)], false),
+                    Home::Unwritten(home) => (vec![Run::new(home, run.count)], true),
+                    Home::Hole => (self.allocate(run.file_block, run.count)?, true),
+                };
+                for home in homes {
+                    let mut bytes: Arc<[u8]> =
+                        std::iter::repeat_n(0, home.blocks as usize * BLOCK_SIZE).collect();
+                    copy(at, Arc::get_mut(&mut bytes).expect("nobody else has it yet"));
+                    self.pieces.push(Piece { file_block: at, home, is_new, bytes });
+                    at += home.blocks;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn allocate(&mut self, block: u64, count: u64) -> Result<Vec<Run>> {
+        let (engine, inode) = (self.engine, self.inode);
+        let goal = engine.allocation_goal(inode, block)?;
+        let mut reservation = inode.delayed.take(&engine.alloc, count);
+        let got = engine.alloc.allocate(Funding::Reserved(&mut reservation), goal, count, 1);
+        inode.delayed.put(reservation);
+        let runs = got?;
+        self.fresh.extend(&runs);
+        let placed: u64 = runs.iter().map(|run| run.blocks).sum();
+        if placed < count {
+            return Err(Error::new(ErrorKind::NoSpace, "fewer blocks than were reserved"));
+        }
+        if let Some(last) = runs.last() {
+            *inode.placement_hint.lock() = (block + count, last.end().0);
+        }
+        Ok(runs)
+    }
+
+    /// Blocks in all.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.home.blocks).sum()
+    }
+
+    /// Pieces whose homes are to be journaled.
+    pub(crate) fn new_pieces(&self) -> usize {
+        self.pieces.iter().filter(|piece| piece.is_new).count()
+    }
+
+    /// Loads what journaling the new homes reads and writes. It stays while the transaction lives.
+    pub(crate) fn warm(&self, transaction: &Transaction<'_>) -> Result<()> {
+        let (Some(first), Some(last)) = (self.pieces.first(), self.pieces.last()) else { return Ok(()) };
+        if self.new_pieces() > 0 {
+            let from = first.file_block.saturating_sub(1);
+            self.inode.read_extents(from, last.file_block + last.home.blocks + 1 - from, usize::MAX)?;
+        }
+        let homes = self.pieces.iter().filter(|piece| piece.is_new).map(|piece| piece.home);
+        self.engine.tree.prepare(transaction.ticket(), &keys_of_homes(self.inode, homes))
+    }
+}
+
+impl Drop for FileData<'_> {
+    fn drop(&mut self) {
+        if self.fresh.is_empty() {
+            return;
+        }
+        match self.engine.alloc.cancel(&self.fresh) {
+            Ok(returned) => self.inode.delayed.put(returned),
+            Err(error) => tracing::error!(%error, "giving back the homes of blocks that were not journaled"),
+        }
+    }
+}
+
+/// What journaling content costs at most.
+pub(crate) fn data_cost(files: &[FileData<'_>]) -> Cost {
+    let pieces = files.iter().map(|file| file.pieces.len()).sum();
+    let new = files.iter().map(FileData::new_pieces).sum();
+    let blocks = files.iter().map(|file| file.blocks() as usize).sum();
+    cost_of(files.len(), pieces, new, blocks)
+}
+
+fn cost_of(files: usize, pieces: usize, new: usize, blocks: usize) -> Cost {
+    let extents = if new == 0 { 0 } else { 2 * new + 6 * files };
+    Cost::new(2 * files, 160 * files).with_extents(extents).with_data(blocks, pieces).critical()
+}
+
+impl Engine {
+    /// Bytes of content that may wait for their homes: in memory, and in half of the ring.
+    pub(crate) fn homes_max(&self) -> u64 {
+        let ring = self.superblock.journal_blocks * BLOCK_SIZE as u64;
+        HOMES_BYTES.min(ring / 2).min((self.cache.usage().limit_bytes / 8).max(HOMES_BYTES_MIN))
+    }
+
+    /// Whether homes are to be written before more content is journaled.
+    pub(crate) fn wants_homes(&self) -> bool {
+        self.device.recorded().pending_bytes() > self.homes_max()
+    }
+
+    /// Writes homes, if more content waits for them than should. The caller holds neither segments nor a
+    /// reservation.
+    pub(crate) fn await_homes(&self) -> Result<()> {
+        if self.wants_homes() { self.write_homes() } else { Ok(()) }
+    }
+
+    /// Writes the homes of everything recorded so far; their records stay needed until a checkpoint has
+    /// passed them.
+    pub(crate) fn write_homes(&self) -> Result<()> {
+        let journal = self.journal()?;
+        let written =
+            self.device.recorded().write_home(&self.device, journal.head(), &mut |seq| journal.force(seq));
+        written.map_err(|error| self.shut_down(&error))
+    }
+
+    /// Whether a record has content of a run of file blocks that a replay would put back.
+    pub(crate) fn has_recorded(&self, inode: &Inode, block: u64, count: u64) -> Result<bool> {
+        let recorded = self.device.recorded();
+        if recorded.is_empty() {
+            return Ok(false);
+        }
+        let mut at = block;
+        while at < block + count {
+            for run in inode.map(at, block + count - at)? {
+                if let Home::Written(home) = run.home
+                    && recorded.covers(home, run.count)
+                {
+                    return Ok(true);
+                }
+                at = run.file_block + run.count;
+            }
+        }
+        Ok(false)
+    }
+
+    /// Waits until there is room for a record with the content of so many blocks.
+    pub(crate) fn await_data_room(&self, blocks: u64) -> Result<()> {
+        self.await_homes()?;
+        let blocks = blocks as usize;
+        self.begin(cost_of(1, blocks, blocks.min(EXTENTS_PER_TRANSACTION), blocks)).map(drop)
+    }
+
+    /// See [`Backing::journal`].
+    pub(crate) fn journal_contents(&self, inode: &Inode, contents: &Contents<'_>) -> Result<()> {
+        if self.wants_homes() {
+            return Err(Error::new(ErrorKind::WouldBlock, "content waits for its homes"));
+        }
+        self.check_writable()?;
+        let mut data = FileData::new(self, inode);
+        for (first, count) in contents.runs() {
+            data.add(first, count, |block, out| contents.copy(block, out))?;
+        }
+        let Some(transaction) = self.try_begin(data_cost(std::slice::from_ref(&data))) else {
+            return Err(Error::new(ErrorKind::WouldBlock, "the journal has no room"));
+        };
+        data.warm(&transaction)?;
+        self.commit_data(std::slice::from_mut(&mut data), transaction).map(drop)
+    }
+
+    /// Journals content of files, ascending by inode, in one transaction: its `Seq`. Every segment of the
+    /// blocks is held, or the blocks are in writeback.
+    pub(crate) fn commit_data(
+        &self,
+        files: &mut [FileData<'_>],
+        mut transaction: Transaction<'_>,
+    ) -> Result<Seq> {
+        let mut metas: Vec<MetaGuard<'_>> = files.iter().map(|file| file.inode.meta()).collect();
+        let mut changed = Vec::with_capacity(files.len());
+        let mut growing: Vec<&Inode> = Vec::new();
+        for (file, meta) in files.iter().zip(&mut metas) {
+            let inode = file.inode;
+            let new: Vec<Extent> = file
+                .pieces
+                .iter()
+                .filter(|piece| piece.is_new)
+                .flat_map(|piece| extents_of_run(piece.file_block, piece.home, false))
+                .collect();
+            let plan = self.plan_overlay(inode, &new)?;
+            let gained = plan.blocks_gained();
+            let done: Vec<Range<u64>> = file
+                .pieces
+                .iter()
+                .map(|piece| piece.file_block..piece.file_block + piece.home.blocks)
+                .collect();
+            let size = inode.size().max(file.grows_to);
+            let on_disk = self.front(inode, meta, size, &done).max(file.grows_to).max(meta.record.size);
+            let mut record = None;
+            if plan.len() > 0 || on_disk != meta.record.size {
+                inode.fold_times(meta);
+                let mut new = meta.record.clone();
+                new.blocks = new.blocks.saturating_add_signed(gained);
+                new.size = on_disk;
+                if on_disk != meta.record.size {
+                    growing.push(inode);
+                }
+                transaction.put_inode(inode.number, &new);
+                transaction.extents(inode.number, plan.removed, plan.inserted);
+                record = Some(new);
+            }
+            changed.push((record, gained.max(0) as u64));
+        }
+        for piece in files.iter().flat_map(|file| &file.pieces) {
+            transaction.data(piece.home.start, piece.bytes.clone());
+        }
+        // Odd from here to the end of the commit.
+        let step_sequences = || {
+            for (file, (record, _)) in files.iter().zip(&changed) {
+                file.inode.extent_sequence.fetch_add(u64::from(record.is_some()), Ordering::AcqRel);
+            }
+        };
+        step_sequences();
+        let committed = transaction.commit(Depends::DataOfEach(&growing));
+        step_sequences();
+        let seq = committed?;
+        for ((file, meta), (record, gained)) in files.iter_mut().zip(&mut metas).zip(changed) {
+            file.fresh.clear();
+            file.inode.committed_data(seq);
+            file.inode.tail.forget();
+            if let Some(record) = record {
+                self.redeem(file.inode, gained);
+                meta.record = record;
+                meta.dirty = false;
+            }
+        }
+        drop(metas);
+        if self.device.recorded().pending_bytes() > self.homes_max() / 2 {
+            self.want_homes();
+        }
+        Ok(seq)
+    }
+}
+
+impl std::fmt::Debug for Piece {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}+{} at {}", self.file_block, self.home.blocks, self.home.start)
+    }
+}

@@ -1,0 +1,386 @@
+//! Groups of writes: to one or several files, visible at once, and durable as a whole or not at all.
+//!
+//! A group collects bytes in memory; nobody but its owner sees them. Its commit locks every block that the group
+//! writes, puts all of it into one record of the journal, and only then into the cache. So a reader sees all of
+//! the group or nothing, and so does a crash.
+//!
+//! Order of a commit
+//! 1. the gates of the files, buffered, by inode; then the size locks of those that grow;
+//! 2. what a file that grows has unwritten is written back: the size on disk rises over nothing else;
+//! 3. `quire_cache::write_group` loads and locks; with the locks held the transaction is only tried for, as the
+//!    lock order has it. Without room everything is let go, room is waited for, and 3 starts over;
+//! 4. [`Engine::commit_data`]; then the contents and the sizes become visible, and the locks go;
+//! 5. the journal is forced, if the caller wants it now.
+//!
+//! Limits. All of a group goes into one record, so it has at most [`Engine::group_bytes_max`] bytes of blocks.
+//! A write that would pass that is refused when it is made, with an error of kind `TooLarge`; the group stays as
+//! it was.
+//!
+//! Neighbours: [`crate::file::journaled`] journals; [`crate::file_handle`] and [`crate::volume`] give groups to
+//! programs, [`crate::inodes`] to front ends.
+
+use crate::engine::Engine;
+use crate::file::journaled::{FileData, data_cost};
+use crate::file::range_end;
+use crate::file::syncing::{Durability, SyncOptions};
+use crate::file_handle::File;
+use crate::gate::GateState;
+use crate::inode::InodeRef;
+use crate::inodes::{Inodes, IoFlags};
+use quire_base::sync::Arc;
+use quire_base::sync::time::Duration;
+use quire_base::units::blocks_for;
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result, Seq};
+use quire_cache::{Composed, GroupPart, write_group};
+use std::collections::BTreeMap;
+
+/// The most bytes of blocks that a group has on a volume whose journal takes them.
+const GROUP_BYTES: u64 = 2 << 20;
+/// Bytes of a record that are not for content of blocks: extents and attributes.
+const GROUP_MARGIN: u64 = 64 << 10;
+
+/// How durable a group is when its commit returns. It is atomic in any case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Commit {
+    /// It survives a crash.
+    #[default]
+    Now,
+    /// It survives a crash: the commit waits for a force that somebody else makes, and makes one itself if there
+    /// was none within this time.
+    Lazy(Duration),
+    /// It is durable with the next force that anybody makes, and not without what was committed before it. A
+    /// crash before that undoes all of it.
+    Ordered,
+}
+
+/// A group of writes, by inode; from [`Inodes::atomic`]. Dropping it discards it. See [`Group`].
+pub struct InodeGroup {
+    inodes: Inodes,
+    files: BTreeMap<InodeNo, Collected>,
+    /// Blocks that it writes.
+    blocks: u64,
+}
+
+/// A group's bytes for one file.
+struct Collected {
+    inode: InodeRef,
+    /// By offset, apart.
+    ranges: BTreeMap<u64, Vec<u8>>,
+}
+
+impl Collected {
+    /// The end of the last byte written.
+    fn end(&self) -> u64 {
+        self.ranges.last_key_value().map_or(0, |(at, bytes)| at + bytes.len() as u64)
+    }
+
+    /// Blocks that `[start, end)` adds to those that are written already.
+    fn new_blocks(&self, start: u64, end: u64) -> u64 {
+        let (first, last) = (start / BLOCK_SIZE as u64, blocks_for(end));
+        let mut new = last - first;
+        let mut seen = first;
+        let before = self.ranges.range(..start).next_back();
+        for (at, bytes) in before.into_iter().chain(self.ranges.range(start..)) {
+            let (from, to) = (at / BLOCK_SIZE as u64, blocks_for(at + bytes.len() as u64));
+            if from >= last {
+                break;
+            }
+            let (from, to) = (from.max(seen), to.min(last));
+            if from < to {
+                new -= to - from;
+                seen = to;
+            }
+        }
+        new
+    }
+
+    /// Puts bytes over what is there.
+    fn insert(&mut self, offset: u64, data: &[u8]) {
+        let end = offset + data.len() as u64;
+        let before = self.ranges.range(..offset).next_back().map(|(at, bytes)| (*at, bytes.len() as u64));
+        if let Some((at, len)) = before
+            && at + len >= offset
+        {
+            // Overlaps or touches: it grows, or is written over.
+            let bytes = self.ranges.get_mut(&at).expect("it was found");
+            let from = (offset - at) as usize;
+            let over = (bytes.len() - from).min(data.len());
+            bytes[from..from + over].copy_from_slice(&data[..over]);
+            bytes.extend_from_slice(&data[over..]);
+            self.cut_behind(at, end.max(at + len));
+        } else {
+            self.cut_behind(offset, end);
+            self.ranges.insert(offset, data.to_vec());
+        }
+    }
+
+    /// Takes what `[start, end)` covers out of the ranges that begin behind `start`.
+    fn cut_behind(&mut self, start: u64, end: u64) {
+        let covered: Vec<u64> = self.ranges.range(start + 1..end).map(|(at, _)| *at).collect();
+        for at in covered {
+            let bytes = self.ranges.remove(&at).expect("it was found");
+            let rest = end - at;
+            if (bytes.len() as u64) > rest {
+                self.ranges.insert(end, bytes[rest as usize..].to_vec());
+            }
+        }
+    }
+
+    /// Lays what the group has over what a read from `offset` gave.
+    fn overlay(&self, offset: u64, out: &mut [u8]) {
+        let end = offset + out.len() as u64;
+        let before = self.ranges.range(..offset).next_back();
+        for (at, bytes) in before.into_iter().chain(self.ranges.range(offset..end)) {
+            let (low, high) = ((*at).max(offset), (at + bytes.len() as u64).min(end));
+            if low < high {
+                let part = &bytes[(low - at) as usize..(high - at) as usize];
+                out[(low - offset) as usize..(high - offset) as usize].copy_from_slice(part);
+            }
+        }
+    }
+}
+
+impl InodeGroup {
+    pub(crate) fn new(inodes: Inodes) -> InodeGroup {
+        InodeGroup { inodes, files: BTreeMap::new(), blocks: 0 }
+    }
+
+    /// Adds a write to the group. `TooLarge` if the group would have more bytes of blocks than one takes
+    /// ([`Inodes::group_bytes_max`]): it stays as it was.
+    pub fn write_at(&mut self, inode: &InodeRef, data: &[u8], offset: u64) -> Result<()> {
+        inode.check_regular()?;
+        let end = range_end(offset, data.len() as u64)?;
+        if data.is_empty() {
+            return Ok(());
+        }
+        let engine = self.inodes.engine();
+        engine.check_writable()?;
+        let most = engine.group_bytes_max() / BLOCK_SIZE as u64;
+        let known = self.files.get(&inode.number());
+        let new = match known {
+            Some(file) => file.new_blocks(offset, end),
+            None => blocks_for(end) - offset / BLOCK_SIZE as u64,
+        };
+        if self.blocks + new > most {
+            return Err(Error::new(
+                ErrorKind::TooLarge,
+                format!(
+                    "a group of {} KiB in blocks: this volume takes {} KiB at once (see: quire mkfs --journal-size)",
+                    (self.blocks + new) * BLOCK_SIZE as u64 / 1024,
+                    most * BLOCK_SIZE as u64 / 1024
+                ),
+            ));
+        }
+        self.blocks += new;
+        let file = self
+            .files
+            .entry(inode.number())
+            .or_insert_with(|| Collected { inode: inode.clone(), ranges: BTreeMap::new() });
+        file.insert(offset, data);
+        Ok(())
+    }
+
+    /// Reads what the group's owner sees: the file, with the group's writes over it.
+    pub fn read_at(&self, inode: &InodeRef, out: &mut [u8], offset: u64) -> Result<usize> {
+        let read = self.inodes.read_at(inode, out, offset, IoFlags::empty())?;
+        let Some(file) = self.files.get(&inode.number()) else { return Ok(read) };
+        let end = file.end().min(offset.saturating_add(out.len() as u64));
+        let len = read.max(end.saturating_sub(offset) as usize);
+        out[read.min(len)..len].fill(0);
+        file.overlay(offset, &mut out[..len]);
+        Ok(len)
+    }
+
+    /// The size of a file as the group's owner sees it.
+    pub fn size(&self, inode: &InodeRef) -> u64 {
+        inode.size().max(self.files.get(&inode.number()).map_or(0, Collected::end))
+    }
+
+    /// Whether nothing was written.
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    /// Makes all writes visible at once, and durable as `commit` says. On an error nothing has changed, unless
+    /// the volume has failed: then a crash decides, and leaves all of the group or nothing.
+    pub fn commit(self, commit: Commit) -> Result<()> {
+        if self.files.is_empty() {
+            return Ok(());
+        }
+        let engine = self.inodes.engine().clone();
+        let _change = engine.begin_change()?;
+        let files: Vec<&Collected> = self.files.values().collect();
+        for file in &files {
+            engine.clear_privileges(&file.inode)?;
+        }
+        let seq = engine.retry_without_space(|| engine.commit_group(&files))?;
+        match commit {
+            Commit::Now => engine.force(seq),
+            Commit::Ordered => Ok(()),
+            Commit::Lazy(within) => {
+                let options = SyncOptions::new().data_only(true).durability(Durability::Lazy(within));
+                self.inodes.fsync_async(&files[0].inode, &options).wait()
+            }
+        }
+    }
+}
+
+impl Engine {
+    /// Bytes of blocks that a group may have.
+    pub(crate) fn group_bytes_max(&self) -> u64 {
+        let record = self.journal.as_ref().map_or(0, |journal| journal.payload_max() as u64);
+        GROUP_BYTES.min(record.saturating_sub(GROUP_MARGIN)) / BLOCK_SIZE as u64 * BLOCK_SIZE as u64
+    }
+
+    fn commit_group(self: &Arc<Engine>, files: &[&Collected]) -> Result<Seq> {
+        let _permits: Vec<_> = files.iter().map(|file| file.inode.gate.enter(GateState::Buffered)).collect();
+        // The size cannot shrink while the permit is held.
+        let growing: Vec<bool> = files.iter().map(|file| file.end() > file.inode.size()).collect();
+        let _sizes: Vec<_> = files
+            .iter()
+            .zip(&growing)
+            .filter(|(_, grows)| **grows)
+            .map(|(file, _)| file.inode.size_lock.lock())
+            .collect();
+        for (file, _) in files.iter().zip(&growing).filter(|(_, grows)| **grows) {
+            let inode = &file.inode;
+            for at in file.ranges.keys().filter(|at| **at > inode.size()).take(1) {
+                self.expose(inode, *at)?;
+            }
+            let on_disk = inode.meta().record.size / BLOCK_SIZE as u64;
+            inode.mapping().write_back(on_disk, blocks_for(file.end()))?;
+        }
+        let parts: Vec<GroupPart<'_>> = files
+            .iter()
+            .map(|file| GroupPart {
+                mapping: file.inode.mapping(),
+                ranges: file.ranges.iter().map(|(at, bytes)| (*at, &bytes[..])).collect(),
+            })
+            .collect();
+        let blocks = parts.iter().flat_map(GroupPart::runs).map(|(first, end)| end - first).sum();
+        loop {
+            let mut committed = None;
+            let written = write_group(
+                &parts,
+                &mut |composed| {
+                    committed = Some(self.journal_group(files, composed)?);
+                    Ok(())
+                },
+                &mut || {
+                    for file in files {
+                        file.inode.raise_size(file.end());
+                        file.inode.touch_written();
+                    }
+                },
+            );
+            match (written, committed) {
+                (Err(error), None) if error.kind() == ErrorKind::WouldBlock => {
+                    self.await_data_room(blocks)?
+                }
+                (Err(error), _) => return Err(error),
+                (Ok(()), seq) => return Ok(seq.expect("it was journaled")),
+            }
+        }
+    }
+
+    /// Everything is locked: waits for nothing.
+    fn journal_group(&self, files: &[&Collected], composed: &[Composed<'_>]) -> Result<Seq> {
+        let full = || Error::new(ErrorKind::WouldBlock, "the journal has no room");
+        if self.wants_homes() {
+            return Err(full());
+        }
+        let mut data = Vec::with_capacity(files.len());
+        for (file, composed) in files.iter().zip(composed) {
+            let mut one = FileData::new(self, &file.inode);
+            for (first, count) in composed.runs() {
+                one.add(first, count, |block, out| composed.copy(block, out))?;
+            }
+            one.grows_to = file.end();
+            data.push(one);
+        }
+        let transaction = self.try_begin(data_cost(&data)).ok_or_else(full)?;
+        for one in &data {
+            one.warm(&transaction)?;
+        }
+        self.commit_data(&mut data, transaction)
+    }
+}
+
+/// A group of writes to files of a volume: visible at once, and after a crash there as a whole or not at all. From
+/// [`Volume::atomic`](crate::Volume::atomic). Dropping it discards it.
+///
+/// ```
+/// # use quire::{FormatOptions, VolumeOptions, backend::MemoryBackend};
+/// use quire::{Commit, OpenOptions};
+///
+/// # fn main() -> quire::Result<()> {
+/// # let device = std::sync::Arc::new(MemoryBackend::new(16384));
+/// # FormatOptions::new().format_backend(device.clone())?;
+/// # let volume = VolumeOptions::new().open_backend(device)?;
+/// let mut options = OpenOptions::new();
+/// let options = options.read(true).write(true).create(true);
+/// let (from, to) = (options.open(&volume, "alice")?, options.open(&volume, "bob")?);
+/// let mut group = volume.atomic();
+/// group.write_at(&from, b"-100", 0)?;
+/// group.write_at(&to, b"+100", 0)?;
+/// assert_eq!(to.metadata().len(), 0); // nobody else sees it yet
+/// group.commit(Commit::Now)?;
+/// assert_eq!(to.metadata().len(), 4);
+/// # drop((from, to));
+/// # volume.close()
+/// # }
+/// ```
+pub struct Group(InodeGroup);
+
+impl Group {
+    pub(crate) fn new(inodes: Inodes) -> Group {
+        Group(InodeGroup::new(inodes))
+    }
+
+    /// Adds a write of all of `data` at an offset. An error of kind `TooLarge` says that the group would get too
+    /// large for one record of the journal ([`Volume::group_bytes_max`](crate::Volume::group_bytes_max)); the
+    /// group stays as it was.
+    pub fn write_at(&mut self, file: &File, data: &[u8], offset: u64) -> Result<()> {
+        file.check_writable()?;
+        self.0.write_at(file.inode(), data, offset)
+    }
+
+    /// Reads at an offset what a reader will see when the group has been committed, if nobody else writes.
+    pub fn read_at(&self, file: &File, buf: &mut [u8], offset: u64) -> Result<usize> {
+        file.check_readable()?;
+        self.0.read_at(file.inode(), buf, offset)
+    }
+
+    /// Makes all writes visible at once, and durable as `commit` says. On an error nothing has changed, unless
+    /// the volume has failed.
+    pub fn commit(self, commit: Commit) -> Result<()> {
+        self.0.commit(commit)
+    }
+}
+
+/// A [`Group`] of writes to one file; from [`File::atomic`].
+pub struct FileGroup<'a> {
+    file: &'a File,
+    group: Group,
+}
+
+impl<'a> FileGroup<'a> {
+    pub(crate) fn new(file: &'a File, inodes: Inodes) -> FileGroup<'a> {
+        FileGroup { file, group: Group::new(inodes) }
+    }
+
+    /// As [`Group::write_at`].
+    pub fn write_at(&mut self, data: &[u8], offset: u64) -> Result<()> {
+        self.group.write_at(self.file, data, offset)
+    }
+
+    /// As [`Group::read_at`].
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        self.group.read_at(self.file, buf, offset)
+    }
+
+    /// As [`Group::commit`].
+    pub fn commit(self, commit: Commit) -> Result<()> {
+        self.group.commit(commit)
+    }
+}
