@@ -24,9 +24,10 @@ mod dirty_inodes;
 mod discard;
 #[cfg(not(any(loom, shuttle)))]
 mod durability;
+#[cfg(not(any(loom, shuttle)))]
+mod groups;
 #[cfg(all(debug_assertions, not(any(loom, shuttle))))]
 mod held_leaves;
-#[cfg(not(any(loom, shuttle)))]
 mod hints;
 #[cfg(not(any(loom, shuttle)))]
 mod inode_memory;

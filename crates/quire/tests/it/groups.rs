@@ -1,0 +1,252 @@
+//! Groups of writes and untorn units: what readers see, and what a crash leaves.
+
+use crate::common::{BLOCK, file, new_volume, options};
+use quire::inodes::{FallocateMode, InodeGroup, InodeRef, IoFlags};
+use quire::{Commit, ErrorKind, Volume};
+use quire_base::random::Random;
+use quire_device::SimulatedBackend;
+use quire_device::simulated::{CrashPolicy, Image};
+use std::sync::Arc;
+
+fn read(volume: &Volume, inode: &InodeRef) -> Vec<u8> {
+    let mut bytes = vec![0; inode.size() as usize];
+    let read = volume.inodes().read_at(inode, &mut bytes, 0, IoFlags::empty()).unwrap();
+    bytes.truncate(read);
+    bytes
+}
+
+fn read_direct(volume: &Volume, inode: &InodeRef) -> Vec<u8> {
+    let mut bytes = vec![0; (inode.size() as usize).next_multiple_of(BLOCK)];
+    let read = volume.inodes().read_at(inode, &mut bytes, 0, IoFlags::DIRECT).unwrap();
+    bytes.truncate(read);
+    bytes
+}
+
+fn write(volume: &Volume, inode: &InodeRef, data: &[u8], offset: usize) {
+    volume.inodes().write_at(inode, data, offset as u64, IoFlags::empty()).unwrap();
+}
+
+fn found(volume: &Volume, name: &str) -> Option<Vec<u8>> {
+    let inode = volume.inodes().lookup(&volume.inodes().root(), name.as_bytes()).ok()?;
+    let cached = read(volume, &inode);
+    assert_eq!(cached, read_direct(volume, &inode), "{name}: direct and buffered reads differ");
+    Some(cached)
+}
+
+/// Opens what a crash has left, for writing and, before that, read-only: both must show the same.
+fn after_crash(image: Image, names: &[&str]) -> Vec<Option<Vec<u8>>> {
+    let device = Arc::new(SimulatedBackend::from_image(image));
+    let seen = |read_only| -> Vec<Option<Vec<u8>>> {
+        let volume = options().read_only(read_only).open_backend(device.clone()).unwrap();
+        let seen = names.iter().map(|name| found(&volume, name)).collect();
+        volume.close().unwrap();
+        seen
+    };
+    let before = seen(true);
+    let after = seen(false);
+    assert!(before == after, "a read-only mount and recovery show different contents");
+    assert!(seen(true) == after, "a second mount shows different contents");
+    after
+}
+
+#[test]
+fn a_group_is_seen_by_its_owner_alone_until_it_is_committed() {
+    let (_, volume) = new_volume(4096);
+    let (a, b) = (file(&volume, "a"), file(&volume, "b"));
+    write(&volume, &a, &[1; 3 * BLOCK], 0);
+    let mut group = volume.inodes().atomic();
+    group.write_at(&a, &[2; BLOCK], 100).unwrap();
+    group.write_at(&a, &[3; 50], 60).unwrap();
+    group.write_at(&b, &[4; 10], BLOCK as u64 - 5).unwrap();
+    assert_eq!(read(&volume, &a), [1; 3 * BLOCK]);
+    assert_eq!(b.size(), 0);
+    assert_eq!(group.size(&b), BLOCK as u64 + 5);
+    let mut wanted = vec![1; 3 * BLOCK];
+    wanted[100..100 + BLOCK].fill(2);
+    wanted[60..110].fill(3);
+    let mut seen = vec![9; 3 * BLOCK + 7];
+    assert_eq!(group.read_at(&a, &mut seen, 0).unwrap(), 3 * BLOCK);
+    assert_eq!(seen[..3 * BLOCK], wanted);
+    group.commit(Commit::Ordered).unwrap();
+    assert_eq!(read(&volume, &a), wanted);
+    assert_eq!(read_direct(&volume, &a), wanted);
+    let b = read(&volume, &b);
+    assert_eq!((b.len(), &b[..BLOCK - 5], &b[BLOCK - 5..]), (BLOCK + 5, &[0; BLOCK - 5][..], &[4; 10][..]));
+}
+
+#[test]
+fn a_dropped_group_leaves_nothing() {
+    let (_, volume) = new_volume(4096);
+    let a = file(&volume, "a");
+    let mut group = volume.inodes().atomic();
+    group.write_at(&a, &[2; BLOCK], 0).unwrap();
+    drop(group);
+    volume.inodes().atomic().commit(Commit::Now).unwrap();
+    assert_eq!(a.size(), 0);
+}
+
+#[test]
+fn a_group_that_is_too_large_is_refused_and_stays_as_it_was() {
+    let (_, volume) = new_volume(4096);
+    let a = file(&volume, "a");
+    let most = volume.group_bytes_max() as usize;
+    assert!(most >= 128 << 10, "{most}");
+    let mut group = volume.inodes().atomic();
+    group.write_at(&a, &vec![7; most], 0).unwrap();
+    let refused = group.write_at(&a, &[8], most as u64).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::TooLarge, "{refused}");
+    // What it has may be written over.
+    group.write_at(&a, &[9; 3], 10).unwrap();
+    group.commit(Commit::Now).unwrap();
+    let mut wanted = vec![7; most];
+    wanted[10..13].fill(9);
+    assert!(read(&volume, &a) == wanted);
+}
+
+/// Ranges in a group against a plain vector.
+#[test]
+fn ranges_of_a_group_overlay_as_writes_do() {
+    let (_, volume) = new_volume(4096);
+    let a = file(&volume, "a");
+    for seed in 0..200 {
+        let mut random = Random::seeded(seed);
+        let mut wanted = read(&volume, &a);
+        let mut group: InodeGroup = volume.inodes().atomic();
+        for _ in 0..1 + random.below(8) {
+            let at = random.below(40_000) as usize;
+            let data = vec![random.below(256) as u8; 1 + random.below(9_000) as usize];
+            group.write_at(&a, &data, at as u64).unwrap();
+            wanted.resize(wanted.len().max(at + data.len()), 0);
+            wanted[at..at + data.len()].copy_from_slice(&data);
+            let mut seen = vec![1; wanted.len() + 3];
+            assert_eq!(group.read_at(&a, &mut seen, 0).unwrap(), wanted.len(), "seed {seed}");
+            assert!(seen[..wanted.len()] == wanted, "seed {seed}");
+        }
+        group.commit(Commit::Ordered).unwrap();
+        assert!(read(&volume, &a) == wanted, "seed {seed}");
+        if seed % 16 == 0 {
+            volume.checkpoint().unwrap();
+            assert!(read_direct(&volume, &a) == wanted, "seed {seed}");
+        }
+    }
+}
+
+/// Whatever moment a crash picks: all of a group or nothing, and never less than what was acknowledged.
+#[test]
+fn a_crash_leaves_all_of_a_group_or_nothing() {
+    let (device, volume) = new_volume(4096);
+    let (a, b) = (file(&volume, "a"), file(&volume, "b"));
+    let blocks = 6;
+    write(&volume, &a, &vec![0; blocks * BLOCK], 0);
+    write(&volume, &b, &vec![0; blocks * BLOCK], 0);
+    volume.sync().unwrap();
+    let mut random = Random::seeded(7);
+    // (events before, events after, durable at the end)
+    let mut steps = vec![];
+    for number in 1..=40u8 {
+        let before = device.event_count();
+        let mut group = volume.inodes().atomic();
+        for inode in [&a, &b] {
+            for block in 0..blocks {
+                group.write_at(inode, &[number; BLOCK], (block * BLOCK) as u64).unwrap();
+            }
+        }
+        let now = random.below(2) == 0;
+        group.commit(if now { Commit::Now } else { Commit::Ordered }).unwrap();
+        if random.below(5) == 0 {
+            volume.checkpoint().unwrap();
+        }
+        steps.push((before, device.event_count(), now));
+    }
+    let first = steps[0].0;
+    let last = device.event_count();
+    for (seed, event) in (first..=last).enumerate() {
+        for policy in [CrashPolicy::Power { seed: seed as u64 }, CrashPolicy::LoseAll, CrashPolicy::KeepAll] {
+            let Some(image) = device.crash_at(event, policy) else { continue };
+            let seen = after_crash(image, &["a", "b"]);
+            let (a, b) = (seen[0].as_ref().unwrap(), seen[1].as_ref().unwrap());
+            let value = a[0];
+            assert!(a.iter().chain(b).all(|byte| *byte == value), "event {event}: a group is there in part");
+            let durable =
+                steps.iter().rposition(|(_, end, now)| *now && *end <= event).map_or(0, |at| at + 1);
+            let begun = steps.iter().filter(|(start, ..)| *start < event).count();
+            assert!(
+                (durable..=begun).contains(&usize::from(value)),
+                "event {event}: {value} of {durable}..={begun}"
+            );
+        }
+    }
+}
+
+/// A block that a record would put back is written through the journal, whoever writes it: else a replay would put
+/// an old version over what was fsynced later.
+#[test]
+fn what_is_written_after_a_group_survives_its_replay() {
+    for direct in [false, true] {
+        let (device, volume) = new_volume(4096);
+        let a = file(&volume, "a");
+        write(&volume, &a, &[1; 4 * BLOCK], 0);
+        volume.sync().unwrap();
+        let mut group = volume.inodes().atomic();
+        group.write_at(&a, &[2; 4 * BLOCK], 0).unwrap();
+        group.commit(Commit::Now).unwrap();
+        let flags = if direct { IoFlags::DIRECT | IoFlags::SYNC } else { IoFlags::SYNC };
+        volume.inodes().write_at(&a, &[3; 2 * BLOCK], BLOCK as u64, flags).unwrap();
+        for policy in [CrashPolicy::LoseAll, CrashPolicy::KeepAll] {
+            let seen = after_crash(device.crash(policy), &["a"]);
+            let bytes = seen[0].as_ref().unwrap();
+            assert!(bytes[..BLOCK] == [2; BLOCK] && bytes[3 * BLOCK..] == [2; BLOCK], "direct {direct}");
+            assert!(bytes[BLOCK..3 * BLOCK] == [3; 2 * BLOCK], "direct {direct}: an old version came back");
+        }
+    }
+}
+
+/// Freed, zeroed and moved blocks: a replay puts nothing into a block that has become somebody else's or reads as
+/// zeros, and finds blocks that have moved.
+#[test]
+fn replay_follows_blocks_that_are_freed_zeroed_or_moved() {
+    for case in 0..5 {
+        let (device, volume) = new_volume(4096);
+        let inodes = volume.inodes();
+        let a = file(&volume, "a");
+        write(&volume, &a, &[1; 8 * BLOCK], 0);
+        volume.sync().unwrap();
+        let mut group = inodes.atomic();
+        group.write_at(&a, &[2; 8 * BLOCK], 0).unwrap();
+        group.commit(Commit::Now).unwrap();
+        let mut wanted = vec![2; 8 * BLOCK];
+        let (at, len) = (2 * BLOCK as u64, 3 * BLOCK as u64);
+        match case {
+            0 => {
+                inodes.set_len(&a, at).unwrap();
+                wanted.truncate(at as usize);
+            }
+            1 => {
+                inodes.allocate(&a, FallocateMode::PunchHole, at, len).unwrap();
+                wanted[2 * BLOCK..5 * BLOCK].fill(0);
+            }
+            2 => {
+                inodes.allocate(&a, FallocateMode::ZeroRange { keep_size: true }, at, len).unwrap();
+                wanted[2 * BLOCK..5 * BLOCK].fill(0);
+            }
+            3 => {
+                inodes.allocate(&a, FallocateMode::Collapse, at, len).unwrap();
+                wanted.truncate(5 * BLOCK);
+            }
+            _ => {
+                inodes.allocate(&a, FallocateMode::Insert, at, len).unwrap();
+                wanted.splice(2 * BLOCK..2 * BLOCK, vec![0; 3 * BLOCK]);
+            }
+        }
+        volume.sync().unwrap();
+        // What was freed gets a new owner, with data of its own.
+        let b = file(&volume, "b");
+        write(&volume, &b, &[5; 8 * BLOCK], 0);
+        inodes.fsync(&b, false).unwrap();
+        for policy in [CrashPolicy::LoseAll, CrashPolicy::KeepAll, CrashPolicy::Killed { seed: 1 }] {
+            let seen = after_crash(device.crash(policy), &["a", "b"]);
+            assert!(seen[0].as_ref().unwrap() == &wanted, "case {case}");
+            assert!(seen[1].as_ref().unwrap() == &[5; 8 * BLOCK], "case {case}");
+        }
+    }
+}
