@@ -68,7 +68,7 @@ pub fn sample(number: usize) -> &'static Sample {
 fn create(volume: &Volume, directory: &InodeRef, name: &str, kind: FileType) -> InodeRef {
     let rdev = if kind.is_device() { 0x103 } else { 0 };
     let caller = Caller { uid: 1000, gid: 1000 };
-    let create = Create { kind, mode: 0o755, umask: 0o022, rdev, caller };
+    let create = Create { kind, umask: 0o022, rdev, caller, ..Create::file(0o755) };
     volume.inodes().create(directory, name.as_bytes(), &create).expect("a name can be made")
 }
 

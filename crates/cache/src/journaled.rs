@@ -176,7 +176,8 @@ impl Units<'_> {
         {
             if self.spans.first().is_some_and(|first| {
                 let window = self.unit.max(WINDOW_BLOCKS);
-                self.blocks >= RECORD_BLOCKS || first.file_block() / window != unit / window
+                self.blocks + self.unit > RECORD_BLOCKS.max(self.unit)
+                    || first.file_block() / window != unit / window
             }) {
                 self.journal()?;
             }

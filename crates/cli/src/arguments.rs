@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::commands::properties::Setting;
 use crate::exit;
 use crate::mount_options;
 use quire_base::size;
@@ -53,6 +54,12 @@ pub enum Command {
     Top(Top),
     /// Ask a running mount's server for something, or tell it something
     Ctl(Ctl),
+    /// Show the properties of files and directories on a mount, or require some
+    Get(Get),
+    /// Set properties of files and directories on a mount
+    ///
+    /// What is created in a directory gets its properties.
+    Set(Set),
     /// Measure Quire beside the kernel's file systems, with the same driver
     ///
     /// Each engine works on an image file that was written through once, in a folder that is removed at the
@@ -247,6 +254,31 @@ pub enum Control {
     },
 }
 
+/// `quire get`.
+#[derive(Debug, Args)]
+pub struct Get {
+    /// Everything below directories, too
+    #[arg(long, short)]
+    pub recursive: bool,
+    /// Show only what lacks this property, and fail if anything does; may be given several times
+    #[arg(long, value_name = "PROPERTY=VALUE")]
+    pub require: Vec<Setting>,
+    /// Files and directories on a mount
+    #[arg(required = true)]
+    pub paths: Vec<PathBuf>,
+}
+
+/// `quire set`.
+#[derive(Debug, Args)]
+pub struct Set {
+    /// Everything below directories, too
+    #[arg(long, short)]
+    pub recursive: bool,
+    /// untorn=4k to untorn=1m or untorn=off; cache=drop or cache=keep; then files and directories on a mount
+    #[arg(required = true, num_args = 2.., value_name = "PROPERTY=VALUE... PATH")]
+    pub operands: Vec<PathBuf>,
+}
+
 /// `quire bench-null`.
 #[derive(Debug, Args)]
 pub struct BenchNull {
@@ -290,6 +322,8 @@ mod tests {
             "quire top --once mnt",
             "quire ctl metrics mnt",
             "quire ctl cache-size mnt 512M",
+            "quire get -r --require untorn=8k --require cache=drop mnt mnt/file",
+            "quire set untorn=8k cache=drop mnt -r",
             "quire man out",
             "quire completions bash",
             "quire bench-null mnt",
@@ -299,9 +333,15 @@ mod tests {
         ] {
             Cli::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{line}: {error}"));
         }
-        for line in
-            ["quire mkfs", "quire mkfs --size lots a.img", "quire dump a.img inode", "quire mount a.img"]
-        {
+        for line in [
+            "quire mkfs",
+            "quire mkfs --size lots a.img",
+            "quire dump a.img inode",
+            "quire mount a.img",
+            "quire get",
+            "quire get --require torn=8k mnt",
+            "quire set untorn=8k",
+        ] {
             assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
         }
     }

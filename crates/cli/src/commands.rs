@@ -12,6 +12,7 @@ pub mod inspect;
 pub mod mkfs;
 pub mod mount;
 pub mod probe;
+pub mod properties;
 pub mod supervise;
 pub mod top;
 pub mod umount;

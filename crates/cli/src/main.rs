@@ -96,6 +96,8 @@ fn run(line: Vec<OsString>) -> ExitCode {
         Command::Up(arguments) => commands::up::run(&arguments),
         Command::Top(arguments) => commands::top::run(&arguments),
         Command::Ctl(arguments) => commands::ctl::run(&arguments),
+        Command::Get(arguments) => commands::properties::get(&arguments),
+        Command::Set(arguments) => commands::properties::set(&arguments),
         Command::Man { dir } => commands::generate::manual(&dir),
         Command::Completions { shell } => commands::generate::completions(shell),
         Command::Bench(arguments) => commands::bench::run(&arguments),

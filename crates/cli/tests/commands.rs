@@ -360,6 +360,59 @@ fn by_the_names_of_the_mount_helpers() {
 }
 
 #[test]
+fn properties_of_what_is_on_a_mount() {
+    if !can_mount("properties_of_what_is_on_a_mount") {
+        return;
+    }
+    let place = Place::with_volume();
+    expect(&place.mount(""), 0, &[]);
+    let call = |words: &str| {
+        let words = words.split(' ').map(|word| match word.strip_prefix("mnt") {
+            Some(rest) => format!("{}{rest}", place.dir().display()),
+            None => word.to_owned(),
+        });
+        quire(&words.collect::<Vec<_>>())
+    };
+    std::fs::create_dir_all(place.path("mnt/db/old")).unwrap();
+    std::fs::write(place.path("mnt/db/old/file"), "x").unwrap();
+    std::os::unix::fs::symlink("old", place.path("mnt/db/link")).unwrap();
+    expect(&call("get mnt/db"), 0, &["untorn=off cache=keep", "/mnt/db"]);
+    expect(&call("set untorn=8k mnt/db"), 0, &[]);
+    std::fs::write(place.path("mnt/db/new"), "x").unwrap();
+    let lacking = call("get -r --require untorn=8k mnt/db");
+    expect(&lacking, 32, &["2 of 4 files and directories lack untorn=8k", "db/old/file", "db/old\n"]);
+    assert!(!text(&lacking).contains("db/new"), "{}", text(&lacking));
+    expect(&call("set -r untorn=16k cache=drop mnt/db"), 0, &[]);
+    expect(&call("get --recursive --require untorn=8k --require cache=drop mnt/db"), 0, &[]);
+    expect(
+        &call("get mnt/db/old/file mnt/db/link"),
+        0,
+        &["untorn=16k cache=drop", "db/old/file", "db/old\n"],
+    );
+    expect(&call("get --require cache=keep mnt/db/new"), 32, &["1 of 1 file or directory lack cache=keep"]);
+    expect(&call("set untorn=off cache=keep mnt/db/new"), 0, &[]);
+    let log = std::fs::read_to_string(place.path("log")).unwrap();
+    assert!(log.contains("had untorn=16k and has untorn=off"), "{log}");
+
+    // Elsewhere the same attributes mean nothing.
+    expect(&call("get /tmp"), 37, &["not on a mount of a Quire volume"]);
+    expect(&call("set untorn=8k /tmp"), 37, &["not on a mount"]);
+    expect(&call("set untorn=9k mnt/db"), 1, &["9216 bytes", "power of two"]);
+    expect(&call("set mnt/db mnt/db/new"), 1, &["usage: quire set"]);
+    expect(&call("get mnt/none"), 37, &["mnt/none"]);
+    std::fs::create_dir(place.path("mnt/db/other")).unwrap();
+    let other = place.path("mnt/db/other");
+    rustix::mount::mount("none", &other, "tmpfs", rustix::mount::MountFlags::empty(), None).unwrap();
+    expect(
+        &call("get -r --require untorn=16k mnt/db"),
+        32,
+        &["another file system is mounted there", "db/new"],
+    );
+    rustix::mount::unmount(&other, rustix::mount::UnmountFlags::empty()).unwrap();
+    expect(&place.umount(), 0, &[]);
+}
+
+#[test]
 fn the_first_command() {
     if !can_mount("the_first_command") {
         return;

@@ -9,7 +9,7 @@
 //! * [`names`]: look-up, create, link, remove, rename, reading directories.
 //! * [`data`]: open, read, write, allocate, seek, copy, sync, close.
 //! * [`attributes`]: stat and its setters.
-//! * [`xattr`]: extended attributes and ACLs.
+//! * [`xattr`]: extended attributes and ACLs; [`properties`]: those that are properties.
 //! * [`control`]: statfs, access, ioctl.
 //!
 //! Invariants: an inode that the kernel knows (its count is not zero) stays alive, name or not, since the
@@ -24,6 +24,7 @@ pub mod data;
 pub mod file_table;
 pub mod inode_table;
 pub mod names;
+pub mod properties;
 pub mod xattr;
 
 use std::time::Duration;

@@ -14,7 +14,7 @@ fn main() -> quire::Result<()> {
     });
     let volume = Volume::open(&image)?;
     let caller = Caller { uid: 0, gid: 0 };
-    let create = |kind, mode| Create { kind, mode, umask: 0, rdev: 0, caller };
+    let create = |kind, mode| Create { kind, caller, ..Create::file(mode) };
     let started = Instant::now();
     for folder in 0..files.div_ceil(1000) {
         let name = format!("folder{folder}");

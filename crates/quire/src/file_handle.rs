@@ -17,6 +17,7 @@ use crate::paths::{or_none, to_permissions, to_times};
 use quire_base::sync::Arc;
 use quire_base::{Error, ErrorKind, Result};
 use quire_device::AlignedBuf;
+use quire_format::properties::Properties;
 use std::ffi::{OsStr, OsString};
 use std::fs::Permissions;
 use std::io::{IoSlice, IoSliceMut};
@@ -346,6 +347,17 @@ impl File {
     /// Changes permissions: the bits 0o7777 of their mode.
     pub fn set_permissions(&self, permissions: Permissions) -> Result<()> {
         self.inodes.set_attributes(&self.inode, &to_permissions(&permissions)).map(drop)
+    }
+
+    /// What is asked of the file besides.
+    pub fn properties(&self) -> Properties {
+        self.inodes.properties(&self.inode)
+    }
+
+    /// Gives the file other properties. Where `untorn` changes, everything written before is durable when
+    /// this returns, and so is the change.
+    pub fn set_properties(&self, properties: Properties) -> Result<()> {
+        self.inodes.set_properties(&self.inode, properties)
     }
 
     /// Sets the times of the last access and the last change.

@@ -30,10 +30,10 @@ use crate::seen::Seen;
 use quire_base::patience;
 use quire_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use quire_base::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock};
-use quire_base::{Error, ErrorKind, InodeNo, Result, Seq, Timestamp};
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result, Seq, Timestamp};
 use quire_cache::Mapping;
 use quire_format::inode::{FileType, InodeRecord, MODE_PERMISSION_MASK};
-use quire_format::properties::Properties;
+use quire_format::properties::{Properties, Unit};
 
 /// Buckets of a directory's names, each a byte: so many that a few threads that change different names seldom
 /// meet on one.
@@ -159,12 +159,14 @@ pub struct Inode {
     pub(crate) tail: Tail,
 
     meta: Mutex<Meta>,
-    /// Blocks of an untorn unit; 0: none.
-    unit: AtomicU32,
     /// The record's permission bits, to see a setuid bit without the lock.
     pub(crate) mode: AtomicU32,
     /// Whether the record tells of extended attributes, the same way.
     has_xattrs: AtomicBool,
+    /// Blocks of an untorn unit, 0 if there is none. Of a file it changes with the gate held exclusively.
+    unit_blocks: AtomicU32,
+    /// The record's property of this name, without the lock.
+    cache_drop: AtomicBool,
     write_time: Noted,
     access_time: Noted,
 
@@ -246,6 +248,8 @@ impl Inode {
         orphan: OrphanState,
     ) -> Inode {
         let kind = record.file_type();
+        // Whoever loads a record has refused one whose properties cannot be.
+        let properties = Properties::of_flags(record.flags).unwrap_or_default();
         let names = (kind == FileType::Directory).then(|| Names::new(record.nlink == 0));
         Inode {
             engine: engine.inodes.engine_handle(engine),
@@ -261,9 +265,10 @@ impl Inode {
             names,
             placement_hint: Mutex::new((0, 0)),
             tail: Tail::default(),
-            unit: AtomicU32::new(unit_of(record.flags)),
             mode: AtomicU32::new(record.mode),
             has_xattrs: AtomicBool::new(record.xattr_bytes != 0),
+            unit_blocks: AtomicU32::new(blocks_of(properties.untorn)),
+            cache_drop: AtomicBool::new(properties.cache_drop),
             meta: Mutex::new(Meta {
                 record,
                 orphan,
@@ -419,15 +424,31 @@ impl Inode {
 
     /// Blocks of a unit that a crash leaves whole; none if the file has no such property.
     pub(crate) fn unit_blocks(&self) -> Option<u64> {
-        let blocks = self.unit.load(Ordering::Acquire);
+        let blocks = self.unit_blocks.load(Ordering::Acquire);
         (blocks > 0).then_some(u64::from(blocks))
     }
 
     /// Keeps the copies of what is read without the lock.
     pub(crate) fn publish(&self, record: &InodeRecord) {
-        self.unit.store(unit_of(record.flags), Ordering::Release);
         self.mode.store(record.mode, Ordering::Release);
         self.has_xattrs.store(record.xattr_bytes != 0, Ordering::Release);
+        let drops = Properties::of_flags(record.flags).is_ok_and(|properties| properties.cache_drop);
+        self.cache_drop.store(drops, Ordering::Release);
+    }
+
+    /// Its properties, without a lock.
+    pub(crate) fn properties(&self) -> Properties {
+        let bytes = u64::from(self.unit_blocks.load(Ordering::Acquire)) * BLOCK_SIZE as u64;
+        Properties {
+            untorn: Unit::from_bytes(bytes).ok(),
+            cache_drop: self.cache_drop.load(Ordering::Acquire),
+        }
+    }
+
+    /// Says what an untorn unit is from now on. Of a file, the caller holds the gate exclusively, everything
+    /// is in its home, and the record with the new property is durable.
+    pub(crate) fn set_unit(&self, unit: Option<Unit>) {
+        self.unit_blocks.store(blocks_of(unit), Ordering::Release);
     }
 
     /// An error if the inode cannot take file data.
@@ -442,12 +463,8 @@ impl Inode {
     }
 }
 
-/// The blocks of an untorn unit that a record's flags name. Flags that mean nothing name none; fsck finds them.
-fn unit_of(flags: u32) -> u32 {
-    Properties::of_flags(flags)
-        .ok()
-        .and_then(|properties| properties.untorn)
-        .map_or(0, |unit| unit.blocks() as u32)
+fn blocks_of(unit: Option<Unit>) -> u32 {
+    unit.map_or(0, |unit| unit.blocks() as u32)
 }
 
 impl Drop for Inode {

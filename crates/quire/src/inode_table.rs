@@ -21,10 +21,11 @@ use crate::engine::{Engine, EngineHandle};
 use crate::inode::{Inode, InodeRef, Names, OrphanState};
 use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_base::sync::{Arc, Mutex};
-use quire_base::{Error, ErrorKind, InodeNo, Result, shard};
+use quire_base::{Context, Error, ErrorKind, InodeNo, Result, shard};
 use quire_cache::{Cache, Mapping};
 use quire_format::inode::{FileType, InodeRecord};
 use quire_format::key::Key;
+use quire_format::properties::Properties;
 use std::collections::BTreeMap;
 
 const SHARDS: usize = 64;
@@ -372,6 +373,7 @@ impl Engine {
             if record.nlink == 0 {
                 return Err(Error::new(ErrorKind::Stale, format!("inode {number} has no name (any more)")));
             }
+            Properties::of_flags(record.flags).context(format!("inode {number}"))?;
             // Had the inode come, changed and gone meanwhile, the record would be an old one.
             let inode = Inode::new(self, number, record, OrphanState::Named);
             if let Some(inode) = self.inodes.insert_loaded(inode, departures) {

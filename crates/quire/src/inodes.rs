@@ -37,6 +37,7 @@ use crate::volume::Inner;
 use quire_base::Result;
 use quire_base::sync::Arc;
 use quire_device::AlignedBuf;
+use quire_format::properties::Properties;
 
 pub use crate::attributes::{SetAttributes, SetTime};
 pub use crate::file::IoFlags;
@@ -155,6 +156,17 @@ impl Inodes {
     /// What stat shows.
     pub fn metadata(&self, inode: &InodeRef) -> Metadata {
         self.engine().metadata(inode)
+    }
+
+    /// What is asked of a file or directory besides; none of anything else.
+    pub fn properties(&self, inode: &InodeRef) -> Properties {
+        inode.properties()
+    }
+
+    /// Gives a file or directory other properties. Everything that was written to a file whose `untorn`
+    /// changes is durable when this returns, and so is the change.
+    pub fn set_properties(&self, inode: &InodeRef, properties: Properties) -> Result<()> {
+        self.engine().change_properties(inode, properties)
     }
 
     /// Changes mode, owner, times, size.

@@ -32,6 +32,7 @@
 //! | [`File`], [`OpenOptions`] | reading and writing at offsets, appends, allocation, durability |
 //! | [`Cursor`] | [`std::io::Read`], [`Write`](std::io::Write) and [`Seek`](std::io::Seek) on a file |
 //! | [`FormatOptions`], [`VolumeOptions`] | making and opening volumes |
+//! | [`Properties`] | what a file is to be besides: untorn over a crash, not kept in the cache |
 //! | [`SyncOptions`], [`Syncing`], [`DirectIo`] | fsyncs and direct I/O that hold no thread |
 //! | [`inodes`] | the volume by inode number, for front ends |
 //! | [`backend`] | volumes on something else than a file or a device |
@@ -86,6 +87,7 @@ mod options;
 mod orphan;
 mod paths;
 mod pool_promise;
+mod properties;
 mod read_dir;
 mod reap_queue;
 mod reaper;
@@ -114,6 +116,7 @@ pub use options::{AccessTimes, FormatOptions, VolumeOptions};
 pub use quire_base::{Clock, Error, ErrorKind, InodeNo, Result, Timestamp};
 pub use quire_device::AlignedBuf;
 pub use quire_format::inode::FileType;
+pub use quire_format::properties::{Properties, Unit};
 pub use read_dir::{DirEntry, ReadDir};
 pub use recovery::RecoveryReport;
 pub use volume::{Statfs, Volume, VolumeInfo};

@@ -10,6 +10,7 @@ use crate::inodes::{Caller, Create, IoFlags};
 use crate::volume::Volume;
 use quire_base::{Error, ErrorKind, Result};
 use quire_format::inode::FileType;
+use quire_format::properties::Properties;
 use std::path::Path;
 
 /// How a file is opened: as [`std::fs::OpenOptions`], with what else open(2) knows.
@@ -38,6 +39,7 @@ pub struct OpenOptions {
     truncate: bool,
     mode: u32,
     owner: Caller,
+    properties: Option<Properties>,
     flags: IoFlags,
 }
 
@@ -58,6 +60,7 @@ impl OpenOptions {
             truncate: false,
             mode: 0o644,
             owner: Caller { uid: 0, gid: 0 },
+            properties: None,
             flags: IoFlags::empty(),
         }
     }
@@ -139,6 +142,13 @@ impl OpenOptions {
         self
     }
 
+    /// Properties of a file that is created, in place of those of its directory.
+    #[must_use]
+    pub fn properties(mut self, properties: Properties) -> OpenOptions {
+        self.properties = Some(properties);
+        self
+    }
+
     /// Opens the file that `path` leads to.
     ///
     /// A directory may be opened for reading, for the sake of [`File::sync_all`] and its attributes; anything
@@ -206,7 +216,7 @@ impl OpenOptions {
     /// The inode of a name, created if need be; true if it was.
     fn open_name(&self, volume: &Volume, directory: &InodeRef, name: &[u8]) -> Result<(InodeRef, bool)> {
         let inodes = volume.inodes();
-        let create = Create { umask: 0, caller: self.owner, ..Create::file(self.mode) };
+        let create = Create { caller: self.owner, properties: self.properties, ..Create::file(self.mode) };
         if self.create_new {
             return inodes.create(directory, name, &create).map(|inode| (inode, true));
         }

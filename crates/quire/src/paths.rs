@@ -18,6 +18,7 @@ use crate::namespace::RenameFlags;
 use crate::volume::Volume;
 use quire_base::{Error, ErrorKind, Result};
 use quire_format::inode::FileType;
+use quire_format::properties::Properties;
 use std::ffi::{OsStr, OsString};
 use std::fs::Permissions;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -295,6 +296,18 @@ impl Volume {
     /// Changes permissions: the bits 0o7777 of their mode.
     pub fn set_permissions(&self, path: impl AsRef<Path>, permissions: Permissions) -> Result<()> {
         self.change(path.as_ref(), true, "changing permissions of", &to_permissions(&permissions))
+    }
+
+    /// What is asked of a file or directory besides; a directory hands it to what is created in it.
+    pub fn properties(&self, path: impl AsRef<Path>) -> Result<Properties> {
+        Ok(self.inodes().properties(&self.resolve(path)?))
+    }
+
+    /// Gives a file or directory other properties; see [`File::set_properties`].
+    pub fn set_properties(&self, path: impl AsRef<Path>, properties: Properties) -> Result<()> {
+        let (path, doing) = (path.as_ref(), "changing the properties of");
+        let inode = self.walk_to(path, true, doing)?;
+        told(self.inodes().set_properties(&inode, properties), doing, path)
     }
 
     /// Changes owner and group, where given, as [`std::os::unix::fs::chown`].

@@ -9,8 +9,8 @@
 //! without it before, so that it is in memory by then.
 //!
 //! Names: `user.` on files and directories, `trusted.` and `security.` on anything, and the two access
-//! control lists, which are kept in step with the mode ([`crate::acl`]). Who may do what is the front end's
-//! question.
+//! control lists, which are kept in step with the mode ([`crate::acl`]). `user.quire.` names properties,
+//! which are kept in the inode's record ([`crate::properties`]). Who may do what is the front end's question.
 //!
 //! Invariants: the record's `xattr_bytes` is the sum of the names' and values' lengths; 0 means that there
 //! are none.
@@ -21,6 +21,7 @@ use crate::acl::{self, Acl};
 use crate::engine::Engine;
 use crate::inode::{Inode, InodeRef};
 use crate::namespace::records::Records;
+use crate::properties::attribute::{self, Property};
 use crate::transaction::{Cost, Depends, Transaction};
 use quire_base::sync::Arc;
 use quire_base::{Context, Error, ErrorKind, InodeNo, Result};
@@ -40,6 +41,9 @@ bitflags::bitflags! {
         /// With an access list: take the setgid bit away, since the caller is not of the file's group
         /// (FUSE_SETXATTR_ACL_KILL_SGID).
         const ACL_KILL_SGID = 4;
+        /// With a property: fail with `NotPermitted` where this would turn `untorn` off or make it smaller,
+        /// since the caller is neither the owner nor root.
+        const KEEP_UNTORN = 8;
     }
 }
 
@@ -185,6 +189,9 @@ impl Engine {
     /// An attribute's value. Kinds: `NoAttribute`, `Unsupported` for a name of an unknown family.
     pub(crate) fn get_xattr(self: &Arc<Engine>, inode: &InodeRef, name: &[u8]) -> Result<Vec<u8>> {
         check_family(name)?;
+        if let Some(property) = Property::of(name) {
+            return property.value(inode.properties()).ok_or_else(|| no_attribute(inode, name));
+        }
         self.read_xattr(inode, name, |_| ())?.ok_or_else(|| no_attribute(inode, name))
     }
 
@@ -193,7 +200,9 @@ impl Engine {
         let (first, last) =
             (Key::xattr(inode.number(), 0, 0, 0), Key::new(inode.number().0, KeyKind::Xattr, u64::MAX));
         self.with_attributes(inode, (first, last), |any| {
-            let mut names = Vec::new();
+            let set = |property: &Property| property.value(inode.properties()).is_some();
+            let properties = Property::ALL.into_iter().filter(set);
+            let mut names: Vec<Vec<u8>> = properties.map(|property| property.name().to_vec()).collect();
             if !any {
                 return Ok(names);
             }
@@ -227,6 +236,10 @@ impl Engine {
         if flags.contains(XattrFlags::CREATE | XattrFlags::REPLACE) {
             return Err(Error::invalid("an attribute cannot be both created and replaced"));
         }
+        attribute::check_name(name)?;
+        if let Some(property) = Property::of(name) {
+            return self.set_property(inode, property, Some(value), flags);
+        }
         let mut change = XattrChange { name, value: Some(value), flags, permissions: None };
         if !acl::is_acl_name(name) {
             return self.change_xattr(inode, change);
@@ -254,6 +267,9 @@ impl Engine {
         let _change = self.begin_change()?;
         check_may_have(inode, name)?;
         let flags = XattrFlags::REPLACE;
+        if let Some(property) = Property::of(name) {
+            return self.set_property(inode, property, None, flags);
+        }
         self.change_xattr(inode, XattrChange { name, value: None, flags, permissions: None })
     }
 

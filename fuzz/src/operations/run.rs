@@ -234,7 +234,7 @@ impl Run {
                 self.volume().inodes().symlink(&parent, &name, &inode.target, Caller::default())
             }
             kind => {
-                let create = Create { kind, mode: inode.mode, umask: 0, rdev: 0, caller: Caller::default() };
+                let create = Create { kind, ..Create::file(inode.mode) };
                 self.volume().inodes().create(&parent, &name, &create)
             }
         };

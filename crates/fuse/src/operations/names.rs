@@ -40,6 +40,7 @@ impl Make {
             umask: self.umask,
             rdev: self.rdev,
             caller: self.caller.engine(),
+            properties: None,
         })
     }
 }

@@ -2,12 +2,13 @@
 //!
 //! The kernel checks who may use which name space (`trusted.` is root's, `security.` its own) and, from the
 //! attributes `system.posix_acl_*`, the ACLs; the volume keeps them and applies default ACLs to what is made
-//! in a folder.
+//! in a folder. Names that begin with `user.quire.` are properties ([`super::properties`]).
 
-use quire::inodes::XattrFlags;
+use quire::inodes::{InodeRef, XattrFlags};
 use quire_base::{Error, ErrorKind, Result};
 
 use super::Operations;
+use super::properties::{self, Asker};
 
 /// An answer to a request that may ask for the size only.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,14 +38,32 @@ impl Operations {
         node: u64,
         name: &[u8],
         value: &[u8],
-        flags: i32,
-        kill_set_gid: bool,
+        (flags, kill_set_gid): (i32, bool),
+        asker: Asker,
     ) -> Result<()> {
         let mut how = XattrFlags::empty();
         how.set(XattrFlags::CREATE, flags & libc::XATTR_CREATE != 0);
         how.set(XattrFlags::ACL_KILL_SGID, kill_set_gid);
         how.set(XattrFlags::REPLACE, flags & libc::XATTR_REPLACE != 0);
-        self.volume.inodes().set_xattr(&self.inode(node)?, name, value, how)
+        let inode = self.inode(node)?;
+        match properties::is_property(name) {
+            true => self.set_property(&inode, name, value, how, asker),
+            false => self.volume.inodes().set_xattr(&inode, name, value, how),
+        }
+    }
+
+    fn set_property(
+        &self,
+        inode: &InodeRef,
+        name: &[u8],
+        value: &[u8],
+        mut how: XattrFlags,
+        asker: Asker,
+    ) -> Result<()> {
+        let owner = self.volume.inodes().metadata(inode).uid();
+        how.set(XattrFlags::KEEP_UNTORN, !properties::may_take_back(inode, owner, asker));
+        let done = self.volume.inodes().set_xattr(inode, name, value, how);
+        done.map_err(|error| properties::refused(inode, name, value, error))
     }
 
     /// An attribute's value, or its size if `room` is zero.
@@ -63,8 +82,12 @@ impl Operations {
     }
 
     /// Removes an attribute.
-    pub fn remove_xattr(&self, node: u64, name: &[u8]) -> Result<()> {
-        self.volume.inodes().remove_xattr(&self.inode(node)?, name)
+    pub fn remove_xattr(&self, node: u64, name: &[u8], asker: Asker) -> Result<()> {
+        let inode = self.inode(node)?;
+        match properties::unset(name) {
+            Some(value) => self.set_property(&inode, name, value, XattrFlags::REPLACE, asker),
+            None => self.volume.inodes().remove_xattr(&inode, name),
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use crate::errno::NOT_IMPLEMENTED;
 use crate::operations::control::{SYNCFS, TRANSPORT};
 use crate::operations::data::{CopyRequest, Opened, WriteRequest};
 use crate::operations::names::{Make, Name};
+use crate::operations::properties::Asker;
 use crate::operations::xattr::Sized;
 use crate::operations::{Caller, Entry, Operations};
 use crate::protocol::abi::{self, Dirent};
@@ -263,6 +264,7 @@ pub(super) fn controlled<E: Exchange>(exchange: &mut E) -> Outcome {
 fn perform(operations: &Operations, request: &Request<'_>) -> Result<Answer> {
     let node = request.header.nodeid;
     let caller = Caller { uid: request.header.uid, gid: request.header.gid };
+    let asker = Asker { uid: request.header.uid, thread: request.header.pid };
     let make = |mode, umask, rdev| Make { mode, umask, rdev, caller };
     let entry = |entry| Answer::Entry(Some(entry));
     Ok(match request.operation {
@@ -312,11 +314,14 @@ fn perform(operations: &Operations, request: &Request<'_>) -> Result<Answer> {
         Operation::Release(args) => operations.release(args.handle).map(|()| Answer::Nothing)?,
         Operation::Flush | Operation::Releasedir => Answer::Nothing,
         Operation::Setxattr { name, value, flags, kill_set_gid } => {
-            operations.set_xattr(node, name, value, flags as i32, kill_set_gid).map(|()| Answer::Nothing)?
+            let how = (flags as i32, kill_set_gid);
+            operations.set_xattr(node, name, value, how, asker).map(|()| Answer::Nothing)?
         }
         Operation::Getxattr { name, size } => Answer::Sized(operations.get_xattr(node, name, size)?),
         Operation::Listxattr { size } => Answer::Sized(operations.list_xattr(node, size)?),
-        Operation::Removexattr { name } => operations.remove_xattr(node, name).map(|()| Answer::Nothing)?,
+        Operation::Removexattr { name } => {
+            operations.remove_xattr(node, name, asker).map(|()| Answer::Nothing)?
+        }
         Operation::Access { mask } => operations.access(node, mask, caller).map(|()| Answer::Nothing)?,
         Operation::Ioctl(args) => match operations.ioctl(node, args.command, args.out_size as usize) {
             Err(error) if error.kind() == ErrorKind::Unsupported => Answer::Refused(libc::ENOTTY),

@@ -1,4 +1,5 @@
 //! Tests of mounts, in one program.
 
 mod callers;
+mod properties;
 mod semantics;

@@ -21,7 +21,7 @@ use quire_fuse::{CacheMode, MountFlags, ServeOptions, Session, TransportChoice, 
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, RenameFlags, SeekFrom, StatxFlags, XattrFlags};
 use testkit::RingSwitch;
 
-struct Mounted {
+pub struct Mounted {
     folder: tempfile::TempDir,
     server: Option<std::thread::JoinHandle<quire::Result<()>>>,
 }
@@ -56,7 +56,7 @@ impl Mounted {
         Some(Mounted { folder, server: Some(server) })
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 }
@@ -83,7 +83,7 @@ impl Drop for Mounted {
 
 const TRANSPORTS: [TransportChoice; 2] = [TransportChoice::Device, TransportChoice::Ring];
 
-fn on_all(test: impl Fn(&Mounted)) {
+pub fn on_all(test: impl Fn(&Mounted)) {
     for transport in TRANSPORTS {
         for cache in [CacheMode::Engine, CacheMode::Kernel] {
             let Some(mounted) = Mounted::new(cache, transport) else { return };
@@ -101,7 +101,7 @@ fn code<T>(outcome: io::Result<T>) -> i32 {
 }
 
 /// Runs `body` in a child process as an unprivileged user; returns its exit status.
-fn as_nobody(script: &str, path: &Path) -> i32 {
+pub fn as_nobody(script: &str, path: &Path) -> i32 {
     let status = std::process::Command::new("setpriv")
         .args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "sh", "-c", script, "sh"])
         .arg(path)

@@ -6,7 +6,7 @@
 //! the commit fails it is marked as freed and leaves the table: nobody can have learnt its number.
 //!
 //! Inheritance: in a setgid directory the group, and setgid itself for directories; the directory's default
-//! access list, if it has one, in place of the umask.
+//! access list, if it has one, in place of the umask; files and directories get the directory's properties.
 //!
 //! Neighbours: [`crate::acl`], [`crate::xattr`], [`super::symlink`].
 
@@ -18,6 +18,7 @@ use crate::acl;
 use crate::attributes::SETGID;
 use crate::engine::Engine;
 use crate::inode::{Inode, InodeRef, OrphanState};
+use crate::properties::has_properties;
 use crate::transaction::{Cost, Depends, Transaction};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
@@ -25,6 +26,7 @@ use quire_base::{Error, InodeNo, Result, Seq};
 use quire_format::dirent::Entry;
 use quire_format::inode::{FileType, INODE_BYTES, InodeRecord, MODE_PERMISSION_MASK, SYMLINK_PIECE_MAX};
 use quire_format::key::Key;
+use quire_format::properties::Properties;
 use quire_format::xattr::piece_count;
 
 /// On whose behalf something is made.
@@ -49,12 +51,21 @@ pub struct Create {
     pub rdev: u64,
     /// On whose behalf.
     pub caller: Caller,
+    /// Those of a file or directory, in place of what it inherits.
+    pub properties: Option<Properties>,
 }
 
 impl Create {
     /// A regular file of a mode, owned by user and group 0.
     pub fn file(mode: u32) -> Create {
-        Create { kind: FileType::Regular, mode, umask: 0, rdev: 0, caller: Caller::default() }
+        Create {
+            kind: FileType::Regular,
+            mode,
+            umask: 0,
+            rdev: 0,
+            caller: Caller::default(),
+            properties: None,
+        }
     }
 
     /// A directory of a mode, owned by user and group 0.
@@ -162,10 +173,14 @@ impl Engine {
                 }
             }
         }
+        let properties = match has_properties(kind) {
+            true => create.properties.unwrap_or_else(|| directory.properties()),
+            false => Properties::default(),
+        };
         let now = self.options.clock.now();
         let record = InodeRecord {
             mode: kind.to_mode() | mode,
-            flags: 0,
+            flags: properties.put_into(0),
             uid: create.caller.uid,
             gid,
             nlink: if kind == FileType::Directory { 2 } else { 1 },
@@ -190,7 +205,7 @@ impl Engine {
         target: &[u8],
         caller: Caller,
     ) -> Result<Birth> {
-        let create = Create { kind: FileType::Symlink, mode: 0o777, umask: 0, rdev: 0, caller };
+        let create = Create { kind: FileType::Symlink, caller, ..Create::file(0o777) };
         let mut birth = self.birth(directory, &create)?;
         birth.record.size = target.len() as u64;
         birth.target = target.to_vec();

@@ -172,8 +172,7 @@ impl Workload {
             0..=13 => self.step("create", |w, number| {
                 let (path, directory) = w.some_directory();
                 let (full, name) = w.new_path(&path);
-                let create =
-                    Create { kind: FileType::Regular, mode: 0o644, umask: 0, rdev: 0, caller: root_caller() };
+                let create = Create { caller: root_caller(), ..Create::file(0o644) };
                 let inode = w
                     .volume
                     .inodes()
@@ -189,13 +188,7 @@ impl Workload {
             }),
             14..=16 => self.step("mkdir", |w, _| {
                 let (full, name) = w.new_path("");
-                let create = Create {
-                    kind: FileType::Directory,
-                    mode: 0o755,
-                    umask: 0,
-                    rdev: 0,
-                    caller: root_caller(),
-                };
+                let create = Create { caller: root_caller(), ..Create::directory(0o755) };
                 let inode = w
                     .volume
                     .inodes()

@@ -1,7 +1,7 @@
 //! Asynchronous direct I/O: what is in flight, and who waits for it.
 
-use quire::inodes::{Caller, Create, InodeRef, IoFlags};
-use quire::{AlignedBuf, ErrorKind, FileType, FormatOptions, Volume, VolumeOptions};
+use quire::inodes::{Create, InodeRef, IoFlags};
+use quire::{AlignedBuf, ErrorKind, FormatOptions, Volume, VolumeOptions};
 use quire_device::simulated::{CrashPolicy, Fault, FaultOp, Hold};
 use quire_device::{IoClass, SimulatedBackend};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -24,8 +24,7 @@ fn volume(threads: bool) -> (Arc<SimulatedBackend>, Volume) {
 
 /// A file of [`BLOCKS`] durable blocks, each full of `byte`.
 fn file(volume: &Volume, byte: u8) -> InodeRef {
-    let caller = Caller { uid: 0, gid: 0 };
-    let create = Create { kind: FileType::Regular, mode: 0o644, umask: 0, rdev: 0, caller };
+    let create = Create::file(0o644);
     let file = volume.inodes().create(&volume.inodes().root(), b"file", &create).unwrap();
     volume.inodes().write_at(&file, &vec![byte; BLOCKS * BLOCK], 0, IoFlags::empty()).unwrap();
     volume.sync().unwrap();

@@ -2,7 +2,7 @@
 
 use crate::common::{BLOCK, file, new_volume, options};
 use quire::inodes::{FallocateMode, InodeGroup, InodeRef, IoFlags};
-use quire::{Commit, ErrorKind, Volume};
+use quire::{Commit, ErrorKind, Properties, Unit, Volume};
 use quire_base::random::Random;
 use quire_device::SimulatedBackend;
 use quire_device::simulated::{CrashPolicy, Image};
@@ -247,6 +247,102 @@ fn replay_follows_blocks_that_are_freed_zeroed_or_moved() {
             let seen = after_crash(device.crash(policy), &["a", "b"]);
             assert!(seen[0].as_ref().unwrap() == &wanted, "case {case}");
             assert!(seen[1].as_ref().unwrap() == &[5; 8 * BLOCK], "case {case}");
+        }
+    }
+}
+
+/// Each unit of a file holds, after a crash, one of the values that it had in the cache.
+#[test]
+fn a_crash_leaves_no_unit_in_part() {
+    for (unit, seed) in [("4k", 1), ("8k", 2), ("16k", 3), ("64k", 4), ("128k", 5)] {
+        let unit: Unit = unit.parse().unwrap();
+        let bytes = unit.bytes() as usize;
+        let (device, volume) = new_volume(8192);
+        let inodes = volume.inodes();
+        let a = file(&volume, "a");
+        inodes.set_properties(&a, Properties { untorn: Some(unit), ..Properties::default() }).unwrap();
+        let units = (1 << 20) / bytes;
+        let mut random = Random::seeded(seed);
+        let mut durable = vec![0u8; units];
+        // (event, what was durable from there on)
+        let mut history = vec![(device.event_count(), durable.clone())];
+        let mut now = durable.clone();
+        for _ in 0..60 {
+            for _ in 0..1 + random.below(6) {
+                let at = random.below(units as u64) as usize;
+                now[at] = now[at].wrapping_add(1).max(1);
+                // A write of a part would leave the unit uneven by itself.
+                let flags = if random.below(4) == 0 { IoFlags::DIRECT } else { IoFlags::empty() };
+                inodes.write_at(&a, &vec![now[at]; bytes], (at * bytes) as u64, flags).unwrap();
+            }
+            match random.below(8) {
+                0 => volume.background_step().unwrap(),
+                1 => volume.checkpoint().unwrap(),
+                2 => {
+                    let at = random.below(units as u64 - 1) as usize;
+                    let (from, len) = (at * bytes, 2 * bytes);
+                    inodes.allocate(&a, FallocateMode::PunchHole, from as u64, len as u64).unwrap();
+                    now[at..at + 2].fill(0);
+                }
+                3..6 => {
+                    inodes.fsync(&a, true).unwrap();
+                    durable.clone_from(&now);
+                }
+                _ => {}
+            }
+            history.push((device.event_count(), durable.clone()));
+        }
+        let last = device.event_count();
+        let step = ((last - history[0].0) / 150).max(1);
+        for (seed, event) in (history[0].0..=last).step_by(step).enumerate() {
+            let Some(image) = device.crash_at(event, CrashPolicy::Power { seed: seed as u64 }) else {
+                continue;
+            };
+            let seen = after_crash(image, &["a"]);
+            let Some(seen) = &seen[0] else { continue };
+            for (number, unit) in seen.chunks(bytes).enumerate() {
+                let value = unit[0];
+                assert!(
+                    unit.iter().all(|byte| *byte == value),
+                    "unit {number} is there in part, event {event}"
+                );
+            }
+        }
+        assert!(volume.failure().is_none());
+    }
+}
+
+/// A punch, or zeros over a range, that cut units leave none in part either.
+#[test]
+fn a_cut_unit_changes_as_a_whole() {
+    let unit = 16 << 10;
+    for zero in [false, true] {
+        let (device, volume) = new_volume(8192);
+        let inodes = volume.inodes();
+        let a = file(&volume, "a");
+        let untorn = Some(Unit::from_bytes(unit as u64).unwrap());
+        inodes.set_properties(&a, Properties { untorn, ..Properties::default() }).unwrap();
+        let before = vec![1; 4 * unit];
+        write(&volume, &a, &before, 0);
+        inodes.fsync(&a, false).unwrap();
+        let start = device.event_count();
+        let (from, to) = (unit + 5000, 3 * unit + 9000);
+        let mode = if zero { FallocateMode::ZeroRange { keep_size: true } } else { FallocateMode::PunchHole };
+        inodes.allocate(&a, mode, from as u64, (to - from) as u64).unwrap();
+        volume.sync().unwrap();
+        let mut after = before.clone();
+        after[from..to].fill(0);
+        assert!(read(&volume, &a) == after);
+        for (seed, event) in (start..=device.event_count()).enumerate() {
+            let Some(image) = device.crash_at(event, CrashPolicy::Power { seed: seed as u64 }) else {
+                continue;
+            };
+            let seen = after_crash(image, &["a"]);
+            for (number, found) in seen[0].as_ref().unwrap().chunks(unit).enumerate() {
+                let part = number * unit..(number + 1) * unit;
+                let whole = found == &before[part.clone()] || found == &after[part];
+                assert!(whole, "unit {number} is there in part, event {event}, zero {zero}");
+            }
         }
     }
 }

@@ -54,6 +54,8 @@ mod namespace;
 #[cfg(not(any(loom, shuttle)))]
 mod orphans;
 #[cfg(not(any(loom, shuttle)))]
+mod properties;
+#[cfg(not(any(loom, shuttle)))]
 mod small_files;
 #[cfg(not(any(loom, shuttle)))]
 mod space;

@@ -68,7 +68,7 @@ pub fn populate(volume: &Volume) -> Vec<quire::inodes::InodeRef> {
     let caller = Caller { uid: 1000, gid: 1000 };
     let make = |directory: &quire::inodes::InodeRef, name: &str, kind: FileType| {
         let rdev = if kind.is_device() { 0x103 } else { 0 };
-        let create = Create { kind, mode: 0o644, umask: 0o022, rdev, caller };
+        let create = Create { kind, umask: 0o022, rdev, caller, ..Create::file(0o644) };
         volume.inodes().create(directory, name.as_bytes(), &create).unwrap()
     };
     let a = make(&root, "a", FileType::Directory);

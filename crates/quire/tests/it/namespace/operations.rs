@@ -38,8 +38,8 @@ fn devices_fifos_and_sockets_keep_their_kind() {
     let volume = options(false).open_backend(backend.clone()).unwrap();
     let kinds = [FileType::Fifo, FileType::Socket, FileType::CharDevice, FileType::BlockDevice];
     for kind in kinds {
-        let create =
-            Create { kind, mode: 0o660, umask: 0o022, rdev: 0x0803, caller: Caller { uid: 5, gid: 6 } };
+        let caller = Caller { uid: 5, gid: 6 };
+        let create = Create { kind, umask: 0o022, rdev: 0x0803, caller, ..Create::file(0o660) };
         volume.inodes().create(&volume.inodes().root(), format!("{kind:?}").as_bytes(), &create).unwrap();
     }
     volume.close().unwrap();
