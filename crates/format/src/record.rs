@@ -559,7 +559,7 @@ mod tests {
         let change = Change::Data { start: BlockNo(u64::from(u32::MAX)), bytes };
         let encoded = raw(&change);
         assert!(encoded.len() <= 2 * BLOCK_SIZE + DATA_OVERHEAD_MAX);
-        assert_eq!(decode(&encoded).unwrap(), [change.clone()]);
+        assert_eq!(decode(&encoded).unwrap(), std::slice::from_ref(&change));
         assert_eq!(change.describe(), "data of blocks 4294967295+2");
         assert!(decode(&encoded[..encoded.len() - 1]).is_err());
     }

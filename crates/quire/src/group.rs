@@ -12,6 +12,10 @@
 //! 4. [`Engine::commit_data`]; then the contents and the sizes become visible, and the locks go;
 //! 5. the journal is forced, if the caller wants it now.
 //!
+//! A group that sets sizes has its files to itself meanwhile: gates exclusively, and writeback held off. What lies
+//! beyond a smaller size is dropped when the record is in the journal, and nothing can fail any more. Too many
+//! extents for one transaction are freed behind it, as a logged operation.
+//!
 //! Limits. All of a group goes into one record, so it has at most [`Engine::group_bytes_max`] bytes of blocks.
 //! A write that would pass that is refused when it is made, with an error of kind `TooLarge`; the group stays as
 //! it was.
@@ -31,8 +35,12 @@ use quire_base::sync::Arc;
 use quire_base::sync::time::Duration;
 use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result, Seq};
-use quire_cache::{Composed, GroupPart, write_group};
+use quire_cache::{Composed, GroupPart, WritebackHold, write_group};
+use quire_format::extent::FILE_BLOCKS_MAX;
+use quire_format::key::Key;
+use quire_format::logged::{LoggedKind, LoggedOp};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// The most bytes of blocks that a group has on a volume whose journal takes them.
 const GROUP_BYTES: u64 = 2 << 20;
@@ -57,8 +65,6 @@ pub enum Commit {
 pub struct InodeGroup {
     inodes: Inodes,
     files: BTreeMap<InodeNo, Collected>,
-    /// Blocks that it writes.
-    blocks: u64,
 }
 
 /// A group's bytes for one file.
@@ -66,12 +72,39 @@ struct Collected {
     inode: InodeRef,
     /// By offset, apart.
     ranges: BTreeMap<u64, Vec<u8>>,
+    /// The size, if the group has set one; nothing lies beyond it.
+    size: Option<u64>,
 }
 
 impl Collected {
-    /// The end of the last byte written.
+    /// The end of the last byte written, or the size that was set.
     fn end(&self) -> u64 {
-        self.ranges.last_key_value().map_or(0, |(at, bytes)| at + bytes.len() as u64)
+        let written = self.ranges.last_key_value().map_or(0, |(at, bytes)| at + bytes.len() as u64);
+        self.size.unwrap_or(written)
+    }
+
+    /// The size as the group's owner sees it.
+    fn seen_size(&self) -> u64 {
+        self.size.unwrap_or(self.inode.size().max(self.end()))
+    }
+
+    /// Blocks that it writes.
+    fn blocks(&self) -> u64 {
+        let (mut blocks, mut seen) = (0, 0);
+        for (at, bytes) in &self.ranges {
+            let (from, to) = (at / BLOCK_SIZE as u64, blocks_for(at + bytes.len() as u64));
+            blocks += to.saturating_sub(from.max(seen));
+            seen = to.max(seen);
+        }
+        blocks
+    }
+
+    /// Takes out what lies beyond `size`.
+    fn cut(&mut self, size: u64) {
+        self.ranges.split_off(&size);
+        if let Some((at, bytes)) = self.ranges.iter_mut().next_back() {
+            bytes.truncate((size - at) as usize);
+        }
     }
 
     /// Blocks that `[start, end)` adds to those that are written already.
@@ -126,6 +159,13 @@ impl Collected {
         }
     }
 
+    /// Zeros for the rest of the block in which the file ends from now on.
+    fn tail(&self) -> Option<(u64, Vec<u8>)> {
+        let size = self.size.filter(|size| *size < self.inode.size())?;
+        let len = size.next_multiple_of(BLOCK_SIZE as u64) - size;
+        (len > 0).then(|| (size, vec![0; len as usize]))
+    }
+
     /// Lays what the group has over what a read from `offset` gave.
     fn overlay(&self, offset: u64, out: &mut [u8]) {
         let end = offset + out.len() as u64;
@@ -142,7 +182,7 @@ impl Collected {
 
 impl InodeGroup {
     pub(crate) fn new(inodes: Inodes) -> InodeGroup {
-        InodeGroup { inodes, files: BTreeMap::new(), blocks: 0 }
+        InodeGroup { inodes, files: BTreeMap::new() }
     }
 
     /// Adds a write to the group. `TooLarge` if the group would have more bytes of blocks than one takes
@@ -153,47 +193,90 @@ impl InodeGroup {
         if data.is_empty() {
             return Ok(());
         }
-        let engine = self.inodes.engine();
-        engine.check_writable()?;
-        let most = engine.group_bytes_max() / BLOCK_SIZE as u64;
-        let known = self.files.get(&inode.number());
-        let new = match known {
-            Some(file) => file.new_blocks(offset, end),
-            None => blocks_for(end) - offset / BLOCK_SIZE as u64,
-        };
-        if self.blocks + new > most {
-            return Err(Error::new(
-                ErrorKind::TooLarge,
-                format!(
-                    "a group of {} KiB in blocks: this volume takes {} KiB at once (see: quire mkfs --journal-size)",
-                    (self.blocks + new) * BLOCK_SIZE as u64 / 1024,
-                    most * BLOCK_SIZE as u64 / 1024
-                ),
-            ));
+        self.inodes.engine().check_writable()?;
+        let gap = self.gap(inode, offset);
+        let start = gap.clone().map_or(offset, |gap| gap.start.min(offset));
+        self.check_room(inode, start, end)?;
+        let file = self.file(inode);
+        if let Some(gap) = gap {
+            file.insert(gap.start, &vec![0; (gap.end - gap.start) as usize]);
         }
-        self.blocks += new;
-        let file = self
-            .files
-            .entry(inode.number())
-            .or_insert_with(|| Collected { inode: inode.clone(), ranges: BTreeMap::new() });
         file.insert(offset, data);
+        file.size = file.size.map(|size| size.max(end));
         Ok(())
+    }
+
+    /// Sets a file's size: what lies beyond is gone, what is gained reads as zeros. `TooLarge` as in
+    /// [`InodeGroup::write_at`], if the group has cut the file already and now makes it longer again.
+    pub fn set_len(&mut self, inode: &InodeRef, size: u64) -> Result<()> {
+        inode.check_regular()?;
+        range_end(size, 0)?;
+        self.inodes.engine().check_writable()?;
+        let gap = self.gap(inode, size);
+        if let Some(gap) = &gap {
+            self.check_room(inode, gap.start, gap.end)?;
+        }
+        let file = self.file(inode);
+        if let Some(gap) = gap {
+            file.insert(gap.start, &vec![0; (gap.end - gap.start) as usize]);
+        }
+        file.cut(size);
+        file.size = Some(size);
+        Ok(())
+    }
+
+    fn file(&mut self, inode: &InodeRef) -> &mut Collected {
+        self.files.entry(inode.number()).or_insert_with(|| Collected {
+            inode: inode.clone(),
+            ranges: BTreeMap::new(),
+            size: None,
+        })
+    }
+
+    /// What the file holds between the end that the group gave it and `end`, and what has to read as zeros.
+    fn gap(&self, inode: &InodeRef, end: u64) -> Option<Range<u64>> {
+        let size = self.files.get(&inode.number())?.size?;
+        // Up to the end of a block: what lies there on disk, behind the file's end, may be anything.
+        let held = inode.size().next_multiple_of(BLOCK_SIZE as u64);
+        (size < end.min(held)).then(|| size..end.min(held))
+    }
+
+    /// An error if the group would get too large with `[start, end)` of a file.
+    fn check_room(&self, inode: &InodeRef, start: u64, end: u64) -> Result<()> {
+        let most = self.inodes.group_bytes_max() / BLOCK_SIZE as u64;
+        let new = match self.files.get(&inode.number()) {
+            Some(file) => file.new_blocks(start, end),
+            None => blocks_for(end) - start / BLOCK_SIZE as u64,
+        };
+        let blocks = self.files.values().map(Collected::blocks).sum::<u64>() + new;
+        if blocks <= most {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::TooLarge,
+            format!(
+                "a group of {} KiB in blocks: this volume takes {} KiB at once (see: quire mkfs --journal-size)",
+                blocks * BLOCK_SIZE as u64 / 1024,
+                most * BLOCK_SIZE as u64 / 1024
+            ),
+        ))
     }
 
     /// Reads what the group's owner sees: the file, with the group's writes over it.
     pub fn read_at(&self, inode: &InodeRef, out: &mut [u8], offset: u64) -> Result<usize> {
-        let read = self.inodes.read_at(inode, out, offset, IoFlags::empty())?;
+        let mut read = self.inodes.read_at(inode, out, offset, IoFlags::empty())?;
         let Some(file) = self.files.get(&inode.number()) else { return Ok(read) };
-        let end = file.end().min(offset.saturating_add(out.len() as u64));
-        let len = read.max(end.saturating_sub(offset) as usize);
-        out[read.min(len)..len].fill(0);
+        let end = file.seen_size().min(offset.saturating_add(out.len() as u64));
+        let len = end.saturating_sub(offset) as usize;
+        read = read.min(len);
+        out[read..len].fill(0);
         file.overlay(offset, &mut out[..len]);
         Ok(len)
     }
 
     /// The size of a file as the group's owner sees it.
     pub fn size(&self, inode: &InodeRef) -> u64 {
-        inode.size().max(self.files.get(&inode.number()).map_or(0, Collected::end))
+        self.files.get(&inode.number()).map_or_else(|| inode.size(), Collected::seen_size)
     }
 
     /// Whether nothing was written.
@@ -233,28 +316,68 @@ impl Engine {
     }
 
     fn commit_group(self: &Arc<Engine>, files: &[&Collected]) -> Result<Seq> {
+        if files.iter().any(|file| file.size.is_some()) {
+            return self.commit_alone(files, files);
+        }
         let _permits: Vec<_> = files.iter().map(|file| file.inode.gate.enter(GateState::Buffered)).collect();
         // The size cannot shrink while the permit is held.
-        let growing: Vec<bool> = files.iter().map(|file| file.end() > file.inode.size()).collect();
-        let _sizes: Vec<_> = files
-            .iter()
-            .zip(&growing)
-            .filter(|(_, grows)| **grows)
-            .map(|(file, _)| file.inode.size_lock.lock())
-            .collect();
-        for (file, _) in files.iter().zip(&growing).filter(|(_, grows)| **grows) {
-            let inode = &file.inode;
-            for at in file.ranges.keys().filter(|at| **at > inode.size()).take(1) {
-                self.expose(inode, *at)?;
-            }
-            let on_disk = inode.meta().record.size / BLOCK_SIZE as u64;
-            inode.mapping().write_back(on_disk, blocks_for(file.end()))?;
+        let growing: Vec<&&Collected> = files.iter().filter(|file| file.end() > file.inode.size()).collect();
+        let _sizes: Vec<_> = growing.iter().map(|file| file.inode.size_lock.lock()).collect();
+        for file in growing {
+            self.settle_group_growth(file)?;
         }
+        self.write_and_journal(files, false)
+    }
+
+    /// Puts on disk what a group's larger size would show.
+    fn settle_group_growth(&self, file: &Collected) -> Result<()> {
+        let inode = &file.inode;
+        if let Some(at) = file.ranges.keys().find(|at| **at > inode.size()) {
+            self.expose(inode, *at)?;
+        }
+        let on_disk = inode.meta().record.size / BLOCK_SIZE as u64;
+        inode.mapping().write_back(on_disk, blocks_for(file.end()))
+    }
+
+    /// As [`Engine::commit_group`], with all files to itself: it enters the gates of `rest`, and then goes on.
+    fn commit_alone(self: &Arc<Engine>, files: &[&Collected], rest: &[&Collected]) -> Result<Seq> {
+        if let [first, rest @ ..] = rest {
+            return self.exclusively(&first.inode, || self.commit_alone(files, rest));
+        }
+        for file in files {
+            let inode = &file.inode;
+            if file.end() > inode.size() {
+                self.settle_group_growth(file)?;
+                self.settle_growth(inode, file.end())?;
+            } else if file.size.is_some() {
+                let on_disk = inode.meta().record.size / BLOCK_SIZE as u64;
+                inode.mapping().write_back(on_disk, blocks_for(file.end()))?;
+            }
+        }
+        let holds: Vec<WritebackHold<'_>> =
+            files.iter().map(|file| file.inode.mapping().hold_writeback(0, u64::MAX)).collect();
+        let seq = self.write_and_journal(files, true)?;
+        for (file, hold) in files.iter().zip(&holds).filter(|(file, _)| file.size.is_some()) {
+            hold.discard(blocks_for(file.end()), u64::MAX);
+        }
+        self.device.recorded().await_batch();
+        Ok(seq)
+    }
+
+    fn write_and_journal(self: &Arc<Engine>, files: &[&Collected], alone: bool) -> Result<Seq> {
+        // A block that is cut in the middle is zeroed behind the new end.
+        let tails: Vec<Option<(u64, Vec<u8>)>> = files.iter().map(|file| file.tail()).collect();
         let parts: Vec<GroupPart<'_>> = files
             .iter()
-            .map(|file| GroupPart {
+            .zip(&tails)
+            .map(|(file, tail)| GroupPart {
                 mapping: file.inode.mapping(),
-                ranges: file.ranges.iter().map(|(at, bytes)| (*at, &bytes[..])).collect(),
+                ranges: file
+                    .ranges
+                    .iter()
+                    .map(|(at, bytes)| (*at, &bytes[..]))
+                    .chain(tail.iter().map(|(at, bytes)| (*at, &bytes[..])))
+                    .collect(),
             })
             .collect();
         let blocks = parts.iter().flat_map(GroupPart::runs).map(|(first, end)| end - first).sum();
@@ -268,7 +391,10 @@ impl Engine {
                 },
                 &mut || {
                     for file in files {
-                        file.inode.raise_size(file.end());
+                        // A size that was set is in the inode since its record is in the journal.
+                        if file.size.is_none() {
+                            file.inode.raise_size(file.end());
+                        }
                         file.inode.touch_written();
                     }
                 },
@@ -278,13 +404,20 @@ impl Engine {
                     self.await_data_room(blocks)?
                 }
                 (Err(error), _) => return Err(error),
-                (Ok(()), seq) => return Ok(seq.expect("it was journaled")),
+                (Ok(()), committed) => {
+                    let (seq, logged) = committed.expect("it was journaled");
+                    debug_assert!(alone || logged.is_empty());
+                    for (at, id, operation) in logged {
+                        self.run_logged_live(&files[at].inode, id, operation)?;
+                    }
+                    return Ok(seq);
+                }
             }
         }
     }
 
     /// Everything is locked: waits for nothing.
-    fn journal_group(&self, files: &[&Collected], composed: &[Composed<'_>]) -> Result<Seq> {
+    fn journal_group(&self, files: &[&Collected], composed: &[Composed<'_>]) -> Result<(Seq, Logged)> {
         let full = || Error::new(ErrorKind::WouldBlock, "the journal has no room");
         if self.wants_homes() {
             return Err(full());
@@ -295,16 +428,37 @@ impl Engine {
             for (first, count) in composed.runs() {
                 one.add(first, count, |block, out| composed.copy(block, out))?;
             }
-            one.grows_to = file.end();
+            match file.size {
+                Some(size) => one.resize(size)?,
+                None => one.grows_to = file.end(),
+            }
             data.push(one);
         }
-        let transaction = self.try_begin(data_cost(&data)).ok_or_else(full)?;
-        for one in &data {
+        let mut transaction = self.try_begin(data_cost(&data)).ok_or_else(full)?;
+        let mut logged = Logged::new();
+        for (at, one) in data.iter().enumerate() {
             one.warm(&transaction)?;
+            if one.frees_too_many() {
+                let (inode, size) = (&files[at].inode, files[at].end());
+                let id = self.new_logged_id();
+                let operation = self.logged_operation(
+                    inode,
+                    LoggedKind::Truncate,
+                    blocks_for(size),
+                    FILE_BLOCKS_MAX,
+                    size,
+                );
+                transaction.warm(&[Key::logged(id)])?;
+                transaction.put(Key::logged(id), &operation.encode());
+                logged.push((at, id, operation));
+            }
         }
-        self.commit_data(&mut data, transaction)
+        self.commit_data(&mut data, transaction).map(|seq| (seq, logged))
     }
 }
+
+/// Truncates that are to be finished: the number of the file in its group, the operation and its id.
+type Logged = Vec<(usize, u64, LoggedOp)>;
 
 /// A group of writes to files of a volume: visible at once, and after a crash there as a whole or not at all. From
 /// [`Volume::atomic`](crate::Volume::atomic). Dropping it discards it.
@@ -345,6 +499,12 @@ impl Group {
         self.0.write_at(file.inode(), data, offset)
     }
 
+    /// Sets a file's size: what lies beyond is gone, what is gained reads as zeros.
+    pub fn set_len(&mut self, file: &File, size: u64) -> Result<()> {
+        file.check_writable()?;
+        self.0.set_len(file.inode(), size)
+    }
+
     /// Reads at an offset what a reader will see when the group has been committed, if nobody else writes.
     pub fn read_at(&self, file: &File, buf: &mut [u8], offset: u64) -> Result<usize> {
         file.check_readable()?;
@@ -372,6 +532,11 @@ impl<'a> FileGroup<'a> {
     /// As [`Group::write_at`].
     pub fn write_at(&mut self, data: &[u8], offset: u64) -> Result<()> {
         self.group.write_at(self.file, data, offset)
+    }
+
+    /// As [`Group::set_len`].
+    pub fn set_len(&mut self, size: u64) -> Result<()> {
+        self.group.set_len(self.file, size)
     }
 
     /// As [`Group::read_at`].

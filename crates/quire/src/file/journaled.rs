@@ -27,14 +27,17 @@
 
 use super::backing::keys_of_homes;
 use crate::engine::Engine;
+use crate::extent_map::Replacement;
 use crate::inode::{Inode, MetaGuard};
 use crate::transaction::{Cost, Depends, EXTENTS_PER_TRANSACTION, Transaction};
 use quire_alloc::Funding;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
+use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result, Seq};
 use quire_cache::{Backing, Contents, Home};
-use quire_format::extent::{Extent, Run, extents_of_run};
+use quire_format::extent::{Extent, FILE_BLOCKS_MAX, Run, extents_of_run, overlay};
+use quire_format::key::Key;
 use std::ops::Range;
 
 /// The most content that waits in memory for its home, and the least limit that is of use.
@@ -60,11 +63,13 @@ pub(crate) struct FileData<'a> {
     fresh: Vec<Run>,
     /// The size that the file has at least, once this is visible.
     pub(crate) grows_to: u64,
+    /// The size that it gets, whatever it was, and the extents that lie beyond.
+    resized: Option<(u64, Vec<Extent>)>,
 }
 
 impl<'a> FileData<'a> {
     pub(crate) fn new(engine: &'a Engine, inode: &'a Inode) -> FileData<'a> {
-        FileData { engine, inode, pieces: Vec::new(), fresh: Vec::new(), grows_to: 0 }
+        FileData { engine, inode, pieces: Vec::new(), fresh: Vec::new(), grows_to: 0, resized: None }
     }
 
     /// Adds a run of blocks, behind those that it has; `copy` fills in what they hold. Blocks without a home
@@ -88,6 +93,28 @@ impl<'a> FileData<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Gives the file another size. The caller has it to itself.
+    pub(crate) fn resize(&mut self, size: u64) -> Result<()> {
+        let first = blocks_for(size);
+        let beyond = self.inode.read_extents(first, FILE_BLOCKS_MAX - first, EXTENTS_PER_TRANSACTION + 1)?;
+        self.resized = Some((size, beyond));
+        Ok(())
+    }
+
+    /// Whether more extents lie beyond the new size than one transaction frees.
+    pub(crate) fn frees_too_many(&self) -> bool {
+        self.freed().is_none()
+    }
+
+    /// The extents that the transaction frees, in whole or in part; none if they are too many.
+    fn freed(&self) -> Option<&[Extent]> {
+        match &self.resized {
+            Some((_, beyond)) if beyond.len() > EXTENTS_PER_TRANSACTION => None,
+            Some((_, beyond)) => Some(beyond),
+            None => Some(&[]),
+        }
     }
 
     fn allocate(&mut self, block: u64, count: u64) -> Result<Vec<Run>> {
@@ -120,13 +147,41 @@ impl<'a> FileData<'a> {
 
     /// Loads what journaling the new homes reads and writes. It stays while the transaction lives.
     pub(crate) fn warm(&self, transaction: &Transaction<'_>) -> Result<()> {
-        let (Some(first), Some(last)) = (self.pieces.first(), self.pieces.last()) else { return Ok(()) };
-        if self.new_pieces() > 0 {
+        if let Some(freed) = self.freed().filter(|freed| !freed.is_empty()) {
+            let runs: Vec<Run> = freed.iter().map(Extent::run).collect();
+            let keys = freed.iter().map(|extent| Key::extent(self.inode.number, extent.file_block));
+            let keys: Vec<Key> = keys.chain(keys_of_homes(self.inode, runs.iter().copied())).collect();
+            self.engine.tree.prepare(transaction.ticket(), &keys)?;
+            self.engine.alloc.ensure_loaded(&runs)?;
+        }
+        let (Some(first), Some(last)) = (self.pieces.first(), self.pieces.last()) else {
+            return self.engine.tree.prepare(transaction.ticket(), &[Key::inode(self.inode.number)]);
+        };
+        if self.new_pieces() > 0 || self.resized.is_some() {
             let from = first.file_block.saturating_sub(1);
             self.inode.read_extents(from, last.file_block + last.home.blocks + 1 - from, usize::MAX)?;
         }
         let homes = self.pieces.iter().filter(|piece| piece.is_new).map(|piece| piece.home);
         self.engine.tree.prepare(transaction.ticket(), &keys_of_homes(self.inode, homes))
+    }
+
+    /// The extents around the new pieces as they are, and as they will be.
+    fn plan(&self) -> Result<Replacement> {
+        let (engine, inode) = (self.engine, self.inode);
+        let new: Vec<Extent> = self
+            .pieces
+            .iter()
+            .filter(|piece| piece.is_new)
+            .flat_map(|piece| extents_of_run(piece.file_block, piece.home, false))
+            .collect();
+        let freed = self.freed().unwrap_or_default();
+        let Some(first_freed) = freed.first() else { return engine.plan_overlay(inode, &new) };
+        let end = blocks_for(self.resized.as_ref().map_or(0, |(size, _)| *size));
+        let from = new.first().map_or(u64::MAX, |new| new.file_block.saturating_sub(1));
+        let from = from.min(first_freed.file_block);
+        let before = engine.extents_in(inode, from, FILE_BLOCKS_MAX - from, usize::MAX)?;
+        let kept: Vec<Extent> = before.iter().filter_map(|extent| extent.clip(0, end)).collect();
+        Ok(Replacement::between(before, overlay(&kept, &new)))
     }
 }
 
@@ -145,7 +200,8 @@ impl Drop for FileData<'_> {
 /// What journaling content costs at most.
 pub(crate) fn data_cost(files: &[FileData<'_>]) -> Cost {
     let pieces = files.iter().map(|file| file.pieces.len()).sum();
-    let new = files.iter().map(FileData::new_pieces).sum();
+    let freed = files.iter().map(|file| file.freed().map_or(0, <[Extent]>::len)).sum::<usize>();
+    let new = files.iter().map(FileData::new_pieces).sum::<usize>() + freed;
     let blocks = files.iter().map(|file| file.blocks() as usize).sum();
     cost_of(files.len(), pieces, new, blocks)
 }
@@ -238,13 +294,7 @@ impl Engine {
         let mut growing: Vec<&Inode> = Vec::new();
         for (file, meta) in files.iter().zip(&mut metas) {
             let inode = file.inode;
-            let new: Vec<Extent> = file
-                .pieces
-                .iter()
-                .filter(|piece| piece.is_new)
-                .flat_map(|piece| extents_of_run(piece.file_block, piece.home, false))
-                .collect();
-            let plan = self.plan_overlay(inode, &new)?;
+            let plan = file.plan()?;
             let gained = plan.blocks_gained();
             let done: Vec<Range<u64>> = file
                 .pieces
@@ -252,28 +302,34 @@ impl Engine {
                 .map(|piece| piece.file_block..piece.file_block + piece.home.blocks)
                 .collect();
             let size = inode.size().max(file.grows_to);
-            let on_disk = self.front(inode, meta, size, &done).max(file.grows_to).max(meta.record.size);
+            let on_disk = match &file.resized {
+                Some((size, _)) => *size,
+                None => self.front(inode, meta, size, &done).max(file.grows_to).max(meta.record.size),
+            };
             let mut record = None;
-            if plan.len() > 0 || on_disk != meta.record.size {
+            if plan.len() > 0 || on_disk != meta.record.size || file.resized.is_some() {
                 inode.fold_times(meta);
-                let mut new = meta.record.clone();
+                let mut new = match file.resized {
+                    Some(_) => self.with_size(&meta.record, on_disk),
+                    None => meta.record.clone(),
+                };
                 new.blocks = new.blocks.saturating_add_signed(gained);
                 new.size = on_disk;
-                if on_disk != meta.record.size {
+                if on_disk > meta.record.size {
                     growing.push(inode);
                 }
                 transaction.put_inode(inode.number, &new);
                 transaction.extents(inode.number, plan.removed, plan.inserted);
                 record = Some(new);
             }
-            changed.push((record, gained.max(0) as u64));
+            changed.push(record);
         }
         for piece in files.iter().flat_map(|file| &file.pieces) {
             transaction.data(piece.home.start, piece.bytes.clone());
         }
         // Odd from here to the end of the commit.
         let step_sequences = || {
-            for (file, (record, _)) in files.iter().zip(&changed) {
+            for (file, record) in files.iter().zip(&changed) {
                 file.inode.extent_sequence.fetch_add(u64::from(record.is_some()), Ordering::AcqRel);
             }
         };
@@ -281,14 +337,20 @@ impl Engine {
         let committed = transaction.commit(Depends::DataOfEach(&growing));
         step_sequences();
         let seq = committed?;
-        for ((file, meta), (record, gained)) in files.iter_mut().zip(&mut metas).zip(changed) {
-            file.fresh.clear();
+        for ((file, meta), record) in files.iter_mut().zip(&mut metas).zip(changed) {
+            // What was promised to them is theirs now.
+            let placed = std::mem::take(&mut file.fresh).iter().map(|run| run.blocks).sum();
+            self.redeem(file.inode, placed);
             file.inode.committed_data(seq);
             file.inode.tail.forget();
             if let Some(record) = record {
-                self.redeem(file.inode, gained);
                 meta.record = record;
                 meta.dirty = false;
+            }
+            if let Some((size, _)) = file.resized {
+                meta.emptied |= size == 0;
+                // Under the lock: nobody may see the new record with the old size and raise it again.
+                file.inode.set_size(meta, size);
             }
         }
         drop(metas);

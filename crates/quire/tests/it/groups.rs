@@ -103,9 +103,9 @@ fn a_group_that_is_too_large_is_refused_and_stays_as_it_was() {
     assert!(read(&volume, &a) == wanted);
 }
 
-/// Ranges in a group against a plain vector.
+/// Writes and sizes in a group against a plain vector.
 #[test]
-fn ranges_of_a_group_overlay_as_writes_do() {
+fn a_group_does_what_its_writes_would_do() {
     let (_, volume) = new_volume(4096);
     let a = file(&volume, "a");
     for seed in 0..200 {
@@ -113,6 +113,13 @@ fn ranges_of_a_group_overlay_as_writes_do() {
         let mut wanted = read(&volume, &a);
         let mut group: InodeGroup = volume.inodes().atomic();
         for _ in 0..1 + random.below(8) {
+            if random.below(4) == 0 {
+                let size = random.below(50_000) as usize;
+                group.set_len(&a, size as u64).unwrap();
+                wanted.resize(size, 0);
+                assert_eq!(group.size(&a), size as u64);
+                continue;
+            }
             let at = random.below(40_000) as usize;
             let data = vec![random.below(256) as u8; 1 + random.below(9_000) as usize];
             group.write_at(&a, &data, at as u64).unwrap();
@@ -344,5 +351,48 @@ fn a_cut_unit_changes_as_a_whole() {
                 assert!(whole, "unit {number} is there in part, event {event}, zero {zero}");
             }
         }
+    }
+}
+
+/// A group that cuts a file frees what lies beyond with it, however many extents that is.
+#[test]
+fn a_crash_leaves_all_of_a_cutting_group_or_nothing() {
+    for extents in [3, 200] {
+        let (device, volume) = new_volume(8192);
+        let (a, b) = (file(&volume, "a"), file(&volume, "b"));
+        // Two files that grow in turns have an extent for each block.
+        for block in 0..extents {
+            for inode in [&a, &b] {
+                write(&volume, inode, &[1; BLOCK], block * BLOCK);
+                volume.inodes().fsync(inode, false).unwrap();
+            }
+        }
+        let before = vec![1; extents * BLOCK];
+        let mut after = vec![2; BLOCK + 10];
+        after[BLOCK..].fill(1);
+        let start = device.event_count();
+        let mut group = volume.inodes().atomic();
+        group.write_at(&a, &[2; BLOCK], 0).unwrap();
+        group.set_len(&a, BLOCK as u64 + 10).unwrap();
+        group.write_at(&b, &[3; 10], 0).unwrap();
+        group.commit(Commit::Now).unwrap();
+        let end = device.event_count();
+        assert!(read(&volume, &a) == after);
+        volume.sync().unwrap();
+        volume.checkpoint().unwrap();
+        for (seed, event) in (start..=device.event_count()).enumerate() {
+            let Some(image) = device.crash_at(event, CrashPolicy::Power { seed: seed as u64 }) else {
+                continue;
+            };
+            let seen = after_crash(image, &["a", "b"]);
+            let (a, b) = (seen[0].as_ref().unwrap(), seen[1].as_ref().unwrap());
+            let is_there = b[0] == 3;
+            assert!(a == if is_there { &after } else { &before }, "{extents} extents, event {event}");
+            assert!(is_there || event < end, "{extents} extents, event {event}: lost");
+        }
+        let free = volume.statfs().available;
+        volume.inodes().set_len(&a, 0).unwrap();
+        volume.sync().unwrap();
+        assert!(volume.statfs().available <= free + 4, "blocks of the cut are still in use");
     }
 }
