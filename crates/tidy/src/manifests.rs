@@ -6,7 +6,7 @@ use spdx::{Expression, LicenseReq, ParseMode};
 use std::collections::BTreeSet;
 
 /// Licenses of dependencies that a program under MIT or Apache-2.0 may ship. Each must be in use.
-const LICENSES: [&str; 4] = ["Apache-2.0", "MIT", "Unicode-3.0", "Zlib"];
+const LICENSES: [&str; 5] = ["Apache-2.0", "Apache-2.0 WITH LLVM-exception", "MIT", "Unicode-3.0", "Zlib"];
 
 fn metadata() -> Metadata {
     let mut command = MetadataCommand::new();

@@ -1,0 +1,441 @@
+"""A volume, with the names of `os` and `shutil`."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import io
+import os
+import time
+import uuid
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TextIO, overload
+
+from . import _native
+from ._aio import syncing
+from ._file import File, _bytes, _no_attribute
+from ._name import Name
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import TypeAlias
+
+    from typing_extensions import Buffer, Self
+
+    from ._path import Path
+
+    TextMode: TypeAlias = Literal["r", "w", "a", "x", "r+", "w+", "a+", "x+", "rt", "wt", "at", "xt"]
+    BytesMode: TypeAlias = Literal[
+        "rb", "wb", "ab", "xb", "r+b", "w+b", "a+b", "x+b", "rb+", "wb+", "ab+", "xb+"
+    ]
+
+#: Bytes of the buffers that `Volume.open` makes.
+BUFFER_SIZE = 128 << 10
+
+#: Volumes that this process has open for writing or reading, by device and inode of their image.
+_open: weakref.WeakValueDictionary[tuple[int, int], Volume] = weakref.WeakValueDictionary()
+
+
+@dataclass(frozen=True)
+class VolumeInfo:
+    """What a volume is."""
+
+    uuid: uuid.UUID
+    label: str
+    version: tuple[int, int]
+    block_size: int
+    blocks: int
+    journal_blocks: int
+    free_blocks: int
+    inodes: int
+    clean: bool
+    #: Seconds since 1970.
+    created: float
+    mounted: float
+
+    @classmethod
+    def _of(cls, fields: dict[str, Any]) -> VolumeInfo:
+        return cls(**{**fields, "uuid": uuid.UUID(bytes=fields["uuid"])})
+
+
+def mkfs(
+    image: str | os.PathLike[str],
+    size: int | None = None,
+    *,
+    label: str = "",
+    journal_bytes: int | None = None,
+    force: bool = False,
+) -> VolumeInfo:
+    """Makes a volume in an image file or on a block device, and tells what it is.
+
+    An image that does not exist needs a size in bytes, and gets mode 0600. What already holds a file system is refused
+    unless `force` is set.
+    """
+    return VolumeInfo._of(_native.mkfs(image, size, label, journal_bytes, force))
+
+
+@dataclass(frozen=True)
+class DirEntry:
+    """One entry of a directory, as `os.DirEntry`."""
+
+    name: str
+    #: The directory as it was given, with the name.
+    path: str
+    _kind: str
+    _inode: int
+    _volume: Volume
+
+    def inode(self) -> int:
+        return self._inode
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        if self._kind == "l" and follow_symlinks:
+            return self._volume.isdir(self.path)
+        return self._kind == "d"
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        if self._kind == "l" and follow_symlinks:
+            return self._volume.isfile(self.path)
+        return self._kind == "f"
+
+    def is_symlink(self) -> bool:
+        return self._kind == "l"
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        return self._volume.stat(self.path, follow_symlinks=follow_symlinks)
+
+
+class Volume(_native.NativeVolume):
+    """An open volume: `Volume(image)`, closed by `close` or at the end of a `with` block.
+
+    One process at a time has a volume open for writing. Any thread may use it. Paths begin at the root of the volume, with
+    a slash or without, as text, bytes, `pathlib.PurePath` or `quire.Path`. Operations on names are atomic, also over a
+    crash. Nothing checks permissions: the program owns the volume.
+
+    `access_times` is `"relative"`, `"never"` or `"strict"`; `commit_seconds` bounds how long unsynced changes stay in
+    memory; `cache_bytes` is a quarter of memory if not given.
+    """
+
+    def __init__(
+        self,
+        image: str | os.PathLike[str],
+        *,
+        read_only: bool = False,
+        cache_bytes: int | None = None,
+        node_cache_bytes: int | None = None,
+        discard: bool = False,
+        access_times: Literal["relative", "never", "strict"] = "relative",
+        lazy_times: bool = False,
+        commit_seconds: int = 5,
+    ) -> None:
+        # The base class has opened it, with these options.
+        self.image = os.path.abspath(image)
+        found = os.stat(self.image)
+        self._identity = (found.st_dev, found.st_ino)
+        _open[self._identity] = self
+
+    def __repr__(self) -> str:
+        return f"<quire.Volume image={self.image!r}{' closed' if self.closed else ''}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __truediv__(self, name: str | os.PathLike[str]) -> Path:
+        return self.path() / name
+
+    def path(self, *parts: str | os.PathLike[str]) -> Path:
+        """A path with the methods of `pathlib.Path`."""
+        from ._path import Path
+
+        return Path(self, *parts)
+
+    def info(self) -> VolumeInfo:
+        """What the volume is."""
+        return VolumeInfo._of(self._info())
+
+    def statvfs(self) -> os.statvfs_result:
+        """Space and inodes, as `os.statvfs` has them."""
+        blocks, free, available, inodes, free_inodes, block_size, name_max = self._statfs()
+        flag = os.ST_RDONLY if self.read_only else 0
+        return os.statvfs_result(
+            (block_size, block_size, blocks, free, available, inodes, free_inodes, free_inodes, flag, name_max)
+        )
+
+    async def sync_async(self) -> None:
+        """As `sync`: makes everything durable; no thread waits."""
+        await syncing(lambda completions, future: completions.sync_volume(self, future))
+
+    # Files.
+
+    @overload
+    def open(
+        self,
+        path: Name,
+        mode: TextMode = "r",
+        buffering: int = -1,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        *,
+        direct: bool = False,
+        sync: Literal["all", "data"] | None = None,
+        permissions: int = 0o644,
+    ) -> TextIO: ...
+
+    @overload
+    def open(  # type: ignore[overload-overlap]  # As the built-in `open` is typed.
+        self,
+        path: Name,
+        mode: BytesMode,
+        buffering: Literal[0],
+        encoding: None = None,
+        errors: None = None,
+        newline: None = None,
+        *,
+        direct: bool = False,
+        sync: Literal["all", "data"] | None = None,
+        permissions: int = 0o644,
+    ) -> File: ...
+
+    @overload
+    def open(
+        self,
+        path: Name,
+        mode: BytesMode,
+        buffering: int = -1,
+        encoding: None = None,
+        errors: None = None,
+        newline: None = None,
+        *,
+        direct: bool = False,
+        sync: Literal["all", "data"] | None = None,
+        permissions: int = 0o644,
+    ) -> BinaryIO: ...
+
+    @overload
+    def open(
+        self,
+        path: Name,
+        mode: str,
+        buffering: int = -1,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        *,
+        direct: bool = False,
+        sync: Literal["all", "data"] | None = None,
+        permissions: int = 0o644,
+    ) -> Any: ...
+
+    def open(
+        self,
+        path: Name,
+        mode: str = "r",
+        buffering: int = -1,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        *,
+        direct: bool = False,
+        sync: Literal["all", "data"] | None = None,
+        permissions: int = 0o644,
+    ) -> Any:
+        """Opens a file as the built-in `open` does, with the same modes and the same kinds of results.
+
+        `mode="rb", buffering=0` and the like give a `quire.File`. `direct` reads and writes past the cache; `sync` makes each
+        write durable when it returns, with all attributes ("all") or what reading it back needs ("data"); a file that is
+        created gets `permissions`.
+        """
+        what = _mode(mode, buffering, encoding, errors, newline)
+        name = os.fsdecode(path)
+        native = self._open(
+            path,
+            "r" in what or "+" in what,
+            "r" not in what or "+" in what,
+            "a" in what,
+            what[0] in "wa",
+            what[0] == "x",
+            what[0] == "w",
+            direct,
+            sync,
+            permissions,
+        )
+        if native.is_dir():
+            native.close()
+            raise IsADirectoryError(errno.EISDIR, "it is a directory", name)
+        raw = File(self, native, name, what)
+        if buffering == 0:
+            return raw
+        size = BUFFER_SIZE if buffering in (-1, 1) else buffering
+        buffered: io.BufferedRandom | io.BufferedReader | io.BufferedWriter
+        if "+" in what:
+            buffered = io.BufferedRandom(raw, size)
+        elif what[0] == "r":
+            buffered = io.BufferedReader(raw, size)
+        else:
+            buffered = io.BufferedWriter(raw, size)
+        if "b" in mode:
+            return buffered
+        encoding = io.text_encoding(encoding)
+        text = io.TextIOWrapper(buffered, encoding, errors, newline, line_buffering=buffering == 1)
+        text.mode = mode  # type: ignore[misc]
+        return text
+
+    @contextmanager
+    def replacing(self, path: Name, mode: str = "wb", **options: Any) -> Iterator[Any]:
+        """Replaces a file at once: `with volume.replacing(path) as file` writes a new one beside it, makes that durable,
+        and renames it over the old one. If the block raises, the old file stays.
+        """
+        name = os.fsdecode(path)
+        unfinished = os.path.join(os.path.dirname(name), f".{os.path.basename(name)[:200]}.{uuid.uuid4().hex}")
+        try:
+            with self.open(unfinished, mode.replace("w", "x"), **options) as file:
+                yield file
+                file.flush()
+                raw = getattr(file, "buffer", file)
+                getattr(raw, "raw", raw).fsync()
+            self.rename(unfinished, path)
+        except BaseException:
+            if self.lexists(unfinished):
+                self.unlink(unfinished)
+            raise
+
+    # Names.
+
+    def stat(self, path: Name, *, follow_symlinks: bool = True) -> os.stat_result:
+        """What `os.stat` shows."""
+        return os.stat_result(self._stat(path, follow_symlinks))
+
+    def lstat(self, path: Name) -> os.stat_result:
+        """What `os.lstat` shows."""
+        return self.stat(path, follow_symlinks=False)
+
+    def exists(self, path: Name) -> bool:
+        """Whether a path leads to something."""
+        return self._kind(path, True) is not None
+
+    def lexists(self, path: Name) -> bool:
+        """Whether there is something of that name, a link that leads nowhere included."""
+        return self._kind(path, False) is not None
+
+    def isdir(self, path: Name) -> bool:
+        """Whether a path leads to a directory."""
+        return self._kind(path, True) == 0o040000
+
+    def isfile(self, path: Name) -> bool:
+        """Whether a path leads to a regular file."""
+        return self._kind(path, True) == 0o100000
+
+    def islink(self, path: Name) -> bool:
+        """Whether a path names a symbolic link."""
+        return self._kind(path, False) == 0o120000
+
+    def _kind(self, path: Name, follow_symlinks: bool) -> int | None:
+        try:
+            return self._stat(path, follow_symlinks)[0] & 0o170000
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return None
+            raise
+
+    def listdir(self, path: Name = "/") -> list[str]:
+        """The names in a directory."""
+        return [name for name, _, _ in self._entries(path)]
+
+    def scandir(self, path: Name = "/") -> Iterator[DirEntry]:
+        """The entries of a directory."""
+        directory = os.fsdecode(path)
+        for name, kind, inode in self._entries(path):
+            yield DirEntry(name, os.path.join(directory, name), kind, inode, self)
+
+    def walk(self, top: Name = "/") -> Iterator[tuple[str, list[str], list[str]]]:
+        """Directories below `top`, top down, as `os.walk`; links to directories are not followed."""
+        waiting = [os.fsdecode(top)]
+        while waiting:
+            directory = waiting.pop()
+            directories: list[str] = []
+            files: list[str] = []
+            for name, kind, _ in self._entries(directory):
+                (directories if kind == "d" else files).append(name)
+            yield directory, directories, files
+            waiting.extend(os.path.join(directory, name) for name in reversed(directories))
+
+    def makedirs(self, path: Name, *, exist_ok: bool = True) -> None:
+        """Creates a directory and those above it that are missing."""
+        if not exist_ok and self.lexists(path):
+            raise FileExistsError(errno.EEXIST, "the name is taken", os.fsdecode(path))
+        self._makedirs(path)
+
+    def utime(
+        self,
+        path: Name,
+        times: tuple[float, float] | None = None,
+        *,
+        ns: tuple[int, int] | None = None,
+    ) -> None:
+        """Sets the times of the last access and the last change, as `os.utime`; without either to now."""
+        if times is not None and ns is not None:
+            raise ValueError("utime: either times or ns, not both")
+        if ns is None:
+            ns = (round(times[0] * 1e9), round(times[1] * 1e9)) if times else (time.time_ns(),) * 2
+        self._utime(path, *ns)
+
+    def getxattr(self, path: Name, name: Name) -> bytes:
+        """An extended attribute; an `OSError` with ENODATA if there is none."""
+        value = self._getxattr(path, name)
+        if value is None:
+            raise _no_attribute(name)
+        return value
+
+    def setxattr(self, path: Name, name: Name, value: Buffer) -> None:
+        """Sets an extended attribute; names begin with `user.`, `trusted.` or `security.`."""
+        super().setxattr(path, name, _bytes(value))
+
+
+def _mode(
+    mode: str, buffering: int, encoding: str | None, errors: str | None, newline: str | None
+) -> str:
+    """The mode without `b` and `t`, its letter first; refused as the built-in `open` refuses it."""
+    letters = [letter for letter in mode if letter in "rwax"]
+    if len(letters) != 1 or len(set(mode)) != len(mode) or set(mode) - set("rwax+bt") or {"b", "t"} <= set(mode):
+        raise ValueError(f"invalid mode: {mode!r}")
+    if "b" in mode:
+        for given, name in ((encoding, "encoding"), (errors, "errors"), (newline, "newline")):
+            if given is not None:
+                raise ValueError(f"binary mode doesn't take an {name} argument")
+        if buffering == 1:
+            raise ValueError("line buffering is for text mode")
+    elif buffering == 0:
+        raise ValueError("can't have unbuffered text I/O")
+    return letters[0] + ("+" if "+" in mode else "")
+
+
+def opened(image: str | os.PathLike[str]) -> Volume | None:
+    """The volume of an image that this process has open already."""
+    try:
+        found = os.stat(image)
+    except OSError:
+        return None
+    volume = _open.get((found.st_dev, found.st_ino))
+    return volume if volume is not None and volume._of_this_process() and not volume.closed else None
+
+
+@atexit.register
+def _close_all() -> None:
+    """What a program leaves open is closed in order at its end."""
+    for volume in list(_open.values()):
+        if volume._of_this_process():
+            volume.close()

@@ -1,0 +1,277 @@
+"""The fsspec file system of `quire://` URLs.
+
+    quire://IMAGE/path/in/the/volume
+
+IMAGE is a path of the host: `quire://data.img/t.parquet` is relative, `quire:///srv/data.img/t.parquet` is absolute. It
+ends at the first part that is no directory of the host. Where the image is given as an option (`image=`, or `volume=` for
+an open `quire.Volume`), the URL has only the path in the volume.
+
+A volume that this process has open is shared, else it is opened with the first use, and closed when the program ends.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import uuid
+from datetime import datetime, timezone
+from typing import Any
+
+from fsspec import AbstractFileSystem
+from fsspec.utils import stringify_path
+
+from ._volume import Volume, opened
+
+_PROTOCOL = "quire://"
+_KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory"}
+
+
+def split(url: str) -> tuple[str | None, str]:
+    """The image of a URL, absolute, and the path in its volume; no image if the host has none there."""
+    rest = url[len(_PROTOCOL) :]
+    parts = rest.split("/")
+    for count in range(1, len(parts) + 1):
+        image = "/".join(parts[:count])
+        try:
+            mode = os.stat(image or "/").st_mode
+        except OSError:
+            break
+        if stat.S_ISREG(mode) or stat.S_ISBLK(mode):
+            return os.path.abspath(image), "/" + "/".join(parts[count:])
+        if not stat.S_ISDIR(mode):
+            break
+    return None, "/" + rest
+
+
+class QuireFileSystem(AbstractFileSystem):  # type: ignore[misc]
+    """Files of a volume for fsspec, and so for pandas, pyarrow and others.
+
+    `image` is the path of the volume's image file or block device, or `volume` an open `quire.Volume`. `options` are those of
+    `quire.Volume`, `read_only=True` for example.
+    """
+
+    protocol = "quire"
+    root_marker = "/"
+    local_file = False
+
+    def __init__(
+        self, image: str | os.PathLike[str] | None = None, *, volume: Volume | None = None, **options: Any
+    ) -> None:
+        of_fsspec = {
+            name: options.pop(name)
+            for name in ("use_listings_cache", "listings_expiry_time", "max_paths", "asynchronous", "loop")
+            if name in options
+        }
+        super().__init__(**of_fsspec)
+        if volume is None and image is None:
+            raise ValueError(
+                "there is no image: the URL quire://IMAGE/path has none that exists, and neither image= nor volume= is given"
+            )
+        self._volume = volume
+        self._options = options
+        self.image = volume.image if volume is not None else os.path.abspath(stringify_path(image))
+
+    @property
+    def volume(self) -> Volume:
+        """The volume, opened if need be."""
+        if self._volume is None or self._volume.closed:
+            self._volume = opened(self.image) or Volume(self.image, **self._options)
+        return self._volume
+
+    @property
+    def fsid(self) -> str:
+        return f"quire_{self.volume.info().uuid}"
+
+    # URLs.
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(one) for one in path]
+        path = stringify_path(path)
+        if path.startswith(_PROTOCOL):
+            path = split(path)[1]
+        return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
+        image = split(path)[0] if path.startswith(_PROTOCOL) else None
+        return {} if image is None else {"image": image}
+
+    def unstrip_protocol(self, name: str) -> str:
+        if name.startswith(_PROTOCOL):
+            return name
+        return f"{_PROTOCOL}{self.image}{self._strip_protocol(name)}"
+
+    # Looking.
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        path = self._strip_protocol(path)
+        found = self.volume.lstat(path)
+        is_link = stat.S_ISLNK(found.st_mode)
+        info = {"name": path, "islink": is_link}
+        if is_link:
+            info["destination"] = self.volume.readlink(path)
+            if not self.volume.exists(path):
+                return info | {"type": "link", "size": found.st_size, "mtime": found.st_mtime}
+            found = self.volume.stat(path)
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "other")
+        return info | {
+            "type": kind,
+            "size": found.st_size if kind == "file" else 0,
+            "mode": found.st_mode,
+            "uid": found.st_uid,
+            "gid": found.st_gid,
+            "ino": found.st_ino,
+            "nlink": found.st_nlink,
+            "mtime": found.st_mtime,
+        }
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        path = self._strip_protocol(path)
+        if self.volume.isdir(path):
+            paths = [os.path.join(path, name) for name in sorted(self.volume.listdir(path))]
+        else:
+            paths = [path]
+            self.volume.lstat(path)
+        if not detail:
+            return paths
+        infos = []
+        for each in paths:
+            try:
+                infos.append(self.info(each))
+            except FileNotFoundError:
+                if each == path:
+                    raise
+        return infos
+
+    def exists(self, path: str, **_: Any) -> bool:
+        return self.volume.exists(self._strip_protocol(path))
+
+    def lexists(self, path: str, **_: Any) -> bool:
+        return self.volume.lexists(self._strip_protocol(path))
+
+    def isdir(self, path: str) -> bool:
+        return self.volume.isdir(self._strip_protocol(path))
+
+    def isfile(self, path: str) -> bool:
+        return self.volume.isfile(self._strip_protocol(path))
+
+    def islink(self, path: str) -> bool:
+        return self.volume.islink(self._strip_protocol(path))
+
+    def modified(self, path: str) -> datetime:
+        return datetime.fromtimestamp(self.info(path)["mtime"], timezone.utc)
+
+    # Contents.
+
+    def _open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        autocommit: bool = True,
+        cache_options: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        path = self._strip_protocol(path)
+        if autocommit or "r" in mode:
+            return self.volume.open(path, mode, **options)
+        return _Uncommitted(self.volume, path, mode, options)
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        with self.volume.open(self._strip_protocol(path), "rb", 0) as file:
+            size = file.stat().st_size
+            start, end, _step = slice(start, end).indices(size)
+            return file.pread(max(end - start, 0), start)
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        with self.volume.open(self._strip_protocol(path), "xb" if mode == "create" else "wb") as file:
+            file.write(value)
+
+    def touch(self, path: str, truncate: bool = True, **_: Any) -> None:
+        path = self._strip_protocol(path)
+        if truncate or not self.volume.exists(path):
+            self.volume.open(path, "wb", 0).close()
+        else:
+            self.volume.utime(path)
+
+    def cp_file(self, path1: str, path2: str, **_: Any) -> None:
+        path1, path2 = self._strip_protocol(path1), self._strip_protocol(path2)
+        if self.volume.isdir(path1):
+            self.volume.makedirs(path2)
+        else:
+            self.volume.copyfile(path1, path2)
+
+    # Names.
+
+    def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
+        path = self._strip_protocol(path)
+        if self.volume.lexists(path):
+            raise FileExistsError(path)
+        if create_parents:
+            self.volume.makedirs(path)
+        else:
+            self.volume.mkdir(path)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        self.volume.makedirs(self._strip_protocol(path), exist_ok=exist_ok)
+
+    def rmdir(self, path: str) -> None:
+        self.volume.rmdir(self._strip_protocol(path))
+
+    def rm_file(self, path: str) -> None:
+        self.volume.unlink(self._strip_protocol(path))
+
+    _rm = rm_file
+
+    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
+        for each in [path] if isinstance(path, (str, os.PathLike)) else path:
+            each = self._strip_protocol(each)
+            found = [each] if not isinstance(each, str) or "*" not in each else self.expand_path(each)
+            for one in found:
+                if not self.volume.isdir(one) or self.volume.islink(one):
+                    self.volume.unlink(one)
+                elif recursive:
+                    self.volume.rmtree(one)
+                else:
+                    raise IsADirectoryError(f"{one} is a directory; remove it with recursive=True")
+
+    def mv(self, path1: str, path2: str, **_: Any) -> None:
+        self.volume.rename(self._strip_protocol(path1), self._strip_protocol(path2))
+
+    mv_file = mv
+
+    def link(self, src: str, dst: str, **_: Any) -> None:
+        self.volume.link(self._strip_protocol(src), self._strip_protocol(dst))
+
+    def symlink(self, src: str, dst: str, **_: Any) -> None:
+        self.volume.symlink(self._strip_protocol(src), self._strip_protocol(dst))
+
+
+class _Uncommitted:
+    """A file of a transaction: written beside its place, and renamed to it by `commit`."""
+
+    def __init__(self, volume: Volume, path: str, mode: str, options: dict[str, Any]) -> None:
+        self._volume = volume
+        self.path = path
+        self._beside = f"{os.path.dirname(path)}/.{os.path.basename(path)[:200]}.{uuid.uuid4().hex}"
+        if "a" in mode and volume.exists(path):
+            volume.copyfile(path, self._beside)
+        self._file = volume.open(self._beside, mode, **options)
+
+    def commit(self) -> None:
+        self._volume.rename(self._beside, self.path)
+
+    def discard(self) -> None:
+        self._file.close()
+        self._volume.unlink(self._beside)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)

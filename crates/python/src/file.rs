@@ -1,0 +1,273 @@
+//! An open file, for `quire.File`.
+//!
+//! Offsets are given, or the position is used: it is moved under its lock with the operation, so that threads
+//! that share a file read each byte once. `bytes` that are read are filled in place.
+
+use crate::error::OrRaise;
+use crate::of_process::OfProcess;
+use crate::path::{Name, text};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+use quire::{Advice, File, Metadata};
+use quire_base::sync::{Arc, Mutex};
+
+/// A file, until it is closed.
+#[pyclass(frozen, module = "quire._native")]
+pub struct NativeFile {
+    file: OfProcess<Mutex<Option<Arc<File>>>>,
+    position: Mutex<u64>,
+    appends: bool,
+}
+
+/// What `os.stat_result` is made of, in its order.
+pub fn stat_fields(py: Python<'_>, metadata: &Metadata) -> PyResult<Py<PyAny>> {
+    let nanos = |seconds: i64, nanos: i64| i128::from(seconds) * 1_000_000_000 + i128::from(nanos);
+    let atime = nanos(metadata.atime(), metadata.atime_nsec());
+    let mtime = nanos(metadata.mtime(), metadata.mtime_nsec());
+    let ctime = nanos(metadata.ctime(), metadata.ctime_nsec());
+    let float = |nanos: i128| nanos as f64 / 1e9;
+    let first = (
+        metadata.mode(),
+        metadata.ino().0,
+        0u64,
+        metadata.nlink(),
+        metadata.uid(),
+        metadata.gid(),
+        metadata.len(),
+    );
+    let seconds = (metadata.atime(), metadata.mtime(), metadata.ctime());
+    let floats = (float(atime), float(mtime), float(ctime));
+    let nanos = (atime, mtime, ctime);
+    let last = (quire::backend::BLOCK_SIZE, metadata.blocks(), metadata.rdev());
+    let fields = PyList::empty(py);
+    fields.call_method1("extend", (first,))?;
+    fields.call_method1("extend", (seconds,))?;
+    fields.call_method1("extend", (floats,))?;
+    fields.call_method1("extend", (nanos,))?;
+    fields.call_method1("extend", (last,))?;
+    Ok(fields.into_any().unbind())
+}
+
+impl NativeFile {
+    pub fn new(file: File, appends: bool) -> NativeFile {
+        NativeFile {
+            file: OfProcess::new(Mutex::new(Some(Arc::new(file)))),
+            position: Mutex::new(0),
+            appends,
+        }
+    }
+
+    /// The file; an exception if it is closed.
+    pub fn open_file(&self) -> PyResult<Arc<File>> {
+        let file = self.file.get()?.lock().clone();
+        file.ok_or_else(|| PyValueError::new_err("I/O operation on closed file."))
+    }
+
+    /// Does something with the file while others may run Python.
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        act: impl FnOnce(&File) -> quire::Result<T> + Send,
+    ) -> PyResult<T> {
+        let file = self.open_file()?;
+        py.detach(|| act(&file)).or_raise()
+    }
+}
+
+/// `bytes` of at most `count` bytes that `fill` reads. It is not asked for more than the file has beyond
+/// `offset`, so that a large count costs no memory.
+fn read_bytes<'py>(
+    py: Python<'py>,
+    file: &File,
+    offset: u64,
+    count: u64,
+    fill: impl FnOnce(&mut [u8]) -> quire::Result<usize> + Send,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let len = file.metadata().len().saturating_sub(offset).min(count) as usize;
+    let mut got = 0;
+    let bytes = PyBytes::new_with(py, len, |buffer| {
+        got = py.detach(|| fill(buffer)).or_raise()?;
+        Ok(())
+    })?;
+    // Somebody has cut the file meanwhile.
+    if got < len { Ok(PyBytes::new(py, &bytes.as_bytes()[..got])) } else { Ok(bytes) }
+}
+
+/// Fills a buffer until the file ends.
+fn read_all_at(file: &File, buffer: &mut [u8], offset: u64) -> quire::Result<usize> {
+    let mut done = 0;
+    while done < buffer.len() {
+        match file.read_at(&mut buffer[done..], offset + done as u64)? {
+            0 => break,
+            count => done += count,
+        }
+    }
+    Ok(done)
+}
+
+#[pymethods]
+impl NativeFile {
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let file = self.file.get()?.lock().take();
+        py.detach(|| drop(file));
+        Ok(())
+    }
+
+    fn pread<'py>(&self, py: Python<'py>, count: u64, offset: u64) -> PyResult<Bound<'py, PyBytes>> {
+        let file = self.open_file()?;
+        read_bytes(py, &file, offset, count, |buffer| file.read_at(buffer, offset))
+    }
+
+    fn pwrite(&self, py: Python<'_>, data: &[u8], offset: u64) -> PyResult<usize> {
+        self.with(py, |file| file.write_at(data, offset))
+    }
+
+    fn append(&self, py: Python<'_>, data: &[u8]) -> PyResult<u64> {
+        self.with(py, |file| file.append(data))
+    }
+
+    /// Reads at the position; without a count to the end of the file.
+    #[pyo3(signature = (count = None))]
+    fn read<'py>(&self, py: Python<'py>, count: Option<u64>) -> PyResult<Bound<'py, PyBytes>> {
+        let file = self.open_file()?;
+        let start = py.detach(|| *self.position.lock());
+        read_bytes(py, &file, start, count.unwrap_or(u64::MAX), |buffer| {
+            let mut position = self.position.lock();
+            let done = read_all_at(&file, buffer, *position)?;
+            *position += done as u64;
+            Ok(done)
+        })
+    }
+
+    /// Writes at the position, or at the end of a file that was opened for appending.
+    fn write(&self, py: Python<'_>, data: &[u8]) -> PyResult<usize> {
+        self.with(py, |file| {
+            let mut position = self.position.lock();
+            let done = if self.appends {
+                *position = file.append(data)?;
+                data.len()
+            } else {
+                file.write_at(data, *position)?
+            };
+            *position += done as u64;
+            Ok(done)
+        })
+    }
+
+    fn tell(&self, py: Python<'_>) -> u64 {
+        py.detach(|| *self.position.lock())
+    }
+
+    fn seek(&self, py: Python<'_>, offset: i64, whence: i32) -> PyResult<u64> {
+        let file = self.open_file()?;
+        let data_or_hole = |found: quire::Result<Option<u64>>| match found.or_raise()? {
+            Some(offset) => Ok(offset as i64),
+            None => Err(pyo3::exceptions::PyOSError::new_err((
+                quire::ErrorKind::NoData.errno(),
+                format!("there is no data or hole behind offset {offset}"),
+            ))),
+        };
+        let from = u64::try_from(offset).unwrap_or(0);
+        let position = match whence {
+            0 => Some(offset),
+            1 => i64::try_from(self.tell(py)).ok().and_then(|at| at.checked_add(offset)),
+            2 => i64::try_from(file.metadata().len()).ok().and_then(|end| end.checked_add(offset)),
+            3 => Some(data_or_hole(py.detach(|| file.seek_data(from)))?),
+            4 => Some(data_or_hole(py.detach(|| file.seek_hole(from)))?),
+            other => {
+                return Err(PyValueError::new_err(format!("invalid whence ({other}, should be 0 to 4)")));
+            }
+        };
+        let position = position.and_then(|position| u64::try_from(position).ok());
+        let position = position
+            .ok_or_else(|| PyValueError::new_err(format!("seek by {offset} leaves the range of offsets")))?;
+        py.detach(|| *self.position.lock() = position);
+        Ok(position)
+    }
+
+    fn truncate(&self, py: Python<'_>, size: u64) -> PyResult<()> {
+        self.with(py, |file| file.set_len(size))
+    }
+
+    fn sync(&self, py: Python<'_>, data_only: bool) -> PyResult<()> {
+        self.with(py, |file| if data_only { file.sync_data() } else { file.sync_all() })
+    }
+
+    fn allocate(&self, py: Python<'_>, offset: u64, length: u64, keep_size: bool) -> PyResult<()> {
+        self.with(py, |file| match keep_size {
+            true => file.allocate_keep_size(offset, length),
+            false => file.allocate(offset, length),
+        })
+    }
+
+    fn punch_hole(&self, py: Python<'_>, offset: u64, length: u64) -> PyResult<()> {
+        self.with(py, |file| file.punch_hole(offset, length))
+    }
+
+    fn zero_range(&self, py: Python<'_>, offset: u64, length: u64) -> PyResult<()> {
+        self.with(py, |file| file.zero_range(offset, length))
+    }
+
+    fn collapse_range(&self, py: Python<'_>, offset: u64, length: u64) -> PyResult<()> {
+        self.with(py, |file| file.collapse_range(offset, length))
+    }
+
+    fn insert_range(&self, py: Python<'_>, offset: u64, length: u64) -> PyResult<()> {
+        self.with(py, |file| file.insert_range(offset, length))
+    }
+
+    fn copy_range_to(
+        &self,
+        py: Python<'_>,
+        offset: u64,
+        to: &NativeFile,
+        to_offset: u64,
+        length: u64,
+    ) -> PyResult<u64> {
+        let to = to.open_file()?;
+        self.with(py, |file| file.copy_range_to(offset, &to, to_offset, length))
+    }
+
+    fn advise(&self, py: Python<'_>, offset: u64, length: u64, advice: &str) -> PyResult<()> {
+        let advice = match advice {
+            "normal" => Advice::Normal,
+            "sequential" => Advice::Sequential,
+            "random" => Advice::Random,
+            "willneed" => Advice::WillNeed,
+            "dontneed" => Advice::DontNeed,
+            other => {
+                return Err(PyValueError::new_err(format!(
+                    "advice {other:?}: the choices are normal, sequential, random, willneed and dontneed"
+                )));
+            }
+        };
+        self.with(py, |file| file.advise(offset, length, advice))
+    }
+
+    fn stat(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        stat_fields(py, &self.open_file()?.metadata())
+    }
+
+    fn is_dir(&self) -> PyResult<bool> {
+        Ok(self.open_file()?.metadata().is_dir())
+    }
+
+    fn getxattr<'py>(&self, py: Python<'py>, name: Name) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let value = self.with(py, |file| file.get_xattr(name.as_os_str()))?;
+        Ok(value.map(|value| PyBytes::new(py, &value)))
+    }
+
+    fn setxattr(&self, py: Python<'_>, name: Name, value: &[u8]) -> PyResult<()> {
+        self.with(py, |file| file.set_xattr(name.as_os_str(), value))
+    }
+
+    fn removexattr(&self, py: Python<'_>, name: Name) -> PyResult<()> {
+        self.with(py, |file| file.remove_xattr(name.as_os_str()))
+    }
+
+    fn listxattr<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let names = self.with(py, File::list_xattrs)?;
+        names.iter().map(|name| text(py, name)).collect()
+    }
+}

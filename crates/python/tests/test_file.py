@@ -1,0 +1,187 @@
+"""Files as `io` has them, and what else they can do."""
+
+import errno
+import io
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+import quire
+
+
+def test_modes_give_what_open_gives(volume: quire.Volume, tmp_path: Path) -> None:
+    (volume / "a").write_bytes(b"x")
+    (tmp_path / "a").write_bytes(b"x")
+    for mode, buffering in [("rb", 0), ("rb", -1), ("wb", -1), ("r+b", -1), ("ab", 0), ("r", -1), ("w", 1), ("a+", -1)]:
+        with volume.open("a", mode, buffering) as ours, open(tmp_path / "a", mode, buffering) as theirs:
+            expected = quire.File if isinstance(theirs, io.FileIO) else type(theirs)
+            assert type(ours) is expected
+            assert (ours.readable(), ours.writable()) == (theirs.readable(), theirs.writable())
+            if isinstance(theirs, io.TextIOWrapper):
+                assert isinstance(ours, io.TextIOWrapper)
+                assert ours.mode == mode and ours.encoding == theirs.encoding
+    for mode, buffering in [("", -1), ("rw", -1), ("rbt", -1), ("q", -1), ("rr", -1), ("r", 0), ("rb", 1)]:
+        with pytest.raises(ValueError):
+            volume.open("a", mode, buffering)
+    with pytest.raises(ValueError, match="encoding"):
+        volume.open("a", "rb", encoding="utf-8")
+    with pytest.raises(IsADirectoryError):
+        volume.open("/")
+    with pytest.raises(FileNotFoundError):
+        volume.open("none")
+    with pytest.raises(FileExistsError):
+        volume.open("a", "x")
+
+
+def test_text_lines(volume: quire.Volume) -> None:
+    with volume.open("a", "w", encoding="utf-8") as file:
+        file.write("eins\nzwei\ndrei ß\n")
+    with volume.open("a", "a", encoding="utf-8") as file:
+        file.write("vier\n")
+    with volume.open("a", encoding="utf-8") as file:
+        assert list(file) == ["eins\n", "zwei\n", "drei ß\n", "vier\n"]
+    assert (volume / "a").read_text("utf-8").split()[-1] == "vier"
+
+
+def test_the_same_calls_on_a_file_of_the_host(volume: quire.Volume, tmp_path: Path) -> None:
+    """A raw file and `io.FileIO` agree call by call."""
+
+    def calls(file: io.RawIOBase) -> list[object]:
+        seen: list[object] = [file.write(b"hello world"), file.tell(), file.seek(0), file.read(5), file.read()]
+        buffer = bytearray(8)
+        seen += [file.seek(-5, os.SEEK_END), file.readinto(buffer), bytes(buffer), file.readinto(buffer)]
+        seen += [file.truncate(3), file.tell(), file.read(1), file.seek(0), file.readall(), file.read(10)]
+        seen += [file.seek(10), file.write(memoryview(b"far")), file.seek(0), file.read(-1), file.seek(2, os.SEEK_CUR)]
+        seen += [file.readable(), file.writable(), file.seekable(), file.isatty(), file.closed]
+        for wrong, argument in ((file.seek, -100), (file.truncate, -1)):
+            with pytest.raises((OSError, ValueError, OverflowError)):
+                wrong(argument)
+        with pytest.raises((OSError, ValueError)):
+            file.seek(0, 9)
+        file.close()
+        with pytest.raises(ValueError):
+            file.read(1)
+        with pytest.raises(ValueError):
+            file.seekable()
+        return seen
+
+    ours = volume.open("a", "w+b", 0)
+    theirs = open(tmp_path / "a", "w+b", 0)
+    assert calls(ours) == calls(theirs)
+
+
+def test_what_was_not_asked_for_is_refused(volume: quire.Volume) -> None:
+    (volume / "a").touch()
+    with volume.open("a", "rb", 0) as file:
+        for wrong in (file.write, file.append):
+            with pytest.raises(io.UnsupportedOperation):
+                wrong(b"")
+        with pytest.raises(io.UnsupportedOperation):
+            file.truncate(0)
+        with pytest.raises(io.UnsupportedOperation):
+            file.fileno()
+    with volume.open("a", "wb", 0) as file, pytest.raises(io.UnsupportedOperation):
+        file.read()
+    with pytest.raises(ValueError, match="all and data"):
+        volume.open("a", "wb", sync="some")  # type: ignore[call-overload]
+
+
+def test_appends_tell_their_place_and_never_mix(volume: quire.Volume) -> None:
+    with volume.open("log", "a+b", 0) as file:
+
+        def work(letter: bytes) -> None:
+            for _ in range(200):
+                offset = file.append(letter * 37)
+                assert file.pread(37, offset) == letter * 37
+
+        threads = [threading.Thread(target=work, args=(letter,)) for letter in (b"a", b"b", b"c", b"d")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert file.stat().st_size == 4 * 200 * 37
+        content = file.pread(1 << 20, 0)
+    assert {content[at : at + 37] for at in range(0, len(content), 37)} == {b * 37 for b in (b"a", b"b", b"c", b"d")}
+
+
+def test_threads_share_a_position(volume: quire.Volume) -> None:
+    """Each byte is read once."""
+    (volume / "a").write_bytes(bytes(range(256)) * 400)
+    got: list[bytes] = []
+    with volume.open("a", "rb", 0) as file:
+
+        def work() -> None:
+            while part := file.read(100):
+                got.append(part)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sum(map(len, got)) == 102_400
+    assert all(bytes((part[0] + at) % 256 for at in range(len(part))) == part for part in got)
+
+
+def test_a_large_count_costs_no_memory(volume: quire.Volume) -> None:
+    (volume / "a").write_bytes(b"small")
+    with volume.open("a", "rb", 0) as file:
+        assert file.read(1 << 50) == b"small" and file.pread(1 << 50, 3) == b"ll" and file.pread(9, 99) == b""
+
+
+def test_space_of_a_file(volume: quire.Volume) -> None:
+    block = 4096
+    with volume.open("a", "w+b", 0) as file:
+        file.write(b"".join(bytes([number]) * block for number in range(1, 9)))
+        file.punch_hole(block, block)
+        file.fsync()
+        assert file.pread(1, block) == b"\0"
+        assert file.seek(0, os.SEEK_HOLE) == block and file.seek(block, os.SEEK_DATA) == 2 * block
+        with pytest.raises(OSError) as raised:
+            file.seek(100 * block, os.SEEK_DATA)
+        assert raised.value.errno == errno.ENXIO
+        file.collapse_range(block, block)
+        assert (file.pread(1, block), file.stat().st_size) == (b"\3", 7 * block)
+        file.insert_range(0, block)
+        assert (file.pread(1, block), file.stat().st_size) == (b"\1", 8 * block)
+        file.zero_range(2 * block, block)
+        assert file.pread(1, 2 * block) == b"\0"
+        file.allocate(0, 16 * block)
+        file.allocate(0, 32 * block, keep_size=True)
+        assert file.stat().st_size == 16 * block and file.stat().st_blocks >= 32 * 8
+        with volume.open("b", "wb", 0) as other:
+            assert file.copy_range_to(block, other, 0, block) == block
+        assert (volume / "b").read_bytes() == b"\1" * block
+        for advice in ("sequential", "willneed", "random", "dontneed", "normal"):
+            file.advise(0, 0, advice)
+        with pytest.raises(ValueError, match="normal, sequential"):
+            file.advise(0, 0, "often")  # type: ignore[arg-type]
+        file.setxattr("user.a", b"1")
+        assert (file.getxattr("user.a"), file.listxattr()) == (b"1", ["user.a"])
+        file.removexattr("user.a")
+        with pytest.raises(OSError):
+            file.getxattr("user.a")
+
+
+def test_direct_and_synchronous_files(volume: quire.Volume) -> None:
+    with volume.open("a", "w+b", 0, direct=True) as file:
+        file.write(b"d" * 8192)
+        assert file.pread(4096, 4096) == b"d" * 4096
+    for sync in ("all", "data"):
+        before = volume.metrics()["device_flushes_total"]
+        with volume.open("a", "r+b", 0, sync=sync) as file:
+            file.pwrite(b"s", 0)
+        assert volume.metrics()["device_flushes_total"] > before
+
+
+def test_files_outlive_their_names_and_end_with_the_volume(volume: quire.Volume) -> None:
+    file = volume.open("a", "w+b", 0)
+    file.write(b"unnamed")
+    volume.unlink("a")
+    assert file.pread(7, 0) == b"unnamed"
+    volume.close()
+    with pytest.raises(OSError):
+        file.pwrite(b"late", 0)
+    file.close()

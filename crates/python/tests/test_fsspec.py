@@ -1,0 +1,166 @@
+"""The fsspec file system, and the programs that open files through it."""
+
+from pathlib import Path
+
+import fsspec
+import pandas
+import pyarrow
+import pyarrow.dataset
+import pyarrow.parquet
+import pytest
+
+import quire
+from quire.fs import QuireFileSystem, split
+
+
+@pytest.fixture
+def url(image: Path) -> str:
+    return f"quire://{image}"
+
+
+@pytest.fixture
+def fs(volume: quire.Volume) -> QuireFileSystem:
+    return QuireFileSystem(volume=volume, skip_instance_cache=True)
+
+
+def table(rows: int, first: int = 0) -> pandas.DataFrame:
+    numbers = range(first, first + rows)
+    return pandas.DataFrame({"number": numbers, "name": [f"row {number}" for number in numbers]})
+
+
+def test_the_image_of_a_url(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert split(f"quire://{image}/a/b") == (str(image), "/a/b")
+    assert split(f"quire://{image}") == (str(image), "/")
+    monkeypatch.chdir(image.parent)
+    assert split("quire://data.img/a") == (str(image), "/a")
+    assert split("quire://./data.img//a") == (str(image), "//a")
+    assert split("quire://a/b") == (None, "/a/b")
+    for path in ("quire://data.img/a//b/", "/a/b", "a/b"):
+        assert QuireFileSystem._strip_protocol(path) == "/a/b"
+    with pytest.raises(ValueError, match="no image"):
+        fsspec.open("quire://none.img/a").open()
+
+
+def test_pandas_reads_and_writes_parquet(url: str) -> None:
+    written = table(10_000)
+    written.to_parquet(f"{url}/table.parquet")
+    read = pandas.read_parquet(f"{url}/table.parquet")
+    pandas.testing.assert_frame_equal(read, written)
+    only = pandas.read_parquet(f"{url}/table.parquet", columns=["number"], filters=[("number", "<", 10)])
+    assert list(only["number"]) == list(range(10))
+    written.to_csv(f"{url}/table.csv", index=False)
+    pandas.testing.assert_frame_equal(pandas.read_csv(f"{url}/table.csv"), written)
+
+
+def test_pyarrow_datasets(image: Path, url: str) -> None:
+    with quire.Volume(image) as volume:
+        fs = fsspec.filesystem("quire", volume=volume)
+        whole = pyarrow.Table.from_pandas(table(5000).assign(part=lambda frame: frame["number"] % 3))
+        pyarrow.dataset.write_dataset(
+            whole, "/sets/a", filesystem=fs, format="parquet", partitioning=["part"], partitioning_flavor="hive"
+        )
+        assert sorted(volume.listdir("/sets/a")) == ["part=0", "part=1", "part=2"]
+        for dataset in (
+            pyarrow.dataset.dataset("/sets/a", filesystem=fs, partitioning="hive"),
+            pyarrow.dataset.dataset(f"fsspec+{url}/sets/a", partitioning="hive"),
+        ):
+            assert dataset.count_rows() == 5000
+            third = dataset.to_table(filter=pyarrow.dataset.field("part") == 1)
+            assert sorted(third["number"].to_pylist()) == list(range(1, 5000, 3))
+        # The volume that is open already was used, not opened a second time.
+        assert pyarrow.parquet.read_table("/sets/a", filesystem=fs).num_rows == 5000
+
+
+def test_a_url_shares_an_open_volume(image: Path, url: str) -> None:
+    with quire.Volume(image) as volume:
+        (volume / "a").write_text("shared")
+        with fsspec.open(f"{url}/a", "r") as file:
+            assert file.read() == "shared"
+    # Closed meanwhile: it is opened again.
+    with fsspec.open(f"{url}/a", "rb") as file:
+        assert file.read() == b"shared"
+    fs, path = fsspec.core.url_to_fs(f"{url}/a")
+    assert (fs.image, path, fs.unstrip_protocol(path)) == (str(image), "/a", f"{url}/a")
+    fs.volume.close()
+
+
+def test_options_reach_the_volume(image: Path) -> None:
+    fs = fsspec.filesystem("quire", image=str(image), read_only=True)
+    assert fs.volume.read_only
+    with pytest.raises(OSError):
+        fs.mkdir("/a")
+    fs.volume.close()
+    with pytest.raises(TypeError):
+        fsspec.filesystem("quire", image=str(image), cache="much").ls("/")
+
+
+def test_what_file_systems_do(fs: QuireFileSystem, tmp_path: Path) -> None:
+    fs.makedirs("a/b")
+    with pytest.raises(FileExistsError):
+        fs.mkdir("a")
+    with pytest.raises(FileNotFoundError):
+        fs.mkdir("x/y", create_parents=False)
+    fs.pipe({"/a/one": b"1", "/a/two": b"22"})
+    assert fs.cat("/a/two") == b"22" and fs.cat_file("/a/two", -1) == b"2" and fs.cat_file("/a/two", 5, 9) == b""
+    assert fs.ls("/a", detail=False) == ["/a/b", "/a/one", "/a/two"]
+    assert [(each["name"], each["type"], each["size"]) for each in fs.ls("a")] == [
+        ("/a/b", "directory", 0),
+        ("/a/one", "file", 1),
+        ("/a/two", "file", 2),
+    ]
+    assert fs.ls("/a/one", detail=False) == ["/a/one"]
+    for call in (fs.ls, fs.info, fs.cat_file, fs.rm_file):
+        with pytest.raises(FileNotFoundError):
+            call("/none")
+    assert fs.find("/") == ["/a/one", "/a/two"] and fs.glob("/a/t*") == ["/a/two"] and fs.du("/") == 3
+    fs.cp("/a", "/copy", recursive=True)
+    fs.mv("/copy/one", "/copy/moved")
+    assert fs.exists("/copy/moved") and not fs.exists("/copy/one") and fs.isdir("/copy/b") and fs.isfile("/copy/two")
+    fs.symlink("/a/two", "/link")
+    fs.symlink("/nowhere", "/broken")
+    assert fs.islink("/link") and fs.info("/link")["destination"] == "/a/two" and fs.info("/link")["size"] == 2
+    assert fs.info("/broken")["type"] == "link" and fs.lexists("/broken") and not fs.exists("/broken")
+    fs.link("/a/two", "/hard")
+    assert fs.info("/hard")["nlink"] == 2
+    fs.touch("/a/two", truncate=False)
+    assert fs.size("/a/two") == 2 and fs.modified("/a/two").timestamp() > 1e9
+    fs.touch("/a/two")
+    assert fs.size("/a/two") == 0
+    with pytest.raises(IsADirectoryError):
+        fs.rm("/copy")
+    fs.rm(["/copy", "/link"], recursive=True)
+    fs.rm("/a/o*")
+    assert fs.find("/") == ["/a/two", "/broken", "/hard"]
+    fs.rmdir("/a/b")
+    (tmp_path / "host").write_bytes(b"from outside")
+    fs.put(str(tmp_path / "host"), "/put")
+    fs.get("/put", str(tmp_path / "back"))
+    assert (tmp_path / "back").read_bytes() == b"from outside"
+    with fs.open("/text", "w", encoding="utf-8") as file:
+        file.write("ä\n")
+    assert fs.read_text("/text", encoding="utf-8") == "ä\n"
+    assert fs.head("/put", 4) == b"from" and fs.tail("/put", 7) == b"outside"
+    assert fs.fsid == f"quire_{fs.volume.info().uuid}"
+
+
+def test_a_transaction_is_seen_when_it_is_committed(fs: QuireFileSystem) -> None:
+    with fs.transaction:
+        with fs.open("/a", "wb") as file:
+            file.write(b"new")
+        assert not fs.exists("/a")
+    assert fs.cat("/a") == b"new"
+    with pytest.raises(RuntimeError), fs.transaction:
+        with fs.open("/a", "wb") as file:
+            file.write(b"newer")
+        raise RuntimeError
+    assert fs.cat("/a") == b"new" and fs.find("/") == ["/a"]
+
+
+def test_file_systems_are_shared_and_travel(image: Path, url: str) -> None:
+    import pickle
+
+    fs = fsspec.filesystem("quire", image=str(image))
+    assert fs is fsspec.filesystem("quire", image=str(image))
+    fs.pipe_file("/a", b"1")
+    assert pickle.loads(pickle.dumps(fs)).cat("/a") == b"1"
+    fs.volume.close()

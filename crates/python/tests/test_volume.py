@@ -1,0 +1,207 @@
+"""Volumes and names."""
+
+import errno
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import quire
+
+
+def test_mkfs_tells_what_it_made(tmp_path: Path) -> None:
+    image = tmp_path / "a.img"
+    with pytest.raises(FileNotFoundError, match="give a size"):
+        quire.mkfs(image)
+    info = quire.mkfs(image, size=64 << 20, label="backup")
+    assert (info.label, info.blocks, info.block_size) == ("backup", 16384, 4096)
+    assert abs(info.created - time.time()) < 60
+    assert image.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(OSError, match="force"):
+        quire.mkfs(image)
+    assert quire.mkfs(image, force=True).uuid != info.uuid
+
+
+def test_a_volume_is_closed_once_and_keeps_what_it_has(image: Path) -> None:
+    with quire.Volume(image) as volume:
+        (volume / "a").write_text("kept")
+        assert not volume.closed and not volume.read_only
+    assert volume.closed
+    volume.close()
+    with pytest.raises(ValueError, match="closed"):
+        volume.listdir("/")
+    with quire.Volume(image, read_only=True) as volume:
+        assert volume.read_only and volume.info().clean and volume.info().label == "test"
+        assert (volume / "a").read_text() == "kept"
+        with pytest.raises(OSError) as raised:
+            volume.mkdir("b")
+        assert raised.value.errno == errno.EROFS
+
+
+def test_one_process_has_it_open(volume: quire.Volume) -> None:
+    with pytest.raises(BlockingIOError if errno.EBUSY == errno.EAGAIN else OSError) as raised:
+        quire.Volume(volume.image)
+    assert raised.value.errno == errno.EBUSY
+
+
+def test_no_volume_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        quire.Volume(tmp_path / "none")
+    (tmp_path / "text").write_text("x" * 100_000)
+    with pytest.raises(OSError) as raised:
+        quire.Volume(tmp_path / "text")
+    assert raised.value.errno == errno.EINVAL
+    with pytest.raises(ValueError, match="relative, never and strict"):
+        quire.Volume(tmp_path / "text", access_times="often")  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        quire.Volume(tmp_path / "text", cache="much")  # type: ignore[call-arg]
+
+
+def test_names(volume: quire.Volume) -> None:
+    volume.makedirs("a/b/c")
+    volume.makedirs("a/b/c")
+    with pytest.raises(FileExistsError):
+        volume.makedirs("a/b", exist_ok=False)
+    with pytest.raises(FileExistsError):
+        volume.mkdir("/a")
+    with pytest.raises(FileNotFoundError, match="x/y"):
+        volume.mkdir("x/y")
+    volume.mkdir("private", 0o700)
+    assert volume.stat("private").st_mode == 0o040700
+    for name in ("one", "two"):
+        volume.open(f"a/{name}", "x").close()
+    with pytest.raises(FileExistsError):
+        volume.rename("a/one", "a/two", replace=False)
+    volume.rename("a/one", "a/two")
+    volume.link("a/two", "a/linked")
+    volume.symlink("two", "a/soft")
+    assert volume.readlink("a/soft") == "two"
+    assert volume.stat("a/soft").st_ino == volume.stat("a/linked").st_ino
+    assert volume.lstat("a/soft").st_ino != volume.stat("a/linked").st_ino
+    assert volume.stat("a/two").st_nlink == 2
+    assert sorted(volume.listdir("a")) == ["b", "linked", "soft", "two"]
+    kinds = {entry.name: (entry.is_dir(), entry.is_file(), entry.is_symlink()) for entry in volume.scandir("a")}
+    assert kinds["b"] == (True, False, False) and kinds["soft"] == (False, True, True)
+    volume.symlink("nowhere", "broken")
+    assert volume.lexists("broken") and not volume.exists("broken") and volume.islink("broken")
+    volume.symlink("circle", "circle")
+    assert not volume.exists("circle") and not volume.isdir("a/two/below")
+    with pytest.raises(OSError) as raised:
+        volume.rmdir("a")
+    assert raised.value.errno == errno.ENOTEMPTY
+    volume.exchange("a/b", "a/two")
+    assert volume.isfile("a/b") and volume.isdir("a/two/c")
+    assert [directory for directory, _, _ in volume.walk("a")] == ["a", "a/two", "a/two/c"]
+    volume.rmtree("a")
+    assert not volume.exists("a")
+
+
+def test_names_that_are_no_text(volume: quire.Volume) -> None:
+    volume.open(b"caf\xe9", "xb").close()
+    (name,) = volume.listdir()
+    assert os.fsencode(name) == b"caf\xe9" and volume.exists(name)
+    with pytest.raises(ValueError, match="null byte"):
+        volume.exists("a\0b")
+    with pytest.raises(TypeError):
+        volume.exists(7)  # type: ignore[arg-type]
+    with pytest.raises(OSError) as raised:
+        volume.mkdir("x" * 256)
+    assert raised.value.errno == errno.ENAMETOOLONG
+
+
+def test_attributes(volume: quire.Volume) -> None:
+    before = time.time()
+    with volume.open("a", "xb", permissions=0o640) as file:
+        file.write(b"x" * 5000)
+    found = volume.stat("a")
+    assert (found.st_size, found.st_mode, found.st_blksize) == (5000, 0o100640, 4096)
+    assert found.st_blocks == 0 or found.st_blocks == 16
+    assert before - 60 < found.st_mtime < time.time() + 60
+    volume.utime("a", ns=(1, 1_000_000_001))
+    assert (volume.stat("a").st_atime_ns, volume.stat("a").st_mtime_ns) == (1, 1_000_000_001)
+    volume.utime("a", (-1.5, 2.5))
+    assert (volume.stat("a").st_atime, volume.stat("a").st_mtime) == (-1.5, 2.5)
+    volume.utime("a")
+    assert volume.stat("a").st_mtime > before - 60
+    volume.chmod("a", 0o4755)
+    volume.chown("a", 1000)
+    assert (volume.stat("a").st_uid, volume.stat("a").st_gid) == (1000, 0)
+    volume.chown("a", gid=50)
+    assert (volume.stat("a").st_uid, volume.stat("a").st_gid) == (1000, 50)
+
+
+def test_extended_attributes(volume: quire.Volume) -> None:
+    path = volume / "a"
+    path.touch()
+    path.setxattr("user.one", b"1")
+    path.setxattr("user.two", bytearray(b"22"))
+    assert path.getxattr("user.two") == b"22"
+    assert sorted(path.listxattr()) == ["user.one", "user.two"]
+    path.removexattr("user.one")
+    for call in (path.getxattr, path.removexattr):
+        with pytest.raises(OSError) as raised:
+            call("user.one")
+        assert raised.value.errno == errno.ENODATA
+    with pytest.raises(OSError):
+        path.setxattr("elsewhere.one", b"")
+
+
+def test_space_and_numbers(volume: quire.Volume) -> None:
+    space = volume.statvfs()
+    assert space.f_bsize == 4096 and 0 < space.f_bavail <= space.f_bfree < space.f_blocks <= 16384
+    before = volume.metrics()["transactions_total"]
+    volume.mkdir("a")
+    assert volume.metrics()["transactions_total"] > before
+
+
+def test_replacing_is_all_or_nothing(volume: quire.Volume) -> None:
+    (volume / "a").write_text("old")
+    with pytest.raises(RuntimeError), volume.replacing("a") as file:
+        file.write(b"half")
+        raise RuntimeError
+    assert (volume / "a").read_text() == "old" and volume.listdir() == ["a"]
+    with volume.replacing("a", "w", encoding="utf-8") as file:
+        file.write("new")
+    assert (volume / "a").read_text() == "new" and volume.listdir() == ["a"]
+
+
+def child_of_a_fork(volume: quire.Volume, answer: "multiprocessing.Queue[str]") -> None:
+    try:
+        volume.mkdir("child")
+        answer.put("it could")
+    except RuntimeError as error:
+        answer.put(str(error))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_is_refused(volume: quire.Volume) -> None:
+    """Its engine's threads are not in the child: a call would wait for ever."""
+    context = multiprocessing.get_context("fork")
+    answer = context.Queue()
+    child = context.Process(target=child_of_a_fork, args=(volume, answer))
+    child.start()
+    assert "after the fork" in answer.get(timeout=30)
+    child.join(30)
+    assert child.exitcode == 0
+    # The child's end has closed nothing.
+    volume.mkdir("parent")
+    assert volume.listdir() == ["parent"]
+
+
+def test_a_program_that_forgets_to_close(tmp_path: Path) -> None:
+    """The volume is closed in order at the end, so that the next user need not recover it."""
+    image = tmp_path / "a.img"
+    program = (
+        "import quire, sys\n"
+        "quire.mkfs(sys.argv[1], size=64 << 20)\n"
+        "volume = quire.Volume(sys.argv[1])\n"
+        "file = volume.open('a', 'wb', 0)\n"
+        "file.write(b'kept')\n"
+    )
+    subprocess.run([sys.executable, "-c", program, image], check=True, timeout=60)
+    with quire.Volume(image, read_only=True) as volume:
+        assert volume.info().clean and (volume / "a").read_bytes() == b"kept"
