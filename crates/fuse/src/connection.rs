@@ -12,7 +12,7 @@ use quire_base::{Error, ErrorKind, Result};
 
 use crate::protocol::negotiate::{Agreed, Wishes};
 use crate::transport::buffer::Buffers;
-use crate::transport::device::{self, Channel, Pace};
+use crate::transport::device::{self, Channel, Notifier, Pace};
 use crate::transport::ring::{self, Prepared};
 use crate::transport::{Choice, Ends, Handler};
 
@@ -39,6 +39,7 @@ impl<H: Handler> Connection<H> {
         choice: Choice,
     ) -> Result<Connection<H>> {
         let channel = Arc::new(Channel::new(device));
+        handler.connected(Notifier::new(&channel));
         let mut prepared = None;
         let mut why_not = String::new();
         let (ends, ended) = Ends::new();

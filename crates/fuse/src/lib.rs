@@ -22,7 +22,7 @@
 //!
 //! The kernel sends `syncfs` to the server only where the mount's source is a block device, which [`mount`]
 //! sees to where it can. Elsewhere the commit interval bounds what `sync` alone leaves in memory, and the
-//! ioctl [`operations::control::SYNC`] makes everything durable.
+//! ioctl [`operations::ioctl::SYNC`] makes everything durable.
 
 pub mod background;
 mod connection;

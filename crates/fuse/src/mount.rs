@@ -32,7 +32,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::operations::control::{SYNC, SYNCFS, TRANSPORT};
+use crate::operations::ioctl::{SYNC, SYNCFS, TRANSPORT};
 use quire_base::{Error, ErrorKind, Result};
 use rustix::mount as sys;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};

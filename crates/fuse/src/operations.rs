@@ -10,11 +10,13 @@
 //! * [`data`]: open, read, write, allocate, seek, copy, sync, close.
 //! * [`attributes`]: stat and its setters.
 //! * [`xattr`]: extended attributes and ACLs; [`properties`]: those that are properties.
-//! * [`control`]: statfs, access, ioctl.
+//! * [`control`]: statfs, access.
+//! * [`ioctl`]: control requests.
+//! * [`group`]: writes through one open file that take effect together.
 //!
 //! Invariants: an inode that the kernel knows (its count is not zero) stays alive, name or not, since the
 //! table holds a reference. Every change to the tree of a mounted volume goes through its mount, and the
-//! kernel updates or drops what it caches on each of its own requests; so names and attributes may be cached
+//! kernel updates or drops what it caches on each of its own requests, and is told of what a group changes; so names and attributes may be cached
 //! for long ([`CACHE_TIME`]). Only the mode of a file with set-id bits can change behind its back, so such
 //! attributes are not cached.
 
@@ -22,7 +24,9 @@ pub mod attributes;
 pub mod control;
 pub mod data;
 pub mod file_table;
+pub mod group;
 pub mod inode_table;
+pub mod ioctl;
 pub mod names;
 pub mod properties;
 pub mod xattr;

@@ -7,6 +7,8 @@
 //! * *long*: on the pool at once (large truncates and allocations, copies, names on a mount with `dirsync`);
 //! * *sync*: answered by the engine's own threads;
 //! * *sync all*: on the pool, for a bounded time without progress of the device;
+//! * *end of a group*: as *may wait*, but never at once; the kernel is told that what it keeps of the file may
+//!   be wrong, and then the request is answered ([`groups`]);
 //! * *destroy*: the last request of a mount with a block device; the session answers when the volume is
 //!   closed;
 //! * *forget*: in place, without a reply;
@@ -16,6 +18,7 @@
 //! Neighbours: [`crate::transport`] calls in; [`crate::protocol`] decodes and encodes.
 
 mod answer;
+mod groups;
 pub(crate) mod meters;
 mod pending;
 
@@ -30,11 +33,12 @@ use quire_base::{Error, Result, patience};
 use crate::background::Background;
 use crate::errno::NOT_CONNECTED;
 use crate::operations::Operations;
-use crate::operations::control::SYNC;
+use crate::operations::ioctl::{self, SYNC};
 use crate::protocol::abi;
 use crate::protocol::negotiate::Wishes;
 use crate::protocol::request::{Malformed, Operation, Request};
 use crate::session::Event;
+use crate::transport::device::Notifier;
 use crate::transport::{Exchange, Handler};
 use meters::{Job, Timed};
 use pending::Pending;
@@ -51,6 +55,8 @@ pub(crate) struct Server {
     sync_patience: Duration,
     /// What the mount is, once that is known.
     facts: OnceLock<Facts>,
+    /// Tells the kernel what it does not know.
+    notifier: OnceLock<Notifier>,
     /// The session hears here that the mount is gone.
     session: Sender<Event>,
 }
@@ -78,6 +84,7 @@ enum Kind {
     SyncAll {
         control: bool,
     },
+    EndOfGroup,
     Destroy,
     Forget,
     Interrupt {
@@ -113,6 +120,7 @@ impl Server {
             sync_names,
             sync_patience,
             facts: OnceLock::new(),
+            notifier: OnceLock::new(),
             session,
         }
     }
@@ -129,6 +137,11 @@ impl Server {
     /// Answers every later request with `ENOTCONN`.
     pub(crate) fn refuse(&self) {
         self.refused.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether requests are answered `ENOTCONN`.
+    fn is_refusing(&self) -> bool {
+        self.refused.load(Ordering::Relaxed)
     }
 
     fn kind(&self, request: &Request<'_>) -> Kind {
@@ -151,6 +164,8 @@ impl Server {
             Operation::Interrupt { unique } => Kind::Interrupt { unique: *unique },
             Operation::Syncfs => Kind::SyncAll { control: false },
             Operation::Ioctl(args) if args.command == SYNC => Kind::SyncAll { control: true },
+            Operation::Ioctl(args) if ioctl::ends_group(args.command) => Kind::EndOfGroup,
+            Operation::Release(args) if self.operations.has_group(args.handle) => Kind::EndOfGroup,
             Operation::CopyFileRange { args, .. }
                 if self.operations.is_long_copy(args.handle, args.offset, args.length) =>
             {
@@ -179,17 +194,13 @@ impl Server {
     }
 
     fn answer_and_reply<E: Exchange>(&self, mut exchange: E) {
-        let outcome = if self.refused.load(Ordering::Relaxed) {
-            Err(NOT_CONNECTED)
-        } else {
-            self.answer(&mut exchange)
-        };
+        let outcome = if self.is_refusing() { Err(NOT_CONNECTED) } else { self.answer(&mut exchange) };
         exchange.reply(outcome);
     }
 
     /// Answers here what needs no waiting after all; the rest, unchanged, on the pool.
     fn at_once_or_later<E: Exchange>(self: &Arc<Server>, mut exchange: E) {
-        if self.refused.load(Ordering::Relaxed) {
+        if self.is_refusing() {
             return exchange.reply(Err(NOT_CONNECTED));
         }
         match self.try_answer(&mut exchange) {
@@ -199,11 +210,15 @@ impl Server {
     }
 
     fn later<E: Exchange>(self: &Arc<Server>, exchange: E) {
+        self.on_the_pool(exchange, |server, exchange| server.answer_and_reply(exchange));
+    }
+
+    fn on_the_pool<E: Exchange>(self: &Arc<Server>, exchange: E, work: fn(&Arc<Server>, E)) {
         let ticket = self.pending.add(exchange);
         let server = self.clone();
         self.background.spawn(move || {
             if let Some(exchange) = server.pending.take(ticket) {
-                server.answer_and_reply(exchange);
+                work(&server, exchange);
             }
         });
     }
@@ -270,6 +285,10 @@ impl Handler for Server {
         Wishes { acl: true, kill_privileges: true, read_directory_plus: true, ring: false }
     }
 
+    fn connected(&self, notifier: Notifier) {
+        let _ = self.notifier.set(notifier);
+    }
+
     fn handle<E: Exchange>(self: &Arc<Server>, exchange: E) {
         let (kind, job) = match exchange.message().decode() {
             Ok(request) => {
@@ -289,7 +308,7 @@ impl Handler for Server {
             Kind::Forget => exchange.no_reply(),
             Kind::Quick => self.answer_and_reply(exchange),
             Kind::Destroy => self.destroy(exchange),
-            Kind::Sync { .. } | Kind::SyncAll { .. } if self.refused.load(Ordering::Relaxed) => {
+            Kind::Sync { .. } | Kind::SyncAll { .. } if self.is_refusing() => {
                 exchange.reply(Err(NOT_CONNECTED));
             }
             Kind::SyncAll { control } => self.sync_all_and_reply(exchange, control),
@@ -303,6 +322,10 @@ impl Handler for Server {
                 None => self.at_once_or_later(exchange),
             },
             Kind::Long => self.later(exchange),
+            Kind::EndOfGroup => match E::MAY_WAIT.then(|| self.background.place()).flatten() {
+                Some(_place) => self.end_group(exchange),
+                None => self.end_group_later(exchange),
+            },
         }
     }
 }

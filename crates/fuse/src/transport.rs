@@ -87,6 +87,8 @@ pub trait Exchange: Send + Sized + 'static {
 pub trait Handler: Send + Sync + 'static {
     /// What it wants of the protocol.
     fn wishes(&self) -> Wishes;
+    /// The connection stands: here is a way to tell the kernel something unasked.
+    fn connected(&self, _notifier: device::Notifier) {}
     /// Answers, now or later, on this thread or another.
     fn handle<E: Exchange>(self: &Arc<Self>, exchange: E);
 }

@@ -32,7 +32,7 @@ impl Operations {
     }
 
     /// Applies a change and returns what holds then. `handle` names the open file that a size change came
-    /// through, if one did.
+    /// through, if one did; one that has a group refuses it.
     ///
     /// A change of owner always clears set-id bits.
     pub fn set_attributes(&self, node: u64, handle: Option<u64>, change: &Change) -> Result<Metadata> {
@@ -41,6 +41,7 @@ impl Operations {
         if change.size.is_some()
             && let Some(file) = handle.and_then(|handle| self.files.get(handle).ok())
         {
+            self.no_group(&file, "a change of size")?;
             file.note_change();
         }
         let set = SetAttributes {

@@ -9,6 +9,7 @@ use quire_base::patience;
 use quire_base::{Error, ErrorKind, Result};
 
 use super::file_table::OpenFile;
+use super::inode_table::Mark;
 use super::{CacheMode, Operations};
 
 /// Set in the open flags by the kernel when a program is opened to be executed (not part of the C interface).
@@ -32,6 +33,19 @@ pub struct Opened {
     pub handle: u64,
     /// Reads and writes come here one by one and side by side; else the kernel caches them.
     pub direct: bool,
+}
+
+/// A read as the kernel describes it.
+#[derive(Clone, Copy, Debug)]
+pub struct ReadRequest {
+    /// Handle of the open file.
+    pub handle: u64,
+    /// Where, in bytes.
+    pub offset: u64,
+    /// Open flags of the file at the time of the call.
+    pub flags: i32,
+    /// The kernel reads pages that it keeps, for all who have the file open; not a program's call.
+    pub for_page_cache: bool,
 }
 
 /// A write as the kernel describes it.
@@ -78,10 +92,11 @@ impl Operations {
         // While a program runs nobody can write to it; its pages may stay in the kernel from run to run.
         let execution = flags & OPEN_FOR_EXECUTION != 0 && flags & libc::O_ACCMODE == libc::O_RDONLY;
         let direct = self.cache == CacheMode::Engine && !execution;
-        Ok(Opened { handle: self.files.insert(OpenFile::new(inode, cut)), direct })
+        let writable = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        Ok(Opened { handle: self.files.insert(OpenFile::new(inode, cut, writable, direct)), direct })
     }
 
-    /// A descriptor's last duplicate was closed. Fails only where the thread may not wait and this would.
+    /// A descriptor's last duplicate was closed: its group, if it has one, is dropped. Fails only where the thread may not wait and this would.
     pub fn release(&self, handle: u64) -> Result<()> {
         if let Ok(file) = self.files.get(handle) {
             self.volume.inodes().closed(&file.inode, file.changed())?;
@@ -91,17 +106,27 @@ impl Operations {
     }
 
     /// Reads into `buffer`; fewer bytes only at the end of file.
-    pub fn read(&self, handle: u64, offset: u64, buffer: &mut [u8], flags: i32) -> Result<usize> {
-        let file = self.files.get(handle)?;
+    pub fn read(&self, request: &ReadRequest, buffer: &mut [u8]) -> Result<usize> {
+        let file = self.files.get(request.handle)?;
         let mut how = IoFlags::empty();
-        how.set(IoFlags::DIRECT, flags & libc::O_DIRECT != 0);
-        self.volume.inodes().read_at(&file.inode, buffer, offset, how)
+        how.set(IoFlags::DIRECT, request.flags & libc::O_DIRECT != 0);
+        if request.for_page_cache {
+            self.inodes.mark(file.inode.number().0, Mark::Paged);
+        } else if let Some(read) = self.read_group(&file, request.offset, buffer) {
+            return read;
+        }
+        self.volume.inodes().read_at(&file.inode, buffer, request.offset, how)
     }
 
     /// As [`Operations::read`], if that needs no waiting.
-    pub fn try_read(&self, handle: u64, offset: u64, buffer: &mut [u8], flags: i32) -> Option<usize> {
-        let file = self.files.get(handle).ok().filter(|_| flags & libc::O_DIRECT == 0)?;
-        self.volume.inodes().try_read_at(&file.inode, buffer, offset)
+    pub fn try_read(&self, request: &ReadRequest, buffer: &mut [u8]) -> Option<usize> {
+        let file = self.files.get(request.handle).ok().filter(|_| request.flags & libc::O_DIRECT == 0)?;
+        if request.for_page_cache {
+            self.inodes.mark(file.inode.number().0, Mark::Paged);
+        } else if file.group.is_present() {
+            return None;
+        }
+        self.volume.inodes().try_read_at(&file.inode, buffer, request.offset)
     }
 
     /// Whether a write is of a kind that a thread that may not wait can try: through the cache, not made
@@ -121,6 +146,9 @@ impl Operations {
         if has_set_id(&file.inode, request) || may_have_capabilities(&file.inode, request) {
             return false;
         }
+        if file.group.is_present() && !request.from_page_cache {
+            return false;
+        }
         let done = self.volume.inodes().try_write_at(&file.inode, data, request.offset);
         if done {
             file.note_change();
@@ -138,7 +166,9 @@ impl Operations {
     /// The kernel has already turned `O_APPEND` into an offset, under its own lock on the file, and a large
     /// append may arrive as several requests in any order. The engine is asked to append only where that is
     /// the same thing, at the end of the file as it is now; should the end move in between, the data goes
-    /// to the new end, as `O_APPEND` promises.
+    /// to the new end, as `O_APPEND` promises. It is asked to append, too, where the kernel may have taken the
+    /// end from a group's write ([`super::group`]); pieces of one call may then come in another order, if they
+    /// were sent at once.
     pub fn write(&self, request: &WriteRequest, data: &[u8]) -> Result<usize> {
         let file = self.files.get(request.handle)?;
         file.note_change();
@@ -149,9 +179,15 @@ impl Operations {
             how.set(IoFlags::SYNC, request.flags & libc::O_SYNC == libc::O_SYNC);
         }
         self.end_privileges(&file.inode, request)?;
+        if !request.from_page_cache
+            && let Some(written) = self.write_group(&file, request, data)
+        {
+            return written;
+        }
         if request.flags & libc::O_APPEND != 0
             && !request.from_page_cache
-            && self.volume.inodes().metadata(&file.inode).size() == request.offset
+            && (self.volume.inodes().metadata(&file.inode).size() == request.offset
+                || self.inodes.is_marked(file.inode.number().0, Mark::SizeGuessed))
         {
             how.insert(IoFlags::APPEND);
         }
@@ -209,6 +245,7 @@ impl Operations {
     /// Allocates, punches or zeroes; `mode` as in `fallocate`.
     pub fn allocate(&self, handle: u64, offset: u64, length: u64, mode: i32) -> Result<()> {
         let file = self.files.get(handle)?;
+        self.no_group(&file, "an allocation")?;
         let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
         let what = match mode & !libc::FALLOC_FL_KEEP_SIZE {
             0 if keep_size => FallocateMode::KeepSize,
@@ -251,6 +288,8 @@ impl Operations {
     /// Copies between two open files, at most [`COPY_MAX`] bytes; returns how many.
     pub fn copy(&self, request: &CopyRequest) -> Result<u64> {
         let (source, target) = (self.files.get(request.from)?, self.files.get(request.to)?);
+        // The kernel then reads and writes.
+        self.no_group(&source, "a copy").and(self.no_group(&target, "a copy"))?;
         target.note_change();
         let length = request.length.min(COPY_MAX);
         let (from, to) = (request.from_offset, request.to_offset);
@@ -260,6 +299,9 @@ impl Operations {
     /// As [`Operations::copy`], if it is small and needs no waiting; else nothing has changed.
     pub fn try_copy(&self, request: &CopyRequest) -> Option<Result<u64>> {
         let (source, target) = (self.files.get(request.from).ok()?, self.files.get(request.to).ok()?);
+        if source.group.is_present() || target.group.is_present() {
+            return None;
+        }
         let there = self.volume.inodes().metadata(&source.inode).size().checked_sub(request.from_offset)?;
         let length = there.min(request.length);
         // Ranges of one file may overlap.

@@ -7,6 +7,8 @@ use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use quire_base::sync::{Arc, RwLock};
 use quire_base::{Error, ErrorKind, Result};
 
+use super::group::HandleGroup;
+
 const SHARDS: usize = 64;
 
 /// One `open`, shared by all descriptors duplicated from it.
@@ -15,12 +17,19 @@ pub struct OpenFile {
     pub inode: InodeRef,
     /// Something was written, or cut off, through it.
     changed: AtomicBool,
+    /// Open for writing.
+    pub writable: bool,
+    /// The kernel passes reads and writes on as they are.
+    pub uncached: bool,
+    /// Writes through it that are to take effect together.
+    pub(super) group: HandleGroup,
 }
 
 impl OpenFile {
     /// An open of `inode`; `changed` if opening it cut it off.
-    pub fn new(inode: InodeRef, changed: bool) -> OpenFile {
-        OpenFile { inode, changed: AtomicBool::new(changed) }
+    pub fn new(inode: InodeRef, changed: bool, writable: bool, uncached: bool) -> OpenFile {
+        let changed = AtomicBool::new(changed);
+        OpenFile { inode, changed, writable, uncached, group: HandleGroup::default() }
     }
     /// Notes a write. Reads the flag first: it is set once, and read by every writer.
     pub fn note_change(&self) {

@@ -13,14 +13,26 @@ use std::collections::hash_map;
 
 use quire::inodes::InodeRef;
 use quire_base::sync::RwLock;
-use quire_base::sync::atomic::{AtomicU64, Ordering};
+use quire_base::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use quire_base::{Error, ErrorKind, InodeNo, Result};
 
 const SHARDS: usize = 64;
 
+/// What is noted of an inode for as long as the kernel holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Mark {
+    /// The kernel has read pages to keep.
+    Paged = 1,
+    /// The size that the kernel works with may be one that a group would give the file.
+    SizeGuessed = 2,
+}
+
 struct Node {
     inode: InodeRef,
     count: AtomicU64,
+    /// Bits of [`Mark`].
+    marks: AtomicU8,
 }
 
 #[derive(Default)]
@@ -70,11 +82,29 @@ impl InodeTable {
                 Some(inode)
             }
             hash_map::Entry::Vacant(free) => {
-                free.insert(Node { inode, count: AtomicU64::new(1) });
+                free.insert(Node { inode, count: AtomicU64::new(1), marks: AtomicU8::new(0) });
                 None
             }
         };
         drop(spare);
+    }
+
+    /// Notes something of a node that the kernel holds.
+    pub fn mark(&self, node: u64, mark: Mark) {
+        if let Some(known) = self.shard(node).read().get(&node)
+            // Most marks are there already, and then no line is written.
+            && known.marks.load(Ordering::Acquire) & mark as u8 == 0
+        {
+            known.marks.fetch_or(mark as u8, Ordering::AcqRel);
+        }
+    }
+
+    /// Whether something was noted of a node.
+    pub fn is_marked(&self, node: u64, mark: Mark) -> bool {
+        self.shard(node)
+            .read()
+            .get(&node)
+            .is_some_and(|known| known.marks.load(Ordering::Acquire) & mark as u8 != 0)
     }
 
     /// Takes `count` off; the last one lets the inode go. A count larger than what was told is the kernel's

@@ -82,6 +82,8 @@ structures! {
         name_max: u32, fragment_size: u32, _padding: u32, _spare: [u32; 6] }
     IoctlOut = 16 { result: i32, flags: u32, in_iovs: u32, out_iovs: u32 }
     LseekOut = 8 { offset: u64 }
+    /// Behind the header of the notification [`NOTIFY_INVAL_INODE`]; a negative offset: the attributes alone.
+    NotifyInvalInode = 24 { node: u64, offset: i64, length: i64 }
     /// Before each name of a directory, which is padded to eight bytes.
     Dirent = 24 { node: u64, offset: u64, name_length: u32, kind: u32 }
     StatxTime = 16 { seconds: i64, nanos: u32, _reserved: i32 }
@@ -212,6 +214,11 @@ pub mod open_out {
 /// What OPEN and CREATE are told, besides the program's flags: set-id bits go, since the caller cuts the
 /// file.
 pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
+/// READ: a program's call, which names the owner of its locks; without it the kernel reads pages to keep.
+pub const READ_LOCKOWNER: u32 = 1 << 1;
+/// The number, in place of an error, of the notification that what the kernel keeps of an inode is not so
+/// any more. Notifications have a `unique` of zero.
+pub const NOTIFY_INVAL_INODE: i32 = 2;
 /// WRITE: pages of a mapping, written back by the kernel.
 pub const WRITE_CACHE: u32 = 1 << 0;
 /// WRITE: set-id bits go.

@@ -8,8 +8,8 @@ use quire_base::{ErrorKind, Result, patience};
 
 use super::{Server, number};
 use crate::errno::NOT_IMPLEMENTED;
-use crate::operations::control::{SYNCFS, TRANSPORT};
-use crate::operations::data::{CopyRequest, Opened, WriteRequest};
+use crate::operations::data::{CopyRequest, Opened, ReadRequest, WriteRequest};
+use crate::operations::ioctl::{START, SYNCFS, TRANSPORT};
 use crate::operations::names::{Make, Name};
 use crate::operations::properties::Asker;
 use crate::operations::xattr::Sized;
@@ -93,8 +93,7 @@ impl Server {
                 // A READ's message lies in its argument: what is written into the room does not harm it.
                 let room = exchange.room();
                 let size = room.len().min(args.size as usize);
-                let flags = args.flags as i32;
-                self.operations().try_read(args.handle, args.offset, &mut room[..size], flags).map(Ok)
+                self.operations().try_read(&read_request(&args), &mut room[..size]).map(Ok)
             }
             Operation::Write { args, data } => {
                 if self.operations().try_write(&write_request(&args), data) {
@@ -136,6 +135,7 @@ impl Server {
             Operation::Readdirplus(args) => {
                 self.list_at_once(&Filling::NamesAndAttributes { node, args }, exchange)
             }
+            Operation::Ioctl(args) if args.command == START => self.at_once(exchange),
             Operation::Setattr(args) if args.valid & abi::setattr::SIZE == 0 => self.at_once(exchange),
             _ => None,
         }
@@ -185,7 +185,7 @@ fn fill(operations: &Operations, filling: &Filling, room: &mut [u8]) -> Result<u
     let size = wanted.min(room.len());
     let room = &mut room[..size];
     match *filling {
-        Filling::Read(args) => operations.read(args.handle, args.offset, room, args.flags as i32),
+        Filling::Read(args) => operations.read(&read_request(&args), room),
         Filling::Names { node, args } => {
             let mut body = Body::new(room);
             let outcome = operations
@@ -208,6 +208,15 @@ fn listed(body: &Body<'_>, outcome: Result<()>) -> Result<usize> {
     match body.len() {
         0 => outcome.map(|()| 0),
         length => Ok(length),
+    }
+}
+
+fn read_request(args: &abi::ReadIn) -> ReadRequest {
+    ReadRequest {
+        handle: args.handle,
+        offset: args.offset,
+        flags: args.flags as i32,
+        for_page_cache: args.read_flags & abi::READ_LOCKOWNER == 0,
     }
 }
 
@@ -323,10 +332,12 @@ fn perform(operations: &Operations, request: &Request<'_>) -> Result<Answer> {
             operations.remove_xattr(node, name, asker).map(|()| Answer::Nothing)?
         }
         Operation::Access { mask } => operations.access(node, mask, caller).map(|()| Answer::Nothing)?,
-        Operation::Ioctl(args) => match operations.ioctl(node, args.command, args.out_size as usize) {
-            Err(error) if error.kind() == ErrorKind::Unsupported => Answer::Refused(libc::ENOTTY),
-            answer => answer.map(|(result, data)| Answer::Control(result, data))?,
-        },
+        Operation::Ioctl(args) => {
+            match operations.ioctl(node, args.handle, args.command, args.out_size as usize) {
+                Err(error) if error.kind() == ErrorKind::Unsupported => Answer::Refused(libc::ENOTTY),
+                answer => answer.map(|(result, data)| Answer::Control(result, data))?,
+            }
+        }
         Operation::Fallocate(args) => operations
             .allocate(args.handle, args.offset, args.length, args.mode as i32)
             .map(|()| Answer::Nothing)?,

@@ -12,14 +12,14 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
-use quire_base::sync::{Arc, thread};
+use quire_base::sync::{Arc, Weak, thread};
 use quire_base::{Error, ErrorKind, Result};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::buffer::{Buffer, Buffers, HEAD};
 use super::{Exchange, Handler, Outcome};
-use crate::protocol::abi::{self, InHeader, OutHeader, WriteIn};
+use crate::protocol::abi::{self, InHeader, NotifyInvalInode, OutHeader, WriteIn};
 use crate::protocol::negotiate::{self, Agreed, Wishes};
 use crate::protocol::request::{Malformed, Message, Operation};
 
@@ -145,6 +145,46 @@ impl Channel {
             buffer.bytes_mut()[HEAD..HEAD + bytes.len()].copy_from_slice(bytes);
             self.send(&mut buffer, unique, Ok(bytes.len())).map_err(failed)?;
             return Ok(agreed);
+        }
+    }
+}
+
+/// Tells the kernel what it cannot know: that something it keeps is not so any more. Serves both transports;
+/// does not keep the connection open.
+pub struct Notifier(Weak<Channel>);
+
+impl Notifier {
+    /// For the connection of `channel`.
+    pub fn new(channel: &Arc<Channel>) -> Notifier {
+        Notifier(Arc::downgrade(channel))
+    }
+
+    /// Has the kernel ask anew for the attributes of a node.
+    pub fn attributes_changed(&self, node: u64) {
+        self.changed(NotifyInvalInode { node, offset: -1, length: 0 });
+    }
+
+    /// Has the kernel drop all pages of a node, and ask anew for its attributes. The calling thread waits for
+    /// READs and WRITEs that are under way for such pages: others must be there to answer them.
+    pub fn contents_changed(&self, node: u64) {
+        self.changed(NotifyInvalInode { node, offset: 0, length: 0 });
+    }
+
+    fn changed(&self, body: NotifyInvalInode) {
+        let Some(channel) = self.0.upgrade() else { return };
+        let length = size_of::<OutHeader>() + size_of::<NotifyInvalInode>();
+        let header = OutHeader { len: length as u32, error: abi::NOTIFY_INVAL_INODE, unique: 0 };
+        let message = [header.as_bytes(), body.as_bytes()].concat();
+        loop {
+            match rustix::io::write(&channel.0, &message) {
+                // The kernel does not hold the node any more, or the mount is gone.
+                Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::NOTCONN | Errno::CONNABORTED) => return,
+                Err(Errno::INTR) => {}
+                Err(error) => {
+                    tracing::warn!("the kernel may show an old state of inode {}: {error}", body.node);
+                    return;
+                }
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Tests of mounts, in one program.
 
 mod callers;
+mod groups;
 mod properties;
 mod semantics;

@@ -21,13 +21,13 @@ use quire_fuse::{CacheMode, MountFlags, ServeOptions, Session, TransportChoice, 
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, RenameFlags, SeekFrom, StatxFlags, XattrFlags};
 use testkit::RingSwitch;
 
-pub struct Mounted {
+pub(super) struct Mounted {
     folder: tempfile::TempDir,
     server: Option<std::thread::JoinHandle<quire::Result<()>>>,
 }
 
 impl Mounted {
-    fn new(cache: CacheMode, transport: TransportChoice) -> Option<Mounted> {
+    pub(super) fn new(cache: CacheMode, transport: TransportChoice) -> Option<Mounted> {
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
             eprintln!("\n*** SKIPPED: needs root and /dev/fuse ***\n");
             return None;
@@ -56,7 +56,7 @@ impl Mounted {
         Some(Mounted { folder, server: Some(server) })
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 }
@@ -81,9 +81,9 @@ impl Drop for Mounted {
     }
 }
 
-const TRANSPORTS: [TransportChoice; 2] = [TransportChoice::Device, TransportChoice::Ring];
+pub(super) const TRANSPORTS: [TransportChoice; 2] = [TransportChoice::Device, TransportChoice::Ring];
 
-pub fn on_all(test: impl Fn(&Mounted)) {
+pub(super) fn on_all(test: impl Fn(&Mounted)) {
     for transport in TRANSPORTS {
         for cache in [CacheMode::Engine, CacheMode::Kernel] {
             let Some(mounted) = Mounted::new(cache, transport) else { return };
@@ -92,11 +92,11 @@ pub fn on_all(test: impl Fn(&Mounted)) {
     }
 }
 
-fn create(path: &Path) -> File {
+pub(super) fn create(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path).unwrap()
 }
 
-fn code<T>(outcome: io::Result<T>) -> i32 {
+pub(super) fn code<T>(outcome: io::Result<T>) -> i32 {
     outcome.err().and_then(|error| error.raw_os_error()).unwrap_or(0)
 }
 
@@ -111,13 +111,13 @@ pub fn as_nobody(script: &str, path: &Path) -> i32 {
     status.code().unwrap_or(-1)
 }
 
-struct Map {
+pub(super) struct Map {
     start: *mut u8,
     length: usize,
 }
 
 impl Map {
-    fn new(file: &File, length: usize, flags: i32) -> Map {
+    pub(super) fn new(file: &File, length: usize, flags: i32) -> Map {
         // SAFETY: a new mapping of an open file, length not zero; the result is checked.
         let start = unsafe {
             libc::mmap(
@@ -137,7 +137,7 @@ impl Map {
         // SAFETY: inside the mapping, which lives as long as self; no reference to it exists.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.start.add(at), data.len()) }
     }
-    fn get(&self, at: usize, length: usize) -> Vec<u8> {
+    pub(super) fn get(&self, at: usize, length: usize) -> Vec<u8> {
         assert!(at + length <= self.length);
         let mut data = vec![0; length];
         // SAFETY: as in put.

@@ -1,0 +1,163 @@
+//! Groups: writes through one open file that take effect together.
+//!
+//! A group belongs to an open file description, as the kernel's handle stands for it: START opens it; from
+//! then on writes through the handle go to the group, and reads through the handle see them.
+//! Nobody else does, until COMMIT applies them at once. ABORT discards them, and so does the end of the
+//! handle: a descriptor that is closed, or whose process is killed, leaves no trace. The group ends with the
+//! *last* duplicate of its descriptor, in whatever process. fsync on the handle covers what is in the file,
+//! not what is in the group.
+//!
+//! What the kernel does with a file knows nothing of groups, so:
+//! * Pages belong to the file. A READ for the kernel's pages, and pages of a mapping that come back, pass the
+//!   group by. START is refused where reads and writes go through such pages.
+//! * A write beyond the end raises the size in the kernel, although the file has not grown. The inode is
+//!   marked ([`Mark::SizeGuessed`]): the offset that the kernel works out for an append through another handle
+//!   is not believed any more ([`Operations::write`]). fstat shows the file, not the group.
+//! * After a commit the kernel's attributes are old, and its pages where it has some ([`Mark::Paged`]);
+//!   after an abort its size may be wrong. The server tells it before it answers
+//!   ([`Operations::has_pages`]).
+//! * Whatever else changes a file (`ftruncate`, `fallocate`, `copy_file_range`) is refused on a handle with a group;
+//!   the kernel then copies by reading and writing.
+//!
+//! Invariant: the lock of a handle's group is a leaf for the front end; it is held while the engine adds to
+//! the group, reads through it or commits it, so these happen one after the other.
+
+use quire::Commit;
+use quire::inodes::InodeGroup;
+use quire_base::sync::Mutex;
+use quire_base::sync::atomic::{AtomicBool, Ordering};
+use quire_base::{Error, ErrorKind, Result};
+
+use super::Operations;
+use super::data::WriteRequest;
+use super::file_table::OpenFile;
+use super::inode_table::Mark;
+
+/// The group of an open file, if there is one.
+#[derive(Default)]
+pub(super) struct HandleGroup {
+    /// Whether there is one. Written under the lock; every request looks here first.
+    present: AtomicBool,
+    group: Mutex<Option<InodeGroup>>,
+}
+
+impl HandleGroup {
+    pub(super) fn is_present(&self) -> bool {
+        self.present.load(Ordering::Acquire)
+    }
+
+    /// Runs `work` on the group, if there is one.
+    fn with<T>(&self, work: impl FnOnce(&mut InodeGroup) -> T) -> Option<T> {
+        if !self.is_present() {
+            return None;
+        }
+        self.group.lock().as_mut().map(work)
+    }
+
+    fn take(&self) -> Option<InodeGroup> {
+        let mut group = self.group.lock();
+        self.present.store(false, Ordering::Release);
+        group.take()
+    }
+}
+
+/// A failure of a group as a program sees it. SQLite goes on with a journal after `EIO` only.
+fn limit(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::TooLarge => error.with_kind(ErrorKind::Io),
+        _ => error,
+    }
+}
+
+impl Operations {
+    /// Whether a handle has a group.
+    pub fn has_group(&self, handle: u64) -> bool {
+        self.files.get(handle).is_ok_and(|file| file.group.is_present())
+    }
+
+    /// Whether the kernel may keep pages of a node.
+    pub fn has_pages(&self, node: u64) -> bool {
+        self.inodes.is_marked(node, Mark::Paged)
+    }
+
+    pub(super) fn can_group(&self, handle: u64) -> bool {
+        self.files.get(handle).is_ok_and(|file| file.uncached && file.inode.kind().is_file())
+    }
+
+    pub(super) fn start_group(&self, handle: u64) -> Result<()> {
+        let file = self.files.get(handle)?;
+        if !file.uncached {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "a group on a file that the kernel caches; mount with cache=engine",
+            ));
+        }
+        if !file.writable {
+            return Err(Error::new(
+                ErrorKind::BadHandle,
+                "a group on a descriptor that is not open for writing",
+            ));
+        }
+        let mut group = file.group.group.lock();
+        if group.is_some() {
+            return Err(Error::new(
+                ErrorKind::Busy,
+                "the descriptor, or a duplicate of it, has a group already",
+            ));
+        }
+        *group = Some(self.volume.inodes().atomic());
+        file.group.present.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    pub(super) fn commit_group(&self, handle: u64, how: Commit) -> Result<()> {
+        let file = self.files.get(handle)?;
+        let group =
+            file.group.take().ok_or_else(|| Error::invalid("no group was started on this descriptor"))?;
+        group.commit(how).map_err(limit)
+    }
+
+    pub(super) fn abort_group(&self, handle: u64) -> Result<()> {
+        drop(self.files.get(handle)?.group.take());
+        Ok(())
+    }
+
+    /// A read through a handle with a group.
+    pub(super) fn read_group(
+        &self,
+        file: &OpenFile,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Option<Result<usize>> {
+        file.group.with(|group| group.read_at(&file.inode, buffer, offset))
+    }
+
+    /// A write through a handle with a group; `append`: at the end that the group sees.
+    pub(super) fn write_group(
+        &self,
+        file: &OpenFile,
+        request: &WriteRequest,
+        data: &[u8],
+    ) -> Option<Result<usize>> {
+        file.group.with(|group| {
+            let append = request.flags & libc::O_APPEND != 0;
+            let offset = if append { group.size(&file.inode) } else { request.offset };
+            group.write_at(&file.inode, data, offset).map_err(limit)?;
+            if group.size(&file.inode) > file.inode.size() {
+                self.inodes.mark(file.inode.number().0, Mark::SizeGuessed);
+            }
+            Ok(data.len())
+        })
+    }
+
+    /// Refuses what a group cannot hold.
+    pub(super) fn no_group(&self, file: &OpenFile, what: &str) -> Result<()> {
+        match file.group.is_present() {
+            false => Ok(()),
+            true => Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("{what} through a descriptor that has a group; commit or abort it first"),
+            )),
+        }
+    }
+}
