@@ -80,6 +80,11 @@ pub trait Backing: Send + Sync {
     /// Its number, for messages and order.
     fn inode(&self) -> InodeNo;
 
+    /// Whether nothing of it stays in the cache once it is clean.
+    fn drops(&self) -> bool {
+        false
+    }
+
     /// The homes of blocks `[block, block + count)`, or of a part of them from `block` on: ascending, without
     /// gaps or overlaps. What lies outside is clipped by the cache, for what is missing it asks again.
     fn map(&self, block: u64, count: u64) -> Result<Vec<Run>>;

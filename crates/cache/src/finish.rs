@@ -124,13 +124,15 @@ pub(crate) fn settle(
 ) {
     // Of the folio at hand, held by this run.
     let mut pins = 0;
+    let drops = mapping.backing().is_ok_and(|backing| backing.drops());
     for (i, span) in spans.iter().enumerate() {
         let_go(span);
         pins += 1;
         // Once a folio, after its last span.
         if spans.get(i + 1).is_none_or(|next| next.pin.folio() != span.pin.folio()) {
             mapping.settle(&span.pin);
-            if span.pin.fleeting.load(Ordering::SeqCst) && !span.pin.listed.load(Ordering::SeqCst) {
+            let fleeting = drops || span.pin.fleeting.load(Ordering::SeqCst);
+            if fleeting && !span.pin.listed.load(Ordering::SeqCst) {
                 // Removed or not: if it is gone, the run's pins were the last and count for nothing any more.
                 mapping.remove(span.pin.start(), span.pin.folio(), pins);
             }

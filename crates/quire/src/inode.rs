@@ -166,7 +166,7 @@ pub struct Inode {
     /// Blocks of an untorn unit, 0 if there is none. Of a file it changes with the gate held exclusively.
     unit_blocks: AtomicU32,
     /// The record's property of this name, without the lock.
-    cache_drop: AtomicBool,
+    pub(crate) cache_drop: AtomicBool,
     write_time: Noted,
     access_time: Noted,
 

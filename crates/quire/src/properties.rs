@@ -132,6 +132,11 @@ impl Engine {
             inode.set_unit(after.untorn);
             tell(inode, before.untorn, after.untorn);
         }
+        if after.cache_drop
+            && let Some(mapping) = inode.mapping.get()
+        {
+            mapping.let_go(0, u64::MAX);
+        }
         Ok(true)
     }
 }

@@ -91,7 +91,10 @@ impl Operations {
         }
         // While a program runs nobody can write to it; its pages may stay in the kernel from run to run.
         let execution = flags & OPEN_FOR_EXECUTION != 0 && flags & libc::O_ACCMODE == libc::O_RDONLY;
-        let direct = self.cache == CacheMode::Engine && !execution;
+        // Pages of the kernel's cache come back one by one, which would cut a unit.
+        let properties = self.volume.inodes().properties(&inode);
+        let past_kernel = properties.cache_drop || properties.untorn.is_some();
+        let direct = (self.cache == CacheMode::Engine || past_kernel) && !execution;
         let writable = flags & libc::O_ACCMODE != libc::O_RDONLY;
         Ok(Opened { handle: self.files.insert(OpenFile::new(inode, cut, writable, direct)), direct })
     }

@@ -46,6 +46,10 @@ impl Backing for Inode {
         self.number
     }
 
+    fn drops(&self) -> bool {
+        self.drops_cache()
+    }
+
     fn map(&self, block: u64, count: u64) -> Result<Vec<Run>> {
         let extents = self.read_extents(block, count, MAP_EXTENTS)?;
         let whole = extents.len() < MAP_EXTENTS;

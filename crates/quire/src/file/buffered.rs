@@ -55,6 +55,9 @@ impl Engine {
                 .mapping()
                 .let_go_used(offset / BLOCK_SIZE as u64, (offset + read as u64) / BLOCK_SIZE as u64);
         }
+        if read > 0 && inode.drops_cache() {
+            inode.drop_behind_read(offset, read);
+        }
         inode.touch_read();
         Ok(read)
     }
@@ -100,6 +103,10 @@ impl Engine {
         if !flags.contains(IoFlags::KEEP_PRIVILEGES) {
             self.clear_privileges(inode)?;
         }
+        let drops = inode.drops_cache() && !flags.contains(IoFlags::DIRECT);
+        if drops {
+            self.check_may_pass(offset, data.len())?;
+        }
         let (at, written) = self.retry_without_space(|| {
             if flags.contains(IoFlags::DIRECT) {
                 self.write_direct(inode, offset, data, flags)
@@ -114,6 +121,9 @@ impl Engine {
             }
             write_through(inode, first, end, flags.contains(IoFlags::THROUGH));
         }
+        if drops && patience::may_wait() {
+            self.write_what_was_passed(inode, at, written);
+        }
         if flags.intersects(IoFlags::SYNC | IoFlags::DATASYNC) {
             self.sync_range(inode, at, written as u64, !flags.contains(IoFlags::SYNC))?;
         }
@@ -127,6 +137,9 @@ impl Engine {
             return None;
         }
         let read = inode.mapping().try_read(offset, out, || inode.seen.view())?;
+        if inode.drops_cache() {
+            inode.drop_behind_read(offset, read);
+        }
         inode.touch_read();
         Some(read)
     }

@@ -32,6 +32,7 @@ pub(crate) mod buffered;
 pub(crate) mod copy;
 pub(crate) mod direct;
 pub(crate) mod direct_async;
+pub(crate) mod dropping;
 pub(crate) mod exclusive;
 pub(crate) mod fallocate;
 pub(crate) mod file_sync;

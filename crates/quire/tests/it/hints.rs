@@ -3,7 +3,7 @@
 
 use quire::backend::{Backend, MemoryBackend};
 use quire::inodes::IoFlags;
-use quire::{Advice, File, FormatOptions, OpenOptions, Volume, VolumeOptions};
+use quire::{Advice, File, FormatOptions, OpenOptions, Properties, Volume, VolumeOptions};
 use std::sync::Arc;
 
 const MIB: usize = 1 << 20;
@@ -47,6 +47,72 @@ fn an_uncached_write_leaves_the_cache() {
     assert_eq!(volume.inodes().read_at(file.inode(), &mut read, 0, IoFlags::UNCACHED).unwrap(), data.len());
     assert!(read == data);
     assert!((0..data.len()).step_by(MIB).all(|at| !is_cached(&volume, &file, at, 4096)));
+}
+
+/// What is written to a file with `cache=drop`, and read from it, leaves the cache: whole streams, small
+/// overwrites, and what was there when the property was set.
+#[test]
+fn a_file_that_drops_leaves_nothing_behind() {
+    let volume = volume();
+    let file = file(&volume);
+    let is_empty = |what: &str| {
+        for at in (0..4 * MIB).step_by(4096) {
+            assert!(!is_cached(&volume, &file, at, 4096), "{what}, at {at}");
+        }
+    };
+    let mut data: Vec<u8> = (0..4 * MIB).map(|at| (at / 4096) as u8).collect();
+    file.write_all_at(&data, 0).unwrap();
+    volume.sync().unwrap();
+    assert!(is_cached(&volume, &file, MIB, 4096));
+    file.set_properties(Properties { cache_drop: true, ..Properties::default() }).unwrap();
+    is_empty("cached before");
+    let before = number(&volume, "device_data_write_bytes_total");
+    for at in (0..data.len()).step_by(32 << 10) {
+        data[at] ^= 1;
+        file.write_all_at(&data[at..at + (32 << 10)], at as u64).unwrap();
+    }
+    assert!(number(&volume, "device_data_write_bytes_total") >= before + 3 * MIB as u64, "streams go on");
+    volume.sync().unwrap();
+    is_empty("a stream of writes");
+    for at in (0..data.len()).step_by(52 * 1024) {
+        data[at] ^= 2;
+        file.write_all_at(&data[at..at + 1], at as u64).unwrap();
+    }
+    // Dirty blocks are cached, so small writes gather.
+    assert!(is_cached(&volume, &file, 52 * 1024, 1));
+    volume.sync().unwrap();
+    is_empty("small writes");
+    let mut read = vec![0; 48 << 10];
+    for at in (0..data.len()).step_by(read.len()) {
+        let len = file.read_at(&mut read, at as u64).unwrap();
+        assert!(read[..len] == data[at..at + len], "at {at}");
+    }
+    is_empty("reads");
+    file.set_properties(Properties::default()).unwrap();
+    file.read_exact_at(&mut read, 0).unwrap();
+    assert!(is_cached(&volume, &file, 0, 4096));
+}
+
+/// A file of many times the cache's size passes through it without pushing others out.
+#[test]
+fn a_file_that_drops_pushes_nobody_out() {
+    let volume = volume();
+    let kept = file(&volume);
+    kept.write_all_at(&vec![7; 16 * MIB], 0).unwrap();
+    volume.sync().unwrap();
+    let properties = Properties { cache_drop: true, ..Properties::default() };
+    let stream = OpenOptions::new().read(true).write(true).create(true).properties(properties);
+    let stream = stream.open(&volume, "stream").unwrap();
+    let piece = vec![9; MIB / 4];
+    for at in (0..128 * MIB).step_by(piece.len()) {
+        stream.write_all_at(&piece, at as u64).unwrap();
+    }
+    volume.sync().unwrap();
+    let mut read = vec![0; MIB / 4];
+    for at in (0..128 * MIB).step_by(read.len()) {
+        stream.read_exact_at(&mut read, at as u64).unwrap();
+    }
+    assert!((0..16 * MIB).step_by(4096).all(|at| is_cached(&volume, &kept, at, 4096)));
 }
 
 /// Blocks that were dirty before stay right: an uncached write beside them writes them too or leaves them
