@@ -142,4 +142,10 @@ fn transaction() {
          02 02 00 09",
     );
     assert_eq!(record::decode(&bytes).unwrap(), changes);
+
+    let bytes: std::sync::Arc<[u8]> = vec![0x5a; 4096].into();
+    let data = [Change::Data { start: BlockNo(300), bytes }];
+    let mut encoder = record::Encoder::new();
+    encoder.push(&data[0]);
+    check(&encoder.finish(), &format!("08 ac02 01 {}", "5a".repeat(4096)));
 }

@@ -183,9 +183,9 @@ fn impossible_units_are_corrupt() {
 fn a_read_only_volume_refuses() {
     let (device, volume) = new_volume(16384);
     volume.write("table", "x").unwrap();
-    volume.set_properties("table", untorn("1m")).unwrap();
+    volume.set_properties("table", untorn("64k")).unwrap();
     volume.close().unwrap();
     let volume: Volume = options().read_only(true).open_backend(device).unwrap();
-    assert_eq!(volume.properties("table").unwrap().untorn, Some(Unit::MAX));
+    assert_eq!(volume.properties("table").unwrap().untorn, untorn("64k").untorn);
     assert_eq!(kind(volume.set_properties("table", Properties::default())), ErrorKind::ReadOnly);
 }
