@@ -78,7 +78,7 @@ fn a_mount_is_watched_and_steered() {
     let top = quire(&["top".as_ref(), "--once".as_ref(), "--interval=0.3".as_ref(), dir.as_os_str()]);
     let file = writing.join().unwrap();
     assert!(top.status.success(), "{}", text(&top));
-    for part in ["requests", "cache", "journal", "busiest files", "MiB used"] {
+    for part in ["requests", "cache", "journal", "busiest files", "cache_used_bytes "] {
         assert!(text(&top).contains(part), "no {part} in\n{}", text(&top));
     }
     drop(file);

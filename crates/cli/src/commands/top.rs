@@ -66,3 +66,12 @@ pub fn run(arguments: &Top) -> Outcome {
         }
     }
 }
+
+/// The names of the numbers that a view shows, as Prometheus has them.
+#[cfg(test)]
+pub fn shown_names(reading: &Reading) -> std::collections::BTreeSet<String> {
+    let text = View::new(reading, reading, 1.0).text();
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == ':'));
+    let names = words.filter(|word| word.contains('_'));
+    names.map(|name| if name.starts_with("quire:") { name.into() } else { format!("quire_{name}") }).collect()
+}

@@ -83,12 +83,13 @@ fn draw(frame: &mut Frame<'_>, source: &Source, view: Option<&View>, history: &H
             .render_widget(Paragraph::new("reading ...").block(Block::bordered().title(title)), frame.area());
         return;
     };
-    let failed = u16::from(view.failed);
+    let (cache_lines, journal_lines) = (view.cache_lines(), view.journal_lines());
     let [curves, works, cache, journal, files] = Layout::vertical([
         Constraint::Length(5),
         Constraint::Length(7),
-        Constraint::Length(6),
-        Constraint::Length(4 + failed),
+        // With the borders, and the bar above.
+        Constraint::Length(cache_lines.len() as u16 + 3),
+        Constraint::Length(journal_lines.len() as u16 + 2),
         Constraint::Min(3),
     ])
     .areas(frame.area());
@@ -104,8 +105,8 @@ fn draw(frame: &mut Frame<'_>, source: &Source, view: Option<&View>, history: &H
     let used = Gauge::default().gauge_style(Style::new().fg(Color::Blue));
     let label = format!("dirty {:.0} % of the cache", dirty * 100.0);
     frame.render_widget(used.ratio(dirty).label(label), bar);
-    frame.render_widget(Paragraph::new(view.cache_lines().join("\n")), rest);
-    lines(frame, journal, " journal ", &view.journal_lines());
+    frame.render_widget(Paragraph::new(cache_lines.join("\n")), rest);
+    lines(frame, journal, " journal ", &journal_lines);
     lines(frame, files, " busiest files ", &view.file_lines());
 }
 

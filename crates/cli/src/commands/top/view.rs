@@ -146,11 +146,12 @@ impl View {
         }
     }
 
-    /// The lines of a part each: what the screen shows, too.
+    /// The lines of a part each: what the screen shows, too. Numbers have the names under which the server
+    /// exports them, without `quire_`; those of counters are a second's.
     pub fn work_lines(&self) -> Vec<String> {
         let head = format!(
-            "{:<6} {:>10} {:>12} {:>9} {:>9} {:>9}",
-            "", "requests/s", "bytes/s", "p50", "p99", "p99.9"
+            "{:<6} {:>16} {:>21} {:>11} p50 {:>5} p99 {:>3} p99.9",
+            "work", "requests_total/s", "request_bytes_total/s", "seconds", "", ""
         );
         let line = |work: &Work| {
             let [p50, p99, p999] = match work.latency {
@@ -158,7 +159,7 @@ impl View {
                 None => ["-", "-", "-"].map(String::from),
             };
             format!(
-                "{:<6} {:>10.0} {:>12} {p50:>9} {p99:>9} {p999:>9}",
+                "{:<6} {:>16.0} {:>21} {p50:>15} {p99:>9} {p999:>9}",
                 work.name,
                 work.requests_per_second,
                 bytes(work.bytes_per_second)
@@ -170,44 +171,36 @@ impl View {
     /// Cache and writeback.
     pub fn cache_lines(&self) -> Vec<String> {
         let hits = self.hit_rate.map_or("-".into(), |rate| format!("{:.1} %", rate * 100.0));
-        vec![
-            format!(
-                "{} of {} used, {} resident, reads without the device {hits}",
-                bytes(self.cache_used),
-                bytes(self.cache_limit),
-                bytes(self.cache_resident)
-            ),
-            format!(
-                "dirty {}, written back {}/s in {:.0} requests/s, writers slowed {:.2} s/s",
-                bytes(self.dirty),
-                bytes(self.writeback_bytes),
-                self.writeback_requests,
-                self.throttled_share
-            ),
-            format!("read in {}/s, of these ahead {}/s", bytes(self.fill_bytes), bytes(self.readahead_bytes)),
-        ]
+        packed(&[
+            ("cache_used_bytes", bytes(self.cache_used)),
+            ("cache_limit_bytes", bytes(self.cache_limit)),
+            ("cache_resident_bytes", bytes(self.cache_resident)),
+            ("cache_dirty_bytes", bytes(self.dirty)),
+            ("quire:cache_hit:ratio", hits),
+            ("cache_fill_blocks_total", per_second(self.fill_bytes)),
+            ("cache_readahead_blocks_total", per_second(self.readahead_bytes)),
+            ("cache_writeback_blocks_total", per_second(self.writeback_bytes)),
+            ("cache_writeback_ios_total", format!("{:.0}/s", self.writeback_requests)),
+            ("cache_throttle_nanos_total", format!("{:.2} s/s", self.throttled_share)),
+        ])
     }
 
     /// Journal and device.
     pub fn journal_lines(&self) -> Vec<String> {
-        let mut lines = vec![
-            format!(
-                "{} of {} used, {}/s, {:.0} transactions/s, {:.0} checkpoints",
-                bytes(self.journal_used),
-                bytes(self.journal_size),
-                bytes(self.journal_bytes),
-                self.transactions,
-                self.checkpoints
-            ),
-            format!(
-                "device: {}/s read, {}/s written, {:.0} flushes/s",
-                bytes(self.device_read_bytes),
-                bytes(self.device_written_bytes),
-                self.flushes
-            ),
-        ];
+        let mut lines = packed(&[
+            ("journal_used_bytes", bytes(self.journal_used)),
+            ("journal_size_bytes", bytes(self.journal_size)),
+            ("journal_appended_bytes_total", per_second(self.journal_bytes)),
+            ("transactions_total", format!("{:.0}/s", self.transactions)),
+            ("checkpoints_total", format!("+{:.0}", self.checkpoints)),
+            ("device_flushes_total", format!("{:.0}/s", self.flushes)),
+            ("quire:device_read_bytes:rate", per_second(self.device_read_bytes)),
+            ("quire:device_write_bytes:rate", per_second(self.device_written_bytes)),
+        ]);
         if self.failed {
-            lines.push("THE VOLUME TAKES NO CHANGES: an error shut it down; see the server's log".into());
+            lines.push(
+                "failed: THE VOLUME TAKES NO CHANGES, an error shut it down; see the server's log".into(),
+            );
         }
         lines
     }
@@ -240,6 +233,26 @@ impl View {
     }
 }
 
+/// Columns of a terminal that lines keep to.
+const WIDTH: usize = 76;
+
+/// Names with their values, as many to a line as fit.
+fn packed(fields: &[(&str, String)]) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for (name, value) in fields {
+        let field = format!("{name} {value}");
+        match lines.last_mut() {
+            Some(line) if line.len() + 2 + field.len() <= WIDTH => *line += &format!(", {field}"),
+            _ => lines.push(field),
+        }
+    }
+    lines
+}
+
+fn per_second(value: f64) -> String {
+    format!("{}/s", bytes(value))
+}
+
 fn bytes(value: f64) -> String {
     size::show(value as u64)
 }
@@ -270,7 +283,7 @@ mod tests {
         assert_eq!((view.files[0].inode, view.files[0].requests_per_second), (5, 13.0));
         let text = view.text();
         assert!(
-            text.contains("dirty 8 KiB") && text.contains("90.0 %") && text.contains("inode 5"),
+            text.contains("cache_dirty_bytes 8 KiB") && text.contains("90.0 %") && text.contains("inode 5"),
             "{text}"
         );
     }
