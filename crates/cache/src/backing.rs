@@ -120,9 +120,9 @@ pub trait Backing: Send + Sync {
         false
     }
 
-    /// Puts blocks with their content into one record of the journal, gives homes to those that have none, and
-    /// uses up what was reserved for these. They need no other write. Called with segments shared: it waits
-    /// for nothing, and fails with `WouldBlock` where it would have to.
+    /// Puts blocks with their content into one record of the journal, gives homes to those that have none,
+    /// and uses up what was reserved for these. They need no other write. Called with segments shared: it
+    /// waits for nothing, and fails with `WouldBlock` where it would have to.
     fn journal(&self, _contents: &Contents<'_>) -> Result<()> {
         Err(Error::invalid("a file without a journal"))
     }

@@ -88,8 +88,8 @@ fn set_dirty(spans: &[Span]) {
     }
 }
 
-/// Ends the writeback of blocks that have been written, or journaled, and applied; or that have failed, and are
-/// dirty again.
+/// Ends the writeback of blocks that have been written, or journaled, and applied; or that have failed, and
+/// are dirty again.
 pub(crate) fn end_run(mapping: &Arc<Mapping>, spans: &[Span], outcome: Result<()>) {
     let core = &mapping.core;
     if let Err(error) = &outcome {
@@ -113,8 +113,8 @@ pub(crate) fn end_run(mapping: &Arc<Mapping>, spans: &[Span], outcome: Result<()
     settle(mapping, spans, cleaned, waits, |span| span.unshare(mapping));
 }
 
-/// What follows when blocks have left writeback, `cleaned` of them clean: `let_go` is called for each span, folios
-/// that are clean leave the list, and waits end.
+/// What follows when blocks have left writeback, `cleaned` of them clean: `let_go` is called for each span,
+/// folios that are clean leave the list, and waits end.
 pub(crate) fn settle(
     mapping: &Arc<Mapping>,
     spans: &[Span],

@@ -10,8 +10,8 @@
 //! 5. Copy; `uptodate`, `mapped`; the caller publishes larger sizes; writeback bits of claimed blocks are
 //!    cleared; unlock.
 //!
-//! Invariants: as those of [`crate::write`]; and after a failure nothing has changed. The blocks of a group are
-//! clean afterwards: their content is in the journal.
+//! Invariants: as those of [`crate::write`]; and after a failure nothing has changed. The blocks of a group
+//! are clean afterwards: their content is in the journal.
 //!
 //! Neighbours: [`crate::write`] has the same steps for one write; the volume collects groups.
 
@@ -190,10 +190,10 @@ impl Composed<'_> {
     }
 }
 
-/// Writes all parts at once; they are of different files, ascending by inode. `journal` gets what the blocks are
-/// to hold, part by part, with everything locked; it waits for nothing, and if it fails nothing has changed.
-/// `publish` runs when the content is in place and still locked. The caller holds the gates of the files
-/// buffered, or exclusively.
+/// Writes all parts at once; they are of different files, ascending by inode. `journal` gets what the blocks
+/// are to hold, part by part, with everything locked; it waits for nothing, and if it fails nothing has
+/// changed. `publish` runs when the content is in place and still locked. The caller holds the gates of the
+/// files buffered, or exclusively.
 pub fn write_group(
     parts: &[GroupPart<'_>],
     journal: &mut dyn FnMut(&[Composed<'_>]) -> Result<()>,

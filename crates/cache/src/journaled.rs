@@ -33,8 +33,8 @@ use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
 
 /// Blocks that one record has at most, unless a unit is larger.
 pub const RECORD_BLOCKS: u64 = 32;
-/// A record's blocks lie within an aligned window of the file, at least this large: what a look at its extents
-/// finds is bounded.
+/// A record's blocks lie within an aligned window of the file, at least this large: what a look at its
+/// extents finds is bounded.
 const WINDOW_BLOCKS: u64 = 256;
 /// Refusals in a row by a backing that then says there is room, before that counts as an error.
 const REFUSALS_MAX: u32 = 10_000;
@@ -167,8 +167,8 @@ pub(crate) fn gather(
 }
 
 impl Units<'_> {
-    /// Journals the units of `[at, end)` until there are about `blocks_max` blocks; gives where it stopped. An
-    /// error is the block at which the backing refused.
+    /// Journals the units of `[at, end)` until there are about `blocks_max` blocks; gives where it stopped.
+    /// An error is the block at which the backing refused.
     fn run(&mut self, mut at: u64, end: u64, blocks_max: u64) -> Result<u64, u64> {
         let mut changes = 0;
         while self.started < blocks_max

@@ -20,8 +20,8 @@
 //! ([`block_changes`]): free-space keys and extent keys are never put or deleted by themselves, and such a
 //! record is refused.
 //!
-//! [`Change::Data`] says what blocks hold: replay writes it there, unless a later record gives the block other
-//! content, frees it, or makes it read as zeros ([`no_longer_written`]).
+//! [`Change::Data`] says what blocks hold: replay writes it there, unless a later record gives the block
+//! other content, frees it, or makes it read as zeros ([`no_longer_written`]).
 //!
 //! Neighbours: `journal` carries the bytes; `fs` makes and applies changes, live and in replay.
 

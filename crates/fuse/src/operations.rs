@@ -16,9 +16,9 @@
 //!
 //! Invariants: an inode that the kernel knows (its count is not zero) stays alive, name or not, since the
 //! table holds a reference. Every change to the tree of a mounted volume goes through its mount, and the
-//! kernel updates or drops what it caches on each of its own requests, and is told of what a group changes; so names and attributes may be cached
-//! for long ([`CACHE_TIME`]). Only the mode of a file with set-id bits can change behind its back, so such
-//! attributes are not cached.
+//! kernel updates or drops what it caches on each of its own requests, and is told of what a group changes;
+//! so names and attributes may be cached for long ([`CACHE_TIME`]). Only the mode of a file with set-id bits
+//! can change behind its back, so such attributes are not cached.
 
 pub mod attributes;
 pub mod control;

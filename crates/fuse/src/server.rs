@@ -7,8 +7,8 @@
 //! * *long*: on the pool at once (large truncates and allocations, copies, names on a mount with `dirsync`);
 //! * *sync*: answered by the engine's own threads;
 //! * *sync all*: on the pool, for a bounded time without progress of the device;
-//! * *end of a group*: as *may wait*, but never at once; the kernel is told that what it keeps of the file may
-//!   be wrong, and then the request is answered ([`groups`]);
+//! * *end of a group*: as *may wait*, but never at once; the kernel is told that what it keeps of the file
+//!   may be wrong, and then the request is answered ([`groups`]);
 //! * *destroy*: the last request of a mount with a block device; the session answers when the volume is
 //!   closed;
 //! * *forget*: in place, without a reply;

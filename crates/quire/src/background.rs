@@ -1,11 +1,11 @@
 //! What runs behind the operations' backs: checkpoints before the journal runs short, freeing of orphans,
 //! queued fsyncs, and the periodic commit that bounds what an unsynced crash can lose.
 //!
-//! Threads, each asleep until there is work: the *committer* (checkpoints, homes of journaled data, periodic commit), the *reaper*,
-//! the *syncers*, the *zeroer* (blocks that hold zeros, for small data that is forced), and where freed
-//! blocks are discarded the *discarder*, so that no force waits for a discard. The cache has threads of its
-//! own. Without threads ([`crate::VolumeOptions::threads`]) the caller runs [`Engine::background_step`],
-//! which does one round of all of it.
+//! Threads, each asleep until there is work: the *committer* (checkpoints, homes of journaled data, periodic
+//! commit), the *reaper*, the *syncers*, the *zeroer* (blocks that hold zeros, for small data that is
+//! forced), and where freed blocks are discarded the *discarder*, so that no force waits for a discard. The
+//! cache has threads of its own. Without threads ([`crate::VolumeOptions::threads`]) the caller runs
+//! [`Engine::background_step`], which does one round of all of it.
 //!
 //! Neighbours: [`crate::checkpoint`], [`crate::reaper`], [`crate::file::fsync`].
 

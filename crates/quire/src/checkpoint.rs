@@ -2,9 +2,9 @@
 //!
 //! Protocol, one at a time: take the barrier whole just long enough to close the journal's open block (which
 //! gives S), freeze the tree and copy the changed orphan blocks; let go; make the journal durable up to S;
-//! write home what records up to S say of blocks (J8), and the frozen nodes to fresh pool blocks; flush; write the superblock into the older slot; flush. Only
-//! then may journal space before the *older* slot's S and pool blocks that neither slot needs be used again
-//! (J2).
+//! write home what records up to S say of blocks (J8), and the frozen nodes to fresh pool blocks; flush;
+//! write the superblock into the older slot; flush. Only then may journal space before the *older* slot's S
+//! and pool blocks that neither slot needs be used again (J2).
 //!
 //! Invariants: between S and the last apply of any transaction up to S nobody can take the barrier whole, so
 //! the frozen tree is exactly the state at S. A checkpoint needs no data writeback and no lock but its own,

@@ -1,27 +1,27 @@
 //! Groups of writes: to one or several files, visible at once, and durable as a whole or not at all.
 //!
-//! A group collects bytes in memory; nobody but its owner sees them. Its commit locks every block that the group
-//! writes, puts all of it into one record of the journal, and only then into the cache. So a reader sees all of
-//! the group or nothing, and so does a crash.
+//! A group collects bytes in memory; nobody but its owner sees them. Its commit locks every block that the
+//! group writes, puts all of it into one record of the journal, and only then into the cache. So a reader
+//! sees all of the group or nothing, and so does a crash.
 //!
 //! Order of a commit
 //! 1. the gates of the files, buffered, by inode; then the size locks of those that grow;
 //! 2. what a file that grows has unwritten is written back: the size on disk rises over nothing else;
-//! 3. `quire_cache::write_group` loads and locks; with the locks held the transaction is only tried for, as the
-//!    lock order has it. Without room everything is let go, room is waited for, and 3 starts over;
+//! 3. `quire_cache::write_group` loads and locks; with the locks held the transaction is only tried for, as
+//!    the lock order has it. Without room everything is let go, room is waited for, and 3 starts over;
 //! 4. [`Engine::commit_data`]; then the contents and the sizes become visible, and the locks go;
 //! 5. the journal is forced, if the caller wants it now.
 //!
-//! A group that sets sizes has its files to itself meanwhile: gates exclusively, and writeback held off. What lies
-//! beyond a smaller size is dropped when the record is in the journal, and nothing can fail any more. Too many
-//! extents for one transaction are freed behind it, as a logged operation.
+//! A group that sets sizes has its files to itself meanwhile: gates exclusively, and writeback held off. What
+//! lies beyond a smaller size is dropped when the record is in the journal, and nothing can fail any more.
+//! Too many extents for one transaction are freed behind it, as a logged operation.
 //!
-//! Limits. All of a group goes into one record, so it has at most [`Engine::group_bytes_max`] bytes of blocks.
-//! A write that would pass that is refused when it is made, with an error of kind `TooLarge`; the group stays as
-//! it was.
+//! Limits. All of a group goes into one record, so it has at most [`Engine::group_bytes_max`] bytes of
+//! blocks. A write that would pass that is refused when it is made, with an error of kind `TooLarge`; the
+//! group stays as it was.
 //!
-//! Neighbours: [`crate::file::journaled`] journals; [`crate::file_handle`] and [`crate::volume`] give groups to
-//! programs, [`crate::inodes`] to front ends.
+//! Neighbours: [`crate::file::journaled`] journals; [`crate::file_handle`] and [`crate::volume`] give groups
+//! to programs, [`crate::inodes`] to front ends.
 
 use crate::engine::Engine;
 use crate::file::journaled::{FileData, data_cost};
@@ -53,8 +53,8 @@ pub enum Commit {
     /// It survives a crash.
     #[default]
     Now,
-    /// It survives a crash: the commit waits for a force that somebody else makes, and makes one itself if there
-    /// was none within this time.
+    /// It survives a crash: the commit waits for a force that somebody else makes, and makes one itself if
+    /// there was none within this time.
     Lazy(Duration),
     /// It is durable with the next force that anybody makes, and not without what was committed before it. A
     /// crash before that undoes all of it.
@@ -284,8 +284,8 @@ impl InodeGroup {
         self.files.is_empty()
     }
 
-    /// Makes all writes visible at once, and durable as `commit` says. On an error nothing has changed, unless
-    /// the volume has failed: then a crash decides, and leaves all of the group or nothing.
+    /// Makes all writes visible at once, and durable as `commit` says. On an error nothing has changed,
+    /// unless the volume has failed: then a crash decides, and leaves all of the group or nothing.
     pub fn commit(self, commit: Commit) -> Result<()> {
         if self.files.is_empty() {
             return Ok(());
@@ -339,7 +339,8 @@ impl Engine {
         inode.mapping().write_back(on_disk, blocks_for(file.end()))
     }
 
-    /// As [`Engine::commit_group`], with all files to itself: it enters the gates of `rest`, and then goes on.
+    /// As [`Engine::commit_group`], with all files to itself: it enters the gates of `rest`, and then goes
+    /// on.
     fn commit_alone(self: &Arc<Engine>, files: &[&Collected], rest: &[&Collected]) -> Result<Seq> {
         if let [first, rest @ ..] = rest {
             return self.exclusively(&first.inode, || self.commit_alone(files, rest));
@@ -460,8 +461,8 @@ impl Engine {
 /// Truncates that are to be finished: the number of the file in its group, the operation and its id.
 type Logged = Vec<(usize, u64, LoggedOp)>;
 
-/// A group of writes to files of a volume: visible at once, and after a crash there as a whole or not at all. From
-/// [`Volume::atomic`](crate::Volume::atomic). Dropping it discards it.
+/// A group of writes to files of a volume: visible at once, and after a crash there as a whole or not at all.
+/// From [`Volume::atomic`](crate::Volume::atomic). Dropping it discards it.
 ///
 /// ```
 /// # use quire::{FormatOptions, VolumeOptions, backend::MemoryBackend};
@@ -491,9 +492,9 @@ impl Group {
         Group(InodeGroup::new(inodes))
     }
 
-    /// Adds a write of all of `data` at an offset. An error of kind `TooLarge` says that the group would get too
-    /// large for one record of the journal ([`Volume::group_bytes_max`](crate::Volume::group_bytes_max)); the
-    /// group stays as it was.
+    /// Adds a write of all of `data` at an offset. An error of kind `TooLarge` says that the group would get
+    /// too large for one record of the journal ([`Volume::group_bytes_max`](crate::Volume::group_bytes_max));
+    /// the group stays as it was.
     pub fn write_at(&mut self, file: &File, data: &[u8], offset: u64) -> Result<()> {
         file.check_writable()?;
         self.0.write_at(file.inode(), data, offset)
@@ -511,8 +512,8 @@ impl Group {
         self.0.read_at(file.inode(), buf, offset)
     }
 
-    /// Makes all writes visible at once, and durable as `commit` says. On an error nothing has changed, unless
-    /// the volume has failed.
+    /// Makes all writes visible at once, and durable as `commit` says. On an error nothing has changed,
+    /// unless the volume has failed.
     pub fn commit(self, commit: Commit) -> Result<()> {
         self.0.commit(commit)
     }

@@ -206,8 +206,8 @@ impl Volume {
         info
     }
 
-    /// A group of writes to files of this volume that become visible at once, and durable as a whole or not at
-    /// all.
+    /// A group of writes to files of this volume that become visible at once, and durable as a whole or not
+    /// at all.
     pub fn atomic(&self) -> crate::group::Group {
         crate::group::Group::new(self.inodes().clone())
     }

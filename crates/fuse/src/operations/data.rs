@@ -99,7 +99,8 @@ impl Operations {
         Ok(Opened { handle: self.files.insert(OpenFile::new(inode, cut, writable, direct)), direct })
     }
 
-    /// A descriptor's last duplicate was closed: its group, if it has one, is dropped. Fails only where the thread may not wait and this would.
+    /// A descriptor's last duplicate was closed: its group, if it has one, is dropped. Fails only where the
+    /// thread may not wait and this would.
     pub fn release(&self, handle: u64) -> Result<()> {
         if let Ok(file) = self.files.get(handle) {
             self.volume.inodes().closed(&file.inode, file.changed())?;
@@ -169,9 +170,9 @@ impl Operations {
     /// The kernel has already turned `O_APPEND` into an offset, under its own lock on the file, and a large
     /// append may arrive as several requests in any order. The engine is asked to append only where that is
     /// the same thing, at the end of the file as it is now; should the end move in between, the data goes
-    /// to the new end, as `O_APPEND` promises. It is asked to append, too, where the kernel may have taken the
-    /// end from a group's write ([`super::group`]); pieces of one call may then come in another order, if they
-    /// were sent at once.
+    /// to the new end, as `O_APPEND` promises. It is asked to append, too, where the kernel may have taken
+    /// the end from a group's write ([`super::group`]); pieces of one call may then come in another order, if
+    /// they were sent at once.
     pub fn write(&self, request: &WriteRequest, data: &[u8]) -> Result<usize> {
         let file = self.files.get(request.handle)?;
         file.note_change();

@@ -11,13 +11,13 @@
 //! * Pages belong to the file. A READ for the kernel's pages, and pages of a mapping that come back, pass the
 //!   group by. START is refused where reads and writes go through such pages.
 //! * A write beyond the end raises the size in the kernel, although the file has not grown. The inode is
-//!   marked ([`Mark::SizeGuessed`]): the offset that the kernel works out for an append through another handle
-//!   is not believed any more ([`Operations::write`]). fstat shows the file, not the group.
+//!   marked ([`Mark::SizeGuessed`]): the offset that the kernel works out for an append through another
+//!   handle is not believed any more ([`Operations::write`]). fstat shows the file, not the group.
 //! * After a commit the kernel's attributes are old, and its pages where it has some ([`Mark::Paged`]);
 //!   after an abort its size may be wrong. The server tells it before it answers
 //!   ([`Operations::has_pages`]).
-//! * Whatever else changes a file (`ftruncate`, `fallocate`, `copy_file_range`) is refused on a handle with a group;
-//!   the kernel then copies by reading and writing.
+//! * Whatever else changes a file (`ftruncate`, `fallocate`, `copy_file_range`) is refused on a handle with a
+//!   group; the kernel then copies by reading and writing.
 //!
 //! Invariant: the lock of a handle's group is a leaf for the front end; it is held while the engine adds to
 //! the group, reads through it or commits it, so these happen one after the other.

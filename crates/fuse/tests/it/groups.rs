@@ -231,8 +231,8 @@ fn appends_of_a_group_go_to_the_end_that_it_sees() {
     });
 }
 
-/// Pages of a mapping belong to all who map the file. They neither hold what a group has not committed nor, once
-/// it has, what was before.
+/// Pages of a mapping belong to all who map the file. They neither hold what a group has not committed nor,
+/// once it has, what was before.
 #[test]
 fn mappings_show_a_group_from_its_commit_on() {
     with_groups(|mounted| {

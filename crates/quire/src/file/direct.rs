@@ -132,7 +132,8 @@ impl Engine {
         Ok((at, written))
     }
 
-    /// `None` if the cache takes it: an append would start inside a block, or the data goes through the journal.
+    /// `None` if the cache takes it: an append would start inside a block, or the data goes through the
+    /// journal.
     fn write_past_cache(
         self: &Arc<Engine>,
         inode: &InodeRef,

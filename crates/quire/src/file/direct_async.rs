@@ -195,8 +195,8 @@ impl Engine {
         Ok(Some((held, transfers, len)))
     }
 
-    /// What an overwrite needs to be sent off; `None`: it grows the file, fills holes, is not aligned, or goes
-    /// through the journal.
+    /// What an overwrite needs to be sent off; `None`: it grows the file, fills holes, is not aligned, or
+    /// goes through the journal.
     fn plan_overwrite(
         self: &Arc<Engine>,
         inode: &InodeRef,

@@ -1,11 +1,11 @@
-//! Data that goes through the journal (J8): units of untorn files, groups of writes, and blocks whose recorded
-//! content a replay would put back.
+//! Data that goes through the journal (J8): units of untorn files, groups of writes, and blocks whose
+//! recorded content a replay would put back.
 //!
 //! Protocol
 //! 1. Whoever brings content holds the blocks' segments, so that records come in the order of the contents.
 //! 2. Blocks without a home get one ([`FileData`]); blocks that exist keep theirs.
-//! 3. One transaction carries everything: extents for new blocks, sizes, and the content of each block, by the
-//!    block on disk where it belongs. It depends on no data of its own.
+//! 3. One transaction carries everything: extents for new blocks, sizes, and the content of each block, by
+//!    the block on disk where it belongs. It depends on no data of its own.
 //! 4. Applying it tells the device ([`quire_device::RecordedBlocks`]): reads see the recorded content from
 //!    then on, and homes are written behind the callers' backs, by checkpoints and by the committer.
 //!

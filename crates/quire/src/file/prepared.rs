@@ -137,8 +137,8 @@ impl<'a> Prepared<'a> {
             hold.discard(self.blocks.start, self.blocks.end);
         }
         let changed = change(self.transaction, self.room);
-        // A block may be unwritten now, and what is written there next must not come before a home that is being
-        // written.
+        // A block may be unwritten now, and what is written there next must not come before a home that is
+        // being written.
         self.engine.device.recorded().await_batch();
         drop(self.hold);
         changed.map_err(|error| self.engine.shut_down(&error))

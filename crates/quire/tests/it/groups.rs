@@ -185,8 +185,8 @@ fn a_crash_leaves_all_of_a_group_or_nothing() {
     }
 }
 
-/// A block that a record would put back is written through the journal, whoever writes it: else a replay would put
-/// an old version over what was fsynced later.
+/// A block that a record would put back is written through the journal, whoever writes it: else a replay
+/// would put an old version over what was fsynced later.
 #[test]
 fn what_is_written_after_a_group_survives_its_replay() {
     for direct in [false, true] {
@@ -208,8 +208,8 @@ fn what_is_written_after_a_group_survives_its_replay() {
     }
 }
 
-/// Freed, zeroed and moved blocks: a replay puts nothing into a block that has become somebody else's or reads as
-/// zeros, and finds blocks that have moved.
+/// Freed, zeroed and moved blocks: a replay puts nothing into a block that has become somebody else's or
+/// reads as zeros, and finds blocks that have moved.
 #[test]
 fn replay_follows_blocks_that_are_freed_zeroed_or_moved() {
     for case in 0..5 {
