@@ -5,7 +5,8 @@
 use crate::seal::{NODE_CRC_AT, ORPHAN_CRC_AT, SUPERBLOCK_CRC_AT, seal_block, word};
 use quire_base::{BLOCK_SIZE, BlockNo};
 use quire_format::key::{KeyKind, VALUE_MAX};
-use quire_format::node::{NodePage, NodeRef};
+use quire_format::node::{NodeIdentity, NodePage, NodeRef};
+use quire_format::place::{NO_TWIN, Place};
 use quire_format::pool::{ManifestPage, PageIdentity};
 use quire_format::{journal, node, orphan, pool, superblock};
 
@@ -58,8 +59,12 @@ fn node(mut block: [u8; BLOCK_SIZE], bytes: &[u8]) {
     block[8..16].copy_from_slice(&VOLUME.to_le_bytes());
     block[16..24].copy_from_slice(&GENERATION.to_le_bytes());
     block[24..32].copy_from_slice(&AT.0.to_le_bytes());
+    block[32..40].fill(0);
     let crc = seal_block(&mut block, NODE_CRC_AT);
-    let expected = NodeRef { block: AT, generation: GENERATION, crc, level: block[32] };
+    let expected = NodeRef { block: AT, twin: NO_TWIN, generation: GENERATION, crc, level: block[52] };
+    if let Some((found, _)) = NodePage::recognise(&block, VOLUME, AT) {
+        assert_eq!(found, expected);
+    }
     let Ok(mut page) = NodePage::decode(&block, VOLUME, &expected) else { return };
     for at in 0..page.count() {
         let key = page.key(at);
@@ -101,7 +106,15 @@ fn node(mut block: [u8; BLOCK_SIZE], bytes: &[u8]) {
         }
     }
     let mut out = [0; BLOCK_SIZE];
-    let at = page.seal(VOLUME, GENERATION + 1, AT, &mut out);
+    let identity = NodeIdentity {
+        volume: VOLUME,
+        generation: GENERATION + 1,
+        incarnation: page.incarnation(),
+        birth: page.birth(),
+        place: Place::single(AT),
+        bounds: page.bounds(),
+    };
+    let at = page.seal(&identity, &mut out);
     let again = NodePage::decode(&out, VOLUME, &at).expect("what is sealed decodes");
     assert_eq!(again.count(), page.count());
     assert!((0..page.count()).all(|at| (again.key(at), again.value(at)) == (page.key(at), page.value(at))));
@@ -113,13 +126,13 @@ fn manifest(mut block: [u8; BLOCK_SIZE]) {
     let number = |at: usize| u32::from_le_bytes(block[at..at + 4].try_into().expect("4 bytes"));
     let identity = PageIdentity {
         volume: word(&block, 8),
-        block: BlockNo(word(&block, 24)),
-        index: number(32),
-        count: number(36),
+        place: Place { block: BlockNo(word(&block, 24)), twin: BlockNo(word(&block, 32)) },
+        index: number(48),
+        count: number(52),
     };
-    if let Ok((generation, page)) = ManifestPage::decode(&block, &identity, crc) {
+    if let Ok((stamp, page)) = ManifestPage::decode(&block, &identity, crc) {
         let mut out = [0; BLOCK_SIZE];
-        let crc = page.encode(&identity, generation, &mut out);
-        assert_eq!(ManifestPage::decode(&out, &identity, crc).expect("encoded"), (generation, page));
+        let crc = page.encode(&identity, stamp, &mut out);
+        assert_eq!(ManifestPage::decode(&out, &identity, crc).expect("encoded"), (stamp, page));
     }
 }

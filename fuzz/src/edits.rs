@@ -19,8 +19,11 @@ use crate::seal::{Sealer, half, word};
 use quire_base::{BLOCK_SIZE, BlockNo};
 use quire_device::simulated::Image;
 use quire_format::key::{Key, KeyKind, VALUE_MAX};
-use quire_format::node::{CHILDREN_MAX, HEADER_BYTES, NodePage, NodeRef, SLOT_BYTES};
-use quire_format::superblock::{SLOT_BLOCKS, Superblock, TreeRoot};
+use quire_format::node::{
+    Bounds, CHILDREN_MAX, HEADER_BYTES, NodeIdentity, NodePage, NodeRef, SLOT_BYTES,
+};
+use quire_format::place::Place;
+use quire_format::superblock::{SLOT_BLOCKS, Superblock};
 use quire_format::{journal, node, pool};
 use std::collections::BTreeSet;
 
@@ -99,15 +102,15 @@ const SUPERBLOCK_FIELDS: &[(usize, usize)] = &[
     (176, 8),
     (184, 8),
     (192, 8),
-    (200, 4),
-    (204, 4),
-    (208, 8),
-    (216, 4),
-    (220, 4),
-    (224, 4),
-    (228, 4),
-    (232, 8),
-    (240, 8),
+    (200, 8),
+    (208, 4),
+    (212, 4),
+    (216, 8),
+    (224, 8),
+    (232, 4),
+    (236, 4),
+    (240, 4),
+    (244, 4),
     (248, 8),
     (256, 8),
     (264, 8),
@@ -118,6 +121,18 @@ const SUPERBLOCK_FIELDS: &[(usize, usize)] = &[
     (304, 8),
     (312, 8),
     (320, 8),
+    (328, 8),
+    (336, 8),
+    (344, 8),
+    (352, 8),
+    (360, 4),
+    (364, 4),
+    (368, 8),
+    (376, 8),
+    (384, 8),
+    (392, 4),
+    (396, 4),
+    (400, 8),
 ];
 
 struct Edit {
@@ -205,8 +220,7 @@ impl Tower {
         for slot in SLOT_BLOCKS {
             let Ok(mut superblock) = Superblock::decode(&block(image, slot)) else { continue };
             let root = superblock.root;
-            let mut top =
-                NodeRef { block: root.block, generation: root.generation, crc: root.crc, level: root.level };
+            let mut top = root;
             let unused = (superblock.pool_start.0..).map(BlockNo).filter(|at| !sample.metadata.contains(at));
             for at in unused.take(self.levels) {
                 let mut page = NodePage::new(top.level + 1);
@@ -214,12 +228,19 @@ impl Tower {
                     page.push_child(Key::new(step, KeyKind::Inode, 0), &top);
                 }
                 let mut bytes = [0; BLOCK_SIZE];
-                top = page.seal(superblock.volume_id(), root.generation, at, &mut bytes);
+                let identity = NodeIdentity {
+                    volume: superblock.volume_id(),
+                    generation: root.generation,
+                    incarnation: superblock.incarnation,
+                    birth: 0,
+                    place: Place::single(at),
+                    bounds: Bounds::ALL,
+                };
+                top = page.seal(&identity, &mut bytes);
                 image.write(at, &bytes);
                 mark_used(image, &superblock, at);
             }
-            superblock.root =
-                TreeRoot { block: top.block, generation: top.generation, crc: top.crc, level: top.level };
+            superblock.root = top;
             image.write(slot, &superblock.encode());
         }
     }
@@ -228,8 +249,8 @@ impl Tower {
 /// Marks a block of the pool in a superblock's map, whose checksum is the sealer's to mend.
 fn mark_used(image: &mut Image, superblock: &Superblock, at: BlockNo) {
     image.edit(superblock.manifest.block, |bytes| {
-        for entry in 0..half(bytes, 52).min(28) {
-            let chunk = 64 + entry * pool::CHUNK_BYTES;
+        for entry in 0..half(bytes, 76).min(27) {
+            let chunk = pool::HEADER_BYTES + entry * pool::CHUNK_BYTES;
             let bit = at.0.wrapping_sub(word(bytes, chunk)) as usize;
             if bit < pool::CHUNK_BLOCKS_MAX as usize && bytes[chunk + 16 + bit / 8] >> (bit % 8) & 1 == 0 {
                 bytes[chunk + 16 + bit / 8] |= 1 << (bit % 8);
@@ -286,7 +307,7 @@ fn apply(edit: &Edit, sample: &Sample, image: &Image, bytes: &mut [u8; BLOCK_SIZ
         }
         12 => {
             // The header's words, then those of the chunks and orphan blocks.
-            let at = if edit.more.is_multiple_of(2) { 8 + edit.at % 56 } else { 64 + edit.at % 1024 };
+            let at = if edit.more.is_multiple_of(2) { 8 + edit.at % 88 } else { 96 + edit.at % 1024 };
             edit.put(bytes, at, [1, 2, 4, 8][edit.more / 2 % 4]);
         }
         13 if edit.more.is_multiple_of(4) => edit.put(bytes, 8 + edit.at % 48, 8),
@@ -297,7 +318,7 @@ fn apply(edit: &Edit, sample: &Sample, image: &Image, bytes: &mut [u8; BLOCK_SIZ
 
 /// The slot of an entry, if the node has any.
 fn slot_of(edit: &Edit, bytes: &[u8; BLOCK_SIZE]) -> Option<usize> {
-    let count = half(bytes, 34).min((BLOCK_SIZE - HEADER_BYTES) / SLOT_BYTES);
+    let count = half(bytes, 54).min((BLOCK_SIZE - HEADER_BYTES) / SLOT_BYTES);
     (count > 0).then(|| HEADER_BYTES + edit.at % count * SLOT_BYTES)
 }
 
@@ -319,9 +340,10 @@ fn edit_value(edit: &Edit, bytes: &mut [u8; BLOCK_SIZE]) {
 fn edit_page(edit: &Edit, bytes: &mut [u8; BLOCK_SIZE]) {
     let own = NodeRef {
         block: BlockNo(word(bytes, 24)),
+        twin: BlockNo(word(bytes, 32)),
         generation: word(bytes, 16),
         crc: crate::seal::seal_block(&mut bytes.clone(), 4),
-        level: bytes[32],
+        level: bytes[52],
     };
     let volume = word(bytes, 8);
     let mut sealed = *bytes;
@@ -349,7 +371,15 @@ fn edit_page(edit: &Edit, bytes: &mut [u8; BLOCK_SIZE]) {
             }
         }
     }
-    page.seal(volume, own.generation, own.block, bytes);
+    let identity = NodeIdentity {
+        volume,
+        generation: own.generation,
+        incarnation: page.incarnation(),
+        birth: page.birth(),
+        place: own.place(),
+        bounds: page.bounds(),
+    };
+    page.seal(&identity, bytes);
 }
 
 fn change_key(edit: &Edit, bytes: &[u8; BLOCK_SIZE], key: &mut Key) {

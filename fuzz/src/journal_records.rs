@@ -226,13 +226,14 @@ fn extents(source: &mut Unstructured<'_>) -> Result<Change> {
     let mut inserted = Vec::new();
     for _ in 0..source.arbitrary::<u8>()? % 4 {
         let superblock = &contents().superblock;
-        let span = superblock.block_count - superblock.data_start.0 + 8;
+        let span = superblock.data_end.0 - superblock.data_start.0 + 8;
         let free = superblock.data_start.0 + source.arbitrary::<u32>()? as u64 % span;
         inserted.push(Extent {
             file_block: first.file_block + u64::from(source.arbitrary::<u8>()?),
             disk_block: if source.arbitrary()? { BlockNo(free) } else { first.disk_block },
             len: 1 + u32::from(source.arbitrary::<u8>()? % 40),
             unwritten: source.arbitrary()?,
+            birth: 0,
         });
     }
     inserted.sort_by_key(|extent| extent.file_block);

@@ -21,7 +21,9 @@ pub const NODE_CRC_AT: usize = 4;
 pub const ORPHAN_CRC_AT: usize = 4084;
 
 const ROOT_AT: usize = 184;
-const MANIFEST_AT: usize = 208;
+const MANIFEST_AT: usize = 216;
+/// Where a reference to a node has its checksum.
+const REF_CRC: usize = 24;
 const MANIFEST_PAGES_MAX: usize = 64;
 const LEVELS_MAX: usize = 34;
 
@@ -79,12 +81,16 @@ impl<'a> Sealer<'a> {
     fn superblock(&mut self, at: BlockNo) {
         let mut block = self.block(at);
         if let Some(crc) = self.node(BlockNo(word(&block, ROOT_AT)), LEVELS_MAX) {
-            block[ROOT_AT + 16..ROOT_AT + 20].copy_from_slice(&crc.to_le_bytes());
+            block[ROOT_AT + REF_CRC..ROOT_AT + REF_CRC + 4].copy_from_slice(&crc.to_le_bytes());
         }
         if let Some(crc) = self.manifest(BlockNo(word(&block, MANIFEST_AT)), MANIFEST_PAGES_MAX) {
-            block[MANIFEST_AT + 8..MANIFEST_AT + 12].copy_from_slice(&crc.to_le_bytes());
+            block[MANIFEST_AT + 16..MANIFEST_AT + 20].copy_from_slice(&crc.to_le_bytes());
         }
         self.finish(at, block, SUPERBLOCK_CRC_AT);
+        // The second copy says the same, so that it does not stand in for what was edited.
+        let far = BlockNo(self.image.blocks() - superblock::FAR_BLOCKS + at.0);
+        let sealed = self.block(at);
+        self.image.write(far, &sealed);
     }
 
     /// The checksum of a block that was sealed already, or None in `Err` if it cannot be sealed now.
@@ -105,14 +111,14 @@ impl<'a> Sealer<'a> {
             Ok(block) => block,
             Err(known) => return known,
         };
-        if block[32] > 0 {
-            let count = half(&block, 34).min(node::CHILDREN_MAX);
+        if block[52] > 0 {
+            let count = half(&block, 54).min(node::CHILDREN_MAX);
             for entry in 0..count {
                 let place = half(&block, node::HEADER_BYTES + entry * node::SLOT_BYTES + 18);
                 if place + node::REF_BYTES <= BLOCK_SIZE
                     && let Some(crc) = self.node(BlockNo(word(&block, place)), levels - 1)
                 {
-                    block[place + 16..place + 20].copy_from_slice(&crc.to_le_bytes());
+                    block[place + REF_CRC..place + REF_CRC + 4].copy_from_slice(&crc.to_le_bytes());
                 }
             }
         }
@@ -126,11 +132,11 @@ impl<'a> Sealer<'a> {
             Ok(block) => block,
             Err(known) => return known,
         };
-        if let Some(crc) = self.manifest(BlockNo(word(&block, 40)), pages - 1) {
-            block[48..52].copy_from_slice(&crc.to_le_bytes());
+        if let Some(crc) = self.manifest(BlockNo(word(&block, 56)), pages - 1) {
+            block[72..76].copy_from_slice(&crc.to_le_bytes());
         }
-        let (chunks, orphans) = (half(&block, 52), half(&block, 54));
-        let first = 64 + chunks.min(32) * pool::CHUNK_BYTES;
+        let (chunks, orphans) = (half(&block, 76), half(&block, 78));
+        let first = pool::HEADER_BYTES + chunks.min(32) * pool::CHUNK_BYTES;
         for entry in 0..orphans.min(256) {
             let place = first + entry * pool::ORPHAN_BYTES;
             if place + pool::ORPHAN_BYTES > BLOCK_SIZE {

@@ -16,9 +16,12 @@ use quire_base::{BLOCK_SIZE, BlockNo, ErrorKind};
 use quire_device::{AlignedBuf, Device, IoClass};
 use quire_format::extent::Run;
 use quire_format::key::{Key, KeyKind, VALUE_MAX};
-use quire_format::node::{BODY_BYTES, CHILDREN_MAX, NodePage, NodeRef, REF_BYTES, SLOT_BYTES};
-use quire_format::pool::{ChunkEntry, ManifestPage, ManifestRef, PageIdentity};
-use quire_tree::{Class, PoolState, Short, Tree, TreeLimits};
+use quire_format::node::{
+    BODY_BYTES, Bounds, CHILDREN_MAX, NodeIdentity, NodePage, NodeRef, REF_BYTES, SLOT_BYTES,
+};
+use quire_format::place::{NO_TWIN, Place};
+use quire_format::pool::{ChunkEntry, ManifestPage, ManifestRef, PageIdentity, PageStamp};
+use quire_tree::{CheckpointStamp, Class, PoolState, Short, Tree, TreeLimits};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -157,6 +160,7 @@ fn tweak(source: &mut Unstructured<'_>, plans: &mut [Plan]) -> Result<()> {
                 let (block, generation, crc, level): (u16, u8, u32, u8) = source.arbitrary()?;
                 plan.entries[at].1 = Payload::Nowhere(NodeRef {
                     block: BlockNo(block.into()),
+                    twin: NO_TWIN,
                     generation: generation.into(),
                     crc,
                     level,
@@ -196,7 +200,7 @@ impl Writer<'_> {
         }
         if !self.in_hand.insert(index) {
             // A circle cannot have right checksums.
-            return NodeRef { block: place(index), generation: GENERATION, crc: 0, level: 0 };
+            return NodeRef { block: place(index), twin: NO_TWIN, generation: GENERATION, crc: 0, level: 0 };
         }
         let plan = self.plans[index].clone();
         let mut page = NodePage::new(plan.level);
@@ -206,13 +210,21 @@ impl Writer<'_> {
                 Payload::Node(child) => self.write(*child).encode().to_vec(),
                 Payload::Nowhere(at) => at.encode().to_vec(),
             };
-            debug_assert_eq!(REF_BYTES, 24);
+            debug_assert_eq!(REF_BYTES, 32);
             if page.fits(bytes.len()) {
                 page.insert(page.count(), *key, &bytes);
             }
         }
         let mut block = AlignedBuf::blocks(1);
-        let mut at = page.seal(VOLUME, GENERATION, place(index), &mut block);
+        let identity = NodeIdentity {
+            volume: VOLUME,
+            generation: GENERATION,
+            incarnation: 1,
+            birth: 0,
+            place: Place::single(place(index)),
+            bounds: Bounds::ALL,
+        };
+        let mut at = page.seal(&identity, &mut block);
         if let Some((byte, value)) = plan.spoiled {
             let bytes: &mut [u8; BLOCK_SIZE] = (&mut block[..]).try_into().expect("a block");
             bytes[byte] = value;
@@ -236,11 +248,11 @@ fn write_map(source: &mut Unstructured<'_>, device: &Device, nodes: usize) -> Re
     }
     let chunk = ChunkEntry { start: POOL.start, blocks: POOL.blocks as u32, used };
     let page = ManifestPage { chunks: vec![chunk], ..ManifestPage::default() };
-    let identity = PageIdentity { volume: VOLUME, block: POOL.start, index: 0, count: 1 };
+    let identity = PageIdentity { volume: VOLUME, place: Place::single(POOL.start), index: 0, count: 1 };
     let mut block = AlignedBuf::blocks(1);
-    let crc = page.encode(&identity, GENERATION, &mut block);
+    let crc = page.encode(&identity, PageStamp { generation: GENERATION, incarnation: 1 }, &mut block);
     device.write(IoClass::Metadata, POOL.start, &block).expect("memory takes it");
-    Ok(ManifestRef { block: POOL.start, crc, count: 1 })
+    Ok(ManifestRef { block: POOL.start, twin: NO_TWIN, crc, count: 1 })
 }
 
 fn open(device: &Arc<Device>, root: NodeRef, manifest: ManifestRef) -> quire_base::Result<Arc<Tree>> {
@@ -280,7 +292,7 @@ fn is_whole(tree: &Tree) -> bool {
         // A node that is shared is shown each time.
         if sound && steps < 2000 { Ok(()) } else { Err(quire_base::Error::corrupt("not whole")) }
     });
-    walked.is_ok() && sound && nodes.len() as u64 == pool.node_blocks()
+    walked.is_ok() && sound && nodes.len() as u64 == pool.nodes()
 }
 
 fn use_tree(source: &mut Unstructured<'_>, plans: &[Plan]) {
@@ -403,7 +415,10 @@ impl User {
     /// Writes a checkpoint; compares, and goes on with the tree opened anew if asked to.
     fn checkpoint(&mut self, reopen: bool) {
         self.checkpoint += 1;
-        let written = self.tree.write_frozen(self.tree.freeze(Vec::new()), self.checkpoint);
+        let written = self.tree.write_frozen(
+            self.tree.freeze(Vec::new()),
+            CheckpointStamp { checkpoint: self.checkpoint, incarnation: 1 },
+        );
         match written {
             Ok(image) => {
                 self.tree.published(self.checkpoint);

@@ -94,6 +94,9 @@ pub struct Mkfs {
     /// Size of the journal [default: by the size of the volume]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub journal_size: Option<u64>,
+    /// Copies of each piece of metadata, far apart: 1 or 2 [default: 2 from 64M on]
+    #[arg(long, value_name = "1|2", value_parser = clap::value_parser!(u32).range(1..=2))]
+    pub metadata_copies: Option<u32>,
     /// Overwrite whatever is there
     #[arg(long, short)]
     pub force: bool,

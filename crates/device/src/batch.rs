@@ -32,17 +32,23 @@ impl Device {
         self.batch(class, IoOp::Read, items.iter_mut().map(|(at, buf)| (*at, buf.as_mut_ptr(), buf.len())))
     }
 
-    /// Starts to write the first blocks of `buffer`, each to its place in `blocks`, and does not wait.
+    /// Starts to write blocks of `buffer` and does not wait: each item names a place and the block of the buffer
+    /// that goes there. A block may go to several places.
     pub fn start_write_batch(
         &self,
         class: IoClass,
-        blocks: &[BlockNo],
+        places: &[(BlockNo, usize)],
         mut buffer: AlignedBuf,
     ) -> StartedBatch {
-        let pages = buffer.chunks_exact_mut(BLOCK_SIZE);
-        let mut items: Vec<_> =
-            blocks.iter().zip(pages).map(|(at, page)| (*at, page.as_mut_ptr(), page.len())).collect();
-        assert_eq!(items.len(), blocks.len(), "a buffer of fewer blocks than it is to fill");
+        let blocks = buffer.len() / BLOCK_SIZE;
+        let memory = buffer.as_mut_ptr();
+        let mut items: Vec<_> = places
+            .iter()
+            .map(|&(at, block)| {
+                assert!(block < blocks, "block {block} of a buffer of {blocks}");
+                (at, memory.wrapping_add(block * BLOCK_SIZE), BLOCK_SIZE)
+            })
+            .collect();
         items.sort_by_key(|(at, ..)| *at);
         let waiter = Waiter::new();
         self.start(class, IoOp::Write, items.into_iter(), &waiter);

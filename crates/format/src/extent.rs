@@ -3,8 +3,11 @@
 //! Layout of the value (16 bytes, little-endian); the first file block is the key's offset:
 //!
 //! ```text
-//! 0 disk_block u64   8 len u32   12 flags u32 (bit 0: unwritten)
+//! 0 disk_block u64   8 birth u32   12 len u16   14 flags u16 (bit 0: unwritten)
 //! ```
+//!
+//! The *birth* is the volume's epoch when the blocks were allocated: the number of snapshots taken by then. Extents
+//! of different births do not merge.
 //!
 //! A *list* of extents is sorted by file block and its extents do not overlap in the file.
 //!
@@ -23,7 +26,9 @@ pub const FILE_BLOCKS_MAX: u64 = 1 << 51;
 /// One behind the largest disk block number that any volume can have.
 pub const DISK_BLOCKS_MAX: u64 = 1 << 52;
 
-const UNWRITTEN: u32 = 1;
+const UNWRITTEN: u16 = 1;
+
+const _: () = assert!(EXTENT_BLOCKS_MAX <= u16::MAX as u32);
 
 /// A run of consecutive disk blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,6 +66,8 @@ pub struct Extent {
     pub len: u32,
     /// Allocated but never written: reads as zero.
     pub unwritten: bool,
+    /// The volume's epoch when the blocks were allocated.
+    pub birth: u32,
 }
 
 impl Extent {
@@ -97,17 +104,18 @@ impl Extent {
             file_block: from,
             disk_block: self.disk_block.offset(from - self.file_block),
             len: (to - from) as u32,
-            unwritten: self.unwritten,
+            ..*self
         })
     }
 
-    /// Both extents as one, if `next` continues this one in the file, on disk and in state, within the limit.
+    /// Both extents as one, if `next` continues this one in the file, on disk, in state and in birth, within the
+    /// limit.
     pub fn merged(&self, next: &Extent) -> Option<Extent> {
         let fits = self.len.checked_add(next.len).is_some_and(|len| len <= EXTENT_BLOCKS_MAX);
         (fits
             && self.file_end() == next.file_block
             && self.disk_end() == next.disk_block
-            && self.unwritten == next.unwritten)
+            && (self.unwritten, self.birth) == (next.unwritten, next.birth))
             .then(|| Extent { len: self.len + next.len, ..*self })
     }
 
@@ -115,8 +123,9 @@ impl Extent {
     pub fn encode(&self) -> [u8; EXTENT_BYTES] {
         let mut out = [0; EXTENT_BYTES];
         out[..8].copy_from_slice(&self.disk_block.0.to_le_bytes());
-        out[8..12].copy_from_slice(&self.len.to_le_bytes());
-        out[12..].copy_from_slice(&if self.unwritten { UNWRITTEN } else { 0 }.to_le_bytes());
+        out[8..12].copy_from_slice(&self.birth.to_le_bytes());
+        out[12..14].copy_from_slice(&(self.len as u16).to_le_bytes());
+        out[14..].copy_from_slice(&if self.unwritten { UNWRITTEN } else { 0 }.to_le_bytes());
         out
     }
 
@@ -125,15 +134,15 @@ impl Extent {
     pub fn decode(file_block: u64, bytes: &[u8]) -> Result<Extent> {
         let mut cursor = Cursor::new(bytes, "extent");
         let disk_block = BlockNo(cursor.u64()?);
-        let len = cursor.u32()?;
-        let flags = cursor.u32()?;
+        let birth = cursor.u32()?;
+        let (len, flags) = (u32::from(cursor.u16()?), cursor.u16()?);
         cursor.end()?;
         if flags & !UNWRITTEN != 0 {
             return Err(Error::corrupt(format!(
                 "extent at file block {file_block}: unknown flags {flags:#x}"
             )));
         }
-        let extent = Extent { file_block, disk_block, len, unwritten: flags & UNWRITTEN != 0 };
+        let extent = Extent { file_block, disk_block, len, unwritten: flags & UNWRITTEN != 0, birth };
         extent.check()?;
         Ok(extent)
     }
@@ -187,13 +196,15 @@ pub fn merge_list(extents: &mut Vec<Extent>) {
     });
 }
 
-/// Cuts a run of disk blocks that holds the file from `file_block` on into extents within the length limit.
+/// Cuts a run of disk blocks that holds the file from `file_block` on into extents within the length limit, born
+/// before the first snapshot.
 pub fn extents_of_run(file_block: u64, run: Run, unwritten: bool) -> impl Iterator<Item = Extent> {
     (0..run.blocks).step_by(EXTENT_BLOCKS_MAX as usize).map(move |at| Extent {
         file_block: file_block + at,
         disk_block: run.start.offset(at),
         len: (run.blocks - at).min(u64::from(EXTENT_BLOCKS_MAX)) as u32,
         unwritten,
+        birth: 0,
     })
 }
 
@@ -290,7 +301,7 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     fn extent(file_block: u64, disk_block: u64, len: u32, unwritten: bool) -> Extent {
-        Extent { file_block, disk_block: BlockNo(disk_block), len, unwritten }
+        Extent { file_block, disk_block: BlockNo(disk_block), len, unwritten, birth: 0 }
     }
 
     /// A list with gaps, its disk blocks apart from those of other lists by `base`.
@@ -336,7 +347,7 @@ mod tests {
             assert!(Extent::decode(0, &bad.encode()).is_err(), "{bad:?}");
         }
         let mut flags = good.encode();
-        flags[12] = 3;
+        flags[14] = 3;
         assert!(Extent::decode(5, &flags).is_err());
         assert!(Extent::decode(5, &good.encode()[1..]).is_err());
     }
@@ -350,6 +361,7 @@ mod tests {
         assert!(a.merged(&Extent { len: half + 1, ..b }).is_none());
         assert!(a.merged(&Extent { unwritten: true, ..b }).is_none());
         assert!(a.merged(&Extent { disk_block: BlockNo(7), ..b }).is_none());
+        assert!(a.merged(&Extent { birth: 1, ..b }).is_none());
     }
 
     #[test]

@@ -9,9 +9,9 @@
 //!
 //! Neighbours: each table's structure is described in the module of its name.
 
-use crate::node::{REF_BYTES, SLOT_BYTES};
+use crate::node::{HEADER_BYTES, REF_BYTES, SLOT_BYTES};
 use crate::orphan::SLOTS;
-use crate::pool::{BITMAP_WORDS, CHUNK_BYTES, ORPHAN_BYTES};
+use crate::pool::{self, BITMAP_WORDS, CHUNK_BYTES, ORPHAN_BYTES};
 use crate::{extent::EXTENT_BYTES, inode::INODE_BYTES, journal, logged::LOGGED_BYTES};
 use quire_base::BLOCK_SIZE;
 
@@ -122,25 +122,37 @@ pub const SUPERBLOCK: Layout = fixed(
         number("journal blocks", 168, 8),
         number("sequence", 176, 8),
         number("root: block", 184, 8),
-        number("root: checkpoint", 192, 8),
-        number("root: crc", 200, 4),
-        number("root: level", 204, 4),
-        number("manifest: block", 208, 8),
-        number("manifest: crc", 216, 4),
-        number("manifest: count", 220, 4),
-        number("orphan blocks", 224, 4),
-        number("mount count", 228, 4),
-        number("pool start", 232, 8),
-        number("pool blocks", 240, 8),
-        number("data start", 248, 8),
-        number("free blocks", 256, 8),
-        number("inodes", 264, 8),
-        number("next inode", 272, 8),
-        numbers("hash seed", 280, 8, 2),
-        number("created", 296, 8),
-        number("mounted", 304, 8),
-        number("checkpointed", 312, 8),
-        zero(320, BLOCK_SIZE - 320),
+        number("root: twin", 192, 8),
+        number("root: checkpoint", 200, 8),
+        number("root: crc", 208, 4),
+        number("root: level", 212, 4),
+        number("manifest: block", 216, 8),
+        number("manifest: twin", 224, 8),
+        number("manifest: crc", 232, 4),
+        number("manifest: count", 236, 4),
+        number("orphan blocks", 240, 4),
+        number("mount count", 244, 4),
+        number("pool start", 248, 8),
+        number("pool blocks", 256, 8),
+        number("data start", 264, 8),
+        number("data end", 272, 8),
+        number("mirror start", 280, 8),
+        number("mirror blocks", 288, 8),
+        number("free blocks", 296, 8),
+        number("inodes", 304, 8),
+        number("next inode", 312, 8),
+        numbers("hash seed", 320, 8, 2),
+        number("created", 336, 8),
+        number("mounted", 344, 8),
+        number("checkpointed", 352, 8),
+        number("metadata copies", 360, 4),
+        number("epoch", 364, 4),
+        number("space root: block", 368, 8),
+        number("space root: twin", 376, 8),
+        number("space root: checkpoint", 384, 8),
+        number("space root: crc", 392, 4),
+        number("space root: level", 396, 4),
+        zero(400, BLOCK_SIZE - 400),
     ],
 );
 
@@ -173,18 +185,27 @@ pub const JOURNAL_RECORD: Layout = open(
 /// The header of a tree node.
 pub const NODE: Layout = open(
     "tree node",
-    64,
+    HEADER_BYTES,
     &[
         bytes("magic", 0, 4),
         checksum(4),
         number("volume id", 8, 8),
         number("generation", 16, 8),
         number("block", 24, 8),
-        number("level", 32, 1),
-        zero(33, 1),
-        number("count", 34, 2),
-        number("heap start", 36, 2),
-        zero(38, 26),
+        number("twin", 32, 8),
+        number("incarnation", 40, 8),
+        number("birth", 48, 4),
+        number("level", 52, 1),
+        number("bounds", 53, 1),
+        number("count", 54, 2),
+        number("heap start", 56, 2),
+        number("low: kind", 58, 1),
+        number("high: kind", 59, 1),
+        zero(60, 4),
+        number("low: object", 64, 8),
+        number("low: offset", 72, 8),
+        number("high: object", 80, 8),
+        number("high: offset", 88, 8),
     ],
     "slots, zeros, values",
 );
@@ -210,30 +231,34 @@ pub const NODE_REF: Layout = fixed(
     REF_BYTES,
     &[
         number("block", 0, 8),
-        number("generation", 8, 8),
-        number("crc", 16, 4),
-        number("level", 20, 1),
-        zero(21, 3),
+        number("twin", 8, 8),
+        number("generation", 16, 8),
+        number("crc", 24, 4),
+        number("level", 28, 1),
+        zero(29, 3),
     ],
 );
 
 /// The header of a page of the pool's manifest.
 pub const MANIFEST_PAGE: Layout = open(
     "manifest page",
-    64,
+    pool::HEADER_BYTES,
     &[
         bytes("magic", 0, 4),
         checksum(4),
         number("volume id", 8, 8),
         number("generation", 16, 8),
         number("block", 24, 8),
-        number("index", 32, 4),
-        number("count", 36, 4),
-        number("next: block", 40, 8),
-        number("next: crc", 48, 4),
-        number("chunks", 52, 2),
-        number("orphan blocks", 54, 2),
-        zero(56, 8),
+        number("twin", 32, 8),
+        number("incarnation", 40, 8),
+        number("index", 48, 4),
+        number("count", 52, 4),
+        number("next: block", 56, 8),
+        number("next: twin", 64, 8),
+        number("next: crc", 72, 4),
+        number("chunks", 76, 2),
+        number("orphan blocks", 78, 2),
+        zero(80, 16),
     ],
     "chunk entries, orphan entries, zeros",
 );
@@ -251,8 +276,11 @@ pub const CHUNK: Layout = fixed(
 );
 
 /// An orphan block's entry in the manifest.
-pub const ORPHAN_REF: Layout =
-    fixed("orphan entry", ORPHAN_BYTES, &[number("index", 0, 4), number("crc", 4, 4), number("block", 8, 8)]);
+pub const ORPHAN_REF: Layout = fixed(
+    "orphan entry",
+    ORPHAN_BYTES,
+    &[number("index", 0, 4), number("crc", 4, 4), number("block", 8, 8), number("twin", 16, 8)],
+);
 
 /// An orphan block.
 pub const ORPHAN_BLOCK: Layout = fixed(
@@ -293,7 +321,7 @@ pub const INODE: Layout = fixed(
 pub const EXTENT: Layout = fixed(
     "extent",
     EXTENT_BYTES,
-    &[number("disk block", 0, 8), number("length", 8, 4), number("flags", 12, 4)],
+    &[number("disk block", 0, 8), number("birth", 8, 4), number("length", 12, 2), number("flags", 14, 2)],
 );
 
 /// A directory entry's value.

@@ -2,7 +2,8 @@
 //!
 //! | module | bytes |
 //! | --- | --- |
-//! | [`superblock`] | the two alternating roots of a volume |
+//! | [`superblock`] | the two alternating roots of a volume, each in two places |
+//! | [`place`] | the one or two blocks of a piece of metadata |
 //! | [`journal`] | the header of a journal block and of a record in the stream |
 //! | [`record`] | a transaction: a list of logical changes |
 //! | [`key`], [`node`] | the tree's keys and its 4 KiB nodes |
@@ -26,6 +27,7 @@ pub mod layout;
 pub mod logged;
 pub mod node;
 pub mod orphan;
+pub mod place;
 pub mod pool;
 pub mod properties;
 pub mod record;

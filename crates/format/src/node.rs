@@ -4,16 +4,22 @@
 //!
 //! ```text
 //! 0 magic u32   4 crc u32   8 volume u64   16 generation u64 (checkpoint that wrote it)   24 block u64 (itself)
-//! 32 level u8   33 zero   34 count u16   36 heap_start u16   38 zeros up to 64
-//! 64 slots, 24 bytes each, ascending by key:
+//! 32 twin u64 (the second copy, or 0)   40 incarnation u64   48 birth u32 (the volume's epoch)   52 level u8
+//! 53 bounds u8 (bit 0: low, bit 1: high)   54 count u16   56 heap_start u16   58 low kind u8   59 high kind u8
+//! 60 zeros   64 low object u64   72 low offset u64   80 high object u64   88 high offset u64
+//! 96 slots, 24 bytes each, ascending by key:
 //!      0 object u64   8 offset u64   16 kind u8   17 zero   18 value offset u16   20 value bytes u16   22 zeros
 //!    ... zeros ...
 //! heap_start .. 4096 values
 //! ```
 //!
 //! A leaf (level 0) holds any values of up to `VALUE_MAX` bytes. In an inner node each value is a [`NodeRef`]
-//! of 24 bytes: block u64, generation u64, crc u32, level u8, zeros. Entry i of an inner node covers the keys
-//! from its own to that of entry i + 1; entry 0 covers everything below as well.
+//! of 32 bytes: block u64, twin u64, generation u64, crc u32, level u8, zeros. Entry i of an inner node covers the
+//! keys from its own to that of entry i + 1; entry 0 covers everything below as well.
+//!
+//! Both copies of a node have the same bytes. What a header says beyond what the parent says of it (incarnation, and
+//! the keys from *low* on and below *high* that the node is responsible for) is for a repair that finds nodes without
+//! their parents.
 //!
 //! Invariants: a [`NodePage`] is either built here or went through [`NodePage::decode`] once, which checks
 //! the checksum, the identity, the order of the keys and that the values tile the heap without overlap; all
@@ -22,6 +28,7 @@
 //! Neighbours: [`crate::key`]; the tree crate keeps leaves in this form and builds inner nodes from its own.
 
 use crate::key::{Key, KeyKind, VALUE_MAX};
+use crate::place::Place;
 use crate::superblock::{TREE_LEVEL_MAX, crc32c_without};
 use quire_base::{BLOCK_SIZE, BlockNo, Error, Result};
 use std::fmt;
@@ -29,13 +36,13 @@ use std::fmt;
 /// First bytes of a node.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"QNod");
 /// Bytes before the slots.
-pub const HEADER_BYTES: usize = 64;
+pub const HEADER_BYTES: usize = 96;
 /// Bytes of a slot.
 pub const SLOT_BYTES: usize = 24;
 /// Bytes for slots and values.
 pub const BODY_BYTES: usize = BLOCK_SIZE - HEADER_BYTES;
 /// Bytes of an encoded [`NodeRef`].
-pub const REF_BYTES: usize = 24;
+pub const REF_BYTES: usize = 32;
 /// Children that an inner node holds at most.
 pub const CHILDREN_MAX: usize = BODY_BYTES / (SLOT_BYTES + REF_BYTES);
 
@@ -43,15 +50,24 @@ pub const CHILDREN_MAX: usize = BODY_BYTES / (SLOT_BYTES + REF_BYTES);
 const _: () = assert!((BODY_BYTES + VALUE_MAX + SLOT_BYTES) / 2 + VALUE_MAX + SLOT_BYTES <= BODY_BYTES);
 
 const CRC_AT: usize = 4;
-const LEVEL_AT: usize = 32;
-const COUNT_AT: usize = 34;
-const HEAP_AT: usize = 36;
+const TWIN_AT: usize = 32;
+const INCARNATION_AT: usize = 40;
+const BIRTH_AT: usize = 48;
+const LEVEL_AT: usize = 52;
+const BOUNDS_AT: usize = 53;
+const COUNT_AT: usize = 54;
+const HEAP_AT: usize = 56;
+/// Of each bound: its flag, its kind, its object and behind that its offset.
+const LOW: (u8, usize, usize) = (1, 58, 64);
+const HIGH: (u8, usize, usize) = (2, 59, 80);
 
 /// What a parent knows of its child: where it is and how to tell that it is the one meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeRef {
     /// Where the node lies.
     pub block: BlockNo,
+    /// Where its second copy lies; [`crate::place::NO_TWIN`] if there is none.
+    pub twin: BlockNo,
     /// The checkpoint that wrote it.
     pub generation: u64,
     /// Its checksum.
@@ -61,13 +77,19 @@ pub struct NodeRef {
 }
 
 impl NodeRef {
+    /// Both places.
+    pub const fn place(&self) -> Place {
+        Place { block: self.block, twin: self.twin }
+    }
+
     /// The value's bytes.
     pub fn encode(&self) -> [u8; REF_BYTES] {
         let mut out = [0; REF_BYTES];
         out[..8].copy_from_slice(&self.block.0.to_le_bytes());
-        out[8..16].copy_from_slice(&self.generation.to_le_bytes());
-        out[16..20].copy_from_slice(&self.crc.to_le_bytes());
-        out[20] = self.level;
+        out[8..16].copy_from_slice(&self.twin.0.to_le_bytes());
+        out[16..24].copy_from_slice(&self.generation.to_le_bytes());
+        out[24..28].copy_from_slice(&self.crc.to_le_bytes());
+        out[28] = self.level;
         out
     }
 
@@ -75,11 +97,43 @@ impl NodeRef {
     fn decode(bytes: &[u8]) -> NodeRef {
         NodeRef {
             block: BlockNo(u64_at(bytes, 0)),
-            generation: u64_at(bytes, 8),
-            crc: u32::from_le_bytes([bytes[16], bytes[17], bytes[18], bytes[19]]),
-            level: bytes[20],
+            twin: BlockNo(u64_at(bytes, 8)),
+            generation: u64_at(bytes, 16),
+            crc: u32_at(bytes, 24),
+            level: bytes[28],
         }
     }
+}
+
+/// The keys that a node is responsible for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bounds {
+    /// Keys from here on; None: from the lowest.
+    pub low: Option<Key>,
+    /// Keys below this; None: up to the highest.
+    pub high: Option<Key>,
+}
+
+impl Bounds {
+    /// All keys.
+    pub const ALL: Bounds = Bounds { low: None, high: None };
+}
+
+/// What a node says of itself on disk, beside its entries.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeIdentity {
+    /// The volume's number.
+    pub volume: u64,
+    /// The checkpoint that writes it.
+    pub generation: u64,
+    /// The volume's incarnation.
+    pub incarnation: u64,
+    /// The volume's epoch.
+    pub birth: u32,
+    /// Where its copies lie.
+    pub place: Place,
+    /// The keys that it is responsible for.
+    pub bounds: Bounds,
 }
 
 #[repr(C, align(64))]
@@ -122,6 +176,33 @@ impl NodePage {
     /// Where the page was written.
     pub fn block(&self) -> BlockNo {
         BlockNo(u64_at(&self.bytes.0, 24))
+    }
+
+    /// Where both copies of the page were written.
+    pub fn place(&self) -> Place {
+        Place { block: self.block(), twin: BlockNo(u64_at(&self.bytes.0, TWIN_AT)) }
+    }
+
+    /// The incarnation in which the page was written.
+    pub fn incarnation(&self) -> u64 {
+        u64_at(&self.bytes.0, INCARNATION_AT)
+    }
+
+    /// The volume's epoch when the page was written.
+    pub fn birth(&self) -> u32 {
+        u32_at(&self.bytes.0, BIRTH_AT)
+    }
+
+    /// The keys that the page was responsible for when it was written.
+    pub fn bounds(&self) -> Bounds {
+        let bound = |(flag, kind, object): (u8, usize, usize)| {
+            (self.bytes.0[BOUNDS_AT] & flag != 0).then(|| Key {
+                object: u64_at(&self.bytes.0, object),
+                kind: KeyKind::from_byte(self.bytes.0[kind]).expect("checked when the page was decoded"),
+                offset: u64_at(&self.bytes.0, object + 8),
+            })
+        };
+        Bounds { low: bound(LOW), high: bound(HIGH) }
     }
 
     /// Key of an entry.
@@ -260,8 +341,8 @@ impl NodePage {
         self.insert(self.count(), key, &child.encode());
     }
 
-    /// Writes the page as it belongs on disk at `block` into `out`, and gives the reference to it.
-    pub fn seal(&self, volume: u64, generation: u64, block: BlockNo, out: &mut [u8]) -> NodeRef {
+    /// Writes the page as it belongs on disk, in both of its copies, into `out`, and gives the reference to it.
+    pub fn seal(&self, identity: &NodeIdentity, out: &mut [u8]) -> NodeRef {
         let out = &mut out[..BLOCK_SIZE];
         let slots_end = HEADER_BYTES + self.count() * SLOT_BYTES;
         out[..slots_end].copy_from_slice(&self.bytes.0[..slots_end]);
@@ -273,52 +354,114 @@ impl NodePage {
             pack_heap(&self.bytes.0, self.count(), out)
         };
         out[slots_end..heap_start].fill(0);
+        let Place { block, twin } = identity.place;
         out[CRC_AT..CRC_AT + 4].fill(0);
-        out[8..16].copy_from_slice(&volume.to_le_bytes());
-        out[16..24].copy_from_slice(&generation.to_le_bytes());
+        out[8..16].copy_from_slice(&identity.volume.to_le_bytes());
+        out[16..24].copy_from_slice(&identity.generation.to_le_bytes());
         out[24..32].copy_from_slice(&block.0.to_le_bytes());
+        out[TWIN_AT..TWIN_AT + 8].copy_from_slice(&twin.0.to_le_bytes());
+        out[INCARNATION_AT..INCARNATION_AT + 8].copy_from_slice(&identity.incarnation.to_le_bytes());
+        out[BIRTH_AT..BIRTH_AT + 4].copy_from_slice(&identity.birth.to_le_bytes());
         out[HEAP_AT..HEAP_AT + 2].copy_from_slice(&(heap_start as u16).to_le_bytes());
+        out[BOUNDS_AT] = 0;
+        out[LOW.1..HEADER_BYTES].fill(0);
+        for (bound, (flag, kind, object)) in [(identity.bounds.low, LOW), (identity.bounds.high, HIGH)] {
+            if let Some(key) = bound {
+                out[BOUNDS_AT] |= flag;
+                out[kind] = key.kind as u8;
+                out[object..object + 8].copy_from_slice(&key.object.to_le_bytes());
+                out[object + 8..object + 16].copy_from_slice(&key.offset.to_le_bytes());
+            }
+        }
         let crc = crc32c::crc32c(out);
         out[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
-        NodeRef { block, generation, crc, level: self.level() }
+        NodeRef { block, twin, generation: identity.generation, crc, level: self.level() }
     }
 
-    /// Reads a node that must be the one `expected` names, and checks it whole (`Corrupt`).
+    /// Reads a copy of a node that must be the one `expected` names, and checks it whole (`Corrupt`).
     pub fn decode(bytes: &[u8], volume: u64, expected: &NodeRef) -> Result<NodePage> {
-        let at = expected.block;
-        let bad = |what: String| Err(Error::corrupt(format!("tree node at block {at}: {what}")));
-        let Some(bytes) = bytes.get(..BLOCK_SIZE) else {
-            return bad(format!("only {} bytes", bytes.len()));
-        };
-        let mut page = NodePage { bytes: Box::new(Bytes([0; BLOCK_SIZE])), dead: 0 };
-        page.bytes.0.copy_from_slice(bytes);
-        if bytes[..4] != MAGIC.to_le_bytes() {
-            return bad("its magic is missing".into());
-        }
-        let stored = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
-        let found = crc32c_without(bytes, CRC_AT);
-        if stored != found {
-            return bad(format!("checksum is {stored:#010x}, its bytes give {found:#010x}"));
-        }
+        let bad = |what: String| Error::corrupt(format!("tree node at block {}: {what}", expected.block));
+        let page = NodePage::check_bytes(bytes, volume).map_err(bad)?;
+        let stored = u32_at(bytes, CRC_AT);
         if stored != expected.crc {
-            return bad(format!("checksum is {stored:#010x}, its parent says {:#010x}", expected.crc));
+            return Err(bad(format!("checksum is {stored:#010x}, its parent says {:#010x}", expected.crc)));
         }
-        if u64_at(bytes, 8) != volume {
-            return bad("it belongs to another volume".into());
-        }
-        if page.generation() != expected.generation || page.block() != at || page.level() != expected.level {
-            return bad(format!(
-                "it says block {}, checkpoint {}, level {}, its parent says checkpoint {}, level {}",
-                page.block(),
+        if page.generation() != expected.generation
+            || page.place() != expected.place()
+            || page.level() != expected.level
+        {
+            return Err(bad(format!(
+                "it says blocks {} and {}, checkpoint {}, level {}, its parent says blocks {} and {}, checkpoint {}, \
+                 level {}",
+                page.place().block,
+                page.place().twin,
                 page.generation(),
                 page.level(),
+                expected.block,
+                expected.twin,
                 expected.generation,
                 expected.level
-            ));
+            )));
         }
-        match page.check_entries() {
-            Ok(()) => Ok(page),
-            Err(what) => bad(what),
+        page.check_entries().map_err(bad)?;
+        Ok(page)
+    }
+
+    /// Reads whatever node of a volume a block holds, with the reference that would name it, and checks it whole.
+    /// `None` if there is none, or one that does not say that it lies at this block.
+    pub fn recognise(bytes: &[u8], volume: u64, at: BlockNo) -> Option<(NodeRef, NodePage)> {
+        let page = NodePage::check_bytes(bytes, volume).ok()?;
+        let place = page.place();
+        (place.contains(at) && page.check_entries().is_ok()).then(|| {
+            let reference = NodeRef {
+                block: place.block,
+                twin: place.twin,
+                generation: page.generation(),
+                crc: u32_at(bytes, CRC_AT),
+                level: page.level(),
+            };
+            (reference, page)
+        })
+    }
+
+    /// Magic, checksum and volume.
+    fn check_bytes(bytes: &[u8], volume: u64) -> Result<NodePage, String> {
+        let Some(bytes) = bytes.get(..BLOCK_SIZE) else {
+            return Err(format!("only {} bytes", bytes.len()));
+        };
+        if bytes[..4] != MAGIC.to_le_bytes() {
+            return Err("its magic is missing".into());
+        }
+        let (stored, found) = (u32_at(bytes, CRC_AT), crc32c_without(bytes, CRC_AT));
+        if stored != found {
+            return Err(format!("checksum is {stored:#010x}, its bytes give {found:#010x}"));
+        }
+        if u64_at(bytes, 8) != volume {
+            return Err("it belongs to another volume".into());
+        }
+        let mut page = NodePage { bytes: Box::new(Bytes([0; BLOCK_SIZE])), dead: 0 };
+        page.bytes.0.copy_from_slice(bytes);
+        Ok(page)
+    }
+
+    /// The bounds name keys, in order.
+    fn check_bounds(&self) -> Result<(), String> {
+        let flags = self.bytes.0[BOUNDS_AT];
+        if flags & !(LOW.0 | HIGH.0) != 0 {
+            return Err(format!("unknown flags of its bounds: {flags:#x}"));
+        }
+        for (flag, kind, object) in [LOW, HIGH] {
+            if flags & flag != 0 {
+                KeyKind::from_byte(self.bytes.0[kind]).map_err(|error| error.to_string())?;
+            } else if self.bytes.0[kind] != 0 || self.bytes.0[object..object + 16] != [0; 16] {
+                return Err("a bound that it does not have".into());
+            }
+        }
+        match self.bounds() {
+            Bounds { low: Some(low), high: Some(high) } if low >= high => {
+                Err(format!("it is responsible for no key: from {low:?} to below {high:?}"))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -326,6 +469,7 @@ impl NodePage {
     fn check_entries(&self) -> Result<(), String> {
         let (count, heap_start, level) = (self.count(), self.heap_start(), self.level());
         let slots_end = HEADER_BYTES + count * SLOT_BYTES;
+        self.check_bounds()?;
         if level > TREE_LEVEL_MAX {
             return Err(format!("level {level}"));
         }
@@ -448,6 +592,10 @@ fn put_value_place(slot: &mut [u8], start: usize, len: usize) {
     slot[20..22].copy_from_slice(&(len as u16).to_le_bytes());
 }
 
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
+}
+
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
 }
@@ -463,13 +611,22 @@ mod tests {
     use super::*;
     use quire_base::InodeNo;
 
+    const IDENTITY: NodeIdentity = NodeIdentity {
+        volume: 0x1122_3344_5566_7788,
+        generation: 9,
+        incarnation: 0x0a0b,
+        birth: 0,
+        place: Place { block: BlockNo(0x4321), twin: BlockNo(0x8765) },
+        bounds: Bounds { low: Some(Key::MIN), high: Some(Key::extent(InodeNo(5), 0x0908)) },
+    };
+
     fn sample() -> (Vec<u8>, NodeRef) {
         let mut page = NodePage::new(0);
         page.insert(0, Key::inode(InodeNo(5)), b"five");
         page.insert(0, Key::region(3), b"");
         page.insert(2, Key::extent(InodeNo(5), 0x0102), b"extent");
         let mut block = vec![0xee; BLOCK_SIZE];
-        let at = page.seal(0x1122_3344_5566_7788, 9, BlockNo(0x4321), &mut block);
+        let at = page.seal(&IDENTITY, &mut block);
         (block, at)
     }
 
@@ -480,17 +637,25 @@ mod tests {
         let golden: &[(usize, &[u8])] = &[
             (0, b"QNod"),
             (8, &[0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 9, 0, 0, 0, 0, 0, 0, 0]),
-            (24, &[0x21, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0xf6, 0x0f]),
-            (64, &[0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 16, 0, 0, 0, 0]),
-            (88, &[5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0xfc, 0x0f, 4, 0, 0, 0]),
-            (112, &[5, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 20, 0, 0xf6, 0x0f, 6, 0, 0, 0]),
+            (24, &[0x21, 0x43, 0, 0, 0, 0, 0, 0, 0x65, 0x87, 0, 0, 0, 0, 0, 0]),
+            (40, &[0x0b, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3, 3, 0, 0xf6, 0x0f, 1, 20, 0, 0, 0, 0]),
+            (64, &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+            (80, &[5, 0, 0, 0, 0, 0, 0, 0, 8, 9, 0, 0, 0, 0, 0, 0]),
+            (96, &[0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 16, 0, 0, 0, 0]),
+            (120, &[5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0xfc, 0x0f, 4, 0, 0, 0]),
+            (144, &[5, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 20, 0, 0xf6, 0x0f, 6, 0, 0, 0]),
             (4086, b"extentfive"),
         ];
         for (offset, bytes) in golden {
             assert_eq!(&block[*offset..*offset + bytes.len()], *bytes, "at offset {offset}");
         }
-        assert!(block[136..4086].iter().all(|byte| *byte == 0));
-        assert_eq!(at, NodeRef { block: BlockNo(0x4321), generation: 9, crc: at.crc, level: 0 });
+        assert!(block[168..4086].iter().all(|byte| *byte == 0));
+        let Place { block: first, twin } = IDENTITY.place;
+        assert_eq!(at, NodeRef { block: first, twin, generation: 9, crc: at.crc, level: 0 });
+        assert_eq!(NodePage::decode(&block, IDENTITY.volume, &at).unwrap().bounds(), IDENTITY.bounds);
+        let recognised =
+            |at: u64| NodePage::recognise(&block, IDENTITY.volume, BlockNo(at)).map(|found| found.0);
+        assert_eq!((recognised(0x4321), recognised(0x8765), recognised(0x4322)), (Some(at), Some(at), None));
         assert_eq!(u32::from_le_bytes(block[4..8].try_into().unwrap()), at.crc);
     }
 
@@ -502,11 +667,18 @@ mod tests {
         let mut page = NodePage::new(0);
         page.insert(0, Key::region(3), b"");
         let mut block = vec![0; BLOCK_SIZE];
-        page.seal(1, 2, BlockNo(3), &mut block);
+        let identity = NodeIdentity {
+            volume: 1,
+            generation: 2,
+            place: Place::single(BlockNo(3)),
+            bounds: Bounds::ALL,
+            ..IDENTITY
+        };
+        let sealed = page.seal(&identity, &mut block);
         block[HEAP_AT..HEAP_AT + 2].copy_from_slice(&1791u16.to_le_bytes());
         let crc = crc32c_without(&block, CRC_AT);
         block[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
-        let at = NodeRef { block: BlockNo(3), generation: 2, crc, level: 0 };
+        let at = NodeRef { crc, ..sealed };
         let error = NodePage::decode(&block, 1, &at).unwrap_err();
         assert!(error.to_string().contains("values end at 1791"), "{error}");
     }
@@ -519,6 +691,7 @@ mod tests {
         assert_eq!(page.value(page.search(&Key::inode(InodeNo(5))).unwrap()), b"five");
         for wrong in [
             NodeRef { block: BlockNo(1), ..at },
+            NodeRef { twin: BlockNo(1), ..at },
             NodeRef { generation: 8, ..at },
             NodeRef { crc: !at.crc, ..at },
             NodeRef { level: 1, ..at },
@@ -545,8 +718,8 @@ mod tests {
         page.replace(2, b"");
         page.remove(0);
         let mut block = vec![0; BLOCK_SIZE];
-        let at = page.seal(1, 1, BlockNo(9), &mut block);
-        let read = NodePage::decode(&block, 1, &at).unwrap();
+        let at = page.seal(&IDENTITY, &mut block);
+        let read = NodePage::decode(&block, IDENTITY.volume, &at).unwrap();
         assert_eq!((read.count(), read.value(0), read.value(1)), (2, &b""[..], &b""[..]));
     }
 }

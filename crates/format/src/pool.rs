@@ -2,14 +2,15 @@
 //! orphan blocks are.
 //!
 //! A manifest is a chain of pages. The superblock names the first with its checksum and their count; each
-//! page names the next with its checksum. Layout of a page (little-endian); the crc is CRC-32C over the whole
-//! page with its own field zero:
+//! page names the next with its checksum. Layout of a page (little-endian), the same bytes in both of its copies; the
+//! crc is CRC-32C over the whole page with its own field zero:
 //!
 //! ```text
-//! 0 magic u32   4 crc u32   8 volume u64   16 generation u64   24 block u64 (itself)   32 index u32   36 count u32
-//! 40 next block u64   48 next crc u32   52 chunks u16   54 orphan blocks u16   56 zeros up to 64
-//! 64 chunks, 144 bytes each: 0 start u64   8 blocks u32   12 used u32   16 bitmap, 1024 bits
-//!    orphan blocks, 16 bytes each: 0 index u32   4 crc u32   8 block u64
+//! 0 magic u32   4 crc u32   8 volume u64   16 generation u64   24 block u64 (itself)   32 twin u64 (or 0)
+//! 40 incarnation u64   48 index u32   52 count u32   56 next block u64   64 next twin u64   72 next crc u32
+//! 76 chunks u16   78 orphan blocks u16   80 zeros up to 96
+//! 96 chunks, 144 bytes each: 0 start u64   8 blocks u32   12 used u32   16 bitmap, 1024 bits
+//!    orphan blocks, 24 bytes each: 0 index u32   4 crc u32   8 block u64   16 twin u64 (or 0)
 //!    zeros
 //! ```
 //!
@@ -18,6 +19,7 @@
 //!
 //! Neighbours: [`crate::superblock`] names the first page; the tree crate's pool joins and checks the chain.
 
+use crate::place::{NO_TWIN, Place};
 use crate::superblock::crc32c_without;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, Result};
 
@@ -32,9 +34,10 @@ pub const BODY_BYTES: usize = BLOCK_SIZE - HEADER_BYTES;
 /// Bytes of a chunk's entry.
 pub const CHUNK_BYTES: usize = 16 + BITMAP_WORDS * 8;
 /// Bytes of an orphan block's entry.
-pub const ORPHAN_BYTES: usize = 16;
+pub const ORPHAN_BYTES: usize = 24;
+/// Bytes before the entries.
+pub const HEADER_BYTES: usize = 96;
 
-const HEADER_BYTES: usize = 64;
 const CRC_AT: usize = 4;
 
 /// Where a checkpoint's manifest begins.
@@ -42,10 +45,19 @@ const CRC_AT: usize = 4;
 pub struct ManifestRef {
     /// The first page.
     pub block: BlockNo,
+    /// Its second copy; [`crate::place::NO_TWIN`] if there is none.
+    pub twin: BlockNo,
     /// Its checksum.
     pub crc: u32,
     /// Pages in the chain.
     pub count: u32,
+}
+
+impl ManifestRef {
+    /// Where the first page lies.
+    pub const fn place(&self) -> Place {
+        Place { block: self.block, twin: self.twin }
+    }
 }
 
 /// A chunk and its blocks in use.
@@ -68,13 +80,31 @@ pub struct OrphanRef {
     pub crc: u32,
     /// Its place.
     pub block: BlockNo,
+    /// Its second copy; [`crate::place::NO_TWIN`] if there is none.
+    pub twin: BlockNo,
+}
+
+impl OrphanRef {
+    /// Both places.
+    pub const fn place(&self) -> Place {
+        Place { block: self.block, twin: self.twin }
+    }
+}
+
+/// What a page says of the one behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NextPage {
+    /// Where it lies.
+    pub place: Place,
+    /// Its checksum.
+    pub crc: u32,
 }
 
 /// One page of a manifest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ManifestPage {
-    /// The next page and its checksum; zeros in the last.
-    pub next: (BlockNo, u32),
+    /// The next page; None in the last.
+    pub next: Option<NextPage>,
     /// Chunks, ascending.
     pub chunks: Vec<ChunkEntry>,
     /// Orphan blocks, ascending by number.
@@ -87,11 +117,20 @@ pub struct PageIdentity {
     /// The volume's number.
     pub volume: u64,
     /// The page's own place.
-    pub block: BlockNo,
+    pub place: Place,
     /// Position in the chain.
     pub index: u32,
     /// Pages in the chain.
     pub count: u32,
+}
+
+/// When a page was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageStamp {
+    /// By which checkpoint.
+    pub generation: u64,
+    /// In which incarnation of the volume.
+    pub incarnation: u64,
 }
 
 impl ManifestPage {
@@ -101,7 +140,7 @@ impl ManifestPage {
     }
 
     /// Writes the page into `out` (one block) and gives its checksum.
-    pub fn encode(&self, identity: &PageIdentity, generation: u64, out: &mut [u8]) -> u32 {
+    pub fn encode(&self, identity: &PageIdentity, stamp: PageStamp, out: &mut [u8]) -> u32 {
         debug_assert!(self.body_bytes() <= BODY_BYTES);
         let out = &mut out[..BLOCK_SIZE];
         out.fill(0);
@@ -113,15 +152,19 @@ impl ManifestPage {
         put(&MAGIC.to_le_bytes());
         put(&[0; 4]);
         put(&identity.volume.to_le_bytes());
-        put(&generation.to_le_bytes());
-        put(&identity.block.0.to_le_bytes());
+        put(&stamp.generation.to_le_bytes());
+        put(&identity.place.block.0.to_le_bytes());
+        put(&identity.place.twin.0.to_le_bytes());
+        put(&stamp.incarnation.to_le_bytes());
         put(&identity.index.to_le_bytes());
         put(&identity.count.to_le_bytes());
-        put(&self.next.0.0.to_le_bytes());
-        put(&self.next.1.to_le_bytes());
+        let next = self.next.unwrap_or(NextPage { place: Place::single(NO_TWIN), crc: 0 });
+        put(&next.place.block.0.to_le_bytes());
+        put(&next.place.twin.0.to_le_bytes());
+        put(&next.crc.to_le_bytes());
         put(&(self.chunks.len() as u16).to_le_bytes());
         put(&(self.orphans.len() as u16).to_le_bytes());
-        put(&[0; 8]);
+        put(&[0; 16]);
         for chunk in &self.chunks {
             put(&chunk.start.0.to_le_bytes());
             put(&chunk.blocks.to_le_bytes());
@@ -134,18 +177,19 @@ impl ManifestPage {
             put(&orphan.index.to_le_bytes());
             put(&orphan.crc.to_le_bytes());
             put(&orphan.block.0.to_le_bytes());
+            put(&orphan.twin.0.to_le_bytes());
         }
         let crc = crc32c::crc32c(out);
         out[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
         crc
     }
 
-    /// Reads the page that must have this identity and this checksum, with its generation (`Corrupt`).
-    pub fn decode(bytes: &[u8], identity: &PageIdentity, crc: u32) -> Result<(u64, ManifestPage)> {
+    /// Reads the page that must have this identity and this checksum, with its stamp (`Corrupt`).
+    pub fn decode(bytes: &[u8], identity: &PageIdentity, crc: u32) -> Result<(PageStamp, ManifestPage)> {
         let bad = |what: String| {
             Err(Error::corrupt(format!(
                 "pool manifest page {} at block {}: {what}",
-                identity.index, identity.block
+                identity.index, identity.place.block
             )))
         };
         let Some(bytes) = bytes.get(..BLOCK_SIZE) else { return bad(format!("only {} bytes", bytes.len())) };
@@ -165,15 +209,30 @@ impl ManifestPage {
         if u64_at(8) != identity.volume {
             return bad("it belongs to another volume".into());
         }
-        if (u64_at(24), u32_at(32), u32_at(36)) != (identity.block.0, identity.index, identity.count) {
-            return bad(format!("it says page {} of {} at block {}", u32_at(32), u32_at(36), u64_at(24)));
+        let place = Place { block: BlockNo(u64_at(24)), twin: BlockNo(u64_at(32)) };
+        if (place, u32_at(48), u32_at(52)) != (identity.place, identity.index, identity.count) {
+            return bad(format!(
+                "it says page {} of {} at blocks {} and {}",
+                u32_at(48),
+                u32_at(52),
+                place.block,
+                place.twin
+            ));
         }
-        let (chunk_count, orphan_count) = (u16_at(52), u16_at(54));
+        let next = NextPage {
+            place: Place { block: BlockNo(u64_at(56)), twin: BlockNo(u64_at(64)) },
+            crc: u32_at(72),
+        };
+        let last = identity.index + 1 == identity.count;
+        if last && next != (NextPage { place: Place::single(NO_TWIN), crc: 0 }) {
+            return bad("it is the last page and names another".into());
+        }
+        let (chunk_count, orphan_count) = (u16_at(76), u16_at(78));
         if chunk_count * CHUNK_BYTES + orphan_count * ORPHAN_BYTES > BODY_BYTES {
             return bad(format!("{chunk_count} chunks and {orphan_count} orphan blocks do not fit a page"));
         }
         let mut page = ManifestPage {
-            next: (BlockNo(u64_at(40)), u32_at(48)),
+            next: (!last).then_some(next),
             chunks: Vec::with_capacity(chunk_count),
             orphans: Vec::with_capacity(orphan_count),
         };
@@ -199,10 +258,11 @@ impl ManifestPage {
                 index: u32_at(at),
                 crc: u32_at(at + 4),
                 block: BlockNo(u64_at(at + 8)),
+                twin: BlockNo(u64_at(at + 16)),
             });
             at += ORPHAN_BYTES;
         }
-        Ok((u64_at(16), page))
+        Ok((PageStamp { generation: u64_at(16), incarnation: u64_at(40) }, page))
     }
 }
 
@@ -216,32 +276,35 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const IDENTITY: PageIdentity = PageIdentity { volume: 9, block: BlockNo(77), index: 1, count: 3 };
+    const IDENTITY: PageIdentity = PageIdentity { volume: 9, place: PLACE, index: 1, count: 3 };
+    const PLACE: Place = Place { block: BlockNo(77), twin: BlockNo(1077) };
+    const STAMP: PageStamp = PageStamp { generation: 12, incarnation: 4 };
 
     fn sample() -> ManifestPage {
         let mut used = [0; BITMAP_WORDS];
         used[0] = 0b1011;
         used[1] = 1 << 35;
         ManifestPage {
-            next: (BlockNo(78), 0xabcd),
+            next: Some(NextPage { place: Place { block: BlockNo(78), twin: BlockNo(1078) }, crc: 0xabcd }),
             chunks: vec![
                 ChunkEntry { start: BlockNo(64), blocks: 100, used },
                 ChunkEntry { start: BlockNo(4096), blocks: 1024, used: [u64::MAX; BITMAP_WORDS] },
             ],
-            orphans: vec![OrphanRef { index: 0, crc: 5, block: BlockNo(65) }],
+            orphans: vec![OrphanRef { index: 0, crc: 5, block: BlockNo(65), twin: BlockNo(4097) }],
         }
     }
 
     #[test]
     fn what_is_written_is_read_and_identity_is_checked() {
         let mut block = [7; BLOCK_SIZE];
-        let crc = sample().encode(&IDENTITY, 12, &mut block);
-        assert_eq!(ManifestPage::decode(&block, &IDENTITY, crc).unwrap(), (12, sample()));
+        let crc = sample().encode(&IDENTITY, STAMP, &mut block);
+        assert_eq!(ManifestPage::decode(&block, &IDENTITY, crc).unwrap(), (STAMP, sample()));
         assert!(ManifestPage::decode(&block, &IDENTITY, crc ^ 1).is_err());
         assert!(ManifestPage::decode(&block[..4000], &IDENTITY, crc).is_err());
         for other in [
             PageIdentity { volume: 8, ..IDENTITY },
-            PageIdentity { block: BlockNo(78), ..IDENTITY },
+            PageIdentity { place: Place { block: BlockNo(78), ..PLACE }, ..IDENTITY },
+            PageIdentity { place: Place { twin: BlockNo(78), ..PLACE }, ..IDENTITY },
             PageIdentity { index: 0, ..IDENTITY },
             PageIdentity { count: 4, ..IDENTITY },
         ] {
@@ -249,7 +312,7 @@ mod tests {
         }
         let mut beyond = sample();
         beyond.chunks[0].used[1] |= 1 << 36;
-        let crc = beyond.encode(&IDENTITY, 12, &mut block);
+        let crc = beyond.encode(&IDENTITY, STAMP, &mut block);
         assert!(ManifestPage::decode(&block, &IDENTITY, crc).is_err());
     }
 
@@ -257,7 +320,7 @@ mod tests {
         #[test]
         fn any_bytes(changes in proptest::collection::vec((0usize..BLOCK_SIZE, any::<u8>()), 0..20)) {
             let mut block = [0; BLOCK_SIZE];
-            sample().encode(&IDENTITY, 12, &mut block);
+            sample().encode(&IDENTITY, STAMP, &mut block);
             for (at, byte) in changes {
                 block[at] = byte;
             }

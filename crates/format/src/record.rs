@@ -12,7 +12,7 @@
 //!  8 data          start block, blocks, the blocks' content
 //! key      = kind u8, object, offset (8 bytes for hashed kinds, else a varint)
 //! extent   = blocks since the end of the one before in the file,
-//!            signed distance (zigzag) from its end on disk, len << 1 | unwritten
+//!            signed distance (zigzag) from its end on disk, len << 2 | born << 1 | unwritten, birth if born (not 0)
 //! ```
 //!
 //! Numbers are varints (see `cursor`) unless said otherwise. The encoding is canonical: what decodes, encodes
@@ -39,7 +39,7 @@ pub const PUT_OVERHEAD_MAX: usize = 1 + KEY_MAX + 2;
 /// The most bytes an extents change takes beyond its extents.
 pub const EXTENTS_OVERHEAD_MAX: usize = 1 + 10 + 5 + 5;
 /// The most bytes one extent takes in an extents change.
-pub const EXTENT_MAX: usize = 8 + 8 + 3;
+pub const EXTENT_MAX: usize = 8 + 8 + 3 + 5;
 /// The most bytes a data change takes beyond its blocks.
 pub const DATA_OVERHEAD_MAX: usize = 1 + 10 + 5;
 /// The most bytes an orphan or pool change takes.
@@ -299,7 +299,12 @@ impl Encoder {
         for extent in extents {
             put_varint(&mut self.bytes, extent.file_block - file);
             put_varint(&mut self.bytes, zigzag(extent.disk_block.0 as i64 - disk));
-            put_varint(&mut self.bytes, u64::from(extent.len) << 1 | u64::from(extent.unwritten));
+            let born = extent.birth != 0;
+            let state = u64::from(born) << 1 | u64::from(extent.unwritten);
+            put_varint(&mut self.bytes, u64::from(extent.len) << 2 | state);
+            if born {
+                put_varint(&mut self.bytes, extent.birth.into());
+            }
             file = extent.file_end();
             disk = extent.disk_end().0 as i64;
         }
@@ -416,11 +421,17 @@ fn decode_extents(cursor: &mut Cursor<'_>, count: u64) -> Result<Vec<Extent>> {
         let file_block = file.checked_add(cursor.varint()?).ok_or_else(odd)?;
         let disk_block = disk.checked_add(unzigzag(cursor.varint()?)).ok_or_else(odd)?;
         let word = cursor.varint()?;
+        let born = word & 2 != 0;
+        let birth = if born { cursor.varint_u32()? } else { 0 };
+        if born && birth == 0 {
+            return Err(odd());
+        }
         let extent = Extent {
             file_block,
             disk_block: BlockNo(u64::try_from(disk_block).map_err(|_| odd())?),
-            len: u32::try_from(word >> 1).map_err(|_| odd())?,
+            len: u32::try_from(word >> 2).map_err(|_| odd())?,
             unwritten: word & 1 != 0,
+            birth,
         };
         extent.check()?;
         file = extent.file_end();
@@ -462,7 +473,7 @@ mod tests {
     use super::*;
 
     fn extent(file_block: u64, disk_block: u64, len: u32) -> Extent {
-        Extent { file_block, disk_block: BlockNo(disk_block), len, unwritten: false }
+        Extent { file_block, disk_block: BlockNo(disk_block), len, unwritten: false, birth: 0 }
     }
 
     fn raw(change: &Change) -> Vec<u8> {

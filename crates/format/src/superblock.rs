@@ -1,7 +1,8 @@
 //! The superblock: the root of everything on a volume.
 //!
 //! There are two, at the blocks [`SLOT_BLOCKS`], written in turn; the valid one with the higher `checkpoint`
-//! is the newest. Each names one whole, immutable state of the volume (a tree, a pool map) and the journal
+//! is the newest. Each has a second copy of the same bytes at the volume's end ([`far_slots`]), written once the
+//! first is durable. Each names one whole, immutable state of the volume (a tree, a pool map) and the journal
 //! position from which records lead on from it. The crc is CRC-32C over the whole block with its own field
 //! zero.
 //!
@@ -18,29 +19,48 @@
 //! | 136 | 8 | block count |
 //! | 144 | 8 + 8 | checkpoint number, incarnation |
 //! | 160 | 8 + 8 + 8 | journal start, journal blocks, sequence (where replay starts) |
-//! | 184 | 8 + 8 + 4 + 4 | tree root: block, generation, crc, level |
-//! | 208 | 8 + 4 + 4 | manifest head: block, crc, count |
-//! | 224 | 4 + 4 | orphan blocks, mount count |
-//! | 232 | 8 + 8 + 8 | first pool chunk: start, blocks; start of the data space |
-//! | 256 | 8 + 8 + 8 | free blocks, inode count, next inode |
-//! | 280 | 8 + 8 | hash seed |
-//! | 296 | 8 + 8 + 8 | created, mounted, checkpointed (ns since the epoch, signed) |
-//! | 320 | | zeros |
+//! | 184 | 8 + 8 + 8 + 4 + 4 | tree root: block, twin, generation, crc, level |
+//! | 216 | 8 + 8 + 4 + 4 | manifest head: block, twin, crc, count |
+//! | 240 | 4 + 4 | orphan blocks, mount count |
+//! | 248 | 8 + 8 | first pool chunks: start, blocks |
+//! | 264 | 8 + 8 | data space: start, end |
+//! | 280 | 8 + 8 | pool chunks for second copies, within the data space: start, blocks |
+//! | 296 | 8 + 8 + 8 | free blocks, inode count, next inode |
+//! | 320 | 8 + 8 | hash seed |
+//! | 336 | 8 + 8 + 8 | created, mounted, checkpointed (ns since the epoch, signed) |
+//! | 360 | 4 + 4 | copies of metadata (1 or 2), epoch |
+//! | 368 | 8 + 8 + 8 + 4 + 4 | root of the space tree: block, twin, generation, crc, level |
+//! | 400 | | zeros |
+//!
+//! The *epoch* counts the snapshots ever taken, and the *space tree* holds what is no part of one (used space, what
+//! snapshots alone need, their table). Both are reserved: this version takes no snapshots, writes zeros, and refuses
+//! anything else.
 //!
 //! Invariants: a decoded superblock does not contradict itself, so its users need not check sums of its
-//! fields for overflow: journal, first pool and data space lie inside the volume, in this order, and do not
-//! overlap.
+//! fields for overflow: journal, first pool, data space and the second copies of the superblocks lie inside the
+//! volume, in this order, and do not overlap.
 //!
 //! Neighbours: [`crate::journal`] for the ring, [`crate::pool`] for the manifest, [`crate::node`] for the
 //! root.
 
 use crate::journal::PAYLOAD_BYTES;
+use crate::node::NodeRef;
+use crate::place::{NO_TWIN, Place};
+use crate::pool::ManifestRef;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result, Seq, Timestamp};
 
 /// The first bytes of a superblock.
 pub const MAGIC: [u8; 8] = *b"QUIRE\0FS";
 /// Where the two superblocks lie.
 pub const SLOT_BLOCKS: [BlockNo; 2] = [BlockNo(0), BlockNo(8)];
+/// Blocks at the volume's end that belong to the second copies of the superblocks.
+pub const FAR_BLOCKS: u64 = 16;
+
+/// Where the second copies of the two superblocks lie on a volume of so many blocks (at least [`FAR_BLOCKS`]).
+pub fn far_slots(block_count: u64) -> [BlockNo; 2] {
+    SLOT_BLOCKS.map(|at| BlockNo(block_count - FAR_BLOCKS + at.0))
+}
+
 /// First block of the journal ring: what lies below belongs to the superblocks.
 pub const JOURNAL_START: BlockNo = BlockNo(16);
 /// The smallest journal, in blocks.
@@ -63,7 +83,7 @@ pub const COUNTER_MAX: u64 = 1 << 62;
 pub const LABEL_BYTES: usize = 64;
 
 /// Version of the format that this build writes: `major` changes when older builds cannot read it.
-pub const FORMAT_MAJOR: u32 = 1;
+pub const FORMAT_MAJOR: u32 = 2;
 /// See [`FORMAT_MAJOR`]; `minor` changes when they can.
 pub const FORMAT_MINOR: u32 = 0;
 
@@ -81,29 +101,8 @@ pub const FLAG_ERRORS: u32 = 2;
 
 const CRC_AT: usize = 8;
 
-/// Where a checkpoint's tree begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TreeRoot {
-    /// The root node.
-    pub block: BlockNo,
-    /// The checkpoint that wrote it.
-    pub generation: u64,
-    /// Its checksum.
-    pub crc: u32,
-    /// Its height; 0 is a leaf.
-    pub level: u8,
-}
-
-/// Where a checkpoint's description of the metadata pool begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ManifestHead {
-    /// First block of the chain.
-    pub block: BlockNo,
-    /// Its checksum.
-    pub crc: u32,
-    /// Blocks in the chain.
-    pub count: u32,
-}
+/// The most copies of a piece of metadata.
+pub const METADATA_COPIES_MAX: u32 = 2;
 
 /// A superblock; the module's documentation has its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -137,9 +136,9 @@ pub struct Superblock {
     /// Stream position at which replay starts; the start of a journal block.
     pub sequence: Seq,
     /// The tree.
-    pub root: TreeRoot,
+    pub root: NodeRef,
     /// The metadata pool.
-    pub manifest: ManifestHead,
+    pub manifest: ManifestRef,
     /// Orphan blocks, fixed when the volume is made.
     pub orphan_blocks: u32,
     /// Times mounted for writing.
@@ -148,8 +147,14 @@ pub struct Superblock {
     pub pool_start: BlockNo,
     /// First chunks of the metadata pool: blocks.
     pub pool_blocks: u64,
-    /// Where the data space begins; it ends with the volume.
+    /// Where the data space begins.
     pub data_start: BlockNo,
+    /// Where it ends, and the second copies of the superblocks begin.
+    pub data_end: BlockNo,
+    /// Chunks of the metadata pool within the data space, made with the volume for second copies: start.
+    pub mirror_start: BlockNo,
+    /// The blocks of these chunks; 0 where there is one copy only.
+    pub mirror_blocks: u64,
     /// Free blocks of the data space at this checkpoint.
     pub free_blocks: u64,
     /// Inodes in existence at this checkpoint.
@@ -164,12 +169,18 @@ pub struct Superblock {
     pub mounted: Timestamp,
     /// When this copy was written.
     pub checkpointed: Timestamp,
+    /// Copies of each tree node, manifest page and orphan block: 1 or 2.
+    pub metadata_copies: u32,
+    /// Snapshots ever taken: reserved, 0.
+    pub epoch: u32,
+    /// Root of the space tree: reserved, none.
+    pub space_root: Option<NodeRef>,
 }
 
 impl Superblock {
     /// The blocks where data of files may lie.
     pub fn data_space(&self) -> std::ops::Range<u64> {
-        self.data_start.0..self.block_count
+        self.data_start.0..self.data_end.0
     }
 
     /// The number that journal blocks, tree nodes and pool blocks carry to show that they are this volume's.
@@ -236,11 +247,9 @@ impl Superblock {
         w.u64(self.journal_start.0);
         w.u64(self.journal_blocks);
         w.u64(self.sequence.0);
-        w.u64(self.root.block.0);
-        w.u64(self.root.generation);
-        w.u32(self.root.crc);
-        w.u32(u32::from(self.root.level));
+        w.node(&self.root);
         w.u64(self.manifest.block.0);
+        w.u64(self.manifest.twin.0);
         w.u32(self.manifest.crc);
         w.u32(self.manifest.count);
         w.u32(self.orphan_blocks);
@@ -248,6 +257,9 @@ impl Superblock {
         w.u64(self.pool_start.0);
         w.u64(self.pool_blocks);
         w.u64(self.data_start.0);
+        w.u64(self.data_end.0);
+        w.u64(self.mirror_start.0);
+        w.u64(self.mirror_blocks);
         w.u64(self.free_blocks);
         w.u64(self.inode_count);
         w.u64(self.next_inode);
@@ -256,6 +268,9 @@ impl Superblock {
         w.u64(self.created.0 as u64);
         w.u64(self.mounted.0 as u64);
         w.u64(self.checkpointed.0 as u64);
+        w.u32(self.metadata_copies);
+        w.u32(self.epoch);
+        w.node(&self.space_root.unwrap_or(NO_NODE));
         let crc = crc32c::crc32c(&block);
         block[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
         block
@@ -307,16 +322,20 @@ impl Superblock {
         let block_count = r.u64();
         let (checkpoint, incarnation) = (r.u64(), r.u64());
         let (journal_start, journal_blocks, sequence) = (BlockNo(r.u64()), r.u64(), Seq(r.u64()));
-        let (root_block, generation, root_crc, level) = (BlockNo(r.u64()), r.u64(), r.u32(), r.u32());
-        let manifest = ManifestHead { block: BlockNo(r.u64()), crc: r.u32(), count: r.u32() };
+        let root = r.node()?;
+        let manifest =
+            ManifestRef { block: BlockNo(r.u64()), twin: BlockNo(r.u64()), crc: r.u32(), count: r.u32() };
         let (orphan_blocks, mount_count) = (r.u32(), r.u32());
-        let (pool_start, pool_blocks, data_start) = (BlockNo(r.u64()), r.u64(), BlockNo(r.u64()));
+        let (pool_start, pool_blocks) = (BlockNo(r.u64()), r.u64());
+        let (data_start, data_end) = (BlockNo(r.u64()), BlockNo(r.u64()));
+        let (mirror_start, mirror_blocks) = (BlockNo(r.u64()), r.u64());
         let (free_blocks, inode_count, next_inode) = (r.u64(), r.u64(), r.u64());
         let hash_seed = [r.u64(), r.u64()];
         let mut time = || Timestamp(r.u64() as i64);
         let (created, mounted, checkpointed) = (time(), time(), time());
+        let (metadata_copies, epoch) = (r.u32(), r.u32());
+        let space_root = Some(r.node()?).filter(|root| *root != NO_NODE);
         check(block_size as usize == BLOCK_SIZE, || format!("block size {block_size}"))?;
-        check(level <= u32::from(TREE_LEVEL_MAX), || format!("tree of height {level}"))?;
         let superblock = Superblock {
             version,
             flags,
@@ -332,13 +351,16 @@ impl Superblock {
             journal_start,
             journal_blocks,
             sequence,
-            root: TreeRoot { block: root_block, generation, crc: root_crc, level: level as u8 },
+            root,
             manifest,
             orphan_blocks,
             mount_count,
             pool_start,
             pool_blocks,
             data_start,
+            data_end,
+            mirror_start,
+            mirror_blocks,
             free_blocks,
             inode_count,
             next_inode,
@@ -346,6 +368,9 @@ impl Superblock {
             created,
             mounted,
             checkpointed,
+            metadata_copies,
+            epoch,
+            space_root,
         };
         superblock.validate()?;
         Ok(superblock)
@@ -371,21 +396,41 @@ impl Superblock {
             format!("journal of {} blocks", self.journal_blocks)
         })?;
         let pool_end = area("metadata pool", journal_end, self.pool_start, self.pool_blocks)?;
-        let data_end =
-            area("data space", pool_end, self.data_start, count.saturating_sub(self.data_start.0))?;
-        check(self.free_blocks <= data_end - self.data_start.0, || {
-            format!(
-                "{} free blocks in {} blocks of data space",
-                self.free_blocks,
-                data_end - self.data_start.0
-            )
+        let data_blocks = self.data_end.0.saturating_sub(self.data_start.0);
+        let data_end = area("data space", pool_end, self.data_start, data_blocks)?;
+        check(data_end == self.data_end.0 && count - data_end >= FAR_BLOCKS, || {
+            format!("data space from {} to {}, in a volume of {count} blocks", self.data_start, self.data_end)
         })?;
-        area("tree root", journal_end, self.root.block, 1)?;
+        check(self.free_blocks <= data_blocks, || {
+            format!("{} free blocks in {data_blocks} blocks of data space", self.free_blocks)
+        })?;
+        let mirrored = self.mirror_blocks > 0;
+        if mirrored {
+            let end = area("mirrored metadata", self.data_start.0, self.mirror_start, self.mirror_blocks)?;
+            check(end <= data_end, || {
+                format!("mirrored metadata up to {end}, the data space ends at {data_end}")
+            })?;
+        }
+        check((1..=METADATA_COPIES_MAX).contains(&self.metadata_copies), || {
+            format!("{} copies of metadata", self.metadata_copies)
+        })?;
+        // A place within the pool, with as many copies as the volume keeps.
+        let place = |what: &str, place: Place| -> Result<()> {
+            let copies = if place.twin == NO_TWIN { 1 } else { METADATA_COPIES_MAX };
+            check(copies == self.metadata_copies && place.block != place.twin, || {
+                format!("{what} at blocks {} and {}", place.block, place.twin)
+            })?;
+            place.copies().try_for_each(|block| area(what, journal_end, block, 1).map(drop))
+        };
+        check(mirrored || self.mirror_start == NO_TWIN, || {
+            format!("no mirrored metadata at {}", self.mirror_start)
+        })?;
+        place("tree root", self.root.place())?;
         check(self.root.level <= TREE_LEVEL_MAX, || format!("tree of height {}", self.root.level))?;
         check(self.root.generation <= self.checkpoint, || {
             format!("tree root of checkpoint {} in checkpoint {}", self.root.generation, self.checkpoint)
         })?;
-        area("pool manifest", journal_end, self.manifest.block, 1)?;
+        place("pool manifest", self.manifest.place())?;
         check(self.manifest.count >= 1 && u64::from(self.manifest.count) <= count, || {
             format!("pool manifest of {} blocks", self.manifest.count)
         })?;
@@ -400,6 +445,12 @@ impl Superblock {
         })?;
         check(self.inode_count < self.next_inode, || {
             format!("{} inodes, but the next one is {}", self.inode_count, self.next_inode)
+        })?;
+        check(self.epoch == 0 && self.space_root.is_none(), || {
+            format!(
+                "epoch {}, a space tree at {:?}: this version has no snapshots",
+                self.epoch, self.space_root
+            )
         })?;
         let end = self.label.iter().position(|byte| *byte == 0).unwrap_or(LABEL_BYTES);
         let label_good =
@@ -430,6 +481,9 @@ fn bits(word: u64) -> String {
     names.join(", ")
 }
 
+/// How a reference to a node that does not exist is written.
+const NO_NODE: NodeRef = NodeRef { block: BlockNo(0), twin: NO_TWIN, generation: 0, crc: 0, level: 0 };
+
 struct Writer<'a> {
     block: &'a mut [u8; BLOCK_SIZE],
     at: usize,
@@ -445,6 +499,13 @@ impl Writer<'_> {
     }
     fn u64(&mut self, value: u64) {
         self.bytes(&value.to_le_bytes());
+    }
+    fn node(&mut self, node: &NodeRef) {
+        self.u64(node.block.0);
+        self.u64(node.twin.0);
+        self.u64(node.generation);
+        self.u32(node.crc);
+        self.u32(u32::from(node.level));
     }
 }
 
@@ -465,6 +526,12 @@ impl Reader<'_> {
     }
     fn u64(&mut self) -> u64 {
         u64::from_le_bytes(self.array())
+    }
+    fn node(&mut self) -> Result<NodeRef> {
+        let (block, twin, generation) = (BlockNo(self.u64()), BlockNo(self.u64()), self.u64());
+        let (crc, level) = (self.u32(), self.u32());
+        check(level <= u32::from(TREE_LEVEL_MAX), || format!("tree of height {level}"))?;
+        Ok(NodeRef { block, twin, generation, crc, level: level as u8 })
     }
 }
 
@@ -489,13 +556,27 @@ mod tests {
             journal_start: JOURNAL_START,
             journal_blocks: 1024,
             sequence: Seq(4032 * 5000),
-            root: TreeRoot { block: BlockNo(2000), generation: 6, crc: 0xdead_beef, level: 2 },
-            manifest: ManifestHead { block: BlockNo(2001), crc: 0x1234_5678, count: 2 },
+            root: NodeRef {
+                block: BlockNo(2000),
+                twin: BlockNo(131_100),
+                generation: 6,
+                crc: 0xdead_beef,
+                level: 2,
+            },
+            manifest: ManifestRef {
+                block: BlockNo(2001),
+                twin: BlockNo(131_101),
+                crc: 0x1234_5678,
+                count: 2,
+            },
             orphan_blocks: 4,
             mount_count: 9,
             pool_start: BlockNo(1040),
             pool_blocks: 2048,
             data_start: BlockNo(3088),
+            data_end: BlockNo(262_128),
+            mirror_start: BlockNo(131_072),
+            mirror_blocks: 2048,
             free_blocks: 200_000,
             inode_count: 41,
             next_inode: 100,
@@ -503,6 +584,9 @@ mod tests {
             created: Timestamp(-5),
             mounted: Timestamp(1_700_000_000_000_000_000),
             checkpointed: Timestamp(1_700_000_001_000_000_000),
+            metadata_copies: 2,
+            epoch: 0,
+            space_root: None,
         }
     }
 
@@ -530,7 +614,7 @@ mod tests {
         let block = sample().encode();
         let golden: &[(usize, &[u8])] = &[
             (0, b"QUIRE\0FS"),
-            (12, &[1, 0, 0, 0, 0, 0, 0, 0]),
+            (12, &[2, 0, 0, 0, 0, 0, 0, 0]),
             (20, &[1, 0, 0, 0]),
             (24, &[0x11, 0, 0, 0, 0, 0, 0, 0]),
             (48, b"0123456789abcdef"),
@@ -540,22 +624,27 @@ mod tests {
             (144, &[7, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0]),
             (160, &[16, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0]),
             (176, &20_160_000u64.to_le_bytes()),
-            (184, &[0xd0, 7, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0, 0xef, 0xbe, 0xad, 0xde, 2, 0, 0, 0]),
-            (208, &[0xd1, 7, 0, 0, 0, 0, 0, 0, 0x78, 0x56, 0x34, 0x12, 2, 0, 0, 0]),
-            (224, &[4, 0, 0, 0, 9, 0, 0, 0]),
-            (232, &[0x10, 4, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0x10, 0x0c, 0, 0, 0, 0, 0, 0]),
-            (256, &200_000u64.to_le_bytes()),
-            (264, &[41, 0, 0, 0, 0, 0, 0, 0, 100, 0, 0, 0, 0, 0, 0, 0]),
-            (280, &[8, 7, 6, 5, 4, 3, 2, 1, 0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11]),
-            (296, &[0xfb, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]),
+            (184, &[0xd0, 7, 0, 0, 0, 0, 0, 0, 0x1c, 0, 2, 0, 0, 0, 0, 0]),
+            (200, &[6, 0, 0, 0, 0, 0, 0, 0, 0xef, 0xbe, 0xad, 0xde, 2, 0, 0, 0]),
+            (216, &[0xd1, 7, 0, 0, 0, 0, 0, 0, 0x1d, 0, 2, 0, 0, 0, 0, 0]),
+            (232, &[0x78, 0x56, 0x34, 0x12, 2, 0, 0, 0]),
+            (240, &[4, 0, 0, 0, 9, 0, 0, 0]),
+            (248, &[0x10, 4, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0]),
+            (264, &[0x10, 0x0c, 0, 0, 0, 0, 0, 0, 0xf0, 0xff, 3, 0, 0, 0, 0, 0]),
+            (280, &[0, 0, 2, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0]),
+            (296, &200_000u64.to_le_bytes()),
+            (304, &[41, 0, 0, 0, 0, 0, 0, 0, 100, 0, 0, 0, 0, 0, 0, 0]),
+            (320, &[8, 7, 6, 5, 4, 3, 2, 1, 0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11]),
+            (336, &[0xfb, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]),
+            (360, &[2, 0, 0, 0, 0, 0, 0, 0]),
         ];
         for (at, bytes) in golden {
             assert_eq!(&block[*at..*at + bytes.len()], *bytes, "at offset {at}");
         }
-        assert!(block[320..].iter().all(|byte| *byte == 0));
+        assert!(block[364..].iter().all(|byte| *byte == 0));
         assert_eq!(u32::from_le_bytes(block[8..12].try_into().unwrap()), GOLDEN_CRC);
     }
-    const GOLDEN_CRC: u32 = 2_148_167_494;
+    const GOLDEN_CRC: u32 = 2_201_335_975;
 
     #[test]
     fn each_kind_of_refusal() {
@@ -587,7 +676,7 @@ mod tests {
 
     #[test]
     fn contradictions_are_corrupt() {
-        let bad: [fn(&mut Superblock); 18] = [
+        let bad: [fn(&mut Superblock); 32] = [
             |s| s.slot = 2,
             |s| s.block_count = BLOCK_COUNT_MAX + 1,
             |s| s.block_count = 3000,
@@ -606,6 +695,20 @@ mod tests {
             |s| s.root.generation = 8,
             |s| s.manifest.count = 0,
             |s| s.next_inode = 41,
+            |s| s.data_end = BlockNo(262_129),
+            |s| s.data_end = BlockNo(3000),
+            |s| s.metadata_copies = 0,
+            |s| s.metadata_copies = 1,
+            |s| s.metadata_copies = 3,
+            |s| s.root.twin = NO_TWIN,
+            |s| s.root.twin = s.root.block,
+            |s| s.root.twin = BlockNo(20),
+            |s| s.manifest.twin = BlockNo(262_144),
+            |s| s.mirror_start = BlockNo(3000),
+            |s| s.mirror_blocks = 1 << 20,
+            |s| s.mirror_blocks = 0,
+            |s| s.epoch = 1,
+            |s| s.space_root = Some(NodeRef { level: 0, ..s.root }),
         ];
         for (number, spoil) in bad.iter().enumerate() {
             let mut superblock = sample();

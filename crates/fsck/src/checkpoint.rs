@@ -10,7 +10,7 @@
 
 use crate::issue::{IssueKind, Severity};
 use crate::progress::Meter;
-use crate::report::{Findings, Place};
+use crate::report::{Findings, Place as ReportPlace};
 use crate::superblocks::SLOT_NAMES;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, Result};
 use quire_device::{AlignedBuf, Device, IoClass};
@@ -18,7 +18,10 @@ use quire_format::extent::Run;
 use quire_format::key::Key;
 use quire_format::node::{NodePage, NodeRef};
 use quire_format::orphan;
-use quire_format::pool::{BITMAP_WORDS, CHUNK_BLOCKS_MAX, ChunkEntry, ManifestPage, OrphanRef, PageIdentity};
+use quire_format::place::{NO_TWIN, Place};
+use quire_format::pool::{
+    BITMAP_WORDS, CHUNK_BLOCKS_MAX, ChunkEntry, ManifestPage, NextPage, OrphanRef, PageIdentity,
+};
 use quire_format::superblock::Superblock;
 use std::collections::{BTreeSet, HashMap};
 
@@ -36,7 +39,7 @@ pub(crate) struct Checkpoint {
     pub(crate) manifest_blocks: Vec<BlockNo>,
     /// Orphan blocks that check.
     pub(crate) orphans: Vec<OrphanRef>,
-    /// Places of those that do not.
+    /// Blocks of those that do not.
     pub(crate) damaged_orphans: Vec<BlockNo>,
     pub(crate) nodes: u64,
     /// A chunk of the pool lies where none may: a checkpoint could overwrite what is not the pool's.
@@ -129,6 +132,9 @@ struct Walk<'a> {
     buffer: AlignedBuf,
 }
 
+/// What a check makes of a block's bytes.
+type Decode<'f, T> = &'f dyn Fn(&[u8]) -> Result<T>;
+
 /// A node to be looked at, and the keys that its parent gives it.
 struct Step {
     at: NodeRef,
@@ -141,14 +147,14 @@ impl Walk<'_> {
         let name = SLOT_NAMES[self.checkpoint.slot];
         let number = self.checkpoint.superblock.checkpoint;
         if self.newest {
-            self.findings.add(kind, Place::block(at.0), message);
+            self.findings.add(kind, ReportPlace::block(at.0), message);
         } else {
             let message =
                 format!("checkpoint {number} of superblock {name}: {message}; the newer one serves");
             self.findings.add_as(
                 Severity::Warning,
                 IssueKind::OlderCheckpointDamaged,
-                Place::block(at.0),
+                ReportPlace::block(at.0),
                 message,
             );
             self.findings.fixes.superblocks = true;
@@ -167,34 +173,74 @@ impl Walk<'_> {
         self.device.read(IoClass::Metadata, at, &mut self.buffer)
     }
 
+    /// Reads both copies of a piece of metadata; one that checks is enough, the other one is reported. Errors: the
+    /// first copy's, where neither does.
+    fn read_copies<T>(&mut self, what: &str, place: Place, decode: Decode<'_, T>) -> Result<T> {
+        let copies = 1 + u32::from(place.twin != NO_TWIN);
+        if copies != self.checkpoint.superblock.metadata_copies {
+            return Err(Error::corrupt(format!(
+                "{what} at block {} has {copies} copies, the volume keeps {}",
+                place.block, self.checkpoint.superblock.metadata_copies
+            )));
+        }
+        let mut good: Option<(BlockNo, T)> = None;
+        let mut bad: Vec<(BlockNo, Error)> = Vec::new();
+        for at in place.copies() {
+            match self.read(at).and_then(|()| decode(&self.buffer)) {
+                Ok(value) => drop(good.get_or_insert((at, value))),
+                Err(error) => bad.push((at, error)),
+            }
+        }
+        let Some((serves, value)) = good else {
+            return Err(bad.swap_remove(0).1);
+        };
+        for (at, error) in bad {
+            // Both walks may come here.
+            if !self.findings.fixes.copies.insert((serves, at)) {
+                continue;
+            }
+            let message =
+                format!("{what}: the copy at block {at} is bad ({error}); that at block {serves} serves");
+            self.findings.add(IssueKind::CopyDamaged, ReportPlace::block(at.0), message);
+        }
+        Ok(value)
+    }
+
     /// Reads the chain; gives the references to the orphan blocks.
     fn manifest(&mut self) -> Result<Vec<OrphanRef>> {
         let superblock = &self.checkpoint.superblock;
         let (head, number) = (superblock.manifest, superblock.checkpoint);
         // A checkpoint with a new tree has a new map.
         let root_generation = superblock.root.generation;
-        let (mut at, mut crc) = (head.block, head.crc);
-        let (mut orphans, mut first_generation) = (Vec::new(), None);
+        let incarnation = superblock.incarnation;
+        let mut next = Some(NextPage { place: head.place(), crc: head.crc });
+        let (mut orphans, mut first_stamp) = (Vec::new(), None);
         for index in 0..head.count {
-            self.read(at)?;
-            let identity = PageIdentity { volume: self.volume, block: at, index, count: head.count };
-            let (generation, page) = ManifestPage::decode(&self.buffer, &identity, crc)?;
+            let Some(NextPage { place, crc }) = next else {
+                return Err(Error::corrupt(format!("page {index} of the manifest is missing")));
+            };
+            let identity = PageIdentity { volume: self.volume, place, index, count: head.count };
+            let what = format!("page {index} of the manifest");
+            let (stamp, page) =
+                self.read_copies(&what, place, &|bytes| ManifestPage::decode(bytes, &identity, crc))?;
             // A checkpoint that changed nothing goes on with the manifest of the one before.
-            if !(root_generation..=number).contains(&generation)
-                || *first_generation.get_or_insert(generation) != generation
+            if !(root_generation..=number).contains(&stamp.generation)
+                || stamp.incarnation > incarnation
+                || *first_stamp.get_or_insert(stamp) != stamp
             {
                 return Err(Error::corrupt(format!(
-                    "page {index} of the manifest is of checkpoint {generation}, the superblock's is {number}, its \
-                     tree's {root_generation}"
+                    "page {index} of the manifest is of checkpoint {} and life {}, the superblock's is {number} of \
+                     life {incarnation}, its tree's {root_generation}",
+                    stamp.generation, stamp.incarnation
                 )));
             }
             if page.chunks.is_empty() && page.orphans.is_empty() && head.count > 1 {
                 return Err(Error::corrupt(format!("page {index} of the manifest is empty")));
             }
-            self.checkpoint.manifest_blocks.push(at);
+            self.checkpoint.manifest_blocks.extend(place.copies());
             self.checkpoint.chunks.extend(page.chunks);
             orphans.extend(page.orphans);
-            (at, crc) = page.next;
+            next = page.next;
         }
         let chunks = &self.checkpoint.chunks;
         let in_order =
@@ -204,32 +250,32 @@ impl Walk<'_> {
         }
         self.add_missing_chunks();
         self.checkpoint.found = vec![[0; BITMAP_WORDS]; self.checkpoint.chunks.len()];
-        if (at, crc) != (BlockNo(0), 0) {
-            return Err(Error::corrupt("the last page of the manifest names another"));
-        }
         for page in self.checkpoint.manifest_blocks.clone() {
             self.mark(page, "a page of the manifest");
         }
         Ok(orphans)
     }
 
-    /// The pool's first area belongs to it for ever: what no chunk covers is reported, and gets a chunk here,
-    /// whose blocks are in use as the walk finds them.
+    /// The areas that mkfs gave to the pool belong to it for ever: what no chunk covers is reported, and gets a chunk
+    /// here, whose blocks are in use as the walk finds them.
     fn add_missing_chunks(&mut self) {
         let superblock = &self.checkpoint.superblock;
-        let (mut at, end) = (superblock.pool_start, superblock.pool_start.offset(superblock.pool_blocks));
+        let areas = [
+            Run::new(superblock.pool_start, superblock.pool_blocks),
+            Run::new(superblock.mirror_start, superblock.mirror_blocks),
+        ];
         let mut gaps = Vec::new();
-        for run in self.checkpoint.chunk_runs() {
-            if run.start >= end {
-                break;
+        for area in areas {
+            let mut at = area.start;
+            for run in self.checkpoint.chunk_runs() {
+                if at < run.start && at < area.end() {
+                    gaps.push(Run::new(at, run.start.0.min(area.end().0) - at.0));
+                }
+                at = at.max(run.end());
             }
-            if at < run.start {
-                gaps.push(Run::new(at, run.start.0 - at.0));
+            if at < area.end() {
+                gaps.push(Run::new(at, area.end().0 - at.0));
             }
-            at = at.max(run.end());
-        }
-        if at < end {
-            gaps.push(Run::new(at, end.0 - at.0));
         }
         for gap in gaps {
             let message = format!(
@@ -251,7 +297,7 @@ impl Walk<'_> {
     fn check_chunks(&mut self) {
         let superblock = &self.checkpoint.superblock;
         let (pool_start, data_start) = (superblock.pool_start.0, superblock.data_start.0);
-        let (pool_end, end) = (pool_start + superblock.pool_blocks, superblock.block_count);
+        let (pool_end, end) = (pool_start + superblock.pool_blocks, superblock.data_end.0);
         let wrong: Vec<Run> = self
             .checkpoint
             .chunk_runs()
@@ -286,14 +332,15 @@ impl Walk<'_> {
                 self.damaged_orphans(at, format!("the manifest does not name orphan block {index}"));
                 continue;
             };
-            let fresh = self.mark(orphan.block, &format!("orphan block {index}"));
-            let read = self.read(orphan.block).and_then(|()| {
-                if crc32c::crc32c(&self.buffer) != orphan.crc {
+            let what = format!("orphan block {index}");
+            let fresh = orphan.place().copies().map(|at| self.mark(at, &what)).min().unwrap_or(true);
+            let read = self.read_copies(&what, orphan.place(), &|bytes| {
+                if crc32c::crc32c(bytes) != orphan.crc {
                     return Err(Error::corrupt(format!(
                         "orphan block {index} is not the one that the manifest names"
                     )));
                 }
-                orphan::decode(index.into(), &self.buffer)
+                orphan::decode(index.into(), bytes)
             });
             match read {
                 Ok(_) if fresh => self.checkpoint.orphans.push(orphan),
@@ -302,7 +349,7 @@ impl Walk<'_> {
                 }
                 Err(error) => {
                     if fresh {
-                        self.checkpoint.damaged_orphans.push(orphan.block);
+                        self.checkpoint.damaged_orphans.extend(orphan.place().copies());
                     }
                     self.damaged_orphans(orphan.block, error.to_string());
                 }
@@ -341,8 +388,6 @@ impl Walk<'_> {
 
     fn nodes(&mut self, meter: &mut Meter<'_>) {
         let root = self.checkpoint.superblock.root;
-        let root =
-            NodeRef { block: root.block, generation: root.generation, crc: root.crc, level: root.level };
         let mut stack = vec![Step { at: root, low: None, high: None }];
         let mut followed = BTreeSet::new();
         while let Some(step) = stack.pop() {
@@ -351,7 +396,11 @@ impl Walk<'_> {
             // Without a pool to mark them in, nodes are still followed once: there may be more ways than
             // nodes.
             let mapped = !self.checkpoint.chunks.is_empty();
-            let first = if mapped { self.mark(at.block, "a tree node") } else { followed.insert(at.block) };
+            let first = if mapped {
+                at.place().copies().map(|block| self.mark(block, "a tree node")).min().unwrap_or(true)
+            } else {
+                followed.insert(at.block)
+            };
             if !first {
                 continue;
             }
@@ -360,7 +409,9 @@ impl Walk<'_> {
             if (at.level == 0 || !mapped) && self.seen.get(&at.block.0) == Some(&identity) {
                 continue;
             }
-            let page = self.read(at.block).and_then(|()| NodePage::decode(&self.buffer, self.volume, &at));
+            let volume = self.volume;
+            let page =
+                self.read_copies("a tree node", at.place(), &|bytes| NodePage::decode(bytes, volume, &at));
             match page {
                 Ok(page) => {
                     if self.bounds(&page, &step) {
@@ -382,8 +433,28 @@ impl Walk<'_> {
         }
     }
 
-    /// Whether a node's keys lie among those that its parent gives it.
+    /// Whether a node's keys lie among those that its parent gives it, and its header says the same.
     fn bounds(&mut self, page: &NodePage, step: &Step) -> bool {
+        let superblock = &self.checkpoint.superblock;
+        let says = page.bounds();
+        let header = (says.low, says.high) == (step.low, step.high)
+            && page.incarnation() <= superblock.incarnation
+            && page.birth() <= superblock.epoch;
+        if !header {
+            let message = format!(
+                "tree node at block {}: its header says life {}, epoch {}, keys {}; the volume is in life {} and epoch \
+                 {}, its parent gives it {}",
+                step.at.block,
+                page.incarnation(),
+                page.birth(),
+                range(says.low, says.high),
+                superblock.incarnation,
+                superblock.epoch,
+                range(step.low, step.high)
+            );
+            self.fatal(IssueKind::NodeOutOfOrder, step.at.block, message);
+            return false;
+        }
         // The first entry of an inner node covers everything below its key as well.
         let first = usize::from(page.level() > 0);
         let below = (first..page.count()).find(|&at| step.low.is_some_and(|low| page.key(at) < low));

@@ -130,7 +130,22 @@ impl Object {
             findings.fixes.disentangle.push(number);
         }
         self.file_end = self.file_end.max(extent.file_end());
-        let (data_start, end) = (view.superblock.data_start.0, view.superblock.block_count);
+        if extent.birth > view.superblock.epoch {
+            findings.add(
+                IssueKind::ExtentBirthWrong,
+                Place { inode: Some(number), block: Some(extent.disk_block.0) },
+                format!(
+                    "inode {number}: the extent at file block {} was born in epoch {}, the volume is in epoch {}",
+                    extent.file_block, extent.birth, view.superblock.epoch
+                ),
+            );
+            let born = Extent { birth: view.superblock.epoch, ..extent };
+            findings
+                .fixes
+                .rewrite
+                .push((Key::extent(InodeNo(number), extent.file_block), born.encode().to_vec()));
+        }
+        let (data_start, end) = (view.superblock.data_start.0, view.superblock.data_end.0);
         let (from, to) = (extent.disk_block.0.max(data_start), extent.disk_end().0.min(end));
         if (from, to) != (extent.disk_block.0, extent.disk_end().0) {
             findings.add(

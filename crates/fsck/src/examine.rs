@@ -73,8 +73,10 @@ fn by_evidence(
 ) -> Result<Examined> {
     let [(newer, superblock), (older, _)] = &both.pair.usable[..] else { return Ok(both) };
     let (newer, sequence) = (*newer, superblock.sequence);
+    let mut blocks = [0; 2];
+    both.pair.usable.iter().for_each(|(slot, superblock)| blocks[*slot] = superblock.block_count);
     let without = |slot: usize| -> Result<Examined> {
-        let masked: Arc<dyn Backend> = Arc::new(Masked::new(backend.clone(), slot));
+        let masked: Arc<dyn Backend> = Arc::new(Masked::new(backend.clone(), slot, blocks[slot]));
         look(&masked, tell)
     };
     let (by_newer, by_older) = (without(*older)?, without(newer)?);
@@ -175,7 +177,11 @@ fn open(backend: &Arc<dyn Backend>, examined: &mut Examined) -> Option<Image> {
         }
         outcome if whole > 0 => {
             // Recovery would take the damaged one, or refuses it: look at the other one alone.
-            let masked = Arc::new(Masked::new(backend.clone(), examined.checkpoints[0].slot));
+            let masked = Arc::new(Masked::new(
+                backend.clone(),
+                examined.checkpoints[0].slot,
+                examined.checkpoints[0].superblock.block_count,
+            ));
             let image = Image::load(masked).and_then(|image| {
                 if image.end < newest_sequence {
                     return Err(Error::corrupt(format!(
@@ -243,9 +249,9 @@ fn cross_check(
             follow_pool(&change, &mut chunks);
         }
     })?;
-    let block_count = image.superblock.block_count;
+    let end = image.superblock.data_end;
     // What lies past the end has been reported.
-    chunks.retain(|run| run.end().0 <= block_count);
+    chunks.retain(|run| run.end() <= end);
     chunks.sort_unstable();
     findings.summary.journal_records = journal.records;
     findings.summary.pool_blocks = chunks.iter().map(|run| run.blocks).sum();

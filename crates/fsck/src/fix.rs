@@ -6,10 +6,11 @@
 //!
 //! Neighbours: [`crate::report::Findings`] holds them, [`crate::repair`] carries them out.
 
+use quire_base::BlockNo;
 use quire_format::extent::Run;
 use quire_format::inode::{FileType, InodeRecord, MODE_TYPE_MASK};
 use quire_format::key::{Key, KeyKind};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// New values for fields of an inode's record; what is `None` stays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,6 +87,10 @@ pub(crate) struct Fixes {
     /// The pool's map or an orphan block must be written anew before the volume can be opened for writing.
     pub(crate) pool: bool,
     pub(crate) clear_error_flag: bool,
+    /// Neither slot's first copy is there; the second copies are put in their place.
+    pub(crate) restore_superblocks: bool,
+    /// Bad copies of metadata: (the block of the good one, that of the bad one).
+    pub(crate) copies: BTreeSet<(BlockNo, BlockNo)>,
     pub(crate) make_root: bool,
     pub(crate) drop_keys: Vec<Key>,
     /// First and last key of ranges to be dropped.
@@ -181,7 +186,12 @@ impl Fixes {
 
     /// Whether there is nothing to do.
     pub(crate) fn is_empty(&self) -> bool {
-        let raw = self.superblocks || self.pool || self.clear_error_flag || self.abandon_slot.is_some();
+        let raw = self.superblocks
+            || self.restore_superblocks
+            || self.pool
+            || self.clear_error_flag
+            || self.abandon_slot.is_some()
+            || !self.copies.is_empty();
         !(raw || self.changes_contents() || self.changes_accounts())
     }
 }

@@ -55,6 +55,8 @@ issue_kinds! {
     SuperblockDamaged = "superblock-damaged", Error;
     /// Neither superblock slot checks.
     SuperblocksDamaged = "superblocks-damaged", Fatal;
+    /// A slot's second copy, at the volume's end, does not check; the first one does.
+    SuperblockCopyDamaged = "superblock-copy-damaged", Warning;
     /// The two superblocks contradict one another.
     SuperblockMismatch = "superblock-mismatch", Error;
     /// The fixed areas are not where a volume has them.
@@ -69,6 +71,9 @@ issue_kinds! {
     VolumeRefused = "volume-refused", Fatal;
     /// The older of the two checkpoints is damaged; the newer one is whole.
     OlderCheckpointDamaged = "older-checkpoint-damaged", Warning;
+
+    /// One of the two copies of a piece of metadata does not check; the other one does.
+    CopyDamaged = "copy-damaged", Warning;
 
     /// A durable part of the journal does not check.
     JournalDamaged = "journal-damaged", Fatal;
@@ -131,6 +136,8 @@ issue_kinds! {
     XattrDamaged = "xattr-damaged", Error;
     /// An extent's value cannot be read.
     ExtentDamaged = "extent-damaged", Error;
+    /// An extent says that it was born after the volume's epoch.
+    ExtentBirthWrong = "extent-birth-wrong", Warning;
     /// An extent lies outside of the data space.
     ExtentOutOfRange = "extent-out-of-range", Error;
     /// Two extents of a file cover the same file block.
@@ -190,6 +197,7 @@ impl IssueKind {
             self,
             SuperblockDamaged
                 | SuperblocksDamaged
+                | SuperblockCopyDamaged
                 | SuperblockMismatch
                 | SuperblockGeometry
                 | ErrorFlagSet

@@ -4,16 +4,18 @@
 use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};
 use quire_device::{Backend, Io, IoClass, IoOp};
-use quire_format::superblock::SLOT_BLOCKS;
+use quire_format::superblock::{SLOT_BLOCKS, far_slots};
 
 pub(crate) struct Masked {
     inner: Arc<dyn Backend>,
-    hidden: BlockNo,
+    /// Both copies of the slot.
+    hidden: [BlockNo; 2],
 }
 
 impl Masked {
-    pub(crate) fn new(inner: Arc<dyn Backend>, slot: usize) -> Masked {
-        Masked { inner, hidden: SLOT_BLOCKS[slot] }
+    /// Hides a slot of a volume of so many blocks.
+    pub(crate) fn new(inner: Arc<dyn Backend>, slot: usize, block_count: u64) -> Masked {
+        Masked { inner, hidden: [SLOT_BLOCKS[slot], far_slots(block_count)[slot]] }
     }
 
     fn refuse(&self) -> Error {
@@ -36,9 +38,9 @@ impl Backend for Masked {
 
     fn read(&self, class: IoClass, at: BlockNo, buf: &mut [u8]) -> Result<()> {
         self.inner.read(class, at, buf)?;
-        if let Some(offset) = self.hidden.0.checked_sub(at.0) {
-            let from = offset as usize * BLOCK_SIZE;
-            if let Some(hidden) = buf.get_mut(from..from + BLOCK_SIZE) {
+        for offset in self.hidden.iter().filter_map(|hidden| hidden.0.checked_sub(at.0)) {
+            let from = (offset as usize).saturating_mul(BLOCK_SIZE);
+            if let Some(hidden) = buf.get_mut(from..from.saturating_add(BLOCK_SIZE)) {
                 hidden.fill(0);
             }
         }

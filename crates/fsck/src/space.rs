@@ -114,7 +114,7 @@ pub(crate) fn check_regions(view: &View<'_>, extents: &[Owned], findings: &mut F
         report(view, extents, comparison, findings);
         Ok(())
     })?;
-    let space = view.superblock.block_count - data_start;
+    let space = view.superblock.data_end.0 - data_start;
     findings.summary.used_blocks = used_blocks;
     findings.summary.free_blocks = space.saturating_sub(used_blocks);
     Ok(findings.summary.free_blocks)
@@ -149,11 +149,11 @@ fn report(view: &View<'_>, extents: &[Owned], comparison: &Comparison, findings:
     }
     for run in runs(&minus(marked, &comparison.used)).map(run) {
         findings.fixes.free_leaked = true;
-        if run.end().0 > view.superblock.block_count {
+        if run.end() > view.superblock.data_end {
             findings.add(
                 IssueKind::RegionOutOfRange,
                 Place::block(run.start.0),
-                format!("{} marked used, the volume ends at {}", are(run), view.superblock.block_count),
+                format!("{} marked used, the data space ends at {}", are(run), view.superblock.data_end),
             );
         } else {
             findings.add(

@@ -7,8 +7,11 @@
 
 use crate::issue::IssueKind;
 use crate::report::{Findings, Place};
+use quire::internals::inspect::SlotCopies;
 use quire_base::{Error, ErrorKind, Result};
-use quire_format::superblock::{FLAG_CLEAN, FLAG_ERRORS, JOURNAL_START, SLOT_BLOCKS, Superblock};
+use quire_format::superblock::{
+    FAR_BLOCKS, FLAG_CLEAN, FLAG_ERRORS, JOURNAL_START, SLOT_BLOCKS, Superblock, far_slots,
+};
 
 /// The names of the slots, as messages have them.
 pub(crate) const SLOT_NAMES: [&str; 2] = ["A", "B"];
@@ -28,19 +31,16 @@ impl Pair {
 
 /// Checks both slots. Errors (a volume that no check can say anything about): `NotAVolume`, `UnknownFormat`,
 /// `Io`.
-pub(crate) fn check(
-    slots: [Result<Superblock>; 2],
-    device_blocks: u64,
-    findings: &mut Findings,
-) -> Result<Pair> {
+pub(crate) fn check(slots: [SlotCopies; 2], device_blocks: u64, findings: &mut Findings) -> Result<Pair> {
     let mut usable = Vec::new();
     let mut reasons: Vec<(usize, Error)> = Vec::new();
-    for (slot, read) in slots.into_iter().enumerate() {
-        match read {
+    for (slot, copies) in slots.iter().enumerate() {
+        match copies.newest() {
             Ok(superblock) => usable.push((slot, superblock)),
             Err(error) => reasons.push((slot, error)),
         }
     }
+    check_copies(&slots, device_blocks, findings);
     // A newer quire has written to one slot: the other may be readable, but is not to be acted on.
     if let Some((slot, error)) = reasons.iter().find(|(_, error)| error.kind() == ErrorKind::UnknownFormat) {
         return Err(error.context(format!("superblock {}", SLOT_NAMES[*slot])));
@@ -79,12 +79,66 @@ pub(crate) fn check(
     Ok(Pair { usable, contradiction })
 }
 
+/// Slots that stand by one of their two copies alone.
+fn check_copies(slots: &[SlotCopies; 2], device_blocks: u64, findings: &mut Findings) {
+    let gone = |copies: &SlotCopies| {
+        copies.near.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotAVolume) && copies.far.is_ok()
+    };
+    let all_gone = slots.iter().all(|copies| copies.near.is_err()) && slots.iter().any(gone);
+    for (slot, copies) in slots.iter().enumerate() {
+        let (name, at) = (SLOT_NAMES[slot], SLOT_BLOCKS[slot]);
+        match (&copies.near, &copies.far) {
+            (Err(error), Ok(_)) if error.kind() != ErrorKind::UnknownFormat => {
+                let kind =
+                    if all_gone { IssueKind::SuperblocksDamaged } else { IssueKind::SuperblockDamaged };
+                let message = format!(
+                    "superblock {name} (block {at}) does not check: {error}; its copy at the volume's end serves, \
+                     repair rewrites it"
+                );
+                findings.add(kind, Place::block(at.0), message);
+                findings.fixes.superblocks = true;
+                findings.fixes.restore_superblocks |= all_gone;
+            }
+            (Ok(near), Ok(far)) if far.checkpoint > near.checkpoint => {
+                let message = format!(
+                    "superblock {name} (block {at}) is of checkpoint {}, its copy at the volume's end of {}: the device \
+                     has lost a write; the copy serves, repair rewrites it",
+                    near.checkpoint, far.checkpoint
+                );
+                findings.add(IssueKind::SuperblockDamaged, Place::block(at.0), message);
+                findings.fixes.superblocks = true;
+            }
+            _ => {}
+        }
+    }
+    // A crash may leave a second copy torn, or not yet written; but not that of the older superblock of a volume that
+    // was closed.
+    let [Ok(a), Ok(b)] = [&slots[0].near, &slots[1].near] else { return };
+    let truncated = a.block_count.max(b.block_count) > device_blocks;
+    if truncated || a.flags & b.flags & FLAG_CLEAN == 0 || a.checkpoint == b.checkpoint {
+        return;
+    }
+    let (slot, near) = if a.checkpoint < b.checkpoint { (0, a) } else { (1, b) };
+    let wrong = match &slots[slot].far {
+        Ok(far) if far == near || far.checkpoint > near.checkpoint => return,
+        Ok(far) if far.checkpoint == near.checkpoint => "it differs from the first one".to_string(),
+        Ok(far) => format!("it is of checkpoint {}, the first one of {}", far.checkpoint, near.checkpoint),
+        Err(error) => error.to_string(),
+    };
+    let at = far_slots(near.block_count)[slot];
+    let message = format!("the second copy of superblock {} (block {at}): {wrong}", SLOT_NAMES[slot]);
+    findings.add(IssueKind::SuperblockCopyDamaged, Place::block(at.0), message);
+    findings.fixes.superblocks = true;
+}
+
 /// Whether journal, first pool chunks and data space follow one another without a gap, as every volume has
 /// them.
 pub(crate) fn areas_join(superblock: &Superblock) -> bool {
     superblock.journal_start == JOURNAL_START
         && superblock.pool_start == superblock.journal_end()
         && superblock.data_start == superblock.pool_start.offset(superblock.pool_blocks)
+        && superblock.data_end.0 + FAR_BLOCKS == superblock.block_count
+        && (superblock.metadata_copies > 1) == (superblock.mirror_blocks > 0)
 }
 
 fn check_alone(slot: usize, superblock: &Superblock, device_blocks: u64, findings: &mut Findings) {
@@ -206,8 +260,16 @@ fn journal(superblock: &Superblock) -> (u64, u64) {
     (superblock.journal_start.0, superblock.journal_blocks)
 }
 
-fn areas(superblock: &Superblock) -> [u64; 3] {
-    [superblock.pool_start.0, superblock.pool_blocks, superblock.data_start.0]
+fn areas(superblock: &Superblock) -> [u64; 7] {
+    [
+        superblock.pool_start.0,
+        superblock.pool_blocks,
+        superblock.data_start.0,
+        superblock.data_end.0,
+        superblock.mirror_start.0,
+        superblock.mirror_blocks,
+        superblock.metadata_copies.into(),
+    ]
 }
 
 fn counts(superblock: &Superblock) -> [u64; 3] {

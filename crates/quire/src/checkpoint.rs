@@ -16,11 +16,11 @@
 //! [`crate::recovery`] writes one when it has replayed something.
 
 use crate::engine::Engine;
+use crate::superblocks::publish;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{Result, Seq};
-use quire_device::{AlignedBuf, Device, IoClass};
-use quire_format::superblock::{FLAG_CLEAN, FLAG_ERRORS, ManifestHead, SLOT_BLOCKS, Superblock, TreeRoot};
-use quire_tree::CheckpointImage;
+use quire_format::superblock::{FLAG_CLEAN, FLAG_ERRORS, Superblock};
+use quire_tree::{CheckpointImage, CheckpointStamp};
 
 /// What the superblock slots hold.
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +62,9 @@ impl Engine {
         self.write_checkpoint(&mut state, 0)?;
         // The second names the same tree, so that either slot alone tells of a clean volume.
         self.write_checkpoint(&mut state, FLAG_CLEAN)?;
-        self.write_checkpoint(&mut state, FLAG_CLEAN).map_err(|error| self.shut_down(&error))
+        self.write_checkpoint(&mut state, FLAG_CLEAN).map_err(|error| self.shut_down(&error))?;
+        // The second copy of the last superblock.
+        self.device.flush()
     }
 
     fn write_checkpoint(&self, state: &mut CheckpointState, flags: u32) -> Result<()> {
@@ -80,7 +82,8 @@ impl Engine {
 
         journal.force(sequence)?;
         self.device.recorded().write_home(&self.device, sequence, &mut |seq| journal.force(seq))?;
-        let image = self.tree.write_frozen(frozen, number)?;
+        let stamp = CheckpointStamp { checkpoint: number, incarnation: superblock.incarnation };
+        let image = self.tree.write_frozen(frozen, stamp)?;
         self.device.flush_to(self.device.mark())?;
 
         let slot = 1 - state.slot;
@@ -108,24 +111,6 @@ impl Engine {
 
 /// Puts what a checkpoint wrote into the superblock that will name it.
 pub(crate) fn name_image(superblock: &mut Superblock, image: &CheckpointImage) {
-    let root = image.root;
-    superblock.root =
-        TreeRoot { block: root.block, generation: root.generation, crc: root.crc, level: root.level };
-    superblock.manifest =
-        ManifestHead { block: image.manifest.block, crc: image.manifest.crc, count: image.manifest.count };
-}
-
-/// Writes a superblock into a slot and makes it durable.
-pub(crate) fn publish(device: &Device, superblock: &Superblock, slot: usize) -> Result<()> {
-    write_slot(device, superblock, slot)?;
-    device.flush_to(device.mark())
-}
-
-/// Writes a superblock into a slot, durable after a flush.
-pub(crate) fn write_slot(device: &Device, superblock: &Superblock, slot: usize) -> Result<()> {
-    let mut superblock = superblock.clone();
-    superblock.slot = slot as u32;
-    let mut block = AlignedBuf::zeroed(quire_base::BLOCK_SIZE);
-    block.copy_from_slice(&superblock.encode());
-    device.write(IoClass::Metadata, SLOT_BLOCKS[slot], &block)
+    superblock.root = image.root;
+    superblock.manifest = image.manifest;
 }

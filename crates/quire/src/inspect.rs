@@ -9,6 +9,8 @@
 use crate::options::VolumeOptions;
 use crate::orphan::{OrphanSlots, Slot};
 use crate::recovery::{self, RecoveryReport};
+use crate::superblocks;
+pub use crate::superblocks::SlotCopies;
 use quire_base::sync::Arc;
 use quire_base::{InodeNo, Result, Seq};
 use quire_device::{Backend, Device};
@@ -21,9 +23,9 @@ use quire_journal::{ReplayConfig, ReplayEnd, replay};
 use quire_tree::Tree;
 use std::ops::ControlFlow;
 
-/// Both superblock slots, each decoded or with the reason why it is not.
-pub fn superblocks(backend: Arc<dyn Backend>) -> [Result<Superblock>; 2] {
-    recovery::read_superblocks(&Device::new(backend))
+/// Both superblock slots, each copy decoded or with the reason why it is not.
+pub fn superblocks(backend: Arc<dyn Backend>) -> [SlotCopies; 2] {
+    superblocks::read(&Device::new(backend))
 }
 
 /// Calls `visit` with every record of the journal that a recovery from `superblock` would replay.

@@ -97,6 +97,7 @@ mod repair;
 mod reservation;
 mod room_queue;
 mod seen;
+mod superblocks;
 mod transaction;
 mod volume;
 mod walk;

@@ -1,18 +1,20 @@
 //! Making a volume.
 //!
-//! Protocol: refuse what already holds something (unless forced); clear both superblock slots and flush, so
+//! Protocol: refuse what already holds something (unless forced); clear all copies of the superblocks and flush, so
 //! that a half-made volume is no volume; write the journal with zeros; write the first tree (root directory,
 //! used blocks of the fixed areas) and the empty orphan blocks as checkpoint 1; flush; write both
 //! superblocks.
 //!
 //! Geometry (4 KiB blocks): slot A at 0, slot B at 8, journal from 16, the first chunks of the metadata pool
-//! behind it, data space behind that.
+//! behind it, data space behind that, the second copies of the slots in the last 16 blocks. Where metadata has two
+//! copies, the pool has as many chunks again in the middle of the volume.
 //!
 //! Neighbours: `format::superblock` is the result; [`crate::recovery`] opens it.
 
-use crate::checkpoint::{name_image, publish};
+use crate::checkpoint::name_image;
 use crate::options::FormatOptions;
 use crate::orphan::OrphanSlots;
+use crate::superblocks;
 use quire_base::random::Random;
 use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, InodeNo, Result, Seq};
@@ -20,11 +22,14 @@ use quire_device::{AlignedBuf, Backend, Device, IoClass};
 use quire_format::extent::Run;
 use quire_format::inode::{FileType, InodeRecord};
 use quire_format::key::Key;
+use quire_format::place::NO_TWIN;
 use quire_format::region::{RegionMap, split_by_region};
 use quire_format::superblock::{
-    FLAG_CLEAN, FORMAT_MAJOR, FORMAT_MINOR, JOURNAL_START, ManifestHead, SLOT_BLOCKS, Superblock, TreeRoot,
+    FAR_BLOCKS, FLAG_CLEAN, FORMAT_MAJOR, FORMAT_MINOR, JOURNAL_START, METADATA_COPIES_MAX, SLOT_BLOCKS,
+    Superblock,
 };
-use quire_tree::{PoolState, Tree, TreeLimits};
+use quire_tree::{CheckpointStamp, ManifestRef, NodeRef, PoolState, Tree, TreeLimits};
+use std::collections::BTreeMap;
 
 /// The smallest volume, in bytes.
 pub const VOLUME_BYTES_MIN: u64 = 16 << 20;
@@ -35,6 +40,9 @@ pub const JOURNAL_BYTES_MIN: u64 = 1 << 20;
 /// See [`JOURNAL_BYTES_MIN`].
 pub const JOURNAL_BYTES_MAX: u64 = 4 << 30;
 
+/// From this size on, in bytes, metadata has two copies unless a volume is made otherwise.
+pub const TWO_COPIES_BYTES_MIN: u64 = 64 << 20;
+
 /// Blocks in a chunk of the metadata pool.
 const CHUNK_BLOCKS: u64 = 1024;
 
@@ -44,10 +52,11 @@ struct Geometry {
     pool_start: BlockNo,
     pool_blocks: u64,
     orphan_blocks: u32,
+    copies: u32,
 }
 
 impl Geometry {
-    fn of(bytes: u64, journal_bytes: Option<u64>) -> Result<Geometry> {
+    fn of(bytes: u64, journal_bytes: Option<u64>, copies: Option<u32>) -> Result<Geometry> {
         if bytes < VOLUME_BYTES_MIN {
             return Err(Error::invalid(format!(
                 "a volume needs at least {} MiB, {bytes} bytes were given",
@@ -56,6 +65,10 @@ impl Geometry {
         }
         if bytes > VOLUME_BYTES_MAX {
             return Err(Error::invalid(format!("a volume has at most 1 PiB, {bytes} bytes were given")));
+        }
+        let copies = copies.unwrap_or(if bytes >= TWO_COPIES_BYTES_MIN { METADATA_COPIES_MAX } else { 1 });
+        if !(1..=METADATA_COPIES_MAX).contains(&copies) {
+            return Err(Error::invalid(format!("metadata has 1 or 2 copies, {copies} were asked for")));
         }
         let blocks = bytes / BLOCK_SIZE as u64;
         let journal_bytes = match journal_bytes {
@@ -77,18 +90,35 @@ impl Geometry {
             pool_start: JOURNAL_START.offset(journal_blocks),
             pool_blocks,
             orphan_blocks: (bytes >> 30).clamp(2, 128) as u32,
+            copies,
         })
+    }
+
+    fn data_end(&self) -> BlockNo {
+        BlockNo(self.blocks - FAR_BLOCKS)
+    }
+
+    /// The chunks for second copies, if there are any.
+    fn mirror(&self) -> Option<Run> {
+        let middle = BlockNo((self.blocks / 2).next_multiple_of(64));
+        (self.copies > 1).then_some(Run::new(middle, self.pool_blocks))
+    }
+
+    /// What belongs neither to files nor to free space, apart from the end of the volume.
+    fn fixed(&self) -> Vec<Run> {
+        std::iter::once(Run::new(BlockNo(0), self.data_start().0)).chain(self.mirror()).collect()
+    }
+
+    fn free_blocks(&self) -> u64 {
+        self.data_end().0 - self.data_start().0 - self.mirror().map_or(0, |mirror| mirror.blocks)
     }
 
     fn data_start(&self) -> BlockNo {
         self.pool_start.offset(self.pool_blocks)
     }
 
-    fn chunks(&self) -> Vec<Run> {
-        (0..self.pool_blocks)
-            .step_by(CHUNK_BLOCKS as usize)
-            .map(|at| Run::new(self.pool_start.offset(at), CHUNK_BLOCKS.min(self.pool_blocks - at)))
-            .collect()
+    fn pool(&self) -> Vec<Run> {
+        std::iter::once(Run::new(self.pool_start, self.pool_blocks)).chain(self.mirror()).collect()
     }
 }
 
@@ -103,16 +133,13 @@ pub(crate) fn format(backend: Arc<dyn Backend>, options: &FormatOptions) -> Resu
             device.name()
         )));
     }
-    let geometry = Geometry::of(bytes, options.journal_bytes)?;
+    let geometry = Geometry::of(bytes, options.journal_bytes, options.metadata_copies)?;
     if !options.force {
         refuse_existing(&device)?;
     }
     let label = Superblock::pad_label(&options.label)?;
 
-    let zero = AlignedBuf::zeroed(BLOCK_SIZE);
-    for at in SLOT_BLOCKS {
-        device.write(IoClass::Metadata, at, &zero)?;
-    }
+    superblocks::clear(&device, geometry.blocks)?;
     device.flush_to(device.mark())?;
     write_zeros(&device, JOURNAL_START, geometry.journal_blocks)?;
 
@@ -122,6 +149,7 @@ pub(crate) fn format(backend: Arc<dyn Backend>, options: &FormatOptions) -> Resu
     uuid[8..].copy_from_slice(&random.next_u64().to_le_bytes());
     let uuid = uuid::Builder::from_random_bytes(uuid).into_uuid().into_bytes();
     let now = options.clock.now();
+    let mirror = geometry.mirror();
     let mut superblock = Superblock {
         version: (FORMAT_MAJOR, FORMAT_MINOR),
         flags: FLAG_CLEAN,
@@ -137,47 +165,57 @@ pub(crate) fn format(backend: Arc<dyn Backend>, options: &FormatOptions) -> Resu
         journal_start: JOURNAL_START,
         journal_blocks: geometry.journal_blocks,
         sequence: Seq(0),
-        root: TreeRoot { block: BlockNo(0), generation: 0, crc: 0, level: 0 },
-        manifest: ManifestHead { block: BlockNo(0), crc: 0, count: 0 },
+        root: NodeRef { block: BlockNo(0), twin: NO_TWIN, generation: 0, crc: 0, level: 0 },
+        manifest: ManifestRef { block: BlockNo(0), twin: NO_TWIN, crc: 0, count: 0 },
         orphan_blocks: geometry.orphan_blocks,
         mount_count: 0,
         pool_start: geometry.pool_start,
         pool_blocks: geometry.pool_blocks,
         data_start: geometry.data_start(),
-        free_blocks: geometry.blocks - geometry.data_start().0,
+        data_end: geometry.data_end(),
+        mirror_start: mirror.map_or(BlockNo(0), |mirror| mirror.start),
+        mirror_blocks: mirror.map_or(0, |mirror| mirror.blocks),
+        free_blocks: geometry.free_blocks(),
         inode_count: 1,
         next_inode: InodeNo::ROOT.0 + 1,
         hash_seed: [random.next_u64(), random.next_u64()],
         created: now,
         mounted: now,
         checkpointed: now,
+        metadata_copies: geometry.copies,
+        epoch: 0,
+        space_root: None,
     };
 
-    let pool = PoolState::new(&geometry.chunks());
+    let pool = PoolState::new(&geometry.pool(), geometry.copies);
     let tree =
         Tree::create(device.clone(), superblock.volume_id(), pool, TreeLimits::with_cache_bytes(64 << 20));
     tree.put(Key::inode(InodeNo::ROOT), &root_directory(now).encode())?;
-    for (region, start, blocks) in split_by_region(Run::new(BlockNo(0), geometry.data_start().0)) {
-        let mut map = RegionMap::new();
-        map.set_used(start, blocks)?;
+    let mut regions: BTreeMap<u64, RegionMap> = BTreeMap::new();
+    for (region, start, blocks) in geometry.fixed().into_iter().flat_map(split_by_region) {
+        regions.entry(region).or_default().set_used(start, blocks)?;
+    }
+    for (region, map) in regions {
         if let Some(value) = map.encode() {
             tree.put(Key::region(region), &value)?;
         }
     }
     let orphans = OrphanSlots::new(geometry.orphan_blocks);
     let frozen = tree.freeze(orphans.take_changed(true)?);
-    let image = tree.write_frozen(frozen, superblock.checkpoint)?;
+    let stamp = CheckpointStamp { checkpoint: superblock.checkpoint, incarnation: superblock.incarnation };
+    let image = tree.write_frozen(frozen, stamp)?;
     device.flush_to(device.mark())?;
     name_image(&mut superblock, &image);
     for slot in 0..SLOT_BLOCKS.len() {
-        publish(&device, &superblock, slot)?;
+        superblocks::publish(&device, &superblock, slot)?;
     }
+    device.flush_to(device.mark())?;
     Ok(superblock)
 }
 
 /// Checks a volume's and a journal's size before anything is created.
-pub(crate) fn check_size(bytes: u64, journal_bytes: Option<u64>) -> Result<()> {
-    Geometry::of(bytes, journal_bytes).map(drop)
+pub(crate) fn check_size(bytes: u64, options: &FormatOptions) -> Result<()> {
+    Geometry::of(bytes, options.journal_bytes, options.metadata_copies).map(drop)
 }
 
 /// Opens what is to become a volume: a block device as it is; an image file, made longer if a size says so.
@@ -187,7 +225,7 @@ pub(crate) fn open_for_format(path: &std::path::Path, options: &FormatOptions) -
     let metadata = std::fs::metadata(path).map_err(|error| Error::os(doing("looking at"), &error))?;
     if metadata.is_file() {
         let wanted = options.size.unwrap_or(metadata.len());
-        check_size(wanted, options.journal_bytes)?;
+        check_size(wanted, options)?;
         if wanted > metadata.len() {
             // An empty or shorter file: look before it grows, so that a refusal changes nothing.
             if metadata.len() > 0 && !options.force {
@@ -294,6 +332,7 @@ fn refuse_existing(device: &Device) -> Result<()> {
         .iter()
         .find(|(_, at, magic)| head.get(*at..*at + magic.len()).is_some_and(|bytes| bytes == *magic))
         .map(|(name, _, _)| *name)
+        .or_else(|| superblocks::has_far(device).then_some("a Quire volume whose beginning was overwritten"))
         .or_else(|| head.iter().any(|&byte| byte != 0).then_some("data of an unknown kind"));
     match found {
         None => Ok(()),
@@ -311,14 +350,20 @@ mod tests {
 
     #[test]
     fn geometry_of_small_and_large_volumes() {
-        let small = Geometry::of(VOLUME_BYTES_MIN, None).unwrap();
-        assert!(small.data_start().0 < small.blocks / 2);
-        let large = Geometry::of(16 << 40, None).unwrap();
-        assert_eq!(large.journal_blocks, (64 << 20) / 4096);
-        assert_eq!(large.chunks().iter().map(|chunk| chunk.blocks).sum::<u64>(), large.pool_blocks);
-        assert!(Geometry::of(1 << 20, None).is_err());
-        assert!(Geometry::of(2 << 50, None).is_err());
-        assert!(Geometry::of(1 << 30, Some(1 << 29)).is_err());
+        for copies in [1, 2] {
+            let small = Geometry::of(VOLUME_BYTES_MIN, None, Some(copies)).unwrap();
+            assert!(small.free_blocks() > small.blocks / 2);
+            let most = Geometry::of(VOLUME_BYTES_MIN, Some(VOLUME_BYTES_MIN / 4), Some(copies)).unwrap();
+            assert!(most.mirror().is_none_or(|mirror| mirror.start > most.data_start()));
+        }
+        let large = Geometry::of(16 << 40, None, None).unwrap();
+        assert_eq!((large.journal_blocks, large.copies), ((64 << 20) / 4096, 2));
+        assert_eq!(large.mirror().unwrap().start.0, large.blocks / 2);
+        assert_eq!(Geometry::of(32 << 20, None, None).unwrap().copies, 1);
+        assert!(Geometry::of(1 << 20, None, None).is_err());
+        assert!(Geometry::of(2 << 50, None, None).is_err());
+        assert!(Geometry::of(1 << 30, Some(1 << 29), None).is_err());
+        assert!(Geometry::of(1 << 30, None, Some(3)).is_err());
     }
 
     #[test]

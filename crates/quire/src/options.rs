@@ -29,6 +29,7 @@ pub struct FormatOptions {
     pub(crate) size: Option<u64>,
     pub(crate) label: String,
     pub(crate) journal_bytes: Option<u64>,
+    pub(crate) metadata_copies: Option<u32>,
     pub(crate) force: bool,
     pub(crate) clock: Clock,
     pub(crate) seed: Option<u64>,
@@ -58,6 +59,14 @@ impl FormatOptions {
     #[must_use]
     pub fn journal_bytes(mut self, bytes: u64) -> FormatOptions {
         self.journal_bytes = Some(bytes);
+        self
+    }
+
+    /// Copies of each piece of metadata, 1 or 2, far apart on the device; else 2 on volumes from 64 MiB on. With two,
+    /// the volume survives any one bad block of metadata.
+    #[must_use]
+    pub fn metadata_copies(mut self, copies: u32) -> FormatOptions {
+        self.metadata_copies = Some(copies);
         self
     }
 
@@ -96,7 +105,7 @@ impl FormatOptions {
                 ));
             }
             (false, Some(size)) => {
-                mkfs::check_size(size, self.journal_bytes)?;
+                mkfs::check_size(size, self)?;
                 quire_device::create_image(path, size, false)?
             }
             (true, _) => mkfs::open_for_format(path, self)?,

@@ -5,7 +5,7 @@
 //! back can provide them.
 //!
 //! Protocol. Every inode with `d` delayed blocks keeps `d / 32` blocks (rounded up) beside them: a leaf that
-//! splits at worst into halves holds more than 40 extent keys. A standing reserve, kept from mount on, covers
+//! splits at worst into halves holds more than 40 extent keys; twice as many where nodes have two copies. A standing reserve, kept from mount on, covers
 //! the nodes that one transaction may dirty. A critical transaction that finds the pool full, and no free
 //! space, takes a chunk from what is kept ([`Engine::promised_chunk`]). What is taken is a *debt*: promises
 //! that fall due pay it before anything goes back to the allocator, and each checkpoint tries to pay the rest
@@ -74,7 +74,16 @@ fn promise(delayed: u64) -> u64 {
 
 impl Engine {
     fn standing_reserve(&self) -> u64 {
-        (self.superblock.block_count / STANDING_PART).min(STANDING_MAX)
+        self.metadata_copies() * (self.superblock.block_count / STANDING_PART).min(STANDING_MAX)
+    }
+
+    fn metadata_copies(&self) -> u64 {
+        u64::from(self.superblock.metadata_copies)
+    }
+
+    /// What `more` delayed blocks add to the promise beside `delayed` ones.
+    fn growth(&self, delayed: u64, more: u64) -> u64 {
+        self.metadata_copies() * (promise(delayed + more) - promise(delayed))
     }
 
     /// Keeps the standing reserve back, as far as there is space. What cannot be had is owed, and paid when
@@ -106,7 +115,7 @@ impl Engine {
     pub(crate) fn widen_pool(&self) -> Result<()> {
         let volume = self.superblock.block_count;
         let pool_blocks = || self.tree.stats().pool_blocks;
-        let pool_max = (2 * pool_blocks()).min(volume / WIDENED_PART);
+        let pool_max = (2 * pool_blocks()).min(self.metadata_copies() * volume / WIDENED_PART);
         while self.tree.pool_lacks() >= CHUNK_BLOCKS
             && pool_blocks() + CHUNK_BLOCKS <= pool_max
             && self.alloc.free_blocks() > volume / 8
@@ -129,16 +138,16 @@ impl Engine {
     /// them.
     pub(crate) fn delay(&self, inode: &Inode, blocks: u64) -> Result<()> {
         let delayed = &inode.delayed;
-        let expected = growth(delayed.blocks(), blocks);
+        let expected = self.growth(delayed.blocks(), blocks);
         let mut reservation = self.alloc.reserve(blocks + expected)?;
-        let kept = growth(delayed.blocks.fetch_add(blocks, Ordering::AcqRel), blocks);
+        let kept = self.growth(delayed.blocks.fetch_add(blocks, Ordering::AcqRel), blocks);
         if kept > expected {
             match self.alloc.reserve(kept - expected) {
                 Ok(more) => reservation.merge(more),
                 Err(error) => {
                     let before = delayed.blocks.fetch_sub(blocks, Ordering::AcqRel);
                     // Others came in between: what they and we count together must stay right.
-                    let returned = growth(before - blocks, blocks);
+                    let returned = self.growth(before - blocks, blocks);
                     if kept > returned {
                         self.pool_promise.put(reservation.split(kept - returned));
                     } else {
@@ -159,14 +168,14 @@ impl Engine {
     /// are the caller's business, what was kept beside them goes back.
     pub(crate) fn redeem(&self, inode: &Inode, blocks: u64) {
         let before = inode.delayed.blocks.fetch_sub(blocks, Ordering::AcqRel);
-        drop(self.pool_promise.take(&self.alloc, growth(before - blocks, blocks)));
+        drop(self.pool_promise.take(&self.alloc, self.growth(before - blocks, blocks)));
     }
 
     /// An inode leaves memory: what its data was promised and never got goes back. There is some only where
     /// the volume was shut down by an error.
     pub(crate) fn end_delayed(&self, delayed: &Delayed) {
         let blocks = delayed.blocks.swap(0, Ordering::AcqRel);
-        drop(self.pool_promise.take(&self.alloc, promise(blocks)));
+        drop(self.pool_promise.take(&self.alloc, self.growth(0, blocks)));
         drop(delayed.take(&self.alloc, delayed.space.due()));
     }
 
@@ -188,9 +197,4 @@ impl Engine {
         self.pool_promise.repay(&mut self.alloc.cancel(&[run])?);
         Ok(())
     }
-}
-
-/// What `more` delayed blocks add to the promise beside `delayed` ones.
-fn growth(delayed: u64, more: u64) -> u64 {
-    promise(delayed + more) - promise(delayed)
 }

@@ -21,23 +21,24 @@
 //! damaged.
 
 use crate::apply::Target;
-use crate::checkpoint::{CheckpointState, name_image, publish};
+use crate::checkpoint::{CheckpointState, name_image};
 use crate::engine::{Engine, Parts};
 use crate::inode_numbers::InodeNumbers;
 use crate::options::VolumeOptions;
 use crate::orphan::OrphanSlots;
+use crate::superblocks::{self, publish};
 use quire_alloc::{AllocConfig, Allocator, RegionSource};
 use quire_base::metrics::Counter;
 use quire_base::sync::Arc;
-use quire_base::{BLOCK_SIZE, Context, Error, ErrorKind, Result, Seq};
+use quire_base::{Context, Error, ErrorKind, Result, Seq};
 use quire_cache::Cache;
-use quire_device::{AlignedBuf, Backend, Device, IoClass};
+use quire_device::{Backend, Device};
 use quire_format::key::{Key, KeyKind};
 use quire_format::record;
 use quire_format::region::RegionMap;
-use quire_format::superblock::{FLAG_CLEAN, SLOT_BLOCKS, Superblock};
+use quire_format::superblock::{FLAG_CLEAN, Superblock};
 use quire_journal::{Journal, JournalConfig, ReplayConfig, replay};
-use quire_tree::{ManifestRef, NodeRef, PoolState, Tree, TreeLimits};
+use quire_tree::{CheckpointStamp, PoolState, Tree, TreeLimits};
 
 /// What recovery found, for `info` and the log.
 #[derive(Clone, Debug, Default)]
@@ -65,24 +66,9 @@ pub(crate) struct Loaded {
     pub(crate) report: RecoveryReport,
 }
 
-/// Reads both superblock slots.
-pub(crate) fn read_superblocks(device: &Device) -> [Result<Superblock>; 2] {
-    SLOT_BLOCKS.map(|at| {
-        let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
-        if at.0 >= device.blocks() {
-            return Err(Error::new(
-                ErrorKind::NotAVolume,
-                format!("{} is too small for a Quire volume", device.name()),
-            ));
-        }
-        device.read(IoClass::Metadata, at, &mut block)?;
-        Superblock::decode(&block)
-    })
-}
-
 /// Chooses a superblock and replays the journal after it, in memory. Writes nothing.
 pub(crate) fn load(device: &Arc<Device>, options: &VolumeOptions) -> Result<Loaded> {
-    let slots = read_superblocks(device);
+    let slots = superblocks::newest(device);
     let mut candidates: Vec<(usize, Superblock)> = Vec::new();
     let mut reasons: Vec<Error> = Vec::new();
     for (slot, read) in slots.into_iter().enumerate() {
@@ -158,20 +144,11 @@ fn load_from(
     newest_sequence: Seq,
 ) -> Result<Loaded> {
     let volume = superblock.volume_id();
-    let root = NodeRef {
-        block: superblock.root.block,
-        generation: superblock.root.generation,
-        crc: superblock.root.crc,
-        level: superblock.root.level,
-    };
-    let manifest = ManifestRef {
-        block: superblock.manifest.block,
-        crc: superblock.manifest.crc,
-        count: superblock.manifest.count,
-    };
-    let pool = PoolState::load(device, volume, manifest, superblock.block_count).context("metadata pool")?;
+    let pool = PoolState::load(device, volume, superblock.manifest, superblock.block_count)
+        .context("metadata pool")?;
     let orphan_blocks = pool.load_orphan_blocks(device, superblock.orphan_blocks);
-    let tree = Tree::open(device.clone(), volume, root, pool, tree_limits(options)).context("tree")?;
+    let tree =
+        Tree::open(device.clone(), volume, superblock.root, pool, tree_limits(options)).context("tree")?;
 
     let orphans = OrphanSlots::new(superblock.orphan_blocks);
     let mut report = RecoveryReport::default();
@@ -307,13 +284,14 @@ fn new_incarnation(
     backend.flush()?;
     device.recorded().write_home(&device, loaded.end, &mut |_| Ok(()))?;
 
-    let as_found = read_superblocks(&device)[loaded.slot].clone()?;
+    let as_found = superblocks::newest(&device)[loaded.slot].clone()?;
     let (first, second) = (1 - loaded.slot, loaded.slot);
     publish(&device, &as_found, first)?;
 
     let number = loaded.superblock.checkpoint + 1;
     let frozen = loaded.tree.freeze(loaded.orphans.take_changed(false)?);
-    let image = loaded.tree.write_frozen(frozen, number)?;
+    let stamp = CheckpointStamp { checkpoint: number, incarnation: loaded.superblock.incarnation + 1 };
+    let image = loaded.tree.write_frozen(frozen, stamp)?;
     device.flush_to(device.mark())?;
 
     let superblock = &mut loaded.superblock;
@@ -358,7 +336,7 @@ fn parts(
     let alloc = Allocator::new(
         AllocConfig {
             data_start: superblock.data_start,
-            data_end: quire_base::BlockNo(superblock.block_count),
+            data_end: superblock.data_end,
             free_blocks: superblock.free_blocks,
             discard: options.discard,
             used_elsewhere: Vec::new(),

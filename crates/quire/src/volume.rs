@@ -73,6 +73,8 @@ pub struct VolumeInfo {
     pub journal_blocks: u64,
     /// Orphan blocks.
     pub orphan_blocks: u32,
+    /// Copies of each piece of metadata.
+    pub metadata_copies: u32,
     /// Free data blocks at the last checkpoint.
     pub free_blocks: u64,
     /// Inodes at the last checkpoint.
@@ -103,6 +105,7 @@ impl VolumeInfo {
             blocks: superblock.block_count,
             journal_blocks: superblock.journal_blocks,
             orphan_blocks: superblock.orphan_blocks,
+            metadata_copies: superblock.metadata_copies,
             free_blocks: superblock.free_blocks,
             inodes: superblock.inode_count,
             checkpoint: superblock.checkpoint,
@@ -231,7 +234,7 @@ impl Volume {
         // An inode and its name take some 150 bytes of a leaf; leaves may take all free space.
         let free_inodes = available.saturating_mul(16);
         Statfs {
-            blocks: engine.superblock.block_count - engine.superblock.data_start.0,
+            blocks: engine.superblock.data_end.0 - engine.superblock.data_start.0,
             free,
             available,
             inodes: inodes + free_inodes,

@@ -10,8 +10,8 @@ use crate::operation::{Name, OpId, Shape, xattr_value};
 use quire::inodes::IoFlags;
 use quire::{Clock, FileType, InodeNo, Timestamp, Volume, VolumeOptions};
 use quire_base::BlockNo;
-use quire_device::SimulatedBackend;
 use quire_device::simulated::Image;
+use quire_device::{Backend, SimulatedBackend};
 use quire_fsck::Severity;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -251,10 +251,13 @@ pub fn recover(image: &Image, thoroughness: Thoroughness) -> Result<Snapshot, St
         }
     }
     let device = Arc::new(SimulatedBackend::from_image(image.clone()));
-    if thoroughness.either_slot && quire::internals::inspect::superblocks(device).iter().all(Result::is_ok) {
-        for (how, slot) in ["without slot 0", "without slot 1"].into_iter().zip(SLOTS) {
+    let far = quire_format::superblock::far_slots(device.blocks());
+    let slots = quire::internals::inspect::superblocks(device);
+    if thoroughness.either_slot && slots.iter().all(|slot| slot.newest().is_ok()) {
+        for (slot, how) in ["without slot 0", "without slot 1"].into_iter().enumerate() {
             let mut image = image.clone();
-            image.set(BlockNo(slot), None);
+            image.set(BlockNo(SLOTS[slot]), None);
+            image.set(far[slot], None);
             looks.push((how, image, options()));
         }
     }

@@ -52,6 +52,7 @@ pub fn format(profile: &Profile, seed: u64) -> Result<Image, String> {
     let options = FormatOptions::new()
         .seed(seed)
         .journal_bytes(1 << 20)
+        .metadata_copies(1 + (seed % 2) as u32)
         .force(true)
         .clock(Clock::simulated(Timestamp(1_000_000_000)));
     options.format_backend(device.clone()).map_err(|error| format!("mkfs: {error}"))?;

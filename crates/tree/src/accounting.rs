@@ -3,7 +3,7 @@
 //! A *dirty set* is what one epoch changes: nodes that its checkpoint writes, and nodes it removes, whose
 //! blocks the checkpoint before still needs. Let L be the nodes of a tree, D a bound on every dirty set, O
 //! the blocks of maps and orphan blocks that three checkpoints can need. The pool must have `L + 2 D + O`
-//! blocks: while checkpoint n + 1 is written, slots n and n - 1 need L(n) and what n freed (at most D), and
+//! blocks, or twice as many where everything has two copies: while checkpoint n + 1 is written, slots n and n - 1 need L(n) and what n freed (at most D), and
 //! the writing takes D; after a crash in mid-write, replay changes two epochs' dirty sets in one, over L(n)
 //! alone.
 //!
@@ -98,6 +98,8 @@ const CREDIT_SHARE: u64 = 64;
 #[derive(Default)]
 pub(crate) struct Accounting {
     limit: u64,
+    /// Blocks that each node takes.
+    copies: u64,
     /// A shard's reserved nodes that nobody holds.
     credits: [CachePadded<AtomicU64>; SHARDS],
     /// Nodes in the dirty set of the live epoch.
@@ -112,9 +114,10 @@ pub(crate) struct Accounting {
 }
 
 impl Accounting {
-    pub(crate) fn new(limits: &TreeLimits, live: u64) -> Accounting {
+    pub(crate) fn new(limits: &TreeLimits, live: u64, copies: u64) -> Accounting {
         Accounting {
             limit: limits.dirty_nodes,
+            copies,
             live: AtomicU64::new(live),
             frozen: AtomicU64::new(live),
             durable: AtomicU64::new(live),
@@ -158,6 +161,11 @@ impl Accounting {
         self.durable.store(live, Ordering::Release);
     }
 
+    /// Blocks that each node takes.
+    pub(crate) fn copies(&self) -> u64 {
+        self.copies
+    }
+
     pub(crate) fn live(&self) -> u64 {
         self.live.load(Ordering::Acquire)
     }
@@ -172,15 +180,16 @@ impl Accounting {
 
     /// The emergency reserve, in nodes.
     pub(crate) fn emergency(&self) -> u64 {
-        (self.pool_blocks.load(Ordering::Acquire) / 8).clamp(16, 512)
+        (self.pool_blocks.load(Ordering::Acquire) / self.copies / 8).clamp(16, 512)
     }
 
     /// D if the tree may still grow by `growth` nodes, by the pool alone.
     fn dirty_by_pool(&self, growth: u64) -> u64 {
         let live =
             self.live().max(self.frozen.load(Ordering::Acquire)).max(self.durable.load(Ordering::Acquire));
-        let needed = live + growth + self.overhead.load(Ordering::Acquire);
-        self.pool_blocks.load(Ordering::Acquire).saturating_sub(needed) / 2
+        let blocks = self.pool_blocks.load(Ordering::Acquire);
+        let room = blocks.saturating_sub(self.overhead.load(Ordering::Acquire)) / self.copies;
+        room.saturating_sub(live + growth) / 2
     }
 
     /// D for ordinary changes as things are.
@@ -283,7 +292,7 @@ mod tests {
     use super::*;
 
     fn accounting(pool: u64, live: u64) -> Accounting {
-        let accounting = Accounting::new(&TreeLimits { cache_nodes: 1000, dirty_nodes: 200 }, live);
+        let accounting = Accounting::new(&TreeLimits { cache_nodes: 1000, dirty_nodes: 200 }, live, 1);
         accounting.set_pool(pool, 10);
         accounting
     }
@@ -308,7 +317,7 @@ mod tests {
     #[test]
     fn credit_keeps_nobody_from_reserving() {
         let limits = TreeLimits { cache_nodes: 20_000, dirty_nodes: 10_000 };
-        let accounting = Accounting::new(&limits, 5);
+        let accounting = Accounting::new(&limits, 5, 1);
         accounting.set_pool(1 << 20, 10);
         for shard in 0..4 {
             shard::set(shard);
@@ -329,6 +338,19 @@ mod tests {
         drop(accounting.try_reserve(50, Class::Normal).expect("dirty, held and its own"));
         assert!(accounting.try_reserve(51, Class::Normal).is_err());
         drop(held);
+    }
+
+    #[test]
+    fn two_copies_need_twice_the_pool() {
+        let limits = TreeLimits { cache_nodes: 1000, dirty_nodes: 200 };
+        let [one, two] = [1, 2].map(|copies| {
+            let accounting = Accounting::new(&limits, 100, copies);
+            accounting.set_pool(512 * copies, 10 * copies);
+            accounting
+        });
+        assert_eq!((one.dirty_max(), one.emergency()), (two.dirty_max(), two.emergency()));
+        two.set_pool(512, 20);
+        assert!(two.dirty_max() < one.dirty_max() / 2);
     }
 
     #[test]

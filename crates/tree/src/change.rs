@@ -138,7 +138,7 @@ impl Tree {
             drop(leaf);
             self.overtaken();
         };
-        let page = &mut leaf.page;
+        let page = &leaf.page;
         let hot = key.kind == KeyKind::Entry && found.node.heat.count(waited);
         let at = page.search(&key);
         let edit = editor(at.ok().map(|at| page.value(at)))?;
@@ -155,8 +155,9 @@ impl Tree {
         for step in &path {
             self.mark(step.node, epoch);
         }
-        found.node.save_leaf(page, epoch);
+        found.node.save_leaf(&leaf, epoch);
         self.mark(found.node, epoch);
+        let page = &mut leaf.page;
         let before = page.used_bytes();
         apply(page, key, at, &edit);
         let after = page.used_bytes();

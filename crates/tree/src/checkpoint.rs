@@ -4,8 +4,8 @@
 //! 1. [`Tree::freeze`], while nobody changes the tree: the epoch moves on, the root and the nodes that the
 //!    epoch removed are remembered. What is dirty in the frozen epoch is from now on saved before it changes.
 //! 2. [`Tree::write_frozen`]: from the frozen root down the dirty nodes, children first; each is written to a
-//!    fresh block with its children's new references. Then changed orphan blocks, then the pool's map and
-//!    manifest. All I/O has completed when it returns; nothing is flushed.
+//!    fresh place (both copies of it in one batch) with its children's new references. Then changed orphan blocks,
+//!    then the pool's map and manifest. All I/O has completed when it returns; nothing is flushed.
 //! 3. The caller flushes, writes a superblock that names the image, flushes, and says so:
 //!    [`Tree::published`].
 //!
@@ -24,8 +24,9 @@ use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};
 use quire_device::{AlignedBuf, IoClass, StartedBatch};
-use quire_format::node::{NodePage, NodeRef};
-use quire_format::pool::{ManifestRef, OrphanRef};
+use quire_format::node::{NodeIdentity, NodePage, NodeRef};
+use quire_format::place::Place;
+use quire_format::pool::{ManifestRef, OrphanRef, PageStamp};
 use std::collections::VecDeque;
 
 /// An orphan block's number and bytes.
@@ -51,8 +52,18 @@ pub struct CheckpointImage {
     pub manifest: ManifestRef,
     /// Nodes written for it.
     pub nodes_written: u64,
-    /// Blocks written for it, nodes included.
+    /// Blocks written for it, nodes and second copies included.
     pub blocks_written: u64,
+}
+
+/// What a checkpoint writes into every block: its number (higher than any before), and the life that the volume is
+/// in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckpointStamp {
+    /// The checkpoint's number.
+    pub checkpoint: u64,
+    /// The volume's incarnation.
+    pub incarnation: u64,
 }
 
 /// What is known of checkpoints.
@@ -80,17 +91,18 @@ impl Tree {
         Frozen { epoch, root, removed, orphan_blocks, nodes }
     }
 
-    /// Writes a frozen epoch as checkpoint number `checkpoint` (higher than any before). Live changes go on.
-    /// Where nothing has changed, the image is that of the checkpoint before.
+    /// Writes a frozen epoch as a checkpoint. Live changes go on. Where nothing has changed, the image is that of
+    /// the checkpoint before.
     ///
     /// Errors: of writing; `NoSpace` where the pool is too small, which reservations prevent. After an error
     /// all further checkpoints fail with it.
-    pub fn write_frozen(&self, frozen: Frozen, checkpoint: u64) -> Result<CheckpointImage> {
+    pub fn write_frozen(&self, frozen: Frozen, stamp: CheckpointStamp) -> Result<CheckpointImage> {
+        let checkpoint = stamp.checkpoint;
         if let Some(error) = &self.versions.lock().failure {
             return Err(error.clone());
         }
         let nodes = frozen.nodes;
-        match self.write_image(frozen, checkpoint) {
+        match self.write_image(frozen, stamp) {
             Ok(image) => {
                 self.versions.lock().written.push_back((checkpoint, nodes));
                 self.evict_after_checkpoint();
@@ -122,7 +134,7 @@ impl Tree {
         self.pool.lock().release(checkpoint);
     }
 
-    fn write_image(&self, frozen: Frozen, checkpoint: u64) -> Result<CheckpointImage> {
+    fn write_image(&self, frozen: Frozen, stamp: CheckpointStamp) -> Result<CheckpointImage> {
         let epoch = frozen.epoch;
         if self.written.load(Ordering::Acquire) + 1 != epoch {
             return Err(Error::new(
@@ -130,15 +142,17 @@ impl Tree {
                 format!("epoch {epoch} cannot be written: the one before it was not"),
             ));
         }
-        let mut writer = Writer::new(self, epoch, checkpoint);
+        let mut writer = Writer::new(self, epoch, stamp);
         let root = writer.node(&frozen.root)?;
         let mut orphans = Vec::with_capacity(frozen.orphan_blocks.len());
         for (index, bytes) in &frozen.orphan_blocks {
-            let block = writer.block()?;
-            writer.write(block, |out| out.copy_from_slice(&bytes[..]))?;
-            orphans.push(OrphanRef { index: *index, crc: crc32c::crc32c(&bytes[..]), block });
+            let place = writer.place()?;
+            writer.write(place, |out| out.copy_from_slice(&bytes[..]))?;
+            let Place { block, twin } = place;
+            orphans.push(OrphanRef { index: *index, crc: crc32c::crc32c(&bytes[..]), block, twin });
         }
-        writer.freed.extend(frozen.removed.iter().filter_map(|node| node.disk()).map(|at| at.block));
+        let removed = frozen.removed.iter().filter_map(|node| node.disk());
+        writer.freed.extend(removed.flat_map(|at| at.place().copies()));
         let manifest = self.write_manifest(&mut writer, orphans)?;
         writer.finish()?;
 
@@ -154,9 +168,9 @@ impl Tree {
 
     /// Gives the old blocks back, and describes what is left; or finds that the old description still holds.
     fn write_manifest(&self, writer: &mut Writer<'_>, orphans: Vec<OrphanRef>) -> Result<ManifestRef> {
-        let (chunks, orphans, blocks) = {
+        let (chunks, orphans, places) = {
             let mut pool = self.pool.lock();
-            pool.give_back(&std::mem::take(&mut writer.allocated).into_iter().collect::<Vec<_>>());
+            pool.give_back(std::mem::take(&mut writer.allocated).into_iter().flat_map(Place::copies));
             let unchanged = writer.nodes.is_empty()
                 && writer.freed.is_empty()
                 && orphans.is_empty()
@@ -165,24 +179,28 @@ impl Tree {
                 return Ok(manifest.at);
             }
             let mut freed = std::mem::take(&mut writer.freed);
-            freed.extend(pool.manifest.take().into_iter().flat_map(|manifest| manifest.blocks));
+            let old = pool.manifest.take().into_iter().flat_map(|manifest| manifest.pages);
+            freed.extend(old.flat_map(Place::copies));
             for orphan in orphans {
                 match pool.orphans.binary_search_by_key(&orphan.index, |old| old.index) {
-                    Ok(at) => freed.push(std::mem::replace(&mut pool.orphans[at], orphan).block),
+                    Ok(at) => {
+                        freed.extend(std::mem::replace(&mut pool.orphans[at], orphan).place().copies());
+                    }
                     Err(at) => pool.orphans.insert(at, orphan),
                 }
             }
-            pool.free(freed, writer.checkpoint)?;
+            pool.free(freed, writer.stamp.checkpoint)?;
             pool.forget_removed(writer.epoch);
             let pages = manifest::page_count(pool.entries(writer.epoch).len(), pool.orphans.len());
-            let blocks = pool.allocate(pages, writer.epoch)?;
+            let places = pool.allocate(pages, writer.epoch)?;
             self.accounting.set_pool(pool.blocks(), pool.overhead());
             // After the allocation: the map names its own pages.
-            (pool.entries(writer.epoch), pool.orphans.clone(), blocks)
+            (pool.entries(writer.epoch), pool.orphans.clone(), places)
         };
-        let checkpoint = writer.checkpoint;
-        let write = |block, encode: &dyn Fn(&mut [u8]) -> u32| writer.write(block, encode);
-        let manifest: Manifest = manifest::encode(chunks, &orphans, blocks, self.volume, checkpoint, write)?;
+        let CheckpointStamp { checkpoint: generation, incarnation } = writer.stamp;
+        let stamp = PageStamp { generation, incarnation };
+        let write = |place, encode: &dyn Fn(&mut [u8]) -> u32| writer.write(place, encode);
+        let manifest: Manifest = manifest::encode(chunks, &orphans, places, self.volume, stamp, write)?;
         let at = manifest.at;
         self.pool.lock().manifest = Some(manifest);
         Ok(at)
@@ -193,11 +211,11 @@ impl Tree {
 struct Writer<'t> {
     tree: &'t Tree,
     epoch: u64,
-    checkpoint: u64,
-    /// Blocks taken from the pool and not yet used.
-    allocated: VecDeque<BlockNo>,
+    stamp: CheckpointStamp,
+    /// Places taken from the pool and not yet used.
+    allocated: VecDeque<Place>,
     batch: AlignedBuf,
-    batch_blocks: Vec<BlockNo>,
+    batch_places: Vec<Place>,
     /// Batches that are being written, the oldest first.
     started: VecDeque<StartedBatch>,
     /// Nodes with their new references, which become theirs when everything is written.
@@ -208,14 +226,14 @@ struct Writer<'t> {
 }
 
 impl<'t> Writer<'t> {
-    fn new(tree: &'t Tree, epoch: u64, checkpoint: u64) -> Writer<'t> {
+    fn new(tree: &'t Tree, epoch: u64, stamp: CheckpointStamp) -> Writer<'t> {
         Writer {
             tree,
             epoch,
-            checkpoint,
+            stamp,
             allocated: VecDeque::new(),
             batch: AlignedBuf::zeroed(0),
-            batch_blocks: Vec::new(),
+            batch_places: Vec::new(),
             started: VecDeque::new(),
             nodes: Vec::new(),
             freed: Vec::new(),
@@ -228,9 +246,9 @@ impl<'t> Writer<'t> {
         if !node.is_dirty_in(self.epoch) {
             return node.disk().ok_or_else(|| Error::corrupt("a clean tree node was never written"));
         }
-        let page = match node.take_image(&pin(), self.epoch) {
-            Image::Leaf(page) => page,
-            Image::Inner(entries) => {
+        let (page, bounds) = match node.take_image(&pin(), self.epoch) {
+            Image::Leaf(page, range) => (page, range),
+            Image::Inner(entries, range) => {
                 let mut page = NodePage::new(node.level);
                 for (key, child) in entries {
                     let at = match child {
@@ -239,43 +257,50 @@ impl<'t> Writer<'t> {
                     };
                     page.push_child(key, &at);
                 }
-                page
+                (page, range)
             }
         };
-        let block = self.block()?;
-        let (volume, checkpoint) = (self.tree.volume, self.checkpoint);
-        let at = self.write(block, |out| page.seal(volume, checkpoint, block, out))?;
-        self.freed.extend(node.disk().map(|old| old.block));
+        let place = self.place()?;
+        let identity = NodeIdentity {
+            volume: self.tree.volume,
+            generation: self.stamp.checkpoint,
+            incarnation: self.stamp.incarnation,
+            birth: 0,
+            place,
+            bounds: bounds.into(),
+        };
+        let at = self.write(place, |out| page.seal(&identity, out))?;
+        self.freed.extend(node.disk().into_iter().flat_map(|old| old.place().copies()));
         self.nodes.push((node.clone(), at));
         Ok(at)
     }
 
-    /// A fresh block.
-    fn block(&mut self) -> Result<BlockNo> {
+    /// A fresh place.
+    fn place(&mut self) -> Result<Place> {
         if self.allocated.is_empty() {
             let mut pool = self.tree.pool.lock();
             // The last few blocks of a small pool come one by one.
             let some = pool.allocate(64, self.epoch).or_else(|_| pool.allocate(1, self.epoch))?;
             self.allocated = some.into();
         }
-        Ok(self.allocated.pop_front().expect("blocks were just taken"))
+        Ok(self.allocated.pop_front().expect("places were just taken"))
     }
 
     /// Fills one block of the batch, and starts to write the batch when it is full.
-    fn write<R>(&mut self, block: BlockNo, fill: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
+    fn write<R>(&mut self, place: Place, fill: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
         if self.batch.is_empty() {
             self.batch = AlignedBuf::blocks(BATCH_BLOCKS);
         }
-        let at = self.batch_blocks.len() * BLOCK_SIZE;
+        let at = self.batch_places.len() * BLOCK_SIZE;
         let result = fill(&mut self.batch[at..at + BLOCK_SIZE]);
-        self.batch_blocks.push(block);
-        if self.batch_blocks.len() == BATCH_BLOCKS {
+        self.batch_places.push(place);
+        if self.batch_places.len() == BATCH_BLOCKS {
             self.start()?;
         }
         Ok(result)
     }
 
-    /// Starts to write the batch.
+    /// Starts to write the batch, both copies of everything.
     fn start(&mut self) -> Result<()> {
         let next = if self.started.len() < BATCHES_STARTED_MAX {
             AlignedBuf::zeroed(0)
@@ -283,19 +308,21 @@ impl<'t> Writer<'t> {
             self.started.pop_front().expect("there are some").wait()?
         };
         let full = std::mem::replace(&mut self.batch, next);
-        self.started.push_back(self.tree.device.start_write_batch(
-            IoClass::Metadata,
-            &self.batch_blocks,
-            full,
-        ));
-        self.blocks_written += self.batch_blocks.len() as u64;
-        self.batch_blocks.clear();
+        let copies: Vec<(BlockNo, usize)> = self
+            .batch_places
+            .iter()
+            .enumerate()
+            .flat_map(|(at, place)| place.copies().map(move |block| (block, at)))
+            .collect();
+        self.blocks_written += copies.len() as u64;
+        self.started.push_back(self.tree.device.start_write_batch(IoClass::Metadata, &copies, full));
+        self.batch_places.clear();
         Ok(())
     }
 
     /// Writes what is left and waits for everything.
     fn finish(&mut self) -> Result<()> {
-        if !self.batch_blocks.is_empty() {
+        if !self.batch_places.is_empty() {
             self.start()?;
         }
         self.started.drain(..).try_for_each(|batch| batch.wait().map(drop))

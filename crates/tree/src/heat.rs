@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn a_leaf_that_is_fought_over_is_halved_and_stays_so_for_a_while() {
         let limits = TreeLimits { cache_nodes: 100, dirty_nodes: 100 };
-        let pool = PoolState::new(&[Run::new(BlockNo(16), 900)]);
+        let pool = PoolState::new(&[Run::new(BlockNo(16), 900)], 1);
         let tree = Tree::create(Device::in_memory(1024), 1, pool, limits);
         (0..8).for_each(|n| tree.put(entry(n), &[7; 300]).unwrap());
         fight(&tree, entry(3), HOT / WARMTH - 1);
@@ -127,7 +127,10 @@ mod tests {
         tree.put(entry(0), b"alone").unwrap();
         assert_eq!(tree.stats().halvings, 3, "one entry has no halves");
 
-        let image = |number| tree.write_frozen(tree.freeze(Vec::new()), number).unwrap();
+        let image = |checkpoint| {
+            let stamp = crate::CheckpointStamp { checkpoint, incarnation: 1 };
+            tree.write_frozen(tree.freeze(Vec::new()), stamp).unwrap()
+        };
         image(1);
         (1..5).for_each(|n| assert!(tree.delete(entry(n)).unwrap()));
         assert_eq!((tree.stats().merges, keys(&tree)), (0, vec![0, 5, 6, 7, 1]));

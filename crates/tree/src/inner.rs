@@ -19,7 +19,7 @@ use crate::node::{Body, Node, Probe};
 use crate::pin::{Pin, Published};
 use quire_base::sync::{Arc, Mutex, MutexGuard};
 use quire_format::key::Key;
-use quire_format::node::{CHILDREN_MAX, NodePage, NodeRef, REF_BYTES, SLOT_BYTES};
+use quire_format::node::{Bounds, CHILDREN_MAX, NodePage, NodeRef, REF_BYTES, SLOT_BYTES};
 
 /// The keys that a node is responsible for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +51,12 @@ impl Range {
         let rest = Range { low: Some(at), high: self.high };
         self.high = Some(at);
         rest
+    }
+}
+
+impl From<Range> for Bounds {
+    fn from(range: Range) -> Bounds {
+        Bounds { low: range.low, high: range.high }
     }
 }
 

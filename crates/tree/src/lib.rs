@@ -13,6 +13,7 @@
 //! | --- | --- |
 //! | [`Tree`] in `tree`, `lookup`, `change`, `shape` | the tree in memory: reading, changing, splitting and merging |
 //! | `heat` | leaves that threads fight over, and get halved for it |
+//! | `copies` | reading what lies in two places |
 //! | `load`, `evict`, `ticket` | the node cache: reading nodes in, letting clean ones go, keeping those in use |
 //! | `checkpoint` | freezing an epoch and writing it |
 //! | `accounting` | reservations: how much may be dirty, so that a checkpoint always has memory and room |
@@ -35,6 +36,7 @@
 mod accounting;
 mod change;
 mod checkpoint;
+mod copies;
 mod evict;
 mod heat;
 mod inner;
@@ -54,7 +56,7 @@ mod walk;
 
 pub use accounting::{Class, NODE_MEMORY_BYTES, NodeReservation, Short, TreeLimits};
 pub use change::Change;
-pub use checkpoint::{CheckpointImage, Frozen, OrphanBlock};
+pub use checkpoint::{CheckpointImage, CheckpointStamp, Frozen, OrphanBlock};
 pub use pool::PoolState;
 pub use quire_format::node::{NodePage, NodeRef};
 pub use quire_format::pool::ManifestRef;

@@ -10,6 +10,7 @@
 //! under an unchanged reference is damage. An attached node is stamped with the clock: whoever loads under a
 //! ticket keeps it.
 
+use crate::copies::read_copies;
 use crate::inner::{Child, Locked, Range};
 use crate::node::{Body, Node, Probe};
 use crate::pin::pin;
@@ -21,6 +22,7 @@ use quire_base::{BLOCK_SIZE, Context, Error, ErrorKind, Result};
 use quire_device::{AlignedBuf, Device, IoClass};
 use quire_format::key::Key;
 use quire_format::node::{NodePage, NodeRef};
+use quire_format::place::NO_TWIN;
 
 /// A child that a descent needs and that is not resident.
 #[derive(Clone, Copy, Debug)]
@@ -32,11 +34,8 @@ pub(crate) struct Missing {
 
 /// Reads and checks one node.
 pub(crate) fn read_node(device: &Device, volume: u64, at: &NodeRef) -> Result<NodePage> {
-    let mut buffer = AlignedBuf::blocks(1);
-    device
-        .read(IoClass::Metadata, at.block, &mut buffer)
-        .context(format!("tree node at block {}", at.block))?;
-    NodePage::decode(&buffer, volume, at)
+    read_copies(device, at.place(), &mut |bytes| NodePage::decode(bytes, volume, at))
+        .context(format!("tree node at block {}", at.block))
 }
 
 /// Nodes read at once by [`Tree::prepare`].
@@ -97,6 +96,10 @@ impl Tree {
         self.counters.loads.add(batch.len() as u64);
         for (missing, bytes) in batch.iter().zip(buffer.chunks_exact(BLOCK_SIZE)) {
             let page = read.clone().and_then(|()| NodePage::decode(bytes, self.volume, &missing.at));
+            let page = match page {
+                Err(_) if missing.at.twin != NO_TWIN => read_node(&self.device, self.volume, &missing.at),
+                page => page,
+            };
             match page {
                 Ok(page) => self.attach(missing, page).map_err(|error| self.unreadable(error))?,
                 Err(error) if self.still_named(missing) => return Err(self.unreadable(error)),

@@ -21,7 +21,7 @@ fn page(keys: &[u64]) -> NodePage {
     page
 }
 
-const AT: NodeRef = NodeRef { block: BlockNo(7), generation: 1, crc: 0, level: 0 };
+const AT: NodeRef = NodeRef { block: BlockNo(7), twin: BlockNo(0), generation: 1, crc: 0, level: 0 };
 
 /// A root above leaves, each with the keys from its first to the next one's.
 fn root(leaves: &[&[u64]]) -> Arc<Node> {

@@ -5,12 +5,15 @@
 //!
 //! Neighbours: `format::pool` has the bytes, [`crate::pool`] the state.
 
+use crate::copies::read_copies;
 use crate::pool::PoolState;
 use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, BlockNo, Context, Error, Result};
-use quire_device::{AlignedBuf, Device, IoClass};
+use quire_device::Device;
+use quire_format::place::{NO_TWIN, Place};
 use quire_format::pool::{
-    BODY_BYTES, CHUNK_BYTES, ChunkEntry, ManifestPage, ManifestRef, ORPHAN_BYTES, OrphanRef, PageIdentity,
+    BODY_BYTES, CHUNK_BYTES, ChunkEntry, ManifestPage, ManifestRef, NextPage, ORPHAN_BYTES, OrphanRef,
+    PageIdentity, PageStamp,
 };
 use quire_format::superblock::ORPHAN_BLOCKS_MAX;
 
@@ -18,8 +21,8 @@ use quire_format::superblock::ORPHAN_BLOCKS_MAX;
 #[derive(Clone, Debug)]
 pub(crate) struct Manifest {
     pub(crate) at: ManifestRef,
-    /// Its pages.
-    pub(crate) blocks: Vec<BlockNo>,
+    /// Where its pages lie.
+    pub(crate) pages: Vec<Place>,
 }
 
 const CHUNKS_PER_PAGE: usize = BODY_BYTES / CHUNK_BYTES;
@@ -28,7 +31,12 @@ const ORPHANS_PER_PAGE: usize = BODY_BYTES / ORPHAN_BYTES;
 /// Pages for so many entries.
 pub(crate) fn page_count(chunks: usize, orphans: usize) -> usize {
     let chunk_pages = chunks.div_ceil(CHUNKS_PER_PAGE);
-    let room = (chunk_pages * CHUNKS_PER_PAGE - chunks) * CHUNK_BYTES / ORPHAN_BYTES;
+    // The last page of chunks holds orphan blocks as well.
+    let room = match chunks % CHUNKS_PER_PAGE {
+        0 if chunks == 0 => 0,
+        0 => (BODY_BYTES - CHUNKS_PER_PAGE * CHUNK_BYTES) / ORPHAN_BYTES,
+        last => (BODY_BYTES - last * CHUNK_BYTES) / ORPHAN_BYTES,
+    };
     (chunk_pages + orphans.saturating_sub(room).div_ceil(ORPHANS_PER_PAGE)).max(1)
 }
 
@@ -52,27 +60,29 @@ fn paginate(chunks: Vec<ChunkEntry>, orphans: &[OrphanRef]) -> Vec<ManifestPage>
     pages
 }
 
-/// Writes the entries as a manifest at `blocks`, as many as [`page_count`] says. Each page in turn, the last
+/// Writes the entries as a manifest at `places`, as many as [`page_count`] says. Each page in turn, the last
 /// first, is given to `write` with its place.
 pub(crate) fn encode(
     chunks: Vec<ChunkEntry>,
     orphans: &[OrphanRef],
-    blocks: Vec<BlockNo>,
+    places: Vec<Place>,
     volume: u64,
-    generation: u64,
-    mut write: impl FnMut(BlockNo, &dyn Fn(&mut [u8]) -> u32) -> Result<u32>,
+    stamp: PageStamp,
+    mut write: impl FnMut(Place, &dyn Fn(&mut [u8]) -> u32) -> Result<u32>,
 ) -> Result<Manifest> {
     let mut pages = paginate(chunks, orphans);
-    debug_assert_eq!(pages.len(), blocks.len());
+    debug_assert_eq!(pages.len(), places.len());
     let count = pages.len() as u32;
-    let mut next = (BlockNo(0), 0);
+    let mut next = None;
     for (index, page) in pages.iter_mut().enumerate().rev() {
         page.next = next;
-        let identity = PageIdentity { volume, block: blocks[index], index: index as u32, count };
-        let crc = write(blocks[index], &|out| page.encode(&identity, generation, out))?;
-        next = (blocks[index], crc);
+        let place = places[index];
+        let identity = PageIdentity { volume, place, index: index as u32, count };
+        let crc = write(place, &|out| page.encode(&identity, stamp, out))?;
+        next = Some(NextPage { place, crc });
     }
-    Ok(Manifest { at: ManifestRef { block: next.0, crc: next.1, count }, blocks })
+    let NextPage { place: Place { block, twin }, crc } = next.expect("there is a page");
+    Ok(Manifest { at: ManifestRef { block, twin, crc, count }, pages: places })
 }
 
 impl PoolState {
@@ -85,33 +95,41 @@ impl PoolState {
         manifest: ManifestRef,
         block_count: u64,
     ) -> Result<PoolState> {
-        let mut buffer = AlignedBuf::blocks(1);
-        let (mut chunks, mut orphans, mut blocks) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut at, mut crc) = (manifest.block, manifest.crc);
-        let mut generation = None;
+        let (mut chunks, mut orphans, mut pages) = (Vec::new(), Vec::new(), Vec::new());
+        let mut next = Some(NextPage { place: manifest.place(), crc: manifest.crc });
+        let mut stamp = None;
         for index in 0..manifest.count {
-            if at.0 >= block_count {
+            let Some(NextPage { place, crc }) = next else {
+                return Err(Error::corrupt(format!("pool manifest page {index} is missing")));
+            };
+            if let Some(at) = place.copies().find(|at| at.0 >= block_count) {
                 return Err(Error::corrupt(format!(
                     "pool manifest page {index} at block {at} is past the volume's end"
                 )));
             }
-            device.read(IoClass::Metadata, at, &mut buffer)?;
-            let identity = PageIdentity { volume, block: at, index, count: manifest.count };
-            let (page_generation, page) = ManifestPage::decode(&buffer, &identity, crc)?;
-            if *generation.get_or_insert(page_generation) != page_generation {
+            if (place.twin != NO_TWIN) != (manifest.twin != NO_TWIN) {
+                return Err(Error::corrupt(format!(
+                    "pool manifest page {index} has another number of copies"
+                )));
+            }
+            let identity = PageIdentity { volume, place, index, count: manifest.count };
+            let (page_stamp, page) =
+                read_copies(device, place, &mut |bytes| ManifestPage::decode(bytes, &identity, crc))
+                    .context(format!("pool manifest page {index}"))?;
+            if *stamp.get_or_insert(page_stamp) != page_stamp {
                 return Err(Error::corrupt(format!("pool manifest page {index} is of another checkpoint")));
             }
             if page.chunks.is_empty() && page.orphans.is_empty() && manifest.count > 1 {
                 return Err(Error::corrupt(format!("pool manifest page {index} is empty")));
             }
-            blocks.push(at);
+            pages.push(place);
             chunks.extend(page.chunks);
             orphans.extend(page.orphans);
-            (at, crc) = page.next;
+            next = page.next;
         }
         check_chunks(&chunks, block_count)?;
-        check_orphans(&orphans)?;
-        let pool = PoolState::from_parts(&chunks, Manifest { at: manifest, blocks }, orphans);
+        check_orphans(&orphans, manifest.twin != NO_TWIN)?;
+        let pool = PoolState::from_parts(&chunks, Manifest { at: manifest, pages }, orphans);
         pool.check_owned()?;
         Ok(pool)
     }
@@ -126,30 +144,32 @@ impl PoolState {
             return Err(Error::corrupt(format!("the pool manifest does not name orphan block {index}")));
         };
         let orphan = self.orphans[found];
-        let mut buffer = AlignedBuf::blocks(1);
-        device.read(IoClass::Metadata, orphan.block, &mut buffer).context(format!("orphan block {index}"))?;
-        if crc32c::crc32c(&buffer) != orphan.crc {
-            return Err(Error::corrupt(format!(
-                "orphan block {index} at block {} does not have the checksum that the pool manifest names",
-                orphan.block
-            )));
-        }
-        let mut block = Box::new([0; BLOCK_SIZE]);
-        block.copy_from_slice(&buffer);
-        Ok(block)
+        let mut check = |bytes: &[u8]| {
+            if crc32c::crc32c(bytes) != orphan.crc {
+                return Err(Error::corrupt(format!(
+                    "orphan block {index} at block {} does not have the checksum that the pool manifest names",
+                    orphan.block
+                )));
+            }
+            let mut block = Box::new([0; BLOCK_SIZE]);
+            block.copy_from_slice(bytes);
+            Ok(block)
+        };
+        read_copies(device, orphan.place(), &mut check).context(format!("orphan block {index}"))
     }
 
     /// Nodes of the newest checkpoint's tree: what is used and neither a page of the manifest nor an orphan
     /// block.
-    pub fn node_blocks(&self) -> u64 {
-        let pages = self.manifest.as_ref().map_or(0, |manifest| manifest.blocks.len());
-        self.used_blocks().saturating_sub((pages + self.orphans.len()) as u64)
+    pub fn nodes(&self) -> u64 {
+        let pages = self.manifest.as_ref().map_or(0, |manifest| manifest.pages.len());
+        (self.used_blocks() / self.copies()).saturating_sub((pages + self.orphans.len()) as u64)
     }
 
     /// The manifest's pages and the orphan blocks are in use, and no two of them are the same.
     fn check_owned(&self) -> Result<()> {
-        let pages = self.manifest.iter().flat_map(|manifest| manifest.blocks.iter().copied());
-        let mut owned: Vec<BlockNo> = pages.chain(self.orphans.iter().map(|orphan| orphan.block)).collect();
+        let pages = self.manifest.iter().flat_map(|manifest| manifest.pages.iter().copied());
+        let mut owned: Vec<BlockNo> =
+            pages.chain(self.orphans.iter().map(OrphanRef::place)).flat_map(Place::copies).collect();
         owned.sort_unstable();
         if let Some(twice) = owned.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(Error::corrupt(format!("the pool manifest uses block {} twice", twice[0])));
@@ -177,7 +197,10 @@ fn check_chunks(chunks: &[ChunkEntry], block_count: u64) -> Result<()> {
     Ok(())
 }
 
-fn check_orphans(orphans: &[OrphanRef]) -> Result<()> {
+fn check_orphans(orphans: &[OrphanRef], twins: bool) -> Result<()> {
+    if orphans.iter().any(|orphan| (orphan.twin != NO_TWIN) != twins) {
+        return Err(Error::corrupt("the pool manifest's orphan blocks have another number of copies"));
+    }
     let ascending = orphans.windows(2).all(|pair| pair[0].index < pair[1].index);
     let bounded = orphans.last().is_none_or(|orphan| orphan.index < ORPHAN_BLOCKS_MAX);
     if ascending && bounded {
@@ -194,9 +217,10 @@ mod tests {
     #[test]
     fn pages_are_as_many_as_announced() {
         let chunk = |n: usize| ChunkEntry { start: BlockNo(n as u64 * 1024), blocks: 1024, used: [0; 16] };
-        let orphan = |n: usize| OrphanRef { index: n as u32, crc: 0, block: BlockNo(n as u64) };
-        for chunks in [0, 1, 27, 28, 29, 100] {
-            for orphans in [0, 1, 8, 9, 10, 251, 252, 253, 600] {
+        let orphan =
+            |n: usize| OrphanRef { index: n as u32, crc: 0, block: BlockNo(n as u64), twin: NO_TWIN };
+        for chunks in [0, 1, 26, 27, 28, 100] {
+            for orphans in [0, 1, 5, 6, 7, 166, 167, 168, 600] {
                 let pages =
                     paginate((0..chunks).map(chunk).collect(), &(0..orphans).map(orphan).collect::<Vec<_>>());
                 assert_eq!(

@@ -58,8 +58,8 @@ pub(crate) enum Body {
 
 /// Contents of a node as of the freeze.
 pub(crate) enum Image {
-    Leaf(NodePage),
-    Inner(Vec<(Key, FrozenChild)>),
+    Leaf(NodePage, Range),
+    Inner(Vec<(Key, FrozenChild)>, Range),
 }
 
 /// A child as of the freeze: one to write first, or where it already is.
@@ -171,9 +171,9 @@ impl Node {
 
     /// Before a leaf changes in `epoch`, its latch held: saves what the writer still needs.
     #[inline]
-    pub(crate) fn save_leaf(&self, page: &NodePage, epoch: u64) {
+    pub(crate) fn save_leaf(&self, leaf: &Leaf, epoch: u64) {
         if self.must_capture(epoch - 1) {
-            *self.image.lock() = Some(Image::Leaf(page.clone()));
+            *self.image.lock() = Some(Image::Leaf(leaf.page.clone(), leaf.range));
             self.captured.store(epoch - 1, Ordering::Release);
         }
     }
@@ -196,7 +196,7 @@ impl Node {
         match &self.body {
             Body::Leaf(latch) => {
                 let leaf = latch.read();
-                taken().unwrap_or_else(|| Image::Leaf(leaf.page.clone()))
+                taken().unwrap_or_else(|| Image::Leaf(leaf.page.clone(), leaf.range))
             }
             Body::Inner(inner) => {
                 let _lock = inner.lock();
@@ -216,5 +216,6 @@ fn inner_image(entries: &Entries, frozen: u64) -> Image {
         },
         Child::OnDisk(at) => FrozenChild::Written(*at),
     };
-    Image::Inner(entries.keys.iter().copied().zip(entries.children.iter().map(child)).collect())
+    let children = entries.keys.iter().copied().zip(entries.children.iter().map(child)).collect();
+    Image::Inner(children, entries.range)
 }

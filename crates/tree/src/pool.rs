@@ -8,6 +8,9 @@
 //! published: only then has the slot of n - 1 been overwritten. What is written on disk as map n is `current`
 //! at the end of writing n, so it includes its own pages.
 //!
+//! Where metadata has two copies, first copies come from the lower half of the pool's blocks and second ones from
+//! the upper half, so that they lie far apart. When one half is full the other serves for both.
+//!
 //! Invariants: `current` is a subset of `busy`; a chunk added in an epoch is handed out and listed only by
 //! checkpoints of that epoch and later ones, since an earlier one's replay adds it again; a chunk removed in
 //! an epoch is still listed, empty, by checkpoints of earlier ones. No device I/O happens under the pool's
@@ -19,8 +22,10 @@
 use crate::manifest::Manifest;
 use quire_base::{BlockNo, Error, ErrorKind, Result};
 use quire_format::extent::Run;
+use quire_format::place::{NO_TWIN, Place};
 use quire_format::pool::{BITMAP_WORDS, CHUNK_BLOCKS_MAX, ChunkEntry, ManifestRef, OrphanRef, used_count};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 type Bitmap = [u64; BITMAP_WORDS];
 
@@ -48,13 +53,16 @@ pub struct PoolState {
     pub(crate) orphans: Vec<OrphanRef>,
     /// Freed blocks that are still busy, by the checkpoint that freed them.
     freed: VecDeque<(u64, Vec<BlockNo>)>,
-    cursor: BlockNo,
+    /// Whether everything has two copies.
+    mirrored: bool,
+    /// Where the last first copy, and the last second copy, was put.
+    cursors: [BlockNo; 2],
 }
 
 impl PoolState {
-    /// An empty pool of these chunks; longer runs are cut into chunks.
-    pub fn new(runs: &[Run]) -> PoolState {
-        let mut pool = PoolState::default();
+    /// An empty pool of these chunks, for one or two copies of everything; longer runs are cut into chunks.
+    pub fn new(runs: &[Run], copies: u32) -> PoolState {
+        let mut pool = PoolState { mirrored: copies > 1, ..PoolState::default() };
         for run in runs {
             for at in (0..run.blocks).step_by(CHUNK_BLOCKS_MAX as usize) {
                 let blocks = (run.blocks - at).min(u64::from(CHUNK_BLOCKS_MAX)) as u32;
@@ -79,7 +87,13 @@ impl PoolState {
                 ..Chunk::new(entry.start, entry.blocks, 0)
             })
             .collect();
-        PoolState { chunks, manifest: Some(manifest), orphans, ..PoolState::default() }
+        let mirrored = manifest.at.twin != NO_TWIN;
+        PoolState { chunks, manifest: Some(manifest), orphans, mirrored, ..PoolState::default() }
+    }
+
+    /// Blocks that each node takes.
+    pub fn copies(&self) -> u64 {
+        1 + u64::from(self.mirrored)
     }
 
     /// The newest manifest, if one was written or loaded.
@@ -119,7 +133,7 @@ impl PoolState {
 
     /// Blocks beside nodes that three checkpoints can need.
     pub(crate) fn overhead(&self) -> u64 {
-        3 * (self.manifest_pages() + 1 + self.orphans.len() as u64)
+        3 * self.copies() * (self.manifest_pages() + 1 + self.orphans.len() as u64)
     }
 
     /// Entries for the map of the checkpoint of `epoch`.
@@ -204,48 +218,92 @@ impl PoolState {
         added || self.removed.iter().any(|(removed, _)| *removed == epoch)
     }
 
-    /// Takes `count` free blocks for the checkpoint of `epoch`, in runs that ascend from where the last
+    /// Takes `count` places of free blocks for the checkpoint of `epoch`, in runs that ascend from where the last
     /// ended.
-    pub(crate) fn allocate(&mut self, count: usize, epoch: u64) -> Result<Vec<BlockNo>> {
-        let mut blocks = Vec::with_capacity(count);
-        let first = self.chunks.partition_point(|chunk| chunk.end() <= self.cursor);
-        let chunks = self.chunks.len();
-        // Once around, and the first chunk again for the part before the cursor.
-        for step in 0..=chunks {
-            if blocks.len() == count || chunks == 0 {
-                break;
-            }
-            let at = (first + step) % chunks;
-            let chunk = &mut self.chunks[at];
-            if chunk.added > epoch || chunk.retired {
-                continue;
-            }
-            let from = if step == 0 { self.cursor.0.saturating_sub(chunk.start.0) as u32 } else { 0 };
-            chunk.take(from, count, &mut blocks);
+    pub(crate) fn allocate(&mut self, count: usize, epoch: u64) -> Result<Vec<Place>> {
+        if !self.mirrored {
+            let blocks = self.take(0..u64::MAX, 0, count, epoch);
+            return self
+                .all_or_none(blocks, count)
+                .map(|blocks| blocks.into_iter().map(Place::single).collect());
         }
-        if blocks.len() < count {
-            let had = blocks.len();
-            self.give_back(&blocks);
-            return Err(Error::new(
-                ErrorKind::NoSpace,
-                format!("the metadata pool has only {had} of {count} blocks that a checkpoint needs"),
-            ));
+        let middle = self.middle();
+        let mut first = self.take(0..middle, 0, count, epoch);
+        let mut second = self.take(middle..u64::MAX, 1, count, epoch);
+        // Either half may be short of blocks, not both: then the other one has more.
+        let lacking = 2 * count - first.len() - second.len();
+        let (half, side) = if first.len() < count { (middle..u64::MAX, 1) } else { (0..middle, 0) };
+        let mut more = self.take(half, side, lacking, epoch);
+        let first_lacks = (count - first.len()).min(more.len());
+        second.extend(more.split_off(first_lacks));
+        first.append(&mut more);
+        let firsts = first.len();
+        first.append(&mut second);
+        let mut blocks = self.all_or_none(first, 2 * count)?;
+        let twins = blocks.split_off(firsts);
+        Ok(blocks.into_iter().zip(twins).map(|(block, twin)| Place { block, twin }).collect())
+    }
+
+    /// These blocks, if there are `wanted`; else gives them back.
+    fn all_or_none(&mut self, blocks: Vec<BlockNo>, wanted: usize) -> Result<Vec<BlockNo>> {
+        if blocks.len() == wanted {
+            return Ok(blocks);
+        }
+        let had = blocks.len();
+        self.give_back(blocks);
+        Err(Error::new(
+            ErrorKind::NoSpace,
+            format!("the metadata pool has only {had} of {wanted} blocks that a checkpoint needs"),
+        ))
+    }
+
+    /// The block below which half of the pool's blocks lie.
+    fn middle(&self) -> u64 {
+        let mut below = self.blocks() / 2;
+        for chunk in &self.chunks {
+            match below.checked_sub(chunk.blocks.into()) {
+                Some(rest) if rest > 0 => below = rest,
+                _ => return chunk.start.0 + below,
+            }
+        }
+        0
+    }
+
+    /// Takes at most `count` free blocks among those of `half`, on from where that side's last one was.
+    fn take(&mut self, half: Range<u64>, side: usize, count: usize, epoch: u64) -> Vec<BlockNo> {
+        let mut blocks = Vec::with_capacity(count);
+        let cursor = self.cursors[side].0.clamp(half.start, half.end);
+        for range in [cursor..half.end, half.start..cursor] {
+            let first = self.chunks.partition_point(|chunk| chunk.end().0 <= range.start);
+            for chunk in &mut self.chunks[first..] {
+                if blocks.len() == count || chunk.start.0 >= range.end {
+                    break;
+                }
+                if chunk.added > epoch || chunk.retired {
+                    continue;
+                }
+                let from = range.start.saturating_sub(chunk.start.0) as u32;
+                let to = (range.end - chunk.start.0).min(chunk.blocks.into()) as u32;
+                chunk.take(from..to, count, &mut blocks);
+            }
         }
         if let Some(last) = blocks.last() {
-            self.cursor = last.offset(1);
+            self.cursors[side] = last.offset(1);
         }
-        Ok(blocks)
+        blocks
     }
 
     /// Returns blocks of [`PoolState::allocate`] that nothing was written to.
-    pub(crate) fn give_back(&mut self, blocks: &[BlockNo]) {
-        for &block in blocks {
+    pub(crate) fn give_back(&mut self, blocks: impl IntoIterator<Item = BlockNo>) {
+        let middle = if self.mirrored { self.middle() } else { u64::MAX };
+        for block in blocks {
             if let Some((chunk, bit)) = self.find(block) {
                 clear(&mut self.chunks[chunk].current, bit);
                 clear(&mut self.chunks[chunk].busy, bit);
             }
+            let cursor = &mut self.cursors[usize::from(block.0 >= middle)];
+            *cursor = block.min(*cursor);
         }
-        self.cursor = blocks.first().copied().unwrap_or(self.cursor);
     }
 
     /// Checkpoint `checkpoint` no longer needs these blocks.
@@ -297,17 +355,17 @@ impl Chunk {
         Run::new(self.start, u64::from(self.blocks))
     }
 
-    /// Takes free blocks from `from` on until `out` has `count`.
-    fn take(&mut self, from: u32, count: usize, out: &mut Vec<BlockNo>) {
-        let mut bit = from;
-        while bit < self.blocks && out.len() < count {
+    /// Takes free blocks among `bits` until `out` has `count`.
+    fn take(&mut self, bits: Range<u32>, count: usize, out: &mut Vec<BlockNo>) {
+        let mut bit = bits.start;
+        while bit < bits.end && out.len() < count {
             let word = self.busy[bit as usize / 64] >> (bit % 64);
             if word == u64::MAX >> (bit % 64) {
                 bit = (bit / 64 + 1) * 64;
                 continue;
             }
             bit += word.trailing_ones();
-            if bit >= self.blocks {
+            if bit >= bits.end {
                 break;
             }
             set(&mut self.busy, bit);
@@ -335,14 +393,40 @@ mod tests {
     use super::*;
 
     fn pool() -> PoolState {
-        PoolState::new(&[Run::new(BlockNo(100), 70), Run::new(BlockNo(1000), 2000)])
+        PoolState::new(&[Run::new(BlockNo(100), 70), Run::new(BlockNo(1000), 2000)], 1)
+    }
+
+    fn blocks(places: Vec<Place>) -> Vec<BlockNo> {
+        places.into_iter().flat_map(Place::copies).collect()
+    }
+
+    #[test]
+    fn second_copies_lie_in_the_upper_half() {
+        let mut pool = PoolState::new(&[Run::new(BlockNo(100), 70), Run::new(BlockNo(1000), 70)], 2);
+        let places = pool.allocate(60, 1).unwrap();
+        assert_eq!((places[0].block, places[0].twin), (BlockNo(100), BlockNo(1000)));
+        assert_eq!((places[59].block, places[59].twin), (BlockNo(159), BlockNo(1059)));
+        // The halves move when the pool grows, and one of them is full: both copies in the other, then none.
+        pool.grow(BlockNo(500), 70, 1).unwrap();
+        let more = pool.allocate(45, 1).unwrap();
+        assert_eq!((more[0].block, more[0].twin), (BlockNo(160), BlockNo(1060)));
+        assert_eq!(pool.free_blocks(), 0);
+        let all: std::collections::BTreeSet<_> =
+            blocks(places.clone()).into_iter().chain(blocks(more)).collect();
+        assert_eq!(all.len(), 210);
+        assert_eq!(pool.allocate(1, 1).unwrap_err().kind(), ErrorKind::NoSpace);
+        pool.give_back(blocks(places));
+        assert_eq!(pool.free_blocks(), 120);
+        assert_eq!(pool.allocate(61, 1).unwrap_err().kind(), ErrorKind::NoSpace);
+        assert_eq!(pool.free_blocks(), 120);
+        assert_eq!(pool.allocate(60, 1).unwrap().len(), 60);
     }
 
     #[test]
     fn freed_blocks_wait_for_the_slot_that_needs_them() {
         let mut pool = pool();
         assert_eq!((pool.blocks(), pool.chunks().len()), (2070, 3));
-        let blocks = pool.allocate(100, 1).unwrap();
+        let blocks = blocks(pool.allocate(100, 1).unwrap());
         assert_eq!((blocks[0], blocks[69], blocks[70]), (BlockNo(100), BlockNo(169), BlockNo(1000)));
         pool.free(blocks[..50].to_vec(), 2).unwrap();
         assert_eq!((pool.used_blocks(), pool.free_blocks()), (50, 1970));
@@ -352,7 +436,7 @@ mod tests {
         assert_eq!(pool.free_blocks(), 2020);
         assert!(pool.free(vec![blocks[0]], 3).is_err());
         assert!(pool.free(vec![BlockNo(5)], 3).is_err());
-        let rest = pool.allocate(2020, 1).unwrap();
+        let rest = super::tests::blocks(pool.allocate(2020, 1).unwrap());
         assert_eq!(rest[0], BlockNo(1030));
         assert_eq!(*rest.last().unwrap(), BlockNo(149));
         assert_eq!(pool.allocate(1, 1).unwrap_err().kind(), ErrorKind::NoSpace);
@@ -360,7 +444,7 @@ mod tests {
 
     #[test]
     fn chunks_come_and_go_by_epoch() {
-        let mut pool = PoolState::new(&[Run::new(BlockNo(100), 10)]);
+        let mut pool = PoolState::new(&[Run::new(BlockNo(100), 10)], 1);
         pool.grow(BlockNo(200), 10, 5).unwrap();
         assert!(pool.grow(BlockNo(209), 10, 5).is_err());
         assert!(pool.grow(BlockNo(300), 0, 5).is_err());
@@ -369,7 +453,7 @@ mod tests {
         let taken = pool.allocate(11, 5).unwrap();
         assert!(pool.shrink(BlockNo(200), 10, 6).is_err());
         assert!(!pool.retire(BlockNo(200)));
-        pool.give_back(&taken);
+        pool.give_back(blocks(taken));
         assert!(pool.retire(BlockNo(200)));
         assert!(pool.allocate(11, 6).is_err());
         pool.shrink(BlockNo(200), 10, 6).unwrap();

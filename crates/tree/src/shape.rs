@@ -21,7 +21,7 @@ use crate::change::{Edit, Editor, MERGED_BYTES_MAX, SPARSE_BYTES, apply, has_roo
 use crate::inner::{Child, Entries, Locked, Range};
 use crate::load::Missing;
 use crate::lookup::{Found, Path};
-use crate::node::{Body, Node, Probe};
+use crate::node::{Body, Leaf, Node, Probe};
 use crate::pin::{Pin, pin};
 use crate::tree::Tree;
 use quire_base::Result;
@@ -53,13 +53,14 @@ impl Tree {
         };
         let epoch = self.live_epoch();
         let mut leaf = found.latch.write();
-        let page = &mut leaf.page;
+        let page = &leaf.page;
         let at = page.search(&key);
         let edit = editor(at.ok().map(|at| page.value(at)))?;
         if matches!((&edit, at), (Edit::Keep, _) | (Edit::Remove, Err(_))) {
             return Ok(Ok(at.is_ok()));
         }
-        self.mark_path(&path, &found, page, epoch);
+        self.mark_path(&path, &found, &leaf, epoch);
+        let page = &mut leaf.page;
         match &edit {
             Edit::Set(value) if !has_room(page, at, value.len()) => {
                 let (separator, right) = split_leaf(page, key, at, value);
@@ -86,7 +87,7 @@ impl Tree {
         if !heat.is_hot() {
             return;
         }
-        self.mark_path(&path, &found, &leaf.page, epoch);
+        self.mark_path(&path, &found, &leaf, epoch);
         let half = leaf.page.count() / 2;
         let right = leaf.page.split_off(half);
         let separator = right.key(0);
@@ -99,11 +100,11 @@ impl Tree {
     }
 
     /// Before a leaf changes: marks it and the nodes above, and saves what a frozen epoch still needs of it.
-    fn mark_path(&self, path: &Path<'_>, found: &Found<'_>, page: &NodePage, epoch: u64) {
+    fn mark_path(&self, path: &Path<'_>, found: &Found<'_>, leaf: &Leaf, epoch: u64) {
         for step in path.iter() {
             self.mark(step.node, epoch);
         }
-        found.node.save_leaf(page, epoch);
+        found.node.save_leaf(leaf, epoch);
         self.mark(found.node, epoch);
     }
 
@@ -267,7 +268,7 @@ impl Tree {
                     return false;
                 }
                 begin();
-                left.save_leaf(&left_leaf.page, epoch);
+                left.save_leaf(&left_leaf, epoch);
                 left_leaf.page.append(&right_leaf.page, 0);
                 left_leaf.range.high = right_leaf.range.high;
                 right.set_gone(true);

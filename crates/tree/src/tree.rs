@@ -65,8 +65,8 @@ impl Tree {
         limits: TreeLimits,
     ) -> Result<Arc<Tree>> {
         let page = crate::load::read_node(&device, volume, &root)?;
-        let live = pool.node_blocks();
-        if live == 0 || !pool.is_used(root.block) {
+        let live = pool.nodes();
+        if live == 0 || !root.place().copies().all(|block| pool.is_used(block)) {
             return Err(Error::corrupt(format!(
                 "the pool's map calls the tree's root at block {} free",
                 root.block
@@ -84,7 +84,7 @@ impl Tree {
         limits: TreeLimits,
         live: u64,
     ) -> Tree {
-        let accounting = Accounting::new(&limits, live);
+        let accounting = Accounting::new(&limits, live, pool.copies());
         accounting.set_pool(pool.blocks(), pool.overhead());
         Tree {
             device,
@@ -166,7 +166,7 @@ impl Tree {
     /// Blocks that the pool lacks so that memory alone, not the pool, bounds how much may be dirty.
     pub fn pool_lacks(&self) -> u64 {
         let accounting = &self.accounting;
-        2 * self.limits.dirty_nodes.saturating_sub(accounting.dirty_max())
+        2 * accounting.copies() * self.limits.dirty_nodes.saturating_sub(accounting.dirty_max())
     }
 
     /// Adds a chunk of 1 to 1024 blocks to the pool: apply side of a journaled change.
@@ -199,10 +199,9 @@ impl Tree {
         let mut pool = self.pool.lock();
         let Some(chunk) = pool.chunks().into_iter().find(|chunk| chunk.start == start) else { return false };
         let accounting = &self.accounting;
-        let needed = accounting.live()
-            + pool.overhead()
-            + 4 * (accounting.dirty() + accounting.reserved())
-            + 4 * accounting.emergency();
+        let nodes =
+            accounting.live() + 4 * (accounting.dirty() + accounting.reserved()) + 4 * accounting.emergency();
+        let needed = accounting.copies() * nodes + pool.overhead();
         pool.blocks().saturating_sub(chunk.blocks) > needed && pool.retire(start)
     }
 

@@ -12,6 +12,7 @@ use crate::tree::Tree;
 use quire_base::sync::Arc;
 use quire_base::{BlockNo, Result};
 use quire_format::node::{NodePage, NodeRef};
+use quire_format::place::NO_TWIN;
 
 /// What a walk calls with each node's reference and its page, or why it cannot be read.
 pub type Visit<'f> = dyn FnMut(NodeRef, Result<&NodePage>) -> Result<()> + 'f;
@@ -72,5 +73,11 @@ impl Tree {
 }
 
 fn reference(node: &Arc<Node>) -> NodeRef {
-    node.disk().unwrap_or(NodeRef { block: BlockNo(0), generation: 0, crc: 0, level: node.level })
+    node.disk().unwrap_or(NodeRef {
+        block: BlockNo(0),
+        twin: NO_TWIN,
+        generation: 0,
+        crc: 0,
+        level: node.level,
+    })
 }

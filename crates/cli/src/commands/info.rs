@@ -97,6 +97,7 @@ fn text(superblock: &Superblock) -> String {
         ("size", bytes(superblock.block_count)),
         ("free", bytes(superblock.free_blocks)),
         ("journal", bytes(superblock.journal_blocks)),
+        ("metadata copies", superblock.metadata_copies.to_string()),
         ("inodes", superblock.inode_count.to_string()),
         ("checkpoint", superblock.checkpoint.to_string()),
         ("mounts", superblock.mount_count.to_string()),

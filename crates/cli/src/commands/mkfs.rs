@@ -44,6 +44,9 @@ pub fn make(arguments: &Mkfs) -> Outcome<VolumeInfo> {
     if let Some(bytes) = arguments.journal_size {
         options = options.journal_bytes(bytes);
     }
+    if let Some(copies) = arguments.metadata_copies {
+        options = options.metadata_copies(copies);
+    }
     let info = options.format(&arguments.volume)?;
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
     if !user.is_root() {
@@ -61,9 +64,10 @@ fn describe(volume: &Path, info: &VolumeInfo) -> String {
     let block = u64::from(info.block_size);
     let label = if info.label.is_empty() { String::new() } else { format!(", label {}", info.label) };
     format!(
-        "{}: volume of {}, journal {}{label}",
+        "{}: volume of {}, journal {}, {}{label}",
         volume.display(),
         size::show(info.blocks * block),
-        size::show(info.journal_blocks * block)
+        size::show(info.journal_blocks * block),
+        if info.metadata_copies == 1 { "one copy of metadata" } else { "two copies of metadata" }
     )
 }

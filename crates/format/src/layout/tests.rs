@@ -6,9 +6,10 @@ use crate::extent::Extent;
 use crate::inode::{FileType, InodeRecord};
 use crate::journal::BlockHeader;
 use crate::logged::{LoggedKind, LoggedOp};
-use crate::node::{NodePage, NodeRef};
-use crate::pool::{ChunkEntry, ManifestPage, OrphanRef, PageIdentity};
-use crate::superblock::{ManifestHead, Superblock, TreeRoot};
+use crate::node::{Bounds, NodeIdentity, NodePage, NodeRef};
+use crate::place::Place;
+use crate::pool::{ChunkEntry, ManifestPage, ManifestRef, NextPage, OrphanRef, PageIdentity, PageStamp};
+use crate::superblock::Superblock;
 use quire_base::{BlockNo, InodeNo, Seq, Timestamp};
 use std::collections::BTreeSet;
 
@@ -68,7 +69,7 @@ fn without(names: &[&str], layout: &Layout) -> Layout {
 
 fn superblock() -> Superblock {
     Superblock {
-        version: (1, 0),
+        version: (2, 0),
         flags: 0,
         feature_compat: 0,
         feature_ro_compat: 0,
@@ -82,13 +83,16 @@ fn superblock() -> Superblock {
         journal_start: BlockNo(0),
         journal_blocks: 0,
         sequence: Seq(0),
-        root: TreeRoot { block: BlockNo(0), generation: 0, crc: 0, level: 0 },
-        manifest: ManifestHead { block: BlockNo(0), crc: 0, count: 0 },
+        root: NO_NODE,
+        manifest: ManifestRef { block: BlockNo(0), twin: BlockNo(0), crc: 0, count: 0 },
         orphan_blocks: 0,
         mount_count: 0,
         pool_start: BlockNo(0),
         pool_blocks: 0,
         data_start: BlockNo(0),
+        data_end: BlockNo(0),
+        mirror_start: BlockNo(0),
+        mirror_blocks: 0,
         free_blocks: 0,
         inode_count: 0,
         next_inode: 0,
@@ -96,7 +100,17 @@ fn superblock() -> Superblock {
         created: Timestamp(0),
         mounted: Timestamp(0),
         checkpointed: Timestamp(0),
+        metadata_copies: 0,
+        epoch: 0,
+        space_root: Some(NO_NODE),
     }
+}
+
+const NO_NODE: NodeRef = NodeRef { block: BlockNo(0), twin: BlockNo(0), generation: 0, crc: 0, level: 0 };
+
+/// Changes the root of the space tree.
+fn space(superblock: &mut Superblock, change: fn(&mut NodeRef)) {
+    superblock.space_root.iter_mut().for_each(change);
 }
 
 #[test]
@@ -118,10 +132,12 @@ fn superblocks_are_as_the_table_says() {
         ("journal blocks", |s| s.journal_blocks = 1),
         ("sequence", |s| s.sequence.0 = 1),
         ("root: block", |s| s.root.block.0 = 1),
+        ("root: twin", |s| s.root.twin.0 = 1),
         ("root: checkpoint", |s| s.root.generation = 1),
         ("root: crc", |s| s.root.crc = 1),
         ("root: level", |s| s.root.level = 1),
         ("manifest: block", |s| s.manifest.block.0 = 1),
+        ("manifest: twin", |s| s.manifest.twin.0 = 1),
         ("manifest: crc", |s| s.manifest.crc = 1),
         ("manifest: count", |s| s.manifest.count = 1),
         ("orphan blocks", |s| s.orphan_blocks = 1),
@@ -131,6 +147,9 @@ fn superblocks_are_as_the_table_says() {
         ("pool start", (|s| s.pool_start.0 = 1) as fn(&mut Superblock)),
         ("pool blocks", |s| s.pool_blocks = 1),
         ("data start", |s| s.data_start.0 = 1),
+        ("data end", |s| s.data_end.0 = 1),
+        ("mirror start", |s| s.mirror_start.0 = 1),
+        ("mirror blocks", |s| s.mirror_blocks = 1),
         ("free blocks", |s| s.free_blocks = 1),
         ("inodes", |s| s.inode_count = 1),
         ("next inode", |s| s.next_inode = 1),
@@ -138,6 +157,13 @@ fn superblocks_are_as_the_table_says() {
         ("created", |s| s.created.0 = 1),
         ("mounted", |s| s.mounted.0 = 1),
         ("checkpointed", |s| s.checkpointed.0 = 1),
+        ("metadata copies", |s| s.metadata_copies = 1),
+        ("epoch", |s| s.epoch = 1),
+        ("space root: block", |s| space(s, |root| root.block.0 = 1)),
+        ("space root: twin", |s| space(s, |root| root.twin.0 = 1)),
+        ("space root: checkpoint", |s| space(s, |root| root.generation = 1)),
+        ("space root: crc", |s| space(s, |root| root.crc = 1)),
+        ("space root: level", |s| space(s, |root| root.level = 1)),
     ]);
     // The block size is a constant.
     let layout = without(&["block size"], &SUPERBLOCK);
@@ -187,13 +213,14 @@ fn values_are_as_the_tables_say() {
             ("parent", |r| r.parent = 1),
         ],
     );
-    let extent = Extent { file_block: 0, disk_block: BlockNo(2), len: 2, unwritten: false };
+    let extent = Extent { file_block: 0, disk_block: BlockNo(2), len: 2, unwritten: false, birth: 0 };
     same_places(
         &EXTENT,
         &extent,
         |e| e.encode().to_vec(),
         &[
             ("disk block", |e| e.disk_block.0 = 3),
+            ("birth", |e| e.birth = 1),
             ("length", |e| e.len = 3),
             ("flags", |e| e.unwritten = true),
         ],
@@ -264,46 +291,74 @@ fn metadata_blocks_are_as_the_tables_say() {
             ("first record", |h| h.first_record = Some(1)),
         ],
     );
-    let child = NodeRef { block: BlockNo(0), generation: 0, crc: 0, level: 0 };
+    let child = NO_NODE;
     same_places(
         &NODE_REF,
         &child,
         |child| child.encode().to_vec(),
         &[
             ("block", |c| c.block.0 = 1),
+            ("twin", |c| c.twin.0 = 1),
             ("generation", |c| c.generation = 1),
             ("crc", |c| c.crc = 1),
             ("level", |c| c.level = 1),
         ],
     );
-    let seal = |&(volume, generation, block, level): &(u64, u64, u64, u8)| {
+    // What a node says, its level, and the bytes of its only value, if it has one.
+    type Node = (NodeIdentity, u8, Option<&'static [u8]>);
+    let seal = |(identity, level, value): &Node| {
         let mut bytes = vec![0; BLOCK_SIZE];
-        let mut page = NodePage::new(level);
-        if volume == 7 {
-            page.insert(0, crate::key::Key::MIN, b"");
-        } else if volume == 8 {
-            page.insert(0, crate::key::Key::MIN, b"abc");
+        let mut page = NodePage::new(*level);
+        if let Some(value) = value {
+            page.insert(0, crate::key::Key::MIN, value);
         }
-        let volume = if volume > 6 { 0 } else { volume };
-        page.seal(volume, generation, BlockNo(block), &mut bytes);
+        page.seal(identity, &mut bytes);
         bytes
     };
+    let zero_key = crate::key::Key { object: 0, offset: 0, ..crate::key::Key::MIN };
+    let identity = NodeIdentity {
+        volume: 0,
+        generation: 0,
+        incarnation: 0,
+        birth: 0,
+        place: Place { block: BlockNo(0), twin: BlockNo(0) },
+        bounds: Bounds { low: Some(zero_key), high: Some(zero_key) },
+    };
+    fn low(node: &mut Node, change: fn(&mut crate::key::Key)) {
+        node.0.bounds.low.iter_mut().for_each(change);
+    }
+    fn high(node: &mut Node, change: fn(&mut crate::key::Key)) {
+        node.0.bounds.high.iter_mut().for_each(change);
+    }
     same_places(
-        &without(&["count", "heap start"], &NODE),
-        &(0, 0, 0, 0),
+        &without(&["count", "heap start", "bounds"], &NODE),
+        &(identity, 0, None),
         |value| {
             let mut bytes = seal(value);
             bytes[4..8].fill(0);
             bytes
         },
         &[
-            ("volume id", |v| v.0 = 1),
-            ("generation", |v| v.1 = 1),
-            ("block", |v| v.2 = 1),
-            ("level", |v| v.3 = 1),
+            ("volume id", |v| v.0.volume = 1),
+            ("generation", |v| v.0.generation = 1),
+            ("block", |v| v.0.place.block.0 = 1),
+            ("twin", |v| v.0.place.twin.0 = 1),
+            ("incarnation", |v| v.0.incarnation = 1),
+            ("birth", |v| v.0.birth = 1),
+            ("level", |v| v.1 = 1),
+            ("low: kind", |v| low(v, |key| key.kind = crate::key::KeyKind::Inode)),
+            ("high: kind", |v| high(v, |key| key.kind = crate::key::KeyKind::Inode)),
+            ("low: object", |v| low(v, |key| key.object = 1)),
+            ("low: offset", |v| low(v, |key| key.offset = 1)),
+            ("high: object", |v| high(v, |key| key.object = 1)),
+            ("high: offset", |v| high(v, |key| key.offset = 1)),
         ],
     );
-    let (empty, one, valued) = (seal(&(0, 0, 0, 0)), seal(&(7, 0, 0, 0)), seal(&(8, 0, 0, 0)));
+    let (empty, one, valued) =
+        (seal(&(identity, 0, None)), seal(&(identity, 0, Some(b""))), seal(&(identity, 0, Some(b"abc"))));
+    let bounds = NODE.field("bounds").unwrap().offset;
+    let unbounded = seal(&(NodeIdentity { bounds: Bounds::ALL, ..identity }, 0, None));
+    assert_eq!((empty[bounds], unbounded[bounds]), (3, 0));
     let at = |name: &str| NODE.field(name).unwrap().offset;
     assert_eq!((empty[at("count")], one[at("count")]), (0, 1));
     assert_eq!(one[at("heap start")..][..2], 4096u16.to_le_bytes());
@@ -316,21 +371,25 @@ fn metadata_blocks_are_as_the_tables_say() {
 
 #[test]
 fn the_pool_s_map_is_as_the_tables_say() {
-    type Page = (PageIdentity, u64, ManifestPage);
+    type Page = (PageIdentity, PageStamp, ManifestPage);
+    let nowhere = Place { block: BlockNo(0), twin: BlockNo(0) };
     let mut used = [0; BITMAP_WORDS];
     used[1] = 2;
     let page: Page = (
-        PageIdentity { volume: 0, block: BlockNo(0), index: 0, count: 0 },
-        0,
+        PageIdentity { volume: 0, place: nowhere, index: 0, count: 0 },
+        PageStamp { generation: 0, incarnation: 0 },
         ManifestPage {
-            next: (BlockNo(0), 0),
+            next: Some(NextPage { place: nowhere, crc: 0 }),
             chunks: vec![ChunkEntry { start: BlockNo(2), blocks: 2, used }],
-            orphans: vec![OrphanRef { index: 2, crc: 2, block: BlockNo(2) }],
+            orphans: vec![OrphanRef { index: 2, crc: 2, block: BlockNo(2), twin: BlockNo(2) }],
         },
     );
-    let encode = |(identity, generation, page): &Page| {
+    fn next(page: &mut Page, change: fn(&mut NextPage)) {
+        page.2.next.iter_mut().for_each(change);
+    }
+    let encode = |(identity, stamp, page): &Page| {
         let mut bytes = vec![0; BLOCK_SIZE];
-        page.encode(identity, *generation, &mut bytes);
+        page.encode(identity, *stamp, &mut bytes);
         bytes
     };
     same_places(
@@ -339,12 +398,15 @@ fn the_pool_s_map_is_as_the_tables_say() {
         encode,
         &[
             ("volume id", |p| p.0.volume = 1),
-            ("generation", |p| p.1 = 1),
-            ("block", |p| p.0.block.0 = 1),
+            ("generation", |p| p.1.generation = 1),
+            ("incarnation", |p| p.1.incarnation = 1),
+            ("block", |p| p.0.place.block.0 = 1),
+            ("twin", |p| p.0.place.twin.0 = 1),
             ("index", |p| p.0.index = 1),
             ("count", |p| p.0.count = 1),
-            ("next: block", |p| p.2.next.0.0 = 1),
-            ("next: crc", |p| p.2.next.1 = 1),
+            ("next: block", |p| next(p, |next| next.place.block.0 = 1)),
+            ("next: twin", |p| next(p, |next| next.place.twin.0 = 1)),
+            ("next: crc", |p| next(p, |next| next.crc = 1)),
         ],
     );
     let bytes = encode(&page);
@@ -367,6 +429,7 @@ fn the_pool_s_map_is_as_the_tables_say() {
             ("index", |p| p.2.orphans[0].index = 1),
             ("crc", |p| p.2.orphans[0].crc = 1),
             ("block", |p| p.2.orphans[0].block.0 = 1),
+            ("twin", |p| p.2.orphans[0].twin.0 = 1),
         ],
     );
     let slots = |&(index, first): &(u64, u64)| {

@@ -40,7 +40,13 @@ fn list() -> impl Strategy<Value = Vec<Extent>> {
     vec((0u64..1 << 20, 1u64..1 << 40, 1u32..=32768, any::<bool>()), 0..6).prop_map(|parts| {
         let mut file = 0;
         let place = |(gap, disk_block, len, unwritten)| {
-            let extent = Extent { file_block: file + gap, disk_block: BlockNo(disk_block), len, unwritten };
+            let extent = Extent {
+                file_block: file + gap,
+                disk_block: BlockNo(disk_block),
+                len,
+                unwritten,
+                birth: len % 3,
+            };
             file = extent.file_end();
             extent
         };

@@ -52,9 +52,14 @@ fn inode() {
 
 #[test]
 fn extent() {
-    let extent =
-        Extent { file_block: 7, disk_block: BlockNo(0x0001_0203_0405_0607), len: 0x8000, unwritten: true };
-    check(&extent.encode(), "0706050403020100 00800000 01000000");
+    let extent = Extent {
+        file_block: 7,
+        disk_block: BlockNo(0x0001_0203_0405_0607),
+        len: 0x8000,
+        unwritten: true,
+        birth: 0x1011,
+    };
+    check(&extent.encode(), "0706050403020100 11100000 0080 0100");
 }
 
 #[test]
@@ -112,6 +117,7 @@ fn transaction() {
         disk_block: BlockNo(disk_block),
         len,
         unwritten,
+        birth: u32::from(file_block == 3) * 0x81,
     };
     let changes = [
         Change::Put { key: Key::inode(InodeNo(300)), value: vec![0xaa, 0xbb] },
@@ -134,7 +140,7 @@ fn transaction() {
         &bytes,
         "01 10 ac02 00 02 aabb
          02 13 01 0807060504030201
-         03 ac02 01 02  02 c801 09  02 c801 02  00 15 07
+         03 ac02 01 02  02 c801 11  02 c801 04  00 15 0f 8101
          04 8001 05
          05 01 06
          06 8020 8008

@@ -168,7 +168,7 @@ impl Mender<'_> {
             }
             Ok(())
         })?;
-        take(at, superblock.block_count);
+        take(at, superblock.data_end.0);
         free.reverse();
         Ok(free)
     }
@@ -231,7 +231,7 @@ mod tests {
             let (mut extents, mut at) = (Vec::new(), 0);
             for (gap, len) in gaps {
                 let file_block = at + gap;
-                extents.push(Extent { file_block, disk_block: BlockNo(1000 + at * 3), len, unwritten: false });
+                extents.push(Extent { file_block, disk_block: BlockNo(1000 + at * 3), len, unwritten: false, birth: 0 });
                 at = file_block + u64::from(len);
             }
             holes.sort_unstable();

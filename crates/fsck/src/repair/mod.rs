@@ -1,7 +1,8 @@
 //! Mending a volume.
 //!
 //! Protocol:
-//! 1. What stands in the way of opening it is mended on disk, each by publishing one superblock: the pool's
+//! 1. Bad copies of metadata get the good one's bytes ([`copies`]), which changes nothing that the volume says.
+//!    What stands in the way of opening it is mended on disk, each by publishing one superblock: the pool's
 //!    map and the orphan blocks ([`pool`]), a newest checkpoint that is damaged ([`slot`]).
 //! 2. The volume is opened as a mount opens it, which also writes both superblocks anew. Rounds follow:
 //!    analyse, carry the fixes out; until only the accounts (regions, counters) are wrong, which come last.
@@ -14,6 +15,7 @@
 //!
 //! Neighbours: `quire::internals::repair` has the session; [`crate::fix`] the orders.
 
+mod copies;
 mod extents;
 mod lost_found;
 mod mender;
@@ -44,10 +46,22 @@ pub(crate) fn run(
     first: Examined,
     tell: Option<&dyn Fn(Progress)>,
 ) -> Result<Report> {
+    if first.findings.fixes.restore_superblocks && first.may_be_written() {
+        slot::restore(backend)?;
+        let restored = examine::run(backend, tell)?;
+        let mut report = run(backend, restored, tell)?;
+        for issue in first.findings.issues {
+            if !report.issues.iter().any(|other| same(&issue, other)) {
+                report.issues.push(Issue { repaired: true, ..issue });
+            }
+        }
+        return Ok(report);
+    }
     if !first.may_be_written() {
         return Ok(first.findings.into_report());
     }
     let mut before = first.findings;
+    copies::mend(&**backend, &before.fixes.copies)?;
     let mended = match first.chosen {
         Some(chosen) => mend(backend, &before.fixes, &first.checkpoints, chosen, &first.chunks, tell),
         // Recovery refuses the volume for the sake of its pool's map: with a new one it may not.
@@ -140,9 +154,12 @@ fn rounds(
     Err(Error::corrupt(format!("something is still wrong after {ROUNDS_MAX} rounds; run the repair again")))
 }
 
+fn same(a: &Issue, b: &Issue) -> bool {
+    (a.code, a.inode, a.block) == (b.code, b.inode, b.block)
+}
+
 /// The first look's issues, those that the second did not find as repaired, and what only the second found.
 fn compare(first: Findings, second: Findings) -> Report {
-    let same = |a: &Issue, b: &Issue| (a.code, a.inode, a.block) == (b.code, b.inode, b.block);
     let mut left = second.issues;
     let mut issues = first.issues;
     for issue in &mut issues {

@@ -14,10 +14,11 @@ use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};
 use quire_device::{AlignedBuf, Backend, IoClass};
 use quire_format::extent::Run;
 use quire_format::orphan::{self, SLOTS};
+use quire_format::place::Place;
 use quire_format::pool::{
-    BITMAP_WORDS, BODY_BYTES, CHUNK_BYTES, ChunkEntry, ManifestPage, ORPHAN_BYTES, OrphanRef, PageIdentity,
+    BITMAP_WORDS, BODY_BYTES, CHUNK_BYTES, ChunkEntry, ManifestPage, ManifestRef, NextPage, ORPHAN_BYTES,
+    OrphanRef, PageIdentity, PageStamp,
 };
-use quire_format::superblock::ManifestHead;
 
 /// Writes the manifest of the chosen checkpoint anew, without the blocks in `release`.
 pub(super) fn rewrite(
@@ -37,36 +38,56 @@ pub(super) fn rewrite(
     let orphan_count = checkpoint.orphans.len() + missing.len();
     let chunks = remaining(checkpoint, release);
     let pages = pages(chunks.len(), orphan_count);
-    let fresh = fresh_blocks(checkpoints, &chunks, missing.len() + pages)?;
-    let (orphan_blocks, page_blocks) = fresh.split_at(missing.len());
+    let copies = superblock.metadata_copies as usize;
+    let fresh = fresh_blocks(checkpoints, &chunks, copies * (missing.len() + pages))?;
+    let places = places(&fresh, copies);
+    let (orphan_places, page_places) = places.split_at(missing.len());
 
     let mut orphans = checkpoint.orphans.clone();
-    for (&index, &block) in missing.iter().zip(orphan_blocks) {
+    for (&index, &place) in missing.iter().zip(orphan_places) {
         let bytes = orphan::encode(index.into(), &[0; SLOTS]);
-        backend.write(IoClass::Metadata, block, &AlignedBuf::copy_of(&bytes[..]))?;
-        orphans.push(OrphanRef { index, crc: crc32c::crc32c(&bytes[..]), block });
+        for at in place.copies() {
+            backend.write(IoClass::Metadata, at, &AlignedBuf::copy_of(&bytes[..]))?;
+        }
+        let Place { block, twin } = place;
+        orphans.push(OrphanRef { index, crc: crc32c::crc32c(&bytes[..]), block, twin });
     }
     orphans.sort_by_key(|orphan| orphan.index);
 
     let pages = paginate(used_chunks(checkpoint, &chunks, &orphans, &fresh), &orphans);
-    debug_assert_eq!(pages.len(), page_blocks.len());
+    debug_assert_eq!(pages.len(), page_places.len());
     let count = pages.len() as u32;
-    let mut next = (BlockNo(0), 0);
+    let stamp = PageStamp { generation: number, incarnation: superblock.incarnation };
+    let mut next = None;
     for (index, mut page) in pages.into_iter().enumerate().rev() {
         page.next = next;
-        let block = page_blocks[index];
+        let place = page_places[index];
         let mut bytes = AlignedBuf::zeroed(BLOCK_SIZE);
-        let identity = PageIdentity { volume, block, index: index as u32, count };
-        let crc = page.encode(&identity, number, &mut bytes);
-        backend.write(IoClass::Metadata, block, &bytes)?;
-        next = (block, crc);
+        let identity = PageIdentity { volume, place, index: index as u32, count };
+        let crc = page.encode(&identity, stamp, &mut bytes);
+        for at in place.copies() {
+            backend.write(IoClass::Metadata, at, &bytes)?;
+        }
+        next = Some(NextPage { place, crc });
     }
+    let NextPage { place: Place { block, twin }, crc } = next.expect("a manifest has a page");
     backend.flush()?;
 
     let mut mended = superblock.clone();
     mended.checkpoint = number;
-    mended.manifest = ManifestHead { block: next.0, crc: next.1, count };
+    mended.manifest = ManifestRef { block, twin, crc, count };
     publish(backend, &mended, 1 - checkpoint.slot)
+}
+
+/// Places of so many copies, the copies as far apart as the blocks permit.
+fn places(blocks: &[BlockNo], copies: usize) -> Vec<Place> {
+    let mut sorted = blocks.to_vec();
+    sorted.sort_unstable();
+    let (first, second) = sorted.split_at(blocks.len() / copies);
+    if copies == 1 {
+        return first.iter().map(|&block| Place::single(block)).collect();
+    }
+    first.iter().zip(second).map(|(&block, &twin)| Place { block, twin }).collect()
 }
 
 /// The chunks without the runs in `release`.
@@ -96,14 +117,18 @@ fn fresh_blocks(checkpoints: &[Checkpoint], chunks: &[Run], count: usize) -> Res
         })
     };
     let mut fresh = Vec::with_capacity(count);
-    // First what is free by all accounts; if the maps leave too little, what no walk has found.
+    // First what is free by all accounts; if the maps leave too little, what no walk has found. From both ends in
+    // turn, so that copies lie apart.
     for careful in [true, false] {
-        for chunk in chunks {
-            for at in 0..chunk.blocks {
+        let all: Vec<BlockNo> =
+            chunks.iter().flat_map(|chunk| (0..chunk.blocks).map(|at| chunk.start.offset(at))).collect();
+        let (low, high) = all.split_at(all.len().div_ceil(2));
+        let mut high = high.iter().rev();
+        for &low in low {
+            for block in std::iter::once(low).chain(high.next().copied()) {
                 if fresh.len() == count {
                     return Ok(fresh);
                 }
-                let block = chunk.start.offset(at);
                 let taken = checkpoints
                     .iter()
                     .any(|checkpoint| checkpoint.is_found(block) || (careful && marked(checkpoint, block)));
@@ -139,7 +164,7 @@ fn used_chunks(
                 let block = chunk.start.offset(bit);
                 let needed = !gone(block)
                     && (!is_stale_orphan(checkpoint, block)
-                        || orphans.iter().any(|orphan| orphan.block == block));
+                        || orphans.iter().any(|orphan| orphan.place().contains(block)));
                 if needed || fresh.contains(&block) {
                     used[bit as usize / 64] |= 1 << (bit % 64);
                 }
@@ -156,7 +181,7 @@ fn is_stale_orphan(checkpoint: &Checkpoint, block: BlockNo) -> bool {
 
 fn pages(chunks: usize, orphans: usize) -> usize {
     let chunk = || ChunkEntry { start: BlockNo(1), blocks: 1, used: [0; BITMAP_WORDS] };
-    let orphan = OrphanRef { index: 0, crc: 0, block: BlockNo(1) };
+    let orphan = OrphanRef { index: 0, crc: 0, block: BlockNo(1), twin: BlockNo(0) };
     paginate((0..chunks).map(|_| chunk()).collect(), &vec![orphan; orphans]).len()
 }
 

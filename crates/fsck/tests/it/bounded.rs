@@ -15,6 +15,7 @@ use quire_format::extent::{Extent, FILE_BLOCKS_MAX};
 use quire_format::inode::{FileType, InodeRecord};
 use quire_format::key::{Key, KeyKind};
 use quire_format::logged::{LoggedKind, LoggedOp};
+use quire_format::superblock::FAR_BLOCKS;
 use quire_fsck::{IssueKind, Report};
 use std::time::Duration;
 
@@ -203,6 +204,7 @@ fn a_file_with_thousands_of_extents_past_the_end() {
             disk_block: quire_base::BlockNo((1 << 30) + at * 2),
             len: 1,
             unwritten: false,
+            birth: 0,
         });
     });
     check_and_mend(&image, IssueKind::ExtentOutOfRange);
@@ -218,6 +220,7 @@ fn two_files_that_share_thousands_of_blocks() {
             disk_block: quire_base::BlockNo(start + at),
             len: 1,
             unwritten: false,
+            birth: 0,
         });
     });
     check_and_mend(&image, IssueKind::ExtentShared);
@@ -232,7 +235,10 @@ fn a_small_volume_that_says_that_it_is_huge() {
         small.for_each(&mut |at, block| image.write(at, block));
         let mut editor = crate::common::editor::Editor::new(&image);
         for slot in 0..2 {
-            editor.set_superblock(slot, |superblock| superblock.block_count = blocks);
+            editor.set_superblock(slot, |superblock| {
+                superblock.block_count = blocks;
+                superblock.data_end.0 = blocks - FAR_BLOCKS;
+            });
         }
         check_and_mend(&editor.image, IssueKind::FreeBlocksWrong);
     }

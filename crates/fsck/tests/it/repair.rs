@@ -6,14 +6,15 @@ use quire::FileType;
 use quire::inodes::{InodeRef, IoFlags};
 use quire_base::random::Random;
 use quire_base::sync::Arc;
-use quire_base::{BlockNo, InodeNo};
+use quire_base::{BLOCK_SIZE, BlockNo, ErrorKind, InodeNo};
 use quire_device::simulated::{CrashPolicy, Image, SimulatedBackend};
 use quire_format::dirent::Entry;
 use quire_format::extent::Extent;
 use quire_format::inode::InodeRecord;
 use quire_format::key::{Key, KeyKind};
+use quire_format::pool::HEADER_BYTES;
 use quire_format::region::RegionMap;
-use quire_format::superblock::{FLAG_ERRORS, SLOT_BLOCKS, Superblock};
+use quire_format::superblock::{FLAG_ERRORS, SLOT_BLOCKS, Superblock, far_slots};
 use quire_fsck::{IssueKind, Options, Report, Severity, check_backend};
 use std::collections::BTreeMap;
 
@@ -166,6 +167,11 @@ fn a_damaged_superblock_is_rewritten_from_the_other() {
     mend(&editor.image, "contradiction");
 }
 
+fn resize(superblock: &mut Superblock, by: i64) {
+    superblock.block_count = superblock.block_count.strict_add_signed(by);
+    superblock.data_end.0 = superblock.data_end.0.strict_add_signed(by);
+}
+
 #[test]
 fn the_superblock_that_makes_sense_wins() {
     let original = closed();
@@ -174,8 +180,8 @@ fn the_superblock_that_makes_sense_wins() {
     let changes: [fn(&mut Superblock); 6] = [
         |superblock| superblock.hash_seed[0] ^= 4,
         |superblock| superblock.uuid[3] ^= 1,
-        |superblock| superblock.block_count += 1 << 30,
-        |superblock| superblock.block_count -= 100,
+        |superblock| resize(superblock, 1 << 30),
+        |superblock| resize(superblock, -100),
         |superblock| superblock.orphan_blocks = 1,
         |superblock| superblock.journal_blocks -= 1,
     ];
@@ -208,15 +214,39 @@ fn a_volume_whose_areas_do_not_join_is_not_written_to() {
 #[test]
 fn both_superblocks_damaged_is_fatal_and_nothing_is_written() {
     let mut editor = Editor::new(&closed());
-    for slot in SLOT_BLOCKS {
+    let slots = SLOT_BLOCKS.into_iter().chain(far_slots(BLOCKS));
+    for slot in slots.clone() {
         editor.image.edit(slot, |block| block[200] ^= 1);
     }
     let (report, after) = repair(&editor.image);
     assert_eq!((report.exit_code(), report.worst()), (4, Some(Severity::Fatal)));
     assert!(report.has(IssueKind::SuperblocksDamaged));
-    for slot in SLOT_BLOCKS {
+    for slot in slots {
         assert_eq!(Editor::new(&after).block(slot), editor.block(slot));
     }
+}
+
+/// The beginning of the device was overwritten: the copies at its end are put back, by a repair only.
+#[test]
+fn superblocks_at_the_beginning_come_back_from_the_end() {
+    let original = closed();
+    let mut overwritten = original.clone();
+    for at in 0..16 {
+        overwritten.write(BlockNo(at), &[0; BLOCK_SIZE]);
+    }
+    let refused = options().open_backend(device(&overwritten)).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::NotAVolume);
+    assert!(refused.to_string().contains("quire fsck --repair"), "{refused}");
+    let (report, after) = mend(&overwritten, "no superblocks");
+    assert!(report.has(IssueKind::SuperblocksDamaged));
+    assert_eq!(walk(&after), walk(&original));
+    // First copies that were damaged but not overwritten do not stand in the way.
+    let mut damaged = original.clone();
+    for slot in SLOT_BLOCKS {
+        damaged.edit(slot, |block| block[200] ^= 1);
+    }
+    assert_eq!(walk(&damaged), walk(&original));
+    mend(&damaged, "both first copies");
 }
 
 #[test]
@@ -383,8 +413,8 @@ fn orphan_blocks_and_the_pool_s_map_are_written_anew() {
     ] {
         let mut editor = Editor::new(&original.image);
         editor.edit_manifest(slot, |block| {
-            block[64 + 16 + clear as usize / 8] ^= 1 << (clear % 8);
-            block[64 + 16 + set as usize / 8] ^= 1 << (set % 8);
+            block[HEADER_BYTES + 16 + clear as usize / 8] ^= 1 << (clear % 8);
+            block[HEADER_BYTES + 16 + set as usize / 8] ^= 1 << (set % 8);
         });
         let (report, _) = mend(&editor.image, "pool map");
         assert!(report.has(IssueKind::PoolBlockLeaked) && report.has(IssueKind::PoolBlockUnmarked));
@@ -420,12 +450,7 @@ fn a_damaged_node_of_the_newest_checkpoint_alone_is_abandoned() {
     let newest = editor.newest();
     let leaves = |slot: usize| {
         let superblock = editor.superblock(slot);
-        let mut all = vec![quire_format::node::NodeRef {
-            block: superblock.root.block,
-            generation: superblock.root.generation,
-            crc: superblock.root.crc,
-            level: superblock.root.level,
-        }];
+        let mut all = vec![superblock.root];
         let mut next = 0;
         while next < all.len() {
             let block = editor.block(all[next].block);
@@ -522,7 +547,7 @@ fn a_repair_of_the_pool_s_map_may_be_cut_off_anywhere() {
     let newest = editor.newest();
     editor.edit_manifest(newest, |block| {
         let blocks = page.chunks[0].blocks - 1;
-        block[64 + 8..64 + 12].copy_from_slice(&blocks.to_le_bytes());
+        block[HEADER_BYTES + 8..HEADER_BYTES + 12].copy_from_slice(&blocks.to_le_bytes());
     });
     cut_off_everywhere(&editor.image, &original, 0, "a short chunk");
 }
@@ -582,8 +607,13 @@ fn a_crash_in_the_midst_of_a_repair_does_no_harm() {
     let extents = editor.of_kind(KeyKind::Extent);
     let first = Extent::decode(extents[0].key.offset, &editor.value(&extents[0])).unwrap();
     let last = extents[extents.len() - 1];
-    let stolen =
-        Extent { file_block: last.key.offset, disk_block: first.disk_block, len: 1, unwritten: false };
+    let stolen = Extent {
+        file_block: last.key.offset,
+        disk_block: first.disk_block,
+        len: 1,
+        unwritten: false,
+        birth: 0,
+    };
     editor.set_value(&last, &stolen.encode());
     let inode = editor.find(|at| at.key.kind == KeyKind::Inode && at.key.object > 20);
     editor.set_value(&inode, &vec![0xff; inode.len]);

@@ -3,13 +3,13 @@
 use crate::common::editor::Editor;
 use quire_base::{BLOCK_SIZE, BlockNo};
 use quire_format::key::{Key, KeyKind};
-use quire_format::node::{CHILDREN_MAX, NodePage, NodeRef};
-use quire_format::superblock::TreeRoot;
+use quire_format::node::{Bounds, CHILDREN_MAX, NodeIdentity, NodePage};
+use quire_format::place::Place;
 use quire_fsck::IssueKind;
 
 const LEVELS: usize = 12;
 
-/// Puts nodes on top of the root, each with the one below as all of its children: 84^12 ways down.
+/// Puts nodes on top of the root, each with the one below as all of its children: 71^12 ways down.
 fn tower(editor: &mut Editor) {
     let superblock = editor.superblock(0);
     let used = editor.manifest(0).1.chunks[0].used;
@@ -18,21 +18,27 @@ fn tower(editor: &mut Editor) {
         .map(|bit| superblock.pool_start.offset(bit))
         .collect();
     let root = superblock.root;
-    let mut top =
-        NodeRef { block: root.block, generation: root.generation, crc: root.crc, level: root.level };
+    let mut top = root;
     for at in free.into_iter().take(LEVELS) {
         let mut page = NodePage::new(top.level + 1);
         for step in 0..CHILDREN_MAX as u64 {
             page.push_child(Key::new(step + 1, KeyKind::Inode, 0), &top);
         }
         let mut bytes = [0; BLOCK_SIZE];
-        top = page.seal(superblock.volume_id(), root.generation, at, &mut bytes);
+        let identity = NodeIdentity {
+            volume: superblock.volume_id(),
+            generation: root.generation,
+            incarnation: superblock.incarnation,
+            birth: 0,
+            place: Place::single(at),
+            bounds: Bounds::ALL,
+        };
+        top = page.seal(&identity, &mut bytes);
         editor.image.write(at, &bytes);
     }
     for slot in 0..2 {
         editor.set_superblock(slot, |superblock| {
-            superblock.root =
-                TreeRoot { block: top.block, generation: top.generation, crc: top.crc, level: top.level };
+            superblock.root = top;
         });
     }
 }

@@ -92,7 +92,7 @@ fn fill(value: u64) -> [u8; SECTOR as usize] {
 impl Workload {
     fn new(seed: u64) -> Workload {
         let device = Arc::new(SimulatedBackend::new(VOLUME_BLOCKS));
-        let format = FormatOptions::new().seed(seed).clock(clock());
+        let format = FormatOptions::new().seed(seed).clock(clock()).metadata_copies(1 + (seed % 2) as u32);
         format.format_backend(device.clone()).unwrap();
         let volume = options().open_backend(device.clone()).unwrap();
         let mut names = Names::default();

@@ -6,10 +6,11 @@ use quire::backend::Backend;
 use quire::inodes::{FallocateMode, IoFlags};
 use quire::internals::repair::Session;
 use quire::{AlignedBuf, ErrorKind};
+use quire_base::BlockNo;
 use quire_device::IoClass;
 use quire_format::extent::Extent;
 use quire_format::key::Key;
-use quire_format::superblock::{SLOT_BLOCKS, Superblock, orphan_blocks_max};
+use quire_format::superblock::{FAR_BLOCKS, SLOT_BLOCKS, Superblock, orphan_blocks_max};
 
 /// A file had two extents for one block. A truncate put both into a transaction, which is no list that a
 /// record may carry: the encoder panicked, and without its assertion recovery would have refused the record.
@@ -57,7 +58,9 @@ fn more_orphan_blocks_than_the_volume_can_have_are_refused() {
             device.read(IoClass::Metadata, slot, &mut block).unwrap();
             let superblock = Superblock { orphan_blocks, ..Superblock::decode(&block).unwrap() };
             block.copy_from_slice(&superblock.encode());
-            device.write(IoClass::Metadata, slot, &block).unwrap();
+            for copy in [slot, BlockNo(4096 - FAR_BLOCKS + slot.0)] {
+                device.write(IoClass::Metadata, copy, &block).unwrap();
+            }
         }
     };
     forge(orphan_blocks_max(4096));

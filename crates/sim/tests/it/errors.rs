@@ -247,7 +247,7 @@ fn bits_that_rot_under_a_checksum_are_never_shown() {
     drop(volume);
     let data = quire::internals::inspect::superblocks(Arc::new(SimulatedBackend::from_image(image.clone())))
         .into_iter()
-        .find_map(Result::ok)
+        .find_map(|slot| slot.newest().ok())
         .unwrap()
         .data_start;
     let (mut refused, mut told, mut shown) = (0, 0, 0);

@@ -1,6 +1,6 @@
 //! Power cuts at every event of a run with checkpoints: what the newest readable superblock names is whole.
 
-use crate::common::{Model, Root, Volume, check_image, check_map, contents};
+use crate::common::{Model, Root, Volume, check_image, check_map, contents, stamp};
 use quire_base::random::Random;
 use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_base::sync::{Arc, thread};
@@ -44,7 +44,7 @@ fn check_crashed(image: quire_device::simulated::Image, models: &BTreeMap<u64, M
         after.insert(key, vec![9; 40]);
     }
     let number = root.checkpoint + 1;
-    let image = tree.write_frozen(tree.freeze(Vec::new()), number).unwrap();
+    let image = tree.write_frozen(tree.freeze(Vec::new()), stamp(number)).unwrap();
     check_image(&device, &root, model);
     check_image(&device, &Root::of(number, &image), &after);
     root.checkpoint
@@ -52,9 +52,11 @@ fn check_crashed(image: quire_device::simulated::Image, models: &BTreeMap<u64, M
 
 #[test]
 fn every_crash_leaves_a_whole_checkpoint() {
-    for seed in 0..3 {
+    for seed in 0..4 {
         let backend = Arc::new(SimulatedBackend::new(2048));
-        let mut volume = Volume::make(Device::new(backend.clone()), 1024, LIMITS);
+        let copies = 1 + seed as u32 % 2;
+        let device = Device::new(backend.clone());
+        let mut volume = Volume::with_copies(device, 1024, LIMITS, copies);
         let mut random = Random::seeded(seed);
         let mut models = BTreeMap::from([(1, Model::new())]);
         // (events so far, checkpoint durable by then)
@@ -92,9 +94,9 @@ fn a_failed_checkpoint_ends_checkpoints_and_leaves_the_old_ones_whole() {
         change(&mut volume, &mut random, 300);
         let (frozen, _) = volume.freeze();
         backend.inject(Fault::on(FaultOp::Write).class(IoClass::Metadata).after(skip).times(1));
-        let written = volume.tree.write_frozen(frozen, 3);
+        let written = volume.tree.write_frozen(frozen, stamp(3));
         if let Err(error) = written {
-            let again = volume.tree.write_frozen(volume.tree.freeze(Vec::new()), 4).unwrap_err();
+            let again = volume.tree.write_frozen(volume.tree.freeze(Vec::new()), stamp(4)).unwrap_err();
             assert_eq!(again.kind(), error.kind());
         }
         backend.clear_faults();
@@ -287,7 +289,7 @@ fn a_checkpoint_keeps_several_batches_under_way_and_waits_for_all() {
         volume.put(Key::extent(InodeNo(1), n), &[n as u8; 1000]);
     }
     let (frozen, model) = volume.freeze();
-    let image = volume.tree.write_frozen(frozen, 2).unwrap();
+    let image = volume.tree.write_frozen(frozen, stamp(2)).unwrap();
     assert_eq!(backend.outstanding.load(Ordering::Acquire), 0, "writes are still under way");
     assert!(backend.most.load(Ordering::Acquire) >= 3, "one batch after the other");
     assert!(image.blocks_written > 2000);

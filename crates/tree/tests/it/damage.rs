@@ -1,12 +1,13 @@
 //! Damaged nodes, maps and orphan blocks: errors of kind Corrupt, never a panic, never wrong contents.
 
-use crate::common::{ORPHAN_BLOCKS, Root, VOLUME, Volume};
+use crate::common::{ORPHAN_BLOCKS, Root, VOLUME, Volume, stamp};
 use proptest::prelude::*;
 use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, BlockNo, ErrorKind, InodeNo, Result};
 use quire_device::{AlignedBuf, Device, IoClass};
 use quire_format::key::{Key, KeyKind};
-use quire_format::node::{NodePage, NodeRef};
+use quire_format::node::{Bounds, NodeIdentity, NodePage, NodeRef};
+use quire_format::place::{NO_TWIN, Place};
 use quire_tree::{PoolState, Tree, TreeLimits};
 use std::ops::ControlFlow;
 
@@ -26,6 +27,12 @@ fn read(device: &Device, at: BlockNo) -> AlignedBuf {
     let mut block = AlignedBuf::blocks(1);
     device.read(IoClass::Metadata, at, &mut block).unwrap();
     block
+}
+
+/// A node with one copy that says nothing of its keys.
+fn identity(generation: u64, block: BlockNo) -> NodeIdentity {
+    let place = Place::single(block);
+    NodeIdentity { volume: VOLUME, generation, incarnation: 1, birth: 0, place, bounds: Bounds::ALL }
 }
 
 /// Uses the whole of a tree; the first error.
@@ -76,6 +83,35 @@ fn every_damaged_block_is_seen() {
     let tree = root.open(&device, LIMITS).unwrap();
     assert_eq!(crate::common::contents(&tree), model);
     assert_eq!(ORPHAN_BLOCKS, 2);
+}
+
+/// Whatever one copy has become, the other one serves.
+#[test]
+fn one_of_two_copies_is_enough() {
+    let mut volume = Volume::with_copies(Device::in_memory(2048), 1024, LIMITS, 2);
+    for n in 0..3000 {
+        volume.put(Key::extent(InodeNo(1), n), &[n as u8; 24]);
+    }
+    volume.checkpoint(true);
+    let (root, model) = volume.slots[0].clone().unwrap();
+    let device = &volume.device;
+    let pool = PoolState::load(device, VOLUME, root.manifest, device.blocks()).unwrap();
+    let used: Vec<BlockNo> = (0..device.blocks()).map(BlockNo).filter(|block| pool.is_used(*block)).collect();
+    let all = read(device, used[3]);
+    for (n, &at) in used.iter().enumerate() {
+        let good = read(device, at);
+        let mut bad = good.clone();
+        match n % 3 {
+            0 => bad[n * 389 % BLOCK_SIZE] ^= 1 << (n % 8),
+            1 => bad.fill(0),
+            _ => bad.copy_from_slice(&all),
+        }
+        device.write(IoClass::Metadata, at, &bad).unwrap();
+        let tree = root.open(device, LIMITS).unwrap();
+        assert_eq!(crate::common::contents(&tree), model, "block {at}");
+        use_all(&tree).unwrap();
+        device.write(IoClass::Metadata, at, &good).unwrap();
+    }
 }
 
 #[test]
@@ -136,7 +172,7 @@ fn sealed_lies_are_corrupt_or_harmless() {
     let top = &nodes[0].1;
     let lie = |page: &NodePage| {
         let mut block = AlignedBuf::blocks(1);
-        let at = page.seal(VOLUME, root.root.generation, root.root.block, &mut block);
+        let at = page.seal(&identity(root.root.generation, root.root.block), &mut block);
         device.write(IoClass::Metadata, root.root.block, &block).unwrap();
         let pool = PoolState::load(&device, VOLUME, root.manifest, device.blocks()).unwrap();
         Tree::open(device.clone(), VOLUME, at, pool, LIMITS)
@@ -173,13 +209,13 @@ fn a_first_key_that_is_too_high_stays_harmless() {
     forged.push_child(Key { offset: second.offset - 1, ..second }, &top.child(0));
     (1..top.count()).for_each(|n| forged.push_child(top.key(n), &top.child(n)));
     let mut block = AlignedBuf::blocks(1);
-    let at = forged.seal(VOLUME, root.root.generation, root.root.block, &mut block);
+    let at = forged.seal(&identity(root.root.generation, root.root.block), &mut block);
     device.write(IoClass::Metadata, at.block, &block).unwrap();
 
     let tree = Root { root: at, ..root }.open(&device, LIMITS).unwrap();
     tree.put(Key::extent(InodeNo(1), 3), &[1; 300]).unwrap();
     model.insert(Key::extent(InodeNo(1), 3), vec![1; 300]);
-    let image = tree.write_frozen(tree.freeze(Vec::new()), 9).unwrap();
+    let image = tree.write_frozen(tree.freeze(Vec::new()), stamp(9)).unwrap();
     assert!(tree.stats().splits > 0);
     let written = Root::of(9, &image).open(&device, LIMITS).unwrap();
     assert_eq!(crate::common::contents(&written), model);
@@ -193,24 +229,24 @@ proptest! {
     fn any_sealed_page_is_usable_or_refused(
         level in 0u8..3,
         entries in 0usize..20,
-        changes in proptest::collection::vec((24usize..BLOCK_SIZE, any::<u8>()), 0..6),
-        head in proptest::collection::vec((32usize..64 + 200, any::<u8>()), 0..3),
+        changes in proptest::collection::vec((40usize..BLOCK_SIZE, any::<u8>()), 0..6),
+        head in proptest::collection::vec((40usize..96 + 200, any::<u8>()), 0..3),
     ) {
         let mut page = NodePage::new(level);
         for n in 0..entries {
             let key = Key::new(1, KeyKind::Extent, n as u64 * 3);
-            let child = NodeRef { block: BlockNo(n as u64), generation: 1, crc: 0, level: level.wrapping_sub(1) };
+            let child = NodeRef { block: BlockNo(n as u64), twin: NO_TWIN, generation: 1, crc: 0, level: level.wrapping_sub(1) };
             if level == 0 { page.insert(n, key, &vec![n as u8; n * 7]) } else { page.push_child(key, &child) }
         }
         let mut block = vec![0; BLOCK_SIZE];
-        let mut at = page.seal(VOLUME, 2, BlockNo(77), &mut block);
+        let mut at = page.seal(&identity(2, BlockNo(77)), &mut block);
         for (offset, byte) in changes.into_iter().chain(head) {
             block[offset] = byte;
         }
         block[4..8].fill(0);
         at.crc = crc32c::crc32c(&block);
         block[4..8].copy_from_slice(&at.crc.to_le_bytes());
-        at.level = block[32];
+        at.level = block[52];
         if let Ok(mut page) = NodePage::decode(&block, VOLUME, &at) {
             for n in 0..page.count() {
                 let key = page.key(n);
@@ -242,7 +278,7 @@ proptest! {
                 _ => {}
             }
             let mut block = vec![0xee; BLOCK_SIZE];
-            let at = page.seal(VOLUME, 3, BlockNo(5), &mut block);
+            let at = page.seal(&identity(3, BlockNo(5)), &mut block);
             let read = NodePage::decode(&block, VOLUME, &at).unwrap();
             for page in [&page, &read] {
                 let entries: Vec<_> = (0..page.count()).map(|n| (page.key(n), page.value(n).to_vec())).collect();

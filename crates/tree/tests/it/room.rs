@@ -1,7 +1,7 @@
 //! A caller that respects reservations never finds the pool too small: not while a checkpoint is written
 //! beside live changes, and not when all changes since the last durable one are replayed in one go.
 
-use crate::common::{Root, Volume, contents};
+use crate::common::{Root, Volume, contents, stamp};
 use quire_base::random::Random;
 use quire_base::{BlockNo, InodeNo};
 use quire_device::Device;
@@ -94,7 +94,7 @@ impl Run {
         }
         assert_eq!(contents(&tree), expected);
         let number = root.checkpoint + 1;
-        let image = tree.write_frozen(tree.freeze(Vec::new()), number).unwrap();
+        let image = tree.write_frozen(tree.freeze(Vec::new()), stamp(number)).unwrap();
         let root = Root::of(number, &image);
         root.write(&self.volume.device, 0).unwrap();
         root.write(&self.volume.device, 1).unwrap();
@@ -132,11 +132,12 @@ impl Run {
 
 #[test]
 fn reservations_keep_room_for_two_dirty_sets() {
-    for seed in 0..6 {
-        let volume = Volume::make(Device::in_memory(4096), 512, LIMITS);
+    for seed in 0..6u32 {
+        let copies = 1 + seed % 2;
+        let volume = Volume::with_copies(Device::in_memory(4096), u64::from(512 * copies), LIMITS, copies);
         let mut run = Run {
             volume,
-            random: Random::seeded(seed),
+            random: Random::seeded(seed.into()),
             since_durable: Vec::new(),
             since_freeze: Vec::new(),
             frozen: None,

@@ -3,6 +3,7 @@
 //!
 //! Run: `RUSTFLAGS="--cfg shuttle" cargo test -p quire-tree --test it shuttle_freeze --release`
 
+use crate::common::stamp;
 use quire_base::sync::{Arc, Mutex, RwLock, thread};
 use quire_base::{BlockNo, InodeNo};
 use quire_device::Device;
@@ -43,13 +44,13 @@ fn key(n: u64) -> Key {
 
 fn scenario() {
     let device = Device::in_memory(256);
-    let tree = Tree::create(device.clone(), 1, PoolState::new(&[Run::new(BlockNo(16), 200)]), LIMITS);
+    let tree = Tree::create(device.clone(), 1, PoolState::new(&[Run::new(BlockNo(16), 200)], 1), LIMITS);
     let mut model = Model::new();
     for n in 0..14 {
         tree.put(key(2 * n), &value(n)).unwrap();
         model.insert(key(2 * n), value(n));
     }
-    let image = tree.write_frozen(tree.freeze(Vec::new()), 1).unwrap();
+    let image = tree.write_frozen(tree.freeze(Vec::new()), stamp(1)).unwrap();
     let tree = open(&device, &image);
     let barrier = Arc::new(RwLock::new(()));
     let model = Arc::new(Mutex::new(model));
@@ -89,7 +90,7 @@ fn scenario() {
         let frozen = tree.freeze(Vec::new());
         let expected = model.lock().clone();
         drop(whole);
-        images.push((tree.write_frozen(frozen, number).unwrap(), expected));
+        images.push((tree.write_frozen(frozen, number).unwrap(), stamp(expected)));
         for (image, expected) in images.iter().rev().take(2) {
             assert_eq!(&contents(&open(&device, image)), expected);
         }

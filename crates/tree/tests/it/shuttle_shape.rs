@@ -3,6 +3,7 @@
 //!
 //! Run: `RUSTFLAGS="--cfg shuttle" cargo test -p quire-tree --test it shuttle_shape --release`
 
+use crate::common::stamp;
 use quire_base::sync::{Arc, Mutex, RwLock, thread};
 use quire_base::{BlockNo, Error, InodeNo, Result};
 use quire_device::{Backend, Device, Io, IoClass, MemoryBackend};
@@ -84,11 +85,11 @@ fn contents(tree: &Tree) -> BTreeMap<u64, Vec<u8>> {
 fn scenario(entries: u64) {
     let backend = Arc::new(Watched { memory: MemoryBackend::new(2048), forbidden: Mutex::new(Vec::new()) });
     let device = Device::new(backend.clone());
-    let tree = Tree::create(device.clone(), 1, PoolState::new(&[Run::new(BlockNo(16), 2000)]), LIMITS);
+    let tree = Tree::create(device.clone(), 1, PoolState::new(&[Run::new(BlockNo(16), 2000)], 1), LIMITS);
     for n in 0..entries {
         tree.put(key(10 * n), &value(n)).unwrap();
     }
-    let image = tree.write_frozen(tree.freeze(Vec::new()), 1).unwrap();
+    let image = tree.write_frozen(tree.freeze(Vec::new()), stamp(1)).unwrap();
     let pool = PoolState::load(&device, 1, image.manifest, device.blocks()).unwrap();
     let tree = Tree::open(device, 1, image.root, pool, LIMITS).unwrap();
     let barrier = Arc::new(RwLock::new(()));
@@ -142,7 +143,7 @@ fn scenario(entries: u64) {
         let whole = barrier.write();
         let frozen = tree.freeze(Vec::new());
         drop(whole);
-        tree.write_frozen(frozen, number).unwrap();
+        tree.write_frozen(frozen, stamp(number)).unwrap();
         tree.published(number);
     }
     changers.into_iter().for_each(|changer| changer.join().unwrap());

@@ -1,6 +1,7 @@
 //! Times of the basic operations, for a look at orders of magnitude: run with
 //! `--release -- --ignored --nocapture`.
 
+use crate::common::stamp;
 use quire_base::random::Random;
 use quire_base::{BlockNo, InodeNo};
 use quire_device::Device;
@@ -22,7 +23,7 @@ fn measure(keys: u64) {
     const COUNT: u64 = 1_000_000;
     println!("{keys} keys");
     let device = Device::in_memory(1 << 18);
-    let pool = PoolState::new(&[Run::new(BlockNo(16), 1 << 17)]);
+    let pool = PoolState::new(&[Run::new(BlockNo(16), 1 << 17)], 1);
     let tree = Tree::create(device.clone(), 1, pool, TreeLimits::with_cache_bytes(1 << 30));
     let key = |n: u64| Key::inode(InodeNo(n));
     let time = |what: &str, run: &mut dyn FnMut(u64)| {
@@ -41,7 +42,7 @@ fn measure(keys: u64) {
         black_box(tree.get_with(key(2 * (n % keys)), |value| value.len()).unwrap());
     });
     let start = Instant::now();
-    let image = tree.write_frozen(tree.freeze(Vec::new()), 1).unwrap();
+    let image = tree.write_frozen(tree.freeze(Vec::new()), stamp(1)).unwrap();
     let seconds = start.elapsed().as_secs_f64();
     println!(
         "checkpoint: {} nodes, {:.0} MiB/s",

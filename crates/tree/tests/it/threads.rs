@@ -1,6 +1,6 @@
 //! Many threads change, read and scan while checkpoints are written and a small cache evicts.
 
-use crate::common::{Model, ORPHAN_BLOCKS, Root, VOLUME, check_image, contents, orphan_block};
+use crate::common::{Model, ORPHAN_BLOCKS, Root, VOLUME, check_image, contents, orphan_block, stamp};
 use quire_base::random::Random;
 use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use quire_base::sync::{Mutex, RwLock, thread};
@@ -31,7 +31,7 @@ fn is_steady(key: &Key) -> bool {
 fn writers_readers_scans_checkpoints_and_eviction_at_once() {
     let device = Device::in_memory(1 << 15);
     let limits = TreeLimits { cache_nodes: 60, dirty_nodes: 4000 };
-    let pool = PoolState::new(&[Run::new(BlockNo(16), 1 << 14)]);
+    let pool = PoolState::new(&[Run::new(BlockNo(16), 1 << 14)], 1);
     let tree = Tree::create(device.clone(), VOLUME, pool, limits);
     for n in 0..2000 {
         tree.put(steady(n), &n.to_le_bytes()).unwrap();
@@ -40,7 +40,7 @@ fn writers_readers_scans_checkpoints_and_eviction_at_once() {
         }
     }
     let orphans = (0..ORPHAN_BLOCKS).map(|index| orphan_block(index, 1)).collect();
-    let image = tree.write_frozen(tree.freeze(orphans), 1).unwrap();
+    let image = tree.write_frozen(tree.freeze(orphans), stamp(1)).unwrap();
     let tree = Root::of(1, &image).open(&device, limits).unwrap();
     // The volume's barrier: changes shared, freeze whole. Each writer's model is consistent under it.
     let barrier = RwLock::new(());
@@ -125,7 +125,7 @@ fn writers_readers_scans_checkpoints_and_eviction_at_once() {
                     model.insert(counter_key, total.to_le_bytes().to_vec());
                 }
                 drop(whole);
-                let image = tree.write_frozen(frozen, number).unwrap();
+                let image = tree.write_frozen(frozen, stamp(number)).unwrap();
                 slots.push((Root::of(number, &image), model));
                 for (root, model) in &slots {
                     check_image(&device, root, model);

@@ -4,11 +4,13 @@
 use quire_base::{BLOCK_SIZE, BlockNo};
 use quire_device::simulated::Image;
 use quire_format::key::{Key, KeyKind};
-use quire_format::node::{NodePage, NodeRef};
-use quire_format::pool::{ManifestPage, OrphanRef, PageIdentity};
-use quire_format::superblock::{SLOT_BLOCKS, Superblock};
+use quire_format::node::{NodeIdentity, NodePage, NodeRef};
+use quire_format::pool::{CHUNK_BYTES, HEADER_BYTES, ManifestPage, ORPHAN_BYTES, OrphanRef, PageIdentity};
+use quire_format::superblock::{SLOT_BLOCKS, Superblock, far_slots};
 
-const NODE_HEADER: usize = 64;
+const NODE_HEADER: usize = quire_format::node::HEADER_BYTES;
+/// Where a reference to a child has its checksum.
+const REF_CRC: usize = 24;
 const SLOT: usize = 24;
 
 pub struct Editor {
@@ -55,16 +57,24 @@ impl Editor {
 
     pub fn set_superblock(&mut self, slot: usize, change: impl FnOnce(&mut Superblock)) {
         let mut superblock = self.superblock(slot);
+        let blocks = superblock.block_count;
         change(&mut superblock);
-        self.image.write(SLOT_BLOCKS[slot], &superblock.encode());
+        self.write_slot(slot, blocks, &superblock.encode());
+    }
+
+    /// Writes both copies of a slot of a volume of so many blocks.
+    fn write_slot(&mut self, slot: usize, blocks: u64, bytes: &[u8; BLOCK_SIZE]) {
+        self.image.write(SLOT_BLOCKS[slot], bytes);
+        self.image.write(far_slots(blocks)[slot], bytes);
     }
 
     /// Changes bytes of a superblock and seals it, whatever they mean.
     pub fn edit_superblock(&mut self, slot: usize, change: impl FnOnce(&mut [u8; BLOCK_SIZE])) {
         let mut block = self.block(SLOT_BLOCKS[slot]);
+        let blocks = self.superblock(slot).block_count;
         change(&mut block);
         crc(&mut block, 8);
-        self.image.write(SLOT_BLOCKS[slot], &block);
+        self.write_slot(slot, blocks, &block);
     }
 
     fn volume(&self) -> u64 {
@@ -74,7 +84,7 @@ impl Editor {
     fn root(&self) -> NodeRef {
         let (a, b) = (self.superblock(0).root, self.superblock(1).root);
         assert_eq!(a, b, "a closed volume has one tree");
-        NodeRef { block: a.block, generation: a.generation, crc: a.crc, level: a.level }
+        a
     }
 
     fn page(&self, at: &NodeRef) -> NodePage {
@@ -138,7 +148,15 @@ impl Editor {
         let mut page = self.page(&at);
         change(&mut page);
         let mut bytes = [0; BLOCK_SIZE];
-        page.seal(self.volume(), at.generation, node, &mut bytes);
+        let identity = NodeIdentity {
+            volume: self.volume(),
+            generation: at.generation,
+            incarnation: page.incarnation(),
+            birth: page.birth(),
+            place: at.place(),
+            bounds: page.bounds(),
+        };
+        page.seal(&identity, &mut bytes);
         self.edit_node(node, |block| *block = bytes);
     }
 
@@ -187,7 +205,7 @@ impl Editor {
             let mut block = self.block(parent);
             let slot = NODE_HEADER + entry * SLOT;
             let value = usize::from(u16::from_le_bytes([block[slot + 18], block[slot + 19]]));
-            block[value + 16..value + 20].copy_from_slice(&sum.to_le_bytes());
+            block[value + REF_CRC..value + REF_CRC + 4].copy_from_slice(&sum.to_le_bytes());
             sum = crc(&mut block, 4);
             self.image.write(parent, &block);
         }
@@ -209,7 +227,7 @@ impl Editor {
             for child in 0..if page.level() > 0 { page.count() } else { 0 } {
                 let slot = NODE_HEADER + child * SLOT;
                 let value = usize::from(u16::from_le_bytes([block[slot + 18], block[slot + 19]]));
-                nodes.push((page.child(child), Some((at.block, value + 16))));
+                nodes.push((page.child(child), Some((at.block, value + REF_CRC))));
             }
             next += 1;
         }
@@ -262,7 +280,12 @@ impl Editor {
         let superblock = self.superblock(slot);
         assert_eq!(superblock.manifest.count, 1);
         let at = superblock.manifest.block;
-        let identity = PageIdentity { volume: superblock.volume_id(), block: at, index: 0, count: 1 };
+        let identity = PageIdentity {
+            volume: superblock.volume_id(),
+            place: superblock.manifest.place(),
+            index: 0,
+            count: 1,
+        };
         (at, ManifestPage::decode(&self.block(at), &identity, superblock.manifest.crc).unwrap().1)
     }
 
@@ -292,7 +315,7 @@ impl Editor {
             let Some(place) = page.orphans.iter().position(|other| other.block == orphan.block) else {
                 continue;
             };
-            let at = NODE_HEADER + page.chunks.len() * quire_format::pool::CHUNK_BYTES + place * 16 + 4;
+            let at = HEADER_BYTES + page.chunks.len() * CHUNK_BYTES + place * ORPHAN_BYTES + 4;
             self.edit_manifest(slot, |block| block[at..at + 4].copy_from_slice(&sum.to_le_bytes()));
         }
     }

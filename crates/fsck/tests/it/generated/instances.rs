@@ -134,7 +134,7 @@ pub fn all(editor: &Editor) -> Vec<Instance> {
         add(&layout::NODE, Home::Node, at, 0, layout::NODE.bytes, None, level.into());
         if level > 0 {
             let block = editor.block(at);
-            let count = usize::from(u16::from_le_bytes([block[34], block[35]]));
+            let count = usize::from(u16::from_le_bytes([block[54], block[55]]));
             for slot in 0..count {
                 let offset = layout::NODE.bytes + slot * layout::NODE_SLOT.bytes;
                 let value = usize::from(u16::from_le_bytes([block[offset + 18], block[offset + 19]]));

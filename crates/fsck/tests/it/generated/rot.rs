@@ -9,7 +9,7 @@ use quire::inodes::Create;
 use quire_base::random::Random;
 use quire_base::{BLOCK_SIZE, BlockNo};
 use quire_device::simulated::{CrashPolicy, Image};
-use quire_format::node::{NodePage, NodeRef};
+use quire_format::node::NodePage;
 use quire_format::superblock::SLOT_BLOCKS;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -41,12 +41,7 @@ fn metadata(editor: &Editor) -> Vec<BlockNo> {
         blocks.insert(manifest);
         blocks.extend(page.orphans.iter().map(|orphan| orphan.block));
         let root = superblock.root;
-        let mut nodes = vec![NodeRef {
-            block: root.block,
-            generation: root.generation,
-            crc: root.crc,
-            level: root.level,
-        }];
+        let mut nodes = vec![root];
         while let Some(at) = nodes.pop() {
             blocks.insert(at.block);
             let page = NodePage::decode(&editor.block(at.block), superblock.volume_id(), &at).unwrap();

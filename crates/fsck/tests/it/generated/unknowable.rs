@@ -6,15 +6,21 @@ use super::instances::Home;
 use quire_format::inode::InodeRecord;
 use quire_format::key::KeyKind;
 use quire_format::logged::LoggedKind;
+use quire_format::properties::PROPERTY_FLAGS;
 
 /// The number of the checkpoint that the volume was closed with.
 const CHECKPOINT: u64 = 6;
+/// Its last life.
+const INCARNATION: u64 = 3;
 
 /// Why a damage cannot be known from the volume; `None` if it must be found.
 pub fn reason(damage: &Damage) -> Option<&'static str> {
     let zero = "zeros are kept for later versions and not looked at, but by checksums";
     if damage.field == "zero" {
         return Some(zero);
+    }
+    if damage.field == "incarnation" && matches!(damage.instance.layout.name, "tree node" | "manifest page") {
+        return (number(&damage.new) <= INCARNATION).then_some("an earlier life leaves no trace");
     }
     match damage.instance.layout.name {
         "inode" => inode(damage),
@@ -54,6 +60,9 @@ fn inode(damage: &Damage) -> Option<&'static str> {
             Some("holes and blocks allocated ahead may lie on either side of a file's size")
         }
         "attribute bytes" if orphan => Some("an orphan's attributes are freed one after the other"),
+        "flags" if (old ^ new) & !u64::from(PROPERTY_FLAGS) == 0 => {
+            Some("properties are the owner's to choose")
+        }
         "flags" if orphan && new <= 1 => Some("an orphan may have been made without a name or not"),
         "generation" if orphan => Some("the generation of an inode without a name has no other witness"),
         "device number" if record.file_type().is_device() => Some("device numbers are the owner's to choose"),
@@ -69,7 +78,7 @@ fn extent(damage: &Damage) -> Option<&'static str> {
         }
         "disk block" | "all" if damage.other.is_some() => {
             // Only where both are as long: then the same blocks are in use, by others.
-            let length = |bytes: &[u8]| bytes[8..12].to_vec();
+            let length = |bytes: &[u8]| bytes[12..14].to_vec();
             let (_, other) = damage.other.as_ref()?;
             (length(other) == length(&damage.after)).then_some("contents of files have no checksum")
         }

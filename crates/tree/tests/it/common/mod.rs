@@ -6,7 +6,9 @@ use quire_device::{AlignedBuf, Device, IoClass};
 use quire_format::extent::Run;
 use quire_format::key::Key;
 use quire_format::orphan;
-use quire_tree::{CheckpointImage, Frozen, ManifestRef, NodeRef, PoolState, Tree, TreeLimits};
+use quire_tree::{
+    CheckpointImage, CheckpointStamp, Frozen, ManifestRef, NodeRef, PoolState, Tree, TreeLimits,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 
@@ -34,10 +36,12 @@ impl Root {
         let words = [
             self.checkpoint,
             self.root.block.0,
+            self.root.twin.0,
             self.root.generation,
             u64::from(self.root.crc),
             u64::from(self.root.level),
             self.manifest.block.0,
+            self.manifest.twin.0,
             u64::from(self.manifest.crc),
             u64::from(self.manifest.count),
         ];
@@ -61,11 +65,17 @@ impl Root {
             checkpoint: word(0),
             root: NodeRef {
                 block: BlockNo(word(1)),
-                generation: word(2),
-                crc: word(3) as u32,
-                level: word(4) as u8,
+                twin: BlockNo(word(2)),
+                generation: word(3),
+                crc: word(4) as u32,
+                level: word(5) as u8,
             },
-            manifest: ManifestRef { block: BlockNo(word(5)), crc: word(6) as u32, count: word(7) as u32 },
+            manifest: ManifestRef {
+                block: BlockNo(word(6)),
+                twin: BlockNo(word(7)),
+                crc: word(8) as u32,
+                count: word(9) as u32,
+            },
         })
     }
 
@@ -84,6 +94,11 @@ impl Root {
 }
 
 pub const ORPHAN_BLOCKS: u32 = 2;
+
+/// A checkpoint of the first incarnation.
+pub fn stamp(checkpoint: u64) -> CheckpointStamp {
+    CheckpointStamp { checkpoint, incarnation: 1 }
+}
 
 pub fn orphan_block(index: u32, value: u64) -> (u32, Box<[u8; BLOCK_SIZE]>) {
     (index, orphan::encode(u64::from(index), &[value; orphan::SLOTS]))
@@ -112,8 +127,14 @@ pub fn check_map(tree: &Tree, root: &Root) {
     let mut nodes = BTreeSet::new();
     let mut last: Option<Key> = None;
     tree.walk(&mut |at, page| {
-        assert!(nodes.insert(at.block), "block {} is used twice", at.block);
-        assert!(pool.is_used(at.block));
+        for block in at.place().copies() {
+            assert!(nodes.insert(block), "block {block} is used twice");
+            assert!(pool.is_used(block));
+        }
+        let bounds = page.bounds();
+        let (first, count) = (usize::from(page.level() > 0), page.count());
+        assert!(count <= first || bounds.low.is_none_or(|low| low <= page.key(first)), "{at:?}");
+        assert!(count == 0 || bounds.high.is_none_or(|high| page.key(count - 1) < high), "{at:?}");
         for n in 0..if page.level() == 0 { page.count() } else { 0 } {
             assert!(last < Some(page.key(n)));
             last = Some(page.key(n));
@@ -121,10 +142,10 @@ pub fn check_map(tree: &Tree, root: &Root) {
         Ok(())
     })
     .unwrap();
-    assert_eq!(nodes.len() as u64, pool.node_blocks());
+    assert_eq!(nodes.len() as u64, pool.nodes() * pool.copies());
     let others = u64::from(ORPHAN_BLOCKS) + u64::from(root.manifest.count);
-    assert_eq!(pool.used_blocks(), nodes.len() as u64 + others);
-    assert_eq!(tree.stats().nodes, nodes.len() as u64);
+    assert_eq!(pool.used_blocks(), nodes.len() as u64 + others * pool.copies());
+    assert_eq!(tree.stats().nodes, pool.nodes());
 }
 
 pub struct Volume {
@@ -140,10 +161,15 @@ pub struct Volume {
 impl Volume {
     /// Makes a volume with a pool of so many blocks; its first checkpoint is in both slots.
     pub fn make(device: Arc<Device>, pool_blocks: u64, limits: TreeLimits) -> Volume {
-        let pool = PoolState::new(&[Run::new(BlockNo(POOL_START), pool_blocks)]);
+        Volume::with_copies(device, pool_blocks, limits, 1)
+    }
+
+    /// As [`Volume::make`], with so many copies of everything in the pool.
+    pub fn with_copies(device: Arc<Device>, pool_blocks: u64, limits: TreeLimits, copies: u32) -> Volume {
+        let pool = PoolState::new(&[Run::new(BlockNo(POOL_START), pool_blocks)], copies);
         let tree = Tree::create(device.clone(), VOLUME, pool, limits);
         let orphans = (0..ORPHAN_BLOCKS).map(|index| orphan_block(index, 1)).collect();
-        let image = tree.write_frozen(tree.freeze(orphans), 1).unwrap();
+        let image = tree.write_frozen(tree.freeze(orphans), stamp(1)).unwrap();
         device.flush_to(device.mark()).unwrap();
         let root = Root::of(1, &image);
         root.write(&device, 0).unwrap();
@@ -171,7 +197,7 @@ impl Volume {
     /// Writes what was frozen; checks that neither slot has lost anything by it; publishes.
     pub fn write(&mut self, (frozen, model): (Frozen, Model), check: bool) {
         self.number += 1;
-        let image = self.tree.write_frozen(frozen, self.number).unwrap();
+        let image = self.tree.write_frozen(frozen, stamp(self.number)).unwrap();
         self.device.flush_to(self.device.mark()).unwrap();
         let root = Root::of(self.number, &image);
         if check {
