@@ -39,6 +39,7 @@ pub fn run(arguments: &Up) -> Outcome {
             size: Some(SIZE),
             label: String::new(),
             journal_size: None,
+            metadata_copies: None,
             force: false,
             quiet: true,
             volume: image.into(),
