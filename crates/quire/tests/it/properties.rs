@@ -3,7 +3,7 @@
 use crate::common::{BLOCK, file, new_volume, options};
 use quire::inodes::{Create, Inodes, IoFlags, XattrFlags};
 use quire::internals::repair::Session;
-use quire::{ErrorKind, FileType, OpenOptions, Properties, Result, Unit, Volume};
+use quire::{ErrorKind, FileType, OpenOptions, Properties, Result, Volume};
 use quire_device::simulated::{CrashPolicy, Event};
 use quire_device::{IoClass, SimulatedBackend};
 use quire_format::key::Key;
