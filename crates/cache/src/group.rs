@@ -36,6 +36,11 @@ pub struct GroupPart<'a> {
     pub mapping: &'a Arc<Mapping>,
     /// Offsets and bytes: ascending, none empty, none overlapping another.
     pub ranges: Vec<(u64, &'a [u8])>,
+    /// Blocks of a unit that no crash may leave in part, or 1. The group takes whole units.
+    pub unit: u64,
+    /// Blocks of the file before the group. A unit ends there, if it is the last; nobody changes that meanwhile,
+    /// if `unit` is not 1.
+    pub blocks: u64,
 }
 
 /// What the blocks of a group's part are to hold; see the module's step 4.
@@ -51,11 +56,14 @@ struct Locked {
 }
 
 impl GroupPart<'_> {
-    /// The runs of blocks that the ranges touch: first block and end, ascending, apart.
+    /// The runs of blocks that the ranges touch, with the rest of their units: first block and end, ascending,
+    /// apart.
     pub fn runs(&self) -> Vec<(u64, u64)> {
         let mut runs: Vec<(u64, u64)> = Vec::new();
         for (offset, bytes) in &self.ranges {
-            let (first, end) = (offset / BLOCK_SIZE as u64, blocks_for(offset + bytes.len() as u64));
+            let touched = blocks_for(offset + bytes.len() as u64);
+            let first = offset / BLOCK_SIZE as u64 / self.unit * self.unit;
+            let end = touched.next_multiple_of(self.unit).min(self.blocks.max(touched));
             match runs.last_mut() {
                 Some((_, last)) if *last >= first => *last = end.max(*last),
                 _ => runs.push((first, end)),
@@ -69,31 +77,32 @@ impl GroupPart<'_> {
         self.ranges.last().map_or(0, |(offset, bytes)| offset + bytes.len() as u64)
     }
 
-    /// Blocks that the ranges cover in part.
+    /// Blocks of the runs that the ranges do not cover entirely.
     fn edges(&self) -> Vec<u64> {
-        let mut edges = Vec::new();
-        // The end of the bytes without a gap behind them.
-        let mut covered = None;
+        // What is covered without a gap.
+        let mut covered: Vec<(u64, u64)> = Vec::new();
         for (offset, bytes) in &self.ranges {
-            let (start, end) = (*offset, offset + bytes.len() as u64);
-            if !start.is_multiple_of(BLOCK_SIZE as u64) && covered != Some(start) {
-                edges.push(start / BLOCK_SIZE as u64);
+            let end = offset + bytes.len() as u64;
+            match covered.last_mut() {
+                Some((_, last)) if *last == *offset => *last = end,
+                _ => covered.push((*offset, end)),
             }
-            if let Some(last) = covered
-                && last != start
-                && !last.is_multiple_of(BLOCK_SIZE as u64)
-            {
-                edges.push(last / BLOCK_SIZE as u64);
+        }
+        let mut edges = Vec::new();
+        for (first, end) in self.runs() {
+            let mut at = first;
+            while at < end {
+                let (start, stop) = (at * BLOCK_SIZE as u64, (at + 1) * BLOCK_SIZE as u64);
+                let part = covered.partition_point(|(_, end)| *end < stop);
+                match covered.get(part) {
+                    Some((from, to)) if *from <= start => at = (to / BLOCK_SIZE as u64).min(end),
+                    _ => {
+                        edges.push(at);
+                        at += 1;
+                    }
+                }
             }
-            covered = Some(end);
         }
-        if let Some(last) = covered
-            && !last.is_multiple_of(BLOCK_SIZE as u64)
-        {
-            edges.push(last / BLOCK_SIZE as u64);
-        }
-        edges.sort_unstable();
-        edges.dedup();
         edges
     }
 

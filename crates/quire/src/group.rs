@@ -16,6 +16,10 @@
 //! lies beyond a smaller size is dropped when the record is in the journal, and nothing can fail any more.
 //! Too many extents for one transaction are freed behind it, as a logged operation.
 //!
+//! Untorn files. A group takes whole units, so that its record has what plain writes have left dirty in them:
+//! no crash leaves a unit with the group and without a write that came before. The size of such a file is
+//! locked.
+//!
 //! Limits. All of a group goes into one record, so it has at most [`Engine::group_bytes_max`] bytes of
 //! blocks. A write that would pass that is refused when it is made, with an error of kind `TooLarge`; the
 //! group stays as it was.
@@ -77,6 +81,10 @@ struct Collected {
 }
 
 impl Collected {
+    fn new(inode: &InodeRef) -> Collected {
+        Collected { inode: inode.clone(), ranges: BTreeMap::new(), size: None }
+    }
+
     /// The end of the last byte written, or the size that was set.
     fn end(&self) -> u64 {
         let written = self.ranges.last_key_value().map_or(0, |(at, bytes)| at + bytes.len() as u64);
@@ -88,11 +96,13 @@ impl Collected {
         self.size.unwrap_or(self.inode.size().max(self.end()))
     }
 
-    /// Blocks that it writes.
+    /// Blocks that it writes, whole units.
     fn blocks(&self) -> u64 {
+        let unit = unit_of(&self.inode);
         let (mut blocks, mut seen) = (0, 0);
         for (at, bytes) in &self.ranges {
-            let (from, to) = (at / BLOCK_SIZE as u64, blocks_for(at + bytes.len() as u64));
+            let from = at / BLOCK_SIZE as u64 / unit * unit;
+            let to = blocks_for(at + bytes.len() as u64).next_multiple_of(unit);
             blocks += to.saturating_sub(from.max(seen));
             seen = to.max(seen);
         }
@@ -107,14 +117,17 @@ impl Collected {
         }
     }
 
-    /// Blocks that `[start, end)` adds to those that are written already.
+    /// Blocks that `[start, end)` adds to those that are written already, if those of a unit all count.
     fn new_blocks(&self, start: u64, end: u64) -> u64 {
-        let (first, last) = (start / BLOCK_SIZE as u64, blocks_for(end));
+        let unit = unit_of(&self.inode);
+        let block = BLOCK_SIZE as u64;
+        let (first, last) = (start / block / unit * unit, blocks_for(end).next_multiple_of(unit));
         let mut new = last - first;
         let mut seen = first;
-        let before = self.ranges.range(..start).next_back();
-        for (at, bytes) in before.into_iter().chain(self.ranges.range(start..)) {
-            let (from, to) = (at / BLOCK_SIZE as u64, blocks_for(at + bytes.len() as u64));
+        let before = self.ranges.range(..first * block).next_back();
+        for (at, bytes) in before.into_iter().chain(self.ranges.range(first * block..)) {
+            let from = at / block / unit * unit;
+            let to = blocks_for(at + bytes.len() as u64).next_multiple_of(unit);
             if from >= last {
                 break;
             }
@@ -130,7 +143,7 @@ impl Collected {
     /// Puts bytes over what is there.
     fn insert(&mut self, offset: u64, data: &[u8]) {
         let end = offset + data.len() as u64;
-        let before = self.ranges.range(..offset).next_back().map(|(at, bytes)| (*at, bytes.len() as u64));
+        let before = self.ranges.range(..=offset).next_back().map(|(at, bytes)| (*at, bytes.len() as u64));
         if let Some((at, len)) = before
             && at + len >= offset
         {
@@ -180,6 +193,11 @@ impl Collected {
     }
 }
 
+/// Blocks of the file's unit, or 1.
+fn unit_of(inode: &InodeRef) -> u64 {
+    inode.unit_blocks().unwrap_or(1)
+}
+
 impl InodeGroup {
     pub(crate) fn new(inodes: Inodes) -> InodeGroup {
         InodeGroup { inodes, files: BTreeMap::new() }
@@ -226,11 +244,7 @@ impl InodeGroup {
     }
 
     fn file(&mut self, inode: &InodeRef) -> &mut Collected {
-        self.files.entry(inode.number()).or_insert_with(|| Collected {
-            inode: inode.clone(),
-            ranges: BTreeMap::new(),
-            size: None,
-        })
+        self.files.entry(inode.number()).or_insert_with(|| Collected::new(inode))
     }
 
     /// What the file holds between the end that the group gave it and `end`, and what has to read as zeros.
@@ -243,23 +257,10 @@ impl InodeGroup {
 
     /// An error if the group would get too large with `[start, end)` of a file.
     fn check_room(&self, inode: &InodeRef, start: u64, end: u64) -> Result<()> {
-        let most = self.inodes.group_bytes_max() / BLOCK_SIZE as u64;
-        let new = match self.files.get(&inode.number()) {
-            Some(file) => file.new_blocks(start, end),
-            None => blocks_for(end) - start / BLOCK_SIZE as u64,
-        };
+        let nothing = Collected::new(inode);
+        let new = self.files.get(&inode.number()).unwrap_or(&nothing).new_blocks(start, end);
         let blocks = self.files.values().map(Collected::blocks).sum::<u64>() + new;
-        if blocks <= most {
-            return Ok(());
-        }
-        Err(Error::new(
-            ErrorKind::TooLarge,
-            format!(
-                "a group of {} KiB in blocks: this volume takes {} KiB at once (see: quire mkfs --journal-size)",
-                blocks * BLOCK_SIZE as u64 / 1024,
-                most * BLOCK_SIZE as u64 / 1024
-            ),
-        ))
+        self.inodes.engine().check_group_size(blocks)
     }
 
     /// Reads what the group's owner sees: the file, with the group's writes over it.
@@ -315,15 +316,35 @@ impl Engine {
         GROUP_BYTES.min(record.saturating_sub(GROUP_MARGIN)) / BLOCK_SIZE as u64 * BLOCK_SIZE as u64
     }
 
+    fn check_group_size(&self, blocks: u64) -> Result<()> {
+        let (bytes, most) = (blocks * BLOCK_SIZE as u64, self.group_bytes_max());
+        if bytes <= most {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::TooLarge,
+            format!(
+                "a group of {} KiB in blocks: this volume takes {} KiB at once (see: quire mkfs --journal-size)",
+                bytes / 1024,
+                most / 1024
+            ),
+        ))
+    }
+
     fn commit_group(self: &Arc<Engine>, files: &[&Collected]) -> Result<Seq> {
         if files.iter().any(|file| file.size.is_some()) {
             return self.commit_alone(files, files);
         }
         let _permits: Vec<_> = files.iter().map(|file| file.inode.gate.enter(GateState::Buffered)).collect();
         // The size cannot shrink while the permit is held.
-        let growing: Vec<&&Collected> = files.iter().filter(|file| file.end() > file.inode.size()).collect();
-        let _sizes: Vec<_> = growing.iter().map(|file| file.inode.size_lock.lock()).collect();
-        for file in growing {
+        let growing: Vec<bool> = files.iter().map(|file| file.end() > file.inode.size()).collect();
+        let _sizes: Vec<_> = files
+            .iter()
+            .zip(&growing)
+            .filter(|(file, grows)| **grows || file.inode.unit_blocks().is_some())
+            .map(|(file, _)| file.inode.size_lock.lock())
+            .collect();
+        for (file, _) in files.iter().zip(&growing).filter(|(_, grows)| **grows) {
             self.settle_group_growth(file)?;
         }
         self.write_and_journal(files, false)
@@ -366,6 +387,7 @@ impl Engine {
     }
 
     fn write_and_journal(self: &Arc<Engine>, files: &[&Collected], alone: bool) -> Result<Seq> {
+        let growing: Vec<bool> = files.iter().map(|file| file.end() > file.inode.size()).collect();
         // A block that is cut in the middle is zeroed behind the new end.
         let tails: Vec<Option<(u64, Vec<u8>)>> = files.iter().map(|file| file.tail()).collect();
         let parts: Vec<GroupPart<'_>> = files
@@ -379,15 +401,19 @@ impl Engine {
                     .map(|(at, bytes)| (*at, &bytes[..]))
                     .chain(tail.iter().map(|(at, bytes)| (*at, &bytes[..])))
                     .collect(),
+                unit: unit_of(&file.inode),
+                blocks: blocks_for(file.inode.size().min(file.size.unwrap_or(u64::MAX))),
             })
             .collect();
         let blocks = parts.iter().flat_map(GroupPart::runs).map(|(first, end)| end - first).sum();
+        // A unit may have become larger since the writes were collected.
+        self.check_group_size(blocks)?;
         loop {
             let mut committed = None;
             let written = write_group(
                 &parts,
                 &mut |composed| {
-                    committed = Some(self.journal_group(files, composed)?);
+                    committed = Some(self.journal_group(files, &growing, composed)?);
                     Ok(())
                 },
                 &mut || {
@@ -418,20 +444,26 @@ impl Engine {
     }
 
     /// Everything is locked: waits for nothing.
-    fn journal_group(&self, files: &[&Collected], composed: &[Composed<'_>]) -> Result<(Seq, Logged)> {
+    fn journal_group(
+        &self,
+        files: &[&Collected],
+        growing: &[bool],
+        composed: &[Composed<'_>],
+    ) -> Result<(Seq, Logged)> {
         let full = || Error::new(ErrorKind::WouldBlock, "the journal has no room");
         if self.wants_homes() {
             return Err(full());
         }
         let mut data = Vec::with_capacity(files.len());
-        for (file, composed) in files.iter().zip(composed) {
+        for ((file, grows), composed) in files.iter().zip(growing).zip(composed) {
             let mut one = FileData::new(self, &file.inode);
             for (first, count) in composed.runs() {
                 one.add(first, count, |block, out| composed.copy(block, out))?;
             }
             match file.size {
                 Some(size) => one.resize(size)?,
-                None => one.grows_to = file.end(),
+                // Otherwise what lies below the end may not be on disk yet.
+                None => one.grows_to = if *grows { file.end() } else { 0 },
             }
             data.push(one);
         }

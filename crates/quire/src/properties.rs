@@ -124,6 +124,10 @@ impl Engine {
         let record = records.edit(inode);
         record.flags = after.put_into(record.flags);
         record.ctime = self.options.clock.now();
+        if exclusive {
+            // All of it has been written back, and nobody can have written since.
+            record.size = inode.size();
+        }
         let seq = records.commit(transaction, Depends::DataOf(inode))?;
         if after.untorn != before.untorn {
             if is_file {

@@ -138,6 +138,69 @@ fn a_group_does_what_its_writes_would_do() {
     }
 }
 
+/// A second write at the offset of a longer one took the longer one's tail out of the group.
+#[test]
+fn a_shorter_write_at_the_same_offset_keeps_the_tail() {
+    let (_, volume) = new_volume(4096);
+    let a = file(&volume, "a");
+    let mut group = volume.inodes().atomic();
+    group.write_at(&a, &[1; 100], 50).unwrap();
+    group.write_at(&a, &[2; 30], 50).unwrap();
+    group.commit(Commit::Ordered).unwrap();
+    let mut wanted = vec![0; 150];
+    wanted[50..150].fill(1);
+    wanted[50..80].fill(2);
+    assert_eq!(read(&volume, &a), wanted);
+}
+
+/// A group inside a file whose growth was not written yet raised the size on disk over it.
+#[test]
+fn a_group_inside_unwritten_growth_leaves_the_size_on_disk() {
+    let (device, volume) = new_volume(4096);
+    let a = file(&volume, "a");
+    volume.sync().unwrap();
+    write(&volume, &a, &[1; 8 * BLOCK], 0);
+    let mut group = volume.inodes().atomic();
+    group.write_at(&a, &[2; BLOCK], 4 * BLOCK as u64).unwrap();
+    group.commit(Commit::Now).unwrap();
+    let seen = after_crash(device.crash(CrashPolicy::LoseAll), &["a"]);
+    assert_eq!(seen[0].as_ref().unwrap().len(), 0, "zeros where ones were written");
+}
+
+/// A group that writes a part of a unit has what earlier writes left dirty in the rest of it.
+#[test]
+fn a_group_takes_whole_units() {
+    let (device, volume) = new_volume(4096);
+    let a = file(&volume, "a");
+    let untorn = Some(Unit::from_bytes(4 * BLOCK as u64).unwrap());
+    volume.inodes().set_properties(&a, Properties { untorn, ..Properties::default() }).unwrap();
+    write(&volume, &a, &[1; 6 * BLOCK], 0);
+    volume.sync().unwrap();
+    write(&volume, &a, &[2; 6 * BLOCK], 0);
+    let mut group = volume.inodes().atomic();
+    for at in [BLOCK + 5, 4 * BLOCK + 5] {
+        group.write_at(&a, &[3; 10], at as u64).unwrap();
+    }
+    group.commit(Commit::Now).unwrap();
+    let mut wanted = vec![2; 6 * BLOCK];
+    wanted[BLOCK + 5..BLOCK + 15].fill(3);
+    wanted[4 * BLOCK + 5..4 * BLOCK + 15].fill(3);
+    let seen = after_crash(device.crash(CrashPolicy::LoseAll), &["a"]);
+    assert!(seen[0].as_ref().unwrap() == &wanted, "a unit with the group and without the write before it");
+}
+
+/// What was written before a change of the unit was durable, but for the size.
+#[test]
+fn a_change_of_the_unit_makes_the_file_durable() {
+    let (device, volume) = new_volume(4096);
+    let a = file(&volume, "a");
+    write(&volume, &a, &[1; 5000], 0);
+    let untorn = Some(Unit::from_bytes(2 * BLOCK as u64).unwrap());
+    volume.inodes().set_properties(&a, Properties { untorn, ..Properties::default() }).unwrap();
+    let seen = after_crash(device.crash(CrashPolicy::LoseAll), &["a"]);
+    assert_eq!(seen[0].as_deref(), Some(&[1; 5000][..]));
+}
+
 /// Whatever moment a crash picks: all of a group or nothing, and never less than what was acknowledged.
 #[test]
 fn a_crash_leaves_all_of_a_group_or_nothing() {
