@@ -121,14 +121,11 @@ impl<'a> FileData<'a> {
         let (engine, inode) = (self.engine, self.inode);
         let goal = engine.allocation_goal(inode, block)?;
         let mut reservation = inode.delayed.take(&engine.alloc, count);
-        let got = engine.alloc.allocate(Funding::Reserved(&mut reservation), goal, count, 1);
+        // All of them, in as many runs as it takes.
+        let got = engine.alloc.allocate(Funding::Reserved(&mut reservation), goal, count, count);
         inode.delayed.put(reservation);
         let runs = got?;
         self.fresh.extend(&runs);
-        let placed: u64 = runs.iter().map(|run| run.blocks).sum();
-        if placed < count {
-            return Err(Error::new(ErrorKind::NoSpace, "fewer blocks than were reserved"));
-        }
         if let Some(last) = runs.last() {
             *inode.placement_hint.lock() = (block + count, last.end().0);
         }
