@@ -353,7 +353,8 @@ impl Engine {
     /// Puts on disk what a group's larger size would show.
     fn settle_group_growth(&self, file: &Collected) -> Result<()> {
         let inode = &file.inode;
-        if let Some(at) = file.ranges.keys().find(|at| **at > inode.size()) {
+        // All gaps below the last range; those between ranges, too.
+        if let Some(at) = file.ranges.keys().next_back().filter(|at| **at > inode.size()) {
             self.expose(inode, *at)?;
         }
         let on_disk = inode.meta().record.size / BLOCK_SIZE as u64;
