@@ -23,7 +23,7 @@ use crate::finish;
 use crate::index::Pins;
 use crate::mapping::{BLOCKS_END, Mapping};
 use crate::reclaim::touch;
-use crate::segment;
+use crate::segment::{self, SegmentLock};
 use crate::write::{Source, homeless, store};
 use crate::writeback::{Span, claim_dirty};
 use quire_base::sync::Arc;
@@ -107,13 +107,23 @@ impl GroupPart<'_> {
     }
 
     fn lock_all(&self, locked: &Locked) {
-        for (first, end, pins) in &locked.runs {
-            segment::lock_all(self.mapping.segments(pins, *first, *end), &self.mapping.core.parking);
-        }
+        segment::lock_all(self.segments(locked), &self.mapping.core.parking);
+    }
+
+    /// The segments of all runs, ascending. In a large folio a segment has many blocks: it may belong to
+    /// several runs, and comes once all the same.
+    fn segments<'a>(&'a self, locked: &'a Locked) -> impl Iterator<Item = &'a SegmentLock> {
+        let mut last: *const SegmentLock = std::ptr::null();
+        locked
+            .runs
+            .iter()
+            .flat_map(|(first, end, pins)| self.mapping.segments(pins, *first, *end))
+            .filter(move |segment| !std::ptr::eq(std::mem::replace(&mut last, *segment), *segment))
     }
 
     fn unlock_unchanged(&self, locked: &Locked) {
-        locked.runs.iter().for_each(|(first, end, pins)| self.mapping.unlock_unchanged(pins, *first, *end));
+        let parking = &self.mapping.core.parking;
+        self.segments(locked).for_each(|segment| segment.unlock_unchanged(parking));
     }
 
     /// Pins a folio for every block and reads in what the group covers in part.
@@ -287,9 +297,7 @@ fn change(
     }
     for (part, locked) in parts.iter().zip(locked) {
         let core = &part.mapping.core;
-        for (first, end, pins) in &locked.runs {
-            part.mapping.segments(pins, *first, *end).for_each(|segment| segment.unlock(&core.parking));
-        }
+        part.segments(locked).for_each(|segment| segment.unlock(&core.parking));
         core.metrics.writes.add(1);
     }
     for ((part, spans), waits) in parts.iter().zip(&claimed).zip(ended) {

@@ -103,6 +103,26 @@ fn a_group_that_is_too_large_is_refused_and_stays_as_it_was() {
     assert!(read(&volume, &a) == wanted);
 }
 
+/// In a large folio one segment lock covers several blocks: a group that wrote two of them, with a gap between,
+/// locked it twice and waited for itself.
+#[test]
+fn a_group_may_write_two_blocks_of_one_segment() {
+    let (_, volume) = new_volume(4096);
+    let a = file(&volume, "a");
+    write(&volume, &a, &vec![1; 512 * BLOCK], 0);
+    let mut group = volume.inodes().atomic();
+    for block in [0, 2, 5, 40, 300] {
+        group.write_at(&a, &[2; BLOCK], block * BLOCK as u64).unwrap();
+    }
+    group.commit(Commit::Now).unwrap();
+    let bytes = read(&volume, &a);
+    for (block, byte) in [(0, 2), (1, 1), (2, 2), (4, 1), (5, 2), (40, 2), (299, 1), (300, 2)] {
+        assert_eq!(bytes[block * BLOCK], byte, "block {block}");
+    }
+    // The locks are free again.
+    write(&volume, &a, &[3; 512 * BLOCK], 0);
+}
+
 /// Writes and sizes in a group against a plain vector.
 #[test]
 fn a_group_does_what_its_writes_would_do() {
