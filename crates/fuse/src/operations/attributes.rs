@@ -32,23 +32,27 @@ impl Operations {
     }
 
     /// Applies a change and returns what holds then. `handle` names the open file that a size change came
-    /// through, if one did; one that has a group refuses it.
+    /// through, if one did: if it has a group, the size stays for now.
     ///
     /// A change of owner always clears set-id bits.
     pub fn set_attributes(&self, node: u64, handle: Option<u64>, change: &Change) -> Result<Metadata> {
         let inode = self.inode(node)?;
         let owner = change.uid.is_some() || change.gid.is_some();
-        if change.size.is_some()
+        let mut size = change.size;
+        if let Some(wanted) = size
             && let Some(file) = handle.and_then(|handle| self.files.get(handle).ok())
         {
-            self.no_group(&file, "a change of size")?;
             file.note_change();
+            if let Some(resized) = self.resize_group(&file, wanted) {
+                resized?;
+                size = None;
+            }
         }
         let set = SetAttributes {
             mode: change.mode.map(|mode| mode & 0o7777),
             uid: change.uid,
             gid: change.gid,
-            size: change.size,
+            size,
             atime: change.atime,
             mtime: change.mtime,
             kill_suid_sgid: owner || change.kill_set_id,

@@ -1,7 +1,7 @@
 //! Groups: writes through one open file that take effect together.
 //!
 //! A group belongs to an open file description, as the kernel's handle stands for it: START opens it; from
-//! then on writes through the handle go to the group, and reads through the handle see them.
+//! then on writes and size changes through the handle go to the group, and reads through the handle see them.
 //! Nobody else does, until COMMIT applies them at once. ABORT discards them, and so does the end of the
 //! handle: a descriptor that is closed, or whose process is killed, leaves no trace. The group ends with the
 //! *last* duplicate of its descriptor, in whatever process. fsync on the handle covers what is in the file,
@@ -16,7 +16,7 @@
 //! * After a commit the kernel's attributes are old, and its pages where it has some ([`Mark::Paged`]);
 //!   after an abort its size may be wrong. The server tells it before it answers
 //!   ([`Operations::has_pages`]).
-//! * Whatever else changes a file (`ftruncate`, `fallocate`, `copy_file_range`) is refused on a handle with a
+//! * Whatever else changes a file (`fallocate`, `copy_file_range`) is refused on a handle with a
 //!   group; the kernel then copies by reading and writing.
 //!
 //! Invariant: the lock of a handle's group is a leaf for the front end; it is held while the engine adds to
@@ -147,6 +147,16 @@ impl Operations {
                 self.inodes.mark(file.inode.number().0, Mark::SizeGuessed);
             }
             Ok(data.len())
+        })
+    }
+
+    /// A change of size through a handle with a group.
+    pub(super) fn resize_group(&self, file: &OpenFile, size: u64) -> Option<Result<()>> {
+        file.group.with(|group| {
+            group.set_len(&file.inode, size).map_err(limit)?;
+            // The kernel learns of the size that a commit sets only when it asks again.
+            self.inodes.mark(file.inode.number().0, Mark::SizeGuessed);
+            Ok(())
         })
     }
 
