@@ -1,0 +1,299 @@
+//! The VFS `quire`: the default VFS, with other files for databases that can commit in groups and for their
+//! journals.
+//!
+//! A file of this VFS is [`HEAD`] bytes, followed by the file of the VFS below. Files that are nothing
+//! special (of temporary databases, write-ahead logs, super-journals, hot journals) are files of the VFS
+//! below throughout.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr;
+
+use crate::capture;
+use crate::database::Database;
+use crate::ffi::{self, Api, File, IoMethods, SystemCall, Vfs};
+use crate::journal::{self, Journal};
+
+/// Bytes before the file of the VFS below: methods and state.
+pub(crate) const HEAD: usize = 16;
+
+#[repr(C)]
+struct Head {
+    methods: *const IoMethods,
+    state: *mut c_void,
+}
+
+const _: () = assert!(size_of::<Head>() <= HEAD && align_of::<Head>() <= 8);
+
+/// The state of a file.
+///
+/// # Safety
+///
+/// `file` is one of this VFS, made with [`put`].
+pub(crate) unsafe fn state(file: *mut File) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    unsafe { (*file.cast::<Head>()).state }
+}
+
+/// Makes a file of this VFS.
+///
+/// # Safety
+///
+/// `room` has room for a file of this VFS.
+pub(crate) unsafe fn put(room: *mut File, methods: &'static IoMethods, state: *mut c_void) {
+    // SAFETY: the caller's promise; SQLite's memory is aligned for any type.
+    unsafe { room.cast::<Head>().write(Head { methods, state }) }
+}
+
+/// The file of the VFS below, in a file of this one.
+///
+/// # Safety
+///
+/// `room` has room for a file of this VFS.
+pub(crate) unsafe fn below(room: *mut File) -> *mut File {
+    // SAFETY: the caller's promise.
+    unsafe { room.byte_add(HEAD) }
+}
+
+/// What the VFS's functions need.
+struct Context {
+    api: Api,
+    below: *mut Vfs,
+}
+
+/// Registers the VFS and makes it the default; a second time does nothing.
+///
+/// # Errors
+///
+/// A text that says why it cannot be.
+pub(crate) fn register(api: Api) -> Result<(), String> {
+    const NAME: &CStr = c"quire";
+    if api.version() < ffi::VERSION_MIN {
+        return Err(format!("SQLite is too old ({}); at least 3.32 is needed", api.version()));
+    }
+    // SAFETY: VFSs are never freed while they are registered.
+    unsafe {
+        if !api.find_vfs(NAME.as_ptr()).is_null() {
+            return Ok(());
+        }
+        let base = api.default_vfs();
+        if base.is_null() {
+            return Err("SQLite has no default VFS".into());
+        }
+        if !capture::hook(base) {
+            return Err("the default VFS does not open files by system calls of its own; load the extension before others".into());
+        }
+        // Both live as long as the process: the extension is never unloaded.
+        let context = Box::leak(Box::new(Context { api, below: base }));
+        let vfs = Box::leak(Box::new(Vfs {
+            version: (*base).version.min(3),
+            file_size: HEAD as c_int + (*base).file_size,
+            path_max: (*base).path_max,
+            next: ptr::null_mut(),
+            name: NAME.as_ptr(),
+            data: ptr::from_mut(context).cast(),
+            open,
+            delete,
+            access,
+            full_path,
+            dl_open: Some(dl_open),
+            dl_error: Some(dl_error),
+            dl_sym: Some(dl_sym),
+            dl_close: Some(dl_close),
+            randomness,
+            sleep,
+            current_time,
+            last_error: Some(last_error),
+            current_time_int64: Some(current_time_int64),
+            set_system_call: Some(set_system_call),
+            get_system_call: Some(get_system_call),
+            next_system_call: Some(next_system_call),
+        }));
+        match api.register(vfs, true) {
+            ffi::OK => Ok(()),
+            failed => Err(format!("SQLite refuses the VFS (error {failed})")),
+        }
+    }
+}
+
+/// # Safety
+///
+/// `vfs` is the one that [`register`] made.
+unsafe fn context<'a>(vfs: *mut Vfs) -> &'a Context {
+    // SAFETY: the caller's promise; the context is never freed.
+    unsafe { &*(*vfs).data.cast::<Context>() }
+}
+
+// SAFETY, for all functions below: SQLite calls them with the VFS that `register` made, and with arguments as
+// its documentation says.
+
+unsafe extern "C" fn open(
+    vfs: *mut Vfs,
+    name: *const c_char,
+    file: *mut File,
+    flags: c_int,
+    out_flags: *mut c_int,
+) -> c_int {
+    // SAFETY: see above.
+    unsafe {
+        let Context { api, below: base } = *context(vfs);
+        let has = |wanted: c_int| flags & wanted == wanted;
+        if !name.is_null() && has(ffi::OPEN_MAIN_JOURNAL | ffi::OPEN_CREATE | ffi::OPEN_READWRITE) {
+            // One that is to be rolled back is opened without CREATE.
+            if let Some(database) = Database::for_journal(api.database_of(name)) {
+                if !out_flags.is_null() {
+                    *out_flags = flags;
+                }
+                Journal::open(file, base, name, flags, database);
+                return ffi::OK;
+            }
+        }
+        if name.is_null() || !has(ffi::OPEN_MAIN_DB | ffi::OPEN_READWRITE) {
+            return ((*base).open)(base, name, file, flags, out_flags);
+        }
+        (*file).methods = ptr::null();
+        let inner = below(file);
+        (*inner).methods = ptr::null();
+        let (opened, descriptor) =
+            capture::during(CStr::from_ptr(name), || ((*base).open)(base, name, inner, flags, out_flags));
+        if opened != ffi::OK {
+            // SQLite asks that a file whose opening failed be closed if it has methods.
+            if let Some(methods) = (*inner).methods.as_ref() {
+                (methods.close)(inner);
+            }
+            return opened;
+        }
+        let writable = out_flags.is_null() || *out_flags & ffi::OPEN_READWRITE != 0;
+        Database::open(file, api, descriptor.filter(|_| writable));
+        ffi::OK
+    }
+}
+
+unsafe extern "C" fn delete(vfs: *mut Vfs, name: *const c_char, sync_directory: c_int) -> c_int {
+    // SAFETY: see above.
+    unsafe {
+        let base = context(vfs).below;
+        match ((*base).delete)(base, name, sync_directory) {
+            ffi::IOERR_DELETE_NOENT if journal::was_in_memory(CStr::from_ptr(name)) => ffi::OK,
+            done => done,
+        }
+    }
+}
+
+unsafe extern "C" fn access(vfs: *mut Vfs, name: *const c_char, flags: c_int, out: *mut c_int) -> c_int {
+    // SAFETY: see above.
+    unsafe {
+        let base = context(vfs).below;
+        ((*base).access)(base, name, flags, out)
+    }
+}
+
+unsafe extern "C" fn full_path(vfs: *mut Vfs, name: *const c_char, room: c_int, out: *mut c_char) -> c_int {
+    // SAFETY: see above.
+    unsafe {
+        let base = context(vfs).below;
+        ((*base).full_path)(base, name, room, out)
+    }
+}
+
+unsafe extern "C" fn dl_open(vfs: *mut Vfs, name: *const c_char) -> *mut c_void {
+    // SAFETY: see above.
+    unsafe {
+        let base = context(vfs).below;
+        (*base).dl_open.map_or(ptr::null_mut(), |open| open(base, name))
+    }
+}
+
+unsafe extern "C" fn dl_error(vfs: *mut Vfs, room: c_int, out: *mut c_char) {
+    // SAFETY: see above.
+    unsafe {
+        let base = context(vfs).below;
+        if let Some(error) = (*base).dl_error {
+            error(base, room, out);
+        }
+    }
+}
+
+unsafe extern "C" fn dl_sym(vfs: *mut Vfs, library: *mut c_void, name: *const c_char) -> SystemCall {
+    // SAFETY: see above.
+    unsafe {
+        let base = context(vfs).below;
+        (*base).dl_sym.and_then(|symbol| symbol(base, library, name))
+    }
+}
+
+unsafe extern "C" fn dl_close(vfs: *mut Vfs, library: *mut c_void) {
+    // SAFETY: see above.
+    unsafe {
+        let base = context(vfs).below;
+        if let Some(close) = (*base).dl_close {
+            close(base, library);
+        }
+    }
+}
+
+unsafe extern "C" fn randomness(vfs: *mut Vfs, count: c_int, out: *mut c_char) -> c_int {
+    // SAFETY: see above.
+    unsafe {
+        let base = context(vfs).below;
+        ((*base).randomness)(base, count, out)
+    }
+}
+
+unsafe extern "C" fn sleep(vfs: *mut Vfs, microseconds: c_int) -> c_int {
+    // SAFETY: see above.
+    unsafe {
+        let base = context(vfs).below;
+        ((*base).sleep)(base, microseconds)
+    }
+}
+
+unsafe extern "C" fn current_time(vfs: *mut Vfs, out: *mut f64) -> c_int {
+    // SAFETY: see above.
+    unsafe {
+        let base = context(vfs).below;
+        ((*base).current_time)(base, out)
+    }
+}
+
+unsafe extern "C" fn last_error(vfs: *mut Vfs, room: c_int, out: *mut c_char) -> c_int {
+    // SAFETY: see above.
+    unsafe {
+        let base = context(vfs).below;
+        (*base).last_error.map_or(0, |error| error(base, room, out))
+    }
+}
+
+unsafe extern "C" fn current_time_int64(vfs: *mut Vfs, out: *mut i64) -> c_int {
+    // SAFETY: see above; a VFS of version 1 has no such member.
+    unsafe {
+        let base = context(vfs).below;
+        match (*base).version {
+            2.. => (*base).current_time_int64.map_or(ffi::ERROR, |time| time(base, out)),
+            _ => ffi::ERROR,
+        }
+    }
+}
+
+unsafe extern "C" fn set_system_call(vfs: *mut Vfs, name: *const c_char, function: SystemCall) -> c_int {
+    // SAFETY: see above; the VFS below is of version 3, or `capture::hook` had refused it.
+    unsafe {
+        let base = context(vfs).below;
+        (*base).set_system_call.map_or(ffi::NOTFOUND, |set| set(base, name, function))
+    }
+}
+
+unsafe extern "C" fn get_system_call(vfs: *mut Vfs, name: *const c_char) -> SystemCall {
+    // SAFETY: as above.
+    unsafe {
+        let base = context(vfs).below;
+        (*base).get_system_call.and_then(|get| get(base, name))
+    }
+}
+
+unsafe extern "C" fn next_system_call(vfs: *mut Vfs, name: *const c_char) -> *const c_char {
+    // SAFETY: as above.
+    unsafe {
+        let base = context(vfs).below;
+        (*base).next_system_call.map_or(ptr::null(), |next| next(base, name))
+    }
+}

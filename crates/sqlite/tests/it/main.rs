@@ -1,0 +1,8 @@
+//! The extension in stock SQLite, on a real mount: in one program, since all of it needs a mount.
+//!
+//! Each test is a program for Python's `sqlite3` module, or a script for the shell `sqlite3`. Needs root,
+//! `/dev/fuse` and these programs; says so and passes where they are missing.
+
+mod mounted;
+mod pitfalls;
+mod random;
