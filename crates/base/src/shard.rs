@@ -36,6 +36,15 @@ fn number() -> usize {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
+/// The processor that runs this thread now, as a hint; 0 if the system does not say.
+///
+/// The C library is asked: it has the answer in the thread's own memory. Going to the kernel's shared object
+/// instead, as `rustix` does, ends programs under valgrind, which hides that object.
+pub fn processor() -> usize {
+    // SAFETY: no arguments, no memory.
+    usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
+}
+
 /// Makes `shard` the current thread's.
 pub fn set(shard: usize) {
     MINE.with(|mine| mine.set(shard % SHARDS));

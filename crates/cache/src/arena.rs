@@ -364,7 +364,7 @@ mod system {
 
     /// The CPU of the calling thread.
     pub fn cpu() -> usize {
-        rustix::thread::sched_getcpu()
+        quire_base::shard::processor()
     }
 
     /// Where the calling thread may run.

@@ -1,7 +1,7 @@
 //! Owned memory that O_DIRECT accepts: its start is a multiple of the block size.
 //!
 //! Invariants: `ptr` comes from `alloc_zeroed` with `layout_of(len)` (or dangles when `len` is 0) and is
-//! freed with the same layout; every byte is initialised.
+//! freed with the same layout, unless the memory is lent; every byte is initialised.
 
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -14,6 +14,8 @@ use std::ptr::NonNull;
 pub struct AlignedBuf {
     ptr: NonNull<u8>,
     len: usize,
+    /// The memory is somebody else's.
+    lent: bool,
 }
 
 // SAFETY: the buffer owns its memory; access goes through `&self` and `&mut self` as with `Box<[u8]>`.
@@ -39,11 +41,21 @@ impl AlignedBuf {
 
     fn allocate(len: usize) -> Option<AlignedBuf> {
         if len == 0 {
-            return Some(AlignedBuf { ptr: NonNull::dangling(), len });
+            return Some(AlignedBuf { ptr: NonNull::dangling(), len, lent: false });
         }
         // SAFETY: the layout is not of size zero.
         let ptr = unsafe { alloc_zeroed(layout_of(len)) };
-        NonNull::new(ptr).map(|ptr| AlignedBuf { ptr, len })
+        NonNull::new(ptr).map(|ptr| AlignedBuf { ptr, len, lent: false })
+    }
+
+    /// `len` bytes that somebody else owns, for callers in other languages. `None` unless `ptr` is on a block
+    /// boundary. Dropping it leaves the memory alone.
+    ///
+    /// # Safety
+    /// Until it has been dropped, the memory stays allocated, may be read and written, and nobody else does
+    /// that; its bytes are initialised, or memory of a language in which bytes always have a value.
+    pub unsafe fn lent(ptr: NonNull<u8>, len: usize) -> Option<AlignedBuf> {
+        is_aligned(ptr.as_ptr()).then_some(AlignedBuf { ptr, len, lent: true })
     }
 
     /// `count` blocks of zero.
@@ -72,7 +84,7 @@ fn layout_of(len: usize) -> Layout {
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
-        if self.len > 0 {
+        if self.len > 0 && !self.lent {
             // SAFETY: allocated with this layout (type invariant), and nobody can use it after the drop.
             unsafe { dealloc(self.ptr.as_ptr(), layout_of(self.len)) }
         }
@@ -82,7 +94,7 @@ impl Drop for AlignedBuf {
 impl Deref for AlignedBuf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: `len` initialised bytes that this value owns; dangling only when `len` is 0.
+        // SAFETY: `len` initialised bytes that this value owns or was lent; dangling only when `len` is 0.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
     }
 }
@@ -114,6 +126,19 @@ pub fn is_aligned(ptr: *const u8) -> bool {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lent_memory_is_used_in_place_and_not_freed() {
+        let mut owner = AlignedBuf::zeroed(8192);
+        let start = NonNull::new(owner.as_mut_ptr()).expect("not NULL");
+        // SAFETY: `owner` outlives the loans, and nobody uses it meanwhile.
+        unsafe {
+            assert!(AlignedBuf::lent(start.add(512), 4096).is_none(), "not on a block boundary");
+            let mut lent = AlignedBuf::lent(start.add(4096), 4096).expect("on a block boundary");
+            lent.fill(7);
+        }
+        assert_eq!((owner[4095], owner[4096], owner[8191]), (0, 7, 7));
+    }
 
     #[test]
     fn is_aligned_zeroed_and_clones() {

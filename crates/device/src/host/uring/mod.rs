@@ -118,7 +118,7 @@ impl UringBackend {
         let number = match OWN_RING.get() {
             Some(number) => number,
             None if rings == 1 => 0,
-            None => rustix::thread::sched_getcpu(),
+            None => quire_base::shard::processor(),
         };
         &self.rings[number % rings].queue
     }

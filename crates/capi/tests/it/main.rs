@@ -1,0 +1,12 @@
+//! Tests of the library for C, in one program.
+//!
+//! Under `--cfg loom` only the model is in it.
+
+#[cfg(not(any(loom, shuttle)))]
+mod examples;
+#[cfg(not(any(loom, shuttle)))]
+mod header;
+#[cfg(loom)]
+mod loom_completions;
+#[cfg(not(any(loom, shuttle)))]
+mod support;
