@@ -5,8 +5,12 @@
 #[cfg(not(any(loom, shuttle)))]
 mod examples;
 #[cfg(not(any(loom, shuttle)))]
+mod fio;
+#[cfg(not(any(loom, shuttle)))]
 mod header;
 #[cfg(loom)]
 mod loom_completions;
+#[cfg(not(any(loom, shuttle)))]
+mod rocksdb;
 #[cfg(not(any(loom, shuttle)))]
 mod support;

@@ -1,0 +1,109 @@
+//! RocksDB on a volume: Debian's `db_bench` with the plugin preloaded, and writers that are killed.
+//!
+//! The plugin is built as a user builds it. Longer runs are `scripts/rocksdb`.
+
+use crate::support::{here, installed, library, succeed};
+use std::path::Path;
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Where the plugin was built, once for this program; `None` where RocksDB is not installed.
+fn plugin() -> Option<&'static Path> {
+    static BUILT: OnceLock<Option<tempfile::TempDir>> = OnceLock::new();
+    let built = BUILT.get_or_init(|| {
+        if !Path::new("/usr/include/rocksdb/version.h").exists() || !installed("g++") {
+            println!("SKIPPED: librocksdb-dev or g++ is not installed");
+            return None;
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut build = Command::new(here().join("../../plugins/rocksdb/build"));
+        build.arg(directory.path()).env("PKG_CONFIG_PATH", library().join("lib/pkgconfig"));
+        succeed(build.env("CXX", "g++"));
+        Some(directory)
+    });
+    built.as_ref().map(tempfile::TempDir::path)
+}
+
+fn with_library(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new(program);
+    command.env("LD_LIBRARY_PATH", library().join("lib"));
+    command
+}
+
+fn db_bench(plugin: &Path, uri: &str, options: &[&str]) -> Command {
+    let mut command = with_library("db_bench");
+    command.env("LD_PRELOAD", plugin.join("libquire-rocksdb.so"));
+    command.arg(format!("--fs_uri={uri}")).args([
+        "--db=/bench",
+        "--value_size=400",
+        "--compression_type=none",
+    ]);
+    command.args(options);
+    command
+}
+
+#[test]
+fn db_bench_runs_on_a_volume() {
+    let Some(plugin) = plugin() else { return };
+    if !installed("db_bench") {
+        println!("SKIPPED: rocksdb-tools is not installed");
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let uri = format!("quire://{}?cache:32m&size:256m", directory.path().join("image").display());
+    let fill =
+        ["--benchmarks=fillseq,overwrite,readrandom,seekrandom", "--num=3000", "--threads=4", "--sync=1"];
+    let said = succeed(&mut db_bench(plugin, &uri, &fill));
+    assert!(said.contains("(3000 of 3000 found)"), "{said}");
+    // Another process finds it, with direct I/O too, and compacts it.
+    for more in [&["--use_direct_reads=1", "--use_direct_io_for_flush_and_compaction=1"][..], &[]] {
+        let mut again =
+            vec!["--use_existing_db=1", "--benchmarks=readrandom,overwrite,compact,verifychecksum,readseq"];
+        again.extend(["--num=3000", "--threads=1"]);
+        again.extend(more);
+        let said = succeed(&mut db_bench(plugin, &uri, &again));
+        assert!(said.contains("(3000 of 3000 found)"), "{said}");
+    }
+    // Every path went to the volume.
+    assert!(!Path::new("/bench").exists());
+    let names: Vec<_> = std::fs::read_dir(directory.path()).expect("the directory").collect();
+    assert_eq!(names.len(), 1, "{names:?}");
+}
+
+#[test]
+fn addresses_that_do_not_fit_are_refused_with_a_reason() {
+    let Some(plugin) = plugin() else { return };
+    if !installed("db_bench") {
+        println!("SKIPPED: rocksdb-tools is not installed");
+        return;
+    }
+    for (uri, reason) in [
+        ("quire:///no/such/image", "/no/such/image"),
+        ("quire://", "quire://IMAGE"),
+        ("quire://image?cache:many", "is no number of bytes"),
+        ("quire://image?speed:high", "the options of an address are"),
+    ] {
+        let mut command = db_bench(plugin, uri, &["--benchmarks=fillseq", "--num=1"]);
+        let output = command.output().expect("db_bench runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(reason), "{uri}: {}\n{said}", output.status);
+    }
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_when_writers_are_killed() {
+    let Some(plugin) = plugin() else { return };
+    let directory = tempfile::tempdir().expect("a directory");
+    let check = |image: &str, arguments: &[&str]| {
+        let uri = format!("quire://{}?cache:32m&size:512m", directory.path().join(image).display());
+        let mut command = with_library(plugin.join("killcheck"));
+        command.arg(uri).args(arguments);
+        command
+    };
+    let said = succeed(&mut check("image", &["5"]));
+    assert!(said.starts_with("5 kills, ") && said.ends_with("none lost\n"), "{said}");
+    // The instrument sees a loss.
+    let output = check("unsynced", &["20", "1", "unsynced"]).output().expect("killcheck runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("was acknowledged"), "{}\n{said}", output.status);
+}
