@@ -1,7 +1,7 @@
 //! Finding volumes, and reading their superblocks without opening them.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -28,6 +28,16 @@ pub fn find(volume: &Path) -> Outcome<PathBuf> {
         io::ErrorKind::PermissionDenied => Failure::new(38, format!("volume {}: {error}", volume.display())),
         _ => Failure::new(37, format!("volume {}: {error}", volume.display())),
     })
+}
+
+/// Whether there is something behind a path: a block device of size 0 waits for what it will show, as that of
+/// a network block device without a connection does.
+pub fn is_connected(volume: &Path) -> bool {
+    let is_device = volume.metadata().is_ok_and(|meta| meta.file_type().is_block_device());
+    !is_device
+        || File::open(volume)
+            .and_then(|mut device| device.seek(io::SeekFrom::End(0)))
+            .is_ok_and(|size| size > 0)
 }
 
 fn open(volume: &Path) -> Result<File> {

@@ -9,6 +9,7 @@
 //! | [`commands`] | one module a command |
 //! | [`server`] | the background process behind a mount |
 //! | [`control`], [`exposition`] | talking to it beside the mount; its numbers as text |
+//! | [`notify`] | telling systemd that a mount is usable |
 //! | [`image`] | finding and reading volumes without opening them |
 //! | [`exit`], [`logging`], [`output`] | what people read |
 
@@ -21,6 +22,7 @@ mod image;
 mod logging;
 mod mount_helper;
 mod mount_options;
+mod notify;
 mod output;
 mod server;
 

@@ -36,6 +36,10 @@ pub struct MountOptions {
     pub log: LogTarget,
     /// Where its numbers are served.
     pub metrics: Option<MetricsTarget>,
+    /// How long a volume is waited for that is not there.
+    wait: Option<Duration>,
+    /// The volume is behind a network.
+    network: bool,
     /// What the kernel does on a mount that is there is to change; all else stays.
     pub remount: bool,
     /// Shown as the source instead of the volume's path.
@@ -74,9 +78,13 @@ Mount options (-o, separated by commas):
                          how requests come from the kernel: through io_uring (much quicker) where it offers that
                          (auto, the default), only so (ring), or through /dev/fuse (dev)
   remount                change ro, rw, nodev, nosuid and noexec of a mount; all else stays as it is
+  wait=SECONDS           wait so long for a volume that is not there yet (default 0, with _netdev 30)
   threads=N              threads that receive requests from /dev/fuse
   defaults, auto, noauto, user, users, owner, group, nofail, _netdev, x-...
                          accepted; for other programs";
+
+/// How long a volume behind a network is waited for, if nothing else is said.
+const NETWORK_PATIENCE: Duration = Duration::from_secs(30);
 
 const UNKNOWN: &str = "unknown mount option";
 
@@ -130,10 +138,11 @@ impl MountOptions {
             ("async", None) => flags.sync = false,
             ("dirsync", None) => flags.dir_sync = true,
             ("default_permissions", None) => {}
+            ("_netdev", None) => self.network = true,
             (
                 "defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "nousers" | "owner"
-                | "noowner" | "group" | "nogroup" | "nofail" | "_netdev" | "diratime" | "nodiratime"
-                | "iversion" | "noiversion" | "silent" | "loud" | "_rnetdev",
+                | "noowner" | "group" | "nogroup" | "nofail" | "diratime" | "nodiratime" | "iversion"
+                | "noiversion" | "silent" | "loud" | "_rnetdev",
                 None,
             ) => {}
             ("user" | "uhelper" | "helper" | "comment" | "subtype", Some(_)) => {}
@@ -159,6 +168,9 @@ impl MountOptions {
                 let seconds = number("sync_timeout", value, 1, 86_400)?;
                 self.serve.sync_patience = Some(Duration::from_secs(seconds.into()));
             }
+            ("wait", Some(value)) => {
+                self.wait = Some(Duration::from_secs(number("wait", value, 0, 3600)?.into()));
+            }
             ("transport", Some(name)) if !name.is_empty() => self.serve.transport = transport(name)?,
             ("log", Some("syslog")) => self.log = LogTarget::Syslog,
             ("log", Some("")) => return Err("log= needs a file name, or syslog".into()),
@@ -170,7 +182,7 @@ impl MountOptions {
             ("remount", None) => self.remount = true,
             (
                 "cache" | "cache_size" | "node_cache" | "commit" | "threads" | "transport" | "log" | "fsname"
-                | "metrics" | "sync_timeout",
+                | "metrics" | "sync_timeout" | "wait",
                 None | Some(""),
             ) => {
                 return Err(format!("mount option {name} needs a value: {name}=..."));
@@ -180,6 +192,11 @@ impl MountOptions {
             }
         }
         Ok(())
+    }
+
+    /// How long a volume is waited for that is not there: at boot, a network may bring it later.
+    pub fn patience(&self) -> Duration {
+        self.wait.unwrap_or(if self.network { NETWORK_PATIENCE } else { Duration::ZERO })
     }
 
     /// The kernel's part for a mount of `source`, made by root or not.
@@ -256,6 +273,14 @@ mod tests {
     }
 
     #[test]
+    fn volumes_behind_a_network_are_waited_for() {
+        assert_eq!(parse("rw").patience(), Duration::ZERO);
+        assert_eq!(parse("_netdev").patience(), NETWORK_PATIENCE);
+        assert_eq!(parse("wait=5,_netdev").patience(), Duration::from_secs(5));
+        assert_eq!(parse("_netdev,wait=0").patience(), Duration::ZERO);
+    }
+
+    #[test]
     fn later_options_win() {
         let options = MountOptions::parse(&["ro,noatime", "rw,relatime,log=syslog"]).unwrap();
         assert_eq!(options.volume, VolumeOptions::new());
@@ -285,6 +310,8 @@ mod tests {
             ("commit=0", "from 1"),
             ("commit=x", "number"),
             ("sync_timeout=0", "from 1"),
+            ("wait=-1", "from 0"),
+            ("wait", "needs a value"),
             ("log=", "file name"),
             ("ro=1", "'ro'"),
             ("remount=1", "'remount'"),

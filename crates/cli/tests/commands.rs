@@ -5,8 +5,10 @@ mod common;
 
 use std::ffi::OsStr;
 use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 use common::{QUIRE, can_mount, quire, text};
 
@@ -324,6 +326,36 @@ fn an_image_that_may_not_be_written_is_mounted_read_only() {
     let refused = std::fs::write(place.path("mnt/file"), "x").unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(rustix::io::Errno::ROFS.raw_os_error()));
     expect(&place.umount(), 0, &[]);
+}
+
+/// At boot a network brings some volumes later than their mounts are asked for: those are waited for, not for
+/// ever.
+#[test]
+fn volumes_behind_a_network_may_come_late() {
+    let folder = tempfile::tempdir().unwrap();
+    let (image, made) = (folder.path().join("late.img"), folder.path().join("made.img"));
+    assert!(quire(&["mkfs".as_ref(), "--size=64M".as_ref(), made.as_os_str()]).status.success());
+    // `-f`: everything but the mount itself.
+    let mount = |options: &str| {
+        let mut command = Command::new(QUIRE);
+        command.arg0("mount.quire").arg(&image).arg(folder.path()).args(["-f", "-o", options]);
+        let started = Instant::now();
+        (command.output().unwrap(), started.elapsed())
+    };
+    let (absent, took) = mount("wait=1");
+    expect(&absent, 32, &["does not exist"]);
+    assert!(took >= Duration::from_secs(1), "{took:?}");
+    expect(&mount("rw").0, 32, &["does not exist"]);
+    let coming = std::thread::spawn({
+        let image = image.clone();
+        move || {
+            std::thread::sleep(Duration::from_millis(500));
+            std::fs::rename(made, image).unwrap();
+        }
+    });
+    let (late, took) = mount("_netdev,noatime");
+    coming.join().unwrap();
+    assert!(late.status.success() && took >= Duration::from_millis(400), "{took:?} {}", text(&late));
 }
 
 #[test]

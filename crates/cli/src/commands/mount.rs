@@ -12,7 +12,7 @@ use crate::arguments::Mount;
 use crate::exit::{Failure, Outcome};
 use crate::mount_options::{LogTarget, MountOptions};
 use crate::server::{self, Report};
-use crate::{control, image, logging};
+use crate::{control, image, logging, notify};
 
 /// How long a mount waits for a server that is closing the volume after an unmount.
 const CLOSING_PATIENCE: Duration = Duration::from_secs(30);
@@ -30,7 +30,7 @@ pub struct Checked {
 /// Looks at everything that can be wrong before a server is started.
 pub fn check(arguments: &Mount) -> Outcome<Checked> {
     let options = MountOptions::parse(&arguments.options).map_err(Failure::usage)?;
-    let volume = image::find(&arguments.volume)?;
+    let volume = find(&arguments.volume, options.patience())?;
     let dir = mount::resolve(&arguments.dir)?;
     if let Some(entry) = mount::mounted_at(&dir)? {
         return Err(Failure::new(
@@ -49,6 +49,19 @@ pub fn check(arguments: &Mount) -> Outcome<Checked> {
     // Not a volume, or of a newer format: said without starting anything.
     image::newest_superblock(&volume)?;
     Ok(Checked { volume, dir, options })
+}
+
+/// The volume's absolute path. One that a network brings may come later than its mount is asked for: until
+/// then there is no such file, or a block device of size 0.
+fn find(volume: &Path, patience: Duration) -> Outcome<PathBuf> {
+    let start = Instant::now();
+    loop {
+        let found = image::find(volume);
+        if found.as_deref().is_ok_and(image::is_connected) || start.elapsed() >= patience {
+            return found;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 /// Mounts.
@@ -111,6 +124,7 @@ fn serve_here(checked: &Checked) -> Outcome {
         tracing::info!("{note}");
     }
     say_mounted(checked, &session);
+    notify::ready();
     Ok(session.run()?)
 }
 
