@@ -6,9 +6,10 @@ use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use quire::internals::inspect::{self, SlotCopies};
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
 use quire_format::journal::BlockHeader;
-use quire_format::superblock::{JOURNAL_START, SLOT_BLOCKS, Superblock};
+use quire_format::superblock::{JOURNAL_START, Superblock};
 use rustix::fs::FlockOperation;
 use rustix::fs::OFlags;
 
@@ -66,27 +67,30 @@ fn open(volume: &Path) -> Result<File> {
     }
 }
 
-/// Both superblock slots of a volume, each decoded or with the reason why it is not. Takes no lock: a server
-/// that has the volume open may be writing one of them.
-pub fn superblocks(volume: &Path) -> Result<[Result<Superblock>; 2]> {
-    let file = open(volume)?;
-    Ok(SLOT_BLOCKS.map(|block| {
-        let mut bytes = vec![0; BLOCK_SIZE];
-        match file.read_exact_at(&mut bytes, block.byte_offset()) {
-            Ok(()) => Superblock::decode(&bytes),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(Error::new(
-                ErrorKind::NotAVolume,
-                format!("{} ends before the superblock at block {block}", volume.display()),
-            )),
-            Err(error) => Err(Error::os(format!("reading block {block} of {}", volume.display()), &error)),
-        }
+/// Both superblock slots of a volume, each in both copies. Takes no lock: a server that has the volume open may be
+/// writing one of them.
+fn copies(volume: &Path) -> Result<[SlotCopies; 2]> {
+    let mut file = open(volume)?;
+    let bytes = file
+        .seek(io::SeekFrom::End(0))
+        .map_err(|error| Error::os(format!("looking at {}", volume.display()), &error))?;
+    Ok(inspect::read_with(bytes / BLOCK_SIZE as u64, &mut |block, buf| {
+        file.read_exact_at(buf, block.byte_offset())
+            .map_err(|error| Error::os(format!("reading block {block} of {}", volume.display()), &error))
     }))
 }
 
-/// The superblock that a mount would take, and the reason why the other one is not good, if so.
+/// Both superblock slots of a volume, each decoded or with the reason why it is not.
+pub fn superblocks(volume: &Path) -> Result<[Result<Superblock>; 2]> {
+    copies(volume).map(inspect::newest_of)
+}
+
+/// The superblock that a mount would take, and the reason why another copy of one is not good, if so.
 pub fn newest_superblock(volume: &Path) -> Result<(Superblock, Option<Error>)> {
-    match superblocks(volume)? {
-        [Ok(a), Ok(b)] => Ok((if a.checkpoint >= b.checkpoint { a } else { b }, None)),
+    let slots = copies(volume)?;
+    let bad = slots.iter().find_map(|copies| copies.near.as_ref().err()).cloned();
+    match inspect::newest_of(slots) {
+        [Ok(a), Ok(b)] => Ok((if a.checkpoint >= b.checkpoint { a } else { b }, bad)),
         [Ok(good), Err(bad)] | [Err(bad), Ok(good)] => Ok((good, Some(bad))),
         [Err(a), Err(b)] => {
             let none = ErrorKind::NotAVolume;

@@ -10,7 +10,7 @@ use crate::options::VolumeOptions;
 use crate::orphan::{OrphanSlots, Slot};
 use crate::recovery::{self, RecoveryReport};
 use crate::superblocks;
-pub use crate::superblocks::SlotCopies;
+pub use crate::superblocks::{SlotCopies, newest_of, read_with};
 use quire_base::sync::Arc;
 use quire_base::{InodeNo, Result, Seq};
 use quire_device::{Backend, Device};

@@ -36,44 +36,58 @@ impl SlotCopies {
     }
 }
 
-/// Reads all copies of both slots.
-pub(crate) fn read(device: &Device) -> [SlotCopies; 2] {
-    let near = SLOT_BLOCKS.map(|at| read_block(device, at));
-    let known = near.iter().find_map(|read| read.as_ref().ok()).cloned();
-    let end = known.as_ref().map_or(device.blocks(), |superblock| superblock.block_count);
-    let [first, second] = near;
-    let far = |slot| read_far(device, slot, end, known.as_ref());
+/// Reads a block for [`read_with`].
+pub type ReadBlock<'f> = dyn FnMut(BlockNo, &mut [u8]) -> Result<()> + 'f;
+
+/// Reads all copies of both slots from something of `blocks` blocks.
+pub fn read_with(blocks: u64, read: &mut ReadBlock<'_>) -> [SlotCopies; 2] {
+    let [first, second] = SLOT_BLOCKS.map(|at| decode_at(blocks, read, at));
+    let known = [&first, &second].into_iter().find_map(|read| read.as_ref().ok()).cloned();
+    let end = known.as_ref().map_or(blocks, |superblock| superblock.block_count);
+    let mut far = |slot: usize| -> Result<Superblock> {
+        if end < FAR_BLOCKS {
+            return Err(Error::corrupt(format!("a volume of {end} blocks has no room for second copies")));
+        }
+        let far = decode_at(blocks, read, far_slots(end)[slot])?;
+        let own = far.block_count == end && far.slot as usize == slot;
+        if !own || known.as_ref().is_some_and(|known| known.uuid != far.uuid) {
+            return Err(Error::corrupt("it belongs to another volume or slot"));
+        }
+        Ok(far)
+    };
     [SlotCopies { near: first, far: far(0) }, SlotCopies { near: second, far: far(1) }]
 }
 
-/// Reads a slot's second copy on a volume of `end` blocks.
-fn read_far(device: &Device, slot: usize, end: u64, known: Option<&Superblock>) -> Result<Superblock> {
-    if end < FAR_BLOCKS {
-        return Err(Error::corrupt(format!("a volume of {end} blocks has no room for second copies")));
-    }
-    let far = read_block(device, far_slots(end)[slot])?;
-    let own = far.block_count == end && far.slot as usize == slot;
-    if !own || known.is_some_and(|known| known.uuid != far.uuid) {
-        return Err(Error::corrupt("it belongs to another volume or slot"));
-    }
-    Ok(far)
-}
-
-fn read_block(device: &Device, at: BlockNo) -> Result<Superblock> {
-    let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
-    if at.0 >= device.blocks() {
+fn decode_at(blocks: u64, read: &mut ReadBlock<'_>, at: BlockNo) -> Result<Superblock> {
+    if at.0 >= blocks {
         return Err(Error::new(
             ErrorKind::NotAVolume,
-            format!("{} is too small for a Quire volume", device.name()),
+            format!("it ends before block {at}: too small for a Quire volume"),
         ));
     }
-    device.read(IoClass::Metadata, at, &mut block)?;
+    let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+    read(at, &mut block)?;
     Superblock::decode(&block)
+}
+
+/// Reads all copies of both slots.
+pub(crate) fn read(device: &Device) -> [SlotCopies; 2] {
+    read_with(device.blocks(), &mut |at, buf| device.read(IoClass::Metadata, at, buf))
 }
 
 /// The superblock of each slot, or why there is none.
 pub(crate) fn newest(device: &Device) -> [Result<Superblock>; 2] {
     let slots = read(device);
+    for (slot, copies) in slots.iter().enumerate() {
+        if let (Err(error), Ok(_)) = (&copies.near, copies.newest()) {
+            tracing::warn!(%error, slot, "a superblock is damaged; its copy at the volume's end serves");
+        }
+    }
+    newest_of(slots)
+}
+
+/// The superblock that each slot stands for, or why there is none.
+pub fn newest_of(slots: [SlotCopies; 2]) -> [Result<Superblock>; 2] {
     let is_none =
         |read: &Result<Superblock>| read.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotAVolume);
     if slots.iter().any(|slot| !is_none(&slot.near)) {
@@ -114,5 +128,6 @@ pub(crate) fn clear(device: &Device, block_count: u64) -> Result<()> {
 /// Whether there is a second copy of a superblock at the device's end.
 pub(crate) fn has_far(device: &Device) -> bool {
     let end = device.blocks();
-    end >= FAR_BLOCKS && far_slots(end).into_iter().any(|at| read_block(device, at).is_ok())
+    let mut read = |at, buf: &mut [u8]| device.read(IoClass::Metadata, at, buf);
+    end >= FAR_BLOCKS && far_slots(end).into_iter().any(|at| decode_at(end, &mut read, at).is_ok())
 }

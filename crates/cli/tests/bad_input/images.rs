@@ -5,7 +5,7 @@ use std::process::Command;
 
 use quire_base::BLOCK_SIZE;
 use quire_format::journal::{BlockHeader, PAYLOAD_BYTES};
-use quire_format::superblock::{FORMAT_MAJOR, SLOT_BLOCKS, Superblock};
+use quire_format::superblock::{FORMAT_MAJOR, SLOT_BLOCKS, Superblock, far_slots};
 use rustix::io::Errno;
 
 use super::support::*;
@@ -192,7 +192,15 @@ fn both_superblocks_damaged() {
     let volume =
         if can_mount("both_superblocks_damaged (with files)") { filled() } else { Volume::new("64M") };
     let image = volume.image();
-    let good = SLOT_BLOCKS.map(|block| flip(&image, block.0));
+    // First copies that are damaged do not matter, as long as the second ones are there.
+    let first = SLOT_BLOCKS.map(|block| flip(&image, block.0));
+    keeping(&image, || expect(&call!["info", image], 0, &["damaged"]));
+    for (block, bytes) in SLOT_BLOCKS.iter().zip(first) {
+        write_block(&image, block.0, &bytes);
+    }
+    let blocks = superblock(&image, 0).block_count;
+    let copies = [SLOT_BLOCKS, far_slots(blocks)].concat();
+    let good: Vec<_> = copies.iter().map(|block| flip(&image, block.0)).collect();
     refused(&volume, DAMAGED, &["volume.img", "both superblocks", "checksum"]);
     keeping(&image, || {
         expect(&call!["info", image], DAMAGED, &["both superblocks"]);
@@ -201,12 +209,12 @@ fn both_superblocks_damaged() {
     });
     // Also overwritten as a whole it is known for what it was, by its journal.
     if is_there(&image) {
-        for block in SLOT_BLOCKS {
+        for block in &copies {
             write_block(&image, block.0, &[0x55; BLOCK_SIZE]);
         }
         refused(&volume, DAMAGED, &["both superblocks"]);
     }
-    for (block, bytes) in SLOT_BLOCKS.iter().zip(good) {
+    for (block, bytes) in copies.iter().zip(good) {
         write_block(&image, block.0, &bytes);
     }
     volume.check();
