@@ -95,6 +95,13 @@ impl Engine {
 
     fn shrink(self: &Arc<Engine>, inode: &InodeRef, size: u64) -> Result<()> {
         let first = blocks_for(size);
+        if let (Some(mapping), Some(unit)) = (inode.mapping.get(), inode.unit_blocks())
+            && !size.is_multiple_of(unit * BLOCK_SIZE as u64)
+        {
+            // Else a crash could leave the cut unit without a write that came before the cut.
+            let start = size / BLOCK_SIZE as u64 / unit * unit;
+            mapping.write_back(start, start + unit)?;
+        }
         let on_disk = inode.meta().record.size;
         if let Some(mapping) = inode.mapping.get()
             && on_disk < size

@@ -187,6 +187,23 @@ fn a_group_inside_unwritten_growth_leaves_the_size_on_disk() {
     assert_eq!(seen[0].as_ref().unwrap().len(), 0, "zeros where ones were written");
 }
 
+/// A truncate inside a unit is durable with what was written to the unit before it.
+#[test]
+fn a_truncate_that_cuts_a_unit_takes_earlier_writes_along() {
+    let (device, volume) = new_volume(4096);
+    let a = file(&volume, "a");
+    let untorn = Some(Unit::from_bytes(4 * BLOCK as u64).unwrap());
+    volume.inodes().set_properties(&a, Properties { untorn, ..Properties::default() }).unwrap();
+    write(&volume, &a, &[1; 4 * BLOCK], 0);
+    volume.sync().unwrap();
+    write(&volume, &a, &[2; 4 * BLOCK], 0);
+    volume.inodes().set_len(&a, 2 * BLOCK as u64 + 5).unwrap();
+    // Records only.
+    volume.checkpoint().unwrap();
+    let seen = after_crash(device.crash(CrashPolicy::LoseAll), &["a"]);
+    assert!(seen[0].as_deref() == Some(&[2; 2 * BLOCK + 5][..]), "cut, and without the write before the cut");
+}
+
 /// A group that writes a part of a unit has what earlier writes left dirty in the rest of it.
 #[test]
 fn a_group_takes_whole_units() {
