@@ -12,7 +12,7 @@
 //! shows.
 
 use crate::model::Model;
-use crate::operation::{Operation, Outcome, Record};
+use crate::operation::{GroupEnd, Operation, Outcome, Record};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
@@ -57,16 +57,16 @@ pub struct Configurations {
     pub all: Vec<Configuration>,
     /// Inodes that an operation touched, by thread and place; only those that all orders agree on.
     pub touched: BTreeMap<(usize, usize), BTreeSet<u64>>,
-    /// The file whose size an operation changed, by thread and place; only where all orders agree that it
+    /// The files whose size an operation changed, by thread and place; only where all orders agree that it
     /// did.
-    pub sized: BTreeMap<(usize, usize), u64>,
+    pub sized: BTreeMap<(usize, usize), BTreeSet<u64>>,
 }
 
 /// What orders say of each operation.
 #[derive(Default)]
 struct Seen {
     touched: BTreeMap<(usize, usize), BTreeSet<u64>>,
-    sized: BTreeMap<(usize, usize), Option<u64>>,
+    sized: BTreeMap<(usize, usize), BTreeSet<u64>>,
 }
 
 /// A hash that is the same in every run.
@@ -91,8 +91,7 @@ pub fn explore(start: Model, threads: &[Vec<Record>]) -> Result<Configurations, 
         let layer = next_layer(layers.last().expect("a layer"), threads, &mut seen)?;
         layers.push(layer);
     }
-    let sized = seen.sized.into_iter().filter_map(|(place, inode)| Some((place, inode?))).collect();
-    Ok(Configurations { all: reachable_backwards(layers), touched: seen.touched, sized })
+    Ok(Configurations { all: reachable_backwards(layers), touched: seen.touched, sized: seen.sized })
 }
 
 fn configuration(done: Vec<usize>, model: Model) -> Configuration {
@@ -123,7 +122,7 @@ fn next_layer(layer: &[Node], threads: &[Vec<Record>], seen: &mut Seen) -> Resul
             let sized = sized_by(&node.configuration.model, &model, record);
             seen.sized
                 .entry(place)
-                .and_modify(|known| *known = known.filter(|_| sized.is_some()))
+                .and_modify(|known| *known = known.intersection(&sized).copied().collect())
                 .or_insert(sized);
             seen.touched
                 .entry(place)
@@ -188,6 +187,14 @@ fn touched_by(model: &Model, record: &Record) -> BTreeSet<u64> {
         | Operation::Allocate { inode, .. } => {
             touched.insert(*inode);
         }
+        Operation::Group { writes, end } if *end != GroupEnd::Dropped => {
+            touched.extend(writes.iter().map(|write| write.inode));
+        }
+        Operation::SetUntorn { inode, unit, .. }
+            if model.inode(*inode).is_some_and(|inode| inode.shape.untorn != *unit) =>
+        {
+            touched.insert(*inode);
+        }
         _ => {}
     }
     if let (Outcome::Inode(inode), false) =
@@ -198,15 +205,16 @@ fn touched_by(model: &Model, record: &Record) -> BTreeSet<u64> {
     touched
 }
 
-/// The file whose size an operation changed or set, if it did.
-fn sized_by(before: &Model, after: &Model, record: &Record) -> Option<u64> {
+/// The files whose size an operation changed or set.
+fn sized_by(before: &Model, after: &Model, record: &Record) -> BTreeSet<u64> {
     let size = |model: &Model, inode: u64| model.inode(inode).map(|inode| inode.file.size);
     match record.operation {
-        Operation::Truncate { inode, .. } => Some(inode),
-        Operation::Write { inode, .. } | Operation::Allocate { inode, .. } => {
-            (size(before, inode) != size(after, inode)).then_some(inode)
+        Operation::Truncate { inode, .. } => BTreeSet::from([inode]),
+        Operation::Write { .. } | Operation::Allocate { .. } | Operation::Group { .. } => {
+            let subjects = record.operation.subjects().into_iter();
+            subjects.filter(|inode| size(before, *inode) != size(after, *inode)).collect()
         }
-        _ => None,
+        _ => BTreeSet::new(),
     }
 }
 

@@ -112,9 +112,14 @@ impl Contents {
 
     /// Fills `start..end` with what `op` writes.
     pub fn write(&mut self, start: u64, end: u64, op: OpId) {
+        self.write_part(start, end, op, 0);
+    }
+
+    /// Fills `start..end` with what `op` writes from byte `from` of its pattern on.
+    pub fn write_part(&mut self, start: u64, end: u64, op: OpId, from: u64) {
         self.clear(start, end);
         let at = self.pieces.partition_point(|piece| piece.start < start);
-        self.pieces.insert(at, Piece { start, end, origin: Origin::Op(op, 0) });
+        self.pieces.insert(at, Piece { start, end, origin: Origin::Op(op, from) });
     }
 
     /// Cuts `start..end` out; what follows moves down.

@@ -13,19 +13,26 @@
 //! after a shift returned that is not in `c` cannot be there at all: a shift is durable before the next write
 //! may follow it.
 //!
+//! A group is one record: its writes are there if it is in `c`, and only then.
+//!
 //! Neighbours: [`crate::oracle`] says which `c` are possible, and judges the size.
 
 use crate::contents::{pattern, word_at};
 use crate::image::shown;
 use crate::model::BLOCK;
-use crate::operation::{OpId, Operation, Outcome, Record};
+use crate::operation::{GroupEnd, OpId, Operation, Outcome, Record, group_pieces};
 use quire::inodes::FallocateMode;
 
 /// What a change does to the bytes of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Its pattern, at `start..end`.
-    Write,
+    /// Its pattern, at `start..end`, from byte `from` of the pattern on.
+    Write {
+        /// In bytes.
+        from: u64,
+        /// It is a group's: a record has it, with all other changes of the group.
+        group: bool,
+    },
     /// Zeros at `start..end`; those at `record` go with a record.
     Zero {
         /// Start and end in bytes.
@@ -61,17 +68,58 @@ impl Change<'_> {
         self.start <= at && at < self.end
     }
 
-    fn is_before(&self, other: &Change<'_>) -> bool {
+    /// As a file with such units has it: where a zeroing cuts a unit, it is a write of that.
+    pub(crate) fn with_units(mut self, unit: u64) -> Self {
+        if let Effect::Zero { record } = &mut self.effect
+            && record.1 != u64::MAX
+            && unit > BLOCK
+        {
+            *record = (record.0.next_multiple_of(unit), record.1 / unit * unit);
+        }
+        self
+    }
+
+    /// Whether it belongs to a group.
+    pub fn is_group(&self) -> bool {
+        matches!(self.effect, Effect::Write { group: true, .. })
+    }
+
+    /// Whether it moves bytes.
+    pub(crate) fn moves(&self) -> bool {
+        self.is_shift()
+    }
+
+    /// Whether it returned before the other was called.
+    pub(crate) fn is_before(&self, other: &Change<'_>) -> bool {
         self.record.is_before(other.record)
     }
 }
 
-/// The change that an operation makes to the bytes of `inode`.
-pub fn change<'a>(record: &'a Record, place: (usize, usize), inode: u64) -> Option<Change<'a>> {
+/// The changes that an operation makes to the bytes of `inode`.
+pub fn changes<'a>(record: &'a Record, place: (usize, usize), inode: u64) -> Vec<Change<'a>> {
+    match (&record.operation, &record.outcome) {
+        (Operation::Group { writes, end }, Outcome::Done) if *end != GroupEnd::Dropped => {
+            group_pieces(writes)
+                .into_iter()
+                .filter(|piece| piece.inode == inode)
+                .map(|piece| Change {
+                    record,
+                    place,
+                    start: piece.start,
+                    end: piece.end,
+                    effect: Effect::Write { from: piece.from, group: true },
+                })
+                .collect()
+        }
+        _ => change(record, place, inode).into_iter().collect(),
+    }
+}
+
+fn change<'a>(record: &'a Record, place: (usize, usize), inode: u64) -> Option<Change<'a>> {
     let make = |start, end, effect| Some(Change { record, place, start, end, effect });
     match (&record.operation, &record.outcome) {
         (Operation::Write { inode: of, .. }, Outcome::Written { at, count }) if *of == inode => {
-            make(*at, at + count, Effect::Write)
+            make(*at, at + count, Effect::Write { from: 0, group: false })
         }
         (Operation::Truncate { inode: of, size }, Outcome::Done) if *of == inode => {
             make(*size, u64::MAX, Effect::Zero { record: (*size, u64::MAX) })
@@ -176,8 +224,10 @@ impl Question<'_> {
             .iter()
             .filter(|change| change.is_shift() && !self.shifts.contains(&change.record.id))
             .collect();
-        let could_be =
-            |change: &&Change<'_>| !change.is_shift() && !missing.iter().any(|shift| shift.is_before(change));
+        let could_be = |change: &&Change<'_>| {
+            let is_there = !change.is_group() || (self.is_in)(change);
+            is_there && !change.is_shift() && !missing.iter().any(|shift| shift.is_before(change))
+        };
         let epochs = |change: &Change<'_>| {
             let first = shifts.iter().rposition(|shift| shift.is_before(change)).map_or(0, |at| at + 1);
             let last = shifts.iter().position(|shift| change.is_before(shift)).unwrap_or(shifts.len());
@@ -218,12 +268,12 @@ impl Question<'_> {
         let mut written = Vec::new();
         for Placed { change, epochs } in touching.iter().copied().filter(|placed| survives(placed.change)) {
             match change.effect {
-                Effect::Write => {
+                Effect::Write { from, .. } => {
                     for epoch in epochs.clone() {
                         if let Some(at) = stretch.position(epoch)
                             && change.covers(at + into)
                         {
-                            written.push((change.record.id, at + into - change.start));
+                            written.push((change.record.id, from + at + into - change.start));
                         }
                     }
                 }
@@ -275,6 +325,7 @@ impl Question<'_> {
             Effect::Zero { record } => {
                 (self.is_in)(change) && everywhere(&|at| record.0 <= at && at < record.1)
             }
+            Effect::Write { group: true, .. } => (self.is_in)(change),
             _ => false,
         };
         let finished = || self.finished.iter().any(|(op, from)| *op == change.record.id && found_at >= *from);
@@ -347,7 +398,7 @@ fn before(at: u64, shift: &Change<'_>) -> Option<u64> {
 }
 
 /// Whether the bytes are those that `op` wrote so far from its start.
-fn is_pattern(bytes: &[u8], op: OpId, at: u64) -> bool {
+pub(crate) fn is_pattern(bytes: &[u8], op: OpId, at: u64) -> bool {
     if bytes.len() >= 8 && at.is_multiple_of(8) {
         let first = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
         if first != word_at(op, at) {

@@ -7,7 +7,7 @@
 //! Neighbours: [`crate::run`] performs the operations.
 
 use crate::model::{BLOCK, ROOT};
-use crate::operation::{Many, Name, Operation};
+use crate::operation::{GroupEnd, GroupWrite, Many, Name, Operation};
 use quire::inodes::{FallocateMode, InodeRef, IoFlags, XattrFlags};
 use quire::{FileType, RenameFlags};
 use quire_base::random::Random;
@@ -34,11 +34,13 @@ pub enum Style {
     Shared,
     /// Few files that grow by small appends, mostly forced, and are cut inside a block now and then.
     Logs,
+    /// Untorn files and groups of writes.
+    Atomic,
 }
 
 impl Style {
     /// Every style.
-    pub const ALL: [Style; 8] = [
+    pub const ALL: [Style; 9] = [
         Style::Mixed,
         Style::Names,
         Style::Data,
@@ -47,6 +49,7 @@ impl Style {
         Style::Reshape,
         Style::Forces,
         Style::Logs,
+        Style::Atomic,
     ];
 }
 
@@ -82,7 +85,7 @@ impl Profile {
         let file_bytes = match style {
             Style::Names => 16 << 10,
             Style::Wrap | Style::Forces | Style::Shared | Style::Logs => 32 << 10,
-            Style::Mixed | Style::Reshape => 128 << 10,
+            Style::Mixed | Style::Reshape | Style::Atomic => 128 << 10,
             Style::Data => 512 << 10,
             Style::Full => 1 << 20,
         };
@@ -102,11 +105,25 @@ impl Profile {
                 Style::Names => 40,
                 Style::Shared => 2,
                 Style::Logs => 3,
+                Style::Atomic => 3 + random.below(3) as usize,
                 _ => 4 + random.below(10) as usize,
             },
             file_bytes,
             discard: random.one_in(2),
-            faults: random.one_in(8),
+            faults: random.one_in(8) && style != Style::Atomic,
+        }
+    }
+}
+
+impl Profile {
+    /// Whether an operation is to be one of groups or units.
+    fn is_atomic(&self, random: &mut Random) -> bool {
+        match self.style {
+            // A home that cannot be written ends all changes.
+            _ if self.faults => false,
+            Style::Atomic => random.one_in(2),
+            Style::Mixed | Style::Full => random.one_in(8),
+            _ => false,
         }
     }
 }
@@ -268,6 +285,9 @@ impl World {
     }
 
     fn data_operation(&self, random: &mut Random, profile: &Profile) -> Option<Operation> {
+        if profile.is_atomic(random) {
+            return self.group(random, profile);
+        }
         let inode = self.busy_file(random, profile)?;
         let size = self.size(inode);
         if profile.style == Style::Logs && !random.one_in(8) {
@@ -305,6 +325,31 @@ impl World {
             _ => (size + random.below(3) * random.below(20_000), 1 + random.below(largest / 2)),
         };
         Some(Operation::Write { inode, offset, length, flags })
+    }
+
+    /// Up to five writes to up to three files.
+    fn group(&self, random: &mut Random, profile: &Profile) -> Option<Operation> {
+        let files: Vec<u64> = (0..1 + random.below(3)).filter_map(|_| self.file(random)).collect();
+        let writes = (0..1 + random.below(5)).map(|_| {
+            let inode = *files.get(random.below(files.len().max(1) as u64) as usize)?;
+            let size = self.size(inode);
+            let (offset, length) = match random.below(6) {
+                0..=2 => (random.below(profile.file_bytes / BLOCK) * BLOCK, (1 + random.below(4)) * BLOCK),
+                3 => (random.below(size.max(1)), 1 + random.below(300)),
+                4 => (random.below(profile.file_bytes), 1 + random.below(16_000)),
+                _ => (size + random.below(3) * random.below(9000), 1 + random.below(9000)),
+            };
+            Some(GroupWrite { inode, offset, length })
+        });
+        let writes = writes.collect::<Option<Vec<_>>>()?;
+        let end = match random.below(12) {
+            0..=3 => GroupEnd::Now,
+            4 => GroupEnd::Lazy(random.below(3) * 20),
+            5 => GroupEnd::Lazy(6000),
+            6 => GroupEnd::Dropped,
+            _ => GroupEnd::Ordered,
+        };
+        Some(Operation::Group { writes, end })
     }
 
     fn shape_operation(&self, random: &mut Random, profile: &Profile) -> Option<Operation> {
@@ -355,6 +400,12 @@ impl World {
     }
 
     fn attribute_operation(&self, random: &mut Random, profile: &Profile) -> Option<Operation> {
+        if profile.is_atomic(random) {
+            let inode = if random.one_in(3) { self.directory(random) } else { self.file(random)? };
+            let file = self.handles.get(&inode).is_some_and(|handle| handle.kind() == FileType::Regular);
+            let unit = [0, BLOCK, 2 * BLOCK, 4 * BLOCK, 8 * BLOCK, 16 * BLOCK][random.below(6) as usize];
+            return Some(Operation::SetUntorn { inode, unit, file });
+        }
         let inode = self.pick(random, |_| true)?;
         let name = random.below(4) as u8;
         Some(match random.below(8) {
@@ -447,6 +498,7 @@ fn weights(style: Style) -> [u64; 5] {
         Style::Forces => [12, 10, 2, 38, 34],
         Style::Shared => [6, 42, 1, 6, 42],
         Style::Logs => [4, 50, 34, 1, 6],
+        Style::Atomic => [10, 50, 10, 8, 16],
     }
 }
 

@@ -129,7 +129,11 @@ fn look_at(volume: &Volume, number: u64) -> Result<Found, String> {
     let attributes = volume.inodes().metadata(&inode);
     let mut shape = Shape::new(attributes.file_type(), attributes.permission_bits());
     (shape.uid, shape.gid, shape.links) = (attributes.uid(), attributes.gid(), attributes.nlink());
+    shape.untorn = volume.inodes().properties(&inode).untorn.map_or(0, quire::Unit::bytes);
     for name in volume.inodes().list_xattrs(&inode).map_err(text)? {
+        if name == b"user.quire.untorn" {
+            continue;
+        }
         let value = volume.inodes().get_xattr(&inode, &name).map_err(text)?;
         let number = name.strip_prefix(b"user.x").and_then(|digits| digits.first()).copied();
         let number = number.ok_or_else(|| format!("an attribute {:?}", String::from_utf8_lossy(&name)))?;

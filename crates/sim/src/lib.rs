@@ -45,3 +45,4 @@ pub mod operation;
 pub mod oracle;
 pub mod run;
 pub mod shrink;
+pub mod units;

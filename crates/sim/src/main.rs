@@ -68,6 +68,7 @@ enum StyleName {
     Forces,
     Shared,
     Logs,
+    Atomic,
 }
 
 impl StyleName {
@@ -82,6 +83,7 @@ impl StyleName {
             StyleName::Forces => Style::Forces,
             StyleName::Shared => Style::Shared,
             StyleName::Logs => Style::Logs,
+            StyleName::Atomic => Style::Atomic,
         }
     }
 }

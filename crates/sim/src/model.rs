@@ -17,7 +17,7 @@
 //! Neighbours: [`crate::operation`] lists the operations; [`crate::configurations`] explores orders of them.
 
 use crate::contents::Contents;
-use crate::operation::{Name, OpId, Operation, Outcome, Shape};
+use crate::operation::{GroupEnd, GroupWrite, Name, OpId, Operation, Outcome, Shape, group_pieces};
 use quire::inodes::{FallocateMode, IoFlags, XattrFlags};
 use quire::{ErrorKind, FileType, RenameFlags};
 use std::collections::BTreeMap;
@@ -29,6 +29,9 @@ pub const ROOT: u64 = 1;
 /// Bytes of a block.
 pub const BLOCK: u64 = 4096;
 
+/// Bytes of blocks that a group may have on every volume of a run.
+const GROUP_BYTES_SURE: u64 = 128 << 10;
+
 /// A write that raised a file's size.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Growth {
@@ -38,6 +41,8 @@ pub struct Growth {
     pub from: u64,
     /// The size that it made.
     pub to: u64,
+    /// Of a group: a record has it, and all of it.
+    pub whole: bool,
 }
 
 /// What only files have.
@@ -88,6 +93,11 @@ pub struct Model {
     pub may_be_full: bool,
     /// Writes of data may fail: so may what waits for them, and changes nothing.
     pub may_fail: bool,
+}
+
+/// Whether an inode of a type has an untorn unit.
+fn has_unit(kind: FileType) -> bool {
+    matches!(kind, FileType::Regular | FileType::Directory)
 }
 
 /// The error that an operation must give.
@@ -151,6 +161,10 @@ impl Model {
         let excused = match outcome {
             Outcome::Error(ErrorKind::NoSpace) => self.may_be_full,
             Outcome::Error(ErrorKind::Io) => self.may_fail,
+            Outcome::Error(ErrorKind::TooLarge) => match operation {
+                Operation::Group { writes, .. } => self.group_bytes(writes) > GROUP_BYTES_SURE,
+                _ => false,
+            },
             // Another thread may have let go of an inode without a name just before.
             Outcome::Error(ErrorKind::Stale) => {
                 let is_nameless = |inode: u64| self.inode(inode).is_some_and(|inode| inode.shape.links == 0);
@@ -319,6 +333,22 @@ impl Model {
                 self.write(id, inode, at, length);
                 Ok(Outcome::Written { at, count: length })
             }
+            Operation::Group { ref writes, end } => {
+                for write in writes {
+                    self.file(write.inode)?;
+                }
+                if end != GroupEnd::Dropped {
+                    self.write_group(id, writes);
+                }
+                Ok(Outcome::Done)
+            }
+            Operation::SetUntorn { inode, unit, .. } => {
+                if !has_unit(self.get(inode)?.shape.kind) {
+                    return Err(ErrorKind::Invalid);
+                }
+                self.edit(inode).shape.untorn = unit;
+                Ok(Outcome::Done)
+            }
             Operation::Truncate { inode, size } => {
                 self.file(inode)?;
                 self.set_size(inode, size);
@@ -389,6 +419,9 @@ impl Model {
             return Err(ErrorKind::Exists);
         }
         let is_directory = shape.kind == FileType::Directory;
+        if has_unit(shape.kind) {
+            shape.untorn = self.get(directory)?.shape.untorn;
+        }
         shape.links = match (is_directory, name) {
             (true, _) => 2,
             (false, Some(_)) => 1,
@@ -496,6 +529,10 @@ impl Model {
         let inode = self.get(number)?;
         let mut shape = inode.shape.clone();
         (shape.entries, shape.xattrs, shape.target) = Default::default();
+        if !self.keeps_contents {
+            // The run asks for it apart.
+            shape.untorn = 0;
+        }
         let size = match (inode.file.vague, observed) {
             (true, Outcome::Attributes(_, size)) => *size,
             _ => inode.file.size,
@@ -519,8 +556,34 @@ impl Model {
             file.contents.write(at, at + length, id);
         }
         if at + length > file.size {
-            file.growth.push(Growth { op: id, from: file.size, to: at + length });
+            file.growth.push(Growth { op: id, from: file.size, to: at + length, whole: false });
             file.size = at + length;
+        }
+    }
+
+    /// Bytes of the units that a group touches, at most.
+    fn group_bytes(&self, writes: &[GroupWrite]) -> u64 {
+        let bytes = |write: &GroupWrite| {
+            let unit = self.inode(write.inode).map_or(0, |inode| inode.shape.untorn).max(BLOCK);
+            (write.offset + write.length).next_multiple_of(unit) - write.offset / unit * unit
+        };
+        writes.iter().map(bytes).sum()
+    }
+
+    fn write_group(&mut self, id: OpId, writes: &[GroupWrite]) {
+        let keeps = self.keeps_contents;
+        for piece in group_pieces(writes) {
+            let file = &mut self.edit(piece.inode).file;
+            if keeps {
+                file.contents.write_part(piece.start, piece.end, id, piece.from);
+            }
+            if piece.end > file.size {
+                match file.growth.last_mut() {
+                    Some(growth) if growth.op == id => growth.to = piece.end,
+                    _ => file.growth.push(Growth { op: id, from: file.size, to: piece.end, whole: true }),
+                }
+                file.size = piece.end;
+            }
         }
     }
 

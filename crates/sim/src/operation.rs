@@ -78,6 +78,8 @@ pub struct Shape {
     pub target: Vec<u8>,
     /// A directory's, without "." and "..".
     pub entries: BTreeMap<Name, u64>,
+    /// Bytes of its untorn unit; 0: none.
+    pub untorn: u64,
 }
 
 impl Shape {
@@ -92,7 +94,84 @@ impl Shape {
             xattrs: BTreeMap::new(),
             target: Vec::new(),
             entries: BTreeMap::new(),
+            untorn: 0,
         }
+    }
+}
+
+/// One write of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupWrite {
+    /// The file.
+    pub inode: u64,
+    /// Where, in bytes.
+    pub offset: u64,
+    /// How much, in bytes.
+    pub length: u64,
+}
+
+/// Bytes of a file that a group gives, where no later write of the group covers them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupPiece {
+    /// The file.
+    pub inode: u64,
+    /// First byte.
+    pub start: u64,
+    /// Behind the last byte.
+    pub end: u64,
+    /// Where `start` is in the pattern of the group's operation.
+    pub from: u64,
+}
+
+/// Where each write of a group begins in the pattern of its operation.
+pub fn group_patterns(writes: &[GroupWrite]) -> impl Iterator<Item = (u64, &GroupWrite)> {
+    let mut from = 0;
+    writes.iter().map(move |write| {
+        let at = from;
+        from += write.length.next_multiple_of(4096);
+        (at, write)
+    })
+}
+
+/// What a group's writes come to.
+pub fn group_pieces(writes: &[GroupWrite]) -> Vec<GroupPiece> {
+    let mut pieces: Vec<GroupPiece> = Vec::new();
+    for (from, write) in group_patterns(writes) {
+        let (start, end) = (write.offset, write.offset + write.length);
+        let outside = |piece: &GroupPiece| {
+            if piece.inode != write.inode {
+                return [Some(*piece), None];
+            }
+            let part = |low: u64, high: u64| {
+                let from = piece.from + (low.max(piece.start) - piece.start);
+                (low < high).then_some(GroupPiece { start: low, end: high, from, ..*piece })
+            };
+            [part(piece.start, piece.end.min(start)), part(piece.start.max(end), piece.end)]
+        };
+        pieces = pieces.iter().flat_map(outside).flatten().collect();
+        pieces.push(GroupPiece { inode: write.inode, start, end, from });
+    }
+    pieces.sort_by_key(|piece| (piece.inode, piece.start));
+    pieces
+}
+
+/// How a group ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupEnd {
+    /// It is durable when it returns.
+    Now,
+    /// The same, by a force that others make within so many milliseconds.
+    Lazy(u64),
+    /// It is there as a whole or not at all.
+    Ordered,
+    /// It is dropped.
+    Dropped,
+}
+
+impl GroupEnd {
+    /// Whether it is durable when it returns.
+    pub fn is_force(self) -> bool {
+        matches!(self, GroupEnd::Now | GroupEnd::Lazy(_))
     }
 }
 
@@ -160,6 +239,10 @@ pub enum Operation {
     Read { inode: u64, offset: u64, length: u64, flags: IoFlags },
     /// pwrite, or an append.
     Write { inode: u64, offset: u64, length: u64, flags: IoFlags },
+    /// Several writes, to one or several files.
+    Group { writes: Vec<GroupWrite>, end: GroupEnd },
+    /// Sets the untorn unit, in bytes; 0: none. `file`: it is a file's.
+    SetUntorn { inode: u64, unit: u64, file: bool },
     /// ftruncate.
     Truncate { inode: u64, size: u64 },
     /// fallocate.
@@ -195,8 +278,12 @@ impl Operation {
             | Operation::SetXattr { inode, .. }
             | Operation::RemoveXattr { inode, .. }
             | Operation::Write { inode, .. }
+            | Operation::SetUntorn { inode, .. }
             | Operation::Truncate { inode, .. }
             | Operation::Allocate { inode, .. } => Some(*inode),
+            Operation::Group { writes, end } if *end != GroupEnd::Dropped => {
+                writes.first().map(|write| write.inode)
+            }
             _ => None,
         }
     }
@@ -218,6 +305,7 @@ impl Operation {
             | Operation::Attributes { inode }
             | Operation::Read { inode, .. }
             | Operation::Write { inode, .. }
+            | Operation::SetUntorn { inode, .. }
             | Operation::Truncate { inode, .. }
             | Operation::Allocate { inode, .. }
             | Operation::Fsync { inode, .. }
@@ -225,6 +313,7 @@ impl Operation {
             Operation::Link { inode, directory, .. } => vec![*inode, *directory],
             Operation::Rename { from, to, .. } => vec![*from, *to],
             Operation::FsyncMany { inodes, .. } => inodes.clone(),
+            Operation::Group { writes, .. } => writes.iter().map(|write| write.inode).collect(),
             Operation::Sync | Operation::Checkpoint | Operation::Wait | Operation::Remount => Vec::new(),
         }
     }
@@ -233,6 +322,8 @@ impl Operation {
     pub fn is_force(&self) -> bool {
         match self {
             Operation::FsyncMany { how, .. } => !matches!(how, Many::Withdrawn(_)),
+            Operation::Group { end, .. } => end.is_force(),
+            Operation::SetUntorn { file, .. } => *file,
             Operation::Fsync { .. } | Operation::Sync | Operation::Checkpoint | Operation::Remount => true,
             Operation::Write { flags, .. } => flags.intersects(IoFlags::SYNC | IoFlags::DATASYNC),
             _ => false,
@@ -318,5 +409,25 @@ impl Record {
     /// Returned before the other was called.
     pub fn is_before(&self, other: &Record) -> bool {
         self.ticks.1 < other.ticks.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn later_writes_of_a_group_cover_earlier_ones() {
+        let write = |inode, offset, length| GroupWrite { inode, offset, length };
+        let pieces = group_pieces(&[write(7, 0, 100), write(7, 40, 20), write(8, 50, 10), write(7, 90, 30)]);
+        let piece = |inode, start, end, from| GroupPiece { inode, start, end, from };
+        let wanted = [
+            piece(7, 0, 40, 0),
+            piece(7, 40, 60, 4096),
+            piece(7, 60, 90, 60),
+            piece(7, 90, 120, 3 * 4096),
+            piece(8, 50, 60, 2 * 4096),
+        ];
+        assert_eq!(pieces, wanted);
     }
 }

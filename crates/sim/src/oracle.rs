@@ -9,7 +9,11 @@
 //!   or a block boundary in it, no smaller than what was forced, and no growth that returned before that
 //!   write was called is missing below it (J6), unless a force of the file was under way: until that returns,
 //!   growth may be zeros;
-//! * allows each byte of each file ([`crate::data`]).
+//! * allows each byte of each file ([`crate::data`]);
+//! * allows each unit of each untorn file ([`crate::units`]).
+//!
+//! A group is a record: it is there, with all its bytes and the sizes that it made, if and only if it is in
+//! `c`.
 //!
 //! What a force covers: syncfs and unmount everything that returned before they were called; fsync and O_SYNC
 //! the operations on the inode (of a directory, its entries); fdatasync and O_DSYNC the data, and what
@@ -19,10 +23,11 @@
 //! Neighbours: [`crate::levels`] asks; [`crate::image`] recovered.
 
 use crate::configurations::{Configuration, Configurations, hash_of};
-use crate::data::{Change, Question, change};
+use crate::data::{Change, Effect, Question, changes};
 use crate::image::{Found, Snapshot};
 use crate::model::{BLOCK, FileState, Growth};
 use crate::operation::{Many, OpId, Operation, Record};
+use crate::units;
 use quire::FileType;
 use quire::inodes::IoFlags;
 use std::collections::{BTreeMap, BTreeSet};
@@ -63,6 +68,8 @@ pub struct Oracle<'a> {
     failed: BTreeMap<u64, Vec<&'a Record>>,
     /// By inode: truncates to nothing, with their places.
     emptied: BTreeMap<u64, Vec<(Place, &'a Record)>>,
+    /// By file: changes of its unit, with their places.
+    units: BTreeMap<u64, Vec<(Place, &'a Record)>>,
 }
 
 impl<'a> Oracle<'a> {
@@ -81,6 +88,7 @@ impl<'a> Oracle<'a> {
             changes: BTreeMap::new(),
             failed: BTreeMap::new(),
             emptied: BTreeMap::new(),
+            units: BTreeMap::new(),
         };
         for record in threads.iter().flatten() {
             for (scope, inode, _) in forced(record).into_iter().chain(begun(record)) {
@@ -99,19 +107,42 @@ impl<'a> Oracle<'a> {
                 {
                     oracle.emptied.entry(inode).or_default().push(((thread, at), record));
                 }
-                let inode = match record.operation {
+                let inodes = match &record.operation {
                     Operation::Write { inode, .. }
                     | Operation::Truncate { inode, .. }
-                    | Operation::Allocate { inode, .. } => inode,
+                    | Operation::Allocate { inode, .. } => vec![*inode],
+                    Operation::Group { writes, .. } => {
+                        let mut inodes: Vec<u64> = writes.iter().map(|write| write.inode).collect();
+                        inodes.sort_unstable();
+                        inodes.dedup();
+                        inodes
+                    }
+                    Operation::SetUntorn { inode, file: true, .. }
+                        if record.succeeded() && oracle.touches((thread, at), *inode) =>
+                    {
+                        oracle.units.entry(*inode).or_default().push(((thread, at), record));
+                        continue;
+                    }
                     _ => continue,
                 };
-                if let Some(change) = change(record, (thread, at), inode) {
-                    oracle.changes.entry(inode).or_default().push(change);
+                for inode in inodes {
+                    let changes = changes(record, (thread, at), inode);
+                    oracle.changes.entry(inode).or_default().extend(changes);
+                    if matches!(record.operation, Operation::Group { .. }) {
+                        // It writes back what the file has grown by before.
+                        oracle.forcing.entry(inode).or_default().push(record);
+                    }
                 }
             }
         }
-        for records in threads {
-            for record in records.iter().filter(|record| record.succeeded()) {
+        for (thread, records) in threads.iter().enumerate() {
+            for (at, record) in records.iter().enumerate().filter(|(_, record)| record.succeeded()) {
+                if let Operation::SetUntorn { inode, .. } = record.operation
+                    && !oracle.touches((thread, at), inode)
+                {
+                    // It was so already, and nothing was done.
+                    continue;
+                }
                 for (scope, inode, datasync) in forced(record) {
                     let covered = oracle.covered(record, scope, inode, datasync);
                     oracle.forces.push(Force { record, scope, covered });
@@ -120,6 +151,10 @@ impl<'a> Oracle<'a> {
         }
         oracle.changes.values_mut().for_each(|changes| changes.sort_by_key(|change| change.record.ticks.0));
         oracle
+    }
+
+    fn touches(&self, place: Place, inode: u64) -> bool {
+        self.configurations.touched.get(&place).is_some_and(|touched| touched.contains(&inode))
     }
 
     /// How many operations of each thread a force covers, with those before them.
@@ -147,10 +182,10 @@ impl<'a> Oracle<'a> {
     /// Whether an fsync of an inode (or, with `datasync`, fdatasync) must make an operation durable.
     fn concerns(&self, place: (usize, usize), record: &Record, inode: u64, datasync: bool) -> bool {
         if datasync && !is_birth(&record.operation) {
-            return self.configurations.sized.get(&place) == Some(&inode)
+            return self.configurations.sized.get(&place).is_some_and(|sized| sized.contains(&inode))
                 && !self.may_have_grown_before(record, inode);
         }
-        self.configurations.touched.get(&place).is_some_and(|touched| touched.contains(&inode))
+        self.touches(place, inode)
     }
 
     /// Whether the file may have had the size that a write brought it already: one that failed before may
@@ -281,7 +316,8 @@ impl<'a> Oracle<'a> {
     ) -> Result<(), String> {
         let all = self.changes.get(&number).map_or(&[][..], Vec::as_slice);
         let called = all.iter().filter(|change| change.record.events.0 <= event);
-        let changes: Vec<Change<'_>> = called.cloned().collect();
+        let unit = self.largest_unit(number, found.shape.untorn);
+        let changes: Vec<Change<'_>> = called.cloned().map(|change| change.with_units(unit)).collect();
         let is_durable = |change: &Change<'_>| self.is_durable(change, number, event);
         let is_in = |change: &Change<'_>| change.place.1 < configuration.done[change.place.0];
         let grown_by = judge_size(found.size, file, &|op| {
@@ -300,7 +336,62 @@ impl<'a> Oracle<'a> {
             is_in: &is_in,
             finished: &finished,
         };
-        question.judge(&found.contents)
+        question.judge(&found.contents)?;
+        match found.shape.untorn {
+            0 => Ok(()),
+            unit => self.judge_units(configuration, number, unit, &question, &found.contents),
+        }
+    }
+
+    /// The largest unit that a file had at any moment of the level, as far as that is known; at least 1.
+    fn largest_unit(&self, number: u64, now: u64) -> u64 {
+        let first = self.base.inodes.get(&number).map_or(0, |found| found.shape.untorn);
+        let set = self.threads.iter().flatten().filter_map(|record| match record.operation {
+            // A directory's goes to what is created in it.
+            Operation::SetUntorn { inode, unit, file } if inode == number || !file => Some(unit),
+            _ => None,
+        });
+        let inherited = self.base.inodes.values().filter(|found| found.shape.kind == FileType::Directory);
+        let inherited = inherited.map(|found| found.shape.untorn);
+        set.chain(inherited).chain([first, now, 1]).max().unwrap_or(1)
+    }
+
+    /// Each unit below the first shift holds a value that it had, and none from before what is certain.
+    fn judge_units(
+        &self,
+        configuration: &Configuration,
+        number: u64,
+        unit: u64,
+        question: &Question<'_>,
+        found: &[u8],
+    ) -> Result<(), String> {
+        let is_in = |place: Place| place.1 < configuration.done[place.0];
+        let set: Vec<&Record> = self.units.get(&number).map_or(Vec::new(), |all| {
+            all.iter().filter(|(place, _)| is_in(*place)).map(|(_, record)| *record).collect()
+        });
+        let below = question.changes.iter().filter(|change| change.moves()).map(|change| change.start);
+        let below = below.min().unwrap_or(u64::MAX);
+        let changes: Vec<&Change<'_>> = question
+            .changes
+            .iter()
+            .filter(|change| !change.moves() && (!change.is_group() || is_in(change.place)))
+            .collect();
+        let is_certain = |change: &Change<'_>, start: u64, end: u64| {
+            let recorded = match change.effect {
+                Effect::Zero { record } => is_in(change.place) && record.0 < end && start < record.1,
+                Effect::Write { group, .. } => group && is_in(change.place),
+                _ => false,
+            };
+            let whole = match change.effect {
+                // The edges of a punch are writes of their units, and no part of its record.
+                Effect::Zero { record } if record.1 != u64::MAX => record.0 <= start && end <= record.1,
+                _ => true,
+            };
+            (recorded && whole)
+                || (question.is_durable)(change)
+                || set.iter().any(|set| change.record.is_before(set))
+        };
+        units::judge(&changes, unit, below, question.base, found, &is_certain)
     }
 
     /// Whether a force of the inode's data was under way, or has failed: its record may be there without its
@@ -326,6 +417,10 @@ impl<'a> Oracle<'a> {
 /// What a call forces: data, the inode whose records it covers, and whether only what reading back needs.
 fn forced(record: &Record) -> Vec<(Scope, u64, bool)> {
     match &record.operation {
+        Operation::Group { writes, end } if end.is_force() => {
+            writes.iter().map(|write| (Scope::Itself, write.inode, false)).collect()
+        }
+        Operation::SetUntorn { inode, file: true, .. } => vec![(Scope::Inode(*inode), *inode, false)],
         Operation::Sync | Operation::Remount => vec![(Scope::Everything, 0, false)],
         Operation::Checkpoint => vec![(Scope::Nothing, 0, false)],
         Operation::Fsync { inode, datasync, .. } => vec![(Scope::Inode(*inode), *inode, *datasync)],
@@ -363,7 +458,7 @@ fn judge_size<'f>(
     let least = file
         .growth
         .iter()
-        .filter(|growth| is_durable(growth.op))
+        .filter(|growth| growth.whole || is_durable(growth.op))
         .map(|growth| growth.to)
         .fold(file.explicit, u64::max);
     if size < least {
@@ -373,7 +468,8 @@ fn judge_size<'f>(
         return Ok(Vec::new());
     }
     let earned = |growth: &&Growth| {
-        size == growth.to || (growth.from < size && size < growth.to && size.is_multiple_of(BLOCK))
+        size == growth.to
+            || (!growth.whole && growth.from < size && size < growth.to && size.is_multiple_of(BLOCK))
     };
     let by: Vec<_> = file.growth.iter().filter(earned).collect();
     if by.is_empty() {

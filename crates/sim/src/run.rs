@@ -11,10 +11,14 @@
 
 use crate::generate::{Profile, Step, World};
 use crate::model::ROOT;
-use crate::operation::{Many, Name, OpId, Operation, Outcome, Record, Shape, link_target, xattr_value};
+use crate::operation::{
+    GroupEnd, GroupWrite, Many, Name, OpId, Operation, Outcome, Record, Shape, group_patterns, link_target,
+    xattr_value,
+};
 use quire::inodes::{Caller, Create, InodeRef, SetAttributes};
 use quire::{
-    Clock, Durability, ErrorKind, FormatOptions, InodeNo, SyncOptions, Timestamp, Volume, VolumeOptions,
+    Clock, Commit, Durability, ErrorKind, FormatOptions, InodeNo, Properties, SyncOptions, Timestamp, Unit,
+    Volume, VolumeOptions,
 };
 use quire_base::random::Random;
 use quire_base::simulation;
@@ -227,6 +231,11 @@ impl Bench {
                 let found = volume.inodes().metadata(&self.handle(*inode)?);
                 let mut shape = Shape::new(found.file_type(), found.permission_bits());
                 (shape.uid, shape.gid, shape.links) = (found.uid(), found.gid(), found.nlink());
+                if !self.threads {
+                    // Not read at one moment with the rest.
+                    let properties = volume.inodes().properties(&self.handle(*inode)?);
+                    shape.untorn = properties.untorn.map_or(0, Unit::bytes);
+                }
                 let size = if found.file_type() == quire::FileType::Regular { found.size() } else { 0 };
                 Ok(Outcome::Attributes(shape, size))
             }
@@ -238,6 +247,15 @@ impl Bench {
             }
             Operation::Write { inode, offset, length, flags } => {
                 self.write(id, *inode, *offset, *length, *flags)
+            }
+            Operation::Group { writes, end } => self.group(id, writes, *end).map(done),
+            Operation::SetUntorn { inode, unit, .. } => {
+                let untorn = match unit {
+                    0 => None,
+                    bytes => Some(Unit::from_bytes(*bytes)?),
+                };
+                let properties = Properties { untorn, ..Properties::default() };
+                volume.inodes().set_properties(&self.handle(*inode)?, properties).map(done)
             }
             Operation::Truncate { inode, size } => {
                 volume.inodes().set_len(&self.handle(*inode)?, *size).map(done)
@@ -289,6 +307,24 @@ impl Bench {
         } else {
             let count = volume.inodes().write_at(&handle, &data, offset, flags)? as u64;
             Ok(Outcome::Written { at: offset, count })
+        }
+    }
+
+    fn group(&self, id: OpId, writes: &[GroupWrite], end: GroupEnd) -> quire::Result<()> {
+        let volume = self.volume();
+        let mut group = volume.inodes().atomic();
+        for (from, write) in group_patterns(writes) {
+            let data = crate::contents::pattern(id, from, from + write.length);
+            group.write_at(&self.handle(write.inode)?, &data, write.offset)?;
+        }
+        match end {
+            GroupEnd::Now => group.commit(Commit::Now),
+            GroupEnd::Lazy(millis) => group.commit(Commit::Lazy(Duration::from_millis(millis))),
+            GroupEnd::Ordered => group.commit(Commit::Ordered),
+            GroupEnd::Dropped => {
+                drop(group);
+                Ok(())
+            }
         }
     }
 
