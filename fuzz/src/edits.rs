@@ -19,9 +19,7 @@ use crate::seal::{Sealer, half, word};
 use quire_base::{BLOCK_SIZE, BlockNo};
 use quire_device::simulated::Image;
 use quire_format::key::{Key, KeyKind, VALUE_MAX};
-use quire_format::node::{
-    Bounds, CHILDREN_MAX, HEADER_BYTES, NodeIdentity, NodePage, NodeRef, SLOT_BYTES,
-};
+use quire_format::node::{Bounds, CHILDREN_MAX, HEADER_BYTES, NodeIdentity, NodePage, NodeRef, SLOT_BYTES};
 use quire_format::place::Place;
 use quire_format::superblock::{SLOT_BLOCKS, Superblock};
 use quire_format::{journal, node, pool};

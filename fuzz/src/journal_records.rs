@@ -128,6 +128,13 @@ fn change(source: &mut Unstructured<'_>) -> Result<Option<Change>> {
                 Change::PoolShrink { start, blocks }
             }
         }
+        9 => {
+            let superblock = &contents().superblock;
+            let near = superblock.data_start.0 + u64::from(source.arbitrary::<u16>()?);
+            let start = BlockNo(if source.arbitrary()? { near } else { source.arbitrary::<u32>()?.into() });
+            let blocks = 1 + usize::from(source.arbitrary::<u8>()? % 4);
+            Change::Data { start, bytes: vec![source.arbitrary()?; blocks * 4096].into() }
+        }
         _ => {
             let (key, _) = existing(source)?;
             Change::Delete { key: *key }
@@ -153,6 +160,7 @@ fn is_encodable(change: &Change) -> bool {
         }
         Change::OrphanSet { inode, .. } | Change::OrphanClear { inode, .. } => inode.0 != 0,
         Change::PoolGrow { blocks, .. } | Change::PoolShrink { blocks, .. } => *blocks != 0,
+        Change::Data { bytes, .. } => !bytes.is_empty(),
     }
 }
 

@@ -38,8 +38,8 @@ pub struct GroupPart<'a> {
     pub ranges: Vec<(u64, &'a [u8])>,
     /// Blocks of a unit that no crash may leave in part, or 1. The group takes whole units.
     pub unit: u64,
-    /// Blocks of the file before the group. A unit ends there, if it is the last; nobody changes that meanwhile,
-    /// if `unit` is not 1.
+    /// Blocks of the file before the group. A unit ends there, if it is the last; nobody changes that
+    /// meanwhile, if `unit` is not 1.
     pub blocks: u64,
 }
 
@@ -56,8 +56,8 @@ struct Locked {
 }
 
 impl GroupPart<'_> {
-    /// The runs of blocks that the ranges touch, with the rest of their units: first block and end, ascending,
-    /// apart.
+    /// The runs of blocks that the ranges touch, with the rest of their units: first block and end,
+    /// ascending, apart.
     pub fn runs(&self) -> Vec<(u64, u64)> {
         let mut runs: Vec<(u64, u64)> = Vec::new();
         for (offset, bytes) in &self.ranges {

@@ -67,8 +67,8 @@ fn open(volume: &Path) -> Result<File> {
     }
 }
 
-/// Both superblock slots of a volume, each in both copies. Takes no lock: a server that has the volume open may be
-/// writing one of them.
+/// Both superblock slots of a volume, each in both copies. Takes no lock: a server that has the volume open
+/// may be writing one of them.
 fn copies(volume: &Path) -> Result<[SlotCopies; 2]> {
     let mut file = open(volume)?;
     let bytes = file

@@ -32,8 +32,8 @@ impl Device {
         self.batch(class, IoOp::Read, items.iter_mut().map(|(at, buf)| (*at, buf.as_mut_ptr(), buf.len())))
     }
 
-    /// Starts to write blocks of `buffer` and does not wait: each item names a place and the block of the buffer
-    /// that goes there. A block may go to several places.
+    /// Starts to write blocks of `buffer` and does not wait: each item names a place and the block of the
+    /// buffer that goes there. A block may go to several places.
     pub fn start_write_batch(
         &self,
         class: IoClass,

@@ -6,8 +6,8 @@
 //! 0 disk_block u64   8 birth u32   12 len u16   14 flags u16 (bit 0: unwritten)
 //! ```
 //!
-//! The *birth* is the volume's epoch when the blocks were allocated: the number of snapshots taken by then. Extents
-//! of different births do not merge.
+//! The *birth* is the volume's epoch when the blocks were allocated: the number of snapshots taken by then.
+//! Extents of different births do not merge.
 //!
 //! A *list* of extents is sorted by file block and its extents do not overlap in the file.
 //!
@@ -108,8 +108,8 @@ impl Extent {
         })
     }
 
-    /// Both extents as one, if `next` continues this one in the file, on disk, in state and in birth, within the
-    /// limit.
+    /// Both extents as one, if `next` continues this one in the file, on disk, in state and in birth, within
+    /// the limit.
     pub fn merged(&self, next: &Extent) -> Option<Extent> {
         let fits = self.len.checked_add(next.len).is_some_and(|len| len <= EXTENT_BLOCKS_MAX);
         (fits
@@ -196,8 +196,8 @@ pub fn merge_list(extents: &mut Vec<Extent>) {
     });
 }
 
-/// Cuts a run of disk blocks that holds the file from `file_block` on into extents within the length limit, born
-/// before the first snapshot.
+/// Cuts a run of disk blocks that holds the file from `file_block` on into extents within the length limit,
+/// born before the first snapshot.
 pub fn extents_of_run(file_block: u64, run: Run, unwritten: bool) -> impl Iterator<Item = Extent> {
     (0..run.blocks).step_by(EXTENT_BLOCKS_MAX as usize).map(move |at| Extent {
         file_block: file_block + at,

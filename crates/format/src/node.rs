@@ -14,12 +14,12 @@
 //! ```
 //!
 //! A leaf (level 0) holds any values of up to `VALUE_MAX` bytes. In an inner node each value is a [`NodeRef`]
-//! of 32 bytes: block u64, twin u64, generation u64, crc u32, level u8, zeros. Entry i of an inner node covers the
-//! keys from its own to that of entry i + 1; entry 0 covers everything below as well.
+//! of 32 bytes: block u64, twin u64, generation u64, crc u32, level u8, zeros. Entry i of an inner node
+//! covers the keys from its own to that of entry i + 1; entry 0 covers everything below as well.
 //!
-//! Both copies of a node have the same bytes. What a header says beyond what the parent says of it (incarnation, and
-//! the keys from *low* on and below *high* that the node is responsible for) is for a repair that finds nodes without
-//! their parents.
+//! Both copies of a node have the same bytes. What a header says beyond what the parent says of it
+//! (incarnation, and the keys from *low* on and below *high* that the node is responsible for) is for a
+//! repair that finds nodes without their parents.
 //!
 //! Invariants: a [`NodePage`] is either built here or went through [`NodePage::decode`] once, which checks
 //! the checksum, the identity, the order of the keys and that the values tile the heap without overlap; all
@@ -341,7 +341,8 @@ impl NodePage {
         self.insert(self.count(), key, &child.encode());
     }
 
-    /// Writes the page as it belongs on disk, in both of its copies, into `out`, and gives the reference to it.
+    /// Writes the page as it belongs on disk, in both of its copies, into `out`, and gives the reference to
+    /// it.
     pub fn seal(&self, identity: &NodeIdentity, out: &mut [u8]) -> NodeRef {
         let out = &mut out[..BLOCK_SIZE];
         let slots_end = HEADER_BYTES + self.count() * SLOT_BYTES;
@@ -407,8 +408,8 @@ impl NodePage {
         Ok(page)
     }
 
-    /// Reads whatever node of a volume a block holds, with the reference that would name it, and checks it whole.
-    /// `None` if there is none, or one that does not say that it lies at this block.
+    /// Reads whatever node of a volume a block holds, with the reference that would name it, and checks it
+    /// whole. `None` if there is none, or one that does not say that it lies at this block.
     pub fn recognise(bytes: &[u8], volume: u64, at: BlockNo) -> Option<(NodeRef, NodePage)> {
         let page = NodePage::check_bytes(bytes, volume).ok()?;
         let place = page.place();

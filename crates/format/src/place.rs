@@ -1,8 +1,8 @@
 //! Where a metadata block lies: in one block, or in two that hold the same bytes.
 //!
-//! A reference to a tree node, a manifest page or an orphan block names a place. Both copies are written before the
-//! superblock that leads to them, and one checksum holds for both. So either serves, and a copy that does not check
-//! is mended by writing the other one's bytes over it.
+//! A reference to a tree node, a manifest page or an orphan block names a place. Both copies are written
+//! before the superblock that leads to them, and one checksum holds for both. So either serves, and a copy
+//! that does not check is mended by writing the other one's bytes over it.
 //!
 //! Neighbours: [`crate::node`], [`crate::pool`]; the tree crate's pool hands places out.
 

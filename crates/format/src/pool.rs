@@ -2,8 +2,8 @@
 //! orphan blocks are.
 //!
 //! A manifest is a chain of pages. The superblock names the first with its checksum and their count; each
-//! page names the next with its checksum. Layout of a page (little-endian), the same bytes in both of its copies; the
-//! crc is CRC-32C over the whole page with its own field zero:
+//! page names the next with its checksum. Layout of a page (little-endian), the same bytes in both of its
+//! copies; the crc is CRC-32C over the whole page with its own field zero:
 //!
 //! ```text
 //! 0 magic u32   4 crc u32   8 volume u64   16 generation u64   24 block u64 (itself)   32 twin u64 (or 0)

@@ -1,10 +1,10 @@
 //! The superblock: the root of everything on a volume.
 //!
 //! There are two, at the blocks [`SLOT_BLOCKS`], written in turn; the valid one with the higher `checkpoint`
-//! is the newest. Each has a second copy of the same bytes at the volume's end ([`far_slots`]), written once the
-//! first is durable. Each names one whole, immutable state of the volume (a tree, a pool map) and the journal
-//! position from which records lead on from it. The crc is CRC-32C over the whole block with its own field
-//! zero.
+//! is the newest. Each has a second copy of the same bytes at the volume's end ([`far_slots`]), written once
+//! the first is durable. Each names one whole, immutable state of the volume (a tree, a pool map) and the
+//! journal position from which records lead on from it. The crc is CRC-32C over the whole block with its own
+//! field zero.
 //!
 //! | offset | bytes | field |
 //! | ---: | ---: | --- |
@@ -32,13 +32,13 @@
 //! | 368 | 8 + 8 + 8 + 4 + 4 | root of the space tree: block, twin, generation, crc, level |
 //! | 400 | | zeros |
 //!
-//! The *epoch* counts the snapshots ever taken, and the *space tree* holds what is no part of one (used space, what
-//! snapshots alone need, their table). Both are reserved: this version takes no snapshots, writes zeros, and refuses
-//! anything else.
+//! The *epoch* counts the snapshots ever taken, and the *space tree* holds what is no part of one (used
+//! space, what snapshots alone need, their table). Both are reserved: this version takes no snapshots, writes
+//! zeros, and refuses anything else.
 //!
 //! Invariants: a decoded superblock does not contradict itself, so its users need not check sums of its
-//! fields for overflow: journal, first pool, data space and the second copies of the superblocks lie inside the
-//! volume, in this order, and do not overlap.
+//! fields for overflow: journal, first pool, data space and the second copies of the superblocks lie inside
+//! the volume, in this order, and do not overlap.
 //!
 //! Neighbours: [`crate::journal`] for the ring, [`crate::pool`] for the manifest, [`crate::node`] for the
 //! root.
@@ -56,7 +56,8 @@ pub const SLOT_BLOCKS: [BlockNo; 2] = [BlockNo(0), BlockNo(8)];
 /// Blocks at the volume's end that belong to the second copies of the superblocks.
 pub const FAR_BLOCKS: u64 = 16;
 
-/// Where the second copies of the two superblocks lie on a volume of so many blocks (at least [`FAR_BLOCKS`]).
+/// Where the second copies of the two superblocks lie on a volume of so many blocks (at least
+/// [`FAR_BLOCKS`]).
 pub fn far_slots(block_count: u64) -> [BlockNo; 2] {
     SLOT_BLOCKS.map(|at| BlockNo(block_count - FAR_BLOCKS + at.0))
 }

@@ -173,8 +173,8 @@ impl Walk<'_> {
         self.device.read(IoClass::Metadata, at, &mut self.buffer)
     }
 
-    /// Reads both copies of a piece of metadata; one that checks is enough, the other one is reported. Errors: the
-    /// first copy's, where neither does.
+    /// Reads both copies of a piece of metadata; one that checks is enough, the other one is reported.
+    /// Errors: the first copy's, where neither does.
     fn read_copies<T>(&mut self, what: &str, place: Place, decode: Decode<'_, T>) -> Result<T> {
         let copies = 1 + u32::from(place.twin != NO_TWIN);
         if copies != self.checkpoint.superblock.metadata_copies {
@@ -256,8 +256,8 @@ impl Walk<'_> {
         Ok(orphans)
     }
 
-    /// The areas that mkfs gave to the pool belong to it for ever: what no chunk covers is reported, and gets a chunk
-    /// here, whose blocks are in use as the walk finds them.
+    /// The areas that mkfs gave to the pool belong to it for ever: what no chunk covers is reported, and gets
+    /// a chunk here, whose blocks are in use as the walk finds them.
     fn add_missing_chunks(&mut self) {
         let superblock = &self.checkpoint.superblock;
         let areas = [

@@ -111,8 +111,8 @@ fn check_copies(slots: &[SlotCopies; 2], device_blocks: u64, findings: &mut Find
             _ => {}
         }
     }
-    // A crash may leave a second copy torn, or not yet written; but not that of the older superblock of a volume that
-    // was closed.
+    // A crash may leave a second copy torn, or not yet written; but not that of the older superblock of a
+    // volume that was closed.
     let [Ok(a), Ok(b)] = [&slots[0].near, &slots[1].near] else { return };
     let truncated = a.block_count.max(b.block_count) > device_blocks;
     if truncated || a.flags & b.flags & FLAG_CLEAN == 0 || a.checkpoint == b.checkpoint {

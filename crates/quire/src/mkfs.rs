@@ -1,13 +1,13 @@
 //! Making a volume.
 //!
-//! Protocol: refuse what already holds something (unless forced); clear all copies of the superblocks and flush, so
-//! that a half-made volume is no volume; write the journal with zeros; write the first tree (root directory,
-//! used blocks of the fixed areas) and the empty orphan blocks as checkpoint 1; flush; write both
+//! Protocol: refuse what already holds something (unless forced); clear all copies of the superblocks and
+//! flush, so that a half-made volume is no volume; write the journal with zeros; write the first tree (root
+//! directory, used blocks of the fixed areas) and the empty orphan blocks as checkpoint 1; flush; write both
 //! superblocks.
 //!
 //! Geometry (4 KiB blocks): slot A at 0, slot B at 8, journal from 16, the first chunks of the metadata pool
-//! behind it, data space behind that, the second copies of the slots in the last 16 blocks. Where metadata has two
-//! copies, the pool has as many chunks again in the middle of the volume.
+//! behind it, data space behind that, the second copies of the slots in the last 16 blocks. Where metadata
+//! has two copies, the pool has as many chunks again in the middle of the volume.
 //!
 //! Neighbours: `format::superblock` is the result; [`crate::recovery`] opens it.
 

@@ -62,8 +62,8 @@ impl FormatOptions {
         self
     }
 
-    /// Copies of each piece of metadata, 1 or 2, far apart on the device; else 2 on volumes from 64 MiB on. With two,
-    /// the volume survives any one bad block of metadata.
+    /// Copies of each piece of metadata, 1 or 2, far apart on the device; else 2 on volumes from 64 MiB on.
+    /// With two, the volume survives any one bad block of metadata.
     #[must_use]
     pub fn metadata_copies(mut self, copies: u32) -> FormatOptions {
         self.metadata_copies = Some(copies);

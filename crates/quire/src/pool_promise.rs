@@ -5,11 +5,11 @@
 //! back can provide them.
 //!
 //! Protocol. Every inode with `d` delayed blocks keeps `d / 32` blocks (rounded up) beside them: a leaf that
-//! splits at worst into halves holds more than 40 extent keys; twice as many where nodes have two copies. A standing reserve, kept from mount on, covers
-//! the nodes that one transaction may dirty. A critical transaction that finds the pool full, and no free
-//! space, takes a chunk from what is kept ([`Engine::promised_chunk`]). What is taken is a *debt*: promises
-//! that fall due pay it before anything goes back to the allocator, and each checkpoint tries to pay the rest
-//! from free space.
+//! splits at worst into halves holds more than 40 extent keys; twice as many where nodes have two copies. A
+//! standing reserve, kept from mount on, covers the nodes that one transaction may dirty. A critical
+//! transaction that finds the pool full, and no free space, takes a chunk from what is kept
+//! ([`Engine::promised_chunk`]). What is taken is a *debt*: promises that fall due pay it before anything
+//! goes back to the allocator, and each checkpoint tries to pay the rest from free space.
 //!
 //! Both kinds of promises lie in accounts ([`quire_alloc::SpaceAccount`]): that of the inode ([`Delayed`])
 //! has space for its data, that of the engine has what is kept for the pool. Data has its promise from the

@@ -1,13 +1,14 @@
 //! The superblocks on the device: two slots, each in two copies.
 //!
-//! Protocol. The first copy of a slot is written and flushed; then the second copy gets the same bytes. The next flush
-//! of any kind makes it durable, at the latest the one before the other slot's first copy is overwritten. So a second
-//! copy holds either what its first copy holds, or what the slot held before; and it is never newer than what was
-//! durable in the first copy once.
+//! Protocol. The first copy of a slot is written and flushed; then the second copy gets the same bytes. The
+//! next flush of any kind makes it durable, at the latest the one before the other slot's first copy is
+//! overwritten. So a second copy holds either what its first copy holds, or what the slot held before; and it
+//! is never newer than what was durable in the first copy once.
 //!
-//! Of two copies that check, the newer one counts: an older second copy was caught between the two writes, an older
-//! first copy has lost a write. A second copy alone serves as well, but not if neither slot's first copy is that of a
-//! volume at all: something else may have been put there. `quire fsck --repair` puts both back.
+//! Of two copies that check, the newer one counts: an older second copy was caught between the two writes, an
+//! older first copy has lost a write. A second copy alone serves as well, but not if neither slot's first
+//! copy is that of a volume at all: something else may have been put there. `quire fsck --repair` puts both
+//! back.
 //!
 //! Neighbours: [`crate::recovery`] reads, [`crate::checkpoint`] and [`crate::mkfs`] publish.
 
@@ -103,7 +104,8 @@ pub fn newest_of(slots: [SlotCopies; 2]) -> [Result<Superblock>; 2] {
     })
 }
 
-/// Writes a superblock into a slot and makes it durable; then its second copy, which the next flush makes durable.
+/// Writes a superblock into a slot and makes it durable; then its second copy, which the next flush makes
+/// durable.
 pub(crate) fn publish(device: &Device, superblock: &Superblock, slot: usize) -> Result<()> {
     let mut superblock = superblock.clone();
     superblock.slot = slot as u32;
@@ -114,8 +116,8 @@ pub(crate) fn publish(device: &Device, superblock: &Superblock, slot: usize) -> 
     device.write(IoClass::Metadata, far_slots(superblock.block_count)[slot], &block)
 }
 
-/// Overwrites all copies with zeros, on a volume of so many blocks and at the end of the device, where those of a
-/// larger volume may have been. Not flushed.
+/// Overwrites all copies with zeros, on a volume of so many blocks and at the end of the device, where those
+/// of a larger volume may have been. Not flushed.
 pub(crate) fn clear(device: &Device, block_count: u64) -> Result<()> {
     let zero = AlignedBuf::zeroed(BLOCK_SIZE);
     let ends = [block_count, device.blocks()].map(far_slots).concat();

@@ -1,9 +1,9 @@
 //! What a unit of an untorn file may hold after a crash: one of the values that it had.
 //!
 //! A *value* of a unit is what it held after some of the changes that touch it: a set that is closed under
-//! real time, done in an order that fits real time. A crash must leave a value whose set has every change that
-//! is certain to be there. Bytes behind the end of the file count as zeros, so growth that is there in part is
-//! seen as well.
+//! real time, done in an order that fits real time. A crash must leave a value whose set has every change
+//! that is certain to be there. Bytes behind the end of the file count as zeros, so growth that is there in
+//! part is seen as well.
 //!
 //! With one thread the values are those after each of its changes; with several, the sets and orders are
 //! searched breadth first. A search that would be too wide says nothing.

@@ -3,9 +3,9 @@
 //! A *dirty set* is what one epoch changes: nodes that its checkpoint writes, and nodes it removes, whose
 //! blocks the checkpoint before still needs. Let L be the nodes of a tree, D a bound on every dirty set, O
 //! the blocks of maps and orphan blocks that three checkpoints can need. The pool must have `L + 2 D + O`
-//! blocks, or twice as many where everything has two copies: while checkpoint n + 1 is written, slots n and n - 1 need L(n) and what n freed (at most D), and
-//! the writing takes D; after a crash in mid-write, replay changes two epochs' dirty sets in one, over L(n)
-//! alone.
+//! blocks, or twice as many where everything has two copies: while checkpoint n + 1 is written, slots n and
+//! n - 1 need L(n) and what n freed (at most D), and the writing takes D; after a crash in mid-write, replay
+//! changes two epochs' dirty sets in one, over L(n) alone.
 //!
 //! D is therefore not a constant but what the room leaves, at most the limit by memory. L is the largest of
 //! the trees that count (durable, frozen, live) plus whatever reservations may still add. Since live + 2 D

@@ -4,8 +4,8 @@
 //! 1. [`Tree::freeze`], while nobody changes the tree: the epoch moves on, the root and the nodes that the
 //!    epoch removed are remembered. What is dirty in the frozen epoch is from now on saved before it changes.
 //! 2. [`Tree::write_frozen`]: from the frozen root down the dirty nodes, children first; each is written to a
-//!    fresh place (both copies of it in one batch) with its children's new references. Then changed orphan blocks,
-//!    then the pool's map and manifest. All I/O has completed when it returns; nothing is flushed.
+//!    fresh place (both copies of it in one batch) with its children's new references. Then changed orphan
+//!    blocks, then the pool's map and manifest. All I/O has completed when it returns; nothing is flushed.
 //! 3. The caller flushes, writes a superblock that names the image, flushes, and says so:
 //!    [`Tree::published`].
 //!
@@ -56,8 +56,8 @@ pub struct CheckpointImage {
     pub blocks_written: u64,
 }
 
-/// What a checkpoint writes into every block: its number (higher than any before), and the life that the volume is
-/// in.
+/// What a checkpoint writes into every block: its number (higher than any before), and the life that the
+/// volume is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckpointStamp {
     /// The checkpoint's number.
@@ -91,8 +91,8 @@ impl Tree {
         Frozen { epoch, root, removed, orphan_blocks, nodes }
     }
 
-    /// Writes a frozen epoch as a checkpoint. Live changes go on. Where nothing has changed, the image is that of
-    /// the checkpoint before.
+    /// Writes a frozen epoch as a checkpoint. Live changes go on. Where nothing has changed, the image is
+    /// that of the checkpoint before.
     ///
     /// Errors: of writing; `NoSpace` where the pool is too small, which reservations prevent. After an error
     /// all further checkpoints fail with it.

@@ -8,8 +8,8 @@
 //! published: only then has the slot of n - 1 been overwritten. What is written on disk as map n is `current`
 //! at the end of writing n, so it includes its own pages.
 //!
-//! Where metadata has two copies, first copies come from the lower half of the pool's blocks and second ones from
-//! the upper half, so that they lie far apart. When one half is full the other serves for both.
+//! Where metadata has two copies, first copies come from the lower half of the pool's blocks and second ones
+//! from the upper half, so that they lie far apart. When one half is full the other serves for both.
 //!
 //! Invariants: `current` is a subset of `busy`; a chunk added in an epoch is handed out and listed only by
 //! checkpoints of that epoch and later ones, since an earlier one's replay adds it again; a chunk removed in
@@ -218,8 +218,8 @@ impl PoolState {
         added || self.removed.iter().any(|(removed, _)| *removed == epoch)
     }
 
-    /// Takes `count` places of free blocks for the checkpoint of `epoch`, in runs that ascend from where the last
-    /// ended.
+    /// Takes `count` places of free blocks for the checkpoint of `epoch`, in runs that ascend from where the
+    /// last ended.
     pub(crate) fn allocate(&mut self, count: usize, epoch: u64) -> Result<Vec<Place>> {
         if !self.mirrored {
             let blocks = self.take(0..u64::MAX, 0, count, epoch);

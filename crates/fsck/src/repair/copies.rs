@@ -1,7 +1,7 @@
 //! Bad copies of metadata, overwritten with the good ones.
 //!
-//! Both copies of a block have the same bytes, and the reference that names them fixes these bytes by their checksum.
-//! So a repair that is cut off here leaves some copies mended and the others as they were.
+//! Both copies of a block have the same bytes, and the reference that names them fixes these bytes by their
+//! checksum. So a repair that is cut off here leaves some copies mended and the others as they were.
 
 use quire_base::{BLOCK_SIZE, BlockNo, Result};
 use quire_device::{AlignedBuf, Backend, IoClass};

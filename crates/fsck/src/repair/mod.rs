@@ -1,9 +1,9 @@
 //! Mending a volume.
 //!
 //! Protocol:
-//! 1. Bad copies of metadata get the good one's bytes ([`copies`]), which changes nothing that the volume says.
-//!    What stands in the way of opening it is mended on disk, each by publishing one superblock: the pool's
-//!    map and the orphan blocks ([`pool`]), a newest checkpoint that is damaged ([`slot`]).
+//! 1. Bad copies of metadata get the good one's bytes ([`copies`]), which changes nothing that the volume
+//!    says. What stands in the way of opening it is mended on disk, each by publishing one superblock: the
+//!    pool's map and the orphan blocks ([`pool`]), a newest checkpoint that is damaged ([`slot`]).
 //! 2. The volume is opened as a mount opens it, which also writes both superblocks anew. Rounds follow:
 //!    analyse, carry the fixes out; until only the accounts (regions, counters) are wrong, which come last.
 //!    Fixes are small and local, and what one brings to light the next round mends: so the same code mends

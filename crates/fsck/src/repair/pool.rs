@@ -117,8 +117,8 @@ fn fresh_blocks(checkpoints: &[Checkpoint], chunks: &[Run], count: usize) -> Res
         })
     };
     let mut fresh = Vec::with_capacity(count);
-    // First what is free by all accounts; if the maps leave too little, what no walk has found. From both ends in
-    // turn, so that copies lie apart.
+    // First what is free by all accounts; if the maps leave too little, what no walk has found. From both
+    // ends in turn, so that copies lie apart.
     for careful in [true, false] {
         let all: Vec<BlockNo> =
             chunks.iter().flat_map(|chunk| (0..chunk.blocks).map(|at| chunk.start.offset(at))).collect();

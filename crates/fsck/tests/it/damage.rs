@@ -174,7 +174,8 @@ fn every_field_of_the_nodes() {
     assert!(nodes[0].level > 0, "the tree has inner nodes");
     let mut missed = Missed::new();
     for node in [nodes[0], *nodes.last().unwrap()] {
-        // Not the padding of the header; the checksum is made right by the editor. An earlier life leaves no trace.
+        // Not the padding of the header; the checksum is made right by the editor. An earlier life leaves no
+        // trace.
         for byte in (0..4).chain(8..40).chain(41..60).chain(64..96) {
             let mut editor = Editor::new(&original.image);
             editor.edit_node(node.block, |block| block[byte] ^= 1);

@@ -103,8 +103,8 @@ fn a_group_that_is_too_large_is_refused_and_stays_as_it_was() {
     assert!(read(&volume, &a) == wanted);
 }
 
-/// In a large folio one segment lock covers several blocks: a group that wrote two of them, with a gap between,
-/// locked it twice and waited for itself.
+/// In a large folio one segment lock covers several blocks: a group that wrote two of them, with a gap
+/// between, locked it twice and waited for itself.
 #[test]
 fn a_group_may_write_two_blocks_of_one_segment() {
     let (_, volume) = new_volume(4096);
