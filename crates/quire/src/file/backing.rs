@@ -400,11 +400,19 @@ impl Engine {
     /// While somebody has the file to himself it stays where it is: he drops dirty blocks before his record
     /// is in the journal. What such a block holds on disk may be what an earlier truncate cut off, and the
     /// dropped block was the zeros over it. He sets the size himself, and it follows what was written
-    /// meanwhile when he is done ([`Engine::exclusively`]).
+    /// meanwhile when he is done ([`Engine::exclusively`]). But an untorn unit in which the file ends on disk is
+    /// journaled with the size: its record has all of its dirty blocks, and none of them is dropped meanwhile,
+    /// since a drop keeps writeback off the whole unit.
     pub(crate) fn front(&self, inode: &Inode, meta: &Meta, size: u64, done: &[Range<u64>]) -> u64 {
         let on_disk = meta.record.size;
         let Some(mapping) = inode.mapping.get() else { return size };
-        let Some(view) = inode.seen.shared_view() else { return on_disk };
+        let view = inode.seen.shared_view();
+        // How far it may go while somebody has the file to himself.
+        let held =
+            inode.unit_blocks().map_or(on_disk, |unit| on_disk.next_multiple_of(unit * BLOCK_SIZE as u64));
+        if view.is_none() && held == on_disk {
+            return on_disk;
+        }
         let mut from = on_disk / BLOCK_SIZE as u64;
         let end = loop {
             let Some(block) = mapping.first_unfinished(from) else { break size };
@@ -414,7 +422,10 @@ impl Engine {
             }
         };
         // A drop that the look at the blocks saw came with an odd sequence before it.
-        if inode.seen.is_still(view) { end.max(meta.earned.min(size)) } else { on_disk }
+        match view {
+            Some(view) if inode.seen.is_still(view) => end.max(meta.earned.min(size)),
+            _ => end.min(held),
+        }
     }
 
     /// A write failed, or its record did: blocks that no record names go back, and their promise to the

@@ -227,12 +227,11 @@ impl Engine {
     }
 
     /// Writes the homes of everything recorded so far; their records stay needed until a checkpoint has
-    /// passed them.
+    /// passed them. What cannot be written is durable all the same, in the journal; the checkpoint that cannot
+    /// pass it ends changes.
     pub(crate) fn write_homes(&self) -> Result<()> {
         let journal = self.journal()?;
-        let written =
-            self.device.recorded().write_home(&self.device, journal.head(), &mut |seq| journal.force(seq));
-        written.map_err(|error| self.shut_down(&error))
+        self.device.recorded().write_home(&self.device, journal.head(), &mut |seq| journal.force(seq))
     }
 
     /// Whether a record has content of a run of file blocks that a replay would put back.
