@@ -19,6 +19,7 @@ use crate::handle::{borrow, give, share, take};
 use crate::volume::{Volume, give_out};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use quire::{AlignedBuf, Durability, Error, ErrorKind, Result};
+use quire_base::sync::time::{Duration, Instant};
 use quire_base::sync::{Mutex, thread};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -26,7 +27,6 @@ use std::any::Any;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 /// For `quire_sync_options.flags`: of the attributes only those that reading the data back needs.
 pub const QUIRE_SYNC_DATA: u32 = 1;

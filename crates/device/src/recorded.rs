@@ -17,6 +17,9 @@
 //!    versions as well. Before anybody else gets the block, [`RecordedBlocks::await_batch`] waits for a batch
 //!    that may still have it.
 //!
+//!    A checkpoint whose S lies before that record makes it durable before it publishes: else a crash could
+//!    lose the record, and the content with it.
+//!
 //! Invariants: of each block the newest version is kept, and no other. A checkpoint publishes only when no
 //! record up to its S is without a home ([`RecordedBlocks::write_home`] with that S returned).
 //!
@@ -67,6 +70,8 @@ pub struct RecordedBlocks {
     pending: AtomicU64,
     /// Blocks with a version, at home or not.
     known: AtomicU64,
+    /// The last record that made content void which was not at home.
+    forgotten: AtomicU64,
     shards: Box<[Mutex<BTreeMap<u64, Version>>]>,
     batch: Mutex<Batch>,
     batch_ended: Condvar,
@@ -86,6 +91,7 @@ impl Default for RecordedBlocks {
         RecordedBlocks {
             pending: AtomicU64::new(0),
             known: AtomicU64::new(0),
+            forgotten: AtomicU64::new(0),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             batch: Mutex::default(),
             batch_ended: Condvar::new(),
@@ -138,11 +144,12 @@ impl RecordedBlocks {
         }
     }
 
-    /// Drops the versions of a run of blocks: they hold nothing any more.
-    pub fn forget(&self, start: BlockNo, blocks: u64) {
+    /// Drops the versions of a run of blocks: by the record that ends at `seq` they hold nothing any more.
+    pub fn forget(&self, seq: Seq, start: BlockNo, blocks: u64) {
         if self.is_empty() {
             return;
         }
+        let mut forgets = false;
         for (first, end) in parts(start, blocks) {
             let mut versions = self.shard(first).lock();
             let gone: Vec<u64> = versions.range(first..end).map(|(block, _)| *block).collect();
@@ -150,8 +157,13 @@ impl RecordedBlocks {
                 let version = versions.remove(&block).expect("it was there");
                 self.known.fetch_sub(1, Ordering::AcqRel);
                 if version.content.is_some() {
+                    forgets = true;
                     self.pending.fetch_sub(1, Ordering::AcqRel);
                 }
+            }
+            if forgets {
+                // With the shard locked: who does not find the version any more sees this.
+                self.forgotten.fetch_max(seq.0, Ordering::AcqRel);
             }
         }
     }
@@ -188,14 +200,15 @@ impl RecordedBlocks {
     }
 
     /// Writes all versions home that records up to `upto` made necessary, without a flush. `force` makes the
-    /// journal durable up to a position.
+    /// journal durable up to a position. A version that was forgotten before it was at home needs none if the
+    /// record that made it void is durable; that is seen to as well.
     pub fn write_home(
         &self,
         device: &Device,
         upto: Seq,
         force: &mut dyn FnMut(Seq) -> Result<()>,
     ) -> Result<()> {
-        if self.pending.load(Ordering::Acquire) == 0 {
+        if self.is_empty() && self.forgotten.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
         let mut blocks = Vec::new();
@@ -205,7 +218,11 @@ impl RecordedBlocks {
             blocks.extend(versions.iter().filter(|(_, version)| due(version)).map(|(block, _)| *block));
         }
         blocks.sort_unstable();
-        blocks.chunks(BATCH_BLOCKS).try_for_each(|batch| self.write_batch(device, batch, force))
+        blocks.chunks(BATCH_BLOCKS).try_for_each(|batch| self.write_batch(device, batch, force))?;
+        match self.forgotten.load(Ordering::Acquire) {
+            0 => Ok(()),
+            forgotten => force(Seq(forgotten)),
+        }
     }
 
     /// Writes the newest versions of these blocks home.
@@ -279,6 +296,7 @@ impl RecordedBlocks {
             shard.lock().clear();
         }
         self.known.store(0, Ordering::Release);
+        self.forgotten.store(0, Ordering::Release);
         self.pending.store(0, Ordering::Release);
     }
 

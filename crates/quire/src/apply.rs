@@ -85,7 +85,7 @@ impl Target<'_> {
                 }
                 if !self.recorded.is_empty() {
                     for run in no_longer_written(removed, inserted)? {
-                        self.recorded.forget(run.start, run.blocks);
+                        self.recorded.forget(seq, run.start, run.blocks);
                     }
                 }
                 self.mark_used(&allocated)?;
