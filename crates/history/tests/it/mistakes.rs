@@ -47,7 +47,6 @@ found! {
     versions_taken_after_copy: VersionsTakenAfterCopy by Cached;
     exclusive_sequence_ignored: ExclusiveSequenceIgnored by Resize;
     missing_folio_read_as_zeros: MissingFolioReadAsZeros by Direct;
-    gate_left_at_submission: GateLeftAtSubmission by Direct;
     cache_kept_after_direct_write: CacheKeptAfterDirectWrite by Direct;
     append_offset_before_lock: AppendOffsetBeforeLock by Append;
     zeroing_skipped_beyond_end: ZeroingSkippedBeyondEnd by Resize;
@@ -65,6 +64,16 @@ fn readahead_without_fill_bits() {
 #[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
 fn writeback_not_waited_for() {
     found(Mistake::WritebackNotWaitedFor, Style::Direct);
+}
+
+/// It shows in what is read, or earlier still, when a cached write of the same blocks is written back
+/// while the direct one is in flight (C2).
+#[test]
+#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
+fn gate_left_at_submission() {
+    let report = found(Mistake::GateLeftAtSubmission, Style::Direct);
+    let overlap = report.contains("while another at") && report.contains("is in flight");
+    assert!(overlap || report.contains("no order of the operations explains"), "{report}");
 }
 
 #[test]
