@@ -16,7 +16,8 @@ pub struct Bench {
 #[derive(Clone, Debug, Args)]
 pub struct Common {
     /// Engines, separated by commas: quire, mount, xfs, ext4, btrfs, dir:PATH, memcpy, raw, fuse-null, each
-    /// with options behind @ (quire@cache=256m); variants of one engine alternate
+    /// with options behind @ (quire@cache=256m, mount@untorn=8k, xfs@atomic); variants of one engine
+    /// alternate
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "quire")]
     pub engines: Vec<String>,
     /// Folder for the image file and mount points [default: the current one]
@@ -106,6 +107,26 @@ pub enum Workload {
         #[command(flatten)]
         options: Tail,
     },
+    /// Random overwrites, each durable and whole over a crash, of files with the property untorn
+    /// (quire@untorn=8k, mount@untorn=8k), beside those of kernels (xfs@atomic) and plain ones
+    Untorn {
+        /// Options of every workload.
+        #[command(flatten)]
+        common: Common,
+        /// Options of this one.
+        #[command(flatten)]
+        options: Untorn,
+    },
+    /// Transactions of several random 4k overwrites of one file, durable as a whole: groups, beside the
+    /// rollback journal of a database
+    Group {
+        /// Options of every workload.
+        #[command(flatten)]
+        common: Common,
+        /// Options of this one.
+        #[command(flatten)]
+        options: Group,
+    },
     /// Many small files created, looked at and deleted with bounded memory; runs to its end whatever
     /// --seconds says
     Scale {
@@ -129,6 +150,8 @@ impl Workload {
             | Workload::Orphan { common, .. }
             | Workload::Creat { common, .. }
             | Workload::Tail { common, .. }
+            | Workload::Untorn { common, .. }
+            | Workload::Group { common, .. }
             | Workload::Scale { common, .. } => common,
         }
     }
@@ -374,6 +397,36 @@ pub struct Tail {
     /// Files that delete unlinks, evenly over the time
     #[arg(long, default_value = "8", value_parser = operations)]
     pub files: u64,
+}
+
+/// `untorn`.
+#[derive(Clone, Debug, Args)]
+#[group(skip)]
+pub struct Untorn {
+    /// Threads
+    #[arg(long, default_value = "1", value_parser = some_threads)]
+    pub jobs: usize,
+    /// Bytes of one write
+    #[arg(long, default_value = "8k", value_parser = size::parse)]
+    pub bs: u64,
+    /// Bytes of each thread's file
+    #[arg(long, default_value = "256m", value_parser = size::parse)]
+    pub size: u64,
+}
+
+/// `group`.
+#[derive(Clone, Debug, Args)]
+#[group(skip)]
+pub struct Group {
+    /// Threads, each with the file opened by itself
+    #[arg(long, default_value = "1", value_parser = some_threads)]
+    pub threads: usize,
+    /// Overwrites of 4k in one transaction, at most 1024
+    #[arg(long, default_value = "4", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    pub writes: u64,
+    /// Bytes of the file
+    #[arg(long, default_value = "256m", value_parser = size::parse)]
+    pub size: u64,
 }
 
 /// `scale`.

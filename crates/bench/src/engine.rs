@@ -8,8 +8,10 @@
 //! | [`system`] | system calls on a folder: what the above are driven through, and `dir:PATH` itself |
 //! | [`memory`] | `memcpy` |
 //! | [`raw`] | `raw` |
+//! | [`group`] | groups of writes by system calls, for [`system`] |
 
 mod counted;
+mod group;
 pub mod kernel;
 pub mod library;
 pub mod memory;
@@ -23,6 +25,7 @@ use crate::outcome::{Outcome, Trouble};
 use crate::report::machine;
 use crate::size;
 use crate::target::Target;
+use quire::Unit;
 use quire::internals::OrphanTracking;
 use std::path::{Path, PathBuf};
 
@@ -78,6 +81,10 @@ pub struct Spec {
     pub discard: bool,
     /// `transport=`: how requests of a mount travel.
     pub transport: Option<String>,
+    /// `untorn=`: the property of Quire's files.
+    pub untorn: Option<Unit>,
+    /// `atomic`: files are opened with O_DIRECT, durable writes carry RWF_ATOMIC and RWF_DSYNC.
+    pub atomic: bool,
 }
 
 impl Spec {
@@ -94,6 +101,8 @@ impl Spec {
             orphans: OrphanTracking::Lockless,
             discard: false,
             transport: None,
+            untorn: None,
+            atomic: false,
         };
         if let Some(path) = text.strip_prefix("dir:") {
             if path.is_empty() {
@@ -130,12 +139,20 @@ impl Spec {
             self.discard = true;
             return Ok(());
         }
+        if option == "atomic" && matches!(self.kind, Kind::Kernel(_)) {
+            self.atomic = true;
+            return Ok(());
+        }
         let (name, value) = option
             .split_once('=')
             .ok_or_else(|| format!("'{option}' in '{}' is not of the form option=value", self.name))?;
         let quire = matches!(self.kind, Kind::Quire | Kind::Mount);
         match (name, value) {
             ("cache", _) if quire => self.cache = Some(size::parse(value)?),
+            ("untorn", "off") if quire => self.untorn = None,
+            ("untorn", _) if quire => {
+                self.untorn = Some(value.parse().map_err(|error: quire::Error| error.to_string())?);
+            }
             ("device", "file") if self.kind == Kind::Quire => self.medium = Medium::File,
             ("device", "memory") if self.kind == Kind::Quire => self.medium = Medium::Memory,
             ("folio", _) if self.kind == Kind::Quire => {
@@ -266,6 +283,10 @@ mod tests {
         let spec = Spec::parse("quire@discard").unwrap();
         assert!(spec.discard && spec.family() == "quire");
         assert!(Spec::parse("xfs@discard").unwrap().discard && !Spec::parse("xfs").unwrap().discard);
+        assert!(Spec::parse("xfs@atomic").unwrap().atomic && !Spec::parse("xfs").unwrap().atomic);
+        let unit = Spec::parse("mount@untorn=8k").unwrap().untorn;
+        assert_eq!(unit.map(Unit::bytes), Some(8192));
+        assert_eq!(Spec::parse("quire@untorn=off").unwrap().untorn, None);
         assert_eq!(Spec::parse("fuse-null@threads=4").unwrap().threads, Some(4));
     }
 
@@ -287,6 +308,11 @@ mod tests {
             ("mount@device=memory", "not an option"),
             ("xfs@cache=1g", "not an option"),
             ("mount@threads=0", "not from 1"),
+            ("quire@untorn=12k", "power of two"),
+            ("quire@untorn=lots", "no untorn unit"),
+            ("xfs@untorn=8k", "not an option"),
+            ("quire@atomic", "option=value"),
+            ("xfs@atomic=yes", "not an option"),
         ] {
             let error = Spec::parse(text).unwrap_err();
             assert!(error.contains(part), "{text}: {error}");

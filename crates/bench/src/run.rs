@@ -143,7 +143,12 @@ pub fn measure(workload: &Workload, host: &Host) -> Outcome<Report> {
 fn default_seconds(workload: &Workload, rounds: u32) -> Option<f64> {
     let timed = matches!(
         workload,
-        Workload::Mixed { .. } | Workload::Dirty { .. } | Workload::Append { .. } | Workload::Tail { .. }
+        Workload::Mixed { .. }
+            | Workload::Dirty { .. }
+            | Workload::Append { .. }
+            | Workload::Tail { .. }
+            | Workload::Untorn { .. }
+            | Workload::Group { .. }
     );
     timed.then_some(10.0 / f64::from(rounds))
 }
@@ -195,6 +200,12 @@ fn specs(workload: &Workload) -> Outcome<Vec<Spec>> {
         let mut plain = Spec::parse(text.trim()).map_err(Trouble::Usage)?;
         if let Workload::Scale { options, .. } = workload {
             plain.cache = plain.cache.or(Some(options.cache));
+        }
+        if plain.atomic && !matches!(workload, Workload::Untorn { .. }) {
+            return Err(Trouble::Usage(format!(
+                "{}: the option atomic is for the workload untorn",
+                plain.name
+            )));
         }
         if plain.kind == Kind::Quire && !short.is_empty() {
             return Spec::parse(&format!("{}{}", plain.name, short.concat())).map_err(Trouble::Usage);

@@ -28,6 +28,9 @@ impl How {
     }
 }
 
+/// A write of a group: the bytes and their offset.
+pub type Piece<'a> = (&'a [u8], u64);
+
 /// An open file.
 pub trait Handle: Send + Sync {
     /// Reads; the count is short only at the end of the file.
@@ -36,6 +39,20 @@ pub trait Handle: Send + Sync {
     fn write_at(&self, data: &[u8], offset: u64) -> Result<()>;
     /// fsync, or fdatasync.
     fn sync(&self, data_only: bool) -> Result<()>;
+    /// Writes all of `data`, durable when it returns.
+    fn write_durably(&self, data: &[u8], offset: u64) -> Result<()> {
+        self.write_at(data, offset)?;
+        self.sync(true)
+    }
+    /// Why [`Handle::write_durably`] cannot write so many bytes in the way that the engine's options ask for,
+    /// if it cannot.
+    fn refuses_durable(&self, _bytes: u64) -> Option<String> {
+        None
+    }
+    /// Writes all pieces, which do not overlap; durable as a whole or not at all.
+    fn group(&self, _pieces: &[Piece<'_>]) -> Result<()> {
+        Err(unsupported("groups of writes"))
+    }
     /// Sets the size.
     fn truncate(&self, _size: u64) -> Result<()> {
         Err(unsupported("truncating"))
@@ -80,6 +97,11 @@ pub trait Target: Send + Sync {
     /// Makes everything durable.
     fn sync(&self) -> Result<()> {
         Ok(())
+    }
+    /// As [`Target::sync`]. An engine that can be asked to also writes journaled contents to their place, so
+    /// that [`Counters`] have all that earlier writes cost.
+    fn settle(&self) -> Result<()> {
+        self.sync()
     }
     /// Opens each path and makes it durable, with up to `window` of them under way at a time; returns when
     /// all are.

@@ -7,17 +7,19 @@ pub mod append;
 pub mod creat;
 pub mod dirty;
 pub mod fsync;
+pub mod group;
 pub mod mixed;
 pub mod orphan;
 pub mod scale;
 pub mod tail;
+pub mod untorn;
 
 use crate::arguments::Workload;
 use crate::drive::Surroundings;
 use crate::engine::Kind;
 use crate::outcome::{Outcome, Trouble};
 use crate::sample::{Figures, Sample};
-use crate::target::{Handle, Target};
+use crate::target::{Counters, Handle, Target};
 use quire_base::Result;
 use quire_base::random::Random;
 use quire_device::AlignedBuf;
@@ -93,6 +95,12 @@ pub fn make(workload: &Workload) -> Outcome<Box<dyn Work>> {
         Workload::Orphan { options, .. } => Box::new(orphan::Orphan(options.clone())),
         Workload::Creat { options, .. } => Box::new(creat::Creat(options.clone())),
         Workload::Tail { options, .. } => Box::new(tail::Tail(options.clone())),
+        Workload::Untorn { options, .. } => {
+            Box::new(untorn::Untorn::new(options.clone()).map_err(Trouble::Usage)?)
+        }
+        Workload::Group { options, .. } => {
+            Box::new(group::Group::new(options.clone()).map_err(Trouble::Usage)?)
+        }
         Workload::Scale { options, .. } => Box::new(scale::Scale(options.clone())),
     })
 }
@@ -128,6 +136,23 @@ fn fill(file: &dyn Handle, bytes: u64, read_back: bool, context: &Context<'_>) -
         each(&mut |buffer, at| file.read_at(buffer, at).map(drop))?;
     }
     Ok(())
+}
+
+/// Puts what the device had to do into a sample.
+fn add_device(sample: &mut Sample, before: &Counters, after: &Counters) {
+    sample.add_growth("device", before.device_bytes_written, after.device_bytes_written);
+    sample.add_growth("data", before.data_bytes_written, after.data_bytes_written);
+    sample.add_growth("flushes", before.device_flushes, after.device_flushes);
+}
+
+/// The figures of [`add_device`], where they are known, beside the sum `bytes` of what was written.
+fn push_device(figures: &mut Figures, sample: &Sample) {
+    figures.push("bytes_written", sample.sum("bytes"));
+    figures.push_known("device_bytes_written", sample.known("device"));
+    let over_bytes = |name| sample.known(name).map(|_| sample.rate(name, "bytes"));
+    figures.push_known("write_amplification", over_bytes("device"));
+    figures.push_known("data_write_amplification", over_bytes("data"));
+    figures.push_known("device_flushes", sample.known("flushes"));
 }
 
 /// A block size must divide into aligned offsets of a file.

@@ -332,6 +332,8 @@ mod tests {
             "quire bench-null mnt",
             "quire bench mixed --engines quire,mount,xfs,ext4,btrfs,memcpy --seconds 20",
             "quire bench dirty --folio 64k --track folio --json out.json --plot out.svg",
+            "quire bench untorn --engines quire@untorn=8k,quire,mount@untorn=8k,xfs@atomic,xfs,ext4,raw --bs 8k",
+            "quire bench group --engines quire,mount,xfs,ext4,btrfs --threads 4 --writes 4 --size 256m",
             "quire probe --json --seconds 2 mnt",
         ] {
             Cli::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{line}: {error}"));

@@ -114,6 +114,41 @@ fn tails_and_many_files_are_measured_on_mounts() {
 }
 
 #[test]
+fn untorn_writes_and_groups_are_measured_on_mounts() {
+    if !can_mount("untorn_writes_and_groups_are_measured_on_mounts") {
+        return;
+    }
+    let figures = ["p50_us", "p99_us", "bytes_written", "device_bytes_written", "write_amplification"];
+    for (line, headline) in [
+        ("untorn --engines mount@untorn=8k,mount,xfs@atomic,xfs --rounds 1 --seconds 0.5 --size 8m", "iops"),
+        ("untorn --engines xfs@atomic,btrfs@atomic --rounds 1 --seconds 0.1 --size 8m --bs 12k", "iops"),
+        ("group --engines mount,xfs,ext4,btrfs --seconds 0.5 --size 8m --threads 2", "commits_s"),
+    ] {
+        let (work, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let file = out.path().join("out.json");
+        let output = bench(work.path(), line).arg("--json").arg(&file).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        for result in json(&file)["results"].as_array().unwrap() {
+            let engine = result["engine"].as_str().unwrap();
+            match result["status"].as_str().unwrap() {
+                "ok" => {
+                    for figure in figures.iter().chain([&headline]) {
+                        assert!(result[figure].as_f64().is_some_and(|n| n > 0.0), "{figure}: {result}");
+                    }
+                    assert!(!line.contains("12k"), "12k is no power of two: {result}");
+                }
+                // Containers may have no loop devices, kernels no untorn direct writes.
+                status => {
+                    assert!(status == "skipped" && !engine.starts_with("mount"), "{result}");
+                    assert!(!result["why"].as_str().unwrap().is_empty(), "{result}");
+                }
+            }
+        }
+        assert_nothing_left(work.path());
+    }
+}
+
+#[test]
 fn a_signal_leaves_nothing_behind() {
     if !can_mount("a_signal_leaves_nothing_behind") {
         return;

@@ -88,7 +88,8 @@ pub fn set_up(file_system: FileSystem, spec: &Spec, workshop: &Workshop<'_>) -> 
     let statistics = device.statistics();
     let mounted = Mounted { dir: dir.clone(), device, mounted: true };
     mounted.device.vanish_when_unused();
-    Ok(Box::new(System::new(dir, Some(Source::Block(statistics)), Box::new(mounted))))
+    let system = System::new(dir, Some(Source::Block(statistics)), Box::new(mounted));
+    Ok(Box::new(system.with_atomic(spec.atomic)))
 }
 
 /// Whether a program can be found; mkfs and losetup live where users do not always look.

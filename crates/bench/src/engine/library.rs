@@ -3,8 +3,8 @@
 use super::counted::{Counted, Totals};
 use super::{Medium, Spec, Workshop};
 use crate::outcome::Outcome;
-use crate::target::{Counters, Handle, How, Target};
-use quire::{File, FormatOptions, OpenOptions, SyncOptions, Volume, VolumeOptions};
+use crate::target::{Counters, Handle, How, Piece, Target};
+use quire::{Commit, File, FormatOptions, OpenOptions, Properties, SyncOptions, Volume, VolumeOptions};
 use quire_base::sync::{Arc, Condvar, Mutex};
 use quire_base::{BLOCK_SIZE, Error, Result};
 use quire_device::{Backend, MemoryBackend, OpenMode, open_image};
@@ -26,12 +26,15 @@ pub fn set_up(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Target>> 
         options = options.folio_bytes(bytes);
     }
     let volume = options.open_backend(Arc::new(Counted::new(backend, totals.clone())))?;
-    Ok(Box::new(Library { volume, totals }))
+    let properties = Properties { untorn: spec.untorn, ..Properties::default() };
+    Ok(Box::new(Library { volume, totals, properties }))
 }
 
 struct Library {
     volume: Volume,
     totals: Arc<Totals>,
+    /// Of the files that it makes.
+    properties: Properties,
 }
 
 struct Open(File);
@@ -46,6 +49,11 @@ impl Handle for Open {
     fn sync(&self, data_only: bool) -> Result<()> {
         if data_only { self.0.sync_data() } else { self.0.sync_all() }
     }
+    fn group(&self, pieces: &[Piece<'_>]) -> Result<()> {
+        let mut group = self.0.atomic();
+        pieces.iter().try_for_each(|&(data, offset)| group.write_at(data, offset))?;
+        group.commit(Commit::Now)
+    }
     fn truncate(&self, size: u64) -> Result<()> {
         self.0.set_len(size)
     }
@@ -54,7 +62,8 @@ impl Handle for Open {
 impl Library {
     fn open_file(&self, path: &str, how: How) -> Result<File> {
         let options = OpenOptions::new().read(true).write(true).create(how.create).append(how.append);
-        options.direct(how.direct).data_sync(how.data_sync).open(&self.volume, path)
+        let options = options.direct(how.direct).data_sync(how.data_sync);
+        options.properties(self.properties).open(&self.volume, path)
     }
 }
 
@@ -76,6 +85,10 @@ impl Target for Library {
     }
     fn sync(&self) -> Result<()> {
         self.volume.sync()
+    }
+    fn settle(&self) -> Result<()> {
+        self.volume.sync()?;
+        self.volume.checkpoint()
     }
     fn sync_many(&self, paths: &mut dyn Iterator<Item = String>, window: usize) -> Result<()> {
         let flight = Arc::new(Flight::new(window));

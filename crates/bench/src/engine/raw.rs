@@ -4,7 +4,7 @@
 
 use crate::image::Image;
 use crate::outcome::{Outcome, os};
-use crate::target::{Counters, Handle, How, Target};
+use crate::target::{Counters, Handle, How, Piece, Target};
 use io_uring::{IoUring, opcode, squeue, types};
 use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_base::sync::{Arc, Mutex};
@@ -107,6 +107,28 @@ impl Open {
         opcode::Fsync::new(self.descriptor()).flags(types::FsyncFlags::DATASYNC).build().user_data(1)
     }
 
+    /// Writes at a place of the image; `durable`: with a flush linked behind it.
+    fn put(&self, data: &[u8], at: u64, durable: bool) -> Result<()> {
+        let aligned;
+        let data = if (data.as_ptr() as usize).is_multiple_of(4096) {
+            data
+        } else {
+            aligned = AlignedBuf::copy_of(data);
+            &aligned
+        };
+        self.shared.written.fetch_add(data.len() as u64, Ordering::Relaxed);
+        let write =
+            opcode::Write::new(self.descriptor(), data.as_ptr(), data.len() as u32).offset(at).build();
+        let count = match durable {
+            true => submit(&[write.flags(squeue::Flags::IO_LINK), self.flush_entry()])?,
+            false => submit(&[write])?,
+        };
+        match count == data.len() {
+            true => Ok(()),
+            false => Err(Error::new(ErrorKind::Io, "a short write on the bare image")),
+        }
+    }
+
     /// Where a request goes in the image.
     fn locate(&self, offset: u64, len: usize) -> Result<u64> {
         offset
@@ -131,27 +153,26 @@ impl Handle for Open {
             false => offset,
         };
         let at = self.locate(offset, data.len())?;
-        let aligned;
-        let data = if (data.as_ptr() as usize).is_multiple_of(4096) {
-            data
-        } else {
-            aligned = AlignedBuf::copy_of(data);
-            &aligned
-        };
-        self.shared.written.fetch_add(data.len() as u64, Ordering::Relaxed);
-        let write =
-            opcode::Write::new(self.descriptor(), data.as_ptr(), data.len() as u32).offset(at).build();
-        let count = match self.how.data_sync {
-            true => submit(&[write.flags(squeue::Flags::IO_LINK), self.flush_entry()])?,
-            false => submit(&[write])?,
-        };
-        match count == data.len() {
-            true => Ok(()),
-            false => Err(Error::new(ErrorKind::Io, "a short write on the bare image")),
-        }
+        self.put(data, at, self.how.data_sync)
     }
     fn sync(&self, _data_only: bool) -> Result<()> {
         submit(&[self.flush_entry()]).map(drop)
+    }
+    fn write_durably(&self, data: &[u8], offset: u64) -> Result<()> {
+        self.put(data, self.locate(offset, data.len())?, true)
+    }
+    /// The limit of a group: its bytes in one piece, and a flush.
+    fn group(&self, pieces: &[Piece<'_>]) -> Result<()> {
+        let bytes: usize = pieces.iter().map(|(data, _)| data.len()).sum();
+        let mut whole = AlignedBuf::zeroed(bytes.next_multiple_of(4096));
+        let mut end = 0;
+        for (data, _) in pieces {
+            whole[end..end + data.len()].copy_from_slice(data);
+            end += data.len();
+        }
+        let last = self.place.room.saturating_sub(whole.len() as u64);
+        let offset = pieces.first().map_or(0, |&(_, offset)| offset).min(last);
+        self.put(&whole, self.locate(offset, whole.len())?, true)
     }
 }
 

@@ -20,6 +20,9 @@ use std::time::{Duration, Instant};
 /// How long a server may take to be ready, and to close.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The property of files whose units a crash leaves whole, as an attribute.
+pub const UNTORN: &str = "user.quire.untorn";
+
 /// Formats the image and mounts it.
 pub fn set_up_mount(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Target>> {
     let program = can_serve(workshop)?;
@@ -42,7 +45,13 @@ pub fn set_up_mount(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Tar
     command.current_dir("/").stdout(Stdio::piped()).stderr(Stdio::null());
     let mut server = Server::start(command, dir)?;
     server.wait_for_report()?;
-    Ok(server.into_target())
+    if let Some(unit) = spec.untorn {
+        // Files inherit it. Given to an open file it would come too late for how the kernel opens that.
+        let value = unit.to_string();
+        rustix::fs::setxattr(&server.dir, UNTORN, value.as_bytes(), rustix::fs::XattrFlags::empty())
+            .map_err(|error| Error::os(format!("setting {UNTORN}={unit} on the mount"), &error.into()))?;
+    }
+    Ok(Box::new(server.into_system().with_requests()))
 }
 
 /// Mounts a server that answers from memory.
@@ -60,7 +69,7 @@ pub fn set_up_null(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Targ
     command.arg(&dir).stdout(Stdio::null()).stderr(Stdio::null());
     let mut server = Server::start(command, dir)?;
     server.wait_for_mount(workshop)?;
-    Ok(server.into_target())
+    Ok(Box::new(server.into_system()))
 }
 
 fn can_serve<'a>(workshop: &Workshop<'a>) -> Outcome<&'a Path> {
@@ -128,9 +137,9 @@ impl Server {
         Ok(())
     }
 
-    fn into_target(self) -> Box<dyn Target> {
+    fn into_system(self) -> System {
         let (dir, source) = (self.dir.clone(), Source::Process(self.child.id()));
-        Box::new(System::new(dir, Some(source), Box::new(self)))
+        System::new(dir, Some(source), Box::new(self))
     }
 
     fn end(&mut self) -> Result<()> {

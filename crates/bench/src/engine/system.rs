@@ -1,7 +1,8 @@
 //! System calls on a folder.
 
+use super::group::{Atomic, Groups};
 use crate::outcome::{Outcome, failed, os};
-use crate::target::{Counters, Handle, How, Target};
+use crate::target::{Counters, Handle, How, Piece, Target};
 use io_uring::{IoUring, opcode, types};
 use quire_base::sync::Arc;
 use quire_base::{Error, Result};
@@ -68,6 +69,10 @@ fn block_counters(text: &str) -> Counters {
 pub struct System {
     folder: PathBuf,
     source: Option<Source>,
+    /// How groups of writes are made.
+    groups: Groups,
+    /// Whether durable writes carry RWF_ATOMIC.
+    atomic: bool,
     /// What must be taken down at the end: its own `Drop`, or [`Behind::take_down`] for errors to be heard.
     behind: Box<dyn Behind>,
 }
@@ -85,41 +90,70 @@ impl Behind for tempfile::TempDir {
 }
 
 impl System {
-    /// A target in `folder`.
+    /// A target in `folder`, with the rollback journal of a database for groups of writes.
     pub fn new(folder: PathBuf, source: Option<Source>, behind: Box<dyn Behind>) -> System {
-        System { folder, source, behind }
+        System { folder, source, groups: Groups::Journal, atomic: false, behind }
+    }
+
+    /// With the requests that a mount of Quire has for groups of writes.
+    pub fn with_requests(self) -> System {
+        System { groups: Groups::Requests, ..self }
+    }
+
+    /// With files opened with O_DIRECT, durable writes with RWF_ATOMIC and RWF_DSYNC, if `atomic`.
+    pub fn with_atomic(self, atomic: bool) -> System {
+        System { atomic, ..self }
     }
 
     fn open_file(&self, path: &str, how: How) -> Result<File> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(how.create).append(how.append);
-        let direct = if how.direct { libc::O_DIRECT } else { 0 };
+        let direct = if how.direct || self.atomic { libc::O_DIRECT } else { 0 };
         let data_sync = if how.data_sync { libc::O_DSYNC } else { 0 };
         options.custom_flags(direct | data_sync);
         options.open(self.folder.join(path)).map_err(os(format!("opening {path}")))
     }
 }
 
-struct Open(File);
+struct Open {
+    file: File,
+    path: PathBuf,
+    groups: Groups,
+    atomic: bool,
+}
 
 impl Handle for Open {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
-        self.0.read_at(buffer, offset).map_err(os("reading"))
+        self.file.read_at(buffer, offset).map_err(os("reading"))
     }
     fn write_at(&self, data: &[u8], offset: u64) -> Result<()> {
-        self.0.write_all_at(data, offset).map_err(os("writing"))
+        self.file.write_all_at(data, offset).map_err(os("writing"))
     }
     fn sync(&self, data_only: bool) -> Result<()> {
-        if data_only { self.0.sync_data() } else { self.0.sync_all() }.map_err(os("fsync"))
+        if data_only { self.file.sync_data() } else { self.file.sync_all() }.map_err(os("fsync"))
     }
     fn truncate(&self, size: u64) -> Result<()> {
-        self.0.set_len(size).map_err(os("truncating"))
+        self.file.set_len(size).map_err(os("truncating"))
+    }
+    fn write_durably(&self, data: &[u8], offset: u64) -> Result<()> {
+        match self.atomic {
+            true => Atomic(&self.file).write(data, offset),
+            false => self.write_at(data, offset).and_then(|()| self.sync(true)),
+        }
+    }
+    fn refuses_durable(&self, bytes: u64) -> Option<String> {
+        if self.atomic { Atomic(&self.file).refuses(bytes) } else { None }
+    }
+    fn group(&self, pieces: &[Piece<'_>]) -> Result<()> {
+        self.groups.write(&self.file, &self.path, pieces)
     }
 }
 
 impl Target for System {
     fn open(&self, path: &str, how: How) -> Result<Arc<dyn Handle>> {
-        Ok(Arc::new(Open(self.open_file(path, how)?)))
+        let file = self.open_file(path, how)?;
+        let path = self.folder.join(path);
+        Ok(Arc::new(Open { file, path, groups: self.groups, atomic: self.atomic }))
     }
     fn make_folder(&self, path: &str) -> Result<()> {
         std::fs::create_dir(self.folder.join(path)).map_err(os(format!("making the folder {path}")))

@@ -1,7 +1,7 @@
 //! `dirty`: threads overwrite random blocks of their own file (or of one file), durable one by one or all at
 //! the end; what reaches the device is counted there.
 
-use super::{CHUNK, Context, Work, check_blocks, fields, fill, needs_files};
+use super::{CHUNK, Context, Work, add_device, check_blocks, fields, fill, needs_files, push_device};
 use crate::arguments::{self, SyncEvery};
 use crate::drive::{Part, Stage, Until, drive};
 use crate::engine::Kind;
@@ -115,9 +115,7 @@ impl Work for Dirty {
         sample.add("seconds", seconds);
         sample.add("operations", operations as f64);
         sample.add("bytes", (operations * options.bs) as f64);
-        sample.add_growth("device", before.device_bytes_written, after.device_bytes_written);
-        sample.add_growth("data", before.data_bytes_written, after.data_bytes_written);
-        sample.add_growth("flushes", before.device_flushes, after.device_flushes);
+        add_device(&mut sample, &before, &after);
         Ok(sample)
     }
 
@@ -129,17 +127,7 @@ impl Work for Dirty {
         let mut figures = Figures::default();
         figures.push("write_mib_s", sample.rate("bytes", "seconds") / f64::from(1 << 20));
         figures.push("iops", sample.rate("operations", "seconds"));
-        figures.push("bytes_written", sample.sum("bytes"));
-        figures.push_known("device_bytes_written", sample.known("device"));
-        figures.push_known(
-            "write_amplification",
-            sample.known("device").map(|_| sample.rate("device", "bytes")),
-        );
-        figures.push_known(
-            "data_write_amplification",
-            sample.known("data").map(|_| sample.rate("data", "bytes")),
-        );
-        figures.push_known("device_flushes", sample.known("flushes"));
+        push_device(&mut figures, sample);
         figures
     }
 }

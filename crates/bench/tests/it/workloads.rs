@@ -167,6 +167,57 @@ fn tail() {
     assert!(refused.rows.iter().all(|row| matches!(row.status, Status::Skipped(_))));
 }
 
+/// The figures of workloads that count what durable writes cost the device.
+const DURABLE: [&str; 5] =
+    ["p50_us", "p99_us", "bytes_written", "device_bytes_written", "write_amplification"];
+
+#[test]
+fn untorn() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().display();
+    let engines = "quire@untorn=8k,quire,quire@device=memory@untorn=64k,raw";
+    let all = report(&format!("untorn --engines {engines} --rounds 1 --seconds 1 --size 1m --jobs 2"));
+    check(&all, &DURABLE, &["iops", "device_flushes"]);
+    let json = all.json();
+    let params = &json["params"];
+    assert_eq!((&params["bs"], &params["jobs"], &params["size"]), (&"8k".into(), &2.into(), &"1m".into()));
+    let of = |row: usize, name: &str| all.rows[row].figures.get(name).unwrap();
+    // Contents of untorn files go through the journal, and then home; others go home only.
+    assert!(of(0, "write_amplification") - of(0, "data_write_amplification") > 0.99);
+    assert!((0.99..1.05).contains(&of(1, "data_write_amplification")));
+    assert!((of(3, "write_amplification") - 1.0).abs() < 0.01);
+    let plain = report(&format!("untorn --engines dir:{dir} --seconds 0.3 --size 1m --bs 16k"));
+    check(&plain, &["iops", "p50_us", "p99_us", "bytes_written"], &[]);
+    let refused = measure("untorn --engines memcpy,fuse-null --seconds 0.1 --size 1m").unwrap();
+    assert!(refused.rows.iter().all(|row| matches!(row.status, Status::Skipped(_))));
+}
+
+#[test]
+fn group() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().display();
+    let engines = "quire,quire@device=memory,raw";
+    let all = report(&format!("group --engines {engines} --rounds 1 --seconds 1 --size 1m --threads 2"));
+    check(&all, &DURABLE, &["device_flushes"]);
+    check(&all, &["commits_s"], &[]);
+    let json = all.json();
+    let params = &json["params"];
+    assert_eq!((&params["writes"], &params["threads"]), (&4.into(), &2.into()));
+    for row in &all.rows {
+        // Each commit is four writes of 4 KiB and waits for a flush at most.
+        let operations = row.figures.get("bytes_written").unwrap() / 16384.0;
+        assert_eq!(operations.fract(), 0.0);
+        assert!(row.figures.get("device_flushes").unwrap() <= 1.1 * operations + 10.0, "{}", row.engine);
+        assert!(row.figures.get("write_amplification").unwrap() > 0.99, "{}", row.engine);
+    }
+    let journal =
+        report(&format!("group --engines dir:{dir} --seconds 0.3 --size 1m --threads 2 --writes 9"));
+    check(&journal, &["commits_s", "p50_us", "p99_us", "bytes_written"], &[]);
+    let all_pages = report("group --engines quire@device=memory --seconds 0.1 --size 16k");
+    check(&all_pages, &["commits_s"], &[]);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
 #[test]
 fn scale() {
     let folder = tempfile::tempdir().unwrap();
@@ -230,6 +281,11 @@ fn bad_options_are_refused_before_anything_runs() {
         ("mixed --plot out.png", "end with .svg"),
         ("mixed --json /nowhere/at/all.json", "cannot be written"),
         ("dirty --folio 48k", "power of two"),
+        ("untorn --bs 6k", "whole blocks of 4k"),
+        ("untorn --bs 2m --size 1m", "larger than --size"),
+        ("untorn --engines quire@untorn=12k", "power of two"),
+        ("group --engines xfs@atomic", "for the workload untorn"),
+        ("group --size 8k", "at least as many as --writes 4"),
         ("dirty --engines quire@track=page", "not an option"),
         ("orphan --engines quire@orphans=many", "lockless, locked or none"),
     ] {
@@ -247,6 +303,8 @@ fn bad_options_are_refused_before_anything_runs() {
         "creat --ops 0",
         "tail --with noise",
         "scale --files 0",
+        "untorn --jobs 0",
+        "group --writes 0",
     ] {
         let words = std::iter::once("bench").chain(line.split(' '));
         assert!(Line::try_parse_from(words).is_err(), "{line}");
