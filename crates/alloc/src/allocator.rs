@@ -51,13 +51,22 @@ pub trait RegionSource: Send + Sync {
     }
 }
 
-/// Who tells the device that blocks hold nothing any more.
+/// The device, as far as freed blocks are concerned: who tells it that they hold nothing any more, and knows
+/// when nothing is written to them any more.
 pub trait Discard: Send + Sync {
+    /// Waits for writes that began before and may reach blocks that were freed meanwhile. Waits for nothing
+    /// else than the device.
+    fn await_writes(&self) {}
+
     /// Discards `blocks` from `at`; returns when the device has done so.
     fn discard(&self, at: BlockNo, blocks: u64) -> Result<()>;
 }
 
 impl Discard for Device {
+    fn await_writes(&self) {
+        self.recorded().await_batch();
+    }
+
     fn discard(&self, at: BlockNo, blocks: u64) -> Result<()> {
         Device::discard(self, at, blocks)
     }

@@ -7,9 +7,9 @@
 //! 2. *At apply*, as the last step, when the tree's regions show the blocks as free, [`Allocator::freed`]
 //!    marks them as being freed and queues them in their group with the transaction's `Seq`. No I/O, no
 //!    waiting but for the group's lock.
-//! 3. After a force, [`Allocator::durable`] takes from the queues what is due, clears the busy bits, and only
-//!    then returns the credits. Where freed blocks are discarded, they wait for that first, still busy
-//!    ([`crate::discarding`]).
+//! 3. After a force, [`Allocator::durable`] takes from the queues what is due, waits for homes that are being
+//!    written, clears the busy bits, and only then returns the credits. Where freed blocks are discarded,
+//!    they wait for that first, still busy ([`crate::discarding`]).
 //!
 //! Groups with queued frees are named on sharded lists, so that a force costs nothing for the others. A group
 //! is on at most one list.
@@ -146,8 +146,12 @@ impl Allocator {
                     self.deferred.list(number);
                 }
             }
-            any |= !due.is_empty();
-            self.free_for_good(due);
+            if !due.is_empty() {
+                any = true;
+                // Nobody else has them yet, and no write of a home begins that still knows them.
+                self.device.await_writes();
+                self.free_for_good(due);
+            }
             drop(under_way);
             // Whoever moved the position on meanwhile may have found the lists empty because of us.
             if self.deferred.durable.load(Ordering::Acquire) == durable {

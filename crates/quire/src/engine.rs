@@ -274,10 +274,7 @@ impl Engine {
 
     /// Blocks whose freeing is durable become reusable, after their discard if freed blocks are discarded.
     pub(crate) fn settle_frees(&self, journal: &Journal) {
-        // A batch of homes that began before may still write to them.
-        let durable = journal.durable();
-        self.device.recorded().await_batch();
-        self.alloc.durable(durable);
+        self.alloc.durable(journal.durable());
         if !self.alloc.has_discards() {
             return;
         }
