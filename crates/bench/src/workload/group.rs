@@ -1,7 +1,7 @@
 //! `group`: transactions of several random 4 KiB overwrites of one file, durable as a whole.
 //!
-//! Quire commits groups, kernel file systems keep the rollback journal of a database, and the bare image takes
-//! one write of as many bytes. Each thread opens the file by itself.
+//! Quire commits groups, kernel file systems keep the rollback journal of a database, and the bare image
+//! takes one write of as many bytes. Each thread opens the file by itself.
 
 use super::{CHUNK, Context, Work, add_device, fields, fill, needs_files, push_device};
 use crate::arguments;
