@@ -11,7 +11,7 @@
 //! | [`group`] | groups of writes by system calls, for [`system`] |
 
 mod counted;
-mod group;
+pub mod group;
 pub mod kernel;
 pub mod library;
 pub mod memory;

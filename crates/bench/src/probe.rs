@@ -7,6 +7,8 @@
 //! | [`load`] | asynchronous direct I/O beside the others |
 //! | [`order`] | reads that begin after a write has returned, buffered and direct |
 //!
+//! [`promises`] asks what is promised over power loss, which no race can find out.
+//!
 //! Each race lasts the given time in a file of its own, in a folder that is removed at the end. A race that
 //! the file system cannot take part in (no O_DIRECT) is reported as not tried. Finding nothing proves
 //! nothing; finding something proves it.
@@ -14,8 +16,10 @@
 pub mod append;
 pub mod load;
 pub mod order;
+pub mod promises;
 pub mod torn;
 
+use self::promises::Promises;
 use crate::arguments::Probe;
 use crate::drive::{Part, Stage, Surroundings, Until, drive};
 use crate::interrupt::Interrupt;
@@ -95,6 +99,8 @@ pub struct Findings {
     seconds: f64,
     seed: u64,
     direct_load: bool,
+    /// What the file system says about power loss.
+    pub promises: Promises,
     /// In the order in which they were raced.
     pub findings: Vec<Finding>,
 }
@@ -165,6 +171,7 @@ pub fn probe(arguments: &Probe, interrupt: &Interrupt, progress: &Progress) -> O
         direct_load: arguments.direct_load,
         surroundings: &surroundings,
     };
+    let promises = Promises::ask(dir, &arena)?;
     let mut findings = Vec::new();
     findings.extend(torn::torn_reads(&arena)?);
     findings.extend(append::appends(&arena)?);
@@ -174,7 +181,7 @@ pub fn probe(arguments: &Probe, interrupt: &Interrupt, progress: &Progress) -> O
     progress.finish();
     folder.close().map_err(os("removing the folder of the probe"))?;
     let Probe { seconds, seed, direct_load, .. } = *arguments;
-    Ok(Findings { dir: dir.clone(), seconds, seed, direct_load, findings })
+    Ok(Findings { dir: dir.clone(), seconds, seed, direct_load, promises, findings })
 }
 
 impl Findings {
@@ -207,6 +214,7 @@ impl Findings {
             "seed": self.seed,
             "direct_load": self.direct_load,
             "machine": machine::describe(&self.dir),
+            "promises": self.promises.json(),
             "findings": findings.collect::<Vec<_>>(),
         })
     }

@@ -66,6 +66,9 @@ pub enum Command {
     /// end.
     Bench(quire_bench::arguments::Bench),
     /// Find out what the file system under a folder really promises, by racing it for a few seconds
+    ///
+    /// Also says what it promises over power loss: the property untorn of new files, and untorn direct
+    /// writes.
     Probe(quire_bench::arguments::Probe),
     /// Write the manual pages to a folder
     Man {

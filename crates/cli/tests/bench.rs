@@ -225,7 +225,7 @@ fn a_probe_of_a_mount_finds_nothing() {
     }
     let mut volume = common::Volume::new("1G");
     volume.mount();
-    let probe = |options: &[&str]| {
+    let probe = |options: &[&str], untorn: serde_json::Value| {
         let output = Command::new(QUIRE)
             .args(["probe", "--seconds", "0.5", "--json"])
             .args(options)
@@ -234,6 +234,7 @@ fn a_probe_of_a_mount_finds_nothing() {
             .unwrap();
         assert!(output.status.success(), "{}", text(&output));
         let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["promises"]["untorn"], untorn);
         for finding in report["findings"].as_array().unwrap() {
             // Who starves is a matter of the machine's load too.
             if !finding["name"].as_str().unwrap().ends_with("starvation") {
@@ -241,6 +242,8 @@ fn a_probe_of_a_mount_finds_nothing() {
             }
         }
     };
-    probe(&[]);
-    probe(&["--direct-load"]);
+    probe(&[], serde_json::json!({ "directory": null, "file": null }));
+    let set = Command::new(QUIRE).args(["set", "untorn=8k"]).arg(volume.mountpoint()).output().unwrap();
+    assert!(set.status.success(), "{}", text(&set));
+    probe(&["--direct-load"], serde_json::json!({ "directory": "8k", "file": "8k" }));
 }

@@ -49,6 +49,11 @@ fn a_probe_asks_every_question_and_leaves_nothing() {
                 other => panic!("{other}"),
             }
         }
+        // Whatever is below temporary files: no directory of Quire's with the property.
+        assert_eq!(json["promises"]["untorn"], serde_json::json!({ "directory": null, "file": null }));
+        let direct = &json["promises"]["untorn_direct_writes"];
+        assert!(direct.is_null() || direct["min"].as_u64() <= direct["max"].as_u64(), "{direct}");
+        assert_eq!(findings.promises.text().lines().count(), 2);
         // Every kernel keeps these promises.
         for name in ["lost_appends_buffered", "stale_buffered"] {
             assert!(!findings.findings.iter().any(|f| f.name == name && f.is_found()), "{name}");

@@ -15,13 +15,14 @@ pub fn race(arguments: &Probe) -> Outcome<probe::Findings> {
     probe::probe(arguments, &interrupt, &Progress::new()).map_err(failure)
 }
 
-/// Races, and prints one table (or JSON).
+/// Races, and prints one table and what the file system promises (or JSON).
 pub fn run(arguments: &Probe) -> Outcome {
     let findings = race(arguments)?;
     if arguments.json {
         output::line(format_args!("{:#}", findings.json()));
     } else {
         output::line(findings.table().trim_end());
+        output::line(format_args!("\n{}", findings.promises.text().trim_end()));
     }
     Ok(())
 }
