@@ -128,6 +128,32 @@ pub enum Mistake {
     /// with the file since. Shows when a truncate cuts inside the block, an append is forced, and its record
     /// is kept without its data.
     TailBelievedZero,
+
+    // Those of data in the journal.
+    /// A recorded block is written home before its record is durable (J8). Shows when the home is kept, or torn,
+    /// and the record is lost: a unit or a group is there in part.
+    HomeBeforeRecord,
+    /// A checkpoint passes records whose homes are not written (J8). Shows after the next crash: replay begins
+    /// behind them, and the blocks hold what they held before.
+    HomesSkippedByCheckpoint,
+    /// Replay keeps recorded content of blocks that a later record frees or makes read as zeros. Shows when they
+    /// have got another owner, or are read: the old content is back.
+    FreedContentReplayed,
+    /// Recorded content is forgotten with each extent that a record replaces, though its blocks stay the file's.
+    /// Shows when extents merge or are cut before the homes are written.
+    MovedContentForgotten,
+    /// The first file of a group goes into a record of its own. Shows when the journal is cut behind it.
+    GroupInTwoRecords,
+    /// A block whose recorded content a replay would put back is written in place. Shows after any crash: the
+    /// older content is back.
+    RecordedWrittenInPlace,
+    /// Nobody waits for a batch of homes that may have forgotten blocks. Shows when such a block gets another
+    /// owner, and the home is the later write.
+    BatchNotAwaited,
+    /// Recorded blocks are written in place as soon as the newest checkpoint has passed their records. Shows when
+    /// the older slot has to serve: its replay puts the older content back.
+    PassedForNewestSlot,
+
     /// The last block of a file is known as soon as its write has completed, not when a flush has covered
     /// that. Shows when a truncate cuts inside the block, the block is written back, an append is forced, and
     /// the crash keeps the append's record and neither of the two writes: what was cut off is back.
@@ -198,7 +224,7 @@ impl Mistake {
     ];
 
     /// The mistakes of durability, which the simulator finds.
-    pub const ALL: [Mistake; 33] = [
+    pub const ALL: [Mistake; 41] = [
         Mistake::NoFlushBeforeJournalWrite,
         Mistake::RecordNamesNoData,
         Mistake::FlushJoinedLate,
@@ -232,6 +258,14 @@ impl Mistake {
         Mistake::ZeroedBlocksHandedOutTwice,
         Mistake::SizeOverUnflushedTail,
         Mistake::TailBelievedZero,
+        Mistake::HomeBeforeRecord,
+        Mistake::HomesSkippedByCheckpoint,
+        Mistake::FreedContentReplayed,
+        Mistake::MovedContentForgotten,
+        Mistake::GroupInTwoRecords,
+        Mistake::RecordedWrittenInPlace,
+        Mistake::BatchNotAwaited,
+        Mistake::PassedForNewestSlot,
     ];
 
     /// Mistakes of durability that ordinary runs seldom show: each has a test that goes through all crashes
@@ -279,6 +313,14 @@ impl Mistake {
             Mistake::SizeOverUnflushedTail => "size-over-unflushed-tail",
             Mistake::TailKnownBeforeFlush => "tail-known-before-flush",
             Mistake::TailBelievedZero => "tail-believed-zero",
+            Mistake::HomeBeforeRecord => "home-before-record",
+            Mistake::HomesSkippedByCheckpoint => "homes-skipped-by-checkpoint",
+            Mistake::FreedContentReplayed => "freed-content-replayed",
+            Mistake::MovedContentForgotten => "moved-content-forgotten",
+            Mistake::GroupInTwoRecords => "group-in-two-records",
+            Mistake::RecordedWrittenInPlace => "recorded-written-in-place",
+            Mistake::BatchNotAwaited => "batch-not-awaited",
+            Mistake::PassedForNewestSlot => "passed-for-newest-slot",
             Mistake::WritebackChases => "writeback-chases",
             Mistake::SyncerWaitsForData => "syncer-waits-for-data",
             Mistake::CloseWithoutDraining => "close-without-draining",

@@ -46,6 +46,14 @@ fn ground(mistake: Mistake) -> Settings {
         Mistake::SizeOverUnflushedTail => of(Style::Logs, 1, 80, 5000),
         Mistake::TailBelievedZero => of(Style::Logs, 1, 80, 5000),
         Mistake::OverlappingDeviceWrites => of(Style::Shared, 3, 80, 1000),
+        Mistake::HomeBeforeRecord
+        | Mistake::HomesSkippedByCheckpoint
+        | Mistake::FreedContentReplayed
+        | Mistake::MovedContentForgotten
+        | Mistake::GroupInTwoRecords
+        | Mistake::RecordedWrittenInPlace
+        | Mistake::PassedForNewestSlot => of(Style::Atomic, 1, 80, 1000),
+        Mistake::BatchNotAwaited => of(Style::Atomic, 4, 80, 1000),
         _ => of(Style::Forces, 4, 80, 1000),
     }
 }
