@@ -223,7 +223,7 @@ impl ManifestPage {
             place: Place { block: BlockNo(u64_at(56)), twin: BlockNo(u64_at(64)) },
             crc: u32_at(72),
         };
-        let last = identity.index + 1 == identity.count;
+        let last = identity.index.checked_add(1) == Some(identity.count);
         if last && next != (NextPage { place: Place::single(NO_TWIN), crc: 0 }) {
             return bad("it is the last page and names another".into());
         }
