@@ -15,6 +15,8 @@ mod loom_size;
 #[cfg(not(any(loom, shuttle)))]
 mod scan;
 #[cfg(shuttle)]
+mod shuttle_journaled;
+#[cfg(shuttle)]
 mod shuttle_mapping;
 #[cfg(not(any(loom, shuttle)))]
 mod state_machine;
