@@ -9,8 +9,8 @@
 //! * after a last writeback the records give what the cache has: none came in the wrong order;
 //! * everybody returns, though the backing refuses records at times.
 //!
-//! The model fails when `Units::take` does not look for new folios again, and when it shares segments with
-//! dirty blocks only.
+//! Checked by hand: the model fails when `Units::take` does not look for new folios again, when it shares one
+//! segment at a time instead of all before it claims, and when two gatherings may work on the file at once.
 
 use crate::common::{BS, World, tiny};
 use quire_base::sync::{Arc, Weak, thread};
@@ -96,13 +96,17 @@ fn run(first: (u64, u64)) {
     let world = Arc::new(World::new(config));
     let file = Arc::new(File {
         replayed: Mutex::new([0; UNIT as usize]),
-        refuse: AtomicU32::new(1),
+        refuse: AtomicU32::new(0),
         mapping: OnceLock::new(),
     });
     let backing: Arc<dyn Backing> = file.clone();
     let weak: Weak<dyn Backing> = Arc::downgrade(&backing);
     let _ = file.mapping.set(world.cache.new_mapping(InodeNo(1), weak));
+    // The pair is clean, and a gathering finds something in its unit.
     file.write(first.0, first.1, 0);
+    file.mapping.get().unwrap().write_back(0, BLOCKS_END).unwrap();
+    file.write(0, 1, 5);
+    file.refuse.store(1, Ordering::SeqCst);
     let mut threads = Vec::new();
     for writer in 1..3u8 {
         let file = file.clone();
@@ -114,7 +118,10 @@ fn run(first: (u64, u64)) {
     }
     {
         let file = file.clone();
-        threads.push(thread::spawn(move || file.write(0, 1, 7)));
+        threads.push(thread::spawn(move || {
+            file.write(0, 1, 6);
+            file.write(0, 1, 7);
+        }));
     }
     {
         let world = world.clone();
