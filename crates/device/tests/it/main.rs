@@ -10,5 +10,7 @@ mod device;
 mod host;
 #[cfg(loom)]
 mod loom_flush;
+#[cfg(loom)]
+mod loom_recorded;
 #[cfg(not(any(loom, shuttle)))]
 mod simulated;
