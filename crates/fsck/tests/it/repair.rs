@@ -2,8 +2,8 @@
 
 use crate::common::editor::{Editor, Location};
 use crate::common::*;
-use quire::FileType;
 use quire::inodes::{InodeRef, IoFlags};
+use quire::{FileType, FormatOptions};
 use quire_base::random::Random;
 use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, BlockNo, ErrorKind, InodeNo};
@@ -12,6 +12,7 @@ use quire_format::dirent::Entry;
 use quire_format::extent::Extent;
 use quire_format::inode::InodeRecord;
 use quire_format::key::{Key, KeyKind};
+use quire_format::place::Place;
 use quire_format::pool::HEADER_BYTES;
 use quire_format::region::RegionMap;
 use quire_format::superblock::{FLAG_ERRORS, SLOT_BLOCKS, Superblock, far_slots};
@@ -165,6 +166,39 @@ fn a_damaged_superblock_is_rewritten_from_the_other() {
     let mut editor = Editor::new(&closed());
     editor.set_superblock(1, |superblock| superblock.mount_count += 1);
     mend(&editor.image, "contradiction");
+}
+
+/// Of every piece of metadata, one copy or the other: each is reported and gets the bytes of the good one.
+#[test]
+fn damaged_copies_get_the_bytes_of_the_good_ones() {
+    let backend = Arc::new(SimulatedBackend::new(BLOCKS));
+    FormatOptions::new().seed(7).metadata_copies(2).format_backend(backend.clone()).unwrap();
+    let volume = options().open_backend(backend.clone()).unwrap();
+    drop(populate(&volume));
+    volume.close().unwrap();
+    let original = backend.visible();
+    assert_clean(&original, "two copies");
+    let contents = walk(&original);
+    let editor = Editor::new(&original);
+    let (newest, (_, page)) = (editor.newest(), editor.manifest(editor.newest()));
+    let mut places = vec![editor.superblock(newest).manifest.place()];
+    places.extend(page.orphans.iter().map(|orphan| orphan.place()));
+    places.extend(editor.nodes().iter().map(|node| Place { block: node.block, twin: node.twin }));
+    for second in [false, true] {
+        let mut damaged = original.clone();
+        for place in &places {
+            damaged.edit(if second { place.twin } else { place.block }, |block| block[100] ^= 1);
+        }
+        let (report, after) = mend(&damaged, "copies");
+        let told = report.issues.iter().filter(|issue| issue.code == IssueKind::CopyDamaged).count();
+        assert_eq!((told, report.issues.len()), (places.len(), places.len()), "{:#?}", report.issues);
+        for place in &places {
+            let (one, other) =
+                (Editor::new(&after).block(place.block), Editor::new(&after).block(place.twin));
+            assert!(one == other && one == editor.block(place.block), "block {}", place.block);
+        }
+        assert_eq!(walk(&after), contents);
+    }
 }
 
 fn resize(superblock: &mut Superblock, by: i64) {
