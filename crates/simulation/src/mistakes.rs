@@ -130,17 +130,17 @@ pub enum Mistake {
     TailBelievedZero,
 
     // Those of data in the journal.
-    /// A recorded block is written home before its record is durable (J8). Shows when the home is kept, or torn,
-    /// and the record is lost: a unit or a group is there in part.
+    /// A recorded block is written home before its record is durable (J8). Shows when the home is kept, or
+    /// torn, and the record is lost: a unit or a group is there in part.
     HomeBeforeRecord,
-    /// A checkpoint passes records whose homes are not written (J8). Shows after the next crash: replay begins
-    /// behind them, and the blocks hold what they held before.
+    /// A checkpoint passes records whose homes are not written (J8). Shows after the next crash: replay
+    /// begins behind them, and the blocks hold what they held before.
     HomesSkippedByCheckpoint,
-    /// Replay keeps recorded content of blocks that a later record frees or makes read as zeros. Shows when they
-    /// have got another owner, or are read: the old content is back.
+    /// Replay keeps recorded content of blocks that a later record frees or makes read as zeros. Shows when
+    /// they have got another owner, or are read: the old content is back.
     FreedContentReplayed,
-    /// Recorded content is forgotten with each extent that a record replaces, though its blocks stay the file's.
-    /// Shows when extents merge or are cut before the homes are written.
+    /// Recorded content is forgotten with each extent that a record replaces, though its blocks stay the
+    /// file's. Shows when extents merge or are cut before the homes are written.
     MovedContentForgotten,
     /// The first file of a group goes into a record of its own. Shows when the journal is cut behind it.
     GroupInTwoRecords,
@@ -150,8 +150,8 @@ pub enum Mistake {
     /// Nobody waits for a batch of homes that may have forgotten blocks. Shows when such a block gets another
     /// owner, and the home is the later write.
     BatchNotAwaited,
-    /// Recorded blocks are written in place as soon as the newest checkpoint has passed their records. Shows when
-    /// the older slot has to serve: its replay puts the older content back.
+    /// Recorded blocks are written in place as soon as the newest checkpoint has passed their records. Shows
+    /// when the older slot has to serve: its replay puts the older content back.
     PassedForNewestSlot,
 
     /// The last block of a file is known as soon as its write has completed, not when a flush has covered

@@ -8,6 +8,9 @@
 //! * a home is written only after `force` of its record's `Seq`;
 //! * nothing recorded up to S waits when `write_home` with that S has returned;
 //! * after `forget` and `await_batch`, no late home overwrites what the block's next owner writes.
+//!
+//! Checked by hand: the model fails without `force`, without the wait in `await_batch`, when two batches may
+//! be under way at once, and when the end of a batch drops a version that was recorded meanwhile.
 
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;

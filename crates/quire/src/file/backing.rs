@@ -400,9 +400,9 @@ impl Engine {
     /// While somebody has the file to himself it stays where it is: he drops dirty blocks before his record
     /// is in the journal. What such a block holds on disk may be what an earlier truncate cut off, and the
     /// dropped block was the zeros over it. He sets the size himself, and it follows what was written
-    /// meanwhile when he is done ([`Engine::exclusively`]). But an untorn unit in which the file ends on disk is
-    /// journaled with the size: its record has all of its dirty blocks, and none of them is dropped meanwhile,
-    /// since a drop keeps writeback off the whole unit.
+    /// meanwhile when he is done ([`Engine::exclusively`]). But an untorn unit in which the file ends on disk
+    /// is journaled with the size: its record has all of its dirty blocks, and none of them is dropped
+    /// meanwhile, since a drop keeps writeback off the whole unit.
     pub(crate) fn front(&self, inode: &Inode, meta: &Meta, size: u64, done: &[Range<u64>]) -> u64 {
         let on_disk = meta.record.size;
         let Some(mapping) = inode.mapping.get() else { return size };

@@ -227,8 +227,8 @@ impl Engine {
     }
 
     /// Writes the homes of everything recorded so far; their records stay needed until a checkpoint has
-    /// passed them. What cannot be written is durable all the same, in the journal; the checkpoint that cannot
-    /// pass it ends changes.
+    /// passed them. What cannot be written is durable all the same, in the journal; the checkpoint that
+    /// cannot pass it ends changes.
     pub(crate) fn write_homes(&self) -> Result<()> {
         let journal = self.journal()?;
         self.device.recorded().write_home(&self.device, journal.head(), &mut |seq| journal.force(seq))
