@@ -92,6 +92,11 @@ pub fn newest_of(slots: [SlotCopies; 2]) -> [Result<Superblock>; 2] {
     let is_none =
         |read: &Result<Superblock>| read.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotAVolume);
     if slots.iter().any(|slot| !is_none(&slot.near)) {
+        for (slot, name) in slots.iter().zip(["A", "B"]) {
+            if let (Err(error), Ok(_)) = (&slot.near, &slot.far) {
+                tracing::warn!(%error, "the first copy of superblock {name} is damaged; the second one serves (see: quire fsck)");
+            }
+        }
         return slots.map(|slot| slot.newest());
     }
     let hint = slots.iter().any(|slot| slot.far.is_ok()).then_some(
