@@ -47,6 +47,8 @@ pub struct RecoveryReport {
     pub records: u64,
     /// True if the newest superblock was passed over for the older one, and why.
     pub fallback: Option<String>,
+    /// A superblock whose first copy is not good, though its second one serves, and why.
+    pub second_copy: Option<String>,
     /// Why the volume could only be opened read-only, if that is the volume's own reason.
     pub read_only_because: Option<String>,
     /// Orphans found after replay.
@@ -103,6 +105,7 @@ pub(crate) fn load(device: &Arc<Device>, options: &VolumeOptions) -> Result<Load
         match load_from(device, options, superblock, slot, newest_sequence) {
             Ok(mut loaded) => {
                 loaded.report.fallback = reasons.first().map(Error::to_string);
+                loaded.report.second_copy = superblocks::second_copy_serves(device);
                 if let Some(why) = &loaded.report.fallback {
                     tracing::warn!(%why, "a superblock or its tree is damaged; the other one serves");
                 }

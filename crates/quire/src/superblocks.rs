@@ -92,11 +92,6 @@ pub fn newest_of(slots: [SlotCopies; 2]) -> [Result<Superblock>; 2] {
     let is_none =
         |read: &Result<Superblock>| read.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotAVolume);
     if slots.iter().any(|slot| !is_none(&slot.near)) {
-        for (slot, name) in slots.iter().zip(["A", "B"]) {
-            if let (Err(error), Ok(_)) = (&slot.near, &slot.far) {
-                tracing::warn!(%error, "the first copy of superblock {name} is damaged; the second one serves (see: quire fsck)");
-            }
-        }
         return slots.map(|slot| slot.newest());
     }
     let hint = slots.iter().any(|slot| slot.far.is_ok()).then_some(
@@ -106,6 +101,14 @@ pub fn newest_of(slots: [SlotCopies; 2]) -> [Result<Superblock>; 2] {
     slots.map(|slot| match (slot.near, hint) {
         (Err(error), Some(hint)) => Err(Error::new(error.kind(), format!("{error}{hint}"))),
         (near, _) => near,
+    })
+}
+
+/// A superblock whose first copy does not serve, and why, if its second copy does.
+pub(crate) fn second_copy_serves(device: &Device) -> Option<String> {
+    read(device).iter().zip(["A", "B"]).find_map(|(slot, name)| match (&slot.near, &slot.far) {
+        (Err(error), Ok(_)) => Some(format!("superblock {name}: {error}")),
+        _ => None,
     })
 }
 

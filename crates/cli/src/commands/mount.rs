@@ -184,6 +184,9 @@ fn open_and_mount(checked: &Checked) -> Outcome<(Session, Vec<String>)> {
     if let Some(reason) = &recovery.fallback {
         notes.push(format!("the newest superblock is not good, the older one was taken: {reason}"));
     }
+    if let Some(reason) = &recovery.second_copy {
+        notes.push(format!("the first copy of a superblock is not good, the second one was taken: {reason}"));
+    }
     if recovery.records > 0 {
         notes.push(format!("recovered {} transactions from the journal", recovery.records));
     }

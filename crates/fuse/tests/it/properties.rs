@@ -90,7 +90,7 @@ fn copies_and_archives_carry_them() {
         fs::create_dir(&from).unwrap();
         fs::write(from.join("plain"), "plain").unwrap();
         set(&from, UNTORN, "8k").unwrap();
-        for (name, unit) in [("small", "4k"), ("large", "1m")] {
+        for (name, unit) in [("small", "4k"), ("large", "128k")] {
             fs::write(from.join(name), name).unwrap();
             set(&from.join(name), UNTORN, unit).unwrap();
         }
@@ -103,7 +103,7 @@ fn copies_and_archives_carry_them() {
             assert_eq!(get(&copy, UNTORN).unwrap(), "8k", "{}", copy.display());
             assert_eq!(get(&copy.join("small"), UNTORN).unwrap(), "4k");
             assert_eq!(get(&copy.join("small"), CACHE).unwrap(), "drop");
-            assert_eq!(get(&copy.join("large"), UNTORN).unwrap(), "1m");
+            assert_eq!(get(&copy.join("large"), UNTORN).unwrap(), "128k");
             assert_eq!(fs::read(copy.join("large")).unwrap(), b"large");
             assert_eq!(fs::metadata(copy.join("plain")).unwrap().size(), 5);
         }
