@@ -155,7 +155,7 @@ fn reuse_beside_homes() {
             let (medium, device) = (medium.clone(), device.clone());
             thread::spawn(move || write_home(&medium, &device, 1))
         };
-        device.recorded().forget(AT, 1);
+        device.recorded().forget(Seq(2), AT, 1);
         device.recorded().await_batch();
         device.write(IoClass::Data, AT, &vec![OWNER as u8; BS]).unwrap();
         assert_eq!(read(&device), OWNER);
