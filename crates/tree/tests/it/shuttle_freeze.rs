@@ -3,15 +3,19 @@
 //!
 //! Run: `RUSTFLAGS="--cfg shuttle" cargo test -p quire-tree --test it shuttle_freeze --release`
 
-use crate::common::stamp;
 use quire_base::sync::{Arc, Mutex, RwLock, thread};
 use quire_base::{BlockNo, InodeNo};
 use quire_device::Device;
 use quire_format::extent::Run;
 use quire_format::key::Key;
-use quire_tree::{CheckpointImage, PoolState, Tree, TreeLimits};
+use quire_tree::{CheckpointImage, CheckpointStamp, PoolState, Tree, TreeLimits};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+
+/// A checkpoint of the first incarnation.
+fn stamp(checkpoint: u64) -> CheckpointStamp {
+    CheckpointStamp { checkpoint, incarnation: 1 }
+}
 
 type Model = BTreeMap<Key, Vec<u8>>;
 
@@ -90,7 +94,7 @@ fn scenario() {
         let frozen = tree.freeze(Vec::new());
         let expected = model.lock().clone();
         drop(whole);
-        images.push((tree.write_frozen(frozen, number).unwrap(), stamp(expected)));
+        images.push((tree.write_frozen(frozen, stamp(number)).unwrap(), expected));
         for (image, expected) in images.iter().rev().take(2) {
             assert_eq!(&contents(&open(&device, image)), expected);
         }

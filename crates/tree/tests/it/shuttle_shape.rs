@@ -3,15 +3,19 @@
 //!
 //! Run: `RUSTFLAGS="--cfg shuttle" cargo test -p quire-tree --test it shuttle_shape --release`
 
-use crate::common::stamp;
 use quire_base::sync::{Arc, Mutex, RwLock, thread};
 use quire_base::{BlockNo, Error, InodeNo, Result};
 use quire_device::{Backend, Device, Io, IoClass, MemoryBackend};
 use quire_format::extent::Run;
 use quire_format::key::Key;
-use quire_tree::{PoolState, Tree, TreeLimits};
+use quire_tree::{CheckpointStamp, PoolState, Tree, TreeLimits};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+
+/// A checkpoint of the first incarnation.
+fn stamp(checkpoint: u64) -> CheckpointStamp {
+    CheckpointStamp { checkpoint, incarnation: 1 }
+}
 
 const LIMITS: TreeLimits = TreeLimits { cache_nodes: 3, dirty_nodes: 1000 };
 
