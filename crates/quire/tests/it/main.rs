@@ -28,6 +28,7 @@ mod durability;
 mod groups;
 #[cfg(all(debug_assertions, not(any(loom, shuttle))))]
 mod held_leaves;
+#[cfg(not(any(loom, shuttle)))]
 mod hints;
 #[cfg(not(any(loom, shuttle)))]
 mod inode_memory;
