@@ -345,7 +345,7 @@ impl Allocator {
     }
 
     /// Loads a group if need be and changes its bits.
-    fn change<R>(&self, number: usize, act: impl FnOnce(&mut GroupMap) -> Result<R>) -> Result<R> {
+    pub(crate) fn change<R>(&self, number: usize, act: impl FnOnce(&mut GroupMap) -> Result<R>) -> Result<R> {
         self.load(number)?;
         let _moving = self.movement.shared();
         self.change_held(number, act)

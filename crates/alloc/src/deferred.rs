@@ -9,7 +9,7 @@
 //!    waiting but for the group's lock.
 //! 3. After a force, [`Allocator::durable`] takes from the queues what is due, waits for homes that are being
 //!    written, clears the busy bits, and only then returns the credits. Where freed blocks are discarded,
-//!    they wait for that first, still busy ([`crate::discarding`]).
+//!    that comes later, as far as they are still free then ([`crate::discarding`]).
 //!
 //! Groups with queued frees are named on sharded lists, so that a force costs nothing for the others. A group
 //! is on at most one list.
@@ -113,7 +113,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// Notes that the journal is durable up to `seq`: frees up to it become reusable, or are queued for their
+    /// Notes that the journal is durable up to `seq`: frees up to it become reusable, and are noted for their
     /// discard if that is on. Does no I/O. Calling it again with the same `seq` picks up transactions that
     /// were applied after they were durable.
     pub fn durable(&self, seq: Seq) {
@@ -121,14 +121,8 @@ impl Allocator {
         self.settle();
     }
 
-    /// Makes due frees reusable at once, without their discard. True if it may have helped.
-    pub(crate) fn settle_at_once(&self) -> bool {
-        let settled = self.settle();
-        self.skip_discards() || settled
-    }
-
-    /// Makes due frees reusable, or queues their discard. True if there were any.
-    fn settle(&self) -> bool {
+    /// Makes due frees reusable. True if there were any.
+    pub(crate) fn settle(&self) -> bool {
         let mut any = false;
         loop {
             // Most forces end here, and share no more than this look.
@@ -170,10 +164,9 @@ impl Allocator {
             adjacent
         });
         for run in runs {
-            if self.config.discard {
-                self.discarding.queue(run);
-            } else {
-                self.free_run(run);
+            self.free_run(run);
+            if self.config.discard && !self.discarding.note(run) {
+                self.counts.discards_skipped.add(1);
             }
         }
     }
@@ -196,17 +189,5 @@ impl Allocator {
             self.groups[number].with(|group| group.release(piece)).unwrap_or(Ok(()))?;
         }
         Ok(())
-    }
-
-    /// A failed discard loses nothing: the blocks are merely not trimmed.
-    pub(crate) fn discard(&self, run: Run) {
-        self.counts.discards.add(1);
-        match self.device.discard(run.start, run.blocks) {
-            Ok(()) => self.counts.discarded_blocks.add(run.blocks),
-            Err(error) => {
-                self.counts.discard_failures.add(1);
-                tracing::warn!(%error, start = run.start.0, blocks = run.blocks, "discard failed");
-            }
-        }
     }
 }

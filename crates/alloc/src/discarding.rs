@@ -1,33 +1,37 @@
 //! Discards, apart from the forces that make them due.
 //!
-//! Protocol. A freed block is *deferred* until its freeing is durable ([`crate::deferred`]), then *queued*,
-//! then its discard is *under way*, and then it is free. Its busy bit is set until then. A force only queues.
-//! [`Allocator::discard_next`], which a thread of the volume calls, takes the next run of at most
-//! [`RUN_BLOCKS_MAX`] blocks, so that no discard holds up reads and writes for long, discards it with nothing
-//! locked, and frees it.
+//! Protocol. A freed block is *deferred* until its freeing is durable ([`crate::deferred`]), and then it is
+//! free: whoever needs space takes it, as a block that is written again soon is better not discarded. Where
+//! freed blocks are discarded, its range is noted as well. [`Allocator::discard_next`], which a thread of the
+//! volume calls, takes the next noted range of at most [`RUN_BLOCKS_MAX`] blocks, so that no discard holds up
+//! reads and writes for long. It allocates what is still free there, discards that with nothing locked, and
+//! gives it back.
 //!
-//! When space is short, what is queued is freed without a discard ([`Allocator::skip_discards`]): the next
-//! owner writes there, and that is worth more. What is under way can only be waited for
-//! ([`Allocator::await_frees`]). A thread that has taken durable frees out of their groups, to free or to
-//! queue them, counts as under way until it has done so.
+//! When space is short, a range is passed over: its next owner writes there, and that is worth more. What is
+//! under way can be waited for ([`Allocator::await_frees`]). A thread that has taken durable frees out of
+//! their groups, to free them, counts as under way until it has done so.
 //!
 //! Invariants:
-//! * A run is queued, or under way, or free, never two of these: whoever takes it out of the queue frees it.
 //! * A block is given out only when no discard of it is under way, and discarded only when its freeing is
 //!   durable (J2).
+//! * A discard pays for its blocks as any allocation does, so those who hold a reservation find blocks.
 //! * The credits of a run are back before its discard counts as ended: whoever has waited finds them.
 //!
-//! Neighbours: [`crate::deferred`] queues; `fs` has the thread, and waits where it finds no space.
+//! Neighbours: [`crate::deferred`] notes ranges; `fs` has the thread, and waits where it finds no space.
 
 use crate::allocator::Allocator;
-use quire_base::BlockNo;
-use quire_base::sync::atomic::{AtomicU64, Ordering};
+use crate::reservation::SpaceReservation;
+use quire_base::sync::atomic::{AtomicBool, Ordering};
 use quire_base::sync::{Condvar, Mutex};
-use quire_format::extent::Run;
-use std::collections::BTreeMap;
+use quire_base::{BlockNo, Result};
+use quire_format::extent::{Run, total_blocks};
+use rangemap::RangeSet;
 
 /// Blocks of one discard at most: 32 MiB.
 pub const RUN_BLOCKS_MAX: u64 = 8192;
+
+/// Ranges that are remembered at most; what else is freed then is not discarded.
+const RANGES_MAX: usize = 1 << 16;
 
 /// See the module's documentation.
 #[derive(Default)]
@@ -35,45 +39,38 @@ pub(crate) struct Discarding {
     state: Mutex<State>,
     /// Nothing is under way any more.
     idle: Condvar,
-    /// Blocks in the queue, so that a look takes no lock.
-    queued: AtomicU64,
+    /// Whether ranges are noted, so that a look takes no lock.
+    any: AtomicBool,
 }
 
 #[derive(Default)]
 struct State {
-    /// First block and number of blocks; no two runs touch.
-    queue: BTreeMap<u64, u64>,
+    /// Ranges that were freed since they were last discarded. Parts of them may be in use again.
+    freed: RangeSet<u64>,
     under_way: usize,
 }
 
 impl Discarding {
-    pub(crate) fn queue(&self, run: Run) {
+    /// Notes a range that is free now; false if there are too many.
+    pub(crate) fn note(&self, run: Run) -> bool {
         let mut state = self.state.lock();
-        let (mut start, mut end) = (run.start.0, run.end().0);
-        if let Some((&before, &blocks)) = state.queue.range(..start).next_back()
-            && before + blocks == start
-        {
-            state.queue.remove(&before);
-            start = before;
+        if state.freed.len() >= RANGES_MAX {
+            return false;
         }
-        if let Some(blocks) = state.queue.remove(&end) {
-            end += blocks;
-        }
-        state.queue.insert(start, end - start);
-        self.queued.fetch_add(run.blocks, Ordering::AcqRel);
+        state.freed.insert(run.start.0..run.end().0);
+        self.any.store(true, Ordering::Release);
+        true
     }
 
-    /// The next run, whose discard counts as under way until [`Discarding::ended`].
-    fn begin(&self) -> Option<Run> {
+    /// The next range, whose discard counts as under way until the guard is dropped.
+    fn begin(&self) -> Option<(Run, UnderWay<'_>)> {
         let mut state = self.state.lock();
-        let (start, blocks) = state.queue.pop_first()?;
-        let now = blocks.min(RUN_BLOCKS_MAX);
-        if blocks > now {
-            state.queue.insert(start + now, blocks - now);
-        }
+        let range = state.freed.first()?.clone();
+        let run = Run::new(BlockNo(range.start), (range.end - range.start).min(RUN_BLOCKS_MAX));
+        state.freed.remove(run.start.0..run.end().0);
+        self.any.store(!state.freed.is_empty(), Ordering::Release);
         state.under_way += 1;
-        self.queued.fetch_sub(now, Ordering::AcqRel);
-        Some(Run::new(BlockNo(start), now))
+        Some((run, UnderWay(self)))
     }
 
     /// Counts frees as under way that their thread is about to take out of their groups.
@@ -81,72 +78,80 @@ impl Discarding {
         self.state.lock().under_way += 1;
         UnderWay(self)
     }
-
-    fn ended(&self) {
-        let mut state = self.state.lock();
-        state.under_way -= 1;
-        if state.under_way == 0 {
-            self.idle.notify_all();
-        }
-    }
-
-    fn take_queue(&self) -> Vec<Run> {
-        let mut state = self.state.lock();
-        let queue = std::mem::take(&mut state.queue);
-        self.queued.fetch_sub(queue.values().sum(), Ordering::AcqRel);
-        drop(state);
-        queue.into_iter().map(|(start, blocks)| Run::new(BlockNo(start), blocks)).collect()
-    }
 }
 
-/// Frees under way; they end also if the thread panics, and their blocks then stay busy.
+/// Frees or a discard under way; they end also if the thread panics, and their blocks then stay busy.
 pub(crate) struct UnderWay<'a>(&'a Discarding);
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        self.0.ended();
+        let mut state = self.0.state.lock();
+        state.under_way -= 1;
+        if state.under_way == 0 {
+            self.0.idle.notify_all();
+        }
     }
 }
 
 impl Allocator {
-    /// Whether runs are queued for their discard.
+    /// Whether freed ranges wait for their discard.
     pub fn has_discards(&self) -> bool {
-        self.discarding.queued.load(Ordering::Acquire) > 0
+        self.discarding.any.load(Ordering::Acquire)
     }
 
-    /// Discards the next queued run and makes it reusable. Does I/O. False if nothing was queued.
+    /// Discards what is still free of the next range that was freed. Does I/O. False if there was no range.
     pub fn discard_next(&self) -> bool {
-        let Some(run) = self.discarding.begin() else { return false };
-        let under_way = UnderWay(&self.discarding);
-        self.discard(run);
-        self.free_run(run);
-        drop(under_way);
+        let Some((range, _under_way)) = self.discarding.begin() else { return false };
+        let Ok(blocks) = self.credits.take(range.blocks, range.blocks) else {
+            self.counts.discards_skipped.add(1);
+            return true;
+        };
+        self.reserved.add(blocks);
+        let mut reservation = SpaceReservation::of(self, blocks);
+        match self.take_free_within(range) {
+            Ok(runs) => {
+                reservation.spend(total_blocks(&runs));
+                runs.iter().for_each(|run| self.discard(*run));
+                // The blocks are those that were taken above, so they can be given back.
+                drop(self.cancel(&runs).inspect_err(lost));
+            }
+            Err(error) => lost(&error),
+        }
         true
     }
 
-    /// Makes everything that is queued reusable without a discard. True if there was anything.
-    pub(crate) fn skip_discards(&self) -> bool {
-        let runs = self.discarding.take_queue();
-        for &run in &runs {
-            self.counts.discards_skipped.add(1);
-            self.free_run(run);
+    /// Takes every free block of a range.
+    fn take_free_within(&self, range: Run) -> Result<Vec<Run>> {
+        let mut runs = Vec::new();
+        for (number, piece) in self.pieces(range)? {
+            let pieces = self.change(number, |group| group.take_free_within(piece))?;
+            runs.extend(pieces.into_iter().map(|piece| self.run_of(number, piece)));
         }
-        !runs.is_empty()
+        Ok(runs)
     }
 
-    /// Returns when no durable free is kept back, neither queued for its discard nor in the hands of another
-    /// thread: for callers that have found no space.
-    pub fn await_frees(&self) {
-        loop {
-            self.skip_discards();
-            let mut state = self.discarding.state.lock();
-            while state.under_way > 0 {
-                self.discarding.idle.wait(&mut state);
-            }
-            // What was under way may have queued its frees.
-            if state.queue.is_empty() {
-                return;
+    /// A failed discard loses nothing: the blocks are merely not trimmed.
+    pub(crate) fn discard(&self, run: Run) {
+        self.counts.discards.add(1);
+        match self.device.discard(run.start, run.blocks) {
+            Ok(()) => self.counts.discarded_blocks.add(run.blocks),
+            Err(error) => {
+                self.counts.discard_failures.add(1);
+                tracing::warn!(%error, start = run.start.0, blocks = run.blocks, "discard failed");
             }
         }
     }
+
+    /// Returns when no durable free is in the hands of another thread, and no discard is under way: for
+    /// callers that have found no space.
+    pub fn await_frees(&self) {
+        let mut state = self.discarding.state.lock();
+        while state.under_way > 0 {
+            self.discarding.idle.wait(&mut state);
+        }
+    }
+}
+
+fn lost(error: &quire_base::Error) {
+    tracing::error!(%error, "free space could not be taken for its discard");
 }

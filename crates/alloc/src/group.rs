@@ -210,6 +210,22 @@ impl GroupMap {
         Ok(pieces)
     }
 
+    /// Takes all free runs that lie in a piece.
+    pub(crate) fn take_free_within(&mut self, piece: Piece) -> Result<Vec<Piece>> {
+        let cursor = self.cursor;
+        let mut pieces = Vec::new();
+        let mut at = piece.start;
+        while let Some(run) = self.next_free_run(at).filter(|run| run.start < piece.end) {
+            let run = run.start..run.end.min(piece.end);
+            at = run.end;
+            self.take(run.clone())?;
+            pieces.push(run);
+        }
+        // Nothing is written here, so searches go on where they were.
+        self.cursor = cursor;
+        Ok(pieces)
+    }
+
     /// Makes a busy run free that was taken and never used.
     pub(crate) fn give_back(&mut self, piece: Piece) -> Result<()> {
         self.all_or_none(piece.clone(), Region::set_free, Region::set_busy)?;

@@ -20,7 +20,7 @@
 //! | [`reservation`] | promises of space without blocks: delayed allocation |
 //! | [`account`] | promises that outlive the call that got them |
 //! | `deferred` | frees waiting for the journal |
-//! | [`discarding`] | freed blocks waiting for their discard |
+//! | [`discarding`] | free ranges waiting for their discard |
 //! | `credits` | the count of unpromised free blocks, sharded |
 //! | `group`, `region` | the bitmaps and the search within a group |
 //! | [`stats`] | numbers and dumps for people |
@@ -29,8 +29,8 @@
 //! * **Credit.** Free bits in all groups, loaded or not, are at least unpromised credits + reservations.
 //!   Credits are taken before bits are set and returned after bits are cleared, so whoever holds a
 //!   reservation finds blocks.
-//! * **Deferral (J2).** A freed block stays busy until its transaction is durable and its discard, if any,
-//!   has returned, or is given up.
+//! * **Deferral (J2).** A freed block stays busy until its transaction is durable. Only then it is discarded,
+//!   if it is free, and it is busy while its discard is under way.
 //! * **Once.** A block is allocated only if free, and freed only if busy and not being freed already. The
 //!   contrary is an error, and such a block is never given out.
 //! * **Leaf locks.** Under a group's lock nothing else is locked, and no I/O is done.

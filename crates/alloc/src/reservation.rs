@@ -78,7 +78,7 @@ impl Allocator {
     /// Promises `want` blocks, or what there is if that is at least `min`.
     pub fn reserve_between(&self, min: u64, want: u64) -> Result<SpaceReservation<'_>> {
         let mut taken = self.credits.take(min, want);
-        if taken.is_err() && self.settle_at_once() {
+        if taken.is_err() && self.settle() {
             taken = self.credits.take(min, want);
         }
         if taken.is_err() && self.ahead.was_used() {

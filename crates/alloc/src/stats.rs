@@ -32,7 +32,7 @@ pub struct AllocStats {
     pub free_blocks: u64,
     /// Blocks promised to data that has no place yet.
     pub reserved_blocks: u64,
-    /// Freed blocks that wait for the journal or for their discard.
+    /// Freed blocks that wait for the journal.
     pub deferred_blocks: u64,
     /// Allocation groups.
     pub groups: u64,
@@ -62,7 +62,7 @@ pub struct AllocStats {
     pub discarded_blocks: u64,
     /// Discards that the device failed.
     pub discard_failures: u64,
-    /// Runs that became reusable without their discard, because space was short.
+    /// Ranges that were not discarded, because space was short or too many waited.
     pub discards_skipped: u64,
 }
 
@@ -103,7 +103,7 @@ impl Allocator {
         self.reserved.get()
     }
 
-    /// Freed blocks that wait for the journal or for their discard.
+    /// Freed blocks that wait for the journal.
     pub fn deferred_blocks(&self) -> u64 {
         self.deferred.blocks.get()
     }

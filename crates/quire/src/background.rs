@@ -3,7 +3,7 @@
 //!
 //! Threads, each asleep until there is work: the *committer* (checkpoints, homes of journaled data, periodic
 //! commit), the *reaper*, the *syncers*, the *zeroer* (blocks that hold zeros, for small data that is
-//! forced), and where freed blocks are discarded the *discarder*, so that no force waits for a discard. The
+//! forced), and where freed blocks are discarded the *discarder*, which works while nobody forces. The
 //! cache has threads of its own. Without threads ([`crate::VolumeOptions::threads`]) the caller runs
 //! [`Engine::background_step`], which does one round of all of it.
 //!
@@ -108,6 +108,10 @@ fn committer(engine: &Arc<Engine>) {
             report(engine.journal_dirty_inodes(Owes::Due), "periodic commit of attributes");
             report(engine.force_all(), "periodic commit");
             engine.reap_failed_again();
+            if engine.alloc.has_discards() {
+                let _state = engine.background.state.lock();
+                engine.background.wake_discard.notify_one();
+            }
             last_commit = Instant::now();
             next_commit = last_commit + interval;
         }
@@ -163,22 +167,43 @@ fn zeroer(engine: &Arc<Engine>) {
     }
 }
 
-/// Discards until the end, and then what is still queued: nobody would come back to it.
+/// For how long no flush must have been asked for before freed ranges are discarded. On many devices a
+/// discard slows the flushes that follow it; on an image file it makes each a commit of the host's journal.
+const DISCARD_QUIET: Duration = Duration::from_millis(50);
+
+/// Where flushes never pause, one discard goes ahead all the same after so long.
+const DISCARD_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Discards what was freed, in moments when nobody forces. The committer wakes it.
 fn discarder(engine: &Arc<Engine>) {
+    let flushes = || engine.device.stats().flush_requests;
+    let mut next = Instant::now() + DISCARD_PATIENCE;
     loop {
-        let stop = {
+        let before = {
             let mut state = engine.background.state.lock();
+            let wake = &engine.background.wake_discard;
             while !state.stop && (!engine.alloc.has_discards() || engine.failure().is_some()) {
-                engine.background.wake_discard.wait(&mut state);
+                wake.wait(&mut state);
             }
-            state.stop
+            let before = flushes();
+            if !state.stop {
+                wake.wait_for(&mut state, DISCARD_QUIET);
+            }
+            if state.stop {
+                return;
+            }
+            before
         };
-        while engine.failure().is_none() && engine.alloc.discard_next() {}
-        if stop {
-            return;
+        let mut go = flushes() == before || Instant::now() >= next;
+        while go && engine.failure().is_none() && engine.alloc.discard_next() {
+            next = Instant::now() + DISCARD_PATIENCE;
+            go = flushes() == before;
         }
     }
 }
+
+/// How long a close spends on ranges that nobody has discarded yet.
+const CLOSE_DISCARDS_MAX: Duration = Duration::from_secs(5);
 
 fn report(outcome: Result<()>, what: &str) {
     if let Err(error) = outcome {
@@ -187,6 +212,15 @@ fn report(outcome: Result<()>, what: &str) {
 }
 
 impl Engine {
+    /// Discards what the discarder has left, as far as the time goes that a close has for it.
+    pub(crate) fn discard_the_rest(&self) {
+        let end = Instant::now() + CLOSE_DISCARDS_MAX;
+        while Instant::now() < end && self.alloc.discard_next() {}
+        if self.alloc.has_discards() {
+            tracing::info!("the volume closes with freed space that has not been discarded");
+        }
+    }
+
     /// Drops a reference on another thread, for callers that must not wait as the last drop of one may.
     pub(crate) fn release_later(&self, inode: crate::inode::InodeRef) {
         let mut state = self.background.state.lock();

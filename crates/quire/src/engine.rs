@@ -118,7 +118,7 @@ pub(crate) struct Background {
     pub(crate) zeroes_wanted: AtomicBool,
     /// Held while blocks are zeroed, which nobody else can have meanwhile.
     pub(crate) zeroing: Mutex<()>,
-    /// The discarder: freed blocks are queued for their discard, or the end.
+    /// The discarder: freed ranges wait for their discard, or the end.
     pub(crate) wake_discard: Condvar,
     /// Threads that wait until nothing is left to be freed.
     pub(crate) drains: quire_base::sync::atomic::AtomicUsize,
@@ -272,16 +272,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Blocks whose freeing is durable become reusable, after their discard if freed blocks are discarded.
+    /// Blocks whose freeing is durable become reusable. Without threads they are discarded at once.
     pub(crate) fn settle_frees(&self, journal: &Journal) {
         self.alloc.durable(journal.durable());
-        if !self.alloc.has_discards() {
-            return;
-        }
-        if self.options.threads {
-            let _state = self.background.state.lock();
-            self.background.wake_discard.notify_one();
-        } else {
+        if !self.options.threads {
             while self.alloc.discard_next() {}
         }
     }

@@ -324,8 +324,8 @@ impl Inner {
         if !engine.read_only && engine.failure().is_none() {
             // What the threads have left, and what had been admitted to be made durable.
             outcome = outcome.and_then(|()| engine.sync()).and_then(|()| engine.checkpoint_clean());
-            while outcome.is_ok() && engine.alloc.discard_next() {}
             if outcome.is_ok() {
+                engine.discard_the_rest();
                 engine.check_nothing_reserved();
             }
             let error = Error::new(quire_base::ErrorKind::Shutdown, "the volume is closed");

@@ -42,6 +42,9 @@ pub enum Mistake {
     /// Freed blocks are discarded as soon as their freeing is applied (J2); with discard on. Shows when a
     /// crash takes the freeing back: the file is there and its data is gone.
     FreedBlocksDiscardedAtOnce,
+    /// All of a range that was freed is discarded, whoever has parts of it by then; with discard on. Shows
+    /// when a block is given out again before its discard.
+    UsedBlocksDiscarded,
     /// A checkpoint's superblock is written without a flush behind the nodes. Shows when the power goes
     /// before the next flush, with the superblock kept and a node lost: that slot is of no use, and nothing
     /// is left if the other one is damaged.
@@ -224,13 +227,14 @@ impl Mistake {
     ];
 
     /// The mistakes of durability, which the simulator finds.
-    pub const ALL: [Mistake; 41] = [
+    pub const ALL: [Mistake; 42] = [
         Mistake::NoFlushBeforeJournalWrite,
         Mistake::RecordNamesNoData,
         Mistake::FlushJoinedLate,
         Mistake::ExtentBeforeData,
         Mistake::FreedBlocksReusedAtOnce,
         Mistake::FreedBlocksDiscardedAtOnce,
+        Mistake::UsedBlocksDiscarded,
         Mistake::SuperblockBeforeNodes,
         Mistake::JournalSpaceReusedEarly,
         Mistake::PoolNodesReusedEarly,
@@ -285,6 +289,7 @@ impl Mistake {
             Mistake::ExtentBeforeData => "extent-before-data",
             Mistake::FreedBlocksReusedAtOnce => "freed-blocks-reused-at-once",
             Mistake::FreedBlocksDiscardedAtOnce => "freed-blocks-discarded-at-once",
+            Mistake::UsedBlocksDiscarded => "used-blocks-discarded",
             Mistake::SuperblockBeforeNodes => "superblock-before-nodes",
             Mistake::JournalSpaceReusedEarly => "journal-space-reused-early",
             Mistake::PoolNodesReusedEarly => "pool-nodes-reused-early",

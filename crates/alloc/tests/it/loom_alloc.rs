@@ -191,8 +191,8 @@ impl Discard for Owned {
     }
 }
 
-/// A force queues a discard, one thread discards, and one needs the space: it skips what is queued and waits
-/// for what is under way, and nobody discards what it was given.
+/// A force notes what it freed, one thread discards, and one needs the space: it waits for what is under way,
+/// and nobody discards what it was given.
 #[test]
 fn a_block_is_not_given_out_while_it_is_discarded() {
     check(|| {

@@ -29,6 +29,7 @@ fn ground(mistake: Mistake) -> Settings {
         Mistake::FreedBlocksReusedAtOnce | Mistake::FreedBlocksDiscardedAtOnce => {
             of(Style::Reshape, 2, 80, 1000)
         }
+        Mistake::UsedBlocksDiscarded => of(Style::Reshape, 4, 80, 1000),
         Mistake::SuperblockBeforeNodes => of(Style::Forces, 1, 80, 1000),
         Mistake::TornJournalTailAccepted => of(Style::Wrap, 4, 80, 2000),
         Mistake::JournalWriteBeforeItsPredecessor => of(Style::Wrap, 4, 80, 2000),
@@ -46,6 +47,7 @@ fn ground(mistake: Mistake) -> Settings {
         Mistake::SizeOverUnflushedTail => of(Style::Logs, 1, 80, 5000),
         Mistake::TailBelievedZero => of(Style::Logs, 1, 80, 5000),
         Mistake::OverlappingDeviceWrites => of(Style::Shared, 3, 80, 1000),
+        Mistake::SeqStoredAfterWriteback => of(Style::Shared, 2, 80, 1000),
         Mistake::HomeBeforeRecord
         | Mistake::HomesSkippedByCheckpoint
         | Mistake::FreedContentReplayed
@@ -53,7 +55,7 @@ fn ground(mistake: Mistake) -> Settings {
         | Mistake::GroupInTwoRecords
         | Mistake::RecordedWrittenInPlace
         | Mistake::PassedForNewestSlot => of(Style::Atomic, 1, 80, 1000),
-        Mistake::BatchNotAwaited => of(Style::Atomic, 4, 80, 1000),
+        Mistake::BatchNotAwaited => of(Style::Atomic, 4, 250, 1000),
         _ => of(Style::Forces, 4, 80, 1000),
     }
 }
