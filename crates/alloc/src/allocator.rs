@@ -51,7 +51,7 @@ pub trait RegionSource: Send + Sync {
     }
 }
 
-/// The device, as far as freed blocks are concerned: who tells it that they hold nothing any more, and knows
+/// The device, as far as freed blocks are concerned. It is told that they hold nothing any more, and knows
 /// when nothing is written to them any more.
 pub trait Discard: Send + Sync {
     /// Waits for writes that began before and may reach blocks that were freed meanwhile. Waits for nothing

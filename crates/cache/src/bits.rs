@@ -25,6 +25,18 @@ pub fn masks(first: u32, end: u32) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
+/// The runs of set bits in a word, as first block and count, ascending. `number` is the word's.
+pub fn runs(number: usize, mut bits: u64) -> impl Iterator<Item = (u32, u32)> {
+    std::iter::from_fn(move || {
+        (bits != 0).then(|| {
+            let low = bits.trailing_zeros();
+            let count = (bits >> low).trailing_ones();
+            bits &= !(u64::MAX >> (64 - count) << low);
+            (number as u32 * 64 + low, count)
+        })
+    })
+}
+
 impl<'a> Bits<'a> {
     /// A view of the first of `words` and every `stride`-th word from there on.
     pub fn new(words: &'a [AtomicU64], stride: usize) -> Bits<'a> {
@@ -111,6 +123,20 @@ impl std::fmt::Debug for Bits<'_> {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_runs_of_a_word_are_its_bits() {
+        for bits in [0, 1, 1 << 63, u64::MAX, 0b1011_0111, u64::MAX << 7, 0xf0f0_0000_0000_000f] {
+            let mut left = bits;
+            for (first, count) in runs(2, bits) {
+                let run = (first..first + count).fold(0, |run, block| run | 1 << (block - 128));
+                assert_eq!(left & run, run);
+                left &= !run;
+            }
+            assert_eq!(left, 0);
+        }
+        assert_eq!(runs(0, 0b1011).collect::<Vec<_>>(), [(0, 2), (3, 1)]);
+    }
 
     #[test]
     fn ranges_agree_with_a_plain_array() {

@@ -224,6 +224,11 @@ impl Cache {
         }
     }
 
+    /// The limit in bytes.
+    pub fn limit_bytes(&self) -> u64 {
+        self.core.budget.limit()
+    }
+
     /// Counters.
     pub fn metrics(&self) -> &Metrics {
         &self.core.metrics

@@ -16,7 +16,7 @@
 //! Neighbours: [`crate::write`] has the same steps for one write; the volume collects groups.
 
 use crate::backing::Backing;
-use crate::bits::masks;
+use crate::bits::{masks, runs};
 use crate::budget::Room;
 use crate::core::MemoryWait;
 use crate::finish;
@@ -70,11 +70,6 @@ impl GroupPart<'_> {
             }
         }
         runs
-    }
-
-    /// The end of the last range.
-    pub fn end(&self) -> u64 {
-        self.ranges.last().map_or(0, |(offset, bytes)| offset + bytes.len() as u64)
     }
 
     /// Blocks of the runs that the ranges do not cover entirely.
@@ -163,13 +158,8 @@ impl GroupPart<'_> {
             for pin in pins {
                 let (from, to) = pin.clip(*first, *end);
                 for (word, mask) in masks(from, to) {
-                    let mut bits = claim_dirty(pin, word, mask);
-                    while bits != 0 {
-                        let low = bits.trailing_zeros();
-                        let count = (bits >> low).trailing_ones();
-                        bits &= !(if count == 64 { u64::MAX } else { ((1 << count) - 1) << low });
-                        spans.push(Span { pin: pin.clone(), first: word as u32 * 64 + low, count });
-                    }
+                    let claimed = runs(word, claim_dirty(pin, word, mask));
+                    spans.extend(claimed.map(|(first, count)| Span { pin: pin.clone(), first, count }));
                 }
             }
         }

@@ -22,7 +22,7 @@
 //! Neighbours: [`crate::writeback`] for files without units; [`crate::finish`] for what follows.
 
 use crate::backing::Backing;
-use crate::bits::masks;
+use crate::bits::{masks, runs};
 use crate::finish;
 use crate::folio::FolioPin;
 use crate::mapping::Mapping;
@@ -289,14 +289,10 @@ impl Units<'_> {
             let number = pin.segment_number(from);
             let stop = pin.segment_blocks(number).1.min(to);
             let (word, mask) = masks(from, stop).next().expect("the range has a block");
-            let mut bits = claim_dirty(pin, word, mask);
-            while bits != 0 {
-                let low = bits.trailing_zeros();
-                let count = (bits >> low).trailing_ones();
-                bits &= !(if count == 64 { u64::MAX } else { ((1 << count) - 1) << low });
+            for (first, count) in runs(word, claim_dirty(pin, word, mask)) {
                 pin.segment(number).share_again();
                 self.blocks += u64::from(count);
-                self.spans.push(Span { pin: pin.clone(), first: word as u32 * 64 + low, count });
+                self.spans.push(Span { pin: pin.clone(), first, count });
             }
             from = stop;
         }

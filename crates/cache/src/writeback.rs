@@ -19,7 +19,7 @@
 //! when.
 
 use crate::backing::{Backing, Placement};
-use crate::bits::masks;
+use crate::bits::{masks, runs};
 use crate::finish::WriteRun;
 use crate::folio::FolioPin;
 use crate::journaled;
@@ -254,19 +254,16 @@ impl Gathering<'_> {
                 self.mapping.core.metrics.writeback_queued.add(1);
                 segment.share(&self.mapping.core.parking);
             }
-            let mut bits = claim_dirty(pin, word, mask);
+            let bits = claim_dirty(pin, word, mask);
             if bits == 0 {
                 segment.unshare(&self.mapping.core.parking);
             }
             let mut first_span = true;
-            while bits != 0 {
-                let low = bits.trailing_zeros();
-                let count = (bits >> low).trailing_ones();
-                bits &= !(if count == 64 { u64::MAX } else { ((1 << count) - 1) << low });
+            for (first, count) in runs(word, bits) {
                 if !std::mem::take(&mut first_span) {
                     segment.share_again();
                 }
-                self.push(Span { pin: pin.clone(), first: word as u32 * 64 + low, count });
+                self.push(Span { pin: pin.clone(), first, count });
             }
         }
     }

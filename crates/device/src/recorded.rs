@@ -162,7 +162,7 @@ impl RecordedBlocks {
                 }
             }
             if forgets {
-                // With the shard locked: who does not find the version any more sees this.
+                // With the shard locked: a thread that does not find the version any more sees this.
                 self.forgotten.fetch_max(seq.0, Ordering::AcqRel);
             }
         }
@@ -272,7 +272,7 @@ impl RecordedBlocks {
         }
         batch.is_under_way = true;
         batch.number += 1;
-        // Before any version is looked at: who has forgotten one since then sees it.
+        // Before any version is looked at: a thread that has forgotten one since then sees it.
         self.is_writing.store(true, Ordering::SeqCst);
         UnderWay(self)
     }

@@ -70,7 +70,7 @@ pub(crate) struct Loaded {
 
 /// Chooses a superblock and replays the journal after it, in memory. Writes nothing.
 pub(crate) fn load(device: &Arc<Device>, options: &VolumeOptions) -> Result<Loaded> {
-    let slots = superblocks::newest(device);
+    let (slots, second_copy) = superblocks::newest(device);
     let mut candidates: Vec<(usize, Superblock)> = Vec::new();
     let mut reasons: Vec<Error> = Vec::new();
     for (slot, read) in slots.into_iter().enumerate() {
@@ -105,7 +105,7 @@ pub(crate) fn load(device: &Arc<Device>, options: &VolumeOptions) -> Result<Load
         match load_from(device, options, superblock, slot, newest_sequence) {
             Ok(mut loaded) => {
                 loaded.report.fallback = reasons.first().map(Error::to_string);
-                loaded.report.second_copy = superblocks::second_copy_serves(device);
+                loaded.report.second_copy = second_copy;
                 if let Some(why) = &loaded.report.fallback {
                     tracing::warn!(%why, "a superblock or its tree is damaged; the other one serves");
                 }
@@ -287,7 +287,7 @@ fn new_incarnation(
     backend.flush()?;
     device.recorded().write_home(&device, loaded.end, &mut |_| Ok(()))?;
 
-    let as_found = superblocks::newest(&device)[loaded.slot].clone()?;
+    let as_found = superblocks::newest(&device).0[loaded.slot].clone()?;
     let (first, second) = (1 - loaded.slot, loaded.slot);
     publish(&device, &as_found, first)?;
 

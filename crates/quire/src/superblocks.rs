@@ -76,15 +76,18 @@ pub(crate) fn read(device: &Device) -> [SlotCopies; 2] {
     read_with(device.blocks(), &mut |at, buf| device.read(IoClass::Metadata, at, buf))
 }
 
-/// The superblock of each slot, or why there is none.
-pub(crate) fn newest(device: &Device) -> [Result<Superblock>; 2] {
+/// The superblock of each slot, or why there is none; and a superblock whose first copy does not serve, with
+/// the reason, if its second copy does.
+pub(crate) fn newest(device: &Device) -> ([Result<Superblock>; 2], Option<String>) {
     let slots = read(device);
-    for (slot, copies) in slots.iter().enumerate() {
-        if let (Err(error), Ok(_)) = (&copies.near, copies.newest()) {
-            tracing::warn!(%error, slot, "a superblock is damaged; its copy at the volume's end serves");
-        }
+    let second_copy = slots.iter().zip(["A", "B"]).find_map(|(slot, name)| match (&slot.near, &slot.far) {
+        (Err(error), Ok(_)) => Some(format!("superblock {name}: {error}")),
+        _ => None,
+    });
+    if let Some(why) = &second_copy {
+        tracing::warn!(%why, "a superblock is damaged; its copy at the volume's end serves");
     }
-    newest_of(slots)
+    (newest_of(slots), second_copy)
 }
 
 /// The superblock that each slot stands for, or why there is none.
@@ -101,14 +104,6 @@ pub fn newest_of(slots: [SlotCopies; 2]) -> [Result<Superblock>; 2] {
     slots.map(|slot| match (slot.near, hint) {
         (Err(error), Some(hint)) => Err(Error::new(error.kind(), format!("{error}{hint}"))),
         (near, _) => near,
-    })
-}
-
-/// A superblock whose first copy does not serve, and why, if its second copy does.
-pub(crate) fn second_copy_serves(device: &Device) -> Option<String> {
-    read(device).iter().zip(["A", "B"]).find_map(|(slot, name)| match (&slot.near, &slot.far) {
-        (Err(error), Ok(_)) => Some(format!("superblock {name}: {error}")),
-        _ => None,
     })
 }
 

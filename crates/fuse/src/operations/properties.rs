@@ -3,7 +3,7 @@
 //! Whoever may write to a file or directory may ask more of it. Only its owner and root may take the promise
 //! `untorn` back; the kernel's permission checks know no such rule, so it is kept here.
 //!
-//! Who asks: kernels that know id-mapped mounts send no user with such a request, but always the thread that
+//! The caller: kernels that know id-mapped mounts send no user with such a request, but always the thread that
 //! waits for the answer. Its user is in `/proc`. Where neither is known (a caller in another process
 //! namespace), the promise stays.
 //!
@@ -17,7 +17,7 @@ const FAMILY: &[u8] = b"user.quire.";
 /// The user that kernels send in place of one they do not tell.
 const UNKNOWN: u32 = u32::MAX;
 
-/// Who changes an attribute.
+/// The user that changes an attribute.
 #[derive(Clone, Copy, Debug)]
 pub struct Asker {
     /// User for access to files, or `u32::MAX`.

@@ -18,9 +18,9 @@
 //! cache. So a group on a file without units needs no further protocol, and neither does a change of the
 //! property.
 //!
-//! Room. Content that waits for its home is in memory, at most [`Engine::homes_max`] bytes. Who brings more
-//! has homes written first. A checkpoint needs no room in the journal for that, no segment and no cached
-//! page: it always makes room (J9).
+//! Room. Content that waits for its home is in memory, at most [`Engine::homes_max`] bytes. A
+//! writer that brings more has homes written first. A checkpoint needs no room in the journal for that, no
+//! segment and no cached page: it always makes room (J9).
 //!
 //! Neighbours: `quire_cache::Contents` from units; [`crate::group`] from groups; [`super::backing`] for all
 //! other data.
@@ -212,7 +212,7 @@ impl Engine {
     /// Bytes of content that may wait for their homes: in memory, and in half of the ring.
     pub(crate) fn homes_max(&self) -> u64 {
         let ring = self.superblock.journal_blocks * BLOCK_SIZE as u64;
-        HOMES_BYTES.min(ring / 2).min((self.cache.usage().limit_bytes / 8).max(HOMES_BYTES_MIN))
+        HOMES_BYTES.min(ring / 2).min((self.cache.limit_bytes() / 8).max(HOMES_BYTES_MIN))
     }
 
     /// Whether homes are to be written before more content is journaled.
