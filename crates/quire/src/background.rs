@@ -108,6 +108,7 @@ fn committer(engine: &Arc<Engine>) {
             report(engine.journal_dirty_inodes(Owes::Due), "periodic commit of attributes");
             report(engine.force_all(), "periodic commit");
             engine.reap_failed_again();
+            report(engine.heal(), "writing damaged metadata anew");
             if engine.alloc.has_discards() {
                 let _state = engine.background.state.lock();
                 engine.background.wake_discard.notify_one();
@@ -251,6 +252,6 @@ impl Engine {
         if std::mem::take(&mut self.background.state.lock().checkpoint_wanted) {
             self.background_checkpoint()?;
         }
-        Ok(())
+        self.heal()
     }
 }

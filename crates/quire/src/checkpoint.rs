@@ -72,7 +72,7 @@ impl Engine {
         let number = state.number + 1;
         let barrier = self.barrier.whole();
         let sequence = journal.close_block();
-        let orphan_blocks = self.orphans.take_changed(false)?;
+        let orphan_blocks = self.orphans.take_changed(self.rewrite_pool.swap(false, Ordering::AcqRel))?;
         let frozen = self.tree.freeze(orphan_blocks);
         let mut superblock = self.superblock.clone();
         superblock.free_blocks = self.applied_free_blocks.get();

@@ -67,6 +67,8 @@ pub struct Engine {
     /// Threads that wait for journal bytes or tree nodes.
     pub(crate) room: RoomQueue,
     pub(crate) orphans: OrphanSlots,
+    /// The next checkpoint writes all orphan blocks and the pool's manifest anew.
+    pub(crate) rewrite_pool: AtomicBool,
     pub(crate) inodes: InodeTable,
     pub(crate) options: VolumeOptions,
     /// As at mkfs; the changing fields are in the checkpoint state and in the counters below.
@@ -192,6 +194,7 @@ impl Engine {
             pool_promise: SpaceAccount::default(),
             room: RoomQueue::default(),
             orphans: parts.orphans,
+            rewrite_pool: AtomicBool::new(false),
             options: parts.options,
             superblock: parts.superblock,
             read_only: parts.read_only,

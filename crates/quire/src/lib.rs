@@ -72,6 +72,7 @@ mod file;
 mod file_handle;
 mod gate;
 mod group;
+mod heal;
 mod inode;
 mod inode_numbers;
 mod inode_table;
@@ -96,6 +97,7 @@ mod recovery;
 mod repair;
 mod reservation;
 mod room_queue;
+mod scrub;
 mod seen;
 mod superblocks;
 mod transaction;
@@ -120,6 +122,7 @@ pub use quire_format::inode::FileType;
 pub use quire_format::properties::{Properties, Unit};
 pub use read_dir::{DirEntry, ReadDir};
 pub use recovery::RecoveryReport;
+pub use scrub::{ScrubOptions, ScrubReport, Unreadable};
 pub use volume::{Statfs, Volume, VolumeInfo};
 
 pub mod backend {

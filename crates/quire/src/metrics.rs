@@ -142,6 +142,8 @@ pub(crate) fn of(engine: &Engine) -> Metrics {
     list.gauge("tree_dirty_nodes", tree.dirty_nodes);
     list.gauge("tree_pool_blocks", tree.pool_blocks);
     list.counter("tree_loads_total", tree.loads);
+    list.counter("tree_damaged_copies_total", tree.damaged);
+    list.counter("tree_healed_nodes_total", tree.healed);
     let space = engine.alloc.stats();
     list.gauge("space_data_blocks", space.data_blocks);
     list.gauge("space_free_blocks", space.free_blocks);

@@ -63,6 +63,8 @@ pub(crate) struct Loaded {
     pub(crate) slot: usize,
     pub(crate) tree: Arc<Tree>,
     pub(crate) orphans: OrphanSlots,
+    /// Whether the first checkpoint writes all orphan blocks and the pool's manifest anew.
+    pub(crate) mends_pool: bool,
     /// Where the journal ends.
     pub(crate) end: Seq,
     pub(crate) report: RecoveryReport,
@@ -147,9 +149,10 @@ fn load_from(
     newest_sequence: Seq,
 ) -> Result<Loaded> {
     let volume = superblock.volume_id();
-    let pool = PoolState::load(device, volume, superblock.manifest, superblock.block_count)
+    let mut pool = PoolState::load(device, volume, superblock.manifest, superblock.block_count)
         .context("metadata pool")?;
     let orphan_blocks = pool.load_orphan_blocks(device, superblock.orphan_blocks);
+    let mends_pool = pool.is_damaged();
     let tree =
         Tree::open(device.clone(), volume, superblock.root, pool, tree_limits(options)).context("tree")?;
 
@@ -219,7 +222,7 @@ fn load_from(
     superblock.inode_count = inodes.get();
     superblock.next_inode = next_inode.end();
     report.orphans = orphans.applied().len();
-    Ok(Loaded { superblock, slot, tree, orphans, end: end.end, report })
+    Ok(Loaded { superblock, slot, tree, orphans, mends_pool, end: end.end, report })
 }
 
 pub(crate) fn tree_limits(options: &VolumeOptions) -> TreeLimits {
@@ -292,7 +295,7 @@ fn new_incarnation(
     publish(&device, &as_found, first)?;
 
     let number = loaded.superblock.checkpoint + 1;
-    let frozen = loaded.tree.freeze(loaded.orphans.take_changed(false)?);
+    let frozen = loaded.tree.freeze(loaded.orphans.take_changed(loaded.mends_pool)?);
     let stamp = CheckpointStamp { checkpoint: number, incarnation: loaded.superblock.incarnation + 1 };
     let image = loaded.tree.write_frozen(frozen, stamp)?;
     device.flush_to(device.mark())?;

@@ -13,7 +13,9 @@
 //! | --- | --- |
 //! | [`Tree`] in `tree`, `lookup`, `change`, `shape` | the tree in memory: reading, changing, splitting and merging |
 //! | `heat` | leaves that threads fight over, and get halved for it |
-//! | `copies` | reading what lies in two places |
+//! | [`copies`] | reading what lies in two places |
+//! | [`heal`] | writing anew what is bad in one of them |
+//! | [`scrub`] | looking at every copy of every node |
 //! | `load`, `evict`, `ticket` | the node cache: reading nodes in, letting clean ones go, keeping those in use |
 //! | `checkpoint` | freezing an epoch and writing it |
 //! | `accounting` | reservations: how much may be dirty, so that a checkpoint always has memory and room |
@@ -36,8 +38,9 @@
 mod accounting;
 mod change;
 mod checkpoint;
-mod copies;
+pub mod copies;
 mod evict;
+pub mod heal;
 mod heat;
 mod inner;
 mod load;
@@ -48,6 +51,7 @@ mod manifest;
 mod node;
 mod pin;
 mod pool;
+pub mod scrub;
 mod shape;
 mod stats;
 mod ticket;

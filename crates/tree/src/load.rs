@@ -10,7 +10,7 @@
 //! under an unchanged reference is damage. An attached node is stamped with the clock: whoever loads under a
 //! ticket keeps it.
 
-use crate::copies::read_copies;
+use crate::copies::{Look, read_copies};
 use crate::inner::{Child, Locked, Range};
 use crate::node::{Body, Node, Probe};
 use crate::pin::pin;
@@ -32,9 +32,9 @@ pub(crate) struct Missing {
     pub(crate) probe: Probe,
 }
 
-/// Reads and checks one node.
-pub(crate) fn read_node(device: &Device, volume: u64, at: &NodeRef) -> Result<NodePage> {
-    read_copies(device, at.place(), &mut |bytes| NodePage::decode(bytes, volume, at))
+/// Reads and checks one node; says as well whether a copy is bad.
+pub(crate) fn read_node(device: &Device, volume: u64, at: &NodeRef, look: Look) -> Result<(NodePage, bool)> {
+    read_copies(device, at.place(), look, &mut |bytes| NodePage::decode(bytes, volume, at))
         .context(format!("tree node at block {}", at.block))
 }
 
@@ -97,11 +97,18 @@ impl Tree {
         for (missing, bytes) in batch.iter().zip(buffer.chunks_exact(BLOCK_SIZE)) {
             let page = read.clone().and_then(|()| NodePage::decode(bytes, self.volume, &missing.at));
             let page = match page {
-                Err(_) if missing.at.twin != NO_TWIN => read_node(&self.device, self.volume, &missing.at),
-                page => page,
+                Err(_) if missing.at.twin != NO_TWIN => {
+                    read_node(&self.device, self.volume, &missing.at, Look::UntilGood)
+                }
+                page => page.map(|page| (page, false)),
             };
             match page {
-                Ok(page) => self.attach(missing, page).map_err(|error| self.unreadable(error))?,
+                Ok((page, damaged)) => {
+                    self.attach(missing, page).map_err(|error| self.unreadable(error))?;
+                    if damaged {
+                        self.note_damaged(*missing);
+                    }
+                }
                 Err(error) if self.still_named(missing) => return Err(self.unreadable(error)),
                 Err(_) => {}
             }

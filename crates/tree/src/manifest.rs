@@ -5,7 +5,7 @@
 //!
 //! Neighbours: `format::pool` has the bytes, [`crate::pool`] the state.
 
-use crate::copies::read_copies;
+use crate::copies::{Look, read_copies};
 use crate::pool::PoolState;
 use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, BlockNo, Context, Error, Result};
@@ -95,9 +95,20 @@ impl PoolState {
         manifest: ManifestRef,
         block_count: u64,
     ) -> Result<PoolState> {
+        PoolState::load_with(device, volume, manifest, block_count, Look::UntilGood)
+    }
+
+    /// As [`PoolState::load`], with a choice of how many copies are looked at.
+    pub fn load_with(
+        device: &Device,
+        volume: u64,
+        manifest: ManifestRef,
+        block_count: u64,
+        look: Look,
+    ) -> Result<PoolState> {
         let (mut chunks, mut orphans, mut pages) = (Vec::new(), Vec::new(), Vec::new());
         let mut next = Some(NextPage { place: manifest.place(), crc: manifest.crc });
-        let mut stamp = None;
+        let (mut stamp, mut damaged) = (None, false);
         for index in 0..manifest.count {
             let Some(NextPage { place, crc }) = next else {
                 return Err(Error::corrupt(format!("pool manifest page {index} is missing")));
@@ -113,9 +124,10 @@ impl PoolState {
                 )));
             }
             let identity = PageIdentity { volume, place, index, count: manifest.count };
-            let (page_stamp, page) =
-                read_copies(device, place, &mut |bytes| ManifestPage::decode(bytes, &identity, crc))
+            let ((page_stamp, page), bad) =
+                read_copies(device, place, look, &mut |bytes| ManifestPage::decode(bytes, &identity, crc))
                     .context(format!("pool manifest page {index}"))?;
+            damaged |= bad;
             if *stamp.get_or_insert(page_stamp) != page_stamp {
                 return Err(Error::corrupt(format!("pool manifest page {index} is of another checkpoint")));
             }
@@ -129,17 +141,24 @@ impl PoolState {
         }
         check_chunks(&chunks, block_count)?;
         check_orphans(&orphans, manifest.twin != NO_TWIN)?;
-        let pool = PoolState::from_parts(&chunks, Manifest { at: manifest, pages }, orphans);
+        let mut pool = PoolState::from_parts(&chunks, Manifest { at: manifest, pages }, orphans);
+        pool.damaged = damaged;
         pool.check_owned()?;
         Ok(pool)
     }
 
     /// Reads the first `count` orphan blocks, each with what went wrong with it.
-    pub fn load_orphan_blocks(&self, device: &Device, count: u32) -> Vec<Result<Box<[u8; BLOCK_SIZE]>>> {
-        (0..count).map(|index| self.load_orphan_block(device, index)).collect()
+    pub fn load_orphan_blocks(&mut self, device: &Device, count: u32) -> Vec<Result<Box<[u8; BLOCK_SIZE]>>> {
+        (0..count).map(|index| self.load_orphan_block(device, index, Look::UntilGood)).collect()
     }
 
-    fn load_orphan_block(&self, device: &Device, index: u32) -> Result<Box<[u8; BLOCK_SIZE]>> {
+    /// Reads one orphan block.
+    pub fn load_orphan_block(
+        &mut self,
+        device: &Device,
+        index: u32,
+        look: Look,
+    ) -> Result<Box<[u8; BLOCK_SIZE]>> {
         let Ok(found) = self.orphans.binary_search_by_key(&index, |orphan| orphan.index) else {
             return Err(Error::corrupt(format!("the pool manifest does not name orphan block {index}")));
         };
@@ -155,7 +174,10 @@ impl PoolState {
             block.copy_from_slice(bytes);
             Ok(block)
         };
-        read_copies(device, orphan.place(), &mut check).context(format!("orphan block {index}"))
+        let (block, bad) =
+            read_copies(device, orphan.place(), look, &mut check).context(format!("orphan block {index}"))?;
+        self.damaged |= bad;
+        Ok(block)
     }
 
     /// Nodes of the newest checkpoint's tree: what is used and neither a page of the manifest nor an orphan

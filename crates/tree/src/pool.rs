@@ -55,6 +55,8 @@ pub struct PoolState {
     freed: VecDeque<(u64, Vec<BlockNo>)>,
     /// Whether everything has two copies.
     mirrored: bool,
+    /// Whether a page of the manifest, or an orphan block, was read from its second copy.
+    pub(crate) damaged: bool,
     /// Where the last first copy, and the last second copy, was put.
     cursors: [BlockNo; 2],
 }
@@ -94,6 +96,12 @@ impl PoolState {
     /// Blocks that each node takes.
     pub fn copies(&self) -> u64 {
         1 + u64::from(self.mirrored)
+    }
+
+    /// Whether a copy of the manifest or of an orphan block was found bad: to be mended, all orphan blocks are
+    /// given to the next checkpoint, which writes the manifest with them.
+    pub fn is_damaged(&self) -> bool {
+        self.damaged
     }
 
     /// The newest manifest, if one was written or loaded.

@@ -7,6 +7,8 @@ use quire_base::sync::atomic::Ordering;
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) loads: Counter,
+    pub(crate) damaged: Counter,
+    pub(crate) healed: Counter,
     pub(crate) evictions: Counter,
     pub(crate) splits: Counter,
     pub(crate) halvings: Counter,
@@ -43,6 +45,10 @@ pub struct TreeStats {
     pub pool_free_blocks: u64,
     /// Nodes read.
     pub loads: u64,
+    /// Nodes found of which one copy was bad.
+    pub damaged: u64,
+    /// Of these, nodes that were given to a checkpoint to be written anew.
+    pub healed: u64,
     /// Nodes let go.
     pub evictions: u64,
     /// Nodes split.
@@ -84,6 +90,8 @@ impl Tree {
             pool_used_blocks,
             pool_free_blocks,
             loads: counters.loads.get(),
+            damaged: counters.damaged.get(),
+            healed: counters.healed.get(),
             evictions: counters.evictions.get(),
             splits: counters.splits.get(),
             halvings: counters.halvings.get(),

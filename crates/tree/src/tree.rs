@@ -4,9 +4,12 @@
 
 use crate::accounting::{Accounting, Class, NodeReservation, Short, TreeLimits};
 use crate::checkpoint::Versions;
+use crate::copies::Look;
 use crate::evict::Hand;
+use crate::heal::DamagedNodes;
 use crate::inner::Range;
-use crate::node::Node;
+use crate::load::Missing;
+use crate::node::{Node, Probe};
 use crate::pin::{Published, pin};
 use crate::pool::PoolState;
 use crate::stats::Counters;
@@ -16,7 +19,7 @@ use quire_base::sync::{Arc, Mutex};
 use quire_base::{BlockNo, Error, ErrorKind, Result};
 use quire_device::Device;
 use quire_format::extent::Run;
-use quire_format::key::VALUE_MAX;
+use quire_format::key::{Key, VALUE_MAX};
 use quire_format::node::{CHILDREN_MAX, NodePage, NodeRef};
 
 /// A volume's tree. Shared by all threads; see the crate's documentation.
@@ -42,6 +45,7 @@ pub struct Tree {
     pub(crate) resident: AtomicU64,
     pub(crate) limits: TreeLimits,
     pub(crate) hand: Mutex<Hand>,
+    pub(crate) damaged: DamagedNodes,
     pub(crate) counters: Counters,
 }
 
@@ -64,7 +68,7 @@ impl Tree {
         pool: PoolState,
         limits: TreeLimits,
     ) -> Result<Arc<Tree>> {
-        let page = crate::load::read_node(&device, volume, &root)?;
+        let (page, damaged) = crate::load::read_node(&device, volume, &root, Look::UntilGood)?;
         let live = pool.nodes();
         if live == 0 || !root.place().copies().all(|block| pool.is_used(block)) {
             return Err(Error::corrupt(format!(
@@ -72,8 +76,12 @@ impl Tree {
                 root.block
             )));
         }
-        let root = Node::loaded(page, Range::ALL, root, 1);
-        Ok(Arc::new(Tree::new(device, volume, root, pool, limits, live)))
+        let node = Node::loaded(page, Range::ALL, root, 1);
+        let tree = Tree::new(device, volume, node, pool, limits, live);
+        if damaged {
+            tree.note_damaged(Missing { at: root, probe: Probe::At(Key::MIN) });
+        }
+        Ok(Arc::new(tree))
     }
 
     fn new(
@@ -102,6 +110,7 @@ impl Tree {
             resident: AtomicU64::new(1),
             limits,
             hand: Mutex::new(Hand::default()),
+            damaged: DamagedNodes::default(),
             counters: Counters::default(),
         }
     }

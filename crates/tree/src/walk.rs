@@ -4,6 +4,7 @@
 //! each node of the live tree is shown once, parents first; a walk beside changes may miss some or meet moved
 //! ones.
 
+use crate::copies::Look;
 use crate::inner::Child;
 use crate::load::read_node;
 use crate::node::{Body, Node};
@@ -39,8 +40,8 @@ impl Tree {
                 visit(reference(node), Ok(&page))?;
                 children.iter().try_for_each(|child| self.walk_child(child, visit))
             }
-            Child::OnDisk(at) => match read_node(&self.device, self.volume, at) {
-                Ok(page) => {
+            Child::OnDisk(at) => match read_node(&self.device, self.volume, at, Look::UntilGood) {
+                Ok((page, _)) => {
                     visit(*at, Ok(&page))?;
                     let inner = page.level() > 0;
                     let count = if inner { page.count() } else { 0 };

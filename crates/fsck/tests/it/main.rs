@@ -6,6 +6,7 @@ mod common;
 mod damage;
 mod documentation;
 mod generated;
+mod heal;
 mod mixed;
 mod orphan_region;
 mod repair;

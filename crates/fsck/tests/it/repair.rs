@@ -3,7 +3,7 @@
 use crate::common::editor::{Editor, Location};
 use crate::common::*;
 use quire::inodes::{InodeRef, IoFlags};
-use quire::{FileType, FormatOptions};
+use quire::{FileType, FormatOptions, Volume};
 use quire_base::random::Random;
 use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, BlockNo, ErrorKind, InodeNo};
@@ -31,8 +31,17 @@ fn mend(image: &Image, what: &str) -> (Report, Image) {
 }
 
 /// Every path below the root with its type and contents, and all contents whatever their names.
-fn walk(image: &Image) -> BTreeMap<String, (u8, Vec<u8>)> {
+pub fn walk(image: &Image) -> Tree {
     let volume = options().open_backend(device(image)).unwrap();
+    let all = walk_volume(&volume);
+    volume.close().unwrap();
+    all
+}
+
+/// By path: type and contents.
+pub type Tree = BTreeMap<String, (u8, Vec<u8>)>;
+
+pub fn walk_volume(volume: &Volume) -> Tree {
     let mut all = BTreeMap::new();
     let mut pending = vec![(String::new(), volume.inodes().root())];
     while let Some((path, directory)) = pending.pop() {
@@ -65,7 +74,6 @@ fn walk(image: &Image) -> BTreeMap<String, (u8, Vec<u8>)> {
             }
         }
     }
-    volume.close().unwrap();
     all
 }
 

@@ -150,7 +150,7 @@ fn references_to_nowhere_are_corrupt() {
             ErrorKind::Corrupt
         );
     }
-    let pool = PoolState::load(&device, VOLUME, root.manifest, device.blocks()).unwrap();
+    let mut pool = PoolState::load(&device, VOLUME, root.manifest, device.blocks()).unwrap();
     let blocks = pool.load_orphan_blocks(&device, 4);
     assert!(blocks[0].is_ok() && blocks[1].is_ok() && blocks[2].is_err() && blocks[3].is_err());
     let other = PoolState::load(&device, VOLUME + 1, root.manifest, device.blocks());

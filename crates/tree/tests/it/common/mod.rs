@@ -85,7 +85,7 @@ impl Root {
     }
 
     pub fn open(&self, device: &Arc<Device>, limits: TreeLimits) -> Result<Arc<Tree>> {
-        let pool = PoolState::load(device, VOLUME, self.manifest, device.blocks())?;
+        let mut pool = PoolState::load(device, VOLUME, self.manifest, device.blocks())?;
         for (index, block) in pool.load_orphan_blocks(device, ORPHAN_BLOCKS).into_iter().enumerate() {
             orphan::decode(index as u64, &block?[..])?;
         }

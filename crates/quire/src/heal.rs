@@ -1,0 +1,46 @@
+//! Healing while the volume is in use: metadata of which one copy was bad is written anew.
+//!
+//! The tree notes what its loads find ([`quire_tree::heal`]). The committer, or who runs the background work
+//! instead, marks these nodes under a reservation and the barrier, and writes a checkpoint. What is read only
+//! at the opening (superblocks, the pool's manifest, orphan blocks) is written anew by the opening itself
+//! ([`crate::recovery`]).
+//!
+//! Neighbours: [`crate::transaction`] reserves, [`crate::checkpoint`] writes.
+
+use crate::engine::Engine;
+use crate::transaction::Cost;
+use quire_base::Result;
+use quire_tree::heal::Damaged;
+
+impl Engine {
+    /// Writes the nodes anew that were found damaged. What fails is tried again with the next call.
+    pub(crate) fn heal(&self) -> Result<()> {
+        let damaged = self.tree.take_damaged();
+        if damaged.is_empty() || self.read_only {
+            return Ok(());
+        }
+        let mut healed = 0_u64;
+        for (done, node) in damaged.iter().enumerate() {
+            match self.rewrite(node) {
+                Ok(rewritten) => healed += u64::from(rewritten),
+                Err(error) => {
+                    self.tree.put_back_damaged(damaged[done..].iter().copied());
+                    return Err(error);
+                }
+            }
+        }
+        if healed > 0 {
+            self.checkpoint_now()?;
+            tracing::info!(nodes = healed, "metadata of which one copy was bad has been written anew");
+        }
+        Ok(())
+    }
+
+    fn rewrite(&self, node: &Damaged) -> Result<bool> {
+        let transaction = self.begin(Cost::new(1, 0))?;
+        self.tree.prepare_rewrite(transaction.ticket(), node)?;
+        self.check_writable()?;
+        let _barrier = self.barrier.shared();
+        Ok(self.tree.rewrite(node))
+    }
+}

@@ -1,0 +1,121 @@
+//! Healing: what is bad in one of its two places is written anew.
+//!
+//! Protocol. A load that had to take the second copy notes the node ([`Tree::note_damaged`]). Later, with a
+//! reservation and while nobody freezes, [`Tree::rewrite`] marks the node and the path to it dirty, though
+//! nothing in them changes. So the next checkpoint writes it to a fresh place, both copies of it, and frees
+//! the old one. Nothing is ever overwritten in place: a crash leaves the old tree, whose good copy still
+//! serves.
+//!
+//! Invariants: a node is rewritten only while the live tree names it in the place where it was bad. What is
+//! noted is bounded; what is dropped is found again by its next load.
+//!
+//! Neighbours: `load` and `walk` find what is bad, `checkpoint` writes; the volume's background work calls
+//! this.
+
+use crate::inner::Child;
+use crate::load::Missing;
+use crate::node::{Body, Node};
+use crate::pin::{Pin, pin};
+use crate::ticket::Ticket;
+use crate::tree::Tree;
+use quire_base::Result;
+use quire_base::sync::Mutex;
+use quire_format::node::NodeRef;
+use smallvec::SmallVec;
+
+/// Damaged nodes that are remembered at most.
+const DAMAGED_MAX: usize = 1024;
+
+/// A node of which one copy is bad.
+#[derive(Clone, Copy, Debug)]
+pub struct Damaged(Missing);
+
+impl Damaged {
+    /// The reference that names it.
+    pub fn at(&self) -> NodeRef {
+        self.0.at
+    }
+}
+
+/// The nodes above a node, root first, and the node.
+pub(crate) type Place<'p> = (SmallVec<[&'p Node; 4]>, &'p Node);
+
+#[derive(Default)]
+pub(crate) struct DamagedNodes(Mutex<Vec<Damaged>>);
+
+impl Tree {
+    /// Notes a node of which one copy is bad.
+    pub(crate) fn note_damaged(&self, missing: Missing) {
+        let mut list = self.damaged.0.lock();
+        if list.len() < DAMAGED_MAX && list.iter().all(|known| known.0.at != missing.at) {
+            self.counters.damaged.add(1);
+            list.push(Damaged(missing));
+        }
+    }
+
+    /// Takes the list of nodes that are to be rewritten.
+    pub fn take_damaged(&self) -> Vec<Damaged> {
+        std::mem::take(&mut *self.damaged.0.lock())
+    }
+
+    /// Puts back what could not be rewritten.
+    pub fn put_back_damaged(&self, damaged: impl IntoIterator<Item = Damaged>) {
+        self.damaged.0.lock().extend(damaged);
+    }
+
+    /// Loads the node and what is above it. They stay in memory while the ticket lives.
+    pub fn prepare_rewrite(&self, _ticket: &Ticket<'_>, damaged: &Damaged) -> Result<()> {
+        while let Err(missing) = self.find_named(&pin(), &damaged.0) {
+            self.load(missing)?;
+        }
+        Ok(())
+    }
+
+    /// Has the next checkpoint write the node anew; false if the tree does not name it there any more. The
+    /// caller has reserved for the change of one key, and keeps freezes out.
+    pub fn rewrite(&self, damaged: &Damaged) -> bool {
+        let pin = pin();
+        let epoch = self.live_epoch();
+        while let Ok(Some((above, node))) = self.find_named(&pin, &damaged.0) {
+            // Neither merged nor evicted while this is held.
+            let (_latch, _lock) = match &node.body {
+                Body::Leaf(latch) => (Some(latch.write()), None),
+                Body::Inner(inner) => (None, Some(inner.lock())),
+            };
+            if !node.is_gone() {
+                above.iter().for_each(|node| self.mark(node, epoch));
+                self.mark(node, epoch);
+                self.counters.healed.add(1);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Where the tree names the node; None if it does not. An error is what must be loaded first.
+    pub(crate) fn find_named<'p>(
+        &'p self,
+        pin: &'p Pin,
+        node: &Missing,
+    ) -> std::result::Result<Option<Place<'p>>, Missing> {
+        let Missing { at: wanted, probe } = *node;
+        let clock = self.tickets.clock();
+        let mut above = SmallVec::new();
+        let mut node: &Node = self.root.read(pin);
+        while node.level > wanted.level {
+            node.touch(clock);
+            let Body::Inner(inner) = &node.body else { return Ok(None) };
+            let entries = inner.entries(pin);
+            above.push(node);
+            match &entries.children[entries.find(&probe)] {
+                Child::Resident(child) => node = child,
+                Child::OnDisk(at) if at.level > wanted.level || *at == wanted => {
+                    return Err(Missing { at: *at, probe });
+                }
+                Child::OnDisk(_) => return Ok(None),
+            }
+        }
+        node.touch(clock);
+        Ok((node.disk() == Some(wanted)).then_some((above, node)))
+    }
+}

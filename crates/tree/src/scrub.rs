@@ -1,0 +1,128 @@
+//! Looking at every copy of every node, beside changes.
+//!
+//! Protocol. A scrub goes through the keys. Each step goes down to the lowest inner node around a key, and
+//! looks at all copies of that node and of its leaves, and of the nodes above it that begin there. A copy
+//! that does not check means something only if the tree names that place still: checkpoints free places, and
+//! what is free holds anything.
+//!
+//! A node of which one copy is bad is noted to be written anew ([`crate::heal`]); so is one of which both are
+//! bad, if it is in memory. What no checkpoint has written yet has nothing on the device to look at.
+//!
+//! Neighbours: `copies` reads, `heal` finds whether the tree names a node still.
+
+use crate::copies::Look;
+use crate::inner::Child;
+use crate::load::{Missing, read_node};
+use crate::node::{Body, Node, Probe};
+use crate::pin::{Pin, pin};
+use crate::tree::Tree;
+use quire_base::Error;
+use quire_format::key::Key;
+
+/// What a step of a scrub looked at.
+#[derive(Debug, Default)]
+pub struct Scrubbed {
+    /// Nodes whose copies were read.
+    pub nodes: u64,
+    /// Of these, nodes that will be written anew.
+    pub damaged: u64,
+    /// Why nodes are lost: no copy is good.
+    pub lost: Vec<Error>,
+    /// Where the next step begins; None at the end.
+    pub next: Option<Key>,
+}
+
+impl Tree {
+    /// Looks at the nodes from a key on, of one lowest inner node. Does I/O.
+    pub fn scrub_from(&self, from: Key) -> Scrubbed {
+        let _ticket = self.ticket();
+        let mut scrubbed = Scrubbed::default();
+        let nodes = loop {
+            let (missing, end) = match self.nodes_from(&pin(), from, &mut scrubbed.next) {
+                Ok(nodes) => break nodes,
+                Err(found) => found,
+            };
+            if let Err(error) = self.load(missing) {
+                scrubbed.lost.push(error);
+                scrubbed.next = end;
+                return scrubbed;
+            }
+        };
+        for node in nodes {
+            scrubbed.nodes += 1;
+            let noted = match read_node(&self.device, self.volume, &node.at, Look::AtAll) {
+                Ok((_, false)) => continue,
+                Ok((_, true)) => self.note_if_named(node, true),
+                Err(error) => {
+                    let noted = self.note_if_named(node, false);
+                    if noted == Some(false) {
+                        scrubbed.lost.push(error);
+                    }
+                    noted
+                }
+            };
+            scrubbed.damaged += u64::from(noted == Some(true));
+        }
+        scrubbed
+    }
+
+    /// Notes a node to be written anew, if it can be read or is in memory; says whether it was. None if the
+    /// tree does not name it any more.
+    fn note_if_named(&self, node: Missing, can_be_read: bool) -> Option<bool> {
+        let resident = loop {
+            match self.find_named(&pin(), &node) {
+                Ok(None) => return None,
+                Ok(Some(_)) => break true,
+                Err(missing) if missing.at == node.at => break false,
+                Err(missing) => self.load(missing).ok()?,
+            }
+        };
+        if resident || can_be_read {
+            self.note_damaged(node);
+        }
+        Some(resident || can_be_read)
+    }
+
+    /// The places of the lowest inner node around a key, of its leaves, and of those above that begin at the
+    /// key; and where the next one begins. An error is what must be loaded first, and the end of its keys.
+    fn nodes_from(
+        &self,
+        pin: &Pin,
+        from: Key,
+        next: &mut Option<Key>,
+    ) -> std::result::Result<Vec<Missing>, (Missing, Option<Key>)> {
+        let probe = Probe::At(from);
+        let mut nodes = Vec::new();
+        let place = |node: &Node, probe| node.disk().map(|at| Missing { at, probe });
+        let mut node: &Node = self.root.read(pin);
+        *next = None;
+        loop {
+            let Body::Inner(inner) = &node.body else {
+                nodes.extend(place(node, probe));
+                return Ok(nodes);
+            };
+            let entries = inner.entries(pin);
+            if node.level == 1 || entries.range.low.is_none_or(|low| low == from) {
+                nodes.extend(place(node, probe));
+            }
+            if node.level == 1 {
+                *next = entries.range.high;
+                for (at, child) in entries.children.iter().enumerate() {
+                    let probe = Probe::At(entries.range_of(at).low.unwrap_or(Key::MIN));
+                    match child {
+                        Child::Resident(leaf) => nodes.extend(place(leaf, probe)),
+                        Child::OnDisk(at) => nodes.push(Missing { at: *at, probe }),
+                    }
+                }
+                return Ok(nodes);
+            }
+            let at = entries.find(&probe);
+            match &entries.children[at] {
+                Child::Resident(child) => node = child,
+                Child::OnDisk(named) => {
+                    return Err((Missing { at: *named, probe }, entries.range_of(at).high));
+                }
+            }
+        }
+    }
+}
