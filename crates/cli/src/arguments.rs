@@ -54,6 +54,12 @@ pub enum Command {
     Top(Top),
     /// Ask a running mount's server for something, or tell it something
     Ctl(Ctl),
+    /// Read everything that a mounted volume needs, and write bad copies of metadata anew
+    ///
+    /// The volume stays in use meanwhile. Data of files has no checksums: with --data it is read, and what the
+    /// device cannot read is told by path and offset. The scrub runs in the server of the mount; it goes on if
+    /// this command is interrupted.
+    Scrub(Scrub),
     /// Show the properties of files and directories on a mount, or require some
     Get(Get),
     /// Set properties of files and directories on a mount
@@ -258,6 +264,28 @@ pub enum Control {
         #[arg(value_parser = size::parse)]
         size: u64,
     },
+}
+
+/// `quire scrub`.
+#[derive(Debug, Args)]
+pub struct Scrub {
+    /// Read the data of all files as well
+    #[arg(long)]
+    pub data: bool,
+    /// Read at most so much in a second, for example 50M
+    #[arg(long, value_name = "BYTES", value_parser = size::parse)]
+    pub rate: Option<u64>,
+    /// Show how far the scrub is that runs, or what the last one found
+    #[arg(long, conflicts_with_all = ["stop", "data", "rate"])]
+    pub status: bool,
+    /// Stop the scrub that runs
+    #[arg(long, conflicts_with_all = ["data", "rate"])]
+    pub stop: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Mount point
+    pub dir: PathBuf,
 }
 
 /// `quire get`.

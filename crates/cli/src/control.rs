@@ -5,7 +5,7 @@
 //! the server answers root and its own user, the client believes root and its own user.
 //!
 //! ```text
-//!   client  metrics | cache-size BYTES
+//!   client  metrics | cache-size BYTES | scrub ...
 //!   server  ok, and the answer's lines | error CODE MESSAGE
 //! ```
 //!
@@ -31,6 +31,7 @@ use rustix::net::sockopt::socket_peercred;
 
 use crate::exit::{self, Failure, Outcome};
 use crate::exposition;
+use crate::scrubbing::Scrubbing;
 use quire_base::size;
 
 /// Longest line or request that is read.
@@ -97,7 +98,7 @@ pub fn serve(volume: &Volume, dir: &Path, metrics: Option<&MetricsTarget>) -> Re
     match address(dir).and_then(|address| bind(|| UnixListener::bind_addr(&address))) {
         Ok(listener) => {
             let volume = volume.clone();
-            spawn("quire-control", move || control(&listener, &volume))?;
+            spawn("quire-control", move || control(&listener, &volume, &Scrubbing::default()))?;
         }
         // The mount is of use without it.
         Err(error) => tracing::warn!("no control socket for {}: {error}", dir.display()),
@@ -174,7 +175,7 @@ fn limit(stream: &UnixStream) -> std::io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))
 }
 
-fn control(listener: &UnixListener, volume: &Volume) {
+fn control(listener: &UnixListener, volume: &Volume, scrubbing: &Scrubbing) {
     for stream in listener.incoming().flatten() {
         if !is_trusted(&stream) {
             // Said without listening first. It fits into the socket's buffer, so nobody waits.
@@ -184,7 +185,7 @@ fn control(listener: &UnixListener, volume: &Volume) {
         let done = limit(&stream).and_then(|()| {
             let mut line = String::new();
             BufReader::new((&stream).take(LINE_MAX)).read_line(&mut line)?;
-            (&stream).write_all(answer(line.trim(), volume).as_bytes())
+            (&stream).write_all(answer(line.trim(), volume, scrubbing).as_bytes())
         });
         if let Err(error) = done {
             tracing::debug!("a control connection: {error}");
@@ -192,13 +193,14 @@ fn control(listener: &UnixListener, volume: &Volume) {
     }
 }
 
-fn answer(line: &str, volume: &Volume) -> String {
+fn answer(line: &str, volume: &Volume, scrubbing: &Scrubbing) -> String {
     let outcome: Outcome<String> = match line.split_once(' ').unwrap_or((line, "")) {
         ("metrics", "") => Ok(exposition::text(volume, quire_fuse::meters())),
         ("cache-size", bytes) => match bytes.parse() {
             Ok(bytes) => volume.set_cache_bytes(bytes).map(|()| String::new()).map_err(Failure::from),
             Err(_) => Err(Failure::usage(format!("'{bytes}' is not a number of bytes"))),
         },
+        ("scrub", what) => scrubbing.answer(what, volume),
         _ => Err(Failure::usage("the server does not know this request")),
     };
     match outcome {

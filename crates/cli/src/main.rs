@@ -24,6 +24,7 @@ mod mount_helper;
 mod mount_options;
 mod notify;
 mod output;
+mod scrubbing;
 mod server;
 
 use std::ffi::{OsStr, OsString};
@@ -98,6 +99,7 @@ fn run(line: Vec<OsString>) -> ExitCode {
         Command::Up(arguments) => commands::up::run(&arguments),
         Command::Top(arguments) => commands::top::run(&arguments),
         Command::Ctl(arguments) => commands::ctl::run(&arguments),
+        Command::Scrub(arguments) => commands::scrub::run(&arguments),
         Command::Get(arguments) => commands::properties::get(&arguments),
         Command::Set(arguments) => commands::properties::set(&arguments),
         Command::Man { dir } => commands::generate::manual(&dir),

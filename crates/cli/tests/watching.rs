@@ -170,3 +170,56 @@ fn numbers_are_served_over_http_where_asked_for() {
     assert_eq!(refused.status.code(), Some(1));
     assert!(text(&refused).contains("loopback"), "{}", text(&refused));
 }
+
+/// A volume with a bad copy of metadata is scrubbed while it is mounted, and closed clean.
+#[test]
+fn a_mount_is_scrubbed() {
+    if !can_mount("a_mount_is_scrubbed") {
+        return;
+    }
+    let mut volume = Volume::new("64M");
+    volume.mount();
+    let dir = volume.mountpoint();
+    std::fs::write(dir.join("file"), vec![7; 3 << 20]).unwrap();
+    (0..500).for_each(|n| std::fs::write(dir.join(format!("small-{n}")), b"text").unwrap());
+    let scrub = |words: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_quire")).arg("scrub").args(words).arg(&dir).output();
+        let output = output.unwrap();
+        let said = format!("{}{}", text(&output), String::from_utf8_lossy(&output.stderr));
+        (output.status.code().unwrap(), said)
+    };
+    let (code, said) = scrub(&["--status"]);
+    assert!(code == 0 && said.contains("no scrub since it was mounted"), "{said}");
+    let (code, said) = scrub(&["--data", "--rate", "100M"]);
+    assert!(code == 0 && said.contains("of 501 files") && said.contains("; 0 bad copies"), "{said}");
+    let (code, said) = scrub(&["--status", "--json"]);
+    let status: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((code, status["state"].as_str(), &status["files"]), (0, Some("finished"), &501.into()));
+    let (code, said) = scrub(&["--rate", "0"]);
+    assert_eq!(code, 1, "{said}");
+
+    // Slow enough to be met at work.
+    let slow = Command::new(env!("CARGO_BIN_EXE_quire")).args(["scrub", "--rate", "1"]).arg(&dir).spawn();
+    let mut slow = slow.unwrap();
+    while !scrub(&["--status"]).1.contains("being scrubbed") {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let (code, said) = scrub(&[]);
+    assert!(code == 36 && said.contains("--stop ends it"), "{said}");
+    assert_eq!(scrub(&["--stop"]).0, 0);
+    assert!(slow.wait().unwrap().success());
+    assert!(scrub(&["--status"]).1.contains("the scrub was stopped"));
+
+    // The second superblock, under the server's hands.
+    let image = std::fs::File::options().write(true).open(volume.image()).unwrap();
+    image.write_all_at(&[0; 4096], 8 * 4096).unwrap();
+    let (code, said) = scrub(&[]);
+    assert!(code == 0 && !said.contains("; 0 bad copies"), "{said}");
+    let numbers = numbers(&dir);
+    assert_eq!(number(&numbers, "quire_tree_damaged_copies_total"), 0.0);
+    volume.unmount();
+    let checked = quire(&["fsck".as_ref(), volume.image().as_os_str()]);
+    assert!(checked.status.success(), "{}", text(&checked));
+    let elsewhere = quire(&["scrub".as_ref(), dir.as_os_str()]);
+    assert_eq!(elsewhere.status.code(), Some(37), "{}", text(&elsewhere));
+}

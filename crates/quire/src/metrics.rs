@@ -141,6 +141,7 @@ pub(crate) fn of(engine: &Engine) -> Metrics {
     list.gauge("tree_resident_nodes", tree.resident_nodes);
     list.gauge("tree_dirty_nodes", tree.dirty_nodes);
     list.gauge("tree_pool_blocks", tree.pool_blocks);
+    list.gauge("tree_pool_used_blocks", tree.pool_used_blocks);
     list.counter("tree_loads_total", tree.loads);
     list.counter("tree_damaged_copies_total", tree.damaged);
     list.counter("tree_healed_nodes_total", tree.healed);

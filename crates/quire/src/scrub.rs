@@ -92,6 +92,7 @@ pub struct ScrubReport {
 type Watch<'f> = dyn FnMut(&ScrubReport) -> ControlFlow<()> + 'f;
 
 struct Scrub<'a> {
+    engine: &'a Engine,
     options: &'a ScrubOptions,
     report: ScrubReport,
     started: Instant,
@@ -121,21 +122,33 @@ impl Volume {
     /// # }
     /// ```
     pub fn scrub<'a>(&'a self, options: &'a ScrubOptions, watch: &'a mut Watch<'a>) -> Result<ScrubReport> {
-        let mut scrub = Scrub { options, report: ScrubReport::default(), started: Instant::now(), watch };
-        let done = scrub.metadata(self.engine())?;
+        let engine = self.engine();
+        let (report, started) = (ScrubReport::default(), Instant::now());
+        let mut scrub = Scrub { engine, options, report, started, watch };
+        let mut done = scrub.metadata()?;
         if options.data && done.is_continue() {
-            let _broken_off = scrub.files(self.inodes());
+            done = scrub.files(self.inodes());
         }
-        Ok(scrub.report)
+        match engine.failure() {
+            Some(error) if done.is_break() => Err(error),
+            _ => Ok(scrub.report),
+        }
     }
 }
 
 impl Scrub<'_> {
-    fn metadata(&mut self, engine: &Engine) -> Result<ControlFlow<()>> {
+    /// Each step is counted as a change of the volume, so that closing it waits for the step and no
+    /// checkpoint follows the last one.
+    fn metadata(&mut self) -> Result<ControlFlow<()>> {
+        let engine = self.engine;
+        let admission = || if engine.read_only { Ok(None) } else { engine.begin_change().map(Some) };
+        let change = admission()?;
         engine.scrub_fixed(&mut self.report)?;
+        drop(change);
         let copies = 1 + u64::from(engine.superblock.manifest.twin != quire_format::place::NO_TWIN);
         let mut from = Some(Key::MIN);
         while let Some(key) = from {
+            let change = admission()?;
             let step = engine.tree.scrub_from(key);
             self.report.metadata_bytes += step.nodes * copies * BLOCK_SIZE as u64;
             self.report.healed += step.damaged;
@@ -143,6 +156,7 @@ impl Scrub<'_> {
             if step.damaged > 0 {
                 engine.heal()?;
             }
+            drop(change);
             if self.pause().is_break() {
                 return Ok(ControlFlow::Break(()));
             }
@@ -209,6 +223,8 @@ impl Scrub<'_> {
                 let blocks = into.chunks_mut(BLOCK_SIZE).zip((at..).step_by(BLOCK_SIZE));
                 blocks.for_each(|(block, at)| self.read(inodes, path, inode, block, at));
             }
+            // Closed, or shut down.
+            Err(_) if self.engine.failure().is_some() => {}
             Err(error) => {
                 let bytes = into.len() as u64;
                 match self.report.unreadable.last_mut() {
@@ -226,6 +242,9 @@ impl Scrub<'_> {
 
     /// Tells how far it is, and waits until so much may have been read.
     fn pause(&mut self) -> ControlFlow<()> {
+        if self.engine.failure().is_some() {
+            return ControlFlow::Break(());
+        }
         (self.watch)(&self.report)?;
         let Some(rate) = self.options.bytes_per_second else { return ControlFlow::Continue(()) };
         let read = self.report.metadata_bytes + self.report.data_bytes;

@@ -1,0 +1,118 @@
+//! `quire scrub`: has the server of a mount read everything, and shows how far it is and what it found.
+
+use std::io::IsTerminal;
+use std::path::Path;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use quire_base::size;
+use serde_json::Value;
+
+use crate::arguments::Scrub;
+use crate::exit::{Failure, Outcome};
+use crate::{control, output};
+
+/// Between two looks at a scrub.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Starts a scrub and waits for its end, or shows or stops the one that runs.
+pub fn run(arguments: &Scrub) -> Outcome {
+    let dir = super::mounted(&arguments.dir)?.dir;
+    if arguments.status || arguments.stop {
+        let status = ask(&dir, if arguments.stop { "stop" } else { "status" })?;
+        return show(&dir, &status, arguments.json);
+    }
+    let mut request = "start".to_owned();
+    if arguments.data {
+        request += " data";
+    }
+    if let Some(rate) = arguments.rate {
+        request += &format!(" rate={rate}");
+    }
+    let bar = bar(!arguments.json && std::io::stderr().is_terminal());
+    let mut status = ask(&dir, &request)?;
+    while status["state"] == "running" {
+        std::thread::sleep(LOOK);
+        status = ask(&dir, "status")?;
+        let read = number(&status, "metadata_bytes") + number(&status, "data_bytes");
+        bar.set_length(number(&status, "expected_bytes").max(read));
+        bar.set_position(read);
+    }
+    bar.finish_and_clear();
+    show(&dir, &status, arguments.json)
+}
+
+fn ask(dir: &Path, request: &str) -> Outcome<Value> {
+    let answer = control::ask(dir, &format!("scrub {request}"))?;
+    serde_json::from_str(&answer)
+        .map_err(|error| Failure::new(32, format!("the answer of the server of {}: {error}", dir.display())))
+}
+
+fn number(status: &Value, name: &str) -> u64 {
+    status[name].as_u64().unwrap_or_default()
+}
+
+fn bar(visible: bool) -> ProgressBar {
+    if !visible {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:40} {percent:>3}% {bytes_per_sec} {elapsed}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(0).with_style(style)
+}
+
+/// Prints a state. What is lost or cannot be read is a failure.
+fn show(dir: &Path, status: &Value, json: bool) -> Outcome {
+    let list = |name: &str| status[name].as_array().cloned().unwrap_or_default();
+    let (lost, unreadable) = (list("lost"), list("unreadable"));
+    if json {
+        output::line(format_args!("{status:#}"));
+    } else {
+        for why in &lost {
+            output::line(format_args!("lost: {}", why.as_str().unwrap_or_default()));
+        }
+        for part in &unreadable {
+            output::line(format_args!(
+                "unreadable: {}: {} bytes from {} on: {}",
+                part["path"].as_str().unwrap_or_default(),
+                number(part, "bytes"),
+                number(part, "offset"),
+                part["why"].as_str().unwrap_or_default(),
+            ));
+        }
+        output::line(format_args!("{}: {}", dir.display(), summary(status)));
+    }
+    if status["state"] == "failed" {
+        return Err(Failure::new(32, status["why"].as_str().unwrap_or("the scrub failed")));
+    }
+    if lost.is_empty() && unreadable.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(
+        35,
+        format!(
+            "{} pieces of metadata are lost, {} parts of files cannot be read: copy the files that can be read, \
+             then unmount and run `quire fsck`",
+            lost.len(),
+            unreadable.len()
+        ),
+    ))
+}
+
+fn summary(status: &Value) -> String {
+    let state = match status["state"].as_str().unwrap_or_default() {
+        "never" => return "no scrub since it was mounted".into(),
+        "running" => "being scrubbed",
+        "stopped" => "the scrub was stopped",
+        "failed" => "the scrub failed",
+        _ => "scrubbed",
+    };
+    format!(
+        "{state}: {} of metadata, {} of {} files, in {:.1} s; {} bad copies written anew",
+        size::show(number(status, "metadata_bytes")),
+        size::show(number(status, "data_bytes")),
+        number(status, "files"),
+        status["seconds"].as_f64().unwrap_or_default(),
+        number(status, "healed"),
+    )
+}
