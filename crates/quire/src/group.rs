@@ -206,7 +206,7 @@ impl InodeGroup {
     /// Adds a write to the group. `TooLarge` if the group would have more bytes of blocks than one takes
     /// ([`Inodes::group_bytes_max`]): it stays as it was.
     pub fn write_at(&mut self, inode: &InodeRef, data: &[u8], offset: u64) -> Result<()> {
-        inode.check_regular()?;
+        self.check_file(inode)?;
         let end = range_end(offset, data.len() as u64)?;
         if data.is_empty() {
             return Ok(());
@@ -227,7 +227,7 @@ impl InodeGroup {
     /// Sets a file's size: what lies beyond is gone, what is gained reads as zeros. `TooLarge` as in
     /// [`InodeGroup::write_at`], if the group has cut the file already and now makes it longer again.
     pub fn set_len(&mut self, inode: &InodeRef, size: u64) -> Result<()> {
-        inode.check_regular()?;
+        self.check_file(inode)?;
         range_end(size, 0)?;
         self.inodes.engine().check_writable()?;
         let gap = self.gap(inode, size);
@@ -241,6 +241,18 @@ impl InodeGroup {
         file.cut(size);
         file.size = Some(size);
         Ok(())
+    }
+
+    /// An error unless the inode is a regular file of the group's volume.
+    fn check_file(&self, inode: &InodeRef) -> Result<()> {
+        inode.check_regular()?;
+        if Arc::ptr_eq(&**inode.engine, self.inodes.engine()) {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::CrossDevice,
+            format!("inode {} is on another volume than the group", inode.number()),
+        ))
     }
 
     fn file(&mut self, inode: &InodeRef) -> &mut Collected {
@@ -265,6 +277,7 @@ impl InodeGroup {
 
     /// Reads what the group's owner sees: the file, with the group's writes over it.
     pub fn read_at(&self, inode: &InodeRef, out: &mut [u8], offset: u64) -> Result<usize> {
+        self.check_file(inode)?;
         let mut read = self.inodes.read_at(inode, out, offset, IoFlags::empty())?;
         let Some(file) = self.files.get(&inode.number()) else { return Ok(read) };
         let end = file.seen_size().min(offset.saturating_add(out.len() as u64));
@@ -525,7 +538,8 @@ impl Group {
         Group(InodeGroup::new(inodes))
     }
 
-    /// Adds a write of all of `data` at an offset. An error of kind `TooLarge` says that the group would get
+    /// Adds a write of all of `data` at an offset, which counts for a file opened to append, too.
+    /// `CrossDevice` for a file of another volume. An error of kind `TooLarge` says that the group would get
     /// too large for one record of the journal ([`Volume::group_bytes_max`](crate::Volume::group_bytes_max));
     /// the group stays as it was.
     pub fn write_at(&mut self, file: &File, data: &[u8], offset: u64) -> Result<()> {
@@ -543,6 +557,13 @@ impl Group {
     pub fn read_at(&self, file: &File, buf: &mut [u8], offset: u64) -> Result<usize> {
         file.check_readable()?;
         self.0.read_at(file.inode(), buf, offset)
+    }
+
+    /// The size that the file will have when the group has been committed, if nobody else changes it.
+    /// `CrossDevice` for a file of another volume.
+    pub fn size(&self, file: &File) -> Result<u64> {
+        self.0.check_file(file.inode())?;
+        Ok(self.0.size(file.inode()))
     }
 
     /// Makes all writes visible at once, and durable as `commit` says. On an error nothing has changed,
@@ -576,6 +597,11 @@ impl<'a> FileGroup<'a> {
     /// As [`Group::read_at`].
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         self.group.read_at(self.file, buf, offset)
+    }
+
+    /// As [`Group::size`].
+    pub fn size(&self) -> Result<u64> {
+        self.group.size(self.file)
     }
 
     /// As [`Group::commit`].

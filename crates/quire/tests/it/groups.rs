@@ -2,7 +2,7 @@
 
 use crate::common::{BLOCK, file, new_volume, options};
 use quire::inodes::{FallocateMode, InodeGroup, InodeRef, IoFlags};
-use quire::{Commit, ErrorKind, Properties, Unit, Volume};
+use quire::{Commit, ErrorKind, OpenOptions, Properties, Unit, Volume};
 use quire_base::random::Random;
 use quire_device::SimulatedBackend;
 use quire_device::simulated::{CrashPolicy, Image};
@@ -83,6 +83,44 @@ fn a_dropped_group_leaves_nothing() {
     drop(group);
     volume.inodes().atomic().commit(Commit::Now).unwrap();
     assert_eq!(a.size(), 0);
+}
+
+/// Files were told apart by their numbers alone: the write went to the file of that number in the group's
+/// volume.
+#[test]
+fn a_group_takes_files_of_its_volume_alone() {
+    let ((_, volume), (_, other)) = (new_volume(4096), new_volume(4096));
+    let (ours, theirs) = (file(&volume, "a"), file(&other, "a"));
+    assert_eq!(ours.number(), theirs.number());
+    let mut group = volume.inodes().atomic();
+    group.write_at(&ours, &[1; 10], 0).unwrap();
+    let refused = [
+        group.write_at(&theirs, &[2; 10], 0),
+        group.set_len(&theirs, 5),
+        group.read_at(&theirs, &mut [0; 10], 0).map(drop),
+    ];
+    for refused in refused {
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::CrossDevice);
+    }
+    group.commit(Commit::Now).unwrap();
+    assert_eq!((read(&volume, &ours), theirs.size()), (vec![1; 10], 0));
+}
+
+#[test]
+fn the_group_of_an_open_file_tells_its_size() {
+    let (_, volume) = new_volume(4096);
+    let file = OpenOptions::new().read(true).append(true).create(true).open(&volume, "a").unwrap();
+    file.append(b"0123456789").unwrap();
+    let mut group = file.atomic();
+    assert_eq!(group.size().unwrap(), 10);
+    group.set_len(4).unwrap();
+    assert_eq!(group.size().unwrap(), 4);
+    group.write_at(b"xy", 6).unwrap();
+    assert_eq!((group.size().unwrap(), file.metadata().len()), (8, 10));
+    group.commit(Commit::Ordered).unwrap();
+    let mut seen = [9; 10];
+    assert_eq!(file.read_at(&mut seen, 0).unwrap(), 8);
+    assert_eq!(&seen[..8], b"0123\0\0xy");
 }
 
 #[test]
