@@ -66,6 +66,20 @@
 // For `quire_metric.kind`: how something is now.
 #define QUIRE_GAUGE 1
 
+// For `quire_group_commit`: it survives a crash when the call returns.
+#define QUIRE_COMMIT_NOW 0
+
+// For `quire_group_commit`: as QUIRE_COMMIT_NOW, but the call waits for a force that others make, and makes
+// one itself after so many milliseconds.
+#define QUIRE_COMMIT_LAZY 1
+
+// For `quire_group_commit`: the call waits for nothing. It is durable with the next force that anybody
+// makes, and not without what was committed before it.
+#define QUIRE_COMMIT_ORDERED 2
+
+// For `quire_properties.flags`: what was read and written does not stay in the cache (`cache=drop`).
+#define QUIRE_CACHE_DROP 1
+
 // For `quire_sync_options.flags`: of the attributes only those that reading the data back needs.
 #define QUIRE_SYNC_DATA 1
 
@@ -74,6 +88,9 @@ typedef struct quire_dir quire_dir;
 
 // An open file.
 typedef struct quire_file quire_file;
+
+// A group of writes that has not been committed.
+typedef struct quire_group quire_group;
 
 // The numbers of a volume, as they were when the list was made.
 typedef struct quire_metrics quire_metrics;
@@ -218,6 +235,17 @@ typedef struct quire_attributes {
     // Zeros, for later versions.
     uint64_t spare[4];
 } quire_attributes;
+
+// Properties of a file or directory.
+typedef struct quire_properties {
+    // The property `untorn`: bytes of the aligned units that a crash must not leave in part, a power of two
+    // from 4096 to 1 MiB; 0: none.
+    uint32_t untorn_bytes;
+    // QUIRE_CACHE_DROP, or 0.
+    uint32_t flags;
+    // For properties of later versions: as quire_get_properties gave them, or zeros.
+    uint64_t spare[3];
+} quire_properties;
 
 // How a request ended.
 typedef struct quire_completion {
@@ -478,6 +506,69 @@ int quire_fadvise(const struct quire_file *file, uint64_t offset, uint64_t lengt
 // Threads: any.
 int quire_dup(const struct quire_file *file, struct quire_file **copy);
 
+// Begins a group of writes to files of a volume. It becomes visible to readers at once when it is committed,
+// and after a crash all of it is there or nothing. Until then it is kept in memory, and only
+// quire_group_pread and quire_group_size see it. The end of the process ends it as quire_group_free does.
+//
+// Returns: 0 and a handle in `*group`, which the caller gives to quire_group_commit or quire_group_free; or
+// a negative error number, and `*group` is NULL.
+// Threads: any. Calls on one group wait for each other.
+int quire_group_begin(const struct quire_volume *volume, struct quire_group **group);
+
+// The most bytes that a group of a volume may write, counted in whole blocks of 4096 bytes (whole units in
+// files with the property `untorn`): 2 MiB with a journal of 16 MiB or more, less with a smaller one.
+//
+// Returns: that number, or a negative error number.
+// Threads: any.
+int64_t quire_group_bytes_max(const struct quire_volume *volume);
+
+// Adds a write of `length` bytes at `offset`, which counts for a file opened with O_APPEND, too. The bytes
+// are copied; the file's handle may be closed before the commit. The file was opened for writing.
+//
+// Returns: `length`; -E2BIG if the group would have more than quire_group_bytes_max, -EXDEV for a file of
+// another volume; or another negative error number. After an error the group is as it was.
+// Threads: any.
+int64_t quire_group_pwrite(const struct quire_group *group,
+                           const struct quire_file *file,
+                           const void *buffer,
+                           size_t length,
+                           uint64_t offset);
+
+// Adds a change of a file's size in bytes: what lies beyond is gone, what is gained reads as zeros.
+//
+// Returns: 0 or a negative error number, as quire_group_pwrite.
+// Threads: any.
+int quire_group_ftruncate(const struct quire_group *group, const struct quire_file *file, uint64_t size);
+
+// Reads what the file will hold when the group has been committed, if nobody else writes to it.
+//
+// Returns: as quire_pread; -EXDEV for a file of another volume.
+// Threads: any.
+int64_t quire_group_pread(const struct quire_group *group,
+                          const struct quire_file *file,
+                          void *buffer,
+                          size_t length,
+                          uint64_t offset);
+
+// The size that the file will have when the group has been committed, if nobody else changes it.
+//
+// Returns: its bytes; -EXDEV for a file of another volume; or another negative error number.
+// Threads: any.
+int64_t quire_group_size(const struct quire_group *group, const struct quire_file *file);
+
+// Commits a group, and frees the handle, also on failure. `how` is QUIRE_COMMIT_NOW, QUIRE_COMMIT_LAZY or
+// QUIRE_COMMIT_ORDERED; `lazy_ms` is for QUIRE_COMMIT_LAZY, and 0 for the others.
+//
+// Returns: 0, or a negative error number: then nothing has changed, unless the volume has failed or could
+// not make the group durable (-EIO): readers may see it then, and a crash leaves all of it or nothing.
+// Threads: any; no other call uses this group then or later.
+int quire_group_commit(struct quire_group *group, uint32_t how, uint32_t lazy_ms);
+
+// Frees a group that was not committed: it leaves no trace. NULL is fine.
+//
+// Threads: any; no other call uses this group then or later.
+void quire_group_free(struct quire_group *group);
+
 // Creates a directory with the permission bits `mode`, owner and group 0.
 //
 // Returns: 0; -EEXIST if the name is taken; or another negative error number.
@@ -676,6 +767,38 @@ int quire_removexattr(const struct quire_volume *volume, const char *path, const
 // Returns: as quire_removexattr.
 // Threads: any.
 int quire_fremovexattr(const struct quire_file *file, const char *name);
+
+// Reads the properties of the file or directory that a path leads to.
+//
+// Returns: 0 or a negative error number.
+// Threads: any.
+int quire_get_properties(const struct quire_volume *volume,
+                         const char *path,
+                         struct quire_properties *properties);
+
+// As quire_get_properties, of an open file.
+//
+// Returns: as quire_get_properties.
+// Threads: any.
+int quire_fget_properties(const struct quire_file *file, struct quire_properties *properties);
+
+// Gives the file or directory that a path leads to other properties, all of them: begin with those that
+// quire_get_properties gives. Files and directories that are created in a directory get its properties;
+// those that are there keep their own. Where a file's `untorn_bytes` change, the call waits for its readers
+// and writers, and what was written before is durable when it returns, as is the change.
+//
+// Returns: 0; -EINVAL for a unit that is no power of two from 4096 to 1 MiB or is too large for the volume's
+// journal, and for what is neither file nor directory; or another negative error number.
+// Threads: any.
+int quire_set_properties(const struct quire_volume *volume,
+                         const char *path,
+                         const struct quire_properties *properties);
+
+// As quire_set_properties, of an open file.
+//
+// Returns: as quire_set_properties.
+// Threads: any.
+int quire_fset_properties(const struct quire_file *file, const struct quire_properties *properties);
 
 // Makes a queue. Up to `workers` threads do what cannot be done without waiting: buffered writes, and
 // buffered reads that the cache cannot answer. They start when there is such work. With 0 such requests are

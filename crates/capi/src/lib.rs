@@ -21,8 +21,10 @@
 //! | --- | --- |
 //! | `volume` | making, opening and closing volumes; space; metrics |
 //! | `file` | open files: reads, writes, durability, allocation |
+//! | `group` | groups of writes that are there as a whole or not at all |
 //! | `names` | directories, links, renames |
 //! | `attributes` | `stat`, modes, owners, times, extended attributes |
+//! | `properties` | what is asked of a file besides: untorn over a crash, not kept in the cache |
 //! | `queue` | requests that hold no thread, and their completions |
 //!
 //! Neighbours: `quire-fs` below, through its public interface alone; programs in C and C++ above.
@@ -39,9 +41,13 @@ pub mod error;
 #[cfg(not(any(loom, shuttle)))]
 pub mod file;
 #[cfg(not(any(loom, shuttle)))]
+pub mod group;
+#[cfg(not(any(loom, shuttle)))]
 mod handle;
 #[cfg(not(any(loom, shuttle)))]
 pub mod names;
+#[cfg(not(any(loom, shuttle)))]
+pub mod properties;
 #[cfg(not(any(loom, shuttle)))]
 pub mod queue;
 #[cfg(not(any(loom, shuttle)))]

@@ -181,7 +181,8 @@ pub(crate) unsafe fn volume<'a>(handle: *const Volume) -> Result<&'a quire::Volu
     unsafe { borrow(handle, "volume") }.map(Volume::get)
 }
 
-fn check_flags(given: u32, known: u32, what: &str) -> Result<()> {
+/// An error if flags are given that are not known.
+pub(crate) fn check_flags(given: u32, known: u32, what: &str) -> Result<()> {
     match given & !known {
         0 => Ok(()),
         unknown => Err(Error::invalid(format!("{what}: this library does not know the flags {unknown:#x}"))),

@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
+#include <unistd.h>
 
 #define EXPECT(condition)                                                                                    \
     do {                                                                                                     \
@@ -243,6 +244,121 @@ static void attributes(void)
     quire_close(file);
 }
 
+// Groups are seen when they are committed; those that are freed leave nothing.
+static void groups(const char *image)
+{
+    quire_group *group;
+    EXPECT(quire_group_begin(NULL, &group) == -EINVAL && !group);
+    EXPECT(quire_group_begin(volume, NULL) == -EINVAL);
+    int64_t most = quire_group_bytes_max(volume);
+    EXPECT(most >= 64 << 10 && most % 4096 == 0 && quire_group_bytes_max(NULL) == -EINVAL);
+    quire_file *first = opened("first", O_RDWR | O_CREAT), *second = opened("second", O_RDWR | O_CREAT | O_APPEND);
+    EXPECT(quire_pwrite(first, "0123456789", 10, 0) == 10 && quire_pwrite(second, "abc", 3, 0) == 3);
+
+    OK(quire_group_begin(volume, &group));
+    EXPECT(quire_group_pwrite(group, first, "XY", 2, 2) == 2 && quire_group_pwrite(group, second, "Z", 1, 1) == 1);
+    EXPECT(quire_group_pwrite(group, first, NULL, 0, 0) == 0);
+    EXPECT(quire_group_pwrite(group, first, NULL, 1, 0) == -EINVAL);
+    EXPECT(quire_group_pwrite(group, NULL, "", 0, 0) == -EINVAL);
+    EXPECT(quire_group_pwrite(NULL, first, "", 0, 0) == -EINVAL && quire_group_ftruncate(NULL, first, 0) == -EINVAL);
+    OK(quire_group_ftruncate(group, first, 6));
+    char text[16];
+    EXPECT(quire_group_size(group, first) == 6 && quire_group_size(NULL, first) == -EINVAL);
+    EXPECT(quire_group_pread(group, first, text, sizeof text, 0) == 6 && memcmp(text, "01XY45", 6) == 0);
+    EXPECT(quire_group_pread(NULL, first, text, sizeof text, 0) == -EINVAL);
+    EXPECT(quire_pread(first, text, sizeof text, 0) == 10 && memcmp(text, "0123456789", 10) == 0);
+    char *much = (char *)calloc(1, (size_t)most);
+    EXPECT(much && quire_group_pwrite(group, first, much, (size_t)most, 0) == -E2BIG); // with the block of the second
+    EXPECT(strstr(quire_error_message(), "KiB"));
+    quire_close(second); // the group keeps what it needs
+    OK(quire_group_commit(group, QUIRE_COMMIT_NOW, 0));
+    EXPECT(quire_pread(first, text, sizeof text, 0) == 6 && memcmp(text, "01XY45", 6) == 0);
+    second = opened("second", O_RDONLY);
+    EXPECT(quire_pread(second, text, sizeof text, 0) == 3 && memcmp(text, "aZc", 3) == 0);
+
+    OK(quire_group_begin(volume, &group));
+    EXPECT(quire_group_pwrite(group, second, "q", 1, 0) == -EBADF);
+    EXPECT(quire_group_ftruncate(group, second, 0) == -EBADF);
+    EXPECT(quire_group_pwrite(group, first, much, (size_t)most, 0) == most);
+    quire_group_free(group);
+    quire_group_free(NULL);
+    EXPECT(quire_pread(first, text, sizeof text, 0) == 6 && memcmp(text, "01XY45", 6) == 0);
+    free(much);
+
+    // Another volume's files, by the same numbers, are no files of the group.
+    char path[4096];
+    snprintf(path, sizeof path, "%s.other", image);
+    struct quire_format_options format;
+    memset(&format, 0, sizeof format);
+    format.size = sizeof format;
+    format.bytes = 64 << 20;
+    format.flags = QUIRE_FORCE;
+    OK(quire_format(path, &format));
+    quire_volume *other;
+    OK(quire_volume_open(path, NULL, &other));
+    OK(quire_group_begin(other, &group));
+    EXPECT(quire_group_pwrite(group, first, "q", 1, 0) == -EXDEV && quire_group_ftruncate(group, first, 0) == -EXDEV);
+    EXPECT(quire_group_pread(group, first, text, 1, 0) == -EXDEV && quire_group_size(group, first) == -EXDEV);
+    OK(quire_group_commit(group, QUIRE_COMMIT_NOW, 0)); // nothing
+    OK(quire_group_begin(other, &group));
+    OK(quire_volume_close(other)); // the group's handle stays valid
+    quire_group_free(group);
+    EXPECT(unlink(path) == 0);
+
+    const uint32_t hows[] = {QUIRE_COMMIT_NOW, QUIRE_COMMIT_LAZY, QUIRE_COMMIT_ORDERED, QUIRE_COMMIT_ORDERED, 7};
+    const uint32_t waits[] = {0, 20, 0, 1, 0};
+    const int results[] = {0, 0, 0, -EINVAL, -EINVAL};
+    for (int i = 0; i < 5; i++) {
+        char letter = (char)('a' + i);
+        OK(quire_group_begin(volume, &group));
+        EXPECT(quire_group_pwrite(group, first, &letter, 1, 0) == 1);
+        EXPECT(quire_group_commit(group, hows[i], waits[i]) == results[i]);
+        EXPECT(quire_pread(first, text, 1, 0) == 1 && (text[0] == letter) == (results[i] == 0));
+    }
+    EXPECT(quire_group_commit(NULL, QUIRE_COMMIT_NOW, 0) == -EINVAL);
+    quire_close(first);
+    quire_close(second);
+}
+
+static void properties(void)
+{
+    struct quire_properties found, wanted;
+    memset(&wanted, 0, sizeof wanted);
+    OK(quire_mkdir(volume, "db", 0755));
+    OK(quire_get_properties(volume, "db", &found));
+    EXPECT(memcmp(&found, &wanted, sizeof found) == 0);
+    wanted.untorn_bytes = 16384;
+    OK(quire_set_properties(volume, "db", &wanted));
+    quire_file *file = opened("db/pages", O_RDWR | O_CREAT); // has those of its directory
+    OK(quire_fget_properties(file, &found));
+    EXPECT(found.untorn_bytes == 16384 && found.flags == 0);
+    char value[8];
+    EXPECT(quire_fgetxattr(file, "user.quire.untorn", value, sizeof value) == 3 && memcmp(value, "16k", 3) == 0);
+    wanted.untorn_bytes = 8192;
+    wanted.flags = QUIRE_CACHE_DROP;
+    OK(quire_fset_properties(file, &wanted));
+    OK(quire_get_properties(volume, "db/pages", &found));
+    EXPECT(memcmp(&found, &wanted, sizeof found) == 0);
+    EXPECT(quire_pwrite(file, "unit", 4, 0) == 4);
+
+    wanted.untorn_bytes = 12288;
+    EXPECT(quire_fset_properties(file, &wanted) == -EINVAL);
+    wanted.untorn_bytes = 4096;
+    wanted.flags = 1u << 20;
+    EXPECT(quire_fset_properties(file, &wanted) == -EINVAL);
+    wanted.flags = 0;
+    wanted.spare[2] = 1;
+    EXPECT(quire_fset_properties(file, &wanted) == -E2BIG);
+    wanted.spare[2] = 0;
+    EXPECT(quire_fset_properties(NULL, &wanted) == -EINVAL && quire_fset_properties(file, NULL) == -EINVAL);
+    EXPECT(quire_fget_properties(file, NULL) == -EINVAL && quire_fget_properties(NULL, &found) == -EINVAL);
+    EXPECT(quire_set_properties(volume, "none", &wanted) == -ENOENT);
+    EXPECT(quire_get_properties(volume, "none", &found) == -ENOENT);
+    OK(quire_fget_properties(file, &found));
+    EXPECT(found.untorn_bytes == 8192 && found.flags == QUIRE_CACHE_DROP);
+    quire_close(file);
+}
+
 static void ended(quire_queue *queue, void *user_data, int64_t result)
 {
     struct quire_completion completion;
@@ -318,6 +434,8 @@ int main(int argc, char **argv)
     files();
     names();
     attributes();
+    groups(argv[1]);
+    properties();
     queues(0);
     queues(2);
     quire_file *left = opened("left", O_RDWR | O_CREAT);

@@ -119,12 +119,15 @@ fn everywhere(source: &Path, builds: &[Build]) -> String {
     said
 }
 
-/// The first block of code of the manual.
-fn manual() -> String {
+/// The programs of the manual: its blocks of C.
+fn manual() -> Vec<String> {
     let page = std::fs::read_to_string(here().join("../../docs/c.md")).expect("docs/c.md");
-    let code = page.split_once("```c\n").and_then(|(_, rest)| rest.split_once("```")).expect("a block of C");
-    code.0.to_owned()
+    let blocks = page.split("\n```c\n").skip(1);
+    blocks.map(|rest| rest.split_once("```").expect("the end of a block").0.to_owned()).collect()
 }
+
+/// What the first program of the manual says.
+const HELLO: &str = "at offset 0: started\n";
 
 fn without_compiler() -> bool {
     let missing = !installed("gcc") || !installed("pkg-config");
@@ -140,9 +143,16 @@ fn the_code_of_the_manual_runs() {
         return;
     }
     let directory = tempfile::tempdir().expect("a directory");
-    let source = directory.path().join("hello.c");
-    std::fs::write(&source, manual()).expect("writing the source");
-    assert_eq!(everywhere(&source, &builds(false)), "at offset 0: started\n");
+    let said: Vec<String> = manual()
+        .iter()
+        .enumerate()
+        .map(|(n, code)| {
+            let source = directory.path().join(format!("program{n}.c"));
+            std::fs::write(&source, code).expect("writing the source");
+            everywhere(&source, &builds(false))
+        })
+        .collect();
+    assert_eq!(said, [HELLO, "alice 900, bob 1100\n"]);
 }
 
 #[test]
@@ -152,6 +162,8 @@ fn the_examples_run() {
     }
     let queue = everywhere(&here().join("examples/queue.c"), &builds(false));
     assert_eq!(queue, "1024 blocks written, durable and read back\n");
+    let group = everywhere(&here().join("examples/group.c"), &builds(false));
+    assert_eq!(group, "killed after 500 transfers or more: all are there, and the sum is 100000\n");
     let log = everywhere(&here().join("examples/log.cpp"), &builds(true));
     assert_eq!(log, "today: 800 records\n");
 }
@@ -201,9 +213,9 @@ fn programs_can_be_linked_statically() {
     }
     let directory = tempfile::tempdir().expect("a directory");
     let (source, program) = (directory.path().join("hello.c"), directory.path().join("hello"));
-    std::fs::write(&source, manual()).expect("writing the source");
+    std::fs::write(&source, &manual()[0]).expect("writing the source");
     let archive: PathBuf = library().join("lib/libquire.a");
     let rest = flags(&["--static"]).into_iter().filter(|flag| flag != "-lquire");
     succeed(Command::new("gcc").arg(&source).arg("-o").arg(&program).arg(archive).args(rest));
-    assert_eq!(succeed(Command::new(&program).arg(directory.path().join("image"))), "at offset 0: started\n");
+    assert_eq!(succeed(Command::new(&program).arg(directory.path().join("image"))), HELLO);
 }
