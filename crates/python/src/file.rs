@@ -9,7 +9,7 @@ use crate::path::{Name, text};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
-use quire::{Advice, File, Metadata};
+use quire::{Advice, File, Metadata, Properties};
 use quire_base::sync::{Arc, Mutex};
 
 /// A file, until it is closed.
@@ -49,6 +49,11 @@ pub fn stat_fields(py: Python<'_>, metadata: &Metadata) -> PyResult<Py<PyAny>> {
     Ok(fields.into_any().unbind())
 }
 
+/// What `quire.Properties` is made of.
+pub fn property_fields(properties: Properties) -> (u64, bool) {
+    (properties.untorn.map_or(0, |unit| unit.bytes()), properties.cache_drop)
+}
+
 impl NativeFile {
     pub fn new(file: File, appends: bool) -> NativeFile {
         NativeFile {
@@ -75,16 +80,16 @@ impl NativeFile {
     }
 }
 
-/// `bytes` of at most `count` bytes that `fill` reads. It is not asked for more than the file has beyond
-/// `offset`, so that a large count costs no memory.
-fn read_bytes<'py>(
+/// `bytes` of at most `count` bytes that `fill` reads. It is not asked for more than a file of `size` bytes
+/// has beyond `offset`, so that a large count costs no memory.
+pub fn read_bytes<'py>(
     py: Python<'py>,
-    file: &File,
+    size: u64,
     offset: u64,
     count: u64,
     fill: impl FnOnce(&mut [u8]) -> quire::Result<usize> + Send,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let len = file.metadata().len().saturating_sub(offset).min(count) as usize;
+    let len = size.saturating_sub(offset).min(count) as usize;
     let mut got = 0;
     let bytes = PyBytes::new_with(py, len, |buffer| {
         got = py.detach(|| fill(buffer)).or_raise()?;
@@ -116,7 +121,7 @@ impl NativeFile {
 
     fn pread<'py>(&self, py: Python<'py>, count: u64, offset: u64) -> PyResult<Bound<'py, PyBytes>> {
         let file = self.open_file()?;
-        read_bytes(py, &file, offset, count, |buffer| file.read_at(buffer, offset))
+        read_bytes(py, file.metadata().len(), offset, count, |buffer| file.read_at(buffer, offset))
     }
 
     fn pwrite(&self, py: Python<'_>, data: &[u8], offset: u64) -> PyResult<usize> {
@@ -132,7 +137,7 @@ impl NativeFile {
     fn read<'py>(&self, py: Python<'py>, count: Option<u64>) -> PyResult<Bound<'py, PyBytes>> {
         let file = self.open_file()?;
         let start = py.detach(|| *self.position.lock());
-        read_bytes(py, &file, start, count.unwrap_or(u64::MAX), |buffer| {
+        read_bytes(py, file.metadata().len(), start, count.unwrap_or(u64::MAX), |buffer| {
             let mut position = self.position.lock();
             let done = read_all_at(&file, buffer, *position)?;
             *position += done as u64;
@@ -251,6 +256,10 @@ impl NativeFile {
 
     fn is_dir(&self) -> PyResult<bool> {
         Ok(self.open_file()?.metadata().is_dir())
+    }
+
+    fn properties(&self) -> PyResult<(u64, bool)> {
+        Ok(property_fields(self.open_file()?.properties()))
     }
 
     fn getxattr<'py>(&self, py: Python<'py>, name: Name) -> PyResult<Option<Bound<'py, PyBytes>>> {

@@ -2,7 +2,7 @@
 //!
 //! This side has what needs the library: operations by path and by offset, without the interpreter's lock
 //! while they run. What Python programs know from `io`, `pathlib` and `fsspec` is written in Python, in
-//! `python/quire`, over these two classes.
+//! `python/quire`, over these classes.
 //!
 //! Invariants:
 //! * No lock of this crate is held while the interpreter's lock is waited for, or the other way round: locks
@@ -16,6 +16,7 @@
 mod completions;
 mod error;
 mod file;
+mod group;
 mod of_process;
 mod path;
 mod volume;
@@ -28,6 +29,8 @@ mod _native {
     use crate::completions::Completions;
     #[pymodule_export]
     use crate::file::NativeFile;
+    #[pymodule_export]
+    use crate::group::NativeGroup;
     #[pymodule_export]
     use crate::volume::{NativeVolume, mkfs};
 }

@@ -1,7 +1,7 @@
 //! A volume, for `quire.Volume`, and `quire.mkfs`.
 
 use crate::error::OrRaise;
-use crate::file::{NativeFile, stat_fields};
+use crate::file::{NativeFile, property_fields, stat_fields};
 use crate::of_process::OfProcess;
 use crate::path::{Name, text};
 use pyo3::exceptions::PyValueError;
@@ -311,6 +311,16 @@ impl NativeVolume {
     fn _utime(&self, py: Python<'_>, path: Name, accessed: i64, modified: i64) -> PyResult<()> {
         let times = FileTimes::new().set_accessed(time(accessed)).set_modified(time(modified));
         self.with(py, |volume| volume.set_times(path, times))
+    }
+
+    fn _properties(&self, py: Python<'_>, path: Name) -> PyResult<(u64, bool)> {
+        self.with(py, |volume| volume.properties(path)).map(property_fields)
+    }
+
+    /// The most bytes, in whole blocks, that a group of writes may have.
+    #[getter]
+    fn group_bytes_max(&self) -> PyResult<u64> {
+        Ok(self.open_volume()?.group_bytes_max())
     }
 
     fn _getxattr<'py>(

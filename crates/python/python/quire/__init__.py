@@ -16,7 +16,20 @@ A volume lives in an image file or on a block device. This module opens it witho
 
 from ._aio import fsync_files
 from ._file import File
+from ._group import FileGroup, Group
 from ._path import Path
+from ._properties import Properties
 from ._volume import DirEntry, Volume, VolumeInfo, mkfs
 
-__all__ = ["DirEntry", "File", "Path", "Volume", "VolumeInfo", "fsync_files", "mkfs"]
+__all__ = [
+    "DirEntry",
+    "File",
+    "FileGroup",
+    "Group",
+    "Path",
+    "Properties",
+    "Volume",
+    "VolumeInfo",
+    "fsync_files",
+    "mkfs",
+]

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Literal
 from ._aio import syncing
 from ._name import Name
 from ._native import NativeFile
+from ._properties import Properties, _set
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from ._group import Commit, FileGroup
+    from ._properties import Cache, Untorn
     from ._volume import Volume
 
 
@@ -133,6 +136,13 @@ class File(io.RawIOBase):
         self._check_writable()
         return self._native.append(_bytes(data))
 
+    def atomic(self, commit: Commit = "now", *, within: float = 1.0) -> FileGroup:
+        """A group of writes to this file, as `Volume.atomic`."""
+        from ._group import FileGroup
+
+        self._check_open()
+        return FileGroup(self, commit, within)
+
     # Durability.
 
     def fsync(self) -> None:
@@ -197,6 +207,14 @@ class File(io.RawIOBase):
     def stat(self) -> os.stat_result:
         """What `os.fstat` shows of a file."""
         return os.stat_result(self._native.stat())
+
+    def properties(self) -> Properties:
+        """What is asked of the file besides."""
+        return Properties._of(self._native.properties())
+
+    def set_properties(self, *, untorn: Untorn | None = None, cache: Cache | None = None) -> None:
+        """As `Volume.set_properties`."""
+        _set(self.setxattr, untorn, cache)
 
     def getxattr(self, name: Name) -> bytes:
         """An extended attribute; an `OSError` with ENODATA if there is none."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from ._properties import Cache, Properties, Untorn
     from ._volume import Volume
 
     Part = str | os.PathLike[str]
@@ -282,6 +283,14 @@ class Path:
 
     def listxattr(self) -> list[str]:
         return self.volume.listxattr(str(self))
+
+    # Properties.
+
+    def properties(self) -> Properties:
+        return self.volume.properties(str(self))
+
+    def set_properties(self, *, untorn: Untorn | None = None, cache: Cache | None = None) -> None:
+        self.volume.set_properties(str(self), untorn=untorn, cache=cache)
 
 
 def _pure(path: Path | Part) -> PurePosixPath:

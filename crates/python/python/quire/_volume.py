@@ -18,6 +18,7 @@ from . import _native
 from ._aio import syncing
 from ._file import File, _bytes, _no_attribute
 from ._name import Name
+from ._properties import Properties, _set
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer, Self
 
+    from ._group import Commit, Group
     from ._path import Path
+    from ._properties import Cache, Untorn
 
     TextMode: TypeAlias = Literal["r", "w", "a", "x", "r+", "w+", "a+", "x+", "rt", "wt", "at", "xt"]
     BytesMode: TypeAlias = Literal[
@@ -292,6 +295,18 @@ class Volume(_native.NativeVolume):
         text.mode = mode  # type: ignore[misc]
         return text
 
+    def atomic(self, commit: Commit = "now", *, within: float = 1.0) -> Group:
+        """A group of writes to files of the volume: `with volume.atomic() as group` commits it at the end of the block,
+        and drops it if the block raises.
+
+        All of it becomes visible at once, and after a crash all of it is there or nothing. With `commit="now"` it is
+        durable when the block ends; with "lazy", too, but the force is left to others for `within` seconds; with "ordered"
+        nothing is waited for: it becomes durable with the next force, and not without what was committed before it.
+        """
+        from ._group import Group
+
+        return Group(self, commit, within)
+
     @contextmanager
     def replacing(self, path: Name, mode: str = "wb", **options: Any) -> Iterator[Any]:
         """Replaces a file at once: `with volume.replacing(path) as file` writes a new one beside it, makes that durable,
@@ -392,6 +407,21 @@ class Volume(_native.NativeVolume):
         if ns is None:
             ns = (round(times[0] * 1e9), round(times[1] * 1e9)) if times else (time.time_ns(),) * 2
         self._utime(path, *ns)
+
+    def properties(self, path: Name) -> Properties:
+        """What is asked of a file or directory besides."""
+        return Properties._of(self._properties(path))
+
+    def set_properties(
+        self, path: Name, *, untorn: Untorn | None = None, cache: Cache | None = None
+    ) -> None:
+        """Changes the properties that are given.
+
+        `untorn` is the size of the aligned units that a crash must not leave in part: bytes or text like "16k", a power
+        of two from 4 KiB to 1 MiB; 0 or "off" for none. With `cache="drop"` what was read and written does not stay in the
+        cache. A directory's properties are handed to what is created in it later.
+        """
+        _set(lambda name, value: self.setxattr(path, name, value), untorn, cache)
 
     def getxattr(self, path: Name, name: Name) -> bytes:
         """An extended attribute; an `OSError` with ENODATA if there is none."""
