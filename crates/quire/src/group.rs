@@ -28,9 +28,10 @@
 //! to programs, [`crate::inodes`] to front ends.
 
 use crate::engine::Engine;
+use crate::file::fsync::Completion;
 use crate::file::journaled::{FileData, data_cost};
 use crate::file::range_end;
-use crate::file::syncing::{Durability, SyncOptions};
+use crate::file::syncing::{Durability, SyncOptions, Syncing};
 use crate::file_handle::File;
 use crate::gate::GateState;
 use crate::inode::InodeRef;
@@ -193,6 +194,12 @@ impl Collected {
     }
 }
 
+/// An fsync of a file's records alone. A group is one record, so any of its files will do, and what plain
+/// writes have left dirty there is no part of it.
+fn of_record(durability: Durability) -> SyncOptions {
+    SyncOptions::new().data_only(true).range(0, 0).durability(durability)
+}
+
 /// Blocks of the file's unit, or 1.
 fn unit_of(inode: &InodeRef) -> u64 {
     inode.unit_blocks().unwrap_or(1)
@@ -315,10 +322,42 @@ impl InodeGroup {
             Commit::Now => engine.force(seq),
             Commit::Ordered => Ok(()),
             Commit::Lazy(within) => {
-                let options = SyncOptions::new().data_only(true).durability(Durability::Lazy(within));
-                self.inodes.fsync_async(&files[0].inode, &options).wait()
+                let how = of_record(Durability::Lazy(within));
+                self.inodes.fsync_async(&files[0].inode, &how).wait()
             }
         }
+    }
+
+    /// As [`InodeGroup::commit`], but the caller waits for no force: `done` gets the outcome, on a thread of
+    /// the volume, which it must not keep waiting, or before this returns. Many commits under way share
+    /// forces.
+    pub fn commit_then(self, commit: Commit, done: Completion) {
+        let inodes = self.inodes.clone();
+        match self.commit_to_force(commit) {
+            Ok(Some((file, how))) => inodes.fsync_then(&file, &how, done),
+            outcome => done(outcome.map(drop)),
+        }
+    }
+
+    /// As [`InodeGroup::commit_then`], as a future. On an error nothing has changed.
+    pub fn commit_async(self, commit: Commit) -> Result<Syncing> {
+        let inodes = self.inodes.clone();
+        Ok(match self.commit_to_force(commit)? {
+            Some((file, how)) => inodes.fsync_async(&file, &how),
+            None => inodes.fsync_many_async([], &SyncOptions::new()),
+        })
+    }
+
+    /// Commits without a force; gives what is to be made durable by one.
+    fn commit_to_force(self, commit: Commit) -> Result<Option<(InodeRef, SyncOptions)>> {
+        let durability = match commit {
+            Commit::Now => Some(Durability::Now),
+            Commit::Lazy(within) => Some(Durability::Lazy(within)),
+            Commit::Ordered => None,
+        };
+        let file = self.files.values().next().map(|file| file.inode.clone());
+        self.commit(Commit::Ordered)?;
+        Ok(file.zip(durability.map(of_record)))
     }
 }
 
@@ -571,6 +610,18 @@ impl Group {
     pub fn commit(self, commit: Commit) -> Result<()> {
         self.0.commit(commit)
     }
+
+    /// As [`Group::commit`], but durability is a future. All writes are visible when this returns; on an
+    /// error nothing has changed. Commits that are under way together share forces of the journal.
+    pub fn commit_async(self, commit: Commit) -> Result<Syncing> {
+        self.0.commit_async(commit)
+    }
+}
+
+impl From<Group> for InodeGroup {
+    fn from(group: Group) -> InodeGroup {
+        group.0
+    }
 }
 
 /// A [`Group`] of writes to one file; from [`File::atomic`].
@@ -607,5 +658,10 @@ impl<'a> FileGroup<'a> {
     /// As [`Group::commit`].
     pub fn commit(self, commit: Commit) -> Result<()> {
         self.group.commit(commit)
+    }
+
+    /// As [`Group::commit_async`].
+    pub fn commit_async(self, commit: Commit) -> Result<Syncing> {
+        self.group.commit_async(commit)
     }
 }

@@ -6,7 +6,8 @@ use quire::{Commit, ErrorKind, OpenOptions, Properties, Unit, Volume};
 use quire_base::random::Random;
 use quire_device::SimulatedBackend;
 use quire_device::simulated::{CrashPolicy, Image};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 fn read(volume: &Volume, inode: &InodeRef) -> Vec<u8> {
     let mut bytes = vec![0; inode.size() as usize];
@@ -320,6 +321,75 @@ fn a_crash_leaves_all_of_a_group_or_nothing() {
                 "event {event}: {value} of {durable}..={begun}"
             );
         }
+    }
+}
+
+/// A lazy commit forced what plain writes had left dirty in one of its files, and failed if that failed.
+#[test]
+fn a_lazy_commit_forces_its_record_alone() {
+    let (device, volume) = new_volume(4096);
+    let a = file(&volume, "a");
+    write(&volume, &a, &[1; 4 * BLOCK], 0);
+    volume.sync().unwrap();
+    write(&volume, &a, &[2; BLOCK], 3 * BLOCK);
+    let mut group = volume.inodes().atomic();
+    group.write_at(&a, &[3; BLOCK], 0).unwrap();
+    group.commit(Commit::Lazy(Duration::from_millis(1))).unwrap();
+    let seen = after_crash(device.crash(CrashPolicy::LoseAll), &["a"]);
+    let bytes = seen[0].as_ref().unwrap();
+    assert!(bytes[..BLOCK] == [3; BLOCK], "the group is durable");
+    assert!(bytes[BLOCK..] == [1; 3 * BLOCK], "what is no part of it was not forced");
+}
+
+/// Commits whose durability is told later: visible at once, and durable when that is told.
+#[test]
+fn commits_that_nobody_waits_for() {
+    for threads in [false, true] {
+        let (device, volume) = new_volume(4096);
+        let (a, b) = (file(&volume, "a"), file(&volume, "b"));
+        volume.close().unwrap();
+        drop((a, b));
+        let volume = options().threads(threads).open_backend(device.clone()).unwrap();
+        let found = |name: &str| volume.inodes().lookup(&volume.inodes().root(), name.as_bytes()).unwrap();
+        let (a, b) = (found("a"), found("b"));
+        let (told, ended) = mpsc::channel();
+        for number in 1..=50 {
+            let mut group = volume.inodes().atomic();
+            group.write_at(&a, &[number; 100], 0).unwrap();
+            group.write_at(&b, &[number; 100], 0).unwrap();
+            let commit = match number % 3 {
+                0 => Commit::Lazy(Duration::from_millis(5)),
+                1 => Commit::Ordered,
+                _ => Commit::Now,
+            };
+            let told = told.clone();
+            group.commit_then(commit, Box::new(move |outcome| told.send((number, outcome)).unwrap()));
+            assert_eq!(read(&volume, &a), [number; 100]);
+        }
+        volume
+            .inodes()
+            .atomic()
+            .commit_then(Commit::Now, Box::new(move |outcome| told.send((51, outcome)).unwrap()));
+        let mut numbers: Vec<u8> =
+            ended.iter().map(|(number, outcome)| (number, outcome.unwrap()).0).collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, (1..=51).collect::<Vec<_>>(), "each was told once");
+        let seen = after_crash(device.crash(CrashPolicy::LoseAll), &["a", "b"]);
+        assert!(
+            seen.iter().all(|file| file.as_deref() == Some(&[50; 100][..])),
+            "threads {threads}: {seen:?}"
+        );
+
+        for commit in [Commit::Ordered, Commit::Lazy(Duration::ZERO), Commit::Now] {
+            let mut group = volume.inodes().atomic();
+            group.write_at(&a, b"future", 0).unwrap();
+            group.commit_async(commit).unwrap().wait().unwrap();
+        }
+        let seen = after_crash(device.crash(CrashPolicy::LoseAll), &["a"]);
+        assert_eq!(&seen[0].as_ref().unwrap()[..6], b"future");
+        volume.inodes().atomic().commit_async(Commit::Now).unwrap().wait().unwrap();
+        drop((a, b));
+        volume.close().unwrap();
     }
 }
 
