@@ -879,6 +879,19 @@ int quire_submit_volume_sync(const struct quire_queue *queue,
                              const struct quire_volume *volume,
                              void *user_data);
 
+// Submits what quire_group_commit does, and frees the group's handle, also on failure. A worker makes the
+// group visible, or with none this call; then no thread waits for its durability, and commits under way
+// together share writes of the journal.
+//
+// Returns: 0: its completion will come, with the same `user_data`; or a negative error number: it will not,
+// and nothing has changed.
+// Threads: any; no other call uses this group then or later.
+int quire_submit_group_commit(const struct quire_queue *queue,
+                              struct quire_group *group,
+                              uint32_t how,
+                              uint32_t lazy_ms,
+                              void *user_data);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus

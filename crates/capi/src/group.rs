@@ -4,7 +4,8 @@
 //! A group collects bytes in memory until it is committed or freed. Calls on one group exclude each other
 //! under its lock; a commit takes the group out of its handle, so it waits with no lock held.
 //!
-//! Neighbours: [`crate::file`] has the open files; `quire::Group` does the work.
+//! Neighbours: [`crate::queue`] commits without holding a thread; [`crate::file`] has the open files;
+//! `quire::Group` does the work.
 
 use crate::arguments::{bytes, bytes_mut};
 use crate::error::{count, quietly, status};
@@ -168,14 +169,26 @@ pub unsafe extern "C" fn quire_group_size(group: *const Group, file: *const File
 pub unsafe extern "C" fn quire_group_commit(group: *mut Group, how: u32, lazy_ms: u32) -> c_int {
     status(|| {
         // SAFETY: the caller's promise.
-        let group = unsafe { take(group) }.ok_or_else(|| Error::invalid("the group is NULL"))?;
-        let group = Arc::into_inner(group)
-            .ok_or_else(|| Error::invalid("committing a group that another call is using"))?;
-        group.group.into_inner().commit(commit(how, lazy_ms)?)
+        let group = unsafe { taken(group) }?;
+        group.commit(commit(how, lazy_ms)?)
     })
 }
 
-fn commit(how: u32, lazy_ms: u32) -> Result<Commit> {
+/// The group itself, whose handle ends.
+///
+/// # Safety
+/// As for [`take`].
+pub(crate) unsafe fn taken(handle: *mut Group) -> Result<quire::Group> {
+    // SAFETY: the caller's promise.
+    let group = unsafe { take(handle) }.ok_or_else(|| Error::invalid("the group is NULL"))?;
+    match Arc::into_inner(group) {
+        Some(group) => Ok(group.group.into_inner()),
+        None => Err(Error::invalid("committing a group that another call is using")),
+    }
+}
+
+/// How a group is committed, as C says it.
+pub(crate) fn commit(how: u32, lazy_ms: u32) -> Result<Commit> {
     let commit = match how {
         QUIRE_COMMIT_NOW => Commit::Now,
         QUIRE_COMMIT_LAZY => return Ok(Commit::Lazy(Duration::from_millis(lazy_ms.into()))),

@@ -4,7 +4,7 @@
 //! How a request is done depends on the file. With `O_DIRECT` it goes to the device at once, and a thread of
 //! the device ends it. Otherwise a read that the cache can answer ends at once; everything else goes to the
 //! queue's workers, which do what the plain functions do. An fsync goes to the volume's syncers, which serve
-//! thousands together.
+//! thousands together, and so does the durability of a group.
 //!
 //! A request shares the file, so the handle may be closed meanwhile; the completion gives that share up when
 //! it is reaped, since a thread of the device must not wait for what the last close of a file may do.
@@ -15,9 +15,11 @@ use crate::arguments::{Sized32, bytes, bytes_mut, options};
 use crate::completions::{Completions, Signal};
 use crate::error::{Failure, catch, number, quietly, remember, status};
 use crate::file::File;
+use crate::group::{Group, commit, taken};
 use crate::handle::{borrow, give, share, take};
 use crate::volume::{Volume, give_out};
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use quire::inodes::InodeGroup;
 use quire::{AlignedBuf, Durability, Error, ErrorKind, Result};
 use quire_base::sync::time::{Duration, Instant};
 use quire_base::sync::{Mutex, thread};
@@ -220,8 +222,14 @@ impl Begun {
 
 impl Drop for Begun {
     fn drop(&mut self) {
-        let lost = Error::new(ErrorKind::Shutdown, "the request was dropped before it was done");
-        self.put(Err(lost.into()));
+        let message = "the request was dropped before it was done";
+        self.put(Err(match thread::panicking() {
+            false => Error::new(ErrorKind::Shutdown, message).into(),
+            true => Failure {
+                number: -libc::ENOTRECOVERABLE,
+                message: format!("Quire panicked: {message}; close the volume, and report this as a defect"),
+            },
+        }));
     }
 }
 
@@ -233,9 +241,13 @@ impl Queue {
 
     /// Has a worker do it, or this thread if the queue has none.
     fn work(&self, begun: Begun, work: impl FnOnce() -> Result<u64> + Send + 'static) {
+        self.run(move || begun.end(catch(work)));
+    }
+
+    fn run(&self, job: impl FnOnce() + Send + 'static) {
         match &self.workers {
-            Some(workers) => workers.run(Box::new(move || begun.end(catch(work)))),
-            None => begun.end(catch(work)),
+            Some(workers) => workers.run(Box::new(job)),
+            None => job(),
         }
     }
 }
@@ -486,6 +498,43 @@ pub unsafe extern "C" fn quire_submit_volume_sync(
         let (queue, volume) = unsafe { (borrow(queue, "queue")?, share(volume, "volume")?) };
         let begun = queue.begin(Tag(user_data), volume.clone());
         queue.work(begun, move || volume.get().sync().map(|()| 0));
+        Ok(())
+    })
+}
+
+/// Submits what quire_group_commit does, and frees the group's handle, also on failure. A worker makes the
+/// group visible, or with none this call; then no thread waits for its durability, and commits under way
+/// together share writes of the journal.
+///
+/// Returns: 0: its completion will come, with the same `user_data`; or a negative error number: it will not,
+/// and nothing has changed.
+/// Threads: any; no other call uses this group then or later.
+///
+/// # Safety
+/// `queue` is open; `group` is a group that has not been committed or freed, or NULL (-EINVAL).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quire_submit_group_commit(
+    queue: *const Queue,
+    group: *mut Group,
+    how: u32,
+    lazy_ms: u32,
+    user_data: *mut c_void,
+) -> c_int {
+    status(|| {
+        // SAFETY: the caller's promise.
+        let group = unsafe { taken(group) }?;
+        let commit = commit(how, lazy_ms)?;
+        // SAFETY: the caller's promise.
+        let queue = unsafe { borrow(queue, "queue") }?;
+        let begun = queue.begin(Tag(user_data), Arc::new(()));
+        let done = Box::new(move |outcome: Result<()>| begun.end(outcome.map(|()| 0).map_err(Failure::from)));
+        queue.run(move || {
+            // If that panics the request ends as it is dropped.
+            let _ = catch(|| {
+                InodeGroup::from(group).commit_then(commit, done);
+                Ok(())
+            });
+        });
         Ok(())
     })
 }

@@ -402,13 +402,25 @@ static void queues(unsigned workers)
         OK(quire_submit_fsync(queue, file, &how, NULL));
         OK(quire_submit_fsync(queue, file, NULL, NULL));
         OK(quire_submit_volume_sync(queue, volume, NULL));
+        quire_group *group;
+        OK(quire_group_begin(volume, &group));
+        EXPECT(quire_group_pwrite(group, file, "group", 5, 0) == 5);
+        OK(quire_submit_group_commit(queue, group, (uint32_t)kind % 3, kind == 1 ? 10 : 0, NULL));
         quire_close(file); // the requests keep what they need
-        EXPECT(quire_queue_wait(queue, completions, 4, 3, -1) == 3);
-        for (int i = 0; i < 3; i++)
+        EXPECT(quire_queue_wait(queue, completions, 4, 4, -1) == 4);
+        for (int i = 0; i < 4; i++)
             EXPECT(completions[i].result == 0);
         EXPECT(poll(&ready, 1, 0) == 0);
     }
     quire_file *file = opened("queued", O_RDONLY);
+    EXPECT(quire_pread(file, memory, 5, 0) == 5 && memcmp(memory, "group", 5) == 0);
+    EXPECT(quire_submit_group_commit(queue, NULL, QUIRE_COMMIT_NOW, 0, NULL) == -EINVAL);
+    quire_group *group;
+    OK(quire_group_begin(volume, &group));
+    EXPECT(quire_submit_group_commit(queue, group, QUIRE_COMMIT_NOW, 7, NULL) == -EINVAL); // and frees it
+    OK(quire_group_begin(volume, &group));
+    OK(quire_submit_group_commit(queue, group, QUIRE_COMMIT_NOW, 0, memory)); // nothing to be done
+    ended(queue, memory, 0);
     OK(quire_submit_pwrite(queue, file, memory, 4096, 0, memory));
     EXPECT(poll(&ready, 1, 60000) == 1);
     EXPECT(poll(&ready, 1, 0) == 1); // until it has been reaped
