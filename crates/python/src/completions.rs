@@ -1,4 +1,5 @@
-//! Fsyncs that an event loop waits for, without a thread each.
+//! Fsyncs that an event loop waits for, without a thread each. The durability of a group of writes is one,
+//! too.
 //!
 //! ```text
 //!   the loop's thread                              a thread of the library
@@ -17,6 +18,7 @@
 
 use crate::error::{OrRaise, exception};
 use crate::file::NativeFile;
+use crate::group::NativeGroup;
 use crate::of_process::OfProcess;
 use crate::volume::NativeVolume;
 use pyo3::exceptions::PyOSError;
@@ -147,6 +149,14 @@ impl Completions {
     fn sync_volume(&self, py: Python<'_>, volume: &NativeVolume, future: Py<PyAny>) -> PyResult<Option<u64>> {
         let volume = volume.open_volume()?;
         let syncing = py.detach(|| volume.sync_async());
+        self.keep(syncing, future)
+    }
+
+    /// Commits a group, and begins to make it durable.
+    fn commit_group(&self, py: Python<'_>, group: &NativeGroup, future: Py<PyAny>) -> PyResult<Option<u64>> {
+        // In a process that was forked off the group stays as it is.
+        self.pending.get()?;
+        let syncing = group.commit_async(py)?;
         self.keep(syncing, future)
     }
 

@@ -10,7 +10,7 @@ use crate::volume::NativeVolume;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use quire::{Commit, File, Group};
+use quire::{Commit, File, Group, Syncing};
 use quire_base::sync::Mutex;
 use std::time::Duration;
 
@@ -35,6 +35,16 @@ impl NativeGroup {
     ) -> PyResult<T> {
         let (slot, file) = (self.group.get()?, file.open_file()?);
         let outcome = py.detach(|| slot.lock().as_mut().map(|group| act(group, &file)));
+        outcome.ok_or_else(has_ended)?.or_raise()
+    }
+
+    /// Commits the group, which has then ended, also if that fails; gives its durability.
+    pub fn commit_async(&self, py: Python<'_>) -> PyResult<Syncing> {
+        let slot = self.group.get()?;
+        let outcome = py.detach(|| {
+            let group = slot.lock().take();
+            group.map(|group| group.commit_async(self.commit))
+        });
         outcome.ok_or_else(has_ended)?.or_raise()
     }
 }

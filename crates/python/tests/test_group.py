@@ -1,5 +1,6 @@
 """Groups of writes: all of one or nothing, for readers and after a crash; and the properties of files."""
 
+import asyncio
 import errno
 import io
 import os
@@ -179,6 +180,38 @@ def test_a_process_that_is_killed_leaves_whole_groups(image: Path) -> None:
         numbers = [int(number) for number in (volume / "a").read_text().split(",")[:-1]]
         assert numbers == list(range(len(numbers))) and numbers[-1] >= reported
         assert int((volume / "b").read_text().rstrip(",")) == numbers[-1]
+
+
+def test_an_event_loop_waits_for_commits(volume: quire.Volume) -> None:
+    a, b = pair(volume)
+
+    async def commit(number: int) -> None:
+        async with volume.atomic(COMMITS[number % 3], within=0.01) as group:
+            group.pwrite(a, b"%5d," % number, 6 * number)
+            group.pwrite(b, b"%5d," % number, 6 * number)
+        assert group.ended and a.pread(6, 6 * number) == b"%5d," % number
+
+    async def main() -> int:
+        before = volume.metrics()["device_flushes_total"]
+        await asyncio.gather(*(commit(number) for number in range(300)))
+        flushes = volume.metrics()["device_flushes_total"] - before
+        with pytest.raises(RuntimeError):
+            async with a.atomic() as lost:
+                lost.pwrite(b"lost", 0)
+                raise RuntimeError
+        group = volume.atomic()
+        with pytest.raises(OSError):
+            group.pwrite(a, b"x" * (volume.group_bytes_max + 1), 0)
+        await group.commit_async()
+        with pytest.raises(ValueError, match="committed or aborted"):
+            await group.commit_async()
+        return flushes
+
+    assert asyncio.run(main()) > 0
+    assert a.pread(1 << 20, 0) == b.pread(1 << 20, 0) == b"".join(b"%5d," % number for number in range(300))
+    volume.close()
+    a.close()
+    b.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

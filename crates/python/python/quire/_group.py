@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from ._aio import syncing
 from ._file import File, _bytes
 from ._native import NativeFile, NativeGroup
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Group:
-    """What both kinds of groups are: a `with` block whose end commits."""
+    """What both kinds of groups are: a block, `with` or `async with`, whose end commits."""
 
     def __init__(self, volume: Volume, commit: Commit, within: float) -> None:
         self.volume = volume
@@ -39,6 +40,20 @@ class _Group:
         elif not self.ended:
             self.commit()
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif not self.ended:
+            await self.commit_async()
+
     @property
     def ended(self) -> bool:
         """Whether the group has been committed or aborted."""
@@ -51,6 +66,13 @@ class _Group:
         could not make the group durable: then a crash leaves all of it or nothing.
         """
         self._native.commit()
+
+    async def commit_async(self) -> None:
+        """As `commit`; no thread waits for durability. Commits that are under way together share writes of the journal.
+
+        The group is visible at once. A task that is cancelled gives up waiting, and leaves the group as it is then.
+        """
+        await syncing(lambda completions, future: completions.commit_group(self._native, future))
 
     def abort(self) -> None:
         """Ends the group without a trace. Nothing happens if it has ended already."""

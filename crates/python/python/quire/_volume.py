@@ -301,7 +301,8 @@ class Volume(_native.NativeVolume):
 
         All of it becomes visible at once, and after a crash all of it is there or nothing. With `commit="now"` it is
         durable when the block ends; with "lazy", too, but the force is left to others for `within` seconds; with "ordered"
-        nothing is waited for: it becomes durable with the next force, and not without what was committed before it.
+        nothing is waited for: it becomes durable with the next force, and not without what was committed before it. With
+        `async with` an event loop waits, and no thread.
         """
         from ._group import Group
 
