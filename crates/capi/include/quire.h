@@ -892,6 +892,31 @@ int quire_submit_group_commit(const struct quire_queue *queue,
                               uint32_t lazy_ms,
                               void *user_data);
 
+// Submits what quire_preadv does. With O_DIRECT, and offset and length on boundaries of 4096 bytes, no
+// thread waits for it; else a worker does it. The vector may change when this returns.
+//
+// Returns: 0: its completion will come, with the same `user_data`; or a negative error number: it will not.
+// Threads: as quire_submit_pread. The buffers belong to the request until its completion has been reaped.
+int quire_submit_preadv(const struct quire_queue *queue,
+                        const struct quire_file *file,
+                        const struct iovec *vector,
+                        size_t count,
+                        uint64_t offset,
+                        void *user_data);
+
+// Submits what quire_pwritev does. With O_DIRECT, inside the file, and with offset and length on boundaries
+// of 4096 bytes, no thread waits for it; else a worker does it. The vector may change when this returns.
+// With O_SYNC or O_DSYNC it is durable when it completes.
+//
+// Returns: 0: its completion will come, with the same `user_data`; or a negative error number: it will not.
+// Threads: as quire_submit_preadv.
+int quire_submit_pwritev(const struct quire_queue *queue,
+                         const struct quire_file *file,
+                         const struct iovec *vector,
+                         size_t count,
+                         uint64_t offset,
+                         void *user_data);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus

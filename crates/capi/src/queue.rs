@@ -9,7 +9,10 @@
 //! A request shares the file, so the handle may be closed meanwhile; the completion gives that share up when
 //! it is reaped, since a thread of the device must not wait for what the last close of a file may do.
 //!
-//! Neighbours: [`crate::completions`] has the protocol of the list.
+//! Neighbours: [`vectored`] has requests with several buffers; [`crate::completions`] has the protocol of the
+//! list.
+
+pub mod vectored;
 
 use crate::arguments::{Sized32, bytes, bytes_mut, options};
 use crate::completions::{Completions, Signal};

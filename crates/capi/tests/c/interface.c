@@ -393,6 +393,26 @@ static void queues(unsigned workers)
             ended(queue, &ready, 8192);
             EXPECT(memory[shift] == 'a' + kind + shift && memory[8191 + shift] == 'a' + kind + shift);
         }
+        // Several buffers, one of them empty; the vector is gone when the request is done.
+        struct iovec parts[3] = {{memory, 4096}, {NULL, 0}, {memory + 4099, 8192}};
+        memset(memory, 'p' + kind, 4096);
+        memset(memory + 4099, 'P' + kind, 8192);
+        OK(quire_submit_pwritev(queue, file, parts, 3, 4096, memory));
+        memset(parts, 0, sizeof parts);
+        ended(queue, memory, 12288);
+        memset(memory, 0, 16384);
+        struct iovec back[2] = {{memory, 4097}, {memory + 5000, 9000}};
+        OK(quire_submit_preadv(queue, file, back, 2, 4096, memory));
+        ended(queue, memory, 12288);
+        EXPECT(memory[0] == 'p' + kind && memory[4095] == 'p' + kind && memory[4096] == 'P' + kind);
+        EXPECT(memory[4097] == 0 && memory[5000] == 'P' + kind && memory[5000 + 8190] == 'P' + kind);
+        EXPECT(memory[5000 + 8191] == 0);
+        OK(quire_submit_preadv(queue, file, NULL, 0, 0, back));
+        ended(queue, back, 0);
+        OK(quire_submit_pwritev(queue, file, NULL, 0, 0, back));
+        ended(queue, back, 0);
+        EXPECT(quire_submit_preadv(queue, file, back, 2000, 0, memory) == -EINVAL);
+        EXPECT(quire_submit_pwritev(queue, file, NULL, 1, 0, memory) == -EINVAL);
         struct quire_sync_options how;
         memset(&how, 0, sizeof how);
         how.size = sizeof how;
@@ -429,6 +449,9 @@ static void queues(unsigned workers)
     EXPECT(poll(&ready, 1, 0) == 0);
     quire_close(file);
     file = opened("queued", O_WRONLY | O_DIRECT);
+    struct iovec part = {memory, 4096};
+    OK(quire_submit_preadv(queue, file, &part, 1, 0, memory));
+    ended(queue, memory, -EBADF);
     OK(quire_submit_pread(queue, file, memory, 4096, 0, memory));
     ended(queue, memory, -EBADF);
     OK(quire_submit_pwrite(queue, file, memory, 4096, 0, memory));

@@ -7,8 +7,18 @@ fn made() -> String {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(here.join("cbindgen.toml")).expect("cbindgen.toml");
     let mut builder = cbindgen::Builder::new().with_config(config);
-    for module in ["error", "volume", "file", "group", "names", "attributes", "xattr", "properties", "queue"]
-    {
+    for module in [
+        "error",
+        "volume",
+        "file",
+        "group",
+        "names",
+        "attributes",
+        "xattr",
+        "properties",
+        "queue",
+        "queue/vectored",
+    ] {
         builder = builder.with_src(here.join(format!("src/{module}.rs")));
     }
     let mut text = Vec::new();

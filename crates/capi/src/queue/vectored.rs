@@ -1,0 +1,171 @@
+//! Requests of a queue with several buffers.
+//!
+//! The vector is copied when a request is submitted; the buffers belong to the request until it has been
+//! reaped. With `O_DIRECT` they are gathered into one aligned buffer, or spread from it, so that the device
+//! does these requests, too, without a thread that waits.
+//!
+//! Neighbours: [`super`] has requests with one buffer.
+
+use super::{Memory, Queue, Tag};
+use crate::arguments::{buffers, buffers_mut, bytes, bytes_mut};
+use crate::error::{Failure, status};
+use crate::file::File;
+use crate::handle::{borrow, share};
+use libc::iovec;
+use quire::{AlignedBuf, Error, ErrorKind, Result};
+use std::ffi::{c_int, c_void};
+use std::io::{IoSlice, IoSliceMut};
+
+/// The buffers of a request.
+struct Buffers(Vec<Memory>);
+
+impl Buffers {
+    fn length(&self) -> Result<usize> {
+        let mut lengths = self.0.iter().map(|memory| memory.length);
+        lengths
+            .try_fold(0usize, usize::checked_add)
+            .ok_or_else(|| Error::new(ErrorKind::Overflow, "the buffers are longer than memory"))
+    }
+
+    /// One buffer for all.
+    fn for_direct_io(&self) -> Result<AlignedBuf> {
+        AlignedBuf::try_zeroed(self.length()?)
+    }
+
+    /// Fills one buffer from all.
+    ///
+    /// # Safety
+    /// The contract of submitting.
+    unsafe fn gather(&self, into: &mut [u8]) -> Result<()> {
+        let mut rest = into;
+        for memory in &self.0 {
+            let (now, later) = rest.split_at_mut(memory.length);
+            // SAFETY: the caller's promise.
+            now.copy_from_slice(unsafe { bytes(memory.start, memory.length) }?);
+            rest = later;
+        }
+        Ok(())
+    }
+
+    /// Spreads what was read.
+    ///
+    /// # Safety
+    /// The contract of submitting.
+    unsafe fn spread(&self, read: &[u8]) -> Result<()> {
+        let mut rest = read;
+        for memory in &self.0 {
+            let (now, later) = rest.split_at(memory.length.min(rest.len()));
+            // SAFETY: the caller's promise.
+            unsafe { bytes_mut(memory.start, now.len()) }?.copy_from_slice(now);
+            rest = later;
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// The contract of submitting.
+    unsafe fn read(&self, file: &File, offset: u64) -> Result<u64> {
+        // SAFETY: the caller's promise.
+        let one = |memory: &Memory| unsafe { bytes_mut(memory.start, memory.length) }.map(IoSliceMut::new);
+        let mut all = self.0.iter().map(one).collect::<Result<Vec<_>>>()?;
+        file.file.read_vectored_at(&mut all, offset).map(|count| count as u64)
+    }
+
+    /// # Safety
+    /// The contract of submitting.
+    unsafe fn write(&self, file: &File, offset: u64) -> Result<u64> {
+        // SAFETY: the caller's promise.
+        let one = |memory: &Memory| unsafe { bytes(memory.start, memory.length) }.map(IoSlice::new);
+        let all = self.0.iter().map(one).collect::<Result<Vec<_>>>()?;
+        file.file.write_vectored_at(&all, offset).map(|count| count as u64)
+    }
+}
+
+/// Submits what quire_preadv does. With O_DIRECT, and offset and length on boundaries of 4096 bytes, no
+/// thread waits for it; else a worker does it. The vector may change when this returns.
+///
+/// Returns: 0: its completion will come, with the same `user_data`; or a negative error number: it will not.
+/// Threads: as quire_submit_pread. The buffers belong to the request until its completion has been reaped.
+///
+/// # Safety
+/// `queue` and `file` are open; `count` buffers at `vector` may be written, as said, and do not overlap.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quire_submit_preadv(
+    queue: *const Queue,
+    file: *const File,
+    vector: *const iovec,
+    count: usize,
+    offset: u64,
+    user_data: *mut c_void,
+) -> c_int {
+    status(|| {
+        // SAFETY: the caller's promise.
+        let (queue, file) = unsafe { (borrow(queue, "queue")?, share(file, "file")?) };
+        // SAFETY: the caller's promise.
+        let mut given = unsafe { buffers_mut(vector, count) }?;
+        let memory = |part: &mut IoSliceMut<'_>| Memory { start: part.as_mut_ptr(), length: part.len() };
+        let memory = Buffers(given.iter_mut().map(memory).collect());
+        let direct = (file.is_direct() && file.reads()).then(|| memory.for_direct_io()).transpose()?;
+        let begun = queue.begin(Tag(user_data), file.clone());
+        if let Some(whole) = direct {
+            let done = Box::new(move |whole: AlignedBuf, outcome: Result<usize>| {
+                let outcome = outcome.and_then(|count| {
+                    // SAFETY: the caller's promise, until the request has been reaped.
+                    unsafe { memory.spread(&whole[..count.min(whole.len())]) }.map(|()| count as u64)
+                });
+                begun.end(outcome.map_err(Failure::from));
+            });
+            file.volume.inodes().read_direct_then(file.file.inode(), whole, offset, done);
+        } else {
+            // SAFETY: the caller's promise, until the request has been reaped.
+            queue.work(begun, move || unsafe { memory.read(&file, offset) });
+        }
+        Ok(())
+    })
+}
+
+/// Submits what quire_pwritev does. With O_DIRECT, inside the file, and with offset and length on boundaries
+/// of 4096 bytes, no thread waits for it; else a worker does it. The vector may change when this returns.
+/// With O_SYNC or O_DSYNC it is durable when it completes.
+///
+/// Returns: 0: its completion will come, with the same `user_data`; or a negative error number: it will not.
+/// Threads: as quire_submit_preadv.
+///
+/// # Safety
+/// `queue` and `file` are open; `count` buffers at `vector` may be read, as said.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quire_submit_pwritev(
+    queue: *const Queue,
+    file: *const File,
+    vector: *const iovec,
+    count: usize,
+    offset: u64,
+    user_data: *mut c_void,
+) -> c_int {
+    status(|| {
+        // SAFETY: the caller's promise.
+        let (queue, file) = unsafe { (borrow(queue, "queue")?, share(file, "file")?) };
+        // SAFETY: the caller's promise.
+        let given = unsafe { buffers(vector, count) }?;
+        let memory = |part: &IoSlice<'_>| Memory { start: part.as_ptr().cast_mut(), length: part.len() };
+        let memory = Buffers(given.iter().map(memory).collect());
+        let gather = || {
+            let mut whole = memory.for_direct_io()?;
+            // SAFETY: the caller's promise.
+            unsafe { memory.gather(&mut whole) }.map(|()| whole)
+        };
+        let direct = (file.is_direct() && file.writes()).then(gather).transpose()?;
+        let begun = queue.begin(Tag(user_data), file.clone());
+        if let Some(whole) = direct {
+            let done = Box::new(move |whole: AlignedBuf, outcome: Result<usize>| {
+                drop(whole);
+                begun.end(outcome.map(|count| count as u64).map_err(Failure::from));
+            });
+            file.volume.inodes().write_direct_then(file.file.inode(), whole, offset, file.io_flags(), done);
+        } else {
+            // SAFETY: the caller's promise, until the request has been reaped.
+            queue.work(begun, move || unsafe { memory.write(&file, offset) });
+        }
+        Ok(())
+    })
+}
