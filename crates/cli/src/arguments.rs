@@ -56,9 +56,9 @@ pub enum Command {
     Ctl(Ctl),
     /// Read everything that a mounted volume needs, and write bad copies of metadata anew
     ///
-    /// The volume stays in use meanwhile. Data of files has no checksums: with --data it is read, and what the
-    /// device cannot read is told by path and offset. The scrub runs in the server of the mount; it goes on if
-    /// this command is interrupted.
+    /// The volume stays in use meanwhile. Data of files has no checksums: with --data it is read, and what
+    /// the device cannot read is told by path and offset. The scrub runs in the server of the mount; it goes
+    /// on if this command is interrupted.
     Scrub(Scrub),
     /// Show the properties of files and directories on a mount, or require some
     Get(Get),

@@ -100,7 +100,8 @@ pub struct Outcome {
 /// violation.
 pub fn run(settings: &Settings, tick: &mut dyn FnMut(&Coverage) -> bool) -> Outcome {
     let mut outcome = Outcome::default();
-    // Runs of one thread go on outside the scheduler. Which shard their thread got depends on what ran before.
+    // Runs of one thread go on outside the scheduler. Which shard their thread got depends on what ran
+    // before.
     quire_base::shard::set(0);
     let done = catch_unwind(AssertUnwindSafe(|| run_levels(settings, &mut outcome, tick)));
     if let Err(panic) = done {

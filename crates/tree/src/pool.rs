@@ -98,8 +98,8 @@ impl PoolState {
         1 + u64::from(self.mirrored)
     }
 
-    /// Whether a copy of the manifest or of an orphan block was found bad: to be mended, all orphan blocks are
-    /// given to the next checkpoint, which writes the manifest with them.
+    /// Whether a copy of the manifest or of an orphan block was found bad: to be mended, all orphan blocks
+    /// are given to the next checkpoint, which writes the manifest with them.
     pub fn is_damaged(&self) -> bool {
         self.damaged
     }

@@ -135,7 +135,7 @@ fn a_crash_while_healing_loses_nothing() {
     for event in 0..=end {
         for policy in [CrashPolicy::LoseAll, CrashPolicy::KeepAll, CrashPolicy::Power { seed: event as u64 }]
         {
-            let crashed = backend.crash_at(event, policy.clone()).unwrap();
+            let crashed = backend.crash_at(event, policy).unwrap();
             assert_eq!(walk(&crashed), contents, "after event {event} of {end}, {policy:?}");
         }
     }
