@@ -9,7 +9,7 @@ use crate::cursor::Cursor;
 use crate::direct_io::DirectIo;
 use crate::file::advice::Advice;
 use crate::file::syncing::{SyncOptions, Syncing};
-use crate::group::FileGroup;
+use crate::group_handle::FileGroup;
 use crate::inode::InodeRef;
 use crate::inodes::{FallocateMode, Inodes, IoFlags, XattrFlags};
 use crate::metadata::{FileTimes, Metadata};

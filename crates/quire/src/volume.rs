@@ -211,8 +211,8 @@ impl Volume {
 
     /// A group of writes to files of this volume that become visible at once, and durable as a whole or not
     /// at all.
-    pub fn atomic(&self) -> crate::group::Group {
-        crate::group::Group::new(self.inodes().clone())
+    pub fn atomic(&self) -> crate::group_handle::Group {
+        crate::group_handle::Group::new(self.inodes().clone())
     }
 
     /// The most bytes, in whole blocks, that a group may write.
