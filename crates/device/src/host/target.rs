@@ -1,7 +1,8 @@
 //! The open volume: a descriptor that holds the lock, with size, transfers, flush and discard.
 //!
-//! Locking: `flock` on the descriptor, exclusive to write and shared to read only; it goes with the last copy
-//! of the descriptor. A block device opened for writing is also claimed with O_EXCL, so that the kernel
+//! Locking: `flock` on the descriptor, exclusive to write and shared to read only. The lock is given back
+//! before the descriptor goes: copies of that may live on, in a ring that the kernel still takes down, or in a
+//! child of this process that has not yet begun its program. A block device opened for writing is also claimed with O_EXCL, so that the kernel
 //! refuses it while it is mounted or in use by another subsystem. The lock is tried for `LOCK_PATIENCE`: a
 //! server that was killed lets go only when its last requests have ended, and udev probes new devices under a
 //! lock of its own.
@@ -296,6 +297,12 @@ fn busy(name: &str) -> Error {
     Error::new(ErrorKind::Busy, text)
 }
 
+impl Drop for Target {
+    fn drop(&mut self) {
+        self.unlock();
+    }
+}
+
 fn lock(fd: impl AsFd, name: &str, mode: OpenMode) -> Result<()> {
     let operation = match mode {
         OpenMode::ReadWrite => FlockOperation::NonBlockingLockExclusive,
@@ -321,4 +328,22 @@ fn is_write_protected(fd: &impl AsRawFd) -> bool {
     // SAFETY: the request writes one int to the address it is given.
     let answer = unsafe { libc::ioctl(fd.as_raw_fd(), BLKROGET, &raw mut flag) };
     answer == 0 && flag != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A volume that had just been closed was called busy: a child process, forked while it was open, held a
+    /// copy of the descriptor until its own program began, and so did rings that the kernel took down.
+    #[test]
+    fn a_copy_of_the_descriptor_does_not_keep_the_lock() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let target = Target::open(file.path(), OpenMode::ReadWrite).unwrap();
+        let copy = target.fd.try_clone().unwrap();
+        drop(target);
+        Target::open(file.path(), OpenMode::ReadWrite).unwrap();
+        drop(copy);
+    }
 }
