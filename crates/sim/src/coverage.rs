@@ -67,6 +67,8 @@ counters! {
     orphans = "orphans at the crash",
     /// Operations of many transactions were half done in the image (of those that fsck looked at).
     half_done = "half a long operation",
+    /// One copy of much of the metadata was damaged, and healed.
+    healed = "damaged copies healed",
     /// Writes were in flight or not flushed.
     unsafe_writes = "unsafe writes at the crash",
 }

@@ -6,14 +6,16 @@
 //! Neighbours: [`crate::oracle`] judges snapshots; [`crate::levels`] cuts the images.
 
 use crate::contents::origin;
+use crate::damage;
 use crate::operation::{Name, OpId, Shape, xattr_value};
 use quire::inodes::IoFlags;
-use quire::{Clock, FileType, InodeNo, Timestamp, Volume, VolumeOptions};
+use quire::{Clock, FileType, InodeNo, ScrubOptions, Timestamp, Volume, VolumeOptions};
 use quire_base::BlockNo;
 use quire_device::simulated::Image;
 use quire_device::{Backend, SimulatedBackend};
 use quire_fsck::Severity;
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 /// Bytes of a file that a snapshot reads at most; larger ones are no part of any run.
@@ -41,6 +43,8 @@ pub struct Snapshot {
     pub pool_blocks: u64,
     /// What waited in the image to be finished: of recovered volumes that fsck had looked at before.
     pub waiting: Waiting,
+    /// Blocks that were damaged in a copy of the image, which was healed.
+    pub damaged: u64,
 }
 
 /// What a crash left half done.
@@ -76,7 +80,7 @@ impl Snapshot {
             inodes.insert(number, found);
         }
         let free_blocks = volume.info().free_blocks;
-        Ok(Snapshot { inodes, free_blocks, pool_blocks: 0, waiting: Waiting::default() })
+        Ok(Snapshot { inodes, free_blocks, pool_blocks: 0, waiting: Waiting::default(), damaged: 0 })
     }
 
     /// As the model has it.
@@ -203,6 +207,8 @@ pub struct Thoroughness {
     pub again: bool,
     /// Recover it from each superblock slot alone.
     pub either_slot: bool,
+    /// Recover it with one copy of its metadata damaged, as the seed says, and have it healed.
+    pub damaged: Option<u64>,
 }
 
 /// First blocks of the two superblock slots.
@@ -265,6 +271,12 @@ pub fn recover(image: &Image, thoroughness: Thoroughness) -> Result<Snapshot, St
             looks.push((how, image, options()));
         }
     }
+    if let Some(seed) = thoroughness.damaged
+        && let Some((image, blocks)) = damage::at_rest(image, seed)?
+    {
+        snapshot.damaged = blocks;
+        heal(&image, &snapshot).map_err(|what| format!("with damaged copies (seed {seed}): {what}"))?;
+    }
     for (how, image, options) in looks {
         let device = Arc::new(SimulatedBackend::from_image(image));
         let volume = options.open_backend(device.clone()).map_err(|error| format!("{how}: {error}"))?;
@@ -276,6 +288,29 @@ pub fn recover(image: &Image, thoroughness: Thoroughness) -> Result<Snapshot, St
         }
     }
     Ok(snapshot)
+}
+
+/// Recovers an image of which some metadata has one good copy only: it is the same volume, and a scrub makes
+/// it whole.
+fn heal(image: &Image, expected: &Snapshot) -> Result<(), String> {
+    let text = |error: quire::Error| error.to_string();
+    let device = Arc::new(SimulatedBackend::from_image(image.clone()));
+    let volume = options().open_backend(device.clone()).map_err(text)?;
+    volume.drain_orphans();
+    let found = Snapshot::take(&volume)?;
+    if let Some(difference) = expected.difference(&found) {
+        return Err(format!("the volume is another one: {difference}"));
+    }
+    let scrub = ScrubOptions::new();
+    let report = volume.scrub(&scrub, &mut |_| ControlFlow::Continue(())).map_err(text)?;
+    if let Some(why) = report.lost.first() {
+        return Err(format!("lost: {why}"));
+    }
+    // Both slots lead to what is whole.
+    volume.checkpoint().and_then(|()| volume.checkpoint()).map_err(text)?;
+    fsck(&device.visible(), "fsck after a scrub")?;
+    device.cut_power(quire_device::simulated::CrashPolicy::LoseAll);
+    Ok(())
 }
 
 /// fsck; any issue above *info* is an error.

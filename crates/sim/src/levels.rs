@@ -119,7 +119,7 @@ fn run_levels(settings: &Settings, outcome: &mut Outcome, tick: &mut dyn FnMut(&
     profile.faults = settings.faults.unwrap_or(profile.faults);
     let mut random = Random::seeded(settings.seed ^ 0xc4a5_4e5d);
     let start = run::format(&profile, settings.seed).and_then(|image| {
-        let thoroughness = Thoroughness { fsck_before: true, again: true, either_slot: false };
+        let thoroughness = Thoroughness { fsck_before: true, again: true, either_slot: false, damaged: None };
         image::recover(&image, thoroughness).map(|snapshot| (image, snapshot))
     });
     let (mut image, mut base) = match start {
@@ -248,6 +248,7 @@ impl Level<'_> {
                 fsck_before: random.one_in(2),
                 again: random.one_in(4),
                 either_slot: random.one_in(3) || moments.is_in_checkpoint(event),
+                damaged: event.is_multiple_of(3).then_some(event as u64 ^ self.settings.seed),
             };
             let judged = image::recover(&image, thoroughness)
                 .and_then(|found| self.judge(&oracle, event < worked.opened, event, &found).map(|()| found));
@@ -257,6 +258,7 @@ impl Level<'_> {
                 Violation { crash: Some((event, policy)), ..violation }
             })?;
             self.outcome.coverage.orphans += u64::from(found.waiting.orphans > 0);
+            self.outcome.coverage.healed += u64::from(found.damaged > 0);
             self.outcome.coverage.half_done += u64::from(found.waiting.operations > 0);
             if number == chosen {
                 let operations = worked.threads.iter().map(|records| records.len() as u64).sum();

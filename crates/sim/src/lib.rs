@@ -17,6 +17,7 @@
 //! | [`run`] | doing it |
 //! | [`configurations`] | which orders explain the answers |
 //! | [`oracle`], [`data`] | the contract |
+//! | [`damage`] | metadata with one bad copy |
 //! | [`image`] | recovering an image and looking at it |
 //! | [`levels`] | whole runs, several crashes deep |
 //! | [`coverage`] | what was reached |
@@ -34,6 +35,7 @@ pub mod campaign;
 pub mod configurations;
 pub mod contents;
 pub mod coverage;
+pub mod damage;
 pub mod data;
 pub mod exhaustive;
 pub mod generate;

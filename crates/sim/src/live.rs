@@ -36,8 +36,12 @@ pub fn run(seed: u64, operations: usize, style: Option<Style>) -> Result<u64, St
         }
         let policy = if number % 2 == 0 { CrashPolicy::KeepAll } else { CrashPolicy::LoseAll };
         let live = Snapshot::take(&volume).map_err(told)?;
-        let thoroughness =
-            Thoroughness { fsck_before: true, again: number % 8 == 0, either_slot: number % 4 == 0 };
+        let thoroughness = Thoroughness {
+            fsck_before: true,
+            again: number % 8 == 0,
+            either_slot: number % 4 == 0,
+            damaged: (number % 4 == 1).then_some(number as u64),
+        };
         let recovered = image::recover(&device.crash(policy), thoroughness).map_err(told)?;
         if let Some(difference) = live.difference(&recovered) {
             return Err(told(format!("live against recovered: {difference}")));

@@ -45,6 +45,9 @@ pub enum Mistake {
     /// All of a range that was freed is discarded, whoever has parts of it by then; with discard on. Shows
     /// when a block is given out again before its discard.
     UsedBlocksDiscarded,
+    /// A node of which one copy is bad is marked dirty, but not the nodes above it. Shows after a scrub: no
+    /// checkpoint has written it anew.
+    HealedNodeUnreached,
     /// A checkpoint's superblock is written without a flush behind the nodes. Shows when the power goes
     /// before the next flush, with the superblock kept and a node lost: that slot is of no use, and nothing
     /// is left if the other one is damaged.
@@ -227,7 +230,7 @@ impl Mistake {
     ];
 
     /// The mistakes of durability, which the simulator finds.
-    pub const ALL: [Mistake; 42] = [
+    pub const ALL: [Mistake; 43] = [
         Mistake::NoFlushBeforeJournalWrite,
         Mistake::RecordNamesNoData,
         Mistake::FlushJoinedLate,
@@ -235,6 +238,7 @@ impl Mistake {
         Mistake::FreedBlocksReusedAtOnce,
         Mistake::FreedBlocksDiscardedAtOnce,
         Mistake::UsedBlocksDiscarded,
+        Mistake::HealedNodeUnreached,
         Mistake::SuperblockBeforeNodes,
         Mistake::JournalSpaceReusedEarly,
         Mistake::PoolNodesReusedEarly,
@@ -290,6 +294,7 @@ impl Mistake {
             Mistake::FreedBlocksReusedAtOnce => "freed-blocks-reused-at-once",
             Mistake::FreedBlocksDiscardedAtOnce => "freed-blocks-discarded-at-once",
             Mistake::UsedBlocksDiscarded => "used-blocks-discarded",
+            Mistake::HealedNodeUnreached => "healed-node-unreached",
             Mistake::SuperblockBeforeNodes => "superblock-before-nodes",
             Mistake::JournalSpaceReusedEarly => "journal-space-reused-early",
             Mistake::PoolNodesReusedEarly => "pool-nodes-reused-early",

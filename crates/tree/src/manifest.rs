@@ -180,6 +180,12 @@ impl PoolState {
         Ok(block)
     }
 
+    /// Where the manifest's pages and the orphan blocks lie.
+    pub fn places(&self) -> impl Iterator<Item = Place> {
+        let pages = self.manifest.iter().flat_map(|manifest| manifest.pages.iter().copied());
+        pages.chain(self.orphans.iter().map(OrphanRef::place))
+    }
+
     /// Nodes of the newest checkpoint's tree: what is used and neither a page of the manifest nor an orphan
     /// block.
     pub fn nodes(&self) -> u64 {
@@ -189,9 +195,7 @@ impl PoolState {
 
     /// The manifest's pages and the orphan blocks are in use, and no two of them are the same.
     fn check_owned(&self) -> Result<()> {
-        let pages = self.manifest.iter().flat_map(|manifest| manifest.pages.iter().copied());
-        let mut owned: Vec<BlockNo> =
-            pages.chain(self.orphans.iter().map(OrphanRef::place)).flat_map(Place::copies).collect();
+        let mut owned: Vec<BlockNo> = self.places().flat_map(Place::copies).collect();
         owned.sort_unstable();
         if let Some(twice) = owned.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(Error::corrupt(format!("the pool manifest uses block {} twice", twice[0])));

@@ -84,7 +84,7 @@ fn assert_shut_down(device: &SimulatedBackend, volume: &Volume, file: &InodeRef,
     volume.sync().expect_err(what);
     assert!(matches!(read(volume, file)[0], 1 | 2), "{what}: reads go on");
     let image = device.crash(CrashPolicy::LoseAll);
-    let thoroughness = Thoroughness { fsck_before: true, again: true, either_slot: true };
+    let thoroughness = Thoroughness { fsck_before: true, again: true, either_slot: true, damaged: None };
     let found = image::recover(&image, thoroughness).unwrap_or_else(|error| panic!("{what}: {error}"));
     assert_eq!(found.inodes.len(), 2, "{what}");
     assert_eq!(after_power_cut(device), [1; 2 * BLOCK], "{what}");
@@ -310,7 +310,8 @@ fn the_reaper_of_a_failed_volume_sleeps() {
             image
         };
         let image = simulation::run(&simulation::Options { seed, step_limit: 1_000_000 }, body).unwrap();
-        let thoroughness = Thoroughness { fsck_before: true, again: false, either_slot: false };
+        let thoroughness =
+            Thoroughness { fsck_before: true, again: false, either_slot: false, damaged: None };
         not_freed += u64::from(image::recover(&image, thoroughness).unwrap().waiting.orphans > 0);
     }
     assert!(not_freed > 20, "only {not_freed} volumes failed before everything was freed");

@@ -74,7 +74,7 @@ fn sum(found: &Snapshot) -> u64 {
 }
 
 fn recovered(image: &Image) -> Snapshot {
-    let thoroughness = Thoroughness { fsck_before: true, again: true, either_slot: false };
+    let thoroughness = Thoroughness { fsck_before: true, again: true, either_slot: false, damaged: None };
     image::recover(image, thoroughness).unwrap_or_else(|what| panic!("{what}"))
 }
 

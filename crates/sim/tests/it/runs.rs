@@ -62,6 +62,7 @@ fn thousands_of_crashes_without_a_violation() {
         ("data for blocks zeroed ahead", reached.zeroed_ahead),
         ("several threads in flight", reached.threads_in_flight),
         ("orphans at the crash", reached.orphans),
+        ("damaged copies healed", reached.healed),
         ("fourth level or deeper", reached.very_deep),
     ] {
         assert!(count >= EACH_MIN, "{what}: {count} images only\n{reached}");

@@ -29,6 +29,7 @@ fn ground(mistake: Mistake) -> Settings {
         Mistake::FreedBlocksReusedAtOnce | Mistake::FreedBlocksDiscardedAtOnce => {
             of(Style::Reshape, 2, 80, 1000)
         }
+        Mistake::HealedNodeUnreached => of(Style::Names, 1, 80, 1001),
         Mistake::UsedBlocksDiscarded => of(Style::Reshape, 4, 80, 1000),
         Mistake::SuperblockBeforeNodes => of(Style::Forces, 1, 80, 1000),
         Mistake::TornJournalTailAccepted => of(Style::Wrap, 4, 80, 2000),
