@@ -1,11 +1,11 @@
 //! The open volume: a descriptor that holds the lock, with size, transfers, flush and discard.
 //!
 //! Locking: `flock` on the descriptor, exclusive to write and shared to read only. The lock is given back
-//! before the descriptor goes: copies of that may live on, in a ring that the kernel still takes down, or in a
-//! child of this process that has not yet begun its program. A block device opened for writing is also claimed with O_EXCL, so that the kernel
-//! refuses it while it is mounted or in use by another subsystem. The lock is tried for `LOCK_PATIENCE`: a
-//! server that was killed lets go only when its last requests have ended, and udev probes new devices under a
-//! lock of its own.
+//! before the descriptor goes: copies of that may live on, in a ring that the kernel still takes down, or in
+//! a child of this process that has not yet begun its program. A block device opened for writing is also
+//! claimed with O_EXCL, so that the kernel refuses it while it is mounted or in use by another subsystem. The
+//! lock is tried for `LOCK_PATIENCE`: a server that was killed lets go only when its last requests have
+//! ended, and udev probes new devices under a lock of its own.
 
 use super::open::OpenMode;
 use super::transfer::Transfer;
