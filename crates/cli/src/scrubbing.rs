@@ -148,6 +148,7 @@ impl State {
             "metadata_bytes": report.metadata_bytes,
             "data_bytes": report.data_bytes,
             "files": report.files,
+            "damaged": report.damaged,
             "healed": report.healed,
             "lost": report.lost,
             "unreadable": unreadable,

@@ -37,10 +37,14 @@ impl Engine {
     }
 
     fn rewrite(&self, node: &Damaged) -> Result<bool> {
-        let transaction = self.begin(Cost::new(1, 0))?;
-        self.tree.prepare_rewrite(transaction.ticket(), node)?;
-        self.check_writable()?;
-        let _barrier = self.barrier.shared();
-        Ok(self.tree.rewrite(node))
+        let transaction = self.begin(Cost::new(1, 0).critical())?;
+        loop {
+            self.tree.prepare_rewrite(transaction.ticket(), node)?;
+            self.check_writable()?;
+            let _barrier = self.barrier.shared();
+            if let Some(rewritten) = self.tree.rewrite(node) {
+                return Ok(rewritten);
+            }
+        }
     }
 }

@@ -80,7 +80,9 @@ pub struct ScrubReport {
     pub data_bytes: u64,
     /// Files whose data was read.
     pub files: u64,
-    /// Pieces of metadata with a bad copy, which were written anew.
+    /// Pieces of metadata with a bad copy.
+    pub damaged: u64,
+    /// Of these, pieces that were written anew; none on a volume that is open for reading only.
     pub healed: u64,
     /// Pieces of metadata without a good copy: why, for each.
     pub lost: Vec<String>,
@@ -151,10 +153,11 @@ impl Scrub<'_> {
             let change = admission()?;
             let step = engine.tree.scrub_from(key);
             self.report.metadata_bytes += step.nodes * copies * BLOCK_SIZE as u64;
-            self.report.healed += step.damaged;
+            self.report.damaged += step.damaged;
             self.report.lost.extend(step.lost.iter().map(Error::to_string));
-            if step.damaged > 0 {
+            if step.damaged > 0 && !engine.read_only {
                 engine.heal()?;
+                self.report.healed += step.damaged;
             }
             drop(change);
             if self.pause().is_break() {
@@ -266,11 +269,8 @@ impl Engine {
         bad += self.look_at_pool(&state, report);
         bad += self.look_at_journal(&state, report);
         drop(state);
-        if bad == 0 {
-            return Ok(());
-        }
-        if self.read_only {
-            report.lost.push("the volume is open for reading only, so nothing is written anew".into());
+        report.damaged += bad;
+        if bad == 0 || self.read_only {
             return Ok(());
         }
         self.rewrite_pool.store(true, Ordering::Release);

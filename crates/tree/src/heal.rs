@@ -63,7 +63,8 @@ impl Tree {
         self.damaged.0.lock().extend(damaged);
     }
 
-    /// Loads the node and what is above it. They stay in memory while the ticket lives.
+    /// Loads the node and what is above it. They stay in memory while the ticket lives, unless an eviction was
+    /// about to take them.
     pub fn prepare_rewrite(&self, _ticket: &Ticket<'_>, damaged: &Damaged) -> Result<()> {
         while let Err(missing) = self.find_named(&pin(), &damaged.0) {
             self.load(missing)?;
@@ -71,12 +72,14 @@ impl Tree {
         Ok(())
     }
 
-    /// Has the next checkpoint write the node anew; false if the tree does not name it there any more. The
-    /// caller has reserved for the change of one key, and keeps freezes out.
-    pub fn rewrite(&self, damaged: &Damaged) -> bool {
+    /// Has the next checkpoint write the node anew; false if the tree does not name it there any more, None if
+    /// an eviction has taken it and it must be prepared again. The caller has reserved for the change of one
+    /// key, and keeps freezes out.
+    pub fn rewrite(&self, damaged: &Damaged) -> Option<bool> {
         let pin = pin();
         let epoch = self.live_epoch();
-        while let Ok(Some((above, node))) = self.find_named(&pin, &damaged.0) {
+        loop {
+            let Some((above, node)) = self.find_named(&pin, &damaged.0).ok()? else { return Some(false) };
             // Neither merged nor evicted while this is held.
             let (_latch, _lock) = match &node.body {
                 Body::Leaf(latch) => (Some(latch.write()), None),
@@ -86,10 +89,9 @@ impl Tree {
                 above.iter().for_each(|node| self.mark(node, epoch));
                 self.mark(node, epoch);
                 self.counters.healed.add(1);
-                return true;
+                return Some(true);
             }
         }
-        false
     }
 
     /// Where the tree names the node; None if it does not. An error is what must be loaded first.

@@ -108,11 +108,12 @@ fn summary(status: &Value) -> String {
         _ => "scrubbed",
     };
     format!(
-        "{state}: {} of metadata, {} of {} files, in {:.1} s; {} bad copies written anew",
+        "{state}: {} of metadata, {} of {} files, in {:.1} s; {} bad copies, {} of them written anew",
         size::show(number(status, "metadata_bytes")),
         size::show(number(status, "data_bytes")),
         number(status, "files"),
         status["seconds"].as_f64().unwrap_or_default(),
+        number(status, "damaged"),
         number(status, "healed"),
     )
 }

@@ -1,14 +1,16 @@
 //! Splits and merges against evictions and loads against changes, look-ups and scans, under shuttle's
-//! schedules: nothing is lost or seen twice, and what was prepared is changed without I/O.
+//! schedules: nothing is lost or seen twice, and what was prepared is changed without I/O. With one copy of
+//! every node bad, a scrub and the healing go on beside them, and leave two good ones.
 //!
 //! Run: `RUSTFLAGS="--cfg shuttle" cargo test -p quire-tree --test it shuttle_shape --release`
 
 use quire_base::sync::{Arc, Mutex, RwLock, thread};
 use quire_base::{BlockNo, Error, InodeNo, Result};
-use quire_device::{Backend, Device, Io, IoClass, MemoryBackend};
+use quire_device::{AlignedBuf, Backend, Device, Io, IoClass, MemoryBackend};
 use quire_format::extent::Run;
 use quire_format::key::Key;
 use quire_tree::{CheckpointStamp, PoolState, Tree, TreeLimits};
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
@@ -85,15 +87,56 @@ fn contents(tree: &Tree) -> BTreeMap<u64, Vec<u8>> {
     all
 }
 
+/// Overwrites the first copy of each node, or the second one.
+fn damage(tree: &Tree, memory: &MemoryBackend) {
+    let mut first = false;
+    tree.walk(&mut |at, _| {
+        first = !first;
+        let block = if first { at.block } else { at.twin };
+        memory.write(IoClass::Metadata, block, &AlignedBuf::blocks(1))
+    })
+    .unwrap();
+}
+
+/// Looks at all copies; gives how many nodes have a bad one.
+fn scrub(tree: &Tree) -> u64 {
+    let (mut damaged, mut from) = (0, Some(Key::MIN));
+    while let Some(key) = from {
+        let step = tree.scrub_from(key);
+        assert!(step.lost.is_empty(), "{:?}", step.lost);
+        damaged += step.damaged;
+        from = step.next;
+    }
+    damaged
+}
+
+/// Has what is known to be damaged written by the next checkpoint.
+fn heal(tree: &Tree, barrier: &RwLock<()>) {
+    for node in tree.take_damaged() {
+        let ticket = tree.ticket();
+        loop {
+            tree.prepare_rewrite(&ticket, &node).unwrap();
+            let _shared = barrier.read();
+            if tree.rewrite(&node).is_some() {
+                break;
+            }
+        }
+    }
+}
+
 /// Keys that are multiples of ten stay; the others come and go.
-fn scenario(entries: u64) {
-    let backend = Arc::new(Watched { memory: MemoryBackend::new(2048), forbidden: Mutex::new(Vec::new()) });
+fn scenario(entries: u64, damaged: bool) {
+    let backend = Arc::new(Watched { memory: MemoryBackend::new(4096), forbidden: Mutex::new(Vec::new()) });
     let device = Device::new(backend.clone());
-    let tree = Tree::create(device.clone(), 1, PoolState::new(&[Run::new(BlockNo(16), 2000)], 1), LIMITS);
+    let pool = PoolState::new(&[Run::new(BlockNo(16), 4000)], 1 + u32::from(damaged));
+    let tree = Tree::create(device.clone(), 1, pool, LIMITS);
     for n in 0..entries {
         tree.put(key(10 * n), &value(n)).unwrap();
     }
     let image = tree.write_frozen(tree.freeze(Vec::new()), stamp(1)).unwrap();
+    if damaged {
+        damage(&tree, &backend.memory);
+    }
     let pool = PoolState::load(&device, 1, image.manifest, device.blocks()).unwrap();
     let tree = Tree::open(device, 1, image.root, pool, LIMITS).unwrap();
     let barrier = Arc::new(RwLock::new(()));
@@ -142,6 +185,13 @@ fn scenario(entries: u64) {
         let tree = tree.clone();
         thread::spawn(move || (0..2).for_each(|_| steady(&contents(&tree))))
     };
+    let healer = damaged.then(|| {
+        let (tree, barrier) = (tree.clone(), barrier.clone());
+        thread::spawn(move || {
+            scrub(&tree);
+            heal(&tree, &barrier);
+        })
+    });
     // Without checkpoints nothing would be clean.
     for number in 2..4 {
         let whole = barrier.write();
@@ -153,23 +203,53 @@ fn scenario(entries: u64) {
     changers.into_iter().for_each(|changer| changer.join().unwrap());
     reader.join().unwrap();
     scanner.join().unwrap();
+    if let Some(healer) = healer {
+        healer.join().unwrap();
+        heal(&tree, &barrier);
+        tree.write_frozen(tree.freeze(Vec::new()), stamp(4)).unwrap();
+        assert_eq!(scrub(&tree), 0);
+    }
     let found = contents(&tree);
     steady(&found);
     assert_eq!(found.len() as u64, entries);
 }
 
+/// Shuttle's own stacks are too small for a log line within a load.
+const STACK_BYTES: usize = 256 << 10;
+
+fn run(scheduler: impl shuttle::scheduler::Scheduler + 'static, entries: u64, damaged: bool) {
+    let mut config = shuttle::Config::new();
+    config.stack_size = STACK_BYTES;
+    shuttle::Runner::new(scheduler, config).run(move || scenario(entries, damaged));
+}
+
 #[test]
 fn nothing_is_lost_when_the_tree_changes_its_shape_random() {
-    shuttle::check_random(|| scenario(16), 500);
+    run(RandomScheduler::new(500), 16, false);
 }
 
 #[test]
 fn nothing_is_lost_when_the_tree_changes_its_shape_pct() {
-    shuttle::check_pct(|| scenario(16), 500, 4);
+    run(PctScheduler::new(4, 500), 16, false);
 }
 
 /// Three levels, so that inner nodes come and go, too.
 #[test]
 fn nothing_is_lost_when_inner_nodes_are_evicted() {
-    shuttle::check_random(|| scenario(300), 60);
+    run(RandomScheduler::new(60), 300, false);
+}
+
+#[test]
+fn bad_copies_are_healed_beside_changes_random() {
+    run(RandomScheduler::new(500), 16, true);
+}
+
+#[test]
+fn bad_copies_are_healed_beside_changes_pct() {
+    run(PctScheduler::new(4, 300), 16, true);
+}
+
+#[test]
+fn bad_copies_of_inner_nodes_are_healed_beside_changes() {
+    run(RandomScheduler::new(100), 300, true);
 }
