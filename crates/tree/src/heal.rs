@@ -63,8 +63,8 @@ impl Tree {
         self.damaged.0.lock().extend(damaged);
     }
 
-    /// Loads the node and what is above it. They stay in memory while the ticket lives, unless an eviction was
-    /// about to take them.
+    /// Loads the node and what is above it. They stay in memory while the ticket lives, unless an eviction
+    /// was about to take them.
     pub fn prepare_rewrite(&self, _ticket: &Ticket<'_>, damaged: &Damaged) -> Result<()> {
         while let Err(missing) = self.find_named(&pin(), &damaged.0) {
             self.load(missing)?;
@@ -72,9 +72,9 @@ impl Tree {
         Ok(())
     }
 
-    /// Has the next checkpoint write the node anew; false if the tree does not name it there any more, None if
-    /// an eviction has taken it and it must be prepared again. The caller has reserved for the change of one
-    /// key, and keeps freezes out.
+    /// Has the next checkpoint write the node anew; false if the tree does not name it there any more, None
+    /// if an eviction has taken it and it must be prepared again. The caller has reserved for the change of
+    /// one key, and keeps freezes out.
     pub fn rewrite(&self, damaged: &Damaged) -> Option<bool> {
         let pin = pin();
         let epoch = self.live_epoch();
