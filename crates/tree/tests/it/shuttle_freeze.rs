@@ -3,12 +3,14 @@
 //!
 //! Run: `RUSTFLAGS="--cfg shuttle" cargo test -p quire-tree --test it shuttle_freeze --release`
 
+use crate::shuttle_shape::check;
 use quire_base::sync::{Arc, Mutex, RwLock, thread};
 use quire_base::{BlockNo, InodeNo};
 use quire_device::Device;
 use quire_format::extent::Run;
 use quire_format::key::Key;
 use quire_tree::{CheckpointImage, CheckpointStamp, PoolState, Tree, TreeLimits};
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
@@ -107,10 +109,10 @@ fn scenario() {
 
 #[test]
 fn a_checkpoint_is_the_tree_at_its_freeze_random() {
-    shuttle::check_random(scenario, 500);
+    check(RandomScheduler::new(500), scenario);
 }
 
 #[test]
 fn a_checkpoint_is_the_tree_at_its_freeze_pct() {
-    shuttle::check_pct(scenario, 500, 4);
+    check(PctScheduler::new(4, 500), scenario);
 }

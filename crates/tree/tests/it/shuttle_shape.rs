@@ -10,7 +10,7 @@ use quire_device::{AlignedBuf, Backend, Device, Io, IoClass, MemoryBackend};
 use quire_format::extent::Run;
 use quire_format::key::Key;
 use quire_tree::{CheckpointStamp, PoolState, Tree, TreeLimits};
-use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
@@ -217,10 +217,15 @@ fn scenario(entries: u64, damaged: bool) {
 /// Shuttle's own stacks are too small for a log line within a load.
 const STACK_BYTES: usize = 256 << 10;
 
-fn run(scheduler: impl shuttle::scheduler::Scheduler + 'static, entries: u64, damaged: bool) {
+/// Runs a scenario under a scheduler, with stacks that are large enough.
+pub fn check(scheduler: impl Scheduler + 'static, scenario: impl Fn() + Send + Sync + 'static) {
     let mut config = shuttle::Config::new();
     config.stack_size = STACK_BYTES;
-    shuttle::Runner::new(scheduler, config).run(move || scenario(entries, damaged));
+    shuttle::Runner::new(scheduler, config).run(scenario);
+}
+
+fn run(scheduler: impl Scheduler + 'static, entries: u64, damaged: bool) {
+    check(scheduler, move || scenario(entries, damaged));
 }
 
 #[test]
