@@ -108,26 +108,28 @@ impl Allocator {
         };
         self.reserved.add(blocks);
         let mut reservation = SpaceReservation::of(self, blocks);
-        match self.take_free_within(range) {
-            Ok(runs) => {
-                reservation.spend(total_blocks(&runs));
-                runs.iter().for_each(|run| self.discard(*run));
-                // The blocks are those that were taken above, so they can be given back.
-                drop(self.cancel(&runs).inspect_err(lost));
-            }
-            Err(error) => lost(&error),
+        let mut runs = Vec::new();
+        let taken = self.take_free_within(range, &mut runs);
+        reservation.spend(total_blocks(&runs));
+        // What others have of the range was paid for by them.
+        drop(reservation);
+        runs.iter().for_each(|run| self.discard(*run));
+        // The blocks are those that were taken above, so they can be given back.
+        if let Err(error) = taken.and(self.cancel(&runs).map(drop)) {
+            tracing::error!(%error, "free space could not be taken for its discard");
         }
         true
     }
 
-    /// Takes every free block of a range.
-    fn take_free_within(&self, range: Run) -> Result<Vec<Run>> {
-        let mut runs = Vec::new();
+    /// Takes every free block of a range; on errors, `runs` is what it had taken.
+    fn take_free_within(&self, range: Run, runs: &mut Vec<Run>) -> Result<()> {
         for (number, piece) in self.pieces(range)? {
-            let pieces = self.change(number, |group| group.take_free_within(piece))?;
+            let mut pieces = Vec::new();
+            let taken = self.change(number, |group| group.take_free_within(piece, &mut pieces));
             runs.extend(pieces.into_iter().map(|piece| self.run_of(number, piece)));
+            taken?;
         }
-        Ok(runs)
+        Ok(())
     }
 
     /// A failed discard loses nothing: the blocks are merely not trimmed.
@@ -150,8 +152,4 @@ impl Allocator {
             self.discarding.idle.wait(&mut state);
         }
     }
-}
-
-fn lost(error: &quire_base::Error) {
-    tracing::error!(%error, "free space could not be taken for its discard");
 }

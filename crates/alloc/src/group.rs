@@ -210,10 +210,9 @@ impl GroupMap {
         Ok(pieces)
     }
 
-    /// Takes all free runs that lie in a piece.
-    pub(crate) fn take_free_within(&mut self, piece: Piece) -> Result<Vec<Piece>> {
+    /// Takes all free runs that lie in a piece; on errors, `pieces` is what it had taken.
+    pub(crate) fn take_free_within(&mut self, piece: Piece, pieces: &mut Vec<Piece>) -> Result<()> {
         let cursor = self.cursor;
-        let mut pieces = Vec::new();
         let mut at = piece.start;
         while let Some(run) = self.next_free_run(at).filter(|run| run.start < piece.end) {
             let run = run.start..run.end.min(piece.end);
@@ -223,7 +222,7 @@ impl GroupMap {
         }
         // Nothing is written here, so searches go on where they were.
         self.cursor = cursor;
-        Ok(pieces)
+        Ok(())
     }
 
     /// Makes a busy run free that was taken and never used.

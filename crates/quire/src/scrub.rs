@@ -21,6 +21,7 @@ use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
 use quire_device::AlignedBuf;
 use quire_format::inode::FileType;
 use quire_format::key::Key;
+use quire_format::superblock::Superblock;
 use quire_journal::{ReplayConfig, replay};
 use quire_tree::PoolState;
 use quire_tree::copies::Look;
@@ -265,8 +266,16 @@ impl Engine {
     /// from memory.
     fn scrub_fixed(&self, report: &mut ScrubReport) -> Result<()> {
         let state = self.checkpoint.lock();
-        let mut bad = self.look_at_superblocks(report);
-        bad += self.look_at_pool(&state, report);
+        let slots = superblocks::read(&self.device);
+        report.metadata_bytes += 4 * BLOCK_SIZE as u64;
+        let copies = slots.iter().flat_map(|slot| [&slot.near, &slot.far]);
+        let errors = copies.filter_map(|copy| copy.as_ref().err());
+        let mut bad =
+            errors.inspect(|error| tracing::warn!(%error, "a copy of a superblock is bad")).count() as u64;
+        // One without a good copy has been counted, and is replaced.
+        if let Ok(superblock) = slots[state.slot].newest() {
+            bad += self.look_at_pool(&superblock, report);
+        }
         bad += self.look_at_journal(&state, report);
         drop(state);
         report.damaged += bad;
@@ -282,20 +291,7 @@ impl Engine {
         Ok(())
     }
 
-    fn look_at_superblocks(&self, report: &mut ScrubReport) -> u64 {
-        let slots = superblocks::read(&self.device);
-        report.metadata_bytes += 4 * BLOCK_SIZE as u64;
-        let bad =
-            slots.iter().flat_map(|slot| [&slot.near, &slot.far]).filter_map(|copy| copy.as_ref().err());
-        bad.inspect(|error| tracing::warn!(%error, "a copy of a superblock is bad")).count() as u64
-    }
-
-    fn look_at_pool(&self, state: &CheckpointState, report: &mut ScrubReport) -> u64 {
-        let superblock = match superblocks::newest(&self.device).0[state.slot].clone() {
-            Ok(superblock) => superblock,
-            // It has been counted, and is replaced.
-            Err(_) => return 0,
-        };
+    fn look_at_pool(&self, superblock: &Superblock, report: &mut ScrubReport) -> u64 {
         let volume = superblock.volume_id();
         let blocks = superblock.block_count;
         let loaded = PoolState::load_with(&self.device, volume, superblock.manifest, blocks, Look::AtAll);
