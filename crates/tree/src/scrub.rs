@@ -126,3 +126,33 @@ impl Tree {
         }
     }
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::{CheckpointStamp, PoolState, TreeLimits};
+    use quire_base::sync::Arc;
+    use quire_base::{BlockNo, InodeNo};
+    use quire_device::{Device, MemoryBackend};
+    use quire_format::extent::Run;
+
+    #[test]
+    fn a_place_that_a_checkpoint_has_left_is_no_damage() {
+        let device = Device::new(Arc::new(MemoryBackend::new(2048)));
+        let pool = PoolState::new(&[Run::new(BlockNo(16), 2000)], 2);
+        let limits = TreeLimits { cache_nodes: 64, dirty_nodes: 1000 };
+        let tree = Tree::create(device, 1, pool, limits);
+        let key = Key::inode(InodeNo(1));
+        let mut places = Vec::new();
+        for checkpoint in 1..3 {
+            tree.put(key, &[checkpoint as u8]).unwrap();
+            let stamp = CheckpointStamp { checkpoint, incarnation: 1 };
+            places.push(tree.write_frozen(tree.freeze(Vec::new()), stamp).unwrap().root);
+        }
+        let [old, new] = [0, 1].map(|n| Missing { at: places[n], probe: Probe::At(key) });
+        assert_eq!(tree.note_if_named(old, false), None);
+        assert!(tree.take_damaged().is_empty());
+        assert_eq!(tree.note_if_named(new, false), Some(true));
+        assert_eq!(tree.take_damaged().len(), 1);
+    }
+}
