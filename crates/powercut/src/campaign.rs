@@ -39,6 +39,10 @@ pub trait Program {
     fn stop(&mut self, machine: &Machine) -> Outcome;
     /// Acknowledged transactions that the last check did not find.
     fn lost(&self) -> u64;
+    /// Pages that were found torn so far; see [`crate::pages`].
+    fn torn_pages(&self) -> u64 {
+        0
+    }
 }
 
 /// What to run.
@@ -73,6 +77,8 @@ pub struct Report {
     pub acknowledged: u64,
     /// Acknowledged transactions that were gone.
     pub lost: u64,
+    /// Pages of the program's files that cuts have torn, where they were counted.
+    pub torn_pages: u64,
     /// Fates of writes not flushed at a cut.
     pub fates: Cut,
     /// Transactions of the volume that its recoveries replayed.
@@ -105,7 +111,9 @@ pub fn run(program: &mut dyn Program, options: &Options, stop: &AtomicBool) -> R
             return report;
         }
     };
-    if let Err(failure) = rounds(program, &mut machine, options, stop, &mut report) {
+    let outcome = rounds(program, &mut machine, options, stop, &mut report);
+    report.torn_pages = program.torn_pages();
+    if let Err(failure) = outcome {
         report.lost = program.lost();
         // Nothing of the program may outlive the run; what it says now does not count.
         let _ = machine.cut_if_on();

@@ -10,7 +10,8 @@
 //! * [`serve`]: the process that serves the volume; [`machine`]: that process, its mount, its image, from
 //!   outside.
 //! * [`campaign`]: rounds of work, cut, fsck, recovery, check; [`failure`]: why one stopped.
-//! * [`sqlite`], [`postgres`]: what works and what is checked.
+//! * [`sqlite`], [`postgres`]: what works and what is checked; [`pages`]: what keeps pages whole;
+//!   [`processes`]: servers and their children.
 //!
 //! The question asked after each cut: is every transaction there whose commit returned while the power was
 //! on, is at most one more of each client there, and does the program's own checker find nothing wrong?
@@ -24,6 +25,8 @@ pub mod cache;
 pub mod campaign;
 pub mod failure;
 pub mod machine;
+pub mod pages;
 pub mod postgres;
+pub mod processes;
 pub mod serve;
 pub mod sqlite;

@@ -4,6 +4,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use powercut::backend::{Behaviour, Honesty};
 use powercut::campaign::{self, Program, Report};
 use powercut::failure::Failure;
+use powercut::pages::Pages;
 use powercut::postgres::Postgres;
 use powercut::postgres::cluster::Installation;
 use powercut::serve;
@@ -77,6 +78,9 @@ struct Run {
     seed: u64,
     #[command(flatten)]
     lies: Lies,
+    /// What keeps the pages of PostgreSQL and MariaDB whole
+    #[arg(long, value_enum, default_value_t)]
+    pages: Pages,
     /// Longest work between two cuts, milliseconds
     #[arg(long, default_value_t = 2500)]
     work_max: u64,
@@ -194,7 +198,7 @@ fn campaigns(run: &Run) -> ExitCode {
         }
         let mut program: Box<dyn Program> = match which {
             Which::Postgres => match Installation::find() {
-                Ok(installation) => Box::new(Postgres::new(installation)),
+                Ok(installation) => Box::new(Postgres::new(installation, run.pages)),
                 Err(missing) => {
                     eprintln!("powercut: missing: {missing}");
                     return ExitCode::FAILURE;
@@ -220,6 +224,9 @@ fn print(report: &Report, took: Duration, run: &Run) {
         took.as_secs_f64()
     );
     println!("{name}: {} acknowledged transactions checked, {} lost", report.acknowledged, report.lost);
+    if run.pages != Pages::Logged {
+        println!("{name}: {} torn pages", report.torn_pages);
+    }
     let fates = report.fates;
     println!(
         "{name}: unflushed writes at the cuts: {} lost, {} kept, {} torn; {} transactions of the volume replayed",
@@ -237,7 +244,12 @@ fn print(report: &Report, took: Duration, run: &Run) {
         }
         if !matches!(failure, Failure::Stopped) {
             let lies = run.lies.honesty().flag().map_or(String::new(), |flag| format!(" {flag}"));
-            println!("again: scripts/powercut {} {name} {}{lies}", run.cuts, run.seed);
+            let pages = match run.pages {
+                Pages::Logged => "",
+                Pages::Untorn => " --pages untorn",
+                Pages::Unprotected => " --pages unprotected",
+            };
+            println!("again: scripts/powercut {} {name} {}{lies}{pages}", run.cuts, run.seed);
         }
     }
 }

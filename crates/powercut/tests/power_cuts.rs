@@ -4,6 +4,7 @@
 use powercut::backend::Honesty;
 use powercut::campaign::{self, Options, Program, Report};
 use powercut::failure::Failure;
+use powercut::pages::Pages;
 use powercut::postgres::Postgres;
 use powercut::postgres::cluster::Installation;
 use powercut::sqlite::Sqlite;
@@ -34,9 +35,9 @@ fn can_mount(test: &str) -> bool {
 }
 
 /// None: says loudly that the test skips.
-fn postgres(test: &str) -> Option<Postgres> {
+fn postgres(test: &str, pages: Pages) -> Option<Postgres> {
     match Installation::find() {
-        Ok(installation) => Some(Postgres::new(installation)),
+        Ok(installation) => Some(Postgres::new(installation, pages)),
         Err(missing) => {
             eprintln!("\n*** SKIPPED {test}: needs {missing} ***\n");
             None
@@ -87,7 +88,18 @@ fn sqlite_survives_power_cuts() {
 #[test]
 fn postgres_survives_power_cuts() {
     if can_mount("postgres_survives_power_cuts")
-        && let Some(mut postgres) = postgres("postgres_survives_power_cuts")
+        && let Some(mut postgres) = postgres("postgres_survives_power_cuts", Pages::Logged)
+    {
+        assert_good(&cut(&mut postgres, 3, Honesty::Honest), 3);
+    }
+}
+
+/// Without full pages in its log PostgreSQL cannot repair a torn page, so the file system must not leave any.
+#[test]
+fn postgres_without_full_pages_survives_power_cuts_on_untorn_files() {
+    let test = "postgres_without_full_pages_survives_power_cuts_on_untorn_files";
+    if can_mount(test)
+        && let Some(mut postgres) = postgres(test, Pages::Untorn)
     {
         assert_good(&cut(&mut postgres, 3, Honesty::Honest), 3);
     }

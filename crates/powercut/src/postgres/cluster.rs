@@ -12,10 +12,11 @@
 use super::connection::Connection;
 use crate::failure::{Failure, Outcome};
 use crate::machine::Machine;
+use crate::pages::Pages;
+use crate::processes::{identity_of, kill_family, last_of, own_folder, run};
 use quire_base::random::Random;
-use rustix::process::{Pid, Signal, WaitOptions};
+use rustix::process::{Pid, Signal};
 use std::fs::File;
-use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 /// The database's superuser.
 pub const USER: &str = "postgres";
 const PORT: &str = "5432";
+const PAGE_BYTES: u32 = 8192;
 /// How long a recovery may take.
 const START_PATIENCE: Duration = Duration::from_secs(120);
 /// How long a query may take.
@@ -80,42 +82,34 @@ impl Installation {
 
     /// Makes a folder that the database's user owns.
     fn own_folder(&self, path: &Path) -> std::io::Result<()> {
-        std::fs::create_dir_all(path)?;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700))?;
-        match self.identity {
-            Some((user, group)) => chown(path, Some(user), Some(group)),
-            None => Ok(()),
-        }
+        own_folder(path, self.identity)
     }
-}
-
-fn identity_of(name: &str) -> Option<(u32, u32)> {
-    let table = std::fs::read_to_string("/etc/passwd").ok()?;
-    table.lines().find_map(|line| {
-        let fields: Vec<&str> = line.split(':').collect();
-        (fields.len() > 3 && fields[0] == name).then_some(())?;
-        Some((fields[2].parse().ok()?, fields[3].parse().ok()?))
-    })
 }
 
 /// See the module's documentation.
 pub struct Cluster {
     installation: Installation,
+    pages: Pages,
     postmaster: Option<Child>,
 }
 
 impl Cluster {
     /// Not made, not started.
-    pub fn new(installation: Installation) -> Cluster {
+    pub fn new(installation: Installation, pages: Pages) -> Cluster {
         // Children of a killed server come to us, so that their ends can be waited for.
         if let Err(error) = rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
             eprintln!("powercut: not a reaper of orphaned processes: {error}");
         }
-        Cluster { installation, postmaster: None }
+        Cluster { installation, pages, postmaster: None }
     }
 
     fn data(machine: &Machine) -> PathBuf {
         machine.mountpoint().join("postgres")
+    }
+
+    /// The write-ahead log's folder, if it is not in [`Cluster::data`]: the log wants no `untorn`.
+    fn log_folder(machine: &Machine) -> PathBuf {
+        machine.mountpoint().join("wal")
     }
 
     /// The folder of the server's socket, on the host.
@@ -138,10 +132,61 @@ impl Cluster {
         let trouble = |error| Failure::trouble("making the database's folders", error);
         self.installation.own_folder(&Cluster::data(machine)).map_err(trouble)?;
         self.installation.own_folder(&Cluster::socket_folder(machine)).map_err(trouble)?;
+        self.pages.prepare(&Cluster::data(machine), PAGE_BYTES)?;
         let mut command = self.installation.command("initdb");
         command.args(["--auth=trust", "--data-checksums", "--username", USER, "--encoding=UTF8", "-D"]);
         command.arg(Cluster::data(machine));
+        if self.pages != Pages::Logged {
+            self.installation.own_folder(&Cluster::log_folder(machine)).map_err(trouble)?;
+            command.arg("--waldir").arg(Cluster::log_folder(machine));
+        }
         run(&mut command).map(drop)
+    }
+
+    /// Takes the cluster away; the server must not run.
+    pub fn remove(&self, machine: &Machine) -> Outcome {
+        for folder in [Cluster::data(machine), Cluster::log_folder(machine)] {
+            if folder.exists() {
+                std::fs::remove_dir_all(&folder)
+                    .map_err(|error| Failure::trouble(format!("removing {}", folder.display()), error))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts the pages that are torn as the files lie there, before any recovery, and tells of the first.
+    ///
+    /// A copy of the files on the host gets an empty log, since `pg_checksums` wants a cluster that was shut
+    /// down in order.
+    pub fn count_torn(&self, machine: &Machine) -> Outcome<(u64, String)> {
+        let copy = machine.folder().join("pages");
+        let trouble = |error: std::io::Error| Failure::trouble("copying the database's files", error);
+        if copy.exists() {
+            std::fs::remove_dir_all(&copy).map_err(trouble)?;
+        }
+        run(Command::new("cp").arg("-a").arg(Cluster::data(machine)).arg(&copy))?;
+        let _ = std::fs::remove_file(copy.join("postmaster.pid"));
+        std::fs::remove_file(copy.join("pg_wal")).map_err(trouble)?;
+        self.installation.own_folder(&copy.join("pg_wal")).map_err(trouble)?;
+        self.installation.own_folder(&copy.join("pg_wal/archive_status")).map_err(trouble)?;
+        run(self.installation.command("pg_resetwal").arg("--force").arg(&copy))?;
+        let mut command = self.installation.command("pg_checksums");
+        let output = command
+            .args(["--check", "-D"])
+            .arg(&copy)
+            .output()
+            .map_err(|error| Failure::trouble("running pg_checksums", error))?;
+        std::fs::remove_dir_all(&copy).map_err(trouble)?;
+        let words = String::from_utf8_lossy(&output.stderr).into_owned();
+        // A file that ends inside a page ends the program, and is a page in part, too.
+        let is_torn = |line: &&str| {
+            line.contains("checksum verification failed") || line.contains("could not read block")
+        };
+        let torn: Vec<&str> = words.lines().filter(is_torn).collect();
+        if output.status.success() == torn.is_empty() {
+            return Ok((torn.len() as u64, torn.first().map_or_else(String::new, ToString::to_string)));
+        }
+        Err(Failure::Trouble(format!("pg_checksums: {}: {words}", output.status)))
     }
 
     /// Starts the server and does not wait. What may differ from run to run is drawn.
@@ -159,8 +204,7 @@ impl Cluster {
             ("listen_addresses", ""),
             ("fsync", "on"),
             ("synchronous_commit", "on"),
-            // Quire promises whole 4 KiB blocks of one write no more than a disk does: 8 KiB pages may tear.
-            ("full_page_writes", "on"),
+            ("full_page_writes", if self.pages == Pages::Logged { "on" } else { "off" }),
             ("max_wal_size", "64MB"),
             ("min_wal_size", "32MB"),
             ("checkpoint_timeout", "30s"),
@@ -256,18 +300,8 @@ impl Cluster {
 
     /// Ends every process of the cluster, and frees what they leave in the kernel.
     pub fn kill(&mut self) {
-        let Some(mut child) = self.postmaster.take() else { return };
-        // Stopped first, so that it starts no more children.
-        let _ = rustix::process::kill_process(Pid::from_child(&child), Signal::STOP);
-        let mut family = vec![child.id()];
-        family.extend(descendants(child.id()));
-        for id in family.iter().filter_map(|id| Pid::from_raw(*id as i32)) {
-            let _ = rustix::process::kill_process(id, Signal::KILL);
-        }
-        let _ = child.wait();
-        for id in &family[1..] {
-            reap(*id);
-        }
+        let Some(child) = self.postmaster.take() else { return };
+        let family = kill_family(child);
         for segment in segments_of(&family) {
             let _ = Command::new("ipcrm").args(["-m", &segment]).stderr(Stdio::null()).status();
         }
@@ -285,59 +319,6 @@ pub fn connect(machine: &Machine) -> Result<Connection, super::connection::Query
     Connection::open(&Cluster::socket(machine), USER, QUERY_PATIENCE)
 }
 
-fn run(command: &mut Command) -> Outcome<String> {
-    let output = command
-        .output()
-        .map_err(|error| Failure::trouble(format!("running {:?}", command.get_program()), error))?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    if output.status.success() {
-        return Ok(text);
-    }
-    let words = String::from_utf8_lossy(&output.stderr).into_owned() + &text;
-    let words = words.lines().take(12).collect::<Vec<_>>().join(" | ");
-    Err(Failure::Broken(format!("{:?}: {}: {words}", command.get_program(), output.status)))
-}
-
-/// Waits for a process that is (or is about to become) our child; it was killed, so not for long.
-fn reap(id: u32) {
-    let Some(id) = Pid::from_raw(id as i32) else { return };
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while Instant::now() < deadline {
-        match rustix::process::waitpid(Some(id), WaitOptions::NOHANG) {
-            Ok(Some(_)) => return,
-            // Not ours: gone already, or somebody else reaps it.
-            Err(_) if rustix::process::test_kill_process(id).is_err() => return,
-            _ => std::thread::sleep(Duration::from_millis(2)),
-        }
-    }
-}
-
-/// Processes below `ancestor`, from their parents as /proc has them.
-fn descendants(ancestor: u32) -> Vec<u32> {
-    let processes: Vec<(u32, u32)> = std::fs::read_dir("/proc")
-        .map(|entries| {
-            entries
-                .flatten()
-                .filter_map(|entry| {
-                    let id = entry.file_name().to_str()?.parse().ok()?;
-                    let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
-                    // The name, in parentheses, may hold anything; state and parent follow it.
-                    let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
-                    Some((id, parent))
-                })
-                .collect()
-        })
-        .unwrap_or_default();
-    let mut family = vec![ancestor];
-    let mut next = 0;
-    while next < family.len() {
-        let parent = family[next];
-        family.extend(processes.iter().filter(|process| process.1 == parent).map(|process| process.0));
-        next += 1;
-    }
-    family.split_off(1)
-}
-
 /// System V memory segments that any of these processes made, by identifier.
 fn segments_of(family: &[u32]) -> Vec<String> {
     let table = std::fs::read_to_string("/proc/sysvipc/shm").unwrap_or_default();
@@ -348,10 +329,4 @@ fn segments_of(family: &[u32]) -> Vec<String> {
         family.contains(&creator).then(|| fields[1].to_owned())
     });
     rows.collect()
-}
-
-fn last_of(log: &Path) -> String {
-    let text = std::fs::read_to_string(log).unwrap_or_default();
-    let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(8)..].join(" | ")
 }

@@ -6,9 +6,9 @@
 //! deltas of the history add up to the same; history and ledger have as many rows; the texts are those that
 //! were committed; pg_amcheck walks every table and index; and at the end, pg_checksums every page.
 //!
-//! `full_page_writes` stays on: without it PostgreSQL needs 8 KiB pages to be written atomically across a
-//! power loss, which no part of Quire promises
-//! (postgresql.org/docs/15/runtime-config-wal.html#GUC-FULL-PAGE-WRITES).
+//! Where `full_page_writes` is off ([`Pages`]), every page's checksum is verified after each cut, too, before
+//! the server recovers: recovery would change torn pages further. Unprotected pages tear; the
+//! database is then made anew.
 //!
 //! Neighbours: [`cluster`] is the server, [`client`] its clients, [`connection`] their sessions.
 
@@ -19,6 +19,7 @@ pub mod connection;
 use crate::campaign::Program;
 use crate::failure::{Failure, Outcome};
 use crate::machine::Machine;
+use crate::pages::Pages;
 use client::Clients;
 use cluster::{Cluster, Installation};
 use connection::{Connection, Rows};
@@ -37,12 +38,38 @@ pub struct Postgres {
     /// Last number of each client that was acknowledged, or that a recovered database had.
     acknowledged: [u64; CLIENTS],
     lost: u64,
+    pages: Pages,
+    torn_pages: u64,
 }
 
 impl Postgres {
     /// Nothing is made or started yet.
-    pub fn new(installation: Installation) -> Postgres {
-        Postgres { cluster: Cluster::new(installation), clients: None, acknowledged: [0; CLIENTS], lost: 0 }
+    pub fn new(installation: Installation, pages: Pages) -> Postgres {
+        Postgres {
+            cluster: Cluster::new(installation, pages),
+            clients: None,
+            acknowledged: [0; CLIENTS],
+            lost: 0,
+            pages,
+            torn_pages: 0,
+        }
+    }
+
+    /// Counts torn pages after a cut. A database whose unprotected pages are torn is made anew.
+    fn count_torn(&mut self, machine: &Machine, random: &mut Random) -> Outcome {
+        if self.pages == Pages::Logged {
+            return Ok(());
+        }
+        let (torn, first) = self.cluster.count_torn(machine)?;
+        self.torn_pages += torn;
+        self.pages.judge(torn, &first)?;
+        if torn > 0 {
+            self.cluster.remove(machine)?;
+            self.acknowledged = [0; CLIENTS];
+            self.create(machine, random)?;
+            self.cluster.stop()?;
+        }
+        Ok(())
     }
 
     fn start(&mut self, machine: &Machine, random: &mut Random) -> Outcome<Connection> {
@@ -122,10 +149,12 @@ impl Program for Postgres {
     }
 
     fn begin_recovery(&mut self, machine: &Machine, random: &mut Random) -> Outcome {
+        self.count_torn(machine, random)?;
         self.cluster.launch(machine, random)
     }
 
     fn check(&mut self, machine: &Machine, random: &mut Random) -> Outcome<Duration> {
+        self.count_torn(machine, random)?;
         let started = Instant::now();
         let mut connection = self.start(machine, random)?;
         let took = started.elapsed();
@@ -180,6 +209,10 @@ impl Program for Postgres {
     fn lost(&self) -> u64 {
         self.lost
     }
+
+    fn torn_pages(&self) -> u64 {
+        self.torn_pages
+    }
 }
 
 impl Drop for Postgres {
@@ -200,7 +233,7 @@ mod tests {
     fn postgres(acknowledged: u64) -> Option<Postgres> {
         let installation =
             Installation::find().map_err(|missing| eprintln!("\n*** SKIPPED: needs {missing} ***\n"));
-        let mut postgres = Postgres::new(installation.ok()?);
+        let mut postgres = Postgres::new(installation.ok()?, Pages::Logged);
         postgres.acknowledged[2] = acknowledged;
         Some(postgres)
     }
