@@ -8,9 +8,9 @@
 //!                           the process
 //! ```
 //!
-//! Moments: at once; when about as many writes are held as ever in the last `WATCH`, since otherwise most
-//! cuts would find next to nothing held; or in the middle of a flush of about the largest size. After
-//! `MOMENT_PATIENCE` any will do.
+//! Moments: at once; when about as many writes are held as ever during one of the times in `WATCH`, since
+//! otherwise most cuts would find next to nothing held; or in the middle of a flush of about the largest
+//! size. After `MOMENT_PATIENCE` times that long any will do.
 //!
 //! Protocol of the cut: under the lock of the state, which is never released again, the *power file* says
 //! "0", then the file gets its last bytes. So a program that reads "1" there after its commit returned knows
@@ -42,10 +42,11 @@ use std::time::Duration;
 /// Bytes that the cache holds before it makes room; about what a drive has.
 const HELD_BYTES_MAX: usize = 32 << 20;
 
-/// How long a cut waits for the moment that the seed chose.
-const MOMENT_PATIENCE: Duration = Duration::from_millis(600);
-/// How long it looks at what is usual before it chooses.
-const WATCH: Duration = Duration::from_millis(200);
+/// How long a cut looks at what is usual before it chooses its moment: short, or long enough for a database's
+/// checkpoint to be among it.
+const WATCH: [Duration; 2] = [Duration::from_millis(200), Duration::from_millis(1200)];
+/// It waits so many times longer for the moment that the seed chose.
+const MOMENT_PATIENCE: u32 = 3;
 
 /// What a flush is worth.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -218,8 +219,9 @@ impl PowerCutBackend {
         let choice = state.random.below(5);
         if choice > 0 {
             state.peaks = Peaks::default();
+            let watch = WATCH[state.random.below(2) as usize];
             drop(state);
-            thread::sleep(WATCH);
+            thread::sleep(watch);
             state = self.shared.state.lock();
             let peaks = state.peaks;
             let part = 8 - state.random.below(7) as usize;
@@ -228,7 +230,7 @@ impl PowerCutBackend {
                 _ => Moment::InFlush((peaks.covered * part / 8).max(1)),
             });
             drop(state);
-            thread::sleep(MOMENT_PATIENCE);
+            thread::sleep(watch * MOMENT_PATIENCE);
             state = self.shared.state.lock();
         }
         self.shared.cut_now(&mut state)

@@ -3,14 +3,14 @@
 //! ```text
 //!   campaign ── machine ──(pipe)── serve ── quire_fuse::Session ── quire::Volume ── backend ── volume.img
 //!      │                                                                              │
-//!      └── sqlite, postgres: programs on the mount, ledgers on the host             cache
+//!      └── sqlite, postgres, mariadb: on the mount, ledgers on the host             cache
 //! ```
 //!
 //! * [`cache`], [`backend`]: a device with a volatile write cache over an image file, and its cut.
 //! * [`serve`]: the process that serves the volume; [`machine`]: that process, its mount, its image, from
 //!   outside.
 //! * [`campaign`]: rounds of work, cut, fsck, recovery, check; [`failure`]: why one stopped.
-//! * [`sqlite`], [`postgres`]: what works and what is checked; [`pages`]: what keeps pages whole;
+//! * [`sqlite`], [`postgres`], [`mariadb`]: what works and what is checked; [`pages`]: what keeps pages whole;
 //!   [`processes`]: servers and their children.
 //!
 //! The question asked after each cut: is every transaction there whose commit returned while the power was
@@ -24,7 +24,9 @@ pub mod backend;
 pub mod cache;
 pub mod campaign;
 pub mod failure;
+pub mod ledger;
 pub mod machine;
+pub mod mariadb;
 pub mod pages;
 pub mod postgres;
 pub mod processes;

@@ -4,9 +4,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use powercut::backend::{Behaviour, Honesty};
 use powercut::campaign::{self, Program, Report};
 use powercut::failure::Failure;
+use powercut::mariadb::{self, MariaDb};
 use powercut::pages::Pages;
-use powercut::postgres::Postgres;
-use powercut::postgres::cluster::Installation;
+use powercut::postgres::{self, Postgres};
 use powercut::serve;
 use powercut::sqlite::{self, Mode, Sqlite};
 use quire_fuse::{CacheMode, signals};
@@ -40,6 +40,7 @@ enum Command {
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Which {
     Postgres,
+    Mariadb,
     Sqlite,
     All,
 }
@@ -192,19 +193,16 @@ fn campaigns(run: &Run) -> ExitCode {
     };
     let stop = stop_on_signals();
     let mut is_good = true;
-    for which in [Which::Sqlite, Which::Postgres] {
+    for which in [Which::Sqlite, Which::Postgres, Which::Mariadb] {
         if run.which != Which::All && run.which != which || stop.load(Ordering::Relaxed) {
             continue;
         }
-        let mut program: Box<dyn Program> = match which {
-            Which::Postgres => match Installation::find() {
-                Ok(installation) => Box::new(Postgres::new(installation, run.pages)),
-                Err(missing) => {
-                    eprintln!("powercut: missing: {missing}");
-                    return ExitCode::FAILURE;
-                }
-            },
-            _ => Box::new(Sqlite::new(&options.executable)),
+        let mut program: Box<dyn Program> = match program(which, run, &options) {
+            Ok(program) => program,
+            Err(missing) => {
+                eprintln!("powercut: missing: {missing}");
+                return ExitCode::FAILURE;
+            }
         };
         let started = Instant::now();
         let report = campaign::run(&mut *program, &options, &stop);
@@ -212,6 +210,15 @@ fn campaigns(run: &Run) -> ExitCode {
         is_good &= report.is_good();
     }
     ExitCode::from(u8::from(!is_good))
+}
+
+/// A program that is about to work; the error says what of it is missing.
+fn program(which: Which, run: &Run, options: &campaign::Options) -> Result<Box<dyn Program>, String> {
+    Ok(match which {
+        Which::Postgres => Box::new(Postgres::new(postgres::cluster::Installation::find()?, run.pages)),
+        Which::Mariadb => Box::new(MariaDb::new(mariadb::server::Installation::find()?, run.pages)),
+        Which::Sqlite | Which::All => Box::new(Sqlite::new(&options.executable)),
+    })
 }
 
 fn print(report: &Report, took: Duration, run: &Run) {
@@ -224,7 +231,7 @@ fn print(report: &Report, took: Duration, run: &Run) {
         took.as_secs_f64()
     );
     println!("{name}: {} acknowledged transactions checked, {} lost", report.acknowledged, report.lost);
-    if run.pages != Pages::Logged {
+    if run.pages != Pages::Logged && name != "sqlite" {
         println!("{name}: {} torn pages", report.torn_pages);
     }
     let fates = report.fates;

@@ -4,6 +4,7 @@
 use powercut::backend::Honesty;
 use powercut::campaign::{self, Options, Program, Report};
 use powercut::failure::Failure;
+use powercut::mariadb::{self, MariaDb};
 use powercut::pages::Pages;
 use powercut::postgres::Postgres;
 use powercut::postgres::cluster::Installation;
@@ -102,6 +103,21 @@ fn postgres_without_full_pages_survives_power_cuts_on_untorn_files() {
         && let Some(mut postgres) = postgres(test, Pages::Untorn)
     {
         assert_good(&cut(&mut postgres, 3, Honesty::Honest), 3);
+    }
+}
+
+/// The same for InnoDB without its doublewrite buffer.
+#[test]
+fn mariadb_without_doublewrite_survives_power_cuts_on_untorn_files() {
+    let test = "mariadb_without_doublewrite_survives_power_cuts_on_untorn_files";
+    if !can_mount(test) {
+        return;
+    }
+    match mariadb::server::Installation::find() {
+        Ok(installation) => {
+            assert_good(&cut(&mut MariaDb::new(installation, Pages::Untorn), 3, Honesty::Honest), 3);
+        }
+        Err(missing) => eprintln!("\n*** SKIPPED {test}: needs {missing} ***\n"),
     }
 }
 

@@ -6,9 +6,9 @@
 //!
 //! Neighbours: [`super`] starts and joins them; [`super::connection`] is the connection.
 
+use super::SCALE;
 use super::cluster::Cluster;
 use super::connection::{Connection, QueryError};
-use super::{CLIENTS, SCALE};
 use crate::failure::{Failure, Outcome};
 use crate::machine::{Machine, is_powered};
 use quire_base::random::Random;
@@ -38,8 +38,8 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// Starts `CLIENTS` clients; client `c` goes on after number `after[c]`.
-    pub fn start(machine: &Machine, after: &[u64; CLIENTS], random: &mut Random) -> Outcome<Clients> {
+    /// Starts a client for each number in `after`; client `c` goes on after number `after[c]`.
+    pub fn start(machine: &Machine, after: &[u64], random: &mut Random) -> Outcome<Clients> {
         let trouble = |error: std::io::Error| Failure::trouble("a client's files on the host", error);
         let shared = Arc::new(Shared {
             socket: Cluster::socket(machine),
@@ -135,8 +135,8 @@ impl Shared {
             Err(error) => return self.judge("connecting", &error).map(drop),
         };
         while !self.is_over() {
-            let chore = match random.below(8) {
-                0 => "CHECKPOINT",
+            let chore = match random.below(10) {
+                0 | 8 | 9 => "CHECKPOINT",
                 1 => "VACUUM pgbench_branches, pgbench_tellers",
                 2 => "VACUUM (ANALYZE) pgbench_history",
                 3 => "REINDEX TABLE ledger",

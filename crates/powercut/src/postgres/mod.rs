@@ -18,6 +18,7 @@ pub mod connection;
 
 use crate::campaign::Program;
 use crate::failure::{Failure, Outcome};
+use crate::ledger::{Found, Ledger};
 use crate::machine::Machine;
 use crate::pages::Pages;
 use client::Clients;
@@ -35,9 +36,7 @@ pub const SCALE: u64 = 1;
 pub struct Postgres {
     cluster: Cluster,
     clients: Option<Clients>,
-    /// Last number of each client that was acknowledged, or that a recovered database had.
-    acknowledged: [u64; CLIENTS],
-    lost: u64,
+    ledger: Ledger,
     pages: Pages,
     torn_pages: u64,
 }
@@ -48,8 +47,7 @@ impl Postgres {
         Postgres {
             cluster: Cluster::new(installation, pages),
             clients: None,
-            acknowledged: [0; CLIENTS],
-            lost: 0,
+            ledger: Ledger::new(CLIENTS),
             pages,
             torn_pages: 0,
         }
@@ -65,7 +63,7 @@ impl Postgres {
         self.pages.judge(torn, &first)?;
         if torn > 0 {
             self.cluster.remove(machine)?;
-            self.acknowledged = [0; CLIENTS];
+            self.ledger.clear();
             self.create(machine, random)?;
             self.cluster.stop()?;
         }
@@ -76,35 +74,20 @@ impl Postgres {
         self.cluster.launch(machine, random)?;
         self.cluster.wait_until_ready(machine)
     }
+}
 
-    fn compare(&mut self, rows: &Rows) -> Outcome {
-        let mut lost = Vec::new();
-        for (client, known) in self.acknowledged.iter_mut().enumerate() {
-            let row = rows.iter().find(|row| number(row, 0) == Some(client as u64));
-            let (count, least, most) = match row {
-                None => (0, 1, 0),
-                Some(row) => match (number(row, 1), number(row, 2), number(row, 3)) {
-                    (Some(count), Some(least), Some(most)) => (count, least, most),
-                    _ => return Err(Failure::Trouble(format!("not numbers: {row:?}"))),
-                },
-            };
-            if count < *known {
-                self.lost += *known - count;
-                lost.push(format!("client {client} has {count} transactions, {known} were acknowledged"));
-            } else if (least, most) != (1, count) {
-                return Err(Failure::Broken(format!(
-                    "client {client} has {count} transactions, numbered {least} to {most}"
-                )));
-            } else if count > *known + 1 {
-                return Err(Failure::Broken(format!(
-                    "client {client} has {count} transactions, only {} were ever committed",
-                    *known + 1
-                )));
-            }
-            *known = count;
-        }
-        if lost.is_empty() { Ok(()) } else { Err(Failure::Broken(format!("LOST: {}", lost.join("; ")))) }
-    }
+/// Rows of client, count, smallest and largest number.
+fn found(rows: &Rows) -> Outcome<Vec<Found>> {
+    let parse = |row: &Vec<Option<String>>| {
+        Some(Found {
+            client: number(row, 0)? as usize,
+            count: number(row, 1)?,
+            least: number(row, 2)?,
+            most: number(row, 3)?,
+        })
+    };
+    let not_numbers = |row| Failure::Trouble(format!("not numbers: {row:?}"));
+    rows.iter().map(|row| parse(row).ok_or_else(|| not_numbers(row))).collect()
 }
 
 fn number(row: &[Option<String>], column: usize) -> Option<u64> {
@@ -158,11 +141,11 @@ impl Program for Postgres {
         let started = Instant::now();
         let mut connection = self.start(machine, random)?;
         let took = started.elapsed();
-        let found = ask(
+        let rows = ask(
             &mut connection,
             "SELECT client, count(*), min(number), max(number) FROM ledger GROUP BY client",
         )?;
-        self.compare(&found)?;
+        self.ledger.compare(&found(&rows)?)?;
         must_hold(
             &mut connection,
             "the balances do not add up",
@@ -186,19 +169,14 @@ impl Program for Postgres {
     }
 
     fn work(&mut self, machine: &Machine, random: &mut Random) -> Outcome {
-        self.clients = Some(Clients::start(machine, &self.acknowledged, random)?);
+        self.clients = Some(Clients::start(machine, self.ledger.known(), random)?);
         Ok(())
     }
 
     fn end(&mut self, _machine: &Machine) -> Outcome<u64> {
         self.cluster.kill();
         let Some(clients) = self.clients.take() else { return Ok(0) };
-        let mut fresh = 0;
-        for (known, number) in self.acknowledged.iter_mut().zip(clients.end()?) {
-            fresh += number.saturating_sub(*known);
-            *known = number.max(*known);
-        }
-        Ok(fresh)
+        Ok(self.ledger.acknowledge(&clients.end()?))
     }
 
     fn stop(&mut self, machine: &Machine) -> Outcome {
@@ -207,7 +185,7 @@ impl Program for Postgres {
     }
 
     fn lost(&self) -> u64 {
-        self.lost
+        self.ledger.lost()
     }
 
     fn torn_pages(&self) -> u64 {
@@ -219,32 +197,5 @@ impl Drop for Postgres {
     fn drop(&mut self) {
         // The server first: its clients wait for it.
         self.cluster.kill();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn row(values: [u64; 4]) -> Vec<Option<String>> {
-        values.iter().map(|value| Some(value.to_string())).collect()
-    }
-
-    fn postgres(acknowledged: u64) -> Option<Postgres> {
-        let installation =
-            Installation::find().map_err(|missing| eprintln!("\n*** SKIPPED: needs {missing} ***\n"));
-        let mut postgres = Postgres::new(installation.ok()?, Pages::Logged);
-        postgres.acknowledged[2] = acknowledged;
-        Some(postgres)
-    }
-
-    #[test]
-    fn a_missing_transaction_is_lost_and_a_gap_is_seen() {
-        let Some(mut short) = postgres(9) else { return };
-        assert!(matches!(short.compare(&vec![row([2, 8, 1, 8])]), Err(Failure::Broken(_))));
-        assert_eq!(short.lost, 1);
-        let good = |found| postgres(9).is_some_and(|mut known| known.compare(&vec![row(found)]).is_ok());
-        assert!(good([2, 9, 1, 9]) && good([2, 10, 1, 10]));
-        assert!(!good([2, 9, 1, 10]) && !good([2, 11, 1, 11]));
     }
 }
