@@ -10,7 +10,8 @@
 //! * [`serve`]: the process that serves the volume; [`machine`]: that process, its mount, its image, from
 //!   outside.
 //! * [`campaign`]: rounds of work, cut, fsck, recovery, check; [`failure`]: why one stopped.
-//! * [`sqlite`], [`postgres`], [`mariadb`]: what works and what is checked; [`pages`]: what keeps pages whole;
+//! * [`sqlite`], [`postgres`], [`mariadb`]: what works and what is checked; [`pages`]: what keeps pages
+//!   whole;
 //!   [`processes`]: servers and their children.
 //!
 //! The question asked after each cut: is every transaction there whose commit returned while the power was

@@ -1,7 +1,7 @@
 //! A MariaDB server of our own: found, made, started, killed.
 //!
-//! As root everything runs as the user `mysql` of Debian's package. Tables are on the mount, the redo log in a
-//! folder of its own there; socket and log are on the host.
+//! As root everything runs as the user `mysql` of Debian's package. Tables are on the mount, the redo log in
+//! a folder of its own there; socket and log are on the host.
 //!
 //! Neighbours: [`super`] decides when; [`super::client`] has sessions.
 
