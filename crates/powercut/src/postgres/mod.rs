@@ -7,8 +7,8 @@
 //! were committed; pg_amcheck walks every table and index; and at the end, pg_checksums every page.
 //!
 //! `full_page_writes` stays on: without it PostgreSQL needs 8 KiB pages to be written atomically across a
-//! power loss, which no part of Quire promises
-//! (postgresql.org/docs/15/runtime-config-wal.html#GUC-FULL-PAGE-WRITES).
+//! power loss (postgresql.org/docs/15/runtime-config-wal.html#GUC-FULL-PAGE-WRITES). Quire promises that for
+//! files with the property `untorn` only, which this harness does not set.
 //!
 //! Neighbours: [`cluster`] is the server, [`client`] its clients, [`connection`] their sessions.
 
