@@ -1,4 +1,4 @@
-//! What the cache asks of the file behind a mapping.
+//! The interface between the cache and the file behind a mapping.
 //!
 //! Contract
 //! * [`Backing::map`] answers for the extents as they are; a hole's answer stays true until the cache itself

@@ -11,7 +11,7 @@
 //! thread leads the group commit. Threads that come together write their data each for itself and share the
 //! rest.
 //!
-//! Who: an fsync, fdatasync or synchronous write, for what it writes back itself ([`Forcing`]); never
+//! Callers: an fsync, fdatasync or synchronous write, for what it writes back itself ([`Forcing`]); never
 //! writeback in the background, which nobody waits for, and never more than a few blocks at a time.
 //!
 //! When a record may go ahead: every block of the placement is zeroed or is overwritten in place, and the
