@@ -1,4 +1,4 @@
-//! State that the mappings of one cache share: limits, memory, the lists that background work goes by.
+//! State that the mappings of one cache share: limits, memory, the lists that background work follows.
 //!
 //! Locks, all leaves unless said otherwise: `mappings` (who is alive), `dirty` (mappings with unfinished
 //! folios; taken under a mapping's list lock), the finisher's queue, the waiting rooms.

@@ -1,8 +1,8 @@
 //! Reading blocks in: claims, requests to the device, readahead.
 //!
 //! Protocol. A thread that wants blocks in memory takes a share of their segment, sets the `fill` bits of
-//! those that are neither uptodate nor claimed, and lets go of the share: so no writer is inside while a
-//! claim is made, and a writer that comes later sees the bit, lets go of all segments and waits for it. The
+//! those that are neither uptodate nor claimed, and releases the share: so no writer is inside while a
+//! claim is made, and a writer that comes later sees the bit, releases all segments and waits for it. The
 //! claim holder asks the backing where the blocks live, zeroes holes, unwritten extents and everything past
 //! EOF in memory, and reads the rest, neighbours merged into one request across folios. When a request
 //! completes (on the device's thread), `uptodate` is set, then `fill` cleared, and sleepers are woken; on an

@@ -28,8 +28,8 @@
 //!
 //! Pins. A pin keeps a folio in its mapping. Pins are taken as [`crate::index`] says, or for a listed folio
 //! under the mapping's list lock; a folio is removed unlisted and unpinned. A header may carry the pin of
-//! somebody who was overtaken, and who gives it back at once: so the count is never reset, and a removal that
-//! it stops is tried again. The cached read takes none.
+//! a thread that was overtaken, and that gives it back at once: so the count is never reset, and a removal
+//! that it stops is tried again. The cached read takes none.
 //!
 //! Neighbours: [`crate::slab`] owns headers, [`crate::index`] finds folios, `read`, `write`, `fill`,
 //! `writeback` and `discard` change block states under the rules above.

@@ -6,7 +6,7 @@
 //! through the mutex, so either the sleeper saw the change or the waker's notification reaches it. Addresses
 //! that share a shard only cost each other a needless look.
 //!
-//! Shared line: the count, written only when somebody has to wait.
+//! Shared line: the count, written only when a thread has to wait.
 //!
 //! Neighbours: segment locks, fill bits and pins wait here; everything below is `quire_base::sync`.
 

@@ -3,18 +3,18 @@
 //! Three shared states (*buffered*, *direct*, *none*) with any number of holders in one of them, and one
 //! *exclusive* holder for truncate, every fallocate and oversize writes.
 //!
-//! Protocol. One word holds the state, the number of holders and a bit that says "somebody waits". While that
-//! bit is clear, entering a compatible state and leaving are one atomic operation each. Once an entry has to
-//! wait it joins a first-in-first-out queue and sets the bit; newcomers then queue behind it, whatever they
-//! want, so that no state starves another. The last holder to leave hands the gate to the head of the queue
-//! and to those directly behind it that want the same shared state.
+//! Protocol. One word holds the state, the number of holders and a bit that says "an operation waits". While
+//! that bit is clear, entering a compatible state and leaving are one atomic operation each. Once an entry
+//! has to wait it joins a first-in-first-out queue and sets the bit; newcomers then queue behind it, whatever
+//! they want, so that no state starves another. The last holder to leave hands the gate to the head of the
+//! queue and to those directly behind it that want the same shared state.
 //!
 //! Under contention a shared state is *sharded*: newcomers count themselves in a line of their own instead of
 //! the word. They count, fence, and look at the word again; if the state is still theirs and nobody waits
 //! they are in, else they take their count back and queue. Leaving is the same: take the count off, fence,
-//! look whether somebody waits. A thread that waits has set the bit and fenced before it looks at the shards,
-//! so of the two at least one sees the other. The gate is free when the word counts nobody and every shard is
-//! zero; handing it over ends the sharding. A permit remembers where it is counted.
+//! look whether an operation waits. A thread that waits has set the bit and fenced before it looks at the
+//! shards, so of the two at least one sees the other. The gate is free when the word counts nobody and every
+//! shard is zero; handing it over ends the sharding. A permit remembers where it is counted.
 //!
 //! Invariants: holders are always of one state; exclusive has one and is never sharded; with the bit clear
 //! the queue is empty; a waiter is granted its place by the one who leaves or by its own entry, never lost

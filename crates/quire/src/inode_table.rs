@@ -12,7 +12,7 @@
 //! second chance: one that was looked up since the hand last passed stays). Over a sixteenth of the limit,
 //! inodes without cached data leave; over a quarter, all that may. One that would leave, but owes something
 //! to the journal, becomes due; where the quarter is exceeded, the periodic commit comes early. Inodes that
-//! somebody uses stay, however many.
+//! are in use stay, however many.
 //!
 //! Neighbours: [`crate::inode`]; [`crate::reaper`] frees what has neither name nor user.
 

@@ -5,8 +5,8 @@
 //! sleeps between its tries; the others sleep until they are first. A try may succeed when something has come
 //! back, so a thread that gives a reservation back, ends a checkpoint or shuts the volume down says so
 //! ([`RoomQueue::notify`]), which wakes the first. A thread that leaves the queue, with room or with an
-//! error, wakes the one that is first now: so everybody who fits goes on at once when a shortage ends, one
-//! after the other and never all together.
+//! error, wakes the one that is first now: so every thread that fits continues at once when a shortage ends,
+//! one after the other and never all together.
 //!
 //! Two classes. Critical threads (they free space, or finish what was promised) come before all others: what
 //! the others wait for may be what only those can give. A newcomer queues behind waiting threads of its class
@@ -18,7 +18,7 @@
 //! the one from before its try. A try that fails may have held some of the room for a moment. The first need
 //! not be told of its own; a thread that was overtaken during its try tells the one that overtook it.
 //!
-//! Shared line: the count of waiting threads, read by every transaction, written only when somebody waits.
+//! Shared line: the count of waiting threads, read by every transaction, written only when a thread waits.
 //!
 //! Neighbours: [`crate::reservation`] tries and gives back; [`crate::transaction`] decides what to do about a
 //! shortage.

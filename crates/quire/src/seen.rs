@@ -6,7 +6,7 @@
 //! * An exclusive holder of the gate keeps the sequence odd for the whole of its operation ([`OddSequence`]);
 //!   contents and size move in steps meanwhile. A reader that finds the sequence odd takes the slow path, one
 //!   that finds it changed after its copy throws the copy away.
-//! * Callers who ask for the size without the gate are told [`Seen::settled_size`]: while an exclusive
+//! * Callers that ask for the size without the gate get [`Seen::settled_size`]: while an exclusive
 //!   operation is under way, the size before it, and the size after it from the moment on that its record is
 //!   in the journal ([`Seen::settle`]; attributes take the inode's lock, under which both happen). Else a
 //!   stat, after a later operation had returned, could still see the old size, and a crash show the new size
@@ -22,8 +22,8 @@
 //! It waits for the sequence to move on ([`Seen::await_end`], [`Seen::call_at_end`]), not in the gate:
 //! the holder of the gate may then wait for that fsync.
 //!
-//! Invariants: one [`OddSequence`] of a file at a time. Shared line: all of it, read by everybody, written
-//! only when the size or the whole file changes, or somebody waits for that.
+//! Invariants: one [`OddSequence`] of a file at a time. Shared line: all of it, read by every operation,
+//! written only when the size or the whole file changes, or a thread waits for that.
 //!
 //! Neighbours: [`crate::inode`] has one; `file/*` write it; `quire_cache` reads it as a `ReadView`.
 

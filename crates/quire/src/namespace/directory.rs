@@ -3,8 +3,8 @@
 //! Protocol. A thread that changes an entry holds the directory's liveness shared and the bucket of the
 //! entry's name. A thread that removes a directory holds its liveness exclusively, after the liveness and the
 //! bucket of its name in its parent. Directories are entered one after the other, each with all of its
-//! buckets, ancestors first: so somebody who holds a bucket of a directory and waits for the liveness of one
-//! below never meets somebody who holds that below and waits for the bucket.
+//! buckets, ancestors first: so a thread that holds a bucket of a directory and waits for the liveness of one
+//! below never meets a thread that holds that below and waits for the bucket.
 //!
 //! A rename changes two entries in one transaction. For as long as it applies it counts itself in the
 //! directory's *moving* word (low half: renames under way, high half: renames done). A look-up without locks
