@@ -107,7 +107,7 @@ pub struct Allocator {
     pub(crate) deferred: Deferred,
     pub(crate) discarding: Discarding,
     pub(crate) ahead: Ahead,
-    /// Shared by whoever sets or clears busy bits; whole for a search that must not miss any.
+    /// Shared by threads that set or clear busy bits; whole for a search that must not miss any.
     pub(crate) movement: ShardedRwLock,
     pub(crate) counts: Counts,
 }

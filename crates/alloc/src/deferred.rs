@@ -147,7 +147,7 @@ impl Allocator {
                 self.free_for_good(due);
             }
             drop(under_way);
-            // Whoever moved the position on meanwhile may have found the lists empty because of us.
+            // A thread that moved the position on meanwhile may have found the lists empty because of us.
             if self.deferred.durable.load(Ordering::Acquire) == durable {
                 return any;
             }

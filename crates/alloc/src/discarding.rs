@@ -1,11 +1,11 @@
 //! Discards, apart from the forces that make them due.
 //!
 //! Protocol. A freed block is *deferred* until its freeing is durable ([`crate::deferred`]), and then it is
-//! free: whoever needs space takes it, as a block that is written again soon is better not discarded. Where
-//! freed blocks are discarded, its range is noted as well. [`Allocator::discard_next`], which a thread of the
-//! volume calls, takes the next noted range of at most [`RUN_BLOCKS_MAX`] blocks, so that no discard holds up
-//! reads and writes for long. It allocates what is still free there, discards that with nothing locked, and
-//! gives it back.
+//! free: any operation that needs space takes it, as a block that is written again soon is better not
+//! discarded. Where freed blocks are discarded, its range is noted as well. [`Allocator::discard_next`],
+//! which a thread of the volume calls, takes the next noted range of at most [`RUN_BLOCKS_MAX`] blocks, so
+//! that no discard holds up reads and writes for long. It allocates what is still free there, discards that
+//! with nothing locked, and gives it back.
 //!
 //! When space is short, a range is passed over: its next owner writes there, and that is worth more. What is
 //! under way can be waited for ([`Allocator::await_frees`]). A thread that has taken durable frees out of
@@ -15,7 +15,7 @@
 //! * A block is given out only when no discard of it is under way, and discarded only when its freeing is
 //!   durable (J2).
 //! * A discard pays for its blocks as any allocation does, so those who hold a reservation find blocks.
-//! * The credits of a run are back before its discard counts as ended: whoever has waited finds them.
+//! * The credits of a run are back before its discard counts as ended: a thread that has waited finds them.
 //!
 //! Neighbours: [`crate::deferred`] notes ranges; `fs` has the thread, and waits where it finds no space.
 

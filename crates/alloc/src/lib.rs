@@ -27,7 +27,7 @@
 //!
 //! Invariants:
 //! * **Credit.** Free bits in all groups, loaded or not, are at least unpromised credits + reservations.
-//!   Credits are taken before bits are set and returned after bits are cleared, so whoever holds a
+//!   Credits are taken before bits are set and returned after bits are cleared, so the holder of a
 //!   reservation finds blocks.
 //! * **Deferral (J2).** A freed block stays busy until its transaction is durable. Only then it is discarded,
 //!   if it is free, and it is busy while its discard is under way.

@@ -1,6 +1,6 @@
 //! The image file of a run: written through once, then formatted anew for each engine.
 //!
-//! A sparse or only allocated file is slower than a written one on many disks, and whoever came first would
+//! A sparse or only allocated file is slower than a written one on many disks, and the first engine would
 //! pay for it. Discards punch holes, so they are off by default; after an engine that sent them the image is
 //! written through again.
 

@@ -388,7 +388,7 @@ mod system {
     /// Has the system give memory for a chunk, contents unchanged; whether it did.
     pub fn touch(start: NonNull<u8>, bytes: usize) -> bool {
         // SAFETY: the range is one chunk of our own mapping, which lives as long as the arena. Populating
-        // changes no byte, whoever holds the chunk.
+        // changes no byte, so it does not matter who holds the chunk.
         unsafe { madvise(start.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) }.is_ok()
     }
 

@@ -1,4 +1,4 @@
-//! What the cache asks of the file behind a mapping.
+//! The interface between the cache and the file behind a mapping.
 //!
 //! Contract
 //! * [`Backing::map`] answers for the extents as they are; a hole's answer stays true until the cache itself
@@ -9,7 +9,7 @@
 //!   takes over the reservations of the blocks it gave homes to; [`Backing::written`] uses them up, or, when
 //!   it is told of or returns an error, hands them back to the cache (the blocks are dirty again).
 //! * `place` is called with segments held shared, so it may not wait for journal space, a gate, a size lock
-//!   or a segment: if it would have to, it returns an error of kind `WouldBlock`, the cache lets go of
+//!   or a segment: if it would have to, it returns an error of kind `WouldBlock`, the cache releases
 //!   everything and calls [`Backing::wait_for_room`].
 //! * `written` runs on a finisher thread (or, without threads, on a thread that waits for writeback), never
 //!   on the device's completion thread; or on the thread that called [`crate::Mapping::start_forced`] or

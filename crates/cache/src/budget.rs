@@ -3,8 +3,8 @@
 //! Invariant: `used` never exceeds `limit` by charging (a limit that is lowered is reached by reclaim). Every
 //! folio's data, header and index entry is charged before it is made, from a [`Room`] that the operation
 //! filled before it locked anything. Index nodes, which nobody can wait for, are charged without asking; a
-//! sliver of the limit is kept for them. What is made once and recycled for ever (headers, nodes, the ghosts'
-//! table) is *fixed*: no limit may be so low that it leaves too little beside it.
+//! sliver of the limit is kept for them. Memory that is allocated once and recycled for ever (headers, nodes,
+//! the ghosts' table) is *fixed*: no limit may be so low that it leaves too little beside it.
 //!
 //! Neighbours: [`crate::reclaim`] makes room, [`crate::mapping`] uses it.
 

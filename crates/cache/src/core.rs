@@ -1,4 +1,4 @@
-//! What the mappings of one cache share: limits, memory, the lists that background work goes by.
+//! State that the mappings of one cache share: limits, memory, the lists that background work follows.
 //!
 //! Locks, all leaves unless said otherwise: `mappings` (who is alive), `dirty` (mappings with unfinished
 //! folios; taken under a mapping's list lock), the finisher's queue, the waiting rooms.
@@ -98,7 +98,7 @@ pub(crate) struct Core {
     /// Bytes of data in folios that are proven.
     pub proven_bytes: AtomicU64,
     pub ghosts: Ghosts,
-    /// Background threads run; else whoever waits does their work.
+    /// Background threads run; else threads that wait do their work.
     pub running: AtomicBool,
     mappings: RwLock<BTreeMap<u64, Weak<Mapping>>>,
     pub dirty: Mutex<DirtyLine<Weak<Mapping>>>,
@@ -403,7 +403,7 @@ impl Core {
 
     // ---- waiting ----
 
-    /// Wakes whoever waits for memory or for clean blocks, after these have become free or clean.
+    /// Wakes threads that wait for memory or for clean blocks, after these have become free or clean.
     pub fn notify_progress(&self) {
         if *self.waiting.lock() > 0 {
             self.progress.notify_all();

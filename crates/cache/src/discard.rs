@@ -2,9 +2,9 @@
 //! place.
 //!
 //! A drop locks a folio's segments of the range exclusively, which waits for writeback and for readers with
-//! shares; while a block is being read in it lets go and waits for that. Then the bits go, and the space of
-//! blocks that were dirty without a home goes back. A folio that is left without a valid block leaves the
-//! mapping if nobody else has it pinned; else it stays, empty, for reclaim.
+//! shares; while a block is being read in it releases them and waits for that. Then the bits go, and the
+//! space of blocks that were dirty without a home goes back. A folio that is left without a valid block
+//! leaves the mapping if nobody else has it pinned; else it stays, empty, for reclaim.
 //!
 //! The caller keeps others from bringing the blocks back (gate exclusive or direct, exclusive sequence odd).
 //! An operation that holds a reservation drops through a [`crate::WritebackHold`] and has prepared what it

@@ -1,14 +1,14 @@
 //! Reading blocks in: claims, requests to the device, readahead.
 //!
-//! Protocol. Whoever wants blocks in memory takes a share of their segment, sets the `fill` bits of those
-//! that are neither uptodate nor claimed, and lets go of the share: so no writer is inside while a claim is
-//! made, and a writer that comes later sees the bit, lets go of all segments and waits for it. The claim
-//! holder asks the backing where the blocks live, zeroes holes, unwritten extents and everything past EOF in
-//! memory, and reads the rest, neighbours merged into one request across folios. When a request completes (on
-//! the device's thread), `uptodate` is set, then `fill` cleared, and sleepers are woken; on an error only
-//! `fill` is cleared, so that the next thread that needs the block tries again and gets its own error. A
-//! thread that needs a single request issues it itself: a system call, instead of two switches between
-//! threads.
+//! Protocol. A thread that wants blocks in memory takes a share of their segment, sets the `fill` bits of
+//! those that are neither uptodate nor claimed, and releases the share: so no writer is inside while a
+//! claim is made, and a writer that comes later sees the bit, releases all segments and waits for it. The
+//! claim holder asks the backing where the blocks live, zeroes holes, unwritten extents and everything past
+//! EOF in memory, and reads the rest, neighbours merged into one request across folios. When a request
+//! completes (on the device's thread), `uptodate` is set, then `fill` cleared, and sleepers are woken; on an
+//! error only `fill` is cleared, so that the next thread that needs the block tries again and gets its own
+//! error. A thread that needs a single request issues it itself: a system call, instead of two switches
+//! between threads.
 //!
 //! Invariants: memory of a claimed block is written by its claim holder only; a claim's folio is pinned until
 //! it ends; the extents of a claimed block do not change (the starter is inside the gate, and who changes
@@ -251,8 +251,8 @@ impl Mapping {
             }
             runs.extend(map_all(&*backing, first, end - first)?);
         }
-        // The size is read with the claims made: whoever extends the file into a claimed block waits for it
-        // first.
+        // The size is read with the claims made: a thread that extends the file into a claimed block waits
+        // for it first.
         Ok((runs, backing.size()))
     }
 

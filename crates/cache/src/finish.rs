@@ -1,8 +1,8 @@
-//! What follows a completed device write: apply its extents, clear `writeback`, let go.
+//! The end of a device write: apply its extents, clear `writeback`, release the blocks.
 //!
 //! Completions of the device only count; the last one of a run puts it in a queue, and finisher threads take
-//! it from there, as applying may wait for a transaction. Without background threads whoever waits for
-//! writeback does it, and always who wrote it himself.
+//! it from there, as applying may wait for a transaction. Without background threads a thread that waits for
+//! writeback does it. A thread that wrote a run itself always does.
 //!
 //! Order for a run that succeeded: applied, `mapped` set, `writeback` cleared, shares given back, unlisted,
 //! waits ended. For one that failed: `dirty` set (so no look at the file finds the blocks neither dirty nor
@@ -211,7 +211,8 @@ pub(crate) fn finish_queued(core: &Core) {
 }
 
 /// Finishes one run, or waits for one while `waits` holds: what a waiter does when there are no finisher
-/// threads. `waits` is asked under the queue's lock, which whoever ends the wait passes through afterwards.
+/// threads. `waits` is asked under the queue's lock, which the thread that ends the wait passes through
+/// afterwards.
 pub(crate) fn help(core: &Core, waits: impl Fn() -> bool) {
     let mut queue = core.finisher.queue.lock();
     if queue.runs.is_empty() && waits() {

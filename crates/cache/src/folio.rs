@@ -9,15 +9,15 @@
 //!  |                           | uptodate dirty writeback fill mapped                          | ...
 //!  +---------------------------+---------------------------------------------------------------+-----
 //! ```
-//! A folio has one segment a block up to 16, then each is a 16th of it. What an operation on a block looks at
-//! lies together: the first line and its group, which is one line of the largest folios. Every group has the
-//! same address.
+//! A folio has one segment a block up to 16, then each is a 16th of it. The words that an operation on a
+//! block reads lie together: the first line and its group, which is one line of the largest folios. Every
+//! group has the same address.
 //!
 //! State of a block
 //! * `uptodate`: memory holds the file's contents. Set only after valid data is there (C1).
 //! * `dirty`: memory is newer than the device. Implies `uptodate`.
 //! * `writeback`: being written; its segment is held shared meanwhile (C2). Never together with `fill`.
-//! * `fill`: being read in by whoever set the bit. Never together with `uptodate`.
+//! * `fill`: being read in by the thread that set the bit. Never together with `uptodate`.
 //! * `mapped`: the block is known to have a home on the device. A block that is dirty or in writeback and not
 //!   `mapped` holds one block of delayed-allocation space.
 //!
@@ -28,8 +28,8 @@
 //!
 //! Pins. A pin keeps a folio in its mapping. Pins are taken as [`crate::index`] says, or for a listed folio
 //! under the mapping's list lock; a folio is removed unlisted and unpinned. A header may carry the pin of
-//! somebody who was overtaken, and who gives it back at once: so the count is never reset, and a removal that
-//! it stops is tried again. The cached read takes none.
+//! a thread that was overtaken, and that gives it back at once: so the count is never reset, and a removal
+//! that it stops is tried again. The cached read takes none.
 //!
 //! Neighbours: [`crate::slab`] owns headers, [`crate::index`] finds folios, `read`, `write`, `fill`,
 //! `writeback` and `discard` change block states under the rules above.

@@ -1,4 +1,4 @@
-//! What callers say about their use of a file beforehand: readahead, and what need not be kept.
+//! Hints of callers about their use of a file: readahead, and data that need not be kept.
 //!
 //! *Let go*: a folio that is clean and idle leaves at once; one with blocks to be written is marked as
 //! fleeting, and leaves when its writeback has finished ([`crate::finish`]). A use that is not to be kept

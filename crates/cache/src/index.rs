@@ -198,7 +198,7 @@ impl Index {
                     let slot = slot_of(block, level);
                     word = below.words[slot].load(Ordering::Acquire);
                     if let Some(hint) = below.hint(slot) {
-                        // Who looks a block up will touch it: its lines travel while the header's do.
+                        // A look-up of a block precedes its use: its lines travel while the header's do.
                         let within = (block % (1 << ORDER_MAX)) as usize * BLOCK_SIZE;
                         let memory = hint.load(Ordering::Relaxed).cast::<u8>().wrapping_add(within);
                         copy::prefetch(memory, BLOCK_SIZE);
@@ -404,7 +404,7 @@ impl Index {
     }
 
     /// Puts `parts`, which are folios of at most 32 blocks with start and state of theirs, in the place of
-    /// `folio`, of at least 64, if it is here, at `start`, and `may_leave` holds. Who looks finds the folio
+    /// `folio`, of at least 64, if it is here, at `start`, and `may_leave` holds. A look-up finds the folio
     /// or a part of it, and where there is neither any more the block has left.
     pub fn replace(
         &self,

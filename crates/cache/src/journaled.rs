@@ -3,9 +3,9 @@
 //!
 //! Protocol. The backing names the unit ([`Backing::unit_blocks`]). A gathering takes whole units. It shares
 //! *all* segments of the unit's listed folios, in ascending order, and then looks at the list again: if it
-//! has changed, it lets go and starts the unit over. From then on no write that touches what it has claimed
-//! can have taken effect in part: such a write needs a segment that is held, and one that came before has
-//! left its folios in the list. Then it claims the dirty blocks, and the backing journals their content
+//! has changed, it releases them and starts the unit over. From then on no write that touches what it has
+//! claimed can have taken effect in part: such a write needs a segment that is held, and one that came before
+//! has left its folios in the list. Then it claims the dirty blocks, and the backing journals their content
 //! ([`Backing::journal`]), with the shares held: so records come in the order of the contents. To the rest of
 //! the cache that is a write that has completed.
 //!

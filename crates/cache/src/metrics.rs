@@ -1,4 +1,4 @@
-//! What the cache counts: every slow path, and the totals that say how well it does.
+//! Counters of the cache: every slow path, and the totals that say how well it does.
 
 use quire_base::metrics::Counter;
 

@@ -4,8 +4,8 @@
 //! small files that are written together, and so have their homes next to each other, are few large writes. A
 //! joined request that fails has failed for every run in it.
 //!
-//! Invariant: whoever fills an outbox waits for nothing while it holds requests; it hands over first. So what
-//! is in writeback always ends by itself (C2).
+//! Invariant: a thread that fills an outbox waits for nothing while it holds requests; it hands over first.
+//! So what is in writeback always ends by itself (C2).
 //!
 //! Neighbours: [`crate::writeback`] fills it, [`crate::finish`] takes the runs when they are done.
 

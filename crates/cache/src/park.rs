@@ -2,11 +2,11 @@
 //!
 //! A table of (mutex, condition variable) shards by address. A sleeper counts itself, then tests its
 //! condition under the shard's mutex and sleeps while it holds. A waker changes the word first. If it then
-//! finds nobody counted, whoever comes later sees the change (both fence in between). Else it passes through
-//! the mutex, so either the sleeper saw the change or the waker's notification reaches it. Addresses that
-//! share a shard only cost each other a needless look.
+//! finds nobody counted, a thread that comes later sees the change (both fence in between). Else it passes
+//! through the mutex, so either the sleeper saw the change or the waker's notification reaches it. Addresses
+//! that share a shard only cost each other a needless look.
 //!
-//! Shared line: the count, written only when somebody has to wait.
+//! Shared line: the count, written only when a thread has to wait.
 //!
 //! Neighbours: segment locks, fill bits and pins wait here; everything below is `quire_base::sync`.
 

@@ -2,7 +2,7 @@
 //!
 //! Optimistic ([`Mapping::try_read`]): look at size and exclusive sequence; find the folios; take every
 //! segment's version; check that the folios are still this mapping's and every block is uptodate; copy; look
-//! at all of it again. What a disturbed attempt copied is garbage in the caller's buffer and never reported.
+//! at all of it again. A disturbed attempt leaves garbage in the caller's buffer, which is never reported.
 //! No line that others write is written. A missing folio or block, holes included, ends the attempt.
 //!
 //! Locked ([`Mapping::read`]): the caller holds the gate. A folio for every block, missing blocks filled,

@@ -12,9 +12,9 @@
 //! * A reader that must not be disturbed (writeback, the slow path) holds it shared.
 //! * An optimistic reader takes [`SegmentLock::version`] (none while locked), copies, and asks
 //!   [`SegmentLock::unchanged`]. Shared holders do not disturb it.
-//! * Who finds the lock taken sets `parked` and sleeps in the [`Parking`] table; whoever releases it last
-//!   clears the bit and wakes all sleepers. While the bit is set and others share, newcomers to sharing sleep
-//!   too, so that a stream of sharers cannot keep a writer out.
+//! * A thread that finds the lock taken sets `parked` and sleeps in the [`Parking`] table; the last to
+//!   release it clears the bit and wakes all sleepers. While the bit is set and others share, newcomers to
+//!   sharing sleep too, so that a stream of sharers cannot keep a writer out.
 //!
 //! Why an optimistic copy that validates is not torn (the seqlock argument). The writer's lock is a
 //! read-modify-write followed by a release fence, then its data stores; the reader's data loads are followed
@@ -183,7 +183,7 @@ impl SegmentLock {
         let before = self.0.fetch_sub(1, Ordering::Release);
         debug_assert!(before & SHARED_MAX != 0);
         if before & SHARED_MAX == 1 && before & PARKED != 0 {
-            // Whoever took the lock since keeps it; sleepers look, and set the bit again if they must.
+            // A thread that took the lock since keeps it; sleepers look, and set the bit again if they must.
             self.0.fetch_and(!PARKED, Ordering::Relaxed);
             parking.wake(self.address());
         }

@@ -1,4 +1,4 @@
-//! What of a file is to be written, as it was at one moment, and the wait until that has been written.
+//! The blocks of a file that are to be written, as of one moment, and the wait until they have been written.
 //!
 //! Protocol. [`Mapping::snapshot`] notes, block by block, what is dirty or in writeback. [`Snapshot::start`]
 //! gathers those of them that are dirty still. The snapshot is over when each of its blocks has left

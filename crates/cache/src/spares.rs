@@ -1,9 +1,9 @@
 //! Spare folios: folios of one block between two lives, with their memory and what they are charged.
 //!
-//! A read that misses in a full cache drops a folio and makes one. What is given back and taken at once - a
-//! piece of the arena, a header, bytes of the limit - is behind locks and words that all threads share. So
-//! reclaim keeps single blocks that it drops as they are, for the threads of its shard, and the next misses
-//! of that shard begin new lives with them.
+//! A read that misses in a full cache drops a folio and makes one. The things that are given back and taken
+//! at once - a piece of the arena, a header, bytes of the limit - are behind locks and words that all threads
+//! share. So reclaim keeps single blocks that it drops as they are, for the threads of its shard, and the
+//! next misses of that shard begin new lives with them.
 //!
 //! Invariants: a spare folio is nobody's and all its segments are locked, as between lives; its block and
 //! entry stay charged, so spare folios are part of what the limit bounds. All together are at most a 64th of

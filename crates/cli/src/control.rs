@@ -9,8 +9,8 @@
 //!   server  ok, and the answer's lines | error CODE MESSAGE
 //! ```
 //!
-//! With `-o metrics=` the numbers are also served over HTTP, to whoever can reach the loopback port or may
-//! open the socket.
+//! With `-o metrics=` the numbers are also served over HTTP, to programs that can reach the loopback port or
+//! may open the socket.
 //!
 //! Limits: one client at a time, a line of [`LINE_MAX`] bytes, [`PATIENCE`] for each read and write.
 //! Neighbours: [`crate::exposition`] writes the numbers, [`crate::commands::ctl`] and
@@ -254,7 +254,8 @@ pub fn ask(dir: &Path, request: &str) -> Outcome<String> {
         ));
     }
     limit(&stream).map_err(talking)?;
-    // Who may not ask is told so before he is heard: then the request, or the end of the answer, may fail.
+    // The server refuses an unauthorized program before it reads anything: then the request, or the end of
+    // the answer, may fail.
     let sent = (&stream).write_all(format!("{request}\n").as_bytes());
     let mut text = String::new();
     let read = (&stream).read_to_string(&mut text);

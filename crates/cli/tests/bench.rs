@@ -236,7 +236,7 @@ fn a_probe_of_a_mount_finds_nothing() {
         let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(report["promises"]["untorn"], untorn);
         for finding in report["findings"].as_array().unwrap() {
-            // Who starves is a matter of the machine's load too.
+            // Starvation depends on the machine's load, too.
             if !finding["name"].as_str().unwrap().ends_with("starvation") {
                 assert_eq!(finding["answer"], "no", "{finding}");
             }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 const USER: u32 = 65_534;
-/// A user of every system, so that `fusermount3` knows his name.
+/// A user of every system, so that `fusermount3` knows its name.
 const OTHER: u32 = 1;
 
 /// What is said before each step: users may open `/dev/fuse`, and `/etc/fuse.conf` says what the test wants.

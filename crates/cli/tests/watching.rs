@@ -121,7 +121,7 @@ fn strangers_are_not_answered() {
         );
         assert!(text(&output).contains("may ask the server"), "{request:?}: {}", text(&output));
     }
-    // Nor if he comes with a program of his own: he is refused before he is heard, in words.
+    // Nor with a program of the user's own: the server refuses it in words, before it reads the request.
     let socket = control_socket(&volume.mountpoint());
     let said = std::thread::spawn(move || {
         let stranger = rustix::process::Uid::from_raw(65534);
@@ -161,7 +161,8 @@ fn numbers_are_served_over_http_where_asked_for() {
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
     assert!(answer.contains("\n# TYPE quire_cache_limit_bytes gauge\n"), "{answer}");
     assert!(get("/other").starts_with("HTTP/1.1 404"));
-    // Who says nothing holds nobody up for ever, and a second mount takes a dead server's socket over.
+    // A silent client blocks the others for a bounded time, and a second mount takes a dead server's socket
+    // over.
     volume.unmount();
     volume.mount();
     assert!(get("/metrics").starts_with("HTTP/1.1 200 OK\r\n"));

@@ -73,7 +73,7 @@ pub struct Segment {
     len: usize,
 }
 
-// SAFETY: a segment is an address; whoever made it promised (`Segment::new`) that any thread may use the
+// SAFETY: a segment is an address; its maker promised (`Segment::new`) that any thread may use the
 // memory behind it until the request is done.
 unsafe impl Send for Segment {}
 // SAFETY: as above.

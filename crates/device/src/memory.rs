@@ -151,7 +151,7 @@ impl Backend for MemoryBackend {
 
     fn submit(&self, _class: IoClass, ios: Vec<Io>) {
         for io in ios {
-            // SAFETY: whoever made the segments keeps them valid until `done` runs, which is below.
+            // SAFETY: the maker of the segments keeps them valid until `done` runs, which is below.
             let outcome = unsafe { self.transfer(io.op, io.at, &io.segments) };
             (io.done)(outcome);
         }

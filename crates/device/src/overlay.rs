@@ -86,7 +86,7 @@ impl Backend for OverlayBackend {
                 at = at.offset((segment.len() / BLOCK_SIZE) as u64);
                 match io.op {
                     IoOp::Read => {
-                        // SAFETY: whoever made the segment keeps it valid, and its bytes to us, until `done`
+                        // SAFETY: the maker of the segment keeps it valid, and its bytes to us, until `done`
                         // runs.
                         let buf = unsafe { std::slice::from_raw_parts_mut(segment.ptr(), segment.len()) };
                         self.read(class, start, buf)

@@ -45,8 +45,8 @@ pub(crate) fn check_sharing(view: &View<'_>, extents: &mut [Owned], findings: &m
             }
         }
         if let Some(before) = last.filter(|before| before.end() > extent.start) {
-            // Who counts its blocks right keeps them; else the older inode, which has the lower number;
-            // within one, the lower file block.
+            // The inode that counts its blocks right keeps them; else the older inode, which has the lower
+            // number; within one, the lower file block.
             let claim = |owner: &Owned| (owner.doubtful, owner.inode, owner.file_block);
             let (keeper, loser) =
                 if claim(&before) <= claim(&extent) { (before, extent) } else { (extent, before) };

@@ -515,7 +515,7 @@ pub fn unmount(dir: &Path, how: Unmount) -> Result<()> {
         return Err(busy());
     }
     let kind = if refused(&said) { ErrorKind::NotPermitted } else { ErrorKind::Io };
-    // The helper knows only what the caller mounted himself.
+    // The helper knows only the caller's own mounts.
     let (kind, hint) = if said.contains("not found in /etc/mtab") {
         (ErrorKind::NotPermitted, "; only who mounted it, or root, may unmount it")
     } else {

@@ -5,9 +5,9 @@
 //! is still to come returned before it was called; a set of operations done that led to the same contents
 //! before is not searched again.
 //!
-//! Two things keep it small. Who only looks, may come next, and fits, comes next: were there an order with it
-//! later, there is one with it now. And cells that no read of the history has seen are made alike, so that
-//! the order of the writes behind them makes no difference.
+//! Two things keep it small. An operation that only looks, may come next, and fits, comes next: were there an
+//! order with it later, there is one with it now. And cells that no read of the history has seen are made
+//! alike, so that the order of the writes behind them makes no difference.
 //!
 //! Operations that have not returned may be done at any time after their call, or never.
 //!

@@ -1,12 +1,12 @@
 //! Group commit: many threads want the stream durable, few of them do it for all.
 //!
-//! Protocol. Who finds his target neither durable nor on its way, and no write in flight, becomes a leader;
-//! everyone else joins a group and sleeps. A leader *departs*: under the lock it snaps the target (everything
-//! appended so far) and closes the forming group, so that later callers form the next one. Then it writes,
-//! without the lock. While writes are in flight another leader departs only if that is worth a write of its
-//! own ([`Writer::is_worthwhile`]); else the next group grows. A write that *lands* before an earlier one
-//! waits for it: `durable` moves over the landed front of the queue only, and with it the groups wake, and
-//! one of the forming group, which may lead that.
+//! Protocol. A thread that finds its target neither durable nor on its way, and no write in flight, becomes a
+//! leader; everyone else joins a group and sleeps. A leader *departs*: under the lock it snaps the target
+//! (everything appended so far) and closes the forming group, so that later callers form the next one. Then
+//! it writes, without the lock. While writes are in flight another leader departs only if that is worth a
+//! write of its own ([`Writer::is_worthwhile`]); else the next group grows. A write that *lands* before an
+//! earlier one waits for it: `durable` moves over the landed front of the queue only, and with it the groups
+//! wake, and one of the forming group, which may lead that.
 //!
 //! Invariants:
 //! * `durable` covers every write before it, whatever order they landed in;

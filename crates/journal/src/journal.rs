@@ -495,8 +495,8 @@ impl Writer for Core {
         if self.stream.wait_filled(to, &self.failure)? {
             self.counters.add(Event::Straggler, 1);
         }
-        // Whoever appended had completed his data writes and stored their mark; the head, read in `depart`,
-        // carries that here.
+        // A thread that appended had completed its data writes and stored their mark; the head, read in
+        // `depart`, carries that here.
         self.medium.flush_before(self.after.load(Ordering::Acquire))?;
         let checkpoint = Seq(self.checkpoint.load(Ordering::Acquire));
         // SAFETY: the range is filled, it is recycled only when it has landed, and it is this leader's alone.

@@ -1,7 +1,7 @@
 //! The journal: one stream of logical redo records in a ring of blocks, made durable by group commit.
 //!
 //! A transaction *reserves* room, *appends* its record, which gives it its [`Seq`](quire_base::Seq), and
-//! whoever needs it durable *forces* that `Seq`.
+//! a thread that needs it durable *forces* that `Seq`.
 //!
 //! ```text
 //!   stream position   tail          durable        head        claimed            tail + ring

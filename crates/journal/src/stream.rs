@@ -288,7 +288,7 @@ impl Stream {
             let within = (at % PAYLOAD) as usize;
             let (now, later) = rest.split_at(rest.len().min(PAYLOAD_BYTES - within));
             // SAFETY: `within + now.len() <= PAYLOAD_BYTES`, so the target lies in the page. The range
-            // belongs to the caller alone (`head` gave it out once, `&mut` proves that he is one thread), the
+            // belongs to the caller alone (`head` gave it out once, `&mut` proves that it is one thread), the
             // page is this lap's (`claimed` never runs ahead of recycled slots), and the committer looks only
             // when `fill` has counted it.
             unsafe {
@@ -381,7 +381,7 @@ impl Stream {
         for at in (start..end).step_by(PAYLOAD_BYTES) {
             let first = self.slot(at).first_record.load(Ordering::Relaxed);
             let first = (first != NO_RECORD).then_some(first as u16);
-            // SAFETY: the caller has the image to himself.
+            // SAFETY: no other thread uses the image.
             seal(at, first, unsafe { &mut *self.page(at) });
         }
     }
@@ -419,7 +419,7 @@ impl Stream {
             self.slot(at).first_record.store(NO_RECORD, Ordering::Relaxed);
         }
         self.buffer_limit.store(end + self.buffer_bytes(), Ordering::Release);
-        // The exchange orders the new limit before the flag of whoever comes to wait after it.
+        // The exchange orders the new limit before the flag of a thread that comes to wait after it.
         if self.ends.claimed.fetch_add(0, Ordering::AcqRel) & WAITING != 0 {
             self.wake_waiters();
         }

@@ -10,9 +10,9 @@
 //! ```
 //!
 //! The library's threads touch a list and the eventfd, never the interpreter: a Python program that holds its
-//! lock slows no fsync of others. A number is added under the list's lock, and whoever finds the list empty
-//! writes to the eventfd after that; `drain` first reads the eventfd and then takes the whole list. So a
-//! number is in the list only while a write to the eventfd is to come or to be read.
+//! lock slows no fsync of others. A number is added under the list's lock, and the thread that finds the list
+//! empty writes to the eventfd after that; `drain` first reads the eventfd and then takes the whole list. So
+//! a number is in the list only while a write to the eventfd is to come or to be read.
 //!
 //! Neighbours: `python/quire/_aio.py` has one of these for each event loop.
 

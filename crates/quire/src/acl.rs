@@ -11,7 +11,7 @@
 //! way round.
 //!
 //! Neighbours: [`crate::xattr`] stores them, [`crate::namespace::create`] hands them down,
-//! [`crate::attributes`] changes modes. Who may do what is the front end's question.
+//! [`crate::attributes`] changes modes. The front end decides who may do what.
 
 use crate::engine::Engine;
 use crate::inode::InodeRef;

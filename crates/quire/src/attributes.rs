@@ -1,11 +1,11 @@
-//! What `stat` shows and what chmod, chown and utimens change.
+//! The attributes that `stat` shows and that chmod, chown and utimens change.
 //!
 //! Protocol: everything but the size changes in one transaction under the inode's `meta`; a mode takes the
 //! access list with it ([`crate::acl`]). A size is a truncate of its own, before the rest, so that times
 //! which are set with it are those asked for.
 //!
-//! Neighbours: `file::truncate`, [`crate::namespace::records`]. Who may change what is the front end's
-//! question.
+//! Neighbours: `file::truncate`, [`crate::namespace::records`]. The front end decides who may change
+//! what.
 
 use crate::acl::{self, Acl};
 use crate::engine::Engine;

@@ -1,4 +1,4 @@
-//! What runs behind the operations' backs: checkpoints before the journal runs short, freeing of orphans,
+//! Work in the background: checkpoints before the journal runs short, freeing of orphans,
 //! queued fsyncs, and the periodic commit that bounds what an unsynced crash can lose.
 //!
 //! Threads, each asleep until there is work: the *committer* (checkpoints, homes of journaled data, periodic

@@ -2,9 +2,9 @@
 //! under way.
 //!
 //! Protocol. An operation counts itself in, in a shard of its own, and then looks whether the volume is being
-//! closed. Whoever closes says so first and then waits for each shard to be empty. One of the two sees the
-//! other. So what has returned `Ok` ended before the last sync of a clean close, or was never begun. Work of
-//! the engine itself (writeback, commits, the reaper) is not counted: it goes on until its threads are
+//! closed. The closing thread says so first and then waits for each shard to be empty. One of the two sees
+//! the other. So what has returned `Ok` ended before the last sync of a clean close, or was never begun. Work
+//! of the engine itself (writeback, commits, the reaper) is not counted: it goes on until its threads are
 //! stopped.
 //!
 //! Shared lines: each shard, by the threads that use it; `is_closing`, read by all and written once.

@@ -1,8 +1,8 @@
 //! Checkpoints: the tree published as of one point of the journal, by one of two alternating superblocks.
 //!
 //! Protocol, one at a time: take the barrier whole just long enough to close the journal's open block (which
-//! gives S), freeze the tree and copy the changed orphan blocks; let go; make the journal durable up to S;
-//! write home what records up to S say of blocks (J8), and the frozen nodes to fresh pool blocks; flush;
+//! gives S), freeze the tree and copy the changed orphan blocks; release it; make the journal durable up to
+//! S; write home what records up to S say of blocks (J8), and the frozen nodes to fresh pool blocks; flush;
 //! write the superblock into the older slot; flush. Only then may journal space before the *older* slot's S
 //! and pool blocks that neither slot needs be used again (J2).
 //!

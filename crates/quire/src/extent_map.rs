@@ -1,10 +1,10 @@
 //! A file's extents: looking them up, and planning their replacement.
 //!
-//! Protocol. Extents live in the tree under (inode, Extent, first file block). Whoever changes them holds the
-//! inode's `meta` from before it reads them until its transaction is applied, and makes `extent_sequence` odd
-//! for the length of the apply. A look-up without that lock reads the sequence, scans, reads the sequence
-//! again, and starts over if it was odd or has moved: a scan across a delete and an insert would otherwise
-//! see a hole where there is none.
+//! Protocol. Extents live in the tree under (inode, Extent, first file block). A thread that changes them
+//! holds the inode's `meta` from before it reads them until its transaction is applied, and makes
+//! `extent_sequence` odd for the length of the apply. A look-up without that lock reads the sequence, scans,
+//! reads the sequence again, and starts over if it was odd or has moved: a scan across a delete and an insert
+//! would otherwise see a hole where there is none.
 //!
 //! Neighbours: `file/*` call this; `format::extent` does the arithmetic; [`crate::transaction`] journals the
 //! result.

@@ -3,24 +3,24 @@
 //! Three shared states (*buffered*, *direct*, *none*) with any number of holders in one of them, and one
 //! *exclusive* holder for truncate, every fallocate and oversize writes.
 //!
-//! Protocol. One word holds the state, the number of holders and a bit that says "somebody waits". While that
-//! bit is clear, entering a compatible state and leaving are one atomic operation each. Once an entry has to
-//! wait it joins a first-in-first-out queue and sets the bit; newcomers then queue behind it, whatever they
-//! want, so that no state starves another. The last holder to leave hands the gate to the head of the queue
-//! and to those directly behind it that want the same shared state.
+//! Protocol. One word holds the state, the number of holders and a bit that says "an operation waits". While
+//! that bit is clear, entering a compatible state and leaving are one atomic operation each. Once an entry
+//! has to wait it joins a first-in-first-out queue and sets the bit; newcomers then queue behind it, whatever
+//! they want, so that no state starves another. The last holder to leave hands the gate to the head of the
+//! queue and to those directly behind it that want the same shared state.
 //!
 //! Under contention a shared state is *sharded*: newcomers count themselves in a line of their own instead of
 //! the word. They count, fence, and look at the word again; if the state is still theirs and nobody waits
 //! they are in, else they take their count back and queue. Leaving is the same: take the count off, fence,
-//! look whether somebody waits. Whoever waits has set the bit and fenced before it looks at the shards, so of
-//! the two at least one sees the other. The gate is free when the word counts nobody and every shard is zero;
-//! handing it over ends the sharding. A permit remembers where it is counted.
+//! look whether an operation waits. A thread that waits has set the bit and fenced before it looks at the
+//! shards, so of the two at least one sees the other. The gate is free when the word counts nobody and every
+//! shard is zero; handing it over ends the sharding. A permit remembers where it is counted.
 //!
 //! Invariants: holders are always of one state; exclusive has one and is never sharded; with the bit clear
 //! the queue is empty; a waiter is granted its place by the one who leaves or by its own entry, never lost
 //! between the two.
 //!
-//! A permit belongs to the operation, not to a thread: it may be dropped by whoever completes the I/O. No
+//! A permit belongs to the operation, not to a thread: the thread that completes the I/O may drop it. No
 //! operation enters one gate twice; two gates are entered in inode order. Shared lines: the word, by every
 //! holder, until contention shards it; then it is only read.
 //!
@@ -106,7 +106,7 @@ pub struct Permit<'a> {
 pub struct Counted(u32);
 
 impl Permit<'_> {
-    /// Keeps the place in the gate; whoever ends the operation gives it back through [`Gate::resume`], once.
+    /// Keeps the place in the gate; the end of the operation gives it back through [`Gate::resume`], once.
     pub fn into_counted(self) -> Counted {
         Counted(std::mem::ManuallyDrop::new(self).counted)
     }
@@ -160,8 +160,8 @@ impl Gate {
         if !queue.waiting.is_empty() {
             return false;
         }
-        // As one who waits, but for no longer than a look. Whoever queues meanwhile waits for the queue's
-        // lock.
+        // As a thread that waits, but for no longer than a look. A thread that queues meanwhile waits for the
+        // queue's lock.
         let before = self.word.fetch_or(WAITERS, Ordering::AcqRel);
         fence(Ordering::SeqCst);
         if before & SHARDED != 0 && before & COUNT_MASK == 0 && self.shards_are_empty() {
@@ -270,7 +270,7 @@ impl Gate {
         let ticket = queue.next_ticket;
         queue.next_ticket += 1;
         queue.waiting.push_back((ticket, state));
-        // From here on nobody enters past the queue, and whoever leaves last sees the bit.
+        // From here on nobody enters past the queue, and the last to leave sees the bit.
         self.word.fetch_or(WAITERS, Ordering::AcqRel);
         fence(Ordering::SeqCst);
         self.hand_over(&mut queue);

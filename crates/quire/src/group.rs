@@ -8,7 +8,7 @@
 //! 1. the gates of the files, buffered, by inode; then the size locks of those that grow;
 //! 2. what a file that grows has unwritten is written back: the size on disk rises over nothing else;
 //! 3. `quire_cache::write_group` loads and locks; with the locks held the transaction is only tried for, as
-//!    the lock order has it. Without room everything is let go, room is waited for, and 3 starts over;
+//!    the lock order has it. Without room the commit releases everything, waits for room, and starts 3 over;
 //! 4. [`Engine::commit_data`]; then the contents and the sizes become visible, and the locks go;
 //! 5. the journal is forced, if the caller wants it now.
 //!

@@ -1,9 +1,9 @@
-//! Healing while the volume is in use: metadata of which one copy was bad is written anew.
+//! Healing while the volume is in use: metadata of which one copy was bad is written again.
 //!
 //! The tree notes what its loads find ([`quire_tree::heal`]). The committer, or a caller of the background
-//! work instead, marks these nodes under a reservation and the barrier, and writes a checkpoint. What is read
-//! only at the opening (superblocks, the pool's manifest, orphan blocks) is written anew by the opening
-//! itself ([`crate::recovery`]).
+//! work instead, marks these nodes under a reservation and the barrier, and writes a checkpoint. Metadata
+//! that is read only at the opening (superblocks, the pool's manifest, orphan blocks) is written again by the
+//! opening itself ([`crate::recovery`]).
 //!
 //! Neighbours: [`crate::transaction`] reserves, [`crate::checkpoint`] writes.
 

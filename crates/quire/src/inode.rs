@@ -1,9 +1,9 @@
 //! An inode in memory, and the references that keep it there.
 //!
-//! What is protected by what:
+//! Each lock protects some state:
 //! * `meta`: the record as journaled plus what is still only in memory. Its lock is also the lock of the
-//!   inode's extent map: whoever changes extents or the record holds it from before the `Seq` until it is
-//!   applied.
+//!   inode's extent map: a thread that changes extents or the record holds it from before the `Seq` until it
+//!   is applied.
 //! * `seen`: the end of file that readers and writers see ([`crate::seen`]). Grows under `size_lock`, shrinks
 //!   with the gate held exclusively; `meta.record.size` is the size on disk and follows it (J6).
 //! * `extent_sequence`: odd while extents change in the tree, so that a look-up without the lock can tell.
@@ -248,7 +248,7 @@ impl Inode {
         orphan: OrphanState,
     ) -> Inode {
         let kind = record.file_type();
-        // Whoever loads a record has refused one whose properties cannot be.
+        // Loading has refused a record whose properties are invalid.
         let properties = Properties::of_flags(record.flags).unwrap_or_default();
         let names = (kind == FileType::Directory).then(|| Names::new(record.nlink == 0));
         Inode {
@@ -303,8 +303,8 @@ impl Inode {
         })
     }
 
-    /// The end of file in bytes, as it is this moment: what a holder of the gate goes by. Who tells callers
-    /// asks [`InodeRef::size`].
+    /// The end of file in bytes, as it is this moment: what a holder of the gate goes by. Code that tells
+    /// callers asks [`InodeRef::size`].
     pub(crate) fn size(&self) -> u64 {
         self.seen.size()
     }
@@ -387,7 +387,7 @@ impl Inode {
         const DAY: i64 = 86_400_000_000_000;
         let mut changed = false;
         if written != NO_TIME {
-            // Whoever sets times explicitly folds first, so what is found here is newer.
+            // An explicit change of times folds first, so the times found here are newer.
             (record.mtime, record.ctime) = (Timestamp(written), Timestamp(written));
             changed = true;
         }

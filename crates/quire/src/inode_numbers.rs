@@ -2,7 +2,7 @@
 //!
 //! Each shard takes a range of numbers from the volume's end of them and hands these out by itself. So
 //! threads that create files at the same time change no common word for a number, and the records of what
-//! each of them made lie in leaves of their own. What is left of a range when the volume closes is not used
+//! each of them made lie in leaves of their own. The rest of a range when the volume closes is not used
 //! again; there are 2^64.
 //!
 //! Invariants: every number in use is below the end, and so is every range; the superblock has the end, so

@@ -7,12 +7,12 @@
 //! Invariants: at most one inode in memory for a number. An inode leaves only without users, clean, and with
 //! nothing that its fsync would still have to do (J5: what it must remember outlives it, by not evicting it).
 //!
-//! Memory. What inodes take counts against the cache's limit, up to the share that they may take of it. A
+//! Memory. Inodes count against the cache's limit, up to the share that they may take of it. A
 //! hand goes round over each shard, by a bounded number of inodes for each that comes in (a clock with a
 //! second chance: one that was looked up since the hand last passed stays). Over a sixteenth of the limit,
 //! inodes without cached data leave; over a quarter, all that may. One that would leave, but owes something
 //! to the journal, becomes due; where the quarter is exceeded, the periodic commit comes early. Inodes that
-//! somebody uses stay, however many.
+//! are in use stay, however many.
 //!
 //! Neighbours: [`crate::inode`]; [`crate::reaper`] frees what has neither name nor user.
 
@@ -405,7 +405,7 @@ impl Engine {
     pub(crate) fn last_user_left(&self, inode: &Arc<Inode>) {
         // Nearly no file has a claim, and the claims are everybody's.
         if inode.claims_zeroed.load(Ordering::Relaxed) {
-            // Somebody may have found the inode again since, and claim at this moment. He sets the flag
+            // Another thread may have found the inode again since, and claim at this moment. It sets the flag
             // behind the claim: it is cleared together with that, or stays.
             inode.claims_zeroed.swap(false, Ordering::AcqRel);
             self.alloc.unclaim_zeroed(inode.number);

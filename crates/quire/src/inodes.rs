@@ -5,7 +5,7 @@
 //! adds what only a front end asks for: the caller of an operation, flags of one read or write, operations
 //! that refuse to wait, and callbacks.
 //!
-//! Nothing here checks permissions. Whoever uses it decides who may do what.
+//! Nothing here checks permissions. The front end decides who may do what.
 //!
 //! ```
 //! use quire::inodes::{Create, IoFlags};

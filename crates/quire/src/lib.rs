@@ -196,3 +196,8 @@ pub mod internals {
         pub use crate::file::sync_queue::*;
     }
 }
+
+/// The first program of the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

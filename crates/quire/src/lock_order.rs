@@ -1,4 +1,4 @@
-//! The one order in which locks are taken, and who orders which key.
+//! The one order in which locks are taken, and the lock that orders each key.
 //!
 //! From the outside in; a thread that holds one takes only later ones:
 //!
@@ -18,16 +18,16 @@
 //! | 12 | allocation group | no |
 //! | 13 | journal buffer | no |
 //!
-//! The checkpoint mutex stands apart: whoever takes it holds no reservation and nothing below rank 7, and it
-//! takes the barrier whole. Finishers of writeback hold segments shared (rank 8) and begin transactions
-//! (rank 7) all the same: that is allowed because a checkpoint, which is all that `begin` can wait for, takes
-//! no segment and needs no writeback (J9). A thread that forces a file may write a lone request itself and
-//! then is a finisher too, under the gate, size lock and range lock that it holds: what finishes writeback
-//! waits for none of these.
+//! The checkpoint mutex stands apart: a thread that takes it holds no reservation and nothing below rank 7,
+//! and it takes the barrier whole. Finishers of writeback hold segments shared (rank 8) and begin
+//! transactions (rank 7) all the same: that is allowed because a checkpoint, which is all that `begin` can
+//! wait for, takes no segment and needs no writeback (J9). A thread that forces a file may write a lone
+//! request itself and then is a finisher too, under the gate, size lock and range lock that it holds: what
+//! finishes writeback waits for none of these.
 //!
 //! An operation that drops cached blocks holds writeback off their range before it reserves
-//! ([`crate::file::prepared`]), so that with the reservation it waits for no finisher. What waits for the end
-//! of that hold has nothing that the operation may want.
+//! ([`crate::file::prepared`]), so that with the reservation it waits for no finisher. A thread that waits
+//! for the end of that hold has nothing that the operation may want.
 //!
 //! Whatever orders a key is held from before the `Seq` of a transaction that changes it until it is applied:
 //!

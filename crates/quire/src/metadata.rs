@@ -1,4 +1,4 @@
-//! What `stat` shows of a file, and the times that a program may set.
+//! The attributes that `stat` shows of a file, and the times that a program may set.
 //!
 //! Names are those of [`std::fs::Metadata`] and [`std::os::unix::fs::MetadataExt`].
 //!

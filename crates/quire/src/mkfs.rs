@@ -245,7 +245,7 @@ pub(crate) fn open_for_format(path: &std::path::Path, options: &FormatOptions) -
                     ));
                 }
             }
-            // Whoever has it open keeps its length: the lock is asked for first.
+            // A file that is open elsewhere keeps its length: the lock comes first.
             drop(quire_device::open_image(path, quire_device::OpenMode::ReadWrite)?);
             let file = std::fs::OpenOptions::new()
                 .write(true)

@@ -1,4 +1,4 @@
-//! What callers choose when they make or open a volume.
+//! Choices of callers that make or open a volume.
 
 use crate::mkfs;
 use crate::volume::{Volume, VolumeInfo};

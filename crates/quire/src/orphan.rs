@@ -1,7 +1,7 @@
 //! Orphan slots: inodes without a name, tracked without a lock.
 //!
 //! Layout. A fixed array of 64-bit slots, [`SLOTS_PER_BLOCK`] to an orphan block. Each slot has two values in
-//! memory: *claimed* (an inode number from the moment somebody reserves the slot) and *applied* (what the
+//! memory: *claimed* (an inode number from the moment a thread reserves the slot) and *applied* (what the
 //! journal's applied records say; this is what a checkpoint writes).
 //!
 //! Protocol. A claim decrements a block's free counter if it is positive, starting at a block chosen by the

@@ -8,7 +8,7 @@
 //! splits at worst into halves holds more than 40 extent keys; twice as many where nodes have two copies. A
 //! standing reserve, kept from mount on, covers the nodes that one transaction may dirty. A critical
 //! transaction that finds the pool full, and no free space, takes a chunk from what is kept
-//! ([`Engine::promised_chunk`]). What is taken is a *debt*: promises that fall due pay it before anything
+//! ([`Engine::promised_chunk`]). The chunk is a *debt*: promises that fall due pay it before anything
 //! goes back to the allocator, and each checkpoint tries to pay the rest from free space.
 //!
 //! Both kinds of promises lie in accounts ([`quire_alloc::SpaceAccount`]): that of the inode ([`Delayed`])

@@ -5,8 +5,9 @@
 //! transactions, then, in one transaction, what is left of it: attributes, link target, inode, orphan slot.
 //! Each step can be cut off by a crash and taken up again, since the slot goes last.
 //!
-//! A logged operation (a long truncate, punch, collapse, insert) has a key of its own with a cursor; whoever
-//! started it runs its steps with the gate held; after a crash recovery runs the rest before anybody else.
+//! A logged operation (a long truncate, punch, collapse, insert) has a key of its own with a cursor; the
+//! thread that started it runs its steps with the gate held; after a crash recovery runs the rest before
+//! anybody else.
 //!
 //! Invariants: an inode is freed once, by the one who set `freed` under its lock; no inode in use is freed.
 //!

@@ -1,7 +1,7 @@
-//! What a transaction holds until it has committed: journal bytes and tree nodes, claimed together and given
+//! The room that a transaction holds until it has committed: journal bytes and tree nodes, claimed and given
 //! back together.
 //!
-//! A [`Reservation`] owns both. They go back when it is dropped, and then whoever waits for room is told
+//! A [`Reservation`] owns both. They go back when it is dropped, and then threads that wait for room are told
 //! ([`crate::room_queue`]): nothing is ever given back silently, a claim that got only one of the two
 //! included.
 //!

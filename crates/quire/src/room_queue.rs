@@ -3,22 +3,22 @@
 //!
 //! Protocol. A thread that finds no room joins the queue. The first in the queue alone tries again, and
 //! sleeps between its tries; the others sleep until they are first. A try may succeed when something has come
-//! back, so whoever gives a reservation back, ends a checkpoint or shuts the volume down says so
+//! back, so a thread that gives a reservation back, ends a checkpoint or shuts the volume down says so
 //! ([`RoomQueue::notify`]), which wakes the first. A thread that leaves the queue, with room or with an
-//! error, wakes the one that is first now: so everybody who fits goes on at once when a shortage ends, one
-//! after the other and never all together.
+//! error, wakes the one that is first now: so every thread that fits continues at once when a shortage ends,
+//! one after the other and never all together.
 //!
 //! Two classes. Critical threads (they free space, or finish what was promised) come before all others: what
 //! the others wait for may be what only those can give. A newcomer queues behind waiting threads of its class
 //! and of the higher one, so that it does not take what they wait for.
 //!
-//! No wake-up is lost. A waiting thread counts itself before it tries; whoever gives something back does that
-//! before it looks at the count; both fence in between. So either the try finds what has come back, or the
-//! count is seen, and the event number moves. A thread goes to sleep only if the event number is still the
-//! one from before its try. A try that fails may have held some of the room for a moment. The first need not
-//! be told of its own; a thread that was overtaken during its try tells the one that overtook it.
+//! No wake-up is lost. A waiting thread counts itself before it tries; a thread that gives something back
+//! does that before it looks at the count; both fence in between. So either the try finds what has come back,
+//! or the count is seen, and the event number moves. A thread goes to sleep only if the event number is still
+//! the one from before its try. A try that fails may have held some of the room for a moment. The first need
+//! not be told of its own; a thread that was overtaken during its try tells the one that overtook it.
 //!
-//! Shared line: the count of waiting threads, read by every transaction, written only when somebody waits.
+//! Shared line: the count of waiting threads, read by every transaction, written only when a thread waits.
 //!
 //! Neighbours: [`crate::reservation`] tries and gives back; [`crate::transaction`] decides what to do about a
 //! shortage.

@@ -2,9 +2,10 @@
 //!
 //! All copies of all metadata are read: tree nodes beside changes ([`quire_tree::scrub`]); the superblocks,
 //! the pool's manifest, the orphan blocks and the journal between two checkpoints, which are kept out
-//! meanwhile. What has a bad copy is written anew: nodes by [`crate::heal`], the rest from memory by the next
-//! two checkpoints, which also make a damaged stretch of the journal needless. On request the data of all
-//! files is read as well. Their contents have no checksums, so only what the device cannot read is found.
+//! meanwhile. Metadata with a bad copy is written again: nodes by [`crate::heal`], the rest from memory by
+//! the next two checkpoints, which also make a damaged stretch of the journal needless. On request the data
+//! of all files is read as well. Their contents have no checksums, so only what the device cannot read is
+//! found.
 //!
 //! Neighbours: `quire scrub` runs this in the server of a mount.
 

@@ -3,10 +3,10 @@
 //! Protocol
 //! * Writes raise the size before they unlock their first segment. A reader that the end clipped looks at the
 //!   size again.
-//! * Who holds the gate exclusively keeps the sequence odd for the whole of its operation ([`OddSequence`]);
+//! * An exclusive holder of the gate keeps the sequence odd for the whole of its operation ([`OddSequence`]);
 //!   contents and size move in steps meanwhile. A reader that finds the sequence odd takes the slow path, one
 //!   that finds it changed after its copy throws the copy away.
-//! * Callers who ask for the size without the gate are told [`Seen::settled_size`]: while an exclusive
+//! * Callers that ask for the size without the gate get [`Seen::settled_size`]: while an exclusive
 //!   operation is under way, the size before it, and the size after it from the moment on that its record is
 //!   in the journal ([`Seen::settle`]; attributes take the inode's lock, under which both happen). Else a
 //!   stat, after a later operation had returned, could still see the old size, and a crash show the new size
@@ -20,10 +20,10 @@
 //!
 //! An fsync has something to do after the exclusive operation under way, and does not keep later ones away.
 //! It waits for the sequence to move on ([`Seen::await_end`], [`Seen::call_at_end`]), not in the gate:
-//! whoever holds the gate then may wait for that fsync.
+//! the holder of the gate may then wait for that fsync.
 //!
-//! Invariants: one [`OddSequence`] of a file at a time. Shared line: all of it, read by everybody, written
-//! only when the size or the whole file changes, or somebody waits for that.
+//! Invariants: one [`OddSequence`] of a file at a time. Shared line: all of it, read by every operation,
+//! written only when the size or the whole file changes, or a thread waits for that.
 //!
 //! Neighbours: [`crate::inode`] has one; `file/*` write it; `quire_cache` reads it as a `ReadView`.
 

@@ -34,7 +34,8 @@
 //! | orphans, logged operations, chunks of the metadata pool | nothing | nothing |
 //! | content of blocks | nothing | the content is in the record |
 //!
-//! What is durable in a checkpoint needs no such word: its own flush comes after all records up to its S.
+//! Data that a checkpoint makes durable needs no such word: its own flush comes after all records up to its
+//! S.
 //!
 //! Neighbours: [`crate::apply`] applies a change, here and in replay; [`crate::reservation`] owns what was
 //! reserved.
@@ -369,7 +370,8 @@ impl Transaction<'_> {
         }
     }
 
-    /// Gives blocks of a file content, after all changes of extents. Whoever orders that content is held.
+    /// Gives blocks of a file content, after all changes of extents. The caller holds the lock that orders
+    /// that content.
     pub fn data(&mut self, start: BlockNo, bytes: std::sync::Arc<[u8]>) {
         self.changes.push(Change::Data { start, bytes });
     }

@@ -3,14 +3,14 @@
 //! An attribute is cut into pieces under consecutive keys (`format::xattr`). Attributes whose names have one
 //! hash get different disambiguators, the lowest free one, which never changes while the attribute lives.
 //!
-//! Protocol. The inode's `meta` orders its attributes: whoever changes one holds it from before it looks
-//! until the transaction is applied, which takes out the old pieces and puts in the new ones at once; whoever
-//! reads one holds it too, so nobody sees half of two values. What is to be read under `meta` is read once
-//! without it before, so that it is in memory by then.
+//! Protocol. The inode's `meta` orders its attributes: a thread that changes one holds it from before it
+//! looks until the transaction is applied, which takes out the old pieces and puts in the new ones at once. A
+//! thread that reads one holds it too, so nobody sees half of two values. Pieces that will be read under
+//! `meta` are read once without it before, so that they are in memory by then.
 //!
 //! Names: `user.` on files and directories, `trusted.` and `security.` on anything, and the two access
 //! control lists, which are kept in step with the mode ([`crate::acl`]). `user.quire.` names properties,
-//! which are kept in the inode's record ([`crate::properties`]). Who may do what is the front end's question.
+//! which are kept in the inode's record ([`crate::properties`]). The front end decides who may do what.
 //!
 //! Invariants: the record's `xattr_bytes` is the sum of the names' and values' lengths; 0 means that there
 //! are none.

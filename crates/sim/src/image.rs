@@ -187,7 +187,7 @@ fn look_at(volume: &Volume, number: u64) -> Result<Found, String> {
     Ok(Found { shape, size, contents: Arc::new(contents) })
 }
 
-/// Who set an attribute's value, if it is wholly what they set.
+/// The operation that set an attribute's value, if the value is wholly from it.
 fn xattr_origin(value: &[u8]) -> OpId {
     let mut word = [0; 8];
     let there = value.len().min(8);

@@ -43,7 +43,7 @@ impl State {
             }
             ending.next_at = self.steps + STEPS_EACH;
             slot.ended.store(true, Ordering::Relaxed);
-            // Who waits for scoped threads must go on waiting: they borrow from it.
+            // A thread that waits for scoped threads must go on waiting: they borrow from it.
             if let Status::Blocked(wait) = slot.status
                 && !matches!(wait, Wait::Scope(_))
                 && !slot.unwinding

@@ -8,7 +8,7 @@
 //!   system (thread locals and panics work as ever), but only one holds the *turn* and runs.
 //! * The turn may pass at *points*: before a lock is taken, when a lock that others wait for is released, at
 //!   every operation of a condition variable, at yields, spins, sleeps, parks, joins, starts of threads,
-//!   atomic read-modify-writes, and at [`point`]. Who is next is drawn from the seed in one of several styles
+//!   atomic read-modify-writes, and at [`point`]. The seed draws the next thread in one of several styles
 //!   ([`strategy`]), because each finds bugs that the others hide from.
 //! * A thread that must wait gives up the turn until another wakes it. Timed waits, sleeps and `Instant`s go
 //!   by virtual time, which stands still while somebody can run (now and then a yield lets it reach the next

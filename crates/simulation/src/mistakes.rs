@@ -42,8 +42,8 @@ pub enum Mistake {
     /// Freed blocks are discarded as soon as their freeing is applied (J2); with discard on. Shows when a
     /// crash takes the freeing back: the file is there and its data is gone.
     FreedBlocksDiscardedAtOnce,
-    /// All of a range that was freed is discarded, whoever has parts of it by then; with discard on. Shows
-    /// when a block is given out again before its discard.
+    /// All of a range that was freed is discarded, even if other files have parts of it by then; with discard
+    /// on. Shows when a block is given out again before its discard.
     UsedBlocksDiscarded,
     /// A node of which one copy is bad is marked dirty, but not the nodes above it. Shows after a scrub: no
     /// checkpoint has written it anew.

@@ -186,9 +186,9 @@ pub(crate) struct State {
 /// A run.
 pub(crate) struct World {
     state: Mutex<State>,
-    /// Who has the turn.
+    /// The thread that has the turn.
     turn: AtomicUsize,
-    /// Whoever called `run`.
+    /// The thread that called `run`.
     caller: std::thread::Thread,
 }
 
@@ -311,7 +311,7 @@ impl State {
             && self.now > self.main_ran + PATIENCE
     }
 
-    /// Who runs next, `last` having run; None when nobody ever will.
+    /// The thread that runs next, `last` having run; None when none ever will.
     fn choose(&mut self, last: usize) -> Option<usize> {
         if last == 0 {
             self.main_ran = self.now;

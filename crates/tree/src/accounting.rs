@@ -16,9 +16,9 @@
 //! reservation returns when it is dropped. It returns to the *credit* of its thread's shard, which stays
 //! reserved: the next reservation of the shard takes it from there and changes no word that others use. It
 //! makes the same comparison as every other one, and reads for it only words that change with the first
-//! change of a node in an epoch. Who does not fit takes all shards' credit back first; so no credit makes
-//! anybody wait. Ordinary transactions leave an emergency reserve to critical ones (that free space), so a
-//! full volume can still delete.
+//! change of a node in an epoch. A transaction that does not fit takes all shards' credit back first; so no
+//! credit makes anybody wait. Ordinary transactions leave an emergency reserve to critical ones (that free
+//! space), so a full volume can still delete.
 //!
 //! Neighbours: [`crate::Tree::try_reserve`]; the pool reports its size here.
 
@@ -47,7 +47,7 @@ impl TreeLimits {
     }
 }
 
-/// Who asks for nodes.
+/// The class of a transaction that asks for nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// An ordinary change.

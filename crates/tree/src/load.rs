@@ -7,8 +7,8 @@
 //! nothing and the descent starts again.
 //!
 //! Invariants: a block that the live tree names holds that node until the tree names another, so a failure
-//! under an unchanged reference is damage. An attached node is stamped with the clock: whoever loads under a
-//! ticket keeps it.
+//! under an unchanged reference is damage. An attached node is stamped with the clock: a thread that loads
+//! under a ticket keeps it.
 
 use crate::copies::{Look, read_copies};
 use crate::inner::{Child, Locked, Range};

@@ -111,7 +111,7 @@ fn files_that_grow_have_runs_of_their_own() {
         }
     }
     assert!(jumps < 100, "{jumps} jumps in 600 blocks");
-    // Whose file has gone leaves his run to others.
+    // A file that was removed leaves its run to others.
     (0..3).for_each(|inode| allocator.unclaim_zeroed(InodeNo(inode)));
     let left = allocator.stats().zeroed_blocks;
     let others = (0..left).filter(|_| take(&allocator, 9, false, 0, u64::MAX).is_some()).count();

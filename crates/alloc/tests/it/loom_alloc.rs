@@ -49,7 +49,8 @@ fn reservations_neither_overlap_nor_refuse_what_fits() {
     });
 }
 
-/// One credit is always there, though it lies now on one shard, now on the other: whoever looks must find it.
+/// One credit is always there, though it lies now on one shard, now on the other: a thread that looks must
+/// find it.
 #[test]
 fn credits_that_move_are_not_overlooked() {
     check(|| {
@@ -101,7 +102,7 @@ fn accounts_keep_what_was_put() {
     });
 }
 
-/// Whoever got a reservation while frees become durable finds the blocks.
+/// A thread that got a reservation while frees become durable finds the blocks.
 #[test]
 fn a_reservation_granted_by_a_free_finds_its_block() {
     check(|| {

@@ -6,7 +6,7 @@ use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_base::{BlockNo, Result};
 use quire_device::{Backend, Io, IoClass, IoOp};
 
-/// The totals, shared with whoever reads them.
+/// The totals, shared with their readers.
 #[derive(Default)]
 pub struct Totals {
     bytes: [AtomicU64; IoClass::ALL.len()],

@@ -84,7 +84,7 @@ fn loom_recycling_does_not_deceive() {
     });
 }
 
-/// A block of a part that is kept has a folio at every moment of a split, whoever asks; one that is given
+/// A block of a part that is kept has a folio at every moment of a split, for every reader; one that is given
 /// back has the whole, pinned in time, or none.
 #[test]
 fn loom_a_split_leaves_no_gap() {

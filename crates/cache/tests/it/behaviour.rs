@@ -497,7 +497,7 @@ fn background_writeback_keeps_little_at_the_device() {
 }
 
 /// A syncer that began the fsync of a large file submitted all of it before it looked at anything else, and
-/// every flush waited behind that. Whoever asks for no wait gets everything started at once, as
+/// every flush waited behind that. A caller that asks for no wait gets everything started at once, as
 /// `POSIX_FADV_DONTNEED` does.
 #[test]
 fn an_fsync_starts_a_part_of_a_large_file_at_a_time() {

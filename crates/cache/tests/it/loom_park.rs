@@ -1,5 +1,5 @@
-//! The parking table under loom: whoever sleeps for a change of a word is woken, although wakers look first
-//! whether anybody sleeps.
+//! The parking table under loom: a thread that sleeps for a change of a word is woken, although wakers look
+//! first whether anybody sleeps.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p quire-cache --test it loom_park --release`
 

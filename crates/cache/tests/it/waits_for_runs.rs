@@ -1,10 +1,10 @@
 //! An fsync returned while another's writeback of the same blocks was still in flight.
 //!
-//! Whoever wrote a file back waited for the tickets that were open when he came. A gathering that another
-//! thread had begun had its ticket then, but not yet the tickets of its runs; when it had handed its runs
-//! over and closed its own, the waiter went on, with the blocks neither on the device nor in the journal.
-//! (Found by `sim`, seed 15 with four threads: a write that was durable when it returned, together with an
-//! fsync of the same file.)
+//! A thread that wrote a file back waited for the tickets that were open when it came. A gathering that
+//! another thread had begun had its ticket then, but not yet the tickets of its runs; when it had handed its
+//! runs over and closed its own, the waiter went on, with the blocks neither on the device nor in the
+//! journal. (Found by `sim`, seed 15 with four threads: a write that was durable when it returned, together
+//! with an fsync of the same file.)
 
 use crate::common::{World, tiny};
 use std::sync::atomic::Ordering;

@@ -50,7 +50,7 @@ pub fn make(arguments: &Mkfs) -> Outcome<VolumeInfo> {
     let info = options.format(&arguments.volume)?;
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
     if !user.is_root() {
-        // Else he could not write to what he made.
+        // Otherwise the user could not write to the new volume.
         let volume = Volume::open(&arguments.volume)?;
         let owner =
             SetAttributes { uid: Some(user.as_raw()), gid: Some(group.as_raw()), ..SetAttributes::default() };

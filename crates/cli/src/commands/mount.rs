@@ -195,7 +195,7 @@ fn open_and_mount(checked: &Checked) -> Outcome<(Session, Vec<String>)> {
         notes.push(format!("{} is mounted read-only: {reason}", checked.volume.display()));
         serve.flags.read_only = true;
     }
-    // The control socket before the mount is there to be seen: whoever sees it may ask.
+    // The control socket before the mount is there to be seen: a program that sees it may ask.
     let started = control::serve(&volume, &checked.dir, checked.options.metrics.as_ref())
         .and_then(|()| Session::mount(volume.clone(), &checked.dir, &serve));
     let session = started.inspect_err(|_| {

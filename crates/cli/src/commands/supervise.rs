@@ -47,7 +47,7 @@ pub fn run(arguments: &Mount) -> Outcome {
     logging::to_target(&checked.options.log, &checked.volume)?;
     let mut deaths = VecDeque::new();
     let mut died: Option<Instant> = None;
-    // The first report of any server is ours: whoever started this process waits for it.
+    // The first report of any server is ours: the process that started this one waits for it.
     let mut reported = false;
     loop {
         let (mut child, report) =
@@ -100,7 +100,7 @@ pub fn run(arguments: &Mount) -> Outcome {
 /// What follows from a server's report.
 #[derive(Debug, PartialEq, Eq)]
 enum Step<'a> {
-    /// Whoever started this process waits for it.
+    /// The process that started this one waits for it.
     PassOn(&'a Report),
     /// The dead server's files are still being closed.
     TryAgain,

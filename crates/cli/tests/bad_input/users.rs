@@ -110,7 +110,7 @@ fn an_ordinary_user_mounts_through_fusermount3() {
         }
         let table = world.nobody(&["grep", "home/mnt", "/proc/mounts"]);
         expect(&table, 0, &["fuse.quire", "a.img", "user_id=65534", "nosuid", "nodev"]);
-        // It is his alone.
+        // It belongs to that user alone.
         assert_ne!(world.root(&["ls", "home/mnt"]).status.code(), Some(0));
         expect(&world.nobody(&["./quire", "mount", "home/a.img", "home/mnt"]), IN_USE, &["already mounted"]);
         expect(&world.nobody(&["./quire", "umount", "home/mnt"]), 0, &[]);
@@ -136,7 +136,7 @@ fn what_an_ordinary_user_may_not() {
             assert_ne!(world.root(&["grep", dir, "/proc/mounts"]).status.code(), Some(0), "{dir} is mounted");
         }
     };
-    // Only where he may write.
+    // Only where the user may write.
     let elsewhere = world.nobody(&["./quire", "mount", "-o", "log=home/log", "home/a.img", "rootdir"]);
     refused(&elsewhere, &["rootdir", "fusermount3"]);
     let others =
@@ -144,7 +144,7 @@ fn what_an_ordinary_user_may_not() {
     refused(&others, &["allow_other", "user_allow_other", "/etc/fuse.conf"]);
     expect(&world.nobody(&["./quire", "fsck", "home/a.img"]), 0, &["clean"]);
 
-    // Not another's volume; one that he may only read, he reads.
+    // Not another's volume; one that the user may only read is mounted for reading.
     std::os::unix::fs::chown(&image, Some(0), Some(0)).unwrap();
     std::fs::set_permissions(&image, PermissionsExt::from_mode(0o600)).unwrap();
     refused(&mount_at("", "home/a.img", "home/mnt"), &["a.img", "ermission denied"]);
@@ -161,7 +161,7 @@ fn what_an_ordinary_user_may_not() {
         expect(&world.nobody(&["./quire", "umount", "home/mnt"]), 0, &[]);
     });
 
-    // Not where the device is closed to him, and it says what would help.
+    // Not where the user may not open the device, and the message says what would help.
     std::os::unix::fs::chown(&image, Some(NOBODY), Some(NOBODY)).unwrap();
     expect(&world.root(&["chmod", "600", "/dev/fuse"]), 0, &[]);
     let closed = world.nobody(&["./quire", "mount", "-o", "log=home/log", "home/a.img", "home/mnt"]);

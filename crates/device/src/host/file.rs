@@ -59,7 +59,7 @@ impl Backend for FileBackend {
     fn submit(&self, _class: IoClass, ios: Vec<Io>) {
         for io in ios {
             let outcome = self.target.check(&io).and_then(|()| {
-                // SAFETY: whoever made the segments keeps them valid until `done` runs, which is below; an
+                // SAFETY: the maker of the segments keeps them valid until `done` runs, which is below; an
                 // ordinary descriptor asks for no alignment.
                 unsafe { self.target.transfer(io.op, io.at, &io.segments) }
             });

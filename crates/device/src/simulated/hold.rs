@@ -30,7 +30,7 @@ pub(super) struct Held {
     pub(super) waiting: Waiting,
 }
 
-/// Who waits for it.
+/// The waiting side.
 pub(super) enum Waiting {
     /// A submitted request.
     Request(Io),

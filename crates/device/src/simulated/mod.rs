@@ -250,7 +250,7 @@ impl Backend for SimulatedBackend {
             let begun = match io.op {
                 IoOp::Read => state.begin_read(class, io.at, io.blocks()),
                 IoOp::Write => {
-                    // SAFETY: whoever made the segments keeps them valid until `done` runs.
+                    // SAFETY: the maker of the segments keeps them valid until `done` runs.
                     let contents = unsafe { state.capture(&io.segments) };
                     state.begin_write(Some(class), io.at, contents)
                 }

@@ -4,7 +4,7 @@
 //! The medium is a model with two sets of blocks: written, and covered by a successful flush (those written
 //! when it was submitted). The properties:
 //!
-//! * whoever is told "durable" finds its write covered;
+//! * a caller that is told "durable" finds its write covered;
 //! * every caller returns (loom reports a lost wake-up as a deadlock);
 //! * a write that a ring completes on its own thread counts from its completion on, in whatever order several
 //!   rings complete theirs;

@@ -1,7 +1,7 @@
 //! Properties, as the extended attributes `user.quire.*` of a mount.
 //!
-//! Whoever may write to a file or directory may ask more of it. Only its owner and root may take the promise
-//! `untorn` back; the kernel's permission checks know no such rule, so it is kept here.
+//! A user who may write to a file or directory may set its properties. Only its owner and root may take the
+//! promise `untorn` back; the kernel's permission checks know no such rule, so it is kept here.
 //!
 //! The caller: kernels that know id-mapped mounts send no user with such a request, but always the thread
 //! that waits for the answer. Its user is in `/proc`. Where neither is known (a caller in another process

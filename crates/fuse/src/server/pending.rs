@@ -6,8 +6,9 @@
 //! being killed is given up, with `EINTR`, and the process goes at once instead of waiting for a slow device.
 //! What the request began goes on.
 //!
-//! Protocol. The exchange is in a slot; whoever takes it out answers it: the thread that does the work, or
-//! the watcher. Interrupts are looked at by a watcher, one job of the pool at a time, at once and then every
+//! Protocol. The exchange is in a slot; the one that takes it out answers it: the thread that does the work,
+//! or the watcher. Interrupts are looked at by a watcher, one job of the pool at a time, at once and then
+//! every
 //! [`INTERVAL`]: a caller may be killed after a first, harmless signal, of which the kernel would not tell
 //! again. It ends when no watched request waits.
 //!

@@ -1,4 +1,4 @@
-//! Who asks: callers that are killed while their request waits, and callers behind a mapping of owners.
+//! Callers: programs that are killed while their request waits, and programs behind a mapping of owners.
 //!
 //! Needs root and `/dev/fuse`; says so and passes where they are missing.
 
@@ -97,7 +97,7 @@ impl Mounted {
         }
         signals::block();
         // Large enough for a journal that 1200 files do not fill: a full one has to wait for the device,
-        // whoever asks.
+        // whatever the caller.
         let memory = MemoryBackend::new(128 << 10);
         let device = Arc::new(Gated { memory, state: Mutex::default(), changed: Condvar::new() });
         FormatOptions::new().format_backend(device.clone()).unwrap();

@@ -488,7 +488,8 @@ fn capabilities_end_with_a_write() {
     });
 }
 
-/// An owner who is not of the file's group could keep the set-group-id bit beside an access list that he set.
+/// An owner who is not of the file's group could keep the set-group-id bit beside an access list of their
+/// own.
 #[test]
 fn an_access_list_takes_set_group_id_away() {
     on_all(|mounted| {

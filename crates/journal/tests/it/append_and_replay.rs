@@ -222,7 +222,7 @@ fn the_first_failure_stays() {
         assert!(
             matches!(rig.journal.try_reserve(1), Err(Short::Failed(e)) if e.to_string() == first.to_string())
         );
-        // Who has a reservation still appends without harm; it is not written.
+        // A thread that has a reservation still appends without harm; the record is not written.
         let events = rig.backend.event_count();
         let seq = rig.journal.append(&mut held, b"too late");
         assert!(rig.journal.force(seq).is_err());

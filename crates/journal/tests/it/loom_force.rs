@@ -126,7 +126,7 @@ fn a_recycled_slot_is_nobodys() {
     });
 }
 
-/// Who waits for room hears of it, be it given back, or used and become something to force.
+/// A thread that waits for room is woken, be the room given back, or used and become something to force.
 #[test]
 fn room_given_back_is_not_lost() {
     check(3, || {

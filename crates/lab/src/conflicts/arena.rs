@@ -110,7 +110,7 @@ unsafe impl GlobalAlloc for Arena {
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         if SIDE.load(Ordering::Relaxed) == 0 && !owns(memory as usize) {
-            // SAFETY: the system's own, or the caller breaks his promise.
+            // SAFETY: the system's own, or the caller breaks its promise.
             unsafe { System.dealloc(memory, layout) }
         }
     }

@@ -179,7 +179,7 @@ impl Scheme for Bitmap {
     }
 }
 
-/// Held ranges in a tree by (start, ticket), behind one lock; whoever does not fit waits.
+/// Held ranges in a tree by (start, ticket), behind one lock; a range that does not fit waits.
 #[derive(Default)]
 struct RangeTree {
     state: Mutex<Held>,

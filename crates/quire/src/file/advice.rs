@@ -1,6 +1,6 @@
 //! posix_fadvise for users of the library: what they are going to do with a file.
 //!
-//! Advice changes speed, never contents. How a file is read is said for the file, whoever has it open.
+//! Advice changes speed, never contents. Advice holds for the file, not for one handle.
 //!
 //! Neighbours: the cache does it; per-call hints are [`super::IoFlags`].
 

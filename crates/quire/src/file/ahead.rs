@@ -4,20 +4,21 @@
 //! record (J1), one behind the record. In blocks zeroed ahead ([`quire_alloc::ahead`]) it takes one.
 //! Whichever of data and record a crash keeps, the block shows zeros or the data. So the record does not wait
 //! for the data: it is journaled when the blocks are chosen, the journal write needs no flush before it, and
-//! one flush behind both makes them durable. Until then nobody has been told that the data is durable, and
+//! one flush behind both makes them durable. Until then no caller has been told that the data is durable, and
 //! growth that was not written reads as zeros.
 //!
 //! The calling thread writes data that is a single request itself, and then the journal, unless another
 //! thread leads the group commit. Threads that come together write their data each for itself and share the
 //! rest.
 //!
-//! Who: an fsync, fdatasync or synchronous write, for what it writes back itself ([`Forcing`]); never
+//! Callers: an fsync, fdatasync or synchronous write, for what it writes back itself ([`Forcing`]); never
 //! writeback in the background, which nobody waits for, and never more than a few blocks at a time.
 //!
 //! When a record may go ahead: every block of the placement is zeroed or is overwritten in place, and the
 //! size grows over zeros alone: over zeroed blocks, and over the rest of a last block that is known to hold
 //! zeros there ([`super::tail`]). So nothing that the record exposes is unknown: neither the rest of a block
-//! that an earlier truncate cut, nor other blocks. Else data, flush and record take their turns as ever.
+//! that an earlier truncate cut, nor other blocks. Otherwise data, flush and record take their turns as
+//! usual.
 //!
 //! If the data cannot be written the record stands: the blocks are the file's, hold zeros, and their data is
 //! dirty still. The cache is told ([`quire_cache::Backing::is_recorded`]), or it would keep a promise of

@@ -1,4 +1,4 @@
-//! What the cache asks of a file: homes for its blocks, space for those that have none, and what to do when
+//! The cache's requests to a file: homes for its blocks, space for those that have none, and what to do when
 //! data has reached the device.
 //!
 //! Protocol of a block that is written back. `place` gives it a home: its own if it has one (then the write
@@ -397,17 +397,17 @@ impl Engine {
     /// How far the size on disk may go: to `size`, the end of the file, but not past a block that is dirty or
     /// in flight, unless an fsync knows that it has been written before; blocks in `done` are neither.
     ///
-    /// While somebody has the file to himself it stays where it is: he drops dirty blocks before his record
-    /// is in the journal. What such a block holds on disk may be what an earlier truncate cut off, and the
-    /// dropped block was the zeros over it. He sets the size himself, and it follows what was written
-    /// meanwhile when he is done ([`Engine::exclusively`]). But an untorn unit in which the file ends on disk
-    /// is journaled with the size: its record has all of its dirty blocks, and none of them is dropped
-    /// meanwhile, since a drop keeps writeback off the whole unit.
+    /// While an exclusive operation runs it stays where it is: the operation drops dirty blocks before its
+    /// record is in the journal. What such a block holds on disk may be what an earlier truncate cut off, and
+    /// the dropped block was the zeros over it. The operation sets the size itself, and the size follows what
+    /// was written meanwhile when it is done ([`Engine::exclusively`]). But an untorn unit in which the file
+    /// ends on disk is journaled with the size: its record has all of its dirty blocks, and none of them is
+    /// dropped meanwhile, since a drop keeps writeback off the whole unit.
     pub(crate) fn front(&self, inode: &Inode, meta: &Meta, size: u64, done: &[Range<u64>]) -> u64 {
         let on_disk = meta.record.size;
         let Some(mapping) = inode.mapping.get() else { return size };
         let view = inode.seen.shared_view();
-        // How far it may go while somebody has the file to himself.
+        // How far it may go while an exclusive operation runs.
         let held =
             inode.unit_blocks().map_or(on_disk, |unit| on_disk.next_multiple_of(unit * BLOCK_SIZE as u64));
         if view.is_none() && held == on_disk {

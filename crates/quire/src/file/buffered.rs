@@ -9,8 +9,8 @@
 //! piecewise: still untorn, since readers wait; one that fails midway returns its short count. An oversize
 //! read holds the gate's *none* state: other readers pass, writers wait.
 //!
-//! On ENOSPC everything is let go, freed blocks that only wait for durability are made so, and the write is
-//! tried once more (J2).
+//! On ENOSPC the write releases everything, freed blocks that only wait for durability are made so, and the
+//! write is tried once more (J2).
 //!
 //! Neighbours: [`super::direct`] for O_DIRECT; [`super::fsync`] for O_SYNC and O_DSYNC; `quire_cache` below.
 

@@ -5,7 +5,7 @@
 //! record follows it. A direct read holds its range shared and writes back what is dirty there, but keeps it
 //! cached. Size grows under the size lock, in offset order, and is published when the last record is applied.
 //!
-//! What is transferred is the caller's memory. Only where that is not aligned it is copied, through a
+//! Transfers use the caller's memory. Only where that is not aligned it is copied, through a
 //! [`Bounce`] buffer that counts against the cache's limit.
 //!
 //! Requests that are not whole blocks go through the cache and are written through.
@@ -183,7 +183,7 @@ impl Engine {
                 }
             }
         }
-        // Only now: whoever sees the size sees all of it.
+        // Only now: a reader that sees the size sees all of it.
         inode.raise_size(at + done as u64);
         inode.touch_written();
         Ok(Some((at, done)))

@@ -22,7 +22,7 @@ impl Engine {
         let _permit = inode.gate.enter(GateState::Exclusive);
         let outcome = {
             let _odd = OddSequence::new(&inode.seen);
-            // Before anything is dropped: whoever makes the volume durable waits for this operation.
+            // Before anything is dropped: a thread that makes the volume durable waits for this operation.
             inode.mark_dirty(Owes::Due);
             let _size = inode.size_lock.lock();
             let outcome = operation();

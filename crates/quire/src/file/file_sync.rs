@@ -12,12 +12,12 @@
 //!
 //! Each step does nothing where there is nothing to do: fsync of a clean file is no I/O, fdatasync of an
 //! overwrite is data and one flush. [`SyncSet::advance`] goes as far as it can without waiting for data or
-//! for such an operation. Whoever drives it waits for the [`Event`] that it returns, or is called back
+//! for such an operation. Its driver waits for the [`Event`] that it returns, or is called back
 //! ([`Event::call`]).
 //!
 //! The size (J6). When the blocks of the snapshot have been written, every byte up to the size that it saw
 //! has been written, though some blocks may be dirty again. The fsync notes that in the inode
-//! (`Meta::earned`), and whoever journals the size next takes it up to there: the fsync itself, or the
+//! (`Meta::earned`), and the next one to journal the size takes it up to there: the fsync itself, or the
 //! exclusive operation under way, before it opens the gate. So the wait for one such operation suffices,
 //! however many follow. A cut since the snapshot (`Meta::cuts`) makes the promise void: the cut's own record
 //! says how long the file is.

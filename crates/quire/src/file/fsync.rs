@@ -1,6 +1,6 @@
 //! Durability of files: who asks for it, and who does it.
 //!
-//! What has to happen is in [`super::file_sync`]. A synchronous caller does it itself and waits for each
+//! [`super::file_sync`] has the steps. A synchronous caller does it itself and waits for each
 //! step. An asynchronous fsync is queued ([`super::sync_queue`]) for the *syncers*. These two threads start
 //! work and wait for nothing but the journal and the flush. An fsync that waits for data, or for an exclusive
 //! operation on its file, goes on when it is called back. So neither a large file nor a long truncate keeps

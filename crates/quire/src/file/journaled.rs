@@ -2,7 +2,8 @@
 //! recorded content a replay would put back.
 //!
 //! Protocol
-//! 1. Whoever brings content holds the blocks' segments, so that records come in the order of the contents.
+//! 1. A thread that brings content holds the blocks' segments, so that records come in the order of the
+//!    contents.
 //! 2. Blocks without a home get one ([`FileData`]); blocks that exist keep theirs.
 //! 3. One transaction carries everything: extents for new blocks, sizes, and the content of each block, by
 //!    the block on disk where it belongs. It depends on no data of its own.

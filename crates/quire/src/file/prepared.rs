@@ -1,7 +1,7 @@
 //! Operations that drop or zero cached data: what can fail comes first.
 //!
 //! A truncate, a punch or a zeroing that fails must leave the file as it was, unsynced data included: the
-//! caller is told of the failure, and a later fsync says that everything is well. So the first visible change
+//! caller is told of the failure, and a later fsync succeeds. So the first visible change
 //! comes last. A [`Prepared`] is the proof that nothing is left that can fail, and it alone drops dirty
 //! blocks.
 //!

@@ -92,7 +92,7 @@ impl RangeLock {
 }
 
 impl RangeGuard<'_> {
-    /// Keeps the range locked; whoever ends the operation takes it up again with [`RangeLock::resume`], once.
+    /// Keeps the range locked; the end of the operation takes it up again with [`RangeLock::resume`], once.
     pub fn into_ticket(self) -> RangeTicket {
         std::mem::ManuallyDrop::new(self).ticket
     }

@@ -3,7 +3,7 @@
 //! Protocol. An fsync is *asked* for. A syncer takes it and begins it ([`Task::Advance`]). If it has to wait
 //! for its data, or for an exclusive operation on its file, it is *armed*: the event puts it back
 //! ([`SyncQueue::resume`]) and no syncer waits. When nothing but a force is missing, it waits for one that
-//! goes as far as it needs ([`SyncQueue::await_force`]). Any force serves it, whoever makes it. For those
+//! goes as far as it needs ([`SyncQueue::await_force`]). Any force serves it. For those
 //! that are to be durable now a syncer forces at once ([`Task::Force`]), one syncer at a time. Lazy ones wait
 //! until their time is up; the force that is made then goes as far as all of them need.
 //!

@@ -2,8 +2,8 @@
 //!
 //! Protocol: what a new inode starts with is worked out first (mode, owner, what it inherits, its pieces in
 //! the tree); then the reservation; then its number. It enters the inode table before its transaction
-//! commits, with its attributes locked, so that whoever finds the new entry finds this inode and waits. If
-//! the commit fails it is marked as freed and leaves the table: nobody can have learnt its number.
+//! commits, with its attributes locked, so that a thread that finds the new entry finds this inode and waits.
+//! If the commit fails it is marked as freed and leaves the table: nobody can have learnt its number.
 //!
 //! Inheritance: in a setgid directory the group, and setgid itself for directories; the directory's default
 //! access list, if it has one, in place of the umask; files and directories get the directory's properties.

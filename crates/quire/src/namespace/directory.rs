@@ -1,10 +1,10 @@
 //! The locks of a directory: liveness, buckets, and the word that tells look-ups of a rename.
 //!
-//! Protocol. Whoever changes an entry holds the directory's liveness shared and the bucket of the entry's
-//! name. Whoever removes a directory holds its liveness exclusively, after the liveness and the bucket of its
-//! name in its parent. Directories are entered one after the other, each with all of its buckets, ancestors
-//! first: so somebody who holds a bucket of a directory and waits for the liveness of one below never meets
-//! somebody who holds that below and waits for the bucket.
+//! Protocol. A thread that changes an entry holds the directory's liveness shared and the bucket of the
+//! entry's name. A thread that removes a directory holds its liveness exclusively, after the liveness and the
+//! bucket of its name in its parent. Directories are entered one after the other, each with all of its
+//! buckets, ancestors first: so a thread that holds a bucket of a directory and waits for the liveness of one
+//! below never meets a thread that holds that below and waits for the bucket.
 //!
 //! A rename changes two entries in one transaction. For as long as it applies it counts itself in the
 //! directory's *moving* word (low half: renames under way, high half: renames done). A look-up without locks
@@ -150,7 +150,7 @@ impl<'a> Moving<'a> {
     }
 
     fn in_word(word: &'a AtomicU64) -> Moving<'a> {
-        // Who reads an entry that was changed has passed a latch after us, and so sees this too.
+        // A reader of an entry that was changed has passed a latch after us, and so sees this too.
         word.fetch_add(1, Ordering::AcqRel);
         Moving(word)
     }
@@ -251,7 +251,7 @@ mod moving_model {
                     model.rename(1, 0);
                 }
             });
-            // Moved and moved back: whoever has not found it at first can only find it there again.
+            // Moved and moved back: a reader that has not found it at first can only find it there again.
             if !model.look_up(0) && !model.look_up(1) {
                 assert!(model.look_up(0), "nowhere");
             }

@@ -10,7 +10,7 @@
 //!    entries are read: a bucket that is held keeps every entry of that hash as it is.
 //! 3. The transaction's reservation; the leaves it will change are loaded.
 //! 4. The attributes of the inodes involved, by number ([`records`]); then commit; then memory follows the
-//!    journal; then everything is let go.
+//!    journal; then everything is released.
 //!
 //! Invariants: an entry that can be read under its bucket names an inode that exists and has links; a
 //! directory that is dead has no entries and gets none; an inode without links is an orphan, in the same

@@ -3,7 +3,7 @@
 //! The target is kept in pieces under keys of its own, written with the inode and never changed; the record's
 //! size is the target's length.
 //!
-//! Neighbours: [`super::create`] makes them; whoever walks paths (`walk`, the kernel) follows them.
+//! Neighbours: [`super::create`] makes them; those who walk paths (`walk`, the kernel) follow them.
 
 use super::create::Caller;
 use crate::engine::Engine;

@@ -222,7 +222,7 @@ fn a_lazy_one_forces_when_its_time_is_up_and_takes_the_others_along() {
     let metrics = volume.metrics();
     assert_eq!(metrics["lazy_syncs_served_total"] + metrics["lazy_syncs_due_total"], 20 - under_way(&volume));
     assert!(metrics["lazy_syncs_due_total"] > 0 || metrics["lazy_syncs_served_total"] > 0);
-    // Who came too late for that force is seen to by the end.
+    // The end serves those that came too late for that force.
     volume.close().unwrap();
     for other in others {
         other.wait().unwrap();

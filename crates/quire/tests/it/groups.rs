@@ -393,7 +393,7 @@ fn commits_that_nobody_waits_for() {
     }
 }
 
-/// A block that a record would put back is written through the journal, whoever writes it: else a replay
+/// A block that a record would put back is written through the journal, by every writer: else a replay
 /// would put an old version over what was fsynced later.
 #[test]
 fn what_is_written_after_a_group_survives_its_replay() {

@@ -7,8 +7,8 @@ use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 use quire::internals::changes::Changes;
 
-/// What an operation did that was begun is seen by whoever has refused further ones; one that comes later
-/// does nothing.
+/// The work of an operation that was begun is seen by the thread that has refused further ones; one that
+/// comes later does nothing.
 #[test]
 fn what_was_begun_has_ended_when_others_are_refused() {
     let mut builder = loom::model::Builder::new();

@@ -79,7 +79,7 @@ fn a_mark_beside_a_settling_is_never_lost() {
     });
 }
 
-/// Times that stay in memory and a size that may not: the size makes the inode due, whoever settles
+/// Times that stay in memory and a size that may not: the size makes the inode due, whichever thread settles
 /// meanwhile.
 #[test]
 fn an_inode_is_listed_as_what_it_owes() {

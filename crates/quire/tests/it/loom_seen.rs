@@ -123,7 +123,7 @@ fn an_exclusive_operation_is_not_seen_in_pieces() {
     });
 }
 
-/// Who has the file to himself drops a dirty block before his record is in the journal. A look at the dirty
+/// An exclusive operation drops a dirty block before its record is in the journal. A look at the dirty
 /// blocks that is to say how far the size on disk may go (`Engine::front`) misses the block, or says that it
 /// may not be trusted.
 #[test]

@@ -227,7 +227,7 @@ fn a_rename_over_a_file_shows_all_of_the_new_one() {
 }
 
 /// An asynchronous direct write that is to be durable holds the gate until a syncer has served it. Syncers
-/// that found somebody with the file to himself queued in the gate, behind such a write; when it had its
+/// that found an exclusive operation queued in the gate, behind such a write; when it had its
 /// turn, and was done, it waited for one of them, and nothing ended any more.
 #[test]
 fn syncers_do_not_wait_behind_a_direct_write_that_waits_for_them() {

@@ -304,7 +304,7 @@ impl<T: ?Sized> Drop for RwLockWriteGuard<'_, T> {
     }
 }
 
-/// A cell that is written once. Who finds another thread filling it waits.
+/// A cell that is written once. A thread that finds another one filling it waits.
 pub struct OnceLock<T> {
     cell: std::sync::OnceLock<T>,
     filling: Mutex<()>,

@@ -17,7 +17,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Takes over `io`; whoever made its segments keeps them valid until its `done` runs. Where memory for a
+    /// Takes over `io`; the maker of its segments keeps them valid until its `done` runs. Where memory for a
     /// bounce buffer is out, `done` gets the error here.
     pub(super) fn new(io: Io) -> Option<Request> {
         let Io { op, at, segments, done } = io;
