@@ -34,7 +34,7 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(15);
 /// Errors: `Unsupported` without libnbd, or if the server offers no flush or takes no requests of 4096 bytes;
 /// `ReadOnly` if the export is read-only and is to be written; otherwise what the connection met.
 pub(super) fn open(address: NbdAddress, mode: OpenMode) -> Result<Arc<dyn Backend>> {
-    let handle = Handle::connect(&address, CONNECT_LIMIT)?;
+    let handle = Handle::connect(&address, CONNECT_LIMIT.min(address.answer))?;
     let export = handle.export(address.text())?;
     if mode == OpenMode::ReadWrite {
         let refuse = |kind, text: &str| Err(Error::new(kind, format!("{}: {text}", address.text())));
@@ -67,7 +67,7 @@ struct NbdConnector {
 impl Connector for NbdConnector {
     fn connect(&self, limit: Duration) -> Result<Arc<dyn Session>> {
         let name = self.address.text();
-        let handle = Handle::connect(&self.address, limit)?;
+        let handle = Handle::connect(&self.address, limit.min(self.address.answer))?;
         let export = handle.export(name)?;
         if export.bytes != self.export.bytes || (self.export.can_flush && !export.can_flush) {
             return Err(Error::new(
