@@ -1,5 +1,5 @@
-//! Finding volumes, and reading their superblocks without opening them. A volume is named by a path, or by the
-//! address of a server's export.
+//! Finding volumes, and reading their superblocks without opening them. A volume is named by a path, or by
+//! the address of a server's export.
 
 use std::fs::File;
 use std::io::{self, Seek};

@@ -10,8 +10,8 @@
 //! * When the connection breaks and the address asks for it, another is made within a bounded time, what is
 //!   kept is written again, a flush makes it durable, and only then does anything else go on. Callers see no
 //!   more than a pause.
-//! * Otherwise, or when the time is over, every request fails at once: the volume shuts down (J7), and what it
-//!   has in its cache can still be read.
+//! * Otherwise, or when the time is over, every request fails at once: the volume shuts down (J7), and what
+//!   it has in its cache can still be read.
 //!
 //! Writing again is safe only if the server has ended, or dropped, the requests of the old connection before
 //! it serves the new one: a late old write would overwrite a new one. No client can see whether it does. So

@@ -69,7 +69,7 @@ impl NbdAddress {
                 socket = Some(value);
             }
         }
-        if place.contains("+unix://") {
+        if place.starts_with("nbd+unix://") || place.starts_with("nbds+unix://") {
             // A server in the background works in another directory.
             let is_absolute =
                 |path: &str| path.starts_with('/') || path.to_ascii_lowercase().starts_with("%2f");

@@ -21,20 +21,22 @@ use super::open::OpenMode;
 use crate::backend::Backend;
 use crate::reconnecting::{Connector, Properties, ReconnectingBackend, Session};
 use handle::{Export, Handle};
-use quire_base::sync::Arc;
-use quire_base::sync::time::Duration;
+use quire_base::sync::time::{Duration, Instant};
+use quire_base::sync::{Arc, thread};
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
 use session::NbdSession;
 
 /// How long the first connection may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(15);
+/// How long a server that turns it away is asked again.
+const SETTLE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Opens the export that `address` names.
 ///
 /// Errors: `Unsupported` without libnbd, or if the server offers no flush or takes no requests of 4096 bytes;
 /// `ReadOnly` if the export is read-only and is to be written; otherwise what the connection met.
 pub(super) fn open(address: NbdAddress, mode: OpenMode) -> Result<Arc<dyn Backend>> {
-    let handle = Handle::connect(&address, CONNECT_LIMIT.min(address.answer))?;
+    let handle = connect(&address)?;
     let export = handle.export(address.text())?;
     if mode == OpenMode::ReadWrite {
         let refuse = |kind, text: &str| Err(Error::new(kind, format!("{}: {text}", address.text())));
@@ -56,6 +58,20 @@ pub(super) fn open(address: NbdAddress, mode: OpenMode) -> Result<Arc<dyn Backen
     let session = NbdSession::start(address.text(), handle, export, address.answer)?;
     let connector = NbdConnector { address, export };
     Ok(Arc::new(ReconnectingBackend::new(properties, Box::new(connector), Arc::new(session))?))
+}
+
+/// Makes a first connection. A server that admits one at a time may not yet have noticed that the last one is
+/// over (a mount looks at the superblocks through one of its own): so it is asked for a second.
+fn connect(address: &NbdAddress) -> Result<Handle> {
+    let start = Instant::now();
+    loop {
+        match Handle::connect(address, CONNECT_LIMIT.min(address.answer)) {
+            Err(error) if error.kind() == ErrorKind::Io && start.elapsed() < SETTLE_LIMIT => {
+                thread::sleep(Duration::from_millis(50));
+            }
+            connected => return connected,
+        }
+    }
 }
 
 struct NbdConnector {

@@ -3,16 +3,17 @@
 //! Protocol. A submitter hands a request to libnbd in pieces no longer than the server takes, each with a
 //! callback; libnbd sends what the socket takes at once. One thread polls the socket: it has libnbd read
 //! answers, and send what did not fit. libnbd runs callbacks under its handle's lock, from whatever call of
-//! ours; so a callback only notes its piece in `ended`, and the polling thread does the rest. An eventfd wakes
-//! that thread when libnbd has something left to send, when a piece ended in a submitter's call, and to close.
+//! ours; so a callback only notes its piece in `ended`, and the polling thread does the rest. An eventfd
+//! wakes that thread when libnbd has something left to send, when a piece ended in a submitter's call, and to
+//! close.
 //!
 //! The session is over when the connection is, when a request has waited too long for its answer, or when it
 //! is closed. The polling thread then marks it closed, so that no more calls are made, cuts the socket, and
 //! answers everything left with `Broken`.
 //!
-//! Invariants: memory that libnbd reads or fills belongs to `outstanding`, and is dropped only when all pieces
-//! have ended, or by the polling thread after it has marked the session closed; libnbd is asked to issue
-//! requests only under the lock and while the session is not closed.
+//! Invariants: memory that libnbd reads or fills belongs to `outstanding`, and is dropped only when all
+//! pieces have ended, or by the polling thread after it has marked the session closed; libnbd is asked to
+//! issue requests only under the lock and while the session is not closed.
 
 use super::handle::{Export, Handle};
 use super::library::{Completion, DIRECTION_READ, DIRECTION_WRITE, FLAG_NO_HOLE};
@@ -220,8 +221,8 @@ impl Inner {
             };
             let at = offset + done;
             // SAFETY: the handle is valid. The memory has `length` bytes, belongs to `outstanding`, and so
-            // lives until all pieces have ended (the module's invariant). libnbd frees the piece, also when it
-            // refuses the request.
+            // lives until all pieces have ended (the module's invariant). libnbd frees the piece, also when
+            // it refuses the request.
             let cookie = unsafe {
                 match &mut outstanding.request {
                     Request::Read { .. } => {
@@ -307,8 +308,8 @@ impl Inner {
         let mut wanted = PollFlags::empty();
         wanted.set(PollFlags::IN, direction & DIRECTION_READ != 0);
         wanted.set(PollFlags::OUT, direction & DIRECTION_WRITE != 0);
-        // SAFETY: only this thread ends the connection's descriptor: libnbd closes it with the handle, or in a
-        // call that finds the connection broken, and then the number may be another's; poll looks, no more.
+        // SAFETY: only this thread ends the connection's descriptor: libnbd closes it with the handle, or in
+        // a call that finds the connection broken, and then the number may be another's; poll looks, no more.
         let socket = unsafe { BorrowedFd::borrow_raw(fd) };
         let mut fds = [PollFd::new(&socket, wanted), PollFd::new(&self.wake, PollFlags::IN)];
         let limit = rustix::event::Timespec { tv_sec: LOOK_INTERVAL.as_secs() as i64, tv_nsec: 0 };
