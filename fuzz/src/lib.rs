@@ -9,6 +9,7 @@
 //! | [`tree`] | a whole tree of nodes with its pool's map, and changes of it |
 //! | [`image`] | edits of a real volume, which is opened, used, checked and repaired |
 //! | [`fuse_requests`] | requests of the kernel's FUSE client |
+//! | [`nbd_address`] | the name of a volume: a path, or the address of a server's export |
 //! | [`operations`] | operations on a volume, crashes included, compared with a model |
 //!
 //! A finding is a panic, an abort, more than 20 s or more than 2 GiB for an input. The functions assert
@@ -28,6 +29,7 @@ pub mod image;
 pub mod journal_records;
 pub mod journal_ring;
 pub mod mutate;
+pub mod nbd_address;
 pub mod operations;
 pub mod replay;
 pub mod sample;
@@ -57,6 +59,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "image", run: image::run, input_bytes_max: 400, mutations: 500 },
     Target { name: "operations", run: operations::run, input_bytes_max: 2048, mutations: 500 },
     Target { name: "fuse_requests", run: fuse_requests::run, input_bytes_max: 2048, mutations: 20_000 },
+    Target { name: "nbd_address", run: nbd_address::run, input_bytes_max: 256, mutations: 20_000 },
 ];
 
 /// The target of a name.

@@ -1,4 +1,5 @@
-//! Finding volumes, and reading their superblocks without opening them.
+//! Finding volumes, and reading their superblocks without opening them. A volume is named by a path, or by
+//! the address of a server's export.
 
 use std::fs::File;
 use std::io::{self, Seek};
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use quire::internals::inspect::{self, SlotCopies};
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
+use quire_device::{IoClass, NbdAddress, OpenMode, open_image};
 use quire_format::journal::BlockHeader;
 use quire_format::superblock::{JOURNAL_START, Superblock};
 use rustix::fs::FlockOperation;
@@ -15,8 +17,11 @@ use rustix::fs::OFlags;
 
 use crate::exit::{Failure, Outcome};
 
-/// The absolute path of a volume that must exist.
+/// The absolute path of a volume that must exist. An address stays as it is.
 pub fn find(volume: &Path) -> Outcome<PathBuf> {
+    if NbdAddress::is_one(volume) {
+        return Ok(volume.to_owned());
+    }
     volume.canonicalize().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Failure::new(
             37,
@@ -32,8 +37,11 @@ pub fn find(volume: &Path) -> Outcome<PathBuf> {
 }
 
 /// Whether there is something behind a path: a block device of size 0 waits for what it will show, as that of
-/// a network block device without a connection does.
+/// a network block device without a connection does. Whether there is a server behind an address.
 pub fn is_connected(volume: &Path) -> bool {
+    if NbdAddress::is_one(volume) {
+        return open_image(volume, OpenMode::ReadOnly).is_ok();
+    }
     let is_device = volume.metadata().is_ok_and(|meta| meta.file_type().is_block_device());
     !is_device
         || File::open(volume)
@@ -68,8 +76,14 @@ fn open(volume: &Path) -> Result<File> {
 }
 
 /// Both superblock slots of a volume, each in both copies. Takes no lock: a server that has the volume open
-/// may be writing one of them.
+/// may be writing one of them. Of an address it makes a connection of its own.
 fn copies(volume: &Path) -> Result<[SlotCopies; 2]> {
+    if NbdAddress::is_one(volume) {
+        let device = open_image(volume, OpenMode::ReadOnly)?;
+        return Ok(inspect::read_with(device.blocks(), &mut |block, buf| {
+            device.read(IoClass::Metadata, block, buf)
+        }));
+    }
     let mut file = open(volume)?;
     let bytes = file
         .seek(io::SeekFrom::End(0))
@@ -109,6 +123,11 @@ pub fn newest_superblock(volume: &Path) -> Result<(Superblock, Option<Error>)> {
 /// Whether a journal's first block is where that of a volume would be: then there was a volume.
 fn has_journal(volume: &Path) -> Result<bool> {
     let mut bytes = vec![0; BLOCK_SIZE];
+    if NbdAddress::is_one(volume) {
+        let device = open_image(volume, OpenMode::ReadOnly)?;
+        let read = device.read(IoClass::Metadata, JOURNAL_START, &mut bytes);
+        return Ok(read.is_ok() && BlockHeader::decode(&bytes).is_ok());
+    }
     let read = open(volume)?.read_exact_at(&mut bytes, JOURNAL_START.byte_offset());
     Ok(read.is_ok() && BlockHeader::decode(&bytes).is_ok())
 }

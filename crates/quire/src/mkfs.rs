@@ -218,9 +218,13 @@ pub(crate) fn check_size(bytes: u64, options: &FormatOptions) -> Result<()> {
     Geometry::of(bytes, options.journal_bytes, options.metadata_copies).map(drop)
 }
 
-/// Opens what is to become a volume: a block device as it is; an image file, made longer if a size says so.
+/// Opens what is to become a volume: a block device or a server's as it is; an image file, made longer if a
+/// size says so.
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) fn open_for_format(path: &std::path::Path, options: &FormatOptions) -> Result<Arc<dyn Backend>> {
+    if quire_device::NbdAddress::is_one(path) {
+        return quire_device::open_image(path, quire_device::OpenMode::ReadWrite);
+    }
     let doing = |what: &str| format!("{what} {}", path.display());
     let metadata = std::fs::metadata(path).map_err(|error| Error::os(doing("looking at"), &error))?;
     if metadata.is_file() {

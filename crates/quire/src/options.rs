@@ -91,12 +91,13 @@ impl FormatOptions {
         self
     }
 
-    /// Makes a volume in an image file or on a block device. Refuses to overwrite a file system, unless
-    /// forced; creates the file, with mode 0600, if there is none and a size is given.
+    /// Makes a volume in an image file, on a block device, or on a device that an NBD server exports
+    /// (`nbd://HOST:PORT/EXPORT`). Refuses to overwrite a file system, unless forced; creates the file, with
+    /// mode 0600, if there is none and a size is given.
     #[cfg(not(any(loom, shuttle)))]
     pub fn format(&self, path: impl AsRef<Path>) -> Result<VolumeInfo> {
         let path = path.as_ref();
-        let exists = path.exists();
+        let exists = quire_device::NbdAddress::is_one(path) || path.exists();
         let backend = match (exists, self.size) {
             (false, None) => {
                 return Err(Error::new(
@@ -300,8 +301,9 @@ impl VolumeOptions {
         self
     }
 
-    /// Opens the volume in an image file or on a block device. One process at a time may have it open for
-    /// writing.
+    /// Opens the volume in an image file, on a block device, or on a device that an NBD server exports
+    /// (`nbd://HOST:PORT/EXPORT`). One process at a time may have it open for writing; on a server's device,
+    /// nothing but the server keeps a second one out.
     #[cfg(not(any(loom, shuttle)))]
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Volume> {
         let path = path.as_ref();

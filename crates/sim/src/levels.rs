@@ -380,6 +380,7 @@ fn device_history(worked: &Worked, event: usize) -> Vec<String> {
             Event::FlushCompleted { id } => format!("flush {id} has ended"),
             Event::FlushFailed { id } => format!("flush {id} has failed"),
             Event::Rotted { at, .. } => format!("block {at} rots"),
+            Event::PowerLost { policy } => format!("power is lost and comes back: {policy:?}"),
             Event::Note(remark) => format!("remark {remark}"),
         };
         format!("event {}: {what}", first + index)
@@ -415,5 +416,6 @@ fn event_hash(event: &Event) -> u64 {
         Event::FlushFailed { id } => hash_of(&(5, *id)),
         Event::Rotted { at, block } => hash_of(&(6, at.0, hash_of(&**block))),
         Event::Note(remark) => hash_of(&(7, *remark)),
+        Event::PowerLost { policy } => hash_of(&(8, format!("{policy:?}"))),
     }
 }

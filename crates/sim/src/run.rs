@@ -5,7 +5,9 @@
 //!
 //! With one thread the volume runs without background threads, and one round of background work is an
 //! operation as any other. With several, everything runs under the seeded scheduler, with the engine's
-//! threads and one more that completes the device's operations in an order of its own.
+//! threads and one more that completes the device's operations in an order of its own. In one of six such
+//! runs a simulated server stands between volume and device: its connections break, and it may lose what was
+//! not flushed.
 //!
 //! Neighbours: [`crate::generate`] says what to do; [`crate::levels`] goes from level to level.
 
@@ -24,8 +26,9 @@ use quire_base::random::Random;
 use quire_base::simulation;
 use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use quire_base::sync::{Condvar, Mutex, thread};
+use quire_device::simulated::exporter::{Breaks, Exporter};
 use quire_device::simulated::{Fault, FaultOp, Hold, Image};
-use quire_device::{IoClass, SimulatedBackend};
+use quire_device::{Backend, IoClass, SimulatedBackend};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,6 +80,8 @@ pub struct Bench {
     /// The volume; there is none while it is opened again.
     volume: Mutex<Option<Volume>>,
     device: Arc<SimulatedBackend>,
+    /// What the volume is given: the device, or a client of the server before it.
+    backend: Arc<dyn Backend>,
     options: VolumeOptions,
     clock: Clock,
     threads: bool,
@@ -93,12 +98,24 @@ impl Bench {
         threads: bool,
         first_op: u64,
     ) -> Result<Bench, String> {
+        Bench::open_behind(device.clone(), device, profile, threads, first_op)
+    }
+
+    /// As [`Bench::open`], through `backend`, behind which the device is.
+    fn open_behind(
+        backend: Arc<dyn Backend>,
+        device: Arc<SimulatedBackend>,
+        profile: &Profile,
+        threads: bool,
+        first_op: u64,
+    ) -> Result<Bench, String> {
         let clock = Clock::simulated(Timestamp(2_000_000_000));
         let options = options(profile, threads, clock.clone());
-        let volume = options.open_backend(device.clone()).map_err(|error| format!("opening: {error}"))?;
+        let volume = options.open_backend(backend.clone()).map_err(|error| format!("opening: {error}"))?;
         let bench = Bench {
             volume: Mutex::new(Some(volume)),
             device,
+            backend,
             options,
             clock,
             threads,
@@ -398,7 +415,7 @@ impl Bench {
         if let Some(volume) = self.volume.lock().take() {
             volume.close()?;
         }
-        let volume = self.options.open_backend(self.device.clone())?;
+        let volume = self.options.open_backend(self.backend.clone())?;
         *self.volume.lock() = Some(volume);
         self.explore().map_err(quire::Error::corrupt)
     }
@@ -516,6 +533,24 @@ pub fn work_alone(image: &Image, profile: &Profile, steps: &[Step], first_op: u6
     Ok(Worked { device, opened, ended, threads: vec![records] })
 }
 
+/// How long a volume waits for its server, in virtual time: longer than that stays away.
+const PATIENCE: Duration = Duration::from_secs(200);
+
+/// One of so many runs with several threads has a server before its device.
+const EXPORTED_ONE_IN: u64 = 6;
+
+/// The server before the device, if this run has one. None where writes of data fail by order: one of those
+/// that are written again would be the end of the volume.
+fn exporter(device: &Arc<SimulatedBackend>, profile: &Profile, schedule: u64) -> Option<Exporter> {
+    let mut random = Random::seeded(schedule ^ 0xe4b0_27e2);
+    if profile.faults || !random.one_in(EXPORTED_ONE_IN) {
+        return None;
+    }
+    let one_in = 10 + random.below(100);
+    let breaks = Breaks { seed: random.next_u64(), count: 8, one_in, loses_one_in: 1 + random.below(3) };
+    Some(Exporter::start(device.clone(), breaks))
+}
+
 /// Points that the scheduler may pass in one level.
 const STEPS_MAX: u64 = 5_000_000;
 
@@ -547,7 +582,15 @@ fn simulated(
         move || complete(&device, &stop, random)
     });
     device.set_hold(if random.one_in(3) { Hold::Submitted } else { Hold::Everything });
-    let worked = Bench::open(device.clone(), profile, true, first_op).and_then(|bench| {
+    let exporter = exporter(&device, profile, schedule);
+    let opened = match &exporter {
+        Some(exporter) => exporter
+            .client(Some(PATIENCE))
+            .map_err(|error| format!("connecting: {error}"))
+            .and_then(|client| Bench::open_behind(client, device.clone(), profile, true, first_op)),
+        None => Bench::open(device.clone(), profile, true, first_op),
+    };
+    let worked = opened.and_then(|bench| {
         let bench = Arc::new(bench);
         inject(&device, profile, schedule);
         let opened = device.event_count();
@@ -574,6 +617,7 @@ fn simulated(
             None => Ok(Worked { device: device.clone(), opened, ended, threads }),
         }
     });
+    drop(exporter);
     device.set_hold(Hold::Nothing);
     stop.store(true, Ordering::Relaxed);
     completer.join().map_err(|_| "the device's thread panicked".to_owned())?;

@@ -165,8 +165,8 @@ pub enum Mistake {
     /// the crash keeps the append's record and neither of the two writes: what was cut off is back.
     TailKnownBeforeFlush,
 
-    // Those of progress, which show in an operation that does not end, and of the end of a volume. See
-    // [`Mistake::APART`].
+    // Those of progress, which show in an operation that does not end, of the end of a volume, and of broken
+    // connections. See [`Mistake::APART`].
     /// An fsync looks for dirty data again when its snapshot has been written. Shows beside a writer that
     /// goes on.
     WritebackChases,
@@ -175,6 +175,9 @@ pub enum Mistake {
     /// Closing a volume does not wait for the operations under way. Shows when one ends between the last sync
     /// and the end: what it changed is lost, although it has succeeded and the volume was closed in order.
     CloseWithoutDraining,
+    /// What no flush had covered is not written again over a new connection. Shows when the server lost it:
+    /// an fsync that flushes the new connection succeeds.
+    UnflushedNotWrittenAgain,
 
     // Those of memory: they show in what threads read while others write, without any crash. See
     // [`Mistake::MEMORY`].
@@ -280,9 +283,14 @@ impl Mistake {
     /// of its case.
     pub const CASES: [Mistake; 1] = [Mistake::TailKnownBeforeFlush];
 
-    /// The mistakes of progress, and of the end of a volume, each of which has a scenario of its own.
-    pub const APART: [Mistake; 3] =
-        [Mistake::WritebackChases, Mistake::SyncerWaitsForData, Mistake::CloseWithoutDraining];
+    /// The mistakes of progress, of the end of a volume, and of broken connections, each of which has a
+    /// scenario of its own.
+    pub const APART: [Mistake; 4] = [
+        Mistake::WritebackChases,
+        Mistake::SyncerWaitsForData,
+        Mistake::CloseWithoutDraining,
+        Mistake::UnflushedNotWrittenAgain,
+    ];
 
     /// What it is called on a command line.
     pub const fn name(self) -> &'static str {
@@ -334,6 +342,7 @@ impl Mistake {
             Mistake::WritebackChases => "writeback-chases",
             Mistake::SyncerWaitsForData => "syncer-waits-for-data",
             Mistake::CloseWithoutDraining => "close-without-draining",
+            Mistake::UnflushedNotWrittenAgain => "unflushed-not-written-again",
             Mistake::UnlockBeforeSizePublished => "unlock-before-size-published",
             Mistake::SizeNotLookedAtAgain => "size-not-looked-at-again",
             Mistake::VersionsTakenAfterCopy => "versions-taken-after-copy",

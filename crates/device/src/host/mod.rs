@@ -5,6 +5,7 @@
 //! * `transfer`: progress of one vectored transfer through short counts and interruptions.
 //! * [`mod@file`]: ordinary I/O through the host's page cache: the fallback, and read-only volumes.
 //! * [`uring`]: direct I/O, asynchronous through an io_uring: the default.
+//! * [`nbd`]: exports of NBD servers, which have addresses where others have paths.
 //!
 //! Invariants: while a backend is open, its descriptor holds the volume's lock (exclusive to write, shared to
 //! read only), so one process at a time changes a volume.
@@ -12,11 +13,13 @@
 //! Neighbours: the only part of the crate that talks to the operating system; absent under model checkers.
 
 pub mod file;
+pub mod nbd;
 pub mod open;
 mod target;
 mod transfer;
 pub mod uring;
 
 pub use file::FileBackend;
+pub use nbd::NbdAddress;
 pub use open::{OpenMode, create_image, open_image};
 pub use uring::UringBackend;

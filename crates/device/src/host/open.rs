@@ -1,9 +1,10 @@
-//! Opening and creating volumes on the host.
+//! Opening and creating volumes on the host, and opening those that a server exports.
 //!
 //! A volume opened for writing gets the `uring` backend; where the host refuses io_uring or direct I/O it
 //! gets `file`, with one line in the log. A volume opened read-only gets `file`.
 
 use super::file::FileBackend;
+use super::nbd::{self, NbdAddress};
 use super::target::{Medium, Target};
 use super::uring::UringBackend;
 use crate::backend::Backend;
@@ -20,11 +21,15 @@ pub enum OpenMode {
     ReadOnly,
 }
 
-/// Opens and locks the image file or block device at `path`. Do this after forking: a backend has a thread.
+/// Opens and locks the image file or block device at `path`, or opens the export that it names
+/// ([`NbdAddress`]), which has no lock. Do this after forking: a backend has a thread.
 ///
 /// Errors: `NotFound`, `AccessDenied` and `ReadOnly` as the host says; `Busy` if it is open elsewhere (or,
 /// for a block device, in use by the kernel); `IsDirectory`; `NotAVolume` for other kinds of file.
 pub fn open_image(path: &Path, mode: OpenMode) -> Result<Arc<dyn Backend>> {
+    if let Some(address) = NbdAddress::of(path) {
+        return nbd::open(address?, mode);
+    }
     let target = Target::open(path, mode)?;
     match mode {
         OpenMode::ReadWrite => Ok(best_backend(target)),
@@ -33,7 +38,7 @@ pub fn open_image(path: &Path, mode: OpenMode) -> Result<Arc<dyn Backend>> {
 }
 
 /// Makes an image file of `size` bytes (rounded down to whole blocks), sparse and all zero, locked and open.
-/// An existing block device is only opened; it must be at least as large.
+/// An existing block device or an export is only opened; it must be at least as large.
 ///
 /// An existing file that is not empty is replaced if `force` is set. Errors: as for [`open_image`]; `Exists`
 /// without `force`; `Invalid` for a size of no block or larger than the block device.
@@ -43,14 +48,20 @@ pub fn create_image(path: &Path, size: u64, force: bool) -> Result<Arc<dyn Backe
     if blocks == 0 {
         return Err(Error::invalid(format!("creating {name}: {size} bytes is less than one block")));
     }
+    let too_small =
+        |bytes: u64| Err(Error::invalid(format!("{name} has {bytes} bytes, less than the {size} asked for")));
+    if NbdAddress::is_one(path) {
+        let backend = open_image(path, OpenMode::ReadWrite)?;
+        return match backend.blocks() {
+            has if has < blocks => too_small(has * BLOCK_SIZE as u64),
+            _ => Ok(backend),
+        };
+    }
     let is_new = !path.try_exists().unwrap_or(true);
     let mut target = Target::open_or_create(path)?;
     match target.medium() {
         Medium::BlockDevice if target.blocks() < blocks => {
-            return Err(Error::invalid(format!(
-                "{name} has {} bytes, less than the {size} asked for",
-                target.blocks() * BLOCK_SIZE as u64
-            )));
+            return too_small(target.blocks() * BLOCK_SIZE as u64);
         }
         Medium::BlockDevice => {}
         Medium::Image if !target.is_empty_file()? && !force => {

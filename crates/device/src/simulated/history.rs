@@ -13,6 +13,7 @@
 //! * When a write becomes safe, unsafe writes that ended before it lose their claim to the same blocks.
 //! * A discard is a write of absent blocks.
 
+use super::crash::CrashPolicy;
 use super::image::{Block, Image};
 use crate::backend::IoClass;
 use quire_base::BlockNo;
@@ -66,6 +67,11 @@ pub enum Event {
         at: BlockNo,
         /// What it holds now.
         block: Block,
+    },
+    /// The device lost power and came back: what was not safe met its fate, and the rest is all there is.
+    PowerLost {
+        /// Decides the fates.
+        policy: CrashPolicy,
     },
     /// A remark of the test: what had been promised or done by now.
     Note(u64),
@@ -195,6 +201,7 @@ impl Medium {
                 self.safe.set(*at, Some(block.clone()));
                 self.visible.set(*at, Some(block.clone()));
             }
+            Event::PowerLost { policy } => *self = Medium::new(self.crash(*policy)),
             Event::Note(_) => {}
         }
     }

@@ -5,6 +5,7 @@
 //! * [`crash`]: which images a crash may leave, chosen by a seed or enumerated.
 //! * [`image`]: contents as a persistent tree, so that a crash image costs as much as the unsafe writes it
 //!   keeps.
+//! * `exporter`: a server between the device and the volume, whose connections break.
 //! * [`faults`]: errors on order; [`hold`]: completions kept back and released in any order.
 //!
 //! A test runs the engine on it, takes images with [`SimulatedBackend::crash`] (now) or
@@ -19,6 +20,8 @@
 //! Neighbours: a [`crate::Backend`] like the others; the simulator's oracle reads its events.
 
 pub mod crash;
+#[cfg(not(any(loom, shuttle)))]
+pub mod exporter;
 pub mod faults;
 pub mod history;
 pub mod hold;
@@ -26,6 +29,8 @@ pub mod image;
 mod state;
 
 pub use crash::CrashPolicy;
+#[cfg(not(any(loom, shuttle)))]
+pub use exporter::Exporter;
 pub use faults::{Fault, FaultOp};
 pub use history::Event;
 pub use hold::Hold;
@@ -89,6 +94,13 @@ impl SimulatedBackend {
         drop(state);
         self.release_all(&mut Random::seeded(0));
         image
+    }
+
+    /// Loses power and comes back, with what `policy` leaves of what was not safe. Nothing may be in flight.
+    pub fn lose_power(&self, policy: CrashPolicy) {
+        let mut state = self.state.lock();
+        assert!(state.held.is_empty(), "a device that loses power and comes back has nothing in flight");
+        state.log(Event::PowerLost { policy });
     }
 
     /// Number of events recorded.

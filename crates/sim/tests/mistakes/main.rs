@@ -2,5 +2,6 @@
 //! process, so each test takes its turn with `mistakes::with`.
 
 mod caught;
+mod connection;
 mod liveness;
 mod tail;

@@ -1,0 +1,139 @@
+//! Addresses of NBD exports, where a volume's path is expected.
+//!
+//! `nbd://HOST:PORT/EXPORT`, `nbds://` (TLS), `nbd+unix:///EXPORT?socket=PATH`, `nbds+unix://`. libnbd reads
+//! them; this module only tells them from paths, and takes out the parameters that are Quire's:
+//!
+//! | parameter | meaning | if absent |
+//! | --- | --- | --- |
+//! | `reconnect=SECONDS` | after a broken connection, try for so long to make another | the first break is the end |
+//! | `answer=SECONDS` | a request that is not answered for so long breaks the connection | 60 |
+
+use quire_base::sync::time::Duration;
+use quire_base::{Error, Result};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+const SCHEMES: [&str; 4] = ["nbd://", "nbds://", "nbd+unix://", "nbds+unix://"];
+/// Longest time that a parameter may give: a day.
+const SECONDS_MAX: u64 = 86_400;
+const ANSWER_DEFAULT: Duration = Duration::from_secs(60);
+
+/// An address of an export.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NbdAddress {
+    text: String,
+    uri: String,
+    /// How long a reconnection may take; `None`: there is none.
+    pub reconnect: Option<Duration>,
+    /// How long an answer may take.
+    pub answer: Duration,
+}
+
+impl NbdAddress {
+    /// Whether the name of a volume is an address, not a path.
+    pub fn is_one(volume: &Path) -> bool {
+        let bytes = volume.as_os_str().as_bytes();
+        SCHEMES.iter().any(|scheme| bytes.starts_with(scheme.as_bytes()))
+    }
+
+    /// The address that names a volume; `None` if it is a path.
+    pub fn of(volume: &Path) -> Option<Result<NbdAddress>> {
+        NbdAddress::is_one(volume).then(|| {
+            let text = volume
+                .to_str()
+                .ok_or_else(|| Error::invalid(format!("the address {} is not UTF-8", volume.display())))?;
+            NbdAddress::parse(text)
+        })
+    }
+
+    fn parse(text: &str) -> Result<NbdAddress> {
+        let bad = |what: String| Error::invalid(format!("the address {text}: {what}"));
+        if text.contains(['\0', '#', ' ']) {
+            return Err(bad("has a character that an address cannot have; write it as %XX".into()));
+        }
+        let (place, query) = text.split_once('?').unwrap_or((text, ""));
+        let (mut reconnect, mut answer) = (None, ANSWER_DEFAULT);
+        let (mut others, mut socket) = (Vec::new(), None);
+        for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
+            let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+            let seconds = || match value.parse() {
+                Ok(seconds) if (1..=SECONDS_MAX).contains(&seconds) => Ok(Duration::from_secs(seconds)),
+                _ => Err(bad(format!("{name}={value} is not a number of seconds from 1 to {SECONDS_MAX}"))),
+            };
+            match name {
+                "reconnect" => reconnect = Some(seconds()?),
+                "answer" => answer = seconds()?,
+                _ => others.push(parameter),
+            }
+            if name == "socket" {
+                socket = Some(value);
+            }
+        }
+        if place.starts_with("nbd+unix://") || place.starts_with("nbds+unix://") {
+            // A server in the background works in another directory.
+            let is_absolute =
+                |path: &str| path.starts_with('/') || path.to_ascii_lowercase().starts_with("%2f");
+            if !socket.is_some_and(is_absolute) {
+                return Err(bad("needs socket=PATH, an absolute path".into()));
+            }
+        } else if place.split_once("://").is_none_or(|(_, rest)| rest.is_empty() || rest.starts_with('/')) {
+            return Err(bad("names no host".into()));
+        }
+        let uri = if others.is_empty() { place.into() } else { format!("{place}?{}", others.join("&")) };
+        Ok(NbdAddress { text: text.into(), uri, reconnect, answer })
+    }
+
+    /// As it was given.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// What libnbd is given.
+    pub fn uri(&self) -> &str {
+        &self.uri
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<NbdAddress> {
+        NbdAddress::of(Path::new(text)).expect("an address")
+    }
+
+    #[test]
+    fn addresses_and_paths() {
+        for path in ["data.img", "/dev/nbd0", "nbd:host", "./nbd://x", "NBD://x/", "http://x"] {
+            assert!(NbdAddress::of(Path::new(path)).is_none(), "{path}");
+        }
+        let plain = parse("nbd://host:10809/data").unwrap();
+        assert_eq!((plain.uri(), plain.reconnect), ("nbd://host:10809/data", None));
+        assert_eq!((plain.text(), plain.answer), ("nbd://host:10809/data", ANSWER_DEFAULT));
+        let all = parse("nbds+unix:///e?reconnect=30&socket=/run/s&answer=5&tls-certificates=/x").unwrap();
+        assert_eq!(all.uri(), "nbds+unix:///e?socket=/run/s&tls-certificates=/x");
+        assert_eq!((all.reconnect, all.answer), (Some(Duration::from_secs(30)), Duration::from_secs(5)));
+        assert_eq!(parse("nbd+unix://?socket=%2Frun%2Fs").unwrap().uri(), "nbd+unix://?socket=%2Frun%2Fs");
+        assert_eq!(parse("nbd://[::1]/?reconnect=1").unwrap().uri(), "nbd://[::1]/");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_the_address() {
+        for text in [
+            "nbd://",
+            "nbd:///export",
+            "nbd+unix:///export",
+            "nbd+unix:///export?socket=relative",
+            "nbd://h/?reconnect=0",
+            "nbd://h/?reconnect=-1",
+            "nbd://h/?reconnect",
+            "nbd://h/?reconnect=99999999999999999999",
+            "nbd://h/?answer=soon",
+            "nbd://h/a b",
+            "nbd://h/#x",
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.to_string().starts_with(&format!("the address {text}: ")), "{error}");
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! Exports of nbdkit as devices. Where nbdkit or libnbd is missing, the tests say that they are skipped.
+
+use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind};
+use quire_device::{AlignedBuf, Backend, Io, IoClass, IoOp, OpenMode, Segment, create_image, open_image};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A server of one export on a socket in a directory of its own; killed when dropped.
+struct Nbdkit {
+    child: Child,
+    socket: PathBuf,
+    arguments: Vec<String>,
+}
+
+impl Nbdkit {
+    /// None where there is no nbdkit, or no libnbd to reach it.
+    fn start(directory: &Path, arguments: &[&str]) -> Option<Nbdkit> {
+        let missing = open_image(Path::new("nbd+unix:///?socket=/nonexistent/socket"), OpenMode::ReadOnly);
+        if missing.err().is_some_and(|error| error.kind() == ErrorKind::Unsupported) {
+            eprintln!("SKIPPED: libnbd.so.0 is missing (package libnbd0)");
+            return None;
+        }
+        let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        let socket = directory.join("socket");
+        let child = spawn(&socket, &arguments)?;
+        Some(Nbdkit { child, socket, arguments })
+    }
+
+    fn address(&self, parameters: &str) -> PathBuf {
+        format!("nbd+unix:///?socket={}{parameters}", self.socket.display()).into()
+    }
+
+    fn open(&self, parameters: &str) -> Arc<dyn Backend> {
+        open_image(&self.address(parameters), OpenMode::ReadWrite).unwrap()
+    }
+
+    fn refusal(&self) -> Error {
+        open_image(&self.address(""), OpenMode::ReadWrite).err().expect("it is refused")
+    }
+
+    fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_file(&self.socket);
+    }
+
+    fn restart(&mut self) {
+        self.kill();
+        self.child = spawn(&self.socket, &self.arguments).unwrap();
+    }
+}
+
+impl Drop for Nbdkit {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Starts nbdkit and waits for its socket.
+fn spawn(socket: &Path, arguments: &[String]) -> Option<Child> {
+    let started = Command::new("nbdkit")
+        .args(["--foreground", "--exit-with-parent", "--unix"])
+        .arg(socket)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut child = match started {
+        Ok(child) => child,
+        Err(error) => {
+            eprintln!("SKIPPED: nbdkit cannot be started ({error})");
+            return None;
+        }
+    };
+    let start = Instant::now();
+    while std::os::unix::net::UnixStream::connect(socket).is_err() {
+        assert!(child.try_wait().unwrap().is_none(), "nbdkit {arguments:?} ended at once");
+        assert!(start.elapsed() < LIMIT, "nbdkit {arguments:?} opens no socket");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Some(child)
+}
+
+fn directory() -> tempfile::TempDir {
+    // Paths of sockets are short.
+    tempfile::Builder::new().prefix("quire-nbd").tempdir_in("/tmp").unwrap()
+}
+
+fn pattern(at: u64, blocks: usize, seed: u8) -> AlignedBuf {
+    let mut buf = AlignedBuf::blocks(blocks);
+    for (index, block) in buf.chunks_mut(BLOCK_SIZE).enumerate() {
+        block.fill(seed.wrapping_mul(31).wrapping_add((at as u8).wrapping_add(index as u8)) | 1);
+    }
+    buf
+}
+
+fn read(backend: &dyn Backend, at: u64, blocks: usize) -> AlignedBuf {
+    let mut buf = AlignedBuf::blocks(blocks);
+    backend.read(IoClass::Data, BlockNo(at), &mut buf).unwrap();
+    buf
+}
+
+#[test]
+fn writes_reads_flushes_and_discards() {
+    let directory = directory();
+    let Some(server) = Nbdkit::start(directory.path(), &["memory", "64M"]) else { return };
+    let backend = server.open("");
+    assert_eq!(backend.blocks(), 64 << 20 >> 12);
+    let data = pattern(100, 1000, 1);
+    backend.write(IoClass::Data, BlockNo(100), &data).unwrap();
+    backend.flush().unwrap();
+    assert!(*read(&*backend, 100, 1000) == *data);
+    backend.discard(BlockNo(100), 8).unwrap();
+    assert!(read(&*backend, 100, 8).iter().all(|byte| *byte == 0), "nbdkit's memory forgets what is trimmed");
+    backend.write(IoClass::Data, BlockNo(200), &vec![0; 64 * BLOCK_SIZE]).unwrap();
+    assert!(read(&*backend, 200, 64).iter().all(|byte| *byte == 0));
+    assert!(backend.read(IoClass::Data, BlockNo(64 << 8), &mut vec![0; BLOCK_SIZE]).is_err());
+    drop(backend);
+    // A volume is as large as the export unless a size says less.
+    assert_eq!(create_image(&server.address(""), 1 << 20, false).unwrap().blocks(), 64 << 8);
+    assert_eq!(create_image(&server.address(""), 65 << 20, false).err().unwrap().kind(), ErrorKind::Invalid);
+}
+
+#[test]
+fn many_requests_are_in_flight() {
+    let directory = directory();
+    let arguments = ["--filter=delay", "memory", "64M", "delay-write=20ms"];
+    let Some(server) = Nbdkit::start(directory.path(), &arguments) else { return };
+    let backend = server.open("");
+    let (sender, ended) = channel();
+    let start = Instant::now();
+    for at in 0..160 {
+        let mut buf = pattern(at, 1, 3);
+        // SAFETY: `done` owns the buffer.
+        let segments = vec![unsafe { Segment::new(buf.as_mut_ptr(), buf.len()) }];
+        let sender = sender.clone();
+        let done = Box::new(move |outcome| {
+            drop(buf);
+            let _ = sender.send(outcome);
+        });
+        backend.submit(IoClass::Data, vec![Io { op: IoOp::Write, at: BlockNo(at), segments, done }]);
+    }
+    for _ in 0..160 {
+        ended.recv_timeout(LIMIT).unwrap().unwrap();
+    }
+    // nbdkit works on 16 requests of a connection at a time: one by one it were more than 3.2 s.
+    assert!(start.elapsed() < Duration::from_millis(1600), "{:?}", start.elapsed());
+    for at in 0..160 {
+        assert!(*read(&*backend, at, 1) == *pattern(at, 1, 3));
+    }
+}
+
+#[test]
+fn requests_respect_the_servers_sizes() {
+    let directory = directory();
+    let sizes = |least: &str, most: &str| {
+        Nbdkit::start(
+            directory.path(),
+            &[
+                "--filter=blocksize-policy",
+                "memory",
+                "64M",
+                &format!("blocksize-minimum={least}"),
+                "blocksize-preferred=64K",
+                &format!("blocksize-maximum={most}"),
+                "blocksize-error-policy=error",
+            ],
+        )
+    };
+    let Some(server) = sizes("4096", "64K") else { return };
+    let backend = server.open("");
+    let data = pattern(3, 1001, 5);
+    backend.write(IoClass::Data, BlockNo(3), &data).unwrap();
+    assert!(*read(&*backend, 3, 1001) == *data);
+    drop((backend, server));
+    let Some(server) = sizes("64K", "1M") else { return };
+    let error = server.refusal();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("no requests smaller than 65536 bytes"), "{error}");
+}
+
+#[test]
+fn what_cannot_be_a_device_is_refused_with_a_reason() {
+    let directory = directory();
+    let Some(server) = Nbdkit::start(directory.path(), &["--readonly", "memory", "1M"]) else { return };
+    assert_eq!(server.refusal().kind(), ErrorKind::ReadOnly);
+    let reader = open_image(&server.address(""), OpenMode::ReadOnly).unwrap();
+    assert!(reader.is_read_only());
+    assert!(read(&*reader, 0, 1).iter().all(|byte| *byte == 0));
+    assert_eq!(reader.flush().unwrap_err().kind(), ErrorKind::ReadOnly);
+    drop(reader);
+    drop(server);
+    let eval = ["eval", "get_size=echo 1048576", "pread=head -c $3 /dev/zero", "pwrite=cat >/dev/null"];
+    let Some(server) = Nbdkit::start(directory.path(), &eval) else { return };
+    let error = server.refusal();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("no flush"), "{error}");
+    let nobody = PathBuf::from(format!("nbd+unix:///?socket={}/nobody", directory.path().display()));
+    let error = open_image(&nobody, OpenMode::ReadWrite).err().unwrap();
+    assert!(error.to_string().contains("nobody"), "{error}");
+    let odd = open_image(Path::new("nbd://h/?reconnect=x"), OpenMode::ReadWrite).err().unwrap();
+    assert_eq!(odd.kind(), ErrorKind::Invalid);
+}
+
+#[test]
+fn a_server_that_does_not_answer_is_given_up() {
+    let directory = directory();
+    let arguments = ["--filter=delay", "memory", "1M", "delay-read=20"];
+    let Some(server) = Nbdkit::start(directory.path(), &arguments) else { return };
+    let backend = server.open("&answer=1");
+    let start = Instant::now();
+    let error = backend.read(IoClass::Data, BlockNo(0), &mut vec![0; BLOCK_SIZE]).unwrap_err();
+    assert!(error.to_string().contains("no answer"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    drop(backend);
+    // Nor does one that accepts connections and says nothing hold a mount up.
+    let silent = directory.path().join("silent");
+    let _listener = std::os::unix::net::UnixListener::bind(&silent).unwrap();
+    let address = PathBuf::from(format!("nbd+unix:///?socket={}&answer=1", silent.display()));
+    let start = Instant::now();
+    assert!(open_image(&address, OpenMode::ReadWrite).is_err());
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_server_killed_in_the_middle_comes_back_and_nothing_is_lost() {
+    let directory = directory();
+    let image = directory.path().join("image");
+    std::fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
+    let Some(mut server) = Nbdkit::start(directory.path(), &["file", image.to_str().unwrap()]) else {
+        return;
+    };
+    let backend = server.open("&reconnect=20");
+    let (sender, flushed) = channel();
+    let writer = std::thread::spawn({
+        let backend = backend.clone();
+        move || {
+            for at in 0..600 {
+                backend.write(IoClass::Data, BlockNo(at), &pattern(at, 1, 7)).unwrap();
+                if at % 10 == 9 {
+                    backend.flush().unwrap();
+                    sender.send(at).unwrap();
+                }
+            }
+        }
+    });
+    for _ in 0..3 {
+        flushed.recv_timeout(LIMIT).unwrap();
+        server.restart();
+    }
+    while let Ok(at) = flushed.recv_timeout(LIMIT) {
+        assert!(at < 600);
+    }
+    writer.join().unwrap();
+    drop(backend);
+    let bytes = std::fs::read(&image).unwrap();
+    for at in 0..600 {
+        let block = &bytes[at as usize * BLOCK_SIZE..][..BLOCK_SIZE];
+        assert!(*block == *pattern(at, 1, 7), "block {at}");
+    }
+}
+
+#[test]
+fn a_server_that_is_gone_fails_everything_soon() {
+    let directory = directory();
+    for (parameters, seconds) in [("", 2), ("&reconnect=1", 8)] {
+        let Some(mut server) = Nbdkit::start(directory.path(), &["memory", "1M"]) else { return };
+        let backend = server.open(parameters);
+        backend.write(IoClass::Data, BlockNo(1), &pattern(1, 1, 1)).unwrap();
+        server.kill();
+        let start = Instant::now();
+        let error = backend.flush().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io);
+        assert!(error.to_string().contains("See that the server runs"), "{error}");
+        assert!(start.elapsed() < Duration::from_secs(seconds), "{:?}", start.elapsed());
+        let start = Instant::now();
+        backend.read(IoClass::Data, BlockNo(1), &mut vec![0; BLOCK_SIZE]).unwrap_err();
+        drop(backend);
+        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    }
+}

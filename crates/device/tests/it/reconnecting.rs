@@ -1,0 +1,359 @@
+//! The layer that reconnects, over sessions that the test answers by hand.
+
+use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};
+use quire_device::reconnecting::{Answered, Connector, Failure, Properties, Request, Session};
+use quire_device::{AlignedBuf, Backend, Io, IoClass, IoOp, ReconnectingBackend, Segment};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Longest wait for anything.
+const LIMIT: Duration = Duration::from_secs(20);
+const BLOCKS: u64 = 1 << 20;
+
+/// A request as the server got it: the number of its session, and how to answer it.
+struct Got {
+    session: u32,
+    request: Request,
+    answered: Answered,
+}
+
+impl Got {
+    fn accept(self) {
+        let bytes = match &self.request {
+            Request::Read { length, .. } => Some(AlignedBuf::zeroed(*length)),
+            _ => None,
+        };
+        (self.answered)(Ok(bytes));
+    }
+
+    /// Short words: session, kind, block and first byte.
+    fn brief(&self) -> String {
+        let block = |offset: &u64| offset / BLOCK_SIZE as u64;
+        let what = match &self.request {
+            Request::Read { offset, .. } => format!("read {}", block(offset)),
+            Request::Write { offset, data, .. } => format!("write {} {}", block(offset), data[0]),
+            Request::Zeroes { offset, .. } => format!("zero {}", block(offset)),
+            Request::Flush => "flush".into(),
+            Request::Trim { offset, .. } => format!("trim {}", block(offset)),
+        };
+        format!("{}: {what}", self.session)
+    }
+}
+
+#[derive(Clone)]
+struct Server {
+    got: Sender<Got>,
+    connections: Arc<AtomicU32>,
+    refuses: Arc<AtomicBool>,
+}
+
+struct Connection {
+    number: u32,
+    server: Server,
+    is_closed: Mutex<bool>,
+}
+
+fn broken() -> Failure {
+    Failure::Broken(Error::new(ErrorKind::Io, "cut"))
+}
+
+impl Session for Connection {
+    fn submit(&self, request: Request, answered: Answered) {
+        if *self.is_closed.lock().unwrap() {
+            return answered(Err(broken()));
+        }
+        let _ = self.server.got.send(Got { session: self.number, request, answered });
+    }
+
+    fn close(&self) {
+        *self.is_closed.lock().unwrap() = true;
+    }
+}
+
+impl Connector for Server {
+    fn connect(&self, _limit: Duration) -> Result<Arc<dyn Session>> {
+        if self.refuses.load(Ordering::SeqCst) {
+            return Err(Error::new(ErrorKind::Io, "refused"));
+        }
+        let number = self.connections.fetch_add(1, Ordering::SeqCst) + 1;
+        Ok(Arc::new(Connection { number, server: self.clone(), is_closed: Mutex::new(false) }))
+    }
+}
+
+struct Bench {
+    backend: Arc<ReconnectingBackend>,
+    server: Server,
+    got: Receiver<Got>,
+}
+
+impl Bench {
+    fn new(patience: Option<Duration>) -> Bench {
+        let (sender, got) = channel();
+        let server =
+            Server { got: sender, connections: Arc::default(), refuses: Arc::new(AtomicBool::new(false)) };
+        let session = server.connect(LIMIT).unwrap();
+        let properties = Properties { name: "server".into(), blocks: BLOCKS, is_read_only: false, patience };
+        let backend = ReconnectingBackend::new(properties, Box::new(server.clone()), session).unwrap();
+        Bench { backend: Arc::new(backend), server, got }
+    }
+
+    fn next(&self) -> Got {
+        self.got.recv_timeout(LIMIT).expect("a request")
+    }
+
+    /// Expects a request and accepts it.
+    fn accept(&self, brief: &str) {
+        let got = self.next();
+        assert_eq!(got.brief(), brief);
+        got.accept();
+    }
+
+    /// Starts a transfer of blocks full of `byte`; the outcome comes through the channel.
+    fn start(&self, op: IoOp, at: u64, blocks: usize, byte: u8) -> Receiver<Result<()>> {
+        let (sender, ended) = channel();
+        let mut buf = AlignedBuf::blocks(blocks);
+        buf.fill(byte);
+        // SAFETY: `done` owns the buffer.
+        let segments = vec![unsafe { Segment::new(buf.as_mut_ptr(), buf.len()) }];
+        let done = Box::new(move |outcome| {
+            drop(buf);
+            let _ = sender.send(outcome);
+        });
+        self.backend.submit(IoClass::Data, vec![Io { op, at: BlockNo(at), segments, done }]);
+        ended
+    }
+
+    fn start_flush(&self) -> Receiver<Result<()>> {
+        let (sender, ended) = channel();
+        let backend = self.backend.clone();
+        std::thread::spawn(move || sender.send(backend.flush()));
+        ended
+    }
+
+    /// A write that is answered at once.
+    fn write(&self, at: u64, byte: u8) {
+        let ended = self.start(IoOp::Write, at, 1, byte);
+        self.next().accept();
+        outcome(&ended).unwrap();
+    }
+
+    /// Breaks the connection under a read of block 9, and gives that read's outcome to come.
+    fn cut(&self) -> Receiver<Result<()>> {
+        let read = self.start(IoOp::Read, 9, 1, 0);
+        (self.next().answered)(Err(broken()));
+        read
+    }
+}
+
+fn outcome(ended: &Receiver<Result<()>>) -> Result<()> {
+    ended.recv_timeout(LIMIT).expect("an outcome")
+}
+
+const PATIENT: Option<Duration> = Some(Duration::from_secs(10));
+
+#[test]
+fn a_flush_covers_only_writes_that_had_completed_before_it() {
+    let bench = Bench::new(PATIENT);
+    bench.write(1, 1);
+    let second = bench.start(IoOp::Write, 2, 1, 2);
+    let late = bench.next();
+    let flush = bench.start_flush();
+    bench.accept("1: flush");
+    outcome(&flush).unwrap();
+    late.accept();
+    outcome(&second).unwrap();
+    let read = bench.cut();
+    // The first write is durable; the second completed after the flush was submitted.
+    bench.accept("2: write 2 2");
+    bench.accept("2: flush");
+    bench.accept("2: read 9");
+    outcome(&read).unwrap();
+    // Durable by then: nothing is written again after another break.
+    let read = bench.cut();
+    bench.accept("3: flush");
+    bench.accept("3: read 9");
+    outcome(&read).unwrap();
+}
+
+#[test]
+fn a_flush_that_broke_follows_what_it_should_have_covered() {
+    let bench = Bench::new(PATIENT);
+    bench.write(1, 1);
+    let flush = bench.start_flush();
+    (bench.next().answered)(Err(broken()));
+    bench.accept("2: write 1 1");
+    bench.accept("2: flush");
+    assert!(flush.try_recv().is_err(), "the caller's flush has not been answered");
+    bench.accept("2: flush");
+    outcome(&flush).unwrap();
+}
+
+#[test]
+fn overlapping_writes_are_written_again_one_after_the_other() {
+    let bench = Bench::new(PATIENT);
+    for byte in 1..=3 {
+        bench.write(5, byte);
+    }
+    let read = bench.cut();
+    for byte in 1..=3 {
+        let got = bench.next();
+        assert_eq!(got.brief(), format!("2: write 5 {byte}"));
+        assert!(bench.got.recv_timeout(Duration::from_millis(50)).is_err(), "the next one waits for it");
+        got.accept();
+    }
+    bench.accept("2: flush");
+    bench.accept("2: read 9");
+    outcome(&read).unwrap();
+}
+
+#[test]
+fn what_was_in_flight_goes_on_behind_what_is_written_again() {
+    let bench = Bench::new(PATIENT);
+    bench.write(1, 1);
+    let write = bench.start(IoOp::Write, 2, 1, 2);
+    let old = bench.next();
+    let read = bench.cut();
+    bench.accept("2: write 1 1");
+    // An answer of the old session is not heard any more.
+    old.accept();
+    assert!(write.recv_timeout(Duration::from_millis(50)).is_err());
+    bench.accept("2: flush");
+    bench.accept("2: write 2 2");
+    bench.accept("2: read 9");
+    outcome(&write).unwrap();
+    outcome(&read).unwrap();
+}
+
+#[test]
+fn a_connection_that_breaks_while_writing_again_is_made_once_more() {
+    let bench = Bench::new(PATIENT);
+    bench.write(1, 1);
+    let read = bench.cut();
+    bench.accept("2: write 1 1");
+    (bench.next().answered)(Err(broken()));
+    bench.accept("3: write 1 1");
+    bench.accept("3: flush");
+    bench.accept("3: read 9");
+    outcome(&read).unwrap();
+}
+
+#[test]
+fn without_reconnecting_the_first_break_is_the_end() {
+    let bench = Bench::new(None);
+    bench.write(1, 1);
+    let write = bench.start(IoOp::Write, 2, 1, 2);
+    drop(bench.next());
+    let error = outcome(&bench.cut()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io);
+    assert!(error.to_string().contains("reconnect=SECONDS"), "{error}");
+    assert!(error.to_string().contains("mount again"), "{error}");
+    outcome(&write).unwrap_err();
+    let start = Instant::now();
+    let mut buf = AlignedBuf::blocks(1);
+    bench.backend.read(IoClass::Data, BlockNo(3), &mut buf).unwrap_err();
+    bench.backend.write(IoClass::Data, BlockNo(3), &buf).unwrap_err();
+    bench.backend.flush().unwrap_err();
+    bench.backend.discard(BlockNo(3), 1).unwrap_err();
+    assert!(start.elapsed() < Duration::from_secs(1), "each fails at once");
+}
+
+#[test]
+fn patience_ends() {
+    let bench = Bench::new(Some(Duration::from_millis(300)));
+    bench.write(1, 1);
+    bench.server.refuses.store(true, Ordering::SeqCst);
+    let start = Instant::now();
+    let error = outcome(&bench.cut()).unwrap_err();
+    assert!(error.to_string().contains("could not be made again"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    bench.backend.flush().unwrap_err();
+}
+
+#[test]
+fn a_server_that_refuses_what_is_written_again_ends_the_device() {
+    let bench = Bench::new(PATIENT);
+    bench.write(1, 1);
+    let read = bench.cut();
+    (bench.next().answered)(Err(Failure::Refused(Error::new(ErrorKind::NoSpace, "full"))));
+    let error = outcome(&read).unwrap_err();
+    assert!(error.to_string().contains("could not be written again: full"), "{error}");
+}
+
+#[test]
+fn a_failed_flush_ends_changes_but_not_reads() {
+    let bench = Bench::new(PATIENT);
+    bench.write(1, 1);
+    let flush = bench.start_flush();
+    (bench.next().answered)(Err(Failure::Refused(Error::new(ErrorKind::Io, "bad medium"))));
+    outcome(&flush).unwrap_err();
+    outcome(&bench.start(IoOp::Write, 2, 1, 2)).unwrap_err();
+    let read = bench.start(IoOp::Read, 1, 1, 0);
+    bench.accept("1: read 1");
+    outcome(&read).unwrap();
+}
+
+/// Nobody flushes, and 200 MiB are written: what is kept stays within its limit.
+#[test]
+fn it_flushes_by_itself_before_too_much_is_kept() {
+    const PIECE: usize = 1024;
+    let Bench { backend, server, got } = Bench::new(PATIENT);
+    let answering = std::thread::spawn(move || {
+        let (mut unflushed, mut most, mut flushes) = (0, 0, 0);
+        while let Ok(next) = got.recv_timeout(LIMIT) {
+            match &next.request {
+                Request::Write { data, .. } => unflushed += data.len(),
+                Request::Flush => {
+                    flushes += 1;
+                    most = most.max(std::mem::take(&mut unflushed));
+                }
+                Request::Trim { .. } => {
+                    next.accept();
+                    break;
+                }
+                _ => {}
+            }
+            next.accept();
+        }
+        (most, flushes)
+    });
+    let buf = vec![1; PIECE * BLOCK_SIZE];
+    for piece in 0..50 {
+        backend.write(IoClass::Data, BlockNo(piece * PIECE as u64), &buf).unwrap();
+    }
+    backend.discard(BlockNo(0), 1).unwrap();
+    let (most, flushes) = answering.join().unwrap();
+    assert!(flushes >= 3 && most <= 64 << 20, "{flushes} flushes, {most} bytes before one");
+    drop((backend, server));
+}
+
+#[test]
+fn zeros_travel_without_themselves() {
+    let bench = Bench::new(PATIENT);
+    let write = bench.start(IoOp::Write, 7, 32, 0);
+    bench.accept("1: zero 7");
+    outcome(&write).unwrap();
+    let read = bench.cut();
+    bench.accept("2: zero 7");
+    bench.accept("2: flush");
+    bench.accept("2: read 9");
+    outcome(&read).unwrap();
+}
+
+#[test]
+fn dropping_ends_what_is_under_way_first() {
+    let Bench { backend, server: _server, got } = Bench::new(PATIENT);
+    let (sender, ended) = channel();
+    let caller = backend.clone();
+    std::thread::spawn(move || sender.send(caller.flush()));
+    let flush = got.recv_timeout(LIMIT).unwrap();
+    let dropping = std::thread::spawn(move || drop(backend));
+    flush.accept();
+    outcome(&ended).unwrap();
+    let start = Instant::now();
+    while !dropping.is_finished() {
+        assert!(start.elapsed() < LIMIT, "the drop does not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
