@@ -101,6 +101,30 @@ impl GroupPart<'_> {
         edges
     }
 
+    /// Whether the ranges leave nothing of `[start, end)` out.
+    pub fn covers(&self, start: u64, end: u64) -> bool {
+        let mut at = start;
+        let from = self.ranges.partition_point(|(offset, bytes)| offset + bytes.len() as u64 <= start);
+        for (offset, bytes) in &self.ranges[from..] {
+            if at >= end || *offset > at {
+                break;
+            }
+            at = offset + bytes.len() as u64;
+        }
+        at >= end
+    }
+
+    /// Lays the ranges over what the file has from `start` on.
+    pub fn overlay(&self, start: u64, out: &mut [u8]) {
+        let end = start + out.len() as u64;
+        let from = self.ranges.partition_point(|(offset, bytes)| offset + bytes.len() as u64 <= start);
+        for (offset, bytes) in self.ranges[from..].iter().take_while(|(offset, _)| *offset < end) {
+            let (low, high) = ((*offset).max(start), (offset + bytes.len() as u64).min(end));
+            let part = &bytes[(low - offset) as usize..(high - offset) as usize];
+            out[(low - start) as usize..(high - start) as usize].copy_from_slice(part);
+        }
+    }
+
     fn lock_all(&self, locked: &Locked) {
         segment::lock_all(self.segments(locked), &self.mapping.core.parking);
     }
@@ -175,7 +199,7 @@ impl Composed<'_> {
 
     /// What the blocks from `first` on, of one run, are to hold.
     pub fn copy(&self, first: u64, out: &mut [u8]) {
-        let (start, end) = (first * BLOCK_SIZE as u64, first * BLOCK_SIZE as u64 + out.len() as u64);
+        let start = first * BLOCK_SIZE as u64;
         let last = first + (out.len() / BLOCK_SIZE) as u64;
         for (_, _, pins) in &self.locked.runs {
             for pin in pins {
@@ -189,13 +213,7 @@ impl Composed<'_> {
                 }
             }
         }
-        for (offset, bytes) in &self.part.ranges {
-            let (low, high) = ((*offset).max(start), (offset + bytes.len() as u64).min(end));
-            if low < high {
-                let part = &bytes[(low - offset) as usize..(high - offset) as usize];
-                out[(low - start) as usize..(high - start) as usize].copy_from_slice(part);
-            }
-        }
+        self.part.overlay(start, out);
     }
 }
 

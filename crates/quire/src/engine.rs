@@ -64,6 +64,8 @@ pub struct Engine {
     pub(crate) cache: Arc<Cache>,
     /// What is kept back for the metadata pool ([`crate::pool_promise`]).
     pub(crate) pool_promise: SpaceAccount,
+    /// Bytes that large groups have collected ([`crate::group`]).
+    pub(crate) group_memory: AtomicU64,
     /// Threads that wait for journal bytes or tree nodes.
     pub(crate) room: RoomQueue,
     pub(crate) orphans: OrphanSlots,
@@ -192,6 +194,7 @@ impl Engine {
             inodes: InodeTable::new(parts.cache.clone()),
             cache: parts.cache,
             pool_promise: SpaceAccount::default(),
+            group_memory: AtomicU64::new(0),
             room: RoomQueue::default(),
             orphans: parts.orphans,
             rewrite_pool: AtomicBool::new(false),

@@ -183,6 +183,7 @@ pub struct VolumeOptions {
     pub(crate) folio_bytes: Option<u64>,
     pub(crate) dirties_whole_folios: bool,
     pub(crate) orphan_tracking: OrphanTracking,
+    pub(crate) group_record_bytes: Option<u64>,
 }
 
 impl VolumeOptions {
@@ -202,6 +203,7 @@ impl VolumeOptions {
             folio_bytes: None,
             dirties_whole_folios: false,
             orphan_tracking: OrphanTracking::Lockless,
+            group_record_bytes: None,
         }
     }
 
@@ -298,6 +300,15 @@ impl VolumeOptions {
     #[must_use]
     pub fn orphan_tracking(mut self, tracking: OrphanTracking) -> VolumeOptions {
         self.orphan_tracking = tracking;
+        self
+    }
+
+    /// For tests and measurements only: groups of more bytes of blocks go to fresh blocks, though a record of
+    /// the journal would take them.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn group_record_bytes(mut self, bytes: u64) -> VolumeOptions {
+        self.group_record_bytes = Some(bytes);
         self
     }
 

@@ -91,7 +91,7 @@ impl Engine {
 
     /// An error if the journal has no room for a record with all blocks of such a unit.
     pub(crate) fn check_unit(&self, unit: Unit) -> Result<()> {
-        let most = self.group_bytes_max();
+        let most = self.group_record_bytes();
         if unit.bytes() > most {
             return Err(Error::invalid(format!(
                 "a unit of {unit}: the journal of this volume takes units of {} KiB at most (see: quire mkfs --journal-size)",

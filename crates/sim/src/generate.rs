@@ -74,6 +74,8 @@ pub struct Profile {
     pub discard: bool,
     /// Some writes of data fail.
     pub faults: bool,
+    /// Groups of more bytes of blocks go to fresh blocks, though a record would take them.
+    pub group_record_bytes: Option<u64>,
 }
 
 impl Profile {
@@ -111,6 +113,11 @@ impl Profile {
             file_bytes,
             discard: random.one_in(2),
             faults: random.one_in(8) && style != Style::Atomic,
+            group_record_bytes: match random.below(4) {
+                0 => Some(0),
+                1 => Some(32 << 10),
+                _ => None,
+            },
         }
     }
 }
@@ -336,6 +343,9 @@ impl World {
             let (offset, length) = match random.below(6) {
                 0..=2 => (random.below(profile.file_bytes / BLOCK) * BLOCK, (1 + random.below(4)) * BLOCK),
                 3 => (random.below(size.max(1)), 1 + random.below(300)),
+                4 if profile.group_record_bytes.is_some() => {
+                    (random.below(profile.file_bytes), 1 + random.below(profile.file_bytes))
+                }
                 4 => (random.below(profile.file_bytes), 1 + random.below(16_000)),
                 _ => (size + random.below(3) * random.below(9000), 1 + random.below(9000)),
             };

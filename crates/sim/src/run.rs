@@ -67,7 +67,12 @@ pub fn format(profile: &Profile, seed: u64) -> Result<Image, String> {
 }
 
 fn options(profile: &Profile, threads: bool, clock: Clock) -> VolumeOptions {
-    VolumeOptions::new()
+    let options = VolumeOptions::new();
+    let options = match profile.group_record_bytes {
+        Some(bytes) => options.group_record_bytes(bytes),
+        None => options,
+    };
+    options
         .threads(threads)
         .cache_bytes(profile.cache_bytes)
         .node_cache_bytes(profile.node_cache_bytes)

@@ -160,6 +160,20 @@ pub enum Mistake {
     /// when the older slot has to serve: its replay puts the older content back.
     PassedForNewestSlot,
 
+    // Those of groups that go to fresh blocks.
+    /// The exchange names no data that must be durable before it (J1). Shows when the power goes after the
+    /// journal write, with the record kept and fresh blocks lost: the files show what those held before.
+    ExchangeNamesNoData,
+    /// The first file's exchange goes into a record of its own. Shows when the journal is cut behind it: the
+    /// group is in one file and not in the other.
+    ExchangeInTwoRecords,
+    /// Blocks that the group writes stay in the cache. Shows at the next cached read, or when a dirty one is
+    /// written over the fresh block.
+    CacheKeptAfterExchange,
+    /// What an exchange raises a size over is not written back before it (J6). Shows after a crash: zeros
+    /// where the file had data that no fsync has confirmed, below a size that the group made.
+    ExchangeOverUnwrittenGrowth,
+
     /// The last block of a file is known as soon as its write has completed, not when a flush has covered
     /// that. Shows when a truncate cuts inside the block, the block is written back, an append is forced, and
     /// the crash keeps the append's record and neither of the two writes: what was cut off is back.
@@ -233,7 +247,7 @@ impl Mistake {
     ];
 
     /// The mistakes of durability, which the simulator finds.
-    pub const ALL: [Mistake; 43] = [
+    pub const ALL: [Mistake; 47] = [
         Mistake::NoFlushBeforeJournalWrite,
         Mistake::RecordNamesNoData,
         Mistake::FlushJoinedLate,
@@ -277,6 +291,10 @@ impl Mistake {
         Mistake::RecordedWrittenInPlace,
         Mistake::BatchNotAwaited,
         Mistake::PassedForNewestSlot,
+        Mistake::ExchangeNamesNoData,
+        Mistake::ExchangeInTwoRecords,
+        Mistake::CacheKeptAfterExchange,
+        Mistake::ExchangeOverUnwrittenGrowth,
     ];
 
     /// Mistakes of durability that ordinary runs seldom show: each has a test that goes through all crashes
@@ -339,6 +357,10 @@ impl Mistake {
             Mistake::RecordedWrittenInPlace => "recorded-written-in-place",
             Mistake::BatchNotAwaited => "batch-not-awaited",
             Mistake::PassedForNewestSlot => "passed-for-newest-slot",
+            Mistake::ExchangeNamesNoData => "exchange-names-no-data",
+            Mistake::ExchangeInTwoRecords => "exchange-in-two-records",
+            Mistake::CacheKeptAfterExchange => "cache-kept-after-exchange",
+            Mistake::ExchangeOverUnwrittenGrowth => "exchange-over-unwritten-growth",
             Mistake::WritebackChases => "writeback-chases",
             Mistake::SyncerWaitsForData => "syncer-waits-for-data",
             Mistake::CloseWithoutDraining => "close-without-draining",

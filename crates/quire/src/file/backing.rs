@@ -200,7 +200,7 @@ fn extents_around(inode: &Inode, blocks: &Range<u64>) -> Result<Vec<Extent>> {
 }
 
 /// The keys, but for those of extents, that journaling these homes changes.
-pub(super) fn keys_of_homes(inode: &Inode, homes: impl Iterator<Item = DiskRun>) -> Vec<Key> {
+pub(crate) fn keys_of_homes(inode: &Inode, homes: impl Iterator<Item = DiskRun>) -> Vec<Key> {
     let regions = homes.flat_map(split_by_region).map(|(region, ..)| Key::region(region));
     std::iter::once(Key::inode(inode.number)).chain(regions).collect()
 }

@@ -55,7 +55,11 @@ fn ground(mistake: Mistake) -> Settings {
         | Mistake::MovedContentForgotten
         | Mistake::GroupInTwoRecords
         | Mistake::RecordedWrittenInPlace
-        | Mistake::PassedForNewestSlot => of(Style::Atomic, 1, 80, 1000),
+        | Mistake::PassedForNewestSlot
+        | Mistake::ExchangeNamesNoData
+        | Mistake::ExchangeInTwoRecords
+        | Mistake::CacheKeptAfterExchange
+        | Mistake::ExchangeOverUnwrittenGrowth => of(Style::Atomic, 1, 80, 1000),
         Mistake::BatchNotAwaited => of(Style::Atomic, 4, 250, 1000),
         _ => of(Style::Forces, 4, 80, 1000),
     }

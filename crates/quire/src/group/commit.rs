@@ -1,0 +1,216 @@
+//! Groups that go into one record of the journal; and what comes before the other ones.
+//!
+//! Order of a commit
+//! 1. the gates of the files, buffered, by inode; then the size locks of those that grow;
+//! 2. what a file that grows has unwritten is written back: the size on disk rises over nothing else;
+//! 3. `quire_cache::write_group` loads and locks; with the locks held the transaction is only tried for, as
+//!    the lock order has it. Without room the commit releases everything, waits for room, and starts 3 over;
+//! 4. [`Engine::commit_data`]; then the contents and the sizes become visible, and the locks go;
+//! 5. the journal is forced, if the caller wants it now.
+//!
+//! A group that sets sizes has its files to itself meanwhile: gates exclusively, and writeback held off. What
+//! lies beyond a smaller size is dropped when the record is in the journal, and nothing can fail any more.
+//! Too many extents for one transaction are freed behind it, as a logged operation. The size of an untorn
+//! file is locked.
+//!
+//! Neighbours: [`crate::file::journaled`] journals; [`super::exchange`] commits what is larger.
+
+use super::collected::Collected;
+use super::exchange::Buffer;
+use crate::engine::Engine;
+use crate::file::journaled::{FileData, data_cost};
+use crate::gate::GateState;
+use quire_base::sync::Arc;
+use quire_base::units::blocks_for;
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result, Seq};
+use quire_cache::{Composed, GroupPart, WritebackHold, write_group};
+use quire_format::extent::FILE_BLOCKS_MAX;
+use quire_format::key::Key;
+use quire_format::logged::{LoggedKind, LoggedOp};
+
+impl Engine {
+    /// Commits a group; its record is in the journal, and not forced.
+    pub(super) fn commit_group(self: &Arc<Engine>, files: &[&Collected]) -> Result<Seq> {
+        let blocks: u64 = files.iter().map(|file| file.counts().0).sum();
+        let is_large = blocks * BLOCK_SIZE as u64 > self.group_to_journal();
+        // Memory is waited for before the gates.
+        let buffer = if is_large { Some(Buffer::new(self)?) } else { None };
+        self.retry_without_space(|| match &buffer {
+            Some(buffer) => self.commit_alone(files, files, Some(buffer)),
+            None => self.commit_to_journal(files),
+        })
+    }
+
+    /// Bytes of blocks up to which a group goes into a record.
+    fn group_to_journal(&self) -> u64 {
+        let record = self.group_record_bytes();
+        self.options.group_record_bytes.map_or(record, |bytes| bytes.min(record))
+    }
+
+    fn commit_to_journal(self: &Arc<Engine>, files: &[&Collected]) -> Result<Seq> {
+        if files.iter().any(|file| file.size.is_some()) {
+            return self.commit_alone(files, files, None);
+        }
+        let _permits: Vec<_> = files.iter().map(|file| file.inode.gate.enter(GateState::Buffered)).collect();
+        // The size cannot shrink while the permit is held.
+        let growing: Vec<bool> = files.iter().map(|file| file.end() > file.inode.size()).collect();
+        let _sizes: Vec<_> = files
+            .iter()
+            .zip(&growing)
+            .filter(|(file, grows)| **grows || file.inode.unit_blocks().is_some())
+            .map(|(file, _)| file.inode.size_lock.lock())
+            .collect();
+        for (file, _) in files.iter().zip(&growing).filter(|(_, grows)| **grows) {
+            self.settle_group_growth(file)?;
+        }
+        self.write_and_journal(files, false)
+    }
+
+    /// Puts on disk what a group's larger size would show.
+    fn settle_group_growth(&self, file: &Collected) -> Result<()> {
+        let inode = &file.inode;
+        // All gaps below the last range; those between ranges, too.
+        if let Some(at) = file.ranges.keys().next_back().filter(|at| **at > inode.size()) {
+            self.expose(inode, *at)?;
+        }
+        let on_disk = inode.meta().record.size / BLOCK_SIZE as u64;
+        inode.mapping().write_back(on_disk, blocks_for(file.end()))
+    }
+
+    /// Commits with all files to itself: it enters the gates of `rest`, and then goes on. With a buffer the
+    /// content goes to fresh blocks.
+    fn commit_alone(
+        self: &Arc<Engine>,
+        files: &[&Collected],
+        rest: &[&Collected],
+        buffer: Option<&Buffer<'_>>,
+    ) -> Result<Seq> {
+        if let [first, rest @ ..] = rest {
+            return self.exclusively(&first.inode, || self.commit_alone(files, rest, buffer));
+        }
+        for file in files {
+            let inode = &file.inode;
+            if file.end() > inode.size() {
+                self.settle_group_growth(file)?;
+                self.settle_growth(inode, file.end())?;
+            } else if file.size.is_some() || buffer.is_some() {
+                let on_disk = inode.meta().record.size / BLOCK_SIZE as u64;
+                inode.mapping().write_back(on_disk, blocks_for(file.end()))?;
+            }
+        }
+        if let Some(buffer) = buffer {
+            return self.exchange_group(files, buffer);
+        }
+        let holds: Vec<WritebackHold<'_>> =
+            files.iter().map(|file| file.inode.mapping().hold_writeback(0, u64::MAX)).collect();
+        let seq = self.write_and_journal(files, true)?;
+        for (file, hold) in files.iter().zip(&holds).filter(|(file, _)| file.size.is_some()) {
+            hold.discard(blocks_for(file.end()), u64::MAX);
+        }
+        self.device.recorded().await_batch();
+        Ok(seq)
+    }
+
+    fn write_and_journal(self: &Arc<Engine>, files: &[&Collected], alone: bool) -> Result<Seq> {
+        let growing: Vec<bool> = files.iter().map(|file| file.end() > file.inode.size()).collect();
+        // A block that is cut in the middle is zeroed behind the new end.
+        let tails: Vec<Option<(u64, Vec<u8>)>> = files.iter().map(|file| file.tail()).collect();
+        let parts: Vec<GroupPart<'_>> =
+            files.iter().zip(&tails).map(|(file, tail)| file.part(tail)).collect();
+        let blocks: u64 = parts.iter().flat_map(GroupPart::runs).map(|(first, end)| end - first).sum();
+        // A unit may have become larger since the writes were collected.
+        let (bytes, most) = (blocks * BLOCK_SIZE as u64, self.group_record_bytes());
+        if bytes > most {
+            return Err(Error::new(
+                ErrorKind::TooLarge,
+                format!(
+                    "a group has become {} KiB in units, and a record takes {} KiB",
+                    bytes / 1024,
+                    most / 1024
+                ),
+            ));
+        }
+        loop {
+            let mut committed = None;
+            let written = write_group(
+                &parts,
+                &mut |composed| {
+                    committed = Some(self.journal_group(files, &growing, composed)?);
+                    Ok(())
+                },
+                &mut || {
+                    for file in files {
+                        // A size that was set is in the inode since its record is in the journal.
+                        if file.size.is_none() {
+                            file.inode.raise_size(file.end());
+                        }
+                        file.inode.touch_written();
+                    }
+                },
+            );
+            match (written, committed) {
+                (Err(error), None) if error.kind() == ErrorKind::WouldBlock => {
+                    self.await_data_room(blocks)?
+                }
+                (Err(error), _) => return Err(error),
+                (Ok(()), committed) => {
+                    let (seq, logged) = committed.expect("it was journaled");
+                    debug_assert!(alone || logged.is_empty());
+                    for (at, id, operation) in logged {
+                        self.run_logged_live(&files[at].inode, id, operation)?;
+                    }
+                    return Ok(seq);
+                }
+            }
+        }
+    }
+
+    /// Everything is locked: waits for nothing.
+    fn journal_group(
+        &self,
+        files: &[&Collected],
+        growing: &[bool],
+        composed: &[Composed<'_>],
+    ) -> Result<(Seq, Logged)> {
+        let full = || Error::new(ErrorKind::WouldBlock, "the journal has no room");
+        if self.wants_homes() {
+            return Err(full());
+        }
+        let mut data = Vec::with_capacity(files.len());
+        for ((file, grows), composed) in files.iter().zip(growing).zip(composed) {
+            let mut one = FileData::new(self, &file.inode);
+            for (first, count) in composed.runs() {
+                one.add(first, count, |block, out| composed.copy(block, out))?;
+            }
+            match file.size {
+                Some(size) => one.resize(size)?,
+                // Otherwise what lies below the end may not be on disk yet.
+                None => one.grows_to = if *grows { file.end() } else { 0 },
+            }
+            data.push(one);
+        }
+        let mut transaction = self.try_begin(data_cost(&data)).ok_or_else(full)?;
+        let mut logged = Logged::new();
+        for (at, one) in data.iter().enumerate() {
+            one.warm(&transaction)?;
+            if one.frees_too_many() {
+                let (inode, size) = (&files[at].inode, files[at].end());
+                let id = self.new_logged_id();
+                let operation = self.logged_operation(
+                    inode,
+                    LoggedKind::Truncate,
+                    blocks_for(size),
+                    FILE_BLOCKS_MAX,
+                    size,
+                );
+                transaction.warm(&[Key::logged(id)])?;
+                transaction.put(Key::logged(id), &operation.encode());
+                logged.push((at, id, operation));
+            }
+        }
+        self.commit_data(&mut data, transaction).map(|seq| (seq, logged))
+    }
+}
+
+/// Truncates that are to be finished: the place of the file in its group, the operation and its id.
+type Logged = Vec<(usize, u64, LoggedOp)>;
