@@ -1,6 +1,7 @@
 //! What callers choose when they make or open a volume.
 
 use crate::mkfs;
+use crate::reshape::Reshape;
 use crate::volume::{Volume, VolumeInfo};
 #[cfg(not(any(loom, shuttle)))]
 use quire_base::ErrorKind;
@@ -182,6 +183,8 @@ pub struct VolumeOptions {
     pub(crate) folio_bytes: Option<u64>,
     pub(crate) dirties_whole_folios: bool,
     pub(crate) orphan_tracking: OrphanTracking,
+    /// What opening changes of the volume's shape.
+    pub(crate) reshape: Option<Reshape>,
 }
 
 impl VolumeOptions {
@@ -201,6 +204,7 @@ impl VolumeOptions {
             folio_bytes: None,
             dirties_whole_folios: false,
             orphan_tracking: OrphanTracking::Lockless,
+            reshape: None,
         }
     }
 
