@@ -303,6 +303,14 @@ uint32_t quire_abi(void);
 // Threads: any.
 int quire_format(const char *image, const struct quire_format_options *options);
 
+// Gives a volume that nobody has open a journal of so many bytes: more than it has, at most a quarter of the
+// volume and 4 GiB. It needs as much free space in one piece (-ENOSPC). After a crash the volume has the old
+// journal or the new one.
+//
+// Returns: 0 or a negative error number; then nothing has changed.
+// Threads: any.
+int quire_resize_journal(const char *image, uint64_t bytes);
+
 // Opens the volume in an image file or on a block device. One process at a time has it open for writing
 // (-EBUSY); a child that `fork` makes must not use it. `options` may be NULL.
 //

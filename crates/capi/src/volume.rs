@@ -239,6 +239,24 @@ pub unsafe extern "C" fn quire_format(image: *const c_char, options: *const Form
     })
 }
 
+/// Gives a volume that nobody has open a journal of so many bytes: more than it has, at most a quarter of the
+/// volume and 4 GiB. It needs as much free space in one piece (-ENOSPC). After a crash the volume has the old
+/// journal or the new one.
+///
+/// Returns: 0 or a negative error number; then nothing has changed.
+/// Threads: any.
+///
+/// # Safety
+/// `image` is a text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quire_resize_journal(image: *const c_char, bytes: u64) -> c_int {
+    status(|| {
+        // SAFETY: the caller's promise.
+        let image = unsafe { path(image) }?;
+        quire::ResizeOptions::new().journal_bytes(bytes).resize(image).map(drop)
+    })
+}
+
 /// Opens the volume in an image file or on a block device. One process at a time has it open for writing
 /// (-EBUSY); a child that `fork` makes must not use it. `options` may be NULL.
 ///

@@ -44,6 +44,14 @@ pub enum Command {
     ///
     /// Reads the superblocks only; works beside a mount, and then shows the last checkpoint.
     Info(Info),
+    /// Make a volume larger, or its journal
+    ///
+    /// The volume must not be mounted; one that was not closed in order is recovered first. The journal moves
+    /// to free space, of which it needs as much in one piece as it is to have. A crash leaves the volume as
+    /// it was, or resized. Nothing can be made smaller.
+    Resize(Resize),
+    /// Show the label of a volume, or change it while the volume is not mounted
+    Label(Label),
     /// Show what is inside a volume, as of the end of its journal
     Dump(Dump),
     /// Try it out: make quire.img here if there is none, and mount it on ./quire-mnt
@@ -184,6 +192,48 @@ pub struct Info {
     /// Image file or block device
     #[arg(required_unless_present = "mount")]
     pub volume: Option<PathBuf>,
+}
+
+/// A volume's new size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NewSize {
+    /// So many bytes.
+    Bytes(u64),
+    /// All that the file or device has.
+    Max,
+}
+
+impl std::str::FromStr for NewSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<NewSize, String> {
+        if text == "max" { Ok(NewSize::Max) } else { size::parse(text).map(NewSize::Bytes) }
+    }
+}
+
+/// `quire resize`.
+#[derive(Debug, Args)]
+pub struct Resize {
+    /// New size of the volume, for example 20G; max: the whole file or device. An image file grows with it
+    #[arg(long, short, value_name = "SIZE|max", required_unless_present = "journal_size")]
+    pub size: Option<NewSize>,
+    /// New size of the journal: at most a quarter of the volume, and 4G
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub journal_size: Option<u64>,
+    /// Say nothing unless it fails
+    #[arg(long, short)]
+    pub quiet: bool,
+    /// Image file or block device
+    pub volume: PathBuf,
+}
+
+/// `quire label`.
+#[derive(Debug, Args)]
+pub struct Label {
+    /// Image file or block device
+    pub volume: PathBuf,
+    /// The new label, at most 64 bytes; "" for none
+    pub name: Option<String>,
 }
 
 /// Parts of a volume.
@@ -349,6 +399,11 @@ mod tests {
             "quire fsck --repair --json a.img",
             "quire fsck -a -C=0 a.img",
             "quire info a.img",
+            "quire resize --journal-size 512M a.img",
+            "quire resize --size max --journal-size 512M a.img",
+            "quire resize -s 20G a.img",
+            "quire label a.img",
+            "quire label a.img backup",
             "quire dump a.img superblock",
             "quire dump --json a.img inode 5",
             "quire up",
@@ -374,6 +429,8 @@ mod tests {
             "quire mkfs --size lots a.img",
             "quire dump a.img inode",
             "quire mount a.img",
+            "quire resize a.img",
+            "quire resize --size most a.img",
             "quire get",
             "quire get --require torn=8k mnt",
             "quire set untorn=8k",

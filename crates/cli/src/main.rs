@@ -95,6 +95,8 @@ fn run(line: Vec<OsString>) -> ExitCode {
         Command::Umount(arguments) => commands::umount::run(&arguments),
         Command::Fsck(arguments) => return commands::fsck::run(&arguments),
         Command::Info(arguments) => commands::info::run(&arguments),
+        Command::Resize(arguments) => commands::resize::run(&arguments),
+        Command::Label(arguments) => commands::resize::label(&arguments),
         Command::Dump(arguments) => commands::dump::run(&arguments),
         Command::Up(arguments) => commands::up::run(&arguments),
         Command::Top(arguments) => commands::top::run(&arguments),

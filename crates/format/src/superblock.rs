@@ -38,10 +38,15 @@
 //!
 //! Invariants: a decoded superblock does not contradict itself, so its users need not check sums of its
 //! fields for overflow: journal, first pool, data space and the second copies of the superblocks lie inside
-//! the volume, in this order, and do not overlap.
+//! the volume, in this order, and do not overlap; or, where the journal has been moved, journal and first pool
+//! lie within the data space ([`INCOMPAT_JOURNAL_MOVED`]).
 //!
-//! Neighbours: [`crate::journal`] for the ring, [`crate::pool`] for the manifest, [`crate::node`] for the
+//! Neighbours: `areas` checks where things lie; [`crate::journal`] for the ring, [`crate::pool`] for the manifest, [`crate::node`] for the
 //! root.
+
+mod areas;
+
+pub use areas::INCOMPAT_JOURNAL_MOVED;
 
 use crate::journal::PAYLOAD_BYTES;
 use crate::node::NodeRef;
@@ -92,8 +97,9 @@ pub const FORMAT_MINOR: u32 = 0;
 pub const COMPAT_KNOWN: u64 = 0;
 /// Features that a build which does not know them may read but not write. Known bits: none.
 pub const RO_COMPAT_KNOWN: u64 = 0;
-/// Features that a build which does not know them must keep its hands off. Known bits: none.
-pub const INCOMPAT_KNOWN: u64 = 0;
+/// Features that a build which does not know them must keep its hands off. Known bits:
+/// [`INCOMPAT_JOURNAL_MOVED`].
+pub const INCOMPAT_KNOWN: u64 = INCOMPAT_JOURNAL_MOVED;
 
 /// Flag: unmounted with nothing left to replay.
 pub const FLAG_CLEAN: u32 = 1;
@@ -385,33 +391,8 @@ impl Superblock {
             format!("checkpoint {}, incarnation {}", self.checkpoint, self.incarnation)
         })?;
         check(count <= BLOCK_COUNT_MAX, || format!("volume of {count} blocks"))?;
-        // An area within the volume; its end, for the next area to start behind.
-        let area = |what: &str, from: u64, start: BlockNo, blocks: u64| -> Result<u64> {
-            let end = start.0.checked_add(blocks).filter(|end| *end <= count && start.0 >= from);
-            end.ok_or_else(|| {
-                contradiction(format!("{what} of {blocks} blocks at {start}, in a volume of {count} blocks"))
-            })
-        };
-        let journal_end = area("journal", JOURNAL_START.0, self.journal_start, self.journal_blocks)?;
-        check(self.journal_blocks >= JOURNAL_BLOCKS_MIN, || {
-            format!("journal of {} blocks", self.journal_blocks)
-        })?;
-        let pool_end = area("metadata pool", journal_end, self.pool_start, self.pool_blocks)?;
-        let data_blocks = self.data_end.0.saturating_sub(self.data_start.0);
-        let data_end = area("data space", pool_end, self.data_start, data_blocks)?;
-        check(data_end == self.data_end.0 && count - data_end >= FAR_BLOCKS, || {
-            format!("data space from {} to {}, in a volume of {count} blocks", self.data_start, self.data_end)
-        })?;
-        check(self.free_blocks <= data_blocks, || {
-            format!("{} free blocks in {data_blocks} blocks of data space", self.free_blocks)
-        })?;
+        let metadata_from = self.check_areas()?;
         let mirrored = self.mirror_blocks > 0;
-        if mirrored {
-            let end = area("mirrored metadata", self.data_start.0, self.mirror_start, self.mirror_blocks)?;
-            check(end <= data_end, || {
-                format!("mirrored metadata up to {end}, the data space ends at {data_end}")
-            })?;
-        }
         check((1..=METADATA_COPIES_MAX).contains(&self.metadata_copies), || {
             format!("{} copies of metadata", self.metadata_copies)
         })?;
@@ -421,7 +402,11 @@ impl Superblock {
             check(copies == self.metadata_copies && place.block != place.twin, || {
                 format!("{what} at blocks {} and {}", place.block, place.twin)
             })?;
-            place.copies().try_for_each(|block| area(what, journal_end, block, 1).map(drop))
+            place.copies().try_for_each(|block| {
+                let journal = self.journal_start..self.journal_end();
+                let good = block >= metadata_from && block.0 < count && !journal.contains(&block);
+                check(good, || format!("{what} at block {block}, in a volume of {count} blocks"))
+            })
         };
         check(mirrored || self.mirror_start == NO_TWIN, || {
             format!("no mirrored metadata at {}", self.mirror_start)
@@ -539,6 +524,7 @@ impl Reader<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::extent::Run;
     use proptest::prelude::*;
 
     fn sample() -> Superblock {
@@ -673,6 +659,47 @@ mod tests {
         let read_only = Superblock::decode(&read_only.encode()).unwrap();
         assert_eq!(read_only.read_only_because().unwrap().kind(), ErrorKind::ReadOnly);
         assert!(sample().read_only_because().is_none());
+    }
+
+    /// The journal of [`sample`], moved to the data space, where the old one is free now.
+    fn moved() -> Superblock {
+        Superblock {
+            feature_incompat: INCOMPAT_JOURNAL_MOVED,
+            journal_start: BlockNo(10_000),
+            journal_blocks: 4096,
+            data_start: JOURNAL_START,
+            ..sample()
+        }
+    }
+
+    #[test]
+    fn a_moved_journal_lies_within_the_data_space() {
+        let superblock = moved();
+        assert_eq!(Superblock::decode(&superblock.encode()).unwrap(), superblock);
+        let run = |start, blocks| Run::new(BlockNo(start), blocks);
+        for free in [run(16, 1024), run(3088, 6912), run(14_096, 100), run(262_127, 1)] {
+            assert!(superblock.may_hold_data(free), "{free:?}");
+        }
+        for kept in [run(15, 2), run(16, 1025), run(2000, 1), run(9999, 2), run(12_000, 1), run(262_127, 2)] {
+            assert!(!superblock.may_hold_data(kept), "{kept:?}");
+        }
+        assert!(sample().may_hold_data(run(10_000, 1)) && !sample().may_hold_data(run(3087, 1)));
+        let bad: [fn(&mut Superblock); 9] = [
+            |s| s.feature_incompat = 0,
+            |s| s.journal_start = BlockNo(8),
+            |s| s.journal_start = BlockNo(u64::MAX - 4095),
+            |s| s.journal_start = BlockNo(262_127),
+            |s| s.journal_start = BlockNo(3000),
+            |s| s.journal_start = BlockNo(131_072 - 1),
+            |s| s.pool_start = BlockNo(131_072),
+            |s| s.data_start = BlockNo(3088),
+            |s| s.root.block = BlockNo(10_001),
+        ];
+        for (number, spoil) in bad.iter().enumerate() {
+            let mut superblock = moved();
+            spoil(&mut superblock);
+            assert_eq!(kind(&superblock.encode()), ErrorKind::Corrupt, "case {number}");
+        }
     }
 
     #[test]

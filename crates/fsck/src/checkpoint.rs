@@ -298,13 +298,15 @@ impl Walk<'_> {
         let superblock = &self.checkpoint.superblock;
         let (pool_start, data_start) = (superblock.pool_start.0, superblock.data_start.0);
         let (pool_end, end) = (pool_start + superblock.pool_blocks, superblock.data_end.0);
+        let journal = superblock.journal();
         let wrong: Vec<Run> = self
             .checkpoint
             .chunk_runs()
             .into_iter()
             .filter(|run| {
                 let within = |from: u64, to: u64| from <= run.start.0 && run.end().0 <= to;
-                !within(pool_start, pool_end) && !within(data_start, end)
+                let in_journal = run.start < journal.end() && journal.start < run.end();
+                in_journal || !within(pool_start, pool_end) && !within(data_start, end)
             })
             .collect();
         self.checkpoint.misplaced = !wrong.is_empty();

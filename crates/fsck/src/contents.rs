@@ -9,11 +9,12 @@ use crate::inodes::{Contents, InodeInfo, NEVER_NAMED, Owned, ROOT_GENERATION};
 use crate::issue::IssueKind;
 use crate::report::{Findings, Place};
 use crate::view::View;
-use quire_base::{InodeNo, Result};
-use quire_format::extent::Extent;
+use quire_base::{BlockNo, InodeNo, Result};
+use quire_format::extent::{Extent, Run};
 use quire_format::inode::{FileType, InodeRecord, SYMLINK_PIECE_MAX, SYMLINK_TARGET_MAX};
 use quire_format::key::{Key, KeyKind};
 use quire_format::properties::{PROPERTY_FLAGS, Properties};
+use quire_format::superblock::Superblock;
 
 enum Record {
     None,
@@ -145,39 +146,41 @@ impl Object {
                 .rewrite
                 .push((Key::extent(InodeNo(number), extent.file_block), born.encode().to_vec()));
         }
-        let (data_start, end) = (view.superblock.data_start.0, view.superblock.data_end.0);
-        let (from, to) = (extent.disk_block.0.max(data_start), extent.disk_end().0.min(end));
-        if (from, to) != (extent.disk_block.0, extent.disk_end().0) {
+        let (start, last) = (extent.disk_block.0, extent.disk_end().0);
+        let parts = parts_for_files(view.superblock, start, last);
+        if parts != [(start, last)] {
+            let (data_start, end) = (view.superblock.data_start.0, view.superblock.data_end.0);
+            let journal = match view.superblock.journal_has_moved() {
+                true => format!(" without the journal at {}", view.superblock.journal_start),
+                false => String::new(),
+            };
             findings.add(
                 IssueKind::ExtentOutOfRange,
                 Place { inode: Some(number), block: Some(extent.disk_block.0) },
                 format!(
-                    "inode {number}: the extent at file block {} has {}, the data space is {data_start} to {}: repair \
-                     drops what lies outside, the file reads as zeros there",
+                    "inode {number}: the extent at file block {} has {}, the data space is {data_start} to {}{journal}: \
+                     repair drops what lies outside, the file reads as zeros there",
                     extent.file_block,
                     crate::fix::blocks(extent.run()),
                     end - 1
                 ),
             );
-            let mut punch = |first: u64, last: u64| {
-                if first < last {
-                    let at = extent.file_block + (first - extent.disk_block.0);
-                    findings.fixes.punch.push((number, at, last - first));
+            let mut at = start;
+            for (from, to) in parts.iter().copied().chain([(last, last)]) {
+                if at < from {
+                    findings.fixes.punch.push((number, extent.file_block + (at - start), from - at));
                 }
-            };
-            punch(extent.disk_block.0, from.min(extent.disk_end().0));
-            punch(to.max(extent.disk_block.0), extent.disk_end().0);
+                at = to;
+            }
         }
-        if from < to {
-            all.push(Owned {
-                start: from,
-                inode: number,
-                file_block: extent.file_block + (from - extent.disk_block.0),
-                len: (to - from) as u32,
-                unwritten: extent.unwritten,
-                doubtful: false,
-            });
-        }
+        all.extend(parts.into_iter().map(|(from, to)| Owned {
+            start: from,
+            inode: number,
+            file_block: extent.file_block + (from - start),
+            len: (to - from) as u32,
+            unwritten: extent.unwritten,
+            doubtful: false,
+        }));
     }
 
     /// All keys have gone by.
@@ -385,4 +388,15 @@ impl Object {
 
 fn is_half_freed(record: &InodeRecord) -> bool {
     record.nlink == 0 && record.xattr_bytes == 0
+}
+
+/// The parts of the blocks from `start` to `end` that a file may have: in the data space, and not in a journal
+/// that was moved there. The pool's blocks are compared with those of all files at once.
+fn parts_for_files(superblock: &Superblock, start: u64, end: u64) -> Vec<(u64, u64)> {
+    let (from, to) = (start.max(superblock.data_start.0), end.min(superblock.data_end.0));
+    let journal =
+        if superblock.journal_has_moved() { superblock.journal() } else { Run::new(BlockNo(to), 0) };
+    let before = (from, to.min(journal.start.0));
+    let behind = (from.max(journal.end().0), to);
+    [before, behind].into_iter().filter(|(from, to)| from < to).collect()
 }

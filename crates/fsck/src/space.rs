@@ -260,18 +260,18 @@ pub(crate) fn compare(
     Ok(())
 }
 
-/// All runs in use, ascending by start: fixed areas, chunks, extents. They may overlap.
+/// All runs in use, ascending by start: fixed areas, journal, chunks, extents. They may overlap.
 struct Users<'a> {
     chunks: &'a [Run],
     extents: &'a [Owned],
-    /// Runs that began in an earlier region and reach into later ones.
+    /// Runs that reach into later regions, and the journal until its region has come.
     rest: Vec<Run>,
 }
 
 impl<'a> Users<'a> {
     fn new(view: &View<'a>, extents: &'a [Owned]) -> Users<'a> {
         let fixed = Run::new(BlockNo(0), view.superblock.data_start.0);
-        Users { chunks: view.chunks, extents, rest: vec![fixed] }
+        Users { chunks: view.chunks, extents, rest: vec![fixed, view.superblock.journal()] }
     }
 
     fn next_region(&self) -> Option<u64> {
@@ -300,7 +300,8 @@ impl<'a> Users<'a> {
             if from < to {
                 set(&mut bits, from + REGION_BLOCKS - end, to + REGION_BLOCKS - end);
             }
-            *run = Run::new(BlockNo(end.min(run.end().0)), run.end().0.saturating_sub(end));
+            let start = run.start.0.max(end).min(run.end().0);
+            *run = Run::new(BlockNo(start), run.end().0 - start);
             run.blocks > 0
         });
         bits

@@ -131,12 +131,14 @@ fn check_copies(slots: &[SlotCopies; 2], device_blocks: u64, findings: &mut Find
     findings.fixes.superblocks = true;
 }
 
-/// Whether journal, first pool chunks and data space follow one another without a gap, as every volume has
-/// them.
+/// Whether journal, first pool chunks and data space follow one another without a gap, as every new volume
+/// has them; or, where the journal has been moved, whether the data space has all.
 pub(crate) fn areas_join(superblock: &Superblock) -> bool {
-    superblock.journal_start == JOURNAL_START
+    let in_order = superblock.journal_start == JOURNAL_START
         && superblock.pool_start == superblock.journal_end()
-        && superblock.data_start == superblock.pool_start.offset(superblock.pool_blocks)
+        && superblock.data_start == superblock.pool_start.offset(superblock.pool_blocks);
+    let all_in_data = superblock.journal_has_moved() && superblock.data_start == JOURNAL_START;
+    (in_order || all_in_data)
         && superblock.data_end.0 + FAR_BLOCKS == superblock.block_count
         && (superblock.metadata_copies > 1) == (superblock.mirror_blocks > 0)
 }
@@ -204,15 +206,21 @@ fn check_pair(newer: &Superblock, older: &Superblock, findings: &mut Findings) -
         }
         !same
     };
+    // A crash in the midst of a resize: its checkpoint is the first one of a life, and has another shape.
+    let resized = newer.checkpoint == older.checkpoint + 1
+        && newer.incarnation == older.incarnation + 1
+        && newer.flags & FLAG_CLEAN == 0
+        && newer.block_count >= older.block_count
+        && newer.journal_blocks >= older.journal_blocks;
     let mut contradiction = compare("uuid", newer.uuid == older.uuid);
-    contradiction |= compare("size", newer.block_count == older.block_count);
-    contradiction |= compare("journal", journal(newer) == journal(older));
-    contradiction |= compare("pool and data space", areas(newer) == areas(older));
+    contradiction |= compare("size", resized || newer.block_count == older.block_count);
+    contradiction |= compare("journal", resized || journal(newer) == journal(older));
+    contradiction |= compare("pool and data space", resized || areas(newer) == areas(older));
     contradiction |= compare("orphan blocks", newer.orphan_blocks == older.orphan_blocks);
     contradiction |= compare("hash seed", newer.hash_seed == older.hash_seed);
-    compare("label", newer.label == older.label);
+    compare("label", resized || newer.label == older.label);
     compare("format version", newer.version == older.version);
-    compare("features", features(newer) == features(older));
+    compare("features", resized || features(newer) == features(older));
     compare("time of making", newer.created == older.created);
     // What only grows.
     compare("incarnation", newer.incarnation >= older.incarnation);

@@ -136,7 +136,7 @@ impl Target<'_> {
     }
 
     fn mark_used(&self, runs: &[Run]) -> Result<()> {
-        self.change_regions(runs, |map, start, blocks| map.set_used(start, blocks))?;
+        change_regions(self.tree, runs, RegionMap::set_used)?;
         if !runs.is_empty() {
             self.free_blocks.sub(total_blocks(runs));
         }
@@ -147,29 +147,29 @@ impl Target<'_> {
         if runs.is_empty() {
             return Ok(());
         }
-        self.change_regions(runs, |map, start, blocks| map.set_free(start, blocks))?;
+        change_regions(self.tree, runs, RegionMap::set_free)?;
         self.free_blocks.add(total_blocks(runs));
         if let Some(alloc) = self.alloc {
             alloc.freed(seq, runs)?;
         }
         Ok(())
     }
+}
 
-    fn change_regions(
-        &self,
-        runs: &[Run],
-        change: impl Fn(&mut RegionMap, u32, u32) -> Result<()>,
-    ) -> Result<()> {
-        for &run in runs {
-            for (region, start, blocks) in split_by_region(run) {
-                self.tree.update(Key::region(region), &mut |value| {
-                    let mut map = value.map_or_else(|| Ok(RegionMap::new()), RegionMap::decode)?;
-                    change(&mut map, start, blocks)
-                        .map_err(|error| error.context(format!("region {region}")))?;
-                    Ok(map.encode())
-                })?;
-            }
+/// Changes which blocks of `runs` are used.
+pub(crate) fn change_regions(
+    tree: &Tree,
+    runs: &[Run],
+    change: fn(&mut RegionMap, u32, u32) -> Result<()>,
+) -> Result<()> {
+    for &run in runs {
+        for (region, start, blocks) in split_by_region(run) {
+            tree.update(Key::region(region), &mut |value| {
+                let mut map = value.map_or_else(|| Ok(RegionMap::new()), RegionMap::decode)?;
+                change(&mut map, start, blocks).map_err(|error| error.context(format!("region {region}")))?;
+                Ok(map.encode())
+            })?;
         }
-        Ok(())
     }
+    Ok(())
 }

@@ -97,6 +97,8 @@ mod recovered_orphans;
 mod recovery;
 mod repair;
 mod reservation;
+mod reshape;
+mod resize;
 mod room_queue;
 mod scrub;
 mod seen;
@@ -124,6 +126,7 @@ pub use quire_format::inode::FileType;
 pub use quire_format::properties::{Properties, Unit};
 pub use read_dir::{DirEntry, ReadDir};
 pub use recovery::RecoveryReport;
+pub use resize::{ResizeOptions, set_label};
 pub use scrub::{ScrubOptions, ScrubReport, Unreadable};
 pub use volume::{Statfs, Volume, VolumeInfo};
 

@@ -57,15 +57,7 @@ struct Geometry {
 
 impl Geometry {
     fn of(bytes: u64, journal_bytes: Option<u64>, copies: Option<u32>) -> Result<Geometry> {
-        if bytes < VOLUME_BYTES_MIN {
-            return Err(Error::invalid(format!(
-                "a volume needs at least {} MiB, {bytes} bytes were given",
-                VOLUME_BYTES_MIN >> 20
-            )));
-        }
-        if bytes > VOLUME_BYTES_MAX {
-            return Err(Error::invalid(format!("a volume has at most 1 PiB, {bytes} bytes were given")));
-        }
+        check_volume_bytes(bytes)?;
         let copies = copies.unwrap_or(if bytes >= TWO_COPIES_BYTES_MIN { METADATA_COPIES_MAX } else { 1 });
         if !(1..=METADATA_COPIES_MAX).contains(&copies) {
             return Err(Error::invalid(format!("metadata has 1 or 2 copies, {copies} were asked for")));
@@ -213,6 +205,20 @@ pub(crate) fn format(backend: Arc<dyn Backend>, options: &FormatOptions) -> Resu
     Ok(superblock)
 }
 
+/// Checks a volume's size.
+pub(crate) fn check_volume_bytes(bytes: u64) -> Result<()> {
+    if bytes < VOLUME_BYTES_MIN {
+        return Err(Error::invalid(format!(
+            "a volume needs at least {} MiB, {bytes} bytes were given",
+            VOLUME_BYTES_MIN >> 20
+        )));
+    }
+    if bytes > VOLUME_BYTES_MAX {
+        return Err(Error::invalid(format!("a volume has at most 1 PiB, {bytes} bytes were given")));
+    }
+    Ok(())
+}
+
 /// Checks a volume's and a journal's size before anything is created.
 pub(crate) fn check_size(bytes: u64, options: &FormatOptions) -> Result<()> {
     Geometry::of(bytes, options.journal_bytes, options.metadata_copies).map(drop)
@@ -296,7 +302,8 @@ fn root_directory(now: quire_base::Timestamp) -> InodeRecord {
     }
 }
 
-fn write_zeros(device: &Device, start: BlockNo, blocks: u64) -> Result<()> {
+/// Writes zeros over a ring.
+pub(crate) fn write_zeros(device: &Device, start: BlockNo, blocks: u64) -> Result<()> {
     const PIECE: u64 = 256;
     let zeros = AlignedBuf::zeroed((PIECE as usize) * BLOCK_SIZE);
     for at in (0..blocks).step_by(PIECE as usize) {

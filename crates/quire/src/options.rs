@@ -1,6 +1,7 @@
 //! Choices of callers that make or open a volume.
 
 use crate::mkfs;
+use crate::reshape::Reshape;
 use crate::volume::{Volume, VolumeInfo};
 #[cfg(not(any(loom, shuttle)))]
 use quire_base::ErrorKind;
@@ -184,6 +185,8 @@ pub struct VolumeOptions {
     pub(crate) dirties_whole_folios: bool,
     pub(crate) orphan_tracking: OrphanTracking,
     pub(crate) group_record_bytes: Option<u64>,
+    /// What opening changes of the volume's shape.
+    pub(crate) reshape: Option<Reshape>,
 }
 
 impl VolumeOptions {
@@ -204,6 +207,7 @@ impl VolumeOptions {
             dirties_whole_folios: false,
             orphan_tracking: OrphanTracking::Lockless,
             group_record_bytes: None,
+            reshape: None,
         }
     }
 

@@ -29,6 +29,7 @@ use quire_alloc::{Allocator, SpaceAccount, SpaceReservation};
 use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_base::{ErrorKind, Result};
 use quire_format::extent::Run;
+use quire_format::superblock::Superblock;
 
 /// Delayed blocks for which one block is kept back.
 const BLOCKS_PER_PROMISE: u64 = 32;
@@ -72,9 +73,14 @@ fn promise(delayed: u64) -> u64 {
     delayed.div_ceil(BLOCKS_PER_PROMISE)
 }
 
+/// The standing reserve of a volume, in blocks.
+pub(crate) fn standing_reserve(superblock: &Superblock) -> u64 {
+    u64::from(superblock.metadata_copies) * (superblock.block_count / STANDING_PART).min(STANDING_MAX)
+}
+
 impl Engine {
     fn standing_reserve(&self) -> u64 {
-        self.metadata_copies() * (self.superblock.block_count / STANDING_PART).min(STANDING_MAX)
+        standing_reserve(&self.superblock)
     }
 
     fn metadata_copies(&self) -> u64 {

@@ -15,6 +15,8 @@
 //!    taken for live.
 //! 6. Finish logged operations; list orphans for the reaper ([`crate::recovered_orphans`]).
 //!
+//! [`crate::reshape`] takes part in step 5 if the volume is to get another shape.
+//!
 //! A read-only mount does 1 and 2, in memory, and writes nothing.
 //!
 //! Neighbours: [`crate::checkpoint`], [`crate::apply`], [`crate::reaper`]; `journal::replay` tells torn from
@@ -211,10 +213,10 @@ fn load_from(
             end.end
         )));
     }
-    if let Some(chunk) = tree.pool_chunks().iter().find(|run| device.recorded().covers(run.start, run.blocks))
-    {
+    let kept = tree.pool_chunks().into_iter().chain(superblock.kept_from_files());
+    if let Some(chunk) = kept.into_iter().find(|run| device.recorded().covers(run.start, run.blocks)) {
         return Err(Error::corrupt(format!(
-            "the journal has data for blocks of the metadata pool at {}+{}",
+            "the journal has data for blocks of metadata at {}+{}",
             chunk.start, chunk.blocks
         )));
     }
@@ -263,6 +265,12 @@ pub(crate) fn open_unfinished(
         tracing::info!(records, "journal replayed");
     }
     let parts = if read_only {
+        if options.reshape.is_some() {
+            let why = superblock.read_only_because();
+            return Err(why.unwrap_or_else(|| {
+                Error::new(ErrorKind::ReadOnly, format!("{} is read-only", device.name()))
+            }));
+        }
         in_memory(device, loaded, options)?
     } else {
         new_incarnation(&*backend, device, loaded, options)?
@@ -286,6 +294,7 @@ fn new_incarnation(
     mut loaded: Loaded,
     options: VolumeOptions,
 ) -> Result<Parts> {
+    let plan = options.reshape.as_ref().map(|reshape| reshape.plan(&device, &loaded)).transpose()?;
     // Also where nothing of ours was written since the start: what the reads saw may sit in a cache.
     backend.flush()?;
     device.recorded().write_home(&device, loaded.end, &mut |_| Ok(()))?;
@@ -293,6 +302,9 @@ fn new_incarnation(
     let as_found = superblocks::newest(&device).0[loaded.slot].clone()?;
     let (first, second) = (1 - loaded.slot, loaded.slot);
     publish(&device, &as_found, first)?;
+    if let Some(plan) = &plan {
+        plan.apply(&device, &mut loaded)?;
+    }
 
     let number = loaded.superblock.checkpoint + 1;
     let frozen = loaded.tree.freeze(loaded.orphans.take_changed(loaded.mends_pool)?);
@@ -311,6 +323,9 @@ fn new_incarnation(
     name_image(superblock, &image);
     publish(&device, superblock, first)?;
     publish(&device, superblock, second)?;
+    if let Some(plan) = &plan {
+        plan.published(&device)?;
+    }
     loaded.tree.both_slots(number);
     device.recorded().passed(loaded.end);
 

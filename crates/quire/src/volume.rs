@@ -234,7 +234,7 @@ impl Volume {
         // An inode and its name take some 150 bytes of a leaf; leaves may take all free space.
         let free_inodes = available.saturating_mul(16);
         Statfs {
-            blocks: engine.superblock.data_end.0 - engine.superblock.data_start.0,
+            blocks: engine.superblock.data_blocks(),
             free,
             available,
             inodes: inodes + free_inodes,

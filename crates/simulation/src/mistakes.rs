@@ -178,6 +178,12 @@ pub enum Mistake {
     /// that. Shows when a truncate cuts inside the block, the block is written back, an append is forced, and
     /// the crash keeps the append's record and neither of the two writes: what was cut off is back.
     TailKnownBeforeFlush,
+    /// A resize discards the old journal before the superblock that names the new one is durable. Shows when
+    /// the volume had not been closed and the crash comes in between: what was synced last is lost.
+    OldRingReleasedEarly,
+    /// A resize publishes the new journal and then writes it with zeros. Shows when its blocks held journal
+    /// blocks of the same volume: they are taken for records of the new life.
+    NewRingWrittenLate,
 
     // Those of progress, which show in an operation that does not end, of the end of a volume, and of broken
     // connections. See [`Mistake::APART`].
@@ -299,7 +305,8 @@ impl Mistake {
 
     /// Mistakes of durability that ordinary runs seldom show: each has a test that goes through all crashes
     /// of its case.
-    pub const CASES: [Mistake; 1] = [Mistake::TailKnownBeforeFlush];
+    pub const CASES: [Mistake; 3] =
+        [Mistake::TailKnownBeforeFlush, Mistake::OldRingReleasedEarly, Mistake::NewRingWrittenLate];
 
     /// The mistakes of progress, of the end of a volume, and of broken connections, each of which has a
     /// scenario of its own.
@@ -348,6 +355,8 @@ impl Mistake {
             Mistake::ZeroedBlocksHandedOutTwice => "zeroed-blocks-handed-out-twice",
             Mistake::SizeOverUnflushedTail => "size-over-unflushed-tail",
             Mistake::TailKnownBeforeFlush => "tail-known-before-flush",
+            Mistake::OldRingReleasedEarly => "old-ring-released-early",
+            Mistake::NewRingWrittenLate => "new-ring-written-late",
             Mistake::TailBelievedZero => "tail-believed-zero",
             Mistake::HomeBeforeRecord => "home-before-record",
             Mistake::HomesSkippedByCheckpoint => "homes-skipped-by-checkpoint",

@@ -54,6 +54,9 @@ static void volumes(const char *image)
     EXPECT(quire_format(image, &format) == -EINVAL);
     format.flags = QUIRE_FORCE;
     OK(quire_format(image, &format));
+    EXPECT(quire_resize_journal(image, 4096) == -EINVAL);
+    EXPECT(quire_resize_journal("/no/such/image", 4 << 20) == -ENOENT);
+    OK(quire_resize_journal(image, 4 << 20));
 
     struct quire_volume_options options;
     memset(&options, 0, sizeof options);
@@ -73,6 +76,7 @@ static void volumes(const char *image)
     OK(quire_volume_info(volume, &info));
     EXPECT(strcmp((const char *)info.label, "interface") == 0 && info.block_size == 4096);
     EXPECT(info.blocks == (64 << 20) / 4096 && !info.read_only && !info.failed);
+    EXPECT(info.journal_blocks == (4 << 20) / 4096);
     struct quire_space space;
     OK(quire_volume_space(volume, &space));
     EXPECT(space.available > 0 && space.available <= space.blocks && space.name_max == 255);

@@ -8,6 +8,7 @@ mod documentation;
 mod generated;
 mod heal;
 mod mixed;
+mod moved_journal;
 mod orphan_region;
 mod repair;
 mod scale;

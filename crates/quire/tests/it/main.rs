@@ -58,6 +58,8 @@ mod orphans;
 #[cfg(not(any(loom, shuttle)))]
 mod properties;
 #[cfg(not(any(loom, shuttle)))]
+mod resize;
+#[cfg(not(any(loom, shuttle)))]
 mod small_files;
 #[cfg(not(any(loom, shuttle)))]
 mod space;

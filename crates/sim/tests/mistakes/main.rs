@@ -4,4 +4,5 @@
 mod caught;
 mod connection;
 mod liveness;
+mod resize;
 mod tail;

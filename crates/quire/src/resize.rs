@@ -1,0 +1,138 @@
+//! Resizing and naming volumes that nobody has open.
+//!
+//! Neighbours: [`crate::reshape`] does it; `quire resize` and `quire label` above.
+
+#[cfg(not(any(loom, shuttle)))]
+use crate::inspect;
+use crate::options::VolumeOptions;
+use crate::reshape::Reshape;
+use crate::volume::{Volume, VolumeInfo};
+use quire_base::sync::Arc;
+use quire_base::{BLOCK_SIZE, Clock, Error, Result};
+use quire_device::Backend;
+use quire_format::superblock::Superblock;
+#[cfg(not(any(loom, shuttle)))]
+use std::path::Path;
+
+/// What a volume that nobody has open is to get: more space, a larger journal.
+///
+/// ```
+/// use quire::{FormatOptions, ResizeOptions, Volume};
+///
+/// # fn main() -> quire::Result<()> {
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let image = folder.path().join("data.img");
+/// FormatOptions::new().size(64 << 20).format(&image)?;
+/// let info = ResizeOptions::new().size(128 << 20).journal_bytes(8 << 20).resize(&image)?;
+/// assert_eq!((info.blocks, info.journal_blocks), (32768, 2048));
+/// Volume::open(&image)?.close()
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct ResizeOptions {
+    size: Option<Size>,
+    journal_bytes: Option<u64>,
+    clock: Clock,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Size {
+    Bytes(u64),
+    /// As large as the device or file.
+    Whole,
+}
+
+impl ResizeOptions {
+    /// Everything stays as it is.
+    pub fn new() -> ResizeOptions {
+        ResizeOptions::default()
+    }
+
+    /// Bytes of the volume. An image file that is smaller grows, too.
+    #[must_use]
+    pub fn size(mut self, bytes: u64) -> ResizeOptions {
+        self.size = Some(Size::Bytes(bytes));
+        self
+    }
+
+    /// The volume is to have the whole file or device.
+    #[must_use]
+    pub fn whole(mut self) -> ResizeOptions {
+        self.size = Some(Size::Whole);
+        self
+    }
+
+    /// Bytes of the journal: more than it has, at most a quarter of the volume and 4 GiB. It needs as much
+    /// free space in one piece; what it had becomes free.
+    #[must_use]
+    pub fn journal_bytes(mut self, bytes: u64) -> ResizeOptions {
+        self.journal_bytes = Some(bytes);
+        self
+    }
+
+    /// Where timestamps come from.
+    #[must_use]
+    pub fn clock(mut self, clock: Clock) -> ResizeOptions {
+        self.clock = clock;
+        self
+    }
+
+    /// Resizes the volume in an image file or on a block device, and closes it. A volume that was not closed
+    /// in order is recovered first. After a crash it has its old size or the new one.
+    ///
+    /// Errors: `Busy` if it is mounted or open elsewhere; `Invalid` for what would make it smaller, or no
+    /// volume may have; `NoSpace` without room for the journal in one piece. Nothing has changed then.
+    #[cfg(not(any(loom, shuttle)))]
+    pub fn resize(&self, path: impl AsRef<Path>) -> Result<VolumeInfo> {
+        use quire_device::{OpenMode, open_image};
+        let path = path.as_ref();
+        let mut backend = open_image(path, OpenMode::ReadWrite)?;
+        if let Some(Size::Bytes(bytes)) = self.size
+            && bytes / BLOCK_SIZE as u64 > backend.blocks()
+            && std::fs::metadata(path).is_ok_and(|metadata| metadata.is_file())
+        {
+            // Only a volume grows a file.
+            let slots = inspect::newest_of(inspect::superblocks(backend.clone()));
+            slots
+                .iter()
+                .find_map(|slot| slot.as_ref().ok())
+                .map_or_else(|| slots[0].clone().map(drop), |_| Ok(()))?;
+            crate::mkfs::check_volume_bytes(bytes)?;
+            let enlarging = |error| Error::os(format!("enlarging {}", path.display()), &error);
+            let file = std::fs::OpenOptions::new().write(true).open(path).map_err(enlarging)?;
+            file.set_len(bytes).map_err(enlarging)?;
+            drop(backend);
+            backend = open_image(path, OpenMode::ReadWrite)?;
+        }
+        self.resize_backend(backend)
+    }
+
+    /// Resizes the volume on any backend.
+    pub fn resize_backend(&self, backend: Arc<dyn Backend>) -> Result<VolumeInfo> {
+        let blocks = self.size.map(|size| match size {
+            Size::Bytes(bytes) => bytes / BLOCK_SIZE as u64,
+            Size::Whole => backend.blocks(),
+        });
+        let reshape = Reshape { blocks, journal_bytes: self.journal_bytes, label: None };
+        reshape_and_close(backend, reshape, self.clock.clone())
+    }
+}
+
+/// Gives the volume in an image file or on a block device another name for people, of at most 64 bytes.
+/// Nobody may have it open.
+#[cfg(not(any(loom, shuttle)))]
+pub fn set_label(path: impl AsRef<Path>, label: &str) -> Result<VolumeInfo> {
+    let label = Superblock::pad_label(label)?;
+    let backend = quire_device::open_image(path.as_ref(), quire_device::OpenMode::ReadWrite)?;
+    let reshape = Reshape { label: Some(label), ..Reshape::default() };
+    reshape_and_close(backend, reshape, Clock::System)
+}
+
+fn reshape_and_close(backend: Arc<dyn Backend>, reshape: Reshape, clock: Clock) -> Result<VolumeInfo> {
+    let options = VolumeOptions { threads: false, clock, reshape: Some(reshape), ..VolumeOptions::new() };
+    let volume = Volume::open_with(backend, &options)?;
+    let mut info = volume.info();
+    volume.close()?;
+    info.clean = true;
+    Ok(info)
+}

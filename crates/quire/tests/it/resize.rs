@@ -1,0 +1,164 @@
+//! Volumes that are given more space, a larger journal, another label. What crashes leave is in
+//! `crates/sim/tests/mistakes/resize.rs`.
+
+use crate::common::BLOCK;
+use quire::{ErrorKind, FormatOptions, OpenOptions, ResizeOptions, Volume, VolumeOptions, set_label};
+use std::path::{Path, PathBuf};
+
+const MIB: u64 = 1 << 20;
+
+fn open(image: &Path) -> Volume {
+    VolumeOptions::new().cache_bytes(16 * MIB).open(image).unwrap()
+}
+
+/// A volume of 64 MiB with a journal of 1 MiB, and a file in it.
+fn volume(folder: &tempfile::TempDir) -> PathBuf {
+    let image = folder.path().join("a.img");
+    FormatOptions::new().size(64 * MIB).journal_bytes(MIB).format(&image).unwrap();
+    let volume = open(&image);
+    volume.write("old", vec![7; 100 * BLOCK]).unwrap();
+    volume.close().unwrap();
+    image
+}
+
+fn check(image: &Path) {
+    let volume = open(image);
+    assert_eq!(volume.read("old").unwrap(), vec![7; 100 * BLOCK]);
+    volume.close().unwrap();
+}
+
+#[test]
+fn a_larger_journal_is_used_and_the_old_one_is_free() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = volume(&folder);
+    let before = open(&image).statfs();
+    for (bytes, lost) in [(4 * MIB, 3 * MIB), (9 * MIB, 8 * MIB)] {
+        let info = ResizeOptions::new().journal_bytes(bytes).resize(&image).unwrap();
+        assert_eq!((info.journal_blocks, info.features.2), (bytes / BLOCK as u64, 1));
+        check(&image);
+        let volume = open(&image);
+        let after = volume.statfs();
+        assert_eq!(before.free - after.free, lost / BLOCK as u64);
+        assert_eq!(before.blocks - after.blocks, lost / BLOCK as u64, "{before:?} {after:?}");
+        // Several laps of the ring.
+        let file = OpenOptions::new().write(true).create(true).open(&volume, "new").unwrap();
+        for round in 0..3 * bytes / (64 << 10) {
+            file.set_xattr("user.round", &vec![round as u8; 60_000]).unwrap();
+            if round % 16 == 0 {
+                file.sync_all().unwrap();
+            }
+        }
+        drop(file);
+        volume.close().unwrap();
+        check(&image);
+    }
+    // All free space can be had, the old ring's included, and nothing of the new one's.
+    let volume = open(&image);
+    let mut written = 0;
+    let file = OpenOptions::new().write(true).create(true).open(&volume, "full").unwrap();
+    let full = loop {
+        match file.write_all_at(&vec![3; MIB as usize], written) {
+            Ok(()) => written += MIB,
+            Err(error) => break error.kind(),
+        }
+    };
+    assert_eq!(full, ErrorKind::NoSpace);
+    assert!(written > 40 * MIB, "{written}");
+    drop(file);
+    volume.close().unwrap();
+    check(&image);
+    let volume = open(&image);
+    let mut bytes = volume.read("full").unwrap();
+    bytes.truncate(written as usize);
+    assert!(bytes.iter().all(|byte| *byte == 3));
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = volume(&folder);
+    let bytes = std::fs::read(&image).unwrap();
+    let refused = |options: ResizeOptions, kind: ErrorKind, words: &str| {
+        let error = options.resize(&image).unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+        assert!(error.to_string().contains(words), "{error}");
+        assert!(std::fs::read(&image).unwrap() == bytes, "{words}: the image has changed");
+    };
+    let journal = |bytes| ResizeOptions::new().journal_bytes(bytes);
+    refused(journal(MIB / 2), ErrorKind::Invalid, "smaller");
+    refused(journal(17 * MIB), ErrorKind::Invalid, "a quarter of the volume, here 16 MiB");
+    refused(ResizeOptions::new().size(32 * MIB), ErrorKind::Invalid, "smaller");
+    refused(ResizeOptions::new().size(1 << 51), ErrorKind::Invalid, "1 PiB");
+
+    let volume = open(&image);
+    let busy = journal(4 * MIB).resize(&image).unwrap_err();
+    assert_eq!(busy.kind(), ErrorKind::Busy, "{busy}");
+    // Nearly full: there is free space, but not in one piece.
+    for number in 0.. {
+        if volume.write(format!("f{number}"), vec![1; MIB as usize]).is_err() {
+            break;
+        }
+    }
+    for number in 0..20 {
+        volume.remove_file(format!("f{}", 2 * number)).unwrap();
+    }
+    volume.close().unwrap();
+    let error = journal(12 * MIB).resize(&image).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    assert!(error.to_string().contains("in one piece"), "{error}");
+    check(&image);
+
+    let other = folder.path().join("other");
+    std::fs::write(&other, "no volume").unwrap();
+    let error = ResizeOptions::new().size(64 * MIB).resize(&other).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotAVolume, "{error}");
+    assert_eq!(std::fs::read(&other).unwrap(), b"no volume");
+}
+
+#[test]
+fn a_volume_grows_with_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = volume(&folder);
+    let before = open(&image).statfs();
+    let info = ResizeOptions::new().size(100 * MIB).resize(&image).unwrap();
+    assert_eq!(info.blocks, 100 * MIB / BLOCK as u64);
+    assert_eq!(std::fs::metadata(&image).unwrap().len(), 100 * MIB);
+    check(&image);
+
+    let file = std::fs::File::options().write(true).open(&image).unwrap();
+    file.set_len(200 * MIB + 100).unwrap();
+    let info = ResizeOptions::new().whole().journal_bytes(8 * MIB).resize(&image).unwrap();
+    assert_eq!((info.blocks, info.journal_blocks), (200 * MIB / BLOCK as u64, 2048));
+    check(&image);
+    let volume = open(&image);
+    let added = (200 - 64 - 7) * MIB / BLOCK as u64;
+    let after = volume.statfs();
+    assert_eq!(after.blocks - before.blocks, added);
+    // The metadata pool may have grown with the volume.
+    let free = after.free - before.free;
+    assert!(free <= added && free + 2048 >= added, "{free} of {added}");
+    let large = vec![9; 150 * MIB as usize];
+    volume.write("large", &large).unwrap();
+    volume.close().unwrap();
+    assert!(open(&image).read("large").unwrap() == large);
+
+    // Once more to the same size: nothing to do.
+    let info = ResizeOptions::new().whole().resize(&image).unwrap();
+    assert_eq!(info.blocks, 200 * MIB / BLOCK as u64);
+    let error = ResizeOptions::new().size(200 * MIB + 4096).resize(&image).unwrap_err();
+    assert!(error.to_string().contains("at least 64 KiB"), "{error}");
+}
+
+#[test]
+fn a_label_changes_and_the_rest_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = volume(&folder);
+    let before = open(&image).info();
+    assert_eq!(set_label(&image, "Vorräte").unwrap().label, "Vorräte");
+    check(&image);
+    let after = open(&image).info();
+    assert_eq!((after.label.as_str(), after.uuid, after.blocks), ("Vorräte", before.uuid, before.blocks));
+    assert_eq!(set_label(&image, &"x".repeat(65)).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(set_label(&image, "").unwrap().label, "");
+    check(&image);
+}
