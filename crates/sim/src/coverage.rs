@@ -69,6 +69,10 @@ counters! {
     half_done = "half a long operation",
     /// One copy of much of the metadata was damaged, and healed.
     healed = "damaged copies healed",
+    /// Connections to a simulated server that broke.
+    broken_connections = "broken connections",
+    /// Times that such a server lost what was not flushed.
+    server_losses = "losses of a server",
     /// Writes were in flight or not flushed.
     unsafe_writes = "unsafe writes at the crash",
 }

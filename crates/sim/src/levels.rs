@@ -220,6 +220,8 @@ impl Level<'_> {
         self.outcome.history = hash_of(&(self.outcome.history, history_hash(&worked)));
         self.outcome.coverage.operations +=
             worked.threads.iter().map(|records| records.len() as u64).sum::<u64>();
+        self.outcome.coverage.broken_connections += u64::from(worked.breaks);
+        self.outcome.coverage.server_losses += u64::from(worked.server_losses);
         if let Some(what) = worked.device.violations().first() {
             return Err(self.violation(format!("device: {what}"), Some(&worked)));
         }

@@ -43,6 +43,10 @@ pub struct Worked {
     pub ended: usize,
     /// By thread, in order.
     pub threads: Vec<Vec<Record>>,
+    /// Connections to the device's server that broke, if it had one.
+    pub breaks: u32,
+    /// How often the server lost what was not flushed.
+    pub server_losses: u32,
 }
 
 /// A device that has held something else: what is shown without having been written is seen.
@@ -535,7 +539,7 @@ pub fn work_alone(image: &Image, profile: &Profile, steps: &[Step], first_op: u6
     let ended = device.event_count();
     device.cut_power(quire_device::simulated::CrashPolicy::LoseAll);
     bench.abandon();
-    Ok(Worked { device, opened, ended, threads: vec![records] })
+    Ok(Worked { device, opened, ended, threads: vec![records], breaks: 0, server_losses: 0 })
 }
 
 /// How long a volume waits for its server, in virtual time: longer than that stays away.
@@ -619,7 +623,11 @@ fn simulated(
         bench.abandon();
         match failure {
             Some(error) => Err(format!("the volume shut down: {error}")),
-            None => Ok(Worked { device: device.clone(), opened, ended, threads }),
+            None => {
+                let (breaks, server_losses) =
+                    exporter.as_ref().map_or((0, 0), |server| (server.breaks(), server.power_losses()));
+                Ok(Worked { device: device.clone(), opened, ended, threads, breaks, server_losses })
+            }
         }
     });
     drop(exporter);

@@ -67,6 +67,7 @@ fn thousands_of_crashes_without_a_violation() {
     ] {
         assert!(count >= EACH_MIN, "{what}: {count} images only\n{reached}");
     }
+    assert!(reached.broken_connections >= 40 && reached.server_losses >= 15, "{reached}");
 }
 
 /// A run of one thread went by the shard that its thread of the system had, and that by what had run before:
