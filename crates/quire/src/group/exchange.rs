@@ -97,7 +97,8 @@ impl<'a> Fresh<'a> {
         let mut missing: u64 = runs.iter().map(|(first, end)| end - first).sum();
         while missing > 0 {
             let want = missing.min(u64::from(EXTENT_BLOCKS_MAX));
-            let got = self.engine.alloc.allocate(Funding::Reserved(reservation), goal, want, 1)?;
+            // All of them: in one run if there is one, else in as many as it takes.
+            let got = self.engine.alloc.allocate(Funding::Reserved(reservation), goal, want, want)?;
             missing -= got.iter().map(|run| run.blocks).sum::<u64>();
             self.blocks.extend(got);
         }
