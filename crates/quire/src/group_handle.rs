@@ -41,9 +41,9 @@ impl Group {
     }
 
     /// Adds a write of all of `data` at an offset, which counts for a file opened to append, too.
-    /// `CrossDevice` for a file of another volume. An error of kind `TooLarge` says that the group would pass a
-    /// limit, in bytes ([`Volume::group_bytes_max`](crate::Volume::group_bytes_max)) or in places; the group
-    /// stays as it was.
+    /// `CrossDevice` for a file of another volume. An error of kind `TooLarge` says that the group would pass
+    /// a limit, in bytes ([`Volume::group_bytes_max`](crate::Volume::group_bytes_max)) or in places; the
+    /// group stays as it was.
     pub fn write_at(&mut self, file: &File, data: &[u8], offset: u64) -> Result<()> {
         file.check_writable()?;
         self.0.write_at(file.inode(), data, offset)
