@@ -524,7 +524,8 @@ int quire_dup(const struct quire_file *file, struct quire_file **copy);
 int quire_group_begin(const struct quire_volume *volume, struct quire_group **group);
 
 // The most bytes that a group of a volume may write, counted in whole blocks of 4096 bytes (whole units in
-// files with the property `untorn`): 2 MiB with a journal of 16 MiB or more, less with a smaller one.
+// files with the property `untorn`): half of the cache, 16 MiB at least and 256 MiB at most. Groups of more
+// than 2 MiB may write 512 runs of blocks, and share that memory.
 //
 // Returns: that number, or a negative error number.
 // Threads: any.

@@ -41,9 +41,9 @@ impl Group {
     }
 
     /// Adds a write of all of `data` at an offset, which counts for a file opened to append, too.
-    /// `CrossDevice` for a file of another volume. An error of kind `TooLarge` says that the group would get
-    /// too large for one record of the journal ([`Volume::group_bytes_max`](crate::Volume::group_bytes_max));
-    /// the group stays as it was.
+    /// `CrossDevice` for a file of another volume. An error of kind `TooLarge` says that the group would pass
+    /// a limit, in bytes ([`Volume::group_bytes_max`](crate::Volume::group_bytes_max)) or in places; the
+    /// group stays as it was.
     pub fn write_at(&mut self, file: &File, data: &[u8], offset: u64) -> Result<()> {
         file.check_writable()?;
         self.0.write_at(file.inode(), data, offset)
@@ -69,7 +69,8 @@ impl Group {
     }
 
     /// Makes all writes visible at once, and durable as `commit` says. On an error nothing has changed,
-    /// unless the volume has failed.
+    /// unless the volume has failed. A group of more than 2 MiB needs free space for all that it writes
+    /// (`NoSpace`), and its files may not be in too many pieces (`TooLarge`).
     pub fn commit(self, commit: Commit) -> Result<()> {
         self.0.commit(commit)
     }

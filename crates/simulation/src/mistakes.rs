@@ -164,8 +164,8 @@ pub enum Mistake {
     /// The exchange names no data that must be durable before it (J1). Shows when the power goes after the
     /// journal write, with the record kept and fresh blocks lost: the files show what those held before.
     ExchangeNamesNoData,
-    /// The first file's exchange goes into a record of its own. Shows when the journal is cut behind it: the
-    /// group is in one file and not in the other.
+    /// The first file's exchange goes into a record of its own, which is forced. Shows when the journal is
+    /// cut behind it: the group is in one file and not in the other.
     ExchangeInTwoRecords,
     /// Blocks that the group writes stay in the cache. Shows at the next cached read, or when a dirty one is
     /// written over the fresh block.

@@ -78,6 +78,9 @@ struct Plan {
     cut_behind: Option<u64>,
 }
 
+/// A truncate that is to be finished: the file, the id of the operation, and the operation.
+type CutBehind<'a> = (&'a InodeRef, u64, LoggedOp);
+
 impl Plan {
     fn all(&self) -> impl Iterator<Item = &Extent> {
         self.replacement.removed.iter().chain(&self.replacement.inserted)
@@ -97,7 +100,8 @@ impl<'a> Fresh<'a> {
         let mut missing: u64 = runs.iter().map(|(first, end)| end - first).sum();
         while missing > 0 {
             let want = missing.min(u64::from(EXTENT_BLOCKS_MAX));
-            let got = self.engine.alloc.allocate(Funding::Reserved(reservation), goal, want, 1)?;
+            // All of them: in one run if there is one, else in as many as it takes.
+            let got = self.engine.alloc.allocate(Funding::Reserved(reservation), goal, want, want)?;
             missing -= got.iter().map(|run| run.blocks).sum::<u64>();
             self.blocks.extend(got);
         }
@@ -277,7 +281,7 @@ impl Engine {
         files: &mut [Fresh<'a>],
         plans: Vec<Plan>,
         mut transaction: Transaction<'_>,
-    ) -> Result<(Seq, Vec<(&'a InodeRef, u64, LoggedOp)>)> {
+    ) -> Result<(Seq, Vec<CutBehind<'a>>)> {
         let inodes: Vec<&'a InodeRef> = files.iter().map(Fresh::inode).collect();
         let mut metas: Vec<MetaGuard<'_>> = inodes.iter().map(|inode| inode.meta()).collect();
         let mut records = Vec::with_capacity(files.len());

@@ -84,8 +84,8 @@ impl InodeGroup {
         InodeGroup { inodes, files: BTreeMap::new(), charged: 0 }
     }
 
-    /// Adds a write to the group. `TooLarge` if the group would pass a limit ([`Inodes::group_bytes_max`]): it
-    /// stays as it was.
+    /// Adds a write to the group. `TooLarge` if the group would pass a limit ([`Inodes::group_bytes_max`]):
+    /// it stays as it was.
     pub fn write_at(&mut self, inode: &InodeRef, data: &[u8], offset: u64) -> Result<()> {
         self.check_file(inode)?;
         let end = range_end(offset, data.len() as u64)?;
@@ -258,7 +258,8 @@ impl Engine {
 
     /// Bytes of blocks that a group may have.
     pub(crate) fn group_bytes_max(&self) -> u64 {
-        GROUP_BYTES.min(self.all_groups_bytes()).max(self.group_record_bytes())
+        let large = GROUP_BYTES.min(self.all_groups_bytes()) / BLOCK_SIZE as u64 * BLOCK_SIZE as u64;
+        large.max(self.group_record_bytes())
     }
 
     fn all_groups_bytes(&self) -> u64 {

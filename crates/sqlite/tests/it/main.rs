@@ -3,6 +3,7 @@
 //! Each test is a program for Python's `sqlite3` module, or a script for the shell `sqlite3`. Needs root,
 //! `/dev/fuse` and these programs; says so and passes where they are missing.
 
+mod built_in;
 mod mounted;
 mod pitfalls;
 mod random;

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -50,7 +50,7 @@ pub(super) struct Mounted {
 }
 
 /// Debian's, which loads extensions; pythons of other origin may not.
-const PYTHON: &str = "/usr/bin/python3";
+pub(super) const PYTHON: &str = "/usr/bin/python3";
 
 fn has(program: &str) -> bool {
     Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
@@ -103,6 +103,11 @@ pub(super) fn python(folder: &Path, program: &str, variables: &[(&str, &str)]) {
         .envs(variables.iter().copied())
         .output()
         .unwrap();
+    check(&output, program);
+}
+
+/// Panics if a program has failed.
+pub(super) fn check(output: &Output, program: &str) {
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program}\n{}\n{text}", output.status);
 }
