@@ -87,6 +87,7 @@ impl Reshape {
         if let Some(label) = self.label {
             plan.shape.label = label;
         }
+        plan.shape.validate()?;
         Ok(plan)
     }
 }
@@ -189,14 +190,17 @@ impl Plan {
             write_zeros(device, new.start, new.blocks)?;
         }
         loaded.superblock = self.shape.clone();
-        self.shape.validate()
+        Ok(())
     }
 
     /// Step 5 of the protocol: nothing needs the old shape any more.
     pub(crate) fn published(&self, device: &Device) -> Result<()> {
         device.flush()?;
         for run in &self.outdated {
-            device.discard(run.start, run.blocks)?;
+            // A failed discard loses nothing.
+            if let Err(error) = device.discard(run.start, run.blocks) {
+                tracing::warn!(%error, start = run.start.0, blocks = run.blocks, "discard failed");
+            }
         }
         Ok(())
     }
