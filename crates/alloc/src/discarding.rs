@@ -102,9 +102,23 @@ impl Allocator {
     /// Discards what is still free of the next range that was freed. Does I/O. False if there was no range.
     pub fn discard_next(&self) -> bool {
         let Some((range, _under_way)) = self.discarding.begin() else { return false };
+        self.discard_free_of(range);
+        true
+    }
+
+    /// Discards what is free of a range of the data space, of at most [`RUN_BLOCKS_MAX`] blocks; gives how
+    /// many blocks that were. Does I/O. None if space is so short that the range may be needed meanwhile.
+    pub fn discard_free(&self, range: Run) -> Option<u64> {
+        // Whoever finds no space waits for what is under way.
+        let _under_way = self.discarding.settling();
+        self.discard_free_of(range)
+    }
+
+    /// The caller counts as under way.
+    fn discard_free_of(&self, range: Run) -> Option<u64> {
         let Ok(blocks) = self.credits.take(range.blocks, range.blocks) else {
             self.counts.discards_skipped.add(1);
-            return true;
+            return None;
         };
         self.reserved.add(blocks);
         let mut reservation = SpaceReservation::of(self, blocks);
@@ -118,7 +132,7 @@ impl Allocator {
         if let Err(error) = taken.and(self.cancel(&runs).map(drop)) {
             tracing::error!(%error, "free space could not be taken for its discard");
         }
-        true
+        Some(total_blocks(&runs))
     }
 
     /// Takes every free block of a range; on errors, `runs` is what it had taken.

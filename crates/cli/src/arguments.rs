@@ -68,6 +68,11 @@ pub enum Command {
     /// the device cannot read is told by path and offset. The scrub runs in the server of the mount; it goes
     /// on if this command is interrupted.
     Scrub(Scrub),
+    /// Tell the device of a mounted volume which space is free, as fstrim does
+    ///
+    /// A solid-state drive works better for it, a thin volume or image file gives the space back. The volume
+    /// stays in use meanwhile. What is interrupted is not done.
+    Trim(Trim),
     /// Show the properties of files and directories on a mount, or require some
     Get(Get),
     /// Set properties of files and directories on a mount
@@ -338,6 +343,16 @@ pub struct Scrub {
     pub dir: PathBuf,
 }
 
+/// `quire trim`.
+#[derive(Debug, Args)]
+pub struct Trim {
+    /// Discard at most so much in a second, for example 500M
+    #[arg(long, value_name = "BYTES", value_parser = size::parse)]
+    pub rate: Option<u64>,
+    /// Mount point
+    pub dir: PathBuf,
+}
+
 /// `quire get`.
 #[derive(Debug, Args)]
 pub struct Get {
@@ -403,6 +418,7 @@ mod tests {
             "quire resize --size max --journal-size 512M a.img",
             "quire resize -s 20G a.img",
             "quire label a.img",
+            "quire trim --rate 500M mnt",
             "quire label a.img backup",
             "quire dump a.img superblock",
             "quire dump --json a.img inode 5",

@@ -17,6 +17,7 @@ pub mod resize;
 pub mod scrub;
 pub mod supervise;
 pub mod top;
+pub mod trim;
 pub mod umount;
 pub mod up;
 

@@ -5,7 +5,7 @@
 //! the server answers root and its own user, the client believes root and its own user.
 //!
 //! ```text
-//!   client  metrics | cache-size BYTES | scrub ...
+//!   client  metrics | cache-size BYTES | scrub ... | trim BYTE
 //!   server  ok, and the answer's lines | error CODE MESSAGE
 //! ```
 //!
@@ -29,6 +29,7 @@ use quire_base::sync::thread;
 use quire_base::{Error, Result};
 use rustix::net::sockopt::socket_peercred;
 
+use crate::commands::trim;
 use crate::exit::{self, Failure, Outcome};
 use crate::exposition;
 use crate::scrubbing::Scrubbing;
@@ -200,6 +201,7 @@ fn answer(line: &str, volume: &Volume, scrubbing: &Scrubbing) -> String {
             Ok(bytes) => volume.set_cache_bytes(bytes).map(|()| String::new()).map_err(Failure::from),
             Err(_) => Err(Failure::usage(format!("'{bytes}' is not a number of bytes"))),
         },
+        ("trim", from) => trim::answer(from, volume),
         ("scrub", what) => scrubbing.answer(what, volume),
         _ => Err(Failure::usage("the server does not know this request")),
     };

@@ -102,6 +102,7 @@ fn run(line: Vec<OsString>) -> ExitCode {
         Command::Top(arguments) => commands::top::run(&arguments),
         Command::Ctl(arguments) => commands::ctl::run(&arguments),
         Command::Scrub(arguments) => commands::scrub::run(&arguments),
+        Command::Trim(arguments) => commands::trim::run(&arguments),
         Command::Get(arguments) => commands::properties::get(&arguments),
         Command::Set(arguments) => commands::properties::set(&arguments),
         Command::Man { dir } => commands::generate::manual(&dir),

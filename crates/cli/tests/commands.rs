@@ -499,3 +499,31 @@ fn dumps_are_readable_and_json() {
         assert!(whole || lines.lines().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()));
     }
 }
+
+/// `quire` with words and the image of a place.
+fn on_image(place: &Place, words: &[&str], behind: &[&str]) -> Output {
+    let words = words.iter().map(OsStr::new);
+    let image = place.image();
+    let line: Vec<&OsStr> =
+        words.chain([image.as_os_str()]).chain(behind.iter().map(|word| OsStr::new(*word))).collect();
+    quire(&line)
+}
+
+#[test]
+fn volumes_are_resized_and_named_while_nobody_has_them_open() {
+    let place = Place::with_volume();
+    let larger = ["resize", "--size=128M", "--journal-size=4M"];
+    let open = quire::Volume::open(place.image()).unwrap();
+    expect(&on_image(&place, &larger, &[]), 36, &["already open"]);
+    expect(&on_image(&place, &["label"], &["other"]), 36, &["already open"]);
+    open.close().unwrap();
+    expect(&on_image(&place, &larger, &[]), 0, &["volume of 128 MiB, journal 4 MiB"]);
+    expect(&on_image(&place, &["resize", "--size=64M"], &[]), 1, &["cannot be made smaller"]);
+    expect(&on_image(&place, &["resize", "--journal-size=64M"], &[]), 1, &["here 32 MiB"]);
+    expect(&on_image(&place, &["resize", "--size=max", "--quiet"], &[]), 0, &[]);
+    expect(&quire(&[OsStr::new("resize"), OsStr::new("-s1G"), place.dir().as_os_str()]), 37, &["a folder"]);
+    expect(&on_image(&place, &["label"], &["spare"]), 0, &[]);
+    expect(&on_image(&place, &["label"], &[]), 0, &["spare"]);
+    expect(&on_image(&place, &["info"], &[]), 0, &["128 MiB", "spare"]);
+    expect(&on_image(&place, &["fsck"], &[]), 0, &[]);
+}

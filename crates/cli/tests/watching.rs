@@ -6,7 +6,7 @@ mod common;
 use common::{Volume, can_mount, copy_program, quire, text};
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -27,6 +27,44 @@ fn number(text: &str, name: &str) -> f64 {
 
 fn cache_size(dir: &Path, size: &str) -> std::process::Output {
     quire(&["ctl".as_ref(), "cache-size".as_ref(), dir.as_os_str(), size.as_ref()])
+}
+
+/// Blocks that the host keeps for the image of a volume, in MiB.
+fn host_mib(volume: &Volume) -> u64 {
+    std::fs::metadata(volume.image()).unwrap().blocks() / 2048
+}
+
+#[test]
+fn a_trim_gives_free_space_back_to_the_host() {
+    if !can_mount("a_trim_gives_free_space_back_to_the_host") {
+        return;
+    }
+    let mut volume = Volume::new("512M");
+    volume.mount();
+    let dir = volume.mountpoint();
+    std::fs::write(dir.join("kept"), vec![7; 32 << 20]).unwrap();
+    std::fs::write(dir.join("gone"), vec![8; 96 << 20]).unwrap();
+    std::fs::File::open(&dir).and_then(|root| root.sync_all()).unwrap();
+    quire(&["ctl".as_ref(), "sync".as_ref(), dir.as_os_str()]);
+    let before = host_mib(&volume);
+    assert!(before >= 128, "{before} MiB");
+    std::fs::remove_file(dir.join("gone")).unwrap();
+    // The file is freed behind the scenes.
+    for _ in 0..200 {
+        if rustix::fs::statvfs(&dir).unwrap().f_bfree * 4096 > 400 << 20 {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    let trimmed = quire(&["trim".as_ref(), "--rate=4G".as_ref(), dir.as_os_str()]);
+    assert!(trimmed.status.success(), "{}", text(&trimmed));
+    assert!(text(&trimmed).contains(" bytes) discarded"), "{}", text(&trimmed));
+    let after = host_mib(&volume);
+    assert!(after + 90 <= before, "{before} MiB, then {after}: {}", text(&trimmed));
+    assert!(std::fs::read(dir.join("kept")).unwrap() == vec![7; 32 << 20]);
+    volume.unmount();
+    let refused = quire(&["trim".as_ref(), dir.as_os_str()]);
+    assert_eq!(refused.status.code(), Some(37), "{}", text(&refused));
 }
 
 #[test]

@@ -38,11 +38,11 @@
 //!
 //! Invariants: a decoded superblock does not contradict itself, so its users need not check sums of its
 //! fields for overflow: journal, first pool, data space and the second copies of the superblocks lie inside
-//! the volume, in this order, and do not overlap; or, where the journal has been moved, journal and first pool
-//! lie within the data space ([`INCOMPAT_JOURNAL_MOVED`]).
+//! the volume, in this order, and do not overlap; or, where the journal has been moved, journal and first
+//! pool lie within the data space ([`INCOMPAT_JOURNAL_MOVED`]).
 //!
-//! Neighbours: `areas` checks where things lie; [`crate::journal`] for the ring, [`crate::pool`] for the manifest, [`crate::node`] for the
-//! root.
+//! Neighbours: `areas` checks where things lie; [`crate::journal`] for the ring, [`crate::pool`] for the
+//! manifest, [`crate::node`] for the root.
 
 mod areas;
 

@@ -390,8 +390,8 @@ fn is_half_freed(record: &InodeRecord) -> bool {
     record.nlink == 0 && record.xattr_bytes == 0
 }
 
-/// The parts of the blocks from `start` to `end` that a file may have: in the data space, and not in a journal
-/// that was moved there. The pool's blocks are compared with those of all files at once.
+/// The parts of the blocks from `start` to `end` that a file may have: in the data space, and not in a
+/// journal that was moved there. The pool's blocks are compared with those of all files at once.
 fn parts_for_files(superblock: &Superblock, start: u64, end: u64) -> Vec<(u64, u64)> {
     let (from, to) = (start.max(superblock.data_start.0), end.min(superblock.data_end.0));
     let journal =

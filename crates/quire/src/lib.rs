@@ -104,6 +104,7 @@ mod scrub;
 mod seen;
 mod superblocks;
 mod transaction;
+mod trim;
 mod volume;
 mod walk;
 mod xattr;
@@ -126,7 +127,9 @@ pub use quire_format::inode::FileType;
 pub use quire_format::properties::{Properties, Unit};
 pub use read_dir::{DirEntry, ReadDir};
 pub use recovery::RecoveryReport;
-pub use resize::{ResizeOptions, set_label};
+pub use resize::ResizeOptions;
+#[cfg(not(any(loom, shuttle)))]
+pub use resize::set_label;
 pub use scrub::{ScrubOptions, ScrubReport, Unreadable};
 pub use volume::{Statfs, Volume, VolumeInfo};
 

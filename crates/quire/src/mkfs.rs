@@ -57,7 +57,15 @@ struct Geometry {
 
 impl Geometry {
     fn of(bytes: u64, journal_bytes: Option<u64>, copies: Option<u32>) -> Result<Geometry> {
-        check_volume_bytes(bytes)?;
+        if bytes < VOLUME_BYTES_MIN {
+            return Err(Error::invalid(format!(
+                "a volume needs at least {} MiB, {bytes} bytes were given",
+                VOLUME_BYTES_MIN >> 20
+            )));
+        }
+        if bytes > VOLUME_BYTES_MAX {
+            return Err(Error::invalid(format!("a volume has at most 1 PiB, {bytes} bytes were given")));
+        }
         let copies = copies.unwrap_or(if bytes >= TWO_COPIES_BYTES_MIN { METADATA_COPIES_MAX } else { 1 });
         if !(1..=METADATA_COPIES_MAX).contains(&copies) {
             return Err(Error::invalid(format!("metadata has 1 or 2 copies, {copies} were asked for")));
@@ -203,20 +211,6 @@ pub(crate) fn format(backend: Arc<dyn Backend>, options: &FormatOptions) -> Resu
     }
     device.flush_to(device.mark())?;
     Ok(superblock)
-}
-
-/// Checks a volume's size.
-pub(crate) fn check_volume_bytes(bytes: u64) -> Result<()> {
-    if bytes < VOLUME_BYTES_MIN {
-        return Err(Error::invalid(format!(
-            "a volume needs at least {} MiB, {bytes} bytes were given",
-            VOLUME_BYTES_MIN >> 20
-        )));
-    }
-    if bytes > VOLUME_BYTES_MAX {
-        return Err(Error::invalid(format!("a volume has at most 1 PiB, {bytes} bytes were given")));
-    }
-    Ok(())
 }
 
 /// Checks a volume's and a journal's size before anything is created.

@@ -11,19 +11,21 @@
 //! 5. Flush, and only now discard what the old shape alone needed: the old ring, and the old end's second
 //!    copies of the superblocks.
 //!
-//! Invariants: until step 5 nothing is written over what the old shape needs. A crash anywhere leaves a volume
-//! of the old shape or of the new one; either has all of its space, since ring and used space change with one
-//! superblock.
+//! Invariants: until step 5 nothing is written over what the old shape needs. A crash anywhere leaves a
+//! volume of the old shape or of the new one; either has all of its space, since ring and used space change
+//! with one superblock.
 //!
 //! Neighbours: [`crate::resize`] is the public face; `format::superblock::areas` has the rules of a moved
 //! journal.
 
 use crate::apply::change_regions;
 use crate::mkfs::{JOURNAL_BYTES_MAX, VOLUME_BYTES_MAX, write_zeros};
+use crate::options::VolumeOptions;
 use crate::pool_promise::standing_reserve;
-use crate::recovery::Loaded;
+use crate::recovery::{self, Loaded};
+use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result, size};
-use quire_device::Device;
+use quire_device::{Backend, Device};
 use quire_format::extent::Run;
 use quire_format::key::Key;
 use quire_format::region::{REGION_BLOCKS, RegionMap, region_of};
@@ -58,9 +60,26 @@ impl Reshape {
     /// Errors: `Invalid` for what no volume may have or what would make it smaller; `NoSpace` without room
     /// for the ring.
     pub(crate) fn plan(&self, device: &Device, loaded: &Loaded) -> Result<Plan> {
+        self.plan_with_room(device, loaded, device.blocks())
+    }
+
+    /// Whether it would fit the volume if its device had so many blocks. Writes nothing.
+    ///
+    /// Errors: those of [`Reshape::plan`], and of recovery.
+    #[cfg_attr(any(loom, shuttle), allow(dead_code))]
+    pub(crate) fn check_with_room(&self, backend: Arc<dyn Backend>, blocks: u64) -> Result<()> {
+        let device = Device::new(backend);
+        let loaded = recovery::load(&device, &VolumeOptions::default())?;
+        self.plan_with_room(&device, &loaded, blocks).map(drop)
+    }
+
+    fn plan_with_room(&self, device: &Device, loaded: &Loaded, room: u64) -> Result<Plan> {
+        if let Some(because) = loaded.superblock.read_only_because() {
+            return Err(because);
+        }
         let mut plan = Plan { shape: loaded.superblock.clone(), moves: None, outdated: Vec::new() };
         if let Some(blocks) = self.blocks {
-            plan.grow(device, blocks)?;
+            plan.grow(device, room, blocks)?;
         }
         if let Some(bytes) = self.journal_bytes {
             plan.enlarge_journal(&loaded.tree, bytes)?;
@@ -68,12 +87,13 @@ impl Reshape {
         if let Some(label) = self.label {
             plan.shape.label = label;
         }
+        plan.shape.validate()?;
         Ok(plan)
     }
 }
 
 impl Plan {
-    fn grow(&mut self, device: &Device, blocks: u64) -> Result<()> {
+    fn grow(&mut self, device: &Device, room: u64, blocks: u64) -> Result<()> {
         let shape = &mut self.shape;
         let (old, show) = (shape.block_count, |blocks: u64| size::show(blocks * BLOCK_SIZE as u64));
         if blocks == old {
@@ -87,11 +107,11 @@ impl Plan {
                 show(blocks)
             )));
         }
-        if blocks > device.blocks() {
+        if blocks > room {
             return Err(Error::invalid(format!(
                 "{} has room for {}, {} were asked for",
                 device.name(),
-                show(device.blocks()),
+                show(room),
                 show(blocks)
             )));
         }
@@ -162,7 +182,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Steps 3 of the protocol: the next checkpoint, by the superblock in `loaded`, publishes the new shape.
+    /// Step 3 of the protocol: the next checkpoint, by the superblock in `loaded`, publishes the new shape.
     pub(crate) fn apply(&self, device: &Device, loaded: &mut Loaded) -> Result<()> {
         if let Some((new, old)) = self.moves {
             change_regions(&loaded.tree, &[new], RegionMap::set_used)?;
@@ -170,14 +190,17 @@ impl Plan {
             write_zeros(device, new.start, new.blocks)?;
         }
         loaded.superblock = self.shape.clone();
-        self.shape.validate()
+        Ok(())
     }
 
     /// Step 5 of the protocol: nothing needs the old shape any more.
     pub(crate) fn published(&self, device: &Device) -> Result<()> {
         device.flush()?;
         for run in &self.outdated {
-            device.discard(run.start, run.blocks)?;
+            // A failed discard loses nothing.
+            if let Err(error) = device.discard(run.start, run.blocks) {
+                tracing::warn!(%error, start = run.start.0, blocks = run.blocks, "discard failed");
+            }
         }
         Ok(())
     }

@@ -2,14 +2,15 @@
 //!
 //! Neighbours: [`crate::reshape`] does it; `quire resize` and `quire label` above.
 
-#[cfg(not(any(loom, shuttle)))]
-use crate::inspect;
 use crate::options::VolumeOptions;
 use crate::reshape::Reshape;
 use crate::volume::{Volume, VolumeInfo};
+#[cfg(not(any(loom, shuttle)))]
+use quire_base::Error;
 use quire_base::sync::Arc;
-use quire_base::{BLOCK_SIZE, Clock, Error, Result};
+use quire_base::{BLOCK_SIZE, Clock, Result};
 use quire_device::Backend;
+#[cfg(not(any(loom, shuttle)))]
 use quire_format::superblock::Superblock;
 #[cfg(not(any(loom, shuttle)))]
 use std::path::Path;
@@ -91,13 +92,8 @@ impl ResizeOptions {
             && bytes / BLOCK_SIZE as u64 > backend.blocks()
             && std::fs::metadata(path).is_ok_and(|metadata| metadata.is_file())
         {
-            // Only a volume grows a file.
-            let slots = inspect::newest_of(inspect::superblocks(backend.clone()));
-            slots
-                .iter()
-                .find_map(|slot| slot.as_ref().ok())
-                .map_or_else(|| slots[0].clone().map(drop), |_| Ok(()))?;
-            crate::mkfs::check_volume_bytes(bytes)?;
+            // A refusal leaves the file as it is, too.
+            self.reshape(&*backend).check_with_room(backend.clone(), bytes / BLOCK_SIZE as u64)?;
             let enlarging = |error| Error::os(format!("enlarging {}", path.display()), &error);
             let file = std::fs::OpenOptions::new().write(true).open(path).map_err(enlarging)?;
             file.set_len(bytes).map_err(enlarging)?;
@@ -109,12 +105,16 @@ impl ResizeOptions {
 
     /// Resizes the volume on any backend.
     pub fn resize_backend(&self, backend: Arc<dyn Backend>) -> Result<VolumeInfo> {
+        let reshape = self.reshape(&*backend);
+        reshape_and_close(backend, reshape, self.clock.clone())
+    }
+
+    fn reshape(&self, backend: &dyn Backend) -> Reshape {
         let blocks = self.size.map(|size| match size {
             Size::Bytes(bytes) => bytes / BLOCK_SIZE as u64,
             Size::Whole => backend.blocks(),
         });
-        let reshape = Reshape { blocks, journal_bytes: self.journal_bytes, label: None };
-        reshape_and_close(backend, reshape, self.clock.clone())
+        Reshape { blocks, journal_bytes: self.journal_bytes, label: None }
     }
 }
 

@@ -4,10 +4,11 @@
 //! lock: deleting a large file stalled the fsync of an unrelated one for as long as the device took. A writer
 //! on a full volume got ENOSPC meanwhile.
 
-use crate::common::{BLOCK, file, options};
+use crate::common::{BLOCK, file, new_volume, options};
 use quire::inodes::IoFlags;
 use quire::{FormatOptions, Volume};
 use quire_base::{BlockNo, Result};
+use quire_device::simulated::CrashPolicy;
 use quire_device::{Backend, Io, IoClass, SimulatedBackend};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -91,6 +92,52 @@ fn slow_volume(blocks: u64) -> (Arc<Slow>, Volume) {
     format.format_backend(slow.clone()).unwrap();
     let how = options().threads(true).discard(true);
     (slow.clone(), how.open_backend(slow).unwrap())
+}
+
+/// What a crash may bring back is not discarded: the blocks of a file whose removal is not durable yet.
+#[test]
+fn a_trim_leaves_what_a_crash_brings_back() {
+    let (device, volume) = new_volume(8192);
+    device.set_discard_pattern(Some(0xdd));
+    volume.write("gone", vec![6; 500 * BLOCK]).unwrap();
+    volume.sync().unwrap();
+    volume.remove_file("gone").unwrap();
+    volume.drain_orphans();
+    assert!(volume.trim(0..u64::MAX).unwrap() > 0);
+    let image = device.cut_power(CrashPolicy::LoseAll);
+    drop(volume);
+    let volume = options().open_backend(Arc::new(SimulatedBackend::from_image(image))).unwrap();
+    assert_eq!(volume.read("gone").unwrap(), vec![6; 500 * BLOCK]);
+}
+
+/// A volume that was used for long without `discard`: its device knew nothing of what was freed since.
+#[test]
+fn a_trim_discards_what_is_free_and_nothing_else() {
+    let (device, volume) = new_volume(8192);
+    device.set_discard_pattern(Some(0xdd));
+    volume.write("kept", vec![5; 300 * BLOCK]).unwrap();
+    volume.write("gone", vec![6; 500 * BLOCK]).unwrap();
+    volume.sync().unwrap();
+    volume.remove_file("gone").unwrap();
+    volume.drain_orphans();
+    volume.sync().unwrap();
+    let (free, available) = (volume.info().free_blocks, volume.statfs().available);
+    assert_eq!(volume.trim(0..u64::MAX).unwrap(), free * BLOCK as u64);
+    assert_eq!((volume.info().free_blocks, volume.statfs().available), (free, available));
+    // Parts of it: nothing, and less than a block, are nothing.
+    assert_eq!(volume.trim(100..100).unwrap() + volume.trim(4097..8191).unwrap(), 0);
+    let half = 4096 * BLOCK as u64;
+    let parts = volume.trim(0..half).unwrap() + volume.trim(half..u64::MAX).unwrap();
+    assert_eq!(parts, free * BLOCK as u64);
+    assert_eq!(volume.read("kept").unwrap(), vec![5; 300 * BLOCK]);
+    volume.write("new", vec![7; 400 * BLOCK]).unwrap();
+    volume.sync().unwrap();
+    assert_eq!(volume.read("new").unwrap(), vec![7; 400 * BLOCK]);
+    assert_eq!(device.violations(), Vec::<String>::new());
+    volume.close().unwrap();
+    let volume = options().read_only(true).open_backend(device).unwrap();
+    assert!(volume.trim(0..u64::MAX).is_err(), "nothing is discarded of a volume that is not written");
+    assert_eq!(volume.read("kept").unwrap(), vec![5; 300 * BLOCK]);
 }
 
 #[test]

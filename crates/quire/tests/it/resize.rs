@@ -43,7 +43,7 @@ fn a_larger_journal_is_used_and_the_old_one_is_free() {
         // Several laps of the ring.
         let file = OpenOptions::new().write(true).create(true).open(&volume, "new").unwrap();
         for round in 0..3 * bytes / (64 << 10) {
-            file.set_xattr("user.round", &vec![round as u8; 60_000]).unwrap();
+            file.set_xattr("user.round", vec![round as u8; 60_000]).unwrap();
             if round % 16 == 0 {
                 file.sync_all().unwrap();
             }
@@ -89,6 +89,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     refused(journal(17 * MIB), ErrorKind::Invalid, "a quarter of the volume, here 16 MiB");
     refused(ResizeOptions::new().size(32 * MIB), ErrorKind::Invalid, "smaller");
     refused(ResizeOptions::new().size(1 << 51), ErrorKind::Invalid, "1 PiB");
+    refused(journal(100 * MIB).size(128 * MIB), ErrorKind::Invalid, "here 32 MiB");
 
     let volume = open(&image);
     let busy = journal(4 * MIB).resize(&image).unwrap_err();

@@ -8,7 +8,7 @@
 //! Whatever a crash leaves is the volume as it was, with the old shape or the new one, clean for fsck before
 //! and after recovery; and free blocks, pool and ring are as many blocks as before, so no space is lost.
 
-use quire::inodes::{Create, IoFlags};
+use quire::inodes::{Create, IoFlags, SetAttributes, XattrFlags};
 use quire::internals::inspect::{self, newest_of};
 use quire::{FormatOptions, ResizeOptions};
 use quire_base::simulation::mistakes::{self, Mistake};
@@ -18,6 +18,7 @@ use quire_device::simulated::{CrashPolicy, Image};
 use quire_format::journal::{BlockHeader, PAYLOAD_BYTES};
 use quire_format::superblock::Superblock;
 use sim::image::{self, Snapshot, Thoroughness};
+use sim::operation::{OpId, xattr_value};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -145,6 +146,41 @@ fn a_crash_leaves_the_old_ring_or_the_new_one() {
             let shapes = crashes(&image, &options, true).unwrap_or_else(|wrong| panic!("{wrong}"));
             assert_eq!(shapes.len(), 2, "{shapes:?}");
         }
+    });
+}
+
+/// A ring in the data space is recovered from as any other, laps later.
+#[test]
+fn a_moved_ring_is_replayed() {
+    mistakes::with(None, || {
+        let options = larger_journal().journal_bytes(2 << 20);
+        let device = resized(&with_stale_records(&unclosed(2), &options), &options);
+        let volume = image::options().open_backend(device.clone()).unwrap();
+        let inodes = volume.inodes();
+        let file = inodes.create(&inodes.root(), b"n3", &Create::file(0o644)).unwrap();
+        let thoroughness = Thoroughness { fsck_before: true, again: true, either_slot: true, damaged: None };
+        for round in 1..=120u8 {
+            let mode = SetAttributes { mode: Some(u32::from(round)), ..SetAttributes::default() };
+            inodes.set_attributes(&file, &mode).unwrap();
+            inodes
+                .set_xattr(
+                    &file,
+                    b"user.x1",
+                    &xattr_value(OpId(u64::from(round)), 60_000),
+                    XattrFlags::empty(),
+                )
+                .unwrap();
+            inodes.fsync(&file, false).unwrap();
+            if round % 10 == 0 {
+                let crashed = device.crash(CrashPolicy::Power { seed: u64::from(round) });
+                let found = image::recover(&crashed, thoroughness).unwrap_or_else(|wrong| panic!("{wrong}"));
+                assert_eq!(found.inodes[&file.number().0].shape.mode, u32::from(round));
+            }
+        }
+        // More than two laps.
+        let sequence = newest(&device.visible()).sequence;
+        assert!(sequence.0 > 2 * (2 << 20), "{sequence}");
+        device.cut_power(CrashPolicy::LoseAll);
     });
 }
 

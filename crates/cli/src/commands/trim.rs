@@ -1,0 +1,80 @@
+//! `quire trim`: tells the device of a mounted volume about all free space.
+//!
+//! The server works through the volume piece by piece, at this command's request ([`answer`]); so the command
+//! sets the pace, and what it has not asked for is not done when it is interrupted.
+
+use std::io::IsTerminal;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use quire::Volume;
+use quire_base::size;
+use quire_fuse::mount;
+
+use crate::arguments::Trim;
+use crate::exit::{Failure, Outcome};
+use crate::{control, output};
+
+/// Bytes of the volume that are worked through at once.
+const PIECE: u64 = 32 << 20;
+/// How long the server works for one request.
+const STEP: Duration = Duration::from_millis(200);
+
+/// Discards all free space of a mounted volume and says how much that was.
+pub fn run(arguments: &Trim) -> Outcome {
+    let dir = super::mounted(&arguments.dir)?.dir;
+    // What has been freed so far is free for the trim, too.
+    mount::sync(&dir)?;
+    let bar = bar();
+    let (mut at, mut discarded, started) = (0, 0, Instant::now());
+    loop {
+        let [next, bytes, end] = ask(&dir, at)?;
+        discarded += bytes;
+        bar.set_length(end);
+        bar.set_position(next);
+        if next >= end {
+            break;
+        }
+        at = next;
+        if let Some(rate) = arguments.rate {
+            let due = Duration::from_secs_f64(discarded as f64 / rate.max(1) as f64);
+            std::thread::sleep(due.saturating_sub(started.elapsed()));
+        }
+    }
+    bar.finish_and_clear();
+    output::line(format_args!("{}: {} ({discarded} bytes) discarded", dir.display(), size::show(discarded)));
+    Ok(())
+}
+
+/// One request: from which byte to go on, how many bytes were discarded, and where the volume ends.
+fn ask(dir: &std::path::Path, at: u64) -> Outcome<[u64; 3]> {
+    let answer = control::ask(dir, &format!("trim {at}"))?;
+    let numbers: Vec<u64> = answer.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    <[u64; 3]>::try_from(numbers)
+        .map_err(|_| Failure::new(32, format!("the server of {} did not answer", dir.display())))
+}
+
+/// The server's side: goes on with a trim from a byte for a moment.
+pub fn answer(from: &str, volume: &Volume) -> Outcome<String> {
+    let mut at: u64 =
+        from.parse().map_err(|_| Failure::usage(format!("'{from}' is not a place in the volume")))?;
+    let info = volume.info();
+    let end = info.blocks * u64::from(info.block_size);
+    let (mut discarded, started) = (0, Instant::now());
+    while at < end && started.elapsed() < STEP {
+        let piece: Range<u64> = at..at.saturating_add(PIECE).min(end);
+        discarded += volume.trim(piece.clone())?;
+        at = piece.end;
+    }
+    Ok(format!("{at} {discarded} {end}\n"))
+}
+
+fn bar() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:40} {percent:>3}% {elapsed}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(0).with_style(style)
+}
