@@ -4,6 +4,9 @@
 //! Two walks, one for each slot. Checkpoints share nearly all of their nodes: leaves that the first walk has
 //! read are not read again by the second. A walk follows each block once, so it ends on any image.
 //!
+//! Bad copies that the newest checkpoint names may be mended in place, since it alone is sure to own their
+//! blocks. A superblock of long ago names blocks that the pool has used again since.
+//!
 //! Memory: 16 bytes a node, and one bit a block of the pool.
 //!
 //! Neighbours: `format` has the bytes; [`crate::repair::pool`] writes a manifest from what was seen here.
@@ -42,6 +45,9 @@ pub(crate) struct Checkpoint {
     /// Blocks of those that do not.
     pub(crate) damaged_orphans: Vec<BlockNo>,
     pub(crate) nodes: u64,
+    /// Bad copies that only the older checkpoint names: (the block of the good one, that of the bad one).
+    /// They are mended only if the volume goes by that checkpoint.
+    pub(crate) copies: BTreeSet<(BlockNo, BlockNo)>,
     /// A chunk of the pool lies where none may: a checkpoint could overwrite what is not the pool's.
     pub(crate) misplaced: bool,
     /// Nothing that the volume needs to be read is damaged.
@@ -98,6 +104,7 @@ pub(crate) fn check(
             orphans: Vec::new(),
             damaged_orphans: Vec::new(),
             nodes: 0,
+            copies: BTreeSet::new(),
             misplaced: false,
             whole: true,
         },
@@ -196,12 +203,17 @@ impl Walk<'_> {
         };
         for (at, error) in bad {
             // Both walks may come here.
-            if !self.findings.fixes.copies.insert((serves, at)) {
-                continue;
+            let known = &mut self.findings.fixes.copies;
+            let new = if self.newest {
+                known.insert((serves, at))
+            } else {
+                !known.contains(&(serves, at)) && self.checkpoint.copies.insert((serves, at))
+            };
+            if new {
+                let message =
+                    format!("{what}: the copy at block {at} is bad ({error}); that at block {serves} serves");
+                self.issue(IssueKind::CopyDamaged, at, message);
             }
-            let message =
-                format!("{what}: the copy at block {at} is bad ({error}); that at block {serves} serves");
-            self.findings.add(IssueKind::CopyDamaged, ReportPlace::block(at.0), message);
         }
         Ok(value)
     }

@@ -62,6 +62,9 @@ pub(crate) fn run(
     }
     let mut before = first.findings;
     copies::mend(&**backend, &before.fixes.copies)?;
+    if let Some(chosen) = first.chosen {
+        copies::mend(&**backend, &first.checkpoints[chosen].copies)?;
+    }
     let mended = match first.chosen {
         Some(chosen) => mend(backend, &before.fixes, &first.checkpoints, chosen, &first.chunks, tell),
         // Recovery refuses the volume for the sake of its pool's map: with a new one it may not.

@@ -7,6 +7,7 @@ mod damage;
 mod documentation;
 mod generated;
 mod heal;
+mod long_ago;
 mod mixed;
 mod orphan_region;
 mod repair;
