@@ -88,7 +88,7 @@ fn assert_clean(image: &Image, when: &str) {
 
 fn repair(image: &Image, seed: u64) {
     let device = device(image);
-    let Ok(report) = check_backend(device.clone(), &Options { repair: true, progress: None }) else { return };
+    let Ok(report) = check_backend(device.clone(), &Options { repair: true, ..Options::default() }) else { return };
     if report.exit_code() != 1 {
         return;
     }

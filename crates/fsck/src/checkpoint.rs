@@ -32,6 +32,7 @@ use std::collections::{BTreeSet, HashMap};
 pub(crate) type Seen = HashMap<u64, u64>;
 
 /// What a superblock names.
+#[derive(Clone)]
 pub(crate) struct Checkpoint {
     pub(crate) slot: usize,
     pub(crate) superblock: Superblock,
@@ -59,7 +60,7 @@ impl Checkpoint {
         self.chunks.iter().map(|chunk| Run::new(chunk.start, chunk.blocks.into())).collect()
     }
 
-    fn place(&self, block: BlockNo) -> Option<(usize, usize, u64)> {
+    pub(crate) fn place(&self, block: BlockNo) -> Option<(usize, usize, u64)> {
         let at = self.chunks.partition_point(|chunk| chunk.start <= block).checked_sub(1)?;
         let bit = block.0 - self.chunks[at].start.0;
         (bit < u64::from(self.chunks[at].blocks)).then(|| (at, bit as usize / 64, 1 << (bit % 64)))

@@ -23,7 +23,7 @@ pub struct Checked {
 /// Checks `volume`. `progress` gets the phase, what is done, and of how much (an estimate).
 pub fn check(volume: &Path, repair: bool, progress: &dyn Fn(&str, u64, u64)) -> quire_base::Result<Checked> {
     let forward = |now: Progress| progress(now.phase, now.done, now.total);
-    let report: Report = quire_fsck::check(volume, &Options { repair, progress: Some(&forward) })?;
+    let report: Report = quire_fsck::check(volume, &Options { repair, progress: Some(&forward), ..Options::default() })?;
     let errors = report.issues.iter().filter(|issue| issue.severity > Severity::Info);
     let repaired = errors.clone().filter(|issue| issue.repaired).count();
     let mut issues: Vec<String> = report.issues.iter().map(ToString::to_string).collect();

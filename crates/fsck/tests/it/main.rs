@@ -8,6 +8,7 @@ mod documentation;
 mod generated;
 mod heal;
 mod long_ago;
+mod lossy;
 mod mixed;
 mod orphan_region;
 mod repair;
