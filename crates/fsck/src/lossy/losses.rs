@@ -46,15 +46,28 @@ impl fmt::Display for Loss {
     }
 }
 
-/// The names of all inodes.
-struct Names(HashMap<u64, (u64, Vec<u8>)>);
+/// The names of all inodes: directory and name.
+struct Names(HashMap<u64, Vec<(u64, Vec<u8>)>>);
 
 impl Names {
+    /// Every path of an inode.
+    fn paths(&self, inode: u64) -> Vec<String> {
+        let in_directory = |(directory, name): &(u64, Vec<u8>)| {
+            let name = String::from_utf8_lossy(name);
+            format!("{}/{name}", self.path(*directory).trim_end_matches('/'))
+        };
+        match self.0.get(&inode) {
+            Some(names) if inode != ROOT => names.iter().map(in_directory).collect(),
+            _ => vec![self.path(inode)],
+        }
+    }
+
+    /// The first path of an inode.
     fn path(&self, inode: u64) -> String {
         let mut parts: Vec<String> = Vec::new();
         let mut at = inode;
         while at != ROOT {
-            match self.0.get(&at) {
+            match self.0.get(&at).and_then(|names| names.first()) {
                 Some((parent, name)) if parts.len() < DEPTH_MAX => {
                     parts.push(String::from_utf8_lossy(name).into_owned());
                     at = *parent;
@@ -94,7 +107,7 @@ pub(super) fn list(
             let known = contents.find(inode).map(|at| &contents.inodes[at]);
             let makes = rebuild.binary_search_by_key(&inode, |rebuild| rebuild.inode).is_ok();
             if known.is_some_and(|known| known.generation == entry.generation) || makes {
-                names.0.entry(inode).or_insert_with(|| (key.object, entry.name.to_vec()));
+                names.0.entry(inode).or_default().push((key.object, entry.name.to_vec()));
             } else {
                 dangling.push((key.object, String::from_utf8_lossy(entry.name).into_owned(), inode));
             }
@@ -107,7 +120,9 @@ pub(super) fn list(
         list.insert(Loss { path: Some(path), inode: Some(inode), what: "it is lost".into() });
     }
     let mut add = |inode: u64, what: &str| {
-        list.insert(Loss { path: Some(names.path(inode)), inode: Some(inode), what: what.into() });
+        for path in names.paths(inode) {
+            list.insert(Loss { path: Some(path), inode: Some(inode), what: what.into() });
+        }
     };
     for issue in &findings.issues {
         if let (Some(inode), Some(what)) = (issue.inode, describe(issue.code)) {

@@ -55,13 +55,19 @@ pub(crate) fn run(backend: &Arc<dyn Backend>, dry_run: bool, tell: Tell<'_>) -> 
         return Ok(undone(rehearsal));
     }
     if rehearsal.exit_code() > 1 {
+        let mut left: Vec<&Issue> = rehearsal.issues.iter().filter(|issue| !issue.repaired).collect();
+        left.sort_by_key(|issue| std::cmp::Reverse(issue.severity));
+        let left: Vec<String> = left.into_iter().take(3).map(ToString::to_string).collect();
         let mut report = undone(rehearsal);
-        let message = "in memory this repair does not end with a clean volume: nothing was changed; \
-                       `quire salvage` copies what can be read";
+        let message = format!(
+            "in memory this repair does not end with a clean volume, so nothing was changed; `quire salvage` copies what \
+             can be read. What is left then: {}",
+            left.join("; ")
+        );
         report.issues.push(Issue {
             severity: Severity::Error,
             code: IssueKind::RepairFailed,
-            message: message.into(),
+            message,
             inode: None,
             block: None,
             repaired: false,
@@ -159,7 +165,23 @@ fn gather(
     losses.extend(losses::list(&view, &findings, &analysis.contents, &lost, &doubtful, &cut)?);
     repair::rounds(backend, &mut session, &chunks, tell)?;
     session.close()?;
+    renew_journal(&**backend, &superblock)?;
     Ok(true)
+}
+
+/// Writes zeros over blocks of the journal that cannot be read. The volume has been closed in order, so
+/// nothing in the journal counts any more; but recovery reads all of it.
+fn renew_journal(backend: &dyn Backend, superblock: &Superblock) -> Result<()> {
+    let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+    let mut bad = Vec::new();
+    for at in superblock.journal_start.0..superblock.journal_end().0 {
+        if backend.read(IoClass::Journal, BlockNo(at), &mut block).is_err() {
+            bad.push(BlockNo(at));
+        }
+    }
+    block.fill(0);
+    bad.iter().try_for_each(|at| backend.write(IoClass::Journal, *at, &block))?;
+    if bad.is_empty() { Ok(()) } else { backend.flush() }
 }
 
 /// Publishes what can be read as a checkpoint; gives the ranges of keys that are lost, and those that may be
