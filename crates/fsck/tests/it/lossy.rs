@@ -40,8 +40,14 @@ struct Sample {
     ledger: Ledger,
     /// What is there without the journal.
     at_checkpoint: Ledger,
+    /// What is there without the journal and the newest superblock.
+    at_older: Ledger,
+    /// Both copies of the newest superblock.
+    newest: [BlockNo; 2],
     /// Leaves of the newest checkpoint.
     leaves: Vec<(NodeRef, Vec<Key>)>,
+    /// Leaves of the one before.
+    older_leaves: Vec<(NodeRef, Vec<Key>)>,
     inner: Vec<NodeRef>,
     /// Manifest pages and orphan blocks.
     maps: Vec<Place>,
@@ -65,9 +71,29 @@ fn read_only(image: &Image) -> Ledger {
     ledger::of(&options().read_only(true).open_backend(device(image)).unwrap())
 }
 
+/// The leaves with their keys, and the other nodes.
+fn nodes(image: &Image, superblock: &Superblock) -> (Vec<(NodeRef, Vec<Key>)>, Vec<NodeRef>) {
+    let (mut leaves, mut inner) = (Vec::new(), Vec::new());
+    let mut pending = vec![superblock.root];
+    while let Some(at) = pending.pop() {
+        let mut block = [0; BLOCK_SIZE];
+        image.read(at.block, &mut block);
+        let page = NodePage::decode(&block, superblock.volume_id(), &at).unwrap();
+        if at.level == 0 {
+            leaves.push((at, (0..page.count()).map(|entry| page.key(entry)).collect()));
+        } else {
+            inner.push(at);
+            pending.extend((0..page.count()).map(|entry| page.child(entry)));
+        }
+    }
+    (leaves, inner)
+}
+
 impl Sample {
     fn new(image: Image, earlier: Vec<Image>) -> Sample {
-        let superblock = superblocks(&image).remove(0).1;
+        let both = superblocks(&image);
+        let (slot, superblock) = both[0].clone();
+        let newest = [SLOT_BLOCKS[slot], far_slots(BLOCKS)[slot]];
         let ledger = read_only(&image);
         let mut without = image.clone();
         let mut journal = Vec::new();
@@ -78,23 +104,15 @@ impl Sample {
             }
         }
         let at_checkpoint = read_only(&without);
-        let (mut leaves, mut inner) = (Vec::new(), Vec::new());
-        let mut pending = vec![superblock.root];
-        while let Some(at) = pending.pop() {
-            let mut block = [0; BLOCK_SIZE];
-            image.read(at.block, &mut block);
-            let page = NodePage::decode(&block, superblock.volume_id(), &at).unwrap();
-            if at.level == 0 {
-                leaves.push((at, (0..page.count()).map(|entry| page.key(entry)).collect()));
-            } else {
-                inner.push(at);
-                pending.extend((0..page.count()).map(|entry| page.child(entry)));
-            }
-        }
+        let mut older = without.clone();
+        newest.iter().for_each(|at| older.set(*at, None));
+        let at_older = read_only(&older);
+        let (leaves, inner) = nodes(&image, &superblock);
+        let older_leaves = nodes(&image, &both[1].1).0;
         let device = Device::new(device(&image));
         let pool = PoolState::load(&device, superblock.volume_id(), superblock.manifest, BLOCKS).unwrap();
         let maps = pool.places().collect();
-        Sample { image, earlier, ledger, at_checkpoint, leaves, inner, maps, journal }
+        Sample { image, earlier, ledger, at_checkpoint, at_older, newest, leaves, older_leaves, inner, maps, journal }
     }
 
     /// Every place of metadata, journal blocks as places without a second copy.
@@ -108,12 +126,6 @@ impl Sample {
             .chain(slots)
             .chain(self.journal.iter().map(|at| Place::single(*at)))
             .collect()
-    }
-
-    /// Inodes some of whose keys are in one of the leaves.
-    fn touched(&self, lost: &[NodeRef]) -> BTreeSet<u64> {
-        let hit = self.leaves.iter().filter(|(at, _)| lost.contains(at));
-        hit.flat_map(|(_, keys)| keys.iter().map(|key| key.object)).collect()
     }
 }
 
@@ -270,17 +282,16 @@ fn parent(path: &str) -> &str {
 
 /// What the result must have and what it must say.
 fn judge(sample: &Sample, done: &Damage, report: &Report, after: &Ledger, what: &str) {
-    let lost: Vec<NodeRef> = sample
-        .leaves
-        .iter()
-        .map(|leaf| leaf.0)
-        .filter(|at| at.place().copies().all(|block| done.blocks.contains(&block.0)))
-        .collect();
-    let touched = sample.touched(&lost);
+    let is_lost = |at: &NodeRef| at.place().copies().all(|block| done.blocks.contains(&block.0));
+    let newest_lost = sample.newest.iter().all(|at| done.blocks.contains(&at.0));
+    let leaves = if newest_lost { &sample.older_leaves } else { &sample.leaves };
+    let lost = leaves.iter().filter(|(at, _)| is_lost(at));
+    let touched: BTreeSet<u64> = lost.flat_map(|(_, keys)| keys.iter().map(|key| key.object)).collect();
     let journal_hit = sample.journal.iter().any(|at| done.blocks.contains(&at.0));
     // A journal that is damaged is cut: what it had may be there or not.
+    let base = if newest_lost { &sample.at_older } else { &sample.at_checkpoint };
     let unchanged = |path: &str| {
-        !journal_hit || sample.ledger.get(path).is_some_and(|known| sample.at_checkpoint.get(path) == Some(known))
+        !journal_hit || sample.ledger.get(path).is_some_and(|known| base.get(path) == Some(known))
     };
     let told: BTreeMap<&str, &str> =
         report.losses.iter().filter_map(|loss| Some((loss.path.as_deref()?, &*loss.what))).collect();
@@ -306,8 +317,7 @@ fn judge(sample: &Sample, done: &Damage, report: &Report, after: &Ledger, what: 
     for (path, found) in after.iter().filter(|(path, _)| !path.starts_with("/lost+found")) {
         let right = sample.ledger.get(path).is_some_and(|known| known.same(found));
         let changed = journal_hit
-            && (sample.ledger.get(path) != sample.at_checkpoint.get(path)
-                || sample.at_checkpoint.get(path).is_some_and(|known| known.same(found)));
+            && (sample.ledger.get(path) != base.get(path) || base.get(path).is_some_and(|known| known.same(found)));
         assert!(
             right || changed || told.contains_key(path.as_str()),
             "{what}: {path} is wrong and not told of: {}\n{:#?}\n{:#?}",
