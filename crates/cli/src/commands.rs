@@ -13,6 +13,7 @@ pub mod mkfs;
 pub mod mount;
 pub mod probe;
 pub mod properties;
+pub mod salvage;
 pub mod scrub;
 pub mod supervise;
 pub mod top;

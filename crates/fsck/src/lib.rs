@@ -30,6 +30,7 @@
 //! | `space` | extents with one another and with the used blocks |
 //! | `fix`, `repair` | what to do about it, and doing it |
 //! | `lossy` | a repair that gives up what cannot be read, and ends |
+//! | [`salvage`] | copying what can be read, without writing to the volume |
 //!
 //! Invariants: without `repair` nothing is written, whatever state the volume is in. Nothing that is read is
 //! trusted. A repair changes the volume only by whole checkpoints, so a crash in its midst leaves it no
@@ -54,6 +55,7 @@ mod progress;
 mod repair;
 pub mod report;
 mod restore;
+pub mod salvage;
 mod space;
 mod superblocks;
 mod view;
@@ -61,6 +63,9 @@ mod view;
 pub use issue::{Issue, IssueKind, Severity};
 pub use lossy::Loss;
 pub use report::{Report, Summary};
+#[cfg(not(any(loom, shuttle)))]
+pub use salvage::{salvage, salvage_backend};
+pub use salvage::{Problem, Salvaged};
 
 use quire_base::sync::Arc;
 use quire_base::{Context, Result};
