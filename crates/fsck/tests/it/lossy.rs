@@ -23,6 +23,7 @@ use quire_fsck::{Options, Report, check_backend};
 use quire_tree::PoolState;
 use sectors::Sectors;
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 
 const LOSSY: Options<'_> = Options { repair: true, lossy: true, dry_run: false, progress: None };
@@ -362,4 +363,94 @@ fn whatever_is_damaged_the_repair_ends_well() {
         let (report, after) = repaired(&backend, &what);
         judge(sample, &done, &report, &after, &what);
     }
+}
+
+/// A repair is killed after its n-th write or flush, again and again at other moments: the next one ends well,
+/// and loses no more. `QUIRE_REPAIR_KILLS` sets how many moments are tried.
+#[test]
+fn a_repair_that_is_killed_can_be_run_again() {
+    let kills = number("QUIRE_REPAIR_KILLS", 12);
+    let images = 3;
+    for seed in 0..images {
+        let sample = &samples()[(seed % 3) as usize];
+        let mut random = Random::seeded(seed + 77);
+        let (image, done) = damage(sample, &mut random);
+        let counted = Arc::new(Sectors::new(device(&image), done.unreadable.clone()));
+        counted.die_after(i64::MAX);
+        check_backend(counted.clone(), &LOSSY).unwrap();
+        let writes = counted.carried_out();
+        for kill in 0..kills.div_ceil(images) {
+            let what = format!("seed {seed}, kill {kill} of {writes} writes");
+            let inner = Arc::new(SimulatedBackend::from_image(image.clone()));
+            let backend = Arc::new(Sectors::new(inner.clone(), done.unreadable.clone()));
+            let at = random.below(writes as u64) as i64;
+            backend.die_after(at);
+            let killed = check_backend(backend.clone(), &LOSSY);
+            assert!(!killed.is_ok_and(|report| report.exit_code() <= 1), "{what}: it was not killed");
+            // A process that is killed leaves all that it has written, a power cut some of what was not
+            // flushed.
+            let policy = match kill % 2 {
+                0 => CrashPolicy::KeepAll,
+                _ => CrashPolicy::Power { seed: random.next_u64() },
+            };
+            let after = Sectors::new(device(&inner.crash(policy)), backend.bad());
+            let (report, after) = repaired(&Arc::new(after), &what);
+            // What the first one had published, the second one does not list as lost.
+            let mut told = report;
+            told.losses.extend(after.keys().map(|path| quire_fsck::Loss {
+                path: Some(path.clone()),
+                inode: None,
+                what: "told before".into(),
+            }));
+            judge(sample, &done, &told, &after, &what);
+        }
+    }
+}
+
+/// Copies all out of damaged images: at least what a repair gives, and nothing is written to the image.
+#[test]
+fn salvage_finds_at_least_the_same_files() {
+    let first = number("QUIRE_DAMAGE_SEED", 0);
+    for seed in first..first + number("QUIRE_DAMAGE_IMAGES", 40).div_ceil(8) {
+        let sample = &samples()[(seed % 3) as usize];
+        let (image, done) = damage(sample, &mut Random::seeded(seed));
+        let inner = Arc::new(SimulatedBackend::from_image(image.clone()));
+        let backend = Arc::new(Sectors::new(inner.clone(), done.unreadable.clone()));
+        let directory = tempfile::tempdir().unwrap();
+        let salvaged = quire_fsck::salvage_backend(backend.clone(), directory.path(), None).unwrap();
+        assert_eq!(inner.event_count(), 0, "seed {seed}: a salvage writes nothing");
+        let (_, after) = repaired(&Arc::new(Sectors::new(device(&image), done.unreadable.clone())), "repair");
+        let failed: BTreeSet<&str> = salvaged.problems.iter().map(|problem| &*problem.path).collect();
+        for (path, known) in &after {
+            let copy = directory.path().join(&path[1..]);
+            let there = copy.symlink_metadata();
+            // Devices and owners need privileges.
+            assert!(there.is_ok() || failed.contains(path.as_str()), "seed {seed}: {path} is not copied");
+            let Ok(there) = there else { continue };
+            if there.is_file() {
+                assert!(std::fs::read(&copy).unwrap() == known.contents, "seed {seed}: {path}");
+                assert!(failed.contains(path.as_str()) || known.mode == there.mode(), "seed {seed}: {path}");
+                assert_eq!((there.mtime(), there.mtime_nsec()), known.mtime, "seed {seed}: {path}");
+            }
+        }
+        assert!(salvaged.files + salvaged.links > 50, "seed {seed}: {salvaged:?}");
+    }
+}
+
+/// A dry run tells what a repair would do, and writes nothing; a repair without the option gives nothing up.
+#[test]
+fn a_dry_run_tells_and_writes_nothing() {
+    let sample = &samples()[0];
+    let mut image = sample.image.clone();
+    let leaf = sample.leaves[sample.leaves.len() / 2].0;
+    leaf.place().copies().for_each(|at| image.edit(at, |block| block[77] ^= 2));
+    let inner = Arc::new(SimulatedBackend::from_image(image.clone()));
+    let dry = check_backend(inner.clone(), &Options { dry_run: true, ..LOSSY }).unwrap();
+    assert_eq!((inner.event_count(), dry.exit_code()), (0, 4));
+    assert!(!dry.losses.is_empty());
+    let (plain, left) = repair(&image);
+    assert_eq!(plain.exit_code(), 4);
+    let backend = Arc::new(Sectors::new(device(&left), BTreeSet::new()));
+    let (report, _) = repaired(&backend, "one leaf");
+    assert_eq!(report.losses, dry.losses);
 }

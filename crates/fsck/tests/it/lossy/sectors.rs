@@ -26,6 +26,11 @@ impl Sectors {
         self.left.store(writes, Ordering::Relaxed);
     }
 
+    /// Writes and flushes since [`Sectors::die_after`] was told the largest number.
+    pub fn carried_out(&self) -> i64 {
+        i64::MAX - self.left.load(Ordering::Relaxed)
+    }
+
     pub fn bad(&self) -> BTreeSet<u64> {
         self.bad.lock().unwrap().clone()
     }
