@@ -43,8 +43,8 @@ pub enum Command {
     /// Copy every readable file out of a volume that cannot be opened
     ///
     /// Never writes to the volume. Names, contents with their holes, links, modes, owners, times and extended
-    /// attributes are copied into DIR, which is made or is empty; what has lost its name is in lost+found. What
-    /// is lost or could not be read is told by path.
+    /// attributes are copied into DIR, which is made or is empty; what has lost its name is in lost+found.
+    /// What is lost or could not be read is told by path.
     Salvage(Salvage),
     /// Show what a volume is
     ///

@@ -63,9 +63,9 @@ mod view;
 pub use issue::{Issue, IssueKind, Severity};
 pub use lossy::Loss;
 pub use report::{Report, Summary};
+pub use salvage::{Problem, Salvaged};
 #[cfg(not(any(loom, shuttle)))]
 pub use salvage::{salvage, salvage_backend};
-pub use salvage::{Problem, Salvaged};
 
 use quire_base::sync::Arc;
 use quire_base::{Context, Result};

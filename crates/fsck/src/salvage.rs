@@ -10,8 +10,8 @@
 #[cfg(not(any(loom, shuttle)))]
 mod copy;
 
-use crate::lossy::{self, Loss};
 use crate::Progress;
+use crate::lossy::{self, Loss};
 use quire::VolumeOptions;
 use quire_base::sync::Arc;
 use quire_base::{Context, Error, ErrorKind, Result};

@@ -130,9 +130,8 @@ pub fn replay_readable(
 ) -> Result<Readable> {
     let ring = Forgiving(OnDevice { device, start: config.start });
     let mut failed = None;
-    let mut remember = |seq: Seq, payload: &[u8]| {
-        apply(seq, payload).inspect_err(|error| failed = Some(error.clone()))
-    };
+    let mut remember =
+        |seq: Seq, payload: &[u8]| apply(seq, payload).inspect_err(|error| failed = Some(error.clone()));
     let mut walk = Walk { apply: &mut remember, later: Some((later, None)), damage: None };
     let end = walk.ring(&ring, config)?;
     let damage = walk.damage;
@@ -201,7 +200,7 @@ impl Walk<'_, '_> {
                 }
                 checkpoint = checkpoint.max(header.checkpoint.0);
                 open = open && self.damage.is_none() && header.position == records.position;
-if open {
+                if open {
                     let taken = records.take(&header, &block[HEADER_BYTES..], self.apply);
                     match taken {
                         Err(error) if self.later.is_some() => self.damage = Some(error),

@@ -141,13 +141,11 @@ impl Target<'_> {
                 Ok(())
             }
             Change::Put { .. } | Change::Delete { .. } => self.apply(change, seq),
-            Change::OrphanSet { .. } | Change::OrphanClear { .. } => Ok(self.apply(change, seq).unwrap_or(())),
-            Change::PoolGrow { start, blocks } => {
-                Ok(self.tree.pool_grow(*start, *blocks).unwrap_or(()))
+            Change::OrphanSet { .. } | Change::OrphanClear { .. } => {
+                Ok(self.apply(change, seq).unwrap_or(()))
             }
-            Change::PoolShrink { start, blocks } => {
-                Ok(self.tree.pool_shrink(*start, *blocks).unwrap_or(()))
-            }
+            Change::PoolGrow { start, blocks } => Ok(self.tree.pool_grow(*start, *blocks).unwrap_or(())),
+            Change::PoolShrink { start, blocks } => Ok(self.tree.pool_shrink(*start, *blocks).unwrap_or(())),
             Change::Data { .. } => Ok(self.apply(change, seq).unwrap_or(())),
         }
     }

@@ -327,15 +327,16 @@ pub(crate) fn open_unfinished(
     Ok((Engine::new(parts), report))
 }
 
-/// Opens a volume whose newest checkpoint is whole, for a repair that may lose data: its journal is replayed as
-/// far as it can be read.
+/// Opens a volume whose newest checkpoint is whole, for a repair that may lose data: its journal is replayed
+/// as far as it can be read.
 pub(crate) fn open_remains(
     backend: Arc<dyn Backend>,
     options: VolumeOptions,
 ) -> Result<(Arc<Engine>, JournalCut)> {
     let device = Device::new(backend.clone());
     let slots = superblocks::newest(&device).0.into_iter().enumerate();
-    let newest = slots.filter_map(|(slot, read)| Some((slot, read.ok()?))).max_by_key(|(_, read)| read.checkpoint);
+    let newest =
+        slots.filter_map(|(slot, read)| Some((slot, read.ok()?))).max_by_key(|(_, read)| read.checkpoint);
     let Some((slot, superblock)) = newest else { return Err(none_usable(&device, &[])) };
     let (loaded, cut) = load_from(&device, &options, superblock, slot, Replay::Readable)?;
     Ok((Engine::new(new_incarnation(&*backend, device, loaded, options)?), cut))

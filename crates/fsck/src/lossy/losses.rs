@@ -78,7 +78,8 @@ impl Names {
                 }
             }
         }
-        parts.iter().rev().fold(String::new(), |path, part| path + "/" + part) + if inode == ROOT { "/" } else { "" }
+        parts.iter().rev().fold(String::new(), |path, part| path + "/" + part)
+            + if inode == ROOT { "/" } else { "" }
     }
 }
 

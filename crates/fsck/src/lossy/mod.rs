@@ -2,11 +2,11 @@
 //!
 //! Protocol, until the check finds nothing:
 //! 1. What needs no loss is mended as always ([`crate::repair`]).
-//! 2. If no checkpoint is whole, the nodes that can be read are gathered ([`scan`], [`remains`]) and published
-//!    as a checkpoint with holes ([`publish`]).
+//! 2. If no checkpoint is whole, the nodes that can be read are gathered ([`scan`], [`remains`]) and
+//!    published as a checkpoint with holes ([`publish`]).
 //! 3. The volume is opened with its journal replayed as far as it can be read. What does not fit together any
-//!    more is listed ([`losses`]), and mended by the rounds of a plain repair: names without inodes go, inodes
-//!    without names get one in `lost+found`, used blocks and counters are what the extents say.
+//!    more is listed ([`losses`]), and mended by the rounds of a plain repair: names without inodes go,
+//!    inodes without names get one in `lost+found`, used blocks and counters are what the extents say.
 //!
 //! All of this happens in memory first, over the device as it is. Only if that ends with a clean volume is it
 //! done on the device. There it changes nothing but by publishing whole checkpoints, so a repair that is
@@ -193,7 +193,8 @@ fn assemble(
     examined: &Examined,
     tell: Tell<'_>,
 ) -> Result<(Vec<Bounds>, Vec<Bounds>)> {
-    let with_map = |checkpoint: &&Checkpoint| !checkpoint.manifest_blocks.is_empty() && !checkpoint.chunks.is_empty();
+    let with_map =
+        |checkpoint: &&Checkpoint| !checkpoint.manifest_blocks.is_empty() && !checkpoint.chunks.is_empty();
     let mapped = examined.checkpoints.iter().find(with_map);
     let map = with_map(&base).then_some(base);
     let chunks = mapped.map(|checkpoint| checkpoint.chunks.clone()).unwrap_or_default();
@@ -264,4 +265,3 @@ fn journal_end(device: &Device, superblock: &Superblock) -> (u64, Seq) {
     }
     (life, Seq(end))
 }
-

@@ -116,8 +116,10 @@ fn cover(chunks: &mut Vec<ChunkEntry>, used: &BTreeSet<u64>, superblock: &Superb
         }
         valid
     });
-    let areas =
-        [(superblock.pool_start.0, superblock.pool_blocks), (superblock.mirror_start.0, superblock.mirror_blocks)];
+    let areas = [
+        (superblock.pool_start.0, superblock.pool_blocks),
+        (superblock.mirror_start.0, superblock.mirror_blocks),
+    ];
     let fixed = areas.into_iter().flat_map(|(start, blocks)| start..start + blocks);
     let wanted: BTreeSet<u64> = fixed.chain(used.iter().copied()).collect();
     let mut missing: Vec<ChunkEntry> = Vec::new();
@@ -128,7 +130,9 @@ fn cover(chunks: &mut Vec<ChunkEntry>, used: &BTreeSet<u64>, superblock: &Superb
         }
         match missing.last_mut() {
             Some(last)
-                if end(last) == block && last.blocks < CHUNK_BLOCKS_MAX && block != superblock.data_start.0 =>
+                if end(last) == block
+                    && last.blocks < CHUNK_BLOCKS_MAX
+                    && block != superblock.data_start.0 =>
             {
                 last.blocks += 1;
             }

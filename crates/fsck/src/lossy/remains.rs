@@ -1,12 +1,12 @@
 //! The tree that can still be read: what a superblock leads to, and for what it does not lead to any more,
 //! the nodes that a scan found.
 //!
-//! A subtree that is whole is kept as it is. Where a leaf is lost in all of its copies, an empty one takes its
-//! place: an older version of it, if there is one, is none, since its parent named another. Where an inner
-//! node is lost, its children are looked for among the nodes that were found: those in its range of keys, as
-//! old as it or older, that the newest map of the pool calls used; the newest one where several cover a key.
-//! What no such node covers is lost. Ranges of the map of used blocks are filled with "all used", so that
-//! nothing is overwritten by whoever opens the volume before the repair has ended.
+//! A subtree that is whole is kept as it is. Where a leaf is lost in all of its copies, an empty one takes
+//! its place: an older version of it, if there is one, is none, since its parent named another. Where an
+//! inner node is lost, its children are looked for among the nodes that were found: those in its range of
+//! keys, as old as it or older, that the newest map of the pool calls used; the newest one where several
+//! cover a key. What no such node covers is lost. Ranges of the map of used blocks are filled with "all
+//! used", so that nothing is overwritten by whoever opens the volume before the repair has ended.
 //!
 //! Invariants: the result covers every key exactly once; a block is named once; no node is named that
 //! contradicts what names it.
@@ -274,8 +274,11 @@ impl Walk<'_, '_> {
     /// written anew with each change below it; with a map this needs no look, since the map tells.
     fn is_outdated(&self, node: &Found) -> bool {
         let newer = |other: &Found| other.at.generation > node.at.generation;
-        let given_up =
-            node.at.place().copies().any(|at| self.newest.get(&at.0).is_some_and(|newest| *newest > node.at.generation));
+        let given_up = node
+            .at
+            .place()
+            .copies()
+            .any(|at| self.newest.get(&at.0).is_some_and(|newest| *newest > node.at.generation));
         let below = |other: &Found| other.at.level < node.at.level && overlap(other.bounds, node.bounds);
         let inner = self.map.is_none() && node.at.level > 0;
         given_up || (inner && self.found.iter().take_while(|other| newer(other)).any(below))
@@ -286,7 +289,11 @@ impl Walk<'_, '_> {
         let regions = self.superblock.block_count.div_ceil(REGION_BLOCKS);
         let first = match bounds.low {
             Some(low) if low > Key::region(0) => {
-                if low.object == 0 && low.kind == KeyKind::FreeSpace { low.offset } else { regions }
+                if low.object == 0 && low.kind == KeyKind::FreeSpace {
+                    low.offset
+                } else {
+                    regions
+                }
             }
             _ => 0,
         };
@@ -306,8 +313,7 @@ impl Walk<'_, '_> {
             room.insert(room.count(), key, &value);
             leaves.last_mut().expect("there is a leaf").1.push((key, value));
         }
-        let highs: Vec<Option<Key>> =
-            leaves.iter().skip(1).map(|leaf| leaf.0).chain([bounds.high]).collect();
+        let highs: Vec<Option<Key>> = leaves.iter().skip(1).map(|leaf| leaf.0).chain([bounds.high]).collect();
         leaves
             .into_iter()
             .zip(highs)

@@ -1,7 +1,8 @@
 //! One inode of the volume, made anew in a directory of the host.
 //!
 //! Everything is made relative to an open directory, exclusively and without following links: a volume of
-//! strangers cannot lead the copy out of its target. Attributes of a directory are set when all in it is made.
+//! strangers cannot lead the copy out of its target. Attributes of a directory are set when all in it is
+//! made.
 
 use super::Salvaged;
 use crate::Progress;
@@ -32,9 +33,18 @@ pub(super) struct Target {
 
 /// What is still to be done.
 enum Step {
-    Make { inode: u64, parent: Rc<OwnedFd>, name: Vec<u8>, path: String },
+    Make {
+        inode: u64,
+        parent: Rc<OwnedFd>,
+        name: Vec<u8>,
+        path: String,
+    },
     /// All in the directory is made.
-    Finish { inode: InodeRef, made: Rc<OwnedFd>, path: String },
+    Finish {
+        inode: InodeRef,
+        made: Rc<OwnedFd>,
+        path: String,
+    },
 }
 
 fn os(doing: &str, path: &Path, errno: Errno) -> Error {
@@ -56,7 +66,10 @@ impl Target {
             if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
                 return Err(Error::new(
                     ErrorKind::Exists,
-                    format!("{} is not empty: salvage copies into an empty or a new directory", path.display()),
+                    format!(
+                        "{} is not empty: salvage copies into an empty or a new directory",
+                        path.display()
+                    ),
                 ));
             }
         }
@@ -79,7 +92,9 @@ impl Target {
         while let Some(step) = steps.pop() {
             meter.advance(1);
             match step {
-                Step::Finish { inode, made, path } => self.attributes(&inodes, &inode, &made, &path, salvaged),
+                Step::Finish { inode, made, path } => {
+                    self.attributes(&inodes, &inode, &made, &path, salvaged)
+                }
                 Step::Make { inode, parent, name, path } => {
                     let inode = match inodes.get(quire_base::InodeNo(inode)) {
                         Ok(inode) => inode,

@@ -11,8 +11,9 @@ use quire_format::superblock::{SLOT_BLOCKS, Superblock, far_slots};
 use quire_fsck::IssueKind;
 
 /// A device lost writes: those of one superblock slot, so that the slot named a checkpoint of long ago, and
-/// those of the first copies of some nodes. What such a block still had was a good copy to the old superblock,
-/// and the newest node's second copy a bad one: a repair wrote the old bytes over it, and the node was lost.
+/// those of the first copies of some nodes. What such a block still had was a good copy to the old
+/// superblock, and the newest node's second copy a bad one: a repair wrote the old bytes over it, and the
+/// node was lost.
 #[test]
 fn copies_that_only_an_old_superblock_names_are_not_mended() {
     let backend = Arc::new(SimulatedBackend::new(BLOCKS));

@@ -24,7 +24,15 @@ impl Known {
         let mtime = directory || self.mtime == other.mtime;
         mtime
             && (self.inode, self.kind, self.mode, self.owner, self.size, &self.contents, &self.xattrs)
-                == (other.inode, other.kind, other.mode, other.owner, other.size, &other.contents, &other.xattrs)
+                == (
+                    other.inode,
+                    other.kind,
+                    other.mode,
+                    other.owner,
+                    other.size,
+                    &other.contents,
+                    &other.xattrs,
+                )
     }
 }
 
@@ -47,7 +55,8 @@ pub fn of(volume: &Volume) -> Ledger {
             .unwrap_or_else(|error| panic!("{path}: {error}"));
         for name in names {
             let path = format!("{path}/{}", String::from_utf8_lossy(&name));
-            let inode: InodeRef = inodes.lookup(&directory, &name).unwrap_or_else(|error| panic!("{path}: {error}"));
+            let inode: InodeRef =
+                inodes.lookup(&directory, &name).unwrap_or_else(|error| panic!("{path}: {error}"));
             let contents = match inode.kind() {
                 FileType::Regular => {
                     let mut bytes = vec![0; inode.size() as usize];
@@ -60,8 +69,10 @@ pub fn of(volume: &Volume) -> Ledger {
             };
             let metadata = inodes.metadata(&inode);
             let xattrs = inodes.list_xattrs(&inode).unwrap();
-            let xattrs =
-                xattrs.into_iter().map(|name| (name.clone(), inodes.get_xattr(&inode, &name).unwrap())).collect();
+            let xattrs = xattrs
+                .into_iter()
+                .map(|name| (name.clone(), inodes.get_xattr(&inode, &name).unwrap()))
+                .collect();
             let known = Known {
                 inode: metadata.ino().0,
                 kind: inode.kind() as u8,
