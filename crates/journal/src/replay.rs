@@ -132,7 +132,7 @@ pub fn replay_readable(
     let mut failed = None;
     let mut remember =
         |seq: Seq, payload: &[u8]| apply(seq, payload).inspect_err(|error| failed = Some(error.clone()));
-    let mut walk = Walk { apply: &mut remember, later: Some((later, None)), damage: None };
+    let mut walk = Walk { apply: &mut remember, later: Some(Later { hand_over: later, records: None }), damage: None };
     let end = walk.ring(&ring, config)?;
     let damage = walk.damage;
     failed.map_or(Ok(Readable { end, damage }), Err)
@@ -160,8 +160,14 @@ struct Walk<'a, 'f> {
     apply: Apply<'a>,
     /// Gets whole records behind damage, with the state of putting them together; without it, contradictions
     /// are errors.
-    later: Option<(&'f mut dyn FnMut(&[u8]), Option<Records>)>,
+    later: Option<Later<'f>>,
     damage: Option<Error>,
+}
+
+/// See [`replay_readable`].
+struct Later<'f> {
+    hand_over: &'f mut dyn FnMut(&[u8]),
+    records: Option<Records>,
 }
 
 type Apply<'a> = &'a mut dyn FnMut(Seq, &[u8]) -> Result<()>;
@@ -224,7 +230,7 @@ impl Walk<'_, '_> {
 
     /// Looks at a block behind the journal's end.
     fn look_later(&mut self, header: &BlockHeader, payload: &[u8]) {
-        let Some((later, state)) = &mut self.later else { return };
+        let Some(Later { hand_over: later, records: state }) = &mut self.later else { return };
         let mut hand_over = |_: Seq, payload: &[u8]| {
             later(payload);
             Ok(())

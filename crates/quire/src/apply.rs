@@ -127,7 +127,7 @@ impl Target<'_> {
     /// Applies a change to a tree of which parts are lost: what the change expects to find may not be there.
     /// Used blocks are left as they are, since a repair counts them anew.
     pub(crate) fn apply_to_remains(&self, change: &Change, seq: Seq) -> Result<()> {
-        match change {
+        let done = match change {
             Change::Extents { inode, removed, inserted } => {
                 for extent in removed {
                     self.tree.delete(Key::extent(*inode, extent.file_block))?;
@@ -138,16 +138,19 @@ impl Target<'_> {
                 for run in no_longer_written(removed, inserted).into_iter().flatten() {
                     self.recorded.forget(seq, run.start, run.blocks);
                 }
-                Ok(())
+                return Ok(());
             }
-            Change::Put { .. } | Change::Delete { .. } => self.apply(change, seq),
-            Change::OrphanSet { .. } | Change::OrphanClear { .. } => {
-                Ok(self.apply(change, seq).unwrap_or(()))
+            Change::Put { .. } | Change::Delete { .. } => return self.apply(change, seq),
+            Change::PoolGrow { start, blocks } => self.tree.pool_grow(*start, *blocks),
+            Change::PoolShrink { start, blocks } => self.tree.pool_shrink(*start, *blocks),
+            Change::OrphanSet { .. } | Change::OrphanClear { .. } | Change::Data { .. } => {
+                self.apply(change, seq)
             }
-            Change::PoolGrow { start, blocks } => Ok(self.tree.pool_grow(*start, *blocks).unwrap_or(())),
-            Change::PoolShrink { start, blocks } => Ok(self.tree.pool_shrink(*start, *blocks).unwrap_or(())),
-            Change::Data { .. } => Ok(self.apply(change, seq).unwrap_or(())),
+        };
+        if let Err(error) = done {
+            tracing::debug!(%error, "a change does not fit what is left, and is passed over");
         }
+        Ok(())
     }
 
     fn slot(&self, number: u32) -> Result<Slot> {

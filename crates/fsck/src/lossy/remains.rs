@@ -51,6 +51,9 @@ struct Part {
     node: Node,
 }
 
+/// The entries of a node, with the first key that it covers.
+type Covering<T> = (Option<Key>, Vec<(Key, T)>);
+
 /// What is there and what is not.
 pub(super) struct Remains {
     pub(super) root: Node,
@@ -301,7 +304,7 @@ impl Walk<'_, '_> {
             Some(high) if high.object == 0 && high.kind == KeyKind::FreeSpace => high.offset.min(regions),
             _ => regions,
         };
-        let mut leaves: Vec<(Option<Key>, Vec<(Key, Vec<u8>)>)> = vec![(bounds.low, Vec::new())];
+        let mut leaves: Vec<Covering<Vec<u8>>> = vec![(bounds.low, Vec::new())];
         let mut room = NodePage::new(0);
         for region in first..end {
             let Some(value) = all_used(self.superblock, region) else { continue };
@@ -344,7 +347,7 @@ pub(super) fn may_hold_nodes(superblock: &Superblock, block: BlockNo) -> bool {
 fn group(parts: Vec<Part>, level: u8, bounds: Bounds) -> Vec<Part> {
     let count = parts.len().div_ceil(CHILDREN_MAX).max(1);
     let each = parts.len().div_ceil(count);
-    let mut groups: Vec<(Option<Key>, Vec<(Key, Node)>)> = Vec::with_capacity(count);
+    let mut groups: Vec<Covering<Node>> = Vec::with_capacity(count);
     for (nth, part) in parts.into_iter().enumerate() {
         if nth % each == 0 {
             groups.push((part.low, Vec::with_capacity(each)));

@@ -88,13 +88,11 @@ impl Target {
         // Where an inode with several names was made first.
         let mut made: HashMap<u64, PathBuf> = HashMap::new();
         let mut steps = Vec::new();
-        self.enter(&inodes, inodes.root(), self.root.clone(), String::new(), &mut steps, salvaged);
+        self.enter(inodes, inodes.root(), self.root.clone(), String::new(), &mut steps, salvaged);
         while let Some(step) = steps.pop() {
             meter.advance(1);
             match step {
-                Step::Finish { inode, made, path } => {
-                    self.attributes(&inodes, &inode, &made, &path, salvaged)
-                }
+                Step::Finish { inode, made, path } => self.attributes(inodes, &inode, &made, &path, salvaged),
                 Step::Make { inode, parent, name, path } => {
                     let inode = match inodes.get(quire_base::InodeNo(inode)) {
                         Ok(inode) => inode,
@@ -106,12 +104,12 @@ impl Target {
                     let outcome = if inode.kind() == FileType::Directory {
                         self.directory(&inode, &parent, &name)
                     } else {
-                        self.other(&inodes, &inode, &parent, &name, &path, &mut made, salvaged).map(|()| None)
+                        self.other(inodes, &inode, &parent, &name, &path, &mut made, salvaged).map(|()| None)
                     };
                     match outcome {
                         Ok(Some(directory)) => {
                             salvaged.directories += 1;
-                            self.enter(&inodes, inode, Rc::new(directory), path, &mut steps, salvaged);
+                            self.enter(inodes, inode, Rc::new(directory), path, &mut steps, salvaged);
                         }
                         Ok(None) => {}
                         Err(errno) => salvaged.problem(&path, format!("it cannot be made: {errno}")),
