@@ -8,7 +8,8 @@
 //! * a check without repair writes nothing;
 //! * an image that the check finds nothing wrong with opens, and neither a walk nor changes meet damage;
 //!   afterwards it is still clean;
-//! * an image of which a repair says that all is mended is clean, and opens.
+//! * an image of which a repair says that all is mended is clean, and opens; so is one of which a repair that
+//!   may lose data says so. A dry run of it, and a salvage, write nothing to the image.
 
 use crate::edits::edited;
 use crate::explore::{change, walk};
@@ -43,7 +44,10 @@ pub fn examine(image: &Image, how: usize, seed: u64) {
         }
         2 => {
             if check(image).is_some_and(|report| !report.is_clean()) {
-                repair(image, seed);
+                repair(image, seed, Options { repair: true, lossy: seed % 2 == 1, ..Options::default() });
+                if seed % 8 == 3 {
+                    salvage(image);
+                }
             }
         }
         _ => use_volume(image, seed, false),
@@ -86,12 +90,23 @@ fn assert_clean(image: &Image, when: &str) {
     }
 }
 
-fn repair(image: &Image, seed: u64) {
+fn repair(image: &Image, seed: u64, options: Options<'_>) {
     let device = device(image);
-    let Ok(report) = check_backend(device.clone(), &Options { repair: true, progress: None }) else { return };
+    let Ok(report) = check_backend(device.clone(), &options) else { return };
     if report.exit_code() != 1 {
         return;
     }
     assert_clean(&device.visible(), "after a repair that said that all is mended");
     use_volume(&device.visible(), seed, true);
+}
+
+/// Copies what can be read to the host, and removes it again.
+fn salvage(image: &Image) {
+    let device = Arc::new(SimulatedBackend::from_image(image.clone()));
+    let dry = Options { repair: true, lossy: true, dry_run: true, ..Options::default() };
+    let _ = check_backend(device.clone(), &dry);
+    let directory = std::env::temp_dir().join(format!("quire-fuzz-salvage-{}", std::process::id()));
+    let _ = quire_fsck::salvage_backend(device.clone(), &directory, None);
+    let _ = std::fs::remove_dir_all(&directory);
+    assert_eq!(device.event_count(), 0, "a dry run and a salvage write nothing to the image");
 }

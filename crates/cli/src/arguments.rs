@@ -40,6 +40,12 @@ pub enum Command {
         after_help = "Exit codes: 0 clean; 1 errors corrected; 4 errors left; 8 could not check; 16 wrong usage."
     )]
     Fsck(Fsck),
+    /// Copy every readable file out of a volume that cannot be opened
+    ///
+    /// Never writes to the volume. Names, contents with their holes, links, modes, owners, times and extended
+    /// attributes are copied into DIR, which is made or is empty; what has lost its name is in lost+found.
+    /// What is lost or could not be read is told by path.
+    Salvage(Salvage),
     /// Show what a volume is
     ///
     /// Reads the superblocks only; works beside a mount, and then shows the last checkpoint.
@@ -169,6 +175,14 @@ pub struct Fsck {
     /// Repair what can be repaired
     #[arg(long, short, visible_short_aliases = ['a', 'p', 'y'])]
     pub repair: bool,
+    /// With --repair: give up what cannot be read, so that the volume is clean and opens afterwards
+    ///
+    /// Lists what is lost, by path. Try `quire salvage` or work on a copy first if the disk is failing.
+    #[arg(long, requires = "repair")]
+    pub lossy: bool,
+    /// With --repair: repair in memory only, and tell what a repair would do
+    #[arg(long, requires = "repair")]
+    pub dry_run: bool,
     /// Repair nothing (the default)
     #[arg(short = 'n', long, conflicts_with = "repair")]
     pub no: bool,
@@ -183,6 +197,18 @@ pub struct Fsck {
     pub progress: Option<String>,
     /// Image file or block device
     pub volume: PathBuf,
+}
+
+/// `quire salvage`.
+#[derive(Debug, Args)]
+pub struct Salvage {
+    /// Print the report as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Image file or block device
+    pub volume: PathBuf,
+    /// Where the files are copied to
+    pub dir: PathBuf,
 }
 
 /// `quire info`.
@@ -413,6 +439,8 @@ mod tests {
             "quire umount mnt",
             "quire fsck --repair --json a.img",
             "quire fsck -a -C=0 a.img",
+            "quire fsck --repair --lossy --dry-run a.img",
+            "quire salvage --json a.img out",
             "quire info a.img",
             "quire resize --journal-size 512M a.img",
             "quire resize --size max --journal-size 512M a.img",

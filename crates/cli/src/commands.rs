@@ -14,6 +14,7 @@ pub mod mount;
 pub mod probe;
 pub mod properties;
 pub mod resize;
+pub mod salvage;
 pub mod scrub;
 pub mod supervise;
 pub mod top;

@@ -94,6 +94,7 @@ fn run(line: Vec<OsString>) -> ExitCode {
         Command::Mount(arguments) => commands::mount::run(&arguments),
         Command::Umount(arguments) => commands::umount::run(&arguments),
         Command::Fsck(arguments) => return commands::fsck::run(&arguments),
+        Command::Salvage(arguments) => commands::salvage::run(&arguments),
         Command::Info(arguments) => commands::info::run(&arguments),
         Command::Resize(arguments) => commands::resize::run(&arguments),
         Command::Label(arguments) => commands::resize::label(&arguments),

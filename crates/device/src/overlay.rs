@@ -51,9 +51,17 @@ impl Backend for OverlayBackend {
 
     fn read(&self, class: IoClass, at: BlockNo, buf: &mut [u8]) -> Result<()> {
         self.check("reading", at, buf.len())?;
-        self.below.read(class, at, buf)?;
         let end = at.0 + (buf.len() / BLOCK_SIZE) as u64;
-        for (number, block) in self.written.read().range(at.0..end) {
+        let written = self.written.read();
+        if let Err(error) = self.below.read(class, at, buf) {
+            // What was written here needs nothing from below.
+            for (number, block) in (at.0..).zip(buf.chunks_exact_mut(BLOCK_SIZE)) {
+                if !written.contains_key(&number) {
+                    self.below.read(class, BlockNo(number), block).map_err(|_| error.clone())?;
+                }
+            }
+        }
+        for (number, block) in written.range(at.0..end) {
             let from = (number - at.0) as usize * BLOCK_SIZE;
             buf[from..from + BLOCK_SIZE].copy_from_slice(block);
         }

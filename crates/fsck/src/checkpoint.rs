@@ -4,6 +4,9 @@
 //! Two walks, one for each slot. Checkpoints share nearly all of their nodes: leaves that the first walk has
 //! read are not read again by the second. A walk follows each block once, so it ends on any image.
 //!
+//! Bad copies that the newest checkpoint names may be mended in place, since it alone is sure to own their
+//! blocks. A superblock of long ago names blocks that the pool has used again since.
+//!
 //! Memory: 16 bytes a node, and one bit a block of the pool.
 //!
 //! Neighbours: `format` has the bytes; [`crate::repair::pool`] writes a manifest from what was seen here.
@@ -29,6 +32,7 @@ use std::collections::{BTreeSet, HashMap};
 pub(crate) type Seen = HashMap<u64, u64>;
 
 /// What a superblock names.
+#[derive(Clone)]
 pub(crate) struct Checkpoint {
     pub(crate) slot: usize,
     pub(crate) superblock: Superblock,
@@ -42,6 +46,9 @@ pub(crate) struct Checkpoint {
     /// Blocks of those that do not.
     pub(crate) damaged_orphans: Vec<BlockNo>,
     pub(crate) nodes: u64,
+    /// Bad copies that only the older checkpoint names: (the block of the good one, that of the bad one).
+    /// They are mended only if the volume goes by that checkpoint.
+    pub(crate) copies: BTreeSet<(BlockNo, BlockNo)>,
     /// A chunk of the pool lies where none may: a checkpoint could overwrite what is not the pool's.
     pub(crate) misplaced: bool,
     /// Nothing that the volume needs to be read is damaged.
@@ -53,7 +60,7 @@ impl Checkpoint {
         self.chunks.iter().map(|chunk| Run::new(chunk.start, chunk.blocks.into())).collect()
     }
 
-    fn place(&self, block: BlockNo) -> Option<(usize, usize, u64)> {
+    pub(crate) fn place(&self, block: BlockNo) -> Option<(usize, usize, u64)> {
         let at = self.chunks.partition_point(|chunk| chunk.start <= block).checked_sub(1)?;
         let bit = block.0 - self.chunks[at].start.0;
         (bit < u64::from(self.chunks[at].blocks)).then(|| (at, bit as usize / 64, 1 << (bit % 64)))
@@ -98,6 +105,7 @@ pub(crate) fn check(
             orphans: Vec::new(),
             damaged_orphans: Vec::new(),
             nodes: 0,
+            copies: BTreeSet::new(),
             misplaced: false,
             whole: true,
         },
@@ -196,12 +204,17 @@ impl Walk<'_> {
         };
         for (at, error) in bad {
             // Both walks may come here.
-            if !self.findings.fixes.copies.insert((serves, at)) {
-                continue;
+            let known = &mut self.findings.fixes.copies;
+            let new = if self.newest {
+                known.insert((serves, at))
+            } else {
+                !known.contains(&(serves, at)) && self.checkpoint.copies.insert((serves, at))
+            };
+            if new {
+                let message =
+                    format!("{what}: the copy at block {at} is bad ({error}); that at block {serves} serves");
+                self.issue(IssueKind::CopyDamaged, at, message);
             }
-            let message =
-                format!("{what}: the copy at block {at} is bad ({error}); that at block {serves} serves");
-            self.findings.add(IssueKind::CopyDamaged, ReportPlace::block(at.0), message);
         }
         Ok(value)
     }

@@ -29,6 +29,8 @@
 //! | `orphans` | inodes without links, slots, logged operations |
 //! | `space` | extents with one another and with the used blocks |
 //! | `fix`, `repair` | what to do about it, and doing it |
+//! | `lossy` | a repair that gives up what cannot be read, and ends |
+//! | [`salvage`] | copying what can be read, without writing to the volume |
 //!
 //! Invariants: without `repair` nothing is written, whatever state the volume is in. Nothing that is read is
 //! trusted. A repair changes the volume only by whole checkpoints, so a crash in its midst leaves it no
@@ -45,6 +47,7 @@ mod examine;
 mod fix;
 mod inodes;
 pub mod issue;
+mod lossy;
 mod masked;
 mod names;
 mod orphans;
@@ -52,12 +55,17 @@ mod progress;
 mod repair;
 pub mod report;
 mod restore;
+pub mod salvage;
 mod space;
 mod superblocks;
 mod view;
 
 pub use issue::{Issue, IssueKind, Severity};
+pub use lossy::Loss;
 pub use report::{Report, Summary};
+pub use salvage::{Problem, Salvaged};
+#[cfg(not(any(loom, shuttle)))]
+pub use salvage::{salvage, salvage_backend};
 
 use quire_base::sync::Arc;
 use quire_base::{Context, Result};
@@ -80,13 +88,23 @@ pub struct Progress {
 pub struct Options<'a> {
     /// Mend what can be mended; without it nothing is written.
     pub repair: bool,
+    /// With `repair`: give up what cannot be read, so that the repair ends with a volume that is clean and
+    /// opens. [`Report::losses`] lists what is given up.
+    pub lossy: bool,
+    /// With `repair`: repair a copy in memory only; the report says what a repair would do, nothing is
+    /// written.
+    pub dry_run: bool,
     /// Is told now and then how far the check is.
     pub progress: Option<&'a dyn Fn(Progress)>,
 }
 
 impl std::fmt::Debug for Options<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Options").field("repair", &self.repair).finish_non_exhaustive()
+        f.debug_struct("Options")
+            .field("repair", &self.repair)
+            .field("lossy", &self.lossy)
+            .field("dry_run", &self.dry_run)
+            .finish_non_exhaustive()
     }
 }
 
@@ -97,15 +115,21 @@ impl std::fmt::Debug for Options<'_> {
 #[cfg(not(any(loom, shuttle)))]
 pub fn check(path: &Path, options: &Options<'_>) -> Result<Report> {
     use quire_device::OpenMode;
-    let mode = if options.repair { OpenMode::ReadWrite } else { OpenMode::ReadOnly };
+    let mode = if options.repair && !options.dry_run { OpenMode::ReadWrite } else { OpenMode::ReadOnly };
     check_backend(quire_device::open_image(path, mode)?, options)
 }
 
 /// Checks the volume on a backend; see [`check`].
 pub fn check_backend(backend: Arc<dyn Backend>, options: &Options<'_>) -> Result<Report> {
+    if options.repair && options.lossy {
+        return lossy::run(&backend, options.dry_run, options.progress).context(backend.name());
+    }
+    let backend: Arc<dyn Backend> =
+        if options.dry_run { Arc::new(quire_device::OverlayBackend::new(backend)) } else { backend };
     let examined = examine::run(&backend, options.progress).context(backend.name())?;
     if options.repair && !examined.findings.fixes.is_empty() {
-        return repair::run(&backend, examined, options.progress);
+        let report = repair::run(&backend, examined, options.progress)?;
+        return Ok(if options.dry_run { lossy::undone(report) } else { report });
     }
     Ok(examined.findings.into_report())
 }

@@ -6,6 +6,7 @@
 
 use crate::fix::Fixes;
 use crate::issue::{Issue, IssueKind, Severity};
+use crate::lossy::Loss;
 use crate::restore::TRIES_MAX;
 use serde::Serialize;
 
@@ -50,6 +51,8 @@ pub struct Summary {
 pub struct Report {
     /// What is wrong, in the order in which it was found.
     pub issues: Vec<Issue>,
+    /// What a repair that may lose data gave up or could not vouch for, by path.
+    pub losses: Vec<Loss>,
     /// What the volume holds; zeros for what could not be read.
     pub summary: Summary,
 }
@@ -148,7 +151,7 @@ impl Findings {
     }
 
     pub(crate) fn into_report(self) -> Report {
-        Report { issues: self.issues, summary: self.summary }
+        Report { issues: self.issues, losses: Vec::new(), summary: self.summary }
     }
 }
 

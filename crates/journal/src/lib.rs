@@ -47,5 +47,5 @@ pub mod usage;
 
 pub use journal::{Journal, JournalConfig, JournalReservation, RecordWriter, Short};
 pub use medium::Medium;
-pub use replay::{ReplayConfig, ReplayEnd, replay};
+pub use replay::{Readable, ReplayConfig, ReplayEnd, replay, replay_readable};
 pub use usage::{JournalCounts, JournalUsage};

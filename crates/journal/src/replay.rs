@@ -104,52 +104,150 @@ pub fn replay_ring(
     config: &ReplayConfig,
     apply: &mut dyn FnMut(Seq, &[u8]) -> Result<()>,
 ) -> Result<ReplayEnd> {
-    if !config.from.0.is_multiple_of(PAYLOAD) || config.from.0 > POSITION_MAX || config.blocks == 0 {
-        return Err(Error::corrupt(format!("a journal cannot be replayed with {config:?}")));
-    }
-    let mut records = Records::new(config.from.0);
-    // The furthest position that a block promises, and where that block is.
-    let mut promise = (0, 0);
-    let mut checkpoint = 0;
-    let mut open = true;
-    let first = config.from.0 / PAYLOAD % config.blocks;
-    let mut buf = AlignedBuf::try_zeroed(CHUNK.min(config.blocks) as usize * BLOCK_SIZE)?;
-    let mut done = 0;
-    while done < config.blocks {
-        let index = (first + done) % config.blocks;
-        let count = CHUNK.min(config.blocks - done).min(config.blocks - index);
-        let buf = &mut buf[..count as usize * BLOCK_SIZE];
-        ring.read(index, buf)?;
-        for (nth, block) in buf.chunks_exact(BLOCK_SIZE).enumerate() {
-            let header = BlockHeader::decode(block).ok().filter(|header| {
-                header.volume == config.volume
-                    && header.incarnation == config.incarnation
-                    && header.position / PAYLOAD % config.blocks == index + nth as u64
-            });
-            let Some(header) = header else {
-                open = false;
-                continue;
-            };
-            let promised = header.durable.0.max(header.checkpoint.0);
-            if promised > promise.0 {
-                promise = (promised, header.position);
-            }
-            checkpoint = checkpoint.max(header.checkpoint.0);
-            open = open && header.position == records.position;
-            if open {
-                records.take(&header, &block[HEADER_BYTES..], apply)?;
+    let mut walk = Walk { apply, later: None, damage: None };
+    let end = walk.ring(ring, config)?;
+    walk.damage.map_or(Ok(end), Err)
+}
+
+/// What [`replay_readable`] found beyond the records that it handed over.
+#[derive(Clone, Debug)]
+pub struct Readable {
+    /// Where the journal ends, or is cut.
+    pub end: ReplayEnd,
+    /// Why it is cut there, if it is damaged.
+    pub damage: Option<Error>,
+}
+
+/// As [`replay`], but damage cuts the journal: everything before it is handed over. Whole records behind the
+/// damage go to `later`; they must not be replayed, but they tell which blocks were used again.
+///
+/// Errors: those of `apply`; a ring that is not on the device.
+pub fn replay_readable(
+    device: &Device,
+    config: &ReplayConfig,
+    apply: &mut dyn FnMut(Seq, &[u8]) -> Result<()>,
+    later: &mut dyn FnMut(&[u8]),
+) -> Result<Readable> {
+    let ring = Forgiving(OnDevice { device, start: config.start });
+    let mut failed = None;
+    let mut remember =
+        |seq: Seq, payload: &[u8]| apply(seq, payload).inspect_err(|error| failed = Some(error.clone()));
+    let mut walk = Walk { apply: &mut remember, later: Some(Later { hand_over: later, records: None }), damage: None };
+    let end = walk.ring(&ring, config)?;
+    let damage = walk.damage;
+    failed.map_or(Ok(Readable { end, damage }), Err)
+}
+
+/// Blocks that cannot be read are blocks that do not check.
+struct Forgiving<'a>(OnDevice<'a>);
+
+impl Ring for Forgiving<'_> {
+    fn read(&self, index: u64, buf: &mut [u8]) -> Result<()> {
+        if self.0.read(index, buf).is_ok() {
+            return Ok(());
+        }
+        for (nth, block) in buf.chunks_exact_mut(BLOCK_SIZE).enumerate() {
+            if self.0.read(index + nth as u64, block).is_err() {
+                block.fill(0);
             }
         }
-        done += count;
+        Ok(())
     }
-    if promise.0 > records.position {
-        return Err(Error::corrupt(format!(
-            "the journal is damaged: the block at {} does not check, but the one at {} says that the journal was \
-             durable up to {}",
-            records.position, promise.1, promise.0
-        )));
+}
+
+/// A walk through the ring.
+struct Walk<'a, 'f> {
+    apply: Apply<'a>,
+    /// Gets whole records behind damage, with the state of putting them together; without it, contradictions
+    /// are errors.
+    later: Option<Later<'f>>,
+    damage: Option<Error>,
+}
+
+/// See [`replay_readable`].
+struct Later<'f> {
+    hand_over: &'f mut dyn FnMut(&[u8]),
+    records: Option<Records>,
+}
+
+type Apply<'a> = &'a mut dyn FnMut(Seq, &[u8]) -> Result<()>;
+
+impl Walk<'_, '_> {
+    fn ring(&mut self, ring: &dyn Ring, config: &ReplayConfig) -> Result<ReplayEnd> {
+        if !config.from.0.is_multiple_of(PAYLOAD) || config.from.0 > POSITION_MAX || config.blocks == 0 {
+            return Err(Error::corrupt(format!("a journal cannot be replayed with {config:?}")));
+        }
+        let mut records = Records::new(config.from.0);
+        // The furthest position that a block promises, and where that block is.
+        let mut promise = (0, 0);
+        let mut checkpoint = 0;
+        let mut open = true;
+        let first = config.from.0 / PAYLOAD % config.blocks;
+        let mut buf = AlignedBuf::try_zeroed(CHUNK.min(config.blocks) as usize * BLOCK_SIZE)?;
+        let mut done = 0;
+        while done < config.blocks {
+            let index = (first + done) % config.blocks;
+            let count = CHUNK.min(config.blocks - done).min(config.blocks - index);
+            let buf = &mut buf[..count as usize * BLOCK_SIZE];
+            ring.read(index, buf)?;
+            for (nth, block) in buf.chunks_exact(BLOCK_SIZE).enumerate() {
+                let header = BlockHeader::decode(block).ok().filter(|header| {
+                    header.volume == config.volume
+                        && header.incarnation == config.incarnation
+                        && header.position / PAYLOAD % config.blocks == index + nth as u64
+                });
+                let Some(header) = header else {
+                    open = false;
+                    continue;
+                };
+                let promised = header.durable.0.max(header.checkpoint.0);
+                if promised > promise.0 {
+                    promise = (promised, header.position);
+                }
+                checkpoint = checkpoint.max(header.checkpoint.0);
+                open = open && self.damage.is_none() && header.position == records.position;
+                if open {
+                    let taken = records.take(&header, &block[HEADER_BYTES..], self.apply);
+                    match taken {
+                        Err(error) if self.later.is_some() => self.damage = Some(error),
+                        taken => taken?,
+                    }
+                } else if header.position > records.position {
+                    self.look_later(&header, &block[HEADER_BYTES..]);
+                }
+            }
+            done += count;
+        }
+        if promise.0 > records.position {
+            self.damage.get_or_insert(Error::corrupt(format!(
+                "the journal is damaged: the block at {} does not check, but the one at {} says that the journal was \
+                 durable up to {}",
+                records.position, promise.1, promise.0
+            )));
+        }
+        Ok(records.end(checkpoint))
     }
-    Ok(records.end(checkpoint))
+
+    /// Looks at a block behind the journal's end.
+    fn look_later(&mut self, header: &BlockHeader, payload: &[u8]) {
+        let Some(Later { hand_over: later, records: state }) = &mut self.later else { return };
+        let mut hand_over = |_: Seq, payload: &[u8]| {
+            later(payload);
+            Ok(())
+        };
+        let mut records = match state.take() {
+            Some(records) if records.position == header.position => records,
+            _ => Records::new(header.position),
+        };
+        let taken = if records.whole > 0 || header.first_record == Some(0) {
+            records.take(header, payload, &mut hand_over)
+        } else if let Some(first) = header.first_record {
+            records.take_from(header, payload, first.into(), &mut hand_over)
+        } else {
+            return;
+        };
+        *state = taken.is_ok().then_some(records);
+    }
 }
 
 /// Puts records together from blocks that follow one another.
@@ -196,7 +294,7 @@ impl Records {
                 first, header.first_record
             )));
         }
-        let mut at = missing.min(PAYLOAD_BYTES);
+        let at = missing.min(PAYLOAD_BYTES);
         self.partial.extend_from_slice(&payload[..at]);
         if self.whole > 0 && self.partial.len() == self.whole {
             let record = std::mem::take(&mut self.partial);
@@ -205,6 +303,19 @@ impl Records {
             self.partial = record;
             self.partial.clear();
         }
+        self.take_from(header, payload, at, apply)
+    }
+
+    /// Takes the records of a block that begin in it, from `at` on.
+    fn take_from(
+        &mut self,
+        header: &BlockHeader,
+        payload: &[u8],
+        mut at: usize,
+        apply: &mut dyn FnMut(Seq, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let contradiction =
+            |what: &str| Error::corrupt(format!("journal block at {}: {what}", header.position));
         while at < PAYLOAD_BYTES {
             // Records start at multiples of the header's size, so a header is always whole.
             let rest = &payload[at..];

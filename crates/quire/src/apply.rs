@@ -124,6 +124,35 @@ impl Target<'_> {
         }
     }
 
+    /// Applies a change to a tree of which parts are lost: what the change expects to find may not be there.
+    /// Used blocks are left as they are, since a repair counts them anew.
+    pub(crate) fn apply_to_remains(&self, change: &Change, seq: Seq) -> Result<()> {
+        let done = match change {
+            Change::Extents { inode, removed, inserted } => {
+                for extent in removed {
+                    self.tree.delete(Key::extent(*inode, extent.file_block))?;
+                }
+                for extent in inserted {
+                    self.tree.put(Key::extent(*inode, extent.file_block), &extent.encode())?;
+                }
+                for run in no_longer_written(removed, inserted).into_iter().flatten() {
+                    self.recorded.forget(seq, run.start, run.blocks);
+                }
+                return Ok(());
+            }
+            Change::Put { .. } | Change::Delete { .. } => return self.apply(change, seq),
+            Change::PoolGrow { start, blocks } => self.tree.pool_grow(*start, *blocks),
+            Change::PoolShrink { start, blocks } => self.tree.pool_shrink(*start, *blocks),
+            Change::OrphanSet { .. } | Change::OrphanClear { .. } | Change::Data { .. } => {
+                self.apply(change, seq)
+            }
+        };
+        if let Err(error) = done {
+            tracing::debug!(%error, "a change does not fit what is left, and is passed over");
+        }
+        Ok(())
+    }
+
     fn slot(&self, number: u32) -> Result<Slot> {
         let slot = Slot(number);
         if !self.orphans.contains(slot) {

@@ -32,14 +32,15 @@ use crate::superblocks::{self, publish};
 use quire_alloc::{AllocConfig, Allocator, RegionSource};
 use quire_base::metrics::Counter;
 use quire_base::sync::Arc;
-use quire_base::{Context, Error, ErrorKind, Result, Seq};
+use quire_base::{Context, Error, ErrorKind, InodeNo, Result, Seq};
 use quire_cache::Cache;
 use quire_device::{Backend, Device};
+use quire_format::extent::Run;
 use quire_format::key::{Key, KeyKind};
-use quire_format::record;
+use quire_format::record::{self, Change};
 use quire_format::region::RegionMap;
 use quire_format::superblock::{FLAG_CLEAN, Superblock};
-use quire_journal::{Journal, JournalConfig, ReplayConfig, replay};
+use quire_journal::{Journal, JournalConfig, ReplayConfig, replay, replay_readable};
 use quire_tree::{CheckpointStamp, PoolState, Tree, TreeLimits};
 
 /// What recovery found, for `info` and the log.
@@ -106,8 +107,8 @@ pub(crate) fn load(device: &Arc<Device>, options: &VolumeOptions) -> Result<Load
     let newest_sequence = newest.sequence;
     for (slot, superblock) in candidates {
         // A fallback must reach at least the state that the newer checkpoint had.
-        match load_from(device, options, superblock, slot, newest_sequence) {
-            Ok(mut loaded) => {
+        match load_from(device, options, superblock, slot, Replay::Whole { at_least: newest_sequence }) {
+            Ok((mut loaded, _)) => {
                 loaded.report.fallback = reasons.first().map(Error::to_string);
                 loaded.report.second_copy = second_copy;
                 if let Some(why) = &loaded.report.fallback {
@@ -143,13 +144,47 @@ fn none_usable(device: &Device, reasons: &[Error]) -> Error {
     Error::new(kind, format!("{} {advice}: {detail}", device.name()))
 }
 
+/// What a replay makes of a damaged journal.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Replay {
+    /// Refuses it, and one that ends before this position.
+    Whole { at_least: Seq },
+    /// Cuts it there: for repairs that may lose data.
+    Readable,
+}
+
+/// Where a damaged journal was cut, and what is known of what came after.
+#[derive(Clone, Debug, Default)]
+pub struct JournalCut {
+    /// Why; `None` if the journal is whole.
+    pub damage: Option<String>,
+    /// Blocks that records behind the cut gave away: to an inode, or to the metadata pool.
+    pub later: Vec<(Option<InodeNo>, Run)>,
+}
+
+impl JournalCut {
+    fn note(&mut self, payload: &[u8]) {
+        for change in record::decode(payload).into_iter().flatten() {
+            match change {
+                Change::Extents { inode, inserted, .. } => {
+                    self.later.extend(inserted.iter().map(|extent| (Some(inode), extent.run())));
+                }
+                Change::PoolGrow { start, blocks } => {
+                    self.later.push((None, Run::new(start, blocks.into())));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
 fn load_from(
     device: &Arc<Device>,
     options: &VolumeOptions,
     superblock: Superblock,
     slot: usize,
-    newest_sequence: Seq,
-) -> Result<Loaded> {
+    how: Replay,
+) -> Result<(Loaded, JournalCut)> {
     let volume = superblock.volume_id();
     let mut pool = PoolState::load(device, volume, superblock.manifest, superblock.block_count)
         .context("metadata pool")?;
@@ -195,26 +230,51 @@ fn load_from(
         incarnation: superblock.incarnation,
         from: superblock.sequence,
     };
-    let end = replay(device, &config, &mut |seq, payload| {
-        for change in record::decode(payload)? {
-            target.apply(&change, seq).map_err(|error| {
-                error
-                    .with_kind(ErrorKind::Corrupt)
-                    .context(format!("replaying the journal record that ends at {seq}"))
-            })?;
+    let mut cut = JournalCut::default();
+    // Blocks of which no record may have content.
+    let kept = |tree: &Tree| -> Vec<_> {
+        tree.pool_chunks().into_iter().chain(superblock.kept_from_files()).collect()
+    };
+    let end = match how {
+        Replay::Whole { at_least } => {
+            let end = replay(device, &config, &mut |seq, payload| {
+                for change in record::decode(payload)? {
+                    target.apply(&change, seq).map_err(|error| {
+                        error
+                            .with_kind(ErrorKind::Corrupt)
+                            .context(format!("replaying the journal record that ends at {seq}"))
+                    })?;
+                }
+                report.records += 1;
+                Ok(())
+            })
+            .context("journal")?;
+            if end.end < at_least {
+                return Err(Error::corrupt(format!(
+                    "the journal ends at {} but the newer checkpoint was taken at {at_least}",
+                    end.end
+                )));
+            }
+            end
         }
-        report.records += 1;
-        Ok(())
-    })
-    .context("journal")?;
-    if end.end < newest_sequence {
-        return Err(Error::corrupt(format!(
-            "the journal ends at {} but the newer checkpoint was taken at {newest_sequence}",
-            end.end
-        )));
-    }
-    let kept = tree.pool_chunks().into_iter().chain(superblock.kept_from_files());
-    if let Some(chunk) = kept.into_iter().find(|run| device.recorded().covers(run.start, run.blocks)) {
+        Replay::Readable => {
+            let mut apply = |seq, payload: &[u8]| {
+                for change in record::decode(payload)? {
+                    target.apply_to_remains(&change, seq)?;
+                }
+                report.records += 1;
+                Ok(())
+            };
+            let readable = replay_readable(device, &config, &mut apply, &mut |payload| cut.note(payload))
+                .context("journal")?;
+            cut.damage = readable.damage.map(|error| error.to_string());
+            kept(&tree)
+                .iter()
+                .for_each(|run| device.recorded().forget(readable.end.end, run.start, run.blocks));
+            readable.end
+        }
+    };
+    if let Some(chunk) = kept(&tree).iter().find(|run| device.recorded().covers(run.start, run.blocks)) {
         return Err(Error::corrupt(format!(
             "the journal has data for blocks of metadata at {}+{}",
             chunk.start, chunk.blocks
@@ -224,7 +284,7 @@ fn load_from(
     superblock.inode_count = inodes.get();
     superblock.next_inode = next_inode.end();
     report.orphans = orphans.applied().len();
-    Ok(Loaded { superblock, slot, tree, orphans, mends_pool, end: end.end, report })
+    Ok((Loaded { superblock, slot, tree, orphans, mends_pool, end: end.end, report }, cut))
 }
 
 pub(crate) fn tree_limits(options: &VolumeOptions) -> TreeLimits {
@@ -276,6 +336,21 @@ pub(crate) fn open_unfinished(
         new_incarnation(&*backend, device, loaded, options)?
     };
     Ok((Engine::new(parts), report))
+}
+
+/// Opens a volume whose newest checkpoint is whole, for a repair that may lose data: its journal is replayed
+/// as far as it can be read.
+pub(crate) fn open_remains(
+    backend: Arc<dyn Backend>,
+    options: VolumeOptions,
+) -> Result<(Arc<Engine>, JournalCut)> {
+    let device = Device::new(backend.clone());
+    let slots = superblocks::newest(&device).0.into_iter().enumerate();
+    let newest =
+        slots.filter_map(|(slot, read)| Some((slot, read.ok()?))).max_by_key(|(_, read)| read.checkpoint);
+    let Some((slot, superblock)) = newest else { return Err(none_usable(&device, &[])) };
+    let (loaded, cut) = load_from(&device, &options, superblock, slot, Replay::Readable)?;
+    Ok((Engine::new(new_incarnation(&*backend, device, loaded, options)?), cut))
 }
 
 fn in_memory(device: Arc<Device>, loaded: Loaded, options: VolumeOptions) -> Result<Parts> {

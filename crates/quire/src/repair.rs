@@ -12,6 +12,7 @@ use crate::engine::Engine;
 use crate::options::VolumeOptions;
 use crate::orphan::Slot;
 use crate::recovery;
+pub use crate::recovery::JournalCut;
 use quire_base::sync::Arc;
 use quire_base::{InodeNo, Result};
 use quire_device::Backend;
@@ -40,6 +41,16 @@ impl Session {
         let (engine, _) = recovery::open_unfinished(backend, options)?;
         engine.check_writable()?;
         Ok(Session { engine, pending: Vec::new() })
+    }
+
+    /// As [`Session::open`], of a volume that recovery may refuse: its newest checkpoint is whole, but it may
+    /// lack keys, and its journal may be damaged. The journal is replayed up to the damage; used blocks and
+    /// counters are then wrong, and for the caller to settle.
+    pub fn open_remains(backend: Arc<dyn Backend>) -> Result<(Session, JournalCut)> {
+        let options = VolumeOptions { threads: false, ..VolumeOptions::default() };
+        let (engine, cut) = recovery::open_remains(backend, options)?;
+        engine.check_writable()?;
+        Ok((Session { engine, pending: Vec::new() }, cut))
     }
 
     /// The tree as it is now.

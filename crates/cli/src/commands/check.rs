@@ -10,6 +10,8 @@ pub struct Checked {
     pub json: serde_json::Value,
     /// For people: one line each, with what became of it.
     pub issues: Vec<String>,
+    /// What a repair gave up, one line each.
+    pub losses: Vec<String>,
     /// Errors that were repaired.
     pub repaired: usize,
     /// Errors that were not.
@@ -20,10 +22,23 @@ pub struct Checked {
     pub exit_code: u8,
 }
 
+/// Whether to repair, and how.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Repair {
+    /// Repair at all.
+    pub repair: bool,
+    /// Give up what cannot be read.
+    pub lossy: bool,
+    /// In memory only.
+    pub dry_run: bool,
+}
+
 /// Checks `volume`. `progress` gets the phase, what is done, and of how much (an estimate).
-pub fn check(volume: &Path, repair: bool, progress: &dyn Fn(&str, u64, u64)) -> quire_base::Result<Checked> {
+pub fn check(volume: &Path, how: Repair, progress: &dyn Fn(&str, u64, u64)) -> quire_base::Result<Checked> {
     let forward = |now: Progress| progress(now.phase, now.done, now.total);
-    let report: Report = quire_fsck::check(volume, &Options { repair, progress: Some(&forward) })?;
+    let Repair { repair, lossy, dry_run } = how;
+    let options = Options { repair, lossy, dry_run, progress: Some(&forward) };
+    let report: Report = quire_fsck::check(volume, &options)?;
     let errors = report.issues.iter().filter(|issue| issue.severity > Severity::Info);
     let repaired = errors.clone().filter(|issue| issue.repaired).count();
     let mut issues: Vec<String> = report.issues.iter().map(ToString::to_string).collect();
@@ -34,6 +49,7 @@ pub fn check(volume: &Path, repair: bool, progress: &dyn Fn(&str, u64, u64)) -> 
     Ok(Checked {
         json: serde_json::to_value(&report).unwrap_or_default(),
         issues,
+        losses: report.losses.iter().map(ToString::to_string).collect(),
         repaired,
         left: errors.count() - repaired,
         summary: format!(

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::check::{self, Checked};
+use super::check::{self, Checked, Repair};
 use crate::arguments::Fsck;
 use crate::{image, output};
 
@@ -27,7 +27,8 @@ pub fn run(arguments: &Fsck) -> ExitCode {
         bar.set_length(total);
         bar.set_position(done);
     };
-    let checked = check::check(&volume, arguments.repair, &progress);
+    let how = Repair { repair: arguments.repair, lossy: arguments.lossy, dry_run: arguments.dry_run };
+    let checked = check::check(&volume, how, &progress);
     bar.finish_and_clear();
     let checked = match checked {
         Ok(checked) => checked,
@@ -42,12 +43,15 @@ pub fn run(arguments: &Fsck) -> ExitCode {
         for issue in &checked.issues {
             output::line(issue);
         }
-        output::line(format_args!("{}: {}", volume.display(), verdict(&checked, arguments.repair)));
+        for loss in &checked.losses {
+            output::line(format_args!("lost {loss}"));
+        }
+        output::line(format_args!("{}: {}", volume.display(), verdict(&checked, how)));
     }
     ExitCode::from(checked.exit_code)
 }
 
-fn bar(visible: bool) -> ProgressBar {
+pub(super) fn bar(visible: bool) -> ProgressBar {
     if !visible {
         return ProgressBar::hidden();
     }
@@ -56,12 +60,19 @@ fn bar(visible: bool) -> ProgressBar {
     ProgressBar::new(0).with_style(style)
 }
 
-fn verdict(checked: &Checked, repair: bool) -> String {
-    match (checked.repaired, checked.left) {
-        (0, 0) => format!("clean, {}", checked.summary),
-        (repaired, 0) => format!("{repaired} errors repaired, {}", checked.summary),
-        (0, left) if !repair => format!("{left} errors; `quire fsck --repair` mends what it can"),
-        (repaired, left) => format!("{repaired} errors repaired, {left} left"),
+fn verdict(checked: &Checked, how: Repair) -> String {
+    let lossy = "; `quire fsck --repair --lossy --dry-run` tells what giving up the rest would lose";
+    match (checked.repaired, checked.left, checked.losses.len()) {
+        (0, 0, _) => format!("clean, {}", checked.summary),
+        (_, left, lost) if how.dry_run && how.lossy => {
+            format!("{left} errors, and {lost} losses if they are repaired; nothing was changed")
+        }
+        (_, left, _) if how.dry_run => format!("{left} errors; nothing was changed"),
+        (repaired, 0, 0) => format!("{repaired} errors repaired, {}", checked.summary),
+        (repaired, 0, lost) => format!("{repaired} errors repaired, {lost} losses, {}", checked.summary),
+        (0, left, _) if !how.repair => format!("{left} errors; `quire fsck --repair` mends what it can"),
+        (repaired, left, _) if !how.lossy => format!("{repaired} errors repaired, {left} left{lossy}"),
+        (repaired, left, _) => format!("{repaired} errors repaired, {left} left"),
     }
 }
 
@@ -73,6 +84,7 @@ mod tests {
         Checked {
             json: serde_json::Value::Null,
             issues: Vec::new(),
+            losses: Vec::new(),
             repaired,
             left,
             summary: "1 files".into(),
@@ -82,9 +94,19 @@ mod tests {
 
     #[test]
     fn the_last_line_says_what_to_do() {
-        assert!(verdict(&checked(0, 0), false).starts_with("clean"));
-        assert!(verdict(&checked(0, 2), false).contains("--repair"));
-        assert_eq!(verdict(&checked(1, 2), true), "1 errors repaired, 2 left");
-        assert!(verdict(&checked(3, 0), true).starts_with("3 errors repaired"));
+        let no = Repair::default();
+        let plain = Repair { repair: true, ..no };
+        let lossy = Repair { lossy: true, ..plain };
+        assert!(verdict(&checked(0, 0), no).starts_with("clean"));
+        assert!(verdict(&checked(0, 2), no).contains("--repair"));
+        assert!(verdict(&checked(1, 2), plain).starts_with("1 errors repaired, 2 left; "));
+        assert!(verdict(&checked(1, 2), plain).contains("--lossy --dry-run"));
+        assert_eq!(verdict(&checked(1, 2), lossy), "1 errors repaired, 2 left");
+        assert!(verdict(&checked(3, 0), plain).starts_with("3 errors repaired"));
+        let lost = Checked { losses: vec!["/a: it is lost".into()], ..checked(3, 0) };
+        assert!(verdict(&lost, lossy).starts_with("3 errors repaired, 1 losses"));
+        let dry = Repair { dry_run: true, ..lossy };
+        let left = Checked { losses: vec!["/a: it is lost".into()], ..checked(0, 3) };
+        assert_eq!(verdict(&left, dry), "3 errors, and 1 losses if they are repaired; nothing was changed");
     }
 }

@@ -19,7 +19,7 @@ mod copies;
 mod extents;
 mod lost_found;
 mod mender;
-mod pool;
+pub(crate) mod pool;
 mod slot;
 
 use crate::Progress;
@@ -33,7 +33,7 @@ use crate::view::View;
 use mender::Mender;
 use quire::internals::repair::Session;
 use quire_base::sync::Arc;
-use quire_base::{Error, Result};
+use quire_base::{BlockNo, Error, Result};
 use quire_device::Backend;
 use quire_format::extent::Run;
 
@@ -62,11 +62,14 @@ pub(crate) fn run(
     }
     let mut before = first.findings;
     copies::mend(&**backend, &before.fixes.copies)?;
+    if let Some(chosen) = first.chosen {
+        copies::mend(&**backend, &first.checkpoints[chosen].copies)?;
+    }
     let mended = match first.chosen {
         Some(chosen) => mend(backend, &before.fixes, &first.checkpoints, chosen, &first.chunks, tell),
         // Recovery refuses the volume for the sake of its pool's map: with a new one it may not.
         None if before.fixes.pool && first.checkpoints.first().is_some_and(|newest| newest.whole) => {
-            rewrite_pool(backend, &first.checkpoints, 0, &before.fixes, tell)
+            rewrite_pool(backend, &first.checkpoints, 0, &before.fixes, &first.chunks, tell)
         }
         None => return Ok(before.into_report()),
     };
@@ -78,7 +81,7 @@ pub(crate) fn run(
         );
     }
     let after = examine::run(backend, tell)?;
-    Ok(compare(before, after.findings))
+    Ok(compare(before.issues, after.findings.into_report()))
 }
 
 /// Writes a new map of the pool, and goes on with what is found then.
@@ -87,9 +90,13 @@ fn rewrite_pool(
     checkpoints: &[Checkpoint],
     chosen: usize,
     fixes: &Fixes,
+    chunks: &[Run],
     tell: Option<&dyn Fn(Progress)>,
 ) -> Result<()> {
-    pool::rewrite(&**backend, checkpoints, chosen, &fixes.release)?;
+    // Chunks that the journal takes away are data space by its end.
+    let kept = |block: BlockNo| chunks.iter().any(|run| run.start <= block && block < run.end());
+    let avoid = |block: BlockNo| !chunks.is_empty() && !kept(block);
+    pool::rewrite(&**backend, checkpoints, chosen, &fixes.release, &avoid)?;
     let mut again = examine::run(backend, tell)?;
     let Some(chosen) = again.chosen else { return Ok(()) };
     // What a new map does not mend, another one will not either.
@@ -110,7 +117,7 @@ fn mend(
     tell: Option<&dyn Fn(Progress)>,
 ) -> Result<()> {
     if fixes.pool {
-        return rewrite_pool(backend, checkpoints, chosen, fixes, tell);
+        return rewrite_pool(backend, checkpoints, chosen, fixes, chunks, tell);
     }
     if let Some(slot) = fixes.abandon_slot {
         slot::abandon(&**backend, &checkpoints[chosen].superblock, slot)?;
@@ -124,7 +131,7 @@ fn mend(
     Ok(())
 }
 
-fn rounds(
+pub(crate) fn rounds(
     backend: &Arc<dyn Backend>,
     session: &mut Session,
     chunks: &[Run],
@@ -159,9 +166,9 @@ fn same(a: &Issue, b: &Issue) -> bool {
 }
 
 /// The first look's issues, those that the second did not find as repaired, and what only the second found.
-fn compare(first: Findings, second: Findings) -> Report {
+pub(crate) fn compare(first: Vec<Issue>, second: Report) -> Report {
     let mut left = second.issues;
-    let mut issues = first.issues;
+    let mut issues = first;
     for issue in &mut issues {
         let found = left.iter().position(|other| same(issue, other));
         issue.repaired = found.is_none() && issue.code != IssueKind::RepairFailed;
@@ -170,5 +177,5 @@ fn compare(first: Findings, second: Findings) -> Report {
         }
     }
     issues.extend(left);
-    Report { issues, summary: second.summary }
+    Report { issues, losses: Vec::new(), summary: second.summary }
 }

@@ -19,13 +19,19 @@ use quire_format::pool::{
     BITMAP_WORDS, BODY_BYTES, CHUNK_BYTES, ChunkEntry, ManifestPage, ManifestRef, NextPage, ORPHAN_BYTES,
     OrphanRef, PageIdentity, PageStamp,
 };
+use std::collections::BTreeSet;
 
-/// Writes the manifest of the chosen checkpoint anew, without the blocks in `release`.
-pub(super) fn rewrite(
+/// Whether a block that is free in the map is to be left alone.
+pub(crate) type Avoid<'f> = &'f dyn Fn(BlockNo) -> bool;
+
+/// Writes the manifest of the chosen checkpoint anew, without the blocks in `release`; into none of the
+/// blocks to `avoid`.
+pub(crate) fn rewrite(
     backend: &dyn Backend,
     checkpoints: &[Checkpoint],
     chosen: usize,
     release: &[Run],
+    avoid: Avoid<'_>,
 ) -> Result<()> {
     let checkpoint = &checkpoints[chosen];
     let superblock = &checkpoint.superblock;
@@ -39,7 +45,7 @@ pub(super) fn rewrite(
     let chunks = remaining(checkpoint, release);
     let pages = pages(chunks.len(), orphan_count);
     let copies = superblock.metadata_copies as usize;
-    let fresh = fresh_blocks(checkpoints, &chunks, copies * (missing.len() + pages))?;
+    let fresh = fresh_blocks(checkpoints, &chunks, copies * (missing.len() + pages), avoid)?;
     let places = places(&fresh, copies);
     let (orphan_places, page_places) = places.split_at(missing.len());
 
@@ -80,7 +86,7 @@ pub(super) fn rewrite(
 }
 
 /// Places of so many copies, the copies as far apart as the blocks permit.
-fn places(blocks: &[BlockNo], copies: usize) -> Vec<Place> {
+pub(crate) fn places(blocks: &[BlockNo], copies: usize) -> Vec<Place> {
     let mut sorted = blocks.to_vec();
     sorted.sort_unstable();
     let (first, second) = sorted.split_at(blocks.len() / copies);
@@ -109,14 +115,19 @@ fn remaining(checkpoint: &Checkpoint, release: &[Run]) -> Vec<Run> {
 
 /// Blocks of the pool that neither superblock leads to and neither map calls used, as far as there are
 /// enough.
-fn fresh_blocks(checkpoints: &[Checkpoint], chunks: &[Run], count: usize) -> Result<Vec<BlockNo>> {
+pub(crate) fn fresh_blocks(
+    checkpoints: &[Checkpoint],
+    chunks: &[Run],
+    count: usize,
+    avoid: Avoid<'_>,
+) -> Result<Vec<BlockNo>> {
     let marked = |checkpoint: &Checkpoint, block: BlockNo| {
         checkpoint.chunks.iter().any(|chunk| {
             let bit = block.0.wrapping_sub(chunk.start.0);
             bit < u64::from(chunk.blocks) && chunk.used[bit as usize / 64] >> (bit % 64) & 1 == 1
         })
     };
-    let mut fresh = Vec::with_capacity(count);
+    let mut fresh = BTreeSet::new();
     // First what is free by all accounts; if the maps leave too little, what no walk has found. From both
     // ends in turn, so that copies lie apart.
     for careful in [true, false] {
@@ -127,19 +138,19 @@ fn fresh_blocks(checkpoints: &[Checkpoint], chunks: &[Run], count: usize) -> Res
         for &low in low {
             for block in std::iter::once(low).chain(high.next().copied()) {
                 if fresh.len() == count {
-                    return Ok(fresh);
+                    return Ok(fresh.into_iter().collect());
                 }
                 let taken = checkpoints
                     .iter()
                     .any(|checkpoint| checkpoint.is_found(block) || (careful && marked(checkpoint, block)));
-                if !taken && !fresh.contains(&block) {
-                    fresh.push(block);
+                if !taken && !avoid(block) {
+                    fresh.insert(block);
                 }
             }
         }
     }
     if fresh.len() == count {
-        return Ok(fresh);
+        return Ok(fresh.into_iter().collect());
     }
     Err(Error::new(ErrorKind::NoSpace, "the metadata pool has no room for a new map"))
 }

@@ -272,7 +272,7 @@ fn random_run(volume: &Volume, seed: u64, steps: u32) {
 fn progress_is_told_and_ends_where_it_should() {
     let told = RefCell::new(Vec::new());
     let tell = |progress: quire_fsck::Progress| told.borrow_mut().push(progress);
-    check_backend(device(&closed()), &Options { repair: false, progress: Some(&tell) }).unwrap();
+    check_backend(device(&closed()), &Options { progress: Some(&tell), ..Options::default() }).unwrap();
     let told = told.into_inner();
     for phase in ["superblocks", "metadata", "inodes", "names", "space"] {
         let last = told.iter().rfind(|progress| progress.phase == phase);
@@ -290,7 +290,7 @@ fn an_image_file_is_checked_and_mended_but_not_while_it_is_open() {
     let volume = options().open(&path).unwrap();
     volume.inodes().create(&volume.inodes().root(), b"file", &Create::file(0o600)).unwrap();
     for repair in [false, true] {
-        let error = quire_fsck::check(&path, &Options { repair, progress: None }).unwrap_err();
+        let error = quire_fsck::check(&path, &Options { repair, ..Options::default() }).unwrap_err();
         assert_eq!(error.kind(), quire::ErrorKind::Busy, "{error}");
     }
     volume.close().unwrap();
@@ -303,7 +303,7 @@ fn an_image_file_is_checked_and_mended_but_not_while_it_is_open() {
     assert_eq!(quire_fsck::check(&path, &Options::default()).unwrap().exit_code(), 4);
     assert_eq!(std::fs::read(&path).unwrap(), bytes, "a check without repair writes nothing");
     for expected in [1, 0] {
-        let report = quire_fsck::check(&path, &Options { repair: true, progress: None }).unwrap();
+        let report = quire_fsck::check(&path, &Options { repair: true, ..Options::default() }).unwrap();
         assert_eq!(report.exit_code(), expected, "{:#?}", report.issues);
     }
 }

@@ -7,6 +7,8 @@ mod damage;
 mod documentation;
 mod generated;
 mod heal;
+mod long_ago;
+mod lossy;
 mod mixed;
 mod moved_journal;
 mod orphan_region;

@@ -114,7 +114,7 @@ fn any_bytes_anywhere_end_without_panic() {
         }
         let Ok(before) = check(&editor.image) else { continue };
         let backend = device(&editor.image);
-        let options = quire_fsck::Options { repair: true, progress: None };
+        let options = quire_fsck::Options { repair: true, ..quire_fsck::Options::default() };
         let Ok(report) = quire_fsck::check_backend(backend.clone(), &options) else { continue };
         if report.exit_code() == 1 {
             assert_clean(&backend.visible(), &format!("seed {seed}: {:#?}", report.issues));

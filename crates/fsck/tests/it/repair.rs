@@ -531,7 +531,7 @@ fn cut_off_everywhere(damaged: &Image, original: &Image, lost_max: usize, what: 
     let before = check(damaged).unwrap();
     let contents = walk(original);
     let backend = Arc::new(SimulatedBackend::from_image(damaged.clone()));
-    let report = check_backend(backend.clone(), &Options { repair: true, progress: None }).unwrap();
+    let report = check_backend(backend.clone(), &Options { repair: true, ..Options::default() }).unwrap();
     assert_eq!(report.exit_code(), 1, "{what}: {:#?}", report.issues);
     let mut random = Random::seeded(23);
     let mut images = 0;

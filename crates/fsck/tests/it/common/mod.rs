@@ -49,7 +49,7 @@ pub fn check(image: &Image) -> quire_base::Result<Report> {
 /// Checks with repair; gives the report and the image afterwards.
 pub fn repair(image: &Image) -> (Report, Image) {
     let backend = device(image);
-    let report = check_backend(backend.clone(), &Options { repair: true, progress: None }).unwrap();
+    let report = check_backend(backend.clone(), &Options { repair: true, ..Options::default() }).unwrap();
     (report, backend.visible())
 }
 

@@ -20,7 +20,7 @@ fn each() -> usize {
 }
 
 fn mend(backend: Arc<SimulatedBackend>) -> quire_base::Result<Report> {
-    check_backend(backend, &Options { repair: true, progress: None })
+    check_backend(backend, &Options { repair: true, ..Options::default() })
 }
 
 /// Cuts a repair off at each of its events; gives how many images that made. None if the damage is not mended

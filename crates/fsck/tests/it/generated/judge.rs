@@ -139,7 +139,7 @@ fn identity(issue: &Issue) -> (String, Option<u64>, Option<u64>) {
 /// Repairs, and compares with what was there before.
 fn repaired(original: &Seen, image: &Image, first: &Report, mounted: Option<Seen>, touched: &Touched) {
     let backend = Arc::new(SimulatedBackend::from_image(image.clone()));
-    let report = check_backend(backend.clone(), &Options { repair: true, progress: None }).unwrap();
+    let report = check_backend(backend.clone(), &Options { repair: true, ..Options::default() }).unwrap();
     let after = backend.visible();
     let second = check(&after).expect("a repaired volume can be checked");
     // That it could not write is no damage.
@@ -160,7 +160,7 @@ fn repaired(original: &Seen, image: &Image, first: &Report, mounted: Option<Seen
     }
     if found.is_empty() {
         let again = Arc::new(SimulatedBackend::from_image(after.clone()));
-        let report = check_backend(again.clone(), &Options { repair: true, progress: None }).unwrap();
+        let report = check_backend(again.clone(), &Options { repair: true, ..Options::default() }).unwrap();
         assert!(report.issues.is_empty() && again.event_count() == 0, "a second repair writes again");
     }
     let now = match see(&after) {

@@ -1,0 +1,57 @@
+//! `quire salvage`.
+
+use std::io::IsTerminal;
+
+use quire_fsck::Progress;
+
+use super::fsck::bar;
+use crate::arguments::Salvage;
+use crate::exit::{Failure, Outcome};
+use crate::{image, output};
+
+/// The volume is damaged: not everything could be copied.
+const DAMAGED: u8 = 35;
+
+/// Copies what can be read.
+pub fn run(arguments: &Salvage) -> Outcome {
+    let volume = image::find(&arguments.volume)?;
+    let bar = bar(!arguments.json && std::io::stderr().is_terminal());
+    let tell = |now: Progress| {
+        bar.set_message(now.phase);
+        bar.set_length(now.total);
+        bar.set_position(now.done);
+    };
+    let salvaged = quire_fsck::salvage(&volume, &arguments.dir, Some(&tell));
+    bar.finish_and_clear();
+    let salvaged = salvaged?;
+    if arguments.json {
+        output::line(format_args!("{:#}", serde_json::to_value(&salvaged).unwrap_or_default()));
+    } else {
+        for problem in &salvaged.problems {
+            output::line(format_args!("{}: {}", problem.path, problem.what));
+        }
+        if salvaged.problems_omitted > 0 {
+            output::line(format_args!("... and {} more", salvaged.problems_omitted));
+        }
+        for loss in &salvaged.losses {
+            output::line(format_args!("lost {loss}"));
+        }
+        output::line(format_args!(
+            "{}: {} files, {} folders and {} others copied to {}, {} bytes",
+            volume.display(),
+            salvaged.files,
+            salvaged.directories,
+            salvaged.others + salvaged.links,
+            arguments.dir.display(),
+            salvaged.bytes
+        ));
+    }
+    if salvaged.is_complete() {
+        return Ok(());
+    }
+    let count = salvaged.problems.len() as u64 + salvaged.problems_omitted + salvaged.losses.len() as u64;
+    Err(Failure::new(
+        DAMAGED,
+        format!("what can be read was copied; {count} things are lost, or were not copied as they are"),
+    ))
+}

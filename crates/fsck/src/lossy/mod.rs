@@ -1,0 +1,267 @@
+//! A repair that may lose data, and ends: whatever can still be read is made into a volume that is clean.
+//!
+//! Protocol, until the check finds nothing:
+//! 1. What needs no loss is mended as always ([`crate::repair`]).
+//! 2. If no checkpoint is whole, the nodes that can be read are gathered ([`scan`], [`remains`]) and
+//!    published as a checkpoint with holes ([`publish`]).
+//! 3. The volume is opened with its journal replayed as far as it can be read. What does not fit together any
+//!    more is listed ([`losses`]), and mended by the rounds of a plain repair: names without inodes go,
+//!    inodes without names get one in `lost+found`, used blocks and counters are what the extents say.
+//!
+//! All of this happens in memory first, over the device as it is. Only if that ends with a clean volume is it
+//! done on the device. There it changes nothing but by publishing whole checkpoints, so a repair that is
+//! killed is done again by the next one.
+//!
+//! Neighbours: [`crate::salvage`] reads files from the result of the rehearsal.
+
+mod losses;
+mod publish;
+mod remains;
+mod scan;
+
+pub use losses::Loss;
+
+use crate::checkpoint::Checkpoint;
+use crate::examine::{self, Examined};
+use crate::issue::{Issue, IssueKind, Severity};
+use crate::progress::Meter;
+use crate::repair;
+use crate::report::{Findings, Report};
+use crate::superblocks::areas_join;
+use crate::view::View;
+use crate::{Progress, analysis};
+use publish::Base;
+use quire::internals::inspect;
+use quire::internals::repair::Session;
+use quire_base::sync::Arc;
+use quire_base::{BLOCK_SIZE, BlockNo, Result, Seq};
+use quire_device::{AlignedBuf, Backend, Device, IoClass, OverlayBackend};
+use quire_format::extent::Run;
+use quire_format::journal::{BlockHeader, PAYLOAD_BYTES};
+use quire_format::node::Bounds;
+use quire_format::record::Change;
+use quire_format::superblock::Superblock;
+use remains::Start;
+
+/// Passes over a volume; one mends what one can, the next finds what that brought to light.
+const PASSES_MAX: usize = 6;
+
+type Tell<'f> = Option<&'f dyn Fn(Progress)>;
+
+/// Mends in memory; then, unless only that is wanted, on the device.
+pub(crate) fn run(backend: &Arc<dyn Backend>, dry_run: bool, tell: Tell<'_>) -> Result<Report> {
+    let (rehearsal, _) = rehearse(backend, tell)?;
+    if dry_run || rehearsal.is_clean() {
+        return Ok(undone(rehearsal));
+    }
+    if rehearsal.exit_code() > 1 {
+        let mut left: Vec<&Issue> = rehearsal.issues.iter().filter(|issue| !issue.repaired).collect();
+        left.sort_by_key(|issue| std::cmp::Reverse(issue.severity));
+        let left: Vec<String> = left.into_iter().take(3).map(ToString::to_string).collect();
+        let mut report = undone(rehearsal);
+        let message = format!(
+            "in memory this repair does not end with a clean volume, so nothing was changed; `quire salvage` copies what \
+             can be read. What is left then: {}",
+            left.join("; ")
+        );
+        report.issues.push(Issue {
+            severity: Severity::Error,
+            code: IssueKind::RepairFailed,
+            message,
+            inode: None,
+            block: None,
+            repaired: false,
+        });
+        return Ok(report);
+    }
+    mend(backend, tell)
+}
+
+/// Mends over the device as it is, in memory; gives the report and the volume.
+pub(crate) fn rehearse(backend: &Arc<dyn Backend>, tell: Tell<'_>) -> Result<(Report, Arc<dyn Backend>)> {
+    let above: Arc<dyn Backend> = Arc::new(OverlayBackend::new(backend.clone()));
+    Ok((mend(&above, tell)?, above))
+}
+
+/// A report of what a repair would do.
+pub(crate) fn undone(mut report: Report) -> Report {
+    report.issues.iter_mut().for_each(|issue| issue.repaired = false);
+    report
+}
+
+fn mend(backend: &Arc<dyn Backend>, tell: Tell<'_>) -> Result<Report> {
+    let first = examine::run(backend, tell)?;
+    if first.findings.issues.is_empty() {
+        return Ok(first.findings.into_report());
+    }
+    let mut losses = Vec::new();
+    let (before, mut left) = (first.findings.issues.clone(), None);
+    let mut examined = first;
+    let mut plain_failed = false;
+    for _ in 0..PASSES_MAX {
+        let lossless = examined.chosen.is_some() || examined.findings.fixes.restore_superblocks;
+        if lossless && examined.may_be_written() && !plain_failed {
+            let report = repair::run(backend, examined, tell)?;
+            if report.exit_code() <= 1 {
+                left = Some(report);
+                break;
+            }
+            plain_failed = true;
+        } else if !gather(backend, &examined, &mut losses, tell)? {
+            break;
+        } else {
+            plain_failed = false;
+        }
+        examined = examine::run(backend, tell)?;
+        if examined.findings.issues.is_empty() {
+            left = Some(examined.findings.into_report());
+            break;
+        }
+    }
+    let after = match left {
+        Some(mut report) => {
+            report.issues.retain(|issue| !issue.repaired);
+            report
+        }
+        None => examine::run(backend, tell)?.findings.into_report(),
+    };
+    let mut report = repair::compare(before, after);
+    report.losses = losses;
+    Ok(report)
+}
+
+/// Steps 2 and 3; false if nothing can be done.
+fn gather(
+    backend: &Arc<dyn Backend>,
+    examined: &Examined,
+    losses: &mut Vec<Loss>,
+    tell: Tell<'_>,
+) -> Result<bool> {
+    let device = Device::new(backend.clone());
+    let usable = |checkpoint: &&Checkpoint| {
+        areas_join(&checkpoint.superblock) && checkpoint.superblock.block_count <= backend.blocks()
+    };
+    let Some(base) = examined.checkpoints.iter().find(usable) else { return Ok(false) };
+    let (mut lost, mut doubtful) = (Vec::new(), Vec::new());
+    let newest = std::ptr::eq(base, &examined.checkpoints[0]);
+    if !(base.whole && newest && !base.misplaced) {
+        (lost, doubtful) = assemble(backend, &device, base, examined, tell)?;
+    }
+    let (mut session, cut) = Session::open_remains(backend.clone())?;
+    let chunks = session.tree().pool_chunks();
+    let superblock = session.superblock().clone();
+    let tree = session.tree().clone();
+    let orphans = session.orphans().into_iter().map(|(slot, inode)| (slot.0, inode.0)).collect();
+    let view = View {
+        superblock: &superblock,
+        tree: &tree,
+        orphans,
+        chunks: &chunks,
+        pool_holds: None,
+        counters: false,
+    };
+    let mut findings = Findings::default();
+    let analysis = analysis::run(&view, &mut findings, tell)?;
+    losses.extend(losses::list(&view, &findings, &analysis.contents, &lost, &doubtful, &cut)?);
+    repair::rounds(backend, &mut session, &chunks, tell)?;
+    session.close()?;
+    renew_journal(&**backend, &superblock)?;
+    Ok(true)
+}
+
+/// Writes zeros over blocks of the journal that cannot be read. The volume has been closed in order, so
+/// nothing in the journal counts any more; but recovery reads all of it.
+fn renew_journal(backend: &dyn Backend, superblock: &Superblock) -> Result<()> {
+    let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+    let mut bad = Vec::new();
+    for at in superblock.journal_start.0..superblock.journal_end().0 {
+        if backend.read(IoClass::Journal, BlockNo(at), &mut block).is_err() {
+            bad.push(BlockNo(at));
+        }
+    }
+    block.fill(0);
+    bad.iter().try_for_each(|at| backend.write(IoClass::Journal, *at, &block))?;
+    if bad.is_empty() { Ok(()) } else { backend.flush() }
+}
+
+/// Publishes what can be read as a checkpoint; gives the ranges of keys that are lost, and those that may be
+/// too old.
+fn assemble(
+    backend: &Arc<dyn Backend>,
+    device: &Device,
+    base: &Checkpoint,
+    examined: &Examined,
+    tell: Tell<'_>,
+) -> Result<(Vec<Bounds>, Vec<Bounds>)> {
+    let with_map =
+        |checkpoint: &&Checkpoint| !checkpoint.manifest_blocks.is_empty() && !checkpoint.chunks.is_empty();
+    let mapped = examined.checkpoints.iter().find(with_map);
+    let map = with_map(&base).then_some(base);
+    let chunks = mapped.map(|checkpoint| checkpoint.chunks.clone()).unwrap_or_default();
+    let mut superblock = base.superblock.clone();
+    let areas = match mapped {
+        Some(mapped) => mapped.chunk_runs(),
+        // Nothing says where the pool has grown to.
+        None => {
+            let blocks = superblock.data_end.0 - superblock.pool_start.0;
+            vec![Run::new(superblock.pool_start, blocks)]
+        }
+    };
+    let total = areas.iter().map(|run| run.blocks).sum();
+    let found = scan::scan(device, superblock.volume_id(), &areas, &mut Meter::start(tell, "search", total));
+    // No crash leaves nodes of a checkpoint beyond the next one.
+    let long_ago = found.iter().any(|node| {
+        node.at.generation > superblock.checkpoint + 1 && node.incarnation >= superblock.incarnation
+    });
+    if long_ago {
+        superblock.checkpoint = found.iter().map(|node| node.at.generation).max().unwrap_or(0);
+        let life = found.iter().map(|node| node.incarnation).max().unwrap_or(0);
+        let (journal_life, position) = journal_end(device, &superblock);
+        superblock.incarnation = superblock.incarnation.max(life).max(journal_life) + 1;
+        superblock.sequence = superblock.sequence.max(position);
+    }
+    let start = Start {
+        device,
+        superblock: &superblock,
+        map: map.filter(|_| !long_ago),
+        found,
+        without_root: long_ago,
+    };
+    let remains = remains::gather(start, &mut Meter::start(tell, "tree", base.nodes));
+    let (lost, doubtful) = (remains.lost.clone(), remains.doubtful.clone());
+    let mut shrunk = Vec::new();
+    let _ = inspect::journal(backend.clone(), &base.superblock, &mut |_, changes| {
+        shrunk.extend(changes.into_iter().filter_map(|change| match change {
+            Change::PoolShrink { start, blocks } => Some(Run::new(start, blocks.into())),
+            _ => None,
+        }));
+    });
+    let base = Base {
+        slot: base.slot,
+        superblock,
+        chunks,
+        orphans: if map.is_some() && !long_ago { base.orphans.clone() } else { Vec::new() },
+        others: &examined.checkpoints,
+        shrunk,
+    };
+    publish::publish(&**backend, base, remains)?;
+    Ok((lost, doubtful))
+}
+
+/// The newest life that the journal has blocks of, and the position behind all of its blocks.
+fn journal_end(device: &Device, superblock: &Superblock) -> (u64, Seq) {
+    let (mut life, mut end) = (0, 0);
+    let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+    for at in superblock.journal_start.0..superblock.journal_end().0 {
+        if device.read(IoClass::Journal, BlockNo(at), &mut block).is_err() {
+            continue;
+        }
+        if let Ok(header) = BlockHeader::decode(&block)
+            && header.volume == superblock.volume_id()
+        {
+            life = life.max(header.incarnation);
+            end = end.max(header.position + PAYLOAD_BYTES as u64);
+        }
+    }
+    (life, Seq(end))
+}

@@ -1,0 +1,100 @@
+//! Copying every file that can be read out of a volume, whether it can be opened or not.
+//!
+//! The volume is repaired in memory, over the device as it is ([`crate::lossy`]); the files are read from the
+//! result. Nothing is ever written to the device. Copied are names, contents with their holes, hard links,
+//! symbolic links, pipes, sockets and devices, and of all of them mode, owner, times and extended attributes.
+//! A block that cannot be read stays a hole of the copy, and is told.
+//!
+//! Neighbours: [`copy`] makes one file of the target from one inode.
+
+#[cfg(not(any(loom, shuttle)))]
+mod copy;
+
+use crate::Progress;
+use crate::lossy::{self, Loss};
+use quire::VolumeOptions;
+use quire_base::sync::Arc;
+use quire_base::{Context, Error, ErrorKind, Result};
+use quire_device::Backend;
+use serde::Serialize;
+use std::path::Path;
+
+/// Problems that a report keeps.
+const PROBLEMS_MAX: usize = 20_000;
+
+/// Something that was not copied as it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Problem {
+    /// Where it is in the volume.
+    pub path: String,
+    /// What is missing, and why.
+    pub what: String,
+}
+
+/// What a salvage has copied, and what not.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Salvaged {
+    /// Regular files.
+    pub files: u64,
+    /// Directories.
+    pub directories: u64,
+    /// Symbolic links, pipes, sockets and devices.
+    pub others: u64,
+    /// Further names of files that were copied under another name.
+    pub links: u64,
+    /// Bytes of contents, holes not counted.
+    pub bytes: u64,
+    /// What could not be copied as it is.
+    pub problems: Vec<Problem>,
+    /// Problems that the report leaves out, since there are too many.
+    pub problems_omitted: u64,
+    /// What is lost in the volume or may be wrong.
+    pub losses: Vec<Loss>,
+}
+
+impl Salvaged {
+    /// Whether everything that the volume has was copied as it is.
+    pub fn is_complete(&self) -> bool {
+        self.problems.is_empty() && self.losses.is_empty()
+    }
+
+    fn problem(&mut self, path: &str, what: String) {
+        if self.problems.len() < PROBLEMS_MAX {
+            self.problems.push(Problem { path: path.to_string(), what });
+        } else {
+            self.problems_omitted += 1;
+        }
+    }
+}
+
+/// Copies every readable file of the volume in an image file or on a block device into a directory, which is
+/// made, or is empty.
+///
+/// Errors: those of [`crate::check`]; `Exists` if the directory has something in it; `Corrupt` if nothing
+/// tells where anything is (no superblock checks).
+#[cfg(not(any(loom, shuttle)))]
+pub fn salvage(path: &Path, into: &Path, progress: Option<&dyn Fn(Progress)>) -> Result<Salvaged> {
+    salvage_backend(quire_device::open_image(path, quire_device::OpenMode::ReadOnly)?, into, progress)
+}
+
+/// As [`salvage`], from a backend.
+#[cfg(not(any(loom, shuttle)))]
+pub fn salvage_backend(
+    backend: Arc<dyn Backend>,
+    into: &Path,
+    progress: Option<&dyn Fn(Progress)>,
+) -> Result<Salvaged> {
+    let target = copy::Target::open(into)?;
+    let (report, repaired) = lossy::rehearse(&backend, progress).context(backend.name())?;
+    let options = VolumeOptions::new().read_only(true).threads(false);
+    let volume = options.open_backend(repaired).map_err(|error| {
+        let first = report.issues.iter().find(|issue| !issue.repaired).map(|issue| issue.message.clone());
+        Error::new(
+            ErrorKind::Corrupt,
+            format!("{}: nothing can be salvaged: {}", backend.name(), first.unwrap_or(error.to_string())),
+        )
+    })?;
+    let mut salvaged = Salvaged { losses: report.losses, ..Salvaged::default() };
+    target.copy_all(&volume, &mut salvaged, progress);
+    Ok(salvaged)
+}
