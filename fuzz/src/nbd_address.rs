@@ -17,5 +17,9 @@ pub fn run(input: &[u8]) {
     assert!(!address.uri().contains('\0'), "libnbd takes strings of C");
     let taken_out = NbdAddress::of(Path::new(address.uri())).expect("what libnbd gets is an address");
     let taken_out = taken_out.expect("a good one");
-    assert_eq!((taken_out.uri(), taken_out.reconnect), (address.uri(), None), "nothing of ours is left in it");
+    assert_eq!(
+        (taken_out.uri(), taken_out.reconnect),
+        (address.uri(), None),
+        "nothing of ours is left in it"
+    );
 }

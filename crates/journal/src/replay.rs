@@ -132,7 +132,8 @@ pub fn replay_readable(
     let mut failed = None;
     let mut remember =
         |seq: Seq, payload: &[u8]| apply(seq, payload).inspect_err(|error| failed = Some(error.clone()));
-    let mut walk = Walk { apply: &mut remember, later: Some(Later { hand_over: later, records: None }), damage: None };
+    let mut walk =
+        Walk { apply: &mut remember, later: Some(Later { hand_over: later, records: None }), damage: None };
     let end = walk.ring(&ring, config)?;
     let damage = walk.damage;
     failed.map_or(Ok(Readable { end, damage }), Err)
