@@ -164,6 +164,15 @@ pub enum Mistake {
     /// that. Shows when a truncate cuts inside the block, the block is written back, an append is forced, and
     /// the crash keeps the append's record and neither of the two writes: what was cut off is back.
     TailKnownBeforeFlush,
+    /// A repair that may lose data publishes its checkpoint without a flush before the superblock. Shows when
+    /// the power goes then: the superblock names nodes that are not there.
+    RepairPublishedUnflushed,
+    /// Such a repair takes an older version of a leaf for the one that is lost. Shows as files with their old
+    /// contents, and as names that were removed.
+    StaleLeafTaken,
+    /// Such a repair leaves the map of used blocks as it finds it. Shows as blocks that nothing uses and that
+    /// are not free.
+    OldSpaceKept,
 
     // Those of progress, which show in an operation that does not end, and of the end of a volume. See
     // [`Mistake::APART`].
@@ -278,7 +287,12 @@ impl Mistake {
 
     /// Mistakes of durability that ordinary runs seldom show: each has a test that goes through all crashes
     /// of its case.
-    pub const CASES: [Mistake; 1] = [Mistake::TailKnownBeforeFlush];
+    pub const CASES: [Mistake; 4] = [
+        Mistake::TailKnownBeforeFlush,
+        Mistake::RepairPublishedUnflushed,
+        Mistake::StaleLeafTaken,
+        Mistake::OldSpaceKept,
+    ];
 
     /// The mistakes of progress, and of the end of a volume, each of which has a scenario of its own.
     pub const APART: [Mistake; 3] =
@@ -322,6 +336,9 @@ impl Mistake {
             Mistake::ZeroedBlocksHandedOutTwice => "zeroed-blocks-handed-out-twice",
             Mistake::SizeOverUnflushedTail => "size-over-unflushed-tail",
             Mistake::TailKnownBeforeFlush => "tail-known-before-flush",
+            Mistake::RepairPublishedUnflushed => "repair-published-unflushed",
+            Mistake::StaleLeafTaken => "stale-leaf-taken",
+            Mistake::OldSpaceKept => "old-space-kept",
             Mistake::TailBelievedZero => "tail-believed-zero",
             Mistake::HomeBeforeRecord => "home-before-record",
             Mistake::HomesSkippedByCheckpoint => "homes-skipped-by-checkpoint",

@@ -3,4 +3,5 @@
 
 mod caught;
 mod liveness;
+mod repair;
 mod tail;
