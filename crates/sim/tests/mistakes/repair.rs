@@ -1,5 +1,5 @@
-//! The repair that may lose data, with a leaf lost in both copies of which an older version can still be read:
-//! every crash of it, and the mistakes that it could make.
+//! The repair that may lose data, with a leaf lost in both copies of which an older version can still be
+//! read: every crash of it, and the mistakes that it could make.
 
 use quire::FormatOptions;
 use quire_base::simulation::mistakes::{self, Mistake};
