@@ -77,9 +77,10 @@ impl From<Error> for Failure {
         let (code, advice) = match error.kind() {
             ErrorKind::NotAVolume => (33, "make one with `quire mkfs`"),
             ErrorKind::UnknownFormat => (34, "use a newer version of quire"),
-            ErrorKind::Corrupt => {
-                (35, "`quire fsck` says what is damaged, `quire fsck --repair` mends what it can")
-            }
+            ErrorKind::Corrupt => (
+                35,
+                "`quire fsck` says what is damaged, `quire fsck --repair` mends what it can, `quire salvage` copies files out",
+            ),
             ErrorKind::Busy => (36, ""),
             ErrorKind::NotFound | ErrorKind::NotDirectory | ErrorKind::IsDirectory | ErrorKind::Exists => {
                 (37, "")

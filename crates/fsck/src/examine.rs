@@ -220,14 +220,15 @@ fn refused(backend: &Arc<dyn Backend>, error: &Error, superblock: &Superblock, f
             IssueKind::JournalDamaged,
             Place::block(superblock.journal_start.0),
             format!(
-                "{journal}: the volume cannot be recovered without losing what was synced; restore a copy"
+                "{journal}: the volume cannot be recovered without losing what was synced; restore a copy, \
+                 or give that up with `quire fsck --repair --lossy`"
             ),
         ),
         _ => {
             let remedy = if findings.fixes.pool {
                 "repair writes a new map of the pool"
             } else {
-                "repair cannot help here, restore a copy"
+                "restore a copy, or give up what is lost with `quire fsck --repair --lossy`"
             };
             findings.add(IssueKind::VolumeRefused, Place::NONE, format!("{error}; {remedy}"));
         }

@@ -184,6 +184,15 @@ pub enum Mistake {
     /// A resize publishes the new journal and then writes it with zeros. Shows when its blocks held journal
     /// blocks of the same volume: they are taken for records of the new life.
     NewRingWrittenLate,
+    /// A repair that may lose data publishes its checkpoint without a flush before the superblock. Shows when
+    /// the power goes then: the superblock names nodes that are not there.
+    RepairPublishedUnflushed,
+    /// Such a repair takes an older version of a leaf for the one that is lost. Shows as files with their old
+    /// contents, and as names that were removed.
+    StaleLeafTaken,
+    /// Such a repair leaves the map of used blocks as it finds it. Shows as blocks that nothing uses and that
+    /// are not free.
+    OldSpaceKept,
 
     // Those of progress, which show in an operation that does not end, of the end of a volume, and of broken
     // connections. See [`Mistake::APART`].
@@ -305,8 +314,14 @@ impl Mistake {
 
     /// Mistakes of durability that ordinary runs seldom show: each has a test that goes through all crashes
     /// of its case.
-    pub const CASES: [Mistake; 3] =
-        [Mistake::TailKnownBeforeFlush, Mistake::OldRingReleasedEarly, Mistake::NewRingWrittenLate];
+    pub const CASES: [Mistake; 6] = [
+        Mistake::TailKnownBeforeFlush,
+        Mistake::OldRingReleasedEarly,
+        Mistake::NewRingWrittenLate,
+        Mistake::RepairPublishedUnflushed,
+        Mistake::StaleLeafTaken,
+        Mistake::OldSpaceKept,
+    ];
 
     /// The mistakes of progress, of the end of a volume, and of broken connections, each of which has a
     /// scenario of its own.
@@ -357,6 +372,9 @@ impl Mistake {
             Mistake::TailKnownBeforeFlush => "tail-known-before-flush",
             Mistake::OldRingReleasedEarly => "old-ring-released-early",
             Mistake::NewRingWrittenLate => "new-ring-written-late",
+            Mistake::RepairPublishedUnflushed => "repair-published-unflushed",
+            Mistake::StaleLeafTaken => "stale-leaf-taken",
+            Mistake::OldSpaceKept => "old-space-kept",
             Mistake::TailBelievedZero => "tail-believed-zero",
             Mistake::HomeBeforeRecord => "home-before-record",
             Mistake::HomesSkippedByCheckpoint => "homes-skipped-by-checkpoint",

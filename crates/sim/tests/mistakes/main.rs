@@ -4,5 +4,6 @@
 mod caught;
 mod connection;
 mod liveness;
+mod repair;
 mod resize;
 mod tail;
