@@ -49,8 +49,8 @@ fn ground(mistake: Mistake) -> Settings {
         Mistake::TailBelievedZero => of(Style::Logs, 1, 80, 5000),
         Mistake::OverlappingDeviceWrites => of(Style::Shared, 3, 80, 1000),
         Mistake::SeqStoredAfterWriteback => of(Style::Shared, 2, 80, 1000),
-        Mistake::HomeBeforeRecord
-        | Mistake::HomesSkippedByCheckpoint
+        Mistake::HomeBeforeRecord => of(Style::Atomic, 1, 80, 3033),
+        Mistake::HomesSkippedByCheckpoint
         | Mistake::FreedContentReplayed
         | Mistake::MovedContentForgotten
         | Mistake::GroupInTwoRecords
@@ -60,7 +60,7 @@ fn ground(mistake: Mistake) -> Settings {
         | Mistake::ExchangeInTwoRecords
         | Mistake::CacheKeptAfterExchange
         | Mistake::ExchangeOverUnwrittenGrowth => of(Style::Atomic, 1, 80, 1000),
-        Mistake::BatchNotAwaited => of(Style::Atomic, 4, 250, 1000),
+        Mistake::BatchNotAwaited => of(Style::Atomic, 4, 250, 3000),
         _ => of(Style::Forces, 4, 80, 1000),
     }
 }
