@@ -551,7 +551,7 @@ const EXPORTED_ONE_IN: u64 = 6;
 /// The server before the device, if this run has one. None where writes of data fail by order: one of those
 /// that are written again would be the end of the volume.
 fn exporter(device: &Arc<SimulatedBackend>, profile: &Profile, schedule: u64) -> Option<Exporter> {
-    let mut random = Random::seeded(schedule ^ 0xe4b0_27e2);
+    let mut random = Random::seeded(schedule ^ 0x0e0b_0c01);
     if profile.faults || !random.one_in(EXPORTED_ONE_IN) {
         return None;
     }
