@@ -77,11 +77,12 @@ impl Engine {
                 FallocateMode::ZeroRange { keep_size } => {
                     self.fill_holes(inode, offset, end)?;
                     let whole = self.zero_cut_units(inode, offset, end)?;
+                    let size = if keep_size { 0 } else { end };
                     if !whole.is_empty() {
-                        self.zero_range(inode, whole.start, whole.end, !keep_size)?;
+                        self.zero_range(inode, whole.start, whole.end, size)?;
                     }
-                    if !keep_size && end > inode.size() {
-                        self.set_size(inode, end)?;
+                    if size > inode.size() {
+                        self.set_size(inode, size)?;
                     }
                 }
                 _ => self.fill_holes(inode, offset, end)?,
@@ -157,10 +158,11 @@ impl Engine {
         }
     }
 
-    /// Makes a range read as zeros: whole blocks become unwritten, they have homes already. With `grows` the
-    /// file ends at `end` at least.
-    fn zero_range(self: &Arc<Engine>, inode: &InodeRef, offset: u64, end: u64, grows: bool) -> Result<()> {
-        let grown = (grows && end > inode.size()).then_some(end);
+    /// Makes a range read as zeros: whole blocks become unwritten, they have homes already. The file ends at
+    /// `size` at least, with the same record: what lies between `end` and there is a part of a unit behind
+    /// the end of the file, which reads as zeros.
+    fn zero_range(self: &Arc<Engine>, inode: &InodeRef, offset: u64, end: u64, size: u64) -> Result<()> {
+        let grown = (size > inode.size()).then_some(size);
         if let Some(size) = grown {
             self.settle_growth(inode, size)?;
         }

@@ -49,6 +49,12 @@ impl Collected {
         self.size.unwrap_or(written)
     }
 
+    /// Whether the size on disk has to rise for a crash to leave all of the group. It never falls while the
+    /// gate's permit is held.
+    pub(super) fn grows_on_disk(&self) -> bool {
+        self.end() > self.inode.meta().record.size
+    }
+
     /// The size as the group's owner sees it.
     pub(super) fn seen_size(&self) -> u64 {
         self.size.unwrap_or(self.inode.size().max(self.end()))

@@ -2,7 +2,8 @@
 //!
 //! Order of a commit
 //! 1. the gates of the files, buffered, by inode; then the size locks of those that grow;
-//! 2. what a file that grows has unwritten is written back: the size on disk rises over nothing else;
+//! 2. what a file that grows on disk has unwritten is written back: the size on disk rises over nothing else.
+//!    It has to rise over the group also where plain writes have made the file longer already;
 //! 3. `quire_cache::write_group` loads and locks; with the locks held the transaction is only tried for, as
 //!    the lock order has it. Without room the commit releases everything, waits for room, and starts 3 over;
 //! 4. [`Engine::commit_data`]; then the contents and the sizes become visible, and the locks go;
@@ -52,8 +53,7 @@ impl Engine {
             return self.commit_alone(files, files, None);
         }
         let _permits: Vec<_> = files.iter().map(|file| file.inode.gate.enter(GateState::Buffered)).collect();
-        // The size cannot shrink while the permit is held.
-        let growing: Vec<bool> = files.iter().map(|file| file.end() > file.inode.size()).collect();
+        let growing: Vec<bool> = files.iter().map(|file| file.grows_on_disk()).collect();
         let _sizes: Vec<_> = files
             .iter()
             .zip(&growing)
@@ -90,12 +90,9 @@ impl Engine {
         }
         for file in files {
             let inode = &file.inode;
+            self.settle_group_growth(file)?;
             if file.end() > inode.size() {
-                self.settle_group_growth(file)?;
                 self.settle_growth(inode, file.end())?;
-            } else if file.size.is_some() || buffer.is_some() {
-                let on_disk = inode.meta().record.size / BLOCK_SIZE as u64;
-                inode.mapping().write_back(on_disk, blocks_for(file.end()))?;
             }
         }
         if let Some(buffer) = buffer {
@@ -112,7 +109,6 @@ impl Engine {
     }
 
     fn write_and_journal(self: &Arc<Engine>, files: &[&Collected], alone: bool) -> Result<Seq> {
-        let growing: Vec<bool> = files.iter().map(|file| file.end() > file.inode.size()).collect();
         // A block that is cut in the middle is zeroed behind the new end.
         let tails: Vec<Option<(u64, Vec<u8>)>> = files.iter().map(|file| file.tail()).collect();
         let parts: Vec<GroupPart<'_>> =
@@ -135,7 +131,7 @@ impl Engine {
             let written = write_group(
                 &parts,
                 &mut |composed| {
-                    committed = Some(self.journal_group(files, &growing, composed)?);
+                    committed = Some(self.journal_group(files, composed)?);
                     Ok(())
                 },
                 &mut || {
@@ -166,26 +162,21 @@ impl Engine {
     }
 
     /// Everything is locked: waits for nothing.
-    fn journal_group(
-        &self,
-        files: &[&Collected],
-        growing: &[bool],
-        composed: &[Composed<'_>],
-    ) -> Result<(Seq, Logged)> {
+    fn journal_group(&self, files: &[&Collected], composed: &[Composed<'_>]) -> Result<(Seq, Logged)> {
         let full = || Error::new(ErrorKind::WouldBlock, "the journal has no room");
         if self.wants_homes() {
             return Err(full());
         }
         let mut data = Vec::with_capacity(files.len());
-        for ((file, grows), composed) in files.iter().zip(growing).zip(composed) {
+        for (file, composed) in files.iter().zip(composed) {
             let mut one = FileData::new(self, &file.inode);
             for (first, count) in composed.runs() {
                 one.add(first, count, |block, out| composed.copy(block, out))?;
             }
             match file.size {
                 Some(size) => one.resize(size)?,
-                // Otherwise what lies below the end may not be on disk yet.
-                None => one.grows_to = if *grows { file.end() } else { 0 },
+                // What lies before it has been written back.
+                None => one.grows_to = file.end(),
             }
             data.push(one);
         }
