@@ -102,8 +102,8 @@ pub(crate) fn journal_run(mapping: &Arc<Mapping>, backing: &dyn Backing, mut spa
 enum Taken {
     /// Its dirty blocks are claimed.
     All,
-    /// Somebody holds one of its segments: first block and end.
-    Busy(u64, u64),
+    /// Somebody holds one of its segments: nothing of it is claimed.
+    Busy,
     /// Folios came into it meanwhile.
     Changed,
 }
@@ -117,6 +117,7 @@ struct Units<'a> {
     /// Claimed, and not yet in a record.
     spans: Vec<Span>,
     blocks: u64,
+    /// Units that were passed over.
     busy: Vec<(u64, u64)>,
     started: u64,
 }
@@ -183,11 +184,11 @@ impl Units<'_> {
             }
             match self.take(unit, false) {
                 Taken::All => {}
-                Taken::Busy(first, end) => match self.effort {
+                Taken::Busy => match self.effort {
                     Effort::Background => self.mapping.core.metrics.writeback_busy.add(1),
                     Effort::Forced { passing: true, .. } => {
                         self.mapping.core.metrics.writeback_busy.add(1);
-                        self.busy.push((first, end));
+                        self.busy.push((unit, unit + self.unit));
                     }
                     Effort::Forced { passing: false, .. } => {
                         // Hold nothing that does not end by itself.
@@ -245,7 +246,7 @@ impl Units<'_> {
         let mut pins: Vec<FolioPin> = Vec::new();
         self.mapping.pin_listed(unit, end, usize::MAX, &mut pins);
         let mut shared: Vec<(usize, u32)> = Vec::new();
-        let mut busy = None;
+        let mut is_busy = false;
         'all: for (nth, pin) in pins.iter().enumerate() {
             let (mut from, to) = pin.clip(unit, end);
             while from < to {
@@ -255,7 +256,7 @@ impl Units<'_> {
                 if queues {
                     segment.share(parking);
                 } else if !segment.try_share() {
-                    busy = Some((pin.start() + u64::from(from), pin.start() + u64::from(stop)));
+                    is_busy = true;
                     break 'all;
                 }
                 shared.push((nth, number));
@@ -266,8 +267,8 @@ impl Units<'_> {
         self.mapping.pin_listed(unit, end, usize::MAX, &mut again);
         // A folio that left the list is clean.
         let is_new = |pin: &FolioPin| pins.iter().all(|old| old.folio() != pin.folio());
-        let changed = busy.is_none() && again.iter().any(is_new);
-        if busy.is_none() && !changed {
+        let changed = !is_busy && again.iter().any(is_new);
+        if !is_busy && !changed {
             for pin in &pins {
                 self.claim(pin, unit, end);
             }
@@ -275,10 +276,10 @@ impl Units<'_> {
         for (nth, number) in shared {
             pins[nth].segment(number).unshare(parking);
         }
-        match busy {
-            Some((first, end)) => Taken::Busy(first, end),
-            None if changed => Taken::Changed,
-            None => Taken::All,
+        match (is_busy, changed) {
+            (true, _) => Taken::Busy,
+            (_, true) => Taken::Changed,
+            _ => Taken::All,
         }
     }
 
