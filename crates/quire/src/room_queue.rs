@@ -64,6 +64,8 @@ pub struct Place<'a> {
     queue: &'a RoomQueue,
     class: Class,
     wake: Arc<Condvar>,
+    /// It has tried since it last told the first in the queue.
+    has_tried: bool,
 }
 
 /// The number of events at a moment: see [`Place::await_turn`].
@@ -100,7 +102,7 @@ impl RoomQueue {
         drop(lines);
         // Pairs with the fence in `notify`: who gives something back after our next try sees the count.
         fence(Ordering::SeqCst);
-        Place { queue: self, class, wake }
+        Place { queue: self, class, wake, has_tried: false }
     }
 
     /// There may be room: the caller has given something back.
@@ -135,9 +137,11 @@ impl Place<'_> {
         loop {
             let is_first = lines.first().is_some_and(|first| Arc::ptr_eq(first, &self.wake));
             if is_first && tried != Some(Moment(lines.events)) {
+                self.has_tried = true;
                 return Moment(lines.events);
             }
-            if !is_first && tried.take().is_some() {
+            if !is_first && std::mem::take(&mut self.has_tried) {
+                tried = None;
                 self.queue.wake_first(&mut lines);
             }
             self.wake.wait(&mut lines);

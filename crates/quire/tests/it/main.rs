@@ -34,6 +34,7 @@ mod hints;
 mod inode_memory;
 #[cfg(not(any(loom, shuttle)))]
 mod io_limits;
+#[cfg(not(any(loom, shuttle)))]
 mod large_groups;
 #[cfg(loom)]
 mod loom_changes;
