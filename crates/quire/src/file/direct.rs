@@ -151,16 +151,15 @@ impl Engine {
         }
         let end = range_end(at, data.len() as u64)?;
         let (first, last) = (at / BLOCK_SIZE as u64, end / BLOCK_SIZE as u64);
-        if inode.unit_blocks().is_some() || self.has_recorded(inode, first, last - first)? {
+        if inode.unit_blocks().is_some() {
             return Ok(None);
         }
         if extends {
             self.expose(inode, at)?;
         }
         let _range = inode.ranges.lock(at, end, true);
-        if let Some(mapping) = inode.mapping.get() {
-            mapping.write_back(first, last)?;
-            mapping.drop_written(first, last);
+        if !self.clear_for_direct_write(inode, first, last)? {
+            return Ok(None);
         }
         let mut done = 0;
         let step = bounce.as_ref().map_or(STEP_BYTES, |bounce| bounce.buffer.len());
@@ -187,6 +186,22 @@ impl Engine {
         inode.raise_size(at + done as u64);
         inode.touch_written();
         Ok(Some((at, done)))
+    }
+
+    /// Puts what the cache has of blocks on disk, and out of the cache. False: the blocks are written through
+    /// the journal only. That is asked behind the writeback, which may have journaled them itself, beside a
+    /// block that has a record: a replay would put that content back over what is written in place.
+    pub(super) fn clear_for_direct_write(&self, inode: &Inode, first: u64, last: u64) -> Result<bool> {
+        if let Some(mapping) = inode.mapping.get() {
+            mapping.write_back(first, last)?;
+        }
+        if self.has_recorded(inode, first, last - first)? {
+            return Ok(false);
+        }
+        if let Some(mapping) = inode.mapping.get() {
+            mapping.drop_written(first, last);
+        }
+        Ok(true)
     }
 
     /// Writes one piece to its homes and journals them; gives the bytes written, and the error that stopped

@@ -218,12 +218,8 @@ impl Engine {
             return Ok(None);
         }
         let (first, last) = (offset / BLOCK_SIZE as u64, end / BLOCK_SIZE as u64);
-        if inode.unit_blocks().is_some() || self.has_recorded(inode, first, last - first)? {
+        if inode.unit_blocks().is_some() || !self.clear_for_direct_write(inode, first, last)? {
             return Ok(None);
-        }
-        if let Some(mapping) = inode.mapping.get() {
-            mapping.write_back(first, last)?;
-            mapping.drop_written(first, last);
         }
         inode.tail.forget();
         // The size on disk follows data in the order of the file: growth that is not there yet takes the long
