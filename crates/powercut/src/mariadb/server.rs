@@ -56,7 +56,7 @@ impl Installation {
         command
     }
 
-    /// Who a server that root starts becomes.
+    /// The user that a server becomes when root starts it.
     fn user(&self) -> Option<&'static str> {
         self.identity.map(|_| "--user=mysql")
     }

@@ -95,7 +95,7 @@ impl Handle {
         unsafe { (self.library.aio_is_dead)(self.raw) == 1 || (self.library.aio_is_closed)(self.raw) == 1 }
     }
 
-    /// What is exported. Fails if it cannot serve as a device.
+    /// The properties of the export. Fails if it cannot serve as a device.
     pub(super) fn export(&self, name: &str) -> Result<Export> {
         let (library, raw) = (self.library, self.raw);
         let asking = || format!("asking {name} for its properties");
