@@ -77,7 +77,7 @@ pub enum Command {
     /// Tell the device of a mounted volume which space is free, as fstrim does
     ///
     /// A solid-state drive works better for it, a thin volume or image file gives the space back. The volume
-    /// stays in use meanwhile. What is interrupted is not done.
+    /// stays in use meanwhile. An interrupted trim leaves the rest.
     Trim(Trim),
     /// Show the properties of files and directories on a mount, or require some
     Get(Get),
