@@ -31,15 +31,32 @@ pub enum Home {
     Unwritten(BlockNo),
     /// Allocated from this block on, holds data.
     Written(BlockNo),
+    /// As written; but the blocks belong to a snapshot, too: what is written goes elsewhere, so a dirty block
+    /// reserves as if it had no home.
+    Shared(BlockNo),
 }
 
 impl Home {
+    /// Where data is to be read, if the blocks hold some.
+    pub fn data(self) -> Option<BlockNo> {
+        match self {
+            Home::Written(at) | Home::Shared(at) => Some(at),
+            Home::Hole | Home::Unwritten(_) => None,
+        }
+    }
+
+    /// Whether what is written there needs blocks of its own.
+    pub fn needs_blocks(self) -> bool {
+        matches!(self, Home::Hole | Home::Shared(_))
+    }
+
     /// The home of the block `count` further on.
     pub fn offset(self, count: u64) -> Home {
         match self {
             Home::Hole => Home::Hole,
             Home::Unwritten(at) => Home::Unwritten(at.offset(count)),
             Home::Written(at) => Home::Written(at.offset(count)),
+            Home::Shared(at) => Home::Shared(at.offset(count)),
         }
     }
 }

@@ -107,7 +107,7 @@ impl Mapping {
         // it.
         if self.next_cached_data(block, block + 1).is_none() {
             let runs = crate::backing::map_all(&*self.backing()?, block, 1)?;
-            if !runs.iter().any(|run| matches!(run.home, Home::Written(_))) {
+            if !runs.iter().any(|run| run.home.data().is_some()) {
                 return Ok(None);
             }
         }

@@ -37,6 +37,8 @@ struct Claim {
     /// First block within the folio.
     first: u32,
     count: u32,
+    /// What is written there needs blocks of its own.
+    homeless: bool,
 }
 
 impl Claim {
@@ -46,14 +48,14 @@ impl Claim {
 
     /// The part of it that is `count` blocks from `skip` on.
     fn part(&self, skip: u64, count: u64) -> Claim {
-        Claim { pin: self.pin.clone(), first: self.first + skip as u32, count: count as u32 }
+        Claim { pin: self.pin.clone(), first: self.first + skip as u32, count: count as u32, ..*self }
     }
 
     /// Ends the claim.
-    fn end(&self, core: &Core, valid: bool, mapped: bool) {
+    fn end(&self, core: &Core, valid: bool) {
         let (from, to) = (self.first, self.first + self.count);
         if valid {
-            if mapped {
+            if !self.homeless {
                 self.pin.mapped().set(from, to);
             }
             self.pin.uptodate().set(from, to);
@@ -198,7 +200,7 @@ impl Mapping {
         let (runs, size) = match planned {
             Ok(planned) => planned,
             Err(error) => {
-                claims.iter().for_each(|claim| claim.end(&self.core, false, false));
+                claims.iter().for_each(|claim| claim.end(&self.core, false));
                 return Err(error.context(format_args!("reading inode {}", self.inode)));
             }
         };
@@ -214,14 +216,15 @@ impl Mapping {
                 }
                 let run = *runs.peek().expect("the plan covers every claim");
                 let mut to = end.min(run.file_block + run.count);
-                let written = matches!(run.home, Home::Written(_)) && at < size_blocks;
+                let written = run.home.data().is_some() && at < size_blocks;
                 if written {
                     to = to.min(size_blocks);
                 }
-                let part = claim.part(at - start, to - at);
-                match run.home.offset(at - run.file_block) {
-                    Home::Written(home) if written => self.add_to_requests(&mut requests, home, part),
-                    home => self.fill_with_zeros(&part, home != Home::Hole),
+                let part =
+                    Claim { homeless: run.home.needs_blocks(), ..claim.part(at - start, to - at) };
+                match run.home.offset(at - run.file_block).data() {
+                    Some(home) if written => self.add_to_requests(&mut requests, home, part),
+                    _ => self.fill_with_zeros(&part),
                 }
                 at = to;
             }
@@ -232,7 +235,7 @@ impl Mapping {
             requests
                 .iter()
                 .flat_map(|request| &request.claims)
-                .for_each(|part| part.end(&self.core, false, false));
+                .for_each(|part| part.end(&self.core, false));
             return Err(error);
         }
         self.submit_fill(requests, needed_end, size, latch)
@@ -256,10 +259,10 @@ impl Mapping {
         Ok((runs, backing.size()))
     }
 
-    fn fill_with_zeros(&self, part: &Claim, mapped: bool) {
+    fn fill_with_zeros(&self, part: &Claim) {
         // SAFETY: the blocks' memory is the folio's, and their fill bits are ours.
         unsafe { copy::zero(part.pin.memory(part.first), part.count as usize * BLOCK_SIZE) };
-        part.end(&self.core, true, mapped);
+        part.end(&self.core, true);
         self.core.metrics.fill_zero_blocks.add(u64::from(part.count));
     }
 
@@ -362,7 +365,7 @@ fn complete(core: &Core, claims: Vec<Claim>, size: u64, outcome: &Result<()>) {
                 unsafe { copy::zero(claim.pin.memory(claim.first).wrapping_add(valid), bytes - valid) };
             }
         }
-        claim.end(core, outcome.is_ok(), true);
+        claim.end(core, outcome.is_ok());
     }
 }
 
@@ -392,7 +395,7 @@ fn push_claims(pin: &FolioPin, base: u32, bits: u64, claims: &mut Vec<Claim>) {
             .filter(|last| last.pin.folio() == pin.folio() && last.first + last.count == base + first);
         match joins {
             Some(last) => last.count += count,
-            None => claims.push(Claim { pin: pin.clone(), first: base + first, count }),
+            None => claims.push(Claim { pin: pin.clone(), first: base + first, count, homeless: false }),
         }
         let mask = if count == 64 { u64::MAX } else { ((1 << count) - 1) << first };
         bits &= !mask;

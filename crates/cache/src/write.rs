@@ -255,7 +255,7 @@ impl Mapping {
         let Some((from, to)) = unknown else { return Ok(()) };
         let runs = crate::backing::map_all(&*self.backing()?, from, to - from)?;
         for run in runs {
-            if run.home == crate::backing::Home::Hole {
+            if run.home.needs_blocks() {
                 continue;
             }
             for pin in pins {

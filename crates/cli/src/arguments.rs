@@ -56,6 +56,11 @@ pub enum Command {
     /// to free space, of which it needs as much in one piece as it is to have. A crash leaves the volume as
     /// it was, or resized. Nothing can be made smaller.
     Resize(Resize),
+    /// Take, list and delete snapshots of a volume, and roll it back
+    ///
+    /// The volume must not be mounted, except for `list`. A snapshot holds every file as it was, and costs the
+    /// space of what has changed since. `quire mount -o snapshot=NAME` shows one, for reading.
+    Snapshot(Snapshot),
     /// Show the label of a volume, or change it while the volume is not mounted
     Label(Label),
     /// Show what is inside a volume, as of the end of its journal
@@ -256,6 +261,50 @@ pub struct Resize {
     pub quiet: bool,
     /// Image file or block device
     pub volume: PathBuf,
+}
+
+/// `quire snapshot`.
+#[derive(Debug, Args)]
+pub struct Snapshot {
+    /// What to do
+    #[command(subcommand)]
+    pub action: SnapshotAction,
+}
+
+/// What `quire snapshot` does.
+#[derive(Debug, Subcommand)]
+pub enum SnapshotAction {
+    /// Take a snapshot
+    Create {
+        /// Image file or block device
+        volume: PathBuf,
+        /// Name of the snapshot
+        name: String,
+    },
+    /// List the snapshots of a volume, the oldest first
+    List {
+        /// Image file or block device
+        volume: PathBuf,
+        /// JSON instead of text
+        #[arg(long)]
+        json: bool,
+    },
+    /// Delete a snapshot
+    Delete {
+        /// Image file or block device
+        volume: PathBuf,
+        /// Name of the snapshot
+        name: String,
+    },
+    /// Make the volume what it was when its newest snapshot was taken
+    ///
+    /// Everything that was done since is lost. The snapshot stays.
+    Rollback {
+        /// Image file or block device
+        volume: PathBuf,
+        /// Name of the snapshot
+        name: String,
+    },
 }
 
 /// `quire label`.

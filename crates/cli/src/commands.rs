@@ -16,6 +16,7 @@ pub mod properties;
 pub mod resize;
 pub mod salvage;
 pub mod scrub;
+pub mod snapshot;
 pub mod supervise;
 pub mod top;
 pub mod trim;

@@ -96,6 +96,7 @@ fn run(line: Vec<OsString>) -> ExitCode {
         Command::Fsck(arguments) => return commands::fsck::run(&arguments),
         Command::Salvage(arguments) => commands::salvage::run(&arguments),
         Command::Info(arguments) => commands::info::run(&arguments),
+        Command::Snapshot(arguments) => commands::snapshot::run(&arguments),
         Command::Resize(arguments) => commands::resize::run(&arguments),
         Command::Label(arguments) => commands::resize::label(&arguments),
         Command::Dump(arguments) => commands::dump::run(&arguments),

@@ -126,6 +126,9 @@ impl MountOptions {
             ("noauto_da_alloc", None) => self.volume = volume.auto_da_alloc(false),
             ("discard", None) => self.volume = volume.discard(true),
             ("nodiscard", None) => self.volume = volume.discard(false),
+            ("snapshot", Some(name)) if !name.is_empty() => {
+                (self.volume, flags.read_only) = (volume.read_only(true).snapshot(name), true);
+            }
             ("allow_other", None) => self.allow_other = Some(true),
             ("noallow_other", None) => self.allow_other = Some(false),
             ("dev", None) => flags.no_dev = false,
@@ -182,7 +185,7 @@ impl MountOptions {
             ("remount", None) => self.remount = true,
             (
                 "cache" | "cache_size" | "node_cache" | "commit" | "threads" | "transport" | "log" | "fsname"
-                | "metrics" | "sync_timeout" | "wait",
+                | "metrics" | "sync_timeout" | "wait" | "snapshot",
                 None | Some(""),
             ) => {
                 return Err(format!("mount option {name} needs a value: {name}=..."));

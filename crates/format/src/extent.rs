@@ -196,15 +196,19 @@ pub fn merge_list(extents: &mut Vec<Extent>) {
     });
 }
 
-/// Cuts a run of disk blocks that holds the file from `file_block` on into extents within the length limit,
-/// born before the first snapshot.
-pub fn extents_of_run(file_block: u64, run: Run, unwritten: bool) -> impl Iterator<Item = Extent> {
+/// Cuts a run of disk blocks that holds the file from `file_block` on into extents within the length limit.
+pub fn extents_of_run(
+    file_block: u64,
+    run: Run,
+    unwritten: bool,
+    birth: u32,
+) -> impl Iterator<Item = Extent> {
     (0..run.blocks).step_by(EXTENT_BLOCKS_MAX as usize).map(move |at| Extent {
         file_block: file_block + at,
         disk_block: run.start.offset(at),
         len: (run.blocks - at).min(u64::from(EXTENT_BLOCKS_MAX)) as u32,
         unwritten,
-        birth: 0,
+        birth,
     })
 }
 
@@ -366,7 +370,7 @@ mod tests {
 
     #[test]
     fn cutting_a_run() {
-        let parts: Vec<_> = extents_of_run(10, Run::new(BlockNo(1000), 70000), true).collect();
+        let parts: Vec<_> = extents_of_run(10, Run::new(BlockNo(1000), 70000), true, 0).collect();
         assert_eq!(parts.len(), 3);
         assert_eq!(parts.iter().map(|e| u64::from(e.len)).sum::<u64>(), 70000);
         check_list(&parts).unwrap();

@@ -16,6 +16,10 @@ use quire_base::{Error, InodeNo, Result};
 pub enum KeyKind {
     /// Used blocks of one region; object 0, offset = region number.
     FreeSpace = 1,
+    /// Blocks of one region that are used, but only by snapshots; object 0, offset = region number.
+    Dead = 2,
+    /// A snapshot; object 0, offset = its number.
+    Snapshot = 3,
     /// A logged operation in progress; object 0, offset = its id.
     LoggedOp = 8,
     /// An orphan that found no slot; object 0, offset = inode number.
@@ -37,6 +41,8 @@ impl KeyKind {
     pub fn from_byte(byte: u8) -> Result<KeyKind> {
         Ok(match byte {
             1 => KeyKind::FreeSpace,
+            2 => KeyKind::Dead,
+            3 => KeyKind::Snapshot,
             8 => KeyKind::LoggedOp,
             9 => KeyKind::OrphanKey,
             16 => KeyKind::Inode,
@@ -75,6 +81,14 @@ impl Key {
     /// The used blocks of a region.
     pub const fn region(number: u64) -> Key {
         Key::new(0, KeyKind::FreeSpace, number)
+    }
+    /// The blocks of a region that only snapshots use.
+    pub const fn dead(region: u64) -> Key {
+        Key::new(0, KeyKind::Dead, region)
+    }
+    /// A snapshot.
+    pub const fn snapshot(number: u32) -> Key {
+        Key::new(0, KeyKind::Snapshot, number as u64)
     }
     /// A logged operation.
     pub const fn logged(id: u64) -> Key {

@@ -9,7 +9,7 @@
 //! | [`key`], [`node`] | the tree's keys and its 4 KiB nodes |
 //! | [`pool`] | the manifest and the map of the metadata pool |
 //! | [`orphan`] | a block of orphan slots |
-//! | [`inode`], [`extent`], [`region`], [`dirent`], [`xattr`], [`logged`] | values in the tree |
+//! | [`inode`], [`extent`], [`region`], [`dirent`], [`xattr`], [`logged`], [`snapshot`] | values in the trees |
 //! | [`properties`] | what a user may set of a file, in its inode's flags |
 //! | [`layout`] | the fields of all of these, as tables |
 //!
@@ -32,5 +32,6 @@ pub mod pool;
 pub mod properties;
 pub mod record;
 pub mod region;
+pub mod snapshot;
 pub mod superblock;
 pub mod xattr;

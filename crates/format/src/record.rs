@@ -57,6 +57,7 @@ const ORPHAN_CLEAR: u8 = 5;
 const POOL_GROW: u8 = 6;
 const POOL_SHRINK: u8 = 7;
 const DATA: u8 = 8;
+const RECLAIM: u8 = 9;
 
 /// One logical change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,6 +118,13 @@ pub enum Change {
         /// What they hold; whole blocks, at least one.
         bytes: Arc<[u8]>,
     },
+    /// Blocks that only snapshots used become free.
+    Reclaim {
+        /// The first of them.
+        start: BlockNo,
+        /// How many.
+        blocks: u32,
+    },
 }
 
 impl Change {
@@ -139,6 +147,7 @@ impl Change {
             Change::Data { start, bytes } => {
                 format!("data of blocks {start}+{}", bytes.len() / BLOCK_SIZE)
             }
+            Change::Reclaim { start, blocks } => format!("reclaim blocks {start}+{blocks}"),
         }
     }
 }
@@ -147,6 +156,8 @@ fn describe_key(key: &Key) -> String {
     let Key { object, kind, offset } = *key;
     match kind {
         KeyKind::FreeSpace => format!("free space of region {offset}"),
+        KeyKind::Dead => format!("dead blocks of region {offset}"),
+        KeyKind::Snapshot => format!("snapshot {offset}"),
         KeyKind::LoggedOp => format!("logged operation {offset}"),
         KeyKind::OrphanKey => format!("orphan key of inode {offset}"),
         KeyKind::Inode => format!("inode {object}"),
@@ -219,6 +230,7 @@ impl Encoder {
             Change::PoolGrow { start, blocks } => self.pool_grow(*start, *blocks),
             Change::PoolShrink { start, blocks } => self.pool_shrink(*start, *blocks),
             Change::Data { start, bytes } => self.data(*start, bytes),
+            Change::Reclaim { start, blocks } => self.reclaim(*start, *blocks),
         }
     }
 
@@ -261,6 +273,11 @@ impl Encoder {
     /// Adds [`Change::PoolGrow`].
     pub fn pool_grow(&mut self, start: BlockNo, blocks: u32) {
         self.small(POOL_GROW, start.0, blocks.into());
+    }
+
+    /// Adds [`Change::Reclaim`].
+    pub fn reclaim(&mut self, start: BlockNo, blocks: u32) {
+        self.small(RECLAIM, start.0, blocks.into());
     }
 
     /// Adds [`Change::PoolShrink`].
@@ -362,6 +379,10 @@ fn decode_change(cursor: &mut Cursor<'_>) -> Result<Change> {
             let bytes = cursor.bytes((blocks as usize).saturating_mul(BLOCK_SIZE))?;
             Change::Data { start, bytes: bytes.into() }
         }
+        RECLAIM => {
+            let (start, blocks) = decode_chunk(cursor)?;
+            Change::Reclaim { start, blocks }
+        }
         tag => return Err(Error::corrupt(format!("transaction: unknown change {tag}"))),
     })
 }
@@ -395,7 +416,8 @@ fn decode_key(cursor: &mut Cursor<'_>) -> Result<Key> {
 fn check_key(key: &Key) -> Result<()> {
     let Key { object, kind, offset } = *key;
     let fits = match kind {
-        KeyKind::FreeSpace | KeyKind::Extent => false,
+        KeyKind::FreeSpace | KeyKind::Dead | KeyKind::Extent => false,
+        KeyKind::Snapshot => object == 0 && (1..=u64::from(u32::MAX)).contains(&offset),
         KeyKind::LoggedOp => object == 0,
         KeyKind::OrphanKey => object == 0 && offset != 0,
         KeyKind::Inode => object != 0 && offset == 0,

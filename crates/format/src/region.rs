@@ -138,6 +138,37 @@ impl RegionMap {
         Ok(())
     }
 
+    /// Marks blocks as used, whether they are or not.
+    pub fn add(&mut self, start: u32, blocks: u32) {
+        for (word, mask) in masks(start, blocks) {
+            self.words[word] |= mask;
+        }
+        self.used = self.words.iter().map(|word| word.count_ones()).sum();
+    }
+
+    /// The blocks that are in one of both.
+    #[must_use]
+    pub fn either(&self, other: &RegionMap) -> RegionMap {
+        self.with(other, |own, other| own | other)
+    }
+
+    /// The blocks that are in both.
+    #[must_use]
+    pub fn both(&self, other: &RegionMap) -> RegionMap {
+        self.with(other, |own, other| own & other)
+    }
+
+    /// The blocks that are not in the other.
+    #[must_use]
+    pub fn without(&self, other: &RegionMap) -> RegionMap {
+        self.with(other, |own, other| own & !other)
+    }
+
+    fn with(&self, other: &RegionMap, of: impl Fn(u64, u64) -> u64) -> RegionMap {
+        let words = std::array::from_fn(|at| of(self.words[at], other.words[at]));
+        RegionMap { words, used: words.iter().map(|word| word.count_ones()).sum() }
+    }
+
     /// The maximal runs of used blocks, ascending: (start, blocks).
     pub fn runs(&self) -> impl Iterator<Item = (u32, u32)> {
         let mut at = 0;

@@ -33,8 +33,7 @@
 //! | 400 | | zeros |
 //!
 //! The *tree of names* holds the state of the files. The *space tree* holds what is the volume's: the used
-//! space. The *epoch* counts the snapshots ever taken; it is reserved: this version takes no snapshots, writes
-//! zero, and refuses anything else.
+//! space, what of it snapshots alone need, and the snapshots. The *epoch* counts the snapshots ever taken.
 //!
 //! Invariants: a decoded superblock does not contradict itself, so its users need not check sums of its
 //! fields for overflow: journal, first pool, data space and the second copies of the superblocks lie inside
@@ -85,6 +84,8 @@ pub fn orphan_blocks_max(block_count: u64) -> u32 {
 pub const TREE_LEVEL_MAX: u8 = 32;
 /// The most checkpoints and lives a volume can count: none reaches it, and one more never overflows.
 pub const COUNTER_MAX: u64 = 1 << 62;
+/// The bytes in which all fields lie; the rest of the block is zero.
+pub const FIELDS_BYTES: usize = 400;
 /// Bytes a label may have.
 pub const LABEL_BYTES: usize = 64;
 
@@ -178,7 +179,7 @@ pub struct Superblock {
     pub checkpointed: Timestamp,
     /// Copies of each tree node, manifest page and orphan block: 1 or 2.
     pub metadata_copies: u32,
-    /// Snapshots ever taken: reserved, 0.
+    /// Snapshots ever taken.
     pub epoch: u32,
     /// The space tree.
     pub space_root: NodeRef,
@@ -447,7 +448,6 @@ impl Superblock {
         check(self.inode_count < self.next_inode, || {
             format!("{} inodes, but the next one is {}", self.inode_count, self.next_inode)
         })?;
-        check(self.epoch == 0, || format!("epoch {}: this version has no snapshots", self.epoch))?;
         let end = self.label.iter().position(|byte| *byte == 0).unwrap_or(LABEL_BYTES);
         let label_good =
             std::str::from_utf8(&self.label[..end]).is_ok() && self.label[end..].iter().all(|b| *b == 0);
@@ -719,7 +719,7 @@ mod tests {
 
     #[test]
     fn contradictions_are_corrupt() {
-        let bad: [fn(&mut Superblock); 34] = [
+        let bad: [fn(&mut Superblock); 33] = [
             |s| s.slot = 2,
             |s| s.block_count = BLOCK_COUNT_MAX + 1,
             |s| s.block_count = 3000,
@@ -750,7 +750,6 @@ mod tests {
             |s| s.mirror_start = BlockNo(3000),
             |s| s.mirror_blocks = 1 << 20,
             |s| s.mirror_blocks = 0,
-            |s| s.epoch = 1,
             |s| s.space_root.block = s.root.block,
             |s| s.space_root.generation = 8,
             |s| s.space_root.twin = NO_TWIN,

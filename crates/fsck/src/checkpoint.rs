@@ -80,12 +80,22 @@ impl Checkpoint {
     }
 }
 
-/// Looks at everything that a superblock names. `newest` says that the volume lives from this one; damage in
-/// the other costs redundancy only.
+/// What a checkpoint is to the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role<'a> {
+    /// The volume lives from this one.
+    Newest,
+    /// Damage costs redundancy only.
+    Older,
+    /// A snapshot of this name.
+    Snapshot(&'a str),
+}
+
+/// Looks at everything that a superblock names.
 pub(crate) fn check(
     device: &Device,
     (slot, superblock): (usize, &Superblock),
-    newest: bool,
+    role: Role<'_>,
     seen: &mut Seen,
     findings: &mut Findings,
     meter: &mut Meter<'_>,
@@ -93,7 +103,8 @@ pub(crate) fn check(
     let mut walk = Walk {
         device,
         volume: superblock.volume_id(),
-        newest,
+        newest: role == Role::Newest,
+        role,
         seen,
         findings,
         checkpoint: Checkpoint {
@@ -134,6 +145,7 @@ struct Walk<'a> {
     device: &'a Device,
     volume: u64,
     newest: bool,
+    role: Role<'a>,
     seen: &'a mut Seen,
     findings: &'a mut Findings,
     checkpoint: Checkpoint,
@@ -154,7 +166,10 @@ impl Walk<'_> {
     fn issue(&mut self, kind: IssueKind, at: BlockNo, message: String) {
         let name = SLOT_NAMES[self.checkpoint.slot];
         let number = self.checkpoint.superblock.checkpoint;
-        if self.newest {
+        if let Role::Snapshot(name) = self.role {
+            let message = format!("snapshot {name:?}: {message}");
+            self.findings.add(IssueKind::SnapshotDamaged, ReportPlace::block(at.0), message);
+        } else if self.newest {
             self.findings.add(kind, ReportPlace::block(at.0), message);
         } else {
             let message =

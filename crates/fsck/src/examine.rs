@@ -12,11 +12,12 @@
 
 use crate::Progress;
 use crate::analysis;
-use crate::checkpoint::{self, Checkpoint, Seen};
+use crate::checkpoint::{self, Checkpoint, Role, Seen};
 use crate::issue::IssueKind;
 use crate::masked::Masked;
 use crate::progress::Meter;
 use crate::report::{Findings, Place};
+use crate::snapshots;
 use crate::superblocks::{self, Pair};
 use crate::view::View;
 use quire::internals::inspect::{self, Image};
@@ -34,6 +35,8 @@ pub(crate) struct Examined {
     pub(crate) checkpoints: Vec<Checkpoint>,
     /// Which of `checkpoints` the volume is judged by; `None` if it cannot be opened.
     pub(crate) chosen: Option<usize>,
+    /// What snapshots name.
+    pub(crate) kept: Vec<Checkpoint>,
     /// The pool's chunks after replay.
     pub(crate) chunks: Vec<Run>,
     /// Where the journal ends.
@@ -97,6 +100,7 @@ fn by_evidence(
     Ok(Examined {
         findings: both.findings,
         checkpoints: by_older.checkpoints,
+        kept: by_older.kept,
         chosen: by_older.chosen,
         chunks: by_older.chunks,
         end: by_older.end,
@@ -111,7 +115,7 @@ fn look(backend: &Arc<dyn Backend>, tell: Option<&dyn Fn(Progress)>) -> Result<E
     drop(meter);
     let hopeless = pair.newest().is_none_or(|(_, newest)| newest.block_count > backend.blocks());
     let mut examined =
-        Examined { findings, checkpoints: Vec::new(), chosen: None, chunks: Vec::new(), end: Seq(0), pair };
+        Examined { findings, checkpoints: Vec::new(), kept: Vec::new(), chosen: None, chunks: Vec::new(), end: Seq(0), pair };
     if hopeless {
         return Ok(examined);
     }
@@ -131,8 +135,9 @@ fn walk(backend: &Arc<dyn Backend>, tell: Option<&dyn Fn(Progress)>, examined: &
         let nodes = examined.checkpoints.first().map_or(0, |newest| newest.nodes);
         let mut meter = Meter::start(tell, if at == 0 { "metadata" } else { "older metadata" }, nodes);
         let findings = &mut examined.findings;
+        let role = if at == 0 { Role::Newest } else { Role::Older };
         let checkpoint =
-            checkpoint::check(&device, (*slot, superblock), at == 0, &mut seen, findings, &mut meter);
+            checkpoint::check(&device, (*slot, superblock), role, &mut seen, findings, &mut meter);
         if at == 0 {
             findings.summary.nodes = checkpoint.nodes;
         }
@@ -267,14 +272,22 @@ fn cross_check(
         );
         findings.fixes.superblocks = true;
     }
-    let mut held: Vec<u64> = examined.checkpoints.iter().flat_map(Checkpoint::found_blocks).collect();
-    held.sort_unstable();
+    let device = Device::new(backend.clone());
+    let mut meter = Meter::start(tell, "snapshots", 0);
+    examined.kept = snapshots::check(&device, &image.tree, &mut Seen::new(), findings, &mut meter);
+    drop(meter);
+    let held = snapshots::held(&device, &image.tree, findings)?;
+    let all = examined.checkpoints.iter().chain(&examined.kept);
+    let mut pool_holds: Vec<u64> = all.flat_map(Checkpoint::found_blocks).collect();
+    pool_holds.sort_unstable();
+    pool_holds.dedup();
     let view = View {
         superblock: &image.superblock,
         tree: &image.tree,
         orphans: image.orphans().into_iter().map(|(slot, inode)| (slot.0, inode.0)).collect(),
         chunks: &chunks,
-        pool_holds: Some(&held),
+        held: &held,
+        pool_holds: Some(&pool_holds),
         counters: true,
     };
     if let Err(error) = analysis::run(&view, findings, tell) {

@@ -145,8 +145,10 @@ fn unknown_key(key: Key, findings: &mut Findings) {
 fn volume_key(key: Key, value: &[u8], regions: u64, findings: &mut Findings, contents: &mut Contents) {
     match key.kind {
         // [`crate::space`] reads these.
-        KeyKind::FreeSpace if key.offset < regions => {}
-        KeyKind::FreeSpace => {
+        KeyKind::FreeSpace | KeyKind::Dead if key.offset < regions => {}
+        // Those that cannot be read are reported where their blocks are looked for.
+        KeyKind::Snapshot => {}
+        KeyKind::FreeSpace | KeyKind::Dead => {
             findings.add(
                 IssueKind::RegionOutOfRange,
                 Place::NONE,

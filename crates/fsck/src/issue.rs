@@ -109,6 +109,10 @@ issue_kinds! {
     RegionOutOfRange = "region-out-of-range", Error;
     /// Blocks are marked used that nothing uses.
     BlockLeaked = "block-leaked", Warning;
+    /// Which blocks only snapshots use is marked wrongly.
+    DeadBlocksWrong = "dead-blocks-wrong", Error;
+    /// Part of a snapshot cannot be read.
+    SnapshotDamaged = "snapshot-damaged", Fatal;
     /// Blocks in use are marked free.
     BlockUnmarked = "block-unmarked", Error;
     /// The superblock's count of free blocks is wrong.

@@ -56,6 +56,7 @@ mod repair;
 pub mod report;
 mod restore;
 pub mod salvage;
+mod snapshots;
 mod space;
 mod superblocks;
 mod view;

@@ -14,6 +14,7 @@ use quire_base::{BlockNo, Result};
 use quire_format::extent::{EXTENT_BLOCKS_MAX, Run};
 use quire_format::key::{Key, KeyKind};
 use quire_format::region::{REGION_BLOCKS, RegionMap};
+use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
 const WORDS: usize = REGION_BLOCKS as usize / 64;
@@ -23,8 +24,12 @@ type Bits = [u64; WORDS];
 pub(crate) struct Comparison {
     pub(crate) region: u64,
     pub(crate) used: Bits,
+    /// Those of them that only snapshots use.
+    pub(crate) dead: Bits,
     /// What the volume says; an error where that does not decode.
     pub(crate) marked: Result<Bits>,
+    /// What it says of blocks that only snapshots use.
+    pub(crate) marked_dead: Result<Bits>,
 }
 
 /// Sorts the extents and reports those that share disk blocks, with each other or with the pool.
@@ -122,6 +127,18 @@ pub(crate) fn check_regions(view: &View<'_>, extents: &[Owned], findings: &mut F
 
 fn report(view: &View<'_>, extents: &[Owned], comparison: &Comparison, findings: &mut Findings) {
     let base = comparison.region * REGION_BLOCKS;
+    if comparison.marked_dead.as_ref().ok() != Some(&comparison.dead) {
+        findings.add(
+            IssueKind::DeadBlocksWrong,
+            Place::block(base),
+            format!(
+                "region {}: {} blocks are used by snapshots alone, others are marked as such: repair marks them",
+                comparison.region,
+                comparison.dead.iter().map(|word| word.count_ones()).sum::<u32>()
+            ),
+        );
+        findings.fixes.mark_used = true;
+    }
     let marked = match &comparison.marked {
         Ok(marked) => marked,
         Err(error) => {
@@ -231,9 +248,9 @@ pub(crate) fn map_of(bits: &Bits) -> Result<RegionMap> {
 }
 
 /// Calls `visit` with every region that has used or marked blocks, ascending. `extents` are sorted.
-pub(crate) fn compare(
-    view: &View<'_>,
-    extents: &[Owned],
+pub(crate) fn compare<'a>(
+    view: &'a View<'a>,
+    extents: &'a [Owned],
     visit: &mut dyn FnMut(&Comparison) -> Result<()>,
 ) -> Result<()> {
     let mut users = Users::new(view, extents);
@@ -243,35 +260,35 @@ pub(crate) fn compare(
     view.tree.scan(Key::region(0), last, &mut |key, value| {
         outcome = (|| {
             while let Some(region) = users.next_region().filter(|region| *region < key.offset) {
-                let used = users.take(region);
-                visit(&Comparison { region, used, marked: Ok([0; WORDS]) })?;
+                visit(&users.compare(region, Ok([0; WORDS]))?)?;
             }
-            let used = users.take(key.offset);
             let marked = RegionMap::decode(value).map(|map| *map.words());
-            visit(&Comparison { region: key.offset, used, marked })
+            visit(&users.compare(key.offset, marked)?)
         })();
         if outcome.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })?;
     outcome?;
     while let Some(region) = users.next_region() {
-        let used = users.take(region);
-        visit(&Comparison { region, used, marked: Ok([0; WORDS]) })?;
+        visit(&users.compare(region, Ok([0; WORDS]))?)?;
     }
     Ok(())
 }
 
 /// All runs in use, ascending by start: fixed areas, journal, chunks, extents. They may overlap.
 struct Users<'a> {
+    view: &'a View<'a>,
     chunks: &'a [Run],
     extents: &'a [Owned],
+    /// Regions in which snapshots need blocks, ascending.
+    held: VecDeque<u64>,
     /// Runs that reach into later regions, and the journal until its region has come.
     rest: Vec<Run>,
 }
 
 impl<'a> Users<'a> {
-    fn new(view: &View<'a>, extents: &'a [Owned]) -> Users<'a> {
+    fn new(view: &'a View<'a>, extents: &'a [Owned]) -> Users<'a> {
         let fixed = Run::new(BlockNo(0), view.superblock.data_start.0);
-        Users { chunks: view.chunks, extents, rest: vec![fixed, view.superblock.journal()] }
+        Users { view, held: view.held.range(0..).map(|(region, _)| *region).collect(), chunks: view.chunks, extents, rest: vec![fixed, view.superblock.journal()] }
     }
 
     fn next_region(&self) -> Option<u64> {
@@ -280,7 +297,22 @@ impl<'a> Users<'a> {
             self.chunks.first().map(|run| run.start.0),
             self.extents.first().map(|extent| extent.start),
         ];
-        starts.into_iter().flatten().min().map(|block| block / REGION_BLOCKS)
+        let first = starts.into_iter().flatten().min().map(|block| block / REGION_BLOCKS);
+        first.into_iter().chain(self.held.front().copied()).min()
+    }
+
+    /// A region as it is and as it should be; those before it are passed over.
+    fn compare(&mut self, region: u64, marked: Result<Bits>) -> Result<Comparison> {
+        let live = self.take(region);
+        while self.held.pop_front_if(|held| *held <= region).is_some() {}
+        let held = self.view.held.get(&region).map_or([0; WORDS], |held| *held.words());
+        let dead = minus(&held, &live);
+        let used = std::array::from_fn(|word| live[word] | dead[word]);
+        let marked_dead = match self.view.tree.get_with(Key::dead(region), RegionMap::decode)? {
+            Some(marked) => marked.map(|map| *map.words()),
+            None => Ok([0; WORDS]),
+        };
+        Ok(Comparison { region, used, dead, marked, marked_dead })
     }
 
     /// The used blocks of a region; those of regions before it are passed over.

@@ -3,6 +3,7 @@
 //!
 //! Neighbours: made from a `quire::internals::inspect::Image`, or from a repair session.
 
+use crate::snapshots::Held;
 use quire_format::extent::Run;
 use quire_format::superblock::Superblock;
 use quire_tree::Tree;
@@ -15,6 +16,8 @@ pub(crate) struct View<'a> {
     pub(crate) orphans: Vec<(u32, u64)>,
     /// Chunks of the metadata pool, ascending.
     pub(crate) chunks: &'a [Run],
+    /// By region, the blocks that snapshots need.
+    pub(crate) held: &'a Held,
     /// The blocks of chunks that the pool has something in, ascending; without them, it may have in any.
     pub(crate) pool_holds: Option<&'a [u64]>,
     /// Whether the superblock's counters are to be looked at.

@@ -10,6 +10,7 @@
 use crate::engine::Engine;
 use crate::inode_numbers::InodeNumbers;
 use crate::orphan::{OrphanSlots, Slot};
+use crate::snapshot_table::{Freed, SnapshotTable};
 use crate::transaction::chunk_run;
 use quire_alloc::Allocator;
 use quire_base::metrics::Counter;
@@ -30,6 +31,7 @@ pub(crate) struct Target<'a> {
     pub(crate) inode_numbers: &'a InodeNumbers,
     /// Contents that records carry.
     pub(crate) recorded: &'a RecordedBlocks,
+    pub(crate) snapshots: &'a SnapshotTable,
     /// Where blocks of files may lie.
     pub(crate) data_space: std::ops::Range<u64>,
     /// The allocator that hears of freed blocks; none in replay, which ends before one is made.
@@ -45,6 +47,7 @@ impl Engine {
             inodes: &self.applied_inodes,
             inode_numbers: &self.inode_numbers,
             recorded: self.device.recorded(),
+            snapshots: &self.snapshots,
             data_space: self.superblock.data_space(),
             alloc: Some(&self.alloc),
         }
@@ -60,6 +63,9 @@ impl Target<'_> {
                     self.inodes.add(1);
                     self.inode_numbers.pass(key.object.saturating_add(1));
                 }
+                if key.kind == KeyKind::Snapshot {
+                    self.snapshots.put(*key, value)?;
+                }
                 self.tree.put(*key, value)
             }
             Change::Delete { key } => {
@@ -67,10 +73,14 @@ impl Target<'_> {
                 if key.kind == KeyKind::Inode && existed {
                     self.inodes.sub(1);
                 }
+                if key.kind == KeyKind::Snapshot {
+                    self.snapshots.delete(*key);
+                }
                 Ok(())
             }
             Change::Extents { inode, removed, inserted } => {
-                let (freed, allocated) = subtract(removed, inserted)?;
+                let allocated = subtract(removed, inserted)?.1;
+                let Freed { own, shared } = self.snapshots.freed(removed, inserted)?;
                 for extent in removed {
                     let kept = inserted.iter().any(|new| new.file_block == extent.file_block);
                     if !kept && !self.tree.delete(Key::extent(*inode, extent.file_block))? {
@@ -89,7 +99,14 @@ impl Target<'_> {
                     }
                 }
                 self.mark_used(&allocated)?;
-                self.mark_free(&freed, seq)
+                // What a snapshot has, too, stays in use.
+                change_regions(self.tree, Key::dead, &shared, RegionMap::set_used)?;
+                self.mark_free(&own, seq)
+            }
+            Change::Reclaim { start, blocks } => {
+                let run = [chunk_run(*start, *blocks)];
+                change_regions(self.tree, Key::dead, &run, RegionMap::set_free)?;
+                self.mark_free(&run, seq)
             }
             Change::OrphanSet { slot, inode } => {
                 let slot = self.slot(*slot)?;
@@ -146,6 +163,7 @@ impl Target<'_> {
             Change::OrphanSet { .. } | Change::OrphanClear { .. } | Change::Data { .. } => {
                 self.apply(change, seq)
             }
+            Change::Reclaim { .. } => Ok(()),
         };
         if let Err(error) = done {
             tracing::debug!(%error, "a change does not fit what is left, and is passed over");
@@ -165,7 +183,7 @@ impl Target<'_> {
     }
 
     fn mark_used(&self, runs: &[Run]) -> Result<()> {
-        change_regions(self.tree, runs, RegionMap::set_used)?;
+        change_regions(self.tree, Key::region, runs, RegionMap::set_used)?;
         if !runs.is_empty() {
             self.free_blocks.sub(total_blocks(runs));
         }
@@ -176,7 +194,7 @@ impl Target<'_> {
         if runs.is_empty() {
             return Ok(());
         }
-        change_regions(self.tree, runs, RegionMap::set_free)?;
+        change_regions(self.tree, Key::region, runs, RegionMap::set_free)?;
         self.free_blocks.add(total_blocks(runs));
         if let Some(alloc) = self.alloc {
             alloc.freed(seq, runs)?;
@@ -185,15 +203,16 @@ impl Target<'_> {
     }
 }
 
-/// Changes which blocks of `runs` are used.
+/// Changes which blocks of `runs` are in the sets under the keys of their regions.
 pub(crate) fn change_regions(
     tree: &Tree,
+    key: fn(u64) -> Key,
     runs: &[Run],
     change: fn(&mut RegionMap, u32, u32) -> Result<()>,
 ) -> Result<()> {
     for &run in runs {
         for (region, start, blocks) in split_by_region(run) {
-            tree.update(Key::region(region), &mut |value| {
+            tree.update(key(region), &mut |value| {
                 let mut map = value.map_or_else(|| Ok(RegionMap::new()), RegionMap::decode)?;
                 change(&mut map, start, blocks).map_err(|error| error.context(format!("region {region}")))?;
                 Ok(map.encode())

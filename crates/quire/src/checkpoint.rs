@@ -40,13 +40,13 @@ impl Engine {
         if state.number > seen {
             return Ok(());
         }
-        self.write_checkpoint(&mut state, 0).map_err(|error| self.shut_down(&error))
+        self.write_checkpoint(&mut state, 0).map(drop).map_err(|error| self.shut_down(&error))
     }
 
     /// Writes a checkpoint now.
     pub(crate) fn checkpoint_now(&self) -> Result<()> {
         let mut state = self.checkpoint.lock();
-        self.write_checkpoint(&mut state, 0).map_err(|error| self.shut_down(&error))
+        self.write_checkpoint(&mut state, 0).map(drop).map_err(|error| self.shut_down(&error))
     }
 
     /// Writes a checkpoint that somebody has asked for ahead of time. Checkpoints become rarer with a larger
@@ -67,7 +67,8 @@ impl Engine {
         self.device.flush()
     }
 
-    fn write_checkpoint(&self, state: &mut CheckpointState, flags: u32) -> Result<()> {
+    /// Writes a checkpoint; gives the superblock that names it.
+    pub(crate) fn write_checkpoint(&self, state: &mut CheckpointState, flags: u32) -> Result<Superblock> {
         let journal = self.journal()?.clone();
         let number = state.number + 1;
         let barrier = self.barrier.whole();
@@ -78,6 +79,7 @@ impl Engine {
         superblock.free_blocks = self.applied_free_blocks.get();
         superblock.inode_count = self.applied_inodes.get();
         superblock.next_inode = self.inode_numbers.end();
+        superblock.epoch = self.snapshots.epoch();
         drop(barrier);
 
         journal.force(sequence)?;
@@ -105,7 +107,7 @@ impl Engine {
         self.counters.checkpoints.add(1);
         self.room.notify();
         self.forced();
-        Ok(())
+        Ok(superblock)
     }
 }
 

@@ -14,6 +14,7 @@ use crate::inode_table::InodeTable;
 use crate::options::VolumeOptions;
 use crate::orphan::OrphanSlots;
 use crate::room_queue::RoomQueue;
+use crate::snapshot_table::SnapshotTable;
 use quire_alloc::{Allocator, SpaceAccount};
 use quire_base::metrics::Counter;
 use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -69,6 +70,8 @@ pub struct Engine {
     /// Threads that wait for journal bytes or tree nodes.
     pub(crate) room: RoomQueue,
     pub(crate) orphans: OrphanSlots,
+    /// Which blocks belong to snapshots.
+    pub(crate) snapshots: Arc<SnapshotTable>,
     /// The next checkpoint writes all orphan blocks and the pool's manifest anew.
     pub(crate) rewrite_pool: AtomicBool,
     pub(crate) inodes: InodeTable,
@@ -152,6 +155,7 @@ pub(crate) struct Parts {
     pub(crate) alloc: Arc<Allocator>,
     pub(crate) cache: Arc<Cache>,
     pub(crate) orphans: OrphanSlots,
+    pub(crate) snapshots: Arc<SnapshotTable>,
     pub(crate) options: VolumeOptions,
     pub(crate) superblock: Superblock,
     pub(crate) checkpoint: CheckpointState,
@@ -197,6 +201,7 @@ impl Engine {
             group_memory: AtomicU64::new(0),
             room: RoomQueue::default(),
             orphans: parts.orphans,
+            snapshots: parts.snapshots,
             rewrite_pool: AtomicBool::new(false),
             options: parts.options,
             superblock: parts.superblock,

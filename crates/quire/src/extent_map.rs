@@ -15,7 +15,7 @@ use crate::transaction::{Depends, Transaction};
 use quire_base::patience;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{Error, ErrorKind, Result, Seq};
-use quire_format::extent::{Extent, overlay};
+use quire_format::extent::{Extent, carve, overlay};
 use quire_format::key::Key;
 use std::ops::ControlFlow;
 
@@ -128,8 +128,30 @@ impl Engine {
         // One block more on either side finds the neighbours to merge with.
         let from = first.file_block.saturating_sub(1);
         let before = self.extents_in(inode, from, last.file_end() + 1 - from, usize::MAX)?;
-        let after = overlay(&before, pieces);
+        let after = overlay(&before, &self.snapshots.keep_births(&before, pieces));
         Ok(Replacement::between(before, after))
+    }
+
+    /// Plans taking parts of extents out of an inode, and laying `pieces` over what is left; both sorted and
+    /// apart. The caller holds `meta`.
+    pub(crate) fn plan_without(
+        &self,
+        inode: &Inode,
+        gone: &[Extent],
+        pieces: &[Extent],
+    ) -> Result<Replacement> {
+        if gone.is_empty() {
+            return self.plan_overlay(inode, pieces);
+        }
+        let all = || gone.iter().chain(pieces);
+        let from = all().map(|piece| piece.file_block).min().unwrap_or(0).saturating_sub(1);
+        let end = all().map(Extent::file_end).max().unwrap_or(0);
+        let before = self.extents_in(inode, from, end + 1 - from, usize::MAX)?;
+        let mut kept = before.clone();
+        for part in gone {
+            kept = carve(&kept, part.file_block, part.file_end());
+        }
+        Ok(Replacement::between(before, overlay(&kept, pieces)))
     }
 
     /// Commits a transaction that changes an inode's extents; the caller holds `meta` and has put the changes

@@ -99,9 +99,12 @@ mod repair;
 mod reservation;
 mod reshape;
 mod resize;
+mod rollback;
 mod room_queue;
 mod scrub;
 mod seen;
+mod snapshot_table;
+mod snapshots;
 mod superblocks;
 mod transaction;
 mod trim;
@@ -131,6 +134,12 @@ pub use resize::ResizeOptions;
 #[cfg(not(any(loom, shuttle)))]
 pub use resize::set_label;
 pub use scrub::{ScrubOptions, ScrubReport, Unreadable};
+pub use rollback::roll_back_backend;
+#[cfg(not(any(loom, shuttle)))]
+pub use rollback::roll_back;
+pub use snapshots::{SnapshotInfo, take_snapshot_backend};
+#[cfg(not(any(loom, shuttle)))]
+pub use snapshots::{delete_snapshot, take_snapshot};
 pub use volume::{Statfs, Volume, VolumeInfo};
 
 pub mod backend {
@@ -172,6 +181,10 @@ pub mod internals {
     /// See the module of this name.
     pub mod gate {
         pub use crate::gate::*;
+    }
+    /// See the module of this name.
+    pub mod snapshots {
+        pub use crate::snapshots::{held, table};
     }
     /// See the module of this name.
     pub mod inspect {

@@ -187,6 +187,10 @@ pub struct VolumeOptions {
     pub(crate) group_record_bytes: Option<u64>,
     /// What opening changes of the volume's shape.
     pub(crate) reshape: Option<Reshape>,
+    /// The snapshot that opening rolls the volume back to.
+    pub(crate) roll_back: Option<String>,
+    /// The snapshot that is opened.
+    pub(crate) snapshot: Option<String>,
 }
 
 impl VolumeOptions {
@@ -208,6 +212,8 @@ impl VolumeOptions {
             orphan_tracking: OrphanTracking::Lockless,
             group_record_bytes: None,
             reshape: None,
+            roll_back: None,
+            snapshot: None,
         }
     }
 
@@ -274,6 +280,13 @@ impl VolumeOptions {
     #[must_use]
     pub fn threads(mut self, threads: bool) -> VolumeOptions {
         self.threads = threads;
+        self
+    }
+
+    /// Opens a snapshot instead of the volume as it is now; for reading only ([`VolumeOptions::read_only`]).
+    #[must_use]
+    pub fn snapshot(mut self, name: &str) -> VolumeOptions {
+        self.snapshot = Some(name.to_owned());
         self
     }
 

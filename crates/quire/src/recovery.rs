@@ -27,6 +27,7 @@ use crate::checkpoint::{CheckpointState, name_image};
 use crate::engine::{Engine, Parts};
 use crate::inode_numbers::InodeNumbers;
 use crate::options::VolumeOptions;
+use crate::snapshot_table::SnapshotTable;
 use crate::orphan::OrphanSlots;
 use crate::superblocks::{self, publish};
 use quire_alloc::{AllocConfig, Allocator, RegionSource};
@@ -66,6 +67,7 @@ pub(crate) struct Loaded {
     pub(crate) slot: usize,
     pub(crate) tree: Arc<Tree>,
     pub(crate) orphans: OrphanSlots,
+    pub(crate) snapshots: Arc<SnapshotTable>,
     /// Whether the first checkpoint writes all orphan blocks and the pool's manifest anew.
     pub(crate) mends_pool: bool,
     /// Where the journal ends.
@@ -151,6 +153,8 @@ enum Replay {
     Whole { at_least: Seq },
     /// Cuts it there: for repairs that may lose data.
     Readable,
+    /// Reads none: the checkpoint is a snapshot's.
+    Nothing,
 }
 
 /// Where a damaged journal was cut, and what is known of what came after.
@@ -213,8 +217,10 @@ fn load_from(
         Counter::starting_at(superblock.inode_count),
         InodeNumbers::from(superblock.next_inode),
     );
+    let snapshots = Arc::new(SnapshotTable::load(&tree, superblock.epoch).context("snapshots")?);
     let target = Target {
         tree: &tree,
+        snapshots: &snapshots,
         orphans: &orphans,
         free_blocks: &free_blocks,
         inodes: &inodes,
@@ -255,8 +261,9 @@ fn load_from(
                     end.end
                 )));
             }
-            end
+            end.end
         }
+        Replay::Nothing => superblock.sequence,
         Replay::Readable => {
             let mut apply = |seq, payload: &[u8]| {
                 for change in record::decode(payload)? {
@@ -271,7 +278,7 @@ fn load_from(
             kept(&tree)
                 .iter()
                 .for_each(|run| device.recorded().forget(readable.end.end, run.start, run.blocks));
-            readable.end
+            readable.end.end
         }
     };
     if let Some(chunk) = kept(&tree).iter().find(|run| device.recorded().covers(run.start, run.blocks)) {
@@ -283,8 +290,9 @@ fn load_from(
     superblock.free_blocks = free_blocks.get();
     superblock.inode_count = inodes.get();
     superblock.next_inode = next_inode.end();
+    superblock.epoch = snapshots.epoch();
     report.orphans = orphans.applied().len();
-    Ok((Loaded { superblock, slot, tree, orphans, mends_pool, end: end.end, report }, cut))
+    Ok((Loaded { superblock, slot, tree, orphans, snapshots, mends_pool, end, report }, cut))
 }
 
 pub(crate) fn tree_limits(options: &VolumeOptions) -> TreeLimits {
@@ -300,6 +308,7 @@ pub(crate) fn open(
     if !engine.read_only {
         engine.keep_standing_reserve()?;
         engine.finish_logged_operations()?;
+        engine.finish_snapshot_deletions()?;
         engine.list_orphans()?;
     }
     Ok((engine, report))
@@ -311,7 +320,14 @@ pub(crate) fn open_unfinished(
     options: VolumeOptions,
 ) -> Result<(Arc<Engine>, RecoveryReport)> {
     let device = Device::new(backend.clone());
-    let loaded = load(&device, &options)?;
+    let mut loaded = load(&device, &options)?;
+    if let Some(name) = &options.snapshot {
+        if !options.read_only {
+            return Err(Error::invalid("a snapshot is opened read-only"));
+        }
+        let (_, snapshot) = crate::snapshots::find(&loaded.tree, name)?;
+        loaded = load_from(&device, &options, snapshot.superblock, loaded.slot, Replay::Nothing)?.0;
+    }
     let superblock = &loaded.superblock;
     let mut read_only = options.read_only || device.is_read_only();
     if let Some(because) = superblock.read_only_because() {
@@ -369,7 +385,11 @@ fn new_incarnation(
     mut loaded: Loaded,
     options: VolumeOptions,
 ) -> Result<Parts> {
+    if let Some(name) = &options.roll_back {
+        crate::rollback::check(&loaded.tree, name)?;
+    }
     let plan = options.reshape.as_ref().map(|reshape| reshape.plan(&device, &loaded)).transpose()?;
+    crate::snapshots::keep_all(&device, &loaded.tree)?;
     // Also where nothing of ours was written since the start: what the reads saw may sit in a cache.
     backend.flush()?;
     device.recorded().write_home(&device, loaded.end, &mut |_| Ok(()))?;
@@ -380,8 +400,11 @@ fn new_incarnation(
     if let Some(plan) = &plan {
         plan.apply(&device, &mut loaded)?;
     }
-
     let number = loaded.superblock.checkpoint + 1;
+    if let Some(name) = &options.roll_back {
+        crate::rollback::apply(&device, &mut loaded, name, number)?;
+    }
+
     let frozen = loaded.tree.freeze(loaded.orphans.take_changed(loaded.mends_pool)?);
     let stamp = CheckpointStamp { checkpoint: number, incarnation: loaded.superblock.incarnation + 1 };
     let image = loaded.tree.write_frozen(frozen, stamp)?;
@@ -455,6 +478,7 @@ fn parts(
         alloc,
         cache,
         orphans: loaded.orphans,
+        snapshots: loaded.snapshots,
         options,
         superblock,
         checkpoint,

@@ -91,6 +91,14 @@ impl Session {
         }
     }
 
+    /// Sets the blocks of a region that only snapshots use.
+    pub fn set_dead(&mut self, region: u64, map: &RegionMap) {
+        match map.encode() {
+            Some(value) => self.put(Key::dead(region), &value),
+            None => self.delete(Key::dead(region)),
+        }
+    }
+
     /// Names an orphan in a slot claimed before.
     pub fn orphan_set(&mut self, slot: Slot, inode: InodeNo) {
         self.pending.push(Raw::OrphanSet(slot, inode));

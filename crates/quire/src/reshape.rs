@@ -185,8 +185,8 @@ impl Plan {
     /// Step 3 of the protocol: the next checkpoint, by the superblock in `loaded`, publishes the new shape.
     pub(crate) fn apply(&self, device: &Device, loaded: &mut Loaded) -> Result<()> {
         if let Some((new, old)) = self.moves {
-            change_regions(&loaded.tree, &[new], RegionMap::set_used)?;
-            change_regions(&loaded.tree, &[old], RegionMap::set_free)?;
+            change_regions(&loaded.tree, Key::region, &[new], RegionMap::set_used)?;
+            change_regions(&loaded.tree, Key::region, &[old], RegionMap::set_free)?;
             write_zeros(device, new.start, new.blocks)?;
         }
         loaded.superblock = self.shape.clone();

@@ -44,6 +44,7 @@ use crate::engine::Engine;
 use crate::inode::{Inode, OrphanState};
 use crate::options::OrphanTracking;
 use crate::reservation::{Amount, Reservation, Shortage, Turn};
+use crate::snapshot_table::{Freed, SnapshotTable};
 use quire_base::patience;
 use quire_base::sync::MutexGuard;
 use quire_base::sync::atomic::Ordering;
@@ -81,16 +82,23 @@ pub struct Cost {
     pub bytes: usize,
     /// Frees space or finishes what was promised: may use the reserve that ordinary transactions leave alone.
     pub critical: bool,
+    /// Extents among what is changed.
+    extents: usize,
 }
 
 impl Cost {
     /// Keys and the bytes of their values, records' own bytes added.
     pub fn new(keys: usize, value_bytes: usize) -> Cost {
-        Cost { keys, bytes: value_bytes + 48 * keys + 64, critical: false }
+        Cost { keys, bytes: value_bytes + 48 * keys + 64, critical: false, extents: 0 }
     }
     /// Adds the change of `extents` extents and of the regions that they may lie in.
     pub fn with_extents(self, extents: usize) -> Cost {
-        Cost { keys: self.keys + 3 * extents, bytes: self.bytes + 64 * extents + 32, ..self }
+        Cost {
+            keys: self.keys + 3 * extents,
+            bytes: self.bytes + 64 * extents + 32,
+            extents: self.extents + extents,
+            ..self
+        }
     }
     /// Adds the content of blocks, in so many runs on the device at most.
     pub fn with_data(self, blocks: usize, runs: usize) -> Cost {
@@ -158,7 +166,8 @@ impl Engine {
 
     fn amount(&self, cost: Cost) -> Amount {
         Amount {
-            nodes: self.tree.nodes_for(cost.keys),
+            // Blocks of snapshots change another key of the regions that they lie in.
+            nodes: self.tree.nodes_for(cost.keys + if self.snapshots.any() { 2 * cost.extents } else { 0 }),
             journal_bytes: record_bytes(cost.bytes),
             class: if cost.critical { Class::Critical } else { Class::Normal },
         }
@@ -370,6 +379,11 @@ impl Transaction<'_> {
         }
     }
 
+    /// Frees blocks that only a snapshot had.
+    pub(crate) fn reclaim(&mut self, run: Run) {
+        self.changes.push(Change::Reclaim { start: run.start, blocks: run.blocks as u32 });
+    }
+
     /// Gives blocks of a file content, after all changes of extents. The caller holds the lock that orders
     /// that content.
     pub fn data(&mut self, start: BlockNo, bytes: std::sync::Arc<[u8]>) {
@@ -406,13 +420,23 @@ impl Transaction<'_> {
     }
 
     /// Appends and applies. On an error nothing has changed, or the volume is shut down.
-    pub(crate) fn commit(mut self, depends: Depends<'_>) -> Result<Seq> {
+    pub(crate) fn commit(self, depends: Depends<'_>) -> Result<Seq> {
+        self.commit_by(depends, false)
+    }
+
+    /// As [`Transaction::commit`], while no other change is between its `Seq` and its last apply: for what
+    /// says how others are applied.
+    pub(crate) fn commit_alone(self, depends: Depends<'_>) -> Result<Seq> {
+        self.commit_by(depends, true)
+    }
+
+    fn commit_by(mut self, depends: Depends<'_>, alone: bool) -> Result<Seq> {
         let engine = self.engine;
         let mut keys = Vec::with_capacity(self.changes.len() + 4);
         let mut freed = Vec::new();
         let mut encoder = record::Encoder::new();
         for change in &self.changes {
-            touched_keys(change, &mut keys, &mut freed)?;
+            touched_keys(change, &engine.snapshots, &mut keys, &mut freed)?;
             encoder.push(change);
         }
         let payload = encoder.finish();
@@ -427,15 +451,16 @@ impl Transaction<'_> {
         engine.check_writable()?;
 
         let journal = engine.journal()?;
-        let barrier = engine.barrier.shared();
+        let whole = alone.then(|| engine.barrier.whole());
+        let shared = (!alone).then(|| engine.barrier.shared());
         let seq = journal.append_after(&mut self.reservation.journal, &payload, depends.mark());
         for change in &self.changes {
             if let Err(error) = engine.apply(change, seq) {
-                drop(barrier);
+                drop((whole, shared));
                 return Err(engine.shut_down(&error.context("applying a journaled change")));
             }
         }
-        drop(barrier);
+        drop((whole, shared));
         engine.counters.transactions.add(1);
         if journal_is_filling(journal) || engine.tree.wants_checkpoint() {
             engine.want_checkpoint();
@@ -445,26 +470,40 @@ impl Transaction<'_> {
 }
 
 /// The keys whose leaves applying a change needs, and the runs it frees.
-fn touched_keys(change: &Change, keys: &mut Vec<Key>, freed: &mut Vec<Run>) -> Result<()> {
-    let mut regions = |run: Run| {
-        for (region, _, _) in split_by_region(run) {
-            keys.push(Key::region(region));
-        }
+fn touched_keys(
+    change: &Change,
+    snapshots: &SnapshotTable,
+    keys: &mut Vec<Key>,
+    freed: &mut Vec<Run>,
+) -> Result<()> {
+    let mut regions = |run: Run, key: fn(u64) -> Key| {
+        keys.extend(split_by_region(run).map(|(region, ..)| key(region)));
     };
     match change {
         Change::Put { key, .. } | Change::Delete { key } => keys.push(*key),
         Change::Extents { inode, removed, inserted } => {
-            let (free, allocate) = quire_format::extent::subtract(removed, inserted)?;
-            for &run in free.iter().chain(&allocate) {
-                regions(run);
-            }
+            let allocate = quire_format::extent::subtract(removed, inserted)?.1;
+            let Freed { own: free, shared } = snapshots.freed(removed, inserted)?;
+            free.iter().chain(&allocate).for_each(|run| regions(*run, Key::region));
+            // Some may be free then, after all: a snapshot may be deleted in between.
+            shared.iter().for_each(|run| {
+                regions(*run, Key::region);
+                regions(*run, Key::dead);
+            });
+            freed.extend(shared);
             keys.extend(removed.iter().chain(inserted).map(|extent| Key::extent(*inode, extent.file_block)));
             freed.extend(free);
         }
-        Change::PoolGrow { start, blocks } => regions(Run::new(*start, u64::from(*blocks))),
+        Change::PoolGrow { start, blocks } => regions(chunk_run(*start, *blocks), Key::region),
         Change::PoolShrink { start, blocks } => {
-            let run = Run::new(*start, u64::from(*blocks));
-            regions(run);
+            let run = chunk_run(*start, *blocks);
+            regions(run, Key::region);
+            freed.push(run);
+        }
+        Change::Reclaim { start, blocks } => {
+            let run = chunk_run(*start, *blocks);
+            regions(run, Key::region);
+            regions(run, Key::dead);
             freed.push(run);
         }
         Change::OrphanSet { .. } | Change::OrphanClear { .. } | Change::Data { .. } => {}

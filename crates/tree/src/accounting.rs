@@ -139,6 +139,12 @@ impl Accounting {
         self.live.fetch_sub(1, Ordering::AcqRel);
     }
 
+    /// A tree of `old` nodes gave way to one of `new` nodes.
+    pub(crate) fn nodes_replaced(&self, old: u64, new: u64) {
+        self.live.fetch_add(new, Ordering::AcqRel);
+        self.live.fetch_sub(old, Ordering::AcqRel);
+    }
+
     pub(crate) fn node_marked(&self) {
         self.dirty.fetch_add(1, Ordering::AcqRel);
     }

@@ -24,6 +24,7 @@
 //! | `checkpoint` | freezing an epoch and writing it |
 //! | `accounting` | reservations: how much may be dirty, so that a checkpoint always has memory and room |
 //! | `pool`, `manifest` | the blocks that hold all this, and their map |
+//! | `replace` | going back to a kept tree of names |
 //! | `walk` | every node, for fsck and dumps |
 //! | `node`, `inner`, `pin` | nodes in memory; inner nodes, which are replaced and not changed; when memory is freed |
 //!
@@ -55,6 +56,7 @@ mod manifest;
 mod node;
 mod pin;
 mod pool;
+mod replace;
 pub mod scrub;
 mod shape;
 mod stats;

@@ -11,6 +11,9 @@
 //! Where metadata has two copies, first copies come from the lower half of the pool's blocks and second ones
 //! from the upper half, so that they lie far apart. When one half is full the other serves for both.
 //!
+//! A checkpoint may be *kept*, for a snapshot. What it needs stays `busy`, whether the newest one needs it or
+//! not; the map on disk lists only what the newest one needs, since each kept checkpoint has its own map.
+//!
 //! Invariants: `current` is a subset of `busy`; a chunk added in an epoch is handed out and listed only by
 //! checkpoints of that epoch and later ones, since an earlier one's replay adds it again; a chunk removed in
 //! an epoch is still listed, empty, by checkpoints of earlier ones. No device I/O happens under the pool's
@@ -24,7 +27,7 @@ use quire_base::{BlockNo, Error, ErrorKind, Result};
 use quire_format::extent::Run;
 use quire_format::place::{NO_TWIN, Place};
 use quire_format::pool::{BITMAP_WORDS, CHUNK_BLOCKS_MAX, ChunkEntry, ManifestRef, OrphanRef, used_count};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 type Bitmap = [u64; BITMAP_WORDS];
@@ -36,6 +39,8 @@ pub(crate) struct Chunk {
     blocks: u32,
     current: Bitmap,
     busy: Bitmap,
+    /// Blocks that a kept checkpoint needs.
+    held: Bitmap,
     /// The epoch whose changes added it.
     added: u64,
     /// No longer handed out, since it is about to be removed.
@@ -53,6 +58,8 @@ pub struct PoolState {
     pub(crate) orphans: Vec<OrphanRef>,
     /// Freed blocks that are still busy, by the checkpoint that freed them.
     freed: VecDeque<(u64, Vec<BlockNo>)>,
+    /// What kept checkpoints need, by the number that each is kept under.
+    kept: BTreeMap<u32, Vec<ChunkEntry>>,
     /// Whether everything has two copies.
     mirrored: bool,
     /// Whether a page of the manifest, or an orphan block, was read from its second copy.
@@ -141,7 +148,78 @@ impl PoolState {
 
     /// Blocks beside nodes that three checkpoints can need.
     pub(crate) fn overhead(&self) -> u64 {
-        3 * self.copies() * (self.manifest_pages() + 1 + self.orphans.len() as u64)
+        3 * self.copies() * (self.manifest_pages() + 1 + self.orphans.len() as u64) + self.only_kept_blocks()
+    }
+
+    /// Blocks that kept checkpoints need, and the newest one does not.
+    pub fn only_kept_blocks(&self) -> u64 {
+        let count = |chunk: &Chunk| -> u64 {
+            chunk.held.iter().zip(&chunk.current).map(|(held, now)| u64::from((held & !now).count_ones())).sum()
+        };
+        self.chunks.iter().map(count).sum()
+    }
+
+    /// What the newest checkpoint needs, by chunk. No checkpoint is being written.
+    pub fn newest_entries(&self) -> Vec<ChunkEntry> {
+        self.entries(u64::MAX)
+    }
+
+    /// Keeps what a checkpoint needs.
+    ///
+    /// Errors: `Corrupt` if it needs what is not the pool's.
+    pub(crate) fn keep(&mut self, number: u32, entries: Vec<ChunkEntry>) -> Result<()> {
+        for entry in &entries {
+            for bit in bits_of(&entry.used) {
+                let block = entry.start.offset(bit.into());
+                let Some((chunk, bit)) = self.find(block) else {
+                    return Err(Error::corrupt(format!(
+                        "snapshot {number} has metadata at block {block}, outside of the metadata pool"
+                    )));
+                };
+                set(&mut self.chunks[chunk].held, bit);
+                set(&mut self.chunks[chunk].busy, bit);
+            }
+        }
+        self.kept.insert(number, entries);
+        Ok(())
+    }
+
+    /// Whether a kept checkpoint needs a block.
+    pub(crate) fn is_kept(&self, block: BlockNo) -> bool {
+        self.find(block).is_some_and(|(chunk, bit)| get(&self.chunks[chunk].held, bit))
+    }
+
+    /// The next checkpoint needs these blocks, which are kept.
+    pub(crate) fn use_kept(&mut self, blocks: impl Iterator<Item = BlockNo>) {
+        for block in blocks {
+            if let Some((chunk, bit)) = self.find(block) {
+                set(&mut self.chunks[chunk].current, bit);
+            }
+        }
+    }
+
+    /// Keeps a checkpoint no longer: what it alone needed is free once checkpoint `checkpoint`, the next one,
+    /// is in both slots.
+    pub(crate) fn let_go(&mut self, number: u32, checkpoint: u64) {
+        let Some(gone) = self.kept.remove(&number) else { return };
+        self.chunks.iter_mut().for_each(|chunk| chunk.held = [0; BITMAP_WORDS]);
+        let kept: Vec<BlockNo> = self.kept.values().flatten().flat_map(blocks_of).collect();
+        for block in kept {
+            if let Some((chunk, bit)) = self.find(block) {
+                set(&mut self.chunks[chunk].held, bit);
+            }
+        }
+        let free = |block: &BlockNo| {
+            self.find(*block).is_some_and(|(chunk, bit)| {
+                !get(&self.chunks[chunk].held, bit) && !get(&self.chunks[chunk].current, bit)
+            })
+        };
+        let blocks: BTreeSet<BlockNo> = gone.iter().flat_map(blocks_of).filter(free).collect();
+        // Some were freed by a checkpoint whose successor is not there yet: they wait for the later one.
+        self.freed.iter_mut().for_each(|(_, freed)| freed.retain(|block| !blocks.contains(block)));
+        if !blocks.is_empty() {
+            self.freed.push_back((checkpoint, blocks.into_iter().collect()));
+        }
     }
 
     /// Entries for the map of the checkpoint of `epoch`.
@@ -336,7 +414,9 @@ impl PoolState {
         while self.freed.front().is_some_and(|(number, _)| *number <= checkpoint) {
             let (_, blocks) = self.freed.pop_front().expect("the front was looked at");
             for block in blocks {
-                if let Some((chunk, bit)) = self.find(block) {
+                if let Some((chunk, bit)) = self.find(block)
+                    && !get(&self.chunks[chunk].held, bit)
+                {
                     clear(&mut self.chunks[chunk].busy, bit);
                 }
             }
@@ -350,9 +430,21 @@ impl PoolState {
     }
 }
 
+/// The blocks that an entry calls used.
+fn blocks_of(entry: &ChunkEntry) -> impl Iterator<Item = BlockNo> {
+    let start = entry.start;
+    bits_of(&entry.used).map(move |bit| start.offset(bit.into()))
+}
+
+fn bits_of(bitmap: &Bitmap) -> impl Iterator<Item = u32> {
+    let bitmap = *bitmap;
+    (0..CHUNK_BLOCKS_MAX).filter(move |bit| get(&bitmap, *bit))
+}
+
 impl Chunk {
     fn new(start: BlockNo, blocks: u32, added: u64) -> Chunk {
-        Chunk { start, blocks, current: [0; BITMAP_WORDS], busy: [0; BITMAP_WORDS], added, retired: false }
+        let none = [0; BITMAP_WORDS];
+        Chunk { start, blocks, current: none, busy: none, held: none, added, retired: false }
     }
 
     fn end(&self) -> BlockNo {

@@ -340,7 +340,7 @@ impl Tree {
 }
 
 impl Root {
-    fn set(&self, root: Arc<Node>, pin: &Pin) {
+    pub(crate) fn set(&self, root: Arc<Node>, pin: &Pin) {
         self.level.store(u64::from(root.level), Ordering::Release);
         self.node.replace(root, pin);
     }

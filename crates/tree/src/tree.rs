@@ -19,6 +19,7 @@ use quire_base::{BlockNo, Error, ErrorKind, Result};
 use quire_device::Device;
 use quire_format::extent::Run;
 use quire_format::key::{Key, VALUE_MAX};
+use quire_format::pool::ChunkEntry;
 use quire_format::node::{CHILDREN_MAX, NodePage, Roots, TREE_BOUNDS, TREES};
 
 /// The top of one of the two trees.
@@ -253,6 +254,23 @@ impl Tree {
     /// Takes back [`Tree::pool_retire`].
     pub fn pool_unretire(&self, start: BlockNo) {
         self.pool.lock().unretire(start);
+    }
+
+    /// Keeps what a checkpoint needs, under a number of the caller's.
+    ///
+    /// Errors: `Corrupt` if it needs what is not the pool's.
+    pub fn keep(&self, number: u32, entries: Vec<ChunkEntry>) -> Result<()> {
+        let mut pool = self.pool.lock();
+        pool.keep(number, entries)?;
+        self.accounting.set_pool(pool.blocks(), pool.overhead());
+        Ok(())
+    }
+
+    /// Keeps a checkpoint no longer. Checkpoint `checkpoint`, the next one, is the first without it.
+    pub fn let_go(&self, number: u32, checkpoint: u64) {
+        let mut pool = self.pool.lock();
+        pool.let_go(number, checkpoint);
+        self.accounting.set_pool(pool.blocks(), pool.overhead());
     }
 
     /// The pool's chunks, ascending.

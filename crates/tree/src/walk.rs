@@ -36,7 +36,7 @@ impl Tree {
         Ok(())
     }
 
-    fn walk_child(&self, child: &Child, visit: &mut Visit<'_>) -> Result<()> {
+    pub(crate) fn walk_child(&self, child: &Child, visit: &mut Visit<'_>) -> Result<()> {
         match child {
             Child::Resident(node) => {
                 let (page, children) = self.snapshot(node);

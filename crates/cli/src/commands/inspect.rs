@@ -12,6 +12,7 @@ use quire_format::inode::InodeRecord;
 use quire_format::key::{Key, KeyKind};
 use quire_format::logged::LoggedOp;
 use quire_format::region::RegionMap;
+use quire_format::snapshot::Snapshot;
 use quire_format::superblock::Superblock;
 use quire_format::xattr;
 use serde_json::{Value, json};
@@ -130,6 +131,13 @@ fn describe(key: Key, value: &[u8]) -> String {
         KeyKind::FreeSpace => {
             RegionMap::decode(value).map(|region| format!("{} blocks used", region.used_count()))
         }
+        KeyKind::Dead => {
+            RegionMap::decode(value).map(|region| format!("{} blocks of snapshots only", region.used_count()))
+        }
+        KeyKind::Snapshot => Snapshot::decode(value).map(|snapshot| {
+            let state = if snapshot.deleting.is_some() { ", being deleted" } else { "" };
+            format!("{:?} of checkpoint {}{state}", snapshot.name, snapshot.superblock.checkpoint)
+        }),
         KeyKind::LoggedOp => LoggedOp::decode(value).map(|operation| format!("{operation:?}")),
         KeyKind::Xattr => {
             let (_, _, piece) = xattr::split_offset(key.offset);

@@ -40,7 +40,7 @@ pub fn label(arguments: &Label) -> Outcome {
 }
 
 /// The path of a volume; a mount point is none, but is easily given for one.
-fn unmounted(volume: &Path) -> Outcome<PathBuf> {
+pub fn unmounted(volume: &Path) -> Outcome<PathBuf> {
     let volume = image::find(volume)?;
     if volume.is_dir() {
         return Err(Failure::new(

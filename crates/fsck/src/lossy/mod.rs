@@ -27,6 +27,7 @@ use crate::issue::{Issue, IssueKind, Severity};
 use crate::progress::Meter;
 use crate::repair;
 use crate::report::{Findings, Report};
+use crate::snapshots;
 use crate::superblocks::areas_join;
 use crate::view::View;
 use crate::{Progress, analysis};
@@ -152,15 +153,17 @@ fn gather(
     let superblock = session.superblock().clone();
     let tree = session.tree().clone();
     let orphans = session.orphans().into_iter().map(|(slot, inode)| (slot.0, inode.0)).collect();
+    let mut findings = Findings::default();
+    let held = snapshots::held(&device, &tree, &mut findings)?;
     let view = View {
         superblock: &superblock,
         tree: &tree,
         orphans,
         chunks: &chunks,
+        held: &held,
         pool_holds: None,
         counters: false,
     };
-    let mut findings = Findings::default();
     let analysis = analysis::run(&view, &mut findings, tell)?;
     losses.extend(losses::list(&view, &findings, &analysis.contents, &lost, &doubtful, &cut)?);
     repair::rounds(backend, &mut session, &chunks, tell)?;

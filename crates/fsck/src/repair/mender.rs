@@ -143,6 +143,10 @@ impl<'a> Mender<'a> {
                 }
                 _ => {}
             }
+            if exact && comparison.marked_dead.as_ref().ok() != Some(&comparison.dead) {
+                session.set_dead(comparison.region, &space::map_of(&comparison.dead)?);
+                wrong.push(comparison.region);
+            }
             if comparison.marked.as_ref().ok() != Some(&bits) {
                 session.set_region(comparison.region, &space::map_of(&bits)?);
                 wrong.push(comparison.region);

@@ -29,12 +29,13 @@ use crate::examine::{self, Examined};
 use crate::fix::Fixes;
 use crate::issue::{Issue, IssueKind};
 use crate::report::{Findings, Place, Report};
+use crate::snapshots;
 use crate::view::View;
 use mender::Mender;
 use quire::internals::repair::Session;
 use quire_base::sync::Arc;
 use quire_base::{BlockNo, Error, Result};
-use quire_device::Backend;
+use quire_device::{Backend, Device};
 use quire_format::extent::Run;
 
 /// More rounds than any mixture of damage needs; a bound, not an expectation.
@@ -66,10 +67,10 @@ pub(crate) fn run(
         copies::mend(&**backend, &first.checkpoints[chosen].copies)?;
     }
     let mended = match first.chosen {
-        Some(chosen) => mend(backend, &before.fixes, &first.checkpoints, chosen, &first.chunks, tell),
+        Some(chosen) => mend(backend, &before.fixes, &first, chosen, tell),
         // Recovery refuses the volume for the sake of its pool's map: with a new one it may not.
         None if before.fixes.pool && first.checkpoints.first().is_some_and(|newest| newest.whole) => {
-            rewrite_pool(backend, &first.checkpoints, 0, &before.fixes, &first.chunks, tell)
+            rewrite_pool(backend, &first, 0, &before.fixes, tell)
         }
         None => return Ok(before.into_report()),
     };
@@ -87,16 +88,17 @@ pub(crate) fn run(
 /// Writes a new map of the pool, and goes on with what is found then.
 fn rewrite_pool(
     backend: &Arc<dyn Backend>,
-    checkpoints: &[Checkpoint],
+    examined: &Examined,
     chosen: usize,
     fixes: &Fixes,
-    chunks: &[Run],
     tell: Option<&dyn Fn(Progress)>,
 ) -> Result<()> {
+    let chunks = &examined.chunks;
     // Chunks that the journal takes away are data space by its end.
     let kept = |block: BlockNo| chunks.iter().any(|run| run.start <= block && block < run.end());
     let avoid = |block: BlockNo| !chunks.is_empty() && !kept(block);
-    pool::rewrite(&**backend, checkpoints, chosen, &fixes.release, &avoid)?;
+    let needed: Vec<Checkpoint> = examined.checkpoints.iter().chain(&examined.kept).cloned().collect();
+    pool::rewrite(&**backend, &needed, chosen, &fixes.release, &avoid)?;
     let mut again = examine::run(backend, tell)?;
     let Some(chosen) = again.chosen else { return Ok(()) };
     // What a new map does not mend, another one will not either.
@@ -105,25 +107,25 @@ fn rewrite_pool(
     if !again.may_be_written() {
         return Ok(());
     }
-    mend(backend, &again.findings.fixes, &again.checkpoints, chosen, &again.chunks, tell)
+    let fixes = std::mem::take(&mut again.findings.fixes);
+    mend(backend, &fixes, &again, chosen, tell)
 }
 
 fn mend(
     backend: &Arc<dyn Backend>,
     fixes: &Fixes,
-    checkpoints: &[Checkpoint],
+    examined: &Examined,
     chosen: usize,
-    chunks: &[Run],
     tell: Option<&dyn Fn(Progress)>,
 ) -> Result<()> {
     if fixes.pool {
-        return rewrite_pool(backend, checkpoints, chosen, fixes, chunks, tell);
+        return rewrite_pool(backend, examined, chosen, fixes, tell);
     }
     if let Some(slot) = fixes.abandon_slot {
-        slot::abandon(&**backend, &checkpoints[chosen].superblock, slot)?;
+        slot::abandon(&**backend, &examined.checkpoints[chosen].superblock, slot)?;
     }
     let mut session = Session::open(backend.clone())?;
-    rounds(backend, &mut session, chunks, tell)?;
+    rounds(backend, &mut session, &examined.chunks, tell)?;
     session.close()?;
     if fixes.clear_error_flag {
         slot::clear_error_flags(&**backend)?;
@@ -138,12 +140,21 @@ pub(crate) fn rounds(
     tell: Option<&dyn Fn(Progress)>,
 ) -> Result<()> {
     let superblock = session.superblock().clone();
+    let device = Device::new(backend.clone());
     for _ in 0..ROUNDS_MAX {
         let tree = session.tree().clone();
         let orphans = session.orphans().into_iter().map(|(slot, inode)| (slot.0, inode.0)).collect();
-        let view =
-            View { superblock: &superblock, tree: &tree, orphans, chunks, pool_holds: None, counters: false };
         let mut findings = Findings::default();
+        let held = snapshots::held(&device, &tree, &mut findings)?;
+        let view = View {
+            superblock: &superblock,
+            tree: &tree,
+            orphans,
+            chunks,
+            held: &held,
+            pool_holds: None,
+            counters: false,
+        };
         let analysis = analysis::run(&view, &mut findings, tell)?;
         let mut fixes = findings.fixes;
         if fixes.names_unsettled() {

@@ -26,7 +26,8 @@ use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, BlockNo, InodeNo, Result};
 use quire_cache::{Backing, Contents, Home, Mapping, PlacedRun, Placement, RECORD_BLOCKS, Run};
-use quire_format::extent::{Extent, Run as DiskRun, extents_of_run};
+use crate::snapshot_table::SnapshotTable;
+use quire_format::extent::{Extent, Run as DiskRun, extents_of_run, subtract, total_blocks};
 use quire_format::key::Key;
 use quire_format::region::split_by_region;
 use quire_tree::Ticket;
@@ -53,7 +54,7 @@ impl Backing for Inode {
     fn map(&self, block: u64, count: u64) -> Result<Vec<Run>> {
         let extents = self.read_extents(block, count, MAP_EXTENTS)?;
         let whole = extents.len() < MAP_EXTENTS;
-        Ok(runs_of(&extents, block, count, whole))
+        Ok(runs_of(&extents, block, count, whole, &self.engine.snapshots))
     }
 
     fn reserve(&self, blocks: u64) -> Result<()> {
@@ -86,7 +87,10 @@ impl Backing for Inode {
                     before = Before::Unknown;
                     placed.push(PlacedRun { file_block: run.file_block, count: run.count, home });
                 }
-                Home::Hole => {
+                Home::Hole | Home::Shared(_) => {
+                    if run.home != Home::Hole {
+                        zeroed = false;
+                    }
                     let room = most - placed.len();
                     let got = match engine.place_hole(self, run.file_block, run.count, room, &mut zeroed) {
                         Ok(runs) => runs,
@@ -222,7 +226,13 @@ pub(super) fn written_cost(runs: usize) -> Cost {
 }
 
 /// Extents as runs without gaps over `block..block + count`; if the list was cut, up to its last extent.
-fn runs_of(extents: &[Extent], block: u64, count: u64, whole: bool) -> Vec<Run> {
+fn runs_of(
+    extents: &[Extent],
+    block: u64,
+    count: u64,
+    whole: bool,
+    snapshots: &SnapshotTable,
+) -> Vec<Run> {
     let end = block + count;
     let mut runs = Vec::with_capacity(2 * extents.len() + 1);
     let mut at = block;
@@ -232,6 +242,8 @@ fn runs_of(extents: &[Extent], block: u64, count: u64, whole: bool) -> Vec<Run> 
         }
         let home = if extent.unwritten {
             Home::Unwritten(extent.disk_block)
+        } else if snapshots.share(&extent) {
+            Home::Shared(extent.disk_block)
         } else {
             Home::Written(extent.disk_block)
         };
@@ -364,7 +376,7 @@ impl Engine {
         let mut meta = inode.meta();
         let mut pieces = Vec::with_capacity(runs.len());
         for run in runs {
-            pieces.extend(extents_of_run(run.file_block, DiskRun::new(run.home, run.count), false));
+            pieces.extend(extents_of_run(run.file_block, DiskRun::new(run.home, run.count), false, self.snapshots.epoch()));
         }
         let plan = self.plan_overlay(inode, &pieces)?;
         inode.fold_times(&mut meta);
@@ -383,9 +395,13 @@ impl Engine {
                 return Ok(false);
             }
         }
+        // Blocks that take the place of a snapshot's had been promised to the data, too.
+        let gained = match self.snapshots.epoch() {
+            0 => plan_gained.max(0) as u64,
+            _ => total_blocks(&subtract(&plan.removed, &plan.inserted)?.1),
+        };
         transaction.put_inode(inode.number, &record);
         transaction.extents(inode.number, plan.removed, plan.inserted);
-        let gained = plan_gained.max(0) as u64;
         let depends = if ahead.is_some() { Depends::Nothing } else { Depends::DataOf(inode) };
         self.commit_extents(inode, transaction, depends)?;
         self.redeem(inode, gained);
@@ -433,7 +449,13 @@ impl Engine {
     pub(crate) fn take_back(&self, inode: &Inode, placement: &Placement) {
         for run in &placement.runs {
             let holes = match inode.map(run.file_block, run.count) {
-                Ok(runs) => runs.into_iter().filter(|run| run.home == Home::Hole).collect::<Vec<_>>(),
+                Ok(runs) => runs
+                    .into_iter()
+                    .filter(|now| {
+                        let placed = run.home.offset(now.file_block - run.file_block);
+                        now.home.needs_blocks() && now.home != Home::Shared(placed)
+                    })
+                    .collect::<Vec<_>>(),
                 Err(error) => {
                     tracing::error!(%error, "blocks of a failed write stay out of use until the next mount");
                     continue;

@@ -97,9 +97,9 @@ impl Engine {
         while !out.is_empty() {
             for run in inode.map(block, (out.len() / BLOCK_SIZE) as u64)? {
                 let (piece, rest) = out.split_at_mut(run.count as usize * BLOCK_SIZE);
-                match run.home {
-                    Home::Written(at) => reads.push((at, piece)),
-                    Home::Hole | Home::Unwritten(_) => piece.fill(0),
+                match run.home.data() {
+                    Some(at) => reads.push((at, piece)),
+                    None => piece.fill(0),
                 }
                 out = rest;
                 block += run.count;
@@ -276,13 +276,13 @@ fn holes_in(inode: &Inode, first: u64, count: u64) -> Result<u64> {
     Ok(hole_runs(inode, first, count)?.iter().map(|(_, count)| count).sum())
 }
 
-/// The holes of a range as (first block, count).
+/// The parts of a range that need blocks to be written, as (first block, count).
 fn hole_runs(inode: &Inode, first: u64, count: u64) -> Result<Vec<(u64, u64)>> {
     let mut holes = Vec::new();
     let mut block = first;
     while block < first + count {
         for run in inode.map(block, first + count - block)? {
-            if run.home == Home::Hole {
+            if run.home.needs_blocks() {
                 holes.push((run.file_block, run.count));
             }
             block = run.file_block + run.count;

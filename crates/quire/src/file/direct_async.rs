@@ -185,9 +185,9 @@ impl Engine {
             for run in inode.map(block, last - block)? {
                 let from = (run.file_block - first) as usize * BLOCK_SIZE;
                 let bytes = run.count as usize * BLOCK_SIZE;
-                match run.home {
-                    Home::Written(at) => cut(&mut transfers, at, from, bytes),
-                    Home::Hole | Home::Unwritten(_) => buffer[from..from + bytes].fill(0),
+                match run.home.data() {
+                    Some(at) => cut(&mut transfers, at, from, bytes),
+                    None => buffer[from..from + bytes].fill(0),
                 }
                 block = run.file_block + run.count;
             }

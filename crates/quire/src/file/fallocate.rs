@@ -225,7 +225,13 @@ impl Engine {
             .map(|extent| Extent { unwritten: true, ..extent })
             .collect();
         let next = pieces.last().filter(|_| found.len() == most).map_or(blocks.end, Extent::file_end);
-        let plan = self.plan_overlay(inode, &pieces)?;
+        // A written block of a snapshot keeps its content: it leaves the file, which gets a hole there.
+        let (gone, pieces): (Vec<_>, Vec<_>) = found
+            .iter()
+            .filter_map(|extent| extent.clip(blocks.start, blocks.end))
+            .partition(|extent| !extent.unwritten && self.snapshots.share(extent));
+        let pieces: Vec<_> = pieces.into_iter().map(|extent| Extent { unwritten: true, ..extent }).collect();
+        let plan = self.plan_without(inode, &gone, &pieces)?;
         if plan.len() == 0 && grown.is_none() && transaction.is_empty() {
             return Ok(next);
         }
@@ -309,7 +315,7 @@ impl Engine {
         let mut pieces = Vec::new();
         let mut covered = 0;
         for run in &runs {
-            pieces.extend(extents_of_run(at + covered, *run, true));
+            pieces.extend(extents_of_run(at + covered, *run, true, self.snapshots.epoch()));
             covered += run.blocks;
         }
         let committed = (|| {

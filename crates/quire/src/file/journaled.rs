@@ -82,7 +82,7 @@ impl<'a> FileData<'a> {
                 let (homes, is_new) = match run.home {
                     Home::Written(home) => (vec![Run::new(home, run.count)], false),
                     Home::Unwritten(home) => (vec![Run::new(home, run.count)], true),
-                    Home::Hole => (self.allocate(run.file_block, run.count)?, true),
+                    Home::Hole | Home::Shared(_) => (self.allocate(run.file_block, run.count)?, true),
                 };
                 for home in homes {
                     let mut bytes: Arc<[u8]> =
@@ -170,7 +170,7 @@ impl<'a> FileData<'a> {
             .pieces
             .iter()
             .filter(|piece| piece.is_new)
-            .flat_map(|piece| extents_of_run(piece.file_block, piece.home, false))
+            .flat_map(|piece| extents_of_run(piece.file_block, piece.home, false, engine.snapshots.epoch()))
             .collect();
         let freed = self.freed().unwrap_or_default();
         let Some(first_freed) = freed.first() else { return engine.plan_overlay(inode, &new) };
@@ -179,6 +179,7 @@ impl<'a> FileData<'a> {
         let from = from.min(first_freed.file_block);
         let before = engine.extents_in(inode, from, FILE_BLOCKS_MAX - from, usize::MAX)?;
         let kept: Vec<Extent> = before.iter().filter_map(|extent| extent.clip(0, end)).collect();
+        let new = engine.snapshots.keep_births(&before, &new);
         Ok(Replacement::between(before, overlay(&kept, &new)))
     }
 }

@@ -63,6 +63,8 @@ mod resize;
 #[cfg(not(any(loom, shuttle)))]
 mod small_files;
 #[cfg(not(any(loom, shuttle)))]
+mod snapshots;
+#[cfg(not(any(loom, shuttle)))]
 mod space;
 #[cfg(not(any(loom, shuttle)))]
 mod stale_growth;

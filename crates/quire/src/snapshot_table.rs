@@ -1,0 +1,136 @@
+//! Which blocks belong to snapshots: the table in memory, and the rule.
+//!
+//! Extents carry the number of the last snapshot that had been taken when their blocks were allocated, their
+//! *birth*. A block that a file has belongs to the newest snapshot, too, if it was born before that. (It
+//! belongs to older ones then as well, from the first behind its birth on: a block that a file has is never
+//! free in between.) So the test is one comparison, and without snapshots it is never true.
+//!
+//! What belongs to a snapshot is *shared*. Written shared blocks keep their content: new content goes to fresh
+//! blocks ([`quire_cache::Home::Shared`]). A shared block that leaves its file stays in use, and becomes *dead*
+//! (a key of its region); deleting snapshots frees the dead ([`crate::snapshots`]).
+//!
+//! Invariants: the table changes only while no other change is applied ([`Turn`] of the barrier), so whether a
+//! block that a record frees is shared depends on the records before it alone, live and in replay. An extent
+//! that keeps its blocks keeps their birth, whatever else of it changes.
+//!
+//! Neighbours: [`crate::apply`] tells of changes of the table; `format::snapshot` has its values.
+//!
+//! [`Turn`]: crate::transaction::Transaction::commit_alone
+
+use quire_base::Result;
+use quire_base::sync::Mutex;
+use quire_base::sync::atomic::{AtomicU32, Ordering};
+use quire_format::extent::{Extent, Run, subtract};
+use quire_format::key::{Key, KeyKind};
+use quire_format::snapshot::Snapshot;
+use quire_tree::Tree;
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+
+/// See the module's documentation.
+#[derive(Default)]
+pub(crate) struct SnapshotTable {
+    /// The newest snapshot that is not being deleted; 0: there is none.
+    newest: AtomicU32,
+    /// The last snapshot ever taken.
+    epoch: AtomicU32,
+    /// By number, whether it is being deleted.
+    all: Mutex<BTreeMap<u32, bool>>,
+}
+
+/// The blocks that a change of extents takes from a file.
+pub(crate) struct Freed {
+    /// Those that are free then.
+    pub(crate) own: Vec<Run>,
+    /// Those that a snapshot has, too.
+    pub(crate) shared: Vec<Run>,
+}
+
+impl SnapshotTable {
+    /// The table that a tree has.
+    pub(crate) fn load(tree: &Tree, epoch: u32) -> Result<SnapshotTable> {
+        let table = SnapshotTable::default();
+        table.epoch.store(epoch, Ordering::Relaxed);
+        let mut outcome = Ok(());
+        tree.scan(Key::snapshot(0), Key::snapshot(u32::MAX), &mut |key, value| {
+            outcome = table.put(key, value);
+            if outcome.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        outcome.map(|()| table)
+    }
+
+    /// A snapshot was put into the tree, or is being deleted from now on.
+    pub(crate) fn put(&self, key: Key, value: &[u8]) -> Result<()> {
+        debug_assert_eq!(key.kind, KeyKind::Snapshot);
+        let number = key.offset as u32;
+        let deleting = Snapshot::decode(value)?.deleting.is_some();
+        let mut all = self.all.lock();
+        all.insert(number, deleting);
+        self.epoch.fetch_max(number, Ordering::Relaxed);
+        self.choose(&all);
+        Ok(())
+    }
+
+    /// A snapshot is no more.
+    pub(crate) fn delete(&self, key: Key) {
+        let mut all = self.all.lock();
+        all.remove(&(key.offset as u32));
+        self.choose(&all);
+    }
+
+    fn choose(&self, all: &BTreeMap<u32, bool>) {
+        let newest = all.iter().rev().find(|(_, deleting)| !**deleting);
+        self.newest.store(newest.map_or(0, |(number, _)| *number), Ordering::Release);
+    }
+
+    /// The last snapshot ever taken: the birth of what is allocated now.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    /// Whether there is a snapshot that shares blocks with files.
+    pub(crate) fn any(&self) -> bool {
+        self.newest.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether a snapshot has the blocks of an extent, too.
+    #[inline]
+    pub(crate) fn share(&self, extent: &Extent) -> bool {
+        extent.birth < self.newest.load(Ordering::Relaxed)
+    }
+
+    /// What becomes of the blocks that a change of extents takes from a file.
+    pub(crate) fn freed(&self, removed: &[Extent], inserted: &[Extent]) -> Result<Freed> {
+        if !self.any() {
+            return Ok(Freed { own: subtract(removed, inserted)?.0, shared: Vec::new() });
+        }
+        let part = |shared: bool| {
+            let removed = removed.iter().filter(|extent| self.share(extent) == shared);
+            subtract(removed, inserted).map(|(freed, _)| freed)
+        };
+        Ok(Freed { own: part(false)?, shared: part(true)? })
+    }
+
+    /// Extents that are to be laid over those of a file: where they have the blocks that the file has there
+    /// already, with the birth of these.
+    pub(crate) fn keep_births(&self, before: &[Extent], pieces: &[Extent]) -> Vec<Extent> {
+        if self.epoch() == 0 {
+            return pieces.to_vec();
+        }
+        let mut kept = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            let mut at = piece.file_block;
+            for old in before.iter().filter_map(|old| old.clip(piece.file_block, piece.file_end())) {
+                if piece.disk_block_of(old.file_block) != Some(old.disk_block) {
+                    continue;
+                }
+                kept.extend(piece.clip(at, old.file_block));
+                let same = piece.clip(old.file_block, old.file_end());
+                kept.extend(same.map(|same| Extent { birth: old.birth, ..same }));
+                at = old.file_end();
+            }
+            kept.extend(piece.clip(at, piece.file_end()));
+        }
+        kept
+    }
+}

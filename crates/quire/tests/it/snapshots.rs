@@ -1,0 +1,142 @@
+//! Snapshots: what they hold, and the space that they cost. What crashes leave is in
+//! `crates/sim/tests/mistakes/snapshots.rs`.
+
+use crate::common::BLOCK;
+use quire::backend::MemoryBackend;
+use quire::{ErrorKind, FormatOptions, OpenOptions, Volume, VolumeOptions, roll_back_backend, take_snapshot_backend as take_snapshot};
+use std::sync::Arc;
+
+const MIB: u64 = 1 << 20;
+
+fn made() -> Arc<MemoryBackend> {
+    let backend = Arc::new(MemoryBackend::new(128 * MIB / BLOCK as u64));
+    FormatOptions::new().format_backend(backend.clone()).unwrap();
+    backend
+}
+
+fn open(backend: &Arc<MemoryBackend>) -> Volume {
+    VolumeOptions::new().cache_bytes(16 * MIB).open_backend(backend.clone()).unwrap()
+}
+
+fn open_snapshot(backend: &Arc<MemoryBackend>, name: &str) -> Volume {
+    let options = VolumeOptions::new().cache_bytes(16 * MIB).read_only(true).snapshot(name);
+    options.open_backend(backend.clone()).unwrap()
+}
+
+fn bytes(seed: u8, blocks: usize) -> Vec<u8> {
+    (0..blocks * BLOCK).map(|at| seed ^ (at / BLOCK) as u8 ^ (at % 251) as u8).collect()
+}
+
+/// Every path with its content.
+fn contents(volume: &Volume) -> Vec<(String, Vec<u8>)> {
+    let mut all = Vec::new();
+    for entry in volume.read_dir("/").unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        all.push((name.clone(), volume.read(&name).unwrap()));
+    }
+    all.sort();
+    all
+}
+
+/// Changes files in every way that writes to their blocks.
+fn change(volume: &Volume, round: u8) {
+    let open = |name: &str| OpenOptions::new().read(true).write(true).open(volume, name).unwrap();
+    let whole = open("whole");
+    whole.write_all_at(&bytes(0x40 + round, 64), 0).unwrap();
+    whole.sync_all().unwrap();
+    let parts = open("parts");
+    for at in [5, 17, 30] {
+        parts.write_all_at(&[round; 100], (at * BLOCK + 7) as u64).unwrap();
+    }
+    parts.sync_data().unwrap();
+    parts.write_all_at(&bytes(round, 1)[..100], 3 * BLOCK as u64).unwrap();
+    let cut = open("cut");
+    cut.set_len((20 * BLOCK + 99 + usize::from(round)) as u64).unwrap();
+    cut.set_len(40 * BLOCK as u64).unwrap();
+    if round == 0 {
+        volume.remove_file("gone").unwrap();
+        volume.rename("old-name", "new-name").unwrap();
+    }
+    volume.write(&format!("new-{round}"), bytes(round, 20)).unwrap();
+    volume.sync().unwrap();
+}
+
+fn fill(volume: &Volume) {
+    for (seed, name) in ["whole", "parts", "cut", "gone", "old-name"].into_iter().enumerate() {
+        volume.write(name, bytes(seed as u8, 64)).unwrap();
+    }
+}
+
+#[test]
+fn a_snapshot_keeps_what_was_there() {
+    let backend = made();
+    let volume = open(&backend);
+    fill(&volume);
+    volume.close().unwrap();
+    let mut expected = Vec::new();
+    for round in 0..3 {
+        let volume = open(&backend);
+        let before = contents(&volume);
+        volume.close().unwrap();
+        let name = format!("s{round}");
+        assert_eq!(take_snapshot(backend.clone(), &name).unwrap().number, u32::from(round) + 1);
+        expected.push((name, before));
+        let volume = open(&backend);
+        change(&volume, round);
+        volume.close().unwrap();
+        for (name, before) in &expected {
+            assert!(contents(&open_snapshot(&backend, name)) == *before, "{name} has changed");
+        }
+    }
+    assert_eq!(take_snapshot(backend.clone(), "s1").unwrap_err().kind(), ErrorKind::Exists);
+    let volume = open(&backend);
+    let names: Vec<String> = volume.snapshots().unwrap().into_iter().map(|info| info.name).collect();
+    assert_eq!(names, ["s0", "s1", "s2"]);
+    // In the middle, then the newest, then the last one.
+    for (left, name) in [(2, "s1"), (1, "s2"), (0, "s0")] {
+        let before = volume.statfs().free;
+        volume.delete_snapshot(name).unwrap();
+        assert!(volume.statfs().free > before, "deleting {name} frees nothing");
+        assert_eq!(volume.snapshots().unwrap().len(), left);
+        expected.retain(|(other, _)| other != name);
+        change(&volume, 7);
+        volume.sync().unwrap();
+        for (name, before) in &expected {
+            assert!(contents(&open_snapshot(&backend, name)) == *before, "{name} has changed");
+        }
+    }
+    assert_eq!(volume.delete_snapshot("s0").unwrap_err().kind(), ErrorKind::NotFound);
+    volume.close().unwrap();
+}
+
+/// All space comes back: a volume that had snapshots has as much as one that never had any.
+#[test]
+fn deleted_snapshots_leave_nothing() {
+    let [plain, snapped] = [made(), made()];
+    for backend in [&plain, &snapped] {
+        let volume = open(backend);
+        fill(&volume);
+        volume.close().unwrap();
+    }
+    for round in 0..4 {
+        take_snapshot(snapped.clone(), &format!("s{round}")).unwrap();
+        for backend in [&plain, &snapped] {
+            let volume = open(backend);
+            change(&volume, round);
+            volume.close().unwrap();
+        }
+    }
+    let volume = open(&snapped);
+    for round in [2, 0, 3, 1] {
+        volume.delete_snapshot(&format!("s{round}")).unwrap();
+    }
+    let plain = open(&plain);
+    assert!(contents(&plain) == contents(&volume));
+    for _ in 0..3 {
+        plain.checkpoint().unwrap();
+        volume.checkpoint().unwrap();
+    }
+    assert_eq!(plain.statfs().free, volume.statfs().free);
+    volume.close().unwrap();
+    plain.close().unwrap();
+}

@@ -1,0 +1,202 @@
+//! Snapshots: crashes of taking one, of work beside several, of deleting one and of rolling back, with several
+//! fates of the unflushed writes.
+//!
+//! Whatever a crash leaves is clean for fsck before and after recovery. Each snapshot that is there has what the
+//! files had when it was taken. The volume has what it had when it was last synced, or what was written since.
+
+use quire::internals::inspect::Image as Opened;
+use quire::internals::snapshots;
+use quire::{OpenOptions, Volume, roll_back_backend, take_snapshot_backend};
+use quire_base::BLOCK_SIZE;
+use quire_base::simulation::mistakes;
+use quire_device::SimulatedBackend;
+use quire_device::simulated::{CrashPolicy, Image};
+use sim::image::{self, Thoroughness};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const VOLUME_BLOCKS: u64 = 8192;
+/// Crashes that are tried of one run.
+const CRASHES: usize = 60;
+
+type Files = BTreeMap<String, Vec<u8>>;
+
+fn on(image: &Image) -> Arc<SimulatedBackend> {
+    Arc::new(SimulatedBackend::from_image(image.clone()))
+}
+
+fn open(device: &Arc<SimulatedBackend>) -> Volume {
+    image::options().open_backend(device.clone()).unwrap()
+}
+
+fn files(volume: &Volume) -> Files {
+    let entries = volume.read_dir("/").unwrap().map(|entry| entry.unwrap());
+    entries
+        .map(|entry| {
+            let name = entry.file_name().into_string().unwrap();
+            let bytes = volume.read(&name).unwrap();
+            (name, bytes)
+        })
+        .collect()
+}
+
+/// What each snapshot has that is not being deleted.
+fn of_snapshots(image: &Image) -> BTreeMap<String, Files> {
+    let table = snapshots::table(&Opened::load(on(image)).unwrap().tree).unwrap();
+    let whole = table.into_iter().filter(|(_, snapshot)| snapshot.deleting.is_none());
+    whole
+        .map(|(_, snapshot)| {
+            let options = image::options().read_only(true).snapshot(&snapshot.name);
+            let volume = options.open_backend(on(image)).unwrap();
+            (snapshot.name, files(&volume))
+        })
+        .collect()
+}
+
+fn block(seed: u8, number: usize) -> Vec<u8> {
+    (0..BLOCK_SIZE).map(|at| seed ^ number as u8 ^ (at % 251) as u8).collect()
+}
+
+/// Changes files in the ways that free or overwrite their blocks.
+fn work(volume: &Volume, round: u8) {
+    let open = |name: &str| {
+        OpenOptions::new().read(true).write(true).create(true).open(volume, name).unwrap()
+    };
+    let file = open("over");
+    for at in [0usize, 3, 9] {
+        file.write_all_at(&block(round, at), (at * BLOCK_SIZE) as u64).unwrap();
+    }
+    file.sync_all().unwrap();
+    let cut = open("cut");
+    cut.set_len(u64::from(20 - round) * BLOCK_SIZE as u64 + 77).unwrap();
+    volume.write(&format!("new-{round}"), vec![round; 9 * BLOCK_SIZE]).unwrap();
+    let _ = volume.remove_file(&format!("new-{}", round.wrapping_sub(1)));
+    volume.sync().unwrap();
+}
+
+/// A volume with snapshots `a`, `b` and `c`, closed; with what the files are, and were.
+fn sample() -> (Image, Files, BTreeMap<String, Files>) {
+    let device = Arc::new(SimulatedBackend::new(VOLUME_BLOCKS));
+    quire::FormatOptions::new().seed(3).clock(image::clock()).format_backend(device.clone()).unwrap();
+    let volume = open(&device);
+    for name in ["over", "cut"] {
+        volume.write(name, (0..20).flat_map(|at| block(0x80, at)).collect::<Vec<u8>>()).unwrap();
+    }
+    volume.close().unwrap();
+    let mut taken = BTreeMap::new();
+    for (round, name) in ["a", "b", "c"].into_iter().enumerate() {
+        let volume = open(&device);
+        work(&volume, round as u8);
+        taken.insert(name.to_owned(), files(&volume));
+        volume.close().unwrap();
+        take_snapshot_backend(device.clone(), name).unwrap();
+    }
+    let volume = open(&device);
+    work(&volume, 3);
+    let now = files(&volume);
+    volume.close().unwrap();
+    (device.visible(), now, taken)
+}
+
+/// Crashes of what was done to a device; `check` says what is wrong with an image, or with what recovery makes of
+/// it.
+fn crashes(
+    device: &Arc<SimulatedBackend>,
+    taken: &BTreeMap<String, Files>,
+    check: &dyn Fn(&Files, &BTreeMap<String, Files>) -> Result<(), String>,
+) -> Result<(), String> {
+    let thoroughness = Thoroughness { fsck_before: true, again: true, either_slot: false, damaged: None };
+    let events = device.event_count();
+    for event in (0..=events).step_by((events / CRASHES).max(1)) {
+        let seed = event as u64;
+        let others = [CrashPolicy::LoseAll, CrashPolicy::KeepAll, CrashPolicy::Killed { seed }];
+        for policy in others.into_iter().chain((0..2).map(|fate| CrashPolicy::Power { seed: 100 * seed + fate })) {
+            let Some(crashed) = device.crash_at(event, policy) else { continue };
+            let wrong = |what: String| format!("event {event} of {events}, {policy:?}: {what}");
+            image::recover(&crashed, thoroughness).map_err(|found| wrong(found.to_string()))?;
+            let recovered = on(&crashed);
+            let volume = open(&recovered);
+            let now = files(&volume);
+            volume.close().unwrap();
+            for image in [crashed, recovered.visible()] {
+                let there = of_snapshots(&image);
+                for (name, found) in &there {
+                    if taken.get(name).is_some_and(|files| files != found) {
+                        return Err(wrong(format!("snapshot {name} has changed")));
+                    }
+                }
+                check(&now, &there).map_err(wrong)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn taking() -> Result<(), String> {
+    let (image, now, mut taken) = sample();
+    let device = on(&image);
+    taken.insert("d".into(), now.clone());
+    take_snapshot_backend(device.clone(), "d").unwrap();
+    crashes(&device, &taken, &|files, there| {
+        if *files != now { Err("files have changed".into()) } else if there.len() < 3 { Err("one is lost".into()) } else { Ok(()) }
+    })
+}
+
+fn working() -> Result<(), String> {
+    let (image, _, taken) = sample();
+    let device = on(&image);
+    let volume = open(&device);
+    for round in 4..8 {
+        work(&volume, round);
+        volume.checkpoint().unwrap();
+    }
+    volume.close().unwrap();
+    crashes(&device, &taken, &|_, there| {
+        if there.len() == 3 { Ok(()) } else { Err(format!("{} snapshots are left", there.len())) }
+    })
+}
+
+fn deleting(name: &str) -> Result<(), String> {
+    let (image, now, taken) = sample();
+    let device = on(&image);
+    let volume = open(&device);
+    volume.delete_snapshot(name).unwrap();
+    // What was freed is used again.
+    work(&volume, 9);
+    volume.checkpoint().unwrap();
+    work(&volume, 10);
+    drop(volume);
+    crashes(&device, &taken, &|files, there| {
+        let others = there.keys().filter(|other| *other != name).count();
+        if others != 2 || files.len() < now.len() - 1 { Err(format!("{others} others are left")) } else { Ok(()) }
+    })
+}
+
+fn rolling_back() -> Result<(), String> {
+    let (image, now, taken) = sample();
+    let device = on(&image);
+    roll_back_backend(device.clone(), "c").unwrap();
+    crashes(&device, &taken, &|files, there| {
+        if there.len() != 3 {
+            Err(format!("{} snapshots are left", there.len()))
+        } else if *files != now && *files != taken["c"] {
+            Err("the volume is neither what it was nor the snapshot".into())
+        } else {
+            Ok(())
+        }
+    })
+}
+
+fn all() -> Result<(), String> {
+    taking()?;
+    working()?;
+    for name in ["a", "b", "c"] {
+        deleting(name)?;
+    }
+    rolling_back()
+}
+
+#[test]
+fn snapshots_keep_what_they_have_whatever_crashes() {
+    mistakes::with(None, || all().unwrap_or_else(|wrong| panic!("{wrong}")));
+}
