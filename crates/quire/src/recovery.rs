@@ -164,6 +164,8 @@ pub struct JournalCut {
     pub damage: Option<String>,
     /// Blocks that records behind the cut gave away: to an inode, or to the metadata pool.
     pub later: Vec<(Option<InodeNo>, Run)>,
+    /// Names of the snapshots that are given up.
+    pub snapshots: Vec<String>,
 }
 
 impl JournalCut {
@@ -365,7 +367,10 @@ pub(crate) fn open_remains(
     let newest =
         slots.filter_map(|(slot, read)| Some((slot, read.ok()?))).max_by_key(|(_, read)| read.checkpoint);
     let Some((slot, superblock)) = newest else { return Err(none_usable(&device, &[])) };
-    let (loaded, cut) = load_from(&device, &options, superblock, slot, Replay::Readable)?;
+    let (mut loaded, mut cut) = load_from(&device, &options, superblock, slot, Replay::Readable)?;
+    // What they keep may be overwritten by now.
+    cut.snapshots = crate::snapshots::give_up(&loaded.tree)?;
+    loaded.snapshots = Arc::new(SnapshotTable::load(&loaded.tree, loaded.superblock.epoch)?);
     Ok((Engine::new(new_incarnation(&*backend, device, loaded, options)?), cut))
 }
 

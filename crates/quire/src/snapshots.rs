@@ -98,6 +98,19 @@ pub(crate) fn keep_all(device: &Arc<Device>, tree: &Tree) -> Result<()> {
     Ok(())
 }
 
+/// Takes all snapshots out of the tree of a volume that is being repaired; gives their names. What they had stays
+/// marked used until the repair counts anew.
+pub(crate) fn give_up(tree: &Tree) -> Result<Vec<String>> {
+    let (mut names, mut keys) = (Vec::new(), Vec::new());
+    tree.scan(Key::snapshot(0), Key::snapshot(u32::MAX), &mut |key, value| {
+        keys.push(key);
+        names.push(Snapshot::decode(value).map_or_else(|_| format!("number {}", key.offset), |s| s.name));
+        ControlFlow::Continue(())
+    })?;
+    keys.into_iter().try_for_each(|key| tree.delete(key).map(drop))?;
+    Ok(names)
+}
+
 pub(crate) fn pool_of(device: &Arc<Device>, snapshot: &Snapshot) -> Result<PoolState> {
     let superblock = &snapshot.superblock;
     PoolState::load(device, superblock.volume_id(), superblock.manifest, superblock.block_count)

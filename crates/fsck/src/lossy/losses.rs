@@ -97,6 +97,9 @@ pub(super) fn list(
         let what = format!("{damage}: the journal is cut there, and what was done later is lost");
         list.insert(Loss { path: None, inode: None, what });
     }
+    for name in &cut.snapshots {
+        list.insert(Loss { path: None, inode: None, what: format!("the snapshot {name:?} is given up") });
+    }
     let mut names = Names(HashMap::new());
     let rebuild = &findings.fixes.rebuild;
     let mut dangling: Vec<(u64, String, u64)> = Vec::new();
