@@ -184,6 +184,17 @@ pub enum Mistake {
     /// A resize publishes the new journal and then writes it with zeros. Shows when its blocks held journal
     /// blocks of the same volume: they are taken for records of the new life.
     NewRingWrittenLate,
+    /// New content of a block goes to its place, although a snapshot has the block, too. Shows in the snapshot.
+    SharedOverwritten,
+    /// A block that a file gives up is free, although a snapshot has it. Shows as soon as the block is used
+    /// again, and to fsck at once.
+    SharedFreed,
+    /// Deleting a snapshot frees blocks that its neighbours have. Shows as `SharedFreed`.
+    DeadFreedEarly,
+    /// Deleting a snapshot does not free what it alone had. Shows to fsck.
+    DeadNeverFreed,
+    /// Nodes that only a snapshot needs are used again. Shows when the snapshot is read, and to fsck.
+    KeptNodesReused,
     /// A repair that may lose data publishes its checkpoint without a flush before the superblock. Shows when
     /// the power goes then: the superblock names nodes that are not there.
     RepairPublishedUnflushed,
@@ -314,8 +325,13 @@ impl Mistake {
 
     /// Mistakes of durability that ordinary runs seldom show: each has a test that goes through all crashes
     /// of its case.
-    pub const CASES: [Mistake; 6] = [
+    pub const CASES: [Mistake; 11] = [
         Mistake::TailKnownBeforeFlush,
+        Mistake::SharedOverwritten,
+        Mistake::SharedFreed,
+        Mistake::DeadFreedEarly,
+        Mistake::DeadNeverFreed,
+        Mistake::KeptNodesReused,
         Mistake::OldRingReleasedEarly,
         Mistake::NewRingWrittenLate,
         Mistake::RepairPublishedUnflushed,
@@ -370,6 +386,11 @@ impl Mistake {
             Mistake::ZeroedBlocksHandedOutTwice => "zeroed-blocks-handed-out-twice",
             Mistake::SizeOverUnflushedTail => "size-over-unflushed-tail",
             Mistake::TailKnownBeforeFlush => "tail-known-before-flush",
+            Mistake::SharedOverwritten => "shared-overwritten",
+            Mistake::SharedFreed => "shared-freed",
+            Mistake::DeadFreedEarly => "dead-freed-early",
+            Mistake::DeadNeverFreed => "dead-never-freed",
+            Mistake::KeptNodesReused => "kept-nodes-reused",
             Mistake::OldRingReleasedEarly => "old-ring-released-early",
             Mistake::NewRingWrittenLate => "new-ring-written-late",
             Mistake::RepairPublishedUnflushed => "repair-published-unflushed",

@@ -15,3 +15,4 @@ mod orphan_region;
 mod repair;
 mod scale;
 mod shared_nodes;
+mod snapshots;

@@ -8,7 +8,7 @@ use quire::internals::inspect::Image as Opened;
 use quire::internals::snapshots;
 use quire::{OpenOptions, Volume, roll_back_backend, take_snapshot_backend};
 use quire_base::BLOCK_SIZE;
-use quire_base::simulation::mistakes;
+use quire_base::simulation::mistakes::{self, Mistake};
 use quire_device::SimulatedBackend;
 use quire_device::simulated::{CrashPolicy, Image};
 use sim::image::{self, Thoroughness};
@@ -199,4 +199,21 @@ fn all() -> Result<(), String> {
 #[test]
 fn snapshots_keep_what_they_have_whatever_crashes() {
     mistakes::with(None, || all().unwrap_or_else(|wrong| panic!("{wrong}")));
+}
+
+#[test]
+#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
+fn each_mistake_is_found_by_its_case() {
+    let of_snapshots = [
+        Mistake::SharedOverwritten,
+        Mistake::SharedFreed,
+        Mistake::DeadFreedEarly,
+        Mistake::DeadNeverFreed,
+        Mistake::KeptNodesReused,
+    ];
+    for mistake in of_snapshots {
+        // Some are met by an assertion of the engine first.
+        let found = mistakes::with(Some(mistake), || std::panic::catch_unwind(all));
+        assert!(!matches!(found, Ok(Ok(()))), "{mistake:?} is not found");
+    }
 }

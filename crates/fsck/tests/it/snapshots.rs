@@ -1,0 +1,69 @@
+//! Volumes with snapshots: what is clean, what is found, what repair makes of it.
+
+use crate::common::editor::Editor;
+use crate::common::{assert_clean, check, closed, device, options, repair};
+use quire::{OpenOptions, take_snapshot_backend};
+use quire_device::simulated::Image;
+use quire_format::key::{Key, KeyKind};
+use quire_format::region::RegionMap;
+use quire_format::snapshot::Snapshot;
+use quire_format::superblock::SLOT_BLOCKS;
+use quire_fsck::IssueKind;
+
+/// A volume with two snapshots and dead blocks, closed in order.
+fn with_snapshots() -> Image {
+    let backend = device(&closed());
+    for round in 0..2u8 {
+        let volume = options().open_backend(backend.clone()).unwrap();
+        volume.write("kept", vec![round; 300_000]).unwrap();
+        volume.close().unwrap();
+        take_snapshot_backend(backend.clone(), &format!("s{round}")).unwrap();
+        let volume = options().open_backend(backend.clone()).unwrap();
+        let file = OpenOptions::new().write(true).open(&volume, "kept").unwrap();
+        file.write_all_at(&[9; 100_000], 5000).unwrap();
+        drop(file);
+        volume.close().unwrap();
+    }
+    backend.visible()
+}
+
+#[test]
+fn snapshots_are_clean_and_dead_blocks_are_counted() {
+    let image = with_snapshots();
+    assert_clean(&image, "with snapshots");
+    let mut editor = Editor::new(&image);
+    let at = editor.of_kind(KeyKind::Dead)[0];
+    let dead = RegionMap::decode(&editor.value(&at)).unwrap();
+    assert!(dead.used_count() >= 25, "{dead:?}");
+
+    // One less, one more.
+    let mut wrong = dead.clone();
+    let (first, _) = dead.runs().next().unwrap();
+    wrong.set_free(first, 1).unwrap();
+    wrong.set_used(dead.next_free(first).unwrap(), 1).unwrap();
+    editor.put(at.key, &wrong.encode().unwrap());
+    assert!(check(&editor.image).unwrap().has(IssueKind::DeadBlocksWrong));
+    let (_, mended) = repair(&editor.image);
+    assert_clean(&mended, "after repair");
+    let editor = Editor::new(&mended);
+    let after = editor.of_kind(KeyKind::Dead)[0];
+    assert_eq!(RegionMap::decode(&editor.value(&after)).unwrap(), dead);
+}
+
+#[test]
+fn damage_in_a_snapshot_is_found_and_deleting_it_is_enough() {
+    let image = with_snapshots();
+    let mut editor = Editor::new(&image);
+    let at = editor.find(|at| at.key == Key::snapshot(1));
+    let snapshot = Snapshot::decode(&editor.value(&at)).unwrap();
+    assert!(SLOT_BLOCKS.iter().all(|slot| *slot != snapshot.superblock.root.block));
+    editor.image.edit(snapshot.superblock.root.block, |block| block[500] ^= 1);
+    let report = check(&editor.image).unwrap();
+    assert!(report.has(IssueKind::SnapshotDamaged), "{:#?}", report.issues);
+    assert!(report.issues.iter().all(|issue| issue.code == IssueKind::SnapshotDamaged), "{:#?}", report.issues);
+    let backend = device(&editor.image);
+    let volume = options().open_backend(backend.clone()).unwrap();
+    volume.delete_snapshot("s0").unwrap();
+    volume.close().unwrap();
+    assert_clean(&backend.visible(), "without the snapshot");
+}
