@@ -220,8 +220,7 @@ impl Mapping {
                 if written {
                     to = to.min(size_blocks);
                 }
-                let part =
-                    Claim { homeless: run.home.needs_blocks(), ..claim.part(at - start, to - at) };
+                let part = Claim { homeless: run.home.needs_blocks(), ..claim.part(at - start, to - at) };
                 match run.home.offset(at - run.file_block).data() {
                     Some(home) if written => self.add_to_requests(&mut requests, home, part),
                     _ => self.fill_with_zeros(&part),
@@ -232,10 +231,7 @@ impl Mapping {
         if !requests.is_empty()
             && let Err(error) = patience::check("blocks to be read in")
         {
-            requests
-                .iter()
-                .flat_map(|request| &request.claims)
-                .for_each(|part| part.end(&self.core, false));
+            requests.iter().flat_map(|request| &request.claims).for_each(|part| part.end(&self.core, false));
             return Err(error);
         }
         self.submit_fill(requests, needed_end, size, latch)

@@ -114,8 +114,15 @@ fn look(backend: &Arc<dyn Backend>, tell: Option<&dyn Fn(Progress)>) -> Result<E
     let pair = superblocks::check(inspect::superblocks(backend.clone()), backend.blocks(), &mut findings)?;
     drop(meter);
     let hopeless = pair.newest().is_none_or(|(_, newest)| newest.block_count > backend.blocks());
-    let mut examined =
-        Examined { findings, checkpoints: Vec::new(), kept: Vec::new(), chosen: None, chunks: Vec::new(), end: Seq(0), pair };
+    let mut examined = Examined {
+        findings,
+        checkpoints: Vec::new(),
+        kept: Vec::new(),
+        chosen: None,
+        chunks: Vec::new(),
+        end: Seq(0),
+        pair,
+    };
     if hopeless {
         return Ok(examined);
     }

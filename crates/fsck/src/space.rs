@@ -288,7 +288,13 @@ struct Users<'a> {
 impl<'a> Users<'a> {
     fn new(view: &'a View<'a>, extents: &'a [Owned]) -> Users<'a> {
         let fixed = Run::new(BlockNo(0), view.superblock.data_start.0);
-        Users { view, held: view.held.range(0..).map(|(region, _)| *region).collect(), chunks: view.chunks, extents, rest: vec![fixed, view.superblock.journal()] }
+        Users {
+            view,
+            held: view.held.range(0..).map(|(region, _)| *region).collect(),
+            chunks: view.chunks,
+            extents,
+            rest: vec![fixed, view.superblock.journal()],
+        }
     }
 
     fn next_region(&self) -> Option<u64> {

@@ -133,10 +133,10 @@ pub use recovery::RecoveryReport;
 pub use resize::ResizeOptions;
 #[cfg(not(any(loom, shuttle)))]
 pub use resize::set_label;
-pub use scrub::{ScrubOptions, ScrubReport, Unreadable};
-pub use rollback::roll_back_backend;
 #[cfg(not(any(loom, shuttle)))]
 pub use rollback::roll_back;
+pub use rollback::roll_back_backend;
+pub use scrub::{ScrubOptions, ScrubReport, Unreadable};
 pub use snapshots::{SnapshotInfo, take_snapshot_backend};
 #[cfg(not(any(loom, shuttle)))]
 pub use snapshots::{delete_snapshot, take_snapshot};

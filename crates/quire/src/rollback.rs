@@ -13,7 +13,6 @@
 //!
 //! Neighbours: [`crate::snapshots`]; `quire_tree::Tree::replace_names`.
 
-
 use crate::options::VolumeOptions;
 use crate::orphan::OrphanSlots;
 use crate::recovery::Loaded;
@@ -49,12 +48,12 @@ pub(crate) fn apply(device: &Arc<Device>, loaded: &mut Loaded, name: &str, numbe
     let snapshot = check(&loaded.tree, name)?;
     let old = &snapshot.superblock;
     let maps = maps(device, loaded, &snapshot)?;
-    let stamp =
-        CheckpointStamp { checkpoint: number, incarnation: loaded.superblock.incarnation + 1 };
+    let stamp = CheckpointStamp { checkpoint: number, incarnation: loaded.superblock.incarnation + 1 };
     loaded.tree.replace_names(old.root, stamp)?;
 
     let tree = &loaded.tree;
-    for (key, kind) in [(Key::region as fn(u64) -> Key, 0), (Key::dead, 1)] {
+    let keys: [(fn(u64) -> Key, usize); 2] = [(Key::region, 0), (Key::dead, 1)];
+    for (key, kind) in keys {
         let mut known = Vec::new();
         tree.scan(key(0), key(u64::MAX), &mut |key, _| {
             known.push(key.offset);

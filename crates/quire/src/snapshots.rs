@@ -279,7 +279,10 @@ impl Engine {
 impl Volume {
     /// The volume's snapshots, the oldest first.
     pub fn snapshots(&self) -> Result<Vec<SnapshotInfo>> {
-        Ok(table(&self.engine().tree)?.iter().map(|(number, snapshot)| SnapshotInfo::of(*number, snapshot)).collect())
+        Ok(table(&self.engine().tree)?
+            .iter()
+            .map(|(number, snapshot)| SnapshotInfo::of(*number, snapshot))
+            .collect())
     }
 
     /// Deletes a snapshot. Others that use the volume go on meanwhile.

@@ -154,7 +154,12 @@ impl PoolState {
     /// Blocks that kept checkpoints need, and the newest one does not.
     pub fn only_kept_blocks(&self) -> u64 {
         let count = |chunk: &Chunk| -> u64 {
-            chunk.held.iter().zip(&chunk.current).map(|(held, now)| u64::from((held & !now).count_ones())).sum()
+            chunk
+                .held
+                .iter()
+                .zip(&chunk.current)
+                .map(|(held, now)| u64::from((held & !now).count_ones()))
+                .sum()
         };
         self.chunks.iter().map(count).sum()
     }

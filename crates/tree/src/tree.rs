@@ -19,8 +19,8 @@ use quire_base::{BlockNo, Error, ErrorKind, Result};
 use quire_device::Device;
 use quire_format::extent::Run;
 use quire_format::key::{Key, VALUE_MAX};
-use quire_format::pool::ChunkEntry;
 use quire_format::node::{CHILDREN_MAX, NodePage, Roots, TREE_BOUNDS, TREES};
+use quire_format::pool::ChunkEntry;
 
 /// The top of one of the two trees.
 pub(crate) struct Root {

@@ -15,7 +15,9 @@ use crate::{image, output};
 /// Does what the arguments say.
 pub fn run(arguments: &Snapshot) -> Outcome {
     match &arguments.action {
-        SnapshotAction::Create { volume, name } => quire::take_snapshot(unmounted(volume)?, name).map(drop)?,
+        SnapshotAction::Create { volume, name } => {
+            quire::take_snapshot(unmounted(volume)?, name).map(drop)?
+        }
         SnapshotAction::List { volume, json } => list(volume, *json)?,
         SnapshotAction::Delete { volume, name } => quire::delete_snapshot(unmounted(volume)?, name)?,
         SnapshotAction::Rollback { volume, name } => quire::roll_back(unmounted(volume)?, name).map(drop)?,
@@ -44,7 +46,11 @@ fn list(volume: &Path, as_json: bool) -> Outcome {
     }
     for (_, snapshot) in &table {
         let state = if snapshot.deleting.is_some() { "  (being deleted)" } else { "" };
-        output::line(format!("{}  {}{state}", crate::commands::inspect::time(snapshot.created), snapshot.name));
+        output::line(format!(
+            "{}  {}{state}",
+            crate::commands::inspect::time(snapshot.created),
+            snapshot.name
+        ));
     }
     Ok(())
 }

@@ -186,7 +186,12 @@ impl Mender<'_> {
             }
             let run = Run::new(run.start, count);
             self.copy(part.disk_block.offset(done), run)?;
-            copies.extend(extents_of_run(part.file_block + done, run, part.unwritten, self.view.superblock.epoch));
+            copies.extend(extents_of_run(
+                part.file_block + done,
+                run,
+                part.unwritten,
+                self.view.superblock.epoch,
+            ));
             done += count;
         }
         Ok(copies)

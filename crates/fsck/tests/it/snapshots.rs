@@ -60,7 +60,11 @@ fn damage_in_a_snapshot_is_found_and_deleting_it_is_enough() {
     editor.image.edit(snapshot.superblock.root.block, |block| block[500] ^= 1);
     let report = check(&editor.image).unwrap();
     assert!(report.has(IssueKind::SnapshotDamaged), "{:#?}", report.issues);
-    assert!(report.issues.iter().all(|issue| issue.code == IssueKind::SnapshotDamaged), "{:#?}", report.issues);
+    assert!(
+        report.issues.iter().all(|issue| issue.code == IssueKind::SnapshotDamaged),
+        "{:#?}",
+        report.issues
+    );
     let backend = device(&editor.image);
     let volume = options().open_backend(backend.clone()).unwrap();
     volume.delete_snapshot("s0").unwrap();

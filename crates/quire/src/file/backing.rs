@@ -20,13 +20,13 @@ use super::ahead::Forcing;
 use super::tail::{Ahead, Before, BlockPlace};
 use crate::engine::Engine;
 use crate::inode::{Inode, Meta};
+use crate::snapshot_table::SnapshotTable;
 use crate::transaction::{Cost, Depends, EXTENTS_PER_TRANSACTION, Transaction};
 use quire_alloc::Funding;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, BlockNo, InodeNo, Result};
 use quire_cache::{Backing, Contents, Home, Mapping, PlacedRun, Placement, RECORD_BLOCKS, Run};
-use crate::snapshot_table::SnapshotTable;
 use quire_format::extent::{Extent, Run as DiskRun, extents_of_run, subtract, total_blocks};
 use quire_format::key::Key;
 use quire_format::region::split_by_region;
@@ -226,13 +226,7 @@ pub(super) fn written_cost(runs: usize) -> Cost {
 }
 
 /// Extents as runs without gaps over `block..block + count`; if the list was cut, up to its last extent.
-fn runs_of(
-    extents: &[Extent],
-    block: u64,
-    count: u64,
-    whole: bool,
-    snapshots: &SnapshotTable,
-) -> Vec<Run> {
+fn runs_of(extents: &[Extent], block: u64, count: u64, whole: bool, snapshots: &SnapshotTable) -> Vec<Run> {
     let end = block + count;
     let mut runs = Vec::with_capacity(2 * extents.len() + 1);
     let mut at = block;
@@ -376,7 +370,12 @@ impl Engine {
         let mut meta = inode.meta();
         let mut pieces = Vec::with_capacity(runs.len());
         for run in runs {
-            pieces.extend(extents_of_run(run.file_block, DiskRun::new(run.home, run.count), false, self.snapshots.epoch()));
+            pieces.extend(extents_of_run(
+                run.file_block,
+                DiskRun::new(run.home, run.count),
+                false,
+                self.snapshots.epoch(),
+            ));
         }
         let plan = self.plan_overlay(inode, &pieces)?;
         inode.fold_times(&mut meta);

@@ -114,7 +114,12 @@ impl<'a> Fresh<'a> {
                     rest = blocks.next().expect("as many blocks as the runs have");
                 }
                 let count = rest.blocks.min(end - at);
-                self.extents.extend(extents_of_run(at, Run::new(rest.start, count), false, self.engine.snapshots.epoch()));
+                self.extents.extend(extents_of_run(
+                    at,
+                    Run::new(rest.start, count),
+                    false,
+                    self.engine.snapshots.epoch(),
+                ));
                 rest = Run::new(rest.start.offset(count), rest.blocks - count);
                 at += count;
             }

@@ -3,7 +3,10 @@
 
 use crate::common::BLOCK;
 use quire::backend::MemoryBackend;
-use quire::{ErrorKind, FormatOptions, OpenOptions, Volume, VolumeOptions, roll_back_backend, take_snapshot_backend as take_snapshot};
+use quire::{
+    ErrorKind, FormatOptions, OpenOptions, Volume, VolumeOptions, roll_back_backend,
+    take_snapshot_backend as take_snapshot,
+};
 use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;

@@ -59,9 +59,8 @@ fn block(seed: u8, number: usize) -> Vec<u8> {
 
 /// Changes files in the ways that free or overwrite their blocks.
 fn work(volume: &Volume, round: u8) {
-    let open = |name: &str| {
-        OpenOptions::new().read(true).write(true).create(true).open(volume, name).unwrap()
-    };
+    let open =
+        |name: &str| OpenOptions::new().read(true).write(true).create(true).open(volume, name).unwrap();
     let file = open("over");
     for at in [0usize, 3, 9] {
         file.write_all_at(&block(round, at), (at * BLOCK_SIZE) as u64).unwrap();
@@ -110,7 +109,9 @@ fn crashes(
     for event in (0..=events).step_by((events / CRASHES).max(1)) {
         let seed = event as u64;
         let others = [CrashPolicy::LoseAll, CrashPolicy::KeepAll, CrashPolicy::Killed { seed }];
-        for policy in others.into_iter().chain((0..2).map(|fate| CrashPolicy::Power { seed: 100 * seed + fate })) {
+        for policy in
+            others.into_iter().chain((0..2).map(|fate| CrashPolicy::Power { seed: 100 * seed + fate }))
+        {
             let Some(crashed) = device.crash_at(event, policy) else { continue };
             let wrong = |what: String| format!("event {event} of {events}, {policy:?}: {what}");
             image::recover(&crashed, thoroughness).map_err(|found| wrong(found.to_string()))?;
@@ -138,7 +139,13 @@ fn taking() -> Result<(), String> {
     taken.insert("d".into(), now.clone());
     take_snapshot_backend(device.clone(), "d").unwrap();
     crashes(&device, &taken, &|files, there| {
-        if *files != now { Err("files have changed".into()) } else if there.len() < 3 { Err("one is lost".into()) } else { Ok(()) }
+        if *files != now {
+            Err("files have changed".into())
+        } else if there.len() < 3 {
+            Err("one is lost".into())
+        } else {
+            Ok(())
+        }
     })
 }
 
@@ -168,7 +175,11 @@ fn deleting(name: &str) -> Result<(), String> {
     drop(volume);
     crashes(&device, &taken, &|files, there| {
         let others = there.keys().filter(|other| *other != name).count();
-        if others != 2 || files.len() < now.len() - 1 { Err(format!("{others} others are left")) } else { Ok(()) }
+        if others != 2 || files.len() < now.len() - 1 {
+            Err(format!("{others} others are left"))
+        } else {
+            Ok(())
+        }
     })
 }
 
