@@ -313,8 +313,12 @@ impl Inner {
         let engine = &self.engine;
         drop(self.root.lock().take());
         let mut outcome = Ok(());
-        if !engine.read_only && engine.failure().is_none() {
+        let is_sound = !engine.read_only && engine.failure().is_none();
+        if is_sound {
             engine.changes.refuse();
+        }
+        engine.thaw();
+        if is_sound {
             engine.drain_reaper();
             outcome = engine.sync();
         }
