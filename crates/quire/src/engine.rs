@@ -93,8 +93,6 @@ pub struct Engine {
 
     pub(crate) changes: Changes,
     pub(crate) rename: Mutex<()>,
-    /// Only for [`crate::OrphanTracking::Locked`].
-    pub(crate) orphan_lock: Mutex<()>,
     pub(crate) background: Background,
     pub(crate) counters: EngineCounters,
 
@@ -203,7 +201,6 @@ impl Engine {
             read_only: parts.read_only,
             changes: Changes::default(),
             rename: Mutex::new(()),
-            orphan_lock: Mutex::new(()),
             background: Background::default(),
             counters: EngineCounters::default(),
             failed: AtomicBool::new(false),
