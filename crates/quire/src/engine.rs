@@ -96,8 +96,6 @@ pub struct Engine {
     /// Whether [`crate::Volume::freeze`] is in force, or at work.
     pub(crate) frozen: Mutex<bool>,
     pub(crate) rename: Mutex<()>,
-    /// Only for [`crate::OrphanTracking::Locked`].
-    pub(crate) orphan_lock: Mutex<()>,
     pub(crate) background: Background,
     pub(crate) counters: EngineCounters,
 
@@ -207,7 +205,6 @@ impl Engine {
             changes: Admission::default(),
             frozen: Mutex::new(false),
             rename: Mutex::new(()),
-            orphan_lock: Mutex::new(()),
             background: Background::default(),
             counters: EngineCounters::default(),
             failed: AtomicBool::new(false),

@@ -43,7 +43,7 @@ impl Engine {
     }
 
     /// Bytes of blocks up to which a group goes into a record.
-    fn group_to_journal(&self) -> u64 {
+    pub(super) fn group_to_journal(&self) -> u64 {
         let record = self.group_record_bytes();
         self.options.group_record_bytes.map_or(record, |bytes| bytes.min(record))
     }

@@ -269,7 +269,7 @@ impl Engine {
     /// An error if a group may not have so many blocks, in so many runs.
     fn check_group(&self, blocks: u64, runs: usize) -> Result<()> {
         let (bytes, record, most) =
-            (blocks * BLOCK_SIZE as u64, self.group_record_bytes(), self.group_bytes_max());
+            (blocks * BLOCK_SIZE as u64, self.group_to_journal(), self.group_bytes_max());
         let kib = bytes / 1024;
         if bytes > most {
             let text =
