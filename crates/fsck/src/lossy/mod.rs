@@ -165,23 +165,7 @@ fn gather(
     losses.extend(losses::list(&view, &findings, &analysis.contents, &lost, &doubtful, &cut)?);
     repair::rounds(backend, &mut session, &chunks, tell)?;
     session.close()?;
-    renew_journal(&**backend, &superblock)?;
     Ok(true)
-}
-
-/// Writes zeros over blocks of the journal that cannot be read. The volume has been closed in order, so
-/// nothing in the journal counts any more; but recovery reads all of it.
-fn renew_journal(backend: &dyn Backend, superblock: &Superblock) -> Result<()> {
-    let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
-    let mut bad = Vec::new();
-    for at in superblock.journal_start.0..superblock.journal_end().0 {
-        if backend.read(IoClass::Journal, BlockNo(at), &mut block).is_err() {
-            bad.push(BlockNo(at));
-        }
-    }
-    block.fill(0);
-    bad.iter().try_for_each(|at| backend.write(IoClass::Journal, *at, &block))?;
-    if bad.is_empty() { Ok(()) } else { backend.flush() }
 }
 
 /// Publishes what can be read as a checkpoint; gives the ranges of keys that are lost, and those that may be
