@@ -70,7 +70,7 @@ pub(crate) struct Loaded {
     pub(crate) mends_pool: bool,
     /// Where the journal ends.
     pub(crate) end: Seq,
-    /// Blocks of the journal that cannot be read; nothing that counts is in them.
+    /// Blocks of the journal that cannot be read; unless it is cut, nothing that counts is in them.
     pub(crate) unreadable: Vec<BlockNo>,
     pub(crate) report: RecoveryReport,
 }
@@ -346,8 +346,12 @@ pub(crate) fn open_remains(
     let newest =
         slots.filter_map(|(slot, read)| Some((slot, read.ok()?))).max_by_key(|(_, read)| read.checkpoint);
     let Some((slot, superblock)) = newest else { return Err(none_usable(&device, &[])) };
-    let (loaded, cut) = load_from(&device, &options, superblock, slot, Replay::Readable)?;
-    Ok((Engine::new(new_incarnation(&*backend, device, loaded, options)?), cut))
+    let (mut loaded, cut) = load_from(&device, &options, superblock, slot, Replay::Readable)?;
+    // Some were needed. Until the cut is published, they say that something is missing.
+    let unreadable = std::mem::take(&mut loaded.unreadable);
+    let engine = Engine::new(new_incarnation(&*backend, device, loaded, options)?);
+    renew_unreadable(&*backend, &unreadable);
+    Ok((engine, cut))
 }
 
 fn in_memory(device: Arc<Device>, loaded: Loaded, options: VolumeOptions) -> Result<Parts> {
@@ -369,6 +373,7 @@ fn new_incarnation(
     let plan = options.reshape.as_ref().map(|reshape| reshape.plan(&device, &loaded)).transpose()?;
     // Also where nothing of ours was written since the start: what the reads saw may sit in a cache.
     backend.flush()?;
+    renew_unreadable(backend, &loaded.unreadable);
     device.recorded().write_home(&device, loaded.end, &mut |_| Ok(()))?;
 
     let as_found = superblocks::newest(&device).0[loaded.slot].clone()?;
@@ -400,7 +405,6 @@ fn new_incarnation(
     }
     loaded.tree.both_slots(number);
     device.recorded().passed(loaded.end);
-    renew_unreadable(backend, superblock, &loaded.unreadable);
 
     let journal = Journal::open(
         device.clone(),
@@ -419,16 +423,16 @@ fn new_incarnation(
 }
 
 /// Writes zeros over blocks of the journal that cannot be read, so that no later recovery finds one where its
-/// stream ends. The journal is empty. A block that cannot be written either is left to the journal.
-fn renew_unreadable(backend: &dyn Backend, superblock: &Superblock, unreadable: &[BlockNo]) {
-    let ring = superblock.journal_start..superblock.journal_end();
-    for at in unreadable.iter().filter(|at| ring.contains(at)) {
+/// stream ends. Before anything is published: after a clean close it may be the very next one. A block that
+/// cannot be written either is left to the journal.
+fn renew_unreadable(backend: &dyn Backend, unreadable: &[BlockNo]) {
+    for at in unreadable {
         match backend.write(IoClass::Journal, *at, &AlignedBuf::zeroed(BLOCK_SIZE)) {
             Ok(()) => {
                 tracing::warn!(%at, "an unused block of the journal could not be read; it is written anew")
             }
             Err(error) => {
-                tracing::warn!(%at, %error, "an unused block of the journal can neither be read nor written")
+                tracing::warn!(%at, %error, "an unused block of the journal can neither be read nor written");
             }
         }
     }
