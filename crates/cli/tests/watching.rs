@@ -268,7 +268,7 @@ fn a_mount_is_scrubbed() {
         let mut slow = slow.unwrap();
         wait_until("it runs", || scrub(&["--status"]).1.contains("being scrubbed"));
         if kill {
-            volume.crash();
+            volume.kill();
         } else {
             volume.unmount();
         }
