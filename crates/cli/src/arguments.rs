@@ -72,7 +72,8 @@ pub enum Command {
     ///
     /// The volume stays in use meanwhile. Data of files has no checksums: with --data it is read, and what
     /// the device cannot read is told by path and offset. The scrub runs in the server of the mount; it goes
-    /// on if this command is interrupted.
+    /// on if this command is interrupted, and with the next mount if the server ends. One that was stopped
+    /// goes on when it is started again.
     Scrub(Scrub),
     /// Tell the device of a mounted volume which space is free, as fstrim does
     ///
@@ -365,11 +366,14 @@ pub struct Scrub {
     /// Read at most so much in a second, for example 50M
     #[arg(long, value_name = "BYTES", value_parser = size::parse)]
     pub rate: Option<u64>,
+    /// Begin at the beginning, even if the last scrub was stopped or interrupted
+    #[arg(long)]
+    pub restart: bool,
     /// Show how far the scrub is that runs, or what the last one found
-    #[arg(long, conflicts_with_all = ["stop", "data", "rate"])]
+    #[arg(long, conflicts_with_all = ["stop", "data", "rate", "restart"])]
     pub status: bool,
-    /// Stop the scrub that runs
-    #[arg(long, conflicts_with_all = ["data", "rate"])]
+    /// Stop the scrub that runs; started again, it goes on from there
+    #[arg(long, conflicts_with_all = ["data", "rate", "restart"])]
     pub stop: bool,
     /// Print JSON
     #[arg(long)]

@@ -99,8 +99,9 @@ fn is_trusted(stream: &UnixStream) -> bool {
 pub fn serve(volume: &Volume, dir: &Path, metrics: Option<&MetricsTarget>) -> Result<()> {
     match address(dir).and_then(|address| bind(|| UnixListener::bind_addr(&address))) {
         Ok(listener) => {
-            let volume = volume.clone();
-            spawn("quire-control", move || control(&listener, &volume, &Asked::default()))?;
+            let (volume, asked) = (volume.clone(), Asked::default());
+            asked.scrubbing.go_on(&volume);
+            spawn("quire-control", move || control(&listener, &volume, &asked))?;
         }
         // The mount is of use without it.
         Err(error) => tracing::warn!("no control socket for {}: {error}", dir.display()),

@@ -21,6 +21,7 @@ use quire_base::sync::{Arc, Condvar, Mutex, ShardedRwLock};
 use quire_base::{Error, ErrorKind, Result, Seq};
 use quire_cache::Cache;
 use quire_device::Device;
+use quire_format::scrub::LastScrub;
 use quire_format::superblock::Superblock;
 use quire_journal::Journal;
 use quire_tree::Tree;
@@ -90,6 +91,9 @@ pub struct Engine {
     pub(crate) inode_numbers: InodeNumbers,
     /// The next logged operation's id.
     pub(crate) next_logged: AtomicU64,
+
+    /// What checkpoints say of the last scrub ([`crate::scrub`]).
+    pub(crate) last_scrub: Mutex<Option<LastScrub>>,
 
     /// Operations that change the volume.
     pub(crate) changes: Admission,
@@ -188,6 +192,7 @@ impl Engine {
             applied_inodes: Counter::starting_at(parts.superblock.inode_count),
             inode_numbers: InodeNumbers::from(parts.superblock.next_inode),
             next_logged: AtomicU64::new(parts.next_logged),
+            last_scrub: Mutex::new(parts.superblock.scrub.clone()),
             device: parts.device,
             journal: parts.journal,
             tree: parts.tree,

@@ -132,7 +132,7 @@ pub use recovery::RecoveryReport;
 pub use resize::ResizeOptions;
 #[cfg(not(any(loom, shuttle)))]
 pub use resize::set_label;
-pub use scrub::{ScrubOptions, ScrubReport, Unreadable};
+pub use scrub::{LastScrub, ScrubOptions, ScrubReport, ScrubState, Unreadable};
 pub use volume::{Statfs, Volume, VolumeInfo};
 
 pub mod backend {

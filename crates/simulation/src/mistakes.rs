@@ -45,6 +45,9 @@ pub enum Mistake {
     /// All of a range that was freed is discarded, even if other files have parts of it by then; with discard
     /// on. Shows when a block is given out again before its discard.
     UsedBlocksDiscarded,
+    /// A block of the journal that cannot be read, where the stream would go on, is taken for its end. Shows when
+    /// the last forced record was in it.
+    UnreadableBlockEndsJournal,
     /// A node of which one copy is bad is marked dirty, but not the nodes above it. Shows after a scrub: no
     /// checkpoint has written it anew.
     HealedNodeUnreached,
@@ -314,7 +317,8 @@ impl Mistake {
 
     /// Mistakes of durability that ordinary runs seldom show: each has a test that goes through all crashes
     /// of its case.
-    pub const CASES: [Mistake; 6] = [
+    pub const CASES: [Mistake; 7] = [
+        Mistake::UnreadableBlockEndsJournal,
         Mistake::TailKnownBeforeFlush,
         Mistake::OldRingReleasedEarly,
         Mistake::NewRingWrittenLate,
@@ -342,6 +346,7 @@ impl Mistake {
             Mistake::FreedBlocksReusedAtOnce => "freed-blocks-reused-at-once",
             Mistake::FreedBlocksDiscardedAtOnce => "freed-blocks-discarded-at-once",
             Mistake::UsedBlocksDiscarded => "used-blocks-discarded",
+            Mistake::UnreadableBlockEndsJournal => "unreadable-block-ends-journal",
             Mistake::HealedNodeUnreached => "healed-node-unreached",
             Mistake::SuperblockBeforeNodes => "superblock-before-nodes",
             Mistake::JournalSpaceReusedEarly => "journal-space-reused-early",
