@@ -57,6 +57,11 @@ static void volumes(const char *image)
     EXPECT(quire_resize_journal(image, 4096) == -EINVAL);
     EXPECT(quire_resize_journal("/no/such/image", 4 << 20) == -ENOENT);
     OK(quire_resize_journal(image, 4 << 20));
+    EXPECT(quire_resize(image, 4096) == -EINVAL);
+    EXPECT(quire_resize("/no/such/image", 0) == -ENOENT);
+    OK(quire_resize(image, 0));
+    EXPECT(quire_set_label(image, NULL) == -EINVAL);
+    OK(quire_set_label(image, "another"));
 
     struct quire_volume_options options;
     memset(&options, 0, sizeof options);
@@ -74,7 +79,7 @@ static void volumes(const char *image)
 
     struct quire_info info;
     OK(quire_volume_info(volume, &info));
-    EXPECT(strcmp((const char *)info.label, "interface") == 0 && info.block_size == 4096);
+    EXPECT(strcmp((const char *)info.label, "another") == 0 && info.block_size == 4096);
     EXPECT(info.blocks == (64 << 20) / 4096 && !info.read_only && !info.failed);
     EXPECT(info.journal_blocks == (4 << 20) / 4096);
     struct quire_space space;
@@ -83,6 +88,8 @@ static void volumes(const char *image)
     OK(quire_volume_set_cache_bytes(volume, 24 << 20));
     EXPECT(quire_volume_set_cache_bytes(volume, 1) == -EINVAL);
     OK(quire_volume_sync(volume));
+    EXPECT(quire_volume_trim(volume, 0, UINT64_MAX) > 0 && quire_volume_trim(volume, 0, 4096) == 0);
+    EXPECT(quire_volume_trim(NULL, 0, 1) == -EINVAL);
 
     quire_metrics *metrics;
     OK(quire_volume_metrics(volume, &metrics));
