@@ -176,8 +176,8 @@ pub enum Mistake {
     /// What a group has written before its commit does not count as data that must be durable before its
     /// record (J1). Shows as `ExchangeNamesNoData` does, if the commit itself writes nothing.
     StreamedDataUnmarked,
-    /// A group that is dropped gives its fresh blocks back, also if a record has given them to the file. Shows
-    /// when they are handed out again.
+    /// A group that is dropped gives its fresh blocks back, also if a record has given them to the file.
+    /// Shows when they are handed out again.
     StreamedBlocksGivenBack,
 
     /// The last block of a file is known as soon as its write has completed, not when a flush has covered

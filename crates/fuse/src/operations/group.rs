@@ -61,10 +61,11 @@ impl HandleGroup {
     }
 }
 
-/// A failure of a group as a program sees it. SQLite goes on with a journal after `EIO` only.
+/// A failure of a group as a program sees it. SQLite goes on with a journal after `EIO` only; that overwrites
+/// in place, and so needs less space.
 fn limit(error: Error) -> Error {
     match error.kind() {
-        ErrorKind::TooLarge => error.with_kind(ErrorKind::Io),
+        ErrorKind::TooLarge | ErrorKind::NoSpace => error.with_kind(ErrorKind::Io),
         _ => error,
     }
 }

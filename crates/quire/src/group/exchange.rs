@@ -1,14 +1,14 @@
 //! Groups that no record of the journal takes: to fresh blocks, which then are exchanged with the old ones.
 //!
-//! Blocks that the group has as a whole have been written before ([`super::streamed`]), most of them while the
-//! group was collected. What is left is in memory: parts of blocks.
+//! Blocks that the group has as a whole have been written before ([`super::streamed`]), most of them while
+//! the group was collected. What is left is in memory: parts of blocks.
 //!
 //! Order of a commit. The group has all of its files to itself (gates exclusively, sequences odd, size
 //! locks), and growth that had not reached the disk has been written back.
-//! 1. Fresh blocks for the edges, which are what else the group touches, whole units, are allocated. No record
-//!    names them, so whatever happens until 5 leaves nothing behind.
-//! 2. What the edges are to hold is composed, from the files as the cache has them and from the group's bytes,
-//!    and written.
+//! 1. Fresh blocks for the edges, which are what else the group touches, whole units, are allocated. No
+//!    record names them, so whatever happens until 5 leaves nothing behind.
+//! 2. What the edges are to hold is composed, from the files as the cache has them and from the group's
+//!    bytes, and written.
 //! 3. Writeback is held off the files, the extents as they will be are planned, the transaction reserves, and
 //!    what it changes is loaded. This is the last that can fail.
 //! 4. The old blocks leave the cache, dirty ones too: the fresh blocks have their content.

@@ -14,8 +14,9 @@
 //!
 //! Limits. A write that would pass one is refused when it is made, with an error of kind `TooLarge`, or
 //! `NoSpace` if there are not as many free blocks as the group is to write; the group stays as it was. See
-//! [`InodeGroup::admit`]. What only the commit can know, it refuses before anything has changed: that the files
-//! are in so many pieces that one transaction does not exchange them, or that the transaction finds no room.
+//! [`InodeGroup::admit`]. What only the commit can know, it refuses before anything has changed: that the
+//! files are in so many pieces that one transaction does not exchange them, or that the transaction finds no
+//! room.
 //!
 //! Neighbours: [`collected`] has a group's bytes for one file; [`crate::group_handle`] has groups for
 //! programs, [`crate::inodes`] those for front ends.
@@ -99,7 +100,8 @@ impl InodeGroup {
         InodeGroup { inodes, files: BTreeMap::new(), charged: 0, stream_from: 0, failed: None }
     }
 
-    /// Adds a write to the group. `TooLarge` or `NoSpace` if the group would pass a limit: it stays as it was.
+    /// Adds a write to the group. `TooLarge` or `NoSpace` if the group would pass a limit: it stays as it
+    /// was.
     pub fn write_at(&mut self, inode: &InodeRef, data: &[u8], offset: u64) -> Result<()> {
         self.check_file(inode)?;
         let end = range_end(offset, data.len() as u64)?;
@@ -116,8 +118,8 @@ impl InodeGroup {
         Ok(())
     }
 
-    /// Sets a file's size: what lies beyond is gone, what is gained reads as zeros. `TooLarge` and `NoSpace` as
-    /// in [`InodeGroup::write_at`], if the group has cut the file already and now makes it longer again.
+    /// Sets a file's size: what lies beyond is gone, what is gained reads as zeros. `TooLarge` and `NoSpace`
+    /// as in [`InodeGroup::write_at`], if the group has cut the file already and now makes it longer again.
     pub fn set_len(&mut self, inode: &InodeRef, size: u64) -> Result<()> {
         self.check_file(inode)?;
         range_end(size, 0)?;
@@ -154,7 +156,8 @@ impl InodeGroup {
         (size < end.min(held)).then(|| size..end.min(held))
     }
 
-    /// An error if the group would pass a limit with `[start, end)` of a file. A large group takes the blocks.
+    /// An error if the group would pass a limit with `[start, end)` of a file. A large group takes the
+    /// blocks.
     fn admit(&mut self, inode: &InodeRef, start: u64, end: u64) -> Result<()> {
         if let Some(error) = &self.failed {
             return Err(error.clone());

@@ -1,7 +1,7 @@
 //! Bytes by offset: what a group has in memory of one file.
 //!
-//! Invariants: pieces do not overlap, and none is empty. Pieces may touch: one grows by what is written behind
-//! it up to [`PIECE_BYTES`] only, so that its memory is not moved again and again.
+//! Invariants: pieces do not overlap, and none is empty. Pieces may touch: one grows by what is written
+//! behind it up to [`PIECE_BYTES`] only, so that its memory is not moved again and again.
 //!
 //! Neighbour: [`super::collected`], which also knows what has left the memory for the disk.
 

@@ -1,9 +1,10 @@
-//! Blocks of a group that have left the memory: whole blocks of one file, written to fresh blocks of the disk.
+//! Blocks of a group that have left the memory: whole blocks of one file, written to fresh blocks of the
+//! disk.
 //!
 //! No record names the fresh blocks. So they can be written again while the group is open, nobody but the
 //! group reads them, and whatever ends the group gives them back: a drop to the allocator, a crash by
-//! forgetting. The commit's transaction gives them to the file ([`super::exchange`]); from then on they are the
-//! file's ([`Streamed::taken`]).
+//! forgetting. The commit's transaction gives them to the file ([`super::exchange`]); from then on they are
+//! the file's ([`Streamed::taken`]).
 //!
 //! Space. Blocks are taken before a write enters the group ([`Streamed::ensure`]), so a write that finds no
 //! room leaves the group as it was, and streaming cannot run out of space. Some are taken ahead, so that a
