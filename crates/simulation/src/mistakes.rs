@@ -173,8 +173,8 @@ pub enum Mistake {
     /// What an exchange raises a size over is not written back before it (J6). Shows after a crash: zeros
     /// where the file had data that no fsync has confirmed, below a size that the group made.
     ExchangeOverUnwrittenGrowth,
-    /// What a group has written before its commit does not count as data that must be durable before its
-    /// record (J1). Shows as `ExchangeNamesNoData` does, if the commit itself writes nothing.
+    /// What a group has streamed to a file does not count as data that must be durable before the exchange
+    /// (J1). Shows as `ExchangeNamesNoData` does.
     StreamedDataUnmarked,
     /// A group that is dropped gives its fresh blocks back, also if a record has given them to the file.
     /// Shows when they are handed out again.
