@@ -38,7 +38,7 @@ use exchange::Buffer;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::time::Duration;
-use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result};
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result, patience};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -108,8 +108,7 @@ impl InodeGroup {
         if data.is_empty() {
             return Ok(());
         }
-        let engine = self.inodes.engine().clone();
-        let _change = engine.begin_change()?;
+        self.inodes.engine().check_writable()?;
         let gap = self.gap(inode, offset).unwrap_or(offset..offset);
         self.admit(inode, gap.start.min(offset), end)?;
         self.insert_zeros(inode, gap)?;
@@ -123,8 +122,7 @@ impl InodeGroup {
     pub fn set_len(&mut self, inode: &InodeRef, size: u64) -> Result<()> {
         self.check_file(inode)?;
         range_end(size, 0)?;
-        let engine = self.inodes.engine().clone();
-        let _change = engine.begin_change()?;
+        self.inodes.engine().check_writable()?;
         if let Some(gap) = self.gap(inode, size) {
             self.admit(inode, gap.start, gap.end)?;
             self.insert_zeros(inode, gap)?;
@@ -184,6 +182,8 @@ impl InodeGroup {
         if !self.is_large(blocks) {
             return Ok(());
         }
+        // From here on it may wait for the device, in the middle of what it does.
+        patience::check("a large group's blocks")?;
         engine.check_places(blocks, runs)?;
         let ahead = engine.stream_bytes() / BLOCK_SIZE as u64;
         for (other, file) in &mut self.files {
@@ -244,6 +244,8 @@ impl InodeGroup {
     /// Writes all whole blocks to fresh ones.
     fn stream(&mut self) -> Result<()> {
         let engine = self.inodes.engine().clone();
+        // A volume that is closed is another process's.
+        let _change = engine.begin_change()?;
         let buffer = Buffer::new(&engine)?;
         let mut memory = buffer.memory.lock();
         let streamed = self.files.values_mut().try_for_each(|file| file.stream(&mut memory));

@@ -19,7 +19,7 @@ use crate::inode::InodeRef;
 use quire_alloc::Funding;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::{AtomicBool, Ordering};
-use quire_base::{BLOCK_SIZE, BlockNo, Result};
+use quire_base::{BLOCK_SIZE, BlockNo, Result, patience};
 use quire_device::{AlignedBuf, IoClass};
 use quire_format::extent::{EXTENT_BLOCKS_MAX, Extent, Run, extents_of_run};
 use rangemap::{RangeMap, RangeSet};
@@ -179,6 +179,7 @@ impl Streamed {
             return Ok(());
         }
         for (piece, start) in self.homes_of(offset / size..end.div_ceil(size)) {
+            patience::check("a large group's blocks")?;
             let mut at = piece.start;
             while at < piece.end {
                 let count = READ_BLOCKS.min(piece.end - at);
