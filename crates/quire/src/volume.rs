@@ -215,7 +215,7 @@ impl Volume {
         crate::group_handle::Group::new(self.inodes().clone())
     }
 
-    /// The most bytes, in whole blocks, that a group may write.
+    /// The most bytes, in whole blocks, that a group may write as the volume is now: its free space.
     pub fn group_bytes_max(&self) -> u64 {
         self.inodes().group_bytes_max()
     }
