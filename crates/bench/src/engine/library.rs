@@ -27,9 +27,7 @@ pub fn set_up(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Target>> 
     }
     format.format_backend(backend.clone())?;
     let totals = Arc::new(Totals::default());
-    let mut options = VolumeOptions::new()
-        .cache_bytes(workshop.cache_bytes(spec))
-        .discard(spec.discard);
+    let mut options = VolumeOptions::new().cache_bytes(workshop.cache_bytes(spec)).discard(spec.discard);
     if let Some(bytes) = spec.folio {
         options = options.folio_bytes(bytes);
     }
