@@ -22,9 +22,7 @@ pub fn set_up(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Target>> 
     };
     FormatOptions::new().force(true).format_backend(backend.clone())?;
     let totals = Arc::new(Totals::default());
-    let mut options = VolumeOptions::new()
-        .cache_bytes(workshop.cache_bytes(spec))
-        .discard(spec.discard);
+    let mut options = VolumeOptions::new().cache_bytes(workshop.cache_bytes(spec)).discard(spec.discard);
     if let Some(bytes) = spec.folio {
         options = options.folio_bytes(bytes);
     }
@@ -74,10 +72,10 @@ impl Target for Library {
     fn open(&self, path: &str, how: How) -> Result<Arc<dyn Handle>> {
         Ok(Arc::new(Open(self.open_file(path, how)?)))
     }
-    fn make_folder(&self, path: &str) -> Result<()> {
+    fn make_directory(&self, path: &str) -> Result<()> {
         self.volume.create_dir(path)
     }
-    fn remove_folder(&self, path: &str) -> Result<()> {
+    fn remove_directory(&self, path: &str) -> Result<()> {
         self.volume.remove_dir(path)
     }
     fn size_of(&self, path: &str) -> Result<u64> {
