@@ -81,6 +81,8 @@ pub struct Spec {
     pub discard: bool,
     /// `transport=`: how requests of a mount travel.
     pub transport: Option<String>,
+    /// `copies=`: copies of Quire's metadata.
+    pub copies: Option<u32>,
     /// `untorn=`: the property of Quire's files.
     pub untorn: Option<Unit>,
     /// `atomic`: files are opened with O_DIRECT, durable writes carry RWF_ATOMIC and RWF_DSYNC.
@@ -101,6 +103,7 @@ impl Spec {
             orphans: Orphans::Lockless,
             discard: false,
             transport: None,
+            copies: None,
             untorn: None,
             atomic: false,
         };
@@ -152,6 +155,11 @@ impl Spec {
             ("untorn", "off") if quire => self.untorn = None,
             ("untorn", _) if quire => {
                 self.untorn = Some(value.parse().map_err(|error: quire::Error| error.to_string())?);
+            }
+            ("copies", "1") if self.kind == Kind::Quire => self.copies = Some(1),
+            ("copies", "2") if self.kind == Kind::Quire => self.copies = Some(2),
+            ("copies", _) if self.kind == Kind::Quire => {
+                return Err(format!("copies={value}: there are 1 or 2 of metadata"));
             }
             ("device", "file") if self.kind == Kind::Quire => self.medium = Medium::File,
             ("device", "memory") if self.kind == Kind::Quire => self.medium = Medium::Memory,
@@ -287,6 +295,7 @@ mod tests {
         let unit = Spec::parse("mount@untorn=8k").unwrap().untorn;
         assert_eq!(unit.map(Unit::bytes), Some(8192));
         assert_eq!(Spec::parse("quire@untorn=off").unwrap().untorn, None);
+        assert_eq!(Spec::parse("quire@copies=1").unwrap().copies, Some(1));
         assert_eq!(Spec::parse("fuse-null@threads=4").unwrap().threads, Some(4));
     }
 
@@ -310,6 +319,8 @@ mod tests {
             ("mount@threads=0", "not from 1"),
             ("quire@untorn=12k", "power of two"),
             ("quire@untorn=lots", "no untorn unit"),
+            ("quire@copies=3", "1 or 2"),
+            ("mount@copies=1", "not an option"),
             ("xfs@untorn=8k", "not an option"),
             ("quire@atomic", "option=value"),
             ("xfs@atomic=yes", "not an option"),

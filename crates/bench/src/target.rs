@@ -5,6 +5,7 @@
 
 use quire_base::sync::Arc;
 use quire_base::{Error, ErrorKind, Result};
+use std::time::Duration;
 
 /// How a file is opened. Reading and writing are always allowed.
 #[derive(Clone, Copy, Debug, Default)]
@@ -102,6 +103,10 @@ pub trait Target: Send + Sync {
     /// that [`Counters`] have all that earlier writes cost.
     fn settle(&self) -> Result<()> {
         self.sync()
+    }
+    /// How long it takes to open what is there, as a mount does; `None` where the driver cannot ask.
+    fn opening(&self) -> Result<Option<Duration>> {
+        Ok(None)
     }
     /// Opens each path and makes it durable, with up to `window` of them under way at a time; returns when
     /// all are.

@@ -52,6 +52,7 @@ use crate::journal::PAYLOAD_BYTES;
 use crate::node::NodeRef;
 use crate::place::{NO_TWIN, Place};
 use crate::pool::ManifestRef;
+use crate::scrub::{LastScrub, SCRUB_AT, SCRUB_BYTES};
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result, Seq, Timestamp};
 
 /// The first bytes of a superblock.
@@ -182,6 +183,8 @@ pub struct Superblock {
     pub epoch: u32,
     /// Root of the space tree: reserved, none.
     pub space_root: Option<NodeRef>,
+    /// The last scrub, as of this checkpoint.
+    pub scrub: Option<LastScrub>,
 }
 
 impl Superblock {
@@ -278,6 +281,7 @@ impl Superblock {
         w.u32(self.metadata_copies);
         w.u32(self.epoch);
         w.node(&self.space_root.unwrap_or(NO_NODE));
+        block[SCRUB_AT..SCRUB_AT + SCRUB_BYTES].copy_from_slice(&LastScrub::encode(self.scrub.as_ref()));
         let crc = crc32c::crc32c(&block);
         block[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
         block
@@ -342,6 +346,9 @@ impl Superblock {
         let (created, mounted, checkpointed) = (time(), time(), time());
         let (metadata_copies, epoch) = (r.u32(), r.u32());
         let space_root = Some(r.node()?).filter(|root| *root != NO_NODE);
+        let scrub: &[u8; SCRUB_BYTES] =
+            bytes[SCRUB_AT..][..SCRUB_BYTES].try_into().expect("a part of a block");
+        let scrub = LastScrub::decode(scrub);
         check(block_size as usize == BLOCK_SIZE, || format!("block size {block_size}"))?;
         let superblock = Superblock {
             version,
@@ -378,6 +385,7 @@ impl Superblock {
             metadata_copies,
             epoch,
             space_root,
+            scrub,
         };
         superblock.validate()?;
         Ok(superblock)
@@ -574,6 +582,7 @@ mod tests {
             metadata_copies: 2,
             epoch: 0,
             space_root: None,
+            scrub: None,
         }
     }
 

@@ -78,6 +78,7 @@ impl Engine {
         superblock.free_blocks = self.applied_free_blocks.get();
         superblock.inode_count = self.applied_inodes.get();
         superblock.next_inode = self.inode_numbers.end();
+        superblock.scrub = self.last_scrub.lock().clone();
         drop(barrier);
 
         journal.force(sequence)?;

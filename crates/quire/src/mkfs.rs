@@ -185,6 +185,7 @@ pub(crate) fn format(backend: Arc<dyn Backend>, options: &FormatOptions) -> Resu
         metadata_copies: geometry.copies,
         epoch: 0,
         space_root: None,
+        scrub: None,
     };
 
     let pool = PoolState::new(&geometry.pool(), geometry.copies);

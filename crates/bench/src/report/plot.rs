@@ -87,6 +87,7 @@ fn describe(figure: &str) -> Option<(String, Unit)> {
         "create_last_s" => ("creates, last tenth", Unit::Rate),
         "stat_s" => ("stats", Unit::Rate),
         "delete_s" => ("deletes", Unit::Rate),
+        "open_us" => ("opening the volume", Unit::Latency),
         "rss_max_mib" => ("most resident memory", Unit::Memory),
         "read_mib_s" => ("reads", Unit::Throughput),
         "write_mib_s" => ("writes", Unit::Throughput),

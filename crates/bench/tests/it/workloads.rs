@@ -235,6 +235,8 @@ fn scale() {
         "scale --engines quire,quire@device=memory,dir:{dir} --files 2500 --rounds 1 --cache 64m"
     ));
     check(&report, &["create_first_s", "create_last_s", "stat_s", "delete_s", "rss_max_mib"], &[]);
+    let opening = &report.json()["results"][0]["open_us"];
+    assert!(opening.as_f64().is_some_and(|opening| opening > 0.0), "{opening}");
     assert_eq!(report.json()["params"]["cache"], "64m");
     // Everything was deleted.
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);

@@ -103,6 +103,7 @@ fn superblock() -> Superblock {
         metadata_copies: 0,
         epoch: 0,
         space_root: Some(NO_NODE),
+        scrub: None,
     }
 }
 
