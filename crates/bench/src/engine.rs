@@ -5,7 +5,7 @@
 //! | [`library`] | `quire`: the library in this process; `counted` sees what reaches its device |
 //! | [`kernel`] | `xfs`, `ext4`, `btrfs` on a loop device |
 //! | [`server`] | `mount`, `fuse-null`: a process behind a mount |
-//! | [`system`] | system calls on a folder: what the above are driven through, and `dir:PATH` itself |
+//! | [`system`] | system calls on a directory: what the above are driven through, and `dir:PATH` itself |
 //! | [`memory`] | `memcpy` |
 //! | [`raw`] | `raw` |
 //! | [`group`] | groups of writes by system calls, for [`system`] |
@@ -38,8 +38,8 @@ pub enum Kind {
     Mount,
     /// A file system of the kernel.
     Kernel(kernel::FileSystem),
-    /// An existing folder.
-    Folder(PathBuf),
+    /// An existing directory.
+    Directory(PathBuf),
     /// One buffer.
     Memcpy,
     /// The bare image file.
@@ -109,9 +109,9 @@ impl Spec {
         };
         if let Some(path) = text.strip_prefix("dir:") {
             if path.is_empty() {
-                return Err("dir: needs a folder, as in dir:/srv/data".into());
+                return Err("dir: needs a directory, as in dir:/srv/data".into());
             }
-            return Ok(plain(Kind::Folder(path.into())));
+            return Ok(plain(Kind::Directory(path.into())));
         }
         let mut parts = text.split('@');
         let kind = match parts.next().unwrap_or_default() {
@@ -196,7 +196,7 @@ impl Spec {
     /// The name without options: variants of one engine have the same.
     pub fn family(&self) -> &str {
         match self.kind {
-            Kind::Folder(_) => &self.name,
+            Kind::Directory(_) => &self.name,
             _ => self.name.split('@').next().unwrap_or_default(),
         }
     }
@@ -206,7 +206,7 @@ impl Spec {
         match self.kind {
             Kind::Quire => self.medium == Medium::File,
             Kind::Mount | Kind::Kernel(_) | Kind::Raw => true,
-            Kind::Folder(_) | Kind::Memcpy | Kind::FuseNull => false,
+            Kind::Directory(_) | Kind::Memcpy | Kind::FuseNull => false,
         }
     }
 }
@@ -216,8 +216,8 @@ const QUIRE_BACKGROUND_SHARE: u64 = 10;
 
 /// What engines are set up in.
 pub struct Workshop<'a> {
-    /// A folder of the run's own, for mount points and logs.
-    pub folder: &'a Path,
+    /// A directory of the run's own, for mount points and logs.
+    pub directory: &'a Path,
     /// The image, for engines that need it.
     pub image: Option<&'a Image>,
     /// The program `quire`, for the servers.
@@ -255,7 +255,7 @@ pub fn set_up(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Target>> 
         Kind::Mount => server::set_up_mount(spec, workshop),
         Kind::FuseNull => server::set_up_null(spec, workshop),
         Kind::Kernel(file_system) => kernel::set_up(*file_system, spec, workshop),
-        Kind::Folder(path) => system::set_up(path),
+        Kind::Directory(path) => system::set_up(path),
         Kind::Memcpy => memory::set_up(workshop.file_bytes),
         Kind::Raw => raw::set_up(workshop.image()?),
     }
@@ -287,7 +287,7 @@ mod tests {
         assert_eq!(spec.family(), "quire");
         assert!(!spec.needs_image());
         assert!(Spec::parse("mount@transport=dev").unwrap().needs_image());
-        assert_eq!(Spec::parse("dir:/a@b").unwrap().kind, Kind::Folder("/a@b".into()));
+        assert_eq!(Spec::parse("dir:/a@b").unwrap().kind, Kind::Directory("/a@b".into()));
         let spec = Spec::parse("quire@discard").unwrap();
         assert!(spec.discard && spec.family() == "quire");
         assert!(Spec::parse("xfs@discard").unwrap().discard && !Spec::parse("xfs").unwrap().discard);
@@ -304,7 +304,7 @@ mod tests {
         for (text, part) in [
             ("zfs", "there is no engine 'zfs'"),
             ("", "there is no engine ''"),
-            ("dir:", "needs a folder"),
+            ("dir:", "needs a directory"),
             ("quire@cache", "option=value"),
             ("raw@discard", "option=value"),
             ("quire@discard=yes", "not an option"),

@@ -79,13 +79,13 @@ pub struct Counters {
 pub trait Target: Send + Sync {
     /// Opens a file.
     fn open(&self, path: &str, how: How) -> Result<Arc<dyn Handle>>;
-    /// Makes a folder.
-    fn make_folder(&self, _path: &str) -> Result<()> {
-        Err(unsupported("folders"))
+    /// Makes a directory.
+    fn make_directory(&self, _path: &str) -> Result<()> {
+        Err(unsupported("directories"))
     }
-    /// Removes an empty folder.
-    fn remove_folder(&self, _path: &str) -> Result<()> {
-        Err(unsupported("folders"))
+    /// Removes an empty directory.
+    fn remove_directory(&self, _path: &str) -> Result<()> {
+        Err(unsupported("directories"))
     }
     /// Looks a file up by its path; gives its size.
     fn size_of(&self, _path: &str) -> Result<u64> {

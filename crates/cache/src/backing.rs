@@ -19,7 +19,7 @@
 //!
 //! Neighbours: fs's inode implements it.
 
-use crate::journaled::Contents;
+use crate::span::Contents;
 use quire_base::{BlockNo, Error, InodeNo, Result};
 
 /// Where a run of blocks lives.

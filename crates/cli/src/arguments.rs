@@ -26,7 +26,7 @@ pub enum Command {
     /// An image file is sparse but for the journal, which is written with zeros. What already holds a file
     /// system is refused, unless forced.
     Mkfs(Mkfs),
-    /// Mount a volume on a folder
+    /// Mount a volume on a directory
     ///
     /// Returns when the mount is usable; the server goes on in the background.
     #[command(after_help = mount_options::HELP)]
@@ -97,15 +97,15 @@ pub enum Command {
     Set(Set),
     /// Measure Quire beside the kernel's file systems, with the same driver
     ///
-    /// Each engine works on an image file that was written through once, in a folder that is removed at the
-    /// end.
+    /// Each engine works on an image file that was written through once, in a directory that is removed at
+    /// the end.
     Bench(quire_bench::arguments::Bench),
-    /// Find out what the file system under a folder really promises, by racing it for a few seconds
+    /// Find out what the file system under a directory really promises, by racing it for a few seconds
     ///
     /// Also says what it promises over power loss: the property untorn of new files, and untorn direct
     /// writes.
     Probe(quire_bench::arguments::Probe),
-    /// Write the manual pages to a folder
+    /// Write the manual pages to a directory
     Man {
         /// Where to.
         dir: PathBuf,
@@ -227,7 +227,7 @@ pub struct Info {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Ask the server of the volume mounted at this folder; shows how its requests travel, too
+    /// Ask the server of the volume mounted at this directory; shows how its requests travel, too
     #[arg(long, value_name = "DIR", conflicts_with = "volume")]
     pub mount: Option<PathBuf>,
     /// Image file or block device

@@ -311,12 +311,12 @@ mod tests {
     /// deleted it, even the volume's own image.
     #[test]
     fn only_a_socket_gives_way() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("precious");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("precious");
         std::fs::write(&path, "kept").unwrap();
         assert!(bind_private(&path).is_err());
         assert_eq!(std::fs::read(&path).unwrap(), b"kept");
-        let socket = folder.path().join("socket");
+        let socket = directory.path().join("socket");
         drop(bind_private(&socket).unwrap());
         let serving = bind_private(&socket).expect("nobody serves it");
         assert!(bind_private(&socket).is_err(), "somebody serves it");

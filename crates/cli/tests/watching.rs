@@ -142,11 +142,11 @@ fn strangers_are_not_answered() {
     }
     let mut volume = Volume::new("64M");
     volume.mount();
-    // The test's folder is the owner's alone; the socket is not protected by it.
-    let folder = volume.mountpoint().parent().unwrap().to_owned();
-    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o755)).unwrap();
+    // The test's directory is the owner's alone; the socket is not protected by it.
+    let directory = volume.mountpoint().parent().unwrap().to_owned();
+    std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o755)).unwrap();
     // A copy that anybody may run.
-    let program = folder.join("quire");
+    let program = directory.join("quire");
     copy_program(&program);
     for request in [&["ctl", "metrics"][..], &["top", "--once"]] {
         let mut command = Command::new(&program);
@@ -183,8 +183,8 @@ fn numbers_are_served_over_http_where_asked_for() {
     if !can_mount("numbers_are_served_over_http_where_asked_for") {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("metrics.sock");
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("metrics.sock");
     let mut volume = Volume::new("64M").with_options(&format!("metrics={}", socket.display()));
     volume.mount();
     assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);

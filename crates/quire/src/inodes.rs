@@ -39,7 +39,7 @@ use quire_base::sync::Arc;
 use quire_device::AlignedBuf;
 use quire_format::properties::Properties;
 
-pub use crate::attributes::{SetAttributes, SetTime};
+pub use crate::attributes::{SetAttributes, SetTime, without_privileges};
 pub use crate::file::IoFlags;
 pub use crate::file::direct_async::BufferDone;
 pub use crate::file::fallocate::FallocateMode;

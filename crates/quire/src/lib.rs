@@ -7,8 +7,8 @@
 //! use quire::{FormatOptions, OpenOptions, Volume};
 //!
 //! # fn main() -> quire::Result<()> {
-//! # let folder = tempfile::tempdir().unwrap();
-//! # let image = folder.path().join("data.img");
+//! # let directory = tempfile::tempdir().unwrap();
+//! # let image = directory.path().join("data.img");
 //! FormatOptions::new().size(64 << 20).format(&image)?;
 //! let volume = Volume::open(&image)?;
 //!

@@ -18,8 +18,8 @@ use std::path::Path;
 /// use quire::{FormatOptions, Volume};
 ///
 /// # fn main() -> quire::Result<()> {
-/// # let folder = tempfile::tempdir().unwrap();
-/// # let image = folder.path().join("data.img");
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let image = directory.path().join("data.img");
 /// let info = FormatOptions::new().size(64 << 20).label("backup").format(&image)?;
 /// assert_eq!((info.label.as_str(), info.blocks), ("backup", 16384));
 /// Volume::open(&image)?.close()
@@ -144,8 +144,8 @@ pub enum AccessTimes {
 /// use quire::{AccessTimes, FormatOptions, VolumeOptions};
 ///
 /// # fn main() -> quire::Result<()> {
-/// # let folder = tempfile::tempdir().unwrap();
-/// # let image = folder.path().join("data.img");
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let image = directory.path().join("data.img");
 /// # FormatOptions::new().size(64 << 20).format(&image)?;
 /// let options = VolumeOptions::new().cache_bytes(64 << 20).access_times(AccessTimes::Never);
 /// let volume = options.open(&image)?;

@@ -174,8 +174,8 @@ impl Volume {
     ///
     /// ```
     /// # fn main() -> quire::Result<()> {
-    /// # let folder = tempfile::tempdir().unwrap();
-    /// # let image = folder.path().join("image");
+    /// # let directory = tempfile::tempdir().unwrap();
+    /// # let image = directory.path().join("image");
     /// use quire::{FormatOptions, ScrubOptions, VolumeOptions};
     /// use std::ops::ControlFlow;
     ///

@@ -18,6 +18,7 @@
 //! Neighbours: [`crate::namespace::records`], [`crate::namespace::create`].
 
 use crate::acl::{self, Acl};
+use crate::attributes::SETGID;
 use crate::engine::Engine;
 use crate::inode::{Inode, InodeRef};
 use crate::namespace::records::Records;
@@ -29,6 +30,15 @@ use quire_format::inode::{FileType, INODE_BYTES};
 use quire_format::key::{Key, KeyKind};
 use quire_format::xattr::{self as format, Head, PIECES_MAX};
 use std::ops::ControlFlow;
+
+/// An attribute that need not exist.
+pub(crate) fn or_none(value: Result<Vec<u8>>) -> Result<Option<Vec<u8>>> {
+    match value {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.kind() == ErrorKind::NoAttribute => Ok(None),
+        Err(error) => Err(error),
+    }
+}
 
 bitflags::bitflags! {
     /// How an attribute is set.
@@ -421,7 +431,7 @@ impl XattrChange<'_> {
             record.mode = record.mode & !0o777 | permissions;
         }
         if self.name == acl::ACCESS && self.flags.contains(XattrFlags::ACL_KILL_SGID) {
-            record.mode &= !0o2000;
+            record.mode &= !SETGID;
         }
         Ok(())
     }

@@ -78,10 +78,10 @@ impl Target for Library {
     fn open(&self, path: &str, how: How) -> Result<Arc<dyn Handle>> {
         Ok(Arc::new(Open(self.open_file(path, how)?)))
     }
-    fn make_folder(&self, path: &str) -> Result<()> {
+    fn make_directory(&self, path: &str) -> Result<()> {
         self.volume.create_dir(path)
     }
-    fn remove_folder(&self, path: &str) -> Result<()> {
+    fn remove_directory(&self, path: &str) -> Result<()> {
         self.volume.remove_dir(path)
     }
     fn size_of(&self, path: &str) -> Result<u64> {

@@ -310,8 +310,8 @@ mod tests {
             rows: vec![row("quire", 100.0), row("xfs", 300.0)],
             headline: "ops_s",
         };
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("out.svg");
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("out.svg");
         draw(&report, &file).unwrap();
         let svg = std::fs::read_to_string(&file).unwrap();
         assert!(svg.contains("idle: median") && svg.contains("longest") && !svg.contains("p50_us"));

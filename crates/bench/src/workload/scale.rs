@@ -110,7 +110,7 @@ impl Work for Scale {
         machine::reset_resident_peak(process);
         let create = |n: u64| {
             if n.is_multiple_of(DIRECTORY) {
-                target.make_folder(&directory(n))?;
+                target.make_directory(&directory(n))?;
             }
             target.open(&path(n), How::create(FILE_BYTES as u64))?.write_at(&content, 0)
         };
@@ -131,7 +131,7 @@ impl Work for Scale {
         let delete = |n: u64| {
             target.unlink(&path(n))?;
             if (n + 1).is_multiple_of(DIRECTORY) || n + 1 == self.0.files {
-                target.remove_folder(&directory(n))?;
+                target.remove_directory(&directory(n))?;
             }
             Ok(())
         };

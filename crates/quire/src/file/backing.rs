@@ -60,7 +60,7 @@ impl Backing for Inode {
     }
 
     fn unreserve(&self, blocks: u64) {
-        self.engine.redeem(self, blocks);
+        self.engine.release_promised(self, blocks);
         drop(self.delayed.take(&self.engine.alloc, blocks));
     }
 
@@ -361,7 +361,7 @@ impl Engine {
         let gained = plan_gained.max(0) as u64;
         let depends = if ahead.is_some() { Depends::Nothing } else { Depends::DataOf(inode) };
         self.commit_extents(inode, transaction, depends)?;
-        self.redeem(inode, gained);
+        self.release_promised(inode, gained);
         meta.record = record;
         meta.dirty = false;
         Ok(true)
