@@ -27,7 +27,8 @@ fn a_sector_that_nothing_needs_is_written_anew() {
             }
             let report = check_backend(backend.clone(), &Options::default()).unwrap();
             assert!(report.has(quire_fsck::IssueKind::JournalBlockUnreadable), "{what}: {report:#?}");
-            assert_eq!(report.issues.len(), 1, "{what}: {report:#?}");
+            // The older checkpoint may lead through it.
+            assert!(report.worst() == Some(quire_fsck::Severity::Warning), "{what}: {report:#?}");
             if at % 16 == 0 {
                 let read_only = options().read_only(true).open_backend(backend.clone()).unwrap();
                 assert!(ledger::of(&read_only) == sample.ledger, "{what}");
