@@ -266,9 +266,8 @@ fn damage(sample: &Sample, random: &mut Random) -> (Image, Damage) {
         }
     }
     // A block that was hit twice may be what it was.
-    done.blocks.retain(|at| {
-        done.unreadable.contains(at) || image.get(BlockNo(*at)) != sample.image.get(BlockNo(*at))
-    });
+    let same = |at: u64| image.get(BlockNo(at)) == sample.image.get(BlockNo(at));
+    done.blocks.retain(|at| done.unreadable.contains(at) || !same(*at));
     (image, done)
 }
 

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// All four copies of the superblocks are overwritten. The tree is found from its nodes alone: every file of a
-/// volume that was closed is copied, and the report says what cannot be known.
+/// All four copies of the superblocks are overwritten. The tree is found from its nodes alone: every file of
+/// a volume that was closed is copied, and the report says what cannot be known.
 #[test]
 fn without_any_superblock_a_salvage_finds_the_files() {
     for sample in [&samples()[0], &samples()[2]] {

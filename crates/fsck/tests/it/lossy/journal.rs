@@ -6,8 +6,8 @@ use super::*;
 use quire::ScrubOptions;
 use std::ops::ControlFlow;
 
-/// Each block of the ring in turn: what recovery needs is refused, and the rest opens with all that was there.
-/// Opening for writing writes such a block anew, whenever the power goes meanwhile.
+/// Each block of the ring in turn: what recovery needs is refused, and the rest opens with all that was
+/// there. Opening for writing writes such a block anew, whenever the power goes meanwhile.
 #[test]
 fn a_sector_that_nothing_needs_is_written_anew() {
     for (nth, sample) in samples().iter().enumerate().take(2) {

@@ -1,5 +1,5 @@
-//! One damaged block of metadata, of every kind and in every way, costs nothing: at rest, and while the volume
-//! is in use. A scrub leaves the volume clean.
+//! One damaged block of metadata, of every kind and in every way, costs nothing: at rest, and while the
+//! volume is in use. A scrub leaves the volume clean.
 //!
 //! `QUIRE_ONE_BLOCK_IMAGES` and `QUIRE_ONE_BLOCK_LOADS` set how many images are damaged at rest and in use.
 
