@@ -19,6 +19,7 @@ pub mod raw;
 pub mod server;
 pub mod system;
 
+use crate::arguments::Orphans;
 use crate::drive::Surroundings;
 use crate::image::Image;
 use crate::outcome::{Outcome, Trouble};
@@ -26,7 +27,6 @@ use crate::report::machine;
 use crate::size;
 use crate::target::Target;
 use quire::Unit;
-use quire::internals::OrphanTracking;
 use std::path::{Path, PathBuf};
 
 /// What an engine is.
@@ -71,12 +71,12 @@ pub struct Spec {
     pub medium: Medium,
     /// `folio=`: bytes of Quire's folios.
     pub folio: Option<u64>,
-    /// `track=folio`: whole folios are written.
+    /// `track=folio`: whole folios are written; only in a build for comparisons.
     pub whole_folios: bool,
     /// `threads=`: threads of a FUSE server.
     pub threads: Option<usize>,
-    /// `orphans=`: how Quire tracks inodes without a name.
-    pub orphans: OrphanTracking,
+    /// `orphans=`: how Quire tracks inodes without a name; all but one way only in a build for comparisons.
+    pub orphans: Orphans,
     /// `discard`: freed blocks are told to the device.
     pub discard: bool,
     /// `transport=`: how requests of a mount travel.
@@ -100,7 +100,7 @@ impl Spec {
             folio: None,
             whole_folios: false,
             threads: None,
-            orphans: OrphanTracking::Lockless,
+            orphans: Orphans::Lockless,
             discard: false,
             transport: None,
             copies: None,
@@ -172,9 +172,9 @@ impl Spec {
             }
             ("track", "block") if self.kind == Kind::Quire => self.whole_folios = false,
             ("track", "folio") if self.kind == Kind::Quire => self.whole_folios = true,
-            ("orphans", "lockless") if self.kind == Kind::Quire => self.orphans = OrphanTracking::Lockless,
-            ("orphans", "locked") if self.kind == Kind::Quire => self.orphans = OrphanTracking::Locked,
-            ("orphans", "none") if self.kind == Kind::Quire => self.orphans = OrphanTracking::None,
+            ("orphans", "lockless") if self.kind == Kind::Quire => self.orphans = Orphans::Lockless,
+            ("orphans", "locked") if self.kind == Kind::Quire => self.orphans = Orphans::Locked,
+            ("orphans", "none") if self.kind == Kind::Quire => self.orphans = Orphans::None,
             ("orphans", _) if self.kind == Kind::Quire => {
                 return Err(format!("orphans={value}: they are lockless, locked or none"));
             }

@@ -69,7 +69,7 @@ impl WriteRun {
         };
         let Some(placement) = placement else { return };
         if error.is_some() {
-            if self.backing.is_recorded(&placement) {
+            if placement.is_recorded {
                 for span in &self.spans {
                     span.pin.mapped().set(span.first, span.first + span.count);
                 }

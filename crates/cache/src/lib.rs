@@ -57,7 +57,7 @@ mod write;
 mod write_at_once;
 mod writeback;
 
-pub use backing::{Backing, Home, PlacedRun, Placement, Run};
+pub use backing::{Backing, Home, PlacedRun, Placement, Purpose, Run};
 pub use budget::Room;
 pub use cache::{Cache, CacheUsage};
 pub use config::CacheConfig;

@@ -22,6 +22,7 @@
 //! Neighbours: [`crate::writeback`] gathers, [`crate::finish`] ends, [`crate::mapping`] has the list of
 //! waits.
 
+use crate::backing::Purpose;
 use crate::finish;
 use crate::mapping::{BLOCKS_END, Mapping};
 use crate::outbox::{Outbox, Queue};
@@ -368,29 +369,29 @@ impl Snapshot {
     /// Starts writing all that is dirty of it, and waits for nothing but segments that others hold.
     pub fn start(&mut self) {
         let mut outbox = Outbox::new(self.mapping.core.clone(), Queue::Forced);
-        self.gather_some(&mut outbox, false, u64::MAX);
+        self.gather_some(&mut outbox, false, Purpose::Writeback, u64::MAX);
     }
 
     /// As [`Snapshot::start`], for callers who wait next: a single request, with nothing to be done beside
     /// it, is written by the calling thread, which spares three changes of threads.
-    pub fn start_here(&mut self) {
+    pub fn start_here(&mut self, purpose: Purpose) {
         let mut outbox = Outbox::new(self.mapping.core.clone(), Queue::Forced);
-        self.gather(&mut outbox, false);
+        self.gather_some(&mut outbox, false, purpose, WAVE_BLOCKS);
         outbox.write_here();
     }
 
     /// Puts what is dirty of it into the outbox. With `passing` it does not wait for segments that others
     /// hold.
     pub(crate) fn gather(&mut self, outbox: &mut Outbox, passing: bool) {
-        self.gather_some(outbox, passing, WAVE_BLOCKS);
+        self.gather_some(outbox, passing, Purpose::Writeback, WAVE_BLOCKS);
     }
 
     /// As [`Snapshot::gather`], until there are about `blocks_max`. What is left is gathered when these have
     /// been written.
-    fn gather_some(&mut self, outbox: &mut Outbox, passing: bool, blocks_max: u64) {
+    fn gather_some(&mut self, outbox: &mut Outbox, passing: bool, purpose: Purpose, blocks_max: u64) {
         let Some(number) = self.wait else { return };
-        let effort =
-            Effort::Forced { blocks: &self.blocks, passing: passing && self.rounds < PASSING_ROUNDS };
+        let passing = passing && self.rounds < PASSING_ROUNDS;
+        let effort = Effort::Forced { blocks: &self.blocks, passing, purpose };
         let (from, to) = (self.blocks.start().max(self.first), self.blocks.end().min(self.end));
         let (mut busy, mut is_held, mut seen_to) = (Vec::new(), false, to);
         match self.mapping.gather(outbox, from, to, effort, blocks_max) {

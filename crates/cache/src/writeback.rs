@@ -18,7 +18,7 @@
 //! [`crate::outbox`] for the way to the device, [`crate::finish`] for what follows, [`crate::flusher`] for
 //! when.
 
-use crate::backing::{Backing, Placement};
+use crate::backing::{Backing, Placement, Purpose};
 use crate::bits::{masks, runs};
 use crate::finish::WriteRun;
 use crate::folio::FolioPin;
@@ -89,7 +89,16 @@ pub(crate) enum Effort<'a> {
     Background,
     /// These blocks, for somebody who waits for them. It queues for what is busy, or passes over it and says
     /// so.
-    Forced { blocks: &'a Blocks, passing: bool },
+    Forced { blocks: &'a Blocks, passing: bool, purpose: Purpose },
+}
+
+impl Effort<'_> {
+    fn purpose(&self) -> Purpose {
+        match self {
+            Effort::Background => Purpose::Writeback,
+            Effort::Forced { purpose, .. } => *purpose,
+        }
+    }
 }
 
 /// What has come of a gathering.
@@ -132,7 +141,7 @@ impl Mapping {
     /// still not written. Does not flush the device.
     pub fn write_back(&self, start: u64, end: u64) -> Result<()> {
         let mut snapshot = self.snapshot(start, end);
-        snapshot.start_here();
+        snapshot.start_here(Purpose::Writeback);
         snapshot.wait()
     }
 
@@ -295,7 +304,7 @@ impl Gathering<'_> {
                 return self.put_back_run();
             }
             let filled = self.spans.last().map_or(BLOCK_SIZE, Span::filled);
-            let placement = match self.backing.place(block, count, filled) {
+            let placement = match self.backing.place(block, count, filled, self.effort.purpose()) {
                 Ok(placement) => placement,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     return self.put_back_run();

@@ -80,6 +80,15 @@ pub enum Command {
     /// A solid-state drive works better for it, a thin volume or image file gives the space back. The volume
     /// stays in use meanwhile. An interrupted trim leaves the rest.
     Trim(Trim),
+    /// Keep the image or device of a mounted volume as it is, so that it can be copied from outside
+    ///
+    /// Everything is made durable first. Changes wait until the volume thaws; reads go on. The copy opens
+    /// like a volume after a power cut.
+    Freeze(Freeze),
+    /// Let changes of a frozen volume go on
+    ///
+    /// Fails if the volume had thawed by itself: what was copied then may not be whole.
+    Thaw(Thaw),
     /// Show the properties of files and directories on a mount, or require some
     Get(Get),
     /// Set properties of files and directories on a mount
@@ -383,6 +392,23 @@ pub struct Trim {
     pub dir: PathBuf,
 }
 
+/// `quire freeze`.
+#[derive(Debug, Args)]
+pub struct Freeze {
+    /// Seconds after which the volume thaws by itself
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub limit: u64,
+    /// Mount point
+    pub dir: PathBuf,
+}
+
+/// `quire thaw`.
+#[derive(Debug, Args)]
+pub struct Thaw {
+    /// Mount point
+    pub dir: PathBuf,
+}
+
 /// `quire get`.
 #[derive(Debug, Args)]
 pub struct Get {
@@ -451,6 +477,8 @@ mod tests {
             "quire resize -s 20G a.img",
             "quire label a.img",
             "quire trim --rate 500M mnt",
+            "quire freeze --limit 600 mnt",
+            "quire thaw mnt",
             "quire label a.img backup",
             "quire dump a.img superblock",
             "quire dump --json a.img inode 5",

@@ -294,3 +294,50 @@ fn a_mount_is_scrubbed() {
     let elsewhere = quire(&["scrub".as_ref(), dir.as_os_str()]);
     assert_eq!(elsewhere.status.code(), Some(37), "{}", text(&elsewhere));
 }
+
+#[test]
+fn a_frozen_mount_can_be_copied() {
+    if !can_mount("a_frozen_mount_can_be_copied") {
+        return;
+    }
+    let mut volume = Volume::new("64M");
+    volume.mount();
+    let dir = volume.mountpoint();
+    let on_mount = |arguments: &[&str]| {
+        quire(&arguments.iter().map(std::ffi::OsStr::new).chain([dir.as_os_str()]).collect::<Vec<_>>())
+    };
+    std::fs::write(dir.join("kept"), "before").unwrap();
+
+    let frozen = on_mount(&["freeze", "--limit", "600"]);
+    assert!(frozen.status.success(), "{}", text(&frozen));
+    let writer = {
+        let dir = dir.clone();
+        std::thread::spawn(move || std::fs::write(dir.join("late"), "after"))
+    };
+    let again = on_mount(&["freeze"]);
+    assert_eq!(again.status.code(), Some(36), "{}", text(&again));
+    let image = std::fs::read(volume.image()).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert_eq!(std::fs::read(dir.join("kept")).unwrap(), b"before", "reads go on");
+    assert!(std::fs::read(volume.image()).unwrap() == image, "the image has changed");
+    assert!(!writer.is_finished(), "a change did not wait");
+    let thawed = on_mount(&["thaw"]);
+    assert!(thawed.status.success(), "{}", text(&thawed));
+    writer.join().unwrap().unwrap();
+
+    let copy = volume.image().with_file_name("copy");
+    std::fs::write(&copy, image).unwrap();
+    let checked = quire(&["fsck".as_ref(), copy.as_os_str()]);
+    assert!(checked.status.success(), "{}", text(&checked));
+
+    let frozen = on_mount(&["freeze", "--limit", "1"]);
+    assert!(frozen.status.success(), "{}", text(&frozen));
+    // It waits until the volume thaws by itself.
+    std::fs::write(dir.join("later"), "after").unwrap();
+    let late = on_mount(&["thaw"]);
+    assert_eq!(late.status.code(), Some(32), "{}", text(&late));
+    assert!(text(&late).contains("is not whole"), "{}", text(&late));
+    let never = on_mount(&["thaw"]);
+    assert_eq!(never.status.code(), Some(37), "{}", text(&never));
+    volume.unmount();
+}

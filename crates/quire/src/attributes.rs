@@ -126,7 +126,7 @@ impl Engine {
         inode: &InodeRef,
         set: &SetAttributes,
     ) -> Result<Metadata> {
-        let _change = self.begin_change()?;
+        self.check_writable()?;
         if set.mode.is_some() && inode.kind() == FileType::Symlink {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -137,6 +137,7 @@ impl Engine {
             self.truncate(inode, size)?;
         }
         if set.changes_record() {
+            let _change = self.begin_change()?;
             self.change_record(inode, set)?;
         }
         Ok(self.metadata(inode))

@@ -112,6 +112,6 @@ impl Engine {
 
 /// Puts what a checkpoint wrote into the superblock that will name it.
 pub(crate) fn name_image(superblock: &mut Superblock, image: &CheckpointImage) {
-    superblock.root = image.root;
+    superblock.set_roots(image.roots);
     superblock.manifest = image.manifest;
 }

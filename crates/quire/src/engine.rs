@@ -7,7 +7,6 @@
 //! Neighbours: [`crate::transaction`] and [`crate::checkpoint`] are its two protocols; [`crate::recovery`]
 //! makes it from a device; [`crate::volume`] is its public face.
 
-use crate::changes::Changes;
 use crate::checkpoint::CheckpointState;
 use crate::inode_numbers::InodeNumbers;
 use crate::inode_table::InodeTable;
@@ -15,6 +14,7 @@ use crate::options::VolumeOptions;
 use crate::orphan::OrphanSlots;
 use crate::room_queue::RoomQueue;
 use quire_alloc::{Allocator, SpaceAccount};
+use quire_base::admission::Admission;
 use quire_base::metrics::Counter;
 use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use quire_base::sync::{Arc, Condvar, Mutex, ShardedRwLock};
@@ -95,10 +95,11 @@ pub struct Engine {
     /// What checkpoints say of the last scrub ([`crate::scrub`]).
     pub(crate) last_scrub: Mutex<Option<LastScrub>>,
 
-    pub(crate) changes: Changes,
+    /// Operations that change the volume.
+    pub(crate) changes: Admission,
+    /// Whether [`crate::Volume::freeze`] is in force, or at work.
+    pub(crate) frozen: Mutex<bool>,
     pub(crate) rename: Mutex<()>,
-    /// Only for [`crate::OrphanTracking::Locked`].
-    pub(crate) orphan_lock: Mutex<()>,
     pub(crate) background: Background,
     pub(crate) counters: EngineCounters,
 
@@ -206,9 +207,9 @@ impl Engine {
             options: parts.options,
             superblock: parts.superblock,
             read_only: parts.read_only,
-            changes: Changes::default(),
+            changes: Admission::default(),
+            frozen: Mutex::new(false),
             rename: Mutex::new(()),
-            orphan_lock: Mutex::new(()),
             background: Background::default(),
             counters: EngineCounters::default(),
             failed: AtomicBool::new(false),

@@ -69,7 +69,7 @@ impl Inodes {
         InodeGroup::new(self.clone())
     }
 
-    /// The most bytes, in whole blocks, that a group may write.
+    /// The most bytes, in whole blocks, that a group may write as the volume is now: its free space.
     pub fn group_bytes_max(&self) -> u64 {
         self.engine().group_bytes_max()
     }

@@ -70,6 +70,7 @@ mod engine;
 mod extent_map;
 mod file;
 mod file_handle;
+mod freeze;
 mod gate;
 mod group;
 mod group_handle;
@@ -114,6 +115,7 @@ pub use direct_io::DirectIo;
 pub use file::advice::Advice;
 pub use file::syncing::{Durability, SyncOptions, Syncing};
 pub use file_handle::File;
+pub use freeze::Frozen;
 pub use group::Commit;
 pub use group_handle::{FileGroup, Group};
 pub use metadata::{FileTimes, Metadata};
@@ -159,12 +161,6 @@ pub mod internals {
     //! For the parts of Quire itself that look behind the library: fsck, the simulator, measurements and
     //! models. Anything here may change at any time.
 
-    pub use crate::options::OrphanTracking;
-
-    /// See the module of this name.
-    pub mod changes {
-        pub use crate::changes::*;
-    }
     /// See the module of this name.
     pub mod dirty_inodes {
         pub use crate::dirty_inodes::*;

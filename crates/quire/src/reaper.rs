@@ -199,7 +199,7 @@ impl Engine {
         match meta.orphan {
             OrphanState::Slot(slot) => transaction.orphan_clear(Some(slot), number),
             OrphanState::Key => transaction.orphan_clear(None, number),
-            OrphanState::Named | OrphanState::Untracked => {}
+            OrphanState::Named => {}
         }
         transaction.commit(Depends::Nothing)?;
         drop(meta);

@@ -193,7 +193,7 @@ fn load_from(
     let orphan_blocks = pool.load_orphan_blocks(device, superblock.orphan_blocks);
     let mends_pool = pool.is_damaged();
     let tree =
-        Tree::open(device.clone(), volume, superblock.root, pool, tree_limits(options)).context("tree")?;
+        Tree::open(device.clone(), volume, superblock.roots(), pool, tree_limits(options)).context("tree")?;
 
     let orphans = OrphanSlots::new(superblock.orphan_blocks);
     let mut report = RecoveryReport::default();

@@ -231,7 +231,7 @@ impl Engine {
         value: &[u8],
         flags: XattrFlags,
     ) -> Result<()> {
-        let _change = self.begin_change()?;
+        self.check_writable()?;
         check_may_have(inode, name)?;
         if flags.contains(XattrFlags::CREATE | XattrFlags::REPLACE) {
             return Err(Error::invalid("an attribute cannot be both created and replaced"));
@@ -240,6 +240,7 @@ impl Engine {
         if let Some(property) = Property::of(name) {
             return self.set_property(inode, property, Some(value), flags);
         }
+        let _change = self.begin_change()?;
         let mut change = XattrChange { name, value: Some(value), flags, permissions: None };
         if !acl::is_acl_name(name) {
             return self.change_xattr(inode, change);
@@ -264,12 +265,13 @@ impl Engine {
 
     /// Removes an attribute. Kinds: `NoAttribute`, and those of [`Engine::set_xattr`] for the name.
     pub(crate) fn remove_xattr(self: &Arc<Engine>, inode: &InodeRef, name: &[u8]) -> Result<()> {
-        let _change = self.begin_change()?;
+        self.check_writable()?;
         check_may_have(inode, name)?;
         let flags = XattrFlags::REPLACE;
         if let Some(property) = Property::of(name) {
             return self.set_property(inode, property, None, flags);
         }
+        let _change = self.begin_change()?;
         self.change_xattr(inode, XattrChange { name, value: None, flags, permissions: None })
     }
 

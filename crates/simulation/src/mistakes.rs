@@ -176,6 +176,12 @@ pub enum Mistake {
     /// What an exchange raises a size over is not written back before it (J6). Shows after a crash: zeros
     /// where the file had data that no fsync has confirmed, below a size that the group made.
     ExchangeOverUnwrittenGrowth,
+    /// What a group has streamed to a file does not count as data that must be durable before the exchange
+    /// (J1). Shows as `ExchangeNamesNoData` does.
+    StreamedDataUnmarked,
+    /// A group that is dropped gives its fresh blocks back, also if a record has given them to the file.
+    /// Shows when they are handed out again.
+    StreamedBlocksGivenBack,
 
     /// The last block of a file is known as soon as its write has completed, not when a flush has covered
     /// that. Shows when a truncate cuts inside the block, the block is written back, an append is forced, and
@@ -265,7 +271,7 @@ impl Mistake {
     ];
 
     /// The mistakes of durability, which the simulator finds.
-    pub const ALL: [Mistake; 47] = [
+    pub const ALL: [Mistake; 49] = [
         Mistake::NoFlushBeforeJournalWrite,
         Mistake::RecordNamesNoData,
         Mistake::FlushJoinedLate,
@@ -313,6 +319,8 @@ impl Mistake {
         Mistake::ExchangeInTwoRecords,
         Mistake::CacheKeptAfterExchange,
         Mistake::ExchangeOverUnwrittenGrowth,
+        Mistake::StreamedDataUnmarked,
+        Mistake::StreamedBlocksGivenBack,
     ];
 
     /// Mistakes of durability that ordinary runs seldom show: each has a test that goes through all crashes
@@ -393,6 +401,8 @@ impl Mistake {
             Mistake::ExchangeInTwoRecords => "exchange-in-two-records",
             Mistake::CacheKeptAfterExchange => "cache-kept-after-exchange",
             Mistake::ExchangeOverUnwrittenGrowth => "exchange-over-unwritten-growth",
+            Mistake::StreamedDataUnmarked => "streamed-data-unmarked",
+            Mistake::StreamedBlocksGivenBack => "streamed-blocks-given-back",
             Mistake::WritebackChases => "writeback-chases",
             Mistake::SyncerWaitsForData => "syncer-waits-for-data",
             Mistake::CloseWithoutDraining => "close-without-draining",

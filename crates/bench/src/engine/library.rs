@@ -2,7 +2,8 @@
 
 use super::counted::{Counted, Totals};
 use super::{Medium, Spec, Workshop};
-use crate::outcome::Outcome;
+use crate::arguments::Orphans;
+use crate::outcome::{Outcome, Trouble};
 use crate::target::{Counters, Handle, How, Piece, Target};
 use quire::{Commit, File, FormatOptions, OpenOptions, Properties, SyncOptions, Volume, VolumeOptions};
 use quire_base::sync::{Arc, Condvar, Mutex};
@@ -12,6 +13,10 @@ use std::time::{Duration, Instant};
 
 /// Formats the image (or a device in memory) and opens the volume.
 pub fn set_up(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Target>> {
+    if spec.whole_folios || spec.orphans != Orphans::Lockless {
+        let why = "this program has nothing to compare with; build one: scripts/comparisons";
+        return Err(Trouble::Skipped(why.into()));
+    }
     let backend: Arc<dyn Backend> = match spec.medium {
         Medium::File => open_image(workshop.image()?.path(), OpenMode::ReadWrite)?,
         Medium::Memory => Arc::new(MemoryBackend::new(workshop.device_bytes / BLOCK_SIZE as u64)),
@@ -22,11 +27,7 @@ pub fn set_up(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Target>> 
     }
     format.format_backend(backend.clone())?;
     let totals = Arc::new(Totals::default());
-    let mut options = VolumeOptions::new()
-        .cache_bytes(workshop.cache_bytes(spec))
-        .dirties_whole_folios(spec.whole_folios)
-        .orphan_tracking(spec.orphans)
-        .discard(spec.discard);
+    let mut options = VolumeOptions::new().cache_bytes(workshop.cache_bytes(spec)).discard(spec.discard);
     if let Some(bytes) = spec.folio {
         options = options.folio_bytes(bytes);
     }

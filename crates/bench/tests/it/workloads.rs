@@ -5,7 +5,7 @@ use quire_bench::arguments::Bench;
 use quire_bench::interrupt::Interrupt;
 use quire_bench::outcome::Trouble;
 use quire_bench::progress::Progress;
-use quire_bench::report::{Report, Status, plot, table};
+use quire_bench::report::{Report, Row, Status, plot, table};
 use quire_bench::run::{self, Host};
 use std::time::Duration;
 
@@ -128,11 +128,20 @@ fn orphan() {
     assert_eq!(shrunk.rows[0].figures.get("operations"), Some(1000.0));
     let unlinked = report("orphan --engines quire@device=memory --threads 2 --ops 500 --unlink-open");
     assert_eq!(unlinked.rows[0].figures.get("orphan_claims"), Some(1000.0));
-    for (tracking, claims) in [("lockless", 1000.0), ("locked", 1000.0), ("none", 0.0)] {
-        let line = format!(
-            "orphan --engines quire@device=memory --threads 2 --ops 500 --unlink-open --orphans {tracking}"
-        );
-        assert_eq!(report(&line).rows[0].figures.get("orphan_claims"), Some(claims), "{tracking}");
+}
+
+/// The engine has one way to do a thing; what others would cost is measured in a build that has them.
+#[test]
+fn what_only_a_build_for_comparisons_has_is_skipped() {
+    for (line, others) in [
+        ("orphan --engines quire@device=memory,quire@device=memory@orphans=locked --ops 10", 1),
+        ("orphan --engines quire@device=memory --orphans none", 1),
+        ("dirty --engines quire@device=memory --track folio", 1),
+    ] {
+        let report = measure(line).unwrap();
+        let is_skipped =
+            |row: &&Row| matches!(&row.status, Status::Skipped(why) if why.contains("scripts/comparisons"));
+        assert_eq!(report.rows.iter().filter(is_skipped).count(), others, "{line}");
     }
 }
 

@@ -103,7 +103,7 @@ fn superblock() -> Superblock {
         checkpointed: Timestamp(0),
         metadata_copies: 0,
         epoch: 0,
-        space_root: Some(NO_NODE),
+        space_root: NO_NODE,
         scrub: None,
     }
 }
@@ -112,7 +112,7 @@ const NO_NODE: NodeRef = NodeRef { block: BlockNo(0), twin: BlockNo(0), generati
 
 /// Changes the root of the space tree.
 fn space(superblock: &mut Superblock, change: fn(&mut NodeRef)) {
-    superblock.space_root.iter_mut().for_each(change);
+    change(&mut superblock.space_root);
 }
 
 #[test]

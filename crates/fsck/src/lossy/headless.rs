@@ -107,6 +107,13 @@ fn superblock(volume: u64, nodes: &Nodes, device_blocks: u64, pool_blocks: u64) 
     uuid[..8].copy_from_slice(&volume.to_le_bytes());
     // Blocks that nothing has written to: they cannot be read as what they should be.
     let twin = if mirrored { second } else { NO_TWIN };
+    let root = |number| NodeRef {
+        block: pool_start.offset(number),
+        twin: if mirrored { twin.offset(number) } else { NO_TWIN },
+        generation: nodes.checkpoint,
+        crc: 0,
+        level: nodes.level + 1,
+    };
     Superblock {
         version: (FORMAT_MAJOR, FORMAT_MINOR),
         flags: 0,
@@ -122,13 +129,7 @@ fn superblock(volume: u64, nodes: &Nodes, device_blocks: u64, pool_blocks: u64) 
         journal_start,
         journal_blocks: JOURNAL_BLOCKS,
         sequence: Seq(0),
-        root: NodeRef {
-            block: pool_start,
-            twin,
-            generation: nodes.checkpoint,
-            crc: 0,
-            level: nodes.level + 1,
-        },
+        root: root(0),
         manifest: ManifestRef { block: pool_start, twin, crc: 0, count: 1 },
         orphan_blocks: 2,
         mount_count: 0,
@@ -147,7 +148,7 @@ fn superblock(volume: u64, nodes: &Nodes, device_blocks: u64, pool_blocks: u64) 
         checkpointed: Timestamp(0),
         metadata_copies: if mirrored { 2 } else { 1 },
         epoch: 0,
-        space_root: None,
+        space_root: root(1),
         scrub: None,
     }
 }

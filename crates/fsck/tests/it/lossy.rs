@@ -79,7 +79,7 @@ fn read_only(image: &Image) -> Ledger {
 /// The leaves with their keys, and the other nodes.
 fn nodes(image: &Image, superblock: &Superblock) -> (Vec<(NodeRef, Vec<Key>)>, Vec<NodeRef>) {
     let (mut leaves, mut inner) = (Vec::new(), Vec::new());
-    let mut pending = vec![superblock.root];
+    let mut pending = superblock.roots().to_vec();
     while let Some(at) = pending.pop() {
         let mut block = [0; BLOCK_SIZE];
         image.read(at.block, &mut block);
