@@ -70,8 +70,8 @@ impl Salvaged {
 /// Copies every readable file of the volume in an image file or on a block device into a directory, which is
 /// made, or is empty.
 ///
-/// Errors: those of [`crate::check`]; `Exists` if the directory has something in it; `Corrupt` if no node of a
-/// tree can be found.
+/// Errors: those of [`crate::check`]; `Exists` if the directory has something in it; `Corrupt` if no node of
+/// a tree can be found.
 #[cfg(not(any(loom, shuttle)))]
 pub fn salvage(path: &Path, into: &Path, progress: Option<&dyn Fn(Progress)>) -> Result<Salvaged> {
     salvage_backend(quire_device::open_image(path, quire_device::OpenMode::ReadOnly)?, into, progress)

@@ -10,8 +10,8 @@
 //! life promises more than replay found, something durable is gone, and that is an error, not an end. (The
 //! last write before a crash has no later witness: damage in it looks torn.)
 //!
-//! A block that cannot be read is a block that does not check, with one exception. Where the stream would go on
-//! there, it may have held something durable, which no witness need say, and no crash makes a sector
+//! A block that cannot be read is a block that does not check, with one exception. Where the stream would go
+//! on there, it may have held something durable, which no witness need say, and no crash makes a sector
 //! unreadable: that is damage as well, unless the volume was closed in order, so that nothing was appended.
 //! Behind the end such a block means nothing, and is listed: whoever starts a new life writes it anew, before
 //! a stream can end there.

@@ -196,8 +196,8 @@ impl Volume {
         Ok(scrub.report)
     }
 
-    /// The last scrub of the volume, this one included if one is running. [`ScrubState::Unfinished`] with none
-    /// running is one that the end of the volume, or a crash, has interrupted.
+    /// The last scrub of the volume, this one included if one is running. [`ScrubState::Unfinished`] with
+    /// none running is one that the end of the volume, or a crash, has interrupted.
     pub fn last_scrub(&self) -> Option<LastScrub> {
         let kept = self.engine().last_scrub.lock().clone()?;
         Some(LastScrub {

@@ -45,8 +45,8 @@ pub enum Mistake {
     /// All of a range that was freed is discarded, even if other files have parts of it by then; with discard
     /// on. Shows when a block is given out again before its discard.
     UsedBlocksDiscarded,
-    /// A block of the journal that cannot be read, where the stream would go on, is taken for its end. Shows when
-    /// the last forced record was in it.
+    /// A block of the journal that cannot be read, where the stream would go on, is taken for its end. Shows
+    /// when the last forced record was in it.
     UnreadableBlockEndsJournal,
     /// A node of which one copy is bad is marked dirty, but not the nodes above it. Shows after a scrub: no
     /// checkpoint has written it anew.

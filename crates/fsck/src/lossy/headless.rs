@@ -2,12 +2,12 @@
 //! the nodes that can be found anywhere on the device.
 //!
 //! Where journal, pool and data space were, nothing says any more. So all of the device is data space, in
-//! which nodes lie, and a new journal and pool lie behind its end, in memory. The journal that is somewhere is
-//! not replayed: what the last checkpoint did not have is lost. The key of the hash of names is another one,
-//! so each name is found at a wrong place, and is moved.
+//! which nodes lie, and a new journal and pool lie behind its end, in memory. The journal that is somewhere
+//! is not replayed: what the last checkpoint did not have is lost. The key of the hash of names is another
+//! one, so each name is found at a wrong place, and is moved.
 //!
-//! Neighbours: [`super`] gathers the tree from the nodes, as it does when its root is lost; [`crate::salvage`]
-//! is the only user.
+//! Neighbours: [`super`] gathers the tree from the nodes, as it does when its root is lost;
+//! [`crate::salvage`] is the only user.
 
 use super::{Loss, Tell};
 use crate::progress::Meter;

@@ -265,6 +265,9 @@ fn damage(sample: &Sample, random: &mut Random) -> (Image, Damage) {
             done.notes.push(format!("{at} {how}"));
         }
     }
+    // A block that was hit twice may be what it was.
+    let same = |at: u64| image.get(BlockNo(at)) == sample.image.get(BlockNo(at));
+    done.blocks.retain(|at| done.unreadable.contains(at) || !same(*at));
     (image, done)
 }
 
@@ -495,47 +498,4 @@ fn a_dry_run_tells_and_writes_nothing() {
     let backend = Arc::new(Sectors::new(device(&left), BTreeSet::new()));
     let (report, _) = repaired(&backend, "one leaf");
     assert_eq!(report.losses, dry.losses);
-}
-
-#[test]
-#[ignore]
-fn debug_seed() {
-    let seed = number("QUIRE_DAMAGE_SEED", 0);
-    let sample = &samples()[(seed % 3) as usize];
-    let (image, done) = damage(sample, &mut Random::seeded(seed));
-    eprintln!(
-        "newest {:?} both {:?}",
-        sample.newest,
-        superblocks(&sample.image)
-            .iter()
-            .map(|s| (s.0, s.1.checkpoint, s.1.root, s.1.manifest))
-            .collect::<Vec<_>>()
-    );
-    let hit = |at: &NodeRef| at.place().copies().map(|b| done.blocks.contains(&b.0)).collect::<Vec<_>>();
-    for (name, superblock) in
-        [("newest", &superblocks(&sample.image)[0].1), ("older", &superblocks(&sample.image)[1].1)]
-    {
-        let mut pending = vec![(superblock.root, 0)];
-        while let Some((at, depth)) = pending.pop() {
-            let mut block = [0; BLOCK_SIZE];
-            sample.image.read(at.block, &mut block);
-            let page = NodePage::decode(&block, superblock.volume_id(), &at).unwrap();
-            eprintln!("{name} {depth} {at:?} hit {:?} {:?}", hit(&at), page.bounds());
-            if at.level > 0 {
-                (0..page.count()).rev().for_each(|n| pending.push((page.child(n), depth + 1)));
-            }
-        }
-    }
-    let superblock = &superblocks(&sample.image)[0].1;
-    for at in 0..BLOCKS {
-        let mut block = [0; BLOCK_SIZE];
-        image.read(BlockNo(at), &mut block);
-        if let Some((at, page)) = NodePage::recognise(&block, superblock.volume_id(), BlockNo(at)) {
-            eprintln!("found {at:?} life {} {:?}", page.incarnation(), page.bounds());
-        }
-    }
-    eprintln!("maps {:?}", sample.maps);
-    let backend = Arc::new(Sectors::new(device(&image), done.unreadable.clone()));
-    let report = check_backend(backend.clone(), &Options { dry_run: true, ..LOSSY }).unwrap();
-    report.issues.iter().for_each(|issue| eprintln!("{issue}"));
 }

@@ -125,9 +125,9 @@ fn impossible_replays_are_refused() {
     }
 }
 
-/// A sector of the ring that nothing was in went bad, and the whole volume was refused: replay reads all of the
-/// ring. Behind the end such a block means nothing. Within the stream it does, and where the stream would go
-/// on: something durable may have been there.
+/// A sector of the ring that nothing was in went bad, and the whole volume was refused: replay reads all of
+/// the ring. Behind the end such a block means nothing. Within the stream it does, and where the stream would
+/// go on: something durable may have been there.
 #[test]
 fn an_unreadable_block_behind_the_end_means_nothing() {
     let (rig, _) = three_forces();

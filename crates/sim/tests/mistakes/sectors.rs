@@ -1,5 +1,5 @@
-//! Sectors of the journal that go bad while nobody has the volume open: what was forced is there, or the volume
-//! is refused.
+//! Sectors of the journal that go bad while nobody has the volume open: what was forced is there, or the
+//! volume is refused.
 
 use quire::FormatOptions;
 use quire_base::simulation::mistakes::{self, Mistake};
@@ -23,8 +23,8 @@ fn unclosed() -> Image {
     device.cut_power(CrashPolicy::LoseAll)
 }
 
-/// Opens the volume with each block of its journal unreadable in turn; says what is missing then, if something
-/// is, and how often the volume was refused.
+/// Opens the volume with each block of its journal unreadable in turn; says what is missing then, if
+/// something is, and how often the volume was refused.
 fn with_bad_sectors(image: &Image) -> (Option<String>, usize) {
     let mut block = [0; quire_base::BLOCK_SIZE];
     image.read(SLOT_BLOCKS[0], &mut block);

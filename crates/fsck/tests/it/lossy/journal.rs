@@ -6,8 +6,8 @@ use super::*;
 use quire::ScrubOptions;
 use std::ops::ControlFlow;
 
-/// Each block of the ring in turn: what recovery needs is refused, and the rest opens with all that was there.
-/// Opening for writing writes such a block anew, whenever the power goes meanwhile.
+/// Each block of the ring in turn: what recovery needs is refused, and the rest opens with all that was
+/// there. Opening for writing writes such a block anew, whenever the power goes meanwhile.
 #[test]
 fn a_sector_that_nothing_needs_is_written_anew() {
     for (nth, sample) in samples().iter().enumerate().take(2) {
@@ -27,7 +27,8 @@ fn a_sector_that_nothing_needs_is_written_anew() {
             }
             let report = check_backend(backend.clone(), &Options::default()).unwrap();
             assert!(report.has(quire_fsck::IssueKind::JournalBlockUnreadable), "{what}: {report:#?}");
-            assert_eq!(report.issues.len(), 1, "{what}: {report:#?}");
+            // The older checkpoint may lead through it.
+            assert!(report.worst() == Some(quire_fsck::Severity::Warning), "{what}: {report:#?}");
             if at % 16 == 0 {
                 let read_only = options().read_only(true).open_backend(backend.clone()).unwrap();
                 assert!(ledger::of(&read_only) == sample.ledger, "{what}");
