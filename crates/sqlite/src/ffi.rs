@@ -42,7 +42,6 @@ pub(crate) const FCNTL_PRAGMA: c_int = 14;
 pub(crate) const FCNTL_SYNC: c_int = 21;
 
 pub(crate) const SYNC_FULL: c_int = 0x3;
-pub(crate) const SYNC_DATAONLY: c_int = 0x10;
 pub(crate) const LOCK_NONE: c_int = 0;
 pub(crate) const LOCK_SHARED: c_int = 1;
 #[cfg(test)]

@@ -140,7 +140,7 @@ unsafe fn open_file(name: *const c_char, flags: c_int) -> Result<Handle, String>
         .mode(0o644)
         .open(volume, path)
         .map_err(|error| error.to_string())?;
-    Ok(Handle::new(user, file, writable, has(ffi::OPEN_DELETEONCLOSE).then(|| path.to_owned())))
+    Ok(Handle::new(user, file, writable, creates, has(ffi::OPEN_DELETEONCLOSE).then(|| path.to_owned())))
 }
 
 unsafe extern "C" fn delete(_: *mut Vfs, name: *const c_char, sync_directory: c_int) -> c_int {

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use quire::{Commit, Error, ErrorKind, Group};
@@ -20,15 +21,24 @@ pub(crate) struct Handle {
     shared: Arc<Shared>,
     held: Mutex<Held>,
     writable: bool,
+    /// The file was created by this handle, perhaps, and its name is to become durable with the first sync.
+    unnamed: AtomicBool,
     /// The path, if the file is to be removed when it is closed.
     doomed: Option<String>,
     user: User,
 }
 
 impl Handle {
-    pub(super) fn new(user: User, file: quire::File, writable: bool, doomed: Option<String>) -> Handle {
+    pub(super) fn new(
+        user: User,
+        file: quire::File,
+        writable: bool,
+        created: bool,
+        doomed: Option<String>,
+    ) -> Handle {
         let shared = user.shared(file.inode().number().0);
-        Handle { file, shared, held: Mutex::default(), writable, doomed, user }
+        let unnamed = AtomicBool::new(created);
+        Handle { file, shared, held: Mutex::default(), writable, unnamed, doomed, user }
     }
 
     pub(crate) fn is_writable(&self) -> bool {
@@ -208,13 +218,17 @@ unsafe extern "C" fn truncate(file: *mut File, size: i64) -> c_int {
     done(unsafe { of(file) }.file.set_len(size as u64), ffi::IOERR_TRUNCATE)
 }
 
-unsafe extern "C" fn sync(file: *mut File, flags: c_int) -> c_int {
+unsafe extern "C" fn sync(file: *mut File, _flags: c_int) -> c_int {
     // SAFETY: see above.
     let handle = unsafe { of(file) };
-    let synced = match flags & ffi::SYNC_DATAONLY {
-        0 => handle.file.sync_all(),
-        _ => handle.file.sync_data(),
+    // As SQLite's own VFS: fdatasync. Times alone would cost a second flush at each commit.
+    let synced = match handle.unnamed.load(Ordering::Relaxed) {
+        true => handle.file.sync_all(),
+        false => handle.file.sync_data(),
     };
+    if synced.is_ok() {
+        handle.unnamed.store(false, Ordering::Relaxed);
+    }
     done(synced, ffi::IOERR_FSYNC)
 }
 
