@@ -17,7 +17,7 @@
 //!
 //! Neighbours: `read` and `write` call [`Mapping::fill`]; [`crate::discard`] waits for claims.
 
-use crate::backing::{Home, Run, map_all};
+use crate::backing::{Run, map_all};
 use crate::bits::masks;
 use crate::copy;
 use crate::core::Core;

@@ -311,6 +311,19 @@ int quire_format(const char *image, const struct quire_format_options *options);
 // Threads: any.
 int quire_resize_journal(const char *image, uint64_t bytes);
 
+// Makes a volume that nobody has open larger: `bytes` long, or as large as the device or file if that is 0.
+// An image file that is smaller grows, too. After a crash the volume has its old size or the new one.
+//
+// Returns: 0 or a negative error number; then nothing has changed.
+// Threads: any.
+int quire_resize(const char *image, uint64_t bytes);
+
+// Gives a volume that nobody has open another name for people, at most 64 bytes of UTF-8.
+//
+// Returns: 0 or a negative error number; then nothing has changed.
+// Threads: any.
+int quire_set_label(const char *image, const char *label);
+
 // Opens the volume in an image file or on a block device. One process at a time has it open for writing
 // (-EBUSY); a child that `fork` makes must not use it. `options` may be NULL.
 //
@@ -333,6 +346,13 @@ int quire_volume_close(struct quire_volume *volume);
 // Returns: 0 or a negative error number.
 // Threads: any.
 int quire_volume_sync(const struct quire_volume *volume);
+
+// Discards the free space between two offsets of the volume, in bytes; 0 and UINT64_MAX are all of it. Space
+// is free when its freeing is durable, so quire_volume_sync before includes all.
+//
+// Returns: the number of bytes that were discarded, or a negative error number.
+// Threads: any.
+int64_t quire_volume_trim(const struct quire_volume *volume, uint64_t start, uint64_t end);
 
 // What the volume is, and whether an error has shut it down; quire_error_message has that error's text then.
 //
@@ -523,9 +543,9 @@ int quire_dup(const struct quire_file *file, struct quire_file **copy);
 // Threads: any. Calls on one group wait for each other.
 int quire_group_begin(const struct quire_volume *volume, struct quire_group **group);
 
-// The most bytes that a group of a volume may write, counted in whole blocks of 4096 bytes (whole units in
-// files with the property `untorn`): half of the cache, 16 MiB at least and 256 MiB at most. Groups of more
-// than 2 MiB may write 512 runs of blocks, and share that memory.
+// The most bytes that a group of a volume may write, as the volume is now: its free space, counted in whole
+// blocks of 4096 bytes (whole units in files with the property `untorn`). Groups of more than 2 MiB may write
+// 512 runs of blocks.
 //
 // Returns: that number, or a negative error number.
 // Threads: any.
@@ -534,7 +554,7 @@ int64_t quire_group_bytes_max(const struct quire_volume *volume);
 // Adds a write of `length` bytes at `offset`, which counts for a file opened with O_APPEND, too. The bytes
 // are copied; the file's handle may be closed before the commit. The file was opened for writing.
 //
-// Returns: `length`; -E2BIG if the group would have more than quire_group_bytes_max, -EXDEV for a file of
+// Returns: `length`; -ENOSPC or -E2BIG if the group would pass a limit, -EXDEV for a file of
 // another volume; or another negative error number. After an error the group is as it was.
 // Threads: any.
 int64_t quire_group_pwrite(const struct quire_group *group,

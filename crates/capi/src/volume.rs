@@ -257,6 +257,42 @@ pub unsafe extern "C" fn quire_resize_journal(image: *const c_char, bytes: u64) 
     })
 }
 
+/// Makes a volume that nobody has open larger: `bytes` long, or as large as the device or file if that is 0.
+/// An image file that is smaller grows, too. After a crash the volume has its old size or the new one.
+///
+/// Returns: 0 or a negative error number; then nothing has changed.
+/// Threads: any.
+///
+/// # Safety
+/// `image` is a text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quire_resize(image: *const c_char, bytes: u64) -> c_int {
+    status(|| {
+        // SAFETY: the caller's promise.
+        let image = unsafe { path(image) }?;
+        let options = quire::ResizeOptions::new();
+        let options = if bytes > 0 { options.size(bytes) } else { options.whole() };
+        options.resize(image).map(drop)
+    })
+}
+
+/// Gives a volume that nobody has open another name for people, at most 64 bytes of UTF-8.
+///
+/// Returns: 0 or a negative error number; then nothing has changed.
+/// Threads: any.
+///
+/// # Safety
+/// `image` and `label` are texts.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quire_set_label(image: *const c_char, label: *const c_char) -> c_int {
+    status(|| {
+        // SAFETY: the caller's promise.
+        let (image, label) = unsafe { (path(image)?, text(label, "label")?) };
+        let label = label.to_str().ok_or_else(|| Error::invalid("the label is not UTF-8"))?;
+        quire::set_label(image, label).map(drop)
+    })
+}
+
 /// Opens the volume in an image file or on a block device. One process at a time has it open for writing
 /// (-EBUSY); a child that `fork` makes must not use it. `options` may be NULL.
 ///
@@ -357,6 +393,20 @@ pub unsafe extern "C" fn quire_volume_close(volume: *mut Volume) -> c_int {
 pub unsafe extern "C" fn quire_volume_sync(volume: *const Volume) -> c_int {
     // SAFETY: the caller's promise.
     status(|| unsafe { self::volume(volume) }?.sync())
+}
+
+/// Discards the free space between two offsets of the volume, in bytes; 0 and UINT64_MAX are all of it. Space
+/// is free when its freeing is durable, so quire_volume_sync before includes all.
+///
+/// Returns: the number of bytes that were discarded, or a negative error number.
+/// Threads: any.
+///
+/// # Safety
+/// `volume` is an open volume.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quire_volume_trim(volume: *const Volume, start: u64, end: u64) -> i64 {
+    // SAFETY: the caller's promise.
+    count(|| unsafe { self::volume(volume) }?.trim(start..end))
 }
 
 /// What the volume is, and whether an error has shut it down; quire_error_message has that error's text then.

@@ -32,6 +32,7 @@ pub mod pool;
 pub mod properties;
 pub mod record;
 pub mod region;
+pub mod scrub;
 pub mod snapshot;
 pub mod superblock;
 pub mod xattr;

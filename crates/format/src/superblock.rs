@@ -51,6 +51,7 @@ use crate::journal::PAYLOAD_BYTES;
 use crate::node::{NodeRef, Roots};
 use crate::place::{NO_TWIN, Place};
 use crate::pool::ManifestRef;
+use crate::scrub::{LastScrub, SCRUB_AT, SCRUB_BYTES};
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result, Seq, Timestamp};
 
 /// The first bytes of a superblock.
@@ -183,6 +184,8 @@ pub struct Superblock {
     pub epoch: u32,
     /// The space tree.
     pub space_root: NodeRef,
+    /// The last scrub, as of this checkpoint.
+    pub scrub: Option<LastScrub>,
 }
 
 impl Superblock {
@@ -289,6 +292,7 @@ impl Superblock {
         w.u32(self.metadata_copies);
         w.u32(self.epoch);
         w.node(&self.space_root);
+        block[SCRUB_AT..SCRUB_AT + SCRUB_BYTES].copy_from_slice(&LastScrub::encode(self.scrub.as_ref()));
         let crc = crc32c::crc32c(&block);
         block[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
         block
@@ -353,6 +357,9 @@ impl Superblock {
         let (created, mounted, checkpointed) = (time(), time(), time());
         let (metadata_copies, epoch) = (r.u32(), r.u32());
         let space_root = r.node()?;
+        let scrub: &[u8; SCRUB_BYTES] =
+            bytes[SCRUB_AT..][..SCRUB_BYTES].try_into().expect("a part of a block");
+        let scrub = LastScrub::decode(scrub);
         check(block_size as usize == BLOCK_SIZE, || format!("block size {block_size}"))?;
         let superblock = Superblock {
             version,
@@ -389,6 +396,7 @@ impl Superblock {
             metadata_copies,
             epoch,
             space_root,
+            scrub,
         };
         superblock.validate()?;
         Ok(superblock)
@@ -587,6 +595,7 @@ mod tests {
                 crc: 0x0bad_cafe,
                 level: 1,
             },
+            scrub: None,
         }
     }
 

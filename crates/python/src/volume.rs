@@ -8,8 +8,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use quire::{
-    AccessTimes, FileTimes, FileType, FormatOptions, OpenOptions, RenameFlags, Volume, VolumeInfo,
-    VolumeOptions,
+    AccessTimes, FileTimes, FileType, FormatOptions, OpenOptions, RenameFlags, ResizeOptions, Volume,
+    VolumeInfo, VolumeOptions,
 };
 use quire_base::sync::Mutex;
 use std::fs::Permissions;
@@ -98,6 +98,37 @@ pub fn mkfs<'py>(
     info_dict(py, &info)
 }
 
+/// Makes a volume, or its journal, larger.
+#[pyfunction]
+#[pyo3(signature = (image, size, whole, journal_bytes))]
+pub fn resize<'py>(
+    py: Python<'py>,
+    image: PathBuf,
+    size: Option<u64>,
+    whole: bool,
+    journal_bytes: Option<u64>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let mut options = ResizeOptions::new();
+    if let Some(size) = size {
+        options = options.size(size);
+    }
+    if whole {
+        options = options.whole();
+    }
+    if let Some(bytes) = journal_bytes {
+        options = options.journal_bytes(bytes);
+    }
+    let info = py.detach(|| options.resize(&image)).or_raise()?;
+    info_dict(py, &info)
+}
+
+/// Changes the label of a volume.
+#[pyfunction]
+pub fn set_label<'py>(py: Python<'py>, image: PathBuf, label: String) -> PyResult<Bound<'py, PyDict>> {
+    let info = py.detach(|| quire::set_label(&image, &label)).or_raise()?;
+    info_dict(py, &info)
+}
+
 fn time(nanos: i64) -> SystemTime {
     let distance = Duration::from_nanos(nanos.unsigned_abs());
     if nanos < 0 { UNIX_EPOCH - distance } else { UNIX_EPOCH + distance }
@@ -169,6 +200,10 @@ impl NativeVolume {
 
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
         self.with(py, Volume::sync)
+    }
+
+    fn _trim(&self, py: Python<'_>, start: u64, end: u64) -> PyResult<u64> {
+        self.with(py, |volume| volume.trim(start..end))
     }
 
     fn _info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -317,7 +352,7 @@ impl NativeVolume {
         self.with(py, |volume| volume.properties(path)).map(property_fields)
     }
 
-    /// The most bytes, in whole blocks, that a group of writes may have.
+    /// The most bytes, in whole blocks, that a group of writes may have: the free space.
     #[getter]
     fn group_bytes_max(&self) -> PyResult<u64> {
         Ok(self.open_volume()?.group_bytes_max())

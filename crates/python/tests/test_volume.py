@@ -26,6 +26,42 @@ def test_mkfs_tells_what_it_made(tmp_path: Path) -> None:
     assert quire.mkfs(image, force=True).uuid != info.uuid
 
 
+def test_a_volume_grows_and_gets_another_label(tmp_path: Path) -> None:
+    image = tmp_path / "a.img"
+    quire.mkfs(image, size=64 << 20, journal_bytes=4 << 20)
+    assert quire.resize(image, 128 << 20).blocks == 32768
+    assert image.stat().st_size == 128 << 20
+    assert quire.resize(image, journal_bytes=8 << 20).journal_blocks == 2048
+    os.truncate(image, 192 << 20)
+    info = quire.resize(image, "whole")
+    assert (info.blocks, info.journal_blocks, info.clean) == (49152, 2048, True)
+    assert quire.set_label(image, "archive").label == "archive"
+    with pytest.raises(OSError) as raised:
+        quire.resize(image, 64 << 20)
+    assert raised.value.errno == errno.EINVAL
+    with pytest.raises(OSError):
+        quire.set_label(image, "x" * 65)
+    with quire.Volume(image) as volume:
+        assert volume.info().label == "archive" and volume.info().blocks == 49152
+        with pytest.raises(OSError) as raised:
+            quire.resize(image, "whole")
+        assert raised.value.errno == errno.EBUSY
+
+
+def test_a_trim_gives_back_free_space(tmp_path: Path) -> None:
+    image = tmp_path / "a.img"
+    quire.mkfs(image, size=64 << 20)
+    with quire.Volume(image) as volume:
+        (volume / "a").write_bytes(b"x" * (16 << 20))
+        volume.sync()
+        volume.unlink("a")
+        volume.sync()
+        before = image.stat().st_blocks
+        assert volume.trim() >= 16 << 20
+        assert image.stat().st_blocks < before
+        assert volume.trim(0, 4096) == 0
+
+
 def test_a_volume_is_closed_once_and_keeps_what_it_has(image: Path) -> None:
     with quire.Volume(image) as volume:
         (volume / "a").write_text("kept")

@@ -80,6 +80,7 @@ impl Engine {
         superblock.inode_count = self.applied_inodes.get();
         superblock.next_inode = self.inode_numbers.end();
         superblock.epoch = self.snapshots.epoch();
+        superblock.scrub = self.last_scrub.lock().clone();
         drop(barrier);
 
         journal.force(sequence)?;

@@ -33,9 +33,9 @@ use crate::superblocks::{self, publish};
 use quire_alloc::{AllocConfig, Allocator, RegionSource};
 use quire_base::metrics::Counter;
 use quire_base::sync::Arc;
-use quire_base::{Context, Error, ErrorKind, InodeNo, Result, Seq};
+use quire_base::{BLOCK_SIZE, BlockNo, Context, Error, ErrorKind, InodeNo, Result, Seq};
 use quire_cache::Cache;
-use quire_device::{Backend, Device};
+use quire_device::{AlignedBuf, Backend, Device, IoClass};
 use quire_format::extent::Run;
 use quire_format::key::{Key, KeyKind};
 use quire_format::record::{self, Change};
@@ -72,6 +72,8 @@ pub(crate) struct Loaded {
     pub(crate) mends_pool: bool,
     /// Where the journal ends.
     pub(crate) end: Seq,
+    /// Blocks of the journal that cannot be read; unless it is cut, nothing that counts is in them.
+    pub(crate) unreadable: Vec<BlockNo>,
     pub(crate) report: RecoveryReport,
 }
 
@@ -231,19 +233,13 @@ fn load_from(
         data_space: superblock.data_space(),
         alloc: None,
     };
-    let config = ReplayConfig {
-        start: superblock.journal_start,
-        blocks: superblock.journal_blocks,
-        volume,
-        incarnation: superblock.incarnation,
-        from: superblock.sequence,
-    };
+    let config = ReplayConfig::of(&superblock);
     let mut cut = JournalCut::default();
     // Blocks of which no record may have content.
     let kept = |tree: &Tree| -> Vec<_> {
         tree.pool_chunks().into_iter().chain(superblock.kept_from_files()).collect()
     };
-    let end = match how {
+    let (end, unreadable) = match how {
         Replay::Whole { at_least } => {
             let end = replay(device, &config, &mut |seq, payload| {
                 for change in record::decode(payload)? {
@@ -263,9 +259,9 @@ fn load_from(
                     end.end
                 )));
             }
-            end.end
+            (end.end, end.unreadable)
         }
-        Replay::Nothing => superblock.sequence,
+        Replay::Nothing => (superblock.sequence, Vec::new()),
         Replay::Readable => {
             let mut apply = |seq, payload: &[u8]| {
                 for change in record::decode(payload)? {
@@ -280,7 +276,7 @@ fn load_from(
             kept(&tree)
                 .iter()
                 .for_each(|run| device.recorded().forget(readable.end.end, run.start, run.blocks));
-            readable.end.end
+            (readable.end.end, readable.end.unreadable)
         }
     };
     if let Some(chunk) = kept(&tree).iter().find(|run| device.recorded().covers(run.start, run.blocks)) {
@@ -294,7 +290,7 @@ fn load_from(
     superblock.next_inode = next_inode.end();
     superblock.epoch = snapshots.epoch();
     report.orphans = orphans.applied().len();
-    Ok((Loaded { superblock, slot, tree, orphans, snapshots, mends_pool, end, report }, cut))
+    Ok((Loaded { superblock, slot, tree, orphans, snapshots, mends_pool, end, unreadable, report }, cut))
 }
 
 pub(crate) fn tree_limits(options: &VolumeOptions) -> TreeLimits {
@@ -371,7 +367,11 @@ pub(crate) fn open_remains(
     // What they keep may be overwritten by now.
     cut.snapshots = crate::snapshots::give_up(&loaded.tree)?;
     loaded.snapshots = Arc::new(SnapshotTable::load(&loaded.tree, loaded.superblock.epoch)?);
-    Ok((Engine::new(new_incarnation(&*backend, device, loaded, options)?), cut))
+    // Some were needed. Until the cut is published, they say that something is missing.
+    let unreadable = std::mem::take(&mut loaded.unreadable);
+    let engine = Engine::new(new_incarnation(&*backend, device, loaded, options)?);
+    renew_unreadable(&*backend, &unreadable);
+    Ok((engine, cut))
 }
 
 fn in_memory(device: Arc<Device>, loaded: Loaded, options: VolumeOptions) -> Result<Parts> {
@@ -397,6 +397,7 @@ fn new_incarnation(
     crate::snapshots::keep_all(&device, &loaded.tree)?;
     // Also where nothing of ours was written since the start: what the reads saw may sit in a cache.
     backend.flush()?;
+    renew_unreadable(backend, &loaded.unreadable);
     device.recorded().write_home(&device, loaded.end, &mut |_| Ok(()))?;
 
     let as_found = superblocks::newest(&device).0[loaded.slot].clone()?;
@@ -446,6 +447,22 @@ fn new_incarnation(
     );
     let state = CheckpointState { number, slot: second, sequence: loaded.end };
     parts(device, loaded, options, Some(journal), state, false)
+}
+
+/// Writes zeros over blocks of the journal that cannot be read, so that no later recovery finds one where its
+/// stream ends. Before anything is published: after a clean close it may be the very next one. A block that
+/// cannot be written either is left to the journal.
+fn renew_unreadable(backend: &dyn Backend, unreadable: &[BlockNo]) {
+    for at in unreadable {
+        match backend.write(IoClass::Journal, *at, &AlignedBuf::zeroed(BLOCK_SIZE)) {
+            Ok(()) => {
+                tracing::warn!(%at, "an unused block of the journal could not be read; it is written anew")
+            }
+            Err(error) => {
+                tracing::warn!(%at, %error, "an unused block of the journal can neither be read nor written");
+            }
+        }
+    }
 }
 
 fn parts(

@@ -184,7 +184,8 @@ impl Engine {
         })?;
         let mut transaction = self.begin(Cost::new(1, VALUE_MAX))?;
         let mut state = self.checkpoint.lock();
-        let superblock = self.write_checkpoint(&mut state, 0).map_err(|error| self.shut_down(&error))?;
+        let mut superblock = self.write_checkpoint(&mut state, 0).map_err(|error| self.shut_down(&error))?;
+        superblock.scrub = None;
         let created = self.options.clock.now();
         let snapshot = Snapshot { name: name.into(), created, deleting: None, superblock };
         self.tree.keep(number, self.tree.pool_state().newest_entries())?;

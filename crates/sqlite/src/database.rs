@@ -1,4 +1,4 @@
-//! A database file on a mount of Quire.
+//! A database file on a mount of Quire, or in a volume that the process has open itself.
 //!
 //! ```text
 //!   a write by SQLite ----> journal in memory?  no: to the file, as without the extension (hot journals, checkpoints)
@@ -21,12 +21,12 @@
 //! file system.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::io;
 use std::os::fd::RawFd;
 use std::ptr;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use crate::ffi::{self, Api, File, IoMethods};
+use crate::image;
 use crate::journal::Journal;
 use crate::mount::{self, Failed};
 use crate::overlay::Overlay;
@@ -43,19 +43,49 @@ fn group_max() -> usize {
     })
 }
 
+/// How groups are made for a database.
+pub(crate) enum Way {
+    /// Through the descriptor of a file on a mount.
+    Mount(RawFd),
+    /// In a volume of this process.
+    Image(Arc<image::Handle>),
+}
+
+impl Way {
+    /// Commits what an overlay changes as one group, ordered with a later sync.
+    fn commit(&self, overlay: &Overlay) -> Result<(), Failed> {
+        match self {
+            Way::Mount(descriptor) => mount::commit(*descriptor, overlay),
+            Way::Image(handle) => handle.commit(overlay).map_err(|_| Failed::Dropped),
+        }
+    }
+
+    /// Writes what an overlay changes to the file itself. An error is SQLite's number.
+    fn write(&self, overlay: &Overlay) -> Result<(), c_int> {
+        let full = match self {
+            Way::Mount(descriptor) => {
+                mount::write(*descriptor, overlay).map_err(|error| error.raw_os_error() == Some(libc::ENOSPC))
+            }
+            Way::Image(handle) => {
+                handle.write(overlay).map_err(|error| error.kind() == quire::ErrorKind::NoSpace)
+            }
+        };
+        full.map_err(|full| if full { ffi::FULL } else { ffi::IOERR_WRITE })
+    }
+}
+
 /// An open database file.
 pub(crate) struct Database {
     /// The file of the VFS below.
     file: *mut File,
     api: Api,
-    /// The descriptor of that file, if groups can be made with it.
-    descriptor: Option<RawFd>,
+    /// How groups are made, if they can be.
+    way: Option<Way>,
     /// The journal that is open in memory, or was kept; else null.
     pub(crate) journal: *mut Journal,
     /// What the transaction has changed so far.
     overlay: Option<Overlay>,
-    /// A group could neither be committed nor dropped: nothing may be written through the descriptor any
-    /// more.
+    /// A group could neither be committed nor dropped: nothing may be written to the file any more.
     broken: bool,
     /// Transactions that were committed as a group.
     groups: u64,
@@ -68,15 +98,14 @@ impl Database {
     ///
     /// # Safety
     ///
-    /// `room` is a file of the extension's VFS whose file below is open, through `descriptor` if that is
-    /// known.
-    pub(crate) unsafe fn open(room: *mut File, api: Api, descriptor: Option<RawFd>) {
+    /// `room` is a file of the extension's VFS whose file below is open, and `way` leads to that file.
+    pub(crate) unsafe fn open(room: *mut File, api: Api, way: Option<Way>) {
         // SAFETY: the caller's promise.
         unsafe {
             let database = Box::into_raw(Box::new(Database {
                 file: vfs::below(room),
                 api,
-                descriptor: descriptor.filter(|&descriptor| mount::can_group(descriptor)),
+                way,
                 journal: ptr::null_mut(),
                 overlay: None,
                 broken: false,
@@ -99,7 +128,7 @@ impl Database {
                 return None;
             }
             let database = vfs::state(file).cast::<Database>();
-            ((*database).descriptor.is_some() && (*database).journal.is_null()).then_some(database)
+            ((*database).way.is_some() && (*database).journal.is_null()).then_some(database)
         }
     }
 
@@ -135,12 +164,11 @@ impl Database {
             ffi::OK => self.journaled += 1,
             failed => return failed,
         }
-        let (Some(overlay), Some(descriptor)) = (self.overlay.take(), self.descriptor) else {
-            return ffi::OK;
-        };
-        match mount::write(descriptor, &overlay) {
+        let Some(overlay) = self.overlay.take() else { return ffi::OK };
+        let Some(way) = &self.way else { return ffi::OK };
+        match way.write(&overlay) {
             Ok(()) => self.written(&overlay),
-            Err(error) => code(&error),
+            Err(failed) => failed,
         }
     }
 
@@ -158,12 +186,12 @@ impl Database {
         if !self.is_collecting() {
             return ffi::OK;
         }
-        let (Some(overlay), Some(descriptor)) = (&self.overlay, self.descriptor) else { return ffi::OK };
+        let (Some(overlay), Some(way)) = (&self.overlay, &self.way) else { return ffi::OK };
         if super_journal {
             return self.write_directly();
         }
         if !overlay.is_empty() {
-            match mount::commit(descriptor, overlay) {
+            match way.commit(overlay) {
                 Ok(()) => self.groups += 1,
                 Err(Failed::Dropped) => return self.write_directly(),
                 Err(Failed::Open) => {
@@ -180,18 +208,13 @@ impl Database {
 
     /// `PRAGMA quire_groups`: what the extension does for the connection.
     fn report(&self) -> String {
-        match self.descriptor {
+        match self.way {
             Some(_) => format!("groups: {} transactions; journals: {}", self.groups, self.journaled),
             None => {
                 "no groups: the database is not on a mount of Quire, or has no descriptor of its own".into()
             }
         }
     }
-}
-
-/// A failed write as SQLite names it.
-fn code(error: &io::Error) -> c_int {
-    if error.raw_os_error() == Some(libc::ENOSPC) { ffi::FULL } else { ffi::IOERR_WRITE }
 }
 
 static METHODS: IoMethods = IoMethods {
@@ -396,7 +419,7 @@ unsafe extern "C" fn device_characteristics(file: *mut File) -> c_int {
         let database = database(file);
         let all = (database.below().device_characteristics)(database.file);
         // A SQLite that could make groups itself leaves that to the extension.
-        if database.descriptor.is_some() { all & !ffi::IOCAP_BATCH_ATOMIC } else { all }
+        if database.way.is_some() { all & !ffi::IOCAP_BATCH_ATOMIC } else { all }
     }
 }
 

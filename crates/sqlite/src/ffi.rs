@@ -2,24 +2,38 @@
 //! later.
 //!
 //! An extension gets SQLite's functions in a table, whose order is fixed for ever; new functions are added at
-//! its end. Only five of them are needed here, so the table is an array and [`Api`] knows their places.
+//! its end. Only a few of them are needed here, so the table is an array and [`Api`] knows their places.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::sync::OnceLock;
 
 pub(crate) const OK: c_int = 0;
 pub(crate) const ERROR: c_int = 1;
+pub(crate) const BUSY: c_int = 5;
 pub(crate) const NOMEM: c_int = 7;
 pub(crate) const FULL: c_int = 13;
 pub(crate) const NOTFOUND: c_int = 12;
+pub(crate) const CANTOPEN: c_int = 14;
 /// The extension stays loaded when the connection that loaded it is closed.
 pub(crate) const OK_LOAD_PERMANENTLY: c_int = 1 << 8;
 pub(crate) const IOERR_READ: c_int = 10 | 1 << 8;
 pub(crate) const IOERR_SHORT_READ: c_int = 10 | 2 << 8;
 pub(crate) const IOERR_WRITE: c_int = 10 | 3 << 8;
+pub(crate) const IOERR_FSYNC: c_int = 10 | 4 << 8;
+pub(crate) const IOERR_TRUNCATE: c_int = 10 | 6 << 8;
+pub(crate) const IOERR_DELETE: c_int = 10 | 10 << 8;
+pub(crate) const IOERR_ACCESS: c_int = 10 | 13 << 8;
+pub(crate) const IOERR_LOCK: c_int = 10 | 15 << 8;
+pub(crate) const IOERR_CLOSE: c_int = 10 | 16 << 8;
+pub(crate) const IOERR_SHMLOCK: c_int = 10 | 20 << 8;
 pub(crate) const IOERR_DELETE_NOENT: c_int = 10 | 23 << 8;
+pub(crate) const IOERR_DATA: c_int = 10 | 32 << 8;
 
+pub(crate) const OPEN_READONLY: c_int = 0x1;
 pub(crate) const OPEN_READWRITE: c_int = 0x2;
 pub(crate) const OPEN_CREATE: c_int = 0x4;
+pub(crate) const OPEN_DELETEONCLOSE: c_int = 0x8;
+pub(crate) const OPEN_EXCLUSIVE: c_int = 0x10;
 pub(crate) const OPEN_MAIN_DB: c_int = 0x100;
 pub(crate) const OPEN_MAIN_JOURNAL: c_int = 0x800;
 
@@ -28,7 +42,20 @@ pub(crate) const FCNTL_PRAGMA: c_int = 14;
 pub(crate) const FCNTL_SYNC: c_int = 21;
 
 pub(crate) const SYNC_FULL: c_int = 0x3;
+pub(crate) const LOCK_NONE: c_int = 0;
 pub(crate) const LOCK_SHARED: c_int = 1;
+#[cfg(test)]
+pub(crate) const LOCK_RESERVED: c_int = 2;
+pub(crate) const LOCK_PENDING: c_int = 3;
+pub(crate) const LOCK_EXCLUSIVE: c_int = 4;
+pub(crate) const SHM_UNLOCK: c_int = 1;
+pub(crate) const SHM_SHARED: c_int = 4;
+#[cfg(test)]
+pub(crate) const SHM_LOCK: c_int = 2;
+#[cfg(test)]
+pub(crate) const SHM_EXCLUSIVE: c_int = 8;
+pub(crate) const IOCAP_UNDELETABLE_WHEN_OPEN: c_int = 0x800;
+pub(crate) const IOCAP_POWERSAFE_OVERWRITE: c_int = 0x1000;
 pub(crate) const IOCAP_BATCH_ATOMIC: c_int = 0x4000;
 
 /// The oldest SQLite that has all that is needed.
@@ -112,11 +139,15 @@ unsafe impl Send for Api {}
 // SAFETY: as above.
 unsafe impl Sync for Api {}
 
+static KNOWN: OnceLock<Api> = OnceLock::new();
+
 impl Api {
     const LIBVERSION_NUMBER: usize = 67;
     const MALLOC: usize = 68;
     const VFS_FIND: usize = 141;
     const VFS_REGISTER: usize = 142;
+    const LOG: usize = 167;
+    const URI_PARAMETER: usize = 189;
     const DATABASE_FILE_OBJECT: usize = 251;
 
     /// # Safety
@@ -181,6 +212,38 @@ impl Api {
         type Function = unsafe extern "C" fn(*const c_char) -> *mut File;
         // SAFETY: `sqlite3_file *sqlite3_database_file_object(const char*)`, since 3.32.
         unsafe { self.function::<Function>(Api::DATABASE_FILE_OBJECT)(journal) }
+    }
+
+    /// The table that the process uses, once the VFS is registered.
+    pub(crate) fn known() -> Option<Api> {
+        KNOWN.get().copied()
+    }
+
+    /// Makes the table the one of the process.
+    pub(crate) fn keep(self) {
+        KNOWN.get_or_init(|| self);
+    }
+
+    /// A parameter of the URI that a database was opened with, if it is UTF-8.
+    ///
+    /// # Safety
+    ///
+    /// `name` is a database's that SQLite passes to a VFS, and stays as it is while the result is in use.
+    pub(crate) unsafe fn parameter<'a>(self, name: *const c_char, key: &CStr) -> Option<&'a str> {
+        type Function = unsafe extern "C" fn(*const c_char, *const c_char) -> *const c_char;
+        // SAFETY: `const char *sqlite3_uri_parameter(const char*, const char*)`, and the caller's promise.
+        unsafe {
+            let found = self.function::<Function>(Api::URI_PARAMETER)(name, key.as_ptr());
+            if found.is_null() { None } else { CStr::from_ptr(found).to_str().ok() }
+        }
+    }
+
+    /// Writes to SQLite's log.
+    pub(crate) fn log(self, code: c_int, text: &str) {
+        type Function = unsafe extern "C" fn(c_int, *const c_char, ...);
+        let Ok(text) = CString::new(text) else { return };
+        // SAFETY: `void sqlite3_log(int, const char*, ...)`, with a format that takes one text.
+        unsafe { self.function::<Function>(Api::LOG)(code, c"%s".as_ptr(), text.as_ptr()) }
     }
 
     /// A copy of `text` that SQLite frees; null without memory.

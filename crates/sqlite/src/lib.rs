@@ -1,21 +1,24 @@
-//! SQLite on a mount of Quire without a rollback journal: a loadable extension.
+//! SQLite in volumes of Quire without a rollback journal: a loadable extension.
 //!
 //! `sqlite3_load_extension` calls [`sqlite3_extension_init`], which registers a VFS over the default one and
 //! makes it the default: connections opened from then on use it. A database on a mount of Quire commits each
-//! transaction as one atomic group; anywhere else, and in WAL mode, nothing changes.
+//! transaction as one atomic group; so does a database in a volume that the process opens itself
+//! (`file:data.db?image=/srv/data.img`). Anywhere else nothing changes.
 //!
 //! * `vfs`: which files are special.
 //! * `database`: what a transaction changes is collected, and committed.
 //! * `journal`: the rollback journal, in memory for as long as nobody could need it.
 //! * `overlay`: what was collected, over the file.
+//! * `image`: files in a volume that no server has mounted.
 //! * `mount`: the mount's control requests. `capture`: the descriptor for them. `ffi`: SQLite's C interface.
 //!
-//! Neighbours: none. The crate talks to a mount through system calls alone (`quire-fuse` answers them), so it
-//! loads into any program.
+//! Neighbours: `quire` opens the volumes of `image`. A mount is talked to through system calls alone
+//! (`quire-fuse` answers them).
 
 mod capture;
 mod database;
 mod ffi;
+mod image;
 mod journal;
 mod mount;
 mod overlay;

@@ -6,7 +6,7 @@
 use std::io;
 use std::os::fd::RawFd;
 
-use crate::overlay::Overlay;
+use crate::overlay::{Overlay, Sink};
 
 const START: libc::c_ulong = 0xf501;
 const COMMIT: libc::c_ulong = 0xf502;
@@ -17,8 +17,6 @@ const FEATURE_ATOMIC_WRITE: u32 = 4;
 const COMMIT_ORDERED: libc::c_ulong = 0x5104;
 /// The type of FUSE file systems, in `statfs`.
 const FUSE: u64 = 0x6573_5546;
-/// Neighbouring pages travel together up to so many bytes.
-const REQUEST_MAX: usize = 1 << 20;
 
 fn control(descriptor: RawFd, request: libc::c_ulong) -> io::Result<()> {
     // SAFETY: the requests passed here carry no argument.
@@ -62,27 +60,22 @@ pub(crate) fn commit(descriptor: RawFd, overlay: &Overlay) -> Result<(), Failed>
     done.map_err(|_| control(descriptor, ABORT).map_or(Failed::Open, |()| Failed::Dropped))
 }
 
-/// Writes what an overlay changes, neighbours together.
+/// Writes what an overlay changes.
 pub(crate) fn write(descriptor: RawFd, overlay: &Overlay) -> io::Result<()> {
-    if let Some(end) = overlay.cut() {
-        truncate(descriptor, end)?;
+    overlay.apply(&mut Descriptor(descriptor))
+}
+
+struct Descriptor(RawFd);
+
+impl Sink for Descriptor {
+    type Error = io::Error;
+
+    fn write_at(&mut self, data: &[u8], offset: u64) -> io::Result<()> {
+        write_at(self.0, data, offset)
     }
-    let mut end = overlay.file_end();
-    let mut run: Vec<u8> = Vec::new();
-    let mut start = 0;
-    for (offset, data) in overlay.ranges() {
-        if offset != start + run.len() as u64 || run.len() + data.len() > REQUEST_MAX {
-            write_at(descriptor, &run, start)?;
-            run.clear();
-            start = offset;
-        }
-        run.extend_from_slice(data);
-        end = end.max(offset + data.len() as u64);
-    }
-    write_at(descriptor, &run, start)?;
-    match overlay.size() > end {
-        true => truncate(descriptor, overlay.size()),
-        false => Ok(()),
+
+    fn set_len(&mut self, size: u64) -> io::Result<()> {
+        truncate(self.0, size)
     }
 }
 

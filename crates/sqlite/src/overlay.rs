@@ -8,6 +8,19 @@
 
 use std::collections::BTreeMap;
 
+/// Where an overlay is written to.
+pub(crate) trait Sink {
+    type Error;
+
+    /// Writes all of `data`.
+    fn write_at(&mut self, data: &[u8], offset: u64) -> Result<(), Self::Error>;
+
+    fn set_len(&mut self, size: u64) -> Result<(), Self::Error>;
+}
+
+/// Neighbouring ranges travel together up to so many bytes.
+const REQUEST_MAX: usize = 1 << 20;
+
 /// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Overlay {
@@ -60,6 +73,34 @@ impl Overlay {
     /// Whether no byte and no size has changed.
     pub(crate) fn is_empty(&self) -> bool {
         self.ranges.is_empty() && self.cut().is_none() && self.size == self.file_size
+    }
+
+    /// Writes what has changed, neighbours together.
+    pub(crate) fn apply<S: Sink>(&self, to: &mut S) -> Result<(), S::Error> {
+        if let Some(end) = self.cut() {
+            to.set_len(end)?;
+        }
+        let mut end = self.file_end();
+        let mut run: Vec<u8> = Vec::new();
+        let mut start = 0;
+        for (offset, data) in self.ranges() {
+            if offset != start + run.len() as u64 || run.len() + data.len() > REQUEST_MAX {
+                if !run.is_empty() {
+                    to.write_at(&run, start)?;
+                }
+                run.clear();
+                start = offset;
+            }
+            run.extend_from_slice(data);
+            end = end.max(offset + data.len() as u64);
+        }
+        if !run.is_empty() {
+            to.write_at(&run, start)?;
+        }
+        match self.size() > end {
+            true => to.set_len(self.size()),
+            false => Ok(()),
+        }
     }
 
     /// Puts `data` at `offset`.

@@ -9,9 +9,11 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
 use crate::capture;
-use crate::database::Database;
+use crate::database::{Database, Way};
 use crate::ffi::{self, Api, File, IoMethods, SystemCall, Vfs};
+use crate::image;
 use crate::journal::{self, Journal};
+use crate::mount;
 
 /// Bytes before the file of the VFS below: methods and state.
 pub(crate) const HEAD: usize = 16;
@@ -58,7 +60,27 @@ pub(crate) unsafe fn below(room: *mut File) -> *mut File {
 struct Context {
     api: Api,
     below: *mut Vfs,
+    /// The VFS of files in volumes that nobody has mounted.
+    image: *mut Vfs,
 }
+
+impl Context {
+    /// The VFS below for a file's full path, which may be null.
+    ///
+    /// # Safety
+    ///
+    /// `name` is null or ends with a zero byte.
+    unsafe fn below_of(&self, name: *const c_char) -> *mut Vfs {
+        // SAFETY: the caller's promise.
+        match !name.is_null() && image::is_in_image(unsafe { CStr::from_ptr(name) }) {
+            true => self.image,
+            false => self.below,
+        }
+    }
+}
+
+/// Bytes of the longest full path: a path on the host and one in a volume.
+const PATH_MAX: c_int = 1024;
 
 /// Registers the VFS and makes it the default; a second time does nothing.
 ///
@@ -83,11 +105,12 @@ pub(crate) fn register(api: Api) -> Result<(), String> {
             return Err("the default VFS does not open files by system calls of its own; load the extension before others".into());
         }
         // Both live as long as the process: the extension is never unloaded.
-        let context = Box::leak(Box::new(Context { api, below: base }));
+        let context = Box::leak(Box::new(Context { api, below: base, image: image::vfs(base) }));
+        api.keep();
         let vfs = Box::leak(Box::new(Vfs {
             version: (*base).version.min(3),
             file_size: HEAD as c_int + (*base).file_size,
-            path_max: (*base).path_max,
+            path_max: (*base).path_max.max(PATH_MAX),
             next: ptr::null_mut(),
             name: NAME.as_ptr(),
             data: ptr::from_mut(context).cast(),
@@ -135,7 +158,8 @@ unsafe extern "C" fn open(
 ) -> c_int {
     // SAFETY: see above.
     unsafe {
-        let Context { api, below: base } = *context(vfs);
+        let context = context(vfs);
+        let (api, base) = (context.api, context.below_of(name));
         let has = |wanted: c_int| flags & wanted == wanted;
         if !name.is_null() && has(ffi::OPEN_MAIN_JOURNAL | ffi::OPEN_CREATE | ffi::OPEN_READWRITE) {
             // One that is to be rolled back is opened without CREATE.
@@ -153,8 +177,13 @@ unsafe extern "C" fn open(
         (*file).methods = ptr::null();
         let inner = below(file);
         (*inner).methods = ptr::null();
-        let (opened, descriptor) =
-            capture::during(CStr::from_ptr(name), || ((*base).open)(base, name, inner, flags, out_flags));
+        let mut given = flags;
+        let (opened, descriptor) = capture::during(CStr::from_ptr(name), || {
+            ((*base).open)(base, name, inner, flags, &raw mut given)
+        });
+        if !out_flags.is_null() {
+            *out_flags = given;
+        }
         if opened != ffi::OK {
             // SQLite asks that a file whose opening failed be closed if it has methods.
             if let Some(methods) = (*inner).methods.as_ref() {
@@ -162,8 +191,13 @@ unsafe extern "C" fn open(
             }
             return opened;
         }
-        let writable = out_flags.is_null() || *out_flags & ffi::OPEN_READWRITE != 0;
-        Database::open(file, api, descriptor.filter(|_| writable));
+        let way = match (image::handle(inner), descriptor) {
+            _ if given & ffi::OPEN_READWRITE == 0 => None,
+            (Some(handle), _) => Some(Way::Image(handle)),
+            (None, Some(descriptor)) if mount::can_group(descriptor) => Some(Way::Mount(descriptor)),
+            _ => None,
+        };
+        Database::open(file, api, way);
         ffi::OK
     }
 }
@@ -171,7 +205,7 @@ unsafe extern "C" fn open(
 unsafe extern "C" fn delete(vfs: *mut Vfs, name: *const c_char, sync_directory: c_int) -> c_int {
     // SAFETY: see above.
     unsafe {
-        let base = context(vfs).below;
+        let base = context(vfs).below_of(name);
         match ((*base).delete)(base, name, sync_directory) {
             ffi::IOERR_DELETE_NOENT if journal::was_in_memory(CStr::from_ptr(name)) => ffi::OK,
             done => done,
@@ -182,7 +216,7 @@ unsafe extern "C" fn delete(vfs: *mut Vfs, name: *const c_char, sync_directory: 
 unsafe extern "C" fn access(vfs: *mut Vfs, name: *const c_char, flags: c_int, out: *mut c_int) -> c_int {
     // SAFETY: see above.
     unsafe {
-        let base = context(vfs).below;
+        let base = context(vfs).below_of(name);
         ((*base).access)(base, name, flags, out)
     }
 }
@@ -190,8 +224,17 @@ unsafe extern "C" fn access(vfs: *mut Vfs, name: *const c_char, flags: c_int, ou
 unsafe extern "C" fn full_path(vfs: *mut Vfs, name: *const c_char, room: c_int, out: *mut c_char) -> c_int {
     // SAFETY: see above.
     unsafe {
-        let base = context(vfs).below;
-        ((*base).full_path)(base, name, room, out)
+        let context = context(vfs);
+        match image::full_path(context.api, name) {
+            None => ((*context.below).full_path)(context.below, name, room, out),
+            Some(Ok(full)) if full.as_bytes_with_nul().len() <= room as usize => {
+                let full = full.as_bytes_with_nul();
+                out.copy_from_nonoverlapping(full.as_ptr().cast(), full.len());
+                ffi::OK
+            }
+            Some(Ok(_)) => image::told(ffi::CANTOPEN, "the path of image and file is too long"),
+            Some(Err(why)) => image::told(ffi::CANTOPEN, &why),
+        }
     }
 }
 

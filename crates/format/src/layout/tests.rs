@@ -9,6 +9,7 @@ use crate::logged::{LoggedKind, LoggedOp};
 use crate::node::{Bounds, NodeIdentity, NodePage, NodeRef};
 use crate::place::Place;
 use crate::pool::{ChunkEntry, ManifestPage, ManifestRef, NextPage, OrphanRef, PageIdentity, PageStamp};
+use crate::scrub::LastScrub;
 use crate::superblock::Superblock;
 use quire_base::{BlockNo, InodeNo, Seq, Timestamp};
 use std::collections::BTreeSet;
@@ -103,6 +104,7 @@ fn superblock() -> Superblock {
         metadata_copies: 0,
         epoch: 0,
         space_root: NO_NODE,
+        scrub: None,
     }
 }
 
@@ -164,6 +166,12 @@ fn superblocks_are_as_the_table_says() {
         ("space root: checkpoint", |s| space(s, |root| root.generation = 1)),
         ("space root: crc", |s| space(s, |root| root.crc = 1)),
         ("space root: level", |s| space(s, |root| root.level = 1)),
+        ("last scrub", |s| {
+            let mut bytes = [0; SCRUB_BYTES];
+            // Finished, at an inode's key.
+            (bytes[0], bytes[48]) = (3, 16);
+            s.scrub = LastScrub::decode(&bytes);
+        }),
     ]);
     // The block size is a constant.
     let layout = without(&["block size"], &SUPERBLOCK);

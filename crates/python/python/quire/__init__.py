@@ -19,7 +19,7 @@ from ._file import File
 from ._group import FileGroup, Group
 from ._path import Path
 from ._properties import Properties
-from ._volume import DirEntry, Volume, VolumeInfo, mkfs
+from ._volume import DirEntry, Volume, VolumeInfo, mkfs, resize, set_label
 
 __all__ = [
     "DirEntry",
@@ -32,4 +32,6 @@ __all__ = [
     "VolumeInfo",
     "fsync_files",
     "mkfs",
+    "resize",
+    "set_label",
 ]

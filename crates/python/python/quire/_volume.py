@@ -80,6 +80,26 @@ def mkfs(
     return VolumeInfo._of(_native.mkfs(image, size, label, journal_bytes, force))
 
 
+def resize(
+    image: str | os.PathLike[str],
+    size: int | Literal["whole"] | None = None,
+    *,
+    journal_bytes: int | None = None,
+) -> VolumeInfo:
+    """Makes a volume that nobody has open larger, and tells what it is then.
+
+    `size` is in bytes, and an image file that is smaller grows, too; `"whole"` takes the whole file or device. `journal_bytes`
+    makes the journal larger. After a crash the volume has its old shape or the new one.
+    """
+    whole = size == "whole"
+    return VolumeInfo._of(_native.resize(image, None if size == "whole" else size, whole, journal_bytes))
+
+
+def set_label(image: str | os.PathLike[str], label: str) -> VolumeInfo:
+    """Gives a volume that nobody has open another name for people, of at most 64 bytes."""
+    return VolumeInfo._of(_native.set_label(image, label))
+
+
 @dataclass(frozen=True)
 class DirEntry:
     """One entry of a directory, as `os.DirEntry`."""
@@ -174,6 +194,13 @@ class Volume(_native.NativeVolume):
         return os.statvfs_result(
             (block_size, block_size, blocks, free, available, inodes, free_inodes, free_inodes, flag, name_max)
         )
+
+    def trim(self, start: int = 0, end: int | None = None) -> int:
+        """Discards the free space between two offsets in bytes, all of it by default; returns how many bytes that were.
+
+        Space is free when its freeing is durable, so `sync` before includes all.
+        """
+        return self._trim(start, (1 << 64) - 1 if end is None else end)
 
     async def sync_async(self) -> None:
         """As `sync`: makes everything durable; no thread waits."""

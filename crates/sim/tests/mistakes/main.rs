@@ -6,5 +6,6 @@ mod connection;
 mod liveness;
 mod repair;
 mod resize;
+mod sectors;
 mod snapshots;
 mod tail;

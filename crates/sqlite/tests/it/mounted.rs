@@ -12,7 +12,7 @@ use quire_fuse::mount::{self, Unmount};
 use quire_fuse::{MountFlags, ServeOptions, Session, TransportChoice, signals};
 
 /// What every Python program here starts with. `stock` opens a database with the default VFS of SQLite.
-const PRELUDE: &str = r#"
+pub(super) const PRELUDE: &str = r#"
 import os, signal, sqlite3, subprocess, sys
 extension, folder = sys.argv[1:3]
 loader = sqlite3.connect(":memory:")
@@ -56,17 +56,26 @@ fn has(program: &str) -> bool {
     Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
 }
 
+/// Whether there are a Python and a shell that load extensions; says so if not.
+pub(super) fn has_python() -> bool {
+    let loads = "import sqlite3; sqlite3.connect(':memory:').enable_load_extension(True)";
+    let found = has("sqlite3")
+        && Command::new(PYTHON).args(["-c", loads]).status().is_ok_and(|status| status.success());
+    if !found {
+        eprintln!("\n*** SKIPPED: needs sqlite3, and a python3 that loads extensions into SQLite ***\n");
+    }
+    found
+}
+
 impl Mounted {
     pub(super) fn new() -> Option<Mounted> {
         let is_root = std::fs::metadata("/proc/self")
             .is_ok_and(|about| std::os::unix::fs::MetadataExt::uid(&about) == 0);
-        if !is_root || !Path::new("/dev/fuse").exists() || !has(PYTHON) || !has("sqlite3") {
-            eprintln!("\n*** SKIPPED: needs root, /dev/fuse, python3 and sqlite3 ***\n");
+        if !is_root || !Path::new("/dev/fuse").exists() {
+            eprintln!("\n*** SKIPPED: needs root and /dev/fuse ***\n");
             return None;
         }
-        let loads = "import sqlite3; sqlite3.connect(':memory:').enable_load_extension(True)";
-        if !Command::new(PYTHON).args(["-c", loads]).status().is_ok_and(|status| status.success()) {
-            eprintln!("\n*** SKIPPED: this python3 loads no extensions into SQLite ***\n");
+        if !has_python() {
             return None;
         }
         signals::block();

@@ -1,0 +1,143 @@
+//! The volumes that the process has open, and what connections to one of their files share.
+//!
+//! A volume is opened with the first file, and closed with the last: then its users are zero, and it is
+//! closed before anybody opens it again, since the map is locked meanwhile.
+
+use std::collections::HashMap;
+use std::ffi::c_char;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+
+use quire::{FormatOptions, Volume, VolumeOptions};
+
+use super::locks::Shared;
+use crate::ffi::Api;
+
+static OPEN: LazyLock<Mutex<HashMap<String, Entry>>> = LazyLock::new(Mutex::default);
+
+struct Entry {
+    volume: Volume,
+    users: usize,
+    /// The process that opened it.
+    process: u32,
+    /// By inode number. An entry whose connections have gone is replaced.
+    files: HashMap<u64, Weak<Shared>>,
+}
+
+fn all() -> MutexGuard<'static, HashMap<String, Entry>> {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How a URI wants its volume. It counts for the first connection only.
+#[derive(Debug, Default)]
+pub(super) struct Settings {
+    /// `image_size=`: makes a volume of so many bytes if there is none.
+    size: Option<u64>,
+    /// `image_cache=`: the limit of the page cache in bytes.
+    cache: Option<u64>,
+}
+
+impl Settings {
+    /// # Safety
+    ///
+    /// `name` is a database's that SQLite passes to `xOpen`.
+    pub(super) unsafe fn of(api: Api, name: *const c_char) -> Result<Settings, String> {
+        let bytes = |key| {
+            // SAFETY: the caller's promise.
+            let Some(text) = (unsafe { api.parameter(name, key) }) else { return Ok(None) };
+            let (digits, shift) = match text.as_bytes().last() {
+                Some(b'k' | b'K') => (&text[..text.len() - 1], 10),
+                Some(b'm' | b'M') => (&text[..text.len() - 1], 20),
+                Some(b'g' | b'G') => (&text[..text.len() - 1], 30),
+                Some(b't' | b'T') => (&text[..text.len() - 1], 40),
+                _ => (text, 0),
+            };
+            let number = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
+            number.map(Some).ok_or_else(|| format!("{text}: no number of bytes (4096, 64k, 512m, 2g)"))
+        };
+        Ok(Settings { size: bytes(c"image_size")?, cache: bytes(c"image_cache")? })
+    }
+}
+
+/// One use of an open volume.
+#[derive(Debug)]
+pub(super) struct User {
+    image: String,
+    process: u32,
+    /// Taken out before the volume is closed.
+    volume: Option<Volume>,
+}
+
+/// The volume of an image, opened if this process does not have it open.
+pub(super) fn open(image: &str, settings: &Settings) -> Result<User, String> {
+    let process = std::process::id();
+    let mut all = all();
+    if !all.contains_key(image) {
+        if let Some(size) = settings.size
+            && !image.contains("://")
+            && !std::path::Path::new(image).exists()
+        {
+            FormatOptions::new().size(size).format(image).map_err(|error| error.to_string())?;
+        }
+        let mut options = VolumeOptions::new();
+        if let Some(bytes) = settings.cache {
+            options = options.cache_bytes(bytes);
+        }
+        let volume = options.open(image).map_err(|error| error.to_string())?;
+        all.insert(image.to_owned(), Entry { volume, users: 0, process, files: HashMap::new() });
+    }
+    let entry = all.get_mut(image).ok_or("the volume is not open")?;
+    if entry.process != process {
+        return Err("the volume was opened before this process was forked off".into());
+    }
+    entry.users += 1;
+    Ok(User { image: image.to_owned(), process, volume: Some(entry.volume.clone()) })
+}
+
+impl User {
+    pub(super) fn volume(&self) -> &Volume {
+        match &self.volume {
+            Some(volume) => volume,
+            None => unreachable!("it is taken out when the user is dropped"),
+        }
+    }
+
+    /// Whether this is the process that opened the volume.
+    pub(super) fn is_of_this_process(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// What the connections to one of its files share.
+    pub(super) fn shared(&self, inode: u64) -> Arc<Shared> {
+        let mut all = all();
+        let Some(entry) = all.get_mut(&self.image) else { return Arc::default() };
+        if let Some(shared) = entry.files.get(&inode).and_then(Weak::upgrade) {
+            return shared;
+        }
+        let shared = Arc::default();
+        entry.files.retain(|_, shared| shared.strong_count() > 0);
+        entry.files.insert(inode, Arc::downgrade(&shared));
+        shared
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        if !self.is_of_this_process() {
+            // The threads that a close waits for are the parent's.
+            std::mem::forget(self.volume.take());
+            return;
+        }
+        let mut all = all();
+        self.volume = None;
+        let Some(entry) = all.get_mut(&self.image) else { return };
+        entry.users -= 1;
+        if entry.users > 0 {
+            return;
+        }
+        if let Some(entry) = all.remove(&self.image)
+            && let Err(error) = entry.volume.close()
+        {
+            super::told(crate::ffi::IOERR_CLOSE, &format!("closing {}: {error}", self.image));
+        }
+    }
+}

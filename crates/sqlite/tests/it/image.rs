@@ -1,0 +1,298 @@
+//! Databases in an image that nobody has mounted.
+
+use std::process::Command;
+
+use super::mounted::{PYTHON, extension, has_python, python, shell};
+
+/// What programs for an image start with: `image()` opens a database in it.
+const IMAGE: &str = r#"
+volume = os.path.join(folder, "data.img")
+def image(name="test.db", timeout=0, **options):
+    options = {"vfs": "quire", "image": volume, "image_size": "64m", "image_cache": "16m", **options}
+    uri = "file:%s?%s" % (name, "&".join("%s=%s" % pair for pair in options.items()))
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=timeout, check_same_thread=False)
+def fails(what, *kinds):
+    try: what()
+    except kinds or sqlite3.OperationalError: return
+    raise AssertionError("it should have failed")
+def program(code, *arguments):
+    "A process of its own, which starts as this one."
+    return subprocess.Popen([sys.executable, "-c", prelude + code, extension, folder, *arguments], stdout=subprocess.PIPE)
+"#;
+
+fn run(program: &str) {
+    run_with(program, &[]);
+}
+
+fn run_with(program: &str, variables: &[(&str, &str)]) {
+    if !has_python() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let prelude = format!("{}{IMAGE}", super::mounted::PRELUDE);
+    python(folder.path(), &format!("{IMAGE}\nprelude = {prelude:?}\n{program}"), variables);
+}
+
+#[test]
+fn commits_are_groups_and_nothing_but_the_image_appears() {
+    run(r#"
+db = image("some/where/test.db")
+db.execute("CREATE TABLE t(a INTEGER PRIMARY KEY, b)")
+db.executemany("INSERT INTO t(b) VALUES (?)", [("x" * n,) for n in range(100)])
+db.execute("BEGIN")
+db.execute("UPDATE t SET b = 'y'")
+db.execute("ROLLBACK")
+sure(counts(db) == (101, 0), counts(db))
+name = db.execute("PRAGMA database_list").fetchone()[2]
+sure(name == "quire://" + os.path.realpath(volume) + "//some/where/test.db", name)
+ok(db)
+db.close()
+sure(os.listdir(folder) == ["data.img"], os.listdir(folder))
+# The volume was closed; it is opened again, by its full path this time.
+db = sqlite3.connect(name, isolation_level=None)
+sure(db.execute("SELECT count(*), sum(length(b)) FROM t").fetchone() == (100, 4950))
+"#);
+}
+
+#[test]
+fn connections_of_a_process_keep_out_of_each_others_way() {
+    run(r#"
+import threading
+one, two = image(), image()
+one.execute("CREATE TABLE t(a INTEGER PRIMARY KEY, b)")
+one.execute("BEGIN IMMEDIATE")
+one.execute("INSERT INTO t(b) VALUES ('one')")
+fails(lambda: two.execute("BEGIN IMMEDIATE"))
+sure(two.execute("SELECT count(*) FROM t").fetchone() == (0,))
+two.execute("BEGIN")
+two.execute("SELECT * FROM t").fetchall()
+fails(lambda: one.execute("COMMIT"))
+two.execute("COMMIT")
+one.execute("COMMIT")
+sure(two.execute("SELECT b FROM t").fetchall() == [("one",)])
+# Threads that count up: no count is lost.
+for mode in ("DELETE", "TRUNCATE", "WAL"):
+    sure(one.execute("PRAGMA journal_mode = " + mode).fetchone() == (mode.lower(),))
+    one.execute("UPDATE t SET b = 0")
+    def work():
+        db = image(timeout=60)
+        for _ in range(50):
+            db.execute("BEGIN IMMEDIATE")
+            db.execute("UPDATE t SET b = b + 1")
+            db.execute("COMMIT")
+            db.execute("SELECT sum(b) FROM t").fetchone()
+        db.close()
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    sure(one.execute("SELECT b FROM t").fetchall() == [(200,)], mode)
+    ok(two)
+"#);
+}
+
+#[test]
+fn one_process_at_a_time_has_the_volume() {
+    run(r#"
+db = image()
+db.execute("CREATE TABLE t(a)")
+other = program("""
+try: image().execute("SELECT * FROM t")
+except sqlite3.OperationalError as error: print(error)
+""")
+sure(other.communicate(timeout=60)[0] == b"unable to open database file\n")
+child = os.fork()
+if child == 0:
+    try:
+        fails(lambda: db.execute("SELECT * FROM t"))
+        fails(lambda: image())
+        os._exit(0)
+    finally:
+        os._exit(1)
+sure(os.waitpid(child, 0)[1] == 0, "a child of a fork gets errors")
+db.execute("INSERT INTO t VALUES (1)")
+db.close()
+# The volume is closed with the last connection.
+other = program("""print(image().execute("SELECT * FROM t").fetchall())""")
+sure(other.communicate(timeout=60)[0] == b"[(1,)]\n")
+"#);
+}
+
+#[test]
+fn a_write_ahead_log_is_recovered() {
+    run(r#"
+killed = program("""
+db = image()
+db.execute("PRAGMA journal_mode = WAL")
+db.execute("PRAGMA wal_autocheckpoint = 0")
+db.execute("CREATE TABLE t(a INTEGER PRIMARY KEY, b)")
+for n in range(100): db.execute("INSERT INTO t VALUES (?, ?)", (n, "x" * 1000))
+db.execute("BEGIN"); db.execute("INSERT INTO t VALUES (1000, 'lost')")
+os.kill(os.getpid(), signal.SIGKILL)
+""")
+killed.communicate(timeout=60)
+db = image()
+sure(db.execute("PRAGMA journal_mode").fetchone() == ("wal",))
+sure(db.execute("SELECT count(*), max(a) FROM t").fetchone() == (100, 99))
+sure(db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0)
+ok(db)
+reader = image()
+reader.execute("BEGIN")
+sure(reader.execute("SELECT count(*) FROM t").fetchone() == (100,))
+db.execute("DELETE FROM t")
+sure(reader.execute("SELECT count(*) FROM t").fetchone() == (100,), "the reader's snapshot stays")
+reader.execute("COMMIT")
+sure(reader.execute("SELECT count(*) FROM t").fetchone() == (0,))
+"#);
+}
+
+/// Transactions that are too large for a group: their journals are hot after a kill.
+#[test]
+fn hot_journals_in_the_volume_are_rolled_back() {
+    run_with(
+        r#"
+db = image()
+db.execute("CREATE TABLE t(a INTEGER PRIMARY KEY, b)")
+db.execute("INSERT INTO t VALUES (1, 'kept')")
+db.close()
+for attached in (False, True):
+    killed = program("""
+db = image()
+db.execute("PRAGMA cache_size = 5")
+if sys.argv[3] == "True":
+    db.execute("ATTACH ? AS other", ("file:other.db?image=" + volume,))
+    db.execute("CREATE TABLE IF NOT EXISTS other.t(a INTEGER PRIMARY KEY, b)")
+db.execute("BEGIN")
+db.executemany("INSERT INTO t(b) VALUES (?)", [("x" * 1000,) for _ in range(500)])
+if sys.argv[3] == "True":
+    db.executemany("INSERT INTO other.t(b) VALUES (?)", [("x" * 1000,) for _ in range(500)])
+sure(counts(db)[1] == 1, counts(db))
+os.kill(os.getpid(), signal.SIGKILL)
+""", str(attached))
+    killed.communicate(timeout=60)
+    sure(killed.returncode == -signal.SIGKILL)
+    db = image()
+    sure(db.execute("SELECT * FROM t").fetchall() == [(1, "kept")])
+    ok(db)
+    if attached:
+        db.execute("ATTACH ? AS other", ("file:other.db?image=" + volume,))
+        sure(db.execute("SELECT count(*) FROM other.t").fetchone() == (0,))
+        # Over both files at once, with a super-journal.
+        db.execute("BEGIN")
+        db.execute("INSERT INTO t VALUES (2, 'both')")
+        db.execute("INSERT INTO other.t VALUES (2, 'both')")
+        db.execute("COMMIT")
+        sure(db.execute("SELECT count(*) FROM t NATURAL JOIN other.t").fetchone() == (1,))
+    db.close()
+"#,
+        &[("QUIRE_SQLITE_GROUP_MAX", "100000")],
+    );
+}
+
+#[test]
+fn killed_writers_lose_nothing_that_was_acknowledged() {
+    run(r#"
+import random
+chance = random.Random(7)
+db = image()
+db.execute("CREATE TABLE t(a INTEGER PRIMARY KEY, b)")
+db.execute("CREATE TABLE sums(total)")
+db.execute("INSERT INTO sums VALUES (0)")
+db.close()
+acknowledged = 0
+for kill in range(12):
+    writer = program("""
+db = image()
+while True:
+    db.execute("BEGIN")
+    row = db.execute("INSERT INTO t(b) VALUES (randomblob(3000))").lastrowid
+    db.execute("UPDATE sums SET total = total + 1")
+    db.execute("COMMIT")
+    print(row, flush=True)
+""")
+    wanted = acknowledged + chance.randrange(1, 60)
+    for line in writer.stdout:
+        acknowledged = int(line)
+        if acknowledged >= wanted: break
+    writer.kill()
+    for line in writer.stdout:
+        if line.endswith(b"\n"): acknowledged = int(line)
+    writer.wait()
+    db = image()
+    ok(db)
+    found = db.execute("SELECT count(*) FROM t").fetchone()[0]
+    sure(found >= acknowledged, (found, acknowledged))
+    sure(db.execute("SELECT total FROM sums").fetchone() == (found,), "a transaction is whole")
+    acknowledged = found
+    db.close()
+"#);
+}
+
+#[test]
+fn names_and_sizes_that_mean_nothing_are_refused() {
+    run(r#"
+fails(lambda: sqlite3.connect("file:a.db?vfs=quire&image=" + volume, uri=True).execute("SELECT 1 FROM sqlite_schema"))
+fails(lambda: image(image_cache="much"))
+fails(lambda: image("/"))
+sure(os.listdir(folder) == [])
+image().execute("CREATE TABLE t(a)")
+fails(lambda: image("no.db", mode="rw"))
+fails(lambda: image(mode="ro").execute("INSERT INTO t VALUES (1)"))
+sure(image(mode="ro").execute("SELECT * FROM t").fetchall() == [])
+# Temporary tables and files of the host are where they always were.
+db = sqlite3.connect(os.path.join(folder, "host.db"), isolation_level=None)
+db.execute("CREATE TEMP TABLE t(a)")
+db.execute("CREATE TABLE u(a)")
+sure(sorted(os.listdir(folder)) == ["data.img", "host.db"])
+"#);
+}
+
+#[test]
+fn the_shell_of_the_system_opens_one() {
+    if !has_python() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("data.img");
+    let out = shell(&format!(
+        ".load {}\n.open 'file:my.db?image={}&image_size=64m'\n\
+         CREATE TABLE t(a); INSERT INTO t VALUES (1); PRAGMA quire_groups; SELECT * FROM t;\n",
+        extension().display(),
+        image.display()
+    ));
+    assert_eq!(out, "groups: 2 transactions; journals: 0\n1\n");
+}
+
+#[test]
+fn the_page_runs_as_it_stands() {
+    if !has_python() {
+        return;
+    }
+    let page = include_str!("../../../../docs/sqlite.md");
+    let (_, rest) = page.split_once("```python\n").unwrap();
+    let (program, _) = rest.split_once("```").unwrap();
+    let place = "/usr/local/lib/libquire_sqlite\"";
+    assert!(program.contains(place));
+    let program = program.replace(place, &format!("{}\"", extension().display()));
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(PYTHON).arg("-c").arg(&program).current_dir(folder.path()).output().unwrap();
+    super::mounted::check(&output, &program);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "groups: 2 transactions; journals: 0\n");
+}
+
+#[test]
+fn random_statements_give_what_the_default_gives() {
+    if !has_python() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let script = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/sqlite-compare");
+    let output = Command::new(PYTHON)
+        .arg(script)
+        .args(["image", "1500", "1"])
+        .env("QUIRE_SQLITE_EXTENSION", extension())
+        .env("QUIRE_SQLITE_FOLDER", folder.path())
+        .output()
+        .unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&text));
+}
