@@ -81,7 +81,7 @@ pub struct Cost {
     /// Frees space or finishes what was promised: may use the reserve that ordinary transactions leave alone.
     pub critical: bool,
     /// Extents among what is changed.
-    extents: usize,
+    pub(crate) extents: usize,
 }
 
 impl Cost {

@@ -19,7 +19,7 @@ use crate::gate::GateState;
 use crate::inode::{Inode, InodeRef};
 use quire_base::sync::{Arc, SIMULATED};
 use quire_base::{BLOCK_SIZE, Result};
-use quire_cache::{Backing, Home, Placement, Purpose, Room};
+use quire_cache::{Backing, Placement, Purpose, Room};
 use quire_device::{AlignedBuf, IoClass, is_aligned};
 
 /// Bytes that one step of a direct request covers.
