@@ -32,6 +32,8 @@ use std::ops::ControlFlow;
 pub(crate) struct SnapshotTable {
     /// The newest snapshot that is not being deleted; 0: there is none.
     newest: AtomicU32,
+    /// The highest that `newest` was since the volume was opened.
+    newest_seen: AtomicU32,
     /// The last snapshot ever taken.
     epoch: AtomicU32,
     /// By number, whether it is being deleted.
@@ -80,7 +82,9 @@ impl SnapshotTable {
 
     fn choose(&self, all: &BTreeMap<u32, bool>) {
         let newest = all.iter().rev().find(|(_, deleting)| !**deleting);
-        self.newest.store(newest.map_or(0, |(number, _)| *number), Ordering::Release);
+        let newest = newest.map_or(0, |(number, _)| *number);
+        self.newest.store(newest, Ordering::Release);
+        self.newest_seen.fetch_max(newest, Ordering::Release);
     }
 
     /// The last snapshot ever taken: the birth of what is allocated now.
@@ -93,9 +97,15 @@ impl SnapshotTable {
         self.newest.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether a snapshot has the blocks of an extent, too.
+    /// Whether new content of an extent goes elsewhere, since a snapshot has its blocks, too. It stays so when
+    /// that is deleted: dirty blocks have reserved for it.
     #[inline]
-    pub(crate) fn share(&self, extent: &Extent) -> bool {
+    pub(crate) fn moves(&self, extent: &Extent) -> bool {
+        extent.birth < self.newest_seen.load(Ordering::Relaxed)
+    }
+
+    /// Whether a snapshot has the blocks of an extent, too.
+    fn share(&self, extent: &Extent) -> bool {
         extent.birth < self.newest.load(Ordering::Relaxed)
     }
 

@@ -209,7 +209,7 @@ fn runs_of(extents: &[Extent], block: u64, count: u64, whole: bool, snapshots: &
         }
         let home = if extent.unwritten {
             Home::Unwritten(extent.disk_block)
-        } else if snapshots.share(&extent) {
+        } else if snapshots.moves(&extent) {
             Home::Shared(extent.disk_block)
         } else {
             Home::Written(extent.disk_block)

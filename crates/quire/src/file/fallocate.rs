@@ -212,7 +212,7 @@ impl Engine {
         let (gone, pieces): (Vec<_>, Vec<_>) = found
             .iter()
             .filter_map(|extent| extent.clip(blocks.start, blocks.end))
-            .partition(|extent| !extent.unwritten && self.snapshots.share(extent));
+            .partition(|extent| !extent.unwritten && self.snapshots.moves(extent));
         let pieces: Vec<_> = pieces.into_iter().map(|extent| Extent { unwritten: true, ..extent }).collect();
         let plan = self.plan_without(inode, &gone, &pieces)?;
         if plan.len() == 0 && grown.is_none() && transaction.is_empty() {
