@@ -12,6 +12,7 @@
 //!
 //! Neighbours: [`crate::mapping`] for removal, [`crate::write`] for zeroing.
 
+use crate::backing::Backing;
 use crate::core::MemoryWait;
 use crate::folio::FolioPin;
 use crate::index::BLOCKS_END;
@@ -19,6 +20,7 @@ use crate::index::Pins;
 use crate::mapping::Mapping;
 use crate::segment;
 use crate::write::{Source, homeless};
+use quire_base::sync::Arc;
 use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, Result};
 
@@ -120,7 +122,14 @@ impl Mapping {
         self.learn_homes(&pins, block, block + 1)?;
         // Valid once, the block stays valid while its folio is pinned: nobody else may drop it.
         self.fill_edge(&pins, block)?;
-        Ok(Some(Zeroing { mapping: self, start, len: (end - start) as usize, pins }))
+        let mut promise = Promise(None);
+        if homeless(&pins, block, block + 1) > 0 {
+            // The data belongs to a snapshot, too.
+            let backing = self.backing()?;
+            backing.reserve(1)?;
+            promise = Promise(Some(backing));
+        }
+        Ok(Some(Zeroing { mapping: self, start, len: (end - start) as usize, pins, promise }))
     }
 
     /// [`Mapping::prepare_zero`] and [`Zeroing::apply`] in one, for callers that change nothing else.
@@ -138,17 +147,33 @@ pub struct Zeroing<'a> {
     start: u64,
     len: usize,
     pins: Pins,
+    promise: Promise,
+}
+
+/// A block's worth of reserved space; dropped, it goes back.
+struct Promise(Option<Arc<dyn Backing>>);
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if let Some(backing) = self.0.take() {
+            backing.unreserve(1);
+        }
+    }
 }
 
 impl Zeroing<'_> {
     /// Zeroes them. Waits for writeback of the block: who holds a reservation holds writeback off as well
     /// ([`Mapping::hold_writeback`]).
     pub fn apply(self) {
-        let Zeroing { mapping, start, len, pins } = self;
+        let Zeroing { mapping, start, len, pins, mut promise } = self;
         let block = start / BLOCK_SIZE as u64;
         segment::lock_all(mapping.segments(&pins, block, block + 1), &mapping.core.parking);
         debug_assert!(mapping.may_copy(&pins, block, block + 1, Some(block), None));
-        debug_assert_eq!(homeless(&pins, block, block + 1), 0);
+        if homeless(&pins, block, block + 1) > 0 {
+            debug_assert!(promise.0.is_some());
+            // The dirty block has it from here on.
+            promise.0 = None;
+        }
         mapping.change(&pins, start, Source::Zeros(len), &mut || {});
     }
 }
