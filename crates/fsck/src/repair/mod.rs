@@ -44,7 +44,7 @@ const ROUNDS_MAX: usize = 24;
 /// Mends what the first look found, and looks again.
 pub(crate) fn run(
     backend: &Arc<dyn Backend>,
-    first: Examined,
+    mut first: Examined,
     tell: Option<&dyn Fn(Progress)>,
 ) -> Result<Report> {
     if first.findings.fixes.restore_superblocks && first.may_be_written() {
@@ -61,7 +61,7 @@ pub(crate) fn run(
     if !first.may_be_written() {
         return Ok(first.findings.into_report());
     }
-    let mut before = first.findings;
+    let mut before = std::mem::take(&mut first.findings);
     copies::mend(&**backend, &before.fixes.copies)?;
     if let Some(chosen) = first.chosen {
         copies::mend(&**backend, &first.checkpoints[chosen].copies)?;

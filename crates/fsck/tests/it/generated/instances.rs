@@ -87,9 +87,9 @@ impl Instance {
 
 fn value_layout(at: &Location, value: &[u8]) -> Option<&'static Layout> {
     Some(match at.key.kind {
-        KeyKind::FreeSpace => &layout::REGION,
+        KeyKind::FreeSpace | KeyKind::Dead => &layout::REGION,
         KeyKind::LoggedOp => &layout::LOGGED,
-        KeyKind::OrphanKey => return None,
+        KeyKind::OrphanKey | KeyKind::Snapshot => return None,
         KeyKind::Inode => &layout::INODE,
         KeyKind::Symlink => &layout::LINK_TARGET,
         KeyKind::Xattr if at.key.offset as u16 == 0 && !value.is_empty() => &layout::XATTR,
@@ -110,10 +110,10 @@ fn shape(at: &Location, value: &[u8]) -> u64 {
         }
         KeyKind::Symlink => 100 + at.key.offset,
         KeyKind::Xattr => u64::from(at.key.offset as u16).min(2),
-        KeyKind::FreeSpace | KeyKind::LoggedOp => value[0].into(),
+        KeyKind::FreeSpace | KeyKind::Dead | KeyKind::LoggedOp => value[0].into(),
         KeyKind::Entry => value[16].into(),
         KeyKind::Extent => value[12].into(),
-        KeyKind::OrphanKey => 0,
+        KeyKind::OrphanKey | KeyKind::Snapshot => 0,
     }
 }
 
