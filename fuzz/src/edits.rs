@@ -19,7 +19,9 @@ use crate::seal::{Sealer, half, word};
 use quire_base::{BLOCK_SIZE, BlockNo};
 use quire_device::simulated::Image;
 use quire_format::key::{Key, KeyKind, VALUE_MAX};
-use quire_format::node::{Bounds, CHILDREN_MAX, HEADER_BYTES, NodeIdentity, NodePage, NodeRef, SLOT_BYTES};
+use quire_format::node::{
+    CHILDREN_MAX, HEADER_BYTES, NodeIdentity, NodePage, NodeRef, SLOT_BYTES, TREE_BOUNDS,
+};
 use quire_format::place::Place;
 use quire_format::superblock::{SLOT_BLOCKS, Superblock};
 use quire_format::{journal, node, pool};
@@ -222,7 +224,7 @@ impl Tower {
             let unused = (superblock.pool_start.0..).map(BlockNo).filter(|at| !sample.metadata.contains(at));
             for at in unused.take(self.levels) {
                 let mut page = NodePage::new(top.level + 1);
-                for step in 0..self.children as u64 {
+                for step in 1..=self.children as u64 {
                     page.push_child(Key::new(step, KeyKind::Inode, 0), &top);
                 }
                 let mut bytes = [0; BLOCK_SIZE];
@@ -232,7 +234,7 @@ impl Tower {
                     incarnation: superblock.incarnation,
                     birth: 0,
                     place: Place::single(at),
-                    bounds: Bounds::ALL,
+                    bounds: TREE_BOUNDS[1],
                 };
                 top = page.seal(&identity, &mut bytes);
                 image.write(at, &bytes);

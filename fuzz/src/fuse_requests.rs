@@ -9,7 +9,7 @@
 //! all ones: as it is); then the message behind the header.
 
 use quire_fuse::protocol::abi::{Dirent, EntryOut, InHeader};
-use quire_fuse::protocol::negotiate::{self, Wishes};
+use quire_fuse::protocol::negotiate::{self, Features};
 use quire_fuse::protocol::reply::Body;
 use quire_fuse::protocol::request::{Message, Operation, Request};
 use zerocopy::IntoBytes;
@@ -50,23 +50,28 @@ fn look(message: Message<'_>, room: usize) {
         | Operation::Create { name, .. }
         | Operation::Getxattr { name, .. }
         | Operation::Removexattr { name } => {
-            is_name(name);
-            list(name, room);
+            is_name(message.bytes(name));
+            list(message.bytes(name), room);
         }
-        Operation::Symlink { name, target } => [name, target].into_iter().for_each(is_name),
-        Operation::Rename { name, new_name, .. } => [name, new_name].into_iter().for_each(is_name),
-        Operation::Write { args, data } => assert_eq!(args.size as usize, data.len()),
-        Operation::Setxattr { name, .. } => is_name(name),
+        Operation::Symlink { name, target } => {
+            [name, target].into_iter().for_each(|name| is_name(message.bytes(name)))
+        }
+        Operation::Rename { name, new_name, .. } => {
+            [name, new_name].into_iter().for_each(|name| is_name(message.bytes(name)))
+        }
+        Operation::Write { args, data } => assert_eq!(args.size as usize, message.bytes(data).len()),
+        Operation::Setxattr { name, .. } => is_name(message.bytes(name)),
         Operation::BatchForget(all) => {
             let bytes = match message {
                 Message::Whole(bytes) => bytes.len(),
                 Message::Split { payload, .. } => payload.len(),
             };
-            assert!(all.iter().count() * 16 <= bytes);
+            assert!(message.forgets(all).count() * 16 <= bytes);
         }
         Operation::Init { args, flags2 } => {
-            let wishes = Wishes { acl: true, kill_privileges: true, read_directory_plus: true, ring: true };
-            let (out, agreed) = negotiate::answer(&args, flags2, &wishes, args.max_readahead);
+            let features =
+                Features { acl: true, kill_privileges: true, read_directory_plus: true, ring: true };
+            let (out, agreed) = negotiate::answer(&args, flags2, &features, args.max_readahead);
             assert_eq!((out.flags & !args.flags, out.flags2 & !flags2), (0, 0));
             assert!(u32::from(out.max_pages) * 4096 == agreed.request_max);
         }

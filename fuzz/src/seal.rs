@@ -1,6 +1,6 @@
 //! Makes the checksums of an edited image right again, so that a fuzzer tests more than CRC-32C.
 //!
-//! A checkpoint is a tree of checksums: superblock over root node and first manifest page, node over child,
+//! A checkpoint is a tree of checksums: superblock over root nodes and first manifest page, node over child,
 //! manifest page over the next page and over orphan blocks. [`Sealer::seal`] goes down from both superblocks
 //! and writes each checksum where it belongs on the way up. Whatever the bytes say is followed only as far as
 //! they make sense; blocks that the caller wants broken keep the checksum they have.
@@ -20,7 +20,8 @@ pub const NODE_CRC_AT: usize = 4;
 /// As above, of orphan blocks.
 pub const ORPHAN_CRC_AT: usize = 4084;
 
-const ROOT_AT: usize = 184;
+/// The roots of both trees.
+const ROOTS_AT: [usize; 2] = [184, 368];
 const MANIFEST_AT: usize = 216;
 /// Where a reference to a node has its checksum.
 const REF_CRC: usize = 24;
@@ -80,8 +81,10 @@ impl<'a> Sealer<'a> {
 
     fn superblock(&mut self, at: BlockNo) {
         let mut block = self.block(at);
-        if let Some(crc) = self.node(BlockNo(word(&block, ROOT_AT)), LEVELS_MAX) {
-            block[ROOT_AT + REF_CRC..ROOT_AT + REF_CRC + 4].copy_from_slice(&crc.to_le_bytes());
+        for root in ROOTS_AT {
+            if let Some(crc) = self.node(BlockNo(word(&block, root)), LEVELS_MAX) {
+                block[root + REF_CRC..root + REF_CRC + 4].copy_from_slice(&crc.to_le_bytes());
+            }
         }
         if let Some(crc) = self.manifest(BlockNo(word(&block, MANIFEST_AT)), MANIFEST_PAGES_MAX) {
             block[MANIFEST_AT + 16..MANIFEST_AT + 20].copy_from_slice(&crc.to_le_bytes());

@@ -17,7 +17,8 @@ use quire_device::{AlignedBuf, Device, IoClass};
 use quire_format::extent::Run;
 use quire_format::key::{Key, KeyKind, VALUE_MAX};
 use quire_format::node::{
-    BODY_BYTES, Bounds, CHILDREN_MAX, NodeIdentity, NodePage, NodeRef, REF_BYTES, SLOT_BYTES,
+    BODY_BYTES, CHILDREN_MAX, NodeIdentity, NodePage, NodeRef, REF_BYTES, Roots, SLOT_BYTES, TREE_BOUNDS,
+    TREES,
 };
 use quire_format::place::{NO_TWIN, Place};
 use quire_format::pool::{ChunkEntry, ManifestPage, ManifestRef, PageIdentity, PageStamp};
@@ -56,10 +57,10 @@ struct Plan {
 /// Runs one input.
 pub fn run(input: &[u8]) {
     let mut source = Unstructured::new(input);
-    if let Ok(mut plans) = plan(&mut source)
+    if let Ok((mut plans, roots)) = plan(&mut source)
         && tweak(&mut source, &mut plans).is_ok()
     {
-        use_tree(&mut source, &plans);
+        use_tree(&mut source, &plans, roots);
     }
 }
 
@@ -89,14 +90,21 @@ fn value(source: &mut Unstructured<'_>) -> Result<Vec<u8>> {
     Ok(vec![fill; len])
 }
 
-/// A well-formed tree, bottom-up; the root is the last.
-fn plan(source: &mut Unstructured<'_>) -> Result<Vec<Plan>> {
+/// Both trees, well formed, each bottom-up; and where their roots are.
+fn plan(source: &mut Unstructured<'_>) -> Result<(Vec<Plan>, [usize; TREES])> {
     let (count, leaf_entries, fan_out): (u8, u8, u8) = source.arbitrary()?;
     let mut contents = Model::new();
     for _ in 0..count {
         contents.insert(key(source)?, value(source)?);
     }
+    let names = contents.split_off(&Key::NAMES);
     let mut plans = Vec::new();
+    let shape = (usize::from(leaf_entries % 16), usize::from(fan_out % 12) + 1);
+    let roots = [contents, names].map(|contents| plan_tree(contents, shape, &mut plans));
+    Ok((plans, roots))
+}
+
+fn plan_tree(contents: Model, (leaf_entries, fan_out): (usize, usize), plans: &mut Vec<Plan>) -> usize {
     let mut row: Vec<(Key, usize)> = Vec::new();
     let mut leaf = Plan { level: 0, entries: Vec::new(), spoiled: None };
     let mut used = 0;
@@ -107,17 +115,16 @@ fn plan(source: &mut Unstructured<'_>) -> Result<Vec<Plan>> {
     };
     for (key, value) in contents {
         let bytes = SLOT_BYTES + value.len();
-        if used + bytes > BODY_BYTES || leaf.entries.len() > usize::from(leaf_entries % 16) {
+        if used + bytes > BODY_BYTES || leaf.entries.len() > leaf_entries {
             if plans.len() + 1 >= LEAVES_MAX {
                 break;
             }
-            close(&mut leaf, &mut used, &mut plans);
+            close(&mut leaf, &mut used, plans);
         }
         used += bytes;
         leaf.entries.push((key, Payload::Value(value)));
     }
-    close(&mut leaf, &mut used, &mut plans);
-    let fan_out = usize::from(fan_out % 12) + 1;
+    close(&mut leaf, &mut used, plans);
     while row.len() > 1 || (fan_out == 1 && usize::from(plans[plans.len() - 1].level) < LEVELS_MAX) {
         // One child a node would never end: then the last row is all under one.
         let fan_out = if fan_out == 1 { row.len().min(CHILDREN_MAX) } else { fan_out };
@@ -131,7 +138,7 @@ fn plan(source: &mut Unstructured<'_>) -> Result<Vec<Plan>> {
             })
             .collect();
     }
-    Ok(plans)
+    plans.len() - 1
 }
 
 fn tweak(source: &mut Unstructured<'_>, plans: &mut [Plan]) -> Result<()> {
@@ -222,7 +229,7 @@ impl Writer<'_> {
             incarnation: 1,
             birth: 0,
             place: Place::single(place(index)),
-            bounds: Bounds::ALL,
+            bounds: TREE_BOUNDS[1],
         };
         let mut at = page.seal(&identity, &mut block);
         if let Some((byte, value)) = plan.spoiled {
@@ -255,9 +262,9 @@ fn write_map(source: &mut Unstructured<'_>, device: &Device, nodes: usize) -> Re
     Ok(ManifestRef { block: POOL.start, twin: NO_TWIN, crc, count: 1 })
 }
 
-fn open(device: &Arc<Device>, root: NodeRef, manifest: ManifestRef) -> quire_base::Result<Arc<Tree>> {
+fn open(device: &Arc<Device>, roots: Roots, manifest: ManifestRef) -> quire_base::Result<Arc<Tree>> {
     let pool = PoolState::load(device, VOLUME, manifest, device.blocks())?;
-    Tree::open(device.clone(), VOLUME, root, pool, LIMITS)
+    Tree::open(device.clone(), VOLUME, roots, pool, LIMITS)
 }
 
 /// What a tree holds, if all of it can be read.
@@ -295,12 +302,12 @@ fn is_whole(tree: &Tree) -> bool {
     walked.is_ok() && sound && nodes.len() as u64 == pool.nodes()
 }
 
-fn use_tree(source: &mut Unstructured<'_>, plans: &[Plan]) {
+fn use_tree(source: &mut Unstructured<'_>, plans: &[Plan], roots: [usize; TREES]) {
     let device = Device::in_memory(DEVICE_BLOCKS);
     let mut writer = Writer { device: &device, plans, written: BTreeMap::new(), in_hand: BTreeSet::new() };
-    let root = writer.write(plans.len() - 1);
+    let roots = roots.map(|root| writer.write(root));
     let Ok(manifest) = write_map(source, &device, plans.len()) else { return };
-    let opened = open(&device, root, manifest);
+    let opened = open(&device, roots, manifest);
     check_kind(&opened);
     let Ok(tree) = opened else { return };
     let whole = is_whole(&tree);
@@ -428,7 +435,7 @@ impl User {
                 if !reopen {
                     return;
                 }
-                let again = open(&self.device, image.root, image.manifest);
+                let again = open(&self.device, image.roots, image.manifest);
                 check_kind(&again);
                 match again {
                     Ok(tree) => self.tree = tree,

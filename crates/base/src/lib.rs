@@ -6,6 +6,7 @@
 //! * [`sync`]: every lock, atomic and thread goes through here, so that one build flag
 //!   (`--cfg loom`, `--cfg shuttle`) puts the engine under a model checker.
 //! * [`clock`], [`random`]: time and chance as handles, so that a run can be replayed from a seed.
+//! * [`admission`]: operations counted, kept back, refused.
 //! * [`metrics`]: counters that do not share cache lines.
 //! * `simulation` (feature of that name): the crate `quire-simulation`, threads under a scheduler that a seed
 //!   decides.
@@ -13,6 +14,7 @@
 //!
 //! Neighbours: nothing below but `quire-simulation`, in test builds; everything above depends on this crate.
 
+pub mod admission;
 pub mod clock;
 pub mod error;
 pub mod metrics;

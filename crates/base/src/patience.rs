@@ -7,6 +7,14 @@
 //! read, a full journal): so what fails has changed nothing, and the work can be done again by a thread that
 //! may wait. Locks that are never held across waiting are taken as always.
 //!
+//! This is state of a thread, and not an argument, on purpose. Whether a thread may wait is a property of the
+//! thread for as long as it takes requests, like its stack size. It decides nothing but where the thread
+//! stops: with it and without it the same code does the same things in the same order. As an argument it
+//! would go through every call from a front end's request down to the device and the tree, some hundred
+//! signatures, and each of them could pass on the wrong answer. Here one place sets it ([`at_once`], which
+//! restores it on every way out), [`may_wait`] and [`check`] read it, and what reads it says so: it returns
+//! `WouldBlock`. The device asserts it where it waits, so a place that forgot to ask panics in debug builds.
+//!
 //! A guard of such a lock owns a [`Forbidden`]. In debug builds it counts itself in its thread, and [`check`]
 //! and the device panic where the thread would wait. Release builds count nothing. Nor do model checkers,
 //! which run many threads of a model on one of the system's.

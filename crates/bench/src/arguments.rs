@@ -20,7 +20,7 @@ pub struct Common {
     /// alternate
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "quire")]
     pub engines: Vec<String>,
-    /// Folder for the image file and mount points [default: the current one]
+    /// Directory for the image file and mount points [default: the current one]
     #[arg(long)]
     pub dir: Option<PathBuf>,
     /// Measured time of each engine in seconds [default: 10 where the workload has no number of operations]
@@ -456,6 +456,6 @@ pub struct Probe {
     /// Seed of all chance
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// A folder on the file system in question
+    /// A directory on the file system in question
     pub dir: PathBuf,
 }

@@ -5,7 +5,7 @@
 //! | [`library`] | `quire`: the library in this process; `counted` sees what reaches its device |
 //! | [`kernel`] | `xfs`, `ext4`, `btrfs` on a loop device |
 //! | [`server`] | `mount`, `fuse-null`: a process behind a mount |
-//! | [`system`] | system calls on a folder: what the above are driven through, and `dir:PATH` itself |
+//! | [`system`] | system calls on a directory: what the above are driven through, and `dir:PATH` itself |
 //! | [`memory`] | `memcpy` |
 //! | [`raw`] | `raw` |
 //! | [`group`] | groups of writes by system calls, for [`system`] |
@@ -19,6 +19,7 @@ pub mod raw;
 pub mod server;
 pub mod system;
 
+use crate::arguments::Orphans;
 use crate::drive::Surroundings;
 use crate::image::Image;
 use crate::outcome::{Outcome, Trouble};
@@ -26,7 +27,6 @@ use crate::report::machine;
 use crate::size;
 use crate::target::Target;
 use quire::Unit;
-use quire::internals::OrphanTracking;
 use std::path::{Path, PathBuf};
 
 /// What an engine is.
@@ -38,8 +38,8 @@ pub enum Kind {
     Mount,
     /// A file system of the kernel.
     Kernel(kernel::FileSystem),
-    /// An existing folder.
-    Folder(PathBuf),
+    /// An existing directory.
+    Directory(PathBuf),
     /// One buffer.
     Memcpy,
     /// The bare image file.
@@ -71,16 +71,18 @@ pub struct Spec {
     pub medium: Medium,
     /// `folio=`: bytes of Quire's folios.
     pub folio: Option<u64>,
-    /// `track=folio`: whole folios are written.
+    /// `track=folio`: whole folios are written; only in a build for comparisons.
     pub whole_folios: bool,
     /// `threads=`: threads of a FUSE server.
     pub threads: Option<usize>,
-    /// `orphans=`: how Quire tracks inodes without a name.
-    pub orphans: OrphanTracking,
+    /// `orphans=`: how Quire tracks inodes without a name; all but one way only in a build for comparisons.
+    pub orphans: Orphans,
     /// `discard`: freed blocks are told to the device.
     pub discard: bool,
     /// `transport=`: how requests of a mount travel.
     pub transport: Option<String>,
+    /// `copies=`: copies of Quire's metadata.
+    pub copies: Option<u32>,
     /// `untorn=`: the property of Quire's files.
     pub untorn: Option<Unit>,
     /// `atomic`: files are opened with O_DIRECT, durable writes carry RWF_ATOMIC and RWF_DSYNC.
@@ -98,17 +100,18 @@ impl Spec {
             folio: None,
             whole_folios: false,
             threads: None,
-            orphans: OrphanTracking::Lockless,
+            orphans: Orphans::Lockless,
             discard: false,
             transport: None,
+            copies: None,
             untorn: None,
             atomic: false,
         };
         if let Some(path) = text.strip_prefix("dir:") {
             if path.is_empty() {
-                return Err("dir: needs a folder, as in dir:/srv/data".into());
+                return Err("dir: needs a directory, as in dir:/srv/data".into());
             }
-            return Ok(plain(Kind::Folder(path.into())));
+            return Ok(plain(Kind::Directory(path.into())));
         }
         let mut parts = text.split('@');
         let kind = match parts.next().unwrap_or_default() {
@@ -153,6 +156,11 @@ impl Spec {
             ("untorn", _) if quire => {
                 self.untorn = Some(value.parse().map_err(|error: quire::Error| error.to_string())?);
             }
+            ("copies", "1") if self.kind == Kind::Quire => self.copies = Some(1),
+            ("copies", "2") if self.kind == Kind::Quire => self.copies = Some(2),
+            ("copies", _) if self.kind == Kind::Quire => {
+                return Err(format!("copies={value}: there are 1 or 2 of metadata"));
+            }
             ("device", "file") if self.kind == Kind::Quire => self.medium = Medium::File,
             ("device", "memory") if self.kind == Kind::Quire => self.medium = Medium::Memory,
             ("folio", _) if self.kind == Kind::Quire => {
@@ -164,9 +172,9 @@ impl Spec {
             }
             ("track", "block") if self.kind == Kind::Quire => self.whole_folios = false,
             ("track", "folio") if self.kind == Kind::Quire => self.whole_folios = true,
-            ("orphans", "lockless") if self.kind == Kind::Quire => self.orphans = OrphanTracking::Lockless,
-            ("orphans", "locked") if self.kind == Kind::Quire => self.orphans = OrphanTracking::Locked,
-            ("orphans", "none") if self.kind == Kind::Quire => self.orphans = OrphanTracking::None,
+            ("orphans", "lockless") if self.kind == Kind::Quire => self.orphans = Orphans::Lockless,
+            ("orphans", "locked") if self.kind == Kind::Quire => self.orphans = Orphans::Locked,
+            ("orphans", "none") if self.kind == Kind::Quire => self.orphans = Orphans::None,
             ("orphans", _) if self.kind == Kind::Quire => {
                 return Err(format!("orphans={value}: they are lockless, locked or none"));
             }
@@ -188,7 +196,7 @@ impl Spec {
     /// The name without options: variants of one engine have the same.
     pub fn family(&self) -> &str {
         match self.kind {
-            Kind::Folder(_) => &self.name,
+            Kind::Directory(_) => &self.name,
             _ => self.name.split('@').next().unwrap_or_default(),
         }
     }
@@ -198,7 +206,7 @@ impl Spec {
         match self.kind {
             Kind::Quire => self.medium == Medium::File,
             Kind::Mount | Kind::Kernel(_) | Kind::Raw => true,
-            Kind::Folder(_) | Kind::Memcpy | Kind::FuseNull => false,
+            Kind::Directory(_) | Kind::Memcpy | Kind::FuseNull => false,
         }
     }
 }
@@ -208,8 +216,8 @@ const QUIRE_BACKGROUND_SHARE: u64 = 10;
 
 /// What engines are set up in.
 pub struct Workshop<'a> {
-    /// A folder of the run's own, for mount points and logs.
-    pub folder: &'a Path,
+    /// A directory of the run's own, for mount points and logs.
+    pub directory: &'a Path,
     /// The image, for engines that need it.
     pub image: Option<&'a Image>,
     /// The program `quire`, for the servers.
@@ -247,7 +255,7 @@ pub fn set_up(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Target>> 
         Kind::Mount => server::set_up_mount(spec, workshop),
         Kind::FuseNull => server::set_up_null(spec, workshop),
         Kind::Kernel(file_system) => kernel::set_up(*file_system, spec, workshop),
-        Kind::Folder(path) => system::set_up(path),
+        Kind::Directory(path) => system::set_up(path),
         Kind::Memcpy => memory::set_up(workshop.file_bytes),
         Kind::Raw => raw::set_up(workshop.image()?),
     }
@@ -279,7 +287,7 @@ mod tests {
         assert_eq!(spec.family(), "quire");
         assert!(!spec.needs_image());
         assert!(Spec::parse("mount@transport=dev").unwrap().needs_image());
-        assert_eq!(Spec::parse("dir:/a@b").unwrap().kind, Kind::Folder("/a@b".into()));
+        assert_eq!(Spec::parse("dir:/a@b").unwrap().kind, Kind::Directory("/a@b".into()));
         let spec = Spec::parse("quire@discard").unwrap();
         assert!(spec.discard && spec.family() == "quire");
         assert!(Spec::parse("xfs@discard").unwrap().discard && !Spec::parse("xfs").unwrap().discard);
@@ -287,6 +295,7 @@ mod tests {
         let unit = Spec::parse("mount@untorn=8k").unwrap().untorn;
         assert_eq!(unit.map(Unit::bytes), Some(8192));
         assert_eq!(Spec::parse("quire@untorn=off").unwrap().untorn, None);
+        assert_eq!(Spec::parse("quire@copies=1").unwrap().copies, Some(1));
         assert_eq!(Spec::parse("fuse-null@threads=4").unwrap().threads, Some(4));
     }
 
@@ -295,7 +304,7 @@ mod tests {
         for (text, part) in [
             ("zfs", "there is no engine 'zfs'"),
             ("", "there is no engine ''"),
-            ("dir:", "needs a folder"),
+            ("dir:", "needs a directory"),
             ("quire@cache", "option=value"),
             ("raw@discard", "option=value"),
             ("quire@discard=yes", "not an option"),
@@ -310,6 +319,8 @@ mod tests {
             ("mount@threads=0", "not from 1"),
             ("quire@untorn=12k", "power of two"),
             ("quire@untorn=lots", "no untorn unit"),
+            ("quire@copies=3", "1 or 2"),
+            ("mount@copies=1", "not an option"),
             ("xfs@untorn=8k", "not an option"),
             ("quire@atomic", "option=value"),
             ("xfs@atomic=yes", "not an option"),

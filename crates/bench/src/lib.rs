@@ -14,7 +14,7 @@
 //! * [`target`]: what a driver needs of an engine. Everything under [`engine`] gives one.
 //! * [`drive`]: threads that start together and stop together; [`sample`]: what they measured.
 //! * [`interrupt`], [`progress`]: Ctrl-C, and what is seen meanwhile.
-//! * [`probe`]: races the file system under a folder and says what it really promises.
+//! * [`probe`]: races the file system under a directory and says what it really promises.
 //! * [`array`](mod@array): bytes that threads copy out of and into at once, for `memcpy` and for the lab.
 //!
 //! Invariants: no driver knows which engine it drives. Whatever an engine makes (image, loop device, mount,

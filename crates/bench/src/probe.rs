@@ -1,4 +1,4 @@
-//! `quire probe DIR`: what the file system under a folder really promises, found out by racing it.
+//! `quire probe DIR`: what the file system under a directory really promises, found out by racing it.
 //!
 //! | module | races |
 //! | --- | --- |
@@ -9,8 +9,8 @@
 //!
 //! [`promises`] asks what is promised over power loss, which no race can find out.
 //!
-//! Each race lasts the given time in a file of its own, in a folder that is removed at the end. A race that
-//! the file system cannot take part in (no O_DIRECT) is reported as not tried. Finding nothing proves
+//! Each race lasts the given time in a file of its own, in a directory that is removed at the end. A race
+//! that the file system cannot take part in (no O_DIRECT) is reported as not tried. Finding nothing proves
 //! nothing; finding something proves it.
 
 pub mod append;
@@ -107,7 +107,7 @@ pub struct Findings {
 
 /// What a race works with.
 pub struct Arena<'a> {
-    folder: &'a Path,
+    directory: &'a Path,
     seconds: Duration,
     seed: u64,
     direct_load: bool,
@@ -125,7 +125,7 @@ impl Arena<'_> {
 
     /// A file by its name; made if it is not there. `flags`: O_DIRECT, O_APPEND.
     pub fn open(&self, name: &str, flags: i32) -> Result<File> {
-        let path = self.folder.join(name);
+        let path = self.directory.join(name);
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).custom_flags(flags);
         options.open(&path).map_err(os(format!("opening {}", path.display())))
@@ -133,7 +133,7 @@ impl Arena<'_> {
 
     /// Takes a file away; races must not fill the disk.
     pub fn remove(&self, name: &str) {
-        let _ = std::fs::remove_file(self.folder.join(name));
+        let _ = std::fs::remove_file(self.directory.join(name));
     }
 
     /// Whether files here can be opened with O_DIRECT, or why not.
@@ -158,14 +158,14 @@ pub fn part<'a, T>(body: impl FnOnce(&Stage) -> Result<T> + Send + 'a) -> Part<'
 pub fn probe(arguments: &Probe, interrupt: &Interrupt, progress: &Progress) -> Outcome<Findings> {
     let dir = &arguments.dir;
     if !dir.is_dir() {
-        return Err(Trouble::Usage(format!("{} is not a folder", dir.display())));
+        return Err(Trouble::Usage(format!("{} is not a directory", dir.display())));
     }
-    let folder = tempfile::Builder::new().prefix("quire-probe-").tempdir_in(dir).map_err(|error| {
-        Trouble::Failed(Error::os(format!("making a folder in {}", dir.display()), &error))
+    let directory = tempfile::Builder::new().prefix("quire-probe-").tempdir_in(dir).map_err(|error| {
+        Trouble::Failed(Error::os(format!("making a directory in {}", dir.display()), &error))
     })?;
     let surroundings = Surroundings { interrupt, progress };
     let arena = Arena {
-        folder: folder.path(),
+        directory: directory.path(),
         seconds: Duration::from_secs_f64(arguments.seconds),
         seed: arguments.seed,
         direct_load: arguments.direct_load,
@@ -179,7 +179,7 @@ pub fn probe(arguments: &Probe, interrupt: &Interrupt, progress: &Progress) -> O
     findings.extend(order::stale_reads(&arena)?);
     findings.extend(torn::starvation(&arena)?);
     progress.finish();
-    folder.close().map_err(os("removing the folder of the probe"))?;
+    directory.close().map_err(os("removing the directory of the probe"))?;
     let Probe { seconds, seed, direct_load, .. } = *arguments;
     Ok(Findings { dir: dir.clone(), seconds, seed, direct_load, promises, findings })
 }

@@ -66,8 +66,8 @@ pub fn measure(workload: &Workload, host: &Host) -> Outcome<Report> {
     check_files(common)?;
     let parent = match &common.dir {
         Some(dir) if dir.is_dir() => dir.clone(),
-        Some(dir) => return Err(Trouble::Usage(format!("--dir {}: not a folder", dir.display()))),
-        None => std::env::current_dir().map_err(os("finding the current folder"))?,
+        Some(dir) => return Err(Trouble::Usage(format!("--dir {}: not a directory", dir.display()))),
+        None => std::env::current_dir().map_err(os("finding the current directory"))?,
     };
     let rounds = common.rounds.unwrap_or(if has_variants(&specs) { ALTERNATIONS } else { 1 });
     let surroundings = Surroundings { interrupt: &host.interrupt, progress: &host.progress };
@@ -77,11 +77,11 @@ pub fn measure(workload: &Workload, host: &Host) -> Outcome<Report> {
             "quire bench: the figures of quire and mount are not the product's: this program was {why}"
         );
     }
-    // Held in this order, so that the image and the folder outlive what uses them.
-    let folder = tempfile::Builder::new()
+    // Held in this order, so that the image and the directory outlive what uses them.
+    let directory = tempfile::Builder::new()
         .prefix("quire-bench-")
         .tempdir_in(&parent)
-        .map_err(os(format!("making a folder in {}", parent.display())))?;
+        .map_err(os(format!("making a directory in {}", parent.display())))?;
     let device_bytes = work.device_bytes(common.seconds.unwrap_or(10.0));
     let mut lanes: Vec<Lane> = specs
         .into_iter()
@@ -93,12 +93,12 @@ pub fn measure(workload: &Workload, host: &Host) -> Outcome<Report> {
     let image = if lanes.iter().any(|lane| lane.ended.is_none() && lane.spec.needs_image()) {
         check_room(&parent, device_bytes)?;
         host.progress.engine("image");
-        Some(Image::write_through(folder.path().join("image"), device_bytes, &surroundings)?)
+        Some(Image::write_through(directory.path().join("image"), device_bytes, &surroundings)?)
     } else {
         None
     };
     let workshop = Workshop {
-        folder: folder.path(),
+        directory: directory.path(),
         image: image.as_ref(),
         program: host.program.as_deref(),
         file_bytes: work.file_bytes(),
@@ -223,8 +223,8 @@ fn has_variants(specs: &[Spec]) -> bool {
 /// Mistyped paths are found before the measurement and not after it.
 fn check_files(common: &Common) -> Outcome {
     for path in [&common.json, &common.plot].into_iter().flatten() {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        if path.is_dir() || folder.is_some_and(|folder| !folder.is_dir()) {
+        let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+        if path.is_dir() || directory.is_some_and(|directory| !directory.is_dir()) {
             return Err(Trouble::Usage(format!("{}: cannot be written there", path.display())));
         }
     }
@@ -236,13 +236,13 @@ fn check_files(common: &Common) -> Outcome {
     }
 }
 
-fn check_room(folder: &Path, bytes: u64) -> Outcome {
-    let space = rustix::fs::statvfs(folder).map_err(|error| os("looking at free space")(error.into()))?;
+fn check_room(directory: &Path, bytes: u64) -> Outcome {
+    let space = rustix::fs::statvfs(directory).map_err(|error| os("looking at free space")(error.into()))?;
     let available = space.f_bavail.saturating_mul(space.f_frsize);
     if available < bytes {
         return Err(crate::outcome::failed(format!(
             "{} has {} MiB of room; the image needs {} MiB (choose another --dir, or less of what the workload writes)",
-            folder.display(),
+            directory.display(),
             available >> 20,
             bytes >> 20
         )));

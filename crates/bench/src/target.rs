@@ -5,6 +5,7 @@
 
 use quire_base::sync::Arc;
 use quire_base::{Error, ErrorKind, Result};
+use std::time::Duration;
 
 /// How a file is opened. Reading and writing are always allowed.
 #[derive(Clone, Copy, Debug, Default)]
@@ -78,13 +79,13 @@ pub struct Counters {
 pub trait Target: Send + Sync {
     /// Opens a file.
     fn open(&self, path: &str, how: How) -> Result<Arc<dyn Handle>>;
-    /// Makes a folder.
-    fn make_folder(&self, _path: &str) -> Result<()> {
-        Err(unsupported("folders"))
+    /// Makes a directory.
+    fn make_directory(&self, _path: &str) -> Result<()> {
+        Err(unsupported("directories"))
     }
-    /// Removes an empty folder.
-    fn remove_folder(&self, _path: &str) -> Result<()> {
-        Err(unsupported("folders"))
+    /// Removes an empty directory.
+    fn remove_directory(&self, _path: &str) -> Result<()> {
+        Err(unsupported("directories"))
     }
     /// Looks a file up by its path; gives its size.
     fn size_of(&self, _path: &str) -> Result<u64> {
@@ -102,6 +103,10 @@ pub trait Target: Send + Sync {
     /// that [`Counters`] have all that earlier writes cost.
     fn settle(&self) -> Result<()> {
         self.sync()
+    }
+    /// How long it takes to open what is there, as a mount does; `None` where the driver cannot ask.
+    fn opening(&self) -> Result<Option<Duration>> {
+        Ok(None)
     }
     /// Opens each path and makes it durable, with up to `window` of them under way at a time; returns when
     /// all are.

@@ -15,10 +15,10 @@ pub mod tail;
 pub mod untorn;
 
 use crate::arguments::Workload;
-use crate::drive::Surroundings;
+use crate::drive::{Part, Surroundings, Until, drive};
 use crate::engine::Kind;
 use crate::outcome::{Outcome, Trouble};
-use crate::sample::{Figures, Sample};
+use crate::sample::{Figures, Latency, Sample};
 use crate::target::{Counters, Handle, Target};
 use quire_base::Result;
 use quire_base::random::Random;
@@ -153,6 +153,42 @@ fn push_device(figures: &mut Figures, sample: &Sample) {
     figures.push_known("write_amplification", over_bytes("device"));
     figures.push_known("data_write_amplification", over_bytes("data"));
     figures.push_known("device_flushes", sample.known("flushes"));
+}
+
+/// What each operation of a run is.
+struct Each {
+    /// As its latencies are called.
+    name: &'static str,
+    /// That it writes.
+    bytes: u64,
+}
+
+/// Runs threads whose operations are durable, each before the next, for the run's time.
+fn drive_durably(
+    target: &dyn Target,
+    context: &Context<'_>,
+    phase: &'static str,
+    each: Each,
+    parts: Vec<Part<'_, Latency>>,
+) -> Outcome<Sample> {
+    context.phase(phase)?;
+    let before = target.counters();
+    let (latencies, elapsed) = drive(context.surroundings, Until::Elapsed(context.duration()), parts)?;
+    let stopped = target.counters();
+    context.phase("settling")?;
+    target.settle()?;
+    let settled = target.counters();
+    let mut sample = Sample::default();
+    sample.add("seconds", elapsed.as_secs_f64());
+    for latency in &latencies {
+        sample.add("operations", latency.count() as f64);
+        sample.add("bytes", (latency.count() * each.bytes) as f64);
+        sample.add_latency(each.name, latency)?;
+    }
+    // The flushes that operations waited for; the bytes that they caused, whenever those were written.
+    let after = Counters { device_flushes: stopped.device_flushes, ..settled };
+    add_device(&mut sample, &before, &after);
+    Ok(sample)
 }
 
 /// A block size must divide into aligned offsets of a file.

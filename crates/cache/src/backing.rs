@@ -19,7 +19,7 @@
 //!
 //! Neighbours: fs's inode implements it.
 
-use crate::journaled::Contents;
+use crate::span::Contents;
 use quire_base::{BlockNo, Error, InodeNo, Result};
 
 /// Where a run of blocks lives.
@@ -71,8 +71,20 @@ pub struct PlacedRun {
 pub struct Placement {
     /// Ascending and without gaps, from the block that was asked for.
     pub runs: Vec<PlacedRun>,
-    /// Whatever the backing wants to find it by.
-    pub token: u64,
+    /// Bytes of its last block up to the last one that is not zero, if that is known; else all.
+    pub filled: usize,
+    /// Its homes are in the journal before its data is written: if the write fails the blocks are dirty
+    /// again, but keep their homes, and no space is set aside for them any more.
+    pub is_recorded: bool,
+}
+
+/// Why blocks are placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// They are written back; nothing follows at once.
+    Writeback,
+    /// The caller forces the journal as soon as they are written.
+    Force,
 }
 
 /// The file behind a mapping; see the module's contract.
@@ -98,16 +110,10 @@ pub trait Backing: Send + Sync {
     /// Gives homes to the dirty blocks `[block, block + count)`, or to a part of them from `block` on.
     /// `filled` says how many bytes of the last of them are to be written up to its last byte that is not
     /// zero.
-    fn place(&self, block: u64, count: u64, filled: usize) -> Result<Placement>;
+    fn place(&self, block: u64, count: u64, filled: usize, purpose: Purpose) -> Result<Placement>;
 
     /// The data of a placement is on the device (not flushed), or failed to get there.
     fn written(&self, placement: Placement, outcome: Result<()>) -> Result<()>;
-
-    /// Whether a placement's homes were recorded before its data is written: if the write fails the blocks
-    /// are dirty again, but keep their homes, and no space is set aside for them any more.
-    fn is_recorded(&self, _placement: &Placement) -> bool {
-        false
-    }
 
     /// The blocks of a unit, a power of two, if all dirty blocks of a unit are to go into one record of the
     /// journal. None: blocks are written to their homes, each for itself.

@@ -16,9 +16,6 @@ pub struct CacheConfig {
     /// Every folio is of the largest order where there is room for it, instead of as large as its I/O
     /// suggests.
     pub order_fixed: bool,
-    /// A write makes all of its folios' blocks dirty that have homes: what tracking blocks saves, for
-    /// measurements.
-    pub dirties_whole_folios: bool,
     /// Dirty bytes above which background writeback runs whatever the age.
     pub dirty_background_bytes: u64,
     /// Dirty bytes above which writers wait. Between half way from the background threshold and here they are
@@ -61,7 +58,6 @@ impl CacheConfig {
             batch_bytes: 1 << 20,
             order_max: order_max(limit_bytes),
             order_fixed: false,
-            dirties_whole_folios: false,
             dirty_background_bytes: limit_bytes / 10,
             dirty_limit_bytes: limit_bytes * 2 / 5,
             dirty_age_nanos: 30_000_000_000,

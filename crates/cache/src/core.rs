@@ -13,7 +13,7 @@ use crate::dirty_line::DirtyLine;
 use crate::finish::Finisher;
 use crate::folio::{FolioRef, Order, header_bytes};
 use crate::ghosts::Ghosts;
-use crate::index::ENTRY_BYTES;
+use crate::index::{BLOCK_COST, ENTRY_BYTES};
 use crate::mapping::Mapping;
 use crate::metrics::Metrics;
 use crate::nodes::NodeSlab;
@@ -29,9 +29,6 @@ use quire_device::Device;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::time::Duration;
-
-/// Bytes that one block costs at worst: a folio of its own.
-pub(crate) const BLOCK_COST: u64 = BLOCK_SIZE as u64 + header_bytes(0) + ENTRY_BYTES;
 
 /// What one reclaim for a few blocks drops.
 const RECLAIM_BYTES: u64 = 16 * BLOCK_COST;

@@ -15,8 +15,9 @@
 use crate::backing::Home;
 use crate::core::MemoryWait;
 use crate::folio::FolioPin;
+use crate::index::BLOCKS_END;
 use crate::index::Pins;
-use crate::mapping::{BLOCKS_END, Mapping};
+use crate::mapping::Mapping;
 use crate::segment;
 use crate::write::{Source, homeless};
 use quire_base::units::blocks_for;

@@ -16,7 +16,7 @@ use crate::backing::{Backing, Placement};
 use crate::core::Core;
 use crate::mapping::Mapping;
 use crate::snapshot::WaitsBefore;
-use crate::writeback::Span;
+use crate::span::Span;
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::{Arc, Condvar, Mutex};
 use quire_base::{Error, Result};
@@ -69,7 +69,7 @@ impl WriteRun {
         };
         let Some(placement) = placement else { return };
         if error.is_some() {
-            if self.backing.is_recorded(&placement) {
+            if placement.is_recorded {
                 for span in &self.spans {
                     span.pin.mapped().set(span.first, span.first + span.count);
                 }
@@ -110,7 +110,7 @@ pub(crate) fn end_run(mapping: &Arc<Mapping>, spans: &[Span], outcome: Result<()
         }
     }
     let waits = mapping.clear_writeback(spans);
-    settle(mapping, spans, cleaned, waits, |span| span.unshare(mapping));
+    settle(mapping, spans, cleaned, waits, |span| span.unshare(&mapping.core.parking));
 }
 
 /// What follows when blocks have left writeback, `cleaned` of them clean: `let_go` is called for each span,

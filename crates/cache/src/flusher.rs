@@ -26,8 +26,6 @@ use std::time::Duration;
 
 /// Blocks that one step puts under way (16 MiB).
 const STEP_BLOCKS: u64 = 4096;
-/// Dirty folios up to which a file is small.
-pub(crate) const SMALL_FOLIOS: usize = 16;
 /// Time before a file whose writeback failed is tried again in the background, nanoseconds.
 const RETRY_NANOS: i64 = 1_000_000_000;
 /// How often a background thread looks by itself.

@@ -7,8 +7,8 @@
 //! Neighbours: fs translates advice and flags of calls into these.
 
 use crate::folio::FolioPin;
-use crate::index::Pins;
-use crate::mapping::{BLOCKS_END, Mapping};
+use crate::index::{BLOCKS_END, Pins};
+use crate::mapping::Mapping;
 use crate::reclaim;
 use quire_base::sync::atomic::{AtomicU8, Ordering};
 use quire_base::units::blocks_for;
@@ -72,16 +72,16 @@ impl Mapping {
 
     /// Lets blocks `[first, end)` go, that is folios which end in there: dirty ones when they have been
     /// written, which this does not start.
-    pub fn let_go(&self, first: u64, end: u64) {
-        self.let_go_of(first, end, |_| true);
+    pub fn drop_behind(&self, first: u64, end: u64) {
+        self.drop_matching(first, end, |_| true);
     }
 
-    /// As [`Mapping::let_go`], after a use that is not to be kept.
-    pub fn let_go_used(&self, first: u64, end: u64) {
-        self.let_go_of(first, end, |pin| reclaim::is_on_trial(pin));
+    /// As [`Mapping::drop_behind`], after a use that is not to be kept.
+    pub fn drop_behind_used(&self, first: u64, end: u64) {
+        self.drop_matching(first, end, |pin| reclaim::is_on_trial(pin));
     }
 
-    fn let_go_of(&self, first: u64, end: u64, leaves: impl Fn(&FolioPin) -> bool) {
+    fn drop_matching(&self, first: u64, end: u64, leaves: impl Fn(&FolioPin) -> bool) {
         let end = end.min(BLOCKS_END);
         let mut from = first;
         while from < end {

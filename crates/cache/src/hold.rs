@@ -21,7 +21,8 @@
 //! Neighbours: [`crate::snapshot`] has the waits, [`crate::writeback`] gathers, [`crate::discard`] drops.
 
 use crate::folio::{ORDER_MAX, SEGMENTS_MAX};
-use crate::mapping::{BLOCKS_END, Mapping};
+use crate::index::BLOCKS_END;
+use crate::mapping::Mapping;
 
 /// Blocks of the largest segment.
 const SEGMENT_BLOCKS_MAX: u64 = (1 << ORDER_MAX) / SEGMENTS_MAX as u64;

@@ -34,8 +34,7 @@
 
 use crate::budget::Budget;
 use crate::copy;
-use crate::folio::{FolioPin, FolioRef, ORDER_MAX, Order};
-use crate::mapping::BLOCKS_END;
+use crate::folio::{FolioPin, FolioRef, ORDER_MAX, Order, header_bytes};
 use crate::nodes::{Node, NodeSlab, slots_of};
 use quire_base::BLOCK_SIZE;
 use quire_base::sync::Mutex;
@@ -43,8 +42,13 @@ use quire_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
 use smallvec::SmallVec;
 use std::ptr::{NonNull, null_mut};
 
+/// One past the last block that a file can have: 8 EiB of bytes.
+pub const BLOCKS_END: u64 = 1 << 51;
+
 /// Bytes that an entry costs, as the byte limit counts them; nodes are counted when they are made.
 pub const ENTRY_BYTES: u64 = 8;
+/// Bytes that one block costs at worst: a folio of its own.
+pub(crate) const BLOCK_COST: u64 = BLOCK_SIZE as u64 + header_bytes(0) + ENTRY_BYTES;
 
 /// Folios of an operation, ascending.
 pub type Pins = SmallVec<[FolioPin; 4]>;

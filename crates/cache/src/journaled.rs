@@ -27,9 +27,10 @@ use crate::finish;
 use crate::folio::FolioPin;
 use crate::mapping::Mapping;
 use crate::outbox::Outbox;
-use crate::writeback::{Effort, Gathered, Span, claim_dirty};
+use crate::span::{Contents, Span};
+use crate::writeback::{Effort, Gathered, claim_dirty};
 use quire_base::sync::Arc;
-use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
+use quire_base::{Error, ErrorKind, Result};
 
 /// Blocks that one record has at most, unless a unit is larger.
 pub const RECORD_BLOCKS: u64 = 32;
@@ -41,41 +42,6 @@ const REFUSALS_MAX: u32 = 10_000;
 /// Units that changed their folios in a row while they were looked at, before the thread lets others go on.
 const CHANGES_MAX: u32 = 64;
 
-/// Content of blocks in writeback, for a record.
-pub struct Contents<'a> {
-    spans: &'a [Span],
-}
-
-impl Contents<'_> {
-    /// Runs of blocks that follow one another in the file: first block and count, ascending.
-    pub fn runs(&self) -> Vec<(u64, u64)> {
-        let mut runs: Vec<(u64, u64)> = Vec::new();
-        for span in self.spans {
-            let (first, count) = (span.file_block(), u64::from(span.count));
-            match runs.last_mut() {
-                Some((start, blocks)) if *start + *blocks == first => *blocks += count,
-                _ => runs.push((first, count)),
-            }
-        }
-        runs
-    }
-
-    /// Copies the blocks from `first` on, which are among the runs, into `out`.
-    pub fn copy(&self, first: u64, out: &mut [u8]) {
-        let end = first + (out.len() / BLOCK_SIZE) as u64;
-        let from = self.spans.partition_point(|span| span.end_block() <= first);
-        for span in self.spans[from..].iter().take_while(|span| span.file_block() < end) {
-            let (low, high) = (span.file_block().max(first), span.end_block().min(end));
-            let memory = span.pin.memory((low - span.pin.start()) as u32);
-            let to = (low - first) as usize * BLOCK_SIZE;
-            let bytes = (high - low) as usize * BLOCK_SIZE;
-            // SAFETY: arena memory of a pinned folio, whose segments are shared: nobody writes to it.
-            let source = unsafe { std::slice::from_raw_parts(memory.cast_const(), bytes) };
-            out[to..to + bytes].copy_from_slice(source);
-        }
-    }
-}
-
 /// Journals a run of a file without units, in pieces that a record takes; gives back what the backing refused
 /// for want of room.
 pub(crate) fn journal_run(mapping: &Arc<Mapping>, backing: &dyn Backing, mut spans: Vec<Span>) -> Vec<Span> {
@@ -86,7 +52,7 @@ pub(crate) fn journal_run(mapping: &Arc<Mapping>, backing: &dyn Backing, mut spa
             blocks <= RECORD_BLOCKS
         });
         let rest = spans.split_off(fits.count().max(1));
-        match backing.journal(&Contents { spans: &spans }) {
+        match backing.journal(&Contents::of(&spans)) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 spans.extend(rest);
                 return spans;
@@ -304,10 +270,10 @@ impl Units<'_> {
         let spans = std::mem::take(&mut self.spans);
         let blocks = std::mem::take(&mut self.blocks);
         let Some(first) = spans.first().map(Span::file_block) else { return Ok(()) };
-        match self.backing.journal(&Contents { spans: &spans }) {
+        match self.backing.journal(&Contents::of(&spans)) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 self.mapping.put_back(&spans);
-                spans.iter().for_each(|span| span.unshare(self.mapping));
+                spans.iter().for_each(|span| span.unshare(&self.mapping.core.parking));
                 Err(first / self.unit * self.unit)
             }
             outcome => {

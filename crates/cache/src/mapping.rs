@@ -20,13 +20,12 @@
 use crate::backing::Backing;
 use crate::bits::masks;
 use crate::budget::Room;
-use crate::core::{BLOCK_COST, Core};
+use crate::core::Core;
 use crate::dirty_line::Place;
 use crate::errors::Errors;
-use crate::flusher::SMALL_FOLIOS;
 use crate::folio::{Folio, FolioPin, FolioRef, Order, SEGMENTS_MAX, header_bytes};
 use crate::hints::PatternCell;
-use crate::index::{ENTRY_BYTES, Index, Pins};
+use crate::index::{BLOCK_COST, BLOCKS_END, ENTRY_BYTES, Index, Pins};
 use crate::snapshot::Waits;
 use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use quire_base::sync::{Arc, Condvar, Mutex, Weak};
@@ -34,9 +33,8 @@ use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 
-/// One past the last block that a file can have: 8 EiB of bytes.
-pub const BLOCKS_END: u64 = 1 << 51;
-
+/// Dirty folios up to which a file is small.
+pub(crate) const SMALL_FOLIOS: usize = 16;
 /// Listed folios looked at with one visit to the list.
 const FOLIOS_AT_ONCE: usize = 256;
 

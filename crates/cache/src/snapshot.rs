@@ -22,10 +22,14 @@
 //! Neighbours: [`crate::writeback`] gathers, [`crate::finish`] ends, [`crate::mapping`] has the list of
 //! waits.
 
+use crate::backing::Purpose;
+use crate::blocks::Blocks;
 use crate::finish;
-use crate::mapping::{BLOCKS_END, Mapping};
+use crate::index::BLOCKS_END;
+use crate::mapping::Mapping;
 use crate::outbox::{Outbox, Queue};
-use crate::writeback::{Effort, Span};
+use crate::span::Span;
+use crate::writeback::Effort;
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::{Arc, Condvar, MutexGuard};
 use quire_base::{Error, Result};
@@ -51,73 +55,6 @@ fn from_block(number: u64, block: u64) -> u64 {
 
 /// Called when a snapshot is over.
 pub type AtEnd = Box<dyn FnOnce() + Send>;
-
-/// A set of blocks of a file.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Blocks {
-    /// Word number and bits, ascending; a word may be empty.
-    words: SmallVec<[(u64, u64); 2]>,
-    count: u64,
-}
-
-impl Blocks {
-    pub fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
-    /// One past the last word's last block.
-    fn end(&self) -> u64 {
-        self.words.last().map_or(0, |(word, _)| (word + 1) * 64)
-    }
-
-    fn start(&self) -> u64 {
-        self.words.first().map_or(0, |(word, _)| word * 64)
-    }
-
-    /// The bits of 64 blocks from a multiple of 64 on.
-    fn word(&self, number: u64) -> u64 {
-        self.words.binary_search_by_key(&number, |(word, _)| *word).map_or(0, |at| self.words[at].1)
-    }
-
-    /// The bits of up to 64 blocks from `block` on, which do not cross a multiple of 64.
-    pub fn bits_from(&self, block: u64) -> u64 {
-        self.word(block / 64) >> (block % 64)
-    }
-
-    fn contains(&self, block: u64) -> bool {
-        self.bits_from(block) & 1 != 0
-    }
-
-    fn insert_bits(&mut self, number: u64, bits: u64) {
-        let at = match self.words.last() {
-            Some((last, _)) if *last >= number => self.words.binary_search_by_key(&number, |(word, _)| *word),
-            _ => Err(self.words.len()),
-        };
-        let at = at.unwrap_or_else(|at| {
-            self.words.insert(at, (number, 0));
-            at
-        });
-        let word = &mut self.words[at].1;
-        self.count += u64::from((bits & !*word).count_ones());
-        *word |= bits;
-    }
-
-    /// Takes `[first, end)` out; calls `taken` with the words that lost some, and the bits that they lost.
-    fn remove(&mut self, first: u64, end: u64, mut taken: impl FnMut(u64, u64)) {
-        let from = self.words.partition_point(|(word, _)| (word + 1) * 64 <= first);
-        for (number, word) in self.words[from..].iter_mut().take_while(|(number, _)| number * 64 < end) {
-            let base = *number * 64;
-            let low = u64::MAX << first.saturating_sub(base);
-            let high = if end - base >= 64 { u64::MAX } else { (1 << (end - base)) - 1 };
-            let lost = *word & low & high;
-            if lost != 0 {
-                *word &= !lost;
-                self.count -= u64::from(lost.count_ones());
-                taken(*number, lost);
-            }
-        }
-    }
-}
 
 /// What somebody still waits for.
 pub(crate) struct Wait {
@@ -357,7 +294,7 @@ impl Mapping {
 impl Snapshot {
     /// Blocks that were dirty or in writeback.
     pub fn len(&self) -> u64 {
-        self.blocks.count
+        self.blocks.len()
     }
 
     /// Whether there was nothing to write or wait for.
@@ -368,29 +305,29 @@ impl Snapshot {
     /// Starts writing all that is dirty of it, and waits for nothing but segments that others hold.
     pub fn start(&mut self) {
         let mut outbox = Outbox::new(self.mapping.core.clone(), Queue::Forced);
-        self.gather_some(&mut outbox, false, u64::MAX);
+        self.gather_some(&mut outbox, false, Purpose::Writeback, u64::MAX);
     }
 
     /// As [`Snapshot::start`], for callers who wait next: a single request, with nothing to be done beside
     /// it, is written by the calling thread, which spares three changes of threads.
-    pub fn start_here(&mut self) {
+    pub fn start_here(&mut self, purpose: Purpose) {
         let mut outbox = Outbox::new(self.mapping.core.clone(), Queue::Forced);
-        self.gather(&mut outbox, false);
+        self.gather_some(&mut outbox, false, purpose, WAVE_BLOCKS);
         outbox.write_here();
     }
 
     /// Puts what is dirty of it into the outbox. With `passing` it does not wait for segments that others
     /// hold.
     pub(crate) fn gather(&mut self, outbox: &mut Outbox, passing: bool) {
-        self.gather_some(outbox, passing, WAVE_BLOCKS);
+        self.gather_some(outbox, passing, Purpose::Writeback, WAVE_BLOCKS);
     }
 
     /// As [`Snapshot::gather`], until there are about `blocks_max`. What is left is gathered when these have
     /// been written.
-    fn gather_some(&mut self, outbox: &mut Outbox, passing: bool, blocks_max: u64) {
+    fn gather_some(&mut self, outbox: &mut Outbox, passing: bool, purpose: Purpose, blocks_max: u64) {
         let Some(number) = self.wait else { return };
-        let effort =
-            Effort::Forced { blocks: &self.blocks, passing: passing && self.rounds < PASSING_ROUNDS };
+        let passing = passing && self.rounds < PASSING_ROUNDS;
+        let effort = Effort::Forced { blocks: &self.blocks, passing, purpose };
         let (from, to) = (self.blocks.start().max(self.first), self.blocks.end().min(self.end));
         let (mut busy, mut is_held, mut seen_to) = (Vec::new(), false, to);
         match self.mapping.gather(outbox, from, to, effort, blocks_max) {
@@ -418,7 +355,7 @@ impl Snapshot {
             let mut waited = Blocks::default();
             wait.pending.remove(at, next, |number, bits| waited.insert_bits(number, bits));
             // What was not looked at and is not in writeback may be dirty still.
-            for (number, bits) in &waited.words {
+            for (number, bits) in waited.words() {
                 wait.again.insert_bits(*number, bits & from_block(*number, seen_to));
             }
             for (number, bits) in in_flight {
@@ -544,7 +481,7 @@ mod tests {
                 model.retain(|block| !(first..end).contains(block));
                 assert_eq!(lost, before - model.len());
             }
-            assert_eq!(blocks.count, model.len() as u64);
+            assert_eq!(blocks.len(), model.len() as u64);
             assert!((0..700).all(|block| blocks.contains(block) == model.contains(&block)));
         }
     }

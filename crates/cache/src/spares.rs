@@ -12,8 +12,8 @@
 //!
 //! Neighbours: [`crate::core`] takes and retires, [`crate::reclaim`] keeps.
 
-use crate::core::BLOCK_COST;
 use crate::folio::FolioRef;
+use crate::index::BLOCK_COST;
 use quire_base::shard::SHARDS;
 use quire_base::sync::Mutex;
 

@@ -21,8 +21,9 @@ use crate::budget::Room;
 use crate::copy;
 use crate::core::MemoryWait;
 use crate::folio::FolioPin;
+use crate::index::BLOCKS_END;
 use crate::index::Pins;
-use crate::mapping::{BLOCKS_END, Mapping};
+use crate::mapping::Mapping;
 use crate::reclaim::touch;
 use crate::segment::{self, SegmentLock};
 use quire_base::patience;
@@ -284,9 +285,6 @@ impl Mapping {
             let (from, to) = pin.clip(first, end);
             pin.uptodate().set(from, to);
             fresh += u64::from(pin.dirty().set(from, to));
-            if self.core.config.dirties_whole_folios {
-                fresh += dirty_whole(pin);
-            }
         }
         if fresh > 0 {
             self.core.unfinished_blocks.fetch_add(fresh, Ordering::Relaxed);
@@ -313,12 +311,6 @@ pub(crate) fn homeless(pins: &Pins, first: u64, end: u64) -> u64 {
         }
     }
     count
-}
-
-/// Makes every valid block dirty that has a home; returns how many became so. Under the locks.
-fn dirty_whole(pin: &FolioPin) -> u64 {
-    let may = |block: &u32| pin.uptodate().get(*block) && pin.mapped().get(*block);
-    (0..pin.blocks()).filter(may).map(|block| u64::from(pin.dirty().set(block, block + 1))).sum()
 }
 
 /// Copies the part of the batch `[offset, bytes_end)` that lies in this folio.

@@ -18,14 +18,15 @@
 //! [`crate::outbox`] for the way to the device, [`crate::finish`] for what follows, [`crate::flusher`] for
 //! when.
 
-use crate::backing::{Backing, Placement};
+use crate::backing::{Backing, Placement, Purpose};
 use crate::bits::{masks, runs};
+use crate::blocks::Blocks;
 use crate::finish::WriteRun;
 use crate::folio::FolioPin;
 use crate::journaled;
 use crate::mapping::Mapping;
 use crate::outbox::Outbox;
-use crate::snapshot::Blocks;
+use crate::span::Span;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};
@@ -36,52 +37,6 @@ const FOLIOS_AT_ONCE: usize = 64;
 /// Refusals in a row by a backing that then says there is room, before that counts as an error.
 const REFUSALS_MAX: u32 = 10_000;
 
-/// Blocks in writeback, of one segment; a share of it is ours.
-pub(crate) struct Span {
-    pub pin: FolioPin,
-    /// First block within the folio.
-    pub first: u32,
-    pub count: u32,
-}
-
-impl Span {
-    pub fn file_block(&self) -> u64 {
-        self.pin.start() + u64::from(self.first)
-    }
-
-    pub fn end_block(&self) -> u64 {
-        self.file_block() + u64::from(self.count)
-    }
-
-    /// Bytes of the last block up to its last one that is not zero.
-    fn filled(&self) -> usize {
-        let last = self.pin.memory(self.first + self.count - 1);
-        // SAFETY: arena memory of a pinned folio; the share of its segment keeps writers away.
-        let words = unsafe { std::slice::from_raw_parts(last.cast_const().cast::<u64>(), BLOCK_SIZE / 8) };
-        let word = words.iter().rposition(|word| *word != 0);
-        word.map_or(0, |at| 8 * (at + 1) - words[at].to_be().trailing_zeros() as usize / 8)
-    }
-
-    /// Gives the segment's share back.
-    pub fn unshare(&self, mapping: &Mapping) {
-        self.pin.segment(self.pin.segment_number(self.first)).unshare(&mapping.core.parking);
-    }
-
-    /// Makes its blocks dirty again, and no longer in writeback.
-    pub fn set_dirty(&self) {
-        self.pin.dirty().set(self.first, self.first + self.count);
-        self.pin.writeback().clear(self.first, self.first + self.count);
-    }
-
-    /// Cuts it after `count` blocks; the rest has a share of its own.
-    fn split_off(&mut self, count: u32) -> Span {
-        self.pin.segment(self.pin.segment_number(self.first)).share_again();
-        let rest = Span { pin: self.pin.clone(), first: self.first + count, count: self.count - count };
-        self.count = count;
-        rest
-    }
-}
-
 /// What a gathering takes, and what it does where others hold a segment.
 #[derive(Clone, Copy)]
 pub(crate) enum Effort<'a> {
@@ -89,7 +44,16 @@ pub(crate) enum Effort<'a> {
     Background,
     /// These blocks, for somebody who waits for them. It queues for what is busy, or passes over it and says
     /// so.
-    Forced { blocks: &'a Blocks, passing: bool },
+    Forced { blocks: &'a Blocks, passing: bool, purpose: Purpose },
+}
+
+impl Effort<'_> {
+    fn purpose(&self) -> Purpose {
+        match self {
+            Effort::Background => Purpose::Writeback,
+            Effort::Forced { purpose, .. } => *purpose,
+        }
+    }
 }
 
 /// What has come of a gathering.
@@ -132,7 +96,7 @@ impl Mapping {
     /// still not written. Does not flush the device.
     pub fn write_back(&self, start: u64, end: u64) -> Result<()> {
         let mut snapshot = self.snapshot(start, end);
-        snapshot.start_here();
+        snapshot.start_here(Purpose::Writeback);
         snapshot.wait()
     }
 
@@ -295,7 +259,7 @@ impl Gathering<'_> {
                 return self.put_back_run();
             }
             let filled = self.spans.last().map_or(BLOCK_SIZE, Span::filled);
-            let placement = match self.backing.place(block, count, filled) {
+            let placement = match self.backing.place(block, count, filled, self.effort.purpose()) {
                 Ok(placement) => placement,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     return self.put_back_run();
@@ -323,7 +287,7 @@ impl Gathering<'_> {
             self.refused_at = Some(self.refused_at.map_or(first, |before| before.min(first)));
         }
         self.mapping.put_back(&self.spans);
-        self.spans.drain(..).for_each(|span| span.unshare(self.mapping));
+        self.spans.drain(..).for_each(|span| span.unshare(&self.mapping.core.parking));
         self.blocks = 0;
     }
 
@@ -336,7 +300,7 @@ impl Gathering<'_> {
         }
         let waits = self.mapping.clear_writeback(&self.spans);
         self.mapping.ended(&self.spans, waits);
-        self.spans.drain(..).for_each(|span| span.unshare(self.mapping));
+        self.spans.drain(..).for_each(|span| span.unshare(&self.mapping.core.parking));
         self.blocks = 0;
     }
 

@@ -59,9 +59,9 @@ pub unsafe extern "C" fn quire_group_begin(volume: *const Volume, group: *mut *m
     unsafe { give_out(group, "group", begin) }
 }
 
-/// The most bytes that a group of a volume may write, counted in whole blocks of 4096 bytes (whole units in
-/// files with the property `untorn`): half of the cache, 16 MiB at least and 256 MiB at most. Groups of more
-/// than 2 MiB may write 512 runs of blocks, and share that memory.
+/// The most bytes that a group of a volume may write, as the volume is now: its free space, counted in whole
+/// blocks of 4096 bytes (whole units in files with the property `untorn`). Groups of more than 2 MiB may write
+/// 512 runs of blocks.
 ///
 /// Returns: that number, or a negative error number.
 /// Threads: any.
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn quire_group_bytes_max(volume: *const Volume) -> i64 {
 /// Adds a write of `length` bytes at `offset`, which counts for a file opened with O_APPEND, too. The bytes
 /// are copied; the file's handle may be closed before the commit. The file was opened for writing.
 ///
-/// Returns: `length`; -E2BIG if the group would have more than quire_group_bytes_max, -EXDEV for a file of
+/// Returns: `length`; -ENOSPC or -E2BIG if the group would pass a limit, -EXDEV for a file of
 /// another volume; or another negative error number. After an error the group is as it was.
 /// Threads: any.
 ///

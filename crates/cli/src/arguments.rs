@@ -26,7 +26,7 @@ pub enum Command {
     /// An image file is sparse but for the journal, which is written with zeros. What already holds a file
     /// system is refused, unless forced.
     Mkfs(Mkfs),
-    /// Mount a volume on a folder
+    /// Mount a volume on a directory
     ///
     /// Returns when the mount is usable; the server goes on in the background.
     #[command(after_help = mount_options::HELP)]
@@ -72,13 +72,23 @@ pub enum Command {
     ///
     /// The volume stays in use meanwhile. Data of files has no checksums: with --data it is read, and what
     /// the device cannot read is told by path and offset. The scrub runs in the server of the mount; it goes
-    /// on if this command is interrupted.
+    /// on if this command is interrupted, and with the next mount if the server ends. One that was stopped
+    /// goes on when it is started again.
     Scrub(Scrub),
     /// Tell the device of a mounted volume which space is free, as fstrim does
     ///
     /// A solid-state drive works better for it, a thin volume or image file gives the space back. The volume
     /// stays in use meanwhile. An interrupted trim leaves the rest.
     Trim(Trim),
+    /// Keep the image or device of a mounted volume as it is, so that it can be copied from outside
+    ///
+    /// Everything is made durable first. Changes wait until the volume thaws; reads go on. The copy opens
+    /// like a volume after a power cut.
+    Freeze(Freeze),
+    /// Let changes of a frozen volume go on
+    ///
+    /// Fails if the volume had thawed by itself: what was copied then may not be whole.
+    Thaw(Thaw),
     /// Show the properties of files and directories on a mount, or require some
     Get(Get),
     /// Set properties of files and directories on a mount
@@ -87,15 +97,15 @@ pub enum Command {
     Set(Set),
     /// Measure Quire beside the kernel's file systems, with the same driver
     ///
-    /// Each engine works on an image file that was written through once, in a folder that is removed at the
-    /// end.
+    /// Each engine works on an image file that was written through once, in a directory that is removed at
+    /// the end.
     Bench(quire_bench::arguments::Bench),
-    /// Find out what the file system under a folder really promises, by racing it for a few seconds
+    /// Find out what the file system under a directory really promises, by racing it for a few seconds
     ///
     /// Also says what it promises over power loss: the property untorn of new files, and untorn direct
     /// writes.
     Probe(quire_bench::arguments::Probe),
-    /// Write the manual pages to a folder
+    /// Write the manual pages to a directory
     Man {
         /// Where to.
         dir: PathBuf,
@@ -217,7 +227,7 @@ pub struct Info {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Ask the server of the volume mounted at this folder; shows how its requests travel, too
+    /// Ask the server of the volume mounted at this directory; shows how its requests travel, too
     #[arg(long, value_name = "DIR", conflicts_with = "volume")]
     pub mount: Option<PathBuf>,
     /// Image file or block device
@@ -356,11 +366,14 @@ pub struct Scrub {
     /// Read at most so much in a second, for example 50M
     #[arg(long, value_name = "BYTES", value_parser = size::parse)]
     pub rate: Option<u64>,
+    /// Begin at the beginning, even if the last scrub was stopped or interrupted
+    #[arg(long)]
+    pub restart: bool,
     /// Show how far the scrub is that runs, or what the last one found
-    #[arg(long, conflicts_with_all = ["stop", "data", "rate"])]
+    #[arg(long, conflicts_with_all = ["stop", "data", "rate", "restart"])]
     pub status: bool,
-    /// Stop the scrub that runs
-    #[arg(long, conflicts_with_all = ["data", "rate"])]
+    /// Stop the scrub that runs; started again, it goes on from there
+    #[arg(long, conflicts_with_all = ["data", "rate", "restart"])]
     pub stop: bool,
     /// Print JSON
     #[arg(long)]
@@ -375,6 +388,23 @@ pub struct Trim {
     /// Discard at most so much in a second, for example 500M
     #[arg(long, value_name = "BYTES", value_parser = size::parse)]
     pub rate: Option<u64>,
+    /// Mount point
+    pub dir: PathBuf,
+}
+
+/// `quire freeze`.
+#[derive(Debug, Args)]
+pub struct Freeze {
+    /// Seconds after which the volume thaws by itself
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub limit: u64,
+    /// Mount point
+    pub dir: PathBuf,
+}
+
+/// `quire thaw`.
+#[derive(Debug, Args)]
+pub struct Thaw {
     /// Mount point
     pub dir: PathBuf,
 }
@@ -447,6 +477,8 @@ mod tests {
             "quire resize -s 20G a.img",
             "quire label a.img",
             "quire trim --rate 500M mnt",
+            "quire freeze --limit 600 mnt",
+            "quire thaw mnt",
             "quire label a.img backup",
             "quire dump a.img superblock",
             "quire dump --json a.img inode 5",

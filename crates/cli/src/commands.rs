@@ -5,6 +5,7 @@ pub mod bench_null;
 pub mod check;
 pub mod ctl;
 pub mod dump;
+pub mod freeze;
 pub mod fsck;
 pub mod generate;
 pub mod info;

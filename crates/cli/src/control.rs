@@ -5,7 +5,7 @@
 //! the server answers root and its own user, the client believes root and its own user.
 //!
 //! ```text
-//!   client  metrics | cache-size BYTES | scrub ... | trim BYTE
+//!   client  metrics | cache-size BYTES | scrub ... | trim BYTE | freeze ...
 //!   server  ok, and the answer's lines | error CODE MESSAGE
 //! ```
 //!
@@ -32,6 +32,7 @@ use rustix::net::sockopt::socket_peercred;
 use crate::commands::trim;
 use crate::exit::{self, Failure, Outcome};
 use crate::exposition;
+use crate::freezing::Freezing;
 use crate::scrubbing::Scrubbing;
 use quire_base::size;
 
@@ -98,8 +99,9 @@ fn is_trusted(stream: &UnixStream) -> bool {
 pub fn serve(volume: &Volume, dir: &Path, metrics: Option<&MetricsTarget>) -> Result<()> {
     match address(dir).and_then(|address| bind(|| UnixListener::bind_addr(&address))) {
         Ok(listener) => {
-            let volume = volume.clone();
-            spawn("quire-control", move || control(&listener, &volume, &Scrubbing::default()))?;
+            let (volume, asked) = (volume.clone(), Asked::default());
+            asked.scrubbing.go_on(&volume);
+            spawn("quire-control", move || control(&listener, &volume, &asked))?;
         }
         // The mount is of use without it.
         Err(error) => tracing::warn!("no control socket for {}: {error}", dir.display()),
@@ -176,7 +178,14 @@ fn limit(stream: &UnixStream) -> std::io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))
 }
 
-fn control(listener: &UnixListener, volume: &Volume, scrubbing: &Scrubbing) {
+/// What the server does at the request of others, and goes on with meanwhile.
+#[derive(Default)]
+struct Asked {
+    scrubbing: Scrubbing,
+    freezing: Freezing,
+}
+
+fn control(listener: &UnixListener, volume: &Volume, asked: &Asked) {
     for stream in listener.incoming().flatten() {
         if !is_trusted(&stream) {
             // Said without listening first. It fits into the socket's buffer, so nobody waits.
@@ -186,7 +195,7 @@ fn control(listener: &UnixListener, volume: &Volume, scrubbing: &Scrubbing) {
         let done = limit(&stream).and_then(|()| {
             let mut line = String::new();
             BufReader::new((&stream).take(LINE_MAX)).read_line(&mut line)?;
-            (&stream).write_all(answer(line.trim(), volume, scrubbing).as_bytes())
+            (&stream).write_all(answer(line.trim(), volume, asked).as_bytes())
         });
         if let Err(error) = done {
             tracing::debug!("a control connection: {error}");
@@ -194,7 +203,7 @@ fn control(listener: &UnixListener, volume: &Volume, scrubbing: &Scrubbing) {
     }
 }
 
-fn answer(line: &str, volume: &Volume, scrubbing: &Scrubbing) -> String {
+fn answer(line: &str, volume: &Volume, asked: &Asked) -> String {
     let outcome: Outcome<String> = match line.split_once(' ').unwrap_or((line, "")) {
         ("metrics", "") => Ok(exposition::text(volume, quire_fuse::meters())),
         ("cache-size", bytes) => match bytes.parse() {
@@ -202,7 +211,8 @@ fn answer(line: &str, volume: &Volume, scrubbing: &Scrubbing) -> String {
             Err(_) => Err(Failure::usage(format!("'{bytes}' is not a number of bytes"))),
         },
         ("trim", from) => trim::answer(from, volume),
-        ("scrub", what) => scrubbing.answer(what, volume),
+        ("scrub", what) => asked.scrubbing.answer(what, volume),
+        ("freeze", what) => asked.freezing.answer(what, volume),
         _ => Err(Failure::usage("the server does not know this request")),
     };
     match outcome {
@@ -301,12 +311,12 @@ mod tests {
     /// deleted it, even the volume's own image.
     #[test]
     fn only_a_socket_gives_way() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("precious");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("precious");
         std::fs::write(&path, "kept").unwrap();
         assert!(bind_private(&path).is_err());
         assert_eq!(std::fs::read(&path).unwrap(), b"kept");
-        let socket = folder.path().join("socket");
+        let socket = directory.path().join("socket");
         drop(bind_private(&socket).unwrap());
         let serving = bind_private(&socket).expect("nobody serves it");
         assert!(bind_private(&socket).is_err(), "somebody serves it");

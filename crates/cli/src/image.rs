@@ -65,7 +65,7 @@ fn open(volume: &Path) -> Result<File> {
     } else if kind.is_dir() {
         Err(Error::new(
             ErrorKind::IsDirectory,
-            format!("{} is a folder; a volume is an image file or a block device", volume.display()),
+            format!("{} is a directory; a volume is an image file or a block device", volume.display()),
         ))
     } else {
         Err(Error::new(
@@ -175,21 +175,21 @@ mod tests {
 
     #[test]
     fn what_is_no_volume() {
-        let folder = tempfile::tempdir().unwrap();
-        assert_eq!(superblocks(folder.path()).unwrap_err().kind(), ErrorKind::IsDirectory);
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(superblocks(directory.path()).unwrap_err().kind(), ErrorKind::IsDirectory);
         assert_eq!(superblocks(Path::new("/dev/null")).unwrap_err().kind(), ErrorKind::NotAVolume);
-        let short = folder.path().join("short");
+        let short = directory.path().join("short");
         std::fs::write(&short, b"hello").unwrap();
         assert_eq!(newest_superblock(&short).unwrap_err().kind(), ErrorKind::NotAVolume);
-        let zeros = folder.path().join("zeros");
+        let zeros = directory.path().join("zeros");
         std::fs::write(&zeros, vec![0; 64 << 10]).unwrap();
         assert_eq!(newest_superblock(&zeros).unwrap_err().kind(), ErrorKind::NotAVolume);
     }
 
     #[test]
     fn a_locked_volume_is_waited_for() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a.img");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.img");
         std::fs::write(&path, b"x").unwrap();
         let server = File::open(&path).unwrap();
         rustix::fs::flock(&server, FlockOperation::NonBlockingLockExclusive).unwrap();

@@ -61,8 +61,8 @@ pub fn to_target(target: &LogTarget, volume: &Path) -> Outcome<Option<PathBuf>> 
         LogTarget::File(path) => path.clone(),
         LogTarget::Standard => standard_file(volume),
     };
-    if let Some(folder) = path.parent() {
-        let _ = std::fs::create_dir_all(folder);
+    if let Some(directory) = path.parent() {
+        let _ = std::fs::create_dir_all(directory);
     }
     let file = OpenOptions::new().create(true).append(true).mode(0o640).open(&path).map_err(|error| {
         Failure::system(

@@ -18,6 +18,7 @@ mod commands;
 mod control;
 mod exit;
 mod exposition;
+mod freezing;
 mod image;
 mod logging;
 mod mount_helper;
@@ -104,6 +105,8 @@ fn run(line: Vec<OsString>) -> ExitCode {
         Command::Ctl(arguments) => commands::ctl::run(&arguments),
         Command::Scrub(arguments) => commands::scrub::run(&arguments),
         Command::Trim(arguments) => commands::trim::run(&arguments),
+        Command::Freeze(arguments) => commands::freeze::freeze(&arguments),
+        Command::Thaw(arguments) => commands::freeze::thaw(&arguments),
         Command::Get(arguments) => commands::properties::get(&arguments),
         Command::Set(arguments) => commands::properties::set(&arguments),
         Command::Man { dir } => commands::generate::manual(&dir),

@@ -40,8 +40,8 @@ mod tests {
 
     #[test]
     fn sockets_of_both_kinds_are_told() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("notify");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("notify");
         receives(&UnixDatagram::bind(&path).unwrap(), path.as_os_str());
         let name = format!("quire-notify-test-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).unwrap();

@@ -1,10 +1,11 @@
 //! The scrub of a mounted volume, in its server: started, watched and stopped over the control socket.
 //!
-//! One scrub runs at a time, on a thread of its own. What it has found stays until the next one starts. A
-//! scrub that is stopped, or that the end of the mount breaks off, begins anew when it is started again.
+//! One scrub runs at a time, on a thread of its own. What it has found stays until the next one starts. The
+//! volume remembers how far it is: one that the end of the mount, or a crash, has interrupted goes on by
+//! itself with the next mount, one that was stopped when the next one is started.
 //!
 //! ```text
-//!   scrub start [data] [rate=BYTES]   scrub status   scrub stop
+//!   scrub start [data] [anew] [rate=BYTES]   scrub status   scrub stop
 //! ```
 //!
 //! Each is answered with the state as one line of JSON.
@@ -14,7 +15,7 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use quire::{ScrubOptions, ScrubReport, Volume};
+use quire::{LastScrub, ScrubOptions, ScrubReport, ScrubState, Volume};
 use serde_json::json;
 
 use crate::exit::{Failure, Outcome};
@@ -27,20 +28,18 @@ pub struct Scrubbing(Arc<Mutex<State>>);
 struct State {
     phase: Phase,
     stop: bool,
-    started: Option<Instant>,
-    took: Duration,
     /// About how much is to be read.
     expected: u64,
-    report: ScrubReport,
+    /// With the lists that the volume does not keep; `None` until a scrub runs in this process.
+    report: Option<ScrubReport>,
 }
 
 #[derive(Default)]
 enum Phase {
+    /// What the volume remembers is all there is.
     #[default]
-    Never,
-    Running,
-    Finished,
-    Stopped,
+    Idle,
+    Running(Instant),
     Failed(String),
 }
 
@@ -54,7 +53,25 @@ impl Scrubbing {
             Some("status") => {}
             _ => return Err(Failure::usage("the server does not know this request about a scrub")),
         }
-        Ok(format!("{}\n", self.state().json()))
+        let last = volume.last_scrub();
+        Ok(format!("{}\n", self.state().json(last.as_ref())))
+    }
+
+    /// Goes on with a scrub that the end of the last mount has interrupted.
+    pub fn go_on(&self, volume: &Volume) {
+        let Some(last) = volume.last_scrub() else { return };
+        if last.state != ScrubState::Unfinished || volume.is_read_only() {
+            return;
+        }
+        let options = ScrubOptions::new().data(last.data).resume(true);
+        let options = match last.bytes_per_second {
+            Some(rate) => options.bytes_per_second(rate),
+            None => options,
+        };
+        tracing::info!("a scrub that was interrupted goes on");
+        if let Err(failure) = self.run_beside(volume, options) {
+            tracing::warn!("an interrupted scrub does not go on: {}", failure.message);
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -62,34 +79,31 @@ impl Scrubbing {
     }
 
     fn start<'w>(&self, words: impl Iterator<Item = &'w str>, volume: &Volume) -> Outcome {
-        let mut options = ScrubOptions::new();
-        let statfs = volume.statfs();
-        let metrics = volume.metrics();
-        let gauge =
-            |name: &str| metrics.iter().find(|metric| metric.name == name).map_or(0, |found| found.value);
-        let mut expected = gauge("tree_pool_used_blocks") * quire::backend::BLOCK_SIZE as u64;
+        let mut options = ScrubOptions::new().resume(true);
         for word in words {
-            match word.split_once('=') {
-                None if word == "data" => {
-                    options = options.data(true);
-                    expected += (statfs.blocks - statfs.free) * quire::backend::BLOCK_SIZE as u64;
-                }
+            options = match word.split_once('=') {
+                None if word == "data" => options.data(true),
+                None if word == "anew" => options.resume(false),
                 Some(("rate", bytes)) => {
                     let bytes = bytes.parse::<u64>().ok().filter(|bytes| *bytes > 0);
                     let wrong = || Failure::usage(format!("'{word}' is no rate in bytes a second"));
-                    options = options.bytes_per_second(bytes.ok_or_else(wrong)?);
+                    options.bytes_per_second(bytes.ok_or_else(wrong)?)
                 }
                 _ => return Err(Failure::usage(format!("'{word}' is no option of a scrub"))),
-            }
+            };
         }
+        self.run_beside(volume, options)
+    }
+
+    fn run_beside(&self, volume: &Volume, options: ScrubOptions) -> Outcome {
         let mut state = self.state();
-        if matches!(state.phase, Phase::Running) {
+        if matches!(state.phase, Phase::Running(_)) {
             return Err(Failure::new(
                 36,
                 "a scrub of this volume is running: --status shows how far it is, --stop ends it",
             ));
         }
-        *state = State { phase: Phase::Running, started: Some(Instant::now()), expected, ..State::default() };
+        *state = State { phase: Phase::Running(Instant::now()), ..State::default() };
         drop(state);
         let (scrubbing, volume) = (self.clone(), volume.clone());
         let spawned = quire_base::sync::thread::Builder::new()
@@ -104,34 +118,49 @@ impl Scrubbing {
     fn run(&self, volume: &Volume, options: &ScrubOptions) {
         let mut watch = |report: &ScrubReport| {
             let mut state = self.state();
+            if state.report.is_none() {
+                state.expected = expected(volume);
+            }
             // Lists are long only where much is broken.
-            state.report.clone_from(report);
+            state.report.get_or_insert_default().clone_from(report);
             if state.stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let outcome = volume.scrub(options, &mut watch);
         let mut state = self.state();
-        state.took = state.started.map_or(Duration::ZERO, |started| started.elapsed());
         state.phase = match outcome {
             Ok(report) => {
-                state.report = report;
-                if state.stop { Phase::Stopped } else { Phase::Finished }
+                state.report = Some(report);
+                Phase::Idle
             }
             Err(error) => Phase::Failed(error.to_string()),
         };
     }
 }
 
+/// About how many bytes the scrub that runs is going to read.
+fn expected(volume: &Volume) -> u64 {
+    let metrics = volume.metrics();
+    let gauge = |name: &str| metrics.iter().find(|metric| metric.name == name).map_or(0, |found| found.value);
+    let statfs = volume.statfs();
+    let data = volume.last_scrub().is_some_and(|scrub| scrub.data);
+    let blocks = gauge("tree_pool_used_blocks") + if data { statfs.blocks - statfs.free } else { 0 };
+    blocks * quire::backend::BLOCK_SIZE as u64
+}
+
 impl State {
-    fn json(&self) -> serde_json::Value {
+    fn json(&self, last: Option<&LastScrub>) -> serde_json::Value {
+        let known = last.map(|last| match last.state {
+            ScrubState::Unfinished => "interrupted",
+            ScrubState::Stopped => "stopped",
+            ScrubState::Finished => "finished",
+        });
         let (phase, why) = match &self.phase {
-            Phase::Never => ("never", None),
-            Phase::Running => ("running", None),
-            Phase::Finished => ("finished", None),
-            Phase::Stopped => ("stopped", None),
+            Phase::Idle => (known.unwrap_or("never"), None),
+            Phase::Running(_) => ("running", None),
             Phase::Failed(why) => ("failed", Some(why)),
         };
-        let running = self.started.filter(|_| matches!(self.phase, Phase::Running));
-        let report = &self.report;
+        let remembered = last.map(|last| last.report.clone()).unwrap_or_default();
+        let report = self.report.as_ref().unwrap_or(&remembered);
         let unreadable: Vec<_> = report
             .unreadable
             .iter()
@@ -140,10 +169,20 @@ impl State {
                 json!({ "path": path, "offset": part.offset, "bytes": part.bytes, "why": part.why })
             })
             .collect();
+        let seconds = |time: quire::Timestamp| time.0 as f64 / 1e9;
+        let spent = last.map_or(Duration::ZERO, |last| last.spent);
+        // What it says itself is up to date only between two pieces.
+        let here = match self.phase {
+            Phase::Running(since) => since.elapsed(),
+            _ => Duration::ZERO,
+        };
         json!({
             "state": phase,
             "why": why,
-            "seconds": running.map_or(self.took, |started| started.elapsed()).as_secs_f64(),
+            "started": last.map(|last| seconds(last.started)),
+            "ended": last.filter(|_| phase != "running").map(|last| seconds(last.ended)),
+            "seconds": spent.max(here).as_secs_f64(),
+            "data": last.is_some_and(|last| last.data),
             "expected_bytes": self.expected,
             "metadata_bytes": report.metadata_bytes,
             "data_bytes": report.data_bytes,
@@ -152,6 +191,8 @@ impl State {
             "healed": report.healed,
             "lost": report.lost,
             "unreadable": unreadable,
+            "lost_before": report.lost_before,
+            "unreadable_before": report.unreadable_before,
         })
     }
 }

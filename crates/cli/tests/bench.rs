@@ -24,7 +24,7 @@ fn is_empty(dir: &Path) -> bool {
     std::fs::read_dir(dir).unwrap().count() == 0
 }
 
-/// Nothing is mounted in the folder, and no loop device holds a file of it.
+/// Nothing is mounted in the directory, and no loop device holds a file of it.
 fn assert_nothing_left(dir: &Path) {
     let name = dir.display().to_string();
     assert!(is_empty(dir), "files are left in {name}");
@@ -173,7 +173,7 @@ fn a_signal_leaves_nothing_behind() {
 fn an_ordinary_user_is_told_what_was_skipped_and_why() {
     let (work, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let file = out.path().join("out.json");
-    // A program that everybody may run, in a folder that everybody may write.
+    // A program that everybody may run, in a directory that everybody may write.
     let program = out.path().join("quire");
     copy_program(&program);
     for path in [work.path(), out.path(), program.as_path()] {

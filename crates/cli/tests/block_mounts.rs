@@ -340,9 +340,9 @@ fn a_mount_of_roots_switches_the_ring_on() {
     if !can_mount_block("a_mount_of_roots_switches_the_ring_on") {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let (image, dir, log) =
-        (folder.path().join("image"), folder.path().join("mnt"), folder.path().join("log"));
+        (directory.path().join("image"), directory.path().join("mnt"), directory.path().join("log"));
     std::fs::create_dir(&dir).unwrap();
     assert!(quire(&["mkfs".as_ref(), "--size=64M".as_ref(), image.as_os_str()]).status.success());
     // How the requests of such a mount travel, and what the log has gained.

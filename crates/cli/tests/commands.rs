@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::{QUIRE, can_mount, quire, text};
 
-/// A folder with a volume and a mount point; unmounts at the end.
+/// A directory with a volume and a mount point; unmounts at the end.
 struct Place(tempfile::TempDir);
 
 impl Place {
@@ -242,13 +242,13 @@ fn mistakes_before_anything_is_mounted() {
     let other = |image: &Path| quire(&["mount".as_ref(), image.as_os_str(), place.dir().as_os_str()]);
     expect(&other(Path::new("/nonexistent.img")), 37, &["does not exist", "quire mkfs"]);
     expect(&other(Path::new("/dev/null")), 33, &["neither an image file nor"]);
-    expect(&other(place.0.path()), 37, &["is a folder"]);
+    expect(&other(place.0.path()), 37, &["is a directory"]);
     std::fs::write(place.path("text"), "no volume").unwrap();
     expect(&other(&place.path("text")), 33, &["holds no Quire volume"]);
     expect(&place.mount("fastplease"), 1, &["'fastplease'"]);
     let onto = |dir: &Path| quire(&["mount".as_ref(), place.image().as_os_str(), dir.as_os_str()]);
     expect(&onto(Path::new("/nonexistent")), 37, &["mount point /nonexistent"]);
-    expect(&onto(&place.path("text")), 37, &["is not a folder"]);
+    expect(&onto(&place.path("text")), 37, &["is not a directory"]);
     expect(&onto(Path::new("/proc")), 36, &["already mounted at /proc"]);
     expect(&quire(&["umount".as_ref(), place.dir().as_os_str()]), 37, &["nothing is mounted"]);
     expect(&quire(&["umount", "/proc"]), 37, &["type proc"]);
@@ -338,13 +338,13 @@ fn an_image_that_may_not_be_written_is_mounted_read_only() {
 /// ever.
 #[test]
 fn volumes_behind_a_network_may_come_late() {
-    let folder = tempfile::tempdir().unwrap();
-    let (image, made) = (folder.path().join("late.img"), folder.path().join("made.img"));
+    let directory = tempfile::tempdir().unwrap();
+    let (image, made) = (directory.path().join("late.img"), directory.path().join("made.img"));
     assert!(quire(&["mkfs".as_ref(), "--size=64M".as_ref(), made.as_os_str()]).status.success());
     // `-f`: everything but the mount itself.
     let mount = |options: &str| {
         let mut command = Command::new(QUIRE);
-        command.arg0("mount.quire").arg(&image).arg(folder.path()).args(["-f", "-o", options]);
+        command.arg0("mount.quire").arg(&image).arg(directory.path()).args(["-f", "-o", options]);
         let started = Instant::now();
         (command.output().unwrap(), started.elapsed())
     };
@@ -521,7 +521,11 @@ fn volumes_are_resized_and_named_while_nobody_has_them_open() {
     expect(&on_image(&place, &["resize", "--size=64M"], &[]), 1, &["cannot be made smaller"]);
     expect(&on_image(&place, &["resize", "--journal-size=64M"], &[]), 1, &["here 32 MiB"]);
     expect(&on_image(&place, &["resize", "--size=max", "--quiet"], &[]), 0, &[]);
-    expect(&quire(&[OsStr::new("resize"), OsStr::new("-s1G"), place.dir().as_os_str()]), 37, &["a folder"]);
+    expect(
+        &quire(&[OsStr::new("resize"), OsStr::new("-s1G"), place.dir().as_os_str()]),
+        37,
+        &["a directory"],
+    );
     expect(&on_image(&place, &["label"], &["spare"]), 0, &[]);
     expect(&on_image(&place, &["label"], &[]), 0, &["spare"]);
     expect(&on_image(&place, &["info"], &[]), 0, &["128 MiB", "spare"]);

@@ -37,7 +37,7 @@ struct Witness {
 }
 
 impl Witness {
-    fn start(folder: PathBuf, round: u64, ledger: Arc<Ledger>) -> Witness {
+    fn start(directory: PathBuf, round: u64, ledger: Arc<Ledger>) -> Witness {
         let stop = Arc::new(AtomicBool::new(false));
         let thread = {
             let stop = stop.clone();
@@ -45,7 +45,7 @@ impl Witness {
                 let mut number = round * 1_000_000;
                 while !stop.load(Ordering::Relaxed) {
                     number += 1;
-                    if write_one(&folder, number, &ledger).is_err() {
+                    if write_one(&directory, number, &ledger).is_err() {
                         return;
                     }
                 }
@@ -64,21 +64,22 @@ fn length(number: u64) -> usize {
     (number as usize * 7919) % 50_000
 }
 
-/// Two ways to make a file durable, in turn: write and fdatasync; write, fsync, rename, fsync of the folder.
-fn write_one(folder: &Path, number: u64, ledger: &Ledger) -> std::io::Result<()> {
+/// Two ways to make a file durable, in turn: write and fdatasync; write, fsync, rename, fsync of the
+/// directory.
+fn write_one(directory: &Path, number: u64, ledger: &Ledger) -> std::io::Result<()> {
     let replaces = number.is_multiple_of(2);
     let path =
-        folder.join(if replaces { format!("witness{}", number % 300) } else { format!("once{number}") });
+        directory.join(if replaces { format!("witness{}", number % 300) } else { format!("once{number}") });
     let data = pattern(number, length(number));
     ledger.lock().unwrap().entry(path.clone()).or_default().begun.push(number);
     if replaces {
         // Replaced as a whole: old or new, never between.
-        let new = folder.join("witness.new");
+        let new = directory.join("witness.new");
         let mut file = std::fs::File::create(&new)?;
         file.write_all(&data)?;
         file.sync_all()?;
         std::fs::rename(&new, &path)?;
-        std::fs::File::open(folder)?.sync_all()?;
+        std::fs::File::open(directory)?.sync_all()?;
     } else {
         let mut file = std::fs::File::create(&path)?;
         file.write_all(&data)?;
@@ -114,7 +115,7 @@ fn killed_under(name: &str, size: &str, mut work: impl FnMut(&Volume, u64) -> Op
         let child = work(&volume, round);
         std::thread::sleep(Duration::from_millis(100 + numbers.below(900)));
         // The witness ends before the dead mount goes: between two files it would not notice, and the next
-        // one would be made, and acknowledged, in the folder below.
+        // one would be made, and acknowledged, in the directory below.
         volume.crash();
         witness.finish();
         volume.clear();
@@ -264,7 +265,7 @@ fn killed_under_sqlite() {
         // What is told after the kill does not count: the program outlives its file system, and in rollback
         // mode SQLite then believes in a sync that never was. unixDelete in os_unix.c unlinks the journal and
         // syncs its directory; a directory that cannot be opened (the mount is dead) passes for synced, and
-        // once the dead mount is detached the same path opens the folder below it, whose sync succeeds.
+        // once the dead mount is detached the same path opens the directory below it, whose sync succeeds.
         let last = *told.lock().unwrap();
         volume.kill();
         child.wait().unwrap();

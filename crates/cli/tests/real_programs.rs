@@ -28,17 +28,18 @@ fn source_trees() -> Vec<PathBuf> {
     .collect()
 }
 
-/// Regular files below a folder, relative, with a checksum each.
+/// Regular files below a directory, relative, with a checksum each.
 fn checksums(root: &Path, limit: usize) -> BTreeMap<PathBuf, (u64, u32)> {
     let mut found = BTreeMap::new();
-    let mut folders = vec![root.to_owned()];
-    while let Some(folder) = folders.pop() {
-        let mut entries: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap()).collect();
+    let mut directories = vec![root.to_owned()];
+    while let Some(directory) = directories.pop() {
+        let mut entries: Vec<_> =
+            std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap()).collect();
         entries.sort_by_key(std::fs::DirEntry::file_name);
         for entry in entries {
             let kind = entry.file_type().unwrap();
             if kind.is_dir() {
-                folders.push(entry.path());
+                directories.push(entry.path());
             } else if kind.is_file() {
                 if found.len() == limit {
                     return found;
@@ -111,8 +112,8 @@ fn git_and_cargo_work() {
             .current_dir(&clone)),
         ""
     );
-    // A real compiler with its target folder on the mount: many small files, mmap of libraries, executables
-    // run.
+    // A real compiler with its target directory on the mount: many small files, mmap of libraries,
+    // executables run.
     run(Command::new(env!("CARGO"))
         .args(["test", "--offline", "--locked", "--package", "quire-base", "--lib"])
         .env("CARGO_TARGET_DIR", clone.join("target"))
@@ -205,7 +206,7 @@ fn fio_verifies_buffered_and_direct_on(transport: &'static str) {
             "--verify=crc32c",
             "--do_verify=1",
             "--verify_fatal=1",
-            // Else its state stays in the current folder.
+            // Else its state stays in the current directory.
             "--verify_state_save=0",
             "--end_fsync=1",
             "--output-format=terse",

@@ -19,17 +19,17 @@ const OTHER: u32 = 1;
 /// `step` runs a command as one of the users.
 const PRELUDE: &str = r#"
 set -eu
-folder=$1 user=$2 other=$3 quire=$1/quire
-mknod "$folder/fuse" c 10 229
-chmod 666 "$folder/fuse"
-mount --bind "$folder/fuse" /dev/fuse
-touch "$folder/fuse.conf"
-[ -e /etc/fuse.conf ] && mount --bind "$folder/fuse.conf" /etc/fuse.conf
-step() { uid=$1; shift; HOME=$folder/home XDG_STATE_HOME=$folder/home setpriv --reuid "$uid" --regid "$uid" --clear-groups -- "$@"; }
-fails() { what=$1; shift; if "$@" >"$folder/said" 2>&1; then echo "$what was permitted"; exit 1; fi; }
+directory=$1 user=$2 other=$3 quire=$1/quire
+mknod "$directory/fuse" c 10 229
+chmod 666 "$directory/fuse"
+mount --bind "$directory/fuse" /dev/fuse
+touch "$directory/fuse.conf"
+[ -e /etc/fuse.conf ] && mount --bind "$directory/fuse.conf" /etc/fuse.conf
+step() { uid=$1; shift; HOME=$directory/home XDG_STATE_HOME=$directory/home setpriv --reuid "$uid" --regid "$uid" --clear-groups -- "$@"; }
+fails() { what=$1; shift; if "$@" >"$directory/said" 2>&1; then echo "$what was permitted"; exit 1; fi; }
 finish() { code=$?; step "$user" "$quire" umount mnt 2>/dev/null || umount -l mnt 2>/dev/null || true; exit $code; }
 trap finish EXIT
-cd "$folder/home"
+cd "$directory/home"
 "#;
 
 fn world(test: &str) -> Option<(tempfile::TempDir, PathBuf)> {
@@ -37,24 +37,24 @@ fn world(test: &str) -> Option<(tempfile::TempDir, PathBuf)> {
     if !can_mount(test) || !tools.iter().all(|tool| has(tool, test)) {
         return None;
     }
-    let folder = tempfile::Builder::new().prefix("quire-user-").tempdir().unwrap();
-    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let directory = tempfile::Builder::new().prefix("quire-user-").tempdir().unwrap();
+    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     // The program where the user can reach it, wherever it was built.
-    copy_program(&folder.path().join("quire"));
-    let home = folder.path().join("home");
+    copy_program(&directory.path().join("quire"));
+    let home = directory.path().join("home");
     std::fs::create_dir_all(home.join("mnt")).unwrap();
     for path in [&home, &home.join("mnt")] {
         std::os::unix::fs::chown(path, Some(USER), Some(USER)).unwrap();
     }
-    Some((folder, home))
+    Some((directory, home))
 }
 
-fn run_script(folder: &Path, script: &str) {
+fn run_script(directory: &Path, script: &str) {
     let output = Command::new("unshare")
         .args(["--mount", "--propagation", "private", "sh", "-c"])
         .arg(format!("{PRELUDE}{script}"))
         .arg("sh")
-        .arg(folder)
+        .arg(directory)
         .args([USER.to_string(), OTHER.to_string()])
         .stdin(Stdio::null())
         .output()
@@ -64,16 +64,16 @@ fn run_script(folder: &Path, script: &str) {
 
 #[test]
 fn a_user_mounts_his_own_image_for_himself() {
-    let Some((folder, home)) = world("a_user_mounts_his_own_image_for_himself") else { return };
+    let Some((directory, home)) = world("a_user_mounts_his_own_image_for_himself") else { return };
     run_script(
-        folder.path(),
+        directory.path(),
         r#"
 step $user $quire mkfs --size 64M image
 step $user $quire mount image mnt
-step $user sh -c 'echo mine >mnt/file && mkdir mnt/folder && cp /bin/true mnt/folder/program && mnt/folder/program'
+step $user sh -c 'echo mine >mnt/file && mkdir mnt/directory && cp /bin/true mnt/directory/program && mnt/directory/program'
 step $user $quire info --mount mnt
-grep " $folder/home/mnt " /proc/self/mountinfo >"$folder/table"
-grep -q nosuid "$folder/table" && grep -q nodev "$folder/table" && grep -q fuse.quire "$folder/table"
+grep " $directory/home/mnt " /proc/self/mountinfo >"$directory/table"
+grep -q nosuid "$directory/table" && grep -q nodev "$directory/table" && grep -q fuse.quire "$directory/table"
 fails "another user's reading" step $other cat mnt/file
 fails "root's reading" cat mnt/file
 fails "another user's unmount" step $other $quire umount mnt
@@ -98,26 +98,26 @@ step $user $quire umount mnt
 
 #[test]
 fn what_is_not_permitted_is_refused_in_plain_words() {
-    let Some((folder, _home)) = world("what_is_not_permitted_is_refused_in_plain_words") else { return };
+    let Some((directory, _home)) = world("what_is_not_permitted_is_refused_in_plain_words") else { return };
     run_script(
-        folder.path(),
+        directory.path(),
         r#"
-$quire mkfs --size 64M "$folder/roots" && chmod 600 "$folder/roots"
-fails "mounting root's image" step $user $quire mount "$folder/roots" mnt
-grep -qi 'permission denied' "$folder/said"
+$quire mkfs --size 64M "$directory/roots" && chmod 600 "$directory/roots"
+fails "mounting root's image" step $user $quire mount "$directory/roots" mnt
+grep -qi 'permission denied' "$directory/said"
 step $user $quire mkfs --size 64M image
-mkdir "$folder/elsewhere"
-fails "mounting over a folder of root's" step $user $quire mount image "$folder/elsewhere"
+mkdir "$directory/elsewhere"
+fails "mounting over a directory of root's" step $user $quire mount image "$directory/elsewhere"
 fails "allow_other" step $user $quire mount -o allow_other image mnt
-grep -q user_allow_other "$folder/said"
-! grep -q " $folder/home/mnt " /proc/self/mountinfo
-echo user_allow_other >"$folder/fuse.conf"
+grep -q user_allow_other "$directory/said"
+! grep -q " $directory/home/mnt " /proc/self/mountinfo
+echo user_allow_other >"$directory/fuse.conf"
 if [ -e /etc/fuse.conf ]; then
     step $user $quire mount -o allow_other image mnt
     step $user sh -c 'echo open >mnt/open; echo closed >mnt/closed; chmod 600 mnt/closed; chmod 4755 mnt/open'
     step $other cat mnt/open >/dev/null
     fails "reading a file of mode 600" step $other cat mnt/closed
-    fails "making a file in another's folder" step $other touch mnt/new
+    fails "making a file in another's directory" step $other touch mnt/new
     fails "changing another's file" step $other chmod 777 mnt/open
     step $user $quire umount mnt
 fi

@@ -181,11 +181,11 @@ fn strangers_are_not_answered() {
     }
     let mut volume = Volume::new("64M");
     volume.mount();
-    // The test's folder is the owner's alone; the socket is not protected by it.
-    let folder = volume.mountpoint().parent().unwrap().to_owned();
-    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o755)).unwrap();
+    // The test's directory is the owner's alone; the socket is not protected by it.
+    let directory = volume.mountpoint().parent().unwrap().to_owned();
+    std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o755)).unwrap();
     // A copy that anybody may run.
-    let program = folder.join("quire");
+    let program = directory.join("quire");
     copy_program(&program);
     for request in [&["ctl", "metrics"][..], &["top", "--once"]] {
         let mut command = Command::new(&program);
@@ -222,8 +222,8 @@ fn numbers_are_served_over_http_where_asked_for() {
     if !can_mount("numbers_are_served_over_http_where_asked_for") {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("metrics.sock");
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("metrics.sock");
     let mut volume = Volume::new("64M").with_options(&format!("metrics={}", socket.display()));
     volume.mount();
     assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
@@ -249,6 +249,16 @@ fn numbers_are_served_over_http_where_asked_for() {
     assert!(text(&refused).contains("loopback"), "{}", text(&refused));
 }
 
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    for _ in 0..1000 {
+        if is_so() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    panic!("{what}: it takes too long");
+}
+
 /// A volume with a bad copy of metadata is scrubbed while it is mounted, and closed clean.
 #[test]
 fn a_mount_is_scrubbed() {
@@ -267,7 +277,7 @@ fn a_mount_is_scrubbed() {
         (output.status.code().unwrap(), said)
     };
     let (code, said) = scrub(&["--status"]);
-    assert!(code == 0 && said.contains("no scrub since it was mounted"), "{said}");
+    assert!(code == 0 && said.contains("never scrubbed"), "{said}");
     let (code, said) = scrub(&["--data", "--rate", "100M"]);
     assert!(code == 0 && said.contains("of 501 files") && said.contains("; 0 bad copies"), "{said}");
     let (code, said) = scrub(&["--status", "--json"]);
@@ -275,18 +285,40 @@ fn a_mount_is_scrubbed() {
     assert_eq!((code, status["state"].as_str(), &status["files"]), (0, Some("finished"), &501.into()));
     let (code, said) = scrub(&["--rate", "0"]);
     assert_eq!(code, 1, "{said}");
+    // The volume remembers it.
+    volume.unmount();
+    volume.mount();
+    let (code, said) = scrub(&["--status"]);
+    assert!(code == 0 && said.contains("scrubbed (") && said.contains("of 501 files"), "{said}");
 
     // Slow enough to be met at work.
     let slow = Command::new(env!("CARGO_BIN_EXE_quire")).args(["scrub", "--rate", "1"]).arg(&dir).spawn();
     let mut slow = slow.unwrap();
-    while !scrub(&["--status"]).1.contains("being scrubbed") {
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
+    wait_until("it runs", || scrub(&["--status"]).1.contains("being scrubbed"));
     let (code, said) = scrub(&[]);
     assert!(code == 36 && said.contains("--stop ends it"), "{said}");
     assert_eq!(scrub(&["--stop"]).0, 0);
     assert!(slow.wait().unwrap().success());
     assert!(scrub(&["--status"]).1.contains("the scrub was stopped"));
+
+    // The end of the mount interrupts it, and the next mount goes on; so does a server that was killed.
+    for kill in [false, true] {
+        let slow = Command::new(env!("CARGO_BIN_EXE_quire")).args(["scrub", "--rate", "1"]).arg(&dir).spawn();
+        let mut slow = slow.unwrap();
+        wait_until("it runs", || scrub(&["--status"]).1.contains("being scrubbed"));
+        if kill {
+            volume.kill();
+        } else {
+            volume.unmount();
+        }
+        slow.wait().unwrap();
+        volume.mount();
+        wait_until("it goes on", || scrub(&["--status"]).1.contains("being scrubbed"));
+        assert_eq!(scrub(&["--stop"]).0, 0);
+        wait_until("it is stopped", || scrub(&["--status"]).1.contains("the scrub was stopped"));
+    }
+    let (code, said) = scrub(&["--data", "--restart"]);
+    assert!(code == 0 && said.contains("of 501 files"), "{said}");
 
     // The second superblock, under the server's hands.
     let image = std::fs::File::options().write(true).open(volume.image()).unwrap();
@@ -300,4 +332,51 @@ fn a_mount_is_scrubbed() {
     assert!(checked.status.success(), "{}", text(&checked));
     let elsewhere = quire(&["scrub".as_ref(), dir.as_os_str()]);
     assert_eq!(elsewhere.status.code(), Some(37), "{}", text(&elsewhere));
+}
+
+#[test]
+fn a_frozen_mount_can_be_copied() {
+    if !can_mount("a_frozen_mount_can_be_copied") {
+        return;
+    }
+    let mut volume = Volume::new("64M");
+    volume.mount();
+    let dir = volume.mountpoint();
+    let on_mount = |arguments: &[&str]| {
+        quire(&arguments.iter().map(std::ffi::OsStr::new).chain([dir.as_os_str()]).collect::<Vec<_>>())
+    };
+    std::fs::write(dir.join("kept"), "before").unwrap();
+
+    let frozen = on_mount(&["freeze", "--limit", "600"]);
+    assert!(frozen.status.success(), "{}", text(&frozen));
+    let writer = {
+        let dir = dir.clone();
+        std::thread::spawn(move || std::fs::write(dir.join("late"), "after"))
+    };
+    let again = on_mount(&["freeze"]);
+    assert_eq!(again.status.code(), Some(36), "{}", text(&again));
+    let image = std::fs::read(volume.image()).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert_eq!(std::fs::read(dir.join("kept")).unwrap(), b"before", "reads go on");
+    assert!(std::fs::read(volume.image()).unwrap() == image, "the image has changed");
+    assert!(!writer.is_finished(), "a change did not wait");
+    let thawed = on_mount(&["thaw"]);
+    assert!(thawed.status.success(), "{}", text(&thawed));
+    writer.join().unwrap().unwrap();
+
+    let copy = volume.image().with_file_name("copy");
+    std::fs::write(&copy, image).unwrap();
+    let checked = quire(&["fsck".as_ref(), copy.as_os_str()]);
+    assert!(checked.status.success(), "{}", text(&checked));
+
+    let frozen = on_mount(&["freeze", "--limit", "1"]);
+    assert!(frozen.status.success(), "{}", text(&frozen));
+    // It waits until the volume thaws by itself.
+    std::fs::write(dir.join("later"), "after").unwrap();
+    let late = on_mount(&["thaw"]);
+    assert_eq!(late.status.code(), Some(32), "{}", text(&late));
+    assert!(text(&late).contains("is not whole"), "{}", text(&late));
+    let never = on_mount(&["thaw"]);
+    assert_eq!(never.status.code(), Some(37), "{}", text(&never));
+    volume.unmount();
 }

@@ -10,6 +10,9 @@
 //! writes of class Data, go on. A request refused before any I/O (a range past the end) is not kept. A flush
 //! that is not needed (its mark is durable) still succeeds: that is the truth.
 //!
+//! Hold. Between [`Device::hold_writes`] and [`Device::release_writes`] nothing changes what is on the device:
+//! writes and discards wait before they begin. Reads and flushes go on.
+//!
 //! Neighbours: [`crate::backend`] below; journal, tree, cache and volume above.
 
 use crate::backend::{self, Backend, Io, IoClass, IoOp};
@@ -18,6 +21,7 @@ use crate::latch::ErrorLatch;
 use crate::memory::MemoryBackend;
 use crate::recorded::RecordedBlocks;
 use crate::stats::{Counters, DeviceStats, Tally};
+use quire_base::admission::Admission;
 use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, Result};
 use std::fmt;
@@ -36,6 +40,8 @@ struct Shared {
     flushes: FlushCombiner,
     latch: ErrorLatch,
     counters: Counters,
+    /// Writes and discards under way. Never refuses.
+    writes: Admission,
 }
 
 impl Shared {
@@ -76,6 +82,7 @@ impl Device {
                 flushes: FlushCombiner::new(),
                 latch: ErrorLatch::new(),
                 counters: Counters::new(),
+                writes: Admission::default(),
             }),
         })
     }
@@ -125,15 +132,19 @@ impl Device {
         self.shared.admit(class, IoOp::Write)?;
         let bytes = buf.len() as u64;
         backend::check_range(&self.name, self.blocks, "writing", at, bytes)?;
+        let _admitted = self.shared.writes.enter();
         let outcome = self.backend.write(class, at, buf);
         self.shared.ended(class, IoOp::Write, bytes, &outcome);
         outcome
     }
 
     /// Starts requests; each `done` runs once, on another thread or on this one before `submit` returns. It
-    /// must not wait for I/O, and the caller must hold no lock that it takes. May wait for room in the queue.
+    /// must not wait for I/O, and the caller must hold no lock that it takes. May wait for room in the queue,
+    /// and with writes while these are held.
     pub fn submit(&self, class: IoClass, ios: Vec<Io>) {
         let mut accepted = Vec::with_capacity(ios.len());
+        // One admission for all, before the first of them counts as under way.
+        let writes = ios.iter().any(|io| io.op == IoOp::Write).then(|| self.shared.writes.enter()).flatten();
         for mut io in ios {
             let checked = self
                 .shared
@@ -148,8 +159,11 @@ impl Device {
                 self.recorded.overlay(io.at, blocks).apply_when_done(&mut io);
             }
             let (op, bytes, done, shared) = (io.op, io.bytes(), io.done, self.shared.clone());
+            let admitted = writes.as_ref().filter(|_| op == IoOp::Write);
+            let admitted = admitted.map(|writes| writes.another().into_number());
             io.done = Box::new(move |outcome| {
                 shared.ended(class, op, bytes, &outcome);
+                drop(admitted.map(|number| shared.writes.resume(number)));
                 done(outcome);
             });
             accepted.push(io);
@@ -208,9 +222,21 @@ impl Device {
         }
         let bytes = count.saturating_mul(quire_base::BLOCK_SIZE as u64);
         backend::check_range(&self.name, self.blocks, "discarding", at, bytes)?;
+        let _admitted = self.shared.writes.enter();
         self.shared.counters.add(Tally::Discards, 1);
         self.shared.counters.add(Tally::DiscardedBlocks, count);
         self.backend.discard(at, count)
+    }
+
+    /// Keeps writes and discards back from now on, and waits for those under way. False if they are kept
+    /// back already.
+    pub fn hold_writes(&self) -> bool {
+        self.shared.writes.hold()
+    }
+
+    /// Lets writes and discards go on that [`Device::hold_writes`] keeps back.
+    pub fn release_writes(&self) {
+        self.shared.writes.release();
     }
 
     /// A reading of the counters.

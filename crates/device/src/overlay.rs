@@ -17,13 +17,30 @@ use std::collections::BTreeMap;
 /// See the module's documentation.
 pub struct OverlayBackend {
     below: Arc<dyn Backend>,
+    blocks: u64,
     written: RwLock<BTreeMap<u64, AlignedBuf>>,
 }
 
 impl OverlayBackend {
     /// No changes yet, over `below`.
     pub fn new(below: Arc<dyn Backend>) -> OverlayBackend {
-        OverlayBackend { below, written: RwLock::new(BTreeMap::new()) }
+        let blocks = below.blocks();
+        OverlayBackend { below, blocks, written: RwLock::new(BTreeMap::new()) }
+    }
+
+    /// As [`OverlayBackend::new`], with so many blocks more behind the end of `below`: zeros.
+    pub fn with_more_blocks(below: Arc<dyn Backend>, blocks: u64) -> OverlayBackend {
+        let blocks = below.blocks() + blocks;
+        OverlayBackend { below, blocks, written: RwLock::new(BTreeMap::new()) }
+    }
+
+    /// What lies below, without what was written here.
+    fn read_below(&self, class: IoClass, at: BlockNo, buf: &mut [u8]) -> Result<()> {
+        let left = self.below.blocks().saturating_sub(at.0);
+        let inside = buf.len().min(usize::try_from(left).unwrap_or(usize::MAX).saturating_mul(BLOCK_SIZE));
+        let (inside, beyond) = buf.split_at_mut(inside);
+        beyond.fill(0);
+        if inside.is_empty() { Ok(()) } else { self.below.read(class, at, inside) }
     }
 
     /// Blocks in memory.
@@ -38,7 +55,7 @@ impl OverlayBackend {
 
 impl Backend for OverlayBackend {
     fn blocks(&self) -> u64 {
-        self.below.blocks()
+        self.blocks
     }
 
     fn name(&self) -> String {
@@ -53,11 +70,11 @@ impl Backend for OverlayBackend {
         self.check("reading", at, buf.len())?;
         let end = at.0 + (buf.len() / BLOCK_SIZE) as u64;
         let written = self.written.read();
-        if let Err(error) = self.below.read(class, at, buf) {
+        if let Err(error) = self.read_below(class, at, buf) {
             // What was written here needs nothing from below.
             for (number, block) in (at.0..).zip(buf.chunks_exact_mut(BLOCK_SIZE)) {
                 if !written.contains_key(&number) {
-                    self.below.read(class, BlockNo(number), block).map_err(|_| error.clone())?;
+                    self.read_below(class, BlockNo(number), block).map_err(|_| error.clone())?;
                 }
             }
         }
@@ -126,6 +143,19 @@ impl Backend for OverlayBackend {
 mod tests {
     use super::*;
     use crate::MemoryBackend;
+
+    #[test]
+    fn more_blocks_lie_behind_the_end() {
+        let below = Arc::new(MemoryBackend::new(4));
+        below.write(IoClass::Data, BlockNo(3), &[1; BLOCK_SIZE]).unwrap();
+        let over = OverlayBackend::with_more_blocks(below, 3);
+        assert_eq!(over.blocks(), 7);
+        over.write(IoClass::Data, BlockNo(5), &[2; BLOCK_SIZE]).unwrap();
+        let mut seen = vec![9; 4 * BLOCK_SIZE];
+        over.read(IoClass::Data, BlockNo(3), &mut seen).unwrap();
+        assert_eq!([0, 1, 2, 3].map(|block| seen[block * BLOCK_SIZE]), [1, 0, 2, 0]);
+        assert!(over.read(IoClass::Data, BlockNo(6), &mut seen).is_err());
+    }
 
     #[test]
     fn changes_stay_above() {

@@ -3,6 +3,9 @@
 //! Ordered by (object, kind, offset). Object 0 is the volume itself; any other object is an inode number, so
 //! all that belongs to one inode lies together.
 //!
+//! A volume has two trees, which share the key space: the *space tree* has the keys below [`Key::NAMES`], the
+//! *tree of names* all others. What the space tree holds belongs to the volume and to no state of its files.
+//!
 //! Neighbours: [`crate::node`] stores keys, [`crate::record`] journals them.
 
 use quire_base::{Error, InodeNo, Result};
@@ -14,9 +17,9 @@ pub enum KeyKind {
     /// Used blocks of one region; object 0, offset = region number.
     FreeSpace = 1,
     /// A logged operation in progress; object 0, offset = its id.
-    LoggedOp = 2,
+    LoggedOp = 8,
     /// An orphan that found no slot; object 0, offset = inode number.
-    OrphanKey = 3,
+    OrphanKey = 9,
     /// The inode record; offset 0.
     Inode = 16,
     /// A piece of a symbolic link's target; offset = piece number.
@@ -34,8 +37,8 @@ impl KeyKind {
     pub fn from_byte(byte: u8) -> Result<KeyKind> {
         Ok(match byte {
             1 => KeyKind::FreeSpace,
-            2 => KeyKind::LoggedOp,
-            3 => KeyKind::OrphanKey,
+            8 => KeyKind::LoggedOp,
+            9 => KeyKind::OrphanKey,
             16 => KeyKind::Inode,
             17 => KeyKind::Symlink,
             18 => KeyKind::Xattr,
@@ -60,6 +63,8 @@ pub struct Key {
 impl Key {
     /// Before every key.
     pub const MIN: Key = Key { object: 0, kind: KeyKind::FreeSpace, offset: 0 };
+    /// The lowest key of the tree of names: those below are the space tree's.
+    pub const NAMES: Key = Key { object: 0, kind: KeyKind::LoggedOp, offset: 0 };
     /// Behind every key.
     pub const MAX: Key = Key { object: u64::MAX, kind: KeyKind::Extent, offset: u64::MAX };
 

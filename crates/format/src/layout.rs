@@ -12,6 +12,7 @@
 use crate::node::{HEADER_BYTES, REF_BYTES, SLOT_BYTES};
 use crate::orphan::SLOTS;
 use crate::pool::{self, BITMAP_WORDS, CHUNK_BYTES, ORPHAN_BYTES};
+use crate::scrub::{SCRUB_AT, SCRUB_BYTES};
 use crate::{extent::EXTENT_BYTES, inode::INODE_BYTES, journal, logged::LOGGED_BYTES};
 use quire_base::BLOCK_SIZE;
 
@@ -152,7 +153,9 @@ pub const SUPERBLOCK: Layout = fixed(
         number("space root: checkpoint", 384, 8),
         number("space root: crc", 392, 4),
         number("space root: level", 396, 4),
-        zero(400, BLOCK_SIZE - 400),
+        zero(400, SCRUB_AT - 400),
+        bytes("last scrub", SCRUB_AT, SCRUB_BYTES),
+        zero(SCRUB_AT + SCRUB_BYTES, BLOCK_SIZE - SCRUB_AT - SCRUB_BYTES),
     ],
 );
 

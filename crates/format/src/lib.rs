@@ -32,5 +32,6 @@ pub mod pool;
 pub mod properties;
 pub mod record;
 pub mod region;
+pub mod scrub;
 pub mod superblock;
 pub mod xattr;

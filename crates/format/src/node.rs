@@ -119,6 +119,15 @@ impl Bounds {
     pub const ALL: Bounds = Bounds { low: None, high: None };
 }
 
+/// Trees of a volume, each with a root of its own.
+pub const TREES: usize = 2;
+/// The keys of each tree, ascending: first the space tree, then the tree of names.
+pub const TREE_BOUNDS: [Bounds; TREES] =
+    [Bounds { low: None, high: Some(Key::NAMES) }, Bounds { low: Some(Key::NAMES), high: None }];
+
+/// The roots of a volume's trees, in the order of [`TREE_BOUNDS`].
+pub type Roots = [NodeRef; TREES];
+
 /// What a node says of itself on disk, beside its entries.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeIdentity {

@@ -19,7 +19,7 @@
 //! | 136 | 8 | block count |
 //! | 144 | 8 + 8 | checkpoint number, incarnation |
 //! | 160 | 8 + 8 + 8 | journal start, journal blocks, sequence (where replay starts) |
-//! | 184 | 8 + 8 + 8 + 4 + 4 | tree root: block, twin, generation, crc, level |
+//! | 184 | 8 + 8 + 8 + 4 + 4 | root of the tree of names: block, twin, generation, crc, level |
 //! | 216 | 8 + 8 + 4 + 4 | manifest head: block, twin, crc, count |
 //! | 240 | 4 + 4 | orphan blocks, mount count |
 //! | 248 | 8 + 8 | first pool chunks: start, blocks |
@@ -32,9 +32,9 @@
 //! | 368 | 8 + 8 + 8 + 4 + 4 | root of the space tree: block, twin, generation, crc, level |
 //! | 400 | | zeros |
 //!
-//! The *epoch* counts the snapshots ever taken, and the *space tree* holds what is no part of one (used
-//! space, what snapshots alone need, their table). Both are reserved: this version takes no snapshots, writes
-//! zeros, and refuses anything else.
+//! The *tree of names* holds the state of the files. The *space tree* holds what is the volume's: the used
+//! space. The *epoch* counts the snapshots ever taken; it is reserved: this version takes no snapshots, writes
+//! zero, and refuses anything else.
 //!
 //! Invariants: a decoded superblock does not contradict itself, so its users need not check sums of its
 //! fields for overflow: journal, first pool, data space and the second copies of the superblocks lie inside
@@ -49,9 +49,10 @@ mod areas;
 pub use areas::INCOMPAT_JOURNAL_MOVED;
 
 use crate::journal::PAYLOAD_BYTES;
-use crate::node::NodeRef;
+use crate::node::{NodeRef, Roots};
 use crate::place::{NO_TWIN, Place};
 use crate::pool::ManifestRef;
+use crate::scrub::{LastScrub, SCRUB_AT, SCRUB_BYTES};
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result, Seq, Timestamp};
 
 /// The first bytes of a superblock.
@@ -89,7 +90,7 @@ pub const COUNTER_MAX: u64 = 1 << 62;
 pub const LABEL_BYTES: usize = 64;
 
 /// Version of the format that this build writes: `major` changes when older builds cannot read it.
-pub const FORMAT_MAJOR: u32 = 2;
+pub const FORMAT_MAJOR: u32 = 3;
 /// See [`FORMAT_MAJOR`]; `minor` changes when they can.
 pub const FORMAT_MINOR: u32 = 0;
 
@@ -142,7 +143,7 @@ pub struct Superblock {
     pub journal_blocks: u64,
     /// Stream position at which replay starts; the start of a journal block.
     pub sequence: Seq,
-    /// The tree.
+    /// The tree of names.
     pub root: NodeRef,
     /// The metadata pool.
     pub manifest: ManifestRef,
@@ -180,11 +181,23 @@ pub struct Superblock {
     pub metadata_copies: u32,
     /// Snapshots ever taken: reserved, 0.
     pub epoch: u32,
-    /// Root of the space tree: reserved, none.
-    pub space_root: Option<NodeRef>,
+    /// The space tree.
+    pub space_root: NodeRef,
+    /// The last scrub, as of this checkpoint.
+    pub scrub: Option<LastScrub>,
 }
 
 impl Superblock {
+    /// The roots of both trees.
+    pub fn roots(&self) -> Roots {
+        [self.space_root, self.root]
+    }
+
+    /// Sets the roots of both trees.
+    pub fn set_roots(&mut self, roots: Roots) {
+        [self.space_root, self.root] = roots;
+    }
+
     /// The blocks where data of files may lie.
     pub fn data_space(&self) -> std::ops::Range<u64> {
         self.data_start.0..self.data_end.0
@@ -277,7 +290,8 @@ impl Superblock {
         w.u64(self.checkpointed.0 as u64);
         w.u32(self.metadata_copies);
         w.u32(self.epoch);
-        w.node(&self.space_root.unwrap_or(NO_NODE));
+        w.node(&self.space_root);
+        block[SCRUB_AT..SCRUB_AT + SCRUB_BYTES].copy_from_slice(&LastScrub::encode(self.scrub.as_ref()));
         let crc = crc32c::crc32c(&block);
         block[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
         block
@@ -341,7 +355,10 @@ impl Superblock {
         let mut time = || Timestamp(r.u64() as i64);
         let (created, mounted, checkpointed) = (time(), time(), time());
         let (metadata_copies, epoch) = (r.u32(), r.u32());
-        let space_root = Some(r.node()?).filter(|root| *root != NO_NODE);
+        let space_root = r.node()?;
+        let scrub: &[u8; SCRUB_BYTES] =
+            bytes[SCRUB_AT..][..SCRUB_BYTES].try_into().expect("a part of a block");
+        let scrub = LastScrub::decode(scrub);
         check(block_size as usize == BLOCK_SIZE, || format!("block size {block_size}"))?;
         let superblock = Superblock {
             version,
@@ -378,6 +395,7 @@ impl Superblock {
             metadata_copies,
             epoch,
             space_root,
+            scrub,
         };
         superblock.validate()?;
         Ok(superblock)
@@ -411,10 +429,15 @@ impl Superblock {
         check(mirrored || self.mirror_start == NO_TWIN, || {
             format!("no mirrored metadata at {}", self.mirror_start)
         })?;
-        place("tree root", self.root.place())?;
-        check(self.root.level <= TREE_LEVEL_MAX, || format!("tree of height {}", self.root.level))?;
-        check(self.root.generation <= self.checkpoint, || {
-            format!("tree root of checkpoint {} in checkpoint {}", self.root.generation, self.checkpoint)
+        for root in self.roots() {
+            place("tree root", root.place())?;
+            check(root.level <= TREE_LEVEL_MAX, || format!("tree of height {}", root.level))?;
+            check(root.generation <= self.checkpoint, || {
+                format!("tree root of checkpoint {} in checkpoint {}", root.generation, self.checkpoint)
+            })?;
+        }
+        check(self.root.block != self.space_root.block, || {
+            format!("both tree roots at block {}", self.root.block)
         })?;
         place("pool manifest", self.manifest.place())?;
         check(self.manifest.count >= 1 && u64::from(self.manifest.count) <= count, || {
@@ -432,12 +455,7 @@ impl Superblock {
         check(self.inode_count < self.next_inode, || {
             format!("{} inodes, but the next one is {}", self.inode_count, self.next_inode)
         })?;
-        check(self.epoch == 0 && self.space_root.is_none(), || {
-            format!(
-                "epoch {}, a space tree at {:?}: this version has no snapshots",
-                self.epoch, self.space_root
-            )
-        })?;
+        check(self.epoch == 0, || format!("epoch {}: this version has no snapshots", self.epoch))?;
         let end = self.label.iter().position(|byte| *byte == 0).unwrap_or(LABEL_BYTES);
         let label_good =
             std::str::from_utf8(&self.label[..end]).is_ok() && self.label[end..].iter().all(|b| *b == 0);
@@ -466,9 +484,6 @@ fn bits(word: u64) -> String {
         (0..64).filter(|bit| word >> bit & 1 == 1).map(|bit| format!("bit {bit}")).collect();
     names.join(", ")
 }
-
-/// How a reference to a node that does not exist is written.
-const NO_NODE: NodeRef = NodeRef { block: BlockNo(0), twin: NO_TWIN, generation: 0, crc: 0, level: 0 };
 
 struct Writer<'a> {
     block: &'a mut [u8; BLOCK_SIZE],
@@ -573,7 +588,14 @@ mod tests {
             checkpointed: Timestamp(1_700_000_001_000_000_000),
             metadata_copies: 2,
             epoch: 0,
-            space_root: None,
+            space_root: NodeRef {
+                block: BlockNo(2002),
+                twin: BlockNo(131_102),
+                generation: 5,
+                crc: 0x0bad_cafe,
+                level: 1,
+            },
+            scrub: None,
         }
     }
 
@@ -601,7 +623,7 @@ mod tests {
         let block = sample().encode();
         let golden: &[(usize, &[u8])] = &[
             (0, b"QUIRE\0FS"),
-            (12, &[2, 0, 0, 0, 0, 0, 0, 0]),
+            (12, &[3, 0, 0, 0, 0, 0, 0, 0]),
             (20, &[1, 0, 0, 0]),
             (24, &[0x11, 0, 0, 0, 0, 0, 0, 0]),
             (48, b"0123456789abcdef"),
@@ -624,14 +646,16 @@ mod tests {
             (320, &[8, 7, 6, 5, 4, 3, 2, 1, 0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11]),
             (336, &[0xfb, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]),
             (360, &[2, 0, 0, 0, 0, 0, 0, 0]),
+            (368, &[0xd2, 7, 0, 0, 0, 0, 0, 0, 0x1e, 0, 2, 0, 0, 0, 0, 0]),
+            (384, &[5, 0, 0, 0, 0, 0, 0, 0, 0xfe, 0xca, 0xad, 0x0b, 1, 0, 0, 0]),
         ];
         for (at, bytes) in golden {
             assert_eq!(&block[*at..*at + bytes.len()], *bytes, "at offset {at}");
         }
-        assert!(block[364..].iter().all(|byte| *byte == 0));
+        assert!(block[400..].iter().all(|byte| *byte == 0));
         assert_eq!(u32::from_le_bytes(block[8..12].try_into().unwrap()), GOLDEN_CRC);
     }
-    const GOLDEN_CRC: u32 = 2_201_335_975;
+    const GOLDEN_CRC: u32 = 3_030_137_726;
 
     #[test]
     fn each_kind_of_refusal() {
@@ -704,7 +728,7 @@ mod tests {
 
     #[test]
     fn contradictions_are_corrupt() {
-        let bad: [fn(&mut Superblock); 32] = [
+        let bad: [fn(&mut Superblock); 34] = [
             |s| s.slot = 2,
             |s| s.block_count = BLOCK_COUNT_MAX + 1,
             |s| s.block_count = 3000,
@@ -736,7 +760,9 @@ mod tests {
             |s| s.mirror_blocks = 1 << 20,
             |s| s.mirror_blocks = 0,
             |s| s.epoch = 1,
-            |s| s.space_root = Some(NodeRef { level: 0, ..s.root }),
+            |s| s.space_root.block = s.root.block,
+            |s| s.space_root.generation = 8,
+            |s| s.space_root.twin = NO_TWIN,
         ];
         for (number, spoil) in bad.iter().enumerate() {
             let mut superblock = sample();

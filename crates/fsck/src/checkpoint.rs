@@ -1,5 +1,5 @@
 //! What one superblock names, as it lies on the disk: the pool's manifest, the orphan blocks, every node of
-//! the tree.
+//! both trees.
 //!
 //! Two walks, one for each slot. Checkpoints share nearly all of their nodes: leaves that the first walk has
 //! read are not read again by the second. A walk follows each block once, so it ends on any image.
@@ -19,7 +19,7 @@ use quire_base::{BLOCK_SIZE, BlockNo, Error, Result};
 use quire_device::{AlignedBuf, Device, IoClass};
 use quire_format::extent::Run;
 use quire_format::key::Key;
-use quire_format::node::{NodePage, NodeRef};
+use quire_format::node::{Bounds, NodePage, NodeRef, TREE_BOUNDS};
 use quire_format::orphan;
 use quire_format::place::{NO_TWIN, Place};
 use quire_format::pool::{
@@ -224,7 +224,7 @@ impl Walk<'_> {
         let superblock = &self.checkpoint.superblock;
         let (head, number) = (superblock.manifest, superblock.checkpoint);
         // A checkpoint with a new tree has a new map.
-        let root_generation = superblock.root.generation;
+        let root_generation = superblock.roots().map(|root| root.generation).into_iter().max().unwrap_or(0);
         let incarnation = superblock.incarnation;
         let mut next = Some(NextPage { place: head.place(), crc: head.crc });
         let (mut orphans, mut first_stamp) = (Vec::new(), None);
@@ -402,8 +402,9 @@ impl Walk<'_> {
     }
 
     fn nodes(&mut self, meter: &mut Meter<'_>) {
-        let root = self.checkpoint.superblock.root;
-        let mut stack = vec![Step { at: root, low: None, high: None }];
+        let roots = self.checkpoint.superblock.roots().into_iter().zip(TREE_BOUNDS);
+        let mut stack: Vec<Step> =
+            roots.rev().map(|(at, Bounds { low, high })| Step { at, low, high }).collect();
         let mut followed = BTreeSet::new();
         while let Some(step) = stack.pop() {
             meter.advance(1);

@@ -255,6 +255,13 @@ fn cross_check(
     chunks.retain(|run| run.end() <= end);
     chunks.sort_unstable();
     findings.summary.journal_records = journal.records;
+    for at in &journal.unreadable {
+        let message =
+            "the device cannot read an unused block of the journal: a crash could end the journal there";
+        findings.add(IssueKind::JournalBlockUnreadable, Place::block(at.0), message);
+        // Opening it for the repair writes them anew.
+        findings.fixes.superblocks = true;
+    }
     findings.summary.pool_blocks = chunks.iter().map(|run| run.blocks).sum();
     if checkpoint.superblock.flags & FLAG_CLEAN != 0 && journal.records > 0 {
         findings.add(

@@ -77,6 +77,8 @@ issue_kinds! {
 
     /// A durable part of the journal does not check.
     JournalDamaged = "journal-damaged", Fatal;
+    /// A block of the journal that nothing is in cannot be read.
+    JournalBlockUnreadable = "journal-block-unreadable", Warning;
 
     /// A page of the metadata pool's manifest does not check.
     PoolManifestDamaged = "pool-manifest-damaged", Fatal;

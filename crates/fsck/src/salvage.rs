@@ -70,8 +70,8 @@ impl Salvaged {
 /// Copies every readable file of the volume in an image file or on a block device into a directory, which is
 /// made, or is empty.
 ///
-/// Errors: those of [`crate::check`]; `Exists` if the directory has something in it; `Corrupt` if nothing
-/// tells where anything is (no superblock checks).
+/// Errors: those of [`crate::check`]; `Exists` if the directory has something in it; `Corrupt` if no node of
+/// a tree can be found.
 #[cfg(not(any(loom, shuttle)))]
 pub fn salvage(path: &Path, into: &Path, progress: Option<&dyn Fn(Progress)>) -> Result<Salvaged> {
     salvage_backend(quire_device::open_image(path, quire_device::OpenMode::ReadOnly)?, into, progress)
@@ -85,7 +85,7 @@ pub fn salvage_backend(
     progress: Option<&dyn Fn(Progress)>,
 ) -> Result<Salvaged> {
     let target = copy::Target::open(into)?;
-    let (report, repaired) = lossy::rehearse(&backend, progress).context(backend.name())?;
+    let (report, repaired) = lossy::rehearse_headless(&backend, progress).context(backend.name())?;
     let options = VolumeOptions::new().read_only(true).threads(false);
     let volume = options.open_backend(repaired).map_err(|error| {
         let first = report.issues.iter().find(|issue| !issue.repaired).map(|issue| issue.message.clone());

@@ -229,7 +229,7 @@ fn check_pair(newer: &Superblock, older: &Superblock, findings: &mut Findings) -
     compare("mounts", newer.mount_count >= older.mount_count);
     let both_clean = newer.flags & older.flags & FLAG_CLEAN != 0;
     if newer.checkpoint == older.checkpoint || both_clean {
-        compare("tree", newer.root == older.root);
+        compare("tree", newer.roots() == older.roots());
         compare("position of the closed journal", newer.sequence == older.sequence);
         compare("lives", (newer.incarnation, newer.mount_count) == (older.incarnation, older.mount_count));
         compare("counts", counts(newer) == counts(older));

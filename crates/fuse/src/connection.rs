@@ -10,7 +10,7 @@ use crossbeam_channel::Receiver;
 use quire_base::sync::{Arc, thread};
 use quire_base::{Error, ErrorKind, Result};
 
-use crate::protocol::negotiate::{Agreed, Wishes};
+use crate::protocol::negotiate::{Agreed, Features};
 use crate::transport::buffer::Buffers;
 use crate::transport::device::{self, Channel, Notifier, Pace};
 use crate::transport::ring::{self, Prepared};
@@ -53,7 +53,7 @@ impl<H: Handler> Connection<H> {
                         Err(error) => why_not = error.to_string(),
                     },
                 }
-                Wishes { ring: prepared.is_some(), ..handler.wishes() }
+                Features { ring: prepared.is_some(), ..handler.features() }
             })
             .map_err(|error| error.context("starting the FUSE protocol with the kernel"))?;
         let queues = match prepared.filter(|_| agreed.ring).map(|ready| ready.start(agreed.request_max)) {

@@ -204,7 +204,7 @@ pub fn mount(dir: &Path, flags: &MountFlags) -> Result<Attached> {
         return Err(Error::new(
             ErrorKind::Busy,
             format!(
-                "{} is already mounted at {} (type {}); unmount it first, or choose another folder",
+                "{} is already mounted at {} (type {}); unmount it first, or choose another directory",
                 entry.source.display(),
                 dir.display(),
                 entry.kind
@@ -626,16 +626,16 @@ mod tests {
 
     #[test]
     fn a_missing_or_unfit_mount_point_is_named() {
-        let folder = tempfile::tempdir().unwrap();
-        let missing = folder.path().join("nowhere");
+        let directory = tempfile::tempdir().unwrap();
+        let missing = directory.path().join("nowhere");
         let error = resolve(&missing).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
         assert!(error.to_string().contains("nowhere"), "{error}");
-        let file = folder.path().join("file");
+        let file = directory.path().join("file");
         std::fs::write(&file, "").unwrap();
         let error = mount(&file, &MountFlags::default()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotDirectory);
-        let error = unmount(&resolve(folder.path()).unwrap(), Unmount::Plain).unwrap_err();
+        let error = unmount(&resolve(directory.path()).unwrap(), Unmount::Plain).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotPermitted), "{error:?}");
     }
 

@@ -9,8 +9,8 @@
 //! the same number of copies.
 //!
 //! For what making and removing names costs at least, any name may be made and removed; nothing is kept of it
-//! but what the kernel remembers. What was made has a number of its own, even for files and odd for folders;
-//! what is written to such a file goes nowhere.
+//! but what the kernel remembers. What was made has a number of its own, even for files and odd for
+//! directories; what is written to such a file goes nowhere.
 
 use std::path::Path;
 use std::time::Duration;
@@ -24,9 +24,9 @@ use crate::connection::Connection;
 use crate::mount::{self, MountFlags};
 use crate::protocol::abi::{self, Dirent, open_out};
 use crate::protocol::convert;
-use crate::protocol::negotiate::Wishes;
+use crate::protocol::negotiate::Features;
 use crate::protocol::reply::{Body, Full};
-use crate::protocol::request::{Malformed, Operation};
+use crate::protocol::request::{Malformed, Operation, Request};
 use crate::session::{self, Events};
 use crate::transport::buffer::{Buffer, HEAD};
 use crate::transport::{Choice, Exchange, Handler, Outcome, ring};
@@ -78,8 +78,8 @@ impl Null {
     }
 
     /// A new node, as the kernel is told of it.
-    fn make(&self, folder: bool) -> abi::EntryOut {
-        let number = 2 * (self.made.fetch_add(1, Ordering::Relaxed) + 1) + u64::from(folder);
+    fn make(&self, directory: bool) -> abi::EntryOut {
+        let number = 2 * (self.made.fetch_add(1, Ordering::Relaxed) + 1) + u64::from(directory);
         convert::entry_out(self.attr(number), 0, FOREVER)
     }
 
@@ -136,16 +136,12 @@ impl Null {
         }
     }
 
-    fn answer<E: Exchange>(&self, exchange: &mut E) -> Outcome {
+    fn answer<E: Exchange>(&self, request: &Request, exchange: &mut E) -> Outcome {
         let message = exchange.message();
-        let request = message.decode().map_err(|Malformed(why)| {
-            tracing::error!("a request of the kernel makes no sense: {why}");
-            libc::EIO
-        })?;
         let node = request.header.nodeid;
         let put = |body: &mut Body<'_>| -> Result<Result<(), i32>, Full> {
             match request.operation {
-                Operation::Lookup { name } if node == ROOT_NODE && name == FILE.as_bytes() => {
+                Operation::Lookup { name } if node == ROOT_NODE && message.bytes(name) == FILE.as_bytes() => {
                     body.value(&convert::entry_out(self.attr(FILE_NODE), 0, FOREVER))?;
                 }
                 Operation::Lookup { .. } => return Ok(Err(libc::ENOENT)),
@@ -162,7 +158,7 @@ impl Null {
                 Operation::Write { args, .. } if node != FILE_NODE => {
                     body.value(&abi::WriteOut { size: args.size, ..Default::default() })?;
                 }
-                Operation::Write { args, data } => match self.write(args.offset, data) {
+                Operation::Write { args, data } => match self.write(args.offset, message.bytes(data)) {
                     0 if !data.is_empty() => return Ok(Err(libc::ENOSPC)),
                     done => body.value(&abi::WriteOut { size: done as u32, ..Default::default() })?,
                 },
@@ -215,19 +211,21 @@ impl Null {
 }
 
 impl Handler for Null {
-    fn wishes(&self) -> Wishes {
-        Wishes::default()
+    fn features(&self) -> Features {
+        Features::default()
     }
 
     fn handle<E: Exchange>(self: &Arc<Null>, mut exchange: E) {
-        let forget = matches!(
-            exchange.message().decode().map(|request| request.operation),
-            Ok(Operation::Forget { .. } | Operation::BatchForget(_))
-        );
-        if forget {
-            return exchange.no_reply();
-        }
-        let outcome = self.answer(&mut exchange);
+        let outcome = match exchange.message().decode() {
+            Ok(Request { operation: Operation::Forget { .. } | Operation::BatchForget(_), .. }) => {
+                return exchange.no_reply();
+            }
+            Ok(request) => self.answer(&request, &mut exchange),
+            Err(Malformed(why)) => {
+                tracing::error!("a request of the kernel makes no sense: {why}");
+                Err(libc::EIO)
+            }
+        };
         exchange.reply(outcome);
     }
 }

@@ -35,12 +35,11 @@ use crate::errno::NOT_CONNECTED;
 use crate::operations::Operations;
 use crate::operations::ioctl::{self, SYNC};
 use crate::protocol::abi;
-use crate::protocol::negotiate::Wishes;
+use crate::protocol::negotiate::Features;
 use crate::protocol::request::{Malformed, Operation, Request};
-use crate::session::Event;
 use crate::transport::device::Notifier;
 use crate::transport::{Exchange, Handler};
-use meters::{Job, Timed};
+use meters::Received;
 use pending::Pending;
 
 /// What all threads of a volume's mount share.
@@ -69,6 +68,21 @@ pub(crate) struct Facts {
     /// Whether `syncfs` and `sync` reach the server.
     pub(crate) syncfs: String,
 }
+
+/// What a session waits for.
+pub(crate) enum Event {
+    /// The threads that receive requests have ended.
+    Ended(Result<()>),
+    /// A stop signal has come.
+    Signal(i32),
+    /// The unmount that a signal asked for is over.
+    Unmounted,
+    /// The mount is gone, and the kernel waits for the answer.
+    Destroy(Answer),
+}
+
+/// Sends a reply.
+pub(crate) type Answer = Box<dyn FnOnce() + Send>;
 
 /// How a request is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,7 +158,7 @@ impl Server {
         self.refused.load(Ordering::Relaxed)
     }
 
-    fn kind(&self, request: &Request<'_>) -> Kind {
+    fn kind(&self, request: &Request) -> Kind {
         let data_only = |args: &abi::FsyncIn| args.flags & abi::FSYNC_DATA_ONLY != 0;
         match &request.operation {
             Operation::Forget { .. } | Operation::BatchForget(_) => Kind::Forget,
@@ -183,23 +197,26 @@ impl Server {
         }
     }
 
-    fn forget(&self, request: &Request<'_>) {
-        match &request.operation {
-            Operation::Forget { count } => self.operations.forget(request.header.nodeid, *count),
+    fn forget<E: Exchange>(&self, exchange: Received<E>) {
+        let Request { header, operation } = exchange.request();
+        match operation {
+            Operation::Forget { count } => self.operations.forget(header.nodeid, count),
             Operation::BatchForget(all) => {
-                all.iter().for_each(|one| self.operations.forget(one.node, one.count));
+                let all = exchange.message().forgets(all);
+                all.for_each(|one| self.operations.forget(one.node, one.count));
             }
             _ => {}
         }
+        exchange.no_reply();
     }
 
-    fn answer_and_reply<E: Exchange>(&self, mut exchange: E) {
+    fn answer_and_reply<E: Exchange>(&self, mut exchange: Received<E>) {
         let outcome = if self.is_refusing() { Err(NOT_CONNECTED) } else { self.answer(&mut exchange) };
         exchange.reply(outcome);
     }
 
     /// Answers here what needs no waiting after all; the rest, unchanged, on the pool.
-    fn at_once_or_later<E: Exchange>(self: &Arc<Server>, mut exchange: E) {
+    fn at_once_or_later<E: Exchange>(self: &Arc<Server>, mut exchange: Received<E>) {
         if self.is_refusing() {
             return exchange.reply(Err(NOT_CONNECTED));
         }
@@ -209,11 +226,15 @@ impl Server {
         }
     }
 
-    fn later<E: Exchange>(self: &Arc<Server>, exchange: E) {
+    fn later<E: Exchange>(self: &Arc<Server>, exchange: Received<E>) {
         self.on_the_pool(exchange, |server, exchange| server.answer_and_reply(exchange));
     }
 
-    fn on_the_pool<E: Exchange>(self: &Arc<Server>, exchange: E, work: fn(&Arc<Server>, E)) {
+    fn on_the_pool<E: Exchange>(
+        self: &Arc<Server>,
+        exchange: Received<E>,
+        work: fn(&Arc<Server>, Received<E>),
+    ) {
         let ticket = self.pending.add(exchange);
         let server = self.clone();
         self.background.spawn(move || {
@@ -281,8 +302,8 @@ impl Server {
 }
 
 impl Handler for Server {
-    fn wishes(&self) -> Wishes {
-        Wishes { acl: true, kill_privileges: true, read_directory_plus: true, ring: false }
+    fn features(&self) -> Features {
+        Features { acl: true, kill_privileges: true, read_directory_plus: true, ring: false }
     }
 
     fn connected(&self, notifier: Notifier) {
@@ -290,22 +311,17 @@ impl Handler for Server {
     }
 
     fn handle<E: Exchange>(self: &Arc<Server>, exchange: E) {
-        let (kind, job) = match exchange.message().decode() {
-            Ok(request) => {
-                let kind = self.kind(&request);
-                if kind == Kind::Forget {
-                    self.forget(&request);
-                }
-                (kind, Job::of(&request))
-            }
+        let request = match exchange.message().decode() {
+            Ok(request) => request,
             Err(Malformed(why)) => {
                 tracing::error!("a request of the kernel makes no sense: {why}");
                 return exchange.reply(Err(libc::EIO));
             }
         };
-        let exchange = Timed::new(exchange, job);
+        let kind = self.kind(&request);
+        let exchange = Received::new(exchange, request);
         match kind {
-            Kind::Forget => exchange.no_reply(),
+            Kind::Forget => self.forget(exchange),
             Kind::Quick => self.answer_and_reply(exchange),
             Kind::Destroy => self.destroy(exchange),
             Kind::Sync { .. } | Kind::SyncAll { .. } if self.is_refusing() => {

@@ -29,7 +29,7 @@ use quire_base::{Error, ErrorKind, Result};
 use crate::connection::Connection;
 use crate::mount::{self, MountFlags, Unmount};
 use crate::operations::{CacheMode, Operations};
-use crate::server::{Facts, Server};
+use crate::server::{Answer, Event, Facts, Server};
 use crate::signals;
 use crate::transport::{Choice, Handler, ring};
 
@@ -62,21 +62,6 @@ pub fn default_threads() -> usize {
     let cpus = thread::available_parallelism().map_or(2, usize::from);
     (cpus * 4).clamp(4, 32)
 }
-
-/// What a session waits for.
-pub(crate) enum Event {
-    /// The threads that receive requests have ended.
-    Ended(Result<()>),
-    /// A stop signal has come.
-    Signal(i32),
-    /// The unmount that a signal asked for is over.
-    Unmounted,
-    /// The mount is gone, and the kernel waits for the answer.
-    Destroy(Answer),
-}
-
-/// Sends a reply.
-pub(crate) type Answer = Box<dyn FnOnce() + Send>;
 
 /// Both ends of a session's events.
 pub(crate) struct Events {

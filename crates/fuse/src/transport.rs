@@ -21,7 +21,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use quire_base::sync::Arc;
 use quire_base::{Error, ErrorKind, Result};
 
-use crate::protocol::negotiate::Wishes;
+use crate::protocol::negotiate::Features;
 use crate::protocol::request::Message;
 
 /// Which transport a mount uses.
@@ -86,7 +86,7 @@ pub trait Exchange: Send + Sized + 'static {
 /// What answers requests.
 pub trait Handler: Send + Sync + 'static {
     /// What it wants of the protocol.
-    fn wishes(&self) -> Wishes;
+    fn features(&self) -> Features;
     /// The connection stands: here is a way to tell the kernel something unasked.
     fn connected(&self, _notifier: device::Notifier) {}
     /// Answers, now or later, on this thread or another.

@@ -59,6 +59,7 @@ pub fn fuzz_replay(bytes: &[u8]) -> Result<ReplayEnd> {
         volume: VOLUME,
         incarnation: INCARNATION,
         from: Seq(from),
+        closed: false,
     };
     let (mut last, mut total) = (from, 0);
     let end = replay_ring(&Image(image), &config, &mut |seq, payload| {

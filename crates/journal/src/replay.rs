@@ -10,6 +10,12 @@
 //! life promises more than replay found, something durable is gone, and that is an error, not an end. (The
 //! last write before a crash has no later witness: damage in it looks torn.)
 //!
+//! A block that cannot be read is a block that does not check, with one exception. Where the stream would go
+//! on there, it may have held something durable, which no witness need say, and no crash makes a sector
+//! unreadable: that is damage as well, unless the volume was closed in order, so that nothing was appended.
+//! Behind the end such a block means nothing, and is listed: whoever starts a new life writes it anew, before
+//! a stream can end there.
+//!
 //! Invariants: nothing read is trusted; memory grows with bytes actually read from blocks that check, at most
 //! one record; at most one lap is read. What was read may sit in the device's cache only: flush before
 //! relying on it.
@@ -17,12 +23,13 @@
 //! Neighbours: the volume, which applies the records, then publishes a new incarnation before it appends.
 
 use quire_base::error::Context;
-use quire_base::{BLOCK_SIZE, BlockNo, Error, Result, Seq};
+use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result, Seq};
 use quire_device::{AlignedBuf, Device, IoClass};
 use quire_format::journal::{
     BlockHeader, HEADER_BYTES, PAYLOAD_BYTES, POSITION_MAX, RECORD_HEADER_BYTES, RECORD_PAYLOAD_MAX,
     RecordHeader, RecordKind, record_bytes,
 };
+use quire_format::superblock::{FLAG_CLEAN, Superblock};
 
 const PAYLOAD: u64 = PAYLOAD_BYTES as u64;
 /// Blocks read at once.
@@ -41,10 +48,26 @@ pub struct ReplayConfig {
     pub incarnation: u64,
     /// Where to start: the superblock's sequence.
     pub from: Seq,
+    /// Nothing was appended behind `from`, as far as the superblock knows: the volume was closed in order.
+    pub closed: bool,
+}
+
+impl ReplayConfig {
+    /// The journal of a volume, from its superblock on.
+    pub fn of(superblock: &Superblock) -> ReplayConfig {
+        ReplayConfig {
+            start: superblock.journal_start,
+            blocks: superblock.journal_blocks,
+            volume: superblock.volume_id(),
+            incarnation: superblock.incarnation,
+            from: superblock.sequence,
+            closed: superblock.flags & FLAG_CLEAN != 0,
+        }
+    }
 }
 
 /// Where a replay ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplayEnd {
     /// End of the last block that checks; the start of a block. A new incarnation appends here.
     pub end: Seq,
@@ -60,6 +83,8 @@ pub struct ReplayEnd {
     pub checkpoint: Seq,
     /// Bytes at the end that belong to a record whose rest is missing.
     pub torn_bytes: u64,
+    /// Blocks behind the end that cannot be read.
+    pub unreadable: Vec<BlockNo>,
 }
 
 /// Where ring blocks are read from.
@@ -104,7 +129,7 @@ pub fn replay_ring(
     config: &ReplayConfig,
     apply: &mut dyn FnMut(Seq, &[u8]) -> Result<()>,
 ) -> Result<ReplayEnd> {
-    let mut walk = Walk { apply, later: None, damage: None };
+    let mut walk = Walk { apply, later: None, damage: None, unreadable: Vec::new() };
     let end = walk.ring(ring, config)?;
     walk.damage.map_or(Ok(end), Err)
 }
@@ -128,32 +153,15 @@ pub fn replay_readable(
     apply: &mut dyn FnMut(Seq, &[u8]) -> Result<()>,
     later: &mut dyn FnMut(&[u8]),
 ) -> Result<Readable> {
-    let ring = Forgiving(OnDevice { device, start: config.start });
+    let ring = OnDevice { device, start: config.start };
     let mut failed = None;
     let mut remember =
         |seq: Seq, payload: &[u8]| apply(seq, payload).inspect_err(|error| failed = Some(error.clone()));
-    let mut walk =
-        Walk { apply: &mut remember, later: Some(Later { hand_over: later, records: None }), damage: None };
+    let later = Some(Later { hand_over: later, records: None });
+    let mut walk = Walk { apply: &mut remember, later, damage: None, unreadable: Vec::new() };
     let end = walk.ring(&ring, config)?;
     let damage = walk.damage;
     failed.map_or(Ok(Readable { end, damage }), Err)
-}
-
-/// Blocks that cannot be read are blocks that do not check.
-struct Forgiving<'a>(OnDevice<'a>);
-
-impl Ring for Forgiving<'_> {
-    fn read(&self, index: u64, buf: &mut [u8]) -> Result<()> {
-        if self.0.read(index, buf).is_ok() {
-            return Ok(());
-        }
-        for (nth, block) in buf.chunks_exact_mut(BLOCK_SIZE).enumerate() {
-            if self.0.read(index + nth as u64, block).is_err() {
-                block.fill(0);
-            }
-        }
-        Ok(())
-    }
 }
 
 /// A walk through the ring.
@@ -163,6 +171,8 @@ struct Walk<'a, 'f> {
     /// are errors.
     later: Option<Later<'f>>,
     damage: Option<Error>,
+    /// Blocks of the ring that cannot be read, behind the end of the stream.
+    unreadable: Vec<u64>,
 }
 
 /// See [`replay_readable`].
@@ -190,8 +200,16 @@ impl Walk<'_, '_> {
             let index = (first + done) % config.blocks;
             let count = CHUNK.min(config.blocks - done).min(config.blocks - index);
             let buf = &mut buf[..count as usize * BLOCK_SIZE];
-            ring.read(index, buf)?;
+            let unreadable = read_readable(ring, index, buf)?;
             for (nth, block) in buf.chunks_exact(BLOCK_SIZE).enumerate() {
+                if let Some((_, why)) = unreadable.iter().find(|(block, _)| *block == nth) {
+                    if open && !(config.closed && records.position == config.from.0) {
+                        let at = records.position;
+                        let why = format!("the journal is damaged: the block at {at} cannot be read: {why}");
+                        self.damage.get_or_insert(Error::corrupt(why));
+                    }
+                    self.unreadable.push(index + nth as u64);
+                }
                 let header = BlockHeader::decode(block).ok().filter(|header| {
                     header.volume == config.volume
                         && header.incarnation == config.incarnation
@@ -226,7 +244,8 @@ impl Walk<'_, '_> {
                 records.position, promise.1, promise.0
             )));
         }
-        Ok(records.end(checkpoint))
+        let unreadable = self.unreadable.iter().map(|index| config.start.offset(*index)).collect();
+        Ok(ReplayEnd { unreadable, ..records.end(checkpoint) })
     }
 
     /// Looks at a block behind the journal's end.
@@ -249,6 +268,25 @@ impl Walk<'_, '_> {
         };
         *state = taken.is_ok().then_some(records);
     }
+}
+
+/// Reads blocks of the ring; those that cannot be read are zeros, and are listed with the reason.
+fn read_readable(ring: &dyn Ring, index: u64, buf: &mut [u8]) -> Result<Vec<(usize, Error)>> {
+    if ring.read(index, buf).is_ok() {
+        return Ok(Vec::new());
+    }
+    let mut unreadable = Vec::new();
+    for (nth, block) in buf.chunks_exact_mut(BLOCK_SIZE).enumerate() {
+        match ring.read(index + nth as u64, block) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::Io => {
+                block.fill(0);
+                unreadable.push((nth, error));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(unreadable)
 }
 
 /// Puts records together from blocks that follow one another.
@@ -369,6 +407,7 @@ impl Records {
             blocks: (self.position - self.start) / PAYLOAD,
             checkpoint: Seq(checkpoint),
             torn_bytes: self.partial.len() as u64,
+            unreadable: Vec::new(),
         }
     }
 }

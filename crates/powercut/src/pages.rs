@@ -28,6 +28,36 @@ pub enum Pages {
     Unprotected,
 }
 
+/// Pages that cuts have torn.
+pub struct TornPages {
+    pages: Pages,
+    total: u64,
+}
+
+impl TornPages {
+    /// None yet.
+    pub fn new(pages: Pages) -> TornPages {
+        TornPages { pages, total: 0 }
+    }
+
+    /// Torn pages of all cuts so far.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Looks at the pages after a cut, before the server recovers; `count` gives the torn ones and the first
+    /// of them. Says whether unprotected pages are torn, so that the database is of no use any more.
+    pub fn look(&mut self, count: impl FnOnce() -> Outcome<(u64, String)>) -> Outcome<bool> {
+        if self.pages == Pages::Logged {
+            return Ok(false);
+        }
+        let (torn, first) = count()?;
+        self.total += torn;
+        self.pages.judge(torn, &first)?;
+        Ok(torn > 0)
+    }
+}
+
 impl Pages {
     /// Gives an empty folder the property `untorn` if that is what protects the pages.
     pub fn prepare(self, folder: &Path, page_bytes: u32) -> Outcome {
@@ -40,7 +70,7 @@ impl Pages {
     }
 
     /// Judges a count of torn pages.
-    pub fn judge(self, torn: u64, what: &str) -> Outcome {
+    fn judge(self, torn: u64, what: &str) -> Outcome {
         if torn > 0 && self == Pages::Untorn {
             return Err(Failure::Broken(format!("{torn} TORN PAGES in untorn files: {what}")));
         }

@@ -43,6 +43,20 @@ pub fn run(command: &mut Command) -> Outcome<String> {
     Err(Failure::Broken(format!("{:?}: {}: {words}", command.get_program(), output.status)))
 }
 
+/// Asks a server to shut down, and waits for its end. Gives it back if it does not end.
+pub fn stop(mut server: Child, signal: Signal, patience: Duration) -> Result<Outcome, Child> {
+    let _ = rustix::process::kill_process(Pid::from_child(&server), signal);
+    let deadline = Instant::now() + patience;
+    while Instant::now() < deadline {
+        match server.try_wait() {
+            Ok(Some(status)) if status.success() => return Ok(Ok(())),
+            Ok(Some(status)) => return Ok(Err(Failure::Broken(format!("the server stopped with {status}")))),
+            _ => std::thread::sleep(Duration::from_millis(10)),
+        }
+    }
+    Err(server)
+}
+
 /// Ends a server and every process below it, and waits until they are gone. Gives their identifiers.
 pub fn kill_family(mut server: Child) -> Vec<u32> {
     // Stopped first, so that it starts no more children.

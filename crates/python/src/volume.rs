@@ -352,7 +352,7 @@ impl NativeVolume {
         self.with(py, |volume| volume.properties(path)).map(property_fields)
     }
 
-    /// The most bytes, in whole blocks, that a group of writes may have.
+    /// The most bytes, in whole blocks, that a group of writes may have: the free space.
     #[getter]
     fn group_bytes_max(&self) -> PyResult<u64> {
         Ok(self.open_volume()?.group_bytes_max())

@@ -10,7 +10,7 @@
 use crate::acl::{self, Acl};
 use crate::engine::Engine;
 use crate::inode::InodeRef;
-use crate::metadata::Metadata;
+use crate::metadata::{FileTimes, Metadata};
 use crate::namespace::records::Records;
 use crate::transaction::{Cost, Depends, Transaction};
 use quire_base::sync::Arc;
@@ -18,6 +18,8 @@ use quire_base::{BLOCK_SIZE, Context, Error, ErrorKind, Result, Timestamp};
 use quire_format::inode::{FileType, INODE_BYTES, InodeRecord, MODE_PERMISSION_MASK, MODE_TYPE_MASK};
 use quire_format::key::Key;
 use quire_format::xattr::{self as xattr_format, PIECE_BYTES_MAX, PIECES_MAX};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 
 /// The setuid bit of a mode.
 pub(crate) const SETUID: u32 = 0o4000;
@@ -61,6 +63,23 @@ pub struct SetAttributes {
     pub kill_suid_sgid: bool,
 }
 
+impl From<&Permissions> for SetAttributes {
+    fn from(permissions: &Permissions) -> SetAttributes {
+        SetAttributes { mode: Some(permissions.mode()), ..SetAttributes::default() }
+    }
+}
+
+impl From<FileTimes> for SetAttributes {
+    fn from(times: FileTimes) -> SetAttributes {
+        let at = |time: std::time::SystemTime| SetTime::At(time.into());
+        SetAttributes {
+            atime: times.accessed.map(at),
+            mtime: times.modified.map(at),
+            ..SetAttributes::default()
+        }
+    }
+}
+
 impl SetAttributes {
     fn changes_record(&self) -> bool {
         let SetAttributes { mode, uid, gid, size: _, atime, mtime, kill_suid_sgid } = self;
@@ -84,7 +103,7 @@ impl SetAttributes {
 }
 
 /// A mode without setuid, and without setgid where that lets the group's members run it as the group.
-pub(crate) fn without_privileges(mode: u32) -> u32 {
+pub fn without_privileges(mode: u32) -> u32 {
     let setgid = if mode & GROUP_EXECUTE != 0 { SETGID } else { 0 };
     mode & !(SETUID | setgid)
 }
@@ -126,7 +145,7 @@ impl Engine {
         inode: &InodeRef,
         set: &SetAttributes,
     ) -> Result<Metadata> {
-        let _change = self.begin_change()?;
+        self.check_writable()?;
         if set.mode.is_some() && inode.kind() == FileType::Symlink {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -137,6 +156,7 @@ impl Engine {
             self.truncate(inode, size)?;
         }
         if set.changes_record() {
+            let _change = self.begin_change()?;
             self.change_record(inode, set)?;
         }
         Ok(self.metadata(inode))

@@ -78,6 +78,7 @@ impl Engine {
         superblock.free_blocks = self.applied_free_blocks.get();
         superblock.inode_count = self.applied_inodes.get();
         superblock.next_inode = self.inode_numbers.end();
+        superblock.scrub = self.last_scrub.lock().clone();
         drop(barrier);
 
         journal.force(sequence)?;
@@ -111,6 +112,6 @@ impl Engine {
 
 /// Puts what a checkpoint wrote into the superblock that will name it.
 pub(crate) fn name_image(superblock: &mut Superblock, image: &CheckpointImage) {
-    superblock.root = image.root;
+    superblock.set_roots(image.roots);
     superblock.manifest = image.manifest;
 }

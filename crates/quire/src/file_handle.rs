@@ -5,6 +5,7 @@
 //!
 //! Neighbours: [`crate::OpenOptions`] opens; [`crate::inodes`] does the work.
 
+use crate::attributes::SetAttributes;
 use crate::cursor::Cursor;
 use crate::direct_io::DirectIo;
 use crate::file::advice::Advice;
@@ -13,7 +14,7 @@ use crate::group_handle::FileGroup;
 use crate::inode::InodeRef;
 use crate::inodes::{FallocateMode, Inodes, IoFlags, XattrFlags};
 use crate::metadata::{FileTimes, Metadata};
-use crate::paths::{or_none, to_permissions, to_times};
+use crate::xattr::or_none;
 use quire_base::sync::Arc;
 use quire_base::{Error, ErrorKind, Result};
 use quire_device::AlignedBuf;
@@ -346,7 +347,7 @@ impl File {
 
     /// Changes permissions: the bits 0o7777 of their mode.
     pub fn set_permissions(&self, permissions: Permissions) -> Result<()> {
-        self.inodes.set_attributes(&self.inode, &to_permissions(&permissions)).map(drop)
+        self.inodes.set_attributes(&self.inode, &SetAttributes::from(&permissions)).map(drop)
     }
 
     /// What is asked of the file besides.
@@ -362,7 +363,7 @@ impl File {
 
     /// Sets the times of the last access and the last change.
     pub fn set_times(&self, times: FileTimes) -> Result<()> {
-        self.inodes.set_attributes(&self.inode, &to_times(times)).map(drop)
+        self.inodes.set_attributes(&self.inode, &SetAttributes::from(times)).map(drop)
     }
 
     /// An extended attribute; `None` if there is none of that name.

@@ -41,9 +41,10 @@ impl Group {
     }
 
     /// Adds a write of all of `data` at an offset, which counts for a file opened to append, too.
-    /// `CrossDevice` for a file of another volume. An error of kind `TooLarge` says that the group would pass
-    /// a limit, in bytes ([`Volume::group_bytes_max`](crate::Volume::group_bytes_max)) or in places; the
-    /// group stays as it was.
+    /// `CrossDevice` for a file of another volume. An error of kind `NoSpace` says that the volume has no
+    /// room for the group ([`Volume::group_bytes_max`](crate::Volume::group_bytes_max)), one of kind
+    /// `TooLarge` that it would be in too many places; the group stays as it was. Content beyond 2 MiB leaves
+    /// the memory for fresh blocks; if that fails, so does all that follows.
     pub fn write_at(&mut self, file: &File, data: &[u8], offset: u64) -> Result<()> {
         file.check_writable()?;
         self.0.write_at(file.inode(), data, offset)
@@ -69,8 +70,8 @@ impl Group {
     }
 
     /// Makes all writes visible at once, and durable as `commit` says. On an error nothing has changed,
-    /// unless the volume has failed. A group of more than 2 MiB needs free space for all that it writes
-    /// (`NoSpace`), and its files may not be in too many pieces (`TooLarge`).
+    /// unless the volume has failed. The files of a group of more than 2 MiB may not be in too many pieces
+    /// (`TooLarge`).
     pub fn commit(self, commit: Commit) -> Result<()> {
         self.0.commit(commit)
     }

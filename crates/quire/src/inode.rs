@@ -52,8 +52,6 @@ pub(crate) enum OrphanState {
     Slot(Slot),
     /// Under a key in the tree, since no slot was free.
     Key,
-    /// Nowhere ([`crate::OrphanTracking::None`]).
-    Untracked,
 }
 
 /// The part of an inode that its lock protects.

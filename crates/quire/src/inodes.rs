@@ -39,7 +39,7 @@ use quire_base::sync::Arc;
 use quire_device::AlignedBuf;
 use quire_format::properties::Properties;
 
-pub use crate::attributes::{SetAttributes, SetTime};
+pub use crate::attributes::{SetAttributes, SetTime, without_privileges};
 pub use crate::file::IoFlags;
 pub use crate::file::direct_async::BufferDone;
 pub use crate::file::fallocate::FallocateMode;
@@ -69,7 +69,7 @@ impl Inodes {
         InodeGroup::new(self.clone())
     }
 
-    /// The most bytes, in whole blocks, that a group may write.
+    /// The most bytes, in whole blocks, that a group may write as the volume is now: its free space.
     pub fn group_bytes_max(&self) -> u64 {
         self.engine().group_bytes_max()
     }

@@ -34,13 +34,7 @@ pub fn journal(
     superblock: &Superblock,
     visit: &mut dyn FnMut(Seq, Vec<Change>),
 ) -> Result<ReplayEnd> {
-    let config = ReplayConfig {
-        start: superblock.journal_start,
-        blocks: superblock.journal_blocks,
-        volume: superblock.volume_id(),
-        incarnation: superblock.incarnation,
-        from: superblock.sequence,
-    };
+    let config = ReplayConfig::of(superblock);
     replay(&Device::new(backend), &config, &mut |seq, payload| {
         visit(seq, record::decode(payload)?);
         Ok(())

@@ -7,8 +7,8 @@
 //! use quire::{FormatOptions, OpenOptions, Volume};
 //!
 //! # fn main() -> quire::Result<()> {
-//! # let folder = tempfile::tempdir().unwrap();
-//! # let image = folder.path().join("data.img");
+//! # let directory = tempfile::tempdir().unwrap();
+//! # let image = directory.path().join("data.img");
 //! FormatOptions::new().size(64 << 20).format(&image)?;
 //! let volume = Volume::open(&image)?;
 //!
@@ -70,6 +70,7 @@ mod engine;
 mod extent_map;
 mod file;
 mod file_handle;
+mod freeze;
 mod gate;
 mod group;
 mod group_handle;
@@ -114,6 +115,7 @@ pub use direct_io::DirectIo;
 pub use file::advice::Advice;
 pub use file::syncing::{Durability, SyncOptions, Syncing};
 pub use file_handle::File;
+pub use freeze::Frozen;
 pub use group::Commit;
 pub use group_handle::{FileGroup, Group};
 pub use metadata::{FileTimes, Metadata};
@@ -130,7 +132,7 @@ pub use recovery::RecoveryReport;
 pub use resize::ResizeOptions;
 #[cfg(not(any(loom, shuttle)))]
 pub use resize::set_label;
-pub use scrub::{ScrubOptions, ScrubReport, Unreadable};
+pub use scrub::{LastScrub, ScrubOptions, ScrubReport, ScrubState, Unreadable};
 pub use volume::{Statfs, Volume, VolumeInfo};
 
 pub mod backend {
@@ -159,12 +161,6 @@ pub mod internals {
     //! For the parts of Quire itself that look behind the library: fsck, the simulator, measurements and
     //! models. Anything here may change at any time.
 
-    pub use crate::options::OrphanTracking;
-
-    /// See the module of this name.
-    pub mod changes {
-        pub use crate::changes::*;
-    }
     /// See the module of this name.
     pub mod dirty_inodes {
         pub use crate::dirty_inodes::*;

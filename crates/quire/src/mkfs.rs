@@ -184,7 +184,8 @@ pub(crate) fn format(backend: Arc<dyn Backend>, options: &FormatOptions) -> Resu
         checkpointed: now,
         metadata_copies: geometry.copies,
         epoch: 0,
-        space_root: None,
+        space_root: NodeRef { block: BlockNo(0), twin: NO_TWIN, generation: 0, crc: 0, level: 0 },
+        scrub: None,
     };
 
     let pool = PoolState::new(&geometry.pool(), geometry.copies);

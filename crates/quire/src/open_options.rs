@@ -2,8 +2,7 @@
 //!
 //! Neighbours: [`super::walk`] finds the place; [`crate::File`] is what comes out.
 
-use super::paths::told;
-use super::walk::{Place, Walk};
+use super::walk::{Place, Walk, with_path};
 use crate::file_handle::File;
 use crate::inode::InodeRef;
 use crate::inodes::{Caller, Create, IoFlags};
@@ -156,7 +155,7 @@ impl OpenOptions {
     /// each other.
     pub fn open(&self, volume: &Volume, path: impl AsRef<Path>) -> Result<File> {
         let path = path.as_ref();
-        told(self.open_at(volume, path), "opening", path)
+        with_path(self.open_at(volume, path), "opening", path)
     }
 
     fn writes(&self) -> bool {

@@ -18,8 +18,8 @@ use std::path::Path;
 /// use quire::{FormatOptions, Volume};
 ///
 /// # fn main() -> quire::Result<()> {
-/// # let folder = tempfile::tempdir().unwrap();
-/// # let image = folder.path().join("data.img");
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let image = directory.path().join("data.img");
 /// let info = FormatOptions::new().size(64 << 20).label("backup").format(&image)?;
 /// assert_eq!((info.label.as_str(), info.blocks), ("backup", 16384));
 /// Volume::open(&image)?.close()
@@ -138,27 +138,14 @@ pub enum AccessTimes {
     Strict,
 }
 
-/// How a running volume keeps inodes that have lost their names. Anything but the default is for measurements
-/// only.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OrphanTracking {
-    /// In slots that are claimed without a lock.
-    #[default]
-    Lockless,
-    /// In the same slots, behind one lock of the volume, held from the claim until its record is applied.
-    Locked,
-    /// Not at all: after a crash such inodes take their space until fsck finds them.
-    None,
-}
-
 /// How a volume is opened.
 ///
 /// ```
 /// use quire::{AccessTimes, FormatOptions, VolumeOptions};
 ///
 /// # fn main() -> quire::Result<()> {
-/// # let folder = tempfile::tempdir().unwrap();
-/// # let image = folder.path().join("data.img");
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let image = directory.path().join("data.img");
 /// # FormatOptions::new().size(64 << 20).format(&image)?;
 /// let options = VolumeOptions::new().cache_bytes(64 << 20).access_times(AccessTimes::Never);
 /// let volume = options.open(&image)?;
@@ -182,8 +169,6 @@ pub struct VolumeOptions {
     pub(crate) threads: bool,
     pub(crate) clock: Clock,
     pub(crate) folio_bytes: Option<u64>,
-    pub(crate) dirties_whole_folios: bool,
-    pub(crate) orphan_tracking: OrphanTracking,
     pub(crate) group_record_bytes: Option<u64>,
     /// What opening changes of the volume's shape.
     pub(crate) reshape: Option<Reshape>,
@@ -204,8 +189,6 @@ impl VolumeOptions {
             threads: true,
             clock: Clock::System,
             folio_bytes: None,
-            dirties_whole_folios: false,
-            orphan_tracking: OrphanTracking::Lockless,
             group_record_bytes: None,
             reshape: None,
         }
@@ -291,25 +274,9 @@ impl VolumeOptions {
         self
     }
 
-    /// For measurements only: a write makes its whole folios dirty.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn dirties_whole_folios(mut self, whole: bool) -> VolumeOptions {
-        self.dirties_whole_folios = whole;
-        self
-    }
-
-    /// For measurements only: how orphans are tracked.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn orphan_tracking(mut self, tracking: OrphanTracking) -> VolumeOptions {
-        self.orphan_tracking = tracking;
-        self
-    }
-
-    /// For tests and measurements only: groups of more bytes of blocks go to fresh blocks, though a record of
-    /// the journal would take them.
-    #[doc(hidden)]
+    /// Bytes of blocks up to which a group of writes goes through the journal: one flush, and each block is
+    /// written twice. A larger group goes to fresh blocks: two flushes, and each block is written once. At
+    /// most, and at first, what one record of the journal takes, 2 MiB.
     #[must_use]
     pub fn group_record_bytes(mut self, bytes: u64) -> VolumeOptions {
         self.group_record_bytes = Some(bytes);
@@ -365,7 +332,6 @@ impl VolumeOptions {
             }
             (config.order_max, config.order_fixed) = ((bytes >> BLOCK_SHIFT).ilog2() as u8, true);
         }
-        config.dirties_whole_folios = self.dirties_whole_folios;
         Ok(config)
     }
 }

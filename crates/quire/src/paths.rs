@@ -9,13 +9,14 @@
 use super::metadata::{FileTimes, Metadata};
 use super::open_options::OpenOptions;
 use super::read_dir::ReadDir;
-use super::walk::Walk;
-use crate::attributes::{SetAttributes, SetTime};
+use super::walk::{Walk, with_path};
+use crate::attributes::SetAttributes;
 use crate::file_handle::File;
 use crate::inode::InodeRef;
 use crate::inodes::{Caller, Create, XattrFlags};
 use crate::namespace::RenameFlags;
 use crate::volume::Volume;
+use crate::xattr::or_none;
 use quire_base::{Error, ErrorKind, Result};
 use quire_format::inode::FileType;
 use quire_format::properties::Properties;
@@ -24,11 +25,6 @@ use std::fs::Permissions;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-
-/// Names what was being done, and to what.
-pub(super) fn told<T>(result: Result<T>, doing: &str, path: &Path) -> Result<T> {
-    result.map_err(|error| error.context(format_args!("{doing} {}", path.display())))
-}
 
 /// # Files and directories by path
 ///
@@ -52,7 +48,7 @@ impl Volume {
     }
 
     fn walk_to(&self, path: &Path, follow_last: bool, doing: &str) -> Result<InodeRef> {
-        told(Walk::new(self.inodes(), path).and_then(|walk| walk.inode(follow_last)), doing, path)
+        with_path(Walk::new(self.inodes(), path).and_then(|walk| walk.inode(follow_last)), doing, path)
     }
 
     /// Does `act` with the directory and the last name of a path.
@@ -65,7 +61,7 @@ impl Volume {
         let done = Walk::new(self.inodes(), path)
             .and_then(Walk::name)
             .and_then(|(directory, name)| act(&directory, &name));
-        told(done, doing, path)
+        with_path(done, doing, path)
     }
 
     /// A file's whole contents.
@@ -78,7 +74,7 @@ impl Volume {
             let rest = file.size().saturating_sub(contents.len() as u64).min(READ_BYTES) as usize + 1;
             let done = contents.len();
             contents.resize(done + rest, 0);
-            let count = told(file.read_at(&mut contents[done..], done as u64), "reading", path)?;
+            let count = with_path(file.read_at(&mut contents[done..], done as u64), "reading", path)?;
             contents.truncate(done + count);
             if count == 0 {
                 return Ok(contents);
@@ -98,7 +94,7 @@ impl Volume {
     /// and [`rename`](Volume::rename) it.
     pub fn write(&self, path: impl AsRef<Path>, contents: impl AsRef<[u8]>) -> Result<()> {
         let path = path.as_ref();
-        told(self.create_file(path)?.write_all_at(contents.as_ref(), 0), "writing", path)
+        with_path(self.create_file(path)?.write_all_at(contents.as_ref(), 0), "writing", path)
     }
 
     /// Copies the contents and permissions of a file to another, which is created or replaced; gives the
@@ -277,7 +273,7 @@ impl Volume {
     pub fn read_link(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
         let path = path.as_ref();
         let inode = self.walk_to(path, false, "reading link")?;
-        let target = told(self.inodes().read_link(&inode), "reading link", path)?;
+        let target = with_path(self.inodes().read_link(&inode), "reading link", path)?;
         Ok(PathBuf::from(OsString::from_vec(target)))
     }
 
@@ -285,17 +281,17 @@ impl Volume {
     pub fn read_dir(&self, path: impl AsRef<Path>) -> Result<ReadDir> {
         let path = path.as_ref();
         let inode = self.walk_to(path, true, "listing")?;
-        told(ReadDir::new(self.inodes(), inode, path), "listing", path)
+        with_path(ReadDir::new(self.inodes(), inode, path), "listing", path)
     }
 
     fn change(&self, path: &Path, follow_last: bool, doing: &str, set: &SetAttributes) -> Result<()> {
         let inode = self.walk_to(path, follow_last, doing)?;
-        told(self.inodes().set_attributes(&inode, set).map(drop), doing, path)
+        with_path(self.inodes().set_attributes(&inode, set).map(drop), doing, path)
     }
 
     /// Changes permissions: the bits 0o7777 of their mode.
     pub fn set_permissions(&self, path: impl AsRef<Path>, permissions: Permissions) -> Result<()> {
-        self.change(path.as_ref(), true, "changing permissions of", &to_permissions(&permissions))
+        self.change(path.as_ref(), true, "changing permissions of", &SetAttributes::from(&permissions))
     }
 
     /// What is asked of a file or directory besides; a directory hands it to what is created in it.
@@ -307,7 +303,7 @@ impl Volume {
     pub fn set_properties(&self, path: impl AsRef<Path>, properties: Properties) -> Result<()> {
         let (path, doing) = (path.as_ref(), "changing the properties of");
         let inode = self.walk_to(path, true, doing)?;
-        told(self.inodes().set_properties(&inode, properties), doing, path)
+        with_path(self.inodes().set_properties(&inode, properties), doing, path)
     }
 
     /// Changes owner and group, where given, as [`std::os::unix::fs::chown`].
@@ -324,14 +320,14 @@ impl Volume {
 
     /// Sets the times of the last access and the last change.
     pub fn set_times(&self, path: impl AsRef<Path>, times: FileTimes) -> Result<()> {
-        self.change(path.as_ref(), true, "setting times of", &to_times(times))
+        self.change(path.as_ref(), true, "setting times of", &SetAttributes::from(times))
     }
 
     /// An extended attribute; `None` if there is none of that name.
     pub fn get_xattr(&self, path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> Result<Option<Vec<u8>>> {
         let (path, doing) = (path.as_ref(), "reading an attribute of");
         let inode = self.walk_to(path, true, doing)?;
-        told(or_none(self.inodes().get_xattr(&inode, name.as_ref().as_bytes())), doing, path)
+        with_path(or_none(self.inodes().get_xattr(&inode, name.as_ref().as_bytes())), doing, path)
     }
 
     /// Sets an extended attribute, at most 64 KiB. Names begin with `user.`, `trusted.` or `security.`.
@@ -344,14 +340,14 @@ impl Volume {
         let (path, doing) = (path.as_ref(), "setting an attribute of");
         let inode = self.walk_to(path, true, doing)?;
         let (name, value) = (name.as_ref().as_bytes(), value.as_ref());
-        told(self.inodes().set_xattr(&inode, name, value, XattrFlags::empty()), doing, path)
+        with_path(self.inodes().set_xattr(&inode, name, value, XattrFlags::empty()), doing, path)
     }
 
     /// The names of the extended attributes.
     pub fn list_xattrs(&self, path: impl AsRef<Path>) -> Result<Vec<OsString>> {
         let (path, doing) = (path.as_ref(), "listing attributes of");
         let inode = self.walk_to(path, true, doing)?;
-        let names = told(self.inodes().list_xattrs(&inode), doing, path)?;
+        let names = with_path(self.inodes().list_xattrs(&inode), doing, path)?;
         Ok(names.into_iter().map(OsString::from_vec).collect())
     }
 
@@ -359,7 +355,7 @@ impl Volume {
     pub fn remove_xattr(&self, path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> Result<()> {
         let (path, doing) = (path.as_ref(), "removing an attribute of");
         let inode = self.walk_to(path, true, doing)?;
-        told(self.inodes().remove_xattr(&inode, name.as_ref().as_bytes()), doing, path)
+        with_path(self.inodes().remove_xattr(&inode, name.as_ref().as_bytes()), doing, path)
     }
 }
 
@@ -372,22 +368,4 @@ fn gone_or(outcome: Result<()>) -> Result<()> {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         outcome => outcome,
     }
-}
-
-/// An attribute that need not exist.
-pub(crate) fn or_none(value: Result<Vec<u8>>) -> Result<Option<Vec<u8>>> {
-    match value {
-        Ok(value) => Ok(Some(value)),
-        Err(error) if error.kind() == ErrorKind::NoAttribute => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-pub(crate) fn to_permissions(permissions: &Permissions) -> SetAttributes {
-    SetAttributes { mode: Some(permissions.mode()), ..SetAttributes::default() }
-}
-
-pub(crate) fn to_times(times: FileTimes) -> SetAttributes {
-    let at = |time: std::time::SystemTime| SetTime::At(time.into());
-    SetAttributes { atime: times.accessed.map(at), mtime: times.modified.map(at), ..SetAttributes::default() }
 }

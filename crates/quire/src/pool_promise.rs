@@ -20,7 +20,7 @@
 //! An inode that leaves memory gives back what it still has; after a clean close all accounts are empty
 //! ([`crate::reservation`] checks that).
 //!
-//! Neighbours: `file/backing` promises and redeems; [`crate::transaction`] takes chunks;
+//! Neighbours: `file/backing` promises and releases; [`crate::transaction`] takes chunks;
 //! [`crate::checkpoint`] pays.
 
 use crate::engine::Engine;
@@ -172,7 +172,7 @@ impl Engine {
 
     /// `blocks` that were promised to `inode` have homes, or are not needed any more. The blocks themselves
     /// are the caller's business, what was kept beside them goes back.
-    pub(crate) fn redeem(&self, inode: &Inode, blocks: u64) {
+    pub(crate) fn release_promised(&self, inode: &Inode, blocks: u64) {
         let before = inode.delayed.blocks.fetch_sub(blocks, Ordering::AcqRel);
         drop(self.pool_promise.take(&self.alloc, self.growth(before - blocks, blocks)));
     }

@@ -139,7 +139,7 @@ impl Engine {
         if after.cache_drop
             && let Some(mapping) = inode.mapping.get()
         {
-            mapping.let_go(0, u64::MAX);
+            mapping.drop_behind(0, u64::MAX);
         }
         Ok(true)
     }

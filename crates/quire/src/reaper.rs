@@ -18,7 +18,7 @@ use crate::engine::{Background, Engine};
 use crate::extent_map::Replacement;
 use crate::inode::{Inode, OrphanState};
 use crate::reap_queue::Reaping;
-use crate::transaction::{Cost, Depends};
+use crate::transaction::{Cost, Depends, Transaction};
 use quire_base::patience;
 use quire_base::shard;
 use quire_base::sync::Arc;
@@ -28,7 +28,7 @@ use quire_format::extent::Extent;
 use quire_format::inode::InodeRecord;
 use quire_format::key::{Key, KeyKind};
 use quire_format::logged::LoggedOp;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
 /// Inodes that may wait in a shard's queue before its threads help the reaper: at least, and at most.
 const BACKLOG: std::ops::RangeInclusive<usize> = 8..=256;
@@ -199,7 +199,7 @@ impl Engine {
         match meta.orphan {
             OrphanState::Slot(slot) => transaction.orphan_clear(Some(slot), number),
             OrphanState::Key => transaction.orphan_clear(None, number),
-            OrphanState::Named | OrphanState::Untracked => {}
+            OrphanState::Named => {}
         }
         transaction.commit(Depends::Nothing)?;
         drop(meta);
@@ -218,17 +218,29 @@ impl Engine {
     /// One bounded step of freeing `first..end`; false when nothing is left there.
     pub(crate) fn free_some_extents(&self, inode: &Arc<Inode>, first: u64, end: u64) -> Result<bool> {
         let cost = |extents| Cost::new(1, 128).with_extents(extents + 2).critical();
-        let (mut transaction, batch) = self.begin_extents(cost)?;
+        let (transaction, batch) = self.begin_extents(cost)?;
         // `meta` is not held while the device is read.
         self.load_change(transaction.ticket(), inode, &(first..end), batch)?;
+        self.free_extents(inode, first..end, batch, transaction)
+    }
+
+    /// Frees the first `extents_max` extents that a file has in a range of blocks; false if it has none
+    /// there.
+    pub(crate) fn free_extents(
+        &self,
+        inode: &Inode,
+        blocks: Range<u64>,
+        extents_max: usize,
+        mut transaction: Transaction<'_>,
+    ) -> Result<bool> {
         let mut meta = inode.meta();
-        let found = self.extents_in(inode, first, end - first, batch)?;
+        let found = self.extents_in(inode, blocks.start, blocks.end - blocks.start, extents_max)?;
         if found.is_empty() {
             return Ok(false);
         }
         let kept: Vec<Extent> = found
             .iter()
-            .flat_map(|extent| [extent.clip(0, first), extent.clip(end, u64::MAX)])
+            .flat_map(|extent| [extent.clip(0, blocks.start), extent.clip(blocks.end, u64::MAX)])
             .flatten()
             .collect();
         let plan = Replacement::between(found, kept);

@@ -32,9 +32,9 @@ use crate::superblocks::{self, publish};
 use quire_alloc::{AllocConfig, Allocator, RegionSource};
 use quire_base::metrics::Counter;
 use quire_base::sync::Arc;
-use quire_base::{Context, Error, ErrorKind, InodeNo, Result, Seq};
+use quire_base::{BLOCK_SIZE, BlockNo, Context, Error, ErrorKind, InodeNo, Result, Seq};
 use quire_cache::Cache;
-use quire_device::{Backend, Device};
+use quire_device::{AlignedBuf, Backend, Device, IoClass};
 use quire_format::extent::Run;
 use quire_format::key::{Key, KeyKind};
 use quire_format::record::{self, Change};
@@ -70,6 +70,8 @@ pub(crate) struct Loaded {
     pub(crate) mends_pool: bool,
     /// Where the journal ends.
     pub(crate) end: Seq,
+    /// Blocks of the journal that cannot be read; unless it is cut, nothing that counts is in them.
+    pub(crate) unreadable: Vec<BlockNo>,
     pub(crate) report: RecoveryReport,
 }
 
@@ -191,7 +193,7 @@ fn load_from(
     let orphan_blocks = pool.load_orphan_blocks(device, superblock.orphan_blocks);
     let mends_pool = pool.is_damaged();
     let tree =
-        Tree::open(device.clone(), volume, superblock.root, pool, tree_limits(options)).context("tree")?;
+        Tree::open(device.clone(), volume, superblock.roots(), pool, tree_limits(options)).context("tree")?;
 
     let orphans = OrphanSlots::new(superblock.orphan_blocks);
     let mut report = RecoveryReport::default();
@@ -223,13 +225,7 @@ fn load_from(
         data_space: superblock.data_space(),
         alloc: None,
     };
-    let config = ReplayConfig {
-        start: superblock.journal_start,
-        blocks: superblock.journal_blocks,
-        volume,
-        incarnation: superblock.incarnation,
-        from: superblock.sequence,
-    };
+    let config = ReplayConfig::of(&superblock);
     let mut cut = JournalCut::default();
     // Blocks of which no record may have content.
     let kept = |tree: &Tree| -> Vec<_> {
@@ -284,7 +280,8 @@ fn load_from(
     superblock.inode_count = inodes.get();
     superblock.next_inode = next_inode.end();
     report.orphans = orphans.applied().len();
-    Ok((Loaded { superblock, slot, tree, orphans, mends_pool, end: end.end, report }, cut))
+    let (end, unreadable) = (end.end, end.unreadable);
+    Ok((Loaded { superblock, slot, tree, orphans, mends_pool, end, unreadable, report }, cut))
 }
 
 pub(crate) fn tree_limits(options: &VolumeOptions) -> TreeLimits {
@@ -349,8 +346,12 @@ pub(crate) fn open_remains(
     let newest =
         slots.filter_map(|(slot, read)| Some((slot, read.ok()?))).max_by_key(|(_, read)| read.checkpoint);
     let Some((slot, superblock)) = newest else { return Err(none_usable(&device, &[])) };
-    let (loaded, cut) = load_from(&device, &options, superblock, slot, Replay::Readable)?;
-    Ok((Engine::new(new_incarnation(&*backend, device, loaded, options)?), cut))
+    let (mut loaded, cut) = load_from(&device, &options, superblock, slot, Replay::Readable)?;
+    // Some were needed. Until the cut is published, they say that something is missing.
+    let unreadable = std::mem::take(&mut loaded.unreadable);
+    let engine = Engine::new(new_incarnation(&*backend, device, loaded, options)?);
+    renew_unreadable(&*backend, &unreadable);
+    Ok((engine, cut))
 }
 
 fn in_memory(device: Arc<Device>, loaded: Loaded, options: VolumeOptions) -> Result<Parts> {
@@ -372,6 +373,7 @@ fn new_incarnation(
     let plan = options.reshape.as_ref().map(|reshape| reshape.plan(&device, &loaded)).transpose()?;
     // Also where nothing of ours was written since the start: what the reads saw may sit in a cache.
     backend.flush()?;
+    renew_unreadable(backend, &loaded.unreadable);
     device.recorded().write_home(&device, loaded.end, &mut |_| Ok(()))?;
 
     let as_found = superblocks::newest(&device).0[loaded.slot].clone()?;
@@ -418,6 +420,22 @@ fn new_incarnation(
     );
     let state = CheckpointState { number, slot: second, sequence: loaded.end };
     parts(device, loaded, options, Some(journal), state, false)
+}
+
+/// Writes zeros over blocks of the journal that cannot be read, so that no later recovery finds one where its
+/// stream ends. Before anything is published: after a clean close it may be the very next one. A block that
+/// cannot be written either is left to the journal.
+fn renew_unreadable(backend: &dyn Backend, unreadable: &[BlockNo]) {
+    for at in unreadable {
+        match backend.write(IoClass::Journal, *at, &AlignedBuf::zeroed(BLOCK_SIZE)) {
+            Ok(()) => {
+                tracing::warn!(%at, "an unused block of the journal could not be read; it is written anew")
+            }
+            Err(error) => {
+                tracing::warn!(%at, %error, "an unused block of the journal can neither be read nor written");
+            }
+        }
+    }
 }
 
 fn parts(

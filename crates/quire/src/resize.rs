@@ -21,8 +21,8 @@ use std::path::Path;
 /// use quire::{FormatOptions, ResizeOptions, Volume};
 ///
 /// # fn main() -> quire::Result<()> {
-/// # let folder = tempfile::tempdir().unwrap();
-/// # let image = folder.path().join("data.img");
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let image = directory.path().join("data.img");
 /// FormatOptions::new().size(64 << 20).format(&image)?;
 /// let info = ResizeOptions::new().size(128 << 20).journal_bytes(8 << 20).resize(&image)?;
 /// assert_eq!((info.blocks, info.journal_blocks), (32768, 2048));

@@ -1,44 +1,46 @@
 //! Scrub: reading everything that the volume needs, while it is in use, before it is needed.
 //!
-//! All copies of all metadata are read: tree nodes beside changes ([`quire_tree::scrub`]); the superblocks,
-//! the pool's manifest, the orphan blocks and the journal between two checkpoints, which are kept out
-//! meanwhile. Metadata with a bad copy is written again: nodes by [`crate::heal`], the rest from memory by
-//! the next two checkpoints, which also make a damaged stretch of the journal needless. On request the data
-//! of all files is read as well. Their contents have no checksums, so only what the device cannot read is
+//! All copies of all metadata are read: superblocks, the pool's manifest, orphan blocks and the journal
+//! between two checkpoints ([`fixed`]), then the tree nodes, beside changes ([`quire_tree::scrub`]). Metadata
+//! with a bad copy is written again: nodes by [`crate::heal`], the rest from memory by the next two
+//! checkpoints, which also make a damaged stretch of the journal needless. On request the data of all files
+//! is read as well ([`data`]). Their contents have no checksums, so only what the device cannot read is
 //! found.
+//!
+//! Protocol. How far a scrub is stands in the engine, each checkpoint writes it into its superblock
+//! ([`Kept`]), and a scrub asks for one now and then. So one that the end of the volume, or a crash, has
+//! interrupted goes on with the next opening, from where the last checkpoint was. Nodes are read in the order
+//! of keys and data in that of inodes, neither of which changes meanwhile: what is new behind the position
+//! was written after the scrub began.
+//!
+//! Invariants: the position never passes what has not been read; nothing relies on it otherwise.
 //!
 //! Neighbours: `quire scrub` runs this in the server of a mount.
 
-use crate::checkpoint::CheckpointState;
+mod data;
+mod fixed;
+
 use crate::engine::Engine;
-use crate::inode::InodeRef;
-use crate::inodes::{Inodes, IoFlags};
-use crate::superblocks;
 use crate::volume::Volume;
-use quire_base::sync::atomic::Ordering;
 use quire_base::sync::thread;
 use quire_base::sync::time::{Duration, Instant};
-use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
-use quire_device::AlignedBuf;
-use quire_format::inode::FileType;
+use quire_base::{BLOCK_SIZE, Error, Result, Timestamp};
 use quire_format::key::Key;
-use quire_format::superblock::Superblock;
-use quire_journal::{ReplayConfig, replay};
-use quire_tree::PoolState;
-use quire_tree::copies::Look;
-use std::ffi::OsString;
+use quire_format::scrub::LastScrub as Kept;
+use quire_format::scrub::ScrubPosition;
+pub use quire_format::scrub::ScrubState;
 use std::ops::ControlFlow;
-use std::os::unix::ffi::OsStringExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-/// Bytes of data read at once.
-const PIECE: usize = 1 << 20;
+/// Between two checkpoints that a scrub asks for.
+const SAVE: Duration = Duration::from_secs(30);
 
 /// What a scrub reads, and how fast; from [`ScrubOptions::new`].
 #[derive(Clone, Debug, Default)]
 pub struct ScrubOptions {
     data: bool,
     bytes_per_second: Option<u64>,
+    resume: bool,
 }
 
 impl ScrubOptions {
@@ -58,12 +60,20 @@ impl ScrubOptions {
         self.bytes_per_second = Some(bytes.max(1));
         self
     }
+
+    /// Whether a scrub that was stopped or interrupted goes on where it was, and reads data if that one did.
+    /// If there is none, it begins at the beginning.
+    pub fn resume(mut self, resume: bool) -> ScrubOptions {
+        self.resume = resume;
+        self
+    }
 }
 
 /// Data of a file that the device cannot read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreadable {
-    /// From the root of the volume.
+    /// From the root of the volume; `#` and the inode's number while its path is not known yet, or if it has
+    /// none any more.
     pub path: PathBuf,
     /// First byte.
     pub offset: u64,
@@ -90,6 +100,51 @@ pub struct ScrubReport {
     pub lost: Vec<String>,
     /// Data that cannot be read.
     pub unreadable: Vec<Unreadable>,
+    /// Pieces of metadata without a good copy that were found before this scrub was interrupted, and that the
+    /// log named then.
+    pub lost_before: u64,
+    /// The same, of parts of files.
+    pub unreadable_before: u64,
+}
+
+impl ScrubReport {
+    /// Whether nothing is lost, and everything could be read.
+    pub fn is_good(&self) -> bool {
+        self.lost.is_empty() && self.unreadable.is_empty() && self.lost_before + self.unreadable_before == 0
+    }
+}
+
+/// What a volume remembers of its last scrub, from [`Volume::last_scrub`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LastScrub {
+    /// Whether it has ended, and how.
+    pub state: ScrubState,
+    /// Whether it reads data as well.
+    pub data: bool,
+    /// How much it reads in a second at most.
+    pub bytes_per_second: Option<u64>,
+    /// When it was started first.
+    pub started: Timestamp,
+    /// When it ended, or was last heard of.
+    pub ended: Timestamp,
+    /// How long it has worked.
+    pub spent: Duration,
+    /// What it has found. The lists are empty: a volume keeps numbers only.
+    pub report: ScrubReport,
+}
+
+fn report_of(kept: &Kept) -> ScrubReport {
+    ScrubReport {
+        metadata_bytes: kept.metadata_bytes,
+        data_bytes: kept.data_bytes,
+        files: kept.files,
+        damaged: kept.damaged,
+        healed: kept.healed,
+        lost_before: kept.lost,
+        unreadable_before: kept.unreadable,
+        ..ScrubReport::default()
+    }
 }
 
 /// Told now and then how far a scrub is; may break it off.
@@ -97,9 +152,16 @@ type Watch<'f> = dyn FnMut(&ScrubReport) -> ControlFlow<()> + 'f;
 
 struct Scrub<'a> {
     engine: &'a Engine,
-    options: &'a ScrubOptions,
+    options: ScrubOptions,
     report: ScrubReport,
     started: Instant,
+    /// Bytes read by those before that this one continues.
+    before: u64,
+    /// As it is kept.
+    last: Kept,
+    /// Time spent before.
+    spent: u64,
+    saved: Instant,
     watch: &'a mut Watch<'a>,
 }
 
@@ -112,8 +174,8 @@ impl Volume {
     ///
     /// ```
     /// # fn main() -> quire::Result<()> {
-    /// # let folder = tempfile::tempdir().unwrap();
-    /// # let image = folder.path().join("image");
+    /// # let directory = tempfile::tempdir().unwrap();
+    /// # let image = directory.path().join("image");
     /// use quire::{FormatOptions, ScrubOptions, VolumeOptions};
     /// use std::ops::ControlFlow;
     ///
@@ -127,214 +189,175 @@ impl Volume {
     /// ```
     pub fn scrub<'a>(&'a self, options: &'a ScrubOptions, watch: &'a mut Watch<'a>) -> Result<ScrubReport> {
         let engine = self.engine();
-        let (report, started) = (ScrubReport::default(), Instant::now());
-        let mut scrub = Scrub { engine, options, report, started, watch };
-        let mut done = scrub.metadata()?;
-        if options.data && done.is_continue() {
-            done = scrub.files(self.inodes());
-        }
-        match engine.failure() {
-            Some(error) if done.is_break() => Err(error),
-            _ => Ok(scrub.report),
-        }
+        let mut scrub = Scrub::start(engine, options, watch)?;
+        let done = scrub.run(self.inodes());
+        scrub.name_files(self.inodes());
+        scrub.end(done)?;
+        Ok(scrub.report)
+    }
+
+    /// The last scrub of the volume, this one included if one is running. [`ScrubState::Unfinished`] with
+    /// none running is one that the end of the volume, or a crash, has interrupted.
+    pub fn last_scrub(&self) -> Option<LastScrub> {
+        let kept = self.engine().last_scrub.lock().clone()?;
+        Some(LastScrub {
+            state: kept.state,
+            data: kept.data,
+            bytes_per_second: Some(kept.bytes_per_second).filter(|bytes| *bytes > 0),
+            started: kept.started,
+            ended: kept.ended,
+            spent: Duration::from_millis(kept.milliseconds),
+            report: report_of(&kept),
+        })
     }
 }
 
-impl Scrub<'_> {
+impl<'a> Scrub<'a> {
+    fn start(engine: &'a Engine, options: &ScrubOptions, watch: &'a mut Watch<'a>) -> Result<Scrub<'a>> {
+        let now = engine.options.clock.now();
+        let mut options = options.clone();
+        let earlier = engine.last_scrub.lock().clone();
+        let goes_on = |scrub: &Kept| options.resume && scrub.state != ScrubState::Finished;
+        let mut last = earlier.filter(goes_on).unwrap_or(Kept {
+            state: ScrubState::Unfinished,
+            data: false,
+            bytes_per_second: 0,
+            started: now,
+            ended: now,
+            position: ScrubPosition::Metadata(Key::MIN),
+            metadata_bytes: 0,
+            data_bytes: 0,
+            files: 0,
+            damaged: 0,
+            healed: 0,
+            lost: 0,
+            unreadable: 0,
+            milliseconds: 0,
+        });
+        options.data |= last.data;
+        (last.state, last.data) = (ScrubState::Unfinished, options.data);
+        last.bytes_per_second = options.bytes_per_second.unwrap_or(0);
+        let report = report_of(&last);
+        let (started, saved, spent) = (Instant::now(), Instant::now(), last.milliseconds);
+        let before = last.metadata_bytes.saturating_add(last.data_bytes);
+        let mut scrub = Scrub { engine, options, report, started, before, last, spent, saved, watch };
+        scrub.save()?;
+        Ok(scrub)
+    }
+
+    fn run(&mut self, inodes: &crate::inodes::Inodes) -> Result<ControlFlow<()>> {
+        let done = match self.last.position {
+            ScrubPosition::Metadata(from) => self.metadata(from)?,
+            ScrubPosition::Data(..) => ControlFlow::Continue(()),
+        };
+        if done.is_break() || !self.options.data {
+            return Ok(done);
+        }
+        self.data(inodes)
+    }
+
+    /// Notes how the scrub has ended.
+    fn end(&mut self, done: Result<ControlFlow<()>>) -> Result<()> {
+        let failure = self.engine.failure();
+        if let (None, Ok(done)) = (&failure, &done) {
+            self.last.state = if done.is_break() { ScrubState::Stopped } else { ScrubState::Finished };
+        }
+        let saved = self.save();
+        match (done?, failure) {
+            (ControlFlow::Break(()), Some(error)) => Err(error),
+            _ => saved,
+        }
+    }
+
     /// Each step is counted as a change of the volume, so that closing it waits for the step and no
     /// checkpoint follows the last one.
-    fn metadata(&mut self) -> Result<ControlFlow<()>> {
+    fn metadata(&mut self, from: Key) -> Result<ControlFlow<()>> {
         let engine = self.engine;
         let admission = || if engine.read_only { Ok(None) } else { engine.begin_change().map(Some) };
         let change = admission()?;
         engine.scrub_fixed(&mut self.report)?;
         drop(change);
         let copies = 1 + u64::from(engine.superblock.manifest.twin != quire_format::place::NO_TWIN);
-        let mut from = Some(Key::MIN);
+        let mut from = Some(from);
         while let Some(key) = from {
             let change = admission()?;
             let step = engine.tree.scrub_from(key);
             self.report.metadata_bytes += step.nodes * copies * BLOCK_SIZE as u64;
             self.report.damaged += step.damaged;
-            self.report.lost.extend(step.lost.iter().map(Error::to_string));
+            for error in &step.lost {
+                tracing::error!(%error, "a scrub has found metadata without a good copy");
+                self.report.lost.push(error.to_string());
+            }
             if step.damaged > 0 && !engine.read_only {
                 engine.heal()?;
                 self.report.healed += step.damaged;
             }
             drop(change);
-            if self.pause().is_break() {
+            from = step.next;
+            if let Some(next) = from {
+                self.last.position = ScrubPosition::Metadata(next);
+            }
+            if self.pause()?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
-            from = step.next;
         }
         Ok(ControlFlow::Continue(()))
     }
 
-    fn files(&mut self, inodes: &Inodes) -> ControlFlow<()> {
-        let mut ahead = vec![(PathBuf::from("/"), inodes.root())];
-        while let Some((path, inode)) = ahead.pop() {
-            match inode.kind() {
-                FileType::Directory => {
-                    let mut names = Vec::new();
-                    let listed = inodes.read_dir(&inode, 0, &mut |entry| {
-                        if !matches!(entry.name, b"." | b"..") {
-                            names.push(entry.name.to_vec());
-                        }
-                        true
-                    });
-                    if let Err(error) = listed {
-                        self.report.lost.push(format!("{}: {error}", path.display()));
-                    }
-                    for name in names {
-                        match inodes.lookup(&inode, &name) {
-                            Ok(child) => ahead.push((path.join(OsString::from_vec(name)), child)),
-                            // Removed meanwhile.
-                            Err(error) if error.kind() == ErrorKind::NotFound => {}
-                            Err(error) => self.report.lost.push(format!("{}: {error}", path.display())),
-                        }
-                    }
-                }
-                FileType::Regular => self.file(inodes, &path, &inode)?,
-                _ => {}
-            }
-            self.pause()?;
-        }
-        ControlFlow::Continue(())
-    }
-
-    fn file(&mut self, inodes: &Inodes, path: &Path, inode: &InodeRef) -> ControlFlow<()> {
-        self.report.files += 1;
-        let mut buffer = AlignedBuf::zeroed(PIECE);
-        let mut at = 0;
-        while let Ok(start) = inodes.seek_data(inode, at) {
-            let end = inodes.seek_hole(inode, start).unwrap_or(start).max(start + 1);
-            let mut from = start / BLOCK_SIZE as u64 * BLOCK_SIZE as u64;
-            while from < end {
-                let bytes = (end - from).min(PIECE as u64) as usize;
-                self.read(inodes, path, inode, &mut buffer[..bytes.next_multiple_of(BLOCK_SIZE)], from);
-                from += bytes as u64;
-                self.pause()?;
-            }
-            at = end;
-        }
-        ControlFlow::Continue(())
-    }
-
-    /// Reads a piece past the cache; block by block, if it cannot be read as a whole.
-    fn read(&mut self, inodes: &Inodes, path: &Path, inode: &InodeRef, into: &mut [u8], at: u64) {
-        match inodes.read_at(inode, into, at, IoFlags::DIRECT) {
-            Ok(bytes) => self.report.data_bytes += bytes as u64,
-            Err(_) if into.len() > BLOCK_SIZE => {
-                let blocks = into.chunks_mut(BLOCK_SIZE).zip((at..).step_by(BLOCK_SIZE));
-                blocks.for_each(|(block, at)| self.read(inodes, path, inode, block, at));
-            }
-            // Closed, or shut down.
-            Err(_) if self.engine.failure().is_some() => {}
-            Err(error) => {
-                let bytes = into.len() as u64;
-                match self.report.unreadable.last_mut() {
-                    Some(last) if last.path == path && last.offset + last.bytes == at => last.bytes += bytes,
-                    _ => self.report.unreadable.push(Unreadable {
-                        path: path.to_owned(),
-                        offset: at,
-                        bytes,
-                        why: error.to_string(),
-                    }),
-                }
-            }
-        }
-    }
-
     /// Tells how far it is, and waits until so much may have been read.
-    fn pause(&mut self) -> ControlFlow<()> {
+    fn pause(&mut self) -> Result<ControlFlow<()>> {
         if self.engine.failure().is_some() {
-            return ControlFlow::Break(());
+            return Ok(ControlFlow::Break(()));
         }
-        (self.watch)(&self.report)?;
-        let Some(rate) = self.options.bytes_per_second else { return ControlFlow::Continue(()) };
-        let read = self.report.metadata_bytes + self.report.data_bytes;
+        if self.saved.elapsed() >= SAVE {
+            self.save()?;
+        } else {
+            self.note();
+        }
+        if (self.watch)(&self.report).is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
+        let Some(rate) = self.options.bytes_per_second else { return Ok(ControlFlow::Continue(())) };
+        let read = (self.report.metadata_bytes + self.report.data_bytes).saturating_sub(self.before);
         let due = Duration::from_secs_f64(read as f64 / rate as f64);
         while let Some(left) = due.checked_sub(self.started.elapsed()).filter(|left| !left.is_zero()) {
             thread::sleep(left.min(Duration::from_millis(100)));
-            (self.watch)(&self.report)?;
+            if self.engine.failure().is_some() || (self.watch)(&self.report).is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
         }
-        ControlFlow::Continue(())
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// The next checkpoint says how far it is.
+    fn note(&mut self) {
+        let report = &self.report;
+        let last = &mut self.last;
+        last.ended = self.engine.options.clock.now();
+        (last.metadata_bytes, last.data_bytes) = (report.metadata_bytes, report.data_bytes);
+        (last.files, last.damaged, last.healed) = (report.files, report.damaged, report.healed);
+        last.lost = report.lost_before + report.lost.len() as u64;
+        last.unreadable = report.unreadable_before + report.unreadable.len() as u64;
+        last.milliseconds = self.spent.saturating_add(self.started.elapsed().as_millis() as u64);
+        *self.engine.last_scrub.lock() = Some(last.clone());
+    }
+
+    /// Writes down how far it is; not on a volume that takes no changes.
+    fn save(&mut self) -> Result<()> {
+        self.note();
+        self.saved = Instant::now();
+        if self.engine.check_writable().is_err() {
+            return Ok(());
+        }
+        match self.engine.begin_change() {
+            Ok(_change) => self.engine.checkpoint_now(),
+            // It is being closed: the last checkpoint says it.
+            Err(_) => Ok(()),
+        }
     }
 }
 
-impl Engine {
-    /// Looks at what lies at places of its own; keeps checkpoints out meanwhile. What is bad is written anew
-    /// from memory.
-    fn scrub_fixed(&self, report: &mut ScrubReport) -> Result<()> {
-        let state = self.checkpoint.lock();
-        let slots = superblocks::read(&self.device);
-        report.metadata_bytes += 4 * BLOCK_SIZE as u64;
-        let copies = slots.iter().flat_map(|slot| [&slot.near, &slot.far]);
-        let errors = copies.filter_map(|copy| copy.as_ref().err());
-        let mut bad =
-            errors.inspect(|error| tracing::warn!(%error, "a copy of a superblock is bad")).count() as u64;
-        // One without a good copy has been counted, and is replaced.
-        if let Ok(superblock) = slots[state.slot].newest() {
-            bad += self.look_at_pool(&superblock, report);
-        }
-        bad += self.look_at_journal(&state, report);
-        drop(state);
-        report.damaged += bad;
-        if bad == 0 || self.read_only {
-            return Ok(());
-        }
-        self.rewrite_pool.store(true, Ordering::Release);
-        // Both slots.
-        self.checkpoint_now()?;
-        self.checkpoint_now()?;
-        report.healed += bad;
-        tracing::info!(bad, "damaged superblocks, pool pages or journal blocks are replaced");
-        Ok(())
-    }
-
-    fn look_at_pool(&self, superblock: &Superblock, report: &mut ScrubReport) -> u64 {
-        let volume = superblock.volume_id();
-        let blocks = superblock.block_count;
-        let loaded = PoolState::load_with(&self.device, volume, superblock.manifest, blocks, Look::AtAll);
-        let mut pool = match loaded {
-            Ok(pool) => pool,
-            Err(error) => {
-                tracing::warn!(%error, "the metadata pool's manifest is bad");
-                return 1;
-            }
-        };
-        let mut bad = 0;
-        for index in 0..superblock.orphan_blocks {
-            bad += u64::from(pool.load_orphan_block(&self.device, index, Look::AtAll).is_err());
-        }
-        let pages = u64::from(superblock.manifest.count) + u64::from(superblock.orphan_blocks);
-        report.metadata_bytes += pages * pool.copies() * BLOCK_SIZE as u64;
-        bad + u64::from(pool.is_damaged())
-    }
-
-    /// Reads the records behind the newest checkpoint, as a recovery would.
-    fn look_at_journal(&self, state: &CheckpointState, report: &mut ScrubReport) -> u64 {
-        let Some(journal) = &self.journal else { return 0 };
-        let durable = journal.durable();
-        let superblock = &self.superblock;
-        let config = ReplayConfig {
-            start: superblock.journal_start,
-            blocks: superblock.journal_blocks,
-            volume: superblock.volume_id(),
-            incarnation: superblock.incarnation,
-            from: state.sequence,
-        };
-        report.metadata_bytes += durable.0.saturating_sub(state.sequence.0);
-        match replay(&self.device, &config, &mut |_, _| Ok(())) {
-            Ok(end) if end.end >= durable => 0,
-            Ok(end) => {
-                tracing::warn!(end = end.end.0, durable = durable.0, "the journal is damaged before its end");
-                1
-            }
-            Err(error) => {
-                tracing::warn!(%error, "the journal is damaged");
-                1
-            }
-        }
-    }
+/// Errors that are none, since the volume ends.
+pub(super) fn is_over(engine: &Engine, error: &Error) -> bool {
+    engine.failure().is_some() || error.kind() == quire_base::ErrorKind::Shutdown
 }

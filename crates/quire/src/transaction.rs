@@ -42,10 +42,8 @@
 
 use crate::engine::Engine;
 use crate::inode::{Inode, OrphanState};
-use crate::options::OrphanTracking;
 use crate::reservation::{Amount, Reservation, Shortage, Turn};
 use quire_base::patience;
-use quire_base::sync::MutexGuard;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, InodeNo, Result, Seq};
 use quire_format::extent::{Extent, Run};
@@ -135,8 +133,6 @@ pub struct Transaction<'a> {
     ticket: Ticket<'a>,
     changes: Vec<Change>,
     reserved_bytes: usize,
-    /// Held until the change is applied, where orphans are tracked behind a lock.
-    orphan_lock: Option<MutexGuard<'a, ()>>,
 }
 
 impl Engine {
@@ -320,7 +316,6 @@ impl<'a> Transaction<'a> {
             ticket: engine.tree.ticket(),
             changes: Vec::with_capacity(8),
             reserved_bytes: bytes,
-            orphan_lock: None,
         }
     }
 }
@@ -376,13 +371,6 @@ impl Transaction<'_> {
         self.changes.push(Change::Data { start, bytes });
     }
 
-    /// Takes the one lock of all orphans, on a volume that has one for comparison. Before a slot is claimed.
-    pub fn lock_orphans(&mut self) {
-        if self.engine.options.orphan_tracking == OrphanTracking::Locked && self.orphan_lock.is_none() {
-            self.orphan_lock = Some(self.engine.orphan_lock.lock());
-        }
-    }
-
     /// Names an orphan in a claimed slot, or under a key where no slot was free.
     pub fn orphan_set(&mut self, slot: Option<crate::orphan::Slot>, inode: InodeNo) {
         match slot {
@@ -393,7 +381,6 @@ impl Transaction<'_> {
 
     /// Takes an orphan's slot or key away.
     pub fn orphan_clear(&mut self, slot: Option<crate::orphan::Slot>, inode: InodeNo) {
-        self.lock_orphans();
         match slot {
             Some(slot) => self.changes.push(Change::OrphanClear { slot: slot.0, inode }),
             None => self.delete(Key::orphan(inode)),

@@ -21,8 +21,8 @@ impl Volume {
     ///
     /// ```
     /// # fn main() -> quire::Result<()> {
-    /// # let folder = tempfile::tempdir().unwrap();
-    /// # let image = folder.path().join("image");
+    /// # let directory = tempfile::tempdir().unwrap();
+    /// # let image = directory.path().join("image");
     /// # quire::FormatOptions::new().size(64 << 20).format(&image)?;
     /// # let volume = quire::Volume::open(&image)?;
     /// println!("{} bytes are discarded", volume.trim(0..u64::MAX)?);

@@ -215,7 +215,7 @@ impl Volume {
         crate::group_handle::Group::new(self.inodes().clone())
     }
 
-    /// The most bytes, in whole blocks, that a group may write.
+    /// The most bytes, in whole blocks, that a group may write as the volume is now: its free space.
     pub fn group_bytes_max(&self) -> u64 {
         self.inodes().group_bytes_max()
     }
@@ -313,8 +313,12 @@ impl Inner {
         let engine = &self.engine;
         drop(self.root.lock().take());
         let mut outcome = Ok(());
-        if !engine.read_only && engine.failure().is_none() {
+        let is_sound = !engine.read_only && engine.failure().is_none();
+        if is_sound {
             engine.changes.refuse();
+        }
+        engine.thaw();
+        if is_sound {
             engine.drain_reaper();
             outcome = engine.sync();
         }

@@ -14,6 +14,11 @@ use std::collections::VecDeque;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+/// Names what was being done, and to what.
+pub(super) fn with_path<T>(result: Result<T>, doing: &str, path: &Path) -> Result<T> {
+    result.map_err(|error| error.context(format_args!("{doing} {}", path.display())))
+}
+
 /// The most symbolic links that one path may lead through.
 const LINKS_FOLLOWED_MAX: usize = 40;
 

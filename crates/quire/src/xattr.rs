@@ -18,6 +18,7 @@
 //! Neighbours: [`crate::namespace::records`], [`crate::namespace::create`].
 
 use crate::acl::{self, Acl};
+use crate::attributes::SETGID;
 use crate::engine::Engine;
 use crate::inode::{Inode, InodeRef};
 use crate::namespace::records::Records;
@@ -29,6 +30,15 @@ use quire_format::inode::{FileType, INODE_BYTES};
 use quire_format::key::{Key, KeyKind};
 use quire_format::xattr::{self as format, Head, PIECES_MAX};
 use std::ops::ControlFlow;
+
+/// An attribute that need not exist.
+pub(crate) fn or_none(value: Result<Vec<u8>>) -> Result<Option<Vec<u8>>> {
+    match value {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.kind() == ErrorKind::NoAttribute => Ok(None),
+        Err(error) => Err(error),
+    }
+}
 
 bitflags::bitflags! {
     /// How an attribute is set.
@@ -231,7 +241,7 @@ impl Engine {
         value: &[u8],
         flags: XattrFlags,
     ) -> Result<()> {
-        let _change = self.begin_change()?;
+        self.check_writable()?;
         check_may_have(inode, name)?;
         if flags.contains(XattrFlags::CREATE | XattrFlags::REPLACE) {
             return Err(Error::invalid("an attribute cannot be both created and replaced"));
@@ -240,6 +250,7 @@ impl Engine {
         if let Some(property) = Property::of(name) {
             return self.set_property(inode, property, Some(value), flags);
         }
+        let _change = self.begin_change()?;
         let mut change = XattrChange { name, value: Some(value), flags, permissions: None };
         if !acl::is_acl_name(name) {
             return self.change_xattr(inode, change);
@@ -264,12 +275,13 @@ impl Engine {
 
     /// Removes an attribute. Kinds: `NoAttribute`, and those of [`Engine::set_xattr`] for the name.
     pub(crate) fn remove_xattr(self: &Arc<Engine>, inode: &InodeRef, name: &[u8]) -> Result<()> {
-        let _change = self.begin_change()?;
+        self.check_writable()?;
         check_may_have(inode, name)?;
         let flags = XattrFlags::REPLACE;
         if let Some(property) = Property::of(name) {
             return self.set_property(inode, property, None, flags);
         }
+        let _change = self.begin_change()?;
         self.change_xattr(inode, XattrChange { name, value: None, flags, permissions: None })
     }
 
@@ -419,7 +431,7 @@ impl XattrChange<'_> {
             record.mode = record.mode & !0o777 | permissions;
         }
         if self.name == acl::ACCESS && self.flags.contains(XattrFlags::ACL_KILL_SGID) {
-            record.mode &= !0o2000;
+            record.mode &= !SETGID;
         }
         Ok(())
     }

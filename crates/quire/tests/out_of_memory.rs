@@ -69,8 +69,8 @@ impl Case {
 
     /// Writes in a process with the limit, and looks at the file without it.
     fn run(&self) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("image");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("image");
         let format = FormatOptions::new().size(1 << 30);
         format.format(&path).unwrap();
         let status = Command::new(std::env::current_exe().unwrap())

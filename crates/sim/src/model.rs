@@ -224,17 +224,17 @@ impl Model {
         match *operation {
             Operation::Create { directory, name, kind, mode } => {
                 self.check_vacant(directory, name)?;
-                self.bear(directory, Some(name), Shape::new(kind, mode), observed)
+                self.create(directory, Some(name), Shape::new(kind, mode), observed)
             }
             Operation::Symlink { directory, name, length } => {
                 self.check_vacant(directory, name)?;
                 let mut shape = Shape::new(FileType::Symlink, 0o777);
                 shape.target = crate::operation::link_target(id, length);
-                self.bear(directory, Some(name), shape, observed)
+                self.create(directory, Some(name), shape, observed)
             }
             Operation::TemporaryFile { directory, mode } => {
                 self.live_directory(directory)?;
-                self.bear(directory, None, Shape::new(FileType::Regular, mode), observed)
+                self.create(directory, None, Shape::new(FileType::Regular, mode), observed)
             }
             Operation::Link { inode, directory, name } => {
                 self.directory(directory)?;
@@ -406,7 +406,7 @@ impl Model {
         }
     }
 
-    fn bear(
+    fn create(
         &mut self,
         directory: u64,
         name: Option<Name>,

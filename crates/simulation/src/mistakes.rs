@@ -45,6 +45,9 @@ pub enum Mistake {
     /// All of a range that was freed is discarded, even if other files have parts of it by then; with discard
     /// on. Shows when a block is given out again before its discard.
     UsedBlocksDiscarded,
+    /// A block of the journal that cannot be read, where the stream would go on, is taken for its end. Shows
+    /// when the last forced record was in it.
+    UnreadableBlockEndsJournal,
     /// A node of which one copy is bad is marked dirty, but not the nodes above it. Shows after a scrub: no
     /// checkpoint has written it anew.
     HealedNodeUnreached,
@@ -173,6 +176,12 @@ pub enum Mistake {
     /// What an exchange raises a size over is not written back before it (J6). Shows after a crash: zeros
     /// where the file had data that no fsync has confirmed, below a size that the group made.
     ExchangeOverUnwrittenGrowth,
+    /// What a group has streamed to a file does not count as data that must be durable before the exchange
+    /// (J1). Shows as `ExchangeNamesNoData` does.
+    StreamedDataUnmarked,
+    /// A group that is dropped gives its fresh blocks back, also if a record has given them to the file.
+    /// Shows when they are handed out again.
+    StreamedBlocksGivenBack,
 
     /// The last block of a file is known as soon as its write has completed, not when a flush has covered
     /// that. Shows when a truncate cuts inside the block, the block is written back, an append is forced, and
@@ -262,7 +271,7 @@ impl Mistake {
     ];
 
     /// The mistakes of durability, which the simulator finds.
-    pub const ALL: [Mistake; 47] = [
+    pub const ALL: [Mistake; 49] = [
         Mistake::NoFlushBeforeJournalWrite,
         Mistake::RecordNamesNoData,
         Mistake::FlushJoinedLate,
@@ -310,11 +319,14 @@ impl Mistake {
         Mistake::ExchangeInTwoRecords,
         Mistake::CacheKeptAfterExchange,
         Mistake::ExchangeOverUnwrittenGrowth,
+        Mistake::StreamedDataUnmarked,
+        Mistake::StreamedBlocksGivenBack,
     ];
 
     /// Mistakes of durability that ordinary runs seldom show: each has a test that goes through all crashes
     /// of its case.
-    pub const CASES: [Mistake; 6] = [
+    pub const CASES: [Mistake; 7] = [
+        Mistake::UnreadableBlockEndsJournal,
         Mistake::TailKnownBeforeFlush,
         Mistake::OldRingReleasedEarly,
         Mistake::NewRingWrittenLate,
@@ -342,6 +354,7 @@ impl Mistake {
             Mistake::FreedBlocksReusedAtOnce => "freed-blocks-reused-at-once",
             Mistake::FreedBlocksDiscardedAtOnce => "freed-blocks-discarded-at-once",
             Mistake::UsedBlocksDiscarded => "used-blocks-discarded",
+            Mistake::UnreadableBlockEndsJournal => "unreadable-block-ends-journal",
             Mistake::HealedNodeUnreached => "healed-node-unreached",
             Mistake::SuperblockBeforeNodes => "superblock-before-nodes",
             Mistake::JournalSpaceReusedEarly => "journal-space-reused-early",
@@ -388,6 +401,8 @@ impl Mistake {
             Mistake::ExchangeInTwoRecords => "exchange-in-two-records",
             Mistake::CacheKeptAfterExchange => "cache-kept-after-exchange",
             Mistake::ExchangeOverUnwrittenGrowth => "exchange-over-unwritten-growth",
+            Mistake::StreamedDataUnmarked => "streamed-data-unmarked",
+            Mistake::StreamedBlocksGivenBack => "streamed-blocks-given-back",
             Mistake::WritebackChases => "writeback-chases",
             Mistake::SyncerWaitsForData => "syncer-waits-for-data",
             Mistake::CloseWithoutDraining => "close-without-draining",

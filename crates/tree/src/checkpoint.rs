@@ -1,9 +1,9 @@
 //! Checkpoints: freezing an epoch, writing it beside live changes, letting old blocks go.
 //!
 //! Protocol:
-//! 1. [`Tree::freeze`], while nobody changes the tree: the epoch moves on, the root and the nodes that the
+//! 1. [`Tree::freeze`], while nobody changes the tree: the epoch moves on, the roots and the nodes that the
 //!    epoch removed are remembered. What is dirty in the frozen epoch is from now on saved before it changes.
-//! 2. [`Tree::write_frozen`]: from the frozen root down the dirty nodes, children first; each is written to a
+//! 2. [`Tree::write_frozen`]: from the frozen roots down the dirty nodes, children first; each is written to a
 //!    fresh place (both copies of it in one batch) with its children's new references. Then changed orphan
 //!    blocks, then the pool's map and manifest. All I/O has completed when it returns; nothing is flushed.
 //! 3. The caller flushes, writes a superblock that names the image, flushes, and says so:
@@ -24,7 +24,7 @@ use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};
 use quire_device::{AlignedBuf, IoClass, StartedBatch};
-use quire_format::node::{NodeIdentity, NodePage, NodeRef};
+use quire_format::node::{NodeIdentity, NodePage, NodeRef, Roots, TREES};
 use quire_format::place::Place;
 use quire_format::pool::{ManifestRef, OrphanRef, PageStamp};
 use std::collections::VecDeque;
@@ -36,7 +36,7 @@ pub type OrphanBlock = (u32, Box<[u8; BLOCK_SIZE]>);
 #[must_use]
 pub struct Frozen {
     epoch: u64,
-    root: Arc<Node>,
+    roots: [Arc<Node>; TREES],
     removed: Vec<Arc<Node>>,
     orphan_blocks: Vec<OrphanBlock>,
     /// Nodes of the frozen tree.
@@ -46,8 +46,8 @@ pub struct Frozen {
 /// What a superblock must name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckpointImage {
-    /// The tree.
-    pub root: NodeRef,
+    /// The trees.
+    pub roots: Roots,
     /// The pool's manifest.
     pub manifest: ManifestRef,
     /// Nodes written for it.
@@ -83,12 +83,12 @@ impl Tree {
     /// Ends the epoch. The caller sees to it that no change of the tree runs, and that the epoch before is
     /// written. The changed orphan blocks belong to the same moment.
     pub fn freeze(&self, orphan_blocks: Vec<OrphanBlock>) -> Frozen {
-        let root = self.root.read(&pin()).clone();
+        let roots = [0, 1].map(|at: usize| self.roots[at].node.read(&pin()).clone());
         let epoch = self.live_epoch();
         let removed = std::mem::take(&mut *self.removed.lock());
         let nodes = self.accounting.freeze();
         self.epoch.store(epoch + 1, Ordering::Release);
-        Frozen { epoch, root, removed, orphan_blocks, nodes }
+        Frozen { epoch, roots, removed, orphan_blocks, nodes }
     }
 
     /// Writes a frozen epoch as a checkpoint. Live changes go on. Where nothing has changed, the image is
@@ -143,7 +143,7 @@ impl Tree {
             ));
         }
         let mut writer = Writer::new(self, epoch, stamp);
-        let root = writer.node(&frozen.root)?;
+        let roots = [writer.node(&frozen.roots[0])?, writer.node(&frozen.roots[1])?];
         let mut orphans = Vec::with_capacity(frozen.orphan_blocks.len());
         for (index, bytes) in &frozen.orphan_blocks {
             let place = writer.place()?;
@@ -163,7 +163,7 @@ impl Tree {
         self.written.store(epoch, Ordering::Release);
         self.counters.nodes_written.add(nodes_written);
         self.counters.blocks_written.add(writer.blocks_written);
-        Ok(CheckpointImage { root, manifest, nodes_written, blocks_written: writer.blocks_written })
+        Ok(CheckpointImage { roots, manifest, nodes_written, blocks_written: writer.blocks_written })
     }
 
     /// Gives the old blocks back, and describes what is left; or finds that the old description still holds.

@@ -106,11 +106,11 @@ impl Tree {
     /// One stop of the hand; the key of the next, or None at the end.
     fn evict_at(&self, pin: &Pin, rule: &Rule, key: Key) -> Option<Key> {
         let mut above: Vec<&Node> = Vec::new();
-        let mut node: &Node = self.root.read(pin);
-        let mut next = None;
+        let mut node: &Node = self.root(&Probe::At(key)).node.read(pin);
+        let mut next = (key < Key::NAMES).then_some(Key::NAMES);
         // Down to the lowest resident inner node around the key.
         loop {
-            let Body::Inner(inner) = &node.body else { return None };
+            let Body::Inner(inner) = &node.body else { return next };
             let entries = inner.entries(pin);
             let at = entries.find(&Probe::At(key));
             let is_inner = |child: &Child| child.resident().is_some_and(|child| child.level > 0);

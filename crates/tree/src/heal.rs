@@ -103,7 +103,7 @@ impl Tree {
         let Missing { at: wanted, probe } = *node;
         let clock = self.tickets.clock();
         let mut above = SmallVec::new();
-        let mut node: &Node = self.root.read(pin);
+        let mut node: &Node = self.root(&probe).node.read(pin);
         while node.level > wanted.level {
             node.touch(clock);
             let Body::Inner(inner) = &node.body else { return Ok(None) };

@@ -31,6 +31,7 @@ pub(crate) struct Range {
 }
 
 impl Range {
+    #[cfg(all(test, loom))]
     pub(crate) const ALL: Range = Range { low: None, high: None };
 
     /// Whether what is looked for lies here, if it is anywhere.
@@ -51,6 +52,12 @@ impl Range {
         let rest = Range { low: Some(at), high: self.high };
         self.high = Some(at);
         rest
+    }
+}
+
+impl From<Bounds> for Range {
+    fn from(bounds: Bounds) -> Range {
+        Range { low: bounds.low, high: bounds.high }
     }
 }
 

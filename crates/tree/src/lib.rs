@@ -1,4 +1,4 @@
-//! One ordered key space on disk: a B+tree, latched in memory, checkpointed copy-on-write.
+//! One ordered key space on disk: two B+trees, latched in memory, checkpointed copy-on-write.
 //!
 //! ```text
 //!        get, scan            put, delete, update            freeze, write_frozen
@@ -8,6 +8,10 @@
 //!   the leaf's latch         nodes that are replaced                 │
 //!            └──────── nodes: resident or on disk ───────────  metadata pool
 //! ```
+//!
+//! The *space tree* has the keys below `Key::NAMES`, the *tree of names* all others. They share everything but
+//! their roots: epochs, checkpoints, pool, reservations and cache. A key or a range tells which tree it is of,
+//! so a caller sees one tree.
 //!
 //! | module | what |
 //! | --- | --- |
@@ -62,7 +66,7 @@ pub use accounting::{Class, NODE_MEMORY_BYTES, NodeReservation, Short, TreeLimit
 pub use change::Change;
 pub use checkpoint::{CheckpointImage, CheckpointStamp, Frozen, OrphanBlock};
 pub use pool::PoolState;
-pub use quire_format::node::{NodePage, NodeRef};
+pub use quire_format::node::{NodePage, NodeRef, Roots};
 pub use quire_format::pool::ManifestRef;
 pub use stats::TreeStats;
 pub use ticket::Ticket;

@@ -131,7 +131,7 @@ impl Tree {
     /// Errors: `Corrupt` if its keys do not belong there.
     fn attach(&self, missing: &Missing, page: NodePage) -> Result<()> {
         let pin = pin();
-        let mut node: &Node = self.root.read(&pin);
+        let mut node: &Node = self.root(&missing.probe).node.read(&pin);
         // Down to the parent as far as can be seen; its lock shows whether it is.
         let parent = loop {
             let Body::Inner(inner) = &node.body else { return Ok(()) };
@@ -167,7 +167,7 @@ impl Tree {
 
 /// A node's keys lie within its range (entry 0 of an inner node covers what is below it, its own key does not
 /// count).
-fn check_bounds(page: &NodePage, range: &Range, missing: &Missing) -> Result<()> {
+pub(crate) fn check_bounds(page: &NodePage, range: &Range, missing: &Missing) -> Result<()> {
     let count = page.count();
     let first = usize::from(page.level() > 0);
     if count > first {

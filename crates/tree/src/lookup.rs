@@ -67,7 +67,7 @@ impl Tree {
     #[inline]
     fn find<'p>(&'p self, pin: &'p Pin, probe: &Probe) -> Option<Found<'p>> {
         let clock = self.tickets.clock();
-        let mut node: &Node = self.root.read(pin);
+        let mut node: &Node = self.root(probe).node.read(pin);
         loop {
             node.touch(clock);
             match &node.body {
@@ -88,7 +88,7 @@ impl Tree {
     ) -> Result<(Path<'p>, Found<'p>), Missing> {
         let clock = self.tickets.clock();
         let mut path = Path::new();
-        let mut node: &Node = self.root.read(pin);
+        let mut node: &Node = self.root(probe).node.read(pin);
         loop {
             node.touch(clock);
             match &node.body {
@@ -144,7 +144,7 @@ impl Tree {
                 // The root is never evicted. It may have got a parent since.
                 None => {
                     fence(Ordering::SeqCst);
-                    std::ptr::eq(&raw const **self.root.read(&pin), found.node)
+                    std::ptr::eq(&raw const **self.root(&probe).node.read(&pin), found.node)
                 }
             };
             if stays {

@@ -94,8 +94,8 @@ impl Tree {
         let probe = Probe::At(from);
         let mut nodes = Vec::new();
         let place = |node: &Node, probe| node.disk().map(|at| Missing { at, probe });
-        let mut node: &Node = self.root.read(pin);
-        *next = None;
+        let mut node: &Node = self.root(&probe).node.read(pin);
+        *next = (from < Key::NAMES).then_some(Key::NAMES);
         loop {
             let Body::Inner(inner) = &node.body else {
                 nodes.extend(place(node, probe));
@@ -147,7 +147,7 @@ mod tests {
         for checkpoint in 1..3 {
             tree.put(key, &[checkpoint as u8]).unwrap();
             let stamp = CheckpointStamp { checkpoint, incarnation: 1 };
-            places.push(tree.write_frozen(tree.freeze(Vec::new()), stamp).unwrap().root);
+            places.push(tree.write_frozen(tree.freeze(Vec::new()), stamp).unwrap().roots[1]);
         }
         let [old, new] = [0, 1].map(|n| Missing { at: places[n], probe: Probe::At(key) });
         assert_eq!(tree.note_if_named(old, false), None);

@@ -23,12 +23,12 @@ use crate::load::Missing;
 use crate::lookup::{Found, Path};
 use crate::node::{Body, Leaf, Node, Probe};
 use crate::pin::{Pin, pin};
-use crate::tree::Tree;
+use crate::tree::{Root, Tree};
 use quire_base::Result;
 use quire_base::sync::atomic::{Ordering, fence};
 use quire_base::sync::{Arc, MutexGuard};
 use quire_format::key::Key;
-use quire_format::node::{BODY_BYTES, CHILDREN_MAX, NodePage, SLOT_BYTES};
+use quire_format::node::{BODY_BYTES, CHILDREN_MAX, NodePage, SLOT_BYTES, TREE_BOUNDS};
 
 /// What a split may replace, locked.
 struct Chain<'p> {
@@ -139,8 +139,9 @@ impl Tree {
         let root = match roomy {
             Some(_) => None,
             None => {
-                let guard = self.root_lock.lock();
-                if !std::ptr::eq(&raw const **self.root.read(pin), node_at(0)) {
+                let root = self.root(probe);
+                let guard = root.lock.lock();
+                if !std::ptr::eq(&raw const **root.node.read(pin), node_at(0)) {
                     return None;
                 }
                 Some(guard)
@@ -205,21 +206,17 @@ impl Tree {
 
     /// Puts a root above the old one and its new neighbour. The root's lock is held.
     fn grow_root(&self, pin: &Pin, separator: Key, right: Arc<Node>, epoch: u64) {
-        let old = self.root.read(pin).clone();
+        let top = self.root(&Probe::At(separator));
+        let old = top.node.read(pin).clone();
         let level = old.level + 1;
         let entries = Entries {
-            range: Range::ALL,
+            range: range_of_tree(separator),
             keys: vec![Key::MIN, separator],
             children: vec![Child::Resident(old), Child::Resident(right)],
         };
         let root = Node::inner(level, entries, self.tickets.clock());
         self.node_created(&root, epoch);
-        self.set_root(root, pin);
-    }
-
-    fn set_root(&self, root: Arc<Node>, pin: &Pin) {
-        self.root_level.store(u64::from(root.level), Ordering::Release);
-        self.root.replace(root, pin);
+        top.set(root, pin);
     }
 
     /// Merges the leaf of a key, and what becomes sparse above it, as far as neighbours are resident.
@@ -231,7 +228,7 @@ impl Tree {
             self.counters.merges.add(1);
             level += 1;
         }
-        self.shrink_root(&pin, epoch);
+        self.shrink_root(&pin, key, epoch);
     }
 
     /// Merges the child that leads to a key, of the inner node at `level` that does, with a neighbour, if it
@@ -299,24 +296,25 @@ impl Tree {
         true
     }
 
-    /// Lets an only child take the root's place.
-    fn shrink_root(&self, pin: &Pin, epoch: u64) {
+    /// Lets an only child take the place of the root above a key.
+    fn shrink_root(&self, pin: &Pin, key: Key, epoch: u64) {
+        let top = self.root(&Probe::At(key));
         let only = |entries: &Entries| match &entries.children[..] {
             [Child::Resident(only)] => Some(only.clone()),
             _ => None,
         };
         loop {
-            let Body::Inner(inner) = &self.root.read(pin).body else { return };
+            let Body::Inner(inner) = &top.node.read(pin).body else { return };
             if only(inner.entries(pin)).is_none() {
                 return;
             }
-            let _guard = self.root_lock.lock();
-            let root = self.root.read(pin);
+            let _guard = top.lock.lock();
+            let root = top.node.read(pin);
             let Some(locked) = Locked::new(root, pin) else { return };
             let Some(child) = only(locked.entries()) else { return };
             child.touch(self.tickets.clock());
             root.set_gone(true);
-            self.set_root(child, pin);
+            top.set(child, pin);
             self.node_removed(root.clone(), epoch);
         }
     }
@@ -339,6 +337,18 @@ impl Tree {
             self.removed.lock().push(node);
         }
     }
+}
+
+impl Root {
+    fn set(&self, root: Arc<Node>, pin: &Pin) {
+        self.level.store(u64::from(root.level), Ordering::Release);
+        self.node.replace(root, pin);
+    }
+}
+
+/// The keys of the tree that has a key.
+fn range_of_tree(key: Key) -> Range {
+    TREE_BOUNDS[usize::from(key >= Key::NAMES)].into()
 }
 
 /// The child at `at` and the neighbour that it can merge with, left one first with its entry; None if it is

@@ -23,9 +23,9 @@ pub(crate) struct Counters {
 /// A reading of a tree's state and counters. Blocks and nodes are of 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TreeStats {
-    /// Levels; 1 is a lone leaf.
+    /// Levels of the higher tree; 1 is a lone leaf.
     pub levels: u64,
-    /// Nodes in the tree.
+    /// Nodes of both trees.
     pub nodes: u64,
     /// Nodes in memory.
     pub resident_nodes: u64,
@@ -72,7 +72,7 @@ pub struct TreeStats {
 impl Tree {
     /// A reading of the counters.
     pub fn stats(&self) -> TreeStats {
-        let levels = self.root_level.load(Ordering::Acquire) + 1;
+        let levels = self.levels() as u64;
         let (pool_blocks, pool_used_blocks, pool_free_blocks) = {
             let pool = self.pool.lock();
             (pool.blocks(), pool.used_blocks(), pool.free_blocks())

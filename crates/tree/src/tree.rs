@@ -7,7 +7,6 @@ use crate::checkpoint::Versions;
 use crate::copies::Look;
 use crate::evict::Hand;
 use crate::heal::DamagedNodes;
-use crate::inner::Range;
 use crate::load::Missing;
 use crate::node::{Node, Probe};
 use crate::pin::{Published, pin};
@@ -20,17 +19,33 @@ use quire_base::{BlockNo, Error, ErrorKind, Result};
 use quire_device::Device;
 use quire_format::extent::Run;
 use quire_format::key::{Key, VALUE_MAX};
-use quire_format::node::{CHILDREN_MAX, NodePage, NodeRef};
+use quire_format::node::{CHILDREN_MAX, NodePage, Roots, TREE_BOUNDS, TREES};
 
-/// A volume's tree. Shared by all threads; see the crate's documentation.
+/// The top of one of the two trees.
+pub(crate) struct Root {
+    pub(crate) node: Published<Arc<Node>>,
+    /// Held by a thread that replaces the root.
+    pub(crate) lock: Mutex<()>,
+    /// The root's level. Written with the root.
+    pub(crate) level: AtomicU64,
+}
+
+impl Root {
+    fn new(node: Arc<Node>) -> Root {
+        Root {
+            level: AtomicU64::new(u64::from(node.level)),
+            node: Published::new(node),
+            lock: Mutex::new(()),
+        }
+    }
+}
+
+/// A volume's trees, used as one. Shared by all threads; see the crate's documentation.
 pub struct Tree {
     pub(crate) device: Arc<Device>,
     pub(crate) volume: u64,
-    pub(crate) root: Published<Arc<Node>>,
-    /// Held by a thread that replaces the root.
-    pub(crate) root_lock: Mutex<()>,
-    /// The root's level. Written with the root.
-    pub(crate) root_level: AtomicU64,
+    /// In the order of [`TREE_BOUNDS`].
+    pub(crate) roots: [Root; TREES],
     /// The live epoch: 2, 3, ... (so that 0 is never one, nor the one before it). It changes only while
     /// nobody changes the tree.
     pub(crate) epoch: AtomicU64,
@@ -52,42 +67,49 @@ pub struct Tree {
 impl Tree {
     /// An empty tree of a volume that is being made.
     pub fn create(device: Arc<Device>, volume: u64, pool: PoolState, limits: TreeLimits) -> Arc<Tree> {
-        let root = Node::leaf(NodePage::new(0), Range::ALL, 1);
-        let tree = Tree::new(device, volume, root, pool, limits, 1);
-        tree.mark(tree.root.read(&pin()), tree.live_epoch());
+        let roots = TREE_BOUNDS.map(|bounds| Node::leaf(NodePage::new(0), bounds.into(), 1));
+        let tree = Tree::new(device, volume, roots, pool, limits, TREES as u64);
+        let pin = pin();
+        tree.roots.iter().for_each(|root| tree.mark(root.node.read(&pin), tree.live_epoch()));
         Arc::new(tree)
     }
 
-    /// The tree that a checkpoint wrote. Reads the root; other nodes when they are needed.
+    /// The trees that a checkpoint wrote. Reads the roots; other nodes when they are needed.
     ///
-    /// Errors: `Corrupt` where the root does not check; `Io`.
+    /// Errors: `Corrupt` where a root does not check; `Io`.
     pub fn open(
         device: Arc<Device>,
         volume: u64,
-        root: NodeRef,
+        roots: Roots,
         pool: PoolState,
         limits: TreeLimits,
     ) -> Result<Arc<Tree>> {
-        let (page, damaged) = crate::load::read_node(&device, volume, &root, Look::UntilGood)?;
         let live = pool.nodes();
-        if live == 0 || !root.place().copies().all(|block| pool.is_used(block)) {
-            return Err(Error::corrupt(format!(
-                "the pool's map calls the tree's root at block {} free",
-                root.block
-            )));
-        }
-        let node = Node::loaded(page, Range::ALL, root, 1);
-        let tree = Tree::new(device, volume, node, pool, limits, live);
-        if damaged {
-            tree.note_damaged(Missing { at: root, probe: Probe::At(Key::MIN) });
-        }
+        let mut damaged = Vec::new();
+        let mut load = |at: usize| -> Result<Arc<Node>> {
+            let (root, bounds) = (roots[at], TREE_BOUNDS[at]);
+            let (page, is_damaged) = crate::load::read_node(&device, volume, &root, Look::UntilGood)?;
+            if live < TREES as u64 || !root.place().copies().all(|block| pool.is_used(block)) {
+                return Err(Error::corrupt(format!(
+                    "the pool's map calls the tree's root at block {} free",
+                    root.block
+                )));
+            }
+            let missing = Missing { at: root, probe: Probe::At(bounds.low.unwrap_or(Key::MIN)) };
+            crate::load::check_bounds(&page, &bounds.into(), &missing)?;
+            damaged.extend(is_damaged.then_some(missing));
+            Ok(Node::loaded(page, bounds.into(), root, 1))
+        };
+        let nodes = [load(0)?, load(1)?];
+        let tree = Tree::new(device, volume, nodes, pool, limits, live);
+        damaged.into_iter().for_each(|missing| tree.note_damaged(missing));
         Ok(Arc::new(tree))
     }
 
     fn new(
         device: Arc<Device>,
         volume: u64,
-        root: Arc<Node>,
+        roots: [Arc<Node>; TREES],
         pool: PoolState,
         limits: TreeLimits,
         live: u64,
@@ -97,9 +119,7 @@ impl Tree {
         Tree {
             device,
             volume,
-            root_level: AtomicU64::new(u64::from(root.level)),
-            root: Published::new(root),
-            root_lock: Mutex::new(()),
+            roots: roots.map(Root::new),
             epoch: AtomicU64::new(2),
             written: AtomicU64::new(1),
             accounting,
@@ -107,12 +127,28 @@ impl Tree {
             pool: Mutex::new(pool),
             removed: Mutex::new(Vec::new()),
             versions: Mutex::new(Versions::default()),
-            resident: AtomicU64::new(1),
+            resident: AtomicU64::new(TREES as u64),
             limits,
             hand: Mutex::new(Hand::default()),
             damaged: DamagedNodes::default(),
             counters: Counters::default(),
         }
+    }
+
+    /// The root of the tree that has what is looked for.
+    #[inline]
+    pub(crate) fn root(&self, probe: &Probe) -> &Root {
+        let names = match probe {
+            Probe::At(key) => *key >= Key::NAMES,
+            Probe::Before(bound) => *bound > Key::NAMES,
+        };
+        &self.roots[usize::from(names)]
+    }
+
+    /// Levels of the higher tree; 1 is a lone leaf.
+    pub(crate) fn levels(&self) -> usize {
+        let level = |root: &Root| root.level.load(Ordering::Acquire) as usize + 1;
+        self.roots.iter().map(level).max().unwrap_or(1)
     }
 
     /// While the ticket lives, no node that is used from now on leaves memory.
@@ -156,13 +192,13 @@ impl Tree {
     ///
     /// Per key, the path and a node beside each on it (split off or merged). For many keys in a small tree
     /// that is more than there can be: every node there is, one new leaf a key, and the inner nodes above
-    /// these. An inner node splits when it has got half of its children, or at once if it was full to begin
-    /// with.
+    /// these, of both trees. An inner node splits when it has got half of its children, or at once if it was
+    /// full to begin with.
     pub fn nodes_for(&self, keys: usize) -> usize {
-        let levels = self.root_level.load(Ordering::Acquire) as usize + 1;
+        let levels = self.levels();
         let by_path = keys.saturating_mul(2 * levels).saturating_add(2 + levels);
         let live = self.accounting.live() as usize;
-        let inner = live / CHILDREN_MAX + keys / (CHILDREN_MAX / 2 - 1) + levels + 2;
+        let inner = live / CHILDREN_MAX + keys / (CHILDREN_MAX / 2 - 1) + TREES * (levels + 2);
         by_path.min(live.saturating_add(keys).saturating_add(inner))
     }
 

@@ -1,4 +1,4 @@
-//! Every node of the tree, for fsck, dumps and space accounting.
+//! Every node of both trees, for fsck, dumps and space accounting.
 //!
 //! Nodes that are resident are shown as they are; others are read and not kept. Without changes meanwhile
 //! each node of the live tree is shown once, parents first; a walk beside changes may miss some or meet moved
@@ -29,8 +29,11 @@ impl Tree {
 
     /// As [`Tree::walk`], but shows what cannot be read, too, and goes on with its neighbours.
     pub fn walk_all(&self, visit: &mut Visit<'_>) -> Result<()> {
-        let root = self.root.read(&pin()).clone();
-        self.walk_child(&Child::Resident(root), visit)
+        for root in &self.roots {
+            let root = root.node.read(&pin()).clone();
+            self.walk_child(&Child::Resident(root), visit)?;
+        }
+        Ok(())
     }
 
     fn walk_child(&self, child: &Child, visit: &mut Visit<'_>) -> Result<()> {

@@ -94,9 +94,9 @@ fn by_journal(file: &File, path: &Path, pieces: &[Piece<'_>]) -> Result<()> {
     file.sync_data().map_err(os("fsync"))?;
     drop(journal);
     std::fs::remove_file(&name).map_err(os("unlinking a journal"))?;
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let folder = File::open(folder).map_err(os("opening the directory"))?;
-    folder.sync_all().map_err(os("fsync of the directory"))
+    let directory = path.parent().unwrap_or(Path::new("."));
+    let directory = File::open(directory).map_err(os("opening the directory"))?;
+    directory.sync_all().map_err(os("fsync of the directory"))
 }
 
 /// `STATX_WRITE_ATOMIC`: the limits of untorn direct writes.
@@ -157,8 +157,8 @@ mod tests {
 
     #[test]
     fn a_rollback_journal_leaves_the_new_contents_and_nothing_else() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("db");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("db");
         std::fs::write(&path, [1; 3 * 4096]).unwrap();
         let file = File::options().read(true).write(true).open(&path).unwrap();
         Groups::Journal.write(&file, &path, &[(&[2; 4096], 0), (&[3; 4096], 8192)]).unwrap();
@@ -166,7 +166,7 @@ mod tests {
         assert!(content[..4096].iter().all(|&byte| byte == 2));
         assert!(content[4096..8192].iter().all(|&byte| byte == 1));
         assert!(content[8192..].iter().all(|&byte| byte == 3));
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
         // Nothing to roll back to: refused before the file is touched.
         assert!(Groups::Journal.write(&file, &path, &[(&[4; 4096], 1 << 20)]).is_err());
         assert_eq!(std::fs::read(&path).unwrap(), content);

@@ -74,7 +74,7 @@ pub fn set_up(file_system: FileSystem, spec: &Spec, workshop: &Workshop<'_>) -> 
     workshop.surroundings.interrupt.check()?;
     let inodes = file_system.inode_arguments(workshop.files);
     run(Command::new(&format).args(file_system.format_arguments()).args(inodes).arg(&device.path))?;
-    let dir = workshop.folder.join(name);
+    let dir = workshop.directory.join(name);
     std::fs::create_dir_all(&dir).map_err(os("making the mount point"))?;
     // Said either way: Btrfs discards by itself otherwise.
     let options = if spec.discard { c"discard" } else { c"nodiscard" };
@@ -95,8 +95,8 @@ pub fn set_up(file_system: FileSystem, spec: &Spec, workshop: &Workshop<'_>) -> 
 /// Whether a program can be found; mkfs and losetup live where users do not always look.
 fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
-    folders.into_iter().any(|folder| folder.join(program).is_file())
+    let directories = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
+    directories.into_iter().any(|directory| directory.join(program).is_file())
 }
 
 /// Runs a tool to its end, out of the reach of the terminal's Ctrl-C; its messages become the error.

@@ -2,36 +2,43 @@
 
 use super::counted::{Counted, Totals};
 use super::{Medium, Spec, Workshop};
-use crate::outcome::Outcome;
+use crate::arguments::Orphans;
+use crate::outcome::{Outcome, Trouble};
 use crate::target::{Counters, Handle, How, Piece, Target};
 use quire::{Commit, File, FormatOptions, OpenOptions, Properties, SyncOptions, Volume, VolumeOptions};
 use quire_base::sync::{Arc, Condvar, Mutex};
 use quire_base::{BLOCK_SIZE, Error, Result};
 use quire_device::{Backend, MemoryBackend, OpenMode, open_image};
+use std::time::{Duration, Instant};
 
 /// Formats the image (or a device in memory) and opens the volume.
 pub fn set_up(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Target>> {
+    if spec.whole_folios || spec.orphans != Orphans::Lockless {
+        let why = "this program has nothing to compare with; build one: scripts/comparisons";
+        return Err(Trouble::Skipped(why.into()));
+    }
     let backend: Arc<dyn Backend> = match spec.medium {
         Medium::File => open_image(workshop.image()?.path(), OpenMode::ReadWrite)?,
         Medium::Memory => Arc::new(MemoryBackend::new(workshop.device_bytes / BLOCK_SIZE as u64)),
     };
-    FormatOptions::new().force(true).format_backend(backend.clone())?;
+    let mut format = FormatOptions::new().force(true);
+    if let Some(copies) = spec.copies {
+        format = format.metadata_copies(copies);
+    }
+    format.format_backend(backend.clone())?;
     let totals = Arc::new(Totals::default());
-    let mut options = VolumeOptions::new()
-        .cache_bytes(workshop.cache_bytes(spec))
-        .dirties_whole_folios(spec.whole_folios)
-        .orphan_tracking(spec.orphans)
-        .discard(spec.discard);
+    let mut options = VolumeOptions::new().cache_bytes(workshop.cache_bytes(spec)).discard(spec.discard);
     if let Some(bytes) = spec.folio {
         options = options.folio_bytes(bytes);
     }
-    let volume = options.open_backend(Arc::new(Counted::new(backend, totals.clone())))?;
+    let volume = options.open_backend(Arc::new(Counted::new(backend.clone(), totals.clone())))?;
     let properties = Properties { untorn: spec.untorn, ..Properties::default() };
-    Ok(Box::new(Library { volume, totals, properties }))
+    Ok(Box::new(Library { volume, backend, totals, properties }))
 }
 
 struct Library {
     volume: Volume,
+    backend: Arc<dyn Backend>,
     totals: Arc<Totals>,
     /// Of the files that it makes.
     properties: Properties,
@@ -71,10 +78,10 @@ impl Target for Library {
     fn open(&self, path: &str, how: How) -> Result<Arc<dyn Handle>> {
         Ok(Arc::new(Open(self.open_file(path, how)?)))
     }
-    fn make_folder(&self, path: &str) -> Result<()> {
+    fn make_directory(&self, path: &str) -> Result<()> {
         self.volume.create_dir(path)
     }
-    fn remove_folder(&self, path: &str) -> Result<()> {
+    fn remove_directory(&self, path: &str) -> Result<()> {
         self.volume.remove_dir(path)
     }
     fn size_of(&self, path: &str) -> Result<u64> {
@@ -89,6 +96,15 @@ impl Target for Library {
     fn settle(&self) -> Result<()> {
         self.volume.sync()?;
         self.volume.checkpoint()
+    }
+    fn opening(&self) -> Result<Option<Duration>> {
+        self.settle()?;
+        let start = Instant::now();
+        let opened =
+            VolumeOptions::new().read_only(true).threads(false).open_backend(self.backend.clone())?;
+        let took = start.elapsed();
+        opened.close()?;
+        Ok(Some(took))
     }
     fn sync_many(&self, paths: &mut dyn Iterator<Item = String>, window: usize) -> Result<()> {
         let flight = Arc::new(Flight::new(window));

@@ -22,7 +22,7 @@ pub fn set_up(image: &Image) -> Outcome<Box<dyn Target>> {
     let mut options = OpenOptions::new();
     options.read(true).write(true);
     let file = match options.clone().custom_flags(libc::O_DIRECT).open(image.path()) {
-        // A folder in memory has no O_DIRECT; the figures are then those of memory.
+        // A directory in memory has no O_DIRECT; the figures are then those of memory.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => options.open(image.path()),
         outcome => outcome,
     }

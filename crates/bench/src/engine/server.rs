@@ -29,7 +29,7 @@ pub fn set_up_mount(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Tar
     let image = std::path::absolute(workshop.image()?.path()).map_err(os("finding the image"))?;
     FormatOptions::new().force(true).format(&image)?;
     let dir = mount_point(workshop, "mount")?;
-    let log = workshop.folder.join("server.log");
+    let log = workshop.directory.join("server.log");
     let mut options = format!("log={},cache_size={}", log.display(), workshop.cache_bytes(spec));
     if spec.discard {
         options.push_str(",discard");
@@ -81,7 +81,7 @@ fn can_serve<'a>(workshop: &Workshop<'a>) -> Outcome<&'a Path> {
 }
 
 fn mount_point(workshop: &Workshop<'_>, name: &str) -> Outcome<PathBuf> {
-    let dir = workshop.folder.join(name);
+    let dir = workshop.directory.join(name);
     std::fs::create_dir_all(&dir).map_err(os("making the mount point"))?;
     Ok(mount::resolve(&dir)?)
 }

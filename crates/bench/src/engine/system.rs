@@ -1,4 +1,4 @@
-//! System calls on a folder.
+//! System calls on a directory.
 
 use super::group::{Atomic, Groups};
 use crate::outcome::{Outcome, failed, os};
@@ -11,15 +11,15 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// `dir:PATH`: works in a folder of its own there, removed at the end.
+/// `dir:PATH`: works in a directory of its own there, removed at the end.
 pub fn set_up(path: &Path) -> Outcome<Box<dyn Target>> {
     if !path.is_dir() {
-        return Err(failed(format!("{} is not a folder", path.display())));
+        return Err(failed(format!("{} is not a directory", path.display())));
     }
     let own = tempfile::Builder::new()
         .prefix("quire-bench-")
         .tempdir_in(path)
-        .map_err(os(format!("making a folder in {}", path.display())))?;
+        .map_err(os(format!("making a directory in {}", path.display())))?;
     let statistics = own
         .path()
         .metadata()
@@ -27,8 +27,8 @@ pub fn set_up(path: &Path) -> Outcome<Box<dyn Target>> {
         .map(|metadata| metadata.dev())
         .map(|device| format!("/sys/dev/block/{}:{}/stat", libc::major(device), libc::minor(device)).into())
         .filter(|file: &PathBuf| file.exists());
-    let folder = own.path().to_owned();
-    Ok(Box::new(System::new(folder, statistics.map(Source::Block), Box::new(own))))
+    let directory = own.path().to_owned();
+    Ok(Box::new(System::new(directory, statistics.map(Source::Block), Box::new(own))))
 }
 
 /// Where bytes at the device are counted.
@@ -65,9 +65,9 @@ fn block_counters(text: &str) -> Counters {
     }
 }
 
-/// A folder, and what stands behind it.
+/// A directory, and what stands behind it.
 pub struct System {
-    folder: PathBuf,
+    directory: PathBuf,
     source: Option<Source>,
     /// How groups of writes are made.
     groups: Groups,
@@ -77,7 +77,7 @@ pub struct System {
     behind: Box<dyn Behind>,
 }
 
-/// What stands behind a folder.
+/// What stands behind a directory.
 pub trait Behind: Send + Sync {
     /// Takes it down in order.
     fn take_down(self: Box<Self>) -> Result<()>;
@@ -85,14 +85,14 @@ pub trait Behind: Send + Sync {
 
 impl Behind for tempfile::TempDir {
     fn take_down(self: Box<Self>) -> Result<()> {
-        (*self).close().map_err(os("removing the folder of the run"))
+        (*self).close().map_err(os("removing the directory of the run"))
     }
 }
 
 impl System {
-    /// A target in `folder`, with the rollback journal of a database for groups of writes.
-    pub fn new(folder: PathBuf, source: Option<Source>, behind: Box<dyn Behind>) -> System {
-        System { folder, source, groups: Groups::Journal, atomic: false, behind }
+    /// A target in `directory`, with the rollback journal of a database for groups of writes.
+    pub fn new(directory: PathBuf, source: Option<Source>, behind: Box<dyn Behind>) -> System {
+        System { directory, source, groups: Groups::Journal, atomic: false, behind }
     }
 
     /// With the requests that a mount of Quire has for groups of writes.
@@ -111,7 +111,7 @@ impl System {
         let direct = if how.direct || self.atomic { libc::O_DIRECT } else { 0 };
         let data_sync = if how.data_sync { libc::O_DSYNC } else { 0 };
         options.custom_flags(direct | data_sync);
-        options.open(self.folder.join(path)).map_err(os(format!("opening {path}")))
+        options.open(self.directory.join(path)).map_err(os(format!("opening {path}")))
     }
 }
 
@@ -152,25 +152,25 @@ impl Handle for Open {
 impl Target for System {
     fn open(&self, path: &str, how: How) -> Result<Arc<dyn Handle>> {
         let file = self.open_file(path, how)?;
-        let path = self.folder.join(path);
+        let path = self.directory.join(path);
         Ok(Arc::new(Open { file, path, groups: self.groups, atomic: self.atomic }))
     }
-    fn make_folder(&self, path: &str) -> Result<()> {
-        std::fs::create_dir(self.folder.join(path)).map_err(os(format!("making the folder {path}")))
+    fn make_directory(&self, path: &str) -> Result<()> {
+        std::fs::create_dir(self.directory.join(path)).map_err(os(format!("making the directory {path}")))
     }
-    fn remove_folder(&self, path: &str) -> Result<()> {
-        std::fs::remove_dir(self.folder.join(path)).map_err(os(format!("removing the folder {path}")))
+    fn remove_directory(&self, path: &str) -> Result<()> {
+        std::fs::remove_dir(self.directory.join(path)).map_err(os(format!("removing the directory {path}")))
     }
     fn size_of(&self, path: &str) -> Result<u64> {
-        let metadata = std::fs::symlink_metadata(self.folder.join(path));
+        let metadata = std::fs::symlink_metadata(self.directory.join(path));
         metadata.map(|metadata| metadata.len()).map_err(os(format!("looking at {path}")))
     }
     fn unlink(&self, path: &str) -> Result<()> {
-        std::fs::remove_file(self.folder.join(path)).map_err(os(format!("unlinking {path}")))
+        std::fs::remove_file(self.directory.join(path)).map_err(os(format!("unlinking {path}")))
     }
     fn sync(&self) -> Result<()> {
-        let folder = File::open(&self.folder).map_err(os("opening the folder"))?;
-        rustix::fs::syncfs(&folder).map_err(|error| Error::os("syncfs", &error.into()))
+        let directory = File::open(&self.directory).map_err(os("opening the directory"))?;
+        rustix::fs::syncfs(&directory).map_err(|error| Error::os("syncfs", &error.into()))
     }
     fn sync_many(&self, paths: &mut dyn Iterator<Item = String>, window: usize) -> Result<()> {
         let open = |path: String| self.open_file(&path, How::default());
@@ -258,14 +258,14 @@ mod tests {
 
     #[test]
     fn many_fsyncs_through_a_small_ring() {
-        let folder = tempfile::tempdir().unwrap();
-        let target = set_up(folder.path()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let target = set_up(directory.path()).unwrap();
         for n in 0..50 {
             target.open(&format!("f{n}"), How::create(0)).unwrap().write_at(b"x", 0).unwrap();
         }
         target.sync_many(&mut (0..50).map(|n| format!("f{n}")), 7).unwrap();
         assert!(target.sync_many(&mut ["f1".to_owned(), "none".to_owned()].into_iter(), 7).is_err());
         target.finish().unwrap();
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 }

@@ -48,7 +48,7 @@ impl Promises {
         let directory = property(&opened).map_err(|error| doing(dir)(error.into()))?;
         let name = "promises";
         let file = arena.open(name, 0)?;
-        let asked = property(&file).map_err(|error| doing(&arena.folder.join(name))(error.into()));
+        let asked = property(&file).map_err(|error| doing(&arena.directory.join(name))(error.into()));
         let direct = atomic_units(&file);
         arena.remove(name);
         Ok(Promises { directory, file: asked?, direct })

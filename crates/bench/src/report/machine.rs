@@ -56,7 +56,7 @@ fn available_bytes() -> u64 {
 }
 
 /// Processor, memory, kernel, disk, load, and the kernel's limits of dirty memory.
-pub fn describe(folder: &Path) -> Map<String, Value> {
+pub fn describe(directory: &Path) -> Map<String, Value> {
     let names = rustix::system::uname();
     let processor = line("/proc/cpuinfo").and_then(|text| {
         let model = text.lines().find(|line| line.starts_with("model name"))?;
@@ -68,7 +68,7 @@ pub fn describe(folder: &Path) -> Map<String, Value> {
     put("processor", json!(processor));
     put("memory_bytes", json!(memory_bytes()));
     put("kernel", json!(names.release().to_string_lossy()));
-    put("folder", json!(folder.display().to_string()));
+    put("directory", json!(directory.display().to_string()));
     put(
         "load_before",
         json!(line("/proc/loadavg").map(|text| text.split(' ').take(3).collect::<Vec<_>>().join(" "))),

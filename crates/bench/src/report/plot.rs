@@ -87,6 +87,7 @@ fn describe(figure: &str) -> Option<(String, Unit)> {
         "create_last_s" => ("creates, last tenth", Unit::Rate),
         "stat_s" => ("stats", Unit::Rate),
         "delete_s" => ("deletes", Unit::Rate),
+        "open_us" => ("opening the volume", Unit::Latency),
         "rss_max_mib" => ("most resident memory", Unit::Memory),
         "read_mib_s" => ("reads", Unit::Throughput),
         "write_mib_s" => ("writes", Unit::Throughput),
@@ -309,8 +310,8 @@ mod tests {
             rows: vec![row("quire", 100.0), row("xfs", 300.0)],
             headline: "ops_s",
         };
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("out.svg");
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("out.svg");
         draw(&report, &file).unwrap();
         let svg = std::fs::read_to_string(&file).unwrap();
         assert!(svg.contains("idle: median") && svg.contains("longest") && !svg.contains("p50_us"));

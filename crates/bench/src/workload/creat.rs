@@ -18,12 +18,18 @@ const BATCH: u64 = 64;
 pub struct Creat(pub arguments::Creat);
 
 impl Creat {
-    fn folder(&self, thread: usize) -> String {
+    fn directory(&self, thread: usize) -> String {
         if self.0.private_dirs { format!("d{thread}") } else { "d".into() }
     }
 }
 
-fn create(target: &dyn Target, folder: &str, thread: usize, operations: u64, stage: &Stage) -> Result<u64> {
+fn create(
+    target: &dyn Target,
+    directory: &str,
+    thread: usize,
+    operations: u64,
+    stage: &Stage,
+) -> Result<u64> {
     for done in 0..operations {
         if done.is_multiple_of(BATCH) {
             stage.advance(BATCH);
@@ -31,7 +37,7 @@ fn create(target: &dyn Target, folder: &str, thread: usize, operations: u64, sta
                 return Ok(done);
             }
         }
-        let path = format!("{folder}/c{thread}-{done}");
+        let path = format!("{directory}/c{thread}-{done}");
         drop(target.open(&path, How::create(0))?);
         target.unlink(&path)?;
     }
@@ -66,20 +72,21 @@ impl Work for Creat {
 
     fn run(&self, target: &dyn Target, context: &Context<'_>) -> Outcome<Sample> {
         let threads = self.0.threads;
-        let folders: Vec<String> = (0..threads).map(|thread| self.folder(thread)).collect();
-        for folder in &folders[..if self.0.private_dirs { threads } else { 1 }] {
-            target.make_folder(folder)?;
+        let directories: Vec<String> = (0..threads).map(|thread| self.directory(thread)).collect();
+        for directory in &directories[..if self.0.private_dirs { threads } else { 1 }] {
+            target.make_directory(directory)?;
         }
         target.sync()?;
         let (operations, until) = match context.seconds {
             Some(seconds) => (u64::MAX, Until::Elapsed(Duration::from_secs_f64(seconds))),
             None => (self.0.ops, Until::Done(self.0.ops * threads as u64)),
         };
-        let part = |(thread, folder)| {
-            let folder: &String = folder;
-            Box::new(move |stage: &Stage| create(target, folder, thread, operations, stage)) as Part<'_, u64>
+        let part = |(thread, directory)| {
+            let directory: &String = directory;
+            Box::new(move |stage: &Stage| create(target, directory, thread, operations, stage))
+                as Part<'_, u64>
         };
-        let parts = folders.iter().enumerate().map(part).collect();
+        let parts = directories.iter().enumerate().map(part).collect();
         context.phase("creating")?;
         let (done, elapsed) = drive(context.surroundings, until, parts)?;
         let mut sample = Sample::default();

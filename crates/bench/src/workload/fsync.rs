@@ -26,12 +26,12 @@ pub struct Fsync(pub arguments::Fsync);
 struct Batch<'a> {
     target: &'a dyn Target,
     options: &'a arguments::Fsync,
-    folder: String,
+    directory: String,
 }
 
 impl Batch<'_> {
     fn path(&self, n: u64) -> String {
-        format!("{}/f{n}", self.folder)
+        format!("{}/f{n}", self.directory)
     }
 
     fn write(&self, content: &[u8], stage: &Stage) -> Result<()> {
@@ -66,9 +66,9 @@ impl Batch<'_> {
 impl Fsync {
     fn batches<'a>(&'a self, target: &'a dyn Target, pass: u64) -> Result<Vec<Batch<'a>>> {
         let make = |n| {
-            let folder = format!("pass{pass}-{n}");
-            target.make_folder(&folder)?;
-            Ok(Batch { target, options: &self.0, folder })
+            let directory = format!("pass{pass}-{n}");
+            target.make_directory(&directory)?;
+            Ok(Batch { target, options: &self.0, directory })
         };
         (0..self.0.threads).map(make).collect()
     }
@@ -118,9 +118,9 @@ impl Fsync {
         let content = AlignedBuf::zeroed(self.0.file_size as usize);
         let mut files = 0;
         for pass in 0.. {
-            let folder = format!("bulk{pass}-{thread}");
-            target.make_folder(&folder)?;
-            let batch = Batch { target, options: &self.0, folder };
+            let directory = format!("bulk{pass}-{thread}");
+            target.make_directory(&directory)?;
+            let batch = Batch { target, options: &self.0, directory };
             batch.write(&content, stage)?;
             if stage.is_over() {
                 break;
@@ -206,8 +206,8 @@ impl Work for Fsync {
             }
             context.phase("removing the files")?;
             for thread in 0..self.0.threads {
-                let folder = format!("pass{pass}-{thread}");
-                Batch { target, options: &self.0, folder }.remove()?;
+                let directory = format!("pass{pass}-{thread}");
+                Batch { target, options: &self.0, directory }.remove()?;
             }
         }
         Ok(sample)

@@ -3,14 +3,14 @@
 //! Quire commits groups, kernel file systems keep the rollback journal of a database, and the bare image
 //! takes one write of as many bytes. Each thread opens the file by itself.
 
-use super::{CHUNK, Context, Work, add_device, fields, fill, needs_files, push_device};
+use super::{CHUNK, Context, Each, Work, drive_durably, fields, fill, needs_files, push_device};
 use crate::arguments;
-use crate::drive::{Part, Stage, Until, drive};
+use crate::drive::{Part, Stage};
 use crate::engine::Kind;
 use crate::outcome::Outcome;
 use crate::sample::{Figures, Latency, Sample};
 use crate::size;
-use crate::target::{Counters, Handle, How, Piece, Target};
+use crate::target::{Handle, How, Piece, Target};
 use quire_base::Result;
 use quire_base::random::Random;
 use quire_base::sync::Arc;
@@ -104,25 +104,8 @@ impl Work for Group {
             let random = context.random(1, n);
             Box::new(move |stage: &Stage| commit(&**file, random, options, stage)) as Part<'_, Latency>
         });
-        let parts = parts.collect();
-        context.phase("committing")?;
-        let before = target.counters();
-        let (latencies, elapsed) = drive(context.surroundings, Until::Elapsed(context.duration()), parts)?;
-        let stopped = target.counters();
-        context.phase("settling")?;
-        target.settle()?;
-        let settled = target.counters();
-        let mut sample = Sample::default();
-        sample.add("seconds", elapsed.as_secs_f64());
-        for latency in &latencies {
-            sample.add("operations", latency.count() as f64);
-            sample.add("bytes", (latency.count() * options.writes * PAGE) as f64);
-            sample.add_latency("commit", latency)?;
-        }
-        // The flushes that commits waited for; the bytes that they caused, whenever those were written.
-        let after = Counters { device_flushes: stopped.device_flushes, ..settled };
-        add_device(&mut sample, &before, &after);
-        Ok(sample)
+        let each = Each { name: "commit", bytes: options.writes * PAGE };
+        drive_durably(target, context, "committing", each, parts.collect())
     }
 
     fn headline(&self) -> &'static str {

@@ -110,7 +110,7 @@ impl Work for Scale {
         machine::reset_resident_peak(process);
         let create = |n: u64| {
             if n.is_multiple_of(DIRECTORY) {
-                target.make_folder(&directory(n))?;
+                target.make_directory(&directory(n))?;
             }
             target.open(&path(n), How::create(FILE_BYTES as u64))?.write_at(&content, 0)
         };
@@ -120,6 +120,9 @@ impl Work for Scale {
         sample.add("last_seconds", (all - middle).as_secs_f64());
         context.phase("syncing")?;
         target.sync()?;
+        if let Some(took) = target.opening()? {
+            sample.raise("opening_seconds", took.as_secs_f64());
+        }
         let look = |n: u64| match target.size_of(&path(n))? {
             bytes if bytes == FILE_BYTES as u64 => Ok(()),
             bytes => Err(Error::new(ErrorKind::Corrupt, format!("{} has {bytes} bytes", path(n)))),
@@ -128,7 +131,7 @@ impl Work for Scale {
         let delete = |n: u64| {
             target.unlink(&path(n))?;
             if (n + 1).is_multiple_of(DIRECTORY) || n + 1 == self.0.files {
-                target.remove_folder(&directory(n))?;
+                target.remove_directory(&directory(n))?;
             }
             Ok(())
         };
@@ -155,6 +158,7 @@ impl Work for Scale {
         figures.push("create_last_s", sample.rate("tenth", "last_seconds"));
         figures.push("stat_s", sample.rate("files", "stat_seconds"));
         figures.push("delete_s", sample.rate("files", "delete_seconds"));
+        figures.push_known("open_us", sample.highest("opening_seconds").map(|seconds| seconds * 1e6));
         figures.push_known("rss_max_mib", sample.highest("resident").map(|bytes| bytes / f64::from(1 << 20)));
         figures
     }

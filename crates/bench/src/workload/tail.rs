@@ -324,7 +324,7 @@ impl Work for Tail {
             }
         }
         if self.has(Disturber::Create) {
-            target.make_folder("created")?;
+            target.make_directory("created")?;
         }
         let log = match self.has(Disturber::Append) {
             true => {

@@ -3,14 +3,16 @@
 //! The engine's options say what it promises about a block over a crash: `quire@untorn=8k`, `xfs@atomic`, or
 //! nothing.
 
-use super::{CHUNK, Context, Work, add_device, check_blocks, fields, fill, needs_files, push_device};
+use super::{
+    CHUNK, Context, Each, Work, check_blocks, drive_durably, fields, fill, needs_files, push_device,
+};
 use crate::arguments;
-use crate::drive::{Part, Stage, Until, drive};
+use crate::drive::{Part, Stage};
 use crate::engine::Kind;
 use crate::outcome::{Outcome, Trouble};
 use crate::sample::{Figures, Latency, Sample};
 use crate::size;
-use crate::target::{Counters, Handle, How, Target};
+use crate::target::{Handle, How, Target};
 use quire_base::Result;
 use quire_base::random::Random;
 use quire_base::sync::Arc;
@@ -98,25 +100,8 @@ impl Work for Untorn {
             let random = context.random(1, n);
             Box::new(move |stage: &Stage| overwrite(&**file, random, options, stage)) as Part<'_, Latency>
         });
-        let parts = parts.collect();
-        context.phase("overwriting")?;
-        let before = target.counters();
-        let (latencies, elapsed) = drive(context.surroundings, Until::Elapsed(context.duration()), parts)?;
-        let stopped = target.counters();
-        context.phase("settling")?;
-        target.settle()?;
-        let settled = target.counters();
-        let mut sample = Sample::default();
-        sample.add("seconds", elapsed.as_secs_f64());
-        for latency in &latencies {
-            sample.add("operations", latency.count() as f64);
-            sample.add("bytes", (latency.count() * options.bs) as f64);
-            sample.add_latency("write", latency)?;
-        }
-        // The flushes that writes waited for; the bytes that they caused, whenever those were written.
-        let after = Counters { device_flushes: stopped.device_flushes, ..settled };
-        add_device(&mut sample, &before, &after);
-        Ok(sample)
+        let each = Each { name: "write", bytes: options.bs };
+        drive_durably(target, context, "overwriting", each, parts.collect())
     }
 
     fn headline(&self) -> &'static str {

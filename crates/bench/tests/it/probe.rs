@@ -12,9 +12,9 @@ fn arguments(dir: &std::path::Path) -> Probe {
 
 #[test]
 fn a_probe_asks_every_question_and_leaves_nothing() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     for direct_load in [false, true] {
-        let arguments = Probe { direct_load, ..arguments(folder.path()) };
+        let arguments = Probe { direct_load, ..arguments(directory.path()) };
         let findings = probe::probe(&arguments, &Interrupt::none(), &Progress::hidden()).unwrap();
         let json = findings.json();
         let names: Vec<&str> =
@@ -60,7 +60,7 @@ fn a_probe_asks_every_question_and_leaves_nothing() {
         }
         assert_eq!(findings.table().lines().count(), names.len() + 1);
     }
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
 }
 
 #[test]

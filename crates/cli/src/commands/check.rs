@@ -53,7 +53,7 @@ pub fn check(volume: &Path, how: Repair, progress: &dyn Fn(&str, u64, u64)) -> q
         repaired,
         left: errors.count() - repaired,
         summary: format!(
-            "{} files, {} folders, {} of {} blocks used",
+            "{} files, {} directories, {} of {} blocks used",
             held.inodes - held.directories.min(held.inodes),
             held.directories,
             held.used_blocks,

@@ -26,11 +26,11 @@ pub fn completions(shell: clap_complete::Shell) -> Outcome {
 mod tests {
     #[test]
     fn pages_for_each_command() {
-        let folder = tempfile::tempdir().unwrap();
-        super::manual(folder.path()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        super::manual(directory.path()).unwrap();
         for page in ["quire.1", "quire-mount.1", "quire-fsck.1", "quire-up.1"] {
-            assert!(folder.path().join(page).exists(), "{page}");
+            assert!(directory.path().join(page).exists(), "{page}");
         }
-        assert!(!folder.path().join("quire-bench-null.1").exists());
+        assert!(!directory.path().join("quire-bench-null.1").exists());
     }
 }

@@ -35,7 +35,7 @@ fn open_to_others(volume: &Path) -> Option<u32> {
     (mode & 0o077 != 0).then_some(mode)
 }
 
-/// Makes a volume whose root folder belongs to the user who makes it.
+/// Makes a volume whose root directory belongs to the user who makes it.
 pub fn make(arguments: &Mkfs) -> Outcome<VolumeInfo> {
     let mut options = FormatOptions::new().label(&arguments.label).force(arguments.force);
     if let Some(bytes) = arguments.size {

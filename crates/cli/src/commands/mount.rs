@@ -36,7 +36,7 @@ pub fn check(arguments: &Mount) -> Outcome<Checked> {
         return Err(Failure::new(
             36,
             format!(
-                "{} is already mounted at {}; unmount it first (`quire umount {}`), or choose another folder",
+                "{} is already mounted at {}; unmount it first (`quire umount {}`), or choose another directory",
                 entry.source.display(),
                 dir.display(),
                 dir.display()
@@ -44,7 +44,7 @@ pub fn check(arguments: &Mount) -> Outcome<Checked> {
         ));
     }
     if !dir.is_dir() {
-        return Err(Failure::new(37, format!("mount point {} is not a folder", dir.display())));
+        return Err(Failure::new(37, format!("mount point {} is not a directory", dir.display())));
     }
     // Not a volume, or of a newer format: said without starting anything.
     image::newest_superblock(&volume)?;
@@ -102,7 +102,7 @@ pub fn in_background(checked: &Checked, options: &[String], supervise: bool) -> 
         LogTarget::File(path) => Some(path.clone()),
         LogTarget::Syslog => None,
     };
-    // The server works in the root folder.
+    // The server works in the root directory.
     let mut options = options.to_vec();
     if let LogTarget::File(path) = &checked.options.log
         && path.is_relative()

@@ -1,4 +1,4 @@
-//! `quire probe`: what the file system under a folder really promises, found out by racing it.
+//! `quire probe`: what the file system under a directory really promises, found out by racing it.
 
 use quire_bench::arguments::Probe;
 use quire_bench::interrupt::Interrupt;

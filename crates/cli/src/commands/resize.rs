@@ -46,7 +46,7 @@ fn unmounted(volume: &Path) -> Outcome<PathBuf> {
         return Err(Failure::new(
             37,
             format!(
-                "{} is a folder: give the image file or block device, while it is not mounted",
+                "{} is a directory: give the image file or block device, while it is not mounted",
                 volume.display()
             ),
         ));

@@ -37,7 +37,7 @@ pub fn run(arguments: &Salvage) -> Outcome {
             output::line(format_args!("lost {loss}"));
         }
         output::line(format_args!(
-            "{}: {} files, {} folders and {} others copied to {}, {} bytes",
+            "{}: {} files, {} directories and {} others copied to {}, {} bytes",
             volume.display(),
             salvaged.files,
             salvaged.directories,

@@ -26,6 +26,9 @@ pub fn run(arguments: &Scrub) -> Outcome {
     if arguments.data {
         request += " data";
     }
+    if arguments.restart {
+        request += " anew";
+    }
     if let Some(rate) = arguments.rate {
         request += &format!(" rate={rate}");
     }
@@ -85,30 +88,36 @@ fn show(dir: &Path, status: &Value, json: bool) -> Outcome {
     if status["state"] == "failed" {
         return Err(Failure::new(32, status["why"].as_str().unwrap_or("the scrub failed")));
     }
-    if lost.is_empty() && unreadable.is_empty() {
+    let (before, parts_before) = (number(status, "lost_before"), number(status, "unreadable_before"));
+    let (lost, parts) = (lost.len() as u64 + before, unreadable.len() as u64 + parts_before);
+    if lost + parts == 0 {
         return Ok(());
     }
+    let named = match before + parts_before {
+        0 => "",
+        _ => " (the server's log names those that were found before the scrub was interrupted)",
+    };
     Err(Failure::new(
         35,
         format!(
-            "{} pieces of metadata are lost, {} parts of files cannot be read: copy the files that can be read, \
-             then unmount and run `quire fsck`",
-            lost.len(),
-            unreadable.len()
+            "{lost} pieces of metadata are lost, {parts} parts of files cannot be read{named}: copy the files that \
+             can be read, then unmount and run `quire fsck`"
         ),
     ))
 }
 
 fn summary(status: &Value) -> String {
     let state = match status["state"].as_str().unwrap_or_default() {
-        "never" => return "no scrub since it was mounted".into(),
+        "never" => return "never scrubbed".into(),
         "running" => "being scrubbed",
+        "interrupted" => "the scrub was interrupted",
         "stopped" => "the scrub was stopped",
         "failed" => "the scrub failed",
         _ => "scrubbed",
     };
+    let when = status["ended"].as_f64().map(|seconds| format!(" ({})", ago(seconds))).unwrap_or_default();
     format!(
-        "{state}: {} of metadata, {} of {} files, in {:.1} s; {} bad copies, {} of them written anew",
+        "{state}{when}: {} of metadata, {} of {} files, in {:.1} s; {} bad copies, {} of them written anew",
         size::show(number(status, "metadata_bytes")),
         size::show(number(status, "data_bytes")),
         number(status, "files"),
@@ -116,4 +125,16 @@ fn summary(status: &Value) -> String {
         number(status, "damaged"),
         number(status, "healed"),
     )
+}
+
+/// How long ago a time was, given in seconds since 1970.
+fn ago(seconds: f64) -> String {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let passed = (now.as_secs_f64() - seconds).max(0.0) as u64;
+    match passed {
+        0..120 => format!("{passed} s ago"),
+        120..7200 => format!("{} min ago", passed / 60),
+        7200..172_800 => format!("{} h ago", passed / 3600),
+        _ => format!("{} days ago", passed / 86_400),
+    }
 }

@@ -85,8 +85,8 @@ fn talk_meanwhile(
     sender
 }
 
-/// The folder in `/proc` of the background server, not this process, that has `operand` (a volume or a mount
-/// point, absolute) on its command line.
+/// The directory in `/proc` of the background server, not this process, that has `operand` (a volume or a
+/// mount point, absolute) on its command line.
 pub fn server_of(operand: &Path) -> Option<PathBuf> {
     std::fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path()).find(|process| {
         let number = process.file_name().and_then(|name| name.to_str()?.parse::<u32>().ok());

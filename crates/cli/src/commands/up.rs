@@ -51,7 +51,7 @@ pub fn run(arguments: &Up) -> Outcome {
         ));
     }
     std::fs::create_dir_all(dir)
-        .map_err(|error| Failure::new(37, format!("making the folder {}: {error}", dir.display())))?;
+        .map_err(|error| Failure::new(37, format!("making the directory {}: {error}", dir.display())))?;
     let mount = Mount {
         options: Vec::new(),
         foreground: false,
@@ -101,7 +101,7 @@ fn hints(dir: &Path) -> String {
     let dir = dir.display();
     let program = program();
     format!(
-        "\nTry:   cp -a some-folder {dir}/ && ls -l {dir}\
+        "\nTry:   cp -a some-directory {dir}/ && ls -l {dir}\
          \n       fio --name=try --directory={dir} --rw=randrw --bs=4k --size=256m --numjobs=4\
          \nStop:  {program} umount {dir}\
          \nMore:  {program} --help"

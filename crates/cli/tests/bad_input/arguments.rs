@@ -10,8 +10,8 @@ use crate::common::{QUIRE, Volume, has, is_mounted, run};
 #[test]
 fn mkfs_refuses() {
     let _turn = turn();
-    let folder = tempfile::tempdir().unwrap();
-    let image = folder.path().join("a.img");
+    let directory = tempfile::tempdir().unwrap();
+    let image = directory.path().join("a.img");
     let mkfs = |words: &[&str]| Command::new(QUIRE).arg("mkfs").args(words).arg(&image).output().unwrap();
     let long = format!("--label={}", "l".repeat(65));
     let wide = format!("--label={}", "\u{e9}".repeat(33));
@@ -38,8 +38,8 @@ fn mkfs_refuses() {
         expect(&mkfs(words), code, says);
         assert!(!image.exists(), "a refused mkfs leaves no file");
     }
-    expect(&call!["mkfs", "--size=64M", folder.path().join("no/a.img")], MISSING, &["no/a.img"]);
-    expect(&call!["mkfs", "--size=64M", folder.path()], MISSING, &["directory"]);
+    expect(&call!["mkfs", "--size=64M", directory.path().join("no/a.img")], MISSING, &["no/a.img"]);
+    expect(&call!["mkfs", "--size=64M", directory.path()], MISSING, &["directory"]);
     expect(&call!["mkfs", "--size=64M", "/dev/null"], NOT_A_VOLUME, &["neither an image file nor"]);
     expect(&call!["mkfs", "--size=64M"], USAGE, &["<VOLUME>"]);
 

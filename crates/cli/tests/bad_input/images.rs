@@ -41,7 +41,7 @@ fn what_is_not_a_volume() {
     }
     std::fs::remove_file(&image).unwrap();
     expect(&mount(&volume, "", &image, &dir), MISSING, &["volume.img does not exist", "quire mkfs"]);
-    expect(&mount(&volume, "", &dir, &dir), MISSING, &["is a folder"]);
+    expect(&mount(&volume, "", &dir, &dir), MISSING, &["is a directory"]);
     assert!(!image.exists(), "a mount makes no volume");
 }
 

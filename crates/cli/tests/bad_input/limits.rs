@@ -26,13 +26,13 @@ fn names_past_the_limit() {
     let fits = ["a", "b", "c", "d", "e", "f"].map(|letter| letter.repeat(255));
     // 255 bytes, not characters.
     let wide = "\u{e9}".repeat(127) + "x";
-    let (file, folder) = (volume.path(&fits[0]), volume.path(&fits[1]));
+    let (file, directory) = (volume.path(&fits[0]), volume.path(&fits[1]));
     std::fs::write(&file, "kept").unwrap();
-    std::fs::create_dir(&folder).unwrap();
+    std::fs::create_dir(&directory).unwrap();
     std::os::unix::fs::symlink("nowhere", volume.path(&fits[2])).unwrap();
     std::fs::hard_link(&file, volume.path(&fits[3])).unwrap();
     std::fs::write(volume.path(&fits[4]), "moved").unwrap();
-    std::fs::rename(volume.path(&fits[4]), folder.join(&fits[5])).unwrap();
+    std::fs::rename(volume.path(&fits[4]), directory.join(&fits[5])).unwrap();
     std::fs::write(volume.path(&wide), "wide").unwrap();
 
     for name in [long, "\u{e9}".repeat(128)] {
@@ -54,7 +54,7 @@ fn names_past_the_limit() {
     volume.mount();
     assert_eq!(std::fs::read(&file).unwrap(), b"kept");
     assert_eq!(std::fs::read(volume.path(&fits[3])).unwrap(), b"kept");
-    assert_eq!(std::fs::read(folder.join(&fits[5])).unwrap(), b"moved");
+    assert_eq!(std::fs::read(directory.join(&fits[5])).unwrap(), b"moved");
     assert_eq!(std::fs::read(volume.path(&wide)).unwrap(), b"wide");
     assert_eq!(std::fs::read_link(volume.path("far")).unwrap().as_os_str(), OsStr::new(&target));
     assert_eq!(std::fs::read_dir(volume.mountpoint()).unwrap().count(), 6);

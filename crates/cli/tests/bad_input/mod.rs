@@ -10,5 +10,6 @@ mod arguments;
 mod host;
 mod images;
 mod limits;
+mod lossy;
 mod places;
 mod users;

@@ -86,8 +86,8 @@ fn mount_points_that_are_none() {
     expect(&at(&volume.path("missing")), MISSING, &["mount point", "missing"]);
     let file = image.with_file_name("a file");
     std::fs::write(&file, "x").unwrap();
-    expect(&at(&file), MISSING, &["mount point", "a file", "not a folder"]);
-    expect(&at(Path::new("/proc")), IN_USE, &["already mounted at /proc", "another folder"]);
+    expect(&at(&file), MISSING, &["mount point", "a file", "not a directory"]);
+    expect(&at(Path::new("/proc")), IN_USE, &["already mounted at /proc", "another directory"]);
     expect(&call!["umount", volume.mountpoint()], MISSING, &["nothing is mounted at", "mnt"]);
     expect(&call!["umount", "--lazy", volume.mountpoint()], MISSING, &["nothing is mounted at"]);
     expect(&call!["umount", volume.path("missing")], MISSING, &["missing"]);
@@ -116,7 +116,7 @@ fn serves_read_only(volume: &Volume, options: &str, source: &Path, words: &[&str
         let denied = Some(Errno::ROFS.raw_os_error());
         assert_eq!(std::fs::write(dir.join("new"), "x").unwrap_err().raw_os_error(), denied);
         assert_eq!(std::fs::remove_file(dir.join("file1")).unwrap_err().raw_os_error(), denied);
-        assert_eq!(std::fs::create_dir(dir.join("folder")).unwrap_err().raw_os_error(), denied);
+        assert_eq!(std::fs::create_dir(dir.join("directory")).unwrap_err().raw_os_error(), denied);
         unmount(&dir);
         expect(&call!["fsck", source], 0, &["clean"]);
         assert!(live_journal(&volume.image()).len() >= 8, "it still has to be replayed");
@@ -133,12 +133,12 @@ fn a_read_only_image_is_replayed_in_memory() {
     let image = volume.image();
     serves_read_only(&volume, "ro", &image, &[]);
 
-    let folder = image.with_file_name("read-only");
-    std::fs::create_dir(&folder).unwrap();
+    let directory = image.with_file_name("read-only");
+    std::fs::create_dir(&directory).unwrap();
     {
-        let _bound = Attached::mount(image.parent().unwrap(), &folder, &["--bind"]);
-        run(Command::new("mount").args(["-o", "remount,bind,ro"]).arg(&folder));
-        let bound = folder.join("volume.img");
+        let _bound = Attached::mount(image.parent().unwrap(), &directory, &["--bind"]);
+        run(Command::new("mount").args(["-o", "remount,bind,ro"]).arg(&directory));
+        let bound = directory.join("volume.img");
         serves_read_only(&volume, "", &bound, &["may not be written", "mounted read-only"]);
         keeping(&image, || expect(&call!["mkfs", "--force", bound], FAILED, &["volume.img", "ead-only"]));
     }

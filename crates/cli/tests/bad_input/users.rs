@@ -12,7 +12,7 @@ const NOBODY: u32 = 65534;
 /// A mount namespace of its own, in which `/dev/fuse` is open to everybody and fuse.conf allows nothing. It
 /// ends, with every mount in it, when this is dropped.
 struct UserWorld {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     holder: Child,
 }
 
@@ -22,8 +22,8 @@ impl UserWorld {
         if !can_mount(test) || !programs.iter().all(|program| has(program, test)) {
             return None;
         }
-        let folder = tempfile::Builder::new().prefix("quire-user-").tempdir().unwrap();
-        let at = folder.path();
+        let directory = tempfile::Builder::new().prefix("quire-user-").tempdir().unwrap();
+        let at = directory.path();
         std::fs::set_permissions(at, PermissionsExt::from_mode(0o755)).unwrap();
         for name in ["dev", "home", "home/mnt", "rootdir"] {
             std::fs::create_dir(at.join(name)).unwrap();
@@ -50,7 +50,7 @@ impl UserWorld {
         let mut line = String::new();
         std::io::BufRead::read_line(&mut std::io::BufReader::new(holder.stdout.as_mut().unwrap()), &mut line)
             .unwrap();
-        let world = UserWorld { folder, holder };
+        let world = UserWorld { directory, holder };
         if line != "ready\n" {
             eprintln!("\n*** SKIPPED {test}: no mount namespace of its own here ***\n");
             return None;
@@ -59,14 +59,14 @@ impl UserWorld {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.directory.path().join(name)
     }
 
     fn in_it(&self, user: u32, words: &[&str]) -> Output {
         let id = user.to_string();
         let mut command = Command::new("nsenter");
         command.arg(format!("--mount=/proc/{}/ns/mnt", self.holder.id()));
-        command.arg(format!("--wdns={}", self.folder.path().display()));
+        command.arg(format!("--wdns={}", self.directory.path().display()));
         command.args(["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups", "--"]).args(words);
         command.env("HOME", self.path("home")).env_remove("XDG_STATE_HOME");
         command.stdin(Stdio::null()).output().unwrap()
@@ -101,11 +101,11 @@ fn an_ordinary_user_mounts_through_fusermount3() {
     for round in 0..2 {
         expect(&world.nobody(&["./quire", "mount", "home/a.img", "home/mnt"]), 0, &[]);
         if round == 1 {
-            expect(&world.nobody(&["cat", "home/mnt/folder/file"]), 0, &["kept"]);
-            expect(&world.nobody(&["stat", "-c", "%u %a", "home/mnt/folder/file"]), 0, &["65534 640"]);
+            expect(&world.nobody(&["cat", "home/mnt/directory/file"]), 0, &["kept"]);
+            expect(&world.nobody(&["stat", "-c", "%u %a", "home/mnt/directory/file"]), 0, &["65534 640"]);
         } else {
-            expect(&world.nobody(&["mkdir", "home/mnt/folder"]), 0, &[]);
-            let write = "echo kept > home/mnt/folder/file && chmod 640 home/mnt/folder/file && sync home/mnt/folder/file";
+            expect(&world.nobody(&["mkdir", "home/mnt/directory"]), 0, &[]);
+            let write = "echo kept > home/mnt/directory/file && chmod 640 home/mnt/directory/file && sync home/mnt/directory/file";
             expect(&world.nobody(&["sh", "-c", write]), 0, &[]);
         }
         let table = world.nobody(&["grep", "home/mnt", "/proc/mounts"]);

@@ -25,7 +25,7 @@ pub fn can_mount(test: &str) -> bool {
 /// True if a program is there; else says loudly that the test skips.
 pub fn has(program: &str, test: &str) -> bool {
     let found = std::env::var_os("PATH")
-        .is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(program).exists()));
+        .is_some_and(|path| std::env::split_paths(&path).any(|directory| directory.join(program).exists()));
     if !found {
         eprintln!("\n*** SKIPPED {test}: needs the program {program} ***\n");
     }
@@ -56,7 +56,7 @@ pub fn quire<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
 
 /// A volume in an image file, and where it is mounted.
 pub struct Volume {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     server: Option<Child>,
     options: String,
     /// How its requests travel; the ring where the kernel has it.
@@ -69,8 +69,9 @@ pub const TRANSPORTS: [&str; 2] = ["ring", "dev"];
 impl Volume {
     /// A new volume of a size like `2G`, not mounted yet.
     pub fn new(size: &str) -> Volume {
-        let folder = tempfile::Builder::new().prefix("quire-test-").tempdir().expect("a temporary folder");
-        let volume = Volume { folder, server: None, options: String::new(), transport: "ring" };
+        let directory =
+            tempfile::Builder::new().prefix("quire-test-").tempdir().expect("a temporary directory");
+        let volume = Volume { directory, server: None, options: String::new(), transport: "ring" };
         std::fs::create_dir(volume.mountpoint()).unwrap();
         let made = quire(&["mkfs".as_ref(), "--size".as_ref(), OsStr::new(size), volume.image().as_os_str()]);
         assert!(made.status.success(), "mkfs: {}", text(&made));
@@ -89,11 +90,11 @@ impl Volume {
     }
 
     pub fn image(&self) -> PathBuf {
-        self.folder.path().join("volume.img")
+        self.directory.path().join("volume.img")
     }
 
     pub fn mountpoint(&self) -> PathBuf {
-        self.folder.path().join("mnt")
+        self.directory.path().join("mnt")
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -101,7 +102,7 @@ impl Volume {
     }
 
     fn log(&self) -> PathBuf {
-        self.folder.path().join("server.log")
+        self.directory.path().join("server.log")
     }
 
     pub fn log_text(&self) -> String {

@@ -9,6 +9,7 @@ use crate::logged::{LoggedKind, LoggedOp};
 use crate::node::{Bounds, NodeIdentity, NodePage, NodeRef};
 use crate::place::Place;
 use crate::pool::{ChunkEntry, ManifestPage, ManifestRef, NextPage, OrphanRef, PageIdentity, PageStamp};
+use crate::scrub::LastScrub;
 use crate::superblock::Superblock;
 use quire_base::{BlockNo, InodeNo, Seq, Timestamp};
 use std::collections::BTreeSet;
@@ -102,7 +103,8 @@ fn superblock() -> Superblock {
         checkpointed: Timestamp(0),
         metadata_copies: 0,
         epoch: 0,
-        space_root: Some(NO_NODE),
+        space_root: NO_NODE,
+        scrub: None,
     }
 }
 
@@ -110,7 +112,7 @@ const NO_NODE: NodeRef = NodeRef { block: BlockNo(0), twin: BlockNo(0), generati
 
 /// Changes the root of the space tree.
 fn space(superblock: &mut Superblock, change: fn(&mut NodeRef)) {
-    superblock.space_root.iter_mut().for_each(change);
+    change(&mut superblock.space_root);
 }
 
 #[test]
@@ -164,6 +166,12 @@ fn superblocks_are_as_the_table_says() {
         ("space root: checkpoint", |s| space(s, |root| root.generation = 1)),
         ("space root: crc", |s| space(s, |root| root.crc = 1)),
         ("space root: level", |s| space(s, |root| root.level = 1)),
+        ("last scrub", |s| {
+            let mut bytes = [0; SCRUB_BYTES];
+            // Finished, at an inode's key.
+            (bytes[0], bytes[48]) = (3, 16);
+            s.scrub = LastScrub::decode(&bytes);
+        }),
     ]);
     // The block size is a constant.
     let layout = without(&["block size"], &SUPERBLOCK);

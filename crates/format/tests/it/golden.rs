@@ -145,7 +145,7 @@ fn transaction() {
          05 01 06
          06 8020 8008
          07 01 02
-         02 02 00 09",
+         02 08 00 09",
     );
     assert_eq!(record::decode(&bytes).unwrap(), changes);
 

@@ -14,6 +14,7 @@
 //!
 //! Neighbours: [`crate::salvage`] reads files from the result of the rehearsal.
 
+mod headless;
 mod losses;
 mod publish;
 mod remains;
@@ -34,7 +35,7 @@ use publish::Base;
 use quire::internals::inspect;
 use quire::internals::repair::Session;
 use quire_base::sync::Arc;
-use quire_base::{BLOCK_SIZE, BlockNo, Result, Seq};
+use quire_base::{BLOCK_SIZE, BlockNo, ErrorKind, Result, Seq};
 use quire_device::{AlignedBuf, Backend, Device, IoClass, OverlayBackend};
 use quire_format::extent::Run;
 use quire_format::journal::{BlockHeader, PAYLOAD_BYTES};
@@ -87,6 +88,25 @@ pub(crate) fn rehearse(backend: &Arc<dyn Backend>, tell: Tell<'_>) -> Result<(Re
 pub(crate) fn undone(mut report: Report) -> Report {
     report.issues.iter_mut().for_each(|issue| issue.repaired = false);
     report
+}
+
+/// As [`rehearse`], also where no copy of a superblock can be read.
+pub(crate) fn rehearse_headless(
+    backend: &Arc<dyn Backend>,
+    tell: Tell<'_>,
+) -> Result<(Report, Arc<dyn Backend>)> {
+    let slots = inspect::superblocks(backend.clone());
+    let unknown = |copy: &Result<Superblock>| {
+        copy.as_ref().is_err_and(|error| error.kind() == ErrorKind::UnknownFormat)
+    };
+    let copies = || slots.iter().flat_map(|slot| [&slot.near, &slot.far]);
+    if copies().any(|copy| copy.is_ok() || unknown(copy)) {
+        return rehearse(backend, tell);
+    }
+    let Some((above, loss)) = headless::stand_in(backend, tell)? else { return rehearse(backend, tell) };
+    let mut report = mend(&above, tell)?;
+    report.losses.insert(0, loss);
+    Ok((report, above))
 }
 
 fn mend(backend: &Arc<dyn Backend>, tell: Tell<'_>) -> Result<Report> {
@@ -165,23 +185,7 @@ fn gather(
     losses.extend(losses::list(&view, &findings, &analysis.contents, &lost, &doubtful, &cut)?);
     repair::rounds(backend, &mut session, &chunks, tell)?;
     session.close()?;
-    renew_journal(&**backend, &superblock)?;
     Ok(true)
-}
-
-/// Writes zeros over blocks of the journal that cannot be read. The volume has been closed in order, so
-/// nothing in the journal counts any more; but recovery reads all of it.
-fn renew_journal(backend: &dyn Backend, superblock: &Superblock) -> Result<()> {
-    let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
-    let mut bad = Vec::new();
-    for at in superblock.journal_start.0..superblock.journal_end().0 {
-        if backend.read(IoClass::Journal, BlockNo(at), &mut block).is_err() {
-            bad.push(BlockNo(at));
-        }
-    }
-    block.fill(0);
-    bad.iter().try_for_each(|at| backend.write(IoClass::Journal, *at, &block))?;
-    if bad.is_empty() { Ok(()) } else { backend.flush() }
 }
 
 /// Publishes what can be read as a checkpoint; gives the ranges of keys that are lost, and those that may be
@@ -203,8 +207,8 @@ fn assemble(
         Some(mapped) => mapped.chunk_runs(),
         // Nothing says where the pool has grown to.
         None => {
-            let blocks = superblock.data_end.0 - superblock.pool_start.0;
-            vec![Run::new(superblock.pool_start, blocks)]
+            let start = superblock.pool_start.min(superblock.data_start);
+            vec![Run::new(start, superblock.data_end.0 - start.0)]
         }
     };
     let total = areas.iter().map(|run| run.blocks).sum();

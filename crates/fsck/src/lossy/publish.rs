@@ -77,15 +77,15 @@ pub(super) fn publish(backend: &dyn Backend, base: Base<'_>, remains: Remains) -
     let copies = all[0].superblock.metadata_copies as usize;
     let runs = all[0].chunk_runs();
     let mut places = Vec::new();
-    let count = count(&remains.root);
+    let count = remains.roots.iter().map(count).sum::<usize>();
     if count > 0 {
         let fresh = pool::fresh_blocks(&all, &runs, count * copies, &avoid)?;
         fresh.iter().for_each(|block| mark(&mut all[0], block.0));
         places = pool::places(&fresh, copies);
     }
     let mut writer = Writer { backend, superblock: &all[0].superblock, number, places };
-    let root = writer.write(&remains.root)?;
-    all[0].superblock.root = root;
+    let roots = [writer.write(&remains.roots[0])?, writer.write(&remains.roots[1])?];
+    all[0].superblock.set_roots(roots);
     pool::rewrite(backend, &all, 0, &[], &avoid)
 }
 

@@ -19,7 +19,7 @@ use crate::progress::Meter;
 use quire_base::{BLOCK_SIZE, BlockNo};
 use quire_device::{AlignedBuf, Device, IoClass};
 use quire_format::key::{Key, KeyKind};
-use quire_format::node::{Bounds, CHILDREN_MAX, NodePage, NodeRef};
+use quire_format::node::{Bounds, CHILDREN_MAX, NodePage, NodeRef, TREE_BOUNDS, TREES};
 use quire_format::place::NO_TWIN;
 use quire_format::region::{REGION_BLOCKS, RegionMap};
 use quire_format::superblock::Superblock;
@@ -56,7 +56,8 @@ type Covering<T> = (Option<Key>, Vec<(Key, T)>);
 
 /// What is there and what is not.
 pub(super) struct Remains {
-    pub(super) root: Node,
+    /// Of the space tree and the tree of names.
+    pub(super) roots: [Node; TREES],
     /// Blocks of nodes that are kept.
     pub(super) used: BTreeSet<u64>,
     /// Blocks of nodes that a new one replaces: not to be written to before it is named.
@@ -80,11 +81,9 @@ pub(super) struct Start<'a> {
 
 /// Walks the tree and fills its gaps.
 pub(super) fn gather(start: Start<'_>, meter: &mut Meter<'_>) -> Remains {
-    let root = start.superblock.root;
     let mut found = start.found;
     found.retain(|node| is_of_this_life(node, start.superblock));
     drop_dead_lives(&mut found);
-    let top = found.iter().map(|node| node.at.level).max().unwrap_or(0);
     let mut newest: HashMap<u64, u64> = HashMap::new();
     for node in &found {
         for at in node.at.place().copies() {
@@ -105,19 +104,23 @@ pub(super) fn gather(start: Start<'_>, meter: &mut Meter<'_>) -> Remains {
         buffer: AlignedBuf::zeroed(BLOCK_SIZE),
         meter,
     };
-    let mut level = if start.without_root { top + 1 } else { root.level };
-    let mut parts = if start.without_root {
-        walk.missing(level, Bounds::ALL, u64::MAX)
-    } else {
-        walk.subtree(root, Bounds::ALL)
-    };
-    while parts.len() > 1 {
-        level += 1;
-        parts = group(parts, level, Bounds::ALL);
-    }
-    let root = parts.pop().expect("a range of keys has a node").node;
+    let roots = [0, 1].map(|tree: usize| {
+        let (root, bounds) = (start.superblock.roots()[tree], TREE_BOUNDS[tree]);
+        let (mut level, mut parts) = if start.without_root {
+            let of_tree = walk.found.iter().filter(|node| contains(bounds, node.bounds));
+            let level = of_tree.map(|node| node.at.level + 1).max().unwrap_or(0);
+            (level, walk.missing(level, bounds, u64::MAX))
+        } else {
+            (root.level, walk.subtree(root, bounds))
+        };
+        while parts.len() > 1 {
+            level += 1;
+            parts = group(parts, level, bounds);
+        }
+        parts.pop().expect("a range of keys has a node").node
+    });
     let Walk { used, replaced, lost, doubtful, .. } = walk;
-    Remains { root, used, replaced, lost: joined(lost), doubtful: joined(doubtful) }
+    Remains { roots, used, replaced, lost: joined(lost), doubtful: joined(doubtful) }
 }
 
 /// Written by the checkpoint of the superblock or before it.

@@ -492,7 +492,7 @@ fn a_damaged_node_of_the_newest_checkpoint_alone_is_abandoned() {
     let newest = editor.newest();
     let leaves = |slot: usize| {
         let superblock = editor.superblock(slot);
-        let mut all = vec![superblock.root];
+        let mut all = superblock.roots().to_vec();
         let mut next = 0;
         while next < all.len() {
             let block = editor.block(all[next].block);

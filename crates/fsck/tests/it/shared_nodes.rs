@@ -3,7 +3,7 @@
 use crate::common::editor::Editor;
 use quire_base::{BLOCK_SIZE, BlockNo};
 use quire_format::key::{Key, KeyKind};
-use quire_format::node::{Bounds, CHILDREN_MAX, NodeIdentity, NodePage};
+use quire_format::node::{CHILDREN_MAX, NodeIdentity, NodePage, TREE_BOUNDS};
 use quire_format::place::Place;
 use quire_fsck::IssueKind;
 
@@ -31,7 +31,7 @@ fn tower(editor: &mut Editor) {
             incarnation: superblock.incarnation,
             birth: 0,
             place: Place::single(at),
-            bounds: Bounds::ALL,
+            bounds: TREE_BOUNDS[1],
         };
         top = page.seal(&identity, &mut bytes);
         editor.image.write(at, &bytes);

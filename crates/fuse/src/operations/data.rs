@@ -3,7 +3,7 @@
 //! `O_DIRECT`, `O_SYNC` and `O_DSYNC` are taken from the flags that come with each request, so `fcntl` on an
 //! open file and per-call flags are honoured.
 
-use quire::inodes::{FallocateMode, InodeRef, IoFlags, SetAttributes};
+use quire::inodes::{FallocateMode, InodeRef, IoFlags, SetAttributes, without_privileges};
 use quire::{FileType, SyncOptions};
 use quire_base::patience;
 use quire_base::{Error, ErrorKind, Result};
@@ -214,7 +214,7 @@ impl Operations {
         Ok(())
     }
 
-    /// Makes a file or folder durable, on other threads: `done` is called from one of them.
+    /// Makes a file or directory durable, on other threads: `done` is called from one of them.
     pub fn sync(&self, node: u64, data_only: bool, done: impl FnOnce(Result<()>) + Send + 'static) {
         match self.inode(node) {
             Ok(inode) => {
@@ -225,8 +225,8 @@ impl Operations {
         }
     }
 
-    /// Makes what was done in a folder durable; the calling thread waits.
-    pub fn sync_folder(&self, node: u64) -> Result<()> {
+    /// Makes what was done in a directory durable; the calling thread waits.
+    pub fn sync_directory(&self, node: u64) -> Result<()> {
         self.volume.inodes().fsync(&self.inode(node)?, false)
     }
 
@@ -329,9 +329,8 @@ impl Operations {
 
 /// Whether a write takes set-id bits away that are there.
 fn has_set_id(inode: &InodeRef, request: &WriteRequest) -> bool {
-    let group = libc::S_ISGID | libc::S_IXGRP;
     let mode = inode.mode();
-    request.kill_set_id && (mode & libc::S_ISUID != 0 || mode & group == group)
+    request.kill_set_id && without_privileges(mode) != mode
 }
 
 /// Whether a write, one that the kernel has not looked after itself, may have capabilities to take away.

@@ -26,7 +26,7 @@ use quire::Commit;
 use quire::inodes::InodeGroup;
 use quire_base::sync::Mutex;
 use quire_base::sync::atomic::{AtomicBool, Ordering};
-use quire_base::{Error, ErrorKind, Result};
+use quire_base::{Error, ErrorKind, Result, patience};
 
 use super::Operations;
 use super::data::WriteRequest;
@@ -47,11 +47,21 @@ impl HandleGroup {
     }
 
     /// Runs `work` on the group, if there is one.
-    fn with<T>(&self, work: impl FnOnce(&mut InodeGroup) -> T) -> Option<T> {
+    fn with<T>(&self, work: impl FnOnce(&mut InodeGroup) -> Result<T>) -> Option<Result<T>> {
         if !self.is_present() {
             return None;
         }
-        self.group.lock().as_mut().map(work)
+        // A group that goes to the device holds the lock meanwhile.
+        let group = match patience::may_wait() {
+            true => Some(self.group.lock()),
+            false => self.group.try_lock(),
+        };
+        match group {
+            Some(mut group) => group.as_mut().map(work),
+            None => {
+                Some(Err(Error::new(ErrorKind::WouldBlock, "this waits for another request of the group")))
+            }
+        }
     }
 
     fn take(&self) -> Option<InodeGroup> {
@@ -61,10 +71,11 @@ impl HandleGroup {
     }
 }
 
-/// A failure of a group as a program sees it. SQLite goes on with a journal after `EIO` only.
+/// A failure of a group as a program sees it. SQLite goes on with a journal after `EIO` only; that overwrites
+/// in place, and so needs less space.
 fn limit(error: Error) -> Error {
     match error.kind() {
-        ErrorKind::TooLarge => error.with_kind(ErrorKind::Io),
+        ErrorKind::TooLarge | ErrorKind::NoSpace => error.with_kind(ErrorKind::Io),
         _ => error,
     }
 }

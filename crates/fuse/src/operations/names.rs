@@ -15,7 +15,7 @@ const BATCH: usize = 32;
 pub struct Make {
     /// File type and permission bits as in `mknod`.
     pub mode: u32,
-    /// The caller's umask; a default ACL of the folder takes its place.
+    /// The caller's umask; a default ACL of the directory takes its place.
     pub umask: u32,
     /// Device number as in `stat`, for device nodes.
     pub rdev: u64,
@@ -76,7 +76,7 @@ impl Operations {
         Ok(self.enter(inode))
     }
 
-    /// Makes a file, folder, fifo, socket or device node.
+    /// Makes a file, directory, fifo, socket or device node.
     pub fn make(&self, parent: u64, name: &[u8], make: &Make) -> Result<Entry> {
         Ok(self.enter(self.volume.inodes().create(&self.inode(parent)?, name, &make.engine()?)?))
     }
@@ -128,12 +128,12 @@ impl Operations {
         Ok(self.enter(inode))
     }
 
-    /// Removes a name that is not a folder's.
+    /// Removes a name that is not a directory's.
     pub fn unlink(&self, parent: u64, name: &[u8]) -> Result<()> {
         self.volume.inodes().remove_file(&self.inode(parent)?, name)
     }
 
-    /// Removes an empty folder.
+    /// Removes an empty directory.
     pub fn rmdir(&self, parent: u64, name: &[u8]) -> Result<()> {
         self.volume.inodes().remove_dir(&self.inode(parent)?, name)
     }

@@ -2,7 +2,7 @@
 //!
 //! The kernel checks who may use which name space (`trusted.` is root's, `security.` its own) and, from the
 //! attributes `system.posix_acl_*`, the ACLs; the volume keeps them and applies default ACLs to what is made
-//! in a folder. Names that begin with `user.quire.` are properties ([`super::properties`]).
+//! in a directory. Names that begin with `user.quire.` are properties ([`super::properties`]).
 
 use quire::inodes::{InodeRef, XattrFlags};
 use quire_base::{Error, ErrorKind, Result};

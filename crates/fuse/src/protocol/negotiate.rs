@@ -14,7 +14,7 @@ const PAGE: u32 = 4096;
 
 /// What a server wants, besides what all do.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wishes {
+pub struct Features {
     /// POSIX ACLs are kept by the volume and checked by the kernel.
     pub acl: bool,
     /// The volume clears set-user-id and set-group-id bits itself.
@@ -46,7 +46,12 @@ fn offered(args: &abi::InitIn, flags2: u32) -> u64 {
 }
 
 /// The answer to an INIT of the same major version. `pages_limit` is the kernel's limit for one request.
-pub fn answer(args: &abi::InitIn, flags2: u32, wishes: &Wishes, pages_limit: u32) -> (abi::InitOut, Agreed) {
+pub fn answer(
+    args: &abi::InitIn,
+    flags2: u32,
+    features: &Features,
+    pages_limit: u32,
+) -> (abi::InitOut, Agreed) {
     let offered = offered(args, flags2);
     let mut wanted = init::ASYNC_READ
         | init::BIG_WRITES
@@ -69,17 +74,17 @@ pub fn answer(args: &abi::InitIn, flags2: u32, wishes: &Wishes, pages_limit: u32
         | init::ALLOW_IDMAP
         // The word that holds the flags from bit 32 on.
         | init::INIT_EXT;
-    if wishes.acl {
-        // The volume applies the umask, since a default ACL of the folder takes its place.
+    if features.acl {
+        // The volume applies the umask, since a default ACL of the directory takes its place.
         wanted |= init::DONT_MASK | init::POSIX_ACL;
     }
-    if wishes.kill_privileges {
+    if features.kill_privileges {
         wanted |= init::HANDLE_KILLPRIV_V2;
     }
-    if wishes.read_directory_plus {
+    if features.read_directory_plus {
         wanted |= init::DO_READDIRPLUS | init::READDIRPLUS_AUTO;
     }
-    if wishes.ring {
+    if features.ring {
         wanted |= init::OVER_IO_URING;
     }
     let taken = wanted & offered;
@@ -126,8 +131,12 @@ mod tests {
 
     #[test]
     fn nothing_is_taken_that_is_not_offered() {
-        let (out, agreed) =
-            answer(&abi::InitIn { flags: 0, ..KERNEL }, 0, &Wishes { ring: true, ..Wishes::default() }, 256);
+        let (out, agreed) = answer(
+            &abi::InitIn { flags: 0, ..KERNEL },
+            0,
+            &Features { ring: true, ..Features::default() },
+            256,
+        );
         assert_eq!((out.flags, out.flags2), (0, 0));
         assert_eq!((agreed.ring, agreed.request_max), (false, REQUEST_MIN));
     }
@@ -135,7 +144,7 @@ mod tests {
     #[test]
     fn the_ring_is_taken_only_if_wished_for() {
         for ring in [true, false] {
-            let (out, agreed) = answer(&KERNEL, u32::MAX, &Wishes { ring, ..Wishes::default() }, 256);
+            let (out, agreed) = answer(&KERNEL, u32::MAX, &Features { ring, ..Features::default() }, 256);
             assert_eq!(agreed.ring, ring);
             assert_eq!(u64::from(out.flags2) << 32 & init::OVER_IO_URING != 0, ring);
             assert_eq!(out.max_write, 1 << 20);
@@ -145,13 +154,13 @@ mod tests {
 
     #[test]
     fn a_raised_limit_is_used() {
-        let (out, agreed) = answer(&KERNEL, 0, &Wishes::default(), 1024);
+        let (out, agreed) = answer(&KERNEL, 0, &Features::default(), 1024);
         assert_eq!((out.max_write, out.max_pages, agreed.request_max), (4 << 20, 1024, 4 << 20));
     }
 
     #[test]
     fn absurd_limits_are_clamped() {
-        assert_eq!(answer(&KERNEL, 0, &Wishes::default(), u32::MAX).1.request_max, REQUEST_MAX);
-        assert_eq!(answer(&KERNEL, 0, &Wishes::default(), 0).1.request_max, REQUEST_MIN);
+        assert_eq!(answer(&KERNEL, 0, &Features::default(), u32::MAX).1.request_max, REQUEST_MAX);
+        assert_eq!(answer(&KERNEL, 0, &Features::default(), 0).1.request_max, REQUEST_MIN);
     }
 }

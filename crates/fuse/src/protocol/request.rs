@@ -1,4 +1,4 @@
-//! Requests: from bytes to a value that borrows from them.
+//! Requests: from bytes to a value, once for each message.
 //!
 //! A message comes in one of two shapes. `/dev/fuse` gives header, arguments and data one behind the other.
 //! The ring gives them in three buffers: the header, the first argument (if the request has one of fixed
@@ -35,61 +35,86 @@ pub enum Message<'a> {
     },
 }
 
-/// A decoded request.
+/// A place in the part of a message that has names and data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    start: u32,
+    length: u32,
+}
+
+impl Span {
+    fn new(start: usize, length: usize) -> Result<Span, Malformed> {
+        let number = |it: usize| u32::try_from(it).map_err(|_| Malformed("it is too long"));
+        Ok(Span { start: number(start)?, length: number(length)? })
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.length as usize
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+}
+
+/// A decoded request. It borrows nothing from its message, so it goes with the exchange to whatever thread
+/// answers, and no message is decoded twice.
 #[derive(Clone, Copy, Debug)]
-pub struct Request<'a> {
+pub struct Request {
     /// Node, caller, number.
     pub header: InHeader,
     /// What is asked.
-    pub operation: Operation<'a>,
+    pub operation: Operation,
 }
 
-/// What is asked; names without their zero byte.
+/// What is asked. Names (without their zero byte) and data are where [`Message::bytes`] finds them.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "names are the kernel's")]
-pub enum Operation<'a> {
+pub enum Operation {
     Lookup {
-        name: &'a [u8],
+        name: Span,
     },
     Forget {
         count: u64,
     },
-    BatchForget(Forgets<'a>),
+    BatchForget(Span),
     Getattr,
     Setattr(abi::SetattrIn),
     Readlink,
     Symlink {
-        name: &'a [u8],
-        target: &'a [u8],
+        name: Span,
+        target: Span,
     },
     Mknod {
         args: abi::MknodIn,
-        name: &'a [u8],
+        name: Span,
     },
     Mkdir {
         args: abi::MkdirIn,
-        name: &'a [u8],
+        name: Span,
     },
     Unlink {
-        name: &'a [u8],
+        name: Span,
     },
     Rmdir {
-        name: &'a [u8],
+        name: Span,
     },
     Rename {
-        name: &'a [u8],
+        name: Span,
         new_parent: u64,
-        new_name: &'a [u8],
+        new_name: Span,
         flags: u32,
     },
     Link {
         node: u64,
-        name: &'a [u8],
+        name: Span,
     },
     Open(abi::OpenIn),
     Create {
         args: abi::CreateIn,
-        name: &'a [u8],
+        name: Span,
     },
     Tmpfile {
         args: abi::CreateIn,
@@ -97,7 +122,7 @@ pub enum Operation<'a> {
     Read(abi::ReadIn),
     Write {
         args: abi::WriteIn,
-        data: &'a [u8],
+        data: Span,
     },
     Statfs,
     Release(abi::ReleaseIn),
@@ -105,21 +130,21 @@ pub enum Operation<'a> {
     Fsync(abi::FsyncIn),
     Fsyncdir(abi::FsyncIn),
     Setxattr {
-        name: &'a [u8],
-        value: &'a [u8],
+        name: Span,
+        value: Span,
         flags: u32,
         /// The caller may not keep the file's set-group-id bit with a new access ACL.
         kill_set_gid: bool,
     },
     Getxattr {
-        name: &'a [u8],
+        name: Span,
         size: u32,
     },
     Listxattr {
         size: u32,
     },
     Removexattr {
-        name: &'a [u8],
+        name: Span,
     },
     Init {
         args: abi::InitIn,
@@ -149,58 +174,54 @@ pub enum Operation<'a> {
     Unknown,
 }
 
-/// The pairs of a BATCH_FORGET.
-#[derive(Clone, Copy, Debug)]
-pub struct Forgets<'a>(&'a [u8]);
-
-impl Forgets<'_> {
-    /// Node and count, one by one.
-    pub fn iter(&self) -> impl Iterator<Item = abi::ForgetOne> {
-        self.0
-            .chunks_exact(size_of::<abi::ForgetOne>())
-            .filter_map(|bytes| abi::ForgetOne::read_from_bytes(bytes).ok())
-    }
-}
-
 /// Takes a message apart from front to back.
 struct Reader<'a> {
     /// The first argument, where it stands apart.
     argument: Option<&'a [u8]>,
-    rest: &'a [u8],
+    /// The part with names and data.
+    bytes: &'a [u8],
+    /// How much of it has been read.
+    at: usize,
 }
 
 impl<'a> Reader<'a> {
+    fn rest(&self) -> &'a [u8] {
+        self.bytes.get(self.at..).unwrap_or_default()
+    }
+
     /// The request's argument of fixed size; at most one for each request.
     fn argument<T: FromBytes + KnownLayout + Immutable>(&mut self) -> Result<T, Malformed> {
         let short = Malformed("its argument is cut short");
         match self.argument {
             Some(bytes) => T::read_from_prefix(bytes).map(|(value, _)| value).map_err(|_| short),
             None => {
-                let (value, rest) = T::read_from_prefix(self.rest).map_err(|_| short)?;
-                self.rest = rest;
+                let (value, _) = T::read_from_prefix(self.rest()).map_err(|_| short)?;
+                self.at += size_of::<T>();
                 Ok(value)
             }
         }
     }
 
     /// A name, ended by a zero byte.
-    fn name(&mut self) -> Result<&'a [u8], Malformed> {
-        let end = self.rest.iter().position(|&byte| byte == 0).ok_or(Malformed("a name has no end"))?;
-        let (name, rest) = self.rest.split_at(end);
-        self.rest = &rest[1..];
+    fn name(&mut self) -> Result<Span, Malformed> {
+        let length = self.rest().iter().position(|&byte| byte == 0).ok_or(Malformed("a name has no end"))?;
+        let name = Span::new(self.at, length)?;
+        self.at += length + 1;
         if name.is_empty() { Err(Malformed("a name is empty")) } else { Ok(name) }
     }
 
     /// Exactly `size` bytes of data.
-    fn data(&mut self, size: u32) -> Result<&'a [u8], Malformed> {
-        let (data, rest) =
-            self.rest.split_at_checked(size as usize).ok_or(Malformed("its data is cut short"))?;
-        self.rest = rest;
+    fn data(&mut self, size: u32) -> Result<Span, Malformed> {
+        if self.rest().len() < size as usize {
+            return Err(Malformed("its data is cut short"));
+        }
+        let data = Span::new(self.at, size as usize)?;
+        self.at += size as usize;
         Ok(data)
     }
 }
 
-impl Operation<'_> {
+impl Operation {
     /// Whether it changes what names there are.
     pub fn changes_names(&self) -> bool {
         use Operation::{Create, Link, Mkdir, Mknod, Rename, Rmdir, Symlink, Unlink};
@@ -229,22 +250,42 @@ impl<'a> Message<'a> {
     }
 
     /// Decodes the whole message.
-    pub fn decode(&self) -> Result<Request<'a>, Malformed> {
+    pub fn decode(&self) -> Result<Request, Malformed> {
         let header = self.header()?;
-        let reader = match *self {
-            Message::Whole(bytes) => {
-                if header.len as usize != bytes.len() {
-                    return Err(Malformed("its length is not what its header says"));
-                }
-                Reader { argument: None, rest: &bytes[size_of::<InHeader>()..] }
+        let argument = match *self {
+            Message::Whole(bytes) if header.len as usize != bytes.len() => {
+                return Err(Malformed("its length is not what its header says"));
             }
-            Message::Split { argument, payload, .. } => Reader { argument: Some(argument), rest: payload },
+            Message::Whole(_) => None,
+            Message::Split { argument, .. } => Some(argument),
         };
+        let reader = Reader { argument, bytes: self.tail(), at: 0 };
         Ok(Request { header, operation: operation(header.opcode, reader)? })
+    }
+
+    /// The part that names and data are in.
+    fn tail(&self) -> &'a [u8] {
+        match *self {
+            Message::Whole(bytes) => bytes.get(size_of::<InHeader>()..).unwrap_or_default(),
+            Message::Split { payload, .. } => payload,
+        }
+    }
+
+    /// A name, or data, of the request that this message was decoded to.
+    pub fn bytes(&self, span: Span) -> &'a [u8] {
+        let start = span.start as usize;
+        self.tail().get(start..start + span.len()).unwrap_or_default()
+    }
+
+    /// Node and count, one by one, of a BATCH_FORGET.
+    pub fn forgets(&self, span: Span) -> impl Iterator<Item = abi::ForgetOne> + use<'a> {
+        self.bytes(span)
+            .chunks_exact(size_of::<abi::ForgetOne>())
+            .filter_map(|bytes| abi::ForgetOne::read_from_bytes(bytes).ok())
     }
 }
 
-fn operation<'a>(code: u32, mut from: Reader<'a>) -> Result<Operation<'a>, Malformed> {
+fn operation(code: u32, mut from: Reader<'_>) -> Result<Operation, Malformed> {
     Ok(match code {
         opcode::LOOKUP => Operation::Lookup { name: from.name()? },
         opcode::FORGET => Operation::Forget { count: from.argument::<abi::ForgetIn>()?.count },
@@ -254,7 +295,7 @@ fn operation<'a>(code: u32, mut from: Reader<'a>) -> Result<Operation<'a>, Malfo
                 .checked_mul(size_of::<abi::ForgetOne>())
                 .and_then(|size| u32::try_from(size).ok())
                 .ok_or(Malformed("it forgets more than fits"))?;
-            Operation::BatchForget(Forgets(from.data(size)?))
+            Operation::BatchForget(from.data(size)?)
         }
         opcode::GETATTR => Operation::Getattr,
         opcode::SETATTR => Operation::Setattr(from.argument()?),
@@ -318,7 +359,7 @@ fn operation<'a>(code: u32, mut from: Reader<'a>) -> Result<Operation<'a>, Malfo
 
 /// INIT comes through `/dev/fuse` only, always; what a kernel of another major version puts behind the first
 /// two words is not known.
-fn init(mut from: Reader<'_>) -> Result<Operation<'_>, Malformed> {
+fn init(mut from: Reader<'_>) -> Result<Operation, Malformed> {
     let args: abi::InitIn = from.argument()?;
     let flags2 = if u64::from(args.flags) & abi::init::INIT_EXT != 0 && args.major == abi::MAJOR {
         from.argument::<abi::InitInMore>()?.flags2
@@ -351,7 +392,7 @@ mod tests {
             let request = message.decode().unwrap();
             assert_eq!(request.header.unique, 7);
             let Operation::Write { args, data } = request.operation else { panic!("{request:?}") };
-            assert_eq!((args.handle, args.offset, data), (3, 4096, b"hello".as_slice()));
+            assert_eq!((args.handle, args.offset, message.bytes(data)), (3, 4096, b"hello".as_slice()));
         }
     }
 

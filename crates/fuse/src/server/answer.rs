@@ -6,6 +6,7 @@
 use quire::Metadata;
 use quire_base::{ErrorKind, Result, patience};
 
+use super::meters::Received;
 use super::{Server, number};
 use crate::errno::NOT_IMPLEMENTED;
 use crate::operations::data::{CopyRequest, Opened, ReadRequest, WriteRequest};
@@ -17,7 +18,7 @@ use crate::operations::{Caller, Entry, Operations};
 use crate::protocol::abi::{self, Dirent};
 use crate::protocol::convert;
 use crate::protocol::reply::{Body, Full};
-use crate::protocol::request::{Malformed, Operation, Request};
+use crate::protocol::request::{Message, Operation, Request};
 use crate::transport::{Exchange, Outcome};
 
 /// What a request that needs no room while it is performed gives.
@@ -47,12 +48,8 @@ enum Filling {
 
 impl Server {
     /// Performs a request; the body stands in the exchange's room.
-    pub(super) fn answer<E: Exchange>(&self, exchange: &mut E) -> Outcome {
-        let message = exchange.message();
-        let request = message.decode().map_err(|Malformed(why)| {
-            tracing::error!("a request of the kernel makes no sense: {why}");
-            libc::EIO
-        })?;
+    pub(super) fn answer<E: Exchange>(&self, exchange: &mut Received<E>) -> Outcome {
+        let request = exchange.request();
         let node = request.header.nodeid;
         let filling = match request.operation {
             Operation::Read(args) => Filling::Read(args),
@@ -63,7 +60,7 @@ impl Server {
                     Operation::Ioctl(args) if matches!(args.command, TRANSPORT | SYNCFS) => {
                         Answer::Control(0, self.fact(args.command, args.out_size))
                     }
-                    _ => perform(self.operations(), &request)
+                    _ => perform(self.operations(), &request, exchange.message())
                         .and_then(|answer| self.keep_names(&request).map(|()| answer))
                         .unwrap_or_else(|error| Answer::Refused(number(&error))),
                 };
@@ -76,27 +73,26 @@ impl Server {
 
 impl Server {
     /// Makes a change of names durable where the mount promises that.
-    fn keep_names(&self, request: &Request<'_>) -> Result<()> {
+    fn keep_names(&self, request: &Request) -> Result<()> {
         match self.sync_names && request.operation.changes_names() {
-            true => self.operations().sync_folder(request.header.nodeid),
+            true => self.operations().sync_directory(request.header.nodeid),
             false => Ok(()),
         }
     }
 
     /// Performs a request if that needs no waiting. `None`: nothing has been done, and the message is as it
     /// was.
-    pub(super) fn try_answer<E: Exchange>(&self, exchange: &mut E) -> Option<Outcome> {
-        let request = exchange.message().decode().ok()?;
+    pub(super) fn try_answer<E: Exchange>(&self, exchange: &mut Received<E>) -> Option<Outcome> {
+        let request = exchange.request();
         let node = request.header.nodeid;
         match request.operation {
             Operation::Read(args) => {
-                // A READ's message lies in its argument: what is written into the room does not harm it.
                 let room = exchange.room();
                 let size = room.len().min(args.size as usize);
                 self.operations().try_read(&read_request(&args), &mut room[..size]).map(Ok)
             }
             Operation::Write { args, data } => {
-                if self.operations().try_write(&write_request(&args), data) {
+                if self.operations().try_write(&write_request(&args), exchange.message().bytes(data)) {
                     return Some(put(Answer::Written(data.len()), exchange.room()));
                 }
                 if Operations::may_write_at_once(&write_request(&args), data.len()) {
@@ -142,10 +138,9 @@ impl Server {
     }
 
     /// Performs a small request, if the engine need not wait for it.
-    fn at_once<E: Exchange>(&self, exchange: &mut E) -> Option<Outcome> {
-        let message = exchange.message();
-        let request = message.decode().ok()?;
-        let answer = match patience::at_once(|| perform(self.operations(), &request)) {
+    fn at_once<E: Exchange>(&self, exchange: &mut Received<E>) -> Option<Outcome> {
+        let (request, message) = (exchange.request(), exchange.message());
+        let answer = match patience::at_once(|| perform(self.operations(), &request, message)) {
             Ok(answer) => answer,
             Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
             Err(error) => Answer::Refused(number(&error)),
@@ -155,9 +150,8 @@ impl Server {
 }
 
 impl Server {
-    /// Lists a directory as far as that needs no waiting. The request stands in its argument: what is written
-    /// into the room does not harm it.
-    fn list_at_once<E: Exchange>(&self, filling: &Filling, exchange: &mut E) -> Option<Outcome> {
+    /// Lists a directory as far as that needs no waiting.
+    fn list_at_once<E: Exchange>(&self, filling: &Filling, exchange: &mut Received<E>) -> Option<Outcome> {
         match patience::at_once(|| fill(self.operations(), filling, exchange.room())) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
             outcome => Some(outcome.map_err(|error| number(&error))),
@@ -270,14 +264,15 @@ pub(super) fn controlled<E: Exchange>(exchange: &mut E) -> Outcome {
     put(Answer::Control(0, Vec::new()), exchange.room())
 }
 
-fn perform(operations: &Operations, request: &Request<'_>) -> Result<Answer> {
+fn perform(operations: &Operations, request: &Request, message: Message<'_>) -> Result<Answer> {
+    let bytes = |span| message.bytes(span);
     let node = request.header.nodeid;
     let caller = Caller { uid: request.header.uid, gid: request.header.gid };
     let asker = Asker { uid: request.header.uid, thread: request.header.pid };
     let make = |mode, umask, rdev| Make { mode, umask, rdev, caller };
     let entry = |entry| Answer::Entry(Some(entry));
     Ok(match request.operation {
-        Operation::Lookup { name } => match operations.lookup(node, name) {
+        Operation::Lookup { name } => match operations.lookup(node, bytes(name)) {
             Err(error) if error.kind() == ErrorKind::NotFound => Answer::Entry(None),
             found => entry(found?),
         },
@@ -288,21 +283,23 @@ fn perform(operations: &Operations, request: &Request<'_>) -> Result<Answer> {
             Answer::Attributes(operations.set_attributes(node, handle, &convert::change(&args))?)
         }
         Operation::Readlink => Answer::Bytes(operations.readlink(node)?),
-        Operation::Symlink { name, target } => entry(operations.symlink(node, name, target, caller)?),
+        Operation::Symlink { name, target } => {
+            entry(operations.symlink(node, bytes(name), bytes(target), caller)?)
+        }
         Operation::Mknod { args, name } => {
             let make = make(args.mode, args.umask, convert::device_from_kernel(args.rdev));
-            entry(operations.make(node, name, &make)?)
+            entry(operations.make(node, bytes(name), &make)?)
         }
         Operation::Mkdir { args, name } => {
             let make = make(libc::S_IFDIR | args.mode & 0o7777, args.umask, 0);
-            entry(operations.make(node, name, &make)?)
+            entry(operations.make(node, bytes(name), &make)?)
         }
-        Operation::Unlink { name } => operations.unlink(node, name).map(|()| Answer::Nothing)?,
-        Operation::Rmdir { name } => operations.rmdir(node, name).map(|()| Answer::Nothing)?,
-        Operation::Rename { name, new_parent, new_name, flags } => {
-            operations.rename(node, name, new_parent, new_name, flags).map(|()| Answer::Nothing)?
-        }
-        Operation::Link { node: old, name } => entry(operations.link(old, node, name)?),
+        Operation::Unlink { name } => operations.unlink(node, bytes(name)).map(|()| Answer::Nothing)?,
+        Operation::Rmdir { name } => operations.rmdir(node, bytes(name)).map(|()| Answer::Nothing)?,
+        Operation::Rename { name, new_parent, new_name, flags } => operations
+            .rename(node, bytes(name), new_parent, bytes(new_name), flags)
+            .map(|()| Answer::Nothing)?,
+        Operation::Link { node: old, name } => entry(operations.link(old, node, bytes(name))?),
         Operation::Open(args) => {
             let kill_set_id = args.open_flags & abi::OPEN_KILL_SUIDGID != 0;
             Answer::Opened(operations.open(node, args.flags as i32, kill_set_id)?)
@@ -310,7 +307,8 @@ fn perform(operations: &Operations, request: &Request<'_>) -> Result<Answer> {
         Operation::Create { args, name } => {
             let kill_set_id = args.open_flags & abi::OPEN_KILL_SUIDGID != 0;
             let make = make(args.mode, args.umask, 0);
-            let (entry, opened) = operations.create(node, name, &make, args.flags as i32, kill_set_id)?;
+            let (entry, opened) =
+                operations.create(node, bytes(name), &make, args.flags as i32, kill_set_id)?;
             Answer::Created(entry, opened)
         }
         Operation::Tmpfile { args } => {
@@ -318,18 +316,20 @@ fn perform(operations: &Operations, request: &Request<'_>) -> Result<Answer> {
             let (entry, opened) = operations.make_unnamed(node, &make, args.flags as i32)?;
             Answer::Created(entry, opened)
         }
-        Operation::Write { args, data } => Answer::Written(operations.write(&write_request(&args), data)?),
+        Operation::Write { args, data } => {
+            Answer::Written(operations.write(&write_request(&args), bytes(data))?)
+        }
         Operation::Statfs => Answer::Statfs(operations.statfs()),
         Operation::Release(args) => operations.release(args.handle).map(|()| Answer::Nothing)?,
         Operation::Flush | Operation::Releasedir => Answer::Nothing,
         Operation::Setxattr { name, value, flags, kill_set_gid } => {
             let how = (flags as i32, kill_set_gid);
-            operations.set_xattr(node, name, value, how, asker).map(|()| Answer::Nothing)?
+            operations.set_xattr(node, bytes(name), bytes(value), how, asker).map(|()| Answer::Nothing)?
         }
-        Operation::Getxattr { name, size } => Answer::Sized(operations.get_xattr(node, name, size)?),
+        Operation::Getxattr { name, size } => Answer::Sized(operations.get_xattr(node, bytes(name), size)?),
         Operation::Listxattr { size } => Answer::Sized(operations.list_xattr(node, size)?),
         Operation::Removexattr { name } => {
-            operations.remove_xattr(node, name, asker).map(|()| Answer::Nothing)?
+            operations.remove_xattr(node, bytes(name), asker).map(|()| Answer::Nothing)?
         }
         Operation::Access { mask } => operations.access(node, mask, caller).map(|()| Answer::Nothing)?,
         Operation::Ioctl(args) => {

@@ -11,20 +11,21 @@
 use quire_base::sync::{Arc, Mutex, thread};
 
 use super::Server;
+use super::meters::Received;
 use crate::errno::NOT_CONNECTED;
 use crate::transport::Exchange;
 
 impl Server {
-    pub(super) fn end_group_later<E: Exchange>(self: &Arc<Server>, exchange: E) {
+    pub(super) fn end_group_later<E: Exchange>(self: &Arc<Server>, exchange: Received<E>) {
         self.on_the_pool(exchange, |server, exchange| server.end_group(exchange));
     }
 
     /// Ends a group, tells the kernel, answers.
-    pub(super) fn end_group<E: Exchange>(self: &Arc<Server>, mut exchange: E) {
-        let node = match exchange.message().header() {
-            Ok(header) if !self.is_refusing() => header.nodeid,
-            _ => return exchange.reply(Err(NOT_CONNECTED)),
-        };
+    pub(super) fn end_group<E: Exchange>(self: &Arc<Server>, mut exchange: Received<E>) {
+        if self.is_refusing() {
+            return exchange.reply(Err(NOT_CONNECTED));
+        }
+        let node = exchange.request().header.nodeid;
         let outcome = self.answer(&mut exchange);
         let Some(notifier) = self.notifier.get() else { return exchange.reply(outcome) };
         if !self.operations().has_pages(node) {

@@ -1,6 +1,6 @@
 //! What a mount serves: requests, bytes and times by kind of work, and the busiest files.
 //!
-//! An exchange is timed from the moment it was received to its reply ([`Timed`]), so that waiting for a
+//! An exchange is timed from the moment it was received to its reply ([`Received`]), so that waiting for a
 //! thread counts. Everything is sharded by thread; a thread looks at its own lines only. Which files are busy
 //! is known from every [`SAMPLE`]th request of a thread: each shard keeps the [`PLACES`] files with the
 //! highest counts, and a newcomer takes the place and the count of the lowest (space-saving; Metwally,
@@ -194,42 +194,36 @@ impl Meters {
     }
 }
 
-/// An exchange whose reply is timed.
-pub(super) struct Timed<E> {
+/// An exchange with its request, decoded; its reply is timed.
+pub(super) struct Received<E> {
     inner: E,
-    job: Job,
+    request: Request,
     began: Instant,
 }
 
-/// What a request is to the meters.
-#[derive(Clone, Copy)]
-pub(super) struct Job {
-    work: Work,
-    node: u64,
-    /// Bytes that a write brings; those of a read are known when it is answered.
-    bytes: u64,
-}
-
-impl Job {
-    pub(super) fn of(request: &Request<'_>) -> Job {
-        let (work, bytes) = match &request.operation {
-            Operation::Read(_) => (Work::Read, 0),
-            Operation::Write { data, .. } => (Work::Write, data.len() as u64),
-            Operation::Fsync(_) | Operation::Fsyncdir(_) | Operation::Syncfs => (Work::Sync, 0),
-            _ => (Work::Other, 0),
-        };
-        Job { work, node: request.header.nodeid, bytes }
-    }
-}
-
-impl<E: Exchange> Timed<E> {
+impl<E: Exchange> Received<E> {
     /// From now on.
-    pub(super) fn new(inner: E, job: Job) -> Timed<E> {
-        Timed { inner, job, began: Instant::now() }
+    pub(super) fn new(inner: E, request: Request) -> Received<E> {
+        Received { inner, request, began: Instant::now() }
+    }
+
+    pub(super) fn request(&self) -> Request {
+        self.request
     }
 }
 
-impl<E: Exchange> Exchange for Timed<E> {
+/// What a request is to the meters, and the bytes that it has moved.
+fn work_of(operation: &Operation, outcome: Outcome) -> (Work, u64) {
+    match (operation, outcome) {
+        (Operation::Read(_), outcome) => (Work::Read, outcome.map_or(0, |length| length as u64)),
+        (Operation::Write { data, .. }, Ok(_)) => (Work::Write, data.len() as u64),
+        (Operation::Write { .. }, Err(_)) => (Work::Write, 0),
+        (Operation::Fsync(_) | Operation::Fsyncdir(_) | Operation::Syncfs, _) => (Work::Sync, 0),
+        _ => (Work::Other, 0),
+    }
+}
+
+impl<E: Exchange> Exchange for Received<E> {
     const MAY_WAIT: bool = E::MAY_WAIT;
 
     fn message(&self) -> Message<'_> {
@@ -239,14 +233,9 @@ impl<E: Exchange> Exchange for Timed<E> {
         self.inner.room()
     }
     fn reply(self, outcome: Outcome) {
-        let Job { work, node, bytes } = self.job;
-        let bytes = match (work, outcome) {
-            (Work::Read, Ok(len)) => len as u64,
-            (Work::Write, Ok(_)) => bytes,
-            _ => 0,
-        };
+        let (work, bytes) = work_of(&self.request.operation, outcome);
         let nanos = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        meters().note(work, node, bytes, nanos);
+        meters().note(work, self.request.header.nodeid, bytes, nanos);
         self.inner.reply(outcome);
     }
     fn no_reply(self) {

@@ -20,7 +20,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::buffer::{Buffer, Buffers, HEAD};
 use super::{Exchange, Handler, Outcome};
 use crate::protocol::abi::{self, InHeader, NotifyInvalInode, OutHeader, WriteIn};
-use crate::protocol::negotiate::{self, Agreed, Wishes};
+use crate::protocol::negotiate::{self, Agreed, Features};
 use crate::protocol::request::{Malformed, Message, Operation};
 
 /// Where a message is received, so that the data of a WRITE starts at `HEAD`.
@@ -102,8 +102,8 @@ impl Channel {
         }
     }
 
-    /// Answers the kernel's INIT. `wishes` is asked whether the kernel offers the ring.
-    pub fn negotiate(&self, mut wishes: impl FnMut(bool) -> Wishes) -> Result<Agreed> {
+    /// Answers the kernel's INIT. `features` is asked whether the kernel offers the ring.
+    pub fn negotiate(&self, mut features: impl FnMut(bool) -> Features) -> Result<Agreed> {
         let mut buffer = Buffer::new(negotiate::REQUEST_MAX as usize)?;
         loop {
             let Some(length) = self.receive(&mut buffer)? else {
@@ -139,8 +139,8 @@ impl Channel {
                 self.send(&mut buffer, unique, Ok(64)).map_err(failed)?;
                 continue;
             }
-            let wishes = wishes(negotiate::offers_ring(&args, flags2));
-            let (out, agreed) = negotiate::answer(&args, flags2, &wishes, negotiate::pages_limit());
+            let features = features(negotiate::offers_ring(&args, flags2));
+            let (out, agreed) = negotiate::answer(&args, flags2, &features, negotiate::pages_limit());
             let bytes = out.as_bytes();
             buffer.bytes_mut()[HEAD..HEAD + bytes.len()].copy_from_slice(bytes);
             self.send(&mut buffer, unique, Ok(bytes.len())).map_err(failed)?;

@@ -76,7 +76,7 @@ impl Backend for Gated {
 }
 
 struct Mounted {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     device: Arc<Gated>,
     server: Option<std::thread::JoinHandle<Result<()>>>,
 }
@@ -102,7 +102,7 @@ impl Mounted {
         let device = Arc::new(Gated { memory, state: Mutex::default(), changed: Condvar::new() });
         FormatOptions::new().format_backend(device.clone()).unwrap();
         let volume = VolumeOptions::new().open_backend(device.clone()).unwrap();
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let flags = MountFlags { source: "test".into(), allow_other: true, ..options.flags };
         let transport = options.transport;
         let options = ServeOptions { flags, ..options };
@@ -111,17 +111,17 @@ impl Mounted {
             eprintln!("\n*** SKIPPED: no FUSE over io_uring here ***\n");
             return None;
         }
-        let session = Session::mount(volume, folder.path(), &options).unwrap();
+        let session = Session::mount(volume, directory.path(), &options).unwrap();
         drop(switch);
         let server = std::thread::spawn(move || session.run());
-        Some(Mounted { folder, device, server: Some(server) })
+        Some(Mounted { directory, device, server: Some(server) })
     }
 }
 
 impl Drop for Mounted {
     fn drop(&mut self) {
         self.device.shut(false);
-        let dir = mount::resolve(self.folder.path()).unwrap();
+        let dir = mount::resolve(self.directory.path()).unwrap();
         let start = Instant::now();
         while mount::unmount(&dir, Unmount::Plain).is_err() {
             if start.elapsed() > Duration::from_secs(10) || std::thread::panicking() {
@@ -168,7 +168,7 @@ fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
 fn a_killed_program_waits_for_no_device() {
     for transport in [TransportChoice::Device, TransportChoice::Ring] {
         let Some(mounted) = Mounted::new(transport) else { return };
-        let file = mounted.folder.path().join("file");
+        let file = mounted.directory.path().join("file");
         std::fs::write(&file, "there").unwrap();
         mounted.device.shut(true);
         let program = Command::new("dd")
@@ -203,27 +203,27 @@ fn a_device_that_does_nothing_fails_a_sync() {
         let sync_patience = Some(Duration::from_millis(500));
         let options = ServeOptions { transport, flags, sync_patience, ..ServeOptions::default() };
         let Some(mounted) = Mounted::serving(options) else { return };
-        let syncfs = mount::syncfs_of(mounted.folder.path()).unwrap();
+        let syncfs = mount::syncfs_of(mounted.directory.path()).unwrap();
         if syncfs != "reaches the server" {
             eprintln!("\n*** SKIPPED: syncfs {syncfs} ***\n");
             return;
         }
-        let directory = std::fs::File::open(mounted.folder.path()).unwrap();
-        std::fs::write(mounted.folder.path().join("file"), "x").unwrap();
+        let directory = std::fs::File::open(mounted.directory.path()).unwrap();
+        std::fs::write(mounted.directory.path().join("file"), "x").unwrap();
         rustix::fs::syncfs(&directory).unwrap();
-        std::fs::write(mounted.folder.path().join("file"), "y").unwrap();
+        std::fs::write(mounted.directory.path().join("file"), "y").unwrap();
         mounted.device.shut(true);
         let open = Open(&mounted.device);
         let start = Instant::now();
         assert_eq!(rustix::fs::syncfs(&directory), Err(rustix::io::Errno::TIMEDOUT));
         assert!((500..10_000).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
-        let ioctl = mount::sync(mounted.folder.path()).unwrap_err();
+        let ioctl = mount::sync(mounted.directory.path()).unwrap_err();
         assert!(ioctl.to_string().contains("timed out"), "{ioctl}");
         // The mount serves on meanwhile.
-        assert_eq!(std::fs::read(mounted.folder.path().join("file")).unwrap(), b"y");
+        assert_eq!(std::fs::read(mounted.directory.path().join("file")).unwrap(), b"y");
         drop(open);
         rustix::fs::syncfs(&directory).unwrap();
-        mount::sync(mounted.folder.path()).unwrap();
+        mount::sync(mounted.directory.path()).unwrap();
     }
 }
 
@@ -234,7 +234,7 @@ fn names_are_durable_at_once_where_that_is_promised() {
     let dir_sync = MountFlags { dir_sync: true, ..MountFlags::default() };
     for transport in [TransportChoice::Device, TransportChoice::Ring] {
         let Some(mounted) = Mounted::with(transport, dir_sync.clone()) else { return };
-        let path = |name: &str| mounted.folder.path().join(name);
+        let path = |name: &str| mounted.directory.path().join(name);
         std::fs::create_dir(path("a")).unwrap();
         std::fs::write(path("file"), "x").unwrap();
         let changes: [&(dyn Fn() + Sync); 5] = [
@@ -263,7 +263,7 @@ fn a_thousand_programs_in_fsync_hold_nobody_up() {
     const WAITING: usize = 1200;
     for transport in [TransportChoice::Device, TransportChoice::Ring] {
         let Some(mounted) = Mounted::new(transport) else { return };
-        let path = |number: usize| mounted.folder.path().join(format!("f{number}"));
+        let path = |number: usize| mounted.directory.path().join(format!("f{number}"));
         let files: Vec<_> = (0..WAITING)
             .map(|number| {
                 std::fs::write(path(number), [number as u8; 100]).unwrap();
@@ -285,7 +285,7 @@ fn a_thousand_programs_in_fsync_hold_nobody_up() {
             let start = Instant::now();
             for number in 0..200 {
                 assert_eq!(std::fs::read(path(number)).unwrap(), [number as u8; 100]);
-                std::fs::write(mounted.folder.path().join("another"), "x").unwrap();
+                std::fs::write(mounted.directory.path().join("another"), "x").unwrap();
             }
             assert!(start.elapsed() < Duration::from_secs(20));
             assert_eq!(synced.load(std::sync::atomic::Ordering::Relaxed), 0, "the device was shut");
@@ -352,7 +352,7 @@ fn mount_mapped(from: &Path, to: &Path, namespace: &OwnedFd) -> std::io::Result<
 fn owners_behind_a_mapping() {
     for transport in [TransportChoice::Device, TransportChoice::Ring] {
         let Some(mounted) = Mounted::new(transport) else { return };
-        let plain = mounted.folder.path();
+        let plain = mounted.directory.path();
         std::fs::write(plain.join("file"), "x").unwrap();
         std::os::unix::fs::chown(plain.join("file"), Some(5), Some(6)).unwrap();
         std::fs::set_permissions(plain, std::fs::Permissions::from_mode(0o777)).unwrap();

@@ -192,9 +192,9 @@ fn groups_are_refused_where_they_cannot_be() {
         control(&file, COMMIT).unwrap();
         assert_eq!(code(control(&file, COMMIT)), libc::EINVAL, "none was started");
         assert_eq!(code(control(&File::open(&path).unwrap(), START)), libc::EBADF, "not open for writing");
-        let folder = File::open(mounted.path("")).unwrap();
-        assert_eq!(features(&folder).unwrap(), 0);
-        assert_eq!(code(control(&folder, START)), libc::EBADF);
+        let directory = File::open(mounted.path("")).unwrap();
+        assert_eq!(features(&directory).unwrap(), 0);
+        assert_eq!(code(control(&directory, START)), libc::EBADF);
         assert_eq!(code(control(&file, 0xf503)), libc::ENOTTY, "volatile writes are no part of this");
     });
 }

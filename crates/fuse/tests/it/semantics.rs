@@ -22,7 +22,7 @@ use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, RenameFlags, SeekFrom, Stat
 use testkit::RingSwitch;
 
 pub(super) struct Mounted {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     server: Option<std::thread::JoinHandle<quire::Result<()>>>,
 }
 
@@ -36,7 +36,7 @@ impl Mounted {
         let backend = Arc::new(MemoryBackend::new(64 << 10));
         FormatOptions::new().format_backend(backend.clone()).unwrap();
         let volume = VolumeOptions::new().open_backend(backend).unwrap();
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let options = ServeOptions {
             cache,
             flags: MountFlags { source: "test".into(), allow_other: true, ..MountFlags::default() },
@@ -50,20 +50,20 @@ impl Mounted {
             );
             return None;
         }
-        let session = Session::mount(volume, folder.path(), &options).unwrap();
+        let session = Session::mount(volume, directory.path(), &options).unwrap();
         drop(switch);
         let server = std::thread::spawn(move || session.run());
-        Some(Mounted { folder, server: Some(server) })
+        Some(Mounted { directory, server: Some(server) })
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.directory.path().join(name)
     }
 }
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let dir = mount::resolve(self.folder.path()).unwrap();
+        let dir = mount::resolve(self.directory.path()).unwrap();
         if std::thread::panicking() {
             let _ = mount::unmount(&dir, Unmount::Detach);
             return;
@@ -285,20 +285,20 @@ fn copying_between_files() {
 #[test]
 fn names_and_their_errors() {
     on_all(|mounted| {
-        let odd = mounted.folder.path().join(OsStr::from_bytes(b"\xff\xfe not utf-8 \x01"));
+        let odd = mounted.directory.path().join(OsStr::from_bytes(b"\xff\xfe not utf-8 \x01"));
         fs::write(&odd, "x").unwrap();
-        assert!(fs::read_dir(mounted.folder.path()).unwrap().any(|entry| entry.unwrap().path() == odd));
+        assert!(fs::read_dir(mounted.directory.path()).unwrap().any(|entry| entry.unwrap().path() == odd));
         assert_eq!(code(fs::create_dir(mounted.path(&"n".repeat(256)))), libc::ENAMETOOLONG);
         fs::create_dir(mounted.path(&"n".repeat(255))).unwrap();
-        fs::create_dir(mounted.path("folder")).unwrap();
-        fs::write(mounted.path("folder/file"), "").unwrap();
+        fs::create_dir(mounted.path("directory")).unwrap();
+        fs::write(mounted.path("directory/file"), "").unwrap();
         fs::write(mounted.path("file"), "content").unwrap();
         assert_eq!(code(fs::create_dir(mounted.path("file"))), libc::EEXIST);
         assert_eq!(code(fs::remove_dir(mounted.path("file"))), libc::ENOTDIR);
-        assert_eq!(code(fs::remove_dir(mounted.path("folder"))), libc::ENOTEMPTY);
+        assert_eq!(code(fs::remove_dir(mounted.path("directory"))), libc::ENOTEMPTY);
         assert_eq!(code(fs::remove_file(mounted.path("nothing"))), libc::ENOENT);
-        assert_eq!(code(fs::remove_file(mounted.path("folder"))), libc::EISDIR);
-        assert_eq!(code(fs::rename(mounted.path("folder"), mounted.path("folder/in"))), libc::EINVAL);
+        assert_eq!(code(fs::remove_file(mounted.path("directory"))), libc::EISDIR);
+        assert_eq!(code(fs::rename(mounted.path("directory"), mounted.path("directory/in"))), libc::EINVAL);
         fs::hard_link(mounted.path("file"), mounted.path("second")).unwrap();
         assert_eq!(fs::metadata(mounted.path("file")).unwrap().nlink(), 2);
         fs::remove_file(mounted.path("second")).unwrap();
@@ -405,11 +405,11 @@ fn times_to_the_nanosecond_also_before_1970() {
         create(&path);
         let now = fs::metadata(&path).unwrap();
         assert!(now.mtime() > 0 && now.ctime_nsec() != before, "truncating, even of nothing, is a change");
-        let folder = || fs::metadata(mounted.folder.path()).unwrap();
-        let before = (folder().mtime(), folder().mtime_nsec());
+        let directory = || fs::metadata(mounted.directory.path()).unwrap();
+        let before = (directory().mtime(), directory().mtime_nsec());
         std::thread::sleep(Duration::from_millis(20));
         create(&mounted.path("other"));
-        assert!((folder().mtime(), folder().mtime_nsec()) > before, "a new name changes the folder");
+        assert!((directory().mtime(), directory().mtime_nsec()) > before, "a new name changes the directory");
     });
 }
 
@@ -453,7 +453,7 @@ fn cleared_set_id_bits_are_not_seen_in_the_kernels_cache() {
             assert_eq!(mode(), 0o777, "after a write, from {bits:o}");
             fs::set_permissions(&path, fs::Permissions::from_mode(bits)).unwrap();
             // The attributes come with a listing, too.
-            assert_eq!(fs::read_dir(mounted.folder.path()).unwrap().flatten().count(), 1);
+            assert_eq!(fs::read_dir(mounted.directory.path()).unwrap().flatten().count(), 1);
             assert_eq!(mode(), bits);
             assert_eq!(as_nobody("truncate -s 1 $1", &path), 0);
             assert_eq!(mode(), 0o777, "after a truncate, from {bits:o}");
@@ -552,28 +552,28 @@ fn direct_and_synchronous_calls() {
             file.sync_data().unwrap();
         }
         assert_eq!(fs::read(mounted.path("sync")).unwrap(), b"keptkept");
-        File::open(mounted.folder.path()).unwrap().sync_all().unwrap();
+        File::open(mounted.directory.path()).unwrap().sync_all().unwrap();
     });
 }
 
 #[test]
 fn large_directories() {
     on_all(|mounted| {
-        let folder = mounted.path("many");
-        fs::create_dir(&folder).unwrap();
+        let directory = mounted.path("many");
+        fs::create_dir(&directory).unwrap();
         for number in 0..3000 {
-            fs::write(folder.join(number.to_string()), "").unwrap();
+            fs::write(directory.join(number.to_string()), "").unwrap();
         }
-        assert_eq!(fs::read_dir(&folder).unwrap().count(), 3000);
-        let sizes = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len());
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 3000);
+        let sizes = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len());
         assert_eq!(sizes.sum::<u64>(), 0);
         let mut removed = 0;
-        for entry in fs::read_dir(&folder).unwrap() {
+        for entry in fs::read_dir(&directory).unwrap() {
             fs::remove_file(entry.unwrap().path()).unwrap();
             removed += 1;
         }
         assert_eq!(removed, 3000, "removing while reading misses nothing");
-        fs::remove_dir(&folder).unwrap();
+        fs::remove_dir(&directory).unwrap();
     });
 }
 
@@ -642,7 +642,7 @@ fn waiting_requests_hold_nobody_up_on(mounted: &Mounted) {
             });
         }
         for _ in 0..200 {
-            assert!(fs::metadata(mounted.folder.path()).unwrap().is_dir());
+            assert!(fs::metadata(mounted.directory.path()).unwrap().is_dir());
             fs::write(mounted.path("quick"), "x").unwrap();
         }
         stop.store(true, Ordering::Relaxed);
@@ -657,12 +657,12 @@ fn files_that_start_without_a_name() {
                 .read(true)
                 .write(true)
                 .custom_flags(libc::O_TMPFILE | flags)
-                .open(mounted.folder.path())
+                .open(mounted.directory.path())
         };
         let file = open(0).unwrap();
         file.write_all_at(b"unnamed", 0).unwrap();
         assert_eq!(file.metadata().unwrap().nlink(), 0);
-        assert_eq!(fs::read_dir(mounted.folder.path()).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(mounted.directory.path()).unwrap().count(), 0);
         let link = |file: &File, name: &str| {
             let from = format!("/proc/self/fd/{}", file.as_raw_fd());
             let to = mounted.path(name);

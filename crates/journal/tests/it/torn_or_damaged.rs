@@ -2,8 +2,11 @@
 
 use crate::common::*;
 use quire_base::{ErrorKind, Seq};
+use quire_device::simulated::{Fault, FaultOp};
+use quire_device::{Device, SimulatedBackend};
 use quire_journal::JournalConfig;
 use quire_journal::fuzz::fuzz_replay;
+use std::sync::Arc;
 
 /// Nine records of three quarters of a block, forced after each third.
 fn three_forces() -> (Rig, Vec<Seq>) {
@@ -122,6 +125,43 @@ fn impossible_replays_are_refused() {
     }
 }
 
+/// A sector of the ring that nothing was in went bad, and the whole volume was refused: replay reads all of
+/// the ring. Behind the end such a block means nothing. Within the stream it does, and where the stream would
+/// go on: something durable may have been there.
+#[test]
+fn an_unreadable_block_behind_the_end_means_nothing() {
+    let (rig, _) = three_forces();
+    let replay = |at: u64, from: u64, closed: bool| {
+        let backend = Arc::new(SimulatedBackend::from_image(rig.backend.visible()));
+        backend.inject(Fault::on(FaultOp::Read).region(at..at + 1).times(u64::MAX));
+        let config = quire_journal::ReplayConfig {
+            start: START,
+            blocks: 32,
+            volume: VOLUME,
+            incarnation: 1,
+            from: Seq(from * PAYLOAD),
+            closed,
+        };
+        quire_journal::replay(&Device::new(backend), &config, &mut |_, _| Ok(()))
+    };
+    for index in 0..32 {
+        let at = START.0 + index;
+        let outcome = replay(at, 0, false);
+        if index <= 9 {
+            let error = outcome.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "block {index}");
+            assert!(error.to_string().contains("cannot be read"), "{error}");
+        } else {
+            let end = outcome.unwrap();
+            assert_eq!((end.end, end.unreadable), (Seq(9 * PAYLOAD), vec![START.offset(index)]));
+        }
+        // Closed in order, nothing follows; but what is there all the same is looked at.
+        assert_eq!(replay(at, 9, true).unwrap().unreadable, [START.offset(index)]);
+        assert_eq!(replay(at, 9, false).is_ok(), index != 9, "block {index}");
+        assert_eq!(replay(at, 0, true).is_ok(), index == 0 || index > 9, "block {index}");
+    }
+}
+
 /// An error of the applier ends the replay and comes out.
 #[test]
 fn an_applier_may_refuse() {
@@ -132,6 +172,7 @@ fn an_applier_may_refuse() {
         volume: VOLUME,
         incarnation: 1,
         from: Seq(0),
+        closed: false,
     };
     let mut seen = 0;
     let error = quire_journal::replay(&rig.device, &config, &mut |_, _| {

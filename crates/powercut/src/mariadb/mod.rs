@@ -18,7 +18,7 @@ use crate::campaign::Program;
 use crate::failure::{Failure, Outcome};
 use crate::ledger::{Found, Ledger};
 use crate::machine::Machine;
-use crate::pages::Pages;
+use crate::pages::{Pages, TornPages};
 use client::{Clients, PAYLOAD};
 use quire_base::random::Random;
 use server::{Installation, Server};
@@ -34,8 +34,7 @@ pub struct MariaDb {
     server: Server,
     clients: Option<Clients>,
     ledger: Ledger,
-    pages: Pages,
-    torn_pages: u64,
+    torn_pages: TornPages,
 }
 
 impl MariaDb {
@@ -45,20 +44,13 @@ impl MariaDb {
             server: Server::new(installation, pages),
             clients: None,
             ledger: Ledger::new(CLIENTS),
-            pages,
-            torn_pages: 0,
+            torn_pages: TornPages::new(pages),
         }
     }
 
     /// Counts torn pages after a cut. A database whose unprotected pages are torn is made anew.
     fn count_torn(&mut self, machine: &Machine, random: &mut Random) -> Outcome {
-        if self.pages == Pages::Logged {
-            return Ok(());
-        }
-        let (torn, first) = self.server.count_torn(machine)?;
-        self.torn_pages += torn;
-        self.pages.judge(torn, &first)?;
-        if torn > 0 {
+        if self.torn_pages.look(|| self.server.count_torn(machine))? {
             self.server.remove(machine)?;
             self.ledger.clear();
             self.create(machine, random)?;
@@ -166,7 +158,7 @@ impl Program for MariaDb {
     }
 
     fn torn_pages(&self) -> u64 {
-        self.torn_pages
+        self.torn_pages.total()
     }
 }
 

@@ -8,9 +8,9 @@
 use crate::failure::{Failure, Outcome};
 use crate::machine::Machine;
 use crate::pages::Pages;
-use crate::processes::{identity_of, kill_family, last_of, own_folder, run};
+use crate::processes::{self, identity_of, kill_family, last_of, own_folder, run};
 use quire_base::random::Random;
-use rustix::process::{Pid, Signal};
+use rustix::process::Signal;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -235,19 +235,12 @@ impl Server {
 
     /// Shuts down in order.
     pub fn stop(&mut self) -> Outcome {
-        let Some(mut child) = self.process.take() else { return Ok(()) };
-        let _ = rustix::process::kill_process(Pid::from_child(&child), Signal::TERM);
-        let deadline = Instant::now() + START_PATIENCE;
-        while Instant::now() < deadline {
-            match child.try_wait() {
-                Ok(Some(status)) if status.success() => return Ok(()),
-                Ok(Some(status)) => return Err(Failure::Broken(format!("mariadbd stopped with {status}"))),
-                _ => std::thread::sleep(Duration::from_millis(10)),
-            }
-        }
-        self.process = Some(child);
-        self.kill();
-        Err(Failure::Broken("mariadbd does not stop".into()))
+        let Some(child) = self.process.take() else { return Ok(()) };
+        processes::stop(child, Signal::TERM, START_PATIENCE).unwrap_or_else(|child| {
+            self.process = Some(child);
+            self.kill();
+            Err(Failure::Broken("mariadbd does not stop".into()))
+        })
     }
 
     /// Ends the server at once.

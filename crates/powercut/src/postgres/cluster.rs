@@ -13,9 +13,9 @@ use super::connection::Connection;
 use crate::failure::{Failure, Outcome};
 use crate::machine::Machine;
 use crate::pages::Pages;
-use crate::processes::{identity_of, kill_family, last_of, own_folder, run};
+use crate::processes::{self, identity_of, kill_family, last_of, own_folder, run};
 use quire_base::random::Random;
-use rustix::process::{Pid, Signal};
+use rustix::process::Signal;
 use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -276,19 +276,12 @@ impl Cluster {
 
     /// Fast shutdown, in order.
     pub fn stop(&mut self) -> Outcome {
-        let Some(mut child) = self.postmaster.take() else { return Ok(()) };
-        let _ = rustix::process::kill_process(Pid::from_child(&child), Signal::INT);
-        let deadline = Instant::now() + START_PATIENCE;
-        while Instant::now() < deadline {
-            match child.try_wait() {
-                Ok(Some(status)) if status.success() => return Ok(()),
-                Ok(Some(status)) => return Err(Failure::Broken(format!("postgres stopped with {status}"))),
-                _ => std::thread::sleep(Duration::from_millis(10)),
-            }
-        }
-        self.postmaster = Some(child);
-        self.kill();
-        Err(Failure::Broken("postgres does not stop".into()))
+        let Some(child) = self.postmaster.take() else { return Ok(()) };
+        processes::stop(child, Signal::INT, START_PATIENCE).unwrap_or_else(|child| {
+            self.postmaster = Some(child);
+            self.kill();
+            Err(Failure::Broken("postgres does not stop".into()))
+        })
     }
 
     /// Verifies every page's checksum; the server must be stopped.

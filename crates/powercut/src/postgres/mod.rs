@@ -20,7 +20,7 @@ use crate::campaign::Program;
 use crate::failure::{Failure, Outcome};
 use crate::ledger::{Found, Ledger};
 use crate::machine::Machine;
-use crate::pages::Pages;
+use crate::pages::{Pages, TornPages};
 use client::Clients;
 use cluster::{Cluster, Installation};
 use connection::{Connection, Rows};
@@ -37,8 +37,7 @@ pub struct Postgres {
     cluster: Cluster,
     clients: Option<Clients>,
     ledger: Ledger,
-    pages: Pages,
-    torn_pages: u64,
+    torn_pages: TornPages,
 }
 
 impl Postgres {
@@ -48,20 +47,13 @@ impl Postgres {
             cluster: Cluster::new(installation, pages),
             clients: None,
             ledger: Ledger::new(CLIENTS),
-            pages,
-            torn_pages: 0,
+            torn_pages: TornPages::new(pages),
         }
     }
 
     /// Counts torn pages after a cut. A database whose unprotected pages are torn is made anew.
     fn count_torn(&mut self, machine: &Machine, random: &mut Random) -> Outcome {
-        if self.pages == Pages::Logged {
-            return Ok(());
-        }
-        let (torn, first) = self.cluster.count_torn(machine)?;
-        self.torn_pages += torn;
-        self.pages.judge(torn, &first)?;
-        if torn > 0 {
+        if self.torn_pages.look(|| self.cluster.count_torn(machine))? {
             self.cluster.remove(machine)?;
             self.ledger.clear();
             self.create(machine, random)?;
@@ -189,7 +181,7 @@ impl Program for Postgres {
     }
 
     fn torn_pages(&self) -> u64 {
-        self.torn_pages
+        self.torn_pages.total()
     }
 }
 

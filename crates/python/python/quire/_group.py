@@ -89,8 +89,8 @@ def _native_of(file: File) -> NativeFile:
 class Group(_Group):
     """Writes to one or several files of a volume, from `Volume.atomic`.
 
-    Nobody but the group sees them until it is committed. A group has at most `Volume.group_bytes_max` bytes in whole
-    blocks; a write beyond that raises an `OSError` with E2BIG, and the group stays as it was.
+    Nobody but the group sees them until it is committed. Free space bounds a group (`Volume.group_bytes_max`); a write
+    beyond that, or beyond another limit, raises an `OSError` with ENOSPC or E2BIG, and the group stays as it was.
     """
 
     def __repr__(self) -> str:

@@ -42,7 +42,7 @@ impl Engine {
             }
             Advice::DontNeed => {
                 let (first, end) = (offset.div_ceil(BLOCK_SIZE as u64), end / BLOCK_SIZE as u64);
-                mapping.let_go(first, end);
+                mapping.drop_behind(first, end);
                 if !self.read_only {
                     mapping.start_write_back(first, end);
                 }

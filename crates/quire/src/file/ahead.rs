@@ -11,7 +11,8 @@
 //! thread leads the group commit. Threads that come together write their data each for itself and share the
 //! rest.
 //!
-//! Callers: an fsync, fdatasync or synchronous write, for what it writes back itself ([`Forcing`]); never
+//! Callers: an fsync, fdatasync or synchronous write, for what it writes back itself
+//! ([`quire_cache::Purpose::Force`]); never
 //! writeback in the background, which nobody waits for, and never more than a few blocks at a time.
 //!
 //! When a record may go ahead: every block of the placement is zeroed or is overwritten in place, and the
@@ -21,7 +22,7 @@
 //! usual.
 //!
 //! If the data cannot be written the record stands: the blocks are the file's, hold zeros, and their data is
-//! dirty still. The cache is told ([`quire_cache::Backing::is_recorded`]), or it would keep a promise of
+//! dirty still. The cache is told ([`quire_cache::Placement::is_recorded`]), or it would keep a promise of
 //! space for them.
 //!
 //! Zeros are written by a thread of their own, as long as there is such data, and by nobody on an idle
@@ -39,32 +40,6 @@ use quire_base::{BLOCK_SIZE, BlockNo, Result};
 use quire_cache::Placement;
 use quire_device::{AlignedBuf, IoClass};
 use quire_format::extent::Run;
-use std::cell::Cell;
-
-thread_local! {
-    /// Whether the calling thread forces what it writes back.
-    static FORCING: Cell<bool> = const { Cell::new(false) };
-}
-
-/// While it lives, what this thread writes back is forced right after.
-pub(super) struct Forcing(());
-
-impl Forcing {
-    pub(super) fn begin() -> Forcing {
-        FORCING.set(true);
-        Forcing(())
-    }
-
-    pub(super) fn is_under_way() -> bool {
-        FORCING.get()
-    }
-}
-
-impl Drop for Forcing {
-    fn drop(&mut self) {
-        FORCING.set(false);
-    }
-}
 
 impl Engine {
     /// Blocks that hold durable zeros for a hole of `count` blocks from `block`, or for its front.

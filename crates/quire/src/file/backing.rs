@@ -16,7 +16,6 @@
 //! Neighbours: `quire_cache::Backing` is the contract; [`crate::extent_map`] plans; `quire_alloc` finds
 //! space.
 
-use super::ahead::Forcing;
 use super::tail::{Ahead, Before, BlockPlace};
 use crate::engine::Engine;
 use crate::inode::{Inode, Meta};
@@ -25,7 +24,7 @@ use quire_alloc::Funding;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, BlockNo, InodeNo, Result};
-use quire_cache::{Backing, Contents, Home, Mapping, PlacedRun, Placement, RECORD_BLOCKS, Run};
+use quire_cache::{Backing, Contents, Home, Mapping, PlacedRun, Placement, Purpose, RECORD_BLOCKS, Run};
 use quire_format::extent::{Extent, Run as DiskRun, extents_of_run};
 use quire_format::key::Key;
 use quire_format::region::split_by_region;
@@ -61,16 +60,16 @@ impl Backing for Inode {
     }
 
     fn unreserve(&self, blocks: u64) {
-        self.engine.redeem(self, blocks);
+        self.engine.release_promised(self, blocks);
         drop(self.delayed.take(&self.engine.alloc, blocks));
     }
 
-    fn place(&self, block: u64, count: u64, filled: usize) -> Result<Placement> {
+    fn place(&self, block: u64, count: u64, filled: usize, purpose: Purpose) -> Result<Placement> {
         let engine = &self.engine;
         engine.check_writable()?;
         let mut placed: Vec<PlacedRun> = Vec::new();
         // Whether holes get zeroed blocks, and the record may go ahead.
-        let mut zeroed = Forcing::is_under_way();
+        let mut zeroed = purpose == Purpose::Force;
         let (mut fills_holes, mut written_end) = (false, None);
         let mut before = Before::Unknown;
         let most = engine.runs_at_once();
@@ -116,18 +115,16 @@ impl Backing for Inode {
             written_end: written_end.map_or(0, |last| last.file_block + 1),
             tail: written_end.filter(|_| zeroed).and_then(|last| self.tail.filled(last, flushed)),
         };
-        let mut token = Token { is_recorded: false, filled: BLOCK_SIZE };
-        if let Some(last) = last_block(&placed) {
+        let mut placement = Placement { runs: placed, filled: BLOCK_SIZE, is_recorded: false };
+        if let Some(last) = last_block(&placement.runs) {
             if last.file_block + 1 == block + count {
-                token.filled = filled;
+                placement.filled = filled;
             }
-            self.tail.write_begins(last, before, token.filled, flushed);
+            self.tail.write_begins(last, before, placement.filled, flushed);
         }
-        let mut placement = Placement { runs: placed, token: token.encode() };
         let grows = || ahead.tail.is_some() && self.meta().record.size < Inode::size(self);
         if zeroed && (fills_holes || grows()) && engine.record_ahead(self, &placement, ahead) {
-            token.is_recorded = true;
-            placement.token = token.encode();
+            placement.is_recorded = true;
         }
         Ok(placement)
     }
@@ -135,8 +132,7 @@ impl Backing for Inode {
     fn written(&self, placement: Placement, outcome: Result<()>) -> Result<()> {
         match (&outcome, last_block(&placement.runs)) {
             (Ok(()), Some(last)) => {
-                let filled = Token::decode(placement.token).filled;
-                self.tail.write_ended(last, filled, self.engine.device.mark());
+                self.tail.write_ended(last, placement.filled, self.engine.device.mark());
             }
             _ => self.tail.forget(),
         }
@@ -145,10 +141,6 @@ impl Backing for Inode {
             self.engine.take_back(self, &placement);
         }
         applied
-    }
-
-    fn is_recorded(&self, placement: &Placement) -> bool {
-        Token::decode(placement.token).is_recorded
     }
 
     fn unit_blocks(&self) -> Option<u64> {
@@ -171,25 +163,6 @@ impl Backing for Inode {
 
     fn size(&self) -> u64 {
         Inode::size(self)
-    }
-}
-
-/// What is to be known of a placement when it has been written.
-#[derive(Clone, Copy)]
-struct Token {
-    /// Its record is in the journal before its data is written.
-    is_recorded: bool,
-    /// Bytes of its last block up to the last one that is not zero.
-    filled: usize,
-}
-
-impl Token {
-    fn encode(self) -> u64 {
-        2 * self.filled as u64 + u64::from(self.is_recorded)
-    }
-
-    fn decode(token: u64) -> Token {
-        Token { is_recorded: token & 1 == 1, filled: (token / 2) as usize }
     }
 }
 
@@ -388,7 +361,7 @@ impl Engine {
         let gained = plan_gained.max(0) as u64;
         let depends = if ahead.is_some() { Depends::Nothing } else { Depends::DataOf(inode) };
         self.commit_extents(inode, transaction, depends)?;
-        self.redeem(inode, gained);
+        self.release_promised(inode, gained);
         meta.record = record;
         meta.dirty = false;
         Ok(true)

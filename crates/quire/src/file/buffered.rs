@@ -15,6 +15,7 @@
 //! Neighbours: [`super::direct`] for O_DIRECT; [`super::fsync`] for O_SYNC and O_DSYNC; `quire_cache` below.
 
 use super::{BATCH_BYTES, IoFlags, range_end};
+use crate::attributes::without_privileges;
 use crate::engine::Engine;
 use crate::gate::{GateState, Permit};
 use crate::inode::{Inode, InodeRef};
@@ -27,10 +28,6 @@ use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
 use quire_cache::Room;
 use quire_format::inode::FileType;
 use quire_format::key::Key;
-
-const S_ISUID: u32 = 0o4000;
-const S_ISGID: u32 = 0o2000;
-const S_IXGRP: u32 = 0o0010;
 
 impl Engine {
     /// Reads up to `out.len()` bytes; fewer at the end of the file, none beyond it.
@@ -53,7 +50,7 @@ impl Engine {
         if flags.contains(IoFlags::UNCACHED) && read > 0 {
             inode
                 .mapping()
-                .let_go_used(offset / BLOCK_SIZE as u64, (offset + read as u64) / BLOCK_SIZE as u64);
+                .drop_behind_used(offset / BLOCK_SIZE as u64, (offset + read as u64) / BLOCK_SIZE as u64);
         }
         if read > 0 && inode.drops_cache() {
             inode.drop_behind_read(offset, read);
@@ -117,7 +114,7 @@ impl Engine {
         if flags.intersects(IoFlags::UNCACHED | IoFlags::THROUGH) && !flags.contains(IoFlags::DIRECT) {
             let (first, end) = (at / BLOCK_SIZE as u64, blocks_for(at + written as u64));
             if flags.contains(IoFlags::UNCACHED) {
-                inode.mapping().let_go_used(first, end);
+                inode.mapping().drop_behind_used(first, end);
             }
             write_through(inode, first, end, flags.contains(IoFlags::THROUGH));
         }
@@ -267,18 +264,14 @@ impl Engine {
     /// A write takes the setuid bit, and the setgid bit of an executable for its group, away.
     pub(crate) fn clear_privileges(self: &Arc<Engine>, inode: &InodeRef) -> Result<()> {
         let mode = inode.mode.load(Ordering::Acquire);
-        let privileged = mode & S_ISUID != 0 || mode & (S_ISGID | S_IXGRP) == (S_ISGID | S_IXGRP);
-        if !privileged || inode.kind != FileType::Regular {
+        if without_privileges(mode) == mode || inode.kind != FileType::Regular {
             return Ok(());
         }
         let mut transaction = self.begin(Cost::new(1, 128))?;
         transaction.warm(&[Key::inode(inode.number)])?;
         let mut meta = inode.meta();
         let mut record = meta.record.clone();
-        record.mode &= !S_ISUID;
-        if record.mode & S_IXGRP != 0 {
-            record.mode &= !S_ISGID;
-        }
+        record.mode = without_privileges(record.mode);
         record.ctime = self.options.clock.now();
         transaction.put_inode(inode.number, &record);
         let seq = transaction.commit(Depends::Nothing)?;

@@ -37,7 +37,7 @@ struct Held {
     inode: Option<InodeRef>,
     permit: Option<Counted>,
     range: RangeTicket,
-    /// Of a write: the number of its [`crate::changes::Change`].
+    /// Of a write: the number of its [`quire_base::admission::Admitted`].
     change: Option<usize>,
     engine: Arc<Engine>,
 }

@@ -30,7 +30,7 @@ impl Inode {
         let end = offset + len as u64;
         // The last block of a file has no more to come.
         let end_block = if end >= self.size() { blocks_for(end) } else { end / BLOCK_SIZE as u64 };
-        mapping.let_go(offset / BLOCK_SIZE as u64, end_block);
+        mapping.drop_behind(offset / BLOCK_SIZE as u64, end_block);
     }
 }
 

@@ -10,7 +10,6 @@
 use super::prepared::Plan;
 use super::range_end;
 use crate::engine::Engine;
-use crate::extent_map::Replacement;
 use crate::inode::InodeRef;
 use crate::transaction::{Cost, Depends, EXTENTS_PER_TRANSACTION, Transaction};
 use quire_base::sync::Arc;
@@ -133,23 +132,7 @@ impl Engine {
                 transaction.commit(Depends::Nothing)?;
                 return Ok(Some((id, operation)));
             }
-            let mut meta = inode.meta();
-            let found = self.extents_in(inode, blocks.start, blocks.end - blocks.start, usize::MAX)?;
-            if found.is_empty() {
-                return Ok(None);
-            }
-            let kept = found
-                .iter()
-                .flat_map(|extent| [extent.clip(0, blocks.start), extent.clip(blocks.end, u64::MAX)])
-                .flatten()
-                .collect();
-            let plan = Replacement::between(found, kept);
-            let mut record = meta.record.clone();
-            record.blocks = record.blocks.saturating_add_signed(plan.blocks_gained());
-            transaction.put_inode(inode.number, &record);
-            transaction.extents(inode.number, plan.removed, plan.inserted);
-            self.commit_extents(inode, transaction, Depends::Nothing)?;
-            meta.record = record;
+            self.free_extents(inode, blocks.clone(), usize::MAX, transaction)?;
             Ok(None)
         })?;
         match logged {

@@ -25,7 +25,6 @@
 //! Neighbours: [`super::fsync`] drives it; [`super::backing`] says how far the size may go;
 //! `quire_cache::Snapshot`.
 
-use super::ahead::Forcing;
 use super::sync_queue::Reached;
 use crate::dirty_inodes::Owes;
 use crate::engine::Engine;
@@ -34,7 +33,7 @@ use crate::transaction::{Cost, Depends};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, InodeNo, Result};
-use quire_cache::{AtEnd, Snapshot, SnapshotEnd};
+use quire_cache::{AtEnd, Purpose, Snapshot, SnapshotEnd};
 use quire_format::key::Key;
 
 /// What an fsync waits for next.
@@ -183,11 +182,10 @@ impl SyncSet {
         SyncSet { left, is_volume: true, need: Reached::default(), outcome: Ok(()) }
     }
 
-    /// Starts writing what is dirty. If that is little the calling thread writes it itself, and its record
-    /// may go ahead.
+    /// Starts writing what is dirty, for a caller who forces it right after. If that is little the calling
+    /// thread writes it itself, and its record may go ahead.
     pub(crate) fn start_here(&mut self) {
-        let _forcing = Forcing::begin();
-        self.snapshots().for_each(Snapshot::start_here);
+        self.snapshots().for_each(|snapshot| snapshot.start_here(Purpose::Force));
     }
 
     /// What is to be written, for [`quire_cache::Cache::start_snapshots`].
@@ -281,7 +279,7 @@ impl Engine {
             return Ok(());
         }
         let mut file = SyncSet::file(inode, 0, u64::MAX, true);
-        file.snapshots().for_each(Snapshot::start_here);
+        file.snapshots().for_each(|snapshot| snapshot.start_here(Purpose::Writeback));
         file.run(self);
         file.outcome()
     }

@@ -248,8 +248,8 @@ impl Engine {
 impl Engine {
     /// The life of a syncer.
     pub(crate) fn serve_syncs(self: &Arc<Engine>) {
-        SyncQueue::enlist();
         let syncs = &self.background.syncs;
+        syncs.enlist();
         let has_released = || !self.background.state.lock().released.is_empty();
         while let Some(task) = syncs.next(BULK_MAX, || self.reached(), has_released) {
             self.drop_released();

@@ -337,7 +337,7 @@ impl Engine {
         for ((file, meta), record) in files.iter_mut().zip(&mut metas).zip(changed) {
             // What was promised to them is theirs now.
             let placed = std::mem::take(&mut file.fresh).iter().map(|run| run.blocks).sum();
-            self.redeem(file.inode, placed);
+            self.release_promised(file.inode, placed);
             file.inode.committed_data(seq);
             file.inode.tail.forget();
             if let Some(record) = record {

@@ -68,7 +68,6 @@ impl Engine {
         plan: impl FnOnce(u64) -> Result<(LoggedKind, u64)>,
         len: u64,
     ) -> Result<()> {
-        let _change = self.begin_change()?;
         inode.check_regular()?;
         self.clear_privileges(inode)?;
         self.exclusively(inode, || self.shift_alone(inode, offset, plan, len))?;

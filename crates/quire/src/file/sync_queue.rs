@@ -37,8 +37,8 @@ use quire_base::Result;
 use quire_base::sync::atomic::{AtomicU64, Ordering, fence};
 use quire_base::sync::time::{Duration, Instant};
 use quire_base::sync::{Condvar, Mutex};
-use std::cell::Cell;
 use std::collections::VecDeque;
+use std::thread::{self, ThreadId};
 
 /// Fsyncs that have begun and not ended at most: about 16 MiB with what they hold.
 #[cfg(not(loom))]
@@ -127,6 +127,8 @@ struct State<F> {
     withdrawn: usize,
     /// Threads that wait for room.
     sleepers: usize,
+    /// The threads that serve the queue: they make the room, so they do not wait for it.
+    syncers: Vec<ThreadId>,
 }
 
 /// The lowest needs of those that wait for a force: of the journal where it has not come as far, else of the
@@ -143,10 +145,6 @@ pub struct SyncQueue<F> {
     state: Mutex<State<F>>,
     work: Condvar,
     room: Condvar,
-}
-
-std::thread_local! {
-    static IS_SYNCER: Cell<bool> = const { Cell::new(false) };
 }
 
 impl<F> Default for SyncQueue<F> {
@@ -167,6 +165,7 @@ impl<F> Default for SyncQueue<F> {
                 under_way: 0,
                 withdrawn: 0,
                 sleepers: 0,
+                syncers: Vec::new(),
             }),
             work: Condvar::new(),
             room: Condvar::new(),
@@ -190,7 +189,8 @@ impl<F: Queued> SyncQueue<F> {
     /// but not on a syncer, which makes the room.
     pub fn ask<I: IntoIterator<Item = F>>(&self, fsyncs: I, may_wait: bool) -> Result<(), I> {
         let mut state = self.state.lock();
-        while may_wait && !IS_SYNCER.get() && state.under_way >= SYNCS_MAX && !state.stop {
+        let may_wait = |state: &State<F>| may_wait && !state.syncers.contains(&thread::current().id());
+        while state.under_way >= SYNCS_MAX && !state.stop && may_wait(&state) {
             state.sleepers += 1;
             self.room.wait(&mut state);
             state.sleepers -= 1;
@@ -206,9 +206,9 @@ impl<F: Queued> SyncQueue<F> {
         Ok(())
     }
 
-    /// The calling thread is a syncer.
-    pub fn enlist() {
-        IS_SYNCER.set(true);
+    /// The calling thread is a syncer, to its end.
+    pub fn enlist(&self) {
+        self.state.lock().syncers.push(thread::current().id());
     }
 
     /// Waits for something to do; `None` at the end, when nothing is left. At most `most` fsyncs are advanced
@@ -526,5 +526,15 @@ mod tests {
         queue.await_force(vec![(need, 3)]);
         let waited = queue.next(usize::MAX, || Ok(Reached::default()), || false);
         assert!(matches!(waited, Some(Task::Force(_))), "the time is up");
+    }
+    /// A completion runs on a syncer. If it asks for another fsync it must not wait for room, which syncers
+    /// make.
+    #[test]
+    fn a_syncer_does_not_wait_for_room() {
+        let queue: SyncQueue<usize> = SyncQueue::default();
+        queue.enlist();
+        queue.ask(0..SYNCS_MAX, true).unwrap();
+        queue.ask([SYNCS_MAX], true).unwrap();
+        assert_eq!(queue.counts().in_line, 1);
     }
 }

@@ -1,33 +1,33 @@
 //! What a group has collected for one file.
 //!
-//! Bytes by offset, and the runs of blocks that they touch, whole units: of these the group's limits are
-//! made, so they are counted as the writes come.
+//! Bytes in memory, by offset, over whole blocks that have left the memory for fresh blocks of the disk; and
+//! the runs of blocks that both touch, whole units: of these the group's limits are made, so they are counted
+//! as the writes come.
 //!
-//! Invariant: `runs` and `blocks` follow from `ranges` and the file's unit. The unit may change before the
-//! commit, which therefore counts again ([`GroupPart::runs`]).
+//! Invariant: `runs` and `blocks` follow from the content and the file's unit. The unit may change before the
+//! commit, which therefore counts again ([`GroupPart::runs`], [`Collected::runs_now`]).
 //!
 //! Neighbours: [`super`] collects; [`super::commit`] and [`super::exchange`] write.
 
+use super::pieces::Pieces;
+use super::streamed::Streamed;
 use crate::inode::InodeRef;
-use quire_base::BLOCK_SIZE;
 use quire_base::units::blocks_for;
+use quire_base::{BLOCK_SIZE, Result};
 use quire_cache::GroupPart;
 use rangemap::RangeSet;
-use std::collections::BTreeMap;
 use std::ops::Range;
-
-/// A range grows by what is written behind it up to so many bytes, so that its memory is not moved again
-/// and again.
-const RANGE_BYTES: usize = 1 << 20;
 
 /// A group's bytes for one file.
 pub(super) struct Collected {
     pub(super) inode: InodeRef,
-    /// By offset; none overlaps another.
-    pub(super) ranges: BTreeMap<u64, Vec<u8>>,
+    /// In memory, over what is on disk.
+    pub(super) pieces: Pieces,
+    /// On disk.
+    pub(super) streamed: Streamed,
     /// The size, if the group has set one; nothing lies beyond it.
     pub(super) size: Option<u64>,
-    /// The blocks of all ranges.
+    /// The blocks of everything.
     runs: RangeSet<u64>,
     blocks: u64,
 }
@@ -36,7 +36,8 @@ impl Collected {
     pub(super) fn new(inode: &InodeRef) -> Collected {
         Collected {
             inode: inode.clone(),
-            ranges: BTreeMap::new(),
+            pieces: Pieces::default(),
+            streamed: Streamed::new(inode),
             size: None,
             runs: RangeSet::new(),
             blocks: 0,
@@ -45,8 +46,15 @@ impl Collected {
 
     /// The end of the last byte written, or the size that was set.
     pub(super) fn end(&self) -> u64 {
-        let written = self.ranges.last_key_value().map_or(0, |(at, bytes)| at + bytes.len() as u64);
-        self.size.unwrap_or(written)
+        let in_memory = self.pieces.last().map_or(0, |piece| piece.end);
+        let on_disk = self.streamed.last().map_or(0, |run| run.end * BLOCK_SIZE as u64);
+        self.size.unwrap_or(in_memory.max(on_disk))
+    }
+
+    /// Where the last bytes that were written in one piece begin, or earlier.
+    pub(super) fn last_start(&self) -> Option<u64> {
+        let in_memory = self.pieces.last().map(|piece| piece.start);
+        in_memory.max(self.streamed.last().map(|run| run.start * BLOCK_SIZE as u64))
     }
 
     /// Whether the size on disk has to rise for a crash to leave all of the group. It never falls while the
@@ -58,17 +66,6 @@ impl Collected {
     /// The size as the group's owner sees it.
     pub(super) fn seen_size(&self) -> u64 {
         self.size.unwrap_or(self.inode.size().max(self.end()))
-    }
-
-    /// Takes out what lies beyond `size`.
-    fn cut(&mut self, size: u64) {
-        self.ranges.split_off(&size);
-        if let Some((at, bytes)) = self.ranges.iter_mut().next_back() {
-            bytes.truncate((size - at) as usize);
-        }
-        let runs = self.ranges.iter().map(|(at, bytes)| self.blocks_of(*at, at + bytes.len() as u64));
-        self.runs = runs.collect();
-        self.blocks = self.runs.iter().map(|run| run.end - run.start).sum();
     }
 
     /// The blocks of a range of bytes, whole units.
@@ -92,60 +89,96 @@ impl Collected {
         (self.blocks, self.runs.len())
     }
 
-    /// Writes zeros to a gap, and bytes.
-    pub(super) fn write(&mut self, gap: Option<Range<u64>>, offset: u64, data: &[u8]) {
-        let end = offset + data.len() as u64;
-        self.fill(gap);
-        self.insert(offset, data);
-        self.size = self.size.map(|size| size.max(end));
-    }
-
-    /// Writes zeros to a gap, and sets the size.
-    pub(super) fn resize(&mut self, gap: Option<Range<u64>>, size: u64) {
-        self.fill(gap);
-        self.cut(size);
-        self.size = Some(size);
-    }
-
-    fn fill(&mut self, gap: Option<Range<u64>>) {
-        if let Some(gap) = gap {
-            self.insert(gap.start, &vec![0; (gap.end - gap.start) as usize]);
-        }
-    }
-
-    /// Puts bytes over what is there.
-    fn insert(&mut self, offset: u64, data: &[u8]) {
+    /// Puts bytes over what is there. The size follows with [`Collected::reach`].
+    pub(super) fn insert(&mut self, offset: u64, data: &[u8]) {
         let end = offset + data.len() as u64;
         let blocks = self.blocks_of(offset, end);
         self.blocks = self.blocks_with(offset, end);
         self.runs.insert(blocks);
-        let before = self.ranges.range(..=offset).next_back().map(|(at, bytes)| (*at, bytes.len() as u64));
-        if let Some((at, len)) = before
-            && (at + len > offset || at + len == offset && (len as usize) < RANGE_BYTES)
-        {
-            // Overlaps or touches: it grows, or is written over.
-            let bytes = self.ranges.get_mut(&at).expect("it was found");
-            let from = (offset - at) as usize;
-            let over = (bytes.len() - from).min(data.len());
-            bytes[from..from + over].copy_from_slice(&data[..over]);
-            bytes.extend_from_slice(&data[over..]);
-            self.cut_behind(at, end.max(at + len));
-        } else {
-            self.cut_behind(offset, end);
-            self.ranges.insert(offset, data.to_vec());
-        }
+        self.pieces.insert(offset, data);
     }
 
-    /// Takes what `[start, end)` covers out of the ranges that begin behind `start`.
-    fn cut_behind(&mut self, start: u64, end: u64) {
-        let covered: Vec<u64> = self.ranges.range(start + 1..end).map(|(at, _)| *at).collect();
-        for at in covered {
-            let bytes = self.ranges.remove(&at).expect("it was found");
-            let rest = end - at;
-            if (bytes.len() as u64) > rest {
-                self.ranges.insert(end, bytes[rest as usize..].to_vec());
+    /// A size that the group has set rises to `end`.
+    pub(super) fn reach(&mut self, end: u64) {
+        self.size = self.size.map(|size| size.max(end));
+    }
+
+    /// Sets the size, and takes out what lies beyond. On an error nothing has changed.
+    pub(super) fn resize(&mut self, size: u64) -> Result<()> {
+        let block = size / BLOCK_SIZE as u64;
+        let start = block * BLOCK_SIZE as u64;
+        let first_cut = match start < size && self.streamed.contains(block) {
+            // Only whole blocks are on disk: what is left of this one comes back.
+            true => {
+                let mut left = vec![0; (size - start) as usize];
+                self.overlay(start, &mut left)?;
+                self.pieces.insert(start, &left);
+                block
+            }
+            false => blocks_for(size),
+        };
+        self.pieces.take_out(size, u64::MAX);
+        self.streamed.cut(first_cut);
+        let in_memory = self.pieces.spans().into_iter().map(|span| self.blocks_of(span.start, span.end));
+        let on_disk = self
+            .streamed
+            .runs()
+            .map(|run| self.blocks_of(run.start * BLOCK_SIZE as u64, run.end * BLOCK_SIZE as u64));
+        self.runs = in_memory.chain(on_disk).collect();
+        self.blocks = self.runs.iter().map(|run| run.end - run.start).sum();
+        self.size = Some(size);
+        Ok(())
+    }
+
+    /// Lays what the group has over what a read from `offset` gave.
+    pub(super) fn overlay(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.streamed.overlay(offset, out)?;
+        self.pieces.overlay(offset, out);
+        Ok(())
+    }
+
+    /// Writes what needs nothing of the file to fresh blocks: blocks that the group has as a whole. The rest
+    /// stays in memory. After an error it is unknown what the fresh blocks hold.
+    pub(super) fn stream(&mut self, buffer: &mut [u8]) -> Result<()> {
+        let size = BLOCK_SIZE as u64;
+        let mut whole: RangeSet<u64> = RangeSet::new();
+        for span in self.pieces.spans() {
+            let covered = span.start.div_ceil(size)..span.end / size;
+            if !covered.is_empty() {
+                whole.insert(covered);
+            }
+            // Written over in part.
+            for edge in [span.start / size, (span.end - 1) / size] {
+                if self.streamed.contains(edge) {
+                    whole.insert(edge..edge + 1);
+                }
             }
         }
+        let new: u64 =
+            whole.iter().flat_map(|run| self.streamed.gaps(run)).map(|gap| gap.end - gap.start).sum();
+        self.streamed.ensure(self.streamed.blocks() + new, 0)?;
+        for run in whole.iter() {
+            let known: RangeSet<u64> = self.streamed.within(run);
+            self.streamed.assign(run);
+            self.streamed.write(run, buffer, |first, out| self.compose(&known, first, out))?;
+        }
+        for run in whole.iter() {
+            self.pieces.take_out(run.start * size, run.end * size);
+        }
+        Ok(())
+    }
+
+    /// What blocks from `first` on hold, of which `known` are on disk already.
+    fn compose(&self, known: &RangeSet<u64>, first: u64, out: &mut [u8]) -> Result<()> {
+        let start = first * BLOCK_SIZE as u64;
+        for (at, block) in (first..).zip(out.chunks_exact_mut(BLOCK_SIZE)) {
+            let from = (at - first) * BLOCK_SIZE as u64 + start;
+            if known.contains(&at) && !self.pieces.covers(from, from + BLOCK_SIZE as u64) {
+                self.streamed.overlay(from, block)?;
+            }
+        }
+        self.pieces.overlay(start, out);
+        Ok(())
     }
 
     /// Zeros for the rest of the block in which the file ends from now on.
@@ -155,32 +188,30 @@ impl Collected {
         (len > 0).then(|| (size, vec![0; len as usize]))
     }
 
-    /// Lays what the group has over what a read from `offset` gave.
-    pub(super) fn overlay(&self, offset: u64, out: &mut [u8]) {
-        let end = offset + out.len() as u64;
-        let before = self.ranges.range(..offset).next_back();
-        for (at, bytes) in before.into_iter().chain(self.ranges.range(offset..end)) {
-            let (low, high) = ((*at).max(offset), (at + bytes.len() as u64).min(end));
-            if low < high {
-                let part = &bytes[(low - at) as usize..(high - at) as usize];
-                out[(low - offset) as usize..(high - offset) as usize].copy_from_slice(part);
-            }
-        }
-    }
-
-    /// As the cache takes it; `tail` is [`Collected::tail`].
+    /// What is in memory, as the cache takes it; `tail` is [`Collected::tail`].
     pub(super) fn part<'a>(&'a self, tail: &'a Option<(u64, Vec<u8>)>) -> GroupPart<'a> {
         GroupPart {
             mapping: self.inode.mapping(),
-            ranges: self
-                .ranges
-                .iter()
-                .map(|(at, bytes)| (*at, &bytes[..]))
-                .chain(tail.iter().map(|(at, bytes)| (*at, &bytes[..])))
-                .collect(),
+            ranges: self.pieces.iter().chain(tail.iter().map(|(at, bytes)| (*at, &bytes[..]))).collect(),
             unit: unit_of(&self.inode),
-            blocks: blocks_for(self.inode.size().min(self.size.unwrap_or(u64::MAX))),
+            blocks: self.blocks_of_file(),
         }
+    }
+
+    /// Blocks of the file before the group, as far as the group leaves them.
+    fn blocks_of_file(&self) -> u64 {
+        blocks_for(self.inode.size().min(self.size.unwrap_or(u64::MAX)))
+    }
+
+    /// All runs of blocks that the group writes, with the rest of their units; `part` is what is in memory.
+    pub(super) fn runs_now(&self, part: &GroupPart<'_>) -> RangeSet<u64> {
+        let mut runs: RangeSet<u64> = part.runs().into_iter().map(|(first, end)| first..end).collect();
+        let unit = part.unit;
+        for run in self.streamed.runs() {
+            let end = run.end.next_multiple_of(unit).min(part.blocks.max(run.end));
+            runs.insert(run.start / unit * unit..end);
+        }
+        runs
     }
 }
 

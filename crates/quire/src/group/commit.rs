@@ -31,21 +31,20 @@ use quire_format::logged::{LoggedKind, LoggedOp};
 
 impl Engine {
     /// Commits a group; its record is in the journal, and not forced.
-    pub(super) fn commit_group(self: &Arc<Engine>, files: &[&Collected]) -> Result<Seq> {
-        let blocks: u64 = files.iter().map(|file| file.counts().0).sum();
-        let is_large = blocks * BLOCK_SIZE as u64 > self.group_to_journal();
+    pub(super) fn commit_group(self: &Arc<Engine>, files: &[&Collected], is_large: bool) -> Result<Seq> {
         // Memory is waited for before the gates.
         let buffer = if is_large { Some(Buffer::new(self)?) } else { None };
+        if is_large {
+            // Most of it, while others may read and write.
+            files
+                .iter()
+                .filter(|file| file.grows_on_disk())
+                .try_for_each(|file| self.write_back_growth(file))?;
+        }
         self.retry_without_space(|| match &buffer {
             Some(buffer) => self.commit_alone(files, files, Some(buffer)),
             None => self.commit_to_journal(files),
         })
-    }
-
-    /// Bytes of blocks up to which a group goes into a record.
-    fn group_to_journal(&self) -> u64 {
-        let record = self.group_record_bytes();
-        self.options.group_record_bytes.map_or(record, |bytes| bytes.min(record))
     }
 
     fn commit_to_journal(self: &Arc<Engine>, files: &[&Collected]) -> Result<Seq> {
@@ -70,9 +69,15 @@ impl Engine {
     fn settle_group_growth(&self, file: &Collected) -> Result<()> {
         let inode = &file.inode;
         // All gaps below the last range; those between ranges, too.
-        if let Some(at) = file.ranges.keys().next_back().filter(|at| **at > inode.size()) {
-            self.expose(inode, *at)?;
+        if let Some(at) = file.last_start().filter(|at| *at > inode.size()) {
+            self.expose(inode, at)?;
         }
+        self.write_back_growth(file)
+    }
+
+    /// Writes back what lies between the size on disk and the group's end.
+    fn write_back_growth(&self, file: &Collected) -> Result<()> {
+        let inode = &file.inode;
         let on_disk = inode.meta().record.size / BLOCK_SIZE as u64;
         inode.mapping().write_back(on_disk, blocks_for(file.end()))
     }

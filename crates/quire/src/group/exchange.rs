@@ -1,16 +1,20 @@
 //! Groups that no record of the journal takes: to fresh blocks, which then are exchanged with the old ones.
 //!
+//! Blocks that the group has as a whole have been written before ([`super::streamed`]), most of them while
+//! the group was collected. What is left is in memory: parts of blocks.
+//!
 //! Order of a commit. The group has all of its files to itself (gates exclusively, sequences odd, size
 //! locks), and growth that had not reached the disk has been written back.
-//! 1. Fresh blocks for everything that the group touches, whole units, are allocated. No record names them,
-//!    so whatever happens until 5 leaves nothing behind.
-//! 2. What the blocks are to hold is composed piece by piece, from the files as the cache has them and from
-//!    the group's bytes, and written.
+//! 1. Fresh blocks for the edges, which are what else the group touches, whole units, are allocated. No
+//!    record names them, so whatever happens until 5 leaves nothing behind.
+//! 2. What the edges are to hold is composed, from the files as the cache has them and from the group's
+//!    bytes, and written.
 //! 3. Writeback is held off the files, the extents as they will be are planned, the transaction reserves, and
 //!    what it changes is loaded. This is the last that can fail.
 //! 4. The old blocks leave the cache, dirty ones too: the fresh blocks have their content.
-//! 5. One transaction for all files exchanges extents and sets sizes. It depends on the data of 2, so a force
-//!    flushes, writes the record, and flushes again. Old blocks are free when the record is durable (J2).
+//! 5. One transaction for all files exchanges extents and sets sizes. It depends on the data of 2 and on what
+//!    was streamed, so a force flushes, writes the record, and flushes again. Old blocks are free when the
+//!    record is durable (J2).
 //! 6. Holds and gates open, and readers find the new blocks.
 //!
 //! Why a crash leaves all or nothing: all that shows the fresh blocks, sizes included, is in one record, and
@@ -41,13 +45,15 @@ use quire_device::{AlignedBuf, IoClass};
 use quire_format::extent::{EXTENT_BLOCKS_MAX, Extent, FILE_BLOCKS_MAX, Run, extents_of_run, overlay};
 use quire_format::key::Key;
 use quire_format::logged::{LoggedKind, LoggedOp};
+use rangemap::RangeSet;
+use std::ops::Range;
 
 /// Bytes that are composed and written at a time.
 const PIECE_BYTES: u64 = 1 << 20;
 
 /// Memory to compose in, charged to the cache.
 pub(super) struct Buffer<'a> {
-    memory: Mutex<AlignedBuf>,
+    pub(super) memory: Mutex<AlignedBuf>,
     _room: Room<'a>,
 }
 
@@ -65,8 +71,12 @@ struct Fresh<'a> {
     engine: &'a Engine,
     file: &'a Collected,
     part: &'a GroupPart<'a>,
-    /// Where the fresh blocks belong in the file, ascending.
+    /// Everything that the group writes: first block and end, ascending.
+    runs: RangeSet<u64>,
+    /// Where fresh blocks belong in the file, ascending: all of them, and those of the edges.
     extents: Vec<Extent>,
+    edges: Vec<Extent>,
+    /// The blocks of the edges.
     blocks: Vec<Run>,
 }
 
@@ -92,39 +102,52 @@ impl<'a> Fresh<'a> {
         &self.file.inode
     }
 
-    /// Takes blocks for every run of the group in the file.
+    fn new(engine: &'a Engine, file: &'a Collected, part: &'a GroupPart<'a>) -> Fresh<'a> {
+        let runs = file.runs_now(part);
+        Fresh { engine, file, part, runs, extents: Vec::new(), edges: Vec::new(), blocks: Vec::new() }
+    }
+
+    /// What the group touches and has not as a whole: it has no fresh blocks yet.
+    fn edge_runs(&self) -> Vec<Range<u64>> {
+        self.runs.iter().flat_map(|run| self.file.streamed.gaps(run)).collect()
+    }
+
+    /// Takes blocks for the edges.
     fn allocate(&mut self, reservation: &mut SpaceReservation<'_>) -> Result<()> {
-        let runs = self.part.runs();
-        let Some((first, _)) = runs.first() else { return Ok(()) };
-        let goal = self.engine.allocation_goal(self.inode(), *first)?;
-        let mut missing: u64 = runs.iter().map(|(first, end)| end - first).sum();
-        while missing > 0 {
-            let want = missing.min(u64::from(EXTENT_BLOCKS_MAX));
-            // All of them: in one run if there is one, else in as many as it takes.
-            let got = self.engine.alloc.allocate(Funding::Reserved(reservation), goal, want, want)?;
-            missing -= got.iter().map(|run| run.blocks).sum::<u64>();
-            self.blocks.extend(got);
+        let runs = self.edge_runs();
+        if let Some(first) = runs.first() {
+            let goal = self.engine.allocation_goal(self.inode(), first.start)?;
+            let mut missing: u64 = runs.iter().map(|run| run.end - run.start).sum();
+            while missing > 0 {
+                let want = missing.min(u64::from(EXTENT_BLOCKS_MAX));
+                // All of them: in one run if there is one, else in as many as it takes.
+                let got = self.engine.alloc.allocate(Funding::Reserved(reservation), goal, want, want)?;
+                missing -= got.iter().map(|run| run.blocks).sum::<u64>();
+                self.blocks.extend(got);
+            }
         }
         let mut blocks = self.blocks.iter().copied();
         let mut rest = Run::new(quire_base::BlockNo(0), 0);
-        for (first, end) in runs {
-            let mut at = first;
-            while at < end {
+        for run in runs {
+            let mut at = run.start;
+            while at < run.end {
                 if rest.blocks == 0 {
                     rest = blocks.next().expect("as many blocks as the runs have");
                 }
-                let count = rest.blocks.min(end - at);
-                self.extents.extend(extents_of_run(at, Run::new(rest.start, count), false));
+                let count = rest.blocks.min(run.end - at);
+                self.edges.extend(extents_of_run(at, Run::new(rest.start, count), false));
                 rest = Run::new(rest.start.offset(count), rest.blocks - count);
                 at += count;
             }
         }
+        self.extents = self.file.streamed.extents().chain(self.edges.iter().cloned()).collect();
+        self.extents.sort_unstable_by_key(|extent| extent.file_block);
         Ok(())
     }
 
-    /// Writes what the fresh blocks are to hold.
+    /// Writes what the edges are to hold.
     fn write(&self, buffer: &mut [u8]) -> Result<()> {
-        for extent in &self.extents {
+        for extent in &self.edges {
             let (mut at, end) = (extent.file_block, extent.file_end());
             while at < end {
                 let count = ((buffer.len() / BLOCK_SIZE) as u64).min(end - at);
@@ -135,7 +158,7 @@ impl<'a> Fresh<'a> {
                 at += count;
             }
         }
-        // What has been written is below the mark now; the record names it.
+        // What has been written, streamed blocks too, is below the mark now; the record names it.
         self.inode().data_mark.fetch_max(self.engine.device.mark(), Ordering::AcqRel);
         Ok(())
     }
@@ -194,8 +217,8 @@ impl<'a> Fresh<'a> {
 
     /// Takes the blocks that the group writes, and those that it cuts off, out of the cache.
     fn discard(&self, hold: &WritebackHold<'_>) {
-        for (first, end) in self.part.runs() {
-            hold.discard(first, end);
+        for run in self.runs.iter() {
+            hold.discard(run.start, run.end);
         }
         if let Some(size) = self.file.size {
             hold.discard(blocks_for(size), u64::MAX);
@@ -230,13 +253,10 @@ impl Engine {
         let tails: Vec<_> = files.iter().map(|file| file.tail()).collect();
         let parts: Vec<GroupPart<'_>> =
             files.iter().zip(&tails).map(|(file, tail)| file.part(tail)).collect();
-        let blocks = parts.iter().flat_map(GroupPart::runs).map(|(first, end)| end - first).sum();
-        let mut reservation = self.alloc.reserve(blocks)?;
-        let mut fresh: Vec<Fresh<'_>> = files
-            .iter()
-            .zip(&parts)
-            .map(|(file, part)| Fresh { engine: self, file, part, extents: Vec::new(), blocks: Vec::new() })
-            .collect();
+        let mut fresh: Vec<Fresh<'_>> =
+            files.iter().zip(&parts).map(|(file, part)| Fresh::new(self, file, part)).collect();
+        let edges = fresh.iter().flat_map(Fresh::edge_runs).map(|run| run.end - run.start).sum();
+        let mut reservation = self.alloc.reserve(edges)?;
         fresh.iter_mut().try_for_each(|file| file.allocate(&mut reservation))?;
         // What is read here stays in memory, so that writeback is not held off for it.
         let _early = self.tree.ticket();
@@ -316,10 +336,11 @@ impl Engine {
         let seq = committed?;
         for ((file, meta), record) in files.iter_mut().zip(&mut metas).zip(records) {
             let inode = file.inode();
-            if let (Some(extent), Some(run)) = (file.extents.last(), file.blocks.last()) {
-                *inode.placement_hint.lock() = (extent.file_end(), run.end().0);
+            if let Some(extent) = file.extents.last() {
+                *inode.placement_hint.lock() = (extent.file_end(), extent.disk_end().0);
             }
             file.blocks.clear();
+            file.file.streamed.taken();
             inode.committed_data(seq);
             meta.emptied |= file.file.size == Some(0);
             meta.dirty = false;

@@ -1,19 +1,22 @@
 //! Groups of writes: to one or several files, visible at once, and durable as a whole or not at all.
 //!
-//! A group collects bytes in memory; nobody but its owner sees them. There are two ways to commit one, and in
-//! both a reader sees all of the group or nothing, and so does a crash:
+//! Nobody but its owner sees what a group collects. There are two ways to commit one, and in both a reader
+//! sees all of the group or nothing, and so does a crash:
 //! * [`commit`]: one record of the journal has everything that the blocks are to hold. One flush, and the
-//!   bytes are written twice.
+//!   bytes are written twice. Such a group is in memory until it is committed.
 //! * [`exchange`], for what no record takes comfortably: the content goes to fresh blocks, and then one
-//!   transaction gives these to the files. Two flushes, and the bytes are written once.
+//!   transaction gives these to the files. Two flushes, and the bytes are written once. The content leaves
+//!   the memory as it comes ([`streamed`]), so the free space bounds such a group, and files are held only
+//!   for the exchange.
 //!
 //! Untorn files. A group takes whole units, so that it has what plain writes have left dirty in them: no
 //! crash leaves a unit with the group and without a write that came before.
 //!
-//! Limits. A write that would pass one is refused when it is made, with an error of kind `TooLarge`; the
-//! group stays as it was. See [`Engine::check_group`]. What only the commit can know, it refuses before
-//! anything has changed: that the volume has no room for the fresh blocks, or that the files are in so many
-//! pieces that one transaction does not exchange them.
+//! Limits. A write that would pass one is refused when it is made, with an error of kind `TooLarge`, or
+//! `NoSpace` if there are not as many free blocks as the group is to write; the group stays as it was. See
+//! [`InodeGroup::admit`]. What only the commit can know, it refuses before anything has changed: that the
+//! files are in so many pieces that one transaction does not exchange them, or that the transaction finds no
+//! room.
 //!
 //! Neighbours: [`collected`] has a group's bytes for one file; [`crate::group_handle`] has groups for
 //! programs, [`crate::inodes`] those for front ends.
@@ -21,6 +24,8 @@
 mod collected;
 mod commit;
 mod exchange;
+mod pieces;
+mod streamed;
 
 use crate::engine::Engine;
 use crate::file::fsync::Completion;
@@ -29,10 +34,11 @@ use crate::file::syncing::{Durability, SyncOptions, Syncing};
 use crate::inode::InodeRef;
 use crate::inodes::{Inodes, IoFlags};
 use collected::Collected;
+use exchange::Buffer;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::time::Duration;
-use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result};
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result, patience};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -40,10 +46,16 @@ use std::ops::Range;
 const RECORD_BYTES: u64 = 2 << 20;
 /// Bytes of a record that are not for content of blocks: extents and attributes.
 const RECORD_MARGIN: u64 = 64 << 10;
-/// The most bytes of blocks that a group has.
-const GROUP_BYTES: u64 = 256 << 20;
+/// Bytes that a large group has in memory before it streams what it can.
+const STREAM_BYTES: u64 = 4 << 20;
+/// As much, for tests whose records are small.
+const STREAM_BYTES_MIN: u64 = 16 << 10;
+/// Bytes that enter a large group at once.
+const CHUNK_BYTES: usize = 1 << 20;
 /// What large groups of a volume may have in memory together, if half of its cache is less.
 const ALL_GROUPS_BYTES_MIN: u64 = 16 << 20;
+/// What a gap is filled with.
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// Extents that one exchange takes out and puts in, at most. The metadata pool has to have room for the
 /// worst that this many changes can do to the tree.
 const EXCHANGE_EXTENTS: usize = 2048;
@@ -71,6 +83,10 @@ pub struct InodeGroup {
     files: BTreeMap<InodeNo, Collected>,
     /// Bytes of [`Engine::group_memory`] that are this group's.
     charged: u64,
+    /// Bytes in memory from which on the group streams again.
+    stream_from: u64,
+    /// Why the group cannot be committed any more: streaming has failed.
+    failed: Option<Error>,
 }
 
 /// An fsync of a file's records alone. A group is one record, so any of its files will do, and what plain
@@ -81,11 +97,11 @@ fn of_record(durability: Durability) -> SyncOptions {
 
 impl InodeGroup {
     pub(crate) fn new(inodes: Inodes) -> InodeGroup {
-        InodeGroup { inodes, files: BTreeMap::new(), charged: 0 }
+        InodeGroup { inodes, files: BTreeMap::new(), charged: 0, stream_from: 0, failed: None }
     }
 
-    /// Adds a write to the group. `TooLarge` if the group would pass a limit ([`Inodes::group_bytes_max`]):
-    /// it stays as it was.
+    /// Adds a write to the group. `TooLarge` or `NoSpace` if the group would pass a limit: it stays as it
+    /// was.
     pub fn write_at(&mut self, inode: &InodeRef, data: &[u8], offset: u64) -> Result<()> {
         self.check_file(inode)?;
         let end = range_end(offset, data.len() as u64)?;
@@ -93,25 +109,25 @@ impl InodeGroup {
             return Ok(());
         }
         self.inodes.engine().check_writable()?;
-        let gap = self.gap(inode, offset);
-        let start = gap.clone().map_or(offset, |gap| gap.start.min(offset));
-        self.check_room(inode, start, end)?;
-        self.file(inode).write(gap, offset, data);
+        let gap = self.gap(inode, offset).unwrap_or(offset..offset);
+        self.admit(inode, gap.start.min(offset), end)?;
+        self.insert_zeros(inode, gap)?;
+        self.insert(inode, offset, data)?;
+        self.file(inode).reach(end);
         Ok(())
     }
 
-    /// Sets a file's size: what lies beyond is gone, what is gained reads as zeros. `TooLarge` as in
-    /// [`InodeGroup::write_at`], if the group has cut the file already and now makes it longer again.
+    /// Sets a file's size: what lies beyond is gone, what is gained reads as zeros. `TooLarge` and `NoSpace`
+    /// as in [`InodeGroup::write_at`], if the group has cut the file already and now makes it longer again.
     pub fn set_len(&mut self, inode: &InodeRef, size: u64) -> Result<()> {
         self.check_file(inode)?;
         range_end(size, 0)?;
         self.inodes.engine().check_writable()?;
-        let gap = self.gap(inode, size);
-        if let Some(gap) = &gap {
-            self.check_room(inode, gap.start, gap.end)?;
+        if let Some(gap) = self.gap(inode, size) {
+            self.admit(inode, gap.start, gap.end)?;
+            self.insert_zeros(inode, gap)?;
         }
-        self.file(inode).resize(gap, size);
-        Ok(())
+        self.file(inode).resize(size)
     }
 
     /// An error unless the inode is a regular file of the group's volume.
@@ -138,30 +154,103 @@ impl InodeGroup {
         (size < end.min(held)).then(|| size..end.min(held))
     }
 
-    /// An error if the group would pass a limit with `[start, end)` of a file.
-    fn check_room(&mut self, inode: &InodeRef, start: u64, end: u64) -> Result<()> {
+    /// An error if the group would pass a limit with `[start, end)` of a file. A large group takes the
+    /// blocks.
+    fn admit(&mut self, inode: &InodeRef, start: u64, end: u64) -> Result<()> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
         let engine = self.inodes.engine().clone();
         let number = inode.number();
-        let (mut blocks, mut runs) = (0, 1);
-        for (_, file) in self.files.iter().filter(|(other, _)| **other != number) {
+        let is_new = !self.files.contains_key(&number);
+        let with = self.file(inode).blocks_with(start, end);
+        let admitted = self.admit_blocks(&engine, number, with, end - start);
+        if is_new && admitted.is_err() {
+            self.files.remove(&number);
+        }
+        admitted
+    }
+
+    /// As [`InodeGroup::admit`]: the file will have `with` blocks, and `bytes` bytes come.
+    fn admit_blocks(&mut self, engine: &Engine, number: InodeNo, with: u64, bytes: u64) -> Result<()> {
+        let (mut blocks, mut runs) = (with, 1);
+        for (other, file) in &self.files {
             let (file_blocks, file_runs) = file.counts();
-            blocks += file_blocks;
+            blocks += if *other == number { 0 } else { file_blocks };
             runs += file_runs;
         }
-        match self.files.get(&number) {
-            Some(file) => {
-                blocks += file.blocks_with(start, end);
-                runs += file.counts().1;
-            }
-            None => blocks += Collected::new(inode).blocks_with(start, end),
+        if !self.is_large(blocks) {
+            return Ok(());
         }
-        engine.check_group(blocks, runs)?;
-        let bytes = blocks * BLOCK_SIZE as u64;
-        if bytes > engine.group_record_bytes() && bytes > self.charged {
-            engine.charge_group(bytes - self.charged)?;
-            self.charged = bytes;
+        // From here on it may wait for the device, in the middle of what it does.
+        patience::check("a large group's blocks")?;
+        engine.check_places(blocks, runs)?;
+        let ahead = engine.stream_bytes() / BLOCK_SIZE as u64;
+        for (other, file) in &mut self.files {
+            let blocks = if *other == number { with } else { file.counts().0 };
+            file.streamed.ensure(blocks, ahead)?;
+        }
+        self.stream_if_over(bytes.min(CHUNK_BYTES as u64))?;
+        let memory = self.memory() + bytes.min(engine.stream_bytes());
+        if memory > self.charged {
+            engine.charge_group(memory - self.charged)?;
+            self.charged = memory;
         }
         Ok(())
+    }
+
+    /// Whether a group of so many blocks goes to fresh blocks.
+    fn is_large(&self, blocks: u64) -> bool {
+        blocks * BLOCK_SIZE as u64 > self.inodes.engine().group_to_journal()
+            || self.files.values().any(|file| file.streamed.blocks() > 0)
+    }
+
+    /// Bytes that the group has in memory.
+    fn memory(&self) -> u64 {
+        self.files.values().map(|file| file.pieces.bytes()).sum()
+    }
+
+    fn insert_zeros(&mut self, inode: &InodeRef, gap: Range<u64>) -> Result<()> {
+        let starts = (gap.start..gap.end).step_by(ZEROS.len());
+        starts.into_iter().try_for_each(|at| {
+            let len = (gap.end - at).min(ZEROS.len() as u64);
+            self.insert(inode, at, &ZEROS[..len as usize])
+        })
+    }
+
+    /// Puts bytes into the group, which has admitted them.
+    fn insert(&mut self, inode: &InodeRef, offset: u64, data: &[u8]) -> Result<()> {
+        for (at, chunk) in (offset..).step_by(CHUNK_BYTES).zip(data.chunks(CHUNK_BYTES)) {
+            self.file(inode).insert(at, chunk);
+            let blocks = self.files.values().map(|file| file.counts().0).sum();
+            if self.is_large(blocks) {
+                self.stream_if_over(0)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Streams if `more` bytes in memory were too many.
+    fn stream_if_over(&mut self, more: u64) -> Result<()> {
+        let most = self.inodes.engine().stream_bytes();
+        if self.memory() + more > most.max(self.stream_from) {
+            self.stream()?;
+            // What stays can only be streamed when more of its blocks has come.
+            self.stream_from = self.memory() + most;
+        }
+        Ok(())
+    }
+
+    /// Writes all whole blocks to fresh ones.
+    fn stream(&mut self) -> Result<()> {
+        let engine = self.inodes.engine().clone();
+        // A volume that is closed is another process's.
+        let _change = engine.begin_change()?;
+        let buffer = Buffer::new(&engine)?;
+        let mut memory = buffer.memory.lock();
+        let streamed = self.files.values_mut().try_for_each(|file| file.stream(&mut memory));
+        self.failed = streamed.as_ref().err().cloned();
+        streamed
     }
 
     /// Reads what the group's owner sees: the file, with the group's writes over it.
@@ -173,7 +262,7 @@ impl InodeGroup {
         let len = end.saturating_sub(offset) as usize;
         read = read.min(len);
         out[read..len].fill(0);
-        file.overlay(offset, &mut out[..len]);
+        file.overlay(offset, &mut out[..len])?;
         Ok(len)
     }
 
@@ -189,17 +278,25 @@ impl InodeGroup {
 
     /// Makes all writes visible at once, and durable as `commit` says. On an error nothing has changed,
     /// unless the volume has failed: then a crash decides, and leaves all of the group or nothing.
-    pub fn commit(self, commit: Commit) -> Result<()> {
+    pub fn commit(mut self, commit: Commit) -> Result<()> {
         if self.files.is_empty() {
             return Ok(());
         }
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
         let engine = self.inodes.engine().clone();
         let _change = engine.begin_change()?;
+        let is_large = self.is_large(self.files.values().map(|file| file.counts().0).sum());
+        if is_large {
+            self.stream()?;
+            self.files.values_mut().for_each(|file| file.streamed.release_spare());
+        }
         let files: Vec<&Collected> = self.files.values().collect();
         for file in &files {
             engine.clear_privileges(&file.inode)?;
         }
-        let seq = engine.commit_group(&files)?;
+        let seq = engine.commit_group(&files, is_large)?;
         match commit {
             Commit::Now => engine.force(seq),
             Commit::Ordered => Ok(()),
@@ -256,31 +353,34 @@ impl Engine {
         RECORD_BYTES.min(record.saturating_sub(RECORD_MARGIN)) / BLOCK_SIZE as u64 * BLOCK_SIZE as u64
     }
 
-    /// Bytes of blocks that a group may have.
+    /// Bytes of blocks that a group may have, as the volume is now.
     pub(crate) fn group_bytes_max(&self) -> u64 {
-        let large = GROUP_BYTES.min(self.all_groups_bytes()) / BLOCK_SIZE as u64 * BLOCK_SIZE as u64;
-        large.max(self.group_record_bytes())
+        (self.alloc.free_blocks() * BLOCK_SIZE as u64).max(self.group_record_bytes())
+    }
+
+    /// Bytes of blocks up to which a group goes into a record.
+    fn group_to_journal(&self) -> u64 {
+        let record = self.group_record_bytes();
+        self.options.group_record_bytes.map_or(record, |bytes| bytes.min(record))
+    }
+
+    /// Bytes that a large group has in memory before it streams.
+    fn stream_bytes(&self) -> u64 {
+        (2 * self.group_to_journal()).clamp(STREAM_BYTES_MIN, STREAM_BYTES)
     }
 
     fn all_groups_bytes(&self) -> u64 {
         (self.cache.limit_bytes() / 2).max(ALL_GROUPS_BYTES_MIN)
     }
 
-    /// An error if a group may not have so many blocks, in so many runs.
-    fn check_group(&self, blocks: u64, runs: usize) -> Result<()> {
-        let (bytes, record, most) =
-            (blocks * BLOCK_SIZE as u64, self.group_record_bytes(), self.group_bytes_max());
-        let kib = bytes / 1024;
-        if bytes > most {
-            let text =
-                format!("a group of {kib} KiB in blocks: this volume takes {} KiB at once", most / 1024);
-            return Err(Error::new(ErrorKind::TooLarge, text));
-        }
-        if bytes > record && runs > EXCHANGE_RUNS {
+    /// An error if a large group may not be in so many places.
+    fn check_places(&self, blocks: u64, runs: usize) -> Result<()> {
+        if runs > EXCHANGE_RUNS {
             let text = format!(
-                "a group of {kib} KiB in {runs} places: of more than {} KiB this volume takes {EXCHANGE_RUNS} \
+                "a group of {} KiB in {runs} places: of more than {} KiB this volume takes {EXCHANGE_RUNS} \
                  places at once (see: quire mkfs --journal-size)",
-                record / 1024
+                blocks * BLOCK_SIZE as u64 / 1024,
+                self.group_to_journal() / 1024
             );
             return Err(Error::new(ErrorKind::TooLarge, text));
         }
@@ -296,7 +396,8 @@ impl Engine {
             Err(held) => Err(Error::new(
                 ErrorKind::TooLarge,
                 format!(
-                    "large groups hold {} KiB in memory already, and {} KiB more would pass the limit of {} KiB",
+                    "large groups hold {} KiB of incomplete blocks in memory, and {} KiB more would pass the \
+                     limit of {} KiB",
                     held / 1024,
                     bytes / 1024,
                     most / 1024

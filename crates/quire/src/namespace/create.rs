@@ -75,7 +75,7 @@ impl Create {
 }
 
 /// What a new inode starts with.
-pub(super) struct Birth {
+pub(super) struct NewInode {
     record: InodeRecord,
     /// A symbolic link's.
     target: Vec<u8>,
@@ -89,7 +89,7 @@ pub(super) struct Naming<'a> {
     pub(super) cookie: u64,
 }
 
-impl Birth {
+impl NewInode {
     fn target_pieces(&self) -> usize {
         self.target.len().div_ceil(SYMLINK_PIECE_MAX)
     }
@@ -127,15 +127,15 @@ impl Engine {
         if create.kind == FileType::Symlink {
             return Err(Error::invalid("a symbolic link is made with its target"));
         }
-        self.make_named(directory, name, || self.birth(directory, create))
+        self.make_named(directory, name, || self.new_inode(directory, create))
     }
 
-    /// Makes what `birth` says under a name, if that is free.
+    /// Makes what `new` says under a name, if that is free.
     pub(super) fn make_named(
         self: &Arc<Engine>,
         directory: &InodeRef,
         name: &[u8],
-        birth: impl FnOnce() -> Result<Birth>,
+        new: impl FnOnce() -> Result<NewInode>,
     ) -> Result<InodeRef> {
         let _change = self.begin_change()?;
         directory.names()?;
@@ -143,11 +143,11 @@ impl Engine {
         let hash = self.name_hash(name);
         let _entered = enter(directory, hash)?;
         let cookie = self.search_entry(directory.number(), hash, name)?.vacant(directory, name)?;
-        self.bear(birth()?, Some(&Naming { directory, name, cookie }))
+        self.create_inode(new()?, Some(&Naming { directory, name, cookie }))
     }
 
     /// What a new inode in a directory starts with.
-    pub(super) fn birth(&self, directory: &InodeRef, create: &Create) -> Result<Birth> {
+    pub(super) fn new_inode(&self, directory: &InodeRef, create: &Create) -> Result<NewInode> {
         let kind = create.kind;
         let mut mode = create.mode & MODE_PERMISSION_MASK;
         let mut gid = create.caller.gid;
@@ -195,35 +195,39 @@ impl Engine {
             rdev: if kind.is_device() { create.rdev } else { 0 },
             parent: if kind == FileType::Directory { directory.number().0 } else { 0 },
         };
-        Ok(Birth { record, target: Vec::new(), attributes })
+        Ok(NewInode { record, target: Vec::new(), attributes })
     }
 
     /// What a new symbolic link starts with.
-    pub(super) fn birth_of_symlink(
+    pub(super) fn new_symlink(
         &self,
         directory: &InodeRef,
         target: &[u8],
         caller: Caller,
-    ) -> Result<Birth> {
+    ) -> Result<NewInode> {
         let create = Create { kind: FileType::Symlink, caller, ..Create::file(0o777) };
-        let mut birth = self.birth(directory, &create)?;
-        birth.record.size = target.len() as u64;
-        birth.target = target.to_vec();
-        Ok(birth)
+        let mut new = self.new_inode(directory, &create)?;
+        new.record.size = target.len() as u64;
+        new.target = target.to_vec();
+        Ok(new)
     }
 
     /// Makes an inode, under a name or as an orphan. The caller holds the name's bucket, or the directory's
     /// liveness.
-    pub(super) fn bear(self: &Arc<Engine>, birth: Birth, naming: Option<&Naming<'_>>) -> Result<InodeRef> {
-        let transaction = self.begin(birth.cost())?;
+    pub(super) fn create_inode(
+        self: &Arc<Engine>,
+        new: NewInode,
+        naming: Option<&Naming<'_>>,
+    ) -> Result<InodeRef> {
+        let transaction = self.begin(new.cost())?;
         let number = self.new_inode_number();
-        let mut record = birth.record.clone();
+        let mut record = new.record.clone();
         record.generation = self.new_generation();
         if naming.is_none() {
             record.nlink = 0;
             record.flags |= INODE_NEVER_NAMED;
         }
-        let pieces = birth.pieces(self, number)?;
+        let pieces = new.pieces(self, number)?;
         let mut keys: Vec<Key> = pieces.iter().map(|(key, _)| *key).collect();
         keys.push(Key::inode(number));
         if let Some(naming) = naming {
@@ -238,7 +242,7 @@ impl Engine {
         }
 
         let inode = self.inodes.insert(Inode::new(self, number, record, OrphanState::Named));
-        match self.commit_birth(transaction, &inode, pieces, naming) {
+        match self.commit_new(transaction, &inode, pieces, naming) {
             Ok(_) => Ok(inode),
             Err(error) => {
                 inode.meta().freed = true;
@@ -248,7 +252,7 @@ impl Engine {
         }
     }
 
-    fn commit_birth(
+    fn commit_new(
         self: &Arc<Engine>,
         mut transaction: Transaction<'_>,
         inode: &InodeRef,

@@ -57,7 +57,7 @@ fn share(names: &Names) -> Result<RwLockReadGuard<'_, bool>> {
     if patience::may_wait() {
         return Ok(names.dead.read());
     }
-    let removing = || Error::new(ErrorKind::WouldBlock, "the folder is being looked at to be removed");
+    let removing = || Error::new(ErrorKind::WouldBlock, "the directory is being looked at to be removed");
     names.dead.try_read().ok_or_else(removing)
 }
 
@@ -117,7 +117,7 @@ impl<'a> Doomed<'a> {
         let guard = if patience::may_wait() {
             dead.write()
         } else {
-            let used = || Error::new(ErrorKind::WouldBlock, "the folder is in use");
+            let used = || Error::new(ErrorKind::WouldBlock, "the directory is in use");
             dead.try_write().ok_or_else(used)?
         };
         if *guard {

@@ -11,7 +11,6 @@
 
 use crate::engine::Engine;
 use crate::inode::{Inode, MetaGuard, OrphanState};
-use crate::options::OrphanTracking;
 use crate::transaction::{Depends, Transaction};
 use quire_base::sync::Arc;
 use quire_base::{Error, Result, Seq};
@@ -86,11 +85,6 @@ impl<'a> Records<'a> {
     pub(crate) fn make_orphan(&mut self, inode: &Inode, transaction: &mut Transaction<'_>) {
         self.edit(inode).nlink = 0;
         let at = self.place(inode);
-        if self.engine.options.orphan_tracking == OrphanTracking::None {
-            self.locked[at].orphan = Some(OrphanState::Untracked);
-            return;
-        }
-        transaction.lock_orphans();
         let slot = self.engine.orphans.claim(inode.number);
         transaction.orphan_set(slot, inode.number);
         self.engine.counters.orphan_claims.add(1);
@@ -102,7 +96,6 @@ impl<'a> Records<'a> {
         let at = self.place(inode);
         match self.locked[at].meta.orphan {
             OrphanState::Named => return,
-            OrphanState::Untracked => {}
             OrphanState::Slot(slot) => transaction.orphan_clear(Some(slot), inode.number),
             OrphanState::Key => transaction.orphan_clear(None, inode.number),
         }

@@ -36,7 +36,7 @@ impl Engine {
         if target.contains(&0) {
             return Err(Error::invalid("a link target with a NUL byte"));
         }
-        self.make_named(directory, name, || self.birth_of_symlink(directory, target, caller))
+        self.make_named(directory, name, || self.new_symlink(directory, target, caller))
     }
 
     /// Where a symbolic link points. Kind `Invalid` for anything else.

@@ -21,6 +21,6 @@ impl Engine {
             return Err(Error::invalid(format!("a {:?} without a name cannot be made", create.kind)));
         }
         let _live = enter_live(directory)?;
-        self.bear(self.birth(directory, create)?, None)
+        self.create_inode(self.new_inode(directory, create)?, None)
     }
 }

@@ -111,18 +111,18 @@ fn names_and_growth_at_once() {
     volume.close().unwrap();
 }
 
-/// Renames and removals of folders went to a second thread always, though nearly all need no waiting. What
-/// does need it is refused, and leaves names and data as they are.
+/// Renames and removals of directories went to a second thread always, though nearly all need no waiting.
+/// What does need it is refused, and leaves names and data as they are.
 #[test]
-fn renames_and_removed_folders_at_once() {
+fn renames_and_removed_directories_at_once() {
     use quire::inodes::Create;
     use quire::{ErrorKind, RenameFlags};
     use quire_base::patience;
     let (volume, _) = volume(VolumeOptions::new().threads(false));
     let root = volume.inodes().root();
-    let folder = Create::directory(0o755);
-    let one = volume.inodes().create(&root, b"one", &folder).unwrap();
-    let two = volume.inodes().create(&root, b"two", &folder).unwrap();
+    let directory = Create::directory(0o755);
+    let one = volume.inodes().create(&root, b"one", &directory).unwrap();
+    let two = volume.inodes().create(&root, b"two", &directory).unwrap();
     let rename = |from: &quire::inodes::InodeRef, name: &[u8], to: &quire::inodes::InodeRef, new: &[u8]| {
         patience::at_once(|| volume.inodes().rename(from, name, to, new, RenameFlags::empty()))
     };

@@ -495,12 +495,12 @@ fn listing(volume: &Volume) -> Names {
     let mut names = Names::default();
     names.directories.insert(1);
     names.modes.insert(1, 0o755);
-    let mut folders = vec![(String::new(), volume.inodes().root())];
-    while let Some((path, folder)) = folders.pop() {
+    let mut directories = vec![(String::new(), volume.inodes().root())];
+    while let Some((path, directory)) = directories.pop() {
         let mut entries = Vec::new();
         volume
             .inodes()
-            .read_dir(&folder, 0, &mut |entry| {
+            .read_dir(&directory, 0, &mut |entry| {
                 if entry.name != b"." && entry.name != b".." {
                     entries.push(String::from_utf8(entry.name.to_vec()).unwrap());
                 }
@@ -508,14 +508,14 @@ fn listing(volume: &Volume) -> Names {
             })
             .unwrap();
         for name in entries {
-            let inode = volume.inodes().lookup(&folder, name.as_bytes()).unwrap();
+            let inode = volume.inodes().lookup(&directory, name.as_bytes()).unwrap();
             let full = if path.is_empty() { name } else { format!("{path}/{name}") };
             let number = inode.number().0;
             names.entries.insert(full.clone(), number);
             names.modes.insert(number, inode.mode());
             if inode.kind() == FileType::Directory {
                 names.directories.insert(number);
-                folders.push((full, inode));
+                directories.push((full, inode));
             } else if let Ok(value) = volume.inodes().get_xattr(&inode, b"user.note") {
                 names.xattrs.insert(number, value);
             }

@@ -1,13 +1,14 @@
 //! Groups that no record of the journal takes: their content goes to fresh blocks, which one transaction
 //! exchanges with the old ones.
 
-use crate::common::{BLOCK, clock, file, new_volume, options};
+use crate::common::{BLOCK, file, new_volume, options};
 use crate::groups::{after_crash, read, read_direct, write};
 use quire::inodes::{FallocateMode, InodeGroup, IoFlags};
-use quire::{Commit, ErrorKind, FormatOptions, Properties, Unit, Volume};
+use quire::{Commit, ErrorKind, Properties, Unit, Volume};
 use quire_base::random::Random;
-use quire_device::SimulatedBackend;
-use quire_device::simulated::CrashPolicy;
+use quire_device::simulated::{CrashPolicy, Fault, FaultOp, Hold};
+use quire_device::{IoClass, SimulatedBackend};
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -111,6 +112,9 @@ fn a_group_does_what_its_writes_would_do() {
                 group.write_at(&a, &data, at as u64).unwrap();
                 wanted.resize(wanted.len().max(at + data.len()), 0);
                 wanted[at..at + data.len()].copy_from_slice(&data);
+                let mut seen = vec![1; wanted.len() + 3];
+                assert_eq!(group.read_at(&a, &mut seen, 0).unwrap(), wanted.len(), "seed {seed}");
+                assert!(seen[..wanted.len()] == wanted, "seed {seed}, unit {unit:?}: in the group");
             }
             group.commit(commit).unwrap();
             assert!(read(&volume, &a) == wanted, "seed {seed}, unit {unit:?}");
@@ -187,8 +191,13 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     let wanted = read(&volume, &a);
     // Free space: the old blocks stay used until the new ones are durable.
     let mut group = volume.inodes().atomic();
-    group.write_at(&a, &vec![3; 14 * MIB], 0).unwrap();
-    assert_eq!(group.commit(Commit::Now).unwrap_err().kind(), ErrorKind::NoSpace);
+    assert_eq!(group.write_at(&a, &vec![3; 14 * MIB], 0).unwrap_err().kind(), ErrorKind::NoSpace);
+    assert!(group.is_empty());
+    group.write_at(&a, &vec![3; 5 * MIB], 0).unwrap();
+    assert_eq!(group.write_at(&a, &vec![4; 14 * MIB], 0).unwrap_err().kind(), ErrorKind::NoSpace);
+    assert!(read(&volume, &a) == wanted && read_direct(&volume, &a) == wanted);
+    group.commit(Commit::Now).unwrap();
+    let wanted = [vec![3; 5 * MIB], wanted[5 * MIB..].to_vec()].concat();
     assert!(read(&volume, &a) == wanted && read_direct(&volume, &a) == wanted);
 }
 
@@ -238,28 +247,150 @@ fn a_file_in_too_many_pieces_is_refused() {
     assert!(read(&volume, &a)[..600 * BLOCK] == vec![2; 600 * BLOCK]);
 }
 
-/// Large groups share what they may have in memory; a dropped one gives its part back.
+/// Parts of blocks stay in memory. Large groups share what they may have there; a dropped one gives its part
+/// back.
 #[test]
-fn large_groups_share_a_limit() {
-    let device = Arc::new(SimulatedBackend::new(16_384));
-    let format = FormatOptions::new().seed(1).journal_bytes(1 << 20).clock(clock());
-    format.format_backend(device.clone()).unwrap();
-    let volume = options().open_backend(device).unwrap();
+fn large_groups_share_the_memory_of_incomplete_blocks() {
+    let (_, volume) = new_volume(32_768);
     let (a, b) = (file(&volume, "a"), file(&volume, "b"));
-    let most = volume.group_bytes_max() as usize;
+    let half = [1; BLOCK / 2];
     let mut first = volume.inodes().atomic();
-    first.write_at(&a, &vec![1; most], 0).unwrap();
-    assert_eq!(first.write_at(&a, &[1], most as u64).unwrap_err().kind(), ErrorKind::TooLarge);
+    let mut halves = 0;
+    let refused = loop {
+        match first.write_at(&a, &half, halves * BLOCK as u64) {
+            Ok(()) => halves += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(refused.kind(), ErrorKind::TooLarge, "{refused}");
+    let held = halves as usize * half.len();
+    assert!((15 * MIB..=16 * MIB).contains(&held), "{held}");
     let mut second = volume.inodes().atomic();
-    assert_eq!(second.write_at(&b, &vec![1; MIB], 0).unwrap_err().kind(), ErrorKind::TooLarge);
+    assert_eq!(second.write_at(&b, &vec![1; 3 * MIB], 0).unwrap_err().kind(), ErrorKind::TooLarge);
     second.write_at(&b, &[1; 10 * BLOCK], 0).unwrap();
     first.commit(Commit::Now).unwrap();
-    second.write_at(&b, &vec![1; MIB], 0).unwrap();
+    second.write_at(&b, &vec![1; 3 * MIB], 0).unwrap();
     drop(second);
-    let mut third = volume.inodes().atomic();
-    third.write_at(&b, &vec![3; most], 0).unwrap();
-    third.commit(Commit::Now).unwrap();
-    assert!(read(&volume, &b) == vec![3; most]);
+    let bytes = read(&volume, &a);
+    for block in 0..halves as usize {
+        assert_eq!((bytes[block * BLOCK], bytes[block * BLOCK + 2047]), (1, 1), "block {block}");
+        assert!(block + 1 == halves as usize || bytes[block * BLOCK + 2048] == 0, "block {block}");
+    }
+}
+
+fn available(volume: &Volume) -> u64 {
+    volume.statfs().available
+}
+
+/// A group of several times the cache is there as a whole; one that is dropped gives its blocks back.
+#[test]
+fn a_group_larger_than_the_memory_streams() {
+    let (device, volume) = new_volume(32_768);
+    let a = file(&volume, "a");
+    write(&volume, &a, &vec![1; 8 * MIB], 0);
+    volume.sync().unwrap();
+    let before = available(&volume);
+    for ends in ["drop", "crash", "commit"] {
+        let mut group = volume.inodes().atomic();
+        let mut wanted = vec![0; 48 * MIB + 10];
+        let mut random = Random::seeded(3);
+        // Piece by piece, in any order, some twice.
+        let mut places: Vec<usize> = (0..96).map(|place| place * MIB / 2 + 10).collect();
+        for at in (1..places.len()).rev() {
+            places.swap(at, random.below(at as u64 + 1) as usize);
+        }
+        places.extend_from_within(..9);
+        wanted[..10].fill(1);
+        for (number, place) in places.iter().enumerate() {
+            let data = vec![number as u8 | 128; MIB / 2];
+            group.write_at(&a, &data, *place as u64).unwrap();
+            wanted[*place..place + MIB / 2].copy_from_slice(&data);
+        }
+        assert!(before - available(&volume) >= 48 * 256, "the group has taken its blocks");
+        let mut seen = vec![0; wanted.len() + 1];
+        assert_eq!(group.read_at(&a, &mut seen, 0).unwrap(), wanted.len());
+        assert!(seen[..wanted.len()] == wanted);
+        assert!(read(&volume, &a) == vec![1; 8 * MIB]);
+        match ends {
+            "drop" => {
+                drop(group);
+                assert_eq!(available(&volume), before);
+            }
+            "crash" => {
+                let found = after_crash(device.crash(CrashPolicy::KeepAll), &["a"]);
+                assert!(found[0].as_ref().unwrap() == &vec![1; 8 * MIB]);
+            }
+            _ => {
+                group.commit(Commit::Now).unwrap();
+                assert!(read(&volume, &a) == wanted);
+                let found = after_crash(device.crash(CrashPolicy::LoseAll), &["a"]);
+                assert!(found[0].as_ref() == Some(&wanted));
+            }
+        }
+    }
+    // What the commit did not need is back, too: the old blocks of the file pay for some of the new ones.
+    assert!(before - available(&volume) <= 40 * 256 + 64, "{before}, {}", available(&volume));
+}
+
+/// A write to the device that fails while a group streams ends the group, and nothing else.
+#[test]
+fn a_group_that_could_not_stream_is_refused_for_good() {
+    let (device, volume) = new_volume(16_384);
+    let a = file(&volume, "a");
+    write(&volume, &a, &[1; BLOCK], 0);
+    volume.sync().unwrap();
+    let mut group = volume.inodes().atomic();
+    device.inject(Fault::on(FaultOp::Write).class(IoClass::Data).after(1).times(1));
+    let failed = group.write_at(&a, &vec![2; 9 * MIB], 0).unwrap_err();
+    assert_eq!(failed.kind(), ErrorKind::Io, "{failed}");
+    assert_eq!(group.write_at(&a, &[2], 0).unwrap_err().kind(), ErrorKind::Io);
+    assert_eq!(group.commit(Commit::Now).unwrap_err().kind(), ErrorKind::Io);
+    assert!(read(&volume, &a) == [1; BLOCK]);
+    let mut group = volume.inodes().atomic();
+    group.write_at(&a, &vec![2; 9 * MIB], 0).unwrap();
+    group.commit(Commit::Now).unwrap();
+    assert!(read(&volume, &a) == vec![2; 9 * MIB]);
+}
+
+/// A commit held the file while it wrote the whole group.
+#[test]
+fn readers_and_writers_go_on_while_a_group_is_written() {
+    let (device, volume) = new_volume(8192);
+    let a = file(&volume, "a");
+    write(&volume, &a, &[1; 4 * BLOCK], 0);
+    volume.sync().unwrap();
+    let mut group = volume.inodes().atomic();
+    group.write_at(&a, &vec![2; MIB - 20 * BLOCK], 0).unwrap();
+    group.write_at(&a, &[2; 20 * BLOCK], (MIB - 20 * BLOCK) as u64).unwrap();
+    std::thread::scope(|scope| {
+        device.set_hold(Hold::Everything);
+        let commit = scope.spawn(|| group.commit(Commit::Ordered));
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while device.held() == 0 && std::time::Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        // The group is being written.
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let (a, volume) = (&a, &volume);
+        scope.spawn(move || {
+            assert!(read(volume, a) == [1; 4 * BLOCK]);
+            write(volume, a, &[3; 10], 0);
+            write(volume, a, &[4; BLOCK], 300 * BLOCK);
+            sender.send(()).unwrap();
+        });
+        let passed = receiver.recv_timeout(std::time::Duration::from_secs(60));
+        device.set_hold(Hold::Nothing);
+        while !commit.is_finished() {
+            device.release(0);
+            std::thread::yield_now();
+        }
+        passed.expect("others wait for the group's writes");
+        commit.join().unwrap().unwrap();
+    });
+    let mut wanted = vec![0; 301 * BLOCK];
+    wanted[..MIB].fill(2);
+    wanted[300 * BLOCK..].fill(4);
+    assert!(read(&volume, &a) == wanted);
 }
 
 /// Readers see all of a group or nothing, whatever they read.

@@ -25,6 +25,8 @@ mod discard;
 #[cfg(not(any(loom, shuttle)))]
 mod durability;
 #[cfg(not(any(loom, shuttle)))]
+mod freeze;
+#[cfg(not(any(loom, shuttle)))]
 mod groups;
 #[cfg(all(debug_assertions, not(any(loom, shuttle))))]
 mod held_leaves;
@@ -37,7 +39,7 @@ mod io_limits;
 #[cfg(not(any(loom, shuttle)))]
 mod large_groups;
 #[cfg(loom)]
-mod loom_changes;
+mod loom_admission;
 #[cfg(loom)]
 mod loom_dirty_inodes;
 #[cfg(loom)]

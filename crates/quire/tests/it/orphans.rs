@@ -1,9 +1,8 @@
-//! Inodes without a name: more than there are slots, other ways of tracking them, crashes, and what they cost
+//! Inodes without a name: more than there are slots, crashes, and what they cost
 //! the journal.
 
 use quire::backend::{Backend, MemoryBackend};
 use quire::inodes::{Create, InodeRef, IoFlags};
-use quire::internals::OrphanTracking;
 use quire::internals::inspect::Image;
 use quire::internals::orphan::SLOTS_PER_BLOCK;
 use quire::{FormatOptions, Volume, VolumeOptions};
@@ -21,8 +20,8 @@ fn formatted(bytes: u64) -> Arc<MemoryBackend> {
     backend
 }
 
-fn options(orphan_tracking: OrphanTracking) -> VolumeOptions {
-    VolumeOptions::new().cache_bytes(32 << 20).orphan_tracking(orphan_tracking)
+fn options() -> VolumeOptions {
+    VolumeOptions::new().cache_bytes(32 << 20)
 }
 
 /// What the device holds now, as another one: a crash that loses nothing that was written.
@@ -77,7 +76,7 @@ fn tracked(backend: &Arc<MemoryBackend>) -> (usize, usize) {
 #[test]
 fn a_full_table_overflows_into_keys_and_is_used_again() {
     let backend = formatted(64 << 20);
-    let volume = options(OrphanTracking::Lockless).open_backend(backend.clone()).unwrap();
+    let volume = options().open_backend(backend.clone()).unwrap();
     let slots = 2 * SLOTS_PER_BLOCK;
     assert_eq!(volume.info().orphan_blocks, 2);
 
@@ -88,7 +87,7 @@ fn a_full_table_overflows_into_keys_and_is_used_again() {
 
     // A crash now: all of them are freed by the next mount, whatever tracks them.
     let after = crashed(&backend);
-    let recovered = options(OrphanTracking::Lockless).open_backend(after.clone()).unwrap();
+    let recovered = options().open_backend(after.clone()).unwrap();
     assert_eq!(recovered.recovery().orphans, slots);
     recovered.drain_orphans();
     assert_eq!(recovered.metrics()["orphans_freed_total"], 128 * 20);
@@ -114,12 +113,11 @@ fn a_full_table_overflows_into_keys_and_is_used_again() {
 fn orphans_of_a_crash_wait_for_their_turn() {
     const ORPHANS: usize = 2000;
     let backend = formatted(64 << 20);
-    let volume = options(OrphanTracking::Lockless).open_backend(backend.clone()).unwrap();
+    let volume = options().open_backend(backend.clone()).unwrap();
     let held = unlinked(&volume, 4, ORPHANS / 4);
     volume.sync().unwrap();
     let after = crashed(&backend);
-    let mut options = options(OrphanTracking::Lockless);
-    options = options.threads(false);
+    let options = options().threads(false);
 
     let recovered = options.open_backend(after.clone()).unwrap();
     assert!(recovered.metrics()["inodes_cached"] < 10, "{} inodes", recovered.metrics()["inodes_cached"]);
@@ -142,7 +140,7 @@ fn orphans_of_a_crash_wait_for_their_turn() {
 #[test]
 fn orphans_that_come_and_go_leave_nothing() {
     let backend = formatted(64 << 20);
-    let volume = options(OrphanTracking::Lockless).open_backend(backend.clone()).unwrap();
+    let volume = options().open_backend(backend.clone()).unwrap();
     let held = unlinked(&volume, 8, 2 * SLOTS_PER_BLOCK / 8 - 16);
     for _ in 0..3 {
         drop(unlinked(&volume, 128, 8));
@@ -156,30 +154,10 @@ fn orphans_that_come_and_go_leave_nothing() {
     assert_eq!(tracked(&backend), (0, 0));
 }
 
-/// The switches for measuring do what their names say.
-#[test]
-fn tracking_can_be_locked_or_left_out() {
-    for (tracking, claims, left) in [(OrphanTracking::Locked, 400, 1), (OrphanTracking::None, 0, 401)] {
-        let backend = formatted(64 << 20);
-        let volume = options(tracking).open_backend(backend.clone()).unwrap();
-        let held = unlinked(&volume, 4, 100);
-        volume.sync().unwrap();
-        assert_eq!(volume.metrics()["orphan_claims_total"], claims, "{tracking:?}");
-        assert_eq!(tracked(&backend), (claims as usize, 0), "{tracking:?}");
-        let recovered = options(tracking).open_backend(crashed(&backend)).unwrap();
-        recovered.drain_orphans();
-        assert_eq!(recovered.info().inodes, left, "{tracking:?}: untracked ones are lost, the root is there");
-        drop(held);
-        volume.drain_orphans();
-        assert_eq!(volume.info().inodes, 1, "{tracking:?}");
-        volume.close().unwrap();
-    }
-}
-
 /// Unlinking faster than the reaper frees does not let what waits grow without bound.
 #[test]
 fn who_unlinks_much_helps_to_free() {
-    let volume = options(OrphanTracking::Lockless).open_backend(formatted(256 << 20)).unwrap();
+    let volume = options().open_backend(formatted(256 << 20)).unwrap();
     let root = volume.inodes().root();
     let names = |n: usize| format!("file-{n}");
     for n in 0..20_000 {
@@ -202,8 +180,7 @@ fn who_unlinks_much_helps_to_free() {
 /// Records stay small: what each operation appends to the journal, headers and alignment included.
 #[test]
 fn journal_records_of_names_and_sizes_are_small() {
-    let mut options = options(OrphanTracking::Lockless);
-    options = options.threads(false);
+    let options = options().threads(false);
     let volume = options.open_backend(formatted(64 << 20)).unwrap();
     let root = volume.inodes().root();
     let file = volume.inodes().create(&root, b"long", &Create::file(0o600)).unwrap();

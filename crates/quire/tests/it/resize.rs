@@ -12,8 +12,8 @@ fn open(image: &Path) -> Volume {
 }
 
 /// A volume of 64 MiB with a journal of 1 MiB, and a file in it.
-fn volume(folder: &tempfile::TempDir) -> PathBuf {
-    let image = folder.path().join("a.img");
+fn volume(directory: &tempfile::TempDir) -> PathBuf {
+    let image = directory.path().join("a.img");
     FormatOptions::new().size(64 * MIB).journal_bytes(MIB).format(&image).unwrap();
     let volume = open(&image);
     volume.write("old", vec![7; 100 * BLOCK]).unwrap();
@@ -29,8 +29,8 @@ fn check(image: &Path) {
 
 #[test]
 fn a_larger_journal_is_used_and_the_old_one_is_free() {
-    let folder = tempfile::tempdir().unwrap();
-    let image = volume(&folder);
+    let directory = tempfile::tempdir().unwrap();
+    let image = volume(&directory);
     let before = open(&image).statfs();
     for (bytes, lost) in [(4 * MIB, 3 * MIB), (9 * MIB, 8 * MIB)] {
         let info = ResizeOptions::new().journal_bytes(bytes).resize(&image).unwrap();
@@ -75,8 +75,8 @@ fn a_larger_journal_is_used_and_the_old_one_is_free() {
 
 #[test]
 fn what_cannot_be_is_refused_and_changes_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let image = volume(&folder);
+    let directory = tempfile::tempdir().unwrap();
+    let image = volume(&directory);
     let bytes = std::fs::read(&image).unwrap();
     let refused = |options: ResizeOptions, kind: ErrorKind, words: &str| {
         let error = options.resize(&image).unwrap_err();
@@ -109,7 +109,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     assert!(error.to_string().contains("in one piece"), "{error}");
     check(&image);
 
-    let other = folder.path().join("other");
+    let other = directory.path().join("other");
     std::fs::write(&other, "no volume").unwrap();
     let error = ResizeOptions::new().size(64 * MIB).resize(&other).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotAVolume, "{error}");
@@ -118,8 +118,8 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
 
 #[test]
 fn a_volume_grows_with_its_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let image = volume(&folder);
+    let directory = tempfile::tempdir().unwrap();
+    let image = volume(&directory);
     let before = open(&image).statfs();
     let info = ResizeOptions::new().size(100 * MIB).resize(&image).unwrap();
     assert_eq!(info.blocks, 100 * MIB / BLOCK as u64);
@@ -152,8 +152,8 @@ fn a_volume_grows_with_its_file() {
 
 #[test]
 fn a_label_changes_and_the_rest_stays() {
-    let folder = tempfile::tempdir().unwrap();
-    let image = volume(&folder);
+    let directory = tempfile::tempdir().unwrap();
+    let image = volume(&directory);
     let before = open(&image).info();
     assert_eq!(set_label(&image, "Vorräte").unwrap().label, "Vorräte");
     check(&image);

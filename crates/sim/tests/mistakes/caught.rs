@@ -59,7 +59,9 @@ fn ground(mistake: Mistake) -> Settings {
         | Mistake::ExchangeNamesNoData
         | Mistake::ExchangeInTwoRecords
         | Mistake::CacheKeptAfterExchange
-        | Mistake::ExchangeOverUnwrittenGrowth => of(Style::Atomic, 1, 80, 1000),
+        | Mistake::ExchangeOverUnwrittenGrowth
+        | Mistake::StreamedDataUnmarked
+        | Mistake::StreamedBlocksGivenBack => of(Style::Atomic, 1, 80, 1000),
         Mistake::BatchNotAwaited => of(Style::Atomic, 4, 250, 3000),
         _ => of(Style::Forces, 4, 80, 1000),
     }

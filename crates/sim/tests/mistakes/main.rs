@@ -6,4 +6,5 @@ mod connection;
 mod liveness;
 mod repair;
 mod resize;
+mod sectors;
 mod tail;

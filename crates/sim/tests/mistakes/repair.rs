@@ -55,7 +55,7 @@ fn damaged() -> (Image, BTreeMap<String, Vec<u8>>) {
         image.read(BlockNo(at), &mut block);
         all.extend(NodePage::recognise(&block, superblock.volume_id(), BlockNo(at)));
     }
-    let mut live = vec![superblock.root];
+    let mut live = superblock.roots().to_vec();
     let mut next = 0;
     while next < live.len() {
         let page = &all.iter().find(|found| found.0 == live[next]).unwrap().1;

@@ -6,7 +6,7 @@ use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, BlockNo, ErrorKind, InodeNo, Result};
 use quire_device::{AlignedBuf, Device, IoClass};
 use quire_format::key::{Key, KeyKind};
-use quire_format::node::{Bounds, NodeIdentity, NodePage, NodeRef};
+use quire_format::node::{NodeIdentity, NodePage, NodeRef, TREE_BOUNDS};
 use quire_format::place::{NO_TWIN, Place};
 use quire_tree::{PoolState, Tree, TreeLimits};
 use std::ops::ControlFlow;
@@ -29,10 +29,10 @@ fn read(device: &Device, at: BlockNo) -> AlignedBuf {
     block
 }
 
-/// A node with one copy that says nothing of its keys.
+/// A node with one copy that has all names.
 fn identity(generation: u64, block: BlockNo) -> NodeIdentity {
     let place = Place::single(block);
-    NodeIdentity { volume: VOLUME, generation, incarnation: 1, birth: 0, place, bounds: Bounds::ALL }
+    NodeIdentity { volume: VOLUME, generation, incarnation: 1, birth: 0, place, bounds: TREE_BOUNDS[1] }
 }
 
 /// Uses the whole of a tree; the first error.
@@ -139,9 +139,9 @@ fn a_node_in_the_place_of_another_is_seen() {
 fn references_to_nowhere_are_corrupt() {
     let (device, root, _) = volume();
     for block in [0, 5, 1023, 1024, u64::MAX] {
-        let node = NodeRef { block: BlockNo(block), ..root.root };
+        let node = NodeRef { block: BlockNo(block), ..root.roots[1] };
         let pool = PoolState::load(&device, VOLUME, root.manifest, device.blocks()).unwrap();
-        let error = Tree::open(device.clone(), VOLUME, node, pool, LIMITS).unwrap_err();
+        let error = Tree::open(device.clone(), VOLUME, [root.roots[0], node], pool, LIMITS).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt);
         let mut manifest = root.manifest;
         manifest.block = BlockNo(block);
@@ -163,19 +163,20 @@ fn references_to_nowhere_are_corrupt() {
 fn sealed_lies_are_corrupt_or_harmless() {
     let (device, root, _) = volume();
     let mut nodes: Vec<(NodeRef, NodePage)> = Vec::new();
+    let names = root.roots[1];
     let tree = root.open(&device, LIMITS).unwrap();
     tree.walk(&mut |at, page| {
         nodes.push((at, page.clone()));
         Ok(())
     })
     .unwrap();
-    let top = &nodes[0].1;
+    let top = &nodes.iter().find(|(at, _)| *at == names).unwrap().1;
     let lie = |page: &NodePage| {
         let mut block = AlignedBuf::blocks(1);
-        let at = page.seal(&identity(root.root.generation, root.root.block), &mut block);
-        device.write(IoClass::Metadata, root.root.block, &block).unwrap();
+        let at = page.seal(&identity(names.generation, names.block), &mut block);
+        device.write(IoClass::Metadata, names.block, &block).unwrap();
         let pool = PoolState::load(&device, VOLUME, root.manifest, device.blocks()).unwrap();
-        Tree::open(device.clone(), VOLUME, at, pool, LIMITS)
+        Tree::open(device.clone(), VOLUME, [root.roots[0], at], pool, LIMITS)
     };
     // One child under every entry.
     let mut same = NodePage::new(top.level());
@@ -193,7 +194,7 @@ fn sealed_lies_are_corrupt_or_harmless() {
     assert_eq!(lie(&wrong).unwrap_err().kind(), ErrorKind::Corrupt);
     // Itself as its child.
     let mut itself = NodePage::new(1);
-    itself.push_child(Key::MIN, &NodeRef { level: 0, ..root.root });
+    itself.push_child(Key::MIN, &NodeRef { level: 0, ..names });
     assert!(lie(&itself).and_then(|tree| use_all(&tree)).is_err());
 }
 
@@ -203,16 +204,17 @@ fn sealed_lies_are_corrupt_or_harmless() {
 #[test]
 fn a_first_key_that_is_too_high_stays_harmless() {
     let (device, root, mut model) = volume();
-    let top = NodePage::decode(&read(&device, root.root.block), VOLUME, &root.root).unwrap();
+    let [space, names] = root.roots;
+    let top = NodePage::decode(&read(&device, names.block), VOLUME, &names).unwrap();
     let mut forged = NodePage::new(top.level());
     let second = top.key(1);
     forged.push_child(Key { offset: second.offset - 1, ..second }, &top.child(0));
     (1..top.count()).for_each(|n| forged.push_child(top.key(n), &top.child(n)));
     let mut block = AlignedBuf::blocks(1);
-    let at = forged.seal(&identity(root.root.generation, root.root.block), &mut block);
+    let at = forged.seal(&identity(names.generation, names.block), &mut block);
     device.write(IoClass::Metadata, at.block, &block).unwrap();
 
-    let tree = Root { root: at, ..root }.open(&device, LIMITS).unwrap();
+    let tree = Root { roots: [space, at], ..root }.open(&device, LIMITS).unwrap();
     tree.put(Key::extent(InodeNo(1), 3), &[1; 300]).unwrap();
     model.insert(Key::extent(InodeNo(1), 3), vec![1; 300]);
     let image = tree.write_frozen(tree.freeze(Vec::new()), stamp(9)).unwrap();

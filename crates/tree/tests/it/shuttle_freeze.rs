@@ -35,7 +35,7 @@ fn contents(tree: &Tree) -> Model {
 
 fn open(device: &Arc<Device>, image: &CheckpointImage) -> Arc<Tree> {
     let pool = PoolState::load(device, 1, image.manifest, device.blocks()).unwrap();
-    Tree::open(device.clone(), 1, image.root, pool, LIMITS).unwrap()
+    Tree::open(device.clone(), 1, image.roots, pool, LIMITS).unwrap()
 }
 
 /// Large values: a leaf holds three, so that a few keys make splits, merges and two levels.

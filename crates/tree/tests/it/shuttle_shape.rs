@@ -138,7 +138,7 @@ fn scenario(entries: u64, damaged: bool) {
         damage(&tree, &backend.memory);
     }
     let pool = PoolState::load(&device, 1, image.manifest, device.blocks()).unwrap();
-    let tree = Tree::open(device, 1, image.root, pool, LIMITS).unwrap();
+    let tree = Tree::open(device, 1, image.roots, pool, LIMITS).unwrap();
     let barrier = Arc::new(RwLock::new(()));
     let steady = move |found: &BTreeMap<u64, Vec<u8>>| {
         for n in 0..entries {

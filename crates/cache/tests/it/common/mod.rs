@@ -4,7 +4,7 @@
 use quire_base::sync::{Arc, Weak};
 use quire_base::{BLOCK_SIZE, BlockNo, Clock, Error, ErrorKind, InodeNo, Result, Timestamp};
 use quire_cache::{
-    BLOCKS_END, Backing, Cache, CacheConfig, Home, Mapping, PlacedRun, Placement, Run, Zeroing,
+    BLOCKS_END, Backing, Cache, CacheConfig, Home, Mapping, PlacedRun, Placement, Purpose, Run, Zeroing,
 };
 use quire_device::{Backend, Device, Io, IoClass, IoOp, MemoryBackend};
 use std::collections::BTreeMap;
@@ -146,9 +146,8 @@ impl Backend for Shared {
 pub struct FileState {
     /// Homes: device block, and whether written.
     pub extents: BTreeMap<u64, (u64, bool)>,
-    /// Placements under way: blocks with a new home.
+    /// Placements under way by their first block: blocks with a new home.
     pending: BTreeMap<u64, Vec<(u64, u64)>>,
-    next_token: u64,
     pub reserved: u64,
     pub space: u64,
 }
@@ -277,7 +276,7 @@ impl Backing for FakeFile {
         state.reserved = state.reserved.checked_sub(blocks).expect("unreserved more than reserved");
     }
 
-    fn place(&self, block: u64, count: u64, _filled: usize) -> Result<Placement> {
+    fn place(&self, block: u64, count: u64, filled: usize, _: Purpose) -> Result<Placement> {
         if self.refuse.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok() {
             return Err(Error::new(ErrorKind::WouldBlock, "no journal space"));
         }
@@ -305,10 +304,8 @@ impl Backing for FakeFile {
                 break;
             }
         }
-        let token = state.next_token;
-        state.next_token += 1;
-        state.pending.insert(token, fresh);
-        Ok(Placement { runs, token })
+        assert!(state.pending.insert(block, fresh).is_none(), "block {block} is placed twice");
+        Ok(Placement { runs, filled, is_recorded: false })
     }
 
     fn written(&self, placement: Placement, outcome: Result<()>) -> Result<()> {
@@ -317,7 +314,7 @@ impl Backing for FakeFile {
             false => outcome,
         };
         let mut state = self.state.lock().unwrap();
-        let fresh = state.pending.remove(&placement.token).expect("a placement is told of once");
+        let fresh = state.pending.remove(&placement.runs[0].file_block).expect("a placement is told of once");
         match &outcome {
             Ok(()) => {
                 for (block, home) in fresh {

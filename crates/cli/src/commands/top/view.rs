@@ -129,8 +129,9 @@ impl View {
         if wanted.is_empty() {
             return;
         }
-        let folders = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-        for descriptors in folders.filter_map(|process| std::fs::read_dir(process.path().join("fd")).ok()) {
+        let directories = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        for descriptors in directories.filter_map(|process| std::fs::read_dir(process.path().join("fd")).ok())
+        {
             for descriptor in descriptors.flatten().map(|entry| entry.path()) {
                 let Ok(target) = std::fs::read_link(&descriptor) else { continue };
                 if !target.starts_with(dir) {

@@ -4,7 +4,7 @@
 use quire_base::{BLOCK_SIZE, BlockNo};
 use quire_device::simulated::Image;
 use quire_format::key::{Key, KeyKind};
-use quire_format::node::{NodeIdentity, NodePage, NodeRef};
+use quire_format::node::{NodeIdentity, NodePage, NodeRef, Roots};
 use quire_format::pool::{CHUNK_BYTES, HEADER_BYTES, ManifestPage, ORPHAN_BYTES, OrphanRef, PageIdentity};
 use quire_format::superblock::{SLOT_BLOCKS, Superblock, far_slots};
 
@@ -81,19 +81,31 @@ impl Editor {
         self.superblock(0).volume_id()
     }
 
-    fn root(&self) -> NodeRef {
-        let (a, b) = (self.superblock(0).root, self.superblock(1).root);
-        assert_eq!(a, b, "a closed volume has one tree");
+    /// Of the space tree and the tree of names.
+    fn roots(&self) -> Roots {
+        let (a, b) = (self.superblock(0).roots(), self.superblock(1).roots());
+        assert_eq!(a, b, "a closed volume has one state");
         a
+    }
+
+    /// Changes the checksum of a root in both superblocks.
+    fn set_root_crc(&mut self, tree: usize, sum: u32) {
+        for slot in 0..2 {
+            self.set_superblock(slot, |superblock| {
+                let mut roots = superblock.roots();
+                roots[tree].crc = sum;
+                superblock.set_roots(roots);
+            });
+        }
     }
 
     fn page(&self, at: &NodeRef) -> NodePage {
         NodePage::decode(&self.block(at.block), self.volume(), at).unwrap()
     }
 
-    /// Every node, parents first.
+    /// Every node, parents first; the tree of names first.
     pub fn nodes(&self) -> Vec<NodeRef> {
-        let mut all = vec![self.root()];
+        let mut all: Vec<NodeRef> = self.roots().into_iter().rev().collect();
         let mut next = 0;
         while next < all.len() {
             let page = self.page(&all[next]);
@@ -171,7 +183,7 @@ impl Editor {
 
     /// Adds a key, or changes the value of one, in the leaf where it belongs.
     pub fn put(&mut self, key: Key, value: &[u8]) {
-        let mut node = self.root();
+        let mut node = self.roots()[usize::from(key >= Key::NAMES)];
         while node.level > 0 {
             let page = self.page(&node);
             let at = match page.search(&key) {
@@ -194,9 +206,10 @@ impl Editor {
 
     /// Changes a node's bytes; checksums follow up to both superblocks.
     pub fn edit_node(&mut self, node: BlockNo, change: impl FnOnce(&mut [u8; BLOCK_SIZE])) {
-        let root = self.root();
+        let roots = self.roots();
         let mut path = Vec::new();
-        assert!(self.path(&root, node, &mut path), "no node at block {node}");
+        let tree = roots.iter().position(|root| self.path(root, node, &mut path));
+        let tree = tree.unwrap_or_else(|| panic!("no node at block {node}"));
         let mut block = self.block(node);
         change(&mut block);
         let mut sum = crc(&mut block, 4);
@@ -209,16 +222,15 @@ impl Editor {
             sum = crc(&mut block, 4);
             self.image.write(parent, &block);
         }
-        for slot in 0..2 {
-            self.set_superblock(slot, |superblock| superblock.root.crc = sum);
-        }
+        self.set_root_crc(tree, sum);
     }
 
     /// Changes bytes of several nodes at once, (node, offset, bytes); checksums follow up to both
     /// superblocks.
     pub fn edit_nodes(&mut self, changes: &[(BlockNo, usize, Vec<u8>)]) {
         // Children behind their parents, with the place of the checksum that vouches for each.
-        let mut nodes: Vec<(NodeRef, Option<(BlockNo, usize)>)> = vec![(self.root(), None)];
+        let roots = self.roots();
+        let mut nodes: Vec<(NodeRef, Option<(BlockNo, usize)>)> = roots.map(|root| (root, None)).to_vec();
         let mut next = 0;
         while next < nodes.len() {
             let at = nodes[next].0;
@@ -251,7 +263,9 @@ impl Editor {
                     changed.push(*parent);
                 }
                 None => {
-                    (0..2).for_each(|slot| self.set_superblock(slot, |superblock| superblock.root.crc = sum))
+                    let tree =
+                        roots.iter().position(|root| root.block == at.block).expect("it has no parent");
+                    self.set_root_crc(tree, sum);
                 }
             }
         }

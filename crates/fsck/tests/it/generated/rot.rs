@@ -40,8 +40,7 @@ fn metadata(editor: &Editor) -> Vec<BlockNo> {
         let (manifest, page) = editor.manifest(slot);
         blocks.insert(manifest);
         blocks.extend(page.orphans.iter().map(|orphan| orphan.block));
-        let root = superblock.root;
-        let mut nodes = vec![root];
+        let mut nodes = superblock.roots().to_vec();
         while let Some(at) = nodes.pop() {
             blocks.insert(at.block);
             let page = NodePage::decode(&editor.block(at.block), superblock.volume_id(), &at).unwrap();

@@ -147,6 +147,7 @@ fn superblock(damage: &Damage) -> Option<&'static str> {
     let alone = "it is written in superblocks only, and both say the same";
     match damage.field {
         "checkpointed" => Some(own),
+        "last scrub" => Some("nothing relies on what is known of the last scrub"),
         "checkpoint" if damage.other.is_some() => {
             Some("a closed volume's copies differ in their numbers only")
         }

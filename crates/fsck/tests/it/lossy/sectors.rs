@@ -31,6 +31,11 @@ impl Sectors {
         i64::MAX - self.left.load(Ordering::Relaxed)
     }
 
+    /// A sector goes bad while the device is in use.
+    pub fn go_bad(&self, at: u64) {
+        self.bad.lock().unwrap().insert(at);
+    }
+
     pub fn bad(&self) -> BTreeSet<u64> {
         self.bad.lock().unwrap().clone()
     }

@@ -67,6 +67,7 @@ pub fn replay_image(image: Image, config: &JournalConfig, from: Seq) -> Result<(
         volume: config.volume,
         incarnation: config.incarnation,
         from,
+        closed: false,
     };
     let mut records = Vec::new();
     let end = replay(&device, &replay_config, &mut |seq, payload| {

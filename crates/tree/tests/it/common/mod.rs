@@ -7,7 +7,7 @@ use quire_format::extent::Run;
 use quire_format::key::Key;
 use quire_format::orphan;
 use quire_tree::{
-    CheckpointImage, CheckpointStamp, Frozen, ManifestRef, NodeRef, PoolState, Tree, TreeLimits,
+    CheckpointImage, CheckpointStamp, Frozen, ManifestRef, NodeRef, PoolState, Roots, Tree, TreeLimits,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -22,29 +22,29 @@ pub const POOL_START: u64 = 16;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Root {
     pub checkpoint: u64,
-    pub root: NodeRef,
+    pub roots: Roots,
     pub manifest: ManifestRef,
 }
 
 impl Root {
     pub fn of(checkpoint: u64, image: &CheckpointImage) -> Root {
-        Root { checkpoint, root: image.root, manifest: image.manifest }
+        Root { checkpoint, roots: image.roots, manifest: image.manifest }
     }
 
     pub fn write(&self, device: &Device, slot: usize) -> Result<()> {
         let mut block = AlignedBuf::blocks(1);
-        let words = [
+        let manifest = &self.manifest;
+        let mut words = vec![
             self.checkpoint,
-            self.root.block.0,
-            self.root.twin.0,
-            self.root.generation,
-            u64::from(self.root.crc),
-            u64::from(self.root.level),
-            self.manifest.block.0,
-            self.manifest.twin.0,
-            u64::from(self.manifest.crc),
-            u64::from(self.manifest.count),
+            manifest.block.0,
+            manifest.twin.0,
+            u64::from(manifest.crc),
+            u64::from(manifest.count),
         ];
+        for root in &self.roots {
+            let numbers = [root.block.0, root.twin.0, root.generation];
+            words.extend(numbers.into_iter().chain([u64::from(root.crc), u64::from(root.level)]));
+        }
         for (bytes, word) in block[8..].chunks_exact_mut(8).zip(words) {
             bytes.copy_from_slice(&word.to_le_bytes());
         }
@@ -61,20 +61,21 @@ impl Root {
         if block[..4] != crc32c::crc32c(&block[8..]).to_le_bytes() || word(0) == 0 {
             return None;
         }
+        let root = |from: usize| NodeRef {
+            block: BlockNo(word(from)),
+            twin: BlockNo(word(from + 1)),
+            generation: word(from + 2),
+            crc: word(from + 3) as u32,
+            level: word(from + 4) as u8,
+        };
         Some(Root {
             checkpoint: word(0),
-            root: NodeRef {
+            roots: [root(5), root(10)],
+            manifest: ManifestRef {
                 block: BlockNo(word(1)),
                 twin: BlockNo(word(2)),
-                generation: word(3),
-                crc: word(4) as u32,
-                level: word(5) as u8,
-            },
-            manifest: ManifestRef {
-                block: BlockNo(word(6)),
-                twin: BlockNo(word(7)),
-                crc: word(8) as u32,
-                count: word(9) as u32,
+                crc: word(3) as u32,
+                count: word(4) as u32,
             },
         })
     }
@@ -89,7 +90,7 @@ impl Root {
         for (index, block) in pool.load_orphan_blocks(device, ORPHAN_BLOCKS).into_iter().enumerate() {
             orphan::decode(index as u64, &block?[..])?;
         }
-        Tree::open(device.clone(), VOLUME, self.root, pool, limits)
+        Tree::open(device.clone(), VOLUME, self.roots, pool, limits)
     }
 }
 

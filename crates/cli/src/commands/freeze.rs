@@ -1,0 +1,44 @@
+//! `quire freeze` and `quire thaw`: keeps the image or device of a mounted volume as it is, so that it can be
+//! copied from outside.
+
+use std::path::Path;
+use std::time::Duration;
+
+use quire_fuse::mount;
+
+use crate::arguments::{Freeze, Thaw};
+use crate::exit::Outcome;
+use crate::{control, output};
+
+/// Between two looks at a freeze that has begun.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Freezes a mounted volume; returns when its image can be copied.
+pub fn freeze(arguments: &Freeze) -> Outcome {
+    let dir = super::mounted(&arguments.dir)?.dir;
+    // Most of the work, while changes still go on.
+    mount::sync(&dir)?;
+    let mut phase = ask(&dir, &arguments.limit.to_string())?;
+    while phase == "freezing" {
+        std::thread::sleep(LOOK);
+        phase = ask(&dir, "status")?;
+    }
+    output::line(format_args!("{}: {phase} for at most {} s", dir.display(), arguments.limit));
+    Ok(())
+}
+
+/// Lets changes go on.
+pub fn thaw(arguments: &Thaw) -> Outcome {
+    let dir = super::mounted(&arguments.dir)?.dir;
+    let mut phase = ask(&dir, "end")?;
+    while phase != "thawed" {
+        std::thread::sleep(LOOK);
+        phase = ask(&dir, "status")?;
+    }
+    output::line(format_args!("{}: thawed", dir.display()));
+    Ok(())
+}
+
+fn ask(dir: &Path, request: &str) -> Outcome<String> {
+    Ok(control::ask(dir, &format!("freeze {request}"))?.trim_end().to_owned())
+}

@@ -1,0 +1,95 @@
+//! Freezing: the device stays as it is for a while, so that it can be copied from outside.
+//!
+//! Protocol. Operations that change the volume are kept back where they begin, before they hold anything, and
+//! those under way end; so whoever reads never waits for one that waits. Everything is made durable, and a
+//! checkpoint is written: a copy opens without a replay. Then the device's writes are held, which stops what
+//! the engine does by itself, whatever that is, and a flush follows. A thaw goes the other way.
+//!
+//! What is on the device then is a state that a power cut could have left, and holds all that had returned
+//! before the freeze.
+//!
+//! Neighbours: [`crate::changes`] keeps operations back, [`quire_device::Device`] writes; closing a volume
+//! thaws it.
+
+use crate::engine::Engine;
+use crate::volume::Volume;
+use quire_base::sync::Arc;
+use quire_base::{Error, ErrorKind, Result};
+
+/// A frozen volume; dropping it thaws the volume. From [`Volume::freeze`].
+#[must_use = "the volume thaws when this is dropped"]
+pub struct Frozen(Arc<Engine>);
+
+impl Volume {
+    /// Makes everything durable and keeps the image or device as it is until the result is dropped, so that
+    /// it can be copied from outside. Changes that begin meanwhile wait; reads go on. Closing the volume
+    /// thaws it.
+    ///
+    /// The copy opens like a volume after a power cut. A thread that waits for a change of its own while the
+    /// volume is frozen by itself waits for ever.
+    ///
+    /// Errors: `Busy` if the volume is frozen already, `ReadOnly` and `Shutdown` as for changes, and those of
+    /// the device; the volume takes changes then.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # let (image, copy) = (directory.path().join("image"), directory.path().join("copy"));
+    /// # quire::FormatOptions::new().size(16 << 20).format(&image)?;
+    /// let volume = quire::Volume::open(&image)?;
+    /// volume.write("note", "kept")?;
+    /// let frozen = volume.freeze()?;
+    /// std::fs::copy(&image, &copy)?;
+    /// drop(frozen);
+    /// assert_eq!(quire::Volume::open(&copy)?.read("note")?, b"kept");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn freeze(&self) -> Result<Frozen> {
+        let engine = self.engine();
+        engine.check_writable()?;
+        // Held to the end: a thaw waits for the freeze that is at work.
+        let mut is_frozen = engine.frozen.lock();
+        if *is_frozen {
+            return Err(Error::new(ErrorKind::Busy, "the volume is frozen already"));
+        }
+        let outcome = engine.hold_everything();
+        *is_frozen = true;
+        drop(is_frozen);
+        let frozen = Frozen(engine.clone());
+        outcome.map(|()| frozen)
+    }
+}
+
+impl Engine {
+    fn hold_everything(self: &Arc<Engine>) -> Result<()> {
+        if !self.changes.hold() {
+            return Err(Error::new(ErrorKind::Shutdown, "the volume is being closed"));
+        }
+        self.drain_reaper();
+        self.sync()?;
+        self.checkpoint_now()?;
+        self.device.hold_writes();
+        self.device.flush()
+    }
+
+    /// Ends a freeze, if one is in force.
+    pub(crate) fn thaw(&self) {
+        if std::mem::take(&mut *self.frozen.lock()) {
+            self.device.release_writes();
+            self.changes.release();
+        }
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        self.0.thaw();
+    }
+}
+
+impl std::fmt::Debug for Frozen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "frozen volume on {}", self.0.device.name())
+    }
+}

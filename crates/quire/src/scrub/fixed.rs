@@ -1,0 +1,126 @@
+//! Looking at what lies at places of its own: superblocks, the pool's manifest, orphan blocks, the journal.
+//!
+//! Neighbours: [`super`] looks at the nodes of the tree.
+
+use super::ScrubReport;
+use crate::checkpoint::CheckpointState;
+use crate::engine::Engine;
+use crate::superblocks;
+use quire_base::sync::atomic::Ordering;
+use quire_base::{BLOCK_SIZE, BlockNo, Result};
+use quire_device::{AlignedBuf, IoClass};
+use quire_format::journal::PAYLOAD_BYTES;
+use quire_format::superblock::Superblock;
+use quire_journal::{ReplayConfig, replay_readable};
+use quire_tree::PoolState;
+use quire_tree::copies::Look;
+
+impl Engine {
+    /// Looks at what lies at places of its own; keeps checkpoints out meanwhile. What is bad is written anew
+    /// from memory.
+    pub(super) fn scrub_fixed(&self, report: &mut ScrubReport) -> Result<()> {
+        let state = self.checkpoint.lock();
+        let slots = superblocks::read(&self.device);
+        report.metadata_bytes += 4 * BLOCK_SIZE as u64;
+        let copies = slots.iter().flat_map(|slot| [&slot.near, &slot.far]);
+        let errors = copies.filter_map(|copy| copy.as_ref().err());
+        let mut bad =
+            errors.inspect(|error| tracing::warn!(%error, "a copy of a superblock is bad")).count() as u64;
+        // One without a good copy has been counted, and is replaced.
+        if let Ok(superblock) = slots[state.slot].newest() {
+            bad += self.look_at_pool(&superblock, report);
+        }
+        let (damaged, unreadable) = self.look_at_journal(&state, report);
+        bad += u64::from(damaged);
+        drop(state);
+        report.damaged += bad + unreadable.len() as u64;
+        if self.read_only {
+            return Ok(());
+        }
+        if bad > 0 {
+            self.rewrite_pool.store(true, Ordering::Release);
+        }
+        if bad > 0 || !unreadable.is_empty() {
+            // Both slots.
+            self.checkpoint_now()?;
+            self.checkpoint_now()?;
+        }
+        report.healed += bad + self.renew_journal(&unreadable)?;
+        if bad == 0 {
+            return Ok(());
+        }
+        tracing::info!(bad, "damaged superblocks, pool pages or journal blocks are replaced");
+        Ok(())
+    }
+
+    fn look_at_pool(&self, superblock: &Superblock, report: &mut ScrubReport) -> u64 {
+        let volume = superblock.volume_id();
+        let blocks = superblock.block_count;
+        let loaded = PoolState::load_with(&self.device, volume, superblock.manifest, blocks, Look::AtAll);
+        let mut pool = match loaded {
+            Ok(pool) => pool,
+            Err(error) => {
+                tracing::warn!(%error, "the metadata pool's manifest is bad");
+                return 1;
+            }
+        };
+        let mut bad = 0;
+        for index in 0..superblock.orphan_blocks {
+            bad += u64::from(pool.load_orphan_block(&self.device, index, Look::AtAll).is_err());
+        }
+        let pages = u64::from(superblock.manifest.count) + u64::from(superblock.orphan_blocks);
+        report.metadata_bytes += pages * pool.copies() * BLOCK_SIZE as u64;
+        bad + u64::from(pool.is_damaged())
+    }
+
+    /// Reads the records behind the newest checkpoint, as a recovery would: whether they are damaged, and the
+    /// blocks of the journal that cannot be read.
+    fn look_at_journal(&self, state: &CheckpointState, report: &mut ScrubReport) -> (bool, Vec<BlockNo>) {
+        let Some(journal) = &self.journal else { return (false, Vec::new()) };
+        let durable = journal.durable();
+        let superblock = &self.superblock;
+        // Where it ends is known, and no witness is needed.
+        let closed = durable <= state.sequence;
+        let config = ReplayConfig { from: state.sequence, closed, ..ReplayConfig::of(superblock) };
+        report.metadata_bytes += durable.0.saturating_sub(state.sequence.0);
+        let read = replay_readable(&self.device, &config, &mut |_, _| Ok(()), &mut |_| ());
+        match read {
+            Ok(read) if read.end.end >= durable => (false, read.end.unreadable),
+            Ok(read) => {
+                let end = read.end.end.0;
+                let why = read.damage.map(|error| error.to_string());
+                tracing::warn!(end, durable = durable.0, why, "the journal is damaged before its end");
+                (true, read.end.unreadable)
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the journal is damaged");
+                (true, Vec::new())
+            }
+        }
+    }
+
+    /// Writes zeros over blocks of the journal that cannot be read, where neither superblock needs them: a
+    /// crash would be refused if the journal ended at one. Keeps all changes out for as long as that takes;
+    /// the journal writes nothing meanwhile.
+    fn renew_journal(&self, unreadable: &[BlockNo]) -> Result<u64> {
+        let (false, Some(journal)) = (unreadable.is_empty(), &self.journal) else { return Ok(0) };
+        let _state = self.checkpoint.lock();
+        let _barrier = self.barrier.whole();
+        let head = journal.close_block();
+        journal.force(head)?;
+        let (tail, ring) = (journal.usage().tail, self.superblock.journal_blocks);
+        let needed = |at: &BlockNo| {
+            let index = at.0 - self.superblock.journal_start.0;
+            let first = tail.0 / PAYLOAD_BYTES as u64;
+            let behind = (index + ring - first % ring) % ring;
+            behind < (head.0 - tail.0) / PAYLOAD_BYTES as u64
+        };
+        let mut renewed = 0;
+        for at in unreadable.iter().filter(|at| !needed(at)) {
+            self.device.write(IoClass::Journal, *at, &AlignedBuf::zeroed(BLOCK_SIZE))?;
+            tracing::warn!(%at, "an unused block of the journal could not be read; it is written anew");
+            renewed += 1;
+        }
+        Ok(renewed)
+    }
+}

@@ -1,0 +1,147 @@
+//! A frozen volume: its device stays as it is, changes wait, reads go on, a copy is a whole volume.
+
+use crate::common::{BLOCK, file, new_volume, options};
+use quire::backend::MemoryBackend;
+use quire::inodes::IoFlags;
+use quire::{ErrorKind, FormatOptions, OpenOptions, Volume, VolumeOptions};
+use quire_base::{BlockNo, patience};
+use quire_device::{Backend, IoClass};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const BLOCKS: u64 = 16384;
+const WRITERS: usize = 4;
+
+fn content(device: &dyn Backend) -> Vec<u8> {
+    let mut bytes = vec![0; device.blocks() as usize * BLOCK];
+    device.read(IoClass::Data, BlockNo(0), &mut bytes).unwrap();
+    bytes
+}
+
+fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(30), "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Writes ever larger numbers, in every way, and notes what has been made durable.
+fn write(volume: &Volume, writer: usize, durable: &AtomicU64, stop: &AtomicBool) {
+    let name = format!("writer {writer}");
+    let log = OpenOptions::new().append(true).create(true).open(volume, format!("{name}.log")).unwrap();
+    let open = OpenOptions::new().read(true).write(true).create(true).direct(writer % 2 == 1);
+    let place = open.open(volume, &name).unwrap();
+    for number in 1.. {
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut block = quire::AlignedBuf::zeroed(BLOCK);
+        block[..8].copy_from_slice(&u64::to_le_bytes(number));
+        place.write_all_at(&block, 0).unwrap();
+        log.write_at(&[1; 100], 0).unwrap();
+        let short = format!("{name}.{}", number % 7);
+        volume.write(&short, number.to_string()).unwrap();
+        if number % 3 == 0 {
+            volume.remove_file(&short).unwrap();
+        }
+        place.sync_data().unwrap();
+        durable.store(number, Ordering::Release);
+    }
+}
+
+fn number(volume: &Volume, writer: usize) -> u64 {
+    let bytes = volume.read(format!("writer {writer}")).unwrap();
+    u64::from_le_bytes(bytes[..8].try_into().unwrap())
+}
+
+#[test]
+fn a_frozen_volume_can_be_copied() {
+    let device = Arc::new(MemoryBackend::new(BLOCKS));
+    FormatOptions::new().format_backend(device.clone()).unwrap();
+    let volume = VolumeOptions::new().open_backend(device.clone()).unwrap();
+    let durable: Arc<[AtomicU64; WRITERS]> = Arc::default();
+    let (stop, reads) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let mut threads = Vec::new();
+    for writer in 0..WRITERS {
+        let (volume, durable, stop) = (volume.clone(), durable.clone(), stop.clone());
+        threads.push(std::thread::spawn(move || write(&volume, writer, &durable[writer], &stop)));
+    }
+    wait_until("every writer has begun", || durable.iter().all(|number| number.load(Ordering::Acquire) > 0));
+    {
+        let (volume, reads, stop) = (volume.clone(), reads.clone(), stop.clone());
+        threads.push(std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                for writer in 0..WRITERS {
+                    number(&volume, writer);
+                }
+                reads.fetch_add(1, Ordering::Relaxed);
+            }
+        }));
+    }
+    for round in 0..6 {
+        let before: Vec<u64> = durable.iter().map(|number| number.load(Ordering::Acquire)).collect();
+        let frozen = volume.freeze().unwrap();
+        assert_eq!(volume.freeze().unwrap_err().kind(), ErrorKind::Busy);
+        let copy = content(&*device);
+        let read = reads.load(Ordering::Relaxed);
+        wait_until("a reader waits for the thaw", || reads.load(Ordering::Relaxed) >= read + 50);
+        assert!(content(&*device) == copy, "round {round}: the device has changed");
+        let during: Vec<u64> = durable.iter().map(|number| number.load(Ordering::Acquire)).collect();
+        drop(frozen);
+        wait_until("a writer still waits", || {
+            durable.iter().zip(&during).all(|(now, then)| now.load(Ordering::Acquire) > then + 2)
+        });
+
+        let copied = Arc::new(MemoryBackend::new(BLOCKS));
+        copied.write(IoClass::Data, BlockNo(0), &copy).unwrap();
+        let copied = VolumeOptions::new().open_backend(copied).unwrap();
+        assert_eq!(copied.recovery().records, 0, "a checkpoint was written");
+        for (writer, (before, during)) in before.iter().zip(&during).enumerate() {
+            let found = number(&copied, writer);
+            // The last one may have been written, and not yet said to be durable.
+            assert!(
+                (*before..=during + 1).contains(&found),
+                "writer {writer}: {found}, {before} to {during}"
+            );
+        }
+        copied.close().unwrap();
+    }
+    stop.store(true, Ordering::Relaxed);
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    volume.close().unwrap();
+}
+
+/// Without this, the thread that takes a mount's requests would wait for the thaw, and nobody could read.
+#[test]
+fn a_change_of_a_thread_that_may_not_wait_fails() {
+    let (_device, volume) = new_volume(4096);
+    let inode = file(&volume, "f");
+    let frozen = volume.freeze().unwrap();
+    let outcome = patience::at_once(|| volume.inodes().write_at(&inode, b"x", 0, IoFlags::empty()));
+    assert_eq!(outcome.unwrap_err().kind(), ErrorKind::WouldBlock);
+    drop(frozen);
+    volume.inodes().write_at(&inode, b"x", 0, IoFlags::empty()).unwrap();
+    drop(inode);
+    volume.close().unwrap();
+}
+
+#[test]
+fn closing_ends_a_freeze() {
+    let (device, volume) = new_volume(4096);
+    let inode = file(&volume, "f");
+    let frozen = volume.freeze().unwrap();
+    let waits = {
+        let volume = volume.clone();
+        std::thread::spawn(move || volume.inodes().write_at(&inode, b"x", 0, IoFlags::empty()).map(drop))
+    };
+    std::thread::sleep(Duration::from_millis(20));
+    volume.clone().close().unwrap();
+    assert_eq!(waits.join().unwrap().unwrap_err().kind(), ErrorKind::Shutdown);
+    assert_eq!(volume.freeze().unwrap_err().kind(), ErrorKind::Shutdown);
+    drop((frozen, volume));
+    let volume = options().open_backend(device).unwrap();
+    assert!(volume.read("f").unwrap().is_empty());
+    volume.close().unwrap();
+}
