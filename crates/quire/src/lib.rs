@@ -161,7 +161,6 @@ pub mod internals {
     //! For the parts of Quire itself that look behind the library: fsck, the simulator, measurements and
     //! models. Anything here may change at any time.
 
-
     /// See the module of this name.
     pub mod dirty_inodes {
         pub use crate::dirty_inodes::*;
