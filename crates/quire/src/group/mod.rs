@@ -246,6 +246,9 @@ impl InodeGroup {
     fn stream_if_over(&mut self, more: u64) -> Result<()> {
         let most = self.inodes.engine().stream_bytes();
         if self.memory() + more > most.max(self.stream_from) {
+            let engine = self.inodes.engine().clone();
+            // A volume that is closed is another process's.
+            let _change = engine.begin_change()?;
             self.stream()?;
             // What stays can only be streamed when more of its blocks has come.
             self.stream_from = self.memory() + most;
@@ -253,12 +256,9 @@ impl InodeGroup {
         Ok(())
     }
 
-    /// Writes all whole blocks to fresh ones.
+    /// Writes all whole blocks to fresh ones; a change of the volume is under way.
     fn stream(&mut self) -> Result<()> {
-        let engine = self.inodes.engine().clone();
-        // A volume that is closed is another process's.
-        let _change = engine.begin_change()?;
-        let buffer = Buffer::new(&engine)?;
+        let buffer = Buffer::new(self.inodes.engine())?;
         let mut memory = buffer.memory.lock();
         let streamed = self.files.values_mut().try_for_each(|file| file.stream(&mut memory));
         self.failed = streamed.as_ref().err().cloned();
