@@ -6,6 +6,7 @@
 //! | [`append`] | appenders against each other; readers that look at the size |
 //! | [`load`] | asynchronous direct I/O beside the others |
 //! | [`order`] | reads that begin after a write has returned, buffered and direct |
+//! | [`mapped`] | stores through mappings and mapped reads beside writes; msync and a kill |
 //!
 //! [`promises`] asks what is promised over power loss, which no race can find out.
 //!
@@ -15,6 +16,7 @@
 
 pub mod append;
 pub mod load;
+pub mod mapped;
 pub mod order;
 pub mod promises;
 pub mod torn;
@@ -177,6 +179,7 @@ pub fn probe(arguments: &Probe, interrupt: &Interrupt, progress: &Progress) -> O
     findings.extend(append::appends(&arena)?);
     findings.extend(append::sizes(&arena)?);
     findings.extend(order::stale_reads(&arena)?);
+    findings.extend(mapped::mapped_files(&arena)?);
     findings.extend(torn::starvation(&arena)?);
     progress.finish();
     directory.close().map_err(os("removing the directory of the probe"))?;

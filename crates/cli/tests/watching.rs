@@ -29,6 +29,45 @@ fn cache_size(dir: &Path, size: &str) -> std::process::Output {
     quire(&["ctl".as_ref(), "cache-size".as_ref(), dir.as_os_str(), size.as_ref()])
 }
 
+/// The first commands of docs/watching.md as they stand, but for the places, the port, and a `top` that ends.
+#[test]
+fn the_page_runs_as_it_stands() {
+    let name = "the_page_runs_as_it_stands";
+    if !can_mount(name) || !common::has("curl", name) {
+        return;
+    }
+    let page = include_str!("../../../docs/watching.md");
+    let (_, rest) = page.split_once("```\n").unwrap();
+    let (commands, _) = rest.split_once("```").unwrap();
+    let volume = Volume::new("64M");
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let (image, dir) = (volume.image(), volume.mountpoint());
+    let mut commands = commands.to_owned();
+    let log = format!("metrics=9101,log={}", volume.path("../server.log").display());
+    for (from, to) in [
+        ("metrics=9101", log.as_str()),
+        ("/srv/data.img", image.to_str().unwrap()),
+        ("/srv/data", dir.to_str().unwrap()),
+        ("9101", &port),
+        ("quire top ", "quire top --once --interval=0.2 "),
+    ] {
+        assert!(commands.contains(from), "no {from} in\n{commands}");
+        commands = commands.replace(from, to);
+    }
+    let function = "quire() { \"$QUIRE\" \"$@\"; }\n";
+    // A file: the server would keep a pipe open.
+    let output = tempfile::NamedTempFile::new().unwrap();
+    let mut shell = Command::new("timeout");
+    shell.args(["60", "bash", "-euc", &format!("{function}{commands}")]).env("QUIRE", common::QUIRE);
+    let file = output.reopen().unwrap();
+    let status = shell.stdout(file.try_clone().unwrap()).stderr(file).status().unwrap();
+    let said = std::fs::read_to_string(output.path()).unwrap();
+    let ended = quire(&["umount".as_ref(), dir.as_os_str()]);
+    assert!(status.success(), "{said}");
+    assert!(ended.status.success(), "{}", text(&ended));
+    assert!(said.contains("quire_failed 0") && said.contains("cache_hit"), "{said}");
+}
+
 /// Blocks that the host keeps for the image of a volume, in MiB.
 fn host_mib(volume: &Volume) -> u64 {
     std::fs::metadata(volume.image()).unwrap().blocks() / 2048

@@ -37,6 +37,13 @@ fn a_probe_asks_every_question_and_leaves_nothing() {
                 "stale_buffered_after_direct",
                 "stale_direct_after_direct",
                 "stale_both",
+                "mapped_beside_buffered_same_page",
+                "mapped_beside_direct_same_page",
+                "mapped_beside_buffered_next_page",
+                "mapped_beside_direct_next_page",
+                "stale_mapped_after_buffered",
+                "stale_mapped_after_direct",
+                "lost_after_msync",
                 "readers_starvation",
                 "writers_starvation",
             ]
@@ -55,7 +62,7 @@ fn a_probe_asks_every_question_and_leaves_nothing() {
         assert!(direct.is_null() || direct["min"].as_u64() <= direct["max"].as_u64(), "{direct}");
         assert_eq!(findings.promises.text().lines().count(), 2);
         // Every kernel keeps these promises.
-        for name in ["lost_appends_buffered", "stale_buffered"] {
+        for name in ["lost_appends_buffered", "stale_buffered", "lost_after_msync"] {
             assert!(!findings.findings.iter().any(|f| f.name == name && f.is_found()), "{name}");
         }
         assert_eq!(findings.table().lines().count(), names.len() + 1);

@@ -1,7 +1,7 @@
 //! The fio engine, where `plugins/fio/source` has put fio's sources below `target/fio` (`scripts/test` has it
 //! do so).
 
-use crate::support::{here, installed, library, succeed};
+use crate::support::{here, installed, library, run_page, succeed};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -43,4 +43,17 @@ fn fio_measures_a_volume() {
     let said =
         String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
     assert!(!output.status.success() && said.contains("give --thread"), "{said}");
+}
+
+#[test]
+fn the_page_runs_as_it_stands() {
+    let Some(sources) = sources().filter(|_| installed("fio") && installed("gcc")) else {
+        println!("SKIPPED: fio, gcc or fio's sources are missing (plugins/fio/source target/fio)");
+        return;
+    };
+    let directory = tempfile::tempdir().expect("a directory");
+    let sources = sources.to_str().expect("UTF-8");
+    let replaced = [("plugins/fio/source target/fio", "true"), ("target/fio/fio-*", sources)];
+    let said = run_page("fio.md", directory.path(), &replaced);
+    assert!(said.contains("ioengine=quire") && said.contains("err= 0"), "{said}");
 }

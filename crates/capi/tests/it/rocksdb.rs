@@ -2,7 +2,7 @@
 //!
 //! The plugin is built as a user builds it. Longer runs are `scripts/rocksdb`.
 
-use crate::support::{here, installed, library, succeed};
+use crate::support::{here, installed, library, run_page, succeed};
 use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
@@ -68,6 +68,17 @@ fn db_bench_runs_on_a_volume() {
     assert!(!Path::new("/bench").exists());
     let names: Vec<_> = std::fs::read_dir(directory.path()).expect("the directory").collect();
     assert_eq!(names.len(), 1, "{names:?}");
+}
+
+#[test]
+fn the_page_runs_as_it_stands() {
+    if plugin().is_none() || !installed("db_bench") {
+        println!("SKIPPED: rocksdb-tools is not installed");
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let said = run_page("rocksdb.md", directory.path(), &[]);
+    assert!(said.contains("readrandom") && directory.path().join("bench.img").exists(), "{said}");
 }
 
 #[test]

@@ -35,6 +35,25 @@ pub fn library() -> &'static Path {
     directory.path()
 }
 
+/// Runs the first commands of a page of the manual as they stand there, in `directory`, and returns what they
+/// write. The library is not built again and is below a directory of its own instead of `/usr/local`; `more`
+/// replaces other texts.
+#[track_caller]
+pub fn run_page(page: &str, directory: &Path, more: &[(&str, &str)]) -> String {
+    let root = here().join("../..");
+    let text = std::fs::read_to_string(root.join("docs").join(page)).expect("the page");
+    let (_, rest) = text.split_once("```sh\n").expect("a page begins with commands");
+    let (commands, _) = rest.split_once("```").expect("an end");
+    let library = library().to_str().expect("UTF-8");
+    let mut commands = commands.to_owned();
+    for (from, to) in [("scripts/c-library /usr/local", "true"), ("/usr/local", library)].iter().chain(more) {
+        assert!(commands.contains(from), "{page} has no {from}");
+        commands = commands.replace(from, to);
+    }
+    std::os::unix::fs::symlink(root.join("plugins"), directory.join("plugins")).expect("a link");
+    succeed(Command::new("bash").args(["-euc", &commands]).current_dir(directory))
+}
+
 /// What pkg-config says of the library.
 pub fn flags(more: &[&str]) -> Vec<String> {
     let mut command = Command::new("pkg-config");

@@ -165,8 +165,11 @@ impl InodeGroup {
         let is_new = !self.files.contains_key(&number);
         let with = self.file(inode).blocks_with(start, end);
         let admitted = self.admit_blocks(&engine, number, with, end - start);
-        if is_new && admitted.is_err() {
-            self.files.remove(&number);
+        if admitted.is_err() {
+            self.release_surplus();
+            if is_new {
+                self.files.remove(&number);
+            }
         }
         admitted
     }
@@ -197,6 +200,15 @@ impl InodeGroup {
             self.charged = memory;
         }
         Ok(())
+    }
+
+    /// Gives back blocks that were taken for what then did not enter the group.
+    fn release_surplus(&mut self) {
+        let is_large = self.is_large(self.files.values().map(|file| file.counts().0).sum());
+        for file in self.files.values_mut() {
+            let blocks = if is_large { file.counts().0 } else { 0 };
+            file.streamed.release_beyond(blocks);
+        }
     }
 
     /// Whether a group of so many blocks goes to fresh blocks.
@@ -234,6 +246,9 @@ impl InodeGroup {
     fn stream_if_over(&mut self, more: u64) -> Result<()> {
         let most = self.inodes.engine().stream_bytes();
         if self.memory() + more > most.max(self.stream_from) {
+            let engine = self.inodes.engine().clone();
+            // A volume that is closed is another process's.
+            let _change = engine.begin_change()?;
             self.stream()?;
             // What stays can only be streamed when more of its blocks has come.
             self.stream_from = self.memory() + most;
@@ -241,12 +256,9 @@ impl InodeGroup {
         Ok(())
     }
 
-    /// Writes all whole blocks to fresh ones.
+    /// Writes all whole blocks to fresh ones; a change of the volume is under way.
     fn stream(&mut self) -> Result<()> {
-        let engine = self.inodes.engine().clone();
-        // A volume that is closed is another process's.
-        let _change = engine.begin_change()?;
-        let buffer = Buffer::new(&engine)?;
+        let buffer = Buffer::new(self.inodes.engine())?;
         let mut memory = buffer.memory.lock();
         let streamed = self.files.values_mut().try_for_each(|file| file.stream(&mut memory));
         self.failed = streamed.as_ref().err().cloned();
@@ -290,8 +302,8 @@ impl InodeGroup {
         let is_large = self.is_large(self.files.values().map(|file| file.counts().0).sum());
         if is_large {
             self.stream()?;
-            self.files.values_mut().for_each(|file| file.streamed.release_spare());
         }
+        self.files.values_mut().for_each(|file| file.streamed.release_beyond(0));
         let files: Vec<&Collected> = self.files.values().collect();
         for file in &files {
             engine.clear_privileges(&file.inode)?;

@@ -206,10 +206,22 @@ impl Streamed {
         self.homes.remove(first..u64::MAX);
     }
 
-    /// Gives back what holds nothing.
-    pub(super) fn release_spare(&mut self) {
-        let spare = std::mem::take(&mut self.spare);
-        self.give_back(spare.into());
+    /// Gives back blocks that hold nothing, as far as more are taken than `blocks`.
+    pub(super) fn release_beyond(&mut self, blocks: u64) {
+        let mut surplus = (self.blocks + self.spare_blocks()).saturating_sub(blocks).min(self.spare_blocks());
+        let mut released = Vec::new();
+        while surplus > 0
+            && let Some(run) = self.spare.pop_back()
+        {
+            let count = surplus.min(run.blocks);
+            let kept = run.blocks - count;
+            released.push(Run::new(run.start.offset(kept), count));
+            if kept > 0 {
+                self.spare.push_back(Run::new(run.start, kept));
+            }
+            surplus -= count;
+        }
+        self.give_back(released);
     }
 
     fn give_back(&self, runs: Vec<Run>) {
@@ -228,7 +240,7 @@ impl Streamed {
 
 impl Drop for Streamed {
     fn drop(&mut self) {
-        self.release_spare();
+        self.release_beyond(0);
         if !self.taken.load(Ordering::Acquire) {
             self.give_back(
                 self.homes_of(0..u64::MAX)

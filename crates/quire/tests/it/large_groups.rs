@@ -201,6 +201,35 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     assert!(read(&volume, &a) == wanted && read_direct(&volume, &a) == wanted);
 }
 
+/// A refused write left the blocks that it had taken with the group, and then the commit found no room.
+#[test]
+fn a_refused_write_keeps_no_blocks() {
+    let (_, volume) = new_volume(8192);
+    let (a, b) = (file(&volume, "a"), file(&volume, "b"));
+    volume.sync().unwrap();
+    let before = available(&volume);
+    for written in [5 * BLOCK, 2 * MIB] {
+        let mut group = volume.inodes().atomic();
+        group.write_at(&a, &vec![1; written], 0).unwrap();
+        group.write_at(&b, &vec![1; 3 * BLOCK], 0).unwrap();
+        let held = available(&volume);
+        let much = vec![2; (held + 300) as usize * BLOCK];
+        for len in [much.len(), much.len() - BLOCK] {
+            let refused = group.write_at(&a, &much[..len], written as u64).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::NoSpace, "{refused}");
+        }
+        assert!(available(&volume) >= held, "{before}, {held}, {}", available(&volume));
+        // Nor does one whose content is cut off again.
+        group.write_at(&a, &vec![2; 9 * MIB], 0).unwrap();
+        group.set_len(&a, written as u64).unwrap();
+        group.commit(Commit::Now).unwrap();
+        let wanted = vec![2; written];
+        assert!(read(&volume, &a) == wanted && read(&volume, &b) == [1; 3 * BLOCK]);
+        let used = (written / BLOCK + 3 + 512) as u64;
+        assert!(before - available(&volume) <= used, "{before}, {}", available(&volume));
+    }
+}
+
 /// A group of more than a record takes has a limit for its places, too.
 #[test]
 fn a_group_in_too_many_places_is_refused_and_stays_as_it_was() {
