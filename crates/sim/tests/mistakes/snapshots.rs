@@ -61,15 +61,15 @@ fn block(seed: u8, number: usize) -> Vec<u8> {
 fn work(volume: &Volume, round: u8) {
     let open =
         |name: &str| OpenOptions::new().read(true).write(true).create(true).open(volume, name).unwrap();
-    let file = open("over");
+    let file = open("n0");
     for at in [0usize, 3, 9] {
         file.write_all_at(&block(round, at), (at * BLOCK_SIZE) as u64).unwrap();
     }
     file.sync_all().unwrap();
-    let cut = open("cut");
+    let cut = open("n1");
     cut.set_len(u64::from(20 - round) * BLOCK_SIZE as u64 + 77).unwrap();
-    volume.write(&format!("new-{round}"), vec![round; 9 * BLOCK_SIZE]).unwrap();
-    let _ = volume.remove_file(&format!("new-{}", round.wrapping_sub(1)));
+    volume.write(&format!("n{}", 10 + round), vec![round; 9 * BLOCK_SIZE]).unwrap();
+    let _ = volume.remove_file(&format!("n{}", 9 + round));
     volume.sync().unwrap();
 }
 
@@ -78,7 +78,7 @@ fn sample() -> (Image, Files, BTreeMap<String, Files>) {
     let device = Arc::new(SimulatedBackend::new(VOLUME_BLOCKS));
     quire::FormatOptions::new().seed(3).clock(image::clock()).format_backend(device.clone()).unwrap();
     let volume = open(&device);
-    for name in ["over", "cut"] {
+    for name in ["n0", "n1"] {
         volume.write(name, (0..20).flat_map(|at| block(0x80, at)).collect::<Vec<u8>>()).unwrap();
     }
     volume.close().unwrap();
