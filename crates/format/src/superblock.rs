@@ -33,8 +33,8 @@
 //! | 400 | | zeros |
 //!
 //! The *tree of names* holds the state of the files. The *space tree* holds what is the volume's: the used
-//! space. The *epoch* counts the snapshots ever taken; it is reserved: this version takes no snapshots, writes
-//! zero, and refuses anything else.
+//! space. The *epoch* counts the snapshots ever taken; it is reserved: this version takes no snapshots,
+//! writes zero, and refuses anything else.
 //!
 //! Invariants: a decoded superblock does not contradict itself, so its users need not check sums of its
 //! fields for overflow: journal, first pool, data space and the second copies of the superblocks lie inside
