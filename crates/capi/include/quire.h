@@ -544,8 +544,8 @@ int quire_dup(const struct quire_file *file, struct quire_file **copy);
 int quire_group_begin(const struct quire_volume *volume, struct quire_group **group);
 
 // The most bytes that a group of a volume may write, as the volume is now: its free space, counted in whole
-// blocks of 4096 bytes (whole units in files with the property `untorn`). Groups of more than 2 MiB may write
-// 512 runs of blocks.
+// blocks of 4096 bytes (whole units in files with the property `untorn`). Groups of more than 2 MiB may
+// write 512 runs of blocks.
 //
 // Returns: that number, or a negative error number.
 // Threads: any.

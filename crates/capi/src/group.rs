@@ -60,8 +60,8 @@ pub unsafe extern "C" fn quire_group_begin(volume: *const Volume, group: *mut *m
 }
 
 /// The most bytes that a group of a volume may write, as the volume is now: its free space, counted in whole
-/// blocks of 4096 bytes (whole units in files with the property `untorn`). Groups of more than 2 MiB may write
-/// 512 runs of blocks.
+/// blocks of 4096 bytes (whole units in files with the property `untorn`). Groups of more than 2 MiB may
+/// write 512 runs of blocks.
 ///
 /// Returns: that number, or a negative error number.
 /// Threads: any.

@@ -10,8 +10,8 @@
 //! writes of class Data, go on. A request refused before any I/O (a range past the end) is not kept. A flush
 //! that is not needed (its mark is durable) still succeeds: that is the truth.
 //!
-//! Hold. Between [`Device::hold_writes`] and [`Device::release_writes`] nothing changes what is on the device:
-//! writes and discards wait before they begin. Reads and flushes go on.
+//! Hold. Between [`Device::hold_writes`] and [`Device::release_writes`] nothing changes what is on the
+//! device: writes and discards wait before they begin. Reads and flushes go on.
 //!
 //! Neighbours: [`crate::backend`] below; journal, tree, cache and volume above.
 

@@ -127,7 +127,7 @@ impl Space {
         let superblock = &snapshot.superblock;
         let limits = TreeLimits::with_cache_bytes(SPACE_CACHE_BYTES);
         let pool = pool_of(device, snapshot)?;
-        Tree::open(device.clone(), superblock.volume_id(), superblock.roots(), pool, limits)
+        Tree::open_space(device.clone(), superblock.volume_id(), superblock.roots(), pool, limits)
             .map(|tree| Space { tree, journal: superblock.journal() })
             .context(format_args!("snapshot {:?}", snapshot.name))
     }

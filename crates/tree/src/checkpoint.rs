@@ -3,8 +3,8 @@
 //! Protocol:
 //! 1. [`Tree::freeze`], while nobody changes the tree: the epoch moves on, the roots and the nodes that the
 //!    epoch removed are remembered. What is dirty in the frozen epoch is from now on saved before it changes.
-//! 2. [`Tree::write_frozen`]: from the frozen roots down the dirty nodes, children first; each is written to a
-//!    fresh place (both copies of it in one batch) with its children's new references. Then changed orphan
+//! 2. [`Tree::write_frozen`]: from the frozen roots down the dirty nodes, children first; each is written to
+//!    a fresh place (both copies of it in one batch) with its children's new references. Then changed orphan
 //!    blocks, then the pool's map and manifest. All I/O has completed when it returns; nothing is flushed.
 //! 3. The caller flushes, writes a superblock that names the image, flushes, and says so:
 //!    [`Tree::published`].

@@ -9,9 +9,9 @@
 //!            └──────── nodes: resident or on disk ───────────  metadata pool
 //! ```
 //!
-//! The *space tree* has the keys below `Key::NAMES`, the *tree of names* all others. They share everything but
-//! their roots: epochs, checkpoints, pool, reservations and cache. A key or a range tells which tree it is of,
-//! so a caller sees one tree.
+//! The *space tree* has the keys below `Key::NAMES`, the *tree of names* all others. They share everything
+//! but their roots: epochs, checkpoints, pool, reservations and cache. A key or a range tells which tree it
+//! is of, so a caller sees one tree.
 //!
 //! | module | what |
 //! | --- | --- |

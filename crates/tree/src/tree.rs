@@ -85,10 +85,37 @@ impl Tree {
         pool: PoolState,
         limits: TreeLimits,
     ) -> Result<Arc<Tree>> {
+        Tree::open_some(device, volume, roots, pool, limits, [true; TREES])
+    }
+
+    /// The space tree of a checkpoint, for reading: the tree of names is empty, whatever became of it.
+    ///
+    /// Errors: as for [`Tree::open`].
+    pub fn open_space(
+        device: Arc<Device>,
+        volume: u64,
+        roots: Roots,
+        pool: PoolState,
+        limits: TreeLimits,
+    ) -> Result<Arc<Tree>> {
+        Tree::open_some(device, volume, roots, pool, limits, [true, false])
+    }
+
+    fn open_some(
+        device: Arc<Device>,
+        volume: u64,
+        roots: Roots,
+        pool: PoolState,
+        limits: TreeLimits,
+        wanted: [bool; TREES],
+    ) -> Result<Arc<Tree>> {
         let live = pool.nodes();
         let mut damaged = Vec::new();
         let mut load = |at: usize| -> Result<Arc<Node>> {
             let (root, bounds) = (roots[at], TREE_BOUNDS[at]);
+            if !wanted[at] {
+                return Ok(Node::leaf(NodePage::new(0), bounds.into(), 1));
+            }
             let (page, is_damaged) = crate::load::read_node(&device, volume, &root, Look::UntilGood)?;
             if live < TREES as u64 || !root.place().copies().all(|block| pool.is_used(block)) {
                 return Err(Error::corrupt(format!(

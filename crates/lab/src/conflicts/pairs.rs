@@ -122,7 +122,8 @@ pub const PAIRS: [Pair; 31] = [
         }
     }),
     mixed(
-        ("lookup", |state, _| look_up(state, &state.shared, "s100")),
+        // A name in another leaf than the new one.
+        ("lookup", |state, _| look_up(state, &state.shared, "s200")),
         ("create", create_shared),
         "different names of one directory",
     ),
