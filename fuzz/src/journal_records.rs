@@ -147,7 +147,8 @@ fn change(source: &mut Unstructured<'_>) -> Result<Option<Change>> {
 fn is_encodable(change: &Change) -> bool {
     match change {
         Change::Put { key, .. } | Change::Delete { key } => match key.kind {
-            KeyKind::FreeSpace | KeyKind::Extent => false,
+            KeyKind::FreeSpace | KeyKind::Dead | KeyKind::Extent => false,
+            KeyKind::Snapshot => key.object == 0 && (1..=u64::from(u32::MAX)).contains(&key.offset),
             KeyKind::LoggedOp => key.object == 0,
             KeyKind::OrphanKey => key.object == 0 && key.offset != 0,
             KeyKind::Inode => key.object != 0 && key.offset == 0,
@@ -159,7 +160,9 @@ fn is_encodable(change: &Change) -> bool {
             inode.0 != 0 && !(removed.is_empty() && inserted.is_empty()) && sound(removed) && sound(inserted)
         }
         Change::OrphanSet { inode, .. } | Change::OrphanClear { inode, .. } => inode.0 != 0,
-        Change::PoolGrow { blocks, .. } | Change::PoolShrink { blocks, .. } => *blocks != 0,
+        Change::PoolGrow { blocks, .. }
+        | Change::PoolShrink { blocks, .. }
+        | Change::Reclaim { blocks, .. } => *blocks != 0,
         Change::Data { bytes, .. } => !bytes.is_empty(),
     }
 }

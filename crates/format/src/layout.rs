@@ -13,6 +13,7 @@ use crate::node::{HEADER_BYTES, REF_BYTES, SLOT_BYTES};
 use crate::orphan::SLOTS;
 use crate::pool::{self, BITMAP_WORDS, CHUNK_BYTES, ORPHAN_BYTES};
 use crate::scrub::{SCRUB_AT, SCRUB_BYTES};
+use crate::superblock::FIELDS_BYTES;
 use crate::{extent::EXTENT_BYTES, inode::INODE_BYTES, journal, logged::LOGGED_BYTES};
 use quire_base::BLOCK_SIZE;
 
@@ -354,6 +355,21 @@ pub const LOGGED: Layout = fixed(
     ],
 );
 
+/// The start of a snapshot's value.
+pub const SNAPSHOT: Layout = open(
+    "snapshot",
+    20 + FIELDS_BYTES,
+    &[
+        number("created", 0, 8),
+        number("cursor", 8, 8),
+        number("state", 16, 1),
+        number("bytes of the name", 17, 1),
+        zero(18, 2),
+        bytes("superblock", 20, FIELDS_BYTES),
+    ],
+    "name",
+);
+
 /// The start of a region's value; runs ([`REGION_RUN`]) or a bitmap of 512 bytes may follow.
 pub const REGION: Layout = open("region", 1, &[number("form", 0, 1)], "runs or bitmap");
 
@@ -380,6 +396,7 @@ pub const ALL: &[&Layout] = &[
     &ENTRY,
     &XATTR,
     &LOGGED,
+    &SNAPSHOT,
     &REGION,
     &REGION_RUN,
     &LINK_TARGET,

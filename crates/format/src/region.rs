@@ -290,6 +290,43 @@ mod tests {
     }
 
     #[test]
+    fn blocks_may_be_added_twice() {
+        let mut map = RegionMap::new();
+        map.add(100, 200);
+        map.add(250, 100);
+        map.add(60, 8);
+        map.add(100, 1);
+        map.add(7, 0);
+        assert_eq!(map.runs().collect::<Vec<_>>(), [(60, 8), (100, 250)]);
+        assert_eq!(map.used_count(), 258);
+        assert_eq!(RegionMap::decode(&map.encode().unwrap()).unwrap(), map);
+        map.add(0, 4096);
+        assert_eq!(map, RegionMap::full());
+    }
+
+    #[test]
+    fn two_sets_together() {
+        let (mut one, mut other) = (RegionMap::new(), RegionMap::new());
+        one.add(10, 100);
+        one.add(4000, 96);
+        other.add(60, 100);
+        let runs = |map: RegionMap| {
+            let runs: Vec<_> = map.runs().collect();
+            assert_eq!(map.used_count(), runs.iter().map(|run| run.1).sum::<u32>());
+            runs
+        };
+        assert_eq!(runs(one.either(&other)), [(10, 150), (4000, 96)]);
+        assert_eq!(runs(one.both(&other)), [(60, 50)]);
+        assert_eq!(runs(one.without(&other)), [(10, 50), (4000, 96)]);
+        assert_eq!(runs(other.without(&one)), [(110, 50)]);
+        let (empty, full) = (RegionMap::new(), RegionMap::full());
+        assert!(one.without(&one) == empty && one.both(&empty) == empty && one.either(&empty) == one);
+        assert!(one.without(&full) == empty && one.both(&full) == one && one.either(&full) == full);
+        assert_eq!(one.both(&empty).encode(), None);
+        assert_eq!(full.without(&one).either(&one).encode().unwrap(), [TAG_FULL]);
+    }
+
+    #[test]
     fn each_form_at_its_border() {
         let mut map = RegionMap::new();
         for run in 0..127 {
@@ -357,6 +394,36 @@ mod tests {
                 None => prop_assert!(map.is_empty()),
                 Some(bytes) => {
                     prop_assert!(bytes.len() <= REGION_BYTES_MAX);
+                    prop_assert_eq!(RegionMap::decode(&bytes).unwrap(), map);
+                }
+            }
+        }
+
+        #[test]
+        fn sets_follow_plain_arrays_and_survive_encoding(
+            runs in prop::collection::vec((0u32..4096, 0u32..600, any::<bool>()), 0..30),
+            single in prop::collection::vec((0u32..4096, any::<bool>()), 0..400),
+        ) {
+            let mut maps = [RegionMap::new(), RegionMap::new()];
+            let mut models = [vec![false; 4096], vec![false; 4096]];
+            for (start, blocks, which) in runs.into_iter().chain(single.into_iter().map(|at| (at.0, 1, at.1))) {
+                let blocks = blocks.min(4096 - start);
+                maps[usize::from(which)].add(start, blocks);
+                models[usize::from(which)][start as usize..(start + blocks) as usize].fill(true);
+            }
+            let [one, other] = maps;
+            type Of = fn(bool, bool) -> bool;
+            let results: [(RegionMap, Of); 4] = [
+                (one.clone(), |one, _| one),
+                (one.either(&other), |one, other| one | other),
+                (one.both(&other), |one, other| one & other),
+                (one.without(&other), |one, other| one & !other),
+            ];
+            for (map, of) in results {
+                let model: Vec<bool> = (0..4096).map(|at| of(models[0][at], models[1][at])).collect();
+                prop_assert_eq!(map.used_count() as usize, model.iter().filter(|used| **used).count());
+                prop_assert!((0..4096).all(|block| map.is_used(block) == model[block as usize]));
+                if let Some(bytes) = map.encode() {
                     prop_assert_eq!(RegionMap::decode(&bytes).unwrap(), map);
                 }
             }

@@ -90,3 +90,97 @@ impl Snapshot {
         Ok(Snapshot { name: name.into(), created, deleting: (state == 1).then_some(region), superblock })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::VALUE_MAX;
+    use crate::superblock::tests::sample;
+    use quire_base::ErrorKind;
+
+    fn snapshot(name: &str, deleting: Option<u64>) -> Snapshot {
+        let superblock = Superblock { epoch: 6, ..sample() };
+        Snapshot { name: name.into(), created: Timestamp(-5), deleting, superblock }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let longest = "é".repeat(NAME_BYTES_MAX / 2) + "n";
+        for name in ["n", "before the move", "...", longest.as_str()] {
+            for deleting in [None, Some(0), Some(7), Some(u64::MAX)] {
+                let snapshot = snapshot(name, deleting);
+                let bytes = snapshot.encode();
+                assert_eq!(bytes.len(), NAME_AT + name.len());
+                assert!(bytes.len() <= VALUE_MAX);
+                assert_eq!(Snapshot::decode(&bytes).unwrap(), snapshot);
+            }
+        }
+    }
+
+    /// The bytes of a known snapshot: a change here is a change of the format.
+    #[test]
+    fn golden_bytes() {
+        let deleted = snapshot("name", Some(0x0102));
+        let bytes = deleted.encode();
+        assert_eq!(bytes[..8], (-5i64).to_le_bytes());
+        assert_eq!(bytes[8..20], [2, 1, 0, 0, 0, 0, 0, 0, 1, 4, 0, 0]);
+        assert_eq!(bytes[20..420], deleted.superblock.encode()[..400]);
+        assert_eq!(bytes[420..], *b"name");
+        assert_eq!(snapshot("name", None).encode()[8..20], [0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0]);
+    }
+
+    #[test]
+    fn refuses_what_cannot_be() {
+        /// A part of the message, and what makes bytes bad.
+        type Case = (&'static str, fn(&mut Vec<u8>));
+        let bad: [Case; 14] = [
+            ("unknown state", |b| b[16] = 2),
+            ("unknown state", |b| b[8] = 1),
+            ("unknown state", |b| b[15] = 1),
+            ("unknown state", |b| b[18] = 1),
+            ("unknown state", |b| b[19] = 1),
+            ("superblock", |b| b[20 + 100] ^= 1),
+            ("superblock", |b| b[NAME_AT - 1] ^= 1),
+            ("4 bytes where 5 are needed", |b| b[17] = 5),
+            ("1 bytes too many", |b| b[17] = 3),
+            ("1 bytes too many", |b| b.push(0)),
+            ("not text", |b| b[NAME_AT] = 0xff),
+            ("cannot be the name", |b| b[NAME_AT + 1] = b'/'),
+            ("cannot be the name", |b| b[NAME_AT + 3] = 0),
+            ("cannot be the name", |b| {
+                b[17] = 0;
+                b.truncate(NAME_AT);
+            }),
+        ];
+        let good = snapshot("name", None).encode();
+        for (number, (what, spoil)) in bad.iter().enumerate() {
+            let mut bytes = good.clone();
+            spoil(&mut bytes);
+            let error = Snapshot::decode(&bytes).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "case {number}: {error}");
+            assert!(error.to_string().contains(what), "case {number}: {error}");
+        }
+        for cut in 0..good.len() {
+            let error = Snapshot::decode(&good[..cut]).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{cut} bytes: {error}");
+        }
+        for name in [".", ".."] {
+            let error = Snapshot::decode(&snapshot(name, None).encode()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{name}: {error}");
+        }
+    }
+
+    #[test]
+    fn names() {
+        let longest = "n".repeat(NAME_BYTES_MAX);
+        for good in ["n", "...", ".n", "a name", "a\nb", longest.as_str()] {
+            Snapshot::check_name(good).unwrap();
+        }
+        let too_long = longest + "n";
+        for bad in ["", ".", "..", "/", "a/b", "a\0", too_long.as_str()] {
+            let error = Snapshot::check_name(bad).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{bad:?}");
+            assert!(error.to_string().contains("cannot be the name of a snapshot"), "{error}");
+        }
+    }
+}

@@ -537,12 +537,12 @@ impl Reader<'_> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::extent::Run;
     use proptest::prelude::*;
 
-    fn sample() -> Superblock {
+    pub(crate) fn sample() -> Superblock {
         Superblock {
             version: (FORMAT_MAJOR, FORMAT_MINOR),
             flags: FLAG_CLEAN,

@@ -10,6 +10,7 @@ use crate::node::{Bounds, NodeIdentity, NodePage, NodeRef};
 use crate::place::Place;
 use crate::pool::{ChunkEntry, ManifestPage, ManifestRef, NextPage, OrphanRef, PageIdentity, PageStamp};
 use crate::scrub::LastScrub;
+use crate::snapshot::Snapshot;
 use crate::superblock::Superblock;
 use quire_base::{BlockNo, InodeNo, Seq, Timestamp};
 use std::collections::BTreeSet;
@@ -267,6 +268,22 @@ fn values_are_as_the_tables_say() {
             ("size", |o| o.size = 1),
         ],
     );
+    let snapshot =
+        Snapshot { name: "n".into(), created: Timestamp(0), deleting: Some(0), superblock: superblock() };
+    same_places(
+        &without(&["superblock"], &SNAPSHOT),
+        &snapshot,
+        |s| s.encode(),
+        &[
+            ("created", |s| s.created.0 = 1),
+            ("cursor", |s| s.deleting = Some(1)),
+            ("state", |s| s.deleting = None),
+            ("bytes of the name", |s| s.name = "nn".into()),
+        ],
+    );
+    let (value, field) = (snapshot.encode(), SNAPSHOT.field("superblock").unwrap());
+    assert_eq!(value[field.offset..field.end()], superblock().encode()[..field.width]);
+    assert_eq!(value[SNAPSHOT.bytes..], *b"n");
     let attribute = (b"user.a".to_vec(), vec![7; 3]);
     let pieces = crate::xattr::encode(&attribute.0, &attribute.1).unwrap();
     assert_eq!(pieces[0][..5], [3, 0, 0, 0, 6]);
