@@ -227,12 +227,14 @@ fn check_pair(newer: &Superblock, older: &Superblock, findings: &mut Findings) -
     compare("journal position", newer.sequence >= older.sequence);
     compare("next inode", newer.next_inode >= older.next_inode);
     compare("mounts", newer.mount_count >= older.mount_count);
+    compare("epoch", newer.epoch >= older.epoch);
     let both_clean = newer.flags & older.flags & FLAG_CLEAN != 0;
     if newer.checkpoint == older.checkpoint || both_clean {
         compare("tree", newer.roots() == older.roots());
         compare("position of the closed journal", newer.sequence == older.sequence);
         compare("lives", (newer.incarnation, newer.mount_count) == (older.incarnation, older.mount_count));
         compare("counts", counts(newer) == counts(older));
+        compare("epoch of the closed volume", newer.epoch == older.epoch);
         compare("time of mounting", newer.mounted == older.mounted);
     }
     if newer.checkpoint == older.checkpoint {

@@ -157,6 +157,7 @@ fn superblock(damage: &Damage) -> Option<&'static str> {
         "label" | "mount count" | "created" | "mounted" => Some(alone),
         "incarnation" => Some("a closed volume's journal is empty: nothing tells of its last life"),
         "sequence" => Some("a closed volume's journal is empty: nothing tells where it ended"),
+        "epoch" if new > old => Some("snapshots that were taken and deleted leave no trace"),
         "next inode" if new > old => Some("numbers that were given away and taken back leave no trace"),
         "checkpoint" if new > old => Some("the number of the last checkpoint is written in superblocks only"),
         _ => None,
