@@ -531,3 +531,42 @@ fn volumes_are_resized_and_named_while_nobody_has_them_open() {
     expect(&on_image(&place, &["info"], &[]), 0, &["128 MiB", "spare"]);
     expect(&on_image(&place, &["fsck"], &[]), 0, &[]);
 }
+
+#[test]
+fn snapshots_are_taken_read_and_rolled_back_to() {
+    let place = Place::with_volume();
+    let write = |text: &str| {
+        let volume = quire::Volume::open(place.image()).unwrap();
+        volume.write("note", text).unwrap();
+        expect(&on_image(&place, &["snapshot", "create"], &["late"]), 36, &["already open"]);
+        volume.close().unwrap();
+    };
+    write("first");
+    expect(&on_image(&place, &["snapshot", "create"], &["monday"]), 0, &[]);
+    expect(&on_image(&place, &["snapshot", "create"], &["monday"]), 37, &["monday", "exists"]);
+    expect(&on_image(&place, &["snapshot", "create"], &["a/b"]), 1, &["a/b"]);
+    write("second");
+    expect(&on_image(&place, &["snapshot", "create"], &["tuesday"]), 0, &[]);
+    write("third");
+    expect(&on_image(&place, &["snapshot", "list"], &[]), 0, &["monday", "tuesday"]);
+    let read = |name: &str| {
+        let volume = quire::VolumeOptions::new().read_only(true).snapshot(name).open(place.image()).unwrap();
+        let text = volume.read_to_string("note").unwrap();
+        assert!(volume.write("note", "other").is_err(), "a snapshot takes no changes");
+        volume.close().unwrap();
+        text
+    };
+    assert_eq!((read("monday"), read("tuesday")), ("first".into(), "second".into()));
+    expect(&on_image(&place, &["snapshot", "rollback"], &["monday"]), 1, &["newest"]);
+    expect(&on_image(&place, &["snapshot", "delete"], &["wednesday"]), 37, &["wednesday"]);
+    expect(&on_image(&place, &["fsck"], &[]), 0, &[]);
+    expect(&on_image(&place, &["snapshot", "rollback"], &["tuesday"]), 0, &[]);
+    let volume = quire::Volume::open(place.image()).unwrap();
+    assert_eq!(volume.read_to_string("note").unwrap(), "second");
+    volume.close().unwrap();
+    for name in ["monday", "tuesday"] {
+        expect(&on_image(&place, &["snapshot", "delete"], &[name]), 0, &[]);
+        expect(&on_image(&place, &["fsck"], &[]), 0, &[]);
+    }
+    expect(&on_image(&place, &["snapshot", "list", "--json"], &[]), 0, &["[]"]);
+}

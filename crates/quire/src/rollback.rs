@@ -29,6 +29,9 @@ use quire_tree::{CheckpointStamp, Tree};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
+/// The key of a region's map.
+type KeyOf = fn(u64) -> Key;
+
 /// The snapshot, if the volume can be rolled back to it.
 pub(crate) fn check(tree: &Tree, name: &str) -> Result<Snapshot> {
     let (number, snapshot) = snapshots::find(tree, name)?;
@@ -52,7 +55,7 @@ pub(crate) fn apply(device: &Arc<Device>, loaded: &mut Loaded, name: &str, numbe
     loaded.tree.replace_names(old.root, stamp)?;
 
     let tree = &loaded.tree;
-    let keys: [(fn(u64) -> Key, usize); 2] = [(Key::region, 0), (Key::dead, 1)];
+    let keys: [(KeyOf, usize); 2] = [(Key::region, 0), (Key::dead, 1)];
     for (key, kind) in keys {
         let mut known = Vec::new();
         tree.scan(key(0), key(u64::MAX), &mut |key, _| {

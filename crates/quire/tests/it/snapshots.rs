@@ -61,7 +61,7 @@ fn change(volume: &Volume, round: u8) {
         volume.remove_file("gone").unwrap();
         volume.rename("old-name", "new-name").unwrap();
     }
-    volume.write(&format!("new-{round}"), bytes(round, 20)).unwrap();
+    volume.write(format!("new-{round}"), bytes(round, 20)).unwrap();
     volume.sync().unwrap();
 }
 

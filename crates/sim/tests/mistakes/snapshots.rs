@@ -68,8 +68,8 @@ fn work(volume: &Volume, round: u8) {
     file.sync_all().unwrap();
     let cut = open("n1");
     cut.set_len(u64::from(20 - round) * BLOCK_SIZE as u64 + 77).unwrap();
-    volume.write(&format!("n{}", 10 + round), vec![round; 9 * BLOCK_SIZE]).unwrap();
-    let _ = volume.remove_file(&format!("n{}", 9 + round));
+    volume.write(format!("n{}", 10 + round), vec![round; 9 * BLOCK_SIZE]).unwrap();
+    let _ = volume.remove_file(format!("n{}", 9 + round));
     volume.sync().unwrap();
 }
 
@@ -97,12 +97,15 @@ fn sample() -> (Image, Files, BTreeMap<String, Files>) {
     (device.visible(), now, taken)
 }
 
+/// Says what is wrong with files, those of a volume and those of its snapshots.
+type Check<'a> = &'a dyn Fn(&Files, &BTreeMap<String, Files>) -> Result<(), String>;
+
 /// Crashes of what was done to a device; `check` says what is wrong with an image, or with what recovery makes of
 /// it.
 fn crashes(
     device: &Arc<SimulatedBackend>,
     taken: &BTreeMap<String, Files>,
-    check: &dyn Fn(&Files, &BTreeMap<String, Files>) -> Result<(), String>,
+    check: Check<'_>,
 ) -> Result<(), String> {
     let thoroughness = Thoroughness { fsck_before: true, again: true, either_slot: false, damaged: None };
     let events = device.event_count();
