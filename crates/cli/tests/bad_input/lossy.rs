@@ -42,7 +42,7 @@ fn filled() -> Volume {
     let volume = Volume::new("64M");
     let opened = quire::VolumeOptions::new().open(volume.image()).unwrap();
     for number in 0..400 {
-        opened.write(format!("a-file-with-a-name-of-some-length-{number}"), file_bytes(number)).unwrap();
+        opened.write(format!("a-file-with-a-name-of-some-length-{number}"), file_bytes(number % 8)).unwrap();
     }
     opened.create_dir("deep").unwrap();
     opened.write("deep/kept", "as it was").unwrap();
