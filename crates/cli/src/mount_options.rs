@@ -62,6 +62,7 @@ Mount options (-o, separated by commas):
   relatime, strictatime, noatime, lazytime
                          when reads update access times (default relatime); keep pure time changes in memory
   noauto_da_alloc        do not write data back before a rename over a file and at the close of a rewritten one
+  snapshot=NAME          show a snapshot of the volume, read-only (see: quire snapshot)
   discard, nodiscard     tell the device about freed blocks (default nodiscard)
   allow_other, noallow_other
                          other users may use the mount (default for root only)
