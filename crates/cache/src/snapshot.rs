@@ -391,7 +391,8 @@ impl Snapshot {
             if !wait.is_over() {
                 return Some(SnapshotEnd { mapping: self.mapping.clone(), wait: number });
             }
-            if wait.again.is_empty() {
+            // A gathering that failed has given its blocks back: gathering them again would fail again.
+            if wait.again.is_empty() || self.failed.is_some() {
                 waits.remove(number);
                 drop(waits);
                 self.wait = None;

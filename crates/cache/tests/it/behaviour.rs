@@ -522,3 +522,26 @@ fn an_fsync_starts_a_part_of_a_large_file_at_a_time() {
     file.mapping().start_write_back(0, BLOCKS_END);
     assert_eq!(started(), (2 * PIECES) << 8);
 }
+
+/// The device failed while the journal was full. Each fsync of what had no room gathered it, heard that there
+/// is no more room to come, gave it back, and gathered it again, for ever.
+#[test]
+fn a_sync_ends_where_there_will_be_no_room() {
+    let world = World::new(roomy());
+    let file = world.file();
+    file.write(0, &pattern(1, 64 << 10)).unwrap();
+    file.refuse.store(u32::MAX, Ordering::SeqCst);
+    file.fail_room.store(true, Ordering::SeqCst);
+    let mapping = file.mapping().clone();
+    let (end, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut snapshot = mapping.snapshot(0, BLOCKS_END);
+        snapshot.start();
+        let _ = end.send(snapshot.wait().unwrap_err().kind());
+    });
+    assert_eq!(ended.recv_timeout(std::time::Duration::from_secs(20)), Ok(ErrorKind::Io));
+    // Nothing is lost.
+    file.refuse.store(0, Ordering::SeqCst);
+    file.fail_room.store(false, Ordering::SeqCst);
+    file.mapping().write_back(0, BLOCKS_END).unwrap();
+}

@@ -161,6 +161,8 @@ pub struct FakeFile {
     pub scatter: AtomicBool,
     /// The next so many calls of `place` are refused.
     pub refuse: AtomicU32,
+    /// Waiting for room fails.
+    pub fail_room: AtomicBool,
     pub fail_written: AtomicBool,
     pub waits: AtomicU32,
     pub mapping: std::sync::OnceLock<Arc<Mapping>>,
@@ -333,7 +335,10 @@ impl Backing for FakeFile {
 
     fn wait_for_room(&self) -> Result<()> {
         self.waits.fetch_add(1, Ordering::SeqCst);
-        Ok(())
+        match self.fail_room.load(Ordering::SeqCst) {
+            true => Err(Error::new(ErrorKind::Io, "injected: no room any more")),
+            false => Ok(()),
+        }
     }
 
     fn size(&self) -> u64 {
@@ -377,6 +382,7 @@ impl World {
             next_home: self.next_home.clone(),
             scatter: AtomicBool::new(false),
             refuse: AtomicU32::new(0),
+            fail_room: AtomicBool::new(false),
             fail_written: AtomicBool::new(false),
             waits: AtomicU32::new(0),
             mapping: std::sync::OnceLock::new(),
