@@ -58,8 +58,8 @@ pub enum Command {
     Resize(Resize),
     /// Take, list and delete snapshots of a volume, and roll it back
     ///
-    /// The volume must not be mounted, except for `list`. A snapshot holds every file as it was, and costs the
-    /// space of what has changed since. `quire mount -o snapshot=NAME` shows one, for reading.
+    /// The volume must not be mounted, except for `list`. A snapshot holds every file as it was, and costs
+    /// the space of what has changed since. `quire mount -o snapshot=NAME` shows one, for reading.
     Snapshot(Snapshot),
     /// Show the label of a volume, or change it while the volume is not mounted
     Label(Label),

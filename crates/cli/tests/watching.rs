@@ -320,8 +320,8 @@ fn a_mount_is_scrubbed() {
     let (code, said) = scrub(&["--data", "--restart"]);
     assert!(code == 0 && said.contains("of 501 files"), "{said}");
 
-    // The superblocks, under the server's hands. The checkpoint that says that a scrub has begun writes one of
-    // them; the other one stays bad until the scrub comes to it.
+    // The superblocks, under the server's hands. The checkpoint that says that a scrub has begun writes one
+    // of them; the other one stays bad until the scrub comes to it.
     let image = std::fs::File::options().write(true).open(volume.image()).unwrap();
     [0, 8].into_iter().for_each(|block| image.write_all_at(&[0; 4096], block * 4096).unwrap());
     let (code, said) = scrub(&[]);

@@ -1,9 +1,9 @@
 //! Snapshots: their metadata, and the blocks that they need.
 //!
 //! A snapshot is a checkpoint that is kept, so its metadata is walked like that of a superblock slot
-//! ([`crate::checkpoint`]). The blocks that its files need are in its own space tree, as those of the volume are
-//! in the volume's. Whether a snapshot's own map of space fits its files was checked when the volume was in that
-//! state, and nothing has changed since but by damage, which checksums show.
+//! ([`crate::checkpoint`]). The blocks that its files need are in its own space tree, as those of the volume
+//! are in the volume's. Whether a snapshot's own map of space fits its files was checked when the volume was
+//! in that state, and nothing has changed since but by damage, which checksums show.
 //!
 //! Neighbours: [`crate::space`] compares the blocks needed with what the volume says.
 

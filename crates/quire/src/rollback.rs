@@ -1,15 +1,17 @@
 //! Rolling a volume back to its newest snapshot.
 //!
-//! A rollback is a recovery ([`crate::recovery`]) whose checkpoint has the snapshot's tree of names. Protocol:
+//! A rollback is a recovery ([`crate::recovery`]) whose checkpoint has the snapshot's tree of names.
+//! Protocol:
 //! 1. Replay, and recover as always up to the point where both slots lead to the state that was found.
 //! 2. In memory: put the snapshot's tree of names and its orphans in the place of the volume's, and make the
-//!    map of space anew. Used are what snapshots need, the fixed areas, and the chunks of the metadata pool; dead
-//!    are those blocks that snapshots other than this one need.
+//!    map of space anew. Used are what snapshots need, the fixed areas, and the chunks of the metadata pool;
+//!    dead are those blocks that snapshots other than this one need.
 //! 3. Write the checkpoint, and publish it in one slot and then in the other.
 //!
 //! Invariants: before the first slot is written the volume is as it was, then it is rolled back. The snapshot
 //! stays. Inode numbers are not given out twice, nor does the epoch go back. Only the newest snapshot can be
-//! rolled back to: a block that a file has belongs to all snapshots behind its birth ([`crate::snapshot_table`]).
+//! rolled back to: a block that a file has belongs to all snapshots behind its birth
+//! ([`crate::snapshot_table`]).
 //!
 //! Neighbours: [`crate::snapshots`]; `quire_tree::Tree::replace_names`.
 
@@ -114,8 +116,8 @@ fn maps(device: &Arc<Device>, loaded: &Loaded, snapshot: &Snapshot) -> Result<BT
     Ok(maps)
 }
 
-/// Rolls the volume in an image file or on a block device back to its newest snapshot. Nobody may have it open.
-/// What was done since the snapshot is lost; the snapshot stays.
+/// Rolls the volume in an image file or on a block device back to its newest snapshot. Nobody may have it
+/// open. What was done since the snapshot is lost; the snapshot stays.
 ///
 /// Errors: `NotFound`; `Invalid` if there are newer snapshots; `Busy`. Nothing has changed then.
 #[cfg(not(any(loom, shuttle)))]

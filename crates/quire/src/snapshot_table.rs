@@ -5,13 +5,13 @@
 //! belongs to older ones then as well, from the first behind its birth on: a block that a file has is never
 //! free in between.) So the test is one comparison, and without snapshots it is never true.
 //!
-//! What belongs to a snapshot is *shared*. Written shared blocks keep their content: new content goes to fresh
-//! blocks ([`quire_cache::Home::Shared`]). A shared block that leaves its file stays in use, and becomes *dead*
-//! (a key of its region); deleting snapshots frees the dead ([`crate::snapshots`]).
+//! What belongs to a snapshot is *shared*. Written shared blocks keep their content: new content goes to
+//! fresh blocks ([`quire_cache::Home::Shared`]). A shared block that leaves its file stays in use, and
+//! becomes *dead* (a key of its region); deleting snapshots frees the dead ([`crate::snapshots`]).
 //!
-//! Invariants: the table changes only while no other change is applied ([`Turn`] of the barrier), so whether a
-//! block that a record frees is shared depends on the records before it alone, live and in replay. An extent
-//! that keeps its blocks keeps their birth, whatever else of it changes.
+//! Invariants: the table changes only while no other change is applied ([`Turn`] of the barrier), so whether
+//! a block that a record frees is shared depends on the records before it alone, live and in replay. An
+//! extent that keeps its blocks keeps their birth, whatever else of it changes.
 //!
 //! Neighbours: [`crate::apply`] tells of changes of the table; `format::snapshot` has its values.
 //!
@@ -97,8 +97,8 @@ impl SnapshotTable {
         self.newest.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether new content of an extent goes elsewhere, since a snapshot has its blocks, too. It stays so when
-    /// that is deleted: dirty blocks have reserved for it.
+    /// Whether new content of an extent goes elsewhere, since a snapshot has its blocks, too. It stays so
+    /// when that is deleted: dirty blocks have reserved for it.
     #[inline]
     pub(crate) fn moves(&self, extent: &Extent) -> bool {
         extent.birth < self.newest_seen.load(Ordering::Relaxed)

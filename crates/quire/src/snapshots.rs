@@ -7,10 +7,11 @@
 //!
 //! Deleting snapshot n:
 //! 1. Journal that it is being deleted. From then on it shares nothing.
-//! 2. Region by region, free what is dead, was in use in n, and neither in the snapshot before it nor in the one
-//!    behind it. A block is used without a break from its first to its last snapshot, so these two tell of all
-//!    others. Which blocks a snapshot used, its own space tree says. Each transaction moves the cursor in the
-//!    snapshot's value past its region: a block that was freed, used and shared again is not looked at twice.
+//! 2. Region by region, free what is dead, was in use in n, and neither in the snapshot before it nor in the
+//!    one behind it. A block is used without a break from its first to its last snapshot, so these two tell
+//!    of all others. Which blocks a snapshot used, its own space tree says. Each transaction moves the cursor
+//!    in the snapshot's value past its region: a block that was freed, used and shared again is not looked at
+//!    twice.
 //! 3. Delete the key. Two checkpoints later the snapshot's nodes are free.
 //!
 //! Invariants: one deletion at a time, in the order in which they began, so the snapshots before and behind
@@ -98,8 +99,8 @@ pub(crate) fn keep_all(device: &Arc<Device>, tree: &Tree) -> Result<()> {
     Ok(())
 }
 
-/// Takes all snapshots out of the tree of a volume that is being repaired; gives their names. What they had stays
-/// marked used until the repair counts anew.
+/// Takes all snapshots out of the tree of a volume that is being repaired; gives their names. What they had
+/// stays marked used until the repair counts anew.
 pub(crate) fn give_up(tree: &Tree) -> Result<Vec<String>> {
     let (mut names, mut keys) = (Vec::new(), Vec::new());
     tree.scan(Key::snapshot(0), Key::snapshot(u32::MAX), &mut |key, value| {
@@ -154,8 +155,8 @@ impl Space {
     }
 }
 
-/// By region, the blocks that snapshots need: for checks. What a snapshot that is being deleted has given back
-/// is not among them.
+/// By region, the blocks that snapshots need: for checks. What a snapshot that is being deleted has given
+/// back is not among them.
 pub fn held(device: &Arc<Device>, tree: &Tree) -> Result<BTreeMap<u64, RegionMap>> {
     let mut held: BTreeMap<u64, RegionMap> = BTreeMap::new();
     for (_, snapshot) in table(tree)? {
@@ -171,8 +172,8 @@ pub fn held(device: &Arc<Device>, tree: &Tree) -> Result<BTreeMap<u64, RegionMap
 }
 
 impl Engine {
-    /// Takes a snapshot. The caller sees to it that nobody else changes the volume meanwhile, and that nothing
-    /// is dirty.
+    /// Takes a snapshot. The caller sees to it that nobody else changes the volume meanwhile, and that
+    /// nothing is dirty.
     fn take_snapshot(&self, name: &str) -> Result<SnapshotInfo> {
         Snapshot::check_name(name)?;
         if let Some((_, taken)) = table(&self.tree)?.into_iter().find(|(_, other)| other.name == name) {
@@ -298,8 +299,8 @@ impl Volume {
 
 /// Takes a snapshot of the volume in an image file or on a block device. Nobody may have it open.
 ///
-/// Errors: `Exists` if there is one of that name; `Invalid` if none can have it; `Busy` if the volume is mounted
-/// or open elsewhere.
+/// Errors: `Exists` if there is one of that name; `Invalid` if none can have it; `Busy` if the volume is
+/// mounted or open elsewhere.
 #[cfg(not(any(loom, shuttle)))]
 pub fn take_snapshot(path: impl AsRef<std::path::Path>, name: &str) -> Result<SnapshotInfo> {
     take_snapshot_backend(quire_device::open_image(path.as_ref(), quire_device::OpenMode::ReadWrite)?, name)

@@ -193,7 +193,8 @@ pub enum Mistake {
     /// A resize publishes the new journal and then writes it with zeros. Shows when its blocks held journal
     /// blocks of the same volume: they are taken for records of the new life.
     NewRingWrittenLate,
-    /// New content of a block goes to its place, although a snapshot has the block, too. Shows in the snapshot.
+    /// New content of a block goes to its place, although a snapshot has the block, too. Shows in the
+    /// snapshot.
     SharedOverwritten,
     /// A block that a file gives up is free, although a snapshot has it. Shows as soon as the block is used
     /// again, and to fsck at once.

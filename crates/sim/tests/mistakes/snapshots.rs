@@ -1,8 +1,9 @@
-//! Snapshots: crashes of taking one, of work beside several, of deleting one and of rolling back, with several
-//! fates of the unflushed writes.
+//! Snapshots: crashes of taking one, of work beside several, of deleting one and of rolling back, with
+//! several fates of the unflushed writes.
 //!
-//! Whatever a crash leaves is clean for fsck before and after recovery. Each snapshot that is there has what the
-//! files had when it was taken. The volume has what it had when it was last synced, or what was written since.
+//! Whatever a crash leaves is clean for fsck before and after recovery. Each snapshot that is there has what
+//! the files had when it was taken. The volume has what it had when it was last synced, or what was written
+//! since.
 
 use quire::internals::inspect::Image as Opened;
 use quire::internals::snapshots;
@@ -100,8 +101,8 @@ fn sample() -> (Image, Files, BTreeMap<String, Files>) {
 /// Says what is wrong with files, those of a volume and those of its snapshots.
 type Check<'a> = &'a dyn Fn(&Files, &BTreeMap<String, Files>) -> Result<(), String>;
 
-/// Crashes of what was done to a device; `check` says what is wrong with an image, or with what recovery makes of
-/// it.
+/// Crashes of what was done to a device; `check` says what is wrong with an image, or with what recovery
+/// makes of it.
 fn crashes(
     device: &Arc<SimulatedBackend>,
     taken: &BTreeMap<String, Files>,
