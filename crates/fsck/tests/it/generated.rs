@@ -220,8 +220,9 @@ fn no_layout_is_left_out() {
     let tried: std::collections::BTreeSet<_> =
         world.all.iter().map(|(instance, _)| instance.layout.name).collect();
     for layout in quire_format::layout::ALL {
-        let journal = layout.name.starts_with("journal");
-        assert!(journal || tried.contains(layout.name), "{}", layout.name);
+        // Journals and snapshots have tests of their own; the sample has none.
+        let elsewhere = layout.name.starts_with("journal") || layout.name == "snapshot";
+        assert!(elsewhere || tried.contains(layout.name), "{}", layout.name);
     }
     let forms: std::collections::BTreeSet<u64> = world
         .all
