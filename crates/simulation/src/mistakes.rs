@@ -45,9 +45,6 @@ pub enum Mistake {
     /// All of a range that was freed is discarded, even if other files have parts of it by then; with discard
     /// on. Shows when a block is given out again before its discard.
     UsedBlocksDiscarded,
-    /// A block of the journal that cannot be read, where the stream would go on, is taken for its end. Shows
-    /// when the last forced record was in it.
-    UnreadableBlockEndsJournal,
     /// A node of which one copy is bad is marked dirty, but not the nodes above it. Shows after a scrub: no
     /// checkpoint has written it anew.
     HealedNodeUnreached,
@@ -183,6 +180,9 @@ pub enum Mistake {
     /// Shows when they are handed out again.
     StreamedBlocksGivenBack,
 
+    /// A block of the journal that cannot be read, where the stream would go on, is taken for its end. Shows
+    /// when the last forced record was in it.
+    UnreadableBlockEndsJournal,
     /// The last block of a file is known as soon as its write has completed, not when a flush has covered
     /// that. Shows when a truncate cuts inside the block, the block is written back, an append is forced, and
     /// the crash keeps the append's record and neither of the two writes: what was cut off is back.
