@@ -27,4 +27,10 @@ impl Engine {
         };
         admitted.ok_or_else(|| Error::new(ErrorKind::Shutdown, "the volume is being closed"))
     }
+
+    /// As [`Engine::begin_change`], if nothing keeps changes back: never waits.
+    pub(crate) fn try_begin_change(&self) -> Option<Admitted<'_>> {
+        self.check_writable().ok()?;
+        self.changes.try_enter().ok()
+    }
 }

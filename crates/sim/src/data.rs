@@ -70,9 +70,11 @@ impl Change<'_> {
 
     /// As a file with such units has it: where a zeroing cuts a unit, it is a write of that.
     pub(crate) fn with_units(mut self, unit: u64) -> Self {
+        let is_group = self.is_group();
         if let Effect::Zero { record } = &mut self.effect
             && record.1 != u64::MAX
             && unit > BLOCK
+            && !is_group
         {
             *record = (record.0.next_multiple_of(unit), record.1 / unit * unit);
         }
@@ -81,7 +83,7 @@ impl Change<'_> {
 
     /// Whether it belongs to a group.
     pub fn is_group(&self) -> bool {
-        matches!(self.effect, Effect::Write { group: true, .. })
+        matches!(self.record.operation, Operation::Group { .. })
     }
 
     /// Whether it moves bytes.
@@ -107,7 +109,10 @@ pub fn changes<'a>(record: &'a Record, place: (usize, usize), inode: u64) -> Vec
                     place,
                     start: piece.start,
                     end: piece.end,
-                    effect: Effect::Write { from: piece.from, group: true },
+                    effect: match piece.from {
+                        Some(from) => Effect::Write { from, group: true },
+                        None => Effect::Zero { record: (piece.start, piece.end) },
+                    },
                 })
                 .collect()
         }

@@ -334,12 +334,20 @@ impl World {
         Some(Operation::Write { inode, offset, length, flags })
     }
 
-    /// Up to five writes to up to three files.
+    /// Up to five writes and truncates of up to three files.
     fn group(&self, random: &mut Random, profile: &Profile) -> Option<Operation> {
         let files: Vec<u64> = (0..1 + random.below(3)).filter_map(|_| self.file(random)).collect();
         let writes = (0..1 + random.below(5)).map(|_| {
             let inode = *files.get(random.below(files.len().max(1) as u64) as usize)?;
             let size = self.size(inode);
+            if random.one_in(8) {
+                let size = match random.below(4) {
+                    0 => random.below(profile.file_bytes / BLOCK) * BLOCK,
+                    1 => random.below(profile.file_bytes),
+                    _ => random.below(size + 1),
+                };
+                return Some(GroupWrite { inode, offset: size, length: 0 });
+            }
             let (offset, length) = match random.below(6) {
                 0..=2 => (random.below(profile.file_bytes / BLOCK) * BLOCK, (1 + random.below(4)) * BLOCK),
                 3 => (random.below(size.max(1)), 1 + random.below(300)),

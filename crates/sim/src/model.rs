@@ -17,7 +17,7 @@
 //! Neighbours: [`crate::operation`] lists the operations; [`crate::configurations`] explores orders of them.
 
 use crate::contents::Contents;
-use crate::operation::{GroupEnd, GroupWrite, Name, OpId, Operation, Outcome, Shape, group_pieces};
+use crate::operation::{GroupEnd, GroupWrite, Name, OpId, Operation, Outcome, Shape, group_patterns};
 use quire::inodes::{FallocateMode, IoFlags, XattrFlags};
 use quire::{ErrorKind, FileType, RenameFlags};
 use std::collections::BTreeMap;
@@ -572,17 +572,22 @@ impl Model {
 
     fn write_group(&mut self, id: OpId, writes: &[GroupWrite]) {
         let keeps = self.keeps_contents;
-        for piece in group_pieces(writes) {
-            let file = &mut self.edit(piece.inode).file;
-            if keeps {
-                file.contents.write_part(piece.start, piece.end, id, piece.from);
+        for (from, write) in group_patterns(writes) {
+            if write.truncates() {
+                self.set_size(write.inode, write.offset);
+                continue;
             }
-            if piece.end > file.size {
+            let file = &mut self.edit(write.inode).file;
+            let end = write.offset + write.length;
+            if keeps {
+                file.contents.write_part(write.offset, end, id, from);
+            }
+            if end > file.size {
                 match file.growth.last_mut() {
-                    Some(growth) if growth.op == id => growth.to = piece.end,
-                    _ => file.growth.push(Growth { op: id, from: file.size, to: piece.end, whole: true }),
+                    Some(growth) if growth.op == id => growth.to = end,
+                    _ => file.growth.push(Growth { op: id, from: file.size, to: end, whole: true }),
                 }
-                file.size = piece.end;
+                file.size = end;
             }
         }
     }

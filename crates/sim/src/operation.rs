@@ -99,18 +99,25 @@ impl Shape {
     }
 }
 
-/// One write of a group.
+/// One write of a group, or a truncate in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupWrite {
     /// The file.
     pub inode: u64,
-    /// Where, in bytes.
+    /// Where, in bytes; of a truncate, the size.
     pub offset: u64,
-    /// How much, in bytes.
+    /// How much, in bytes; 0: a truncate.
     pub length: u64,
 }
 
-/// Bytes of a file that a group gives, where no later write of the group covers them.
+impl GroupWrite {
+    /// Whether it sets the file's size.
+    pub fn truncates(&self) -> bool {
+        self.length == 0
+    }
+}
+
+/// Bytes of a file that a group gives, where no later step of the group covers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupPiece {
     /// The file.
@@ -119,8 +126,8 @@ pub struct GroupPiece {
     pub start: u64,
     /// Behind the last byte.
     pub end: u64,
-    /// Where `start` is in the pattern of the group's operation.
-    pub from: u64,
+    /// Where `start` is in the pattern of the group's operation; `None`: these are the zeros of a truncate.
+    pub from: Option<u64>,
 }
 
 /// Where each write of a group begins in the pattern of its operation.
@@ -137,13 +144,16 @@ pub fn group_patterns(writes: &[GroupWrite]) -> impl Iterator<Item = (u64, &Grou
 pub fn group_pieces(writes: &[GroupWrite]) -> Vec<GroupPiece> {
     let mut pieces: Vec<GroupPiece> = Vec::new();
     for (from, write) in group_patterns(writes) {
-        let (start, end) = (write.offset, write.offset + write.length);
+        let (start, end, from) = match write.truncates() {
+            true => (write.offset, u64::MAX, None),
+            false => (write.offset, write.offset + write.length, Some(from)),
+        };
         let outside = |piece: &GroupPiece| {
             if piece.inode != write.inode {
                 return [Some(*piece), None];
             }
             let part = |low: u64, high: u64| {
-                let from = piece.from + (low.max(piece.start) - piece.start);
+                let from = piece.from.map(|from| from + (low.max(piece.start) - piece.start));
                 (low < high).then_some(GroupPiece { start: low, end: high, from, ..*piece })
             };
             [part(piece.start, piece.end.min(start)), part(piece.start.max(end), piece.end)]
@@ -420,7 +430,7 @@ mod tests {
     fn later_writes_of_a_group_cover_earlier_ones() {
         let write = |inode, offset, length| GroupWrite { inode, offset, length };
         let pieces = group_pieces(&[write(7, 0, 100), write(7, 40, 20), write(8, 50, 10), write(7, 90, 30)]);
-        let piece = |inode, start, end, from| GroupPiece { inode, start, end, from };
+        let piece = |inode, start, end, from| GroupPiece { inode, start, end, from: Some(from) };
         let wanted = [
             piece(7, 0, 40, 0),
             piece(7, 40, 60, 4096),
@@ -429,5 +439,9 @@ mod tests {
             piece(8, 50, 60, 2 * 4096),
         ];
         assert_eq!(pieces, wanted);
+
+        let cut = group_pieces(&[write(7, 0, 100), write(7, 30, 0), write(7, 60, 10)]);
+        let zeros = |start, end| GroupPiece { inode: 7, start, end, from: None };
+        assert_eq!(cut, [piece(7, 0, 30, 0), zeros(30, 60), piece(7, 60, 70, 4096), zeros(70, u64::MAX)]);
     }
 }

@@ -340,8 +340,13 @@ impl Bench {
         let volume = self.volume();
         let mut group = volume.inodes().atomic();
         for (from, write) in group_patterns(writes) {
+            let handle = self.handle(write.inode)?;
+            if write.truncates() {
+                group.set_len(&handle, write.offset)?;
+                continue;
+            }
             let data = crate::contents::pattern(id, from, from + write.length);
-            group.write_at(&self.handle(write.inode)?, &data, write.offset)?;
+            group.write_at(&handle, &data, write.offset)?;
         }
         match end {
             GroupEnd::Now => group.commit(Commit::Now),

@@ -383,7 +383,9 @@ impl Engine {
     }
 
     /// How far the size on disk may go: to `size`, the end of the file, but not past a block that is dirty or
-    /// in flight, unless an fsync knows that it has been written before; blocks in `done` are neither.
+    /// in flight, unless an fsync knows that it has been written before; blocks in `done` are neither. In an
+    /// untorn file it stays before the whole unit of such a block: a size inside the unit would show a part of
+    /// what the unit is to become.
     ///
     /// While an exclusive operation runs it stays where it is: the operation drops dirty blocks before its
     /// record is in the journal. What such a block holds on disk may be what an earlier truncate cut off, and
@@ -395,9 +397,9 @@ impl Engine {
         let on_disk = meta.record.size;
         let Some(mapping) = inode.mapping.get() else { return size };
         let view = inode.seen.shared_view();
+        let unit = inode.unit_blocks();
         // How far it may go while an exclusive operation runs.
-        let held =
-            inode.unit_blocks().map_or(on_disk, |unit| on_disk.next_multiple_of(unit * BLOCK_SIZE as u64));
+        let held = unit.map_or(on_disk, |unit| on_disk.next_multiple_of(unit * BLOCK_SIZE as u64));
         if view.is_none() && held == on_disk {
             return on_disk;
         }
@@ -406,7 +408,11 @@ impl Engine {
             let Some(block) = mapping.first_unfinished(from) else { break size };
             match done.iter().find(|range| range.contains(&block)) {
                 Some(range) => from = range.end,
-                None => break size.min(block * BLOCK_SIZE as u64).max(on_disk),
+                None => {
+                    let unit = unit.unwrap_or(1);
+                    let whole = block / unit * unit;
+                    break size.min(whole * BLOCK_SIZE as u64).max(on_disk);
+                }
             }
         };
         // A drop that the look at the blocks saw came with an odd sequence before it.

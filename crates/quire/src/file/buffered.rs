@@ -148,7 +148,7 @@ impl Engine {
         if inode.kind != FileType::Regular || data.len() > BATCH_BYTES {
             return false;
         }
-        let Ok(_change) = self.begin_change() else { return false };
+        let Some(_change) = self.try_begin_change() else { return false };
         let Some(_permit) = inode.gate.try_enter(GateState::Buffered) else { return false };
         // The size cannot shrink while the permit is held.
         let inside = offset.checked_add(data.len() as u64).is_some_and(|end| end <= inode.size());

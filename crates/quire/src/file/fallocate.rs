@@ -12,6 +12,7 @@ use super::range_end;
 use crate::engine::Engine;
 use crate::inode::InodeRef;
 use crate::transaction::{Cost, Depends, EXTENTS_PER_TRANSACTION, Transaction};
+use quire_alloc::SpaceReservation;
 use quire_base::sync::Arc;
 use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, Error, Result};
@@ -75,10 +76,16 @@ impl Engine {
                 }
                 FallocateMode::ZeroRange { keep_size } => {
                     self.fill_holes(inode, offset, end)?;
+                    // A snapshot's blocks leave the file, which gets others in their place.
+                    let shared = self.shared_blocks(inode, offset, end)?;
+                    let instead = self.alloc.reserve(shared)?;
                     let whole = self.zero_cut_units(inode, offset, end)?;
                     let size = if keep_size { 0 } else { end };
                     if !whole.is_empty() {
                         self.zero_range(inode, whole.start, whole.end, size)?;
+                    }
+                    if shared > 0 {
+                        self.fill_holes_from(inode, offset, end, instead)?;
                     }
                     if size > inode.size() {
                         self.set_size(inode, size)?;
@@ -202,12 +209,8 @@ impl Engine {
     ) -> Result<u64> {
         let mut meta = inode.meta();
         let found = self.extents_in(inode, blocks.start, blocks.end - blocks.start, most)?;
-        let pieces: Vec<Extent> = found
-            .iter()
-            .filter_map(|extent| extent.clip(blocks.start, blocks.end))
-            .map(|extent| Extent { unwritten: true, ..extent })
-            .collect();
-        let next = pieces.last().filter(|_| found.len() == most).map_or(blocks.end, Extent::file_end);
+        let next = found.last().filter(|_| found.len() == most).map_or(blocks.end, Extent::file_end);
+        let next = next.min(blocks.end);
         // A written block of a snapshot keeps its content: it leaves the file, which gets a hole there.
         let (gone, pieces): (Vec<_>, Vec<_>) = found
             .iter()
@@ -223,6 +226,7 @@ impl Engine {
             inode.fold_times(&mut meta);
             record = self.with_size(&meta.record, size);
         }
+        record.blocks = record.blocks.saturating_add_signed(plan.blocks_gained());
         transaction.put_inode(inode.number, &record);
         transaction.extents(inode.number, plan.removed, plan.inserted);
         // A larger size shows what was written back below it.
@@ -251,6 +255,23 @@ impl Engine {
         Ok(())
     }
 
+    /// Written blocks among the whole ones of a range that zeros do not stay in, since a snapshot has them,
+    /// too. The caller has the file to itself.
+    fn shared_blocks(&self, inode: &InodeRef, offset: u64, end: u64) -> Result<u64> {
+        if self.snapshots.epoch() == 0 {
+            return Ok(0);
+        }
+        let (first, last) = (offset.div_ceil(BLOCK_SIZE as u64), end / BLOCK_SIZE as u64);
+        let (mut at, mut shared) = (first, 0);
+        while at < last {
+            let found = inode.read_extents(at, last - at, 256)?;
+            let moving = found.iter().filter(|extent| !extent.unwritten && self.snapshots.moves(extent));
+            shared += moving.filter_map(|extent| extent.clip(at, last)).map(|part| u64::from(part.len)).sum::<u64>();
+            at = if found.len() < 256 { last } else { found.last().map_or(last, Extent::file_end) };
+        }
+        Ok(shared)
+    }
+
     /// Gives every hole of a range unwritten blocks.
     fn fill_holes(&self, inode: &InodeRef, offset: u64, end: u64) -> Result<()> {
         let (first, last) = (offset / BLOCK_SIZE as u64, blocks_for(end));
@@ -262,13 +283,24 @@ impl Engine {
             let _ = start;
             Ok(())
         })?;
-        let reservation = self.alloc.reserve(missing)?;
+        let funding = self.alloc.reserve(missing)?;
+        self.fill_holes_from(inode, offset, end, funding)
+    }
+
+    /// As [`Engine::fill_holes`], with what was reserved for it.
+    fn fill_holes_from<'a>(
+        &'a self,
+        inode: &InodeRef,
+        offset: u64,
+        end: u64,
+        mut funding: SpaceReservation<'a>,
+    ) -> Result<()> {
+        let (first, last) = (offset / BLOCK_SIZE as u64, blocks_for(end));
         let mut holes = Vec::new();
         self.for_each_hole(inode, first, last, |start, count| {
             holes.push((start, count));
             Ok(())
         })?;
-        let mut funding = reservation;
         for (start, count) in holes {
             let mut at = start;
             while at < start + count {
@@ -285,7 +317,7 @@ impl Engine {
         inode: &InodeRef,
         at: u64,
         count: u64,
-        funding: &mut quire_alloc::SpaceReservation<'a>,
+        funding: &mut SpaceReservation<'a>,
     ) -> Result<u64> {
         let mut transaction = self.begin(Cost::new(1, 128).with_extents(EXTENTS_PER_TRANSACTION))?;
         let goal = self.allocation_goal(inode, at)?;

@@ -86,7 +86,10 @@ impl FileSync {
         };
         // Reading growth back needs everything before it, or the size on disk could not reach it (J6).
         let start = if end > on_disk { offset.min(on_disk) } else { offset };
-        let (first, last) = (start / BLOCK_SIZE as u64, end.div_ceil(BLOCK_SIZE as u64));
+        // Whole units of an untorn file: these are written together, and the size goes over all of one.
+        let unit = inode.unit_blocks().unwrap_or(1);
+        let first = start / BLOCK_SIZE as u64 / unit * unit;
+        let last = end.div_ceil(BLOCK_SIZE as u64).next_multiple_of(unit);
         // After the cuts have been read: a size that a later cut takes back is not insisted on. A range that
         // ends before the file earns whole blocks: no size on disk ends where no write did.
         let wanted = last.saturating_mul(BLOCK_SIZE as u64).min(inode.size());

@@ -57,10 +57,22 @@ impl Collected {
         in_memory.max(self.streamed.last().map(|run| run.start * BLOCK_SIZE as u64))
     }
 
-    /// Whether the size on disk has to rise for a crash to leave all of the group. It never falls while the
-    /// gate's permit is held.
-    pub(super) fn grows_on_disk(&self) -> bool {
-        self.end() > self.inode.meta().record.size
+    /// The size that a crash has to leave with the group, if the file ends before the group's end on disk.
+    /// Plain writes may have made the file longer already. Then the size goes to the end of the group's last
+    /// block, or unit, as it goes over plain writes, or to the end of the file: never to the group's own end,
+    /// which the file never had. The size on disk never falls while the gate's permit is held.
+    pub(super) fn earns(&self, on_disk: u64) -> Option<u64> {
+        let (end, size) = (self.end(), self.inode.size());
+        (end > on_disk).then(|| match self.size {
+            None if end < size => end.next_multiple_of(unit_of(&self.inode) * BLOCK_SIZE as u64).min(size),
+            _ => end,
+        })
+    }
+
+    /// As [`Collected::earns`], for a caller that holds no `meta`.
+    pub(super) fn earns_now(&self) -> Option<u64> {
+        let on_disk = self.inode.meta().record.size;
+        self.earns(on_disk)
     }
 
     /// The size as the group's owner sees it.

@@ -36,10 +36,7 @@ impl Engine {
         let buffer = if is_large { Some(Buffer::new(self)?) } else { None };
         if is_large {
             // Most of it, while others may read and write.
-            files
-                .iter()
-                .filter(|file| file.grows_on_disk())
-                .try_for_each(|file| self.write_back_growth(file))?;
+            files.iter().try_for_each(|file| self.write_back_growth(file))?;
         }
         self.retry_without_space(|| match &buffer {
             Some(buffer) => self.commit_alone(files, files, Some(buffer)),
@@ -52,7 +49,7 @@ impl Engine {
             return self.commit_alone(files, files, None);
         }
         let _permits: Vec<_> = files.iter().map(|file| file.inode.gate.enter(GateState::Buffered)).collect();
-        let growing: Vec<bool> = files.iter().map(|file| file.grows_on_disk()).collect();
+        let growing: Vec<bool> = files.iter().map(|file| file.earns_now().is_some()).collect();
         let _sizes: Vec<_> = files
             .iter()
             .zip(&growing)
@@ -75,11 +72,14 @@ impl Engine {
         self.write_back_growth(file)
     }
 
-    /// Writes back what lies between the size on disk and the group's end.
+    /// Writes back what lies between the size on disk and the size that the group earns.
     fn write_back_growth(&self, file: &Collected) -> Result<()> {
         let inode = &file.inode;
-        let on_disk = inode.meta().record.size / BLOCK_SIZE as u64;
-        inode.mapping().write_back(on_disk, blocks_for(file.end()))
+        let on_disk = inode.meta().record.size;
+        match file.earns(on_disk) {
+            Some(end) => inode.mapping().write_back(on_disk / BLOCK_SIZE as u64, blocks_for(end)),
+            None => Ok(()),
+        }
     }
 
     /// Commits with all files to itself: it enters the gates of `rest`, and then goes on. With a buffer the
@@ -181,7 +181,7 @@ impl Engine {
             match file.size {
                 Some(size) => one.resize(size)?,
                 // What lies before it has been written back.
-                None => one.grows_to = file.end(),
+                None => one.grows_to = file.earns_now().unwrap_or_default(),
             }
             data.push(one);
         }

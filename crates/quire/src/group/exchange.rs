@@ -228,7 +228,7 @@ impl<'a> Fresh<'a> {
 
     /// The size on disk after the exchange, over what has been written back.
     fn size_on_disk(&self, before: u64) -> u64 {
-        self.file.size.unwrap_or_else(|| before.max(self.file.end()))
+        self.file.size.or(self.file.earns(before)).unwrap_or(before)
     }
 }
 

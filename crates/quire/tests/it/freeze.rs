@@ -127,6 +127,27 @@ fn a_change_of_a_thread_that_may_not_wait_fails() {
     volume.close().unwrap();
 }
 
+/// A write that is only tried waited for the thaw, and so did the thread that takes a mount's requests.
+#[test]
+fn a_tried_write_is_refused_at_once() {
+    let (_device, volume) = new_volume(4096);
+    let inode = file(&volume, "f");
+    volume.inodes().write_at(&inode, &[1; BLOCK], 0, IoFlags::empty()).unwrap();
+    let frozen = volume.freeze().unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    let tried = {
+        let (volume, inode) = (volume.clone(), inode.clone());
+        std::thread::spawn(move || tell.send(volume.inodes().try_write_at(&inode, &[2; 10], 0)))
+    };
+    let outcome = told.recv_timeout(Duration::from_secs(10));
+    drop(frozen);
+    tried.join().unwrap().unwrap();
+    assert_eq!(outcome, Ok(false), "a tried write waits for the thaw, or changes a frozen volume");
+    assert!(volume.inodes().try_write_at(&inode, &[2; 10], 0));
+    drop(inode);
+    volume.close().unwrap();
+}
+
 #[test]
 fn closing_ends_a_freeze() {
     let (device, volume) = new_volume(4096);

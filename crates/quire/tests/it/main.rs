@@ -28,6 +28,8 @@ mod durability;
 mod freeze;
 #[cfg(not(any(loom, shuttle)))]
 mod groups;
+#[cfg(not(any(loom, shuttle)))]
+mod groups_over_growth;
 #[cfg(all(debug_assertions, not(any(loom, shuttle))))]
 mod held_leaves;
 #[cfg(not(any(loom, shuttle)))]

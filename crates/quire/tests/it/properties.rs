@@ -87,6 +87,28 @@ fn a_change_of_untorn_is_durable_behind_the_data() {
     assert_eq!(device.event_count(), before);
 }
 
+/// An append dirtied the last block of a unit in which the file ended on disk, and a small forced write to
+/// another unit took the size up to that block: a crash left the unit with a new size and without the append.
+#[test]
+fn a_size_on_disk_stays_out_of_a_unit_that_is_dirty() {
+    let (device, volume) = new_volume(16384);
+    let table = file(&volume, "table");
+    volume.inodes().set_properties(&table, untorn("16k")).unwrap();
+    let write = |data: &[u8], block: usize, flags: IoFlags| {
+        volume.inodes().write_at(&table, data, (block * BLOCK) as u64, flags).unwrap();
+    };
+    write(&[1; 5 * BLOCK], 0, IoFlags::DIRECT);
+    volume.inodes().fsync(&table, false).unwrap();
+    write(&[2; BLOCK], 7, IoFlags::empty());
+    write(&[3; 10], 0, IoFlags::DATASYNC);
+    let image = SimulatedBackend::from_image(device.crash(CrashPolicy::LoseAll));
+    let after = options().open_backend(Arc::new(image)).unwrap();
+    let mut wanted = vec![1; 5 * BLOCK];
+    wanted[..10].fill(3);
+    let seen = after.read("table").unwrap();
+    assert!(seen == wanted, "{} blocks: the unit holds no value that it had", seen.len() / BLOCK);
+}
+
 #[test]
 fn shown_as_attributes_where_set() {
     let (_device, volume) = new_volume(16384);
