@@ -384,7 +384,9 @@ impl<'a> Oracle<'a> {
             };
             let whole = match change.effect {
                 // The edges of a punch are writes of their units, and no part of its record.
-                Effect::Zero { record } if record.1 != u64::MAX && !change.is_group() => record.0 <= start && end <= record.1,
+                Effect::Zero { record } if record.1 != u64::MAX && !change.is_group() => {
+                    record.0 <= start && end <= record.1
+                }
                 _ => true,
             };
             (recorded && whole)

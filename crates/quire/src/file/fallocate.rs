@@ -266,7 +266,10 @@ impl Engine {
         while at < last {
             let found = inode.read_extents(at, last - at, 256)?;
             let moving = found.iter().filter(|extent| !extent.unwritten && self.snapshots.moves(extent));
-            shared += moving.filter_map(|extent| extent.clip(at, last)).map(|part| u64::from(part.len)).sum::<u64>();
+            shared += moving
+                .filter_map(|extent| extent.clip(at, last))
+                .map(|part| u64::from(part.len))
+                .sum::<u64>();
             at = if found.len() < 256 { last } else { found.last().map_or(last, Extent::file_end) };
         }
         Ok(shared)

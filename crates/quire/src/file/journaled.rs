@@ -37,7 +37,7 @@ use quire_base::sync::atomic::Ordering;
 use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result, Seq};
 use quire_cache::{Backing, Contents, Home};
-use quire_format::extent::{Extent, FILE_BLOCKS_MAX, Run, extents_of_run, overlay};
+use quire_format::extent::{Extent, FILE_BLOCKS_MAX, Run, carve, extents_of_run, overlay};
 use quire_format::key::Key;
 use std::ops::Range;
 
@@ -64,8 +64,30 @@ pub(crate) struct FileData<'a> {
     fresh: Vec<Run>,
     /// The size that the file has at least, once this is visible.
     pub(crate) grows_to: u64,
-    /// The size that it gets, whatever it was, and the extents that lie beyond.
-    resized: Option<(u64, Vec<Extent>)>,
+    /// The size that it gets, whatever it was.
+    resized: Option<Resized>,
+}
+
+/// A file's new size, and what it costs.
+struct Resized {
+    size: u64,
+    /// The block from which on nothing stays but what is written now; no more than the blocks of `size`.
+    cut: u64,
+    /// The extents between there and the new end, and those beyond.
+    inside: Vec<Extent>,
+    beyond: Vec<Extent>,
+}
+
+impl Resized {
+    /// Whether more extents lie beyond the new size than one transaction frees.
+    fn is_long(&self) -> bool {
+        self.beyond.len() > EXTENTS_PER_TRANSACTION
+    }
+
+    /// The extents that the transaction frees, in whole or in part.
+    fn freed(&self) -> impl Iterator<Item = &Extent> {
+        self.inside.iter().chain(self.beyond.iter().filter(|_| !self.is_long()))
+    }
 }
 
 impl<'a> FileData<'a> {
@@ -96,26 +118,27 @@ impl<'a> FileData<'a> {
         Ok(())
     }
 
-    /// Gives the file another size. The caller has it to itself.
-    pub(crate) fn resize(&mut self, size: u64) -> Result<()> {
-        let first = blocks_for(size);
-        let beyond = self.inode.read_extents(first, FILE_BLOCKS_MAX - first, EXTENTS_PER_TRANSACTION + 1)?;
-        self.resized = Some((size, beyond));
+    /// Gives the file another size; of what it holds beyond `keeps` nothing stays. The caller has it to itself.
+    pub(crate) fn resize(&mut self, size: u64, keeps: u64) -> Result<()> {
+        let (cut, end) = (blocks_for(keeps.min(size)), blocks_for(size));
+        let inside = self.inode.read_extents(cut, end - cut, EXTENTS_PER_TRANSACTION + 1)?;
+        if inside.len() > EXTENTS_PER_TRANSACTION {
+            let text = "a group cuts a file and makes it longer again that is in too many pieces there";
+            return Err(Error::new(ErrorKind::TooLarge, text));
+        }
+        let beyond = self.inode.read_extents(end, FILE_BLOCKS_MAX - end, EXTENTS_PER_TRANSACTION + 1)?;
+        self.resized = Some(Resized { size, cut, inside, beyond });
         Ok(())
     }
 
     /// Whether more extents lie beyond the new size than one transaction frees.
     pub(crate) fn frees_too_many(&self) -> bool {
-        self.freed().is_none()
+        self.resized.as_ref().is_some_and(Resized::is_long)
     }
 
-    /// The extents that the transaction frees, in whole or in part; none if they are too many.
-    fn freed(&self) -> Option<&[Extent]> {
-        match &self.resized {
-            Some((_, beyond)) if beyond.len() > EXTENTS_PER_TRANSACTION => None,
-            Some((_, beyond)) => Some(beyond),
-            None => Some(&[]),
-        }
+    /// The extents that the transaction frees, in whole or in part.
+    fn freed(&self) -> impl Iterator<Item = &Extent> {
+        self.resized.iter().flat_map(Resized::freed)
     }
 
     fn allocate(&mut self, block: u64, count: u64) -> Result<Vec<Run>> {
@@ -145,9 +168,9 @@ impl<'a> FileData<'a> {
 
     /// Loads what journaling the new homes reads and writes. It stays while the transaction lives.
     pub(crate) fn warm(&self, transaction: &Transaction<'_>) -> Result<()> {
-        if let Some(freed) = self.freed().filter(|freed| !freed.is_empty()) {
-            let runs: Vec<Run> = freed.iter().map(Extent::run).collect();
-            let keys = freed.iter().map(|extent| Key::extent(self.inode.number, extent.file_block));
+        if self.freed().next().is_some() {
+            let runs: Vec<Run> = self.freed().map(Extent::run).collect();
+            let keys = self.freed().map(|extent| Key::extent(self.inode.number, extent.file_block));
             let keys: Vec<Key> = keys.chain(keys_of_homes(self.inode, runs.iter().copied())).collect();
             self.engine.tree.prepare(transaction.ticket(), &keys)?;
             self.engine.alloc.ensure_loaded(&runs)?;
@@ -172,13 +195,22 @@ impl<'a> FileData<'a> {
             .filter(|piece| piece.is_new)
             .flat_map(|piece| extents_of_run(piece.file_block, piece.home, false, engine.snapshots.epoch()))
             .collect();
-        let freed = self.freed().unwrap_or_default();
-        let Some(first_freed) = freed.first() else { return engine.plan_overlay(inode, &new) };
-        let end = blocks_for(self.resized.as_ref().map_or(0, |(size, _)| *size));
-        let from = new.first().map_or(u64::MAX, |new| new.file_block.saturating_sub(1));
-        let from = from.min(first_freed.file_block);
-        let before = engine.extents_in(inode, from, FILE_BLOCKS_MAX - from, usize::MAX)?;
-        let kept: Vec<Extent> = before.iter().filter_map(|extent| extent.clip(0, end)).collect();
+        let Some(resized) = self.resized.as_ref().filter(|resized| resized.freed().next().is_some()) else {
+            return engine.plan_overlay(inode, &new);
+        };
+        // One block more on either side finds the neighbours to merge with.
+        let from = new.first().map_or(u64::MAX, |new| new.file_block).min(resized.cut).saturating_sub(1);
+        let stays_from = if resized.is_long() { blocks_for(resized.size) } else { FILE_BLOCKS_MAX };
+        let to = (stays_from + 1).min(FILE_BLOCKS_MAX);
+        let before = engine.extents_in(inode, from, to.saturating_sub(from), usize::MAX)?;
+        let mut kept = carve(&before, resized.cut, stays_from);
+        // Content that goes to where it was stays there.
+        let in_place = self.pieces.iter().filter(|piece| !piece.is_new).flat_map(|piece| {
+            let (first, end) = (piece.file_block.max(resized.cut), piece.file_block + piece.home.blocks);
+            before.iter().filter_map(move |extent| extent.clip(first, end))
+        });
+        let in_place: Vec<Extent> = in_place.collect();
+        kept = overlay(&kept, &in_place);
         let new = engine.snapshots.keep_births(&before, &new);
         Ok(Replacement::between(before, overlay(&kept, &new)))
     }
@@ -199,7 +231,7 @@ impl Drop for FileData<'_> {
 /// What journaling content costs at most.
 pub(crate) fn data_cost(files: &[FileData<'_>]) -> Cost {
     let pieces = files.iter().map(|file| file.pieces.len()).sum();
-    let freed = files.iter().map(|file| file.freed().map_or(0, <[Extent]>::len)).sum::<usize>();
+    let freed = files.iter().map(|file| file.freed().count()).sum::<usize>();
     let new = files.iter().map(FileData::new_pieces).sum::<usize>() + freed;
     let blocks = files.iter().map(|file| file.blocks() as usize).sum();
     cost_of(files.len(), pieces, new, blocks)
@@ -301,7 +333,7 @@ impl Engine {
                 .collect();
             let size = inode.size().max(file.grows_to);
             let on_disk = match &file.resized {
-                Some((size, _)) => *size,
+                Some(resized) => resized.size,
                 None => self.front(inode, meta, size, &done).max(file.grows_to).max(meta.record.size),
             };
             let mut record = None;
@@ -345,7 +377,7 @@ impl Engine {
                 meta.record = record;
                 meta.dirty = false;
             }
-            if let Some((size, _)) = file.resized {
+            if let Some(Resized { size, .. }) = file.resized {
                 meta.emptied |= size == 0;
                 // Under the lock: nobody may see the new record with the old size and raise it again.
                 file.inode.set_size(meta, size);

@@ -93,15 +93,23 @@ impl Engine {
         InodeRecord { size, mtime: now, ctime: now, ..record.clone() }
     }
 
+    /// Writes back the unit in which a cut at `size` is, if it cuts one: else a crash could leave the cut unit
+    /// without a write that came before the cut.
+    pub(crate) fn settle_cut(&self, inode: &InodeRef, size: u64) -> Result<()> {
+        match (inode.mapping.get(), inode.unit_blocks()) {
+            (Some(mapping), Some(unit))
+                if !size.is_multiple_of(unit * BLOCK_SIZE as u64) && size < inode.size() =>
+            {
+                let start = size / BLOCK_SIZE as u64 / unit * unit;
+                mapping.write_back(start, start + unit)
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn shrink(self: &Arc<Engine>, inode: &InodeRef, size: u64) -> Result<()> {
         let first = blocks_for(size);
-        if let (Some(mapping), Some(unit)) = (inode.mapping.get(), inode.unit_blocks())
-            && !size.is_multiple_of(unit * BLOCK_SIZE as u64)
-        {
-            // Else a crash could leave the cut unit without a write that came before the cut.
-            let start = size / BLOCK_SIZE as u64 / unit * unit;
-            mapping.write_back(start, start + unit)?;
-        }
+        self.settle_cut(inode, size)?;
         let on_disk = inode.meta().record.size;
         if let Some(mapping) = inode.mapping.get()
             && on_disk < size

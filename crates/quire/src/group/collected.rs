@@ -27,6 +27,9 @@ pub(super) struct Collected {
     pub(super) streamed: Streamed,
     /// The size, if the group has set one; nothing lies beyond it.
     pub(super) size: Option<u64>,
+    /// The lowest size that the group has set. What the file holds beyond it when the group is committed is
+    /// gone, also where the group has made the file longer again.
+    cut: Option<u64>,
     /// The blocks of everything.
     runs: RangeSet<u64>,
     blocks: u64,
@@ -39,6 +42,7 @@ impl Collected {
             pieces: Pieces::default(),
             streamed: Streamed::new(inode),
             size: None,
+            cut: None,
             runs: RangeSet::new(),
             blocks: 0,
         }
@@ -139,7 +143,13 @@ impl Collected {
         self.runs = in_memory.chain(on_disk).collect();
         self.blocks = self.runs.iter().map(|run| run.end - run.start).sum();
         self.size = Some(size);
+        self.cut = Some(self.cut.map_or(size, |cut| cut.min(size)));
         Ok(())
+    }
+
+    /// Where the file's own bytes end, as the group leaves them: see `cut`.
+    pub(super) fn keeps(&self) -> u64 {
+        self.cut.unwrap_or(u64::MAX)
     }
 
     /// Lays what the group has over what a read from `offset` gave.
@@ -193,26 +203,37 @@ impl Collected {
         Ok(())
     }
 
-    /// Zeros for the rest of the block in which the file ends from now on.
-    pub(super) fn tail(&self) -> Option<(u64, Vec<u8>)> {
-        let size = self.size.filter(|size| *size < self.inode.size())?;
-        let len = size.next_multiple_of(BLOCK_SIZE as u64) - size;
-        (len > 0).then(|| (size, vec![0; len as usize]))
+    /// Zeros for what the blocks that the group writes in part hold beyond a cut, and for the rest of the block
+    /// in which the cut is: else the file's own bytes would stay there. `keeps` and the file's size do not
+    /// change meanwhile.
+    pub(super) fn fillers(&self) -> Vec<(u64, Vec<u8>)> {
+        let Some(cut) = self.cut else { return Vec::new() };
+        let (size, unit) = (BLOCK_SIZE as u64, unit_of(&self.inode));
+        let from_unit = |first: u64, end: u64| first / unit * unit..end;
+        let mut runs: RangeSet<u64> = self.streamed.runs().map(|run| from_unit(run.start, run.end)).collect();
+        runs.extend(
+            self.pieces.spans().into_iter().map(|span| from_unit(span.start / size, blocks_for(span.end))),
+        );
+        if cut < self.inode.size() && !cut.is_multiple_of(size) {
+            runs.insert(cut / size..cut / size + 1);
+        }
+        let missing = runs.iter().flat_map(|run| self.streamed.gaps(run));
+        let bytes = missing.map(|gap| cut.max(gap.start * size)..gap.end * size);
+        let bytes = bytes.filter(|bytes| !bytes.is_empty()).flat_map(|bytes| self.pieces.gaps(bytes));
+        bytes.map(|gap| (gap.start, vec![0; (gap.end - gap.start) as usize])).collect()
     }
 
-    /// What is in memory, as the cache takes it; `tail` is [`Collected::tail`].
-    pub(super) fn part<'a>(&'a self, tail: &'a Option<(u64, Vec<u8>)>) -> GroupPart<'a> {
+    /// What is in memory, as the cache takes it; `fillers` is [`Collected::fillers`].
+    pub(super) fn part<'a>(&'a self, fillers: &'a [(u64, Vec<u8>)]) -> GroupPart<'a> {
+        let mut ranges: Vec<(u64, &[u8])> = self.pieces.iter().collect();
+        ranges.extend(fillers.iter().map(|(at, bytes)| (*at, &bytes[..])));
+        ranges.sort_unstable_by_key(|(at, _)| *at);
         GroupPart {
             mapping: self.inode.mapping(),
-            ranges: self.pieces.iter().chain(tail.iter().map(|(at, bytes)| (*at, &bytes[..]))).collect(),
+            ranges,
             unit: unit_of(&self.inode),
-            blocks: self.blocks_of_file(),
+            blocks: blocks_for(self.inode.size().min(self.keeps())),
         }
-    }
-
-    /// Blocks of the file before the group, as far as the group leaves them.
-    fn blocks_of_file(&self) -> u64 {
-        blocks_for(self.inode.size().min(self.size.unwrap_or(u64::MAX)))
     }
 
     /// All runs of blocks that the group writes, with the rest of their units; `part` is what is in memory.

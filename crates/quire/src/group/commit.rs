@@ -40,7 +40,13 @@ impl Engine {
         }
         self.retry_without_space(|| match &buffer {
             Some(buffer) => self.commit_alone(files, files, Some(buffer)),
-            None => self.commit_to_journal(files),
+            None => match self.commit_to_journal(files) {
+                // Files or units have become such that no record takes the group any more.
+                Err(error) if error.kind() == ErrorKind::TooLarge => {
+                    self.commit_alone(files, files, Some(&Buffer::new(self)?))
+                }
+                committed => committed,
+            },
         })
     }
 
@@ -77,7 +83,10 @@ impl Engine {
         let inode = &file.inode;
         let on_disk = inode.meta().record.size;
         match file.earns(on_disk) {
-            Some(end) => inode.mapping().write_back(on_disk / BLOCK_SIZE as u64, blocks_for(end)),
+            Some(end) => {
+                let end = end.min(file.keeps());
+                inode.mapping().write_back(on_disk / BLOCK_SIZE as u64, blocks_for(end))
+            }
             None => Ok(()),
         }
     }
@@ -96,6 +105,7 @@ impl Engine {
         for file in files {
             let inode = &file.inode;
             self.settle_group_growth(file)?;
+            self.settle_cut(inode, file.keeps())?;
             if file.end() > inode.size() {
                 self.settle_growth(inode, file.end())?;
             }
@@ -107,17 +117,16 @@ impl Engine {
             files.iter().map(|file| file.inode.mapping().hold_writeback(0, u64::MAX)).collect();
         let seq = self.write_and_journal(files, true)?;
         for (file, hold) in files.iter().zip(&holds).filter(|(file, _)| file.size.is_some()) {
-            hold.discard(blocks_for(file.end()), u64::MAX);
+            hold.discard(blocks_for(file.keeps()), u64::MAX);
         }
         self.device.recorded().await_batch();
         Ok(seq)
     }
 
     fn write_and_journal(self: &Arc<Engine>, files: &[&Collected], alone: bool) -> Result<Seq> {
-        // A block that is cut in the middle is zeroed behind the new end.
-        let tails: Vec<Option<(u64, Vec<u8>)>> = files.iter().map(|file| file.tail()).collect();
+        let fillers: Vec<_> = files.iter().map(|file| file.fillers()).collect();
         let parts: Vec<GroupPart<'_>> =
-            files.iter().zip(&tails).map(|(file, tail)| file.part(tail)).collect();
+            files.iter().zip(&fillers).map(|(file, fillers)| file.part(fillers)).collect();
         let blocks: u64 = parts.iter().flat_map(GroupPart::runs).map(|(first, end)| end - first).sum();
         // A unit may have become larger since the writes were collected.
         let (bytes, most) = (blocks * BLOCK_SIZE as u64, self.group_record_bytes());
@@ -179,7 +188,7 @@ impl Engine {
                 one.add(first, count, |block, out| composed.copy(block, out))?;
             }
             match file.size {
-                Some(size) => one.resize(size)?,
+                Some(size) => one.resize(size, file.keeps())?,
                 // What lies before it has been written back.
                 None => one.grows_to = file.earns_now().unwrap_or_default(),
             }

@@ -42,7 +42,7 @@ use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result, Seq};
 use quire_cache::{GroupPart, Room, WritebackHold};
 use quire_device::{AlignedBuf, IoClass};
-use quire_format::extent::{EXTENT_BLOCKS_MAX, Extent, FILE_BLOCKS_MAX, Run, extents_of_run, overlay};
+use quire_format::extent::{EXTENT_BLOCKS_MAX, Extent, FILE_BLOCKS_MAX, Run, carve, extents_of_run, overlay};
 use quire_format::key::Key;
 use quire_format::logged::{LoggedKind, LoggedOp};
 use rangemap::RangeSet;
@@ -81,6 +81,7 @@ struct Fresh<'a> {
 }
 
 /// What becomes of a file's extents.
+#[derive(Default)]
 struct Plan {
     replacement: Replacement,
     /// More extents lie beyond a smaller size than one transaction frees: they are freed behind it, as a
@@ -181,29 +182,25 @@ impl<'a> Fresh<'a> {
     /// look.
     fn plan(&self) -> Result<Plan> {
         let inode = self.inode();
-        let beyond_from = self.file.size.map(blocks_for);
-        let beyond = match beyond_from {
-            Some(from) => inode.read_extents(from, FILE_BLOCKS_MAX - from, EXTENTS_PER_TRANSACTION + 1)?,
-            None => Vec::new(),
-        };
-        let is_long = beyond.len() > EXTENTS_PER_TRANSACTION;
-        let cut_behind = is_long.then(|| self.engine.new_logged_id());
-        let cut = beyond_from.filter(|_| !is_long && !beyond.is_empty());
         // One block more on either side finds the neighbours to merge with.
         let first = self.extents.first().map(|extent| extent.file_block.saturating_sub(1));
-        let first = first.into_iter().chain(beyond.first().map(|extent| extent.file_block)).min();
-        let last = match cut {
-            Some(_) => FILE_BLOCKS_MAX,
-            None => self.extents.last().map_or(0, |extent| extent.file_end() + 1),
+        let last = self.extents.last().map_or(0, |extent| extent.file_end() + 1);
+        let Some(size) = self.file.size else {
+            let Some(first) = first else { return Ok(Plan::default()) };
+            let before = inode.read_extents(first, last - first, usize::MAX)?;
+            let after = overlay(&before, &self.extents);
+            return Ok(Plan { replacement: Replacement::between(before, after), cut_behind: None });
         };
-        let Some(first) = first.filter(|first| *first < last) else {
-            return Ok(Plan { replacement: Replacement::default(), cut_behind });
-        };
-        let before = inode.read_extents(first, last - first, usize::MAX)?;
-        let kept: Vec<Extent> = match cut {
-            Some(end) => before.iter().filter_map(|extent| extent.clip(0, end)).collect(),
-            None => before.clone(),
-        };
+        // What lies behind the cut goes with the exchange, and what lies behind the end as well, or behind it.
+        let (cut, end) = (blocks_for(self.file.keeps()), blocks_for(size));
+        let beyond = inode.read_extents(end, FILE_BLOCKS_MAX - end, EXTENTS_PER_TRANSACTION + 1)?;
+        let is_long = beyond.len() > EXTENTS_PER_TRANSACTION;
+        let cut_behind = is_long.then(|| self.engine.new_logged_id());
+        let first = first.unwrap_or(u64::MAX).min(cut.saturating_sub(1));
+        let last = if is_long { last.max(end) } else { FILE_BLOCKS_MAX };
+        let before = inode.read_extents(first, last.saturating_sub(first), usize::MAX)?;
+        let left_behind = if is_long { end } else { FILE_BLOCKS_MAX };
+        let kept = carve(&before, cut, left_behind);
         Ok(Plan { replacement: Replacement::between(before, overlay(&kept, &self.extents)), cut_behind })
     }
 
@@ -221,8 +218,8 @@ impl<'a> Fresh<'a> {
         for run in self.runs.iter() {
             hold.discard(run.start, run.end);
         }
-        if let Some(size) = self.file.size {
-            hold.discard(blocks_for(size), u64::MAX);
+        if self.file.size.is_some() {
+            hold.discard(blocks_for(self.file.keeps()), u64::MAX);
         }
     }
 
@@ -250,10 +247,9 @@ impl Engine {
         files: &[&Collected],
         buffer: &Buffer<'_>,
     ) -> Result<Seq> {
-        // A block that is cut in the middle is zeroed behind the new end.
-        let tails: Vec<_> = files.iter().map(|file| file.tail()).collect();
+        let fillers: Vec<_> = files.iter().map(|file| file.fillers()).collect();
         let parts: Vec<GroupPart<'_>> =
-            files.iter().zip(&tails).map(|(file, tail)| file.part(tail)).collect();
+            files.iter().zip(&fillers).map(|(file, fillers)| file.part(fillers)).collect();
         let mut fresh: Vec<Fresh<'_>> =
             files.iter().zip(&parts).map(|(file, part)| Fresh::new(self, file, part)).collect();
         let edges = fresh.iter().flat_map(Fresh::edge_runs).map(|run| run.end - run.start).sum();

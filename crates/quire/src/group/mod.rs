@@ -40,7 +40,6 @@ use quire_base::sync::atomic::Ordering;
 use quire_base::sync::time::Duration;
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result, patience};
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 /// The most bytes of blocks that a group has in a record, on a volume whose journal takes them.
 const RECORD_BYTES: u64 = 2 << 20;
@@ -54,8 +53,6 @@ const STREAM_BYTES_MIN: u64 = 16 << 10;
 const CHUNK_BYTES: usize = 1 << 20;
 /// What large groups of a volume may have in memory together, if half of its cache is less.
 const ALL_GROUPS_BYTES_MIN: u64 = 16 << 20;
-/// What a gap is filled with.
-static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// Extents that one exchange takes out and puts in, at most. The metadata pool has to have room for the
 /// worst that this many changes can do to the tree.
 const EXCHANGE_EXTENTS: usize = 2048;
@@ -109,24 +106,19 @@ impl InodeGroup {
             return Ok(());
         }
         self.inodes.engine().check_writable()?;
-        let gap = self.gap(inode, offset).unwrap_or(offset..offset);
-        self.admit(inode, gap.start.min(offset), end)?;
-        self.insert_zeros(inode, gap)?;
+        self.admit(inode, offset, end)?;
         self.insert(inode, offset, data)?;
         self.file(inode).reach(end);
         Ok(())
     }
 
-    /// Sets a file's size: what lies beyond is gone, what is gained reads as zeros. `TooLarge` and `NoSpace`
-    /// as in [`InodeGroup::write_at`], if the group has cut the file already and now makes it longer again.
+    /// Sets a file's size: what lies beyond is gone, what is gained reads as zeros. What lies beyond is decided
+    /// when the group is committed: what others have written there by then is gone, too, also if the group
+    /// makes the file longer again.
     pub fn set_len(&mut self, inode: &InodeRef, size: u64) -> Result<()> {
         self.check_file(inode)?;
         range_end(size, 0)?;
         self.inodes.engine().check_writable()?;
-        if let Some(gap) = self.gap(inode, size) {
-            self.admit(inode, gap.start, gap.end)?;
-            self.insert_zeros(inode, gap)?;
-        }
         self.file(inode).resize(size)
     }
 
@@ -144,14 +136,6 @@ impl InodeGroup {
 
     fn file(&mut self, inode: &InodeRef) -> &mut Collected {
         self.files.entry(inode.number()).or_insert_with(|| Collected::new(inode))
-    }
-
-    /// What the file holds between the end that the group gave it and `end`, and what has to read as zeros.
-    fn gap(&self, inode: &InodeRef, end: u64) -> Option<Range<u64>> {
-        let size = self.files.get(&inode.number())?.size?;
-        // Up to the end of a block: what lies there on disk, behind the file's end, may be anything.
-        let held = inode.size().next_multiple_of(BLOCK_SIZE as u64);
-        (size < end.min(held)).then(|| size..end.min(held))
     }
 
     /// An error if the group would pass a limit with `[start, end)` of a file. A large group takes the
@@ -222,14 +206,6 @@ impl InodeGroup {
         self.files.values().map(|file| file.pieces.bytes()).sum()
     }
 
-    fn insert_zeros(&mut self, inode: &InodeRef, gap: Range<u64>) -> Result<()> {
-        let starts = (gap.start..gap.end).step_by(ZEROS.len());
-        starts.into_iter().try_for_each(|at| {
-            let len = (gap.end - at).min(ZEROS.len() as u64);
-            self.insert(inode, at, &ZEROS[..len as usize])
-        })
-    }
-
     /// Puts bytes into the group, which has admitted them.
     fn insert(&mut self, inode: &InodeRef, offset: u64, data: &[u8]) -> Result<()> {
         for (at, chunk) in (offset..).step_by(CHUNK_BYTES).zip(data.chunks(CHUNK_BYTES)) {
@@ -272,7 +248,7 @@ impl InodeGroup {
         let Some(file) = self.files.get(&inode.number()) else { return Ok(read) };
         let end = file.seen_size().min(offset.saturating_add(out.len() as u64));
         let len = end.saturating_sub(offset) as usize;
-        read = read.min(len);
+        read = read.min(len).min(file.keeps().saturating_sub(offset) as usize);
         out[read..len].fill(0);
         file.overlay(offset, &mut out[..len])?;
         Ok(len)

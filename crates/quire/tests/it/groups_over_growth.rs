@@ -2,13 +2,14 @@
 
 use crate::common::{BLOCK, clock, file, options};
 use crate::groups::{after_crash, read, write};
+use quire::inodes::{InodeRef, SetAttributes};
 use quire::{Commit, FormatOptions, Properties, Unit, Volume};
 use quire_device::SimulatedBackend;
 use quire_device::simulated::CrashPolicy;
 use std::sync::Arc;
 
 /// A volume whose groups go to fresh blocks, or into records.
-fn new_volume(exchanges: bool) -> (Arc<SimulatedBackend>, Volume) {
+pub(crate) fn new_volume(exchanges: bool) -> (Arc<SimulatedBackend>, Volume) {
     let device = Arc::new(SimulatedBackend::new(4096));
     let format = FormatOptions::new().seed(1).journal_bytes(1 << 20).clock(clock());
     format.format_backend(device.clone()).unwrap();
@@ -16,19 +17,51 @@ fn new_volume(exchanges: bool) -> (Arc<SimulatedBackend>, Volume) {
     (device.clone(), options.open_backend(device).unwrap())
 }
 
-/// A group inside such growth put the size on disk at its own end, which the file never had: a crash hid
-/// bytes of a plain write that it left in part, and cut a unit in two.
+/// Makes a file untorn, in units of so many blocks; 1: it stays as it is.
+pub(crate) fn set_unit(volume: &Volume, inode: &InodeRef, blocks: usize) {
+    if blocks > 1 {
+        let untorn = Some(Unit::from_bytes((blocks * BLOCK) as u64).unwrap());
+        volume.inodes().set_properties(inode, Properties { untorn, ..Properties::default() }).unwrap();
+    }
+}
+
+/// An exchange inside such growth put the size on disk at its own end, which the file never had, and the next
+/// record put it right: a crash that tore the journal write between the two hid bytes of a plain write. Records
+/// before the group move the border between the two blocks of the journal over it.
+#[test]
+fn no_crash_shows_the_end_of_a_group_as_the_end_of_a_file() {
+    for records in 0..40 {
+        let (device, volume) = new_volume(true);
+        let (a, b) = (file(&volume, "a"), file(&volume, "b"));
+        volume.sync().unwrap();
+        for mode in 0..records {
+            let mode = SetAttributes { mode: Some(0o600 + mode % 2), ..SetAttributes::default() };
+            volume.inodes().set_attributes(&b, &mode).unwrap();
+        }
+        write(&volume, &a, &[1; 50_000], 0);
+        let start = device.event_count();
+        let mut group = volume.inodes().atomic();
+        group.write_at(&a, &[2; 3], 6000).unwrap();
+        group.commit(Commit::Now).unwrap();
+        for event in start..=device.event_count() {
+            for seed in 0..4 {
+                let Some(image) = device.crash_at(event, CrashPolicy::Power { seed }) else { continue };
+                let size = after_crash(image, &["a"])[0].as_ref().unwrap().len();
+                let is_whole = size == 50_000 || size.is_multiple_of(BLOCK);
+                assert!(is_whole, "{records} records, event {event}: the file never had {size} bytes");
+            }
+        }
+    }
+}
+
+/// A group inside such growth is there after a crash, below a size that takes in whole blocks and units.
 #[test]
 fn a_group_earns_whole_blocks_and_units_of_what_it_lies_in() {
     for exchanges in [false, true] {
         for unit in [1, 4] {
             let (device, volume) = new_volume(exchanges);
             let a = file(&volume, "a");
-            if unit > 1 {
-                let untorn = Some(Unit::from_bytes((unit * BLOCK) as u64).unwrap());
-                let properties = Properties { untorn, ..Properties::default() };
-                volume.inodes().set_properties(&a, properties).unwrap();
-            }
+            set_unit(&volume, &a, unit);
             volume.sync().unwrap();
             for (end, at) in [(50_000, 6000), (90_000, 50_010), (90_010, 90_005)] {
                 let before = read(&volume, &a).len();

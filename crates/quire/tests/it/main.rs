@@ -30,6 +30,8 @@ mod freeze;
 mod groups;
 #[cfg(not(any(loom, shuttle)))]
 mod groups_over_growth;
+#[cfg(not(any(loom, shuttle)))]
+mod groups_that_cut;
 #[cfg(all(debug_assertions, not(any(loom, shuttle))))]
 mod held_leaves;
 #[cfg(not(any(loom, shuttle)))]
