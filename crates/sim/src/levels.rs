@@ -327,13 +327,15 @@ impl Level<'_> {
         event: usize,
         found: &Snapshot,
     ) -> Result<(), String> {
-        if !opening {
-            return oracle.judge(event, found);
-        }
-        match self.base.difference(found) {
-            Some(difference) => Err(format!("recovery that was cut off changes the volume: {difference}")),
-            None => Ok(()),
-        }
+        found.each().try_for_each(|found| match opening {
+            false => oracle.judge(event, found),
+            true => match self.base.difference(found) {
+                Some(difference) => {
+                    Err(format!("recovery that was cut off changes the volume: {difference}"))
+                }
+                None => Ok(()),
+            },
+        })
     }
 }
 

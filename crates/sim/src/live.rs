@@ -43,7 +43,7 @@ pub fn run(seed: u64, operations: usize, style: Option<Style>) -> Result<u64, St
             damaged: (number % 4 == 1).then_some(number as u64),
         };
         let recovered = image::recover(&device.crash(policy), thoroughness).map_err(told)?;
-        if let Some(difference) = live.difference(&recovered) {
+        if let Some(difference) = recovered.each().find_map(|recovered| live.difference(recovered)) {
             return Err(told(format!("live against recovered: {difference}")));
         }
         // What is open without a name has its space still, until a crash.

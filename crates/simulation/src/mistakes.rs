@@ -170,9 +170,6 @@ pub enum Mistake {
     /// Blocks that the group writes stay in the cache. Shows at the next cached read, or when a dirty one is
     /// written over the fresh block.
     CacheKeptAfterExchange,
-    /// What an exchange raises a size over is not written back before it (J6). Shows after a crash: zeros
-    /// where the file had data that no fsync has confirmed, below a size that the group made.
-    ExchangeOverUnwrittenGrowth,
     /// What a group has streamed to a file does not count as data that must be durable before the exchange
     /// (J1). Shows as `ExchangeNamesNoData` does.
     StreamedDataUnmarked,
@@ -187,6 +184,12 @@ pub enum Mistake {
     /// that. Shows when a truncate cuts inside the block, the block is written back, an append is forced, and
     /// the crash keeps the append's record and neither of the two writes: what was cut off is back.
     TailKnownBeforeFlush,
+    /// What an exchange raises a size over is not written back before it (J6). Shows after a crash: zeros
+    /// where the file had data that no fsync has confirmed, below a size that the group made.
+    ExchangeOverUnwrittenGrowth,
+    /// A scrub stores its end as its position before it has looked at a node. Shows when it is interrupted and
+    /// goes on: bad copies stay behind it.
+    ScrubPositionEarly,
     /// A resize discards the old journal before the superblock that names the new one is durable. Shows when
     /// the volume had not been closed and the crash comes in between: what was synced last is lost.
     OldRingReleasedEarly,
@@ -283,7 +286,7 @@ impl Mistake {
     ];
 
     /// The mistakes of durability, which the simulator finds.
-    pub const ALL: [Mistake; 49] = [
+    pub const ALL: [Mistake; 48] = [
         Mistake::NoFlushBeforeJournalWrite,
         Mistake::RecordNamesNoData,
         Mistake::FlushJoinedLate,
@@ -330,16 +333,17 @@ impl Mistake {
         Mistake::ExchangeNamesNoData,
         Mistake::ExchangeInTwoRecords,
         Mistake::CacheKeptAfterExchange,
-        Mistake::ExchangeOverUnwrittenGrowth,
         Mistake::StreamedDataUnmarked,
         Mistake::StreamedBlocksGivenBack,
     ];
 
     /// Mistakes of durability that ordinary runs seldom show: each has a test that goes through all crashes
     /// of its case.
-    pub const CASES: [Mistake; 12] = [
+    pub const CASES: [Mistake; 14] = [
         Mistake::UnreadableBlockEndsJournal,
         Mistake::TailKnownBeforeFlush,
+        Mistake::ExchangeOverUnwrittenGrowth,
+        Mistake::ScrubPositionEarly,
         Mistake::SharedOverwritten,
         Mistake::SharedFreed,
         Mistake::DeadFreedEarly,
@@ -423,6 +427,7 @@ impl Mistake {
             Mistake::ExchangeInTwoRecords => "exchange-in-two-records",
             Mistake::CacheKeptAfterExchange => "cache-kept-after-exchange",
             Mistake::ExchangeOverUnwrittenGrowth => "exchange-over-unwritten-growth",
+            Mistake::ScrubPositionEarly => "scrub-position-early",
             Mistake::StreamedDataUnmarked => "streamed-data-unmarked",
             Mistake::StreamedBlocksGivenBack => "streamed-blocks-given-back",
             Mistake::WritebackChases => "writeback-chases",

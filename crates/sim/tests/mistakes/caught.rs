@@ -59,7 +59,6 @@ fn ground(mistake: Mistake) -> Settings {
         | Mistake::ExchangeNamesNoData
         | Mistake::ExchangeInTwoRecords
         | Mistake::CacheKeptAfterExchange
-        | Mistake::ExchangeOverUnwrittenGrowth
         | Mistake::StreamedDataUnmarked
         | Mistake::StreamedBlocksGivenBack => of(Style::Atomic, 1, 80, 1000),
         Mistake::BatchNotAwaited => of(Style::Atomic, 4, 250, 3000),

@@ -3,9 +3,11 @@
 
 mod caught;
 mod connection;
+mod growth;
 mod liveness;
 mod repair;
 mod resize;
+mod scrub;
 mod sectors;
 mod snapshots;
 mod tail;
