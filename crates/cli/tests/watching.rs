@@ -381,3 +381,56 @@ fn a_frozen_mount_can_be_copied() {
     assert_eq!(never.status.code(), Some(37), "{}", text(&never));
     volume.unmount();
 }
+
+/// The thread that takes requests tried a small write itself, and waited in it for the thaw; so did every read
+/// behind it.
+#[test]
+fn reads_go_on_beside_a_write_to_a_frozen_volume() {
+    if !can_mount("reads_go_on_beside_a_write_to_a_frozen_volume") {
+        return;
+    }
+    for transport in common::TRANSPORTS {
+        let mut volume = Volume::new("64M");
+        volume.set_transport(transport);
+        volume.mount();
+        let dir = volume.mountpoint();
+        std::fs::write(dir.join("cold"), [5; 100]).unwrap();
+        let mut options = std::fs::File::options();
+        let file = options.read(true).write(true).create_new(true).open(dir.join("warm")).unwrap();
+        // Cached, with its place on the device.
+        file.write_all_at(&[1; 8192], 0).unwrap();
+        file.sync_all().unwrap();
+        let frozen = quire(&["freeze".as_ref(), dir.as_os_str()]);
+        assert!(frozen.status.success(), "{}", text(&frozen));
+        let writers: Vec<_> = (0..4)
+            .map(|at| {
+                let file = file.try_clone().unwrap();
+                std::thread::spawn(move || file.write_all_at(&[2; 10], at * 100).unwrap())
+            })
+            .collect();
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        let (tell, told) = std::sync::mpsc::channel();
+        let reader = {
+            let dir = dir.clone();
+            std::thread::spawn(move || {
+                for number in 0..20 {
+                    assert!(!dir.join(format!("no such name {number}")).exists());
+                }
+                let _ = tell.send(std::fs::read(dir.join("cold")).unwrap());
+            })
+        };
+        let read = told.recv_timeout(std::time::Duration::from_secs(20));
+        let are_waiting = writers.iter().any(|writer| !writer.is_finished());
+        let thawed = quire(&["thaw".as_ref(), dir.as_os_str()]);
+        reader.join().unwrap();
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        assert!(thawed.status.success(), "{}", text(&thawed));
+        assert_eq!(read.as_deref(), Ok(&[5; 100][..]), "{transport}: a read waits for the thaw");
+        assert!(are_waiting, "{transport}: a frozen volume was written to");
+        let mut seen = [0; 10];
+        file.read_exact_at(&mut seen, 300).unwrap();
+        assert_eq!(seen, [2; 10]);
+        drop(file);
+        volume.unmount();
+    }
+}

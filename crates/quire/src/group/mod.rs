@@ -12,6 +12,10 @@
 //! Untorn files. A group takes whole units, so that it has what plain writes have left dirty in them: no
 //! crash leaves a unit with the group and without a write that came before.
 //!
+//! Sizes. A group that has cut a file remembers the lowest size: whatever the file holds beyond it at the
+//! commit is gone, also where the group has made the file longer again. Zeros go only into blocks that the
+//! group writes in part, the rest becomes a hole.
+//!
 //! Limits. A write that would pass one is refused when it is made, with an error of kind `TooLarge`, or
 //! `NoSpace` if there are not as many free blocks as the group is to write; the group stays as it was. See
 //! [`InodeGroup::admit`]. What only the commit can know, it refuses before anything has changed: that the
