@@ -153,8 +153,11 @@ impl MountOptions {
             (name, _) if name.starts_with("x-") || name.starts_with("X-") => {}
             ("cache", Some("engine")) => self.serve.cache = CacheMode::Engine,
             ("cache", Some("kernel")) => self.serve.cache = CacheMode::Kernel,
+            ("cache", Some("auto")) => self.serve.cache = CacheMode::Auto,
             ("cache", Some(other)) => {
-                return Err(format!("cache={other}: the choices are cache=engine and cache=kernel"));
+                return Err(format!(
+                    "cache={other}: the choices are cache=engine, cache=auto and cache=kernel"
+                ));
             }
             ("cache_size", Some(value)) => {
                 self.volume = volume.cache_bytes(at_least("cache_size", value, 8 << 20)?);
