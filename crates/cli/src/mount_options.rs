@@ -52,9 +52,12 @@ pub struct MountOptions {
 pub const HELP: &str = "\
 Mount options (-o, separated by commas):
   ro, rw                 take no changes (a journal is replayed in memory only) / take changes (default)
-  cache=engine|kernel    who caches file data: Quire (default; reads and writes of a file run side by side and
-                         untorn) or the kernel (quicker for a single reader; a read that races with a write
-                         may see half of it, as on ext4)
+  cache=engine|auto|kernel
+                         who caches file data: Quire (default; reads and writes of a file run side by side and
+                         untorn), the kernel for files that nobody has open for writing and Quire for others
+                         (an open reader then makes later writers of its file exclude one another), or the
+                         kernel (quicker for a single reader; a read that races with a write may see half of
+                         it, as on ext4)
   cache_size=SIZE        limit of Quire's cache (default: a quarter of memory)
   node_cache=SIZE        limit of the cache of metadata nodes, beside cache_size (default: an eighth of cache_size,
                          from 64M to 1G)
