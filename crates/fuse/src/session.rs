@@ -201,10 +201,16 @@ impl Session {
         let events = Events::new();
         let server = Server::new(operations, threads - 1, sync_names, patience, events.sender.clone());
         let server = Arc::new(server);
-        // A READ of a page that the kernel keeps may be lost with a killed server whose ring it was on: whoever
-        // waits for the page then waits for ever (seen on Linux 6.18).
+        // A READ of a page that the kernel keeps may be lost with a killed server whose ring it was on:
+        // whoever waits for the page then waits for ever (seen on Linux 6.18).
         let transport = match (options.cache, options.transport) {
             (CacheMode::Auto, Choice::Auto) => Choice::Device,
+            (CacheMode::Auto, Choice::Ring) => {
+                return Err(Error::invalid(
+                    "cache=auto goes with transport=dev only: on the ring, pages that the kernel keeps may be waited \
+                     for without end",
+                ));
+            }
             (_, transport) => transport,
         };
         if transport != Choice::Device {
