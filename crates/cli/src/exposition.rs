@@ -46,6 +46,11 @@ pub fn text(volume: &Volume, meters: &Meters) -> String {
         let _ = writeln!(text, "quire_request_seconds_sum{{work=\"{work}\"}} {}", one.nanos as f64 / 1e9);
         let _ = writeln!(text, "quire_request_seconds_count{{work=\"{work}\"}} {count}");
     }
+    let _ = writeln!(
+        text,
+        "# TYPE quire_serialised_files gauge\nquire_serialised_files {}",
+        meters.serialised_files()
+    );
     let busiest = meters.busiest();
     for (name, value) in [("requests", 0usize), ("bytes", 1)] {
         let _ = writeln!(text, "# TYPE quire_busy_file_{name} gauge");

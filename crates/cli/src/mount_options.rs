@@ -52,9 +52,12 @@ pub struct MountOptions {
 pub const HELP: &str = "\
 Mount options (-o, separated by commas):
   ro, rw                 take no changes (a journal is replayed in memory only) / take changes (default)
-  cache=engine|kernel    who caches file data: Quire (default; reads and writes of a file run side by side and
-                         untorn) or the kernel (quicker for a single reader; a read that races with a write
-                         may see half of it, as on ext4)
+  cache=engine|auto|kernel
+                         who caches file data: Quire (default; reads and writes of a file run side by side and
+                         untorn), the kernel for files that nobody has open for writing and Quire for others
+                         (an open reader then makes later writers of its file exclude one another), or the
+                         kernel (quicker for a single reader; a read that races with a write may see half of
+                         it, as on ext4)
   cache_size=SIZE        limit of Quire's cache (default: a quarter of memory)
   node_cache=SIZE        limit of the cache of metadata nodes, beside cache_size (default: an eighth of cache_size,
                          from 64M to 1G)
@@ -153,8 +156,11 @@ impl MountOptions {
             (name, _) if name.starts_with("x-") || name.starts_with("X-") => {}
             ("cache", Some("engine")) => self.serve.cache = CacheMode::Engine,
             ("cache", Some("kernel")) => self.serve.cache = CacheMode::Kernel,
+            ("cache", Some("auto")) => self.serve.cache = CacheMode::Auto,
             ("cache", Some(other)) => {
-                return Err(format!("cache={other}: the choices are cache=engine and cache=kernel"));
+                return Err(format!(
+                    "cache={other}: the choices are cache=engine, cache=auto and cache=kernel"
+                ));
             }
             ("cache_size", Some(value)) => {
                 self.volume = volume.cache_bytes(at_least("cache_size", value, 8 << 20)?);

@@ -7,6 +7,7 @@
 //! * [`inode_table`]: which inodes the kernel holds, and how often it has been told of them.
 //! * [`file_table`]: the open files.
 //! * [`names`]: look-up, create, link, remove, rename, reading directories.
+//! * [`kept`]: which files the kernel keeps pages of.
 //! * [`data`]: open, read, write, allocate, seek, copy, sync, close.
 //! * [`attributes`]: stat and its setters.
 //! * [`xattr`]: extended attributes and ACLs; [`properties`]: those that are properties.
@@ -27,6 +28,7 @@ pub mod file_table;
 pub mod group;
 pub mod inode_table;
 pub mod ioctl;
+pub mod kept;
 pub mod names;
 pub mod properties;
 pub mod xattr;
@@ -36,9 +38,11 @@ use std::time::Duration;
 use quire::inodes::InodeRef;
 use quire::{Metadata, Volume};
 use quire_base::Result;
+use quire_base::sync::Arc;
 
 use file_table::FileTable;
-use inode_table::InodeTable;
+use inode_table::{InodeTable, Mark};
+use kept::Kept;
 
 /// How long the kernel may keep names, the absence of names, and attributes.
 pub const CACHE_TIME: Duration = Duration::from_secs(3600);
@@ -53,6 +57,9 @@ pub enum CacheMode {
     /// The kernel, as for its own file systems: quicker for a single reader of cached data, but writers of a
     /// file exclude one another and a read that races with a write may see half of it.
     Kernel,
+    /// The engine, but for files that nobody has open for writing: those who read them read the kernel's
+    /// pages ([`kept`]).
+    Auto,
 }
 
 /// Who asks.
@@ -85,18 +92,39 @@ pub struct Operations {
     inodes: InodeTable,
     files: FileTable,
     cache: CacheMode,
+    kept: Arc<Kept>,
 }
 
 impl Operations {
     /// Serves `volume`.
     pub fn new(volume: Volume, cache: CacheMode) -> Operations {
         let inodes = InodeTable::new(volume.inodes().root());
-        Operations { volume, inodes, files: FileTable::default(), cache }
+        Operations { volume, inodes, files: FileTable::default(), cache, kept: Arc::default() }
     }
 
     /// The volume served.
     pub fn volume(&self) -> &Volume {
         &self.volume
+    }
+
+    /// Which files the kernel keeps pages of.
+    pub fn kept(&self) -> &Arc<Kept> {
+        &self.kept
+    }
+
+    /// Whether the kernel keeps pages of a file that a write, or an open for writing, makes old.
+    pub fn changes_kept_pages(&self, node: u64) -> bool {
+        self.cache == CacheMode::Auto && self.inodes.is_marked(node, Mark::Paged)
+    }
+
+    /// Has `drop_pages` called, which makes the kernel drop all pages of a node, and notes that.
+    pub fn drop_pages(&self, node: u64, drop_pages: impl FnOnce()) {
+        let opens = self.inodes.opens(node);
+        let events = opens.events();
+        drop_pages();
+        if self.cache == CacheMode::Auto {
+            opens.dropped(events, || self.inodes.unmark(node, Mark::Paged));
+        }
     }
 
     /// The inode of a node the kernel holds.

@@ -9,6 +9,8 @@
 //! * *sync all*: on the pool, for a bounded time without progress of the device;
 //! * *end of a group*: as *may wait*, but never at once; the kernel is told that what it keeps of the file
 //!   may be wrong, and then the request is answered ([`groups`]);
+//! * *change of pages*: as *may wait*, but never at once; answered when the kernel has dropped the pages that
+//!   it keeps ([`drops`]);
 //! * *destroy*: the last request of a mount with a block device; the session answers when the volume is
 //!   closed;
 //! * *forget*: in place, without a reply;
@@ -18,6 +20,7 @@
 //! Neighbours: [`crate::transport`] calls in; [`crate::protocol`] decodes and encodes.
 
 mod answer;
+mod drops;
 mod groups;
 pub(crate) mod meters;
 mod pending;
@@ -46,6 +49,8 @@ use pending::Pending;
 pub(crate) struct Server {
     operations: Operations,
     background: Background,
+    /// Has the kernel drop pages.
+    drops: Background,
     pending: Pending,
     refused: AtomicBool,
     /// Changes of names are made durable before they are answered.
@@ -99,6 +104,7 @@ enum Kind {
         control: bool,
     },
     EndOfGroup,
+    ChangeOfPages,
     Destroy,
     Forget,
     Interrupt {
@@ -126,9 +132,11 @@ impl Server {
         sync_patience: Duration,
         session: Sender<Event>,
     ) -> Server {
+        meters::meters().watch(operations.kept());
         Server {
             operations,
             background: Background::new(places),
+            drops: Background::new(0),
             pending: Pending::default(),
             refused: AtomicBool::new(false),
             sync_names,
@@ -141,8 +149,10 @@ impl Server {
     pub(crate) fn operations(&self) -> &Operations {
         &self.operations
     }
-    pub(crate) fn background(&self) -> &Background {
-        &self.background
+    /// Answers what was put off, and ends the threads.
+    pub(crate) fn finish(&self) {
+        self.background.finish();
+        self.drops.finish();
     }
     /// Says what the mount is, once.
     pub(crate) fn set_facts(&self, facts: Facts) {
@@ -179,6 +189,18 @@ impl Server {
             Operation::Syncfs => Kind::SyncAll { control: false },
             Operation::Ioctl(args) if args.command == SYNC => Kind::SyncAll { control: true },
             Operation::Ioctl(args) if ioctl::ends_group(args.command) => Kind::EndOfGroup,
+            Operation::Write { args, .. }
+                if args.write_flags & abi::WRITE_CACHE == 0
+                    && self.operations.changes_kept_pages(request.header.nodeid) =>
+            {
+                Kind::ChangeOfPages
+            }
+            Operation::Open(args)
+                if args.flags as i32 & libc::O_ACCMODE != libc::O_RDONLY
+                    && self.operations.changes_kept_pages(request.header.nodeid) =>
+            {
+                Kind::ChangeOfPages
+            }
             Operation::Release(args) if self.operations.has_group(args.handle) => Kind::EndOfGroup,
             Operation::CopyFileRange { args, .. }
                 if self.operations.is_long_copy(args.handle, args.offset, args.length) =>
@@ -341,6 +363,10 @@ impl Handler for Server {
             Kind::EndOfGroup => match E::MAY_WAIT.then(|| self.background.place()).flatten() {
                 Some(_place) => self.end_group(exchange),
                 None => self.end_group_later(exchange),
+            },
+            Kind::ChangeOfPages => match E::MAY_WAIT.then(|| self.background.place()).flatten() {
+                Some(_place) => self.change_pages(exchange),
+                None => self.change_pages_later(exchange),
             },
         }
     }

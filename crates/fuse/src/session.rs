@@ -201,11 +201,23 @@ impl Session {
         let events = Events::new();
         let server = Server::new(operations, threads - 1, sync_names, patience, events.sender.clone());
         let server = Arc::new(server);
-        if options.transport != Choice::Device {
+        // A READ of a page that the kernel keeps may be lost with a killed server whose ring it was on:
+        // whoever waits for the page then waits for ever (seen on Linux 6.18).
+        let transport = match (options.cache, options.transport) {
+            (CacheMode::Auto, Choice::Auto) => Choice::Device,
+            (CacheMode::Auto, Choice::Ring) => {
+                return Err(Error::invalid(
+                    "cache=auto goes with transport=dev only: on the ring, pages that the kernel keeps may be waited \
+                     for without end",
+                ));
+            }
+            (_, transport) => transport,
+        };
+        if transport != Choice::Device {
             ring::switch_on();
         }
         let attached = mount::mount(&dir, &options.flags)?;
-        let connection = Connection::open(attached.device, server.clone(), threads, options.transport)
+        let connection = Connection::open(attached.device, server.clone(), threads, transport)
             .inspect_err(|_| mount::abandon(&dir))?;
         let no_syncfs = attached.not_block.or_else(|| {
             (connection.minor() < SYNCFS_MINOR)
@@ -260,7 +272,7 @@ impl Session {
                 mount::abandon(&dir);
             }
         }
-        server.background().finish();
+        server.finish();
         server.operations().forget_everything();
         let closed = volume.close();
         tracing::info!("{} closed", dir.display());

@@ -10,6 +10,7 @@ use quire_base::{Error, ErrorKind, Result};
 
 use super::file_table::OpenFile;
 use super::inode_table::Mark;
+use super::kept::Counted;
 use super::{CacheMode, Operations};
 
 /// Set in the open flags by the kernel when a program is opened to be executed (not part of the C interface).
@@ -94,9 +95,35 @@ impl Operations {
         // Pages of the kernel's cache come back one by one, which would cut a unit.
         let properties = self.volume.inodes().properties(&inode);
         let past_kernel = properties.cache_drop || properties.untorn.is_some();
-        let direct = (self.cache == CacheMode::Engine || past_kernel) && !execution;
         let writable = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        Ok(Opened { handle: self.files.insert(OpenFile::new(inode, cut, writable, direct)), direct })
+        let may_keep = execution || !past_kernel && flags & libc::O_DIRECT == 0;
+        let counted = (self.cache == CacheMode::Auto).then(|| self.count_open(&inode, writable, may_keep));
+        let direct = match &counted {
+            Some(counted) => !counted.is_kept(),
+            None => (self.cache == CacheMode::Engine || past_kernel) && !execution,
+        };
+        let file = OpenFile::new(inode, cut, writable, direct, counted);
+        Ok(Opened { handle: self.files.insert(file), direct })
+    }
+
+    /// Counts an open under `cache=auto`.
+    fn count_open(&self, inode: &InodeRef, writable: bool, may_keep: bool) -> Counted {
+        let node = inode.number().0;
+        let opens = self.inodes.opens(node);
+        if !writable {
+            let changed = self.volume.inodes().metadata(inode).modified();
+            return self.kept.reader(&opens, may_keep, changed, || self.inodes.mark(node, Mark::Paged));
+        }
+        self.kept.writer(&opens)
+    }
+
+    /// The kernel reads pages through an open file.
+    fn note_pages(&self, file: &OpenFile) {
+        let mark = || self.inodes.mark(file.inode.number().0, Mark::Paged);
+        match &file.counted {
+            Some(counted) => counted.note_page(mark),
+            None => mark(),
+        }
     }
 
     /// A descriptor's last duplicate was closed: its group, if it has one, is dropped. Fails only where the
@@ -115,7 +142,9 @@ impl Operations {
         let mut how = IoFlags::empty();
         how.set(IoFlags::DIRECT, request.flags & libc::O_DIRECT != 0);
         if request.for_page_cache {
-            self.inodes.mark(file.inode.number().0, Mark::Paged);
+            self.note_pages(&file);
+            // The kernel has them now.
+            how.set(IoFlags::UNCACHED, file.is_kept());
         } else if let Some(read) = self.read_group(&file, request.offset, buffer) {
             return read;
         }
@@ -126,7 +155,7 @@ impl Operations {
     pub fn try_read(&self, request: &ReadRequest, buffer: &mut [u8]) -> Option<usize> {
         let file = self.files.get(request.handle).ok().filter(|_| request.flags & libc::O_DIRECT == 0)?;
         if request.for_page_cache {
-            self.inodes.mark(file.inode.number().0, Mark::Paged);
+            self.note_pages(&file);
         } else if file.group.is_present() {
             return None;
         }

@@ -8,6 +8,7 @@ use quire_base::sync::{Arc, RwLock};
 use quire_base::{Error, ErrorKind, Result};
 
 use super::group::HandleGroup;
+use super::kept::Counted;
 
 const SHARDS: usize = 64;
 
@@ -23,13 +24,25 @@ pub struct OpenFile {
     pub uncached: bool,
     /// Writes through it that are to take effect together.
     pub(super) group: HandleGroup,
+    /// With `cache=auto`.
+    pub(super) counted: Option<Counted>,
 }
 
 impl OpenFile {
     /// An open of `inode`; `changed` if opening it cut it off.
-    pub fn new(inode: InodeRef, changed: bool, writable: bool, uncached: bool) -> OpenFile {
+    pub fn new(
+        inode: InodeRef,
+        changed: bool,
+        writable: bool,
+        uncached: bool,
+        counted: Option<Counted>,
+    ) -> OpenFile {
         let changed = AtomicBool::new(changed);
-        OpenFile { inode, changed, writable, uncached, group: HandleGroup::default() }
+        OpenFile { inode, changed, writable, uncached, group: HandleGroup::default(), counted }
+    }
+    /// Whether the kernel keeps pages for those who read through it, under `cache=auto`.
+    pub fn is_kept(&self) -> bool {
+        self.counted.as_ref().is_some_and(Counted::is_kept)
     }
     /// Notes a write. Reads the flag first: it is set once, and read by every writer.
     pub fn note_change(&self) {

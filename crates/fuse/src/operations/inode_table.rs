@@ -12,9 +12,11 @@ use std::collections::HashMap;
 use std::collections::hash_map;
 
 use quire::inodes::InodeRef;
-use quire_base::sync::RwLock;
 use quire_base::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use quire_base::sync::{Arc, RwLock};
 use quire_base::{Error, ErrorKind, InodeNo, Result};
+
+use super::kept::Opens;
 
 const SHARDS: usize = 64;
 
@@ -22,7 +24,7 @@ const SHARDS: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Mark {
-    /// The kernel has read pages to keep.
+    /// The kernel has read pages to keep, or may.
     Paged = 1,
     /// The size that the kernel works with may be one that a group would give the file.
     SizeGuessed = 2,
@@ -33,6 +35,7 @@ struct Node {
     count: AtomicU64,
     /// Bits of [`Mark`].
     marks: AtomicU8,
+    opens: Arc<Opens>,
 }
 
 #[derive(Default)]
@@ -82,7 +85,8 @@ impl InodeTable {
                 Some(inode)
             }
             hash_map::Entry::Vacant(free) => {
-                free.insert(Node { inode, count: AtomicU64::new(1), marks: AtomicU8::new(0) });
+                let opens = Arc::default();
+                free.insert(Node { inode, count: AtomicU64::new(1), marks: AtomicU8::new(0), opens });
                 None
             }
         };
@@ -97,6 +101,18 @@ impl InodeTable {
         {
             known.marks.fetch_or(mark as u8, Ordering::AcqRel);
         }
+    }
+
+    /// Takes a note back.
+    pub fn unmark(&self, node: u64, mark: Mark) {
+        if let Some(known) = self.shard(node).read().get(&node) {
+            known.marks.fetch_and(!(mark as u8), Ordering::AcqRel);
+        }
+    }
+
+    /// Who has a node open.
+    pub fn opens(&self, node: u64) -> Arc<Opens> {
+        self.shard(node).read().get(&node).map(|known| known.opens.clone()).unwrap_or_default()
     }
 
     /// Whether something was noted of a node.

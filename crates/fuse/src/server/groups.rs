@@ -4,11 +4,10 @@
 //! has any. It is told before the request is answered, so a program whose COMMIT has returned sees the file
 //! as it is, through whatever descriptor or mapping.
 //!
-//! The kernel waits for READs of a page that it is to drop. So this is done by a thread that nobody else
-//! waits for: the pool's threads, which answer such READs, are never all held here. Attributes are dropped
-//! without waiting, in place. Neighbour: [`crate::operations::group`].
+//! Attributes are dropped without waiting, in place; pages by threads that nobody else waits for
+//! ([`super::drops`]). Neighbour: [`crate::operations::group`].
 
-use quire_base::sync::{Arc, Mutex, thread};
+use quire_base::sync::Arc;
 
 use super::Server;
 use super::meters::Received;
@@ -32,24 +31,6 @@ impl Server {
             notifier.attributes_changed(node);
             return exchange.reply(outcome);
         }
-        // Shared, so that the answer is not lost with a thread that cannot be started.
-        let answer = Arc::new(Mutex::new(Some((exchange, outcome))));
-        let (server, later) = (self.clone(), answer.clone());
-        let body = move || {
-            server.notifier.get().into_iter().for_each(|notifier| notifier.contents_changed(node));
-            reply(&later);
-        };
-        if let Err(error) = thread::Builder::new().name("quire-notify".into()).spawn(body) {
-            tracing::warn!("no thread tells the kernel of changed pages of inode {node}: {error}");
-            notifier.contents_changed(node);
-            reply(&answer);
-        }
-    }
-}
-
-fn reply<E: Exchange>(answer: &Mutex<Option<(E, crate::transport::Outcome)>>) {
-    let taken = answer.lock().take();
-    if let Some((exchange, outcome)) = taken {
-        exchange.reply(outcome);
+        self.reply_without_pages(exchange, outcome);
     }
 }

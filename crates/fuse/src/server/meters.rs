@@ -13,13 +13,14 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Weak};
 use std::time::Instant;
 
 use quire_base::metrics::{Counter, Histogram, Times};
 use quire_base::shard::{self, SHARDS};
-use quire_base::sync::Mutex;
+use quire_base::sync::{Arc, Mutex};
 
+use crate::operations::kept::Kept;
 use crate::protocol::request::{Message, Operation, Request};
 use crate::transport::{Exchange, Outcome};
 
@@ -83,6 +84,7 @@ struct Places(Mutex<Vec<Place>>);
 pub struct Meters {
     meters: [Meter; Work::ALL.len()],
     places: [Places; SHARDS],
+    kept: Mutex<Vec<Weak<Kept>>>,
 }
 
 /// A reading of one kind of work.
@@ -123,11 +125,26 @@ pub fn meters() -> &'static Meters {
 
 impl Default for Meters {
     fn default() -> Meters {
-        Meters { meters: Default::default(), places: std::array::from_fn(|_| Places::default()) }
+        Meters {
+            meters: Default::default(),
+            places: std::array::from_fn(|_| Places::default()),
+            kept: Mutex::default(),
+        }
     }
 }
 
 impl Meters {
+    /// Has [`Meters::serialised_files`] ask there.
+    pub(crate) fn watch(&self, kept: &Arc<Kept>) {
+        self.kept.lock().push(Arc::downgrade(kept));
+    }
+
+    /// Files that somebody writes while the kernel keeps pages of them for a reader: it lets in one writer at
+    /// a time.
+    pub fn serialised_files(&self) -> u64 {
+        self.kept.lock().iter().filter_map(Weak::upgrade).map(|kept| kept.serialised()).sum()
+    }
+
     fn note(&self, work: Work, node: u64, bytes: u64, nanos: u64) {
         let meter = &self.meters[work as usize];
         meter.requests.add(1);

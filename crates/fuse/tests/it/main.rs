@@ -2,5 +2,6 @@
 
 mod callers;
 mod groups;
+mod kept;
 mod properties;
 mod semantics;

@@ -85,7 +85,10 @@ pub(super) const TRANSPORTS: [TransportChoice; 2] = [TransportChoice::Device, Tr
 
 pub(super) fn on_all(test: impl Fn(&Mounted)) {
     for transport in TRANSPORTS {
-        for cache in [CacheMode::Engine, CacheMode::Kernel] {
+        for cache in [CacheMode::Engine, CacheMode::Kernel, CacheMode::Auto] {
+            if (cache, transport) == (CacheMode::Auto, TransportChoice::Ring) {
+                continue;
+            }
             let Some(mounted) = Mounted::new(cache, transport) else { return };
             test(&mounted);
         }
