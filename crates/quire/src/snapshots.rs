@@ -205,6 +205,7 @@ impl Engine {
     }
 
     fn delete_snapshot(&self, name: &str) -> Result<()> {
+        let _unread = self.readers.keep_out(name)?;
         let (number, mut snapshot) = find(&self.tree, name)?;
         self.finish_snapshot_deletions()?;
         snapshot.deleting = Some(0);
@@ -289,7 +290,7 @@ impl Volume {
 
     /// Deletes a snapshot. Others that use the volume go on meanwhile.
     ///
-    /// Errors: `NotFound`. After a crash the next opening goes on with the deletion.
+    /// Errors: `NotFound`; `Busy` while it is open ([`Volume::open_snapshot`]). After a crash the next opening goes on with the deletion.
     pub fn delete_snapshot(&self, name: &str) -> Result<()> {
         let engine = self.engine();
         let _change = engine.begin_change()?;

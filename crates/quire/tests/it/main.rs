@@ -65,6 +65,8 @@ mod resize;
 #[cfg(not(any(loom, shuttle)))]
 mod small_files;
 #[cfg(not(any(loom, shuttle)))]
+mod snapshot_readers;
+#[cfg(not(any(loom, shuttle)))]
 mod snapshots;
 #[cfg(not(any(loom, shuttle)))]
 mod space;
