@@ -27,7 +27,13 @@ const NODE_CACHE_BYTES_MIN: u64 = 1 << 20;
 
 /// The snapshots of a volume that are open for reading, by name.
 #[derive(Default)]
-pub(crate) struct SnapshotReaders(Mutex<BTreeMap<String, Use>>);
+pub(crate) struct SnapshotReaders {
+    by_name: Mutex<BTreeMap<String, Use>>,
+    /// Called before a snapshot is deleted.
+    callbacks: Mutex<Vec<Callback>>,
+}
+
+type Callback = Arc<dyn Fn(&str) + Send + Sync>;
 
 enum Use {
     /// So many readers have it open.
@@ -51,7 +57,7 @@ pub(crate) struct Unread {
 impl SnapshotReaders {
     /// Counts a reader.
     fn enter(self: &Arc<SnapshotReaders>, name: &str) -> Result<Reading> {
-        match self.0.lock().entry(name.to_owned()).or_insert(Use::Read(0)) {
+        match self.by_name.lock().entry(name.to_owned()).or_insert(Use::Read(0)) {
             Use::Read(count) => *count += 1,
             Use::Closed => {
                 let why = format!("the snapshot {name:?} is being deleted");
@@ -63,7 +69,9 @@ impl SnapshotReaders {
 
     /// Keeps readers out; an error of kind `Busy` if there are some.
     pub(crate) fn keep_out(self: &Arc<SnapshotReaders>, name: &str) -> Result<Unread> {
-        let mut all = self.0.lock();
+        let callbacks = self.callbacks.lock().clone();
+        callbacks.iter().for_each(|callback| callback(name));
+        let mut all = self.by_name.lock();
         match all.get(name) {
             None => {
                 all.insert(name.to_owned(), Use::Closed);
@@ -85,7 +93,7 @@ impl SnapshotReaders {
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        let mut all = self.readers.0.lock();
+        let mut all = self.readers.by_name.lock();
         if let Some(Use::Read(count)) = all.get_mut(&self.name) {
             *count -= 1;
             if *count == 0 {
@@ -97,7 +105,7 @@ impl Drop for Reading {
 
 impl Drop for Unread {
     fn drop(&mut self) {
-        self.readers.0.lock().remove(&self.name);
+        self.readers.by_name.lock().remove(&self.name);
     }
 }
 
@@ -142,6 +150,18 @@ impl Volume {
             recovery::open_beside(engine, snapshot.superblock, reader_options(&engine.options, name))
                 .context(format_args!("snapshot {name:?}"))?;
         Volume::reader(reader, reading)
+    }
+
+    /// Whether this is a snapshot of a volume.
+    pub fn is_snapshot(&self) -> bool {
+        self.engine().options.snapshot.is_some()
+    }
+
+    /// Calls `callback` with the name of each snapshot that is about to be deleted. A front end that has it open
+    /// and does not need it can close it there, and so lets it be deleted. The callback must not keep the volume
+    /// open.
+    pub fn before_deleting_snapshots(&self, callback: impl Fn(&str) + Send + Sync + 'static) {
+        self.engine().readers.callbacks.lock().push(Arc::new(callback));
     }
 }
 

@@ -4,3 +4,4 @@ mod callers;
 mod groups;
 mod properties;
 mod semantics;
+mod snapshots;
