@@ -54,7 +54,7 @@ pub struct SnapshotInfo {
 }
 
 impl SnapshotInfo {
-    fn of(number: u32, snapshot: &Snapshot) -> SnapshotInfo {
+    pub(crate) fn of(number: u32, snapshot: &Snapshot) -> SnapshotInfo {
         SnapshotInfo {
             name: snapshot.name.clone(),
             number,
@@ -145,7 +145,7 @@ impl Space {
     }
 
     /// Calls `visit` with each region in which the snapshot needs blocks.
-    fn each(&self, visit: &mut dyn FnMut(u64, RegionMap)) -> Result<()> {
+    pub(crate) fn each(&self, visit: &mut dyn FnMut(u64, RegionMap)) -> Result<()> {
         let mut outcome = Ok(());
         self.tree.scan(Key::region(0), Key::region(u64::MAX), &mut |key, _| {
             outcome = self.used(key.offset).map(|used| visit(key.offset, used));
