@@ -106,8 +106,8 @@ impl Operations {
         &self.volume
     }
 
-    /// The inode of a node the kernel holds, for a change or to find more by; an error of kind `ReadOnly` for a
-    /// node in a snapshot.
+    /// The inode of a node the kernel holds, for a change or to find more by; an error of kind `ReadOnly` for
+    /// a node in a snapshot.
     fn inode(&self, node: u64) -> Result<InodeRef> {
         if snapshots::is_node(node) {
             return Err(Error::new(ErrorKind::ReadOnly, "snapshots are read-only"));

@@ -1,12 +1,12 @@
 //! Reading snapshots of a volume that is in use.
 //!
-//! [`Volume::open_snapshot`] gives a second, read-only volume over the same device: the tree that the snapshot
-//! keeps, opened beside the live one. It has a node cache of its own, and shares the page cache, so that all
-//! that is open of a volume keeps to one limit. It needs no protocol with changes of the live volume: what a
-//! snapshot names is neither overwritten nor freed while its key is there.
+//! [`Volume::open_snapshot`] gives a second, read-only volume over the same device: the tree that the
+//! snapshot keeps, opened beside the live one. It has a node cache of its own, and shares the page cache, so
+//! that all that is open of a volume keeps to one limit. It needs no protocol with changes of the live
+//! volume: what a snapshot names is neither overwritten nor freed while its key is there.
 //!
-//! So the key must stay. Readers are counted by the snapshot's name ([`SnapshotReaders`]). A deletion keeps new
-//! readers out before it looks whether there are some, and until the snapshot cannot be found any more.
+//! So the key must stay. Readers are counted by the snapshot's name ([`SnapshotReaders`]). A deletion keeps
+//! new readers out before it looks whether there are some, and until the snapshot cannot be found any more.
 //!
 //! A reader does not keep the live volume open. It goes on when that is closed, and holds the image or device
 //! until it is closed itself.
@@ -157,9 +157,9 @@ impl Volume {
         self.engine().options.snapshot.is_some()
     }
 
-    /// Calls `callback` with the name of each snapshot that is about to be deleted. A front end that has it open
-    /// and does not need it can close it there, and so lets it be deleted. The callback must not keep the volume
-    /// open.
+    /// Calls `callback` with the name of each snapshot that is about to be deleted. A front end that has it
+    /// open and does not need it can close it there, and so lets it be deleted. The callback must not keep
+    /// the volume open.
     pub fn before_deleting_snapshots(&self, callback: impl Fn(&str) + Send + Sync + 'static) {
         self.engine().readers.callbacks.lock().push(Arc::new(callback));
     }

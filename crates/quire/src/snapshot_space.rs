@@ -2,9 +2,9 @@
 //!
 //! A block of a file is in use without a break from the first snapshot that has it to the last one. So a
 //! snapshot has a block alone if the volume itself has it no longer (it is *dead*, see
-//! [`crate::snapshot_table`]) and neither the snapshot before nor the one behind has it. Deleting the snapshot
-//! frees just these. A block of the metadata pool is a snapshot's alone if no other checkpoint that is kept
-//! names it, nor the newest one.
+//! [`crate::snapshot_table`]) and neither the snapshot before nor the one behind has it. Deleting the
+//! snapshot frees just these. A block of the metadata pool is a snapshot's alone if no other checkpoint that
+//! is kept names it, nor the newest one.
 //!
 //! Snapshots that are being deleted do not count: what they have is on its way to be free.
 //!

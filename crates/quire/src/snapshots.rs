@@ -290,7 +290,8 @@ impl Volume {
 
     /// Deletes a snapshot. Others that use the volume go on meanwhile.
     ///
-    /// Errors: `NotFound`; `Busy` while it is open ([`Volume::open_snapshot`]). After a crash the next opening goes on with the deletion.
+    /// Errors: `NotFound`; `Busy` while it is open ([`Volume::open_snapshot`]). After a crash the next
+    /// opening goes on with the deletion.
     pub fn delete_snapshot(&self, name: &str) -> Result<()> {
         let engine = self.engine();
         let _change = engine.begin_change()?;

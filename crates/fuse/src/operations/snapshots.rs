@@ -8,18 +8,18 @@
 //! | 50 to 61 | the *slot* of the snapshot, from 1 on; 0 in [`DIRECTORY`], the number of `.snapshots` itself |
 //! | 0 to 49 | the inode's number in the snapshot |
 //!
-//! So a node needs no memory here, and programs see numbers that differ from those of the live files: `cp` and
-//! `diff` take two files with one number for the same file. A snapshot has the same slot as long as it exists,
-//! and with up to 4095 snapshots numbered in a row the same one on every mount.
+//! So a node needs no memory here, and programs see numbers that differ from those of the live files: `cp`
+//! and `diff` take two files with one number for the same file. A snapshot has the same slot as long as it
+//! exists, and with up to 4095 snapshots numbered in a row the same one on every mount.
 //!
-//! A snapshot is opened by the first request for a node in it, and closed after [`IDLE`] without one. The kernel
-//! may keep its nodes: the next request opens the snapshot again. It is closed at once when the volume is about
-//! to delete it, unless a file in it is open. Nothing in a snapshot changes, so the kernel keeps names,
-//! attributes and pages of it. Of `.snapshots` itself it keeps nothing, and of the names in there little
-//! ([`NAME_TIME`]).
+//! A snapshot is opened by the first request for a node in it, and closed after [`IDLE`] without one. The
+//! kernel may keep its nodes: the next request opens the snapshot again. It is closed at once when the volume
+//! is about to delete it, unless a file in it is open. Nothing in a snapshot changes, so the kernel keeps
+//! names, attributes and pages of it. Of `.snapshots` itself it keeps nothing, and of the names in there
+//! little ([`NAME_TIME`]).
 //!
-//! Every change fails with `ReadOnly`: [`Operations::inode`](super::Operations) refuses the nodes of snapshots,
-//! and a file that is open here has the volume of its snapshot.
+//! Every change fails with `ReadOnly`: [`Operations::inode`](super::Operations) refuses the nodes of
+//! snapshots, and a file that is open here has the volume of its snapshot.
 //!
 //! Neighbours: the rest of [`super`] calls in for nodes of snapshots ([`is_node`]).
 

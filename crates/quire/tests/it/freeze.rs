@@ -146,8 +146,8 @@ fn closing_ends_a_freeze() {
     volume.close().unwrap();
 }
 
-/// It waited for the thaw. A mount's server trims on the thread that hears of thaws, too, so nothing thawed it
-/// before the freeze's time was over.
+/// It waited for the thaw. A mount's server trims on the thread that hears of thaws, too, so nothing thawed
+/// it before the freeze's time was over.
 #[test]
 fn a_trim_of_a_frozen_volume_fails_at_once() {
     let (_device, volume) = new_volume(4096);
