@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use quire::{AccessTimes, VolumeOptions};
-use quire_fuse::{CacheMode, MountFlags, ServeOptions, TransportChoice};
+use quire_fuse::{CacheMode, MountFlags, ServeOptions, ShowSnapshots, TransportChoice};
 
 use crate::control::MetricsTarget;
 use quire_base::size;
@@ -66,6 +66,9 @@ Mount options (-o, separated by commas):
                          when reads update access times (default relatime); keep pure time changes in memory
   noauto_da_alloc        do not write data back before a rename over a file and at the close of a rewritten one
   snapshot=NAME          show a snapshot of the volume, read-only (see: quire snapshot)
+  snapshots=list|hide|off
+                         the directory .snapshots in the root has a directory for each snapshot: it is listed,
+                         only there for those who name it (default), or not there
   discard, nodiscard     tell the device about freed blocks (default nodiscard)
   allow_other, noallow_other
                          other users may use the mount (default for root only)
@@ -133,6 +136,12 @@ impl MountOptions {
             ("snapshot", Some(name)) if !name.is_empty() => {
                 (self.volume, flags.read_only) = (volume.read_only(true).snapshot(name), true);
             }
+            ("snapshots", Some("list")) => self.serve.snapshots = ShowSnapshots::List,
+            ("snapshots", Some("hide")) => self.serve.snapshots = ShowSnapshots::Hide,
+            ("snapshots", Some("off")) => self.serve.snapshots = ShowSnapshots::Off,
+            ("snapshots", Some(other)) if !other.is_empty() => {
+                return Err(format!("snapshots={other}: the choices are list, hide and off"));
+            }
             ("allow_other", None) => self.allow_other = Some(true),
             ("noallow_other", None) => self.allow_other = Some(false),
             ("dev", None) => flags.no_dev = false,
@@ -192,7 +201,7 @@ impl MountOptions {
             ("remount", None) => self.remount = true,
             (
                 "cache" | "cache_size" | "node_cache" | "commit" | "threads" | "transport" | "log" | "fsname"
-                | "metrics" | "sync_timeout" | "wait" | "snapshot",
+                | "metrics" | "sync_timeout" | "wait" | "snapshot" | "snapshots",
                 None | Some(""),
             ) => {
                 return Err(format!("mount option {name} needs a value: {name}=..."));

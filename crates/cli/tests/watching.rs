@@ -356,6 +356,10 @@ fn a_frozen_mount_can_be_copied() {
     };
     let again = on_mount(&["freeze"]);
     assert_eq!(again.status.code(), Some(36), "{}", text(&again));
+    // A trim waited for the thaw, and with it the server's control socket: nobody could thaw the volume.
+    let trim = on_mount(&["trim"]);
+    assert_eq!(trim.status.code(), Some(36), "{}", text(&trim));
+    assert!(text(&trim).contains("frozen"), "{}", text(&trim));
     let image = std::fs::read(volume.image()).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(300));
     assert_eq!(std::fs::read(dir.join("kept")).unwrap(), b"before", "reads go on");

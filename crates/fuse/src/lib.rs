@@ -38,6 +38,7 @@ pub mod transport;
 
 pub use mount::{MountEntry, MountFlags, mounted_at};
 pub use operations::CacheMode;
+pub use operations::snapshots::ShowSnapshots;
 pub use server::meters::{BusyFile, Meters, Served, Work, meters};
 pub use session::{ServeOptions, Session};
 pub use transport::Choice as TransportChoice;

@@ -13,6 +13,7 @@
 //! * [`xattr`]: extended attributes and ACLs; [`properties`]: those that are properties.
 //! * [`control`]: statfs, access.
 //! * [`ioctl`]: control requests.
+//! * [`snapshots`]: the volume's snapshots under `.snapshots`.
 //! * [`group`]: writes through one open file that take effect together.
 //!
 //! Invariants: an inode that the kernel knows (its count is not zero) stays alive, name or not, since the
@@ -31,18 +32,20 @@ pub mod ioctl;
 pub mod kept;
 pub mod names;
 pub mod properties;
+pub mod snapshots;
 pub mod xattr;
 
 use std::time::Duration;
 
 use quire::inodes::InodeRef;
 use quire::{Metadata, Volume};
-use quire_base::Result;
 use quire_base::sync::Arc;
+use quire_base::{Error, ErrorKind, Result};
 
 use file_table::FileTable;
 use inode_table::{InodeTable, Mark};
 use kept::Kept;
+use snapshots::{Of, ShowSnapshots, Snapshots};
 
 /// How long the kernel may keep names, the absence of names, and attributes.
 pub const CACHE_TIME: Duration = Duration::from_secs(3600);
@@ -84,6 +87,8 @@ pub struct Entry {
     pub generation: u64,
     /// Includes the node's number.
     pub attributes: Metadata,
+    /// How long the kernel may keep the name.
+    pub name_time: Duration,
 }
 
 /// See the module's documentation.
@@ -93,13 +98,15 @@ pub struct Operations {
     files: FileTable,
     cache: CacheMode,
     kept: Arc<Kept>,
+    snapshots: Snapshots,
 }
 
 impl Operations {
     /// Serves `volume`.
-    pub fn new(volume: Volume, cache: CacheMode) -> Operations {
+    pub fn new(volume: Volume, cache: CacheMode, show: ShowSnapshots) -> Operations {
         let inodes = InodeTable::new(volume.inodes().root());
-        Operations { volume, inodes, files: FileTable::default(), cache, kept: Arc::default() }
+        let (snapshots, kept) = (Snapshots::new(&volume, show), Arc::default());
+        Operations { volume, inodes, files: FileTable::default(), cache, kept, snapshots }
     }
 
     /// The volume served.
@@ -127,9 +134,21 @@ impl Operations {
         }
     }
 
-    /// The inode of a node the kernel holds.
+    /// The inode of a node the kernel holds, for a change or to find more by; an error of kind `ReadOnly` for
+    /// a node in a snapshot.
     fn inode(&self, node: u64) -> Result<InodeRef> {
+        if snapshots::is_node(node) {
+            return Err(Error::new(ErrorKind::ReadOnly, "snapshots are read-only"));
+        }
         self.inodes.get(node)
+    }
+
+    /// The inode of any node but `.snapshots`, to be read, and what it is of.
+    fn readable(&self, node: u64) -> Result<(Of<'_>, InodeRef)> {
+        if snapshots::is_node(node) {
+            return self.snapshots.inode(node).map(|(volume, inode)| (Of::Snapshot(volume), inode));
+        }
+        Ok((Of::Live(&self.volume), self.inodes.get(node)?))
     }
 
     /// Counts one more time that the kernel is told of `inode`.
@@ -137,17 +156,20 @@ impl Operations {
         let attributes = self.volume.inodes().metadata(&inode);
         let generation = inode.generation();
         self.inodes.remember(inode);
-        Entry { generation, attributes }
+        Entry { generation, attributes, name_time: CACHE_TIME }
     }
 
     /// The kernel has dropped `count` of the times it was told of a node.
     pub fn forget(&self, node: u64, count: u64) {
-        self.inodes.forget(node, count);
+        if !snapshots::is_node(node) {
+            self.inodes.forget(node, count);
+        }
     }
 
     /// Drops all references to inodes, at the end: the kernel does not say farewell to each.
     pub fn forget_everything(&self) {
         self.files.clear();
         self.inodes.clear();
+        self.snapshots.clear();
     }
 }

@@ -35,8 +35,8 @@ use quire_base::{Error, Result, patience};
 
 use crate::background::Background;
 use crate::errno::NOT_CONNECTED;
-use crate::operations::Operations;
 use crate::operations::ioctl::{self, SYNC};
+use crate::operations::{Operations, snapshots};
 use crate::protocol::abi;
 use crate::protocol::negotiate::Features;
 use crate::protocol::request::{Malformed, Operation, Request};
@@ -174,6 +174,12 @@ impl Server {
             Operation::Forget { .. } | Operation::BatchForget(_) => Kind::Forget,
             Operation::Fsync(args) | Operation::Fsyncdir(args) => {
                 Kind::Sync { node: request.header.nodeid, data_only: data_only(args) }
+            }
+            // The snapshot may have to be opened.
+            Operation::Getattr | Operation::Statx(_) | Operation::Access { .. } | Operation::Setattr(_)
+                if snapshots::is_node(request.header.nodeid) =>
+            {
+                Kind::MayWait
             }
             Operation::Getattr
             | Operation::Statx(_)

@@ -28,6 +28,7 @@ use quire_base::{Error, ErrorKind, Result};
 
 use crate::connection::Connection;
 use crate::mount::{self, MountFlags, Unmount};
+use crate::operations::snapshots::ShowSnapshots;
 use crate::operations::{CacheMode, Operations};
 use crate::server::{Answer, Event, Facts, Server};
 use crate::signals;
@@ -55,6 +56,8 @@ pub struct ServeOptions {
     pub threads: Option<usize>,
     /// How long `syncfs` and `sync` wait for a device that completes nothing; `None`: [`SYNC_PATIENCE`].
     pub sync_patience: Option<Duration>,
+    /// Whether the root shows the volume's snapshots.
+    pub snapshots: ShowSnapshots,
 }
 
 /// Receiving threads for this machine: enough that a few may wait for the device, few enough to stay warm.
@@ -194,7 +197,7 @@ impl Session {
     pub fn mount(volume: Volume, dir: &Path, options: &ServeOptions) -> Result<Session> {
         let dir = mount::resolve(dir)?;
         let threads = options.threads.unwrap_or_else(default_threads).max(1);
-        let operations = Operations::new(volume.clone(), options.cache);
+        let operations = Operations::new(volume.clone(), options.cache, options.snapshots);
         // One thread at least stays with the device.
         let sync_names = options.flags.sync || options.flags.dir_sync;
         let patience = options.sync_patience.unwrap_or(SYNC_PATIENCE);

@@ -25,7 +25,16 @@ impl Engine {
             }
             outcome => outcome.ok(),
         };
-        admitted.ok_or_else(|| Error::new(ErrorKind::Shutdown, "the volume is being closed"))
+        admitted.ok_or_else(closing)
+    }
+
+    /// As [`Engine::begin_change`], but an error of kind `Busy` while the volume is frozen.
+    pub(crate) fn begin_change_unless_frozen(&self) -> Result<Admitted<'_>> {
+        self.check_writable()?;
+        self.changes.try_enter().map_err(|refused| match refused {
+            NotAdmitted::Held => Error::new(ErrorKind::Busy, "the volume is frozen: thaw it first"),
+            _ => closing(),
+        })
     }
 
     /// As [`Engine::begin_change`], if nothing keeps changes back: never waits.
@@ -33,4 +42,8 @@ impl Engine {
         self.check_writable().ok()?;
         self.changes.try_enter().ok()
     }
+}
+
+fn closing() -> Error {
+    Error::new(ErrorKind::Shutdown, "the volume is being closed")
 }

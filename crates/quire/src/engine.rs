@@ -13,6 +13,7 @@ use crate::inode_table::InodeTable;
 use crate::options::VolumeOptions;
 use crate::orphan::OrphanSlots;
 use crate::room_queue::RoomQueue;
+use crate::snapshot_readers::SnapshotReaders;
 use crate::snapshot_table::SnapshotTable;
 use quire_alloc::{Allocator, SpaceAccount};
 use quire_base::admission::Admission;
@@ -73,6 +74,8 @@ pub struct Engine {
     pub(crate) orphans: OrphanSlots,
     /// Which blocks belong to snapshots.
     pub(crate) snapshots: Arc<SnapshotTable>,
+    /// Which snapshots are open beside the volume.
+    pub(crate) readers: Arc<SnapshotReaders>,
     /// The next checkpoint writes all orphan blocks and the pool's manifest anew.
     pub(crate) rewrite_pool: AtomicBool,
     pub(crate) inodes: InodeTable,
@@ -80,6 +83,8 @@ pub struct Engine {
     /// As at mkfs; the changing fields are in the checkpoint state and in the counters below.
     pub(crate) superblock: Superblock,
     pub(crate) read_only: bool,
+    /// It reads a snapshot, in the cache of a volume that is open ([`crate::snapshot_readers`]).
+    pub(crate) beside: bool,
 
     /// Shared from a record's `Seq` to its last apply; whole while a checkpoint chooses S.
     pub(crate) barrier: ShardedRwLock,
@@ -166,6 +171,7 @@ pub(crate) struct Parts {
     pub(crate) checkpoint: CheckpointState,
     pub(crate) read_only: bool,
     pub(crate) next_logged: u64,
+    pub(crate) beside: bool,
 }
 
 /// A shard's reference to the engine. Inodes hold one of their maker's shard, so that making and dropping
@@ -201,17 +207,19 @@ impl Engine {
             journal: parts.journal,
             tree: parts.tree,
             alloc: parts.alloc,
-            inodes: InodeTable::new(parts.cache.clone()),
+            inodes: InodeTable::new(parts.cache.clone(), parts.beside),
             cache: parts.cache,
             pool_promise: SpaceAccount::default(),
             group_memory: AtomicU64::new(0),
             room: RoomQueue::default(),
             orphans: parts.orphans,
             snapshots: parts.snapshots,
+            readers: Arc::default(),
             rewrite_pool: AtomicBool::new(false),
             options: parts.options,
             superblock: parts.superblock,
             read_only: parts.read_only,
+            beside: parts.beside,
             changes: Admission::default(),
             frozen: Mutex::new(false),
             rename: Mutex::new(()),

@@ -37,6 +37,8 @@ const GONE_MAX: usize = 4;
 /// The part of the cache's limit that inodes may take: without cached data, and with it.
 const PLAIN_SHARE: u64 = 16;
 const ALL_SHARE: u64 = 4;
+/// Inodes of a snapshot that is read beside its volume may take this part of what the volume's may.
+const BESIDE_SHARE: u64 = 8;
 /// What they may take in the smallest cache, in bytes: some hundred inodes.
 const PLAIN_LEAST: u64 = 1 << 20;
 const ALL_LEAST: u64 = 2 << 20;
@@ -90,13 +92,15 @@ impl SharedLimits {
     }
 
     /// Takes them from the cache's limit. What is charged leaves the cache what its operations need.
-    fn set(&self, cache: &Cache) {
+    fn set(&self, cache: &Cache, beside: bool) {
+        let share = if beside { BESIDE_SHARE } else { 1 };
         let limit = cache.usage().limit_bytes;
-        let all = (limit / ALL_SHARE).max(ALL_LEAST);
+        let all = (limit / ALL_SHARE).max(ALL_LEAST) / share;
         let shards = SHARDS as u64;
-        self.plain.store((limit / PLAIN_SHARE).max(PLAIN_LEAST) / shards, Ordering::Relaxed);
+        let plain = (limit / PLAIN_SHARE).max(PLAIN_LEAST) / share;
+        self.plain.store(plain / shards, Ordering::Relaxed);
         self.all.store(all / shards, Ordering::Relaxed);
-        self.charged.store(all.min(cache.spare_bytes()) / shards, Ordering::Relaxed);
+        self.charged.store(all.min(cache.spare_bytes() / share) / shards, Ordering::Relaxed);
     }
 }
 
@@ -105,6 +109,8 @@ pub(crate) struct InodeTable {
     shards: Box<[Shard]>,
     limits: SharedLimits,
     cache: Arc<Cache>,
+    /// The cache is that of another volume.
+    beside: bool,
     /// Those that owe something to the journal.
     pub(crate) dirty: DirtyInodes,
     /// What the inodes of each shard's making hold of the engine.
@@ -116,13 +122,15 @@ pub(crate) struct InodeTable {
 struct Handle(Mutex<Option<Arc<EngineHandle>>>);
 
 impl InodeTable {
-    pub(crate) fn new(cache: Arc<Cache>) -> InodeTable {
+    /// With a share of a cache's limit: the small one, if it is the cache of a volume that this is `beside`.
+    pub(crate) fn new(cache: Arc<Cache>, beside: bool) -> InodeTable {
         let limits = SharedLimits::default();
-        limits.set(&cache);
+        limits.set(&cache, beside);
         InodeTable {
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
             limits,
             cache,
+            beside,
             dirty: DirtyInodes::default(),
             handles: std::array::from_fn(|_| Handle::default()),
         }
@@ -193,7 +201,7 @@ impl InodeTable {
 
     /// Follows the cache's limit. Inodes beyond the new one leave as others come.
     pub(crate) fn limit_changed(&self) {
-        self.limits.set(&self.cache);
+        self.limits.set(&self.cache, self.beside);
         let limits = self.limits.get();
         for shard in &self.shards {
             self.charge(&mut shard.0.lock(), &limits);

@@ -59,6 +59,7 @@ pub struct Image {
     /// What recovery saw.
     pub report: RecoveryReport,
     orphans: OrphanSlots,
+    pub(crate) device: Arc<Device>,
 }
 
 impl Image {
@@ -73,6 +74,7 @@ impl Image {
             end: loaded.end,
             report: loaded.report,
             orphans: loaded.orphans,
+            device,
         })
     }
 

@@ -104,6 +104,8 @@ mod rollback;
 mod room_queue;
 mod scrub;
 mod seen;
+mod snapshot_readers;
+mod snapshot_space;
 mod snapshot_table;
 mod snapshots;
 mod superblocks;
@@ -139,6 +141,7 @@ pub use resize::set_label;
 pub use rollback::roll_back;
 pub use rollback::roll_back_backend;
 pub use scrub::{LastScrub, ScrubOptions, ScrubReport, ScrubState, Unreadable};
+pub use snapshot_space::{SnapshotSpace, SnapshotsSpace};
 pub use snapshots::{SnapshotInfo, take_snapshot_backend};
 #[cfg(not(any(loom, shuttle)))]
 pub use snapshots::{delete_snapshot, take_snapshot};

@@ -104,6 +104,20 @@ impl Metadata {
         self.ino
     }
 
+    /// The same with another number, for a front end that numbers the inodes of several volumes.
+    #[must_use]
+    pub fn with_ino(self, ino: InodeNo) -> Metadata {
+        Metadata { ino, ..self }
+    }
+
+    /// A directory that a front end shows below this one, and that nobody may write to: with this one's owner
+    /// and permissions, and `changed` for all its times.
+    #[must_use]
+    pub fn shown_below(&self, ino: InodeNo, nlink: u32, changed: Timestamp) -> Metadata {
+        let (atime, mtime, ctime, btime) = (changed, changed, changed, self.btime);
+        Metadata { ino, generation: 0, mode: self.mode & !0o222, nlink, atime, mtime, ctime, btime, ..*self }
+    }
+
     /// The inode's generation: with the number it names a file for ever, on any volume that has this one's
     /// identity.
     pub fn generation(&self) -> u64 {

@@ -213,8 +213,10 @@ fn load_from(
         }
     }
 
-    // What the replay from the other slot found, if there was one.
-    device.recorded().clear();
+    if how != Replay::Nothing {
+        // What the replay from the other slot found, if there was one.
+        device.recorded().clear();
+    }
     let mut superblock = superblock;
     let (free_blocks, inodes, next_inode) = (
         Counter::starting_at(superblock.free_blocks),
@@ -279,7 +281,9 @@ fn load_from(
             (readable.end.end, readable.end.unreadable)
         }
     };
-    if let Some(chunk) = kept(&tree).iter().find(|run| device.recorded().covers(run.start, run.blocks)) {
+    // What was the pool's when a snapshot was taken may be a file's by now.
+    let chunks = if how == Replay::Nothing { Vec::new() } else { kept(&tree) };
+    if let Some(chunk) = chunks.iter().find(|run| device.recorded().covers(run.start, run.blocks)) {
         return Err(Error::corrupt(format!(
             "the journal has data for blocks of metadata at {}+{}",
             chunk.start, chunk.blocks
@@ -324,6 +328,7 @@ pub(crate) fn open_unfinished(
             return Err(Error::invalid("a snapshot is opened read-only"));
         }
         let (_, snapshot) = crate::snapshots::find(&loaded.tree, name)?;
+        device.recorded().clear();
         loaded = load_from(&device, &options, snapshot.superblock, loaded.slot, Replay::Nothing)?.0;
     }
     let superblock = &loaded.superblock;
@@ -345,11 +350,24 @@ pub(crate) fn open_unfinished(
                 Error::new(ErrorKind::ReadOnly, format!("{} is read-only", device.name()))
             }));
         }
-        in_memory(device, loaded, options)?
+        let cache = new_cache(&device, &options)?;
+        in_memory(device, loaded, options, cache)?
     } else {
         new_incarnation(&*backend, device, loaded, options)?
     };
     Ok((Engine::new(parts), report))
+}
+
+/// Opens the checkpoint that a snapshot of an open volume keeps, on the volume's device and in its cache.
+pub(crate) fn open_beside(
+    volume: &Engine,
+    superblock: Superblock,
+    options: VolumeOptions,
+) -> Result<Arc<Engine>> {
+    let device = volume.device.clone();
+    let (loaded, _) = load_from(&device, &options, superblock, 0, Replay::Nothing)?;
+    let parts = in_memory(device, loaded, options, volume.cache.clone())?;
+    Ok(Engine::new(Parts { beside: true, ..parts }))
 }
 
 /// Opens a volume whose newest checkpoint is whole, for a repair that may lose data: its journal is replayed
@@ -374,13 +392,18 @@ pub(crate) fn open_remains(
     Ok((engine, cut))
 }
 
-fn in_memory(device: Arc<Device>, loaded: Loaded, options: VolumeOptions) -> Result<Parts> {
+fn in_memory(
+    device: Arc<Device>,
+    loaded: Loaded,
+    options: VolumeOptions,
+    cache: Arc<Cache>,
+) -> Result<Parts> {
     let state = CheckpointState {
         number: loaded.superblock.checkpoint,
         slot: loaded.slot,
         sequence: loaded.superblock.sequence,
     };
-    parts(device, loaded, options, None, state, true)
+    parts(device, loaded, options, None, state, cache)
 }
 
 /// Steps 3 to 5 of the protocol.
@@ -446,7 +469,8 @@ fn new_incarnation(
         },
     );
     let state = CheckpointState { number, slot: second, sequence: loaded.end };
-    parts(device, loaded, options, Some(journal), state, false)
+    let cache = new_cache(&device, &options)?;
+    parts(device, loaded, options, Some(journal), state, cache)
 }
 
 /// Writes zeros over blocks of the journal that cannot be read, so that no later recovery finds one where its
@@ -471,7 +495,7 @@ fn parts(
     options: VolumeOptions,
     journal: Option<Arc<Journal>>,
     checkpoint: CheckpointState,
-    read_only: bool,
+    cache: Arc<Cache>,
 ) -> Result<Parts> {
     let superblock = loaded.superblock;
     let alloc = Allocator::new(
@@ -485,8 +509,6 @@ fn parts(
         Arc::new(TreeRegions(loaded.tree.clone())),
         device.clone(),
     )?;
-    let config = options.cache_config(default_cache_bytes)?;
-    let cache = Cache::new(config, device.clone(), options.clock.clone())?;
     let mut next_logged = 0;
     loaded.tree.scan(Key::logged(0), Key::logged(u64::MAX), &mut |key, _| {
         debug_assert_eq!(key.kind, KeyKind::LoggedOp);
@@ -495,6 +517,7 @@ fn parts(
     })?;
     Ok(Parts {
         device,
+        read_only: journal.is_none(),
         journal,
         tree: loaded.tree,
         alloc,
@@ -504,13 +527,17 @@ fn parts(
         options,
         superblock,
         checkpoint,
-        read_only,
         next_logged,
+        beside: false,
     })
 }
 
+fn new_cache(device: &Arc<Device>, options: &VolumeOptions) -> Result<Arc<Cache>> {
+    Cache::new(options.cache_config(default_cache_bytes)?, device.clone(), options.clock.clone())
+}
+
 /// A quarter of the machine's memory.
-fn default_cache_bytes() -> u64 {
+pub(crate) fn default_cache_bytes() -> u64 {
     let pages = rustix::system::sysinfo();
     (pages.totalram as u64 * u64::from(pages.mem_unit) / 4).max(32 << 20)
 }

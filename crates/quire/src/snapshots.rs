@@ -54,7 +54,7 @@ pub struct SnapshotInfo {
 }
 
 impl SnapshotInfo {
-    fn of(number: u32, snapshot: &Snapshot) -> SnapshotInfo {
+    pub(crate) fn of(number: u32, snapshot: &Snapshot) -> SnapshotInfo {
         SnapshotInfo {
             name: snapshot.name.clone(),
             number,
@@ -145,7 +145,7 @@ impl Space {
     }
 
     /// Calls `visit` with each region in which the snapshot needs blocks.
-    fn each(&self, visit: &mut dyn FnMut(u64, RegionMap)) -> Result<()> {
+    pub(crate) fn each(&self, visit: &mut dyn FnMut(u64, RegionMap)) -> Result<()> {
         let mut outcome = Ok(());
         self.tree.scan(Key::region(0), Key::region(u64::MAX), &mut |key, _| {
             outcome = self.used(key.offset).map(|used| visit(key.offset, used));
@@ -205,6 +205,7 @@ impl Engine {
     }
 
     fn delete_snapshot(&self, name: &str) -> Result<()> {
+        let _unread = self.readers.keep_out(name)?;
         let (number, mut snapshot) = find(&self.tree, name)?;
         self.finish_snapshot_deletions()?;
         snapshot.deleting = Some(0);
@@ -289,7 +290,8 @@ impl Volume {
 
     /// Deletes a snapshot. Others that use the volume go on meanwhile.
     ///
-    /// Errors: `NotFound`. After a crash the next opening goes on with the deletion.
+    /// Errors: `NotFound`; `Busy` while it is open ([`Volume::open_snapshot`]). After a crash the next
+    /// opening goes on with the deletion.
     pub fn delete_snapshot(&self, name: &str) -> Result<()> {
         let engine = self.engine();
         let _change = engine.begin_change()?;

@@ -15,6 +15,7 @@ use crate::inodes::Inodes;
 use crate::metrics::Metrics;
 use crate::options::VolumeOptions;
 use crate::recovery::{self, RecoveryReport};
+use crate::snapshot_readers::Reading;
 use quire_base::sync::atomic::{AtomicBool, Ordering};
 use quire_base::sync::{Arc, Mutex};
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result, Timestamp};
@@ -53,6 +54,8 @@ pub(crate) struct Inner {
     closed: AtomicBool,
     /// Keeps the root directory in memory.
     root: Mutex<Option<InodeRef>>,
+    /// Of a snapshot that is read beside its volume: keeps it from being deleted.
+    _reading: Option<Reading>,
 }
 
 /// What a volume is.
@@ -155,20 +158,14 @@ impl Volume {
             let settled = settled_in_memory(backend, options)?;
             (engine, _) = recovery::open(settled, options.clone())?;
         }
-        let root = engine.inode(InodeNo::ROOT).map_err(|error| match error.kind() {
-            // A volume whose root directory is gone, unlinked or no inode is damaged, whatever the lookup
-            // calls it.
-            ErrorKind::Stale | ErrorKind::NotFound => {
-                error.with_kind(ErrorKind::Corrupt).context("root directory")
-            }
-            _ => error,
-        })?;
+        let root = root_of(&engine)?;
         let inner = Inner {
             engine,
             threads: Threads::default(),
             recovery,
             closed: AtomicBool::new(false),
             root: Mutex::new(Some(root)),
+            _reading: None,
         };
         let inner = Arc::new(inner);
         if threads {
@@ -178,6 +175,20 @@ impl Volume {
             }
         }
         Ok(Volume { inodes: Inodes { inner } })
+    }
+
+    /// The volume of an engine that reads a snapshot beside its volume.
+    pub(crate) fn reader(engine: Arc<Engine>, reading: Reading) -> Result<Volume> {
+        let root = root_of(&engine)?;
+        let inner = Inner {
+            engine,
+            threads: Threads::default(),
+            recovery: RecoveryReport::default(),
+            closed: AtomicBool::new(false),
+            root: Mutex::new(Some(root)),
+            _reading: Some(reading),
+        };
+        Ok(Volume { inodes: Inodes { inner: Arc::new(inner) } })
     }
 
     /// Writes everything back, checkpoints, marks the volume clean. Changes that other clones make afterwards
@@ -324,7 +335,9 @@ impl Inner {
         }
         self.threads.stop(engine);
         engine.drop_released();
-        engine.cache.stop();
+        if !engine.beside {
+            engine.cache.stop();
+        }
         if !engine.read_only && engine.failure().is_none() {
             // What the threads have left, and what had been admitted to be made durable.
             outcome = outcome.and_then(|()| engine.sync()).and_then(|()| engine.checkpoint_clean());
@@ -352,6 +365,18 @@ impl Drop for Inner {
             tracing::error!(%error, "closing the volume");
         }
     }
+}
+
+/// The root directory, in memory.
+fn root_of(engine: &Arc<Engine>) -> Result<InodeRef> {
+    engine.inode(InodeNo::ROOT).map_err(|error| match error.kind() {
+        // A volume whose root directory is gone, unlinked or no inode is damaged, whatever the lookup
+        // calls it.
+        ErrorKind::Stale | ErrorKind::NotFound => {
+            error.with_kind(ErrorKind::Corrupt).context("root directory")
+        }
+        _ => error,
+    })
 }
 
 /// The volume as it will be when the operation that a crash cut in two is finished; the device stays as it

@@ -67,7 +67,7 @@ mod walk;
 pub use accounting::{Class, NODE_MEMORY_BYTES, NodeReservation, Short, TreeLimits};
 pub use change::Change;
 pub use checkpoint::{CheckpointImage, CheckpointStamp, Frozen, OrphanBlock};
-pub use pool::PoolState;
+pub use pool::{PoolState, alone};
 pub use quire_format::node::{NodePage, NodeRef, Roots};
 pub use quire_format::pool::ManifestRef;
 pub use stats::TreeStats;

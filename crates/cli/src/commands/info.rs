@@ -1,5 +1,7 @@
 //! `quire info`: the superblock for people.
 
+use quire::internals::inspect::Image;
+use quire_device::{OpenMode, open_image};
 use quire_format::superblock::Superblock;
 use serde_json::{Value, json};
 
@@ -38,6 +40,7 @@ pub fn run(arguments: &Info) -> Outcome {
             .find(|entry| entry.is_quire() && entry.source == path)
             .map(|entry| entry.dir),
     };
+    let held = found.as_ref().and_then(|(superblock, _)| held_by_snapshots(&path, superblock));
     let damaged = found.as_ref().and_then(|(_, damaged)| damaged.as_ref());
     if arguments.json {
         let mut value =
@@ -47,12 +50,16 @@ pub fn run(arguments: &Info) -> Outcome {
             value["transport"] = json!(asked.transport);
             value["syncfs"] = json!(asked.syncfs);
         }
+        value["held_by_snapshots"] = held.map_or(Value::Null, |blocks| json!(blocks));
         value["damaged_slot"] = damaged.map_or(Value::Null, |error| json!(error.to_string()));
         output::line(format_args!("{value:#}"));
         return Ok(());
     }
     if let Some((superblock, _)) = &found {
         output::line(text(superblock).trim_end());
+    }
+    if let Some(blocks) = held {
+        output::line(format_args!("snapshots only   {}", size::show(blocks * 4096)));
     }
     if let Some(dir) = mounted {
         output::line(format_args!("mounted at       {}", dir.display()));
@@ -65,6 +72,15 @@ pub fn run(arguments: &Info) -> Outcome {
         output::line(format_args!("damaged          one of two superblocks: {error}"));
     }
     Ok(())
+}
+
+/// The blocks that only snapshots of a volume hold; `None` if it never had one, or if that cannot be read.
+fn held_by_snapshots(path: &Path, superblock: &Superblock) -> Option<u64> {
+    if superblock.epoch == 0 {
+        return None;
+    }
+    let image = open_image(path, OpenMode::ReadOnly).and_then(Image::load);
+    image.and_then(|image| image.snapshot_space()).map(|space| space.held_blocks).ok()
 }
 
 /// What a mount's server says.

@@ -2,9 +2,12 @@
 
 use std::path::Path;
 
+use quire::SnapshotsSpace;
 use quire::internals::inspect::Image;
 use quire::internals::snapshots;
+use quire_base::{BLOCK_SIZE, size};
 use quire_device::{OpenMode, open_image};
+use quire_format::snapshot::Snapshot as Kept;
 use serde_json::json;
 
 use crate::arguments::{Snapshot, SnapshotAction};
@@ -28,29 +31,46 @@ pub fn run(arguments: &Snapshot) -> Outcome {
 /// As of the volume's journal, beside a mount too.
 fn list(volume: &Path, as_json: bool) -> Outcome {
     let image = Image::load(open_image(&image::find(volume)?, OpenMode::ReadOnly)?)?;
-    let table = snapshots::table(&image.tree)?;
+    output::line(listing(&snapshots::table(&image.tree)?, &image.snapshot_space()?, as_json).trim_end());
+    Ok(())
+}
+
+/// The snapshots of a volume with the space that they take, for people or as JSON.
+pub fn listing(table: &[(u32, Kept)], space: &SnapshotsSpace, as_json: bool) -> String {
+    let of = |number: u32| space.each.iter().find(|space| space.snapshot.number == number);
     if as_json {
         let all: Vec<_> = table
             .iter()
             .map(|(number, snapshot)| {
+                let space = of(*number);
                 json!({
                     "name": snapshot.name,
                     "number": number,
                     "created": snapshot.created.0,
                     "deleting": snapshot.deleting.is_some(),
+                    "bytes_alone": space.map(|space| space.alone() * BLOCK_SIZE as u64),
+                    "bytes_shared": space.map(|space| space.shared() * BLOCK_SIZE as u64),
                 })
             })
             .collect();
-        output::line(format!("{:#}", json!({ "snapshots": all })));
-        return Ok(());
+        let held = space.held_blocks * BLOCK_SIZE as u64;
+        return format!("{:#}\n", json!({ "snapshots": all, "bytes_held": held }));
     }
-    for (_, snapshot) in &table {
+    let mut text = String::new();
+    for (number, snapshot) in table {
+        let [alone, shared] = match of(*number) {
+            Some(space) => {
+                [space.alone(), space.shared()].map(|blocks| size::show(blocks * BLOCK_SIZE as u64))
+            }
+            None => ["-", "-"].map(String::from),
+        };
         let state = if snapshot.deleting.is_some() { "  (being deleted)" } else { "" };
-        output::line(format!(
-            "{}  {}{state}",
-            crate::commands::inspect::time(snapshot.created),
-            snapshot.name
-        ));
+        let created = crate::commands::inspect::time(snapshot.created);
+        text += &format!("{created}  {alone:>9} alone  {shared:>9} shared  {}{state}\n", snapshot.name);
     }
-    Ok(())
+    if space.each.len() > 1 {
+        let held = size::show(space.held_blocks * BLOCK_SIZE as u64);
+        text += &format!("{held} are held by snapshots only\n");
+    }
+    text
 }

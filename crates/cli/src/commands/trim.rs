@@ -14,7 +14,7 @@ use quire_fuse::mount;
 
 use crate::arguments::Trim;
 use crate::exit::{Failure, Outcome};
-use crate::{control, output};
+use crate::{control, freezing, output};
 
 /// Bytes of the volume that are worked through at once.
 const PIECE: u64 = 32 << 20;
@@ -24,6 +24,8 @@ const STEP: Duration = Duration::from_millis(200);
 /// Discards all free space of a mounted volume and says how much that was.
 pub fn run(arguments: &Trim) -> Outcome {
     let dir = super::mounted(&arguments.dir)?.dir;
+    // Else the sync might wait for the thaw.
+    freezing::check_thawed(&dir)?;
     // What has been freed so far is free for the trim, too.
     mount::sync(&dir)?;
     let bar = bar();

@@ -4,7 +4,7 @@ use quire::Metadata;
 use quire::inodes::{SetAttributes, SetTime};
 use quire_base::Result;
 
-use super::Operations;
+use super::{Operations, snapshots};
 
 /// Changes asked for by chmod, chown, truncate and utimes, in one request.
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,6 +28,9 @@ pub struct Change {
 impl Operations {
     /// A node's attributes.
     pub fn attributes(&self, node: u64) -> Result<Metadata> {
+        if snapshots::is_node(node) {
+            return Ok(self.snapshots.entry(node)?.attributes);
+        }
         Ok(self.volume.inodes().metadata(&self.inode(node)?))
     }
 

@@ -11,6 +11,7 @@ use quire_base::{Error, ErrorKind, Result};
 use super::file_table::OpenFile;
 use super::inode_table::Mark;
 use super::kept::Counted;
+use super::snapshots::{self, Of};
 use super::{CacheMode, Operations};
 
 /// Set in the open flags by the kernel when a program is opened to be executed (not part of the C interface).
@@ -79,7 +80,19 @@ impl Operations {
     /// Opens a file. Opening cuts it off if `flags` has `O_TRUNC`, and then takes set-id bits away if
     /// `kill_set_id`.
     pub fn open(&self, node: u64, flags: i32, kill_set_id: bool) -> Result<Opened> {
+        if snapshots::is_node(node) && flags & (libc::O_ACCMODE | libc::O_TRUNC) == libc::O_RDONLY {
+            let (snapshot, inode) = self.snapshots.inode(node)?;
+            // Its pages never change.
+            let direct = self.cache == CacheMode::Engine && flags & OPEN_FOR_EXECUTION == 0;
+            let file = OpenFile::in_snapshot(inode, snapshot, direct);
+            return Ok(Opened { handle: self.files.insert(file), direct });
+        }
         self.open_inode(self.inode(node)?, flags, kill_set_id)
+    }
+
+    /// The inodes of the volume or snapshot that an open file is in.
+    fn inodes_of(&self, file: &OpenFile) -> Of<'_> {
+        file.snapshot.clone().map_or(Of::Live(&self.volume), Of::Snapshot)
     }
 
     pub(super) fn open_inode(&self, inode: InodeRef, flags: i32, kill_set_id: bool) -> Result<Opened> {
@@ -130,7 +143,7 @@ impl Operations {
     /// thread may not wait and this would.
     pub fn release(&self, handle: u64) -> Result<()> {
         if let Ok(file) = self.files.get(handle) {
-            self.volume.inodes().closed(&file.inode, file.changed())?;
+            self.inodes_of(&file).closed(&file.inode, file.changed())?;
             self.files.remove(handle);
         }
         Ok(())
@@ -148,7 +161,7 @@ impl Operations {
         } else if let Some(read) = self.read_group(&file, request.offset, buffer) {
             return read;
         }
-        self.volume.inodes().read_at(&file.inode, buffer, request.offset, how)
+        self.inodes_of(&file).read_at(&file.inode, buffer, request.offset, how)
     }
 
     /// As [`Operations::read`], if that needs no waiting.
@@ -159,7 +172,14 @@ impl Operations {
         } else if file.group.is_present() {
             return None;
         }
-        self.volume.inodes().try_read_at(&file.inode, buffer, request.offset)
+        self.inodes_of(&file).try_read_at(&file.inode, buffer, request.offset)
+    }
+
+    /// Notes that the kernel has pages of a file.
+    fn note_pages(&self, file: &OpenFile) {
+        if file.snapshot.is_none() {
+            self.inodes.mark(file.inode.number().0, Mark::Paged);
+        }
     }
 
     /// Whether a write is of a kind that a thread that may not wait can try: through the cache, not made
@@ -176,7 +196,10 @@ impl Operations {
             return false;
         }
         let Ok(file) = self.files.get(request.handle) else { return false };
-        if has_set_id(&file.inode, request) || may_have_capabilities(&file.inode, request) {
+        if file.snapshot.is_some()
+            || has_set_id(&file.inode, request)
+            || may_have_capabilities(&file.inode, request)
+        {
             return false;
         }
         if file.group.is_present() && !request.from_page_cache {
@@ -204,6 +227,7 @@ impl Operations {
     /// they were sent at once.
     pub fn write(&self, request: &WriteRequest, data: &[u8]) -> Result<usize> {
         let file = self.files.get(request.handle)?;
+        file.check_live()?;
         file.note_change();
         let mut how = IoFlags::KEEP_PRIVILEGES;
         if !request.from_page_cache {
@@ -246,6 +270,8 @@ impl Operations {
     /// Makes a file or directory durable, on other threads: `done` is called from one of them.
     pub fn sync(&self, node: u64, data_only: bool, done: impl FnOnce(Result<()>) + Send + 'static) {
         match self.inode(node) {
+            // What is in a snapshot is durable.
+            Err(_) if snapshots::is_node(node) => done(Ok(())),
             Ok(inode) => {
                 let how = SyncOptions::new().data_only(data_only);
                 self.volume.inodes().fsync_then(&inode, &how, Box::new(done));
@@ -278,6 +304,7 @@ impl Operations {
     /// Allocates, punches or zeroes; `mode` as in `fallocate`.
     pub fn allocate(&self, handle: u64, offset: u64, length: u64, mode: i32) -> Result<()> {
         let file = self.files.get(handle)?;
+        file.check_live()?;
         self.no_group(&file, "an allocation")?;
         let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
         let what = match mode & !libc::FALLOC_FL_KEEP_SIZE {
@@ -305,8 +332,8 @@ impl Operations {
         let offset = u64::try_from(offset)
             .map_err(|_| Error::new(ErrorKind::NoData, "a seek to before the start of the file"))?;
         match whence {
-            libc::SEEK_DATA => self.volume.inodes().seek_data(&file.inode, offset),
-            libc::SEEK_HOLE => self.volume.inodes().seek_hole(&file.inode, offset),
+            libc::SEEK_DATA => self.inodes_of(&file).seek_data(&file.inode, offset),
+            libc::SEEK_HOLE => self.inodes_of(&file).seek_hole(&file.inode, offset),
             _ => Err(Error::invalid(format!("seek mode {whence} is not supported"))),
         }
     }
@@ -314,7 +341,7 @@ impl Operations {
     /// Whether a copy may take long.
     pub fn is_long_copy(&self, from: u64, offset: u64, length: u64) -> bool {
         let there =
-            |file: &OpenFile| self.volume.inodes().metadata(&file.inode).size().saturating_sub(offset);
+            |file: &OpenFile| self.inodes_of(file).metadata(&file.inode).size().saturating_sub(offset);
         self.files.get(from).is_ok_and(|file| there(&file).min(length) > AT_ONCE_MAX as u64)
     }
 
@@ -323,6 +350,10 @@ impl Operations {
         let (source, target) = (self.files.get(request.from)?, self.files.get(request.to)?);
         // The kernel then reads and writes.
         self.no_group(&source, "a copy").and(self.no_group(&target, "a copy"))?;
+        target.check_live()?;
+        if source.snapshot.is_some() {
+            return Err(Error::new(ErrorKind::Unsupported, "a copy from a snapshot"));
+        }
         target.note_change();
         let length = request.length.min(COPY_MAX);
         let (from, to) = (request.from_offset, request.to_offset);
@@ -332,7 +363,8 @@ impl Operations {
     /// As [`Operations::copy`], if it is small and needs no waiting; else nothing has changed.
     pub fn try_copy(&self, request: &CopyRequest) -> Option<Result<u64>> {
         let (source, target) = (self.files.get(request.from).ok()?, self.files.get(request.to).ok()?);
-        if source.group.is_present() || target.group.is_present() {
+        let is_between = source.snapshot.is_some() || target.snapshot.is_some();
+        if is_between || source.group.is_present() || target.group.is_present() {
             return None;
         }
         let there = self.volume.inodes().metadata(&source.inode).size().checked_sub(request.from_offset)?;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use quire::Volume;
 use quire::inodes::InodeRef;
 use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use quire_base::sync::{Arc, RwLock};
@@ -22,6 +23,8 @@ pub struct OpenFile {
     pub writable: bool,
     /// The kernel passes reads and writes on as they are.
     pub uncached: bool,
+    /// The snapshot that it is in, held open.
+    pub snapshot: Option<Arc<Volume>>,
     /// Writes through it that are to take effect together.
     pub(super) group: HandleGroup,
     /// With `cache=auto`.
@@ -38,7 +41,19 @@ impl OpenFile {
         counted: Option<Counted>,
     ) -> OpenFile {
         let changed = AtomicBool::new(changed);
-        OpenFile { inode, changed, writable, uncached, group: HandleGroup::default(), counted }
+        let (snapshot, group) = (None, HandleGroup::default());
+        OpenFile { inode, changed, writable, uncached, snapshot, group, counted }
+    }
+    /// An open of an inode in a snapshot.
+    pub fn in_snapshot(inode: InodeRef, snapshot: Arc<Volume>, uncached: bool) -> OpenFile {
+        OpenFile { snapshot: Some(snapshot), ..OpenFile::new(inode, false, false, uncached, None) }
+    }
+    /// Refuses a change of a file in a snapshot. (The kernel does, as it is open for reading only.)
+    pub fn check_live(&self) -> Result<()> {
+        match self.snapshot {
+            None => Ok(()),
+            Some(_) => Err(Error::new(ErrorKind::ReadOnly, "snapshots are read-only")),
+        }
     }
     /// Whether the kernel keeps pages for those who read through it, under `cache=auto`.
     pub fn is_kept(&self) -> bool {

@@ -60,10 +60,10 @@ impl Operations {
         let mut answer = vec![0; room.min(64)];
         match command {
             GET_FLAGS | GET_FSXATTR => {
-                self.inode(node)?;
+                self.attributes(node)?;
             }
             GET_VERSION => {
-                let generation = self.inode(node)?.generation().to_le_bytes();
+                let generation = self.attributes(node)?.generation().to_le_bytes();
                 put(&mut answer, &generation[..4]);
             }
             GET_FEATURES => {

@@ -5,7 +5,8 @@ use quire::{FileType, RenameFlags};
 use quire_base::{Error, ErrorKind, InodeNo, Result};
 
 use super::data::Opened;
-use super::{Caller, Entry, Operations};
+use super::snapshots::{self, DIRECTORY};
+use super::{CACHE_TIME, Caller, Entry, Operations};
 
 /// Names read at once where each is looked up, too; about what the kernel's smallest request has room for.
 const BATCH: usize = 32;
@@ -64,6 +65,13 @@ impl Operations {
     /// `.` and `..` are asked for by a file server that exports the mount, and then the node may be one the
     /// kernel has long forgotten.
     pub fn lookup(&self, parent: u64, name: &[u8]) -> Result<Entry> {
+        if snapshots::is_node(parent) && (parent, name) != (DIRECTORY, b"..") {
+            return self.snapshots.lookup(parent, name);
+        }
+        if self.snapshots.is_name(parent, name) {
+            return self.snapshots.directory();
+        }
+        let parent = if parent == DIRECTORY { InodeNo::ROOT.0 } else { parent };
         let inode = match self.inode(parent) {
             Ok(dir) if name == b"." => dir,
             Ok(dir) => self.volume.inodes().lookup(&dir, name)?,
@@ -78,6 +86,7 @@ impl Operations {
 
     /// Makes a file, directory, fifo, socket or device node.
     pub fn make(&self, parent: u64, name: &[u8], make: &Make) -> Result<Entry> {
+        self.snapshots.check_name(parent, name)?;
         Ok(self.enter(self.volume.inodes().create(&self.inode(parent)?, name, &make.engine()?)?))
     }
 
@@ -98,6 +107,7 @@ impl Operations {
         flags: i32,
         kill_set_id: bool,
     ) -> Result<(Entry, Opened)> {
+        self.snapshots.check_name(parent, name)?;
         let dir = self.inode(parent)?;
         let (inode, made) = match self.volume.inodes().create(&dir, name, &make.engine()?) {
             Ok(inode) => (inode, true),
@@ -113,16 +123,19 @@ impl Operations {
 
     /// Makes a symbolic link.
     pub fn symlink(&self, parent: u64, name: &[u8], target: &[u8], caller: Caller) -> Result<Entry> {
+        self.snapshots.check_name(parent, name)?;
         Ok(self.enter(self.volume.inodes().symlink(&self.inode(parent)?, name, target, caller.engine())?))
     }
 
     /// A symbolic link's target.
     pub fn readlink(&self, node: u64) -> Result<Vec<u8>> {
-        self.volume.inodes().read_link(&self.inode(node)?)
+        let (inodes, inode) = self.readable(node)?;
+        inodes.read_link(&inode)
     }
 
     /// One more name for an inode.
     pub fn link(&self, node: u64, parent: u64, name: &[u8]) -> Result<Entry> {
+        self.snapshots.check_name(parent, name)?;
         let inode = self.inode(node)?;
         self.volume.inodes().hard_link(&inode, &self.inode(parent)?, name)?;
         Ok(self.enter(inode))
@@ -130,11 +143,13 @@ impl Operations {
 
     /// Removes a name that is not a directory's.
     pub fn unlink(&self, parent: u64, name: &[u8]) -> Result<()> {
+        self.snapshots.check_name(parent, name)?;
         self.volume.inodes().remove_file(&self.inode(parent)?, name)
     }
 
     /// Removes an empty directory.
     pub fn rmdir(&self, parent: u64, name: &[u8]) -> Result<()> {
+        self.snapshots.check_name(parent, name)?;
         self.volume.inodes().remove_dir(&self.inode(parent)?, name)
     }
 
@@ -153,6 +168,7 @@ impl Operations {
         if flags & !(libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE) != 0 {
             return Err(Error::invalid(format!("rename flags {flags:#x} are not supported")));
         }
+        self.snapshots.check_name(parent, name).and(self.snapshots.check_name(new_parent, new_name))?;
         let (from, to) = (self.inode(parent)?, self.inode(new_parent)?);
         self.volume.inodes().rename(&from, name, &to, new_name, wanted)
     }
@@ -160,7 +176,26 @@ impl Operations {
     /// The entries of a directory behind `after` (0: from the start), until `take` has enough.
     ///
     /// Stateless: cookies stay good while the directory changes, and across opens.
-    pub fn read_directory(&self, node: u64, after: u64, mut take: impl FnMut(&Name) -> bool) -> Result<()> {
+    pub fn read_directory(&self, node: u64, after: u64, take: impl FnMut(&Name) -> bool) -> Result<()> {
+        if snapshots::is_node(node) {
+            return self.snapshots.list(node, after, take);
+        }
+        if node == InodeNo::ROOT.0 {
+            let mut take = self.snapshots.listed_in_root(after, take);
+            let mut is_full = false;
+            self.read_live_directory(node, after, |name| {
+                is_full = !take(Some(name));
+                !is_full
+            })?;
+            if !is_full {
+                take(None);
+            }
+            return Ok(());
+        }
+        self.read_live_directory(node, after, take)
+    }
+
+    fn read_live_directory(&self, node: u64, after: u64, mut take: impl FnMut(&Name) -> bool) -> Result<()> {
         let dir = self.inode(node)?;
         let mut entry = Name { name: Vec::new(), node: 0, kind: FileType::Regular, cookie: 0 };
         self.volume.inodes().read_dir(&dir, after, &mut |found| {
@@ -174,12 +209,13 @@ impl Operations {
     }
 
     /// As [`Operations::read_directory`], with what a look-up of each name gives. `take` gets the entry
-    /// before it is counted, and says whether it fits; `.` and `..` are never counted.
+    /// before it is counted, and says whether it fits; `.` and `..` are never counted. The snapshots in
+    /// `.snapshots` come without: they are opened when somebody asks for one.
     pub fn read_directory_plus(
         &self,
         node: u64,
         after: u64,
-        mut take: impl FnMut(&Name, &Entry) -> bool,
+        mut take: impl FnMut(&Name, Option<&Entry>) -> bool,
     ) -> Result<()> {
         let mut after = after;
         let mut names = Vec::with_capacity(BATCH);
@@ -192,6 +228,18 @@ impl Operations {
             })?;
             for name in &names {
                 after = name.cookie;
+                if node == DIRECTORY {
+                    if !take(name, None) {
+                        return Ok(());
+                    }
+                    continue;
+                }
+                if snapshots::is_node(name.node) {
+                    if !take(name, Some(&self.snapshots.entry(name.node)?)) {
+                        return Ok(());
+                    }
+                    continue;
+                }
                 let inode: InodeRef = match self.volume.inodes().get(InodeNo(name.node)) {
                     Ok(inode) => inode,
                     // Removed since its name was read.
@@ -201,8 +249,9 @@ impl Operations {
                 let entry = Entry {
                     generation: inode.generation(),
                     attributes: self.volume.inodes().metadata(&inode),
+                    name_time: CACHE_TIME,
                 };
-                if !take(name, &entry) {
+                if !take(name, Some(&entry)) {
                     return Ok(());
                 }
                 if name.name != b"." && name.name != b".." {

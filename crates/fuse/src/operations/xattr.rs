@@ -9,6 +9,7 @@ use quire_base::{Error, ErrorKind, Result};
 
 use super::Operations;
 use super::properties::{self, Asker};
+use super::snapshots::DIRECTORY;
 
 /// An answer to a request that may ask for the size only.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,13 +69,21 @@ impl Operations {
 
     /// An attribute's value, or its size if `room` is zero.
     pub fn get_xattr(&self, node: u64, name: &[u8], room: u32) -> Result<Sized> {
-        sized(self.volume.inodes().get_xattr(&self.inode(node)?, name)?, room)
+        if node == DIRECTORY {
+            return Err(Error::new(ErrorKind::NoAttribute, ".snapshots has no attributes"));
+        }
+        let (inodes, inode) = self.readable(node)?;
+        sized(inodes.get_xattr(&inode, name)?, room)
     }
 
     /// All names, each ended by a zero byte, or their total size if `room` is zero.
     pub fn list_xattr(&self, node: u64, room: u32) -> Result<Sized> {
         let mut list = Vec::new();
-        for name in self.volume.inodes().list_xattrs(&self.inode(node)?)? {
+        if node == DIRECTORY {
+            return sized(list, room);
+        }
+        let (inodes, inode) = self.readable(node)?;
+        for name in inodes.list_xattrs(&inode)? {
             list.extend_from_slice(&name);
             list.push(0);
         }

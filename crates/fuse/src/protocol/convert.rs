@@ -9,7 +9,7 @@ use quire_base::Timestamp;
 use super::abi::{self, setattr};
 use crate::operations::attributes::Change;
 use crate::operations::data::Opened;
-use crate::operations::{CACHE_TIME, Entry};
+use crate::operations::{CACHE_TIME, Entry, snapshots};
 
 /// The kernel's 32-bit device numbers (20 bits minor around 12 bits major).
 pub fn device_from_kernel(number: u32) -> u64 {
@@ -54,10 +54,11 @@ pub fn attr(from: &Metadata) -> abi::Attr {
 ///
 /// Not at all if a write can take set-id bits away. The kernel leaves that to the server, and after a write
 /// it asks anew for size and times only: it would go on showing the old mode. The bits of a directory are
-/// never taken away.
+/// never taken away. Nor for `.snapshots`, which follows the volume's snapshots.
 fn attribute_time(from: &Metadata) -> Duration {
     let has_set_id = from.is_file() && from.mode() & (libc::S_ISUID | libc::S_ISGID) != 0;
-    if has_set_id { Duration::ZERO } else { CACHE_TIME }
+    let may_change = has_set_id && !snapshots::is_node(from.ino().0) || from.ino().0 == snapshots::DIRECTORY;
+    if may_change { Duration::ZERO } else { CACHE_TIME }
 }
 
 /// GETATTR's answer for an inode.
@@ -94,7 +95,7 @@ pub fn entry(from: &Entry) -> abi::EntryOut {
     abi::EntryOut {
         attr_valid: time.as_secs(),
         attr_valid_nanos: time.subsec_nanos(),
-        ..entry_out(attr(&from.attributes), from.generation, CACHE_TIME)
+        ..entry_out(attr(&from.attributes), from.generation, from.name_time)
     }
 }
 

@@ -14,7 +14,7 @@ use crate::operations::ioctl::{START, SYNCFS, TRANSPORT};
 use crate::operations::names::{Make, Name};
 use crate::operations::properties::Asker;
 use crate::operations::xattr::Sized;
-use crate::operations::{Caller, Entry, Operations};
+use crate::operations::{Caller, Entry, Operations, snapshots};
 use crate::protocol::abi::{self, Dirent};
 use crate::protocol::convert;
 use crate::protocol::reply::{Body, Full};
@@ -189,7 +189,8 @@ fn fill(operations: &Operations, filling: &Filling, room: &mut [u8]) -> Result<u
         Filling::NamesAndAttributes { node, args } => {
             let mut body = Body::new(room);
             let outcome = operations.read_directory_plus(node, args.offset, |name, entry| {
-                body.name_and_attributes(&convert::entry(entry), &dirent(name), &name.name) == Ok(())
+                let found = entry.map(convert::entry).unwrap_or_default();
+                body.name_and_attributes(&found, &dirent(name), &name.name) == Ok(())
             });
             listed(&body, outcome)
         }
@@ -273,7 +274,10 @@ fn perform(operations: &Operations, request: &Request, message: Message<'_>) -> 
     let entry = |entry| Answer::Entry(Some(entry));
     Ok(match request.operation {
         Operation::Lookup { name } => match operations.lookup(node, bytes(name)) {
-            Err(error) if error.kind() == ErrorKind::NotFound => Answer::Entry(None),
+            // That is kept by the kernel. The next moment may bring a snapshot of the name.
+            Err(error) if error.kind() == ErrorKind::NotFound && node != snapshots::DIRECTORY => {
+                Answer::Entry(None)
+            }
             found => entry(found?),
         },
         Operation::Getattr => Answer::Attributes(operations.attributes(node)?),

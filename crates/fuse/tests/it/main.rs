@@ -5,3 +5,4 @@ mod groups;
 mod kept;
 mod properties;
 mod semantics;
+mod snapshots;

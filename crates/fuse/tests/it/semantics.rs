@@ -15,11 +15,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use quire::backend::MemoryBackend;
-use quire::{FormatOptions, VolumeOptions};
+use quire::{FormatOptions, Volume, VolumeOptions};
 use quire_fuse::mount::{self, Unmount};
 use quire_fuse::{CacheMode, MountFlags, ServeOptions, Session, TransportChoice, signals};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, RenameFlags, SeekFrom, StatxFlags, XattrFlags};
 use testkit::RingSwitch;
+
+fn can_mount() -> bool {
+    let can = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+    if !can {
+        eprintln!("\n*** SKIPPED: needs root and /dev/fuse ***\n");
+    }
+    can
+}
 
 pub(super) struct Mounted {
     directory: tempfile::TempDir,
@@ -28,21 +36,24 @@ pub(super) struct Mounted {
 
 impl Mounted {
     pub(super) fn new(cache: CacheMode, transport: TransportChoice) -> Option<Mounted> {
-        if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
-            eprintln!("\n*** SKIPPED: needs root and /dev/fuse ***\n");
+        if !can_mount() {
             return None;
         }
-        signals::block();
         let backend = Arc::new(MemoryBackend::new(64 << 10));
         FormatOptions::new().format_backend(backend.clone()).unwrap();
         let volume = VolumeOptions::new().open_backend(backend).unwrap();
+        Mounted::serve(volume, ServeOptions { cache, transport, ..ServeOptions::default() })
+    }
+
+    pub(super) fn serve(volume: Volume, options: ServeOptions) -> Option<Mounted> {
+        if !can_mount() {
+            return None;
+        }
+        signals::block();
+        let transport = options.transport;
+        let flags = MountFlags { source: "test".into(), allow_other: true, ..MountFlags::default() };
+        let options = ServeOptions { flags, ..options };
         let directory = tempfile::tempdir().unwrap();
-        let options = ServeOptions {
-            cache,
-            flags: MountFlags { source: "test".into(), allow_other: true, ..MountFlags::default() },
-            transport,
-            ..ServeOptions::default()
-        };
         let switch = (transport == TransportChoice::Ring).then(RingSwitch::on);
         if matches!(switch, Some(None)) {
             eprintln!(

@@ -166,3 +166,20 @@ fn closing_ends_a_freeze() {
     assert!(volume.read("f").unwrap().is_empty());
     volume.close().unwrap();
 }
+
+/// It waited for the thaw. A mount's server trims on the thread that hears of thaws, too, so nothing thawed
+/// it before the freeze's time was over.
+#[test]
+fn a_trim_of_a_frozen_volume_fails_at_once() {
+    let (_device, volume) = new_volume(4096);
+    let frozen = volume.freeze().unwrap();
+    let trim = {
+        let volume = volume.clone();
+        std::thread::spawn(move || volume.trim(0..u64::MAX))
+    };
+    wait_until("the trim waits for the thaw", || trim.is_finished());
+    assert_eq!(trim.join().unwrap().unwrap_err().kind(), ErrorKind::Busy);
+    drop(frozen);
+    assert!(volume.trim(0..u64::MAX).unwrap() > 0);
+    volume.close().unwrap();
+}

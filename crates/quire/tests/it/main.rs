@@ -69,6 +69,10 @@ mod resize;
 #[cfg(not(any(loom, shuttle)))]
 mod small_files;
 #[cfg(not(any(loom, shuttle)))]
+mod snapshot_readers;
+#[cfg(not(any(loom, shuttle)))]
+mod snapshot_space;
+#[cfg(not(any(loom, shuttle)))]
 mod snapshots;
 #[cfg(not(any(loom, shuttle)))]
 mod space;

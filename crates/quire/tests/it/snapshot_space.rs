@@ -1,0 +1,131 @@
+//! The space that snapshots take, as it is told and as it is; volumes that they fill.
+
+use crate::common::BLOCK;
+use quire::backend::MemoryBackend;
+use quire::internals::inspect::Image;
+use quire::{ErrorKind, FormatOptions, Volume, VolumeOptions, take_snapshot_backend as take_snapshot};
+use std::sync::Arc;
+
+const MIB: u64 = 1 << 20;
+
+fn made(mib: u64) -> Arc<MemoryBackend> {
+    let backend = Arc::new(MemoryBackend::new(mib * MIB / BLOCK as u64));
+    FormatOptions::new().format_backend(backend.clone()).unwrap();
+    backend
+}
+
+fn open(backend: &Arc<MemoryBackend>) -> Volume {
+    VolumeOptions::new().cache_bytes(16 * MIB).open_backend(backend.clone()).unwrap()
+}
+
+fn bytes(seed: usize, blocks: usize) -> Vec<u8> {
+    (0..blocks * BLOCK).map(|at| (seed * 7 + at / BLOCK + at % 251) as u8).collect()
+}
+
+/// Free blocks, and those of the metadata pool, which may take or give chunks.
+fn free_or_pool(backend: &Arc<MemoryBackend>) -> u64 {
+    let image = Image::load(backend.clone()).unwrap();
+    image.superblock.free_blocks + image.tree.pool_state().blocks()
+}
+
+/// What a snapshot is said to have alone is what its deletion frees, in whatever order.
+#[test]
+fn a_deletion_frees_what_was_told() {
+    for order in [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2], [2, 0, 3, 1]] {
+        let backend = made(128);
+        for round in 0..4 {
+            let volume = open(&backend);
+            volume.write("always", bytes(1, 30)).unwrap();
+            for file in 0..8 {
+                if file >= round {
+                    volume.write(format!("{file}"), bytes(file + round, 20 + file)).unwrap();
+                }
+            }
+            volume.write(format!("only-{round}"), bytes(round, 40 + round)).unwrap();
+            volume.close().unwrap();
+            take_snapshot(backend.clone(), &format!("s{round}")).unwrap();
+            let volume = open(&backend);
+            volume.remove_file(format!("only-{round}")).unwrap();
+            volume.close().unwrap();
+        }
+        for number in order {
+            let name = format!("s{number}");
+            let told = Image::load(backend.clone()).unwrap().snapshot_space().unwrap();
+            let one = told.each.iter().find(|space| space.snapshot.name == name).unwrap().clone();
+            assert!(one.file_blocks_alone >= 40 && one.pool_blocks_alone > 0, "{one:?}");
+            let sum: u64 = told.each.iter().map(|space| space.alone()).sum();
+            assert!(sum <= told.held_blocks && one.shared() > 0, "{told:?}");
+            let before = free_or_pool(&backend);
+            let volume = open(&backend);
+            // The same, told by a volume that is in use.
+            assert_eq!(volume.snapshot_space().unwrap().each, told.each);
+            volume.delete_snapshot(&name).unwrap();
+            volume.close().unwrap();
+            assert_eq!(free_or_pool(&backend) - before, one.file_blocks_alone, "{name} of {order:?}");
+        }
+        let told = open(&backend).snapshot_space().unwrap();
+        assert!(told.each.is_empty() && told.held_blocks == 0, "{told:?}");
+    }
+}
+
+/// Nothing is lost on a volume that snapshots fill. Files can be removed there although that frees nothing
+/// yet, and deleting the snapshot makes room.
+#[test]
+fn a_volume_that_snapshots_fill() {
+    let backend = made(64);
+    let volume = open(&backend);
+    let (files, blocks) = (130, 64);
+    for file in 0..files {
+        volume.write(format!("{file}"), bytes(file, blocks)).unwrap();
+    }
+    volume.close().unwrap();
+    take_snapshot(backend.clone(), "full").unwrap();
+    let volume = open(&backend);
+    // Overwrites take space, too, until there is none.
+    let mut written = 0;
+    let mut refused = 0;
+    for round in 1..4 {
+        for file in 0..files {
+            let handle = quire::OpenOptions::new().write(true).open(&volume, format!("{file}")).unwrap();
+            let outcome = handle.write_all_at(&bytes(file, blocks), 0).and_then(|()| handle.sync_data());
+            match outcome {
+                Ok(()) => written += 1,
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+                    refused += 1;
+                }
+            }
+        }
+        let filler = quire::OpenOptions::new().append(true).create(true).open(&volume, "filler").unwrap();
+        while filler.append(&bytes(round, 8)).and_then(|_| filler.sync_data()).is_ok() {}
+    }
+    assert!(written > 0 && refused > 0, "{written} written, {refused} refused");
+    // The same bytes were written again: whether or not that succeeded, the content is the same.
+    for file in 0..files {
+        assert!(volume.read(format!("{file}")).unwrap() == bytes(file, blocks), "file {file}");
+    }
+    let reader = volume.open_snapshot("full").unwrap();
+    for file in 0..files {
+        volume.remove_file(format!("{file}")).unwrap();
+        assert!(
+            reader.read(format!("{file}")).unwrap() == bytes(file, blocks),
+            "file {file} of the snapshot"
+        );
+    }
+    volume.sync().unwrap();
+    volume.drain_orphans();
+    drop(reader);
+    volume.remove_file("filler").unwrap();
+    volume.sync().unwrap();
+    volume.drain_orphans();
+    let held = volume.snapshot_space().unwrap();
+    let alone = held.each[0].file_blocks_alone;
+    assert!(alone >= (files * blocks) as u64, "{held:?}");
+    volume.delete_snapshot("full").unwrap();
+    volume.sync().unwrap();
+    for file in 0..files {
+        volume.write(format!("again-{file}"), bytes(file, blocks)).unwrap();
+    }
+    volume.sync().unwrap();
+    volume.close().unwrap();
+}
