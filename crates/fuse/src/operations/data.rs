@@ -135,6 +135,8 @@ impl Operations {
         let mark = || self.inodes.mark(file.inode.number().0, Mark::Paged);
         match &file.counted {
             Some(counted) => counted.note_page(mark),
+            // Pages of a snapshot never change.
+            None if file.snapshot.is_some() => {}
             None => mark(),
         }
     }
@@ -173,13 +175,6 @@ impl Operations {
             return None;
         }
         self.inodes_of(&file).try_read_at(&file.inode, buffer, request.offset)
-    }
-
-    /// Notes that the kernel has pages of a file.
-    fn note_pages(&self, file: &OpenFile) {
-        if file.snapshot.is_none() {
-            self.inodes.mark(file.inode.number().0, Mark::Paged);
-        }
     }
 
     /// Whether a write is of a kind that a thread that may not wait can try: through the cache, not made
