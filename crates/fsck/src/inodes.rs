@@ -147,7 +147,7 @@ fn volume_key(key: Key, value: &[u8], regions: u64, findings: &mut Findings, con
         // [`crate::space`] reads these.
         KeyKind::FreeSpace | KeyKind::Dead if key.offset < regions => {}
         // Those that cannot be read are reported where their blocks are looked for.
-        KeyKind::Snapshot => {}
+        KeyKind::Snapshot | KeyKind::Receive => {}
         KeyKind::FreeSpace | KeyKind::Dead => {
             findings.add(
                 IssueKind::RegionOutOfRange,
