@@ -163,11 +163,10 @@ impl Changes<'_, '_> {
                 }
             }
             for queue in [&mut self.old, &mut self.new] {
-                if let Some(extent) = queue.pop_front() {
-                    match extent.clip(end, u64::MAX) {
-                        Some(rest) => queue.push_front(rest),
-                        None => {}
-                    }
+                if let Some(extent) = queue.pop_front()
+                    && let Some(rest) = extent.clip(end, u64::MAX)
+                {
+                    queue.push_front(rest);
                 }
             }
         }
