@@ -24,6 +24,7 @@ use crate::key::{Key, KeyKind, VALUE_MAX};
 use crate::receive::{Position, SnapshotId};
 use crate::record::cursor::Cursor;
 use crate::snapshot::{NAME_BYTES_MAX, Snapshot};
+use crate::superblock::COUNTER_MAX;
 use crate::xattr;
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result};
 
@@ -292,7 +293,10 @@ impl Item<'_> {
             }
             6 => Item::Unwritten(inode(&mut cursor)?, blocks(&mut cursor)?),
             7 => Item::Hole(inode(&mut cursor)?, blocks(&mut cursor)?),
-            8 => Item::End(Totals { items: cursor.u64()?, blocks: cursor.u64()?, next_inode: cursor.u64()? }),
+            8 => {
+                let (items, blocks) = (cursor.u64()?, cursor.u64()?);
+                Item::End(Totals { items, blocks, next_inode: inode(&mut cursor)?.0 })
+            }
             other => return Err(Error::corrupt(format!("an item of the unknown kind {other}"))),
         };
         cursor.end()?;
@@ -314,7 +318,9 @@ fn payload_bytes_max(kind: u8) -> Option<usize> {
 
 fn inode(cursor: &mut Cursor<'_>) -> Result<InodeNo> {
     match cursor.u64()? {
-        0 => Err(Error::corrupt("an item of inode 0")),
+        number if number == 0 || number >= COUNTER_MAX => {
+            Err(Error::corrupt(format!("an item of inode {number}")))
+        }
         number => Ok(InodeNo(number)),
     }
 }

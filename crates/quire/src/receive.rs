@@ -33,8 +33,9 @@ use crate::transaction::{Cost, Depends};
 use crate::volume::Volume;
 use apply::Applier;
 use quire_base::sync::Arc;
-use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result, size};
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result, size};
 use quire_device::{Backend, Device};
+use quire_format::inode::InodeRecord;
 use quire_format::key::{Key, VALUE_MAX};
 use quire_format::receive::{ID_BYTES, SnapshotId, UNFINISHED_BYTES_MAX, Unfinished};
 use quire_format::snapshot::Snapshot;
@@ -310,7 +311,8 @@ fn begin(engine: &Engine, header: &Header) -> Result<Unfinished> {
 
 /// Step 4 of the protocol.
 fn finish(engine: &Engine, unfinished: &Unfinished, totals: &Totals) -> Result<SnapshotInfo> {
-    if engine.tree.get(Key::inode(quire_base::InodeNo::ROOT))?.is_none() {
+    let root = engine.tree.get_with(Key::inode(InodeNo::ROOT), InodeRecord::decode)?.transpose()?;
+    if !root.is_some_and(|root| root.file_type().is_dir() && root.nlink > 0) {
         return Err(Error::corrupt("the stream has no root directory"));
     }
     engine.inode_numbers.pass(totals.next_inode);
@@ -442,10 +444,9 @@ fn check_parent(
 }
 
 fn check_empty(superblock: &Superblock, tree: &Tree, all: &[(u32, Snapshot)]) -> Result<()> {
-    let root = tree.get_with(Key::inode(quire_base::InodeNo::ROOT), |value| {
-        quire_format::inode::InodeRecord::decode(value).map(|record| record.xattr_bytes == 0)
-    })?;
-    if superblock.inode_count == 1 && all.is_empty() && root.transpose()? == Some(true) {
+    let root = tree.get_with(Key::inode(InodeNo::ROOT), InodeRecord::decode)?.transpose()?;
+    let plain = root.is_some_and(|root| root.xattr_bytes == 0);
+    if superblock.inode_count == 1 && all.is_empty() && plain {
         return Ok(());
     }
     Err(Error::invalid(

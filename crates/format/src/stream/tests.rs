@@ -205,6 +205,8 @@ fn refuses_what_cannot_be() {
         (7, words(&[1, 1, FILE_BLOCKS_MAX])),
         (7, words(&[1, u64::MAX, 2])),
         (8, words(&[1])),
+        (8, words(&[0, 0, u64::MAX])),
+        (2, words(&[u64::MAX])),
     ];
     for (kind, payload) in bad {
         assert!(Item::decode(kind, &payload).is_err(), "kind {kind}, {payload:?}");

@@ -8,4 +8,5 @@ mod repair;
 mod resize;
 mod sectors;
 mod snapshots;
+mod streams;
 mod tail;
