@@ -148,6 +148,7 @@ fn is_encodable(change: &Change) -> bool {
     match change {
         Change::Put { key, .. } | Change::Delete { key } => match key.kind {
             KeyKind::FreeSpace | KeyKind::Dead | KeyKind::Extent => false,
+            KeyKind::Receive => key.object == 0 && key.offset <= u64::from(u32::MAX),
             KeyKind::Snapshot => key.object == 0 && (1..=u64::from(u32::MAX)).contains(&key.offset),
             KeyKind::LoggedOp => key.object == 0,
             KeyKind::OrphanKey => key.object == 0 && key.offset != 0,

@@ -8,6 +8,7 @@
 //! | [`journal_records`] | transactions behind those of a real volume, which is recovered, used, checked and repaired |
 //! | [`tree`] | a whole tree of nodes with its pool's map, and changes of it |
 //! | [`image`] | edits of a real volume, which is opened, used, checked and repaired |
+//! | [`stream`] | a stream of `quire send`, which an empty volume receives |
 //! | [`fuse_requests`] | requests of the kernel's FUSE client |
 //! | [`nbd_address`] | the name of a volume: a path, or the address of a server's export |
 //! | [`operations`] | operations on a volume, crashes included, compared with a model |
@@ -34,6 +35,7 @@ pub mod operations;
 pub mod replay;
 pub mod sample;
 pub mod seal;
+pub mod stream;
 pub mod tree;
 pub mod values;
 
@@ -58,6 +60,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "tree", run: tree::run, input_bytes_max: 4096, mutations: 1_000 },
     Target { name: "image", run: image::run, input_bytes_max: 400, mutations: 500 },
     Target { name: "operations", run: operations::run, input_bytes_max: 2048, mutations: 500 },
+    Target { name: "stream", run: stream::run, input_bytes_max: 20_000, mutations: 1_000 },
     Target { name: "fuse_requests", run: fuse_requests::run, input_bytes_max: 2048, mutations: 20_000 },
     Target { name: "nbd_address", run: nbd_address::run, input_bytes_max: 256, mutations: 20_000 },
 ];

@@ -61,6 +61,18 @@ pub enum Command {
     /// The volume must not be mounted, except for `list`. A snapshot holds every file as it was, and costs
     /// the space of what has changed since. `quire mount -o snapshot=NAME` shows one, for reading.
     Snapshot(Snapshot),
+    /// Write a snapshot of a volume to the standard output, for `quire receive`
+    ///
+    /// With --from only what has changed since an older snapshot is sent, which the receiving volume must
+    /// have. The volume must not be mounted for writing.
+    Send(Send),
+    /// Make a volume what a stream on the standard input says
+    ///
+    /// The volume must not be mounted. A whole snapshot goes to an empty volume, changes go to one that has
+    /// the older snapshot and was not changed since. All or nothing: until the stream has come to its end, the
+    /// volume can be read as it was, and not be written. What a broken stream has brought stays for the rest
+    /// of it.
+    Receive(Receive),
     /// Show the label of a volume, or change it while the volume is not mounted
     Label(Label),
     /// Show what is inside a volume, as of the end of its journal
@@ -315,6 +327,44 @@ pub enum SnapshotAction {
         /// Name of the snapshot
         name: String,
     },
+}
+
+/// `quire send`.
+#[derive(Debug, Args)]
+pub struct Send {
+    /// Send only what has changed since this snapshot
+    #[arg(long, value_name = "OLD", conflicts_with = "resume")]
+    pub from: Option<String>,
+    /// Send the rest of a stream that broke: what `quire receive --resume-token` shows
+    #[arg(long, value_name = "TOKEN")]
+    pub resume: Option<String>,
+    /// Show no progress
+    #[arg(long, short)]
+    pub quiet: bool,
+    /// Image file or block device
+    pub volume: PathBuf,
+    /// Name of the snapshot
+    #[arg(required_unless_present = "resume", conflicts_with = "resume")]
+    pub name: Option<String>,
+}
+
+/// `quire receive`.
+#[derive(Debug, Args)]
+pub struct Receive {
+    /// Give up what was changed since the snapshot that the stream begins at: rolls back to it first
+    #[arg(long)]
+    pub force: bool,
+    /// Show the token of an unfinished receive, and how far it is on the standard error
+    #[arg(long, conflicts_with_all = ["force", "abort"])]
+    pub resume_token: bool,
+    /// Give an unfinished receive up: the volume is what it was before
+    #[arg(long, conflicts_with = "force")]
+    pub abort: bool,
+    /// Show no progress
+    #[arg(long, short)]
+    pub quiet: bool,
+    /// Image file or block device
+    pub volume: PathBuf,
 }
 
 /// `quire label`.

@@ -18,6 +18,7 @@ pub mod resize;
 pub mod salvage;
 pub mod scrub;
 pub mod snapshot;
+pub mod stream;
 pub mod supervise;
 pub mod top;
 pub mod trim;

@@ -98,6 +98,8 @@ fn run(line: Vec<OsString>) -> ExitCode {
         Command::Salvage(arguments) => commands::salvage::run(&arguments),
         Command::Info(arguments) => commands::info::run(&arguments),
         Command::Snapshot(arguments) => commands::snapshot::run(&arguments),
+        Command::Send(arguments) => commands::stream::send(&arguments),
+        Command::Receive(arguments) => commands::stream::receive(&arguments),
         Command::Resize(arguments) => commands::resize::run(&arguments),
         Command::Label(arguments) => commands::resize::label(&arguments),
         Command::Dump(arguments) => commands::dump::run(&arguments),

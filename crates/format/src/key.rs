@@ -20,6 +20,9 @@ pub enum KeyKind {
     Dead = 2,
     /// A snapshot; object 0, offset = its number.
     Snapshot = 3,
+    /// What a receive left; object 0, offset = the number of the snapshot that it made, or 0 while it is
+    /// unfinished.
+    Receive = 4,
     /// A logged operation in progress; object 0, offset = its id.
     LoggedOp = 8,
     /// An orphan that found no slot; object 0, offset = inode number.
@@ -43,6 +46,7 @@ impl KeyKind {
             1 => KeyKind::FreeSpace,
             2 => KeyKind::Dead,
             3 => KeyKind::Snapshot,
+            4 => KeyKind::Receive,
             8 => KeyKind::LoggedOp,
             9 => KeyKind::OrphanKey,
             16 => KeyKind::Inode,
@@ -90,6 +94,12 @@ impl Key {
     pub const fn snapshot(number: u32) -> Key {
         Key::new(0, KeyKind::Snapshot, number as u64)
     }
+    /// Which snapshot, of any volume, the snapshot of this number was received from.
+    pub const fn received(number: u32) -> Key {
+        Key::new(0, KeyKind::Receive, number as u64)
+    }
+    /// The unfinished receive.
+    pub const RECEIVING: Key = Key::new(0, KeyKind::Receive, 0);
     /// A logged operation.
     pub const fn logged(id: u64) -> Key {
         Key::new(0, KeyKind::LoggedOp, id)

@@ -158,6 +158,8 @@ fn describe_key(key: &Key) -> String {
         KeyKind::FreeSpace => format!("free space of region {offset}"),
         KeyKind::Dead => format!("dead blocks of region {offset}"),
         KeyKind::Snapshot => format!("snapshot {offset}"),
+        KeyKind::Receive if offset == 0 => "unfinished receive".into(),
+        KeyKind::Receive => format!("origin of snapshot {offset}"),
         KeyKind::LoggedOp => format!("logged operation {offset}"),
         KeyKind::OrphanKey => format!("orphan key of inode {offset}"),
         KeyKind::Inode => format!("inode {object}"),
@@ -418,6 +420,7 @@ fn check_key(key: &Key) -> Result<()> {
     let fits = match kind {
         KeyKind::FreeSpace | KeyKind::Dead | KeyKind::Extent => false,
         KeyKind::Snapshot => object == 0 && (1..=u64::from(u32::MAX)).contains(&offset),
+        KeyKind::Receive => object == 0 && offset <= u64::from(u32::MAX),
         KeyKind::LoggedOp => object == 0,
         KeyKind::OrphanKey => object == 0 && offset != 0,
         KeyKind::Inode => object != 0 && offset == 0,

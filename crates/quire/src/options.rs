@@ -176,6 +176,8 @@ pub struct VolumeOptions {
     pub(crate) roll_back: Option<String>,
     /// The snapshot that is opened.
     pub(crate) snapshot: Option<String>,
+    /// Whether a receive opens the volume, to go on.
+    pub(crate) receiving: bool,
 }
 
 impl VolumeOptions {
@@ -197,6 +199,7 @@ impl VolumeOptions {
             reshape: None,
             roll_back: None,
             snapshot: None,
+            receiving: false,
         }
     }
 

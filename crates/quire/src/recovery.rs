@@ -323,8 +323,9 @@ pub(crate) fn open_unfinished(
 ) -> Result<(Arc<Engine>, RecoveryReport)> {
     let device = Device::new(backend.clone());
     let mut loaded = load(&device, &options)?;
-    if let Some(name) = &options.snapshot {
-        if !options.read_only {
+    let before = crate::receive::shown_instead(&device, &loaded.tree, &options)?;
+    if let Some(name) = options.snapshot.as_ref().or(before.as_ref()) {
+        if !options.read_only && !device.is_read_only() {
             return Err(Error::invalid("a snapshot is opened read-only"));
         }
         let (_, snapshot) = crate::snapshots::find(&loaded.tree, name)?;

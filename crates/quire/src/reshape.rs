@@ -42,6 +42,8 @@ pub(crate) struct Reshape {
     pub(crate) journal_bytes: Option<u64>,
     /// The label, padded.
     pub(crate) label: Option<[u8; LABEL_BYTES]>,
+    /// The key of the hash of names; of volumes without a name only.
+    pub(crate) hash_seed: Option<[u64; 2]>,
 }
 
 /// A reshape of one volume, that fits it.
@@ -86,6 +88,10 @@ impl Reshape {
         }
         if let Some(label) = self.label {
             plan.shape.label = label;
+        }
+        if let Some(seed) = self.hash_seed {
+            debug_assert_eq!(plan.shape.inode_count, 1);
+            plan.shape.hash_seed = seed;
         }
         plan.shape.validate()?;
         Ok(plan)

@@ -114,7 +114,7 @@ impl ResizeOptions {
             Size::Bytes(bytes) => bytes / BLOCK_SIZE as u64,
             Size::Whole => backend.blocks(),
         });
-        Reshape { blocks, journal_bytes: self.journal_bytes, label: None }
+        Reshape { blocks, journal_bytes: self.journal_bytes, ..Reshape::default() }
     }
 }
 

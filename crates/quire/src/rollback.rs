@@ -72,6 +72,9 @@ pub(crate) fn apply(device: &Arc<Device>, loaded: &mut Loaded, name: &str, numbe
         }
     }
 
+    // An unfinished receive had built the tree that is given up.
+    tree.delete(Key::RECEIVING)?;
+
     let mut pool = pool_of(device, &snapshot)?;
     loaded.orphans = OrphanSlots::new(loaded.superblock.orphan_blocks);
     for (index, block) in pool.load_orphan_blocks(device, old.orphan_blocks).into_iter().enumerate() {

@@ -22,7 +22,7 @@
 
 use crate::engine::Engine;
 use crate::options::VolumeOptions;
-use crate::transaction::{Cost, Depends};
+use crate::transaction::{Cost, Depends, Transaction};
 use crate::volume::Volume;
 use quire_base::sync::Arc;
 use quire_base::{BlockNo, Context, Error, ErrorKind, Result, Timestamp};
@@ -108,6 +108,10 @@ pub(crate) fn give_up(tree: &Tree) -> Result<Vec<String>> {
         names.push(Snapshot::decode(value).map_or_else(|_| format!("number {}", key.offset), |s| s.name));
         ControlFlow::Continue(())
     })?;
+    tree.scan(Key::RECEIVING, Key::received(u32::MAX), &mut |key, _| {
+        keys.push(key);
+        ControlFlow::Continue(())
+    })?;
     keys.into_iter().try_for_each(|key| tree.delete(key).map(drop))?;
     Ok(names)
 }
@@ -175,6 +179,17 @@ impl Engine {
     /// Takes a snapshot. The caller sees to it that nobody else changes the volume meanwhile, and that
     /// nothing is dirty.
     fn take_snapshot(&self, name: &str) -> Result<SnapshotInfo> {
+        self.take_snapshot_and(name, self.options.clock.now(), Cost::new(0, 0), &mut |_, _| ())
+    }
+
+    /// As [`Engine::take_snapshot`]: with the snapshot, `change` makes changes of its own, which cost `more`.
+    pub(crate) fn take_snapshot_and(
+        &self,
+        name: &str,
+        created: Timestamp,
+        more: Cost,
+        change: &mut dyn FnMut(u32, &mut Transaction<'_>),
+    ) -> Result<SnapshotInfo> {
         Snapshot::check_name(name)?;
         if let Some((_, taken)) = table(&self.tree)?.into_iter().find(|(_, other)| other.name == name) {
             let state = if taken.deleting.is_some() { "is still being deleted" } else { "exists" };
@@ -183,14 +198,14 @@ impl Engine {
         let number = self.snapshots.epoch().checked_add(1).ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, "no volume takes more than 2^32 - 1 snapshots")
         })?;
-        let mut transaction = self.begin(Cost::new(1, VALUE_MAX))?;
+        let mut transaction = self.begin(Cost::new(1 + more.keys, VALUE_MAX + more.bytes))?;
         let mut state = self.checkpoint.lock();
         let mut superblock = self.write_checkpoint(&mut state, 0).map_err(|error| self.shut_down(&error))?;
         superblock.scrub = None;
-        let created = self.options.clock.now();
         let snapshot = Snapshot { name: name.into(), created, deleting: None, superblock };
         self.tree.keep(number, self.tree.pool_state().newest_entries())?;
         transaction.put(Key::snapshot(number), &snapshot.encode());
+        change(number, &mut transaction);
         match transaction.commit_alone(Depends::Nothing) {
             Ok(seq) => {
                 drop(state);
@@ -260,8 +275,9 @@ impl Engine {
             transaction.put(Key::snapshot(number), &snapshot.encode());
             transaction.commit(Depends::Nothing)?;
         }
-        let mut transaction = self.begin(Cost::new(1, 0).critical())?;
+        let mut transaction = self.begin(Cost::new(2, 0).critical())?;
         transaction.delete(Key::snapshot(number));
+        transaction.delete(Key::received(number));
         transaction.commit_alone(Depends::Nothing)?;
         let state = self.checkpoint.lock();
         self.tree.let_go(number, state.number + 1);

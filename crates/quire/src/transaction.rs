@@ -117,6 +117,8 @@ pub(crate) enum Depends<'a> {
     DataOf(&'a Inode),
     /// The same of each of these.
     DataOfEach(&'a [&'a Inode]),
+    /// All writes up to this mark of the device.
+    Written(u64),
 }
 
 impl Depends<'_> {
@@ -128,6 +130,7 @@ impl Depends<'_> {
             Depends::DataOfEach(inodes) => {
                 inodes.iter().map(|inode| Depends::DataOf(inode).mark()).max().unwrap_or(0)
             }
+            Depends::Written(mark) => mark,
             Depends::Nothing => 0,
         }
     }

@@ -208,6 +208,16 @@ pub enum Mistake {
     DeadNeverFreed,
     /// Nodes that only a snapshot needs are used again. Shows when the snapshot is read, and to fsck.
     KeptNodesReused,
+    /// The record of received content names no data that must be durable before it (J1). Shows when the
+    /// stream breaks, the power goes while the journal is forced, and the rest of the stream is received.
+    ReceivedDataUnflushed,
+    /// The position of a receive moves before its item is applied. Shows when the power goes in between: the
+    /// rest of the stream does not have the item.
+    ReceivePositionAhead,
+    /// A stream that is cut off is taken for a whole one.
+    StreamEndUnchecked,
+    /// Changes are received by a volume whose newest snapshot is another than they begin at.
+    StreamParentUnchecked,
     /// A repair that may lose data publishes its checkpoint without a flush before the superblock. Shows when
     /// the power goes then: the superblock names nodes that are not there.
     RepairPublishedUnflushed,
@@ -339,7 +349,7 @@ impl Mistake {
 
     /// Mistakes of durability that ordinary runs seldom show: each has a test that goes through all crashes
     /// of its case.
-    pub const CASES: [Mistake; 14] = [
+    pub const CASES: [Mistake; 18] = [
         Mistake::UnreadableBlockEndsJournal,
         Mistake::TailKnownBeforeFlush,
         Mistake::ExchangeOverUnwrittenGrowth,
@@ -349,6 +359,10 @@ impl Mistake {
         Mistake::DeadFreedEarly,
         Mistake::DeadNeverFreed,
         Mistake::KeptNodesReused,
+        Mistake::ReceivedDataUnflushed,
+        Mistake::ReceivePositionAhead,
+        Mistake::StreamEndUnchecked,
+        Mistake::StreamParentUnchecked,
         Mistake::OldRingReleasedEarly,
         Mistake::NewRingWrittenLate,
         Mistake::RepairPublishedUnflushed,
@@ -409,6 +423,10 @@ impl Mistake {
             Mistake::DeadFreedEarly => "dead-freed-early",
             Mistake::DeadNeverFreed => "dead-never-freed",
             Mistake::KeptNodesReused => "kept-nodes-reused",
+            Mistake::ReceivedDataUnflushed => "received-data-unflushed",
+            Mistake::ReceivePositionAhead => "receive-position-ahead",
+            Mistake::StreamEndUnchecked => "stream-end-unchecked",
+            Mistake::StreamParentUnchecked => "stream-parent-unchecked",
             Mistake::OldRingReleasedEarly => "old-ring-released-early",
             Mistake::NewRingWrittenLate => "new-ring-written-late",
             Mistake::RepairPublishedUnflushed => "repair-published-unflushed",

@@ -43,6 +43,7 @@
 mod accounting;
 mod change;
 mod checkpoint;
+pub mod compare;
 pub mod copies;
 mod evict;
 pub mod heal;

@@ -11,6 +11,7 @@ use quire_format::extent::Extent;
 use quire_format::inode::InodeRecord;
 use quire_format::key::{Key, KeyKind};
 use quire_format::logged::LoggedOp;
+use quire_format::receive::{SnapshotId, Unfinished};
 use quire_format::region::RegionMap;
 use quire_format::snapshot::Snapshot;
 use quire_format::superblock::Superblock;
@@ -138,6 +139,10 @@ fn describe(key: Key, value: &[u8]) -> String {
             let state = if snapshot.deleting.is_some() { ", being deleted" } else { "" };
             format!("{:?} of checkpoint {}{state}", snapshot.name, snapshot.superblock.checkpoint)
         }),
+        KeyKind::Receive if key.offset == 0 => Unfinished::decode(value).map(|unfinished| {
+            format!("of {:?}, {} items are there", unfinished.name, unfinished.position.items)
+        }),
+        KeyKind::Receive => SnapshotId::decode(value).map(|id| id.to_string()),
         KeyKind::LoggedOp => LoggedOp::decode(value).map(|operation| format!("{operation:?}")),
         KeyKind::Xattr => {
             let (_, _, piece) = xattr::split_offset(key.offset);

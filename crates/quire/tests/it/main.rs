@@ -78,3 +78,5 @@ mod snapshots;
 mod space;
 #[cfg(not(any(loom, shuttle)))]
 mod stale_growth;
+#[cfg(not(any(loom, shuttle)))]
+mod streams;

@@ -10,4 +10,5 @@ mod resize;
 mod scrub;
 mod sectors;
 mod snapshots;
+mod streams;
 mod tail;

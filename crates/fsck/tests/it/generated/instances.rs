@@ -89,7 +89,7 @@ fn value_layout(at: &Location, value: &[u8]) -> Option<&'static Layout> {
     Some(match at.key.kind {
         KeyKind::FreeSpace | KeyKind::Dead => &layout::REGION,
         KeyKind::LoggedOp => &layout::LOGGED,
-        KeyKind::OrphanKey | KeyKind::Snapshot => return None,
+        KeyKind::OrphanKey | KeyKind::Snapshot | KeyKind::Receive => return None,
         KeyKind::Inode => &layout::INODE,
         KeyKind::Symlink => &layout::LINK_TARGET,
         KeyKind::Xattr if at.key.offset as u16 == 0 && !value.is_empty() => &layout::XATTR,
@@ -113,7 +113,7 @@ fn shape(at: &Location, value: &[u8]) -> u64 {
         KeyKind::FreeSpace | KeyKind::Dead | KeyKind::LoggedOp => value[0].into(),
         KeyKind::Entry => value[16].into(),
         KeyKind::Extent => value[12].into(),
-        KeyKind::OrphanKey | KeyKind::Snapshot => 0,
+        KeyKind::OrphanKey | KeyKind::Snapshot | KeyKind::Receive => 0,
     }
 }
 

@@ -1,0 +1,109 @@
+//! `quire send` and `quire receive`: snapshots as streams, on volumes that are not mounted.
+
+use std::io::{BufReader, BufWriter, IsTerminal};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use quire::{ReceiveOptions, SendOptions, StreamProgress, VolumeOptions};
+use quire_base::size;
+
+use crate::arguments::{Receive, Send};
+use crate::commands::resize::unmounted;
+use crate::exit::{Failure, Outcome};
+use crate::output;
+
+/// Bytes that are collected before they are written to a pipe.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// Writes a snapshot to the standard output.
+pub fn send(arguments: &Send) -> Outcome {
+    let stdout = std::io::stdout();
+    if stdout.is_terminal() {
+        return Err(Failure::usage(
+            "a stream is not for a terminal: redirect it to a file or to `quire receive`",
+        ));
+    }
+    let volume = VolumeOptions::new().read_only(true).open(unmounted(&arguments.volume)?)?;
+    let mut out = BufWriter::with_capacity(BUFFER_BYTES, stdout.lock());
+    let bar = bar(arguments.quiet);
+    let progress = &mut |at| show(&bar, at);
+    match (&arguments.resume, &arguments.name) {
+        (Some(token), _) => SendOptions::resume(&volume, token, &mut out, progress)?,
+        (None, Some(name)) => options(arguments).send(&volume, name, &mut out, progress)?,
+        (None, None) => return Err(Failure::usage("the name of a snapshot is missing")),
+    };
+    bar.finish_and_clear();
+    volume.close().map_err(Failure::from)
+}
+
+fn options(arguments: &Send) -> SendOptions {
+    match &arguments.from {
+        Some(from) => SendOptions::new().from(from),
+        None => SendOptions::new(),
+    }
+}
+
+/// Makes a volume what the standard input says; shows or gives up what an earlier stream has left.
+pub fn receive(arguments: &Receive) -> Outcome {
+    let path = unmounted(&arguments.volume)?;
+    if arguments.resume_token {
+        return match ReceiveOptions::unfinished(&path)? {
+            Some(there) => {
+                eprintln!("{:?}: {} items, {} are there", there.name, there.items, size::show(there.bytes));
+                output::line(there.token);
+                Ok(())
+            }
+            None => Err(Failure::new(37, format!("{} has no unfinished receive", path.display()))),
+        };
+    }
+    if arguments.abort {
+        return match ReceiveOptions::abort(&path)? {
+            true => Ok(()),
+            false => Err(Failure::new(37, format!("{} has no unfinished receive", path.display()))),
+        };
+    }
+    let stdin = std::io::stdin();
+    if stdin.is_terminal() {
+        return Err(Failure::usage(
+            "a stream does not come from a terminal: give a file or a pipe of `quire send`",
+        ));
+    }
+    let bar = bar(arguments.quiet);
+    let mut input = BufReader::with_capacity(BUFFER_BYTES, stdin.lock());
+    let received =
+        ReceiveOptions::new().force(arguments.force).receive(&path, &mut input, &mut |at| show(&bar, at));
+    bar.finish_and_clear();
+    let Err(error) = received else { return Ok(()) };
+    let refused = error.kind() == quire::ErrorKind::Busy;
+    let failure = Failure::from(error);
+    match ReceiveOptions::unfinished(&path) {
+        Ok(Some(there)) if !refused => Err(Failure {
+            message: format!(
+                "{}\n{} of the stream of {:?} are kept. Send the rest with\n    quire send --resume {} VOLUME\nor give \
+                 it up with\n    quire receive --abort {}",
+                failure.message,
+                size::show(there.bytes),
+                there.name,
+                there.token,
+                path.display()
+            ),
+            ..failure
+        }),
+        _ => Err(failure),
+    }
+}
+
+fn show(bar: &ProgressBar, at: StreamProgress) {
+    bar.set_length(at.total);
+    bar.set_position(at.bytes);
+}
+
+fn bar(quiet: bool) -> ProgressBar {
+    if quiet || !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template(
+        "{bar:40} {percent:>3}% {bytes} of {total_bytes}, {bytes_per_sec}, {eta}",
+    )
+    .unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(0).with_style(style)
+}

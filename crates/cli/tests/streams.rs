@@ -1,0 +1,84 @@
+//! `quire send` and `quire receive` as people call them.
+
+mod common;
+
+use std::fs::File;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use common::{QUIRE, text};
+
+fn quire(directory: &Path, arguments: &[&str], input: Option<&str>, output: Option<&str>) -> Output {
+    let mut command = Command::new(QUIRE);
+    command.args(arguments).current_dir(directory).stdin(Stdio::null()).stderr(Stdio::piped());
+    if let Some(input) = input {
+        command.stdin(File::open(directory.join(input)).unwrap());
+    }
+    match output {
+        Some(output) => command.stdout(File::create(directory.join(output)).unwrap()),
+        None => command.stdout(Stdio::piped()),
+    };
+    command.spawn().unwrap().wait_with_output().unwrap()
+}
+
+fn expect(done: &Output, code: i32, words: &[&str]) {
+    let all = text(done);
+    assert_eq!(done.status.code(), Some(code), "{all}");
+    words.iter().for_each(|word| assert!(all.contains(word), "{word:?} is not in: {all}"));
+}
+
+#[test]
+fn a_volume_is_sent_and_received() {
+    let place = tempfile::tempdir().unwrap();
+    let run = |arguments: &[&str]| quire(place.path(), arguments, None, None);
+    let write = |name: &str, bytes: &[u8]| {
+        let volume = quire::Volume::open(place.path().join("a.img")).unwrap();
+        volume.write(name, bytes).unwrap();
+        volume.close().unwrap();
+    };
+    for image in ["a.img", "b.img"] {
+        expect(&run(&["mkfs", "--size=64M", image]), 0, &[]);
+    }
+    write("large", &vec![7; 5 << 20]);
+    expect(&run(&["snapshot", "create", "a.img", "monday"]), 0, &[]);
+    write("note", b"later");
+    expect(&run(&["snapshot", "create", "a.img", "tuesday"]), 0, &[]);
+
+    let send =
+        |arguments: &[&str], to: &str| quire(place.path(), &[&["send"], arguments].concat(), None, Some(to));
+    let receive = |from: &str| quire(place.path(), &["receive", "b.img"], Some(from), None);
+    expect(&send(&["a.img", "sunday"], "none"), 37, &["sunday"]);
+    expect(&send(&["a.img"], "none"), 1, &["NAME"]);
+    let sent = send(&["a.img", "monday"], "whole");
+    expect(&sent, 0, &[]);
+    assert_eq!(text(&sent), "", "nothing is shown in a pipe");
+    expect(&send(&["--from", "monday", "a.img", "tuesday"], "changes"), 0, &[]);
+    expect(&send(&["--from", "tuesday", "a.img", "monday"], "none"), 1, &["not older"]);
+
+    expect(&receive("changes"), 1, &["does not have"]);
+    expect(&run(&["receive", "--resume-token", "b.img"]), 37, &["no unfinished receive"]);
+    let whole = std::fs::read(place.path().join("whole")).unwrap();
+    std::fs::write(place.path().join("part"), &whole[..3 << 20]).unwrap();
+    expect(&receive("part"), 32, &["cut off", "quire send --resume", "quire receive --abort b.img"]);
+    expect(&receive("whole"), 36, &["unfinished receive of \"monday\""]);
+    expect(&run(&["fsck", "b.img"]), 0, &[]);
+    expect(&run(&["snapshot", "create", "b.img", "mine"]), 36, &["unfinished receive"]);
+    let shown = run(&["receive", "--resume-token", "b.img"]);
+    expect(&shown, 0, &["\"monday\""]);
+    let token = String::from_utf8(shown.stdout).unwrap();
+    expect(&send(&["--resume", token.trim(), "a.img"], "rest"), 0, &[]);
+    assert!(std::fs::metadata(place.path().join("rest")).unwrap().len() < (3 << 20));
+    expect(&receive("rest"), 0, &[]);
+
+    std::fs::write(place.path().join("part"), &std::fs::read(place.path().join("changes")).unwrap()[..900])
+        .unwrap();
+    expect(&receive("part"), 32, &["cut off"]);
+    expect(&run(&["receive", "--abort", "b.img"]), 0, &[]);
+    expect(&run(&["receive", "--abort", "b.img"]), 37, &["no unfinished receive"]);
+    expect(&receive("changes"), 0, &[]);
+    expect(&run(&["fsck", "b.img"]), 0, &[]);
+    expect(&run(&["snapshot", "list", "b.img"]), 0, &["monday", "tuesday"]);
+    let volume = quire::VolumeOptions::new().read_only(true).open(place.path().join("b.img")).unwrap();
+    assert_eq!(volume.read("note").unwrap(), b"later");
+    assert_eq!(volume.read("large").unwrap(), vec![7; 5 << 20]);
+}

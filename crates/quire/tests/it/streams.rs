@@ -1,0 +1,405 @@
+//! Streams: what is received is what was sent, key by key and byte by byte; what does not fit or breaks leaves
+//! the target as it was. What crashes leave is in `crates/sim/tests/mistakes/streams.rs`.
+
+use crate::common::BLOCK;
+use quire::backend::{Backend, IoClass, MemoryBackend};
+use quire::inodes::Create;
+use quire::internals::inspect::Image;
+use quire::{
+    ErrorKind, FileType, FormatOptions, OpenOptions, ReceiveOptions, RenameFlags, Result, SendOptions,
+    Volume, VolumeOptions, take_snapshot_backend as take_snapshot,
+};
+use quire_format::extent::Extent;
+use quire_format::key::{Key, KeyKind};
+use quire_format::stream::{HEADER_BYTES, StreamReader};
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+const MIB: u64 = 1 << 20;
+
+type Backing = Arc<MemoryBackend>;
+
+fn made() -> Backing {
+    let backend = Arc::new(MemoryBackend::new(128 * MIB / BLOCK as u64));
+    FormatOptions::new().format_backend(backend.clone()).unwrap();
+    backend
+}
+
+fn options() -> VolumeOptions {
+    VolumeOptions::new().cache_bytes(16 * MIB)
+}
+
+fn open(backend: &Backing) -> Volume {
+    options().open_backend(backend.clone()).unwrap()
+}
+
+fn bytes(seed: u8, blocks: usize) -> Vec<u8> {
+    (0..blocks * BLOCK).map(|at| seed ^ (at / BLOCK) as u8 ^ (at % 251) as u8).collect()
+}
+
+/// A volume as its files are: each key but extents with its value, and each block of a file with its content,
+/// or none if it is unwritten.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Dump {
+    keys: BTreeMap<Key, Vec<u8>>,
+    blocks: BTreeMap<(u64, u64), Option<Vec<u8>>>,
+}
+
+/// What a volume is that nobody has open.
+fn dump(backend: &Backing) -> Dump {
+    let mut dump = Dump::default();
+    let image = Image::load(backend.clone()).unwrap();
+    image
+        .keys(&mut |key, value| {
+            if key.kind == KeyKind::Extent {
+                let extent = Extent::decode(key.offset, value).unwrap();
+                for at in 0..u64::from(extent.len) {
+                    let content = (!extent.unwritten).then(|| {
+                        let mut block = vec![0; BLOCK];
+                        backend.read(IoClass::Data, extent.disk_block.offset(at), &mut block).unwrap();
+                        block
+                    });
+                    dump.blocks.insert((key.object, extent.file_block + at), content);
+                }
+            } else if key >= Key::NAMES {
+                dump.keys.insert(key, value.to_vec());
+            }
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    dump
+}
+
+/// Files of a volume as a program sees them: what it is opened read-only for while a receive is unfinished.
+fn seen(backend: &Backing) -> BTreeMap<String, Vec<u8>> {
+    let volume = options().read_only(true).open_backend(backend.clone()).unwrap();
+    let mut files = BTreeMap::new();
+    let mut directories = vec![String::new()];
+    while let Some(directory) = directories.pop() {
+        for entry in volume.read_dir(format!("/{directory}")).unwrap() {
+            let entry = entry.unwrap();
+            let path = format!("{directory}/{}", entry.file_name().to_string_lossy());
+            let found = volume.symlink_metadata(&path).unwrap();
+            if found.is_dir() {
+                directories.push(path);
+            } else if found.is_file() && found.len() < 64 * MIB {
+                files.insert(path.clone(), volume.read(&path).unwrap());
+            } else {
+                files.insert(path, format!("{:?} of {}", found.file_type(), found.len()).into_bytes());
+            }
+        }
+    }
+    files
+}
+
+fn send(backend: &Backing, from: Option<&str>, name: &str) -> Result<Vec<u8>> {
+    let volume = options().read_only(true).open_backend(backend.clone())?;
+    let mut stream = Vec::new();
+    let options = from.map_or(SendOptions::new(), |from| SendOptions::new().from(from));
+    let sent = options.send(&volume, name, &mut stream, &mut |_| ())?;
+    assert_eq!(sent.bytes, stream.len() as u64);
+    Ok(stream)
+}
+
+fn receive(backend: &Backing, mut stream: &[u8]) -> Result<()> {
+    ReceiveOptions::new().receive_backend(backend.clone(), &mut stream, &mut |_| ()).map(drop)
+}
+
+fn names(backend: &Backing) -> Vec<String> {
+    let volume = options().read_only(true).open_backend(backend.clone()).unwrap();
+    volume.snapshots().unwrap().into_iter().map(|snapshot| snapshot.name).collect()
+}
+
+/// Where the items of a stream end.
+fn ends(stream: &[u8]) -> Vec<usize> {
+    let mut input = stream;
+    let (_, mut reader) = StreamReader::open(&mut input).unwrap();
+    let mut ends = vec![HEADER_BYTES];
+    while let Some((_, position)) = reader.next().unwrap() {
+        ends.push(position.bytes as usize);
+    }
+    ends
+}
+
+/// One of everything.
+fn fill(volume: &Volume) {
+    for (seed, name) in ["whole", "parts", "cut", "gone", "old-name"].into_iter().enumerate() {
+        volume.write(name, bytes(seed as u8, 64)).unwrap();
+    }
+    volume.write("small", "a few bytes").unwrap();
+    volume.write("empty", "").unwrap();
+    volume.write("large", bytes(9, 700)).unwrap();
+    volume.create_dir_all("directory/below/it").unwrap();
+    volume.create_dir("becomes-a-file").unwrap();
+    volume.write("becomes-a-link", "no link yet").unwrap();
+    volume.write("directory/below/file", bytes(10, 3)).unwrap();
+    volume.hard_link("whole", "directory/another-name").unwrap();
+    volume.hard_link("gone", "directory/stays").unwrap();
+    volume.symlink("../whole", "directory/link").unwrap();
+    volume.symlink("x".repeat(3000), "long-link").unwrap();
+    let sparse = OpenOptions::new().write(true).create(true).open(volume, "sparse").unwrap();
+    sparse.write_all_at(b"far away", 1 << 40).unwrap();
+    sparse.write_all_at(&bytes(11, 5), 77 * BLOCK as u64).unwrap();
+    sparse.allocate(200 * BLOCK as u64, 40 * BLOCK as u64).unwrap();
+    sparse.allocate_keep_size((1 << 40) + 100 * BLOCK as u64, 9 * BLOCK as u64).unwrap();
+    volume.set_xattr("whole", "user.short", b"value").unwrap();
+    volume.set_xattr("whole", "user.long", bytes(12, 10)).unwrap();
+    volume.set_xattr("directory", "user.of-a-directory", b"too").unwrap();
+    let acl =
+        [2, 0, 0, 0, 1, 0, 6, 0, 255, 255, 255, 255, 2, 0, 4, 0, 1, 0, 0, 0, 4, 0, 4, 0, 255, 255, 255, 255];
+    let acl = [&acl[..], &[16, 0, 4, 0, 255, 255, 255, 255, 32, 0, 0, 0, 255, 255, 255, 255]].concat();
+    volume.set_xattr("small", "system.posix_acl_access", acl).unwrap();
+    let root = volume.inodes().root();
+    for (name, kind, rdev) in [
+        ("fifo", FileType::Fifo, 0),
+        ("socket", FileType::Socket, 0),
+        ("character", FileType::CharDevice, 0x0501),
+        ("block", FileType::BlockDevice, 0x0802),
+    ] {
+        let node = Create { kind, rdev, ..Create::file(0o640) };
+        volume.inodes().create(&root, name.as_bytes(), &node).unwrap();
+    }
+    volume.chown("small", Some(1000), Some(77)).unwrap();
+}
+
+/// Changes of every kind.
+fn change(volume: &Volume, round: u8) {
+    let open = |name: &str| OpenOptions::new().read(true).write(true).open(volume, name).unwrap();
+    open("parts").write_all_at(&[round; 100], (5 * BLOCK + 7) as u64).unwrap();
+    open("parts").punch_hole(20 * BLOCK as u64, 3 * BLOCK as u64).unwrap();
+    open("parts").zero_range(30 * BLOCK as u64, 3 * BLOCK as u64).unwrap();
+    open("cut").set_len((20 * BLOCK + 99 - usize::from(round)) as u64).unwrap();
+    open("large").collapse_range(10 * BLOCK as u64, 2 * BLOCK as u64).unwrap();
+    open("large").insert_range(50 * BLOCK as u64, 3 * BLOCK as u64).unwrap();
+    open("sparse").write_all_at(&bytes(round, 2), 210 * BLOCK as u64).unwrap();
+    volume.write(format!("new-{round}"), bytes(round, 20)).unwrap();
+    volume.set_xattr("whole", "user.short", [round; 9]).unwrap();
+    volume.write("small", vec![round; 33]).unwrap();
+    if round > 0 {
+        return;
+    }
+    volume.remove_file("gone").unwrap();
+    volume.remove_file("fifo").unwrap();
+    volume.remove_xattr("whole", "user.long").unwrap();
+    volume.rename("old-name", "directory/new-name").unwrap();
+    volume.rename("directory/below", "moved").unwrap();
+    volume.rename_with("block", "character", RenameFlags::EXCHANGE).unwrap();
+    volume.remove_dir("becomes-a-file").unwrap();
+    volume.write("becomes-a-file", "now").unwrap();
+    volume.remove_file("becomes-a-link").unwrap();
+    volume.symlink("elsewhere", "becomes-a-link").unwrap();
+    volume.remove_file("long-link").unwrap();
+}
+
+/// A volume with three snapshots, and what it was at each.
+fn sample() -> (Backing, Vec<Dump>) {
+    let backend = made();
+    let mut dumps = Vec::new();
+    for (round, name) in ["a", "b", "c"].into_iter().enumerate() {
+        let volume = open(&backend);
+        match round {
+            0 => fill(&volume),
+            round => change(&volume, round as u8 - 1),
+        }
+        volume.close().unwrap();
+        take_snapshot(backend.clone(), name).unwrap();
+        dumps.push(dump(&backend));
+    }
+    (backend, dumps)
+}
+
+fn assert_same(found: &Dump, expected: &Dump, what: &str) {
+    for (key, value) in &expected.keys {
+        assert_eq!(found.keys.get(key), Some(value), "{what}: {key:?}");
+    }
+    assert!(found.keys.len() == expected.keys.len(), "{what}: keys too many");
+    for (at, content) in &expected.blocks {
+        assert!(found.blocks.get(at) == Some(content), "{what}: inode and block {at:?}");
+    }
+    assert!(found.blocks.len() == expected.blocks.len(), "{what}: blocks too many");
+}
+
+#[test]
+fn what_is_received_is_what_was_sent() {
+    let (source, dumps) = sample();
+    let target = made();
+    for (round, (from, name)) in [(None, "a"), (Some("a"), "b"), (Some("b"), "c")].into_iter().enumerate() {
+        receive(&target, &send(&source, from, name).unwrap()).unwrap();
+        assert_same(&dump(&target), &dumps[round], name);
+    }
+    assert_eq!(names(&target), ["a", "b", "c"]);
+
+    // Over several snapshots at once, and on from a copy.
+    let other = made();
+    receive(&other, &send(&target, None, "a").unwrap()).unwrap();
+    receive(&other, &send(&source, Some("a"), "c").unwrap()).unwrap();
+    assert_same(&dump(&other), &dumps[2], "a to c");
+
+    // The copy is a volume like any other.
+    let volume = open(&other);
+    volume.write("one more", bytes(1, 40)).unwrap();
+    volume.remove_file("large").unwrap();
+    for name in ["a", "c"] {
+        volume.delete_snapshot(name).unwrap();
+    }
+    volume.close().unwrap();
+    assert_eq!(seen(&other)["/one more"], bytes(1, 40));
+    assert!(names(&other).is_empty());
+}
+
+#[test]
+fn a_stream_without_changes_is_a_header_and_an_end() {
+    let (source, _) = sample();
+    take_snapshot(source.clone(), "d").unwrap();
+    let stream = send(&source, Some("c"), "d").unwrap();
+    assert_eq!(ends(&stream).len(), 2);
+    let target = made();
+    receive(&target, &send(&source, None, "c").unwrap()).unwrap();
+    receive(&target, &stream).unwrap();
+    assert_eq!(names(&target), ["c", "d"]);
+}
+
+/// Cut behind every item, and within one: the target reads as it was, refuses writing, and is as it was once
+/// the receive is given up; the rest of the stream completes it.
+#[test]
+fn a_broken_stream_leaves_the_target_as_it_was() {
+    let (source, dumps) = sample();
+    let target = made();
+    receive(&target, &send(&source, None, "a").unwrap()).unwrap();
+    let (before, stream) = (seen(&target), send(&source, Some("a"), "b").unwrap());
+    let ends = ends(&stream);
+    for (number, end) in ends.iter().enumerate().take(ends.len() - 1).step_by(3) {
+        let cut = end + number % 3 * 7;
+        let copy = copy_of(&target);
+        assert_eq!(receive(&copy, &stream[..cut]).unwrap_err().kind(), ErrorKind::UnexpectedEof);
+        assert_eq!(seen(&copy), before, "cut at {cut}");
+        let unfinished = ReceiveOptions::unfinished_backend(copy.clone()).unwrap();
+        if number == 0 {
+            assert_eq!(unfinished, None);
+            assert_same(&dump(&copy), &dumps[0], "nothing came");
+            continue;
+        }
+        let unfinished = unfinished.unwrap();
+        assert_eq!((unfinished.items, unfinished.bytes), (number as u64, *end as u64));
+        assert_eq!(options().open_backend(copy.clone()).unwrap_err().kind(), ErrorKind::Busy);
+        assert_eq!(receive(&copy, &stream).unwrap_err().kind(), ErrorKind::Busy);
+
+        let given_up = copy_of(&copy);
+        assert!(ReceiveOptions::abort_backend(given_up.clone()).unwrap());
+        assert!(!ReceiveOptions::abort_backend(given_up.clone()).unwrap());
+        assert_same(&dump(&given_up), &dumps[0], "given up");
+        assert_eq!(names(&given_up), ["a"]);
+
+        let volume = options().read_only(true).open_backend(source.clone()).unwrap();
+        let mut rest = Vec::new();
+        SendOptions::resume(&volume, &unfinished.token, &mut rest, &mut |_| ()).unwrap();
+        assert_eq!(rest[HEADER_BYTES..], stream[*end..]);
+        receive(&copy, &rest).unwrap();
+        assert_same(&dump(&copy), &dumps[1], "resumed");
+        assert_eq!(names(&copy), ["a", "b"]);
+    }
+}
+
+fn copy_of(backend: &Backing) -> Backing {
+    let copy = Arc::new(MemoryBackend::new(backend.blocks()));
+    let mut buffer = vec![0; 256 * BLOCK];
+    for at in (0..backend.blocks()).step_by(256) {
+        backend.read(IoClass::Data, quire::backend::BlockNo(at), &mut buffer).unwrap();
+        if buffer.iter().any(|byte| *byte != 0) {
+            copy.write(IoClass::Data, quire::backend::BlockNo(at), &buffer).unwrap();
+        }
+    }
+    copy
+}
+
+#[test]
+fn flipped_bits_leave_the_target_as_it_was() {
+    let (source, _) = sample();
+    let target = made();
+    let stream = send(&source, None, "a").unwrap();
+    let items = ends(&stream);
+    let middles = items.windows(2).map(|pair| usize::midpoint(pair[0], pair[1]));
+    for at in middles.chain([3, 40, HEADER_BYTES - 1, stream.len() - 1]).step_by(3) {
+        let mut broken = stream.clone();
+        broken[at] ^= 4;
+        let copy = copy_of(&target);
+        receive(&copy, &broken).unwrap_err();
+        assert!(seen(&copy).is_empty(), "byte {at}");
+        ReceiveOptions::abort_backend(copy.clone()).unwrap();
+        assert!(names(&copy).is_empty(), "byte {at}");
+        receive(&copy, &stream).unwrap();
+        assert_eq!(names(&copy), ["a"]);
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let (source, dumps) = sample();
+    let whole = send(&source, None, "a").unwrap();
+    let changes = send(&source, Some("a"), "b").unwrap();
+    let refused = |target: &Backing, stream: &[u8], kind: ErrorKind, text: &str| {
+        let before = dump(target);
+        let error = receive(target, stream).unwrap_err();
+        assert!(error.kind() == kind && error.to_string().contains(text), "{error}");
+        assert_same(&dump(target), &before, text);
+        open(target).close().unwrap();
+    };
+    let target = made();
+    refused(&target, &changes, ErrorKind::Invalid, "does not have");
+    refused(
+        &target,
+        b"something else that is long enough to be a header".repeat(20).as_slice(),
+        ErrorKind::Invalid,
+        "not a stream",
+    );
+    let mut newer = whole.clone();
+    newer[8] += 1;
+    refused(&target, &newer, ErrorKind::UnknownFormat, "version 2");
+    let volume = open(&target);
+    volume.write("in the way", "x").unwrap();
+    volume.close().unwrap();
+    refused(&target, &whole, ErrorKind::Invalid, "not empty");
+    let small = Arc::new(MemoryBackend::new(16 * MIB / BLOCK as u64));
+    FormatOptions::new().format_backend(small.clone()).unwrap();
+    let large = made();
+    let volume = open(&large);
+    volume.write("large", bytes(0, 15 * 256)).unwrap();
+    volume.close().unwrap();
+    take_snapshot(large.clone(), "large").unwrap();
+    refused(&small, &send(&large, None, "large").unwrap(), ErrorKind::NoSpace, "free");
+
+    let target = made();
+    receive(&target, &whole).unwrap();
+    refused(&target, &whole, ErrorKind::Exists, "\"a\"");
+    refused(&target, &send(&source, Some("b"), "c").unwrap(), ErrorKind::Invalid, "does not have");
+    let volume = open(&target);
+    volume.write("mine", "x").unwrap();
+    volume.close().unwrap();
+    refused(&target, &changes, ErrorKind::Invalid, "--force");
+    let forced = ReceiveOptions::new().force(true);
+    forced.receive_backend(target.clone(), &mut &changes[..], &mut |_| ()).unwrap();
+    assert_same(&dump(&target), &dumps[1], "forced");
+    take_snapshot(target.clone(), "own").unwrap();
+    refused(&target, &send(&source, Some("b"), "c").unwrap(), ErrorKind::Invalid, "\"own\" is newer");
+    assert_eq!(send(&source, Some("b"), "a").unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(send(&source, None, "z").unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+/// An inode without a name is not sent; one that gets a name again is sent whole.
+#[test]
+fn inodes_without_a_name_do_not_exist() {
+    let source = made();
+    let volume = open(&source);
+    let inodes = volume.inodes();
+    let unnamed = inodes.tmpfile(&inodes.root(), &Create::file(0o600)).unwrap();
+    inodes.write_at(&unnamed, b"unnamed", 0, Default::default()).unwrap();
+    volume.write("named", "n").unwrap();
+    volume.sync().unwrap();
+    drop(unnamed);
+    volume.close().unwrap();
+    take_snapshot(source.clone(), "a").unwrap();
+    let target = made();
+    receive(&target, &send(&source, None, "a").unwrap()).unwrap();
+    assert_eq!(seen(&target).into_keys().collect::<Vec<_>>(), ["/named"]);
+}
