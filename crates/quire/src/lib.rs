@@ -104,6 +104,7 @@ mod rollback;
 mod room_queue;
 mod scrub;
 mod seen;
+mod snapshot_sweep;
 mod snapshot_table;
 mod snapshots;
 mod superblocks;

@@ -67,6 +67,8 @@ mod small_files;
 #[cfg(not(any(loom, shuttle)))]
 mod snapshots;
 #[cfg(not(any(loom, shuttle)))]
+mod snapshots_in_use;
+#[cfg(not(any(loom, shuttle)))]
 mod space;
 #[cfg(not(any(loom, shuttle)))]
 mod stale_growth;
