@@ -205,6 +205,9 @@ pub enum Mistake {
     DeadNeverFreed,
     /// Nodes that only a snapshot needs are used again. Shows when the snapshot is read, and to fsck.
     KeptNodesReused,
+    /// A snapshot of a volume in use is taken without a sync. Shows as a snapshot that lacks what had been
+    /// written.
+    SnapshotWithoutSync,
     /// A repair that may lose data publishes its checkpoint without a flush before the superblock. Shows when
     /// the power goes then: the superblock names nodes that are not there.
     RepairPublishedUnflushed,
@@ -267,7 +270,7 @@ pub enum Mistake {
 
 impl Mistake {
     /// The mistakes of memory, which the history checker finds.
-    pub const MEMORY: [Mistake; 12] = [
+    pub const MEMORY: [Mistake; 13] = [
         Mistake::UnlockBeforeSizePublished,
         Mistake::SizeNotLookedAtAgain,
         Mistake::VersionsTakenAfterCopy,
@@ -345,6 +348,7 @@ impl Mistake {
         Mistake::DeadFreedEarly,
         Mistake::DeadNeverFreed,
         Mistake::KeptNodesReused,
+        Mistake::SnapshotWithoutSync,
         Mistake::OldRingReleasedEarly,
         Mistake::NewRingWrittenLate,
         Mistake::RepairPublishedUnflushed,
@@ -405,6 +409,7 @@ impl Mistake {
             Mistake::DeadFreedEarly => "dead-freed-early",
             Mistake::DeadNeverFreed => "dead-never-freed",
             Mistake::KeptNodesReused => "kept-nodes-reused",
+            Mistake::SnapshotWithoutSync => "snapshot-without-sync",
             Mistake::OldRingReleasedEarly => "old-ring-released-early",
             Mistake::NewRingWrittenLate => "new-ring-written-late",
             Mistake::RepairPublishedUnflushed => "repair-published-unflushed",
