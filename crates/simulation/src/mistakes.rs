@@ -270,7 +270,7 @@ pub enum Mistake {
 
 impl Mistake {
     /// The mistakes of memory, which the history checker finds.
-    pub const MEMORY: [Mistake; 13] = [
+    pub const MEMORY: [Mistake; 12] = [
         Mistake::UnlockBeforeSizePublished,
         Mistake::SizeNotLookedAtAgain,
         Mistake::VersionsTakenAfterCopy,
@@ -340,7 +340,7 @@ impl Mistake {
 
     /// Mistakes of durability that ordinary runs seldom show: each has a test that goes through all crashes
     /// of its case.
-    pub const CASES: [Mistake; 12] = [
+    pub const CASES: [Mistake; 13] = [
         Mistake::UnreadableBlockEndsJournal,
         Mistake::TailKnownBeforeFlush,
         Mistake::SharedOverwritten,
