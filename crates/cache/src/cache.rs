@@ -50,6 +50,10 @@ impl Cache {
         }))
     }
 
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
     /// A mapping for a file. The cache does not keep the file in memory: its owner writes back before it
     /// goes.
     pub fn new_mapping(&self, inode: InodeNo, backing: Weak<dyn Backing>) -> Arc<Mapping> {

@@ -97,6 +97,8 @@ pub(crate) struct Core {
     pub ghosts: Ghosts,
     /// Background threads run; else threads that wait do their work.
     pub running: AtomicBool,
+    /// Times that homes were to be forgotten; see [`crate::homes`].
+    pub homes: AtomicU64,
     mappings: RwLock<BTreeMap<u64, Weak<Mapping>>>,
     pub dirty: Mutex<DirtyLine<Weak<Mapping>>>,
     next_mapping: AtomicU64,
@@ -162,6 +164,7 @@ impl Core {
             proven_bytes: AtomicU64::new(0),
             ghosts,
             running: AtomicBool::new(false),
+            homes: AtomicU64::new(0),
             mappings: RwLock::new(BTreeMap::new()),
             dirty: Mutex::new(DirtyLine::default()),
             next_mapping: AtomicU64::new(1),

@@ -37,8 +37,6 @@ struct Claim {
     /// First block within the folio.
     first: u32,
     count: u32,
-    /// What is written there needs blocks of its own.
-    homeless: bool,
 }
 
 impl Claim {
@@ -48,16 +46,13 @@ impl Claim {
 
     /// The part of it that is `count` blocks from `skip` on.
     fn part(&self, skip: u64, count: u64) -> Claim {
-        Claim { pin: self.pin.clone(), first: self.first + skip as u32, count: count as u32, ..*self }
+        Claim { pin: self.pin.clone(), first: self.first + skip as u32, count: count as u32 }
     }
 
     /// Ends the claim.
     fn end(&self, core: &Core, valid: bool) {
         let (from, to) = (self.first, self.first + self.count);
         if valid {
-            if !self.homeless {
-                self.pin.mapped().set(from, to);
-            }
             self.pin.uptodate().set(from, to);
         }
         self.pin.filling().clear(from, to);
@@ -220,7 +215,7 @@ impl Mapping {
                 if written {
                     to = to.min(size_blocks);
                 }
-                let part = Claim { homeless: run.home.needs_blocks(), ..claim.part(at - start, to - at) };
+                let part = claim.part(at - start, to - at);
                 match run.home.offset(at - run.file_block).data() {
                     Some(home) if written => self.add_to_requests(&mut requests, home, part),
                     _ => self.fill_with_zeros(&part),
@@ -239,6 +234,7 @@ impl Mapping {
 
     fn plan_fill(&self, claims: &[Claim]) -> Result<(Vec<Run>, u64)> {
         let backing = self.backing()?;
+        let homes = self.forget_old_homes();
         let mut runs = Vec::new();
         let mut at = 0;
         while at < claims.len() {
@@ -250,6 +246,8 @@ impl Mapping {
             }
             runs.extend(map_all(&*backing, first, end - first)?);
         }
+        // Here and not at the end: until then homes may be forgotten, and nobody would know of the claims.
+        self.note_homes(homes, || note_claimed(claims, &runs));
         // The size is read with the claims made: a thread that extends the file into a claimed block waits
         // for it first.
         Ok((runs, backing.size()))
@@ -349,6 +347,22 @@ impl Mapping {
     }
 }
 
+/// Notes which of the claimed blocks have a home that writes may go to. Both lists ascend.
+fn note_claimed(claims: &[Claim], runs: &[Run]) {
+    let mut runs = runs.iter().peekable();
+    for claim in claims {
+        let (start, end) = (claim.file_block(), claim.file_block() + u64::from(claim.count));
+        while runs.next_if(|run| run.file_block + run.count <= start).is_some() {}
+        for run in runs.clone().take_while(|run| run.file_block < end) {
+            if !run.home.needs_blocks() {
+                let (from, to) =
+                    claim.pin.clip(run.file_block.max(start), (run.file_block + run.count).min(end));
+                claim.pin.mapped().set(from, to);
+            }
+        }
+    }
+}
+
 /// A device read has ended.
 fn complete(core: &Core, claims: Vec<Claim>, size: u64, outcome: &Result<()>) {
     for claim in &claims {
@@ -391,7 +405,7 @@ fn push_claims(pin: &FolioPin, base: u32, bits: u64, claims: &mut Vec<Claim>) {
             .filter(|last| last.pin.folio() == pin.folio() && last.first + last.count == base + first);
         match joins {
             Some(last) => last.count += count,
-            None => claims.push(Claim { pin: pin.clone(), first: base + first, count, homeless: false }),
+            None => claims.push(Claim { pin: pin.clone(), first: base + first, count }),
         }
         let mask = if count == 64 { u64::MAX } else { ((1 << count) - 1) << first };
         bits &= !mask;

@@ -40,6 +40,7 @@ mod ghosts;
 mod group;
 mod hints;
 mod hold;
+mod homes;
 mod index;
 mod journaled;
 mod mapping;

@@ -25,6 +25,7 @@ use crate::dirty_line::Place;
 use crate::errors::Errors;
 use crate::folio::{Folio, FolioPin, FolioRef, Order, SEGMENTS_MAX, header_bytes};
 use crate::hints::PatternCell;
+use crate::homes::HomesKnown;
 use crate::index::{BLOCK_COST, BLOCKS_END, ENTRY_BYTES, Index, Pins};
 use crate::snapshot::Waits;
 use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -47,6 +48,7 @@ pub struct Mapping {
     backing: Weak<dyn Backing>,
     pub(crate) index: Index,
     pub(crate) errors: Errors,
+    pub(crate) homes: HomesKnown,
     list: Mutex<List>,
     pub(crate) waits: Mutex<Waits>,
     /// Signalled when a gathering ends while somebody waits to keep writeback off a range ([`crate::hold`]).
@@ -86,6 +88,7 @@ impl Mapping {
             backing,
             index: Index::default(),
             errors: Errors::default(),
+            homes: HomesKnown::since(core.homes.load(Ordering::SeqCst)),
             list: Mutex::new(List::default()),
             waits: Mutex::new(Waits::default()),
             gathering_ended: Condvar::new(),

@@ -237,6 +237,7 @@ impl Mapping {
     /// Asks for the homes of blocks that are neither known to have one nor dirty (a dirty block without a
     /// home is known to have none).
     pub(crate) fn learn_homes(&self, pins: &Pins, first: u64, end: u64) -> Result<()> {
+        let count = self.forget_old_homes();
         let mut unknown: Option<(u64, u64)> = None;
         for pin in pins {
             let (from, to) = pin.clip(first, end);
@@ -255,15 +256,14 @@ impl Mapping {
         }
         let Some((from, to)) = unknown else { return Ok(()) };
         let runs = crate::backing::map_all(&*self.backing()?, from, to - from)?;
-        for run in runs {
-            if run.home.needs_blocks() {
-                continue;
+        self.note_homes(count, || {
+            for run in runs.into_iter().filter(|run| !run.home.needs_blocks()) {
+                for pin in pins {
+                    let (low, high) = pin.clip(run.file_block, run.file_block + run.count);
+                    pin.mapped().set(low, high);
+                }
             }
-            for pin in pins {
-                let (low, high) = pin.clip(run.file_block, run.file_block + run.count);
-                pin.mapped().set(low, high);
-            }
-        }
+        });
         Ok(())
     }
 

@@ -23,6 +23,9 @@ impl Mapping {
         {
             return false;
         }
+        if !self.knows_homes() {
+            return false;
+        }
         let Some(bytes_end) = offset.checked_add(data.len() as u64) else { return false };
         let (first, end) = (offset / BLOCK_SIZE as u64, blocks_for(bytes_end));
         let head = (!offset.is_multiple_of(BLOCK_SIZE as u64)).then_some(first);

@@ -1,5 +1,5 @@
-//! Work in the background: checkpoints before the journal runs short, freeing of orphans,
-//! queued fsyncs, and the periodic commit that bounds what an unsynced crash can lose.
+//! Work in the background: checkpoints before the journal runs short, freeing of orphans and of deleted
+//! snapshots, queued fsyncs, and the periodic commit that bounds what an unsynced crash can lose.
 //!
 //! Threads, each asleep until there is work: the *committer* (checkpoints, homes of journaled data, periodic
 //! commit), the *reaper*, the *syncers*, the *zeroer* (blocks that hold zeros, for small data that is
@@ -128,7 +128,8 @@ fn reaper(engine: &Arc<Engine>) {
             let mut state = engine.background.state.lock();
             let (queue, recovered) = (&engine.background.reap, &engine.background.recovered);
             // What a crash left stays as it is on a volume that takes no more changes.
-            let nothing_left = || recovered.is_empty() || engine.failure().is_some();
+            let idle = || recovered.is_empty() && !engine.background.sweep_wanted.load(Ordering::SeqCst);
+            let nothing_left = || idle() || engine.failure().is_some();
             while !state.stop && queue.fall_asleep() && nothing_left() {
                 engine.background.wake_reap.wait(&mut state);
             }
@@ -146,6 +147,7 @@ fn reaper(engine: &Arc<Engine>) {
                 engine.background.wake_reap.wait_for(&mut state, REAPER_NAP);
             }
         }
+        engine.sweep_behind();
     }
 }
 
@@ -243,6 +245,7 @@ impl Engine {
         self.cache.background_step();
         self.drop_released();
         while self.reap_one() {}
+        self.sweep_behind();
         if self.background.zeroes_wanted.load(Ordering::Acquire) {
             self.zero_ahead();
         }

@@ -1,12 +1,12 @@
 //! Operations that change the volume, counted, so that closing it can refuse new ones and wait for those
-//! under way, and freezing it can keep them back.
+//! under way, and freezing it or taking a snapshot can keep them back.
 //!
 //! What has returned `Ok` ended before the last sync of a clean close, or was never begun. Work of the engine
 //! itself (writeback, commits, the reaper) is not counted: it goes on until its threads are stopped. An
 //! operation begins once: where one is made of others, these begin.
 //!
 //! Neighbours: every operation begins with [`Engine::begin_change`]; [`crate::volume`] closes,
-//! [`crate::freeze`] freezes. The protocol is [`quire_base::admission`].
+//! [`crate::freeze`] freezes, [`crate::snapshots`] takes snapshots. The protocol is [`quire_base::admission`].
 
 use crate::engine::Engine;
 use quire_base::admission::{Admitted, NotAdmitted};
@@ -15,12 +15,12 @@ use quire_base::{Error, ErrorKind, Result, patience};
 impl Engine {
     /// Begins an operation that changes the volume; an error if that takes none: it is read-only, shut down,
     /// or being closed. The operation is under way until the value is dropped. Waits while the volume is
-    /// frozen.
+    /// frozen, or a snapshot is taken.
     pub(crate) fn begin_change(&self) -> Result<Admitted<'_>> {
         self.check_writable()?;
         let admitted = match self.changes.try_enter() {
             Err(NotAdmitted::Held) => {
-                patience::check("the thaw of the volume")?;
+                patience::check("the thaw of the volume, or a snapshot")?;
                 self.changes.enter()
             }
             outcome => outcome.ok(),

@@ -14,6 +14,7 @@ use crate::options::VolumeOptions;
 use crate::orphan::OrphanSlots;
 use crate::room_queue::RoomQueue;
 use crate::snapshot_readers::SnapshotReaders;
+use crate::snapshot_sweep::Sweep;
 use crate::snapshot_table::SnapshotTable;
 use quire_alloc::{Allocator, SpaceAccount};
 use quire_base::admission::Admission;
@@ -107,6 +108,11 @@ pub struct Engine {
     pub(crate) changes: Admission,
     /// Whether [`crate::Volume::freeze`] is in force, or at work.
     pub(crate) frozen: Mutex<bool>,
+    /// Shared while the engine itself frees blocks of files: the reaper, deletions of snapshots. Whole while a
+    /// snapshot is taken.
+    pub(crate) frees: ShardedRwLock,
+    /// The deletion of a snapshot that is under way; held for each of its steps.
+    pub(crate) sweep: Mutex<Option<Sweep>>,
     pub(crate) rename: Mutex<()>,
     pub(crate) background: Background,
     pub(crate) counters: EngineCounters,
@@ -122,10 +128,12 @@ pub(crate) struct Background {
     pub(crate) reap: crate::reap_queue::ReapQueue,
     /// Orphans that a crash left, to be freed after those.
     pub(crate) recovered: crate::recovered_orphans::RecoveredOrphans,
+    /// Snapshots are to be deleted.
+    pub(crate) sweep_wanted: AtomicBool,
     pub(crate) state: Mutex<BackgroundState>,
     /// The committer: a checkpoint is wanted, or the end.
     pub(crate) wake_commit: Condvar,
-    /// The reaper: an orphan is queued, or the end.
+    /// The reaper: an orphan is queued, a snapshot is to be deleted, or the end.
     pub(crate) wake_reap: Condvar,
     /// Asynchronous fsyncs; wakes the syncers, also for a reference to be dropped.
     pub(crate) syncs: Arc<crate::file::fsync::SyncQueue>,
@@ -222,6 +230,8 @@ impl Engine {
             beside: parts.beside,
             changes: Admission::default(),
             frozen: Mutex::new(false),
+            frees: ShardedRwLock::new(),
+            sweep: Mutex::new(None),
             rename: Mutex::new(()),
             background: Background::default(),
             counters: EngineCounters::default(),

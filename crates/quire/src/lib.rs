@@ -108,6 +108,7 @@ mod seen;
 mod send;
 mod snapshot_readers;
 mod snapshot_space;
+mod snapshot_sweep;
 mod snapshot_table;
 mod snapshots;
 mod superblocks;

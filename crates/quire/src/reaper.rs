@@ -218,6 +218,8 @@ impl Engine {
     /// One bounded step of freeing `first..end`; false when nothing is left there.
     pub(crate) fn free_some_extents(&self, inode: &Arc<Inode>, first: u64, end: u64) -> Result<bool> {
         let cost = |extents| Cost::new(1, 128).with_extents(extents + 2).critical();
+        // Before it knows what snapshots there are, and until it has freed.
+        let _frees = self.frees.shared();
         let (transaction, batch) = self.begin_extents(cost)?;
         // `meta` is not held while the device is read.
         self.load_change(transaction.ticket(), inode, &(first..end), batch)?;

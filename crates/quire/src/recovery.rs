@@ -310,7 +310,11 @@ pub(crate) fn open(
     if !engine.read_only {
         engine.keep_standing_reserve()?;
         engine.finish_logged_operations()?;
-        engine.finish_snapshot_deletions()?;
+        match engine.options.threads {
+            true if engine.snapshots.any_deleted() => engine.sweep_later(),
+            true => {}
+            false => engine.finish_snapshot_deletions()?,
+        }
         engine.list_orphans()?;
     }
     Ok((engine, report))

@@ -7,7 +7,7 @@
 //!
 //! What belongs to a snapshot is *shared*. Written shared blocks keep their content: new content goes to
 //! fresh blocks ([`quire_cache::Home::Shared`]). A shared block that leaves its file stays in use, and
-//! becomes *dead* (a key of its region); deleting snapshots frees the dead ([`crate::snapshots`]).
+//! becomes *dead* (a key of its region); deleting snapshots frees the dead ([`crate::snapshot_sweep`]).
 //!
 //! Invariants: the table changes only while no other change is applied ([`Turn`] of the barrier), so whether
 //! a block that a record frees is shared depends on the records before it alone, live and in replay. An
@@ -85,6 +85,16 @@ impl SnapshotTable {
         let newest = newest.map_or(0, |(number, _)| *number);
         self.newest.store(newest, Ordering::Release);
         self.newest_seen.fetch_max(newest, Ordering::Release);
+    }
+
+    /// Whether there is still a snapshot of this number.
+    pub(crate) fn has(&self, number: u32) -> bool {
+        self.all.lock().contains_key(&number)
+    }
+
+    /// Whether snapshots are to be deleted.
+    pub(crate) fn any_deleted(&self) -> bool {
+        self.all.lock().values().any(|deleting| *deleting)
     }
 
     /// The last snapshot ever taken: the birth of what is allocated now.

@@ -1,36 +1,38 @@
-//! Snapshots: taking, listing, opening and deleting them.
+//! Snapshots: taking and listing them.
 //!
-//! A snapshot is a checkpoint that is kept: its superblock lies under a key of the space tree. Taking one
-//! writes a checkpoint and then journals the key, while nothing else changes the volume. From the key's
-//! record on, what the checkpoint's trees name is not freed ([`quire_tree::Tree::keep`]), and blocks of files
-//! that it has are shared ([`crate::snapshot_table`]).
+//! A snapshot is a checkpoint that is kept: its superblock lies under a key of the space tree. From the record
+//! of that key on, what the checkpoint's trees name is not freed ([`quire_tree::Tree::keep`]), and blocks of
+//! files that it has are shared ([`crate::snapshot_table`]).
 //!
-//! Deleting snapshot n:
-//! 1. Journal that it is being deleted. From then on it shares nothing.
-//! 2. Region by region, free what is dead, was in use in n, and neither in the snapshot before it nor in the
-//!    one behind it. A block is used without a break from its first to its last snapshot, so these two tell
-//!    of all others. Which blocks a snapshot used, its own space tree says. Each transaction moves the cursor
-//!    in the snapshot's value past its region: a block that was freed, used and shared again is not looked at
-//!    twice.
-//! 3. Delete the key. Two checkpoints later the snapshot's nodes are free.
+//! Protocol of taking one, while others use the volume:
+//! 1. Sync, checkpoint, sync, while changes go on: so little is left for step 3.
+//! 2. Keep changes back where they begin ([`crate::changes`]), and wait for those under way.
+//! 3. Sync. Nothing is dirty then, nothing is written, and no reservation for data stands.
+//! 4. Keep the engine itself from freeing blocks ([`Engine::frees`]): what is freed between the checkpoint and
+//!    the key's record would be given to others, though the snapshot has it.
+//! 5. Write a checkpoint, journal the key, and force that.
+//! 6. Have the cache ask for homes again ([`quire_cache::Cache::forget_homes`]), and let changes go on.
 //!
-//! Invariants: one deletion at a time, in the order in which they began, so the snapshots before and behind
-//! do not go while one is under way. Recovery goes on from the cursor.
+//! So a snapshot holds what all changes that had returned before step 2 have made, and no part of a later one.
+//! A failure of steps 1 to 4 leaves no trace, and one of step 5 no key, or the volume is shut down.
 //!
-//! Neighbours: [`crate::apply`] has the rules of single changes; [`crate::recovery`] opens a snapshot as a
-//! volume.
+//! Invariants: one snapshot at a time is taken, and none of a frozen volume (`Engine::frozen` is held
+//! throughout).
+//!
+//! Neighbours: [`crate::snapshot_sweep`] deletes; [`crate::apply`] has the rules of single changes;
+//! [`crate::recovery`] opens a snapshot as a volume.
 
 use crate::engine::Engine;
 use crate::options::VolumeOptions;
 use crate::transaction::{Cost, Depends, Transaction};
 use crate::volume::Volume;
-use quire_base::sync::Arc;
-use quire_base::{BlockNo, Context, Error, ErrorKind, Result, Timestamp};
+use quire_base::admission::Admission;
+use quire_base::sync::{Arc, MutexGuard};
+use quire_base::{Context, Error, ErrorKind, Result, Timestamp};
 use quire_device::Device;
 use quire_format::extent::Run;
 use quire_format::key::{Key, VALUE_MAX};
-use quire_format::record::SMALL_CHANGE_MAX;
-use quire_format::region::{REGION_BLOCKS, RegionMap, split_by_region};
+use quire_format::region::{RegionMap, split_by_region};
 use quire_format::snapshot::Snapshot;
 use quire_tree::{PoolState, Tree, TreeLimits};
 use std::collections::BTreeMap;
@@ -175,14 +177,35 @@ pub fn held(device: &Arc<Device>, tree: &Tree) -> Result<BTreeMap<u64, RegionMap
     Ok(held)
 }
 
+/// Changes are kept back while it lives.
+struct Held<'a>(&'a Admission);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.release();
+    }
+}
+
 impl Engine {
-    /// Takes a snapshot. The caller sees to it that nobody else changes the volume meanwhile, and that
-    /// nothing is dirty.
-    fn take_snapshot(&self, name: &str) -> Result<SnapshotInfo> {
+    /// The protocol's steps.
+    fn take_snapshot(self: &Arc<Engine>, name: &str) -> Result<SnapshotInfo> {
+        self.check_writable()?;
+        self.check_new_name(name)?;
+        drop(self.not_frozen()?);
+        self.sync()?;
+        self.checkpoint_now()?;
+        self.sync()?;
+        let _not_frozen = self.not_frozen()?;
+        if !self.changes.hold() {
+            return Err(Error::new(ErrorKind::Shutdown, "the volume is being closed"));
+        }
+        let _held = Held(&self.changes);
+        self.sync()?;
         self.take_snapshot_and(name, self.options.clock.now(), Cost::new(0, 0), &mut |_, _| ())
     }
 
-    /// As [`Engine::take_snapshot`]: with the snapshot, `change` makes changes of its own, which cost `more`.
+    /// Step 5. Nobody else changes the volume, and nothing is dirty. With the snapshot, `change` makes changes
+    /// of its own, which cost `more`.
     pub(crate) fn take_snapshot_and(
         &self,
         name: &str,
@@ -190,11 +213,43 @@ impl Engine {
         more: Cost,
         change: &mut dyn FnMut(u32, &mut Transaction<'_>),
     ) -> Result<SnapshotInfo> {
-        Snapshot::check_name(name)?;
-        if let Some((_, taken)) = table(&self.tree)?.into_iter().find(|(_, other)| other.name == name) {
-            let state = if taken.deleting.is_some() { "is still being deleted" } else { "exists" };
-            return Err(Error::new(ErrorKind::Exists, format!("a snapshot {name:?} {state}")));
+        let _frees = self.frees.whole();
+        let taken = self.keep_checkpoint(name, created, more, change);
+        self.cache.forget_homes();
+        taken
+    }
+
+    /// While the guard lives nobody freezes the volume, nor takes a snapshot.
+    fn not_frozen(&self) -> Result<MutexGuard<'_, bool>> {
+        let is_frozen = self.frozen.lock();
+        match *is_frozen {
+            true => Err(Error::new(
+                ErrorKind::Busy,
+                "the volume is frozen: a snapshot can be taken after the thaw",
+            )),
+            false => Ok(is_frozen),
         }
+    }
+
+    fn check_new_name(&self, name: &str) -> Result<()> {
+        Snapshot::check_name(name)?;
+        match table(&self.tree)?.into_iter().find(|(_, other)| other.name == name) {
+            Some((_, taken)) => {
+                let state = if taken.deleting.is_some() { "is still being deleted" } else { "exists" };
+                Err(Error::new(ErrorKind::Exists, format!("a snapshot {name:?} {state}")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn keep_checkpoint(
+        &self,
+        name: &str,
+        created: Timestamp,
+        more: Cost,
+        change: &mut dyn FnMut(u32, &mut Transaction<'_>),
+    ) -> Result<SnapshotInfo> {
+        self.check_new_name(name)?;
         let number = self.snapshots.epoch().checked_add(1).ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, "no volume takes more than 2^32 - 1 snapshots")
         })?;
@@ -218,81 +273,6 @@ impl Engine {
             }
         }
     }
-
-    fn delete_snapshot(&self, name: &str) -> Result<()> {
-        let _unread = self.readers.keep_out(name)?;
-        let (number, mut snapshot) = find(&self.tree, name)?;
-        self.finish_snapshot_deletions()?;
-        snapshot.deleting = Some(0);
-        let mut transaction = self.begin(Cost::new(1, VALUE_MAX).critical())?;
-        transaction.put(Key::snapshot(number), &snapshot.encode());
-        transaction.commit_alone(Depends::Nothing)?;
-        self.finish_snapshot_deletions()
-    }
-
-    /// Goes on with deletions that have begun, to their ends.
-    pub(crate) fn finish_snapshot_deletions(&self) -> Result<()> {
-        loop {
-            let all = table(&self.tree)?;
-            let Some(at) = all.iter().position(|(_, snapshot)| snapshot.deleting.is_some()) else {
-                return Ok(());
-            };
-            let neighbour = |at: Option<usize>| -> Result<Option<Space>> {
-                let found = at.and_then(|at| all.get(at));
-                found.map(|(_, snapshot)| Space::open(&self.device, snapshot)).transpose()
-            };
-            let around = [neighbour(at.checked_sub(1))?, neighbour(Some(at + 1))?];
-            let (number, snapshot) = all[at].clone();
-            self.sweep(number, snapshot, &around)?;
-        }
-    }
-
-    /// Steps 2 and 3 of a deletion.
-    fn sweep(&self, number: u32, mut snapshot: Snapshot, around: &[Option<Space>; 2]) -> Result<()> {
-        let own = Space::open(&self.device, &snapshot)?;
-        let mut next = snapshot.deleting.unwrap_or(0);
-        while let Some(region) = self.next_dead_region(next)? {
-            next = region + 1;
-            let dead = self.tree.get_with(Key::dead(region), RegionMap::decode)?;
-            let Some(dead) = dead.transpose()? else { continue };
-            let mut free = dead.both(&own.used(region)?);
-            for neighbour in around.iter().flatten() {
-                free = free.without(&neighbour.used(region)?);
-            }
-            let runs: Vec<Run> = free
-                .runs()
-                .map(|(start, blocks)| {
-                    Run::new(BlockNo(region * REGION_BLOCKS + u64::from(start)), blocks.into())
-                })
-                .collect();
-            if runs.is_empty() {
-                continue;
-            }
-            let mut transaction =
-                self.begin(Cost::new(3, VALUE_MAX + runs.len() * SMALL_CHANGE_MAX).critical())?;
-            runs.iter().for_each(|run| transaction.reclaim(*run));
-            snapshot.deleting = Some(next);
-            transaction.put(Key::snapshot(number), &snapshot.encode());
-            transaction.commit(Depends::Nothing)?;
-        }
-        let mut transaction = self.begin(Cost::new(2, 0).critical())?;
-        transaction.delete(Key::snapshot(number));
-        transaction.delete(Key::received(number));
-        transaction.commit_alone(Depends::Nothing)?;
-        let state = self.checkpoint.lock();
-        self.tree.let_go(number, state.number + 1);
-        Ok(())
-    }
-
-    /// The first region from `from` on that has dead blocks.
-    fn next_dead_region(&self, from: u64) -> Result<Option<u64>> {
-        let mut found = None;
-        self.tree.scan(Key::dead(from), Key::dead(u64::MAX), &mut |key, _| {
-            found = Some(key.offset);
-            ControlFlow::Break(())
-        })?;
-        Ok(found)
-    }
 }
 
 impl Volume {
@@ -304,14 +284,30 @@ impl Volume {
             .collect())
     }
 
-    /// Deletes a snapshot. Others that use the volume go on meanwhile.
+    /// Takes a snapshot. Others may use the volume: changes that begin meanwhile wait for a moment, reads go
+    /// on. The snapshot has what all changes made that had returned before, and is durable.
     ///
-    /// Errors: `NotFound`; `Busy` while it is open ([`Volume::open_snapshot`]). After a crash the next
-    /// opening goes on with the deletion.
-    pub fn delete_snapshot(&self, name: &str) -> Result<()> {
-        let engine = self.engine();
-        let _change = engine.begin_change()?;
-        engine.delete_snapshot(name)
+    /// Errors: `Exists` if there is one of that name; `Invalid` if none can have it; `Busy` if the volume is
+    /// frozen; `NoSpace`; `ReadOnly` and `Shutdown` as for changes; those of the device. There is no snapshot
+    /// then.
+    ///
+    /// ```
+    /// # use quire::{FormatOptions, VolumeOptions, backend::MemoryBackend};
+    /// # fn main() -> quire::Result<()> {
+    /// # let device = std::sync::Arc::new(MemoryBackend::new(16384));
+    /// # FormatOptions::new().format_backend(device.clone())?;
+    /// # let volume = VolumeOptions::new().open_backend(device.clone())?;
+    /// volume.write("note", "first")?;
+    /// volume.take_snapshot("monday")?;
+    /// volume.write("note", "second")?;
+    /// volume.close()?;
+    /// let monday = VolumeOptions::new().read_only(true).snapshot("monday").open_backend(device)?;
+    /// assert_eq!(monday.read("note")?, b"first");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn take_snapshot(&self, name: &str) -> Result<SnapshotInfo> {
+        self.engine().take_snapshot(name)
     }
 }
 
@@ -327,7 +323,7 @@ pub fn take_snapshot(path: impl AsRef<std::path::Path>, name: &str) -> Result<Sn
 /// As [`take_snapshot`], of a volume on any backend.
 pub fn take_snapshot_backend(backend: Arc<dyn quire_device::Backend>, name: &str) -> Result<SnapshotInfo> {
     let volume = Volume::open_with(backend, &VolumeOptions { threads: false, ..VolumeOptions::new() })?;
-    let taken = volume.engine().take_snapshot(name);
+    let taken = volume.take_snapshot(name);
     volume.close()?;
     taken
 }

@@ -218,6 +218,9 @@ pub enum Mistake {
     StreamEndUnchecked,
     /// Changes are received by a volume whose newest snapshot is another than they begin at.
     StreamParentUnchecked,
+    /// A snapshot of a volume in use is taken without a sync. Shows as a snapshot that lacks what had been
+    /// written.
+    SnapshotWithoutSync,
     /// A repair that may lose data publishes its checkpoint without a flush before the superblock. Shows when
     /// the power goes then: the superblock names nodes that are not there.
     RepairPublishedUnflushed,
@@ -349,7 +352,7 @@ impl Mistake {
 
     /// Mistakes of durability that ordinary runs seldom show: each has a test that goes through all crashes
     /// of its case.
-    pub const CASES: [Mistake; 18] = [
+    pub const CASES: [Mistake; 19] = [
         Mistake::UnreadableBlockEndsJournal,
         Mistake::TailKnownBeforeFlush,
         Mistake::ExchangeOverUnwrittenGrowth,
@@ -363,6 +366,7 @@ impl Mistake {
         Mistake::ReceivePositionAhead,
         Mistake::StreamEndUnchecked,
         Mistake::StreamParentUnchecked,
+        Mistake::SnapshotWithoutSync,
         Mistake::OldRingReleasedEarly,
         Mistake::NewRingWrittenLate,
         Mistake::RepairPublishedUnflushed,
@@ -427,6 +431,7 @@ impl Mistake {
             Mistake::ReceivePositionAhead => "receive-position-ahead",
             Mistake::StreamEndUnchecked => "stream-end-unchecked",
             Mistake::StreamParentUnchecked => "stream-parent-unchecked",
+            Mistake::SnapshotWithoutSync => "snapshot-without-sync",
             Mistake::OldRingReleasedEarly => "old-ring-released-early",
             Mistake::NewRingWrittenLate => "new-ring-written-late",
             Mistake::RepairPublishedUnflushed => "repair-published-unflushed",

@@ -100,6 +100,64 @@ fn write_again() {
     earlier.join().unwrap();
 }
 
+/// A snapshot is taken while a reader reads blocks in, and between writes. Whatever a thread has learnt of the
+/// homes before, no write of afterwards goes to them, and each has reserved a block for its new home.
+fn share(writers: u8) {
+    let world = Arc::new(World::new(tiny()));
+    let file = world.file();
+    let gate = Arc::new(RwLock::new(()));
+    let whole = BLOCKS * BS as usize;
+    file.write(0, &vec![1; whole]).unwrap();
+    file.mapping().write_back(0, BLOCKS_END).unwrap();
+    world.cache.reclaim(1 << 20);
+    let mut threads = Vec::new();
+    for id in 2..2 + writers {
+        let (file, gate) = (file.clone(), gate.clone());
+        threads.push(thread::spawn(move || {
+            for round in 0..2 {
+                let _gate = gate.read();
+                let data = vec![id * 10 + round; 2 * BS as usize];
+                let at = u64::from(round) * BS;
+                if !file.mapping().try_write(at, &data) {
+                    file.write(at, &data).unwrap();
+                }
+            }
+        }));
+    }
+    {
+        let (world, file) = (world.clone(), file.clone());
+        threads.push(thread::spawn(move || {
+            for _ in 0..2 {
+                file.read(0, whole).unwrap();
+                world.cache.reclaim(1 << 20);
+            }
+            file.read(0, whole).unwrap();
+        }));
+    }
+    let kept = {
+        let _gate = gate.write();
+        world.cache.write_back_all().unwrap();
+        file.share_all();
+        world.cache.forget_homes();
+        file.on_device(&world)
+    };
+    file.write(0, &vec![7; whole]).unwrap();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    world.cache.write_back_all().unwrap();
+    assert_eq!((file.reserved(), world.cache.usage().dirty_bytes), (0, 0));
+    for (home, bytes) in kept {
+        assert!(world.block(home) == bytes, "the snapshot's block {home} was overwritten");
+    }
+}
+
+#[test]
+fn homes_that_become_shared_are_asked_for_again() {
+    shuttle::check_random(|| share(2), 3000);
+    shuttle::check_pct(|| share(2), 3000, 3);
+    // A reader that has asked before, and notes the answer afterwards.
+    shuttle::check_pct(|| share(0), 5000, 2);
+}
+
 #[test]
 fn a_wait_covers_what_was_written_before_it() {
     shuttle::check_random(write_again, 3000);

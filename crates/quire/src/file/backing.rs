@@ -207,7 +207,10 @@ fn runs_of(extents: &[Extent], block: u64, count: u64, whole: bool, snapshots: &
         if extent.file_block > at {
             runs.push(Run { file_block: at, count: extent.file_block - at, home: Home::Hole });
         }
-        let home = if extent.unwritten {
+        let home = if extent.unwritten && snapshots.moves(&extent) {
+            // Written in place it would have a home that belongs to the snapshot; so it gets one of its own.
+            Home::Hole
+        } else if extent.unwritten {
             Home::Unwritten(extent.disk_block)
         } else if snapshots.moves(&extent) {
             Home::Shared(extent.disk_block)

@@ -75,6 +75,8 @@ mod snapshot_space;
 #[cfg(not(any(loom, shuttle)))]
 mod snapshots;
 #[cfg(not(any(loom, shuttle)))]
+mod snapshots_in_use;
+#[cfg(not(any(loom, shuttle)))]
 mod space;
 #[cfg(not(any(loom, shuttle)))]
 mod stale_growth;

@@ -14,6 +14,7 @@ use quire_device::SimulatedBackend;
 use quire_device::simulated::{CrashPolicy, Image};
 use sim::image::{self, Thoroughness};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 const VOLUME_BLOCKS: u64 = 8192;
@@ -108,9 +109,20 @@ fn crashes(
     taken: &BTreeMap<String, Files>,
     check: Check<'_>,
 ) -> Result<(), String> {
+    crashes_with(device, 0..0, taken, check)
+}
+
+/// As [`crashes`], and before each event of `closely`.
+fn crashes_with(
+    device: &Arc<SimulatedBackend>,
+    closely: Range<usize>,
+    taken: &BTreeMap<String, Files>,
+    check: Check<'_>,
+) -> Result<(), String> {
     let thoroughness = Thoroughness { fsck_before: true, again: true, either_slot: false, damaged: None };
     let events = device.event_count();
-    for event in (0..=events).step_by((events / CRASHES).max(1)) {
+    let spread = (0..=events).step_by((events / CRASHES).max(1));
+    for event in spread.filter(|event| !closely.contains(event)).chain(closely.clone()) {
         let seed = event as u64;
         let others = [CrashPolicy::LoseAll, CrashPolicy::KeepAll, CrashPolicy::Killed { seed }];
         for policy in
@@ -151,6 +163,50 @@ fn taking() -> Result<(), String> {
             Ok(())
         }
     })
+}
+
+/// As [`taking`], of a volume in use, whose files have changes that nobody has synced.
+fn taking_in_use() -> Result<(), String> {
+    let (image, _, mut taken) = sample();
+    let device = on(&image);
+    let volume = open(&device);
+    work(&volume, 4);
+    let file = OpenOptions::new().read(true).write(true).open(&volume, "n0").unwrap();
+    for at in [1usize, 3, 25] {
+        file.write_all_at(&block(0x11, at), (at * BLOCK_SIZE) as u64).unwrap();
+    }
+    volume.write("fresh", block(0x22, 0)).unwrap();
+    let then = files(&volume);
+    taken.insert("d".into(), then.clone());
+    let before = device.event_count();
+    volume.take_snapshot("d").unwrap();
+    let cut = before..device.event_count();
+    for at in [1usize, 25, 2] {
+        file.write_all_at(&block(0x33, at), (at * BLOCK_SIZE) as u64).unwrap();
+    }
+    drop(file);
+    let synced = [5, 6].map(|round| {
+        work(&volume, round);
+        volume.checkpoint().unwrap();
+        files(&volume)
+    });
+    drop(volume);
+    if files(&open(&on(&device.visible()))) != synced[1] {
+        return Err("the volume has changed".into());
+    }
+    crashes_with(&device, cut.clone(), &taken, &|files, there| {
+        if there.len() < 3
+            || !then.keys().all(|name| name == "fresh" || name == "n13" || files.contains_key(name))
+        {
+            Err(format!("{} snapshots are left, and the files {:?}", there.len(), files.keys()))
+        } else {
+            Ok(())
+        }
+    })?;
+    match of_snapshots(&device.crash_at(cut.end, CrashPolicy::LoseAll).unwrap()).len() {
+        4 => Ok(()),
+        others => Err(format!("a snapshot that was taken is lost: {others} are there")),
+    }
 }
 
 fn working() -> Result<(), String> {
@@ -204,6 +260,7 @@ fn rolling_back() -> Result<(), String> {
 
 fn all() -> Result<(), String> {
     taking()?;
+    taking_in_use()?;
     working()?;
     for name in ["a", "b", "c"] {
         deleting(name)?;
@@ -225,6 +282,7 @@ fn each_mistake_is_found_by_its_case() {
         Mistake::DeadFreedEarly,
         Mistake::DeadNeverFreed,
         Mistake::KeptNodesReused,
+        Mistake::SnapshotWithoutSync,
     ];
     for mistake in of_snapshots {
         // Some are met by an assertion of the engine first.

@@ -150,6 +150,8 @@ pub struct FileState {
     pending: BTreeMap<u64, Vec<(u64, u64)>>,
     pub reserved: u64,
     pub space: u64,
+    /// Homes before this block belong to a snapshot, too.
+    shared_before: u64,
 }
 
 pub struct FakeFile {
@@ -237,6 +239,18 @@ impl FakeFile {
         }
     }
 
+    /// The homes of its written blocks, with what the device has there.
+    pub fn on_device(&self, world: &World) -> Vec<(u64, Vec<u8>)> {
+        let extents = self.state.lock().unwrap().extents.clone();
+        let homes = extents.values().filter(|(_, written)| *written);
+        homes.map(|(home, _)| (*home, world.block(*home))).collect()
+    }
+
+    /// From now on all blocks belong to a snapshot, too. Nothing is dirty or being written.
+    pub fn share_all(&self) {
+        self.state.lock().unwrap().shared_before = self.next_home.load(Ordering::Relaxed);
+    }
+
     pub fn reserved(&self) -> u64 {
         self.state.lock().unwrap().reserved
     }
@@ -254,6 +268,8 @@ impl Backing for FakeFile {
             .map(|file_block| {
                 let home = match state.extents.get(&file_block) {
                     None => Home::Hole,
+                    Some((home, true)) if *home < state.shared_before => Home::Shared(BlockNo(*home)),
+                    Some((home, false)) if *home < state.shared_before => Home::Hole,
                     Some((home, true)) => Home::Written(BlockNo(*home)),
                     Some((home, false)) => Home::Unwritten(BlockNo(*home)),
                 };
@@ -287,8 +303,8 @@ impl Backing for FakeFile {
         let mut fresh = Vec::new();
         for file_block in block..block + count {
             let home = match state.extents.get(&file_block) {
-                Some((home, _)) => *home,
-                None => {
+                Some((home, _)) if *home >= state.shared_before => *home,
+                _ => {
                     state.reserved = state.reserved.checked_sub(1).expect("placed without a reservation");
                     let step =
                         if self.scatter.load(Ordering::Relaxed) && file_block % 2 == 0 { 2 } else { 1 };
@@ -320,7 +336,8 @@ impl Backing for FakeFile {
         match &outcome {
             Ok(()) => {
                 for (block, home) in fresh {
-                    assert!(state.extents.insert(block, (home, true)).is_none());
+                    let before = state.extents.insert(block, (home, true));
+                    assert!(before.is_none_or(|(home, _)| home < state.shared_before));
                 }
                 for run in &placement.runs {
                     for block in run.file_block..run.file_block + run.count {
@@ -372,6 +389,13 @@ impl World {
             next_home: Arc::new(AtomicU64::new(100)),
             next_file: AtomicU64::new(1),
         }
+    }
+
+    /// What the device has in a block.
+    pub fn block(&self, at: u64) -> Vec<u8> {
+        let mut bytes = vec![0; BS as usize];
+        self.device.read(IoClass::Data, BlockNo(at), &mut bytes).unwrap();
+        bytes
     }
 
     pub fn file(&self) -> Arc<FakeFile> {

@@ -1,0 +1,206 @@
+//! Deleting snapshots, beside whatever else goes on.
+//!
+//! Deleting snapshot n:
+//! 1. Journal that it is being deleted. From then on it shares nothing.
+//! 2. Region by region, free what is dead, was in use in n, and neither in the snapshot before it nor in the
+//!    one behind it. A block is used without a break from its first to its last snapshot, so these two tell
+//!    of all others. Which blocks a snapshot used, its own space tree says. Each transaction moves the cursor
+//!    in the snapshot's value past its region: a block that was freed, used and shared again is not looked at
+//!    twice.
+//! 3. Delete the key. Two checkpoints later the snapshot's nodes are free.
+//!
+//! Several may be marked; one at a time is swept, to its end. A cursor that has moved says which, after a
+//! crash too; one that has not moved has freed nothing, so another may come first. A thread that waits for a
+//! deletion does the steps itself; else the reaper does them, one at a time between its other work. What is
+//! left when the volume is closed is for the next mount.
+//!
+//! Invariants: the snapshot before the one that is swept does not go meanwhile, nor the one behind it, but
+//! others may be taken between two steps: a step that finds a higher epoch looks for the neighbours anew. A
+//! step holds [`Engine::frees`] shared, so within it no snapshot is taken.
+//!
+//! Neighbours: [`crate::snapshots`] takes them; [`crate::reaper`] has the thread.
+
+use crate::engine::Engine;
+use crate::snapshots::{Space, find, table};
+use crate::transaction::{Cost, Depends};
+use crate::volume::Volume;
+use quire_base::sync::atomic::Ordering;
+use quire_base::{BlockNo, Result};
+use quire_format::extent::Run;
+use quire_format::key::{Key, VALUE_MAX};
+use quire_format::record::SMALL_CHANGE_MAX;
+use quire_format::region::{REGION_BLOCKS, RegionMap};
+use quire_format::snapshot::Snapshot;
+use std::ops::ControlFlow;
+
+/// The deletion that is under way.
+pub(crate) struct Sweep {
+    number: u32,
+    snapshot: Snapshot,
+    own: Space,
+    /// The snapshot before it, and the one behind it.
+    around: [Option<Space>; 2],
+    /// The epoch in which these were its neighbours.
+    epoch: u32,
+    /// Regions before this one are done.
+    next: u64,
+}
+
+impl Engine {
+    /// Step 1 of a deletion; gives the snapshot's number.
+    fn mark_deleted(&self, name: &str) -> Result<u32> {
+        let _change = self.begin_change()?;
+        let _unread = self.readers.keep_out(name)?;
+        // Of two threads that delete the same, one finds it.
+        let sweep = self.sweep.lock();
+        let (number, mut snapshot) = find(&self.tree, name)?;
+        snapshot.deleting = Some(0);
+        let mut transaction = self.begin(Cost::new(1, VALUE_MAX).critical())?;
+        transaction.put(Key::snapshot(number), &snapshot.encode());
+        let seq = transaction.commit_alone(Depends::Nothing)?;
+        drop(sweep);
+        self.force(seq)?;
+        Ok(number)
+    }
+
+    /// Leaves deletions that have begun to the reaper's thread, or to the next steps where there is none.
+    pub(crate) fn sweep_later(&self) {
+        self.background.sweep_wanted.store(true, Ordering::SeqCst);
+        let _state = self.background.state.lock();
+        self.background.wake_reap.notify_one();
+    }
+
+    /// One step of background work on deletions, if there are any.
+    pub(crate) fn sweep_behind(&self) {
+        if !self.background.sweep_wanted.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        match self.sweep_step() {
+            Ok(true) => self.background.sweep_wanted.store(true, Ordering::SeqCst),
+            Ok(false) => {}
+            Err(error) => {
+                tracing::warn!(%error, "a snapshot could not be deleted yet; the next mount goes on")
+            }
+        }
+    }
+
+    /// Goes on with deletions that have begun, to their ends.
+    pub(crate) fn finish_snapshot_deletions(&self) -> Result<()> {
+        while self.sweep_step()? {}
+        Ok(())
+    }
+
+    /// One step of the deletion that is under way: a region, or step 3. False if there is none.
+    fn sweep_step(&self) -> Result<bool> {
+        let mut place = self.sweep.lock();
+        let _frees = self.frees.shared();
+        let mut sweep = match place.take() {
+            Some(sweep) if sweep.epoch == self.snapshots.epoch() => sweep,
+            before => match self.look_for_sweep(before)? {
+                Some(sweep) => sweep,
+                None => return Ok(false),
+            },
+        };
+        match self.next_dead_region(sweep.next)? {
+            Some(region) => {
+                self.sweep_region(&mut sweep, region)?;
+                *place = Some(sweep);
+            }
+            None => {
+                let mut transaction = self.begin(Cost::new(2, 0).critical())?;
+                transaction.delete(Key::snapshot(sweep.number));
+                transaction.delete(Key::received(sweep.number));
+                transaction.commit_alone(Depends::Nothing)?;
+                let state = self.checkpoint.lock();
+                self.tree.let_go(sweep.number, state.number + 1);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The deletion to go on with: the one `before`, with its neighbours of now; one that has freed something;
+    /// or the oldest snapshot.
+    fn look_for_sweep(&self, before: Option<Sweep>) -> Result<Option<Sweep>> {
+        let all = table(&self.tree)?;
+        let last = before.as_ref().map(|sweep| sweep.number);
+        let cursor = |at: &usize| all[*at].1.deleting;
+        let marked = || (0..all.len()).filter(|at| cursor(at).is_some());
+        let chosen = marked()
+            .find(|at| Some(all[*at].0) == last)
+            .or_else(|| marked().find(|at| cursor(at) > Some(0)))
+            .or_else(|| marked().next());
+        let Some(at) = chosen else { return Ok(None) };
+        let (number, snapshot) = all[at].clone();
+        let space = |at: Option<usize>| -> Result<Option<Space>> {
+            let found = at.and_then(|at| all.get(at));
+            found.map(|(_, snapshot)| Space::open(&self.device, snapshot)).transpose()
+        };
+        let around = [space(at.checked_sub(1))?, space(Some(at + 1))?];
+        let done = snapshot.deleting.unwrap_or(0);
+        let next = before.filter(|sweep| sweep.number == number).map_or(done, |sweep| sweep.next);
+        let own = Space::open(&self.device, &snapshot)?;
+        Ok(Some(Sweep { number, snapshot, own, around, epoch: self.snapshots.epoch(), next }))
+    }
+
+    /// Step 2, for one region.
+    fn sweep_region(&self, sweep: &mut Sweep, region: u64) -> Result<()> {
+        let next = region + 1;
+        let dead = self.tree.get_with(Key::dead(region), RegionMap::decode)?.transpose()?.unwrap_or_default();
+        let mut free = dead.both(&sweep.own.used(region)?);
+        for neighbour in sweep.around.iter().flatten() {
+            free = free.without(&neighbour.used(region)?);
+        }
+        let first = BlockNo(region * REGION_BLOCKS);
+        let runs: Vec<Run> = free
+            .runs()
+            .map(|(start, blocks)| Run::new(first.offset(u64::from(start)), blocks.into()))
+            .collect();
+        if !runs.is_empty() {
+            let cost = Cost::new(3, VALUE_MAX + runs.len() * SMALL_CHANGE_MAX).critical();
+            let mut transaction = self.begin(cost)?;
+            runs.iter().for_each(|run| transaction.reclaim(*run));
+            sweep.snapshot.deleting = Some(next);
+            transaction.put(Key::snapshot(sweep.number), &sweep.snapshot.encode());
+            transaction.commit(Depends::Nothing)?;
+        }
+        sweep.next = next;
+        Ok(())
+    }
+
+    /// The first region from `from` on that has dead blocks.
+    fn next_dead_region(&self, from: u64) -> Result<Option<u64>> {
+        let mut found = None;
+        self.tree.scan(Key::dead(from), Key::dead(u64::MAX), &mut |key, _| {
+            found = Some(key.offset);
+            ControlFlow::Break(())
+        })?;
+        Ok(found)
+    }
+}
+
+impl Volume {
+    /// Deletes a snapshot, and returns when its space is free. Others that use the volume go on meanwhile.
+    ///
+    /// Errors: `NotFound`; `Busy` while it is open ([`Volume::open_snapshot`]); `Shutdown` if the volume is closed before the end. After that, or after a crash,
+    /// the next opening for writing goes on with the deletion.
+    pub fn delete_snapshot(&self, name: &str) -> Result<()> {
+        let engine = self.engine();
+        let number = engine.mark_deleted(name)?;
+        while engine.snapshots.has(number) {
+            let _change = engine.begin_change()?;
+            engine.sweep_step()?;
+        }
+        Ok(())
+    }
+
+    /// Deletes a snapshot in the background: it cannot be opened any more when this returns, and will be
+    /// deleted whatever happens. Its space is free later, [`Volume::snapshots`] lists it until then.
+    ///
+    /// Errors: `NotFound`; `Busy` while it is open ([`Volume::open_snapshot`]).
+    pub fn delete_snapshot_later(&self, name: &str) -> Result<()> {
+        let engine = self.engine();
+        engine.mark_deleted(name)?;
+        engine.sweep_later();
+        Ok(())
+    }
+}

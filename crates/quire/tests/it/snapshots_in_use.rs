@@ -1,0 +1,418 @@
+//! Snapshots of volumes that others use meanwhile: what they hold, what they leave when they fail, and
+//! deletions behind the scenes. What crashes leave is in `crates/sim/tests/mistakes/snapshots.rs`.
+
+use crate::common::{BLOCK, file, new_volume};
+use quire::backend::MemoryBackend;
+use quire::inodes::IoFlags;
+use quire::{
+    AlignedBuf, Commit, ErrorKind, File, FormatOptions, OpenOptions, Properties, Unit, Volume, VolumeOptions,
+};
+use quire_base::random::Random;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+/// Blocks of a writer's file.
+const FILE_BLOCKS: u64 = 24;
+
+fn made(bytes: u64) -> Arc<MemoryBackend> {
+    let device = Arc::new(MemoryBackend::new(bytes / BLOCK as u64));
+    FormatOptions::new().format_backend(device.clone()).unwrap();
+    device
+}
+
+fn open(device: &Arc<MemoryBackend>) -> Volume {
+    VolumeOptions::new().cache_bytes(12 * MIB).open_backend(device.clone()).unwrap()
+}
+
+fn open_snapshot(device: &Arc<MemoryBackend>, name: &str) -> Volume {
+    let options = VolumeOptions::new().cache_bytes(12 * MIB).read_only(true).snapshot(name);
+    options.open_backend(device.clone()).unwrap()
+}
+
+type Contents = BTreeMap<String, Vec<u8>>;
+
+fn contents(volume: &Volume) -> Contents {
+    let names = volume.read_dir("/").unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.map(|name| (name.clone(), volume.read(&name).unwrap())).collect()
+}
+
+fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// How a writer writes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    Buffered,
+    Direct,
+    DirectAsync,
+    Untorn,
+    Group,
+    LargeGroup,
+    Unwritten,
+}
+
+const WAYS: [Way; 7] =
+    [Way::Buffered, Way::Direct, Way::DirectAsync, Way::Untorn, Way::Group, Way::LargeGroup, Way::Unwritten];
+
+/// What is known of a writer's numbers, which only grow.
+#[derive(Default)]
+struct Progress {
+    begun: AtomicU64,
+    durable: AtomicU64,
+}
+
+fn block(number: u64) -> AlignedBuf {
+    let mut block = AlignedBuf::zeroed(BLOCK);
+    block.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&number.to_le_bytes()));
+    block
+}
+
+/// Puts a number into each block, the first block last, or into all at once.
+fn put(volume: &Volume, file: &File, way: Way, number: u64, random: &mut Random) {
+    let content = block(number);
+    if matches!(way, Way::Group | Way::LargeGroup) {
+        let mut group = volume.atomic();
+        for at in 0..FILE_BLOCKS {
+            group.write_at(file, &content, at * BLOCK as u64).unwrap();
+        }
+        if way == Way::LargeGroup {
+            // More than a record of the journal takes.
+            let piece = vec![number as u8; MIB as usize];
+            (1..4).for_each(|mib| group.write_at(file, &piece, mib * MIB).unwrap());
+        }
+        return group.commit(Commit::Now).unwrap();
+    }
+    if way == Way::Unwritten && number % 5 == 0 {
+        file.punch_hole(BLOCK as u64, (FILE_BLOCKS - 1) * BLOCK as u64).unwrap();
+        file.allocate(0, FILE_BLOCKS * BLOCK as u64).unwrap();
+    }
+    for at in (0..FILE_BLOCKS).rev() {
+        let offset = at * BLOCK as u64;
+        match way {
+            Way::DirectAsync => {
+                let writing = file.write_direct_async(content.clone(), offset);
+                futures::executor::block_on(writing).0.unwrap();
+            }
+            _ => file.write_all_at(&content, offset).unwrap(),
+        }
+        if random.below(FILE_BLOCKS) == 0 {
+            file.sync_data().unwrap();
+        }
+    }
+    file.sync_data().unwrap();
+}
+
+fn write(volume: &Volume, way: Way, progress: &Progress, stop: &AtomicBool) {
+    let name = format!("{way:?}");
+    let direct = matches!(way, Way::Direct | Way::DirectAsync);
+    let unit = (way == Way::Untorn).then(|| Unit::from_bytes(4 * BLOCK as u64).unwrap());
+    let options = OpenOptions::new().read(true).write(true).create(true).direct(direct);
+    let file = options.properties(Properties { untorn: unit, ..Properties::default() }).open(volume, &name);
+    let file = file.unwrap();
+    let mut random = Random::seeded(way as u64);
+    for number in 1.. {
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        progress.begun.store(number, Ordering::Release);
+        put(volume, &file, way, number, &mut random);
+        // Names, and blocks that are freed.
+        let short = format!("{name}.{}", number % 5);
+        volume.write(&short, vec![number as u8; 3 * BLOCK + 5]).unwrap();
+        if number % 3 == 0 {
+            volume.remove_file(&short).unwrap();
+        }
+        progress.durable.store(number, Ordering::Release);
+    }
+}
+
+/// Says whether what a writer's file has is a state that it was in, and not an older one than was durable.
+fn check(way: Way, bytes: &[u8], durable: u64, begun: u64) {
+    let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    let numbers: Vec<u64> = (0..FILE_BLOCKS as usize).map(|at| number(at * BLOCK)).collect();
+    let at = format!("{way:?}: {numbers:?}, {durable} were durable, {begun} had begun");
+    let first = numbers[0];
+    assert!((durable..=begun).contains(&first), "{at}");
+    for (place, number) in numbers.iter().enumerate() {
+        let block = &bytes[place * BLOCK..][..BLOCK];
+        assert!(block.chunks_exact(8).all(|word| word == &number.to_le_bytes()[..]), "{at}: torn");
+        let emptied = way == Way::Unwritten && *number == 0;
+        assert!(emptied || (first..=first + 1).contains(number), "{at}");
+    }
+    match way {
+        Way::Group | Way::LargeGroup => assert!(numbers.iter().all(|number| *number == first), "{at}: torn"),
+        // Written from the end.
+        _ if numbers.iter().all(|number| *number > 0) => assert!(numbers.is_sorted(), "{at}: out of order"),
+        _ => {}
+    }
+    if way == Way::LargeGroup {
+        assert!(bytes[MIB as usize..].iter().all(|byte| *byte == first as u8), "{at}: torn");
+    }
+}
+
+/// Whatever writers do meanwhile, a snapshot is a state of the moment when it was taken, and stays.
+#[test]
+fn snapshots_of_a_busy_volume_hold_one_moment() {
+    let device = made(256 * MIB);
+    let volume = open(&device);
+    let progress: Arc<[Progress; WAYS.len()]> = Arc::default();
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut threads = Vec::new();
+    for (number, way) in WAYS.into_iter().enumerate() {
+        let (volume, progress, stop) = (volume.clone(), progress.clone(), stop.clone());
+        threads.push(std::thread::spawn(move || write(&volume, way, &progress[number], &stop)));
+    }
+    {
+        let (volume, stop) = (volume.clone(), stop.clone());
+        threads.push(std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                for way in WAYS {
+                    let _ = volume.read(format!("{way:?}"));
+                }
+            }
+        }));
+    }
+    let durable = || progress.iter().map(|of| of.durable.load(Ordering::Acquire)).collect::<Vec<_>>();
+    let begun = || progress.iter().map(|of| of.begun.load(Ordering::Acquire)).collect::<Vec<_>>();
+    wait_until("every writer has begun", || durable().iter().all(|number| *number > 0));
+    let mut kept: BTreeMap<String, Contents> = BTreeMap::new();
+    for round in 0..12u64 {
+        let name = format!("s{round}");
+        let before = durable();
+        assert_eq!(volume.take_snapshot(&name).unwrap().name, name);
+        let after = begun();
+        wait_until("a writer does not go on", || durable().iter().zip(&after).all(|(now, then)| now > then));
+        if let Some(oldest) = kept.keys().nth(round as usize % 3).filter(|_| round % 3 > 0).cloned() {
+            match round % 2 {
+                0 => volume.delete_snapshot(&oldest).unwrap(),
+                _ => volume.delete_snapshot_later(&oldest).unwrap(),
+            }
+            kept.remove(&oldest);
+        }
+        // A volume in use cannot be opened a second time while it changes.
+        let frozen = volume.freeze().unwrap();
+        let found = contents(&open_snapshot(&device, &name));
+        for (at, way) in WAYS.into_iter().enumerate() {
+            check(way, &found[&format!("{way:?}")], before[at], after[at]);
+        }
+        kept.insert(name, found);
+        for (name, then) in &kept {
+            assert!(contents(&open_snapshot(&device, name)) == *then, "round {round}: {name} has changed");
+        }
+        drop(frozen);
+    }
+    stop.store(true, Ordering::Relaxed);
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    let now = contents(&volume);
+    volume.close().unwrap();
+    let volume = open(&device);
+    assert!(contents(&volume) == now, "the volume has changed");
+    for (name, then) in &kept {
+        assert!(contents(&open_snapshot(&device, name)) == *then, "{name} has changed");
+        volume.delete_snapshot(name).unwrap();
+    }
+    wait_until("a deletion does not end", || volume.snapshots().unwrap().is_empty());
+    assert!(contents(&volume) == now);
+    volume.close().unwrap();
+}
+
+/// What was written into space that `allocate` had set aside before the snapshot got a home that the snapshot
+/// has, too, and the next write of it found no space reserved.
+#[test]
+fn allocated_space_is_written_twice_after_a_snapshot() {
+    let device = made(64 * MIB);
+    let volume = open(&device);
+    let file = OpenOptions::new().read(true).write(true).create(true).open(&volume, "f").unwrap();
+    file.allocate(0, 8 * BLOCK as u64).unwrap();
+    volume.take_snapshot("s").unwrap();
+    for round in 1..4u8 {
+        file.write_all_at(&[round; 8 * BLOCK], 0).unwrap();
+        file.sync_all().unwrap();
+    }
+    drop(file);
+    assert_eq!(volume.read("f").unwrap(), [3; 8 * BLOCK]);
+    volume.close().unwrap();
+    assert_eq!(open_snapshot(&device, "s").read("f").unwrap(), [0; 8 * BLOCK]);
+}
+
+#[test]
+fn two_that_take_wait_for_one_another() {
+    let device = made(64 * MIB);
+    let volume = open(&device);
+    let threads: Vec<_> = (0..4)
+        .map(|number| {
+            let volume = volume.clone();
+            std::thread::spawn(move || {
+                (0..5).for_each(|round| drop(volume.take_snapshot(&format!("{number}.{round}")).unwrap()));
+                volume.take_snapshot("same").is_ok()
+            })
+        })
+        .collect();
+    let first = threads.into_iter().filter(|_| true).map(|thread| thread.join().unwrap());
+    assert_eq!(first.filter(|taken| *taken).count(), 1);
+    let all = volume.snapshots().unwrap();
+    assert_eq!(all.len(), 21);
+    assert!(all.iter().enumerate().all(|(at, info)| info.number as usize == at + 1));
+    volume.close().unwrap();
+}
+
+#[test]
+fn no_snapshot_is_taken_of_a_frozen_volume() {
+    let device = made(64 * MIB);
+    let volume = open(&device);
+    let frozen = volume.freeze().unwrap();
+    assert_eq!(volume.take_snapshot("s").unwrap_err().kind(), ErrorKind::Busy);
+    drop(frozen);
+    volume.take_snapshot("s").unwrap();
+    assert_eq!(volume.take_snapshot("s").unwrap_err().kind(), ErrorKind::Exists);
+    assert_eq!(volume.take_snapshot("a/b").unwrap_err().kind(), ErrorKind::Invalid);
+    volume.close().unwrap();
+    let volume = VolumeOptions::new().read_only(true).open_backend(device.clone()).unwrap();
+    assert_eq!(volume.take_snapshot("t").unwrap_err().kind(), ErrorKind::ReadOnly);
+    assert_eq!(volume.delete_snapshot("s").unwrap_err().kind(), ErrorKind::ReadOnly);
+    assert_eq!(volume.snapshots().unwrap().len(), 1);
+}
+
+/// On a full volume either a snapshot is taken or nothing is left of it, and deleting it works.
+#[test]
+fn a_full_volume_loses_its_snapshots_at_least() {
+    let device = made(48 * MIB);
+    let volume = open(&device);
+    let file = OpenOptions::new().read(true).write(true).create(true).open(&volume, "f").unwrap();
+    let piece = vec![1; MIB as usize];
+    let mut size = 0;
+    while file.write_all_at(&piece, size).is_ok() {
+        size += MIB;
+    }
+    let mut small = 0;
+    while volume.write(format!("small {small}"), [2; 100]).is_ok() {
+        small += 1;
+    }
+    volume.sync().unwrap();
+    let before = contents(&volume);
+    let mut taken = 0u64;
+    let refused = loop {
+        match volume.take_snapshot(&format!("s{taken}")) {
+            Ok(_) => taken += 1,
+            Err(error) => break error,
+        }
+        assert!(taken < 10_000, "a full volume takes any number of snapshots");
+        // Each costs what has changed since the last.
+        let _ = file.write_all_at(&[taken as u8; 64], taken % 7 * BLOCK as u64);
+        if volume.sync().is_err() || taken > 200 {
+            break quire::Error::new(ErrorKind::NoSpace, "enough");
+        }
+    };
+    assert_eq!(refused.kind(), ErrorKind::NoSpace, "{refused}");
+    assert_eq!(volume.snapshots().unwrap().len(), taken as usize);
+    assert_eq!(contents(&volume).len(), before.len());
+    for number in 0..taken {
+        volume.delete_snapshot(&format!("s{number}")).unwrap();
+    }
+    assert!(volume.snapshots().unwrap().is_empty());
+    for number in 0..small {
+        volume.remove_file(format!("small {number}")).unwrap();
+    }
+    volume.drain_orphans();
+    volume.sync().unwrap();
+    file.write_all_at(&[9; 5 * BLOCK], 0).unwrap();
+    drop(file);
+    volume.close().unwrap();
+}
+
+/// A snapshot that is taken between two steps of a deletion is its neighbour from then on.
+#[test]
+fn a_snapshot_is_taken_in_the_middle_of_a_deletion() {
+    let device = made(256 * MIB);
+    let volume =
+        VolumeOptions::new().threads(false).cache_bytes(12 * MIB).open_backend(device.clone()).unwrap();
+    let name = |at: u64| format!("f{at}");
+    // Dead blocks in many regions.
+    for at in 0..10 {
+        volume.write(name(at), vec![at as u8; 8 << 20]).unwrap();
+    }
+    volume.sync().unwrap();
+    volume.take_snapshot("a").unwrap();
+    for at in 0..10 {
+        let file = OpenOptions::new().write(true).open(&volume, name(at)).unwrap();
+        file.write_all_at(&vec![0xA0; 2 << 20], 0).unwrap();
+    }
+    volume.sync().unwrap();
+    let free = volume.statfs().free;
+    volume.delete_snapshot_later("a").unwrap();
+    assert_eq!(volume.take_snapshot("a").unwrap_err().kind(), ErrorKind::Exists);
+    volume.background_step().unwrap();
+    let found = volume.snapshots().unwrap();
+    assert!(found.len() == 1 && found[0].deleting, "{found:?}");
+    volume.take_snapshot("b").unwrap();
+    let then = contents(&volume);
+    for at in 0..10 {
+        volume.remove_file(name(at)).unwrap();
+    }
+    volume.sync().unwrap();
+    while volume.snapshots().unwrap().len() > 1 {
+        volume.background_step().unwrap();
+    }
+    let now = volume.statfs().free;
+    // The metadata pool may have grown.
+    assert!(now + 2048 >= free + 10 * (2 << 20) / BLOCK as u64, "a's blocks are not free: {free}, now {now}");
+    // Their blocks would be overwritten here.
+    volume.write("more", vec![7; 40 << 20]).unwrap();
+    volume.sync().unwrap();
+    assert!(contents(&open_snapshot(&device, "b")) == then, "b has changed");
+    volume.delete_snapshot("b").unwrap();
+    volume.close().unwrap();
+}
+
+/// What the end of a mount leaves of a deletion, the next one does.
+#[test]
+fn the_next_mount_goes_on_with_deletions() {
+    let device = made(64 * MIB);
+    let volume =
+        VolumeOptions::new().threads(false).cache_bytes(12 * MIB).open_backend(device.clone()).unwrap();
+    volume.write("f", vec![1; 8 << 20]).unwrap();
+    for name in ["a", "b", "c"] {
+        volume.take_snapshot(name).unwrap();
+        volume.write("f", vec![2; 8 << 20]).unwrap();
+    }
+    volume.sync().unwrap();
+    let free = volume.statfs().free;
+    for name in ["b", "a"] {
+        volume.delete_snapshot_later(name).unwrap();
+    }
+    volume.close().unwrap();
+    let read_only = VolumeOptions::new().read_only(true).open_backend(device.clone()).unwrap();
+    assert_eq!(read_only.snapshots().unwrap().iter().filter(|info| info.deleting).count(), 2);
+    read_only.close().unwrap();
+    let volume = open(&device);
+    wait_until("the deletions do not end", || volume.snapshots().unwrap().len() == 1);
+    assert!(volume.statfs().free >= free + (16 << 20) / BLOCK as u64 - 64, "no space was freed");
+    volume.close().unwrap();
+}
+
+/// Without this, the thread that takes a mount's requests would wait while a snapshot is taken.
+#[test]
+fn homes_are_asked_for_again_by_threads_that_may_wait() {
+    let (_device, volume) = new_volume(8192);
+    let inode = file(&volume, "f");
+    volume.inodes().write_at(&inode, &[1; BLOCK], 0, IoFlags::empty()).unwrap();
+    assert!(
+        volume.inodes().try_write_at(&inode, &[2; BLOCK], 0),
+        "its home is not known yet, but it is dirty"
+    );
+    volume.sync().unwrap();
+    volume.take_snapshot("s").unwrap();
+    assert!(!volume.inodes().try_write_at(&inode, &[3; BLOCK], 0), "written over the snapshot");
+    volume.inodes().write_at(&inode, &[3; BLOCK], 0, IoFlags::empty()).unwrap();
+    assert!(volume.inodes().try_write_at(&inode, &[4; BLOCK], 0));
+    drop(inode);
+    volume.close().unwrap();
+}
