@@ -195,7 +195,6 @@ impl ReceiveOptions {
     /// Step 1 of the protocol.
     fn prepare(&self, backend: &Arc<dyn Backend>, header: &Header) -> Result<()> {
         delete_own_base(backend)?;
-        // Replays, so that what is on disk is the newest state; and what is refused, is refused read-only.
         let (superblock, tree) = load(backend)?;
         let all = table(&tree)?;
         if all.iter().any(|(_, other)| other.name == header.name) {
