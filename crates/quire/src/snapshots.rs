@@ -179,6 +179,9 @@ impl Engine {
     /// Takes a snapshot. The caller sees to it that nobody else changes the volume meanwhile, and that
     /// nothing is dirty.
     fn take_snapshot(&self, name: &str) -> Result<SnapshotInfo> {
+        if name == crate::receive::BASE_NAME {
+            return Err(Error::invalid(format!("the name {name:?} is for quire receive")));
+        }
         self.take_snapshot_and(name, self.options.clock.now(), Cost::new(0, 0), &mut |_, _| ())
     }
 

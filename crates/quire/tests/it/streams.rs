@@ -1,5 +1,5 @@
-//! Streams: what is received is what was sent, key by key and byte by byte; what does not fit or breaks leaves
-//! the target as it was. What crashes leave is in `crates/sim/tests/mistakes/streams.rs`.
+//! Streams: what is received is what was sent, key by key and byte by byte; what does not fit or breaks
+//! leaves the target as it was. What crashes leave is in `crates/sim/tests/mistakes/streams.rs`.
 
 use crate::common::BLOCK;
 use quire::backend::{Backend, IoClass, MemoryBackend};
@@ -383,6 +383,7 @@ fn what_does_not_fit_is_refused() {
     take_snapshot(target.clone(), "own").unwrap();
     refused(&target, &send(&source, Some("b"), "c").unwrap(), ErrorKind::Invalid, "\"own\" is newer");
     assert_eq!(send(&source, Some("b"), "a").unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(take_snapshot(source.clone(), ".before-receive").unwrap_err().kind(), ErrorKind::Invalid);
     assert_eq!(send(&source, None, "z").unwrap_err().kind(), ErrorKind::NotFound);
 }
 
