@@ -59,7 +59,7 @@ fn a_volume_is_sent_and_received() {
     expect(&run(&["receive", "--resume-token", "b.img"]), 37, &["no unfinished receive"]);
     let whole = std::fs::read(place.path().join("whole")).unwrap();
     std::fs::write(place.path().join("part"), &whole[..3 << 20]).unwrap();
-    expect(&receive("part"), 32, &["cut off", "quire send --resume", "quire receive --abort b.img"]);
+    expect(&receive("part"), 32, &["cut off", "quire send --resume", "quire receive --abort /"]);
     expect(&receive("whole"), 36, &["unfinished receive of \"monday\""]);
     expect(&run(&["fsck", "b.img"]), 0, &[]);
     expect(&run(&["snapshot", "create", "b.img", "mine"]), 36, &["unfinished receive"]);

@@ -3,9 +3,9 @@
 //! Protocol:
 //! 1. Check that the stream fits: its parent is the newest snapshot and nothing has changed since, or the
 //!    volume is empty; there is space. Nothing has been written so far.
-//! 2. Journal the key of the unfinished receive. It names the *base*, the newest snapshot, which has the volume
-//!    as it is: the parent, or one that is taken for this. From here on the volume opens for reading as the
-//!    base, and not for writing.
+//! 2. Journal the key of the unfinished receive. It names the *base*, the newest snapshot, which has the
+//!    volume as it is: the parent, or one that is taken for this. From here on the volume opens for reading
+//!    as the base, and not for writing.
 //! 3. Apply each item with the journal's ordinary transactions ([`apply`]). Each also moves the position in
 //!    the key. Content goes to fresh blocks, as the base has the old ones, and is durable before its record.
 //! 4. With the end item, and in one transaction: the tree becomes a snapshot, which says whose copy it is;
@@ -46,7 +46,7 @@ use quire_tree::compare::compare;
 use std::io::Read;
 
 /// The snapshot that an empty volume gets as a base.
-const BASE_NAME: &str = ".before-receive";
+pub(crate) const BASE_NAME: &str = ".before-receive";
 
 /// What a receive made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -195,7 +195,6 @@ impl ReceiveOptions {
     /// Step 1 of the protocol.
     fn prepare(&self, backend: &Arc<dyn Backend>, header: &Header) -> Result<()> {
         delete_own_base(backend)?;
-        // Replays, so that what is on disk is the newest state; and what is refused, is refused read-only.
         let (superblock, tree) = load(backend)?;
         let all = table(&tree)?;
         if all.iter().any(|(_, other)| other.name == header.name) {

@@ -190,6 +190,9 @@ impl Engine {
     /// The protocol's steps.
     fn take_snapshot(self: &Arc<Engine>, name: &str) -> Result<SnapshotInfo> {
         self.check_writable()?;
+        if name == crate::receive::BASE_NAME {
+            return Err(Error::invalid(format!("the name {name:?} is for quire receive")));
+        }
         self.check_new_name(name)?;
         drop(self.not_frozen()?);
         self.sync()?;

@@ -1,5 +1,5 @@
-//! Streams: what is received is what was sent, key by key and byte by byte; what does not fit or breaks leaves
-//! the target as it was. What crashes leave is in `crates/sim/tests/mistakes/streams.rs`.
+//! Streams: what is received is what was sent, key by key and byte by byte; what does not fit or breaks
+//! leaves the target as it was. What crashes leave is in `crates/sim/tests/mistakes/streams.rs`.
 
 use crate::common::BLOCK;
 use quire::backend::{Backend, IoClass, MemoryBackend};
@@ -383,6 +383,7 @@ fn what_does_not_fit_is_refused() {
     take_snapshot(target.clone(), "own").unwrap();
     refused(&target, &send(&source, Some("b"), "c").unwrap(), ErrorKind::Invalid, "\"own\" is newer");
     assert_eq!(send(&source, Some("b"), "a").unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(take_snapshot(source.clone(), ".before-receive").unwrap_err().kind(), ErrorKind::Invalid);
     assert_eq!(send(&source, None, "z").unwrap_err().kind(), ErrorKind::NotFound);
 }
 
@@ -402,4 +403,40 @@ fn inodes_without_a_name_do_not_exist() {
     let target = made();
     receive(&target, &send(&source, None, "a").unwrap()).unwrap();
     assert_eq!(seen(&target).into_keys().collect::<Vec<_>>(), ["/named"]);
+}
+
+/// Of 3000 files in 60 directories one in a hundred is changed: overwritten, removed, punched, renamed in turn.
+/// The stream of that carries at most 2 % of the bytes.
+#[test]
+fn few_changes_are_a_short_stream() {
+    let source = made();
+    let volume = open(&source);
+    let path = |number: usize| format!("d{}/f{number}", number % 60);
+    (0..60).for_each(|number| volume.create_dir(format!("d{number}")).unwrap());
+    for number in 0..3000 {
+        volume
+            .write(path(number), &bytes(number as u8, 1 + number % 12)[..100 + number % 12 * BLOCK])
+            .unwrap();
+    }
+    volume.close().unwrap();
+    take_snapshot(source.clone(), "a").unwrap();
+    let volume = open(&source);
+    for (turn, number) in (0..3000).step_by(100).enumerate() {
+        let open = || OpenOptions::new().write(true).open(&volume, path(number)).unwrap();
+        match turn % 4 {
+            0 => open().write_all_at(b"changed", 50).unwrap(),
+            1 => volume.remove_file(path(number)).unwrap(),
+            2 => open().punch_hole(0, BLOCK as u64).unwrap(),
+            _ => volume.rename(path(number), format!("d0/new-{number}")).unwrap(),
+        }
+    }
+    volume.close().unwrap();
+    take_snapshot(source.clone(), "b").unwrap();
+    let (whole, changes) = (send(&source, None, "a").unwrap(), send(&source, Some("a"), "b").unwrap());
+    println!("{} bytes of {}", changes.len(), whole.len());
+    assert!(changes.len() * 50 <= whole.len(), "{} bytes of {}", changes.len(), whole.len());
+    let target = made();
+    receive(&target, &whole).unwrap();
+    receive(&target, &changes).unwrap();
+    assert_same(&dump(&target), &dump(&source), "b");
 }

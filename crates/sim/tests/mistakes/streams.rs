@@ -2,8 +2,8 @@
 //! a receive must refuse.
 //!
 //! Whatever a crash leaves is clean for fsck. Until the new snapshot is there, the volume reads as it was. An
-//! unfinished receive can be given up, which makes the volume what it was, and the rest of its stream makes it
-//! what was sent.
+//! unfinished receive can be given up, which makes the volume what it was, and the rest of its stream makes
+//! it what was sent.
 
 use quire::{ReceiveOptions, SendOptions, Volume, take_snapshot_backend};
 use quire_base::BLOCK_SIZE;

@@ -5,6 +5,8 @@
 #[cfg(not(any(loom, shuttle)))]
 mod common;
 #[cfg(not(any(loom, shuttle)))]
+mod compare;
+#[cfg(not(any(loom, shuttle)))]
 mod crash;
 #[cfg(not(any(loom, shuttle)))]
 mod damage;
