@@ -32,7 +32,7 @@ use quire_base::{Context, Error, ErrorKind, Result, Timestamp};
 use quire_device::Device;
 use quire_format::extent::Run;
 use quire_format::key::{Key, VALUE_MAX};
-use quire_format::region::{RegionMap, split_by_region};
+use quire_format::region::{REGION_BLOCKS, RegionMap, split_by_region};
 use quire_format::snapshot::Snapshot;
 use quire_tree::{PoolState, Tree, TreeLimits};
 use std::collections::BTreeMap;
@@ -53,6 +53,8 @@ pub struct SnapshotInfo {
     pub created: Timestamp,
     /// It is being deleted, and cannot be opened any more.
     pub deleting: bool,
+    /// How much of the volume has been searched for its space then.
+    pub deleted_percent: u8,
 }
 
 impl SnapshotInfo {
@@ -62,8 +64,15 @@ impl SnapshotInfo {
             number,
             created: snapshot.created,
             deleting: snapshot.deleting.is_some(),
+            deleted_percent: deleted_percent(snapshot),
         }
     }
+}
+
+/// By the cursor, which stands where blocks were last freed.
+fn deleted_percent(snapshot: &Snapshot) -> u8 {
+    let regions = snapshot.superblock.block_count.div_ceil(REGION_BLOCKS).max(1);
+    (snapshot.deleting.unwrap_or(0).min(regions) * 100 / regions) as u8
 }
 
 /// The snapshots of a volume, the oldest first.
