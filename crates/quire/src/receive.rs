@@ -288,7 +288,7 @@ fn begin(engine: &Engine, header: &Header) -> Result<Unfinished> {
     };
     if header.parent.is_none() {
         let cost = Cost::new(1, UNFINISHED_BYTES_MAX);
-        engine.take_snapshot_and(
+        let (_, seq) = engine.take_snapshot_and(
             BASE_NAME,
             engine.options.clock.now(),
             cost,
@@ -297,6 +297,7 @@ fn begin(engine: &Engine, header: &Header) -> Result<Unfinished> {
                 transaction.put(Key::RECEIVING, &unfinished.encode());
             },
         )?;
+        engine.force(seq)?;
         return Ok(unfinished);
     }
     let newest = newest(&table(&engine.tree)?).map(|(number, _)| *number);
@@ -318,14 +319,17 @@ fn finish(engine: &Engine, unfinished: &Unfinished, totals: &Totals) -> Result<S
     let base = table(&engine.tree)?.into_iter().find(|(number, _)| *number == unfinished.base);
     let (base, id) = (base.filter(|_| unfinished.own_base), unfinished.id);
     let cost = Cost::new(3, VALUE_MAX + ID_BYTES);
-    engine.take_snapshot_and(&unfinished.name, id.created, cost, &mut |number, transaction| {
-        transaction.delete(Key::RECEIVING);
-        transaction.put(Key::received(number), &id.encode());
-        if let Some((base, snapshot)) = &base {
-            let deleted = Snapshot { deleting: Some(0), ..snapshot.clone() };
-            transaction.put(Key::snapshot(*base), &deleted.encode());
-        }
-    })
+    let (taken, seq) =
+        engine.take_snapshot_and(&unfinished.name, id.created, cost, &mut |number, transaction| {
+            transaction.delete(Key::RECEIVING);
+            transaction.put(Key::received(number), &id.encode());
+            if let Some((base, snapshot)) = &base {
+                let deleted = Snapshot { deleting: Some(0), ..snapshot.clone() };
+                transaction.put(Key::snapshot(*base), &deleted.encode());
+            }
+        })?;
+    engine.force(seq)?;
+    Ok(taken)
 }
 
 /// The unfinished receive that a volume has.

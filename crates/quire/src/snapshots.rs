@@ -10,8 +10,10 @@
 //! 3. Sync. Nothing is dirty then, nothing is written, and no reservation for data stands.
 //! 4. Keep the engine itself from freeing blocks ([`Engine::frees`]): what is freed between the checkpoint and
 //!    the key's record would be given to others, though the snapshot has it.
-//! 5. Write a checkpoint, journal the key, and force that.
+//! 5. Write a checkpoint, and append the key's record.
 //! 6. Have the cache ask for homes again ([`quire_cache::Cache::forget_homes`]), and let changes go on.
+//! 7. Force the record. What goes on meanwhile spares the snapshot's blocks, and its records lie behind the key's: a crash
+//!    that loses the key loses them.
 //!
 //! So a snapshot holds what all changes that had returned before step 2 have made, and no part of a later one.
 //! A failure of steps 1 to 4 leaves no trace, and one of step 5 no key, or the volume is shut down.
@@ -28,7 +30,7 @@ use crate::transaction::{Cost, Depends, Transaction};
 use crate::volume::Volume;
 use quire_base::admission::Admission;
 use quire_base::sync::{Arc, MutexGuard};
-use quire_base::{Context, Error, ErrorKind, Result, Timestamp};
+use quire_base::{Context, Error, ErrorKind, Result, Seq, Timestamp};
 use quire_device::Device;
 use quire_format::extent::Run;
 use quire_format::key::{Key, VALUE_MAX};
@@ -211,20 +213,25 @@ impl Engine {
         if !self.changes.hold() {
             return Err(Error::new(ErrorKind::Shutdown, "the volume is being closed"));
         }
-        let _held = Held(&self.changes);
+        let held = Held(&self.changes);
         self.sync()?;
-        self.take_snapshot_and(name, self.options.clock.now(), Cost::new(0, 0), &mut |_, _| ())
+        let now = self.options.clock.now();
+        let (taken, seq) = self.take_snapshot_and(name, now, Cost::new(0, 0), &mut |_, _| ())?;
+        drop(held);
+        self.force(seq)?;
+        Ok(taken)
     }
 
-    /// Step 5. Nobody else changes the volume, and nothing is dirty. With the snapshot, `change` makes changes
-    /// of its own, which cost `more`.
+    /// Steps 4 to 6. Nobody else changes the volume, and nothing is dirty. With the snapshot, `change` makes
+    /// changes of its own, which cost `more`. The snapshot is there once the journal is durable up to the
+    /// `Seq`.
     pub(crate) fn take_snapshot_and(
         &self,
         name: &str,
         created: Timestamp,
         more: Cost,
         change: &mut dyn FnMut(u32, &mut Transaction<'_>),
-    ) -> Result<SnapshotInfo> {
+    ) -> Result<(SnapshotInfo, Seq)> {
         let _frees = self.frees.whole();
         let taken = self.keep_checkpoint(name, created, more, change);
         self.cache.forget_homes();
@@ -260,7 +267,7 @@ impl Engine {
         created: Timestamp,
         more: Cost,
         change: &mut dyn FnMut(u32, &mut Transaction<'_>),
-    ) -> Result<SnapshotInfo> {
+    ) -> Result<(SnapshotInfo, Seq)> {
         self.check_new_name(name)?;
         let number = self.snapshots.epoch().checked_add(1).ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, "no volume takes more than 2^32 - 1 snapshots")
@@ -274,11 +281,7 @@ impl Engine {
         transaction.put(Key::snapshot(number), &snapshot.encode());
         change(number, &mut transaction);
         match transaction.commit_alone(Depends::Nothing) {
-            Ok(seq) => {
-                drop(state);
-                self.force(seq)?;
-                Ok(SnapshotInfo::of(number, &snapshot))
-            }
+            Ok(seq) => Ok((SnapshotInfo::of(number, &snapshot), seq)),
             Err(error) => {
                 self.tree.let_go(number, state.number + 1);
                 Err(error)
