@@ -127,6 +127,16 @@ pub enum Workload {
         #[command(flatten)]
         options: Group,
     },
+    /// Random durable overwrites over many files before, while and after snapshots are taken, and while they
+    /// are deleted; --seconds holds for each of the four phases
+    Snapshot {
+        /// Options of every workload.
+        #[command(flatten)]
+        common: Common,
+        /// Options of this one.
+        #[command(flatten)]
+        options: SnapshotWork,
+    },
     /// Many small files created, looked at and deleted with bounded memory; runs to its end whatever
     /// --seconds says
     Scale {
@@ -152,6 +162,7 @@ impl Workload {
             | Workload::Tail { common, .. }
             | Workload::Untorn { common, .. }
             | Workload::Group { common, .. }
+            | Workload::Snapshot { common, .. }
             | Workload::Scale { common, .. } => common,
         }
     }
@@ -397,6 +408,24 @@ pub struct Tail {
     /// Files that delete unlinks, evenly over the time
     #[arg(long, default_value = "8", value_parser = operations)]
     pub files: u64,
+}
+
+/// `snapshot`.
+#[derive(Clone, Debug, Args)]
+#[group(skip)]
+pub struct SnapshotWork {
+    /// Files that are overwritten
+    #[arg(long, default_value = "100000", value_parser = operations)]
+    pub files: u64,
+    /// Bytes of each
+    #[arg(long, default_value = "16k", value_parser = size::parse)]
+    pub size: u64,
+    /// Threads that overwrite
+    #[arg(long, default_value = "4", value_parser = some_threads)]
+    pub writers: usize,
+    /// Snapshots that are taken, at even distances
+    #[arg(long, default_value = "50", value_parser = operations)]
+    pub snapshots: u64,
 }
 
 /// `untorn`.

@@ -147,6 +147,7 @@ fn default_seconds(workload: &Workload, rounds: u32) -> Option<f64> {
             | Workload::Dirty { .. }
             | Workload::Append { .. }
             | Workload::Tail { .. }
+            | Workload::Snapshot { .. }
             | Workload::Untorn { .. }
             | Workload::Group { .. }
     );

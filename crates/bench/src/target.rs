@@ -113,6 +113,18 @@ pub trait Target: Send + Sync {
     fn sync_many(&self, _paths: &mut dyn Iterator<Item = String>, _window: usize) -> Result<()> {
         Err(unsupported("asynchronous fsync"))
     }
+    /// Whether it has snapshots.
+    fn has_snapshots(&self) -> bool {
+        false
+    }
+    /// Takes a snapshot of everything.
+    fn snapshot(&self, _name: &str) -> Result<()> {
+        Err(unsupported("snapshots"))
+    }
+    /// Deletes one; returns when its space is free.
+    fn delete_snapshot(&self, _name: &str) -> Result<()> {
+        Err(unsupported("snapshots"))
+    }
     /// The process whose memory the engine uses: this one, or a server.
     fn process(&self) -> u32 {
         std::process::id()

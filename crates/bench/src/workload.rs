@@ -11,6 +11,7 @@ pub mod group;
 pub mod mixed;
 pub mod orphan;
 pub mod scale;
+pub mod snapshot;
 pub mod tail;
 pub mod untorn;
 
@@ -100,6 +101,9 @@ pub fn make(workload: &Workload) -> Outcome<Box<dyn Work>> {
         }
         Workload::Group { options, .. } => {
             Box::new(group::Group::new(options.clone()).map_err(Trouble::Usage)?)
+        }
+        Workload::Snapshot { options, .. } => {
+            Box::new(snapshot::Snapshot::new(options.clone()).map_err(Trouble::Usage)?)
         }
         Workload::Scale { options, .. } => Box::new(scale::Scale(options.clone())),
     })

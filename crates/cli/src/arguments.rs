@@ -58,8 +58,9 @@ pub enum Command {
     Resize(Resize),
     /// Take, list and delete snapshots of a volume, and roll it back
     ///
-    /// The volume must not be mounted, except for `list`. A snapshot holds every file as it was, and costs
-    /// the space of what has changed since. `quire mount -o snapshot=NAME` shows one, for reading.
+    /// A snapshot holds every file as it was, and costs the space of what has changed since. The volume may be
+    /// mounted, and in use, except for `rollback`: then its server does the work, and goes on if this command
+    /// is interrupted. `quire mount -o snapshot=NAME` shows a snapshot, for reading.
     Snapshot(Snapshot),
     /// Write a snapshot of a volume to the standard output, for `quire receive`
     ///
@@ -247,7 +248,7 @@ pub struct Info {
     /// Ask the server of the volume mounted at this directory; shows how its requests travel, too
     #[arg(long, value_name = "DIR", conflicts_with = "volume")]
     pub mount: Option<PathBuf>,
-    /// Image file or block device
+    /// Image file, block device or mount point
     #[arg(required_unless_present = "mount")]
     pub volume: Option<PathBuf>,
 }
@@ -297,23 +298,27 @@ pub struct Snapshot {
 #[derive(Debug, Subcommand)]
 pub enum SnapshotAction {
     /// Take a snapshot
+    ///
+    /// It has everything that was written before. Writers wait for a moment.
     Create {
-        /// Image file or block device
+        /// Mount point, image file or block device
         volume: PathBuf,
         /// Name of the snapshot
         name: String,
     },
     /// List the snapshots of a volume, the oldest first
     List {
-        /// Image file or block device
+        /// Mount point, image file or block device
         volume: PathBuf,
         /// JSON instead of text
         #[arg(long)]
         json: bool,
     },
     /// Delete a snapshot
+    ///
+    /// Returns when its space is free. What the end of the mount interrupts, the next one goes on with.
     Delete {
-        /// Image file or block device
+        /// Mount point, image file or block device
         volume: PathBuf,
         /// Name of the snapshot
         name: String,

@@ -5,7 +5,7 @@
 //! the server answers root and its own user, the client believes root and its own user.
 //!
 //! ```text
-//!   client  metrics | cache-size BYTES | scrub ... | trim BYTE | freeze ...
+//!   client  metrics | info | cache-size BYTES | scrub ... | trim BYTE | freeze ... | snapshot ... | task NUMBER
 //!   server  ok, and the answer's lines | error CODE MESSAGE
 //! ```
 //!
@@ -29,11 +29,13 @@ use quire_base::sync::thread;
 use quire_base::{Error, Result};
 use rustix::net::sockopt::socket_peercred;
 
-use crate::commands::trim;
+use crate::commands::{info, trim};
 use crate::exit::{self, Failure, Outcome};
 use crate::exposition;
 use crate::freezing::Freezing;
 use crate::scrubbing::Scrubbing;
+use crate::server_task::ServerTasks;
+use crate::snapshotting;
 use quire_base::size;
 
 /// Longest line or request that is read.
@@ -183,6 +185,7 @@ fn limit(stream: &UnixStream) -> std::io::Result<()> {
 struct Asked {
     scrubbing: Scrubbing,
     freezing: Freezing,
+    tasks: ServerTasks,
 }
 
 fn control(listener: &UnixListener, volume: &Volume, asked: &Asked) {
@@ -211,6 +214,12 @@ fn answer(line: &str, volume: &Volume, asked: &Asked) -> String {
             Err(_) => Err(Failure::usage(format!("'{bytes}' is not a number of bytes"))),
         },
         ("trim", from) => trim::answer(from, volume),
+        ("info", "") => info::answer(volume),
+        ("snapshot", what) => snapshotting::answer(what, volume, &asked.tasks),
+        ("task", number) => match number.parse() {
+            Ok(number) => asked.tasks.answer(number),
+            Err(_) => Err(Failure::usage(format!("'{number}' is not the number of a task"))),
+        },
         ("scrub", what) => asked.scrubbing.answer(what, volume),
         ("freeze", what) => asked.freezing.answer(what, volume),
         _ => Err(Failure::usage("the server does not know this request")),

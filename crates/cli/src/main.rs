@@ -27,6 +27,8 @@ mod notify;
 mod output;
 mod scrubbing;
 mod server;
+mod server_task;
+mod snapshotting;
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;

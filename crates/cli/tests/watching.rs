@@ -438,3 +438,67 @@ fn reads_go_on_beside_a_write_to_a_frozen_volume() {
         volume.unmount();
     }
 }
+
+#[test]
+fn snapshots_of_a_mount_are_taken_and_deleted_while_it_is_written() {
+    let name = "snapshots_of_a_mount_are_taken_and_deleted_while_it_is_written";
+    if !can_mount(name) {
+        return;
+    }
+    let mut volume = Volume::new("64M");
+    volume.mount();
+    let dir = volume.mountpoint();
+    let snapshot = |action: &str, on: &Path, name: &[&str]| {
+        let words = ["snapshot", action].map(std::ffi::OsStr::new);
+        let name = name.iter().map(std::ffi::OsStr::new);
+        let output = quire(&words.into_iter().chain([on.as_os_str()]).chain(name).collect::<Vec<_>>());
+        (output.status.code().unwrap(), text(&output))
+    };
+    std::fs::write(dir.join("kept"), "before").unwrap();
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let writer = {
+        let (dir, stop) = (dir.clone(), stop.clone());
+        std::thread::spawn(move || {
+            let file = std::fs::File::create(dir.join("busy")).unwrap();
+            for round in 0u64.. {
+                if stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    return;
+                }
+                file.write_all_at(&[round as u8; 8192], round % 50 * 4096).unwrap();
+                file.sync_data().unwrap();
+            }
+        })
+    };
+    assert_eq!(snapshot("create", &dir, &["monday"]), (0, String::new()));
+    std::fs::write(dir.join("kept"), "after").unwrap();
+    // By the image, too.
+    assert_eq!(snapshot("create", &volume.image(), &["of the image"]), (0, String::new()));
+    let (code, said) = snapshot("create", &dir, &["monday"]);
+    assert!(code == 37 && said.contains("exists"), "{code}: {said}");
+    let (code, said) = snapshot("create", &dir, &["a/b"]);
+    assert!(code == 1 && said.contains("a/b"), "{code}: {said}");
+    let (code, said) = snapshot("list", &dir, &[]);
+    assert!(code == 0 && said.contains("monday") && said.contains("of the image"), "{said}");
+    let (code, said) = snapshot("rollback", &dir, &["of the image"]);
+    assert!(code == 36 && said.contains("is mounted at"), "{code}: {said}");
+    assert_eq!(snapshot("delete", &dir, &["of the image"]), (0, String::new()));
+    assert_eq!(snapshot("delete", &dir, &["of the image"]).0, 37);
+    let info = quire(&["info".as_ref(), dir.as_os_str()]);
+    assert!(info.status.success() && text(&info).contains("mounted at"), "{}", text(&info));
+
+    let frozen = quire(&["freeze".as_ref(), dir.as_os_str()]);
+    assert!(frozen.status.success(), "{}", text(&frozen));
+    let (code, said) = snapshot("create", &dir, &["tuesday"]);
+    assert!(code == 36 && said.contains("frozen"), "{code}: {said}");
+    assert!(quire(&["thaw".as_ref(), dir.as_os_str()]).status.success());
+
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    writer.join().unwrap();
+    assert_eq!(std::fs::read(dir.join("kept")).unwrap(), b"after");
+    volume.unmount();
+    let checked = quire(&["fsck".as_ref(), volume.image().as_os_str()]);
+    assert!(checked.status.success(), "{}", text(&checked));
+    let monday = quire::VolumeOptions::new().read_only(true).snapshot("monday").open(volume.image()).unwrap();
+    assert_eq!(monday.read("kept").unwrap(), b"before");
+    monday.close().unwrap();
+}

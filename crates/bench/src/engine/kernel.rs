@@ -5,11 +5,11 @@
 //! still holds it. Once mounted, the device is set to vanish with its last user, so that not even a killed
 //! run leaves more than a mount.
 
-use super::system::{Behind, Source, System};
+use super::system::{Behind, Snapshots, Source, System};
 use super::{Spec, Workshop, skipped};
 use crate::outcome::{Outcome, Trouble, failed, os};
 use crate::target::Target;
-use quire_base::{Error, Result};
+use quire_base::{Error, ErrorKind, Result};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
@@ -86,7 +86,7 @@ pub fn set_up(file_system: FileSystem, spec: &Spec, workshop: &Workshop<'_>) -> 
         Err(error) => return Err(Error::os(format!("mounting {name}"), &error.into()).into()),
     }
     let statistics = device.statistics();
-    let mounted = Mounted { dir: dir.clone(), device, mounted: true };
+    let mounted = Mounted { dir: dir.clone(), device, file_system, mounted: true };
     mounted.device.vanish_when_unused();
     let system = System::new(dir, Some(Source::Block(statistics)), Box::new(mounted));
     Ok(Box::new(system.with_atomic(spec.atomic)))
@@ -176,10 +176,20 @@ impl Drop for Loop {
 struct Mounted {
     dir: PathBuf,
     device: Loop,
+    file_system: FileSystem,
     mounted: bool,
 }
 
 impl Mounted {
+    fn btrfs(&self, what: &[&str], paths: &[&Path]) -> Result<()> {
+        run(Command::new("btrfs").arg("subvolume").args(what).args(paths)).map(drop).map_err(|trouble| {
+            match trouble {
+                Trouble::Failed(error) => error,
+                other => Error::new(ErrorKind::Io, other.to_string()),
+            }
+        })
+    }
+
     fn unmount(&mut self) -> Result<()> {
         if !std::mem::take(&mut self.mounted) {
             return Ok(());
@@ -201,7 +211,21 @@ impl Mounted {
     }
 }
 
+/// Of Btrfs, by its own program: a snapshot's time has the start of a process in it.
+impl Snapshots for Mounted {
+    fn take(&self, name: &str) -> Result<()> {
+        self.btrfs(&["snapshot", "-r"], &[&self.dir, &self.dir.join(name)])
+    }
+    fn delete(&self, name: &str) -> Result<()> {
+        self.btrfs(&["delete"], &[&self.dir.join(name)])?;
+        self.btrfs(&["sync"], &[&self.dir])
+    }
+}
+
 impl Behind for Mounted {
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        (self.file_system == FileSystem::Btrfs && is_installed("btrfs")).then_some(self as &dyn Snapshots)
+    }
     fn take_down(mut self: Box<Self>) -> Result<()> {
         self.unmount()?;
         self.device.detach(Duration::from_secs(30))

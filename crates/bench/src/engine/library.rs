@@ -128,6 +128,15 @@ impl Target for Library {
         }
         outcome.and(flight.wait())
     }
+    fn has_snapshots(&self) -> bool {
+        true
+    }
+    fn snapshot(&self, name: &str) -> Result<()> {
+        self.volume.take_snapshot(name).map(drop)
+    }
+    fn delete_snapshot(&self, name: &str) -> Result<()> {
+        self.volume.delete_snapshot(name)
+    }
     fn counters(&self) -> Counters {
         Counters { orphan_claims: Some(self.volume.metrics()["orphan_claims_total"]), ..self.totals.read() }
     }

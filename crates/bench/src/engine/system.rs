@@ -79,8 +79,20 @@ pub struct System {
 
 /// What stands behind a directory.
 pub trait Behind: Send + Sync {
+    /// What takes its snapshots, if something does.
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        None
+    }
     /// Takes it down in order.
     fn take_down(self: Box<Self>) -> Result<()>;
+}
+
+/// Snapshots of what stands behind a directory.
+pub trait Snapshots {
+    /// Takes one.
+    fn take(&self, name: &str) -> Result<()>;
+    /// Deletes one; returns when its space is free.
+    fn delete(&self, name: &str) -> Result<()>;
 }
 
 impl Behind for tempfile::TempDir {
@@ -176,6 +188,15 @@ impl Target for System {
         let open = |path: String| self.open_file(&path, How::default());
         sync_many(&mut paths.map(open), window.clamp(1, RING_MAX))
     }
+    fn has_snapshots(&self) -> bool {
+        self.behind.snapshots().is_some()
+    }
+    fn snapshot(&self, name: &str) -> Result<()> {
+        self.behind.snapshots().map_or_else(no_snapshots, |behind| behind.take(name))
+    }
+    fn delete_snapshot(&self, name: &str) -> Result<()> {
+        self.behind.snapshots().map_or_else(no_snapshots, |behind| behind.delete(name))
+    }
     fn process(&self) -> u32 {
         match self.source {
             Some(Source::Process(id)) => id,
@@ -188,6 +209,10 @@ impl Target for System {
     fn finish(self: Box<Self>) -> Result<()> {
         self.behind.take_down()
     }
+}
+
+fn no_snapshots() -> Result<()> {
+    Err(quire_base::Error::new(quire_base::ErrorKind::Unsupported, "this engine has no snapshots"))
 }
 
 /// Most fsyncs in one ring.

@@ -1,5 +1,6 @@
 //! `quire info`: the superblock for people.
 
+use quire::Volume;
 use quire::internals::inspect::Image;
 use quire_device::{OpenMode, open_image};
 use quire_format::superblock::Superblock;
@@ -12,12 +13,15 @@ use quire_fuse::mount;
 use crate::arguments::Info;
 use crate::commands::inspect::{superblock_json, time, uuid};
 use crate::exit::{Failure, Outcome};
-use crate::{image, output};
+use crate::{control, image, output};
 use quire_base::size;
 
 /// Prints what a volume is.
 pub fn run(arguments: &Info) -> Outcome {
-    let asked = match &arguments.mount {
+    // A mount point may be given for the volume.
+    let is_mount = |dir: &&PathBuf| super::mounted(dir).is_ok();
+    let dir = arguments.mount.as_ref().or_else(|| arguments.volume.as_ref().filter(is_mount));
+    let asked = match dir {
         Some(dir) => Some(ask(dir)?),
         None => None,
     };
@@ -26,7 +30,7 @@ pub fn run(arguments: &Info) -> Outcome {
         (None, Some(volume)) => image::find(volume)?,
         (None, None) => return Err(Failure::usage("info needs a volume, or --mount DIR")),
     };
-    let found = match (image::newest_superblock(&path), &asked) {
+    let mut found = match (image::newest_superblock(&path), &asked) {
         (Ok(found), _) => Some(found),
         // The name of a mount (fsname=) need not be that of the volume.
         (Err(_), Some(_)) => None,
@@ -41,6 +45,9 @@ pub fn run(arguments: &Info) -> Outcome {
             .map(|entry| entry.dir),
     };
     let held = found.as_ref().and_then(|(superblock, _)| held_by_snapshots(&path, superblock));
+    if let (Some((superblock, _)), Some(dir)) = (&mut found, &mounted) {
+        update(superblock, dir);
+    }
     let damaged = found.as_ref().and_then(|(_, damaged)| damaged.as_ref());
     if arguments.json {
         let mut value =
@@ -96,6 +103,24 @@ fn ask(dir: &Path) -> Outcome<Asked> {
     let entry = super::mounted(dir)?;
     let (transport, syncfs) = (mount::transport_of(&entry.dir)?, mount::syncfs_of(&entry.dir)?);
     Ok(Asked { dir: entry.dir, volume: entry.source, transport, syncfs })
+}
+
+/// Puts what the server of a mount says into a superblock, which is as old as the last checkpoint. A server that
+/// does not answer, or that belongs to another user, changes nothing.
+fn update(superblock: &mut Superblock, dir: &Path) {
+    let Ok(answer) = control::ask(dir, "info") else { return };
+    let numbers: Vec<u64> = answer.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    if let [free_blocks, inodes, checkpoint] = numbers[..] {
+        superblock.free_blocks = free_blocks;
+        superblock.inode_count = inodes;
+        superblock.checkpoint = checkpoint;
+    }
+}
+
+/// The server's side: free blocks, inodes, and the number of the last checkpoint.
+pub fn answer(volume: &Volume) -> Outcome<String> {
+    let info = volume.info();
+    Ok(format!("{} {} {}\n", info.free_blocks, info.inodes, info.checkpoint))
 }
 
 fn text(superblock: &Superblock) -> String {

@@ -230,7 +230,7 @@ fn open(path: &Path, options: &MountOptions) -> Result<Volume> {
 
 /// Where a volume is mounted. The mount table may show another name for it (`fsname`); then its server's
 /// command line tells.
-fn mounted_on(volume: &Path) -> Result<Option<PathBuf>> {
+pub fn mounted_on(volume: &Path) -> Result<Option<PathBuf>> {
     let dir = umount::server_of(volume).and_then(|process| umount::mount_point_of(&process));
     let is_it = |entry: &MountEntry| entry.source == volume || Some(&entry.dir) == dir.as_ref();
     let found = mount::mounts()?.into_iter().find(|entry| entry.is_quire() && is_it(entry));

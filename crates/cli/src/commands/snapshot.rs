@@ -1,76 +1,136 @@
-//! `quire snapshot`: snapshots of volumes that nobody has open.
+//! `quire snapshot`: snapshots of volumes, mounted or not. Of a mounted volume its server takes, lists and
+//! deletes them ([`crate::snapshotting`]).
 
-use std::path::Path;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use quire::SnapshotsSpace;
+use indicatif::{ProgressBar, ProgressStyle};
 use quire::internals::inspect::Image;
 use quire::internals::snapshots;
-use quire_base::{BLOCK_SIZE, size};
+use quire_base::{Timestamp, size};
 use quire_device::{OpenMode, open_image};
-use quire_format::snapshot::Snapshot as Kept;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::arguments::{Snapshot, SnapshotAction};
+use crate::commands::mount::mounted_on;
 use crate::commands::resize::unmounted;
-use crate::exit::Outcome;
-use crate::{image, output};
+use crate::exit::{Failure, Outcome};
+use crate::{control, image, output, server_task, snapshotting};
 
 /// Does what the arguments say.
 pub fn run(arguments: &Snapshot) -> Outcome {
     match &arguments.action {
-        SnapshotAction::Create { volume, name } => {
-            quire::take_snapshot(unmounted(volume)?, name).map(drop)?
+        SnapshotAction::Create { volume, name } => match mount_of(volume)? {
+            Some(dir) => ask(&dir, "create", name),
+            None => Ok(quire::take_snapshot(unmounted(volume)?, name).map(drop)?),
+        },
+        SnapshotAction::List { volume, json } => {
+            let list = match mount_of(volume)? {
+                Some(dir) => of_mount(&dir, "list")?,
+                None => of_image(volume)?,
+            };
+            show(&list, *json);
+            Ok(())
         }
-        SnapshotAction::List { volume, json } => list(volume, *json)?,
-        SnapshotAction::Delete { volume, name } => quire::delete_snapshot(unmounted(volume)?, name)?,
-        SnapshotAction::Rollback { volume, name } => quire::roll_back(unmounted(volume)?, name).map(drop)?,
+        SnapshotAction::Delete { volume, name } => match mount_of(volume)? {
+            Some(dir) => ask(&dir, "delete", name),
+            None => Ok(quire::delete_snapshot(unmounted(volume)?, name)?),
+        },
+        SnapshotAction::Rollback { volume, name } => match mount_of(volume)? {
+            Some(dir) => Err(Failure::new(
+                36,
+                format!(
+                    "the volume is mounted at {}: a volume is rolled back while it is not mounted",
+                    dir.display()
+                ),
+            )),
+            None => Ok(quire::roll_back(unmounted(volume)?, name).map(drop)?),
+        },
     }
-    Ok(())
 }
 
-/// As of the volume's journal, beside a mount too.
-fn list(volume: &Path, as_json: bool) -> Outcome {
+/// Where a volume is mounted that was named by its mount point or by its image or device.
+fn mount_of(volume: &Path) -> Outcome<Option<PathBuf>> {
+    if let Ok(entry) = super::mounted(volume) {
+        return Ok(Some(entry.dir));
+    }
+    Ok(mounted_on(&image::find(volume)?)?)
+}
+
+/// Has a server take or delete a snapshot.
+fn ask(dir: &Path, what: &str, name: &str) -> Outcome {
+    if name.contains('\n') || name.trim() != name {
+        return Err(Failure::usage(format!(
+            "{name:?} cannot be the name of a snapshot of a mounted volume: no space at its ends, no line breaks"
+        )));
+    }
+    let bar = bar(what == "delete" && std::io::stderr().is_terminal());
+    let outcome = server_task::wait(dir, &format!("snapshot {what} {name}"), &mut || {
+        if !bar.is_hidden() {
+            let list = snapshots_of(&of_mount(dir, "progress")?);
+            let found = list.iter().find(|snapshot| snapshot["name"] == name);
+            bar.set_position(found.and_then(|found| found["deleted_percent"].as_u64()).unwrap_or_default());
+        }
+        Ok(())
+    });
+    bar.finish_and_clear();
+    outcome
+}
+
+fn bar(visible: bool) -> ProgressBar {
+    if !visible {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:40} {percent:>3}% {elapsed}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    let bar = ProgressBar::new(100).with_style(style);
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+/// The snapshots of a mounted volume, as its server lists them.
+fn of_mount(dir: &Path, what: &str) -> Outcome<Value> {
+    let answer = control::ask(dir, &format!("snapshot {what}"))?;
+    serde_json::from_str(&answer)
+        .map_err(|error| Failure::new(32, format!("the answer of the server of {}: {error}", dir.display())))
+}
+
+fn snapshots_of(list: &Value) -> Vec<Value> {
+    list["snapshots"].as_array().cloned().unwrap_or_default()
+}
+
+/// As of the volume's journal.
+fn of_image(volume: &Path) -> Outcome<Value> {
     let image = Image::load(open_image(&image::find(volume)?, OpenMode::ReadOnly)?)?;
-    output::line(listing(&snapshots::table(&image.tree)?, &image.snapshot_space()?, as_json).trim_end());
-    Ok(())
+    let table = snapshots::table(&image.tree)?;
+    let one = |(number, snapshot): &(u32, quire_format::snapshot::Snapshot)| {
+        json!({
+            "name": snapshot.name,
+            "number": number,
+            "created": snapshot.created.0,
+            "deleting": snapshot.deleting.is_some(),
+        })
+    };
+    Ok(snapshotting::with_space(table.iter().map(one).collect(), &image.snapshot_space()?))
 }
 
-/// The snapshots of a volume with the space that they take, for people or as JSON.
-pub fn listing(table: &[(u32, Kept)], space: &SnapshotsSpace, as_json: bool) -> String {
-    let of = |number: u32| space.each.iter().find(|space| space.snapshot.number == number);
+fn show(list: &Value, as_json: bool) {
     if as_json {
-        let all: Vec<_> = table
-            .iter()
-            .map(|(number, snapshot)| {
-                let space = of(*number);
-                json!({
-                    "name": snapshot.name,
-                    "number": number,
-                    "created": snapshot.created.0,
-                    "deleting": snapshot.deleting.is_some(),
-                    "bytes_alone": space.map(|space| space.alone() * BLOCK_SIZE as u64),
-                    "bytes_shared": space.map(|space| space.shared() * BLOCK_SIZE as u64),
-                })
-            })
-            .collect();
-        let held = space.held_blocks * BLOCK_SIZE as u64;
-        return format!("{:#}\n", json!({ "snapshots": all, "bytes_held": held }));
+        output::line(format!("{list:#}"));
+        return;
     }
-    let mut text = String::new();
-    for (number, snapshot) in table {
-        let [alone, shared] = match of(*number) {
-            Some(space) => {
-                [space.alone(), space.shared()].map(|blocks| size::show(blocks * BLOCK_SIZE as u64))
-            }
-            None => ["-", "-"].map(String::from),
-        };
-        let state = if snapshot.deleting.is_some() { "  (being deleted)" } else { "" };
-        let created = crate::commands::inspect::time(snapshot.created);
-        text += &format!("{created}  {alone:>9} alone  {shared:>9} shared  {}{state}\n", snapshot.name);
+    let bytes = |value: &Value| value.as_u64().map_or("-".into(), size::show);
+    let snapshots = snapshots_of(list);
+    for snapshot in &snapshots {
+        let state = if snapshot["deleting"] == true { "  (being deleted)" } else { "" };
+        let created = Timestamp(snapshot["created"].as_i64().unwrap_or_default());
+        let created = crate::commands::inspect::time(created);
+        let (alone, shared) = (bytes(&snapshot["bytes_alone"]), bytes(&snapshot["bytes_shared"]));
+        let name = snapshot["name"].as_str().unwrap_or_default();
+        output::line(format!("{created}  {alone:>9} alone  {shared:>9} shared  {name}{state}"));
     }
-    if space.each.len() > 1 {
-        let held = size::show(space.held_blocks * BLOCK_SIZE as u64);
-        text += &format!("{held} are held by snapshots only\n");
+    if snapshots.len() > 1 {
+        output::line(format!("{} are held by snapshots only", bytes(&list["bytes_held"])));
     }
-    text
 }

@@ -175,7 +175,7 @@ fn taking_in_use() -> Result<(), String> {
     for at in [1usize, 3, 25] {
         file.write_all_at(&block(0x11, at), (at * BLOCK_SIZE) as u64).unwrap();
     }
-    volume.write("fresh", block(0x22, 0)).unwrap();
+    volume.write("n30", block(0x22, 0)).unwrap();
     taken.insert("d".into(), files(&volume));
     let before = device.event_count();
     volume.take_snapshot("d").unwrap();
