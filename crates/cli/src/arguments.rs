@@ -70,9 +70,9 @@ pub enum Command {
     /// Make a volume what a stream on the standard input says
     ///
     /// The volume must not be mounted. A whole snapshot goes to an empty volume, changes go to one that has
-    /// the older snapshot and was not changed since. All or nothing: until the stream has come to its end, the
-    /// volume can be read as it was, and not be written. What a broken stream has brought stays for the rest
-    /// of it.
+    /// the older snapshot and was not changed since. All or nothing: until the stream has come to its end,
+    /// the volume can be read as it was, and not be written. What a broken stream has brought stays for the
+    /// rest of it.
     Receive(Receive),
     /// Show the label of a volume, or change it while the volume is not mounted
     Label(Label),

@@ -306,8 +306,8 @@ fn cross_check(
         pool_holds: Some(&pool_holds),
         counters: true,
     };
-    // The tree that an unfinished receive builds makes no sense before its end; opened read-only, or after the
-    // receive was given up, the volume is what the snapshot before it has.
+    // The tree that an unfinished receive builds makes no sense before its end; opened read-only, or after
+    // the receive was given up, the volume is what the snapshot before it has.
     let unfinished = image.tree.get_with(Key::RECEIVING, Unfinished::decode)?.and_then(Result::ok);
     let base = unfinished.map(|unfinished| Key::snapshot(unfinished.base));
     let is_unfinished = base.map(|base| image.tree.get(base)).transpose()?.flatten().is_some();

@@ -405,8 +405,8 @@ fn inodes_without_a_name_do_not_exist() {
     assert_eq!(seen(&target).into_keys().collect::<Vec<_>>(), ["/named"]);
 }
 
-/// Of 3000 files in 60 directories one in a hundred is changed: overwritten, removed, punched, renamed in turn.
-/// The stream of that carries at most 2 % of the bytes.
+/// Of 3000 files in 60 directories one in a hundred is changed: overwritten, removed, punched, renamed in
+/// turn. The stream of that carries at most 2 % of the bytes.
 #[test]
 fn few_changes_are_a_short_stream() {
     let source = made();
