@@ -26,7 +26,8 @@ pub(crate) fn set_unit(volume: &Volume, inode: &InodeRef, blocks: usize) {
 }
 
 /// A group inside such growth that had its files to itself, since it cut one, put the size on disk at its own
-/// end. That is a size which the file never had, and a record behind the group put it right. A crash that tore the journal write between the two hid bytes of a plain write.
+/// end. That is a size which the file never had, and a record behind the group put it right. A crash that
+/// tore the journal write between the two hid bytes of a plain write.
 /// Records before the group move the border between two blocks of the journal over these.
 #[test]
 fn no_crash_shows_the_end_of_a_group_as_the_end_of_a_file() {
