@@ -406,32 +406,21 @@ impl Engine {
         if view.is_none() && held == on_disk {
             return on_disk;
         }
-        let unfinished = |mut from: u64| loop {
-            let block = mapping.first_unfinished(from)?;
+        let mut from = on_disk / BLOCK_SIZE as u64;
+        let end = loop {
+            let Some(block) = mapping.first_unfinished(from) else { break size };
             match done.iter().find(|range| range.contains(&block)) {
                 Some(range) => from = range.end,
-                None => return Some(block),
+                None => {
+                    let unit = unit.unwrap_or(1);
+                    let whole = block / unit * unit;
+                    break size.min(whole * BLOCK_SIZE as u64).max(on_disk);
+                }
             }
-        };
-        let end = match unfinished(on_disk / BLOCK_SIZE as u64) {
-            Some(block) => {
-                let whole = block / unit.unwrap_or(1) * unit.unwrap_or(1);
-                size.min(whole * BLOCK_SIZE as u64).max(on_disk)
-            }
-            None => size,
-        };
-        let earned = match unit {
-            Some(unit) if !meta.earned.is_multiple_of(unit * BLOCK_SIZE as u64) => {
-                // What the unit holds on disk is of the last time that it was written, as its size has to be.
-                let first = meta.earned / BLOCK_SIZE as u64 / unit * unit;
-                let is_whole = unfinished(first).is_none_or(|block| block >= first + unit);
-                if is_whole { (first + unit) * BLOCK_SIZE as u64 } else { first * BLOCK_SIZE as u64 }
-            }
-            _ => meta.earned,
         };
         // A drop that the look at the blocks saw came with an odd sequence before it.
         match view {
-            Some(view) if inode.seen.is_still(view) => end.max(earned.min(size)),
+            Some(view) if inode.seen.is_still(view) => end.max(meta.earned.min(size)),
             _ => end.min(held),
         }
     }

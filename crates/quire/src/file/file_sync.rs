@@ -107,25 +107,9 @@ impl FileSync {
 
     /// Goes as far as it can; gives what it waits for then.
     fn advance(&mut self, engine: &Engine) -> Result<Step> {
-        loop {
-            if let Some(step) = self.try_advance(engine)? {
-                return Ok(step);
-            }
-            // The last unit is dirty again, which keeps the size before it. When it has been written once
-            // more, the size goes with it.
-            self.snapshot = self.inode.mapping.get().map(|mapping| {
-                let end = self.wanted.div_ceil(BLOCK_SIZE as u64);
-                let unit = self.inode.unit_blocks().unwrap_or(1);
-                mapping.snapshot((end - 1) / unit * unit, end.next_multiple_of(unit))
-            });
-        }
-    }
-
-    /// As [`FileSync::advance`]; `None` if the size of an untorn file stays behind.
-    fn try_advance(&mut self, engine: &Engine) -> Result<Option<Step>> {
         if let Some(snapshot) = &mut self.snapshot {
             if let Some(end) = snapshot.advance(true) {
-                return Ok(Some(Step::Wait(Event::Data(end))));
+                return Ok(Step::Wait(Event::Data(end)));
             }
             snapshot.outcome()?;
             self.snapshot = None;
@@ -141,7 +125,7 @@ impl FileSync {
         }
         loop {
             if let Some(number) = self.exclusive.filter(|number| self.inode.seen.is_under_way(*number)) {
-                return Ok(Some(Step::Wait(Event::Exclusive(self.inode.clone(), number))));
+                return Ok(Step::Wait(Event::Exclusive(self.inode.clone(), number)));
             }
             engine.journal_attributes(&self.inode, self.data_only)?;
             if self.has_size() {
@@ -149,13 +133,10 @@ impl FileSync {
             }
             // Another such operation has begun. It journals the size at its end.
             self.exclusive = self.inode.seen.under_way();
-            if self.exclusive.is_none() && self.inode.unit_blocks().is_some() {
-                return Ok(None);
-            }
         }
         let seq = if self.data_only { &self.inode.datasync_seq } else { &self.inode.commit_seq };
         let mark = self.inode.data_mark.load(Ordering::Acquire);
-        Ok(Some(Step::Force(Reached { seq: seq.load(Ordering::Acquire), mark })))
+        Ok(Step::Force(Reached { seq: seq.load(Ordering::Acquire), mark }))
     }
 
     /// Whether the size on disk is what was promised, as far as the file is as long still.

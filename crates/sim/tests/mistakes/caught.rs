@@ -32,7 +32,7 @@ fn ground(mistake: Mistake) -> Settings {
         Mistake::HealedNodeUnreached => of(Style::Names, 1, 80, 1001),
         Mistake::UsedBlocksDiscarded => of(Style::Reshape, 4, 80, 1000),
         Mistake::SuperblockBeforeNodes => of(Style::Forces, 1, 80, 1000),
-        Mistake::TornJournalTailAccepted => of(Style::Wrap, 4, 80, 2000),
+        Mistake::TornJournalTailAccepted => of(Style::Wrap, 4, 80, 5004),
         Mistake::JournalWriteBeforeItsPredecessor => of(Style::Wrap, 4, 80, 2000),
         Mistake::JournalSpaceReusedEarly => of(Style::Wrap, 1, 250, 1000),
         Mistake::CollapseGateBeforeForce => of(Style::Reshape, 3, 80, 1000),
@@ -49,7 +49,7 @@ fn ground(mistake: Mistake) -> Settings {
         Mistake::TailBelievedZero => of(Style::Logs, 1, 80, 5000),
         Mistake::OverlappingDeviceWrites => of(Style::Shared, 3, 80, 1000),
         Mistake::SeqStoredAfterWriteback => of(Style::Shared, 2, 80, 1000),
-        Mistake::HomeBeforeRecord => of(Style::Atomic, 1, 80, 3033),
+        Mistake::HomeBeforeRecord => of(Style::Atomic, 2, 160, 3020),
         Mistake::HomesSkippedByCheckpoint
         | Mistake::FreedContentReplayed
         | Mistake::MovedContentForgotten
