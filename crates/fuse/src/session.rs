@@ -275,6 +275,8 @@ impl Session {
                 mount::abandon(&dir);
             }
         }
+        // A change may wait for a thaw.
+        volume.inodes().thaw();
         server.finish();
         server.operations().forget_everything();
         let closed = volume.close();

@@ -12,6 +12,7 @@
 //! thaws it.
 
 use crate::engine::Engine;
+use crate::inodes::Inodes;
 use crate::volume::Volume;
 use quire_base::sync::Arc;
 use quire_base::{Error, ErrorKind, Result};
@@ -79,6 +80,14 @@ impl Engine {
             self.device.release_writes();
             self.changes.release();
         }
+    }
+}
+
+impl Inodes {
+    /// Ends a freeze, if one is in force: changes that wait go on. For a front end that is to end, and waits for those
+    /// changes before it closes the volume.
+    pub fn thaw(&self) {
+        self.engine().thaw();
     }
 }
 

@@ -90,7 +90,7 @@ fn put(volume: &Volume, file: &File, way: Way, number: u64, random: &mut Random)
         }
         return group.commit(Commit::Now).unwrap();
     }
-    if way == Way::Unwritten && number % 5 == 0 {
+    if way == Way::Unwritten && number.is_multiple_of(5) {
         file.punch_hole(BLOCK as u64, (FILE_BLOCKS - 1) * BLOCK as u64).unwrap();
         file.allocate(0, FILE_BLOCKS * BLOCK as u64).unwrap();
     }
