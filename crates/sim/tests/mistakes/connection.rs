@@ -135,6 +135,8 @@ fn a_volume_that_lost_its_server_ends_every_wait() {
 fn a_connection_that_forgets_what_was_not_flushed_is_caught() {
     mistakes::with(Some(Mistake::UnflushedNotWrittenAgain), || {
         let caught = |seed| something_is_lost(&work(seed, often(seed), Some(PATIENCE)));
-        assert!(SEEDS.into_iter().any(caught), "unflushed writes that are not written again are not caught");
+        // Few breaks lie between a write and its flush.
+        let seeds = SEEDS.start..8 * SEEDS.end;
+        assert!(seeds.into_iter().any(caught), "unflushed writes that are not written again are not caught");
     });
 }
