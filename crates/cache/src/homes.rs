@@ -1,9 +1,10 @@
 //! Homes that blocks are known to have, and when they are to be asked for again.
 //!
-//! The bit `mapped` of a block says that a write may go to the block's home as it is. Taking a snapshot of the
-//! volume ends that for all blocks of all files at once, since their homes belong to the snapshot from then
-//! on. So the cache has a count, [`Cache::forget_homes`] raises it, and each mapping notes the count at which
-//! it has last cleared its bits. A mapping whose count is an older one clears all of them before it uses any.
+//! The bit `mapped` of a block says that a write may go to the block's home as it is. Taking a snapshot of
+//! the volume ends that for all blocks of all files at once, since their homes belong to the snapshot from
+//! then on. So the cache has a count, [`Cache::forget_homes`] raises it, and each mapping notes the count at
+//! which it has last cleared its bits. A mapping whose count is an older one clears all of them before it
+//! uses any.
 //!
 //! Protocol. A thread that asks for homes takes the count first ([`Mapping::forget_old_homes`]), then asks,
 //! then sets the bits under the mapping's lock, if the count is still the same ([`Mapping::note_homes`]). The
@@ -11,7 +12,8 @@
 //! write of any kind is under way and nothing is dirty meanwhile: only reads go on.
 //!
 //! Invariants: no bit that was set for an answer of before is seen by a write that begins behind
-//! `forget_homes`. Bits are cleared only of blocks that are clean, so a dirty block's reservation stays known.
+//! `forget_homes`. Bits are cleared only of blocks that are clean, so a dirty block's reservation stays
+//! known.
 //!
 //! Shared lines: the count, read by all and written when a snapshot is taken.
 //!

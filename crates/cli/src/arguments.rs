@@ -58,9 +58,9 @@ pub enum Command {
     Resize(Resize),
     /// Take, list and delete snapshots of a volume, and roll it back
     ///
-    /// A snapshot holds every file as it was, and costs the space of what has changed since. The volume may be
-    /// mounted, and in use, except for `rollback`: then its server does the work, and goes on if this command
-    /// is interrupted. `quire mount -o snapshot=NAME` shows a snapshot, for reading.
+    /// A snapshot holds every file as it was, and costs the space of what has changed since. The volume may
+    /// be mounted, and in use, except for `rollback`: then its server does the work, and goes on if this
+    /// command is interrupted. `quire mount -o snapshot=NAME` shows a snapshot, for reading.
     Snapshot(Snapshot),
     /// Write a snapshot of a volume to the standard output, for `quire receive`
     ///

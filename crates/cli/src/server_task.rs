@@ -1,5 +1,5 @@
-//! Work that the server of a mount does at the request of a program, and that may take a while: each piece has
-//! a number, by which the program asks how it is going.
+//! Work that the server of a mount does at the request of a program, and that may take a while: each piece
+//! has a number, by which the program asks how it is going.
 //!
 //! A task runs on a thread of its own. A program that goes away does not end it; it ends by itself, or with
 //! the server. The last [`KEPT_MAX`] that have ended are remembered.

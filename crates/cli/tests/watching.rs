@@ -386,8 +386,8 @@ fn a_frozen_mount_can_be_copied() {
     volume.unmount();
 }
 
-/// The thread that takes requests tried a small write itself, and waited in it for the thaw; so did every read
-/// behind it.
+/// The thread that takes requests tried a small write itself, and waited in it for the thaw; so did every
+/// read behind it.
 #[test]
 fn reads_go_on_beside_a_write_to_a_frozen_volume() {
     if !can_mount("reads_go_on_beside_a_write_to_a_frozen_volume") {

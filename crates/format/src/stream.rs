@@ -148,7 +148,7 @@ impl Header {
         self.resumed.unwrap_or_else(|| Position {
             items: 0,
             bytes: HEADER_BYTES as u64,
-            checksum: crc32c::crc32c(&self.encode()),
+            checksum: crc32c::crc32c(&self.encode()[..CRC_AT]),
         })
     }
 }

@@ -6,7 +6,8 @@
 //! operation begins once: where one is made of others, these begin.
 //!
 //! Neighbours: every operation begins with [`Engine::begin_change`]; [`crate::volume`] closes,
-//! [`crate::freeze`] freezes, [`crate::snapshots`] takes snapshots. The protocol is [`quire_base::admission`].
+//! [`crate::freeze`] freezes, [`crate::snapshots`] takes snapshots. The protocol is
+//! [`quire_base::admission`].
 
 use crate::engine::Engine;
 use quire_base::admission::{Admitted, NotAdmitted};

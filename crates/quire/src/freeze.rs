@@ -84,8 +84,8 @@ impl Engine {
 }
 
 impl Inodes {
-    /// Ends a freeze, if one is in force: changes that wait go on. For a front end that is to end, and waits for those
-    /// changes before it closes the volume.
+    /// Ends a freeze, if one is in force: changes that wait go on. For a front end that is to end, and waits
+    /// for those changes before it closes the volume.
     pub fn thaw(&self) {
         self.engine().thaw();
     }

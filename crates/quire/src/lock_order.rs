@@ -18,9 +18,9 @@
 //! | 12 | allocation group | no |
 //! | 13 | journal buffer | no |
 //!
-//! Between ranks 6 and 7: the deletion of a snapshot under way (`Engine::sweep`), then `Engine::frees`. A thread
-//! that takes a snapshot holds `Engine::frozen`, keeps changes back, and takes `frees` whole, with nothing else
-//! in hand: no thread that has one of these waits for a change to begin.
+//! Between ranks 6 and 7: the deletion of a snapshot under way (`Engine::sweep`), then `Engine::frees`. A
+//! thread that takes a snapshot holds `Engine::frozen`, keeps changes back, and takes `frees` whole, with
+//! nothing else in hand: no thread that has one of these waits for a change to begin.
 //!
 //! The checkpoint mutex stands apart: a thread that takes it holds no reservation and nothing below rank 7,
 //! and it takes the barrier whole. Finishers of writeback hold segments shared (rank 8) and begin

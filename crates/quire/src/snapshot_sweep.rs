@@ -118,8 +118,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// The deletion to go on with: the one `before`, with its neighbours of now; one that has freed something;
-    /// or the oldest snapshot.
+    /// The deletion to go on with: the one `before`, with its neighbours of now; one that has freed
+    /// something; or the oldest snapshot.
     fn look_for_sweep(&self, before: Option<Sweep>) -> Result<Option<Sweep>> {
         let all = table(&self.tree)?;
         let last = before.as_ref().map(|sweep| sweep.number);
@@ -181,8 +181,9 @@ impl Engine {
 impl Volume {
     /// Deletes a snapshot, and returns when its space is free. Others that use the volume go on meanwhile.
     ///
-    /// Errors: `NotFound`; `Busy` while it is open ([`Volume::open_snapshot`]); `Shutdown` if the volume is closed before the end. After that, or after a crash,
-    /// the next opening for writing goes on with the deletion.
+    /// Errors: `NotFound`; `Busy` while it is open ([`Volume::open_snapshot`]); `Shutdown` if the volume is
+    /// closed before the end. After that, or after a crash, the next opening for writing goes on with the
+    /// deletion.
     pub fn delete_snapshot(&self, name: &str) -> Result<()> {
         let engine = self.engine();
         let number = engine.mark_deleted(name)?;

@@ -1,22 +1,22 @@
 //! Snapshots: taking and listing them.
 //!
-//! A snapshot is a checkpoint that is kept: its superblock lies under a key of the space tree. From the record
-//! of that key on, what the checkpoint's trees name is not freed ([`quire_tree::Tree::keep`]), and blocks of
-//! files that it has are shared ([`crate::snapshot_table`]).
+//! A snapshot is a checkpoint that is kept: its superblock lies under a key of the space tree. From the
+//! record of that key on, what the checkpoint's trees name is not freed ([`quire_tree::Tree::keep`]), and
+//! blocks of files that it has are shared ([`crate::snapshot_table`]).
 //!
 //! Protocol of taking one, while others use the volume:
 //! 1. Sync, checkpoint, sync, while changes go on: so little is left for step 3.
 //! 2. Keep changes back where they begin ([`crate::changes`]), and wait for those under way.
 //! 3. Sync. Nothing is dirty then, nothing is written, and no reservation for data stands.
-//! 4. Keep the engine itself from freeing blocks ([`Engine::frees`]): what is freed between the checkpoint and
-//!    the key's record would be given to others, though the snapshot has it.
+//! 4. Keep the engine itself from freeing blocks ([`Engine::frees`]): what is freed between the checkpoint
+//!    and the key's record would be given to others, though the snapshot has it.
 //! 5. Write a checkpoint, and append the key's record.
 //! 6. Have the cache ask for homes again ([`quire_cache::Cache::forget_homes`]), and let changes go on.
-//! 7. Force the record. What goes on meanwhile spares the snapshot's blocks, and its records lie behind the key's: a crash
-//!    that loses the key loses them.
+//! 7. Force the record. What goes on meanwhile spares the snapshot's blocks, and its records lie behind the
+//!    key's: a crash that loses the key loses them.
 //!
-//! So a snapshot holds what all changes that had returned before step 2 have made, and no part of a later one.
-//! A failure of steps 1 to 4 leaves no trace, and one of step 5 no key, or the volume is shut down.
+//! So a snapshot holds what all changes that had returned before step 2 have made, and no part of a later
+//! one. A failure of steps 1 to 4 leaves no trace, and one of step 5 no key, or the volume is shut down.
 //!
 //! Invariants: one snapshot at a time is taken, and none of a frozen volume (`Engine::frozen` is held
 //! throughout).

@@ -187,8 +187,8 @@ pub enum Mistake {
     /// What an exchange raises a size over is not written back before it (J6). Shows after a crash: zeros
     /// where the file had data that no fsync has confirmed, below a size that the group made.
     ExchangeOverUnwrittenGrowth,
-    /// A scrub stores its end as its position before it has looked at a node. Shows when it is interrupted and
-    /// goes on: bad copies stay behind it.
+    /// A scrub stores its end as its position before it has looked at a node. Shows when it is interrupted
+    /// and goes on: bad copies stay behind it.
     ScrubPositionEarly,
     /// A resize discards the old journal before the superblock that names the new one is durable. Shows when
     /// the volume had not been closed and the crash comes in between: what was synced last is lost.

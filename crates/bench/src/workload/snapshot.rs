@@ -2,8 +2,8 @@
 //! phases of the same length: with nobody else, while snapshots are taken at even distances, with these kept,
 //! and while they are deleted. An engine without snapshots runs the same load four times.
 //!
-//! The last phase ends when the last snapshot is deleted, if that comes first. An overwrite opens its file, as
-//! most that work on so many do.
+//! The last phase ends when the last snapshot is deleted, if that comes first. An overwrite opens its file,
+//! as most that work on so many do.
 
 use super::{Context, Work, fields, needs_files};
 use crate::arguments;

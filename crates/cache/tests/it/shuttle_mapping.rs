@@ -100,8 +100,8 @@ fn write_again() {
     earlier.join().unwrap();
 }
 
-/// A snapshot is taken while a reader reads blocks in, and between writes. Whatever a thread has learnt of the
-/// homes before, no write of afterwards goes to them, and each has reserved a block for its new home.
+/// A snapshot is taken while a reader reads blocks in, and between writes. Whatever a thread has learnt of
+/// the homes before, no write of afterwards goes to them, and each has reserved a block for its new home.
 fn share(writers: u8) {
     let world = Arc::new(World::new(tiny()));
     let file = world.file();

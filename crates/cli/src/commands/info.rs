@@ -105,8 +105,8 @@ fn ask(dir: &Path) -> Outcome<Asked> {
     Ok(Asked { dir: entry.dir, volume: entry.source, transport, syncfs })
 }
 
-/// Puts what the server of a mount says into a superblock, which is as old as the last checkpoint. A server that
-/// does not answer, or that belongs to another user, changes nothing.
+/// Puts what the server of a mount says into a superblock, which is as old as the last checkpoint. A server
+/// that does not answer, or that belongs to another user, changes nothing.
 fn update(superblock: &mut Superblock, dir: &Path) {
     let Ok(answer) = control::ask(dir, "info") else { return };
     let numbers: Vec<u64> = answer.split_whitespace().filter_map(|word| word.parse().ok()).collect();

@@ -387,8 +387,8 @@ impl Engine {
 
     /// How far the size on disk may go: to `size`, the end of the file, but not past a block that is dirty or
     /// in flight, unless an fsync knows that it has been written before; blocks in `done` are neither. In an
-    /// untorn file it stays before the whole unit of such a block: a size inside the unit would show a part of
-    /// what the unit is to become.
+    /// untorn file it stays before the whole unit of such a block: a size inside the unit would show a part
+    /// of what the unit is to become.
     ///
     /// While an exclusive operation runs it stays where it is: the operation drops dirty blocks before its
     /// record is in the journal. What such a block holds on disk may be what an earlier truncate cut off, and

@@ -118,7 +118,8 @@ impl<'a> FileData<'a> {
         Ok(())
     }
 
-    /// Gives the file another size; of what it holds beyond `keeps` nothing stays. The caller has it to itself.
+    /// Gives the file another size; of what it holds beyond `keeps` nothing stays. The caller has it to
+    /// itself.
     pub(crate) fn resize(&mut self, size: u64, keeps: u64) -> Result<()> {
         let (cut, end) = (blocks_for(keeps.min(size)), blocks_for(size));
         let inside = self.inode.read_extents(cut, end - cut, EXTENTS_PER_TRANSACTION + 1)?;

@@ -93,8 +93,8 @@ impl Engine {
         InodeRecord { size, mtime: now, ctime: now, ..record.clone() }
     }
 
-    /// Writes back the unit in which a cut at `size` is, if it cuts one: else a crash could leave the cut unit
-    /// without a write that came before the cut.
+    /// Writes back the unit in which a cut at `size` is, if it cuts one: else a crash could leave the cut
+    /// unit without a write that came before the cut.
     pub(crate) fn settle_cut(&self, inode: &InodeRef, size: u64) -> Result<()> {
         match (inode.mapping.get(), inode.unit_blocks()) {
             (Some(mapping), Some(unit))

@@ -203,9 +203,9 @@ impl Collected {
         Ok(())
     }
 
-    /// Zeros for what the blocks that the group writes in part hold beyond a cut, and for the rest of the block
-    /// in which the cut is: else the file's own bytes would stay there. `keeps` and the file's size do not
-    /// change meanwhile.
+    /// Zeros for what the blocks that the group writes in part hold beyond a cut, and for the rest of the
+    /// block in which the cut is: else the file's own bytes would stay there. `keeps` and the file's size do
+    /// not change meanwhile.
     pub(super) fn fillers(&self) -> Vec<(u64, Vec<u8>)> {
         let Some(cut) = self.cut else { return Vec::new() };
         let (size, unit) = (BLOCK_SIZE as u64, unit_of(&self.inode));

@@ -191,7 +191,8 @@ impl<'a> Fresh<'a> {
             let after = overlay(&before, &self.extents);
             return Ok(Plan { replacement: Replacement::between(before, after), cut_behind: None });
         };
-        // What lies behind the cut goes with the exchange, and what lies behind the end as well, or behind it.
+        // What lies behind the cut goes with the exchange, and what lies behind the end as well, or behind
+        // it.
         let (cut, end) = (blocks_for(self.file.keeps()), blocks_for(size));
         let beyond = inode.read_extents(end, FILE_BLOCKS_MAX - end, EXTENTS_PER_TRANSACTION + 1)?;
         let is_long = beyond.len() > EXTENTS_PER_TRANSACTION;

@@ -116,9 +116,9 @@ impl InodeGroup {
         Ok(())
     }
 
-    /// Sets a file's size: what lies beyond is gone, what is gained reads as zeros. What lies beyond is decided
-    /// when the group is committed: what others have written there by then is gone, too, also if the group
-    /// makes the file longer again.
+    /// Sets a file's size: what lies beyond is gone, what is gained reads as zeros. What lies beyond is
+    /// decided when the group is committed: what others have written there by then is gone, too, also if the
+    /// group makes the file longer again.
     pub fn set_len(&mut self, inode: &InodeRef, size: u64) -> Result<()> {
         self.check_file(inode)?;
         range_end(size, 0)?;

@@ -6,8 +6,8 @@ use crate::groups_over_growth::{new_volume, set_unit};
 use quire::Commit;
 use quire_device::simulated::CrashPolicy;
 
-/// A group that cut a file and made it longer again overwrote with zeros what the file held at that time. What
-/// others wrote beyond the cut before the commit stayed.
+/// A group that cut a file and made it longer again overwrote with zeros what the file held at that time.
+/// What others wrote beyond the cut before the commit stayed.
 #[test]
 fn what_others_write_beyond_a_cut_is_gone() {
     for exchanges in [false, true] {

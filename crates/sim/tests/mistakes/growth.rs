@@ -1,5 +1,5 @@
-//! A group that goes to fresh blocks, in a file whose growth is not on disk yet: every crash of the commit, with
-//! every subset of the unflushed writes, and torn ones.
+//! A group that goes to fresh blocks, in a file whose growth is not on disk yet: every crash of the commit,
+//! with every subset of the unflushed writes, and torn ones.
 //!
 //! The exchange raises the size on disk. Whatever lies below that size must have reached the disk before.
 

@@ -1,5 +1,5 @@
-//! A scrub that a crash interrupts, and that goes on: every crash of a scrub of a volume that has a bad copy of
-//! each second piece of metadata.
+//! A scrub that a crash interrupts, and that goes on: every crash of a scrub of a volume that has a bad copy
+//! of each second piece of metadata.
 //!
 //! Each checkpoint of a scrub stores how far it is. What lies before that position must be whole in the same
 //! checkpoint: a scrub that goes on does not look there again.
