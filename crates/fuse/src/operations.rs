@@ -126,12 +126,13 @@ impl Operations {
 
     /// Has `drop_pages` called, which makes the kernel drop all pages of a node, and notes that.
     pub fn drop_pages(&self, node: u64, drop_pages: impl FnOnce()) {
+        if self.cache != CacheMode::Auto {
+            return drop_pages();
+        }
         let opens = self.inodes.opens(node);
         let events = opens.events();
         drop_pages();
-        if self.cache == CacheMode::Auto {
-            opens.dropped(events, || self.inodes.unmark(node, Mark::Paged));
-        }
+        opens.dropped(events, || self.inodes.unmark(node, Mark::Paged));
     }
 
     /// The inode of a node the kernel holds, for a change or to find more by; an error of kind `ReadOnly` for

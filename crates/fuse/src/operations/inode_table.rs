@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map;
+use std::sync::OnceLock;
 
 use quire::inodes::InodeRef;
 use quire_base::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -35,7 +36,8 @@ struct Node {
     count: AtomicU64,
     /// Bits of [`Mark`].
     marks: AtomicU8,
-    opens: Arc<Opens>,
+    /// Made when first asked for.
+    opens: OnceLock<Arc<Opens>>,
 }
 
 #[derive(Default)]
@@ -85,7 +87,7 @@ impl InodeTable {
                 Some(inode)
             }
             hash_map::Entry::Vacant(free) => {
-                let opens = Arc::default();
+                let opens = OnceLock::new();
                 free.insert(Node { inode, count: AtomicU64::new(1), marks: AtomicU8::new(0), opens });
                 None
             }
@@ -110,9 +112,13 @@ impl InodeTable {
         }
     }
 
-    /// Who has a node open.
+    /// The opens of a node, counted.
     pub fn opens(&self, node: u64) -> Arc<Opens> {
-        self.shard(node).read().get(&node).map(|known| known.opens.clone()).unwrap_or_default()
+        self.shard(node)
+            .read()
+            .get(&node)
+            .map(|known| known.opens.get_or_init(Arc::default).clone())
+            .unwrap_or_default()
     }
 
     /// Whether something was noted of a node.

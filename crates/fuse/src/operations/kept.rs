@@ -4,11 +4,12 @@
 //! while, lets the kernel keep pages; all other opens are direct. The open marks the inode as [`Mark::Paged`]
 //! before the kernel hears of it. A write through another open of a marked inode is answered only when the
 //! kernel has dropped its pages, *after* the volume has the write: a page that was read before the write is
-//! dropped, and one that is read later has it. So whoever reads after a write has returned sees the write.
+//! dropped, and one that is read later has it. So a read that begins after a write has returned sees the
+//! write.
 //!
 //! Invariants: pages that the kernel keeps are those of a marked inode, or as new as the file. The mark goes
-//! when the pages have been dropped, nobody's are kept, and nobody opened the file or read a page meanwhile:
-//! so writers pay for readers that are there, not for readers long gone. An inode's [`Opens`]
+//! when the kernel has dropped the pages, no open keeps pages, and no open and no read of a page came in
+//! between: so writers pay for readers that are there, not for readers long gone. An inode's [`Opens`]
 //! outlive the kernel's interest in it, as the last close may arrive behind that.
 //!
 //! A reader that races with a write may see a part of it, and while a file has both, the kernel lets one
@@ -25,7 +26,7 @@ use quire_base::sync::atomic::{AtomicU64, Ordering};
 /// For so long a file must not have been written before the kernel keeps pages of it.
 const QUIET: Duration = Duration::from_secs(2);
 
-/// Who has an inode open, under `cache=auto`.
+/// The opens of an inode, counted under `cache=auto`.
 #[derive(Debug, Default)]
 pub struct Opens(Mutex<Counts>);
 
