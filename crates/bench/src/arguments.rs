@@ -127,8 +127,8 @@ pub enum Workload {
         #[command(flatten)]
         options: Group,
     },
-    /// Random durable overwrites over many files before, while and after snapshots are taken, and while they
-    /// are deleted; --seconds holds for each of the four phases
+    /// Random overwrites, each made durable, before, while and after snapshots are taken, and while they are
+    /// deleted; --seconds holds for each of the four phases
     Snapshot {
         /// Options of every workload.
         #[command(flatten)]
@@ -414,17 +414,17 @@ pub struct Tail {
 #[derive(Clone, Debug, Args)]
 #[group(skip)]
 pub struct SnapshotWork {
-    /// Files that are overwritten
+    /// Threads that overwrite, each its own file
+    #[arg(long, default_value = "4", value_parser = some_threads)]
+    pub jobs: usize,
+    /// Bytes of each thread's file
+    #[arg(long, default_value = "256m", value_parser = size::parse)]
+    pub size: u64,
+    /// Small files that the volume holds besides
     #[arg(long, default_value = "100000", value_parser = operations)]
     pub files: u64,
-    /// Bytes of each
-    #[arg(long, default_value = "16k", value_parser = size::parse)]
-    pub size: u64,
-    /// Threads that overwrite
-    #[arg(long, default_value = "4", value_parser = some_threads)]
-    pub writers: usize,
     /// Snapshots that are taken, at even distances
-    #[arg(long, default_value = "50", value_parser = operations)]
+    #[arg(long, default_value = "5", value_parser = operations)]
     pub snapshots: u64,
 }
 

@@ -96,10 +96,13 @@ fn describe(figure: &str) -> Option<(String, Unit)> {
     Some((known.0.to_owned(), known.1))
 }
 
-/// Throughputs and latencies: the name says of what.
+/// Throughputs, rates and latencies: the name says of what.
 fn describe_family(figure: &str) -> Option<(String, Unit)> {
     if let Some(what) = figure.strip_suffix("_mib_s") {
         return Some((what.replace('_', " "), Unit::Throughput));
+    }
+    if let Some(phase) = figure.strip_prefix("iops_") {
+        return Some((format!("operations, {phase}"), Unit::Rate));
     }
     let stem = figure.strip_suffix("_us")?;
     let (what, statistic) = stem.rsplit_once('_').unwrap_or(("", stem));
@@ -279,6 +282,7 @@ mod tests {
         for (figure, name) in [
             ("iops", "operations"),
             ("bulk_mib_s", "bulk"),
+            ("iops_after", "operations, after"),
             ("read_p999_us", "read: 99.9th percentile"),
             ("append_fsync_max_us", "append fsync: longest"),
             ("p50_us", "median"),

@@ -1,28 +1,30 @@
-//! `snapshot`: threads overwrite 4 KiB somewhere in one of many small files, and make it durable, in four
-//! phases of the same length: with nobody else, while snapshots are taken at even distances, with these kept,
-//! and while they are deleted. An engine without snapshots runs the same load four times.
+//! `snapshot`: each thread overwrites random blocks of its own file and makes each durable, as `dirty` does, on
+//! a volume that holds many small files besides. There are four phases of the same length: with nobody else,
+//! while snapshots are taken at even distances, with these kept, and while they are deleted. An engine
+//! without snapshots runs the same load four times. Last, one more snapshot is taken with nothing beside it.
 //!
-//! The last phase ends when the last snapshot is deleted, if that comes first. An overwrite opens its file,
-//! as most that work on so many do.
+//! The fourth phase ends when the last snapshot is deleted, if that comes first.
 
-use super::{Context, Work, fields, needs_files};
+use super::{CHUNK, Context, Work, fields, fill, needs_files};
 use crate::arguments;
 use crate::drive::{Part, Stage, Until, drive};
 use crate::engine::Kind;
 use crate::outcome::Outcome;
 use crate::sample::{Figures, Latency, Sample};
 use crate::size;
-use crate::target::{How, Target};
+use crate::target::{Handle, How, Target};
 use quire_base::Result;
 use quire_base::random::Random;
+use quire_base::sync::Arc;
 use quire_device::AlignedBuf;
 use serde_json::{Map, Value, json};
 use std::time::{Duration, Instant};
 
 /// Bytes of one overwrite.
 const BLOCK: usize = 4096;
-/// Files of a directory.
+/// Small files of a directory, and the bytes of each.
 const DIRECTORY_FILES: u64 = 1000;
+const SMALL_BYTES: usize = 1000;
 /// How often a waiting thread looks whether all is over.
 const TICK: Duration = Duration::from_millis(5);
 
@@ -53,29 +55,51 @@ impl Snapshot {
         Ok(Snapshot(options))
     }
 
-    fn path(number: u64) -> String {
-        format!("d{}/f{number}", number / DIRECTORY_FILES)
-    }
-
     fn name(number: u64) -> String {
         format!("s{number}")
     }
 
-    fn overwrite(&self, target: &dyn Target, mut random: Random, stage: &Stage) -> Result<Did> {
+    fn overwrite(&self, file: &dyn Handle, mut random: Random, stage: &Stage) -> Result<Did> {
         let mut block = AlignedBuf::zeroed(BLOCK);
         let mut latency = Latency::new();
         let blocks = self.0.size / BLOCK as u64;
         while !stage.is_over() {
             block[..8].copy_from_slice(&latency.count().to_ne_bytes());
-            let (path, at) = (Snapshot::path(random.below(self.0.files)), random.below(blocks));
+            let at = random.below(blocks) * BLOCK as u64;
             let start = Instant::now();
-            let file = target.open(&path, How::default())?;
-            file.write_at(&block, at * BLOCK as u64)?;
+            file.write_at(&block, at)?;
             file.sync(true)?;
             latency.record(start.elapsed());
             stage.advance(1);
         }
         Ok(Did::Overwrites(Box::new(latency)))
+    }
+
+    fn make_small_files(&self, target: &dyn Target, context: &Context<'_>) -> Outcome {
+        context.phase("making the small files")?;
+        for number in 0..self.0.files {
+            context.surroundings.interrupt.check()?;
+            context.surroundings.progress.at(number, self.0.files);
+            let directory = format!("d{}", number / DIRECTORY_FILES);
+            if number.is_multiple_of(DIRECTORY_FILES) {
+                target.make_directory(&directory)?;
+            }
+            let file = target.open(&format!("{directory}/f{number}"), How::create(SMALL_BYTES as u64))?;
+            file.write_at(&[1; SMALL_BYTES], 0)?;
+        }
+        Ok(())
+    }
+
+    /// The files that are overwritten, one for each thread, in the cache.
+    fn make_files(&self, target: &dyn Target, context: &Context<'_>) -> Outcome<Vec<Arc<dyn Handle>>> {
+        context.phase("filling the files")?;
+        let bytes = self.0.size.next_multiple_of(CHUNK as u64);
+        let make = |job| {
+            let file = target.open(&format!("job{job}"), How::create(bytes))?;
+            fill(&*file, self.0.size, true, context)?;
+            Ok(file)
+        };
+        (0..self.0.jobs).map(make).collect()
     }
 
     fn take(&self, target: &dyn Target, time: Duration, stage: &Stage) -> Result<Did> {
@@ -109,24 +133,25 @@ impl Work for Snapshot {
 
     fn params(&self) -> Map<String, Value> {
         fields([
-            ("files", json!(self.0.files)),
+            ("jobs", json!(self.0.jobs)),
             ("size", json!(size::show(self.0.size))),
-            ("writers", json!(self.0.writers)),
+            ("files", json!(self.0.files)),
             ("snapshots", json!(self.0.snapshots)),
         ])
     }
 
     fn file_bytes(&self) -> u64 {
-        self.0.files * self.0.size
+        self.0.jobs as u64 * self.0.size
     }
 
     fn files(&self) -> u64 {
-        self.0.files + self.0.files / DIRECTORY_FILES + 1
+        self.0.jobs as u64 + self.0.files + self.0.files / DIRECTORY_FILES + 1
     }
 
     fn device_bytes(&self, seconds: f64) -> u64 {
-        // Besides the files twice, metadata of small files, and what writers can write in that time.
-        2 * self.file_bytes() + self.0.files * 1024 + (seconds * 100e6) as u64 + (2 << 30)
+        // Small files with their metadata, and what the threads can overwrite in that time.
+        let small = self.0.files * (BLOCK as u64 + 1024);
+        2 * self.file_bytes() + small + (seconds * 100e6) as u64 + (2 << 30)
     }
 
     fn refuses(&self, kind: &Kind) -> Option<String> {
@@ -134,25 +159,17 @@ impl Work for Snapshot {
     }
 
     fn run(&self, target: &dyn Target, context: &Context<'_>) -> Outcome<Sample> {
-        context.phase("making the files")?;
-        for number in 0..self.0.files {
-            context.surroundings.interrupt.check()?;
-            context.surroundings.progress.at(number, self.0.files);
-            if number.is_multiple_of(DIRECTORY_FILES) {
-                target.make_directory(&format!("d{}", number / DIRECTORY_FILES))?;
-            }
-            let file = target.open(&Snapshot::path(number), How::create(self.0.size))?;
-            file.write_at(&vec![1; self.0.size as usize], 0)?;
-        }
+        self.make_small_files(target, context)?;
+        let files = self.make_files(target, context)?;
         target.sync()?;
         let mut sample = Sample::default();
         let time = context.duration();
         for (role, (phase, operations, seconds)) in PHASES.into_iter().enumerate() {
             context.phase(phase)?;
             let mut parts: Vec<Part<'_, Did>> = Vec::new();
-            for thread in 0..self.0.writers {
+            for (thread, file) in files.iter().enumerate() {
                 let random = context.random(role as u64, thread);
-                parts.push(Box::new(move |stage| self.overwrite(target, random, stage)));
+                parts.push(Box::new(move |stage| self.overwrite(&**file, random, stage)));
             }
             match phase {
                 "while" if target.has_snapshots() => {
@@ -176,25 +193,33 @@ impl Work for Snapshot {
                 }
             }
         }
+        if target.has_snapshots() {
+            context.phase("one more snapshot")?;
+            let start = Instant::now();
+            target.snapshot(&Snapshot::name(self.0.snapshots))?;
+            sample.add("idle_snapshot_seconds", start.elapsed().as_secs_f64());
+        }
         Ok(sample)
     }
 
     fn headline(&self) -> &'static str {
-        "after_ops_s"
+        "iops_after"
     }
 
     fn figures(&self, sample: &Sample) -> Figures {
         let mut figures = Figures::default();
         let ms = |us: Option<f64>| us.map(|us| us / 1000.0);
-        figures.push_known("snapshot_ms", ms(sample.percentile_us("snapshot", 50.0)));
-        figures.push_known("snapshot_max_ms", ms(sample.max_us("snapshot")));
         for (phase, operations, seconds) in PHASES {
-            figures.push(format!("{phase}_ops_s"), sample.rate(operations, seconds));
+            figures.push(format!("iops_{phase}"), sample.rate(operations, seconds));
         }
+        figures.push_known("snapshot_p50_ms", ms(sample.percentile_us("snapshot", 50.0)));
+        figures.push_known("snapshot_max_ms", ms(sample.max_us("snapshot")));
+        let idle = sample.known("idle_snapshot_seconds");
+        figures.push_known("snapshot_idle_ms", idle.map(|seconds| seconds * 1000.0));
+        figures.push_known("stall_max_ms", ms(sample.max_us("while")));
         for phase in ["before", "while"] {
             figures.push_known(format!("{phase}_p999_us"), sample.percentile_us(phase, 99.9));
         }
-        figures.push_known("while_max_us", sample.max_us("while"));
         figures.push_known("delete_s", sample.known("deletion_seconds"));
         figures
     }

@@ -228,6 +228,23 @@ fn group() {
 }
 
 #[test]
+fn snapshot() {
+    let directory = tempfile::tempdir().unwrap();
+    let dir = directory.path().display();
+    let all = report(&format!(
+        "snapshot --engines quire@device=memory,dir:{dir} --seconds 0.3 --jobs 2 --size 1m --files 50 --snapshots 2 \
+         --rounds 1"
+    ));
+    check(&all, &["iops_before", "iops_while", "iops_after", "iops_deleting", "stall_max_ms"], &[]);
+    for figure in ["snapshot_p50_ms", "snapshot_max_ms", "snapshot_idle_ms", "delete_s"] {
+        assert!(all.rows[0].figures.get(figure).is_some_and(|value| value > 0.0), "{figure}");
+        // A directory has no snapshots.
+        assert_eq!(all.rows[1].figures.get(figure), None, "{figure}");
+    }
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+#[test]
 fn scale() {
     let directory = tempfile::tempdir().unwrap();
     let dir = directory.path().display();
