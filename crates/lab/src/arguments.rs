@@ -48,6 +48,20 @@ pub struct Conflicts {
     pub keep: Option<PathBuf>,
 }
 
+/// `lab cores`.
+#[derive(Clone, Debug, Args)]
+pub struct Cores {
+    /// Time of each measurement, in seconds
+    #[arg(long, default_value = "1", value_parser = seconds)]
+    pub seconds: f64,
+    /// Nanoseconds that a cache line takes from one core to another [default: measured here]
+    #[arg(long)]
+    pub transfer: Option<f64>,
+    /// Seed of all chance
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+}
+
 /// `lab unlink`.
 #[derive(Clone, Debug, Args)]
 pub struct Unlink {

@@ -3,6 +3,7 @@
 //!
 //! * [`locks`]: the workload `mixed` of `quire bench` over bare locking schemes.
 //! * [`conflicts`]: cache lines that pairs of operations which commute would fight over.
+//! * [`cores`]: what operations would do on more cores than this machine has.
 //! * [`unlink`](mod@unlink): a million files and one of a tebibyte, and what other threads notice of it.
 //! * [`arguments`]: their command lines.
 //!
@@ -11,5 +12,6 @@
 pub mod arguments;
 #[cfg(target_arch = "x86_64")]
 pub mod conflicts;
+pub mod cores;
 pub mod locks;
 pub mod unlink;

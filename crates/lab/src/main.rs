@@ -1,10 +1,10 @@
 //! The program `lab`: one subcommand for each experiment.
 
 use clap::{Parser, Subcommand};
-use lab::arguments::{Locks, Unlink};
+use lab::arguments::{Cores, Locks, Unlink};
 #[cfg(target_arch = "x86_64")]
 use lab::{arguments::Conflicts, conflicts};
-use lab::{locks, unlink};
+use lab::{cores, locks, unlink};
 use quire_bench::interrupt::Interrupt;
 use quire_bench::progress::Progress;
 use std::process::ExitCode;
@@ -31,12 +31,15 @@ enum Command {
     /// Cache lines that pairs of operations which commute would fight over
     #[cfg(target_arch = "x86_64")]
     Conflicts(Conflicts),
+    /// What operations would do on more cores than this machine has: a simulation
+    Cores(Cores),
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let interrupt = Interrupt::on_signals();
     let outcome = match &cli.command {
+        Command::Cores(arguments) => cores::run(arguments),
         Command::Unlink(arguments) => unlink::unlink(arguments),
         Command::Locks(arguments) => {
             locks::run(arguments, &interrupt, &Progress::new()).and_then(|findings| findings.show())

@@ -1,6 +1,6 @@
-//! `snapshot`: each thread overwrites random blocks of its own file and makes each durable, as `dirty` does, on
-//! a volume that holds many small files besides. There are four phases of the same length: with nobody else,
-//! while snapshots are taken at even distances, with these kept, and while they are deleted. An engine
+//! `snapshot`: each thread overwrites random blocks of its own file and makes each durable, as `dirty` does,
+//! on a volume that holds many small files besides. There are four phases of the same length: with nobody
+//! else, while snapshots are taken at even distances, with these kept, and while they are deleted. An engine
 //! without snapshots runs the same load four times. Last, one more snapshot is taken with nothing beside it.
 //!
 //! The fourth phase ends when the last snapshot is deleted, if that comes first.
