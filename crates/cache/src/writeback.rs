@@ -250,7 +250,9 @@ impl Gathering<'_> {
                 return self.put_back_run();
             }
             let (block, count) = (self.spans[0].file_block(), u64::from(self.blocks));
-            if self.backing.goes_through_journal(block, count) {
+            let few =
+                self.effort.purpose() == Purpose::Force && self.started + count <= journaled::RECORD_BLOCKS;
+            if self.backing.goes_through_journal(block, count, few) {
                 self.started += count;
                 let spans = std::mem::take(&mut self.spans);
                 self.spans = journaled::journal_run(self.mapping, &*self.backing, spans);

@@ -151,9 +151,9 @@ impl Backing for Inode {
         Inode::unit_blocks(self)
     }
 
-    fn goes_through_journal(&self, block: u64, count: u64) -> bool {
+    fn goes_through_journal(&self, block: u64, count: u64, few: bool) -> bool {
         // If the map cannot be read, `place` says so.
-        self.engine.has_recorded(self, block, count).unwrap_or(false)
+        self.engine.must_journal(self, block, count, few).unwrap_or(false)
     }
 
     fn journal(&self, contents: &Contents<'_>) -> Result<()> {

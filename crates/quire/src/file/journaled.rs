@@ -289,6 +289,20 @@ impl Engine {
         Ok(false)
     }
 
+    /// Whether writeback of these blocks goes through the journal: a record has content of theirs that a
+    /// replay would put back, or they are `few`, forced, and shared with a snapshot. The latter get new
+    /// homes, and one record with both takes one flush; data, flush and record would take two.
+    pub(crate) fn must_journal(&self, inode: &Inode, block: u64, count: u64, few: bool) -> Result<bool> {
+        Ok(self.has_recorded(inode, block, count)? || few && self.has_shared(inode, block, count)?)
+    }
+
+    fn has_shared(&self, inode: &Inode, block: u64, count: u64) -> Result<bool> {
+        if self.snapshots.epoch() == 0 {
+            return Ok(false);
+        }
+        Ok(inode.map(block, count)?.iter().any(|run| matches!(run.home, Home::Shared(_))))
+    }
+
     /// Waits until there is room for a record with the content of so many blocks.
     pub(crate) fn await_data_room(&self, blocks: u64) -> Result<()> {
         self.await_homes()?;

@@ -1,7 +1,7 @@
 //! Small data that is forced at once, in blocks zeroed ahead: one flush each, nothing foreign, and space that
 //! stays exact.
 
-use crate::common::{BLOCK, file, new_volume, options};
+use crate::common::{BLOCK, file, flushes, new_volume, options};
 use quire::inodes::{InodeRef, IoFlags};
 use quire::{ErrorKind, Volume};
 use quire_base::{BlockNo, Result};
@@ -20,11 +20,6 @@ fn warm_up(volume: &Volume, log: &InodeRef) {
         append(volume, log, n);
         volume.background_step().unwrap();
     }
-}
-
-fn flushes(device: &SimulatedBackend, from: usize) -> usize {
-    let events = device.events(from..usize::MAX);
-    events.iter().filter(|event| matches!(event, Event::FlushCompleted { .. })).count()
 }
 
 #[test]

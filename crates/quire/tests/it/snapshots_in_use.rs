@@ -1,13 +1,15 @@
 //! Snapshots of volumes that others use meanwhile: what they hold, what they leave when they fail, and
 //! deletions behind the scenes. What crashes leave is in `crates/sim/tests/mistakes/snapshots.rs`.
 
-use crate::common::{BLOCK, file, new_volume};
+use crate::common::{BLOCK, file, flushes, new_volume, options};
 use quire::backend::MemoryBackend;
 use quire::inodes::IoFlags;
 use quire::{
     AlignedBuf, Commit, ErrorKind, File, FormatOptions, OpenOptions, Properties, Unit, Volume, VolumeOptions,
 };
 use quire_base::random::Random;
+use quire_device::SimulatedBackend;
+use quire_device::simulated::CrashPolicy;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -241,6 +243,38 @@ fn allocated_space_is_written_twice_after_a_snapshot() {
     assert_eq!(volume.read("f").unwrap(), [3; 8 * BLOCK]);
     volume.close().unwrap();
     assert_eq!(open_snapshot(&device, "s").read("f").unwrap(), [0; 8 * BLOCK]);
+}
+
+/// A small durable overwrite of a block that a snapshot has took two flushes, the data's and the record's. So
+/// threads that overwrote shared one flush of two at most, and a volume was ten times slower after a snapshot.
+#[test]
+fn a_small_durable_overwrite_of_a_shared_block_is_one_flush() {
+    let (device, volume) = new_volume(16_384);
+    let data = file(&volume, "data");
+    let write = |number: u64, byte: u8, flags| {
+        volume.inodes().write_at(&data, &[byte; BLOCK], number * BLOCK as u64, flags).unwrap();
+    };
+    (0..64).for_each(|number| write(number, 1, IoFlags::empty()));
+    volume.sync().unwrap();
+    volume.take_snapshot("then").unwrap();
+    for number in 0..8 {
+        let before = device.events(0..usize::MAX).len();
+        write(number, 2, IoFlags::DATASYNC);
+        assert_eq!(flushes(&device, before), 1, "block {number}");
+        let image = || Arc::new(SimulatedBackend::from_image(device.crash(CrashPolicy::LoseAll)));
+        let after = options().open_backend(image()).unwrap().read("data").unwrap();
+        let written = (number as usize + 1) * BLOCK;
+        assert!(
+            after[..written].iter().all(|byte| *byte == 2) && after[written..].iter().all(|byte| *byte == 1)
+        );
+        let then = options().read_only(true).snapshot("then").open_backend(image()).unwrap();
+        assert_eq!(then.read("data").unwrap(), [1; 64 * BLOCK]);
+    }
+    // A great deal is written to its homes once, and not to the journal before.
+    (8..64).for_each(|number| write(number, 3, IoFlags::empty()));
+    let before = device.events(0..usize::MAX).len();
+    volume.inodes().fsync(&data, true).unwrap();
+    assert_eq!(flushes(&device, before), 2);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use quire::inodes::{Create, InodeRef};
 use quire::{Clock, FormatOptions, Timestamp, Volume, VolumeOptions};
 use quire_device::SimulatedBackend;
+use quire_device::simulated::Event;
 use std::sync::Arc;
 
 /// Bytes of a block.
@@ -31,4 +32,10 @@ pub fn new_volume(blocks: u64) -> (Arc<SimulatedBackend>, Volume) {
 /// A new, empty file in the root.
 pub fn file(volume: &Volume, name: &str) -> InodeRef {
     volume.inodes().create(&volume.inodes().root(), name.as_bytes(), &Create::file(0o644)).unwrap()
+}
+
+/// Flushes that a device has done behind its first `from` events.
+pub fn flushes(device: &SimulatedBackend, from: usize) -> usize {
+    let events = device.events(from..usize::MAX);
+    events.iter().filter(|event| matches!(event, Event::FlushCompleted { .. })).count()
 }
