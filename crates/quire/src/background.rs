@@ -147,7 +147,13 @@ fn reaper(engine: &Arc<Engine>) {
                 engine.background.wake_reap.wait_for(&mut state, REAPER_NAP);
             }
         }
-        engine.sweep_behind();
+        let rest = engine.sweep_behind();
+        if !rest.is_zero() {
+            let mut state = engine.background.state.lock();
+            if !state.stop {
+                engine.background.wake_reap.wait_for(&mut state, rest);
+            }
+        }
     }
 }
 

@@ -11,8 +11,9 @@
 //!
 //! Several may be marked; one at a time is swept, to its end. A cursor that has moved says which, after a
 //! crash too; one that has not moved has freed nothing, so another may come first. A thread that waits for a
-//! deletion does the steps itself; else the reaper does them, one at a time between its other work. What is
-//! left when the volume is closed is for the next mount.
+//! deletion does the steps itself; else the reaper does them, one at a time between its other work. Where
+//! others flush meanwhile, the thread rests after each step for [`REST`] times as long as the step took. What
+//! is left when the volume is closed is for the next mount.
 //!
 //! Invariants: the snapshot before the one that is swept does not go meanwhile, nor the one behind it, but
 //! others may be taken between two steps: a step that finds a higher epoch looks for the neighbours anew. A
@@ -25,6 +26,8 @@ use crate::snapshots::{Space, find, table};
 use crate::transaction::{Cost, Depends};
 use crate::volume::Volume;
 use quire_base::sync::atomic::Ordering;
+use quire_base::sync::thread;
+use quire_base::sync::time::{Duration, Instant};
 use quire_base::{BlockNo, Result};
 use quire_format::extent::Run;
 use quire_format::key::{Key, VALUE_MAX};
@@ -32,6 +35,19 @@ use quire_format::record::SMALL_CHANGE_MAX;
 use quire_format::region::{REGION_BLOCKS, RegionMap};
 use quire_format::snapshot::Snapshot;
 use std::ops::ControlFlow;
+
+/// Rest after a step, as a multiple of its time, while others use the volume: a deletion costs them less than
+/// a fifth.
+const REST: u32 = 6;
+/// A step that had to wait for something is no measure.
+const REST_MAX: Duration = Duration::from_millis(50);
+
+/// What is left of deletions after a step.
+enum Left {
+    Nothing,
+    /// More steps, after a rest.
+    More(Duration),
+}
 
 /// The deletion that is under way.
 pub(crate) struct Sweep {
@@ -44,6 +60,8 @@ pub(crate) struct Sweep {
     epoch: u32,
     /// Regions before this one are done.
     next: u64,
+    /// Flushes of the device when the last step ended.
+    flushes: u64,
 }
 
 impl Engine {
@@ -70,41 +88,50 @@ impl Engine {
         self.background.wake_reap.notify_one();
     }
 
-    /// One step of background work on deletions, if there are any.
-    pub(crate) fn sweep_behind(&self) {
+    /// One step of background work on deletions, if there are any; gives the rest before the next.
+    pub(crate) fn sweep_behind(&self) -> Duration {
         if !self.background.sweep_wanted.swap(false, Ordering::SeqCst) {
-            return;
+            return Duration::ZERO;
         }
         match self.sweep_step() {
-            Ok(true) => self.background.sweep_wanted.store(true, Ordering::SeqCst),
-            Ok(false) => {}
+            Ok(Left::More(rest)) => {
+                self.background.sweep_wanted.store(true, Ordering::SeqCst);
+                return rest;
+            }
+            Ok(Left::Nothing) => {}
             Err(error) => {
                 tracing::warn!(%error, "a snapshot could not be deleted yet; the next mount goes on")
             }
         }
+        Duration::ZERO
     }
 
     /// Goes on with deletions that have begun, to their ends.
     pub(crate) fn finish_snapshot_deletions(&self) -> Result<()> {
-        while self.sweep_step()? {}
+        while let Left::More(_) = self.sweep_step()? {}
         Ok(())
     }
 
-    /// One step of the deletion that is under way: a region, or step 3. False if there is none.
-    fn sweep_step(&self) -> Result<bool> {
+    /// One step of the deletion that is under way: a region, or step 3.
+    fn sweep_step(&self) -> Result<Left> {
+        let started = Instant::now();
         let mut place = self.sweep.lock();
         let _frees = self.frees.shared();
         let mut sweep = match place.take() {
             Some(sweep) if sweep.epoch == self.snapshots.epoch() => sweep,
             before => match self.look_for_sweep(before)? {
                 Some(sweep) => sweep,
-                None => return Ok(false),
+                None => return Ok(Left::Nothing),
             },
         };
         match self.next_dead_region(sweep.next)? {
             Some(region) => {
                 self.sweep_region(&mut sweep, region)?;
+                let flushes = self.device.stats().flush_requests;
+                let alone = std::mem::replace(&mut sweep.flushes, flushes) == flushes;
                 *place = Some(sweep);
+                let rest = (REST * started.elapsed()).min(REST_MAX);
+                Ok(Left::More(if alone { Duration::ZERO } else { rest }))
             }
             None => {
                 let mut transaction = self.begin(Cost::new(2, 0).critical())?;
@@ -113,9 +140,9 @@ impl Engine {
                 transaction.commit_alone(Depends::Nothing)?;
                 let state = self.checkpoint.lock();
                 self.tree.let_go(sweep.number, state.number + 1);
+                Ok(Left::More(Duration::ZERO))
             }
         }
-        Ok(true)
     }
 
     /// The deletion to go on with: the one `before`, with its neighbours of now; one that has freed
@@ -139,7 +166,8 @@ impl Engine {
         let done = snapshot.deleting.unwrap_or(0);
         let next = before.filter(|sweep| sweep.number == number).map_or(done, |sweep| sweep.next);
         let own = Space::open(&self.device, &snapshot)?;
-        Ok(Some(Sweep { number, snapshot, own, around, epoch: self.snapshots.epoch(), next }))
+        let flushes = self.device.stats().flush_requests;
+        Ok(Some(Sweep { number, snapshot, own, around, epoch: self.snapshots.epoch(), next, flushes }))
     }
 
     /// Step 2, for one region.
@@ -188,8 +216,14 @@ impl Volume {
         let engine = self.engine();
         let number = engine.mark_deleted(name)?;
         while engine.snapshots.has(number) {
-            let _change = engine.begin_change()?;
-            engine.sweep_step()?;
+            let change = engine.begin_change()?;
+            let left = engine.sweep_step()?;
+            drop(change);
+            if let Left::More(rest) = left
+                && !rest.is_zero()
+            {
+                thread::sleep(rest);
+            }
         }
         Ok(())
     }
