@@ -65,7 +65,7 @@ pub enum Command {
     /// Write a snapshot of a volume to the standard output, for `quire receive`
     ///
     /// With --from only what has changed since an older snapshot is sent, which the receiving volume must
-    /// have. The volume must not be mounted for writing.
+    /// have. The volume may be mounted, and in use: then its server writes the stream.
     Send(Send),
     /// Make a volume what a stream on the standard input says
     ///
@@ -346,7 +346,7 @@ pub struct Send {
     /// Show no progress
     #[arg(long, short)]
     pub quiet: bool,
-    /// Image file or block device
+    /// Mount point, image file or block device
     pub volume: PathBuf,
     /// Name of the snapshot
     #[arg(required_unless_present = "resume", conflicts_with = "resume")]

@@ -6,6 +6,7 @@
 //!
 //! ```text
 //!   client  metrics | info | cache-size BYTES | scrub ... | trim BYTE | freeze ... | snapshot ... | task NUMBER
+//!           send ... (whose answer goes on: [`crate::sending`])
 //!   server  ok, and the answer's lines | error CODE MESSAGE
 //! ```
 //!
@@ -34,6 +35,7 @@ use crate::exit::{self, Failure, Outcome};
 use crate::exposition;
 use crate::freezing::Freezing;
 use crate::scrubbing::Scrubbing;
+use crate::sending::Sending;
 use crate::server_task::ServerTasks;
 use crate::snapshotting;
 use quire_base::size;
@@ -186,6 +188,7 @@ struct Asked {
     scrubbing: Scrubbing,
     freezing: Freezing,
     tasks: ServerTasks,
+    sending: Sending,
 }
 
 fn control(listener: &UnixListener, volume: &Volume, asked: &Asked) {
@@ -198,7 +201,15 @@ fn control(listener: &UnixListener, volume: &Volume, asked: &Asked) {
         let done = limit(&stream).and_then(|()| {
             let mut line = String::new();
             BufReader::new((&stream).take(LINE_MAX)).read_line(&mut line)?;
-            (&stream).write_all(answer(line.trim(), volume, asked).as_bytes())
+            let outcome = match line.trim().strip_prefix("send ") {
+                Some(request) => match asked.sending.start(request, volume, stream.try_clone()?) {
+                    // The thread that sends answers.
+                    Ok(()) => return Ok(()),
+                    Err(failure) => Err(failure),
+                },
+                None => answer(line.trim(), volume, asked),
+            };
+            (&stream).write_all(told(outcome).as_bytes())
         });
         if let Err(error) = done {
             tracing::debug!("a control connection: {error}");
@@ -206,8 +217,8 @@ fn control(listener: &UnixListener, volume: &Volume, asked: &Asked) {
     }
 }
 
-fn answer(line: &str, volume: &Volume, asked: &Asked) -> String {
-    let outcome: Outcome<String> = match line.split_once(' ').unwrap_or((line, "")) {
+fn answer(line: &str, volume: &Volume, asked: &Asked) -> Outcome<String> {
+    match line.split_once(' ').unwrap_or((line, "")) {
         ("metrics", "") => Ok(exposition::text(volume, quire_fuse::meters())),
         ("cache-size", bytes) => match bytes.parse() {
             Ok(bytes) => volume.set_cache_bytes(bytes).map(|()| String::new()).map_err(Failure::from),
@@ -223,7 +234,10 @@ fn answer(line: &str, volume: &Volume, asked: &Asked) -> String {
         ("scrub", what) => asked.scrubbing.answer(what, volume),
         ("freeze", what) => asked.freezing.answer(what, volume),
         _ => Err(Failure::usage("the server does not know this request")),
-    };
+    }
+}
+
+fn told(outcome: Outcome<String>) -> String {
     match outcome {
         Ok(text) => format!("ok\n{text}"),
         Err(failure) => format!("error {} {}\n", failure.code, failure.message.replace('\n', " ")),
@@ -252,17 +266,15 @@ fn http(from: impl Read, mut to: impl Write, volume: &Volume) -> std::io::Result
     )
 }
 
-/// Asks the server behind a mount point (an absolute path without symbolic links).
-pub fn ask(dir: &Path, request: &str) -> Outcome<String> {
-    let talking =
-        |error: std::io::Error| Failure::system(format!("asking the server of {}", dir.display()), &error);
+/// Sends a request to the server behind a mount point (an absolute path without symbolic links).
+pub fn open(dir: &Path, request: &str) -> Outcome<UnixStream> {
     let stream = address(dir).and_then(|address| UnixStream::connect_addr(&address)).map_err(|error| {
         match error.kind() {
             std::io::ErrorKind::ConnectionRefused => Failure::new(
                 37,
                 format!("no Quire server of this system answers for {}: is it mounted?", dir.display()),
             ),
-            _ => talking(error),
+            _ => talking(dir, &error),
         }
     })?;
     if !is_trusted(&stream) {
@@ -274,23 +286,45 @@ pub fn ask(dir: &Path, request: &str) -> Outcome<String> {
             ),
         ));
     }
-    limit(&stream).map_err(talking)?;
-    // The server refuses an unauthorized program before it reads anything: then the request, or the end of
-    // the answer, may fail.
+    limit(&stream).map_err(|error| talking(dir, &error))?;
+    // The server refuses an unauthorized program before it reads anything: then the request may fail, and the
+    // answer says why.
     let sent = (&stream).write_all(format!("{request}\n").as_bytes());
-    let mut text = String::new();
-    let read = (&stream).read_to_string(&mut text);
-    if !text.starts_with("error ") {
-        sent.and(read).map_err(talking)?;
+    match sent {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(talking(dir, &error)),
+        _ => Ok(stream),
     }
-    match text.split_once('\n') {
-        Some(("ok", body)) => Ok(body.to_owned()),
-        Some((line, _)) if line.starts_with("error ") => {
+}
+
+fn talking(dir: &Path, error: &std::io::Error) -> Failure {
+    Failure::system(format!("asking the server of {}", dir.display()), error)
+}
+
+/// Reads the first line of an answer: what the server refuses is an error.
+pub fn read_verdict(dir: &Path, answer: &mut impl BufRead) -> Outcome {
+    let mut line = String::new();
+    let read = answer.take(LINE_MAX).read_line(&mut line);
+    if !line.starts_with("error ") {
+        read.map_err(|error| talking(dir, &error))?;
+    }
+    match line.trim_end() {
+        "ok" => Ok(()),
+        line if line.starts_with("error ") => {
             let (code, message) = line["error ".len()..].split_once(' ').unwrap_or_default();
             Err(Failure::new(code.parse().unwrap_or(exit::FAILED), message))
         }
         _ => Err(Failure::new(exit::FAILED, format!("the server of {} did not answer", dir.display()))),
     }
+}
+
+/// Asks the server behind a mount point.
+pub fn ask(dir: &Path, request: &str) -> Outcome<String> {
+    let stream = open(dir, request)?;
+    let mut answer = BufReader::new(&stream);
+    read_verdict(dir, &mut answer)?;
+    let mut text = String::new();
+    answer.read_to_string(&mut text).map_err(|error| talking(dir, &error))?;
+    Ok(text)
 }
 
 /// Sets the limit of the cache behind a mount point.

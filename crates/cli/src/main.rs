@@ -26,6 +26,7 @@ mod mount_options;
 mod notify;
 mod output;
 mod scrubbing;
+mod sending;
 mod server;
 mod server_task;
 mod snapshotting;

@@ -3,10 +3,11 @@
 mod common;
 
 use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use common::{QUIRE, text};
+use common::{QUIRE, Volume, can_mount, pattern, text};
 
 fn quire(directory: &Path, arguments: &[&str], input: Option<&str>, output: Option<&str>) -> Output {
     let mut command = Command::new(QUIRE);
@@ -82,4 +83,61 @@ fn a_volume_is_sent_and_received() {
     let volume = quire::VolumeOptions::new().read_only(true).open(place.path().join("b.img")).unwrap();
     assert_eq!(volume.read("note").unwrap(), b"later");
     assert_eq!(volume.read("large").unwrap(), vec![7; 5 << 20]);
+}
+
+/// A mounted volume is sent while it changes: whole, then what has changed; a command that goes away in the
+/// middle and one that stands still hold up neither the next stream nor the unmount.
+#[test]
+fn a_mounted_volume_is_sent() {
+    if !can_mount("a_mounted_volume_is_sent") {
+        return;
+    }
+    let mut volume = Volume::new("128M");
+    volume.mount();
+    let mount = volume.mountpoint().to_str().unwrap().to_owned();
+    let place = tempfile::tempdir().unwrap();
+    let send =
+        |arguments: &[&str], to: &str| quire(place.path(), &[&["send"], arguments].concat(), None, Some(to));
+    std::fs::write(volume.path("large"), pattern(1, 20 << 20)).unwrap();
+    expect(&send(&[&mount, "monday"], "none"), 37, &["monday"]);
+    expect(&quire(place.path(), &["snapshot", "create", &mount, "monday"], None, None), 0, &[]);
+    std::fs::write(volume.path("note"), "later").unwrap();
+    std::fs::write(volume.path("large"), pattern(2, 20 << 20)).unwrap();
+    expect(&send(&[&mount, "monday"], "whole"), 0, &[]);
+
+    let stalled = || {
+        let mut command = Command::new(QUIRE);
+        command.args(["send", "--quiet", &mount, "monday"]).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let mut first = [0; 512];
+        child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+        assert_eq!(&first[..8], b"QuireStr");
+        child
+    };
+    let mut gone = stalled();
+    gone.kill().unwrap();
+    gone.wait().unwrap();
+    let mut stands_still = stalled();
+    expect(
+        &quire(place.path(), &["snapshot", "delete", &mount, "monday"], None, None),
+        36,
+        &["open for reading"],
+    );
+    expect(&quire(place.path(), &["snapshot", "create", &mount, "tuesday"], None, None), 0, &[]);
+    expect(&send(&["--from", "monday", &mount, "tuesday"], "changes"), 0, &[]);
+    volume.unmount();
+    stands_still.kill().unwrap();
+    stands_still.wait().unwrap();
+    volume.check();
+
+    expect(&quire(place.path(), &["mkfs", "--size=128M", "copy.img"], None, None), 0, &[]);
+    let contents = |from: &str, seed, names: &[&str]| {
+        expect(&quire(place.path(), &["receive", "copy.img"], Some(from), None), 0, &[]);
+        let copy = quire::VolumeOptions::new().read_only(true).open(place.path().join("copy.img")).unwrap();
+        let found: Vec<_> = copy.read_dir("/").unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(found.len(), names.len(), "{found:?}");
+        assert!(copy.read("large").unwrap() == pattern(seed, 20 << 20));
+    };
+    contents("whole", 1, &["large"]);
+    contents("changes", 2, &["large", "note"]);
 }

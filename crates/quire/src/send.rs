@@ -10,18 +10,20 @@
 //! to another file.
 //!
 //! Invariants: both passes, and those of a later process, give the same items, since snapshots do not change.
-//! Inodes without a name are not sent. The volume is open read-only, so no snapshot goes meanwhile.
+//! Inodes without a name are not sent. A volume in use can be sent from like any other: what a snapshot names
+//! stays as it is, and [`Kept`] keeps the snapshot.
 //!
-//! Neighbours: [`changes`] makes the items; [`crate::receive`] is the other end; `docs/streams.md`.
+//! Neighbours: [`changes`] makes the items; [`crate::snapshot_readers`] counts who reads a snapshot;
+//! [`crate::receive`] is the other end; `docs/streams.md`.
 
 mod changes;
 
 use crate::engine::Engine;
 use crate::receive::identity;
+use crate::snapshot_readers::Reading;
 use crate::snapshots::{find, pool_of, table};
 use crate::volume::Volume;
 use changes::{Side, send_changes};
-use quire_base::sync::Arc;
 use quire_base::{Context, Error, ErrorKind, Result};
 use quire_format::receive::{SnapshotId, Token};
 use quire_format::snapshot::Snapshot;
@@ -40,6 +42,13 @@ pub struct StreamProgress {
     pub bytes: u64,
     /// Bytes of the whole stream.
     pub total: u64,
+}
+
+impl StreamProgress {
+    /// So many bytes of a stream.
+    pub fn new(bytes: u64, total: u64) -> StreamProgress {
+        StreamProgress { bytes, total }
+    }
 }
 
 /// What was sent.
@@ -86,10 +95,10 @@ impl SendOptions {
         self
     }
 
-    /// Writes the stream of a snapshot of a volume that is open read-only.
+    /// Writes the stream of a snapshot. Others may use the volume meanwhile, and close it; the snapshots that
+    /// are sent cannot be deleted before this returns.
     ///
-    /// Errors: `NotFound`; `Invalid` if the older snapshot is not older; `Unsupported` on a volume that is
-    /// open for writing; `Io`, also of writing the stream.
+    /// Errors: `NotFound`; `Invalid` if the older snapshot is not older; `Io`, also of writing the stream.
     pub fn send(
         &self,
         volume: &Volume,
@@ -97,9 +106,9 @@ impl SendOptions {
         out: &mut dyn Write,
         progress: &mut dyn FnMut(StreamProgress),
     ) -> Result<Sent> {
-        let engine = checked(volume)?;
-        let newer = find(&engine.tree, snapshot)?;
-        let older = self.from.as_ref().map(|name| find(&engine.tree, name)).transpose()?;
+        let engine = volume.engine();
+        let newer = Kept::new(engine, snapshot)?;
+        let older = self.from.as_ref().map(|name| Kept::new(engine, name)).transpose()?;
         send(engine, older, newer, None, out, progress)
     }
 
@@ -114,74 +123,84 @@ impl SendOptions {
         out: &mut dyn Write,
         progress: &mut dyn FnMut(StreamProgress),
     ) -> Result<Sent> {
-        let engine = checked(volume)?;
+        let engine = volume.engine();
         let token: Token = token.parse()?;
-        let newer = by_id(engine, &token.id)?;
-        let older = token.parent.map(|id| by_id(engine, &id)).transpose()?;
+        let newer = Kept::by_id(engine, &token.id)?;
+        let older = token.parent.map(|id| Kept::by_id(engine, &id)).transpose()?;
         send(engine, older, newer, Some(token), out, progress)
     }
 }
 
-fn checked(volume: &Volume) -> Result<&Arc<Engine>> {
-    let engine = volume.engine();
-    if !engine.read_only {
-        let why = "a snapshot is sent from a volume that is open read-only";
-        return Err(Error::new(ErrorKind::Unsupported, why));
-    }
-    Ok(engine)
+/// A snapshot that is not deleted while this lives.
+struct Kept {
+    number: u32,
+    snapshot: Snapshot,
+    _reading: Reading,
 }
 
-fn by_id(engine: &Engine, id: &SnapshotId) -> Result<(u32, Snapshot)> {
-    for (number, snapshot) in table(&engine.tree)? {
-        let same = identity(&engine.tree, &engine.superblock, number, &snapshot)? == *id;
-        if same && snapshot.deleting.is_none() {
-            return Ok((number, snapshot));
-        }
+impl Kept {
+    fn new(engine: &Engine, name: &str) -> Result<Kept> {
+        let reading = engine.readers.enter(name)?;
+        let (number, snapshot) = find(&engine.tree, name)?;
+        Ok(Kept { number, snapshot, _reading: reading })
     }
-    Err(Error::new(ErrorKind::NotFound, format!("the volume does not have {id}")))
+
+    fn by_id(engine: &Engine, id: &SnapshotId) -> Result<Kept> {
+        let missing = || Error::new(ErrorKind::NotFound, format!("the volume does not have {id}"));
+        for (number, snapshot) in table(&engine.tree)? {
+            if identity(&engine.tree, &engine.superblock, number, &snapshot)? == *id {
+                // Another one may have got its name by now.
+                let kept = Kept::new(engine, &snapshot.name)?;
+                return if kept.number == number { Ok(kept) } else { Err(missing()) };
+            }
+        }
+        Err(missing())
+    }
+
+    fn id(&self, engine: &Engine) -> Result<SnapshotId> {
+        identity(&engine.tree, &engine.superblock, self.number, &self.snapshot)
+    }
 }
 
 fn send(
     engine: &Engine,
-    older: Option<(u32, Snapshot)>,
-    (number, newer): (u32, Snapshot),
+    older: Option<Kept>,
+    newer: Kept,
     token: Option<Token>,
     out: &mut dyn Write,
     progress: &mut dyn FnMut(StreamProgress),
 ) -> Result<Sent> {
-    if let Some((_, older)) = older.as_ref().filter(|(older, _)| *older >= number) {
+    if let Some(older) = older.as_ref().filter(|older| older.number >= newer.number) {
         return Err(Error::invalid(format!(
             "the snapshot {:?} is not older than {:?}",
-            older.name, newer.name
+            older.snapshot.name, newer.snapshot.name
         )));
     }
-    let id =
-        |(number, snapshot): (u32, &Snapshot)| identity(&engine.tree, &engine.superblock, number, snapshot);
-    let sides =
-        [older.as_ref().map(|(_, older)| side(engine, older)).transpose()?, Some(side(engine, &newer)?)];
-    let [old_side, Some(new_side)] = &sides else { unreachable!("there is a newer one") };
+    let Snapshot { superblock, name, .. } = &newer.snapshot;
+    let old_side = older.as_ref().map(|older| side(engine, &older.snapshot)).transpose()?;
+    let new_side = side(engine, &newer.snapshot)?;
     let mut counted = StreamWriter::counting();
-    send_changes(&engine.device, old_side.as_ref(), new_side, &mut counted, &mut |_| ())?;
-    counted.end(newer.superblock.next_inode)?;
+    send_changes(&engine.device, old_side.as_ref(), &new_side, &mut counted, &mut |_| ())?;
+    counted.end(superblock.next_inode)?;
 
     let header = Header {
-        id: id((number, &newer))?,
-        parent: older.as_ref().map(|(number, older)| id((*number, older))).transpose()?,
+        id: newer.id(engine)?,
+        parent: older.as_ref().map(|older| older.id(engine)).transpose()?,
         resumed: token.map(|token| token.position),
-        hash_seed: newer.superblock.hash_seed,
+        hash_seed: superblock.hash_seed,
         blocks: counted.blocks(),
         bytes: counted.position().bytes,
-        name: newer.name.clone(),
+        name: name.clone(),
     };
     if header.position().items >= counted.position().items {
         return Err(Error::invalid("the token does not fit this snapshot"));
     }
     let mut writer = StreamWriter::new(out, &header)?;
     let mut tell = |bytes| progress(StreamProgress { bytes, total: header.bytes });
-    send_changes(&engine.device, old_side.as_ref(), new_side, &mut writer, &mut tell)?;
-    writer.end(newer.superblock.next_inode)?;
+    send_changes(&engine.device, old_side.as_ref(), &new_side, &mut writer, &mut tell)?;
+    writer.end(superblock.next_inode)?;
     tell(writer.position().bytes);
-    Ok(Sent { name: newer.name, bytes: writer.position().bytes, items: writer.position().items })
+    Ok(Sent { name: name.clone(), bytes: writer.position().bytes, items: writer.position().items })
 }
 
 fn side(engine: &Engine, snapshot: &Snapshot) -> Result<Side> {

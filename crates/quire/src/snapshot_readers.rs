@@ -56,7 +56,7 @@ pub(crate) struct Unread {
 
 impl SnapshotReaders {
     /// Counts a reader.
-    fn enter(self: &Arc<SnapshotReaders>, name: &str) -> Result<Reading> {
+    pub(crate) fn enter(self: &Arc<SnapshotReaders>, name: &str) -> Result<Reading> {
         match self.by_name.lock().entry(name.to_owned()).or_insert(Use::Read(0)) {
             Use::Read(count) => *count += 1,
             Use::Closed => {

@@ -51,7 +51,7 @@ pub fn run(arguments: &Snapshot) -> Outcome {
 }
 
 /// Where a volume is mounted that was named by its mount point or by its image or device.
-fn mount_of(volume: &Path) -> Outcome<Option<PathBuf>> {
+pub fn mount_of(volume: &Path) -> Outcome<Option<PathBuf>> {
     if let Ok(entry) = super::mounted(volume) {
         return Ok(Some(entry.dir));
     }

@@ -1,15 +1,18 @@
-//! `quire send` and `quire receive`: snapshots as streams, on volumes that are not mounted.
+//! `quire send` and `quire receive`: snapshots as streams. The snapshots of a mounted volume are sent by its
+//! server ([`crate::sending`]); a volume that receives is not mounted.
 
-use std::io::{BufReader, BufWriter, IsTerminal};
+use std::io::{BufReader, BufWriter, IsTerminal, Write};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use quire::{ReceiveOptions, SendOptions, StreamProgress, VolumeOptions};
+use quire::{ReceiveOptions, StreamProgress, VolumeOptions};
 use quire_base::size;
 
 use crate::arguments::{Receive, Send};
 use crate::commands::resize::unmounted;
+use crate::commands::snapshot::mount_of;
 use crate::exit::{Failure, Outcome};
-use crate::output;
+use crate::sending::Request;
+use crate::{output, sending};
 
 /// Bytes that are collected before they are written to a pipe.
 const BUFFER_BYTES: usize = 1 << 20;
@@ -22,24 +25,24 @@ pub fn send(arguments: &Send) -> Outcome {
             "a stream is not for a terminal: redirect it to a file or to `quire receive`",
         ));
     }
-    let volume = VolumeOptions::new().read_only(true).open(unmounted(&arguments.volume)?)?;
+    let request = match (&arguments.resume, &arguments.name) {
+        (Some(token), _) => Request::Rest { token: token.clone() },
+        (None, Some(name)) => Request::Snapshot { name: name.clone(), from: arguments.from.clone() },
+        (None, None) => return Err(Failure::usage("the name of a snapshot is missing")),
+    };
     let mut out = BufWriter::with_capacity(BUFFER_BYTES, stdout.lock());
     let bar = bar(arguments.quiet);
     let progress = &mut |at| show(&bar, at);
-    match (&arguments.resume, &arguments.name) {
-        (Some(token), _) => SendOptions::resume(&volume, token, &mut out, progress)?,
-        (None, Some(name)) => options(arguments).send(&volume, name, &mut out, progress)?,
-        (None, None) => return Err(Failure::usage("the name of a snapshot is missing")),
-    };
-    bar.finish_and_clear();
-    volume.close().map_err(Failure::from)
-}
-
-fn options(arguments: &Send) -> SendOptions {
-    match &arguments.from {
-        Some(from) => SendOptions::new().from(from),
-        None => SendOptions::new(),
+    match mount_of(&arguments.volume)? {
+        Some(dir) => sending::from_mount(&dir, &request, &mut out, progress)?,
+        None => {
+            let volume = VolumeOptions::new().read_only(true).open(unmounted(&arguments.volume)?)?;
+            request.send(&volume, &mut out, progress)?;
+            volume.close()?;
+        }
     }
+    bar.finish_and_clear();
+    out.flush().map_err(|error| Failure::system("writing the stream", &error))
 }
 
 /// Makes a volume what the standard input says; shows or gives up what an earlier stream has left.
