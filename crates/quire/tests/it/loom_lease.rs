@@ -86,6 +86,7 @@ impl World {
             let permit = self.gate.enter(GateState::Exclusive);
             if self.marks.now().is_leased() && self.table.has(FILE, &(0..1)) {
                 drop(permit);
+                assert!(bar.is_none(), "a lease was given behind the bar");
                 let bar = bar.insert(self.table.bar(FILE, 0..1));
                 bar.await_returned(&self.marks, Instant::now() + limit);
                 continue;
@@ -134,6 +135,22 @@ fn a_change_without_a_recall_revokes() {
         world.exchange();
         holder.join().unwrap();
         assert!(!world.marks.now().is_leased());
+    });
+}
+
+/// A holder that comes back at once does not keep an operation waiting: what asks while one waits is refused.
+#[test]
+fn an_operation_recalls_once() {
+    model(|| {
+        let world = World::new();
+        let holder = run(&world, |world| {
+            world.hold(true);
+            world.hold(true);
+        });
+        world.reshape(Duration::from_secs(3600));
+        holder.join().unwrap();
+        assert!(world.table.counts().recalls <= 1);
+        assert_eq!(world.table.counts().revocations, 0);
     });
 }
 
