@@ -36,6 +36,10 @@ pub fn run(arguments: &Lease) -> Outcome {
     let path = &arguments.file;
     let failed = |error: Error| Failure::from(error.context(path.display()));
     let file = File::open(path).map_err(|error| failed(Error::os("opening it", &error)))?;
+    let metadata = file.metadata().map_err(|error| failed(Error::os("looking at it", &error)))?;
+    if !metadata.is_file() {
+        return Err(Failure::new(37, format!("{}: only regular files have a layout", path.display())));
+    }
     let mut leases: Vec<HeldLease<'_>> = Vec::new();
     let Range { start, end } = arguments.range.clone().unwrap_or(0..u64::MAX);
     let mut at = start;
