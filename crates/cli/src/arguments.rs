@@ -117,8 +117,8 @@ pub enum Command {
     /// Show where a file on a mount lies in the image, and keep it there for a while
     ///
     /// A program may read the blocks from the image itself, past the page cache (O_DIRECT); what it has read
-    /// counts if the lease is valid afterwards. What would move the blocks recalls the lease, which this command
-    /// then returns. Only the file's owner and root may take one.
+    /// counts if the lease is valid afterwards. What would move the blocks recalls the lease, which this
+    /// command then returns. Only the file's owner and root may take one.
     Lease(Lease),
     /// Measure Quire beside the kernel's file systems, with the same driver
     ///

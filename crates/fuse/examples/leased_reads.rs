@@ -1,14 +1,14 @@
 //! Reads files from the image under a lease of their layout, while other threads do their best to move them.
 //!
-//! `cargo run --release -p quire-fuse --example leased_reads -- [SECONDS]`, as root: makes a small volume in a
-//! temporary directory, mounts it, and races for ten seconds, or so many. Two files, one of them untorn, are
-//! overwritten, cut off and grown again; other files come, take the blocks that these have left, and go;
-//! snapshots are taken and deleted. Readers take leases over the mount and read the blocks from the image, past
-//! the page cache. Some return a lease that is recalled, some never do.
+//! `cargo run --release -p quire-fuse --example leased_reads -- [SECONDS]`, as root: makes a small volume in
+//! a temporary directory, mounts it, and races for ten seconds, or so many. Two files, one of them untorn,
+//! are overwritten, cut off and grown again; other files come, take the blocks that these have left, and go;
+//! snapshots are taken and deleted. Readers take leases over the mount and read the blocks from the image,
+//! past the page cache. Some return a lease that is recalled, some never do.
 //!
-//! Every sector carries the file, the block and a version. What was read under a lease that is valid behind the
-//! read must be of that file and block, no older than the last write that had returned when the lease was asked
-//! for, and no newer than the last one that has begun.
+//! Every sector carries the file, the block and a version. What was read under a lease that is valid behind
+//! the read must be of that file and block, no older than the last write that had returned when the lease was
+//! asked for, and no newer than the last one that has begun.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -36,23 +36,23 @@ const FOREIGN: u64 = 2;
 
 /// What came of it.
 #[derive(Debug, Default)]
-pub struct Report {
+struct Report {
     /// Leases that were given.
-    pub leases: AtomicU64,
+    leases: AtomicU64,
     /// Leases that were recalled, and returned by a reader.
-    pub returned: AtomicU64,
+    returned: AtomicU64,
     /// Leases that a reader found revoked.
-    pub revoked: AtomicU64,
+    revoked: AtomicU64,
     /// Blocks that were read and counted.
-    pub blocks: AtomicU64,
+    blocks: AtomicU64,
     /// Blocks that were read and did not count.
-    pub dropped: AtomicU64,
+    dropped: AtomicU64,
     /// Those among them that held something else.
-    pub wrong: AtomicU64,
+    wrong: AtomicU64,
     /// Cuts of files.
-    pub cuts: AtomicU64,
+    cuts: AtomicU64,
     /// Snapshots that were taken.
-    pub snapshots: AtomicU64,
+    snapshots: AtomicU64,
 }
 
 /// The versions of a block: the last write that has begun, and the last that has returned.
@@ -156,8 +156,8 @@ impl Race {
         Ok(())
     }
 
-    /// Takes leases of a file, and reads its blocks from the image. One that `answers` returns a lease that is
-    /// recalled.
+    /// Takes leases of a file, and reads its blocks from the image. One that `answers` returns a lease that
+    /// is recalled.
     fn read(&self, file: usize, answers: bool) -> io::Result<()> {
         let source = self.open(file);
         let image = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&self.image);
@@ -233,7 +233,7 @@ impl Race {
 }
 
 /// Races for so long. Panics if a reader believes what it should not.
-pub fn race(time: Duration) -> io::Result<Report> {
+fn race(time: Duration) -> io::Result<Report> {
     let directory = tempfile::tempdir()?;
     let (image, dir) = (directory.path().join("image"), directory.path().join("mnt"));
     fs::create_dir(&dir)?;
@@ -324,7 +324,7 @@ fn run(race: &Race, volume: &quire::Volume, time: Duration) -> io::Result<()> {
 }
 
 /// Whether this process can mount; says so if not.
-pub fn can_mount() -> bool {
+fn can_mount() -> bool {
     let can = Path::new("/dev/fuse").exists() && rustix::process::geteuid().is_root();
     if !can {
         eprintln!("\n*** SKIPPED: a mount needs /dev/fuse and root ***\n");
@@ -332,11 +332,22 @@ pub fn can_mount() -> bool {
     can
 }
 
-#[allow(dead_code, reason = "the test that runs this has a main of its own")]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let seconds = std::env::args().nth(1).map_or(Ok(10), |seconds| seconds.parse())?;
     if can_mount() {
         println!("{:#?}", race(Duration::from_secs(seconds))?);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readers_of_the_image_believe_nothing_wrong() {
+        if can_mount() {
+            println!("{:?}", race(Duration::from_millis(1500)).unwrap());
+        }
+    }
 }

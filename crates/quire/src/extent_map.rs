@@ -172,8 +172,8 @@ impl Engine {
 }
 
 impl Engine {
-    /// Runs `look` on the extents that cover any of `count` file blocks from `first`, with `meta` held. What is
-    /// not in memory is loaded without it.
+    /// Runs `look` on the extents that cover any of `count` file blocks from `first`, with `meta` held. What
+    /// is not in memory is loaded without it.
     pub(crate) fn with_extents<T>(
         &self,
         inode: &Inode,

@@ -303,8 +303,8 @@ impl VolumeOptions {
     }
 
     /// How long an operation that moves or frees blocks waits for the return of a lease
-    /// ([`File::lease_layout`](crate::File::lease_layout)) before the lease is revoked; 5 seconds at first, an
-    /// hour at most.
+    /// ([`File::lease_layout`](crate::File::lease_layout)) before the lease is revoked; 5 seconds at first,
+    /// an hour at most.
     #[must_use]
     pub fn lease_recall_time(mut self, time: Duration) -> VolumeOptions {
         self.lease_recall_time = time.min(Duration::from_secs(3600));

@@ -1,7 +1,7 @@
 //! `quire lease`: where a file on a mount lies in the image, held for a while.
 //!
-//! A lease has a bounded number of extents, so a file in many pieces takes several. All are held together, and
-//! given back when the first of them is recalled.
+//! A lease has a bounded number of extents, so a file in many pieces takes several. All are held together,
+//! and given back when the first of them is recalled.
 
 use std::fs::File;
 use std::ops::Range;

@@ -1,5 +1,5 @@
-//! Layout leases on a real mount: the file read from the image, operations that wait for a holder, and holders
-//! that are killed or do not answer.
+//! Layout leases on a real mount: the file read from the image, operations that wait for a holder, and
+//! holders that are killed or do not answer.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -208,16 +208,4 @@ fn what_is_wrong_is_refused() {
         assert_eq!(control(&file, LEASE, &mut Lease::request(0..100)), None);
     }
     assert_eq!(control(&file, LEASE, &mut Lease::request(0..100)), Some(libc::EBUSY));
-}
-
-#[path = "../../examples/leased_reads.rs"]
-mod leased_reads;
-
-/// The example, for a moment; it runs longer by itself.
-#[test]
-fn readers_of_the_image_believe_nothing_wrong() {
-    if leased_reads::can_mount() {
-        let report = leased_reads::race(Duration::from_millis(1500)).unwrap();
-        println!("{report:?}");
-    }
 }

@@ -1,11 +1,12 @@
 //! Giving a lease.
 //!
-//! 1. It is asked for, which marks the file ([`super::table`]). From here on a mover that begins waits for it.
+//! 1. It is asked for, which marks the file ([`super::table`]). From here on a mover that begins waits for
+//!    it.
 //! 2. The gate, exclusively, for a moment: operations that have not seen the mark have ended.
 //! 3. The range is written back and made durable. Recorded content goes home, by a checkpoint, since later
 //!    writes in place are possible only behind one.
-//! 4. Under `meta` the extents are read and the lease is granted. If content in the journal waits for its home
-//!    again, or a mover has come, nothing is granted.
+//! 4. Under `meta` the extents are read and the lease is granted. If content in the journal waits for its
+//!    home again, or a mover has come, nothing is granted.
 //! 5. The range is made durable once more: extents that others have journaled meanwhile are in the answer.
 //!
 //! So what the answer names is what the file has after a crash, too, as after an fsync at that moment.

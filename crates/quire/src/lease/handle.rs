@@ -37,8 +37,8 @@ pub struct LayoutExtent {
 /// [`File::lease_layout`](crate::File::lease_layout); dropping it returns it.
 ///
 /// What would move or free blocks of it recalls it, waits for its return
-/// ([`VolumeOptions::lease_recall_time`](crate::VolumeOptions::lease_recall_time)), and revokes it then. So what was
-/// read from the device counts only if [`LayoutLease::is_valid`] is true *afterwards*.
+/// ([`VolumeOptions::lease_recall_time`](crate::VolumeOptions::lease_recall_time)), and revokes it then. So
+/// what was read from the device counts only if [`LayoutLease::is_valid`] is true *afterwards*.
 ///
 /// Blocks that are overwritten stay where they are, and the lease stays as it is: the device has their new
 /// content when it is written back. Holes and unwritten parts may be written to without a recall.

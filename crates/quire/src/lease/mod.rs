@@ -13,11 +13,11 @@
 //! | [`marks`] | the byte that tells a file without leases |
 //!
 //! What recalls: the operations that reshape a file (shrinking, punch, zero, collapse, insert), a group that
-//! is committed, a write to a block that a snapshot has as well, and every write that goes through the journal
-//! (untorn files, and blocks whose record a replay would put back): the device then keeps the old content for
-//! a while. What does not: a write in place, a write to a hole or an unwritten part (the lease names only what
-//! is there), taking a snapshot (the write that follows recalls), and removing the file (a lease keeps it, as
-//! an open file does).
+//! is committed, a write to a block that a snapshot has as well, and every write that goes through the
+//! journal (untorn files, and blocks whose record a replay would put back): the device then keeps the old
+//! content for a while. What does not: a write in place, a write to a hole or an unwritten part (the lease
+//! names only what is there), taking a snapshot (the write that follows recalls), and removing the file (a
+//! lease keeps it, as an open file does).
 //!
 //! `docs/leases.md` has the contract.
 

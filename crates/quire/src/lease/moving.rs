@@ -1,8 +1,8 @@
 //! Operations that move or free blocks of files, or leave their newest content elsewhere.
 //!
-//! Two lines of defence. An operation recalls leases and waits for them *where it holds nothing*: neither gate
-//! nor lock, and no admission either, so that a freeze or a snapshot that comes meanwhile waits for nobody
-//! ([`Moving`]). Whatever then changes extents or records content goes through
+//! Two lines of defence. An operation recalls leases and waits for them *where it holds nothing*: neither
+//! gate nor lock, and no admission either, so that a freeze or a snapshot that comes meanwhile waits for
+//! nobody ([`Moving`]). Whatever then changes extents or records content goes through
 //! [`Engine::change_extents`] or [`Engine::revoke_recorded`], which revoke at once what is still there. So no
 //! path can be forgotten: at worst a lease is revoked without a recall. That happens to a lease that is asked
 //! for at the moment in which a write or a commit of a group begins, which do not look again under the gate.
@@ -88,8 +88,8 @@ impl Engine {
         }
     }
 
-    /// To be called where a write to a leased file begins. Recalls what it would move, and puts a bar up until
-    /// the write has ended.
+    /// To be called where a write to a leased file begins. Recalls what it would move, and puts a bar up
+    /// until the write has ended.
     #[cold]
     pub(crate) fn recall_for_write(
         &self,
@@ -152,7 +152,8 @@ impl Engine {
 }
 
 impl Inode {
-    /// The blocks of a range of bytes, or its units: what is written anew where they are not written in place.
+    /// The blocks of a range of bytes, or its units: what is written anew where they are not written in
+    /// place.
     pub(crate) fn blocks_touched(&self, start: u64, end: u64) -> Range<u64> {
         let unit = self.unit_blocks().unwrap_or(1);
         let first = start / BLOCK_SIZE as u64 / unit * unit;
