@@ -56,6 +56,13 @@ fn a_lease_is_printed_held_and_returned() {
     // It hears of the truncate, and returns the lease: the truncate goes on.
     let held = holder(&path);
     assert_eq!(number(&volume, "quire_leases_held"), 1);
+    let top = quire(&[
+        "top".as_ref(),
+        "--once".as_ref(),
+        "--interval=0.1".as_ref(),
+        volume.mountpoint().as_os_str(),
+    ]);
+    assert!(text(&top).contains("leases_held"), "{}", text(&top));
     fs::write(&path, b"short").unwrap();
     let ended = held.wait_with_output().unwrap();
     assert!(ended.status.success() && text(&ended).contains("recalled"), "{}", text(&ended));
