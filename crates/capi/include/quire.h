@@ -77,6 +77,24 @@
 // makes, and not without what was committed before it.
 #define QUIRE_COMMIT_ORDERED 2
 
+// Of an extent: on the device, at `device`.
+#define QUIRE_EXTENT_WRITTEN 1
+
+// Of an extent: it has blocks, and reads as zeros whatever they hold.
+#define QUIRE_EXTENT_UNWRITTEN 2
+
+// Of an extent: it has no blocks, and reads as zeros.
+#define QUIRE_EXTENT_HOLE 3
+
+// Of a lease: what was read from the device up to now does not count.
+#define QUIRE_LEASE_REVOKED 0
+
+// Of a lease: what was read from the device up to now counts.
+#define QUIRE_LEASE_VALID 1
+
+// Of a lease: what was read from the device up to now counts, and somebody waits for its return.
+#define QUIRE_LEASE_RECALLED 2
+
 // For `quire_properties.flags`: what was read and written does not stay in the cache (`cache=drop`).
 #define QUIRE_CACHE_DROP 1
 
@@ -91,6 +109,9 @@ typedef struct quire_file quire_file;
 
 // A group of writes that has not been committed.
 typedef struct quire_group quire_group;
+
+// A lease of a file's layout.
+typedef struct quire_lease quire_lease;
 
 // The numbers of a volume, as they were when the list was made.
 typedef struct quire_metrics quire_metrics;
@@ -191,6 +212,21 @@ typedef struct quire_metric {
     // Zero, for later versions.
     uint32_t spare;
 } quire_metric;
+
+// A part of a file, whole blocks of 4096 bytes. What lies behind the end of the file in the last one means
+// nothing.
+typedef struct quire_extent {
+    // In the file, in bytes.
+    uint64_t offset;
+    // Bytes.
+    uint64_t length;
+    // On the device or in the image, in bytes; 0 unless it is written.
+    uint64_t device;
+    // QUIRE_EXTENT_WRITTEN, QUIRE_EXTENT_UNWRITTEN or QUIRE_EXTENT_HOLE.
+    uint32_t kind;
+    // Zero.
+    uint32_t reserved;
+} quire_extent;
 
 // An entry of a directory.
 typedef struct quire_dirent {
@@ -597,6 +633,56 @@ int quire_group_commit(struct quire_group *group, uint32_t how, uint32_t lazy_ms
 //
 // Threads: any; no other call uses this group then or later.
 void quire_group_free(struct quire_group *group);
+
+// Makes bytes `[start, end)` of a file durable, as far as the file goes, and leases their layout: where they
+// are on the device, and the promise that they stay there. What would move them recalls the lease, waits for
+// its return a bounded time, and revokes it then: what was read from the device counts only if
+// quire_lease_state says so afterwards. A lease has a bounded number of extents; quire_lease_range says
+// where it ends, and another lease goes on from there. The file was opened for reading; its handle may be
+// closed before the lease is returned. Closing the volume revokes it.
+//
+// Returns: 0 and a handle in `*lease`, which the caller gives to quire_lease_return; -EBUSY while an
+// operation that moves blocks of the range is under way, and if the volume has 4096 leases; or another
+// negative error number. On an error `*lease` is NULL.
+// Threads: any.
+int quire_lease_take(const struct quire_file *file, uint64_t start, uint64_t end, struct quire_lease **lease);
+
+// Where the range of a lease is: extents in the order of the file, holes included, without gaps. At most
+// `room` of them are written to `extents`.
+//
+// Returns: how many there are, which may be more than `room`; or a negative error number.
+// Threads: any.
+int64_t quire_lease_extents(const struct quire_lease *lease, struct quire_extent *extents, size_t room);
+
+// The end of the range that a lease covers, in bytes: another lease goes on there.
+//
+// Returns: that offset, or a negative error number.
+// Threads: any.
+int64_t quire_lease_end(const struct quire_lease *lease);
+
+// Whether what was read from the device up to now counts.
+//
+// Returns: QUIRE_LEASE_VALID, QUIRE_LEASE_RECALLED or QUIRE_LEASE_REVOKED, or a negative error number.
+// Threads: any. It waits for nothing.
+int quire_lease_state(const struct quire_lease *lease);
+
+// Waits until a lease is recalled or revoked, at most so many milliseconds.
+//
+// Returns: as quire_lease_state.
+// Threads: any.
+int quire_lease_wait(const struct quire_lease *lease, uint64_t milliseconds);
+
+// Makes an eventfd readable when a lease is recalled or revoked, at once if it was: 1 is added to it. The
+// library uses a duplicate of the descriptor, so the caller may close its own.
+//
+// Returns: 0 or a negative error number.
+// Threads: any.
+int quire_lease_notify(const struct quire_lease *lease, int eventfd);
+
+// Returns a lease. NULL is fine.
+//
+// Threads: any; no other call uses this lease then or later.
+void quire_lease_return(struct quire_lease *lease);
 
 // Creates a directory with the permission bits `mode`, owner and group 0.
 //

@@ -22,6 +22,7 @@
 //! | `volume` | making, opening and closing volumes; space; metrics |
 //! | `file` | open files: reads, writes, durability, allocation |
 //! | `group` | groups of writes that are there as a whole or not at all |
+//! | `lease` | leases of the layout of files |
 //! | `names` | directories, links, renames |
 //! | `attributes` | `stat`, modes, owners, times, extended attributes |
 //! | `properties` | what is asked of a file besides: untorn over a crash, not kept in the cache |
@@ -44,6 +45,7 @@ pub mod file;
 pub mod group;
 #[cfg(not(any(loom, shuttle)))]
 mod handle;
+pub mod lease;
 #[cfg(not(any(loom, shuttle)))]
 pub mod names;
 #[cfg(not(any(loom, shuttle)))]

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::commands::lease;
 use crate::commands::properties::Setting;
 use crate::exit;
 use crate::mount_options;
@@ -113,6 +114,12 @@ pub enum Command {
     ///
     /// What is created in a directory gets its properties.
     Set(Set),
+    /// Show where a file on a mount lies in the image, and keep it there for a while
+    ///
+    /// A program may read the blocks from the image itself, past the page cache (O_DIRECT); what it has read
+    /// counts if the lease is valid afterwards. What would move the blocks recalls the lease, which this
+    /// command then returns. Only the file's owner and root may take one.
+    Lease(Lease),
     /// Measure Quire beside the kernel's file systems, with the same driver
     ///
     /// Each engine works on an image file that was written through once, in a directory that is removed at
@@ -527,6 +534,22 @@ pub struct Get {
     pub paths: Vec<PathBuf>,
 }
 
+/// `quire lease`.
+#[derive(Debug, Args)]
+pub struct Lease {
+    /// Only these bytes: START-END, START- or -END, for example 0-64M
+    #[arg(long, value_name = "RANGE", allow_hyphen_values = true, value_parser = lease::parse_range)]
+    pub range: Option<std::ops::Range<u64>>,
+    /// Seconds to hold the lease, at most; it is returned when it is recalled
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=86_400))]
+    pub hold: u64,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// A file on a mount
+    pub file: PathBuf,
+}
+
 /// `quire set`.
 #[derive(Debug, Args)]
 pub struct Set {
@@ -593,6 +616,8 @@ mod tests {
             "quire ctl cache-size mnt 512M",
             "quire get -r --require untorn=8k --require cache=drop mnt mnt/file",
             "quire set untorn=8k cache=drop mnt -r",
+            "quire lease mnt/file",
+            "quire lease --range 0-64M --hold 30 --json mnt/file",
             "quire man out",
             "quire completions bash",
             "quire bench-null mnt",

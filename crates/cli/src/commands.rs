@@ -10,6 +10,7 @@ pub mod fsck;
 pub mod generate;
 pub mod info;
 pub mod inspect;
+pub mod lease;
 pub mod mkfs;
 pub mod mount;
 pub mod probe;

@@ -115,6 +115,7 @@ fn run(line: Vec<OsString>) -> ExitCode {
         Command::Thaw(arguments) => commands::freeze::thaw(&arguments),
         Command::Get(arguments) => commands::properties::get(&arguments),
         Command::Set(arguments) => commands::properties::set(&arguments),
+        Command::Lease(arguments) => commands::lease::run(&arguments),
         Command::Man { dir } => commands::generate::manual(&dir),
         Command::Completions { shell } => commands::generate::completions(shell),
         Command::Bench(arguments) => commands::bench::run(&arguments),

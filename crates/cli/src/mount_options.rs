@@ -78,6 +78,7 @@ Mount options (-o, separated by commas):
                          /var/log/quire-VOLUME.log for root, ~/.local/state/quire/VOLUME.log for users)
   metrics=PORT|ADDRESS:PORT|/SOCKET
                          serve the server's numbers to Prometheus, at a loopback port or a socket of the owner's
+  lease_timeout=SECONDS  what moves blocks waits so long for a lease of them before it revokes it (default 5)
   sync_timeout=SECONDS   syncfs and sync fail when the device completes nothing for so long (default 60)
   fsname=NAME            shown as the source in mount tables; root's mount then has no loop device as its source, so
                          syncfs and sync do not reach it
@@ -187,6 +188,10 @@ impl MountOptions {
                 let seconds = number("sync_timeout", value, 1, 86_400)?;
                 self.serve.sync_patience = Some(Duration::from_secs(seconds.into()));
             }
+            ("lease_timeout", Some(value)) => {
+                let seconds = number("lease_timeout", value, 0, 3600)?;
+                self.volume = volume.lease_recall_time(Duration::from_secs(seconds.into()));
+            }
             ("wait", Some(value)) => {
                 self.wait = Some(Duration::from_secs(number("wait", value, 0, 3600)?.into()));
             }
@@ -201,7 +206,7 @@ impl MountOptions {
             ("remount", None) => self.remount = true,
             (
                 "cache" | "cache_size" | "node_cache" | "commit" | "threads" | "transport" | "log" | "fsname"
-                | "metrics" | "sync_timeout" | "wait" | "snapshot" | "snapshots",
+                | "metrics" | "lease_timeout" | "sync_timeout" | "wait" | "snapshot" | "snapshots",
                 None | Some(""),
             ) => {
                 return Err(format!("mount option {name} needs a value: {name}=..."));
@@ -328,6 +333,7 @@ mod tests {
             ("cache_size=lots", "not a size"),
             ("commit=0", "from 1"),
             ("commit=x", "number"),
+            ("lease_timeout=9999", "3600"),
             ("sync_timeout=0", "from 1"),
             ("wait=-1", "from 0"),
             ("wait", "needs a value"),

@@ -180,6 +180,14 @@ impl RecordedBlocks {
                 .any(|(first, end)| self.shard(first).lock().range(first..end).next().is_some())
     }
 
+    /// Whether the device has the newest content of these blocks: none of them waits to be written home.
+    pub fn is_at_home(&self, start: BlockNo, blocks: u64) -> bool {
+        self.pending.load(Ordering::Acquire) == 0
+            || parts(start, blocks).all(|(first, end)| {
+                self.shard(first).lock().range(first..end).all(|(_, version)| version.content.is_none())
+            })
+    }
+
     /// Bytes that wait to be written home.
     pub fn pending_bytes(&self) -> u64 {
         self.pending.load(Ordering::Acquire) * BLOCK_SIZE as u64

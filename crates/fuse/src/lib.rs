@@ -27,6 +27,7 @@
 pub mod background;
 mod connection;
 pub mod errno;
+pub mod lease;
 pub mod mount;
 pub mod null;
 pub mod operations;

@@ -12,7 +12,7 @@
 //! * [`attributes`]: stat and its setters.
 //! * [`xattr`]: extended attributes and ACLs; [`properties`]: those that are properties.
 //! * [`control`]: statfs, access.
-//! * [`ioctl`]: control requests.
+//! * [`ioctl`]: control requests; [`lease`]: those for leases of layouts.
 //! * [`snapshots`]: the volume's snapshots under `.snapshots`.
 //! * [`group`]: writes through one open file that take effect together.
 //!
@@ -30,6 +30,7 @@ pub mod group;
 pub mod inode_table;
 pub mod ioctl;
 pub mod kept;
+pub mod lease;
 pub mod names;
 pub mod properties;
 pub mod snapshots;

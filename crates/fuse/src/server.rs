@@ -193,8 +193,10 @@ impl Server {
             Operation::Destroy => Kind::Destroy,
             Operation::Interrupt { unique } => Kind::Interrupt { unique: *unique },
             Operation::Syncfs => Kind::SyncAll { control: false },
-            Operation::Ioctl(args) if args.command == SYNC => Kind::SyncAll { control: true },
-            Operation::Ioctl(args) if ioctl::ends_group(args.command) => Kind::EndOfGroup,
+            Operation::Ioctl(args, _) if args.command == SYNC => Kind::SyncAll { control: true },
+            Operation::Ioctl(args, _) if ioctl::is_quick(args.command) => Kind::Quick,
+            Operation::Ioctl(args, _) if ioctl::is_long(args.command) => Kind::Long,
+            Operation::Ioctl(args, _) if ioctl::ends_group(args.command) => Kind::EndOfGroup,
             Operation::Write { args, .. }
                 if args.write_flags & abi::WRITE_CACHE == 0
                     && self.operations.changes_kept_pages(request.header.nodeid) =>
@@ -346,6 +348,10 @@ impl Handler for Server {
                 return exchange.reply(Err(libc::EIO));
             }
         };
+        if let Operation::Release(args) = &request.operation {
+            // At once: requests that wait for them may have all threads.
+            self.operations.end_leases(args.handle);
+        }
         let kind = self.kind(&request);
         let exchange = Received::new(exchange, request);
         match kind {

@@ -10,6 +10,7 @@
 use crate::checkpoint::CheckpointState;
 use crate::inode_numbers::InodeNumbers;
 use crate::inode_table::InodeTable;
+use crate::lease::table::LeaseTable;
 use crate::options::VolumeOptions;
 use crate::orphan::OrphanSlots;
 use crate::room_queue::RoomQueue;
@@ -73,6 +74,8 @@ pub struct Engine {
     /// Threads that wait for journal bytes or tree nodes.
     pub(crate) room: RoomQueue,
     pub(crate) orphans: OrphanSlots,
+    /// Who may rely on where blocks of files are.
+    pub(crate) leases: LeaseTable,
     /// Which blocks belong to snapshots.
     pub(crate) snapshots: Arc<SnapshotTable>,
     /// Which snapshots are open beside the volume.
@@ -221,6 +224,7 @@ impl Engine {
             group_memory: AtomicU64::new(0),
             room: RoomQueue::default(),
             orphans: parts.orphans,
+            leases: LeaseTable::default(),
             snapshots: parts.snapshots,
             readers: Arc::default(),
             rewrite_pool: AtomicBool::new(false),

@@ -171,6 +171,33 @@ impl Engine {
     }
 }
 
+impl Engine {
+    /// Runs `look` on the extents that cover any of `count` file blocks from `first`, with `meta` held. What
+    /// is not in memory is loaded without it.
+    pub(crate) fn with_extents<T>(
+        &self,
+        inode: &Inode,
+        first: u64,
+        count: u64,
+        limit: usize,
+        look: impl FnOnce(Vec<Extent>) -> Result<T>,
+    ) -> Result<T> {
+        let _ticket = self.tree.ticket();
+        loop {
+            let locked = inode.meta();
+            match patience::at_once(|| self.extents_in(inode, first, count, limit)) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    drop(locked);
+                    patience::check("extents from the device")?;
+                    self.load_extents(inode, first, count, limit)?;
+                }
+                Err(error) => return Err(error),
+                Ok(extents) => return look(extents),
+            }
+        }
+    }
+}
+
 impl Inode {
     /// A consistent look at the extents that cover any of `count` file blocks from `first`, without `meta`.
     pub(crate) fn read_extents(&self, first: u64, count: u64, limit: usize) -> Result<Vec<Extent>> {
@@ -186,21 +213,7 @@ impl Inode {
                 quire_base::sync::spin_loop();
             }
         }
-        // Changes came faster than we could read: wait for them. What is not in memory is loaded without the
-        // lock.
-        let _ticket = self.engine.tree.ticket();
-        loop {
-            let locked = {
-                let _meta = self.meta();
-                patience::at_once(|| self.engine.extents_in(self, first, count, limit))
-            };
-            match locked {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    patience::check("extents from the device")?;
-                    self.engine.load_extents(self, first, count, limit)?;
-                }
-                other => return other,
-            }
-        }
+        // Changes came faster than we could read: wait for them.
+        self.engine.with_extents(self, first, count, limit, Ok)
     }
 }

@@ -13,6 +13,8 @@ use crate::file::syncing::{SyncOptions, Syncing};
 use crate::group_handle::FileGroup;
 use crate::inode::InodeRef;
 use crate::inodes::{FallocateMode, Inodes, IoFlags, XattrFlags};
+use crate::lease::grant::LEASE_EXTENTS_MAX;
+use crate::lease::handle::LayoutLease;
 use crate::metadata::{FileTimes, Metadata};
 use crate::xattr::or_none;
 use quire_base::sync::Arc;
@@ -22,6 +24,7 @@ use quire_format::properties::Properties;
 use std::ffi::{OsStr, OsString};
 use std::fs::Permissions;
 use std::io::{IoSlice, IoSliceMut};
+use std::ops::{Bound, RangeBounds};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 /// An open file: it lives while this does, unlinked or not. Share it between threads by reference or in an
@@ -333,6 +336,27 @@ impl File {
         }
         to.set_len(size)?;
         Ok(size)
+    }
+
+    /// Makes a range durable, as far as the file goes, and gives its layout: where its blocks are on the
+    /// device, and the promise that they stay there until the lease is returned, or recalled and revoked.
+    /// What it names is true after a crash, too.
+    ///
+    /// Errors: `Busy` while an operation that moves blocks of the range is under way or waits, and if the
+    /// volume has 4096 leases; `ReadOnly` on a volume that takes no changes; `Shutdown`; those of an fsync.
+    pub fn lease_layout(&self, range: impl RangeBounds<u64>) -> Result<LayoutLease> {
+        self.check_readable()?;
+        let start = match range.start_bound() {
+            Bound::Included(&start) => start,
+            Bound::Excluded(&before) => before.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(&last) => last.saturating_add(1),
+            Bound::Excluded(&end) => end,
+            Bound::Unbounded => u64::MAX,
+        };
+        self.inodes.lease_layout(&self.inode, start..end, LEASE_EXTENTS_MAX)
     }
 
     /// Takes advice about `len` bytes at `offset` (posix_fadvise); a length of 0 means to the end.

@@ -24,6 +24,7 @@ use crate::engine::{Engine, EngineHandle};
 use crate::file::range_lock::RangeLock;
 use crate::file::tail::Tail;
 use crate::gate::Gate;
+use crate::lease::marks::Marks;
 use crate::orphan::Slot;
 use crate::pool_promise::Delayed;
 use crate::seen::Seen;
@@ -163,8 +164,8 @@ pub struct Inode {
     has_xattrs: AtomicBool,
     /// Blocks of an untorn unit, 0 if there is none. Of a file it changes with the gate held exclusively.
     unit_blocks: AtomicU32,
-    /// The record's property of this name, without the lock.
-    pub(crate) cache_drop: AtomicBool,
+    /// The record's property `cache=drop`, without the lock; and whether there are leases.
+    pub(crate) marks: Marks,
     write_time: Noted,
     access_time: Noted,
 
@@ -248,6 +249,8 @@ impl Inode {
         let kind = record.file_type();
         // Loading has refused a record whose properties are invalid.
         let properties = Properties::of_flags(record.flags).unwrap_or_default();
+        let marks = Marks::default();
+        marks.set_drops_cache(properties.cache_drop);
         let names = (kind == FileType::Directory).then(|| Names::new(record.nlink == 0));
         Inode {
             engine: engine.inodes.engine_handle(engine),
@@ -266,7 +269,7 @@ impl Inode {
             mode: AtomicU32::new(record.mode),
             has_xattrs: AtomicBool::new(record.xattr_bytes != 0),
             unit_blocks: AtomicU32::new(blocks_of(properties.untorn)),
-            cache_drop: AtomicBool::new(properties.cache_drop),
+            marks,
             meta: Mutex::new(Meta {
                 record,
                 orphan,
@@ -431,16 +434,13 @@ impl Inode {
         self.mode.store(record.mode, Ordering::Release);
         self.has_xattrs.store(record.xattr_bytes != 0, Ordering::Release);
         let drops = Properties::of_flags(record.flags).is_ok_and(|properties| properties.cache_drop);
-        self.cache_drop.store(drops, Ordering::Release);
+        self.marks.set_drops_cache(drops);
     }
 
     /// Its properties, without a lock.
     pub(crate) fn properties(&self) -> Properties {
         let bytes = u64::from(self.unit_blocks.load(Ordering::Acquire)) * BLOCK_SIZE as u64;
-        Properties {
-            untorn: Unit::from_bytes(bytes).ok(),
-            cache_drop: self.cache_drop.load(Ordering::Acquire),
-        }
+        Properties { untorn: Unit::from_bytes(bytes).ok(), cache_drop: self.marks.now().drops_cache() }
     }
 
     /// Says what an untorn unit is from now on. Of a file, the caller holds the gate exclusively, everything

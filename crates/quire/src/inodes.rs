@@ -31,6 +31,7 @@ use crate::engine::Engine;
 use crate::file::advice::Advice;
 use crate::file::fsync::Target;
 use crate::file::syncing::{SyncOptions, Syncing};
+use crate::lease::handle::LayoutLease;
 use crate::metadata::Metadata;
 use crate::namespace::RenameFlags;
 use crate::volume::Inner;
@@ -280,6 +281,16 @@ impl Inodes {
         len: u64,
     ) -> Result<u64> {
         self.engine().copy_range(from, from_offset, to, to_offset, len)
+    }
+
+    /// As [`File::lease_layout`](crate::File::lease_layout), with at most so many extents.
+    pub fn lease_layout(
+        &self,
+        inode: &InodeRef,
+        range: std::ops::Range<u64>,
+        extents_max: usize,
+    ) -> Result<LayoutLease> {
+        self.engine().lease_layout(inode, range, extents_max)
     }
 
     /// Takes advice about bytes `[offset, offset + len)` of a file (posix_fadvise); a length of 0 means to

@@ -80,6 +80,7 @@ mod inode_numbers;
 mod inode_table;
 pub mod inodes;
 mod inspect;
+mod lease;
 mod lock_order;
 mod metadata;
 mod metrics;
@@ -126,6 +127,8 @@ pub use file_handle::File;
 pub use freeze::Frozen;
 pub use group::Commit;
 pub use group_handle::{FileGroup, Group};
+pub use lease::grant::LEASE_EXTENTS_MAX;
+pub use lease::handle::{LayoutExtent, LayoutLease, Place, Recalled};
 pub use metadata::{FileTimes, Metadata};
 pub use metrics::{Metric, MetricKind, Metrics};
 pub use namespace::RenameFlags;
@@ -193,6 +196,11 @@ pub mod internals {
     /// See the module of this name.
     pub mod inspect {
         pub use crate::inspect::*;
+    }
+    /// See the module of this name.
+    pub mod lease {
+        pub use crate::lease::marks::*;
+        pub use crate::lease::table::*;
     }
     /// See the module of this name.
     pub mod orphan {

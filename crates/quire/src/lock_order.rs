@@ -22,6 +22,10 @@
 //! thread that takes a snapshot holds `Engine::frozen`, keeps changes back, and takes `frees` whole, with
 //! nothing else in hand: no thread that has one of these waits for a change to begin.
 //!
+//! Outside of all stands the wait for leases ([`crate::lease`]): a thread that waits for the return of a
+//! lease holds none of these, and no admission ([`crate::changes`]), which it takes again behind the wait.
+//! The table of leases is a leaf.
+//!
 //! The checkpoint mutex stands apart: a thread that takes it holds no reservation and nothing below rank 7,
 //! and it takes the barrier whole. Finishers of writeback hold segments shared (rank 8) and begin
 //! transactions (rank 7) all the same: that is allowed because a checkpoint, which is all that `begin` can

@@ -125,6 +125,11 @@ pub(crate) fn of(engine: &Engine) -> Metrics {
     list.gauge("syncs_under_way", syncs.under_way as u64);
     list.gauge("syncs_waiting", syncs.waiting as u64);
     list.gauge("syncs_in_line", syncs.in_line as u64);
+    let leases = engine.leases.counts();
+    list.gauge("leases_held", leases.held);
+    list.counter("leases_granted_total", leases.grants);
+    list.counter("leases_recalled_total", leases.recalls);
+    list.counter("leases_revoked_total", leases.revocations);
     list.gauge("inodes_cached", engine.inodes.len() as u64);
     if let Some(usage) = engine.journal.as_ref().map(|journal| journal.usage()) {
         list.gauge("journal_size_bytes", usage.ring_bytes);

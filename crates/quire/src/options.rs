@@ -11,6 +11,7 @@ use quire_cache::CacheConfig;
 use quire_device::Backend;
 #[cfg(not(any(loom, shuttle)))]
 use std::path::Path;
+use std::time::Duration;
 
 /// How a volume is made.
 ///
@@ -170,6 +171,7 @@ pub struct VolumeOptions {
     pub(crate) clock: Clock,
     pub(crate) folio_bytes: Option<u64>,
     pub(crate) group_record_bytes: Option<u64>,
+    pub(crate) lease_recall_time: Duration,
     /// What opening changes of the volume's shape.
     pub(crate) reshape: Option<Reshape>,
     /// The snapshot that opening rolls the volume back to.
@@ -196,6 +198,7 @@ impl VolumeOptions {
             clock: Clock::System,
             folio_bytes: None,
             group_record_bytes: None,
+            lease_recall_time: Duration::from_secs(5),
             reshape: None,
             roll_back: None,
             snapshot: None,
@@ -296,6 +299,15 @@ impl VolumeOptions {
     #[must_use]
     pub fn group_record_bytes(mut self, bytes: u64) -> VolumeOptions {
         self.group_record_bytes = Some(bytes);
+        self
+    }
+
+    /// How long an operation that moves or frees blocks waits for the return of a lease
+    /// ([`File::lease_layout`](crate::File::lease_layout)) before the lease is revoked; 5 seconds at first,
+    /// an hour at most.
+    #[must_use]
+    pub fn lease_recall_time(mut self, time: Duration) -> VolumeOptions {
+        self.lease_recall_time = time.min(Duration::from_secs(3600));
         self
     }
 

@@ -249,7 +249,7 @@ impl Engine {
         let mut record = meta.record.clone();
         record.blocks = record.blocks.saturating_add_signed(plan.blocks_gained());
         transaction.put_inode(inode.number, &record);
-        transaction.extents(inode.number, plan.removed, plan.inserted);
+        self.change_extents(&mut transaction, inode, plan);
         self.commit_extents(inode, transaction, Depends::Nothing)?;
         meta.record = record;
         Ok(true)

@@ -328,6 +328,8 @@ impl Inner {
         if is_sound {
             engine.changes.refuse();
         }
+        // Operations that wait for leases are no changes under way; they go on, and find the volume closing.
+        engine.leases.close();
         engine.thaw();
         if is_sound {
             engine.drain_reaper();

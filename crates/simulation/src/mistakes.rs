@@ -279,6 +279,12 @@ pub enum Mistake {
     /// Nobody zeroes the rest of the last block when the size moves. Shows when a file grows that was cut
     /// inside a block.
     ZeroingSkippedBeyondEnd,
+    /// A punch frees blocks of a lease without recalling it first. Shows at once: the holder, who would have
+    /// returned it in time, finds it revoked.
+    PunchWithoutRecall,
+    /// Blocks of a lease move, and it stays valid. Shows when they get another file's content, and the holder
+    /// reads them.
+    MovedUnderLease,
 }
 
 impl Mistake {
@@ -374,13 +380,15 @@ impl Mistake {
         Mistake::OldSpaceKept,
     ];
 
-    /// The mistakes of progress, of the end of a volume, and of broken connections, each of which has a
-    /// scenario of its own.
-    pub const APART: [Mistake; 4] = [
+    /// The mistakes of progress, of the end of a volume, of broken connections and of leases, each of which
+    /// has a scenario of its own.
+    pub const APART: [Mistake; 6] = [
         Mistake::WritebackChases,
         Mistake::SyncerWaitsForData,
         Mistake::CloseWithoutDraining,
         Mistake::UnflushedNotWrittenAgain,
+        Mistake::PunchWithoutRecall,
+        Mistake::MovedUnderLease,
     ];
 
     /// What it is called on a command line.
@@ -469,6 +477,8 @@ impl Mistake {
             Mistake::CacheKeptAfterDirectWrite => "cache-kept-after-direct-write",
             Mistake::AppendOffsetBeforeLock => "append-offset-before-lock",
             Mistake::ZeroingSkippedBeyondEnd => "zeroing-skipped-beyond-end",
+            Mistake::PunchWithoutRecall => "punch-without-recall",
+            Mistake::MovedUnderLease => "moved-under-lease",
         }
     }
 

@@ -8,10 +8,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <quire.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
 #include <unistd.h>
@@ -332,6 +334,50 @@ static void groups(const char *image)
     quire_close(second);
 }
 
+static void *cuts(void *file)
+{
+    OK(quire_ftruncate((quire_file *)file, 4096));
+    return NULL;
+}
+
+static void leases(const char *image)
+{
+    quire_file *file = opened("leased", O_RDWR | O_CREAT);
+    quire_lease *lease;
+    struct quire_extent extents[4];
+    char block[4096], read[4096];
+    memset(block, 'q', sizeof block);
+    EXPECT(quire_pwrite(file, block, sizeof block, 0) == 4096 && quire_pwrite(file, block, sizeof block, 8192) == 4096);
+    EXPECT(quire_lease_take(NULL, 0, 1, &lease) == -EINVAL && !lease && quire_lease_take(file, 2, 1, &lease) == -EINVAL);
+    EXPECT(quire_lease_take(file, 0, 1, NULL) == -EINVAL);
+    OK(quire_lease_take(file, 0, UINT64_MAX, &lease));
+    EXPECT(quire_lease_end(lease) == 3 * 4096 && quire_lease_end(NULL) == -EINVAL);
+    EXPECT(quire_lease_extents(lease, NULL, 0) == 3 && quire_lease_extents(lease, NULL, 1) == -EINVAL);
+    EXPECT(quire_lease_extents(NULL, extents, 4) == -EINVAL && quire_lease_extents(lease, extents, 4) == 3);
+    EXPECT(extents[0].kind == QUIRE_EXTENT_WRITTEN && extents[1].kind == QUIRE_EXTENT_HOLE && extents[1].offset == 4096);
+    EXPECT(extents[2].offset == 8192 && extents[2].length == 4096 && extents[2].device % 4096 == 0);
+    FILE *device = fopen(image, "rb");
+    EXPECT(device && fseek(device, (long)extents[2].device, SEEK_SET) == 0 && fread(read, 1, sizeof read, device) == 4096);
+    EXPECT(quire_lease_state(lease) == QUIRE_LEASE_VALID && memcmp(read, block, sizeof block) == 0);
+    fclose(device);
+    EXPECT(quire_lease_wait(lease, 0) == QUIRE_LEASE_VALID && quire_lease_wait(NULL, 0) == -EINVAL);
+    int event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    EXPECT(quire_lease_notify(lease, -1) == -EINVAL && quire_lease_notify(NULL, event) == -EINVAL);
+    OK(quire_lease_notify(lease, event));
+    pthread_t thread;
+    EXPECT(pthread_create(&thread, NULL, cuts, file) == 0);
+    struct pollfd polled = {event, POLLIN, 0};
+    EXPECT(poll(&polled, 1, 60000) == 1 && quire_lease_wait(lease, 60000) == QUIRE_LEASE_RECALLED);
+    quire_lease_return(lease);
+    quire_lease_return(NULL);
+    EXPECT(pthread_join(thread, NULL) == 0 && quire_lease_state(NULL) == -EINVAL);
+    OK(quire_lease_take(file, 0, UINT64_MAX, &lease));
+    EXPECT(quire_lease_end(lease) == 4096);
+    quire_lease_return(lease);
+    close(event);
+    quire_close(file);
+}
+
 static void properties(void)
 {
     struct quire_properties found, wanted;
@@ -482,6 +528,7 @@ int main(int argc, char **argv)
     names();
     attributes();
     groups(argv[1]);
+    leases(argv[1]);
     properties();
     queues(0);
     queues(2);

@@ -12,6 +12,7 @@ fn made() -> String {
         "volume",
         "file",
         "group",
+        "lease",
         "names",
         "attributes",
         "xattr",

@@ -91,7 +91,7 @@ impl Operations {
     }
 
     /// The inodes of the volume or snapshot that an open file is in.
-    fn inodes_of(&self, file: &OpenFile) -> Of<'_> {
+    pub(super) fn inodes_of(&self, file: &OpenFile) -> Of<'_> {
         file.snapshot.clone().map_or(Of::Live(&self.volume), Of::Snapshot)
     }
 

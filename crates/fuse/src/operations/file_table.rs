@@ -10,6 +10,7 @@ use quire_base::{Error, ErrorKind, Result};
 
 use super::group::HandleGroup;
 use super::kept::Counted;
+use super::lease::HandleLeases;
 
 const SHARDS: usize = 64;
 
@@ -27,6 +28,8 @@ pub struct OpenFile {
     pub snapshot: Option<Arc<Volume>>,
     /// Writes through it that are to take effect together.
     pub(super) group: HandleGroup,
+    /// Layouts that a program relies on.
+    pub(super) leases: HandleLeases,
     /// With `cache=auto`.
     pub(super) counted: Option<Counted>,
 }
@@ -41,8 +44,8 @@ impl OpenFile {
         counted: Option<Counted>,
     ) -> OpenFile {
         let changed = AtomicBool::new(changed);
-        let (snapshot, group) = (None, HandleGroup::default());
-        OpenFile { inode, changed, writable, uncached, snapshot, group, counted }
+        let (snapshot, group, leases) = (None, HandleGroup::default(), HandleLeases::default());
+        OpenFile { inode, changed, writable, uncached, snapshot, group, leases, counted }
     }
     /// An open of an inode in a snapshot.
     pub fn in_snapshot(inode: InodeRef, snapshot: Arc<Volume>, uncached: bool) -> OpenFile {

@@ -11,13 +11,18 @@
 //! | `F2FS_IOC_ABORT_VOLATILE_WRITE` | `_IO(0xf5, 5)` | discards it |
 //! | `F2FS_IOC_GET_FEATURES` | `_IOR(0xf5, 12, u32)` | bit 2: the descriptor can have groups |
 //! | [`COMMIT_ORDERED`] | `_IO('Q', 4)` | as COMMIT, and does not wait for the device |
+//! | [`LEASE`] | `_IOWR('Q', 16, ...)` | takes a lease of the file's layout: [`super::lease`] |
+//! | [`LEASE_STATE`] | `_IOWR('Q', 17, ...)` | says whether it is valid, or recalled |
+//! | [`LEASE_RETURN`] | `_IOW('Q', 18, ...)` | returns it |
 //!
 //! [`TRANSPORT`], [`SYNCFS`] and [`SYNC`] are answered by the server itself. Any other number gets `ENOTTY`.
 
+use crate::lease::{LEASE, LEASE_RETURN, LEASE_STATE};
 use quire::Commit;
 use quire_base::{Error, ErrorKind, Result};
 
 use super::Operations;
+use super::properties::Asker;
 
 /// `FS_IOC_GETFLAGS`: `lsattr` asks; there are none.
 const GET_FLAGS: u32 = 0x8008_6601;
@@ -53,10 +58,34 @@ pub fn ends_group(command: u32) -> bool {
     matches!(command, COMMIT | COMMIT_ORDERED | ABORT)
 }
 
+/// Whether a request is answered without waiting, and has to be: others may wait for it.
+pub fn is_quick(command: u32) -> bool {
+    matches!(command, LEASE_STATE | LEASE_RETURN)
+}
+
+/// Whether a request may take long.
+pub fn is_long(command: u32) -> bool {
+    command == LEASE
+}
+
+/// A control request.
+pub struct Control<'a> {
+    /// The open file.
+    pub handle: u64,
+    /// Its number.
+    pub command: u32,
+    /// The user that asks.
+    pub asker: Asker,
+    /// What the caller passes.
+    pub input: &'a [u8],
+    /// Bytes that the caller takes at most.
+    pub room: usize,
+}
+
 impl Operations {
-    /// A control request on a node, through an open file (`handle`): the result and the bytes for the
-    /// caller, at most `room`.
-    pub fn ioctl(&self, node: u64, handle: u64, command: u32, room: usize) -> Result<(i32, Vec<u8>)> {
+    /// A control request on a node: the result and the bytes for the caller.
+    pub fn ioctl(&self, node: u64, request: &Control<'_>) -> Result<(i32, Vec<u8>)> {
+        let &Control { handle, command, asker, input, room } = request;
         let mut answer = vec![0; room.min(64)];
         match command {
             GET_FLAGS | GET_FSXATTR => {
@@ -74,6 +103,9 @@ impl Operations {
             COMMIT => self.commit_group(handle, Commit::Now)?,
             COMMIT_ORDERED => self.commit_group(handle, Commit::Ordered)?,
             ABORT => self.abort_group(handle)?,
+            LEASE => answer = self.take_lease(handle, asker, input)?,
+            LEASE_STATE => answer = self.lease_state(handle, input)?,
+            LEASE_RETURN => self.return_lease(handle, input)?,
             _ => {
                 return Err(Error::new(
                     ErrorKind::Unsupported,

@@ -40,15 +40,15 @@ pub fn unset(name: &[u8]) -> Option<&'static [u8]> {
     }
 }
 
-/// Whether promises about an inode owned by `owner` may be taken back.
-pub fn may_take_back(inode: &InodeRef, owner: u32, asker: Asker) -> bool {
+/// Whether the asker is the owner of an inode, or root.
+pub fn is_owner_or_root(inode: &InodeRef, owner: u32, asker: Asker) -> bool {
     let user = match asker.uid {
         UNKNOWN => user_of(asker.thread),
         user => Some(user),
     };
     let may = user.is_some_and(|user| user == 0 || user == owner);
     if user.is_none() {
-        tracing::debug!("thread {} that changes {inode:?} is of an unknown user", asker.thread);
+        tracing::debug!("thread {} that asks about {inode:?} is of an unknown user", asker.thread);
     }
     may
 }

@@ -62,7 +62,7 @@ impl Operations {
         asker: Asker,
     ) -> Result<()> {
         let owner = self.volume.inodes().metadata(inode).uid();
-        how.set(XattrFlags::KEEP_UNTORN, !properties::may_take_back(inode, owner, asker));
+        how.set(XattrFlags::KEEP_UNTORN, !properties::is_owner_or_root(inode, owner, asker));
         let done = self.volume.inodes().set_xattr(inode, name, value, how);
         done.map_err(|error| properties::refused(inode, name, value, error))
     }

@@ -161,7 +161,8 @@ pub enum Operation {
         unique: u64,
     },
     Destroy,
-    Ioctl(abi::IoctlIn),
+    /// The argument, and what the caller passes.
+    Ioctl(abi::IoctlIn, Span),
     Fallocate(abi::FallocateIn),
     Lseek(abi::LseekIn),
     CopyFileRange {
@@ -346,7 +347,10 @@ fn operation(code: u32, mut from: Reader<'_>) -> Result<Operation, Malformed> {
         opcode::ACCESS => Operation::Access { mask: from.argument::<abi::AccessIn>()?.mask },
         opcode::INTERRUPT => Operation::Interrupt { unique: from.argument::<abi::InterruptIn>()?.unique },
         opcode::DESTROY => Operation::Destroy,
-        opcode::IOCTL => Operation::Ioctl(from.argument()?),
+        opcode::IOCTL => {
+            let args: abi::IoctlIn = from.argument()?;
+            Operation::Ioctl(args, from.data(args.in_size)?)
+        }
         opcode::FALLOCATE => Operation::Fallocate(from.argument()?),
         opcode::LSEEK => Operation::Lseek(from.argument()?),
         opcode::COPY_FILE_RANGE => Operation::CopyFileRange { args: from.argument()?, wide: false },

@@ -10,7 +10,7 @@ use super::meters::Received;
 use super::{Server, number};
 use crate::errno::NOT_IMPLEMENTED;
 use crate::operations::data::{CopyRequest, Opened, ReadRequest, WriteRequest};
-use crate::operations::ioctl::{START, SYNCFS, TRANSPORT};
+use crate::operations::ioctl::{Control, START, SYNCFS, TRANSPORT};
 use crate::operations::names::{Make, Name};
 use crate::operations::properties::Asker;
 use crate::operations::xattr::Sized;
@@ -57,7 +57,7 @@ impl Server {
             Operation::Readdirplus(args) => Filling::NamesAndAttributes { node, args },
             operation => {
                 let answer = match operation {
-                    Operation::Ioctl(args) if matches!(args.command, TRANSPORT | SYNCFS) => {
+                    Operation::Ioctl(args, _) if matches!(args.command, TRANSPORT | SYNCFS) => {
                         Answer::Control(0, self.fact(args.command, args.out_size))
                     }
                     _ => perform(self.operations(), &request, exchange.message())
@@ -131,7 +131,7 @@ impl Server {
             Operation::Readdirplus(args) => {
                 self.list_at_once(&Filling::NamesAndAttributes { node, args }, exchange)
             }
-            Operation::Ioctl(args) if args.command == START => self.at_once(exchange),
+            Operation::Ioctl(args, _) if args.command == START => self.at_once(exchange),
             Operation::Setattr(args) if args.valid & abi::setattr::SIZE == 0 => self.at_once(exchange),
             _ => None,
         }
@@ -336,8 +336,15 @@ fn perform(operations: &Operations, request: &Request, message: Message<'_>) -> 
             operations.remove_xattr(node, bytes(name), asker).map(|()| Answer::Nothing)?
         }
         Operation::Access { mask } => operations.access(node, mask, caller).map(|()| Answer::Nothing)?,
-        Operation::Ioctl(args) => {
-            match operations.ioctl(node, args.handle, args.command, args.out_size as usize) {
+        Operation::Ioctl(args, input) => {
+            let request = Control {
+                handle: args.handle,
+                command: args.command,
+                asker,
+                input: bytes(input),
+                room: args.out_size as usize,
+            };
+            match operations.ioctl(node, &request) {
                 Err(error) if error.kind() == ErrorKind::Unsupported => Answer::Refused(libc::ENOTTY),
                 answer => answer.map(|(result, data)| Answer::Control(result, data))?,
             }

@@ -3,6 +3,7 @@
 mod callers;
 mod groups;
 mod kept;
+mod leases;
 mod properties;
 mod semantics;
 mod snapshots;

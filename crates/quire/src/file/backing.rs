@@ -376,7 +376,7 @@ impl Engine {
             _ => total_blocks(&subtract(&plan.removed, &plan.inserted)?.1),
         };
         transaction.put_inode(inode.number, &record);
-        transaction.extents(inode.number, plan.removed, plan.inserted);
+        self.change_extents(&mut transaction, inode, plan);
         let depends = if ahead.is_some() { Depends::Nothing } else { Depends::DataOf(inode) };
         self.commit_extents(inode, transaction, depends)?;
         self.release_promised(inode, gained);

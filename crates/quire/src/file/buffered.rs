@@ -89,6 +89,15 @@ impl Engine {
         data: &[u8],
         flags: IoFlags,
     ) -> Result<(u64, usize)> {
+        let marks = inode.marks.now();
+        // Before anything is held.
+        let _bars = match marks.is_leased() && inode.kind == FileType::Regular {
+            true => {
+                let at = (!flags.contains(IoFlags::APPEND)).then_some(offset);
+                self.recall_for_write(inode, at, data.len())?
+            }
+            false => Vec::new(),
+        };
         let _change = self.begin_change()?;
         inode.check_regular()?;
         if data.is_empty() {
@@ -100,7 +109,7 @@ impl Engine {
         if !flags.contains(IoFlags::KEEP_PRIVILEGES) {
             self.clear_privileges(inode)?;
         }
-        let drops = inode.drops_cache() && !flags.contains(IoFlags::DIRECT);
+        let drops = marks.drops_cache() && !flags.contains(IoFlags::DIRECT);
         if drops {
             self.check_may_pass(offset, data.len())?;
         }
@@ -145,7 +154,8 @@ impl Engine {
     /// false where anything else would have to be done, and nothing has changed. Waits for nothing. The
     /// caller sees to set-id bits.
     pub(crate) fn try_write(&self, inode: &InodeRef, offset: u64, data: &[u8]) -> bool {
-        if inode.kind != FileType::Regular || data.len() > BATCH_BYTES {
+        // A write to a leased file may have to wait for the lease.
+        if inode.kind != FileType::Regular || data.len() > BATCH_BYTES || inode.marks.now().is_leased() {
             return false;
         }
         let Some(_change) = self.try_begin_change() else { return false };

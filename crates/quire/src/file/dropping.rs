@@ -11,7 +11,6 @@
 
 use crate::engine::Engine;
 use crate::inode::Inode;
-use quire_base::sync::atomic::Ordering;
 use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, Result, patience};
 
@@ -21,7 +20,7 @@ const PIECE_BYTES: u64 = 1 << 20;
 impl Inode {
     /// Whether what is clean leaves the cache.
     pub(crate) fn drops_cache(&self) -> bool {
-        self.cache_drop.load(Ordering::Relaxed)
+        self.marks.now().drops_cache()
     }
 
     /// To be called after a read of `len` bytes of a file that drops.

@@ -11,15 +11,25 @@
 
 use crate::dirty_inodes::Owes;
 use crate::engine::Engine;
-use crate::gate::GateState;
+use crate::gate::{GateState, Permit};
 use crate::inode::Inode;
 use crate::seen::OddSequence;
 use quire_base::Result;
 
 impl Engine {
-    /// Runs an operation that has the file to itself.
+    /// Runs an operation that has the file to itself, and moves no blocks that a lease may name.
     pub(crate) fn exclusively<T>(&self, inode: &Inode, operation: impl FnOnce() -> Result<T>) -> Result<T> {
-        let _permit = inode.gate.enter(GateState::Exclusive);
+        self.run_alone(inode.gate.enter(GateState::Exclusive), inode, operation)
+    }
+
+    /// As [`Engine::exclusively`], with the gate already entered.
+    pub(crate) fn run_alone<T>(
+        &self,
+        permit: Permit<'_>,
+        inode: &Inode,
+        operation: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let _permit = permit;
         let outcome = {
             let _odd = OddSequence::new(&inode.seen);
             // Before anything is dropped: a thread that makes the volume durable waits for this operation.

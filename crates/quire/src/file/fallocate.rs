@@ -10,7 +10,7 @@
 use super::prepared::Plan;
 use super::range_end;
 use crate::engine::Engine;
-use crate::inode::InodeRef;
+use crate::inode::{Inode, InodeRef};
 use crate::transaction::{Cost, Depends, EXTENTS_PER_TRANSACTION, Transaction};
 use quire_alloc::SpaceReservation;
 use quire_base::sync::Arc;
@@ -54,18 +54,25 @@ impl Engine {
         offset: u64,
         len: u64,
     ) -> Result<()> {
-        let _change = self.begin_change()?;
+        let mut moving = self.begin_moving()?;
         inode.check_regular()?;
         if len == 0 {
             return Err(Error::invalid("a range of zero bytes cannot be allocated"));
         }
         let end = range_end(offset, len)?;
         match mode {
-            FallocateMode::Collapse => return self.collapse(inode, offset, len),
-            FallocateMode::Insert => return self.insert(inode, offset, len),
+            FallocateMode::Collapse => return self.collapse(moving, inode, offset, len),
+            FallocateMode::Insert => return self.insert(moving, inode, offset, len),
             _ => {}
         }
         self.clear_privileges(inode)?;
+        let blocks = || match mode {
+            FallocateMode::PunchHole | FallocateMode::ZeroRange { .. } => {
+                inode.blocks_touched(offset.min(inode.size()), end)
+            }
+            FallocateMode::Allocate if end > inode.size() => inode.blocks_resized(end),
+            _ => 0..0,
+        };
         let change = || {
             match mode {
                 FallocateMode::PunchHole => {
@@ -98,7 +105,7 @@ impl Engine {
             }
             Ok(())
         };
-        self.retry_without_space(|| self.exclusively(inode, change))?;
+        self.retry_without_space(|| self.exclusively_moving(inode, &mut moving, blocks, change))?;
         inode.touch_written();
         Ok(())
     }
@@ -228,7 +235,7 @@ impl Engine {
         }
         record.blocks = record.blocks.saturating_add_signed(plan.blocks_gained());
         transaction.put_inode(inode.number, &record);
-        transaction.extents(inode.number, plan.removed, plan.inserted);
+        self.change_extents(&mut transaction, inode, plan);
         // A larger size shows what was written back below it.
         let depends = if grown.is_some() { Depends::DataOf(inode) } else { Depends::Nothing };
         self.commit_extents(inode, transaction, depends)?;
@@ -258,11 +265,15 @@ impl Engine {
     /// Written blocks among the whole ones of a range that zeros do not stay in, since a snapshot has them,
     /// too. The caller has the file to itself.
     fn shared_blocks(&self, inode: &InodeRef, offset: u64, end: u64) -> Result<u64> {
+        self.count_shared(inode, offset.div_ceil(BLOCK_SIZE as u64)..end / BLOCK_SIZE as u64)
+    }
+
+    /// Written blocks of a file that a snapshot has, too: new content goes elsewhere.
+    pub(crate) fn count_shared(&self, inode: &Inode, blocks: Range<u64>) -> Result<u64> {
         if self.snapshots.epoch() == 0 {
             return Ok(0);
         }
-        let (first, last) = (offset.div_ceil(BLOCK_SIZE as u64), end / BLOCK_SIZE as u64);
-        let (mut at, mut shared) = (first, 0);
+        let (mut at, last, mut shared) = (blocks.start, blocks.end, 0);
         while at < last {
             let found = inode.read_extents(at, last - at, 256)?;
             let moving = found.iter().filter(|extent| !extent.unwritten && self.snapshots.moves(extent));
@@ -343,7 +354,7 @@ impl Engine {
             let mut record = meta.record.clone();
             record.blocks = record.blocks.saturating_add_signed(plan.blocks_gained());
             transaction.put_inode(inode.number, &record);
-            transaction.extents(inode.number, plan.removed, plan.inserted);
+            self.change_extents(&mut transaction, inode, plan);
             self.commit_extents(inode, transaction, Depends::Nothing)?;
             meta.record = record;
             Ok(())

@@ -346,6 +346,7 @@ impl Engine {
                 .iter()
                 .map(|piece| piece.file_block..piece.file_block + piece.home.blocks)
                 .collect();
+            self.revoke_recorded(inode, &done);
             let size = inode.size().max(file.grows_to);
             let on_disk = match &file.resized {
                 Some(resized) => resized.size,
@@ -364,7 +365,7 @@ impl Engine {
                     growing.push(inode);
                 }
                 transaction.put_inode(inode.number, &new);
-                transaction.extents(inode.number, plan.removed, plan.inserted);
+                self.change_extents(&mut transaction, inode, plan);
                 record = Some(new);
             }
             changed.push(record);

@@ -18,6 +18,7 @@ use super::range_end;
 use crate::engine::Engine;
 use crate::extent_map::Replacement;
 use crate::inode::{Inode, InodeRef};
+use crate::lease::moving::Moving;
 use crate::transaction::{Cost, Depends};
 use quire_base::sync::Arc;
 use quire_base::units::blocks_for;
@@ -29,9 +30,15 @@ use quire_format::logged::{LoggedKind, LoggedOp};
 impl Engine {
     /// Removes `len` bytes at `offset` and moves what follows down. Both are multiples of the block size and
     /// the range ends before the end of the file.
-    pub(crate) fn collapse(self: &Arc<Engine>, inode: &InodeRef, offset: u64, len: u64) -> Result<()> {
+    pub(crate) fn collapse(
+        self: &Arc<Engine>,
+        moving: Moving<'_>,
+        inode: &InodeRef,
+        offset: u64,
+        len: u64,
+    ) -> Result<()> {
         let end = check_aligned(offset, len)?;
-        self.shift(inode, offset, |size| {
+        self.shift(moving, inode, offset, |size| {
             if end >= size {
                 return Err(Error::invalid(format!(
                     "collapse of {len} bytes at {offset} reaches the end of the file ({size} bytes): truncate instead"
@@ -43,9 +50,16 @@ impl Engine {
 
     /// Opens a hole of `len` bytes at `offset` and moves what follows up. Both are multiples of the block
     /// size and the offset lies before the end of the file.
-    pub(crate) fn insert(self: &Arc<Engine>, inode: &InodeRef, offset: u64, len: u64) -> Result<()> {
+    pub(crate) fn insert(
+        self: &Arc<Engine>,
+        moving: Moving<'_>,
+        inode: &InodeRef,
+        offset: u64,
+        len: u64,
+    ) -> Result<()> {
         check_aligned(offset, len)?;
         self.shift(
+            moving,
             inode,
             offset,
             |size| {
@@ -63,6 +77,7 @@ impl Engine {
 
     fn shift(
         self: &Arc<Engine>,
+        mut moving: Moving<'_>,
         inode: &InodeRef,
         offset: u64,
         plan: impl FnOnce(u64) -> Result<(LoggedKind, u64)>,
@@ -70,7 +85,8 @@ impl Engine {
     ) -> Result<()> {
         inode.check_regular()?;
         self.clear_privileges(inode)?;
-        self.exclusively(inode, || self.shift_alone(inode, offset, plan, len))?;
+        let blocks = || offset / BLOCK_SIZE as u64..FILE_BLOCKS_MAX;
+        self.exclusively_moving(inode, &mut moving, blocks, || self.shift_alone(inode, offset, plan, len))?;
         inode.touch_written();
         Ok(())
     }
@@ -233,7 +249,8 @@ impl Engine {
         }
         merge_list(&mut moved);
         let next = LoggedOp { cursor, ..*operation };
-        transaction.extents(inode.number, found, moved);
+        let plan = Replacement { removed: found, inserted: moved };
+        self.change_extents(&mut transaction, inode, plan);
         transaction.put(Key::logged(id), &next.encode());
         self.commit_extents(inode, transaction, Depends::DataOf(inode))?;
         *operation = next;
@@ -249,7 +266,7 @@ impl Engine {
         let Some(extent) = found.first().filter(|extent| extent.file_block < block) else { return Ok(()) };
         let parts = [extent.clip(0, block), extent.clip(block, u64::MAX)].into_iter().flatten().collect();
         let plan = Replacement::between(vec![*extent], parts);
-        transaction.extents(inode.number, plan.removed, plan.inserted);
+        self.change_extents(&mut transaction, inode, plan);
         self.commit_extents(inode, transaction, Depends::DataOf(inode))?;
         Ok(())
     }

@@ -31,11 +31,12 @@ use quire_format::logged::{LoggedKind, LoggedOp};
 impl Engine {
     /// Sets a file's size in bytes. What lies beyond is gone; what is gained reads as zeros.
     pub(crate) fn truncate(self: &Arc<Engine>, inode: &InodeRef, size: u64) -> Result<()> {
-        let _change = self.begin_change()?;
+        let mut moving = self.begin_moving()?;
         inode.check_regular()?;
         range_end(size, 0)?;
         self.clear_privileges(inode)?;
-        self.exclusively(inode, || self.set_size(inode, size))
+        let blocks = || inode.blocks_resized(size);
+        self.exclusively_moving(inode, &mut moving, blocks, || self.set_size(inode, size))
     }
 
     /// As [`Engine::truncate`], for callers that hold the gate exclusively and the size lock.
@@ -144,7 +145,7 @@ impl Engine {
                     let kept = beyond.iter().filter_map(|extent| extent.clip(0, first)).collect();
                     let plan = Replacement::between(beyond, kept);
                     record.blocks = record.blocks.saturating_add_signed(plan.blocks_gained());
-                    transaction.extents(inode.number, plan.removed, plan.inserted);
+                    self.change_extents(&mut transaction, inode, plan);
                     None
                 }
             };

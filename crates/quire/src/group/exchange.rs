@@ -318,7 +318,7 @@ impl Engine {
                 logged.push((inode, id, operation));
             }
             transaction.put_inode(inode.number, &record);
-            transaction.extents(inode.number, plan.replacement.removed, plan.replacement.inserted);
+            self.change_extents(&mut transaction, inode, plan.replacement);
             records.push(record);
         }
         // Odd from here to the end of the commit.

@@ -278,7 +278,7 @@ impl InodeGroup {
             return Err(error);
         }
         let engine = self.inodes.engine().clone();
-        let _change = engine.begin_change()?;
+        let _moving = engine.begin_moving_files(self.files.values().map(|file| &**file.inode))?;
         let is_large = self.is_large(self.files.values().map(|file| file.counts().0).sum());
         if is_large {
             self.stream()?;

@@ -42,12 +42,16 @@ mod inode_memory;
 mod io_limits;
 #[cfg(not(any(loom, shuttle)))]
 mod large_groups;
+#[cfg(not(any(loom, shuttle)))]
+mod leases;
 #[cfg(loom)]
 mod loom_admission;
 #[cfg(loom)]
 mod loom_dirty_inodes;
 #[cfg(loom)]
 mod loom_gate;
+#[cfg(loom)]
+mod loom_lease;
 #[cfg(loom)]
 mod loom_orphan;
 #[cfg(loom)]

@@ -4,6 +4,7 @@
 mod caught;
 mod connection;
 mod growth;
+mod leases;
 mod liveness;
 mod repair;
 mod resize;

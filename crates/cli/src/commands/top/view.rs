@@ -51,6 +51,9 @@ pub struct View {
     pub flushes: f64,
     pub device_read_bytes: f64,
     pub device_written_bytes: f64,
+    pub leases: f64,
+    pub leases_recalled: f64,
+    pub leases_revoked: f64,
     pub failed: bool,
     pub files: Vec<BusyFile>,
 }
@@ -116,6 +119,9 @@ impl View {
             flushes: rate("device_flushes_total"),
             device_read_bytes: device("read"),
             device_written_bytes: device("write"),
+            leases: now.value("leases_held"),
+            leases_recalled: grown("leases_recalled_total"),
+            leases_revoked: grown("leases_revoked_total"),
             failed: now.value("failed") > 0.0,
             files,
         }
@@ -198,6 +204,13 @@ impl View {
             ("quire:device_read_bytes:rate", per_second(self.device_read_bytes)),
             ("quire:device_write_bytes:rate", per_second(self.device_written_bytes)),
         ]);
+        if self.leases + self.leases_recalled + self.leases_revoked > 0.0 {
+            lines.extend(packed(&[
+                ("leases_held", format!("{:.0}", self.leases)),
+                ("leases_recalled_total", format!("+{:.0}", self.leases_recalled)),
+                ("leases_revoked_total", format!("+{:.0}", self.leases_revoked)),
+            ]));
+        }
         if self.failed {
             lines.push(
                 "failed: THE VOLUME TAKES NO CHANGES, an error shut it down; see the server's log".into(),
