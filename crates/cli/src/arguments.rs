@@ -1,6 +1,7 @@
 //! The command line.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -75,6 +76,12 @@ pub enum Command {
     /// the volume can be read as it was, and not be written. What a broken stream has brought stays for the
     /// rest of it.
     Receive(Receive),
+    /// Keep a copy of a volume on another volume, a few seconds behind
+    ///
+    /// Takes snapshots of SOURCE, which may be mounted and in use, and sends what has changed to TARGET,
+    /// which is not mounted; makes TARGET a whole copy if it is empty. A stream that breaks goes on where it
+    /// was. Runs until it is ended.
+    Replicate(Replicate),
     /// Show the label of a volume, or change it while the volume is not mounted
     Label(Label),
     /// Show what is inside a volume, as of the end of its journal
@@ -379,6 +386,36 @@ pub struct Receive {
     pub volume: PathBuf,
 }
 
+/// `quire replicate`.
+#[derive(Debug, Args)]
+pub struct Replicate {
+    /// Time between two snapshots: a number of seconds, or 5s, 2m, 1h
+    #[arg(long, default_value = "5s", value_parser = seconds)]
+    pub every: Duration,
+    /// Bring the copy up to date once, and end; fail if that fails
+    #[arg(long)]
+    pub once: bool,
+    /// Own snapshots that stay on each side, the newest included
+    #[arg(long, default_value_t = 2, value_parser = at_least_one)]
+    pub keep: usize,
+    /// What the names of its snapshots begin with; each target of a source needs another one
+    #[arg(long, default_value = "replica")]
+    pub prefix: String,
+    /// Program that runs a command on the host of TARGET
+    #[arg(long, value_name = "COMMAND", default_value = "ssh")]
+    pub rsh: String,
+    /// The program quire on the host of TARGET
+    #[arg(long, value_name = "PROGRAM", default_value = "quire")]
+    pub remote_program: String,
+    /// Write how far behind the copy is to a file, for the node exporter of Prometheus
+    #[arg(long, value_name = "FILE")]
+    pub metrics: Option<PathBuf>,
+    /// Mount point, image file or block device
+    pub source: String,
+    /// Image file, block device or address; HOST:PATH on another machine
+    pub target: String,
+}
+
 /// `quire label`.
 #[derive(Debug, Args)]
 pub struct Label {
@@ -575,6 +612,26 @@ pub struct BenchNull {
     pub transport: String,
     /// Mount point
     pub dir: PathBuf,
+}
+
+/// Parses a time: seconds, or a number with s, m or h.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let (number, unit) = match text.strip_suffix(['s', 'm', 'h']) {
+        Some(number) => (number, &text[number.len()..]),
+        None => (text, "s"),
+    };
+    let factor = match unit {
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => 1.0,
+    };
+    let parsed = number.parse::<f64>().ok().map(|number| number * factor);
+    let valid = parsed.filter(|seconds| (0.1..=86_400.0 * 366.0).contains(seconds));
+    valid.map(Duration::from_secs_f64).ok_or_else(|| format!("'{text}' is no time such as 5s, 2m or 1h"))
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|count| *count > 0).ok_or_else(|| format!("'{text}' is not a number from 1 on"))
 }
 
 #[cfg(test)]

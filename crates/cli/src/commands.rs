@@ -15,6 +15,7 @@ pub mod mkfs;
 pub mod mount;
 pub mod probe;
 pub mod properties;
+pub mod replicate;
 pub mod resize;
 pub mod salvage;
 pub mod scrub;

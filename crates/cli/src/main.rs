@@ -101,6 +101,7 @@ fn run(line: Vec<OsString>) -> ExitCode {
         Command::Salvage(arguments) => commands::salvage::run(&arguments),
         Command::Info(arguments) => commands::info::run(&arguments),
         Command::Snapshot(arguments) => commands::snapshot::run(&arguments),
+        Command::Replicate(arguments) => commands::replicate::run(&arguments),
         Command::Send(arguments) => commands::stream::send(&arguments),
         Command::Receive(arguments) => commands::stream::receive(&arguments),
         Command::Resize(arguments) => commands::resize::run(&arguments),

@@ -4,6 +4,7 @@ mod common;
 
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -140,4 +141,72 @@ fn a_mounted_volume_is_sent() {
     };
     contents("whole", 1, &["large"]);
     contents("changes", 2, &["large", "note"]);
+}
+
+/// A copy on "another machine" follows a mounted volume, also over a connection that breaks in the middle.
+#[test]
+fn a_volume_is_replicated() {
+    if !can_mount("a_volume_is_replicated") {
+        return;
+    }
+    let mut volume = Volume::new("128M");
+    volume.mount();
+    let mount = volume.mountpoint().to_str().unwrap().to_owned();
+    let place = tempfile::tempdir().unwrap();
+    let run = |arguments: &[&str]| quire(place.path(), arguments, None, None);
+    // As ssh does it: the words behind the host are a line for a shell. The next stream breaks if asked.
+    let rsh = place.path().join("rsh");
+    let script = "#!/bin/sh\nshift\ncase \"$*\" in *\"'receive' '--quiet'\"*) [ -e cut ] && rm cut && \
+                  exec sh -c \"head --bytes=3000000 | $*\";; esac\nexec sh -c \"$*\"\n";
+    std::fs::write(&rsh, script).unwrap();
+    std::fs::set_permissions(&rsh, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let replicate = || {
+        let options = ["--once", "--metrics", "lag.prom", "--remote-program", QUIRE];
+        let ends = ["--rsh", rsh.to_str().unwrap(), &mount, "other:copy.img"];
+        run(&[&["replicate"], &options[..], &ends[..]].concat())
+    };
+    let copied = |name: &str| {
+        let copy = quire::VolumeOptions::new().read_only(true).open(place.path().join("copy.img")).unwrap();
+        copy.read(name).unwrap()
+    };
+    expect(&replicate(), 37, &["other:copy.img"]);
+    expect(&run(&["mkfs", "--size=128M", "copy.img"]), 0, &[]);
+    std::fs::write(volume.path("large"), pattern(1, 8 << 20)).unwrap();
+    expect(&run(&["snapshot", "create", &mount, "mine"]), 0, &[]);
+    expect(&replicate(), 0, &["replica-00000001 is on other:copy.img"]);
+    assert!(copied("large") == pattern(1, 8 << 20));
+    let metrics = || std::fs::read_to_string(place.path().join("lag.prom")).unwrap();
+    assert!(metrics().contains("quire_replication_failing 0"), "{}", metrics());
+
+    std::fs::write(volume.path("large"), pattern(2, 8 << 20)).unwrap();
+    std::fs::write(volume.path("note"), "second").unwrap();
+    std::fs::write(place.path().join("cut"), "").unwrap();
+    expect(&replicate(), 32, &["cut off"]);
+    let told = metrics();
+    assert!(told.contains("failing 1") && told.contains("breaks_total 1"), "{told}");
+    std::fs::write(volume.path("note"), "third").unwrap();
+    expect(&replicate(), 0, &["going on with the stream that broke", "replica-00000003 is on"]);
+    assert!(copied("large") == pattern(2, 8 << 20));
+    assert_eq!(copied("note"), b"third");
+    let names = |volume: &str| {
+        let list = run(&["snapshot", "list", "--json", volume]);
+        let list: serde_json::Value = serde_json::from_slice(&list.stdout).unwrap();
+        let all = list["snapshots"].as_array().unwrap().iter();
+        all.map(|one| one["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&mount), ["mine", "replica-00000002", "replica-00000003"]);
+    assert_eq!(names("copy.img"), ["replica-00000002", "replica-00000003"]);
+
+    // The copy was written to: it is no copy any more, and stays as it is.
+    let copy = quire::Volume::open(place.path().join("copy.img")).unwrap();
+    copy.write("note", b"mine").unwrap();
+    copy.close().unwrap();
+    expect(&replicate(), 1, &["receive at other:copy.img"]);
+    assert_eq!(copied("note"), b"mine");
+    for name in ["replica-00000002", "replica-00000003", "replica-00000004"] {
+        run(&["snapshot", "delete", &mount, name]);
+    }
+    expect(&replicate(), 32, &["no snapshot replica-NUMBER in common"]);
+    volume.unmount();
+    volume.check();
 }

@@ -1,0 +1,173 @@
+//! `quire replicate`: keeps a copy of a volume on another volume, by snapshots.
+//!
+//! A round takes a snapshot of the source, sends what has changed since the newest snapshot that both sides
+//! have, and deletes those of its own snapshots that are no longer needed. It is made of `quire snapshot`,
+//! `quire send` and `quire receive`, each a process of its own, on this machine or behind `ssh` ([`ends`]).
+//! So a copy needs no protocol: a receive is all or nothing, one that broke goes on by its token, and locks
+//! keep two replications of one target apart.
+//!
+//! State. There is none but the snapshots: `PREFIX-NUMBER`, numbers ascending. What both sides have by name
+//! is what the next stream begins at; the receiver refuses if it is not the same snapshot.
+//!
+//! Invariants: snapshots without the prefix are never touched. The newest snapshot that both sides have is
+//! never deleted. A snapshot is deleted on the source only when the target has a newer one.
+//!
+//! Neighbours: [`report`] says how far behind the copy is; docs/streams.md, "A standby".
+
+mod ends;
+mod report;
+
+use std::time::{Duration, Instant};
+
+use ends::{End, Snapshot};
+use report::Report;
+
+use crate::arguments::Replicate;
+use crate::exit::{Failure, Outcome};
+use crate::logging;
+
+/// Rests between rounds that fail: the first, and the longest.
+const RESTS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// Runs until it is ended, or once.
+pub fn run(arguments: &Replicate) -> Outcome {
+    logging::to_terminal();
+    let replication = Replication::new(arguments)?;
+    let mut report = Report::new(arguments.metrics.clone());
+    let mut rest = RESTS.0;
+    loop {
+        let began = Instant::now();
+        let outcome = replication.round(&mut report);
+        report.write(outcome.as_ref().err());
+        let wait = match outcome {
+            Ok(()) if arguments.once => return Ok(()),
+            Ok(()) => {
+                rest = RESTS.0;
+                arguments.every.saturating_sub(began.elapsed())
+            }
+            Err(failure) if arguments.once => return Err(failure),
+            Err(failure) => {
+                tracing::warn!("{failure}; the next try is in {} s", rest.as_secs());
+                let now = rest;
+                rest = (2 * rest).min(RESTS.1);
+                now
+            }
+        };
+        std::thread::sleep(wait);
+    }
+}
+
+struct Replication {
+    source: End,
+    target: End,
+    prefix: String,
+    keep: usize,
+}
+
+impl Replication {
+    fn new(arguments: &Replicate) -> Outcome<Replication> {
+        let prefix = arguments.prefix.clone();
+        if prefix.is_empty() || prefix.contains(|c: char| c == '/' || c.is_whitespace() || c.is_control()) {
+            return Err(Failure::usage(format!("--prefix {prefix:?}: a word without slashes is needed")));
+        }
+        let source = End::here(&arguments.source)?;
+        let target = End::parse(&arguments.target, &arguments.rsh, &arguments.remote_program)?;
+        Ok(Replication { source, target, prefix, keep: arguments.keep })
+    }
+
+    fn round(&self, report: &mut Report) -> Outcome {
+        self.finish_broken_stream(report)?;
+        let (there, here) = (self.target.snapshots()?, self.source.snapshots()?);
+        let (mine_there, mine_here) = (self.mine(&there), self.mine(&here));
+        let common = mine_there.iter().rev().find(|(number, _)| mine_here.iter().any(|(n, _)| n == number));
+        if common.is_none() && !there.is_empty() {
+            return Err(Failure::new(
+                32,
+                format!(
+                    "{} has no snapshot {}-NUMBER in common with {}: make it anew with `quire mkfs --force`, \
+                     then everything is sent once",
+                    self.target.name(),
+                    self.prefix,
+                    self.source.name()
+                ),
+            ));
+        }
+        let last = mine_there.iter().chain(&mine_here).map(|(number, _)| *number).max().unwrap_or(0);
+        let name = self.name(last + 1);
+        self.source.run(&["snapshot", "create", self.source.volume(), &name])?;
+        let from = common.map(|(number, _)| self.name(*number));
+        let began = Instant::now();
+        let bytes = ends::pipe(&self.source, &self.send(&name, from.as_deref()), &self.target, report)?;
+        tracing::info!("{name} is on {}: {bytes} bytes in {:.1?}", self.target.name(), began.elapsed());
+        let taken = self.source.snapshots()?.into_iter().find(|snapshot| snapshot.name == name);
+        report.succeeded(taken.map(|snapshot| snapshot.created));
+        self.prune(&self.source)?;
+        self.prune(&self.target)
+    }
+
+    /// Goes on with what the last stream has left at the target, or gives it up.
+    fn finish_broken_stream(&self, report: &mut Report) -> Outcome {
+        let Some(token) = self.target.resume_token()? else { return Ok(()) };
+        tracing::info!("going on with the stream that broke");
+        let rest = ["send", "--quiet", "--resume", &token, self.source.volume()].map(str::to_owned);
+        match ends::pipe(&self.source, &rest, &self.target, report) {
+            Ok(_) => Ok(()),
+            // The source has the snapshot no more.
+            Err(failure) if failure.code == 37 => {
+                tracing::warn!("{failure}: what had been received is given up");
+                self.target.run(&["receive", "--abort", self.target.volume()]).map(drop)
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    fn send(&self, name: &str, from: Option<&str>) -> Vec<String> {
+        let mut words = vec!["send", "--quiet"];
+        if let Some(from) = from {
+            words.extend(["--from", from]);
+        }
+        words.extend([self.source.volume(), name]);
+        words.into_iter().map(str::to_owned).collect()
+    }
+
+    fn name(&self, number: u64) -> String {
+        format!("{}-{number:08}", self.prefix)
+    }
+
+    /// This replication's snapshots with their numbers, the oldest first.
+    fn mine<'a>(&self, all: &'a [Snapshot]) -> Vec<(u64, &'a Snapshot)> {
+        let number = |snapshot: &Snapshot| {
+            let number = snapshot.name.strip_prefix(&self.prefix)?.strip_prefix('-')?.parse().ok()?;
+            (snapshot.name == self.name(number) && !snapshot.deleting).then_some(number)
+        };
+        let mut mine: Vec<_> = all.iter().filter_map(|one| number(one).map(|n| (n, one))).collect();
+        mine.sort_by_key(|(number, _)| *number);
+        mine
+    }
+
+    /// Deletes the oldest of this replication's snapshots. The newest is what both sides have.
+    fn prune(&self, end: &End) -> Outcome {
+        let all = end.snapshots()?;
+        let mine = self.mine(&all);
+        for (_, snapshot) in &mine[..mine.len().saturating_sub(self.keep.max(1))] {
+            end.run(&["snapshot", "delete", end.volume(), &snapshot.name])?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_its_own_snapshots_count() {
+        let end = || End::parse("image", "ssh", "quire").unwrap();
+        let replication = Replication { source: end(), target: end(), prefix: "copy".into(), keep: 2 };
+        let snapshot = |name: &str| Snapshot { name: name.into(), created: 0, deleting: false };
+        let all =
+            ["copy-00000010", "copy-9", "copy-x", "other-00000001", "copy-00000002", "copy"].map(snapshot);
+        let numbers: Vec<u64> = replication.mine(&all).iter().map(|(number, _)| *number).collect();
+        assert_eq!(numbers, [2, 10]);
+    }
+}
