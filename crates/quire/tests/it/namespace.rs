@@ -9,11 +9,10 @@ mod operations;
 mod paths;
 mod threads;
 
-use quire::backend::{Backend, MemoryBackend};
+use crate::common::copy_of;
+use quire::backend::MemoryBackend;
 use quire::inodes::{Create, InodeRef};
 use quire::{Clock, ErrorKind, FormatOptions, Result, Timestamp, Volume, VolumeOptions};
-use quire_base::BlockNo;
-use quire_device::{AlignedBuf, IoClass};
 use std::sync::Arc;
 
 /// Bytes of a test volume.
@@ -47,20 +46,6 @@ fn formatted() -> Arc<MemoryBackend> {
 /// A fresh volume in memory, without background threads.
 fn volume() -> Volume {
     options(false).open_backend(formatted()).unwrap()
-}
-
-/// What the device holds now, as another device: a crash that loses nothing that was written.
-fn copy_of(backend: &MemoryBackend) -> Arc<MemoryBackend> {
-    let copy = MemoryBackend::new(backend.blocks());
-    let mut piece = AlignedBuf::zeroed(1 << 20);
-    for at in (0..backend.blocks()).step_by(256) {
-        let bytes = ((backend.blocks() - at).min(256) * 4096) as usize;
-        backend.read(IoClass::Data, BlockNo(at), &mut piece[..bytes]).unwrap();
-        if piece[..bytes].iter().any(|&byte| byte != 0) {
-            copy.write(IoClass::Data, BlockNo(at), &piece[..bytes]).unwrap();
-        }
-    }
-    Arc::new(copy)
 }
 
 #[track_caller]

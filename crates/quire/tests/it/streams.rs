@@ -1,7 +1,7 @@
 //! Streams: what is received is what was sent, key by key and byte by byte; what does not fit or breaks
 //! leaves the target as it was. What crashes leave is in `crates/sim/tests/mistakes/streams.rs`.
 
-use crate::common::BLOCK;
+use crate::common::{BLOCK, copy_of};
 use quire::backend::{Backend, IoClass, MemoryBackend};
 use quire::inodes::Create;
 use quire::internals::inspect::Image;
@@ -299,18 +299,6 @@ fn a_broken_stream_leaves_the_target_as_it_was() {
         assert_same(&dump(&copy), &dumps[1], "resumed");
         assert_eq!(names(&copy), ["a", "b"]);
     }
-}
-
-fn copy_of(backend: &Backing) -> Backing {
-    let copy = Arc::new(MemoryBackend::new(backend.blocks()));
-    let mut buffer = vec![0; 256 * BLOCK];
-    for at in (0..backend.blocks()).step_by(256) {
-        backend.read(IoClass::Data, quire::backend::BlockNo(at), &mut buffer).unwrap();
-        if buffer.iter().any(|byte| *byte != 0) {
-            copy.write(IoClass::Data, quire::backend::BlockNo(at), &buffer).unwrap();
-        }
-    }
-    copy
 }
 
 #[test]

@@ -3,8 +3,9 @@
 
 use quire::inodes::{Create, InodeRef};
 use quire::{Clock, FormatOptions, Timestamp, Volume, VolumeOptions};
-use quire_device::SimulatedBackend;
+use quire_base::BlockNo;
 use quire_device::simulated::Event;
+use quire_device::{Backend, IoClass, MemoryBackend, SimulatedBackend};
 use std::sync::Arc;
 
 /// Bytes of a block.
@@ -38,4 +39,32 @@ pub fn file(volume: &Volume, name: &str) -> InodeRef {
 pub fn flushes(device: &SimulatedBackend, from: usize) -> usize {
     let events = device.events(from..usize::MAX);
     events.iter().filter(|event| matches!(event, Event::FlushCompleted { .. })).count()
+}
+
+/// A copy of a device as it is at one moment, though threads of a volume may write to it: two readings with
+/// nothing changed in between. A copy that took what a checkpoint wrote in the middle of it was no state that
+/// a crash could have left, and one test in fifty failed.
+pub fn copy_of(backend: &MemoryBackend) -> Arc<MemoryBackend> {
+    let (mut bytes, mut again) = (reading_of(backend), reading_of(backend));
+    while bytes != again {
+        (bytes, again) = (again, reading_of(backend));
+    }
+    let copy = MemoryBackend::new(backend.blocks());
+    for (at, piece) in &bytes {
+        copy.write(IoClass::Data, BlockNo(*at), piece).unwrap();
+    }
+    Arc::new(copy)
+}
+
+/// The pieces of a device that are not all zeros.
+fn reading_of(backend: &MemoryBackend) -> Vec<(u64, Vec<u8>)> {
+    let mut pieces = Vec::new();
+    for at in (0..backend.blocks()).step_by(256) {
+        let mut piece = vec![0; (backend.blocks() - at).min(256) as usize * BLOCK];
+        backend.read(IoClass::Data, BlockNo(at), &mut piece).unwrap();
+        if piece.iter().any(|&byte| byte != 0) {
+            pieces.push((at, piece));
+        }
+    }
+    pieces
 }
