@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Volume, can_mount, copy_program, quire, text};
+use common::{Volume, can_mount, copy_program, has, quire, text};
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -104,6 +104,33 @@ fn a_trim_gives_free_space_back_to_the_host() {
     volume.unmount();
     let refused = quire(&["trim".as_ref(), dir.as_os_str()]);
     assert_eq!(refused.status.code(), Some(37), "{}", text(&refused));
+}
+
+/// `fstrim` got ENOTTY.
+#[test]
+fn fstrim_works_on_a_mount() {
+    if !can_mount("fstrim_works_on_a_mount") || !has("fstrim", "fstrim_works_on_a_mount") {
+        return;
+    }
+    let mut volume = Volume::new("128M");
+    volume.mount();
+    let dir = volume.mountpoint();
+    std::fs::write(dir.join("kept"), vec![7; 8 << 20]).unwrap();
+    let said = common::run(Command::new("fstrim").arg("--verbose").arg(&dir));
+    let bytes = said.split('(').nth(1).and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
+    assert!(bytes.is_some_and(|bytes| (64 << 20..128 << 20).contains(&bytes)), "{said}");
+    let part = common::run(Command::new("fstrim").args(["-v", "--offset=96M", "--length=1M"]).arg(&dir));
+    let bytes = part.split('(').nth(1).and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
+    assert!(bytes.is_some_and(|bytes| bytes <= 1 << 20), "{part}");
+    let behind = Command::new("fstrim").arg("--offset=1G").arg(&dir).output().unwrap();
+    assert!(!behind.status.success(), "{}", text(&behind));
+    // Another user may not.
+    let other = ["--reuid=65534", "--clear-groups", "fstrim"];
+    let refused = Command::new("setpriv").args(other).arg(&dir).output().unwrap();
+    assert!(!refused.status.success(), "{}", text(&refused));
+    assert!(std::fs::read(dir.join("kept")).unwrap() == vec![7; 8 << 20]);
+    volume.unmount();
+    volume.check();
 }
 
 #[test]

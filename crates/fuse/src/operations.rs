@@ -12,7 +12,7 @@
 //! * [`attributes`]: stat and its setters.
 //! * [`xattr`]: extended attributes and ACLs; [`properties`]: those that are properties.
 //! * [`control`]: statfs, access.
-//! * [`ioctl`]: control requests; [`lease`]: those for leases of layouts.
+//! * [`ioctl`]: control requests; [`lease`]: those for leases of layouts; [`trim`]: the one of `fstrim`.
 //! * [`snapshots`]: the volume's snapshots under `.snapshots`.
 //! * [`group`]: writes through one open file that take effect together.
 //!
@@ -34,6 +34,7 @@ pub mod lease;
 pub mod names;
 pub mod properties;
 pub mod snapshots;
+mod trim;
 pub mod xattr;
 
 use std::time::Duration;

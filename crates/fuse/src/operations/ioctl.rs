@@ -11,6 +11,7 @@
 //! | `F2FS_IOC_ABORT_VOLATILE_WRITE` | `_IO(0xf5, 5)` | discards it |
 //! | `F2FS_IOC_GET_FEATURES` | `_IOR(0xf5, 12, u32)` | bit 2: the descriptor can have groups |
 //! | [`COMMIT_ORDERED`] | `_IO('Q', 4)` | as COMMIT, and does not wait for the device |
+//! | [`TRIM`] | `_IOWR('X', 121, struct fstrim_range)` | discards free space: [`super::trim`] |
 //! | [`LEASE`] | `_IOWR('Q', 16, ...)` | takes a lease of the file's layout: [`super::lease`] |
 //! | [`LEASE_STATE`] | `_IOWR('Q', 17, ...)` | says whether it is valid, or recalled |
 //! | [`LEASE_RETURN`] | `_IOW('Q', 18, ...)` | returns it |
@@ -42,6 +43,8 @@ pub const SYNCFS: u32 = 0x8100_5103;
 /// `_IO('Q', 4)`: commits the descriptor's group as a whole, ordered with what is made durable later; a later
 /// `fsync` waits for it.
 pub const COMMIT_ORDERED: u32 = 0x5104;
+/// `FITRIM`.
+pub const TRIM: u32 = 0xc018_5879;
 /// `F2FS_IOC_START_ATOMIC_WRITE`.
 pub const START: u32 = 0xf501;
 /// `F2FS_IOC_COMMIT_ATOMIC_WRITE`.
@@ -65,7 +68,7 @@ pub fn is_quick(command: u32) -> bool {
 
 /// Whether a request may take long.
 pub fn is_long(command: u32) -> bool {
-    command == LEASE
+    matches!(command, LEASE | TRIM)
 }
 
 /// A control request.
@@ -103,6 +106,7 @@ impl Operations {
             COMMIT => self.commit_group(handle, Commit::Now)?,
             COMMIT_ORDERED => self.commit_group(handle, Commit::Ordered)?,
             ABORT => self.abort_group(handle)?,
+            TRIM => answer = self.trim(asker, input)?,
             LEASE => answer = self.take_lease(handle, asker, input)?,
             LEASE_STATE => answer = self.lease_state(handle, input)?,
             LEASE_RETURN => self.return_lease(handle, input)?,
