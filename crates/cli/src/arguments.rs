@@ -84,6 +84,11 @@ pub enum Command {
     Replicate(Replicate),
     /// Show the label of a volume, or change it while the volume is not mounted
     Label(Label),
+    /// Show the uuid of a volume, or change it while the volume is not mounted
+    ///
+    /// A copy of an image has the uuid of its original; give it a new one before both are used on one
+    /// machine.
+    Uuid(Uuid),
     /// Show what is inside a volume, as of the end of its journal
     Dump(Dump),
     /// Try it out: make quire.img here if there is none, and mount it on ./quire-mnt
@@ -416,6 +421,15 @@ pub struct Replicate {
     pub target: String,
 }
 
+/// `quire uuid`.
+#[derive(Debug, Args)]
+pub struct Uuid {
+    /// Image file or block device
+    pub volume: PathBuf,
+    /// Another uuid, or `new` for a random one
+    pub uuid: Option<String>,
+}
+
 /// `quire label`.
 #[derive(Debug, Args)]
 pub struct Label {
@@ -664,6 +678,8 @@ mod tests {
             "quire freeze --limit 600 mnt",
             "quire thaw mnt",
             "quire label a.img backup",
+            "quire uuid a.img",
+            "quire uuid a.img new",
             "quire dump a.img superblock",
             "quire dump --json a.img inode 5",
             "quire up",

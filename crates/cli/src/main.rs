@@ -105,6 +105,7 @@ fn run(line: Vec<OsString>) -> ExitCode {
         Command::Send(arguments) => commands::stream::send(&arguments),
         Command::Receive(arguments) => commands::stream::receive(&arguments),
         Command::Resize(arguments) => commands::resize::run(&arguments),
+        Command::Uuid(arguments) => commands::resize::uuid(&arguments),
         Command::Label(arguments) => commands::resize::label(&arguments),
         Command::Dump(arguments) => commands::dump::run(&arguments),
         Command::Up(arguments) => commands::up::run(&arguments),

@@ -528,7 +528,13 @@ fn volumes_are_resized_and_named_while_nobody_has_them_open() {
     );
     expect(&on_image(&place, &["label"], &["spare"]), 0, &[]);
     expect(&on_image(&place, &["label"], &[]), 0, &["spare"]);
-    expect(&on_image(&place, &["info"], &[]), 0, &["128 MiB", "spare"]);
+    let uuid = "01234567-89ab-4cde-8f01-23456789abcd";
+    expect(&on_image(&place, &["uuid"], &["01234567"]), 1, &["neither `new` nor a uuid"]);
+    expect(&on_image(&place, &["uuid"], &[uuid]), 0, &[uuid]);
+    expect(&on_image(&place, &["uuid"], &[]), 0, &[uuid]);
+    expect(&on_image(&place, &["info"], &[]), 0, &["128 MiB", "spare", uuid]);
+    let new = on_image(&place, &["uuid"], &["new"]);
+    assert!(new.status.success() && !common::text(&new).contains(uuid));
     expect(&on_image(&place, &["fsck"], &[]), 0, &[]);
 }
 

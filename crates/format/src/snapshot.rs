@@ -14,7 +14,7 @@
 //! | 16 | 1 | state: 0 kept, 1 being deleted |
 //! | 17 | 1 | bytes of the name, 1 to 255 |
 //! | 18 | 2 | zero |
-//! | 20 | 400 | the superblock's first bytes, in which all of its fields lie |
+//! | 20 | 400 | the superblock's first bytes; it has neither a changed uuid nor a last scrub |
 //! | 420 | | the name |
 //!
 //! A name is a file name in UTF-8, since a mount shows it as one.

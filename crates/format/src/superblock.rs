@@ -30,7 +30,8 @@
 //! | 336 | 8 + 8 + 8 | created, mounted, checkpointed (ns since the epoch, signed) |
 //! | 360 | 4 + 4 | copies of metadata (1 or 2), epoch |
 //! | 368 | 8 + 8 + 8 + 4 + 4 | root of the space tree: block, twin, generation, crc, level |
-//! | 400 | | zeros |
+//! | 400 | 16 | the uuid that is shown, if it was changed; else zeros |
+//! | 416 | | zeros |
 //!
 //! The *tree of names* holds the state of the files. The *space tree* holds what is the volume's: the used
 //! space, what of it snapshots alone need, and the snapshots. The *epoch* counts the snapshots ever taken.
@@ -85,7 +86,8 @@ pub fn orphan_blocks_max(block_count: u64) -> u32 {
 pub const TREE_LEVEL_MAX: u8 = 32;
 /// The most checkpoints and lives a volume can count: none reaches it, and one more never overflows.
 pub const COUNTER_MAX: u64 = 1 << 62;
-/// The bytes in which all fields lie; the rest of the block is zero.
+/// The bytes of all that a snapshot keeps of a superblock. Behind them are the changed uuid and the last
+/// scrub.
 pub const FIELDS_BYTES: usize = 400;
 /// Bytes a label may have.
 pub const LABEL_BYTES: usize = 64;
@@ -126,8 +128,11 @@ pub struct Superblock {
     pub feature_ro_compat: u64,
     /// See [`INCOMPAT_KNOWN`].
     pub feature_incompat: u64,
-    /// The volume's name for machines.
+    /// The identity of the volume and of every block of it. It never changes.
     pub uuid: [u8; 16],
+    /// The volume's name for machines, if it was changed since; else zeros. Read it with
+    /// [`Superblock::shown_uuid`].
+    pub changed_uuid: [u8; 16],
     /// The volume's name for people, padded with zeros; read it with [`Superblock::label`].
     pub label: [u8; LABEL_BYTES],
     /// Size of the volume in blocks.
@@ -208,6 +213,11 @@ impl Superblock {
     pub fn volume_id(&self) -> u64 {
         let half = |at: usize| u64::from_le_bytes(self.uuid[at..at + 8].try_into().expect("8 bytes"));
         half(0) ^ half(8).rotate_left(32)
+    }
+
+    /// The volume's name for machines.
+    pub fn shown_uuid(&self) -> [u8; 16] {
+        if self.changed_uuid == [0; 16] { self.uuid } else { self.changed_uuid }
     }
 
     /// The label without its padding; empty if it is not UTF-8.
@@ -292,6 +302,7 @@ impl Superblock {
         w.u32(self.metadata_copies);
         w.u32(self.epoch);
         w.node(&self.space_root);
+        w.bytes(&self.changed_uuid);
         block[SCRUB_AT..SCRUB_AT + SCRUB_BYTES].copy_from_slice(&LastScrub::encode(self.scrub.as_ref()));
         let crc = crc32c::crc32c(&block);
         block[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
@@ -357,6 +368,7 @@ impl Superblock {
         let (created, mounted, checkpointed) = (time(), time(), time());
         let (metadata_copies, epoch) = (r.u32(), r.u32());
         let space_root = r.node()?;
+        let changed_uuid = r.array();
         let scrub: &[u8; SCRUB_BYTES] =
             bytes[SCRUB_AT..][..SCRUB_BYTES].try_into().expect("a part of a block");
         let scrub = LastScrub::decode(scrub);
@@ -368,6 +380,7 @@ impl Superblock {
             feature_ro_compat,
             feature_incompat,
             uuid,
+            changed_uuid,
             label,
             block_count,
             slot,
@@ -550,6 +563,7 @@ pub(crate) mod tests {
             feature_ro_compat: 0,
             feature_incompat: 0,
             uuid: *b"0123456789abcdef",
+            changed_uuid: [0; 16],
             label: Superblock::pad_label("Vorrat").unwrap(),
             block_count: 262_144,
             slot: 1,

@@ -143,7 +143,7 @@ pub use receive::{ReceiveOptions, Received, UnfinishedReceive};
 pub use recovery::RecoveryReport;
 pub use resize::ResizeOptions;
 #[cfg(not(any(loom, shuttle)))]
-pub use resize::set_label;
+pub use resize::{set_label, set_uuid};
 #[cfg(not(any(loom, shuttle)))]
 pub use rollback::roll_back;
 pub use rollback::roll_back_backend;

@@ -157,6 +157,7 @@ pub(crate) fn format(backend: Arc<dyn Backend>, options: &FormatOptions) -> Resu
         feature_ro_compat: 0,
         feature_incompat: 0,
         uuid,
+        changed_uuid: [0; 16],
         label,
         block_count: geometry.blocks,
         slot: 0,

@@ -1,4 +1,5 @@
-//! Changing the shape of a volume that nobody has open: a larger journal, a larger volume, another label.
+//! Changing the shape of a volume that nobody has open: a larger journal, a larger volume, another label or
+//! uuid.
 //!
 //! A reshape is a recovery ([`crate::recovery`]) whose checkpoint names another shape. Protocol:
 //! 1. Replay in memory, and work out the new shape. What does not fit is refused here, before anything has
@@ -42,6 +43,8 @@ pub(crate) struct Reshape {
     pub(crate) journal_bytes: Option<u64>,
     /// The label, padded.
     pub(crate) label: Option<[u8; LABEL_BYTES]>,
+    /// The uuid that is shown; that of blocks stays.
+    pub(crate) uuid: Option<[u8; 16]>,
     /// The key of the hash of names; of volumes without a name only.
     pub(crate) hash_seed: Option<[u64; 2]>,
 }
@@ -88,6 +91,10 @@ impl Reshape {
         }
         if let Some(label) = self.label {
             plan.shape.label = label;
+        }
+        if let Some(uuid) = self.uuid {
+            // Zeros stand for the volume's first one.
+            plan.shape.changed_uuid = if uuid == plan.shape.uuid { [0; 16] } else { uuid };
         }
         if let Some(seed) = self.hash_seed {
             debug_assert_eq!(plan.shape.inode_count, 1);

@@ -1,6 +1,6 @@
 //! Resizing and naming volumes that nobody has open.
 //!
-//! Neighbours: [`crate::reshape`] does it; `quire resize` and `quire label` above.
+//! Neighbours: [`crate::reshape`] does it; `quire resize`, `quire label` and `quire uuid` above.
 
 use crate::options::VolumeOptions;
 use crate::reshape::Reshape;
@@ -125,6 +125,27 @@ pub fn set_label(path: impl AsRef<Path>, label: &str) -> Result<VolumeInfo> {
     let label = Superblock::pad_label(label)?;
     let backend = quire_device::open_image(path.as_ref(), quire_device::OpenMode::ReadWrite)?;
     let reshape = Reshape { label: Some(label), ..Reshape::default() };
+    reshape_and_close(backend, reshape, Clock::System)
+}
+
+/// Gives the volume in an image file or on a block device another uuid, as after a copy of the image: this
+/// one, or a random one. Nobody may have it open.
+///
+/// Blocks keep the identity that they have, so that nothing is written anew; streams and snapshots go by
+/// that. Errors: `Invalid` for a uuid of zeros.
+#[cfg(not(any(loom, shuttle)))]
+pub fn set_uuid(path: impl AsRef<Path>, uuid: Option<[u8; 16]>) -> Result<VolumeInfo> {
+    let uuid = uuid.unwrap_or_else(|| {
+        let mut random = quire_base::random::Random::from_entropy();
+        let halves = [random.next_u64().to_le_bytes(), random.next_u64().to_le_bytes()];
+        let bytes = halves.concat().try_into().expect("sixteen bytes");
+        uuid::Builder::from_random_bytes(bytes).into_uuid().into_bytes()
+    });
+    if uuid == [0; 16] {
+        return Err(quire_base::Error::invalid("a volume's uuid is not all zeros"));
+    }
+    let backend = quire_device::open_image(path.as_ref(), quire_device::OpenMode::ReadWrite)?;
+    let reshape = Reshape { uuid: Some(uuid), ..Reshape::default() };
     reshape_and_close(backend, reshape, Clock::System)
 }
 

@@ -275,7 +275,8 @@ impl Engine {
         let mut transaction = self.begin(Cost::new(1 + more.keys, VALUE_MAX + more.bytes))?;
         let mut state = self.checkpoint.lock();
         let mut superblock = self.write_checkpoint(&mut state, 0).map_err(|error| self.shut_down(&error))?;
-        superblock.scrub = None;
+        // The volume's, not the snapshot's.
+        (superblock.scrub, superblock.changed_uuid) = (None, [0; 16]);
         let snapshot = Snapshot { name: name.into(), created, deleting: None, superblock };
         self.tree.keep(number, self.tree.pool_state().newest_entries())?;
         transaction.put(Key::snapshot(number), &snapshot.encode());

@@ -101,7 +101,7 @@ pub struct VolumeInfo {
 impl VolumeInfo {
     pub(crate) fn of(superblock: &Superblock) -> VolumeInfo {
         VolumeInfo {
-            uuid: superblock.uuid,
+            uuid: superblock.shown_uuid(),
             label: superblock.label().to_owned(),
             version: superblock.version,
             block_size: BLOCK_SIZE as u32,

@@ -132,7 +132,7 @@ fn text(superblock: &Superblock) -> String {
     };
     let mut lines = vec![
         ("format", format!("{}.{}", superblock.version.0, superblock.version.1)),
-        ("uuid", uuid(&superblock.uuid)),
+        ("uuid", uuid(&superblock.shown_uuid())),
         ("label", superblock.label().to_owned()),
         ("state", state.to_owned()),
         ("size", bytes(superblock.block_count)),

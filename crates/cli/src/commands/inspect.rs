@@ -170,7 +170,7 @@ fn record_json(record: &InodeRecord) -> Value {
 pub fn superblock_json(superblock: &Superblock) -> Value {
     json!({
         "version": [superblock.version.0, superblock.version.1],
-        "uuid": uuid(&superblock.uuid),
+        "uuid": uuid(&superblock.shown_uuid()),
         "label": superblock.label(),
         "clean": superblock.flags & quire_format::superblock::FLAG_CLEAN != 0,
         "flags": superblock.flags,

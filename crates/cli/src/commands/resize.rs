@@ -1,10 +1,11 @@
-//! `quire resize` and `quire label`: volumes that nobody has open.
+//! `quire resize`, `quire label` and `quire uuid`: volumes that nobody has open.
 
 use std::path::{Path, PathBuf};
 
 use quire::{ResizeOptions, VolumeInfo};
 
-use crate::arguments::{Label, NewSize, Resize};
+use crate::arguments::{Label, NewSize, Resize, Uuid};
+use crate::commands::inspect;
 use crate::exit::{Failure, Outcome};
 use crate::{image, output};
 use quire_base::size;
@@ -37,6 +38,21 @@ pub fn label(arguments: &Label) -> Outcome {
             Ok(())
         }
     }
+}
+
+/// Shows the uuid of a volume, or changes it.
+pub fn uuid(arguments: &Uuid) -> Outcome {
+    let shown = match arguments.uuid.as_deref() {
+        None => image::newest_superblock(&image::find(&arguments.volume)?)?.0.shown_uuid(),
+        Some("new") => quire::set_uuid(unmounted(&arguments.volume)?, None)?.uuid,
+        Some(text) => {
+            let uuid = uuid::Uuid::try_parse(text)
+                .map_err(|error| Failure::usage(format!("'{text}' is neither `new` nor a uuid: {error}")))?;
+            quire::set_uuid(unmounted(&arguments.volume)?, Some(uuid.into_bytes()))?.uuid
+        }
+    };
+    output::line(inspect::uuid(&shown));
+    Ok(())
 }
 
 /// The path of a volume; a mount point is none, but is easily given for one.

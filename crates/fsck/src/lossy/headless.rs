@@ -121,6 +121,7 @@ fn superblock(volume: u64, nodes: &Nodes, device_blocks: u64, pool_blocks: u64) 
         feature_ro_compat: 0,
         feature_incompat: INCOMPAT_JOURNAL_MOVED,
         uuid,
+        changed_uuid: [0; 16],
         label: [0; quire_format::superblock::LABEL_BYTES],
         block_count: data_end.0 + FAR_BLOCKS,
         slot: 0,

@@ -2,7 +2,9 @@
 //! `crates/sim/tests/mistakes/resize.rs`.
 
 use crate::common::BLOCK;
-use quire::{ErrorKind, FormatOptions, OpenOptions, ResizeOptions, Volume, VolumeOptions, set_label};
+use quire::{
+    ErrorKind, FormatOptions, OpenOptions, ResizeOptions, Volume, VolumeOptions, set_label, set_uuid,
+};
 use std::path::{Path, PathBuf};
 
 const MIB: u64 = 1 << 20;
@@ -148,6 +150,35 @@ fn a_volume_grows_with_its_file() {
     assert_eq!(info.blocks, 200 * MIB / BLOCK as u64);
     let error = ResizeOptions::new().size(200 * MIB + 4096).resize(&image).unwrap_err();
     assert!(error.to_string().contains("at least 64 KiB"), "{error}");
+}
+
+#[test]
+fn a_uuid_changes_and_streams_go_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let (image, copy) = (directory.path().join("image"), directory.path().join("copy"));
+    let before = FormatOptions::new().size(64 << 20).format(&image).unwrap();
+    FormatOptions::new().size(64 << 20).format(&copy).unwrap();
+    quire::take_snapshot(&image, "first").unwrap();
+    let stream = |from: Option<&str>, name: &str| {
+        let volume = VolumeOptions::new().read_only(true).open(&image).unwrap();
+        let options = from.map_or_else(quire::SendOptions::new, |from| quire::SendOptions::new().from(from));
+        let mut stream = Vec::new();
+        options.send(&volume, name, &mut stream, &mut |_| ()).unwrap();
+        quire::ReceiveOptions::new().receive(&copy, &mut &stream[..], &mut |_| ()).unwrap();
+    };
+    stream(None, "first");
+    assert_eq!(set_uuid(&image, Some([0; 16])).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(set_uuid(&image, Some([7; 16])).unwrap().uuid, [7; 16]);
+    let random = set_uuid(&image, None).unwrap().uuid;
+    assert!(random != [7; 16] && random != before.uuid);
+    let volume = Volume::open(&image).unwrap();
+    volume.write("note", "later").unwrap();
+    assert_eq!(volume.info().uuid, random);
+    volume.close().unwrap();
+    quire::take_snapshot(&image, "second").unwrap();
+    stream(Some("first"), "second");
+    assert_eq!(Volume::open(&copy).unwrap().read("note").unwrap(), b"later");
+    assert_eq!(set_uuid(&image, Some(before.uuid)).unwrap().uuid, before.uuid);
 }
 
 #[test]
