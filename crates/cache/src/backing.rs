@@ -138,8 +138,8 @@ pub trait Backing: Send + Sync {
         None
     }
 
-    /// Whether these blocks are to go through the journal, though the file has no units. `few`: they are forced
-    /// at once, and there are no more than a record takes.
+    /// Whether these blocks are to go through the journal, though the file has no units. `few`: they are
+    /// forced at once, and there are no more than a record takes.
     fn goes_through_journal(&self, _block: u64, _count: u64, _few: bool) -> bool {
         false
     }

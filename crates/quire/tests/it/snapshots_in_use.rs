@@ -246,7 +246,8 @@ fn allocated_space_is_written_twice_after_a_snapshot() {
 }
 
 /// A small durable overwrite of a block that a snapshot has took two flushes, the data's and the record's. So
-/// threads that overwrote shared one flush of two at most, and a volume was ten times slower after a snapshot.
+/// threads that overwrote shared one flush of two at most, and a volume was ten times slower after a
+/// snapshot.
 #[test]
 fn a_small_durable_overwrite_of_a_shared_block_is_one_flush() {
     let (device, volume) = new_volume(16_384);
