@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -74,6 +75,12 @@ pub enum Command {
     /// the volume can be read as it was, and not be written. What a broken stream has brought stays for the
     /// rest of it.
     Receive(Receive),
+    /// Incremental backups in a bucket or directory: create, list, restore, verify, prune
+    ///
+    /// Runs the program quire-backup, from the directory of this program or from PATH. `quire backup --help`
+    /// shows its options.
+    #[command(disable_help_flag = true)]
+    Backup(Backup),
     /// Show the label of a volume, or change it while the volume is not mounted
     Label(Label),
     /// Show what is inside a volume, as of the end of its journal
@@ -370,6 +377,14 @@ pub struct Receive {
     pub quiet: bool,
     /// Image file or block device
     pub volume: PathBuf,
+}
+
+/// `quire backup`.
+#[derive(Debug, Args)]
+pub struct Backup {
+    /// What quire-backup gets
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub arguments: Vec<OsString>,
 }
 
 /// `quire label`.

@@ -102,6 +102,7 @@ fn run(line: Vec<OsString>) -> ExitCode {
         Command::Snapshot(arguments) => commands::snapshot::run(&arguments),
         Command::Send(arguments) => commands::stream::send(&arguments),
         Command::Receive(arguments) => commands::stream::receive(&arguments),
+        Command::Backup(arguments) => commands::backup::run(&arguments),
         Command::Resize(arguments) => commands::resize::run(&arguments),
         Command::Label(arguments) => commands::resize::label(&arguments),
         Command::Dump(arguments) => commands::dump::run(&arguments),
