@@ -11,7 +11,7 @@ use crate::retention::parse_span;
 
 /// Incremental backups of Quire volumes in a bucket or directory
 #[derive(Debug, Parser)]
-#[command(name = "quire backup", version, after_help = HELP)]
+#[command(name = "quire backup", bin_name = "quire backup", version, after_help = HELP)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]

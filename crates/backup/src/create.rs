@@ -31,7 +31,7 @@ pub async fn run(arguments: &Create) -> Outcome {
     let store = Store::open(&arguments.url, true)?;
     let contents = store.contents().await?;
     for (name, why) in &contents.damaged {
-        eprintln!("quire-backup: warning: the manifest of {name} cannot be used: {why}");
+        eprintln!("quire backup: warning: the manifest of {name} cannot be used: {why}");
     }
     let is_there = contents.damaged.iter().any(|(other, _)| *other == name)
         || contents.backups.iter().any(|other| other.name == name);
@@ -82,7 +82,7 @@ pub async fn run(arguments: &Create) -> Outcome {
 
     for backup in older {
         if let Err(failure) = quire.delete_snapshot(path, &backup.snapshot.name).await {
-            eprintln!("quire-backup: warning: the older snapshot {} stays: {failure}", backup.snapshot.name);
+            eprintln!("quire backup: warning: the older snapshot {} stays: {failure}", backup.snapshot.name);
         }
     }
     Ok(())
