@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -82,6 +83,12 @@ pub enum Command {
     /// which is not mounted; makes TARGET a whole copy if it is empty. A stream that breaks goes on where it
     /// was. Runs until it is ended.
     Replicate(Replicate),
+    /// Incremental backups in a bucket or directory: create, list, restore, verify, prune
+    ///
+    /// Runs the program quire-backup, from the directory of this program or from PATH. `quire backup --help`
+    /// shows its options.
+    #[command(disable_help_flag = true)]
+    Backup(Backup),
     /// Show the label of a volume, or change it while the volume is not mounted
     Label(Label),
     /// Show the uuid of a volume, or change it while the volume is not mounted
@@ -428,6 +435,14 @@ pub struct Uuid {
     pub volume: PathBuf,
     /// Another uuid, or `new` for a random one
     pub uuid: Option<String>,
+}
+
+/// `quire backup`.
+#[derive(Debug, Args)]
+pub struct Backup {
+    /// What quire-backup gets
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub arguments: Vec<OsString>,
 }
 
 /// `quire label`.

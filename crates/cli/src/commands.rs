@@ -1,5 +1,6 @@
 //! One module a command.
 
+pub mod backup;
 pub mod bench;
 pub mod bench_null;
 pub mod check;

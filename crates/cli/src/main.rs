@@ -104,6 +104,7 @@ fn run(line: Vec<OsString>) -> ExitCode {
         Command::Replicate(arguments) => commands::replicate::run(&arguments),
         Command::Send(arguments) => commands::stream::send(&arguments),
         Command::Receive(arguments) => commands::stream::receive(&arguments),
+        Command::Backup(arguments) => commands::backup::run(&arguments),
         Command::Resize(arguments) => commands::resize::run(&arguments),
         Command::Uuid(arguments) => commands::resize::uuid(&arguments),
         Command::Label(arguments) => commands::resize::label(&arguments),

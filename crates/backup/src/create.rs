@@ -1,0 +1,218 @@
+//! `quire backup create`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use chrono::Utc;
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::task::JoinSet;
+
+use crate::arguments::Create;
+use crate::failure::{FAILED, Failure, MISSING, Outcome};
+use crate::manifest::{Manifest, PARTS_MAX, Part, Snapshot, check_name, snapshot_name};
+use crate::output::say;
+use crate::program::{Quire, Volume, finish};
+use crate::store::{Store, StoredPart};
+use quire_base::size;
+
+/// Parts that are uploaded at a time. One more is being read.
+const UPLOADS: usize = 3;
+
+/// Makes a backup, or goes on with one.
+pub async fn run(arguments: &Create) -> Outcome {
+    let quire = Quire::find();
+    let name = match &arguments.name {
+        Some(name) => name.clone(),
+        None => Utc::now().format("%Y%m%dT%H%M%SZ").to_string(),
+    };
+    check_name(&name).map_err(|why| Failure::new(crate::USAGE, why))?;
+    let path = &arguments.volume;
+    let volume = quire.volume(path).await?;
+    check_volume(arguments, &volume)?;
+    let store = Store::open(&arguments.url, true)?;
+    let contents = store.contents().await?;
+    for (name, why) in &contents.damaged {
+        eprintln!("quire backup: warning: the manifest of {name} cannot be used: {why}");
+    }
+    let is_there = contents.damaged.iter().any(|(other, _)| *other == name)
+        || contents.backups.iter().any(|other| other.name == name);
+    if is_there {
+        return Err(taken(&store, &name));
+    }
+
+    let (snapshot, snapshots) = snapshot(&quire, arguments, &name).await?;
+    // The newest that the volume still has the snapshot of.
+    let own = |backup: &&Manifest| {
+        backup.volume == volume.uuid
+            && backup.snapshot.created < snapshot.created
+            && snapshots.contains(&backup.snapshot)
+    };
+    let older: Vec<&Manifest> = contents.backups.iter().filter(own).collect();
+    let parent = older.iter().max_by_key(|backup| backup.snapshot.created).filter(|_| !arguments.full);
+
+    let stored = store_backup(&quire, arguments, &store, &volume, (&name, snapshot), parent.copied()).await;
+    stored.map_err(|failure| Failure {
+        message: format!(
+            "{failure}\nThe snapshot and the parts that are stored stay; go on with --name {name}"
+        ),
+        ..failure
+    })?;
+    for backup in older {
+        if let Err(failure) = quire.delete_snapshot(path, &backup.snapshot.name).await {
+            eprintln!("quire backup: warning: the older snapshot {} stays: {failure}", backup.snapshot.name);
+        }
+    }
+    Ok(())
+}
+
+/// Stores the stream of a snapshot in parts, and then the manifest.
+async fn store_backup(
+    quire: &Quire,
+    arguments: &Create,
+    store: &Store,
+    volume: &Volume,
+    (name, snapshot): (&str, Snapshot),
+    parent: Option<&Manifest>,
+) -> Outcome {
+    let path = &arguments.volume;
+    let from = parent.map(|parent| parent.snapshot.name.as_str());
+    let mut child = quire.send(path, from, &snapshot.name)?;
+    let stream = child.stdout.take().expect("the output is a pipe");
+    let upload = Upload {
+        there: Arc::new(store.parts(name).await?),
+        store: store.clone(),
+        name: name.to_owned(),
+        part_bytes: usize::try_from(arguments.part_size).expect("a part fits in memory"),
+    };
+    let (parts, found) = upload.run(stream).await?;
+    finish(child, &format!("quire send {}", path.display())).await?;
+
+    let created = Utc::now();
+    let parent = parent.map(|parent| parent.name.clone());
+    let manifest =
+        Manifest::new(name.to_owned(), (volume.uuid, volume.bytes()), snapshot, parent, parts, created);
+    check_stored(store, &manifest).await?;
+    if !store.put_manifest(&manifest).await? {
+        return Err(taken(store, &manifest.name));
+    }
+    let kind = match &manifest.parent {
+        Some(parent) => format!("what has changed since {parent}"),
+        None => "full".into(),
+    };
+    let found = if found > 0 { format!(", {found} were there") } else { String::new() };
+    say!(
+        "{}: {kind}, {} in {} parts{found}",
+        manifest.name,
+        size::show(manifest.bytes),
+        manifest.parts.len()
+    );
+    Ok(())
+}
+
+fn check_volume(arguments: &Create, volume: &Volume) -> Outcome {
+    if volume.bytes() / arguments.part_size >= PARTS_MAX as u64 {
+        return Err(Failure::new(
+            crate::USAGE,
+            format!("the volume may need more than {PARTS_MAX} parts: give a greater --part-size"),
+        ));
+    }
+    Ok(())
+}
+
+fn taken(store: &Store, name: &str) -> Failure {
+    Failure::new(FAILED, format!("{} already has a backup {name}: choose another name", store.url()))
+}
+
+/// The snapshot of this backup, taken now unless an earlier try has taken it, and all of the volume.
+async fn snapshot(quire: &Quire, arguments: &Create, name: &str) -> Outcome<(Snapshot, Vec<Snapshot>)> {
+    let wanted = snapshot_name(name);
+    let mut snapshots = quire.snapshots(&arguments.volume).await?;
+    if !snapshots.iter().any(|snapshot| snapshot.name == wanted) {
+        quire.take_snapshot(&arguments.volume, &wanted).await?;
+        snapshots = quire.snapshots(&arguments.volume).await?;
+    }
+    let own = snapshots.iter().find(|snapshot| snapshot.name == wanted).cloned();
+    let own = own.ok_or_else(|| Failure::new(MISSING, format!("the snapshot {wanted} has disappeared")))?;
+    Ok((own, snapshots))
+}
+
+/// All that the manifest promises is there: another program may have pruned meanwhile.
+async fn check_stored(store: &Store, manifest: &Manifest) -> Outcome {
+    let stored = store.parts(&manifest.name).await?;
+    for (number, part) in manifest.parts.iter().enumerate() {
+        let object = part.object(number);
+        if stored.get(&object).is_none_or(|stored| stored.size != part.size) {
+            return Err(Failure::new(
+                MISSING,
+                format!("{}/{object} has disappeared: run the same command with --name {0}", manifest.name),
+            ));
+        }
+    }
+    if let Some(parent) = &manifest.parent
+        && store.manifest(parent).await?.is_none()
+    {
+        return Err(Failure::new(
+            MISSING,
+            format!(
+                "{parent} was deleted, from which this goes on: run the same with --name {}",
+                manifest.name
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// A stream on its way into a store.
+struct Upload {
+    store: Store,
+    name: String,
+    part_bytes: usize,
+    /// What an earlier try has left.
+    there: Arc<BTreeMap<String, StoredPart>>,
+}
+
+impl Upload {
+    /// Returns the parts, and how many of them were there already.
+    async fn run(&self, mut stream: impl AsyncRead + Unpin) -> Outcome<(Vec<Part>, usize)> {
+        let (mut parts, mut found) = (Vec::new(), 0);
+        let mut uploads: JoinSet<Outcome<bool>> = JoinSet::new();
+        loop {
+            let mut bytes = Vec::new();
+            let limit = self.part_bytes as u64;
+            let read = (&mut stream).take(limit).read_to_end(&mut bytes).await;
+            if read.map_err(|error| Failure::system("reading from quire send", &error))? == 0 {
+                break;
+            }
+            let (number, part) = (parts.len(), Part::of(&bytes));
+            if number == PARTS_MAX {
+                return Err(Failure::new(
+                    FAILED,
+                    format!("more than {PARTS_MAX} parts: give a greater --part-size"),
+                ));
+            }
+            parts.push(part.clone());
+            if uploads.len() == UPLOADS
+                && let Some(done) = uploads.join_next().await
+            {
+                found += usize::from(joined(done)?);
+            }
+            let (store, name, there) = (self.store.clone(), self.name.clone(), Arc::clone(&self.there));
+            uploads.spawn(async move {
+                let same_size =
+                    there.get(&part.object(number)).is_some_and(|stored| stored.size == part.size);
+                if same_size && store.part(&name, number, &part).await?.is_ok() {
+                    return Ok(true);
+                }
+                store.put_part(&name, number, &part, bytes.into()).await.map(|()| false)
+            });
+        }
+        while let Some(done) = uploads.join_next().await {
+            found += usize::from(joined(done)?);
+        }
+        Ok((parts, found))
+    }
+}
+
+fn joined(done: Result<Outcome<bool>, tokio::task::JoinError>) -> Outcome<bool> {
+    done.map_err(|error| Failure::new(FAILED, format!("an upload: {error}")))?
+}

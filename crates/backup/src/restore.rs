@@ -1,0 +1,100 @@
+//! `quire backup restore`.
+
+use std::path::Path;
+
+use futures::{StreamExt, TryStreamExt};
+use tokio::io::AsyncWriteExt;
+
+use crate::arguments::Restore;
+use crate::failure::{DAMAGED, FAILED, Failure, MISSING, Outcome};
+use crate::manifest::{Manifest, chain};
+use crate::output::say;
+use crate::program::{Quire, finish};
+use crate::store::Store;
+use quire_base::size;
+
+/// Parts that are read at a time.
+const DOWNLOADS: usize = 2;
+
+/// Makes a volume what a backup says.
+pub async fn run(arguments: &Restore) -> Outcome {
+    let quire = Quire::find();
+    let store = Store::open(&arguments.url, false)?;
+    let contents = store.contents().await?;
+    let backups = chain(&contents.backups, &arguments.name).map_err(|why| {
+        let damaged = contents.damaged.iter().map(|(name, why)| format!("; the manifest of {name}: {why}"));
+        Failure::new(MISSING, format!("{}: {why}{}", store.url(), damaged.collect::<String>()))
+    })?;
+    let target = &arguments.target;
+    let is_new = !target.exists();
+    if is_new {
+        let newest = backups.last().expect("a chain has its last backup");
+        quire.make_volume(target, arguments.size.unwrap_or(newest.volume_bytes)).await?;
+    } else {
+        give_up_unfinished(&quire, target, &backups).await?;
+    }
+    let there = if is_new { Vec::new() } else { quire.snapshots(target).await? };
+    let received = backups.iter().rposition(|backup| there.contains(&backup.snapshot)).map_or(0, |at| at + 1);
+    for backup in &backups[..received] {
+        say!("{}: was there", backup.name);
+    }
+    for backup in &backups[received..] {
+        receive(&quire, &store, backup, target).await?;
+        say!("{}: received {}", backup.name, size::show(backup.bytes));
+    }
+    Ok(())
+}
+
+/// Gives up what an interrupted restore of these backups has left of a stream.
+async fn give_up_unfinished(quire: &Quire, target: &Path, backups: &[&Manifest]) -> Outcome {
+    let Some(unfinished) = quire.unfinished(target).await? else { return Ok(()) };
+    let ours = |backup: &&Manifest| unfinished.contains(&format!("{:?}:", backup.snapshot.name));
+    if !backups.iter().any(ours) {
+        return Err(Failure::new(
+            FAILED,
+            format!(
+                "{0} has an unfinished receive of something else: {unfinished}; `quire receive --abort {0}` gives it up",
+                target.display()
+            ),
+        ));
+    }
+    quire.abort_receive(target).await
+}
+
+async fn receive(quire: &Quire, store: &Store, backup: &Manifest, target: &Path) -> Outcome {
+    let mut child = quire.receive(target)?;
+    let fed = feed(&mut child, store, backup).await;
+    match fed {
+        Ok(()) => finish(child, &format!("quire receive {}", target.display())).await,
+        Err(failure) => {
+            // Killed or not, the child ends without the end of its stream.
+            let _ = child.kill().await;
+            // If this fails, the next restore does it.
+            if quire.unfinished(target).await.is_ok_and(|unfinished| unfinished.is_some()) {
+                let _ = quire.abort_receive(target).await;
+            }
+            Err(failure)
+        }
+    }
+}
+
+/// Writes the parts of a backup, each after its checksum was verified, to `quire receive`. A child that ends
+/// early is no error here: its exit code says more.
+async fn feed(child: &mut tokio::process::Child, store: &Store, backup: &Manifest) -> Outcome {
+    let mut input = child.stdin.take().expect("the input is a pipe");
+    let parts = backup.parts.iter().enumerate();
+    let mut parts = futures::stream::iter(parts)
+        .map(|(number, part)| async move {
+            let read = store.part(&backup.name, number, part).await?;
+            read.map_err(|why| {
+                Failure::new(DAMAGED, format!("{}: {why}: nothing of it was used", store.url()))
+            })
+        })
+        .buffered(DOWNLOADS);
+    while let Some(bytes) = parts.try_next().await? {
+        if input.write_all(&bytes).await.is_err() {
+            return Ok(());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,212 @@
+//! Backups as objects: in a directory, or in a bucket of S3.
+//!
+//! ```text
+//! NAME/part-000000-CHECKSUM     the stream, cut; any number
+//! NAME/manifest.json            written last, if there is none
+//! ```
+
+use std::collections::BTreeMap;
+use std::path::Path as FilePath;
+use std::sync::Arc;
+
+use chrono::{DateTime, Utc};
+use futures::TryStreamExt;
+use object_store::aws::AmazonS3Builder;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::prefix::PrefixStore;
+use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+
+use crate::failure::{FAILED, Failure, MISSING, Outcome};
+use crate::manifest::{MANIFEST_BYTES_MAX, Manifest, Part, check_name, is_part};
+
+const MANIFEST: &str = "manifest.json";
+
+/// Where backups are.
+#[derive(Clone, Debug)]
+pub struct Store {
+    objects: Arc<dyn ObjectStore>,
+    url: String,
+}
+
+/// What a store holds.
+#[derive(Debug, Default)]
+pub struct Contents {
+    /// Finished backups, the oldest first.
+    pub backups: Vec<Manifest>,
+    /// Names of backups with unusable manifests, and why they are unusable.
+    pub damaged: Vec<(String, String)>,
+}
+
+/// An object that looks like a part.
+#[derive(Debug)]
+pub struct StoredPart {
+    /// In bytes.
+    pub size: u64,
+    /// When it was written.
+    pub modified: DateTime<Utc>,
+}
+
+impl Store {
+    /// Opens the store at a path, a `file://` URL or an `s3://` URL. `make` makes a missing directory.
+    pub fn open(url: &str, make: bool) -> Outcome<Store> {
+        let wrong = |why: String| Failure::new(MISSING, format!("{url}: {why}"));
+        let objects: Arc<dyn ObjectStore> = if let Some(rest) = url.strip_prefix("s3://") {
+            let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+            if bucket.is_empty() {
+                return Err(wrong("the name of the bucket is missing: s3://BUCKET/PREFIX".into()));
+            }
+            let prefix =
+                Path::parse(prefix.trim_end_matches('/')).map_err(|error| wrong(error.to_string()))?;
+            let bucket = AmazonS3Builder::from_env().with_bucket_name(bucket).build();
+            Arc::new(PrefixStore::new(bucket.map_err(|error| wrong(error.to_string()))?, prefix))
+        } else {
+            let directory = match url.strip_prefix("file://") {
+                Some(path) if path.starts_with('/') => path,
+                Some(_) => return Err(wrong("a file URL has three slashes: file:///DIRECTORY".into())),
+                None if url.contains("://") => {
+                    return Err(wrong(
+                        "a store is a directory, file:///DIRECTORY or s3://BUCKET/PREFIX".into(),
+                    ));
+                }
+                None => url,
+            };
+            if make {
+                std::fs::create_dir_all(directory).map_err(|error| Failure::system(directory, &error))?;
+            }
+            if !FilePath::new(directory).is_dir() {
+                return Err(wrong("there is no such directory".into()));
+            }
+            let local =
+                LocalFileSystem::new_with_prefix(directory).map_err(|error| wrong(error.to_string()))?;
+            Arc::new(local.with_fsync(true))
+        };
+        Ok(Store { objects, url: url.into() })
+    }
+
+    /// The store as the user calls it.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    fn failure(&self, doing: &str, object: &Path, error: &Error) -> Failure {
+        let code = if matches!(error, Error::NotFound { .. }) { MISSING } else { FAILED };
+        let mut message = format!("{}: {doing} {object}: {error}", self.url);
+        let mut source = std::error::Error::source(error);
+        while let Some(error) = source {
+            let more = error.to_string();
+            if !message.contains(&more) {
+                message = format!("{message}: {more}");
+            }
+            source = error.source();
+        }
+        Failure::new(code, message)
+    }
+
+    /// The names that have objects, finished or not.
+    pub async fn names(&self) -> Outcome<Vec<String>> {
+        let listed = self.objects.list_with_delimiter(None).await;
+        let listed = listed.map_err(|error| self.failure("listing", &Path::default(), &error))?;
+        let names = listed.common_prefixes.iter().filter_map(|path| path.filename().map(String::from));
+        Ok(names.filter(|name| check_name(name).is_ok()).collect())
+    }
+
+    /// All finished backups.
+    pub async fn contents(&self) -> Outcome<Contents> {
+        let mut contents = Contents::default();
+        for name in self.names().await? {
+            match self.manifest(&name).await? {
+                None => {}
+                Some(Ok(manifest)) => contents.backups.push(manifest),
+                Some(Err(why)) => contents.damaged.push((name, why)),
+            }
+        }
+        contents.backups.sort_by(|a, b| (a.created, &a.name).cmp(&(b.created, &b.name)));
+        Ok(contents)
+    }
+
+    /// The manifest of one backup; none if it is not finished. The inner error is for a damaged one.
+    pub async fn manifest(&self, name: &str) -> Outcome<Option<Result<Manifest, String>>> {
+        let at = Path::from_iter([name, MANIFEST]);
+        let failure = |error: Error| self.failure("reading", &at, &error);
+        let found = match self.objects.get(&at).await {
+            Err(Error::NotFound { .. }) => return Ok(None),
+            found => found.map_err(failure)?,
+        };
+        if found.meta.size > MANIFEST_BYTES_MAX {
+            return Ok(Some(Err(format!("it has {} bytes", found.meta.size))));
+        }
+        let bytes = found.bytes().await.map_err(failure)?;
+        Ok(Some(Manifest::parse(name, &bytes)))
+    }
+
+    /// Finishes a backup, unless there is one of its name. Says whether it did.
+    pub async fn put_manifest(&self, manifest: &Manifest) -> Outcome<bool> {
+        let at = Path::from_iter([manifest.name.as_str(), MANIFEST]);
+        let options = PutOptions::from(PutMode::Create);
+        match self.objects.put_opts(&at, manifest.to_json().into(), options).await {
+            Ok(_) => Ok(true),
+            // The answer to the first of several tries may have been lost.
+            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {
+                Ok(self.manifest(&manifest.name).await? == Some(Ok(manifest.clone())))
+            }
+            Err(error) => Err(self.failure("writing", &at, &error)),
+        }
+    }
+
+    /// The parts below a name.
+    pub async fn parts(&self, name: &str) -> Outcome<BTreeMap<String, StoredPart>> {
+        let below = Path::from(name);
+        let listed: Result<Vec<_>, Error> = self.objects.list(Some(&below)).try_collect().await;
+        let listed = listed.map_err(|error| self.failure("listing", &below, &error))?;
+        let part = |meta: object_store::ObjectMeta| {
+            let object = meta.location.filename().filter(|object| is_part(object))?.to_owned();
+            Some((object, StoredPart { size: meta.size, modified: meta.last_modified }))
+        };
+        Ok(listed.into_iter().filter_map(part).collect())
+    }
+
+    /// The bytes of a part, or what is wrong with it.
+    pub async fn part(
+        &self,
+        name: &str,
+        number: usize,
+        part: &Part,
+    ) -> Outcome<Result<bytes::Bytes, String>> {
+        let at = Path::from_iter([name, &part.object(number)]);
+        let failure = |error: Error| self.failure("reading", &at, &error);
+        let found = match self.objects.get(&at).await {
+            Err(Error::NotFound { .. }) => return Ok(Err(format!("{at} is missing"))),
+            found => found.map_err(failure)?,
+        };
+        if found.meta.size != part.size {
+            return Ok(Err(format!("{at} has {} bytes, not {}", found.meta.size, part.size)));
+        }
+        let bytes = found.bytes().await.map_err(failure)?;
+        Ok(if Part::of(&bytes) == *part { Ok(bytes) } else { Err(format!("{at} has a wrong checksum")) })
+    }
+
+    /// Writes a part.
+    pub async fn put_part(&self, name: &str, number: usize, part: &Part, bytes: bytes::Bytes) -> Outcome {
+        let at = Path::from_iter([name, &part.object(number)]);
+        let put = self.objects.put(&at, bytes.into()).await;
+        put.map(drop).map_err(|error| self.failure("writing", &at, &error))
+    }
+
+    /// Deletes the manifest of a backup: from then on it is not there.
+    pub async fn delete_manifest(&self, name: &str) -> Outcome {
+        self.delete(&Path::from_iter([name, MANIFEST])).await
+    }
+
+    /// Deletes a part.
+    pub async fn delete_part(&self, name: &str, object: &str) -> Outcome {
+        self.delete(&Path::from_iter([name, object])).await
+    }
+
+    async fn delete(&self, at: &Path) -> Outcome {
+        match self.objects.delete(at).await {
+            Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(self.failure("deleting", at, &error)),
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! Backups in a directory, through the real programs: `quire-backup`, and the `quire` beside it.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use quire::Volume;
+
+const BACKUP: &str = env!("CARGO_BIN_EXE_quire-backup");
+
+/// The program `quire`, which a test of the whole workspace has built already.
+fn quire() -> PathBuf {
+    let program = Path::new(BACKUP).with_file_name("quire");
+    if !program.exists() {
+        let target = Path::new(BACKUP).ancestors().nth(2).unwrap();
+        let mut command = Command::new(env!("CARGO"));
+        command.args(["build", "--locked", "-p", "quire-cli"]).arg("--target-dir").arg(target);
+        assert!(command.status().unwrap().success());
+    }
+    program
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+struct World {
+    dir: tempfile::TempDir,
+    volume: PathBuf,
+    store: PathBuf,
+}
+
+impl World {
+    fn new() -> World {
+        let dir = tempfile::tempdir().unwrap();
+        let (volume, store) = (dir.path().join("volume.img"), dir.path().join("store"));
+        let world = World { dir, volume, store };
+        let made = Command::new(quire()).args(["mkfs", "--quiet", "--size=64M"]).arg(&world.volume).output();
+        let made = made.unwrap();
+        assert!(made.status.success(), "{}", text(&made));
+        world
+    }
+
+    fn backup(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(BACKUP);
+        command.arg(arguments[0]);
+        if arguments[0] == "create" {
+            command.args(["--part-size=32K"]).arg(&self.volume);
+        }
+        command.arg(&self.store).args(&arguments[1..]).env("QUIRE", quire());
+        command
+    }
+
+    #[track_caller]
+    fn done(&self, arguments: &[&str]) -> String {
+        let output = self.backup(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output));
+        text(&output)
+    }
+
+    #[track_caller]
+    fn fails(&self, arguments: &[&str], code: i32) -> String {
+        let output = self.backup(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", text(&output));
+        text(&output)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).display().to_string()
+    }
+
+    /// Writes a file of `bytes` bytes that depend on `seed`.
+    fn write(&self, name: &str, bytes: usize, seed: u32) {
+        let volume = Volume::open(&self.volume).unwrap();
+        let mut state = seed;
+        let noise = |_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as u8
+        };
+        volume.write(name, (0..bytes).map(noise).collect::<Vec<u8>>()).unwrap();
+        volume.close().unwrap();
+    }
+
+    fn snapshots(&self, volume: &Path) -> Vec<String> {
+        let volume = Volume::open(volume).unwrap();
+        let names = volume.snapshots().unwrap().into_iter().map(|snapshot| snapshot.name).collect();
+        volume.close().unwrap();
+        names
+    }
+
+    fn parts(&self, name: &str) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(self.store.join(name)).unwrap().map(|entry| entry.unwrap().path());
+        let mut parts: Vec<_> = entries.filter(|path| !path.ends_with("manifest.json")).collect();
+        parts.sort();
+        parts
+    }
+}
+
+/// The stream of a whole snapshot, without the header, which names the volume.
+fn tail(volume: &Path, snapshot: &str) -> Vec<u8> {
+    let sent = Command::new(quire()).arg("send").arg("--quiet").arg(volume).arg(snapshot).output().unwrap();
+    assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
+    sent.stdout[512..].to_vec()
+}
+
+#[test]
+fn a_chain_is_made_restored_and_pruned() {
+    let world = World::new();
+    world.write("large", 300_000, 1);
+    world.done(&["create", "--name=one"]);
+    world.write("note", 5000, 2);
+    let made = world.done(&["create", "--name=two"]);
+    assert!(made.contains("what has changed since one"), "{made}");
+    assert_eq!(world.parts("two").len(), 1, "the large file is not stored again");
+    world.write("large", 100_000, 3);
+    world.done(&["create", "--name=three"]);
+    assert_eq!(world.snapshots(&world.volume), ["backup-three"]);
+    assert!(world.fails(&["create", "--name=two"], 32).contains("already has a backup two"));
+    world.done(&["verify"]);
+
+    let target = world.path("target.img");
+    world.done(&["restore", "two", &target]);
+    assert_eq!(world.snapshots(Path::new(&target)), ["backup-one", "backup-two"]);
+    let restored = world.done(&["restore", "three", &target]);
+    assert!(restored.contains("two: was there") && restored.contains("three: received"), "{restored}");
+    assert_eq!(tail(&world.volume, "backup-three"), tail(Path::new(&target), "backup-three"));
+
+    // Someone else's snapshot stays, and a new chain needs no older backup.
+    let taken =
+        Command::new(quire()).args(["snapshot", "create"]).arg(&world.volume).arg("backup-mine").status();
+    assert!(taken.unwrap().success());
+    world.done(&["create", "--full", "--name=four"]);
+    world.done(&["create", "--name=five"]);
+    assert_eq!(world.snapshots(&world.volume), ["backup-mine", "backup-five"]);
+    let shown = world.done(&["prune", "--keep-last=3", "--dry-run"]);
+    assert_eq!(shown, "", "three needs one and two");
+    world.done(&["prune", "--keep-last=1"]);
+    world.done(&["verify"]);
+    let listed = world.done(&["list"]);
+    assert!(listed.contains("  four  full") && listed.contains("  five  since four"), "{listed}");
+    assert_eq!(listed.lines().count(), 2, "{listed}");
+    assert!(world.parts("one").is_empty() && world.parts("three").is_empty());
+    let other = world.path("other.img");
+    world.done(&["restore", "five", &other]);
+    assert_eq!(tail(&world.volume, "backup-five"), tail(Path::new(&other), "backup-five"));
+}
+
+#[test]
+fn damage_is_found_before_it_is_used() {
+    let world = World::new();
+    world.write("large", 300_000, 1);
+    world.done(&["create", "--name=one"]);
+    world.done(&["create", "--name=two"]);
+    let parts = world.parts("one");
+    let good = std::fs::read(&parts[5]).unwrap();
+    let mut damaged = good.clone();
+    damaged[77] ^= 1;
+    std::fs::write(&parts[5], damaged).unwrap();
+    assert!(world.fails(&["verify"], 35).contains("part-000005"));
+    let target = world.path("target.img");
+    assert!(world.fails(&["restore", "two", &target], 35).contains("wrong checksum"));
+    std::fs::write(&parts[5], &good[1..]).unwrap();
+    assert!(world.fails(&["verify", "two"], 35).contains("bytes, not"));
+    std::fs::remove_file(&parts[5]).unwrap();
+    assert!(world.fails(&["verify", "one"], 35).contains("is missing"));
+    std::fs::write(&parts[5], good).unwrap();
+    world.done(&["verify"]);
+    world.done(&["restore", "two", &target]);
+    assert_eq!(tail(&world.volume, "backup-two"), tail(Path::new(&target), "backup-two"));
+
+    let manifest = world.store.join("one/manifest.json");
+    std::fs::write(&manifest, b"{").unwrap();
+    assert!(world.fails(&["verify"], 35).contains("one: the manifest cannot be used"));
+    assert!(world.fails(&["prune", "--keep-last=1"], 35).contains("nothing was deleted"));
+    std::fs::remove_file(&manifest).unwrap();
+    assert!(world.fails(&["verify"], 35).contains("one is missing, from which two goes on"));
+    assert!(world.fails(&["restore", "two", &world.path("other.img")], 37).contains("one is missing"));
+}
+
+#[test]
+fn interruptions_are_gone_on_from() {
+    let world = World::new();
+    world.write("large", 300_000, 1);
+    // A `quire` that breaks off in the middle of a stream, in either direction.
+    let broken = world.dir.path().join("broken");
+    let script = format!(
+        "#!/bin/sh\ncase $1/$2 in\nsend/*) '{0}' \"$@\" | head -c 200000; exit 1;;\n\
+         receive/--quiet) head -c 200000 | '{0}' \"$@\"; kill -9 $PPID;;\n*) exec '{0}' \"$@\";;\nesac\n",
+        quire().display()
+    );
+    std::fs::write(&broken, script).unwrap();
+    std::fs::set_permissions(&broken, std::fs::Permissions::from_mode(0o755)).unwrap();
+
+    let tried = world.backup(&["create", "--name=one"]).env("QUIRE", &broken).output().unwrap();
+    assert!(!tried.status.success(), "{}", text(&tried));
+    assert_eq!(world.done(&["list"]), "", "an unfinished backup is not listed");
+    let parts = world.parts("one");
+    assert_eq!(parts.len(), 7, "32 KiB each, the last one cut");
+    let inodes = |parts: &[PathBuf]| -> Vec<u64> {
+        parts.iter().map(|part| std::fs::metadata(part).unwrap().ino()).collect()
+    };
+    let first = inodes(&parts[..6]);
+    // One that lost its contents is uploaded again.
+    let size = std::fs::metadata(&parts[2]).unwrap().len();
+    std::fs::write(&parts[2], vec![0; size as usize]).unwrap();
+    let done = world.done(&["create", "--name=one"]);
+    assert!(done.contains("5 were there"), "{done}");
+    let complete: Vec<PathBuf> = parts[..6].to_vec();
+    assert!(
+        inodes(&complete).iter().zip(&first).enumerate().all(|(n, (now, then))| (now == then) == (n != 2))
+    );
+    world.done(&["verify"]);
+    world.done(&["prune", "--keep-last=1"]);
+    assert!(parts[6].exists(), "what was left is not a day old");
+    let old = std::time::SystemTime::now() - std::time::Duration::from_secs(25 * 3600);
+    std::fs::File::options().write(true).open(&parts[6]).unwrap().set_modified(old).unwrap();
+    assert!(world.done(&["prune", "--keep-last=1"]).contains("deleted 1 parts"));
+    assert!(!parts[6].exists() && parts[0].exists());
+
+    let target = world.path("target.img");
+    let tried = world.backup(&["restore", "one", &target]).env("QUIRE", &broken).output().unwrap();
+    assert!(!tried.status.success(), "{}", text(&tried));
+    world.done(&["restore", "one", &target]);
+    assert_eq!(tail(&world.volume, "backup-one"), tail(Path::new(&target), "backup-one"));
+}
