@@ -74,7 +74,7 @@ pub struct Engine {
     /// Threads that wait for journal bytes or tree nodes.
     pub(crate) room: RoomQueue,
     pub(crate) orphans: OrphanSlots,
-    /// Who may rely on where blocks of files are.
+    /// The leases of files' layouts.
     pub(crate) leases: LeaseTable,
     /// Which blocks belong to snapshots.
     pub(crate) snapshots: Arc<SnapshotTable>,

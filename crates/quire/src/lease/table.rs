@@ -1,4 +1,5 @@
-//! Who may rely on the layout of which file: the protocol of leases, without the file system.
+//! The leases of all files: the protocol of asking, granting, recalling, revoking and returning them, without
+//! the file system.
 //!
 //! States of a lease
 //!
@@ -46,7 +47,7 @@ const GRANTED: u8 = 1;
 const RECALLED: u8 = 2;
 const REVOKED: u8 = 3;
 
-/// What is called when a lease is recalled.
+/// A call that tells of a recall.
 pub type OnRecall = Box<dyn FnOnce() + Send>;
 
 /// A lease, as its holder and the table share it.
