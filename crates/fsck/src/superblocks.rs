@@ -221,6 +221,7 @@ fn check_pair(newer: &Superblock, older: &Superblock, findings: &mut Findings) -
     let nothing_hashed = resized && older.inode_count <= 1;
     contradiction |= compare("hash seed", nothing_hashed || newer.hash_seed == older.hash_seed);
     compare("label", resized || newer.label == older.label);
+    compare("changed uuid", resized || newer.changed_uuid == older.changed_uuid);
     compare("format version", newer.version == older.version);
     compare("features", resized || features(newer) == features(older));
     compare("time of making", newer.created == older.created);

@@ -154,7 +154,7 @@ fn superblock(damage: &Damage) -> Option<&'static str> {
         "flags" if old ^ new == 1 => Some(own),
         _ if !both => None,
         "minor version" | "features, compatible" | "features, read-only compatible" => Some(alone),
-        "label" | "mount count" | "created" | "mounted" => Some(alone),
+        "label" | "uuid, changed" | "mount count" | "created" | "mounted" => Some(alone),
         "incarnation" => Some("a closed volume's journal is empty: nothing tells of its last life"),
         "sequence" => Some("a closed volume's journal is empty: nothing tells where it ended"),
         "epoch" if new > old => Some("snapshots that were taken and deleted leave no trace"),
