@@ -4,9 +4,10 @@
 //! 1. Journal that it is being deleted. From then on it shares nothing.
 //! 2. Region by region, free what is dead, was in use in n, and neither in the snapshot before it nor in the
 //!    one behind it. A block is used without a break from its first to its last snapshot, so these two tell
-//!    of all others. Which blocks a snapshot used, its own space tree says. Each transaction moves the cursor
-//!    in the snapshot's value past its region: a block that was freed, used and shared again is not looked at
-//!    twice.
+//!    of all others. Not so if the one behind was taken after step 1: a block that had left its file in
+//!    between was free, and any later snapshot may have it again. Then all snapshots behind n are asked.
+//!    Which blocks a snapshot used, its own space tree says. Each transaction moves the cursor in the
+//!    snapshot's value past its region: a block that was freed, used and shared again is not looked at twice.
 //! 3. Delete the key. Two checkpoints later the snapshot's nodes are free.
 //!
 //! Several may be marked; one at a time is swept, to its end. A cursor that has moved says which, after a
@@ -22,7 +23,7 @@
 //! Neighbours: [`crate::snapshots`] takes them; [`crate::reaper`] has the thread.
 
 use crate::engine::Engine;
-use crate::snapshots::{Space, find, table};
+use crate::snapshots::{Space, dead, find, table};
 use crate::transaction::{Cost, Depends};
 use crate::volume::Volume;
 use quire_base::sync::atomic::Ordering;
@@ -32,7 +33,7 @@ use quire_base::{BlockNo, Result};
 use quire_format::extent::Run;
 use quire_format::key::{Key, VALUE_MAX};
 use quire_format::record::SMALL_CHANGE_MAX;
-use quire_format::region::{REGION_BLOCKS, RegionMap};
+use quire_format::region::REGION_BLOCKS;
 use quire_format::snapshot::Snapshot;
 use std::ops::ControlFlow;
 
@@ -54,8 +55,8 @@ pub(crate) struct Sweep {
     number: u32,
     snapshot: Snapshot,
     own: Space,
-    /// The snapshot before it, and the one behind it.
-    around: [Option<Space>; 2],
+    /// Those that tell what others need: the snapshot before it, and the one behind it, or all behind it.
+    around: Vec<Space>,
     /// The epoch in which these were its neighbours.
     epoch: u32,
     /// Regions before this one are done.
@@ -158,11 +159,15 @@ impl Engine {
             .or_else(|| marked().next());
         let Some(at) = chosen else { return Ok(None) };
         let (number, snapshot) = all[at].clone();
-        let space = |at: Option<usize>| -> Result<Option<Space>> {
-            let found = at.and_then(|at| all.get(at));
-            found.map(|(_, snapshot)| Space::open(&self.device, snapshot)).transpose()
+        let since = self.snapshots.deleted_since(number);
+        let (older, newer) = (&all[..at], &all[at + 1..]);
+        let behind = match newer.first() {
+            Some((next, _)) if *next > since => newer.len(),
+            other => usize::from(other.is_some()),
         };
-        let around = [space(at.checked_sub(1))?, space(Some(at + 1))?];
+        let around = older.iter().rev().take(1).chain(&newer[..behind]);
+        let around =
+            around.map(|(_, snapshot)| Space::open(&self.device, snapshot)).collect::<Result<_>>()?;
         let done = snapshot.deleting.unwrap_or(0);
         let next = before.filter(|sweep| sweep.number == number).map_or(done, |sweep| sweep.next);
         let own = Space::open(&self.device, &snapshot)?;
@@ -173,9 +178,8 @@ impl Engine {
     /// Step 2, for one region.
     fn sweep_region(&self, sweep: &mut Sweep, region: u64) -> Result<()> {
         let next = region + 1;
-        let dead = self.tree.get_with(Key::dead(region), RegionMap::decode)?.transpose()?.unwrap_or_default();
-        let mut free = dead.both(&sweep.own.used(region)?);
-        for neighbour in sweep.around.iter().flatten() {
+        let mut free = dead(&self.tree, region)?.both(&sweep.own.used(region)?);
+        for neighbour in &sweep.around {
             free = free.without(&neighbour.used(region)?);
         }
         let first = BlockNo(region * REGION_BLOCKS);

@@ -36,8 +36,8 @@ pub(crate) struct SnapshotTable {
     newest_seen: AtomicU32,
     /// The last snapshot ever taken.
     epoch: AtomicU32,
-    /// By number, whether it is being deleted.
-    all: Mutex<BTreeMap<u32, bool>>,
+    /// By number; of those that are being deleted, the epoch in which that began. 0: it is not known.
+    all: Mutex<BTreeMap<u32, Option<u32>>>,
 }
 
 /// The blocks that a change of extents takes from a file.
@@ -55,7 +55,7 @@ impl SnapshotTable {
         table.epoch.store(epoch, Ordering::Relaxed);
         let mut outcome = Ok(());
         tree.scan(Key::snapshot(0), Key::snapshot(u32::MAX), &mut |key, value| {
-            outcome = table.put(key, value);
+            outcome = table.put_since(key, value, 0);
             if outcome.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
         outcome.map(|()| table)
@@ -63,11 +63,16 @@ impl SnapshotTable {
 
     /// A snapshot was put into the tree, or is being deleted from now on.
     pub(crate) fn put(&self, key: Key, value: &[u8]) -> Result<()> {
+        self.put_since(key, value, self.epoch())
+    }
+
+    fn put_since(&self, key: Key, value: &[u8], now: u32) -> Result<()> {
         debug_assert_eq!(key.kind, KeyKind::Snapshot);
         let number = key.offset as u32;
         let deleting = Snapshot::decode(value)?.deleting.is_some();
         let mut all = self.all.lock();
-        all.insert(number, deleting);
+        let since = deleting.then(|| all.get(&number).copied().flatten().unwrap_or(now));
+        all.insert(number, since);
         self.epoch.fetch_max(number, Ordering::Relaxed);
         self.choose(&all);
         Ok(())
@@ -80,8 +85,8 @@ impl SnapshotTable {
         self.choose(&all);
     }
 
-    fn choose(&self, all: &BTreeMap<u32, bool>) {
-        let newest = all.iter().rev().find(|(_, deleting)| !**deleting);
+    fn choose(&self, all: &BTreeMap<u32, Option<u32>>) {
+        let newest = all.iter().rev().find(|(_, since)| since.is_none());
         let newest = newest.map_or(0, |(number, _)| *number);
         self.newest.store(newest, Ordering::Release);
         self.newest_seen.fetch_max(newest, Ordering::Release);
@@ -94,7 +99,12 @@ impl SnapshotTable {
 
     /// Whether snapshots are to be deleted.
     pub(crate) fn any_deleted(&self) -> bool {
-        self.all.lock().values().any(|deleting| *deleting)
+        self.all.lock().values().any(Option::is_some)
+    }
+
+    /// The epoch in which the deletion of a snapshot began, or an earlier one.
+    pub(crate) fn deleted_since(&self, number: u32) -> u32 {
+        self.all.lock().get(&number).copied().flatten().unwrap_or(0)
     }
 
     /// The last snapshot ever taken: the birth of what is allocated now.

@@ -172,18 +172,31 @@ impl Space {
     }
 }
 
+/// The dead blocks of a region, as a tree has them.
+pub(crate) fn dead(tree: &Tree, region: u64) -> Result<RegionMap> {
+    Ok(tree.get_with(Key::dead(region), RegionMap::decode)?.transpose()?.unwrap_or_default())
+}
+
 /// By region, the blocks that snapshots need: for checks. What a snapshot that is being deleted has given
-/// back is not among them.
+/// back is not among them: regions before its cursor, and behind it what is not dead, since such a snapshot
+/// shares nothing, and blocks that leave files are free at once.
 pub fn held(device: &Arc<Device>, tree: &Tree) -> Result<BTreeMap<u64, RegionMap>> {
     let mut held: BTreeMap<u64, RegionMap> = BTreeMap::new();
     for (_, snapshot) in table(tree)? {
-        let done = snapshot.deleting.unwrap_or(0);
+        let mut outcome = Ok(());
         Space::open(device, &snapshot)?.each(&mut |region, used| {
-            if region >= done {
-                let all = held.entry(region).or_default();
-                *all = all.either(&used);
-            }
+            let needed = match snapshot.deleting {
+                None => used,
+                Some(done) if region < done => return,
+                Some(_) => match dead(tree, region) {
+                    Ok(dead) => used.both(&dead),
+                    Err(error) => return outcome = Err(error),
+                },
+            };
+            let all = held.entry(region).or_default();
+            *all = all.either(&needed);
         })?;
+        outcome?;
     }
     Ok(held)
 }

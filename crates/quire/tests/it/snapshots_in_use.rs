@@ -278,6 +278,43 @@ fn a_small_durable_overwrite_of_a_shared_block_is_one_flush() {
     assert_eq!(flushes(&device, before), 2);
 }
 
+/// A block that a snapshot had left its file while that snapshot was being deleted, was free when the next one
+/// was taken, and belonged to the one after that again. The deletion asked the next one alone, and freed the
+/// block, though the later snapshot had it.
+#[test]
+fn a_deletion_spares_what_later_snapshots_have() {
+    let device = made(32 * MIB);
+    let options = VolumeOptions::new().threads(false).cache_bytes(12 * MIB);
+    let volume = options.open_backend(device.clone()).unwrap();
+    let fill = |name: &str, byte: u8| -> quire::Result<()> {
+        let file = OpenOptions::new().write(true).create(true).open(&volume, name)?;
+        (0..20 * MIB).step_by(MIB as usize).try_for_each(|at| {
+            file.write_all_at(&[byte; MIB as usize], at)?;
+            file.sync_all()
+        })
+    };
+    let remove = |name: &str| {
+        volume.remove_file(name).unwrap();
+        volume.drain_orphans();
+        volume.sync().unwrap();
+    };
+    fill("first", 1).unwrap();
+    volume.take_snapshot("one").unwrap();
+    volume.delete_snapshot_later("one").unwrap();
+    remove("first");
+    volume.take_snapshot("two").unwrap();
+    fill("second", 2).unwrap();
+    volume.take_snapshot("three").unwrap();
+    remove("second");
+    while volume.snapshots().unwrap().len() > 2 {
+        volume.background_step().unwrap();
+    }
+    let space = fill("third", 3).map_err(|error| error.kind());
+    assert_eq!(space, Err(ErrorKind::NoSpace), "the third snapshot has nearly all of it");
+    let three = volume.open_snapshot("three").unwrap();
+    assert!(three.read("second").unwrap().iter().all(|byte| *byte == 2));
+}
+
 #[test]
 fn two_that_take_wait_for_one_another() {
     let device = made(64 * MIB);
