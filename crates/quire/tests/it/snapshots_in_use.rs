@@ -278,7 +278,7 @@ fn a_small_durable_overwrite_of_a_shared_block_is_one_flush() {
     assert_eq!(flushes(&device, before), 2);
 }
 
-/// A block that a snapshot had left its file while that snapshot was being deleted, was free when the next one
+/// A block of a snapshot left its file while that snapshot was being deleted. It was free when the next one
 /// was taken, and belonged to the one after that again. The deletion asked the next one alone, and freed the
 /// block, though the later snapshot had it.
 #[test]
