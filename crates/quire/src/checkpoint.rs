@@ -75,7 +75,7 @@ impl Engine {
 
     /// Writes everything of a checkpoint but its superblock, which it gives, and flushes nothing. To be
     /// followed by [`Engine::publish_image`], under the same lock.
-    pub(crate) fn write_image(&self, state: &mut CheckpointState, flags: u32) -> Result<Superblock> {
+    pub(crate) fn write_image(&self, state: &CheckpointState, flags: u32) -> Result<Superblock> {
         let journal = self.journal()?.clone();
         let number = state.number + 1;
         let barrier = self.barrier.whole();

@@ -422,7 +422,7 @@ fn new_incarnation(
         crate::rollback::check(&loaded.tree, name)?;
     }
     let plan = options.reshape.as_ref().map(|reshape| reshape.plan(&device, &loaded)).transpose()?;
-    let kept = crate::snapshots::keep_all(&device, &loaded.tree)?;
+    crate::snapshots::keep_all(&device, &loaded.tree)?;
     // Also where nothing of ours was written since the start: what the reads saw may sit in a cache.
     backend.flush()?;
     renew_unreadable(backend, &loaded.unreadable);
@@ -434,7 +434,7 @@ fn new_incarnation(
     if let Some(plan) = &plan {
         plan.apply(&device, &mut loaded)?;
     }
-    let number = loaded.superblock.checkpoint.max(kept) + 1;
+    let number = loaded.superblock.checkpoint + 1;
     if let Some(name) = &options.roll_back {
         crate::rollback::apply(&device, &mut loaded, name, number)?;
     }

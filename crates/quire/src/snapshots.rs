@@ -106,17 +106,14 @@ pub(crate) fn find(tree: &Tree, name: &str) -> Result<(u32, Snapshot)> {
         .ok_or_else(|| Error::new(ErrorKind::NotFound, format!("the volume has no snapshot {name:?}")))
 }
 
-/// Has the pool keep what snapshots need. Gives the number of the newest checkpoint among them, which may
-/// never have been published.
-pub(crate) fn keep_all(device: &Arc<Device>, tree: &Tree) -> Result<u64> {
-    let mut newest = 0;
+/// Has the pool keep what snapshots need.
+pub(crate) fn keep_all(device: &Arc<Device>, tree: &Tree) -> Result<()> {
     for (number, snapshot) in table(tree)? {
         let pool = pool_of(device, &snapshot)
             .context(format_args!("snapshot {:?} (see: quire fsck)", snapshot.name))?;
         tree.keep(number, pool.newest_entries())?;
-        newest = newest.max(snapshot.superblock.checkpoint);
     }
-    Ok(newest)
+    Ok(())
 }
 
 /// Takes all snapshots out of the tree of a volume that is being repaired; gives their names. What they had
@@ -260,7 +257,7 @@ impl Engine {
         let frees = self.frees.whole();
         let transaction = self.begin(Cost::new(1 + more.keys, VALUE_MAX + more.bytes))?;
         let mut state = self.checkpoint.lock();
-        let superblock = self.write_image(&mut state, 0).map_err(|error| self.shut_down(&error))?;
+        let superblock = self.write_image(&state, 0).map_err(|error| self.shut_down(&error))?;
         let kept = self.keep_checkpoint(name, created, superblock.clone(), transaction, change);
         self.cache.forget_homes();
         drop((frees, held));
