@@ -73,6 +73,8 @@ pub struct Counters {
     pub log_forces: Option<u64>,
     /// Orphans that had to be tracked.
     pub orphan_claims: Option<u64>,
+    /// For how long changes were kept back for snapshots, in microseconds.
+    pub snapshot_hold_us: Option<u64>,
 }
 
 /// An engine that is ready.

@@ -1,10 +1,10 @@
 //! Checkpoints: the tree published as of one point of the journal, by one of two alternating superblocks.
 //!
 //! Protocol, one at a time: take the barrier whole just long enough to close the journal's open block (which
-//! gives S), freeze the tree and copy the changed orphan blocks; release it; make the journal durable up to
-//! S; write home what records up to S say of blocks (J8), and the frozen nodes to fresh pool blocks; flush;
-//! write the superblock into the older slot; flush. Only then may journal space before the *older* slot's S
-//! and pool blocks that neither slot needs be used again (J2).
+//! gives S), freeze the tree and copy the changed orphan blocks; release it; write home what records up to S
+//! say of blocks, each when its record is durable (J8), and the frozen nodes to fresh pool blocks; make the
+//! journal durable up to S; flush; write the superblock into the older slot; flush. Only then may journal
+//! space before the *older* slot's S and pool blocks that neither slot needs be used again (J2).
 //!
 //! Invariants: between S and the last apply of any transaction up to S nobody can take the barrier whole, so
 //! the frozen tree is exactly the state at S. A checkpoint needs no data writeback and no lock but its own,
@@ -40,13 +40,13 @@ impl Engine {
         if state.number > seen {
             return Ok(());
         }
-        self.write_checkpoint(&mut state, 0).map(drop).map_err(|error| self.shut_down(&error))
+        self.write_checkpoint(&mut state, 0).map_err(|error| self.shut_down(&error))
     }
 
     /// Writes a checkpoint now.
     pub(crate) fn checkpoint_now(&self) -> Result<()> {
         let mut state = self.checkpoint.lock();
-        self.write_checkpoint(&mut state, 0).map(drop).map_err(|error| self.shut_down(&error))
+        self.write_checkpoint(&mut state, 0).map_err(|error| self.shut_down(&error))
     }
 
     /// Writes a checkpoint that somebody has asked for ahead of time. Checkpoints become rarer with a larger
@@ -67,8 +67,15 @@ impl Engine {
         self.device.flush()
     }
 
-    /// Writes a checkpoint; gives the superblock that names it.
-    pub(crate) fn write_checkpoint(&self, state: &mut CheckpointState, flags: u32) -> Result<Superblock> {
+    /// Writes a checkpoint and publishes it.
+    fn write_checkpoint(&self, state: &mut CheckpointState, flags: u32) -> Result<()> {
+        let superblock = self.write_image(state, flags)?;
+        self.publish_image(state, superblock)
+    }
+
+    /// Writes everything of a checkpoint but its superblock, which it gives, and flushes nothing. To be
+    /// followed by [`Engine::publish_image`], under the same lock.
+    pub(crate) fn write_image(&self, state: &CheckpointState, flags: u32) -> Result<Superblock> {
         let journal = self.journal()?.clone();
         let number = state.number + 1;
         let barrier = self.barrier.whole();
@@ -83,18 +90,24 @@ impl Engine {
         superblock.scrub = self.last_scrub.lock().clone();
         drop(barrier);
 
-        journal.force(sequence)?;
         self.device.recorded().write_home(&self.device, sequence, &mut |seq| journal.force(seq))?;
         let stamp = CheckpointStamp { checkpoint: number, incarnation: superblock.incarnation };
         let image = self.tree.write_frozen(frozen, stamp)?;
-        self.device.flush_to(self.device.mark())?;
-
-        let slot = 1 - state.slot;
         superblock.checkpoint = number;
         superblock.sequence = sequence;
         superblock.flags = (superblock.flags & FLAG_ERRORS) | flags;
         superblock.checkpointed = self.options.clock.now();
         name_image(&mut superblock, &image);
+        Ok(superblock)
+    }
+
+    /// Makes a checkpoint that was written the newest one.
+    pub(crate) fn publish_image(&self, state: &mut CheckpointState, superblock: Superblock) -> Result<()> {
+        let journal = self.journal()?.clone();
+        let (number, sequence) = (superblock.checkpoint, superblock.sequence);
+        journal.force(sequence)?;
+        self.device.flush_to(self.device.mark())?;
+        let slot = 1 - state.slot;
         publish(&self.device, &superblock, slot)?;
 
         let older = state.sequence;
@@ -108,7 +121,7 @@ impl Engine {
         self.counters.checkpoints.add(1);
         self.room.notify();
         self.forced();
-        Ok(superblock)
+        Ok(())
     }
 }
 

@@ -57,6 +57,10 @@ pub struct EngineCounters {
     pub lazy_syncs_served: Counter,
     /// Lazy fsyncs whose time was up: a force was made for them.
     pub lazy_syncs_due: Counter,
+    /// Times that changes were kept back for a snapshot.
+    pub snapshot_holds: Counter,
+    /// How long that was, together, in microseconds.
+    pub snapshot_hold_us: Counter,
 }
 
 /// See the module's documentation.

@@ -29,7 +29,7 @@ use crate::reshape::Reshape;
 use crate::rollback::roll_back_backend;
 use crate::send::StreamProgress;
 use crate::snapshots::{self, SnapshotInfo, table};
-use crate::transaction::{Cost, Depends};
+use crate::transaction::{Cost, Depends, Transaction};
 use crate::volume::Volume;
 use apply::Applier;
 use quire_base::sync::Arc;
@@ -288,7 +288,7 @@ fn begin(engine: &Engine, header: &Header) -> Result<Unfinished> {
     };
     if header.parent.is_none() {
         let cost = Cost::new(1, UNFINISHED_BYTES_MAX);
-        let (_, seq) = engine.take_snapshot_and(
+        engine.take_snapshot_and(
             BASE_NAME,
             engine.options.clock.now(),
             cost,
@@ -296,8 +296,8 @@ fn begin(engine: &Engine, header: &Header) -> Result<Unfinished> {
                 unfinished.base = number;
                 transaction.put(Key::RECEIVING, &unfinished.encode());
             },
+            None,
         )?;
-        engine.force(seq)?;
         return Ok(unfinished);
     }
     let newest = newest(&table(&engine.tree)?).map(|(number, _)| *number);
@@ -319,17 +319,15 @@ fn finish(engine: &Engine, unfinished: &Unfinished, totals: &Totals) -> Result<S
     let base = table(&engine.tree)?.into_iter().find(|(number, _)| *number == unfinished.base);
     let (base, id) = (base.filter(|_| unfinished.own_base), unfinished.id);
     let cost = Cost::new(3, VALUE_MAX + ID_BYTES);
-    let (taken, seq) =
-        engine.take_snapshot_and(&unfinished.name, id.created, cost, &mut |number, transaction| {
-            transaction.delete(Key::RECEIVING);
-            transaction.put(Key::received(number), &id.encode());
-            if let Some((base, snapshot)) = &base {
-                let deleted = Snapshot { deleting: Some(0), ..snapshot.clone() };
-                transaction.put(Key::snapshot(*base), &deleted.encode());
-            }
-        })?;
-    engine.force(seq)?;
-    Ok(taken)
+    let mut change = |number, transaction: &mut Transaction<'_>| {
+        transaction.delete(Key::RECEIVING);
+        transaction.put(Key::received(number), &id.encode());
+        if let Some((base, snapshot)) = &base {
+            let deleted = Snapshot { deleting: Some(0), ..snapshot.clone() };
+            transaction.put(Key::snapshot(*base), &deleted.encode());
+        }
+    };
+    engine.take_snapshot_and(&unfinished.name, id.created, cost, &mut change, None)
 }
 
 /// The unfinished receive that a volume has.

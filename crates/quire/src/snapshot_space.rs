@@ -32,8 +32,7 @@ pub struct SnapshotSpace {
     pub file_blocks_alone: u64,
     /// Blocks of files that another snapshot, or the volume itself, has too.
     pub file_blocks_shared: u64,
-    /// Blocks of metadata that nothing else has. They become free for metadata, and for files as far as whole
-    /// chunks of the metadata pool do.
+    /// Blocks of metadata that nothing else has. They become free for other metadata: the pool keeps its size.
     pub pool_blocks_alone: u64,
     /// Blocks of metadata that another snapshot, or the volume itself, has too.
     pub pool_blocks_shared: u64,

@@ -7,13 +7,16 @@
 //! Protocol of taking one, while others use the volume:
 //! 1. Sync, checkpoint, sync, while changes go on: so little is left for step 3.
 //! 2. Keep changes back where they begin ([`crate::changes`]), and wait for those under way.
-//! 3. Sync. Nothing is dirty then, nothing is written, and no reservation for data stands.
+//! 3. Write back. Nothing is dirty then, nothing is written, and no reservation for data stands.
 //! 4. Keep the engine itself from freeing blocks ([`Engine::frees`]): what is freed between the checkpoint
 //!    and the key's record would be given to others, though the snapshot has it.
-//! 5. Write a checkpoint, and append the key's record.
+//! 5. Write a checkpoint, but for its superblock, and append the key's record. The record depends on all that
+//!    was written so far, so nothing is flushed while changes are kept back.
 //! 6. Have the cache ask for homes again ([`quire_cache::Cache::forget_homes`]), and let changes go on.
-//! 7. Force the record. What goes on meanwhile spares the snapshot's blocks, and its records lie behind the
-//!    key's: a crash that loses the key loses them.
+//! 7. Publish the checkpoint, and force the record. What goes on meanwhile spares the snapshot's blocks, and
+//!    its records lie behind the key's: a crash that loses the key loses them. A crash may also leave the key
+//!    and lose the superblock: then a replay from an older checkpoint finds the key, and with it all that the
+//!    snapshot needs.
 //!
 //! So a snapshot holds what all changes that had returned before step 2 have made, and no part of a later
 //! one. A failure of steps 1 to 4 leaves no trace, and one of step 5 no key, or the volume is shut down.
@@ -28,7 +31,7 @@ use crate::engine::Engine;
 use crate::options::VolumeOptions;
 use crate::transaction::{Cost, Depends, Transaction};
 use crate::volume::Volume;
-use quire_base::admission::Admission;
+use quire_base::sync::time::Instant;
 use quire_base::sync::{Arc, MutexGuard};
 use quire_base::{Context, Error, ErrorKind, Result, Seq, Timestamp};
 use quire_device::Device;
@@ -36,6 +39,7 @@ use quire_format::extent::Run;
 use quire_format::key::{Key, VALUE_MAX};
 use quire_format::region::{REGION_BLOCKS, RegionMap, split_by_region};
 use quire_format::snapshot::Snapshot;
+use quire_format::superblock::Superblock;
 use quire_tree::{PoolState, Tree, TreeLimits};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -202,11 +206,17 @@ pub fn held(device: &Arc<Device>, tree: &Tree) -> Result<BTreeMap<u64, RegionMap
 }
 
 /// Changes are kept back while it lives.
-struct Held<'a>(&'a Admission);
+pub(crate) struct Held<'a> {
+    engine: &'a Engine,
+    since: Instant,
+}
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.0.release();
+        self.engine.changes.release();
+        let counters = &self.engine.counters;
+        counters.snapshot_holds.add(1);
+        counters.snapshot_hold_us.add(self.since.elapsed().as_micros() as u64);
     }
 }
 
@@ -223,32 +233,39 @@ impl Engine {
         self.checkpoint_now()?;
         self.sync()?;
         let _not_frozen = self.not_frozen()?;
+        let since = Instant::now();
         if !self.changes.hold() {
             return Err(Error::new(ErrorKind::Shutdown, "the volume is being closed"));
         }
-        let held = Held(&self.changes);
-        self.sync()?;
+        let held = Held { engine: self, since };
+        self.write_back()?;
         let now = self.options.clock.now();
-        let (taken, seq) = self.take_snapshot_and(name, now, Cost::new(0, 0), &mut |_, _| ())?;
-        drop(held);
-        self.force(seq)?;
-        Ok(taken)
+        self.take_snapshot_and(name, now, Cost::new(0, 0), &mut |_, _| (), Some(held))
     }
 
-    /// Steps 4 to 6. Nobody else changes the volume, and nothing is dirty. With the snapshot, `change` makes
-    /// changes of its own, which cost `more`. The snapshot is there once the journal is durable up to the
-    /// `Seq`.
+    /// Steps 4 to 7. Nobody else changes the volume, as long as `held` lives, and nothing is dirty. With the
+    /// snapshot, `change` makes changes of its own, which cost `more`.
     pub(crate) fn take_snapshot_and(
         &self,
         name: &str,
         created: Timestamp,
         more: Cost,
         change: &mut dyn FnMut(u32, &mut Transaction<'_>),
-    ) -> Result<(SnapshotInfo, Seq)> {
-        let _frees = self.frees.whole();
-        let taken = self.keep_checkpoint(name, created, more, change);
+        held: Option<Held<'_>>,
+    ) -> Result<SnapshotInfo> {
+        self.check_new_name(name)?;
+        let frees = self.frees.whole();
+        let transaction = self.begin(Cost::new(1 + more.keys, VALUE_MAX + more.bytes))?;
+        let mut state = self.checkpoint.lock();
+        let superblock = self.write_image(&state, 0).map_err(|error| self.shut_down(&error))?;
+        let kept = self.keep_checkpoint(name, created, superblock.clone(), transaction, change);
         self.cache.forget_homes();
-        taken
+        drop((frees, held));
+        self.publish_image(&mut state, superblock).map_err(|error| self.shut_down(&error))?;
+        let (taken, seq) = kept?;
+        drop(state);
+        self.force(seq)?;
+        Ok(taken)
     }
 
     /// While the guard lives nobody freezes the volume, nor takes a snapshot.
@@ -274,30 +291,30 @@ impl Engine {
         }
     }
 
+    /// Appends the key of a snapshot: the checkpoint that was written last, which may have to be published
+    /// yet.
     fn keep_checkpoint(
         &self,
         name: &str,
         created: Timestamp,
-        more: Cost,
+        mut superblock: Superblock,
+        mut transaction: Transaction<'_>,
         change: &mut dyn FnMut(u32, &mut Transaction<'_>),
     ) -> Result<(SnapshotInfo, Seq)> {
-        self.check_new_name(name)?;
         let number = self.snapshots.epoch().checked_add(1).ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, "no volume takes more than 2^32 - 1 snapshots")
         })?;
-        let mut transaction = self.begin(Cost::new(1 + more.keys, VALUE_MAX + more.bytes))?;
-        let mut state = self.checkpoint.lock();
-        let mut superblock = self.write_checkpoint(&mut state, 0).map_err(|error| self.shut_down(&error))?;
+        let next_checkpoint = superblock.checkpoint + 1;
         // The volume's, not the snapshot's.
         (superblock.scrub, superblock.changed_uuid) = (None, [0; 16]);
         let snapshot = Snapshot { name: name.into(), created, deleting: None, superblock };
         self.tree.keep(number, self.tree.pool_state().newest_entries())?;
         transaction.put(Key::snapshot(number), &snapshot.encode());
         change(number, &mut transaction);
-        match transaction.commit_alone(Depends::Nothing) {
+        match transaction.commit_alone(Depends::Written(self.device.mark())) {
             Ok(seq) => Ok((SnapshotInfo::of(number, &snapshot), seq)),
             Err(error) => {
-                self.tree.let_go(number, state.number + 1);
+                self.tree.let_go(number, next_checkpoint);
                 Err(error)
             }
         }

@@ -221,6 +221,9 @@ pub enum Mistake {
     /// A snapshot of a volume in use is taken without a sync. Shows as a snapshot that lacks what had been
     /// written.
     SnapshotWithoutSync,
+    /// The record of a snapshot's key does not name the checkpoint that was written for it. Shows when the
+    /// power goes before that is published, with the record kept and a node lost.
+    SnapshotKeyNamesNoNodes,
     /// A repair that may lose data publishes its checkpoint without a flush before the superblock. Shows when
     /// the power goes then: the superblock names nodes that are not there.
     RepairPublishedUnflushed,
@@ -373,6 +376,7 @@ impl Mistake {
         Mistake::StreamEndUnchecked,
         Mistake::StreamParentUnchecked,
         Mistake::SnapshotWithoutSync,
+        Mistake::SnapshotKeyNamesNoNodes,
         Mistake::OldRingReleasedEarly,
         Mistake::NewRingWrittenLate,
         Mistake::RepairPublishedUnflushed,
@@ -440,6 +444,7 @@ impl Mistake {
             Mistake::StreamEndUnchecked => "stream-end-unchecked",
             Mistake::StreamParentUnchecked => "stream-parent-unchecked",
             Mistake::SnapshotWithoutSync => "snapshot-without-sync",
+            Mistake::SnapshotKeyNamesNoNodes => "snapshot-key-names-no-nodes",
             Mistake::OldRingReleasedEarly => "old-ring-released-early",
             Mistake::NewRingWrittenLate => "new-ring-written-late",
             Mistake::RepairPublishedUnflushed => "repair-published-unflushed",

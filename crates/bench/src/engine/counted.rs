@@ -31,6 +31,7 @@ impl Totals {
             device_flushes: Some(self.flushes.load(Ordering::Relaxed)),
             log_forces: Some(self.journal_writes.load(Ordering::Relaxed)),
             orphan_claims: None,
+            snapshot_hold_us: None,
         }
     }
 }

@@ -138,7 +138,12 @@ impl Target for Library {
         self.volume.delete_snapshot(name)
     }
     fn counters(&self) -> Counters {
-        Counters { orphan_claims: Some(self.volume.metrics()["orphan_claims_total"]), ..self.totals.read() }
+        let metrics = self.volume.metrics();
+        Counters {
+            orphan_claims: Some(metrics["orphan_claims_total"]),
+            snapshot_hold_us: Some(metrics["snapshot_hold_us_total"]),
+            ..self.totals.read()
+        }
     }
     fn finish(self: Box<Self>) -> Result<()> {
         self.volume.close()

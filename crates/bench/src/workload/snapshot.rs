@@ -34,7 +34,8 @@ pub struct Snapshot(arguments::SnapshotWork);
 /// What a thread did.
 enum Did {
     Overwrites(Box<Latency>),
-    Took(Box<Latency>),
+    /// The times of snapshots, and for how long each kept changes back, where that can be told.
+    Took(Box<Latency>, Box<Latency>),
     Deleted(Duration),
 }
 
@@ -103,18 +104,21 @@ impl Snapshot {
     }
 
     fn take(&self, target: &dyn Target, time: Duration, stage: &Stage) -> Result<Did> {
-        let (start, mut latency) = (Instant::now(), Latency::new());
+        let (start, mut latency, mut holds) = (Instant::now(), Latency::new(), Latency::new());
         for number in 0..self.0.snapshots {
             let due = start + time.mul_f64((number as f64 + 0.5) / self.0.snapshots as f64);
             while !stage.is_over() && Instant::now() < due {
                 std::thread::sleep(TICK.min(due.saturating_duration_since(Instant::now())));
             }
             // All are taken, however late: the next phases need them.
-            let begun = Instant::now();
+            let (before, begun) = (target.counters().snapshot_hold_us, Instant::now());
             target.snapshot(&Snapshot::name(number))?;
             latency.record(begun.elapsed());
+            if let (Some(before), Some(after)) = (before, target.counters().snapshot_hold_us) {
+                holds.record(Duration::from_micros(after - before));
+            }
         }
-        Ok(Did::Took(Box::new(latency)))
+        Ok(Did::Took(Box::new(latency), Box::new(holds)))
     }
 
     fn delete(&self, target: &dyn Target, stage: &Stage) -> Result<Did> {
@@ -188,7 +192,12 @@ impl Work for Snapshot {
                         sample.add(operations, latency.count() as f64);
                         sample.add_latency(phase, &latency)?;
                     }
-                    Did::Took(latency) => sample.add_latency("snapshot", &latency)?,
+                    Did::Took(latency, holds) => {
+                        sample.add_latency("snapshot", &latency)?;
+                        if holds.count() > 0 {
+                            sample.add_latency("hold", &holds)?;
+                        }
+                    }
                     Did::Deleted(took) => sample.add("deletion_seconds", took.as_secs_f64()),
                 }
             }
@@ -216,6 +225,8 @@ impl Work for Snapshot {
         figures.push_known("snapshot_max_ms", ms(sample.max_us("snapshot")));
         let idle = sample.known("idle_snapshot_seconds");
         figures.push_known("snapshot_idle_ms", idle.map(|seconds| seconds * 1000.0));
+        figures.push_known("hold_p50_ms", ms(sample.percentile_us("hold", 50.0)));
+        figures.push_known("hold_max_ms", ms(sample.max_us("hold")));
         figures.push_known("stall_max_ms", ms(sample.max_us("while")));
         for phase in ["before", "while"] {
             figures.push_known(format!("{phase}_p999_us"), sample.percentile_us(phase, 99.9));

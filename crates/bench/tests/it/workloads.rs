@@ -237,7 +237,9 @@ fn snapshot() {
     ));
     // Where deletions take no time, nothing is overwritten meanwhile.
     check(&all, &["iops_before", "iops_while", "iops_after", "stall_max_ms"], &["iops_deleting"]);
-    for figure in ["snapshot_p50_ms", "snapshot_max_ms", "snapshot_idle_ms", "delete_s"] {
+    for figure in
+        ["snapshot_p50_ms", "snapshot_max_ms", "snapshot_idle_ms", "hold_p50_ms", "hold_max_ms", "delete_s"]
+    {
         assert!(all.rows[0].figures.get(figure).is_some_and(|value| value > 0.0), "{figure}");
         // A directory has no snapshots.
         assert_eq!(all.rows[1].figures.get(figure), None, "{figure}");

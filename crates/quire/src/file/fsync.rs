@@ -147,11 +147,20 @@ impl Engine {
 
     /// Makes the whole volume durable (syncfs).
     pub(crate) fn sync(self: &Arc<Engine>) -> Result<()> {
-        self.sync_here(|| {
-            let mut volume = SyncSet::volume(self);
-            self.cache.start_snapshots(volume.snapshots());
-            volume
-        })
+        self.sync_here(|| self.whole_volume())
+    }
+
+    /// Writes back whatever is dirty, and journals what inodes owe, without a force.
+    pub(crate) fn write_back(self: &Arc<Engine>) -> Result<()> {
+        let mut volume = self.whole_volume();
+        volume.run(self);
+        volume.outcome()
+    }
+
+    fn whole_volume(self: &Arc<Engine>) -> SyncSet {
+        let mut volume = SyncSet::volume(self);
+        self.cache.start_snapshots(volume.snapshots());
+        volume
     }
 
     fn sync_here(self: &Arc<Engine>, start: impl FnOnce() -> SyncSet) -> Result<()> {

@@ -7,12 +7,13 @@ use quire::inodes::IoFlags;
 use quire::{
     AlignedBuf, Commit, ErrorKind, File, FormatOptions, OpenOptions, Properties, Unit, Volume, VolumeOptions,
 };
+use quire_base::BlockNo;
 use quire_base::random::Random;
-use quire_device::SimulatedBackend;
 use quire_device::simulated::CrashPolicy;
+use quire_device::{Backend, Io, IoClass, SimulatedBackend};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -243,6 +244,111 @@ fn allocated_space_is_written_twice_after_a_snapshot() {
     assert_eq!(volume.read("f").unwrap(), [3; 8 * BLOCK]);
     volume.close().unwrap();
     assert_eq!(open_snapshot(&device, "s").read("f").unwrap(), [0; 8 * BLOCK]);
+}
+
+/// A device whose flushes stop at one of them.
+struct StopsAtFlush {
+    memory: MemoryBackend,
+    /// Flushes until that one; then whether it has come.
+    left: Mutex<(u64, bool)>,
+    goes_on: Condvar,
+}
+
+impl StopsAtFlush {
+    fn new(bytes: u64) -> Arc<StopsAtFlush> {
+        let memory = MemoryBackend::new(bytes / BLOCK as u64);
+        Arc::new(StopsAtFlush { memory, left: Mutex::new((u64::MAX, false)), goes_on: Condvar::new() })
+    }
+
+    /// Stops at the flush behind so many others.
+    fn stop_behind(&self, others: u64) {
+        *self.left.lock().unwrap() = (others, false);
+    }
+
+    fn has_stopped(&self) -> bool {
+        self.left.lock().unwrap().1
+    }
+
+    fn go_on(&self) {
+        self.stop_behind(u64::MAX);
+        self.goes_on.notify_all();
+    }
+}
+
+impl Backend for StopsAtFlush {
+    fn blocks(&self) -> u64 {
+        self.memory.blocks()
+    }
+    fn name(&self) -> String {
+        "stops at a flush".to_string()
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+    fn read(&self, class: IoClass, at: BlockNo, buf: &mut [u8]) -> quire::Result<()> {
+        self.memory.read(class, at, buf)
+    }
+    fn write(&self, class: IoClass, at: BlockNo, buf: &[u8]) -> quire::Result<()> {
+        self.memory.write(class, at, buf)
+    }
+    fn flush(&self) -> quire::Result<()> {
+        let mut left = self.left.lock().unwrap();
+        if left.0 == 0 {
+            left.1 = true;
+        } else {
+            left.0 -= 1;
+        }
+        drop(self.goes_on.wait_while(left, |left| left.1).unwrap());
+        self.memory.flush()
+    }
+    fn discard(&self, at: BlockNo, count: u64) -> quire::Result<()> {
+        self.memory.discard(at, count)
+    }
+    fn submit(&self, class: IoClass, ios: Vec<Io>) {
+        self.memory.submit(class, ios);
+    }
+}
+
+/// Writers waited for two to three flushes while a snapshot was taken, which was the slowest of a thousand
+/// overwrites on a device with slow flushes. Changes go on during every flush of a snapshot.
+#[test]
+fn changes_wait_for_no_flush_of_a_snapshot() {
+    let device = StopsAtFlush::new(64 * MIB);
+    FormatOptions::new().format_backend(device.clone()).unwrap();
+    let options = VolumeOptions::new().cache_bytes(12 * MIB).commit_seconds(3600);
+    let volume = options.open_backend(device.clone()).unwrap();
+    let file = OpenOptions::new().write(true).create(true).open(&volume, "f").unwrap();
+    let mut flushes = 0;
+    for number in 0.. {
+        // Small overwrites of what the snapshot before has, recorded in the journal; and dirty blocks.
+        for at in 0..4 {
+            file.write_all_at(&[number as u8; BLOCK], at * BLOCK as u64).unwrap();
+            file.sync_data().unwrap();
+        }
+        file.write_all_at(&[number as u8; 3 * BLOCK], 8 * BLOCK as u64).unwrap();
+        device.stop_behind(number);
+        let stopped = std::thread::scope(|scope| {
+            let taken = scope.spawn(|| volume.take_snapshot(&format!("s{number}")).unwrap());
+            wait_until("the flush, or the end", || device.has_stopped() || taken.is_finished());
+            let stopped = device.has_stopped();
+            let change = scope.spawn(|| volume.create_dir(format!("d{number}")).unwrap());
+            let start = Instant::now();
+            while !change.is_finished() && start.elapsed() < Duration::from_secs(60) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let changed = change.is_finished();
+            device.go_on();
+            assert!(changed, "a change waits for flush {number} of a snapshot");
+            stopped
+        });
+        if !stopped {
+            break;
+        }
+        flushes += 1;
+    }
+    assert!(flushes > 4, "{flushes}");
+    assert_eq!(volume.metrics()["snapshot_holds_total"], flushes + 1);
+    volume.close().unwrap();
 }
 
 /// A small durable overwrite of a block that a snapshot has took two flushes, the data's and the record's. So
