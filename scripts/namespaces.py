@@ -8,11 +8,11 @@ import os, shutil, signal, subprocess, sys, tempfile, time
 root = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 
 
-def enter(name, packages, private=()):
+def enter(name, packages, private=(), prepare=lambda: None):
     """Returns a directory and the program quire, in the name spaces. `packages` has Debian's package for each program, and
-    `private` the directories of the system that are empty ones inside."""
+    `private` the directories of the system that are empty ones inside; `prepare` runs outside, where the network is."""
     if "IN_NAMESPACES" not in os.environ:
-        _outside(name, packages)
+        _outside(name, packages, prepare)
     if os.getpid() == 1 and (script := os.fork()):
         # A daemon takes a process for alive until somebody has waited for it; the first process has to. Its end ends all others.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -26,7 +26,7 @@ def enter(name, packages, private=()):
     return os.environ["IN_NAMESPACES"], os.environ["QUIRE"]
 
 
-def _outside(name, packages):
+def _outside(name, packages, prepare):
     if os.geteuid() != 0:
         sys.exit(f"scripts/{name} needs root")
     if missing := sorted({package for program, package in packages.items()
@@ -36,6 +36,7 @@ def _outside(name, packages):
     quire = os.path.abspath(os.environ.get("QUIRE") or os.path.join(root, "target/release/quire"))
     if not os.path.exists(quire):
         subprocess.run(["cargo", "build", "--release", "--locked", "-p", "quire-cli"], check=True, cwd=root)
+    prepare()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     folder = tempfile.mkdtemp(prefix=f"quire-{name}-")
     child = subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--net", "--ipc",
