@@ -47,7 +47,12 @@ def _outside(name, packages, prepare):
     finally:
         child.kill()
         child.wait()
-        shutil.rmtree(folder, ignore_errors=True)
+        # Killed processes may still be ending.
+        for _ in range(100):
+            shutil.rmtree(folder, ignore_errors=True)
+            if not os.path.exists(folder):
+                break
+            time.sleep(0.1)
     sys.exit(1 if code else 0)
 
 
