@@ -13,16 +13,23 @@
 //! was first. That is sound because the regions of a group that is not loaded do not change: blocks are
 //! allocated only in loaded groups, and [`Allocator::ensure_loaded`] precedes every transaction that frees. A
 //! slow loader that read regions while they changed finds the group loaded and drops what it read.
+//!
+//! Growing ([`Allocator::grow`]): the table of groups gets longer, the end of the data space moves, blocks
+//! behind the old end become free in the group that it cut, and only then their credits are given out. The
+//! end moves under that group's lock, and a loader puts a group in place only if the end is still the one
+//! that it went by.
 
 use crate::ahead::Ahead;
 use crate::credits::Credits;
 use crate::deferred::Deferred;
 use crate::discarding::Discarding;
-use crate::group::{GROUP_BLOCKS, GROUP_REGIONS, Group, GroupMap, Piece};
+use crate::group::{GROUP_BLOCKS, GROUP_REGIONS, GroupMap, Piece};
+use crate::groups::Groups;
 use crate::reservation::SpaceReservation;
 use crate::stats::Counts;
 use quire_base::metrics::Counter;
-use quire_base::sync::{Arc, ShardedRwLock};
+use quire_base::sync::atomic::{AtomicU64, Ordering};
+use quire_base::sync::{Arc, Mutex, ShardedRwLock, WholeGuard};
 use quire_base::{BlockNo, Error, InodeNo, Result};
 use quire_device::Device;
 use quire_format::extent::{Run, total_blocks};
@@ -98,10 +105,16 @@ pub enum Funding<'r, 'a> {
 
 /// Gives out the blocks of one volume. See the crate's documentation.
 pub struct Allocator {
-    pub(crate) config: AllocConfig,
+    pub(crate) data_start: BlockNo,
+    /// One behind the last block of the data space; grows.
+    data_end: AtomicU64,
+    used_elsewhere: Vec<Run>,
+    pub(crate) discard: bool,
     source: Arc<dyn RegionSource>,
     pub(crate) device: Arc<dyn Discard>,
-    pub(crate) groups: Vec<Group>,
+    pub(crate) groups: Groups,
+    /// Held while the data space grows.
+    growing: Mutex<()>,
     pub(crate) credits: Credits,
     pub(crate) reserved: Counter,
     pub(crate) deferred: Deferred,
@@ -135,11 +148,11 @@ impl Allocator {
                 "{free_blocks} free blocks in a data space from block {data_start} to {data_end}"
             )));
         }
-        let groups = data_end.0.div_ceil(GROUP_BLOCKS);
         Ok(Arc::new(Allocator {
             source,
             device,
-            groups: (0..groups).map(|_| Group::new()).collect(),
+            groups: Groups::new(data_end.0.div_ceil(GROUP_BLOCKS) as usize),
+            growing: Mutex::new(()),
             credits: Credits::new(free_blocks),
             reserved: Counter::new(),
             deferred: Deferred::new(),
@@ -147,20 +160,59 @@ impl Allocator {
             ahead: Ahead::default(),
             movement: ShardedRwLock::new(),
             counts: Counts::default(),
-            config,
+            data_start,
+            data_end: AtomicU64::new(data_end.0),
+            used_elsewhere: config.used_elsewhere,
+            discard: config.discard,
         }))
+    }
+
+    /// One behind the last block of the data space.
+    pub fn data_end(&self) -> BlockNo {
+        BlockNo(self.data_end.load(Ordering::Acquire))
+    }
+
+    /// How many groups the data space has, those before it included.
+    pub(crate) fn group_count(&self) -> usize {
+        self.data_end().0.div_ceil(GROUP_BLOCKS) as usize
+    }
+
+    /// Gives out the blocks up to a later end of the data space, too. No region says that one of them is
+    /// used.
+    ///
+    /// Errors: `Invalid` for an end before the present one, or too far.
+    pub fn grow(&self, end: BlockNo) -> Result<()> {
+        let _growing = self.growing.lock();
+        let old = self.data_end();
+        if end < old || end.0 > DATA_BLOCKS_MAX {
+            return Err(Error::invalid(format!("data space that ended at block {old} is to end at {end}")));
+        }
+        self.groups.extend(end.0.div_ceil(GROUP_BLOCKS) as usize);
+        let moving = self.movement.shared();
+        let move_end = || self.data_end.store(end.0, Ordering::Release);
+        let within = (old.0 % GROUP_BLOCKS) as u32;
+        if within == 0 {
+            move_end();
+        } else {
+            let behind = within..(u64::from(within) + (end.0 - old.0)).min(GROUP_BLOCKS) as u32;
+            self.groups[(old.0 / GROUP_BLOCKS) as usize].grow(move_end, behind)?;
+        }
+        drop(moving);
+        self.credits.put(end.0 - old.0);
+        Ok(())
     }
 
     /// A good goal for the first blocks of an inode: files made together lie together, others in other
     /// groups.
     pub fn goal_for_inode(&self, inode: InodeNo) -> BlockNo {
-        let first = self.config.data_start.0 / GROUP_BLOCKS;
-        let count = self.groups.len() as u64 - first;
+        let end = self.data_end();
+        let first = self.data_start.0 / GROUP_BLOCKS;
+        let count = end.0.div_ceil(GROUP_BLOCKS) - first;
         // Fibonacci hashing: neighbours are spread, and every group has its share.
         let mixed = (inode.0 / INODES_TOGETHER).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let number = first + ((u128::from(mixed) * u128::from(count)) >> 64) as u64;
         let block = number * GROUP_BLOCKS + u64::from(self.groups[number as usize].cursor());
-        BlockNo(block.clamp(self.config.data_start.0, self.config.data_end.0 - 1))
+        BlockNo(block.clamp(self.data_start.0, end.0 - 1))
     }
 
     /// Takes `want` blocks, or fewer but at least `min`, as near to `goal` as it can: in one run if there is
@@ -235,7 +287,7 @@ impl Allocator {
     }
 
     fn search_aligned_once(&self, blocks: u64, align: u64) -> Result<Option<Run>> {
-        for number in self.groups_from(self.group_of(self.config.data_start)) {
+        for number in self.groups_from((self.data_start.0 / GROUP_BLOCKS) as usize) {
             if !self.groups[number].may_have_run(blocks as u32) {
                 continue;
             }
@@ -288,7 +340,7 @@ impl Allocator {
     /// The groups and blocks within them that a run covers. Errors (kind `Corrupt`) if it leaves the data
     /// space.
     pub(crate) fn pieces(&self, run: Run) -> Result<impl Iterator<Item = (usize, Piece)> + use<>> {
-        let AllocConfig { data_start, data_end, .. } = self.config;
+        let (data_start, data_end) = (self.data_start, self.data_end());
         let inside =
             run.start >= data_start && run.start <= data_end && run.blocks <= data_end.0 - run.start.0;
         if !inside {
@@ -317,11 +369,14 @@ impl Allocator {
 
     /// Loads a group unless it is loaded; see the module's documentation for why this may race.
     pub(crate) fn load(&self, number: usize) -> Result<()> {
-        let group = &self.groups[number];
-        if group.is_loaded() {
-            return Ok(());
+        while !self.groups[number].is_loaded() {
+            self.load_up_to(number, self.data_end())?;
         }
-        let AllocConfig { data_start, data_end, .. } = self.config;
+        Ok(())
+    }
+
+    /// Loads a group, unless another thread is first, or the data space grows meanwhile.
+    fn load_up_to(&self, number: usize, data_end: BlockNo) -> Result<()> {
         let first = number as u64 * GROUP_REGIONS;
         let regions = first..(first + GROUP_REGIONS).min(data_end.0.div_ceil(REGION_BLOCKS));
         let mut maps = vec![RegionMap::new(); (regions.end - regions.start) as usize];
@@ -332,13 +387,13 @@ impl Allocator {
                 }
             })
             .map_err(|error| error.context(format!("loading allocation group {number}")))?;
-        let outside = [Run::new(BlockNo(0), data_start.0), Run::new(data_end, GROUP_BLOCKS)];
-        for run in outside.iter().chain(&self.config.used_elsewhere) {
+        let outside = [Run::new(BlockNo(0), self.data_start.0), Run::new(data_end, GROUP_BLOCKS)];
+        for run in outside.iter().chain(&self.used_elsewhere) {
             for (region, map) in regions.clone().zip(&mut maps) {
                 fill(map, region, *run)?;
             }
         }
-        if group.install(GroupMap::new(maps)) {
+        if self.groups[number].install(GroupMap::new(maps), || self.data_end() == data_end) {
             self.counts.loads.add(1);
         }
         Ok(())
@@ -360,13 +415,13 @@ impl Allocator {
     }
 
     fn group_of(&self, block: BlockNo) -> usize {
-        (block.0.clamp(self.config.data_start.0, self.config.data_end.0 - 1) / GROUP_BLOCKS) as usize
+        (block.0.clamp(self.data_start.0, self.data_end().0 - 1) / GROUP_BLOCKS) as usize
     }
 
     /// Every group that has data space, from one on and around.
     fn groups_from(&self, home: usize) -> impl Iterator<Item = usize> + use<> {
-        let first = (self.config.data_start.0 / GROUP_BLOCKS) as usize;
-        (home..self.groups.len()).chain(first..home)
+        let first = (self.data_start.0 / GROUP_BLOCKS) as usize;
+        (home..self.group_count()).chain(first..home)
     }
 
     fn search(&self, goal: BlockNo, want: u64, min: u64) -> Result<Vec<Run>> {
@@ -390,8 +445,8 @@ impl Allocator {
     }
 
     fn search_one_run(&self, home: usize, goal: BlockNo, want: u32, min: u32) -> Result<Option<Run>> {
-        let exact = (goal >= self.config.data_start && goal < self.config.data_end)
-            .then_some((goal.0 % GROUP_BLOCKS) as u32);
+        let exact =
+            (goal >= self.data_start && goal < self.data_end()).then_some((goal.0 % GROUP_BLOCKS) as u32);
         let (mut longest, mut longest_in) = (min - 1, None);
         let mut probes = 0;
         for number in self.groups_from(home) {
@@ -466,8 +521,7 @@ impl Allocator {
         }
         if missing > 0 {
             self.counts.exclusive.add(1);
-            (0..self.groups.len()).try_for_each(|number| self.load(number))?;
-            let _alone = self.movement.whole();
+            let _alone = self.load_all_and_stop()?;
             for number in self.groups_from(home) {
                 self.take_pieces(number, &mut missing, runs)?;
             }
@@ -478,6 +532,18 @@ impl Allocator {
             )));
         }
         Ok(())
+    }
+
+    /// Loads every group and holds up all changes, growing included.
+    pub(crate) fn load_all_and_stop(&self) -> Result<WholeGuard<'_>> {
+        loop {
+            let count = self.group_count();
+            (0..count).try_for_each(|number| self.load(number))?;
+            let alone = self.movement.whole();
+            if self.group_count() == count {
+                return Ok(alone);
+            }
+        }
     }
 
     fn take_pieces(&self, number: usize, missing: &mut u64, runs: &mut Vec<Run>) -> Result<()> {

@@ -165,7 +165,7 @@ impl Allocator {
         });
         for run in runs {
             self.free_run(run);
-            if self.config.discard && !self.discarding.note(run) {
+            if self.discard && !self.discarding.note(run) {
                 self.counts.discards_skipped.add(1);
             }
         }

@@ -74,10 +74,10 @@ impl Group {
         self.cursor.load(Ordering::Relaxed)
     }
 
-    /// Puts a loaded bitmap in place, unless another thread was first.
-    pub(crate) fn install(&self, map: GroupMap) -> bool {
+    /// Puts a loaded bitmap in place, unless another thread was first, or it does not hold any more.
+    pub(crate) fn install(&self, map: GroupMap, holds: impl FnOnce() -> bool) -> bool {
         let mut place = self.map.lock();
-        let first = place.is_none();
+        let first = place.is_none() && holds();
         if first {
             self.publish(&map);
             *place = Some(Box::new(map));
@@ -92,6 +92,17 @@ impl Group {
         let result = act(map);
         self.publish(map);
         Some(result)
+    }
+
+    /// Moves the end of the data space out of the group, or on within it; if the group is loaded, blocks that
+    /// were behind the end become free.
+    pub(crate) fn grow(&self, move_end: impl FnOnce(), behind: Piece) -> Result<()> {
+        let mut place = self.map.lock();
+        move_end();
+        let Some(map) = place.as_mut() else { return Ok(()) };
+        let freed = map.give_back(behind);
+        self.publish(map);
+        freed
     }
 
     fn publish(&self, map: &GroupMap) {

@@ -22,6 +22,7 @@
 //! | `deferred` | frees waiting for the journal |
 //! | [`discarding`] | free ranges waiting for their discard |
 //! | `credits` | the count of unpromised free blocks, sharded |
+//! | `groups` | the table of groups |
 //! | `group`, `region` | the bitmaps and the search within a group |
 //! | [`stats`] | numbers and dumps for people |
 //!
@@ -31,6 +32,8 @@
 //!   reservation finds blocks.
 //! * **Deferral (J2).** A freed block stays busy until its transaction is durable. Only then it is discarded,
 //!   if it is free, and it is busy while its discard is under way.
+//! * **Growth.** Blocks behind the end of the data space are busy. The end moves before they are free, and
+//!   they are free before their credits are given out.
 //! * **Once.** A block is allocated only if free, and freed only if busy and not being freed already. The
 //!   contrary is an error, and such a block is never given out.
 //! * **Leaf locks.** Under a group's lock nothing else is locked, and no I/O is done.
@@ -46,6 +49,7 @@ mod credits;
 mod deferred;
 pub mod discarding;
 mod group;
+mod groups;
 mod region;
 pub mod reservation;
 pub mod stats;

@@ -112,11 +112,11 @@ impl Allocator {
     pub fn stats(&self) -> AllocStats {
         let counts = &self.counts;
         AllocStats {
-            data_blocks: self.config.data_end.0 - self.config.data_start.0,
+            data_blocks: self.data_end().0 - self.data_start.0,
             free_blocks: self.free_blocks(),
             reserved_blocks: self.reserved_blocks(),
             deferred_blocks: self.deferred_blocks(),
-            groups: self.groups.len() as u64,
+            groups: self.group_count() as u64,
             groups_loaded: counts.loads.get(),
             allocations: counts.allocations.get(),
             at_goal: counts.at_goal.get(),
@@ -139,7 +139,10 @@ impl Allocator {
     /// calls used (blocks outside the data space and [`crate::AllocConfig::used_elsewhere`] apart).
     pub fn busy_blocks(&self, region: u64) -> Result<(RegionMap, RegionMap)> {
         let number = usize::try_from(region / GROUP_REGIONS).unwrap_or(usize::MAX);
-        let group = self.groups.get(number).ok_or_else(|| Error::invalid(format!("no region {region}")))?;
+        if number >= self.group_count() {
+            return Err(Error::invalid(format!("no region {region}")));
+        }
+        let group = &self.groups[number];
         self.load(number)?;
         let within = (region % GROUP_REGIONS) as usize;
         group
@@ -153,9 +156,9 @@ impl Allocator {
     /// Loads every group and compares the free blocks in the bitmaps with the counts. Exact when nobody is
     /// using the allocator; errors (kind `Corrupt`) if they differ.
     pub fn check(&self) -> Result<()> {
-        (0..self.groups.len()).try_for_each(|number| self.load(number))?;
-        let _alone = self.movement.whole();
-        let found: u64 = self.groups.iter().filter_map(|group| group.free_count()).map(u64::from).sum();
+        let _alone = self.load_all_and_stop()?;
+        let free = (0..self.group_count()).filter_map(|number| self.groups[number].free_count());
+        let found: u64 = free.map(u64::from).sum();
         let counted = self.credits.get() + self.reserved_blocks();
         if found != counted {
             return Err(Error::corrupt(format!(
@@ -167,7 +170,8 @@ impl Allocator {
 
     /// One line for each loaded group: its number, free blocks, longest free run at most, cursor.
     pub fn describe(&self) -> String {
-        let line = |(number, group): (usize, &crate::group::Group)| {
+        let line = |number: usize| {
+            let group = &self.groups[number];
             let free = group.free_count()?;
             Some(format!(
                 "group {number}: {free} free, runs to {}, next at {}\n",
@@ -175,6 +179,6 @@ impl Allocator {
                 group.cursor()
             ))
         };
-        self.groups.iter().enumerate().filter_map(line).collect()
+        (0..self.group_count()).filter_map(line).collect()
     }
 }

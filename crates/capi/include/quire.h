@@ -383,6 +383,14 @@ int quire_volume_close(struct quire_volume *volume);
 // Threads: any.
 int quire_volume_sync(const struct quire_volume *volume);
 
+// Makes the volume larger while it is in use: `bytes` long, or as large as the device or file has become if
+// that is 0. An image file that is smaller grows, too. After a crash the volume has its old size or the new
+// one.
+//
+// Returns: 0 or a negative error number.
+// Threads: any.
+int quire_volume_grow(const struct quire_volume *volume, uint64_t bytes);
+
 // Discards the free space between two offsets of the volume, in bytes; 0 and UINT64_MAX are all of it. Space
 // is free when its freeing is durable, so quire_volume_sync before includes all.
 //

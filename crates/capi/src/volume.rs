@@ -395,6 +395,24 @@ pub unsafe extern "C" fn quire_volume_sync(volume: *const Volume) -> c_int {
     status(|| unsafe { self::volume(volume) }?.sync())
 }
 
+/// Makes the volume larger while it is in use: `bytes` long, or as large as the device or file has become if
+/// that is 0. An image file that is smaller grows, too. After a crash the volume has its old size or the new
+/// one.
+///
+/// Returns: 0 or a negative error number.
+/// Threads: any.
+///
+/// # Safety
+/// `volume` is an open volume.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quire_volume_grow(volume: *const Volume, bytes: u64) -> c_int {
+    status(|| {
+        // SAFETY: the caller's promise.
+        let volume = unsafe { self::volume(volume) }?;
+        if bytes > 0 { volume.grow(bytes) } else { volume.grow_whole() }.map(drop)
+    })
+}
+
 /// Discards the free space between two offsets of the volume, in bytes; 0 and UINT64_MAX are all of it. Space
 /// is free when its freeing is durable, so quire_volume_sync before includes all.
 ///

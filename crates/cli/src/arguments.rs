@@ -59,6 +59,11 @@ pub enum Command {
     /// to free space, of which it needs as much in one piece as it is to have. A crash leaves the volume as
     /// it was, or resized. Nothing can be made smaller.
     Resize(Resize),
+    /// Make a volume larger, also while it is mounted and in use
+    ///
+    /// Of a mounted volume its server does that, and goes on if this command is interrupted; programs go on
+    /// meanwhile. A crash leaves the volume with its old size or the new one. Nothing can be made smaller.
+    Grow(Grow),
     /// Take, list and delete snapshots of a volume, and roll it back
     ///
     /// A snapshot holds every file as it was, and costs the space of what has changed since. The volume may
@@ -309,6 +314,19 @@ pub struct Resize {
     #[arg(long, short)]
     pub quiet: bool,
     /// Image file or block device
+    pub volume: PathBuf,
+}
+
+/// `quire grow`.
+#[derive(Debug, Args)]
+pub struct Grow {
+    /// New size of the volume, for example 20G: an image file grows with it. Default: the whole file or device
+    #[arg(long, short, value_name = "SIZE|max")]
+    pub size: Option<NewSize>,
+    /// Say nothing unless it fails
+    #[arg(long, short)]
+    pub quiet: bool,
+    /// Mount point, image file or block device
     pub volume: PathBuf,
 }
 
@@ -688,6 +706,8 @@ mod tests {
             "quire resize --journal-size 512M a.img",
             "quire resize --size max --journal-size 512M a.img",
             "quire resize -s 20G a.img",
+            "quire grow mnt",
+            "quire grow --size 20G a.img",
             "quire label a.img",
             "quire trim --rate 500M mnt",
             "quire freeze --limit 600 mnt",
@@ -724,6 +744,7 @@ mod tests {
             "quire mount a.img",
             "quire resize a.img",
             "quire resize --size most a.img",
+            "quire grow --size most mnt",
             "quire get",
             "quire get --require torn=8k mnt",
             "quire set untorn=8k",

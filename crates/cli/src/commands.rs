@@ -9,6 +9,7 @@ pub mod dump;
 pub mod freeze;
 pub mod fsck;
 pub mod generate;
+pub mod grow;
 pub mod info;
 pub mod inspect;
 pub mod lease;

@@ -5,8 +5,8 @@
 //! the server answers root and its own user, the client believes root and its own user.
 //!
 //! ```text
-//!   client  metrics | info | cache-size BYTES | scrub ... | trim BYTE | freeze ... | snapshot ... | task NUMBER
-//!           send ... (whose answer goes on: [`crate::sending`])
+//!   client  metrics | info | cache-size BYTES | scrub ... | trim BYTE | freeze ... | snapshot ... | grow ...
+//!           task NUMBER | send ... (whose answer goes on: [`crate::sending`])
 //!   server  ok, and the answer's lines | error CODE MESSAGE
 //! ```
 //!
@@ -30,7 +30,7 @@ use quire_base::sync::thread;
 use quire_base::{Error, Result};
 use rustix::net::sockopt::socket_peercred;
 
-use crate::commands::{info, trim};
+use crate::commands::{grow, info, trim};
 use crate::exit::{self, Failure, Outcome};
 use crate::exposition;
 use crate::freezing::Freezing;
@@ -225,6 +225,7 @@ fn answer(line: &str, volume: &Volume, asked: &Asked) -> Outcome<String> {
             Err(_) => Err(Failure::usage(format!("'{bytes}' is not a number of bytes"))),
         },
         ("trim", from) => trim::answer(from, volume),
+        ("grow", wanted) => grow::answer(wanted, volume, &asked.tasks),
         ("info", "") => info::answer(volume),
         ("snapshot", what) => snapshotting::answer(what, volume, &asked.tasks),
         ("task", number) => match number.parse() {

@@ -105,6 +105,7 @@ fn run(line: Vec<OsString>) -> ExitCode {
         Command::Send(arguments) => commands::stream::send(&arguments),
         Command::Receive(arguments) => commands::stream::receive(&arguments),
         Command::Backup(arguments) => commands::backup::run(&arguments),
+        Command::Grow(arguments) => commands::grow::run(&arguments),
         Command::Resize(arguments) => commands::resize::run(&arguments),
         Command::Uuid(arguments) => commands::resize::uuid(&arguments),
         Command::Label(arguments) => commands::resize::label(&arguments),

@@ -143,6 +143,13 @@ impl fmt::Debug for Io {
 pub trait Backend: Send + Sync {
     /// Size in blocks.
     fn blocks(&self) -> u64;
+    /// Looks at the size again, and enlarges a medium that can be enlarged from here (an image file) to
+    /// `blocks` if it is smaller. The new size is durable when this returns. Never makes anything smaller;
+    /// whether the medium is large enough afterwards, [`Backend::blocks`] says.
+    fn grow(&self, blocks: u64) -> Result<()> {
+        let _ = blocks;
+        Ok(())
+    }
     /// What to call it in messages: a path, or a word.
     fn name(&self) -> String;
     /// Whether writes, flushes and discards are refused.

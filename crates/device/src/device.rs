@@ -25,12 +25,15 @@ use quire_base::admission::Admission;
 use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, Result};
 use std::fmt;
+// Not by way of `sync`: every transfer looks, and a model need not interleave that.
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A volume's device; shared in an `Arc`.
 pub struct Device {
     backend: Arc<dyn Backend>,
     name: String,
-    blocks: u64,
+    /// As of the opening, or of the last [`Device::grow`].
+    blocks: AtomicU64,
     recorded: RecordedBlocks,
     shared: Arc<Shared>,
 }
@@ -75,7 +78,7 @@ impl Device {
     pub fn new(backend: Arc<dyn Backend>) -> Arc<Device> {
         Arc::new(Device {
             name: backend.name(),
-            blocks: backend.blocks(),
+            blocks: AtomicU64::new(backend.blocks()),
             backend,
             recorded: RecordedBlocks::default(),
             shared: Arc::new(Shared {
@@ -94,7 +97,16 @@ impl Device {
 
     /// Size in blocks.
     pub fn blocks(&self) -> u64 {
-        self.blocks
+        self.blocks.load(Ordering::Acquire)
+    }
+
+    /// Looks at the size again, and enlarges what can be enlarged from here to at least `blocks`; gives the
+    /// size, which is what it was or larger.
+    pub fn grow(&self, blocks: u64) -> Result<u64> {
+        quire_base::patience::assert_may_wait("the device");
+        self.backend.grow(blocks)?;
+        self.blocks.fetch_max(self.backend.blocks(), Ordering::AcqRel);
+        Ok(self.blocks())
     }
 
     /// What to call it in messages.
@@ -116,7 +128,7 @@ impl Device {
     pub fn read(&self, class: IoClass, at: BlockNo, buf: &mut [u8]) -> Result<()> {
         quire_base::patience::assert_may_wait("the device");
         let bytes = buf.len() as u64;
-        backend::check_range(&self.name, self.blocks, "reading", at, bytes)?;
+        backend::check_range(&self.name, self.blocks(), "reading", at, bytes)?;
         let overlay = (class == IoClass::Data).then(|| self.recorded.overlay(at, bytes / BLOCK_SIZE as u64));
         let outcome = self.backend.read(class, at, buf);
         self.shared.ended(class, IoOp::Read, bytes, &outcome);
@@ -131,7 +143,7 @@ impl Device {
         quire_base::patience::assert_may_wait("the device");
         self.shared.admit(class, IoOp::Write)?;
         let bytes = buf.len() as u64;
-        backend::check_range(&self.name, self.blocks, "writing", at, bytes)?;
+        backend::check_range(&self.name, self.blocks(), "writing", at, bytes)?;
         let _admitted = self.shared.writes.enter();
         let outcome = self.backend.write(class, at, buf);
         self.shared.ended(class, IoOp::Write, bytes, &outcome);
@@ -149,7 +161,7 @@ impl Device {
             let checked = self
                 .shared
                 .admit(class, io.op)
-                .and_then(|()| backend::check_io(&self.name, self.blocks, &io));
+                .and_then(|()| backend::check_io(&self.name, self.blocks(), &io));
             if let Err(error) = checked {
                 (io.done)(Err(error));
                 continue;
@@ -221,7 +233,7 @@ impl Device {
             return Ok(());
         }
         let bytes = count.saturating_mul(quire_base::BLOCK_SIZE as u64);
-        backend::check_range(&self.name, self.blocks, "discarding", at, bytes)?;
+        backend::check_range(&self.name, self.blocks(), "discarding", at, bytes)?;
         let _admitted = self.shared.writes.enter();
         self.shared.counters.add(Tally::Discards, 1);
         self.shared.counters.add(Tally::DiscardedBlocks, count);
@@ -251,7 +263,7 @@ impl fmt::Debug for Device {
             f,
             "Device {} ({} blocks, mark {}, flushed {}, failure {:?})",
             self.name,
-            self.blocks,
+            self.blocks(),
             self.mark(),
             self.flushed_mark(),
             self.failure()

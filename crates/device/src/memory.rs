@@ -11,6 +11,7 @@ use crate::backend::{self, Backend, Io, IoClass, IoOp, Segment};
 use quire_base::sync::RwLock;
 use quire_base::{BLOCK_SIZE, BlockNo, Result};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const CHUNK_BLOCKS: u64 = 16;
 const CHUNK_BYTES: usize = CHUNK_BLOCKS as usize * BLOCK_SIZE;
@@ -23,7 +24,7 @@ type Chunks = HashMap<u64, Box<[u8]>>;
 
 /// See the module's documentation.
 pub struct MemoryBackend {
-    blocks: u64,
+    blocks: AtomicU64,
     shards: [RwLock<Chunks>; SHARDS],
 }
 
@@ -39,7 +40,10 @@ struct Piece {
 impl MemoryBackend {
     /// A device of `blocks` blocks of zero.
     pub fn new(blocks: u64) -> MemoryBackend {
-        MemoryBackend { blocks, shards: std::array::from_fn(|_| RwLock::new(Chunks::new())) }
+        MemoryBackend {
+            blocks: AtomicU64::new(blocks),
+            shards: std::array::from_fn(|_| RwLock::new(Chunks::new())),
+        }
     }
 
     /// Bytes of memory that its contents take.
@@ -55,7 +59,7 @@ impl MemoryBackend {
     /// The segments' memory is valid, for reads writable, until this returns.
     unsafe fn transfer(&self, op: IoOp, at: BlockNo, segments: &[Segment]) -> Result<()> {
         let bytes = segments.iter().map(|segment| segment.len() as u64).sum();
-        backend::check_range("memory", self.blocks, op.doing(), at, bytes)?;
+        backend::check_range("memory", self.blocks(), op.doing(), at, bytes)?;
         let mut offset = at.byte_offset();
         for segment in segments {
             let mut done = 0;
@@ -104,7 +108,12 @@ impl MemoryBackend {
 
 impl Backend for MemoryBackend {
     fn blocks(&self) -> u64 {
-        self.blocks
+        self.blocks.load(Ordering::Acquire)
+    }
+
+    fn grow(&self, blocks: u64) -> Result<()> {
+        self.blocks.fetch_max(blocks, Ordering::AcqRel);
+        Ok(())
     }
 
     fn name(&self) -> String {
@@ -131,7 +140,7 @@ impl Backend for MemoryBackend {
 
     fn discard(&self, at: BlockNo, count: u64) -> Result<()> {
         let bytes = count.saturating_mul(BLOCK_SIZE as u64);
-        backend::check_range("memory", self.blocks, "discarding", at, bytes)?;
+        backend::check_range("memory", self.blocks(), "discarding", at, bytes)?;
         let (first, end) = (at.0 / CHUNK_BLOCKS, (at.0 + count).div_ceil(CHUNK_BLOCKS));
         if end - first > 4096 {
             // A long range: look at the chunks there are rather than at the chunks there could be.

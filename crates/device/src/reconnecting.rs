@@ -37,7 +37,8 @@ use crate::backend::{self, Backend, Io, IoClass, IoOp, Segment};
 use link::{MEMORY_MAX, Outcome, Pending, Shared};
 use quire_base::sync::time::Duration;
 use quire_base::sync::{Arc, Condvar, Mutex, thread};
-use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};
+use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result, size};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Writes of zeros from this length on travel without them.
 const ZEROES_MIN: usize = 64 << 10;
@@ -47,7 +48,7 @@ const ZEROES_MIN: usize = 64 << 10;
 pub struct Properties {
     /// What to call it in messages.
     pub name: String,
-    /// Size in blocks.
+    /// Size in blocks, at first.
     pub blocks: u64,
     /// Whether changes are refused.
     pub is_read_only: bool,
@@ -61,6 +62,8 @@ type Slot = (Mutex<Option<Result<Option<AlignedBuf>>>>, Condvar);
 /// See the module's documentation.
 pub struct ReconnectingBackend {
     properties: Properties,
+    /// Size in blocks.
+    blocks: AtomicU64,
     shared: Arc<Shared>,
     link: Option<thread::JoinHandle<()>>,
 }
@@ -78,7 +81,8 @@ impl ReconnectingBackend {
             .name("quire-link".into())
             .spawn(move || recovery::run(&runner))
             .map_err(|error| Error::os("starting the thread of a connection", &error))?;
-        Ok(ReconnectingBackend { properties, shared, link: Some(link) })
+        let blocks = AtomicU64::new(properties.blocks);
+        Ok(ReconnectingBackend { properties, blocks, shared, link: Some(link) })
     }
 
     fn check(&self, doing: &str, at: BlockNo, bytes: u64, changes: bool) -> Result<()> {
@@ -86,7 +90,7 @@ impl ReconnectingBackend {
             let text = format!("{doing} {}: it is open read-only", self.properties.name);
             return Err(Error::new(ErrorKind::ReadOnly, text));
         }
-        backend::check_range(&self.properties.name, self.properties.blocks, doing, at, bytes)
+        backend::check_range(&self.properties.name, self.blocks(), doing, at, bytes)
     }
 
     /// Sends a request and waits for its outcome, which comes within bounded time.
@@ -112,7 +116,7 @@ impl ReconnectingBackend {
         let doing = io.op.doing();
         let checked = self
             .check(doing, io.at, io.bytes(), io.op == IoOp::Write)
-            .and_then(|()| backend::check_io(&self.properties.name, self.properties.blocks, &io));
+            .and_then(|()| backend::check_io(&self.properties.name, self.blocks(), &io));
         let Io { op, at, segments, done } = io;
         let request = checked.and_then(|()| match op {
             // SAFETY: the caller's promise.
@@ -181,7 +185,31 @@ fn wrong_length() -> Error {
 
 impl Backend for ReconnectingBackend {
     fn blocks(&self) -> u64 {
-        self.properties.blocks
+        self.blocks.load(Ordering::Acquire)
+    }
+
+    /// A server tells the size when a connection is made, so this makes another one.
+    fn grow(&self, blocks: u64) -> Result<()> {
+        let name = &self.properties.name;
+        if self.properties.patience.is_none() {
+            let text = format!(
+                "{name}: the server tells the size of the export to new connections only, and the address does not ask                  for reconnecting (reconnect=SECONDS): unmount, and mount again"
+            );
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        if !self.properties.is_read_only {
+            self.flush()?;
+        }
+        let session = self.shared.connect_anew(Error::new(ErrorKind::Io, "its size is looked at again"))?;
+        self.blocks.fetch_max(session.blocks(), Ordering::AcqRel);
+        if self.blocks() < blocks {
+            let reported = size::show(session.blocks() * BLOCK_SIZE as u64);
+            return Err(Error::invalid(format!(
+                "{name}: the server reports {reported} to a new connection: enlarge the export; if it is larger, unmount \
+                 the volume, restart the server, and mount again"
+            )));
+        }
+        Ok(())
     }
 
     fn name(&self) -> String {

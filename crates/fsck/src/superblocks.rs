@@ -212,10 +212,20 @@ fn check_pair(newer: &Superblock, older: &Superblock, findings: &mut Findings) -
         && newer.flags & FLAG_CLEAN == 0
         && newer.block_count >= older.block_count
         && newer.journal_blocks >= older.journal_blocks;
+    // One in the midst of a growth in use: a checkpoint like any other, and only the end has moved.
+    let grown = newer.checkpoint == older.checkpoint + 1
+        && newer.incarnation == older.incarnation
+        && newer.flags & FLAG_CLEAN == 0
+        && newer.block_count > older.block_count;
+    let moved_end = |superblock: &Superblock| match grown {
+        true => Superblock { data_end: newer.data_end, ..superblock.clone() },
+        false => superblock.clone(),
+    };
     let mut contradiction = compare("uuid", newer.uuid == older.uuid);
-    contradiction |= compare("size", resized || newer.block_count == older.block_count);
+    contradiction |= compare("size", resized || grown || newer.block_count == older.block_count);
     contradiction |= compare("journal", resized || journal(newer) == journal(older));
-    contradiction |= compare("pool and data space", resized || areas(newer) == areas(older));
+    let same_areas = areas(newer) == areas(&moved_end(older));
+    contradiction |= compare("pool and data space", resized || same_areas);
     contradiction |= compare("orphan blocks", newer.orphan_blocks == older.orphan_blocks);
     // A receive begins with the seed of the stream, where nothing has been hashed yet.
     let nothing_hashed = resized && older.inode_count <= 1;

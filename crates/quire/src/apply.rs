@@ -48,7 +48,7 @@ impl Engine {
             inode_numbers: &self.inode_numbers,
             recorded: self.device.recorded(),
             snapshots: &self.snapshots,
-            data_space: self.superblock.data_space(),
+            data_space: self.data_space(),
             alloc: Some(&self.alloc),
         }
         .apply(change, seq)

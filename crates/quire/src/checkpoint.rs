@@ -68,7 +68,7 @@ impl Engine {
     }
 
     /// Writes a checkpoint and publishes it.
-    fn write_checkpoint(&self, state: &mut CheckpointState, flags: u32) -> Result<()> {
+    pub(crate) fn write_checkpoint(&self, state: &mut CheckpointState, flags: u32) -> Result<()> {
         let superblock = self.write_image(state, flags)?;
         self.publish_image(state, superblock)
     }
@@ -82,7 +82,7 @@ impl Engine {
         let sequence = journal.close_block();
         let orphan_blocks = self.orphans.take_changed(self.rewrite_pool.swap(false, Ordering::AcqRel))?;
         let frozen = self.tree.freeze(orphan_blocks);
-        let mut superblock = self.superblock.clone();
+        let mut superblock = self.superblock_now();
         superblock.free_blocks = self.applied_free_blocks.get();
         superblock.inode_count = self.applied_inodes.get();
         superblock.next_inode = self.inode_numbers.end();

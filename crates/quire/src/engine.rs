@@ -73,6 +73,8 @@ pub struct Engine {
     pub(crate) cache: Arc<Cache>,
     /// What is kept back for the metadata pool ([`crate::pool_promise`]).
     pub(crate) pool_promise: SpaceAccount,
+    /// The standing reserve that is kept in it.
+    pub(crate) standing: AtomicU64,
     /// Bytes that large groups have collected ([`crate::group`]).
     pub(crate) group_memory: AtomicU64,
     /// Threads that wait for journal bytes or tree nodes.
@@ -88,8 +90,11 @@ pub struct Engine {
     pub(crate) rewrite_pool: AtomicBool,
     pub(crate) inodes: InodeTable,
     pub(crate) options: VolumeOptions,
-    /// As at mkfs; the changing fields are in the checkpoint state and in the counters below.
+    /// As of the opening. What changes is elsewhere: the size in [`crate::grow`], the rest in the checkpoint
+    /// state and in the counters below. [`Engine::superblock_now`] has it all.
     pub(crate) superblock: Superblock,
+    /// Blocks by which the volume has grown since it was opened. Changed under `checkpoint`.
+    pub(crate) grown: AtomicU64,
     pub(crate) read_only: bool,
     /// It reads a snapshot, in the cache of a volume that is open ([`crate::snapshot_readers`]).
     pub(crate) beside: bool,
@@ -234,6 +239,8 @@ impl Engine {
             rewrite_pool: AtomicBool::new(false),
             options: parts.options,
             superblock: parts.superblock,
+            grown: AtomicU64::new(0),
+            standing: AtomicU64::new(0),
             read_only: parts.read_only,
             beside: parts.beside,
             changes: Admission::default(),

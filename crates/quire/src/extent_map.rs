@@ -110,7 +110,7 @@ impl Engine {
     /// apart from the journal, the metadata pool's first chunks and the superblocks.
     fn checked_extent(&self, inode: &Inode, key: Key, value: &[u8]) -> Result<Extent> {
         let extent = Extent::decode(key.offset, value)?;
-        if !self.superblock.may_hold_data(extent.run()) {
+        if !self.may_hold_data(extent.run()) {
             return Err(Error::corrupt(format!(
                 "inode {} has an extent at disk block {} outside of the data space (see: quire fsck)",
                 inode.number, extent.disk_block

@@ -74,6 +74,7 @@ mod freeze;
 mod gate;
 mod group;
 mod group_handle;
+mod grow;
 mod heal;
 mod inode;
 mod inode_numbers;

@@ -20,7 +20,9 @@
 //!
 //! Between ranks 6 and 7: the deletion of a snapshot under way (`Engine::sweep`), then `Engine::frees`. A
 //! thread that takes a snapshot holds `Engine::frozen`, keeps changes back, and takes `frees` whole, with
-//! nothing else in hand: no thread that has one of these waits for a change to begin.
+//! nothing else in hand: no thread that has one of these waits for a change to begin. A thread that makes
+//! the volume larger holds `Engine::frozen`, then counts as a change without waiting for that, and then takes
+//! the checkpoint mutex.
 //!
 //! Outside of all stands the wait for leases ([`crate::lease`]): a thread that waits for the return of a
 //! lease holds none of these, and no admission ([`crate::changes`]), which it takes again behind the wait.

@@ -6,10 +6,10 @@
 //!
 //! Protocol. Every inode with `d` delayed blocks keeps `d / 32` blocks (rounded up) beside them: a leaf that
 //! splits at worst into halves holds more than 40 extent keys; twice as many where nodes have two copies. A
-//! standing reserve, kept from mount on, covers the nodes that one transaction may dirty. A critical
-//! transaction that finds the pool full, and no free space, takes a chunk from what is kept
-//! ([`Engine::promised_chunk`]). The chunk is a *debt*: promises that fall due pay it before anything
-//! goes back to the allocator, and each checkpoint tries to pay the rest from free space.
+//! standing reserve, kept from mount on, and larger when a small volume grows, covers the nodes that one
+//! transaction may dirty. A critical transaction that finds the pool full, and no free space, takes a chunk
+//! from what is kept ([`Engine::promised_chunk`]). The chunk is a *debt*: promises that fall due pay it
+//! before anything goes back to the allocator, and each checkpoint tries to pay the rest from free space.
 //!
 //! Both kinds of promises lie in accounts ([`quire_alloc::SpaceAccount`]): that of the inode ([`Delayed`])
 //! has space for its data, that of the engine has what is kept for the pool. Data has its promise from the
@@ -79,10 +79,6 @@ pub(crate) fn standing_reserve(superblock: &Superblock) -> u64 {
 }
 
 impl Engine {
-    fn standing_reserve(&self) -> u64 {
-        standing_reserve(&self.superblock)
-    }
-
     fn metadata_copies(&self) -> u64 {
         u64::from(self.superblock.metadata_copies)
     }
@@ -92,17 +88,18 @@ impl Engine {
         self.metadata_copies() * (promise(delayed + more) - promise(delayed))
     }
 
-    /// Keeps the standing reserve back, as far as there is space. What cannot be had is owed, and paid when
-    /// there is.
+    /// Keeps the standing reserve of the volume as it is now back, as far as there is space. What cannot be
+    /// had is owed, and paid when there is.
     pub(crate) fn keep_standing_reserve(&self) -> Result<()> {
-        let wanted = self.standing_reserve();
-        self.pool_promise.put_on_credit(self.alloc.reserve_between(0, wanted)?, wanted);
+        let wanted = standing_reserve(&self.superblock_now());
+        let more = wanted.saturating_sub(self.standing.fetch_max(wanted, Ordering::AcqRel));
+        self.pool_promise.put_on_credit(self.alloc.reserve_between(0, more)?, more);
         Ok(())
     }
 
     /// Gives the standing reserve back.
     pub(crate) fn end_standing_reserve(&self) {
-        drop(self.pool_promise.take(&self.alloc, self.standing_reserve()));
+        drop(self.pool_promise.take(&self.alloc, self.standing.swap(0, Ordering::AcqRel)));
     }
 
     /// Pays back what chunks were taken for, as far as there is space.
@@ -119,7 +116,7 @@ impl Engine {
     /// most as many as there are already, at most to a 64th of the volume, and only while an eighth of the
     /// volume is free.
     pub(crate) fn widen_pool(&self) -> Result<()> {
-        let volume = self.superblock.block_count;
+        let volume = self.block_count();
         let pool_blocks = || self.tree.stats().pool_blocks;
         let pool_max = (2 * pool_blocks()).min(self.metadata_copies() * volume / WIDENED_PART);
         while self.tree.pool_lacks() >= CHUNK_BLOCKS

@@ -108,36 +108,12 @@ impl Reshape {
 impl Plan {
     fn grow(&mut self, device: &Device, room: u64, blocks: u64) -> Result<()> {
         let shape = &mut self.shape;
-        let (old, show) = (shape.block_count, |blocks: u64| size::show(blocks * BLOCK_SIZE as u64));
+        let old = shape.block_count;
         if blocks == old {
             return Ok(());
         }
-        if blocks < old {
-            return Err(Error::invalid(format!(
-                "{} has {}: a volume cannot be made smaller ({} were asked for)",
-                device.name(),
-                show(old),
-                show(blocks)
-            )));
-        }
-        if blocks > room {
-            return Err(Error::invalid(format!(
-                "{} has room for {}, {} were asked for",
-                device.name(),
-                show(room),
-                show(blocks)
-            )));
-        }
-        // Else the new second copies of the superblocks would lie over the old ones.
-        if blocks - old < FAR_BLOCKS {
-            return Err(Error::invalid(format!("a volume grows by at least {}", show(FAR_BLOCKS))));
-        }
-        if blocks > VOLUME_BYTES_MAX / BLOCK_SIZE as u64 {
-            return Err(Error::invalid(format!(
-                "a volume has at most 1 PiB, {} were asked for",
-                show(blocks)
-            )));
-        }
+        check_growth(device, old, blocks)?;
+        check_room(device, room, blocks)?;
         self.outdated.push(Run::new(shape.data_end, old - shape.data_end.0));
         let data_end = BlockNo(blocks - FAR_BLOCKS);
         shape.free_blocks += data_end.0 - shape.data_end.0;
@@ -217,6 +193,37 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+/// Whether a volume of `old` blocks may have so many, which are others.
+pub(crate) fn check_growth(device: &Device, old: u64, blocks: u64) -> Result<()> {
+    let show = |blocks: u64| size::show(blocks.saturating_mul(BLOCK_SIZE as u64));
+    if blocks < old {
+        return Err(Error::invalid(format!(
+            "{} has {}: a volume cannot be made smaller ({} were asked for)",
+            device.name(),
+            show(old),
+            show(blocks)
+        )));
+    }
+    // Else the new second copies of the superblocks would lie over the old ones.
+    if blocks - old < FAR_BLOCKS {
+        return Err(Error::invalid(format!("a volume grows by at least {}", show(FAR_BLOCKS))));
+    }
+    if blocks > VOLUME_BYTES_MAX / BLOCK_SIZE as u64 {
+        let asked = show(blocks);
+        return Err(Error::invalid(format!("a volume has at most 1 PiB, {asked} were asked for")));
+    }
+    Ok(())
+}
+
+/// Whether a device with room for so many blocks has room for a volume.
+pub(crate) fn check_room(device: &Device, room: u64, blocks: u64) -> Result<()> {
+    if blocks <= room {
+        return Ok(());
+    }
+    let [room, blocks] = [room, blocks].map(|blocks| size::show(blocks.saturating_mul(BLOCK_SIZE as u64)));
+    Err(Error::invalid(format!("{} has room for {room}, {blocks} were asked for", device.name())))
 }
 
 /// The first free run of so many blocks in a part of the data space; else the length of the longest one.

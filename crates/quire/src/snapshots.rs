@@ -228,11 +228,11 @@ impl Engine {
             return Err(Error::invalid(format!("the name {name:?} is for quire receive")));
         }
         self.check_new_name(name)?;
-        drop(self.not_frozen()?);
+        drop(self.not_frozen("a snapshot can be taken")?);
         self.sync()?;
         self.checkpoint_now()?;
         self.sync()?;
-        let _not_frozen = self.not_frozen()?;
+        let _not_frozen = self.not_frozen("a snapshot can be taken")?;
         let since = Instant::now();
         if !self.changes.hold() {
             return Err(Error::new(ErrorKind::Shutdown, "the volume is being closed"));
@@ -268,14 +268,12 @@ impl Engine {
         Ok(taken)
     }
 
-    /// While the guard lives nobody freezes the volume, nor takes a snapshot.
-    fn not_frozen(&self) -> Result<MutexGuard<'_, bool>> {
+    /// While the guard lives nobody freezes the volume, takes a snapshot, or makes the volume larger. Errors:
+    /// `Busy` while it is frozen, with what has to wait.
+    pub(crate) fn not_frozen(&self, what: &str) -> Result<MutexGuard<'_, bool>> {
         let is_frozen = self.frozen.lock();
         match *is_frozen {
-            true => Err(Error::new(
-                ErrorKind::Busy,
-                "the volume is frozen: a snapshot can be taken after the thaw",
-            )),
+            true => Err(Error::new(ErrorKind::Busy, format!("the volume is frozen: {what} after the thaw"))),
             false => Ok(is_frozen),
         }
     }

@@ -43,7 +43,9 @@ pub type ReadBlock<'f> = dyn FnMut(BlockNo, &mut [u8]) -> Result<()> + 'f;
 /// Reads all copies of both slots from something of `blocks` blocks.
 pub fn read_with(blocks: u64, read: &mut ReadBlock<'_>) -> [SlotCopies; 2] {
     let [first, second] = SLOT_BLOCKS.map(|at| decode_at(blocks, read, at));
-    let known = [&first, &second].into_iter().find_map(|read| read.as_ref().ok()).cloned();
+    // Of two sizes the newer one: the volume was about to grow, or one superblock has lost a write since.
+    let known = [&first, &second].into_iter().filter_map(|read| read.as_ref().ok());
+    let known = known.max_by_key(|superblock| superblock.checkpoint).cloned();
     let end = known.as_ref().map_or(blocks, |superblock| superblock.block_count);
     let mut far = |slot: usize| -> Result<Superblock> {
         if end < FAR_BLOCKS {

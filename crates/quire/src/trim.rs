@@ -33,7 +33,7 @@ impl Volume {
     /// ```
     pub fn trim(&self, range: Range<u64>) -> Result<u64> {
         let engine = self.engine();
-        let space = engine.superblock.data_space();
+        let space = engine.superblock.data_start.0..engine.alloc.data_end().0;
         let block = BLOCK_SIZE as u64;
         let (mut at, end) =
             (range.start.div_ceil(block).max(space.start), (range.end / block).min(space.end));

@@ -213,7 +213,7 @@ impl Volume {
 
     /// What the volume is.
     pub fn info(&self) -> VolumeInfo {
-        let mut info = VolumeInfo::of(&self.engine().superblock);
+        let mut info = VolumeInfo::of(&self.engine().superblock_now());
         info.checkpoint = self.engine().checkpoint_number.load(Ordering::Acquire);
         info.free_blocks = self.engine().applied_free_blocks.get();
         info.inodes = self.engine().applied_inodes.get();
@@ -245,7 +245,7 @@ impl Volume {
         // An inode and its name take some 150 bytes of a leaf; leaves may take all free space.
         let free_inodes = available.saturating_mul(16);
         Statfs {
-            blocks: engine.superblock.data_blocks(),
+            blocks: engine.superblock_now().data_blocks(),
             free,
             available,
             inodes: inodes + free_inodes,

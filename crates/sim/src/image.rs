@@ -14,7 +14,7 @@ use quire_base::BlockNo;
 use quire_device::simulated::Image;
 use quire_device::{Backend, SimulatedBackend};
 use quire_fsck::Severity;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -289,13 +289,18 @@ pub fn recover(image: &Image, thoroughness: Thoroughness) -> Result<Snapshot, St
         }
     }
     let device = Arc::new(SimulatedBackend::from_image(image.clone()));
-    let far = quire_format::superblock::far_slots(device.blocks());
+    let device_blocks = device.blocks();
     let slots = quire::internals::inspect::superblocks(device);
+    // In the midst of a growth, or before one, second copies lie elsewhere.
+    let sizes = slots.iter().filter_map(|slot| slot.newest().ok()).map(|superblock| superblock.block_count);
+    let sizes: BTreeSet<u64> = sizes.chain([device_blocks]).collect();
     if thoroughness.either_slot && slots.iter().all(|slot| slot.newest().is_ok()) {
         for (slot, how) in ["without slot 0", "without slot 1"].into_iter().enumerate() {
             let mut image = image.clone();
             image.set(BlockNo(SLOTS[slot]), None);
-            image.set(far[slot], None);
+            for blocks in &sizes {
+                image.set(quire_format::superblock::far_slots(*blocks)[slot], None);
+            }
             looks.push((how, image, options(), true));
         }
     }

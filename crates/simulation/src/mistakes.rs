@@ -196,6 +196,9 @@ pub enum Mistake {
     /// A resize publishes the new journal and then writes it with zeros. Shows when its blocks held journal
     /// blocks of the same volume: they are taken for records of the new life.
     NewRingWrittenLate,
+    /// A volume that grows in use writes one checkpoint of the new size, not two. Shows when new space is used
+    /// and the slot of the old size has to serve.
+    GrownInOneSlot,
     /// New content of a block goes to its place, although a snapshot has the block, too. Shows in the
     /// snapshot.
     SharedOverwritten,
@@ -361,7 +364,7 @@ impl Mistake {
 
     /// Mistakes of durability that ordinary runs seldom show: each has a test that goes through all crashes
     /// of its case.
-    pub const CASES: [Mistake; 19] = [
+    pub const CASES: [Mistake; 20] = [
         Mistake::UnreadableBlockEndsJournal,
         Mistake::TailKnownBeforeFlush,
         Mistake::ExchangeOverUnwrittenGrowth,
@@ -379,6 +382,7 @@ impl Mistake {
         Mistake::SnapshotKeyNamesNoNodes,
         Mistake::OldRingReleasedEarly,
         Mistake::NewRingWrittenLate,
+        Mistake::GrownInOneSlot,
         Mistake::RepairPublishedUnflushed,
         Mistake::StaleLeafTaken,
         Mistake::OldSpaceKept,
@@ -447,6 +451,7 @@ impl Mistake {
             Mistake::SnapshotKeyNamesNoNodes => "snapshot-key-names-no-nodes",
             Mistake::OldRingReleasedEarly => "old-ring-released-early",
             Mistake::NewRingWrittenLate => "new-ring-written-late",
+            Mistake::GrownInOneSlot => "grown-in-one-slot",
             Mistake::RepairPublishedUnflushed => "repair-published-unflushed",
             Mistake::StaleLeafTaken => "stale-leaf-taken",
             Mistake::OldSpaceKept => "old-space-kept",

@@ -349,3 +349,30 @@ fn describes_itself() {
     assert_eq!(allocator.describe(), "group 0: 262134 free, runs to 262134, next at 10\n");
     assert!(allocator.stats().to_string().contains("groups: 2, 1 loaded"));
 }
+
+/// A data space that grows within a group, to its end and over several groups: what is new is free once, and
+/// what was used stays used, whether the group of the old end was loaded or not.
+#[test]
+fn the_data_space_grows() {
+    const GROUP: u64 = 64 * 4096;
+    for is_loaded in [false, true] {
+        let (allocator, tree) = empty(16, 5000);
+        let mut used = Vec::new();
+        if is_loaded {
+            used = allocator.allocate(Funding::Unreserved, BlockNo(16), 100, 100).unwrap();
+            tree.apply(&used, &[]).unwrap();
+        }
+        let taken: u64 = used.iter().map(|run| run.blocks).sum();
+        for end in [5000, 5001, 9000, GROUP, GROUP + 7, 9 * GROUP + 1] {
+            allocator.grow(BlockNo(end)).unwrap();
+            assert_eq!(allocator.free_blocks(), end - 16 - taken);
+            allocator.check().unwrap();
+        }
+        assert!(allocator.grow(BlockNo(8 * GROUP)).is_err(), "it gets no smaller");
+        let all = allocator.free_blocks();
+        let runs = allocator.allocate(Funding::Unreserved, BlockNo(0), all, all).unwrap();
+        assert_eq!(runs.iter().map(|run| run.blocks).sum::<u64>(), all);
+        assert!(allocator.reserve(1).is_err());
+        allocator.check().unwrap();
+    }
+}

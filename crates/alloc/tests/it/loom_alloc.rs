@@ -220,6 +220,24 @@ fn a_block_is_not_given_out_while_it_is_discarded() {
     });
 }
 
+/// A volume grows within a group that another thread loads and allocates in: each finds what it was promised,
+/// the new block is given out once, and so are the others.
+#[test]
+fn growing_beside_a_loader() {
+    check(|| {
+        let (allocator, _) = empty(START, START + 2);
+        let other = allocator.clone();
+        let thread = thread::spawn(move || take(&other, 2).expect("two are free before, too"));
+        allocator.grow(BlockNo(START + 3)).unwrap();
+        let mine = take(&allocator, 1).expect("three are free for both");
+        let mut all: Vec<_> = thread.join().unwrap().into_iter().chain(mine).collect();
+        all.sort_by_key(|run| run.start);
+        assert!(all.windows(2).all(|pair| pair[0].end() <= pair[1].start), "{all:?}");
+        assert!(allocator.reserve(1).is_err());
+        allocator.check().unwrap();
+    });
+}
+
 /// Two threads load a group at once and allocate in it: the slower loader must not undo the other's
 /// allocation.
 #[test]

@@ -92,6 +92,8 @@ static void volumes(const char *image)
     OK(quire_volume_sync(volume));
     EXPECT(quire_volume_trim(volume, 0, UINT64_MAX) > 0 && quire_volume_trim(volume, 0, 4096) == 0);
     EXPECT(quire_volume_trim(NULL, 0, 1) == -EINVAL);
+    OK(quire_volume_grow(volume, 0));
+    EXPECT(quire_volume_grow(volume, 4096) == -EINVAL && quire_volume_grow(NULL, 0) == -EINVAL);
 
     quire_metrics *metrics;
     OK(quire_volume_metrics(volume, &metrics));

@@ -32,6 +32,10 @@ impl Backend for FileBackend {
         self.target.blocks()
     }
 
+    fn grow(&self, blocks: u64) -> Result<()> {
+        self.target.grow(blocks)
+    }
+
     fn name(&self) -> String {
         self.target.name().into()
     }

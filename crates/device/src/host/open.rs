@@ -58,7 +58,7 @@ pub fn create_image(path: &Path, size: u64, force: bool) -> Result<Arc<dyn Backe
         };
     }
     let is_new = !path.try_exists().unwrap_or(true);
-    let mut target = Target::open_or_create(path)?;
+    let target = Target::open_or_create(path)?;
     match target.medium() {
         Medium::BlockDevice if target.blocks() < blocks => {
             return too_small(target.blocks() * BLOCK_SIZE as u64);

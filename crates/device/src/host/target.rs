@@ -16,7 +16,7 @@ use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long to wait for the lock before calling the volume busy.
@@ -32,7 +32,7 @@ pub(super) enum Medium {
 pub(super) struct Target {
     fd: OwnedFd,
     name: String,
-    blocks: u64,
+    blocks: AtomicU64,
     medium: Medium,
     mode: OpenMode,
     /// Transfers bypass the page cache; memory must be aligned.
@@ -88,23 +88,37 @@ impl Target {
             ));
         }
         lock(&fd, &name, mode)?;
-        let mut target =
-            Target { fd, name, blocks: 0, medium, mode, is_direct: false, discards: AtomicBool::new(true) };
+        let (blocks, discards) = (AtomicU64::new(0), AtomicBool::new(true));
+        let target = Target { fd, name, blocks, medium, mode, is_direct: false, discards };
         target.measure()?;
         Ok(target)
     }
 
     /// Reads the size; whole blocks count.
-    fn measure(&mut self) -> Result<()> {
+    fn measure(&self) -> Result<()> {
         let bytes = match self.medium {
-            Medium::Image => {
-                let stat = rustix::fs::fstat(&self.fd).map_err(|errno| self.failed("measuring", errno))?;
-                stat.st_size as u64
-            }
+            Medium::Image => self.file_bytes()?,
             Medium::BlockDevice => self.device_bytes()?,
         };
-        self.blocks = bytes / BLOCK_SIZE as u64;
+        self.blocks.store(bytes / BLOCK_SIZE as u64, Ordering::Release);
         Ok(())
+    }
+
+    /// Measures again, after making an image file at least `blocks` long.
+    pub(super) fn grow(&self, blocks: u64) -> Result<()> {
+        let bytes = blocks.saturating_mul(BLOCK_SIZE as u64);
+        if self.medium == Medium::Image && !self.is_read_only() && bytes > self.file_bytes()? {
+            // Durable before a superblock says that the volume goes so far.
+            rustix::fs::ftruncate(&self.fd, bytes)
+                .and_then(|()| rustix::fs::fsync(&self.fd))
+                .map_err(|errno| self.failed("enlarging", errno))?;
+        }
+        self.measure()
+    }
+
+    fn file_bytes(&self) -> Result<u64> {
+        let stat = rustix::fs::fstat(&self.fd).map_err(|errno| self.failed("measuring", errno))?;
+        Ok(stat.st_size as u64)
     }
 
     /// The size of a block device.
@@ -123,12 +137,11 @@ impl Target {
 
     /// Whether the file has no byte at all.
     pub(super) fn is_empty_file(&self) -> Result<bool> {
-        let stat = rustix::fs::fstat(&self.fd).map_err(|errno| self.failed("measuring", errno))?;
-        Ok(stat.st_size == 0)
+        Ok(self.file_bytes()? == 0)
     }
 
     /// Makes an image file `blocks` long and empty of data.
-    pub(super) fn reset(&mut self, blocks: u64) -> Result<()> {
+    pub(super) fn reset(&self, blocks: u64) -> Result<()> {
         let bytes = blocks.saturating_mul(BLOCK_SIZE as u64);
         rustix::fs::ftruncate(&self.fd, 0)
             .and_then(|()| rustix::fs::ftruncate(&self.fd, bytes))
@@ -144,7 +157,7 @@ impl Target {
             .map_err(|errno| self.failed("direct I/O on", errno))?;
         self.is_direct = true;
         let probed =
-            if self.blocks == 0 { Ok(()) } else { self.read(BlockNo(0), &mut AlignedBuf::blocks(1)) };
+            if self.blocks() == 0 { Ok(()) } else { self.read(BlockNo(0), &mut AlignedBuf::blocks(1)) };
         if probed.is_err() {
             self.go_ordinary()?;
         }
@@ -177,7 +190,7 @@ impl Target {
     }
 
     pub(super) fn blocks(&self) -> u64 {
-        self.blocks
+        self.blocks.load(Ordering::Acquire)
     }
 
     pub(super) fn name(&self) -> &str {
@@ -201,7 +214,7 @@ impl Target {
     }
 
     pub(super) fn read(&self, at: BlockNo, buf: &mut [u8]) -> Result<()> {
-        backend::check_range(&self.name, self.blocks, "reading", at, buf.len() as u64)?;
+        backend::check_range(&self.name, self.blocks(), "reading", at, buf.len() as u64)?;
         if self.is_direct && !is_aligned(buf.as_ptr()) {
             let mut bounce = AlignedBuf::try_zeroed(buf.len())?;
             self.read(at, &mut bounce)?;
@@ -214,7 +227,7 @@ impl Target {
 
     pub(super) fn write(&self, at: BlockNo, buf: &[u8]) -> Result<()> {
         self.check_write("writing")?;
-        backend::check_range(&self.name, self.blocks, "writing", at, buf.len() as u64)?;
+        backend::check_range(&self.name, self.blocks(), "writing", at, buf.len() as u64)?;
         if self.is_direct && !is_aligned(buf.as_ptr()) {
             return self.write(at, &AlignedBuf::try_copy_of(buf)?);
         }
@@ -227,7 +240,7 @@ impl Target {
         if io.op == IoOp::Write {
             self.check_write("writing")?;
         }
-        backend::check_io(&self.name, self.blocks, io)
+        backend::check_io(&self.name, self.blocks(), io)
     }
 
     /// Does a request's transfer in this thread.
@@ -254,7 +267,7 @@ impl Target {
     pub(super) fn discard(&self, at: BlockNo, count: u64) -> Result<()> {
         self.check_write("discarding")?;
         let bytes = count.saturating_mul(BLOCK_SIZE as u64);
-        backend::check_range(&self.name, self.blocks, "discarding", at, bytes)?;
+        backend::check_range(&self.name, self.blocks(), "discarding", at, bytes)?;
         if !self.discards.load(Ordering::Relaxed) {
             return Ok(());
         }

@@ -309,6 +309,20 @@ impl Shared {
         self.changed.notify_all();
     }
 
+    /// Breaks the connection, as a failure of it would, and waits for the next one; gives that. Call it with
+    /// little unflushed.
+    pub(super) fn connect_anew(self: &Arc<Shared>, why: Error) -> Result<Arc<dyn Session>> {
+        let mut state = self.state.lock();
+        self.broke(&mut state, why);
+        loop {
+            match &state.link {
+                Link::Up(session) => return Ok(session.clone()),
+                Link::Gone(error) => return Err(error.clone()),
+                Link::Broken(..) => self.room.wait(&mut state),
+            }
+        }
+    }
+
     /// There will be no connection any more: answers everything with the reason.
     pub(super) fn give_up(&self, error: Error) {
         tracing::error!(%error, "the device is gone");

@@ -90,6 +90,9 @@ pub trait Session: Send + Sync {
     /// included: so the caller holds no lock that it takes. Requests are carried out in any order.
     fn submit(&self, request: Request, answered: Answered);
 
+    /// Size of the device in blocks, as the server said when the connection was made.
+    fn blocks(&self) -> u64;
+
     /// Ends the connection. When this returns, requests without an answer have been answered with
     /// [`Failure::Broken`], and nothing is sent any more. Takes bounded time.
     fn close(&self);
@@ -97,6 +100,7 @@ pub trait Session: Send + Sync {
 
 /// Makes connections to one server.
 pub trait Connector: Send + Sync {
-    /// Makes a connection, or gives up within about `limit`. All earlier sessions have been closed.
+    /// Makes a connection, or gives up within about `limit`. All earlier sessions have been closed. A device
+    /// that is smaller than before is refused.
     fn connect(&self, limit: Duration) -> quire_base::Result<Arc<dyn Session>>;
 }

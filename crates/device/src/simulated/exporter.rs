@@ -160,6 +160,10 @@ impl Session for Connection {
         self.server.take(self.number, request, answered);
     }
 
+    fn blocks(&self) -> u64 {
+        self.server.device.blocks()
+    }
+
     fn close(&self) {
         let mut state = self.server.state.lock();
         let unanswered = if state.connection == self.number { state.go_down() } else { Vec::new() };

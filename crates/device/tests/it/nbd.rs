@@ -285,3 +285,30 @@ fn a_server_that_is_gone_fails_everything_soon() {
         assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
     }
 }
+
+/// An export that has grown is found to be larger by a new connection, and keeps what was written before.
+#[test]
+fn an_export_that_has_grown() {
+    let directory = directory();
+    let image = directory.path().join("image");
+    let file = std::fs::File::create(&image).unwrap();
+    file.set_len(16 << 20).unwrap();
+    let Some(server) = Nbdkit::start(directory.path(), &["file", image.to_str().unwrap()]) else { return };
+    let backend = server.open("&reconnect=20");
+    backend.write(IoClass::Data, BlockNo(5), &pattern(5, 1, 3)).unwrap();
+    let error = backend.grow(8192).unwrap_err();
+    assert!(error.to_string().contains("the server reports 16 MiB to a new connection"), "{error}");
+    file.set_len(32 << 20).unwrap();
+    backend.grow(8192).unwrap();
+    assert_eq!(backend.blocks(), 8192);
+    backend.write(IoClass::Data, BlockNo(8191), &pattern(8191, 1, 4)).unwrap();
+    backend.flush().unwrap();
+    for (at, seed) in [(5, 3), (8191, 4)] {
+        assert!(read(&*backend, at, 1)[..] == pattern(at, 1, seed)[..], "block {at}");
+    }
+    drop(backend);
+    // Without reconnecting there is no new connection.
+    let error = server.open("").grow(0).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("unmount, and mount again"), "{error}");
+}

@@ -67,6 +67,10 @@ impl Session for Connection {
         let _ = self.server.got.send(Got { session: self.number, request, answered });
     }
 
+    fn blocks(&self) -> u64 {
+        BLOCKS
+    }
+
     fn close(&self) {
         *self.is_closed.lock().unwrap() = true;
     }

@@ -41,8 +41,13 @@ impl Superblock {
 
     /// Whether a file may have the blocks of a run.
     pub fn may_hold_data(&self, run: Run) -> bool {
+        self.may_hold_data_up_to(run, self.data_end)
+    }
+
+    /// As [`Superblock::may_hold_data`], of a volume that has grown: its data space has another end.
+    pub fn may_hold_data_up_to(&self, run: Run, data_end: BlockNo) -> bool {
         run.start >= self.data_start
-            && run.end() <= self.data_end
+            && run.end() <= data_end
             && self.kept_from_files().all(|kept| are_apart(run, kept))
     }
 

@@ -32,6 +32,8 @@ mod groups;
 mod groups_over_growth;
 #[cfg(not(any(loom, shuttle)))]
 mod groups_that_cut;
+#[cfg(not(any(loom, shuttle)))]
+mod grow;
 #[cfg(all(debug_assertions, not(any(loom, shuttle))))]
 mod held_leaves;
 #[cfg(not(any(loom, shuttle)))]

@@ -3,6 +3,7 @@
 
 mod caught;
 mod connection;
+mod grow;
 mod growth;
 mod leases;
 mod liveness;

@@ -76,7 +76,7 @@ fn connect(address: &NbdAddress) -> Result<Handle> {
 
 struct NbdConnector {
     address: NbdAddress,
-    /// As it was at first; another one is not the same device.
+    /// As it was at first. It may grow; otherwise another one is not the same device.
     export: Export,
 }
 
@@ -85,7 +85,7 @@ impl Connector for NbdConnector {
         let name = self.address.text();
         let handle = Handle::connect(&self.address, limit.min(self.address.answer))?;
         let export = handle.export(name)?;
-        if export.bytes != self.export.bytes || (self.export.can_flush && !export.can_flush) {
+        if export.bytes < self.export.bytes || (self.export.can_flush && !export.can_flush) {
             return Err(Error::new(
                 ErrorKind::Io,
                 format!("{name} is another export than before ({export:?}, it was {:?})", self.export),

@@ -21,7 +21,7 @@ use crate::aligned::AlignedBuf;
 use crate::reconnecting::{Answered, Failure, Request, Session};
 use quire_base::sync::time::{Duration, Instant};
 use quire_base::sync::{Arc, Mutex, thread};
-use quire_base::{Error, ErrorKind, Result};
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -122,6 +122,10 @@ impl NbdSession {
 }
 
 impl Session for NbdSession {
+    fn blocks(&self) -> u64 {
+        self.inner.export.bytes / BLOCK_SIZE as u64
+    }
+
     fn submit(&self, request: Request, answered: Answered) {
         let inner = &self.inner;
         match request {

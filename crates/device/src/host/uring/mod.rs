@@ -129,6 +129,10 @@ impl Backend for UringBackend {
         self.target.blocks()
     }
 
+    fn grow(&self, blocks: u64) -> Result<()> {
+        self.target.grow(blocks)
+    }
+
     fn name(&self) -> String {
         self.target.name().into()
     }

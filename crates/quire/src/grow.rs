@@ -1,0 +1,158 @@
+//! Growing a volume that is in use.
+//!
+//! Protocol:
+//! 1. Work out the new size, and refuse what no volume may have. An image file is enlarged, durably; any
+//!    other device must have grown before. The volume stays as it was: a device may be larger than its
+//!    volume.
+//! 2. From here to the end of step 3 no one else writes checkpoints. Change the size in memory, and count the
+//!    new blocks as free ([`Engine::superblock_now`] has both); nobody has one of them.
+//! 3. Write two checkpoints, so that both slots have the new size, and flush, so that their second copies at
+//!    the new end are durable.
+//! 4. Discard the second copies at the old end, and have the allocator give out the new blocks.
+//!
+//! So a record that names a new block lies behind a checkpoint of the new size in either slot, and no
+//! recovery meets one that it calls outside of the volume. The first superblock of step 3 decides: a crash
+//! before it leaves the old size, a crash behind it the new one, and either has all of its space. A
+//! checkpoint needs no space, so a full volume grows like any other.
+//!
+//! Changes go on throughout. A freeze, a snapshot and another growth wait (`Engine::frozen` is held). A
+//! failure of step 1 has changed nothing but the length of a file, a later one shuts the volume down (J7).
+//!
+//! Snapshots keep the size of their time in their own superblocks; what they have lies within it.
+//!
+//! Invariants: the size in memory never shrinks, and is that of both slots or about to be. What is bounded by
+//! the size asks here, and never the superblock of the opening. The allocator's end of the data space follows
+//! behind.
+//!
+//! Neighbours: [`crate::reshape`] resizes a volume that nobody has open; [`crate::checkpoint`];
+//! `quire_alloc::Allocator::grow`.
+
+use crate::engine::Engine;
+use crate::reshape::{check_growth, check_room};
+use crate::volume::{Volume, VolumeInfo};
+use quire_base::sync::atomic::Ordering;
+use quire_base::{BLOCK_SIZE, BlockNo, Result};
+use quire_format::extent::Run;
+use quire_format::superblock::Superblock;
+
+impl Volume {
+    /// Makes the volume larger while it is in use: so many bytes, in whole blocks. An image file grows with
+    /// it, a block device must have grown before. Others may use the volume meanwhile; the new space is there
+    /// when this returns, and after a crash the volume has its old size or the new one. Nothing happens if it
+    /// has that size.
+    ///
+    /// Errors: `Invalid` for less than the volume has, for fewer than 64 KiB more, for more than 1 PiB, and
+    /// for more than the device has; `Busy` while the volume is frozen; `ReadOnly` and `Shutdown` as for
+    /// changes; those of the device.
+    ///
+    /// ```
+    /// # fn main() -> quire::Result<()> {
+    /// # let directory = tempfile::tempdir().unwrap();
+    /// # let image = directory.path().join("data.img");
+    /// # quire::FormatOptions::new().size(64 << 20).format(&image)?;
+    /// let volume = quire::Volume::open(&image)?;
+    /// let before = volume.statfs().free;
+    /// volume.grow(128 << 20)?;
+    /// assert!(volume.statfs().free > before + 16000);
+    /// # volume.close()
+    /// # }
+    /// ```
+    pub fn grow(&self, bytes: u64) -> Result<VolumeInfo> {
+        self.engine().grow(Some(bytes / BLOCK_SIZE as u64))?;
+        Ok(self.info())
+    }
+
+    /// As [`Volume::grow`], to all that the file or device has by now.
+    pub fn grow_whole(&self) -> Result<VolumeInfo> {
+        self.engine().grow(None)?;
+        Ok(self.info())
+    }
+}
+
+impl Engine {
+    /// Blocks of the volume.
+    pub(crate) fn block_count(&self) -> u64 {
+        self.superblock.block_count + self.grown.load(Ordering::Acquire)
+    }
+
+    /// One behind the last block of the data space.
+    fn data_end(&self) -> BlockNo {
+        self.superblock.data_end.offset(self.grown.load(Ordering::Acquire))
+    }
+
+    /// The blocks of the data space.
+    pub(crate) fn data_space(&self) -> std::ops::Range<u64> {
+        self.superblock.data_start.0..self.data_end().0
+    }
+
+    /// Whether a file may have the blocks of a run.
+    pub(crate) fn may_hold_data(&self, run: Run) -> bool {
+        self.superblock.may_hold_data_up_to(run, self.data_end())
+    }
+
+    /// The superblock of the opening, with the size of now.
+    pub(crate) fn superblock_now(&self) -> Superblock {
+        let mut superblock = self.superblock.clone();
+        let grown = self.grown.load(Ordering::Acquire);
+        superblock.block_count += grown;
+        superblock.data_end = superblock.data_end.offset(grown);
+        superblock
+    }
+
+    /// Makes the volume so many blocks large, or as large as its device.
+    fn grow(&self, blocks: Option<u64>) -> Result<()> {
+        self.check_writable()?;
+        let _not_frozen = self.not_frozen("it can grow")?;
+        // Closing the volume waits for it.
+        let _change = self.begin_change_unless_frozen()?;
+        let old = self.block_count();
+        let Some(blocks) = self.make_room(old, blocks)? else { return Ok(()) };
+
+        let former = Run::new(self.data_end(), old - self.data_end().0);
+        let mut state = self.checkpoint.lock();
+        self.grown.fetch_add(blocks - old, Ordering::AcqRel);
+        self.applied_free_blocks.add(blocks - old);
+        let published = (0..2)
+            .try_for_each(|_| self.write_checkpoint(&mut state, 0))
+            .and_then(|()| self.device.flush());
+        published.map_err(|error| self.shut_down(&error))?;
+        drop(state);
+
+        // A failed discard loses nothing.
+        if let Err(error) = self.device.discard(former.start, former.blocks) {
+            tracing::warn!(%error, start = former.start.0, blocks = former.blocks, "discard failed");
+        }
+        self.alloc.grow(self.data_end()).map_err(|error| self.shut_down(&error))?;
+        self.keep_standing_reserve()?;
+        self.pay_pool_debt();
+        self.room.notify();
+        tracing::info!(from = old, to = blocks, "the volume has grown");
+        Ok(())
+    }
+
+    /// Step 1: the blocks that the volume is to have, if they are more than `old`. The device has them.
+    fn make_room(&self, old: u64, wanted: Option<u64>) -> Result<Option<u64>> {
+        let device = &self.device;
+        let blocks = match wanted {
+            Some(blocks) if blocks == old => return Ok(None),
+            Some(blocks) => {
+                check_growth(device, old, blocks)?;
+                if blocks > device.blocks() {
+                    device.grow(blocks)?;
+                }
+                blocks
+            }
+            None => match device.grow(0) {
+                Err(error) if device.blocks() == old => return Err(error),
+                // It may have been larger from the start.
+                _ => device.blocks(),
+            },
+        };
+        if blocks == old {
+            return Ok(None);
+        }
+        check_growth(device, old, blocks)?;
+        check_room(device, device.blocks(), blocks)?;
+        Ok(Some(blocks))
+    }
+}
