@@ -101,7 +101,6 @@ impl Shared {
 
 /// The thread of the beat; dropped, it takes the mark away, and then has the link stop.
 pub(super) struct Heart {
-    shared: Arc<Shared>,
     stop: Arc<(Mutex<bool>, Condvar)>,
     thread: Option<thread::JoinHandle<()>>,
 }
@@ -110,7 +109,7 @@ impl Heart {
     pub(super) fn start(shared: Arc<Shared>, ownership: Ownership) -> Result<Heart> {
         let stop: Arc<(Mutex<bool>, Condvar)> = Arc::default();
         open_here().insert(ownership.mark.owner);
-        let (runner, stopped) = (shared.clone(), stop.clone());
+        let (runner, stopped) = (shared, stop.clone());
         let thread = thread::Builder::new().name("quire-owner".into()).spawn(move || {
             let owner = ownership.mark.owner;
             if beat(&runner, ownership.clone(), &stopped) {
@@ -120,13 +119,12 @@ impl Heart {
             runner.stop();
         });
         let thread = thread.map_err(|error| Error::os("starting the thread of an owner's mark", &error))?;
-        Ok(Heart { shared, stop, thread: Some(thread) })
+        Ok(Heart { stop, thread: Some(thread) })
     }
 }
 
 impl Drop for Heart {
     fn drop(&mut self) {
-        self.shared.state.lock().is_releasing = true;
         *self.stop.0.lock() = true;
         self.stop.1.notify_all();
         if let Some(thread) = self.thread.take()
@@ -174,8 +172,20 @@ fn beat(shared: &Arc<Shared>, ownership: Ownership, stop: &(Mutex<bool>, Condvar
 impl Shared {
     /// Takes the mark away, if it is still this owner's and the connection is up.
     fn release(self: &Arc<Shared>, ownership: &Ownership) {
-        if !matches!(self.state.lock().link, Link::Up(_)) {
-            return;
+        // Requests under way end first; a volume that was closed has none.
+        loop {
+            let mut state = self.state.lock();
+            match state.link {
+                Link::Gone(_) => return,
+                _ if !state.is_idle() => {}
+                Link::Broken(..) => return,
+                Link::Up(_) => {
+                    state.is_releasing = true;
+                    break;
+                }
+            }
+            drop(state);
+            thread::sleep(Duration::from_millis(5));
         }
         let released = self.ask(read_mark()).and_then(|bytes| {
             match self.superseded(ownership, mark_in(bytes.as_ref())) {
