@@ -3,7 +3,7 @@
 //!
 //! Input: byte 0 chooses the decoder, the rest are its bytes.
 
-use quire_format::{dirent, extent, inode, logged, record, region, xattr};
+use quire_format::{dirent, extent, inode, logged, owner, record, region, xattr};
 
 /// Runs one input.
 pub fn run(input: &[u8]) {
@@ -43,6 +43,24 @@ pub fn run(input: &[u8]) {
             }
         }
         6 => drop(xattr::Head::decode(bytes)),
-        _ => drop(xattr::assemble(bytes.chunks(300))),
+        _ => {
+            drop(xattr::assemble(bytes.chunks(300)));
+            owner_mark(bytes);
+        }
     }
+}
+
+/// The mark of an owner, with the checksum that no fuzzer guesses.
+fn owner_mark(bytes: &[u8]) {
+    let mut block = [0; 4096];
+    let length = bytes.len().min(512);
+    block[..length].copy_from_slice(&bytes[..length]);
+    drop(owner::OwnerMark::decode(&block));
+    block[..8].copy_from_slice(b"QUIREOWN");
+    block[8..12].fill(0);
+    let crc = crc32c::crc32c(&block[..512]);
+    block[8..12].copy_from_slice(&crc.to_le_bytes());
+    let mark = owner::OwnerMark::decode(&block).expect("it is sealed").expect("it has the magic");
+    let again = owner::OwnerMark::decode(&mark.encode()).expect("what is encoded decodes").expect("a mark");
+    assert_eq!((again.owner, again.beat, again.pid), (mark.owner, mark.beat, mark.pid));
 }

@@ -27,6 +27,7 @@ use crate::report::machine;
 use crate::size;
 use crate::target::Target;
 use quire::Unit;
+use quire_device::NbdAddress;
 use std::path::{Path, PathBuf};
 
 /// What an engine is.
@@ -49,13 +50,15 @@ pub enum Kind {
 }
 
 /// Where a volume's bytes are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Medium {
     /// The image file.
     #[default]
     File,
     /// Memory.
     Memory,
+    /// The export that this address names; what it holds is overwritten.
+    Export(PathBuf),
 }
 
 /// An engine of the list.
@@ -163,6 +166,9 @@ impl Spec {
             }
             ("device", "file") if self.kind == Kind::Quire => self.medium = Medium::File,
             ("device", "memory") if self.kind == Kind::Quire => self.medium = Medium::Memory,
+            ("device", _) if self.kind == Kind::Quire && NbdAddress::is_one(value.as_ref()) => {
+                self.medium = Medium::Export(value.into());
+            }
             ("folio", _) if self.kind == Kind::Quire => {
                 let bytes = size::parse(value)?;
                 if !bytes.is_power_of_two() || !(4 << 10..=2 << 20).contains(&bytes) {
@@ -279,6 +285,8 @@ mod tests {
 
     #[test]
     fn what_lists_may_hold() {
+        let spec = Spec::parse("quire@device=nbd+unix:///?socket=/run/s").unwrap();
+        assert_eq!(spec.medium, Medium::Export("nbd+unix:///?socket=/run/s".into()));
         let spec = Spec::parse("quire@cache=256m@device=memory").unwrap();
         assert_eq!(
             (spec.kind.clone(), spec.cache, spec.medium),

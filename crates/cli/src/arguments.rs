@@ -254,6 +254,9 @@ pub struct Fsck {
     /// Progress for fsck(8)
     #[arg(short = 'C', hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "0")]
     pub progress: Option<String>,
+    /// Open a volume on a server's export although its owner may live: the server keeps that one out
+    #[arg(long)]
+    pub take_over: bool,
     /// Image file or block device
     pub volume: PathBuf,
 }
@@ -313,6 +316,9 @@ pub struct Resize {
     /// Say nothing unless it fails
     #[arg(long, short)]
     pub quiet: bool,
+    /// Open a volume on a server's export although its owner may live: the server keeps that one out
+    #[arg(long)]
+    pub take_over: bool,
     /// Image file or block device
     pub volume: PathBuf,
 }

@@ -36,11 +36,17 @@ pub fn find(volume: &Path) -> Outcome<PathBuf> {
     })
 }
 
+/// The same, with the word that its owner is not respected if `takes_over`.
+pub fn find_to_open(volume: &Path, takes_over: bool) -> Outcome<PathBuf> {
+    let volume = find(volume)?;
+    Ok(if takes_over { NbdAddress::taking_over(&volume)? } else { volume })
+}
+
 /// Whether there is something behind a path: a block device of size 0 waits for what it will show, as that of
 /// a network block device without a connection does. Whether there is a server behind an address.
 pub fn is_connected(volume: &Path) -> bool {
     if NbdAddress::is_one(volume) {
-        return open_image(volume, OpenMode::ReadOnly).is_ok();
+        return open_image(volume, OpenMode::Look).is_ok();
     }
     let is_device = volume.metadata().is_ok_and(|meta| meta.file_type().is_block_device());
     !is_device
@@ -79,7 +85,7 @@ fn open(volume: &Path) -> Result<File> {
 /// may be writing one of them. Of an address it makes a connection of its own.
 fn copies(volume: &Path) -> Result<[SlotCopies; 2]> {
     if NbdAddress::is_one(volume) {
-        let device = open_image(volume, OpenMode::ReadOnly)?;
+        let device = open_image(volume, OpenMode::Look)?;
         return Ok(inspect::read_with(device.blocks(), &mut |block, buf| {
             device.read(IoClass::Metadata, block, buf)
         }));

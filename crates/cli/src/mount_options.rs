@@ -42,6 +42,8 @@ pub struct MountOptions {
     network: bool,
     /// What the kernel does on a mount that is there is to change; all else stays.
     pub remount: bool,
+    /// Whether a volume on an export is opened whatever its owner's mark says.
+    pub takes_over: bool,
     /// Shown as the source instead of the volume's path.
     pub fs_name: Option<String>,
     /// `allow_other` was asked for, or refused; `None`: root yes, others no.
@@ -85,6 +87,8 @@ Mount options (-o, separated by commas):
   transport=auto|ring|dev
                          how requests come from the kernel: through io_uring (much quicker) where it offers that
                          (auto, the default), only so (ring), or through /dev/fuse (dev)
+  takeover               open a volume on a server's export although its owner may live: you have seen to it that
+                         the server keeps that one out
   remount                change ro, rw, nodev, nosuid and noexec of a mount; all else stays as it is
   wait=SECONDS           wait so long for a volume that is not there yet (default 0, with _netdev 30)
   threads=N              threads that receive requests from /dev/fuse
@@ -204,6 +208,7 @@ impl MountOptions {
             }
             ("fsname", Some(name)) if !name.is_empty() => self.fs_name = Some(name.into()),
             ("remount", None) => self.remount = true,
+            ("takeover", None) => self.takes_over = true,
             (
                 "cache" | "cache_size" | "node_cache" | "commit" | "threads" | "transport" | "log" | "fsname"
                 | "metrics" | "lease_timeout" | "sync_timeout" | "wait" | "snapshot" | "snapshots",

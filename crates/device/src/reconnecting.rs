@@ -21,22 +21,27 @@
 //! * `link`: what happens to requests while the connection is up, broken, or gone.
 //! * `kept`: writes that no flush has covered.
 //! * `recovery`: the link's thread, which reconnects.
+//! * [`ownership`]: the mark that says who has the device open.
 //!
 //! Neighbours: a [`Backend`] like the others; `host::nbd` and [`crate::simulated::exporter`] are at the other
 //! side of the traits.
 
 mod kept;
 mod link;
+pub mod ownership;
 pub mod protocol;
 mod recovery;
 
+pub use ownership::Ownership;
 pub use protocol::{Answer, Answered, Connector, Failure, Request, Session};
+pub use recovery::ask_session;
 
 use crate::aligned::AlignedBuf;
 use crate::backend::{self, Backend, Io, IoClass, IoOp, Segment};
 use link::{MEMORY_MAX, Outcome, Pending, Shared};
+use ownership::Heart;
 use quire_base::sync::time::Duration;
-use quire_base::sync::{Arc, Condvar, Mutex, thread};
+use quire_base::sync::{Arc, thread};
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result, size};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -54,10 +59,9 @@ pub struct Properties {
     pub is_read_only: bool,
     /// How long a reconnection may take; without, the first break is the end.
     pub patience: Option<Duration>,
+    /// The mark that has been written to the device, if it takes one.
+    pub ownership: Option<Ownership>,
 }
-
-/// Where a caller waits for an outcome.
-type Slot = (Mutex<Option<Result<Option<AlignedBuf>>>>, Condvar);
 
 /// See the module's documentation.
 pub struct ReconnectingBackend {
@@ -66,6 +70,7 @@ pub struct ReconnectingBackend {
     blocks: AtomicU64,
     shared: Arc<Shared>,
     link: Option<thread::JoinHandle<()>>,
+    heart: Option<Heart>,
 }
 
 impl ReconnectingBackend {
@@ -75,14 +80,18 @@ impl ReconnectingBackend {
         connector: Box<dyn Connector>,
         session: Arc<dyn Session>,
     ) -> Result<ReconnectingBackend> {
-        let shared = Arc::new(Shared::new(properties.name.clone(), connector, properties.patience, session));
+        let shared = Arc::new(Shared::new(&properties, connector, session));
         let runner = shared.clone();
         let link = thread::Builder::new()
             .name("quire-link".into())
             .spawn(move || recovery::run(&runner))
             .map_err(|error| Error::os("starting the thread of a connection", &error))?;
         let blocks = AtomicU64::new(properties.blocks);
-        Ok(ReconnectingBackend { properties, blocks, shared, link: Some(link) })
+        let mut backend = ReconnectingBackend { properties, blocks, shared, link: Some(link), heart: None };
+        if let Some(ownership) = backend.properties.ownership.clone() {
+            backend.heart = Some(Heart::start(backend.shared.clone(), ownership)?);
+        }
+        Ok(backend)
     }
 
     fn check(&self, doing: &str, at: BlockNo, bytes: u64, changes: bool) -> Result<()> {
@@ -91,24 +100,6 @@ impl ReconnectingBackend {
             return Err(Error::new(ErrorKind::ReadOnly, text));
         }
         backend::check_range(&self.properties.name, self.blocks(), doing, at, bytes)
-    }
-
-    /// Sends a request and waits for its outcome, which comes within bounded time.
-    fn ask(&self, request: Request) -> Result<Option<AlignedBuf>> {
-        let slot: Arc<Slot> = Arc::default();
-        let filled = slot.clone();
-        let done: Outcome = Box::new(move |outcome| {
-            *filled.0.lock() = Some(outcome);
-            filled.1.notify_all();
-        });
-        self.shared.start(Pending::new(request, done));
-        let mut outcome = slot.0.lock();
-        loop {
-            if let Some(outcome) = outcome.take() {
-                return outcome;
-            }
-            slot.1.wait(&mut outcome);
-        }
     }
 
     /// Starts one transfer whose memory the caller keeps valid until its `done` runs.
@@ -225,7 +216,7 @@ impl Backend for ReconnectingBackend {
         // Pieces, so that a read of any length finds memory.
         for (index, piece) in buf.chunks_mut(MEMORY_MAX / 8).enumerate() {
             let offset = at.byte_offset() + (index * (MEMORY_MAX / 8)) as u64;
-            let bytes = self.ask(Request::Read { class, offset, length: piece.len() })?;
+            let bytes = self.shared.ask(Request::Read { class, offset, length: piece.len() })?;
             let bytes = bytes.filter(|bytes| bytes.len() == piece.len()).ok_or_else(wrong_length)?;
             piece.copy_from_slice(&bytes);
         }
@@ -239,7 +230,7 @@ impl Backend for ReconnectingBackend {
             // SAFETY: `piece` is borrowed for the length of this call, and is only read.
             let request =
                 unsafe { write_request(class, at, &[Segment::new(piece.as_ptr().cast_mut(), piece.len())]) }?;
-            self.ask(request)?;
+            self.shared.ask(request)?;
         }
         Ok(())
     }
@@ -249,13 +240,13 @@ impl Backend for ReconnectingBackend {
             let text = format!("flushing {}: it is open read-only", self.properties.name);
             return Err(Error::new(ErrorKind::ReadOnly, text));
         }
-        self.ask(Request::Flush).map(drop)
+        self.shared.ask(Request::Flush).map(drop)
     }
 
     fn discard(&self, at: BlockNo, count: u64) -> Result<()> {
         let length = count.saturating_mul(BLOCK_SIZE as u64);
         self.check("discarding", at, length, true)?;
-        self.ask(Request::Trim { offset: at.byte_offset(), length }).map(drop)
+        self.shared.ask(Request::Trim { offset: at.byte_offset(), length }).map(drop)
     }
 
     fn submit(&self, class: IoClass, ios: Vec<Io>) {
@@ -269,10 +260,11 @@ impl Drop for ReconnectingBackend {
     /// Requests under way end first, each within bounded time. A `done` that is the last owner does not wait:
     /// the link's thread then ends when it can.
     fn drop(&mut self) {
-        let mut state = self.shared.state.lock();
-        state.is_stopping = true;
-        self.shared.changed.notify_all();
-        drop(state);
+        match self.heart.take() {
+            // It has the link stop when the mark is away.
+            Some(heart) => drop(heart),
+            None => self.shared.stop(),
+        }
         if let Some(link) = self.link.take()
             && link::may_wait()
             && link.join().is_err()

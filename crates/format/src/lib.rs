@@ -10,6 +10,7 @@
 //! | [`pool`] | the manifest and the map of the metadata pool |
 //! | [`orphan`] | a block of orphan slots |
 //! | [`inode`], [`extent`], [`region`], [`dirent`], [`xattr`], [`logged`], [`snapshot`] | values in the trees |
+//! | [`owner`] | who has a volume open that lies on a server's export |
 //! | [`properties`] | what a user may set of a file, in its inode's flags |
 //! | [`layout`] | the fields of all of these, as tables |
 //!
@@ -27,6 +28,7 @@ pub mod layout;
 pub mod logged;
 pub mod node;
 pub mod orphan;
+pub mod owner;
 pub mod place;
 pub mod pool;
 pub mod properties;

@@ -250,6 +250,9 @@ pub enum Mistake {
     /// What no flush had covered is not written again over a new connection. Shows when the server lost it:
     /// an fsync that flushes the new connection succeeds.
     UnflushedNotWrittenAgain,
+    /// Over a new connection nobody looks whose the device is. Shows when another owner has taken it over
+    /// meanwhile: what was kept overwrites what that one wrote.
+    OwnerNotLookedAt,
 
     // Those of memory: they show in what threads read while others write, without any crash. See
     // [`Mistake::MEMORY`].
@@ -390,11 +393,12 @@ impl Mistake {
 
     /// The mistakes of progress, of the end of a volume, of broken connections and of leases, each of which
     /// has a scenario of its own.
-    pub const APART: [Mistake; 6] = [
+    pub const APART: [Mistake; 7] = [
         Mistake::WritebackChases,
         Mistake::SyncerWaitsForData,
         Mistake::CloseWithoutDraining,
         Mistake::UnflushedNotWrittenAgain,
+        Mistake::OwnerNotLookedAt,
         Mistake::PunchWithoutRecall,
         Mistake::MovedUnderLease,
     ];
@@ -475,6 +479,7 @@ impl Mistake {
             Mistake::SyncerWaitsForData => "syncer-waits-for-data",
             Mistake::CloseWithoutDraining => "close-without-draining",
             Mistake::UnflushedNotWrittenAgain => "unflushed-not-written-again",
+            Mistake::OwnerNotLookedAt => "owner-not-looked-at",
             Mistake::UnlockBeforeSizePublished => "unlock-before-size-published",
             Mistake::SizeNotLookedAtAgain => "size-not-looked-at-again",
             Mistake::VersionsTakenAfterCopy => "versions-taken-after-copy",

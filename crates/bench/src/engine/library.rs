@@ -17,8 +17,9 @@ pub fn set_up(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Target>> 
         let why = "this program has nothing to compare with; build one: scripts/comparisons";
         return Err(Trouble::Skipped(why.into()));
     }
-    let backend: Arc<dyn Backend> = match spec.medium {
+    let backend: Arc<dyn Backend> = match &spec.medium {
         Medium::File => open_image(workshop.image()?.path(), OpenMode::ReadWrite)?,
+        Medium::Export(address) => open_image(address, OpenMode::ReadWrite)?,
         Medium::Memory => Arc::new(MemoryBackend::new(workshop.device_bytes / BLOCK_SIZE as u64)),
     };
     let mut format = FormatOptions::new().force(true);

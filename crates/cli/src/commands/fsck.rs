@@ -14,7 +14,7 @@ const FAILED: u8 = 8;
 
 /// Checks, and repairs if asked to.
 pub fn run(arguments: &Fsck) -> ExitCode {
-    let volume = match image::find(&arguments.volume) {
+    let volume = match image::find_to_open(&arguments.volume, arguments.take_over) {
         Ok(volume) => volume,
         Err(failure) => {
             eprintln!("quire fsck: {failure}");

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use quire::Volume;
 use quire_base::{ErrorKind, Result};
+use quire_device::NbdAddress;
 use quire_fuse::{MountEntry, Session, mount, signals};
 
 use super::umount;
@@ -208,8 +209,9 @@ fn open_and_mount(checked: &Checked) -> Outcome<(Session, Vec<String>)> {
 /// Opens the volume; one that is only just being closed by its last server is waited for.
 fn open(path: &Path, options: &MountOptions) -> Result<Volume> {
     let start = Instant::now();
+    let opened = if options.takes_over { NbdAddress::taking_over(path)? } else { path.to_owned() };
     loop {
-        match options.volume.open(path) {
+        match options.volume.open(&opened) {
             Err(error)
                 if error.kind() == ErrorKind::Busy
                     && start.elapsed() < CLOSING_PATIENCE

@@ -12,7 +12,7 @@ use quire_base::size;
 
 /// Resizes a volume and says what it became.
 pub fn run(arguments: &Resize) -> Outcome {
-    let volume = unmounted(&arguments.volume)?;
+    let volume = image::find_to_open(&unmounted(&arguments.volume)?, arguments.take_over)?;
     let mut options = ResizeOptions::new();
     match arguments.size {
         Some(NewSize::Bytes(bytes)) => options = options.size(bytes),

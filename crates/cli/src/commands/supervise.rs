@@ -49,9 +49,9 @@ pub fn run(arguments: &Mount) -> Outcome {
     let mut died: Option<Instant> = None;
     // The first report of any server is ours: the process that started this one waits for it.
     let mut reported = false;
+    let mut options = arguments.options.clone();
     loop {
-        let (mut child, report) =
-            server::spawn(&checked.volume, &checked.dir, &arguments.options, "--report")?;
+        let (mut child, report) = server::spawn(&checked.volume, &checked.dir, &options, "--report")?;
         let ended = |error: std::io::Error| Failure::system("waiting for the server", &error);
         match step(report.as_ref(), reported, died.map(|at| at.elapsed())) {
             Step::TryAgain => {
@@ -93,8 +93,16 @@ pub fn run(arguments: &Mount) -> Outcome {
         tracing::error!("the server of {} died ({status}); it is started again", checked.dir.display());
         let source = checked.options.fs_name.as_ref().map_or(checked.volume.as_path(), Path::new);
         clear(&checked.dir, source)?;
+        // The word was given for the first owner. The next one may have superseded this server.
+        options = options.iter().map(|list| without_takeover(list)).collect();
         died = Some(now);
     }
+}
+
+/// A list of mount options without `takeover`.
+fn without_takeover(list: &str) -> String {
+    let kept: Vec<&str> = list.split(',').filter(|item| item.trim() != "takeover").collect();
+    kept.join(",")
 }
 
 /// What follows from a server's report.

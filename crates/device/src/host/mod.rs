@@ -5,16 +5,18 @@
 //! * `transfer`: progress of one vectored transfer through short counts and interruptions.
 //! * [`mod@file`]: ordinary I/O through the host's page cache: the fallback, and read-only volumes.
 //! * [`uring`]: direct I/O, asynchronous through an io_uring: the default.
+//! * `owner`: what stands for a lock where nothing locks: whether the owner that a mark names lives.
 //! * [`nbd`]: exports of NBD servers, which have addresses where others have paths.
 //!
 //! Invariants: while a backend is open, its descriptor holds the volume's lock (exclusive to write, shared to
-//! read only), so one process at a time changes a volume.
+//! read only), so one process at a time changes a volume. An export has no lock, but the mark of its owner.
 //!
 //! Neighbours: the only part of the crate that talks to the operating system; absent under model checkers.
 
 pub mod file;
 pub mod nbd;
 pub mod open;
+mod owner;
 mod target;
 mod transfer;
 pub mod uring;

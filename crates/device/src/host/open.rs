@@ -19,13 +19,15 @@ pub enum OpenMode {
     ReadWrite,
     /// Reads only, beside other readers.
     ReadOnly,
+    /// Reads only, without any lock: what it reads may be changing.
+    Look,
 }
 
 /// Opens and locks the image file or block device at `path`, or opens the export that it names
-/// ([`NbdAddress`]), which has no lock. Do this after forking: a backend has a thread.
+/// ([`NbdAddress`]), whose lock is a mark on it (`owner`). Do this after forking: a backend has a thread.
 ///
 /// Errors: `NotFound`, `AccessDenied` and `ReadOnly` as the host says; `Busy` if it is open elsewhere (or,
-/// for a block device, in use by the kernel); `IsDirectory`; `NotAVolume` for other kinds of file.
+/// for a block device, in use by the kernel; for an export, if it may be); `IsDirectory`; `NotAVolume` for other kinds of file.
 pub fn open_image(path: &Path, mode: OpenMode) -> Result<Arc<dyn Backend>> {
     if let Some(address) = NbdAddress::of(path) {
         return nbd::open(address?, mode);
@@ -33,7 +35,7 @@ pub fn open_image(path: &Path, mode: OpenMode) -> Result<Arc<dyn Backend>> {
     let target = Target::open(path, mode)?;
     match mode {
         OpenMode::ReadWrite => Ok(best_backend(target)),
-        OpenMode::ReadOnly => Ok(Arc::new(FileBackend::new(target))),
+        OpenMode::ReadOnly | OpenMode::Look => Ok(Arc::new(FileBackend::new(target))),
     }
 }
 

@@ -202,7 +202,7 @@ impl Target {
     }
 
     pub(super) fn is_read_only(&self) -> bool {
-        self.mode == OpenMode::ReadOnly
+        self.mode != OpenMode::ReadWrite
     }
 
     pub(super) fn raw_fd(&self) -> std::os::fd::RawFd {
@@ -320,6 +320,7 @@ fn lock(fd: impl AsFd, name: &str, mode: OpenMode) -> Result<()> {
     let operation = match mode {
         OpenMode::ReadWrite => FlockOperation::NonBlockingLockExclusive,
         OpenMode::ReadOnly => FlockOperation::NonBlockingLockShared,
+        OpenMode::Look => return Ok(()),
     };
     let give_up = Instant::now() + LOCK_PATIENCE;
     loop {

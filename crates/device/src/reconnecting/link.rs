@@ -16,7 +16,9 @@
 //! another one is made; requests that are not in flight of the present generation are not answered by a
 //! session.
 
+use super::Properties;
 use super::kept::Kept;
+use super::ownership::Ownership;
 use super::protocol::{Answer, Connector, Failure, Request, Session};
 use crate::aligned::AlignedBuf;
 use quire_base::sync::time::Duration;
@@ -104,6 +106,10 @@ pub(super) struct State {
     /// Submitters that wait for memory.
     short_of_room: usize,
     pub(super) is_stopping: bool,
+    /// The owner's mark is being taken away, the last thing before the end: not worth a reconnection.
+    pub(super) is_releasing: bool,
+    /// Somebody else has taken the device over.
+    pub(super) superseded: Option<Error>,
 }
 
 impl State {
@@ -137,6 +143,7 @@ pub(super) struct Shared {
     pub(super) connector: Box<dyn Connector>,
     /// How long a reconnection may take; without, the first break is the end.
     pub(super) patience: Option<Duration>,
+    pub(super) ownership: Option<Ownership>,
     pub(super) state: Mutex<State>,
     /// For the link's thread: the session broke, or stopping is complete.
     pub(super) changed: Condvar,
@@ -146,9 +153,8 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new(
-        name: String,
+        properties: &Properties,
         connector: Box<dyn Connector>,
-        patience: Option<Duration>,
         session: Arc<dyn Session>,
     ) -> Shared {
         let state = State {
@@ -164,11 +170,14 @@ impl Shared {
             is_flushing: false,
             short_of_room: 0,
             is_stopping: false,
+            is_releasing: false,
+            superseded: None,
         };
         Shared {
-            name,
+            name: properties.name.clone(),
             connector,
-            patience,
+            patience: properties.patience,
+            ownership: properties.ownership.clone(),
             state: Mutex::new(state),
             changed: Condvar::new(),
             room: Condvar::new(),
@@ -349,10 +358,28 @@ impl Shared {
         self.send();
     }
 
-    /// Whether the backend was dropped and nobody waits for an answer.
+    /// Whether the backend was dropped and nobody waits for an answer, the owner's mark apart.
     pub(super) fn is_abandoned(&self) -> bool {
         let state = self.state.lock();
-        state.is_stopping && state.is_idle()
+        state.is_releasing || (state.is_stopping && state.is_idle())
+    }
+
+    /// Has the link's thread end when nothing is under way.
+    pub(super) fn stop(&self) {
+        self.state.lock().is_stopping = true;
+        self.changed.notify_all();
+    }
+
+    /// Whether there will be no connection any more.
+    pub(super) fn is_gone(&self) -> bool {
+        matches!(self.state.lock().link, Link::Gone(_))
+    }
+
+    /// Somebody else has taken the device over: this is its end.
+    pub(super) fn supersede(&self, error: Error) {
+        let mut state = self.state.lock();
+        state.superseded = Some(error.clone());
+        self.broke(&mut state, error);
     }
 
     /// The error of a link that is gone.

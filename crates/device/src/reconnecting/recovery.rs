@@ -4,14 +4,16 @@
 //!
 //! 1. The old session is closed before a new one is asked for: a server that admits one connection, or ends
 //!    the requests of a lost one first, has then nothing of the old one ahead.
-//! 2. Everything kept is written again, in the order of its completion where it overlaps.
-//! 3. A flush. Only now is anything of it durable, whatever an earlier flush might have begun to do.
-//! 4. What was in flight or waiting goes on. It was never acknowledged, so it may come after.
+//! 2. The device is still this owner's, by its mark ([`super::ownership`]); else the link is gone.
+//! 3. Everything kept is written again, in the order of its completion where it overlaps.
+//! 4. A flush. Only now is anything of it durable, whatever an earlier flush might have begun to do.
+//! 5. What was in flight or waiting goes on. It was never acknowledged, so it may come after.
 //!
 //! All of it takes no longer than the patience that the address grants; then the link is gone.
 
 use super::link::{Link, Shared};
 use super::protocol::{Answer, Failure, Request, Session};
+use crate::aligned::AlignedBuf;
 use quire_base::sync::time::{Duration, Instant};
 use quire_base::sync::{Arc, Condvar, Mutex, thread};
 use quire_base::{Error, ErrorKind};
@@ -40,6 +42,11 @@ pub(super) fn run(shared: &Arc<Shared>) {
         drop(state);
         session.close();
         let Some(error) = error else { return };
+        let superseded = shared.state.lock().superseded.take();
+        if let Some(error) = superseded {
+            shared.give_up(error);
+            continue;
+        }
         match shared.patience {
             None => shared.give_up(shared.gone(format_args!(
                 "the connection broke ({error}), and the address does not ask for reconnecting (reconnect=SECONDS)"
@@ -60,7 +67,7 @@ fn reconnect(shared: &Arc<Shared>, patience: Duration, broken: Error) {
             break;
         }
         match shared.connector.connect(left().min(CONNECT_LIMIT)) {
-            Ok(session) => match write_again(shared, &session, left()) {
+            Ok(session) => match bring_up(shared, &session, left()) {
                 Ok(count) => {
                     tracing::warn!(
                         device = shared.name,
@@ -75,9 +82,7 @@ fn reconnect(shared: &Arc<Shared>, patience: Duration, broken: Error) {
                 }
                 Err(Failure::Refused(error)) => {
                     session.close();
-                    return shared.give_up(shared.gone(format_args!(
-                        "after reconnecting, what no flush had covered could not be written again: {error}"
-                    )));
+                    return shared.give_up(error);
                 }
             },
             Err(error) => last = error,
@@ -89,6 +94,18 @@ fn reconnect(shared: &Arc<Shared>, patience: Duration, broken: Error) {
         "the connection broke and could not be made again within {} s ({last})",
         patience.as_secs()
     )));
+}
+
+/// Makes a new session fit to go on with; returns how many writes that took. Refused is the end.
+fn bring_up(shared: &Shared, session: &Arc<dyn Session>, limit: Duration) -> Result<usize, Failure> {
+    let start = Instant::now();
+    shared.check_owner(session, limit)?;
+    write_again(shared, session, limit.saturating_sub(start.elapsed())).map_err(|failure| match failure {
+        Failure::Refused(error) => Failure::Refused(shared.gone(format_args!(
+            "after reconnecting, what no flush had covered could not be written again: {error}"
+        ))),
+        broken => broken,
+    })
 }
 
 /// Writes everything that is kept once more, and flushes; returns how many writes.
@@ -108,10 +125,15 @@ fn write_again(shared: &Shared, session: &Arc<dyn Session>, limit: Duration) -> 
         round.submit(session, write.clone());
     }
     round.wait(left())?;
-    let flush = Round::start();
-    flush.submit(session, Request::Flush);
-    flush.wait(left())?;
+    ask_session(session, Request::Flush, left())?;
     Ok(kept.len())
+}
+
+/// Sends one request over a session that nothing else uses yet, and waits for its answer.
+pub fn ask_session(session: &Arc<dyn Session>, request: Request, limit: Duration) -> Answer {
+    let round = Round::start();
+    round.submit(session, request);
+    round.wait(limit)
 }
 
 /// Requests that are waited for together.
@@ -121,6 +143,8 @@ struct Round(Arc<(Mutex<Progress>, Condvar)>);
 struct Progress {
     outstanding: usize,
     failure: Option<Failure>,
+    /// Bytes of the last read.
+    bytes: Option<AlignedBuf>,
 }
 
 impl Round {
@@ -134,26 +158,28 @@ impl Round {
         let answered = move |answer: Answer| {
             let mut progress = inner.0.lock();
             progress.outstanding -= 1;
-            if let Err(failure) = answer {
-                progress.failure.get_or_insert(failure);
+            match answer {
+                Ok(bytes) => progress.bytes = bytes,
+                Err(failure) => drop(progress.failure.get_or_insert(failure)),
             }
             inner.1.notify_all();
         };
         session.submit(request, Box::new(answered));
     }
 
-    /// Waits for all answers.
-    fn wait(self, limit: Duration) -> Result<(), Failure> {
+    /// Waits for all answers; returns the bytes of the last one.
+    fn wait(self, limit: Duration) -> Answer {
         let start = Instant::now();
         let mut progress = self.0.0.lock();
         while progress.outstanding > 0 {
             let left = limit.saturating_sub(start.elapsed());
             if left.is_zero() {
-                let text = "no answer while unflushed writes were written again";
+                let text = "no answer within the time for reconnecting";
                 return Err(Failure::Broken(Error::new(ErrorKind::Io, text)));
             }
             self.0.1.wait_for(&mut progress, left);
         }
-        progress.failure.take().map_or(Ok(()), Err)
+        let bytes = progress.bytes.take();
+        progress.failure.take().map_or(Ok(bytes), Err)
     }
 }

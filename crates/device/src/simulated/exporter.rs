@@ -12,7 +12,7 @@ use super::{CrashPolicy, SimulatedBackend};
 use crate::aligned::AlignedBuf;
 use crate::backend::{Backend, Io, IoClass, IoOp, Segment};
 use crate::reconnecting::{
-    Answer, Answered, Connector, Failure, Properties, ReconnectingBackend, Request, Session,
+    Answer, Answered, Connector, Failure, Ownership, Properties, ReconnectingBackend, Request, Session,
 };
 use quire_base::random::Random;
 use quire_base::sync::time::Duration;
@@ -87,6 +87,15 @@ impl Exporter {
 
     /// A client of it, which reconnects within `patience`.
     pub fn client(&self, patience: Option<Duration>) -> Result<Arc<ReconnectingBackend>> {
+        self.owner(patience, None)
+    }
+
+    /// The same, of an owner whose mark is on the device.
+    pub fn owner(
+        &self,
+        patience: Option<Duration>,
+        ownership: Option<Ownership>,
+    ) -> Result<Arc<ReconnectingBackend>> {
         let connector = ToServer(self.server.clone());
         let session = connector.connect(Duration::from_secs(1))?;
         let properties = Properties {
@@ -94,6 +103,7 @@ impl Exporter {
             blocks: self.server.device.blocks(),
             is_read_only: false,
             patience,
+            ownership,
         };
         ReconnectingBackend::new(properties, Box::new(connector), session).map(Arc::new)
     }

@@ -2,6 +2,7 @@
 
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind};
 use quire_device::{AlignedBuf, Backend, Io, IoClass, IoOp, OpenMode, Segment, create_image, open_image};
+use quire_format::owner::{OWNER_BLOCK, OwnerMark};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -85,6 +86,20 @@ fn spawn(socket: &Path, arguments: &[String]) -> Option<Child> {
         std::thread::sleep(Duration::from_millis(10));
     }
     Some(child)
+}
+
+/// Makes the export look like a volume: only one has an owner's mark.
+fn mkfs(server: &Nbdkit) {
+    let mut block = AlignedBuf::blocks(1);
+    block[..8].copy_from_slice(b"QUIRE\0FS");
+    let backend = server.open("");
+    backend.write(IoClass::Metadata, BlockNo(0), &block).unwrap();
+    backend.flush().unwrap();
+}
+
+fn mark(server: &Nbdkit) -> Option<OwnerMark> {
+    let look = open_image(&server.address(""), OpenMode::Look).unwrap();
+    OwnerMark::decode(read(&*look, OWNER_BLOCK, 1)[..].try_into().unwrap()).unwrap()
 }
 
 fn directory() -> tempfile::TempDir {
@@ -311,4 +326,128 @@ fn an_export_that_has_grown() {
     let error = server.open("").grow(0).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("unmount, and mount again"), "{error}");
+}
+
+#[test]
+fn a_volume_names_its_owner_while_it_is_open() {
+    let directory = directory();
+    let image = directory.path().join("image");
+    std::fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
+    let Some(mut server) = Nbdkit::start(directory.path(), &["file", image.to_str().unwrap()]) else {
+        return;
+    };
+    // What is no volume yet keeps all its bytes.
+    let other = pattern(1, 1, 9);
+    server.open("").write(IoClass::Data, BlockNo(1), &other).unwrap();
+    assert!(*read(&*server.open(""), 1, 1) == *other);
+    mkfs(&server);
+    let owner = server.open("&reconnect=30");
+    let found = mark(&server).expect("a mark");
+    assert_eq!((found.pid, found.silence), (std::process::id(), 95));
+    for mode in [OpenMode::ReadWrite, OpenMode::ReadOnly] {
+        let error = open_image(&server.address(""), mode).err().expect("it is refused");
+        assert_eq!(error.kind(), ErrorKind::Busy);
+        assert!(error.to_string().contains(&format!("process {}", found.pid)), "{error}");
+    }
+    drop(owner);
+    assert_eq!(mark(&server), None, "an owner that ends in order leaves none");
+    // The operator's word counts. The owner before finds out when it connects again.
+    let first = server.open("&reconnect=30");
+    first.write(IoClass::Data, BlockNo(100), &pattern(100, 1, 1)).unwrap();
+    let second = server.open("&takeover&reconnect=30");
+    second.write(IoClass::Data, BlockNo(100), &pattern(100, 1, 2)).unwrap();
+    second.flush().unwrap();
+    server.restart();
+    let error = first.flush().unwrap_err();
+    assert!(error.to_string().contains("has taken the volume over"), "{error}");
+    second.flush().unwrap();
+    assert!(*read(&*second, 100, 1) == *pattern(100, 1, 2));
+    drop(first);
+    assert!(mark(&server).is_some(), "the mark of another stays");
+    // An owner that lost its server leaves its mark, which its process knows to be stale.
+    let third = {
+        drop(second);
+        server.open("")
+    };
+    server.kill();
+    assert!(third.flush().is_err());
+    drop(third);
+    server.restart();
+    assert!(mark(&server).is_some());
+    drop(server.open(""));
+    assert_eq!(mark(&server), None);
+}
+
+/// Certificates of a test's own, made by openssl; false where it is missing.
+fn make_certificates(directory: &Path) -> bool {
+    let openssl = |arguments: &str| {
+        let ended = Command::new("openssl")
+            .args(arguments.split_whitespace())
+            .current_dir(directory)
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .stdout(Stdio::null())
+            .status();
+        ended.is_ok_and(|status| status.success())
+    };
+    std::fs::write(directory.join("names"), "subjectAltName=DNS:localhost,IP:127.0.0.1\n").unwrap();
+    openssl(
+        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=Authority -keyout ca-key.pem -out ca-cert.pem",
+    ) && openssl("req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout server-key.pem -out server.csr")
+        && openssl(
+            "x509 -req -in server.csr -CA ca-cert.pem -CAkey ca-key.pem -CAcreateserial -days 2 -extfile names -out server-cert.pem",
+        )
+}
+
+#[test]
+fn tls_carries_requests_and_checks_the_server() {
+    let directory = directory();
+    let (good, other) = (directory.path().join("good"), directory.path().join("other"));
+    for place in [&good, &other] {
+        std::fs::create_dir(place).unwrap();
+        if !make_certificates(place) {
+            eprintln!("SKIPPED: openssl is missing, which makes the certificates (package openssl)");
+            return;
+        }
+    }
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let child = Command::new("nbdkit")
+        .args(["--foreground", "--exit-with-parent", "--ipaddr=127.0.0.1", "--tls=require"])
+        .arg(format!("--port={port}"))
+        .arg(format!("--tls-certificates={}", good.display()))
+        .args(["memory", "64M"])
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let Ok(mut child) = child else {
+        eprintln!("SKIPPED: nbdkit cannot be started");
+        return;
+    };
+    let address = |scheme: &str, certificates: &Path| -> PathBuf {
+        format!("{scheme}://localhost:{port}/?tls-certificates={}&answer=5", certificates.display()).into()
+    };
+    let start = Instant::now();
+    while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() && start.elapsed() < LIMIT {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let outcome = std::panic::catch_unwind(|| {
+        let backend = match open_image(&address("nbds", &good), OpenMode::ReadWrite) {
+            Err(error) if error.kind() == ErrorKind::Unsupported => {
+                return eprintln!("SKIPPED: libnbd.so.0 is missing, or knows no TLS ({error})");
+            }
+            opened => opened.unwrap(),
+        };
+        let data = pattern(5, 300, 4);
+        backend.write(IoClass::Data, BlockNo(5), &data).unwrap();
+        backend.flush().unwrap();
+        assert!(*read(&*backend, 5, 300) == *data);
+        drop(backend);
+        let error = open_image(&address("nbds", &other), OpenMode::ReadOnly).err();
+        assert!(error.is_some(), "a server whose certificate another authority signed is refused");
+        let plain: PathBuf = format!("nbd://localhost:{port}/?answer=5").into();
+        assert!(open_image(&plain, OpenMode::ReadOnly).is_err(), "this server wants TLS");
+    });
+    let _ = child.kill();
+    let _ = child.wait();
+    outcome.unwrap();
 }

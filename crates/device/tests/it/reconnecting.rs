@@ -1,8 +1,9 @@
 //! The layer that reconnects, over sessions that the test answers by hand.
 
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};
-use quire_device::reconnecting::{Answered, Connector, Failure, Properties, Request, Session};
+use quire_device::reconnecting::{Answered, Connector, Failure, Ownership, Properties, Request, Session};
 use quire_device::{AlignedBuf, Backend, Io, IoClass, IoOp, ReconnectingBackend, Segment};
+use quire_format::owner::OwnerMark;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -94,11 +95,16 @@ struct Bench {
 
 impl Bench {
     fn new(patience: Option<Duration>) -> Bench {
+        Bench::owned(patience, None)
+    }
+
+    fn owned(patience: Option<Duration>, ownership: Option<Ownership>) -> Bench {
         let (sender, got) = channel();
         let server =
             Server { got: sender, connections: Arc::default(), refuses: Arc::new(AtomicBool::new(false)) };
         let session = server.connect(LIMIT).unwrap();
-        let properties = Properties { name: "server".into(), blocks: BLOCKS, is_read_only: false, patience };
+        let properties =
+            Properties { name: "server".into(), blocks: BLOCKS, is_read_only: false, patience, ownership };
         let backend = ReconnectingBackend::new(properties, Box::new(server.clone()), session).unwrap();
         Bench { backend: Arc::new(backend), server, got }
     }
@@ -360,4 +366,93 @@ fn dropping_ends_what_is_under_way_first() {
         assert!(start.elapsed() < LIMIT, "the drop does not end");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+fn ownership(interval: Duration) -> Ownership {
+    Ownership { mark: OwnerMark { owner: 1, beat: 1, ..OwnerMark::default() }, interval }
+}
+
+impl Got {
+    /// Answers a read of the mark's block.
+    fn show(self, mark: Option<u64>) {
+        assert_eq!(self.brief(), format!("{}: read 1", self.session));
+        let mut block = AlignedBuf::blocks(1);
+        if let Some(owner) = mark {
+            let host = "elsewhere".into();
+            block.copy_from_slice(&OwnerMark { owner, host, ..OwnerMark::default() }.encode());
+        }
+        (self.answered)(Ok(Some(block)));
+    }
+
+    fn cut(self) {
+        (self.answered)(Err(broken()));
+    }
+}
+
+/// An owner that was cut off, superseded, and admitted again wrote what it had kept over the new owner's data.
+#[test]
+fn a_superseded_owner_writes_nothing_over_a_new_connection() {
+    for newer in [Some(2), None] {
+        let bench = Bench::owned(Some(LIMIT), Some(ownership(LIMIT)));
+        bench.write(7, 70);
+        let flushed = bench.start_flush();
+        bench.next().cut();
+        bench.next().show(newer);
+        let error = outcome(&flushed).unwrap_err();
+        let wanted = if newer.is_some() { "on elsewhere" } else { "another process" };
+        assert!(error.to_string().contains(wanted), "{error}");
+        let refused = bench.start(IoOp::Write, 9, 1, 90);
+        assert!(outcome(&refused).is_err());
+        drop(bench.backend);
+        assert!(bench.got.try_iter().next().is_none(), "nothing is sent any more");
+    }
+}
+
+#[test]
+fn an_owner_that_is_still_the_owner_goes_on() {
+    let bench = Bench::owned(Some(LIMIT), Some(ownership(LIMIT)));
+    bench.write(7, 70);
+    let flushed = bench.start_flush();
+    bench.next().cut();
+    bench.next().show(Some(1));
+    for brief in ["2: write 7 70", "2: flush", "2: flush"] {
+        bench.accept(brief);
+    }
+    outcome(&flushed).unwrap();
+    // In the end the mark goes, durably.
+    let Bench { backend, got, .. } = bench;
+    let ending = std::thread::spawn(move || drop(backend));
+    got.recv_timeout(LIMIT).unwrap().show(Some(1));
+    for brief in ["2: write 1 0", "2: flush"] {
+        let next = got.recv_timeout(LIMIT).unwrap();
+        assert_eq!(next.brief(), brief);
+        next.accept();
+    }
+    ending.join().unwrap();
+}
+
+/// A stopped owner that goes on over a connection that still stands finds the new owner's mark at its next
+/// beat.
+#[test]
+fn a_beat_raises_the_mark_or_ends_the_owner() {
+    let bench = Bench::owned(None, Some(ownership(Duration::from_millis(1))));
+    for beat in 2..5 {
+        bench.next().show(Some(1));
+        let got = bench.next();
+        let Request::Write { offset: 4096, data, .. } = &got.request else { panic!("{}", got.brief()) };
+        let mark = OwnerMark::decode(data[..].try_into().unwrap()).unwrap().unwrap();
+        assert_eq!((mark.owner, mark.beat), (1, beat));
+        got.accept();
+    }
+    bench.next().show(Some(2));
+    let start = Instant::now();
+    let error = loop {
+        let ended = bench.start(IoOp::Read, 3, 1, 0);
+        match ended.recv_timeout(Duration::from_millis(20)) {
+            Ok(outcome) => break outcome.unwrap_err(),
+            // It came to the server before the owner had learnt it.
+            Err(_) => assert!(start.elapsed() < LIMIT),
+        }
+    };
+    assert!(error.to_string().contains("has taken the volume over"), "{error}");
 }

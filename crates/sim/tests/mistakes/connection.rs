@@ -3,12 +3,15 @@
 
 use quire::inodes::{Create, IoFlags};
 use quire::{FormatOptions, Volume};
+use quire_base::BlockNo;
 use quire_base::simulation::mistakes::{self, Mistake};
 use quire_base::simulation::{self, Options};
 use quire_base::sync::thread;
-use quire_device::SimulatedBackend;
+use quire_device::reconnecting::Ownership;
 use quire_device::simulated::Image;
 use quire_device::simulated::exporter::{Breaks, Exporter};
+use quire_device::{Backend, IoClass, SimulatedBackend};
+use quire_format::owner::{OWNER_BLOCK, OwnerMark};
 use sim::image;
 use std::sync::Arc;
 use std::time::Duration;
@@ -138,5 +141,55 @@ fn a_connection_that_forgets_what_was_not_flushed_is_caught() {
         // Few breaks lie between a write and its flush.
         let seeds = SEEDS.start..8 * SEEDS.end;
         assert!(seeds.into_iter().any(caught), "unflushed writes that are not written again are not caught");
+    });
+}
+
+/// An owner is superseded between a write and the break of its connection, and goes on as long as it can.
+/// Says whether the connection broke only then, and whether the new owner's data is overwritten.
+fn superseded(seed: u64) -> (bool, bool) {
+    const AT: BlockNo = BlockNo(100);
+    let run = move || {
+        let device = Arc::new(SimulatedBackend::new(4096));
+        let mark = |owner| OwnerMark { owner, beat: 1, ..OwnerMark::default() };
+        let put = |at, bytes: &[u8; BLOCK]| device.write(IoClass::Metadata, at, bytes).unwrap();
+        put(BlockNo(OWNER_BLOCK), &mark(1).encode());
+        let breaks = Breaks { seed, count: 1, one_in: 4, loses_one_in: 0 };
+        let exporter = Exporter::start(device.clone(), breaks);
+        let ownership = Ownership { mark: mark(1), interval: PATIENCE };
+        let client = exporter.owner(Some(PATIENCE), Some(ownership)).unwrap();
+        client.write(IoClass::Data, AT, &[1; BLOCK]).unwrap();
+        let is_late = exporter.breaks() == 0;
+        put(BlockNo(OWNER_BLOCK), &mark(2).encode());
+        put(AT, &[2; BLOCK]);
+        for _ in 0..64 {
+            let _ = client.read(IoClass::Data, BlockNo(200), &mut [0; BLOCK]);
+        }
+        drop(client);
+        drop(exporter);
+        let mut found = [0; BLOCK];
+        device.read(IoClass::Data, AT, &mut found).unwrap();
+        (is_late, found != [2; BLOCK])
+    };
+    let outcome = simulation::run(&Options { seed, step_limit: STEPS_MAX }, run);
+    outcome.unwrap_or_else(|failure| panic!("seed {seed}: {failure:?}"))
+}
+
+#[test]
+fn a_superseded_owner_overwrites_nothing() {
+    mistakes::with(None, || {
+        let outcomes: Vec<_> = SEEDS.map(superseded).collect();
+        assert!(outcomes.iter().filter(|(is_late, _)| *is_late).count() > 3, "{outcomes:?}");
+        assert!(outcomes.iter().all(|(_, overwritten)| !overwritten), "{outcomes:?}");
+    });
+}
+
+#[test]
+#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
+fn an_owner_that_does_not_look_whose_the_device_is_is_caught() {
+    mistakes::with(Some(Mistake::OwnerNotLookedAt), || {
+        assert!(
+            SEEDS.into_iter().any(|seed| superseded(seed).1),
+            "a superseded owner's writes are not caught"
+        );
     });
 }

@@ -7,11 +7,12 @@
 //! | --- | --- | --- |
 //! | `reconnect=SECONDS` | after a broken connection, try for so long to make another | the first break is the end |
 //! | `answer=SECONDS` | a request that is not answered for so long breaks the connection | 60 |
+//! | `takeover` | open the volume whatever its owner's mark says | an owner that may live is respected |
 
 use quire_base::sync::time::Duration;
 use quire_base::{Error, Result};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const SCHEMES: [&str; 4] = ["nbd://", "nbds://", "nbd+unix://", "nbds+unix://"];
 /// Longest time that a parameter may give: a day.
@@ -27,6 +28,8 @@ pub struct NbdAddress {
     pub reconnect: Option<Duration>,
     /// How long an answer may take.
     pub answer: Duration,
+    /// Whether the owner's mark is not respected.
+    pub takes_over: bool,
 }
 
 impl NbdAddress {
@@ -46,13 +49,25 @@ impl NbdAddress {
         })
     }
 
+    /// The name of a volume with the word that it is to be taken over. Errors: `Invalid` for a path.
+    pub fn taking_over(volume: &Path) -> Result<PathBuf> {
+        let Some(address) = NbdAddress::of(volume).transpose()? else {
+            return Err(Error::invalid(format!(
+                "{} cannot be taken over: it is no address, and the lock of a file or block device ends with its owner",
+                volume.display()
+            )));
+        };
+        let text = address.text;
+        Ok(format!("{text}{}takeover", if text.contains('?') { '&' } else { '?' }).into())
+    }
+
     fn parse(text: &str) -> Result<NbdAddress> {
         let bad = |what: String| Error::invalid(format!("the address {text}: {what}"));
         if text.contains(['\0', '#', ' ']) {
             return Err(bad("has a character that an address cannot have; write it as %XX".into()));
         }
         let (place, query) = text.split_once('?').unwrap_or((text, ""));
-        let (mut reconnect, mut answer) = (None, ANSWER_DEFAULT);
+        let (mut reconnect, mut answer, mut takes_over) = (None, ANSWER_DEFAULT, false);
         let (mut others, mut socket) = (Vec::new(), None);
         for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
             let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
@@ -63,6 +78,8 @@ impl NbdAddress {
             match name {
                 "reconnect" => reconnect = Some(seconds()?),
                 "answer" => answer = seconds()?,
+                "takeover" if value.is_empty() => takes_over = true,
+                "takeover" => return Err(bad(format!("takeover={value}: takeover has no value"))),
                 _ => others.push(parameter),
             }
             if name == "socket" {
@@ -80,7 +97,7 @@ impl NbdAddress {
             return Err(bad("names no host".into()));
         }
         let uri = if others.is_empty() { place.into() } else { format!("{place}?{}", others.join("&")) };
-        Ok(NbdAddress { text: text.into(), uri, reconnect, answer })
+        Ok(NbdAddress { text: text.into(), uri, reconnect, answer, takes_over })
     }
 
     /// As it was given.
@@ -114,6 +131,12 @@ mod tests {
         assert_eq!(all.uri(), "nbds+unix:///e?socket=/run/s&tls-certificates=/x");
         assert_eq!((all.reconnect, all.answer), (Some(Duration::from_secs(30)), Duration::from_secs(5)));
         assert_eq!(parse("nbd+unix://?socket=%2Frun%2Fs").unwrap().uri(), "nbd+unix://?socket=%2Frun%2Fs");
+        let over = NbdAddress::taking_over(Path::new("nbd://h/e?answer=5")).unwrap();
+        assert_eq!(over, Path::new("nbd://h/e?answer=5&takeover"));
+        let over = NbdAddress::of(&over).unwrap().unwrap();
+        assert_eq!((over.uri(), over.takes_over, plain.takes_over), ("nbd://h/e", true, false));
+        assert_eq!(NbdAddress::taking_over(Path::new("nbd://h")).unwrap(), Path::new("nbd://h?takeover"));
+        assert!(NbdAddress::taking_over(Path::new("/dev/vdb")).is_err());
         assert_eq!(parse("nbd://[::1]/?reconnect=1").unwrap().uri(), "nbd://[::1]/");
     }
 
@@ -129,6 +152,7 @@ mod tests {
             "nbd://h/?reconnect",
             "nbd://h/?reconnect=99999999999999999999",
             "nbd://h/?answer=soon",
+            "nbd://h/?takeover=yes",
             "nbd://h/a b",
             "nbd://h/#x",
         ] {

@@ -8,6 +8,8 @@
 //! One connection carries everything, with up to 256 requests at a time. Writes are made durable by flushes;
 //! FUA would make each write wait for the medium, which the engine never wants of a single one.
 //!
+//! A volume on an export has an owner's mark, which stands for a lock (`super::owner`).
+//!
 //! Neighbours: [`crate::reconnecting`] above keeps what a lost connection may take.
 
 mod address;
@@ -18,12 +20,18 @@ mod session;
 pub use address::NbdAddress;
 
 use super::open::OpenMode;
-use crate::backend::Backend;
-use crate::reconnecting::{Connector, Properties, ReconnectingBackend, Session};
+use super::owner::{self, Verdict, Watch};
+use crate::aligned::AlignedBuf;
+use crate::backend::{Backend, IoClass};
+use crate::reconnecting::ownership::{mark_in, read_mark, write_mark};
+use crate::reconnecting::{
+    Connector, Failure, Ownership, Properties, ReconnectingBackend, Request, Session, ask_session,
+};
 use handle::{Export, Handle};
 use quire_base::sync::time::{Duration, Instant};
 use quire_base::sync::{Arc, thread};
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
+use quire_format::superblock::{MAGIC, SLOT_BLOCKS};
 use session::NbdSession;
 
 /// How long the first connection may take.
@@ -36,7 +44,26 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(1);
 /// Errors: `Unsupported` without libnbd, or if the server offers no flush or takes no requests of 4096 bytes;
 /// `ReadOnly` if the export is read-only and is to be written; otherwise what the connection met.
 pub(super) fn open(address: NbdAddress, mode: OpenMode) -> Result<Arc<dyn Backend>> {
-    let handle = connect(&address)?;
+    let (session, export) = start(&address, mode)?;
+    let (session, ownership) = match mode {
+        OpenMode::Look => (session, None),
+        _ if export.bytes < VOLUME_BYTES_MIN => (session, None),
+        OpenMode::ReadOnly | OpenMode::ReadWrite => claim(&address, mode, session)?,
+    };
+    let properties = Properties {
+        name: address.text().into(),
+        blocks: export.bytes / BLOCK_SIZE as u64,
+        is_read_only: mode != OpenMode::ReadWrite,
+        patience: address.reconnect,
+        ownership,
+    };
+    let connector = NbdConnector { address, export };
+    Ok(Arc::new(ReconnectingBackend::new(properties, Box::new(connector), session)?))
+}
+
+/// A first session with the export.
+fn start(address: &NbdAddress, mode: OpenMode) -> Result<(Arc<dyn Session>, Export)> {
+    let handle = connect(address)?;
     let export = handle.export(address.text())?;
     if mode == OpenMode::ReadWrite {
         let refuse = |kind, text: &str| Err(Error::new(kind, format!("{}: {text}", address.text())));
@@ -49,15 +76,70 @@ pub(super) fn open(address: NbdAddress, mode: OpenMode) -> Result<Arc<dyn Backen
             return refuse(ErrorKind::Unsupported, text);
         }
     }
-    let properties = Properties {
-        name: address.text().into(),
-        blocks: export.bytes / BLOCK_SIZE as u64,
-        is_read_only: mode == OpenMode::ReadOnly,
-        patience: address.reconnect,
-    };
     let session = NbdSession::start(address.text(), handle, export, address.answer)?;
-    let connector = NbdConnector { address, export };
-    Ok(Arc::new(ReconnectingBackend::new(properties, Box::new(connector), Arc::new(session))?))
+    Ok((Arc::new(session), export))
+}
+
+/// Respects the mark of another owner, and writes one of this process, if the export holds a volume and is to
+/// be written. Between two looks there is no connection: the owner may be without one, and is to have it back.
+fn claim(
+    address: &NbdAddress,
+    mode: OpenMode,
+    mut session: Arc<dyn Session>,
+) -> Result<(Arc<dyn Session>, Option<Ownership>)> {
+    let name = address.text();
+    let ask = |session: &Arc<dyn Session>, request: Request| {
+        ask_session(session, request, address.answer).map_err(|failure| match failure {
+            Failure::Refused(error) | Failure::Broken(error) => {
+                error.context(format!("looking whether {name} has an owner"))
+            }
+        })
+    };
+    let mut watch = Watch::new(name, address.takes_over);
+    let was_owned = loop {
+        let found = mark_in(ask(&session, read_mark())?.as_ref());
+        let was_owned = !matches!(found, Ok(None));
+        match watch.judge(found)? {
+            Verdict::Free => break was_owned,
+            Verdict::Wait => {
+                session.close();
+                thread::sleep(owner::INTERVAL);
+                (session, _) = start(address, mode).map_err(|error| {
+                    error.context(
+                        "while waiting to see whether the volume's owner lives, which may have come back",
+                    )
+                })?;
+            }
+        }
+    };
+    if mode != OpenMode::ReadWrite || !(was_owned || holds_volume(&session, &ask)?) {
+        return Ok((session, None));
+    }
+    let mark = owner::mark_of_this_process(address.answer, address.reconnect);
+    ask(&session, write_mark(Some(&mark)))?;
+    ask(&session, Request::Flush)?;
+    // Of two that open it at the same moment, one finds the other's.
+    let found = mark_in(ask(&session, read_mark())?.as_ref());
+    if found.as_ref().ok().and_then(Option::as_ref) != Some(&mark) {
+        let text = format!("{name} was opened by another process at the same moment");
+        return Err(Error::new(ErrorKind::Busy, text));
+    }
+    Ok((session, Some(Ownership { mark, interval: owner::INTERVAL })))
+}
+
+/// Whether one of the superblocks is there; other data has no room for a mark.
+fn holds_volume(
+    session: &Arc<dyn Session>,
+    ask: &dyn Fn(&Arc<dyn Session>, Request) -> Result<Option<AlignedBuf>>,
+) -> Result<bool> {
+    for block in SLOT_BLOCKS {
+        let offset = block.byte_offset();
+        let bytes = ask(session, Request::Read { class: IoClass::Metadata, offset, length: BLOCK_SIZE })?;
+        if bytes.is_some_and(|bytes| bytes.starts_with(&MAGIC)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Makes a first connection. A server that admits one at a time may not yet have noticed that the last one is
@@ -73,6 +155,9 @@ fn connect(address: &NbdAddress) -> Result<Handle> {
         }
     }
 }
+
+/// Smaller exports hold no volume.
+const VOLUME_BYTES_MIN: u64 = 16 * BLOCK_SIZE as u64;
 
 struct NbdConnector {
     address: NbdAddress,
