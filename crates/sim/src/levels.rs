@@ -354,7 +354,8 @@ impl Level<'_> {
             let judged = image::recover(&crashed, thoroughness).and_then(|found| {
                 let is_one =
                     |found: &State| [base, &target].iter().any(|one| one.difference(found).is_none());
-                match found.each().all(is_one) {
+                let is_right = found.each().all(is_one);
+                match is_right {
                     true => Ok(found),
                     false => Err(format!(
                         "neither as before ({:?}) nor rolled back ({:?})",
