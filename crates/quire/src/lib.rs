@@ -192,6 +192,7 @@ pub mod internals {
     }
     /// See the module of this name.
     pub mod snapshots {
+        pub use crate::rollback::roll_back_with;
         pub use crate::snapshots::{held, table};
     }
     /// See the module of this name.

@@ -130,7 +130,12 @@ pub fn roll_back(path: impl AsRef<std::path::Path>, name: &str) -> Result<Volume
 
 /// As [`roll_back`], for a volume on any backend.
 pub fn roll_back_backend(backend: Arc<dyn Backend>, name: &str) -> Result<VolumeInfo> {
-    let options = VolumeOptions { threads: false, roll_back: Some(name.into()), ..VolumeOptions::new() };
+    roll_back_with(backend, name, &VolumeOptions::new())
+}
+
+/// As [`roll_back_backend`], with a cache and a clock of the caller's.
+pub fn roll_back_with(backend: Arc<dyn Backend>, name: &str, options: &VolumeOptions) -> Result<VolumeInfo> {
+    let options = VolumeOptions { threads: false, roll_back: Some(name.into()), ..options.clone() };
     let volume = Volume::open_with(backend, &options)?;
     let info = volume.info();
     volume.close()?;

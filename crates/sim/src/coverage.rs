@@ -2,7 +2,7 @@
 //!
 //! Neighbours: [`crate::levels`] counts; the tests ask for a minimum of each.
 
-use crate::operation::{OpId, Outcome};
+use crate::operation::{OpId, Operation, Outcome};
 use crate::run::Worked;
 use quire::ErrorKind;
 use quire_base::random::Random;
@@ -13,6 +13,9 @@ use std::fmt;
 
 /// Blocks of zeros in one write that count as zeroed ahead.
 const ZEROED_MIN: usize = 4;
+
+/// Events of the device behind the call that deletes a snapshot, in which crashes are looked for.
+const AFTER_DELETION: usize = 60;
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])* $name:ident = $text:literal,)*) => {
@@ -73,6 +76,22 @@ counters! {
     broken_connections = "broken connections",
     /// Times that such a server lost what was not flushed.
     server_losses = "losses of a server",
+    /// Snapshots that were taken.
+    snapshots_taken = "snapshots taken",
+    /// Snapshots that were read by the run itself.
+    snapshots_read = "snapshots read",
+    /// Deletions of snapshots that began.
+    snapshots_deleted = "snapshots deleted",
+    /// A snapshot was being taken.
+    in_taking = "crash while a snapshot is taken",
+    /// Snapshots that could be opened, in all images.
+    snapshots_judged = "snapshots of crash images",
+    /// A snapshot was half deleted in the image.
+    in_deletion = "half a deletion of a snapshot",
+    /// Volumes that were rolled back between two levels.
+    rolled_back = "rollbacks",
+    /// Images of a crash in a rollback.
+    in_rollback = "crash in a rollback",
     /// Writes were in flight or not flushed.
     unsafe_writes = "unsafe writes at the crash",
 }
@@ -102,6 +121,10 @@ pub struct Moments {
     busy: Vec<Vec<(usize, usize)>>,
     forces: Vec<(usize, usize)>,
     failures: Vec<usize>,
+    /// Calls that take a snapshot.
+    takings: Vec<(usize, usize)>,
+    /// From the calls that delete a snapshot on, for some time.
+    deletions: Vec<(usize, usize)>,
     opened: usize,
     events: usize,
 }
@@ -119,6 +142,8 @@ impl Moments {
             busy: Vec::new(),
             forces: Vec::new(),
             failures: Vec::new(),
+            takings: Vec::new(),
+            deletions: Vec::new(),
             opened: worked.opened,
             events: worked.ended,
         };
@@ -126,6 +151,16 @@ impl Moments {
         for records in &worked.threads {
             let forces = records.iter().filter(|record| record.succeeded() && record.operation.is_force());
             moments.forces.extend(forces.map(|record| record.events));
+            for record in records.iter().filter(|record| record.succeeded()) {
+                match record.operation {
+                    Operation::TakeSnapshot { .. } => moments.takings.push(record.events),
+                    Operation::DeleteSnapshot { .. } => {
+                        let (from, to) = record.events;
+                        moments.deletions.push((from, (to + AFTER_DELETION).min(worked.ended)));
+                    }
+                    _ => {}
+                }
+            }
             moments.busy.push(records.iter().map(|record| record.events).collect());
             let full = records
                 .iter()
@@ -254,6 +289,14 @@ impl Moments {
         one_of(&forces, random).map(|(_, to)| to)
     }
 
+    /// A moment while a snapshot is taken, or when that returns, or while one is deleted; if there are any.
+    pub fn at_snapshot(&self, random: &mut Random) -> Option<usize> {
+        let (takings, deletions) = (&self.takings, &self.deletions);
+        let both = takings.iter().chain(deletions).copied().collect::<Vec<_>>();
+        let (from, to) = one_of(&both, random)?;
+        Some(if random.one_in(4) { to } else { from + random.below((to + 1 - from) as u64) as usize })
+    }
+
     /// Whether a checkpoint is under way, or its superblock not yet flushed.
     pub fn is_in_checkpoint(&self, event: usize) -> bool {
         self.checkpoints.iter().any(|(from, to)| *from < event && event <= to + 2)
@@ -276,6 +319,7 @@ impl Moments {
         coverage.deep += u64::from(level >= 1);
         coverage.very_deep += u64::from(level >= 3);
         coverage.zeroed_ahead += u64::from(within(&self.ahead) > 0);
+        coverage.in_taking += u64::from(within(&self.takings) > 0);
         coverage.unsafe_writes += u64::from(unsafe_writes > 0);
     }
 }

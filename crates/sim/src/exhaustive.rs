@@ -18,7 +18,13 @@ use quire_device::simulated::CrashPolicy;
 pub fn run(seed: u64, operations: usize, style: Option<Style>, bits: u32) -> Result<u64, String> {
     let profile = Profile { faults: false, ..Profile::of(seed, style) };
     let start = run::format(&profile, seed)?;
-    let once = Thoroughness { fsck_before: true, again: false, either_slot: false, damaged: None };
+    let once = Thoroughness {
+        fsck_before: true,
+        again: false,
+        either_slot: false,
+        delete_all: false,
+        damaged: None,
+    };
     let base = image::recover(&start, once)?;
     let alone = steps(seed, 1, operations).remove(0);
     let worked = run::work_alone(&start, &profile, &alone, 0)?;

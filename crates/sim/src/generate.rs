@@ -11,7 +11,7 @@ use crate::operation::{GroupEnd, GroupWrite, Many, Name, Operation};
 use quire::inodes::{FallocateMode, InodeRef, IoFlags, XattrFlags};
 use quire::{FileType, RenameFlags};
 use quire_base::random::Random;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What kind of run it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,11 +36,13 @@ pub enum Style {
     Logs,
     /// Untorn files and groups of writes.
     Atomic,
+    /// Snapshots, taken, read and deleted again and again while files are overwritten, reshaped and removed.
+    Snapshots,
 }
 
 impl Style {
     /// Every style.
-    pub const ALL: [Style; 9] = [
+    pub const ALL: [Style; 10] = [
         Style::Mixed,
         Style::Names,
         Style::Data,
@@ -50,6 +52,7 @@ impl Style {
         Style::Forces,
         Style::Logs,
         Style::Atomic,
+        Style::Snapshots,
     ];
 }
 
@@ -76,6 +79,10 @@ pub struct Profile {
     pub faults: bool,
     /// Groups of more bytes of blocks go to fresh blocks, though a record would take them.
     pub group_record_bytes: Option<u64>,
+    /// Names that snapshots have.
+    pub snapshots: u64,
+    /// One of so many steps is about snapshots; 0: none.
+    pub snapshots_one_in: u64,
 }
 
 impl Profile {
@@ -90,6 +97,7 @@ impl Profile {
             Style::Mixed | Style::Reshape | Style::Atomic => 128 << 10,
             Style::Data => 512 << 10,
             Style::Full => 1 << 20,
+            Style::Snapshots => 64 << 10,
         };
         Profile {
             style,
@@ -97,7 +105,8 @@ impl Profile {
             // pool takes.
             blocks: match (style, 8192 << random.below(2)) {
                 (Style::Full, _) => 4096,
-                (Style::Wrap, _) => 16_384,
+                // Several regions, that deletions go through one by one.
+                (Style::Wrap | Style::Snapshots, _) => 16_384,
                 (_, blocks) => blocks,
             },
             cache_bytes: [5 << 20, 8 << 20][random.below(2) as usize],
@@ -107,7 +116,7 @@ impl Profile {
                 Style::Names => 40,
                 Style::Shared => 2,
                 Style::Logs => 3,
-                Style::Atomic => 3 + random.below(3) as usize,
+                Style::Atomic | Style::Snapshots => 3 + random.below(3) as usize,
                 _ => 4 + random.below(10) as usize,
             },
             file_bytes,
@@ -118,6 +127,12 @@ impl Profile {
                 1 => Some(32 << 10),
                 _ => None,
             },
+            snapshots: match style {
+                Style::Snapshots => 5,
+                Style::Data => 1,
+                _ => 2,
+            },
+            snapshots_one_in: if style == Style::Snapshots { 5 } else { 40 },
         }
     }
 }
@@ -130,6 +145,7 @@ impl Profile {
             _ if self.faults => false,
             Style::Atomic => random.one_in(2),
             Style::Mixed | Style::Full => random.one_in(8),
+            Style::Snapshots => random.one_in(4),
             _ => false,
         }
     }
@@ -158,6 +174,8 @@ pub struct World {
     pub names: BTreeMap<(u64, Name), u64>,
     /// Inodes that were changed last, the latest at the end.
     pub recent: Vec<u64>,
+    /// Names of snapshots that can be opened.
+    pub snapshots: BTreeSet<u8>,
 }
 
 impl World {
@@ -224,6 +242,9 @@ impl World {
 
     /// What a step does now.
     pub fn resolve(&self, step: Step, profile: &Profile, single: bool) -> Operation {
+        if let Some(operation) = self.snapshot_operation(step, profile) {
+            return operation;
+        }
         let mut random = Random::seeded(step.0);
         let random = &mut random;
         let class = random.below(100);
@@ -245,6 +266,32 @@ impl World {
             let directory = self.directory(random);
             let name = name(random, profile);
             create(random, directory, name)
+        })
+    }
+
+    /// Drawn apart, so that what the other steps do does not depend on it.
+    fn snapshot_operation(&self, step: Step, profile: &Profile) -> Option<Operation> {
+        // What a snapshot shares is journaled when it is overwritten: a home that cannot be written ends all
+        // changes.
+        if profile.snapshots_one_in == 0 || profile.faults {
+            return None;
+        }
+        let random = &mut Random::seeded(step.0 ^ 0x54a9_5407);
+        if !random.one_in(profile.snapshots_one_in) {
+            return None;
+        }
+        let any = random.below(profile.snapshots) as u8;
+        let (there, free): (Vec<u8>, Vec<u8>) =
+            (0..profile.snapshots as u8).partition(|name| self.snapshots.contains(name));
+        let one = |of: &[u8], random: &mut Random| match of.is_empty() || random.one_in(12) {
+            true => any,
+            false => of[random.below(of.len() as u64) as usize],
+        };
+        Some(match random.below(10) {
+            0..=4 if !free.is_empty() => Operation::TakeSnapshot { name: one(&free, random) },
+            0..=3 => Operation::ReadSnapshot { name: one(&there, random) },
+            5 | 6 => Operation::ReadSnapshot { name: one(&there, random) },
+            _ => Operation::DeleteSnapshot { name: one(&there, random), later: !random.one_in(3) },
         })
     }
 
@@ -517,6 +564,7 @@ fn weights(style: Style) -> [u64; 5] {
         Style::Shared => [6, 42, 1, 6, 42],
         Style::Logs => [4, 50, 34, 1, 6],
         Style::Atomic => [10, 50, 10, 8, 16],
+        Style::Snapshots => [14, 42, 16, 6, 16],
     }
 }
 

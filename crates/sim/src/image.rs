@@ -1,10 +1,11 @@
-//! Looking at a volume from outside: a [`Snapshot`] is everything that names lead to.
+//! Looking at a volume from outside: a [`State`] is everything that names lead to, in it and in its snapshots.
 //!
 //! Crash images are mounted without threads, in the order of the calls below and nothing else, so that the
 //! same image always gives the same answer.
 //!
-//! Neighbours: [`crate::oracle`] judges snapshots; [`crate::levels`] cuts the images.
+//! Neighbours: [`crate::oracle`] judges states; [`crate::levels`] cuts the images.
 
+use crate::configurations::hash_of;
 use crate::contents::origin;
 use crate::damage;
 use crate::operation::{Name, OpId, Shape, xattr_value};
@@ -15,6 +16,7 @@ use quire_device::simulated::Image;
 use quire_device::{Backend, SimulatedBackend};
 use quire_fsck::Severity;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -32,11 +34,43 @@ pub struct Found {
     pub contents: Arc<Vec<u8>>,
 }
 
+/// A snapshot of the volume that can be opened.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Kept {
+    /// Its name.
+    pub name: String,
+    /// All that it holds, by number.
+    pub inodes: Arc<BTreeMap<u64, Found>>,
+}
+
+impl fmt::Debug for Kept {
+    /// What it holds as a hash, which is the same for the same content.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all: Vec<_> = self.inodes.iter().map(|(at, found)| (at, &found.shape, &found.contents)).collect();
+        write!(f, "{:?} with {} inodes, {:x}", self.name, self.inodes.len(), hash_of(&all))
+    }
+}
+
+impl Kept {
+    /// The first thing in which two differ.
+    pub fn difference(&self, other: &Kept) -> Option<String> {
+        if self.name != other.name {
+            return Some(format!("the name {:?} against {:?}", self.name, other.name));
+        }
+        let (one, two) = (&self.inodes, &other.inodes);
+        difference_of_names(one, two).or_else(|| difference_of_contents(one, two))
+    }
+}
+
 /// See the module's documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Snapshot {
+pub struct State {
     /// By number.
     pub inodes: BTreeMap<u64, Found>,
+    /// The snapshots, by number, without those that are being deleted.
+    pub kept: BTreeMap<u32, Kept>,
+    /// The names of the others, by number.
+    pub deleting: BTreeMap<u32, String>,
     /// Free blocks of the data space.
     pub free_blocks: u64,
     /// Blocks of the metadata pool, which takes free ones when it must; known of recovered volumes only.
@@ -47,7 +81,7 @@ pub struct Snapshot {
     pub damaged: u64,
     /// What a superblock slot alone leads to, where files hold something else then. Names, attributes and
     /// sizes are the same. Contents that no force covers need not be; each is judged by itself.
-    pub by_slot: Vec<Snapshot>,
+    pub by_slot: Vec<State>,
 }
 
 /// What a crash left half done.
@@ -69,23 +103,23 @@ pub fn options() -> VolumeOptions {
     VolumeOptions::new().threads(false).cache_bytes(6 << 20).clock(clock())
 }
 
-impl Snapshot {
-    /// Walks a volume from its root.
-    pub fn take(volume: &Volume) -> Result<Snapshot, String> {
-        let mut inodes = BTreeMap::new();
-        let mut ahead = vec![volume.inodes().root().number().0];
-        while let Some(number) = ahead.pop() {
-            if inodes.contains_key(&number) {
-                continue;
+impl State {
+    /// Walks a volume and each of its snapshots from the root.
+    pub fn take(volume: &Volume) -> Result<State, String> {
+        let (mut kept, mut deleting) = (BTreeMap::new(), BTreeMap::new());
+        for info in volume.snapshots().map_err(|error| error.to_string())? {
+            if info.deleting {
+                deleting.insert(info.number, info.name);
+            } else {
+                let (number, found) = read_snapshot(volume, &info.name).map_err(|error| error.to_string())?;
+                kept.insert(number, found);
             }
-            let found = look_at(volume, number).map_err(|error| format!("inode {number}: {error}"))?;
-            ahead.extend(found.shape.entries.values());
-            inodes.insert(number, found);
         }
-        let free_blocks = volume.info().free_blocks;
-        Ok(Snapshot {
-            inodes,
-            free_blocks,
+        Ok(State {
+            inodes: walk(volume)?,
+            kept,
+            deleting,
+            free_blocks: volume.info().free_blocks,
             pool_blocks: 0,
             waiting: Waiting::default(),
             damaged: 0,
@@ -99,47 +133,118 @@ impl Snapshot {
     }
 
     /// This one, and those of single slots that differ from it: a crash must leave each of them right.
-    pub fn each(&self) -> impl Iterator<Item = &Snapshot> {
+    pub fn each(&self) -> impl Iterator<Item = &State> {
         std::iter::once(self).chain(&self.by_slot)
     }
 
-    /// The first thing in which two snapshots differ; free space apart.
-    pub fn difference(&self, other: &Snapshot) -> Option<String> {
-        self.difference_of_names(other).or_else(|| self.difference_of_contents(other))
+    /// The first thing in which two states differ, their snapshots included; free space apart, and how far
+    /// deletions are.
+    pub fn difference(&self, other: &State) -> Option<String> {
+        self.difference_of_names(other).or_else(|| difference_of_contents(&self.inodes, &other.inodes))
     }
 
-    /// The first difference in names, attributes and sizes.
-    fn difference_of_names(&self, other: &Snapshot) -> Option<String> {
-        let keys = |snapshot: &Snapshot| snapshot.inodes.keys().copied().collect::<Vec<_>>();
+    /// The first difference in names, attributes and sizes, and in snapshots.
+    fn difference_of_names(&self, other: &State) -> Option<String> {
+        difference_of_names(&self.inodes, &other.inodes).or_else(|| self.difference_of_snapshots(other))
+    }
+
+    fn difference_of_snapshots(&self, other: &State) -> Option<String> {
+        let keys = |state: &State| state.kept.keys().copied().collect::<Vec<_>>();
         if keys(self) != keys(other) {
-            return Some(format!("inodes {:?} against {:?}", keys(self), keys(other)));
+            return Some(format!("snapshots {:?} against {:?}", keys(self), keys(other)));
         }
-        for (number, one) in &self.inodes {
-            let two = &other.inodes[number];
-            if one.shape != two.shape {
-                return Some(format!("inode {number}: {:?} against {:?}", one.shape, two.shape));
-            }
-            if one.size != two.size {
-                return Some(format!("inode {number}: size {} against {}", one.size, two.size));
-            }
-        }
-        None
+        self.kept.iter().find_map(|(number, one)| {
+            let difference = one.difference(&other.kept[number])?;
+            Some(format!("snapshot {number} ({:?}): {difference}", one.name))
+        })
     }
 
-    /// The first byte in which files differ that both have.
-    fn difference_of_contents(&self, other: &Snapshot) -> Option<String> {
-        for (number, one) in &self.inodes {
-            let two = other.inodes.get(number)?;
-            if let Some(at) = one.contents.iter().zip(two.contents.iter()).position(|(a, b)| a != b) {
-                return Some(format!(
-                    "inode {number} byte {at}: {} against {}",
-                    shown(&one.contents, at),
-                    shown(&two.contents, at)
-                ));
-            }
-        }
-        None
+    /// The volume as it is when it has been rolled back to a snapshot.
+    pub fn rolled_back(&self, number: u32) -> State {
+        State { inodes: (*self.kept[&number].inodes).clone(), by_slot: Vec::new(), ..self.clone() }
     }
+
+    /// The snapshot that the volume can be rolled back to: the newest, unless that is being deleted.
+    pub fn newest_snapshot(&self) -> Option<(u32, &Kept)> {
+        let (number, kept) = self.kept.last_key_value()?;
+        (self.deleting.keys().last() < Some(number)).then_some((*number, kept))
+    }
+}
+
+type Inodes = BTreeMap<u64, Found>;
+
+/// The first difference in names, attributes and sizes.
+fn difference_of_names(these: &Inodes, others: &Inodes) -> Option<String> {
+    let keys = |inodes: &Inodes| inodes.keys().copied().collect::<Vec<_>>();
+    if keys(these) != keys(others) {
+        return Some(format!("inodes {:?} against {:?}", keys(these), keys(others)));
+    }
+    for (number, one) in these {
+        let two = &others[number];
+        if one.shape != two.shape {
+            return Some(format!("inode {number}: {:?} against {:?}", one.shape, two.shape));
+        }
+        if one.size != two.size {
+            return Some(format!("inode {number}: size {} against {}", one.size, two.size));
+        }
+    }
+    None
+}
+
+/// The first byte in which files differ that both have.
+fn difference_of_contents(these: &Inodes, others: &Inodes) -> Option<String> {
+    for (number, one) in these {
+        let two = others.get(number)?;
+        if let Some(at) = one.contents.iter().zip(two.contents.iter()).position(|(a, b)| a != b) {
+            return Some(format!(
+                "inode {number} byte {at}: {} against {}",
+                shown(&one.contents, at),
+                shown(&two.contents, at)
+            ));
+        }
+    }
+    None
+}
+
+/// Opens a snapshot of a volume and reads all of it; also gives its number.
+pub fn read_snapshot(volume: &Volume, name: &str) -> quire::Result<(u32, Kept)> {
+    let reader = volume.open_snapshot(name)?;
+    // It cannot go while it is open.
+    let number = volume.snapshots()?.into_iter().find(|info| info.name == name && !info.deleting);
+    let number = number.ok_or_else(|| quire::Error::corrupt("an open snapshot is not listed"))?.number;
+    let inodes = walk(&reader).map_err(|what| quire::Error::corrupt(format!("snapshot {name:?}: {what}")))?;
+    reader.close()?;
+    Ok((number, Kept { name: name.to_owned(), inodes: Arc::new(inodes) }))
+}
+
+/// Everything that names lead to.
+fn walk(volume: &Volume) -> Result<Inodes, String> {
+    let mut inodes = BTreeMap::new();
+    let mut ahead = vec![volume.inodes().root().number().0];
+    while let Some(number) = ahead.pop() {
+        if inodes.contains_key(&number) {
+            continue;
+        }
+        let found = look_at(volume, number).map_err(|error| format!("inode {number}: {error}"))?;
+        ahead.extend(found.shape.entries.values());
+        inodes.insert(number, found);
+    }
+    Ok(inodes)
+}
+
+/// Steps that the deletion of all snapshots of a run's volume takes at most.
+const DELETION_STEPS_MAX: usize = 500;
+
+/// Goes on with deletions of snapshots to their ends.
+pub fn finish_deletions(volume: &Volume) -> Result<(), String> {
+    let text = |error: quire::Error| error.to_string();
+    for _ in 0..DELETION_STEPS_MAX {
+        if !volume.snapshots().map_err(text)?.iter().any(|info| info.deleting) {
+            return Ok(());
+        }
+        volume.background_step().map_err(text)?;
+    }
+    Err("the deletion of a snapshot does not end".to_owned())
 }
 
 /// What the word around a byte says of its origin.
@@ -235,6 +340,8 @@ pub struct Thoroughness {
     pub again: bool,
     /// Recover it from each superblock slot alone.
     pub either_slot: bool,
+    /// Delete its snapshots, once it is recovered.
+    pub delete_all: bool,
     /// Recover it with one copy of its metadata damaged, as the seed says, and have it healed.
     pub damaged: Option<u64>,
 }
@@ -244,7 +351,7 @@ pub const SLOTS: [u64; 2] = [0, 8];
 
 /// Recovers a crash image and checks all that needs no history: fsck before and after, free space, the same
 /// volume every time, no orphans left. An error says what is wrong.
-pub fn recover(image: &Image, thoroughness: Thoroughness) -> Result<Snapshot, String> {
+pub fn recover(image: &Image, thoroughness: Thoroughness) -> Result<State, String> {
     let mut waiting = Waiting::default();
     if thoroughness.fsck_before {
         let summary = fsck(image, "fsck of the crash image")?;
@@ -253,27 +360,38 @@ pub fn recover(image: &Image, thoroughness: Thoroughness) -> Result<Snapshot, St
     let moved_midway = waiting.operations > 0;
     let device = Arc::new(SimulatedBackend::from_image(image.clone()));
     let volume = options().open_backend(device.clone()).map_err(|error| format!("recovery: {error}"))?;
+    // Draining may go on with deletions, to their ends.
+    let listed = volume.snapshots().map_err(|error| format!("after recovery: {error}"))?;
+    let deleting =
+        listed.into_iter().filter(|info| info.deleting).map(|info| (info.number, info.name)).collect();
     volume.drain_orphans();
-    let mut snapshot = Snapshot::take(&volume).map_err(|what| format!("after recovery: {what}"))?;
+    let mut state = State::take(&volume).map_err(|what| format!("after recovery: {what}"))?;
+    state.deleting = deleting;
     volume.sync().map_err(|error| format!("sync after recovery: {error}"))?;
     if let Some(error) = volume.failure() {
         return Err(format!("the recovered volume shut down: {error}"));
     }
-    let summary = fsck(&device.visible(), "fsck after recovery")?;
+    let mut summary = fsck(&device.visible(), "fsck after recovery")?;
     if summary.orphans != 0 || summary.logged_operations != 0 {
         return Err(format!(
             "recovery left {} orphans, {} logged operations",
             summary.orphans, summary.logged_operations
         ));
     }
-    (snapshot.free_blocks, snapshot.pool_blocks) = (summary.free_blocks, summary.pool_blocks);
-    snapshot.waiting = waiting;
+    if !state.deleting.is_empty() {
+        summary = without_deleted(&volume, &device, &state)?;
+    }
+    (state.free_blocks, state.pool_blocks) = (summary.free_blocks, summary.pool_blocks);
+    state.waiting = waiting;
     if summary.free_blocks != volume.info().free_blocks {
         return Err(format!(
             "{} free blocks, fsck counts {}",
             volume.info().free_blocks,
             summary.free_blocks
         ));
+    }
+    if thoroughness.delete_all {
+        delete_all(&volume, &device, &state)?;
     }
     if let Some(violation) = device.violations().first() {
         return Err(format!("device: {violation}"));
@@ -307,34 +425,82 @@ pub fn recover(image: &Image, thoroughness: Thoroughness) -> Result<Snapshot, St
     if let Some(seed) = thoroughness.damaged
         && let Some((image, blocks)) = damage::at_rest(image, seed)?
     {
-        snapshot.damaged = blocks;
-        heal(&image, &snapshot).map_err(|what| format!("with damaged copies (seed {seed}): {what}"))?;
+        state.damaged = blocks;
+        heal(&image, &state).map_err(|what| format!("with damaged copies (seed {seed}): {what}"))?;
     }
     for (how, image, options, is_slot) in looks {
         let device = Arc::new(SimulatedBackend::from_image(image));
         let volume = options.open_backend(device.clone()).map_err(|error| format!("{how}: {error}"))?;
         volume.drain_orphans();
-        let second = Snapshot::take(&volume).map_err(|what| format!("{how}: {what}"))?;
+        let second = State::take(&volume).map_err(|what| format!("{how}: {what}"))?;
         device.cut_power(quire_device::simulated::CrashPolicy::LoseAll);
-        match snapshot.difference(&second) {
+        match state.difference(&second) {
             None => {}
-            Some(_) if is_slot && snapshot.difference_of_names(&second).is_none() => {
-                snapshot.by_slot.push(second);
+            Some(_) if is_slot && state.difference_of_names(&second).is_none() => {
+                state.by_slot.push(second);
             }
             Some(difference) => return Err(format!("{how} the volume is another one: {difference}")),
         }
     }
-    Ok(snapshot)
+    Ok(state)
+}
+
+/// Ends deletions that the crash has cut off: nothing else changes, and their space is free.
+fn without_deleted(
+    volume: &Volume,
+    device: &SimulatedBackend,
+    state: &State,
+) -> Result<quire_fsck::Summary, String> {
+    finish_deletions(volume)?;
+    unchanged(volume, device, state, "once deletions have ended")
+}
+
+/// Deletes the snapshots, one by one: nothing else changes, and their space is free.
+fn delete_all(volume: &Volume, device: &SimulatedBackend, state: &State) -> Result<(), String> {
+    let mut left = state.clone();
+    while let Some((number, kept)) = match left.kept.len() % 2 {
+        0 => left.kept.pop_first(),
+        _ => left.kept.pop_last(),
+    } {
+        volume.delete_snapshot(&kept.name).map_err(|error| format!("deleting snapshot {number}: {error}"))?;
+        unchanged(volume, device, &left, &format!("after snapshot {number} was deleted"))?;
+    }
+    Ok(())
+}
+
+/// The volume is as expected, and so is its space.
+fn unchanged(
+    volume: &Volume,
+    device: &SimulatedBackend,
+    state: &State,
+    when: &str,
+) -> Result<quire_fsck::Summary, String> {
+    let found = State::take(volume).map_err(|what| format!("{when}: {what}"))?;
+    if let Some(difference) = state.difference(&found) {
+        return Err(format!("{when} the volume is another one: {difference}"));
+    }
+    volume.sync().map_err(|error| format!("sync {when}: {error}"))?;
+    let summary = fsck(&device.visible(), &format!("fsck {when}"))?;
+    let free = volume.info().free_blocks;
+    if summary.free_blocks != free {
+        return Err(format!("{when} {free} blocks are free, fsck counts {}", summary.free_blocks));
+    }
+    Ok(summary)
+}
+
+/// Rolls a volume back to its newest snapshot.
+pub fn roll_back(device: &Arc<SimulatedBackend>, name: &str) -> quire::Result<()> {
+    quire::internals::snapshots::roll_back_with(device.clone(), name, &options()).map(drop)
 }
 
 /// Recovers an image of which some metadata has one good copy only: it is the same volume, and a scrub makes
 /// it whole.
-fn heal(image: &Image, expected: &Snapshot) -> Result<(), String> {
+fn heal(image: &Image, expected: &State) -> Result<(), String> {
     let text = |error: quire::Error| error.to_string();
     let device = Arc::new(SimulatedBackend::from_image(image.clone()));
     let volume = options().open_backend(device.clone()).map_err(text)?;
     volume.drain_orphans();
-    let found = Snapshot::take(&volume)?;
+    let found = State::take(&volume)?;
     if let Some(difference) = expected.difference(&found) {
         return Err(format!("the volume is another one: {difference}"));
     }

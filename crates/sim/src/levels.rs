@@ -11,12 +11,14 @@
 use crate::configurations::{self, Unexplained, hash_of};
 use crate::coverage::{Coverage, Moments};
 use crate::generate::{Profile, Step, Style, steps};
-use crate::image::{self, Snapshot, Thoroughness};
-use crate::model::{FileState, Inode, Model};
+use crate::image::{self, State, Thoroughness};
+use crate::model::{FileState, Inode, Model, SnapshotState};
+use crate::operation::Operation;
 use crate::oracle::Oracle;
 use crate::run::{self, Worked};
 use quire::FileType;
 use quire_base::random::Random;
+use quire_device::SimulatedBackend;
 use quire_device::simulated::{CrashPolicy, Event, Image};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -81,6 +83,9 @@ impl fmt::Display for Violation {
     }
 }
 
+/// Crash images of one rollback.
+const IMAGES_OF_ROLLBACK: usize = 4;
+
 /// Device events that a violation shows.
 const DEVICE_EVENTS_SHOWN: usize = 60;
 
@@ -119,7 +124,13 @@ fn run_levels(settings: &Settings, outcome: &mut Outcome, tick: &mut dyn FnMut(&
     profile.faults = settings.faults.unwrap_or(profile.faults);
     let mut random = Random::seeded(settings.seed ^ 0xc4a5_4e5d);
     let start = run::format(&profile, settings.seed).and_then(|image| {
-        let thoroughness = Thoroughness { fsck_before: true, again: true, either_slot: false, damaged: None };
+        let thoroughness = Thoroughness {
+            fsck_before: true,
+            again: true,
+            either_slot: false,
+            delete_all: false,
+            damaged: None,
+        };
         image::recover(&image, thoroughness).map(|snapshot| (image, snapshot))
     });
     let (mut image, mut base) = match start {
@@ -137,6 +148,15 @@ fn run_levels(settings: &Settings, outcome: &mut Outcome, tick: &mut dyn FnMut(&
             Ok(Some((next_image, next_base, operations))) => {
                 (image, base) = (next_image, next_base);
                 first_op += operations;
+                let mut between = Level { settings, profile, level, outcome: &mut *outcome, base: &base };
+                match between.roll_back(&image) {
+                    Ok(None) => {}
+                    Ok(Some(next)) => (image, base) = next,
+                    Err(violation) => {
+                        outcome.violation = Some(violation);
+                        break;
+                    }
+                }
             }
             Ok(None) => break,
             Err(violation) => {
@@ -163,11 +183,19 @@ fn chosen_steps(settings: &Settings, level: usize) -> Vec<Vec<Step>> {
 }
 
 /// The model that a level begins with.
-pub fn base_model(base: &Snapshot, keeps_contents: bool, profile: &Profile) -> Model {
+pub fn base_model(base: &State, keeps_contents: bool, profile: &Profile) -> Model {
     let mut model = Model::new(keeps_contents);
     model.may_be_full = profile.style == Style::Full;
     model.may_fail = profile.faults;
     model.inodes.clear();
+    let kept = base.kept.iter().map(|(number, kept)| (number, &kept.name, false));
+    for (number, name, deleting) in
+        kept.chain(base.deleting.iter().map(|(number, name)| (number, name, true)))
+    {
+        let name = name[1..].parse().expect("a name that a run gives");
+        model.snapshots.insert(*number, SnapshotState { name, deleting });
+    }
+    model.epoch = model.snapshots.keys().last().copied().unwrap_or(0);
     let mut parents = std::collections::BTreeMap::new();
     for (number, found) in &base.inodes {
         for child in found.shape.entries.values() {
@@ -195,11 +223,11 @@ struct Level<'a> {
     profile: Profile,
     level: usize,
     outcome: &'a mut Outcome,
-    base: &'a Snapshot,
+    base: &'a State,
 }
 
 /// The next level's image, what is recovered from it, and the operations done so far.
-type Next = Option<(Image, Snapshot, u64)>;
+type Next = Option<(Image, State, u64)>;
 
 impl Level<'_> {
     fn violation(&self, what: String, worked: Option<&Worked>) -> Violation {
@@ -238,6 +266,10 @@ impl Level<'_> {
         };
         self.outcome.coverage.configurations += configurations.all.len() as u64;
         let oracle = Oracle::new(self.base, &worked.threads, &configurations);
+        self.count_snapshots(&worked);
+        let reads = oracle.judge_reads();
+        self.outcome.coverage.snapshots_read +=
+            reads.map_err(|what| self.violation(format!("the live volume: {what}"), Some(&worked)))?;
         let moments = Moments::of(&worked);
         let chosen = random.below(self.settings.images as u64) as usize;
         let mut next = None;
@@ -250,6 +282,7 @@ impl Level<'_> {
                 fsck_before: random.one_in(2),
                 again: random.one_in(4),
                 either_slot: random.one_in(3) || moments.is_in_checkpoint(event),
+                delete_all: event.is_multiple_of(4),
                 damaged: event.is_multiple_of(3).then_some(event as u64 ^ self.settings.seed),
             };
             let judged = image::recover(&image, thoroughness)
@@ -261,6 +294,8 @@ impl Level<'_> {
             })?;
             self.outcome.coverage.orphans += u64::from(found.waiting.orphans > 0);
             self.outcome.coverage.healed += u64::from(found.damaged > 0);
+            self.outcome.coverage.snapshots_judged += found.kept.len() as u64;
+            self.outcome.coverage.in_deletion += u64::from(!found.deleting.is_empty());
             self.outcome.coverage.half_done += u64::from(found.waiting.operations > 0);
             if number == chosen {
                 let operations = worked.threads.iter().map(|records| records.len() as u64).sum();
@@ -271,6 +306,72 @@ impl Level<'_> {
             }
         }
         Ok(next)
+    }
+
+    fn count_snapshots(&mut self, worked: &Worked) {
+        for record in worked.threads.iter().flatten().filter(|record| record.succeeded()) {
+            match record.operation {
+                Operation::TakeSnapshot { .. } => self.outcome.coverage.snapshots_taken += 1,
+                Operation::DeleteSnapshot { .. } => self.outcome.coverage.snapshots_deleted += 1,
+                _ => {}
+            }
+        }
+    }
+
+    /// Now and then rolls the volume back that the next level is to begin with; gives that level's beginning
+    /// then. A crash meanwhile leaves the volume as it was, or rolled back.
+    fn roll_back(&mut self, image: &Image) -> Result<Option<(Image, State)>, Violation> {
+        let (base, level) = (self.base, self.level);
+        let random = &mut Random::seeded(self.settings.seed ^ 0x0110_bac4 ^ (self.level as u64) << 32);
+        let one_in = if self.profile.style == Style::Snapshots { 2 } else { 3 };
+        let Some((number, kept)) = base.newest_snapshot().filter(|_| random.one_in(one_in)) else {
+            return Ok(None);
+        };
+        let told = |what: String| {
+            let what = format!("rolling back to {:?}: {what}", kept.name);
+            Violation { what, level, crash: None, history: Vec::new() }
+        };
+        let device = Arc::new(SimulatedBackend::from_image(image.clone()));
+        image::roll_back(&device, &kept.name).map_err(|error| told(error.to_string()))?;
+        let target = base.rolled_back(number);
+        let thoroughness = Thoroughness {
+            fsck_before: true,
+            again: random.one_in(3),
+            either_slot: random.one_in(2),
+            delete_all: random.one_in(3),
+            damaged: random.one_in(3).then(|| random.next_u64()),
+        };
+        let after = device.visible();
+        let found = image::recover(&after, thoroughness).map_err(told)?;
+        let difference = found.each().find_map(|found| target.difference(found));
+        difference.map_or(Ok(()), |difference| Err(told(difference)))?;
+        let events = device.event_count() as u64;
+        let mut next = (after, found);
+        for _ in 0..IMAGES_OF_ROLLBACK {
+            let (event, policy) = (random.below(events + 1) as usize, crash_policy(random));
+            let crashed = device.crash_at(event, policy).expect("an event of the rollback");
+            let thoroughness = Thoroughness { fsck_before: random.one_in(2), ..thoroughness };
+            let judged = image::recover(&crashed, thoroughness).and_then(|found| {
+                let is_one =
+                    |found: &State| [base, &target].iter().any(|one| one.difference(found).is_none());
+                let is_right = found.each().all(is_one);
+                match is_right {
+                    true => Ok(found),
+                    false => Err(format!(
+                        "neither as before ({:?}) nor rolled back ({:?})",
+                        base.difference(&found),
+                        target.difference(&found)
+                    )),
+                }
+            });
+            let found = judged.map_err(|what| Violation { crash: Some((event, policy)), ..told(what) })?;
+            self.outcome.coverage.in_rollback += 1;
+            if random.one_in(6) {
+                next = (crashed, found);
+            }
+        }
+        self.outcome.coverage.rolled_back += 1;
+        Ok(Some(next))
     }
 
     fn work(
@@ -300,6 +401,11 @@ impl Level<'_> {
         if opening || worked.ended <= worked.opened {
             return (random.below(worked.opened as u64 + 1) as usize, policy);
         }
+        if random.one_in(4)
+            && let Some(event) = moments.at_snapshot(random)
+        {
+            return (event, policy);
+        }
         let anywhere = worked.opened + 1 + random.below((worked.ended - worked.opened) as u64) as usize;
         let draw = random.below(12);
         let special = match draw {
@@ -320,18 +426,15 @@ impl Level<'_> {
     }
 
     /// While the volume is opened, nothing is lost or gained; afterwards the oracle decides.
-    fn judge(
-        &self,
-        oracle: &Oracle<'_>,
-        opening: bool,
-        event: usize,
-        found: &Snapshot,
-    ) -> Result<(), String> {
+    fn judge(&self, oracle: &Oracle<'_>, opening: bool, event: usize, found: &State) -> Result<(), String> {
         found.each().try_for_each(|found| match opening {
             false => oracle.judge(event, found),
             true => match self.base.difference(found) {
                 Some(difference) => {
                     Err(format!("recovery that was cut off changes the volume: {difference}"))
+                }
+                None if !found.deleting.keys().all(|number| self.base.deleting.contains_key(number)) => {
+                    Err(format!("recovery that was cut off deletes snapshots {:?}", found.deleting))
                 }
                 None => Ok(()),
             },

@@ -7,7 +7,7 @@
 //! Neighbours: [`crate::levels`] for crashes at all other moments.
 
 use crate::generate::{Profile, Style, steps};
-use crate::image::{self, Snapshot, Thoroughness};
+use crate::image::{self, State, Thoroughness};
 use crate::operation::Outcome;
 use crate::run::{self, Bench};
 use quire::ErrorKind;
@@ -29,17 +29,19 @@ pub fn run(seed: u64, operations: usize, style: Option<Style>) -> Result<u64, St
         let volume = bench.volume();
         // Recovery frees at once what else is freed in the background.
         volume.drain_orphans();
+        image::finish_deletions(&volume).map_err(told)?;
         match volume.sync() {
             // A full volume says so, and what it could not write is not durable.
             Err(error) if error.kind() == ErrorKind::NoSpace && profile.style == Style::Full => continue,
             synced => synced.map_err(|error| told(format!("sync: {error}")))?,
         }
         let policy = if number % 2 == 0 { CrashPolicy::KeepAll } else { CrashPolicy::LoseAll };
-        let live = Snapshot::take(&volume).map_err(told)?;
+        let live = State::take(&volume).map_err(told)?;
         let thoroughness = Thoroughness {
             fsck_before: true,
             again: number % 8 == 0,
             either_slot: number % 4 == 0,
+            delete_all: number % 16 == 5,
             damaged: (number % 4 == 1).then_some(number as u64),
         };
         let recovered = image::recover(&device.crash(policy), thoroughness).map_err(told)?;

@@ -69,6 +69,7 @@ enum StyleName {
     Shared,
     Logs,
     Atomic,
+    Snapshots,
 }
 
 impl StyleName {
@@ -84,6 +85,7 @@ impl StyleName {
             StyleName::Shared => Style::Shared,
             StyleName::Logs => Style::Logs,
             StyleName::Atomic => Style::Atomic,
+            StyleName::Snapshots => Style::Snapshots,
         }
     }
 }

@@ -82,11 +82,24 @@ impl Inode {
     }
 }
 
+/// A snapshot. What it holds is no part of the model: [`crate::oracle`] asks which configuration it shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SnapshotState {
+    /// The number of its name.
+    pub name: u8,
+    /// It is being deleted.
+    pub deleting: bool,
+}
+
 /// See the module's documentation. A clone shares every inode that neither changes afterwards.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Model {
     /// All inodes, those without a name included as long as somebody may have them open.
     pub inodes: BTreeMap<u64, Arc<Inode>>,
+    /// Snapshots, by number. One that is being deleted may have gone.
+    pub snapshots: BTreeMap<u32, SnapshotState>,
+    /// The highest number that a snapshot has had.
+    pub epoch: u32,
     /// One thread does everything: file contents are kept, and listings are exact.
     pub keeps_contents: bool,
     /// The volume may run out of space: such an error is an answer that fits anywhere, and changes nothing.
@@ -114,6 +127,8 @@ impl Model {
         };
         Model {
             inodes: BTreeMap::from([(ROOT, Arc::new(root))]),
+            snapshots: BTreeMap::new(),
+            epoch: 0,
             keeps_contents,
             may_be_full: false,
             may_fail: false,
@@ -165,6 +180,10 @@ impl Model {
                 Operation::Group { writes, .. } => self.group_bytes(writes) > GROUP_BYTES_SURE,
                 _ => false,
             },
+            // Another thread may have it open, or be about to delete it.
+            Outcome::Error(ErrorKind::Busy) => {
+                !self.keeps_contents && matches!(operation, Operation::DeleteSnapshot { .. })
+            }
             // Another thread may have let go of an inode without a name just before.
             Outcome::Error(ErrorKind::Stale) => {
                 let is_nameless = |inode: u64| self.inode(inode).is_some_and(|inode| inode.shape.links == 0);
@@ -374,10 +393,47 @@ impl Model {
             | Operation::Checkpoint
             | Operation::Wait
             | Operation::Forget { .. } => Ok(Outcome::Done),
+            Operation::TakeSnapshot { name } => self.take_snapshot(name, observed),
+            Operation::ReadSnapshot { name } => {
+                let number = self.snapshot(name)?;
+                match observed {
+                    Outcome::Kept(read, _) if *read == number => Ok(observed.clone()),
+                    _ => Ok(Outcome::Taken(number)),
+                }
+            }
+            Operation::DeleteSnapshot { name, .. } => {
+                let number = self.snapshot(name)?;
+                self.snapshots.insert(number, SnapshotState { name, deleting: true });
+                Ok(Outcome::Done)
+            }
             Operation::Remount => {
                 self.inodes.retain(|_, inode| inode.shape.links > 0);
                 Ok(Outcome::Done)
             }
+        }
+    }
+
+    /// The number of a snapshot that can be opened.
+    fn snapshot(&self, name: u8) -> Answer<u32> {
+        let found = self.snapshots.iter().find(|(_, known)| known.name == name && !known.deleting);
+        found.map(|(number, _)| *number).ok_or(ErrorKind::NotFound)
+    }
+
+    fn take_snapshot(&mut self, name: u8, observed: &Outcome) -> Answer<Outcome> {
+        let is_named = |known: &SnapshotState| known.name == name;
+        match observed {
+            _ if self.snapshot(name).is_ok() => Err(ErrorKind::Exists),
+            // Nobody knows when a deletion in the background ends.
+            Outcome::Error(ErrorKind::Exists) if self.snapshots.values().any(is_named) => {
+                Err(ErrorKind::Exists)
+            }
+            Outcome::Taken(number) if *number > self.epoch => {
+                self.epoch = *number;
+                self.snapshots.retain(|_, known| !is_named(known));
+                self.snapshots.insert(*number, SnapshotState { name, deleting: false });
+                Ok(observed.clone())
+            }
+            _ => Ok(Outcome::Taken(self.epoch + 1)),
         }
     }
 

@@ -6,6 +6,7 @@
 //! Neighbours: [`crate::generate`] draws them, [`crate::run`] does them on a volume, [`crate::model`] says
 //! what they must answer.
 
+use crate::image::Kept;
 use quire::inodes::{FallocateMode, IoFlags, XattrFlags};
 use quire::{ErrorKind, FileType, RenameFlags};
 use std::collections::BTreeMap;
@@ -57,6 +58,11 @@ pub fn link_target(op: OpId, length: u64) -> Vec<u8> {
     let mut target = format!("target-{}/", op.0).into_bytes();
     target.resize(length.max(1) as usize, b't');
     target
+}
+
+/// The name of a snapshot, from its number in operations.
+pub fn snapshot_text(name: u8) -> String {
+    format!("s{name}")
 }
 
 /// What names and stat show of an inode, but for its size.
@@ -271,6 +277,12 @@ pub enum Operation {
     Forget { inode: u64 },
     /// Closes the volume and opens it again.
     Remount,
+    /// Takes a snapshot.
+    TakeSnapshot { name: u8 },
+    /// Opens a snapshot, reads all that it has, and closes it.
+    ReadSnapshot { name: u8 },
+    /// Deletes a snapshot; `later`: in the background.
+    DeleteSnapshot { name: u8, later: bool },
 }
 
 impl Operation {
@@ -324,7 +336,13 @@ impl Operation {
             Operation::Rename { from, to, .. } => vec![*from, *to],
             Operation::FsyncMany { inodes, .. } => inodes.clone(),
             Operation::Group { writes, .. } => writes.iter().map(|write| write.inode).collect(),
-            Operation::Sync | Operation::Checkpoint | Operation::Wait | Operation::Remount => Vec::new(),
+            Operation::Sync
+            | Operation::Checkpoint
+            | Operation::Wait
+            | Operation::Remount
+            | Operation::TakeSnapshot { .. }
+            | Operation::ReadSnapshot { .. }
+            | Operation::DeleteSnapshot { .. } => Vec::new(),
         }
     }
 
@@ -335,6 +353,7 @@ impl Operation {
             Operation::Group { end, .. } => end.is_force(),
             Operation::SetUntorn { file, .. } => *file,
             Operation::Fsync { .. } | Operation::Sync | Operation::Checkpoint | Operation::Remount => true,
+            Operation::TakeSnapshot { .. } | Operation::DeleteSnapshot { .. } => true,
             Operation::Write { flags, .. } => flags.intersects(IoFlags::SYNC | IoFlags::DATASYNC),
             _ => false,
         }
@@ -384,6 +403,10 @@ pub enum Outcome {
     Entries(BTreeMap<Name, u64>),
     /// What stat showed, with the size.
     Attributes(Shape, u64),
+    /// A snapshot was taken, of this number.
+    Taken(u32),
+    /// What the snapshot of this number holds.
+    Kept(u32, Kept),
     /// It failed.
     Error(ErrorKind),
 }

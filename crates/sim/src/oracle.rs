@@ -12,24 +12,31 @@
 //! * allows each byte of each file ([`crate::data`]);
 //! * allows each unit of each untorn file ([`crate::units`]).
 //!
+//! A snapshot is there iff its taking is in `c` and its deletion is not. It holds what all that had returned
+//! before the call has made, nothing that was called after it returned, and of what went on beside it each
+//! operation whole or not at all: exactly a configuration, whatever a crash might take away from that. It holds
+//! the same for ever.
+//!
 //! A group is a record: it is there, with all its bytes and the sizes that it made, if and only if it is in
 //! `c`.
 //!
 //! What a force covers: syncfs and unmount everything that returned before they were called; fsync and O_SYNC
 //! the operations on the inode (of a directory, its entries); fdatasync and O_DSYNC the data, and what
-//! reading it back needs: that the file exists, and its size; a checkpoint every record, but no data. What a
+//! reading it back needs: that the file exists, and its size; taking a snapshot the same as syncfs; a
+//! checkpoint, and the deletion of a snapshot, every record, but no data. What a
 //! force covers takes everything before it along, but for data written in place: that has no record (J3).
 //!
 //! Neighbours: [`crate::levels`] asks; [`crate::image`] recovered.
 
 use crate::configurations::{Configuration, Configurations, hash_of};
 use crate::data::{Change, Effect, Question, changes};
-use crate::image::{Found, Snapshot};
-use crate::model::{BLOCK, FileState, Growth};
-use crate::operation::{Many, OpId, Operation, Record};
+use crate::image::{Found, Kept, State};
+use crate::model::{BLOCK, FileState, Growth, Model};
+use crate::operation::{Many, OpId, Operation, Outcome, Record, Shape, snapshot_text};
 use crate::units;
 use quire::FileType;
 use quire::inodes::IoFlags;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Which data a force makes durable.
@@ -46,6 +53,23 @@ enum Scope {
 /// Thread, and place among its operations.
 type Place = (usize, usize);
 
+/// Where what is judged comes from.
+#[derive(Clone, Copy)]
+enum View {
+    /// A crash after so many events.
+    Crash(usize),
+    /// A snapshot that a call took which had returned by so many events.
+    Snapshot(usize),
+}
+
+impl View {
+    fn event(self) -> usize {
+        match self {
+            View::Crash(event) | View::Snapshot(event) => event,
+        }
+    }
+}
+
 /// A call that makes things durable.
 struct Force<'a> {
     record: &'a Record,
@@ -56,7 +80,7 @@ struct Force<'a> {
 
 /// The history of one level, ready for questions.
 pub struct Oracle<'a> {
-    base: &'a Snapshot,
+    base: &'a State,
     threads: &'a [Vec<Record>],
     configurations: &'a Configurations,
     forces: Vec<Force<'a>>,
@@ -70,12 +94,14 @@ pub struct Oracle<'a> {
     emptied: BTreeMap<u64, Vec<(Place, &'a Record)>>,
     /// By file: changes of its unit, with their places.
     units: BTreeMap<u64, Vec<(Place, &'a Record)>>,
+    /// By number, what snapshots held when they were first judged.
+    kept: RefCell<BTreeMap<u32, Kept>>,
 }
 
 impl<'a> Oracle<'a> {
     /// For a level that began as `base`.
     pub fn new(
-        base: &'a Snapshot,
+        base: &'a State,
         threads: &'a [Vec<Record>],
         configurations: &'a Configurations,
     ) -> Oracle<'a> {
@@ -89,6 +115,7 @@ impl<'a> Oracle<'a> {
             failed: BTreeMap::new(),
             emptied: BTreeMap::new(),
             units: BTreeMap::new(),
+            kept: RefCell::new(base.kept.clone()),
         };
         for record in threads.iter().flatten() {
             for (scope, inode, _) in forced(record).into_iter().chain(begun(record)) {
@@ -196,8 +223,70 @@ impl<'a> Oracle<'a> {
             && failed.iter().any(|failed| failed.ticks.0 < record.ticks.1)
     }
 
+    /// Judges what the run itself read of snapshots; gives how many it read.
+    pub fn judge_reads(&self) -> Result<u64, String> {
+        let mut count = 0;
+        for record in self.threads.iter().flatten() {
+            if let Outcome::Kept(number, kept) = &record.outcome {
+                let reads = |what| format!("{:?} reads snapshot {number}: {what}", record.id);
+                self.judge_kept(*number, kept).map_err(reads)?;
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+
+    /// A snapshot holds what it held when it was first judged, or a configuration of the time of its taking.
+    fn judge_kept(&self, number: u32, kept: &Kept) -> Result<(), String> {
+        if let Some(known) = self.kept.borrow().get(&number) {
+            return known.difference(kept).map_or(Ok(()), |what| Err(format!("it has changed: {what}")));
+        }
+        let all = self.threads.iter().flatten();
+        let taken = all.filter(|record| record.outcome == Outcome::Taken(number)).last();
+        let taken = taken.ok_or("nobody took it")?;
+        if taken.operation != (Operation::TakeSnapshot { name: kept.name[1..].parse().unwrap_or(u8::MAX) }) {
+            return Err(format!("{:?} is not its name", kept.name));
+        }
+        self.judge_taken(taken, kept)?;
+        self.kept.borrow_mut().insert(number, kept.clone());
+        Ok(())
+    }
+
+    fn judge_taken(&self, taken: &Record, kept: &Kept) -> Result<(), String> {
+        let count = |wanted: &dyn Fn(&Record) -> bool| -> Vec<usize> {
+            self.threads.iter().map(|records| records.partition_point(wanted)).collect()
+        };
+        let returned = count(&|record| record.is_before(taken));
+        let called = count(&|record| record.ticks.0 <= taken.ticks.1);
+        let shapes: BTreeMap<_, _> =
+            kept.inodes.iter().map(|(number, found)| (*number, &found.shape)).collect();
+        let fits = |configuration: &&Configuration| {
+            let done = &configuration.done;
+            (0..done.len()).all(|thread| returned[thread] <= done[thread] && done[thread] <= called[thread])
+        };
+        let mut reasons = BTreeSet::new();
+        for configuration in self.configurations.all.iter().rev().filter(fits) {
+            if configuration.model.shapes() != shapes {
+                continue;
+            }
+            match self.judge_files(configuration, View::Snapshot(taken.events.1), &kept.inodes) {
+                Ok(()) => return Ok(()),
+                Err(reason) => drop(reasons.insert(reason)),
+            }
+        }
+        if reasons.is_empty() {
+            let what = self.no_shapes(&returned, &called, &shapes, &fits);
+            return Err(format!("taken by {:?}: {what}", taken.id));
+        }
+        let reasons: Vec<String> = reasons.into_iter().take(4).collect();
+        Err(format!("taken by {:?} between {returned:?} and {called:?}: {}", taken.id, reasons.join("; ")))
+    }
+
     /// Judges what a crash after the first `event` events left.
-    pub fn judge(&self, event: usize, found: &Snapshot) -> Result<(), String> {
+    pub fn judge(&self, event: usize, found: &State) -> Result<(), String> {
+        for (number, kept) in &found.kept {
+            self.judge_kept(*number, kept).map_err(|what| format!("snapshot {number}: {what}"))?;
+        }
         let called: Vec<usize> = self
             .threads
             .iter()
@@ -221,13 +310,19 @@ impl<'a> Oracle<'a> {
             if configuration.shapes_hash != hash || configuration.model.shapes() != shapes {
                 continue;
             }
-            match self.judge_files(configuration, event, found) {
+            if !has_snapshots(&configuration.model, found) {
+                let has = found.kept.keys();
+                let reason = format!("snapshots {has:?}, the model has {:?}", configuration.model.snapshots);
+                reasons.push((configuration.done.clone(), reason));
+                continue;
+            }
+            match self.judge_files(configuration, View::Crash(event), &found.inodes) {
                 Ok(()) => return Ok(()),
                 Err(reason) => reasons.push((configuration.done.clone(), reason)),
             }
         }
         if reasons.is_empty() {
-            return Err(self.no_shapes(&forced, &called, found, &possible));
+            return Err(self.no_shapes(&forced, &called, &shapes, &possible));
         }
         let mut text = format!(
             "names fit {} configurations between {forced:?} and {called:?}, contents none",
@@ -247,12 +342,12 @@ impl<'a> Oracle<'a> {
         &self,
         forced: &[usize],
         called: &[usize],
-        found: &Snapshot,
+        shapes: &BTreeMap<u64, &Shape>,
         possible: &dyn Fn(&&Configuration) -> bool,
     ) -> String {
         let mut text = format!("names are those of no configuration between {forced:?} and {called:?}");
         if let Some(nearest) = self.configurations.all.iter().rev().find(possible) {
-            let (model, shapes) = (nearest.model.shapes(), found.shapes());
+            let model = nearest.model.shapes();
             for number in model.keys().chain(shapes.keys()) {
                 if model.get(number) != shapes.get(number) {
                     text += &format!(
@@ -264,11 +359,8 @@ impl<'a> Oracle<'a> {
                 }
             }
         }
-        let elsewhere = self
-            .configurations
-            .all
-            .iter()
-            .find(|configuration| configuration.model.shapes() == found.shapes());
+        let elsewhere =
+            self.configurations.all.iter().find(|configuration| configuration.model.shapes() == *shapes);
         if let Some(elsewhere) = elsewhere {
             text += &format!("; they are those of {:?}", elsewhere.done);
         }
@@ -278,15 +370,15 @@ impl<'a> Oracle<'a> {
     fn judge_files(
         &self,
         configuration: &Configuration,
-        event: usize,
-        found: &Snapshot,
+        view: View,
+        inodes: &BTreeMap<u64, Found>,
     ) -> Result<(), String> {
-        for (number, found) in &found.inodes {
+        for (number, found) in inodes {
             let Some(inode) = configuration.model.inode(*number) else { continue };
-            if found.shape.kind != FileType::Regular || self.is_vague(configuration, event, *number) {
+            if found.shape.kind != FileType::Regular || self.is_vague(configuration, view.event(), *number) {
                 continue;
             }
-            self.judge_file(configuration, event, *number, found, &inode.file)
+            self.judge_file(configuration, view, *number, found, &inode.file)
                 .map_err(|reason| format!("inode {number}: {reason}"))?;
         }
         Ok(())
@@ -309,23 +401,38 @@ impl<'a> Oracle<'a> {
     fn judge_file(
         &self,
         configuration: &Configuration,
-        event: usize,
+        view: View,
         number: u64,
         found: &Found,
         file: &FileState,
     ) -> Result<(), String> {
         let all = self.changes.get(&number).map_or(&[][..], Vec::as_slice);
-        let called = all.iter().filter(|change| change.record.events.0 <= event);
-        let unit = self.largest_unit(number, found.shape.untorn);
-        let changes: Vec<Change<'_>> = called.cloned().map(|change| change.with_units(unit)).collect();
-        let is_durable = |change: &Change<'_>| self.is_durable(change, number, event);
         let is_in = |change: &Change<'_>| change.place.1 < configuration.done[change.place.0];
-        let grown_by = judge_size(found.size, file, &|op| {
-            changes.iter().find(|change| change.record.id == op).is_some_and(is_durable)
-        })?;
-        let finished = match self.is_being_forced(number, event) {
-            true => Vec::new(),
-            false => finished_growth(&changes, file, grown_by),
+        let may_show = |change: &&Change<'_>| match view {
+            View::Crash(event) => change.record.events.0 <= event,
+            View::Snapshot(_) => is_in(change),
+        };
+        let unit = self.largest_unit(number, found.shape.untorn);
+        let changes: Vec<Change<'_>> =
+            all.iter().filter(may_show).cloned().map(|change| change.with_units(unit)).collect();
+        let is_durable = |change: &Change<'_>| match view {
+            View::Crash(event) => self.is_durable(change, number, event),
+            View::Snapshot(_) => true,
+        };
+        let finished = match view {
+            View::Snapshot(_) if found.size != file.size => {
+                return Err(format!("size {}, but it was {}", found.size, file.size));
+            }
+            View::Snapshot(_) => Vec::new(),
+            View::Crash(event) => {
+                let grown_by = judge_size(found.size, file, &|op| {
+                    changes.iter().find(|change| change.record.id == op).is_some_and(is_durable)
+                })?;
+                match self.is_being_forced(number, event) {
+                    true => Vec::new(),
+                    false => finished_growth(&changes, file, grown_by),
+                }
+            }
         };
         let base = self.base.inodes.get(&number).map_or(&[][..], |found| &found.contents[..]);
         let question = Question {
@@ -416,6 +523,16 @@ impl<'a> Oracle<'a> {
     }
 }
 
+/// Whether snapshots are there as the model has them.
+fn has_snapshots(model: &Model, found: &State) -> bool {
+    let wanted = model.snapshots.iter().filter(|(_, known)| !known.deleting);
+    let is_deleted = |number: &u32| model.snapshots.get(number).is_some_and(|known| known.deleting);
+    wanted
+        .map(|(number, known)| (*number, snapshot_text(known.name)))
+        .eq(found.kept.iter().map(|(number, kept)| (*number, kept.name.clone())))
+        && found.deleting.keys().all(is_deleted)
+}
+
 /// What a call forces: data, the inode whose records it covers, and whether only what reading back needs.
 fn forced(record: &Record) -> Vec<(Scope, u64, bool)> {
     match &record.operation {
@@ -423,8 +540,10 @@ fn forced(record: &Record) -> Vec<(Scope, u64, bool)> {
             writes.iter().map(|write| (Scope::Itself, write.inode, false)).collect()
         }
         Operation::SetUntorn { inode, file: true, .. } => vec![(Scope::Inode(*inode), *inode, false)],
-        Operation::Sync | Operation::Remount => vec![(Scope::Everything, 0, false)],
-        Operation::Checkpoint => vec![(Scope::Nothing, 0, false)],
+        Operation::Sync | Operation::Remount | Operation::TakeSnapshot { .. } => {
+            vec![(Scope::Everything, 0, false)]
+        }
+        Operation::Checkpoint | Operation::DeleteSnapshot { .. } => vec![(Scope::Nothing, 0, false)],
         Operation::Fsync { inode, datasync, .. } => vec![(Scope::Inode(*inode), *inode, *datasync)],
         Operation::FsyncMany { inodes, datasync, how } if !matches!(how, Many::Withdrawn(_)) => {
             inodes.iter().map(|inode| (Scope::Inode(*inode), *inode, *datasync)).collect()

@@ -12,10 +12,11 @@
 //! Neighbours: [`crate::generate`] says what to do; [`crate::levels`] goes from level to level.
 
 use crate::generate::{Profile, Step, World};
+use crate::image;
 use crate::model::ROOT;
 use crate::operation::{
     GroupEnd, GroupWrite, Many, Name, OpId, Operation, Outcome, Record, Shape, group_patterns, link_target,
-    xattr_value,
+    snapshot_text, xattr_value,
 };
 use quire::inodes::{Caller, Create, InodeRef, SetAttributes};
 use quire::{
@@ -158,6 +159,9 @@ impl Bench {
             }
             world.handles.insert(number, inode);
         }
+        let snapshots = volume.snapshots().map_err(|error| error.to_string())?;
+        let names = snapshots.iter().filter(|info| !info.deleting).map(|info| info.name[1..].parse());
+        world.snapshots = names.filter_map(Result::ok).collect();
         *self.world.lock() = world;
         Ok(())
     }
@@ -313,6 +317,17 @@ impl Bench {
                 Ok(Outcome::Done)
             }
             Operation::Remount => self.remount().map(done),
+            Operation::TakeSnapshot { name } => {
+                volume.take_snapshot(&snapshot_text(*name)).map(|taken| Outcome::Taken(taken.number))
+            }
+            Operation::ReadSnapshot { name } => image::read_snapshot(volume, &snapshot_text(*name))
+                .map(|(number, kept)| Outcome::Kept(number, kept)),
+            Operation::DeleteSnapshot { name, later: true } => {
+                volume.delete_snapshot_later(&snapshot_text(*name)).map(done)
+            }
+            Operation::DeleteSnapshot { name, later: false } => {
+                volume.delete_snapshot(&snapshot_text(*name)).map(done)
+            }
         }
     }
 
@@ -458,6 +473,12 @@ impl Bench {
                 Outcome::Done,
             ) => {
                 names.remove(&(*directory, *name));
+            }
+            (Operation::TakeSnapshot { name }, Outcome::Taken(_)) => {
+                world.snapshots.insert(*name);
+            }
+            (Operation::DeleteSnapshot { name, .. }, Outcome::Done) => {
+                world.snapshots.remove(name);
             }
             (Operation::Rename { from, name, to, to_name, flags }, Outcome::Done) => {
                 let moved = names.remove(&(*from, *name));

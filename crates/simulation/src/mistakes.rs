@@ -177,6 +177,33 @@ pub enum Mistake {
     /// Shows when they are handed out again.
     StreamedBlocksGivenBack,
 
+    // Those of snapshots.
+    /// New content of a block goes to its place, although a snapshot has the block, too. Shows in the
+    /// snapshot.
+    SharedOverwritten,
+    /// A block that a file gives up is free, although a snapshot has it. Shows as soon as the block is used
+    /// again, and to fsck at once.
+    SharedFreed,
+    /// Deleting a snapshot frees blocks that its neighbours have. Shows as `SharedFreed`.
+    DeadFreedEarly,
+    /// Deleting a snapshot does not free what it alone had. Shows to fsck.
+    DeadNeverFreed,
+    /// Nodes that only a snapshot needs are used again. Shows when the snapshot is read, and to fsck.
+    KeptNodesReused,
+    /// A snapshot of a volume in use is taken without a sync. Shows as a snapshot that lacks what had been
+    /// written.
+    SnapshotWithoutSync,
+    /// The cache keeps the homes that it knows when a snapshot of a volume in use is taken. Shows in the
+    /// snapshot: a file that was read or written before is overwritten in place.
+    HomesKeptBySnapshot,
+    /// The engine goes on freeing blocks between the checkpoint of a snapshot and the record of its key.
+    /// Shows when an inode without a name goes then: its blocks are free, though the snapshot's maps have
+    /// them.
+    FreedBeforeSnapshotKey,
+    /// A rollback takes for used only what its snapshot used. Shows to fsck where there are older snapshots,
+    /// and in these once their blocks are used again.
+    RollbackRestoresMap,
+
     /// A block of the journal that cannot be read, where the stream would go on, is taken for its end. Shows
     /// when the last forced record was in it.
     UnreadableBlockEndsJournal,
@@ -199,18 +226,6 @@ pub enum Mistake {
     /// A volume that grows in use writes one checkpoint of the new size, not two. Shows when new space is used
     /// and the slot of the old size has to serve.
     GrownInOneSlot,
-    /// New content of a block goes to its place, although a snapshot has the block, too. Shows in the
-    /// snapshot.
-    SharedOverwritten,
-    /// A block that a file gives up is free, although a snapshot has it. Shows as soon as the block is used
-    /// again, and to fsck at once.
-    SharedFreed,
-    /// Deleting a snapshot frees blocks that its neighbours have. Shows as `SharedFreed`.
-    DeadFreedEarly,
-    /// Deleting a snapshot does not free what it alone had. Shows to fsck.
-    DeadNeverFreed,
-    /// Nodes that only a snapshot needs are used again. Shows when the snapshot is read, and to fsck.
-    KeptNodesReused,
     /// The record of received content names no data that must be durable before it (J1). Shows when the
     /// stream breaks, the power goes while the journal is forced, and the rest of the stream is received.
     ReceivedDataUnflushed,
@@ -221,9 +236,6 @@ pub enum Mistake {
     StreamEndUnchecked,
     /// Changes are received by a volume whose newest snapshot is another than they begin at.
     StreamParentUnchecked,
-    /// A snapshot of a volume in use is taken without a sync. Shows as a snapshot that lacks what had been
-    /// written.
-    SnapshotWithoutSync,
     /// The record of a snapshot's key does not name the checkpoint that was written for it. Shows when the
     /// power goes before that is published, with the record kept and a node lost.
     SnapshotKeyNamesNoNodes,
@@ -314,7 +326,7 @@ impl Mistake {
     ];
 
     /// The mistakes of durability, which the simulator finds.
-    pub const ALL: [Mistake; 48] = [
+    pub const ALL: [Mistake; 57] = [
         Mistake::NoFlushBeforeJournalWrite,
         Mistake::RecordNamesNoData,
         Mistake::FlushJoinedLate,
@@ -363,25 +375,28 @@ impl Mistake {
         Mistake::CacheKeptAfterExchange,
         Mistake::StreamedDataUnmarked,
         Mistake::StreamedBlocksGivenBack,
-    ];
-
-    /// Mistakes of durability that ordinary runs seldom show: each has a test that goes through all crashes
-    /// of its case.
-    pub const CASES: [Mistake; 20] = [
-        Mistake::UnreadableBlockEndsJournal,
-        Mistake::TailKnownBeforeFlush,
-        Mistake::ExchangeOverUnwrittenGrowth,
-        Mistake::ScrubPositionEarly,
         Mistake::SharedOverwritten,
         Mistake::SharedFreed,
         Mistake::DeadFreedEarly,
         Mistake::DeadNeverFreed,
         Mistake::KeptNodesReused,
+        Mistake::SnapshotWithoutSync,
+        Mistake::HomesKeptBySnapshot,
+        Mistake::FreedBeforeSnapshotKey,
+        Mistake::RollbackRestoresMap,
+    ];
+
+    /// Mistakes of durability that ordinary runs seldom show: each has a test that goes through all crashes
+    /// of its case.
+    pub const CASES: [Mistake; 15] = [
+        Mistake::UnreadableBlockEndsJournal,
+        Mistake::TailKnownBeforeFlush,
+        Mistake::ExchangeOverUnwrittenGrowth,
+        Mistake::ScrubPositionEarly,
         Mistake::ReceivedDataUnflushed,
         Mistake::ReceivePositionAhead,
         Mistake::StreamEndUnchecked,
         Mistake::StreamParentUnchecked,
-        Mistake::SnapshotWithoutSync,
         Mistake::SnapshotKeyNamesNoNodes,
         Mistake::OldRingReleasedEarly,
         Mistake::NewRingWrittenLate,
@@ -453,6 +468,9 @@ impl Mistake {
             Mistake::StreamParentUnchecked => "stream-parent-unchecked",
             Mistake::SnapshotWithoutSync => "snapshot-without-sync",
             Mistake::SnapshotKeyNamesNoNodes => "snapshot-key-names-no-nodes",
+            Mistake::HomesKeptBySnapshot => "homes-kept-by-snapshot",
+            Mistake::FreedBeforeSnapshotKey => "freed-before-snapshot-key",
+            Mistake::RollbackRestoresMap => "rollback-restores-map",
             Mistake::OldRingReleasedEarly => "old-ring-released-early",
             Mistake::NewRingWrittenLate => "new-ring-written-late",
             Mistake::GrownInOneSlot => "grown-in-one-slot",

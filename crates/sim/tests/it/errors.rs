@@ -9,7 +9,7 @@ use quire_base::simulation;
 use quire_base::sync::thread;
 use quire_device::simulated::{CrashPolicy, Fault, FaultOp, Hold, Image};
 use quire_device::{IoClass, SimulatedBackend};
-use sim::image::{self, Snapshot, Thoroughness, options};
+use sim::image::{self, State, Thoroughness, options};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -84,7 +84,8 @@ fn assert_shut_down(device: &SimulatedBackend, volume: &Volume, file: &InodeRef,
     volume.sync().expect_err(what);
     assert!(matches!(read(volume, file)[0], 1 | 2), "{what}: reads go on");
     let image = device.crash(CrashPolicy::LoseAll);
-    let thoroughness = Thoroughness { fsck_before: true, again: true, either_slot: true, damaged: None };
+    let thoroughness =
+        Thoroughness { fsck_before: true, again: true, either_slot: true, delete_all: false, damaged: None };
     let found = image::recover(&image, thoroughness).unwrap_or_else(|error| panic!("{what}: {error}"));
     assert_eq!(found.inodes.len(), 2, "{what}");
     assert_eq!(after_power_cut(device), [1; 2 * BLOCK], "{what}");
@@ -223,7 +224,7 @@ fn slow_writes_are_waited_for() {
 #[test]
 fn bits_that_rot_under_a_checksum_are_never_shown() {
     let (device, volume) = fresh();
-    let mut states: Vec<Snapshot> = vec![Snapshot::take(&volume).unwrap()];
+    let mut states: Vec<State> = vec![State::take(&volume).unwrap()];
     for number in 0..30 {
         let file = create(&volume, &format!("n{number}")).unwrap();
         volume
@@ -239,7 +240,7 @@ fn bits_that_rot_under_a_checksum_are_never_shown() {
         if number % 10 == 9 {
             volume.checkpoint().unwrap();
         }
-        states.push(Snapshot::take(&volume).unwrap());
+        states.push(State::take(&volume).unwrap());
     }
     let info = volume.info();
     let image = device.crash(CrashPolicy::KeepAll);
@@ -264,7 +265,7 @@ fn bits_that_rot_under_a_checksum_are_never_shown() {
             refused += 1;
             continue;
         };
-        match Snapshot::take(&volume) {
+        match State::take(&volume) {
             Ok(found) => {
                 let known = states.iter().any(|state| state.difference(&found).is_none());
                 assert!(known, "seed {seed}: a state that never was");
@@ -310,8 +311,13 @@ fn the_reaper_of_a_failed_volume_sleeps() {
             image
         };
         let image = simulation::run(&simulation::Options { seed, step_limit: 1_000_000 }, body).unwrap();
-        let thoroughness =
-            Thoroughness { fsck_before: true, again: false, either_slot: false, damaged: None };
+        let thoroughness = Thoroughness {
+            fsck_before: true,
+            again: false,
+            either_slot: false,
+            delete_all: false,
+            damaged: None,
+        };
         not_freed += u64::from(image::recover(&image, thoroughness).unwrap().waiting.orphans > 0);
     }
     assert!(not_freed > 20, "only {not_freed} volumes failed before everything was freed");

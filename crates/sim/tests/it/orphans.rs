@@ -14,7 +14,7 @@ use quire_base::sync::atomic::{AtomicBool, Ordering};
 use quire_base::sync::thread;
 use quire_device::SimulatedBackend;
 use quire_device::simulated::{CrashPolicy, Image};
-use sim::image::{self, Snapshot, Thoroughness, options};
+use sim::image::{self, State, Thoroughness, options};
 use std::sync::Arc;
 
 const BLOCK: u64 = 4096;
@@ -68,13 +68,14 @@ fn blocks_of(contents: &[u8]) -> u64 {
 }
 
 /// What every state of one volume has in common.
-fn sum(found: &Snapshot) -> u64 {
+fn sum(found: &State) -> u64 {
     let files: u64 = found.inodes.values().map(|inode| blocks_of(&inode.contents)).sum();
     found.free_blocks + found.pool_blocks + files
 }
 
-fn recovered(image: &Image) -> Snapshot {
-    let thoroughness = Thoroughness { fsck_before: true, again: true, either_slot: false, damaged: None };
+fn recovered(image: &Image) -> State {
+    let thoroughness =
+        Thoroughness { fsck_before: true, again: true, either_slot: false, delete_all: false, damaged: None };
     image::recover(image, thoroughness).unwrap_or_else(|what| panic!("{what}"))
 }
 
@@ -84,7 +85,7 @@ fn each_crash(
     device: &SimulatedBackend,
     (first, step): (usize, usize),
     fates: u64,
-    visit: &mut dyn FnMut(&Image, &Snapshot),
+    visit: &mut dyn FnMut(&Image, &State),
 ) {
     for event in (first..=device.event_count()).step_by(step) {
         let seed = event as u64;

@@ -28,6 +28,7 @@ fn list() -> Vec<Settings> {
     }
     list.extend((100..112).map(|seed| of(Style::Forces, 4, seed, 80)));
     list.extend((200..204).map(|seed| of(Style::Wrap, 1 + (seed % 2) as usize, seed, 160)));
+    list.extend((500..508).map(|seed| of(Style::Snapshots, 1 + (seed % 4) as usize, seed, 80)));
     list.extend((300..304).map(|seed| of(Style::Full, 2 + (seed % 2) as usize, seed, 100)));
     for (number, style) in Style::ALL.into_iter().enumerate() {
         let (threads, seed) = (1 + number % 4, 400 + number as u64);
@@ -64,6 +65,13 @@ fn thousands_of_crashes_without_a_violation() {
         ("orphans at the crash", reached.orphans),
         ("damaged copies healed", reached.healed),
         ("fourth level or deeper", reached.very_deep),
+        ("snapshots taken", reached.snapshots_taken),
+        ("snapshots read", reached.snapshots_read),
+        ("snapshots deleted", reached.snapshots_deleted),
+        ("crash while a snapshot is taken", reached.in_taking),
+        ("snapshots of crash images", reached.snapshots_judged),
+        ("half a deletion of a snapshot", reached.in_deletion),
+        ("crash in a rollback", reached.in_rollback),
     ] {
         assert!(count >= EACH_MIN, "{what}: {count} images only\n{reached}");
     }

@@ -61,6 +61,15 @@ fn ground(mistake: Mistake) -> Settings {
         | Mistake::CacheKeptAfterExchange
         | Mistake::StreamedDataUnmarked
         | Mistake::StreamedBlocksGivenBack => of(Style::Atomic, 1, 80, 1000),
+        Mistake::SharedOverwritten
+        | Mistake::SharedFreed
+        | Mistake::DeadFreedEarly
+        | Mistake::DeadNeverFreed
+        | Mistake::KeptNodesReused
+        | Mistake::RollbackRestoresMap => of(Style::Snapshots, 1, 80, 1000),
+        Mistake::SnapshotWithoutSync | Mistake::HomesKeptBySnapshot | Mistake::FreedBeforeSnapshotKey => {
+            of(Style::Snapshots, 3, 80, 1000)
+        }
         Mistake::BatchNotAwaited => of(Style::Atomic, 4, 250, 3000),
         _ => of(Style::Forces, 4, 80, 1000),
     }

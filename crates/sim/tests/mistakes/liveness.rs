@@ -36,10 +36,20 @@ enum Call {
     SyncFuture,
     Close,
     ThrottledWrite,
+    TakeSnapshot,
+    DeleteSnapshot,
 }
 
-const CALLS: [Call; 6] =
-    [Call::Fsync, Call::Future, Call::Sync, Call::SyncFuture, Call::Close, Call::ThrottledWrite];
+const CALLS: [Call; 8] = [
+    Call::Fsync,
+    Call::Future,
+    Call::Sync,
+    Call::SyncFuture,
+    Call::Close,
+    Call::ThrottledWrite,
+    Call::TakeSnapshot,
+    Call::DeleteSnapshot,
+];
 
 fn fresh() -> (Arc<SimulatedBackend>, Volume) {
     let options = image::options().threads(true).commit_seconds(1);
@@ -67,6 +77,13 @@ fn operations(call: Call, seed: u64) -> u64 {
         let (device, volume) = fresh();
         let files: Vec<InodeRef> = (0..2).map(|number| create(&volume, &format!("f{number}"))).collect();
         volume.sync().unwrap();
+        if matches!(call, Call::DeleteSnapshot) {
+            // It alone has what the file held.
+            volume.inodes().write_at(&files[0], &[1; 8 * PIECE], 0, IoFlags::empty()).unwrap();
+            volume.take_snapshot("old").unwrap();
+            volume.inodes().write_at(&files[0], &[2; 8 * PIECE], 0, IoFlags::empty()).unwrap();
+            volume.sync().unwrap();
+        }
         device.set_hold(Hold::Everything);
         let (stop, over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let ended = Arc::new(AtomicU64::new(0));
@@ -118,6 +135,8 @@ fn operations(call: Call, seed: u64) -> u64 {
             Call::ThrottledWrite => {
                 volume.inodes().write_at(&file, &[8; PIECE], 0, IoFlags::empty()).unwrap();
             }
+            Call::TakeSnapshot => drop(volume.take_snapshot("new").unwrap()),
+            Call::DeleteSnapshot => volume.delete_snapshot("old").unwrap(),
         }
         let operations = ended.load(Ordering::SeqCst) - before;
         stop.store(true, Ordering::SeqCst);

@@ -17,7 +17,7 @@ use quire_device::SimulatedBackend;
 use quire_device::simulated::{CrashPolicy, Image};
 use quire_format::journal::{BlockHeader, PAYLOAD_BYTES};
 use quire_format::superblock::Superblock;
-use sim::image::{self, Snapshot, Thoroughness};
+use sim::image::{self, State, Thoroughness};
 use sim::operation::{OpId, xattr_value};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -84,7 +84,7 @@ fn with_stale_records(image: &Image, options: &ResizeOptions) -> Image {
 }
 
 /// Blocks that are free or belong to the pool or the ring: of a volume of one size always the same.
-fn sum(found: &Snapshot, shape: &Superblock) -> u64 {
+fn sum(found: &State, shape: &Superblock) -> u64 {
     found.free_blocks + found.pool_blocks + shape.journal_blocks
 }
 
@@ -95,7 +95,8 @@ fn crashes(
     options: &ResizeOptions,
     either_slot: bool,
 ) -> Result<BTreeMap<(u64, u64), u64>, String> {
-    let thoroughness = Thoroughness { fsck_before: true, again: true, either_slot, damaged: None };
+    let thoroughness =
+        Thoroughness { fsck_before: true, again: true, either_slot, delete_all: false, damaged: None };
     let before = newest(image);
     let expected = image::recover(image, thoroughness).expect("the volume is whole before");
     let device = resized(image, options);
@@ -158,7 +159,13 @@ fn a_moved_ring_is_replayed() {
         let volume = image::options().open_backend(device.clone()).unwrap();
         let inodes = volume.inodes();
         let file = inodes.create(&inodes.root(), b"n3", &Create::file(0o644)).unwrap();
-        let thoroughness = Thoroughness { fsck_before: true, again: true, either_slot: true, damaged: None };
+        let thoroughness = Thoroughness {
+            fsck_before: true,
+            again: true,
+            either_slot: true,
+            delete_all: false,
+            damaged: None,
+        };
         for round in 1..=120u8 {
             let mode = SetAttributes { mode: Some(u32::from(round)), ..SetAttributes::default() };
             inodes.set_attributes(&file, &mode).unwrap();
