@@ -6,6 +6,11 @@
 //! step puts at most [`STEP_BLOCKS`] under way; a file with more stays in front, and the next step goes on
 //! with it. All are started before any is waited for. Then clean folios are dropped ahead of need.
 //!
+//! A block in writeback cannot be written to until the device is done with it (C2), so a pass leaves the end of
+//! a growing file alone ([`Mapping::tail`]): a log that is appended to would wait at every pass. A
+//! file of which nothing else is dirty keeps its end for [`TAIL_NANOS`]. The end is written like the rest when
+//! data is old, and when writers are about to be slowed.
+//!
 //! Files with few dirty folios are one thread's at a time, so that they get their homes next to each other
 //! and their writes join; the other threads take the large ones meanwhile.
 //!
@@ -19,6 +24,7 @@ use crate::mapping::Mapping;
 use crate::outbox::{Outbox, Queue};
 use crate::reclaim;
 use crate::snapshot::Snapshot;
+use crate::throttle;
 use crate::writeback::Effort;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
@@ -28,6 +34,11 @@ use std::time::Duration;
 const STEP_BLOCKS: u64 = 4096;
 /// Time before a file whose writeback failed is tried again in the background, nanoseconds.
 const RETRY_NANOS: i64 = 1_000_000_000;
+/// Blocks before the end of a file from which on the end is left alone (1 MiB): two requests and two records in
+/// place of one are much for a smaller file.
+const TAIL_BEHIND_BLOCKS: u64 = 256;
+/// Time for which the end of a growing file is left alone, if nothing else of the file is dirty, nanoseconds.
+const TAIL_NANOS: i64 = 1_000_000_000;
 /// How often a background thread looks by itself.
 const PERIOD: Duration = Duration::from_millis(500);
 
@@ -69,15 +80,21 @@ pub(crate) fn write_some(core: &Arc<Core>, force: bool) -> bool {
             break;
         }
         let Some(mapping) = waiting.what.upgrade() else { continue };
+        let tail = match force || old || !throttle::is_far_below_limit(core) {
+            true => Tail::Written,
+            false if now.0.saturating_sub(waiting.since.0) < TAIL_NANOS => Tail::Left,
+            false => Tail::LeftBehindOthers,
+        };
         let failed =
             !force && mapping.errors.failed_at().is_some_and(|at| now.0.saturating_sub(at.0) < RETRY_NANOS);
         if failed || mapping.flushing.swap(true, Ordering::Acquire) {
             continue;
         }
-        let (blocks, in_flight) = gather_some(&mapping, &mut outbox, left);
-        left = left.saturating_sub(blocks);
+        if let Some((blocks, in_flight)) = gather_some(&mapping, &mut outbox, left, tail) {
+            left = left.saturating_sub(blocks);
+            started.push(in_flight);
+        }
         mapping.flushing.store(false, Ordering::Release);
-        started.push(in_flight);
     }
     drop(outbox);
     drop(turn);
@@ -85,13 +102,36 @@ pub(crate) fn write_some(core: &Arc<Core>, force: bool) -> bool {
     core.cleaned_blocks.load(Ordering::Relaxed) != before
 }
 
+/// What a pass does with the end of a growing file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tail {
+    /// It is written like the rest.
+    Written,
+    /// It is left alone.
+    Left,
+    /// It is left alone, unless nothing else of the file is dirty.
+    LeftBehindOthers,
+}
+
 /// Gathers up to `blocks_max` of what was dirty when this pass over the file began, from where the last step
 /// left off. A file that grows all the while does not make the pass longer. Returns how many blocks there
-/// were, and what is in flight there.
-fn gather_some(mapping: &Mapping, outbox: &mut Outbox, blocks_max: u64) -> (u64, Snapshot) {
+/// were, and what is in flight there; `None` if only the end is dirty, and is left alone.
+fn gather_some(
+    mapping: &Mapping,
+    outbox: &mut Outbox,
+    blocks_max: u64,
+    tail: Tail,
+) -> Option<(u64, Snapshot)> {
     let cursor = mapping.flush_cursor.load(Ordering::Relaxed);
     if cursor == 0 {
-        mapping.flush_end.store(mapping.listed_end(), Ordering::Relaxed);
+        let start = if tail == Tail::Written { None } else { mapping.tail(TAIL_BEHIND_BLOCKS) };
+        let has_others = |start: &u64| mapping.first_dirty(0).is_some_and(|block| block < *start);
+        let end = match start {
+            Some(start) if has_others(&start) => start,
+            Some(_) if tail == Tail::Left => return None,
+            _ => mapping.listed_end(),
+        };
+        mapping.flush_end.store(end, Ordering::Relaxed);
     }
     let end = mapping.flush_end.load(Ordering::Relaxed);
     let (blocks, next) = match mapping.gather(outbox, cursor, end, Effort::Background, blocks_max) {
@@ -106,7 +146,7 @@ fn gather_some(mapping: &Mapping, outbox: &mut Outbox, blocks_max: u64) -> (u64,
     if is_over {
         mapping.gathered();
     }
-    (blocks, mapping.take_snapshot(cursor, next, false))
+    Some((blocks, mapping.take_snapshot(cursor, next, false)))
 }
 
 /// Keeps a little memory free, so that few threads have to reclaim for themselves.

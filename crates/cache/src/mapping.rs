@@ -361,6 +361,17 @@ impl Mapping {
         list.folios.last_key_value().map_or(0, |(start, folio)| start + u64::from(folio.blocks()))
     }
 
+    /// Where the segment begins that the next append changes, if its folio is listed and `blocks_min` blocks
+    /// lie before it.
+    pub(crate) fn tail(&self, blocks_min: u64) -> Option<u64> {
+        let end = self.backing().ok()?.size() / BLOCK_SIZE as u64;
+        let list = self.list.lock();
+        let (start, folio) = list.folios.last_key_value()?;
+        let block = end.checked_sub(*start).filter(|block| *block < u64::from(folio.blocks()))?;
+        let segment = folio.segment_blocks(folio.segment_number(block as u32)).0;
+        Some(start + u64::from(segment)).filter(|tail| *tail >= blocks_min)
+    }
+
     /// Notes that everything that was dirty a moment ago has been gathered: the mapping waits anew from now
     /// on.
     pub(crate) fn gathered(&self) {

@@ -63,6 +63,13 @@ pub(crate) fn passes(core: &Core, bytes: u64) -> bool {
     running && dirty <= half_way(background, limit)
 }
 
+/// Whether much more may become dirty before writers are slowed.
+pub(crate) fn is_far_below_limit(core: &Core) -> bool {
+    let background = core.dirty_background_bytes.load(Ordering::Relaxed);
+    let limit = core.dirty_limit_bytes.load(Ordering::Relaxed);
+    core.dirty_bytes() <= half_way(background, limit)
+}
+
 /// Where pauses begin. The two are loaded one after the other: a limit lowered in between may be below the
 /// threshold.
 fn half_way(background: u64, limit: u64) -> u64 {

@@ -433,6 +433,42 @@ fn a_growing_file_does_not_keep_the_others_waiting() {
     assert!(waits.mapping().is_clean());
 }
 
+/// Background writeback wrote the end of a growing log at every pass, and the next append waited for the device
+/// meanwhile. The end is written when the file has rested for a second, and when data is old.
+#[test]
+fn background_writeback_leaves_the_end_of_a_growing_file_alone() {
+    let mut config = CacheConfig::new(256 << 20);
+    config.dirty_background_bytes = 0;
+    let world = World::new(config);
+    let log = world.file();
+    let record = pattern(1, 60_000);
+    let mut size = 0;
+    let mut append = || {
+        log.write(size, &record).unwrap();
+        size += record.len() as u64;
+        size
+    };
+    (0..100).for_each(|_| drop(append()));
+    for _ in 0..3 {
+        while world.cache.background_step() {}
+        let last = append() / BS;
+        let left = log.mapping().first_unfinished(0).expect("the end is dirty");
+        assert!(left <= last && left + 48 >= last, "blocks {left} to {last} are left");
+    }
+    while world.cache.background_step() {}
+    assert!(!log.mapping().is_clean());
+    assert!(!world.cache.background_step(), "nothing but the end is left");
+    world.clock.advance(1_000_000_000);
+    assert!(world.cache.background_step());
+    assert!(log.mapping().is_clean());
+
+    // A small file is written at once.
+    let small = world.file();
+    small.write(0, &pattern(2, 100_000)).unwrap();
+    assert!(world.cache.background_step());
+    assert!(small.mapping().is_clean());
+}
+
 /// A request of several files that fails has failed for each of them, and each tells it until it is written.
 #[test]
 fn a_failed_request_of_several_files_sticks_to_each() {
