@@ -120,7 +120,7 @@ impl OwnerMark {
 /// The longest start of a name that has at most `bytes`.
 fn cut(name: &str, bytes: usize) -> &[u8] {
     let end = (0..=name.len().min(bytes)).rev().find(|end| name.is_char_boundary(*end)).unwrap_or(0);
-    name[..end].as_bytes()
+    &name.as_bytes()[..end]
 }
 
 #[cfg(test)]

@@ -112,9 +112,8 @@ impl Engine {
         let mut state = self.checkpoint.lock();
         self.grown.fetch_add(blocks - old, Ordering::AcqRel);
         self.applied_free_blocks.add(blocks - old);
-        let published = (0..2)
-            .try_for_each(|_| self.write_checkpoint(&mut state, 0))
-            .and_then(|()| self.device.flush());
+        let published =
+            (0..2).try_for_each(|_| self.write_checkpoint(&mut state, 0)).and_then(|()| self.device.flush());
         published.map_err(|error| self.shut_down(&error))?;
         drop(state);
 
