@@ -127,11 +127,11 @@ fn claim(
     Ok((session, Some(Ownership { mark, interval: owner::INTERVAL })))
 }
 
+/// Sends a request over a session and waits for the answer.
+type Ask<'a> = &'a dyn Fn(&Arc<dyn Session>, Request) -> Result<Option<AlignedBuf>>;
+
 /// Whether one of the superblocks is there; other data has no room for a mark.
-fn holds_volume(
-    session: &Arc<dyn Session>,
-    ask: &dyn Fn(&Arc<dyn Session>, Request) -> Result<Option<AlignedBuf>>,
-) -> Result<bool> {
+fn holds_volume(session: &Arc<dyn Session>, ask: Ask<'_>) -> Result<bool> {
     for block in SLOT_BLOCKS {
         let offset = block.byte_offset();
         let bytes = ask(session, Request::Read { class: IoClass::Metadata, offset, length: BLOCK_SIZE })?;
