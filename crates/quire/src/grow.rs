@@ -58,13 +58,13 @@ impl Volume {
     /// # }
     /// ```
     pub fn grow(&self, bytes: u64) -> Result<VolumeInfo> {
-        self.engine().grow(Some(bytes / BLOCK_SIZE as u64))?;
+        self.engine().grow_volume(Some(bytes / BLOCK_SIZE as u64))?;
         Ok(self.info())
     }
 
     /// As [`Volume::grow`], to all that the file or device has by now.
     pub fn grow_whole(&self) -> Result<VolumeInfo> {
-        self.engine().grow(None)?;
+        self.engine().grow_volume(None)?;
         Ok(self.info())
     }
 }
@@ -100,13 +100,13 @@ impl Engine {
     }
 
     /// Makes the volume so many blocks large, or as large as its device.
-    fn grow(&self, blocks: Option<u64>) -> Result<()> {
+    fn grow_volume(&self, blocks: Option<u64>) -> Result<()> {
         self.check_writable()?;
         let _not_frozen = self.not_frozen("it can grow")?;
         // Closing the volume waits for it.
         let _change = self.begin_change_unless_frozen()?;
         let old = self.block_count();
-        let Some(blocks) = self.make_room(old, blocks)? else { return Ok(()) };
+        let Some(blocks) = self.device_for(old, blocks)? else { return Ok(()) };
 
         let former = Run::new(self.data_end(), old - self.data_end().0);
         let mut state = self.checkpoint.lock();
@@ -130,7 +130,7 @@ impl Engine {
     }
 
     /// Step 1: the blocks that the volume is to have, if they are more than `old`. The device has them.
-    fn make_room(&self, old: u64, wanted: Option<u64>) -> Result<Option<u64>> {
+    fn device_for(&self, old: u64, wanted: Option<u64>) -> Result<Option<u64>> {
         let device = &self.device;
         let blocks = match wanted {
             Some(blocks) if blocks == old => return Ok(None),
