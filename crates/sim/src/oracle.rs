@@ -241,8 +241,8 @@ impl<'a> Oracle<'a> {
         if let Some(known) = self.kept.borrow().get(&number) {
             return known.difference(kept).map_or(Ok(()), |what| Err(format!("it has changed: {what}")));
         }
-        let all = self.threads.iter().flatten();
-        let taken = all.filter(|record| record.outcome == Outcome::Taken(number)).last();
+        let mut all = self.threads.iter().flatten().rev();
+        let taken = all.find(|record| record.outcome == Outcome::Taken(number));
         let taken = taken.ok_or("nobody took it")?;
         if taken.operation != (Operation::TakeSnapshot { name: kept.name[1..].parse().unwrap_or(u8::MAX) }) {
             return Err(format!("{:?} is not its name", kept.name));
