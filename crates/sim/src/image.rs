@@ -232,6 +232,16 @@ fn walk(volume: &Volume) -> Result<Inodes, String> {
     Ok(inodes)
 }
 
+/// The snapshots that are being deleted in an image: their names, by number.
+fn deleting(image: &Image) -> Result<BTreeMap<u32, String>, String> {
+    let device = Arc::new(SimulatedBackend::from_image(image.clone()));
+    let table = quire::internals::inspect::Image::load(device)
+        .and_then(|opened| quire::internals::snapshots::table(&opened.tree))
+        .map_err(|error| format!("looking for snapshots: {error}"))?;
+    let deleted = table.into_iter().filter(|(_, snapshot)| snapshot.deleting.is_some());
+    Ok(deleted.map(|(number, snapshot)| (number, snapshot.name)).collect())
+}
+
 /// Steps that the deletion of all snapshots of a run's volume takes at most.
 const DELETION_STEPS_MAX: usize = 500;
 
@@ -360,13 +370,10 @@ pub fn recover(image: &Image, thoroughness: Thoroughness) -> Result<State, Strin
     let moved_midway = waiting.operations > 0;
     let device = Arc::new(SimulatedBackend::from_image(image.clone()));
     let volume = options().open_backend(device.clone()).map_err(|error| format!("recovery: {error}"))?;
-    // Draining may go on with deletions, to their ends.
-    let listed = volume.snapshots().map_err(|error| format!("after recovery: {error}"))?;
-    let deleting =
-        listed.into_iter().filter(|info| info.deleting).map(|info| (info.number, info.name)).collect();
     volume.drain_orphans();
     let mut state = State::take(&volume).map_err(|what| format!("after recovery: {what}"))?;
-    state.deleting = deleting;
+    // Opening without threads has ended deletions.
+    state.deleting = deleting(image)?;
     volume.sync().map_err(|error| format!("sync after recovery: {error}"))?;
     if let Some(error) = volume.failure() {
         return Err(format!("the recovered volume shut down: {error}"));
