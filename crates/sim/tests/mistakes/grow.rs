@@ -13,7 +13,7 @@ use quire_base::simulation::mistakes::{self, Mistake};
 use quire_device::SimulatedBackend;
 use quire_device::simulated::{CrashPolicy, Image};
 use quire_format::superblock::Superblock;
-use sim::image::{self, Snapshot, Thoroughness};
+use sim::image::{self, State, Thoroughness};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -73,7 +73,8 @@ fn full() -> (Arc<SimulatedBackend>, Volume) {
 /// Goes through the crashes; gives how many images had each size, or the first that is wrong.
 fn crashes() -> Result<BTreeMap<u64, u64>, String> {
     let (device, volume) = full();
-    let thoroughness = Thoroughness { fsck_before: true, again: true, either_slot: true, damaged: None };
+    let thoroughness =
+        Thoroughness { fsck_before: true, again: true, either_slot: true, delete_all: false, damaged: None };
     let from = device.event_count();
     let expected = image::recover(&device.visible(), thoroughness)?;
     volume.grow_whole().unwrap();
@@ -84,7 +85,7 @@ fn crashes() -> Result<BTreeMap<u64, u64>, String> {
         written(&volume, &format!("new{number}"), number);
         synced.push(device.event_count());
     }
-    let space = |found: &Snapshot| found.free_blocks + found.pool_blocks;
+    let space = |found: &State| found.free_blocks + found.pool_blocks;
     let mut sizes = BTreeMap::new();
     for event in from..=device.event_count() {
         let seed = event as u64;
