@@ -87,7 +87,7 @@ fn work(volume: &Volume, writer: usize, rounds: &AtomicU64, stop: &AtomicBool) -
         bytes.copy_from_slice(&piece(&name, number));
         let outcome = options().open(volume, &name).and_then(|file| {
             file.write_all_at(&bytes, 0)?;
-            if number % 3 == 0 { file.sync_data() } else { Ok(()) }
+            if number.is_multiple_of(3) { file.sync_data() } else { Ok(()) }
         });
         match outcome {
             Ok(()) => {
