@@ -288,10 +288,7 @@ mod tests {
         let spec = Spec::parse("quire@device=nbd+unix:///?socket=/run/s").unwrap();
         assert_eq!(spec.medium, Medium::Export("nbd+unix:///?socket=/run/s".into()));
         let spec = Spec::parse("quire@cache=256m@device=memory").unwrap();
-        assert_eq!(
-            (spec.kind.clone(), spec.cache, spec.medium),
-            (Kind::Quire, Some(256 << 20), Medium::Memory)
-        );
+        assert_eq!((&spec.kind, spec.cache, &spec.medium), (&Kind::Quire, Some(256 << 20), &Medium::Memory));
         assert_eq!(spec.family(), "quire");
         assert!(!spec.needs_image());
         assert!(Spec::parse("mount@transport=dev").unwrap().needs_image());
