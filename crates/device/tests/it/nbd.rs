@@ -226,11 +226,11 @@ fn what_cannot_be_a_device_is_refused_with_a_reason() {
 #[test]
 fn a_server_that_does_not_answer_is_given_up() {
     let directory = directory();
-    let arguments = ["--filter=delay", "memory", "1M", "delay-read=20"];
+    let arguments = ["--filter=delay", "memory", "1M", "delay-write=20"];
     let Some(server) = Nbdkit::start(directory.path(), &arguments) else { return };
     let backend = server.open("&answer=1");
     let start = Instant::now();
-    let error = backend.read(IoClass::Data, BlockNo(0), &mut vec![0; BLOCK_SIZE]).unwrap_err();
+    let error = backend.write(IoClass::Data, BlockNo(0), &pattern(0, 1, 1)).unwrap_err();
     assert!(error.to_string().contains("no answer"), "{error}");
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     drop(backend);
