@@ -6,10 +6,10 @@
 //! step puts at most [`STEP_BLOCKS`] under way; a file with more stays in front, and the next step goes on
 //! with it. All are started before any is waited for. Then clean folios are dropped ahead of need.
 //!
-//! A block in writeback cannot be written to until the device is done with it (C2), so a pass leaves the end of
-//! a growing file alone ([`Mapping::tail`]): a log that is appended to would wait at every pass. A
-//! file of which nothing else is dirty keeps its end for [`TAIL_NANOS`]. The end is written like the rest when
-//! data is old, and when writers are about to be slowed.
+//! A block in writeback cannot be written to until the device is done with it (C2), so a pass leaves the end
+//! of a growing file alone ([`Mapping::tail`]): a log that is appended to would wait at every pass. A file of
+//! which nothing else is dirty keeps its end for [`TAIL_NANOS`]. The end is written like the rest when data
+//! is old, and when writers are about to be slowed.
 //!
 //! Files with few dirty folios are one thread's at a time, so that they get their homes next to each other
 //! and their writes join; the other threads take the large ones meanwhile.
@@ -34,8 +34,8 @@ use std::time::Duration;
 const STEP_BLOCKS: u64 = 4096;
 /// Time before a file whose writeback failed is tried again in the background, nanoseconds.
 const RETRY_NANOS: i64 = 1_000_000_000;
-/// Blocks before the end of a file from which on the end is left alone (1 MiB): two requests and two records in
-/// place of one are much for a smaller file.
+/// Blocks before the end of a file from which on the end is left alone (1 MiB): two requests and two records
+/// in place of one are much for a smaller file.
 const TAIL_BEHIND_BLOCKS: u64 = 256;
 /// Time for which the end of a growing file is left alone, if nothing else of the file is dirty, nanoseconds.
 const TAIL_NANOS: i64 = 1_000_000_000;

@@ -326,7 +326,8 @@ pub struct Resize {
 /// `quire grow`.
 #[derive(Debug, Args)]
 pub struct Grow {
-    /// New size of the volume, for example 20G: an image file grows with it. Default: the whole file or device
+    /// New size of the volume, for example 20G: an image file grows with it. Default: the whole file or
+    /// device
     #[arg(long, short, value_name = "SIZE|max")]
     pub size: Option<NewSize>,
     /// Say nothing unless it fails

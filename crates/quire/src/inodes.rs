@@ -111,7 +111,8 @@ impl Inodes {
         self.engine().readlink(inode)
     }
 
-    /// Creates a file or device without a name (O_TMPFILE): freed with its last reference, unless linked before.
+    /// Creates a file or device without a name (O_TMPFILE): freed with its last reference, unless linked
+    /// before.
     pub fn tmpfile(&self, directory: &InodeRef, create: &Create) -> Result<InodeRef> {
         self.engine().tmpfile(directory, create)
     }
@@ -144,8 +145,8 @@ impl Inodes {
     }
 
     /// Renames, and gives the old name to `remains`, which [`Inodes::tmpfile`] made and nothing has named:
-    /// all or nothing. `flags` cannot have [`RenameFlags::EXCHANGE`]. Where both names are of one file, nothing
-    /// happens.
+    /// all or nothing. `flags` cannot have [`RenameFlags::EXCHANGE`]. Where both names are of one file,
+    /// nothing happens.
     pub fn rename_leaving(
         &self,
         from: &InodeRef,

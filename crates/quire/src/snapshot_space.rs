@@ -32,7 +32,8 @@ pub struct SnapshotSpace {
     pub file_blocks_alone: u64,
     /// Blocks of files that another snapshot, or the volume itself, has too.
     pub file_blocks_shared: u64,
-    /// Blocks of metadata that nothing else has. They become free for other metadata: the pool keeps its size.
+    /// Blocks of metadata that nothing else has. They become free for other metadata: the pool keeps its
+    /// size.
     pub pool_blocks_alone: u64,
     /// Blocks of metadata that another snapshot, or the volume itself, has too.
     pub pool_blocks_shared: u64,

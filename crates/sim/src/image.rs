@@ -1,4 +1,5 @@
-//! Looking at a volume from outside: a [`State`] is everything that names lead to, in it and in its snapshots.
+//! Looking at a volume from outside: a [`State`] is everything that names lead to, in it and in its
+//! snapshots.
 //!
 //! Crash images are mounted without threads, in the order of the calls below and nothing else, so that the
 //! same image always gives the same answer.

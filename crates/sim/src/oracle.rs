@@ -14,8 +14,8 @@
 //!
 //! A snapshot is there iff its taking is in `c` and its deletion is not. It holds what all that had returned
 //! before the call has made, nothing that was called after it returned, and of what went on beside it each
-//! operation whole or not at all: exactly a configuration, whatever a crash might take away from that. It holds
-//! the same for ever.
+//! operation whole or not at all: exactly a configuration, whatever a crash might take away from that. It
+//! holds the same for ever.
 //!
 //! A group is a record: it is there, with all its bytes and the sizes that it made, if and only if it is in
 //! `c`.

@@ -223,8 +223,8 @@ pub enum Mistake {
     /// A resize publishes the new journal and then writes it with zeros. Shows when its blocks held journal
     /// blocks of the same volume: they are taken for records of the new life.
     NewRingWrittenLate,
-    /// A volume that grows in use writes one checkpoint of the new size, not two. Shows when new space is used
-    /// and the slot of the old size has to serve.
+    /// A volume that grows in use writes one checkpoint of the new size, not two. Shows when new space is
+    /// used and the slot of the old size has to serve.
     GrownInOneSlot,
     /// The record of received content names no data that must be durable before it (J1). Shows when the
     /// stream breaks, the power goes while the journal is forced, and the rest of the stream is received.

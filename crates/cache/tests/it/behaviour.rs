@@ -433,8 +433,8 @@ fn a_growing_file_does_not_keep_the_others_waiting() {
     assert!(waits.mapping().is_clean());
 }
 
-/// Background writeback wrote the end of a growing log at every pass, and the next append waited for the device
-/// meanwhile. The end is written when the file has rested for a second, and when data is old.
+/// Background writeback wrote the end of a growing log at every pass, and the next append waited for the
+/// device meanwhile. The end is written when the file has rested for a second, and when data is old.
 #[test]
 fn background_writeback_leaves_the_end_of_a_growing_file_alone() {
     let mut config = CacheConfig::new(256 << 20);

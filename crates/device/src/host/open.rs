@@ -27,7 +27,8 @@ pub enum OpenMode {
 /// ([`NbdAddress`]), whose lock is a mark on it (`owner`). Do this after forking: a backend has a thread.
 ///
 /// Errors: `NotFound`, `AccessDenied` and `ReadOnly` as the host says; `Busy` if it is open elsewhere (or,
-/// for a block device, in use by the kernel; for an export, if it may be); `IsDirectory`; `NotAVolume` for other kinds of file.
+/// for a block device, in use by the kernel; for an export, if it may be); `IsDirectory`; `NotAVolume` for
+/// other kinds of file.
 pub fn open_image(path: &Path, mode: OpenMode) -> Result<Arc<dyn Backend>> {
     if let Some(address) = NbdAddress::of(path) {
         return nbd::open(address?, mode);

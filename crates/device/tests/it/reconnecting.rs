@@ -389,7 +389,8 @@ impl Got {
     }
 }
 
-/// An owner that was cut off, superseded, and admitted again wrote what it had kept over the new owner's data.
+/// An owner that was cut off, superseded, and admitted again wrote what it had kept over the new owner's
+/// data.
 #[test]
 fn a_superseded_owner_writes_nothing_over_a_new_connection() {
     for newer in [Some(2), None] {

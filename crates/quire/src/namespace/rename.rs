@@ -10,8 +10,8 @@
 //! With `auto_da_alloc` the data of a file that is about to replace another is written back before any lock
 //! is taken: after a crash the name stands for the old contents or for the new ones, never for an empty file.
 //!
-//! A rename can leave an inode without a name (from [`super::tmpfile`]) at the old name, in the same transaction:
-//! overlayfs has a whiteout left there, which hides the name in the layers below.
+//! A rename can leave an inode without a name (from [`super::tmpfile`]) at the old name, in the same
+//! transaction: overlayfs has a whiteout left there, which hides the name in the layers below.
 //!
 //! Invariants: a name that exists before and after exists throughout, for look-ups too
 //! ([`super::directory::Moving`]); the replaced entry keeps its cookie.

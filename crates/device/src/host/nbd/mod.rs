@@ -81,7 +81,8 @@ fn start(address: &NbdAddress, mode: OpenMode) -> Result<(Arc<dyn Session>, Expo
 }
 
 /// Respects the mark of another owner, and writes one of this process, if the export holds a volume and is to
-/// be written. Between two looks there is no connection: the owner may be without one, and is to have it back.
+/// be written. Between two looks there is no connection: the owner may be without one, and is to have it
+/// back.
 fn claim(
     address: &NbdAddress,
     mode: OpenMode,
