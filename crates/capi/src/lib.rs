@@ -45,6 +45,7 @@ pub mod file;
 pub mod group;
 #[cfg(not(any(loom, shuttle)))]
 mod handle;
+#[cfg(not(any(loom, shuttle)))]
 pub mod lease;
 #[cfg(not(any(loom, shuttle)))]
 pub mod names;

@@ -222,8 +222,6 @@ impl Server {
             {
                 Kind::Long
             }
-            // Two transactions, of which the second may be refused.
-            Operation::Rename { flags, .. } if flags & libc::RENAME_WHITEOUT != 0 => Kind::Long,
             operation if self.sync_names && operation.changes_names() => Kind::Long,
             _ => Kind::MayWait,
         }

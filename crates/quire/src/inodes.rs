@@ -111,8 +111,7 @@ impl Inodes {
         self.engine().readlink(inode)
     }
 
-    /// Creates a file or device without a name (O_TMPFILE): freed with its last reference, unless linked
-    /// before.
+    /// Creates a file without a name (O_TMPFILE): freed with its last reference, unless linked before.
     pub fn tmpfile(&self, directory: &InodeRef, create: &Create) -> Result<InodeRef> {
         self.engine().tmpfile(directory, create)
     }
@@ -141,22 +140,7 @@ impl Inodes {
         to_name: &[u8],
         flags: RenameFlags,
     ) -> Result<()> {
-        self.engine().rename(from, name, to, to_name, flags, None)
-    }
-
-    /// Renames, and gives the old name to `remains`, which [`Inodes::tmpfile`] made and nothing has named:
-    /// all or nothing. `flags` cannot have [`RenameFlags::EXCHANGE`]. Where both names are of one file,
-    /// nothing happens.
-    pub fn rename_leaving(
-        &self,
-        from: &InodeRef,
-        name: &[u8],
-        to: &InodeRef,
-        to_name: &[u8],
-        flags: RenameFlags,
-        remains: &InodeRef,
-    ) -> Result<()> {
-        self.engine().rename(from, name, to, to_name, flags, Some(remains))
+        self.engine().rename(from, name, to, to_name, flags)
     }
 
     /// Lists a directory from behind the cookie `after` (0: from the start), `.` and `..` first, until

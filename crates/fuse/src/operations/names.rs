@@ -153,8 +153,7 @@ impl Operations {
         self.volume.inodes().remove_dir(&self.inode(parent)?, name)
     }
 
-    /// Renames, replaces or exchanges; `flags` as in `renameat2`. A whiteout, as overlayfs has it left at the
-    /// old name, is a character device of number zero; `caller` owns it.
+    /// Renames, replaces or exchanges; `flags` as in `renameat2`.
     pub fn rename(
         &self,
         parent: u64,
@@ -162,23 +161,16 @@ impl Operations {
         new_parent: u64,
         new_name: &[u8],
         flags: u32,
-        caller: Caller,
     ) -> Result<()> {
         let mut wanted = RenameFlags::empty();
         wanted.set(RenameFlags::NOREPLACE, flags & libc::RENAME_NOREPLACE != 0);
         wanted.set(RenameFlags::EXCHANGE, flags & libc::RENAME_EXCHANGE != 0);
-        if flags & !(libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE | libc::RENAME_WHITEOUT) != 0 {
+        if flags & !(libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE) != 0 {
             return Err(Error::invalid(format!("rename flags {flags:#x} are not supported")));
         }
         self.snapshots.check_name(parent, name).and(self.snapshots.check_name(new_parent, new_name))?;
         let (from, to) = (self.inode(parent)?, self.inode(new_parent)?);
-        let inodes = self.volume.inodes();
-        if flags & libc::RENAME_WHITEOUT == 0 {
-            return inodes.rename(&from, name, &to, new_name, wanted);
-        }
-        let whiteout = Make { mode: libc::S_IFCHR, umask: 0, rdev: 0, caller };
-        let whiteout = inodes.tmpfile(&from, &whiteout.engine()?)?;
-        inodes.rename_leaving(&from, name, &to, new_name, wanted, &whiteout)
+        self.volume.inodes().rename(&from, name, &to, new_name, wanted)
     }
 
     /// The entries of a directory behind `after` (0: from the start), until `take` has enough.

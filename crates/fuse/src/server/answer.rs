@@ -301,7 +301,7 @@ fn perform(operations: &Operations, request: &Request, message: Message<'_>) -> 
         Operation::Unlink { name } => operations.unlink(node, bytes(name)).map(|()| Answer::Nothing)?,
         Operation::Rmdir { name } => operations.rmdir(node, bytes(name)).map(|()| Answer::Nothing)?,
         Operation::Rename { name, new_parent, new_name, flags } => operations
-            .rename(node, bytes(name), new_parent, bytes(new_name), flags, caller)
+            .rename(node, bytes(name), new_parent, bytes(new_name), flags)
             .map(|()| Answer::Nothing)?,
         Operation::Link { node: old, name } => entry(operations.link(old, node, bytes(name))?),
         Operation::Open(args) => {

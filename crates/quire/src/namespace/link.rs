@@ -5,6 +5,7 @@
 //!
 //! Neighbours: [`super::tmpfile`], [`super::unlink`].
 
+use super::INODE_NEVER_NAMED;
 use super::directory::enter;
 use super::entry::exists;
 use super::records::Records;
@@ -50,11 +51,18 @@ impl Engine {
         transaction.warm_orphan(inode.number(), state)?;
         let mut records = Records::lock(self, &[inode.arc()]);
         if records.record(inode).nlink == 0 {
-            records.first_name(inode, &mut transaction)?;
-        } else {
-            records.add_links(inode, 1)?;
+            if records.record(inode).flags & INODE_NEVER_NAMED == 0 {
+                return Err(Error::new(
+                    ErrorKind::NotFound,
+                    format!("inode {} has been unlinked", inode.number()),
+                ));
+            }
+            records.clear_orphan(inode, &mut transaction);
         }
-        records.edit(inode).ctime = self.options.clock.now();
+        records.add_links(inode, 1)?;
+        let record = records.edit(inode);
+        record.flags &= !INODE_NEVER_NAMED;
+        record.ctime = self.options.clock.now();
         let entry =
             Entry { inode: inode.number(), generation: inode.generation(), file_type: inode.kind(), name };
         transaction.put(key, &entry.encode());

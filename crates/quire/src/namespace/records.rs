@@ -91,21 +91,8 @@ impl<'a> Records<'a> {
         self.locked[at].orphan = Some(slot.map_or(OrphanState::Key, OrphanState::Slot));
     }
 
-    /// Counts the first name of an inode that was made without one, and gives back its orphan slot.
-    pub(crate) fn first_name(&mut self, inode: &Inode, transaction: &mut Transaction<'_>) -> Result<()> {
-        if self.record(inode).flags & super::INODE_NEVER_NAMED == 0 {
-            return Err(Error::new(
-                quire_base::ErrorKind::NotFound,
-                format!("inode {} has been unlinked", inode.number),
-            ));
-        }
-        self.clear_orphan(inode, transaction);
-        self.add_links(inode, 1)?;
-        self.edit(inode).flags &= !super::INODE_NEVER_NAMED;
-        Ok(())
-    }
-
-    fn clear_orphan(&mut self, inode: &Inode, transaction: &mut Transaction<'_>) {
+    /// Gives back the slot of an inode that gets its first name.
+    pub(crate) fn clear_orphan(&mut self, inode: &Inode, transaction: &mut Transaction<'_>) {
         let at = self.place(inode);
         match self.locked[at].meta.orphan {
             OrphanState::Named => return,

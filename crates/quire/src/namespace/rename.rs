@@ -10,9 +10,6 @@
 //! With `auto_da_alloc` the data of a file that is about to replace another is written back before any lock
 //! is taken: after a crash the name stands for the old contents or for the new ones, never for an empty file.
 //!
-//! A rename can leave an inode without a name (from [`super::tmpfile`]) at the old name, in the same
-//! transaction: overlayfs has a whiteout left there, which hides the name in the layers below.
-//!
 //! Invariants: a name that exists before and after exists throughout, for look-ups too
 //! ([`super::directory::Moving`]); the replaced entry keeps its cookie.
 //!
@@ -25,7 +22,7 @@ use super::records::Records;
 use super::unlink::{is_directory, not_directory};
 use crate::engine::Engine;
 use crate::inode::InodeRef;
-use crate::transaction::{Cost, Depends, Transaction};
+use crate::transaction::{Cost, Depends};
 use quire_base::patience;
 use quire_base::sync::Arc;
 use quire_base::{Error, ErrorKind, InodeNo, Result};
@@ -82,7 +79,7 @@ impl Ancestry {
 
 impl Engine {
     /// Renames. Kinds: `NotFound`, `Exists` (NOREPLACE), `IsDirectory`, `NotDirectory`, `NotEmpty`, `Invalid`
-    /// for a directory that would be moved below itself. `remains`, which has no name yet, gets the old one.
+    /// for a directory that would be moved below itself.
     pub(crate) fn rename(
         self: &Arc<Engine>,
         from: &InodeRef,
@@ -90,16 +87,12 @@ impl Engine {
         to: &InodeRef,
         to_name: &[u8],
         flags: RenameFlags,
-        remains: Option<&InodeRef>,
     ) -> Result<()> {
         let _change = self.begin_change()?;
         if flags.contains(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE)
             || flags.bits() & !RenameFlags::all().bits() != 0
         {
             return Err(Error::invalid("a rename exchanges, or does not replace, or neither"));
-        }
-        if remains.is_some() && flags.contains(RenameFlags::EXCHANGE) {
-            return Err(Error::invalid("a rename that exchanges leaves no name for anything else"));
         }
         from.names()?;
         to.names()?;
@@ -116,7 +109,7 @@ impl Engine {
 
         if from.number() == to.number() {
             let _entered = enter_two(from, source.hash, target.hash)?;
-            return self.rename_entered(source, target, None, flags, remains);
+            return self.rename_entered(source, target, None, flags);
         }
         let _rename = if patience::may_wait() {
             self.rename.lock()
@@ -127,7 +120,7 @@ impl Engine {
         };
         let ancestry = Ancestry { from: self.way_to_root(from)?, to: self.way_to_root(to)? };
         let _entered = enter_both(source, target, ancestry.target_first())?;
-        self.rename_entered(source, target, Some(&ancestry), flags, remains)
+        self.rename_entered(source, target, Some(&ancestry), flags)
     }
 
     /// Writes a file's data back if it is about to replace another file. What is found here may have changed
@@ -178,7 +171,6 @@ impl Engine {
         target: Name<'a>,
         ancestry: Option<&Ancestry>,
         flags: RenameFlags,
-        remains: Option<&InodeRef>,
     ) -> Result<()> {
         let search = |place: Name<'a>| self.search_entry(place.directory.number(), place.hash, place.name);
         let named = |place: Name<'a>, found: Found| -> Result<Named<'a>> {
@@ -200,9 +192,9 @@ impl Engine {
         };
         check_loops(&source, replaced.as_ref(), ancestry, flags)?;
         match replaced {
-            None => self.move_entry(&source, target, &at_target, ancestry.is_some(), remains),
+            None => self.move_entry(&source, target, &at_target, ancestry.is_some()),
             Some(other) if flags.contains(RenameFlags::EXCHANGE) => self.exchange(&source, &other),
-            Some(old) => self.replace(&source, &old, ancestry.is_some(), remains),
+            Some(old) => self.replace(&source, &old, ancestry.is_some()),
         }
     }
 
@@ -213,7 +205,6 @@ impl Engine {
         target: Name<'_>,
         at_target: &Search,
         crosses: bool,
-        remains: Option<&InodeRef>,
     ) -> Result<()> {
         let cookie = at_target.vacant(target.directory, target.name)?;
         let from = source.place.directory;
@@ -221,16 +212,14 @@ impl Engine {
         let moves_parent = crosses && source.inode.kind() == FileType::Directory;
 
         // Two entries, the inode, both directories.
-        let mut transaction = self.begin(cost_with(remains, 5, 3 * INODE_BYTES + ENTRY_BYTES_MAX))?;
+        let mut transaction = self.begin(Cost::new(5, 3 * INODE_BYTES + ENTRY_BYTES_MAX))?;
         let old_key = Key::entry(from.number(), source.found.cookie);
         let new_key = Key::entry(to.number(), cookie);
         transaction.warm(&[old_key, new_key, Key::inode(source.inode.number())])?;
         if moves_parent {
             transaction.warm(&[Key::inode(from.number()), Key::inode(to.number())])?;
         }
-        self.warm_remains(&transaction, remains)?;
         let mut locks = vec![source.inode.arc()];
-        locks.extend(remains.map(InodeRef::arc));
         if moves_parent {
             locks.extend([from.arc(), to.arc()]);
         }
@@ -242,18 +231,12 @@ impl Engine {
         }
         records.edit(&source.inode).ctime = self.options.clock.now();
         transaction.put(new_key, &entry(&source.inode, target.name));
-        self.leave(source.place, old_key, remains, &mut records, &mut transaction)?;
+        transaction.delete(old_key);
         self.finish(records, transaction, from, to, Depends::Nothing)
     }
 
     /// Puts an entry in the place of another, whose inode loses the name.
-    fn replace(
-        self: &Arc<Engine>,
-        source: &Named<'_>,
-        old: &Named<'_>,
-        crosses: bool,
-        remains: Option<&InodeRef>,
-    ) -> Result<()> {
+    fn replace(self: &Arc<Engine>, source: &Named<'_>, old: &Named<'_>, crosses: bool) -> Result<()> {
         let (from, to) = (source.place.directory, old.place.directory);
         let moves = source.inode.kind() == FileType::Directory;
         let removes = old.inode.kind() == FileType::Directory;
@@ -268,16 +251,13 @@ impl Engine {
         }
 
         // Two entries, both inodes, both directories, the orphan.
-        let cost = cost_with(remains, 7, 4 * INODE_BYTES + ENTRY_BYTES_MAX);
-        let mut transaction = self.begin(cost.critical())?;
+        let mut transaction = self.begin(Cost::new(7, 4 * INODE_BYTES + ENTRY_BYTES_MAX).critical())?;
         let old_key = Key::entry(from.number(), source.found.cookie);
         let new_key = Key::entry(to.number(), old.found.cookie);
         let (new, gone) = (&source.inode, &old.inode);
         transaction.warm(&[old_key, new_key, Key::inode(new.number()), Key::inode(gone.number())])?;
         transaction.warm_new_orphan(gone.number())?;
-        self.warm_remains(&transaction, remains)?;
         let mut locks = vec![new.arc(), gone.arc()];
-        locks.extend(remains.map(InodeRef::arc));
         if removes {
             transaction.warm(&[Key::inode(from.number()), Key::inode(to.number())])?;
             locks.extend([from.arc(), to.arc()]);
@@ -299,38 +279,12 @@ impl Engine {
         }
         records.edit(gone).ctime = now;
         transaction.put(new_key, &entry(new, old.place.name));
-        self.leave(source.place, old_key, remains, &mut records, &mut transaction)?;
+        transaction.delete(old_key);
         // The name may show the new contents or the old ones, so what was written back before comes first.
         self.finish(records, transaction, from, to, Depends::DataOf(new))?;
         if let Some(doomed) = doomed {
             doomed.removed();
         }
-        Ok(())
-    }
-
-    fn warm_remains(&self, transaction: &Transaction<'_>, remains: Option<&InodeRef>) -> Result<()> {
-        let Some(inode) = remains else { return Ok(()) };
-        transaction.warm(&[Key::inode(inode.number())])?;
-        let state = inode.meta().orphan;
-        transaction.warm_orphan(inode.number(), state)
-    }
-
-    /// Frees the old name, or gives it to what remains.
-    fn leave(
-        &self,
-        place: Name<'_>,
-        key: Key,
-        remains: Option<&InodeRef>,
-        records: &mut Records<'_>,
-        transaction: &mut Transaction<'_>,
-    ) -> Result<()> {
-        let Some(inode) = remains else {
-            transaction.delete(key);
-            return Ok(());
-        };
-        records.first_name(inode, transaction)?;
-        records.edit(inode).ctime = self.options.clock.now();
-        transaction.put(key, &entry(inode, place.name));
         Ok(())
     }
 
@@ -379,7 +333,7 @@ impl Engine {
     fn finish(
         &self,
         records: Records<'_>,
-        transaction: Transaction<'_>,
+        transaction: crate::transaction::Transaction<'_>,
         from: &InodeRef,
         to: &InodeRef,
         depends: Depends<'_>,
@@ -392,14 +346,6 @@ impl Engine {
             directory.touch_written();
         }
         Ok(())
-    }
-}
-
-/// The cost of a rename, and of the inode, the entry and the orphan of what remains.
-fn cost_with(remains: Option<&InodeRef>, keys: usize, bytes: usize) -> Cost {
-    match remains {
-        Some(_) => Cost::new(keys + 2, bytes + INODE_BYTES + ENTRY_BYTES_MAX),
-        None => Cost::new(keys, bytes),
     }
 }
 

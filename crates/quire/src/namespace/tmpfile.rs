@@ -14,10 +14,10 @@ use quire_base::{Error, Result};
 use quire_format::inode::FileType;
 
 impl Engine {
-    /// Makes a file or device without a name; what it inherits comes from `directory`.
+    /// Makes a regular file without a name; what it inherits comes from `directory`.
     pub(crate) fn tmpfile(self: &Arc<Engine>, directory: &InodeRef, create: &Create) -> Result<InodeRef> {
         let _change = self.begin_change()?;
-        if matches!(create.kind, FileType::Directory | FileType::Symlink) {
+        if create.kind != FileType::Regular {
             return Err(Error::invalid(format!("a {:?} without a name cannot be made", create.kind)));
         }
         let _live = enter_live(directory)?;

@@ -50,10 +50,10 @@ fn full() -> (Arc<SimulatedBackend>, Volume) {
     small.visible().for_each(&mut |at, block| image.set(at, Some(block.clone())));
     let device = on(&image);
     let volume = image::options().open_backend(device.clone()).unwrap();
-    written(&volume, "old", 7);
+    written(&volume, "n0", 7);
     volume.take_snapshot("before").unwrap();
     // Pieces that become smaller until none fits any more.
-    let filler = file(&volume, "filler");
+    let filler = file(&volume, "n1");
     let (mut at, mut piece) = (0, 1024 * BLOCK_SIZE as u64);
     while piece >= BLOCK_SIZE as u64 {
         match volume.inodes().allocate(&filler, FallocateMode::KeepSize, at, piece) {
@@ -63,7 +63,7 @@ fn full() -> (Arc<SimulatedBackend>, Volume) {
         }
     }
     volume.sync().unwrap();
-    let inode = file(&volume, "none");
+    let inode = file(&volume, "n2");
     let more = vec![1; FILE_BLOCKS * BLOCK_SIZE];
     assert!(volume.inodes().write_at(&inode, &more, 0, IoFlags::empty()).is_err(), "it is not full");
     volume.sync().unwrap();
@@ -82,7 +82,7 @@ fn crashes() -> Result<BTreeMap<u64, u64>, String> {
     // By when each file had been synced.
     let mut synced = Vec::new();
     for number in 1..=FILES {
-        written(&volume, &format!("new{number}"), number);
+        written(&volume, &format!("n{}", 10 + number), number);
         synced.push(device.event_count());
     }
     let space = |found: &State| found.free_blocks + found.pool_blocks;
@@ -116,14 +116,14 @@ fn crashes() -> Result<BTreeMap<u64, u64>, String> {
             let lost = synced
                 .iter()
                 .zip(1..)
-                .find(|(end, number)| **end <= event && !is_there(&format!("new{number}"), *number));
+                .find(|(end, number)| **end <= event && !is_there(&format!("n{}", 10 + number), *number));
             if let Some((_, number)) = lost {
-                return Err(wrong(format!("new{number} is lost")));
+                return Err(wrong(format!("n{} is lost", 10 + number)));
             }
             let before = image::options().read_only(true).snapshot("before").open_backend(on(&crashed));
             let before =
-                before.and_then(|before| before.read("old")).map_err(|error| wrong(error.to_string()))?;
-            if !is_there("old", 7) || before != vec![7; FILE_BLOCKS * BLOCK_SIZE] {
+                before.and_then(|before| before.read("n0")).map_err(|error| wrong(error.to_string()))?;
+            if !is_there("n0", 7) || before != vec![7; FILE_BLOCKS * BLOCK_SIZE] {
                 return Err(wrong("an old file is another one".into()));
             }
             *sizes.entry(blocks).or_default() += 1;

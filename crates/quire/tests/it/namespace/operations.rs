@@ -185,43 +185,6 @@ fn renaming_moves_replaces_and_exchanges() {
 }
 
 #[test]
-fn renaming_can_leave_a_device_at_the_old_name() {
-    let volume = volume();
-    let inodes = volume.inodes();
-    let root = inodes.root();
-    let (d, e) = (directory(&volume, &root, b"d"), directory(&volume, &root, b"e"));
-    let whiteout =
-        || inodes.tmpfile(&d, &Create { kind: quire::FileType::CharDevice, ..Create::file(0) }).unwrap();
-    // To a free name, over another file, and a directory, between directories and in one.
-    let (a, b, s) = (file(&volume, &d, b"a"), file(&volume, &e, b"b"), directory(&volume, &d, b"s"));
-    let cases: [(_, &[u8], _, &[u8]); 4] =
-        [(&d, b"a", &e, b"free"), (&e, b"free", &e, b"b"), (&d, b"s", &e, b"s"), (&e, b"s", &e, b"t")];
-    for (from, name, to, to_name) in cases {
-        let moved = inodes.lookup(from, name).unwrap().number();
-        let whiteout = whiteout();
-        assert_eq!(links(&volume, &whiteout), 0);
-        inodes.rename_leaving(from, name, to, to_name, NONE, &whiteout).unwrap();
-        assert_eq!(inodes.lookup(to, to_name).unwrap().number(), moved);
-        assert_eq!(inodes.lookup(from, name).unwrap().number(), whiteout.number());
-        assert_eq!(links(&volume, &whiteout), 1);
-        consistency::check(&volume);
-    }
-    assert_eq!((links(&volume, &a), links(&volume, &b), links(&volume, &s)), (1, 0, 2));
-    // What is refused leaves both names as they are, and the device without one.
-    let refused = whiteout();
-    let fails_with = |flags, device: &_, kind| {
-        fails(inodes.rename_leaving(&e, b"b", &d, b"a", flags, device), kind);
-        assert_eq!(inodes.lookup(&e, b"b").unwrap().number(), a.number());
-    };
-    fails_with(RenameFlags::NOREPLACE, &refused, ErrorKind::Exists);
-    fails_with(RenameFlags::EXCHANGE, &refused, ErrorKind::Invalid);
-    fails_with(NONE, &b, ErrorKind::NotFound);
-    assert_eq!(links(&volume, &refused), 0);
-    drop((a, b, s, refused));
-    consistency::check(&volume);
-}
-
-#[test]
 fn renaming_onto_a_link_of_the_same_file_does_nothing() {
     let volume = volume();
     let root = volume.inodes().root();
