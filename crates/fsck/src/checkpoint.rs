@@ -4,8 +4,8 @@
 //! Two walks, one for each slot. Checkpoints share nearly all of their nodes: leaves that the first walk has
 //! read are not read again by the second. A walk follows each block once, so it ends on any image.
 //!
-//! Bad copies that the newest checkpoint names may be mended in place, since it alone is sure to own their
-//! blocks. A superblock of long ago names blocks that the pool has used again since.
+//! Bad copies that the newest checkpoint names, or a snapshot, may be mended in place, since these are sure to
+//! own their blocks. A superblock of long ago names blocks that the pool has used again since.
 //!
 //! Memory: 16 bytes a node, and one bit a block of the pool.
 //!
@@ -168,7 +168,8 @@ impl Walk<'_> {
         let number = self.checkpoint.superblock.checkpoint;
         if let Role::Snapshot(name) = self.role {
             let message = format!("snapshot {name:?}: {message}");
-            self.findings.add(IssueKind::SnapshotDamaged, ReportPlace::block(at.0), message);
+            let kind = if kind == IssueKind::CopyDamaged { kind } else { IssueKind::SnapshotDamaged };
+            self.findings.add(kind, ReportPlace::block(at.0), message);
         } else if self.newest {
             self.findings.add(kind, ReportPlace::block(at.0), message);
         } else {
@@ -220,7 +221,7 @@ impl Walk<'_> {
         for (at, error) in bad {
             // Both walks may come here.
             let known = &mut self.findings.fixes.copies;
-            let new = if self.newest {
+            let new = if self.role != Role::Older {
                 known.insert((serves, at))
             } else {
                 !known.contains(&(serves, at)) && self.checkpoint.copies.insert((serves, at))

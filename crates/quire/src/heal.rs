@@ -3,7 +3,7 @@
 //! The tree notes what its loads find ([`quire_tree::heal`]). The committer, or a caller of the background
 //! work instead, marks these nodes under a reservation and the barrier, and writes a checkpoint. Metadata
 //! that is read only at the opening (superblocks, the pool's manifest, orphan blocks) is written again by the
-//! opening itself ([`crate::recovery`]).
+//! opening itself ([`crate::recovery`]). What snapshots have is mended by a scrub ([`crate::scrub`]).
 //!
 //! Neighbours: [`crate::transaction`] reserves, [`crate::checkpoint`] writes.
 

@@ -11,7 +11,7 @@
 //! ([`Kept`]), and a scrub asks for one now and then. So one that the end of the volume, or a crash, has
 //! interrupted goes on with the next opening, from where the last checkpoint was. Nodes are read in the order
 //! of keys and data in that of inodes, neither of which changes meanwhile: what is new behind the position
-//! was written after the scrub began.
+//! was written after the scrub began. What snapshots have is read from its beginning again.
 //!
 //! Invariants: the position never passes what has not been read; nothing relies on it otherwise.
 //!
@@ -19,6 +19,7 @@
 
 mod data;
 mod fixed;
+mod kept;
 
 use crate::engine::Engine;
 use crate::volume::Volume;
@@ -92,9 +93,9 @@ pub struct ScrubReport {
     pub data_bytes: u64,
     /// Files whose data was read.
     pub files: u64,
-    /// Pieces of metadata with a bad copy.
+    /// Pieces of metadata with a bad copy; one that the volume and a snapshot have in common counts for both.
     pub damaged: u64,
-    /// Of these, pieces that were written anew; none on a volume that is open for reading only.
+    /// Of these, pieces that were written anew or mended; none on a volume that is open for reading only.
     pub healed: u64,
     /// Pieces of metadata without a good copy: why, for each.
     pub lost: Vec<String>,
@@ -166,7 +167,7 @@ struct Scrub<'a> {
 }
 
 impl Volume {
-    /// Reads all copies of all metadata, and mends what has a good copy or is in memory; with
+    /// Reads all copies of all metadata, that of snapshots too, and mends what has a good copy or is in memory; with
     /// [`ScrubOptions::data`] also all data. The volume stays in use meanwhile. `watch` is told now and then
     /// how far it is, and may break it off.
     ///
@@ -247,7 +248,10 @@ impl<'a> Scrub<'a> {
 
     fn run(&mut self, inodes: &crate::inodes::Inodes) -> Result<ControlFlow<()>> {
         let done = match self.last.position {
-            ScrubPosition::Metadata(from) => self.metadata(from)?,
+            ScrubPosition::Metadata(from) => match self.metadata(from)? {
+                ControlFlow::Continue(()) => self.snapshots()?,
+                done => done,
+            },
             ScrubPosition::Data(..) => ControlFlow::Continue(()),
         };
         if done.is_break() || !self.options.data {

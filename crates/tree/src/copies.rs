@@ -1,6 +1,6 @@
 //! Reading what lies in two places: the first copy that can be read and checks serves.
 //!
-//! Neighbours: `manifest`, `load` and `scrub` read through this.
+//! Neighbours: `manifest`, `load`, `scrub` and `kept` read through this.
 
 use quire_base::{BlockNo, Error, ErrorKind, Result};
 use quire_device::{AlignedBuf, Device, IoClass};
@@ -13,9 +13,13 @@ pub enum Look {
     UntilGood,
     /// All of them.
     AtAll,
+    /// All of them; a good one's bytes are written over a bad one. Only for blocks that nothing else is
+    /// written to meanwhile.
+    Mend,
 }
 
-/// Reads the copies in turn until one passes `check`, or all; says as well whether one of those was bad.
+/// Reads the copies in turn until one passes `check`, or all; says as well whether one of those is bad, and
+/// still is afterwards.
 ///
 /// Errors, if none is good: the first copy's, unless that is one of reading and the second copy's is damage.
 pub(crate) fn read_copies<T>(
@@ -32,7 +36,7 @@ pub(crate) fn read_copies<T>(
             break;
         }
         match device.read(IoClass::Metadata, at, &mut buffer).and_then(|()| check(&buffer)) {
-            Ok(value) => good = Some(value),
+            Ok(value) => good = Some((at, value)),
             Err(error) => {
                 let first = bad.take();
                 let keep = first.filter(|(_, first)| {
@@ -43,11 +47,20 @@ pub(crate) fn read_copies<T>(
         }
     }
     match (good, bad) {
-        (Some(value), bad) => {
-            if let Some((block, error)) = &bad {
-                tracing::warn!(%block, %error, "a copy of metadata is bad; the other one serves");
+        (Some((_, value)), None) => Ok((value, false)),
+        (Some((serves, value)), Some((block, error))) => {
+            tracing::warn!(%block, %error, "a copy of metadata is bad; the other one serves");
+            if look != Look::Mend {
+                return Ok((value, true));
             }
-            Ok((value, bad.is_some()))
+            let mended = device
+                .read(IoClass::Metadata, serves, &mut buffer)
+                .and_then(|()| check(&buffer))
+                .and_then(|_| device.write(IoClass::Metadata, block, &buffer));
+            if let Err(error) = &mended {
+                tracing::warn!(%block, %error, "a bad copy of metadata could not be overwritten");
+            }
+            Ok((value, mended.is_err()))
         }
         (None, bad) => Err(bad.expect("a place has a block").1),
     }

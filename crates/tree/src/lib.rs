@@ -20,6 +20,7 @@
 //! | [`copies`] | reading what lies in two places |
 //! | [`heal`] | writing anew what is bad in one of them |
 //! | [`scrub`] | looking at every copy of every node |
+//! | [`kept`] | the same for nodes that only kept checkpoints have, and mending them |
 //! | `load`, `evict`, `ticket` | the node cache: reading nodes in, letting clean ones go, keeping those in use |
 //! | `checkpoint` | freezing an epoch and writing it |
 //! | `accounting` | reservations: how much may be dirty, so that a checkpoint always has memory and room |
@@ -29,8 +30,8 @@
 //! | `node`, `inner`, `pin` | nodes in memory; inner nodes, which are replaced and not changed; when memory is freed |
 //!
 //! Invariants:
-//! * Nothing on disk is overwritten that a durable superblock needs; a checkpoint is visible only through the
-//!   superblock that its caller writes.
+//! * Nothing on disk is overwritten that a durable superblock needs, but for a bad copy of what is kept; a
+//!   checkpoint is visible only through the superblock that its caller writes.
 //! * A checkpoint's tree is exactly what was put before its freeze, whatever is put while it is written.
 //! * After [`Tree::prepare`] and while its ticket lives, changes of the prepared keys do no I/O and do not
 //!   fail.
@@ -49,6 +50,7 @@ mod evict;
 pub mod heal;
 mod heat;
 mod inner;
+pub mod kept;
 mod load;
 mod lookup;
 #[cfg(all(test, loom))]

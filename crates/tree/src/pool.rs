@@ -189,6 +189,11 @@ impl PoolState {
         Ok(())
     }
 
+    /// Whether a checkpoint is kept under this number.
+    pub(crate) fn keeps(&self, number: u32) -> bool {
+        self.kept.contains_key(&number)
+    }
+
     /// Whether a kept checkpoint needs a block.
     pub(crate) fn is_kept(&self, block: BlockNo) -> bool {
         self.find(block).is_some_and(|(chunk, bit)| get(&self.chunks[chunk].held, bit))

@@ -7,6 +7,7 @@ mod damage;
 mod documentation;
 mod generated;
 mod heal;
+mod kept;
 mod long_ago;
 mod lossy;
 mod mixed;

@@ -1,19 +1,47 @@
 //! Looking at what lies at places of its own: superblocks, the pool's manifest, orphan blocks, the journal.
 //!
-//! Neighbours: [`super`] looks at the nodes of the tree.
+//! Neighbours: [`super`] looks at the nodes of the tree, [`super::kept`] at what snapshots have.
 
 use super::ScrubReport;
 use crate::checkpoint::CheckpointState;
 use crate::engine::Engine;
 use crate::superblocks;
 use quire_base::sync::atomic::Ordering;
-use quire_base::{BLOCK_SIZE, BlockNo, Result};
-use quire_device::{AlignedBuf, IoClass};
+use quire_base::{BLOCK_SIZE, BlockNo, Error, Result};
+use quire_device::{AlignedBuf, Device, IoClass};
 use quire_format::journal::PAYLOAD_BYTES;
 use quire_format::superblock::Superblock;
 use quire_journal::{ReplayConfig, replay_readable};
 use quire_tree::PoolState;
 use quire_tree::copies::Look;
+
+/// What a look at a manifest and the orphan blocks has found.
+#[derive(Default)]
+pub(super) struct PoolLook {
+    /// Bytes read, all copies counted.
+    pub(super) bytes: u64,
+    /// A copy is bad where the other one is good.
+    pub(super) is_damaged: bool,
+    /// What has no good copy, and why.
+    pub(super) lost: Vec<Error>,
+}
+
+/// Reads the manifest and the orphan blocks that a superblock names.
+pub(super) fn look_at_pool(device: &Device, superblock: &Superblock, look: Look) -> PoolLook {
+    let volume = superblock.volume_id();
+    let loaded = PoolState::load_with(device, volume, superblock.manifest, superblock.block_count, look);
+    let mut pool = match loaded {
+        Ok(pool) => pool,
+        Err(error) => {
+            tracing::warn!(%error, "the metadata pool's manifest is bad");
+            return PoolLook { lost: vec![error], ..PoolLook::default() };
+        }
+    };
+    let orphan_blocks = 0..superblock.orphan_blocks;
+    let lost = orphan_blocks.filter_map(|index| pool.load_orphan_block(device, index, look).err()).collect();
+    let pages = u64::from(superblock.manifest.count) + u64::from(superblock.orphan_blocks);
+    PoolLook { bytes: pages * pool.copies() * BLOCK_SIZE as u64, is_damaged: pool.is_damaged(), lost }
+}
 
 impl Engine {
     /// Looks at what lies at places of its own; keeps checkpoints out meanwhile. What is bad is written anew
@@ -28,7 +56,9 @@ impl Engine {
             errors.inspect(|error| tracing::warn!(%error, "a copy of a superblock is bad")).count() as u64;
         // One without a good copy has been counted, and is replaced.
         if let Ok(superblock) = slots[state.slot].newest() {
-            bad += self.look_at_pool(&superblock, report);
+            let pool = look_at_pool(&self.device, &superblock, Look::AtAll);
+            report.metadata_bytes += pool.bytes;
+            bad += u64::from(pool.is_damaged) + pool.lost.len() as u64;
         }
         let (damaged, unreadable) = self.look_at_journal(&state, report);
         bad += u64::from(damaged);
@@ -51,26 +81,6 @@ impl Engine {
         }
         tracing::info!(bad, "damaged superblocks, pool pages or journal blocks are replaced");
         Ok(())
-    }
-
-    fn look_at_pool(&self, superblock: &Superblock, report: &mut ScrubReport) -> u64 {
-        let volume = superblock.volume_id();
-        let blocks = superblock.block_count;
-        let loaded = PoolState::load_with(&self.device, volume, superblock.manifest, blocks, Look::AtAll);
-        let mut pool = match loaded {
-            Ok(pool) => pool,
-            Err(error) => {
-                tracing::warn!(%error, "the metadata pool's manifest is bad");
-                return 1;
-            }
-        };
-        let mut bad = 0;
-        for index in 0..superblock.orphan_blocks {
-            bad += u64::from(pool.load_orphan_block(&self.device, index, Look::AtAll).is_err());
-        }
-        let pages = u64::from(superblock.manifest.count) + u64::from(superblock.orphan_blocks);
-        report.metadata_bytes += pages * pool.copies() * BLOCK_SIZE as u64;
-        bad + u64::from(pool.is_damaged())
     }
 
     /// Reads the records behind the newest checkpoint, as a recovery would: whether they are damaged, and the
