@@ -4,8 +4,8 @@
 //! Two walks, one for each slot. Checkpoints share nearly all of their nodes: leaves that the first walk has
 //! read are not read again by the second. A walk follows each block once, so it ends on any image.
 //!
-//! Bad copies that the newest checkpoint names, or a snapshot, may be mended in place, since these are sure to
-//! own their blocks. A superblock of long ago names blocks that the pool has used again since.
+//! Bad copies that the newest checkpoint names, or a snapshot, may be mended in place, since these are sure
+//! to own their blocks. A superblock of long ago names blocks that the pool has used again since.
 //!
 //! Memory: 16 bytes a node, and one bit a block of the pool.
 //!

@@ -167,9 +167,9 @@ struct Scrub<'a> {
 }
 
 impl Volume {
-    /// Reads all copies of all metadata, that of snapshots too, and mends what has a good copy or is in memory; with
-    /// [`ScrubOptions::data`] also all data. The volume stays in use meanwhile. `watch` is told now and then
-    /// how far it is, and may break it off.
+    /// Reads all copies of all metadata, that of snapshots too, and mends what has a good copy or is in
+    /// memory; with [`ScrubOptions::data`] also all data. The volume stays in use meanwhile. `watch` is told
+    /// now and then how far it is, and may break it off.
     ///
     /// Errors: those of mending. What cannot be read is no error, but in the report.
     ///

@@ -3,8 +3,8 @@
 //! Protocol. A load that had to take the second copy notes the node ([`Tree::note_damaged`]). Later, with a
 //! reservation and while nobody freezes, [`Tree::rewrite`] marks the node and the path to it dirty, though
 //! nothing in them changes. So the next checkpoint writes it to a fresh place, both copies of it, and frees
-//! the old one. Nothing of the live tree is overwritten in place: a crash leaves the old tree, whose good copy
-//! still serves. Where a kept checkpoint has the node, too, its bad copy is left to the next scrub
+//! the old one. Nothing of the live tree is overwritten in place: a crash leaves the old tree, whose good
+//! copy still serves. Where a kept checkpoint has the node, too, its bad copy is left to the next scrub
 //! ([`crate::kept`]).
 //!
 //! Invariants: a node is rewritten only while the live tree names it in the place where it was bad. What is

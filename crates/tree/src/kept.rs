@@ -7,7 +7,8 @@
 //! the live tree, and the checkpoint behind it, miss nothing.
 //!
 //! A bad copy is overwritten with the good one's bytes, in place: the reference fixes them, and nothing else
-//! is written to a block while a checkpoint that needs it is kept. A crash in the middle leaves the good copy.
+//! is written to a block while a checkpoint that needs it is kept. A crash in the middle leaves the good
+//! copy.
 //!
 //! Invariants: a block is overwritten only while checkpoints are kept out, and the checkpoint that the walk
 //! is of is kept. Blocks are let go, and handed out again, by checkpoints alone. What a walk reads after its
