@@ -350,9 +350,14 @@ impl Level<'_> {
         for _ in 0..IMAGES_OF_ROLLBACK {
             let (event, policy) = (random.below(events + 1) as usize, crash_policy(random));
             let crashed = device.crash_at(event, policy).expect("an event of the rollback");
-            // The two slots lead to different states while one of them is rolled back.
-            let thoroughness =
-                Thoroughness { fsck_before: random.one_in(2), either_slot: false, ..thoroughness };
+            // The two slots lead to different states while one of them is rolled back: either one alone, and
+            // the older one where a superblock's only copy is damaged, may give the other state.
+            let thoroughness = Thoroughness {
+                fsck_before: random.one_in(2),
+                either_slot: false,
+                damaged: None,
+                ..thoroughness
+            };
             let judged = image::recover(&crashed, thoroughness).and_then(|found| {
                 let is_one =
                     |found: &State| [base, &target].iter().any(|one| one.difference(found).is_none());
