@@ -40,6 +40,9 @@ impl Tree {
         let left: Vec<BlockNo> = old.difference(&new).copied().collect();
         pool.free(left, stamp.checkpoint)?;
         pool.use_kept(new.difference(&old).copied());
+        // A replay may have taken nodes out of the old tree that the kept one has: they stay.
+        let stays = |node: &Node| node.disk().is_some_and(|at| at.place().copies().any(|b| new.contains(&b)));
+        self.removed.lock().retain(|node| !stays(node));
         self.accounting.set_pool(pool.blocks(), pool.overhead());
         drop(pool);
         self.accounting.nodes_replaced(old_nodes, new_nodes);
