@@ -346,7 +346,8 @@ impl Level<'_> {
         let difference = found.each().find_map(|found| target.difference(found));
         difference.map_or(Ok(()), |difference| Err(told(difference)))?;
         let events = device.event_count() as u64;
-        // The next level begins with the whole rollback: a crash in its recovery is judged by either slot, too.
+        // The next level begins with the whole rollback: a crash in its recovery is judged by either slot,
+        // too.
         let next = (after, found);
         for _ in 0..IMAGES_OF_ROLLBACK {
             let (event, policy) = (random.below(events + 1) as usize, crash_policy(random));
