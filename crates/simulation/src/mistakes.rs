@@ -223,9 +223,6 @@ pub enum Mistake {
     /// A resize publishes the new journal and then writes it with zeros. Shows when its blocks held journal
     /// blocks of the same volume: they are taken for records of the new life.
     NewRingWrittenLate,
-    /// A volume that grows in use writes one checkpoint of the new size, not two. Shows when new space is
-    /// used and the slot of the old size has to serve.
-    GrownInOneSlot,
     /// The record of received content names no data that must be durable before it (J1). Shows when the
     /// stream breaks, the power goes while the journal is forced, and the rest of the stream is received.
     ReceivedDataUnflushed,
@@ -388,7 +385,7 @@ impl Mistake {
 
     /// Mistakes of durability that ordinary runs seldom show: each has a test that goes through all crashes
     /// of its case.
-    pub const CASES: [Mistake; 15] = [
+    pub const CASES: [Mistake; 14] = [
         Mistake::UnreadableBlockEndsJournal,
         Mistake::TailKnownBeforeFlush,
         Mistake::ExchangeOverUnwrittenGrowth,
@@ -400,7 +397,6 @@ impl Mistake {
         Mistake::SnapshotKeyNamesNoNodes,
         Mistake::OldRingReleasedEarly,
         Mistake::NewRingWrittenLate,
-        Mistake::GrownInOneSlot,
         Mistake::RepairPublishedUnflushed,
         Mistake::StaleLeafTaken,
         Mistake::OldSpaceKept,
@@ -473,7 +469,6 @@ impl Mistake {
             Mistake::RollbackRestoresMap => "rollback-restores-map",
             Mistake::OldRingReleasedEarly => "old-ring-released-early",
             Mistake::NewRingWrittenLate => "new-ring-written-late",
-            Mistake::GrownInOneSlot => "grown-in-one-slot",
             Mistake::RepairPublishedUnflushed => "repair-published-unflushed",
             Mistake::StaleLeafTaken => "stale-leaf-taken",
             Mistake::OldSpaceKept => "old-space-kept",

@@ -9,7 +9,7 @@ use quire::inodes::{Create, FallocateMode, InodeRef, IoFlags};
 use quire::internals::inspect::{self, newest_of};
 use quire::{ErrorKind, FormatOptions, Volume};
 use quire_base::BLOCK_SIZE;
-use quire_base::simulation::mistakes::{self, Mistake};
+use quire_base::simulation::mistakes;
 use quire_device::SimulatedBackend;
 use quire_device::simulated::{CrashPolicy, Image};
 use quire_format::superblock::Superblock;
@@ -140,12 +140,4 @@ fn a_crash_leaves_the_old_size_or_the_new_one() {
         assert_eq!(sizes.keys().copied().collect::<Vec<_>>(), [OLD_BLOCKS, NEW_BLOCKS]);
         assert!(sizes.values().all(|images| *images > 20), "{sizes:?}");
     });
-}
-
-#[test]
-#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
-fn a_growth_in_one_slot_is_found() {
-    let found = mistakes::with(Some(Mistake::GrownInOneSlot), crashes);
-    println!("{found:?}");
-    assert!(found.is_err(), "it is not found");
 }
