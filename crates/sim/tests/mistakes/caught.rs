@@ -48,7 +48,7 @@ fn ground(mistake: Mistake) -> Settings {
         Mistake::SizeOverUnflushedTail => of(Style::Logs, 1, 80, 5000),
         Mistake::TailBelievedZero => of(Style::Logs, 1, 80, 5000),
         Mistake::OverlappingDeviceWrites => of(Style::Shared, 3, 80, 1000),
-        Mistake::SeqStoredAfterWriteback => of(Style::Shared, 2, 80, 1000),
+        Mistake::SeqStoredAfterWriteback => of(Style::Shared, 4, 80, 4000),
         Mistake::HomeBeforeRecord => of(Style::Atomic, 2, 160, 8003),
         Mistake::HomesSkippedByCheckpoint
         | Mistake::FreedContentReplayed
