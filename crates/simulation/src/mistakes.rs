@@ -233,9 +233,6 @@ pub enum Mistake {
     StreamEndUnchecked,
     /// Changes are received by a volume whose newest snapshot is another than they begin at.
     StreamParentUnchecked,
-    /// The record of a snapshot's key does not name the checkpoint that was written for it. Shows when the
-    /// power goes before that is published, with the record kept and a node lost.
-    SnapshotKeyNamesNoNodes,
     /// A repair that may lose data publishes its checkpoint without a flush before the superblock. Shows when
     /// the power goes then: the superblock names nodes that are not there.
     RepairPublishedUnflushed,
@@ -385,7 +382,7 @@ impl Mistake {
 
     /// Mistakes of durability that ordinary runs seldom show: each has a test that goes through all crashes
     /// of its case.
-    pub const CASES: [Mistake; 14] = [
+    pub const CASES: [Mistake; 13] = [
         Mistake::UnreadableBlockEndsJournal,
         Mistake::TailKnownBeforeFlush,
         Mistake::ExchangeOverUnwrittenGrowth,
@@ -394,7 +391,6 @@ impl Mistake {
         Mistake::ReceivePositionAhead,
         Mistake::StreamEndUnchecked,
         Mistake::StreamParentUnchecked,
-        Mistake::SnapshotKeyNamesNoNodes,
         Mistake::OldRingReleasedEarly,
         Mistake::NewRingWrittenLate,
         Mistake::RepairPublishedUnflushed,
@@ -463,7 +459,6 @@ impl Mistake {
             Mistake::StreamEndUnchecked => "stream-end-unchecked",
             Mistake::StreamParentUnchecked => "stream-parent-unchecked",
             Mistake::SnapshotWithoutSync => "snapshot-without-sync",
-            Mistake::SnapshotKeyNamesNoNodes => "snapshot-key-names-no-nodes",
             Mistake::HomesKeptBySnapshot => "homes-kept-by-snapshot",
             Mistake::FreedBeforeSnapshotKey => "freed-before-snapshot-key",
             Mistake::RollbackRestoresMap => "rollback-restores-map",

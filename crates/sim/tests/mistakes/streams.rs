@@ -169,7 +169,7 @@ fn crashes(device: &Arc<SimulatedBackend>, sample: &Sample) -> Result<(), String
         let seed = event as u64;
         let others = [CrashPolicy::LoseAll, CrashPolicy::KeepAll, CrashPolicy::Killed { seed }];
         for policy in
-            others.into_iter().chain((0..2).map(|fate| CrashPolicy::Power { seed: 100 * seed + fate }))
+            others.into_iter().chain((0..6).map(|fate| CrashPolicy::Power { seed: 100 * seed + fate }))
         {
             let Some(crashed) = device.crash_at(event, policy) else { continue };
             check(&crashed, sample, &format!("event {event} of {events}, {policy:?}"))?;
