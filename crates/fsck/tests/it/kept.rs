@@ -187,8 +187,9 @@ fn a_deletion_in_the_middle_of_a_scrub_is_no_damage() {
         let second: BTreeSet<BlockNo> = places(&image, 2).iter().map(|place| place.block).collect();
         places(&image, 1).into_iter().filter(|place| !second.contains(&place.block)).collect()
     };
+    let (damaged, mut reused) = (damage(&image, &only, 7), false);
     for moment in 0.. {
-        let backend = device(&damage(&image, &only, 7));
+        let backend = device(&damaged);
         let volume = options().open_backend(backend.clone()).unwrap();
         let mut calls = 0;
         let report = {
@@ -196,10 +197,14 @@ fn a_deletion_in_the_middle_of_a_scrub_is_no_damage() {
                 calls += 1;
                 if calls == moment {
                     volume.delete_snapshot("first").unwrap();
-                    for round in 0..6 {
-                        (600 + round..1500).step_by(6).for_each(|n| volume.remove_file(name(n)).unwrap());
+                    for round in 0..60 {
+                        volume.write("many/again", [round]).unwrap();
+                        let of_this_round = (600 + u32::from(round)..1500).step_by(60);
+                        of_this_round.for_each(|n| volume.remove_file(name(n)).unwrap());
                         volume.checkpoint().unwrap();
                     }
+                    let now = backend.visible();
+                    reused |= only.iter().any(|place| now.get(place.block) != damaged.get(place.block));
                 }
                 ControlFlow::Continue(())
             };
@@ -208,7 +213,8 @@ fn a_deletion_in_the_middle_of_a_scrub_is_no_damage() {
         assert!(report.is_good(), "call {moment}: {report:#?}");
         assert_scrubbed(volume, &backend, &format!("deleted at call {moment}"));
         if moment > calls {
-            assert!(Editor::new(&backend.visible()).of_kind(KeyKind::Snapshot).len() == 2);
+            assert_eq!(Editor::new(&backend.visible()).of_kind(KeyKind::Snapshot).len(), 2);
+            assert!(reused);
             break;
         }
     }
