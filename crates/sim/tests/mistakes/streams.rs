@@ -17,6 +17,8 @@ use std::sync::Arc;
 const VOLUME_BLOCKS: u64 = 8192;
 /// Crashes that are tried of one run.
 const CRASHES: usize = 40;
+/// Of the last events of a run each is tried: there the journal is forced.
+const END: usize = 40;
 
 type Files = BTreeMap<String, Vec<u8>>;
 
@@ -165,11 +167,12 @@ fn check(image: &Image, sample: &Sample, what_there: &str) -> Result<(), String>
 
 fn crashes(device: &Arc<SimulatedBackend>, sample: &Sample) -> Result<(), String> {
     let events = device.event_count();
-    for event in (0..=events).step_by((events / CRASHES).max(1)) {
+    let (step, end) = ((events / CRASHES).max(1), events.saturating_sub(END));
+    for event in (0..end).step_by(step).chain(end..=events) {
         let seed = event as u64;
         let others = [CrashPolicy::LoseAll, CrashPolicy::KeepAll, CrashPolicy::Killed { seed }];
         for policy in
-            others.into_iter().chain((0..6).map(|fate| CrashPolicy::Power { seed: 100 * seed + fate }))
+            others.into_iter().chain((0..3).map(|fate| CrashPolicy::Power { seed: 100 * seed + fate }))
         {
             let Some(crashed) = device.crash_at(event, policy) else { continue };
             check(&crashed, sample, &format!("event {event} of {events}, {policy:?}"))?;
