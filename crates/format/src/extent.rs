@@ -48,6 +48,10 @@ impl Run {
     pub const fn end(self) -> BlockNo {
         BlockNo(self.start.0 + self.blocks)
     }
+    /// Whether a block is one of the run's.
+    pub const fn contains(self, block: BlockNo) -> bool {
+        self.start.0 <= block.0 && block.0 < self.end().0
+    }
 }
 
 /// Blocks in a list of runs.

@@ -288,11 +288,7 @@ impl Walk<'_> {
     /// The areas that mkfs gave to the pool belong to it for ever: what no chunk covers is reported, and gets
     /// a chunk here, whose blocks are in use as the walk finds them.
     fn add_missing_chunks(&mut self) {
-        let superblock = &self.checkpoint.superblock;
-        let areas = [
-            Run::new(superblock.pool_start, superblock.pool_blocks),
-            Run::new(superblock.mirror_start, superblock.mirror_blocks),
-        ];
+        let areas = self.checkpoint.superblock.pool_areas();
         let mut gaps = Vec::new();
         for area in areas {
             let mut at = area.start;

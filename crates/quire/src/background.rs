@@ -109,6 +109,7 @@ fn committer(engine: &Arc<Engine>) {
             report(engine.force_all(), "periodic commit");
             engine.reap_failed_again();
             report(engine.heal(), "writing damaged metadata anew");
+            report(engine.shrink_pool(), "giving back a part of the metadata pool");
             if engine.alloc.has_discards() {
                 let _state = engine.background.state.lock();
                 engine.background.wake_discard.notify_one();
@@ -261,6 +262,7 @@ impl Engine {
         if std::mem::take(&mut self.background.state.lock().checkpoint_wanted) {
             self.background_checkpoint()?;
         }
-        self.heal()
+        self.heal()?;
+        self.shrink_pool()
     }
 }

@@ -10,7 +10,7 @@
 use crate::engine::Engine;
 use crate::transaction::Cost;
 use quire_base::Result;
-use quire_tree::heal::Damaged;
+use quire_tree::heal::Placed;
 
 impl Engine {
     /// Writes the nodes anew that were found damaged. What fails is tried again with the next call.
@@ -36,7 +36,9 @@ impl Engine {
         Ok(())
     }
 
-    fn rewrite(&self, node: &Damaged) -> Result<bool> {
+    /// Has the next checkpoint write a node to another place; false if the tree does not name it there any
+    /// more.
+    pub(crate) fn rewrite(&self, node: &Placed) -> Result<bool> {
         let transaction = self.begin(Cost::new(1, 0).critical())?;
         loop {
             self.tree.prepare_rewrite(transaction.ticket(), node)?;

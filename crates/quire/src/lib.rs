@@ -92,6 +92,7 @@ mod options;
 mod orphan;
 mod paths;
 mod pool_promise;
+mod pool_shrink;
 mod properties;
 mod read_dir;
 mod reap_queue;

@@ -21,7 +21,7 @@
 //! ([`crate::reservation`] checks that).
 //!
 //! Neighbours: `file/backing` promises and releases; [`crate::transaction`] takes chunks;
-//! [`crate::checkpoint`] pays.
+//! [`crate::checkpoint`] pays; [`crate::pool_shrink`] gives back what the pool does not need any more.
 
 use crate::engine::Engine;
 use crate::inode::Inode;
@@ -112,13 +112,18 @@ impl Engine {
         }
     }
 
+    /// Blocks of the pool up to which it is widened.
+    pub(crate) fn widened_pool_max(&self) -> u64 {
+        self.metadata_copies() * self.block_count() / WIDENED_PART
+    }
+
     /// Adds chunks to the pool while it, and not the node cache, bounds how much metadata may be dirty: at
     /// most as many as there are already, at most to a 64th of the volume, and only while an eighth of the
     /// volume is free.
     pub(crate) fn widen_pool(&self) -> Result<()> {
         let volume = self.block_count();
         let pool_blocks = || self.tree.stats().pool_blocks;
-        let pool_max = (2 * pool_blocks()).min(self.metadata_copies() * volume / WIDENED_PART);
+        let pool_max = (2 * pool_blocks()).min(self.widened_pool_max());
         while self.tree.pool_lacks() >= CHUNK_BLOCKS
             && pool_blocks() + CHUNK_BLOCKS <= pool_max
             && self.alloc.free_blocks() > volume / 8

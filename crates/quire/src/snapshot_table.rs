@@ -97,6 +97,11 @@ impl SnapshotTable {
         self.all.lock().contains_key(&number)
     }
 
+    /// Whether there is no snapshot, not even one that is being deleted.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.lock().is_empty()
+    }
+
     /// Whether snapshots are to be deleted.
     pub(crate) fn any_deleted(&self) -> bool {
         self.all.lock().values().any(Option::is_some)

@@ -382,6 +382,11 @@ impl Transaction<'_> {
         self.changes.push(Change::Reclaim { start: run.start, blocks: run.blocks as u32 });
     }
 
+    /// Takes a chunk out of the metadata pool; it is free then. No checkpoint needs a block of it.
+    pub(crate) fn shrink_pool(&mut self, chunk: Run) {
+        self.changes.push(Change::PoolShrink { start: chunk.start, blocks: chunk.blocks as u32 });
+    }
+
     /// Gives blocks of a file content, after all changes of extents. The caller holds the lock that orders
     /// that content.
     pub fn data(&mut self, start: BlockNo, bytes: std::sync::Arc<[u8]>) {

@@ -203,6 +203,12 @@ pub enum Mistake {
     /// A rollback takes for used only what its snapshot used. Shows to fsck where there are older snapshots,
     /// and in these once their blocks are used again.
     RollbackRestoresMap,
+    /// A chunk of the metadata pool goes to files when the newest checkpoint does not need it any more,
+    /// without a second checkpoint. Shows when the older slot must serve.
+    ChunkGivenUpEarly,
+    /// The metadata pool gives chunks back while there are snapshots. Shows when the oldest is deleted, and a
+    /// file of a later one has the blocks.
+    PoolShrinksUnderSnapshots,
 
     /// A block of the journal that cannot be read, where the stream would go on, is taken for its end. Shows
     /// when the last forced record was in it.
@@ -382,7 +388,9 @@ impl Mistake {
 
     /// Mistakes of durability that ordinary runs seldom show: each has a test that goes through all crashes
     /// of its case.
-    pub const CASES: [Mistake; 13] = [
+    pub const CASES: [Mistake; 15] = [
+        Mistake::ChunkGivenUpEarly,
+        Mistake::PoolShrinksUnderSnapshots,
         Mistake::UnreadableBlockEndsJournal,
         Mistake::TailKnownBeforeFlush,
         Mistake::ExchangeOverUnwrittenGrowth,
@@ -462,6 +470,8 @@ impl Mistake {
             Mistake::HomesKeptBySnapshot => "homes-kept-by-snapshot",
             Mistake::FreedBeforeSnapshotKey => "freed-before-snapshot-key",
             Mistake::RollbackRestoresMap => "rollback-restores-map",
+            Mistake::ChunkGivenUpEarly => "chunk-given-up-early",
+            Mistake::PoolShrinksUnderSnapshots => "pool-shrinks-under-snapshots",
             Mistake::OldRingReleasedEarly => "old-ring-released-early",
             Mistake::NewRingWrittenLate => "new-ring-written-late",
             Mistake::RepairPublishedUnflushed => "repair-published-unflushed",

@@ -186,7 +186,12 @@ impl Accounting {
 
     /// The emergency reserve, in nodes.
     pub(crate) fn emergency(&self) -> u64 {
-        (self.pool_blocks.load(Ordering::Acquire) / self.copies / 8).clamp(16, 512)
+        self.emergency_of(self.pool_blocks.load(Ordering::Acquire))
+    }
+
+    /// The emergency reserve in a pool of so many blocks.
+    pub(crate) fn emergency_of(&self, pool_blocks: u64) -> u64 {
+        (pool_blocks / self.copies / 8).clamp(16, 512)
     }
 
     /// D if the tree may still grow by `growth` nodes, by the pool alone.

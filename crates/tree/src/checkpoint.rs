@@ -193,7 +193,7 @@ impl Tree {
             pool.forget_removed(writer.epoch);
             let pages = manifest::page_count(pool.entries(writer.epoch).len(), pool.orphans.len());
             let places = pool.allocate(pages, writer.epoch)?;
-            self.accounting.set_pool(pool.blocks(), pool.overhead());
+            self.accounting.set_pool(pool.room(), pool.overhead());
             // After the allocation: the map names its own pages.
             (pool.entries(writer.epoch), pool.orphans.clone(), places)
         };

@@ -10,6 +10,8 @@
 //! Invariants: a node is rewritten only while the live tree names it in the place where it was bad. What is
 //! noted is bounded; what is dropped is found again by its next load.
 //!
+//! What lies in a chunk that the pool is to give up moves in the same way ([`Tree::nodes_in`]).
+//!
 //! Neighbours: `load` and `walk` find what is bad, `checkpoint` writes; the volume's background work calls
 //! this.
 
@@ -27,11 +29,11 @@ use smallvec::SmallVec;
 /// Damaged nodes that are remembered at most.
 const DAMAGED_MAX: usize = 1024;
 
-/// A node of which one copy is bad.
+/// A node, in the place in which the tree named it.
 #[derive(Clone, Copy, Debug)]
-pub struct Damaged(Missing);
+pub struct Placed(pub(crate) Missing);
 
-impl Damaged {
+impl Placed {
     /// The reference that names it.
     pub fn at(&self) -> NodeRef {
         self.0.at
@@ -42,7 +44,7 @@ impl Damaged {
 pub(crate) type Place<'p> = (SmallVec<[&'p Node; 4]>, &'p Node);
 
 #[derive(Default)]
-pub(crate) struct DamagedNodes(Mutex<Vec<Damaged>>);
+pub(crate) struct DamagedNodes(Mutex<Vec<Placed>>);
 
 impl Tree {
     /// Notes a node of which one copy is bad.
@@ -50,24 +52,24 @@ impl Tree {
         let mut list = self.damaged.0.lock();
         if list.len() < DAMAGED_MAX && list.iter().all(|known| known.0.at != missing.at) {
             self.counters.damaged.add(1);
-            list.push(Damaged(missing));
+            list.push(Placed(missing));
         }
     }
 
     /// Takes the list of nodes that are to be rewritten.
-    pub fn take_damaged(&self) -> Vec<Damaged> {
+    pub fn take_damaged(&self) -> Vec<Placed> {
         std::mem::take(&mut *self.damaged.0.lock())
     }
 
     /// Puts back what could not be rewritten.
-    pub fn put_back_damaged(&self, damaged: impl IntoIterator<Item = Damaged>) {
+    pub fn put_back_damaged(&self, damaged: impl IntoIterator<Item = Placed>) {
         self.damaged.0.lock().extend(damaged);
     }
 
     /// Loads the node and what is above it. They stay in memory while the ticket lives, unless an eviction
     /// was about to take them.
-    pub fn prepare_rewrite(&self, _ticket: &Ticket<'_>, damaged: &Damaged) -> Result<()> {
-        while let Err(missing) = self.find_named(&pin(), &damaged.0) {
+    pub fn prepare_rewrite(&self, _ticket: &Ticket<'_>, node: &Placed) -> Result<()> {
+        while let Err(missing) = self.find_named(&pin(), &node.0) {
             self.load(missing)?;
         }
         Ok(())
@@ -76,11 +78,11 @@ impl Tree {
     /// Has the next checkpoint write the node anew; false if the tree does not name it there any more, None
     /// if an eviction has taken it and it must be prepared again. The caller has reserved for the change of
     /// one key, and keeps freezes out.
-    pub fn rewrite(&self, damaged: &Damaged) -> Option<bool> {
+    pub fn rewrite(&self, node: &Placed) -> Option<bool> {
         let pin = pin();
         let epoch = self.live_epoch();
         loop {
-            let Some((above, node)) = self.find_named(&pin, &damaged.0).ok()? else { return Some(false) };
+            let Some((above, node)) = self.find_named(&pin, &node.0).ok()? else { return Some(false) };
             // Neither merged nor evicted while this is held.
             let (_latch, _lock) = match &node.body {
                 Body::Leaf(latch) => (Some(latch.write()), None),

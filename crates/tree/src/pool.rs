@@ -19,6 +19,9 @@
 //! an epoch is still listed, empty, by checkpoints of earlier ones. No device I/O happens under the pool's
 //! lock.
 //!
+//! A chunk that is to be removed is *retired* first: nothing more is put there, and it does not count as
+//! room. What it holds moves as it is written anew, and two checkpoints later the chunk is empty.
+//!
 //! Neighbours: [`crate::manifest`] reads and writes the chain on disk; `checkpoint` is the only one who
 //! allocates.
 
@@ -43,7 +46,7 @@ pub(crate) struct Chunk {
     held: Bitmap,
     /// The epoch whose changes added it.
     added: u64,
-    /// No longer handed out, since it is about to be removed.
+    /// Nothing more is put there, since it is about to be removed.
     retired: bool,
 }
 
@@ -124,6 +127,11 @@ impl PoolState {
     /// Blocks of all chunks.
     pub fn blocks(&self) -> u64 {
         self.chunks.iter().map(|chunk| u64::from(chunk.blocks)).sum()
+    }
+
+    /// Blocks of the chunks that are not about to be removed.
+    pub(crate) fn room(&self) -> u64 {
+        self.chunks.iter().filter(|chunk| !chunk.retired).map(|chunk| u64::from(chunk.blocks)).sum()
     }
 
     /// Blocks that the newest checkpoint needs.
@@ -283,16 +291,21 @@ impl PoolState {
         Ok(())
     }
 
-    /// Stops handing out blocks of an unused chunk; false if the chunk is in use or not there.
-    pub(crate) fn retire(&mut self, start: BlockNo) -> bool {
-        let chunk = self.chunks.iter_mut().find(|chunk| chunk.start == start);
-        match chunk {
-            Some(chunk) if used_count(&chunk.busy) == 0 => {
-                chunk.retired = true;
-                true
-            }
-            _ => false,
-        }
+    /// Retires the chunk that needs the least, of those that `may_go`, that no kept checkpoint needs, and
+    /// without which the room is enough.
+    pub(crate) fn retire(
+        &mut self,
+        may_go: &dyn Fn(Run) -> bool,
+        is_enough: &dyn Fn(u64) -> bool,
+    ) -> Option<Run> {
+        let room = self.room();
+        let fits = |chunk: &&mut Chunk| {
+            let is_free = !chunk.retired && used_count(&chunk.held) == 0;
+            is_free && may_go(chunk.run()) && is_enough(room - u64::from(chunk.blocks))
+        };
+        let chunk = self.chunks.iter_mut().filter(fits).min_by_key(|chunk| used_count(&chunk.busy))?;
+        chunk.retired = true;
+        Some(chunk.run())
     }
 
     /// Takes back [`PoolState::retire`].
@@ -300,6 +313,11 @@ impl PoolState {
         for chunk in self.chunks.iter_mut().filter(|chunk| chunk.start == start) {
             chunk.retired = false;
         }
+    }
+
+    /// Whether no checkpoint needs a block of a chunk.
+    pub(crate) fn is_unused(&self, start: BlockNo) -> bool {
+        self.chunks.iter().any(|chunk| chunk.start == start && used_count(&chunk.busy) == 0)
     }
 
     /// Forgets chunks that the checkpoint of `epoch` does not list any more.
@@ -582,9 +600,16 @@ mod tests {
         assert_eq!((pool.entries(4).len(), pool.entries(5).len()), (1, 2));
         let taken = pool.allocate(11, 5).unwrap();
         assert!(pool.shrink(BlockNo(200), 10, 6).is_err());
-        assert!(!pool.retire(BlockNo(200)));
+        assert_eq!(pool.retire(&|_| true, &|room| room > 10), None);
+        assert_eq!(pool.retire(&|run| run.start > BlockNo(200), &|_| true), None);
+        assert_eq!(
+            pool.retire(&|run| run.start > BlockNo(100), &|room| room == 10),
+            Some(Run::new(BlockNo(200), 10))
+        );
+        assert!(!pool.is_unused(BlockNo(200)));
         pool.give_back(blocks(taken));
-        assert!(pool.retire(BlockNo(200)));
+        assert!(pool.is_unused(BlockNo(200)));
+        assert_eq!((pool.blocks(), pool.room()), (20, 10));
         assert!(pool.allocate(11, 6).is_err());
         pool.shrink(BlockNo(200), 10, 6).unwrap();
         pool.forget_removed(5);

@@ -43,7 +43,7 @@ impl Tree {
         // A replay may have taken nodes out of the old tree that the kept one has: they stay.
         let stays = |node: &Node| node.disk().is_some_and(|at| at.place().copies().any(|b| new.contains(&b)));
         self.removed.lock().retain(|node| !stays(node));
-        self.accounting.set_pool(pool.blocks(), pool.overhead());
+        self.accounting.set_pool(pool.room(), pool.overhead());
         drop(pool);
         self.accounting.nodes_replaced(old_nodes, new_nodes);
         top.set(Node::loaded(page, bounds, root, self.tickets.clock()), &pin());

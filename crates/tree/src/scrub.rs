@@ -11,12 +11,14 @@
 //! Neighbours: `copies` reads, `heal` finds whether the tree names a node still.
 
 use crate::copies::Look;
+use crate::heal::Placed;
 use crate::inner::Child;
 use crate::load::{Missing, read_node};
 use crate::node::{Body, Node, Probe};
 use crate::pin::{Pin, pin};
 use crate::tree::Tree;
-use quire_base::Error;
+use quire_base::{BlockNo, Error, Result};
+use quire_format::extent::Run;
 use quire_format::key::Key;
 
 /// What a step of a scrub looked at.
@@ -64,6 +66,24 @@ impl Tree {
             scrubbed.damaged += u64::from(noted == Some(true));
         }
         scrubbed
+    }
+
+    /// The nodes from a key on, of one lowest inner node, that have a copy in one of these runs; and where
+    /// the next call begins, None at the end. Does I/O.
+    pub fn nodes_in(&self, runs: &[Run], from: Key) -> Result<(Vec<Placed>, Option<Key>)> {
+        let _ticket = self.ticket();
+        let mut next = None;
+        let nodes = loop {
+            match self.nodes_from(&pin(), from, &mut next) {
+                Ok(nodes) => break nodes,
+                Err((missing, _)) => self.load(missing)?,
+            }
+        };
+        let lies_there = |node: &Missing| {
+            let has = |block: BlockNo| runs.iter().any(|run| run.contains(block));
+            node.at.place().copies().any(has)
+        };
+        Ok((nodes.into_iter().filter(lies_there).map(Placed).collect(), next))
     }
 
     /// Notes a node to be written anew, if it can be read or is in memory; says whether it was. None if the

@@ -143,7 +143,7 @@ impl Tree {
         live: u64,
     ) -> Tree {
         let accounting = Accounting::new(&limits, live, pool.copies());
-        accounting.set_pool(pool.blocks(), pool.overhead());
+        accounting.set_pool(pool.room(), pool.overhead());
         Tree {
             device,
             volume,
@@ -252,35 +252,44 @@ impl Tree {
         let epoch = self.live_epoch();
         let mut pool = self.pool.lock();
         pool.grow(start, blocks, epoch)?;
-        self.accounting.set_pool(pool.blocks(), pool.overhead());
+        self.accounting.set_pool(pool.room(), pool.overhead());
         Ok(())
     }
 
     /// Takes a chunk out of the pool that no checkpoint needs (`Corrupt` otherwise): apply side of a
-    /// journaled change. A live caller has made sure of it with [`Tree::pool_retire`].
+    /// journaled change. A live caller has retired the chunk and made sure of it.
     pub fn pool_shrink(&self, start: BlockNo, blocks: u32) -> Result<()> {
         let epoch = self.live_epoch();
         let mut pool = self.pool.lock();
         pool.shrink(start, blocks, epoch)?;
-        self.accounting.set_pool(pool.blocks(), pool.overhead());
+        self.accounting.set_pool(pool.room(), pool.overhead());
         Ok(())
     }
 
-    /// Stops handing out blocks of a chunk that no checkpoint needs, so that it can be removed. False if it
-    /// is in use, if it is none of the pool's, or if the pool would be too small without it.
-    pub fn pool_retire(&self, start: BlockNo) -> bool {
+    /// Retires a chunk of the pool, one that `may_go`: nothing more is put there, so that it can be removed.
+    /// None where the pool would have less than `least` blocks without it, or hardly more than the tree
+    /// needs. No checkpoint is being written.
+    pub fn pool_retire(&self, may_go: &dyn Fn(Run) -> bool, least: u64) -> Option<Run> {
         let mut pool = self.pool.lock();
-        let Some(chunk) = pool.chunks().into_iter().find(|chunk| chunk.start == start) else { return false };
         let accounting = &self.accounting;
-        let nodes =
-            accounting.live() + 4 * (accounting.dirty() + accounting.reserved()) + 4 * accounting.emergency();
-        let needed = accounting.copies() * nodes + pool.overhead();
-        pool.blocks().saturating_sub(chunk.blocks) > needed && pool.retire(start)
+        let nodes = accounting.live() + 4 * (accounting.dirty() + accounting.held());
+        let overhead = pool.overhead();
+        let needed = |room| accounting.copies() * (nodes + 4 * accounting.emergency_of(room)) + overhead;
+        let retired = pool.retire(may_go, &|room| room >= least && room >= needed(room));
+        accounting.set_pool(pool.room(), pool.overhead());
+        retired
     }
 
     /// Takes back [`Tree::pool_retire`].
     pub fn pool_unretire(&self, start: BlockNo) {
-        self.pool.lock().unretire(start);
+        let mut pool = self.pool.lock();
+        pool.unretire(start);
+        self.accounting.set_pool(pool.room(), pool.overhead());
+    }
+
+    /// Whether no checkpoint needs a block of a chunk.
+    pub fn pool_is_unused(&self, start: BlockNo) -> bool {
+        self.pool.lock().is_unused(start)
     }
 
     /// Keeps what a checkpoint needs, under a number of the caller's.
@@ -289,7 +298,7 @@ impl Tree {
     pub fn keep(&self, number: u32, entries: Vec<ChunkEntry>) -> Result<()> {
         let mut pool = self.pool.lock();
         pool.keep(number, entries)?;
-        self.accounting.set_pool(pool.blocks(), pool.overhead());
+        self.accounting.set_pool(pool.room(), pool.overhead());
         Ok(())
     }
 
@@ -297,7 +306,7 @@ impl Tree {
     pub fn let_go(&self, number: u32, checkpoint: u64) {
         let mut pool = self.pool.lock();
         pool.let_go(number, checkpoint);
-        self.accounting.set_pool(pool.blocks(), pool.overhead());
+        self.accounting.set_pool(pool.room(), pool.overhead());
     }
 
     /// The pool's chunks, ascending.

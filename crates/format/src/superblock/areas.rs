@@ -27,6 +27,12 @@ impl Superblock {
         Run::new(self.journal_start, self.journal_blocks)
     }
 
+    /// What the metadata pool has for ever: its first chunks, and those made with the volume for second
+    /// copies.
+    pub fn pool_areas(&self) -> [Run; 2] {
+        [Run::new(self.pool_start, self.pool_blocks), Run::new(self.mirror_start, self.mirror_blocks)]
+    }
+
     /// Journal and first pool chunks, if they lie within the data space.
     pub fn kept_from_files(&self) -> impl Iterator<Item = Run> {
         let areas = [self.journal(), Run::new(self.pool_start, self.pool_blocks)];

@@ -153,7 +153,7 @@ impl Operations {
         self.volume.inodes().remove_dir(&self.inode(parent)?, name)
     }
 
-    /// Renames, replaces or exchanges; `flags` as in `renameat2`.
+    /// Renames, replaces or exchanges, and may leave a whiteout; `flags` as in `renameat2`.
     pub fn rename(
         &self,
         parent: u64,
@@ -165,7 +165,8 @@ impl Operations {
         let mut wanted = RenameFlags::empty();
         wanted.set(RenameFlags::NOREPLACE, flags & libc::RENAME_NOREPLACE != 0);
         wanted.set(RenameFlags::EXCHANGE, flags & libc::RENAME_EXCHANGE != 0);
-        if flags & !(libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE) != 0 {
+        wanted.set(RenameFlags::WHITEOUT, flags & libc::RENAME_WHITEOUT != 0);
+        if flags & !(libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE | libc::RENAME_WHITEOUT) != 0 {
             return Err(Error::invalid(format!("rename flags {flags:#x} are not supported")));
         }
         self.snapshots.check_name(parent, name).and(self.snapshots.check_name(new_parent, new_name))?;

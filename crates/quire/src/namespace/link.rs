@@ -5,7 +5,6 @@
 //!
 //! Neighbours: [`super::tmpfile`], [`super::unlink`].
 
-use super::INODE_NEVER_NAMED;
 use super::directory::enter;
 use super::entry::exists;
 use super::records::Records;
@@ -50,19 +49,8 @@ impl Engine {
         let state = inode.meta().orphan;
         transaction.warm_orphan(inode.number(), state)?;
         let mut records = Records::lock(self, &[inode.arc()]);
-        if records.record(inode).nlink == 0 {
-            if records.record(inode).flags & INODE_NEVER_NAMED == 0 {
-                return Err(Error::new(
-                    ErrorKind::NotFound,
-                    format!("inode {} has been unlinked", inode.number()),
-                ));
-            }
-            records.clear_orphan(inode, &mut transaction);
-        }
-        records.add_links(inode, 1)?;
-        let record = records.edit(inode);
-        record.flags &= !INODE_NEVER_NAMED;
-        record.ctime = self.options.clock.now();
+        records.add_name(inode, &mut transaction)?;
+        records.edit(inode).ctime = self.options.clock.now();
         let entry =
             Entry { inode: inode.number(), generation: inode.generation(), file_type: inode.kind(), name };
         transaction.put(key, &entry.encode());

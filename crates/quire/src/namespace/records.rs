@@ -9,11 +9,12 @@
 //!
 //! Neighbours: everything in [`crate::namespace`], [`crate::attributes`] and [`crate::xattr`].
 
+use super::INODE_NEVER_NAMED;
 use crate::engine::Engine;
 use crate::inode::{Inode, MetaGuard, OrphanState};
 use crate::transaction::{Depends, Transaction};
 use quire_base::sync::Arc;
-use quire_base::{Error, Result, Seq};
+use quire_base::{Error, ErrorKind, Result, Seq};
 use quire_format::inode::InodeRecord;
 
 struct Locked<'a> {
@@ -73,7 +74,7 @@ impl<'a> Records<'a> {
         }
         if links > i64::from(super::LINKS_MAX) {
             return Err(Error::new(
-                quire_base::ErrorKind::TooManyLinks,
+                ErrorKind::TooManyLinks,
                 format!("inode {} already has {} links", inode.number, links - delta),
             ));
         }
@@ -91,8 +92,24 @@ impl<'a> Records<'a> {
         self.locked[at].orphan = Some(slot.map_or(OrphanState::Key, OrphanState::Slot));
     }
 
+    /// Gives an inode one more name, perhaps its first one. Kinds: `NotFound` if it has been unlinked.
+    pub(crate) fn add_name(&mut self, inode: &Inode, transaction: &mut Transaction<'_>) -> Result<()> {
+        let record = self.record(inode);
+        if record.nlink == 0 {
+            if record.flags & INODE_NEVER_NAMED == 0 {
+                return Err(Error::new(
+                    ErrorKind::NotFound,
+                    format!("inode {} has been unlinked", inode.number),
+                ));
+            }
+            self.clear_orphan(inode, transaction);
+            self.edit(inode).flags &= !INODE_NEVER_NAMED;
+        }
+        self.add_links(inode, 1)
+    }
+
     /// Gives back the slot of an inode that gets its first name.
-    pub(crate) fn clear_orphan(&mut self, inode: &Inode, transaction: &mut Transaction<'_>) {
+    fn clear_orphan(&mut self, inode: &Inode, transaction: &mut Transaction<'_>) {
         let at = self.place(inode);
         match self.locked[at].meta.orphan {
             OrphanState::Named => return,

@@ -7,6 +7,9 @@
 //! replaced is held dead-exclusively, as in rmdir; one that is an ancestor of the source cannot be empty, and
 //! is refused before it would be locked out of order.
 //!
+//! A whiteout that a rename leaves behind is made before, as an inode without a name, and gets the old name
+//! in the rename's transaction.
+//!
 //! With `auto_da_alloc` the data of a file that is about to replace another is written back before any lock
 //! is taken: after a crash the name stands for the old contents or for the new ones, never for an empty file.
 //!
@@ -15,6 +18,7 @@
 //!
 //! Neighbours: [`super::unlink`] for what is replaced.
 
+use super::create::Create;
 use super::directory::{Doomed, Entered, Moving, enter, enter_two};
 use super::entry::{Found, Search, exists, not_found, shown};
 use super::link::{ENTRY_BYTES_MAX, check_new_name};
@@ -22,7 +26,7 @@ use super::records::Records;
 use super::unlink::{is_directory, not_directory};
 use crate::engine::Engine;
 use crate::inode::InodeRef;
-use crate::transaction::{Cost, Depends};
+use crate::transaction::{Cost, Depends, Transaction};
 use quire_base::patience;
 use quire_base::sync::Arc;
 use quire_base::{Error, ErrorKind, InodeNo, Result};
@@ -38,6 +42,9 @@ bitflags::bitflags! {
         const NOREPLACE = 1;
         /// Both names exist, and change places (RENAME_EXCHANGE).
         const EXCHANGE = 2;
+        /// Leave a character device 0, 0 under the old name (RENAME_WHITEOUT): to overlayfs, a file that has
+        /// been removed from a layer below. It belongs to user and group 0.
+        const WHITEOUT = 4;
     }
 }
 
@@ -89,10 +96,13 @@ impl Engine {
         flags: RenameFlags,
     ) -> Result<()> {
         let _change = self.begin_change()?;
-        if flags.contains(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE)
+        let others = RenameFlags::NOREPLACE | RenameFlags::WHITEOUT;
+        if flags.contains(RenameFlags::EXCHANGE) && flags.intersects(others)
             || flags.bits() & !RenameFlags::all().bits() != 0
         {
-            return Err(Error::invalid("a rename exchanges, or does not replace, or neither"));
+            return Err(Error::invalid(
+                "a rename exchanges, or does not replace and leaves a whiteout, or neither",
+            ));
         }
         from.names()?;
         to.names()?;
@@ -103,7 +113,7 @@ impl Engine {
         dirent::check_name(to_name)?;
         let source = Name { directory: from, name: from_name, hash: self.name_hash(from_name) };
         let target = Name { directory: to, name: to_name, hash: self.name_hash(to_name) };
-        if flags.is_empty() && self.options.auto_da_alloc {
+        if !flags.intersects(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE) && self.options.auto_da_alloc {
             self.write_back_before_replacing(source, target)?;
         }
 
@@ -191,11 +201,21 @@ impl Engine {
             Some(found) => Some(named(target, found)?),
         };
         check_loops(&source, replaced.as_ref(), ancestry, flags)?;
-        match replaced {
-            None => self.move_entry(&source, target, &at_target, ancestry.is_some()),
-            Some(other) if flags.contains(RenameFlags::EXCHANGE) => self.exchange(&source, &other),
-            Some(old) => self.replace(&source, &old, ancestry.is_some()),
+        if let Some(other) = replaced.as_ref().filter(|_| flags.contains(RenameFlags::EXCHANGE)) {
+            return self.exchange(&source, other);
         }
+        let left = flags.contains(RenameFlags::WHITEOUT).then(|| self.whiteout(source.place.directory));
+        let left = left.transpose()?;
+        match replaced {
+            None => self.move_entry(&source, target, &at_target, ancestry.is_some(), left.as_ref()),
+            Some(old) => self.replace(&source, &old, ancestry.is_some(), left.as_ref()),
+        }
+    }
+
+    /// Makes a whiteout for a name in a directory, without a name yet. The caller has entered the directory.
+    fn whiteout(self: &Arc<Engine>, directory: &InodeRef) -> Result<InodeRef> {
+        let create = Create { kind: FileType::CharDevice, rdev: 0, ..Create::file(0) };
+        self.create_inode(self.new_inode(directory, &create)?, None)
     }
 
     /// Moves an entry to a name that is free.
@@ -205,14 +225,15 @@ impl Engine {
         target: Name<'_>,
         at_target: &Search,
         crosses: bool,
+        left: Option<&InodeRef>,
     ) -> Result<()> {
         let cookie = at_target.vacant(target.directory, target.name)?;
         let from = source.place.directory;
         let to = target.directory;
         let moves_parent = crosses && source.inode.kind() == FileType::Directory;
 
-        // Two entries, the inode, both directories.
-        let mut transaction = self.begin(Cost::new(5, 3 * INODE_BYTES + ENTRY_BYTES_MAX))?;
+        // Two entries, the inode, both directories, a whiteout and its orphan.
+        let mut transaction = self.begin(Cost::new(7, 4 * INODE_BYTES + 2 * ENTRY_BYTES_MAX))?;
         let old_key = Key::entry(from.number(), source.found.cookie);
         let new_key = Key::entry(to.number(), cookie);
         transaction.warm(&[old_key, new_key, Key::inode(source.inode.number())])?;
@@ -223,6 +244,10 @@ impl Engine {
         if moves_parent {
             locks.extend([from.arc(), to.arc()]);
         }
+        if let Some(left) = left {
+            warm_first_name(&transaction, left)?;
+            locks.push(left.arc());
+        }
         let mut records = Records::lock(self, &locks);
         if moves_parent {
             records.add_links(from, -1)?;
@@ -231,12 +256,18 @@ impl Engine {
         }
         records.edit(&source.inode).ctime = self.options.clock.now();
         transaction.put(new_key, &entry(&source.inode, target.name));
-        transaction.delete(old_key);
+        leave(&mut records, &mut transaction, old_key, source.place.name, left)?;
         self.finish(records, transaction, from, to, Depends::Nothing)
     }
 
     /// Puts an entry in the place of another, whose inode loses the name.
-    fn replace(self: &Arc<Engine>, source: &Named<'_>, old: &Named<'_>, crosses: bool) -> Result<()> {
+    fn replace(
+        self: &Arc<Engine>,
+        source: &Named<'_>,
+        old: &Named<'_>,
+        crosses: bool,
+        left: Option<&InodeRef>,
+    ) -> Result<()> {
         let (from, to) = (source.place.directory, old.place.directory);
         let moves = source.inode.kind() == FileType::Directory;
         let removes = old.inode.kind() == FileType::Directory;
@@ -250,14 +281,18 @@ impl Engine {
             self.check_empty(&old.inode)?;
         }
 
-        // Two entries, both inodes, both directories, the orphan.
-        let mut transaction = self.begin(Cost::new(7, 4 * INODE_BYTES + ENTRY_BYTES_MAX).critical())?;
+        // Two entries, both inodes, both directories, the orphan, a whiteout and its orphan.
+        let mut transaction = self.begin(Cost::new(9, 5 * INODE_BYTES + 2 * ENTRY_BYTES_MAX).critical())?;
         let old_key = Key::entry(from.number(), source.found.cookie);
         let new_key = Key::entry(to.number(), old.found.cookie);
         let (new, gone) = (&source.inode, &old.inode);
         transaction.warm(&[old_key, new_key, Key::inode(new.number()), Key::inode(gone.number())])?;
         transaction.warm_new_orphan(gone.number())?;
         let mut locks = vec![new.arc(), gone.arc()];
+        if let Some(left) = left {
+            warm_first_name(&transaction, left)?;
+            locks.push(left.arc());
+        }
         if removes {
             transaction.warm(&[Key::inode(from.number()), Key::inode(to.number())])?;
             locks.extend([from.arc(), to.arc()]);
@@ -279,7 +314,7 @@ impl Engine {
         }
         records.edit(gone).ctime = now;
         transaction.put(new_key, &entry(new, old.place.name));
-        transaction.delete(old_key);
+        leave(&mut records, &mut transaction, old_key, source.place.name, left)?;
         // The name may show the new contents or the old ones, so what was written back before comes first.
         self.finish(records, transaction, from, to, Depends::DataOf(new))?;
         if let Some(doomed) = doomed {
@@ -333,7 +368,7 @@ impl Engine {
     fn finish(
         &self,
         records: Records<'_>,
-        transaction: crate::transaction::Transaction<'_>,
+        transaction: Transaction<'_>,
         from: &InodeRef,
         to: &InodeRef,
         depends: Depends<'_>,
@@ -390,4 +425,28 @@ fn check_loops(
         ErrorKind::NotEmpty,
         format!("directory {} is not empty: it holds what is to replace it", replaced.inode.number()),
     ))
+}
+
+/// Loads what changes when an inode without a name gets one.
+fn warm_first_name(transaction: &Transaction<'_>, inode: &InodeRef) -> Result<()> {
+    transaction.warm(&[Key::inode(inode.number())])?;
+    let state = inode.meta().orphan;
+    transaction.warm_orphan(inode.number(), state)
+}
+
+/// The old name goes, or names what the rename leaves there.
+fn leave(
+    records: &mut Records<'_>,
+    transaction: &mut Transaction<'_>,
+    key: Key,
+    name: &[u8],
+    left: Option<&InodeRef>,
+) -> Result<()> {
+    let Some(left) = left else {
+        transaction.delete(key);
+        return Ok(());
+    };
+    records.add_name(left, transaction)?;
+    transaction.put(key, &entry(left, name));
+    Ok(())
 }

@@ -7,6 +7,7 @@ mod grow;
 mod growth;
 mod leases;
 mod liveness;
+mod pool;
 mod repair;
 mod resize;
 mod scrub;

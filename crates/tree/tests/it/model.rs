@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use quire_base::random::Random;
 use quire_base::{BlockNo, InodeNo};
 use quire_device::Device;
+use quire_format::extent::Run;
 use quire_format::key::{Key, KeyKind, VALUE_MAX};
 use quire_tree::TreeLimits;
 use std::ops::ControlFlow;
@@ -206,7 +207,11 @@ fn a_pool_grows_by_chunks_that_later_checkpoints_use() {
     volume.reopen();
     assert_eq!(volume.tree.pool_chunks().len(), 2);
     volume.tree.pool_grow(BlockNo(4000), 100).unwrap();
-    assert!(volume.tree.pool_retire(BlockNo(4000)));
+    assert_eq!(
+        volume.tree.pool_retire(&|run| run.start > BlockNo(2000), 1),
+        Some(Run::new(BlockNo(4000), 100))
+    );
+    assert!(volume.tree.pool_is_unused(BlockNo(4000)));
     volume.tree.pool_shrink(BlockNo(4000), 100).unwrap();
     volume.checkpoint(true);
     volume.check();

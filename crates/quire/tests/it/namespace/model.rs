@@ -376,16 +376,30 @@ impl Walk {
         let (from, name) = (self.directory(), self.name());
         let to = if self.random.one_in(3) { from.clone() } else { self.directory() };
         let to_name = self.name();
-        let flags =
-            [RenameFlags::empty(), RenameFlags::empty(), RenameFlags::NOREPLACE, RenameFlags::EXCHANGE];
+        let flags = [
+            RenameFlags::empty(),
+            RenameFlags::empty(),
+            RenameFlags::NOREPLACE,
+            RenameFlags::EXCHANGE,
+            RenameFlags::WHITEOUT,
+            RenameFlags::WHITEOUT | RenameFlags::NOREPLACE,
+        ];
         let flags = flags[self.pick(flags.len())];
         let expected = self.model.rename(from.number(), &name, to.number(), &to_name, flags);
         let done = self.volume.inodes().rename(&from, &name, &to, &to_name, flags);
-        Walk::same(done, expected, "rename");
+        let moved = Walk::same(done, expected, "rename").is_some();
+        // Not where both names were the same inode's.
+        let is_gone = || self.model.find(from.number(), &name).is_none();
+        if moved && flags.contains(RenameFlags::WHITEOUT) && is_gone() {
+            let left = self.volume.inodes().lookup(&from, &name).unwrap();
+            let node = Node::new(FileType::CharDevice, 0, InodeNo(0));
+            self.model.created(from.number(), &name, left.number(), node);
+        }
     }
 
     fn attribute(&mut self) {
-        let inode = self.any(|node| node.kind != FileType::Symlink).unwrap();
+        let has_attributes = |node: &Node| matches!(node.kind, FileType::Regular | FileType::Directory);
+        let inode = self.any(has_attributes).unwrap();
         let name = COLLIDING_ATTRIBUTES.concat()[self.pick(4)];
         let node = self.model.node(inode.number());
         match self.random.below(4) {

@@ -3,6 +3,9 @@
 use super::*;
 use quire::inodes::Caller;
 use quire::{FileType, RenameFlags};
+use quire_device::SimulatedBackend;
+use quire_device::simulated::CrashPolicy;
+use std::sync::Arc;
 
 const NONE: RenameFlags = RenameFlags::empty();
 
@@ -30,6 +33,60 @@ fn creating_and_looking_up() {
     fails(volume.inodes().create(&root, b"s", &symlink), ErrorKind::Invalid);
     file(&volume, &root, &[b'x'; 255]);
     consistency::check(&volume);
+}
+
+/// A rename may leave a whiteout, and every crash leaves the old name as it was, or both names as they are
+/// then. No whiteout is left without a name.
+#[test]
+fn a_rename_leaves_a_whiteout_or_nothing_has_happened() {
+    for replaces in [false, true] {
+        let (device, volume) = crate::common::new_volume(4096);
+        let root = volume.inodes().root();
+        let moved = file(&volume, &root, b"a").number();
+        let d = directory(&volume, &root, b"d");
+        let replaced = replaces.then(|| file(&volume, &d, b"b").number());
+        volume.sync().unwrap();
+        let exchange = RenameFlags::WHITEOUT | RenameFlags::EXCHANGE;
+        fails(volume.inodes().rename(&root, b"a", &d, b"b", exchange), ErrorKind::Invalid);
+        let refused = RenameFlags::WHITEOUT | RenameFlags::NOREPLACE;
+        if replaces {
+            fails(volume.inodes().rename(&root, b"a", &d, b"b", refused), ErrorKind::Exists);
+        }
+        let from = device.event_count();
+        volume.inodes().rename(&root, b"a", &d, b"b", RenameFlags::WHITEOUT).unwrap();
+        volume.sync().unwrap();
+        volume.checkpoint().unwrap();
+        let mut seen = [0; 2];
+        for event in from..=device.event_count() {
+            for policy in
+                [CrashPolicy::LoseAll, CrashPolicy::KeepAll, CrashPolicy::Power { seed: event as u64 }]
+            {
+                let Some(image) = device.crash_at(event, policy) else { continue };
+                let crashed = Arc::new(SimulatedBackend::from_image(image));
+                let volume = crate::common::options().open_backend(crashed).unwrap();
+                volume.drain_orphans();
+                let inodes = volume.inodes();
+                let d = inodes.lookup(&inodes.root(), b"d").unwrap();
+                let old = inodes.lookup(&inodes.root(), b"a").unwrap();
+                let new = inodes.lookup(&d, b"b").ok().map(|inode| inode.number());
+                let has_moved = old.number() != moved;
+                assert_eq!(new, if has_moved { Some(moved) } else { replaced });
+                if has_moved {
+                    let attributes = inodes.metadata(&old);
+                    assert_eq!(attributes.file_type(), FileType::CharDevice);
+                    assert_eq!(
+                        (attributes.rdev(), attributes.nlink(), attributes.permission_bits()),
+                        (0, 1, 0)
+                    );
+                }
+                let inodes = 3 + u64::from(replaces || has_moved);
+                assert_eq!(volume.info().inodes, inodes, "{event} {policy:?}");
+                consistency::check(&volume);
+                seen[usize::from(has_moved)] += 1;
+            }
+        }
+        assert!(seen.iter().all(|images| *images > 0), "{seen:?}");
+    }
 }
 
 #[test]
