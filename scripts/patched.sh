@@ -8,7 +8,14 @@ make_copy() {
         tar --extract --directory="$copy"
     local failed=
     while IFS= read -r patch; do
-        git apply --directory="$copy" "$patch" && continue
+        if git apply --directory="$copy" "$patch"; then
+            # Unchanged sources keep their times, so that nothing is built twice.
+            local file
+            file=$(sed -n '2s|^+++ b/||p' "$patch")
+            touch --reference="$patch" "$copy/$file"
+            [ "$patch" -nt "$file" ] || touch --reference="$file" "$copy/$file"
+            continue
+        fi
         failed=yes
         git apply --directory="$copy" --reject "$patch" 2>/dev/null || true
         echo "$patch does not apply any more." >&2
