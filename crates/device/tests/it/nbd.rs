@@ -171,6 +171,45 @@ fn many_requests_are_in_flight() {
     }
 }
 
+/// The connections that nbdkit's log has requests of.
+fn connections_in(log: &Path) -> std::collections::BTreeSet<String> {
+    let text = std::fs::read_to_string(log).unwrap();
+    let writes = text.lines().filter(|line| line.contains("Write id="));
+    let number = |line: &str| line.split("connection=").nth(1)?.split_whitespace().next().map(str::to_owned);
+    writes.filter_map(number).collect()
+}
+
+/// Requests go over several connections where the server can serve that, and over as many as the address
+/// says at most.
+#[test]
+fn requests_are_spread_over_connections() {
+    for (filters, parameters, expected) in [
+        (&["--filter=log"][..], "", 4),
+        (&["--filter=log"], "&connections=2", 2),
+        (&["--filter=log", "--filter=multi-conn"], "", 1),
+    ] {
+        let directory = directory();
+        let log = directory.path().join("log");
+        let file = format!("logfile={}", log.display());
+        let mut arguments = filters.to_vec();
+        arguments.extend(["memory", "64M", &file]);
+        if expected == 1 {
+            arguments.push("multi-conn-mode=disable");
+        }
+        let Some(server) = Nbdkit::start(directory.path(), &arguments) else { return };
+        let backend = server.open(parameters);
+        for at in 0..16 {
+            backend.write(IoClass::Data, BlockNo(at), &pattern(at, 1, 9)).unwrap();
+        }
+        backend.flush().unwrap();
+        for at in 0..16 {
+            assert!(*read(&*backend, at, 1) == *pattern(at, 1, 9));
+        }
+        drop(backend);
+        assert_eq!(connections_in(&log).len(), expected, "{filters:?} {parameters}");
+    }
+}
+
 #[test]
 fn requests_respect_the_servers_sizes() {
     let directory = directory();

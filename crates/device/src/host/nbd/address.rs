@@ -7,6 +7,7 @@
 //! | --- | --- | --- |
 //! | `reconnect=SECONDS` | after a broken connection, try for so long to make another | the first break is the end |
 //! | `answer=SECONDS` | a request that is not answered for so long breaks the connection | 60 |
+//! | `connections=COUNT` | make so many at most, if the server can serve several at a time, 1 to 16 | 4 |
 //! | `takeover` | open the volume whatever its owner's mark says | an owner that may live is respected |
 
 use quire_base::sync::time::Duration;
@@ -17,6 +18,9 @@ use std::path::{Path, PathBuf};
 const SCHEMES: [&str; 4] = ["nbd://", "nbds://", "nbd+unix://", "nbds+unix://"];
 /// Longest time that a parameter may give: a day.
 const SECONDS_MAX: u64 = 86_400;
+/// Most connections that an address may ask for.
+const CONNECTIONS_MAX: usize = 16;
+const CONNECTIONS_DEFAULT: usize = 4;
 const ANSWER_DEFAULT: Duration = Duration::from_secs(60);
 
 /// An address of an export.
@@ -28,6 +32,8 @@ pub struct NbdAddress {
     pub reconnect: Option<Duration>,
     /// How long an answer may take.
     pub answer: Duration,
+    /// Connections at most.
+    pub connections: usize,
     /// Whether the owner's mark is not respected.
     pub takes_over: bool,
 }
@@ -68,6 +74,7 @@ impl NbdAddress {
         }
         let (place, query) = text.split_once('?').unwrap_or((text, ""));
         let (mut reconnect, mut answer, mut takes_over) = (None, ANSWER_DEFAULT, false);
+        let mut connections = CONNECTIONS_DEFAULT;
         let (mut others, mut socket) = (Vec::new(), None);
         for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
             let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
@@ -78,6 +85,14 @@ impl NbdAddress {
             match name {
                 "reconnect" => reconnect = Some(seconds()?),
                 "answer" => answer = seconds()?,
+                "connections" => match value.parse() {
+                    Ok(count) if (1..=CONNECTIONS_MAX).contains(&count) => connections = count,
+                    _ => {
+                        return Err(bad(format!(
+                            "{name}={value} is not a number from 1 to {CONNECTIONS_MAX}"
+                        )));
+                    }
+                },
                 "takeover" if value.is_empty() => takes_over = true,
                 "takeover" => return Err(bad(format!("takeover={value}: takeover has no value"))),
                 _ => others.push(parameter),
@@ -97,7 +112,7 @@ impl NbdAddress {
             return Err(bad("names no host".into()));
         }
         let uri = if others.is_empty() { place.into() } else { format!("{place}?{}", others.join("&")) };
-        Ok(NbdAddress { text: text.into(), uri, reconnect, answer, takes_over })
+        Ok(NbdAddress { text: text.into(), uri, reconnect, answer, connections, takes_over })
     }
 
     /// As it was given.
@@ -127,8 +142,11 @@ mod tests {
         let plain = parse("nbd://host:10809/data").unwrap();
         assert_eq!((plain.uri(), plain.reconnect), ("nbd://host:10809/data", None));
         assert_eq!((plain.text(), plain.answer), ("nbd://host:10809/data", ANSWER_DEFAULT));
-        let all = parse("nbds+unix:///e?reconnect=30&socket=/run/s&answer=5&tls-certificates=/x").unwrap();
+        let all =
+            parse("nbds+unix:///e?reconnect=30&socket=/run/s&answer=5&tls-certificates=/x&connections=2")
+                .unwrap();
         assert_eq!(all.uri(), "nbds+unix:///e?socket=/run/s&tls-certificates=/x");
+        assert_eq!((all.connections, plain.connections), (2, CONNECTIONS_DEFAULT));
         assert_eq!((all.reconnect, all.answer), (Some(Duration::from_secs(30)), Duration::from_secs(5)));
         assert_eq!(parse("nbd+unix://?socket=%2Frun%2Fs").unwrap().uri(), "nbd+unix://?socket=%2Frun%2Fs");
         let over = NbdAddress::taking_over(Path::new("nbd://h/e?answer=5")).unwrap();
@@ -152,6 +170,8 @@ mod tests {
             "nbd://h/?reconnect",
             "nbd://h/?reconnect=99999999999999999999",
             "nbd://h/?answer=soon",
+            "nbd://h/?connections=0",
+            "nbd://h/?connections=17",
             "nbd://h/?takeover=yes",
             "nbd://h/a b",
             "nbd://h/#x",

@@ -37,6 +37,8 @@ pub(super) struct Export {
     pub(super) can_flush: bool,
     pub(super) can_trim: bool,
     pub(super) can_zero: bool,
+    /// A flush over one connection covers what was answered on all.
+    pub(super) can_multi_conn: bool,
     /// Longest read or write, a multiple of the block size.
     pub(super) request_bytes_max: usize,
 }
@@ -131,6 +133,7 @@ impl Handle {
             can_flush: is(library.can_flush)?,
             can_trim: is(library.can_trim)?,
             can_zero: is(library.can_zero)?,
+            can_multi_conn: is(library.can_multi_conn)?,
             request_bytes_max: largest as usize,
         })
     }

@@ -67,6 +67,7 @@ library! {
     can_flush: fn(*mut RawHandle) -> c_int;
     can_trim: fn(*mut RawHandle) -> c_int;
     can_zero: fn(*mut RawHandle) -> c_int;
+    can_multi_conn: fn(*mut RawHandle) -> c_int;
     aio_is_ready: fn(*mut RawHandle) -> c_int;
     aio_is_dead: fn(*mut RawHandle) -> c_int;
     aio_is_closed: fn(*mut RawHandle) -> c_int;

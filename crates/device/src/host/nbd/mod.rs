@@ -4,9 +4,9 @@
 //! * `library`: libnbd, which speaks the protocol (TLS included), loaded when it is first needed.
 //! * `handle`: a connection: made, and asked what the export is.
 //! * `session`: its requests and answers.
+//! * `several`: several connections as one session, where the server can serve that.
 //!
-//! One connection carries everything, with up to 256 requests at a time. Writes are made durable by flushes;
-//! FUA would make each write wait for the medium, which the engine never wants of a single one.
+//! Up to 256 requests are under way at a time. Writes are made durable by flushes; FUA would make each write wait for the medium, which the engine never wants of a single one.
 //!
 //! A volume on an export has an owner's mark, which stands for a lock (`super::owner`).
 //!
@@ -16,6 +16,7 @@ mod address;
 mod handle;
 mod library;
 mod session;
+mod several;
 
 pub use address::NbdAddress;
 
@@ -33,6 +34,7 @@ use quire_base::sync::{Arc, thread};
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
 use quire_format::superblock::{MAGIC, SLOT_BLOCKS};
 use session::NbdSession;
+use several::Several;
 
 /// How long the first connection may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(15);
@@ -76,8 +78,35 @@ fn start(address: &NbdAddress, mode: OpenMode) -> Result<(Arc<dyn Session>, Expo
             return refuse(ErrorKind::Unsupported, text);
         }
     }
-    let session = NbdSession::start(address.text(), handle, export, address.answer)?;
-    Ok((Arc::new(session), export))
+    let limit = CONNECT_LIMIT.min(address.answer);
+    let count = if mode == OpenMode::Look { 1 } else { address.connections };
+    Ok((session_of(address, count, handle, export, limit)?, export))
+}
+
+/// A session over a first connection and more like it, `count` in all if the server can serve several, and as
+/// many as are made within `limit`.
+fn session_of(
+    address: &NbdAddress,
+    count: usize,
+    first: Handle,
+    export: Export,
+    limit: Duration,
+) -> Result<Arc<dyn Session>> {
+    let name = address.text();
+    let mut sessions = vec![NbdSession::start(name, first, export, address.answer)?];
+    let more = if export.can_multi_conn { count - 1 } else { 0 };
+    let start = Instant::now();
+    for _ in 0..more {
+        // A server may admit fewer than it could serve.
+        let Ok(handle) = Handle::connect(address, limit.saturating_sub(start.elapsed())) else { break };
+        if handle.export(name)? != export {
+            let text = format!("{name} has changed while it was connected to");
+            return Err(Error::new(ErrorKind::Io, text));
+        }
+        sessions.push(NbdSession::start(name, handle, export, address.answer)?);
+    }
+    tracing::debug!(device = name, connections = sessions.len(), "connected");
+    Ok(Arc::new(Several::new(sessions)))
 }
 
 /// Respects the mark of another owner, and writes one of this process, if the export holds a volume and is to
@@ -169,7 +198,8 @@ struct NbdConnector {
 impl Connector for NbdConnector {
     fn connect(&self, limit: Duration) -> Result<Arc<dyn Session>> {
         let name = self.address.text();
-        let handle = Handle::connect(&self.address, limit.min(self.address.answer))?;
+        let limit = limit.min(self.address.answer);
+        let handle = Handle::connect(&self.address, limit)?;
         let export = handle.export(name)?;
         if export.bytes < self.export.bytes || (self.export.can_flush && !export.can_flush) {
             return Err(Error::new(
@@ -177,6 +207,6 @@ impl Connector for NbdConnector {
                 format!("{name} is another export than before ({export:?}, it was {:?})", self.export),
             ));
         }
-        Ok(Arc::new(NbdSession::start(name, handle, export, self.address.answer)?))
+        session_of(&self.address, self.address.connections, handle, export, limit)
     }
 }
