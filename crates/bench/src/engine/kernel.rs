@@ -114,6 +114,14 @@ fn run(command: &mut Command) -> Result<String, Trouble> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
+/// What a program said, where the bench has begun: then anything that is missing is a failure.
+fn said(outcome: Result<String, Trouble>) -> Result<String> {
+    outcome.map_err(|trouble| match trouble {
+        Trouble::Failed(error) => error,
+        other => Error::new(ErrorKind::Io, other.to_string()),
+    })
+}
+
 /// An attached loop device.
 struct Loop {
     path: PathBuf,
@@ -182,12 +190,11 @@ struct Mounted {
 
 impl Mounted {
     fn btrfs(&self, what: &[&str], paths: &[&Path]) -> Result<()> {
-        run(Command::new("btrfs").arg("subvolume").args(what).args(paths)).map(drop).map_err(|trouble| {
-            match trouble {
-                Trouble::Failed(error) => error,
-                other => Error::new(ErrorKind::Io, other.to_string()),
-            }
-        })
+        self.btrfs_says(what, paths).map(drop)
+    }
+
+    fn btrfs_says(&self, what: &[&str], paths: &[&Path]) -> Result<String> {
+        said(run(Command::new("btrfs").arg("subvolume").args(what).args(paths)))
     }
 
     fn unmount(&mut self) -> Result<()> {
@@ -218,7 +225,15 @@ impl Snapshots for Mounted {
     }
     fn delete(&self, name: &str) -> Result<()> {
         self.btrfs(&["delete"], &[&self.dir.join(name)])?;
-        self.btrfs(&["sync"], &[&self.dir])
+        // Btrfs cleans up behind commits, and one that is idle commits nothing.
+        let nudge = self.dir.join("nudge");
+        while self.btrfs_says(&["list", "-d"], &[&self.dir])?.contains("DELETED") {
+            std::fs::write(&nudge, name).map_err(|error| Error::os("writing to Btrfs", &error))?;
+            let mut sync = Command::new("btrfs");
+            said(run(sync.args(["filesystem", "sync"]).arg(&self.dir)))?;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
     }
 }
 
