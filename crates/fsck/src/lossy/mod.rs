@@ -202,12 +202,15 @@ fn assemble(
 ) -> Result<(Vec<Bounds>, Vec<Bounds>)> {
     let with_map =
         |checkpoint: &&Checkpoint| !checkpoint.manifest_blocks.is_empty() && !checkpoint.chunks.is_empty();
-    let mapped = examined.checkpoints.iter().find(with_map);
     let map = with_map(&base).then_some(base);
+    // Of its neighbour's map the journal tells what has changed since. One of long ago may lack chunks, and
+    // list what are blocks of files by now.
+    let is_neighbour = |other: &&Checkpoint| other.superblock.checkpoint + 1 >= base.superblock.checkpoint;
+    let mapped = map.or_else(|| examined.checkpoints.iter().filter(is_neighbour).find(with_map));
     let chunks = mapped.map(|checkpoint| checkpoint.chunks.clone()).unwrap_or_default();
     let mut superblock = base.superblock.clone();
-    let areas = match mapped {
-        Some(mapped) => mapped.chunk_runs(),
+    let areas = match map {
+        Some(map) => map.chunk_runs(),
         // Nothing says where the pool has grown to.
         None => {
             let start = superblock.pool_start.min(superblock.data_start);
@@ -237,7 +240,8 @@ fn assemble(
     let remains = remains::gather(start, &mut Meter::start(tell, "tree", base.nodes));
     let (lost, doubtful) = (remains.lost.clone(), remains.doubtful.clone());
     let mut shrunk = Vec::new();
-    let _ = inspect::journal(backend.clone(), &base.superblock, &mut |_, changes| {
+    let from = mapped.unwrap_or(base);
+    let _ = inspect::journal(backend.clone(), &from.superblock, &mut |_, changes| {
         shrunk.extend(changes.into_iter().filter_map(|change| match change {
             Change::PoolShrink { start, blocks } => Some(Run::new(start, blocks.into())),
             _ => None,
