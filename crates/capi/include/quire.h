@@ -723,7 +723,7 @@ int quire_remove_all(const struct quire_volume *volume, const char *path);
 int quire_unlink(const struct quire_volume *volume, const char *path);
 
 // Renames, atomically, over what has the new name if that may be replaced. `flags` are those of
-// renameat2(2): 0, RENAME_NOREPLACE (1) or RENAME_EXCHANGE (2).
+// renameat2(2): 0, or RENAME_EXCHANGE (2), or RENAME_NOREPLACE (1) and RENAME_WHITEOUT (4) or one of these.
 //
 // Returns: 0 or a negative error number.
 // Threads: any.

@@ -7,7 +7,7 @@
 //! | --- | --- | --- |
 //! | `reconnect=SECONDS` | after a broken connection, try for so long to make another | the first break is the end |
 //! | `answer=SECONDS` | a request that is not answered for so long breaks the connection | 60 |
-//! | `connections=COUNT` | make so many at most, if the server can serve several at a time, 1 to 16 | 4 |
+//! | `connections=COUNT` | make so many at most, if the server can serve several at a time, 1 to 16 | 4; 1 with `reconnect` |
 //! | `takeover` | open the volume whatever its owner's mark says | an owner that may live is respected |
 
 use quire_base::sync::time::Duration;
@@ -74,7 +74,7 @@ impl NbdAddress {
         }
         let (place, query) = text.split_once('?').unwrap_or((text, ""));
         let (mut reconnect, mut answer, mut takes_over) = (None, ANSWER_DEFAULT, false);
-        let mut connections = CONNECTIONS_DEFAULT;
+        let mut connections = None;
         let (mut others, mut socket) = (Vec::new(), None);
         for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
             let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
@@ -86,7 +86,7 @@ impl NbdAddress {
                 "reconnect" => reconnect = Some(seconds()?),
                 "answer" => answer = seconds()?,
                 "connections" => match value.parse() {
-                    Ok(count) if (1..=CONNECTIONS_MAX).contains(&count) => connections = count,
+                    Ok(count) if (1..=CONNECTIONS_MAX).contains(&count) => connections = Some(count),
                     _ => {
                         return Err(bad(format!(
                             "{name}={value} is not a number from 1 to {CONNECTIONS_MAX}"
@@ -111,6 +111,9 @@ impl NbdAddress {
         } else if place.split_once("://").is_none_or(|(_, rest)| rest.is_empty() || rest.starts_with('/')) {
             return Err(bad("names no host".into()));
         }
+        // A server that serves one at a time ends the requests of a broken one before it serves the next. With
+        // several, those of one may still be under way when another has been made anew.
+        let connections = connections.unwrap_or(if reconnect.is_some() { 1 } else { CONNECTIONS_DEFAULT });
         let uri = if others.is_empty() { place.into() } else { format!("{place}?{}", others.join("&")) };
         Ok(NbdAddress { text: text.into(), uri, reconnect, answer, connections, takes_over })
     }
@@ -147,6 +150,7 @@ mod tests {
                 .unwrap();
         assert_eq!(all.uri(), "nbds+unix:///e?socket=/run/s&tls-certificates=/x");
         assert_eq!((all.connections, plain.connections), (2, CONNECTIONS_DEFAULT));
+        assert_eq!(parse("nbd://h/?reconnect=1").unwrap().connections, 1);
         assert_eq!((all.reconnect, all.answer), (Some(Duration::from_secs(30)), Duration::from_secs(5)));
         assert_eq!(parse("nbd+unix://?socket=%2Frun%2Fs").unwrap().uri(), "nbd+unix://?socket=%2Frun%2Fs");
         let over = NbdAddress::taking_over(Path::new("nbd://h/e?answer=5")).unwrap();
