@@ -22,7 +22,10 @@ impl Engine {
         let mut healed = 0_u64;
         for (done, node) in damaged.iter().enumerate() {
             match self.rewrite(node) {
-                Ok(rewritten) => healed += u64::from(rewritten),
+                Ok(rewritten) => {
+                    self.tree.count_healed(rewritten.into());
+                    healed += u64::from(rewritten);
+                }
                 Err(error) => {
                     self.tree.put_back_damaged(damaged[done..].iter().copied());
                     return Err(error);

@@ -91,10 +91,14 @@ impl Tree {
             if !node.is_gone() {
                 above.iter().for_each(|node| self.mark(node, epoch));
                 self.mark(node, epoch);
-                self.counters.healed.add(1);
                 return Some(true);
             }
         }
+    }
+
+    /// Counts nodes that are rewritten since one of their copies was bad.
+    pub fn count_healed(&self, nodes: u64) {
+        self.counters.healed.add(nodes);
     }
 
     /// Where the tree names the node; None if it does not. An error is what must be loaded first.

@@ -111,8 +111,8 @@ impl NbdAddress {
         } else if place.split_once("://").is_none_or(|(_, rest)| rest.is_empty() || rest.starts_with('/')) {
             return Err(bad("names no host".into()));
         }
-        // A server that serves one at a time ends the requests of a broken one before it serves the next. With
-        // several, those of one may still be under way when another has been made anew.
+        // A server that serves one at a time ends the requests of a broken one before it serves the next.
+        // With several, those of one may still be under way when another has been made anew.
         let connections = connections.unwrap_or(if reconnect.is_some() { 1 } else { CONNECTIONS_DEFAULT });
         let uri = if others.is_empty() { place.into() } else { format!("{place}?{}", others.join("&")) };
         Ok(NbdAddress { text: text.into(), uri, reconnect, answer, connections, takes_over })

@@ -6,7 +6,8 @@
 //! * `session`: its requests and answers.
 //! * `several`: several connections as one session, where the server can serve that.
 //!
-//! Up to 256 requests are under way at a time. Writes are made durable by flushes; FUA would make each write wait for the medium, which the engine never wants of a single one.
+//! Up to 256 requests are under way at a time. Writes are made durable by flushes; FUA would make each write
+//! wait for the medium, which the engine never wants of a single one.
 //!
 //! A volume on an export has an owner's mark, which stands for a lock (`super::owner`).
 //!
