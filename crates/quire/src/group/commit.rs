@@ -21,6 +21,7 @@ use super::exchange::Buffer;
 use crate::engine::Engine;
 use crate::file::journaled::{FileData, data_cost};
 use crate::gate::GateState;
+use crate::transaction::Cost;
 use quire_base::sync::Arc;
 use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result, Seq};
@@ -141,11 +142,11 @@ impl Engine {
             ));
         }
         loop {
-            let mut committed = None;
+            let (mut committed, mut refused) = (None, None);
             let written = write_group(
                 &parts,
                 &mut |composed| {
-                    committed = Some(self.journal_group(files, composed)?);
+                    committed = Some(self.journal_group(files, composed, &mut refused)?);
                     Ok(())
                 },
                 &mut || {
@@ -160,7 +161,11 @@ impl Engine {
             );
             match (written, committed) {
                 (Err(error), None) if error.kind() == ErrorKind::WouldBlock => {
-                    self.await_data_room(blocks)?
+                    self.await_homes()?;
+                    // Room for less would not do, and this thread would try for ever.
+                    if let Some(cost) = refused {
+                        self.begin(cost).map(drop)?;
+                    }
                 }
                 (Err(error), _) => return Err(error),
                 (Ok(()), committed) => {
@@ -175,8 +180,13 @@ impl Engine {
         }
     }
 
-    /// Everything is locked: waits for nothing.
-    fn journal_group(&self, files: &[&Collected], composed: &[Composed<'_>]) -> Result<(Seq, Logged)> {
+    /// Everything is locked: waits for nothing. `refused`: the cost that there was no room for.
+    fn journal_group(
+        &self,
+        files: &[&Collected],
+        composed: &[Composed<'_>],
+        refused: &mut Option<Cost>,
+    ) -> Result<(Seq, Logged)> {
         let full = || Error::new(ErrorKind::WouldBlock, "the journal has no room");
         if self.wants_homes() {
             return Err(full());
@@ -194,7 +204,11 @@ impl Engine {
             }
             data.push(one);
         }
-        let mut transaction = self.try_begin(data_cost(&data)).ok_or_else(full)?;
+        let cost = data_cost(&data);
+        let Some(mut transaction) = self.try_begin(cost) else {
+            *refused = Some(cost);
+            return Err(full());
+        };
         let mut logged = Logged::new();
         for (at, one) in data.iter().enumerate() {
             one.warm(&transaction)?;
