@@ -185,7 +185,7 @@ impl Model {
         (to, to_name): (u64, &[u8]),
         flags: RenameFlags,
     ) -> Outcome<Vec<u64>> {
-        if flags == RenameFlags::all() {
+        if flags == RenameFlags::NOREPLACE | RenameFlags::EXCHANGE {
             return Err(ErrorKind::Invalid);
         }
         self.lives(from)?;

@@ -284,7 +284,8 @@ impl Run {
             }
             Operation::Rename { from, to, flags } => {
                 let ((from, name), (to, to_name)) = (place(self, from), place(self, to));
-                let flags = RenameFlags::from_bits_truncate(if *flags < 128 { 0 } else { (*flags).into() });
+                let flags =
+                    RenameFlags::from_bits_truncate(if *flags < 128 { 0 } else { u32::from(*flags & 3) });
                 let (one, other) = (self.reference(from), self.reference(to));
                 let found = self.volume().inodes().rename(&one, &name, &other, &to_name, flags);
                 (found, changed.rename((from, &name), (to, &to_name), flags))
