@@ -120,7 +120,7 @@ pub struct Engine {
     pub(crate) changes: Admission,
     /// Whether [`crate::Volume::freeze`] is in force, or at work.
     pub(crate) frozen: Mutex<bool>,
-    /// Shared while the engine itself frees blocks of files: the reaper, deletions of snapshots. Whole while
+    /// Shared while the engine itself frees blocks: the reaper, deletions of snapshots, the pool. Whole while
     /// a snapshot is taken.
     pub(crate) frees: ShardedRwLock,
     /// The deletion of a snapshot that is under way; held for each of its steps.
