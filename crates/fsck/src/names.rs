@@ -8,7 +8,7 @@
 //!
 //! Neighbours: [`crate::inodes`] made the list of inodes; [`crate::orphans`] looks at those without links.
 
-use crate::fix::Fixes;
+use crate::fix::{Fixes, Rebuild};
 use crate::inodes::{Contents, InodeInfo};
 use crate::issue::IssueKind;
 use crate::progress::Meter;
@@ -37,6 +37,7 @@ pub(crate) fn check(
             directory(view, info.number, contents, findings)?;
         }
     }
+    lost_directories(view, &mut findings.fixes.rebuild)?;
     settle_rebuilds(findings);
     root(contents, findings);
     for at in 0..contents.inodes.len() {
@@ -130,18 +131,7 @@ fn follow(directory: u64, key: Key, entry: &Entry<'_>, contents: &mut Contents, 
     let target = entry.inode.0;
     let name = shown(entry.name);
     let Some(at) = contents.find(target) else {
-        // In the order of their keys, so ascending.
-        let rebuild = &mut findings.fixes.rebuild;
-        if let Ok(found) = rebuild.binary_search_by_key(&target, |rebuild| rebuild.inode) {
-            let rebuild = &mut rebuild[found];
-            let makeable = matches!(
-                entry.file_type,
-                FileType::Regular | FileType::Fifo | FileType::Socket | FileType::Directory
-            );
-            rebuild.generation.get_or_insert(entry.generation);
-            if rebuild.kind.is_none() && makeable {
-                rebuild.kind = Some(entry.file_type);
-            }
+        if tell_rebuild(&mut findings.fixes.rebuild, entry) {
             return;
         }
         findings.add(
@@ -184,6 +174,43 @@ fn follow(directory: u64, key: Key, entry: &Entry<'_>, contents: &mut Contents, 
     if info.links == 1 {
         (info.named_in, info.named_at) = (directory, key.offset);
     }
+}
+
+/// Directories whose own record was lost have their names still. These tell records that are made anew which
+/// generation and type they need, so that the names are theirs in the next round.
+fn lost_directories(view: &View<'_>, rebuild: &mut [Rebuild]) -> Result<()> {
+    let is_directory = |rebuild: &&Rebuild| rebuild.kind == Some(FileType::Directory);
+    let lost: Vec<u64> = rebuild.iter().filter(is_directory).map(|rebuild| rebuild.inode).collect();
+    for directory in lost.into_iter().map(InodeNo) {
+        view.tree.scan(Key::entry(directory, 0), Key::entry(directory, u64::MAX), &mut |key, value| {
+            let entry = Entry::decode(value);
+            if is_right(view, key, &entry)
+                && let Ok(entry) = entry
+            {
+                tell_rebuild(rebuild, &entry);
+            }
+            ControlFlow::Continue(())
+        })?;
+    }
+    Ok(())
+}
+
+/// Tells a record that is made anew what a name of it says; false if there is none.
+fn tell_rebuild(rebuild: &mut [Rebuild], entry: &Entry<'_>) -> bool {
+    // In the order of their keys, so ascending.
+    let Ok(found) = rebuild.binary_search_by_key(&entry.inode.0, |rebuild| rebuild.inode) else {
+        return false;
+    };
+    let rebuild = &mut rebuild[found];
+    let makeable = matches!(
+        entry.file_type,
+        FileType::Regular | FileType::Fifo | FileType::Socket | FileType::Directory
+    );
+    rebuild.generation.get_or_insert(entry.generation);
+    if rebuild.kind.is_none() && makeable {
+        rebuild.kind = Some(entry.file_type);
+    }
+    true
 }
 
 /// An entry names a directory. A second name is one too many: that in the directory's parent stays, else the

@@ -129,6 +129,11 @@ pub(super) fn list(
         }
     };
     for issue in &findings.issues {
+        // What a directory names whose record is made anew has its name again then.
+        let has_name = || issue.inode.is_some_and(|inode| names.0.contains_key(&inode));
+        if issue.code == IssueKind::InodeUnreachable && has_name() {
+            continue;
+        }
         if let (Some(inode), Some(what)) = (issue.inode, describe(issue.code)) {
             add(inode, what);
         }
