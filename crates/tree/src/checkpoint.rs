@@ -74,11 +74,10 @@ pub(crate) struct Versions {
     written: VecDeque<(u64, u64)>,
 }
 
-/// Blocks that are written at once: what a checkpoint has on its way delays everybody else's writes and
-/// flushes.
-const BATCH_BLOCKS: usize = 64;
+/// Blocks that are written at once.
+const BATCH_BLOCKS: usize = 256;
 /// Batches that are being written while another one is filled.
-const BATCHES_STARTED_MAX: usize = 1;
+const BATCHES_STARTED_MAX: usize = 3;
 
 impl Tree {
     /// Ends the epoch. The caller sees to it that no change of the tree runs, and that the epoch before is
