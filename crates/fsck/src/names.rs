@@ -176,8 +176,8 @@ fn follow(directory: u64, key: Key, entry: &Entry<'_>, contents: &mut Contents, 
     }
 }
 
-/// Directories whose own record was lost have their names still. These tell records that are made anew which
-/// generation and type they need, so that the names are theirs in the next round.
+/// A directory whose own record was lost still has its entries. They tell the records that are made anew
+/// which generation and type they need, so that the next round finds each name and its inode to agree.
 fn lost_directories(view: &View<'_>, rebuild: &mut [Rebuild]) -> Result<()> {
     let is_directory = |rebuild: &&Rebuild| rebuild.kind == Some(FileType::Directory);
     let lost: Vec<u64> = rebuild.iter().filter(is_directory).map(|rebuild| rebuild.inode).collect();

@@ -128,10 +128,17 @@ pub(super) fn list(
             list.insert(Loss { path: Some(path), inode: Some(inode), what: what.into() });
         }
     };
+    let is_remade = |(directory, _): &(u64, Vec<u8>)| {
+        let found = rebuild.binary_search_by_key(directory, |rebuild| rebuild.inode);
+        found.is_ok_and(|at| rebuild[at].kind == Some(FileType::Directory))
+    };
     for issue in &findings.issues {
-        // What a directory names whose record is made anew has its name again then.
-        let has_name = || issue.inode.is_some_and(|inode| names.0.contains_key(&inode));
-        if issue.code == IssueKind::InodeUnreachable && has_name() {
+        // A directory whose record is made anew names it again then.
+        if issue.code == IssueKind::InodeUnreachable
+            && issue
+                .inode
+                .is_some_and(|inode| names.0.get(&inode).is_some_and(|of| of.iter().any(&is_remade)))
+        {
             continue;
         }
         if let (Some(inode), Some(what)) = (issue.inode, describe(issue.code)) {
