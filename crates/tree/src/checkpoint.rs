@@ -75,7 +75,7 @@ pub(crate) struct Versions {
 }
 
 /// Blocks that are written at once.
-const BATCH_BLOCKS: usize = 256;
+const BATCH_BLOCKS: usize = 32;
 /// Batches that are being written while another one is filled.
 const BATCHES_STARTED_MAX: usize = 3;
 
