@@ -33,7 +33,7 @@ keep() {
     find "$patches" -name '*.patch' -delete
     while IFS= read -r source; do
         [ -f "$copy/$source" ] && ! cmp -s "$source" "$copy/$source" || continue
-        # crates/quire/src/file/tail.rs: file/tail.patch in the directory quire
+        # crates/quire/src/file/backing.rs: file/backing.patch in the directory quire
         local patch=${source#crates/}
         patch=$patches/${patch/\/src\//\/}
         patch=${patch%.rs}.patch

@@ -19,7 +19,6 @@
 //! end moves under that group's lock, and a loader puts a group in place only if the end is still the one
 //! that it went by.
 
-use crate::ahead::Ahead;
 use crate::credits::Credits;
 use crate::deferred::Deferred;
 use crate::discarding::Discarding;
@@ -119,7 +118,6 @@ pub struct Allocator {
     pub(crate) reserved: Counter,
     pub(crate) deferred: Deferred,
     pub(crate) discarding: Discarding,
-    pub(crate) ahead: Ahead,
     /// Shared by threads that set or clear busy bits; whole for a search that must not miss any.
     pub(crate) movement: ShardedRwLock,
     pub(crate) counts: Counts,
@@ -157,7 +155,6 @@ impl Allocator {
             reserved: Counter::new(),
             deferred: Deferred::new(),
             discarding: Discarding::default(),
-            ahead: Ahead::default(),
             movement: ShardedRwLock::new(),
             counts: Counts::default(),
             data_start,
@@ -213,6 +210,24 @@ impl Allocator {
         let number = first + ((u128::from(mixed) * u128::from(count)) >> 64) as u64;
         let block = number * GROUP_BLOCKS + u64::from(self.groups[number as usize].cursor());
         BlockNo(block.clamp(self.data_start.0, end.0 - 1))
+    }
+
+    /// Where a file goes on that has grown up to `end`: there, or, if another has that block, at the start of
+    /// an aligned run of `window` free blocks (a power of two) in its group. So files that grow together do
+    /// not lie block by block between one another. Takes nothing. May do I/O to load the group.
+    pub fn growth_goal(&self, end: BlockNo, window: u64) -> Result<BlockNo> {
+        if end < self.data_start || end >= self.data_end() || window > GROUP_BLOCKS {
+            return Ok(end);
+        }
+        let number = self.group_of(end);
+        let base = number as u64 * GROUP_BLOCKS;
+        let free = self.change(number, |group| {
+            if !group.free_at((end.0 - base) as u32, 1).is_empty() {
+                return Ok(None);
+            }
+            Ok(group.find_aligned(window as u32, base, window))
+        })?;
+        Ok(free.map_or(end, |piece| BlockNo(base + u64::from(piece.start))))
     }
 
     /// Takes `want` blocks, or fewer but at least `min`, as near to `goal` as it can: in one run if there is
@@ -276,17 +291,8 @@ impl Allocator {
         Err(self.no_space(format!("a run of {blocks} blocks aligned to {align} is needed and there is none")))
     }
 
-    /// Takes an aligned run; what is zeroed ahead is not allowed to be in its way.
+    /// Takes an aligned run.
     fn search_aligned(&self, blocks: u64, align: u64) -> Result<Option<Run>> {
-        let mut found = self.search_aligned_once(blocks, align)?;
-        if found.is_none() && self.ahead.was_used() {
-            self.give_back_zeroed();
-            found = self.search_aligned_once(blocks, align)?;
-        }
-        Ok(found)
-    }
-
-    fn search_aligned_once(&self, blocks: u64, align: u64) -> Result<Option<Run>> {
         for number in self.groups_from((self.data_start.0 / GROUP_BLOCKS) as usize) {
             if !self.groups[number].may_have_run(blocks as u32) {
                 continue;

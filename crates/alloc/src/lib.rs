@@ -16,7 +16,6 @@
 //! | module | holds |
 //! | --- | --- |
 //! | [`allocator`] | the [`Allocator`]: configuration, loading, search across groups |
-//! | [`ahead`] | blocks that hold durable zeros, for small data that is forced at once |
 //! | [`reservation`] | promises of space without blocks: delayed allocation |
 //! | [`account`] | promises that outlive the call that got them |
 //! | `deferred` | frees waiting for the journal |
@@ -43,7 +42,6 @@
 //! ([`Discard`]).
 
 pub mod account;
-pub mod ahead;
 pub mod allocator;
 mod credits;
 mod deferred;

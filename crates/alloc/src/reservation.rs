@@ -81,10 +81,6 @@ impl Allocator {
         if taken.is_err() && self.settle() {
             taken = self.credits.take(min, want);
         }
-        if taken.is_err() && self.ahead.was_used() {
-            self.give_back_zeroed();
-            taken = self.credits.take(min, want);
-        }
         match taken {
             Ok(blocks) => {
                 self.reserved.add(blocks);

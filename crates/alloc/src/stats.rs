@@ -50,12 +50,6 @@ pub struct AllocStats {
     pub exclusive: u64,
     /// Requests refused for want of space.
     pub refusals: u64,
-    /// Blocks zeroed ahead: they count as free.
-    pub zeroed_blocks: u64,
-    /// Blocks handed out zeroed.
-    pub zeroed_taken: u64,
-    /// Requests for zeroed blocks that found none.
-    pub zeroed_missed: u64,
     /// Discards sent to the device.
     pub discards: u64,
     /// Blocks discarded.
@@ -79,11 +73,6 @@ impl fmt::Display for AllocStats {
             "allocations: {}, {} at their goal, {} shortened, {} scattered, {} exclusive, {} refused",
             self.allocations, self.at_goal, self.shortened, self.scattered, self.exclusive, self.refusals
         )?;
-        writeln!(
-            f,
-            "zeroed ahead: {} blocks, {} handed out, {} requests found none",
-            self.zeroed_blocks, self.zeroed_taken, self.zeroed_missed
-        )?;
         write!(
             f,
             "discards: {} of {} blocks, {} failed, {} skipped",
@@ -93,9 +82,9 @@ impl fmt::Display for AllocStats {
 }
 
 impl Allocator {
-    /// Free blocks that nobody was promised, those zeroed ahead included: what a new reservation can have.
+    /// Free blocks that nobody was promised: what a new reservation can have.
     pub fn free_blocks(&self) -> u64 {
-        self.credits.get() + self.ahead.blocks()
+        self.credits.get()
     }
 
     /// Blocks promised to data that has no place yet.
@@ -124,9 +113,6 @@ impl Allocator {
             scattered: counts.scattered.get(),
             exclusive: counts.exclusive.get(),
             refusals: counts.refusals.get(),
-            zeroed_blocks: self.ahead.blocks(),
-            zeroed_taken: self.ahead.taken.get(),
-            zeroed_missed: self.ahead.missed.get(),
             discards: counts.discards.get(),
             discarded_blocks: counts.discarded_blocks.get(),
             discard_failures: counts.discard_failures.get(),

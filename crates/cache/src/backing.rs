@@ -88,14 +88,9 @@ pub struct PlacedRun {
 pub struct Placement {
     /// Ascending and without gaps, from the block that was asked for.
     pub runs: Vec<PlacedRun>,
-    /// Bytes of its last block up to the last one that is not zero, if that is known; else all.
-    pub filled: usize,
-    /// Its homes are in the journal before its data is written: if the write fails the blocks are dirty
-    /// again, but keep their homes, and no space is set aside for them any more.
-    pub is_recorded: bool,
 }
 
-/// Why blocks are placed.
+/// Why blocks are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// They are written back; nothing follows at once.
@@ -125,9 +120,7 @@ pub trait Backing: Send + Sync {
     fn unreserve(&self, blocks: u64);
 
     /// Gives homes to the dirty blocks `[block, block + count)`, or to a part of them from `block` on.
-    /// `filled` says how many bytes of the last of them are to be written up to its last byte that is not
-    /// zero.
-    fn place(&self, block: u64, count: u64, filled: usize, purpose: Purpose) -> Result<Placement>;
+    fn place(&self, block: u64, count: u64) -> Result<Placement>;
 
     /// The data of a placement is on the device (not flushed), or failed to get there.
     fn written(&self, placement: Placement, outcome: Result<()>) -> Result<()>;
@@ -138,10 +131,10 @@ pub trait Backing: Send + Sync {
         None
     }
 
-    /// Whether these blocks are to go through the journal, though the file has no units. `few`: they are
-    /// forced at once, and there are no more than a record takes.
-    fn goes_through_journal(&self, _block: u64, _count: u64, _few: bool) -> bool {
-        false
+    /// Whether the first of these blocks is to go through the journal, though the file has no units, and how
+    /// many from it on are alike. `few`: they are forced at once, and no more than a record takes.
+    fn goes_through_journal(&self, _block: u64, count: u64, _few: bool) -> (bool, u64) {
+        (false, count)
     }
 
     /// Puts blocks with their content into one record of the journal, gives homes to those that have none,

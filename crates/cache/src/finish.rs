@@ -69,11 +69,6 @@ impl WriteRun {
         };
         let Some(placement) = placement else { return };
         if error.is_some() {
-            if placement.is_recorded {
-                for span in &self.spans {
-                    span.pin.mapped().set(span.first, span.first + span.count);
-                }
-            }
             // So no look at the file finds the blocks neither dirty nor in flight.
             set_dirty(&self.spans);
         }

@@ -87,8 +87,8 @@ impl Outbox {
     }
 
     /// Writes its content on this thread if that is few pieces of memory, and nothing was handed over before;
-    /// else hands it over. Runs whose records went ahead are no exception: a write of this thread and then
-    /// the journal's take less time than both at once with a completion thread and a finisher between them.
+    /// else hands it over: a write of this thread takes less time than one with a completion thread and a
+    /// finisher behind it.
     /// The caller holds nothing that the end of a run waits for.
     pub fn write_here(mut self) {
         let pieces: usize = self.open.iter().map(|joined| joined.segments.len()).sum();

@@ -24,15 +24,6 @@ impl Span {
         self.file_block() + u64::from(self.count)
     }
 
-    /// Bytes of the last block up to its last one that is not zero.
-    pub fn filled(&self) -> usize {
-        let last = self.pin.memory(self.first + self.count - 1);
-        // SAFETY: arena memory of a pinned folio; the share of its segment keeps writers away.
-        let words = unsafe { std::slice::from_raw_parts(last.cast_const().cast::<u64>(), BLOCK_SIZE / 8) };
-        let word = words.iter().rposition(|word| *word != 0);
-        word.map_or(0, |at| 8 * (at + 1) - words[at].to_be().trailing_zeros() as usize / 8)
-    }
-
     /// Gives the segment's share back.
     pub fn unshare(&self, parking: &Parking) {
         self.pin.segment(self.pin.segment_number(self.first)).unshare(parking);

@@ -252,16 +252,21 @@ impl Gathering<'_> {
             let (block, count) = (self.spans[0].file_block(), u64::from(self.blocks));
             let few =
                 self.effort.purpose() == Purpose::Force && self.started + count <= journaled::RECORD_BLOCKS;
-            if self.backing.goes_through_journal(block, count, few) {
-                self.started += count;
+            let (journaled, count) = self.backing.goes_through_journal(block, count, few);
+            if journaled {
+                let rest = split(&mut self.spans, count);
                 let spans = std::mem::take(&mut self.spans);
                 self.spans = journaled::journal_run(self.mapping, &*self.backing, spans);
-                self.blocks = self.spans.iter().map(|span| span.count).sum();
-                self.started -= u64::from(self.blocks);
-                return self.put_back_run();
+                let refused = self.spans.iter().map(|span| span.count).sum::<u32>();
+                self.started += count - u64::from(refused);
+                self.blocks -= count as u32 - refused;
+                self.spans.extend(rest);
+                if refused > 0 {
+                    return self.put_back_run();
+                }
+                continue;
             }
-            let filled = self.spans.last().map_or(BLOCK_SIZE, Span::filled);
-            let placement = match self.backing.place(block, count, filled, self.effort.purpose()) {
+            let placement = match self.backing.place(block, count) {
                 Ok(placement) => placement,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     return self.put_back_run();

@@ -51,6 +51,6 @@ pub use memory::MemoryBackend;
 pub use overlay::OverlayBackend;
 #[cfg(not(any(loom, shuttle)))]
 pub use reconnecting::ReconnectingBackend;
-pub use recorded::RecordedBlocks;
+pub use recorded::{HomesError, RecordedBlocks};
 pub use simulated::SimulatedBackend;
 pub use stats::{ClassStats, DeviceStats, RunLengths};

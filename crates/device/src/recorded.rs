@@ -20,6 +20,9 @@
 //!    A checkpoint whose S lies before that record makes it durable before it publishes: else a crash could
 //!    lose the record, and the content with it.
 //!
+//! A block that cannot be written stays as it is: reads see its content, and its record stays needed. All
+//! others go home. Whoever writes homes next tries it again ([`RecordedBlocks::is_stuck`]).
+//!
 //! Invariants: of each block the newest version is kept, and no other. A checkpoint publishes only when no
 //! record up to its S is without a home ([`RecordedBlocks::write_home`] with that S returned).
 //!
@@ -33,7 +36,7 @@ use crate::backend::{Io, IoClass, Segment};
 use crate::device::Device;
 use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use quire_base::sync::{Arc, Condvar, Mutex};
-use quire_base::{BLOCK_SIZE, BlockNo, Result, Seq};
+use quire_base::{BLOCK_SIZE, BlockNo, Error, Result, Seq};
 use std::collections::BTreeMap;
 
 /// Shards, by 512 blocks of the device.
@@ -41,6 +44,23 @@ const SHARDS: usize = 64;
 const SHARD_BLOCKS: u64 = 512;
 /// Blocks that one batch of homes has at most.
 const BATCH_BLOCKS: usize = 1024;
+
+/// Why homes could not be written.
+#[derive(Debug)]
+pub enum HomesError {
+    /// Their records could not be made durable.
+    Journal(Error),
+    /// The device refused some. Their content stays where it is, and what could be written is at home.
+    Device(Error),
+}
+
+impl HomesError {
+    /// The error, without the difference.
+    pub fn into_inner(self) -> Error {
+        let (HomesError::Journal(error) | HomesError::Device(error)) = self;
+        error
+    }
+}
 
 /// A block's content within the bytes of its record.
 #[derive(Clone)]
@@ -72,6 +92,8 @@ pub struct RecordedBlocks {
     known: AtomicU64,
     /// The last record that made content void which was not at home.
     forgotten: AtomicU64,
+    /// The last attempt to write homes left some undone.
+    stuck: AtomicBool,
     shards: Box<[Mutex<BTreeMap<u64, Version>>]>,
     batch: Mutex<Batch>,
     batch_ended: Condvar,
@@ -92,6 +114,7 @@ impl Default for RecordedBlocks {
             pending: AtomicU64::new(0),
             known: AtomicU64::new(0),
             forgotten: AtomicU64::new(0),
+            stuck: AtomicBool::new(false),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             batch: Mutex::default(),
             batch_ended: Condvar::new(),
@@ -180,6 +203,17 @@ impl RecordedBlocks {
                 .any(|(first, end)| self.shard(first).lock().range(first..end).next().is_some())
     }
 
+    /// Whether the first of these blocks has such a version, and how many from it on are alike.
+    pub fn covers_first(&self, start: BlockNo, blocks: u64) -> (bool, u64) {
+        if self.is_empty() || blocks == 0 {
+            return (false, blocks);
+        }
+        let has = |block: u64| self.shard(block).lock().contains_key(&block);
+        let first = has(start.0);
+        let end = start.0 + blocks;
+        (first, (start.0 + 1..end).find(|block| has(*block) != first).unwrap_or(end) - start.0)
+    }
+
     /// Whether the device has the newest content of these blocks: none of them waits to be written home.
     pub fn is_at_home(&self, start: BlockNo, blocks: u64) -> bool {
         self.pending.load(Ordering::Acquire) == 0
@@ -191,6 +225,11 @@ impl RecordedBlocks {
     /// Bytes that wait to be written home.
     pub fn pending_bytes(&self) -> u64 {
         self.pending.load(Ordering::Acquire) * BLOCK_SIZE as u64
+    }
+
+    /// Whether content waits for its home that the device refused when it was last written.
+    pub fn is_stuck(&self) -> bool {
+        self.stuck.load(Ordering::Acquire)
     }
 
     /// The versions that a read of these blocks has to see, as it would be now.
@@ -210,13 +249,17 @@ impl RecordedBlocks {
     /// Writes all versions home that records up to `upto` made necessary, without a flush. `force` makes the
     /// journal durable up to a position. A version that was forgotten before it was at home needs none if the
     /// record that made it void is durable; that is seen to as well.
+    ///
+    /// Errors: [`HomesError::Journal`] from `force`; else the first error of the device, once all that can be
+    /// written is written.
     pub fn write_home(
         &self,
         device: &Device,
         upto: Seq,
         force: &mut dyn FnMut(Seq) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<(), HomesError> {
         if self.is_empty() && self.forgotten.load(Ordering::Acquire) == 0 {
+            self.stuck.store(false, Ordering::Release);
             return Ok(());
         }
         let mut blocks = Vec::new();
@@ -226,10 +269,40 @@ impl RecordedBlocks {
             blocks.extend(versions.iter().filter(|(_, version)| due(version)).map(|(block, _)| *block));
         }
         blocks.sort_unstable();
-        blocks.chunks(BATCH_BLOCKS).try_for_each(|batch| self.write_batch(device, batch, force))?;
+        let mut refused = None;
+        for batch in blocks.chunks(BATCH_BLOCKS) {
+            self.write_what_goes(device, batch, force, &mut refused)?;
+        }
+        self.stuck.store(refused.is_some(), Ordering::Release);
+        if let Some(error) = refused {
+            return Err(HomesError::Device(error));
+        }
         match self.forgotten.load(Ordering::Acquire) {
             0 => Ok(()),
-            forgotten => force(Seq(forgotten)),
+            forgotten => force(Seq(forgotten)).map_err(HomesError::Journal),
+        }
+    }
+
+    /// Writes these blocks home but for those that the device refuses, of which it keeps the first error.
+    fn write_what_goes(
+        &self,
+        device: &Device,
+        blocks: &[u64],
+        force: &mut dyn FnMut(Seq) -> Result<()>,
+        refused: &mut Option<Error>,
+    ) -> Result<(), HomesError> {
+        match self.write_batch(device, blocks, force) {
+            Err(HomesError::Device(error)) => {
+                let (first, second) = blocks.split_at(blocks.len() / 2);
+                if first.is_empty() {
+                    let error = error.context(format!("writing block {} from the journal home", blocks[0]));
+                    refused.get_or_insert(error);
+                    return Ok(());
+                }
+                self.write_what_goes(device, first, force, refused)?;
+                self.write_what_goes(device, second, force, refused)
+            }
+            other => other,
         }
     }
 
@@ -239,7 +312,7 @@ impl RecordedBlocks {
         device: &Device,
         blocks: &[u64],
         force: &mut dyn FnMut(Seq) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<(), HomesError> {
         let _batch = self.begin_batch();
         let versions: Vec<(u64, Seq, Content)> = blocks
             .iter()
@@ -250,15 +323,16 @@ impl RecordedBlocks {
             })
             .collect();
         let Some(newest) = versions.iter().map(|(_, seq, _)| *seq).max() else { return Ok(()) };
-        force(newest)?;
-        let mut buffer = AlignedBuf::try_zeroed(versions.len() * BLOCK_SIZE)?;
+        force(newest).map_err(HomesError::Journal)?;
+        let buffer = AlignedBuf::try_zeroed(versions.len() * BLOCK_SIZE);
+        let mut buffer = buffer.map_err(HomesError::Device)?;
         for (page, (_, _, content)) in buffer.chunks_exact_mut(BLOCK_SIZE).zip(&versions) {
             page.copy_from_slice(content.block());
         }
         let pages = buffer.chunks_exact(BLOCK_SIZE);
         let items: Vec<(BlockNo, &[u8])> =
             versions.iter().zip(pages).map(|((block, ..), page)| (BlockNo(*block), page)).collect();
-        device.write_batch(IoClass::Data, &items)?;
+        device.write_batch(IoClass::Data, &items).map_err(HomesError::Device)?;
         for (block, seq, _) in &versions {
             // One that was recorded meanwhile waits for the next batch.
             if let Some(version) = self.shard(*block).lock().get_mut(block) {

@@ -2,10 +2,10 @@
 //! snapshots, queued fsyncs, and the periodic commit that bounds what an unsynced crash can lose.
 //!
 //! Threads, each asleep until there is work: the *committer* (checkpoints, homes of journaled data, periodic
-//! commit), the *reaper*, the *syncers*, the *zeroer* (blocks that hold zeros, for small data that is
-//! forced), and where freed blocks are discarded the *discarder*, which works while nobody forces. The
-//! cache has threads of its own. Without threads ([`crate::VolumeOptions::threads`]) the caller runs
-//! [`Engine::background_step`], which does one round of all of it.
+//! commit), the *reaper*, the *syncers*, and where freed blocks are discarded the *discarder*, which works
+//! while nobody forces. The cache has threads of its own. Without threads
+//! ([`crate::VolumeOptions::threads`]) the caller runs [`Engine::background_step`], which does one round of
+//! all of it.
 //!
 //! Neighbours: [`crate::checkpoint`], [`crate::reaper`], [`crate::file::fsync`].
 
@@ -28,7 +28,6 @@ impl Threads {
             ("quire-reap", reaper),
             ("quire-sync-0", syncer),
             ("quire-sync-1", syncer),
-            ("quire-zero", zeroer),
         ];
         if engine.options.discard {
             bodies.push(("quire-discard", discarder));
@@ -50,7 +49,6 @@ impl Threads {
         engine.background.wake_commit.notify_all();
         engine.background.wake_reap.notify_all();
         engine.background.syncs.stop();
-        engine.background.wake_zero.notify_all();
         engine.background.wake_discard.notify_all();
         for handle in std::mem::take(&mut *self.0.lock()) {
             // The last handle of a volume may be dropped by a completion that one of these threads runs.
@@ -107,6 +105,9 @@ fn committer(engine: &Arc<Engine>) {
             // Lazy times stay in memory; a size does not, whose data may long have been written.
             report(engine.journal_dirty_inodes(Owes::Due), "periodic commit of attributes");
             report(engine.force_all(), "periodic commit");
+            if engine.device.recorded().is_stuck() {
+                report(engine.write_homes(), "writing recorded content home");
+            }
             engine.reap_failed_again();
             report(engine.heal(), "writing damaged metadata anew");
             report(engine.shrink_pool(), "giving back a part of the metadata pool");
@@ -160,21 +161,6 @@ fn reaper(engine: &Arc<Engine>) {
 
 fn syncer(engine: &Arc<Engine>) {
     engine.serve_syncs();
-}
-
-fn zeroer(engine: &Arc<Engine>) {
-    loop {
-        {
-            let mut state = engine.background.state.lock();
-            while !state.stop && !engine.background.zeroes_wanted.load(Ordering::Acquire) {
-                engine.background.wake_zero.wait(&mut state);
-            }
-            if state.stop {
-                return;
-            }
-        }
-        engine.zero_ahead();
-    }
 }
 
 /// For how long no flush must have been asked for before freed ranges are discarded. On many devices a
@@ -253,9 +239,6 @@ impl Engine {
         self.drop_released();
         while self.reap_one() {}
         self.sweep_behind();
-        if self.background.zeroes_wanted.load(Ordering::Acquire) {
-            self.zero_ahead();
-        }
         if std::mem::take(&mut self.background.state.lock().homes_wanted) {
             self.write_homes()?;
         }

@@ -1,10 +1,15 @@
 //! Checkpoints: the tree published as of one point of the journal, by one of two alternating superblocks.
 //!
 //! Protocol, one at a time: take the barrier whole just long enough to close the journal's open block (which
-//! gives S), freeze the tree and copy the changed orphan blocks; release it; write home what records up to S
-//! say of blocks, each when its record is durable (J8), and the frozen nodes to fresh pool blocks; make the
+//! gives S), freeze the tree and copy the changed orphan blocks; release it; write the frozen nodes to fresh
+//! pool blocks, and home what records up to S say of blocks, each when its record is durable (J8); make the
 //! journal durable up to S; flush; write the superblock into the older slot; flush. Only then may journal
 //! space before the *older* slot's S and pool blocks that neither slot needs be used again (J2).
+//!
+//! A home that the device refuses (a sparse image on a full disk, a bad block) ends nothing: its content is
+//! durable in the journal. The checkpoint waits with everything else done, and the next attempt goes on with
+//! it. Until then the journal fills; when it is full, changes fail with the device's error. Freeing the block
+//! helps as well. Errors of the journal, the tree and the superblock end all changes (J7).
 //!
 //! Invariants: between S and the last apply of any transaction up to S nobody can take the barrier whole, so
 //! the frozen tree is exactly the state at S. A checkpoint needs no data writeback and no lock but its own,
@@ -19,11 +24,12 @@ use crate::engine::Engine;
 use crate::superblocks::publish;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{Result, Seq};
+use quire_device::HomesError;
 use quire_format::superblock::{FLAG_CLEAN, FLAG_ERRORS, Superblock};
 use quire_tree::{CheckpointImage, CheckpointStamp};
 
 /// What the superblock slots hold.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct CheckpointState {
     /// Number of the newest durable checkpoint.
     pub(crate) number: u64,
@@ -31,6 +37,14 @@ pub(crate) struct CheckpointState {
     pub(crate) slot: usize,
     /// Its S.
     pub(crate) sequence: Seq,
+    /// The superblock of a checkpoint that is written, but for homes up to its S, and not yet published.
+    pub(crate) unpublished: Option<Superblock>,
+}
+
+impl CheckpointState {
+    pub(crate) fn published(number: u64, slot: usize, sequence: Seq) -> CheckpointState {
+        CheckpointState { number, slot, sequence, unpublished: None }
+    }
 }
 
 impl Engine {
@@ -40,13 +54,13 @@ impl Engine {
         if state.number > seen {
             return Ok(());
         }
-        self.write_checkpoint(&mut state, 0).map_err(|error| self.shut_down(&error))
+        self.write_checkpoint(&mut state, 0)
     }
 
     /// Writes a checkpoint now.
     pub(crate) fn checkpoint_now(&self) -> Result<()> {
         let mut state = self.checkpoint.lock();
-        self.write_checkpoint(&mut state, 0).map_err(|error| self.shut_down(&error))
+        self.write_checkpoint(&mut state, 0)
     }
 
     /// Writes a checkpoint that somebody has asked for ahead of time. Checkpoints become rarer with a larger
@@ -62,22 +76,31 @@ impl Engine {
         self.write_checkpoint(&mut state, 0)?;
         // The second names the same tree, so that either slot alone tells of a clean volume.
         self.write_checkpoint(&mut state, FLAG_CLEAN)?;
-        self.write_checkpoint(&mut state, FLAG_CLEAN).map_err(|error| self.shut_down(&error))?;
+        self.write_checkpoint(&mut state, FLAG_CLEAN)?;
         // The second copy of the last superblock.
         self.device.flush()
     }
 
     /// Writes a checkpoint and publishes it.
+    ///
+    /// Errors: of the device, if it refuses a home; all others end changes.
     pub(crate) fn write_checkpoint(&self, state: &mut CheckpointState, flags: u32) -> Result<()> {
-        let superblock = self.write_image(state, flags)?;
-        self.publish_image(state, superblock)
+        self.write_image(state, flags)?;
+        self.publish_image(state)
     }
 
-    /// Writes everything of a checkpoint but its superblock, which it gives, and flushes nothing. To be
-    /// followed by [`Engine::publish_image`], under the same lock.
-    pub(crate) fn write_image(&self, state: &CheckpointState, flags: u32) -> Result<Superblock> {
+    /// Writes everything of a checkpoint but homes and its superblock, which it keeps, and flushes nothing.
+    /// To be followed by [`Engine::publish_image`], under the same lock.
+    pub(crate) fn write_image(&self, state: &mut CheckpointState, flags: u32) -> Result<()> {
+        // Only one at a time waits for its homes.
+        self.publish_image(state)?;
+        let image = self.freeze_and_write(state.number + 1, flags).map_err(|error| self.shut_down(&error))?;
+        state.unpublished = Some(image);
+        Ok(())
+    }
+
+    fn freeze_and_write(&self, number: u64, flags: u32) -> Result<Superblock> {
         let journal = self.journal()?.clone();
-        let number = state.number + 1;
         let barrier = self.barrier.whole();
         let sequence = journal.close_block();
         let orphan_blocks = self.orphans.take_changed(self.rewrite_pool.swap(false, Ordering::AcqRel))?;
@@ -90,7 +113,6 @@ impl Engine {
         superblock.scrub = self.last_scrub.lock().clone();
         drop(barrier);
 
-        self.device.recorded().write_home(&self.device, sequence, &mut |seq| journal.force(seq))?;
         let stamp = CheckpointStamp { checkpoint: number, incarnation: superblock.incarnation };
         let image = self.tree.write_frozen(frozen, stamp)?;
         superblock.checkpoint = number;
@@ -101,8 +123,27 @@ impl Engine {
         Ok(superblock)
     }
 
-    /// Makes a checkpoint that was written the newest one.
-    pub(crate) fn publish_image(&self, state: &mut CheckpointState, superblock: Superblock) -> Result<()> {
+    /// Makes a checkpoint that was written the newest one, if there is one.
+    pub(crate) fn publish_image(&self, state: &mut CheckpointState) -> Result<()> {
+        let Some(superblock) = &state.unpublished else { return Ok(()) };
+        self.write_homes_up_to(superblock.sequence)?;
+        let superblock = state.unpublished.take().expect("it was there");
+        self.publish(state, superblock).map_err(|error| self.shut_down(&error))
+    }
+
+    /// Writes the homes of everything that records up to `upto` have.
+    ///
+    /// Errors: of the device, if it refuses one; those of the journal end changes.
+    pub(crate) fn write_homes_up_to(&self, upto: Seq) -> Result<()> {
+        let journal = self.journal()?;
+        let homes = self.device.recorded().write_home(&self.device, upto, &mut |seq| journal.force(seq));
+        homes.map_err(|error| match error {
+            HomesError::Device(error) => error,
+            HomesError::Journal(error) => self.shut_down(&error),
+        })
+    }
+
+    fn publish(&self, state: &mut CheckpointState, superblock: Superblock) -> Result<()> {
         let journal = self.journal()?.clone();
         let (number, sequence) = (superblock.checkpoint, superblock.sequence);
         journal.force(sequence)?;
@@ -111,7 +152,7 @@ impl Engine {
         publish(&self.device, &superblock, slot)?;
 
         let older = state.sequence;
-        *state = CheckpointState { number, slot, sequence };
+        *state = CheckpointState::published(number, slot, sequence);
         self.checkpoint_number.store(number, Ordering::Release);
         journal.checkpointed(sequence, older);
         self.device.recorded().passed(older);

@@ -47,8 +47,6 @@ pub struct EngineCounters {
     pub inode_looks: Counter,
     /// Metadata pool chunks taken from data space.
     pub pool_growths: Counter,
-    /// Records that went ahead of their data, over blocks zeroed ahead.
-    pub records_ahead: Counter,
     /// Inodes that lost their last name (or never had one) and were tracked for it.
     pub orphan_claims: Counter,
     /// Inodes freed by the reaper.
@@ -149,12 +147,6 @@ pub(crate) struct Background {
     pub(crate) wake_reap: Condvar,
     /// Asynchronous fsyncs; wakes the syncers, also for a reference to be dropped.
     pub(crate) syncs: Arc<crate::file::fsync::SyncQueue>,
-    /// The zeroer: blocks are to be zeroed ahead, or the end.
-    pub(crate) wake_zero: Condvar,
-    /// Set until the zeroer begins.
-    pub(crate) zeroes_wanted: AtomicBool,
-    /// Held while blocks are zeroed, which nobody else can have meanwhile.
-    pub(crate) zeroing: Mutex<()>,
     /// The discarder: freed ranges wait for their discard, or the end.
     pub(crate) wake_discard: Condvar,
     /// Threads that wait until nothing is left to be freed.

@@ -109,6 +109,8 @@ impl Engine {
         let Some(blocks) = self.device_for(old, blocks)? else { return Ok(()) };
 
         let former = Run::new(self.data_end(), old - self.data_end().0);
+        // What the device refuses ends this here, with nothing changed.
+        self.write_homes()?;
         let mut state = self.checkpoint.lock();
         self.grown.fetch_add(blocks - old, Ordering::AcqRel);
         self.applied_free_blocks.add(blocks - old);

@@ -22,7 +22,6 @@
 use crate::dirty_inodes::{DirtyMark, Owes};
 use crate::engine::{Engine, EngineHandle};
 use crate::file::range_lock::RangeLock;
-use crate::file::tail::Tail;
 use crate::gate::Gate;
 use crate::lease::marks::Marks;
 use crate::orphan::Slot;
@@ -155,7 +154,6 @@ pub struct Inode {
     pub(crate) names: Option<Box<Names>>,
     /// Where the next block of the file should go: (file block, disk block).
     pub(crate) placement_hint: Mutex<(u64, u64)>,
-    pub(crate) tail: Tail,
 
     meta: Mutex<Meta>,
     /// The record's permission bits, to see a setuid bit without the lock.
@@ -182,8 +180,6 @@ pub struct Inode {
     pub(crate) users: AtomicU64,
     /// Looked up since the table last considered throwing it out.
     pub(crate) referenced: AtomicBool,
-    /// It may have a run of blocks zeroed ahead of it, which its last user gives back.
-    pub(crate) claims_zeroed: AtomicBool,
 }
 
 /// No time recorded since the last fold.
@@ -265,7 +261,6 @@ impl Inode {
             mapping: OnceLock::new(),
             names,
             placement_hint: Mutex::new((0, 0)),
-            tail: Tail::default(),
             mode: AtomicU32::new(record.mode),
             has_xattrs: AtomicBool::new(record.xattr_bytes != 0),
             unit_blocks: AtomicU32::new(blocks_of(properties.untorn)),
@@ -288,7 +283,6 @@ impl Inode {
             dirty: DirtyMark::default(),
             users: AtomicU64::new(0),
             referenced: AtomicBool::new(true),
-            claims_zeroed: AtomicBool::new(false),
         }
     }
 

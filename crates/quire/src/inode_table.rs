@@ -411,13 +411,6 @@ impl Engine {
 
     /// The last user of an inode has left: if it has no name, it can go.
     pub(crate) fn last_user_left(&self, inode: &Arc<Inode>) {
-        // Nearly no file has a claim, and the claims are everybody's.
-        if inode.claims_zeroed.load(Ordering::Relaxed) {
-            // Another thread may have found the inode again since, and claim at this moment. It sets the flag
-            // behind the claim: it is cleared together with that, or stays.
-            inode.claims_zeroed.swap(false, Ordering::AcqRel);
-            self.alloc.unclaim_zeroed(inode.number);
-        }
         let orphan = {
             let meta = inode.meta();
             meta.orphan != OrphanState::Named && !meta.freed

@@ -118,7 +118,6 @@ pub(crate) fn of(engine: &Engine) -> Metrics {
     list.counter("inode_looks_total", counters.inode_looks.get());
     list.counter("orphan_claims_total", counters.orphan_claims.get());
     list.counter("orphans_freed_total", counters.orphans_freed.get());
-    list.counter("records_ahead_total", counters.records_ahead.get());
     list.counter("lazy_syncs_served_total", counters.lazy_syncs_served.get());
     list.counter("lazy_syncs_due_total", counters.lazy_syncs_due.get());
     list.counter("snapshot_holds_total", counters.snapshot_holds.get());

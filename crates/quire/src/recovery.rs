@@ -403,11 +403,8 @@ fn in_memory(
     options: VolumeOptions,
     cache: Arc<Cache>,
 ) -> Result<Parts> {
-    let state = CheckpointState {
-        number: loaded.superblock.checkpoint,
-        slot: loaded.slot,
-        sequence: loaded.superblock.sequence,
-    };
+    let Superblock { checkpoint, sequence, .. } = loaded.superblock;
+    let state = CheckpointState::published(checkpoint, loaded.slot, sequence);
     parts(device, loaded, options, None, state, cache)
 }
 
@@ -426,7 +423,11 @@ fn new_incarnation(
     // Also where nothing of ours was written since the start: what the reads saw may sit in a cache.
     backend.flush()?;
     renew_unreadable(backend, &loaded.unreadable);
-    device.recorded().write_home(&device, loaded.end, &mut |_| Ok(()))?;
+    device.recorded().write_home(&device, loaded.end, &mut |_| Ok(())).map_err(|error| {
+        let advice =
+            "the journal has data that the device refuses; make room for it, or open the volume read-only";
+        error.into_inner().context(advice)
+    })?;
 
     let as_found = superblocks::newest(&device).0[loaded.slot].clone()?;
     let (first, second) = (1 - loaded.slot, loaded.slot);
@@ -473,7 +474,7 @@ fn new_incarnation(
             buffer_bytes: 4 << 20,
         },
     );
-    let state = CheckpointState { number, slot: second, sequence: loaded.end };
+    let state = CheckpointState::published(number, second, loaded.end);
     let cache = new_cache(&device, &options)?;
     parts(device, loaded, options, Some(journal), state, cache)
 }

@@ -140,7 +140,7 @@ struct Kept {
 
 impl Kept {
     fn new(engine: &Engine, name: &str) -> Result<Kept> {
-        let reading = engine.readers.enter(name)?;
+        let reading = engine.readers.enter(name);
         let (number, snapshot) = find(&engine.tree, name)?;
         Ok(Kept { number, snapshot, _reading: reading })
     }

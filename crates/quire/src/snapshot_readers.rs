@@ -6,7 +6,8 @@
 //! volume: what a snapshot names is neither overwritten nor freed while its key is there.
 //!
 //! So the key must stay. Readers are counted by the snapshot's name ([`SnapshotReaders`]). A deletion keeps
-//! new readers out before it looks whether there are some, and until the snapshot cannot be found any more.
+//! new readers out before it looks whether there are some, and until its record is durable. They wait for
+//! that, and look then: whoever is told that a snapshot is gone finds it gone after a crash as well.
 //!
 //! A reader does not keep the live volume open. It goes on when that is closed, and holds the image or device
 //! until it is closed itself.
@@ -16,7 +17,7 @@
 use crate::options::VolumeOptions;
 use crate::recovery;
 use crate::volume::Volume;
-use quire_base::sync::{Arc, Mutex};
+use quire_base::sync::{Arc, Condvar, Mutex};
 use quire_base::{Context, Error, ErrorKind, Result, patience};
 use std::collections::BTreeMap;
 
@@ -29,6 +30,8 @@ const NODE_CACHE_BYTES_MIN: u64 = 1 << 20;
 #[derive(Default)]
 pub(crate) struct SnapshotReaders {
     by_name: Mutex<BTreeMap<String, Use>>,
+    /// A deletion is durable, or has failed.
+    opened: Condvar,
     /// Called before a snapshot is deleted.
     callbacks: Mutex<Vec<Callback>>,
 }
@@ -38,7 +41,7 @@ type Callback = Arc<dyn Fn(&str) + Send + Sync>;
 enum Use {
     /// So many readers have it open.
     Read(usize),
-    /// It is about to be deleted.
+    /// It is about to be deleted; the record is not durable yet.
     Closed,
 }
 
@@ -55,16 +58,17 @@ pub(crate) struct Unread {
 }
 
 impl SnapshotReaders {
-    /// Counts a reader.
-    pub(crate) fn enter(self: &Arc<SnapshotReaders>, name: &str) -> Result<Reading> {
-        match self.by_name.lock().entry(name.to_owned()).or_insert(Use::Read(0)) {
-            Use::Read(count) => *count += 1,
-            Use::Closed => {
-                let why = format!("the snapshot {name:?} is being deleted");
-                return Err(Error::new(ErrorKind::NotFound, why));
-            }
+    /// Counts a reader, once no deletion begins.
+    pub(crate) fn enter(self: &Arc<SnapshotReaders>, name: &str) -> Reading {
+        let mut all = self.by_name.lock();
+        while matches!(all.get(name), Some(Use::Closed)) {
+            self.opened.wait(&mut all);
         }
-        Ok(Reading { readers: self.clone(), name: name.to_owned() })
+        if let Use::Read(count) = all.entry(name.to_owned()).or_insert(Use::Read(0)) {
+            *count += 1;
+        }
+        drop(all);
+        Reading { readers: self.clone(), name: name.to_owned() }
     }
 
     /// Keeps readers out; an error of kind `Busy` if there are some.
@@ -106,6 +110,7 @@ impl Drop for Reading {
 impl Drop for Unread {
     fn drop(&mut self) {
         self.readers.by_name.lock().remove(&self.name);
+        self.readers.opened.notify_all();
     }
 }
 
@@ -144,7 +149,7 @@ impl Volume {
             return Err(Error::new(ErrorKind::Unsupported, why));
         }
         patience::check("the snapshot to be opened")?;
-        let reading = engine.readers.enter(name)?;
+        let reading = engine.readers.enter(name);
         let (_, snapshot) = crate::snapshots::find(&engine.tree, name)?;
         let reader =
             recovery::open_beside(engine, snapshot.superblock, reader_options(&engine.options, name))

@@ -5,13 +5,14 @@
 //! blocks of files that it has are shared ([`crate::snapshot_table`]).
 //!
 //! Protocol of taking one, while others use the volume:
-//! 1. Sync, checkpoint, sync, while changes go on: so little is left for step 3.
+//! 1. Sync, checkpoint, sync, write homes, while changes go on: so little is left for steps 3 and 5.
 //! 2. Keep changes back where they begin ([`crate::changes`]), and wait for those under way.
 //! 3. Write back. Nothing is dirty then, nothing is written, and no reservation for data stands.
 //! 4. Keep the engine itself from freeing blocks ([`Engine::frees`]): what is freed between the checkpoint
 //!    and the key's record would be given to others, though the snapshot has it.
-//! 5. Write a checkpoint, but for its superblock, and append the key's record. The record depends on all that
-//!    was written so far, so nothing is flushed while changes are kept back.
+//! 5. Write a checkpoint with its homes, but for its superblock, and append the key's record. The record
+//!    depends on all that was written so far, so nothing is flushed while changes are kept back. Who opens
+//!    the snapshot replays no journal: homes must not come later than the key.
 //! 6. Have the cache ask for homes again ([`quire_cache::Cache::forget_homes`]), and let changes go on.
 //! 7. Publish the checkpoint, and force the record. What goes on meanwhile spares the snapshot's blocks, and
 //!    its records lie behind the key's: a crash that loses the key loses them. A crash may also leave the key
@@ -232,6 +233,7 @@ impl Engine {
         self.sync()?;
         self.checkpoint_now()?;
         self.sync()?;
+        self.write_homes()?;
         let _not_frozen = self.not_frozen("a snapshot can be taken")?;
         let since = Instant::now();
         if !self.changes.hold() {
@@ -257,11 +259,13 @@ impl Engine {
         let frees = self.frees.whole();
         let transaction = self.begin(Cost::new(1 + more.keys, VALUE_MAX + more.bytes))?;
         let mut state = self.checkpoint.lock();
-        let superblock = self.write_image(&state, 0).map_err(|error| self.shut_down(&error))?;
-        let kept = self.keep_checkpoint(name, created, superblock.clone(), transaction, change);
+        self.write_image(&mut state, 0)?;
+        let superblock = state.unpublished.clone().expect("it was just written");
+        self.write_homes_up_to(superblock.sequence)?;
+        let kept = self.keep_checkpoint(name, created, superblock, transaction, change);
         self.cache.forget_homes();
         drop((frees, held));
-        self.publish_image(&mut state, superblock).map_err(|error| self.shut_down(&error))?;
+        self.publish_image(&mut state)?;
         let (taken, seq) = kept?;
         drop(state);
         self.force(seq)?;

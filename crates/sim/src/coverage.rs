@@ -8,11 +8,8 @@ use quire::ErrorKind;
 use quire_base::random::Random;
 use quire_device::IoClass;
 use quire_device::simulated::Event;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
-
-/// Blocks of zeros in one write that count as zeroed ahead.
-const ZEROED_MIN: usize = 4;
 
 /// Events of the device behind the call that deletes a snapshot, in which crashes are looked for.
 const AFTER_DELETION: usize = 60;
@@ -64,8 +61,6 @@ counters! {
     deep = "second level or deeper",
     /// The fourth level or deeper.
     very_deep = "fourth level or deeper",
-    /// New data was on its way to blocks that had been zeroed ahead, or not flushed there.
-    zeroed_ahead = "data for blocks zeroed ahead",
     /// Inodes without a name were in the image (of those that fsck looked at).
     orphans = "orphans at the crash",
     /// Operations of many transactions were half done in the image (of those that fsck looked at).
@@ -116,8 +111,6 @@ pub struct Moments {
     full_from: usize,
     checkpoints: Vec<(usize, usize)>,
     journal_writes: Vec<(usize, usize)>,
-    /// From a write to blocks zeroed ahead to the end of the next flush.
-    ahead: Vec<(usize, usize)>,
     busy: Vec<Vec<(usize, usize)>>,
     forces: Vec<(usize, usize)>,
     failures: Vec<usize>,
@@ -138,7 +131,6 @@ impl Moments {
             full_from: usize::MAX,
             checkpoints: Vec::new(),
             journal_writes: Vec::new(),
-            ahead: Vec::new(),
             busy: Vec::new(),
             forces: Vec::new(),
             failures: Vec::new(),
@@ -177,8 +169,6 @@ impl Moments {
         let mut superblock_writes = Vec::new();
         let mut in_flight: BTreeMap<u64, usize> = BTreeMap::new();
         let mut held: BTreeMap<u64, (OpId, u64)> = BTreeMap::new();
-        let mut zeroed = BTreeSet::new();
-        let mut ahead = None;
         for (index, event) in events.iter().enumerate() {
             match event {
                 Event::WriteSubmitted { id, class: Some(IoClass::Journal), at, .. } => {
@@ -198,23 +188,12 @@ impl Moments {
                     for (block, bytes) in contents.iter().enumerate() {
                         let Some(bytes) = bytes else { continue };
                         let word = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
-                        let Some(origin) = crate::contents::origin(word) else {
-                            if contents.len() >= ZEROED_MIN {
-                                zeroed.insert(at.0 + block as u64);
-                            }
-                            continue;
-                        };
-                        if zeroed.remove(&(at.0 + block as u64)) {
-                            ahead.get_or_insert(index);
-                        }
+                        let Some(origin) = crate::contents::origin(word) else { continue };
                         let before = held.insert(at.0 + block as u64, origin);
                         if before.is_some_and(|before| before.0 != origin.0 && before.1 != origin.1) {
                             self.reused_from = self.reused_from.min(index);
                         }
                     }
-                }
-                Event::FlushCompleted { .. } => {
-                    self.ahead.extend(ahead.take().map(|from| (from, index)));
                 }
                 Event::WriteCompleted { id } | Event::WriteFailed { id } => {
                     if matches!(event, Event::WriteFailed { .. }) {
@@ -318,7 +297,6 @@ impl Moments {
         coverage.threads_in_flight += u64::from(busy > 1);
         coverage.deep += u64::from(level >= 1);
         coverage.very_deep += u64::from(level >= 3);
-        coverage.zeroed_ahead += u64::from(within(&self.ahead) > 0);
         coverage.in_taking += u64::from(within(&self.takings) > 0);
         coverage.unsafe_writes += u64::from(unsafe_writes > 0);
     }

@@ -119,21 +119,6 @@ pub enum Mistake {
     /// A block in writeback can be changed and written again meanwhile (C2). Shows when the older write is
     /// the last to reach the medium.
     OverlappingDeviceWrites,
-    /// Blocks are handed out as zeroed before a flush has covered their zeros, and before these are written.
-    /// Shows when a file that is forced gets such blocks, its record is kept and both zeros and data are
-    /// lost: it shows what the blocks held before; or when the zeros come after the data.
-    ZeroedBeforeFlush,
-    /// Zeroed blocks stay in the reserve when they are handed out. Shows when another file gets them, too.
-    ZeroedBlocksHandedOutTwice,
-    /// The size goes with a record that is not ordered behind the data, although the file on disk does not
-    /// end where the zeroed blocks begin. Shows when the end on disk is inside a block that is written in the
-    /// same fsync, and that write is lost: what an earlier truncate had cut off is back.
-    SizeOverUnflushedTail,
-
-    /// A last block that was known once is taken for zeros past the end of the file, whatever has been done
-    /// with the file since. Shows when a truncate cuts inside the block, an append is forced, and its record
-    /// is kept without its data.
-    TailBelievedZero,
 
     // Those of data in the journal.
     /// A recorded block is written home before its record is durable (J8). Shows when the home is kept, or
@@ -203,6 +188,9 @@ pub enum Mistake {
     /// A rollback takes for used only what its snapshot used. Shows to fsck where there are older snapshots,
     /// and in these once their blocks are used again.
     RollbackRestoresMap,
+    /// The key of a snapshot may be durable before content that the journal has of it is at home. Shows when
+    /// the snapshot is opened, which replays no journal.
+    SnapshotKeyBeforeHomes,
     /// A chunk of the metadata pool goes to files when the newest checkpoint does not need it any more,
     /// without a second checkpoint. Shows when the older slot must serve.
     ChunkGivenUpEarly,
@@ -213,10 +201,9 @@ pub enum Mistake {
     /// A block of the journal that cannot be read, where the stream would go on, is taken for its end. Shows
     /// when the last forced record was in it.
     UnreadableBlockEndsJournal,
-    /// The last block of a file is known as soon as its write has completed, not when a flush has covered
-    /// that. Shows when a truncate cuts inside the block, the block is written back, an append is forced, and
-    /// the crash keeps the append's record and neither of the two writes: what was cut off is back.
-    TailKnownBeforeFlush,
+    /// A home that the device refused counts as written (J8). Shows when a checkpoint passes its record, and
+    /// the power goes.
+    RefusedHomePassed,
     /// What an exchange raises a size over is not written back before it (J6). Shows after a crash: zeros
     /// where the file had data that no fsync has confirmed, below a size that the group made.
     ExchangeOverUnwrittenGrowth,
@@ -326,7 +313,7 @@ impl Mistake {
     ];
 
     /// The mistakes of durability, which the simulator finds.
-    pub const ALL: [Mistake; 57] = [
+    pub const ALL: [Mistake; 54] = [
         Mistake::NoFlushBeforeJournalWrite,
         Mistake::RecordNamesNoData,
         Mistake::FlushJoinedLate,
@@ -358,10 +345,6 @@ impl Mistake {
         Mistake::SeqStoredAfterWriteback,
         Mistake::ErrorSeenOnce,
         Mistake::OverlappingDeviceWrites,
-        Mistake::ZeroedBeforeFlush,
-        Mistake::ZeroedBlocksHandedOutTwice,
-        Mistake::SizeOverUnflushedTail,
-        Mistake::TailBelievedZero,
         Mistake::HomeBeforeRecord,
         Mistake::HomesSkippedByCheckpoint,
         Mistake::FreedContentReplayed,
@@ -383,6 +366,7 @@ impl Mistake {
         Mistake::SnapshotWithoutSync,
         Mistake::HomesKeptBySnapshot,
         Mistake::FreedBeforeSnapshotKey,
+        Mistake::SnapshotKeyBeforeHomes,
         Mistake::RollbackRestoresMap,
     ];
 
@@ -392,7 +376,7 @@ impl Mistake {
         Mistake::ChunkGivenUpEarly,
         Mistake::PoolShrinksUnderSnapshots,
         Mistake::UnreadableBlockEndsJournal,
-        Mistake::TailKnownBeforeFlush,
+        Mistake::RefusedHomePassed,
         Mistake::ExchangeOverUnwrittenGrowth,
         Mistake::ScrubPositionEarly,
         Mistake::ReceivedDataUnflushed,
@@ -453,10 +437,7 @@ impl Mistake {
             Mistake::SeqStoredAfterWriteback => "seq-stored-after-writeback",
             Mistake::ErrorSeenOnce => "error-seen-once",
             Mistake::OverlappingDeviceWrites => "overlapping-device-writes",
-            Mistake::ZeroedBeforeFlush => "zeroed-before-flush",
-            Mistake::ZeroedBlocksHandedOutTwice => "zeroed-blocks-handed-out-twice",
-            Mistake::SizeOverUnflushedTail => "size-over-unflushed-tail",
-            Mistake::TailKnownBeforeFlush => "tail-known-before-flush",
+            Mistake::RefusedHomePassed => "refused-home-passed",
             Mistake::SharedOverwritten => "shared-overwritten",
             Mistake::SharedFreed => "shared-freed",
             Mistake::DeadFreedEarly => "dead-freed-early",
@@ -468,6 +449,7 @@ impl Mistake {
             Mistake::StreamParentUnchecked => "stream-parent-unchecked",
             Mistake::SnapshotWithoutSync => "snapshot-without-sync",
             Mistake::HomesKeptBySnapshot => "homes-kept-by-snapshot",
+            Mistake::SnapshotKeyBeforeHomes => "snapshot-key-before-homes",
             Mistake::FreedBeforeSnapshotKey => "freed-before-snapshot-key",
             Mistake::RollbackRestoresMap => "rollback-restores-map",
             Mistake::ChunkGivenUpEarly => "chunk-given-up-early",
@@ -477,7 +459,6 @@ impl Mistake {
             Mistake::RepairPublishedUnflushed => "repair-published-unflushed",
             Mistake::StaleLeafTaken => "stale-leaf-taken",
             Mistake::OldSpaceKept => "old-space-kept",
-            Mistake::TailBelievedZero => "tail-believed-zero",
             Mistake::HomeBeforeRecord => "home-before-record",
             Mistake::HomesSkippedByCheckpoint => "homes-skipped-by-checkpoint",
             Mistake::FreedContentReplayed => "freed-content-replayed",

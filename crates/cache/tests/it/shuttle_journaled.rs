@@ -16,7 +16,7 @@
 use crate::common::{BS, World, tiny};
 use quire_base::sync::{Arc, Weak, thread};
 use quire_base::{BlockNo, Error, ErrorKind, InodeNo, Result};
-use quire_cache::{BLOCKS_END, Backing, Contents, Home, Mapping, Placement, Purpose, Run};
+use quire_cache::{BLOCKS_END, Backing, Contents, Home, Mapping, Placement, Run};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock};
 
@@ -46,7 +46,7 @@ impl Backing for File {
     fn unreserve(&self, _: u64) {
         unreachable!("nothing was reserved")
     }
-    fn place(&self, _: u64, _: u64, _: usize, _: Purpose) -> Result<Placement> {
+    fn place(&self, _: u64, _: u64) -> Result<Placement> {
         unreachable!("units go through the journal")
     }
     fn written(&self, _: Placement, _: Result<()>) -> Result<()> {

@@ -7,8 +7,7 @@
 //! only now) with the size as far as J6 allows, and stores its `Seq` in the inode before the cache clears the
 //! block's writeback state (J5). A failed write gives the blocks back and leaves the data dirty.
 //!
-//! Small new data that is forced at once may get blocks that hold zeros already, and its record then goes
-//! ahead of it: [`super::ahead`].
+//! Small new data that is forced at once takes another way, through the journal: [`super::journaled`].
 //!
 //! The size on disk rises to the first byte that is still dirty or in flight, and no further: blocks behind a
 //! gap stay beyond it until the gap is closed.
@@ -16,7 +15,6 @@
 //! Neighbours: `quire_cache::Backing` is the contract; [`crate::extent_map`] plans; `quire_alloc` finds
 //! space.
 
-use super::tail::{Ahead, Before, BlockPlace};
 use crate::engine::Engine;
 use crate::inode::{Inode, Meta};
 use crate::snapshot_table::SnapshotTable;
@@ -25,13 +23,16 @@ use quire_alloc::Funding;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, BlockNo, InodeNo, Result};
-use quire_cache::{Backing, Contents, Home, Mapping, PlacedRun, Placement, Purpose, RECORD_BLOCKS, Run};
+use quire_cache::{Backing, Contents, Home, Mapping, PlacedRun, Placement, RECORD_BLOCKS, Run};
 use quire_format::extent::{Extent, Run as DiskRun, extents_of_run, subtract, total_blocks};
 use quire_format::key::Key;
 use quire_format::region::split_by_region;
 use quire_tree::Ticket;
 use std::ops::Range;
 
+/// Free blocks that a growing file looks for when another has taken the block behind it: 32 KiB to 4 MiB.
+const WINDOW_MIN: u64 = 8;
+const WINDOW_MAX: u64 = 1024;
 /// Extents that one look at the map returns.
 const MAP_EXTENTS: usize = 128;
 
@@ -65,40 +66,24 @@ impl Backing for Inode {
         drop(self.delayed.take(&self.engine.alloc, blocks));
     }
 
-    fn place(&self, block: u64, count: u64, filled: usize, purpose: Purpose) -> Result<Placement> {
+    fn place(&self, block: u64, count: u64) -> Result<Placement> {
         let engine = &self.engine;
         engine.check_writable()?;
         let mut placed: Vec<PlacedRun> = Vec::new();
-        // Whether holes get zeroed blocks, and the record may go ahead.
-        let mut zeroed = purpose == Purpose::Force;
-        let (mut fills_holes, mut written_end) = (false, None);
-        let mut before = Before::Unknown;
         let most = engine.runs_at_once();
         for run in self.map(block, count)? {
             match run.home {
-                Home::Written(home) => {
-                    before = Before::Written;
-                    placed.push(PlacedRun { file_block: run.file_block, count: run.count, home });
-                    written_end = last_block(&placed);
-                }
-                Home::Unwritten(home) => {
-                    zeroed = false;
-                    before = Before::Unknown;
+                Home::Written(home) | Home::Unwritten(home) => {
                     placed.push(PlacedRun { file_block: run.file_block, count: run.count, home });
                 }
                 Home::Hole | Home::Shared(_) => {
-                    if run.home != Home::Hole {
-                        zeroed = false;
-                    }
                     let room = most - placed.len();
-                    let got = match engine.place_hole(self, run.file_block, run.count, room, &mut zeroed) {
+                    let got = match engine.place_hole(self, run.file_block, run.count, room) {
                         Ok(runs) => runs,
                         // What has been placed so far is of use.
                         Err(_) if !placed.is_empty() => break,
                         Err(error) => return Err(error),
                     };
-                    fills_holes = true;
-                    before = if zeroed { Before::Zeros } else { Before::Unknown };
                     let mut at = run.file_block;
                     for piece in &got {
                         placed.push(PlacedRun { file_block: at, count: piece.blocks, home: piece.start });
@@ -114,32 +99,10 @@ impl Backing for Inode {
                 break;
             }
         }
-        let flushed = engine.device.flushed_mark();
-        let ahead = Ahead {
-            written_end: written_end.map_or(0, |last| last.file_block + 1),
-            tail: written_end.filter(|_| zeroed).and_then(|last| self.tail.filled(last, flushed)),
-        };
-        let mut placement = Placement { runs: placed, filled: BLOCK_SIZE, is_recorded: false };
-        if let Some(last) = last_block(&placement.runs) {
-            if last.file_block + 1 == block + count {
-                placement.filled = filled;
-            }
-            self.tail.write_begins(last, before, placement.filled, flushed);
-        }
-        let grows = || ahead.tail.is_some() && self.meta().record.size < Inode::size(self);
-        if zeroed && (fills_holes || grows()) && engine.record_ahead(self, &placement, ahead) {
-            placement.is_recorded = true;
-        }
-        Ok(placement)
+        Ok(Placement { runs: placed })
     }
 
     fn written(&self, placement: Placement, outcome: Result<()>) -> Result<()> {
-        match (&outcome, last_block(&placement.runs)) {
-            (Ok(()), Some(last)) => {
-                self.tail.write_ended(last, placement.filled, self.engine.device.mark());
-            }
-            _ => self.tail.forget(),
-        }
         let applied = outcome.and_then(|()| self.engine.apply_written(self, &placement, 0));
         if applied.is_err() {
             self.engine.take_back(self, &placement);
@@ -151,9 +114,9 @@ impl Backing for Inode {
         Inode::unit_blocks(self)
     }
 
-    fn goes_through_journal(&self, block: u64, count: u64, few: bool) -> bool {
+    fn goes_through_journal(&self, block: u64, count: u64, few: bool) -> (bool, u64) {
         // If the map cannot be read, `place` says so.
-        self.engine.must_journal(self, block, count, few).unwrap_or(false)
+        self.engine.must_journal(self, block, count, few).unwrap_or((false, count))
     }
 
     fn journal(&self, contents: &Contents<'_>) -> Result<()> {
@@ -183,18 +146,12 @@ pub(crate) fn keys_of_homes(inode: &Inode, homes: impl Iterator<Item = DiskRun>)
 }
 
 /// Where placed runs are on the device.
-pub(super) fn disk_runs(placed: &[PlacedRun]) -> impl Iterator<Item = DiskRun> {
+fn disk_runs(placed: &[PlacedRun]) -> impl Iterator<Item = DiskRun> {
     placed.iter().map(|run| DiskRun::new(run.home, run.count))
 }
 
-fn last_block(placed: &[PlacedRun]) -> Option<BlockPlace> {
-    let last = placed.last()?;
-    let behind = last.count - 1;
-    Some(BlockPlace { file_block: last.file_block + behind, home: last.home.offset(behind) })
-}
-
 /// What journaling the homes of so many runs costs at most.
-pub(super) fn written_cost(runs: usize) -> Cost {
+fn written_cost(runs: usize) -> Cost {
     Cost::new(2, 160).with_extents(2 * runs + 6).critical()
 }
 
@@ -230,15 +187,18 @@ impl Engine {
     /// Where a file block should go: behind its predecessor in the file, or into the inode's group.
     pub(crate) fn allocation_goal(&self, inode: &Inode, block: u64) -> Result<BlockNo> {
         let (hint_file, hint_disk) = *inode.placement_hint.lock();
-        if hint_file == block && hint_disk != 0 {
-            return Ok(BlockNo(hint_disk));
+        let behind = match hint_file == block && hint_disk != 0 {
+            true => Some(BlockNo(hint_disk)),
+            false if block > 0 => inode.read_extents(block - 1, 1, 1)?.first().map(Extent::disk_end),
+            false => None,
+        };
+        match behind {
+            // As much again as the file has.
+            Some(behind) => {
+                self.alloc.growth_goal(behind, block.next_power_of_two().clamp(WINDOW_MIN, WINDOW_MAX))
+            }
+            None => Ok(self.alloc.goal_for_inode(inode.number)),
         }
-        if block > 0
-            && let Some(before) = inode.read_extents(block - 1, 1, 1)?.first()
-        {
-            return Ok(before.disk_end());
-        }
-        Ok(self.alloc.goal_for_inode(inode.number))
     }
 
     /// Runs that one placement has at most: its transaction must fit into the metadata pool, and on a volume
@@ -251,21 +211,9 @@ impl Engine {
         }
     }
 
-    /// Homes for a hole, or for its front: blocks that hold zeros if `zeroed` asks for them and there are
-    /// any; then it stays true.
-    fn place_hole(
-        &self,
-        inode: &Inode,
-        block: u64,
-        count: u64,
-        most: usize,
-        zeroed: &mut bool,
-    ) -> Result<Vec<DiskRun>> {
+    /// Homes for a hole, or for its front, in `most` runs.
+    fn place_hole(&self, inode: &Inode, block: u64, count: u64, most: usize) -> Result<Vec<DiskRun>> {
         let goal = self.allocation_goal(inode, block)?;
-        if *zeroed && let Some(run) = self.place_zeroed(inode, block, count, goal) {
-            return Ok(vec![run]);
-        }
-        *zeroed = false;
         let mut reservation = inode.delayed.take(&self.alloc, count);
         let got = self.alloc.allocate(Funding::Reserved(&mut reservation), goal, count, 1);
         // What was not allocated stays promised to the blocks that are still dirty.
@@ -313,7 +261,7 @@ impl Engine {
         }
         let transaction = self.begin(written_cost(runs.len()))?;
         self.tree.prepare(&ticket, &keys_of_homes(inode, disk_runs(runs)))?;
-        self.journal_homes(inode, placement, grown, transaction, None).map(drop)
+        self.journal_homes(inode, placement, grown, transaction)
     }
 
     /// Loads what giving a range of blocks these homes reads and writes. It stays while the ticket lives.
@@ -328,19 +276,17 @@ impl Engine {
         self.tree.prepare(ticket, &keys_of_homes(inode, homes))
     }
 
-    /// Journals the homes of a placement. With `ahead` its data is still to be written; false, and nothing is
-    /// done, if the record could show something else than zeros or that data.
-    pub(super) fn journal_homes(
+    /// Journals the homes of a placement.
+    fn journal_homes(
         &self,
         inode: &Inode,
         placement: &Placement,
         grown: u64,
         mut transaction: Transaction<'_>,
-        ahead: Option<Ahead>,
-    ) -> Result<bool> {
+    ) -> Result<()> {
         let runs = &placement.runs;
         let (Some(first), Some(last)) = (runs.first(), runs.last()) else {
-            return Ok(false);
+            return Ok(());
         };
         let (start, end) = (first.file_block, last.file_block + last.count);
         let mut meta = inode.meta();
@@ -362,13 +308,7 @@ impl Engine {
         record.blocks = record.blocks.saturating_add_signed(plan_gained);
         record.size = record.size.max(self.front(inode, &meta, size, std::slice::from_ref(&(start..end))));
         if plan.len() == 0 && record == meta.record {
-            return Ok(false);
-        }
-        if let Some(ahead) = ahead {
-            let range = (start * BLOCK_SIZE as u64, end * BLOCK_SIZE as u64);
-            if !ahead.shows_only_its_own(meta.record.size, record.size, range) {
-                return Ok(false);
-            }
+            return Ok(());
         }
         // Blocks that take the place of a snapshot's had been promised to the data, too.
         let gained = match self.snapshots.epoch() {
@@ -377,12 +317,11 @@ impl Engine {
         };
         transaction.put_inode(inode.number, &record);
         self.change_extents(&mut transaction, inode, plan);
-        let depends = if ahead.is_some() { Depends::Nothing } else { Depends::DataOf(inode) };
-        self.commit_extents(inode, transaction, depends)?;
+        self.commit_extents(inode, transaction, Depends::DataOf(inode))?;
         self.release_promised(inode, gained);
         meta.record = record;
         meta.dirty = false;
-        Ok(true)
+        Ok(())
     }
 
     /// How far the size on disk may go: to `size`, the end of the file, but not past a block that is dirty or

@@ -188,12 +188,7 @@ impl Engine {
             self.await_reaper(std::time::Duration::from_secs(10));
         }
         // Also if none is counted as waiting: another thread may have it in hand.
-        self.force_frees()?;
-        if self.alloc.zeroing_blocks() > 0 {
-            drop(self.background.zeroing.lock());
-            self.alloc.give_back_zeroed();
-        }
-        Ok(())
+        self.force_frees()
     }
 
     pub(crate) fn write_buffered(

@@ -19,7 +19,7 @@ use crate::gate::GateState;
 use crate::inode::{Inode, InodeRef};
 use quire_base::sync::{Arc, SIMULATED};
 use quire_base::{BLOCK_SIZE, Result};
-use quire_cache::{Backing, Placement, Purpose, Room};
+use quire_cache::{Backing, Placement, Room};
 use quire_device::{AlignedBuf, IoClass, is_aligned};
 
 /// Bytes that one step of a direct request covers.
@@ -245,7 +245,7 @@ impl Engine {
         promised: &mut u64,
     ) -> Result<u64> {
         let before = hole_runs(inode, block, count)?;
-        let placement = inode.place(block, count, BLOCK_SIZE, Purpose::Writeback)?;
+        let placement = inode.place(block, count)?;
         let next = placement.runs.last().map_or(block, |run| run.file_block + run.count);
         let taken: u64 =
             before.iter().map(|&(start, count)| (start + count).min(next).saturating_sub(start)).sum();

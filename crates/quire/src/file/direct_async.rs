@@ -221,7 +221,6 @@ impl Engine {
         if inode.unit_blocks().is_some() || !self.clear_for_direct_write(inode, first, last)? {
             return Ok(None);
         }
-        inode.tail.forget();
         // The size on disk follows data in the order of the file: growth that is not there yet takes the long
         // way.
         if inode.meta().record.size < end {

@@ -37,7 +37,6 @@ impl Engine {
             let _size = inode.size_lock.lock();
             let outcome = operation();
             // Blocks may live elsewhere now.
-            inode.tail.forget();
             outcome
         };
         // The operation is done, or has failed, whatever comes of this: who needs the size on disk tries

@@ -186,7 +186,7 @@ impl SyncSet {
     }
 
     /// Starts writing what is dirty, for a caller who forces it right after. If that is little the calling
-    /// thread writes it itself, and its record may go ahead.
+    /// thread writes it itself, or leaves it to the journal.
     pub(crate) fn start_here(&mut self) {
         self.snapshots().for_each(|snapshot| snapshot.start_here(Purpose::Force));
     }

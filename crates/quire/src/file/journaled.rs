@@ -1,5 +1,5 @@
-//! Data that goes through the journal (J8): units of untorn files, groups of writes, and blocks whose
-//! recorded content a replay would put back.
+//! Data that goes through the journal (J8): units of untorn files, groups of writes, small new data that is
+//! forced, and blocks whose recorded content a replay would put back.
 //!
 //! Protocol
 //! 1. A thread that brings content holds the blocks' segments, so that records come in the order of the
@@ -19,9 +19,15 @@
 //! cache. So a group on a file without units needs no further protocol, and neither does a change of the
 //! property.
 //!
+//! Small new data. A record of new blocks or of a larger size must not become durable before the data (J1):
+//! data, flush, record, flush. With the data in the record one flush makes both durable, and the calling
+//! thread makes it with one write. That holds for an fsync, fdatasync or synchronous write of up to
+//! [`quire_cache::RECORD_BLOCKS`] blocks; for more, a second write of the data costs more than a flush.
+//! Writeback that nobody waits for takes the usual way.
+//!
 //! Room. Content that waits for its home is in memory, at most [`Engine::homes_max`] bytes. A
 //! writer that brings more has homes written first. A checkpoint needs no room in the journal for that, no
-//! segment and no cached page: it always makes room (J9).
+//! segment and no cached page: it makes room (J9), unless the device refuses a home.
 //!
 //! Neighbours: `quire_cache::Contents` from units; [`crate::group`] from groups; [`super::backing`] for all
 //! other data.
@@ -262,11 +268,9 @@ impl Engine {
     }
 
     /// Writes the homes of everything recorded so far; their records stay needed until a checkpoint has
-    /// passed them. What cannot be written is durable all the same, in the journal; the checkpoint that
-    /// cannot pass it ends changes.
+    /// passed them. What the device refuses is durable all the same, in the journal.
     pub(crate) fn write_homes(&self) -> Result<()> {
-        let journal = self.journal()?;
-        self.device.recorded().write_home(&self.device, journal.head(), &mut |seq| journal.force(seq))
+        self.write_homes_up_to(self.journal()?.head())
     }
 
     /// Whether a record has content of a run of file blocks that a replay would put back.
@@ -289,18 +293,53 @@ impl Engine {
         Ok(false)
     }
 
-    /// Whether writeback of these blocks goes through the journal: a record has content of theirs that a
-    /// replay would put back, or they are `few`, forced, and shared with a snapshot. The latter get new
-    /// homes, and one record with both takes one flush; data, flush and record would take two.
-    pub(crate) fn must_journal(&self, inode: &Inode, block: u64, count: u64, few: bool) -> Result<bool> {
-        Ok(self.has_recorded(inode, block, count)? || few && self.has_shared(inode, block, count)?)
+    /// Whether writeback of the first of these blocks goes through the journal, and how many from it on are
+    /// alike: a record has content of theirs that a replay would put back, or they are `few`, forced, and
+    /// need a record anyway.
+    pub(crate) fn must_journal(
+        &self,
+        inode: &Inode,
+        block: u64,
+        count: u64,
+        few: bool,
+    ) -> Result<(bool, u64)> {
+        if few && self.needs_record(inode, block, count)? {
+            return Ok((true, count));
+        }
+        let recorded = self.device.recorded();
+        if recorded.is_empty() {
+            return Ok((false, count));
+        }
+        let mut first = None;
+        let mut at = block;
+        while at < block + count {
+            for run in inode.map(at, block + count - at)? {
+                let (covered, alike) = match run.home {
+                    Home::Written(home) => recorded.covers_first(home, run.count),
+                    _ => (false, run.count),
+                };
+                if *first.get_or_insert(covered) != covered {
+                    return Ok((!covered, at - block));
+                }
+                at = run.file_block + alike;
+                if alike < run.count {
+                    return Ok((covered, at - block));
+                }
+            }
+        }
+        Ok((first.unwrap_or(false), count))
     }
 
-    fn has_shared(&self, inode: &Inode, block: u64, count: u64) -> Result<bool> {
-        if self.snapshots.epoch() == 0 {
+    /// Whether writing these blocks changes the map or the size on disk.
+    fn needs_record(&self, inode: &Inode, block: u64, count: u64) -> Result<bool> {
+        if self.device.recorded().is_stuck() {
+            // The device refuses homes. Data for new ones is not to fill the journal as well, and its file
+            // hears of the error.
             return Ok(false);
         }
-        Ok(inode.map(block, count)?.iter().any(|run| matches!(run.home, Home::Shared(_))))
+        let grows = || inode.meta().record.size < inode.size();
+        let is_written = |run: &quire_cache::Run| matches!(run.home, Home::Written(_));
+        Ok(grows() || !inode.map(block, count)?.iter().all(is_written))
     }
 
     /// Waits until there is room for a record with the content of so many blocks.
@@ -388,7 +427,6 @@ impl Engine {
             let placed = std::mem::take(&mut file.fresh).iter().map(|run| run.blocks).sum();
             self.release_promised(file.inode, placed);
             file.inode.committed_data(seq);
-            file.inode.tail.forget();
             if let Some(record) = record {
                 meta.record = record;
                 meta.dirty = false;

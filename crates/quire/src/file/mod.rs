@@ -26,7 +26,6 @@
 //! Neighbours: [`crate::volume`] calls in; the cache, the extent map and transactions lie below.
 
 pub(crate) mod advice;
-pub(crate) mod ahead;
 pub(crate) mod backing;
 pub(crate) mod buffered;
 pub(crate) mod copy;
@@ -44,7 +43,6 @@ pub(crate) mod seek;
 pub(crate) mod shift;
 pub mod sync_queue;
 pub mod syncing;
-pub(crate) mod tail;
 pub(crate) mod truncate;
 
 use quire_base::{Error, ErrorKind, Result};

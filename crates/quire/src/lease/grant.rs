@@ -71,8 +71,12 @@ impl Engine {
         let (start, len) = (first * BLOCK_SIZE as u64, (blocks.end - first) * BLOCK_SIZE as u64);
         for _ in 0..TRIES {
             self.sync_range(inode, start, len, true)?;
-            if self.has_recorded(inode, first, blocks.end - first)? {
-                self.checkpoint_now()?;
+            // The first brings content home; behind the second it may be overwritten in place again, which
+            // recalls no lease.
+            for _ in 0..2 {
+                if self.has_recorded(inode, first, blocks.end - first)? {
+                    self.checkpoint_now()?;
+                }
             }
             let Some((end, extents)) = self.look_and_grant(inode, &lease, blocks.clone(), most.max(1))?
             else {

@@ -177,11 +177,13 @@ fn a_rename_over_a_file_waits_for_its_data() {
 /// A device that fails a data write must not make fsync lie, not even the second time.
 #[test]
 fn fsync_fails_until_the_data_is_written() {
+    // Not in the journal.
+    const MORE: usize = 160 << 10;
     use quire_device::IoClass;
     use quire_device::simulated::{Fault, FaultOp};
     let (device, volume) = new_volume(16384);
     let table = file(&volume, "table");
-    volume.inodes().write_at(&table, &[1; 8192], 0, IoFlags::empty()).unwrap();
+    volume.inodes().write_at(&table, &[1; MORE], 0, IoFlags::empty()).unwrap();
     device.inject(Fault::on(FaultOp::Write).class(IoClass::Data).times(3));
     assert!(volume.inodes().fsync(&table, false).is_err());
     assert!(volume.inodes().fsync(&table, false).is_err(), "a second fsync must not say clean");
@@ -189,9 +191,9 @@ fn fsync_fails_until_the_data_is_written() {
     volume.inodes().fsync(&table, false).unwrap();
     let after = after_power_cut(&device);
     let found = after.inodes().lookup(&after.inodes().root(), b"table").unwrap();
-    let mut contents = [0; 8192];
-    assert_eq!(after.inodes().read_at(&found, &mut contents, 0, IoFlags::empty()).unwrap(), 8192);
-    assert_eq!(contents, [1; 8192]);
+    let mut contents = [0; MORE];
+    assert_eq!(after.inodes().read_at(&found, &mut contents, 0, IoFlags::empty()).unwrap(), MORE);
+    assert_eq!(contents, [1; MORE]);
 }
 
 /// An error in the journal ends changes for good; reads go on.
@@ -416,7 +418,9 @@ fn an_fallocate_does_not_keep_the_size_back_when_it_is_over() {
 fn a_write_stands_whose_way_to_the_device_fails() {
     use quire::ErrorKind;
     use quire_device::simulated::{Fault, FaultOp};
-    for (flags, len) in [(IoFlags::THROUGH, 4096), (IoFlags::UNCACHED, 4096), (IoFlags::DIRECT, 700)] {
+    // More than goes through the journal.
+    const MORE: usize = 160 << 10;
+    for (flags, len) in [(IoFlags::THROUGH, MORE), (IoFlags::UNCACHED, MORE), (IoFlags::DIRECT, MORE + 700)] {
         let (device, volume) = new_volume(16384);
         let log = file(&volume, "log");
         volume.inodes().write_at(&log, &[1; 700], 0, IoFlags::empty()).unwrap();
@@ -429,7 +433,8 @@ fn a_write_stands_whose_way_to_the_device_fails() {
         let mut read = vec![0; len];
         assert_eq!(volume.inodes().read_at(&log, &mut read, 700, IoFlags::empty()).unwrap(), len);
         assert_eq!(read, data);
-        assert_eq!(volume.inodes().fsync(&log, true).unwrap_err().kind(), ErrorKind::Io, "{flags:?}");
+        let refused = volume.inodes().fsync(&log, true).expect_err(&format!("{flags:?}"));
+        assert_eq!(refused.kind(), ErrorKind::Io, "{flags:?}");
         device.clear_faults();
         volume.inodes().fsync(&log, true).unwrap();
         let after = after_power_cut(&device);

@@ -141,11 +141,6 @@ const MOVES: &[(&str, Operation, Operation)] = &[
     ("large group", |_, _| {}, |volume, file| group(volume, file, &vec![9; 3 << 20])),
     ("untorn", |_, file| untorn(file), |_, file| file.write_all_at(&[9; 10], 0).unwrap()),
     (
-        "recorded",
-        |volume, file| group(volume, file, &[8; 4096]),
-        |_, file| file.write_all_at(&[9; 10], 0).unwrap(),
-    ),
-    (
         "shared",
         |volume, _| drop(volume.take_snapshot("s").unwrap()),
         |_, file| file.write_all_at(&[9; 10], 0).unwrap(),

@@ -3,7 +3,6 @@
 //! Under `--cfg loom` and `--cfg shuttle` only the models are in it.
 
 #[cfg(not(any(loom, shuttle)))]
-mod ahead;
 #[cfg(not(any(loom, shuttle)))]
 mod async_sync;
 #[cfg(not(any(loom, shuttle)))]
@@ -25,6 +24,7 @@ mod discard;
 #[cfg(not(any(loom, shuttle)))]
 mod durability;
 #[cfg(not(any(loom, shuttle)))]
+mod forced_growth;
 mod freeze;
 #[cfg(not(any(loom, shuttle)))]
 mod groups;

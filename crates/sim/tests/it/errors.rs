@@ -155,15 +155,24 @@ fn fsync_fails_until_the_data_is_written() {
 #[test]
 fn a_full_host_fails_growth_until_it_has_room() {
     let (device, volume, file) = with_file();
-    device.set_host_space(Some(0));
+    volume.checkpoint().unwrap();
+    let fault = Fault::on(FaultOp::Write).class(IoClass::Data);
+    device.inject(fault.times(u64::MAX).kind(ErrorKind::NoSpace));
     let new = create(&volume, "new").unwrap();
     write(&volume, &new, 2).unwrap();
-    assert_eq!(volume.inodes().fsync(&new, true).unwrap_err().kind(), ErrorKind::NoSpace);
-    assert!(volume.failure().is_none(), "the journal has its space already");
-    assert_eq!(read(&volume, &file), [1; 2 * BLOCK]);
-    device.set_host_space(None);
-    volume.inodes().fsync(&new, true).unwrap();
+    volume.inodes().fsync(&new, true).expect("the journal has its space already");
+    assert_eq!(volume.checkpoint().unwrap_err().kind(), ErrorKind::NoSpace);
+    assert!(volume.failure().is_none(), "nothing is lost");
     assert_eq!(after_power_cut_of(&device, "new"), [2; 2 * BLOCK]);
+    let more = create(&volume, "more").unwrap();
+    write(&volume, &more, 3).unwrap();
+    assert_eq!(volume.inodes().fsync(&more, true).unwrap_err().kind(), ErrorKind::NoSpace);
+    assert_eq!(read(&volume, &file), [1; 2 * BLOCK]);
+    device.clear_faults();
+    volume.inodes().fsync(&more, true).unwrap();
+    volume.checkpoint().unwrap();
+    assert_eq!(after_power_cut_of(&device, "new"), [2; 2 * BLOCK]);
+    assert_eq!(after_power_cut_of(&device, "more"), [3; 2 * BLOCK]);
 }
 
 #[test]

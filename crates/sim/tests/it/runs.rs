@@ -64,7 +64,6 @@ fn thousands_of_crashes_without_a_violation() {
         ("freed blocks reused", reached.blocks_reused),
         ("several journal writes in flight", reached.journal_writes_in_flight),
         ("full volume", reached.volume_full),
-        ("data for blocks zeroed ahead", reached.zeroed_ahead),
         ("several threads in flight", reached.threads_in_flight),
         ("orphans at the crash", reached.orphans),
         ("damaged copies healed", reached.healed),

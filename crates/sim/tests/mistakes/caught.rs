@@ -43,10 +43,6 @@ fn ground(mistake: Mistake) -> Settings {
         Mistake::FsyncWithoutFlush => of(Style::Shared, 1, 80, 2000),
         Mistake::EvictedSeqForgotten => of(Style::Names, 1, 80, 1000),
         Mistake::ErrorSeenOnce => Settings { faults: Some(true), ..of(Style::Shared, 3, 80, 1000) },
-        Mistake::ZeroedBeforeFlush => of(Style::Data, 3, 80, 1000),
-        Mistake::ZeroedBlocksHandedOutTwice => of(Style::Data, 3, 80, 1000),
-        Mistake::SizeOverUnflushedTail => of(Style::Logs, 1, 80, 5000),
-        Mistake::TailBelievedZero => of(Style::Logs, 1, 80, 5000),
         Mistake::OverlappingDeviceWrites => of(Style::Shared, 3, 80, 1000),
         Mistake::SeqStoredAfterWriteback => of(Style::Shared, 4, 80, 4000),
         Mistake::HomeBeforeRecord => of(Style::Atomic, 2, 160, 8003),
@@ -67,8 +63,10 @@ fn ground(mistake: Mistake) -> Settings {
         | Mistake::DeadNeverFreed
         | Mistake::KeptNodesReused
         | Mistake::RollbackRestoresMap => of(Style::Snapshots, 1, 80, 1000),
-        Mistake::SnapshotWithoutSync | Mistake::HomesKeptBySnapshot => of(Style::Snapshots, 3, 80, 1000),
-        Mistake::FreedBeforeSnapshotKey => of(Style::Snapshots, 3, 80, 5017),
+        Mistake::SnapshotWithoutSync | Mistake::HomesKeptBySnapshot | Mistake::SnapshotKeyBeforeHomes => {
+            of(Style::Snapshots, 3, 80, 1000)
+        }
+        Mistake::FreedBeforeSnapshotKey => of(Style::Snapshots, 2, 80, 2003),
         Mistake::BatchNotAwaited => of(Style::Atomic, 4, 250, 3000),
         _ => of(Style::Forces, 4, 80, 1000),
     }

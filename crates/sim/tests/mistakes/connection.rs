@@ -21,6 +21,12 @@ const BLOCK: usize = 4096;
 const THREADS: usize = 3;
 /// Writes of each, each followed by an fsync.
 const ROUNDS: usize = 12;
+/// Bytes of each: every other one is more than goes through the journal.
+const fn bytes_of(round: usize) -> usize {
+    if round.is_multiple_of(2) { BLOCK } else { 40 * BLOCK }
+}
+/// Where each begins.
+const STRIDE: usize = 40 * BLOCK;
 /// Runs of a test.
 const SEEDS: std::ops::Range<u64> = 0..12;
 /// Points that the scheduler may pass in a run; a run that waits for ever, in virtual time too, comes there.
@@ -36,8 +42,8 @@ struct Left {
     safe: Image,
 }
 
-fn contents(thread: usize, round: usize) -> [u8; BLOCK] {
-    [(1 + thread * ROUNDS + round) as u8; BLOCK]
+fn contents(thread: usize, round: usize) -> Vec<u8> {
+    vec![(1 + thread * ROUNDS + round) as u8; bytes_of(round)]
 }
 
 /// Writes and fsyncs until it is done or something fails; gives the rounds that were confirmed.
@@ -46,9 +52,9 @@ fn rounds(volume: &Volume, thread: usize) -> usize {
     let name = format!("f{thread}");
     let Ok(file) = inodes.create(&inodes.root(), name.as_bytes(), &Create::file(0o644)) else { return 0 };
     for round in 0..ROUNDS {
-        let written =
-            inodes.write_at(&file, &contents(thread, round), (round * BLOCK) as u64, IoFlags::empty());
-        if written.is_err() || inodes.fsync(&file, round % 2 == 0).is_err() {
+        let bytes = contents(thread, round);
+        let written = inodes.write_at(&file, &bytes, (round * STRIDE) as u64, IoFlags::empty());
+        if written.is_err() || inodes.fsync(&file, round % 3 == 0).is_err() {
             return round;
         }
     }
@@ -91,11 +97,13 @@ fn something_is_lost(left: &Left) -> bool {
     let inodes = volume.inodes();
     left.confirmed.iter().enumerate().any(|(thread, confirmed)| {
         (0..*confirmed).any(|round| {
-            let mut bytes = [0; BLOCK];
+            let expected = contents(thread, round);
+            let mut bytes = vec![0; expected.len()];
+            let at = (round * STRIDE) as u64;
             let read = inodes
                 .lookup(&inodes.root(), format!("f{thread}").as_bytes())
-                .and_then(|file| inodes.read_at(&file, &mut bytes, (round * BLOCK) as u64, IoFlags::empty()));
-            read.ok() != Some(BLOCK) || bytes != contents(thread, round)
+                .and_then(|file| inodes.read_at(&file, &mut bytes, at, IoFlags::empty()));
+            read.ok() != Some(expected.len()) || bytes != expected
         })
     })
 }

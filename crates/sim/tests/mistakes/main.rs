@@ -1,6 +1,7 @@
 //! Tests of the simulator that make deliberate mistakes, in one program. The switch is one for the whole
 //! process, so each test takes its turn with `mistakes::with`.
 
+mod append;
 mod caught;
 mod connection;
 mod grow;
@@ -8,10 +9,10 @@ mod growth;
 mod leases;
 mod liveness;
 mod pool;
+mod refused;
 mod repair;
 mod resize;
 mod scrub;
 mod sectors;
 mod snapshots;
 mod streams;
-mod tail;

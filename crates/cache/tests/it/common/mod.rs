@@ -4,7 +4,7 @@
 use quire_base::sync::{Arc, Weak};
 use quire_base::{BLOCK_SIZE, BlockNo, Clock, Error, ErrorKind, InodeNo, Result, Timestamp};
 use quire_cache::{
-    BLOCKS_END, Backing, Cache, CacheConfig, Home, Mapping, PlacedRun, Placement, Purpose, Run, Zeroing,
+    BLOCKS_END, Backing, Cache, CacheConfig, Home, Mapping, PlacedRun, Placement, Run, Zeroing,
 };
 use quire_device::{Backend, Device, Io, IoClass, IoOp, MemoryBackend};
 use std::collections::BTreeMap;
@@ -294,7 +294,7 @@ impl Backing for FakeFile {
         state.reserved = state.reserved.checked_sub(blocks).expect("unreserved more than reserved");
     }
 
-    fn place(&self, block: u64, count: u64, filled: usize, _: Purpose) -> Result<Placement> {
+    fn place(&self, block: u64, count: u64) -> Result<Placement> {
         if self.refuse.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok() {
             return Err(Error::new(ErrorKind::WouldBlock, "no journal space"));
         }
@@ -323,7 +323,7 @@ impl Backing for FakeFile {
             }
         }
         assert!(state.pending.insert(block, fresh).is_none(), "block {block} is placed twice");
-        Ok(Placement { runs, filled, is_recorded: false })
+        Ok(Placement { runs })
     }
 
     fn written(&self, placement: Placement, outcome: Result<()>) -> Result<()> {
