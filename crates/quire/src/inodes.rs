@@ -90,6 +90,11 @@ impl Inodes {
         self.engine().lookup(directory, name)
     }
 
+    /// As [`Inodes::lookup`], but `None` if the directory has no such name.
+    pub(crate) fn find(&self, directory: &InodeRef, name: &[u8]) -> Result<Option<InodeRef>> {
+        self.engine().find(directory, name)
+    }
+
     /// Creates a file, directory, fifo, socket or device; an error of kind `Exists` if the name is taken.
     pub fn create(&self, directory: &InodeRef, name: &[u8], create: &Create) -> Result<InodeRef> {
         self.engine().create(directory, name, create)

@@ -187,11 +187,11 @@ impl OpenOptions {
             ));
         }
         let (inode, created) = match place {
-            Place::Inode(inode) => (inode, false),
-            Place::Name(directory, name) if to_directory => {
+            Place::Inode(inode) | Place::Name(_, _, Some(inode)) => (inode, false),
+            Place::Name(directory, name, None) if to_directory => {
                 (volume.inodes().lookup(&directory, &name)?, false)
             }
-            Place::Name(directory, name) => self.open_name(volume, &directory, &name)?,
+            Place::Name(directory, name, None) => self.open_name(volume, &directory, &name)?,
         };
         match inode.kind() {
             FileType::Regular if to_directory => {

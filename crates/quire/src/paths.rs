@@ -121,8 +121,10 @@ impl Volume {
 
     /// Whether a path leads to something, as [`std::fs::exists`]: an error if that cannot be said.
     pub fn exists(&self, path: impl AsRef<Path>) -> Result<bool> {
-        match self.resolve(path) {
-            Ok(_) => Ok(true),
+        let path = path.as_ref();
+        match with_path(Walk::new(self.inodes(), path).and_then(Walk::find), "looking up", path) {
+            Ok(found) => Ok(found.is_some()),
+            // A directory on the way.
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
             Err(error) => Err(error),
         }

@@ -26,8 +26,8 @@ const LINKS_FOLLOWED_MAX: usize = 40;
 pub(super) enum Place {
     /// An inode: the path ended in the root, in `.` or in `..`.
     Inode(InodeRef),
-    /// A name in a directory, there or not.
-    Name(InodeRef, Vec<u8>),
+    /// A name in a directory, there or not; and what it names, if the walk has looked and found something.
+    Name(InodeRef, Vec<u8>, Option<InodeRef>),
 }
 
 /// A path on its way through the volume.
@@ -87,16 +87,16 @@ impl<'a> Walk<'a> {
             }
             let is_last = self.ahead.is_empty();
             if is_last && !follow_last {
-                return Ok(Place::Name(self.at.clone(), name));
+                return Ok(Place::Name(self.at.clone(), name, None));
             }
-            match self.inodes.lookup(&self.at, &name) {
-                Ok(inode) if inode.kind() == FileType::Symlink => self.follow(&inode)?,
-                Ok(_) if is_last => return Ok(Place::Name(self.at.clone(), name)),
-                Ok(inode) => self.at = inode,
-                Err(error) if is_last && error.kind() == ErrorKind::NotFound => {
-                    return Ok(Place::Name(self.at.clone(), name));
-                }
-                Err(error) => return Err(error),
+            let found = match is_last {
+                true => self.inodes.find(&self.at, &name)?,
+                false => Some(self.inodes.lookup(&self.at, &name)?),
+            };
+            match found {
+                Some(inode) if inode.kind() == FileType::Symlink => self.follow(&inode)?,
+                Some(inode) if !is_last => self.at = inode,
+                found => return Ok(Place::Name(self.at.clone(), name, found)),
             }
         }
         Ok(Place::Inode(self.at.clone()))
@@ -104,23 +104,34 @@ impl<'a> Walk<'a> {
 
     pub(super) fn inode(mut self, follow_last: bool) -> Result<InodeRef> {
         let inode = match self.last(follow_last || self.to_directory)? {
-            Place::Inode(inode) => inode,
-            Place::Name(directory, name) => self.inodes.lookup(&directory, &name)?,
+            Place::Inode(inode) | Place::Name(_, _, Some(inode)) => inode,
+            Place::Name(directory, name, None) => self.inodes.lookup(&directory, &name)?,
         };
-        if self.to_directory && inode.kind() != FileType::Directory {
-            return Err(Error::new(
-                ErrorKind::NotDirectory,
-                "the path ends in a slash, but not in a directory",
-            ));
+        self.check_kind(inode)
+    }
+
+    /// As [`Walk::inode`] with the last link followed, but `None` if the last name is not there.
+    pub(super) fn find(mut self) -> Result<Option<InodeRef>> {
+        match self.last(true)? {
+            Place::Inode(inode) | Place::Name(_, _, Some(inode)) => self.check_kind(inode).map(Some),
+            Place::Name(_, _, None) => Ok(None),
         }
-        Ok(inode)
+    }
+
+    fn check_kind(&self, inode: InodeRef) -> Result<InodeRef> {
+        match self.to_directory && inode.kind() != FileType::Directory {
+            true => {
+                Err(Error::new(ErrorKind::NotDirectory, "the path ends in a slash, but not in a directory"))
+            }
+            false => Ok(inode),
+        }
     }
 
     /// The directory and the last name, for what makes, moves or removes that name. A slash behind it asks
     /// for a directory, if there is something.
     pub(super) fn name(mut self) -> Result<(InodeRef, Vec<u8>)> {
         match self.last(false)? {
-            Place::Name(directory, name) => {
+            Place::Name(directory, name, _) => {
                 let found = if self.to_directory { self.inodes.lookup(&directory, &name).ok() } else { None };
                 if found.is_some_and(|inode| inode.kind() != FileType::Directory) {
                     return Err(Error::new(

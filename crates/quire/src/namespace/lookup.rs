@@ -21,15 +21,20 @@ impl Engine {
     ///
     /// Kinds: `NotFound`, `NotDirectory`, `NameTooLong`, `Invalid` for what cannot be a name, `Corrupt`.
     pub(crate) fn lookup(self: &Arc<Engine>, directory: &InodeRef, name: &[u8]) -> Result<InodeRef> {
+        self.find(directory, name)?.ok_or_else(|| not_found(directory, name))
+    }
+
+    /// As [`Engine::lookup`], but `None` if the directory has no such name: an error costs its text.
+    pub(crate) fn find(self: &Arc<Engine>, directory: &InodeRef, name: &[u8]) -> Result<Option<InodeRef>> {
         directory.names()?;
         match name {
-            b"." => return Ok(directory.clone()),
-            b".." => return self.parent(directory),
+            b"." => return Ok(Some(directory.clone())),
+            b".." => return self.parent(directory).map(Some),
             _ => dirent::check_name(name)?,
         }
         match self.glance(directory, name)? {
-            Some(answer) => answer.ok_or_else(|| not_found(directory, name)),
-            None => self.look_up_locked(directory, name),
+            Some(answer) => Ok(answer),
+            None => self.find_locked(directory, name),
         }
     }
 
@@ -70,10 +75,11 @@ impl Engine {
         }
     }
 
-    fn look_up_locked(self: &Arc<Engine>, directory: &InodeRef, name: &[u8]) -> Result<InodeRef> {
+    fn find_locked(self: &Arc<Engine>, directory: &InodeRef, name: &[u8]) -> Result<Option<InodeRef>> {
         let hash = self.name_hash(name);
         let _bucket = hold_bucket(directory, hash)?;
-        let found = self.search_entry(directory.number(), hash, name)?.required(directory, name)?;
-        self.entry_inode(directory, name, &found).context("looking a name up")
+        let search = self.search_entry(directory.number(), hash, name)?;
+        let Some(found) = search.found else { return Ok(None) };
+        self.entry_inode(directory, name, &found).context("looking a name up").map(Some)
     }
 }
