@@ -213,7 +213,7 @@ impl Engine {
         let Some(value) = value else { return Ok(None) };
         Acl::decode(&value)
             .map_err(|error| error.with_kind(ErrorKind::Corrupt))
-            .context(format!("the default list of directory {}", directory.number()))
+            .context(format_args!("the default list of directory {}", directory.number()))
     }
 }
 

@@ -381,7 +381,7 @@ impl Engine {
             if record.nlink == 0 {
                 return Err(Error::new(ErrorKind::Stale, format!("inode {number} has no name (any more)")));
             }
-            Properties::of_flags(record.flags).context(format!("inode {number}"))?;
+            Properties::of_flags(record.flags).context(format_args!("inode {number}"))?;
             // Had the inode come, changed and gone meanwhile, the record would be an old one.
             let inode = Inode::new(self, number, record, OrphanState::Named);
             if let Some(inode) = self.inodes.insert_loaded(inode, departures) {

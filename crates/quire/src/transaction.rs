@@ -429,7 +429,7 @@ impl Transaction<'_> {
         let engine = self.engine;
         let mut keys = Vec::with_capacity(self.changes.len() + 4);
         let mut freed = Vec::new();
-        let mut encoder = record::Encoder::new();
+        let mut encoder = record::Encoder::with_capacity(self.reserved_bytes);
         for change in &self.changes {
             touched_keys(change, &engine.snapshots, &mut keys, &mut freed)?;
             encoder.push(change);

@@ -226,7 +226,7 @@ impl Engine {
                 }
                 if broken.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
             })?;
-            broken.context(format!("attributes of inode {}", inode.number()))?;
+            broken.context(format_args!("attributes of inode {}", inode.number()))?;
             Ok(names)
         })
     }

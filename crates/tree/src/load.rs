@@ -35,7 +35,7 @@ pub(crate) struct Missing {
 /// Reads and checks one node; says as well whether a copy is bad.
 pub(crate) fn read_node(device: &Device, volume: u64, at: &NodeRef, look: Look) -> Result<(NodePage, bool)> {
     read_copies(device, at.place(), look, &mut |bytes| NodePage::decode(bytes, volume, at))
-        .context(format!("tree node at block {}", at.block))
+        .context(format_args!("tree node at block {}", at.block))
 }
 
 /// Nodes read at once by [`Tree::prepare`].

@@ -104,7 +104,7 @@ impl Engine {
                 }
             }
         })?;
-        broken.context(format!("directory {directory}"))?;
+        broken.context(format_args!("directory {directory}"))?;
         search.free = u16::try_from(next).ok().filter(|&free| free <= DISAMBIGUATOR_MAX);
         Ok(search)
     }

@@ -106,6 +106,6 @@ impl Engine {
                 ControlFlow::Continue(())
             },
         )?;
-        broken.context(format!("listing directory {directory}"))
+        broken.context(format_args!("listing directory {directory}"))
     }
 }
