@@ -11,11 +11,12 @@
 //! * A process that was forked off gets errors. The threads of its parent's volume do not exist in it.
 //!
 //! * `names`: the full path. `volumes`: volumes and files that connections share. `locks`: who may do what.
-//!   `file`: SQLite's methods of a file.
+//!   `file`: SQLite's methods of a file. `process`: the number of this process.
 
 mod file;
 mod locks;
 mod names;
+mod process;
 mod volumes;
 
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -148,6 +149,10 @@ unsafe extern "C" fn delete(_: *mut Vfs, name: *const c_char, sync_directory: c_
     let name = unsafe { CStr::from_ptr(name) };
     let deleted = names::split(name).and_then(|(image, path)| {
         let user = volumes::open(image, &Settings::default())?;
+        // The journal of a group is in memory, and SQLite deletes it at each commit.
+        if !user.volume().exists(path).map_err(|error| error.to_string())? {
+            return Ok(ffi::IOERR_DELETE_NOENT);
+        }
         let removed = match user.volume().remove_file(path) {
             Ok(()) if sync_directory != 0 => sync_parent(user.volume(), path),
             done => done,
@@ -173,6 +178,10 @@ unsafe extern "C" fn access(_: *mut Vfs, name: *const c_char, _: c_int, out: *mu
     let name = unsafe { CStr::from_ptr(name) };
     let found = names::split(name).and_then(|(image, path)| {
         let user = volumes::open(image, &Settings::default())?;
+        // SQLite asks for journals and logs in each transaction, and mostly there are none.
+        if !user.volume().exists(path).map_err(|error| error.to_string())? {
+            return Ok(false);
+        }
         match user.volume().metadata(path) {
             // As SQLite's own VFS has it: an empty file is none.
             Ok(about) => Ok(!about.is_file() || about.len() > 0),

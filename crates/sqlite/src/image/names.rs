@@ -15,8 +15,9 @@ pub(crate) fn split(name: &CStr) -> Result<(&str, &str), String> {
     let text = name.to_str().map_err(|_| "the name is not UTF-8")?;
     let rest = text.strip_prefix(SCHEME).ok_or("no file in a volume")?;
     // The last two slashes: an address of a network block device has some of its own.
-    let (image, _) = rest.rsplit_once("//").ok_or("no path in the volume: quire://IMAGE//PATH")?;
-    Ok((image, &rest[image.len() + 1..]))
+    let slashes = rest.as_bytes().windows(2).rposition(|two| two == b"//");
+    let slashes = slashes.ok_or("no path in the volume: quire://IMAGE//PATH")?;
+    Ok((&rest[..slashes], &rest[slashes + 1..]))
 }
 
 /// The full path of what `path` leads to in the volume `image`. A relative path begins at the volume's root.

@@ -3,18 +3,23 @@
 //! A volume is opened with the first file, and closed with the last: then its users are zero, and it is
 //! closed before anybody opens it again, since the map is locked meanwhile.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_char;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use quire::{FormatOptions, Volume, VolumeOptions};
 
 use super::locks::Shared;
+use super::process;
 use crate::ffi::Api;
 
-static OPEN: LazyLock<Mutex<HashMap<String, Entry>>> = LazyLock::new(Mutex::default);
+/// By image. A process has few of them open.
+type Open = BTreeMap<Arc<str>, Entry>;
+
+static OPEN: Mutex<Open> = Mutex::new(BTreeMap::new());
 
 struct Entry {
+    image: Arc<str>,
     volume: Volume,
     users: usize,
     /// The process that opened it.
@@ -23,7 +28,7 @@ struct Entry {
     files: HashMap<u64, Weak<Shared>>,
 }
 
-fn all() -> MutexGuard<'static, HashMap<String, Entry>> {
+fn all() -> MutexGuard<'static, Open> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -61,7 +66,7 @@ impl Settings {
 /// One use of an open volume.
 #[derive(Debug)]
 pub(super) struct User {
-    image: String,
+    image: Arc<str>,
     process: u32,
     /// Taken out before the volume is closed.
     volume: Option<Volume>,
@@ -69,7 +74,7 @@ pub(super) struct User {
 
 /// The volume of an image, opened if this process does not have it open.
 pub(super) fn open(image: &str, settings: &Settings) -> Result<User, String> {
-    let process = std::process::id();
+    let process = process::id();
     let mut all = all();
     if !all.contains_key(image) {
         if let Some(size) = settings.size
@@ -83,14 +88,15 @@ pub(super) fn open(image: &str, settings: &Settings) -> Result<User, String> {
             options = options.cache_bytes(bytes);
         }
         let volume = options.open(image).map_err(|error| error.to_string())?;
-        all.insert(image.to_owned(), Entry { volume, users: 0, process, files: HashMap::new() });
+        let image: Arc<str> = image.into();
+        all.insert(image.clone(), Entry { image, volume, users: 0, process, files: HashMap::new() });
     }
     let entry = all.get_mut(image).ok_or("the volume is not open")?;
     if entry.process != process {
         return Err("the volume was opened before this process was forked off".into());
     }
     entry.users += 1;
-    Ok(User { image: image.to_owned(), process, volume: Some(entry.volume.clone()) })
+    Ok(User { image: entry.image.clone(), process, volume: Some(entry.volume.clone()) })
 }
 
 impl User {
@@ -103,7 +109,7 @@ impl User {
 
     /// Whether this is the process that opened the volume.
     pub(super) fn is_of_this_process(&self) -> bool {
-        self.process == std::process::id()
+        self.process == process::id()
     }
 
     /// What the connections to one of its files share.

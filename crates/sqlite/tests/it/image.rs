@@ -109,6 +109,17 @@ if child == 0:
     finally:
         os._exit(1)
 sure(os.waitpid(child, 0)[1] == 0, "a child of a fork gets errors")
+db.execute("BEGIN IMMEDIATE")
+db.execute("INSERT INTO t VALUES (0)")
+child = os.fork()
+if child == 0:
+    try:
+        fails(lambda: db.execute("COMMIT"))
+        os._exit(0)
+    finally:
+        os._exit(1)
+sure(os.waitpid(child, 0)[1] == 0, "a child of a fork does not commit its parent's transaction")
+db.execute("ROLLBACK")
 db.execute("INSERT INTO t VALUES (1)")
 db.close()
 # The volume is closed with the last connection.
