@@ -83,6 +83,8 @@ pub(crate) struct Database {
     way: Option<Way>,
     /// The journal that is open in memory, or was kept; else null.
     pub(crate) journal: *mut Journal,
+    /// Memory for the next journal, empty.
+    pub(crate) spare: Vec<u8>,
     /// What the transaction has changed so far.
     overlay: Option<Overlay>,
     /// A group could neither be committed nor dropped: nothing may be written to the file any more.
@@ -107,6 +109,7 @@ impl Database {
                 api,
                 way,
                 journal: ptr::null_mut(),
+                spare: Vec::new(),
                 overlay: None,
                 broken: false,
                 groups: 0,

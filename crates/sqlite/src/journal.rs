@@ -8,10 +8,10 @@
 //!
 //! Invariant: the database file is never changed, but by a group, while its journal is in memory.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use crate::database::Database;
 use crate::ffi::{self, File, IoMethods, Vfs};
@@ -24,8 +24,11 @@ const WRITE_MAX: usize = 64 << 10;
 /// A journal larger than this is kept.
 const MEMORY_MAX: usize = 64 << 20;
 
+/// Memory of a journal that its database keeps for the next one, at most.
+const SPARE_MAX: usize = 1 << 20;
+
 /// Names of journals that were in memory when they were closed: SQLite deletes files that are not there.
-static CLOSED: LazyLock<Mutex<HashSet<CString>>> = LazyLock::new(Mutex::default);
+static CLOSED: Mutex<BTreeSet<CString>> = Mutex::new(BTreeSet::new());
 
 /// An open journal.
 pub(crate) struct Journal {
@@ -57,7 +60,7 @@ impl Journal {
         // SAFETY: the caller's promises.
         unsafe {
             let journal = Box::into_raw(Box::new(Journal {
-                memory: Some(Vec::new()),
+                memory: Some(std::mem::take(&mut (*database).spare)),
                 file: vfs::below(room),
                 below,
                 name,
@@ -184,17 +187,21 @@ unsafe fn below<'a>(journal: &Journal) -> &'a IoMethods {
 unsafe extern "C" fn close(file: *mut File) -> c_int {
     // SAFETY: see above; the state is freed once, since SQLite closes once.
     unsafe {
-        let journal = Box::from_raw(vfs::state(file).cast::<Journal>());
+        let mut journal = Box::from_raw(vfs::state(file).cast::<Journal>());
         if !journal.database.is_null() {
             (*journal.database).journal = ptr::null_mut();
         }
         let mut closed = CLOSED.lock().unwrap_or_else(PoisonError::into_inner);
-        match journal.is_in_memory() {
-            true => {
+        match journal.memory.take() {
+            Some(mut memory) => {
                 closed.insert(journal.name().to_owned());
+                if !journal.database.is_null() && memory.capacity() <= SPARE_MAX {
+                    memory.clear();
+                    (*journal.database).spare = memory;
+                }
                 ffi::OK
             }
-            false => {
+            None => {
                 closed.remove(journal.name());
                 drop(closed);
                 (below(&journal).close)(journal.file)
@@ -237,6 +244,10 @@ unsafe extern "C" fn write(file: *mut File, buffer: *const c_void, count: c_int,
         let Some(memory) = &mut journal.memory else {
             return (below(journal).write)(journal.file, buffer, count, offset);
         };
+        if memory.len() == start {
+            memory.extend_from_slice(data);
+            return ffi::OK;
+        }
         if memory.len() < end {
             memory.resize(end, 0);
         }

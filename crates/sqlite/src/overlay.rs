@@ -82,20 +82,22 @@ impl Overlay {
         }
         let mut end = self.file_end();
         let mut run: Vec<u8> = Vec::new();
-        let mut start = 0;
-        for (offset, data) in self.ranges() {
-            if offset != start + run.len() as u64 || run.len() + data.len() > REQUEST_MAX {
-                if !run.is_empty() {
-                    to.write_at(&run, start)?;
+        let mut ranges = self.ranges().peekable();
+        while let Some((start, first)) = ranges.next() {
+            let mut length = first.len();
+            run.clear();
+            while let Some((_, data)) = ranges.next_if(|(offset, data)| {
+                *offset == start + length as u64 && length + data.len() <= REQUEST_MAX
+            }) {
+                if run.is_empty() {
+                    run.extend_from_slice(first);
                 }
-                run.clear();
-                start = offset;
+                run.extend_from_slice(data);
+                length = run.len();
             }
-            run.extend_from_slice(data);
-            end = end.max(offset + data.len() as u64);
-        }
-        if !run.is_empty() {
-            to.write_at(&run, start)?;
+            // A range without neighbours is written from where it is.
+            to.write_at(if run.is_empty() { first } else { &run }, start)?;
+            end = end.max(start + length as u64);
         }
         match self.size() > end {
             true => to.set_len(self.size()),
@@ -180,19 +182,58 @@ impl Overlay {
 mod tests {
     use super::*;
 
-    /// The file with the overlay written to it, as a commit does.
-    fn applied(overlay: &Overlay, file: &[u8]) -> Vec<u8> {
-        let mut file = file.to_vec();
-        if let Some(end) = overlay.cut() {
-            file.truncate(end as usize);
-        }
-        for (offset, data) in overlay.ranges() {
+    /// A file in memory, and the ends of the writes to it.
+    struct Plain {
+        file: Vec<u8>,
+        ends: Vec<u64>,
+    }
+
+    impl Sink for Plain {
+        type Error = std::convert::Infallible;
+
+        fn write_at(&mut self, data: &[u8], offset: u64) -> Result<(), Self::Error> {
+            // Neighbours travel together.
+            assert!(!data.is_empty() && self.ends.last().is_none_or(|end| *end < offset));
             let end = offset as usize + data.len();
-            file.resize(file.len().max(end), 0);
-            file[offset as usize..end].copy_from_slice(data);
+            self.ends.push(end as u64);
+            self.file.resize(self.file.len().max(end), 0);
+            self.file[offset as usize..end].copy_from_slice(data);
+            Ok(())
         }
-        file.resize(overlay.size() as usize, 0);
-        file
+
+        fn set_len(&mut self, size: u64) -> Result<(), Self::Error> {
+            self.file.resize(size as usize, 0);
+            Ok(())
+        }
+    }
+
+    /// The file with the overlay written to it.
+    fn applied(overlay: &Overlay, file: &[u8]) -> Vec<u8> {
+        let mut plain = Plain { file: file.to_vec(), ends: Vec::new() };
+        let Ok(()) = overlay.apply(&mut plain);
+        plain.file
+    }
+
+    #[test]
+    fn neighbours_beyond_the_largest_request_are_written_apart() {
+        struct Lengths(Vec<usize>);
+        impl Sink for Lengths {
+            type Error = std::convert::Infallible;
+            fn write_at(&mut self, data: &[u8], _: u64) -> Result<(), Self::Error> {
+                self.0.push(data.len());
+                Ok(())
+            }
+            fn set_len(&mut self, _: u64) -> Result<(), Self::Error> {
+                Ok(())
+            }
+        }
+        let mut overlay = Overlay::new(0);
+        for page in 0..300 {
+            overlay.write(page * 4096, &[1; 4096]);
+        }
+        let mut lengths = Lengths(Vec::new());
+        let Ok(()) = overlay.apply(&mut lengths);
+        assert_eq!(lengths.0, [REQUEST_MAX, 300 * 4096 - REQUEST_MAX]);
     }
 
     #[test]
