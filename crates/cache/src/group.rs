@@ -208,6 +208,11 @@ impl Composed<'_> {
                 let (from, to) = pin.clip(first, last);
                 for block in (from..to).filter(|block| pin.uptodate().get(*block)) {
                     let at = (pin.start() + u64::from(block) - first) as usize * BLOCK_SIZE;
+                    let offset = start + at as u64;
+                    // Nothing of it would stay.
+                    if self.part.covers(offset, offset + BLOCK_SIZE as u64) {
+                        continue;
+                    }
                     let memory = pin.memory(block).cast_const();
                     // SAFETY: arena memory of a pinned folio, whose segments are locked.
                     let source = unsafe { std::slice::from_raw_parts(memory, BLOCK_SIZE) };
