@@ -5,7 +5,7 @@
 //! blocks of files that it has are shared ([`crate::snapshot_table`]).
 //!
 //! Protocol of taking one, while others use the volume:
-//! 1. Sync, checkpoint, sync, write homes, while changes go on: so little is left for steps 3 and 5.
+//! 1. Sync, checkpoint, both again, while changes go on: so little is left for steps 3 and 5.
 //! 2. Keep changes back where they begin ([`crate::changes`]), and wait for those under way.
 //! 3. Write back. Nothing is dirty then, nothing is written, and no reservation for data stands.
 //! 4. Keep the engine itself from freeing blocks ([`Engine::frees`]): what is freed between the checkpoint
@@ -233,7 +233,7 @@ impl Engine {
         self.sync()?;
         self.checkpoint_now()?;
         self.sync()?;
-        self.write_homes()?;
+        self.checkpoint_now()?;
         let _not_frozen = self.not_frozen("a snapshot can be taken")?;
         let since = Instant::now();
         if !self.changes.hold() {
@@ -310,7 +310,7 @@ impl Engine {
         // The volume's, not the snapshot's.
         (superblock.scrub, superblock.changed_uuid) = (None, [0; 16]);
         let snapshot = Snapshot { name: name.into(), created, deleting: None, superblock };
-        self.tree.keep(number, self.tree.pool_state().newest_entries())?;
+        self.tree.keep_newest(number)?;
         transaction.put(Key::snapshot(number), &snapshot.encode());
         change(number, &mut transaction);
         match transaction.commit_alone(Depends::Written(self.device.mark())) {

@@ -182,6 +182,13 @@ impl PoolState {
     /// Errors: `Corrupt` if it needs what is not the pool's.
     pub(crate) fn keep(&mut self, number: u32, entries: Vec<ChunkEntry>) -> Result<()> {
         for entry in &entries {
+            if let Ok(at) = self.chunks.binary_search_by_key(&entry.start, |chunk| chunk.start)
+                && self.chunks[at].blocks == entry.blocks
+            {
+                self.chunks[at].hold(&entry.used);
+                continue;
+            }
+            // Chunks have come and gone since.
             for bit in bits_of(&entry.used) {
                 let block = entry.start.offset(bit.into());
                 let Some((chunk, bit)) = self.find(block) else {
@@ -497,6 +504,14 @@ impl Chunk {
 
     fn end(&self) -> BlockNo {
         self.start.offset(u64::from(self.blocks))
+    }
+
+    /// A kept checkpoint needs these blocks.
+    fn hold(&mut self, used: &Bitmap) {
+        for (word, used) in used.iter().enumerate() {
+            self.held[word] |= used;
+            self.busy[word] |= used;
+        }
     }
 
     fn run(&self) -> Run {

@@ -302,6 +302,15 @@ impl Tree {
         Ok(())
     }
 
+    /// Keeps what the newest checkpoint needs. None is being written.
+    pub fn keep_newest(&self, number: u32) -> Result<()> {
+        let mut pool = self.pool.lock();
+        let entries = pool.newest_entries();
+        pool.keep(number, entries)?;
+        self.accounting.set_pool(pool.room(), pool.overhead());
+        Ok(())
+    }
+
     /// Keeps a checkpoint no longer. Checkpoint `checkpoint`, the next one, is the first without it.
     pub fn let_go(&self, number: u32, checkpoint: u64) {
         let mut pool = self.pool.lock();
