@@ -144,8 +144,8 @@ pub trait Backing: Send + Sync {
         Err(Error::invalid("a file without a journal"))
     }
 
-    /// Waits, with nothing locked, for what `place` or `journal` refused to wait for.
-    fn wait_for_room(&self) -> Result<()> {
+    /// Waits, with nothing locked, for what `place` or `journal` refused to wait for, to so many blocks.
+    fn wait_for_room(&self, _blocks: u64) -> Result<()> {
         Ok(())
     }
 

@@ -86,6 +86,8 @@ struct Units<'a> {
     /// Units that were passed over.
     busy: Vec<(u64, u64)>,
     started: u64,
+    /// Blocks of the record that was refused last.
+    refused_blocks: u64,
 }
 
 /// As [`Mapping::gather`], for a file with units of `unit` blocks; `start` and `end` are multiples of it.
@@ -100,7 +102,8 @@ pub(crate) fn gather(
 ) -> Result<Gathered> {
     outbox.hand_over();
     let (spans, busy) = (Vec::new(), Vec::new());
-    let mut units = Units { mapping, backing, effort, unit, spans, blocks: 0, busy, started: 0 };
+    let mut units =
+        Units { mapping, backing, effort, unit, spans, blocks: 0, busy, started: 0, refused_blocks: 0 };
     let mut at = start;
     let mut refusals = 0;
     loop {
@@ -124,7 +127,7 @@ pub(crate) fn gather(
                         format!("journaling data of inode {}: there is never room for it", mapping.inode),
                     ));
                 }
-                backing.wait_for_room()?;
+                backing.wait_for_room(units.refused_blocks)?;
                 at = refused_at;
             }
         }
@@ -274,6 +277,7 @@ impl Units<'_> {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 self.mapping.put_back(&spans);
                 spans.iter().for_each(|span| span.unshare(&self.mapping.core.parking));
+                self.refused_blocks = blocks;
                 Err(first / self.unit * self.unit)
             }
             outcome => {

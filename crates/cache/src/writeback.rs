@@ -87,6 +87,8 @@ struct Gathering<'a> {
     outbox: &'a mut Outbox,
     /// The backing refused: the lowest block put back.
     refused_at: Option<u64>,
+    /// Blocks of the largest run put back.
+    refused_blocks: u32,
     started: u64,
 }
 
@@ -140,6 +142,7 @@ impl Mapping {
             blocks: 0,
             outbox,
             refused_at: None,
+            refused_blocks: 0,
             started: 0,
         }
         .run(start, end, blocks_max)
@@ -173,7 +176,7 @@ impl Gathering<'_> {
                         format!("writing inode {} back: there is never room for it", self.mapping.inode),
                     ));
                 }
-                self.backing.wait_for_room()?;
+                self.backing.wait_for_room(std::mem::take(&mut self.refused_blocks).into())?;
                 at = refused_at.min(at);
                 continue;
             }
@@ -292,6 +295,7 @@ impl Gathering<'_> {
         if let Some(first) = self.spans.first() {
             let first = first.file_block();
             self.refused_at = Some(self.refused_at.map_or(first, |before| before.min(first)));
+            self.refused_blocks = self.refused_blocks.max(self.blocks);
         }
         self.mapping.put_back(&self.spans);
         self.spans.drain(..).for_each(|span| span.unshare(&self.mapping.core.parking));

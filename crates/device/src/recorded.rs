@@ -43,7 +43,7 @@ use std::collections::BTreeMap;
 const SHARDS: usize = 64;
 const SHARD_BLOCKS: u64 = 512;
 /// Blocks that one batch of homes has at most.
-const BATCH_BLOCKS: usize = 1024;
+const BATCH_BLOCKS: usize = 128;
 
 /// Why homes could not be written.
 #[derive(Debug)]

@@ -117,6 +117,11 @@ impl Engine {
         self.metadata_copies() * self.block_count() / WIDENED_PART
     }
 
+    /// Whether the pool is that small that one chunk more is no matter.
+    pub(crate) fn may_widen_pool(&self) -> bool {
+        self.tree.stats().pool_blocks + CHUNK_BLOCKS <= self.widened_pool_max()
+    }
+
     /// Adds chunks to the pool while it, and not the node cache, bounds how much metadata may be dirty: at
     /// most as many as there are already, at most to a 64th of the volume, and only while an eighth of the
     /// volume is free.

@@ -243,6 +243,10 @@ impl Engine {
     /// small volume with a full metadata pool that may be few. `cost` says what a number of extents costs.
     pub(crate) fn begin_extents(&self, cost: impl Fn(usize) -> Cost) -> Result<(Transaction<'_>, usize)> {
         for extents in [EXTENTS_PER_TRANSACTION, EXTENTS_PER_TRANSACTION / 4] {
+            // A small volume keeps its space for data: more transactions rather than a larger pool.
+            if !self.has_room(cost(extents)) && !self.may_widen_pool() {
+                continue;
+            }
             match self.begin(cost(extents)) {
                 Err(error) if error.kind() == ErrorKind::NoSpace => {}
                 other => return other.map(|transaction| (transaction, extents)),

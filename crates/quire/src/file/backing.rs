@@ -123,9 +123,9 @@ impl Backing for Inode {
         self.engine.journal_contents(self, contents)
     }
 
-    fn wait_for_room(&self) -> Result<()> {
-        let blocks = Inode::unit_blocks(self).unwrap_or(0).max(RECORD_BLOCKS);
-        self.engine.await_data_room(blocks)
+    fn wait_for_room(&self, blocks: u64) -> Result<()> {
+        let record = Inode::unit_blocks(self).unwrap_or(0).max(RECORD_BLOCKS);
+        self.engine.await_data_room(blocks.clamp(1, record))
     }
 
     fn size(&self) -> u64 {

@@ -33,6 +33,8 @@ fn list() -> Vec<Settings> {
     list.extend(
         [3033, 9000].map(|seed| Settings { faults: Some(false), ..of(Style::Snapshots, 3, seed, 80) }),
     );
+    // Allocations made the metadata pool larger, for large transactions, until files had no space.
+    list.push(Settings { seed: 20_749, operations: 60, threads: 2, ..Settings::default() });
     list.extend((300..304).map(|seed| of(Style::Full, 2 + (seed % 2) as usize, seed, 100)));
     for (number, style) in Style::ALL.into_iter().enumerate() {
         let (threads, seed) = (1 + number % 4, 400 + number as u64);

@@ -350,7 +350,7 @@ impl Backing for FakeFile {
         outcome
     }
 
-    fn wait_for_room(&self) -> Result<()> {
+    fn wait_for_room(&self, _: u64) -> Result<()> {
         self.waits.fetch_add(1, Ordering::SeqCst);
         match self.fail_room.load(Ordering::SeqCst) {
             true => Err(Error::new(ErrorKind::Io, "injected: no room any more")),
