@@ -60,7 +60,7 @@ impl Threads {
     }
 }
 
-/// Between two commits that memory asks for.
+/// Between two commits that memory asks for, and behind what has failed.
 const COMMIT_PAUSE: Duration = Duration::from_millis(100);
 
 fn committer(engine: &Arc<Engine>) {
@@ -95,11 +95,14 @@ fn committer(engine: &Arc<Engine>) {
             next_commit = Instant::now() + interval;
             continue;
         }
-        if homes && !checkpoint {
-            report(engine.write_homes(), "writing recorded content home");
-        }
-        if checkpoint {
-            report(engine.background_checkpoint(), "checkpoint");
+        let done = match (checkpoint, homes) {
+            (true, _) => report(engine.background_checkpoint(), "checkpoint"),
+            (false, true) => report(engine.write_homes(), "writing recorded content home"),
+            (false, false) => true,
+        };
+        if !done {
+            // Whoever commits asks for it again, many times a second.
+            thread::sleep(COMMIT_PAUSE);
         }
         if commit {
             // Lazy times stay in memory; a size does not, whose data may long have been written.
@@ -201,10 +204,9 @@ fn discarder(engine: &Arc<Engine>) {
 /// How long a close spends on ranges that nobody has discarded yet.
 const CLOSE_DISCARDS_MAX: Duration = Duration::from_secs(5);
 
-fn report(outcome: Result<()>, what: &str) {
-    if let Err(error) = outcome {
-        tracing::warn!(%error, "{what} failed");
-    }
+/// Whether it succeeded.
+fn report(outcome: Result<()>, what: &str) -> bool {
+    outcome.inspect_err(|error| tracing::warn!(%error, "{what} failed")).is_ok()
 }
 
 impl Engine {
