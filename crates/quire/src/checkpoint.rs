@@ -45,6 +45,11 @@ impl CheckpointState {
     pub(crate) fn published(number: u64, slot: usize, sequence: Seq) -> CheckpointState {
         CheckpointState { number, slot, sequence, unpublished: None }
     }
+
+    /// The number of the next tree to be frozen.
+    pub(crate) fn next(&self) -> u64 {
+        self.number + 1 + u64::from(self.unpublished.is_some())
+    }
 }
 
 impl Engine {
@@ -94,7 +99,7 @@ impl Engine {
     pub(crate) fn write_image(&self, state: &mut CheckpointState, flags: u32) -> Result<()> {
         // Only one at a time waits for its homes.
         self.publish_image(state)?;
-        let image = self.freeze_and_write(state.number + 1, flags).map_err(|error| self.shut_down(&error))?;
+        let image = self.freeze_and_write(state.next(), flags).map_err(|error| self.shut_down(&error))?;
         state.unpublished = Some(image);
         Ok(())
     }

@@ -140,7 +140,7 @@ impl Engine {
                 transaction.delete(Key::received(sweep.number));
                 transaction.commit_alone(Depends::Nothing)?;
                 let state = self.checkpoint.lock();
-                self.tree.let_go(sweep.number, state.number + 1);
+                self.tree.let_go(sweep.number, state.next());
                 Ok(Left::More(Duration::ZERO))
             }
         }
