@@ -117,9 +117,9 @@ impl Engine {
         self.metadata_copies() * self.block_count() / WIDENED_PART
     }
 
-    /// Whether the pool is that small that one chunk more is no matter.
+    /// Whether a transaction that could be smaller may make the pool larger: up to a quarter of the volume.
     pub(crate) fn may_widen_pool(&self) -> bool {
-        self.tree.stats().pool_blocks + CHUNK_BLOCKS <= self.widened_pool_max()
+        self.tree.stats().pool_blocks + CHUNK_BLOCKS <= self.block_count() / 4
     }
 
     /// Adds chunks to the pool while it, and not the node cache, bounds how much metadata may be dirty: at
