@@ -188,9 +188,6 @@ pub enum Mistake {
     /// A rollback takes for used only what its snapshot used. Shows to fsck where there are older snapshots,
     /// and in these once their blocks are used again.
     RollbackRestoresMap,
-    /// The key of a snapshot may be durable before content that the journal has of it is at home. Shows when
-    /// the snapshot is opened, which replays no journal.
-    SnapshotKeyBeforeHomes,
     /// A chunk of the metadata pool goes to files when the newest checkpoint does not need it any more,
     /// without a second checkpoint. Shows when the older slot must serve.
     ChunkGivenUpEarly,
@@ -313,7 +310,7 @@ impl Mistake {
     ];
 
     /// The mistakes of durability, which the simulator finds.
-    pub const ALL: [Mistake; 54] = [
+    pub const ALL: [Mistake; 53] = [
         Mistake::NoFlushBeforeJournalWrite,
         Mistake::RecordNamesNoData,
         Mistake::FlushJoinedLate,
@@ -366,7 +363,6 @@ impl Mistake {
         Mistake::SnapshotWithoutSync,
         Mistake::HomesKeptBySnapshot,
         Mistake::FreedBeforeSnapshotKey,
-        Mistake::SnapshotKeyBeforeHomes,
         Mistake::RollbackRestoresMap,
     ];
 
@@ -449,7 +445,6 @@ impl Mistake {
             Mistake::StreamParentUnchecked => "stream-parent-unchecked",
             Mistake::SnapshotWithoutSync => "snapshot-without-sync",
             Mistake::HomesKeptBySnapshot => "homes-kept-by-snapshot",
-            Mistake::SnapshotKeyBeforeHomes => "snapshot-key-before-homes",
             Mistake::FreedBeforeSnapshotKey => "freed-before-snapshot-key",
             Mistake::RollbackRestoresMap => "rollback-restores-map",
             Mistake::ChunkGivenUpEarly => "chunk-given-up-early",

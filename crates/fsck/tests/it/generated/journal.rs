@@ -251,6 +251,11 @@ fn touched(before: &Image, after: &Image) -> Touched {
             match (key.kind, Entry::decode(value)) {
                 (KeyKind::Entry, Ok(entry)) => {
                     touched.names.insert((key.object, entry.name.to_vec()));
+                    // An entry in a file without content makes that a directory, if nothing else is known.
+                    if !before.values().any(|(known, _)| (known.kind, known.object) == (key.kind, key.object))
+                    {
+                        touched.inodes.insert(key.object);
+                    }
                 }
                 _ => drop(touched.inodes.insert(key.object)),
             }
