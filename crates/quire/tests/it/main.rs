@@ -3,7 +3,6 @@
 //! Under `--cfg loom` and `--cfg shuttle` only the models are in it.
 
 #[cfg(not(any(loom, shuttle)))]
-#[cfg(not(any(loom, shuttle)))]
 mod async_sync;
 #[cfg(not(any(loom, shuttle)))]
 mod at_once;
@@ -25,6 +24,7 @@ mod discard;
 mod durability;
 #[cfg(not(any(loom, shuttle)))]
 mod forced_growth;
+#[cfg(not(any(loom, shuttle)))]
 mod freeze;
 #[cfg(not(any(loom, shuttle)))]
 mod groups;
