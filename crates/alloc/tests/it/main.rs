@@ -3,7 +3,6 @@
 //! Under `--cfg loom` and `--cfg shuttle` only the models are in it.
 
 #[cfg(not(any(loom, shuttle)))]
-#[cfg(not(any(loom, shuttle)))]
 mod behaviour;
 mod common;
 #[cfg(loom)]
