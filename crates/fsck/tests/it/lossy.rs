@@ -420,8 +420,8 @@ fn a_map_of_long_ago_does_not_say_where_the_pool_is() {
 
 /// The root's record and that of an inode in it were lost together. The names of a directory without a record
 /// were not looked at, so the inode's new record got a generation that its name does not have: the name went,
-/// the inode was in lost+found, and the list of losses spoke of the name. All the others in the root were said
-/// to have lost their names, and had not.
+/// the inode was in lost+found, and the list of losses spoke of the name. All the others in the root were
+/// said to have lost their names, and had not.
 #[test]
 fn names_in_a_directory_without_a_record_keep_what_they_name() {
     let sample = &samples()[(700_565 % 3) as usize];
