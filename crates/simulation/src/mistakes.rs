@@ -188,6 +188,9 @@ pub enum Mistake {
     /// A rollback takes for used only what its snapshot used. Shows to fsck where there are older snapshots,
     /// and in these once their blocks are used again.
     RollbackRestoresMap,
+    /// The key of a snapshot may be durable before content that the journal has of it is at home. Shows when
+    /// the snapshot is opened, which replays no journal.
+    SnapshotKeyBeforeHomes,
     /// A chunk of the metadata pool goes to files when the newest checkpoint does not need it any more,
     /// without a second checkpoint. Shows when the older slot must serve.
     ChunkGivenUpEarly,
@@ -368,7 +371,8 @@ impl Mistake {
 
     /// Mistakes of durability that ordinary runs seldom show: each has a test that goes through all crashes
     /// of its case.
-    pub const CASES: [Mistake; 15] = [
+    pub const CASES: [Mistake; 16] = [
+        Mistake::SnapshotKeyBeforeHomes,
         Mistake::ChunkGivenUpEarly,
         Mistake::PoolShrinksUnderSnapshots,
         Mistake::UnreadableBlockEndsJournal,
@@ -447,6 +451,7 @@ impl Mistake {
             Mistake::HomesKeptBySnapshot => "homes-kept-by-snapshot",
             Mistake::FreedBeforeSnapshotKey => "freed-before-snapshot-key",
             Mistake::RollbackRestoresMap => "rollback-restores-map",
+            Mistake::SnapshotKeyBeforeHomes => "snapshot-key-before-homes",
             Mistake::ChunkGivenUpEarly => "chunk-given-up-early",
             Mistake::PoolShrinksUnderSnapshots => "pool-shrinks-under-snapshots",
             Mistake::OldRingReleasedEarly => "old-ring-released-early",

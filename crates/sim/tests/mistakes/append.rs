@@ -3,11 +3,12 @@
 //!
 //! The append is there as a whole or not at all, and no byte that a truncate cut off before is back.
 
+use super::every_crash;
 use quire::inodes::{Create, InodeRef, IoFlags};
 use quire::{FormatOptions, Volume};
 use quire_base::simulation::mistakes;
 use quire_device::SimulatedBackend;
-use quire_device::simulated::{CrashPolicy, Image};
+use quire_device::simulated::Image;
 use sim::image;
 use std::sync::Arc;
 
@@ -87,21 +88,13 @@ fn crashes(what: Before, appended: usize) -> (u64, Option<String>) {
         }
     }
     forced(&volume, &log, 3, appended);
-    let mut images = 0;
-    for event in from..=device.event_count() {
-        let writes = device.unsafe_writes_at(event).unwrap_or(0).min(10);
-        let subsets = (0..1u64 << writes).map(|kept| CrashPolicy::Subset { kept });
-        for policy in subsets.chain((0..8).map(|seed| CrashPolicy::Power { seed })) {
-            let Some(image) = device.crash_at(event, policy) else { continue };
-            let found = contents(image);
-            images += 1;
-            if !is_right(&found, kept, before, appended) {
-                let wrong = format!("{what:?}, event {event}, {policy:?}: {} bytes", found.len());
-                return (images, Some(wrong));
-            }
+    every_crash::look_at(&device, from, (10, 8), &mut |image| {
+        let found = contents(image);
+        match is_right(&found, kept, before, appended) {
+            true => Ok(()),
+            false => Err(format!("{what:?}: {} bytes", found.len())),
         }
-    }
-    (images, None)
+    })
 }
 
 #[test]

@@ -3,11 +3,11 @@
 //!
 //! The exchange raises the size on disk. Whatever lies below that size must have reached the disk before.
 
+use super::every_crash;
 use quire::inodes::{Create, IoFlags};
 use quire::{Commit, FormatOptions};
 use quire_base::simulation::mistakes::{self, Mistake};
 use quire_device::SimulatedBackend;
-use quire_device::simulated::CrashPolicy;
 use sim::image;
 use std::sync::Arc;
 
@@ -31,27 +31,17 @@ fn crashes(grown: usize, at: usize, bytes: usize) -> (u64, Option<String>) {
     let mut wanted = vec![1; grown];
     wanted.resize(grown.max(at + bytes), 0);
     wanted[at..at + bytes].fill(2);
-    let mut images = 0;
-    for event in from..=device.event_count() {
-        let writes = device.unsafe_writes_at(event).unwrap_or(0).min(8);
-        let subsets = (0..1u64 << writes).map(|kept| CrashPolicy::Subset { kept });
-        for policy in subsets.chain((0..4).map(|seed| CrashPolicy::Power { seed })) {
-            let Some(image) = device.crash_at(event, policy) else { continue };
-            let volume = options().open_backend(Arc::new(SimulatedBackend::from_image(image))).unwrap();
-            let found = volume.read("file").unwrap();
-            images += 1;
-            let has_group = found.get(at) == Some(&2);
-            let is_whole = found.len() == wanted.len() || found.len().is_multiple_of(BLOCK);
-            let is_right = match has_group {
-                true => is_whole && found.len() >= at + bytes && found == wanted[..found.len()],
-                false => is_whole && found.iter().all(|byte| *byte == 1),
-            };
-            if !is_right {
-                return (images, Some(format!("event {event}, {policy:?}: {} bytes", found.len())));
-            }
-        }
-    }
-    (images, None)
+    every_crash::look_at(&device, from, (8, 4), &mut |image| {
+        let volume = options().open_backend(Arc::new(SimulatedBackend::from_image(image))).unwrap();
+        let found = volume.read("file").unwrap();
+        let has_group = found.get(at) == Some(&2);
+        let is_whole = found.len() == wanted.len() || found.len().is_multiple_of(BLOCK);
+        let is_right = match has_group {
+            true => is_whole && found.len() >= at + bytes && found == wanted[..found.len()],
+            false => is_whole && found.iter().all(|byte| *byte == 1),
+        };
+        if is_right { Ok(()) } else { Err(format!("{} bytes", found.len())) }
+    })
 }
 
 const GROUPS: [(usize, usize, usize); 4] = [

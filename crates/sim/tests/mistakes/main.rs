@@ -4,6 +4,7 @@
 mod append;
 mod caught;
 mod connection;
+mod every_crash;
 mod grow;
 mod growth;
 mod leases;
@@ -14,5 +15,6 @@ mod repair;
 mod resize;
 mod scrub;
 mod sectors;
+mod snapshot_homes;
 mod snapshots;
 mod streams;

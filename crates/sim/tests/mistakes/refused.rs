@@ -3,10 +3,11 @@
 //!
 //! What was fsynced is there after each, and once the device takes everything again nothing is left waiting.
 
+use super::every_crash;
 use quire::inodes::{Create, IoFlags};
 use quire::{ErrorKind, FormatOptions};
 use quire_base::simulation::mistakes::{self, Mistake};
-use quire_device::simulated::{CrashPolicy, Fault, FaultOp};
+use quire_device::simulated::{Fault, FaultOp};
 use quire_device::{IoClass, SimulatedBackend};
 use sim::image;
 use std::sync::Arc;
@@ -44,25 +45,13 @@ fn crashes() -> (u64, Option<String>) {
     device.clear_faults();
     volume.checkpoint().unwrap();
     volume.checkpoint().unwrap();
-    let mut images = 0;
-    for event in from..=device.event_count() {
-        let writes = device.unsafe_writes_at(event).unwrap_or(0).min(6);
-        let subsets = (0..1u64 << writes).map(|kept| CrashPolicy::Subset { kept });
-        for policy in subsets.chain((0..4).map(|seed| CrashPolicy::Power { seed })) {
-            let Some(image) = device.crash_at(event, policy) else { continue };
-            let after = image::options().open_backend(Arc::new(SimulatedBackend::from_image(image))).unwrap();
-            images += 1;
-            for (name, byte) in [("a", 1), ("b", 2)] {
-                if after.read(name).unwrap() != [byte; BLOCK] {
-                    return (
-                        images,
-                        Some(format!("event {event}, {policy:?}: {name} is not what was fsynced")),
-                    );
-                }
-            }
+    every_crash::look_at(&device, from, (6, 4), &mut |image| {
+        let after = image::options().open_backend(Arc::new(SimulatedBackend::from_image(image))).unwrap();
+        match [("a", 1), ("b", 2)].iter().find(|(name, byte)| after.read(name).unwrap() != [*byte; BLOCK]) {
+            Some((name, _)) => Err(format!("{name} is not what was fsynced")),
+            None => Ok(()),
         }
-    }
-    (images, None)
+    })
 }
 
 #[test]
