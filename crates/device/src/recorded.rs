@@ -21,7 +21,7 @@
 //!    lose the record, and the content with it.
 //!
 //! A block that cannot be written stays as it is: reads see its content, and its record stays needed. All
-//! others go home. Whoever writes homes next tries it again ([`RecordedBlocks::is_stuck`]).
+//! others go home. The next thread that writes homes tries it again ([`RecordedBlocks::is_stuck`]).
 //!
 //! Invariants: of each block the newest version is kept, and no other. A checkpoint publishes only when no
 //! record up to its S is without a home ([`RecordedBlocks::write_home`] with that S returned).
@@ -208,10 +208,25 @@ impl RecordedBlocks {
         if self.is_empty() || blocks == 0 {
             return (false, blocks);
         }
-        let has = |block: u64| self.shard(block).lock().contains_key(&block);
-        let first = has(start.0);
-        let end = start.0 + blocks;
-        (first, (start.0 + 1..end).find(|block| has(*block) != first).unwrap_or(end) - start.0)
+        let covered = self.shard(start.0).lock().contains_key(&start.0);
+        let mut at = start.0;
+        for (first, end) in parts(start, blocks) {
+            let versions = self.shard(first).lock();
+            let mut known = versions.range(first..end).map(|(block, _)| *block);
+            if !covered {
+                match known.next() {
+                    Some(block) => return (false, block - start.0),
+                    None => continue,
+                }
+            }
+            while at < end {
+                if known.next() != Some(at) {
+                    return (true, at - start.0);
+                }
+                at += 1;
+            }
+        }
+        (covered, blocks)
     }
 
     /// Whether the device has the newest content of these blocks: none of them waits to be written home.
@@ -458,5 +473,22 @@ unsafe fn copy_into(segments: &[Segment], at: usize, block: &[u8]) {
             return;
         }
         start += segment.len();
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_that_are_alike_end_where_records_do() {
+        let recorded = RecordedBlocks::default();
+        assert_eq!(recorded.covers_first(BlockNo(500), 30), (false, 30));
+        // Over the border between two shards.
+        recorded.record(Seq(1), BlockNo(510), &vec![1; 5 * BLOCK_SIZE].into());
+        let alike = |start, blocks| recorded.covers_first(BlockNo(start), blocks);
+        assert_eq!([alike(500, 30), alike(500, 10)], [(false, 10), (false, 10)]);
+        assert_eq!([alike(510, 30), alike(512, 3), alike(513, 1)], [(true, 5), (true, 3), (true, 1)]);
+        assert_eq!([alike(515, 600), alike(514, 2)], [(false, 600), (true, 1)]);
     }
 }

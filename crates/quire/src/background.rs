@@ -101,7 +101,7 @@ fn committer(engine: &Arc<Engine>) {
             (false, false) => true,
         };
         if !done {
-            // Whoever commits asks for it again, many times a second.
+            // Each commit asks for it again, many times a second.
             thread::sleep(COMMIT_PAUSE);
         }
         if commit {

@@ -7,7 +7,7 @@
 //!
 //! So the key must stay. Readers are counted by the snapshot's name ([`SnapshotReaders`]). A deletion keeps
 //! new readers out before it looks whether there are some, and until its record is durable. They wait for
-//! that, and look then: whoever is told that a snapshot is gone finds it gone after a crash as well.
+//! that, and look then: a snapshot that a reader has not found is gone after a crash as well.
 //!
 //! A reader does not keep the live volume open. It goes on when that is closed, and holds the image or device
 //! until it is closed itself.

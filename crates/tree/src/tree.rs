@@ -304,11 +304,8 @@ impl Tree {
 
     /// Keeps what the newest checkpoint needs. None is being written.
     pub fn keep_newest(&self, number: u32) -> Result<()> {
-        let mut pool = self.pool.lock();
-        let entries = pool.newest_entries();
-        pool.keep(number, entries)?;
-        self.accounting.set_pool(pool.room(), pool.overhead());
-        Ok(())
+        let entries = self.pool.lock().newest_entries();
+        self.keep(number, entries)
     }
 
     /// Keeps a checkpoint no longer. Checkpoint `checkpoint`, the next one, is the first without it.

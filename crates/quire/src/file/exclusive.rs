@@ -35,9 +35,7 @@ impl Engine {
             // Before anything is dropped: a thread that makes the volume durable waits for this operation.
             inode.mark_dirty(Owes::Due);
             let _size = inode.size_lock.lock();
-            let outcome = operation();
-            // Blocks may live elsewhere now.
-            outcome
+            operation()
         };
         // The operation is done, or has failed, whatever comes of this: who needs the size on disk tries
         // again.

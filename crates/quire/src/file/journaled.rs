@@ -275,37 +275,12 @@ impl Engine {
 
     /// Whether a record has content of a run of file blocks that a replay would put back.
     pub(crate) fn has_recorded(&self, inode: &Inode, block: u64, count: u64) -> Result<bool> {
-        let recorded = self.device.recorded();
-        if recorded.is_empty() {
-            return Ok(false);
-        }
-        let mut at = block;
-        while at < block + count {
-            for run in inode.map(at, block + count - at)? {
-                if let Home::Written(home) = run.home
-                    && recorded.covers(home, run.count)
-                {
-                    return Ok(true);
-                }
-                at = run.file_block + run.count;
-            }
-        }
-        Ok(false)
+        let (first, alike) = self.recorded_first(inode, block, count)?;
+        Ok(count > 0 && (first || alike < count))
     }
 
-    /// Whether writeback of the first of these blocks goes through the journal, and how many from it on are
-    /// alike: a record has content of theirs that a replay would put back, or they are `few`, forced, and
-    /// need a record anyway.
-    pub(crate) fn must_journal(
-        &self,
-        inode: &Inode,
-        block: u64,
-        count: u64,
-        few: bool,
-    ) -> Result<(bool, u64)> {
-        if few && self.needs_record(inode, block, count)? {
-            return Ok((true, count));
-        }
+    /// Whether a record has such content of the first of these blocks, and how many from it on are alike.
+    fn recorded_first(&self, inode: &Inode, block: u64, count: u64) -> Result<(bool, u64)> {
         let recorded = self.device.recorded();
         if recorded.is_empty() {
             return Ok((false, count));
@@ -328,6 +303,22 @@ impl Engine {
             }
         }
         Ok((first.unwrap_or(false), count))
+    }
+
+    /// Whether writeback of the first of these blocks goes through the journal, and how many from it on are
+    /// alike: a record has content of theirs that a replay would put back, or they are `few`, forced, and
+    /// need a record anyway.
+    pub(crate) fn must_journal(
+        &self,
+        inode: &Inode,
+        block: u64,
+        count: u64,
+        few: bool,
+    ) -> Result<(bool, u64)> {
+        match few && self.needs_record(inode, block, count)? {
+            true => Ok((true, count)),
+            false => self.recorded_first(inode, block, count),
+        }
     }
 
     /// Whether writing these blocks changes the map or the size on disk.
