@@ -122,7 +122,7 @@ impl Engine {
         let lags = inode.kind == FileType::Regular && meta.record.size < inode.size();
         if meta.freed {
             Owes::Nothing
-        } else if lags || inode.seen.shared_view().is_none() {
+        } else if lags || inode.size_sequence.shared_view().is_none() {
             Owes::Due
         } else if meta.dirty || inode.has_times() {
             self.level_of_times()

@@ -26,7 +26,7 @@ use crate::gate::Gate;
 use crate::lease::marks::Marks;
 use crate::orphan::Slot;
 use crate::pool_promise::Delayed;
-use crate::seen::Seen;
+use crate::size_sequence::SizeSequence;
 use quire_base::patience;
 use quire_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use quire_base::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock};
@@ -144,7 +144,7 @@ pub struct Inode {
     pub(crate) generation: u64,
     pub(crate) kind: FileType,
 
-    pub(crate) seen: Seen,
+    pub(crate) size_sequence: SizeSequence,
     pub(crate) extent_sequence: AtomicU64,
 
     pub(crate) gate: Gate,
@@ -253,7 +253,7 @@ impl Inode {
             number,
             generation: record.generation,
             kind,
-            seen: Seen::new(record.size),
+            size_sequence: SizeSequence::new(record.size),
             extent_sequence: AtomicU64::new(0),
             gate: Gate::new(),
             size_lock: Mutex::new(()),
@@ -301,7 +301,7 @@ impl Inode {
     /// The end of file in bytes, as it is this moment: what a holder of the gate goes by. Code that tells
     /// callers asks [`InodeRef::size`].
     pub(crate) fn size(&self) -> u64 {
-        self.seen.size()
+        self.size_sequence.size()
     }
 
     /// Sets the size, in an exclusive operation whose record is in the journal.
@@ -310,7 +310,7 @@ impl Inode {
             meta.cuts += 1;
             meta.earned = 0;
         }
-        self.seen.set_size(size);
+        self.size_sequence.set_size(size);
     }
 
     /// The index of cached folios, made at first use.
@@ -331,10 +331,10 @@ impl Inode {
         self.engine.inodes.dirty.mark(self.number, &self.dirty, level);
     }
 
-    /// Raises the size to `end`; see [`Seen::raise_size`]. The size on disk follows.
+    /// Raises the size to `end`; see [`SizeSequence::raise_size`]. The size on disk follows.
     pub(crate) fn raise_size(&self, end: u64) {
         if end > self.size() {
-            self.seen.raise_size(end);
+            self.size_sequence.raise_size(end);
             self.mark_dirty(Owes::Due);
         }
     }
@@ -503,7 +503,7 @@ impl InodeRef {
 
     /// End of file in bytes. A change of it that is under way counts as a whole or not at all.
     pub fn size(&self) -> u64 {
-        self.0.seen.settled_size()
+        self.0.size_sequence.settled_size()
     }
 
     #[doc(hidden)]

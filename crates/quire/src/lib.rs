@@ -107,8 +107,8 @@ mod resize;
 mod rollback;
 mod room_queue;
 mod scrub;
-mod seen;
 mod send;
+mod size_sequence;
 mod snapshot_readers;
 mod snapshot_space;
 mod snapshot_sweep;
@@ -222,8 +222,8 @@ pub mod internals {
         pub use crate::room_queue::*;
     }
     /// See the module of this name.
-    pub mod seen {
-        pub use crate::seen::*;
+    pub mod size_sequence {
+        pub use crate::size_sequence::*;
     }
     /// See the module of this name.
     pub mod sync_queue {

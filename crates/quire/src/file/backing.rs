@@ -338,7 +338,7 @@ impl Engine {
     pub(crate) fn front(&self, inode: &Inode, meta: &Meta, size: u64, done: &[Range<u64>]) -> u64 {
         let on_disk = meta.record.size;
         let Some(mapping) = inode.mapping.get() else { return size };
-        let view = inode.seen.shared_view();
+        let view = inode.size_sequence.shared_view();
         let unit = inode.unit_blocks();
         // How far it may go while an exclusive operation runs.
         let held = unit.map_or(on_disk, |unit| on_disk.next_multiple_of(unit * BLOCK_SIZE as u64));
@@ -359,7 +359,7 @@ impl Engine {
         };
         // A drop that the look at the blocks saw came with an odd sequence before it.
         match view {
-            Some(view) if inode.seen.is_still(view) => end.max(meta.earned.min(size)),
+            Some(view) if inode.size_sequence.is_still(view) => end.max(meta.earned.min(size)),
             _ => end.min(held),
         }
     }

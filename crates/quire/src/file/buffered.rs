@@ -62,7 +62,7 @@ impl Engine {
     pub(crate) fn read_buffered(&self, inode: &InodeRef, offset: u64, out: &mut [u8]) -> Result<usize> {
         let mapping = inode.mapping();
         if out.len() <= BATCH_BYTES
-            && let Some(read) = mapping.try_read(offset, out, || inode.seen.view())
+            && let Some(read) = mapping.try_read(offset, out, || inode.size_sequence.view())
         {
             return Ok(read);
         }
@@ -142,7 +142,7 @@ impl Engine {
         if inode.kind != FileType::Regular || out.len() > BATCH_BYTES {
             return None;
         }
-        let read = inode.mapping().try_read(offset, out, || inode.seen.view())?;
+        let read = inode.mapping().try_read(offset, out, || inode.size_sequence.view())?;
         if inode.drops_cache() {
             inode.drop_behind_read(offset, read);
         }

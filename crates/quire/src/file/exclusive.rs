@@ -7,13 +7,13 @@
 //! behind, however many come one after the other.
 //!
 //! Neighbours: [`super::truncate`], [`super::fallocate`], [`super::shift`], [`super::buffered`];
-//! [`crate::seen`] has the sequence.
+//! [`crate::size_sequence`] has the sequence.
 
 use crate::dirty_inodes::Owes;
 use crate::engine::Engine;
 use crate::gate::{GateState, Permit};
 use crate::inode::Inode;
-use crate::seen::OddSequence;
+use crate::size_sequence::OddSequence;
 use quire_base::Result;
 
 impl Engine {
@@ -31,7 +31,7 @@ impl Engine {
     ) -> Result<T> {
         let _permit = permit;
         let outcome = {
-            let _odd = OddSequence::new(&inode.seen);
+            let _odd = OddSequence::new(&inode.size_sequence);
             // Before anything is dropped: a thread that makes the volume durable waits for this operation.
             inode.mark_dirty(Owes::Due);
             let _size = inode.size_lock.lock();

@@ -47,7 +47,7 @@ pub(crate) enum Step {
 pub(crate) enum Event {
     /// Blocks of its snapshot are written.
     Data(SnapshotEnd),
-    /// The operation ends that has the file to itself, by its number in [`crate::seen::Seen`].
+    /// The operation ends that has the file to itself, by its number in [`crate::size_sequence::SizeSequence`].
     Exclusive(InodeRef, u64),
 }
 
@@ -56,7 +56,7 @@ impl Event {
     pub(crate) fn call(self, call: AtEnd) -> Option<AtEnd> {
         match self {
             Event::Data(end) => end.call(call),
-            Event::Exclusive(inode, number) => inode.seen.call_at_end(number, call),
+            Event::Exclusive(inode, number) => inode.size_sequence.call_at_end(number, call),
         }
     }
 }
@@ -121,10 +121,12 @@ impl FileSync {
                 meta.earned = meta.earned.max(self.wanted);
             }
             drop(meta);
-            self.exclusive = self.inode.seen.under_way();
+            self.exclusive = self.inode.size_sequence.under_way();
         }
         loop {
-            if let Some(number) = self.exclusive.filter(|number| self.inode.seen.is_under_way(*number)) {
+            if let Some(number) =
+                self.exclusive.filter(|number| self.inode.size_sequence.is_under_way(*number))
+            {
                 return Ok(Step::Wait(Event::Exclusive(self.inode.clone(), number)));
             }
             engine.journal_attributes(&self.inode, self.data_only)?;
@@ -132,7 +134,7 @@ impl FileSync {
                 break;
             }
             // Another such operation has begun. It journals the size at its end.
-            self.exclusive = self.inode.seen.under_way();
+            self.exclusive = self.inode.size_sequence.under_way();
         }
         let seq = if self.data_only { &self.inode.datasync_seq } else { &self.inode.commit_seq };
         let mark = self.inode.data_mark.load(Ordering::Acquire);
@@ -238,7 +240,7 @@ impl SyncSet {
         match event {
             // What has come of it is asked for by the next step.
             Event::Data(_) => self.snapshots().take(1).for_each(|snapshot| drop(snapshot.wait())),
-            Event::Exclusive(inode, number) => inode.seen.await_end(number),
+            Event::Exclusive(inode, number) => inode.size_sequence.await_end(number),
         }
     }
 
@@ -272,7 +274,7 @@ impl Engine {
             !mapping.is_clean() || mapping.error().is_some() || inode.meta().record.size < inode.size()
         });
         // Last: what an exclusive operation has dropped looked clean.
-        has_data || inode.seen.under_way().is_some()
+        has_data || inode.size_sequence.under_way().is_some()
     }
 
     /// Writes a file's dirty data back, waits, and journals the size that this has earned: what the journal

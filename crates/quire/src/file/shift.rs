@@ -122,7 +122,7 @@ impl Engine {
         transaction.commit(Depends::DataOf(inode))?;
         meta.record = record;
         // From here on a crash finishes it.
-        inode.seen.settle(size);
+        inode.size_sequence.settle(size);
         drop(meta);
         self.run_logged_live(inode, id, operation)?;
         self.force_all()

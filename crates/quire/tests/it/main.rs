@@ -61,7 +61,7 @@ mod loom_range_lock;
 #[cfg(loom)]
 mod loom_room_queue;
 #[cfg(loom)]
-mod loom_seen;
+mod loom_size_sequence;
 #[cfg(loom)]
 mod loom_sync_queue;
 #[cfg(not(any(loom, shuttle)))]

@@ -1,12 +1,12 @@
 //! Size and exclusive sequence under loom: every interleaving of an operation that moves the size in steps,
 //! or the contents piece by piece, with those who look.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p quire-fs --test it loom_seen --release`
+//! `RUSTFLAGS="--cfg loom" cargo test -p quire-fs --test it loom_size_sequence --release`
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
-use quire::internals::seen::{OddSequence, Seen};
+use quire::internals::size_sequence::{OddSequence, SizeSequence};
 use quire_cache::park::Parking;
 use quire_cache::segment::SegmentLock;
 
@@ -21,26 +21,26 @@ fn model(body: impl Fn() + Sync + Send + 'static) {
 #[test]
 fn the_settled_size_moves_from_operation_to_operation() {
     model(|| {
-        let seen = Arc::new(Seen::new(1));
+        let size_sequence = Arc::new(SizeSequence::new(1));
         let writer = {
-            let seen = seen.clone();
+            let size_sequence = size_sequence.clone();
             thread::spawn(move || {
                 {
-                    let _odd = OddSequence::new(&seen);
-                    seen.raise_size(2);
-                    seen.raise_size(3);
+                    let _odd = OddSequence::new(&size_sequence);
+                    size_sequence.raise_size(2);
+                    size_sequence.raise_size(3);
                 }
-                let _odd = OddSequence::new(&seen);
-                seen.set_size(0);
+                let _odd = OddSequence::new(&size_sequence);
+                size_sequence.set_size(0);
             })
         };
         let order = [1, 3, 0];
         let place = |size: u64| order.iter().position(|known| *known == size).expect("no step in between");
-        let first = place(seen.settled_size());
-        let second = place(seen.settled_size());
+        let first = place(size_sequence.settled_size());
+        let second = place(size_sequence.settled_size());
         assert!(first <= second, "the size went back");
         writer.join().unwrap();
-        assert_eq!(seen.settled_size(), 0);
+        assert_eq!(size_sequence.settled_size(), 0);
     });
 }
 
@@ -48,19 +48,19 @@ fn the_settled_size_moves_from_operation_to_operation() {
 #[test]
 fn a_settled_size_stays() {
     model(|| {
-        let seen = Arc::new(Seen::new(4));
+        let size_sequence = Arc::new(SizeSequence::new(4));
         let writer = {
-            let seen = seen.clone();
+            let size_sequence = size_sequence.clone();
             thread::spawn(move || {
-                let _odd = OddSequence::new(&seen);
-                seen.settle(1);
-                seen.set_size(1);
+                let _odd = OddSequence::new(&size_sequence);
+                size_sequence.settle(1);
+                size_sequence.set_size(1);
             })
         };
-        let (first, second) = (seen.settled_size(), seen.settled_size());
+        let (first, second) = (size_sequence.settled_size(), size_sequence.settled_size());
         assert!(matches!((first, second), (4, 4) | (4, 1) | (1, 1)), "{first}, then {second}");
         writer.join().unwrap();
-        assert_eq!(seen.settled_size(), 1);
+        assert_eq!(size_sequence.settled_size(), 1);
     });
 }
 
@@ -68,19 +68,19 @@ fn a_settled_size_stays() {
 #[test]
 fn sizes_raised_by_two_writers_are_both_there() {
     model(|| {
-        let seen = Arc::new(Seen::new(0));
-        let other = seen.clone();
+        let size_sequence = Arc::new(SizeSequence::new(0));
+        let other = size_sequence.clone();
         let writer = thread::spawn(move || other.raise_size(5));
-        seen.raise_size(3);
-        let size = seen.settled_size();
+        size_sequence.raise_size(3);
+        let size = size_sequence.settled_size();
         assert!(size == 3 || size == 5);
         writer.join().unwrap();
-        assert_eq!(seen.settled_size(), 5);
+        assert_eq!(size_sequence.settled_size(), 5);
     });
 }
 
 struct File {
-    seen: Seen,
+    size_sequence: SizeSequence,
     parking: Parking,
     segments: [SegmentLock; 2],
     data: [AtomicU64; 2],
@@ -92,7 +92,7 @@ struct File {
 fn an_exclusive_operation_is_not_seen_in_pieces() {
     model(|| {
         let file = Arc::new(File {
-            seen: Seen::new(2),
+            size_sequence: SizeSequence::new(2),
             parking: Parking::new(1),
             segments: [SegmentLock::new(), SegmentLock::new()],
             data: [AtomicU64::new(0), AtomicU64::new(0)],
@@ -100,7 +100,7 @@ fn an_exclusive_operation_is_not_seen_in_pieces() {
         let writer = {
             let file = file.clone();
             thread::spawn(move || {
-                let _odd = OddSequence::new(&file.seen);
+                let _odd = OddSequence::new(&file.size_sequence);
                 for (segment, data) in file.segments.iter().zip(&file.data) {
                     segment.lock(&file.parking);
                     data.store(1, Ordering::Relaxed);
@@ -108,14 +108,14 @@ fn an_exclusive_operation_is_not_seen_in_pieces() {
                 }
             })
         };
-        let view = file.seen.view();
+        let view = file.size_sequence.view();
         if view.exclusive_sequence % 2 == 0 {
             let versions: Vec<_> = file.segments.iter().map(SegmentLock::version).collect();
             let copy: Vec<u64> = file.data.iter().map(|data| data.load(Ordering::Relaxed)).collect();
             loom::sync::atomic::fence(Ordering::Acquire);
             let unchanged = (file.segments.iter().zip(&versions))
                 .all(|(segment, version)| version.is_some_and(|version| segment.unchanged(version)));
-            if unchanged && file.seen.view() == view {
+            if unchanged && file.size_sequence.view() == view {
                 assert_eq!(copy[0], copy[1], "half of an operation");
             }
         }
@@ -129,7 +129,7 @@ fn an_exclusive_operation_is_not_seen_in_pieces() {
 #[test]
 fn a_look_beside_an_exclusive_operation_sees_no_drop() {
     model(|| {
-        let file = Arc::new((Seen::new(2), AtomicU64::new(1)));
+        let file = Arc::new((SizeSequence::new(2), AtomicU64::new(1)));
         let dropping = {
             let file = file.clone();
             thread::spawn(move || {
@@ -137,12 +137,12 @@ fn a_look_beside_an_exclusive_operation_sees_no_drop() {
                 file.1.fetch_and(0, Ordering::SeqCst);
             })
         };
-        let (seen, dirty) = &*file;
-        if let Some(view) = seen.shared_view() {
+        let (size_sequence, dirty) = &*file;
+        if let Some(view) = size_sequence.shared_view() {
             let is_dirty = dirty.load(Ordering::Acquire) != 0;
             // Even again: the operation was over, its record in the journal, before the look.
             assert!(
-                is_dirty || !seen.is_still(view) || view == 2,
+                is_dirty || !size_sequence.is_still(view) || view == 2,
                 "a dropped block was taken for a written one"
             );
         }
@@ -155,24 +155,24 @@ fn a_look_beside_an_exclusive_operation_sees_no_drop() {
 #[test]
 fn who_waits_for_an_exclusive_operation_finds_its_record() {
     model(|| {
-        let file = Arc::new((Seen::new(2), AtomicU64::new(1), AtomicU64::new(0)));
+        let file = Arc::new((SizeSequence::new(2), AtomicU64::new(1), AtomicU64::new(0)));
         let dropping = {
             let file = file.clone();
             thread::spawn(move || {
-                let (seen, dirty, record) = &*file;
+                let (size_sequence, dirty, record) = &*file;
                 {
-                    let _odd = OddSequence::new(seen);
+                    let _odd = OddSequence::new(size_sequence);
                     dirty.store(0, Ordering::Release);
                     record.store(1, Ordering::Relaxed);
                 }
-                let _odd = OddSequence::new(seen);
+                let _odd = OddSequence::new(size_sequence);
                 record.store(2, Ordering::Relaxed);
             })
         };
-        let (seen, dirty, record) = &*file;
+        let (size_sequence, dirty, record) = &*file;
         if dirty.load(Ordering::Acquire) == 0 {
-            if let Some(number) = seen.under_way() {
-                seen.await_end(number);
+            if let Some(number) = size_sequence.under_way() {
+                size_sequence.await_end(number);
             }
             assert!(record.load(Ordering::Relaxed) >= 1, "neither the block nor the record");
         }
@@ -184,9 +184,9 @@ fn who_waits_for_an_exclusive_operation_finds_its_record() {
 #[test]
 fn all_who_wait_for_an_exclusive_operation_are_woken() {
     model(|| {
-        let file = Arc::new((Seen::new(2), AtomicU64::new(0)));
+        let file = Arc::new((SizeSequence::new(2), AtomicU64::new(0)));
         let odd = OddSequence::new(&file.0);
-        let waits = |file: Arc<(Seen, AtomicU64)>| {
+        let waits = |file: Arc<(SizeSequence, AtomicU64)>| {
             thread::spawn(move || {
                 file.0.await_end(1);
                 assert_eq!(file.1.load(Ordering::Relaxed), 1);
@@ -204,7 +204,7 @@ fn all_who_wait_for_an_exclusive_operation_are_woken() {
 #[test]
 fn what_is_to_be_called_at_the_end_is_called_once() {
     model(|| {
-        let file = Arc::new((Seen::new(2), AtomicU64::new(0), AtomicU64::new(0)));
+        let file = Arc::new((SizeSequence::new(2), AtomicU64::new(0), AtomicU64::new(0)));
         let odd = OddSequence::new(&file.0);
         let waiting = {
             let file = file.clone();

@@ -6,9 +6,9 @@
 //! * An exclusive holder of the gate keeps the sequence odd for the whole of its operation ([`OddSequence`]);
 //!   contents and size move in steps meanwhile. A reader that finds the sequence odd takes the slow path, one
 //!   that finds it changed after its copy throws the copy away.
-//! * Callers that ask for the size without the gate get [`Seen::settled_size`]: while an exclusive
+//! * Callers that ask for the size without the gate get [`SizeSequence::settled_size`]: while an exclusive
 //!   operation is under way, the size before it, and the size after it from the moment on that its record is
-//!   in the journal ([`Seen::settle`]; attributes take the inode's lock, under which both happen). Else a
+//!   in the journal ([`SizeSequence::settle`]; attributes take the inode's lock, under which both happen). Else a
 //!   stat, after a later operation had returned, could still see the old size, and a crash show the new size
 //!   without that later operation.
 //!
@@ -19,7 +19,7 @@
 //! next operation, after which the second look differs.
 //!
 //! An fsync has something to do after the exclusive operation under way, and does not keep later ones away.
-//! It waits for the sequence to move on ([`Seen::await_end`], [`Seen::call_at_end`]), not in the gate:
+//! It waits for the sequence to move on ([`SizeSequence::await_end`], [`SizeSequence::call_at_end`]), not in the gate:
 //! the holder of the gate may then wait for that fsync.
 //!
 //! Invariants: one [`OddSequence`] of a file at a time. Shared line: all of it, read by every operation,
@@ -33,7 +33,7 @@ use quire_cache::ReadView;
 
 /// See the module's documentation.
 #[repr(align(64))]
-pub struct Seen {
+pub struct SizeSequence {
     /// End of file in bytes, this moment.
     size: AtomicU64,
     /// Counts exclusive operations; odd while one is under way.
@@ -45,10 +45,10 @@ pub struct Seen {
     ended: Condvar,
 }
 
-impl Seen {
+impl SizeSequence {
     /// Of a file of `size` bytes.
-    pub fn new(size: u64) -> Seen {
-        Seen {
+    pub fn new(size: u64) -> SizeSequence {
+        SizeSequence {
             size: AtomicU64::new(size),
             exclusive_sequence: AtomicU64::new(0),
             settled: AtomicU64::new(size),
@@ -124,7 +124,7 @@ impl Seen {
         sequence.is_multiple_of(2).then_some(sequence)
     }
 
-    /// Whether no exclusive operation has begun since [`Seen::shared_view`] gave `view`. True means: what was
+    /// Whether no exclusive operation has begun since [`SizeSequence::shared_view`] gave `view`. True means: what was
     /// read in between, with `Acquire` at least, has nothing that such an operation did.
     pub fn is_still(&self, view: u64) -> bool {
         fence(Ordering::Acquire);
@@ -152,14 +152,14 @@ impl Seen {
 }
 
 /// Keeps a file's exclusive sequence odd. Its maker holds the gate exclusively.
-pub struct OddSequence<'a>(&'a Seen);
+pub struct OddSequence<'a>(&'a SizeSequence);
 
 impl<'a> OddSequence<'a> {
     /// Makes it odd.
-    pub fn new(seen: &'a Seen) -> OddSequence<'a> {
-        seen.settled.store(seen.size(), Ordering::Release);
-        seen.exclusive_sequence.fetch_add(1, Ordering::AcqRel);
-        OddSequence(seen)
+    pub fn new(sequence: &'a SizeSequence) -> OddSequence<'a> {
+        sequence.settled.store(sequence.size(), Ordering::Release);
+        sequence.exclusive_sequence.fetch_add(1, Ordering::AcqRel);
+        OddSequence(sequence)
     }
 }
 
