@@ -278,7 +278,9 @@ impl Object {
         let foreign: Vec<_> = has.iter().filter(|(owner, has, ..)| *has && *owner != kind).collect();
         if !foreign.is_empty() {
             let own = has.iter().any(|(owner, has, ..)| *has && *owner == kind);
-            let becomes = self.kind_by_contents().filter(|_| !own);
+            // A record of anything else names no parent, so it was never a directory's: the entries are not
+            // its own.
+            let becomes = self.kind_by_contents().filter(|kind| !own && *kind != FileType::Directory);
             let names: Vec<&str> = foreign.iter().map(|(.., name)| *name).collect();
             let remedy = match becomes {
                 Some(becomes) => format!("repair makes it a {becomes:?}"),

@@ -249,14 +249,7 @@ fn touched(before: &Image, after: &Image) -> Touched {
             one.iter().filter(|(place, value)| other.get(place) != Some(value)).map(|(_, value)| value);
         for (key, value) in different {
             match (key.kind, Entry::decode(value)) {
-                (KeyKind::Entry, Ok(entry)) => {
-                    touched.names.insert((key.object, entry.name.to_vec()));
-                    // An entry in a file without content makes that a directory, if nothing else is known.
-                    if !before.values().any(|(known, _)| (known.kind, known.object) == (key.kind, key.object))
-                    {
-                        touched.inodes.insert(key.object);
-                    }
-                }
+                (KeyKind::Entry, Ok(entry)) => drop(touched.names.insert((key.object, entry.name.to_vec()))),
                 _ => drop(touched.inodes.insert(key.object)),
             }
         }
