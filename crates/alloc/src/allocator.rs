@@ -212,22 +212,26 @@ impl Allocator {
         BlockNo(block.clamp(self.data_start.0, end.0 - 1))
     }
 
-    /// Where a file goes on that has grown up to `end`: there, or, if another has that block, at the start of
-    /// an aligned run of `window` free blocks (a power of two) in its group. So files that grow together do
-    /// not lie block by block between one another. Takes nothing. May do I/O to load the group.
-    pub fn growth_goal(&self, end: BlockNo, window: u64) -> Result<BlockNo> {
-        if end < self.data_start || end >= self.data_end() || window > GROUP_BLOCKS {
-            return Ok(end);
+    /// Whether a block of the data space can be had now. Takes nothing. May do I/O to load its group.
+    pub fn is_free(&self, block: BlockNo) -> Result<bool> {
+        if block < self.data_start || block >= self.data_end() {
+            return Ok(false);
         }
-        let number = self.group_of(end);
+        let number = self.group_of(block);
+        let at = (block.0 - number as u64 * GROUP_BLOCKS) as u32;
+        self.change(number, |group| Ok(!group.free_at(at, 1).is_empty()))
+    }
+
+    /// An aligned run of `window` free blocks (a power of two) in the group of a block. Takes nothing. May do
+    /// I/O to load the group.
+    pub fn free_window(&self, near: BlockNo, window: u64) -> Result<Option<BlockNo>> {
+        if near < self.data_start || near >= self.data_end() || window > GROUP_BLOCKS {
+            return Ok(None);
+        }
+        let number = self.group_of(near);
         let base = number as u64 * GROUP_BLOCKS;
-        let free = self.change(number, |group| {
-            if !group.free_at((end.0 - base) as u32, 1).is_empty() {
-                return Ok(None);
-            }
-            Ok(group.find_aligned(window as u32, base, window))
-        })?;
-        Ok(free.map_or(end, |piece| BlockNo(base + u64::from(piece.start))))
+        let found = self.change(number, |group| Ok(group.find_aligned(window as u32, base, window)))?;
+        Ok(found.map(|piece| BlockNo(base + u64::from(piece.start))))
     }
 
     /// Takes `want` blocks, or fewer but at least `min`, as near to `goal` as it can: in one run if there is

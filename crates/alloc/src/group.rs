@@ -184,15 +184,21 @@ impl GroupMap {
     }
 
     /// The first run of `blocks` whose start, `base` added, is a multiple of `align`.
-    pub(crate) fn find_aligned(&self, blocks: u32, base: u64, align: u64) -> Option<Piece> {
-        let mut at = 0;
+    pub(crate) fn find_aligned(&mut self, blocks: u32, base: u64, align: u64) -> Option<Piece> {
+        if self.longest < blocks {
+            return None;
+        }
+        let (mut at, mut longest) = (0, 0);
         while let Some(run) = self.next_free_run(at) {
             let start = (base + u64::from(run.start)).next_multiple_of(align) - base;
             if start + u64::from(blocks) <= u64::from(run.end) {
                 return Some(start as u32..start as u32 + blocks);
             }
             at = run.end;
+            longest = longest.max(run.len() as u32);
         }
+        // As above.
+        self.longest = longest;
         None
     }
 

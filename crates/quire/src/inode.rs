@@ -169,6 +169,9 @@ pub struct Inode {
 
     /// What is promised to dirty data without a home.
     pub(crate) delayed: Delayed,
+    /// A thread has waited for room for a record of its data, and has yet to use it
+    /// ([`crate::engine::Engine::try_begin`]).
+    pub(crate) has_queued: AtomicBool,
 
     pub(crate) commit_seq: AtomicU64,
     pub(crate) datasync_seq: AtomicU64,
@@ -277,6 +280,7 @@ impl Inode {
             write_time: Noted::default(),
             access_time: Noted::default(),
             delayed: Delayed::default(),
+            has_queued: AtomicBool::new(false),
             commit_seq: AtomicU64::new(0),
             datasync_seq: AtomicU64::new(0),
             data_mark: AtomicU64::new(0),

@@ -123,12 +123,12 @@ impl Engine {
     }
 
     /// Adds chunks to the pool while it, and not the node cache, bounds how much metadata may be dirty: at
-    /// most as many as there are already, at most to a 64th of the volume, and only while an eighth of the
-    /// volume is free.
+    /// most as many as there are already, at most to a 64th of the volume beside what snapshots have of the
+    /// pool, and only while an eighth of the volume is free.
     pub(crate) fn widen_pool(&self) -> Result<()> {
         let volume = self.block_count();
         let pool_blocks = || self.tree.stats().pool_blocks;
-        let pool_max = (2 * pool_blocks()).min(self.widened_pool_max());
+        let pool_max = (2 * pool_blocks()).min(self.widened_pool_max() + self.tree.pool_kept_blocks());
         while self.tree.pool_lacks() >= CHUNK_BLOCKS
             && pool_blocks() + CHUNK_BLOCKS <= pool_max
             && self.alloc.free_blocks() > volume / 8

@@ -222,11 +222,13 @@ impl Engine {
         }
     }
 
-    /// As [`Engine::begin`], for those who hold segments: `None` where it would have to wait.
-    pub(crate) fn try_begin(&self, cost: Cost) -> Option<Transaction<'_>> {
+    /// As [`Engine::begin`], for those who hold segments: `None` where it would have to wait. A caller that
+    /// `has_queued` for as much without segments, and could not keep it, does not queue behind others once
+    /// more: threads that take turns in the queue would else refuse one another for ever.
+    pub(crate) fn try_begin(&self, cost: Cost, has_queued: bool) -> Option<Transaction<'_>> {
         crate::lock_order::assert_may_reserve();
         let amount = self.amount(cost);
-        if self.room.is_ahead_of(amount.class) {
+        if !has_queued && self.room.is_ahead_of(amount.class) {
             return None;
         }
         let reservation = self.claim(amount, Turn::Nonblocking).ok()?;

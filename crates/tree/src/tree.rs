@@ -315,6 +315,11 @@ impl Tree {
         self.accounting.set_pool(pool.room(), pool.overhead());
     }
 
+    /// Blocks of the pool that only kept checkpoints need.
+    pub fn pool_kept_blocks(&self) -> u64 {
+        self.pool.lock().only_kept_blocks()
+    }
+
     /// The pool's chunks, ascending.
     pub fn pool_chunks(&self) -> Vec<Run> {
         self.pool.lock().chunks()

@@ -24,7 +24,7 @@ use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, BlockNo, InodeNo, Result};
 use quire_cache::{Backing, Contents, Home, Mapping, PlacedRun, Placement, RECORD_BLOCKS, Run};
-use quire_format::extent::{Extent, Run as DiskRun, extents_of_run, subtract, total_blocks};
+use quire_format::extent::{Extent, FILE_BLOCKS_MAX, Run as DiskRun, extents_of_run, subtract, total_blocks};
 use quire_format::key::Key;
 use quire_format::region::split_by_region;
 use quire_tree::Ticket;
@@ -125,7 +125,9 @@ impl Backing for Inode {
 
     fn wait_for_room(&self, blocks: u64) -> Result<()> {
         let record = Inode::unit_blocks(self).unwrap_or(0).max(RECORD_BLOCKS);
-        self.engine.await_data_room(blocks.clamp(1, record))
+        self.engine.await_data_room(blocks.clamp(1, record))?;
+        self.has_queued.store(true, Ordering::Release);
+        Ok(())
     }
 
     fn size(&self) -> u64 {
@@ -184,7 +186,9 @@ fn runs_of(extents: &[Extent], block: u64, count: u64, whole: bool, snapshots: &
 }
 
 impl Engine {
-    /// Where a file block should go: behind its predecessor in the file, or into the inode's group.
+    /// Where a file block should go: behind its predecessor in the file, or into the inode's group. Where a
+    /// file grows and another has the block behind, it goes on in free blocks of its own, as many again as it
+    /// has: so files that grow together do not lie block by block between one another.
     pub(crate) fn allocation_goal(&self, inode: &Inode, block: u64) -> Result<BlockNo> {
         let (hint_file, hint_disk) = *inode.placement_hint.lock();
         let behind = match hint_file == block && hint_disk != 0 {
@@ -192,13 +196,14 @@ impl Engine {
             false if block > 0 => inode.read_extents(block - 1, 1, 1)?.first().map(Extent::disk_end),
             false => None,
         };
-        match behind {
-            // As much again as the file has.
-            Some(behind) => {
-                self.alloc.growth_goal(behind, block.next_power_of_two().clamp(WINDOW_MIN, WINDOW_MAX))
-            }
-            None => Ok(self.alloc.goal_for_inode(inode.number)),
+        let Some(behind) = behind else { return Ok(self.alloc.goal_for_inode(inode.number)) };
+        let grows =
+            || -> Result<bool> { Ok(inode.read_extents(block, FILE_BLOCKS_MAX - block, 1)?.is_empty()) };
+        if self.alloc.is_free(behind)? || !grows()? {
+            return Ok(behind);
         }
+        let window = block.next_power_of_two().clamp(WINDOW_MIN, WINDOW_MAX);
+        Ok(self.alloc.free_window(behind, window)?.unwrap_or(behind))
     }
 
     /// Runs that one placement has at most: its transaction must fit into the metadata pool, and on a volume

@@ -350,7 +350,8 @@ impl Engine {
         for (first, count) in contents.runs() {
             data.add(first, count, |block, out| contents.copy(block, out))?;
         }
-        let Some(transaction) = self.try_begin(data_cost(std::slice::from_ref(&data))) else {
+        let has_queued = inode.has_queued.swap(false, Ordering::AcqRel);
+        let Some(transaction) = self.try_begin(data_cost(std::slice::from_ref(&data)), has_queued) else {
             return Err(Error::new(ErrorKind::WouldBlock, "the journal has no room"));
         };
         data.warm(&transaction)?;

@@ -141,8 +141,10 @@ impl Engine {
                 ),
             ));
         }
+        // The cost that there was no room for.
+        let mut refused = None;
         loop {
-            let (mut committed, mut refused) = (None, None);
+            let mut committed = None;
             let written = write_group(
                 &parts,
                 &mut |composed| {
@@ -180,7 +182,8 @@ impl Engine {
         }
     }
 
-    /// Everything is locked: waits for nothing. `refused`: the cost that there was no room for.
+    /// Everything is locked: waits for nothing. `refused`: the cost that there was no room for, which the
+    /// caller has waited for since.
     fn journal_group(
         &self,
         files: &[&Collected],
@@ -205,7 +208,7 @@ impl Engine {
             data.push(one);
         }
         let cost = data_cost(&data);
-        let Some(mut transaction) = self.try_begin(cost) else {
+        let Some(mut transaction) = self.try_begin(cost, refused.take().is_some()) else {
             *refused = Some(cost);
             return Err(full());
         };
