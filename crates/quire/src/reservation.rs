@@ -142,6 +142,24 @@ mod tests {
     use quire_device::MemoryBackend;
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
+    /// Writers that hold segments wait for room without them, give it back and claim it again. They were
+    /// refused then as long as others queued, and these by them: four threads sent each other back for as
+    /// long as they wrote.
+    #[test]
+    fn what_was_waited_for_is_not_refused_for_the_queue() {
+        let backend = Arc::new(MemoryBackend::new(4096));
+        FormatOptions::new().format_backend(backend.clone()).expect("a new volume");
+        let volume = VolumeOptions::new().threads(false).open_backend(backend).expect("a new volume opens");
+        let engine = volume.engine();
+        let cost = crate::transaction::Cost::new(1, 100).critical();
+        let somebody = engine.room.join(Class::Critical);
+        assert!(engine.try_begin(cost, false).is_none());
+        assert!(engine.try_begin(cost, true).is_some());
+        drop(somebody);
+        assert!(engine.try_begin(cost, false).is_some());
+        volume.close().expect("nothing is reserved");
+    }
+
     /// Counts that somebody forgot to give back made a volume smaller until the next mount, and nobody was
     /// told.
     #[test]

@@ -20,12 +20,17 @@ use crate::extent_map::Replacement;
 use crate::inode::{Inode, InodeRef};
 use crate::lease::moving::Moving;
 use crate::transaction::{Cost, Depends};
-use quire_base::sync::Arc;
+use quire_base::sync::time::Duration;
+use quire_base::sync::{Arc, thread};
 use quire_base::units::blocks_for;
-use quire_base::{BLOCK_SIZE, Error, Result};
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
 use quire_format::extent::{Extent, FILE_BLOCKS_MAX, check_list, merge_list};
 use quire_format::key::Key;
 use quire_format::logged::{LoggedKind, LoggedOp};
+
+/// How often a step that has to succeed is tried again, and how long it waits before.
+const STEP_RETRIES: u32 = 50;
+const STEP_PAUSE: Duration = Duration::from_millis(100);
 
 impl Engine {
     /// Removes `len` bytes at `offset` and moves what follows down. Both are multiples of the block size and
@@ -130,7 +135,8 @@ impl Engine {
 
     /// Runs an operation whose key was just committed. It cannot be left half done in a file that goes on
     /// being used: the next mount would finish it over newer data. So a failure shuts the volume down, and
-    /// that mount finishes it.
+    /// that mount finishes it. But where the device only refuses homes for a while, and the journal has no
+    /// room until then, its steps wait some seconds ([`Engine::insist`]).
     pub(crate) fn run_logged_live(
         self: &Arc<Engine>,
         inode: &Arc<Inode>,
@@ -155,24 +161,45 @@ impl Engine {
     ) -> Result<()> {
         if operation.generation == inode.generation {
             match operation.kind {
-                LoggedKind::Truncate | LoggedKind::Free => self.free_extents_from(inode, operation.start)?,
+                LoggedKind::Truncate | LoggedKind::Free => {
+                    while self.insist(|| self.free_some_extents(inode, operation.start, u64::MAX))? {}
+                }
                 LoggedKind::Punch | LoggedKind::Zero => {
-                    while self.free_some_extents(inode, operation.start, operation.end)? {}
+                    while self.insist(|| self.free_some_extents(inode, operation.start, operation.end))? {}
                 }
                 LoggedKind::Collapse => {
                     // Until the first move the range still holds its own blocks; afterwards the moved ones.
                     if operation.cursor == operation.end {
-                        while self.free_some_extents(inode, operation.start, operation.end)? {}
+                        while self.insist(|| self.free_some_extents(inode, operation.start, operation.end))? {
+                        }
                     }
-                    while self.move_some_down(inode, id, &mut operation)? {}
+                    while self.insist(|| self.move_some_down(inode, id, &mut operation))? {}
                 }
                 LoggedKind::Insert => {
-                    self.split_at(inode, operation.start)?;
-                    while self.move_some_up(inode, id, &mut operation)? {}
+                    self.insist(|| self.split_at(inode, operation.start))?;
+                    while self.insist(|| self.move_some_up(inode, id, &mut operation))? {}
                 }
             }
         }
-        self.finish_logged(inode, id, operation)
+        self.insist(|| self.finish_logged(inode, id, operation))
+    }
+
+    /// Does a step of a logged operation, which changes nothing if it fails. It is tried again while the
+    /// device may only have refused something for a while.
+    fn insist<T>(&self, mut step: impl FnMut() -> Result<T>) -> Result<T> {
+        let mut retries = 0..STEP_RETRIES;
+        loop {
+            match step() {
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::Io | ErrorKind::NoSpace)
+                        && self.failure().is_none()
+                        && retries.next().is_some() =>
+                {
+                    thread::sleep(STEP_PAUSE);
+                }
+                other => return other,
+            }
+        }
     }
 
     fn finish_logged(&self, inode: &Arc<Inode>, id: u64, operation: LoggedOp) -> Result<()> {

@@ -3,7 +3,7 @@
 
 use crate::common::{BLOCK, file, flushes, new_volume, options};
 use quire::inodes::{Create, InodeRef, IoFlags};
-use quire::{ErrorKind, Volume};
+use quire::{ErrorKind, OpenOptions, Place, Volume};
 use quire_base::{BlockNo, Result};
 use quire_device::simulated::{CrashPolicy, Fault, FaultOp};
 use quire_device::{Backend, Io, IoClass, IoOp, SimulatedBackend};
@@ -192,6 +192,33 @@ fn logs_written_together_lie_apart() {
     }
 }
 
+/// Each overwrite of a snapshot's block looked for free blocks of its own, as a file does that grows: the
+/// new blocks lay one in each 4 MiB.
+#[test]
+fn blocks_in_the_place_of_a_snapshots_lie_together() {
+    let (_, volume) = new_volume(16_384);
+    let data = file(&volume, "data");
+    volume.inodes().write_at(&data, &vec![1; 2048 * BLOCK], 0, IoFlags::empty()).unwrap();
+    volume.sync().unwrap();
+    volume.take_snapshot("s").unwrap();
+    let overwritten: Vec<u64> = (0..12).map(|n| 2000 - 100 * n).collect();
+    for block in &overwritten {
+        let at = block * BLOCK as u64;
+        volume.inodes().write_at(&data, &[2; BLOCK], at, IoFlags::DATASYNC).unwrap();
+    }
+    let lease = volume.open_file("data").unwrap().lease_layout(..).unwrap();
+    let found = lease.extents().iter().filter(|extent| extent.len == BLOCK as u64);
+    let homes: Vec<u64> = found
+        .map(|extent| match extent.place {
+            Place::Device(at) => at,
+            place => panic!("{place:?}"),
+        })
+        .collect();
+    assert_eq!(homes.len(), overwritten.len());
+    let span = (homes.iter().max().unwrap() - homes.iter().min().unwrap()) / BLOCK as u64;
+    assert!(span < 200, "12 blocks lie in {span}");
+}
+
 /// The device takes no data from now on, as a sparse image on a full disk does.
 fn refuse_data(device: &SimulatedBackend) {
     let fault = Fault::on(FaultOp::Write).class(IoClass::Data);
@@ -253,6 +280,53 @@ fn a_journal_that_is_full_for_want_of_homes_says_so() {
     let volume = options().open_backend(device).unwrap();
     assert!(volume.read("log").unwrap() == [[1; BLOCK], [2; BLOCK]].concat());
     volume.metadata("again").unwrap();
+}
+
+/// An insert that had begun shut the volume down when the journal was full, though the device refused homes
+/// only for a while.
+#[test]
+fn what_has_begun_outlasts_a_refusal() {
+    const PIECES: u64 = 3000;
+    let fill = |volume: &Volume, most: usize| {
+        (0..most).find(|n| {
+            let name = format!("{n:0200}");
+            let made = volume.inodes().create(&volume.inodes().root(), name.as_bytes(), &Create::file(0o644));
+            made.is_err() || volume.inodes().remove_file(&volume.inodes().root(), name.as_bytes()).is_err()
+        })
+    };
+    let prepare = || {
+        let (device, volume) = new_volume(16_384);
+        let (long, log) = (file(&volume, "long"), file(&volume, "log"));
+        for n in 0..PIECES {
+            volume.inodes().write_at(&long, &[1; BLOCK], 2 * n * BLOCK as u64, IoFlags::empty()).unwrap();
+        }
+        volume.sync().unwrap();
+        volume.checkpoint().unwrap();
+        volume.checkpoint().unwrap();
+        refuse_data(&device);
+        append(&volume, &log, 1);
+        (device, volume, long)
+    };
+    let (_, volume, _) = prepare();
+    let full = fill(&volume, 100_000).expect("the journal has an end");
+    let (device, volume, long) = prepare();
+    assert_eq!(fill(&volume, full - 20), None);
+    let heals = std::thread::spawn({
+        let device = device.clone();
+        move || {
+            std::thread::sleep(std::time::Duration::from_millis(700));
+            device.clear_faults();
+        }
+    });
+    let start = std::time::Instant::now();
+    OpenOptions::new().write(true).open(&volume, "long").unwrap().insert_range(0, BLOCK as u64).unwrap();
+    assert!(start.elapsed().as_millis() >= 100, "it never waited");
+    heals.join().unwrap();
+    assert!(volume.failure().is_none());
+    assert_eq!(long.size(), 2 * PIECES * BLOCK as u64);
+    drop(long);
+    volume.close().unwrap();
+    options().open_backend(device).unwrap();
 }
 
 /// Content of a file that is gone needs no home.
