@@ -8,9 +8,9 @@
 //!   that finds it changed after its copy throws the copy away.
 //! * Callers that ask for the size without the gate get [`SizeSequence::settled_size`]: while an exclusive
 //!   operation is under way, the size before it, and the size after it from the moment on that its record is
-//!   in the journal ([`SizeSequence::settle`]; attributes take the inode's lock, under which both happen). Else a
-//!   stat, after a later operation had returned, could still see the old size, and a crash show the new size
-//!   without that later operation.
+//!   in the journal ([`SizeSequence::settle`]; attributes take the inode's lock, under which both happen).
+//!   Else a stat, after a later operation had returned, could still see the old size, and a crash show the
+//!   new size without that later operation.
 //!
 //! Why the settled size is one that the file had as a whole. Even: the size was loaded between two equal
 //! looks at the sequence; had it been stored by an operation, that one's odd sequence happened before the
@@ -19,8 +19,8 @@
 //! next operation, after which the second look differs.
 //!
 //! An fsync has something to do after the exclusive operation under way, and does not keep later ones away.
-//! It waits for the sequence to move on ([`SizeSequence::await_end`], [`SizeSequence::call_at_end`]), not in the gate:
-//! the holder of the gate may then wait for that fsync.
+//! It waits for the sequence to move on ([`SizeSequence::await_end`], [`SizeSequence::call_at_end`]), not in
+//! the gate: the holder of the gate may then wait for that fsync.
 //!
 //! Invariants: one [`OddSequence`] of a file at a time. Shared line: all of it, read by every operation,
 //! written only when the size or the whole file changes, or a thread waits for that.
@@ -124,8 +124,8 @@ impl SizeSequence {
         sequence.is_multiple_of(2).then_some(sequence)
     }
 
-    /// Whether no exclusive operation has begun since [`SizeSequence::shared_view`] gave `view`. True means: what was
-    /// read in between, with `Acquire` at least, has nothing that such an operation did.
+    /// Whether no exclusive operation has begun since [`SizeSequence::shared_view`] gave `view`. True means:
+    /// what was read in between, with `Acquire` at least, has nothing that such an operation did.
     pub fn is_still(&self, view: u64) -> bool {
         fence(Ordering::Acquire);
         self.exclusive_sequence.load(Ordering::Relaxed) == view

@@ -47,7 +47,8 @@ pub(crate) enum Step {
 pub(crate) enum Event {
     /// Blocks of its snapshot are written.
     Data(SnapshotEnd),
-    /// The operation ends that has the file to itself, by its number in [`crate::size_sequence::SizeSequence`].
+    /// The operation ends that has the file to itself, by its number in
+    /// [`crate::size_sequence::SizeSequence`].
     Exclusive(InodeRef, u64),
 }
 
