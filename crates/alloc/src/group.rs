@@ -197,7 +197,7 @@ impl GroupMap {
             at = run.end;
             longest = longest.max(run.len() as u32);
         }
-        // As above.
+        // Everything was seen, so the bound is exact now.
         self.longest = longest;
         None
     }

@@ -308,7 +308,7 @@ impl Engine {
             },
         )?;
         broken?;
-        for (id, operation) in pending {
+        for (id, mut operation) in pending {
             tracing::info!(?operation, "finishing an operation that a crash cut off");
             let inode = match self.inode(operation.inode) {
                 Ok(inode) => Some(inode),
@@ -321,7 +321,7 @@ impl Engine {
                 Err(error) => return Err(error),
             };
             match inode {
-                Some(inode) => self.run_logged(&inode, id, operation)?,
+                Some(inode) => self.run_logged(&inode, id, &mut operation)?,
                 None => {
                     let mut transaction = self.begin(Cost::new(1, 0).critical())?;
                     transaction.delete(Key::logged(id));

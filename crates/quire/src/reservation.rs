@@ -157,6 +157,14 @@ mod tests {
         assert!(engine.try_begin(cost, true).is_some());
         drop(somebody);
         assert!(engine.try_begin(cost, false).is_some());
+
+        let file = volume.create_file("file").expect("there is space");
+        file.write_all_at(&[1; 4096], 0).expect("there is space");
+        quire_cache::Backing::wait_for_room(&***file.inode(), 1).expect("there is room");
+        let somebody = engine.room.join(Class::Critical);
+        // It would queue behind that one for ever.
+        file.sync_data().expect("there is room");
+        drop((somebody, file));
         volume.close().expect("nothing is reserved");
     }
 

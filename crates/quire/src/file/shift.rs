@@ -28,9 +28,9 @@ use quire_format::extent::{Extent, FILE_BLOCKS_MAX, check_list, merge_list};
 use quire_format::key::Key;
 use quire_format::logged::{LoggedKind, LoggedOp};
 
-/// How often a step that has to succeed is tried again, and how long it waits before.
-const STEP_RETRIES: u32 = 50;
-const STEP_PAUSE: Duration = Duration::from_millis(100);
+/// How often an operation that has to succeed is tried again, and how long it waits before.
+const RETRIES: u32 = 50;
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 impl Engine {
     /// Removes `len` bytes at `offset` and moves what follows down. Both are multiples of the block size and
@@ -136,70 +136,63 @@ impl Engine {
     /// Runs an operation whose key was just committed. It cannot be left half done in a file that goes on
     /// being used: the next mount would finish it over newer data. So a failure shuts the volume down, and
     /// that mount finishes it. But where the device only refuses homes for a while, and the journal has no
-    /// room until then, its steps wait some seconds ([`Engine::insist`]).
+    /// room until then, the operation waits some seconds and goes on from its cursor.
     pub(crate) fn run_logged_live(
-        self: &Arc<Engine>,
-        inode: &Arc<Inode>,
-        id: u64,
-        operation: LoggedOp,
-    ) -> Result<()> {
-        self.run_logged(inode, id, operation).map_err(|error| self.shut_down(&error))
-    }
-
-    /// Takes away the key of an operation that is done.
-    pub(crate) fn finish_logged_live(&self, inode: &Arc<Inode>, id: u64, operation: LoggedOp) -> Result<()> {
-        self.finish_logged(inode, id, operation).map_err(|error| self.shut_down(&error))
-    }
-
-    /// Runs a logged operation from its cursor to its end. The caller holds the gate exclusively, or is
-    /// recovery.
-    pub(crate) fn run_logged(
         self: &Arc<Engine>,
         inode: &Arc<Inode>,
         id: u64,
         mut operation: LoggedOp,
     ) -> Result<()> {
+        self.insist(|| self.run_logged(inode, id, &mut operation))
+    }
+
+    /// Takes away the key of an operation that is done.
+    pub(crate) fn finish_logged_live(&self, inode: &Arc<Inode>, id: u64, operation: LoggedOp) -> Result<()> {
+        self.insist(|| self.finish_logged(inode, id, operation))
+    }
+
+    /// Does what must not be left half done, as often as the device may have refused something only for a
+    /// while. Then an error shuts the volume down.
+    fn insist(&self, mut work: impl FnMut() -> Result<()>) -> Result<()> {
+        let mut retries = 0..RETRIES;
+        loop {
+            let Err(error) = work() else { return Ok(()) };
+            let may_pass = matches!(error.kind(), ErrorKind::Io | ErrorKind::NoSpace);
+            if !may_pass || self.failure().is_some() || retries.next().is_none() {
+                return Err(self.shut_down(&error));
+            }
+            thread::sleep(RETRY_PAUSE);
+        }
+    }
+
+    /// Runs a logged operation from its cursor to its end; after an error it can go on from there. The caller
+    /// holds the gate exclusively, or is recovery.
+    pub(crate) fn run_logged(
+        self: &Arc<Engine>,
+        inode: &Arc<Inode>,
+        id: u64,
+        operation: &mut LoggedOp,
+    ) -> Result<()> {
         if operation.generation == inode.generation {
             match operation.kind {
-                LoggedKind::Truncate | LoggedKind::Free => {
-                    while self.insist(|| self.free_some_extents(inode, operation.start, u64::MAX))? {}
-                }
+                LoggedKind::Truncate | LoggedKind::Free => self.free_extents_from(inode, operation.start)?,
                 LoggedKind::Punch | LoggedKind::Zero => {
-                    while self.insist(|| self.free_some_extents(inode, operation.start, operation.end))? {}
+                    while self.free_some_extents(inode, operation.start, operation.end)? {}
                 }
                 LoggedKind::Collapse => {
                     // Until the first move the range still holds its own blocks; afterwards the moved ones.
                     if operation.cursor == operation.end {
-                        while self.insist(|| self.free_some_extents(inode, operation.start, operation.end))? {
-                        }
+                        while self.free_some_extents(inode, operation.start, operation.end)? {}
                     }
-                    while self.insist(|| self.move_some_down(inode, id, &mut operation))? {}
+                    while self.move_some_down(inode, id, operation)? {}
                 }
                 LoggedKind::Insert => {
-                    self.insist(|| self.split_at(inode, operation.start))?;
-                    while self.insist(|| self.move_some_up(inode, id, &mut operation))? {}
+                    self.split_at(inode, operation.start)?;
+                    while self.move_some_up(inode, id, operation)? {}
                 }
             }
         }
-        self.insist(|| self.finish_logged(inode, id, operation))
-    }
-
-    /// Does a step of a logged operation, which changes nothing if it fails. It is tried again while the
-    /// device may only have refused something for a while.
-    fn insist<T>(&self, mut step: impl FnMut() -> Result<T>) -> Result<T> {
-        let mut retries = 0..STEP_RETRIES;
-        loop {
-            match step() {
-                Err(error)
-                    if matches!(error.kind(), ErrorKind::Io | ErrorKind::NoSpace)
-                        && self.failure().is_none()
-                        && retries.next().is_some() =>
-                {
-                    thread::sleep(STEP_PAUSE);
-                }
-                other => return other,
-            }
-        }
+        self.finish_logged(inode, id, *operation)
     }
 
     fn finish_logged(&self, inode: &Arc<Inode>, id: u64, operation: LoggedOp) -> Result<()> {
