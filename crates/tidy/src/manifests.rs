@@ -22,8 +22,13 @@ const LICENSES: [&str; 8] = [
 const TOOLS: [&str; 1] = ["cbindgen"];
 
 fn metadata() -> Metadata {
+    metadata_with(&["--locked"])
+}
+
+fn metadata_with(options: &[&str]) -> Metadata {
     let mut command = MetadataCommand::new();
-    command.manifest_path(root().join("Cargo.toml")).other_options(vec!["--locked".into()]);
+    command.manifest_path(root().join("Cargo.toml"));
+    command.other_options(options.iter().map(|option| (*option).into()).collect::<Vec<_>>());
     command.exec().unwrap_or_else(|error| panic!("cargo metadata: {error}"))
 }
 
@@ -191,4 +196,51 @@ fn packages_are_complete() {
     assert_eq!(incomplete(&poor, &private).len(), 2);
 
     none(public.iter().flat_map(|package| incomplete(package, &private)).collect());
+}
+
+/// Packages from a registry that are linked into what uses these members of the workspace.
+fn linked(metadata: &Metadata, members: &[&str]) -> BTreeSet<String> {
+    let graph = metadata.resolve.as_ref().expect("the dependencies are resolved");
+    let is_member = |package: &Package| metadata.workspace_members.contains(&package.id);
+    let mut next: Vec<_> = members
+        .iter()
+        .map(|name| metadata.packages.iter().find(|it| it.name == *name && is_member(it)).expect("a member"))
+        .collect();
+    let (mut seen, mut linked) = (BTreeSet::new(), BTreeSet::new());
+    while let Some(package) = next.pop() {
+        // What a procedural macro uses runs in the compiler.
+        if !seen.insert(&package.id) || package.targets.iter().any(|target| target.is_proc_macro()) {
+            continue;
+        }
+        if !is_member(package) {
+            linked.insert(package.name.to_string());
+        }
+        let node = graph.nodes.iter().find(|node| node.id == package.id).expect("a node for each package");
+        let used =
+            node.deps.iter().filter(|on| on.dep_kinds.iter().any(|it| it.kind == DependencyKind::Normal));
+        next.extend(used.map(|on| &metadata[&on.pkg]));
+    }
+    linked
+}
+
+/// Once a library that the engine links was compiled without optimisation, with its own copy of a generic
+/// function; all of our crates used that copy, and repairs took three times as long.
+#[test]
+fn what_the_engine_links_is_optimised() {
+    let metadata = metadata_with(&["--locked", "--filter-platform", "x86_64-unknown-linux-gnu"]);
+    let linked = linked(&metadata, &["quire-fs", "quire-fsck", "quire-fuse"]);
+    assert!(linked.contains("crc32c") && !linked.contains("syn") && !linked.contains("quire-base"));
+    let manifest = read(&root().join("Cargo.toml"));
+    let optimised: BTreeSet<String> = manifest
+        .lines()
+        .filter_map(|line| line.strip_suffix(" = { opt-level = 1 }").map(str::to_owned))
+        .collect();
+    // The one that is there for its own speed.
+    let expected = linked.into_iter().chain(["libsqlite3-sys".to_owned()]).collect();
+    let differ = optimised.symmetric_difference(&expected);
+    none(
+        differ
+            .map(|name| format!("Cargo.toml, profile.dev.package: {name} is missing, or needless"))
+            .collect(),
+    );
 }
