@@ -84,6 +84,8 @@ structures! {
     LseekOut = 8 { offset: u64 }
     /// Behind the header of the notification [`NOTIFY_INVAL_INODE`]; a negative offset: the attributes alone.
     NotifyInvalInode = 24 { node: u64, offset: i64, length: i64 }
+    /// Behind the header of the notification [`NOTIFY_RETRIEVE`].
+    NotifyRetrieve = 32 { notify_unique: u64, node: u64, offset: u64, size: u32, _padding: u32 }
     /// Before each name of a directory, which is padded to eight bytes.
     Dirent = 24 { node: u64, offset: u64, name_length: u32, kind: u32 }
     StatxTime = 16 { seconds: i64, nanos: u32, _reserved: i32 }
@@ -149,6 +151,7 @@ pub mod opcode {
     pub const INTERRUPT: u32 = 36;
     pub const DESTROY: u32 = 38;
     pub const IOCTL: u32 = 39;
+    pub const NOTIFY_REPLY: u32 = 41;
     pub const BATCH_FORGET: u32 = 42;
     pub const FALLOCATE: u32 = 43;
     pub const READDIRPLUS: u32 = 44;
@@ -219,6 +222,9 @@ pub const READ_LOCKOWNER: u32 = 1 << 1;
 /// The number, in place of an error, of the notification that what the kernel keeps of an inode is not so
 /// any more. Notifications have a `unique` of zero.
 pub const NOTIFY_INVAL_INODE: i32 = 2;
+/// As above: the kernel sends what it keeps of a file, in a request of the operation
+/// [`opcode::NOTIFY_REPLY`] with the `unique` that the notification asks for.
+pub const NOTIFY_RETRIEVE: i32 = 5;
 /// WRITE: pages of a mapping, written back by the kernel.
 pub const WRITE_CACHE: u32 = 1 << 0;
 /// WRITE: set-id bits go.

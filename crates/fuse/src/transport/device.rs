@@ -19,7 +19,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::buffer::{Buffer, Buffers, HEAD};
 use super::{Exchange, Handler, Outcome};
-use crate::protocol::abi::{self, InHeader, NotifyInvalInode, OutHeader, WriteIn};
+use crate::protocol::abi::{self, InHeader, NotifyInvalInode, NotifyRetrieve, OutHeader, WriteIn};
 use crate::protocol::negotiate::{self, Agreed, Features};
 use crate::protocol::request::{Malformed, Message, Operation};
 
@@ -149,6 +149,9 @@ impl Channel {
     }
 }
 
+/// The `unique` of requests that [`Notifier::call`] has sent: even, as all are, and never reached by counting.
+const CALL: u64 = 1 << 62;
+
 /// Tells the kernel what it cannot know: that something it keeps is not so any more. Serves both transports;
 /// does not keep the connection open.
 pub struct Notifier(Weak<Channel>);
@@ -171,20 +174,30 @@ impl Notifier {
     }
 
     fn changed(&self, body: NotifyInvalInode) {
-        let Some(channel) = self.0.upgrade() else { return };
-        let length = size_of::<OutHeader>() + size_of::<NotifyInvalInode>();
-        let header = OutHeader { len: length as u32, error: abi::NOTIFY_INVAL_INODE, unique: 0 };
-        let message = [header.as_bytes(), body.as_bytes()].concat();
-        loop {
-            match rustix::io::write(&channel.0, &message) {
-                // The kernel does not hold the node any more, or the mount is gone.
-                Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::NOTCONN | Errno::CONNABORTED) => return,
-                Err(Errno::INTR) => {}
-                Err(error) => {
-                    tracing::warn!("the kernel may show an old state of inode {}: {error}", body.node);
-                    return;
-                }
-            }
+        if let Err(error) = self.notify(abi::NOTIFY_INVAL_INODE, body.as_bytes()) {
+            tracing::warn!("the kernel may show an old state of inode {}: {error}", body.node);
+        }
+    }
+
+    /// Has the kernel send a request of the operation `NOTIFY_REPLY`, as a program on the calling thread's CPU
+    /// would. It carries nothing and wants no reply. `file` is a regular file that the kernel holds; for
+    /// others nothing is sent.
+    pub fn call(&self, file: u64) {
+        let body = NotifyRetrieve { notify_unique: CALL, node: file, ..Default::default() };
+        if let Err(error) = self.notify(abi::NOTIFY_RETRIEVE, body.as_bytes()) {
+            tracing::debug!(file, %error, "requests may wait in the kernel for longer than they need");
+        }
+    }
+
+    fn notify(&self, code: i32, body: &[u8]) -> rustix::io::Result<()> {
+        let Some(channel) = self.0.upgrade() else { return Ok(()) };
+        let length = size_of::<OutHeader>() + body.len();
+        let header = OutHeader { len: length as u32, error: code, unique: 0 };
+        let message = [header.as_bytes(), body].concat();
+        match rustix::io::retry_on_intr(|| rustix::io::write(&channel.0, &message)) {
+            // The kernel does not hold the node any more, or the mount is gone.
+            Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::NOTCONN | Errno::CONNABORTED) => Ok(()),
+            Err(error) => Err(error),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use quire::backend::{Backend, MemoryBackend};
@@ -291,6 +291,56 @@ fn a_thousand_programs_in_fsync_hold_nobody_up() {
             assert_eq!(synced.load(std::sync::atomic::Ordering::Relaxed), 0, "the device was shut");
         });
         assert_eq!(synced.into_inner(), WAITING);
+    }
+}
+
+/// Requests that came while a queue of the ring had no entry stayed in the kernel when it got new ones: a
+/// program's open did, for as long as nobody else on its CPU was answered.
+#[test]
+fn a_burst_of_fsyncs_leaves_nobody_in_the_kernel() {
+    const WAITING: usize = 600;
+    let pin = |cpu: usize| {
+        let mut set = rustix::thread::CpuSet::new();
+        set.set(cpu);
+        rustix::thread::sched_setaffinity(None, &set).unwrap();
+    };
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    for cpu in [0, 1, 0, 1].map(|cpu| cpu % cpus) {
+        let Some(mounted) = Mounted::new(TransportChoice::Ring) else { return };
+        let path = |number: usize| mounted.directory.path().join(format!("f{number}"));
+        let files: Vec<_> = (0..WAITING)
+            .map(|number| {
+                std::fs::write(path(number), [number as u8; 100]).unwrap();
+                std::fs::File::open(path(number)).unwrap()
+            })
+            .collect();
+        mounted.device.shut(true);
+        let start = Barrier::new(WAITING + 1);
+        std::thread::scope(|scope| {
+            let _open = Open(&mounted.device);
+            let (done, is_done) = std::sync::mpsc::channel();
+            let start = &start;
+            for file in &files {
+                let body = move || {
+                    pin(cpu);
+                    start.wait();
+                    file.sync_all().unwrap();
+                };
+                std::thread::Builder::new().stack_size(64 << 10).spawn_scoped(scope, body).unwrap();
+            }
+            let path = &path;
+            scope.spawn(move || {
+                pin(cpu);
+                start.wait();
+                for number in 0..200 {
+                    assert_eq!(std::fs::read(path(number)).unwrap(), [number as u8; 100]);
+                }
+                done.send(()).unwrap();
+            });
+            is_done
+                .recv_timeout(Duration::from_secs(30))
+                .expect("an open or a read waits for other programs");
+        });
     }
 }
 

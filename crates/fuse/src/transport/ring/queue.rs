@@ -10,6 +10,10 @@
 //! A worker that finishes a reply wakes the thread through an event descriptor, but only if the thread is
 //! asleep: it says so ([`Shared::asleep`]) before it looks at the list a last time, and the worker looks at
 //! that after it has added to the list; both are sequentially consistent, so one of them sees the other.
+//!
+//! Requests that come while the kernel has no entry are kept there, and only a commit fetches one of them: a
+//! new entry does not. So after a registration the thread has the kernel send it a request of its own, a
+//! *call* ([`Notifier::call`]), and commits that; as long as such a commit fetches a request, it calls again.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -25,11 +29,11 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::command::{self, Pieces, WAKE};
 use super::wait::{Activity, Burst};
 use crate::protocol::abi::{
-    InHeader, OutHeader, RING_ARGUMENT_SIZE, RING_HEADER_SIZE, RING_HEADERS_SIZE, RingEntryInOut,
+    InHeader, OutHeader, RING_ARGUMENT_SIZE, RING_HEADER_SIZE, RING_HEADERS_SIZE, RingEntryInOut, opcode,
 };
 use crate::protocol::request::Message;
 use crate::transport::buffer::{Buffer, HEAD};
-use crate::transport::device::Channel;
+use crate::transport::device::{Channel, Notifier};
 use crate::transport::{Exchange, Handler, Outcome};
 
 /// Entries of a queue at first.
@@ -82,6 +86,7 @@ pub struct Queue {
     number: u16,
     /// Before `entries`, so that it is closed before their memory goes.
     ring: Ring,
+    notifier: Notifier,
     shared: Arc<Shared>,
     /// By index; empty while an exchange has it, or when the kernel has given it up.
     entries: Vec<Option<Buffer>>,
@@ -89,6 +94,9 @@ pub struct Queue {
     in_kernel: usize,
     /// Entries that the kernel will take no more: the mount is going away.
     dead: usize,
+    /// The regular file that was last read, written or synced: while such a request waits, the kernel holds
+    /// it.
+    file: u64,
     request_max: usize,
     /// There was no memory for more entries when they were last wanted.
     is_short: bool,
@@ -102,7 +110,7 @@ pub struct Queue {
 
 impl Queue {
     /// Makes the io_uring of queue `number`; on the thread that will serve it.
-    pub fn new(number: usize, device: &Channel, activity: Arc<Activity>) -> Result<Queue> {
+    pub fn new(number: usize, device: &Arc<Channel>, activity: Arc<Activity>) -> Result<Queue> {
         let making = |error: &std::io::Error| Error::os("making an io_uring for a FUSE queue", error);
         let number =
             u16::try_from(number).map_err(|_| Error::invalid("more CPUs than queues have numbers"))?;
@@ -120,10 +128,12 @@ impl Queue {
         Ok(Queue {
             number,
             ring,
+            notifier: Notifier::new(device),
             shared: Arc::new(Shared { finished: SegQueue::new(), asleep: AtomicBool::new(false), event }),
             entries: Vec::new(),
             in_kernel: 0,
             dead: 0,
+            file: 0,
             request_max: 0,
             is_short: false,
             wake_count: Box::new(0),
@@ -160,8 +170,10 @@ impl Queue {
             let completed = std::mem::take(&mut self.completed);
             for batch in completed.chunks(COMMITS) {
                 for &(mark, result) in batch {
-                    if let Some(exchange) = self.exchange(mark, result) {
-                        handler.handle(exchange);
+                    match self.exchange(mark, result) {
+                        Some(call) if call.opcode == opcode::NOTIFY_REPLY => self.end_call(call)?,
+                        Some(exchange) => handler.handle(exchange),
+                        None => {}
                     }
                 }
                 self.commit_finished()?;
@@ -170,9 +182,13 @@ impl Queue {
                     self.enter(0)?;
                 }
             }
+            self.commit_finished()?;
+            if !self.completed.is_empty() {
+                // What calls have fetched.
+                continue;
+            }
             self.completed = completed;
             self.completed.clear();
-            self.commit_finished()?;
             if self.dead == self.entries.len() {
                 self.activity.end();
                 return Ok(());
@@ -256,9 +272,13 @@ impl Queue {
 
     /// Keeps the entries that waiting requests hold to at most half, as far as there is memory.
     fn make_room(&mut self) -> Result<()> {
-        let alive = self.entries.len() - self.dead;
-        let held = alive - self.in_kernel;
-        if held * 2 > alive && self.dead == 0 && (self.entries.len() as u32) < ENTRIES_MAX {
+        let before = self.entries.len();
+        loop {
+            let alive = self.entries.len() - self.dead;
+            let held = alive - self.in_kernel;
+            if held * 2 <= alive || self.dead > 0 || self.entries.len() as u32 >= ENTRIES_MAX {
+                break;
+            }
             tracing::debug!("queue {}: {held} of {alive} entries wait, {ENTRIES_MORE} more", self.number);
             match self.new_buffers(ENTRIES_MORE) {
                 Ok(buffers) => {
@@ -266,12 +286,30 @@ impl Queue {
                     self.add_entries(buffers)?;
                 }
                 // Requests beyond the entries wait in the kernel.
-                Err(error) if !self.is_short => {
-                    self.is_short = true;
-                    tracing::warn!("queue {} stays at {alive} entries: {error}", self.number);
+                Err(error) => {
+                    if !std::mem::replace(&mut self.is_short, true) {
+                        tracing::warn!("queue {} stays at {alive} entries: {error}", self.number);
+                    }
+                    break;
                 }
-                Err(_) => {}
             }
+        }
+        if self.entries.len() > before {
+            self.notifier.call(self.file);
+        }
+        Ok(())
+    }
+
+    /// Gives back the entry of a call, and calls again if it comes back with a request that the kernel kept.
+    fn end_call(&mut self, call: RingExchange) -> Result<()> {
+        let index = u64::from(call.index);
+        call.no_reply();
+        self.commit_finished()?;
+        self.enter(0)?;
+        let before = self.completed.len();
+        self.collect();
+        if self.completed[before..].iter().any(|(mark, _)| *mark == index) {
+            self.notifier.call(self.file);
         }
         Ok(())
     }
@@ -320,10 +358,14 @@ impl Queue {
         }
         let bytes = buffer.bytes();
         let header = InHeader::read_from_prefix(bytes).ok()?.0;
+        if matches!(header.opcode, opcode::READ | opcode::WRITE | opcode::FSYNC) {
+            self.file = header.nodeid;
+        }
         let in_out = RingEntryInOut::read_from_bytes(&bytes[IN_OUT..RING_HEADERS_SIZE]).ok()?;
         Some(RingExchange {
             shared: self.shared.clone(),
             index,
+            opcode: header.opcode,
             unique: header.unique,
             commit_id: in_out.commit_id,
             payload_size: (in_out.payload_size as usize).min(self.request_max),
@@ -348,6 +390,7 @@ fn pin(cpu: usize) {
 pub struct RingExchange {
     shared: Arc<Shared>,
     index: u32,
+    opcode: u32,
     unique: u64,
     commit_id: u64,
     payload_size: usize,
@@ -399,7 +442,7 @@ impl Exchange for RingExchange {
     }
 
     fn no_reply(mut self) {
-        // Nothing without a reply comes through the ring; the entry goes back all the same.
+        // The entry goes back all the same.
         self.finish(Ok(0));
     }
 }
