@@ -297,10 +297,8 @@ impl Mapping {
         let needed = |request: &Request| request.claims[0].file_block() < needed_end;
         if let [request] = &requests[..]
             && needed(request)
-            && let [segment] = memory_of(&request.claims)[..]
         {
-            let request = requests.remove(0);
-            return self.read_here(request, segment, size);
+            return self.read_here(requests.remove(0), size);
         }
         latch.state.lock().pending = requests.iter().filter(|request| needed(request)).count();
         let metrics = &self.core.metrics;
@@ -333,15 +331,12 @@ impl Mapping {
         Ok(())
     }
 
-    /// Reads a request of one piece of memory on this thread.
-    fn read_here(&self, request: Request, memory: Segment, size: u64) -> Result<()> {
+    /// Reads a request on this thread.
+    fn read_here(&self, request: Request, size: u64) -> Result<()> {
         self.core.metrics.fill_ios.add(1);
         self.core.metrics.fill_blocks.add(request.blocks);
-        // SAFETY: arena memory of pinned folios; the blocks are ours by their fill bits. A reader without a
-        // lock that was overtaken may copy from it, with instructions that the compiler does not see, and
-        // throws that away.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(memory.ptr(), memory.len()) };
-        let outcome = self.core.device.read(IoClass::Data, request.at, bytes);
+        let memory = memory_of(&request.claims);
+        let outcome = self.core.device.read_scattered(IoClass::Data, request.at, &memory);
         complete(&self.core, request.claims, size, &outcome);
         outcome
     }
@@ -390,7 +385,8 @@ fn memory_of(claims: &[Claim]) -> Vec<Segment> {
         }
     }
     // SAFETY: arena memory of pinned folios, which outlives the request; for fills the blocks are ours by
-    // their fill bits.
+    // their fill bits. A reader without a lock that was overtaken may copy from it, with instructions that
+    // the compiler does not see, and throws that away.
     segments.into_iter().map(|(memory, len)| unsafe { Segment::new(memory, len) }).collect()
 }
 

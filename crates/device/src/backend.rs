@@ -13,6 +13,7 @@
 //!
 //! Neighbours: [`crate::Device`] is the only caller in the engine.
 
+use crate::aligned::AlignedBuf;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, Result};
 use std::fmt;
 
@@ -83,9 +84,9 @@ impl Segment {
     /// `len` bytes at `ptr`.
     ///
     /// # Safety
-    /// Until the `done` of the request that carries it has run, the memory stays allocated, and for a read
-    /// nobody else relies on its bytes, for a write nobody changes them (else what reaches the medium is
-    /// torn).
+    /// Until the `done` of the request that carries it has run, or the call that it is given to returns, the
+    /// memory stays allocated, and for a read nobody else relies on its bytes, for a write nobody changes
+    /// them (else what reaches the medium is torn).
     pub const unsafe fn new(ptr: *mut u8, len: usize) -> Segment {
         Segment { ptr, len }
     }
@@ -156,6 +157,25 @@ pub trait Backend: Send + Sync {
     fn is_read_only(&self) -> bool;
     /// Fills `buf` from `at`.
     fn read(&self, class: IoClass, at: BlockNo, buf: &mut [u8]) -> Result<()>;
+    /// Fills scattered memory from `at`, in device order. By default all but a single segment is copied from
+    /// a buffer.
+    fn read_scattered(&self, class: IoClass, at: BlockNo, segments: &[Segment]) -> Result<()> {
+        if let [segment] = segments {
+            // SAFETY: the maker of the segment keeps it valid, and its bytes to us, until this returns.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(segment.ptr, segment.len) };
+            return self.read(class, at, bytes);
+        }
+        let mut buf = AlignedBuf::try_zeroed(segments.iter().map(Segment::len).sum())?;
+        self.read(class, at, &mut buf)?;
+        let mut rest = &buf[..];
+        for segment in segments {
+            let (bytes, more) = rest.split_at(segment.len);
+            // SAFETY: as above; `bytes` are as many.
+            unsafe { segment.ptr.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+            rest = more;
+        }
+        Ok(())
+    }
     /// Writes `buf` to `at`.
     fn write(&self, class: IoClass, at: BlockNo, buf: &[u8]) -> Result<()>;
     /// Makes every write that completed before this call durable.

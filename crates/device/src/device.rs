@@ -15,7 +15,7 @@
 //!
 //! Neighbours: [`crate::backend`] below; journal, tree, cache and volume above.
 
-use crate::backend::{self, Backend, Io, IoClass, IoOp};
+use crate::backend::{self, Backend, Io, IoClass, IoOp, Segment};
 use crate::flush::{FlushCombiner, Served};
 use crate::latch::ErrorLatch;
 use crate::memory::MemoryBackend;
@@ -126,14 +126,21 @@ impl Device {
 
     /// Fills `buf` (whole blocks) from `at`.
     pub fn read(&self, class: IoClass, at: BlockNo, buf: &mut [u8]) -> Result<()> {
+        // SAFETY: `buf` is borrowed exclusively until the read returns.
+        let segment = unsafe { Segment::new(buf.as_mut_ptr(), buf.len()) };
+        self.read_scattered(class, at, &[segment])
+    }
+
+    /// Fills scattered memory (each piece whole blocks) from `at`, on this thread.
+    pub fn read_scattered(&self, class: IoClass, at: BlockNo, segments: &[Segment]) -> Result<()> {
         quire_base::patience::assert_may_wait("the device");
-        let bytes = buf.len() as u64;
+        let bytes = segments.iter().map(|segment| segment.len() as u64).sum();
         backend::check_range(&self.name, self.blocks(), "reading", at, bytes)?;
         let overlay = (class == IoClass::Data).then(|| self.recorded.overlay(at, bytes / BLOCK_SIZE as u64));
-        let outcome = self.backend.read(class, at, buf);
+        let outcome = self.backend.read_scattered(class, at, segments);
         self.shared.ended(class, IoOp::Read, bytes, &outcome);
         if let (Ok(()), Some(overlay)) = (&outcome, overlay) {
-            overlay.apply(buf);
+            overlay.apply(segments);
         }
         outcome
     }

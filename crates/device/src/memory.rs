@@ -129,6 +129,11 @@ impl Backend for MemoryBackend {
         unsafe { self.transfer(IoOp::Read, at, &[Segment::new(buf.as_mut_ptr(), buf.len())]) }
     }
 
+    fn read_scattered(&self, _class: IoClass, at: BlockNo, segments: &[Segment]) -> Result<()> {
+        // SAFETY: the makers of the segments keep them valid, and their bytes to us, until this returns.
+        unsafe { self.transfer(IoOp::Read, at, segments) }
+    }
+
     fn write(&self, _class: IoClass, at: BlockNo, buf: &[u8]) -> Result<()> {
         // SAFETY: `buf` is borrowed until the transfer returns, and a write only reads it.
         unsafe { self.transfer(IoOp::Write, at, &[Segment::new(buf.as_ptr().cast_mut(), buf.len())]) }

@@ -434,10 +434,11 @@ pub(crate) struct Overlay {
 }
 
 impl Overlay {
-    /// Lays them over what a read gave.
-    pub fn apply(&self, buf: &mut [u8]) {
+    /// Lays them over what a read gave, while its memory is still the reader's.
+    pub fn apply(&self, segments: &[Segment]) {
         for (at, content) in &self.contents {
-            buf[*at..*at + BLOCK_SIZE].copy_from_slice(content.block());
+            // SAFETY: the memory is to be filled by this read (`Segment::new`).
+            unsafe { copy_into(segments, *at, content.block()) };
         }
     }
 
@@ -450,10 +451,7 @@ impl Overlay {
         let done = std::mem::replace(&mut io.done, Box::new(|_| ()));
         io.done = Box::new(move |outcome| {
             if outcome.is_ok() {
-                for (at, content) in &self.contents {
-                    // SAFETY: the request's own memory, until `done` has run (`Segment::new`).
-                    unsafe { copy_into(&segments, *at, content.block()) };
-                }
+                self.apply(&segments);
             }
             done(outcome);
         });

@@ -7,7 +7,7 @@
 
 use super::open::OpenMode;
 use super::target::Target;
-use crate::backend::{Backend, Io, IoClass};
+use crate::backend::{Backend, Io, IoClass, Segment};
 use quire_base::{BlockNo, Result};
 use std::path::Path;
 
@@ -46,6 +46,10 @@ impl Backend for FileBackend {
 
     fn read(&self, _class: IoClass, at: BlockNo, buf: &mut [u8]) -> Result<()> {
         self.target.read(at, buf)
+    }
+
+    fn read_scattered(&self, _class: IoClass, at: BlockNo, segments: &[Segment]) -> Result<()> {
+        self.target.read_scattered(at, segments)
     }
 
     fn write(&self, _class: IoClass, at: BlockNo, buf: &[u8]) -> Result<()> {

@@ -225,6 +225,18 @@ impl Target {
         unsafe { self.transfer(IoOp::Read, at, &[Segment::new(buf.as_mut_ptr(), buf.len())]) }
     }
 
+    /// Fills segments of whole blocks, which are aligned.
+    pub(super) fn read_scattered(&self, at: BlockNo, segments: &[Segment]) -> Result<()> {
+        if let [segment] = segments {
+            // SAFETY: the maker of the segment keeps it valid, and its bytes to us, until this returns.
+            return self.read(at, unsafe { std::slice::from_raw_parts_mut(segment.ptr(), segment.len()) });
+        }
+        let bytes = segments.iter().map(|segment| segment.len() as u64).sum();
+        backend::check_range(&self.name, self.blocks(), "reading", at, bytes)?;
+        // SAFETY: as above; the segments are aligned by their type.
+        unsafe { self.transfer(IoOp::Read, at, segments) }
+    }
+
     pub(super) fn write(&self, at: BlockNo, buf: &[u8]) -> Result<()> {
         self.check_write("writing")?;
         backend::check_range(&self.name, self.blocks(), "writing", at, buf.len() as u64)?;

@@ -1,10 +1,10 @@
 //! What every backend must do, put to each of them: the contract in `backend`'s header.
 
 use quire_base::random::Random;
-use quire_base::{BLOCK_SIZE, BlockNo, ErrorKind, Result};
+use quire_base::{BLOCK_SIZE, BlockNo, ErrorKind, Result, Seq};
 use quire_device::{
-    AlignedBuf, Backend, FileBackend, Io, IoClass, IoOp, MemoryBackend, OpenMode, Segment, SimulatedBackend,
-    UringBackend,
+    AlignedBuf, Backend, Device, FileBackend, Io, IoClass, IoOp, MemoryBackend, OpenMode, Segment,
+    SimulatedBackend, UringBackend,
 };
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::path::Path;
@@ -79,6 +79,31 @@ fn submit_and_wait(
         assert!(outcomes[index].replace(outcome).is_none(), "done ran twice");
     }
     outcomes.into_iter().map(|outcome| outcome.expect("done never ran")).collect()
+}
+
+#[test]
+fn scattered_memory_is_filled_in_order() {
+    for_each_backend(|backend| {
+        let written = pattern(5, 6);
+        backend.write(IoClass::Data, BlockNo(7), &written).unwrap();
+        let device = Device::new(backend);
+        let newer = pattern(6, 2);
+        let read = |class| {
+            let mut parts = [2, 1, 3].map(AlignedBuf::blocks);
+            let segments = parts.each_mut().map(|part| segment(part));
+            device.read_scattered(class, BlockNo(7), &segments).unwrap();
+            parts.each_ref().map(|part| &part[..]).concat()
+        };
+        assert_eq!(read(IoClass::Data), written[..]);
+        // What the journal has of the second and third block, in two parts.
+        device.recorded().record(Seq(1), BlockNo(8), &newer[..].into());
+        assert_eq!(read(IoClass::Metadata), written[..]);
+        let expected = [&written[..BLOCK_SIZE], &newer, &written[3 * BLOCK_SIZE..]].concat();
+        assert_eq!(read(IoClass::Data), expected);
+        let mut parts = [1, 1].map(AlignedBuf::blocks);
+        let segments = parts.each_mut().map(|part| segment(part));
+        assert!(device.read_scattered(IoClass::Data, BlockNo(BLOCKS - 1), &segments).is_err());
+    });
 }
 
 #[test]

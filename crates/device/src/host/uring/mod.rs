@@ -20,7 +20,7 @@ mod request;
 
 use super::open::OpenMode;
 use super::target::Target;
-use crate::backend::{Backend, Io, IoClass};
+use crate::backend::{Backend, Io, IoClass, Segment};
 use io_uring::IoUring;
 use queue::Queue;
 use quire_base::sync::{Arc, thread};
@@ -143,6 +143,10 @@ impl Backend for UringBackend {
 
     fn read(&self, _class: IoClass, at: BlockNo, buf: &mut [u8]) -> Result<()> {
         self.target.read(at, buf)
+    }
+
+    fn read_scattered(&self, _class: IoClass, at: BlockNo, segments: &[Segment]) -> Result<()> {
+        self.target.read_scattered(at, segments)
     }
 
     fn write(&self, _class: IoClass, at: BlockNo, buf: &[u8]) -> Result<()> {
