@@ -35,12 +35,14 @@
 //! `writeback` and `discard` change block states under the rules above.
 
 use crate::bits::{Bits, masks};
+use crate::marks::{Mark, Marks};
 use crate::segment::SegmentLock;
 use quire_base::BLOCK_SIZE;
 use quire_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::ops::Deref;
 use std::ptr::NonNull;
 // Words that only guide reclaim, on which no protocol rests: models need not look at their orders.
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool as HintBool, AtomicU32 as HintU32};
 
 /// log2 of a folio's blocks.
@@ -79,13 +81,14 @@ pub struct FolioOf<W: ?Sized> {
     order: Order,
     /// In its mapping's list of folios with dirty or in-writeback blocks.
     pub(crate) listed: AtomicBool,
-    /// Used again since it was read in or written; see [`crate::reclaim`].
-    pub(crate) proven: HintBool,
     /// To leave when it is clean; see [`crate::hints`].
     pub(crate) fleeting: HintBool,
     /// [`group_segments_shift`] and [`group_words`] of its order.
     group_segments_shift: u8,
     group_words: u8,
+    /// Where its marks are among these.
+    mark: u16,
+    marks: Arc<Marks>,
     words: W,
 }
 
@@ -134,8 +137,8 @@ pub const fn header_bytes(order: Order) -> u64 {
 
 impl Folio {
     /// A header between lives: nobody's, every segment locked.
-    pub(crate) fn boxed(order: Order) -> Box<Folio> {
-        fn with_words<const N: usize>(order: Order) -> Box<Folio> {
+    pub(crate) fn boxed(order: Order, mark: Mark) -> Box<Folio> {
+        fn with_words<const N: usize>(order: Order, mark: Mark) -> Box<Folio> {
             Box::new(FolioOf {
                 owner: AtomicU64::new(NOBODY),
                 start: AtomicU64::new(0),
@@ -145,24 +148,25 @@ impl Folio {
                 touched: HintU32::new(0),
                 order,
                 listed: AtomicBool::new(false),
-                proven: HintBool::new(false),
                 fleeting: HintBool::new(false),
                 group_segments_shift: group_segments_shift(order) as u8,
                 group_words: group_words(order) as u8,
+                mark: mark.number,
+                marks: mark.marks,
                 words: std::array::from_fn::<AtomicU64, N, _>(|_| AtomicU64::new(0)),
             })
         }
         let folio = match order {
-            0 => with_words::<{ header_words(0) }>(order),
-            1 => with_words::<{ header_words(1) }>(order),
-            2 => with_words::<{ header_words(2) }>(order),
-            3 => with_words::<{ header_words(3) }>(order),
-            4 => with_words::<{ header_words(4) }>(order),
-            5 => with_words::<{ header_words(5) }>(order),
-            6 => with_words::<{ header_words(6) }>(order),
-            7 => with_words::<{ header_words(7) }>(order),
-            8 => with_words::<{ header_words(8) }>(order),
-            ORDER_MAX => with_words::<{ header_words(ORDER_MAX) }>(order),
+            0 => with_words::<{ header_words(0) }>(order, mark),
+            1 => with_words::<{ header_words(1) }>(order, mark),
+            2 => with_words::<{ header_words(2) }>(order, mark),
+            3 => with_words::<{ header_words(3) }>(order, mark),
+            4 => with_words::<{ header_words(4) }>(order, mark),
+            5 => with_words::<{ header_words(5) }>(order, mark),
+            6 => with_words::<{ header_words(6) }>(order, mark),
+            7 => with_words::<{ header_words(7) }>(order, mark),
+            8 => with_words::<{ header_words(8) }>(order, mark),
+            ORDER_MAX => with_words::<{ header_words(ORDER_MAX) }>(order, mark),
             _ => unreachable!("orders are at most {ORDER_MAX}"),
         };
         for segment in folio.segments(0, folio.blocks()) {
@@ -170,6 +174,21 @@ impl Folio {
             debug_assert!(locked);
         }
         folio
+    }
+
+    /// Whether it was used again since it was read in or written.
+    pub(crate) fn is_proven(&self) -> bool {
+        self.marks.proven.is_set(self.mark)
+    }
+
+    /// Says whether it is proven. Returns what was said before.
+    pub(crate) fn set_proven(&self, proven: bool) -> bool {
+        self.marks.proven.swap(self.mark, proven)
+    }
+
+    /// Says whether it is between lives.
+    pub(crate) fn set_vacant(&self, vacant: bool) {
+        self.marks.vacant.swap(self.mark, vacant);
     }
 
     /// Begins a life: the caller took this header from the slab's free list.
@@ -455,7 +474,7 @@ mod tests {
     #[test]
     fn headers_have_the_size_that_the_limit_counts() {
         for order in 0..=ORDER_MAX {
-            let folio = Folio::boxed(order);
+            let folio = Folio::boxed(order, Mark::default());
             assert_eq!(size_of_val(&*folio) as u64, header_bytes(order), "order {order}");
             assert_eq!(std::ptr::from_ref(&*folio).cast::<u8>() as usize % 64, 0);
         }
@@ -465,7 +484,7 @@ mod tests {
     #[test]
     fn segments_cover_blocks() {
         for order in 0..=ORDER_MAX {
-            let folio = Folio::boxed(order);
+            let folio = Folio::boxed(order, Mark::default());
             for block in 0..folio.blocks() {
                 let (from, to) = folio.segment_blocks(folio.segment_number(block));
                 assert!((from..to).contains(&block));
@@ -473,7 +492,7 @@ mod tests {
             assert_eq!(folio.segments(0, folio.blocks()).count() as u32, segments_of(order));
             assert!(folio.segments(0, folio.blocks()).all(SegmentLock::is_locked));
         }
-        let folio = Folio::boxed(9);
+        let folio = Folio::boxed(9, Mark::default());
         assert_eq!(folio.segments(31, 33).count(), 2);
         assert_eq!(folio.segments(5, 5).count(), 0);
     }

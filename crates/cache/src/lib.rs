@@ -44,6 +44,7 @@ mod homes;
 mod index;
 mod journaled;
 mod mapping;
+mod marks;
 mod metrics;
 mod nodes;
 mod outbox;

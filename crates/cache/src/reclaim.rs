@@ -17,6 +17,9 @@
 //! table. It needs no list that readers or a hit would have to change, as LRU and 2Q do, and none of
 //! CLOCK-Pro's three hands.
 //!
+//! The hand passes over proven folios and vacant headers by their marks ([`crate::marks`]), without a look at
+//! the headers.
+//!
 //! A header is reused from a free list, last freed first, so a newborn usually sits just behind the hand and
 //! has a whole round before it is judged. Free headers and folios with unfinished, filling or pinned blocks
 //! are passed.
@@ -95,7 +98,7 @@ pub(crate) fn touch(core: &Core, folio: &Folio, from: u32, to: u32) {
 /// Sets whether a folio is proven, and keeps the account.
 pub(crate) fn prove(core: &Core, folio: &Folio, proven: bool) {
     let bytes = (BLOCK_SIZE as u64) << folio.order();
-    match (folio.proven.swap(proven, Ordering::Relaxed), proven) {
+    match (folio.set_proven(proven), proven) {
         (false, true) => drop(core.proven_bytes.fetch_add(bytes, Ordering::Relaxed)),
         (true, false) => drop(core.proven_bytes.fetch_sub(bytes, Ordering::Relaxed)),
         _ => {}
@@ -104,7 +107,7 @@ pub(crate) fn prove(core: &Core, folio: &Folio, proven: bool) {
 
 /// Whether nothing has shown yet that the folio is used more than once.
 pub(crate) fn is_on_trial(folio: &Folio) -> bool {
-    !folio.proven.load(Ordering::Relaxed) && folio.heat.load(Ordering::Relaxed) >> HEAT_SHIFT == 0
+    !folio.is_proven() && folio.heat.load(Ordering::Relaxed) >> HEAT_SHIFT == 0
 }
 
 /// Whether a folio that is to begin there left not long ago.
@@ -144,18 +147,30 @@ fn drop_clean(core: &Core, want: u64, mut retire: impl FnMut(FolioRef)) -> u64 {
     while freed < want && looked < (HEAT_MAX as usize + 3) * headers + LOOKS {
         let trial = core.budget.limit().saturating_sub(core.proven_bytes.load(Ordering::Relaxed));
         let cools = trial < core.budget.limit() / TRIAL_SHARE || looked > 2 * headers;
-        let from = core.hand.fetch_add(LOOKS, Ordering::Relaxed) % headers.next_multiple_of(LOOKS).max(LOOKS);
-        batch.clear();
-        core.slab.visit(from, LOOKS, &mut batch);
-        looked += LOOKS;
+        looked += move_hand(core, !cools, &mut batch);
         // Most are on no line of this processor's.
         batch.iter().for_each(|folio| copy::prefetch(std::ptr::from_ref(&**folio).cast(), HEADER_BYTES));
+        core.metrics.reclaim_looks.add(batch.len() as u64);
         for folio in &batch {
             freed += look_at(core, *folio, cools, &mut owner, &mut retire);
         }
     }
-    core.metrics.reclaim_looks.add(looked as u64);
     freed
+}
+
+/// Moves the hand by [`LOOKS`] folios, with `unproven` of those that are not proven, which come to `batch`.
+/// Returns the slots that it has passed, at least one.
+fn move_hand(core: &Core, unproven: bool, batch: &mut SmallVec<[FolioRef; LOOKS]>) -> usize {
+    loop {
+        let hand = core.hand.load(Ordering::Relaxed);
+        let from = if hand < core.slab.len() { hand } else { 0 };
+        batch.clear();
+        let next = core.slab.visit(from, LOOKS, unproven, batch);
+        // Another thread that was quicker looks at these.
+        if core.hand.compare_exchange(hand, next, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            return (next - from).max(1);
+        }
+    }
 }
 
 /// The mapping that was looked up last: neighbours often are of one.
@@ -182,7 +197,7 @@ fn look_at(
     }
     let start = folio.start();
     let heat = folio.heat.load(Ordering::Relaxed);
-    let proven = folio.proven.load(Ordering::Relaxed);
+    let proven = folio.is_proven();
     let warm = heat >> HEAT_SHIFT > 0;
     if proven || warm {
         if !proven {

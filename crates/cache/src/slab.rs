@@ -6,50 +6,78 @@
 //! Neighbours: [`crate::folio`] says what a header is, [`crate::reclaim`] walks [`Slab::visit`].
 
 use crate::folio::{Folio, FolioRef, ORDER_MAX, Order};
+use crate::marks::{MARKS, Mark, Marks};
 use quire_base::sync::{Mutex, RwLock};
+use std::sync::Arc;
 
 /// All headers of a cache.
+#[derive(Default)]
 pub struct Slab {
-    headers: RwLock<Vec<Box<Folio>>>,
+    headers: RwLock<Headers>,
     free: [Mutex<Vec<FolioRef>>; ORDER_MAX as usize + 1],
 }
 
-impl Default for Slab {
-    fn default() -> Slab {
-        Slab { headers: RwLock::new(Vec::new()), free: std::array::from_fn(|_| Mutex::new(Vec::new())) }
-    }
+#[derive(Default)]
+struct Headers {
+    all: Vec<Box<Folio>>,
+    /// Of [`MARKS`] headers each.
+    marks: Vec<Arc<Marks>>,
 }
 
 impl Slab {
     /// A header between lives, if one of this order was used before.
     pub fn recycle(&self, order: Order) -> Option<FolioRef> {
-        self.free[order as usize].lock().pop()
+        let folio = self.free[order as usize].lock().pop()?;
+        folio.set_vacant(false);
+        Some(folio)
     }
 
     /// A new header, for which the caller has charged the byte limit.
     pub fn create(&self, order: Order) -> FolioRef {
         let mut headers = self.headers.write();
-        let header = Folio::boxed(order);
+        let slot = headers.all.len();
+        if slot.is_multiple_of(MARKS) {
+            headers.marks.push(Arc::default());
+        }
+        let mark = Mark { marks: headers.marks[slot / MARKS].clone(), number: (slot % MARKS) as u16 };
+        let header = Folio::boxed(order, mark);
         let folio = FolioRef::new(&header);
-        headers.push(header);
+        headers.all.push(header);
         folio
     }
 
     /// Takes a header back whose life has ended.
     pub fn give_back(&self, folio: FolioRef) {
         debug_assert!(folio.owner().is_none());
+        folio.set_vacant(true);
         self.free[folio.order() as usize].lock().push(folio);
     }
 
     /// Headers there are.
     pub fn len(&self) -> usize {
-        self.headers.read().len()
+        self.headers.read().all.len()
     }
 
-    /// Appends the headers of slots `from .. from + count` (as many as there are) to `out`.
-    pub fn visit(&self, from: usize, count: usize, out: &mut impl Extend<FolioRef>) {
+    /// Appends `count` headers from slot `from` on to `out` that are not vacant, fewer where the slots end;
+    /// with `unproven` only those of folios that are not proven. Returns the slot where to go on.
+    pub fn visit(&self, from: usize, count: usize, unproven: bool, out: &mut impl Extend<FolioRef>) -> usize {
         let headers = self.headers.read();
-        let end = headers.len().min(from.saturating_add(count));
-        out.extend(headers[from.min(end)..end].iter().map(|header| FolioRef::new(header)));
+        let mut slot = from;
+        let mut left = count;
+        while slot < headers.all.len() && left > 0 {
+            let first = slot - slot % MARKS;
+            let Some(number) = headers.marks[slot / MARKS].next(slot % MARKS, unproven) else {
+                slot = first + MARKS;
+                continue;
+            };
+            // The marks go on where the headers end.
+            slot = first + number;
+            if let Some(header) = headers.all.get(slot) {
+                out.extend([FolioRef::new(header)]);
+                slot += 1;
+                left -= 1;
+            }
+        }
+        slot.min(headers.all.len())
     }
 }

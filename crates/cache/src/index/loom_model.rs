@@ -20,7 +20,7 @@ fn scene(start: u64) -> Arc<Scene> {
         index: Index::default(),
         nodes: NodeSlab::default(),
         budget: Budget::new(1 << 30),
-        folio: FolioRef::new(Box::leak(Folio::boxed(0))),
+        folio: FolioRef::new(Box::leak(Folio::boxed(0, crate::marks::Mark::default()))),
     };
     scene.folio.begin(OWNER, start, NonNull::dangling(), 0, 0);
     drop(scene.index.insert(scene.folio, &scene.nodes, &scene.budget));
@@ -92,7 +92,7 @@ fn loom_a_split_leaves_no_gap() {
         for asked in [4, 0] {
             loom::model(move || {
                 let born = |order, at| {
-                    let folio = FolioRef::new(Box::leak(Folio::boxed(order)));
+                    let folio = FolioRef::new(Box::leak(Folio::boxed(order, crate::marks::Mark::default())));
                     folio.begin(OWNER, at, NonNull::dangling(), 0, 0);
                     folio
                 };

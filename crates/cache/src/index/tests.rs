@@ -10,7 +10,7 @@ const OWNER: u64 = 7;
 /// Headers that live as long as the test's process, where a search for leaks sees them.
 fn header(order: Order) -> FolioRef {
     static KEPT: std::sync::Mutex<Vec<FolioRef>> = std::sync::Mutex::new(Vec::new());
-    let header = FolioRef::new(Box::leak(Folio::boxed(order)));
+    let header = FolioRef::new(Box::leak(Folio::boxed(order, crate::marks::Mark::default())));
     KEPT.lock().unwrap().push(header);
     header
 }

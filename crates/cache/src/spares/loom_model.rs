@@ -50,7 +50,7 @@ fn loom_spare_folios_have_one_user_and_are_not_lost() {
         scene.budget.charge_over(LIMIT - LIMIT / 32 - FREE);
         assert!(scene.budget.try_charge(FREE) && !scene.budget.try_charge(1));
         let scene = Arc::new(scene);
-        let folio = FolioRef::new(Box::leak(Folio::boxed(0)));
+        let folio = FolioRef::new(Box::leak(Folio::boxed(0, crate::marks::Mark::default())));
         let other = scene.clone();
         let keeper = thread::spawn(move || {
             other.begin();

@@ -149,7 +149,8 @@ impl Channel {
     }
 }
 
-/// The `unique` of requests that [`Notifier::call`] has sent: even, as all are, and never reached by counting.
+/// The `unique` of requests that [`Notifier::call`] has sent: even, as all are, and never reached by
+/// counting.
 const CALL: u64 = 1 << 62;
 
 /// Tells the kernel what it cannot know: that something it keeps is not so any more. Serves both transports;
@@ -179,8 +180,8 @@ impl Notifier {
         }
     }
 
-    /// Has the kernel send a request of the operation `NOTIFY_REPLY`, as a program on the calling thread's CPU
-    /// would. It carries nothing and wants no reply. `file` is a regular file that the kernel holds; for
+    /// Has the kernel send a request of the operation `NOTIFY_REPLY`, as a program on the calling thread's
+    /// CPU would. It carries nothing and wants no reply. `file` is a regular file that the kernel holds; for
     /// others nothing is sent.
     pub fn call(&self, file: u64) {
         let body = NotifyRetrieve { notify_unique: CALL, node: file, ..Default::default() };
