@@ -181,13 +181,13 @@ pub enum Mistake {
     /// The cache keeps the homes that it knows when a snapshot of a volume in use is taken. Shows in the
     /// snapshot: a file that was read or written before is overwritten in place.
     HomesKeptBySnapshot,
+    /// A rollback takes for used only what its snapshot used. Shows to fsck where there are older snapshots,
+    /// and in these once their blocks are used again.
+    RollbackRestoresMap,
     /// The engine goes on freeing blocks between the checkpoint of a snapshot and the record of its key.
     /// Shows when an inode without a name goes then: its blocks are free, though the snapshot's maps have
     /// them.
     FreedBeforeSnapshotKey,
-    /// A rollback takes for used only what its snapshot used. Shows to fsck where there are older snapshots,
-    /// and in these once their blocks are used again.
-    RollbackRestoresMap,
     /// The key of a snapshot may be durable before content that the journal has of it is at home. Shows when
     /// the snapshot is opened, which replays no journal.
     SnapshotKeyBeforeHomes,
@@ -313,7 +313,7 @@ impl Mistake {
     ];
 
     /// The mistakes of durability, which the simulator finds.
-    pub const ALL: [Mistake; 53] = [
+    pub const ALL: [Mistake; 52] = [
         Mistake::NoFlushBeforeJournalWrite,
         Mistake::RecordNamesNoData,
         Mistake::FlushJoinedLate,
@@ -365,13 +365,12 @@ impl Mistake {
         Mistake::KeptNodesReused,
         Mistake::SnapshotWithoutSync,
         Mistake::HomesKeptBySnapshot,
-        Mistake::FreedBeforeSnapshotKey,
         Mistake::RollbackRestoresMap,
     ];
 
     /// Mistakes of durability that ordinary runs seldom show: each has a test that goes through all crashes
     /// of its case.
-    pub const CASES: [Mistake; 16] = [
+    pub const CASES: [Mistake; 17] = [
         Mistake::SnapshotKeyBeforeHomes,
         Mistake::ChunkGivenUpEarly,
         Mistake::PoolShrinksUnderSnapshots,
@@ -388,6 +387,7 @@ impl Mistake {
         Mistake::RepairPublishedUnflushed,
         Mistake::StaleLeafTaken,
         Mistake::OldSpaceKept,
+        Mistake::FreedBeforeSnapshotKey,
     ];
 
     /// The mistakes of progress, of the end of a volume, of broken connections and of leases, each of which

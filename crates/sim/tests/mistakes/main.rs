@@ -15,6 +15,7 @@ mod repair;
 mod resize;
 mod scrub;
 mod sectors;
+mod snapshot_frees;
 mod snapshot_homes;
 mod snapshots;
 mod streams;
