@@ -147,7 +147,7 @@ fn drop_clean(core: &Core, want: u64, mut retire: impl FnMut(FolioRef)) -> u64 {
     while freed < want && looked < (HEAT_MAX as usize + 3) * headers + LOOKS {
         let trial = core.budget.limit().saturating_sub(core.proven_bytes.load(Ordering::Relaxed));
         let cools = trial < core.budget.limit() / TRIAL_SHARE || looked > 2 * headers;
-        looked += move_hand(core, !cools, &mut batch);
+        looked += move_hand(core, headers, !cools, &mut batch);
         // Most are on no line of this processor's.
         batch.iter().for_each(|folio| copy::prefetch(std::ptr::from_ref(&**folio).cast(), HEADER_BYTES));
         core.metrics.reclaim_looks.add(batch.len() as u64);
@@ -158,12 +158,12 @@ fn drop_clean(core: &Core, want: u64, mut retire: impl FnMut(FolioRef)) -> u64 {
     freed
 }
 
-/// Moves the hand by [`LOOKS`] folios, with `unproven` of those that are not proven, which come to `batch`.
-/// Returns the slots that it has passed, at least one.
-fn move_hand(core: &Core, unproven: bool, batch: &mut SmallVec<[FolioRef; LOOKS]>) -> usize {
+/// Moves the hand by [`LOOKS`] folios, with `unproven` of those that are not proven, which come to `batch`;
+/// beyond `headers` it begins anew. Returns the slots that it has passed, at least one.
+fn move_hand(core: &Core, headers: usize, unproven: bool, batch: &mut SmallVec<[FolioRef; LOOKS]>) -> usize {
     loop {
         let hand = core.hand.load(Ordering::Relaxed);
-        let from = if hand < core.slab.len() { hand } else { 0 };
+        let from = if hand < headers { hand } else { 0 };
         batch.clear();
         let next = core.slab.visit(from, LOOKS, unproven, batch);
         // Another thread that was quicker looks at these.
