@@ -47,5 +47,9 @@ def mounted():
                     break
                 time.sleep(0.1)
             else:
+                # SQLite itself leaves parts of files mapped (mmap_size with pages smaller than the system's, with the
+                # default VFS as well): the mount goes with this process, and the server with the mount.
                 subprocess.run(["umount", "-l", mount])
-            server.wait()
+                server = None
+            if server:
+                server.wait()
