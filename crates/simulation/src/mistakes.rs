@@ -368,8 +368,8 @@ impl Mistake {
         Mistake::RollbackRestoresMap,
     ];
 
-    /// Mistakes of durability that ordinary runs seldom show: each has a test that goes through all crashes
-    /// of its case.
+    /// Mistakes of durability that ordinary runs seldom show: each has a test of its case, which goes through
+    /// all crashes where it takes a crash to show.
     pub const CASES: [Mistake; 17] = [
         Mistake::SnapshotKeyBeforeHomes,
         Mistake::ChunkGivenUpEarly,
