@@ -431,8 +431,11 @@ impl Inode {
     pub(crate) fn publish(&self, record: &InodeRecord) {
         self.mode.store(record.mode, Ordering::Release);
         self.has_xattrs.store(record.xattr_bytes != 0, Ordering::Release);
-        let drops = Properties::of_flags(record.flags).is_ok_and(|properties| properties.cache_drop);
-        self.marks.set_drops_cache(drops);
+        let properties = Properties::of_flags(record.flags).unwrap_or_default();
+        self.marks.set_drops_cache(properties.cache_drop);
+        if self.kind != FileType::Regular {
+            self.set_unit(properties.untorn);
+        }
     }
 
     /// Its properties, without a lock.

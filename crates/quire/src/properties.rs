@@ -4,7 +4,8 @@
 //! A change of a regular file's `untorn` also has the file to itself: the gate is held exclusively, what is
 //! dirty is written to its home first, the journal is forced before the gate opens, and only then does the
 //! inode in memory have the new unit. So all that was written before the change is durable in its old form,
-//! and all that is written after it has the new one.
+//! and all that is written after it has the new one. What an inode has is what its record says under `meta`;
+//! of a directory memory has it too before `meta` is free again, of a file before the gate opens.
 //!
 //! A directory's properties are handed to the files and directories that are created in it
 //! ([`crate::namespace::create`]). A file that is renamed or linked keeps its own.
@@ -66,27 +67,16 @@ impl Engine {
                 inode.kind()
             )));
         }
-        loop {
-            let before = inode.properties();
-            if let Some(unit) = update(before)?.untorn {
-                self.check_unit(unit)?;
-            }
-            let untorn_changes = update(before)?.untorn != before.untorn;
-            let changed = if untorn_changes && inode.kind() == FileType::Regular {
-                patience::check("the file to be written back")?;
-                self.exclusively(inode, || {
-                    if let Some(mapping) = inode.mapping.get() {
-                        mapping.write_back(0, u64::MAX)?;
-                    }
-                    self.put_properties(inode, &update, true)
-                })?
-            } else {
-                self.put_properties(inode, &update, false)?
-            };
-            if changed {
-                return Ok(());
-            }
+        if !self.put_properties(inode, &update, false)? {
+            patience::check("the file to be written back")?;
+            self.exclusively(inode, || {
+                if let Some(mapping) = inode.mapping.get() {
+                    mapping.write_back(0, u64::MAX)?;
+                }
+                self.put_properties(inode, &update, true)
+            })?;
         }
+        Ok(())
     }
 
     /// An error if the journal has no room for a record with all blocks of such a unit.
@@ -112,14 +102,19 @@ impl Engine {
         let transaction = self.begin(Cost::new(1, INODE_BYTES))?;
         transaction.warm(&[Key::inode(inode.number())])?;
         let mut records = Records::lock(self, &[inode.arc()]);
-        let before = inode.properties();
+        let before = Properties::of_flags(records.record(inode).flags)?;
         let after = update(before)?;
-        if after == before {
-            return Ok(true);
+        if let Some(unit) = after.untorn {
+            self.check_unit(unit)?;
         }
         let is_file = inode.kind() == FileType::Regular;
-        if after.untorn != before.untorn && is_file && !exclusive {
+        // In memory there is still another one while the file changes it.
+        let unit_changes = after.untorn != before.untorn || after.untorn != inode.properties().untorn;
+        if unit_changes && is_file && !exclusive {
             return Ok(false);
+        }
+        if after == before && !unit_changes {
+            return Ok(true);
         }
         let record = records.edit(inode);
         record.flags = after.put_into(record.flags);
@@ -129,13 +124,11 @@ impl Engine {
             record.size = inode.size();
         }
         let seq = records.commit(transaction, Depends::DataOf(inode))?;
-        if after.untorn != before.untorn {
-            if is_file {
-                self.force(seq)?;
-            }
+        if unit_changes && is_file {
+            self.force(seq)?;
             inode.set_unit(after.untorn);
-            tell(inode, before.untorn, after.untorn);
         }
+        tell(inode, before.untorn, after.untorn);
         if after.cache_drop
             && let Some(mapping) = inode.mapping.get()
         {
