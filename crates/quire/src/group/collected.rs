@@ -61,16 +61,18 @@ impl Collected {
         in_memory.max(self.streamed.last().map(|run| run.start * BLOCK_SIZE as u64))
     }
 
-    /// The size that a crash has to leave with the group, if the file ends before the group's end on disk.
-    /// Plain writes may have made the file longer already. Then the size goes to the end of the group's last
-    /// block, or unit, as it goes over plain writes, or to the end of the file: never to the group's own end,
-    /// which the file never had. The size on disk never falls while the gate's permit is held.
+    /// The size that a crash has to leave with the group, if the file ends before it on disk. Plain writes
+    /// may have made the file longer already. Then the size goes to the end of the group's last block, or
+    /// unit, as it goes over plain writes, or to the end of the file: never to the group's own end, which the
+    /// file never had. Also where the group itself ends before the end on disk: the rest of its last unit is
+    /// written with it. The size on disk never falls while the gate's permit is held.
     pub(super) fn earns(&self, on_disk: u64) -> Option<u64> {
         let (end, size) = (self.end(), self.inode.size());
-        (end > on_disk).then(|| match self.size {
+        let reached = match self.size {
             None if end < size => end.next_multiple_of(unit_of(&self.inode) * BLOCK_SIZE as u64).min(size),
             _ => end,
-        })
+        };
+        (reached > on_disk).then_some(reached)
     }
 
     /// As [`Collected::earns`], for a caller that holds no `meta`.
