@@ -12,7 +12,7 @@
 use crate::dirty_inodes::Owes;
 use crate::engine::Engine;
 use crate::inode::{Inode, InodeRef, Meta};
-use crate::transaction::{Cost, Depends};
+use crate::store::transaction::{Cost, Depends};
 use quire_base::sync::Arc;
 use quire_base::{ErrorKind, Result};
 use quire_format::inode::{FileType, InodeRecord};
@@ -58,7 +58,7 @@ impl Engine {
         if inodes.is_empty() {
             return Ok(());
         }
-        let mut transaction = self.begin(Cost::new(inodes.len(), 128 * inodes.len()).critical())?;
+        let mut transaction = self.store.begin(Cost::new(inodes.len(), 128 * inodes.len()).critical())?;
         let keys: Vec<Key> = inodes.iter().map(|inode| Key::inode(inode.number())).collect();
         transaction.warm(&keys)?;
         let mut changed = Vec::with_capacity(inodes.len());
@@ -78,9 +78,9 @@ impl Engine {
         if changed.is_empty() {
             return Ok(());
         }
-        let grown: Vec<&Inode> =
-            changed.iter().filter(|(.., grew)| *grew).map(|(inode, ..)| &**inode.arc()).collect();
-        let seq = transaction.commit(Depends::DataOfEach(&grown))?;
+        let grown = changed.iter().filter(|(.., grew)| *grew).map(|(inode, ..)| inode.written());
+        let depends = grown.max().unwrap_or(Depends::Nothing);
+        let seq = transaction.commit(depends)?;
         for (inode, mut meta, record, grew) in changed {
             if grew {
                 inode.committed_data(seq)
@@ -133,6 +133,6 @@ impl Engine {
 
     /// What an inode owes that has only times in memory.
     pub(crate) fn level_of_times(&self) -> Owes {
-        if self.options.lazy_times { Owes::Times } else { Owes::Due }
+        if self.store.options.lazy_times { Owes::Times } else { Owes::Due }
     }
 }

@@ -12,7 +12,7 @@ use crate::engine::Engine;
 use crate::inode::InodeRef;
 use crate::metadata::{FileTimes, Metadata};
 use crate::namespace::records::Records;
-use crate::transaction::{Cost, Depends, Transaction};
+use crate::store::transaction::{Cost, Depends, Transaction};
 use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, Context, Error, ErrorKind, Result, Timestamp};
 use quire_format::inode::{FileType, INODE_BYTES, InodeRecord, MODE_PERMISSION_MASK, MODE_TYPE_MASK};
@@ -145,7 +145,7 @@ impl Engine {
         inode: &InodeRef,
         set: &SetAttributes,
     ) -> Result<Metadata> {
-        self.check_writable()?;
+        self.store.check_writable()?;
         if set.mode.is_some() && inode.kind() == FileType::Symlink {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -169,7 +169,7 @@ impl Engine {
         };
         loop {
             let cost = Cost::new(1 + list_pieces, INODE_BYTES + list_pieces * PIECE_BYTES_MAX);
-            let mut transaction = self.begin(cost)?;
+            let mut transaction = self.store.begin(cost)?;
             match set.mode {
                 // Somebody may give it its first attribute at this moment.
                 Some(_) => self.warm_xattr(&transaction, inode, acl::ACCESS)?,
@@ -192,7 +192,7 @@ impl Engine {
                 list_pieces = PIECES_MAX;
                 continue;
             }
-            let now = self.options.clock.now();
+            let now = self.store.options.clock.now();
             let time = |set: SetTime| match set {
                 SetTime::Now => now,
                 SetTime::At(time) => time,

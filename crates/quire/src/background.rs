@@ -7,10 +7,11 @@
 //! ([`crate::VolumeOptions::threads`]) the caller runs [`Engine::background_step`], which does one round of
 //! all of it.
 //!
-//! Neighbours: [`crate::checkpoint`], [`crate::reaper`], [`crate::file::fsync`].
+//! Neighbours: [`crate::store::checkpoint`], [`crate::reaper`], [`crate::file::fsync`].
 
 use crate::dirty_inodes::Owes;
 use crate::engine::Engine;
+use crate::store::Due;
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::time::{Duration, Instant};
 use quire_base::sync::{Arc, Mutex, thread};
@@ -29,7 +30,7 @@ impl Threads {
             ("quire-sync-0", syncer),
             ("quire-sync-1", syncer),
         ];
-        if engine.options.discard {
+        if engine.store.options.discard {
             bodies.push(("quire-discard", discarder));
         }
         let mut handles = self.0.lock();
@@ -46,7 +47,7 @@ impl Threads {
     /// Tells the threads to stop and waits for them.
     pub(crate) fn stop(&self, engine: &Engine) {
         engine.background.state.lock().stop = true;
-        engine.background.wake_commit.notify_all();
+        engine.store.committer.stop();
         engine.background.wake_reap.notify_all();
         engine.background.syncs.stop();
         engine.background.wake_discard.notify_all();
@@ -64,39 +65,21 @@ impl Threads {
 const COMMIT_PAUSE: Duration = Duration::from_millis(100);
 
 fn committer(engine: &Arc<Engine>) {
-    let interval = Duration::from_secs(u64::from(engine.options.commit_seconds.max(1)));
+    let interval = Duration::from_secs(u64::from(engine.store.options.commit_seconds.max(1)));
     let mut last_commit = Instant::now();
     let mut next_commit = last_commit + interval;
     loop {
-        let (checkpoint, homes, commit) = {
-            let mut state = engine.background.state.lock();
-            let mut due = next_commit;
-            while !state.stop && !state.checkpoint_wanted && !state.homes_wanted {
-                due = if state.commit_wanted {
-                    next_commit.min(last_commit + COMMIT_PAUSE)
-                } else {
-                    next_commit
-                };
-                let left = due.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    break;
-                }
-                engine.background.wake_commit.wait_for(&mut state, left);
-            }
-            if state.stop {
-                return;
-            }
-            let commit = Instant::now() >= due;
-            state.commit_wanted &= !commit;
-            (std::mem::take(&mut state.checkpoint_wanted), std::mem::take(&mut state.homes_wanted), commit)
+        let early = last_commit + COMMIT_PAUSE;
+        let Some(Due { checkpoint, homes, commit }) = engine.store.committer.next(next_commit, early) else {
+            return;
         };
-        if engine.check_writable().is_err() {
+        if engine.store.check_writable().is_err() {
             // Shut down: nothing left to do but wait for the end.
             next_commit = Instant::now() + interval;
             continue;
         }
         let done = match (checkpoint, homes) {
-            (true, _) => report(engine.background_checkpoint(), "checkpoint"),
+            (true, _) => report(engine.store.background_checkpoint(), "checkpoint"),
             (false, true) => report(engine.write_homes(), "writing recorded content home"),
             (false, false) => true,
         };
@@ -107,14 +90,14 @@ fn committer(engine: &Arc<Engine>) {
         if commit {
             // Lazy times stay in memory; a size does not, whose data may long have been written.
             report(engine.journal_dirty_inodes(Owes::Due), "periodic commit of attributes");
-            report(engine.force_all(), "periodic commit");
-            if engine.device.recorded().is_stuck() {
+            report(engine.store.force_all(), "periodic commit");
+            if engine.store.device.recorded().is_stuck() {
                 report(engine.write_homes(), "writing recorded content home");
             }
             engine.reap_failed_again();
-            report(engine.heal(), "writing damaged metadata anew");
-            report(engine.shrink_pool(), "giving back a part of the metadata pool");
-            if engine.alloc.has_discards() {
+            report(engine.store.heal(), "writing damaged metadata anew");
+            report(engine.store.shrink_pool(), "giving back a part of the metadata pool");
+            if engine.store.alloc.has_discards() {
                 let _state = engine.background.state.lock();
                 engine.background.wake_discard.notify_one();
             }
@@ -134,7 +117,7 @@ fn reaper(engine: &Arc<Engine>) {
             let (queue, recovered) = (&engine.background.reap, &engine.background.recovered);
             // What a crash left stays as it is on a volume that takes no more changes.
             let idle = || recovered.is_empty() && !engine.background.sweep_wanted.load(Ordering::SeqCst);
-            let nothing_left = || idle() || engine.failure().is_some();
+            let nothing_left = || idle() || engine.store.failure().is_some();
             while !state.stop && queue.fall_asleep() && nothing_left() {
                 engine.background.wake_reap.wait(&mut state);
             }
@@ -175,13 +158,13 @@ const DISCARD_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Discards what was freed, in moments when nobody forces. The committer wakes it.
 fn discarder(engine: &Arc<Engine>) {
-    let flushes = || engine.device.stats().flush_requests;
+    let flushes = || engine.store.device.stats().flush_requests;
     let mut next = Instant::now() + DISCARD_PATIENCE;
     loop {
         let before = {
             let mut state = engine.background.state.lock();
             let wake = &engine.background.wake_discard;
-            while !state.stop && (!engine.alloc.has_discards() || engine.failure().is_some()) {
+            while !state.stop && (!engine.store.alloc.has_discards() || engine.store.failure().is_some()) {
                 wake.wait(&mut state);
             }
             let before = flushes();
@@ -194,7 +177,7 @@ fn discarder(engine: &Arc<Engine>) {
             before
         };
         let mut go = flushes() == before || Instant::now() >= next;
-        while go && engine.failure().is_none() && engine.alloc.discard_next() {
+        while go && engine.store.failure().is_none() && engine.store.alloc.discard_next() {
             next = Instant::now() + DISCARD_PATIENCE;
             go = flushes() == before;
         }
@@ -213,8 +196,8 @@ impl Engine {
     /// Discards what the discarder has left, as far as the time goes that a close has for it.
     pub(crate) fn discard_the_rest(&self) {
         let end = Instant::now() + CLOSE_DISCARDS_MAX;
-        while Instant::now() < end && self.alloc.discard_next() {}
-        if self.alloc.has_discards() {
+        while Instant::now() < end && self.store.alloc.discard_next() {}
+        if self.store.alloc.has_discards() {
             tracing::info!("the volume closes with freed space that has not been discarded");
         }
     }
@@ -241,13 +224,14 @@ impl Engine {
         self.drop_released();
         while self.reap_one() {}
         self.sweep_behind();
-        if std::mem::take(&mut self.background.state.lock().homes_wanted) {
+        let due = self.store.committer.take();
+        if due.homes {
             self.write_homes()?;
         }
-        if std::mem::take(&mut self.background.state.lock().checkpoint_wanted) {
-            self.background_checkpoint()?;
+        if due.checkpoint {
+            self.store.background_checkpoint()?;
         }
-        self.heal()?;
-        self.shrink_pool()
+        self.store.heal()?;
+        self.store.shrink_pool()
     }
 }

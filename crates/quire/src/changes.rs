@@ -18,7 +18,7 @@ impl Engine {
     /// or being closed. The operation is under way until the value is dropped. Waits while the volume is
     /// frozen, or a snapshot is taken.
     pub(crate) fn begin_change(&self) -> Result<Admitted<'_>> {
-        self.check_writable()?;
+        self.store.check_writable()?;
         let admitted = match self.changes.try_enter() {
             Err(NotAdmitted::Held) => {
                 patience::check("the thaw of the volume, or a snapshot")?;
@@ -31,7 +31,7 @@ impl Engine {
 
     /// As [`Engine::begin_change`], but an error of kind `Busy` while the volume is frozen.
     pub(crate) fn begin_change_unless_frozen(&self) -> Result<Admitted<'_>> {
-        self.check_writable()?;
+        self.store.check_writable()?;
         self.changes.try_enter().map_err(|refused| match refused {
             NotAdmitted::Held => Error::new(ErrorKind::Busy, "the volume is frozen: thaw it first"),
             _ => closing(),
@@ -40,7 +40,7 @@ impl Engine {
 
     /// As [`Engine::begin_change`], if nothing keeps changes back: never waits.
     pub(crate) fn try_begin_change(&self) -> Option<Admitted<'_>> {
-        self.check_writable().ok()?;
+        self.store.check_writable().ok()?;
         self.changes.try_enter().ok()
     }
 }

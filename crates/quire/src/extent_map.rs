@@ -6,12 +6,12 @@
 //! reads the sequence again, and starts over if it was odd or has moved: a scan across a delete and an insert
 //! would otherwise see a hole where there is none.
 //!
-//! Neighbours: `file/*` call this; `format::extent` does the arithmetic; [`crate::transaction`] journals the
+//! Neighbours: `file/*` call this; `format::extent` does the arithmetic; [`crate::store::transaction`] journals the
 //! result.
 
-use crate::engine::Engine;
 use crate::inode::Inode;
-use crate::transaction::{Depends, Transaction};
+use crate::store::Store;
+use crate::store::transaction::{Depends, Transaction};
 use quire_base::patience;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{Error, ErrorKind, Result, Seq};
@@ -48,7 +48,7 @@ impl Replacement {
     }
 }
 
-impl Engine {
+impl Store {
     /// The extents that cover any of `count` file blocks from `first`, whole, in order, at most `limit`. The
     /// caller holds `meta`, or validates by [`Inode::read_extents`].
     pub(crate) fn extents_in(
@@ -94,7 +94,7 @@ impl Engine {
         broken.map(|()| found)
     }
 
-    /// Loads what [`Engine::extents_in`] reads; a ticket of the caller's keeps it in memory.
+    /// Loads what [`Store::extents_in`] reads; a ticket of the caller's keeps it in memory.
     fn load_extents(&self, inode: &Inode, first: u64, count: u64, limit: usize) -> Result<()> {
         let at = Key::extent(inode.number, first);
         self.tree.last_at_or_before(at, Key::extent(inode.number, 0))?;
@@ -160,7 +160,7 @@ impl Engine {
         &self,
         inode: &Inode,
         transaction: Transaction<'_>,
-        depends: Depends<'_>,
+        depends: Depends,
     ) -> Result<Seq> {
         inode.extent_sequence.fetch_add(1, Ordering::AcqRel);
         let committed = transaction.commit(depends);
@@ -171,7 +171,7 @@ impl Engine {
     }
 }
 
-impl Engine {
+impl Store {
     /// Runs `look` on the extents that cover any of `count` file blocks from `first`, with `meta` held. What
     /// is not in memory is loaded without it.
     pub(crate) fn with_extents<T>(
@@ -204,7 +204,7 @@ impl Inode {
         for _ in 0..64 {
             let sequence = self.extent_sequence.load(Ordering::Acquire);
             if sequence & 1 == 0 {
-                let extents = self.engine.extents_in(self, first, count, limit);
+                let extents = self.engine.store.extents_in(self, first, count, limit);
                 quire_base::sync::atomic::fence(Ordering::Acquire);
                 if self.extent_sequence.load(Ordering::Relaxed) == sequence {
                     return extents;
@@ -214,6 +214,6 @@ impl Inode {
             }
         }
         // Changes came faster than we could read: wait for them.
-        self.engine.with_extents(self, first, count, limit, Ok)
+        self.engine.store.with_extents(self, first, count, limit, Ok)
     }
 }

@@ -48,7 +48,7 @@ impl Volume {
     /// ```
     pub fn freeze(&self) -> Result<Frozen> {
         let engine = self.engine();
-        engine.check_writable()?;
+        engine.store.check_writable()?;
         // Held to the end: a thaw waits for the freeze that is at work.
         let mut is_frozen = engine.frozen.lock();
         if *is_frozen {
@@ -69,15 +69,15 @@ impl Engine {
         }
         self.drain_reaper();
         self.sync()?;
-        self.checkpoint_now()?;
-        self.device.hold_writes();
-        self.device.flush()
+        self.store.checkpoint_now()?;
+        self.store.device.hold_writes();
+        self.store.device.flush()
     }
 
     /// Ends a freeze, if one is in force.
     pub(crate) fn thaw(&self) {
         if std::mem::take(&mut *self.frozen.lock()) {
-            self.device.release_writes();
+            self.store.device.release_writes();
             self.changes.release();
         }
     }
@@ -99,6 +99,6 @@ impl Drop for Frozen {
 
 impl std::fmt::Debug for Frozen {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "frozen volume on {}", self.0.device.name())
+        write!(f, "frozen volume on {}", self.0.store.device.name())
     }
 }

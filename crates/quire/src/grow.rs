@@ -5,7 +5,7 @@
 //!    other device must have grown before. The volume stays as it was: a device may be larger than its
 //!    volume.
 //! 2. From here to the end of step 3 no one else writes checkpoints. Change the size in memory, and count the
-//!    new blocks as free ([`Engine::superblock_now`] has both); nobody has one of them.
+//!    new blocks as free ([`superblock_now`](crate::store::Store::superblock_now) has both); nobody has one of them.
 //! 3. Write two checkpoints, so that both slots have the new size, and flush, so that their second copies at
 //!    the new end are durable.
 //! 4. Discard the second copies at the old end, and have the allocator give out the new blocks.
@@ -24,16 +24,15 @@
 //! the size asks here, and never the superblock of the opening. The allocator's end of the data space follows
 //! behind.
 //!
-//! Neighbours: [`crate::reshape`] resizes a volume that nobody has open; [`crate::checkpoint`];
+//! Neighbours: [`crate::reshape`] resizes a volume that nobody has open; [`crate::store::checkpoint`];
 //! `quire_alloc::Allocator::grow`.
 
 use crate::engine::Engine;
 use crate::reshape::{check_growth, check_room};
 use crate::volume::{Volume, VolumeInfo};
 use quire_base::sync::atomic::Ordering;
-use quire_base::{BLOCK_SIZE, BlockNo, Result};
+use quire_base::{BLOCK_SIZE, Result};
 use quire_format::extent::Run;
-use quire_format::superblock::Superblock;
 
 impl Volume {
     /// Makes the volume larger while it is in use: so many bytes, in whole blocks. An image file grows with
@@ -70,70 +69,42 @@ impl Volume {
 }
 
 impl Engine {
-    /// Blocks of the volume.
-    pub(crate) fn block_count(&self) -> u64 {
-        self.superblock.block_count + self.grown.load(Ordering::Acquire)
-    }
-
-    /// One behind the last block of the data space.
-    fn data_end(&self) -> BlockNo {
-        self.superblock.data_end.offset(self.grown.load(Ordering::Acquire))
-    }
-
-    /// The blocks of the data space.
-    pub(crate) fn data_space(&self) -> std::ops::Range<u64> {
-        self.superblock.data_start.0..self.data_end().0
-    }
-
-    /// Whether a file may have the blocks of a run.
-    pub(crate) fn may_hold_data(&self, run: Run) -> bool {
-        self.superblock.may_hold_data_up_to(run, self.data_end())
-    }
-
-    /// The superblock of the opening, with the size of now.
-    pub(crate) fn superblock_now(&self) -> Superblock {
-        let mut superblock = self.superblock.clone();
-        let grown = self.grown.load(Ordering::Acquire);
-        superblock.block_count += grown;
-        superblock.data_end = superblock.data_end.offset(grown);
-        superblock
-    }
-
     /// Makes the volume so many blocks large, or as large as its device.
     fn grow_volume(&self, blocks: Option<u64>) -> Result<()> {
-        self.check_writable()?;
+        self.store.check_writable()?;
         let _not_frozen = self.not_frozen("it can grow")?;
         // Closing the volume waits for it.
         let _change = self.begin_change_unless_frozen()?;
-        let old = self.block_count();
+        let old = self.store.block_count();
         let Some(blocks) = self.device_for(old, blocks)? else { return Ok(()) };
 
-        let former = Run::new(self.data_end(), old - self.data_end().0);
+        let former = Run::new(self.store.data_end(), old - self.store.data_end().0);
         // What the device refuses ends this here, with nothing changed.
         self.write_homes()?;
-        let mut state = self.checkpoint.lock();
-        self.grown.fetch_add(blocks - old, Ordering::AcqRel);
-        self.applied_free_blocks.add(blocks - old);
-        let published =
-            (0..2).try_for_each(|_| self.write_checkpoint(&mut state, 0)).and_then(|()| self.device.flush());
-        published.map_err(|error| self.shut_down(&error))?;
+        let mut state = self.store.checkpoint.lock();
+        self.store.grown.fetch_add(blocks - old, Ordering::AcqRel);
+        self.store.applied_free_blocks.add(blocks - old);
+        let published = (0..2)
+            .try_for_each(|_| self.store.write_checkpoint(&mut state, 0))
+            .and_then(|()| self.store.device.flush());
+        published.map_err(|error| self.store.shut_down(&error))?;
         drop(state);
 
         // A failed discard loses nothing.
-        if let Err(error) = self.device.discard(former.start, former.blocks) {
+        if let Err(error) = self.store.device.discard(former.start, former.blocks) {
             tracing::warn!(%error, start = former.start.0, blocks = former.blocks, "discard failed");
         }
-        self.alloc.grow(self.data_end()).map_err(|error| self.shut_down(&error))?;
-        self.keep_standing_reserve()?;
-        self.pay_pool_debt();
-        self.room.notify();
+        self.store.alloc.grow(self.store.data_end()).map_err(|error| self.store.shut_down(&error))?;
+        self.store.keep_standing_reserve()?;
+        self.store.pay_pool_debt();
+        self.store.room.notify();
         tracing::info!(from = old, to = blocks, "the volume has grown");
         Ok(())
     }
 
     /// Step 1: the blocks that the volume is to have, if they are more than `old`. The device has them.
     fn device_for(&self, old: u64, wanted: Option<u64>) -> Result<Option<u64>> {
-        let device = &self.device;
+        let device = &self.store.device;
         let blocks = match wanted {
             Some(blocks) if blocks == old => return Ok(None),
             Some(blocks) => {

@@ -4,7 +4,7 @@
 //! * `meta`: the record as journaled plus what is still only in memory. Its lock is also the lock of the
 //!   inode's extent map: a thread that changes extents or the record holds it from before the `Seq` until it
 //!   is applied.
-//! * `seen`: the end of file that readers and writers see ([`crate::seen`]). Grows under `size_lock`, shrinks
+//! * `seen`: the end of file that readers and writers see ([`crate::size_sequence`]). Grows under `size_lock`, shrinks
 //!   with the gate held exclusively; `meta.record.size` is the size on disk and follows it (J6).
 //! * `extent_sequence`: odd while extents change in the tree, so that a look-up without the lock can tell.
 //! * `commit_seq`, `datasync_seq`: the journal must be durable this far for fsync, for fdatasync (J5).
@@ -24,9 +24,10 @@ use crate::engine::{Engine, EngineHandle};
 use crate::file::range_lock::RangeLock;
 use crate::gate::Gate;
 use crate::lease::marks::Marks;
-use crate::orphan::Slot;
-use crate::pool_promise::Delayed;
 use crate::size_sequence::SizeSequence;
+use crate::store::orphan_slots::OrphanState;
+use crate::store::pool_promise::Delayed;
+use crate::store::transaction::Depends;
 use quire_base::patience;
 use quire_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use quire_base::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock};
@@ -42,17 +43,6 @@ const BUCKETS: usize = 256;
 const BUCKETS_WIDE: usize = 8192;
 /// Waits for a bucket after which a directory gets the wide table.
 const WAITS_MAX: u32 = 64;
-
-/// How an inode without a name is tracked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum OrphanState {
-    /// It has a name.
-    Named,
-    /// In a slot.
-    Slot(Slot),
-    /// Under a key in the tree, since no slot was free.
-    Key,
-}
 
 /// The part of an inode that its lock protects.
 pub(crate) struct Meta {
@@ -170,7 +160,7 @@ pub struct Inode {
     /// What is promised to dirty data without a home.
     pub(crate) delayed: Delayed,
     /// A thread has waited for room for a record of its data, and has yet to use it
-    /// ([`crate::engine::Engine::try_begin`]).
+    /// ([`crate::store::Store::try_begin`]).
     pub(crate) has_queued: AtomicBool,
 
     pub(crate) commit_seq: AtomicU64,
@@ -324,7 +314,7 @@ impl Inode {
 
     /// Notes that contents changed now.
     pub(crate) fn touch_written(&self) {
-        if self.write_time.note(self.engine.options.clock.now().0) {
+        if self.write_time.note(self.engine.store.options.clock.now().0) {
             self.mark_dirty(self.engine.level_of_times());
         }
     }
@@ -346,15 +336,15 @@ impl Inode {
     /// Notes that contents were read now, as the volume's rule for access times has it.
     pub(crate) fn touch_read(&self) {
         use crate::options::AccessTimes;
-        let noted = match self.engine.options.access_times {
+        let noted = match self.engine.store.options.access_times {
             AccessTimes::Never => false,
-            _ if self.engine.read_only => false,
-            AccessTimes::Strict => self.access_time.note(self.engine.options.clock.now().0),
+            _ if self.engine.store.read_only => false,
+            AccessTimes::Strict => self.access_time.note(self.engine.store.options.clock.now().0),
             AccessTimes::Relative => {
                 // One look a read; the rule itself is applied when the time is folded.
                 let read = self.access_time.get();
                 (read == NO_TIME || (self.access_time.is_seen() && read <= self.write_time.get()))
-                    && self.access_time.note(self.engine.options.clock.now().0)
+                    && self.access_time.note(self.engine.store.options.clock.now().0)
             }
         };
         if noted {
@@ -394,7 +384,7 @@ impl Inode {
             let stale = record.atime <= record.mtime
                 || record.atime <= record.ctime
                 || read.saturating_sub(record.atime.0) >= DAY;
-            if stale || self.engine.options.access_times == AccessTimes::Strict {
+            if stale || self.engine.store.options.access_times == AccessTimes::Strict {
                 record.atime = Timestamp(read);
                 changed = true;
             }
@@ -438,6 +428,11 @@ impl Inode {
         }
     }
 
+    /// All of its data that has been written so far, for a record to depend on.
+    pub(crate) fn written(&self) -> Depends {
+        Depends::Written(self.data_mark.load(Ordering::Acquire))
+    }
+
     /// Its properties, without a lock.
     pub(crate) fn properties(&self) -> Properties {
         let bytes = u64::from(self.unit_blocks.load(Ordering::Acquire)) * BLOCK_SIZE as u64;
@@ -469,7 +464,7 @@ fn blocks_of(unit: Option<Unit>) -> u32 {
 impl Drop for Inode {
     fn drop(&mut self) {
         if self.delayed.blocks() > 0 {
-            self.engine.end_delayed(&self.delayed);
+            self.engine.store.end_delayed(&self.delayed);
         }
     }
 }

@@ -18,7 +18,8 @@
 
 use crate::dirty_inodes::{DirtyInodes, Owes};
 use crate::engine::{Engine, EngineHandle};
-use crate::inode::{Inode, InodeRef, Names, OrphanState};
+use crate::inode::{Inode, InodeRef, Names};
+use crate::store::orphan_slots::OrphanState;
 use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_base::sync::{Arc, Mutex};
 use quire_base::{Context, Error, ErrorKind, InodeNo, Result, shard};
@@ -182,7 +183,7 @@ impl InodeTable {
         drop(held);
         inode.engine.counters.inode_looks.add(thrown.looks as u64);
         if thrown.wants_commit {
-            inode.engine.want_commit();
+            inode.engine.store.committer.want_commit();
         }
         thrown.gone.into_iter().for_each(let_go);
         Some(inode)
@@ -355,14 +356,14 @@ fn may_leave(inode: &Inode) -> Stays {
     if meta.record.nlink == 0 {
         return Stays::Used;
     }
-    let durable = inode.engine.journal.as_ref().map_or(u64::MAX, |journal| journal.durable().0);
+    let durable = inode.engine.store.journal.as_ref().map_or(u64::MAX, |journal| journal.durable().0);
     let owes = meta.dirty
         || inode.has_times()
         || inode.dirty.is_set()
         // The size on disk may lag behind runs that finished side by side, until attributes are journaled.
         || (inode.kind == FileType::Regular && meta.record.size < inode.size());
     let is_durable = inode.commit_seq.load(Ordering::Acquire) <= durable
-        && inode.data_mark.load(Ordering::Acquire) <= inode.engine.device.flushed_mark();
+        && inode.data_mark.load(Ordering::Acquire) <= inode.engine.store.device.flushed_mark();
     if owes || !is_durable { Stays::UntilJournaled } else { Stays::No }
 }
 
@@ -375,7 +376,7 @@ impl Engine {
             }
             let departures = self.inodes.departures(number);
             let record =
-                self.tree.get_with(Key::inode(number), InodeRecord::decode)?.ok_or_else(|| {
+                self.store.tree.get_with(Key::inode(number), InodeRecord::decode)?.ok_or_else(|| {
                     Error::new(ErrorKind::Stale, format!("inode {number} does not exist (any more)"))
                 })??;
             if record.nlink == 0 {
@@ -396,7 +397,7 @@ impl Engine {
         number: InodeNo,
         orphan: OrphanState,
     ) -> Result<Option<InodeRef>> {
-        let Some(record) = self.tree.get_with(Key::inode(number), InodeRecord::decode)? else {
+        let Some(record) = self.store.tree.get_with(Key::inode(number), InodeRecord::decode)? else {
             return Ok(None);
         };
         Ok(Some(self.inodes.insert(Inode::new(self, number, record?, orphan))))
@@ -415,7 +416,7 @@ impl Engine {
             let meta = inode.meta();
             meta.orphan != OrphanState::Named && !meta.freed
         };
-        if orphan && !self.read_only {
+        if orphan && !self.store.read_only {
             self.reap_later(inode.number);
         }
     }

@@ -341,6 +341,6 @@ impl Inodes {
 
 impl std::fmt::Debug for Inodes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "the inodes of the volume on {}", self.engine().device.name())
+        write!(f, "the inodes of the volume on {}", self.engine().store.device.name())
     }
 }

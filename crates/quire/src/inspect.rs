@@ -7,10 +7,10 @@
 //! Neighbours: [`crate::recovery`] does the loading; `quire-fsck` cross-checks what is seen here.
 
 use crate::options::VolumeOptions;
-use crate::orphan::{OrphanSlots, Slot};
 use crate::recovery::{self, RecoveryReport};
-use crate::superblocks;
-pub use crate::superblocks::{SlotCopies, newest_of, read_with};
+use crate::store::orphan_slots::{OrphanSlots, Slot};
+use crate::store::superblocks;
+pub use crate::store::superblocks::{SlotCopies, newest_of, read_with};
 use quire_base::sync::Arc;
 use quire_base::{InodeNo, Result, Seq};
 use quire_device::{Backend, Device};

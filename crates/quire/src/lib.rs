@@ -57,12 +57,10 @@
 #![deny(missing_docs)]
 
 mod acl;
-mod apply;
 mod attribute_commit;
 mod attributes;
 mod background;
 mod changes;
-mod checkpoint;
 mod cursor;
 mod direct_io;
 mod dirty_inodes;
@@ -75,9 +73,7 @@ mod gate;
 mod group;
 mod group_handle;
 mod grow;
-mod heal;
 mod inode;
-mod inode_numbers;
 mod inode_table;
 pub mod inodes;
 mod inspect;
@@ -89,10 +85,7 @@ mod mkfs;
 mod namespace;
 mod open_options;
 mod options;
-mod orphan;
 mod paths;
-mod pool_promise;
-mod pool_shrink;
 mod properties;
 mod read_dir;
 mod reap_queue;
@@ -101,21 +94,17 @@ mod receive;
 mod recovered_orphans;
 mod recovery;
 mod repair;
-mod reservation;
 mod reshape;
 mod resize;
 mod rollback;
-mod room_queue;
 mod scrub;
 mod send;
 mod size_sequence;
 mod snapshot_readers;
 mod snapshot_space;
 mod snapshot_sweep;
-mod snapshot_table;
 mod snapshots;
-mod superblocks;
-mod transaction;
+mod store;
 mod trim;
 mod volume;
 mod walk;
@@ -207,7 +196,7 @@ pub mod internals {
     }
     /// See the module of this name.
     pub mod orphan {
-        pub use crate::orphan::*;
+        pub use crate::store::orphan_slots::*;
     }
     /// See the module of this name.
     pub mod range_lock {
@@ -219,7 +208,7 @@ pub mod internals {
     }
     /// See the module of this name.
     pub mod room_queue {
-        pub use crate::room_queue::*;
+        pub use crate::store::room_queue::*;
     }
     /// See the module of this name.
     pub mod size_sequence {

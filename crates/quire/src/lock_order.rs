@@ -10,7 +10,7 @@
 //! | 4 | gate, in inode order | yes |
 //! | 5 | size lock | yes |
 //! | 6 | range lock of direct I/O | yes |
-//! | 7 | transaction reservation (`Engine::begin`) | yes |
+//! | 7 | transaction reservation (`Store::begin`) | yes |
 //! | 8 | segments, by (inode, index) | no, but for writeback's shared ones |
 //! | 9 | inode attributes and extent map (`Inode::meta`), in inode order | no |
 //! | 10 | barrier, shared | no |
@@ -18,7 +18,7 @@
 //! | 12 | allocation group | no |
 //! | 13 | journal buffer | no |
 //!
-//! Between ranks 6 and 7: the deletion of a snapshot under way (`Engine::sweep`), then `Engine::frees`. A
+//! Between ranks 6 and 7: the deletion of a snapshot under way (`Engine::sweep`), then `Store::frees`. A
 //! thread that takes a snapshot holds `Engine::frozen`, keeps changes back, and takes `frees` whole, with
 //! nothing else in hand: no thread that has one of these waits for a change to begin. A thread that makes
 //! the volume larger holds `Engine::frozen`, then counts as a change without waiting for that, and then takes

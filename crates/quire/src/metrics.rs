@@ -110,10 +110,10 @@ pub(crate) fn of(engine: &Engine) -> Metrics {
         list.counter(&format!("cache_{name}_total"), value);
     }
     let counters = &engine.counters;
-    list.counter("transactions_total", counters.transactions.get());
-    list.counter("checkpoint_waits_total", counters.checkpoint_waits.get());
-    list.counter("room_waits_total", counters.room_waits.get());
-    list.counter("checkpoints_total", counters.checkpoints.get());
+    list.counter("transactions_total", engine.store.counters.transactions.get());
+    list.counter("checkpoint_waits_total", engine.store.counters.checkpoint_waits.get());
+    list.counter("room_waits_total", engine.store.counters.room_waits.get());
+    list.counter("checkpoints_total", engine.store.counters.checkpoints.get());
     list.counter("attribute_looks_total", counters.attribute_looks.get());
     list.counter("inode_looks_total", counters.inode_looks.get());
     list.counter("orphan_claims_total", counters.orphan_claims.get());
@@ -132,17 +132,17 @@ pub(crate) fn of(engine: &Engine) -> Metrics {
     list.counter("leases_recalled_total", leases.recalls);
     list.counter("leases_revoked_total", leases.revocations);
     list.gauge("inodes_cached", engine.inodes.len() as u64);
-    if let Some(usage) = engine.journal.as_ref().map(|journal| journal.usage()) {
+    if let Some(usage) = engine.store.journal.as_ref().map(|journal| journal.usage()) {
         list.gauge("journal_size_bytes", usage.ring_bytes);
         list.gauge("journal_used_bytes", usage.used_bytes);
         list.gauge("journal_unforced_bytes", usage.unforced_bytes);
         list.counter("journal_appended_bytes_total", usage.head.0);
     }
-    if let Some(counts) = engine.journal.as_ref().map(|journal| journal.counts()) {
+    if let Some(counts) = engine.store.journal.as_ref().map(|journal| journal.counts()) {
         list.counter("journal_records_total", counts.records);
         list.counter("journal_record_bytes_total", counts.record_bytes);
     }
-    let tree = engine.tree.stats();
+    let tree = engine.store.tree.stats();
     list.gauge("tree_nodes", tree.nodes);
     list.gauge("tree_resident_nodes", tree.resident_nodes);
     list.gauge("tree_dirty_nodes", tree.dirty_nodes);
@@ -151,12 +151,12 @@ pub(crate) fn of(engine: &Engine) -> Metrics {
     list.counter("tree_loads_total", tree.loads);
     list.counter("tree_damaged_copies_total", tree.damaged);
     list.counter("tree_healed_nodes_total", tree.healed);
-    let space = engine.alloc.stats();
+    let space = engine.store.alloc.stats();
     list.gauge("space_data_blocks", space.data_blocks);
     list.gauge("space_free_blocks", space.free_blocks);
     list.gauge("space_reserved_blocks", space.reserved_blocks);
     list.gauge("space_deferred_blocks", space.deferred_blocks);
-    let device = engine.device.stats();
+    let device = engine.store.device.stats();
     for class in IoClass::ALL {
         let name = format!("{class:?}").to_lowercase();
         let stats = device.class(class);
@@ -168,6 +168,6 @@ pub(crate) fn of(engine: &Engine) -> Metrics {
     }
     list.counter("device_flushes_total", device.flushes);
     list.counter("device_flush_errors_total", device.flush_errors);
-    list.gauge("failed", u64::from(engine.failure().is_some()));
+    list.gauge("failed", u64::from(engine.store.failure().is_some()));
     list
 }

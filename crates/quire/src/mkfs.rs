@@ -11,10 +11,10 @@
 //!
 //! Neighbours: `format::superblock` is the result; [`crate::recovery`] opens it.
 
-use crate::checkpoint::name_image;
 use crate::options::FormatOptions;
-use crate::orphan::OrphanSlots;
-use crate::superblocks;
+use crate::store::checkpoint::name_image;
+use crate::store::orphan_slots::OrphanSlots;
+use crate::store::superblocks;
 use quire_base::random::Random;
 use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, InodeNo, Result, Seq};

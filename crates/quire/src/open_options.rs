@@ -203,7 +203,7 @@ impl OpenOptions {
             kind => return Err(Error::invalid(format!("it is a {kind:?}, not a regular file"))),
         }
         if self.writes() {
-            volume.engine().check_writable()?;
+            volume.engine().store.check_writable()?;
         }
         let file = File::new(volume.inodes().clone(), inode, self.read, self.writes(), self.flags);
         if self.truncate && !created {

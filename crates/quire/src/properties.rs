@@ -20,7 +20,7 @@ pub(crate) mod attribute;
 use crate::engine::Engine;
 use crate::inode::{Inode, InodeRef};
 use crate::namespace::records::Records;
-use crate::transaction::{Cost, Depends};
+use crate::store::transaction::Cost;
 use crate::xattr::XattrFlags;
 use quire_base::patience;
 use quire_base::{Error, ErrorKind, Result};
@@ -99,7 +99,7 @@ impl Engine {
         update: &impl Fn(Properties) -> Result<Properties>,
         exclusive: bool,
     ) -> Result<bool> {
-        let transaction = self.begin(Cost::new(1, INODE_BYTES))?;
+        let transaction = self.store.begin(Cost::new(1, INODE_BYTES))?;
         transaction.warm(&[Key::inode(inode.number())])?;
         let mut records = Records::lock(self, &[inode.arc()]);
         let before = Properties::of_flags(records.record(inode).flags)?;
@@ -118,14 +118,14 @@ impl Engine {
         }
         let record = records.edit(inode);
         record.flags = after.put_into(record.flags);
-        record.ctime = self.options.clock.now();
+        record.ctime = self.store.options.clock.now();
         if exclusive {
             // All of it has been written back, and nobody can have written since.
             record.size = inode.size();
         }
-        let seq = records.commit(transaction, Depends::DataOf(inode))?;
+        let seq = records.commit(transaction, inode.written())?;
         if unit_changes && is_file {
-            self.force(seq)?;
+            self.store.force(seq)?;
             inode.set_unit(after.untorn);
         }
         tell(inode, before.untorn, after.untorn);

@@ -11,14 +11,15 @@
 //!
 //! Invariants: an inode is freed once, by the one who set `freed` under its lock; no inode in use is freed.
 //!
-//! Neighbours: [`crate::orphan`], [`crate::inode_table`], `file::truncate` and `file::shift` for the
+//! Neighbours: [`crate::store::orphan_slots`], [`crate::inode_table`], `file::truncate` and `file::shift` for the
 //! operations.
 
 use crate::engine::{Background, Engine};
 use crate::extent_map::Replacement;
-use crate::inode::{Inode, OrphanState};
+use crate::inode::Inode;
 use crate::reap_queue::Reaping;
-use crate::transaction::{Cost, Depends, Transaction};
+use crate::store::orphan_slots::OrphanState;
+use crate::store::transaction::{Cost, Depends, Transaction};
 use quire_base::patience;
 use quire_base::shard;
 use quire_base::sync::Arc;
@@ -69,10 +70,10 @@ impl Engine {
     /// Lists what replay found without a name, for the reaper. Before the volume's threads start.
     pub(crate) fn list_orphans(self: &Arc<Engine>) -> Result<()> {
         let slots =
-            self.orphans.applied().into_iter().map(|(slot, number)| (number, OrphanState::Slot(slot)));
+            self.store.orphans.applied().into_iter().map(|(slot, number)| (number, OrphanState::Slot(slot)));
         let mut found: Vec<(InodeNo, OrphanState)> = slots.collect();
         // No inode has the number 0: a key that says so can only be forged, and is left to fsck.
-        self.tree.scan(Key::orphan(InodeNo(1)), Key::orphan(InodeNo(u64::MAX)), &mut |key, _| {
+        self.store.tree.scan(Key::orphan(InodeNo(1)), Key::orphan(InodeNo(u64::MAX)), &mut |key, _| {
             found.push((InodeNo(key.offset), OrphanState::Key));
             ControlFlow::Continue(())
         })?;
@@ -89,13 +90,13 @@ impl Engine {
     /// find some. A key in their place is a change of the tree more when it is claimed, and one more when it
     /// is released.
     fn backlog_max(&self) -> usize {
-        let share = self.orphans.capacity() as usize / (2 * shard::SHARDS);
+        let share = self.store.orphans.capacity() as usize / (2 * shard::SHARDS);
         share.clamp(*BACKLOG.start(), *BACKLOG.end())
     }
 
     /// Queues the next orphan of a crash. False if there was none.
     fn adopt_one(self: &Arc<Engine>) -> bool {
-        if self.failure().is_some() {
+        if self.store.failure().is_some() {
             return false;
         }
         let Some(recovered) = self.background.recovered.take() else { return false };
@@ -118,7 +119,7 @@ impl Engine {
             }
             None => {
                 tracing::warn!(inode = %number, "an orphan slot names an inode that does not exist; it is released");
-                let mut transaction = self.begin(Cost::new(2, 64).critical())?;
+                let mut transaction = self.store.begin(Cost::new(2, 64).critical())?;
                 match state {
                     OrphanState::Slot(slot) => transaction.orphan_clear(Some(slot), number),
                     _ => transaction.orphan_clear(None, number),
@@ -130,7 +131,7 @@ impl Engine {
     }
 
     fn clear_orphan(&self, inode: &Inode, state: OrphanState) -> Result<()> {
-        let mut transaction = self.begin(Cost::new(2, 64).critical())?;
+        let mut transaction = self.store.begin(Cost::new(2, 64).critical())?;
         transaction.warm_orphan(inode.number, state)?;
         let mut meta = inode.meta();
         match state {
@@ -163,7 +164,7 @@ impl Engine {
             // The slot stays: the next mount takes it up.
             tracing::warn!(%error, inode = %number, "an unlinked inode could not be freed yet");
             if let Some(inode) = self.inodes.peek(number)
-                && self.failure().is_none()
+                && self.store.failure().is_none()
             {
                 inode.meta().freed = false;
                 self.background.state.lock().reap_again.push(number);
@@ -189,7 +190,7 @@ impl Engine {
         }
         self.free_extents_from(&inode, 0)?;
         self.free_keys(&inode)?;
-        let mut transaction = self.begin(Cost::new(4, 128).critical())?;
+        let mut transaction = self.store.begin(Cost::new(4, 128).critical())?;
         transaction.warm(&[Key::inode(number)])?;
         // It stays: nobody else has the inode any more.
         let state = inode.meta().orphan;
@@ -219,8 +220,8 @@ impl Engine {
     pub(crate) fn free_some_extents(&self, inode: &Arc<Inode>, first: u64, end: u64) -> Result<bool> {
         let cost = |extents| Cost::new(1, 128).with_extents(extents + 2).critical();
         // Before it knows what snapshots there are, and until it has freed.
-        let _frees = self.frees.shared();
-        let (transaction, batch) = self.begin_extents(cost)?;
+        let _frees = self.store.frees.shared();
+        let (transaction, batch) = self.store.begin_extents(cost)?;
         // `meta` is not held while the device is read.
         self.load_change(transaction.ticket(), inode, &(first..end), batch)?;
         self.free_extents(inode, first..end, batch, transaction)
@@ -236,7 +237,7 @@ impl Engine {
         mut transaction: Transaction<'_>,
     ) -> Result<bool> {
         let mut meta = inode.meta();
-        let found = self.extents_in(inode, blocks.start, blocks.end - blocks.start, extents_max)?;
+        let found = self.store.extents_in(inode, blocks.start, blocks.end - blocks.start, extents_max)?;
         if found.is_empty() {
             return Ok(false);
         }
@@ -250,7 +251,7 @@ impl Engine {
         record.blocks = record.blocks.saturating_add_signed(plan.blocks_gained());
         transaction.put_inode(inode.number, &record);
         self.change_extents(&mut transaction, inode, plan);
-        self.commit_extents(inode, transaction, Depends::Nothing)?;
+        self.store.commit_extents(inode, transaction, Depends::Nothing)?;
         meta.record = record;
         Ok(true)
     }
@@ -262,7 +263,7 @@ impl Engine {
             let mut keys = Vec::new();
             let (from, to) =
                 (Key::symlink(inode.number, 0), Key::new(inode.number.0, KeyKind::Xattr, u64::MAX));
-            self.tree.scan(from, to, &mut |key, _| {
+            self.store.tree.scan(from, to, &mut |key, _| {
                 keys.push(key);
                 if keys.len() < KEYS_PER_TRANSACTION {
                     ControlFlow::Continue(())
@@ -273,7 +274,7 @@ impl Engine {
             if keys.is_empty() {
                 return Ok(());
             }
-            let mut transaction = self.begin(Cost::new(keys.len() + 1, 128).critical())?;
+            let mut transaction = self.store.begin(Cost::new(keys.len() + 1, 128).critical())?;
             transaction.warm(&[Key::inode(inode.number)])?;
             transaction.warm(&keys)?;
             let mut meta = inode.meta();
@@ -293,7 +294,7 @@ impl Engine {
     pub(crate) fn finish_logged_operations(self: &Arc<Engine>) -> Result<()> {
         let mut pending = Vec::new();
         let mut broken = Ok(());
-        self.tree.scan(
+        self.store.tree.scan(
             Key::logged(0),
             Key::logged(u64::MAX),
             &mut |key, value| match LoggedOp::decode(value) {
@@ -313,7 +314,7 @@ impl Engine {
             let inode = match self.inode(operation.inode) {
                 Ok(inode) => Some(inode),
                 Err(error) if error.kind() == ErrorKind::Stale => {
-                    let slots = self.orphans.applied();
+                    let slots = self.store.orphans.applied();
                     let slot = slots.iter().find(|(_, number)| *number == operation.inode);
                     let state = slot.map_or(OrphanState::Key, |(slot, _)| OrphanState::Slot(*slot));
                     self.orphan_inode(operation.inode, state)?
@@ -323,7 +324,7 @@ impl Engine {
             match inode {
                 Some(inode) => self.run_logged(&inode, id, &mut operation)?,
                 None => {
-                    let mut transaction = self.begin(Cost::new(1, 0).critical())?;
+                    let mut transaction = self.store.begin(Cost::new(1, 0).critical())?;
                     transaction.delete(Key::logged(id));
                     transaction.commit(Depends::Nothing)?;
                 }
@@ -335,7 +336,7 @@ impl Engine {
     /// Waits until every queued orphan is freed, or frees them here where no thread does.
     pub(crate) fn drain_reaper(self: &Arc<Engine>) {
         while self.reap_one() {}
-        while !self.background.is_reaper_idle() && self.failure().is_none() {
+        while !self.background.is_reaper_idle() && self.store.failure().is_none() {
             self.await_reaper(std::time::Duration::from_millis(200));
             while self.reap_one() {}
         }

@@ -29,7 +29,7 @@ use crate::reshape::Reshape;
 use crate::rollback::roll_back_backend;
 use crate::send::StreamProgress;
 use crate::snapshots::{self, SnapshotInfo, table};
-use crate::transaction::{Cost, Depends, Transaction};
+use crate::store::transaction::{Cost, Depends, Transaction};
 use crate::volume::Volume;
 use apply::Applier;
 use quire_base::sync::Arc;
@@ -272,7 +272,7 @@ fn session(
             Ok(Received { snapshot, items: applier.unfinished.position.items })
         }
         // What was applied stays.
-        Err(error) => engine.force_all().and(Err(error)),
+        Err(error) => engine.store.force_all().and(Err(error)),
     }
 }
 
@@ -290,7 +290,7 @@ fn begin(engine: &Engine, header: &Header) -> Result<Unfinished> {
         let cost = Cost::new(1, UNFINISHED_BYTES_MAX);
         engine.take_snapshot_and(
             BASE_NAME,
-            engine.options.clock.now(),
+            engine.store.options.clock.now(),
             cost,
             &mut |number, transaction| {
                 unfinished.base = number;
@@ -300,23 +300,23 @@ fn begin(engine: &Engine, header: &Header) -> Result<Unfinished> {
         )?;
         return Ok(unfinished);
     }
-    let newest = newest(&table(&engine.tree)?).map(|(number, _)| *number);
+    let newest = newest(&table(&engine.store.tree)?).map(|(number, _)| *number);
     unfinished.base = newest.ok_or_else(|| Error::corrupt("the stream's parent is no more"))?;
-    let mut transaction = engine.begin(Cost::new(1, UNFINISHED_BYTES_MAX))?;
+    let mut transaction = engine.store.begin(Cost::new(1, UNFINISHED_BYTES_MAX))?;
     transaction.put(Key::RECEIVING, &unfinished.encode());
     let seq = transaction.commit(Depends::Nothing)?;
-    engine.force(seq)?;
+    engine.store.force(seq)?;
     Ok(unfinished)
 }
 
 /// Step 4 of the protocol.
 fn finish(engine: &Engine, unfinished: &Unfinished, totals: &Totals) -> Result<SnapshotInfo> {
-    let root = engine.tree.get_with(Key::inode(InodeNo::ROOT), InodeRecord::decode)?.transpose()?;
+    let root = engine.store.tree.get_with(Key::inode(InodeNo::ROOT), InodeRecord::decode)?.transpose()?;
     if !root.is_some_and(|root| root.file_type().is_dir() && root.nlink > 0) {
         return Err(Error::corrupt("the stream has no root directory"));
     }
-    engine.inode_numbers.pass(totals.next_inode);
-    let base = table(&engine.tree)?.into_iter().find(|(number, _)| *number == unfinished.base);
+    engine.store.inode_numbers.pass(totals.next_inode);
+    let base = table(&engine.store.tree)?.into_iter().find(|(number, _)| *number == unfinished.base);
     let (base, id) = (base.filter(|_| unfinished.own_base), unfinished.id);
     let cost = Cost::new(3, VALUE_MAX + ID_BYTES);
     let mut change = |number, transaction: &mut Transaction<'_>| {

@@ -10,7 +10,7 @@
 //!
 //! Neighbours: [`crate::reaper`] fills the list and takes from it.
 
-use crate::inode::OrphanState;
+use crate::store::orphan_slots::OrphanState;
 use quire_base::InodeNo;
 use quire_base::sync::Mutex;
 use quire_base::sync::atomic::{AtomicUsize, Ordering};

@@ -19,17 +19,18 @@
 //!
 //! A read-only mount does 1 and 2, in memory, and writes nothing.
 //!
-//! Neighbours: [`crate::checkpoint`], [`crate::apply`], [`crate::reaper`]; `journal::replay` tells torn from
+//! Neighbours: [`crate::store::checkpoint`], [`crate::store::apply`], [`crate::reaper`]; `journal::replay` tells torn from
 //! damaged.
 
-use crate::apply::Target;
-use crate::checkpoint::{CheckpointState, name_image};
-use crate::engine::{Engine, Parts};
-use crate::inode_numbers::InodeNumbers;
+use crate::engine::Engine;
 use crate::options::VolumeOptions;
-use crate::orphan::OrphanSlots;
-use crate::snapshot_table::SnapshotTable;
-use crate::superblocks::{self, publish};
+use crate::store::Parts;
+use crate::store::apply::Target;
+use crate::store::checkpoint::{CheckpointState, name_image};
+use crate::store::inode_numbers::InodeNumbers;
+use crate::store::orphan_slots::OrphanSlots;
+use crate::store::snapshot_table::SnapshotTable;
+use crate::store::superblocks::{self, publish};
 use quire_alloc::{AllocConfig, Allocator, RegionSource};
 use quire_base::metrics::Counter;
 use quire_base::sync::Arc;
@@ -307,11 +308,11 @@ pub(crate) fn open(
     options: VolumeOptions,
 ) -> Result<(Arc<Engine>, RecoveryReport)> {
     let (engine, report) = open_unfinished(backend, options)?;
-    if !engine.read_only {
-        engine.keep_standing_reserve()?;
+    if !engine.store.read_only {
+        engine.store.keep_standing_reserve()?;
         engine.finish_logged_operations()?;
-        match engine.options.threads {
-            true if engine.snapshots.any_deleted() => engine.sweep_later(),
+        match engine.store.options.threads {
+            true if engine.store.snapshots.any_deleted() => engine.sweep_later(),
             true => {}
             false => engine.finish_snapshot_deletions()?,
         }
@@ -355,12 +356,11 @@ pub(crate) fn open_unfinished(
                 Error::new(ErrorKind::ReadOnly, format!("{} is read-only", device.name()))
             }));
         }
-        let cache = new_cache(&device, &options)?;
-        in_memory(device, loaded, options, cache)?
+        in_memory(device, loaded, options)?
     } else {
         new_incarnation(&*backend, device, loaded, options)?
     };
-    Ok((Engine::new(parts), report))
+    Ok((with_own_cache(parts)?, report))
 }
 
 /// Opens the checkpoint that a snapshot of an open volume keeps, on the volume's device and in its cache.
@@ -369,10 +369,10 @@ pub(crate) fn open_beside(
     superblock: Superblock,
     options: VolumeOptions,
 ) -> Result<Arc<Engine>> {
-    let device = volume.device.clone();
+    let device = volume.store.device.clone();
     let (loaded, _) = load_from(&device, &options, superblock, 0, Replay::Nothing)?;
-    let parts = in_memory(device, loaded, options, volume.cache.clone())?;
-    Ok(Engine::new(Parts { beside: true, ..parts }))
+    let parts = in_memory(device, loaded, options)?;
+    Ok(Engine::new(parts, volume.cache.clone(), true))
 }
 
 /// Opens a volume whose newest checkpoint is whole, for a repair that may lose data: its journal is replayed
@@ -392,20 +392,15 @@ pub(crate) fn open_remains(
     loaded.snapshots = Arc::new(SnapshotTable::load(&loaded.tree, loaded.superblock.epoch)?);
     // Some were needed. Until the cut is published, they say that something is missing.
     let unreadable = std::mem::take(&mut loaded.unreadable);
-    let engine = Engine::new(new_incarnation(&*backend, device, loaded, options)?);
+    let engine = with_own_cache(new_incarnation(&*backend, device, loaded, options)?)?;
     renew_unreadable(&*backend, &unreadable);
     Ok((engine, cut))
 }
 
-fn in_memory(
-    device: Arc<Device>,
-    loaded: Loaded,
-    options: VolumeOptions,
-    cache: Arc<Cache>,
-) -> Result<Parts> {
+fn in_memory(device: Arc<Device>, loaded: Loaded, options: VolumeOptions) -> Result<Parts> {
     let Superblock { checkpoint, sequence, .. } = loaded.superblock;
     let state = CheckpointState::published(checkpoint, loaded.slot, sequence);
-    parts(device, loaded, options, None, state, cache)
+    parts(device, loaded, options, None, state)
 }
 
 /// Steps 3 to 5 of the protocol.
@@ -475,8 +470,7 @@ fn new_incarnation(
         },
     );
     let state = CheckpointState::published(number, second, loaded.end);
-    let cache = new_cache(&device, &options)?;
-    parts(device, loaded, options, Some(journal), state, cache)
+    parts(device, loaded, options, Some(journal), state)
 }
 
 /// Writes zeros over blocks of the journal that cannot be read, so that no later recovery finds one where its
@@ -501,7 +495,6 @@ fn parts(
     options: VolumeOptions,
     journal: Option<Arc<Journal>>,
     checkpoint: CheckpointState,
-    cache: Arc<Cache>,
 ) -> Result<Parts> {
     let superblock = loaded.superblock;
     let alloc = Allocator::new(
@@ -527,19 +520,19 @@ fn parts(
         journal,
         tree: loaded.tree,
         alloc,
-        cache,
         orphans: loaded.orphans,
         snapshots: loaded.snapshots,
         options,
         superblock,
         checkpoint,
         next_logged,
-        beside: false,
     })
 }
 
-fn new_cache(device: &Arc<Device>, options: &VolumeOptions) -> Result<Arc<Cache>> {
-    Cache::new(options.cache_config(default_cache_bytes)?, device.clone(), options.clock.clone())
+fn with_own_cache(parts: Parts) -> Result<Arc<Engine>> {
+    let config = parts.options.cache_config(default_cache_bytes)?;
+    let cache = Cache::new(config, parts.device.clone(), parts.options.clock.clone())?;
+    Ok(Engine::new(parts, cache, false))
 }
 
 /// A quarter of the machine's memory.

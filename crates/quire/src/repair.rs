@@ -6,13 +6,13 @@
 //! under the barrier and past the journal; checkpoints publish them, [`Session::close`]'s at the latest. A
 //! crash in between leaves what the last checkpoint had, and the next check finds the rest.
 //!
-//! Neighbours: `quire-fsck` is the only user; [`crate::checkpoint`] publishes.
+//! Neighbours: `quire-fsck` is the only user; [`crate::store::checkpoint`] publishes.
 
 use crate::engine::Engine;
 use crate::options::VolumeOptions;
-use crate::orphan::Slot;
 use crate::recovery;
 pub use crate::recovery::JournalCut;
+use crate::store::orphan_slots::Slot;
 use quire_base::sync::Arc;
 use quire_base::{InodeNo, Result};
 use quire_device::Backend;
@@ -39,7 +39,7 @@ impl Session {
     pub fn open(backend: Arc<dyn Backend>) -> Result<Session> {
         let options = VolumeOptions { threads: false, ..VolumeOptions::default() };
         let (engine, _) = recovery::open_unfinished(backend, options)?;
-        engine.check_writable()?;
+        engine.store.check_writable()?;
         Ok(Session { engine, pending: Vec::new() })
     }
 
@@ -49,28 +49,28 @@ impl Session {
     pub fn open_remains(backend: Arc<dyn Backend>) -> Result<(Session, JournalCut)> {
         let options = VolumeOptions { threads: false, ..VolumeOptions::default() };
         let (engine, cut) = recovery::open_remains(backend, options)?;
-        engine.check_writable()?;
+        engine.store.check_writable()?;
         Ok((Session { engine, pending: Vec::new() }, cut))
     }
 
     /// The tree as it is now.
     pub fn tree(&self) -> &Arc<Tree> {
-        &self.engine.tree
+        &self.engine.store.tree
     }
 
     /// The superblock as it was after recovery.
     pub fn superblock(&self) -> &Superblock {
-        &self.engine.superblock
+        &self.engine.store.superblock
     }
 
     /// The orphan slots in use.
     pub fn orphans(&self) -> Vec<(Slot, InodeNo)> {
-        self.engine.orphans.applied()
+        self.engine.store.orphans.applied()
     }
 
     /// A slot that no orphan has; it stays claimed until its change is committed.
     pub fn claim_orphan_slot(&self, inode: InodeNo) -> Option<Slot> {
-        self.engine.orphans.claim(inode)
+        self.engine.store.orphans.claim(inode)
     }
 
     /// Sets a key's value.
@@ -111,9 +111,9 @@ impl Session {
 
     /// Sets the counters that checkpoints write; [`Session::commit`]s keep them up from here.
     pub fn set_counters(&mut self, free_blocks: u64, inodes: u64, next_inode: u64) {
-        self.engine.applied_free_blocks.set(free_blocks);
-        self.engine.applied_inodes.set(inodes);
-        self.engine.inode_numbers.pass(next_inode);
+        self.engine.store.applied_free_blocks.set(free_blocks);
+        self.engine.store.applied_inodes.set(inodes);
+        self.engine.store.inode_numbers.pass(next_inode);
     }
 
     /// Changes that wait for a commit.
@@ -126,18 +126,18 @@ impl Session {
     pub fn commit(&mut self) -> Result<()> {
         let pending = std::mem::take(&mut self.pending);
         {
-            let _barrier = self.engine.barrier.shared();
+            let _barrier = self.engine.store.barrier.shared();
             for raw in &pending {
                 match raw {
-                    Raw::Put(key, value) => self.engine.tree.put(*key, value)?,
-                    Raw::Delete(key) => self.engine.tree.delete(*key).map(drop)?,
-                    Raw::OrphanSet(slot, inode) => self.engine.orphans.apply_set(*slot, *inode),
-                    Raw::OrphanClear(slot) => self.engine.orphans.apply_clear(*slot),
+                    Raw::Put(key, value) => self.engine.store.tree.put(*key, value)?,
+                    Raw::Delete(key) => self.engine.store.tree.delete(*key).map(drop)?,
+                    Raw::OrphanSet(slot, inode) => self.engine.store.orphans.apply_set(*slot, *inode),
+                    Raw::OrphanClear(slot) => self.engine.store.orphans.apply_clear(*slot),
                 }
             }
         }
-        if self.engine.tree.wants_checkpoint() {
-            self.engine.checkpoint_now()?;
+        if self.engine.store.tree.wants_checkpoint() {
+            self.engine.store.checkpoint_now()?;
         }
         Ok(())
     }
@@ -145,7 +145,7 @@ impl Session {
     /// Commits what is pending and writes a clean checkpoint.
     pub fn close(mut self) -> Result<()> {
         self.commit()?;
-        self.engine.checkpoint_clean()?;
+        self.engine.store.checkpoint_clean()?;
         self.engine.inodes.clear();
         Ok(())
     }

@@ -19,11 +19,11 @@
 //! Neighbours: [`crate::resize`] is the public face; `format::superblock::areas` has the rules of a moved
 //! journal.
 
-use crate::apply::change_regions;
 use crate::mkfs::{JOURNAL_BYTES_MAX, VOLUME_BYTES_MAX, write_zeros};
 use crate::options::VolumeOptions;
-use crate::pool_promise::standing_reserve;
 use crate::recovery::{self, Loaded};
+use crate::store::apply::change_regions;
+use crate::store::pool_promise::standing_reserve;
 use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result, size};
 use quire_device::{Backend, Device};

@@ -11,14 +11,14 @@
 //! Invariants: before the first slot is written the volume is as it was, then it is rolled back. The snapshot
 //! stays. Inode numbers are not given out twice, nor does the epoch go back. Only the newest snapshot can be
 //! rolled back to: a block that a file has belongs to all snapshots behind its birth
-//! ([`crate::snapshot_table`]).
+//! ([`crate::store::snapshot_table`]).
 //!
 //! Neighbours: [`crate::snapshots`]; `quire_tree::Tree::replace_names`.
 
 use crate::options::VolumeOptions;
-use crate::orphan::OrphanSlots;
 use crate::recovery::Loaded;
 use crate::snapshots::{self, Space, pool_of};
+use crate::store::orphan_slots::OrphanSlots;
 use crate::volume::{Volume, VolumeInfo};
 use quire_base::sync::Arc;
 use quire_base::{BlockNo, Error, Result};

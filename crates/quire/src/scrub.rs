@@ -2,7 +2,7 @@
 //!
 //! All copies of all metadata are read: superblocks, the pool's manifest, orphan blocks and the journal
 //! between two checkpoints ([`fixed`]), then the tree nodes, beside changes ([`quire_tree::scrub`]). Metadata
-//! with a bad copy is written again: nodes by [`crate::heal`], the rest from memory by the next two
+//! with a bad copy is written again: nodes by [`crate::store::heal`], the rest from memory by the next two
 //! checkpoints, which also make a damaged stretch of the journal needless. On request the data of all files
 //! is read as well ([`data`]). Their contents have no checksums, so only what the device cannot read is
 //! found.
@@ -200,7 +200,7 @@ impl Volume {
     /// The last scrub of the volume, this one included if one is running. [`ScrubState::Unfinished`] with
     /// none running is one that the end of the volume, or a crash, has interrupted.
     pub fn last_scrub(&self) -> Option<LastScrub> {
-        let kept = self.engine().last_scrub.lock().clone()?;
+        let kept = self.engine().store.last_scrub.lock().clone()?;
         Some(LastScrub {
             state: kept.state,
             data: kept.data,
@@ -215,9 +215,9 @@ impl Volume {
 
 impl<'a> Scrub<'a> {
     fn start(engine: &'a Engine, options: &ScrubOptions, watch: &'a mut Watch<'a>) -> Result<Scrub<'a>> {
-        let now = engine.options.clock.now();
+        let now = engine.store.options.clock.now();
         let mut options = options.clone();
-        let earlier = engine.last_scrub.lock().clone();
+        let earlier = engine.store.last_scrub.lock().clone();
         let goes_on = |scrub: &Kept| options.resume && scrub.state != ScrubState::Finished;
         let mut last = earlier.filter(goes_on).unwrap_or(Kept {
             state: ScrubState::Unfinished,
@@ -262,7 +262,7 @@ impl<'a> Scrub<'a> {
 
     /// Notes how the scrub has ended.
     fn end(&mut self, done: Result<ControlFlow<()>>) -> Result<()> {
-        let failure = self.engine.failure();
+        let failure = self.engine.store.failure();
         if let (None, Ok(done)) = (&failure, &done) {
             self.last.state = if done.is_break() { ScrubState::Stopped } else { ScrubState::Finished };
         }
@@ -277,23 +277,23 @@ impl<'a> Scrub<'a> {
     /// checkpoint follows the last one.
     fn metadata(&mut self, from: Key) -> Result<ControlFlow<()>> {
         let engine = self.engine;
-        let admission = || if engine.read_only { Ok(None) } else { engine.begin_change().map(Some) };
+        let admission = || if engine.store.read_only { Ok(None) } else { engine.begin_change().map(Some) };
         let change = admission()?;
-        engine.scrub_fixed(&mut self.report)?;
+        engine.store.scrub_fixed(&mut self.report)?;
         drop(change);
-        let copies = 1 + u64::from(engine.superblock.manifest.twin != quire_format::place::NO_TWIN);
+        let copies = 1 + u64::from(engine.store.superblock.manifest.twin != quire_format::place::NO_TWIN);
         let mut from = Some(from);
         while let Some(key) = from {
             let change = admission()?;
-            let step = engine.tree.scrub_from(key);
+            let step = engine.store.tree.scrub_from(key);
             self.report.metadata_bytes += step.nodes * copies * BLOCK_SIZE as u64;
             self.report.damaged += step.damaged;
             for error in &step.lost {
                 tracing::error!(%error, "a scrub has found metadata without a good copy");
                 self.report.lost.push(error.to_string());
             }
-            if step.damaged > 0 && !engine.read_only {
-                engine.heal()?;
+            if step.damaged > 0 && !engine.store.read_only {
+                engine.store.heal()?;
                 self.report.healed += step.damaged;
             }
             drop(change);
@@ -310,7 +310,7 @@ impl<'a> Scrub<'a> {
 
     /// Tells how far it is, and waits until so much may have been read.
     fn pause(&mut self) -> Result<ControlFlow<()>> {
-        if self.engine.failure().is_some() {
+        if self.engine.store.failure().is_some() {
             return Ok(ControlFlow::Break(()));
         }
         if self.saved.elapsed() >= SAVE {
@@ -326,7 +326,7 @@ impl<'a> Scrub<'a> {
         let due = Duration::from_secs_f64(read as f64 / rate as f64);
         while let Some(left) = due.checked_sub(self.started.elapsed()).filter(|left| !left.is_zero()) {
             thread::sleep(left.min(Duration::from_millis(100)));
-            if self.engine.failure().is_some() || (self.watch)(&self.report).is_break() {
+            if self.engine.store.failure().is_some() || (self.watch)(&self.report).is_break() {
                 return Ok(ControlFlow::Break(()));
             }
         }
@@ -337,24 +337,24 @@ impl<'a> Scrub<'a> {
     fn note(&mut self) {
         let report = &self.report;
         let last = &mut self.last;
-        last.ended = self.engine.options.clock.now();
+        last.ended = self.engine.store.options.clock.now();
         (last.metadata_bytes, last.data_bytes) = (report.metadata_bytes, report.data_bytes);
         (last.files, last.damaged, last.healed) = (report.files, report.damaged, report.healed);
         last.lost = report.lost_before + report.lost.len() as u64;
         last.unreadable = report.unreadable_before + report.unreadable.len() as u64;
         last.milliseconds = self.spent.saturating_add(self.started.elapsed().as_millis() as u64);
-        *self.engine.last_scrub.lock() = Some(last.clone());
+        *self.engine.store.last_scrub.lock() = Some(last.clone());
     }
 
     /// Writes down how far it is; not on a volume that takes no changes.
     fn save(&mut self) -> Result<()> {
         self.note();
         self.saved = Instant::now();
-        if self.engine.check_writable().is_err() {
+        if self.engine.store.check_writable().is_err() {
             return Ok(());
         }
         match self.engine.begin_change() {
-            Ok(_change) => self.engine.checkpoint_now(),
+            Ok(_change) => self.engine.store.checkpoint_now(),
             // It is being closed: the last checkpoint says it.
             Err(_) => Ok(()),
         }
@@ -363,5 +363,5 @@ impl<'a> Scrub<'a> {
 
 /// Errors that are none, since the volume ends.
 pub(super) fn is_over(engine: &Engine, error: &Error) -> bool {
-    engine.failure().is_some() || error.kind() == quire_base::ErrorKind::Shutdown
+    engine.store.failure().is_some() || error.kind() == quire_base::ErrorKind::Shutdown
 }

@@ -141,14 +141,14 @@ struct Kept {
 impl Kept {
     fn new(engine: &Engine, name: &str) -> Result<Kept> {
         let reading = engine.readers.enter(name);
-        let (number, snapshot) = find(&engine.tree, name)?;
+        let (number, snapshot) = find(&engine.store.tree, name)?;
         Ok(Kept { number, snapshot, _reading: reading })
     }
 
     fn by_id(engine: &Engine, id: &SnapshotId) -> Result<Kept> {
         let missing = || Error::new(ErrorKind::NotFound, format!("the volume does not have {id}"));
-        for (number, snapshot) in table(&engine.tree)? {
-            if identity(&engine.tree, &engine.superblock, number, &snapshot)? == *id {
+        for (number, snapshot) in table(&engine.store.tree)? {
+            if identity(&engine.store.tree, &engine.store.superblock, number, &snapshot)? == *id {
                 // Another one may have got its name by now.
                 let kept = Kept::new(engine, &snapshot.name)?;
                 return if kept.number == number { Ok(kept) } else { Err(missing()) };
@@ -158,7 +158,7 @@ impl Kept {
     }
 
     fn id(&self, engine: &Engine) -> Result<SnapshotId> {
-        identity(&engine.tree, &engine.superblock, self.number, &self.snapshot)
+        identity(&engine.store.tree, &engine.store.superblock, self.number, &self.snapshot)
     }
 }
 
@@ -180,7 +180,7 @@ fn send(
     let old_side = older.as_ref().map(|older| side(engine, &older.snapshot)).transpose()?;
     let new_side = side(engine, &newer.snapshot)?;
     let mut counted = StreamWriter::counting();
-    send_changes(&engine.device, old_side.as_ref(), &new_side, &mut counted, &mut |_| ())?;
+    send_changes(&engine.store.device, old_side.as_ref(), &new_side, &mut counted, &mut |_| ())?;
     counted.end(superblock.next_inode)?;
 
     let header = Header {
@@ -197,7 +197,7 @@ fn send(
     }
     let mut writer = StreamWriter::new(out, &header)?;
     let mut tell = |bytes| progress(StreamProgress { bytes, total: header.bytes });
-    send_changes(&engine.device, old_side.as_ref(), &new_side, &mut writer, &mut tell)?;
+    send_changes(&engine.store.device, old_side.as_ref(), &new_side, &mut writer, &mut tell)?;
     writer.end(superblock.next_inode)?;
     tell(writer.position().bytes);
     Ok(Sent { name: name.clone(), bytes: writer.position().bytes, items: writer.position().items })
@@ -206,8 +206,9 @@ fn send(
 fn side(engine: &Engine, snapshot: &Snapshot) -> Result<Side> {
     let superblock = &snapshot.superblock;
     let limits = TreeLimits::with_cache_bytes(LOOKUP_CACHE_BYTES);
-    let pool = pool_of(&engine.device, snapshot)?;
-    let tree = Tree::open(engine.device.clone(), superblock.volume_id(), superblock.roots(), pool, limits)
-        .context(format_args!("snapshot {:?}", snapshot.name))?;
+    let pool = pool_of(&engine.store.device, snapshot)?;
+    let tree =
+        Tree::open(engine.store.device.clone(), superblock.volume_id(), superblock.roots(), pool, limits)
+            .context(format_args!("snapshot {:?}", snapshot.name))?;
     Ok(Side { tree, root: superblock.root, volume: superblock.volume_id() })
 }

@@ -144,22 +144,22 @@ impl Volume {
     /// ```
     pub fn open_snapshot(&self, name: &str) -> Result<Volume> {
         let engine = self.engine();
-        if engine.options.snapshot.is_some() {
+        if engine.store.options.snapshot.is_some() {
             let why = "a snapshot has no snapshots of its own; open those of the volume";
             return Err(Error::new(ErrorKind::Unsupported, why));
         }
         patience::check("the snapshot to be opened")?;
         let reading = engine.readers.enter(name);
-        let (_, snapshot) = crate::snapshots::find(&engine.tree, name)?;
+        let (_, snapshot) = crate::snapshots::find(&engine.store.tree, name)?;
         let reader =
-            recovery::open_beside(engine, snapshot.superblock, reader_options(&engine.options, name))
+            recovery::open_beside(engine, snapshot.superblock, reader_options(&engine.store.options, name))
                 .context(format_args!("snapshot {name:?}"))?;
         Volume::reader(reader, reading)
     }
 
     /// Whether this is a snapshot of a volume.
     pub fn is_snapshot(&self) -> bool {
-        self.engine().options.snapshot.is_some()
+        self.engine().store.options.snapshot.is_some()
     }
 
     /// Calls `callback` with the name of each snapshot that is about to be deleted. A front end that has it

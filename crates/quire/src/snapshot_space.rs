@@ -2,7 +2,7 @@
 //!
 //! A block of a file is in use without a break from the first snapshot that has it to the last one. So a
 //! snapshot has a block alone if the volume itself has it no longer (it is *dead*, see
-//! [`crate::snapshot_table`]) and neither the snapshot before nor the one behind has it. Deleting the
+//! [`crate::store::snapshot_table`]) and neither the snapshot before nor the one behind has it. Deleting the
 //! snapshot frees just these. A block of the metadata pool is a snapshot's alone if no other checkpoint that
 //! is kept names it, nor the newest one.
 //!
@@ -67,10 +67,10 @@ impl Volume {
         let engine = self.engine();
         let pool = {
             // The map of the pool is that of one checkpoint.
-            let _state = engine.checkpoint.lock();
-            engine.tree.pool_state()
+            let _state = engine.store.checkpoint.lock();
+            engine.store.tree.pool_state()
         };
-        space(&engine.device, &engine.tree, &pool)
+        space(&engine.store.device, &engine.store.tree, &pool)
     }
 }
 

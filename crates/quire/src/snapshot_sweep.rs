@@ -18,13 +18,13 @@
 //!
 //! Invariants: the snapshot before the one that is swept does not go meanwhile, nor the one behind it, but
 //! others may be taken between two steps: a step that finds a higher epoch looks for the neighbours anew. A
-//! step holds [`Engine::frees`] shared, so within it no snapshot is taken.
+//! step holds [`frees`](crate::store::Store::frees) shared, so within it no snapshot is taken.
 //!
 //! Neighbours: [`crate::snapshots`] takes them; [`crate::reaper`] has the thread.
 
 use crate::engine::Engine;
 use crate::snapshots::{Space, dead, find, table};
-use crate::transaction::{Cost, Depends};
+use crate::store::transaction::{Cost, Depends};
 use crate::volume::Volume;
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::thread;
@@ -72,13 +72,13 @@ impl Engine {
         let _unread = self.readers.keep_out(name)?;
         // Of two threads that delete the same, one finds it.
         let sweep = self.sweep.lock();
-        let (number, mut snapshot) = find(&self.tree, name)?;
+        let (number, mut snapshot) = find(&self.store.tree, name)?;
         snapshot.deleting = Some(0);
-        let mut transaction = self.begin(Cost::new(1, VALUE_MAX).critical())?;
+        let mut transaction = self.store.begin(Cost::new(1, VALUE_MAX).critical())?;
         transaction.put(Key::snapshot(number), &snapshot.encode());
         let seq = transaction.commit_alone(Depends::Nothing)?;
         drop(sweep);
-        self.force(seq)?;
+        self.store.force(seq)?;
         Ok(number)
     }
 
@@ -117,9 +117,9 @@ impl Engine {
     fn sweep_step(&self) -> Result<Left> {
         let started = Instant::now();
         let mut place = self.sweep.lock();
-        let _frees = self.frees.shared();
+        let _frees = self.store.frees.shared();
         let mut sweep = match place.take() {
-            Some(sweep) if sweep.epoch == self.snapshots.epoch() => sweep,
+            Some(sweep) if sweep.epoch == self.store.snapshots.epoch() => sweep,
             before => match self.look_for_sweep(before)? {
                 Some(sweep) => sweep,
                 None => return Ok(Left::Nothing),
@@ -128,19 +128,19 @@ impl Engine {
         match self.next_dead_region(sweep.next)? {
             Some(region) => {
                 self.sweep_region(&mut sweep, region)?;
-                let flushes = self.device.stats().flush_requests;
+                let flushes = self.store.device.stats().flush_requests;
                 let alone = std::mem::replace(&mut sweep.flushes, flushes) == flushes;
                 *place = Some(sweep);
                 let rest = (REST * started.elapsed()).min(REST_MAX);
                 Ok(Left::More(if alone { Duration::ZERO } else { rest }))
             }
             None => {
-                let mut transaction = self.begin(Cost::new(2, 0).critical())?;
+                let mut transaction = self.store.begin(Cost::new(2, 0).critical())?;
                 transaction.delete(Key::snapshot(sweep.number));
                 transaction.delete(Key::received(sweep.number));
                 transaction.commit_alone(Depends::Nothing)?;
-                let state = self.checkpoint.lock();
-                self.tree.let_go(sweep.number, state.next());
+                let state = self.store.checkpoint.lock();
+                self.store.tree.let_go(sweep.number, state.next());
                 Ok(Left::More(Duration::ZERO))
             }
         }
@@ -149,7 +149,7 @@ impl Engine {
     /// The deletion to go on with: the one `before`, with its neighbours of now; one that has freed
     /// something; or the oldest snapshot.
     fn look_for_sweep(&self, before: Option<Sweep>) -> Result<Option<Sweep>> {
-        let all = table(&self.tree)?;
+        let all = table(&self.store.tree)?;
         let last = before.as_ref().map(|sweep| sweep.number);
         let cursor = |at: &usize| all[*at].1.deleting;
         let marked = || (0..all.len()).filter(|at| cursor(at).is_some());
@@ -159,7 +159,7 @@ impl Engine {
             .or_else(|| marked().next());
         let Some(at) = chosen else { return Ok(None) };
         let (number, snapshot) = all[at].clone();
-        let since = self.snapshots.deleted_since(number);
+        let since = self.store.snapshots.deleted_since(number);
         let (older, newer) = (&all[..at], &all[at + 1..]);
         let behind = match newer.first() {
             Some((next, _)) if *next > since => newer.len(),
@@ -167,18 +167,18 @@ impl Engine {
         };
         let around = older.iter().rev().take(1).chain(&newer[..behind]);
         let around =
-            around.map(|(_, snapshot)| Space::open(&self.device, snapshot)).collect::<Result<_>>()?;
+            around.map(|(_, snapshot)| Space::open(&self.store.device, snapshot)).collect::<Result<_>>()?;
         let done = snapshot.deleting.unwrap_or(0);
         let next = before.filter(|sweep| sweep.number == number).map_or(done, |sweep| sweep.next);
-        let own = Space::open(&self.device, &snapshot)?;
-        let flushes = self.device.stats().flush_requests;
-        Ok(Some(Sweep { number, snapshot, own, around, epoch: self.snapshots.epoch(), next, flushes }))
+        let own = Space::open(&self.store.device, &snapshot)?;
+        let flushes = self.store.device.stats().flush_requests;
+        Ok(Some(Sweep { number, snapshot, own, around, epoch: self.store.snapshots.epoch(), next, flushes }))
     }
 
     /// Step 2, for one region.
     fn sweep_region(&self, sweep: &mut Sweep, region: u64) -> Result<()> {
         let next = region + 1;
-        let mut free = dead(&self.tree, region)?.both(&sweep.own.used(region)?);
+        let mut free = dead(&self.store.tree, region)?.both(&sweep.own.used(region)?);
         for neighbour in &sweep.around {
             free = free.without(&neighbour.used(region)?);
         }
@@ -189,7 +189,7 @@ impl Engine {
             .collect();
         if !runs.is_empty() {
             let cost = Cost::new(3, VALUE_MAX + runs.len() * SMALL_CHANGE_MAX).critical();
-            let mut transaction = self.begin(cost)?;
+            let mut transaction = self.store.begin(cost)?;
             runs.iter().for_each(|run| transaction.reclaim(*run));
             sweep.snapshot.deleting = Some(next);
             transaction.put(Key::snapshot(sweep.number), &sweep.snapshot.encode());
@@ -202,7 +202,7 @@ impl Engine {
     /// The first region from `from` on that has dead blocks.
     fn next_dead_region(&self, from: u64) -> Result<Option<u64>> {
         let mut found = None;
-        self.tree.scan(Key::dead(from), Key::dead(u64::MAX), &mut |key, _| {
+        self.store.tree.scan(Key::dead(from), Key::dead(u64::MAX), &mut |key, _| {
             found = Some(key.offset);
             ControlFlow::Break(())
         })?;
@@ -219,7 +219,7 @@ impl Volume {
     pub fn delete_snapshot(&self, name: &str) -> Result<()> {
         let engine = self.engine();
         let number = engine.mark_deleted(name)?;
-        while engine.snapshots.has(number) {
+        while engine.store.snapshots.has(number) {
             let change = engine.begin_change()?;
             let left = engine.sweep_step()?;
             drop(change);

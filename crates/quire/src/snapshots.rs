@@ -2,13 +2,13 @@
 //!
 //! A snapshot is a checkpoint that is kept: its superblock lies under a key of the space tree. From the
 //! record of that key on, what the checkpoint's trees name is not freed ([`quire_tree::Tree::keep`]), and
-//! blocks of files that it has are shared ([`crate::snapshot_table`]).
+//! blocks of files that it has are shared ([`crate::store::snapshot_table`]).
 //!
 //! Protocol of taking one, while others use the volume:
 //! 1. Sync, checkpoint, both again, while changes go on: so little is left for steps 3 and 5.
 //! 2. Keep changes back where they begin ([`crate::changes`]), and wait for those under way.
 //! 3. Write back. Nothing is dirty then, nothing is written, and no reservation for data stands.
-//! 4. Keep the engine itself from freeing blocks ([`Engine::frees`]): what is freed between the checkpoint
+//! 4. Keep the engine itself from freeing blocks ([`frees`](crate::store::Store::frees)): what is freed between the checkpoint
 //!    and the key's record would be given to others, though the snapshot has it.
 //! 5. Write a checkpoint with its homes, but for its superblock, and append the key's record. The record
 //!    depends on all that was written so far, so nothing is flushed while changes are kept back. A reader of
@@ -25,12 +25,12 @@
 //! Invariants: one snapshot at a time is taken, and none of a frozen volume (`Engine::frozen` is held
 //! throughout).
 //!
-//! Neighbours: [`crate::snapshot_sweep`] deletes; [`crate::apply`] has the rules of single changes;
+//! Neighbours: [`crate::snapshot_sweep`] deletes; [`crate::store::apply`] has the rules of single changes;
 //! [`crate::recovery`] opens a snapshot as a volume.
 
 use crate::engine::Engine;
 use crate::options::VolumeOptions;
-use crate::transaction::{Cost, Depends, Transaction};
+use crate::store::transaction::{Cost, Depends, Transaction};
 use crate::volume::Volume;
 use quire_base::sync::time::Instant;
 use quire_base::sync::{Arc, MutexGuard};
@@ -224,16 +224,16 @@ impl Drop for Held<'_> {
 impl Engine {
     /// The protocol's steps.
     fn take_snapshot(self: &Arc<Engine>, name: &str) -> Result<SnapshotInfo> {
-        self.check_writable()?;
+        self.store.check_writable()?;
         if name == crate::receive::BASE_NAME {
             return Err(Error::invalid(format!("the name {name:?} is for quire receive")));
         }
         self.check_new_name(name)?;
         drop(self.not_frozen("a snapshot can be taken")?);
         self.sync()?;
-        self.checkpoint_now()?;
+        self.store.checkpoint_now()?;
         self.sync()?;
-        self.checkpoint_now()?;
+        self.store.checkpoint_now()?;
         let _not_frozen = self.not_frozen("a snapshot can be taken")?;
         let since = Instant::now();
         if !self.changes.hold() {
@@ -241,7 +241,7 @@ impl Engine {
         }
         let held = Held { engine: self, since };
         self.write_back()?;
-        let now = self.options.clock.now();
+        let now = self.store.options.clock.now();
         self.take_snapshot_and(name, now, Cost::new(0, 0), &mut |_, _| (), Some(held))
     }
 
@@ -256,19 +256,19 @@ impl Engine {
         held: Option<Held<'_>>,
     ) -> Result<SnapshotInfo> {
         self.check_new_name(name)?;
-        let frees = self.frees.whole();
-        let transaction = self.begin(Cost::new(1 + more.keys, VALUE_MAX + more.bytes))?;
-        let mut state = self.checkpoint.lock();
-        self.write_image(&mut state, 0)?;
+        let frees = self.store.frees.whole();
+        let transaction = self.store.begin(Cost::new(1 + more.keys, VALUE_MAX + more.bytes))?;
+        let mut state = self.store.checkpoint.lock();
+        self.store.write_image(&mut state, 0)?;
         let superblock = state.unpublished.clone().expect("it was just written");
-        self.write_homes_up_to(superblock.sequence)?;
+        self.store.write_homes_up_to(superblock.sequence)?;
         let kept = self.keep_checkpoint(name, created, superblock, transaction, change);
         self.cache.forget_homes();
         drop((frees, held));
-        self.publish_image(&mut state)?;
+        self.store.publish_image(&mut state)?;
         let (taken, seq) = kept?;
         drop(state);
-        self.force(seq)?;
+        self.store.force(seq)?;
         Ok(taken)
     }
 
@@ -284,7 +284,7 @@ impl Engine {
 
     fn check_new_name(&self, name: &str) -> Result<()> {
         Snapshot::check_name(name)?;
-        match table(&self.tree)?.into_iter().find(|(_, other)| other.name == name) {
+        match table(&self.store.tree)?.into_iter().find(|(_, other)| other.name == name) {
             Some((_, taken)) => {
                 let state = if taken.deleting.is_some() { "is still being deleted" } else { "exists" };
                 Err(Error::new(ErrorKind::Exists, format!("a snapshot {name:?} {state}")))
@@ -303,20 +303,20 @@ impl Engine {
         mut transaction: Transaction<'_>,
         change: &mut dyn FnMut(u32, &mut Transaction<'_>),
     ) -> Result<(SnapshotInfo, Seq)> {
-        let number = self.snapshots.epoch().checked_add(1).ok_or_else(|| {
+        let number = self.store.snapshots.epoch().checked_add(1).ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, "no volume takes more than 2^32 - 1 snapshots")
         })?;
         let next_checkpoint = superblock.checkpoint + 1;
         // The volume's, not the snapshot's.
         (superblock.scrub, superblock.changed_uuid) = (None, [0; 16]);
         let snapshot = Snapshot { name: name.into(), created, deleting: None, superblock };
-        self.tree.keep_newest(number)?;
+        self.store.tree.keep_newest(number)?;
         transaction.put(Key::snapshot(number), &snapshot.encode());
         change(number, &mut transaction);
-        match transaction.commit_alone(Depends::Written(self.device.mark())) {
+        match transaction.commit_alone(Depends::Written(self.store.device.mark())) {
             Ok(seq) => Ok((SnapshotInfo::of(number, &snapshot), seq)),
             Err(error) => {
-                self.tree.let_go(number, next_checkpoint);
+                self.store.tree.let_go(number, next_checkpoint);
                 Err(error)
             }
         }
@@ -326,7 +326,7 @@ impl Engine {
 impl Volume {
     /// The volume's snapshots, the oldest first.
     pub fn snapshots(&self) -> Result<Vec<SnapshotInfo>> {
-        Ok(table(&self.engine().tree)?
+        Ok(table(&self.engine().store.tree)?
             .iter()
             .map(|(number, snapshot)| SnapshotInfo::of(*number, snapshot))
             .collect())

@@ -33,7 +33,7 @@ impl Volume {
     /// ```
     pub fn trim(&self, range: Range<u64>) -> Result<u64> {
         let engine = self.engine();
-        let space = engine.superblock.data_start.0..engine.alloc.data_end().0;
+        let space = engine.store.superblock.data_start.0..engine.store.alloc.data_end().0;
         let block = BLOCK_SIZE as u64;
         let (mut at, end) =
             (range.start.div_ceil(block).max(space.start), (range.end / block).min(space.end));
@@ -42,7 +42,7 @@ impl Volume {
             // Closing the volume waits for one piece at most.
             let _change = engine.begin_change_unless_frozen()?;
             let piece = Run::new(BlockNo(at), most.min(end - at));
-            match engine.alloc.discard_free(piece) {
+            match engine.store.alloc.discard_free(piece) {
                 // Space is short: smaller pieces leave enough for others.
                 None if piece.blocks > PIECE_BLOCKS_MIN => most = piece.blocks / 2,
                 discarded => {

@@ -153,7 +153,7 @@ impl Volume {
     pub(crate) fn open_with(backend: Arc<dyn Backend>, options: &VolumeOptions) -> Result<Volume> {
         let threads = options.threads;
         let (mut engine, recovery) = recovery::open(backend.clone(), options.clone())?;
-        if engine.shows_half_an_operation() {
+        if engine.store.shows_half_an_operation() {
             drop(engine);
             let settled = settled_in_memory(backend, options)?;
             (engine, _) = recovery::open(settled, options.clone())?;
@@ -170,7 +170,7 @@ impl Volume {
         let inner = Arc::new(inner);
         if threads {
             inner.engine.cache.start()?;
-            if !inner.engine.read_only {
+            if !inner.engine.store.read_only {
                 inner.threads.start(&inner.engine)?;
             }
         }
@@ -213,10 +213,10 @@ impl Volume {
 
     /// What the volume is.
     pub fn info(&self) -> VolumeInfo {
-        let mut info = VolumeInfo::of(&self.engine().superblock_now());
-        info.checkpoint = self.engine().checkpoint_number.load(Ordering::Acquire);
-        info.free_blocks = self.engine().applied_free_blocks.get();
-        info.inodes = self.engine().applied_inodes.get();
+        let mut info = VolumeInfo::of(&self.engine().store.superblock_now());
+        info.checkpoint = self.engine().store.checkpoint_number.load(Ordering::Acquire);
+        info.free_blocks = self.engine().store.applied_free_blocks.get();
+        info.inodes = self.engine().store.applied_inodes.get();
         info
     }
 
@@ -233,19 +233,19 @@ impl Volume {
 
     /// True if no changes are taken.
     pub fn is_read_only(&self) -> bool {
-        self.engine().read_only
+        self.engine().store.read_only
     }
 
     /// Space and inodes.
     pub fn statfs(&self) -> Statfs {
         let engine = self.engine();
-        let available = engine.alloc.free_blocks();
-        let free = available + engine.alloc.deferred_blocks();
-        let inodes = engine.applied_inodes.get();
+        let available = engine.store.alloc.free_blocks();
+        let free = available + engine.store.alloc.deferred_blocks();
+        let inodes = engine.store.applied_inodes.get();
         // An inode and its name take some 150 bytes of a leaf; leaves may take all free space.
         let free_inodes = available.saturating_mul(16);
         Statfs {
-            blocks: engine.superblock_now().data_blocks(),
+            blocks: engine.store.superblock_now().data_blocks(),
             free,
             available,
             inodes: inodes + free_inodes,
@@ -262,7 +262,7 @@ impl Volume {
 
     /// The error that shut the volume down, if one did.
     pub fn failure(&self) -> Option<Error> {
-        self.engine().failure()
+        self.engine().store.failure()
     }
 
     /// One round of background work, for volumes opened without threads.
@@ -272,7 +272,7 @@ impl Volume {
 
     /// Writes a checkpoint now.
     pub fn checkpoint(&self) -> Result<()> {
-        self.engine().checkpoint_now()
+        self.engine().store.checkpoint_now()
     }
 
     /// Waits until every unlinked inode without a user has been freed.
@@ -324,7 +324,7 @@ impl Inner {
         let engine = &self.engine;
         drop(self.root.lock().take());
         let mut outcome = Ok(());
-        let is_sound = !engine.read_only && engine.failure().is_none();
+        let is_sound = !engine.store.read_only && engine.store.failure().is_none();
         if is_sound {
             engine.changes.refuse();
         }
@@ -340,15 +340,15 @@ impl Inner {
         if !engine.beside {
             engine.cache.stop();
         }
-        if !engine.read_only && engine.failure().is_none() {
+        if !engine.store.read_only && engine.store.failure().is_none() {
             // What the threads have left, and what had been admitted to be made durable.
-            outcome = outcome.and_then(|()| engine.sync()).and_then(|()| engine.checkpoint_clean());
+            outcome = outcome.and_then(|()| engine.sync()).and_then(|()| engine.store.checkpoint_clean());
             if outcome.is_ok() {
                 engine.discard_the_rest();
-                engine.check_nothing_reserved();
+                engine.store.check_nothing_reserved();
             }
             let error = Error::new(quire_base::ErrorKind::Shutdown, "the volume is closed");
-            engine.shut_down_quietly(&error);
+            engine.store.shut_down_quietly(&error);
         }
         engine.inodes.clear();
         outcome
@@ -357,7 +357,7 @@ impl Inner {
 
 impl std::fmt::Debug for Volume {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "volume on {}", self.engine().device.name())
+        write!(f, "volume on {}", self.engine().store.device.name())
     }
 }
 

@@ -23,7 +23,7 @@ use crate::engine::Engine;
 use crate::inode::{Inode, InodeRef};
 use crate::namespace::records::Records;
 use crate::properties::attribute::{self, Property};
-use crate::transaction::{Cost, Depends, Transaction};
+use crate::store::transaction::{Cost, Depends, Transaction};
 use quire_base::sync::Arc;
 use quire_base::{Context, Error, ErrorKind, InodeNo, Result};
 use quire_format::inode::{FileType, INODE_BYTES};
@@ -79,7 +79,7 @@ impl Search {
 }
 
 fn hash(engine: &Engine, name: &[u8]) -> u32 {
-    format::name_hash(engine.superblock.hash_seed, name)
+    format::name_hash(engine.store.superblock.hash_seed, name)
 }
 
 /// The keys that attributes of one hash can have, as (first, last).
@@ -139,7 +139,7 @@ impl Engine {
         let mut collector = Collector { name, current: None, pieces: Vec::new(), ours: None, free: 0 };
         let mut broken = Ok(());
         let (first, last) = keys_of_hash(inode, hash(self, name));
-        self.tree.scan(first, last, &mut |key, value| {
+        self.store.tree.scan(first, last, &mut |key, value| {
             broken = collector.piece(key.offset, value);
             if broken.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
@@ -191,8 +191,8 @@ impl Engine {
             }
             drop(meta);
             // While the ticket lives, what is read here stays in memory.
-            loaded = Some(self.tree.ticket());
-            self.tree.scan(first, last, &mut |_, _| ControlFlow::Continue(()))?;
+            loaded = Some(self.store.tree.ticket());
+            self.store.tree.scan(first, last, &mut |_, _| ControlFlow::Continue(()))?;
         }
     }
 
@@ -217,7 +217,7 @@ impl Engine {
                 return Ok(names);
             }
             let mut broken = Ok(());
-            self.tree.scan(first, last, &mut |key, value| {
+            self.store.tree.scan(first, last, &mut |key, value| {
                 if format::split_offset(key.offset).2 == 0 {
                     match Head::decode(value) {
                         Ok(head) => names.push(head.name.to_vec()),
@@ -241,7 +241,7 @@ impl Engine {
         value: &[u8],
         flags: XattrFlags,
     ) -> Result<()> {
-        self.check_writable()?;
+        self.store.check_writable()?;
         check_may_have(inode, name)?;
         if flags.contains(XattrFlags::CREATE | XattrFlags::REPLACE) {
             return Err(Error::invalid("an attribute cannot be both created and replaced"));
@@ -275,7 +275,7 @@ impl Engine {
 
     /// Removes an attribute. Kinds: `NoAttribute`, and those of [`Engine::set_xattr`] for the name.
     pub(crate) fn remove_xattr(self: &Arc<Engine>, inode: &InodeRef, name: &[u8]) -> Result<()> {
-        self.check_writable()?;
+        self.store.check_writable()?;
         check_may_have(inode, name)?;
         let flags = XattrFlags::REPLACE;
         if let Some(property) = Property::of(name) {
@@ -297,7 +297,7 @@ impl Engine {
             if change.value.is_none() {
                 cost = cost.critical();
             }
-            let mut transaction = self.begin(cost)?;
+            let mut transaction = self.store.begin(cost)?;
             self.warm_xattr(&transaction, inode, change.name)?;
             let mut records = Records::lock(self, &[inode.arc()]);
             let search = match records.record(inode).xattr_bytes {
@@ -338,7 +338,7 @@ impl Engine {
     pub(crate) fn warm_xattr(&self, transaction: &Transaction<'_>, inode: &Inode, name: &[u8]) -> Result<()> {
         let (first, last) = keys_of_hash(inode.number, hash(self, name));
         transaction.warm(&[Key::inode(inode.number), first, last])?;
-        self.tree.scan(first, last, &mut |_, _| ControlFlow::Continue(()))
+        self.store.tree.scan(first, last, &mut |_, _| ControlFlow::Continue(()))
     }
 
     /// Replaces the pieces that `search` found under `meta` by `pieces`; none removes the attribute.
@@ -426,7 +426,7 @@ impl XattrChange<'_> {
         })?;
         let record = records.edit(inode);
         record.xattr_bytes = after;
-        record.ctime = inode.engine.options.clock.now();
+        record.ctime = inode.engine.store.options.clock.now();
         if let Some(permissions) = self.permissions {
             record.mode = record.mode & !0o777 | permissions;
         }

@@ -43,7 +43,7 @@ impl Engine {
             Advice::DontNeed => {
                 let (first, end) = (offset.div_ceil(BLOCK_SIZE as u64), end / BLOCK_SIZE as u64);
                 mapping.drop_behind(first, end);
-                if !self.read_only {
+                if !self.store.read_only {
                     mapping.start_write_back(first, end);
                 }
             }

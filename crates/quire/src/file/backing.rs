@@ -17,8 +17,8 @@
 
 use crate::engine::Engine;
 use crate::inode::{Inode, Meta};
-use crate::snapshot_table::SnapshotTable;
-use crate::transaction::{Cost, Depends, EXTENTS_PER_TRANSACTION, Transaction};
+use crate::store::snapshot_table::SnapshotTable;
+use crate::store::transaction::{Cost, EXTENTS_PER_TRANSACTION, Transaction};
 use quire_alloc::Funding;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
@@ -54,21 +54,21 @@ impl Backing for Inode {
     fn map(&self, block: u64, count: u64) -> Result<Vec<Run>> {
         let extents = self.read_extents(block, count, MAP_EXTENTS)?;
         let whole = extents.len() < MAP_EXTENTS;
-        Ok(runs_of(&extents, block, count, whole, &self.engine.snapshots))
+        Ok(runs_of(&extents, block, count, whole, &self.engine.store.snapshots))
     }
 
     fn reserve(&self, blocks: u64) -> Result<()> {
-        self.engine.delay(self, blocks)
+        self.engine.store.delay(&self.delayed, blocks)
     }
 
     fn unreserve(&self, blocks: u64) {
-        self.engine.release_promised(self, blocks);
-        drop(self.delayed.take(&self.engine.alloc, blocks));
+        self.engine.store.release_promised(&self.delayed, blocks);
+        drop(self.delayed.take(&self.engine.store.alloc, blocks));
     }
 
     fn place(&self, block: u64, count: u64) -> Result<Placement> {
         let engine = &self.engine;
-        engine.check_writable()?;
+        engine.store.check_writable()?;
         let mut placed: Vec<PlacedRun> = Vec::new();
         let most = engine.runs_at_once();
         for run in self.map(block, count)? {
@@ -196,21 +196,21 @@ impl Engine {
             false if block > 0 => inode.read_extents(block - 1, 1, 1)?.first().map(Extent::disk_end),
             false => None,
         };
-        let Some(behind) = behind else { return Ok(self.alloc.goal_for_inode(inode.number)) };
+        let Some(behind) = behind else { return Ok(self.store.alloc.goal_for_inode(inode.number)) };
         let grows =
             || -> Result<bool> { Ok(inode.read_extents(block, FILE_BLOCKS_MAX - block, 1)?.is_empty()) };
-        if self.alloc.is_free(behind)? || !grows()? {
+        if self.store.alloc.is_free(behind)? || !grows()? {
             return Ok(behind);
         }
         let window = block.next_power_of_two().clamp(WINDOW_MIN, WINDOW_MAX);
-        Ok(self.alloc.free_window(behind, window)?.unwrap_or(behind))
+        Ok(self.store.alloc.free_window(behind, window)?.unwrap_or(behind))
     }
 
     /// Runs that one placement has at most: its transaction must fit into the metadata pool, and on a volume
     /// that is nearly full only a small one may.
     fn runs_at_once(&self) -> usize {
         let most = EXTENTS_PER_TRANSACTION / 4;
-        match self.has_room(written_cost(most)) {
+        match self.store.has_room(written_cost(most)) {
             true => most,
             false => 1,
         }
@@ -219,13 +219,13 @@ impl Engine {
     /// Homes for a hole, or for its front, in `most` runs.
     fn place_hole(&self, inode: &Inode, block: u64, count: u64, most: usize) -> Result<Vec<DiskRun>> {
         let goal = self.allocation_goal(inode, block)?;
-        let mut reservation = inode.delayed.take(&self.alloc, count);
-        let got = self.alloc.allocate(Funding::Reserved(&mut reservation), goal, count, 1);
+        let mut reservation = inode.delayed.take(&self.store.alloc, count);
+        let got = self.store.alloc.allocate(Funding::Reserved(&mut reservation), goal, count, 1);
         // What was not allocated stays promised to the blocks that are still dirty.
         let result = got.map(|mut runs| {
             if runs.len() > most {
                 let surplus = runs.split_off(most);
-                match self.alloc.cancel(&surplus) {
+                match self.store.alloc.cancel(&surplus) {
                     Ok(returned) => reservation.merge(returned),
                     Err(error) => tracing::error!(%error, "cancelling an allocation"),
                 }
@@ -245,14 +245,14 @@ impl Engine {
     /// Journals the homes of blocks whose data has reached the device, and the size as far as it may go.
     /// `grown` is a size that the caller will publish once this succeeds.
     pub(crate) fn apply_written(&self, inode: &Inode, placement: &Placement, grown: u64) -> Result<()> {
-        inode.data_mark.fetch_max(self.device.mark(), Ordering::AcqRel);
+        inode.data_mark.fetch_max(self.store.device.mark(), Ordering::AcqRel);
         let runs = &placement.runs;
         let (Some(first), Some(last)) = (runs.first(), runs.last()) else {
             return Ok(());
         };
         let (start, end) = (first.file_block, last.file_block + last.count);
         // What is read now stays in memory, so that nothing is read under `meta`.
-        let ticket = self.tree.ticket();
+        let ticket = self.store.tree.ticket();
         let homes = extents_around(inode, &(start..end))?;
         let in_place = runs.iter().all(|run| {
             homes.iter().filter(|extent| !extent.unwritten).any(|extent| {
@@ -264,8 +264,8 @@ impl Engine {
         if in_place && inode.meta().record.size >= size.min(end * BLOCK_SIZE as u64) {
             return Ok(());
         }
-        let transaction = self.begin(written_cost(runs.len()))?;
-        self.tree.prepare(&ticket, &keys_of_homes(inode, disk_runs(runs)))?;
+        let transaction = self.store.begin(written_cost(runs.len()))?;
+        self.store.tree.prepare(&ticket, &keys_of_homes(inode, disk_runs(runs)))?;
         self.journal_homes(inode, placement, grown, transaction)
     }
 
@@ -278,7 +278,7 @@ impl Engine {
         homes: impl Iterator<Item = DiskRun>,
     ) -> Result<()> {
         extents_around(inode, &blocks)?;
-        self.tree.prepare(ticket, &keys_of_homes(inode, homes))
+        self.store.tree.prepare(ticket, &keys_of_homes(inode, homes))
     }
 
     /// Journals the homes of a placement.
@@ -301,10 +301,10 @@ impl Engine {
                 run.file_block,
                 DiskRun::new(run.home, run.count),
                 false,
-                self.snapshots.epoch(),
+                self.store.snapshots.epoch(),
             ));
         }
-        let plan = self.plan_overlay(inode, &pieces)?;
+        let plan = self.store.plan_overlay(inode, &pieces)?;
         inode.fold_times(&mut meta);
         // Looked at only now: while this waited to reserve, a truncate may have come and gone.
         let size = inode.size().max(grown);
@@ -316,14 +316,14 @@ impl Engine {
             return Ok(());
         }
         // Blocks that take the place of a snapshot's had been promised to the data, too.
-        let gained = match self.snapshots.epoch() {
+        let gained = match self.store.snapshots.epoch() {
             0 => plan_gained.max(0) as u64,
             _ => total_blocks(&subtract(&plan.removed, &plan.inserted)?.1),
         };
         transaction.put_inode(inode.number, &record);
         self.change_extents(&mut transaction, inode, plan);
-        self.commit_extents(inode, transaction, Depends::DataOf(inode))?;
-        self.release_promised(inode, gained);
+        self.store.commit_extents(inode, transaction, inode.written())?;
+        self.store.release_promised(&inode.delayed, gained);
         meta.record = record;
         meta.dirty = false;
         Ok(())
@@ -388,7 +388,7 @@ impl Engine {
             };
             for hole in holes {
                 let at = run.home.offset(hole.file_block - run.file_block);
-                match self.alloc.cancel(&[DiskRun::new(at, hole.count)]) {
+                match self.store.alloc.cancel(&[DiskRun::new(at, hole.count)]) {
                     Ok(returned) => inode.delayed.put(returned),
                     Err(error) => tracing::error!(%error, "giving the blocks of a failed write back"),
                 }

@@ -19,7 +19,7 @@ use crate::attributes::without_privileges;
 use crate::engine::Engine;
 use crate::gate::{GateState, Permit};
 use crate::inode::{Inode, InodeRef};
-use crate::transaction::{Cost, Depends};
+use crate::store::transaction::{Cost, Depends};
 use quire_base::patience;
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::{Arc, MutexGuard};
@@ -184,11 +184,11 @@ impl Engine {
     /// Makes freed blocks reusable: orphans that wait are freed, then everything is forced.
     fn recover_space(&self) -> Result<()> {
         patience::check("freed blocks to become durable")?;
-        if self.options.threads && !self.background.is_reaper_idle() {
+        if self.store.options.threads && !self.background.is_reaper_idle() {
             self.await_reaper(std::time::Duration::from_secs(10));
         }
         // Also if none is counted as waiting: another thread may have it in hand.
-        self.force_frees()
+        self.store.force_frees()
     }
 
     pub(crate) fn write_buffered(
@@ -272,12 +272,12 @@ impl Engine {
         if without_privileges(mode) == mode || inode.kind != FileType::Regular {
             return Ok(());
         }
-        let mut transaction = self.begin(Cost::new(1, 128))?;
+        let mut transaction = self.store.begin(Cost::new(1, 128))?;
         transaction.warm(&[Key::inode(inode.number)])?;
         let mut meta = inode.meta();
         let mut record = meta.record.clone();
         record.mode = without_privileges(record.mode);
-        record.ctime = self.options.clock.now();
+        record.ctime = self.store.options.clock.now();
         transaction.put_inode(inode.number, &record);
         let seq = transaction.commit(Depends::Nothing)?;
         inode.committed(seq);

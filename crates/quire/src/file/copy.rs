@@ -16,7 +16,7 @@ impl Engine {
         to_offset: u64,
         len: u64,
     ) -> Result<u64> {
-        self.check_writable()?;
+        self.store.check_writable()?;
         from.check_regular()?;
         to.check_regular()?;
         let len = len.min(from.size().saturating_sub(from_offset));

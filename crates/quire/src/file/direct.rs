@@ -106,8 +106,8 @@ impl Engine {
             }
         }
         match &mut reads[..] {
-            [(at, piece)] => self.device.read(IoClass::Data, *at, piece),
-            reads => self.device.read_batch(IoClass::Data, reads),
+            [(at, piece)] => self.store.device.read(IoClass::Data, *at, piece),
+            reads => self.store.device.read_batch(IoClass::Data, reads),
         }
     }
 
@@ -266,8 +266,8 @@ impl Engine {
             (run.home, &data[from..from + run.count as usize * BLOCK_SIZE])
         });
         match &writes.collect::<Vec<_>>()[..] {
-            [(at, piece)] => self.device.write(IoClass::Data, *at, piece),
-            writes => self.device.write_batch(IoClass::Data, writes),
+            [(at, piece)] => self.store.device.write(IoClass::Data, *at, piece),
+            writes => self.store.device.write_batch(IoClass::Data, writes),
         }
     }
 }

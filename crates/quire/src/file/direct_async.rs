@@ -141,7 +141,7 @@ impl Engine {
         self.start(IoOp::Write, buffer, transfers, move |buffer, outcome| {
             let len = buffer.len();
             if let (Ok(()), Some(inode)) = (&outcome, &held.inode) {
-                inode.data_mark.fetch_max(engine.device.mark(), Ordering::AcqRel);
+                inode.data_mark.fetch_max(engine.store.device.mark(), Ordering::AcqRel);
                 inode.touch_written();
                 if flags.intersects(IoFlags::SYNC | IoFlags::DATASYNC) {
                     let inode = inode.clone();
@@ -274,7 +274,7 @@ impl Engine {
                 Io { op, at: transfer.at, segments: vec![segment], done }
             })
             .collect();
-        self.device.submit(IoClass::Data, ios);
+        self.store.device.submit(IoClass::Data, ios);
     }
 }
 

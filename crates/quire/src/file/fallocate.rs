@@ -11,7 +11,7 @@ use super::prepared::Plan;
 use super::range_end;
 use crate::engine::Engine;
 use crate::inode::{Inode, InodeRef};
-use crate::transaction::{Cost, Depends, EXTENTS_PER_TRANSACTION, Transaction};
+use crate::store::transaction::{Cost, Depends, EXTENTS_PER_TRANSACTION, Transaction};
 use quire_alloc::SpaceReservation;
 use quire_base::sync::Arc;
 use quire_base::units::blocks_for;
@@ -85,7 +85,7 @@ impl Engine {
                     self.fill_holes(inode, offset, end)?;
                     // A snapshot's blocks leave the file, which gets others in their place.
                     let shared = self.shared_blocks(inode, offset, end)?;
-                    let instead = self.alloc.reserve(shared)?;
+                    let instead = self.store.alloc.reserve(shared)?;
                     let whole = self.zero_cut_units(inode, offset, end)?;
                     let size = if keep_size { 0 } else { end };
                     if !whole.is_empty() {
@@ -215,16 +215,16 @@ impl Engine {
         mut transaction: Transaction<'_>,
     ) -> Result<u64> {
         let mut meta = inode.meta();
-        let found = self.extents_in(inode, blocks.start, blocks.end - blocks.start, most)?;
+        let found = self.store.extents_in(inode, blocks.start, blocks.end - blocks.start, most)?;
         let next = found.last().filter(|_| found.len() == most).map_or(blocks.end, Extent::file_end);
         let next = next.min(blocks.end);
         // A written block of a snapshot keeps its content: it leaves the file, which gets a hole there.
         let (gone, pieces): (Vec<_>, Vec<_>) = found
             .iter()
             .filter_map(|extent| extent.clip(blocks.start, blocks.end))
-            .partition(|extent| !extent.unwritten && self.snapshots.moves(extent));
+            .partition(|extent| !extent.unwritten && self.store.snapshots.moves(extent));
         let pieces: Vec<_> = pieces.into_iter().map(|extent| Extent { unwritten: true, ..extent }).collect();
-        let plan = self.plan_without(inode, &gone, &pieces)?;
+        let plan = self.store.plan_without(inode, &gone, &pieces)?;
         if plan.len() == 0 && grown.is_none() && transaction.is_empty() {
             return Ok(next);
         }
@@ -237,8 +237,8 @@ impl Engine {
         transaction.put_inode(inode.number, &record);
         self.change_extents(&mut transaction, inode, plan);
         // A larger size shows what was written back below it.
-        let depends = if grown.is_some() { Depends::DataOf(inode) } else { Depends::Nothing };
-        self.commit_extents(inode, transaction, depends)?;
+        let depends = if grown.is_some() { inode.written() } else { Depends::Nothing };
+        self.store.commit_extents(inode, transaction, depends)?;
         meta.record = record;
         if let Some(size) = grown {
             meta.dirty = false;
@@ -270,13 +270,14 @@ impl Engine {
 
     /// Written blocks of a file that a snapshot has, too: new content goes elsewhere.
     pub(crate) fn count_shared(&self, inode: &Inode, blocks: Range<u64>) -> Result<u64> {
-        if self.snapshots.epoch() == 0 {
+        if self.store.snapshots.epoch() == 0 {
             return Ok(0);
         }
         let (mut at, last, mut shared) = (blocks.start, blocks.end, 0);
         while at < last {
             let found = inode.read_extents(at, last - at, 256)?;
-            let moving = found.iter().filter(|extent| !extent.unwritten && self.snapshots.moves(extent));
+            let moving =
+                found.iter().filter(|extent| !extent.unwritten && self.store.snapshots.moves(extent));
             shared += moving
                 .filter_map(|extent| extent.clip(at, last))
                 .map(|part| u64::from(part.len))
@@ -297,7 +298,7 @@ impl Engine {
             let _ = start;
             Ok(())
         })?;
-        let funding = self.alloc.reserve(missing)?;
+        let funding = self.store.alloc.reserve(missing)?;
         self.fill_holes_from(inode, offset, end, funding)
     }
 
@@ -333,34 +334,34 @@ impl Engine {
         count: u64,
         funding: &mut SpaceReservation<'a>,
     ) -> Result<u64> {
-        let mut transaction = self.begin(Cost::new(1, 128).with_extents(EXTENTS_PER_TRANSACTION))?;
+        let mut transaction = self.store.begin(Cost::new(1, 128).with_extents(EXTENTS_PER_TRANSACTION))?;
         let goal = self.allocation_goal(inode, at)?;
-        let mut runs = self.alloc.allocate(quire_alloc::Funding::Reserved(funding), goal, count, 1)?;
+        let mut runs = self.store.alloc.allocate(quire_alloc::Funding::Reserved(funding), goal, count, 1)?;
         // A fragmented volume may give more runs than one transaction takes.
         if runs.len() > EXTENTS_PER_TRANSACTION / 4 {
             let surplus = runs.split_off(EXTENTS_PER_TRANSACTION / 4);
-            funding.merge(self.alloc.cancel(&surplus)?);
+            funding.merge(self.store.alloc.cancel(&surplus)?);
         }
         let mut pieces = Vec::new();
         let mut covered = 0;
         for run in &runs {
-            pieces.extend(extents_of_run(at + covered, *run, true, self.snapshots.epoch()));
+            pieces.extend(extents_of_run(at + covered, *run, true, self.store.snapshots.epoch()));
             covered += run.blocks;
         }
         let committed = (|| {
             self.pin_homes(transaction.ticket(), inode, at..at + covered, runs.iter().copied())?;
             let mut meta = inode.meta();
-            let plan = self.plan_overlay(inode, &pieces)?;
+            let plan = self.store.plan_overlay(inode, &pieces)?;
             let mut record = meta.record.clone();
             record.blocks = record.blocks.saturating_add_signed(plan.blocks_gained());
             transaction.put_inode(inode.number, &record);
             self.change_extents(&mut transaction, inode, plan);
-            self.commit_extents(inode, transaction, Depends::Nothing)?;
+            self.store.commit_extents(inode, transaction, Depends::Nothing)?;
             meta.record = record;
             Ok(())
         })();
         if let Err(error) = committed {
-            drop(self.alloc.cancel(&runs)?);
+            drop(self.store.alloc.cancel(&runs)?);
             return Err(error);
         }
         Ok(covered)

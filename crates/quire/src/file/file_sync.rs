@@ -29,7 +29,7 @@ use super::sync_queue::Reached;
 use crate::dirty_inodes::Owes;
 use crate::engine::Engine;
 use crate::inode::{Inode, InodeRef};
-use crate::transaction::{Cost, Depends};
+use crate::store::transaction::{Cost, Depends};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, InodeNo, Result};
@@ -228,8 +228,10 @@ impl SyncSet {
         }
         if self.is_volume {
             note(&mut self.outcome, engine.journal_dirty_inodes(Owes::Times));
-            match engine.journal() {
-                Ok(journal) => self.need = Reached { seq: journal.head().0, mark: engine.device.mark() },
+            match engine.store.journal() {
+                Ok(journal) => {
+                    self.need = Reached { seq: journal.head().0, mark: engine.store.device.mark() }
+                }
                 Err(error) => note(&mut self.outcome, Err(error)),
             }
         }
@@ -306,7 +308,7 @@ impl Engine {
                 return Ok(());
             }
         }
-        let mut transaction = self.begin(Cost::new(1, 128).critical())?;
+        let mut transaction = self.store.begin(Cost::new(1, 128).critical())?;
         transaction.warm(&[Key::inode(inode.number)])?;
         let mut meta = inode.meta();
         if meta.freed {
@@ -319,7 +321,7 @@ impl Engine {
             return Ok(());
         }
         transaction.put_inode(inode.number, &record);
-        let depends = if grew { Depends::DataOf(inode) } else { Depends::Nothing };
+        let depends = if grew { inode.written() } else { Depends::Nothing };
         let seq = transaction.commit(depends)?;
         if grew {
             inode.committed_data(seq);

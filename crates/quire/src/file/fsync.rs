@@ -17,10 +17,11 @@
 //! [`super::syncing`] is what asynchronous callers hold.
 
 use super::file_sync::{Event, Step, SyncSet};
-use super::sync_queue::{self, Ended, Queued, Reached, Task};
+use super::sync_queue::{self, Ended, Queued, Task};
 use super::syncing::{Durability, Promise, SyncOptions, Syncing, closed};
 use crate::engine::Engine;
 use crate::inode::InodeRef;
+use crate::store::{ForceWaiters, Reached};
 use quire_base::patience;
 use quire_base::sync::time::{Duration, Instant};
 use quire_base::sync::{Arc, SIMULATED};
@@ -164,10 +165,10 @@ impl Engine {
     }
 
     fn sync_here(self: &Arc<Engine>, start: impl FnOnce() -> SyncSet) -> Result<()> {
-        if self.read_only {
+        if self.store.read_only {
             return Ok(());
         }
-        self.check_writable()?;
+        self.store.check_writable()?;
         let mut set = start();
         let need = set.run(self);
         // What has been written is forced, whatever has become of the rest.
@@ -180,14 +181,14 @@ impl Engine {
         if need == Reached::default() {
             return Ok(());
         }
-        self.force(Seq(need.seq))?;
-        self.flush_data(need.mark)
+        self.store.force(Seq(need.seq))?;
+        self.store.flush_data(need.mark)
     }
 
     /// A descriptor was closed. A file that was truncated to zero and rewritten is written back, so that a
     /// crash does not leave it empty (`auto_da_alloc`). Fails only where the thread may not wait for that.
     pub(crate) fn closed(self: &Arc<Engine>, inode: &InodeRef, wrote: bool) -> Result<()> {
-        if !wrote || !self.options.auto_da_alloc || self.read_only {
+        if !wrote || !self.store.options.auto_da_alloc || self.store.read_only {
             return Ok(());
         }
         let emptied = inode.meta().emptied;
@@ -227,7 +228,7 @@ impl Engine {
     }
 
     fn ask(self: &Arc<Engine>, fsyncs: impl IntoIterator<Item = Fsync>, may_wait: bool) {
-        if !self.options.threads || self.read_only {
+        if !self.store.options.threads || self.store.read_only {
             for fsync in fsyncs {
                 let outcome = match &fsync.stage {
                     Stage::Asked(Target::File(inode, how)) => {
@@ -241,15 +242,14 @@ impl Engine {
             refused.into_iter().for_each(|fsync| fsync.end(Err(closed())));
         }
     }
+}
 
-    /// How far journal and device are; an error if they will get no further.
-    fn reached(&self) -> Result<Reached> {
-        Ok(Reached { seq: self.journal()?.durable().0, mark: self.device.flushed_mark() })
+impl ForceWaiters for SyncQueue {
+    fn forced(&self, reached: &dyn Fn() -> Reached) {
+        self.forced(reached);
     }
-
-    /// To be called when something may have become durable: asynchronous fsyncs may be waiting for it.
-    pub(crate) fn forced(&self) {
-        self.background.syncs.forced(|| self.reached().unwrap_or_default());
+    fn shut_down(&self) {
+        self.look_again();
     }
 }
 
@@ -260,7 +260,7 @@ impl Engine {
         let syncs = &self.background.syncs;
         syncs.enlist();
         let has_released = || !self.background.state.lock().released.is_empty();
-        while let Some(task) = syncs.next(BULK_MAX, || self.reached(), has_released) {
+        while let Some(task) = syncs.next(BULK_MAX, || self.store.reached(), has_released) {
             self.drop_released();
             match task {
                 Task::End(ended) => self.end_syncs(ended),

@@ -36,7 +36,7 @@ use super::backing::keys_of_homes;
 use crate::engine::Engine;
 use crate::extent_map::Replacement;
 use crate::inode::{Inode, MetaGuard};
-use crate::transaction::{Cost, Depends, EXTENTS_PER_TRANSACTION, Transaction};
+use crate::store::transaction::{Cost, Depends, EXTENTS_PER_TRANSACTION, Transaction};
 use quire_alloc::Funding;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
@@ -151,9 +151,9 @@ impl<'a> FileData<'a> {
     fn allocate(&mut self, block: u64, count: u64) -> Result<Vec<Run>> {
         let (engine, inode) = (self.engine, self.inode);
         let goal = engine.allocation_goal(inode, block)?;
-        let mut reservation = inode.delayed.take(&engine.alloc, count);
+        let mut reservation = inode.delayed.take(&engine.store.alloc, count);
         // All of them, in as many runs as it takes.
-        let got = engine.alloc.allocate(Funding::Reserved(&mut reservation), goal, count, count);
+        let got = engine.store.alloc.allocate(Funding::Reserved(&mut reservation), goal, count, count);
         inode.delayed.put(reservation);
         let runs = got?;
         self.fresh.extend(&runs);
@@ -179,18 +179,18 @@ impl<'a> FileData<'a> {
             let runs: Vec<Run> = self.freed().map(Extent::run).collect();
             let keys = self.freed().map(|extent| Key::extent(self.inode.number, extent.file_block));
             let keys: Vec<Key> = keys.chain(keys_of_homes(self.inode, runs.iter().copied())).collect();
-            self.engine.tree.prepare(transaction.ticket(), &keys)?;
-            self.engine.alloc.ensure_loaded(&runs)?;
+            self.engine.store.tree.prepare(transaction.ticket(), &keys)?;
+            self.engine.store.alloc.ensure_loaded(&runs)?;
         }
         let (Some(first), Some(last)) = (self.pieces.first(), self.pieces.last()) else {
-            return self.engine.tree.prepare(transaction.ticket(), &[Key::inode(self.inode.number)]);
+            return self.engine.store.tree.prepare(transaction.ticket(), &[Key::inode(self.inode.number)]);
         };
         if self.new_pieces() > 0 || self.resized.is_some() {
             let from = first.file_block.saturating_sub(1);
             self.inode.read_extents(from, last.file_block + last.home.blocks + 1 - from, usize::MAX)?;
         }
         let homes = self.pieces.iter().filter(|piece| piece.is_new).map(|piece| piece.home);
-        self.engine.tree.prepare(transaction.ticket(), &keys_of_homes(self.inode, homes))
+        self.engine.store.tree.prepare(transaction.ticket(), &keys_of_homes(self.inode, homes))
     }
 
     /// The extents around the new pieces as they are, and as they will be.
@@ -200,16 +200,18 @@ impl<'a> FileData<'a> {
             .pieces
             .iter()
             .filter(|piece| piece.is_new)
-            .flat_map(|piece| extents_of_run(piece.file_block, piece.home, false, engine.snapshots.epoch()))
+            .flat_map(|piece| {
+                extents_of_run(piece.file_block, piece.home, false, engine.store.snapshots.epoch())
+            })
             .collect();
         let Some(resized) = self.resized.as_ref().filter(|resized| resized.freed().next().is_some()) else {
-            return engine.plan_overlay(inode, &new);
+            return engine.store.plan_overlay(inode, &new);
         };
         // One block more on either side finds the neighbours to merge with.
         let from = new.first().map_or(u64::MAX, |new| new.file_block).min(resized.cut).saturating_sub(1);
         let stays_from = if resized.is_long() { blocks_for(resized.size) } else { FILE_BLOCKS_MAX };
         let to = (stays_from + 1).min(FILE_BLOCKS_MAX);
-        let before = engine.extents_in(inode, from, to.saturating_sub(from), usize::MAX)?;
+        let before = engine.store.extents_in(inode, from, to.saturating_sub(from), usize::MAX)?;
         let mut kept = carve(&before, resized.cut, stays_from);
         // Content that goes to where it was stays there.
         let in_place = self.pieces.iter().filter(|piece| !piece.is_new).flat_map(|piece| {
@@ -218,7 +220,7 @@ impl<'a> FileData<'a> {
         });
         let in_place: Vec<Extent> = in_place.collect();
         kept = overlay(&kept, &in_place);
-        let new = engine.snapshots.keep_births(&before, &new);
+        let new = engine.store.snapshots.keep_births(&before, &new);
         Ok(Replacement::between(before, overlay(&kept, &new)))
     }
 }
@@ -228,7 +230,7 @@ impl Drop for FileData<'_> {
         if self.fresh.is_empty() {
             return;
         }
-        match self.engine.alloc.cancel(&self.fresh) {
+        match self.engine.store.alloc.cancel(&self.fresh) {
             Ok(returned) => self.inode.delayed.put(returned),
             Err(error) => tracing::error!(%error, "giving back the homes of blocks that were not journaled"),
         }
@@ -252,13 +254,13 @@ fn cost_of(files: usize, pieces: usize, new: usize, blocks: usize) -> Cost {
 impl Engine {
     /// Bytes of content that may wait for their homes: in memory, and in half of the ring.
     pub(crate) fn homes_max(&self) -> u64 {
-        let ring = self.superblock.journal_blocks * BLOCK_SIZE as u64;
+        let ring = self.store.superblock.journal_blocks * BLOCK_SIZE as u64;
         HOMES_BYTES.min(ring / 2).min((self.cache.limit_bytes() / 8).max(HOMES_BYTES_MIN))
     }
 
     /// Whether homes are to be written before more content is journaled.
     pub(crate) fn wants_homes(&self) -> bool {
-        self.device.recorded().pending_bytes() > self.homes_max()
+        self.store.device.recorded().pending_bytes() > self.homes_max()
     }
 
     /// Writes homes, if more content waits for them than should. The caller holds neither segments nor a
@@ -270,7 +272,7 @@ impl Engine {
     /// Writes the homes of everything recorded so far; their records stay needed until a checkpoint has
     /// passed them. What the device refuses is durable all the same, in the journal.
     pub(crate) fn write_homes(&self) -> Result<()> {
-        self.write_homes_up_to(self.journal()?.head())
+        self.store.write_homes_up_to(self.store.journal()?.head())
     }
 
     /// Whether a record has content of a run of file blocks that a replay would put back.
@@ -281,7 +283,7 @@ impl Engine {
 
     /// Whether a record has such content of the first of these blocks, and how many from it on are alike.
     fn recorded_first(&self, inode: &Inode, block: u64, count: u64) -> Result<(bool, u64)> {
-        let recorded = self.device.recorded();
+        let recorded = self.store.device.recorded();
         if recorded.is_empty() {
             return Ok((false, count));
         }
@@ -323,7 +325,7 @@ impl Engine {
 
     /// Whether writing these blocks changes the map or the size on disk.
     fn needs_record(&self, inode: &Inode, block: u64, count: u64) -> Result<bool> {
-        if self.device.recorded().is_stuck() {
+        if self.store.device.recorded().is_stuck() {
             // The device refuses homes. Data for new ones is not to fill the journal as well, and its file
             // hears of the error.
             return Ok(false);
@@ -337,7 +339,7 @@ impl Engine {
     pub(crate) fn await_data_room(&self, blocks: u64) -> Result<()> {
         self.await_homes()?;
         let blocks = blocks as usize;
-        self.begin(cost_of(1, blocks, blocks.min(EXTENTS_PER_TRANSACTION), blocks)).map(drop)
+        self.store.begin(cost_of(1, blocks, blocks.min(EXTENTS_PER_TRANSACTION), blocks)).map(drop)
     }
 
     /// See [`Backing::journal`].
@@ -345,13 +347,14 @@ impl Engine {
         if self.wants_homes() {
             return Err(Error::new(ErrorKind::WouldBlock, "content waits for its homes"));
         }
-        self.check_writable()?;
+        self.store.check_writable()?;
         let mut data = FileData::new(self, inode);
         for (first, count) in contents.runs() {
             data.add(first, count, |block, out| contents.copy(block, out))?;
         }
         let has_queued = inode.has_queued.swap(false, Ordering::AcqRel);
-        let Some(transaction) = self.try_begin(data_cost(std::slice::from_ref(&data)), has_queued) else {
+        let Some(transaction) = self.store.try_begin(data_cost(std::slice::from_ref(&data)), has_queued)
+        else {
             return Err(Error::new(ErrorKind::WouldBlock, "the journal has no room"));
         };
         data.warm(&transaction)?;
@@ -367,7 +370,7 @@ impl Engine {
     ) -> Result<Seq> {
         let mut metas: Vec<MetaGuard<'_>> = files.iter().map(|file| file.inode.meta()).collect();
         let mut changed = Vec::with_capacity(files.len());
-        let mut growing: Vec<&Inode> = Vec::new();
+        let mut depends = Depends::Nothing;
         for (file, meta) in files.iter().zip(&mut metas) {
             let inode = file.inode;
             let plan = file.plan()?;
@@ -393,7 +396,7 @@ impl Engine {
                 new.blocks = new.blocks.saturating_add_signed(gained);
                 new.size = on_disk;
                 if on_disk > meta.record.size {
-                    growing.push(inode);
+                    depends = depends.max(inode.written());
                 }
                 transaction.put_inode(inode.number, &new);
                 self.change_extents(&mut transaction, inode, plan);
@@ -411,13 +414,13 @@ impl Engine {
             }
         };
         step_sequences();
-        let committed = transaction.commit(Depends::DataOfEach(&growing));
+        let committed = transaction.commit(depends);
         step_sequences();
         let seq = committed?;
         for ((file, meta), record) in files.iter_mut().zip(&mut metas).zip(changed) {
             // What was promised to them is theirs now.
             let placed = std::mem::take(&mut file.fresh).iter().map(|run| run.blocks).sum();
-            self.release_promised(file.inode, placed);
+            self.store.release_promised(&file.inode.delayed, placed);
             file.inode.committed_data(seq);
             if let Some(record) = record {
                 meta.record = record;
@@ -430,8 +433,8 @@ impl Engine {
             }
         }
         drop(metas);
-        if self.device.recorded().pending_bytes() > self.homes_max() / 2 {
-            self.want_homes();
+        if self.store.device.recorded().pending_bytes() > self.homes_max() / 2 {
+            self.store.committer.want_homes();
         }
         Ok(seq)
     }

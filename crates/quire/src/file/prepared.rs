@@ -23,11 +23,11 @@
 //! A change of more extents than one transaction takes is a logged operation: the transaction of step 6 logs
 //! it, and from then on it is finished, by the caller or by the next mount.
 //!
-//! Neighbours: [`super::truncate`], [`super::fallocate`]; [`crate::transaction`] reserves.
+//! Neighbours: [`super::truncate`], [`super::fallocate`]; [`crate::store::transaction`] reserves.
 
 use crate::engine::Engine;
 use crate::inode::Inode;
-use crate::transaction::{Cost, EXTENTS_PER_TRANSACTION, Transaction};
+use crate::store::transaction::{Cost, EXTENTS_PER_TRANSACTION, Transaction};
 use quire_base::{BLOCK_SIZE, Result};
 use quire_cache::{WritebackHold, Zeroing};
 use quire_format::extent::FILE_BLOCKS_MAX;
@@ -78,18 +78,18 @@ impl Engine {
         cost: impl Fn(usize) -> Cost,
     ) -> Result<Prepared<'a>> {
         let Plan { bytes, blocks, edges, may_log } = plan;
-        let early = self.tree.ticket();
+        let early = self.store.tree.ticket();
         self.load_change(&early, inode, &blocks, EXTENTS_PER_TRANSACTION)?;
         let hold = inode.mapping.get().map(|mapping| {
             mapping.hold_writeback(bytes.start / BLOCK_SIZE as u64, bytes.end.div_ceil(BLOCK_SIZE as u64))
         });
-        let (transaction, extents) = self.begin_extents(cost)?;
+        let (transaction, extents) = self.store.begin_extents(cost)?;
         let ticket = transaction.ticket();
         let mut room = ChangeRoom { extents, logged: None };
         if self.load_change(ticket, inode, &blocks, extents)? && may_log {
             let id = self.new_logged_id();
             room.logged = Some(id);
-            self.tree.prepare(ticket, &[Key::logged(id)])?;
+            self.store.tree.prepare(ticket, &[Key::logged(id)])?;
         }
         Ok(Prepared { engine: self, blocks, edges, hold, transaction, room })
     }
@@ -122,8 +122,8 @@ impl Engine {
                 runs.push(part.run());
             }
         }
-        self.tree.prepare(ticket, &keys)?;
-        self.alloc.ensure_loaded(&runs)?;
+        self.store.tree.prepare(ticket, &keys)?;
+        self.store.alloc.ensure_loaded(&runs)?;
         Ok(inside > most)
     }
 }
@@ -139,8 +139,8 @@ impl<'a> Prepared<'a> {
         let changed = change(self.transaction, self.room);
         // A block may be unwritten now, and what is written there next must not come before a home that is
         // being written.
-        self.engine.device.recorded().await_batch();
+        self.engine.store.device.recorded().await_batch();
         drop(self.hold);
-        changed.map_err(|error| self.engine.shut_down(&error))
+        changed.map_err(|error| self.engine.store.shut_down(&error))
     }
 }

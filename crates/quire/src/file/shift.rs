@@ -19,7 +19,7 @@ use crate::engine::Engine;
 use crate::extent_map::Replacement;
 use crate::inode::{Inode, InodeRef};
 use crate::lease::moving::Moving;
-use crate::transaction::{Cost, Depends};
+use crate::store::transaction::Cost;
 use quire_base::sync::time::Duration;
 use quire_base::sync::{Arc, thread};
 use quire_base::units::blocks_for;
@@ -113,7 +113,7 @@ impl Engine {
 
         let id = self.new_logged_id();
         let operation = self.logged_operation(inode, kind, first, first + len / BLOCK_SIZE as u64, size);
-        let mut transaction = self.begin(Cost::new(2, 256))?;
+        let mut transaction = self.store.begin(Cost::new(2, 256))?;
         transaction.warm(&[Key::logged(id), Key::inode(inode.number)])?;
         let mut meta = inode.meta();
         transaction.put(Key::logged(id), &operation.encode());
@@ -124,13 +124,13 @@ impl Engine {
         if record != meta.record {
             transaction.put_inode(inode.number, &record);
         }
-        transaction.commit(Depends::DataOf(inode))?;
+        transaction.commit(inode.written())?;
         meta.record = record;
         // From here on a crash finishes it.
         inode.size_sequence.settle(size);
         drop(meta);
         self.run_logged_live(inode, id, operation)?;
-        self.force_all()
+        self.store.force_all()
     }
 
     /// Runs an operation whose key was just committed. It cannot be left half done in a file that goes on
@@ -158,8 +158,8 @@ impl Engine {
         loop {
             let Err(error) = work() else { return Ok(()) };
             let may_pass = matches!(error.kind(), ErrorKind::Io | ErrorKind::NoSpace);
-            if !may_pass || self.failure().is_some() || retries.next().is_none() {
-                return Err(self.shut_down(&error));
+            if !may_pass || self.store.failure().is_some() || retries.next().is_none() {
+                return Err(self.store.shut_down(&error));
             }
             thread::sleep(RETRY_PAUSE);
         }
@@ -196,7 +196,7 @@ impl Engine {
     }
 
     fn finish_logged(&self, inode: &Arc<Inode>, id: u64, operation: LoggedOp) -> Result<()> {
-        let mut transaction = self.begin(Cost::new(2, 256).critical())?;
+        let mut transaction = self.store.begin(Cost::new(2, 256).critical())?;
         transaction.warm(&[Key::logged(id), Key::inode(inode.number)])?;
         let mut meta = inode.meta();
         transaction.delete(Key::logged(id));
@@ -204,11 +204,11 @@ impl Engine {
         let mut record = meta.record.clone();
         if moves && operation.generation == inode.generation {
             record.size = operation.size;
-            record.mtime = self.options.clock.now();
+            record.mtime = self.store.options.clock.now();
             record.ctime = record.mtime;
             transaction.put_inode(inode.number, &record);
         }
-        let seq = transaction.commit(Depends::DataOf(inode))?;
+        let seq = transaction.commit(inode.written())?;
         inode.committed_data(seq);
         if moves {
             inode.set_size(&mut meta, record.size);
@@ -221,7 +221,7 @@ impl Engine {
         let by = operation.end - operation.start;
         self.move_some(inode, id, operation, |engine, operation, batch| {
             let from = operation.cursor;
-            let found = engine.extents_in(inode, from, FILE_BLOCKS_MAX - from, batch)?;
+            let found = engine.store.extents_in(inode, from, FILE_BLOCKS_MAX - from, batch)?;
             let moved = moved(&found, |file_block| file_block.checked_sub(by))?;
             let cursor = found.last().map_or(from, Extent::file_end);
             Ok((found, moved, cursor))
@@ -236,7 +236,7 @@ impl Engine {
             while below > operation.start && found.len() < batch {
                 let (at, floor) =
                     (Key::extent(inode.number, below - 1), Key::extent(inode.number, operation.start));
-                let Some((key, value)) = engine.tree.last_at_or_before(at, floor)? else { break };
+                let Some((key, value)) = engine.store.tree.last_at_or_before(at, floor)? else { break };
                 found.push(Extent::decode(key.offset, &value)?);
                 below = key.offset;
             }
@@ -256,7 +256,7 @@ impl Engine {
         choose: impl Fn(&Engine, &LoggedOp, usize) -> Result<(Vec<Extent>, Vec<Extent>, u64)>,
     ) -> Result<bool> {
         let cost = |extents| Cost::new(2, 256).with_extents(extents + 4).critical();
-        let (mut transaction, batch) = self.begin_extents(cost)?;
+        let (mut transaction, batch) = self.store.begin_extents(cost)?;
         // Loads what is chosen again under `meta`, and where it goes.
         let (found, moved, _) = choose(self, operation, batch / 2)?;
         let mut keys = vec![Key::logged(id)];
@@ -272,22 +272,22 @@ impl Engine {
         let plan = Replacement { removed: found, inserted: moved };
         self.change_extents(&mut transaction, inode, plan);
         transaction.put(Key::logged(id), &next.encode());
-        self.commit_extents(inode, transaction, Depends::DataOf(inode))?;
+        self.store.commit_extents(inode, transaction, inode.written())?;
         *operation = next;
         Ok(true)
     }
 
     /// Splits the extent that straddles a file block, so that what follows can move alone.
     fn split_at(&self, inode: &Arc<Inode>, block: u64) -> Result<()> {
-        let mut transaction = self.begin(Cost::new(1, 128).with_extents(4).critical())?;
+        let mut transaction = self.store.begin(Cost::new(1, 128).with_extents(4).critical())?;
         self.load_change(transaction.ticket(), inode, &(block..block + 1), 1)?;
         let _meta = inode.meta();
-        let found = self.extents_in(inode, block, 1, 1)?;
+        let found = self.store.extents_in(inode, block, 1, 1)?;
         let Some(extent) = found.first().filter(|extent| extent.file_block < block) else { return Ok(()) };
         let parts = [extent.clip(0, block), extent.clip(block, u64::MAX)].into_iter().flatten().collect();
         let plan = Replacement::between(vec![*extent], parts);
         self.change_extents(&mut transaction, inode, plan);
-        self.commit_extents(inode, transaction, Depends::DataOf(inode))?;
+        self.store.commit_extents(inode, transaction, inode.written())?;
         Ok(())
     }
 }

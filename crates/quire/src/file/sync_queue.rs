@@ -33,6 +33,7 @@
 //!
 //! Neighbours: [`super::syncing`] is the future, [`super::fsync`] the syncers' work.
 
+pub use crate::store::Reached;
 use quire_base::Result;
 use quire_base::sync::atomic::{AtomicU64, Ordering, fence};
 use quire_base::sync::time::{Duration, Instant};
@@ -51,28 +52,6 @@ pub const SYNCS_MAX: usize = 1;
 const GATHER_ARMED: usize = 64;
 /// How long it waits at most.
 const GATHER_MAX: Duration = Duration::from_millis(2);
-
-/// How far journal and device are, or must be.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reached {
-    /// The journal is durable up to here.
-    pub seq: u64,
-    /// Everything that had completed at this mark of the device has been flushed.
-    pub mark: u64,
-}
-
-impl Reached {
-    /// Whether nothing that `need` asks for is missing.
-    pub fn covers(self, need: Reached) -> bool {
-        self.seq >= need.seq && self.mark >= need.mark
-    }
-
-    /// What covers both.
-    #[must_use]
-    pub fn max(self, other: Reached) -> Reached {
-        Reached { seq: self.seq.max(other.seq), mark: self.mark.max(other.mark) }
-    }
-}
 
 /// What the queue asks of an fsync.
 pub trait Queued {

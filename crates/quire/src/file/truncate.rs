@@ -18,7 +18,7 @@ use super::range_end;
 use crate::engine::Engine;
 use crate::extent_map::Replacement;
 use crate::inode::{Inode, InodeRef};
-use crate::transaction::{Cost, Depends};
+use crate::store::transaction::{Cost, Depends};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::units::blocks_for;
@@ -74,13 +74,13 @@ impl Engine {
 
     fn grow(&self, inode: &InodeRef, size: u64) -> Result<()> {
         self.settle_growth(inode, size)?;
-        let mut transaction = self.begin(Cost::new(1, 128))?;
+        let mut transaction = self.store.begin(Cost::new(1, 128))?;
         transaction.warm(&[Key::inode(inode.number)])?;
         let mut meta = inode.meta();
         inode.fold_times(&mut meta);
         let record = self.with_size(&meta.record, size);
         transaction.put_inode(inode.number, &record);
-        let seq = transaction.commit(Depends::DataOf(inode))?;
+        let seq = transaction.commit(inode.written())?;
         inode.committed_data(seq);
         meta.record = record;
         meta.dirty = false;
@@ -90,7 +90,7 @@ impl Engine {
 
     /// The record with another size, changed now.
     pub(crate) fn with_size(&self, record: &InodeRecord, size: u64) -> InodeRecord {
-        let now = self.options.clock.now();
+        let now = self.store.options.clock.now();
         InodeRecord { size, mtime: now, ctime: now, ..record.clone() }
     }
 
@@ -141,7 +141,7 @@ impl Engine {
                     Some((id, operation))
                 }
                 None => {
-                    let beyond = self.extents_in(inode, first, FILE_BLOCKS_MAX - first, usize::MAX)?;
+                    let beyond = self.store.extents_in(inode, first, FILE_BLOCKS_MAX - first, usize::MAX)?;
                     let kept = beyond.iter().filter_map(|extent| extent.clip(0, first)).collect();
                     let plan = Replacement::between(beyond, kept);
                     record.blocks = record.blocks.saturating_add_signed(plan.blocks_gained());
@@ -152,8 +152,8 @@ impl Engine {
             transaction.put_inode(inode.number, &record);
             // Growth was written back so that the new size may show it.
             let grows = size > meta.record.size;
-            let depends = if grows { Depends::DataOf(inode) } else { Depends::Nothing };
-            self.commit_extents(inode, transaction, depends)?;
+            let depends = if grows { inode.written() } else { Depends::Nothing };
+            self.store.commit_extents(inode, transaction, depends)?;
             meta.record = record;
             meta.dirty = false;
             meta.emptied |= size == 0;
@@ -169,7 +169,7 @@ impl Engine {
 
     /// The id of a logged operation that is to begin.
     pub(crate) fn new_logged_id(&self) -> u64 {
-        self.next_logged.fetch_add(1, Ordering::Relaxed)
+        self.store.next_logged.fetch_add(1, Ordering::Relaxed)
     }
 
     /// A logged operation on an inode.

@@ -21,7 +21,7 @@ use super::exchange::Buffer;
 use crate::engine::Engine;
 use crate::file::journaled::{FileData, data_cost};
 use crate::gate::GateState;
-use crate::transaction::Cost;
+use crate::store::transaction::Cost;
 use quire_base::sync::Arc;
 use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result, Seq};
@@ -120,7 +120,7 @@ impl Engine {
         for (file, hold) in files.iter().zip(&holds).filter(|(file, _)| file.size.is_some()) {
             hold.discard(blocks_for(file.keeps()), u64::MAX);
         }
-        self.device.recorded().await_batch();
+        self.store.device.recorded().await_batch();
         Ok(seq)
     }
 
@@ -166,7 +166,7 @@ impl Engine {
                     self.await_homes()?;
                     // Room for less would not do, and this thread would try for ever.
                     if let Some(cost) = refused {
-                        self.begin(cost).map(drop)?;
+                        self.store.begin(cost).map(drop)?;
                     }
                 }
                 (Err(error), _) => return Err(error),
@@ -208,7 +208,7 @@ impl Engine {
             data.push(one);
         }
         let cost = data_cost(&data);
-        let Some(mut transaction) = self.try_begin(cost, refused.take().is_some()) else {
+        let Some(mut transaction) = self.store.try_begin(cost, refused.take().is_some()) else {
             *refused = Some(cost);
             return Err(full());
         };

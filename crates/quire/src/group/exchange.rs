@@ -33,8 +33,8 @@ use super::collected::Collected;
 use crate::engine::Engine;
 use crate::extent_map::Replacement;
 use crate::file::backing::keys_of_homes;
-use crate::inode::{Inode, InodeRef, MetaGuard};
-use crate::transaction::{Cost, Depends, EXTENTS_PER_TRANSACTION, Transaction};
+use crate::inode::{InodeRef, MetaGuard};
+use crate::store::transaction::{Cost, Depends, EXTENTS_PER_TRANSACTION, Transaction};
 use quire_alloc::{Funding, SpaceReservation};
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::{Arc, Mutex};
@@ -122,7 +122,8 @@ impl<'a> Fresh<'a> {
             while missing > 0 {
                 let want = missing.min(u64::from(EXTENT_BLOCKS_MAX));
                 // All of them: in one run if there is one, else in as many as it takes.
-                let got = self.engine.alloc.allocate(Funding::Reserved(reservation), goal, want, want)?;
+                let got =
+                    self.engine.store.alloc.allocate(Funding::Reserved(reservation), goal, want, want)?;
                 missing -= got.iter().map(|run| run.blocks).sum::<u64>();
                 self.blocks.extend(got);
             }
@@ -136,7 +137,7 @@ impl<'a> Fresh<'a> {
                     rest = blocks.next().expect("as many blocks as the runs have");
                 }
                 let count = rest.blocks.min(run.end - at);
-                let birth = self.engine.snapshots.epoch();
+                let birth = self.engine.store.snapshots.epoch();
                 self.edges.extend(extents_of_run(at, Run::new(rest.start, count), false, birth));
                 rest = Run::new(rest.start.offset(count), rest.blocks - count);
                 at += count;
@@ -156,12 +157,12 @@ impl<'a> Fresh<'a> {
                 let piece = &mut buffer[..count as usize * BLOCK_SIZE];
                 self.compose(at, piece)?;
                 let home = extent.disk_block.offset(at - extent.file_block);
-                self.engine.device.write(IoClass::Data, home, piece)?;
+                self.engine.store.device.write(IoClass::Data, home, piece)?;
                 at += count;
             }
         }
         // What has been written, streamed blocks too, is below the mark now; the record names it.
-        self.inode().data_mark.fetch_max(self.engine.device.mark(), Ordering::AcqRel);
+        self.inode().data_mark.fetch_max(self.engine.store.device.mark(), Ordering::AcqRel);
         Ok(())
     }
 
@@ -233,7 +234,7 @@ impl<'a> Fresh<'a> {
 impl Drop for Fresh<'_> {
     fn drop(&mut self) {
         if !self.blocks.is_empty()
-            && let Err(error) = self.engine.alloc.cancel(&self.blocks)
+            && let Err(error) = self.engine.store.alloc.cancel(&self.blocks)
         {
             tracing::error!(%error, "giving back the blocks of a group that was not committed");
         }
@@ -254,10 +255,10 @@ impl Engine {
         let mut fresh: Vec<Fresh<'_>> =
             files.iter().zip(&parts).map(|(file, part)| Fresh::new(self, file, part)).collect();
         let edges = fresh.iter().flat_map(Fresh::edge_runs).map(|run| run.end - run.start).sum();
-        let mut reservation = self.alloc.reserve(edges)?;
+        let mut reservation = self.store.alloc.reserve(edges)?;
         fresh.iter_mut().try_for_each(|file| file.allocate(&mut reservation))?;
         // What is read here stays in memory, so that writeback is not held off for it.
-        let _early = self.tree.ticket();
+        let _early = self.store.tree.ticket();
         check_extents(&fresh.iter().map(Fresh::plan).collect::<Result<Vec<_>>>()?)?;
         {
             let mut memory = buffer.memory.lock();
@@ -273,13 +274,13 @@ impl Engine {
         // Each key counts once, whereas `with_extents` expects every extent in regions of its own.
         let cost =
             Cost { keys: keys.len(), ..Cost::new(3 * files.len(), 256 * files.len()).with_extents(extents) };
-        let transaction = self.begin(cost).map_err(|error| match error.kind() {
+        let transaction = self.store.begin(cost).map_err(|error| match error.kind() {
             ErrorKind::NoSpace if extents > EXTENTS_PER_TRANSACTION => too_many(extents),
             _ => error,
         })?;
         transaction.warm(&keys)?;
         let freed = plans.iter().flat_map(|plan| plan.replacement.removed.iter().map(Extent::run));
-        self.alloc.ensure_loaded(&freed.collect::<Vec<_>>())?;
+        self.store.alloc.ensure_loaded(&freed.collect::<Vec<_>>())?;
         fresh.iter().zip(&holds).for_each(|(file, hold)| file.discard(hold));
         let exchanged = self.swap_extents(&mut fresh, plans, transaction).and_then(|(seq, logged)| {
             for (inode, id, operation) in logged {
@@ -288,9 +289,9 @@ impl Engine {
             Ok(seq)
         });
         // As in `Prepared::apply`: a home that is being written may be one of the old blocks.
-        self.device.recorded().await_batch();
+        self.store.device.recorded().await_batch();
         drop(holds);
-        exchanged.map_err(|error| self.shut_down(&error))
+        exchanged.map_err(|error| self.store.shut_down(&error))
     }
 
     /// The transaction. Nothing that it touches is in the cache any more, so an error is one of the volume.
@@ -328,8 +329,8 @@ impl Engine {
             }
         };
         step_sequences();
-        let all: Vec<&Inode> = inodes.iter().map(|inode| &****inode).collect();
-        let committed = transaction.commit(Depends::DataOfEach(&all));
+        let depends = inodes.iter().map(|inode| inode.written()).max().unwrap_or(Depends::Nothing);
+        let committed = transaction.commit(depends);
         step_sequences();
         let seq = committed?;
         for ((file, meta), record) in files.iter_mut().zip(&mut metas).zip(records) {

@@ -109,7 +109,7 @@ impl InodeGroup {
         if data.is_empty() {
             return Ok(());
         }
-        self.inodes.engine().check_writable()?;
+        self.inodes.engine().store.check_writable()?;
         self.admit(inode, offset, end)?;
         self.insert(inode, offset, data)?;
         self.file(inode).reach(end);
@@ -122,7 +122,7 @@ impl InodeGroup {
     pub fn set_len(&mut self, inode: &InodeRef, size: u64) -> Result<()> {
         self.check_file(inode)?;
         range_end(size, 0)?;
-        self.inodes.engine().check_writable()?;
+        self.inodes.engine().store.check_writable()?;
         self.file(inode).resize(size)
     }
 
@@ -290,7 +290,7 @@ impl InodeGroup {
         }
         let seq = engine.commit_group(&files, is_large)?;
         match commit {
-            Commit::Now => engine.force(seq),
+            Commit::Now => engine.store.force(seq),
             Commit::Ordered => Ok(()),
             Commit::Lazy(within) => {
                 let how = of_record(Durability::Lazy(within));
@@ -341,19 +341,19 @@ impl Drop for InodeGroup {
 impl Engine {
     /// Bytes of blocks that a group may have, or a unit, to go into one record of the journal.
     pub(crate) fn group_record_bytes(&self) -> u64 {
-        let record = self.journal.as_ref().map_or(0, |journal| journal.payload_max() as u64);
+        let record = self.store.journal.as_ref().map_or(0, |journal| journal.payload_max() as u64);
         RECORD_BYTES.min(record.saturating_sub(RECORD_MARGIN)) / BLOCK_SIZE as u64 * BLOCK_SIZE as u64
     }
 
     /// Bytes of blocks that a group may have, as the volume is now.
     pub(crate) fn group_bytes_max(&self) -> u64 {
-        (self.alloc.free_blocks() * BLOCK_SIZE as u64).max(self.group_record_bytes())
+        (self.store.alloc.free_blocks() * BLOCK_SIZE as u64).max(self.group_record_bytes())
     }
 
     /// Bytes of blocks up to which a group goes into a record.
     fn group_to_journal(&self) -> u64 {
         let record = self.group_record_bytes();
-        self.options.group_record_bytes.map_or(record, |bytes| bytes.min(record))
+        self.store.options.group_record_bytes.map_or(record, |bytes| bytes.min(record))
     }
 
     /// Bytes that a large group has in memory before it streams.

@@ -88,7 +88,7 @@ impl Streamed {
 
     /// The fresh blocks as extents of the file.
     pub(super) fn extents(&self) -> impl Iterator<Item = Extent> {
-        let birth = self.engine().snapshots.epoch();
+        let birth = self.engine().store.snapshots.epoch();
         self.homes.iter().flat_map(move |(run, shift)| {
             extents_of_run(run.start, Run::new(home(run.start, *shift), run.end - run.start), false, birth)
         })
@@ -113,12 +113,12 @@ impl Streamed {
                 None => engine.allocation_goal(&self.inode, 0)?,
             },
         };
-        let reserve = || engine.alloc.reserve_between(missing, missing.max(ahead));
+        let reserve = || engine.store.alloc.reserve_between(missing, missing.max(ahead));
         let mut reservation = engine.retry_without_space(reserve)?;
         while reservation.blocks() > 0 {
             let want = reservation.blocks().min(u64::from(EXTENT_BLOCKS_MAX));
             // All of them: in one run if there is one, else in as many as it takes.
-            for run in engine.alloc.allocate(Funding::Reserved(&mut reservation), goal, want, want)? {
+            for run in engine.store.alloc.allocate(Funding::Reserved(&mut reservation), goal, want, want)? {
                 goal = run.end();
                 self.spare.push_back(run);
             }
@@ -166,7 +166,7 @@ impl Streamed {
                 let count = ((buffer.len() / BLOCK_SIZE) as u64).min(piece.end - at);
                 let bytes = &mut buffer[..count as usize * BLOCK_SIZE];
                 compose(at, bytes)?;
-                self.engine().device.write(IoClass::Data, start.offset(at - piece.start), bytes)?;
+                self.engine().store.device.write(IoClass::Data, start.offset(at - piece.start), bytes)?;
                 at += count;
             }
         }
@@ -185,7 +185,7 @@ impl Streamed {
             while at < piece.end {
                 let count = READ_BLOCKS.min(piece.end - at);
                 let mut bytes = AlignedBuf::blocks(count as usize);
-                self.engine().device.read(IoClass::Data, start.offset(at - piece.start), &mut bytes)?;
+                self.engine().store.device.read(IoClass::Data, start.offset(at - piece.start), &mut bytes)?;
                 let from = at * size;
                 let (low, high) = (from.max(offset), (from + count * size).min(end));
                 out[(low - offset) as usize..(high - offset) as usize]
@@ -226,7 +226,7 @@ impl Streamed {
 
     fn give_back(&self, runs: Vec<Run>) {
         if !runs.is_empty()
-            && let Err(error) = self.engine().alloc.cancel(&runs)
+            && let Err(error) = self.engine().store.alloc.cancel(&runs)
         {
             tracing::error!(%error, "giving back the blocks of a group that was not committed");
         }

@@ -54,7 +54,7 @@ impl Engine {
         most: usize,
     ) -> Result<LayoutLease> {
         inode.check_regular()?;
-        self.check_writable()?;
+        self.store.check_writable()?;
         if bytes.start > bytes.end {
             return Err(Error::invalid(format!(
                 "a lease of bytes {} to {}: it ends before it begins",
@@ -75,7 +75,7 @@ impl Engine {
             // recalls no lease.
             for _ in 0..2 {
                 if self.has_recorded(inode, first, blocks.end - first)? {
-                    self.checkpoint_now()?;
+                    self.store.checkpoint_now()?;
                 }
             }
             let Some((end, extents)) = self.look_and_grant(inode, &lease, blocks.clone(), most.max(1))?
@@ -109,8 +109,8 @@ impl Engine {
         most: usize,
     ) -> Result<Option<(u64, Vec<Extent>)>> {
         let count = blocks.end - blocks.start;
-        let recorded = self.device.recorded();
-        self.with_extents(inode, blocks.start, count, most + 1, |mut found| {
+        let recorded = self.store.device.recorded();
+        self.store.with_extents(inode, blocks.start, count, most + 1, |mut found| {
             let end = match found.len() > most {
                 true => found.pop().map_or(blocks.end, |next| next.file_block),
                 false => blocks.end,

@@ -15,7 +15,7 @@ use crate::engine::Engine;
 use crate::extent_map::Replacement;
 use crate::gate::GateState;
 use crate::inode::{Inode, InodeRef};
-use crate::transaction::Transaction;
+use crate::store::transaction::Transaction;
 use quire_base::admission::Admitted;
 use quire_base::sync::time::Instant;
 use quire_base::units::blocks_for;
@@ -53,7 +53,7 @@ impl Engine {
         bars: &mut Vec<Bar<'a>>,
     ) -> Result<()> {
         patience::check("leases of the file's layout to be returned")?;
-        let until = Instant::now() + self.options.lease_recall_time;
+        let until = Instant::now() + self.store.options.lease_recall_time;
         // All are recalled before the first is waited for.
         let files: Vec<_> = files
             .into_iter()
@@ -167,7 +167,7 @@ impl Inode {
             return self.blocks_touched(size, size).start..FILE_BLOCKS_MAX;
         }
         // The rest of the last block is zeroed; if that is done in place, it moves nothing.
-        let in_place = self.unit_blocks().is_none() && self.engine.snapshots.epoch() == 0;
+        let in_place = self.unit_blocks().is_none() && self.engine.store.snapshots.epoch() == 0;
         if in_place || end.is_multiple_of(BLOCK_SIZE as u64) {
             0..0
         } else {

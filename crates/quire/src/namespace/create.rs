@@ -17,9 +17,10 @@ use super::records::Records;
 use crate::acl;
 use crate::attributes::SETGID;
 use crate::engine::Engine;
-use crate::inode::{Inode, InodeRef, OrphanState};
+use crate::inode::{Inode, InodeRef};
 use crate::properties::has_properties;
-use crate::transaction::{Cost, Depends, Transaction};
+use crate::store::orphan_slots::OrphanState;
+use crate::store::transaction::{Cost, Depends, Transaction};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{Error, InodeNo, Result, Seq};
@@ -140,9 +141,9 @@ impl Engine {
         let _change = self.begin_change()?;
         directory.names()?;
         check_new_name(directory, name)?;
-        let hash = self.name_hash(name);
+        let hash = self.store.name_hash(name);
         let _entered = enter(directory, hash)?;
-        let cookie = self.search_entry(directory.number(), hash, name)?.vacant(directory, name)?;
+        let cookie = self.store.search_entry(directory.number(), hash, name)?.vacant(directory, name)?;
         self.create_inode(new()?, Some(&Naming { directory, name, cookie }))
     }
 
@@ -177,7 +178,7 @@ impl Engine {
             true => create.properties.unwrap_or_else(|| directory.properties()),
             false => Properties::default(),
         };
-        let now = self.options.clock.now();
+        let now = self.store.options.clock.now();
         let record = InodeRecord {
             mode: kind.to_mode() | mode,
             flags: properties.put_into(0),
@@ -219,10 +220,10 @@ impl Engine {
         new: NewInode,
         naming: Option<&Naming<'_>>,
     ) -> Result<InodeRef> {
-        let transaction = self.begin(new.cost())?;
-        let number = self.new_inode_number();
+        let transaction = self.store.begin(new.cost())?;
+        let number = self.store.new_inode_number();
         let mut record = new.record.clone();
-        record.generation = self.new_generation();
+        record.generation = self.store.new_generation();
         if naming.is_none() {
             record.nlink = 0;
             record.flags |= INODE_NEVER_NAMED;
@@ -279,7 +280,7 @@ impl Engine {
         transaction.put(Key::entry(directory.number(), *cookie), &entry.encode());
         if is_directory {
             records.add_links(directory, 1)?;
-            let now = self.options.clock.now();
+            let now = self.store.options.clock.now();
             let parent = records.edit(directory);
             (parent.mtime, parent.ctime) = (now, now);
             return records.commit(transaction, Depends::Nothing);

@@ -9,6 +9,7 @@
 
 use crate::engine::Engine;
 use crate::inode::InodeRef;
+use crate::store::Store;
 use quire_base::sync::Arc;
 use quire_base::{Context, Error, ErrorKind, InodeNo, Result};
 use quire_format::dirent::{self, DISAMBIGUATOR_MAX, Entry};
@@ -68,7 +69,8 @@ pub(crate) fn exists(directory: &InodeRef, name: &[u8]) -> Error {
     Error::new(ErrorKind::Exists, format!("{:?} exists in directory {}", shown(name), directory.number()))
 }
 
-impl Engine {
+/// Entries in the tree.
+impl Store {
     /// The hash that a name has on this volume.
     pub(crate) fn name_hash(&self, name: &[u8]) -> u64 {
         dirent::name_hash(self.superblock.hash_seed, name)
@@ -109,6 +111,22 @@ impl Engine {
         Ok(search)
     }
 
+    /// Errors unless a directory, whose liveness the caller holds exclusively, has no entries.
+    pub(crate) fn check_empty(&self, directory: &InodeRef) -> Result<()> {
+        let number = directory.number();
+        let mut empty = true;
+        self.tree.scan(Key::entry(number, 0), Key::entry(number, u64::MAX), &mut |_, _| {
+            empty = false;
+            ControlFlow::Break(())
+        })?;
+        if !empty {
+            return Err(Error::new(ErrorKind::NotEmpty, format!("directory {number} is not empty")));
+        }
+        Ok(())
+    }
+}
+
+impl Engine {
     /// The inode that an entry names. Kind `Stale` if there is none: the entry went meanwhile, or, if the
     /// caller holds its bucket, the volume is damaged; see [`Engine::entry_inode`].
     pub(crate) fn named_inode(self: &Arc<Engine>, found: &Found) -> Result<InodeRef> {
@@ -144,19 +162,5 @@ impl Engine {
             )),
             _ => error,
         })
-    }
-
-    /// Errors unless a directory, whose liveness the caller holds exclusively, has no entries.
-    pub(crate) fn check_empty(&self, directory: &InodeRef) -> Result<()> {
-        let number = directory.number();
-        let mut empty = true;
-        self.tree.scan(Key::entry(number, 0), Key::entry(number, u64::MAX), &mut |_, _| {
-            empty = false;
-            ControlFlow::Break(())
-        })?;
-        if !empty {
-            return Err(Error::new(ErrorKind::NotEmpty, format!("directory {number} is not empty")));
-        }
-        Ok(())
     }
 }

@@ -10,7 +10,7 @@ use super::entry::exists;
 use super::records::Records;
 use crate::engine::Engine;
 use crate::inode::InodeRef;
-use crate::transaction::{Cost, Depends};
+use crate::store::transaction::{Cost, Depends};
 use quire_base::sync::Arc;
 use quire_base::{Error, ErrorKind, Result};
 use quire_format::dirent::{self, Entry};
@@ -38,19 +38,19 @@ impl Engine {
             ));
         }
         check_new_name(directory, name)?;
-        let hash = self.name_hash(name);
+        let hash = self.store.name_hash(name);
         let _entered = enter(directory, hash)?;
-        let cookie = self.search_entry(directory.number(), hash, name)?.vacant(directory, name)?;
+        let cookie = self.store.search_entry(directory.number(), hash, name)?.vacant(directory, name)?;
 
         // Entry, inode, orphan.
-        let mut transaction = self.begin(Cost::new(3, INODE_BYTES + ENTRY_BYTES_MAX))?;
+        let mut transaction = self.store.begin(Cost::new(3, INODE_BYTES + ENTRY_BYTES_MAX))?;
         let key = Key::entry(directory.number(), cookie);
         transaction.warm(&[key, Key::inode(inode.number())])?;
         let state = inode.meta().orphan;
         transaction.warm_orphan(inode.number(), state)?;
         let mut records = Records::lock(self, &[inode.arc()]);
         records.add_name(inode, &mut transaction)?;
-        records.edit(inode).ctime = self.options.clock.now();
+        records.edit(inode).ctime = self.store.options.clock.now();
         let entry =
             Entry { inode: inode.number(), generation: inode.generation(), file_type: inode.kind(), name };
         transaction.put(key, &entry.encode());

@@ -63,7 +63,7 @@ impl Engine {
     /// disturbed.
     fn glance(self: &Arc<Engine>, directory: &InodeRef, name: &[u8]) -> Result<Option<Option<InodeRef>>> {
         let glance = Glance::at(directory);
-        let search = self.search_entry(directory.number(), self.name_hash(name), name)?;
+        let search = self.store.search_entry(directory.number(), self.store.name_hash(name), name)?;
         if !glance.held_still() {
             return Ok(None);
         }
@@ -76,9 +76,9 @@ impl Engine {
     }
 
     fn find_locked(self: &Arc<Engine>, directory: &InodeRef, name: &[u8]) -> Result<Option<InodeRef>> {
-        let hash = self.name_hash(name);
+        let hash = self.store.name_hash(name);
         let _bucket = hold_bucket(directory, hash)?;
-        let search = self.search_entry(directory.number(), hash, name)?;
+        let search = self.store.search_entry(directory.number(), hash, name)?;
         let Some(found) = search.found else { return Ok(None) };
         self.entry_inode(directory, name, &found).context("looking a name up").map(Some)
     }

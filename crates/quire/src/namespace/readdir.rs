@@ -95,7 +95,7 @@ impl Engine {
         batch.entries.clear();
         let Some(first) = after.checked_add(1) else { return Ok(()) };
         let mut broken = Ok(());
-        self.tree.scan(
+        self.store.tree.scan(
             Key::entry(directory, first),
             Key::entry(directory, u64::MAX),
             &mut |key, value| {

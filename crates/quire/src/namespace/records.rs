@@ -11,8 +11,9 @@
 
 use super::INODE_NEVER_NAMED;
 use crate::engine::Engine;
-use crate::inode::{Inode, MetaGuard, OrphanState};
-use crate::transaction::{Depends, Transaction};
+use crate::inode::{Inode, MetaGuard};
+use crate::store::orphan_slots::OrphanState;
+use crate::store::transaction::{Depends, Transaction};
 use quire_base::sync::Arc;
 use quire_base::{Error, ErrorKind, Result, Seq};
 use quire_format::inode::InodeRecord;
@@ -86,7 +87,7 @@ impl<'a> Records<'a> {
     pub(crate) fn make_orphan(&mut self, inode: &Inode, transaction: &mut Transaction<'_>) {
         self.edit(inode).nlink = 0;
         let at = self.place(inode);
-        let slot = self.engine.orphans.claim(inode.number);
+        let slot = self.engine.store.orphans.claim(inode.number);
         transaction.orphan_set(slot, inode.number);
         self.engine.counters.orphan_claims.add(1);
         self.locked[at].orphan = Some(slot.map_or(OrphanState::Key, OrphanState::Slot));
@@ -120,7 +121,7 @@ impl<'a> Records<'a> {
     }
 
     /// Commits the edited records with whatever else the transaction holds, and unlocks.
-    pub(crate) fn commit(mut self, mut transaction: Transaction<'_>, depends: Depends<'_>) -> Result<Seq> {
+    pub(crate) fn commit(mut self, mut transaction: Transaction<'_>, depends: Depends) -> Result<Seq> {
         for locked in &self.locked {
             if let Some(record) = &locked.edited {
                 transaction.put_inode(locked.inode.number, record);
@@ -132,7 +133,7 @@ impl<'a> Records<'a> {
                 Ok(seq) => locked.publish(*seq),
                 Err(_) => {
                     if let Some(OrphanState::Slot(slot)) = locked.orphan {
-                        self.engine.orphans.cancel(slot);
+                        self.engine.store.orphans.cancel(slot);
                     }
                 }
             }

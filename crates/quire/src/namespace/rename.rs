@@ -26,7 +26,7 @@ use super::records::Records;
 use super::unlink::{is_directory, not_directory};
 use crate::engine::Engine;
 use crate::inode::InodeRef;
-use crate::transaction::{Cost, Depends, Transaction};
+use crate::store::transaction::{Cost, Depends, Transaction};
 use quire_base::patience;
 use quire_base::sync::Arc;
 use quire_base::{Error, ErrorKind, InodeNo, Result};
@@ -111,9 +111,11 @@ impl Engine {
             check_new_name(to, to_name)?;
         }
         dirent::check_name(to_name)?;
-        let source = Name { directory: from, name: from_name, hash: self.name_hash(from_name) };
-        let target = Name { directory: to, name: to_name, hash: self.name_hash(to_name) };
-        if !flags.intersects(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE) && self.options.auto_da_alloc {
+        let source = Name { directory: from, name: from_name, hash: self.store.name_hash(from_name) };
+        let target = Name { directory: to, name: to_name, hash: self.store.name_hash(to_name) };
+        if !flags.intersects(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE)
+            && self.store.options.auto_da_alloc
+        {
             self.write_back_before_replacing(source, target)?;
         }
 
@@ -138,7 +140,7 @@ impl Engine {
     /// time.
     fn write_back_before_replacing(self: &Arc<Engine>, source: Name<'_>, target: Name<'_>) -> Result<()> {
         let find = |place: Name<'_>| -> Result<Option<Found>> {
-            let search = self.search_entry(place.directory.number(), place.hash, place.name)?;
+            let search = self.store.search_entry(place.directory.number(), place.hash, place.name)?;
             Ok(search.found.filter(|found| found.kind == FileType::Regular))
         };
         let Some(new) = find(source)? else { return Ok(()) };
@@ -160,7 +162,7 @@ impl Engine {
         let mut way = vec![directory.number()];
         let mut current = directory.clone();
         // No way has more directories than the volume has inodes.
-        let limit = self.applied_inodes.get().saturating_add(1);
+        let limit = self.store.applied_inodes.get().saturating_add(1);
         while current.number() != InodeNo::ROOT {
             if way.len() as u64 > limit {
                 return Err(Error::corrupt(format!(
@@ -182,7 +184,8 @@ impl Engine {
         ancestry: Option<&Ancestry>,
         flags: RenameFlags,
     ) -> Result<()> {
-        let search = |place: Name<'a>| self.search_entry(place.directory.number(), place.hash, place.name);
+        let search =
+            |place: Name<'a>| self.store.search_entry(place.directory.number(), place.hash, place.name);
         let named = |place: Name<'a>, found: Found| -> Result<Named<'a>> {
             let Name { directory, name, .. } = place;
             Ok(Named { place, found, inode: self.entry_inode(directory, name, &found)? })
@@ -233,7 +236,7 @@ impl Engine {
         let moves_parent = crosses && source.inode.kind() == FileType::Directory;
 
         // Two entries, the inode, both directories, a whiteout and its orphan.
-        let mut transaction = self.begin(Cost::new(7, 4 * INODE_BYTES + 2 * ENTRY_BYTES_MAX))?;
+        let mut transaction = self.store.begin(Cost::new(7, 4 * INODE_BYTES + 2 * ENTRY_BYTES_MAX))?;
         let old_key = Key::entry(from.number(), source.found.cookie);
         let new_key = Key::entry(to.number(), cookie);
         transaction.warm(&[old_key, new_key, Key::inode(source.inode.number())])?;
@@ -254,7 +257,7 @@ impl Engine {
             records.add_links(to, 1)?;
             records.edit(&source.inode).parent = to.number().0;
         }
-        records.edit(&source.inode).ctime = self.options.clock.now();
+        records.edit(&source.inode).ctime = self.store.options.clock.now();
         transaction.put(new_key, &entry(&source.inode, target.name));
         leave(&mut records, &mut transaction, old_key, source.place.name, left)?;
         self.finish(records, transaction, from, to, Depends::Nothing)
@@ -278,11 +281,12 @@ impl Engine {
         }
         let doomed = if removes { Some(Doomed::hold(&old.inode)?) } else { None };
         if removes {
-            self.check_empty(&old.inode)?;
+            self.store.check_empty(&old.inode)?;
         }
 
         // Two entries, both inodes, both directories, the orphan, a whiteout and its orphan.
-        let mut transaction = self.begin(Cost::new(9, 5 * INODE_BYTES + 2 * ENTRY_BYTES_MAX).critical())?;
+        let mut transaction =
+            self.store.begin(Cost::new(9, 5 * INODE_BYTES + 2 * ENTRY_BYTES_MAX).critical())?;
         let old_key = Key::entry(from.number(), source.found.cookie);
         let new_key = Key::entry(to.number(), old.found.cookie);
         let (new, gone) = (&source.inode, &old.inode);
@@ -298,7 +302,7 @@ impl Engine {
             locks.extend([from.arc(), to.arc()]);
         }
         let mut records = Records::lock(self, &locks);
-        let now = self.options.clock.now();
+        let now = self.store.options.clock.now();
         if removes {
             // The target's directory loses a subdirectory; what it gains, the source's loses.
             records.add_links(from, -1)?;
@@ -316,7 +320,7 @@ impl Engine {
         transaction.put(new_key, &entry(new, old.place.name));
         leave(&mut records, &mut transaction, old_key, source.place.name, left)?;
         // The name may show the new contents or the old ones, so what was written back before comes first.
-        self.finish(records, transaction, from, to, Depends::DataOf(new))?;
+        self.finish(records, transaction, from, to, new.written())?;
         if let Some(doomed) = doomed {
             doomed.removed();
         }
@@ -332,7 +336,7 @@ impl Engine {
         let gained = if crosses { is_directory(one) - is_directory(other) } else { 0 };
 
         // Two entries, both inodes, both directories.
-        let mut transaction = self.begin(Cost::new(6, 4 * INODE_BYTES + 2 * ENTRY_BYTES_MAX))?;
+        let mut transaction = self.store.begin(Cost::new(6, 4 * INODE_BYTES + 2 * ENTRY_BYTES_MAX))?;
         let one_key = Key::entry(from.number(), one.found.cookie);
         let other_key = Key::entry(to.number(), other.found.cookie);
         transaction.warm(&[
@@ -347,7 +351,7 @@ impl Engine {
             locks.extend([from.arc(), to.arc()]);
         }
         let mut records = Records::lock(self, &locks);
-        let now = self.options.clock.now();
+        let now = self.store.options.clock.now();
         if gained != 0 {
             records.add_links(from, -gained)?;
             records.add_links(to, gained)?;
@@ -371,7 +375,7 @@ impl Engine {
         transaction: Transaction<'_>,
         from: &InodeRef,
         to: &InodeRef,
-        depends: Depends<'_>,
+        depends: Depends,
     ) -> Result<()> {
         let moving = (Moving::announce(from), (from.number() != to.number()).then(|| Moving::announce(to)));
         let seq = records.commit(transaction, depends)?;

@@ -52,12 +52,16 @@ impl Engine {
         let mut target = Vec::with_capacity(size.min(SYMLINK_TARGET_MAX));
         let mut whole = true;
         let number = inode.number();
-        self.tree.scan(Key::symlink(number, 0), Key::symlink(number, u64::MAX), &mut |key, piece| {
-            let expected = SYMLINK_PIECE_MAX.min(size.saturating_sub(target.len()));
-            whole &= key.offset == (target.len() / SYMLINK_PIECE_MAX) as u64 && piece.len() == expected;
-            target.extend_from_slice(piece);
-            if whole { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-        })?;
+        self.store.tree.scan(
+            Key::symlink(number, 0),
+            Key::symlink(number, u64::MAX),
+            &mut |key, piece| {
+                let expected = SYMLINK_PIECE_MAX.min(size.saturating_sub(target.len()));
+                whole &= key.offset == (target.len() / SYMLINK_PIECE_MAX) as u64 && piece.len() == expected;
+                target.extend_from_slice(piece);
+                if whole { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            },
+        )?;
         if !whole || target.len() != size || target.is_empty() || target.contains(&0) {
             return Err(Error::corrupt(format!(
                 "symbolic link {number} of {size} bytes has another target, or none; see: quire fsck"

@@ -12,7 +12,7 @@ use super::entry::{Found, shown};
 use super::records::Records;
 use crate::engine::Engine;
 use crate::inode::InodeRef;
-use crate::transaction::{Cost, Depends};
+use crate::store::transaction::{Cost, Depends};
 use quire_base::sync::Arc;
 use quire_base::{Error, ErrorKind, Result};
 use quire_format::dirent;
@@ -40,16 +40,16 @@ impl Engine {
         directory.names()?;
         dirent::check_name(name)?;
         self.help_reaper();
-        let hash = self.name_hash(name);
+        let hash = self.store.name_hash(name);
         let _entered = enter(directory, hash)?;
-        let found = self.search_entry(directory.number(), hash, name)?.required(directory, name)?;
+        let found = self.store.search_entry(directory.number(), hash, name)?.required(directory, name)?;
         if found.kind == FileType::Directory {
             return Err(is_directory(directory, name));
         }
         let inode = self.entry_inode(directory, name, &found)?;
 
         // Entry, inode, orphan.
-        let mut transaction = self.begin(Cost::new(3, INODE_BYTES).critical())?;
+        let mut transaction = self.store.begin(Cost::new(3, INODE_BYTES).critical())?;
         let key = Key::entry(directory.number(), found.cookie);
         transaction.warm(&[key, Key::inode(inode.number())])?;
         transaction.warm_new_orphan(inode.number())?;
@@ -60,7 +60,7 @@ impl Engine {
         } else {
             records.add_links(&inode, -1)?;
         }
-        records.edit(&inode).ctime = self.options.clock.now();
+        records.edit(&inode).ctime = self.store.options.clock.now();
         let seq = records.commit(transaction, Depends::Nothing)?;
         directory.committed(seq);
         directory.touch_written();
@@ -77,15 +77,15 @@ impl Engine {
             }
             _ => dirent::check_name(name)?,
         }
-        let hash = self.name_hash(name);
+        let hash = self.store.name_hash(name);
         let _entered = enter(directory, hash)?;
-        let found = self.search_entry(directory.number(), hash, name)?.required(directory, name)?;
+        let found = self.store.search_entry(directory.number(), hash, name)?.required(directory, name)?;
         if found.kind != FileType::Directory {
             return Err(not_directory(directory, name));
         }
         let child = self.entry_inode(directory, name, &found)?;
         let doomed = Doomed::hold(&child)?;
-        self.check_empty(&child)?;
+        self.store.check_empty(&child)?;
         self.remove_directory(directory, &found, &child)?;
         doomed.removed();
         Ok(())
@@ -98,12 +98,12 @@ impl Engine {
         child: &InodeRef,
     ) -> Result<()> {
         // Entry, both inodes, orphan.
-        let mut transaction = self.begin(Cost::new(4, 2 * INODE_BYTES).critical())?;
+        let mut transaction = self.store.begin(Cost::new(4, 2 * INODE_BYTES).critical())?;
         let key = Key::entry(directory.number(), found.cookie);
         transaction.warm(&[key, Key::inode(child.number()), Key::inode(directory.number())])?;
         transaction.warm_new_orphan(child.number())?;
         let mut records = Records::lock(self, &[directory.arc(), child.arc()]);
-        let now = self.options.clock.now();
+        let now = self.store.options.clock.now();
         records.add_links(directory, -1)?;
         let parent = records.edit(directory);
         (parent.mtime, parent.ctime) = (now, now);

@@ -10,7 +10,7 @@
 //! Neighbours: [`super`] has the protocol.
 
 use crate::engine::Engine;
-use crate::transaction::{Cost, Depends, EXTENTS_PER_TRANSACTION, Transaction};
+use crate::store::transaction::{Cost, Depends, EXTENTS_PER_TRANSACTION, Transaction};
 use quire_alloc::Funding;
 use quire_base::BLOCK_SIZE;
 use quire_base::{BlockNo, Error, ErrorKind, InodeNo, Result};
@@ -88,7 +88,7 @@ impl<'e> Applier<'e> {
     }
 
     fn begin(&self, keys: usize, bytes: usize) -> Result<Transaction<'e>> {
-        self.engine.begin(Cost::new(1 + keys, UNFINISHED_BYTES_MAX + bytes))
+        self.engine.store.begin(Cost::new(1 + keys, UNFINISHED_BYTES_MAX + bytes))
     }
 
     /// Commits what stands before a position.
@@ -96,7 +96,7 @@ impl<'e> Applier<'e> {
         &mut self,
         mut transaction: Transaction<'_>,
         position: Position,
-        depends: Depends<'_>,
+        depends: Depends,
     ) -> Result<()> {
         let moved = Unfinished { position, ..self.unfinished.clone() };
         transaction.put(Key::RECEIVING, &moved.encode());
@@ -110,7 +110,7 @@ impl<'e> Applier<'e> {
         self.punch(inode, Blocks { start: 0, count: quire_format::extent::FILE_BLOCKS_MAX })?;
         loop {
             let mut keys = Vec::new();
-            self.engine.tree.scan(Key::inode(inode), Key::extent(inode, u64::MAX), &mut |key, _| {
+            self.engine.store.tree.scan(Key::inode(inode), Key::extent(inode, u64::MAX), &mut |key, _| {
                 keys.push(key);
                 if keys.len() < KEYS_PER_TRANSACTION {
                     ControlFlow::Continue(())
@@ -121,7 +121,7 @@ impl<'e> Applier<'e> {
             if keys.is_empty() {
                 return Ok(());
             }
-            let mut transaction = self.engine.begin(Cost::new(keys.len(), 0))?;
+            let mut transaction = self.engine.store.begin(Cost::new(keys.len(), 0))?;
             keys.into_iter().for_each(|key| transaction.delete(key));
             transaction.commit(Depends::Nothing)?;
         }
@@ -136,7 +136,7 @@ impl<'e> Applier<'e> {
             }
             let left = carve(&removed, blocks.start, blocks.end());
             let cost = Cost::new(0, 0).with_extents(removed.len() + left.len());
-            let mut transaction = self.engine.begin(cost)?;
+            let mut transaction = self.engine.store.begin(cost)?;
             transaction.extents(inode, removed, left);
             transaction.commit(Depends::Nothing)?;
         }
@@ -144,7 +144,7 @@ impl<'e> Applier<'e> {
 
     /// The first extents that a file has in a range, whole, as many as one transaction changes.
     fn extents(&self, inode: InodeNo, blocks: Blocks) -> Result<Vec<Extent>> {
-        let tree = &self.engine.tree;
+        let tree = &self.engine.store.tree;
         let mut found = Vec::new();
         let first = Key::extent(inode, blocks.start);
         if let Some((key, value)) = tree.last_at_or_before(first, Key::extent(inode, 0))? {
@@ -174,11 +174,11 @@ impl<'e> Applier<'e> {
         position: Position,
     ) -> Result<()> {
         let engine = self.engine;
-        let goal = self.goal.unwrap_or_else(|| engine.alloc.goal_for_inode(inode));
-        let allocate = || engine.alloc.allocate(Funding::Unreserved, goal, blocks.count, blocks.count);
+        let goal = self.goal.unwrap_or_else(|| engine.store.alloc.goal_for_inode(inode));
+        let allocate = || engine.store.alloc.allocate(Funding::Unreserved, goal, blocks.count, blocks.count);
         let runs = match allocate() {
             Err(error) if error.kind() == ErrorKind::NoSpace => {
-                engine.force_frees()?;
+                engine.store.force_frees()?;
                 allocate()?
             }
             other => other?,
@@ -187,7 +187,7 @@ impl<'e> Applier<'e> {
         let filled = self.fill_runs(inode, blocks, &runs, bytes, position);
         if let Err(given) = filled {
             let (error, rest) = given;
-            return engine.alloc.cancel(&rest).and(Err(error));
+            return engine.store.alloc.cancel(&rest).and(Err(error));
         }
         Ok(())
     }
@@ -201,7 +201,7 @@ impl<'e> Applier<'e> {
         bytes: Option<&[u8]>,
         position: Position,
     ) -> std::result::Result<(), (Error, Vec<Run>)> {
-        let (engine, birth) = (self.engine, self.engine.snapshots.epoch());
+        let (engine, birth) = (self.engine, self.engine.store.snapshots.epoch());
         let mut at = blocks.start;
         for (number, some) in runs.chunks(EXTENTS_PER_TRANSACTION).enumerate() {
             let rest = || runs[number * EXTENTS_PER_TRANSACTION..].to_vec();
@@ -211,17 +211,17 @@ impl<'e> Applier<'e> {
                     let from = (at - blocks.start) as usize * BLOCK_SIZE;
                     let content = &bytes[from..from + run.blocks as usize * BLOCK_SIZE];
                     AlignedBuf::try_copy_of(content)
-                        .and_then(|content| engine.device.write(IoClass::Data, run.start, &content))
+                        .and_then(|content| engine.store.device.write(IoClass::Data, run.start, &content))
                         .map_err(|error| (error, rest()))?;
                 }
                 extents.extend(extents_of_run(at, *run, bytes.is_none(), birth));
                 at += run.blocks;
             }
             let cost = Cost::new(1, UNFINISHED_BYTES_MAX).with_extents(extents.len());
-            let mut transaction = engine.begin(cost).map_err(|error| (error, rest()))?;
+            let mut transaction = engine.store.begin(cost).map_err(|error| (error, rest()))?;
             transaction.extents(inode, Vec::new(), extents);
             let reached = if at == blocks.end() { position } else { self.unfinished.position };
-            self.commit(transaction, reached, Depends::Written(engine.device.mark()))
+            self.commit(transaction, reached, Depends::Written(engine.store.device.mark()))
                 .map_err(|error| (error, rest()))?;
         }
         Ok(())

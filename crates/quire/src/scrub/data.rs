@@ -43,7 +43,7 @@ impl Scrub<'_> {
                 Err(_) => {
                     failures += 1;
                     let skip = 1 + failures / 64;
-                    if skip > 1 << 20 || from.0 >= self.engine.inode_numbers.end() {
+                    if skip > 1 << 20 || from.0 >= self.engine.store.inode_numbers.end() {
                         return Ok(ControlFlow::Continue(()));
                     }
                     (from, at) = (InodeNo(from.0 + skip), 0);
@@ -67,7 +67,7 @@ impl Scrub<'_> {
     /// The first inode from this number on.
     fn next_inode(&self, from: InodeNo) -> Result<Option<InodeNo>> {
         let mut found = None;
-        self.engine.tree.scan(Key::inode(from), Key::MAX, &mut |key, _| {
+        self.engine.store.tree.scan(Key::inode(from), Key::MAX, &mut |key, _| {
             // Contents without an inode belong to nobody.
             if key.kind == KeyKind::Inode {
                 found = Some(InodeNo(key.object));
@@ -95,7 +95,7 @@ impl Scrub<'_> {
             while from < end {
                 let bytes = (end - from).min(PIECE as u64) as usize;
                 self.read(inodes, number, inode, &mut buffer[..bytes.next_multiple_of(BLOCK_SIZE)], from);
-                if self.engine.failure().is_none() {
+                if self.engine.store.failure().is_none() {
                     from += bytes as u64;
                     self.last.position = ScrubPosition::Data(number, from);
                 }
@@ -117,7 +117,7 @@ impl Scrub<'_> {
                 blocks.for_each(|(block, at)| self.read(inodes, number, inode, block, at));
             }
             // Closed, or shut down.
-            Err(_) if self.engine.failure().is_some() => {}
+            Err(_) if self.engine.store.failure().is_some() => {}
             Err(error) => {
                 let (bytes, path) = (into.len() as u64, unnamed(number));
                 match self.report.unreadable.last_mut() {
@@ -134,7 +134,7 @@ impl Scrub<'_> {
 
     /// Finds the paths of the files that have parts which cannot be read.
     pub(super) fn name_files(&mut self, inodes: &Inodes) {
-        if self.report.unreadable.is_empty() || self.engine.failure().is_some() {
+        if self.report.unreadable.is_empty() || self.engine.store.failure().is_some() {
             return;
         }
         let mut wanted: HashMap<PathBuf, Option<PathBuf>> =

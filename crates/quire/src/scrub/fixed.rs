@@ -3,9 +3,9 @@
 //! Neighbours: [`super`] looks at the nodes of the tree, [`super::kept`] at what snapshots have.
 
 use super::ScrubReport;
-use crate::checkpoint::CheckpointState;
-use crate::engine::Engine;
-use crate::superblocks;
+use crate::store::Store;
+use crate::store::checkpoint::CheckpointState;
+use crate::store::superblocks;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, Result};
 use quire_device::{AlignedBuf, Device, IoClass};
@@ -43,7 +43,7 @@ pub(super) fn look_at_pool(device: &Device, superblock: &Superblock, look: Look)
     PoolLook { bytes: pages * pool.copies() * BLOCK_SIZE as u64, is_damaged: pool.is_damaged(), lost }
 }
 
-impl Engine {
+impl Store {
     /// Looks at what lies at places of its own; keeps checkpoints out meanwhile. What is bad is written anew
     /// from memory.
     pub(super) fn scrub_fixed(&self, report: &mut ScrubReport) -> Result<()> {

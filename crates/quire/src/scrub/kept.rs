@@ -26,20 +26,20 @@ impl Scrub<'_> {
     pub(super) fn snapshots(&mut self) -> Result<ControlFlow<()>> {
         let engine = self.engine;
         // The table of a snapshot is that of its day.
-        if engine.options.snapshot.is_some() {
+        if engine.store.options.snapshot.is_some() {
             return Ok(ControlFlow::Continue(()));
         }
-        let all = match table(&engine.tree) {
+        let all = match table(&engine.store.tree) {
             Ok(all) if all.is_empty() => return Ok(ControlFlow::Continue(())),
             Ok(all) => all,
             Err(error) if is_over(engine, &error) => return Ok(ControlFlow::Break(())),
             // The live tree's part has told it.
             Err(_) => return Ok(ControlFlow::Continue(())),
         };
-        if !engine.read_only {
+        if !engine.store.read_only {
             // What has left the live tree meanwhile is in no checkpoint of it then.
             let _change = engine.begin_change()?;
-            engine.checkpoint_now()?;
+            engine.store.checkpoint_now()?;
         }
         let mut visited = Visited::default();
         for (number, snapshot) in all {
@@ -57,7 +57,7 @@ impl Scrub<'_> {
         visited: &mut Visited,
     ) -> Result<ControlFlow<()>> {
         let engine = self.engine;
-        let admission = || if engine.read_only { Ok(None) } else { engine.begin_change().map(Some) };
+        let admission = || if engine.store.read_only { Ok(None) } else { engine.begin_change().map(Some) };
         let change = admission()?;
         self.snapshot_pool(number, snapshot);
         drop(change);
@@ -67,19 +67,20 @@ impl Scrub<'_> {
                 return Ok(ControlFlow::Break(()));
             }
             let _change = admission()?;
-            let step = engine.tree.scrub_kept(&mut walk, visited);
+            let step = engine.store.tree.scrub_kept(&mut walk, visited);
             let copies = u64::from(snapshot.superblock.metadata_copies);
             self.report.metadata_bytes += step.nodes * copies * BLOCK_SIZE as u64;
             if step.damaged.is_empty() && step.lost.is_empty() {
                 continue;
             }
-            let _state = engine.checkpoint.lock();
+            let _state = engine.store.checkpoint.lock();
             if !self.is_there(number) {
                 break;
             }
             self.report.damaged += step.damaged.len() as u64;
-            if !engine.read_only {
-                let healed = step.damaged.iter().filter(|node| engine.tree.mend_kept(node)).count() as u64;
+            if !engine.store.read_only {
+                let healed =
+                    step.damaged.iter().filter(|node| engine.store.tree.mend_kept(node)).count() as u64;
                 self.healed(snapshot, healed);
             }
             step.lost.iter().for_each(|error| self.lost(snapshot, error));
@@ -89,19 +90,19 @@ impl Scrub<'_> {
 
     fn snapshot_pool(&mut self, number: u32, snapshot: &Snapshot) {
         let engine = self.engine;
-        let found = look_at_pool(&engine.device, &snapshot.superblock, Look::AtAll);
+        let found = look_at_pool(&engine.store.device, &snapshot.superblock, Look::AtAll);
         self.report.metadata_bytes += found.bytes;
         if !found.is_damaged && found.lost.is_empty() {
             return;
         }
-        let _state = engine.checkpoint.lock();
+        let _state = engine.store.checkpoint.lock();
         if !self.is_there(number) {
             return;
         }
         let PoolLook { is_damaged, lost, .. } = found;
         self.report.damaged += u64::from(is_damaged);
-        if is_damaged && !engine.read_only {
-            let mended = look_at_pool(&engine.device, &snapshot.superblock, Look::Mend);
+        if is_damaged && !engine.store.read_only {
+            let mended = look_at_pool(&engine.store.device, &snapshot.superblock, Look::Mend);
             self.healed(snapshot, u64::from(!mended.is_damaged));
         }
         lost.iter().for_each(|error| self.lost(snapshot, error));
@@ -110,7 +111,7 @@ impl Scrub<'_> {
     /// Whether a snapshot has not been deleted since the table was read. Nothing is let go while the mutex of
     /// checkpoints is held, nor from a volume that is open for reading only.
     fn is_there(&self, number: u32) -> bool {
-        self.engine.read_only || self.engine.tree.keeps(number)
+        self.engine.store.read_only || self.engine.store.tree.keeps(number)
     }
 
     fn healed(&mut self, snapshot: &Snapshot, pieces: u64) {

@@ -8,23 +8,22 @@
 //! splits at worst into halves holds more than 40 extent keys; twice as many where nodes have two copies. A
 //! standing reserve, kept from mount on, and larger when a small volume grows, covers the nodes that one
 //! transaction may dirty. A critical transaction that finds the pool full, and no free space, takes a chunk
-//! from what is kept ([`Engine::promised_chunk`]). The chunk is a *debt*: promises that fall due pay it
+//! from what is kept ([`Store::promised_chunk`]). The chunk is a *debt*: promises that fall due pay it
 //! before anything goes back to the allocator, and each checkpoint tries to pay the rest from free space.
 //!
 //! Both kinds of promises lie in accounts ([`quire_alloc::SpaceAccount`]): that of the inode ([`Delayed`])
-//! has space for its data, that of the engine has what is kept for the pool. Data has its promise from the
+//! has space for its data, that of the store has what is kept for the pool. Data has its promise from the
 //! write to the writeback; a transaction reserves only when the data has been written
-//! ([`crate::reservation`]). Shared line: the pool's account, one word, written once in 32 blocks of a file
+//! ([`super::reservation`]). Shared line: the pool's account, one word, written once in 32 blocks of a file
 //! that become dirty without a home.
 //!
 //! An inode that leaves memory gives back what it still has; after a clean close all accounts are empty
-//! ([`crate::reservation`] checks that).
+//! ([`super::reservation`] checks that).
 //!
-//! Neighbours: `file/backing` promises and releases; [`crate::transaction`] takes chunks;
-//! [`crate::checkpoint`] pays; [`crate::pool_shrink`] gives back what the pool does not need any more.
+//! Neighbours: `file/backing` promises and releases; [`super::transaction`] takes chunks;
+//! [`super::checkpoint`] pays; [`super::pool_shrink`] gives back what the pool does not need any more.
 
-use crate::engine::Engine;
-use crate::inode::Inode;
+use super::Store;
 use quire_alloc::{Allocator, SpaceAccount, SpaceReservation};
 use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_base::{ErrorKind, Result};
@@ -78,7 +77,7 @@ pub(crate) fn standing_reserve(superblock: &Superblock) -> u64 {
     u64::from(superblock.metadata_copies) * (superblock.block_count / STANDING_PART).min(STANDING_MAX)
 }
 
-impl Engine {
+impl Store {
     fn metadata_copies(&self) -> u64 {
         u64::from(self.superblock.metadata_copies)
     }
@@ -147,10 +146,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Promises `blocks` to data of `inode` that has no home yet, with what the pool may come to need for
+    /// Promises `blocks` to data that has no home yet, with what the pool may come to need for
     /// them.
-    pub(crate) fn delay(&self, inode: &Inode, blocks: u64) -> Result<()> {
-        let delayed = &inode.delayed;
+    pub(crate) fn delay(&self, delayed: &Delayed, blocks: u64) -> Result<()> {
         let expected = self.growth(delayed.blocks(), blocks);
         let mut reservation = self.alloc.reserve(blocks + expected)?;
         let kept = self.growth(delayed.blocks.fetch_add(blocks, Ordering::AcqRel), blocks);
@@ -177,10 +175,10 @@ impl Engine {
         Ok(())
     }
 
-    /// `blocks` that were promised to `inode` have homes, or are not needed any more. The blocks themselves
+    /// `blocks` that were promised have homes, or are not needed any more. The blocks themselves
     /// are the caller's business, what was kept beside them goes back.
-    pub(crate) fn release_promised(&self, inode: &Inode, blocks: u64) {
-        let before = inode.delayed.blocks.fetch_sub(blocks, Ordering::AcqRel);
+    pub(crate) fn release_promised(&self, delayed: &Delayed, blocks: u64) {
+        let before = delayed.blocks.fetch_sub(blocks, Ordering::AcqRel);
         drop(self.pool_promise.take(&self.alloc, self.growth(before - blocks, blocks)));
     }
 

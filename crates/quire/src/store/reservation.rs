@@ -2,21 +2,21 @@
 //! back together.
 //!
 //! A [`Reservation`] owns both. They go back when it is dropped, and then threads that wait for room are told
-//! ([`crate::room_queue`]): nothing is ever given back silently, a claim that got only one of the two
+//! ([`super::room_queue`]): nothing is ever given back silently, a claim that got only one of the two
 //! included.
 //!
 //! Space for data is not in it. A write is promised space, and blocks for the metadata pool beside it, when
 //! it makes blocks dirty, and the transaction that uses the promise comes only when they have been written.
-//! Until then the promise lies in accounts ([`crate::pool_promise`]). Writeback does not reserve when it is
+//! Until then the promise lies in accounts ([`super::pool_promise`]). Writeback does not reserve when it is
 //! submitted: the worst case of nodes for all the requests that may be with the device is several times what
 //! may be dirty.
 //!
-//! After a clean close nothing is reserved: [`Engine::check_nothing_reserved`].
+//! After a clean close nothing is reserved: [`Store::check_nothing_reserved`].
 //!
-//! Neighbours: [`crate::transaction`] holds one; `journal` and `tree` do the accounts.
+//! Neighbours: [`super::transaction`] holds one; `journal` and `tree` do the accounts.
 
-use crate::engine::Engine;
-use crate::room_queue::RoomQueue;
+use super::Store;
+use super::room_queue::RoomQueue;
 use quire_base::{Error, patience};
 use quire_journal::{JournalReservation, Short as JournalShort};
 use quire_tree::{Class, NodeReservation, Short};
@@ -73,7 +73,7 @@ pub(crate) enum Turn {
     Nonblocking,
 }
 
-impl Engine {
+impl Store {
     /// Claims what there is. Waits neither for the ring nor for nodes.
     pub(crate) fn claim(&self, amount: Amount, turn: Turn) -> Result<Reservation<'_>, Shortage> {
         let journal = self.journal().map_err(Shortage::Failed)?;
@@ -150,18 +150,18 @@ mod tests {
         let backend = Arc::new(MemoryBackend::new(4096));
         FormatOptions::new().format_backend(backend.clone()).expect("a new volume");
         let volume = VolumeOptions::new().threads(false).open_backend(backend).expect("a new volume opens");
-        let engine = volume.engine();
-        let cost = crate::transaction::Cost::new(1, 100).critical();
-        let somebody = engine.room.join(Class::Critical);
-        assert!(engine.try_begin(cost, false).is_none());
-        assert!(engine.try_begin(cost, true).is_some());
+        let store = &volume.engine().store;
+        let cost = crate::store::transaction::Cost::new(1, 100).critical();
+        let somebody = store.room.join(Class::Critical);
+        assert!(store.try_begin(cost, false).is_none());
+        assert!(store.try_begin(cost, true).is_some());
         drop(somebody);
-        assert!(engine.try_begin(cost, false).is_some());
+        assert!(store.try_begin(cost, false).is_some());
 
         let file = volume.create_file("file").expect("there is space");
         file.write_all_at(&[1; 4096], 0).expect("there is space");
         quire_cache::Backing::wait_for_room(&***file.inode(), 1).expect("there is room");
-        let somebody = engine.room.join(Class::Critical);
+        let somebody = store.room.join(Class::Critical);
         // It would queue behind that one for ever.
         file.sync_data().expect("there is room");
         drop((somebody, file));
@@ -172,23 +172,23 @@ mod tests {
     /// told.
     #[test]
     fn what_is_lost_is_found_at_a_clean_close() {
-        let lose_room = |engine: &Engine| {
+        let lose_room = |store: &Store| {
             let amount = Amount { nodes: 1, journal_bytes: 100, class: Class::Normal };
-            let lose = || std::mem::forget(engine.claim(amount, Turn::Newcomer).ok());
+            let lose = || std::mem::forget(store.claim(amount, Turn::Newcomer).ok());
             // The thread that lost it could not reserve again.
             std::thread::scope(|scope| scope.spawn(lose).join().expect("there is room"));
         };
-        let lose_space = |engine: &Engine| std::mem::forget(engine.alloc.reserve(3).expect("there is space"));
+        let lose_space = |store: &Store| std::mem::forget(store.alloc.reserve(3).expect("there is space"));
         let lose_promise =
-            |engine: &Engine| engine.pool_promise.put(engine.alloc.reserve(3).expect("there is space"));
-        let losses: [&dyn Fn(&Engine); 4] = [&|_: &Engine| (), &lose_room, &lose_space, &lose_promise];
+            |store: &Store| store.pool_promise.put(store.alloc.reserve(3).expect("there is space"));
+        let losses: [&dyn Fn(&Store); 4] = [&|_: &Store| (), &lose_room, &lose_space, &lose_promise];
         for (number, lose) in losses.into_iter().enumerate() {
             let backend = Arc::new(MemoryBackend::new(4096));
             FormatOptions::new().format_backend(backend.clone()).expect("a new volume");
             let options = VolumeOptions::new().threads(false);
             let volume = options.open_backend(backend).expect("a new volume opens");
             volume.write("file", [7; 100_000]).expect("there is space");
-            lose(volume.engine());
+            lose(&volume.engine().store);
             let closed = catch_unwind(AssertUnwindSafe(|| volume.close()));
             assert_eq!(closed.is_err(), number > 0, "loss {number}");
         }

@@ -17,10 +17,10 @@
 //! free them, since a block that is used in two snapshots is used in between ([`crate::snapshot_sweep`]).
 //! What is retired is so in memory alone: a crash forgets it.
 //!
-//! Neighbours: [`crate::heal`] rewrites nodes, [`crate::pool_promise`] grows the pool.
+//! Neighbours: [`super::heal`] rewrites nodes, [`super::pool_promise`] grows the pool.
 
-use crate::engine::Engine;
-use crate::transaction::{Cost, Depends};
+use super::Store;
+use super::transaction::{Cost, Depends};
 use quire_base::Result;
 use quire_base::sync::atomic::Ordering;
 use quire_format::extent::{Run, total_blocks};
@@ -31,17 +31,17 @@ const CHUNKS_MAX: usize = 16;
 
 /// Chunks that are retired until this is dropped, or until they are the pool's no longer.
 struct Retired<'a> {
-    engine: &'a Engine,
+    store: &'a Store,
     chunks: Vec<Run>,
 }
 
 impl Drop for Retired<'_> {
     fn drop(&mut self) {
-        self.chunks.iter().for_each(|chunk| self.engine.tree.pool_unretire(chunk.start));
+        self.chunks.iter().for_each(|chunk| self.store.tree.pool_unretire(chunk.start));
     }
 }
 
-impl Engine {
+impl Store {
     /// Gives chunks back that the pool does not need any more.
     pub(crate) fn shrink_pool(&self) -> Result<()> {
         let least = self.widened_pool_max().max(total_blocks(&self.superblock.pool_areas()));
@@ -66,7 +66,7 @@ impl Engine {
         let areas = self.superblock.pool_areas();
         let has_grown = |chunk: Run| !areas.iter().any(|area| area.contains(chunk.start));
         let next = || self.tree.pool_retire(&has_grown, least);
-        Retired { engine: self, chunks: std::iter::from_fn(next).take(CHUNKS_MAX).collect() }
+        Retired { store: self, chunks: std::iter::from_fn(next).take(CHUNKS_MAX).collect() }
     }
 
     /// Step 2, for nodes.

@@ -10,7 +10,7 @@
 //!
 //! Shared lines: the end, once in [`RANGE`] numbers.
 //!
-//! Neighbours: [`crate::apply`] moves the end past numbers that a journal record names, in replay.
+//! Neighbours: [`super::apply`] moves the end past numbers that a journal record names, in replay.
 
 use quire_base::InodeNo;
 use quire_base::shard::{self, SHARDS};

@@ -20,7 +20,7 @@
 //!
 //! Shared line: the count of waiting threads, read by every transaction, written only when a thread waits.
 //!
-//! Neighbours: [`crate::reservation`] tries and gives back; [`crate::transaction`] decides what to do about a
+//! Neighbours: [`super::reservation`] tries and gives back; [`super::transaction`] decides what to do about a
 //! shortage.
 
 use quire_base::sync::atomic::{AtomicU64, Ordering, fence};

@@ -47,6 +47,17 @@ pub struct OrphanSlots {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot(pub u32);
 
+/// How an inode without a name is tracked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OrphanState {
+    /// It has a name.
+    Named,
+    /// In a slot.
+    Slot(Slot),
+    /// Under a key in the tree, since no slot was free.
+    Key,
+}
+
 impl OrphanSlots {
     /// As many empty blocks as the volume has.
     pub fn new(blocks: u32) -> OrphanSlots {

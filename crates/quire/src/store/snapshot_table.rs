@@ -13,9 +13,9 @@
 //! a block that a record frees is shared depends on the records before it alone, live and in replay. An
 //! extent that keeps its blocks keeps their birth, whatever else of it changes.
 //!
-//! Neighbours: [`crate::apply`] tells of changes of the table; `format::snapshot` has its values.
+//! Neighbours: [`super::apply`] tells of changes of the table; `format::snapshot` has its values.
 //!
-//! [`Turn`]: crate::transaction::Transaction::commit_alone
+//! [`Turn`]: super::transaction::Transaction::commit_alone
 
 use quire_base::Result;
 use quire_base::sync::Mutex;

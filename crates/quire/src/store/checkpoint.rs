@@ -15,13 +15,13 @@
 //! the frozen tree is exactly the state at S. A checkpoint needs no data writeback and no lock but its own,
 //! so it can always be waited for by a thread without a reservation (J9).
 //!
-//! A checkpoint is a force and a flush, and says so to those that wait for one ([`Engine::forced`]).
+//! A checkpoint is a force and a flush, and says so to those that wait for one ([`Store::forced`]).
 //!
-//! Neighbours: [`crate::transaction`] waits for checkpoints when the journal or the dirty nodes run short;
+//! Neighbours: [`super::transaction`] waits for checkpoints when the journal or the dirty nodes run short;
 //! [`crate::recovery`] writes one when it has replayed something.
 
-use crate::engine::Engine;
-use crate::superblocks::publish;
+use super::Store;
+use super::superblocks::publish;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{Result, Seq};
 use quire_device::HomesError;
@@ -52,7 +52,7 @@ impl CheckpointState {
     }
 }
 
-impl Engine {
+impl Store {
     /// Makes sure that a checkpoint with a number beyond `seen` is durable.
     pub(crate) fn checkpoint_beyond(&self, seen: u64) -> Result<()> {
         let mut state = self.checkpoint.lock();
@@ -95,7 +95,7 @@ impl Engine {
     }
 
     /// Writes everything of a checkpoint but homes and its superblock, which it keeps, and flushes nothing.
-    /// To be followed by [`Engine::publish_image`], under the same lock.
+    /// To be followed by [`Store::publish_image`], under the same lock.
     pub(crate) fn write_image(&self, state: &mut CheckpointState, flags: u32) -> Result<()> {
         // Only one at a time waits for its homes.
         self.publish_image(state)?;

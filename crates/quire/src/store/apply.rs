@@ -4,14 +4,14 @@
 //! the state that was live. An extent change *is* the allocation and the freeing of its blocks: it changes
 //! the regions' used-block sets here, and nowhere else.
 //!
-//! Neighbours: [`crate::transaction`] calls it inside the barrier, [`crate::recovery`] for each replayed
+//! Neighbours: [`super::transaction`] calls it inside the barrier, [`crate::recovery`] for each replayed
 //! record.
 
-use crate::engine::Engine;
-use crate::inode_numbers::InodeNumbers;
-use crate::orphan::{OrphanSlots, Slot};
-use crate::snapshot_table::{Freed, SnapshotTable};
-use crate::transaction::chunk_run;
+use super::Store;
+use super::inode_numbers::InodeNumbers;
+use super::orphan_slots::{OrphanSlots, Slot};
+use super::snapshot_table::{Freed, SnapshotTable};
+use super::transaction::chunk_run;
 use quire_alloc::Allocator;
 use quire_base::metrics::Counter;
 use quire_base::{BLOCK_SIZE, Error, Result, Seq};
@@ -38,7 +38,7 @@ pub(crate) struct Target<'a> {
     pub(crate) alloc: Option<&'a Allocator>,
 }
 
-impl Engine {
+impl Store {
     pub(crate) fn apply(&self, change: &Change, seq: Seq) -> Result<()> {
         Target {
             tree: &self.tree,

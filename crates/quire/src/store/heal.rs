@@ -5,14 +5,14 @@
 //! that is read only at the opening (superblocks, the pool's manifest, orphan blocks) is written again by the
 //! opening itself ([`crate::recovery`]). What snapshots have is mended by a scrub ([`crate::scrub`]).
 //!
-//! Neighbours: [`crate::transaction`] reserves, [`crate::checkpoint`] writes.
+//! Neighbours: [`super::transaction`] reserves, [`super::checkpoint`] writes.
 
-use crate::engine::Engine;
-use crate::transaction::Cost;
+use super::Store;
+use super::transaction::Cost;
 use quire_base::Result;
 use quire_tree::heal::Placed;
 
-impl Engine {
+impl Store {
     /// Writes the nodes anew that were found damaged. What fails is tried again with the next call.
     pub(crate) fn heal(&self) -> Result<()> {
         let damaged = self.tree.take_damaged();

@@ -10,7 +10,7 @@
 //! copy is that of a volume at all: something else may have been put there. `quire fsck --repair` puts both
 //! back.
 //!
-//! Neighbours: [`crate::recovery`] reads, [`crate::checkpoint`] and [`crate::mkfs`] publish.
+//! Neighbours: [`crate::recovery`] reads, [`super::checkpoint`] and [`crate::mkfs`] publish.
 
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};
 use quire_device::{AlignedBuf, Device, IoClass};

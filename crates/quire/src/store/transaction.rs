@@ -1,8 +1,8 @@
 //! Transactions: reserve, prepare, append, apply.
 //!
 //! Protocol (the design's "Commit"):
-//! 1. [`Engine::begin`] reserves journal bytes and the worst number of tree nodes. Outer locks may be held,
-//!    inner ones may not: it queues for room ([`crate::room_queue`]), writes a checkpoint where that makes
+//! 1. [`Store::begin`] reserves journal bytes and the worst number of tree nodes. Outer locks may be held,
+//!    inner ones may not: it queues for room ([`super::room_queue`]), writes a checkpoint where that makes
 //!    room, takes a chunk for the metadata pool if that has none, and else sleeps until others give back what
 //!    they have reserved.
 //! 2. The caller takes its inner locks, reads what it must and adds changes.
@@ -37,13 +37,13 @@
 //! Data that a checkpoint makes durable needs no such word: its own flush comes after all records up to its
 //! S.
 //!
-//! Neighbours: [`crate::apply`] applies a change, here and in replay; [`crate::reservation`] owns what was
+//! Neighbours: [`super::apply`] applies a change, here and in replay; [`super::reservation`] owns what was
 //! reserved.
 
-use crate::engine::Engine;
-use crate::inode::{Inode, OrphanState};
-use crate::reservation::{Amount, Reservation, Shortage, Turn};
-use crate::snapshot_table::{Freed, SnapshotTable};
+use super::Store;
+use super::orphan_slots::OrphanState;
+use super::reservation::{Amount, Reservation, Shortage, Turn};
+use super::snapshot_table::{Freed, SnapshotTable};
 use quire_base::patience;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, InodeNo, Result, Seq};
@@ -108,28 +108,20 @@ impl Cost {
     }
 }
 
-/// The data that must be durable before a record may be; see the module's documentation.
-#[derive(Clone, Copy)]
-pub(crate) enum Depends<'a> {
+/// The data that must be durable before a record may be; see the module's documentation. To be asked for when
+/// the record is complete: the caller holds `meta`, and what the record shows had its mark stored before.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Depends {
     /// None: whatever data a crash loses, the record shows nothing that was not the file's.
     Nothing,
-    /// All data of this inode that has been written so far.
-    DataOf(&'a Inode),
-    /// The same of each of these.
-    DataOfEach(&'a [&'a Inode]),
     /// All writes up to this mark of the device.
     Written(u64),
 }
 
-impl Depends<'_> {
-    /// The device's mark that a flush must have covered. To be read when the record is complete: the caller
-    /// holds `meta`, and what the record shows had its mark stored before.
+impl Depends {
+    /// The device's mark that a flush must have covered.
     fn mark(self) -> u64 {
         match self {
-            Depends::DataOf(inode) => inode.data_mark.load(Ordering::Acquire),
-            Depends::DataOfEach(inodes) => {
-                inodes.iter().map(|inode| Depends::DataOf(inode).mark()).max().unwrap_or(0)
-            }
             Depends::Written(mark) => mark,
             Depends::Nothing => 0,
         }
@@ -139,14 +131,14 @@ impl Depends<'_> {
 /// A transaction with its reservations; dropped without commit it leaves no trace.
 #[must_use]
 pub struct Transaction<'a> {
-    engine: &'a Engine,
+    store: &'a Store,
     reservation: Reservation<'a>,
     ticket: Ticket<'a>,
     changes: Vec<Change>,
     reserved_bytes: usize,
 }
 
-impl Engine {
+impl Store {
     /// Reserves for a transaction. Waits for room; holds nothing while it waits. On a thread that may not
     /// wait it fails instead ([`patience`]).
     pub fn begin(&self, cost: Cost) -> Result<Transaction<'_>> {
@@ -222,7 +214,7 @@ impl Engine {
         }
     }
 
-    /// As [`Engine::begin`], for those who hold segments: `None` where it would have to wait. A caller that
+    /// As [`Store::begin`], for those who hold segments: `None` where it would have to wait. A caller that
     /// `has_queued` for as much without segments, and could not keep it, does not queue behind others once
     /// more: threads that take turns in the queue would else refuse one another for ever.
     pub(crate) fn try_begin(&self, cost: Cost, has_queued: bool) -> Option<Transaction<'_>> {
@@ -327,11 +319,11 @@ fn record_bytes(payload: usize) -> usize {
 
 impl<'a> Transaction<'a> {
     /// An empty one, with what was reserved for it: `bytes` of payload, and nodes.
-    fn reserved(engine: &'a Engine, reservation: Reservation<'a>, bytes: usize) -> Transaction<'a> {
+    fn reserved(store: &'a Store, reservation: Reservation<'a>, bytes: usize) -> Transaction<'a> {
         Transaction {
-            engine,
+            store,
             reservation,
-            ticket: engine.tree.ticket(),
+            ticket: store.tree.ticket(),
             changes: Vec::with_capacity(8),
             reserved_bytes: bytes,
         }
@@ -348,12 +340,12 @@ impl<'a> Transaction<'a> {
 impl Transaction<'_> {
     /// Loads the leaves of `keys` now, so that reads under inner locks find them in memory.
     pub fn warm(&self, keys: &[Key]) -> Result<()> {
-        self.engine.tree.prepare(&self.ticket, keys)
+        self.store.tree.prepare(&self.ticket, keys)
     }
 
     /// Loads what naming an orphan may change: a key, if it may get no slot.
     pub(crate) fn warm_new_orphan(&self, inode: InodeNo) -> Result<()> {
-        if self.engine.orphans.may_run_out() { self.warm(&[Key::orphan(inode)]) } else { Ok(()) }
+        if self.store.orphans.may_run_out() { self.warm(&[Key::orphan(inode)]) } else { Ok(()) }
     }
 
     /// Loads what changes when an orphan that is tracked in this way gets a name, or goes.
@@ -400,7 +392,7 @@ impl Transaction<'_> {
     }
 
     /// Names an orphan in a claimed slot, or under a key where no slot was free.
-    pub fn orphan_set(&mut self, slot: Option<crate::orphan::Slot>, inode: InodeNo) {
+    pub fn orphan_set(&mut self, slot: Option<super::orphan_slots::Slot>, inode: InodeNo) {
         match slot {
             Some(slot) => self.changes.push(Change::OrphanSet { slot: slot.0, inode }),
             None => self.put(Key::orphan(inode), &[]),
@@ -408,7 +400,7 @@ impl Transaction<'_> {
     }
 
     /// Takes an orphan's slot or key away.
-    pub fn orphan_clear(&mut self, slot: Option<crate::orphan::Slot>, inode: InodeNo) {
+    pub fn orphan_clear(&mut self, slot: Option<super::orphan_slots::Slot>, inode: InodeNo) {
         match slot {
             Some(slot) => self.changes.push(Change::OrphanClear { slot: slot.0, inode }),
             None => self.delete(Key::orphan(inode)),
@@ -421,50 +413,50 @@ impl Transaction<'_> {
     }
 
     /// Appends and applies. On an error nothing has changed, or the volume is shut down.
-    pub(crate) fn commit(self, depends: Depends<'_>) -> Result<Seq> {
+    pub(crate) fn commit(self, depends: Depends) -> Result<Seq> {
         self.commit_by(depends, false)
     }
 
     /// As [`Transaction::commit`], while no other change is between its `Seq` and its last apply: for what
     /// says how others are applied.
-    pub(crate) fn commit_alone(self, depends: Depends<'_>) -> Result<Seq> {
+    pub(crate) fn commit_alone(self, depends: Depends) -> Result<Seq> {
         self.commit_by(depends, true)
     }
 
-    fn commit_by(mut self, depends: Depends<'_>, alone: bool) -> Result<Seq> {
-        let engine = self.engine;
+    fn commit_by(mut self, depends: Depends, alone: bool) -> Result<Seq> {
+        let store = self.store;
         let mut keys = Vec::with_capacity(self.changes.len() + 4);
         let mut freed = Vec::new();
         let mut encoder = record::Encoder::with_capacity(self.reserved_bytes);
         for change in &self.changes {
-            touched_keys(change, &engine.snapshots, &mut keys, &mut freed)?;
+            touched_keys(change, &store.snapshots, &mut keys, &mut freed)?;
             encoder.push(change);
         }
         let payload = encoder.finish();
         if payload.len() > self.reserved_bytes {
-            return Err(engine.shut_down(&Error::new(
+            return Err(store.shut_down(&Error::new(
                 ErrorKind::Corrupt,
                 format!("a transaction of {} bytes had reserved {}", payload.len(), self.reserved_bytes),
             )));
         }
-        engine.tree.prepare(&self.ticket, &keys)?;
-        engine.alloc.ensure_loaded(&freed)?;
-        engine.check_writable()?;
+        store.tree.prepare(&self.ticket, &keys)?;
+        store.alloc.ensure_loaded(&freed)?;
+        store.check_writable()?;
 
-        let journal = engine.journal()?;
-        let whole = alone.then(|| engine.barrier.whole());
-        let shared = (!alone).then(|| engine.barrier.shared());
+        let journal = store.journal()?;
+        let whole = alone.then(|| store.barrier.whole());
+        let shared = (!alone).then(|| store.barrier.shared());
         let seq = journal.append_after(&mut self.reservation.journal, &payload, depends.mark());
         for change in &self.changes {
-            if let Err(error) = engine.apply(change, seq) {
+            if let Err(error) = store.apply(change, seq) {
                 drop((whole, shared));
-                return Err(engine.shut_down(&error.context("applying a journaled change")));
+                return Err(store.shut_down(&error.context("applying a journaled change")));
             }
         }
         drop((whole, shared));
-        engine.counters.transactions.add(1);
-        if journal_is_filling(journal) || engine.tree.wants_checkpoint() {
-            engine.want_checkpoint();
+        store.counters.transactions.add(1);
+        if journal_is_filling(journal) || store.tree.wants_checkpoint() {
+            store.committer.want_checkpoint();
         }
         Ok(seq)
     }
