@@ -69,6 +69,7 @@ impl Engine {
             mapping.write_back(on_disk / BLOCK_SIZE as u64, blocks_for(inode.size()))?;
         }
         self.settle_tail(inode)?;
+        self.settle_end(inode, size)?;
         self.settle_beyond(inode, blocks_for(inode.size()), blocks_for(size))
     }
 
@@ -94,23 +95,22 @@ impl Engine {
         InodeRecord { size, mtime: now, ctime: now, ..record.clone() }
     }
 
-    /// Writes back the unit in which a cut at `size` is, if it cuts one: else a crash could leave the cut
-    /// unit without a write that came before the cut.
-    pub(crate) fn settle_cut(&self, inode: &InodeRef, size: u64) -> Result<()> {
-        match (inode.mapping.get(), inode.unit_blocks()) {
-            (Some(mapping), Some(unit))
-                if !size.is_multiple_of(unit * BLOCK_SIZE as u64) && size < inode.size() =>
-            {
-                let start = size / BLOCK_SIZE as u64 / unit * unit;
-                mapping.write_back(start, start + unit)
+    /// Writes back the unit in which the file is to end: else a crash could leave that end, and take a write
+    /// to the unit that came before it.
+    pub(crate) fn settle_end(&self, inode: &InodeRef, size: u64) -> Result<()> {
+        if let (Some(mapping), Some(unit)) = (inode.mapping.get(), inode.unit_blocks()) {
+            let start = size / BLOCK_SIZE as u64 / unit * unit;
+            let is_inside = size > start * BLOCK_SIZE as u64;
+            if is_inside && start < blocks_for(inode.size()) {
+                mapping.write_back(start, start + unit)?;
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 
     fn shrink(self: &Arc<Engine>, inode: &InodeRef, size: u64) -> Result<()> {
         let first = blocks_for(size);
-        self.settle_cut(inode, size)?;
+        self.settle_end(inode, size)?;
         let on_disk = inode.meta().record.size;
         if let Some(mapping) = inode.mapping.get()
             && on_disk < size

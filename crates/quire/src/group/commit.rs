@@ -106,7 +106,7 @@ impl Engine {
         for file in files {
             let inode = &file.inode;
             self.settle_group_growth(file)?;
-            self.settle_cut(inode, file.keeps())?;
+            self.settle_end(inode, file.keeps())?;
             if file.end() > inode.size() {
                 self.settle_growth(inode, file.end())?;
             }

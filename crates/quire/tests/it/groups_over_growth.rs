@@ -153,3 +153,31 @@ fn images_that_tear_the_journal(device: &SimulatedBackend, start: usize) -> Vec<
     }
     images
 }
+
+/// A size that was set inside the unit in which a file ends was durable before a plain write to that unit,
+/// which it came after: only where the size falls was such a write put on disk first, not where it rises.
+/// (Found by `sim`.)
+#[test]
+fn a_larger_size_in_a_unit_brings_the_writes_before_it() {
+    const UNIT: usize = 16;
+    for (exchanges, by_group) in [(false, false), (false, true), (true, true)] {
+        let (device, volume) = new_volume(exchanges);
+        let (a, other) = (file(&volume, "a"), file(&volume, "other"));
+        set_unit(&volume, &a, UNIT);
+        write(&volume, &a, &[1; 19 * BLOCK], 0);
+        volume.sync().unwrap();
+        write(&volume, &a, &[2; BLOCK], 17 * BLOCK);
+        if by_group {
+            let mut group = volume.inodes().atomic();
+            group.set_len(&a, 30 * BLOCK as u64).unwrap();
+            group.commit(Commit::Now).unwrap();
+        } else {
+            volume.inodes().set_len(&a, 30 * BLOCK as u64).unwrap();
+            write(&volume, &other, &[3; 10], 0);
+            volume.inodes().fsync(&other, false).unwrap();
+        }
+        let live = read(&volume, &a);
+        let seen = after_crash(device.crash(CrashPolicy::LoseAll), &["a"]);
+        assert!(seen[0].as_ref().unwrap() == &live, "exchanges {exchanges}, by a group {by_group}");
+    }
+}
