@@ -6,8 +6,8 @@
 //! reads the sequence again, and starts over if it was odd or has moved: a scan across a delete and an insert
 //! would otherwise see a hole where there is none.
 //!
-//! Neighbours: `file/*` call this; `format::extent` does the arithmetic; [`crate::store::transaction`] journals the
-//! result.
+//! Neighbours: `file/*` call this; `format::extent` does the arithmetic; [`crate::store::transaction`]
+//! journals the result.
 
 use crate::inode::Inode;
 use crate::store::Store;

@@ -5,7 +5,8 @@
 //!    other device must have grown before. The volume stays as it was: a device may be larger than its
 //!    volume.
 //! 2. From here to the end of step 3 no one else writes checkpoints. Change the size in memory, and count the
-//!    new blocks as free ([`superblock_now`](crate::store::Store::superblock_now) has both); nobody has one of them.
+//!    new blocks as free ([`superblock_now`](crate::store::Store::superblock_now) has both); nobody has one
+//!    of them.
 //! 3. Write two checkpoints, so that both slots have the new size, and flush, so that their second copies at
 //!    the new end are durable.
 //! 4. Discard the second copies at the old end, and have the allocator give out the new blocks.

@@ -4,8 +4,9 @@
 //! * `meta`: the record as journaled plus what is still only in memory. Its lock is also the lock of the
 //!   inode's extent map: a thread that changes extents or the record holds it from before the `Seq` until it
 //!   is applied.
-//! * `seen`: the end of file that readers and writers see ([`crate::size_sequence`]). Grows under `size_lock`, shrinks
-//!   with the gate held exclusively; `meta.record.size` is the size on disk and follows it (J6).
+//! * `seen`: the end of file that readers and writers see ([`crate::size_sequence`]). Grows under
+//!   `size_lock`, shrinks with the gate held exclusively; `meta.record.size` is the size on disk and follows
+//!   it (J6).
 //! * `extent_sequence`: odd while extents change in the tree, so that a look-up without the lock can tell.
 //! * `commit_seq`, `datasync_seq`: the journal must be durable this far for fsync, for fdatasync (J5).
 //! * `data_mark`: the device must have flushed this far for what was written back (J5).

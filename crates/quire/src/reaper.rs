@@ -11,8 +11,8 @@
 //!
 //! Invariants: an inode is freed once, by the one who set `freed` under its lock; no inode in use is freed.
 //!
-//! Neighbours: [`crate::store::orphan_slots`], [`crate::inode_table`], `file::truncate` and `file::shift` for the
-//! operations.
+//! Neighbours: [`crate::store::orphan_slots`], [`crate::inode_table`], `file::truncate` and `file::shift` for
+//! the operations.
 
 use crate::engine::{Background, Engine};
 use crate::extent_map::Replacement;

@@ -19,8 +19,8 @@
 //!
 //! A read-only mount does 1 and 2, in memory, and writes nothing.
 //!
-//! Neighbours: [`crate::store::checkpoint`], [`crate::store::apply`], [`crate::reaper`]; `journal::replay` tells torn from
-//! damaged.
+//! Neighbours: [`crate::store::checkpoint`], [`crate::store::apply`], [`crate::reaper`]; `journal::replay`
+//! tells torn from damaged.
 
 use crate::engine::Engine;
 use crate::options::VolumeOptions;

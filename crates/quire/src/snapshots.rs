@@ -8,8 +8,8 @@
 //! 1. Sync, checkpoint, both again, while changes go on: so little is left for steps 3 and 5.
 //! 2. Keep changes back where they begin ([`crate::changes`]), and wait for those under way.
 //! 3. Write back. Nothing is dirty then, nothing is written, and no reservation for data stands.
-//! 4. Keep the engine itself from freeing blocks ([`frees`](crate::store::Store::frees)): what is freed between the checkpoint
-//!    and the key's record would be given to others, though the snapshot has it.
+//! 4. Keep the engine itself from freeing blocks ([`frees`](crate::store::Store::frees)): what is freed
+//!    between the checkpoint and the key's record would be given to others, though the snapshot has it.
 //! 5. Write a checkpoint with its homes, but for its superblock, and append the key's record. The record
 //!    depends on all that was written so far, so nothing is flushed while changes are kept back. A reader of
 //!    the snapshot replays no journal: homes must not come later than the key.

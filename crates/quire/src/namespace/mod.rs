@@ -21,8 +21,9 @@
 //! Look-ups take no lock. A change of one entry is one key of the tree; a rename changes two, and a
 //! directory's *moving* word tells look-ups that one is under way ([`directory::Moving`]).
 //!
-//! Neighbours: [`crate::store::transaction`] commits, [`crate::inode_table`] finds inodes, [`crate::reaper`] frees
-//! what has neither name nor user, [`crate::acl`] and [`crate::xattr`] give new inodes what they inherit.
+//! Neighbours: [`crate::store::transaction`] commits, [`crate::inode_table`] finds inodes, [`crate::reaper`]
+//! frees what has neither name nor user, [`crate::acl`] and [`crate::xattr`] give new inodes what they
+//! inherit.
 
 pub(crate) mod create;
 pub(crate) mod directory;
