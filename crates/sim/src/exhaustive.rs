@@ -1,4 +1,5 @@
-//! Small cases, entirely: every crash point of a short workload, with every subset of the unflushed writes.
+//! Small cases, entirely: every crash point of a short workload, with every subset of the unflushed writes
+//! ([`run`]); and every short program over a few operations, with a crash behind each ([`programs`]).
 //!
 //! Where more writes are unflushed than can be enumerated, the subsets are those of the newest ones with the
 //! others kept, and those of the oldest with the others lost.
@@ -9,6 +10,7 @@ use crate::configurations::explore;
 use crate::generate::{Profile, Style, steps};
 use crate::image::{self, Thoroughness};
 use crate::levels::base_model;
+use crate::operation::Operation;
 use crate::oracle::Oracle;
 use crate::run;
 use quire_device::simulated::CrashPolicy;
@@ -18,13 +20,7 @@ use quire_device::simulated::CrashPolicy;
 pub fn run(seed: u64, operations: usize, style: Option<Style>, bits: u32) -> Result<u64, String> {
     let profile = Profile { faults: false, ..Profile::of(seed, style) };
     let start = run::format(&profile, seed)?;
-    let once = Thoroughness {
-        fsck_before: true,
-        again: false,
-        either_slot: false,
-        delete_all: false,
-        damaged: None,
-    };
+    let once = Thoroughness { fsck_before: true, ..Thoroughness::default() };
     let base = image::recover(&start, once)?;
     let alone = steps(seed, 1, operations).remove(0);
     let worked = run::work_alone(&start, &profile, &alone, 0)?;
@@ -52,6 +48,48 @@ pub fn run(seed: u64, operations: usize, style: Option<Style>, bits: u32) -> Res
                 }
             }
             images += 1;
+        }
+    }
+    Ok(images)
+}
+
+/// Goes through all programs of `length` operations out of `alphabet`, each on the volume that `prepared`
+/// leaves, and followed by `last`. The power is cut behind each operation; what is unflushed is lost, or
+/// kept. Gives the images examined. An error names the program.
+pub fn programs(
+    profile: &Profile,
+    prepared: &[Operation],
+    alphabet: &[Operation],
+    length: u32,
+    last: &Operation,
+) -> Result<u64, String> {
+    let fresh = run::format(profile, 1)?;
+    let worked = run::perform_alone(&fresh, profile, prepared, 0)?;
+    if let Some(failed) = worked.threads[0].iter().find(|record| !record.succeeded()) {
+        return Err(format!("preparing: {failed:?}"));
+    }
+    let start = worked.device.crash_at(worked.ended, CrashPolicy::KeepAll).expect("the last event");
+    let once = Thoroughness::default();
+    let base = image::recover(&start, once)?;
+    let mut images = 0;
+    for number in 0..alphabet.len().pow(length) {
+        let letters = (0..length).map(|at| number / alphabet.len().pow(at) % alphabet.len());
+        let program: Vec<Operation> =
+            letters.map(|letter| alphabet[letter].clone()).chain([last.clone()]).collect();
+        let told = |what: String| format!("{program:?}: {what}");
+        let worked = run::perform_alone(&start, profile, &program, 100).map_err(told)?;
+        let configurations = explore(base_model(&base, true, profile), &worked.threads)
+            .map_err(|unexplained| told(unexplained.to_string()))?;
+        let oracle = Oracle::new(&base, &worked.threads, &configurations);
+        for record in &worked.threads[0] {
+            for policy in [CrashPolicy::LoseAll, CrashPolicy::KeepAll] {
+                let event = record.events.1;
+                let image = worked.device.crash_at(event, policy).expect("an event of the program");
+                let told = |what: String| told(format!("crash behind {:?}, {policy:?}: {what}", record.id));
+                let found = image::recover(&image, once).map_err(told)?;
+                found.each().try_for_each(|found| oracle.judge(event, found)).map_err(told)?;
+                images += 1;
+            }
         }
     }
     Ok(images)

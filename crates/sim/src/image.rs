@@ -343,7 +343,7 @@ fn xattr_origin(value: &[u8]) -> OpId {
 }
 
 /// How thoroughly an image is looked at, besides recovering it once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Thoroughness {
     /// fsck before recovery.
     pub fsck_before: bool,

@@ -124,13 +124,7 @@ fn run_levels(settings: &Settings, outcome: &mut Outcome, tick: &mut dyn FnMut(&
     profile.faults = settings.faults.unwrap_or(profile.faults);
     let mut random = Random::seeded(settings.seed ^ 0xc4a5_4e5d);
     let start = run::format(&profile, settings.seed).and_then(|image| {
-        let thoroughness = Thoroughness {
-            fsck_before: true,
-            again: true,
-            either_slot: false,
-            delete_all: false,
-            damaged: None,
-        };
+        let thoroughness = Thoroughness { fsck_before: true, again: true, ..Thoroughness::default() };
         image::recover(&image, thoroughness).map(|snapshot| (image, snapshot))
     });
     let (mut image, mut base) = match start {

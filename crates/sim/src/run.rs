@@ -549,13 +549,35 @@ fn inject(device: &SimulatedBackend, profile: &Profile, seed: u64) {
 
 /// Works on an image with one thread and no background threads.
 pub fn work_alone(image: &Image, profile: &Profile, steps: &[Step], first_op: u64) -> Result<Worked, String> {
+    let step = |bench: &Bench, step: &Step| bench.step(*step, profile, true);
+    alone(image, profile, first_op, steps, &step)
+}
+
+/// As [`work_alone`], with operations that are given.
+pub fn perform_alone(
+    image: &Image,
+    profile: &Profile,
+    operations: &[Operation],
+    first_op: u64,
+) -> Result<Worked, String> {
+    let perform = |bench: &Bench, operation: &Operation| bench.perform(operation.clone());
+    alone(image, profile, first_op, operations, &perform)
+}
+
+fn alone<S>(
+    image: &Image,
+    profile: &Profile,
+    first_op: u64,
+    steps: &[S],
+    step: &dyn Fn(&Bench, &S) -> Record,
+) -> Result<Worked, String> {
     let device = Arc::new(SimulatedBackend::from_image(image.clone()));
     let bench = Bench::open(device.clone(), profile, false, first_op)?;
     inject(&device, profile, first_op);
     let opened = device.event_count();
     let mut records = Vec::new();
-    for step in steps {
-        records.push(bench.step(*step, profile, true));
+    for one in steps {
+        records.push(step(&bench, one));
         if bench.volume.lock().is_none() {
             return Err(format!("the volume could not be opened again: {:?}", records.last()));
         }

@@ -4,7 +4,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -115,6 +115,16 @@ impl Mounted {
         drop(switch);
         let server = std::thread::spawn(move || session.run());
         Some(Mounted { directory, device, server: Some(server) })
+    }
+
+    fn numbered(&self, number: usize) -> PathBuf {
+        self.directory.path().join(format!("f{number}"))
+    }
+
+    /// A file of 100 bytes, each of them its number.
+    fn new_file(&self, number: usize) -> std::fs::File {
+        std::fs::write(self.numbered(number), [number as u8; 100]).unwrap();
+        std::fs::File::open(self.numbered(number)).unwrap()
     }
 }
 
@@ -263,13 +273,8 @@ fn a_thousand_programs_in_fsync_hold_nobody_up() {
     const WAITING: usize = 1200;
     for transport in [TransportChoice::Device, TransportChoice::Ring] {
         let Some(mounted) = Mounted::new(transport) else { return };
-        let path = |number: usize| mounted.directory.path().join(format!("f{number}"));
-        let files: Vec<_> = (0..WAITING)
-            .map(|number| {
-                std::fs::write(path(number), [number as u8; 100]).unwrap();
-                std::fs::File::open(path(number)).unwrap()
-            })
-            .collect();
+        let path = |number: usize| mounted.numbered(number);
+        let files: Vec<_> = (0..WAITING).map(|number| mounted.new_file(number)).collect();
         mounted.device.shut(true);
         let synced = std::sync::atomic::AtomicUsize::new(0);
         std::thread::scope(|scope| {
@@ -307,13 +312,8 @@ fn a_burst_of_fsyncs_leaves_nobody_in_the_kernel() {
     let cpus = std::thread::available_parallelism().unwrap().get();
     for cpu in [0, 1, 0, 1].map(|cpu| cpu % cpus) {
         let Some(mounted) = Mounted::new(TransportChoice::Ring) else { return };
-        let path = |number: usize| mounted.directory.path().join(format!("f{number}"));
-        let files: Vec<_> = (0..WAITING)
-            .map(|number| {
-                std::fs::write(path(number), [number as u8; 100]).unwrap();
-                std::fs::File::open(path(number)).unwrap()
-            })
-            .collect();
+        let path = |number: usize| mounted.numbered(number);
+        let files: Vec<_> = (0..WAITING).map(|number| mounted.new_file(number)).collect();
         mounted.device.shut(true);
         let start = Barrier::new(WAITING + 1);
         std::thread::scope(|scope| {

@@ -1,8 +1,8 @@
 //! What the committer is to do, and when: the store's side of [`crate::background`].
 //!
-//! Protocol. Whoever needs a checkpoint, recorded content written home, or the periodic commit ahead of its
-//! time asks for it; a wish that is already there is not told again. The committer sleeps until there is one,
-//! or until the commit is due, and takes all wishes at once.
+//! Protocol. A thread that needs a checkpoint, recorded content written home, or the periodic commit ahead of
+//! its time asks for it; what has been asked for already wakes nobody again. The committer sleeps until
+//! something is asked for, or until the commit is due, and takes all of it at once.
 //!
 //! Neighbours: [`super::transaction`] and `group` ask; `background` has the thread.
 

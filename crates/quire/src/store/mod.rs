@@ -8,8 +8,9 @@
 //! * [`apply`] is what a record means, here and in replay;
 //! * [`pool_shrink`] and [`heal`] move metadata while others change it.
 //!
-//! Invariants: J2, J5, J7 and J9 of the design are kept here. An error that leaves memory ahead of the disk
-//! shuts the volume down: every later change gets the first error (J7).
+//! Invariants: J1 (a record names the data that it shows), J2 (what is freed, and journal space, wait for
+//! what still needs them), J9 (a checkpoint, which makes room, waits for no writeback). An error that leaves
+//! memory ahead of the disk shuts the volume down: every later change gets the first error (J7).
 //!
 //! Shared lines: `barrier` and `frees` have a word for each shard; the counters too. The rest of the struct
 //! is read by all, and written by checkpoints.

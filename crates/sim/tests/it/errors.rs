@@ -85,7 +85,7 @@ fn assert_shut_down(device: &SimulatedBackend, volume: &Volume, file: &InodeRef,
     assert!(matches!(read(volume, file)[0], 1 | 2), "{what}: reads go on");
     let image = device.crash(CrashPolicy::LoseAll);
     let thoroughness =
-        Thoroughness { fsck_before: true, again: true, either_slot: true, delete_all: false, damaged: None };
+        Thoroughness { fsck_before: true, again: true, either_slot: true, ..Thoroughness::default() };
     let found = image::recover(&image, thoroughness).unwrap_or_else(|error| panic!("{what}: {error}"));
     assert_eq!(found.inodes.len(), 2, "{what}");
     assert_eq!(after_power_cut(device), [1; 2 * BLOCK], "{what}");
@@ -320,13 +320,7 @@ fn the_reaper_of_a_failed_volume_sleeps() {
             image
         };
         let image = simulation::run(&simulation::Options { seed, step_limit: 1_000_000 }, body).unwrap();
-        let thoroughness = Thoroughness {
-            fsck_before: true,
-            again: false,
-            either_slot: false,
-            delete_all: false,
-            damaged: None,
-        };
+        let thoroughness = Thoroughness { fsck_before: true, ..Thoroughness::default() };
         not_freed += u64::from(image::recover(&image, thoroughness).unwrap().waiting.orphans > 0);
     }
     assert!(not_freed > 20, "only {not_freed} volumes failed before everything was freed");

@@ -74,8 +74,7 @@ fn sum(found: &State) -> u64 {
 }
 
 fn recovered(image: &Image) -> State {
-    let thoroughness =
-        Thoroughness { fsck_before: true, again: true, either_slot: false, delete_all: false, damaged: None };
+    let thoroughness = Thoroughness { fsck_before: true, again: true, ..Thoroughness::default() };
     image::recover(image, thoroughness).unwrap_or_else(|what| panic!("{what}"))
 }
 

@@ -74,7 +74,7 @@ fn full() -> (Arc<SimulatedBackend>, Volume) {
 fn crashes() -> Result<BTreeMap<u64, u64>, String> {
     let (device, volume) = full();
     let thoroughness =
-        Thoroughness { fsck_before: true, again: true, either_slot: true, delete_all: false, damaged: None };
+        Thoroughness { fsck_before: true, again: true, either_slot: true, ..Thoroughness::default() };
     let from = device.event_count();
     let expected = image::recover(&device.visible(), thoroughness)?;
     volume.grow_whole().unwrap();

@@ -96,7 +96,7 @@ fn crashes(
     either_slot: bool,
 ) -> Result<BTreeMap<(u64, u64), u64>, String> {
     let thoroughness =
-        Thoroughness { fsck_before: true, again: true, either_slot, delete_all: false, damaged: None };
+        Thoroughness { fsck_before: true, again: true, either_slot, ..Thoroughness::default() };
     let before = newest(image);
     let expected = image::recover(image, thoroughness).expect("the volume is whole before");
     let device = resized(image, options);
@@ -159,13 +159,8 @@ fn a_moved_ring_is_replayed() {
         let volume = image::options().open_backend(device.clone()).unwrap();
         let inodes = volume.inodes();
         let file = inodes.create(&inodes.root(), b"n3", &Create::file(0o644)).unwrap();
-        let thoroughness = Thoroughness {
-            fsck_before: true,
-            again: true,
-            either_slot: true,
-            delete_all: false,
-            damaged: None,
-        };
+        let thoroughness =
+            Thoroughness { fsck_before: true, again: true, either_slot: true, ..Thoroughness::default() };
         for round in 1..=120u8 {
             let mode = SetAttributes { mode: Some(u32::from(round)), ..SetAttributes::default() };
             inodes.set_attributes(&file, &mode).unwrap();

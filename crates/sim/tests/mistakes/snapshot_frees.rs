@@ -44,13 +44,7 @@ fn run(seed: u64) -> Result<(), String> {
         device.visible()
     };
     let left = simulation::run(&Options { seed, step_limit: 10_000_000 }, body).unwrap();
-    let thoroughness = Thoroughness {
-        fsck_before: true,
-        again: false,
-        either_slot: false,
-        delete_all: false,
-        damaged: None,
-    };
+    let thoroughness = Thoroughness { fsck_before: true, ..Thoroughness::default() };
     image::recover(&left, thoroughness).map(drop).map_err(|wrong| format!("seed {seed}: {wrong}"))
 }
 

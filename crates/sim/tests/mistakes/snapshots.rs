@@ -119,8 +119,7 @@ fn crashes_with(
     taken: &BTreeMap<String, Files>,
     check: Check<'_>,
 ) -> Result<(), String> {
-    let thoroughness =
-        Thoroughness { fsck_before: true, again: true, either_slot: false, delete_all: false, damaged: None };
+    let thoroughness = Thoroughness { fsck_before: true, again: true, ..Thoroughness::default() };
     let events = device.event_count();
     let spread = (0..=events).step_by((events / CRASHES).max(1));
     for event in spread.filter(|event| !closely.contains(event)).chain(closely.clone()) {
