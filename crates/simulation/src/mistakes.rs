@@ -138,9 +138,6 @@ pub enum Mistake {
     /// A block whose recorded content a replay would put back is written in place. Shows after any crash: the
     /// older content is back.
     RecordedWrittenInPlace,
-    /// Nobody waits for a batch of homes that may have forgotten blocks. Shows when such a block gets another
-    /// owner, and the home is the later write.
-    BatchNotAwaited,
     /// Recorded blocks are written in place as soon as the newest checkpoint has passed their records. Shows
     /// when the older slot has to serve: its replay puts the older content back.
     PassedForNewestSlot,
@@ -188,6 +185,9 @@ pub enum Mistake {
     /// Shows when an inode without a name goes then: its blocks are free, though the snapshot's maps have
     /// them.
     FreedBeforeSnapshotKey,
+    /// Nobody waits for a batch of homes that may have forgotten blocks. Shows when such a block gets another
+    /// owner, and the home is the later write.
+    BatchNotAwaited,
     /// The key of a snapshot may be durable before content that the journal has of it is at home. Shows when
     /// the snapshot is opened, which replays no journal.
     SnapshotKeyBeforeHomes,
@@ -313,7 +313,7 @@ impl Mistake {
     ];
 
     /// The mistakes of durability, which the simulator finds.
-    pub const ALL: [Mistake; 52] = [
+    pub const ALL: [Mistake; 51] = [
         Mistake::NoFlushBeforeJournalWrite,
         Mistake::RecordNamesNoData,
         Mistake::FlushJoinedLate,
@@ -351,7 +351,6 @@ impl Mistake {
         Mistake::MovedContentForgotten,
         Mistake::GroupInTwoRecords,
         Mistake::RecordedWrittenInPlace,
-        Mistake::BatchNotAwaited,
         Mistake::PassedForNewestSlot,
         Mistake::ExchangeNamesNoData,
         Mistake::ExchangeInTwoRecords,
@@ -370,7 +369,7 @@ impl Mistake {
 
     /// Mistakes of durability that ordinary runs seldom show: each has a test of its case, which goes through
     /// all crashes where it takes a crash to show.
-    pub const CASES: [Mistake; 17] = [
+    pub const CASES: [Mistake; 18] = [
         Mistake::SnapshotKeyBeforeHomes,
         Mistake::ChunkGivenUpEarly,
         Mistake::PoolShrinksUnderSnapshots,
@@ -388,6 +387,7 @@ impl Mistake {
         Mistake::StaleLeafTaken,
         Mistake::OldSpaceKept,
         Mistake::FreedBeforeSnapshotKey,
+        Mistake::BatchNotAwaited,
     ];
 
     /// The mistakes of progress, of the end of a volume, of broken connections and of leases, each of which

@@ -65,7 +65,6 @@ fn ground(mistake: Mistake) -> Settings {
         | Mistake::KeptNodesReused
         | Mistake::RollbackRestoresMap => of(Style::Snapshots, 1, 80, 1000),
         Mistake::SnapshotWithoutSync | Mistake::HomesKeptBySnapshot => of(Style::Snapshots, 3, 80, 1000),
-        Mistake::BatchNotAwaited => of(Style::Atomic, 4, 250, 3000),
         _ => of(Style::Forces, 4, 80, 1000),
     }
 }

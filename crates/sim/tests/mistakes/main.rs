@@ -7,6 +7,7 @@ mod connection;
 mod every_crash;
 mod grow;
 mod growth;
+mod homes_under_way;
 mod leases;
 mod liveness;
 mod pool;
