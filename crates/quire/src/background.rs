@@ -12,7 +12,6 @@
 use crate::dirty_inodes::Owes;
 use crate::engine::Engine;
 use crate::store::Due;
-use quire_base::sync::atomic::Ordering;
 use quire_base::sync::time::{Duration, Instant};
 use quire_base::sync::{Arc, Mutex, thread};
 use quire_base::{Error, ErrorKind, Result};
@@ -46,11 +45,11 @@ impl Threads {
 
     /// Tells the threads to stop and waits for them.
     pub(crate) fn stop(&self, engine: &Engine) {
-        engine.background.state.lock().stop = true;
+        engine.released.close();
         engine.store.committer.stop();
-        engine.background.wake_reap.notify_all();
-        engine.background.syncs.stop();
-        engine.background.wake_discard.notify_all();
+        engine.reaper.stop();
+        engine.syncs.stop();
+        engine.store.discarder.stop();
         for handle in std::mem::take(&mut *self.0.lock()) {
             // The last handle of a volume may be dropped by a completion that one of these threads runs.
             if handle.thread().id() != thread::current().id() {
@@ -94,13 +93,10 @@ fn committer(engine: &Arc<Engine>) {
             if engine.store.device.recorded().is_stuck() {
                 report(engine.write_homes(), "writing recorded content home");
             }
-            engine.reap_failed_again();
+            engine.reaper.queue_failed();
             report(engine.store.heal(), "writing damaged metadata anew");
             report(engine.store.shrink_pool(), "giving back a part of the metadata pool");
-            if engine.store.alloc.has_discards() {
-                let _state = engine.background.state.lock();
-                engine.background.wake_discard.notify_one();
-            }
+            engine.store.discard_later();
             last_commit = Instant::now();
             next_commit = last_commit + interval;
         }
@@ -111,37 +107,15 @@ fn committer(engine: &Arc<Engine>) {
 const REAPER_NAP: Duration = Duration::from_millis(2);
 
 fn reaper(engine: &Arc<Engine>) {
-    loop {
-        {
-            let mut state = engine.background.state.lock();
-            let (queue, recovered) = (&engine.background.reap, &engine.background.recovered);
-            // What a crash left stays as it is on a volume that takes no more changes.
-            let idle = || recovered.is_empty() && !engine.background.sweep_wanted.load(Ordering::SeqCst);
-            let nothing_left = || idle() || engine.store.failure().is_some();
-            while !state.stop && queue.fall_asleep() && nothing_left() {
-                engine.background.wake_reap.wait(&mut state);
-            }
-            queue.wake();
-            if state.stop {
-                return;
-            }
-        }
+    // What a crash left stays as it is on a volume that takes no more changes.
+    while engine.reaper.next(|| engine.store.failure().is_some()) {
         // A thread that queues wakes only a reaper that sleeps: while orphans keep coming it naps, and finds
         // many at a time.
         while engine.reap_one() {
             while engine.reap_one() {}
-            let mut state = engine.background.state.lock();
-            if !state.stop {
-                engine.background.wake_reap.wait_for(&mut state, REAPER_NAP);
-            }
+            engine.reaper.nap(REAPER_NAP);
         }
-        let rest = engine.sweep_behind();
-        if !rest.is_zero() {
-            let mut state = engine.background.state.lock();
-            if !state.stop {
-                engine.background.wake_reap.wait_for(&mut state, rest);
-            }
-        }
+        engine.reaper.nap(engine.sweep_behind());
     }
 }
 
@@ -149,43 +123,9 @@ fn syncer(engine: &Arc<Engine>) {
     engine.serve_syncs();
 }
 
-/// For how long no flush must have been asked for before freed ranges are discarded. On many devices a
-/// discard slows the flushes that follow it; on an image file it makes each a commit of the host's journal.
-const DISCARD_QUIET: Duration = Duration::from_millis(50);
-
-/// Where flushes never pause, one discard goes ahead all the same after so long.
-const DISCARD_PATIENCE: Duration = Duration::from_secs(5);
-
-/// Discards what was freed, in moments when nobody forces. The committer wakes it.
 fn discarder(engine: &Arc<Engine>) {
-    let flushes = || engine.store.device.stats().flush_requests;
-    let mut next = Instant::now() + DISCARD_PATIENCE;
-    loop {
-        let before = {
-            let mut state = engine.background.state.lock();
-            let wake = &engine.background.wake_discard;
-            while !state.stop && (!engine.store.alloc.has_discards() || engine.store.failure().is_some()) {
-                wake.wait(&mut state);
-            }
-            let before = flushes();
-            if !state.stop {
-                wake.wait_for(&mut state, DISCARD_QUIET);
-            }
-            if state.stop {
-                return;
-            }
-            before
-        };
-        let mut go = flushes() == before || Instant::now() >= next;
-        while go && engine.store.failure().is_none() && engine.store.alloc.discard_next() {
-            next = Instant::now() + DISCARD_PATIENCE;
-            go = flushes() == before;
-        }
-    }
+    engine.store.serve_discards();
 }
-
-/// How long a close spends on ranges that nobody has discarded yet.
-const CLOSE_DISCARDS_MAX: Duration = Duration::from_secs(5);
 
 /// Whether it succeeded.
 fn report(outcome: Result<()>, what: &str) -> bool {
@@ -193,35 +133,10 @@ fn report(outcome: Result<()>, what: &str) -> bool {
 }
 
 impl Engine {
-    /// Discards what the discarder has left, as far as the time goes that a close has for it.
-    pub(crate) fn discard_the_rest(&self) {
-        let end = Instant::now() + CLOSE_DISCARDS_MAX;
-        while Instant::now() < end && self.store.alloc.discard_next() {}
-        if self.store.alloc.has_discards() {
-            tracing::info!("the volume closes with freed space that has not been discarded");
-        }
-    }
-
-    /// Drops a reference on another thread, for callers that must not wait as the last drop of one may.
-    pub(crate) fn release_later(&self, inode: crate::inode::InodeRef) {
-        let mut state = self.background.state.lock();
-        if !state.stop {
-            state.released.push(inode);
-            drop(state);
-            self.background.syncs.wake();
-        }
-    }
-
-    /// Drops what [`Engine::release_later`] took.
-    pub(crate) fn drop_released(&self) {
-        let released = std::mem::take(&mut self.background.state.lock().released);
-        drop(released);
-    }
-
     /// One round of background work, for callers that run without threads.
     pub(crate) fn background_step(self: &Arc<Engine>) -> Result<()> {
         self.cache.background_step();
-        self.drop_released();
+        self.released.drop_all();
         while self.reap_one() {}
         self.sweep_behind();
         let due = self.store.committer.take();

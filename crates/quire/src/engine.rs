@@ -7,15 +7,17 @@
 //! [`crate::volume`] is its public face.
 
 use crate::file::fsync::SyncQueue;
+use crate::file::released::Released;
 use crate::inode_table::InodeTable;
 use crate::lease::table::LeaseTable;
+use crate::reaper::Reaper;
 use crate::snapshot_readers::SnapshotReaders;
 use crate::snapshot_sweep::Sweep;
 use crate::store::{Parts, Store};
 use quire_base::admission::Admission;
 use quire_base::metrics::Counter;
-use quire_base::sync::atomic::{AtomicBool, AtomicU64};
-use quire_base::sync::{Arc, Condvar, Mutex};
+use quire_base::sync::atomic::AtomicU64;
+use quire_base::sync::{Arc, Mutex};
 use quire_cache::Cache;
 
 /// Events worth counting, beside those of the parts below.
@@ -60,39 +62,13 @@ pub struct Engine {
     /// The deletion of a snapshot that is under way; held for each of its steps.
     pub(crate) sweep: Mutex<Option<Sweep>>,
     pub(crate) rename: Mutex<()>,
-    pub(crate) background: Background,
-    pub(crate) counters: EngineCounters,
-}
-
-/// What operations leave to be done behind their backs.
-#[derive(Default)]
-pub(crate) struct Background {
-    /// Orphans without a user, to be freed.
-    pub(crate) reap: crate::reap_queue::ReapQueue,
-    /// Orphans that a crash left, to be freed after those.
-    pub(crate) recovered: crate::recovered_orphans::RecoveredOrphans,
-    /// Snapshots are to be deleted.
-    pub(crate) sweep_wanted: AtomicBool,
-    pub(crate) state: Mutex<BackgroundState>,
-    /// The reaper: an orphan is queued, a snapshot is to be deleted, or the end.
-    pub(crate) wake_reap: Condvar,
-    /// Asynchronous fsyncs; wakes the syncers, also for a reference to be dropped.
+    /// What waits to be freed.
+    pub(crate) reaper: Reaper,
+    /// Fsyncs that syncers work at.
     pub(crate) syncs: Arc<SyncQueue>,
-    /// The discarder: freed ranges wait for their discard, or the end.
-    pub(crate) wake_discard: Condvar,
-    /// Threads that wait until nothing is left to be freed.
-    pub(crate) drains: quire_base::sync::atomic::AtomicUsize,
-    /// Signalled for them.
-    pub(crate) idle: Condvar,
-}
-
-#[derive(Default)]
-pub(crate) struct BackgroundState {
-    pub(crate) stop: bool,
-    /// Orphans that could not be freed; tried again at the next periodic commit.
-    pub(crate) reap_again: Vec<quire_base::InodeNo>,
-    /// References that a completion, which must not wait, has left to be dropped.
-    pub(crate) released: Vec<crate::inode::InodeRef>,
+    /// What syncers drop.
+    pub(crate) released: Released,
+    pub(crate) counters: EngineCounters,
 }
 
 /// A shard's reference to the engine. Inodes hold one of their maker's shard, so that making and dropping
@@ -116,9 +92,9 @@ impl EngineHandle {
 impl Engine {
     /// An engine over what `parts` make; `beside` is [`Engine::beside`].
     pub(crate) fn new(parts: Parts, cache: Arc<Cache>, beside: bool) -> Arc<Engine> {
-        let background = Background::default();
+        let syncs: Arc<SyncQueue> = Arc::default();
         Arc::new(Engine {
-            store: Store::new(parts, background.syncs.clone()),
+            store: Store::new(parts, syncs.clone()),
             inodes: InodeTable::new(cache.clone(), beside),
             cache,
             group_memory: AtomicU64::new(0),
@@ -129,7 +105,9 @@ impl Engine {
             frozen: Mutex::new(false),
             sweep: Mutex::new(None),
             rename: Mutex::new(()),
-            background,
+            reaper: Reaper::default(),
+            syncs,
+            released: Released::default(),
             counters: EngineCounters::default(),
         })
     }

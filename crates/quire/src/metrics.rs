@@ -122,7 +122,7 @@ pub(crate) fn of(engine: &Engine) -> Metrics {
     list.counter("lazy_syncs_due_total", counters.lazy_syncs_due.get());
     list.counter("snapshot_holds_total", counters.snapshot_holds.get());
     list.counter("snapshot_hold_us_total", counters.snapshot_hold_us.get());
-    let syncs = engine.background.syncs.counts();
+    let syncs = engine.syncs.counts();
     list.gauge("syncs_under_way", syncs.under_way as u64);
     list.gauge("syncs_waiting", syncs.waiting as u64);
     list.gauge("syncs_in_line", syncs.in_line as u64);

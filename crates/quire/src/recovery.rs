@@ -312,7 +312,7 @@ pub(crate) fn open(
         engine.store.keep_standing_reserve()?;
         engine.finish_logged_operations()?;
         match engine.store.options.threads {
-            true if engine.store.snapshots.any_deleted() => engine.sweep_later(),
+            true if engine.store.snapshots.any_deleted() => engine.reaper.want_sweep(),
             true => {}
             false => engine.finish_snapshot_deletions()?,
         }

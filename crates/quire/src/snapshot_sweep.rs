@@ -26,7 +26,6 @@ use crate::engine::Engine;
 use crate::snapshots::{Space, dead, find, table};
 use crate::store::transaction::{Cost, Depends};
 use crate::volume::Volume;
-use quire_base::sync::atomic::Ordering;
 use quire_base::sync::thread;
 use quire_base::sync::time::{Duration, Instant};
 use quire_base::{BlockNo, Result};
@@ -82,21 +81,14 @@ impl Engine {
         Ok(number)
     }
 
-    /// Leaves deletions that have begun to the reaper's thread, or to the next steps where there is none.
-    pub(crate) fn sweep_later(&self) {
-        self.background.sweep_wanted.store(true, Ordering::SeqCst);
-        let _state = self.background.state.lock();
-        self.background.wake_reap.notify_one();
-    }
-
     /// One step of background work on deletions, if there are any; gives the rest before the next.
     pub(crate) fn sweep_behind(&self) -> Duration {
-        if !self.background.sweep_wanted.swap(false, Ordering::SeqCst) {
+        if !self.reaper.take_sweep() {
             return Duration::ZERO;
         }
         match self.sweep_step() {
             Ok(Left::More(rest)) => {
-                self.background.sweep_wanted.store(true, Ordering::SeqCst);
+                self.reaper.want_sweep();
                 return rest;
             }
             Ok(Left::Nothing) => {}
@@ -239,7 +231,7 @@ impl Volume {
     pub fn delete_snapshot_later(&self, name: &str) -> Result<()> {
         let engine = self.engine();
         engine.mark_deleted(name)?;
-        engine.sweep_later();
+        engine.reaper.want_sweep();
         Ok(())
     }
 }

@@ -336,7 +336,7 @@ impl Inner {
             outcome = engine.sync();
         }
         self.threads.stop(engine);
-        engine.drop_released();
+        engine.released.drop_all();
         if !engine.beside {
             engine.cache.stop();
         }
@@ -344,7 +344,7 @@ impl Inner {
             // What the threads have left, and what had been admitted to be made durable.
             outcome = outcome.and_then(|()| engine.sync()).and_then(|()| engine.store.checkpoint_clean());
             if outcome.is_ok() {
-                engine.discard_the_rest();
+                engine.store.discard_the_rest();
                 engine.store.check_nothing_reserved();
             }
             let error = Error::new(quire_base::ErrorKind::Shutdown, "the volume is closed");

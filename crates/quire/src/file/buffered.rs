@@ -184,8 +184,8 @@ impl Engine {
     /// Makes freed blocks reusable: orphans that wait are freed, then everything is forced.
     fn recover_space(&self) -> Result<()> {
         patience::check("freed blocks to become durable")?;
-        if self.store.options.threads && !self.background.is_reaper_idle() {
-            self.await_reaper(std::time::Duration::from_secs(10));
+        if self.store.options.threads && !self.reaper.is_idle() {
+            self.reaper.await_idle(std::time::Duration::from_secs(10));
         }
         // Also if none is counted as waiting: another thread may have it in hand.
         self.store.force_frees()

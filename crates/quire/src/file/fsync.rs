@@ -224,7 +224,7 @@ impl Engine {
         let promise = Promise::new(targets.len());
         let fsync = |target| Fsync::new(target, Done::Promise(promise.clone()));
         self.ask(targets.into_iter().map(fsync).collect::<Vec<_>>(), false);
-        Syncing::new(self.background.syncs.clone(), promise)
+        Syncing::new(self.syncs.clone(), promise)
     }
 
     fn ask(self: &Arc<Engine>, fsyncs: impl IntoIterator<Item = Fsync>, may_wait: bool) {
@@ -238,7 +238,7 @@ impl Engine {
                 };
                 fsync.end(outcome);
             }
-        } else if let Err(refused) = self.background.syncs.ask(fsyncs, may_wait) {
+        } else if let Err(refused) = self.syncs.ask(fsyncs, may_wait) {
             refused.into_iter().for_each(|fsync| fsync.end(Err(closed())));
         }
     }
@@ -257,11 +257,11 @@ impl ForceWaiters for SyncQueue {
 impl Engine {
     /// The life of a syncer.
     pub(crate) fn serve_syncs(self: &Arc<Engine>) {
-        let syncs = &self.background.syncs;
+        let syncs = &self.syncs;
         syncs.enlist();
-        let has_released = || !self.background.state.lock().released.is_empty();
+        let has_released = || !self.released.is_empty();
         while let Some(task) = syncs.next(BULK_MAX, || self.store.reached(), has_released) {
-            self.drop_released();
+            self.released.drop_all();
             match task {
                 Task::End(ended) => self.end_syncs(ended),
                 Task::Force(need) => {
@@ -272,7 +272,7 @@ impl Engine {
                 Task::Besides => {}
             }
         }
-        self.drop_released();
+        self.released.drop_all();
     }
 
     /// Begins fsyncs, or goes on with them.
@@ -291,7 +291,7 @@ impl Engine {
                 }
             }
         }
-        self.background.syncs.await_force(written);
+        self.syncs.await_force(written);
     }
 
     /// Starts what was asked for: all data is on its way before any of it is waited for.
@@ -321,7 +321,7 @@ impl Engine {
 
     /// Goes on with an fsync after an event.
     fn resume_after(&self, event: Event, fsync: Fsync) {
-        let syncs = self.background.syncs.clone();
+        let syncs = self.syncs.clone();
         syncs.arm();
         if let Some(resume) = event.call(Box::new(move || syncs.resume(fsync))) {
             resume();
@@ -342,7 +342,7 @@ impl Engine {
                 None => {}
             }
         }
-        self.background.syncs.ended(ended.len());
+        self.syncs.ended(ended.len());
         ended.into_iter().for_each(|(fsync, outcome)| fsync.end(outcome));
     }
 }

@@ -39,6 +39,7 @@ pub(crate) mod fsync;
 pub(crate) mod journaled;
 pub(crate) mod prepared;
 pub mod range_lock;
+pub(crate) mod released;
 pub(crate) mod seek;
 pub(crate) mod shift;
 pub mod sync_queue;

@@ -6,7 +6,8 @@
 //! Protocols: [`transaction`] commits, [`checkpoint`] publishes; what both rest on:
 //! * [`reservation`], [`room_queue`] and [`pool_promise`] have the room ready that a transaction may need;
 //! * [`apply`] is what a record means, here and in replay;
-//! * [`pool_shrink`] and [`heal`] move metadata while others change it.
+//! * [`pool_shrink`] and [`heal`] move metadata while others change it;
+//! * [`discarder`] tells the device what is free.
 //!
 //! Invariants: J1 (a record names the data that it shows), J2 (what is freed, and journal space, wait for
 //! what still needs them), J9 (a checkpoint, which makes room, waits for no writeback). An error that leaves
@@ -18,6 +19,7 @@
 pub(crate) mod apply;
 pub(crate) mod checkpoint;
 mod committer;
+mod discarder;
 pub(crate) mod heal;
 pub(crate) mod inode_numbers;
 pub mod orphan_slots;
@@ -30,6 +32,7 @@ pub(crate) mod superblocks;
 pub(crate) mod transaction;
 
 pub(crate) use committer::{Committer, Due};
+pub(crate) use discarder::Discarder;
 
 use crate::options::VolumeOptions;
 use checkpoint::CheckpointState;
@@ -141,6 +144,8 @@ pub(crate) struct Store {
 
     /// What the committer is to do.
     pub(crate) committer: Committer,
+    /// Tells the device what is free.
+    pub(crate) discarder: Discarder,
     waiters: Arc<dyn ForceWaiters>,
     pub(crate) counters: StoreCounters,
 
@@ -190,6 +195,7 @@ impl Store {
             grown: AtomicU64::new(0),
             read_only: parts.read_only,
             committer: Committer::default(),
+            discarder: Discarder::default(),
             waiters,
             counters: StoreCounters::default(),
             failed: AtomicBool::new(false),

@@ -8,7 +8,7 @@
 //! Invariants: a number is on the list once, and not in the inode table; what is taken counts as left until
 //! it is queued for the reaper, or found not to need it.
 //!
-//! Neighbours: [`crate::reaper`] fills the list and takes from it.
+//! Neighbours: [`super::after_crash`] fills the list and takes from it.
 
 use crate::store::orphan_slots::OrphanState;
 use quire_base::InodeNo;

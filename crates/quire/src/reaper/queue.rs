@@ -9,7 +9,7 @@
 //! Shared lines: the sleep word, written when the reaper falls asleep or wakes; a shard's queue, by its
 //! threads and the reaper.
 //!
-//! Neighbours: [`crate::reaper`].
+//! Neighbours: [`super::waiting`].
 
 use quire_base::InodeNo;
 use quire_base::shard::{self, SHARDS};
@@ -23,7 +23,7 @@ struct Line<T>(T);
 
 /// See the module's documentation.
 #[derive(Default)]
-pub(crate) struct ReapQueue {
+pub(crate) struct Queue {
     shards: [Line<Mutex<VecDeque<InodeNo>>>; SHARDS],
     asleep: Line<AtomicBool>,
     /// Inodes in reapers' hands.
@@ -34,12 +34,12 @@ pub(crate) struct ReapQueue {
 
 /// An inode in a reaper's hands, until dropped.
 pub(crate) struct Reaping<'a> {
-    queue: &'a ReapQueue,
+    queue: &'a Queue,
     /// Whose turn it is.
     pub(crate) number: InodeNo,
 }
 
-impl ReapQueue {
+impl Queue {
     fn own(&self) -> &Mutex<VecDeque<InodeNo>> {
         &self.shards[shard::current() % SHARDS].0
     }

@@ -1,34 +1,38 @@
-//! Freeing inodes that have neither a name nor a user, and finishing logged operations.
+//! Freeing inodes that have neither a name nor a user.
 //!
 //! Protocol. An inode whose last name goes while it has users is an orphan: its slot (or key) is journaled
 //! with the link count. When the last user leaves, the reaper removes its extents from the end in bounded
 //! transactions, then, in one transaction, what is left of it: attributes, link target, inode, orphan slot.
 //! Each step can be cut off by a crash and taken up again, since the slot goes last.
 //!
-//! A logged operation (a long truncate, punch, collapse, insert) has a key of its own with a cursor; the
-//! thread that started it runs its steps with the gate held; after a crash recovery runs the rest before
-//! anybody else.
-//!
 //! Invariants: an inode is freed once, by the one who set `freed` under its lock; no inode in use is freed.
 //!
-//! Neighbours: [`crate::store::orphan_slots`], [`crate::inode_table`], `file::truncate` and `file::shift` for
-//! the operations.
+//! Neighbours: [`waiting`] keeps what is to be freed, [`after_crash`] finds what a crash left;
+//! [`crate::store::orphan_slots`], [`crate::inode_table`]; `file::truncate` and `file::shift` free extents as
+//! the reaper does.
 
-use crate::engine::{Background, Engine};
+mod after_crash;
+mod queue;
+mod recovered;
+mod waiting;
+
+pub(crate) use waiting::Reaper;
+
+use crate::engine::Engine;
 use crate::extent_map::Replacement;
 use crate::inode::Inode;
-use crate::reap_queue::Reaping;
 use crate::store::orphan_slots::OrphanState;
 use crate::store::transaction::{Cost, Depends, Transaction};
+use queue::Reaping;
 use quire_base::patience;
 use quire_base::shard;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
-use quire_base::{ErrorKind, InodeNo, Result};
+use quire_base::sync::time::Duration;
+use quire_base::{InodeNo, Result};
 use quire_format::extent::Extent;
 use quire_format::inode::InodeRecord;
 use quire_format::key::{Key, KeyKind};
-use quire_format::logged::LoggedOp;
 use std::ops::{ControlFlow, Range};
 
 /// Inodes that may wait in a shard's queue before its threads help the reaper: at least, and at most.
@@ -41,10 +45,7 @@ const KEYS_PER_TRANSACTION: usize = 64;
 impl Engine {
     /// Leaves an orphan to the background thread, or to the next step where there is none.
     pub(crate) fn reap_later(&self, number: InodeNo) {
-        if self.background.reap.push(number) {
-            let _state = self.background.state.lock();
-            self.background.wake_reap.notify_one();
-        }
+        self.reaper.push(number);
     }
 
     /// Frees something small for a thread that is about to unlink, if its shard has left too much to the
@@ -54,7 +55,7 @@ impl Engine {
             return;
         }
         for _ in 0..2 {
-            let Some(reaping) = self.background.reap.take_excess(self.backlog_max()) else { return };
+            let Some(reaping) = self.reaper.take_excess(self.backlog_max()) else { return };
             let small = self
                 .inodes
                 .peek(reaping.number)
@@ -67,25 +68,6 @@ impl Engine {
         }
     }
 
-    /// Lists what replay found without a name, for the reaper. Before the volume's threads start.
-    pub(crate) fn list_orphans(self: &Arc<Engine>) -> Result<()> {
-        let slots =
-            self.store.orphans.applied().into_iter().map(|(slot, number)| (number, OrphanState::Slot(slot)));
-        let mut found: Vec<(InodeNo, OrphanState)> = slots.collect();
-        // No inode has the number 0: a key that says so can only be forged, and is left to fsck.
-        self.store.tree.scan(Key::orphan(InodeNo(1)), Key::orphan(InodeNo(u64::MAX)), &mut |key, _| {
-            found.push((InodeNo(key.offset), OrphanState::Key));
-            ControlFlow::Continue(())
-        })?;
-        // What a logged operation was finished on is in the table, and queued.
-        found.retain(|(number, _)| self.inodes.peek(*number).is_none());
-        if !found.is_empty() {
-            tracing::info!(orphans = found.len(), "files without a name that a crash left will be freed");
-        }
-        self.background.recovered.fill(found);
-        Ok(())
-    }
-
     /// Inodes that may wait in a shard's queue: in all half of what there are slots for, so that those in use
     /// find some. A key in their place is a change of the tree more when it is claimed, and one more when it
     /// is released.
@@ -94,66 +76,9 @@ impl Engine {
         share.clamp(*BACKLOG.start(), *BACKLOG.end())
     }
 
-    /// Queues the next orphan of a crash. False if there was none.
-    fn adopt_one(self: &Arc<Engine>) -> bool {
-        if self.store.failure().is_some() {
-            return false;
-        }
-        let Some(recovered) = self.background.recovered.take() else { return false };
-        if let Err(error) = self.adopt_orphan(recovered.number, recovered.state) {
-            // The slot stays: the next mount takes it up.
-            tracing::warn!(%error, inode = %recovered.number, "an orphan that a crash left could not be freed");
-        }
-        drop(recovered);
-        self.tell_drains();
-        true
-    }
-
-    fn adopt_orphan(self: &Arc<Engine>, number: InodeNo, state: OrphanState) -> Result<()> {
-        match self.orphan_inode(number, state)? {
-            // Leaving it is what queues it.
-            Some(inode) if inode.meta().record.nlink == 0 => drop(inode),
-            Some(inode) => {
-                tracing::warn!(inode = %number, "an orphan slot names an inode with links; the slot is released");
-                self.clear_orphan(&inode, state)?;
-            }
-            None => {
-                tracing::warn!(inode = %number, "an orphan slot names an inode that does not exist; it is released");
-                let mut transaction = self.store.begin(Cost::new(2, 64).critical())?;
-                match state {
-                    OrphanState::Slot(slot) => transaction.orphan_clear(Some(slot), number),
-                    _ => transaction.orphan_clear(None, number),
-                }
-                transaction.commit(Depends::Nothing)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn clear_orphan(&self, inode: &Inode, state: OrphanState) -> Result<()> {
-        let mut transaction = self.store.begin(Cost::new(2, 64).critical())?;
-        transaction.warm_orphan(inode.number, state)?;
-        let mut meta = inode.meta();
-        match state {
-            OrphanState::Slot(slot) => transaction.orphan_clear(Some(slot), inode.number),
-            _ => transaction.orphan_clear(None, inode.number),
-        }
-        transaction.commit(Depends::Nothing)?;
-        meta.orphan = OrphanState::Named;
-        Ok(())
-    }
-
-    /// Queues what could not be freed once more.
-    pub(crate) fn reap_failed_again(&self) {
-        let again = std::mem::take(&mut self.background.state.lock().reap_again);
-        for number in again {
-            self.reap_later(number);
-        }
-    }
-
     /// Frees the next queued orphan, or queues one that a crash left. False if there was neither.
     pub(crate) fn reap_one(self: &Arc<Engine>) -> bool {
-        let Some(reaping) = self.background.reap.take() else { return self.adopt_one() };
+        let Some(reaping) = self.reaper.take() else { return self.adopt_one() };
         self.reap_now(reaping);
         true
     }
@@ -167,19 +92,11 @@ impl Engine {
                 && self.store.failure().is_none()
             {
                 inode.meta().freed = false;
-                self.background.state.lock().reap_again.push(number);
+                self.reaper.put_aside(number);
             }
         }
         drop(reaping);
-        self.tell_drains();
-    }
-
-    /// Wakes those who wait until nothing is left to be freed, if nothing is.
-    fn tell_drains(&self) {
-        if self.background.drains.load(Ordering::SeqCst) > 0 && self.background.is_reaper_idle() {
-            let _state = self.background.state.lock();
-            self.background.idle.notify_all();
-        }
+        self.reaper.tell_drains();
     }
 
     fn reap(self: &Arc<Engine>, number: InodeNo) -> Result<()> {
@@ -290,78 +207,13 @@ impl Engine {
         }
     }
 
-    /// Runs the rest of every logged operation that a crash cut off.
-    pub(crate) fn finish_logged_operations(self: &Arc<Engine>) -> Result<()> {
-        let mut pending = Vec::new();
-        let mut broken = Ok(());
-        self.store.tree.scan(
-            Key::logged(0),
-            Key::logged(u64::MAX),
-            &mut |key, value| match LoggedOp::decode(value) {
-                Ok(operation) => {
-                    pending.push((key.offset, operation));
-                    ControlFlow::Continue(())
-                }
-                Err(error) => {
-                    broken = Err(error);
-                    ControlFlow::Break(())
-                }
-            },
-        )?;
-        broken?;
-        for (id, mut operation) in pending {
-            tracing::info!(?operation, "finishing an operation that a crash cut off");
-            let inode = match self.inode(operation.inode) {
-                Ok(inode) => Some(inode),
-                Err(error) if error.kind() == ErrorKind::Stale => {
-                    let slots = self.store.orphans.applied();
-                    let slot = slots.iter().find(|(_, number)| *number == operation.inode);
-                    let state = slot.map_or(OrphanState::Key, |(slot, _)| OrphanState::Slot(*slot));
-                    self.orphan_inode(operation.inode, state)?
-                }
-                Err(error) => return Err(error),
-            };
-            match inode {
-                Some(inode) => self.run_logged(&inode, id, &mut operation)?,
-                None => {
-                    let mut transaction = self.store.begin(Cost::new(1, 0).critical())?;
-                    transaction.delete(Key::logged(id));
-                    transaction.commit(Depends::Nothing)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Waits until every queued orphan is freed, or frees them here where no thread does.
     pub(crate) fn drain_reaper(self: &Arc<Engine>) {
         while self.reap_one() {}
-        while !self.background.is_reaper_idle() && self.store.failure().is_none() {
-            self.await_reaper(std::time::Duration::from_millis(200));
+        while !self.reaper.is_idle() && self.store.failure().is_none() {
+            self.reaper.await_idle(Duration::from_millis(200));
             while self.reap_one() {}
         }
-    }
-
-    /// Waits until nothing is left to be freed, or for so long.
-    pub(crate) fn await_reaper(&self, most: std::time::Duration) {
-        // Counted before the look, as the reaper looks at the count after its work: one of the two sees the
-        // other.
-        self.background.drains.fetch_add(1, Ordering::SeqCst);
-        let mut state = self.background.state.lock();
-        if !self.background.is_reaper_idle() {
-            self.background.wake_reap.notify_one();
-            self.background.idle.wait_for(&mut state, most);
-        }
-        drop(state);
-        self.background.drains.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-impl Background {
-    /// Nothing waits to be freed, and nothing is being freed.
-    pub(crate) fn is_reaper_idle(&self) -> bool {
-        // In this order: an orphan of a crash counts as left until it is queued.
-        self.recovered.is_empty() && self.reap.is_idle()
     }
 }
 
