@@ -1,6 +1,7 @@
 //! Small cases entirely, and live = recovered.
 
 use quire::inodes::{FallocateMode, IoFlags};
+use quire::{FileType, RenameFlags};
 use sim::generate::{Profile, Style};
 use sim::model::ROOT;
 use sim::operation::{GroupEnd, GroupWrite, Name, Operation};
@@ -76,4 +77,48 @@ fn every_short_program_on_a_unit() {
         let images = exhaustive::programs(&profile, &prepared, &alphabet, 3, &last);
         println!("{} images", images.unwrap_or_else(|what| panic!("{what}")));
     }
+}
+
+/// Programs of three operations on the names of two files, one of them in a directory that may go or move.
+#[test]
+fn every_short_program_on_names() {
+    const FILE: u64 = 2;
+    const DIRECTORY: u64 = 3;
+    const INNER: u64 = 4;
+    let create = |directory, name, kind| Operation::Create { directory, name: Name(name), kind, mode: 0o700 };
+    let write = |inode, offset, length| Operation::Write { inode, offset, length, flags: IoFlags::empty() };
+    let rename = |from, name, to, to_name, flags| Operation::Rename {
+        from,
+        name: Name(name),
+        to,
+        to_name: Name(to_name),
+        flags,
+    };
+    let fsync = |inode| Operation::Fsync { inode, datasync: false, anew: false };
+    let prepared = [
+        create(ROOT, 0, FileType::Regular),
+        create(ROOT, 1, FileType::Directory),
+        create(DIRECTORY, 2, FileType::Regular),
+        write(FILE, 0, 5000),
+        write(INNER, 0, 9000),
+        Operation::Sync,
+    ];
+    let alphabet = [
+        create(ROOT, 5, FileType::Regular),
+        Operation::Link { inode: FILE, directory: DIRECTORY, name: Name(6) },
+        Operation::Unlink { directory: ROOT, name: Name(0) },
+        Operation::RemoveDirectory { directory: ROOT, name: Name(1) },
+        rename(ROOT, 0, DIRECTORY, 2, RenameFlags::empty()),
+        rename(DIRECTORY, 2, ROOT, 0, RenameFlags::EXCHANGE),
+        rename(ROOT, 1, ROOT, 7, RenameFlags::empty()),
+        write(FILE, 4900, 4000),
+        Operation::Forget { inode: FILE },
+        fsync(FILE),
+        fsync(INNER),
+        fsync(DIRECTORY),
+    ];
+    let profile = Profile { faults: false, ..Profile::of(1, Some(Style::Mixed)) };
+    let last = fsync(ROOT);
+    let images = exhaustive::programs(&profile, &prepared, &alphabet, 3, &last);
+    println!("{} images", images.unwrap_or_else(|what| panic!("{what}")));
 }
