@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::commands::lease;
-use crate::commands::properties::Setting;
 use crate::exit;
 use crate::mount_options;
+use crate::values::{self, Setting};
 use quire_base::size;
 
 /// A crash-safe, journaling file system in user space.
@@ -427,13 +426,13 @@ pub struct Receive {
 #[derive(Debug, Args)]
 pub struct Replicate {
     /// Time between two snapshots: a number of seconds, or 5s, 2m, 1h
-    #[arg(long, default_value = "5s", value_parser = seconds)]
+    #[arg(long, default_value = "5s", value_parser = values::seconds)]
     pub every: Duration,
     /// Bring the copy up to date once, and end; fail if that fails
     #[arg(long)]
     pub once: bool,
     /// Own snapshots that stay on each side, the newest included
-    #[arg(long, default_value_t = 2, value_parser = at_least_one)]
+    #[arg(long, default_value_t = 2, value_parser = values::at_least_one)]
     pub keep: usize,
     /// What the names of its snapshots begin with; each target of a source needs another one
     #[arg(long, default_value = "replica")]
@@ -629,7 +628,7 @@ pub struct Get {
 #[derive(Debug, Args)]
 pub struct Lease {
     /// Only these bytes: START-END, START- or -END, for example 0-64M
-    #[arg(long, value_name = "RANGE", allow_hyphen_values = true, value_parser = lease::parse_range)]
+    #[arg(long, value_name = "RANGE", allow_hyphen_values = true, value_parser = values::range)]
     pub range: Option<std::ops::Range<u64>>,
     /// Seconds to hold the lease, at most; it is returned when it is recalled
     #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=86_400))]
@@ -666,26 +665,6 @@ pub struct BenchNull {
     pub transport: String,
     /// Mount point
     pub dir: PathBuf,
-}
-
-/// Parses a time: seconds, or a number with s, m or h.
-fn seconds(text: &str) -> Result<Duration, String> {
-    let (number, unit) = match text.strip_suffix(['s', 'm', 'h']) {
-        Some(number) => (number, &text[number.len()..]),
-        None => (text, "s"),
-    };
-    let factor = match unit {
-        "m" => 60.0,
-        "h" => 3600.0,
-        _ => 1.0,
-    };
-    let parsed = number.parse::<f64>().ok().map(|number| number * factor);
-    let valid = parsed.filter(|seconds| (0.1..=86_400.0 * 366.0).contains(seconds));
-    valid.map(Duration::from_secs_f64).ok_or_else(|| format!("'{text}' is no time such as 5s, 2m or 1h"))
-}
-
-fn at_least_one(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|count| *count > 0).ok_or_else(|| format!("'{text}' is not a number from 1 on"))
 }
 
 #[cfg(test)]

@@ -23,22 +23,7 @@ pub mod salvage;
 pub mod scrub;
 pub mod snapshot;
 pub mod stream;
-pub mod supervise;
 pub mod top;
 pub mod trim;
 pub mod umount;
 pub mod up;
-
-use std::path::Path;
-
-use quire_fuse::{MountEntry, mount as mounts};
-
-use crate::exit::{Failure, Outcome};
-
-/// The Quire mount at `dir`, which must be there.
-fn mounted(dir: &Path) -> Outcome<MountEntry> {
-    let dir = mounts::resolve(dir)?;
-    mounts::mounted_at(&dir)?
-        .filter(MountEntry::is_quire)
-        .ok_or_else(|| Failure::new(37, format!("no Quire volume is mounted at {}", dir.display())))
-}

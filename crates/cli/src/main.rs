@@ -5,12 +5,12 @@
 //!
 //! | module | what |
 //! | --- | --- |
-//! | [`arguments`], [`mount_options`], [`mount_helper`] | what people write |
+//! | [`arguments`], [`values`], [`mount_options`], [`mount_helper`] | what people write |
 //! | [`commands`] | one module a command |
-//! | [`server`] | the background process behind a mount |
-//! | [`control`], [`exposition`] | talking to it beside the mount; its numbers as text |
-//! | [`notify`] | telling systemd that a mount is usable |
-//! | [`image`] | finding and reading volumes without opening them |
+//! | [`server`] | the process behind a mount |
+//! | [`control`], [`task`], [`frames`], [`exposition`] | talking to it beside the mount; its numbers as text |
+//! | [`mount_check`], [`notify`] | before a mount; telling systemd that it is usable |
+//! | [`places`], [`image`] | which volume a path stands for; reading volumes without opening them |
 //! | [`exit`], [`logging`], [`output`] | what people read |
 
 mod arguments;
@@ -18,18 +18,18 @@ mod commands;
 mod control;
 mod exit;
 mod exposition;
-mod freezing;
+mod frames;
 mod image;
 mod logging;
+mod mount_check;
 mod mount_helper;
 mod mount_options;
 mod notify;
 mod output;
-mod scrubbing;
-mod sending;
+mod places;
 mod server;
-mod server_task;
-mod snapshotting;
+mod task;
+mod values;
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -145,7 +145,7 @@ fn mount_as_helper(name: &str, rest: Vec<OsString>) -> Outcome {
         dir: dir.into(),
     };
     if call.fake {
-        return commands::mount::check(&arguments).map(drop);
+        return mount_check::check(&arguments).map(drop);
     }
     commands::mount::run(&arguments)?;
     if call.verbose {

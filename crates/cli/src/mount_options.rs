@@ -4,13 +4,13 @@
 //! unknown option is an error that names it, since a mistyped one would silently mount with other promises.
 
 use std::ffi::OsStr;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use quire::{AccessTimes, VolumeOptions};
 use quire_fuse::{CacheMode, MountFlags, ServeOptions, ShowSnapshots, TransportChoice};
 
-use crate::control::MetricsTarget;
 use quire_base::size;
 
 /// Where the server writes its messages.
@@ -23,6 +23,38 @@ pub enum LogTarget {
     File(PathBuf),
     /// The system's log.
     Syslog,
+}
+
+/// Where the numbers are served over HTTP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MetricsTarget {
+    /// A port of the loopback interface.
+    Port(SocketAddr),
+    /// A Unix socket, for its owner.
+    Socket(PathBuf),
+}
+
+impl MetricsTarget {
+    /// Parses `PORT`, `ADDRESS:PORT` with a loopback address, or the absolute path of a socket.
+    pub fn parse(text: &str) -> std::result::Result<MetricsTarget, String> {
+        if text.starts_with('/') {
+            return Ok(MetricsTarget::Socket(text.into()));
+        }
+        let address = match text.parse::<u16>() {
+            Ok(port) => Ok(SocketAddr::from(([127, 0, 0, 1], port))),
+            Err(_) => text.parse::<SocketAddr>(),
+        };
+        match address {
+            Ok(address) if address.ip().is_loopback() && address.port() != 0 => {
+                Ok(MetricsTarget::Port(address))
+            }
+            Ok(_) => Err(format!("metrics={text}: only a port of the loopback address is served")),
+            Err(_) => Err(format!(
+                "metrics={text}: the choices are a port, as in metrics=9101 or metrics=127.0.0.1:9101, and the \
+                 absolute path of a socket"
+            )),
+        }
+    }
 }
 
 /// Everything `-o` can say.
@@ -277,6 +309,17 @@ fn number(name: &str, value: &str, least: u32, most: u32) -> Result<u32, String>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_loopback_ports_and_absolute_paths() {
+        let port = |text: &str| MetricsTarget::Port(text.parse().unwrap());
+        assert_eq!(MetricsTarget::parse("9101"), Ok(port("127.0.0.1:9101")));
+        assert_eq!(MetricsTarget::parse("[::1]:9101"), Ok(port("[::1]:9101")));
+        assert_eq!(MetricsTarget::parse("/run/q.sock"), Ok(MetricsTarget::Socket("/run/q.sock".into())));
+        for text in ["0.0.0.0:9101", "10.0.0.1:80", "0", "q.sock", "70000", "localhost:80"] {
+            assert!(MetricsTarget::parse(text).is_err(), "{text}");
+        }
+    }
 
     fn parse(list: &str) -> MountOptions {
         MountOptions::parse(&[list]).unwrap()

@@ -2,7 +2,7 @@
 
 use crate::arguments::{Control, Ctl};
 use crate::exit::Outcome;
-use crate::{control, output};
+use crate::{control, output, places};
 use quire_fuse::mount;
 
 /// Does it.
@@ -12,7 +12,7 @@ pub fn run(arguments: &Ctl) -> Outcome {
             output::line(control::ask(&mount::resolve(dir)?, "metrics")?.trim_end());
             Ok(())
         }
-        Control::Sync { dir } => Ok(mount::sync(&super::mounted(dir)?.dir)?),
+        Control::Sync { dir } => Ok(mount::sync(&places::mounted(dir)?.dir)?),
         Control::CacheSize { dir, size } => control::set_cache_size(&mount::resolve(dir)?, *size),
     }
 }

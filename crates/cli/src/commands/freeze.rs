@@ -7,15 +7,15 @@ use std::time::Duration;
 use quire_fuse::mount;
 
 use crate::arguments::{Freeze, Thaw};
-use crate::exit::Outcome;
-use crate::{control, output};
+use crate::exit::{self, Failure, Outcome};
+use crate::{control, output, places};
 
 /// Between two looks at a freeze that has begun.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// Freezes a mounted volume; returns when its image can be copied.
 pub fn freeze(arguments: &Freeze) -> Outcome {
-    let dir = super::mounted(&arguments.dir)?.dir;
+    let dir = places::mounted(&arguments.dir)?.dir;
     // Most of the work, while changes still go on.
     mount::sync(&dir)?;
     let mut phase = ask(&dir, &arguments.limit.to_string())?;
@@ -29,7 +29,7 @@ pub fn freeze(arguments: &Freeze) -> Outcome {
 
 /// Lets changes go on.
 pub fn thaw(arguments: &Thaw) -> Outcome {
-    let dir = super::mounted(&arguments.dir)?.dir;
+    let dir = places::mounted(&arguments.dir)?.dir;
     let mut phase = ask(&dir, "end")?;
     while phase != "thawed" {
         std::thread::sleep(LOOK);
@@ -37,6 +37,19 @@ pub fn thaw(arguments: &Thaw) -> Outcome {
     }
     output::line(format_args!("{}: thawed", dir.display()));
     Ok(())
+}
+
+/// An error if the volume mounted at `dir` is frozen, or about to be.
+pub fn check_thawed(dir: &Path) -> Outcome {
+    match control::ask(dir, "freeze status") {
+        Ok(phase) if phase != "thawed\n" => {
+            let why = format!("{} is frozen: quire thaw ends that", dir.display());
+            Err(Failure::new(36, why))
+        }
+        // The last freeze failed.
+        Err(failure) if failure.code == exit::FAILED => Ok(()),
+        outcome => outcome.map(drop),
+    }
 }
 
 fn ask(dir: &Path, request: &str) -> Outcome<String> {

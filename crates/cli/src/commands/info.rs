@@ -1,6 +1,5 @@
 //! `quire info`: the superblock for people.
 
-use quire::Volume;
 use quire::internals::inspect::Image;
 use quire_device::{OpenMode, open_image};
 use quire_format::superblock::Superblock;
@@ -13,13 +12,13 @@ use quire_fuse::mount;
 use crate::arguments::Info;
 use crate::commands::inspect::{superblock_json, time, uuid};
 use crate::exit::{Failure, Outcome};
-use crate::{control, image, output};
+use crate::{control, image, output, places};
 use quire_base::size;
 
 /// Prints what a volume is.
 pub fn run(arguments: &Info) -> Outcome {
     // A mount point may be given for the volume.
-    let is_mount = |dir: &&PathBuf| super::mounted(dir).is_ok();
+    let is_mount = |dir: &&PathBuf| places::mounted(dir).is_ok();
     let dir = arguments.mount.as_ref().or_else(|| arguments.volume.as_ref().filter(is_mount));
     let asked = match dir {
         Some(dir) => Some(ask(dir)?),
@@ -100,7 +99,7 @@ struct Asked {
 
 /// Asks the server behind a mount point.
 fn ask(dir: &Path) -> Outcome<Asked> {
-    let entry = super::mounted(dir)?;
+    let entry = places::mounted(dir)?;
     let (transport, syncfs) = (mount::transport_of(&entry.dir)?, mount::syncfs_of(&entry.dir)?);
     Ok(Asked { dir: entry.dir, volume: entry.source, transport, syncfs })
 }
@@ -115,12 +114,6 @@ fn update(superblock: &mut Superblock, dir: &Path) {
         superblock.inode_count = inodes;
         superblock.checkpoint = checkpoint;
     }
-}
-
-/// The server's side: free blocks, inodes, and the number of the last checkpoint.
-pub fn answer(volume: &Volume) -> Outcome<String> {
-    let info = volume.info();
-    Ok(format!("{} {} {}\n", info.free_blocks, info.inodes, info.checkpoint))
 }
 
 fn text(superblock: &Superblock) -> String {

@@ -127,27 +127,3 @@ fn show(path: &Path, file: &File, leases: &[HeldLease<'_>], as_json: bool) -> Ou
     }
     Ok(())
 }
-
-/// `START-END`, `START-` or `-END`, in bytes; sizes such as `64M` are understood.
-pub fn parse_range(text: &str) -> Result<Range<u64>, String> {
-    let (start, end) = text.split_once('-').ok_or("a range is START-END, in bytes, for example 0-64M")?;
-    let bound =
-        |text: &str, open: u64| if text.is_empty() { Ok(open) } else { quire_base::size::parse(text) };
-    let range = bound(start, 0)?..bound(end, u64::MAX)?;
-    if range.start < range.end { Ok(range) } else { Err(format!("{text}: it ends before it begins")) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranges() {
-        assert_eq!(parse_range("0-64k"), Ok(0..65536));
-        assert_eq!(parse_range("4096-"), Ok(4096..u64::MAX));
-        assert_eq!(parse_range("-1M"), Ok(0..1 << 20));
-        for wrong in ["", "5", "9-5", "5-5", "x-y"] {
-            assert!(parse_range(wrong).is_err(), "{wrong}");
-        }
-    }
-}

@@ -4,7 +4,6 @@
 //! Other file systems keep such attributes, too, without giving them a meaning. So a path that is not on a
 //! mount of Quire's is an error, and something else that is mounted below one lacks every property.
 
-use std::fmt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -18,73 +17,14 @@ use rustix::io::Errno;
 use crate::arguments::{Get, Set};
 use crate::exit::{FAILED, Failure, Outcome};
 use crate::output;
+use crate::values::{CACHE, Setting, UNTORN};
 
-const UNTORN: &str = "user.quire.untorn";
-const CACHE: &str = "user.quire.cache";
 /// Bytes that a value has at most.
 const VALUE_MAX: usize = 64;
 
-/// One property with a value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Setting {
-    /// `untorn=8k`, `untorn=off`.
-    Untorn(Option<Unit>),
-    /// `cache=drop` (true), `cache=keep`.
-    CacheDrop(bool),
-}
-
-impl FromStr for Setting {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Setting, String> {
-        match text.split_once('=') {
-            Some(("untorn", "off")) => Ok(Setting::Untorn(None)),
-            Some(("untorn", unit)) => {
-                unit.parse().map(|unit| Setting::Untorn(Some(unit))).map_err(|error: Error| error.to_string())
-            }
-            Some(("cache", "drop")) => Ok(Setting::CacheDrop(true)),
-            Some(("cache", "keep")) => Ok(Setting::CacheDrop(false)),
-            _ => Err(format!("{text:?} is no property: there are untorn=SIZE|off and cache=drop|keep")),
-        }
-    }
-}
-
-impl fmt::Display for Setting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = match self {
-            Setting::Untorn(_) => "untorn",
-            Setting::CacheDrop(_) => "cache",
-        };
-        write!(f, "{name}={}", self.value())
-    }
-}
-
-impl Setting {
-    fn name(self) -> &'static str {
-        match self {
-            Setting::Untorn(_) => UNTORN,
-            Setting::CacheDrop(_) => CACHE,
-        }
-    }
-
-    /// Whether properties have it. Larger units are made of whole smaller ones, and serve for them.
-    fn holds(self, properties: Properties) -> bool {
-        match self {
-            Setting::Untorn(None) => properties.untorn.is_none(),
-            Setting::Untorn(unit) => properties.untorn >= unit,
-            Setting::CacheDrop(drop) => properties.cache_drop == drop,
-        }
-    }
-
-    fn value(self) -> String {
-        match self {
-            Setting::Untorn(unit) => unit.map_or_else(|| "off".to_owned(), |unit| unit.to_string()),
-            Setting::CacheDrop(drop) => if drop { "drop" } else { "keep" }.to_owned(),
-        }
-    }
-
-    fn set(self, path: &Path) -> Result<(), Errno> {
-        rustix::fs::lsetxattr(path, self.name(), self.value().as_bytes(), XattrFlags::empty())
-    }
+/// Sets a property.
+fn change(setting: Setting, path: &Path) -> Result<(), Errno> {
+    rustix::fs::lsetxattr(path, setting.name(), setting.value().as_bytes(), XattrFlags::empty())
 }
 
 fn shown(properties: Properties) -> String {
@@ -239,7 +179,7 @@ pub fn set(arguments: &Set) -> Outcome {
             return Ok(());
         }
         for setting in &settings {
-            setting.set(&found.path).map_err(|error| match error {
+            change(*setting, &found.path).map_err(|error| match error {
                 Errno::PERM | Errno::ACCESS => Failure::new(
                     38,
                     format!(
@@ -254,29 +194,4 @@ pub fn set(arguments: &Set) -> Outcome {
         }
         Ok(())
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn settings_as_written() {
-        for text in ["untorn=8k", "untorn=1m", "untorn=off", "cache=drop", "cache=keep"] {
-            assert_eq!(text.parse::<Setting>().unwrap().to_string(), text);
-        }
-        for text in ["untorn", "untorn=", "untorn=3k", "cache=off", "cache", "other=1", ""] {
-            assert!(text.parse::<Setting>().is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn larger_units_serve_for_smaller_ones() {
-        let with = |unit: &str| Properties { untorn: Some(unit.parse().unwrap()), cache_drop: false };
-        let wanted: Setting = "untorn=8k".parse().unwrap();
-        assert!(wanted.holds(with("8k")) && wanted.holds(with("16k")));
-        assert!(!wanted.holds(with("4k")) && !wanted.holds(Properties::default()));
-        let none: Setting = "untorn=off".parse().unwrap();
-        assert!(none.holds(Properties::default()) && !none.holds(with("4k")));
-    }
 }

@@ -1,12 +1,13 @@
 //! `quire resize`, `quire label` and `quire uuid`: volumes that nobody has open.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use quire::{ResizeOptions, VolumeInfo};
 
 use crate::arguments::{Label, NewSize, Resize, Uuid};
 use crate::commands::inspect;
 use crate::exit::{Failure, Outcome};
+use crate::places::unmounted;
 use crate::{image, output};
 use quire_base::size;
 
@@ -53,21 +54,6 @@ pub fn uuid(arguments: &Uuid) -> Outcome {
     };
     output::line(inspect::uuid(&shown));
     Ok(())
-}
-
-/// The path of a volume; a mount point is none, but is easily given for one.
-pub fn unmounted(volume: &Path) -> Outcome<PathBuf> {
-    let volume = image::find(volume)?;
-    if volume.is_dir() {
-        return Err(Failure::new(
-            37,
-            format!(
-                "{} is a directory: give the image file or block device, while it is not mounted",
-                volume.display()
-            ),
-        ));
-    }
-    Ok(volume)
 }
 
 fn describe(volume: &Path, info: &VolumeInfo) -> String {

@@ -10,14 +10,14 @@ use serde_json::Value;
 
 use crate::arguments::Scrub;
 use crate::exit::{Failure, Outcome};
-use crate::{control, output};
+use crate::{control, output, places};
 
 /// Between two looks at a scrub.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Starts a scrub and waits for its end, or shows or stops the one that runs.
 pub fn run(arguments: &Scrub) -> Outcome {
-    let dir = super::mounted(&arguments.dir)?.dir;
+    let dir = places::mounted(&arguments.dir)?.dir;
     if arguments.status || arguments.stop {
         let status = ask(&dir, if arguments.stop { "stop" } else { "status" })?;
         return show(&dir, &status, arguments.json);

@@ -1,8 +1,8 @@
 //! `quire snapshot`: snapshots of volumes, mounted or not. Of a mounted volume its server takes, lists and
-//! deletes them ([`crate::snapshotting`]).
+//! deletes them ([`crate::server::snapshots`]).
 
 use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -13,10 +13,10 @@ use quire_device::{OpenMode, open_image};
 use serde_json::{Value, json};
 
 use crate::arguments::{Snapshot, SnapshotAction};
-use crate::commands::mount::mounted_on;
-use crate::commands::resize::unmounted;
 use crate::exit::{Failure, Outcome};
-use crate::{control, image, output, server_task, snapshotting};
+use crate::places::{mount_of, unmounted};
+use crate::server::snapshots::with_space;
+use crate::{control, image, output, task};
 
 /// Does what the arguments say.
 pub fn run(arguments: &Snapshot) -> Outcome {
@@ -50,14 +50,6 @@ pub fn run(arguments: &Snapshot) -> Outcome {
     }
 }
 
-/// Where a volume is mounted that was named by its mount point or by its image or device.
-pub fn mount_of(volume: &Path) -> Outcome<Option<PathBuf>> {
-    if let Ok(entry) = super::mounted(volume) {
-        return Ok(Some(entry.dir));
-    }
-    Ok(mounted_on(&image::find(volume)?)?)
-}
-
 /// Has a server take or delete a snapshot.
 fn ask(dir: &Path, what: &str, name: &str) -> Outcome {
     if name.contains('\n') || name.trim() != name {
@@ -66,7 +58,7 @@ fn ask(dir: &Path, what: &str, name: &str) -> Outcome {
         )));
     }
     let bar = bar(what == "delete" && std::io::stderr().is_terminal());
-    let outcome = server_task::wait(dir, &format!("snapshot {what} {name}"), &mut || {
+    let outcome = task::wait(dir, &format!("snapshot {what} {name}"), &mut || {
         if !bar.is_hidden() {
             let list = snapshots_of(&of_mount(dir, "progress")?);
             let found = list.iter().find(|snapshot| snapshot["name"] == name);
@@ -112,7 +104,7 @@ fn of_image(volume: &Path) -> Outcome<Value> {
             "deleting": snapshot.deleting.is_some(),
         })
     };
-    Ok(snapshotting::with_space(table.iter().map(one).collect(), &image.snapshot_space()?))
+    Ok(with_space(table.iter().map(one).collect(), &image.snapshot_space()?))
 }
 
 fn show(list: &Value, as_json: bool) {

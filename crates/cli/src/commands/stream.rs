@@ -1,5 +1,5 @@
 //! `quire send` and `quire receive`: snapshots as streams. The snapshots of a mounted volume are sent by its
-//! server ([`crate::sending`]); a volume that receives is not mounted.
+//! server ([`crate::server::sending`]); a volume that receives is not mounted.
 
 use std::io::{BufReader, BufWriter, IsTerminal, Write};
 
@@ -8,11 +8,10 @@ use quire::{ReceiveOptions, StreamProgress, VolumeOptions};
 use quire_base::size;
 
 use crate::arguments::{Receive, Send};
-use crate::commands::resize::unmounted;
-use crate::commands::snapshot::mount_of;
 use crate::exit::{Failure, Outcome};
-use crate::sending::Request;
-use crate::{output, sending};
+use crate::frames::{self, Request};
+use crate::output;
+use crate::places::{mount_of, unmounted};
 
 /// Bytes that are collected before they are written to a pipe.
 const BUFFER_BYTES: usize = 1 << 20;
@@ -34,7 +33,7 @@ pub fn send(arguments: &Send) -> Outcome {
     let bar = bar(arguments.quiet);
     let progress = &mut |at| show(&bar, at);
     match mount_of(&arguments.volume)? {
-        Some(dir) => sending::from_mount(&dir, &request, &mut out, progress)?,
+        Some(dir) => frames::from_mount(&dir, &request, &mut out, progress)?,
         None => {
             let volume = VolumeOptions::new().read_only(true).open(unmounted(&arguments.volume)?)?;
             request.send(&volume, &mut out, progress)?;

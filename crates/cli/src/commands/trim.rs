@@ -1,31 +1,24 @@
 //! `quire trim`: tells the device of a mounted volume about all free space.
 //!
-//! The server works through the volume piece by piece, at this command's request ([`answer`]); so the command
-//! sets the pace, and what it has not asked for is not done when it is interrupted.
+//! The server works through the volume piece by piece, at this command's request ([`crate::server::room`]);
+//! so the command sets the pace, and what it has not asked for is not done when it is interrupted.
 
 use std::io::IsTerminal;
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use quire::Volume;
 use quire_base::size;
 use quire_fuse::mount;
 
 use crate::arguments::Trim;
 use crate::exit::{Failure, Outcome};
-use crate::{control, freezing, output};
-
-/// Bytes of the volume that are worked through at once.
-const PIECE: u64 = 32 << 20;
-/// How long the server works for one request.
-const STEP: Duration = Duration::from_millis(200);
+use crate::{control, output, places};
 
 /// Discards all free space of a mounted volume and says how much that was.
 pub fn run(arguments: &Trim) -> Outcome {
-    let dir = super::mounted(&arguments.dir)?.dir;
+    let dir = places::mounted(&arguments.dir)?.dir;
     // Else the sync might wait for the thaw.
-    freezing::check_thawed(&dir)?;
+    super::freeze::check_thawed(&dir)?;
     // What has been freed so far is free for the trim, too.
     mount::sync(&dir)?;
     let bar = bar();
@@ -55,21 +48,6 @@ fn ask(dir: &std::path::Path, at: u64) -> Outcome<[u64; 3]> {
     let numbers: Vec<u64> = answer.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     <[u64; 3]>::try_from(numbers)
         .map_err(|_| Failure::new(32, format!("the server of {} did not answer", dir.display())))
-}
-
-/// The server's side: goes on with a trim from a byte for a moment.
-pub fn answer(from: &str, volume: &Volume) -> Outcome<String> {
-    let mut at: u64 =
-        from.parse().map_err(|_| Failure::usage(format!("'{from}' is not a place in the volume")))?;
-    let info = volume.info();
-    let end = info.blocks * u64::from(info.block_size);
-    let (mut discarded, started) = (0, Instant::now());
-    while at < end && started.elapsed() < STEP {
-        let piece: Range<u64> = at..at.saturating_add(PIECE).min(end);
-        discarded += volume.trim(piece.clone())?;
-        at = piece.end;
-    }
-    Ok(format!("{at} {discarded} {end}\n"))
 }
 
 fn bar() -> ProgressBar {

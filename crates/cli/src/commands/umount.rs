@@ -1,9 +1,7 @@
 //! `quire umount`: returns when the volume is closed, so that it may be copied, checked or mounted again at
 //! once.
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
@@ -13,6 +11,7 @@ use quire_fuse::mount::{self, Unmount};
 use crate::arguments::Umount;
 use crate::exit::{Failure, Outcome};
 use crate::image;
+use crate::places::{mount_point_of, server_of};
 
 /// How long the closing of a volume may take before the command gives up waiting (not closing).
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -83,27 +82,4 @@ fn talk_meanwhile(
         }
     });
     sender
-}
-
-/// The directory in `/proc` of the background server, not this process, that has `operand` (a volume or a
-/// mount point, absolute) on its command line.
-pub fn server_of(operand: &Path) -> Option<PathBuf> {
-    std::fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path()).find(|process| {
-        let number = process.file_name().and_then(|name| name.to_str()?.parse::<u32>().ok());
-        if number.is_none_or(|number| number == std::process::id()) {
-            return false;
-        }
-        let Ok(line) = std::fs::read(process.join("cmdline")) else { return false };
-        let words: Vec<&[u8]> = line.split(|&byte| byte == 0).collect();
-        words.get(1) == Some(&b"mount".as_slice())
-            && words.get(2) == Some(&b"--report".as_slice())
-            && words.contains(&operand.as_os_str().as_bytes())
-    })
-}
-
-/// The mount point of a background server that [`server_of`] found.
-pub fn mount_point_of(process: &Path) -> Option<PathBuf> {
-    let line = std::fs::read(process.join("cmdline")).ok()?;
-    let dir = line.split(|&byte| byte == 0).rfind(|word| !word.is_empty())?;
-    Some(OsStr::from_bytes(dir).into())
 }

@@ -7,7 +7,7 @@ use quire_fuse::mount::{self, Unmount};
 
 use crate::arguments::{Mkfs, Mount, Up};
 use crate::exit::{Failure, Outcome};
-use crate::{commands, output};
+use crate::{commands, mount_check, output};
 use quire_base::size;
 
 const IMAGE: &str = "quire.img";
@@ -61,7 +61,7 @@ pub fn run(arguments: &Up) -> Outcome {
         volume: image.into(),
         dir: dir.clone(),
     };
-    let checked = commands::mount::check(&mount)?;
+    let checked = mount_check::check(&mount)?;
     for note in commands::mount::in_background(&checked, &[], false)? {
         output::line(note);
     }

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Each is answered with the state as one line of JSON.
-//! Neighbours: [`crate::control`] hears the requests, [`crate::commands::scrub`] makes them.
+//! Neighbours: [`super::listener`] hears the requests, [`crate::commands::scrub`] makes them.
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -9,15 +9,13 @@
 //! ```
 //!
 //! Each is answered with a word: `thawed`, `freezing`, `frozen`, or why it could not be frozen.
-//! Neighbours: [`crate::control`] hears the requests, [`crate::commands::freeze`] makes them.
+//! Neighbours: [`super::listener`] hears the requests, [`crate::commands::freeze`] makes them.
 
-use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use quire::Volume;
 
-use crate::control;
 use crate::exit::{self, Failure, Outcome};
 
 /// The freeze of one volume.
@@ -45,19 +43,6 @@ enum Phase {
     /// It thawed by itself after so long.
     Over(Duration),
     Failed(String),
-}
-
-/// An error if the volume mounted at `dir` is frozen, or about to be.
-pub fn check_thawed(dir: &Path) -> Outcome {
-    match control::ask(dir, "freeze status") {
-        Ok(phase) if phase != "thawed\n" => {
-            let why = format!("{} is frozen: quire thaw ends that", dir.display());
-            Err(Failure::new(36, why))
-        }
-        // The last freeze failed.
-        Err(failure) if failure.code == exit::FAILED => Ok(()),
-        outcome => outcome.map(drop),
-    }
 }
 
 impl Freezing {

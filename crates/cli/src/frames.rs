@@ -1,4 +1,4 @@
-//! A snapshot of a mounted volume as a stream, made by its server and passed on over the control socket.
+//! A snapshot of a mounted volume as a stream over the control socket: what the two sides say.
 //!
 //! The request is `send` and a line of JSON: `name` and perhaps `from`, or `resume` with a token. After the
 //! `ok` of every answer come frames, each a byte that says what it is, the length of its payload as a `u32`
@@ -11,33 +11,30 @@
 //! | `e` | it has failed: an exit code, a space, and why |
 //! | `o` | it is whole; nothing follows |
 //!
-//! Each stream has a thread of its own, which ends when the command goes away. A reader that stands still
-//! holds up nobody else: neither other requests, nor an unmount, which ends the server and the stream.
-//!
-//! Neighbours: [`crate::control`] hears the request, [`crate::commands::stream`] makes it.
+//! Neighbours: [`crate::server::sending`] writes the frames, [`crate::commands::stream`] reads them
+//! ([`from_mount`]).
 
-use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use quire::{SendOptions, StreamProgress, Volume};
-use quire_base::sync::thread;
 use serde_json::{Value, json};
 
 use crate::control;
 use crate::exit::{self, Failure, Outcome};
 
-/// Streams that a server sends at a time.
-const STREAMS_MAX: usize = 8;
 /// Bytes of a frame at most, and of a stream that are collected before they are sent.
-const FRAME_MAX: usize = 1 << 20;
+pub const FRAME_MAX: usize = 1 << 20;
 
-const DATA: u8 = b'd';
-const PROGRESS: u8 = b'p';
-const FAILED: u8 = b'e';
-const WHOLE: u8 = b'o';
+/// A part of the stream.
+pub const DATA: u8 = b'd';
+/// How far it is.
+pub const PROGRESS: u8 = b'p';
+/// It has failed.
+pub const FAILED: u8 = b'e';
+/// It is whole.
+pub const WHOLE: u8 = b'o';
 
 /// What is to be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +61,8 @@ impl Request {
         }
     }
 
-    fn parse(line: &str) -> Option<Request> {
+    /// Reads a request back; `None` if it is none.
+    pub fn parse(line: &str) -> Option<Request> {
         let value: Value = serde_json::from_str(line).ok()?;
         let text = |key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
         match text("resume") {
@@ -91,68 +89,15 @@ impl Request {
     }
 }
 
-/// The streams of a server.
-#[derive(Clone, Default)]
-pub struct Sending(Arc<AtomicUsize>);
-
-impl Sending {
-    /// Answers what follows `send` in a request, on a thread that takes the connection over.
-    pub fn start(&self, line: &str, volume: &Volume, connection: UnixStream) -> Outcome {
-        let request = Request::parse(line)
-            .ok_or_else(|| Failure::usage("the server does not know this request for a stream"))?;
-        if self.0.fetch_add(1, Ordering::Relaxed) >= STREAMS_MAX {
-            self.0.fetch_sub(1, Ordering::Relaxed);
-            return Err(Failure::new(36, format!("the server sends {STREAMS_MAX} streams already")));
-        }
-        let (volume, streams) = (volume.clone(), self.0.clone());
-        let run = move || {
-            if let Err(error) = answer(&request, &volume, &connection) {
-                tracing::info!("a stream was not sent to its end: {error}");
-            }
-            streams.fetch_sub(1, Ordering::Relaxed);
-        };
-        thread::Builder::new().name("quire-send".into()).spawn(run).map(drop).map_err(|error| {
-            self.0.fetch_sub(1, Ordering::Relaxed);
-            Failure::system("starting a thread", &error)
-        })
-    }
-}
-
-/// The frames of a stream.
-fn answer(request: &Request, volume: &Volume, connection: &UnixStream) -> io::Result<()> {
-    // A pipe behind the command may stand still for as long as its reader likes.
-    connection.set_write_timeout(None)?;
-    (&*connection).write_all(b"ok\n")?;
-    let mut out = BufWriter::with_capacity(FRAME_MAX, Frames(connection));
-    let mut shown = 0;
-    let sent = request.send(volume, &mut out, &mut |at| {
-        if at.bytes >= shown + FRAME_MAX as u64 || at.bytes == at.total {
-            shown = at.bytes;
-            let payload = [at.bytes.to_le_bytes(), at.total.to_le_bytes()].concat();
-            // If the other side is gone, the stream's next write says so.
-            let _ = frame(connection, PROGRESS, &payload);
-        }
-    });
-    let flushed = out.flush();
-    match sent {
-        Ok(()) => flushed.and_then(|()| frame(connection, WHOLE, &[])),
-        Err(error) => {
-            let failure = Failure::from(error);
-            let why = format!("{} {}", failure.code, failure.message);
-            frame(connection, FAILED, &why.as_bytes()[..why.len().min(FRAME_MAX)])?;
-            Err(io::Error::other(failure.message))
-        }
-    }
-}
-
-fn frame(mut connection: &UnixStream, what: u8, payload: &[u8]) -> io::Result<()> {
+/// Writes a frame.
+pub fn frame(mut connection: &UnixStream, what: u8, payload: &[u8]) -> io::Result<()> {
     let [a, b, c, d] = (payload.len() as u32).to_le_bytes();
     connection.write_all(&[what, a, b, c, d])?;
     connection.write_all(payload)
 }
 
 /// What is written becomes frames of data.
-struct Frames<'a>(&'a UnixStream);
+pub struct Frames<'a>(pub &'a UnixStream);
 
 impl Write for Frames<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

@@ -4,17 +4,17 @@
 //!   snapshot create NAME   snapshot delete NAME   snapshot list   snapshot progress
 //! ```
 //!
-//! The first two start a task and are answered with it ([`crate::server_task`]); the others are answered with
+//! The first two start a task and are answered with it ([`super::tasks`]); the others are answered with
 //! JSON, `progress` without the space that snapshots take. A name goes to the end of the line.
 //!
-//! Neighbours: [`crate::control`] hears the requests, [`crate::commands::snapshot`] makes them.
+//! Neighbours: [`super::listener`] hears the requests, [`crate::commands::snapshot`] makes them.
 
 use quire::{SnapshotInfo, SnapshotsSpace, Volume};
 use quire_base::BLOCK_SIZE;
 use serde_json::{Value, json};
 
+use super::tasks::ServerTasks;
 use crate::exit::{Failure, Outcome};
-use crate::server_task::ServerTasks;
 
 /// Answers what follows `snapshot` in a request.
 pub fn answer(request: &str, volume: &Volume, tasks: &ServerTasks) -> Outcome<String> {

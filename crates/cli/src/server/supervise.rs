@@ -20,10 +20,11 @@ use std::time::{Duration, Instant};
 use quire_base::Result;
 use quire_fuse::mount::{self, Unmount};
 
+use super::process::{self, Report};
 use crate::arguments::Mount;
 use crate::exit::{Failure, Outcome};
 use crate::logging;
-use crate::server::{self, Report};
+use crate::mount_check::check;
 
 /// A server that dies this often...
 const DEATHS_MAX: usize = 5;
@@ -36,11 +37,11 @@ const BUSY: u8 = 36;
 
 /// Watches over a server until it ends by itself.
 pub fn run(arguments: &Mount) -> Outcome {
-    server::detach();
-    let checked = match super::mount::check(arguments) {
+    process::detach();
+    let checked = match check(arguments) {
         Ok(checked) => checked,
         Err(failure) => {
-            server::report(&Report::Failed { code: failure.code, message: failure.message.clone() });
+            process::report(&Report::Failed { code: failure.code, message: failure.message.clone() });
             return Err(failure);
         }
     };
@@ -51,7 +52,7 @@ pub fn run(arguments: &Mount) -> Outcome {
     let mut reported = false;
     let mut options = arguments.options.clone();
     loop {
-        let (mut child, report) = server::spawn(&checked.volume, &checked.dir, &options, "--report")?;
+        let (mut child, report) = process::spawn(&checked.volume, &checked.dir, &options, "--report")?;
         let ended = |error: std::io::Error| Failure::system("waiting for the server", &error);
         match step(report.as_ref(), reported, died.map(|at| at.elapsed())) {
             Step::TryAgain => {
@@ -60,7 +61,7 @@ pub fn run(arguments: &Mount) -> Outcome {
                 continue;
             }
             Step::PassOn(report) => {
-                server::report(report);
+                process::report(report);
                 reported = true;
             }
             Step::Note(Report::Failed { message, .. }) => tracing::error!("not mounted again: {message}"),

@@ -10,26 +10,20 @@
 //!   {"task": 3, "state": "failed", "code": 39, "why": "..."}
 //! ```
 //!
-//! Neighbours: [`crate::control`] hears requests; [`crate::snapshotting`] starts tasks, [`wait`] is for the
-//! commands.
+//! Neighbours: [`super::listener`] hears requests; [`super::snapshots`] and [`super::room`] start tasks;
+//! [`crate::task`] waits for them in the commands.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::control;
-use crate::exit::{self, Failure, Outcome};
+use crate::exit::{Failure, Outcome};
 
 /// Tasks that may run at a time.
 const RUNNING_MAX: usize = 16;
 /// Tasks that are remembered once they have ended.
 const KEPT_MAX: usize = 64;
-/// Between two looks at a task: at first, and at most.
-const LOOKS: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
-
 /// The tasks of a server.
 #[derive(Clone, Default)]
 pub struct ServerTasks(Arc<Mutex<State>>);
@@ -110,31 +104,6 @@ impl ServerTask {
                 "task": number, "state": "failed", "code": failure.code, "why": failure.message,
             }),
         }
-    }
-}
-
-/// Makes a request that starts a task, and waits for its end. `look` is called between two looks.
-pub fn wait(dir: &Path, request: &str, look: &mut dyn FnMut() -> Outcome) -> Outcome {
-    let odd = || Failure::new(exit::FAILED, format!("the server of {} gave an odd answer", dir.display()));
-    let parse = |answer: String| serde_json::from_str::<Value>(&answer).map_err(|_| odd());
-    let mut task = parse(control::ask(dir, request)?)?;
-    let number = task["task"].as_u64().ok_or_else(odd)?;
-    let mut pause = LOOKS.0;
-    loop {
-        match task["state"].as_str() {
-            Some("done") => return Ok(()),
-            Some("failed") => {
-                let code = task["code"].as_u64().and_then(|code| u8::try_from(code).ok());
-                let why = task["why"].as_str().unwrap_or_default();
-                return Err(Failure::new(code.unwrap_or(exit::FAILED), why));
-            }
-            Some("running") => {}
-            _ => return Err(odd()),
-        }
-        std::thread::sleep(pause);
-        pause = (2 * pause).min(LOOKS.1);
-        look()?;
-        task = parse(control::ask(dir, &format!("task {number}"))?)?;
     }
 }
 

@@ -1,0 +1,217 @@
+//! The server's side of the control socket, and its numbers over HTTP.
+//!
+//! One client at a time is answered on the socket; with `-o metrics=` the numbers are also served over HTTP,
+//! to programs that can reach the loopback port or may open the socket.
+//!
+//! Neighbours: [`crate::control`] says what is spoken; the other modules here do what is asked for;
+//! [`crate::exposition`] writes the numbers.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use quire::Volume;
+use quire_base::sync::thread;
+use quire_base::{Error, Result};
+
+use super::freezing::Freezing;
+use super::scrubbing::Scrubbing;
+use super::sending::Sending;
+use super::tasks::ServerTasks;
+use super::{room, snapshots};
+use crate::control::{LINE_MAX, PATIENCE, address, is_trusted, limit};
+use crate::exit::{Failure, Outcome};
+use crate::exposition;
+use crate::mount_options::MetricsTarget;
+
+/// What strangers are told.
+const REFUSAL: &str = "error 38 only root and the user who mounted may ask the server of a mount\n";
+/// How long an address may be in use by a server that ends.
+const ENDING_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Serves the control socket, and the numbers where asked for, until the process ends.
+pub fn serve(volume: &Volume, dir: &Path, metrics: Option<&MetricsTarget>) -> Result<()> {
+    match address(dir).and_then(|address| bind(|| UnixListener::bind_addr(&address))) {
+        Ok(listener) => {
+            let (volume, asked) = (volume.clone(), Asked::default());
+            asked.scrubbing.go_on(&volume);
+            spawn("quire-control", move || control(&listener, &volume, &asked))?;
+        }
+        // The mount is of use without it.
+        Err(error) => tracing::warn!("no control socket for {}: {error}", dir.display()),
+    }
+    let Some(target) = metrics else { return Ok(()) };
+    let volume = volume.clone();
+    match target {
+        MetricsTarget::Port(address) => {
+            let listener = bind(|| TcpListener::bind(address))
+                .map_err(|error| Error::os(format!("serving metrics at {address}"), &error))?;
+            spawn("quire-metrics", move || {
+                for stream in listener.incoming().flatten() {
+                    let limits = stream
+                        .set_read_timeout(Some(PATIENCE))
+                        .and_then(|()| stream.set_write_timeout(Some(PATIENCE)));
+                    let _ = limits.and_then(|()| http(&stream, &stream, &volume));
+                }
+            })
+        }
+        MetricsTarget::Socket(path) => {
+            let failed = |error: std::io::Error| {
+                Error::os(format!("serving metrics at the socket {}", path.display()), &error)
+            };
+            let listener = bind(|| bind_private(path)).map_err(failed)?;
+            spawn("quire-metrics", move || {
+                for stream in listener.incoming().flatten() {
+                    let _ = limit(&stream).and_then(|()| http(&stream, &stream, &volume));
+                }
+            })
+        }
+    }
+}
+
+/// Binds an address that the last server of the mount may have for a moment more: unmounting waits for the
+/// volume, not for the end of the process.
+fn bind<T>(bind: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
+    let start = Instant::now();
+    loop {
+        match bind() {
+            Err(error)
+                if error.kind() == std::io::ErrorKind::AddrInUse && start.elapsed() < ENDING_PATIENCE =>
+            {
+                thread::sleep(Duration::from_millis(10));
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
+    thread::Builder::new()
+        .name(name.into())
+        .spawn(body)
+        .map(drop)
+        .map_err(|error| Error::os(format!("starting the thread {name}"), &error))
+}
+
+/// A socket that its owner alone may open, in the place of one that no one serves any more. Anything else
+/// that is there stays: connecting to a file that is no socket is refused just as well.
+fn bind_private(path: &Path) -> std::io::Result<UnixListener> {
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    let refused = |error: std::io::Error| error.kind() == std::io::ErrorKind::ConnectionRefused;
+    if is_socket && UnixStream::connect(path).is_err_and(refused) {
+        std::fs::remove_file(path)?;
+    }
+    let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+    let listener = UnixListener::bind(path);
+    rustix::process::umask(mask);
+    listener
+}
+
+/// What the server does at the request of others, and goes on with meanwhile.
+#[derive(Default)]
+struct Asked {
+    scrubbing: Scrubbing,
+    freezing: Freezing,
+    tasks: ServerTasks,
+    sending: Sending,
+}
+
+fn control(listener: &UnixListener, volume: &Volume, asked: &Asked) {
+    for stream in listener.incoming().flatten() {
+        if !is_trusted(&stream) {
+            // Said without listening first. It fits into the socket's buffer, so nobody waits.
+            let _ = limit(&stream).and_then(|()| (&stream).write_all(REFUSAL.as_bytes()));
+            continue;
+        }
+        let done = limit(&stream).and_then(|()| {
+            let mut line = String::new();
+            BufReader::new((&stream).take(LINE_MAX)).read_line(&mut line)?;
+            let outcome = match line.trim().strip_prefix("send ") {
+                Some(request) => match asked.sending.start(request, volume, stream.try_clone()?) {
+                    // The thread that sends answers.
+                    Ok(()) => return Ok(()),
+                    Err(failure) => Err(failure),
+                },
+                None => answer(line.trim(), volume, asked),
+            };
+            (&stream).write_all(told(outcome).as_bytes())
+        });
+        if let Err(error) = done {
+            tracing::debug!("a control connection: {error}");
+        }
+    }
+}
+
+fn answer(line: &str, volume: &Volume, asked: &Asked) -> Outcome<String> {
+    match line.split_once(' ').unwrap_or((line, "")) {
+        ("metrics", "") => Ok(exposition::text(volume, quire_fuse::meters())),
+        ("cache-size", bytes) => match bytes.parse() {
+            Ok(bytes) => volume.set_cache_bytes(bytes).map(|()| String::new()).map_err(Failure::from),
+            Err(_) => Err(Failure::usage(format!("'{bytes}' is not a number of bytes"))),
+        },
+        ("trim", from) => room::trim(from, volume),
+        ("grow", wanted) => room::grow(wanted, volume, &asked.tasks),
+        ("info", "") => room::info(volume),
+        ("snapshot", what) => snapshots::answer(what, volume, &asked.tasks),
+        ("task", number) => match number.parse() {
+            Ok(number) => asked.tasks.answer(number),
+            Err(_) => Err(Failure::usage(format!("'{number}' is not the number of a task"))),
+        },
+        ("scrub", what) => asked.scrubbing.answer(what, volume),
+        ("freeze", what) => asked.freezing.answer(what, volume),
+        _ => Err(Failure::usage("the server does not know this request")),
+    }
+}
+
+fn told(outcome: Outcome<String>) -> String {
+    match outcome {
+        Ok(text) => format!("ok\n{text}"),
+        Err(failure) => format!("error {} {}\n", failure.code, failure.message.replace('\n', " ")),
+    }
+}
+
+/// One request over HTTP.
+fn http(from: impl Read, mut to: impl Write, volume: &Volume) -> std::io::Result<()> {
+    let mut lines = BufReader::new(from.take(LINE_MAX)).lines();
+    let request = lines.next().transpose()?.unwrap_or_default();
+    // The rest of the head, so that the connection is not reset over what was not read.
+    for line in lines {
+        if line?.is_empty() {
+            break;
+        }
+    }
+    let (status, body) = match request.split(' ').collect::<Vec<_>>()[..] {
+        ["GET", "/" | "/metrics", _] => ("200 OK", exposition::text(volume, quire_fuse::meters())),
+        ["GET", ..] => ("404 Not Found", "the numbers are at /metrics\n".to_owned()),
+        _ => ("405 Method Not Allowed", "only GET\n".to_owned()),
+    };
+    write!(
+        to,
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file that is no socket refuses connections like a socket that no one serves: `-o metrics=FILE`
+    /// deleted it, even the volume's own image.
+    #[test]
+    fn only_a_socket_gives_way() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("precious");
+        std::fs::write(&path, "kept").unwrap();
+        assert!(bind_private(&path).is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), b"kept");
+        let socket = directory.path().join("socket");
+        drop(bind_private(&socket).unwrap());
+        let serving = bind_private(&socket).expect("nobody serves it");
+        assert!(bind_private(&socket).is_err(), "somebody serves it");
+        drop(serving);
+    }
+}

@@ -1,0 +1,69 @@
+//! How much room a mounted volume has: larger, discarded, and told.
+//!
+//! ```text
+//!   grow BYTES   grow max   grow   trim BYTE   info
+//! ```
+//!
+//! The first two start a task and are answered with it ([`super::tasks`]); `grow` alone is answered with the
+//! size of the volume in bytes. A trim goes on from a byte for a moment, and is answered with where it is,
+//! what it discarded and where the volume ends: the command that asks sets the pace.
+//!
+//! Neighbours: [`super::listener`] hears the requests; [`crate::commands::grow`], [`crate::commands::trim`]
+//! and [`crate::commands::info`] make them.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use quire::Volume;
+
+use super::tasks::ServerTasks;
+use crate::exit::{Failure, Outcome};
+
+/// Bytes of the volume that are worked through at once.
+const PIECE: u64 = 32 << 20;
+/// How long the server works for one request.
+const STEP: Duration = Duration::from_millis(200);
+
+/// Answers what follows `grow` in a request.
+pub fn grow(wanted: &str, volume: &Volume, tasks: &ServerTasks) -> Outcome<String> {
+    let bytes = match wanted {
+        "" => {
+            let info = volume.info();
+            return Ok(format!("{}\n", info.blocks * u64::from(info.block_size)));
+        }
+        "max" => None,
+        bytes => {
+            Some(bytes.parse().map_err(|_| Failure::usage(format!("'{bytes}' is not a number of bytes")))?)
+        }
+    };
+    let volume = volume.clone();
+    let number = tasks.start(move || {
+        match bytes {
+            Some(bytes) => volume.grow(bytes)?,
+            None => volume.grow_whole()?,
+        };
+        Ok(())
+    })?;
+    tasks.answer(number)
+}
+
+/// Goes on with a trim from a byte for a moment.
+pub fn trim(from: &str, volume: &Volume) -> Outcome<String> {
+    let mut at: u64 =
+        from.parse().map_err(|_| Failure::usage(format!("'{from}' is not a place in the volume")))?;
+    let info = volume.info();
+    let end = info.blocks * u64::from(info.block_size);
+    let (mut discarded, started) = (0, Instant::now());
+    while at < end && started.elapsed() < STEP {
+        let piece: Range<u64> = at..at.saturating_add(PIECE).min(end);
+        discarded += volume.trim(piece.clone())?;
+        at = piece.end;
+    }
+    Ok(format!("{at} {discarded} {end}\n"))
+}
+
+/// Free blocks, inodes, and the number of the last checkpoint.
+pub fn info(volume: &Volume) -> Outcome<String> {
+    let info = volume.info();
+    Ok(format!("{} {} {}\n", info.free_blocks, info.inodes, info.checkpoint))
+}
