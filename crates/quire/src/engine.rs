@@ -10,9 +10,9 @@ use crate::file::fsync::SyncQueue;
 use crate::file::released::Released;
 use crate::inode_table::InodeTable;
 use crate::lease::table::LeaseTable;
-use crate::reaper::Reaper;
-use crate::snapshot_readers::SnapshotReaders;
-use crate::snapshot_sweep::Sweep;
+use crate::reaper::waiting::Reaper;
+use crate::snapshots::deletion::Sweep;
+use crate::snapshots::readers::SnapshotReaders;
 use crate::store::{Parts, Store};
 use quire_base::admission::Admission;
 use quire_base::metrics::Counter;
@@ -52,7 +52,7 @@ pub struct Engine {
     pub(crate) leases: LeaseTable,
     /// Which snapshots are open beside the volume.
     pub(crate) readers: Arc<SnapshotReaders>,
-    /// It reads a snapshot, in the cache of a volume that is open ([`crate::snapshot_readers`]).
+    /// It reads a snapshot, in the cache of a volume that is open ([`crate::snapshots::volumes`]).
     pub(crate) beside: bool,
 
     /// Operations that change the volume.

@@ -101,7 +101,7 @@ impl File {
 
     /// A group of writes to this file that become visible at once, and durable as a whole or not at all.
     pub fn atomic(&self) -> FileGroup<'_> {
-        FileGroup::new(self, self.inodes.clone())
+        FileGroup::new(self, self.inodes.volume.clone())
     }
 
     /// A position in the file, at its start, for the traits of [`std::io`].

@@ -6,8 +6,9 @@
 use crate::file::syncing::Syncing;
 use crate::file_handle::File;
 use crate::group::{Commit, InodeGroup};
-use crate::inodes::Inodes;
+use crate::open_volume::OpenVolume;
 use quire_base::Result;
+use quire_base::sync::Arc;
 
 /// A group of writes to files of a volume: visible at once, and after a crash there as a whole or not at all.
 /// From [`Volume::atomic`](crate::Volume::atomic). Dropping it discards it.
@@ -36,8 +37,8 @@ use quire_base::Result;
 pub struct Group(InodeGroup);
 
 impl Group {
-    pub(crate) fn new(inodes: Inodes) -> Group {
-        Group(InodeGroup::new(inodes))
+    pub(crate) fn new(volume: Arc<OpenVolume>) -> Group {
+        Group(InodeGroup::new(volume))
     }
 
     /// Adds a write of all of `data` at an offset, which counts for a file opened to append, too.
@@ -96,8 +97,8 @@ pub struct FileGroup<'a> {
 }
 
 impl<'a> FileGroup<'a> {
-    pub(crate) fn new(file: &'a File, inodes: Inodes) -> FileGroup<'a> {
-        FileGroup { file, group: Group::new(inodes) }
+    pub(crate) fn new(file: &'a File, volume: Arc<OpenVolume>) -> FileGroup<'a> {
+        FileGroup { file, group: Group::new(volume) }
     }
 
     /// As [`Group::write_at`].

@@ -25,11 +25,11 @@
 //! the size asks here, and never the superblock of the opening. The allocator's end of the data space follows
 //! behind.
 //!
-//! Neighbours: [`crate::reshape`] resizes a volume that nobody has open; [`crate::store::checkpoint`];
-//! `quire_alloc::Allocator::grow`.
+//! Neighbours: [`crate::recovery::reshape`] resizes a volume that nobody has open;
+//! [`crate::store::checkpoint`]; `quire_alloc::Allocator::grow`.
 
 use crate::engine::Engine;
-use crate::reshape::{check_growth, check_room};
+use crate::recovery::reshape::{check_growth, check_room};
 use crate::volume::{Volume, VolumeInfo};
 use quire_base::sync::atomic::Ordering;
 use quire_base::{BLOCK_SIZE, Result};

@@ -308,11 +308,6 @@ impl Inode {
         self.size_sequence.set_size(size);
     }
 
-    /// The index of cached folios, made at first use.
-    pub(crate) fn mapping(self: &Arc<Inode>) -> &Arc<Mapping> {
-        self.mapping.get_or_init(|| crate::file::backing::new_mapping(self))
-    }
-
     /// Notes that contents changed now.
     pub(crate) fn touch_written(&self) {
         if self.write_time.note(self.engine.store.options.clock.now().0) {

@@ -34,7 +34,7 @@ use crate::file::syncing::{SyncOptions, Syncing};
 use crate::lease::handle::LayoutLease;
 use crate::metadata::Metadata;
 use crate::namespace::RenameFlags;
-use crate::volume::Inner;
+use crate::open_volume::OpenVolume;
 use quire_base::Result;
 use quire_base::sync::Arc;
 use quire_device::AlignedBuf;
@@ -57,17 +57,17 @@ pub use quire_base::InodeNo;
 /// [`Volume`](crate::Volume) does.
 #[derive(Clone)]
 pub struct Inodes {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) volume: Arc<OpenVolume>,
 }
 
 impl Inodes {
     pub(crate) fn engine(&self) -> &Arc<Engine> {
-        &self.inner.engine
+        &self.volume.engine
     }
 
     /// A group of writes that become visible at once, and durable as a whole or not at all.
     pub fn atomic(&self) -> InodeGroup {
-        InodeGroup::new(self.clone())
+        InodeGroup::new(self.volume.clone())
     }
 
     /// The most bytes, in whole blocks, that a group may write as the volume is now: its free space.
@@ -77,7 +77,7 @@ impl Inodes {
 
     /// The root directory.
     pub fn root(&self) -> InodeRef {
-        self.inner.root()
+        self.volume.root()
     }
 
     /// The inode of a number; an error of kind `Stale` if there is none (any more).

@@ -84,6 +84,8 @@ mod metrics;
 mod mkfs;
 mod namespace;
 mod open_options;
+mod open_volume;
+mod opening;
 mod options;
 mod paths;
 mod properties;
@@ -92,15 +94,11 @@ mod reaper;
 mod receive;
 mod recovery;
 mod repair;
-mod reshape;
 mod resize;
 mod rollback;
 mod scrub;
 mod send;
 mod size_sequence;
-mod snapshot_readers;
-mod snapshot_space;
-mod snapshot_sweep;
 mod snapshots;
 mod store;
 mod trim;
@@ -138,10 +136,11 @@ pub use rollback::roll_back;
 pub use rollback::roll_back_backend;
 pub use scrub::{LastScrub, ScrubOptions, ScrubReport, ScrubState, Unreadable};
 pub use send::{SendOptions, Sent, StreamProgress};
-pub use snapshot_space::{SnapshotSpace, SnapshotsSpace};
-pub use snapshots::{SnapshotInfo, take_snapshot_backend};
+pub use snapshots::space::{SnapshotSpace, SnapshotsSpace};
+pub use snapshots::table::SnapshotInfo;
+pub use snapshots::volumes::take_snapshot_backend;
 #[cfg(not(any(loom, shuttle)))]
-pub use snapshots::{delete_snapshot, take_snapshot};
+pub use snapshots::volumes::{delete_snapshot, take_snapshot};
 pub use volume::{Statfs, Volume, VolumeInfo};
 
 pub mod backend {
@@ -181,7 +180,7 @@ pub mod internals {
     /// See the module of this name.
     pub mod snapshots {
         pub use crate::rollback::roll_back_with;
-        pub use crate::snapshots::{held, table};
+        pub use crate::snapshots::table::{held, table};
     }
     /// See the module of this name.
     pub mod inspect {

@@ -216,6 +216,7 @@ pub(crate) fn format(backend: Arc<dyn Backend>, options: &FormatOptions) -> Resu
 }
 
 /// Checks a volume's and a journal's size before anything is created.
+#[cfg(not(any(loom, shuttle)))]
 pub(crate) fn check_size(bytes: u64, options: &FormatOptions) -> Result<()> {
     Geometry::of(bytes, options.journal_bytes, options.metadata_copies).map(drop)
 }

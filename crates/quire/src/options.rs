@@ -1,16 +1,10 @@
 //! Choices of callers that make or open a volume.
+//!
+//! Neighbours: [`crate::opening`] does what they say.
 
-use crate::mkfs;
-use crate::reshape::Reshape;
-use crate::volume::{Volume, VolumeInfo};
-#[cfg(not(any(loom, shuttle)))]
-use quire_base::ErrorKind;
-use quire_base::sync::Arc;
 use quire_base::{BLOCK_SHIFT, Clock, Error, Result};
 use quire_cache::CacheConfig;
-use quire_device::Backend;
-#[cfg(not(any(loom, shuttle)))]
-use std::path::Path;
+use quire_format::superblock::LABEL_BYTES;
 use std::time::Duration;
 
 /// How a volume is made.
@@ -92,39 +86,21 @@ impl FormatOptions {
         self.seed = Some(seed);
         self
     }
+}
 
-    /// Makes a volume in an image file, on a block device, or on a device that an NBD server exports
-    /// (`nbd://HOST:PORT/EXPORT`). Refuses to overwrite a file system, unless forced; creates the file, with
-    /// mode 0600, if there is none and a size is given.
-    #[cfg(not(any(loom, shuttle)))]
-    pub fn format(&self, path: impl AsRef<Path>) -> Result<VolumeInfo> {
-        let path = path.as_ref();
-        let exists = quire_device::NbdAddress::is_one(path) || path.exists();
-        let backend = match (exists, self.size) {
-            (false, None) => {
-                return Err(Error::new(
-                    ErrorKind::NotFound,
-                    format!("{} does not exist; give a size to create it", path.display()),
-                ));
-            }
-            (false, Some(size)) => {
-                mkfs::check_size(size, self)?;
-                quire_device::create_image(path, size, false)?
-            }
-            (true, _) => mkfs::open_for_format(path, self)?,
-        };
-        let formatted = self.format_backend(backend);
-        if formatted.is_err() && !exists {
-            // Nothing of ours is left behind where there was nothing.
-            let _ = std::fs::remove_file(path);
-        }
-        formatted
-    }
-
-    /// Makes a volume on any backend.
-    pub fn format_backend(&self, backend: Arc<dyn Backend>) -> Result<VolumeInfo> {
-        mkfs::format(backend, self).map(|superblock| VolumeInfo::of(&superblock))
-    }
+/// What an opening changes of the volume's shape.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Reshape {
+    /// Blocks of the volume; none: as many as it has.
+    pub(crate) blocks: Option<u64>,
+    /// Bytes of the journal.
+    pub(crate) journal_bytes: Option<u64>,
+    /// The label, padded.
+    pub(crate) label: Option<[u8; LABEL_BYTES]>,
+    /// The uuid that is shown; that of blocks stays.
+    pub(crate) uuid: Option<[u8; 16]>,
+    /// The key of the hash of names; of volumes without a name only.
+    pub(crate) hash_seed: Option<[u64; 2]>,
 }
 
 /// When a read updates a file's access time.
@@ -265,7 +241,8 @@ impl VolumeOptions {
         self
     }
 
-    /// Run background threads (on at first); without, the caller drives [`Volume::background_step`].
+    /// Run background threads (on at first); without, the caller drives
+    /// [`Volume::background_step`](crate::Volume::background_step).
     #[must_use]
     pub fn threads(mut self, threads: bool) -> VolumeOptions {
         self.threads = threads;
@@ -309,25 +286,6 @@ impl VolumeOptions {
     pub fn lease_recall_time(mut self, time: Duration) -> VolumeOptions {
         self.lease_recall_time = time.min(Duration::from_secs(3600));
         self
-    }
-
-    /// Opens the volume in an image file, on a block device, or on a device that an NBD server exports
-    /// (`nbd://HOST:PORT/EXPORT`). One process at a time may have it open for writing; on a server's device,
-    /// nothing but the server keeps a second one out.
-    #[cfg(not(any(loom, shuttle)))]
-    pub fn open(&self, path: impl AsRef<Path>) -> Result<Volume> {
-        let path = path.as_ref();
-        let backend = if self.read_only {
-            quire_device::open_image(path, quire_device::OpenMode::ReadOnly)?
-        } else {
-            mkfs::open_writable_or_read_only(path)?
-        };
-        self.open_backend(backend)
-    }
-
-    /// Opens the volume on any backend.
-    pub fn open_backend(&self, backend: Arc<dyn Backend>) -> Result<Volume> {
-        Volume::open_with(backend, self)
     }
 }
 

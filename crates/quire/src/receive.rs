@@ -17,18 +17,20 @@
 //! Invariants: the base is the newest snapshot until step 4. A position and what it stands for change in one
 //! transaction, or what stands behind the position is applied again and gives the same.
 //!
-//! Neighbours: [`crate::send`] is the other end; [`crate::recovery`] asks [`shown_instead`];
+//! Neighbours: [`crate::send`] is the other end; [`crate::recovery::unfinished`] says what a volume
+//! opens as meanwhile;
 //! [`crate::rollback`] gives a receive up; `docs/streams.md`.
 
 mod apply;
 
 use crate::engine::Engine;
+use crate::options::Reshape;
 use crate::options::VolumeOptions;
 use crate::recovery;
-use crate::reshape::Reshape;
+use crate::recovery::unfinished::{base_of, is_unfinished, unfinished};
 use crate::rollback::roll_back_backend;
 use crate::send::StreamProgress;
-use crate::snapshots::{self, SnapshotInfo, table};
+use crate::snapshots::table::{self, BASE_NAME, SnapshotInfo, identity, table};
 use crate::store::transaction::{Cost, Depends, Transaction};
 use crate::volume::Volume;
 use apply::Applier;
@@ -44,9 +46,6 @@ use quire_format::superblock::Superblock;
 use quire_tree::Tree;
 use quire_tree::compare::compare;
 use std::io::Read;
-
-/// The snapshot that an empty volume gets as a base.
-pub(crate) const BASE_NAME: &str = ".before-receive";
 
 /// What a receive made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -330,36 +329,6 @@ fn finish(engine: &Engine, unfinished: &Unfinished, totals: &Totals) -> Result<S
     engine.take_snapshot_and(&unfinished.name, id.created, cost, &mut change, None)
 }
 
-/// The unfinished receive that a volume has.
-pub(crate) fn unfinished(tree: &Tree) -> Result<Option<Unfinished>> {
-    tree.get_with(Key::RECEIVING, Unfinished::decode)?.transpose()
-}
-
-/// The snapshot that a volume with an unfinished receive opens as.
-///
-/// Errors: `Busy` for an opening that would write.
-pub(crate) fn shown_instead(device: &Device, tree: &Tree, options: &VolumeOptions) -> Result<Option<String>> {
-    if options.receiving || options.roll_back.is_some() || options.snapshot.is_some() {
-        return Ok(None);
-    }
-    let Some(there) = unfinished(tree)? else { return Ok(None) };
-    if !options.read_only && !device.is_read_only() {
-        return Err(is_unfinished(&there).context(device.name()));
-    }
-    base_of(tree, &there).map(|(_, base)| Some(base.name))
-}
-
-/// Which snapshot, of any volume, a snapshot of this one is.
-pub(crate) fn identity(
-    tree: &Tree,
-    superblock: &Superblock,
-    number: u32,
-    snapshot: &Snapshot,
-) -> Result<SnapshotId> {
-    let own = SnapshotId { volume: superblock.uuid, number, created: snapshot.created };
-    tree.get_with(Key::received(number), SnapshotId::decode)?.unwrap_or(Ok(own))
-}
-
 /// Errors (`Invalid`) unless a stream goes on where the receive stopped.
 fn check_rest(there: &Unfinished, header: &Header) -> Result<()> {
     if (there.id, there.parent, Some(there.position)) == (header.id, header.parent, header.resumed) {
@@ -370,23 +339,6 @@ fn check_rest(there: &Unfinished, header: &Header) -> Result<()> {
         there.name,
         there.token()
     )))
-}
-
-fn is_unfinished(there: &Unfinished) -> Error {
-    Error::new(
-        ErrorKind::Busy,
-        format!(
-            "the volume has an unfinished receive of {:?}, {} of the stream are there: send the rest (quire receive \
-             --resume-token shows how), or give it up with quire receive --abort; read-only it opens as it was",
-            there.name,
-            size::show(there.position.bytes)
-        ),
-    )
-}
-
-fn base_of(tree: &Tree, there: &Unfinished) -> Result<(u32, Snapshot)> {
-    let found = table(tree)?.into_iter().find(|(number, _)| *number == there.base);
-    found.ok_or_else(|| Error::corrupt("the snapshot that an unfinished receive began at is no more"))
 }
 
 fn newest(all: &[(u32, Snapshot)]) -> Option<&(u32, Snapshot)> {
@@ -405,7 +357,7 @@ fn unfinished_on(backend: &Arc<dyn Backend>) -> Result<Option<Unfinished>> {
 
 /// Takes away a base that an abort which was cut off has left.
 fn delete_own_base(backend: &Arc<dyn Backend>) -> Result<()> {
-    if snapshots::find(&load(backend)?.1, BASE_NAME).is_err() {
+    if table::find(&load(backend)?.1, BASE_NAME).is_err() {
         return Ok(());
     }
     let options = VolumeOptions { threads: false, ..VolumeOptions::new() };

@@ -1,9 +1,9 @@
 //! Resizing and naming volumes that nobody has open.
 //!
-//! Neighbours: [`crate::reshape`] does it; `quire resize`, `quire label` and `quire uuid` above.
+//! Neighbours: [`crate::recovery::reshape`] does it; `quire resize`, `quire label` and `quire uuid` above.
 
+use crate::options::Reshape;
 use crate::options::VolumeOptions;
-use crate::reshape::Reshape;
 use crate::volume::{Volume, VolumeInfo};
 #[cfg(not(any(loom, shuttle)))]
 use quire_base::Error;

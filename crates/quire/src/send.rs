@@ -13,15 +13,14 @@
 //! Inodes without a name are not sent. A volume in use can be sent from like any other: what a snapshot names
 //! stays as it is, and [`Kept`] keeps the snapshot.
 //!
-//! Neighbours: [`changes`] makes the items; [`crate::snapshot_readers`] counts who reads a snapshot;
+//! Neighbours: [`changes`] makes the items; [`crate::snapshots::readers`] counts who reads a snapshot;
 //! [`crate::receive`] is the other end; `docs/streams.md`.
 
 mod changes;
 
 use crate::engine::Engine;
-use crate::receive::identity;
-use crate::snapshot_readers::Reading;
-use crate::snapshots::{find, pool_of, table};
+use crate::snapshots::readers::Reading;
+use crate::snapshots::table::{find, identity, pool_of, table};
 use crate::volume::Volume;
 use changes::{Side, send_changes};
 use quire_base::{Context, Error, ErrorKind, Result};

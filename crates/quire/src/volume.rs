@@ -5,20 +5,19 @@
 //!
 //! Neighbours: `fuse` and the program `quire` above; [`crate::engine`] below.
 
-use crate::background::Threads;
 use crate::engine::Engine;
 use crate::file::fsync::Target;
 use crate::file::syncing::{SyncOptions, Syncing};
 use crate::file_handle::File;
-use crate::inode::InodeRef;
 use crate::inodes::Inodes;
 use crate::metrics::Metrics;
+use crate::open_volume::OpenVolume;
 use crate::options::VolumeOptions;
-use crate::recovery::{self, RecoveryReport};
-use crate::snapshot_readers::Reading;
-use quire_base::sync::atomic::{AtomicBool, Ordering};
-use quire_base::sync::{Arc, Mutex};
-use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result, Timestamp};
+use crate::recovery::RecoveryReport;
+use crate::snapshots::readers::Reading;
+use quire_base::sync::Arc;
+use quire_base::sync::atomic::Ordering;
+use quire_base::{BLOCK_SIZE, Error, Result, Timestamp};
 use quire_device::Backend;
 use quire_format::superblock::Superblock;
 use std::borrow::Borrow;
@@ -44,18 +43,6 @@ use std::borrow::Borrow;
 #[derive(Clone)]
 pub struct Volume {
     inodes: Inodes,
-}
-
-/// What the clones of a volume share.
-pub(crate) struct Inner {
-    pub(crate) engine: Arc<Engine>,
-    threads: Threads,
-    recovery: RecoveryReport,
-    closed: AtomicBool,
-    /// Keeps the root directory in memory.
-    root: Mutex<Option<InodeRef>>,
-    /// Of a snapshot that is read beside its volume: keeps it from being deleted.
-    _reading: Option<Reading>,
 }
 
 /// What a volume is.
@@ -151,50 +138,22 @@ impl Volume {
     }
 
     pub(crate) fn open_with(backend: Arc<dyn Backend>, options: &VolumeOptions) -> Result<Volume> {
-        let threads = options.threads;
-        let (mut engine, recovery) = recovery::open(backend.clone(), options.clone())?;
-        if engine.store.shows_half_an_operation() {
-            drop(engine);
-            let settled = settled_in_memory(backend, options)?;
-            (engine, _) = recovery::open(settled, options.clone())?;
-        }
-        let root = root_of(&engine)?;
-        let inner = Inner {
-            engine,
-            threads: Threads::default(),
-            recovery,
-            closed: AtomicBool::new(false),
-            root: Mutex::new(Some(root)),
-            _reading: None,
-        };
-        let inner = Arc::new(inner);
-        if threads {
-            inner.engine.cache.start()?;
-            if !inner.engine.store.read_only {
-                inner.threads.start(&inner.engine)?;
-            }
-        }
-        Ok(Volume { inodes: Inodes { inner } })
+        OpenVolume::open(backend, options).map(Volume::of)
     }
 
     /// The volume of an engine that reads a snapshot beside its volume.
     pub(crate) fn reader(engine: Arc<Engine>, reading: Reading) -> Result<Volume> {
-        let root = root_of(&engine)?;
-        let inner = Inner {
-            engine,
-            threads: Threads::default(),
-            recovery: RecoveryReport::default(),
-            closed: AtomicBool::new(false),
-            root: Mutex::new(Some(root)),
-            _reading: Some(reading),
-        };
-        Ok(Volume { inodes: Inodes { inner: Arc::new(inner) } })
+        OpenVolume::reader(engine, reading).map(Volume::of)
+    }
+
+    fn of(volume: OpenVolume) -> Volume {
+        Volume { inodes: Inodes { volume: Arc::new(volume) } }
     }
 
     /// Writes everything back, checkpoints, marks the volume clean. Changes that other clones make afterwards
     /// fail.
     pub fn close(self) -> Result<()> {
-        self.inodes.inner.close()
+        self.inodes.volume.close()
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
@@ -208,7 +167,7 @@ impl Volume {
 
     /// What recovery found when the volume was opened.
     pub fn recovery(&self) -> &RecoveryReport {
-        &self.inodes.inner.recovery
+        &self.inodes.volume.recovery
     }
 
     /// What the volume is.
@@ -223,7 +182,7 @@ impl Volume {
     /// A group of writes to files of this volume that become visible at once, and durable as a whole or not
     /// at all.
     pub fn atomic(&self) -> crate::group_handle::Group {
-        crate::group_handle::Group::new(self.inodes().clone())
+        crate::group_handle::Group::new(self.inodes().volume.clone())
     }
 
     /// The most bytes, in whole blocks, that a group may write as the volume is now: its free space.
@@ -312,81 +271,8 @@ impl Volume {
     }
 }
 
-impl Inner {
-    pub(crate) fn root(&self) -> InodeRef {
-        self.root.lock().clone().expect("an open volume has its root in memory")
-    }
-
-    fn close(&self) -> Result<()> {
-        if self.closed.swap(true, Ordering::AcqRel) {
-            return Ok(());
-        }
-        let engine = &self.engine;
-        drop(self.root.lock().take());
-        let mut outcome = Ok(());
-        let is_sound = !engine.store.read_only && engine.store.failure().is_none();
-        if is_sound {
-            engine.changes.refuse();
-        }
-        // Operations that wait for leases are no changes under way; they go on, and find the volume closing.
-        engine.leases.close();
-        engine.thaw();
-        if is_sound {
-            engine.drain_reaper();
-            outcome = engine.sync();
-        }
-        self.threads.stop(engine);
-        engine.released.drop_all();
-        if !engine.beside {
-            engine.cache.stop();
-        }
-        if !engine.store.read_only && engine.store.failure().is_none() {
-            // What the threads have left, and what had been admitted to be made durable.
-            outcome = outcome.and_then(|()| engine.sync()).and_then(|()| engine.store.checkpoint_clean());
-            if outcome.is_ok() {
-                engine.store.discard_the_rest();
-                engine.store.check_nothing_reserved();
-            }
-            let error = Error::new(quire_base::ErrorKind::Shutdown, "the volume is closed");
-            engine.store.shut_down_quietly(&error);
-        }
-        engine.inodes.clear();
-        outcome
-    }
-}
-
 impl std::fmt::Debug for Volume {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "volume on {}", self.engine().store.device.name())
     }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if let Err(error) = self.close() {
-            tracing::error!(%error, "closing the volume");
-        }
-    }
-}
-
-/// The root directory, in memory.
-fn root_of(engine: &Arc<Engine>) -> Result<InodeRef> {
-    engine.inode(InodeNo::ROOT).map_err(|error| match error.kind() {
-        // A volume whose root directory is gone, unlinked or no inode is damaged, whatever the lookup
-        // calls it.
-        ErrorKind::Stale | ErrorKind::NotFound => {
-            error.with_kind(ErrorKind::Corrupt).context("root directory")
-        }
-        _ => error,
-    })
-}
-
-/// The volume as it will be when the operation that a crash cut in two is finished; the device stays as it
-/// is.
-fn settled_in_memory(backend: Arc<dyn Backend>, options: &VolumeOptions) -> Result<Arc<dyn Backend>> {
-    tracing::info!("finishing in memory what a crash cut in two: the volume is opened read-only");
-    let overlay: Arc<dyn Backend> = Arc::new(quire_device::OverlayBackend::new(backend));
-    let options = VolumeOptions { read_only: false, threads: false, ..options.clone() };
-    options.open_backend(overlay.clone())?.close()?;
-    Ok(overlay)
 }

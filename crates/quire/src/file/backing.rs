@@ -36,10 +36,14 @@ const WINDOW_MAX: u64 = 1024;
 /// Extents that one look at the map returns.
 const MAP_EXTENTS: usize = 128;
 
-/// The mapping of a regular file.
-pub(crate) fn new_mapping(inode: &Arc<Inode>) -> Arc<Mapping> {
-    let backing: Arc<dyn Backing> = inode.clone();
-    inode.engine.cache.new_mapping(inode.number, Arc::downgrade(&backing))
+impl Inode {
+    /// The index of cached folios, made at first use.
+    pub(crate) fn mapping(self: &Arc<Inode>) -> &Arc<Mapping> {
+        self.mapping.get_or_init(|| {
+            let backing: Arc<dyn Backing> = self.clone();
+            self.engine.cache.new_mapping(self.number, Arc::downgrade(&backing))
+        })
+    }
 }
 
 impl Backing for Inode {

@@ -28,7 +28,6 @@
 //!
 //! Neighbours: [`super::commit`] enters the gates and settles growth.
 
-use super::EXCHANGE_EXTENTS;
 use super::collected::Collected;
 use crate::engine::Engine;
 use crate::extent_map::Replacement;
@@ -47,6 +46,10 @@ use quire_format::key::Key;
 use quire_format::logged::{LoggedKind, LoggedOp};
 use rangemap::RangeSet;
 use std::ops::Range;
+
+/// Extents that one exchange takes out and puts in, at most. The metadata pool has to have room for the
+/// worst that this many changes can do to the tree.
+pub(super) const EXTENTS_MAX: usize = 2048;
 
 /// Bytes that are composed and written at a time.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -355,7 +358,7 @@ impl Engine {
 /// The number of extents that plans change; an error if they are too many for one transaction.
 fn check_extents(plans: &[Plan]) -> Result<usize> {
     let extents = plans.iter().map(|plan| plan.replacement.len()).sum();
-    if extents <= EXCHANGE_EXTENTS { Ok(extents) } else { Err(too_many(extents)) }
+    if extents <= EXTENTS_MAX { Ok(extents) } else { Err(too_many(extents)) }
 }
 
 fn too_many(extents: usize) -> Error {

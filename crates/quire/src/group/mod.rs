@@ -32,11 +32,13 @@ mod pieces;
 mod streamed;
 
 use crate::engine::Engine;
+use crate::file::IoFlags;
 use crate::file::fsync::Completion;
+use crate::file::fsync::Target;
 use crate::file::range_end;
 use crate::file::syncing::{Durability, SyncOptions, Syncing};
 use crate::inode::InodeRef;
-use crate::inodes::{Inodes, IoFlags};
+use crate::open_volume::OpenVolume;
 use collected::Collected;
 use exchange::Buffer;
 use quire_base::sync::Arc;
@@ -57,11 +59,8 @@ const STREAM_BYTES_MIN: u64 = 16 << 10;
 const CHUNK_BYTES: usize = 1 << 20;
 /// What large groups of a volume may have in memory together, if half of its cache is less.
 const ALL_GROUPS_BYTES_MIN: u64 = 16 << 20;
-/// Extents that one exchange takes out and puts in, at most. The metadata pool has to have room for the
-/// worst that this many changes can do to the tree.
-const EXCHANGE_EXTENTS: usize = 2048;
 /// Runs of blocks that a group of more than a record has, at most: the files' own extents count too.
-const EXCHANGE_RUNS: usize = EXCHANGE_EXTENTS / 4;
+const EXCHANGE_RUNS: usize = exchange::EXTENTS_MAX / 4;
 
 /// How durable a group is when its commit returns. It is atomic in any case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,10 +76,10 @@ pub enum Commit {
     Ordered,
 }
 
-/// A group of writes, by inode; from [`Inodes::atomic`]. Dropping it discards it. See
-/// [`Group`](crate::Group).
+/// A group of writes, by inode; from [`Inodes::atomic`](crate::inodes::Inodes::atomic). Dropping it discards
+/// it. See [`Group`](crate::Group).
 pub struct InodeGroup {
-    inodes: Inodes,
+    volume: Arc<OpenVolume>,
     files: BTreeMap<InodeNo, Collected>,
     /// Bytes of [`Engine::group_memory`] that are this group's.
     charged: u64,
@@ -97,8 +96,8 @@ fn of_record(durability: Durability) -> SyncOptions {
 }
 
 impl InodeGroup {
-    pub(crate) fn new(inodes: Inodes) -> InodeGroup {
-        InodeGroup { inodes, files: BTreeMap::new(), charged: 0, stream_from: 0, failed: None }
+    pub(crate) fn new(volume: Arc<OpenVolume>) -> InodeGroup {
+        InodeGroup { volume, files: BTreeMap::new(), charged: 0, stream_from: 0, failed: None }
     }
 
     /// Adds a write to the group. `TooLarge` or `NoSpace` if the group would pass a limit: it stays as it
@@ -109,7 +108,7 @@ impl InodeGroup {
         if data.is_empty() {
             return Ok(());
         }
-        self.inodes.engine().store.check_writable()?;
+        self.volume.engine.store.check_writable()?;
         self.admit(inode, offset, end)?;
         self.insert(inode, offset, data)?;
         self.file(inode).reach(end);
@@ -122,14 +121,14 @@ impl InodeGroup {
     pub fn set_len(&mut self, inode: &InodeRef, size: u64) -> Result<()> {
         self.check_file(inode)?;
         range_end(size, 0)?;
-        self.inodes.engine().store.check_writable()?;
+        self.volume.engine.store.check_writable()?;
         self.file(inode).resize(size)
     }
 
     /// An error unless the inode is a regular file of the group's volume.
     pub(crate) fn check_file(&self, inode: &InodeRef) -> Result<()> {
         inode.check_regular()?;
-        if Arc::ptr_eq(&**inode.engine, self.inodes.engine()) {
+        if Arc::ptr_eq(&**inode.engine, &self.volume.engine) {
             return Ok(());
         }
         Err(Error::new(
@@ -148,7 +147,7 @@ impl InodeGroup {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
-        let engine = self.inodes.engine().clone();
+        let engine = self.volume.engine.clone();
         let number = inode.number();
         let is_new = !self.files.contains_key(&number);
         let with = self.file(inode).blocks_with(start, end);
@@ -201,7 +200,7 @@ impl InodeGroup {
 
     /// Whether a group of so many blocks goes to fresh blocks.
     fn is_large(&self, blocks: u64) -> bool {
-        blocks * BLOCK_SIZE as u64 > self.inodes.engine().group_to_journal()
+        blocks * BLOCK_SIZE as u64 > self.volume.engine.group_to_journal()
             || self.files.values().any(|file| file.streamed.blocks() > 0)
     }
 
@@ -224,9 +223,9 @@ impl InodeGroup {
 
     /// Streams if `more` bytes in memory were too many.
     fn stream_if_over(&mut self, more: u64) -> Result<()> {
-        let most = self.inodes.engine().stream_bytes();
+        let most = self.volume.engine.stream_bytes();
         if self.memory() + more > most.max(self.stream_from) {
-            let engine = self.inodes.engine().clone();
+            let engine = self.volume.engine.clone();
             // A volume that is closed is another process's.
             let _change = engine.begin_change()?;
             self.stream()?;
@@ -238,7 +237,7 @@ impl InodeGroup {
 
     /// Writes all whole blocks to fresh ones; a change of the volume is under way.
     fn stream(&mut self) -> Result<()> {
-        let buffer = Buffer::new(self.inodes.engine())?;
+        let buffer = Buffer::new(&self.volume.engine)?;
         let mut memory = buffer.memory.lock();
         let streamed = self.files.values_mut().try_for_each(|file| file.stream(&mut memory));
         self.failed = streamed.as_ref().err().cloned();
@@ -248,7 +247,7 @@ impl InodeGroup {
     /// Reads what the group's owner sees: the file, with the group's writes over it.
     pub fn read_at(&self, inode: &InodeRef, out: &mut [u8], offset: u64) -> Result<usize> {
         self.check_file(inode)?;
-        let mut read = self.inodes.read_at(inode, out, offset, IoFlags::empty())?;
+        let mut read = self.volume.engine.read(inode, offset, out, IoFlags::empty())?;
         let Some(file) = self.files.get(&inode.number()) else { return Ok(read) };
         let end = file.seen_size().min(offset.saturating_add(out.len() as u64));
         let len = end.saturating_sub(offset) as usize;
@@ -277,7 +276,7 @@ impl InodeGroup {
         if let Some(error) = self.failed.take() {
             return Err(error);
         }
-        let engine = self.inodes.engine().clone();
+        let engine = self.volume.engine.clone();
         let _moving = engine.begin_moving_files(self.files.values().map(|file| &**file.inode))?;
         let is_large = self.is_large(self.files.values().map(|file| file.counts().0).sum());
         if is_large {
@@ -294,7 +293,7 @@ impl InodeGroup {
             Commit::Ordered => Ok(()),
             Commit::Lazy(within) => {
                 let how = of_record(Durability::Lazy(within));
-                self.inodes.fsync_async(&files[0].inode, &how).wait()
+                engine.start_syncing(vec![Target::File(files[0].inode.clone(), how)]).wait()
             }
         }
     }
@@ -303,20 +302,20 @@ impl InodeGroup {
     /// the volume, which it must not keep waiting, or before this returns. Many commits under way share
     /// forces.
     pub fn commit_then(self, commit: Commit, done: Completion) {
-        let inodes = self.inodes.clone();
+        let volume = self.volume.clone();
         match self.commit_to_force(commit) {
-            Ok(Some((file, how))) => inodes.fsync_then(&file, &how, done),
+            Ok(Some((file, how))) => volume.engine.fsync_async(&file, &how, done),
             outcome => done(outcome.map(drop)),
         }
     }
 
     /// As [`InodeGroup::commit_then`], as a future. On an error nothing has changed.
     pub fn commit_async(self, commit: Commit) -> Result<Syncing> {
-        let inodes = self.inodes.clone();
-        Ok(match self.commit_to_force(commit)? {
-            Some((file, how)) => inodes.fsync_async(&file, &how),
-            None => inodes.fsync_many_async([], &SyncOptions::new()),
-        })
+        let volume = self.volume.clone();
+        let forced = self.commit_to_force(commit)?;
+        Ok(volume
+            .engine
+            .start_syncing(forced.map(|(file, how)| Target::File(file, how)).into_iter().collect()))
     }
 
     /// Commits without a force; gives what is to be made durable by one.
@@ -334,7 +333,7 @@ impl InodeGroup {
 
 impl Drop for InodeGroup {
     fn drop(&mut self) {
-        self.inodes.engine().group_memory.fetch_sub(self.charged, Ordering::Relaxed);
+        self.volume.engine.group_memory.fetch_sub(self.charged, Ordering::Relaxed);
     }
 }
 

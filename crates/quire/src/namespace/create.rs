@@ -10,10 +10,9 @@
 //!
 //! Neighbours: [`crate::acl`], [`crate::xattr`], [`super::symlink`].
 
-use super::INODE_NEVER_NAMED;
 use super::directory::enter;
 use super::link::{ENTRY_BYTES_MAX, check_new_name};
-use super::records::Records;
+use super::records::{INODE_NEVER_NAMED, Records};
 use crate::acl;
 use crate::attributes::SETGID;
 use crate::engine::Engine;

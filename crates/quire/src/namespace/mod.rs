@@ -40,10 +40,3 @@ pub(crate) mod unlink;
 pub use create::{Caller, Create};
 pub use readdir::DirectoryEntry;
 pub use rename::RenameFlags;
-
-/// The most names an inode can have, or subdirectories a directory.
-pub const LINKS_MAX: u32 = u32::MAX - 1;
-
-/// Inode flag: made without a name by `tmpfile` and not linked yet, so that a link may still give it one. An
-/// inode that lost its names does not get a new one.
-pub const INODE_NEVER_NAMED: u32 = 1 << 0;

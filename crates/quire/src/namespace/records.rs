@@ -9,7 +9,6 @@
 //!
 //! Neighbours: everything in [`crate::namespace`], [`crate::attributes`] and [`crate::xattr`].
 
-use super::INODE_NEVER_NAMED;
 use crate::engine::Engine;
 use crate::inode::{Inode, MetaGuard};
 use crate::store::orphan_slots::OrphanState;
@@ -24,6 +23,13 @@ struct Locked<'a> {
     edited: Option<InodeRecord>,
     orphan: Option<OrphanState>,
 }
+
+/// The most names an inode can have, or subdirectories a directory.
+pub const LINKS_MAX: u32 = u32::MAX - 1;
+
+/// Inode flag: made without a name by `tmpfile` and not linked yet, so that a link may still give it one. An
+/// inode that lost its names does not get a new one.
+pub const INODE_NEVER_NAMED: u32 = 1 << 0;
 
 /// See the module's documentation.
 pub(crate) struct Records<'a> {
@@ -73,7 +79,7 @@ impl<'a> Records<'a> {
                 inode.number
             )));
         }
-        if links > i64::from(super::LINKS_MAX) {
+        if links > i64::from(LINKS_MAX) {
             return Err(Error::new(
                 ErrorKind::TooManyLinks,
                 format!("inode {} already has {} links", inode.number, links - delta),

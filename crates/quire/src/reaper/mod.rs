@@ -14,9 +14,7 @@
 mod after_crash;
 mod queue;
 mod recovered;
-mod waiting;
-
-pub(crate) use waiting::Reaper;
+pub(crate) mod waiting;
 
 use crate::engine::Engine;
 use crate::extent_map::Replacement;

@@ -7,7 +7,7 @@
 //!
 //! Invariants: what is in a reaper's hands counts as left until it is freed or put aside.
 //!
-//! Neighbours: [`super`] frees; [`crate::snapshot_sweep`] deletes snapshots; [`crate::background`] has the
+//! Neighbours: [`super`] frees; [`crate::snapshots::sweep`] deletes snapshots; [`crate::background`] has the
 //! thread.
 
 use super::queue::{Queue, Reaping};

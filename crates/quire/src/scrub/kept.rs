@@ -14,7 +14,7 @@
 
 use super::fixed::{PoolLook, look_at_pool};
 use super::{Scrub, is_over};
-use crate::snapshots::table;
+use crate::snapshots::table::table;
 use quire_base::{BLOCK_SIZE, Result};
 use quire_format::snapshot::Snapshot;
 use quire_tree::copies::Look;

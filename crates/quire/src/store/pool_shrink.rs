@@ -14,7 +14,7 @@
 //!
 //! Invariants: a chunk goes only while there is no snapshot. To one, the chunk's blocks were in use when it
 //! was taken; were they a file's afterwards, and a later snapshot's, then the deletion of the first would
-//! free them, since a block that is used in two snapshots is used in between ([`crate::snapshot_sweep`]).
+//! free them, since a block that is used in two snapshots is used in between ([`crate::snapshots::sweep`]).
 //! What is retired is so in memory alone: a crash forgets it.
 //!
 //! Neighbours: [`super::heal`] rewrites nodes, [`super::pool_promise`] grows the pool.

@@ -7,7 +7,7 @@
 //!
 //! What belongs to a snapshot is *shared*. Written shared blocks keep their content: new content goes to
 //! fresh blocks ([`quire_cache::Home::Shared`]). A shared block that leaves its file stays in use, and
-//! becomes *dead* (a key of its region); deleting snapshots frees the dead ([`crate::snapshot_sweep`]).
+//! becomes *dead* (a key of its region); deleting snapshots frees the dead ([`crate::snapshots::sweep`]).
 //!
 //! Invariants: the table changes only while no other change is applied ([`Turn`] of the barrier), so whether
 //! a block that a record frees is shared depends on the records before it alone, live and in replay. An

@@ -8,10 +8,10 @@
 //!
 //! Snapshots that are being deleted do not count: what they have is on its way to be free.
 //!
-//! Neighbours: [`crate::snapshots`] deletes by the same rule.
+//! Neighbours: [`super::sweep`] deletes by the same rule.
 
+use super::table::{SnapshotInfo, Space, pool_of, table};
 use crate::inspect::Image;
-use crate::snapshots::{SnapshotInfo, Space, pool_of, table};
 use crate::volume::Volume;
 use quire_base::sync::Arc;
 use quire_base::{Context, Result};

@@ -20,20 +20,19 @@
 //! others may be taken between two steps: a step that finds a higher epoch looks for the neighbours anew. A
 //! step holds [`frees`](crate::store::Store::frees) shared, so within it no snapshot is taken.
 //!
-//! Neighbours: [`crate::snapshots`] takes them; [`crate::reaper`] has the thread.
+//! Neighbours: [`super::deletion`] is the one under way; [`super::taking`] takes them; [`crate::reaper`] has
+//! the thread.
 
+use super::deletion::Sweep;
+use super::table::{Space, dead, find, table};
 use crate::engine::Engine;
-use crate::snapshots::{Space, dead, find, table};
 use crate::store::transaction::{Cost, Depends};
-use crate::volume::Volume;
-use quire_base::sync::thread;
 use quire_base::sync::time::{Duration, Instant};
 use quire_base::{BlockNo, Result};
 use quire_format::extent::Run;
 use quire_format::key::{Key, VALUE_MAX};
 use quire_format::record::SMALL_CHANGE_MAX;
 use quire_format::region::REGION_BLOCKS;
-use quire_format::snapshot::Snapshot;
 use std::ops::ControlFlow;
 
 /// Rest after a step, as a multiple of its time, while others use the volume: a deletion costs them less than
@@ -43,30 +42,15 @@ const REST: u32 = 6;
 const REST_MAX: Duration = Duration::from_millis(50);
 
 /// What is left of deletions after a step.
-enum Left {
+pub(super) enum Left {
     Nothing,
     /// More steps, after a rest.
     More(Duration),
 }
 
-/// The deletion that is under way.
-pub(crate) struct Sweep {
-    number: u32,
-    snapshot: Snapshot,
-    own: Space,
-    /// Those that tell what others need: the snapshot before it, and the one behind it, or all behind it.
-    around: Vec<Space>,
-    /// The epoch in which these were its neighbours.
-    epoch: u32,
-    /// Regions before this one are done.
-    next: u64,
-    /// Flushes of the device when the last step ended.
-    flushes: u64,
-}
-
 impl Engine {
     /// Step 1 of a deletion; gives the snapshot's number.
-    fn mark_deleted(&self, name: &str) -> Result<u32> {
+    pub(super) fn mark_deleted(&self, name: &str) -> Result<u32> {
         let _change = self.begin_change()?;
         let _unread = self.readers.keep_out(name)?;
         // Of two threads that delete the same, one finds it.
@@ -106,7 +90,7 @@ impl Engine {
     }
 
     /// One step of the deletion that is under way: a region, or step 3.
-    fn sweep_step(&self) -> Result<Left> {
+    pub(super) fn sweep_step(&self) -> Result<Left> {
         let started = Instant::now();
         let mut place = self.sweep.lock();
         let _frees = self.store.frees.shared();
@@ -199,39 +183,5 @@ impl Engine {
             ControlFlow::Break(())
         })?;
         Ok(found)
-    }
-}
-
-impl Volume {
-    /// Deletes a snapshot, and returns when its space is free. Others that use the volume go on meanwhile.
-    ///
-    /// Errors: `NotFound`; `Busy` while it is open ([`Volume::open_snapshot`]); `Shutdown` if the volume is
-    /// closed before the end. After that, or after a crash, the next opening for writing goes on with the
-    /// deletion.
-    pub fn delete_snapshot(&self, name: &str) -> Result<()> {
-        let engine = self.engine();
-        let number = engine.mark_deleted(name)?;
-        while engine.store.snapshots.has(number) {
-            let change = engine.begin_change()?;
-            let left = engine.sweep_step()?;
-            drop(change);
-            if let Left::More(rest) = left
-                && !rest.is_zero()
-            {
-                thread::sleep(rest);
-            }
-        }
-        Ok(())
-    }
-
-    /// Deletes a snapshot in the background: it cannot be opened any more when this returns, and will be
-    /// deleted whatever happens. Its space is free later, [`Volume::snapshots`] lists it until then.
-    ///
-    /// Errors: `NotFound`; `Busy` while it is open ([`Volume::open_snapshot`]).
-    pub fn delete_snapshot_later(&self, name: &str) -> Result<()> {
-        let engine = self.engine();
-        engine.mark_deleted(name)?;
-        engine.reaper.want_sweep();
-        Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Changing the shape of a volume that nobody has open: a larger journal, a larger volume, another label or
 //! uuid.
 //!
-//! A reshape is a recovery ([`crate::recovery`]) whose checkpoint names another shape. Protocol:
+//! A reshape is a recovery ([`super`]) whose checkpoint names another shape. Protocol:
 //! 1. Replay in memory, and work out the new shape. What does not fit is refused here, before anything has
 //!    been written.
 //! 2. Recover as always, up to the point where both slots lead to the state that was found.
@@ -19,9 +19,9 @@
 //! Neighbours: [`crate::resize`] is the public face; `format::superblock::areas` has the rules of a moved
 //! journal.
 
+use super::load::{self, Loaded};
 use crate::mkfs::{JOURNAL_BYTES_MAX, VOLUME_BYTES_MAX, write_zeros};
-use crate::options::VolumeOptions;
-use crate::recovery::{self, Loaded};
+use crate::options::{Reshape, VolumeOptions};
 use crate::store::apply::change_regions;
 use crate::store::pool_promise::standing_reserve;
 use quire_base::sync::Arc;
@@ -30,24 +30,9 @@ use quire_device::{Backend, Device};
 use quire_format::extent::Run;
 use quire_format::key::Key;
 use quire_format::region::{REGION_BLOCKS, RegionMap, region_of};
-use quire_format::superblock::{FAR_BLOCKS, INCOMPAT_JOURNAL_MOVED, JOURNAL_START, LABEL_BYTES, Superblock};
+use quire_format::superblock::{FAR_BLOCKS, INCOMPAT_JOURNAL_MOVED, JOURNAL_START, Superblock};
 use quire_tree::Tree;
 use std::ops::ControlFlow;
-
-/// What is to change.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Reshape {
-    /// Blocks of the volume; none: as many as it has.
-    pub(crate) blocks: Option<u64>,
-    /// Bytes of the journal.
-    pub(crate) journal_bytes: Option<u64>,
-    /// The label, padded.
-    pub(crate) label: Option<[u8; LABEL_BYTES]>,
-    /// The uuid that is shown; that of blocks stays.
-    pub(crate) uuid: Option<[u8; 16]>,
-    /// The key of the hash of names; of volumes without a name only.
-    pub(crate) hash_seed: Option<[u64; 2]>,
-}
 
 /// A reshape of one volume, that fits it.
 pub(crate) struct Plan {
@@ -74,7 +59,7 @@ impl Reshape {
     #[cfg_attr(any(loom, shuttle), allow(dead_code))]
     pub(crate) fn check_with_room(&self, backend: Arc<dyn Backend>, blocks: u64) -> Result<()> {
         let device = Device::new(backend);
-        let loaded = recovery::load(&device, &VolumeOptions::default())?;
+        let loaded = load::load(&device, &VolumeOptions::default())?;
         self.plan_with_room(&device, &loaded, blocks).map(drop)
     }
 
