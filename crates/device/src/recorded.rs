@@ -172,21 +172,18 @@ impl RecordedBlocks {
         if self.is_empty() {
             return;
         }
-        let mut forgets = false;
         for (first, end) in parts(start, blocks) {
             let mut versions = self.shard(first).lock();
             let gone: Vec<u64> = versions.range(first..end).map(|(block, _)| *block).collect();
             for block in gone {
                 let version = versions.remove(&block).expect("it was there");
-                self.known.fetch_sub(1, Ordering::AcqRel);
                 if version.content.is_some() {
-                    forgets = true;
+                    // With the shard locked, and before the counts fall: a thread that does not find the
+                    // version any more, or none at all, sees this.
+                    self.forgotten.fetch_max(seq.0, Ordering::AcqRel);
                     self.pending.fetch_sub(1, Ordering::AcqRel);
                 }
-            }
-            if forgets {
-                // With the shard locked: a thread that does not find the version any more sees this.
-                self.forgotten.fetch_max(seq.0, Ordering::AcqRel);
+                self.known.fetch_sub(1, Ordering::AcqRel);
             }
         }
     }
@@ -277,18 +274,26 @@ impl RecordedBlocks {
             self.stuck.store(false, Ordering::Release);
             return Ok(());
         }
-        let mut blocks = Vec::new();
+        let (mut blocks, mut is_all) = (Vec::new(), true);
         for shard in &self.shards[..] {
             let versions = shard.lock();
-            let due = |version: &Version| version.content.is_some() && version.waits_since <= upto;
-            blocks.extend(versions.iter().filter(|(_, version)| due(version)).map(|(block, _)| *block));
+            for (block, version) in versions.iter().filter(|(_, version)| version.content.is_some()) {
+                if version.waits_since <= upto {
+                    blocks.push(*block);
+                } else {
+                    is_all = false;
+                }
+            }
         }
         blocks.sort_unstable();
         let mut refused = None;
         for batch in blocks.chunks(BATCH_BLOCKS) {
             self.write_what_goes(device, batch, force, &mut refused)?;
         }
-        self.stuck.store(refused.is_some(), Ordering::Release);
+        // What was not tried may be what was refused before.
+        if refused.is_some() || is_all {
+            self.stuck.store(refused.is_some(), Ordering::Release);
+        }
         if let Some(error) = refused {
             return Err(HomesError::Device(error));
         }
@@ -355,7 +360,8 @@ impl RecordedBlocks {
                     version.content = None;
                     self.pending.fetch_sub(1, Ordering::AcqRel);
                 } else {
-                    version.waits_since = version.seq;
+                    // Several may have been: all are newer than what is at home.
+                    version.waits_since = Seq(seq.0 + 1);
                 }
             }
         }
@@ -488,5 +494,48 @@ mod tests {
         assert_eq!([alike(500, 30), alike(500, 10)], [(false, 10), (false, 10)]);
         assert_eq!([alike(510, 30), alike(512, 3), alike(513, 1)], [(true, 5), (true, 3), (true, 1)]);
         assert_eq!([alike(515, 600), alike(514, 2)], [(false, 600), (true, 1)]);
+    }
+
+    /// While a batch waited for the journal, its block was recorded twice more. Behind the batch the block
+    /// waited since the second of them only: a checkpoint up to the first found nothing to write home, and a
+    /// crash that lost the second showed what the batch had written.
+    #[test]
+    fn all_that_was_recorded_beside_a_batch_waits() {
+        const AT: BlockNo = BlockNo(3);
+        let medium = Arc::new(crate::memory::MemoryBackend::new(8));
+        let device = Device::new(medium.clone());
+        let recorded = device.recorded();
+        let record = |version: u8| {
+            recorded.record(Seq(version.into()), AT, &vec![version; BLOCK_SIZE].into());
+        };
+        let at_home = || {
+            let mut block = vec![0; BLOCK_SIZE];
+            crate::backend::Backend::read(&*medium, IoClass::Data, AT, &mut block).unwrap();
+            block[0]
+        };
+        record(1);
+        let mut beside = |_| {
+            record(2);
+            record(3);
+            Ok(())
+        };
+        recorded.write_home(&device, Seq(1), &mut beside).unwrap();
+        assert_eq!(at_home(), 1);
+        recorded.write_home(&device, Seq(2), &mut |_| Ok(())).unwrap();
+        assert!(at_home() >= 2, "the record behind the batch has no home");
+    }
+
+    /// A block that the device had refused was recorded again, and the attempt that followed did not reach
+    /// that record: nobody tried the block any more, and small writes went on as if there were no error.
+    #[test]
+    fn what_was_refused_stays_stuck_until_it_is_tried() {
+        let device = Device::new(Arc::new(crate::memory::MemoryBackend::new(8)));
+        let recorded = device.recorded();
+        recorded.record(Seq(5), BlockNo(3), &vec![5; BLOCK_SIZE].into());
+        recorded.stuck.store(true, Ordering::Release);
+        recorded.write_home(&device, Seq(4), &mut |_| Ok(())).unwrap();
+        assert!(recorded.is_stuck());
+        recorded.write_home(&device, Seq(5), &mut |_| Ok(())).unwrap();
+        assert!(!recorded.is_stuck());
     }
 }

@@ -10,7 +10,8 @@
 //! * after `forget` and `await_batch`, no late home overwrites what the block's next owner writes.
 //!
 //! Checked by hand: the model fails without `force`, without the wait in `await_batch`, when two batches may
-//! be under way at once, and when the end of a batch drops a version that was recorded meanwhile.
+//! be under way at once, and when the end of a batch drops a version that was recorded meanwhile, or takes the
+//! newest of several for the one that waits longest.
 
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
@@ -142,6 +143,25 @@ fn two_that_write_home() {
         assert_eq!(medium.block.load(Ordering::SeqCst), 2, "record 2 has no home, or an older one is late");
         home.join().unwrap();
         assert_eq!(medium.block.load(Ordering::SeqCst), 2, "a late home");
+    });
+}
+
+/// Two records follow while a batch is under way, and a checkpoint lies between them.
+#[test]
+fn a_checkpoint_between_two_records() {
+    model(|| {
+        let (medium, device) = Medium::device();
+        record(&device, 1);
+        let home = {
+            let (medium, device) = (medium.clone(), device.clone());
+            thread::spawn(move || write_home(&medium, &device, 1))
+        };
+        record(&device, 2);
+        record(&device, 3);
+        write_home(&medium, &device, 2);
+        assert!(medium.block.load(Ordering::SeqCst) >= 2, "record 2 has no home");
+        home.join().unwrap();
+        assert!(medium.block.load(Ordering::SeqCst) >= 2, "a late home");
     });
 }
 
