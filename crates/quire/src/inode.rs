@@ -163,6 +163,8 @@ pub struct Inode {
     /// A thread has waited for room for a record of its data, and has yet to use it
     /// ([`crate::store::Store::try_begin`]).
     pub(crate) has_queued: AtomicBool,
+    /// New extents of a record of its data for which there was no room, until a thread waits for it.
+    pub(crate) refused_extents: AtomicU64,
 
     pub(crate) commit_seq: AtomicU64,
     pub(crate) datasync_seq: AtomicU64,
@@ -272,6 +274,7 @@ impl Inode {
             access_time: Noted::default(),
             delayed: Delayed::default(),
             has_queued: AtomicBool::new(false),
+            refused_extents: AtomicU64::new(0),
             commit_seq: AtomicU64::new(0),
             datasync_seq: AtomicU64::new(0),
             data_mark: AtomicU64::new(0),

@@ -10,8 +10,8 @@
 //! * after `forget` and `await_batch`, no late home overwrites what the block's next owner writes.
 //!
 //! Checked by hand: the model fails without `force`, without the wait in `await_batch`, when two batches may
-//! be under way at once, and when the end of a batch drops a version that was recorded meanwhile, or takes the
-//! newest of several for the one that waits longest.
+//! be under way at once, and when the end of a batch drops a version that was recorded meanwhile, or takes
+//! the newest of several for the one that waits longest.
 
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;

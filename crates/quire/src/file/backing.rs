@@ -129,7 +129,8 @@ impl Backing for Inode {
 
     fn wait_for_room(&self, blocks: u64) -> Result<()> {
         let record = Inode::unit_blocks(self).unwrap_or(0).max(RECORD_BLOCKS);
-        self.engine.await_data_room(blocks.clamp(1, record))?;
+        let refused = self.refused_extents.swap(0, Ordering::AcqRel);
+        self.engine.await_data_room(blocks.clamp(1, record), refused)?;
         self.has_queued.store(true, Ordering::Release);
         Ok(())
     }

@@ -173,6 +173,11 @@ impl<'a> FileData<'a> {
         self.pieces.iter().filter(|piece| piece.is_new).count()
     }
 
+    /// Extents that a record puts in or takes out.
+    fn new_extents(&self) -> usize {
+        self.new_pieces() + self.freed().count()
+    }
+
     /// Loads what journaling the new homes reads and writes. It stays while the transaction lives.
     pub(crate) fn warm(&self, transaction: &Transaction<'_>) -> Result<()> {
         if self.freed().next().is_some() {
@@ -240,8 +245,7 @@ impl Drop for FileData<'_> {
 /// What journaling content costs at most.
 pub(crate) fn data_cost(files: &[FileData<'_>]) -> Cost {
     let pieces = files.iter().map(|file| file.pieces.len()).sum();
-    let freed = files.iter().map(|file| file.freed().count()).sum::<usize>();
-    let new = files.iter().map(FileData::new_pieces).sum::<usize>() + freed;
+    let new = files.iter().map(FileData::new_extents).sum::<usize>();
     let blocks = files.iter().map(|file| file.blocks() as usize).sum();
     cost_of(files.len(), pieces, new, blocks)
 }
@@ -335,11 +339,13 @@ impl Engine {
         Ok(grows() || !inode.map(block, count)?.iter().all(is_written))
     }
 
-    /// Waits until there is room for a record with the content of so many blocks.
-    pub(crate) fn await_data_room(&self, blocks: u64) -> Result<()> {
+    /// Waits until there is room for a record with the content of so many blocks, of which `refused` may be
+    /// new extents: one that was refused had them.
+    pub(crate) fn await_data_room(&self, blocks: u64, refused: u64) -> Result<()> {
         self.await_homes()?;
-        let blocks = blocks as usize;
-        self.store.begin(cost_of(1, blocks, blocks.min(EXTENTS_PER_TRANSACTION), blocks)).map(drop)
+        let (blocks, refused) = (blocks as usize, refused as usize);
+        let new = blocks.min(EXTENTS_PER_TRANSACTION).max(refused);
+        self.store.begin(cost_of(1, blocks.max(refused), new, blocks)).map(drop)
     }
 
     /// See [`Backing::journal`].
@@ -355,6 +361,7 @@ impl Engine {
         let has_queued = inode.has_queued.swap(false, Ordering::AcqRel);
         let Some(transaction) = self.store.try_begin(data_cost(std::slice::from_ref(&data)), has_queued)
         else {
+            inode.refused_extents.fetch_max(data.new_extents() as u64, Ordering::AcqRel);
             return Err(Error::new(ErrorKind::WouldBlock, "the journal has no room"));
         };
         data.warm(&transaction)?;
