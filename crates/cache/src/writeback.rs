@@ -121,13 +121,20 @@ impl Mapping {
             return Ok(Gathered::nothing(end));
         }
         let backing = self.backing()?;
-        let unit = backing.unit_blocks();
-        let (start, end) = match unit {
-            Some(unit) => (start / unit * unit, end.next_multiple_of(unit)),
-            None => (start, end),
-        };
-        let Some(_open) = self.begin_gathering(start, end) else {
-            return Ok(Gathered { is_held: true, ..Gathered::nothing(end) });
+        let mut unit = backing.unit_blocks();
+        let (start, end, _open) = loop {
+            let (start, end) = match unit {
+                Some(unit) => (start / unit * unit, end.next_multiple_of(unit)),
+                None => (start, end),
+            };
+            let Some(open) = self.begin_gathering(start, end) else {
+                return Ok(Gathered { is_held: true, ..Gathered::nothing(end) });
+            };
+            // A change of the unit waits for the gatherings that have begun: what is read now stays.
+            match backing.unit_blocks() {
+                now if now == unit => break (start, end, open),
+                now => unit = now,
+            }
         };
         let mapping = self.this();
         if let Some(unit) = unit {

@@ -137,6 +137,7 @@ impl Engine {
     pub(crate) fn background_step(self: &Arc<Engine>) -> Result<()> {
         self.cache.background_step();
         self.released.drop_all();
+        self.reaper.queue_failed();
         while self.reap_one() {}
         self.sweep_behind();
         let due = self.store.committer.take();

@@ -127,6 +127,10 @@ impl Engine {
         if unit_changes && is_file {
             self.store.force(seq)?;
             inode.set_unit(after.untorn);
+            if let Some(mapping) = inode.mapping.get() {
+                // What has begun to be gathered in the old units ends before anybody writes.
+                drop(mapping.hold_writeback(0, u64::MAX));
+            }
         }
         tell(inode, before.untorn, after.untorn);
         if after.cache_drop

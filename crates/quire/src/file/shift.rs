@@ -110,6 +110,9 @@ impl Engine {
         let on_disk = inode.meta().record.size;
         mapping.write_back(first.min(on_disk / BLOCK_SIZE as u64), u64::MAX)?;
         mapping.drop_written(first, u64::MAX);
+        if kind == LoggedKind::Insert {
+            self.check_has_place(inode, first, len)?;
+        }
 
         let id = self.new_logged_id();
         let operation = self.logged_operation(inode, kind, first, first + len / BLOCK_SIZE as u64, size);
@@ -215,6 +218,15 @@ impl Engine {
         }
         meta.record = record;
         Ok(())
+    }
+
+    /// An error if what follows a block has no place so many bytes further up: blocks that were allocated
+    /// beyond the end of the file move too.
+    fn check_has_place(&self, inode: &Inode, first: u64, len: u64) -> Result<()> {
+        let (last, floor) = (Key::extent(inode.number, u64::MAX), Key::extent(inode.number, first));
+        let Some((key, value)) = self.store.tree.last_at_or_before(last, floor)? else { return Ok(()) };
+        let end = Extent::decode(key.offset, &value)?.file_end();
+        range_end(end * BLOCK_SIZE as u64, len).map(drop)
     }
 
     fn move_some_down(&self, inode: &Arc<Inode>, id: u64, operation: &mut LoggedOp) -> Result<bool> {

@@ -132,14 +132,7 @@ impl Engine {
         // A unit may have become larger since the writes were collected.
         let (bytes, most) = (blocks * BLOCK_SIZE as u64, self.group_record_bytes());
         if bytes > most {
-            return Err(Error::new(
-                ErrorKind::TooLarge,
-                format!(
-                    "a group has become {} KiB in units, and a record takes {} KiB",
-                    bytes / 1024,
-                    most / 1024
-                ),
-            ));
+            return Err(too_large(bytes, most));
         }
         // The cost that there was no room for.
         let mut refused = None;
@@ -208,6 +201,11 @@ impl Engine {
             data.push(one);
         }
         let cost = data_cost(&data);
+        let most = self.store.journal()?.payload_max();
+        if cost.bytes > most {
+            // Many files, or many new homes: more than the margin of a record holds.
+            return Err(too_large(cost.bytes as u64, most as u64));
+        }
         let Some(mut transaction) = self.store.try_begin(cost, refused.take().is_some()) else {
             *refused = Some(cost);
             return Err(full());
@@ -232,6 +230,15 @@ impl Engine {
         }
         self.commit_data(&mut data, transaction).map(|seq| (seq, logged))
     }
+}
+
+/// No record takes the group; it goes to fresh blocks then.
+fn too_large(bytes: u64, most: u64) -> Error {
+    let (bytes, most) = (bytes / 1024, most / 1024);
+    Error::new(
+        ErrorKind::TooLarge,
+        format!("the group takes a record of {bytes} KiB, and {most} KiB is the most"),
+    )
 }
 
 /// Truncates that are to be finished: the place of the file in its group, the operation and its id.

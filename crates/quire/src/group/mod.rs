@@ -110,7 +110,12 @@ impl InodeGroup {
         }
         self.volume.engine.store.check_writable()?;
         self.admit(inode, offset, end)?;
-        self.insert(inode, offset, data)?;
+        let inserted = self.insert(inode, offset, data);
+        if let Err(error) = &inserted {
+            // A part of the write may be in it.
+            self.failed.get_or_insert_with(|| error.clone());
+        }
+        inserted?;
         self.file(inode).reach(end);
         Ok(())
     }

@@ -53,19 +53,21 @@ impl Queue {
 
     /// The next inode of any shard.
     pub(crate) fn take(&self) -> Option<Reaping<'_>> {
-        self.reaping.0.fetch_add(1, Ordering::AcqRel);
         let start = self.cursor.load(Ordering::Relaxed);
         for step in 0..SHARDS {
             let at = (start + step) % SHARDS;
-            let number = self.shards[at].0.lock().pop_front();
-            if let Some(number) = number {
+            let mut shard = self.shards[at].0.lock();
+            if let Some(number) = shard.pop_front() {
+                // With the shard locked, and for what was found alone: a look that finds nothing must not make
+                // another reaper believe that something is left.
+                self.reaping.0.fetch_add(1, Ordering::AcqRel);
+                drop(shard);
                 if step > 0 {
                     self.cursor.store(at, Ordering::Relaxed);
                 }
                 return Some(Reaping { queue: self, number });
             }
         }
-        self.reaping.0.fetch_sub(1, Ordering::AcqRel);
         None
     }
 

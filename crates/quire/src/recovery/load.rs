@@ -221,9 +221,9 @@ pub(super) fn load_from(
             let end = replay(device, &config, &mut |seq, payload| {
                 for change in record::decode(payload)? {
                     target.apply(&change, seq).map_err(|error| {
-                        error
-                            .with_kind(ErrorKind::Corrupt)
-                            .context(format!("replaying the journal record that ends at {seq}"))
+                        let of_reading = matches!(error.kind(), ErrorKind::Io | ErrorKind::NoMemory);
+                        let error = if of_reading { error } else { error.with_kind(ErrorKind::Corrupt) };
+                        error.context(format!("replaying the journal record that ends at {seq}"))
                     })?;
                 }
                 report.records += 1;

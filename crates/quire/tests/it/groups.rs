@@ -1,11 +1,11 @@
 //! Groups of writes and untorn units: what readers see, and what a crash leaves.
 
-use crate::common::{BLOCK, file, new_volume, options};
+use crate::common::{BLOCK, clock, file, new_volume, options};
 use quire::inodes::{FallocateMode, InodeGroup, InodeRef, IoFlags};
-use quire::{Commit, ErrorKind, OpenOptions, Properties, Unit, Volume};
+use quire::{Commit, ErrorKind, FormatOptions, OpenOptions, Properties, Unit, Volume};
 use quire_base::random::Random;
-use quire_device::SimulatedBackend;
 use quire_device::simulated::{CrashPolicy, Image};
+use quire_device::{MemoryBackend, SimulatedBackend};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -606,4 +606,20 @@ fn a_crash_leaves_all_of_a_cutting_group_or_nothing() {
         volume.sync().unwrap();
         assert!(volume.statfs().available <= free + 4, "blocks of the cut are still in use");
     }
+}
+
+/// A group of many small new files passed what a record holds by what stands beside their bytes. The commit was
+/// refused as invalid, though the group had not reached its limit.
+#[test]
+fn many_files_in_a_group() {
+    let device = Arc::new(MemoryBackend::new((512 << 20) / BLOCK as u64));
+    FormatOptions::new().seed(1).clock(clock()).format_backend(device.clone()).unwrap();
+    let volume = options().cache_bytes(64 << 20).open_backend(device).unwrap();
+    let files: Vec<InodeRef> = (0..240).map(|number| file(&volume, &number.to_string())).collect();
+    let mut group = volume.inodes().atomic();
+    for file in &files {
+        group.write_at(file, &[7; 2 * BLOCK], 0).unwrap();
+    }
+    group.commit(Commit::Now).unwrap();
+    assert!((0..240).all(|number| volume.read(number.to_string()).unwrap() == [7; 2 * BLOCK]));
 }

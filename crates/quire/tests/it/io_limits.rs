@@ -2,6 +2,7 @@
 //! An error says what, and nothing is half done that the caller is not told of.
 
 use quire::backend::MemoryBackend;
+use quire::inodes::{FallocateMode, IoFlags};
 use quire::{ErrorKind, FormatOptions, OpenOptions, Volume, VolumeOptions};
 use quire_device::simulated::{Fault, FaultOp};
 use quire_device::{Backend, IoClass, SimulatedBackend};
@@ -167,4 +168,22 @@ fn a_volume_that_shuts_down_in_the_middle() {
     }
     drop(file);
     after.close().unwrap();
+}
+
+/// Blocks that were allocated far beyond the end of a file had no place further up. The insertion was logged, could
+/// not move them, and shut the volume down; after a crash the volume could not be opened for writing.
+#[test]
+fn nothing_is_inserted_below_what_cannot_move() {
+    let device = Arc::new(MemoryBackend::new(4096));
+    let volume = volume_on(device.clone());
+    let inode = crate::common::file(&volume, "data");
+    let inodes = volume.inodes();
+    inodes.write_at(&inode, &[1; 2 * BLOCK], 0, IoFlags::empty()).unwrap();
+    inodes.allocate(&inode, FallocateMode::KeepSize, (1 << 63) - 2 * BLOCK as u64, BLOCK as u64).unwrap();
+    let inserted = inodes.allocate(&inode, FallocateMode::Insert, 0, 1 << 20);
+    assert_eq!(inserted.unwrap_err().kind(), ErrorKind::FileTooBig);
+    inodes.fsync(&inode, false).unwrap();
+    volume.close().unwrap();
+    let after = options().open_backend(device).unwrap();
+    assert_eq!(after.read("data").unwrap(), [1; 2 * BLOCK]);
 }
