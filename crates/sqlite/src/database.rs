@@ -12,6 +12,9 @@
 //!   unlock without either --> the overlay is dropped                             the file directly
 //! ```
 //!
+//! A commit may end with a cut of the file, behind its sync and with the journal still open:
+//! FCNTL_COMMIT_PHASETWO ends the transaction, and writes that.
+//!
 //! So SQLite's own order holds in every case: either nothing of a transaction is in the file before all of it
 //! is, or the file is changed behind a durable rollback journal. `synchronous=OFF` sends FCNTL_SYNC and no
 //! sync: the transaction is a group all the same, durable some time later.
@@ -209,6 +212,15 @@ impl Database {
         }
     }
 
+    /// Ends a commit: SQLite has cut the file behind it, and the journal may still be open.
+    fn end_commit(&mut self) -> c_int {
+        let (Some(overlay), Some(way)) = (self.overlay.take(), &self.way) else { return ffi::OK };
+        match way.write(&overlay) {
+            Ok(()) => self.written(&overlay),
+            Err(failed) => failed,
+        }
+    }
+
     /// `PRAGMA quire_groups`: what the extension does for the connection.
     fn report(&self) -> String {
         match self.way {
@@ -390,6 +402,10 @@ unsafe extern "C" fn file_control(file: *mut File, operation: c_int, argument: *
         let database = database(file);
         match operation {
             ffi::FCNTL_SYNC => match database.commit(!argument.is_null()) {
+                ffi::OK => {}
+                failed => return failed,
+            },
+            ffi::FCNTL_COMMIT_PHASETWO => match database.end_commit() {
                 ffi::OK => {}
                 failed => return failed,
             },

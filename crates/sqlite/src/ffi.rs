@@ -40,6 +40,7 @@ pub(crate) const OPEN_MAIN_JOURNAL: c_int = 0x800;
 pub(crate) const FCNTL_SIZE_HINT: c_int = 5;
 pub(crate) const FCNTL_PRAGMA: c_int = 14;
 pub(crate) const FCNTL_SYNC: c_int = 21;
+pub(crate) const FCNTL_COMMIT_PHASETWO: c_int = 22;
 
 pub(crate) const SYNC_FULL: c_int = 0x3;
 pub(crate) const LOCK_NONE: c_int = 0;
@@ -54,7 +55,6 @@ pub(crate) const SHM_SHARED: c_int = 4;
 pub(crate) const SHM_LOCK: c_int = 2;
 #[cfg(test)]
 pub(crate) const SHM_EXCLUSIVE: c_int = 8;
-pub(crate) const IOCAP_UNDELETABLE_WHEN_OPEN: c_int = 0x800;
 pub(crate) const IOCAP_POWERSAFE_OVERWRITE: c_int = 0x1000;
 pub(crate) const IOCAP_BATCH_ATOMIC: c_int = 0x4000;
 

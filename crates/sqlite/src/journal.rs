@@ -30,6 +30,9 @@ const SPARE_MAX: usize = 1 << 20;
 /// Names of journals that were in memory when they were closed: SQLite deletes files that are not there.
 static CLOSED: Mutex<BTreeSet<CString>> = Mutex::new(BTreeSet::new());
 
+/// Names of journals that were files when they were closed.
+static KEPT: Mutex<BTreeSet<CString>> = Mutex::new(BTreeSet::new());
+
 /// An open journal.
 pub(crate) struct Journal {
     /// Its bytes; `None` once it is a file.
@@ -141,6 +144,12 @@ pub(crate) fn was_in_memory(name: &CStr) -> bool {
     CLOSED.lock().unwrap_or_else(PoisonError::into_inner).remove(name)
 }
 
+/// Whether a journal of this name was a file when it was closed; asked once. Its end commits a transaction,
+/// so it is to be durable.
+pub(crate) fn was_kept(name: &CStr) -> bool {
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner).remove(name)
+}
+
 static METHODS: IoMethods = IoMethods {
     version: 1,
     close,
@@ -204,6 +213,7 @@ unsafe extern "C" fn close(file: *mut File) -> c_int {
             None => {
                 closed.remove(journal.name());
                 drop(closed);
+                KEPT.lock().unwrap_or_else(PoisonError::into_inner).insert(journal.name().to_owned());
                 (below(&journal).close)(journal.file)
             }
         }

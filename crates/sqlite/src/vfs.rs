@@ -206,6 +206,7 @@ unsafe extern "C" fn delete(vfs: *mut Vfs, name: *const c_char, sync_directory: 
     // SAFETY: see above.
     unsafe {
         let base = context(vfs).below_of(name);
+        let sync_directory = c_int::from(journal::was_kept(CStr::from_ptr(name)) || sync_directory != 0);
         match ((*base).delete)(base, name, sync_directory) {
             ffi::IOERR_DELETE_NOENT if journal::was_in_memory(CStr::from_ptr(name)) => ffi::OK,
             done => done,

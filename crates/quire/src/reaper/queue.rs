@@ -58,8 +58,8 @@ impl Queue {
             let at = (start + step) % SHARDS;
             let mut shard = self.shards[at].0.lock();
             if let Some(number) = shard.pop_front() {
-                // With the shard locked, and for what was found alone: a look that finds nothing must not make
-                // another reaper believe that something is left.
+                // With the shard locked, and for what was found alone: a look that finds nothing must not
+                // make another reaper believe that something is left.
                 self.reaping.0.fetch_add(1, Ordering::AcqRel);
                 drop(shard);
                 if step > 0 {

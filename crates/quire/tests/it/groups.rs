@@ -608,8 +608,8 @@ fn a_crash_leaves_all_of_a_cutting_group_or_nothing() {
     }
 }
 
-/// A group of many small new files passed what a record holds by what stands beside their bytes. The commit was
-/// refused as invalid, though the group had not reached its limit.
+/// A group of many small new files passed what a record holds by what stands beside their bytes. The commit
+/// was refused as invalid, though the group had not reached its limit.
 #[test]
 fn many_files_in_a_group() {
     let device = Arc::new(MemoryBackend::new((512 << 20) / BLOCK as u64));

@@ -170,8 +170,8 @@ fn a_volume_that_shuts_down_in_the_middle() {
     after.close().unwrap();
 }
 
-/// Blocks that were allocated far beyond the end of a file had no place further up. The insertion was logged, could
-/// not move them, and shut the volume down; after a crash the volume could not be opened for writing.
+/// Blocks that were allocated far beyond the end of a file had no place further up. The insertion was logged,
+/// could not move them, and shut the volume down; after a crash the volume could not be opened for writing.
 #[test]
 fn nothing_is_inserted_below_what_cannot_move() {
     let device = Arc::new(MemoryBackend::new(4096));

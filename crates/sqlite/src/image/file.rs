@@ -269,7 +269,7 @@ unsafe extern "C" fn sector_size(_: *mut File) -> c_int {
 }
 
 unsafe extern "C" fn device_characteristics(_: *mut File) -> c_int {
-    ffi::IOCAP_POWERSAFE_OVERWRITE | ffi::IOCAP_UNDELETABLE_WHEN_OPEN
+    ffi::IOCAP_POWERSAFE_OVERWRITE
 }
 
 unsafe extern "C" fn shm_map(

@@ -307,3 +307,36 @@ fn random_statements_give_what_the_default_gives() {
     let text = [output.stdout, output.stderr].concat();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&text));
 }
+
+/// The volume said that open files cannot be deleted. So a connection in TRUNCATE mode kept its journal open
+/// behind a transaction, and another one in DELETE mode removed it. The next transaction of the first had its
+/// journal in a file without a name: a kill in the middle of it left half of it.
+#[test]
+fn nobody_removes_the_journal_of_another_connection() {
+    run_with(
+        r#"
+db = image()
+db.execute("CREATE TABLE t(a INTEGER PRIMARY KEY, b)")
+db.execute("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000) INSERT INTO t SELECT i, randomblob(2000) FROM n")
+before = db.execute("SELECT sum(length(hex(b))) FROM t").fetchone()[0]
+db.close()
+child = program("""
+first, second = image(), image()
+first.execute("PRAGMA cache_size = 10")
+sure(first.execute("PRAGMA journal_mode = TRUNCATE").fetchone() == ("truncate",))
+first.execute("UPDATE t SET b = randomblob(2000)")
+sure(counts(first)[1] == 1, "its journal was kept", counts(first))
+second.execute("INSERT INTO t(a, b) VALUES (10000, '')")
+first.execute("BEGIN")
+# More than the volume keeps in memory.
+first.execute("UPDATE t SET b = zeroblob(1000)")
+os._exit(42)
+""")
+sure(child.wait() == 42)
+db = image()
+ok(db)
+sure(db.execute("SELECT sum(length(hex(b))) FROM t").fetchone()[0] == before, "half a transaction")
+"#,
+        &[("QUIRE_SQLITE_GROUP_MAX", "100000")],
+    );
+}

@@ -404,3 +404,35 @@ ok(backup)
 "#,
     );
 }
+
+/// SQLite cuts the file behind a commit. With a journal that was still open the cut was collected as if a
+/// transaction were under way, and dropped with the lock: in TRUNCATE and PERSIST modes a file never shrank.
+/// With `locking_mode=EXCLUSIVE` the lock stays, and later reads went by the size from before.
+#[test]
+fn files_shrink_in_every_mode() {
+    let Some(mounted) = Mounted::new() else { return };
+    mounted.python(
+        r#"
+fill = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 500) INSERT INTO t SELECT randomblob(2000) FROM n"
+for locking in ("NORMAL", "EXCLUSIVE"):
+    for mode in ("DELETE", "TRUNCATE", "PERSIST", "MEMORY"):
+        db = quire()
+        db.execute("PRAGMA locking_mode = " + locking)
+        db.execute("PRAGMA journal_mode = " + mode)
+        db.execute("DROP TABLE IF EXISTS t")
+        db.execute("CREATE TABLE t(a)")
+        db.execute(fill)
+        db.execute("DELETE FROM t WHERE rowid > 10")
+        db.execute("VACUUM")
+        pages, page = db.execute("PRAGMA page_count").fetchone()[0], db.execute("PRAGMA page_size").fetchone()[0]
+        size = os.path.getsize(db.execute("PRAGMA database_list").fetchone()[2])
+        sure(size == pages * page, locking, mode, size, pages * page)
+        db.execute("PRAGMA journal_mode = OFF")
+        db.execute("PRAGMA cache_size = 10")
+        db.execute(fill)
+        ok(db)
+        sure(db.execute("SELECT count(*), sum(length(a)) FROM t").fetchone() == (510, 510 * 2000))
+        db.close()
+"#,
+    );
+}
