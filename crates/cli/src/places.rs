@@ -6,6 +6,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use quire_base::Result;
@@ -59,7 +60,7 @@ pub fn unmounted(volume: &Path) -> Outcome<PathBuf> {
 pub fn server_of(operand: &Path) -> Option<PathBuf> {
     std::fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path()).find(|process| {
         let number = process.file_name().and_then(|name| name.to_str()?.parse::<u32>().ok());
-        if number.is_none_or(|number| number == std::process::id()) {
+        if number.is_none_or(|number| number == std::process::id()) || !is_trusted(process) {
             return false;
         }
         let Ok(line) = std::fs::read(process.join("cmdline")) else { return false };
@@ -68,6 +69,12 @@ pub fn server_of(operand: &Path) -> Option<PathBuf> {
             && words.get(2) == Some(&b"--report".as_slice())
             && words.contains(&operand.as_os_str().as_bytes())
     })
+}
+
+/// Whether a process is root's or this user's: any other may have anything on its command line.
+fn is_trusted(process: &Path) -> bool {
+    let user = rustix::process::geteuid().as_raw();
+    std::fs::metadata(process).is_ok_and(|found| [0, user].contains(&found.uid()))
 }
 
 /// The mount point of a background server that [`server_of`] found.

@@ -156,10 +156,15 @@ impl Operations {
 
     /// Counts one more time that the kernel is told of `inode`.
     fn enter(&self, inode: InodeRef) -> Entry {
-        let attributes = self.volume.inodes().metadata(&inode);
-        let generation = inode.generation();
+        let entry = self.entry(&inode);
         self.inodes.remember(inode);
-        Entry { generation, attributes, name_time: CACHE_TIME }
+        entry
+    }
+
+    /// What the kernel is told of `inode`.
+    fn entry(&self, inode: &InodeRef) -> Entry {
+        let attributes = self.volume.inodes().metadata(inode);
+        Entry { generation: inode.generation(), attributes, name_time: CACHE_TIME }
     }
 
     /// The kernel has dropped `count` of the times it was told of a node.

@@ -41,7 +41,7 @@ use crate::protocol::abi;
 use crate::protocol::negotiate::Features;
 use crate::protocol::request::{Malformed, Operation, Request};
 use crate::transport::device::Notifier;
-use crate::transport::{Exchange, Handler};
+use crate::transport::{Exchange, Handler, Outcome};
 use meters::Received;
 use pending::Pending;
 
@@ -240,8 +240,22 @@ impl Server {
         exchange.no_reply();
     }
 
-    fn answer_and_reply<E: Exchange>(&self, mut exchange: Received<E>) {
+    fn answer_and_reply<E: Exchange>(self: &Arc<Server>, mut exchange: Received<E>) {
         let outcome = if self.is_refusing() { Err(NOT_CONNECTED) } else { self.answer(&mut exchange) };
+        self.reply(exchange, outcome);
+    }
+
+    /// Replies; of a write only when no page shows what was there before. The mark of such pages may have
+    /// come while the write was at work.
+    fn reply<E: Exchange>(self: &Arc<Server>, exchange: Received<E>, outcome: Outcome) {
+        let request = exchange.request();
+        let writes = matches!(
+            request.operation,
+            Operation::Write { args, .. } if args.write_flags & abi::WRITE_CACHE == 0
+        );
+        if writes && self.operations.changes_kept_pages(request.header.nodeid) {
+            return self.reply_without_pages(exchange, outcome);
+        }
         exchange.reply(outcome);
     }
 
@@ -251,7 +265,7 @@ impl Server {
             return exchange.reply(Err(NOT_CONNECTED));
         }
         match self.try_answer(&mut exchange) {
-            Some(outcome) => exchange.reply(outcome),
+            Some(outcome) => self.reply(exchange, outcome),
             None => self.later(exchange),
         }
     }
@@ -292,10 +306,14 @@ impl Server {
     /// Makes the whole volume durable, on the pool.
     fn sync_all_and_reply<E: Exchange>(self: &Arc<Server>, exchange: E, control: bool) {
         let ticket = self.pending.add(exchange);
+        // Now: all threads of the pool may wait for the device.
+        if self.pending.bound(&ticket, self.sync_patience, self.operations.device_progress()) {
+            self.watch();
+        }
         let server = self.clone();
         self.background.spawn(move || {
-            if server.pending.bound(&ticket, server.sync_patience, server.operations.device_progress()) {
-                server.watch();
+            if ticket.is_over() {
+                return;
             }
             let done = server.operations.sync_all().map_err(|error| number(&error));
             if let Some(mut exchange) = server.pending.take(ticket) {

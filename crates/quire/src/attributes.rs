@@ -153,7 +153,7 @@ impl Engine {
             ));
         }
         if let Some(size) = set.size {
-            self.truncate(inode, size)?;
+            self.resize(inode, size)?;
         }
         if set.changes_record() {
             let _change = self.begin_change()?;

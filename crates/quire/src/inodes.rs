@@ -37,6 +37,7 @@ use crate::namespace::RenameFlags;
 use crate::open_volume::OpenVolume;
 use quire_base::Result;
 use quire_base::sync::Arc;
+use quire_base::sync::atomic::Ordering;
 use quire_device::AlignedBuf;
 use quire_format::properties::Properties;
 
@@ -73,6 +74,12 @@ impl Inodes {
     /// The most bytes, in whole blocks, that a group may write as the volume is now: its free space.
     pub fn group_bytes_max(&self) -> u64 {
         self.engine().group_bytes_max()
+    }
+
+    /// The number of the newest checkpoint. Of a snapshot it is that of the one which is kept: no two
+    /// snapshots of a volume have the same.
+    pub fn checkpoint(&self) -> u64 {
+        self.engine().store.checkpoint_number.load(Ordering::Acquire)
     }
 
     /// The root directory.

@@ -23,6 +23,10 @@ pub fn freeze(arguments: &Freeze) -> Outcome {
         std::thread::sleep(LOOK);
         phase = ask(&dir, "status")?;
     }
+    if phase != "frozen" {
+        let why = format!("{} is {phase} again: the time was over, or somebody thawed it", dir.display());
+        return Err(Failure::new(exit::FAILED, why));
+    }
     output::line(format_args!("{}: {phase} for at most {} s", dir.display(), arguments.limit));
     Ok(())
 }

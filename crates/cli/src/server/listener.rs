@@ -8,6 +8,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 use quire::Volume;
 use quire_base::sync::thread;
 use quire_base::{Error, Result};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use super::freezing::Freezing;
 use super::scrubbing::Scrubbing;
@@ -51,10 +53,7 @@ pub fn serve(volume: &Volume, dir: &Path, metrics: Option<&MetricsTarget>) -> Re
                 .map_err(|error| Error::os(format!("serving metrics at {address}"), &error))?;
             spawn("quire-metrics", move || {
                 for stream in listener.incoming().flatten() {
-                    let limits = stream
-                        .set_read_timeout(Some(PATIENCE))
-                        .and_then(|()| stream.set_write_timeout(Some(PATIENCE)));
-                    let _ = limits.and_then(|()| http(&stream, &stream, &volume));
+                    let _ = http(Within::patience(&stream), Within::patience(&stream), &volume);
                 }
             })
         }
@@ -65,7 +64,7 @@ pub fn serve(volume: &Volume, dir: &Path, metrics: Option<&MetricsTarget>) -> Re
             let listener = bind(|| bind_private(path)).map_err(failed)?;
             spawn("quire-metrics", move || {
                 for stream in listener.incoming().flatten() {
-                    let _ = limit(&stream).and_then(|()| http(&stream, &stream, &volume));
+                    let _ = http(Within::patience(&stream), Within::patience(&stream), &volume);
                 }
             })
         }
@@ -170,6 +169,50 @@ fn told(outcome: Outcome<String>) -> String {
     match outcome {
         Ok(text) => format!("ok\n{text}"),
         Err(failure) => format!("error {} {}\n", failure.code, failure.message.replace('\n', " ")),
+    }
+}
+
+/// A connection that ends when its time is over, however slowly the other side reads and writes.
+struct Within<'a, S> {
+    stream: &'a S,
+    end: Instant,
+}
+
+impl<'a, S: AsFd> Within<'a, S> {
+    fn patience(stream: &'a S) -> Within<'a, S> {
+        Within { stream, end: Instant::now() + PATIENCE }
+    }
+
+    fn limit(&self, direction: Timeout) -> std::io::Result<()> {
+        let left = self.end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(std::io::ErrorKind::TimedOut.into());
+        }
+        Ok(set_socket_timeout(self.stream, direction, Some(left))?)
+    }
+}
+
+impl<S: AsFd> Read for Within<'_, S>
+where
+    for<'s> &'s S: Read,
+{
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        self.limit(Timeout::Recv)?;
+        (&mut &*self.stream).read(buffer)
+    }
+}
+
+impl<S: AsFd> Write for Within<'_, S>
+where
+    for<'s> &'s S: Write,
+{
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.limit(Timeout::Send)?;
+        (&mut &*self.stream).write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 

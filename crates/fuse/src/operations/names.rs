@@ -6,7 +6,7 @@ use quire_base::{Error, ErrorKind, InodeNo, Result};
 
 use super::data::Opened;
 use super::snapshots::{self, DIRECTORY};
-use super::{CACHE_TIME, Caller, Entry, Operations};
+use super::{Caller, Entry, Operations};
 
 /// Names read at once where each is looked up, too; about what the kernel's smallest request has room for.
 const BATCH: usize = 32;
@@ -93,8 +93,7 @@ impl Operations {
     /// Makes a file without a name and opens it (`O_TMPFILE`); a link may name it later.
     pub fn make_unnamed(&self, parent: u64, make: &Make, flags: i32) -> Result<(Entry, Opened)> {
         let inode = self.volume.inodes().tmpfile(&self.inode(parent)?, &make.engine()?)?;
-        let opened = self.open_inode(inode.clone(), flags & !libc::O_TRUNC, false)?;
-        Ok((self.enter(inode), opened))
+        self.enter_opened(inode, flags & !libc::O_TRUNC, false)
     }
 
     /// Makes a file and opens it; without `O_EXCL` in `flags` one that is there is opened instead, as by
@@ -117,8 +116,20 @@ impl Operations {
             Err(error) => return Err(error),
         };
         let flags = if made { flags & !libc::O_TRUNC } else { flags };
-        let opened = self.open_inode(inode.clone(), flags, kill_set_id)?;
-        Ok((self.enter(inode), opened))
+        self.enter_opened(inode, flags, kill_set_id)
+    }
+
+    /// As [`Operations::enter`], with the inode opened: counted first, since what opens it looks for it
+    /// there.
+    fn enter_opened(&self, inode: InodeRef, flags: i32, kill_set_id: bool) -> Result<(Entry, Opened)> {
+        self.inodes.remember(inode.clone());
+        match self.open_inode(inode.clone(), flags, kill_set_id) {
+            Ok(opened) => Ok((self.entry(&inode), opened)),
+            Err(error) => {
+                self.inodes.forget(inode.number().0, 1);
+                Err(error)
+            }
+        }
     }
 
     /// Makes a symbolic link.
@@ -247,11 +258,7 @@ impl Operations {
                     Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Stale) => continue,
                     Err(error) => return Err(error),
                 };
-                let entry = Entry {
-                    generation: inode.generation(),
-                    attributes: self.volume.inodes().metadata(&inode),
-                    name_time: CACHE_TIME,
-                };
+                let entry = self.entry(&inode);
                 if !take(name, Some(&entry)) {
                     return Ok(());
                 }

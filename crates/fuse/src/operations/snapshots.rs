@@ -382,7 +382,10 @@ fn entry_of(volume: &Volume, inode: &InodeRef, beside: u64) -> Result<Entry> {
     let node = node_of(slot_in(beside), inode.number())?;
     let attributes = volume.inodes().metadata(inode).with_ino(InodeNo(node));
     let name_time = if inode.number() == InodeNo::ROOT { NAME_TIME } else { CACHE_TIME };
-    Ok(Entry { generation: inode.generation(), attributes, name_time })
+    // A slot is used again, after thousands of snapshots. The kernel must not take an inode for that of
+    // another snapshot, of which it may have pages; it compares 32 bits.
+    let salt = (volume.inodes().checkpoint() as u32).wrapping_mul(0x9e37_79b1);
+    Ok(Entry { generation: inode.generation() ^ u64::from(salt), attributes, name_time })
 }
 
 #[cfg(test)]

@@ -66,6 +66,13 @@ pub(super) struct Ticket<E> {
     slot: Arc<Slot<E>>,
 }
 
+impl<E: Exchange> Ticket<E> {
+    /// Whether the request has been answered, or given up.
+    pub(super) fn is_over(&self) -> bool {
+        self.slot.is_over()
+    }
+}
+
 /// A request that is watched.
 struct Watched {
     unique: u64,

@@ -140,6 +140,42 @@ fn kept_pages_never_show_what_was_there_before_a_write_that_returned() {
     }
 }
 
+/// `cachestat` has this number on every architecture (Linux 6.5).
+const SYS_CACHESTAT: libc::c_long = 451;
+
+/// Pages of a file in the kernel's cache.
+fn cached_pages(file: &File) -> u64 {
+    let (range, mut found) = ([0u64, 0], [0u64; 5]);
+    // SAFETY: both live through the call and have the kernel's layout.
+    let done = unsafe {
+        libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), range.as_ptr(), found.as_mut_ptr(), 0)
+    };
+    assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+    found[0]
+}
+
+/// The open of a file's creator was counted before the file was known, that is nowhere: though it had the file open
+/// for writing, the kernel kept pages for the next reader, who could see half of its writes.
+#[test]
+fn a_creator_that_still_writes_counts() {
+    let Some(mounted) = Mounted::new(CacheMode::Auto, TransportChoice::Device) else { return };
+    let path = mounted.path("file");
+    let writer = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    writer.write_all_at(&[1; LENGTH], 0).unwrap();
+    age(&path);
+    let read = || {
+        let reader = File::open(&path).unwrap();
+        reader.read_exact_at(&mut [0; LENGTH], 0).unwrap();
+        cached_pages(&reader)
+    };
+    assert_eq!(read(), 0);
+    drop(writer);
+    let start = Instant::now();
+    while read() == 0 {
+        assert!(start.elapsed() < Duration::from_secs(10), "no pages are kept of a file that nobody writes");
+    }
+}
+
 #[test]
 fn pages_are_kept_again_when_the_writer_has_gone() {
     let Some(mounted) = Mounted::new(CacheMode::Auto, TransportChoice::Device) else { return };

@@ -443,6 +443,10 @@ fn set_id_bits_and_permissions() {
         set(0o6777);
         assert_eq!(as_nobody("truncate -s 0 $1", &path), 0);
         assert_eq!(mode(), 0o777, "a truncate by another clears them");
+        set(0o6777);
+        file.set_len(10).unwrap();
+        fs::File::options().write(true).truncate(true).open(&path).unwrap();
+        assert_eq!(mode(), 0o6777, "root keeps them");
         set(0o600);
         assert_ne!(as_nobody("cat $1", &path), 0, "the mode keeps others out");
         assert_ne!(as_nobody("mkdir $1", &mounted.path("not-yours")), 0);

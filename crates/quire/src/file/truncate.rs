@@ -29,12 +29,20 @@ use quire_format::key::Key;
 use quire_format::logged::{LoggedKind, LoggedOp};
 
 impl Engine {
-    /// Sets a file's size in bytes. What lies beyond is gone; what is gained reads as zeros.
+    /// Sets a file's size in bytes. What lies beyond is gone; what is gained reads as zeros. Its set-id bits
+    /// go too.
     pub(crate) fn truncate(self: &Arc<Engine>, inode: &InodeRef, size: u64) -> Result<()> {
-        let mut moving = self.begin_moving()?;
         inode.check_regular()?;
         range_end(size, 0)?;
         self.clear_privileges(inode)?;
+        self.resize(inode, size)
+    }
+
+    /// As [`Engine::truncate`], for callers that decide about set-id bits themselves.
+    pub(crate) fn resize(self: &Arc<Engine>, inode: &InodeRef, size: u64) -> Result<()> {
+        let mut moving = self.begin_moving()?;
+        inode.check_regular()?;
+        range_end(size, 0)?;
         let blocks = || inode.blocks_resized(size);
         self.exclusively_moving(inode, &mut moving, blocks, || self.set_size(inode, size))
     }
