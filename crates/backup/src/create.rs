@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 use crate::arguments::Create;
 use crate::failure::{FAILED, Failure, MISSING, Outcome};
-use crate::manifest::{Manifest, PARTS_MAX, Part, Snapshot, check_name, snapshot_name};
+use crate::manifest::{Manifest, PARTS_MAX, Part, Snapshot, chain, check_name, snapshot_name};
 use crate::output::say;
 use crate::program::{Quire, Volume, finish};
 use crate::store::{Store, StoredPart};
@@ -48,7 +48,10 @@ pub async fn run(arguments: &Create) -> Outcome {
             && snapshots.contains(&backup.snapshot)
     };
     let older: Vec<&Manifest> = contents.backups.iter().filter(own).collect();
-    let parent = older.iter().max_by_key(|backup| backup.snapshot.created).filter(|_| !arguments.full);
+    // What goes on from a backup that cannot be restored cannot be restored either.
+    let whole = |backup: &&&Manifest| chain(&contents.backups, &backup.name).is_ok();
+    let parent = older.iter().filter(whole).max_by_key(|backup| backup.snapshot.created);
+    let parent = parent.filter(|_| !arguments.full);
 
     let stored = store_backup(&quire, arguments, &store, &volume, (&name, snapshot), parent.copied()).await;
     stored.map_err(|failure| Failure {
@@ -149,12 +152,12 @@ async fn check_stored(store: &Store, manifest: &Manifest) -> Outcome {
         }
     }
     if let Some(parent) = &manifest.parent
-        && store.manifest(parent).await?.is_none()
+        && !matches!(store.manifest(parent).await?, Some(Ok(_)))
     {
         return Err(Failure::new(
             MISSING,
             format!(
-                "{parent} was deleted, from which this goes on: run the same with --name {}",
+                "{parent}, from which this goes on, was deleted or is damaged: run the same with --name {}",
                 manifest.name
             ),
         ));

@@ -35,6 +35,17 @@ pub async fn run(arguments: &Restore) -> Outcome {
     }
     let there = if is_new { Vec::new() } else { quire.snapshots(target).await? };
     let received = backups.iter().rposition(|backup| there.contains(&backup.snapshot)).map_or(0, |at| at + 1);
+    if received == backups.len() {
+        return Err(Failure::new(
+            FAILED,
+            format!(
+                "{0} already has {1}: nothing was restored, and what was done to the volume since stays.                  `quire snapshot rollback {0} {2}` takes it back to that, if it is its newest snapshot",
+                target.display(),
+                arguments.name,
+                backups[received - 1].snapshot.name
+            ),
+        ));
+    }
     for backup in &backups[..received] {
         say!("{}: was there", backup.name);
     }

@@ -123,6 +123,10 @@ fn a_chain_is_made_restored_and_pruned() {
     assert_eq!(world.snapshots(Path::new(&target)), ["backup-one", "backup-two"]);
     let restored = world.done(&["restore", "three", &target]);
     assert!(restored.contains("two: was there") && restored.contains("three: received"), "{restored}");
+    // It said that all was there, and left a volume as it was that had been changed since.
+    for name in ["two", "three"] {
+        assert!(world.fails(&["restore", name, &target], 32).contains("nothing was restored"));
+    }
     assert_eq!(tail(&world.volume, "backup-three"), tail(Path::new(&target), "backup-three"));
 
     // Someone else's snapshot stays, and a new chain needs no older backup.
@@ -175,6 +179,11 @@ fn damage_is_found_before_it_is_used() {
     std::fs::remove_file(&manifest).unwrap();
     assert!(world.fails(&["verify"], 35).contains("one is missing, from which two goes on"));
     assert!(world.fails(&["restore", "two", &world.path("other.img")], 37).contains("one is missing"));
+    // Increments went on from a chain that nobody could restore.
+    world.write("note", 6000, 4);
+    let made = world.done(&["create", "--name=three"]);
+    assert!(made.contains("full"), "{made}");
+    world.done(&["restore", "three", &world.path("third.img")]);
 }
 
 #[test]

@@ -30,6 +30,7 @@ use crate::recovery;
 use crate::recovery::unfinished::{base_of, is_unfinished, unfinished};
 use crate::rollback::roll_back_backend;
 use crate::send::StreamProgress;
+use crate::send::changes::{Side, send_changes};
 use crate::snapshots::table::{self, BASE_NAME, SnapshotInfo, identity, table};
 use crate::store::transaction::{Cost, Depends, Transaction};
 use crate::volume::Volume;
@@ -41,10 +42,9 @@ use quire_format::inode::InodeRecord;
 use quire_format::key::{Key, VALUE_MAX};
 use quire_format::receive::{ID_BYTES, SnapshotId, UNFINISHED_BYTES_MAX, Unfinished};
 use quire_format::snapshot::Snapshot;
-use quire_format::stream::{Header, Item, StreamReader, Totals};
+use quire_format::stream::{Header, Item, StreamReader, StreamWriter, Totals};
 use quire_format::superblock::Superblock;
 use quire_tree::Tree;
-use quire_tree::compare::compare;
 use std::io::Read;
 
 /// What a receive made.
@@ -413,19 +413,13 @@ fn is_changed(backend: &Arc<dyn Backend>, newest: &Snapshot) -> Result<bool> {
     let options = VolumeOptions { threads: false, ..VolumeOptions::new() };
     let volume = Volume::open_with(backend.clone(), &options)?;
     volume.close()?;
-    let superblock = load(backend)?.0;
-    let mut changed = false;
-    let outcome = compare(
-        &Device::new(backend.clone()),
-        superblock.volume_id(),
-        Some(newest.superblock.root),
-        superblock.root,
-        &mut |_, _, _| {
-            changed = true;
-            Err(Error::new(ErrorKind::Interrupted, "they differ"))
-        },
-    );
-    if changed { Ok(true) } else { outcome.map(|()| false) }
+    let (superblock, tree) = load(backend)?;
+    let now = Side { tree, root: superblock.root, volume: superblock.volume_id() };
+    // As a sender sees it: inodes without a name, which the opening has freed, do not exist.
+    let mut changes = StreamWriter::counting();
+    let device = Device::new(backend.clone());
+    send_changes(&device, Some(newest.superblock.root), &now, &mut changes, &mut |_| ())?;
+    Ok(changes.position().items > 0)
 }
 
 #[cfg(not(any(loom, shuttle)))]

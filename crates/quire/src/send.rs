@@ -16,7 +16,7 @@
 //! Neighbours: [`changes`] makes the items; [`crate::snapshots::readers`] counts who reads a snapshot;
 //! [`crate::receive`] is the other end; `docs/streams.md`.
 
-mod changes;
+pub(crate) mod changes;
 
 use crate::engine::Engine;
 use crate::snapshots::readers::Reading;
@@ -176,10 +176,10 @@ fn send(
         )));
     }
     let Snapshot { superblock, name, .. } = &newer.snapshot;
-    let old_side = older.as_ref().map(|older| side(engine, &older.snapshot)).transpose()?;
+    let old_root = older.as_ref().map(|older| older.snapshot.superblock.root);
     let new_side = side(engine, &newer.snapshot)?;
     let mut counted = StreamWriter::counting();
-    send_changes(&engine.store.device, old_side.as_ref(), &new_side, &mut counted, &mut |_| ())?;
+    send_changes(&engine.store.device, old_root, &new_side, &mut counted, &mut |_| ())?;
     counted.end(superblock.next_inode)?;
 
     let header = Header {
@@ -196,7 +196,7 @@ fn send(
     }
     let mut writer = StreamWriter::new(out, &header)?;
     let mut tell = |bytes| progress(StreamProgress { bytes, total: header.bytes });
-    send_changes(&engine.store.device, old_side.as_ref(), &new_side, &mut writer, &mut tell)?;
+    send_changes(&engine.store.device, old_root, &new_side, &mut writer, &mut tell)?;
     writer.end(superblock.next_inode)?;
     tell(writer.position().bytes);
     Ok(Sent { name: name.clone(), bytes: writer.position().bytes, items: writer.position().items })

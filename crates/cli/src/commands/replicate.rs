@@ -10,7 +10,9 @@
 //! is what the next stream begins at; the receiver refuses if it is not the same snapshot.
 //!
 //! Invariants: snapshots without the prefix are never touched. The newest snapshot that both sides have is
-//! never deleted. A snapshot is deleted on the source only when the target has a newer one.
+//! never deleted. A snapshot is deleted on the source only when the target has a newer one, or when its
+//! stream was refused: then the next round takes another one, and refusals leave one snapshot, however many
+//! they are.
 //!
 //! Neighbours: [`report`] says how far behind the copy is; docs/streams.md, "A standby".
 
@@ -92,6 +94,11 @@ impl Replication {
                 ),
             ));
         }
+        // What no stream has carried to its end, nor ever will: without a rest, the target has begun nothing.
+        let sent = common.map_or(0, |(number, _)| *number);
+        for (_, unsent) in mine_here.iter().filter(|(number, _)| *number > sent) {
+            self.source.run(&["snapshot", "delete", self.source.volume(), &unsent.name])?;
+        }
         let last = mine_there.iter().chain(&mine_here).map(|(number, _)| *number).max().unwrap_or(0);
         let name = self.name(last + 1);
         self.source.run(&["snapshot", "create", self.source.volume(), &name])?;
@@ -101,8 +108,9 @@ impl Replication {
         tracing::info!("{name} is on {}: {bytes} bytes in {:.1?}", self.target.name(), began.elapsed());
         let taken = self.source.snapshots()?.into_iter().find(|snapshot| snapshot.name == name);
         report.succeeded(taken.map(|snapshot| snapshot.created));
-        self.prune(&self.source)?;
-        self.prune(&self.target)
+        // Each by itself: a snapshot that somebody reads stays for a while.
+        let (source, target) = (self.prune(&self.source), self.prune(&self.target));
+        source.and(target)
     }
 
     /// Goes on with what the last stream has left at the target, or gives it up.
@@ -149,10 +157,12 @@ impl Replication {
     fn prune(&self, end: &End) -> Outcome {
         let all = end.snapshots()?;
         let mine = self.mine(&all);
+        let mut outcome = Ok(());
         for (_, snapshot) in &mine[..mine.len().saturating_sub(self.keep.max(1))] {
-            end.run(&["snapshot", "delete", end.volume(), &snapshot.name])?;
+            let deleted = end.run(&["snapshot", "delete", end.volume(), &snapshot.name]);
+            outcome = outcome.and(deleted.map(drop));
         }
-        Ok(())
+        outcome
     }
 }
 

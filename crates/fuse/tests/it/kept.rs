@@ -147,15 +147,14 @@ const SYS_CACHESTAT: libc::c_long = 451;
 fn cached_pages(file: &File) -> u64 {
     let (range, mut found) = ([0u64, 0], [0u64; 5]);
     // SAFETY: both live through the call and have the kernel's layout.
-    let done = unsafe {
-        libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), range.as_ptr(), found.as_mut_ptr(), 0)
-    };
+    let done =
+        unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), range.as_ptr(), found.as_mut_ptr(), 0) };
     assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
     found[0]
 }
 
-/// The open of a file's creator was counted before the file was known, that is nowhere: though it had the file open
-/// for writing, the kernel kept pages for the next reader, who could see half of its writes.
+/// The open of a file's creator was counted before the file was known, that is nowhere: though it had the
+/// file open for writing, the kernel kept pages for the next reader, who could see half of its writes.
 #[test]
 fn a_creator_that_still_writes_counts() {
     let Some(mounted) = Mounted::new(CacheMode::Auto, TransportChoice::Device) else { return };

@@ -22,18 +22,18 @@ use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
 /// A snapshot.
-pub(super) struct Side {
+pub(crate) struct Side {
     /// To look inodes up.
-    pub(super) tree: Arc<Tree>,
+    pub(crate) tree: Arc<Tree>,
     /// Its tree of names.
-    pub(super) root: NodeRef,
-    pub(super) volume: u64,
+    pub(crate) root: NodeRef,
+    pub(crate) volume: u64,
 }
 
 /// Gives a writer all items but the end. `tell` hears of bytes.
-pub(super) fn send_changes(
+pub(crate) fn send_changes(
     device: &Device,
-    older: Option<&Side>,
+    older: Option<NodeRef>,
     newer: &Side,
     writer: &mut StreamWriter<'_>,
     tell: &mut dyn FnMut(u64),
@@ -48,9 +48,7 @@ pub(super) fn send_changes(
         old: VecDeque::new(),
         new: VecDeque::new(),
     };
-    compare(device, newer.volume, older.map(|side| side.root), newer.root, &mut |key, old, new| {
-        changes.visit(key, old, new)
-    })?;
+    compare(device, newer.volume, older, newer.root, &mut |key, old, new| changes.visit(key, old, new))?;
     changes.extents_up_to(u64::MAX)
 }
 

@@ -14,12 +14,14 @@ use super::table::{SnapshotInfo, Space, pool_of, table};
 use crate::inspect::Image;
 use crate::volume::Volume;
 use quire_base::sync::Arc;
-use quire_base::{Context, Result};
+use quire_base::{BlockNo, Context, Result};
 use quire_device::Device;
+use quire_format::extent::Run;
 use quire_format::key::Key;
-use quire_format::region::RegionMap;
+use quire_format::region::{RegionMap, split_by_region};
 use quire_format::snapshot::Snapshot;
 use quire_tree::{PoolState, Tree};
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 /// What a snapshot takes, in blocks of 4096 bytes.
@@ -86,10 +88,12 @@ fn space(device: &Arc<Device>, tree: &Tree, pool: &PoolState) -> Result<Snapshot
     all.retain(|(_, snapshot)| snapshot.deleting.is_none());
     let newest = pool.newest_entries();
     let mut kept = Vec::with_capacity(all.len());
+    let mut fixed = Vec::with_capacity(all.len());
     for (_, snapshot) in &all {
         let pool = pool_of(device, snapshot)
             .context(format_args!("metadata of the snapshot {:?}", snapshot.name))?;
         kept.push(pool.newest_entries());
+        fixed.push(beside_files(snapshot, &pool));
     }
     let (metadata, held_metadata) = quire_tree::alone(&newest, &kept);
     let mut each = Vec::with_capacity(all.len());
@@ -110,6 +114,7 @@ fn space(device: &Arc<Device>, tree: &Tree, pool: &PoolState) -> Result<Snapshot
         let mut outcome = Ok(());
         let own_space = own.as_ref().expect("each snapshot has one");
         own_space.each(&mut |region, used| {
+            let used = fixed[at].get(&region).map_or_else(|| used.clone(), |fixed| used.without(fixed));
             let alone = alone_in(tree, region, &used, [&before, &behind]);
             match alone {
                 Ok(alone) => {
@@ -125,6 +130,18 @@ fn space(device: &Arc<Device>, tree: &Tree, pool: &PoolState) -> Result<Snapshot
     }
     let held_blocks = held_metadata + if all.is_empty() { 0 } else { dead_blocks(tree)? };
     Ok(SnapshotsSpace { each, held_blocks })
+}
+
+/// By region, what a map of space marks used that no file has: fixed areas, and the metadata pool.
+fn beside_files(snapshot: &Snapshot, pool: &PoolState) -> BTreeMap<u64, RegionMap> {
+    let superblock = &snapshot.superblock;
+    let mut fixed: BTreeMap<u64, RegionMap> = BTreeMap::new();
+    let front = Run::new(BlockNo(0), superblock.data_start.0);
+    let areas = std::iter::once(front).chain(superblock.kept_from_files()).chain(pool.chunks());
+    for (region, start, blocks) in areas.flat_map(split_by_region) {
+        fixed.entry(region).or_default().add(start, blocks);
+    }
+    fixed
 }
 
 /// How many blocks of `used` are a snapshot's alone, between its neighbours.

@@ -28,6 +28,19 @@ fn free_or_pool(backend: &Arc<MemoryBackend>) -> u64 {
     image.superblock.free_blocks + image.tree.pool_state().blocks()
 }
 
+/// A snapshot of next to nothing was told to share the whole metadata pool with the volume, as if it were
+/// files.
+#[test]
+fn fixed_areas_and_the_pool_are_no_files() {
+    let backend = made(128);
+    let volume = open(&backend);
+    volume.write("small", bytes(1, 3)).unwrap();
+    volume.close().unwrap();
+    take_snapshot(backend.clone(), "s").unwrap();
+    let told = Image::load(backend).unwrap().snapshot_space().unwrap();
+    assert_eq!((told.each[0].file_blocks_alone, told.each[0].file_blocks_shared), (0, 3));
+}
+
 /// What a snapshot is said to have alone is what its deletion frees, in whatever order.
 #[test]
 fn a_deletion_frees_what_was_told() {

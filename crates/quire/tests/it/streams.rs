@@ -7,7 +7,7 @@ use quire::inodes::Create;
 use quire::internals::inspect::Image;
 use quire::{
     ErrorKind, FileType, FormatOptions, OpenOptions, ReceiveOptions, RenameFlags, Result, SendOptions,
-    Volume, VolumeOptions, take_snapshot_backend as take_snapshot,
+    Volume, VolumeOptions, roll_back_backend, take_snapshot_backend as take_snapshot,
 };
 use quire_format::extent::Extent;
 use quire_format::key::{Key, KeyKind};
@@ -391,6 +391,31 @@ fn inodes_without_a_name_do_not_exist() {
     let target = made();
     receive(&target, &send(&source, None, "a").unwrap()).unwrap();
     assert_eq!(seen(&target).into_keys().collect::<Vec<_>>(), ["/named"]);
+}
+
+/// A snapshot had a file that was open and had no name. Rolling back to it frees the file, and the volume
+/// then passed for changed since the snapshot: what the other side had done meanwhile was refused.
+#[test]
+fn freeing_what_had_no_name_is_no_change() {
+    let (source, target) = (made(), made());
+    let volume = open(&source);
+    let inodes = volume.inodes();
+    let unnamed = inodes.tmpfile(&inodes.root(), &Create::file(0o600)).unwrap();
+    inodes.write_at(&unnamed, b"unnamed", 0, Default::default()).unwrap();
+    volume.write("named", "n").unwrap();
+    volume.take_snapshot("a").unwrap();
+    volume.write("lost", "l").unwrap();
+    drop(unnamed);
+    volume.close().unwrap();
+    receive(&target, &send(&source, None, "a").unwrap()).unwrap();
+    roll_back_backend(source.clone(), "a").unwrap();
+
+    let volume = open(&target);
+    volume.write("back", "b").unwrap();
+    volume.close().unwrap();
+    take_snapshot(target.clone(), "b").unwrap();
+    receive(&source, &send(&target, Some("a"), "b").unwrap()).unwrap();
+    assert_eq!(seen(&source).into_keys().collect::<Vec<_>>(), ["/back", "/named"]);
 }
 
 /// Of 3000 files in 60 directories one in a hundred is changed: overwritten, removed, punched, renamed in
