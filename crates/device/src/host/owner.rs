@@ -25,10 +25,11 @@ const HOW: &str = "If that process can no longer reach the server, and the serve
                    (mount -o takeover, --take-over, or ?takeover in the address)";
 
 /// The mark of this process for one opening. It lives, or has shut down, if its beat stands still for less
-/// than a beat, an answer and a reconnection take.
+/// than a beat, two answers and two reconnections take.
 pub(super) fn mark_of_this_process(answer: Duration, reconnect: Option<Duration>) -> OwnerMark {
     let now = Clock::System.now();
-    let silence = INTERVAL + answer + reconnect.unwrap_or_default();
+    // A beat reads the mark and then writes it, and the connection may break under either.
+    let silence = INTERVAL + 2 * (answer + reconnect.unwrap_or_default());
     OwnerMark {
         silence: u32::try_from(silence.as_secs()).unwrap_or(u32::MAX),
         owner: Random::from_entropy().next_u64(),
@@ -185,7 +186,7 @@ mod tests {
     #[test]
     fn a_mark_tells_its_process() {
         let mark = mine();
-        assert_eq!(mark.silence, 95);
+        assert_eq!(mark.silence, 185);
         assert!(mark.boot != [0; 16] && mark.pid_namespace != 0 && mark.process_start != 0);
         assert_eq!(OwnerMark::decode(&mark.encode()).unwrap(), Some(mark.clone()));
         // A volume that this process has let go of, without a connection to say so over.

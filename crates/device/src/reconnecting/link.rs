@@ -5,6 +5,8 @@
 //! 1. One thread at a time sends: it moves requests from waiting to in flight under the lock, and submits
 //!    them without it. Threads that find a sender leave theirs to it. So an answer that comes within `submit`
 //!    does not send again from inside.
+//!    One flush at a time is with the session: the medium tells an error once, and another flush beside the one
+//!    that hears of it would count as if nothing had been lost. Requests behind a flush that waits go on.
 //! 2. A completed write is kept (if there will be a reconnection) until a flush that was submitted after its
 //!    completion succeeds.
 //! 3. The first broken request of a session breaks the link: the generation moves on, so that later answers
@@ -63,6 +65,10 @@ impl Pending {
         Pending { request, covers: 0, done }
     }
 
+    fn is_flush(&self) -> bool {
+        matches!(self.request, Request::Flush)
+    }
+
     fn finish(self, outcome: Result<Option<AlignedBuf>>) {
         struct Before(bool);
         impl Drop for Before {
@@ -101,6 +107,8 @@ pub(super) struct State {
     /// A flush failed: what it lost is not known, so nothing may be changed any more.
     failed: Option<Error>,
     is_sending: bool,
+    /// Whether a flush is with the session.
+    has_flush: bool,
     /// Whether a flush that nobody asked for is on its way.
     is_flushing: bool,
     /// Submitters that wait for memory.
@@ -129,6 +137,13 @@ impl State {
     fn has_room(&self, bytes: usize) -> bool {
         let held = self.moving_bytes + self.kept.bytes();
         held == 0 || held + bytes <= MEMORY_MAX
+    }
+
+    /// Takes the next request out of the line that may go to the session.
+    fn next(&mut self) -> Option<Pending> {
+        let may_go = |pending: &Pending| !self.has_flush || !pending.is_flush();
+        let at = self.waiting.iter().position(may_go)?;
+        self.waiting.remove(at)
     }
 
     fn push(&mut self, pending: Pending) {
@@ -167,6 +182,7 @@ impl Shared {
             kept: Kept::default(),
             failed: None,
             is_sending: false,
+            has_flush: false,
             is_flushing: false,
             short_of_room: 0,
             is_stopping: false,
@@ -243,10 +259,11 @@ impl Shared {
             let session = session.clone();
             let mut batch = Vec::new();
             while state.in_flight.len() < IN_FLIGHT_MAX
-                && let Some(mut pending) = state.waiting.pop_front()
+                && let Some(mut pending) = state.next()
             {
-                if matches!(pending.request, Request::Flush) {
+                if pending.is_flush() {
                     pending.covers = state.kept.covered_by_a_flush();
+                    state.has_flush = true;
                 }
                 state.next_id += 1;
                 let id = state.next_id;
@@ -281,19 +298,23 @@ impl Shared {
         };
         let Some(pending) = state.in_flight.remove(&id) else { return };
         state.moving_bytes -= pending.request.memory();
+        let mut refused = Vec::new();
         match (&pending.request, &outcome) {
             (Request::Flush, Ok(_)) => state.kept.flushed(pending.covers),
             (Request::Flush, Err(error)) => {
                 state.failed.get_or_insert_with(|| error.clone());
                 state.kept.clear();
+                while let Some(at) = state.waiting.iter().position(Pending::is_flush) {
+                    refused.extend(state.waiting.remove(at));
+                }
             }
             (request, Ok(_)) if request.overwrites().is_some() && self.keeps(&state) => {
                 state.kept.push(request.clone());
             }
             _ => {}
         }
-        if matches!(pending.request, Request::Flush) {
-            state.is_flushing = false;
+        if pending.is_flush() {
+            (state.is_flushing, state.has_flush) = (false, false);
         }
         self.flush_by_itself(&mut state);
         if state.short_of_room > 0 {
@@ -302,8 +323,12 @@ impl Shared {
         if state.is_stopping && state.is_idle() {
             self.changed.notify_all();
         }
+        let failed = state.failed.clone();
         drop(state);
         pending.finish(outcome);
+        if let Some(error) = failed {
+            refused.into_iter().for_each(|flush| flush.finish(Err(error.clone())));
+        }
         self.send();
     }
 
@@ -312,6 +337,7 @@ impl Shared {
         let Link::Up(session) = &state.link else { return };
         state.link = Link::Broken(session.clone(), error);
         state.generation += 1;
+        state.has_flush = false;
         while let Some((_, pending)) = state.in_flight.pop_last() {
             state.waiting.push_front(pending);
         }

@@ -304,6 +304,23 @@ fn a_failed_flush_ends_changes_but_not_reads() {
     outcome(&read).unwrap();
 }
 
+/// The layer's own flush and the volume's were under way together. The server told the error of its disk to one of
+/// them, as Linux does, and the other one counted: an fsync returned, and what it covered was lost.
+#[test]
+fn a_flush_beside_one_that_fails_does_not_count() {
+    let bench = Bench::new(PATIENT);
+    bench.write(3, 1);
+    let (first, second) = (bench.start_flush(), bench.start_flush());
+    let flush = bench.next();
+    assert_eq!(flush.brief(), "1: flush");
+    // What comes behind is not held up.
+    let read = bench.start(IoOp::Read, 3, 1, 0);
+    bench.accept("1: read 3");
+    outcome(&read).unwrap();
+    (flush.answered)(Err(Failure::Refused(Error::new(ErrorKind::Io, "bad medium"))));
+    assert!(outcome(&first).is_err() && outcome(&second).is_err());
+}
+
 /// Nobody flushes, and 200 MiB are written: what is kept stays within its limit.
 #[test]
 fn it_flushes_by_itself_before_too_much_is_kept() {
