@@ -56,9 +56,11 @@ pub fn property_fields(properties: Properties) -> (u64, bool) {
 
 impl NativeFile {
     pub fn new(file: File, appends: bool) -> NativeFile {
+        // As `open` of Python: programs ask whether they stand at the beginning.
+        let position = if appends { file.metadata().len() } else { 0 };
         NativeFile {
             file: OfProcess::new(Mutex::new(Some(Arc::new(file)))),
-            position: Mutex::new(0),
+            position: Mutex::new(position),
             appends,
         }
     }

@@ -35,6 +35,18 @@ def test_modes_give_what_open_gives(volume: quire.Volume, tmp_path: Path) -> Non
         volume.open("a", "x")
 
 
+def test_appending_begins_at_the_end(volume: quire.Volume, tmp_path: Path) -> None:
+    """A header was written again with every opening: `tell` said 0."""
+    for place in (volume, tmp_path):
+        for mode in ("ab", "a+", "a"):
+            (place / "log").write_bytes(b"header\n")
+            file = volume.open("log", mode) if place is volume else open(tmp_path / "log", mode)
+            with file:
+                assert file.tell() == 7
+                if "+" in mode:
+                    assert file.read() == ""
+
+
 def test_text_lines(volume: quire.Volume) -> None:
     with volume.open("a", "w", encoding="utf-8") as file:
         file.write("eins\nzwei\ndrei ß\n")

@@ -248,3 +248,22 @@ def test_a_program_that_forgets_to_close(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", program, image], check=True, timeout=60)
     with quire.Volume(image, read_only=True) as volume:
         assert volume.info().clean and (volume / "a").read_bytes() == b"kept"
+
+
+def test_what_a_program_leaves_in_buffers_is_written_at_its_end(tmp_path: Path) -> None:
+    """The volume was closed before the buffer of the file, and what was in it was lost."""
+    image = tmp_path / "a.img"
+    quire.mkfs(image, size=64 << 20)
+    program = "import quire, sys; volume = quire.Volume(sys.argv[1]); file = volume.open('x', 'w'); file.write('hi')"
+    done = subprocess.run([sys.executable, "-c", program, image], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    with quire.Volume(image) as volume:
+        assert (volume / "x").read_text() == "hi"
+
+
+def test_long_names_are_replaced(volume: quire.Volume) -> None:
+    """The name of the unfinished file was cut by characters, and had too many bytes."""
+    name = "é" * 120
+    with volume.replacing(name) as file:
+        file.write(b"whole")
+    assert (volume / name).read_bytes() == b"whole" and volume.listdir("/") == [name]

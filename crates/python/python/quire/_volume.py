@@ -10,7 +10,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TextIO, overload
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 BUFFER_SIZE = 128 << 10
 
 #: Volumes that this process has open for writing or reading, by device and inode of their image.
-_open: weakref.WeakValueDictionary[tuple[int, int], Volume] = weakref.WeakValueDictionary()
+_open: weakref.WeakValueDictionary[tuple[object, ...], Volume] = weakref.WeakValueDictionary()
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,9 @@ class Volume(_native.NativeVolume):
         commit_seconds: int = 5,
     ) -> None:
         # The base class has opened it, with these options.
-        self.image = os.path.abspath(image)
-        found = os.stat(self.image)
-        self._identity = (found.st_dev, found.st_ino)
+        self.image = os.fspath(image) if _is_address(image) else os.path.abspath(image)
+        self._identity = _identity(self.image)
+        self._files: weakref.WeakSet[Any] = weakref.WeakSet()
         _open[self._identity] = self
 
     def __repr__(self) -> str:
@@ -306,6 +306,7 @@ class Volume(_native.NativeVolume):
             raise IsADirectoryError(errno.EISDIR, "it is a directory", name)
         raw = File(self, native, name, what)
         if buffering == 0:
+            self._files.add(raw)
             return raw
         size = BUFFER_SIZE if buffering in (-1, 1) else buffering
         buffered: io.BufferedRandom | io.BufferedReader | io.BufferedWriter
@@ -316,10 +317,12 @@ class Volume(_native.NativeVolume):
         else:
             buffered = io.BufferedWriter(raw, size)
         if "b" in mode:
+            self._files.add(buffered)
             return buffered
         encoding = io.text_encoding(encoding)
         text = io.TextIOWrapper(buffered, encoding, errors, newline, line_buffering=buffering == 1)
         text.mode = mode  # type: ignore[misc]
+        self._files.add(text)
         return text
 
     def atomic(self, commit: Commit = "now", *, within: float = 1.0) -> Group:
@@ -341,7 +344,7 @@ class Volume(_native.NativeVolume):
         and renames it over the old one. If the block raises, the old file stays.
         """
         name = os.fsdecode(path)
-        unfinished = os.path.join(os.path.dirname(name), f".{os.path.basename(name)[:200]}.{uuid.uuid4().hex}")
+        unfinished = beside(name)
         try:
             with self.open(unfinished, mode.replace("w", "x"), **options) as file:
                 yield file
@@ -481,13 +484,31 @@ def _mode(
     return letters[0] + ("+" if "+" in mode else "")
 
 
+def _is_address(image: str | os.PathLike[str]) -> bool:
+    """Whether it is on a server, and no file."""
+    return os.fspath(image).startswith(("nbd://", "nbds://", "nbd+unix://", "nbds+unix://"))
+
+
+def _identity(image: str | os.PathLike[str]) -> tuple[object, ...]:
+    """Equal for all names of one image."""
+    if _is_address(image):
+        return (os.fspath(image),)
+    found = os.stat(image)
+    return (found.st_dev, found.st_ino)
+
+
+def beside(path: str) -> str:
+    """A new name beside a file, for what is to take its place. A name has 255 bytes."""
+    directory, name = os.path.split(path)
+    return os.path.join(directory, os.fsdecode(b"." + os.fsencode(name)[:200] + f".{uuid.uuid4().hex}".encode()))
+
+
 def opened(image: str | os.PathLike[str]) -> Volume | None:
     """The volume of an image that this process has open already."""
     try:
-        found = os.stat(image)
+        volume = _open.get(_identity(image))
     except OSError:
         return None
-    volume = _open.get((found.st_dev, found.st_ino))
     return volume if volume is not None and volume._of_this_process() and not volume.closed else None
 
 
@@ -496,4 +517,8 @@ def _close_all() -> None:
     """What a program leaves open is closed in order at its end."""
     for volume in list(_open.values()):
         if volume._of_this_process():
+            for file in list(volume._files):
+                # What it has in its buffer, as with a file of the system.
+                with suppress(Exception):
+                    file.close()
             volume.close()

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import os
 import stat
-import uuid
 from datetime import datetime, timezone
 from typing import Any
 
 from fsspec import AbstractFileSystem
 from fsspec.utils import stringify_path
 
-from ._volume import Volume, opened
+from ._volume import Volume, beside, opened
 
 _PROTOCOL = "quire://"
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory"}
@@ -255,7 +254,7 @@ class _Uncommitted:
     def __init__(self, volume: Volume, path: str, mode: str, options: dict[str, Any]) -> None:
         self._volume = volume
         self.path = path
-        self._beside = f"{os.path.dirname(path)}/.{os.path.basename(path)[:200]}.{uuid.uuid4().hex}"
+        self._beside = beside(path)
         if "a" in mode and volume.exists(path):
             volume.copyfile(path, self._beside)
         self._file = volume.open(self._beside, mode, **options)
