@@ -205,6 +205,7 @@ static int engine_init(struct thread_data *td)
     if (result < 0) {
         free(job->ended);
         free(job);
+        close_volume();
         return failed(td, result, "making a queue");
     }
     td->io_ops_data = job;

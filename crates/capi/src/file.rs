@@ -64,7 +64,8 @@ pub(crate) unsafe fn file<'a>(handle: *const File) -> Result<&'a File> {
 /// Opens a file.
 ///
 /// `flags` are those of open(2): one of O_RDONLY, O_WRONLY and O_RDWR, and any of O_APPEND, O_CREAT, O_EXCL,
-/// O_TRUNC, O_DIRECT, O_SYNC, O_DSYNC, O_DIRECTORY; O_CLOEXEC, O_NOCTTY and O_LARGEFILE change nothing.
+/// O_TRUNC, O_DIRECT, O_SYNC, O_DSYNC, O_DIRECTORY; O_CLOEXEC, O_NOCTTY and O_LARGEFILE change nothing. Unlike
+/// open(2) it refuses O_CREAT and O_APPEND without O_WRONLY or O_RDWR, and O_TRUNC with O_APPEND, with -EINVAL.
 /// `mode` has the permission bits of a file that is created; its owner and group are 0 until quire_chown. A
 /// directory may be opened with O_RDONLY, for quire_fsync and its attributes. Nothing checks permissions: the
 /// program owns the volume.
@@ -86,6 +87,10 @@ pub unsafe extern "C" fn quire_open(
     let open = || {
         // SAFETY: the caller's promise.
         let (volume, path) = unsafe { (self::volume(volume)?, self::path(path)?) };
+        if flags & libc::O_DIRECTORY != 0 && flags & libc::O_ACCMODE != libc::O_RDONLY {
+            // Before anything is cut off.
+            return Err(Error::invalid("O_DIRECTORY goes with O_RDONLY"));
+        }
         let file = open_options(flags, mode)?.open(volume, path)?;
         if flags & libc::O_DIRECTORY != 0 && !file.metadata().is_dir() {
             return Err(Error::new(

@@ -32,6 +32,7 @@ use std::any::Any;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// For `quire_sync_options.flags`: of the attributes only those that reading the data back needs.
 pub const QUIRE_SYNC_DATA: u32 = 1;
@@ -161,19 +162,27 @@ struct Workers {
     jobs: Sender<Job>,
     waiting: Receiver<Job>,
     most: usize,
+    /// Jobs that have not ended.
+    under_way: Arc<AtomicUsize>,
     threads: Mutex<Vec<thread::JoinHandle<()>>>,
 }
 
 impl Workers {
     fn new(most: usize) -> Workers {
         let (jobs, waiting) = unbounded();
-        Workers { jobs, waiting, most, threads: Mutex::new(Vec::new()) }
+        Workers { jobs, waiting, most, under_way: Arc::default(), threads: Mutex::new(Vec::new()) }
     }
 
     fn run(&self, job: Job) {
         let waiting = self.waiting.clone();
+        let under_way = self.under_way.clone();
+        let busy = under_way.fetch_add(1, Ordering::AcqRel);
+        let job: Job = Box::new(move || {
+            job();
+            under_way.fetch_sub(1, Ordering::AcqRel);
+        });
         let mut threads = self.threads.lock();
-        if threads.len() < self.most && (threads.is_empty() || !self.jobs.is_empty()) {
+        if threads.len() < self.most && busy >= threads.len() {
             let work = move || waiting.into_iter().for_each(|job| job());
             match thread::Builder::new().name("quire-queue".into()).spawn(work) {
                 Ok(thread) => threads.push(thread),
@@ -194,6 +203,9 @@ impl Workers {
 impl Drop for Queue {
     fn drop(&mut self) {
         self.list.drain();
+        // Here: a thread of the device may hold the list a moment longer, and must not drop what requests had
+        // open, as the last share of a file may wait for the device.
+        drop(self.list.reap(0, usize::MAX, None));
         if let Some(Workers { jobs, waiting, threads, .. }) = self.workers.take() {
             drop((jobs, waiting));
             for thread in threads.lock().drain(..) {
