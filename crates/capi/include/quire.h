@@ -449,11 +449,11 @@ void quire_metrics_free(struct quire_metrics *metrics);
 // Opens a file.
 //
 // `flags` are those of open(2): one of O_RDONLY, O_WRONLY and O_RDWR, and any of O_APPEND, O_CREAT, O_EXCL,
-// O_TRUNC, O_DIRECT, O_SYNC, O_DSYNC, O_DIRECTORY; O_CLOEXEC, O_NOCTTY and O_LARGEFILE change nothing. Unlike
-// open(2) it refuses O_CREAT and O_APPEND without O_WRONLY or O_RDWR, and O_TRUNC with O_APPEND, with -EINVAL.
-// `mode` has the permission bits of a file that is created; its owner and group are 0 until quire_chown. A
-// directory may be opened with O_RDONLY, for quire_fsync and its attributes. Nothing checks permissions: the
-// program owns the volume.
+// O_TRUNC, O_DIRECT, O_SYNC, O_DSYNC, O_DIRECTORY; O_CLOEXEC, O_NOCTTY and O_LARGEFILE change nothing.
+// Unlike open(2) it refuses O_CREAT and O_APPEND without O_WRONLY or O_RDWR, and O_TRUNC with O_APPEND, with
+// -EINVAL. `mode` has the permission bits of a file that is created; its owner and group are 0 until
+// quire_chown. A directory may be opened with O_RDONLY, for quire_fsync and its attributes. Nothing checks
+// permissions: the program owns the volume.
 //
 // Returns: 0 and a handle in `*file`, which the caller gives to quire_close; or a negative error number, and
 // `*file` is NULL.

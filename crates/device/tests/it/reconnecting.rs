@@ -304,8 +304,8 @@ fn a_failed_flush_ends_changes_but_not_reads() {
     outcome(&read).unwrap();
 }
 
-/// The layer's own flush and the volume's were under way together. The server told the error of its disk to one of
-/// them, as Linux does, and the other one counted: an fsync returned, and what it covered was lost.
+/// The layer's own flush and the volume's were under way together. The server told the error of its disk to
+/// one of them, as Linux does, and the other one counted: an fsync returned, and what it covered was lost.
 #[test]
 fn a_flush_beside_one_that_fails_does_not_count() {
     let bench = Bench::new(PATIENT);
