@@ -119,6 +119,9 @@ typedef struct quire_metrics quire_metrics;
 // A queue of requests.
 typedef struct quire_queue quire_queue;
 
+// The snapshots of a volume, as they were when the list was made.
+typedef struct quire_snapshot_list quire_snapshot_list;
+
 // An open volume.
 typedef struct quire_volume quire_volume;
 
@@ -282,6 +285,22 @@ typedef struct quire_properties {
     // For properties of later versions: as quire_get_properties gave them, or zeros.
     uint64_t spare[3];
 } quire_properties;
+
+// A snapshot.
+typedef struct quire_snapshot {
+    // Its name, UTF-8. Belongs to the list that it came from.
+    const char *name;
+    // When it was taken.
+    struct timespec created;
+    // How many snapshots had ever been taken of the volume, with this one.
+    uint32_t number;
+    // 1 if it is being deleted, and cannot be opened any more; else 0.
+    uint8_t deleting;
+    // How much of the volume has been searched for its space then.
+    uint8_t deleted_percent;
+    // Zero, for later versions.
+    uint8_t spare[10];
+} quire_snapshot;
 
 // How a request ended.
 typedef struct quire_completion {
@@ -923,6 +942,70 @@ int quire_set_properties(const struct quire_volume *volume,
 // Returns: as quire_set_properties.
 // Threads: any.
 int quire_fset_properties(const struct quire_file *file, const struct quire_properties *properties);
+
+// Takes a snapshot of a volume in use. Changes that begin meanwhile wait for a moment, reads go on. It has
+// what all changes made that had returned before, and is durable.
+//
+// Returns: 0; -EEXIST if there is one of that name; -EBUSY while the volume is frozen; or another negative
+// error number. There is no snapshot then.
+// Threads: any.
+int quire_snapshot_take(const struct quire_volume *volume, const char *name);
+
+// Deletes a snapshot, and returns when its space is free. Others that use the volume go on meanwhile.
+//
+// Returns: 0; -ENOENT; -EBUSY while the snapshot is open; or another negative error number: then the
+// deletion may have begun, and goes on when the volume is opened for writing again.
+// Threads: any.
+int quire_snapshot_delete(const struct quire_volume *volume, const char *name);
+
+// Deletes a snapshot in the background: when this returns it cannot be opened any more, and will be deleted
+// whatever happens. Its space is free later; it is listed until then.
+//
+// Returns: 0; -ENOENT; -EBUSY while the snapshot is open; or another negative error number.
+// Threads: any.
+int quire_snapshot_delete_later(const struct quire_volume *volume, const char *name);
+
+// Opens a snapshot of a volume for reading, while the volume is in use. It shares the volume's cache, and
+// stays open when the volume is closed.
+//
+// Returns: 0 and a handle in `*snapshot`, which the caller gives to quire_volume_close; or a negative error
+// number, and `*snapshot` is NULL: -ENOENT if there is none of that name.
+// Threads: any.
+int quire_snapshot_open(const struct quire_volume *volume, const char *name, struct quire_volume **snapshot);
+
+// Rolls the volume in an image file or on a block device, which nobody has open, back to its newest
+// snapshot. What was done since the snapshot is lost; the snapshot stays.
+//
+// Returns: 0; -ENOENT; -EINVAL if there are newer snapshots; -EBUSY if the volume is open; or another
+// negative error number. Nothing has changed then.
+// Threads: any.
+int quire_roll_back(const char *image, const char *name);
+
+// Lists the snapshots of a volume, the oldest first.
+//
+// Returns: 0 and a list in `*snapshots`, which the caller gives to quire_snapshots_free; or a negative error
+// number, and `*snapshots` is NULL.
+// Threads: any.
+int quire_snapshots(const struct quire_volume *volume, struct quire_snapshot_list **snapshots);
+
+// How many snapshots a list has.
+//
+// Returns: the count, or a negative error number.
+// Threads: any.
+int64_t quire_snapshots_count(const struct quire_snapshot_list *snapshots);
+
+// The snapshot at a place of the list, from 0 on. Its name belongs to the list.
+//
+// Returns: 0; -EINVAL behind the end.
+// Threads: any.
+int quire_snapshots_get(const struct quire_snapshot_list *snapshots,
+                        size_t place,
+                        struct quire_snapshot *snapshot);
+
+// Frees a list. NULL is fine.
+//
+// Threads: any; no other call uses this list then or later.
+void quire_snapshots_free(struct quire_snapshot_list *snapshots);
 
 // Makes a queue. Up to `workers` threads do what cannot be done without waiting: buffered writes, and
 // buffered reads that the cache cannot answer. They start when there is such work. With 0 such requests are

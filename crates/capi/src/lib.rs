@@ -26,6 +26,7 @@
 //! | `names` | directories, links, renames |
 //! | `attributes` | `stat`, modes, owners, times, extended attributes |
 //! | `properties` | what is asked of a file besides: untorn over a crash, not kept in the cache |
+//! | `snapshots` | taking, listing, reading and deleting snapshots |
 //! | `queue` | requests that hold no thread, and their completions |
 //!
 //! Neighbours: `quire-fs` below, through its public interface alone; programs in C and C++ above.
@@ -53,6 +54,8 @@ pub mod names;
 pub mod properties;
 #[cfg(not(any(loom, shuttle)))]
 pub mod queue;
+#[cfg(not(any(loom, shuttle)))]
+pub mod snapshots;
 #[cfg(not(any(loom, shuttle)))]
 pub mod volume;
 #[cfg(not(any(loom, shuttle)))]

@@ -166,6 +166,11 @@ pub struct Metrics {
 }
 
 impl Volume {
+    /// What a handle of a volume points to.
+    pub(crate) fn of(volume: quire::Volume) -> Volume {
+        Volume { volume }
+    }
+
     /// The volume, for the other modules.
     pub(crate) fn get(&self) -> &quire::Volume {
         &self.volume

@@ -32,5 +32,5 @@ mod _native {
     #[pymodule_export]
     use crate::group::NativeGroup;
     #[pymodule_export]
-    use crate::volume::{NativeVolume, mkfs, resize, set_label};
+    use crate::volume::{NativeVolume, mkfs, resize, roll_back, set_label};
 }

@@ -122,6 +122,12 @@ pub fn resize<'py>(
     info_dict(py, &info)
 }
 
+/// Rolls a volume that nobody has open back to its newest snapshot.
+#[pyfunction]
+pub fn roll_back(py: Python<'_>, image: PathBuf, name: String) -> PyResult<()> {
+    py.detach(|| quire::roll_back(&image, &name)).map(drop).or_raise()
+}
+
 /// Changes the label of a volume.
 #[pyfunction]
 pub fn set_label<'py>(py: Python<'py>, image: PathBuf, label: String) -> PyResult<Bound<'py, PyDict>> {
@@ -138,7 +144,8 @@ fn time(nanos: i64) -> SystemTime {
 impl NativeVolume {
     #[new]
     #[pyo3(signature = (image, *, read_only = false, cache_bytes = None, node_cache_bytes = None, discard = false,
-                        access_times = "relative", lazy_times = false, commit_seconds = 5))]
+                        access_times = "relative", lazy_times = false, commit_seconds = 5, snapshot = None,
+                        _beside = None))]
     #[allow(clippy::too_many_arguments)] // They are keywords.
     fn new(
         py: Python<'_>,
@@ -150,7 +157,13 @@ impl NativeVolume {
         access_times: &str,
         lazy_times: bool,
         commit_seconds: u32,
+        snapshot: Option<String>,
+        _beside: Option<PyRef<'_, NativeVolume>>,
     ) -> PyResult<NativeVolume> {
+        if let (Some(beside), Some(name)) = (&_beside, &snapshot) {
+            let volume = beside.with(py, |volume| volume.open_snapshot(name))?;
+            return Ok(NativeVolume { volume: OfProcess::new(Mutex::new(Some(volume))) });
+        }
         let access_times = match access_times {
             "relative" => AccessTimes::Relative,
             "never" => AccessTimes::Never,
@@ -167,6 +180,9 @@ impl NativeVolume {
             .access_times(access_times)
             .lazy_times(lazy_times)
             .commit_seconds(commit_seconds);
+        if let Some(name) = &snapshot {
+            options = options.read_only(true).snapshot(name);
+        }
         if let Some(bytes) = cache_bytes {
             options = options.cache_bytes(bytes);
         }
@@ -181,6 +197,29 @@ impl NativeVolume {
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let Some(volume) = self.volume.get()?.lock().take() else { return Ok(()) };
         py.detach(|| volume.close()).or_raise()
+    }
+
+    /// Takes a snapshot.
+    fn take_snapshot(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        self.with(py, |volume| volume.take_snapshot(name).map(drop))
+    }
+
+    /// Deletes a snapshot; with `wait` its space is free when this returns.
+    #[pyo3(signature = (name, *, wait = true))]
+    fn delete_snapshot(&self, py: Python<'_>, name: &str, wait: bool) -> PyResult<()> {
+        self.with(py, |volume| match wait {
+            true => volume.delete_snapshot(name),
+            false => volume.delete_snapshot_later(name),
+        })
+    }
+
+    /// What `quire.Snapshot` is made of, the oldest first: name, number, seconds since 1970, whether it is being
+    /// deleted.
+    fn _snapshots(&self, py: Python<'_>) -> PyResult<Vec<(String, u32, f64, bool)>> {
+        let all = self.with(py, |volume| volume.snapshots())?;
+        let one =
+            |info: quire::SnapshotInfo| (info.name, info.number, info.created.0 as f64 / 1e9, info.deleting);
+        Ok(all.into_iter().map(one).collect())
     }
 
     /// False in a process that was forked off from the volume's.

@@ -267,3 +267,34 @@ def test_long_names_are_replaced(volume: quire.Volume) -> None:
     with volume.replacing(name) as file:
         file.write(b"whole")
     assert (volume / name).read_bytes() == b"whole" and volume.listdir("/") == [name]
+
+
+def test_snapshots(tmp_path: Path) -> None:
+    image = tmp_path / "a.img"
+    quire.mkfs(image, size=64 << 20)
+    with quire.Volume(image) as volume:
+        (volume / "note").write_text("before")
+        volume.take_snapshot("monday")
+        with pytest.raises(FileExistsError):
+            volume.take_snapshot("monday")
+        (volume / "note").write_text("after")
+        [monday] = volume.snapshots()
+        assert (monday.name, monday.number, monday.deleting) == ("monday", 1, False)
+        assert abs(monday.created - time.time()) < 60
+        with volume.open_snapshot("monday") as snapshot:
+            assert (snapshot / "note").read_text() == "before" and snapshot.read_only
+            with pytest.raises(OSError, match="read-only"):
+                (snapshot / "new").write_text("no")
+            with pytest.raises(OSError, match="open for reading"):
+                volume.delete_snapshot("monday")
+        volume.take_snapshot("tuesday")
+        volume.delete_snapshot("monday")
+        with pytest.raises(FileNotFoundError):
+            volume.open_snapshot("monday")
+        (volume / "note").write_text("later")
+    with quire.Volume(image, snapshot="tuesday") as snapshot:
+        assert (snapshot / "note").read_text() == "after"
+    quire.roll_back(image, "tuesday")
+    with quire.Volume(image) as volume:
+        assert (volume / "note").read_text() == "after"
+        volume.delete_snapshot("tuesday", wait=False)

@@ -521,6 +521,43 @@ static void queues(unsigned workers)
     free(memory);
 }
 
+static void snapshots(void)
+{
+    OK(quire_mkdir(volume, "kept", 0755));
+    quire_file *file = opened("kept/note", O_RDWR | O_CREAT);
+    EXPECT(quire_pwrite(file, "before", 6, 0) == 6);
+    OK(quire_snapshot_take(volume, "monday"));
+    EXPECT(quire_snapshot_take(volume, "monday") == -EEXIST);
+    EXPECT(quire_snapshot_take(volume, "a/b") == -EINVAL && quire_snapshot_take(volume, "\xff") == -EINVAL);
+    OK(quire_snapshot_take(volume, "tuesday"));
+    EXPECT(quire_pwrite(file, "after.", 6, 0) == 6);
+    quire_close(file);
+
+    quire_snapshot_list *list;
+    struct quire_snapshot one;
+    OK(quire_snapshots(volume, &list));
+    EXPECT(quire_snapshots_count(list) == 2);
+    OK(quire_snapshots_get(list, 0, &one));
+    EXPECT(strcmp(one.name, "monday") == 0 && one.number == 1 && !one.deleting && one.created.tv_sec > 0);
+    EXPECT(quire_snapshots_get(list, 2, &one) == -EINVAL);
+    quire_snapshots_free(list);
+    quire_snapshots_free(NULL);
+
+    quire_volume *monday;
+    EXPECT(quire_snapshot_open(volume, "sunday", &monday) == -ENOENT && !monday);
+    OK(quire_snapshot_open(volume, "monday", &monday));
+    char text[8];
+    OK(quire_open(monday, "kept/note", O_RDONLY, 0, &file));
+    EXPECT(quire_pread(file, text, sizeof text, 0) == 6 && memcmp(text, "before", 6) == 0);
+    quire_close(file);
+    EXPECT(quire_mkdir(monday, "new", 0755) == -EROFS);
+    EXPECT(quire_snapshot_delete(volume, "monday") == -EBUSY);
+    OK(quire_volume_close(monday));
+    OK(quire_snapshot_delete(volume, "monday"));
+    EXPECT(quire_snapshot_delete(volume, "monday") == -ENOENT);
+    EXPECT(quire_snapshot_delete_later(volume, "monday") == -ENOENT);
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2)
@@ -534,12 +571,25 @@ int main(int argc, char **argv)
     properties();
     queues(0);
     queues(2);
+    snapshots();
     quire_file *left = opened("left", O_RDWR | O_CREAT);
     EXPECT(quire_pwrite(left, "kept", 4, 0) == 4);
     OK(quire_volume_close(volume));
     EXPECT(quire_pwrite(left, "lost", 4, 0) == -EIO);
     quire_close(left);
     OK(quire_volume_close(NULL));
+    EXPECT(quire_roll_back(argv[1], "sunday") == -ENOENT);
+    OK(quire_roll_back(argv[1], "tuesday"));
+    OK(quire_volume_open(argv[1], NULL, &volume));
+    left = opened("kept/note", O_RDWR);
+    char before[8];
+    EXPECT(quire_pread(left, before, sizeof before, 0) == 6 && memcmp(before, "before", 6) == 0);
+    quire_close(left);
+    left = opened("left", O_RDWR | O_CREAT);
+    EXPECT(quire_pwrite(left, "kept", 4, 0) == 4);
+    quire_close(left);
+    OK(quire_snapshot_delete_later(volume, "tuesday"));
+    OK(quire_volume_close(volume));
 
     struct quire_volume_options options;
     memset(&options, 0, sizeof options);

@@ -17,6 +17,7 @@ fn made() -> String {
         "attributes",
         "xattr",
         "properties",
+        "snapshots",
         "queue",
         "queue/vectored",
     ] {

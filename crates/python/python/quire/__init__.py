@@ -19,7 +19,7 @@ from ._file import File
 from ._group import FileGroup, Group
 from ._path import Path
 from ._properties import Properties
-from ._volume import DirEntry, Volume, VolumeInfo, mkfs, resize, set_label
+from ._volume import DirEntry, Snapshot, Volume, VolumeInfo, mkfs, resize, roll_back, set_label
 
 __all__ = [
     "DirEntry",
@@ -28,10 +28,12 @@ __all__ = [
     "Group",
     "Path",
     "Properties",
+    "Snapshot",
     "Volume",
     "VolumeInfo",
     "fsync_files",
     "mkfs",
     "resize",
+    "roll_back",
     "set_label",
 ]

@@ -100,6 +100,11 @@ def set_label(image: str | os.PathLike[str], label: str) -> VolumeInfo:
     return VolumeInfo._of(_native.set_label(image, label))
 
 
+def roll_back(image: str | os.PathLike[str], name: str) -> None:
+    """Rolls a volume that nobody has open back to its newest snapshot. What was done since is lost; the snapshot stays."""
+    _native.roll_back(image, name)
+
+
 @dataclass(frozen=True)
 class DirEntry:
     """One entry of a directory, as `os.DirEntry`."""
@@ -131,6 +136,19 @@ class DirEntry:
         return self._volume.stat(self.path, follow_symlinks=follow_symlinks)
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """A snapshot of a volume."""
+
+    name: str
+    number: int
+    """How many snapshots had ever been taken of the volume, with this one."""
+    created: float
+    """Seconds since 1970."""
+    deleting: bool
+    """It is being deleted, and cannot be opened any more."""
+
+
 class Volume(_native.NativeVolume):
     """An open volume: `Volume(image)`, closed by `close` or at the end of a `with` block.
 
@@ -139,7 +157,8 @@ class Volume(_native.NativeVolume):
     crash. Nothing checks permissions: the program owns the volume.
 
     `access_times` is `"relative"`, `"never"` or `"strict"`; `commit_seconds` bounds how long unsynced changes stay in
-    memory; `cache_bytes` is a quarter of memory if not given.
+    memory; `cache_bytes` is a quarter of memory if not given. `snapshot` opens a snapshot of an image that nobody uses,
+    read-only.
     """
 
     def __init__(
@@ -153,11 +172,15 @@ class Volume(_native.NativeVolume):
         access_times: Literal["relative", "never", "strict"] = "relative",
         lazy_times: bool = False,
         commit_seconds: int = 5,
+        snapshot: str | None = None,
+        _beside: Volume | None = None,
     ) -> None:
         # The base class has opened it, with these options.
         self.image = os.fspath(image) if _is_address(image) else os.path.abspath(image)
-        self._identity = _identity(self.image)
+        self.snapshot = snapshot
         self._files: weakref.WeakSet[Any] = weakref.WeakSet()
+        identity = _identity(self.image)
+        self._identity = identity if snapshot is None else (*identity, snapshot)
         _open[self._identity] = self
 
     def __repr__(self) -> str:
@@ -205,6 +228,18 @@ class Volume(_native.NativeVolume):
     async def sync_async(self) -> None:
         """As `sync`: makes everything durable; no thread waits."""
         await syncing(lambda completions, future: completions.sync_volume(self, future))
+
+    # Snapshots; `take_snapshot` and `delete_snapshot` are the base class's.
+
+    def snapshots(self) -> list[Snapshot]:
+        """The snapshots of the volume, the oldest first."""
+        return [Snapshot(*fields) for fields in self._snapshots()]
+
+    def open_snapshot(self, name: str) -> Volume:
+        """Opens a snapshot of this volume for reading, while the volume is in use. It cannot be deleted until the result
+        is closed, which may be later than this volume is.
+        """
+        return Volume(self.image, snapshot=name, _beside=self)
 
     # Files.
 
