@@ -15,16 +15,22 @@
 //! restores it on every way out), [`may_wait`] and [`check`] read it, and what reads it says so: it returns
 //! `WouldBlock`. The device asserts it where it waits, so a place that forgot to ask panics in debug builds.
 //!
+//! A thread of a pool that may wait for a program, and not for the device, says so ([`for_a_program`]):
+//! programs take their time, and other work of the pool must not stand still meanwhile. The pool has told the
+//! thread whom to tell ([`relieved_by`]).
+//!
 //! A guard of such a lock owns a [`Forbidden`]. In debug builds it counts itself in its thread, and [`check`]
 //! and the device panic where the thread would wait. Release builds count nothing. Nor do model checkers,
 //! which run many threads of a model on one of the system's.
 
 use crate::{Error, ErrorKind, Result};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 thread_local! {
     static MAY_WAIT: Cell<bool> = const { Cell::new(true) };
+    static RELIEF: RefCell<Option<Arc<dyn Relief>>> = const { RefCell::new(None) };
     #[cfg(all(debug_assertions, not(any(loom, shuttle))))]
     static FORBIDDEN: Cell<u32> = const { Cell::new(0) };
 }
@@ -81,6 +87,36 @@ pub fn check(what: &'static str) -> Result<()> {
     }
     assert_holds_nothing(what);
     Ok(())
+}
+
+/// Hears of a thread that waits for a program.
+pub trait Relief: Send + Sync {
+    /// The calling thread begins to wait.
+    fn begin(&self);
+    /// It has ended.
+    fn end(&self);
+}
+
+/// The calling thread tells `relief` of its waits for programs.
+pub fn relieved_by(relief: Arc<dyn Relief>) {
+    RELIEF.with_borrow_mut(|mine| *mine = Some(relief));
+}
+
+/// While it lives, its thread waits for a program.
+#[must_use]
+pub struct WaitForProgram(Option<Arc<dyn Relief>>);
+
+/// The calling thread is about to wait for a program.
+pub fn for_a_program() -> WaitForProgram {
+    let relief = RELIEF.with_borrow(Clone::clone);
+    relief.iter().for_each(|relief| relief.begin());
+    WaitForProgram(relief)
+}
+
+impl Drop for WaitForProgram {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|relief| relief.end());
+    }
 }
 
 /// Runs `work`, which fails with `WouldBlock`, and then has done nothing, where it would have to wait.

@@ -10,6 +10,10 @@
 //! the request goes, as it is, to the pool ([`Background::spawn`]), whose threads are started on demand, up
 //! to a limit, and end when idle. Work known to be long goes to the pool at once.
 //!
+//! A job that waits for a program (a lease that is to be returned) does not count: the pool has one thread
+//! more for each of these, up to [`RELIEVED_MAX`]. A program may take long, and may need the mount before it
+//! goes on.
+//!
 //! Invariants: a job, once spawned, runs, also when the pool is being closed ([`Background::finish`] waits
 //! for all). Jobs never wait for other jobs. Jobs that exceed the limit of threads queue; their number is
 //! bounded by the callers that the kernel has waiting.
@@ -17,13 +21,16 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use quire_base::patience::{self, Relief};
 use quire_base::sync::atomic::{AtomicUsize, Ordering};
-use quire_base::sync::{Arc, Condvar, Mutex, MutexGuard, thread};
+use quire_base::sync::{Arc, Condvar, Mutex, MutexGuard, Weak, thread};
 
 type Job = Box<dyn FnOnce() + Send>;
 
 /// Threads of the pool at most.
 const THREADS_MAX: usize = 64;
+/// Threads that may wait for programs beside those.
+const RELIEVED_MAX: usize = 1024;
 /// How long a thread of the pool waits for work before it ends.
 const IDLE: Duration = Duration::from_secs(10);
 
@@ -38,6 +45,7 @@ pub struct Background {
 pub struct Place<'a>(&'a Background);
 
 struct Pool {
+    this: Weak<Pool>,
     state: Mutex<State>,
     work: Condvar,
     ended: Condvar,
@@ -48,21 +56,15 @@ struct State {
     queue: VecDeque<Job>,
     threads: usize,
     idle: usize,
+    /// Threads that wait for programs.
+    relieved: usize,
     closing: bool,
 }
 
 impl Background {
     /// For a transport `places` of whose threads may wait at a time.
     pub fn new(places: usize) -> Background {
-        Background {
-            places,
-            taken: AtomicUsize::new(0),
-            pool: Arc::new(Pool {
-                state: Mutex::new(State::default()),
-                work: Condvar::new(),
-                ended: Condvar::new(),
-            }),
-        }
+        Background { places, taken: AtomicUsize::new(0), pool: Pool::new() }
     }
 
     /// A place to wait on the calling session thread, if one is free.
@@ -79,29 +81,19 @@ impl Background {
     pub fn spawn(&self, job: impl FnOnce() + Send + 'static) {
         let mut state = self.pool.state.lock();
         state.queue.push_back(Box::new(job));
-        self.add_thread(state, THREADS_MAX);
+        self.begin(state, THREADS_MAX);
     }
 
     /// As [`Background::spawn`], before all that waits; if all threads are taken, on one more.
     pub fn spawn_first(&self, job: impl FnOnce() + Send + 'static) {
         let mut state = self.pool.state.lock();
         state.queue.push_front(Box::new(job));
-        self.add_thread(state, THREADS_MAX + 1);
+        self.begin(state, THREADS_MAX + 1);
     }
 
-    fn add_thread(&self, mut state: MutexGuard<'_, State>, threads_max: usize) {
-        if state.idle >= state.queue.len() || state.threads >= threads_max {
-            drop(state);
-            self.pool.work.notify_one();
-            return;
-        }
-        state.threads += 1;
-        drop(state);
-        let pool = self.pool.clone();
-        if let Err(error) = thread::Builder::new().name("quire-wait".into()).spawn(move || Pool::serve(&pool))
-        {
+    fn begin(&self, state: MutexGuard<'_, State>, threads_max: usize) {
+        if let Err(error) = self.pool.add_thread(state, threads_max) {
             tracing::warn!("no further thread for requests that wait: {error}");
-            self.pool.state.lock().threads -= 1;
             // With no thread at all the queue would stand still: the caller works it off itself.
             self.pool.help();
         }
@@ -126,8 +118,55 @@ impl Drop for Place<'_> {
     }
 }
 
+/// A thread of the pool waits for a program: another one may take its place.
+impl Relief for Pool {
+    fn begin(&self) {
+        let mut state = self.state.lock();
+        state.relieved += 1;
+        if !state.queue.is_empty()
+            && let Some(pool) = self.this.upgrade()
+        {
+            // Without one the queue waits for the threads that there are.
+            let _ = pool.add_thread(state, THREADS_MAX);
+        }
+    }
+
+    fn end(&self) {
+        self.state.lock().relieved -= 1;
+    }
+}
+
 impl Pool {
-    fn serve(pool: &Pool) {
+    fn new() -> Arc<Pool> {
+        Arc::new_cyclic(|this| Pool {
+            this: this.clone(),
+            state: Mutex::new(State::default()),
+            work: Condvar::new(),
+            ended: Condvar::new(),
+        })
+    }
+
+    /// Has what is queued begun: by a thread that is idle, or by one more if there may be `threads_max`.
+    fn add_thread(
+        self: &Arc<Pool>,
+        mut state: MutexGuard<'_, State>,
+        threads_max: usize,
+    ) -> std::io::Result<()> {
+        let threads_max = threads_max + state.relieved.min(RELIEVED_MAX);
+        if state.idle >= state.queue.len() || state.threads >= threads_max {
+            drop(state);
+            self.work.notify_one();
+            return Ok(());
+        }
+        state.threads += 1;
+        drop(state);
+        let pool = self.clone();
+        let spawned = thread::Builder::new().name("quire-wait".into()).spawn(move || Pool::serve(&pool));
+        spawned.map(drop).inspect_err(|_| self.state.lock().threads -= 1)
+    }
+
+    fn serve(pool: &Arc<Pool>) {
+        patience::relieved_by(pool.clone());
         let mut state = pool.state.lock();
         loop {
             if let Some(job) = state.queue.pop_front() {
@@ -220,6 +259,27 @@ mod tests {
         background.finish();
         drop(done);
         assert_eq!(results.iter().count(), THREADS_MAX + 3);
+    }
+
+    /// Requests that waited for leases to be returned had all threads, and those of other programs, of the
+    /// holders too, waited with them.
+    #[test]
+    fn waits_for_programs_do_not_count() {
+        let background = Background::new(1);
+        let (end, wait) = mpsc::channel::<()>();
+        let wait = Arc::new(Mutex::new(wait));
+        for _ in 0..2 * THREADS_MAX {
+            let wait = wait.clone();
+            background.spawn(move || {
+                let _program = patience::for_a_program();
+                let _ = wait.lock().recv();
+            });
+        }
+        let (done, results) = mpsc::channel();
+        background.spawn(move || done.send(()).unwrap());
+        results.recv_timeout(Duration::from_secs(10)).expect("it waits for no program");
+        drop(end);
+        background.finish();
     }
 
     #[test]

@@ -213,8 +213,8 @@ impl NativeVolume {
         })
     }
 
-    /// What `quire.Snapshot` is made of, the oldest first: name, number, seconds since 1970, whether it is being
-    /// deleted.
+    /// What `quire.Snapshot` is made of, the oldest first: name, number, seconds since 1970, whether it is
+    /// being deleted.
     fn _snapshots(&self, py: Python<'_>) -> PyResult<Vec<(String, u32, f64, bool)>> {
         let all = self.with(py, |volume| volume.snapshots())?;
         let one =

@@ -32,6 +32,7 @@
 //! Neighbours: [`super::grant`] asks; [`super::moving`] has the movers.
 
 use super::marks::Marks;
+use quire_base::patience;
 use quire_base::sync::atomic::{AtomicU8, Ordering, fence};
 use quire_base::sync::time::{Duration, Instant};
 use quire_base::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -356,6 +357,7 @@ pub struct Bar<'a> {
 impl Bar<'_> {
     /// Waits until the leases are returned. At `until` those that are left are revoked.
     pub fn await_returned(&self, marks: &Marks, until: Instant) {
+        let _holders = patience::for_a_program();
         let mut all = self.table.all.lock();
         loop {
             let is_leased =
