@@ -6,9 +6,30 @@
 
 use crate::fix::Fixes;
 use crate::issue::{Issue, IssueKind, Severity};
-use crate::lossy::Loss;
 use crate::restore::TRIES_MAX;
 use serde::Serialize;
+use std::fmt;
+
+/// Something that is lost, or that may be wrong.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Loss {
+    /// Where it was, from the root directory; under `/lost+found` what has lost its name. `None` if no file
+    /// or directory in particular is meant.
+    pub path: Option<String>,
+    /// Its number, if that is known.
+    pub inode: Option<u64>,
+    /// What of it is lost.
+    pub what: String,
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.path {
+            Some(path) => write!(f, "{path}: {}", self.what),
+            None => f.write_str(&self.what),
+        }
+    }
+}
 
 /// Issues that a report keeps.
 pub const ISSUES_MAX: usize = 20_000;

@@ -11,6 +11,7 @@ use crate::checkpoint::{self, Checkpoint, Role, Seen};
 use crate::issue::IssueKind;
 use crate::progress::Meter;
 use crate::report::{Findings, Place};
+use crate::view::Held;
 use quire::internals::snapshots;
 use quire_base::Result;
 use quire_base::sync::Arc;
@@ -18,11 +19,7 @@ use quire_device::Device;
 use quire_format::key::Key;
 use quire_format::region::RegionMap;
 use quire_tree::Tree;
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-
-/// By region, the blocks that snapshots need.
-pub(crate) type Held = BTreeMap<u64, RegionMap>;
 
 /// Looks at the metadata of every snapshot.
 pub(crate) fn check(

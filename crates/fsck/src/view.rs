@@ -3,10 +3,14 @@
 //!
 //! Neighbours: made from a `quire::internals::inspect::Image`, or from a repair session.
 
-use crate::snapshots::Held;
 use quire_format::extent::Run;
+use quire_format::region::RegionMap;
 use quire_format::superblock::Superblock;
 use quire_tree::Tree;
+use std::collections::BTreeMap;
+
+/// By region, the blocks that snapshots need.
+pub(crate) type Held = BTreeMap<u64, RegionMap>;
 
 /// A volume, as the cross-checks see it.
 pub(crate) struct View<'a> {

@@ -5,7 +5,7 @@
 //!
 //! Neighbours: [`super::uring`] is the default.
 
-use super::open::OpenMode;
+use super::mode::OpenMode;
 use super::target::Target;
 use crate::backend::{Backend, Io, IoClass, Segment};
 use quire_base::{BlockNo, Result};

@@ -14,6 +14,7 @@
 //! Neighbours: the only part of the crate that talks to the operating system; absent under model checkers.
 
 pub mod file;
+mod mode;
 pub mod nbd;
 pub mod open;
 mod owner;
@@ -22,6 +23,7 @@ mod transfer;
 pub mod uring;
 
 pub use file::FileBackend;
+pub use mode::OpenMode;
 pub use nbd::NbdAddress;
-pub use open::{OpenMode, create_image, open_image};
+pub use open::{create_image, open_image};
 pub use uring::UringBackend;

@@ -4,6 +4,7 @@
 //! gets `file`, with one line in the log. A volume opened read-only gets `file`.
 
 use super::file::FileBackend;
+use super::mode::OpenMode;
 use super::nbd::{self, NbdAddress};
 use super::target::{Medium, Target};
 use super::uring::UringBackend;
@@ -11,17 +12,6 @@ use crate::backend::Backend;
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
 use std::path::Path;
 use std::sync::Arc;
-
-/// What a volume is opened for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OpenMode {
-    /// Reads and writes; nobody else may have it open.
-    ReadWrite,
-    /// Reads only, beside other readers.
-    ReadOnly,
-    /// Reads only, without any lock: what it reads may be changing.
-    Look,
-}
 
 /// Opens and locks the image file or block device at `path`, or opens the export that it names
 /// ([`NbdAddress`]), whose lock is a mark on it (`owner`). Do this after forking: a backend has a thread.

@@ -7,7 +7,7 @@
 //! lock is tried for `LOCK_PATIENCE`: a server that was killed lets go only when its last requests have
 //! ended, and udev probes new devices under a lock of its own.
 
-use super::open::OpenMode;
+use super::mode::OpenMode;
 use super::transfer::Transfer;
 use crate::aligned::{AlignedBuf, is_aligned};
 use crate::backend::{self, Io, IoOp, Segment};

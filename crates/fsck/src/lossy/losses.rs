@@ -8,7 +8,7 @@
 use super::remains::overlap;
 use crate::inodes::Contents;
 use crate::issue::IssueKind;
-use crate::report::Findings;
+use crate::report::{Findings, Loss};
 use crate::view::View;
 use quire::internals::repair::JournalCut;
 use quire_base::{InodeNo, Result};
@@ -16,35 +16,12 @@ use quire_format::dirent::Entry;
 use quire_format::inode::FileType;
 use quire_format::key::{Key, KeyKind};
 use quire_format::node::Bounds;
-use serde::Serialize;
 use std::collections::{BTreeSet, HashMap};
-use std::fmt;
 use std::ops::ControlFlow;
 
 /// Directories that a path may be deep.
 const DEPTH_MAX: usize = 4096;
 const ROOT: u64 = InodeNo::ROOT.0;
-
-/// Something that is lost, or that may be wrong.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Loss {
-    /// Where it was, from the root directory; under `/lost+found` what has lost its name. `None` if no file
-    /// or directory in particular is meant.
-    pub path: Option<String>,
-    /// Its number, if that is known.
-    pub inode: Option<u64>,
-    /// What of it is lost.
-    pub what: String,
-}
-
-impl fmt::Display for Loss {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.path {
-            Some(path) => write!(f, "{path}: {}", self.what),
-            None => f.write_str(&self.what),
-        }
-    }
-}
 
 /// The names of all inodes: directory and name.
 struct Names(HashMap<u64, Vec<(u64, Vec<u8>)>>);

@@ -20,7 +20,7 @@ mod publish;
 mod remains;
 mod scan;
 
-pub use losses::Loss;
+pub use crate::report::Loss;
 
 use crate::checkpoint::Checkpoint;
 use crate::examine::{self, Examined};

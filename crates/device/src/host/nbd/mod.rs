@@ -21,7 +21,7 @@ mod several;
 
 pub use address::NbdAddress;
 
-use super::open::OpenMode;
+use super::mode::OpenMode;
 use super::owner::{self, Verdict, Watch};
 use crate::aligned::AlignedBuf;
 use crate::backend::{Backend, IoClass};

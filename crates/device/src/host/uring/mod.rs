@@ -18,7 +18,7 @@
 mod queue;
 mod request;
 
-use super::open::OpenMode;
+use super::mode::OpenMode;
 use super::target::Target;
 use crate::backend::{Backend, Io, IoClass, Segment};
 use io_uring::IoUring;
