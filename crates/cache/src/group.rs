@@ -224,6 +224,22 @@ impl Composed<'_> {
     }
 }
 
+/// What a group's parts need in memory; it stays there while this lives.
+pub struct Loaded {
+    _locked: Vec<Locked>,
+}
+
+/// Loads what [`write_group`] is to need, for a caller that is to keep writeback off the files meanwhile:
+/// memory is not waited for then, since it may be dirty data of these files that has it.
+pub fn load_group(parts: &[GroupPart<'_>]) -> Result<Loaded> {
+    let mut wait = MemoryWait::default();
+    let load = |part: &GroupPart<'_>| {
+        let mut room = Room::empty(&part.mapping.core.budget);
+        part.load(&part.edges(), &mut room, &mut wait)
+    };
+    Ok(Loaded { _locked: parts.iter().map(load).collect::<Result<_>>()? })
+}
+
 /// Writes all parts at once; they are of different files, ascending by inode. `journal` gets what the blocks
 /// are to hold, part by part, with everything locked; it waits for nothing, and if it fails nothing has
 /// changed. `publish` runs when the content is in place and still locked. The caller holds the gates of the

@@ -66,7 +66,7 @@ pub use budget::Room;
 pub use cache::{Cache, CacheUsage};
 pub use config::CacheConfig;
 pub use discard::Zeroing;
-pub use group::{Composed, GroupPart, write_group};
+pub use group::{Composed, GroupPart, load_group, write_group};
 pub use hints::Pattern;
 pub use hold::WritebackHold;
 pub use index::BLOCKS_END;

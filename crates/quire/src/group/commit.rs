@@ -9,10 +9,10 @@
 //! 4. [`Engine::commit_data`]; then the contents and the sizes become visible, and the locks go;
 //! 5. the journal is forced, if the caller wants it now.
 //!
-//! A group that sets sizes has its files to itself meanwhile: gates exclusively, and writeback held off. What
-//! lies beyond a smaller size is dropped when the record is in the journal, and nothing can fail any more.
-//! Too many extents for one transaction are freed behind it, as a logged operation. The size of an untorn
-//! file is locked.
+//! A group that sets sizes has its files to itself meanwhile: gates exclusively, and writeback held off, once
+//! what it needs is in memory. What lies beyond a smaller size is dropped when the record is in the journal,
+//! and nothing can fail any more. Too many extents for one transaction are freed behind it, as a logged
+//! operation. The size of an untorn file is locked.
 //!
 //! Neighbours: [`crate::file::journaled`] journals; [`super::exchange`] commits what is larger.
 
@@ -25,7 +25,7 @@ use crate::store::transaction::Cost;
 use quire_base::sync::Arc;
 use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result, Seq};
-use quire_cache::{Composed, GroupPart, WritebackHold, write_group};
+use quire_cache::{Composed, GroupPart, WritebackHold, load_group, write_group};
 use quire_format::extent::FILE_BLOCKS_MAX;
 use quire_format::key::Key;
 use quire_format::logged::{LoggedKind, LoggedOp};
@@ -66,7 +66,8 @@ impl Engine {
         for (file, _) in files.iter().zip(&growing).filter(|(_, grows)| **grows) {
             self.settle_group_growth(file)?;
         }
-        self.write_and_journal(files, false)
+        let fillers = fillers_of(files);
+        self.write_and_journal(files, &parts_of(files, &fillers), false)
     }
 
     /// Puts on disk what a group's larger size would show.
@@ -114,9 +115,13 @@ impl Engine {
         if let Some(buffer) = buffer {
             return self.exchange_group(files, buffer);
         }
+        let fillers = fillers_of(files);
+        let parts = parts_of(files, &fillers);
+        let loaded = load_group(&parts)?;
         let holds: Vec<WritebackHold<'_>> =
             files.iter().map(|file| file.inode.mapping().hold_writeback(0, u64::MAX)).collect();
-        let seq = self.write_and_journal(files, true)?;
+        let seq = self.write_and_journal(files, &parts, true)?;
+        drop(loaded);
         for (file, hold) in files.iter().zip(&holds).filter(|(file, _)| file.size.is_some()) {
             hold.discard(blocks_for(file.keeps()), u64::MAX);
         }
@@ -124,10 +129,12 @@ impl Engine {
         Ok(seq)
     }
 
-    fn write_and_journal(self: &Arc<Engine>, files: &[&Collected], alone: bool) -> Result<Seq> {
-        let fillers: Vec<_> = files.iter().map(|file| file.fillers()).collect();
-        let parts: Vec<GroupPart<'_>> =
-            files.iter().zip(&fillers).map(|(file, fillers)| file.part(fillers)).collect();
+    fn write_and_journal(
+        self: &Arc<Engine>,
+        files: &[&Collected],
+        parts: &[GroupPart<'_>],
+        alone: bool,
+    ) -> Result<Seq> {
         let blocks: u64 = parts.iter().flat_map(GroupPart::runs).map(|(first, end)| end - first).sum();
         // A unit may have become larger since the writes were collected.
         let (bytes, most) = (blocks * BLOCK_SIZE as u64, self.group_record_bytes());
@@ -139,7 +146,7 @@ impl Engine {
         loop {
             let mut committed = None;
             let written = write_group(
-                &parts,
+                parts,
                 &mut |composed| {
                     committed = Some(self.journal_group(files, composed, &mut refused)?);
                     Ok(())
@@ -230,6 +237,17 @@ impl Engine {
         }
         self.commit_data(&mut data, transaction).map(|seq| (seq, logged))
     }
+}
+
+type Fillers = Vec<(u64, Vec<u8>)>;
+
+/// The zeros that the files' parts need. Their sizes do not change meanwhile.
+fn fillers_of(files: &[&Collected]) -> Vec<Fillers> {
+    files.iter().map(|file| file.fillers()).collect()
+}
+
+fn parts_of<'a>(files: &[&'a Collected], fillers: &'a [Fillers]) -> Vec<GroupPart<'a>> {
+    files.iter().zip(fillers).map(|(file, fillers)| file.part(fillers)).collect()
 }
 
 /// No record takes the group; it goes to fresh blocks then.
