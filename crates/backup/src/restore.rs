@@ -39,7 +39,8 @@ pub async fn run(arguments: &Restore) -> Outcome {
         return Err(Failure::new(
             FAILED,
             format!(
-                "{0} already has {1}: nothing was restored, and what was done to the volume since stays.                  `quire snapshot rollback {0} {2}` takes it back to that, if it is its newest snapshot",
+                "{0} already has {1}: nothing was restored, and what was done to the volume since stays. \
+                 `quire snapshot rollback {0} {2}` takes it back to that, if it is its newest snapshot",
                 target.display(),
                 arguments.name,
                 backups[received - 1].snapshot.name

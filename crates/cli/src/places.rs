@@ -34,7 +34,7 @@ pub fn mount_of(volume: &Path) -> Outcome<Option<PathBuf>> {
 /// Where a volume is mounted. The mount table may show another name for it (`fsname`); then its server's
 /// command line tells.
 pub fn mounted_on(volume: &Path) -> Result<Option<PathBuf>> {
-    let dir = server_of(volume).and_then(|process| mount_point_of(&process));
+    let dir = server_of(volume, None).and_then(|process| mount_point_of(&process));
     let is_it = |entry: &MountEntry| entry.source == volume || Some(&entry.dir) == dir.as_ref();
     let found = mounts::mounts()?.into_iter().find(|entry| entry.is_quire() && is_it(entry));
     Ok(found.map(|entry| entry.dir))
@@ -57,10 +57,10 @@ pub fn unmounted(volume: &Path) -> Outcome<PathBuf> {
 
 /// The directory in `/proc` of the background server, not this process, that has `operand` (a volume or a
 /// mount point, absolute) on its command line.
-pub fn server_of(operand: &Path) -> Option<PathBuf> {
+pub fn server_of(operand: &Path, owner: Option<u32>) -> Option<PathBuf> {
     std::fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path()).find(|process| {
         let number = process.file_name().and_then(|name| name.to_str()?.parse::<u32>().ok());
-        if number.is_none_or(|number| number == std::process::id()) || !is_trusted(process) {
+        if number.is_none_or(|number| number == std::process::id()) || !is_trusted(process, owner) {
             return false;
         }
         let Ok(line) = std::fs::read(process.join("cmdline")) else { return false };
@@ -71,10 +71,10 @@ pub fn server_of(operand: &Path) -> Option<PathBuf> {
     })
 }
 
-/// Whether a process is root's or this user's: any other may have anything on its command line.
-fn is_trusted(process: &Path) -> bool {
+/// Whether a process is root's, this user's or the owner's: any other may have anything on its command line.
+fn is_trusted(process: &Path, owner: Option<u32>) -> bool {
     let user = rustix::process::geteuid().as_raw();
-    std::fs::metadata(process).is_ok_and(|found| [0, user].contains(&found.uid()))
+    std::fs::metadata(process).is_ok_and(|found| [Some(0), Some(user), owner].contains(&Some(found.uid())))
 }
 
 /// The mount point of a background server that [`server_of`] found.

@@ -78,7 +78,7 @@ impl Content {
 struct Version {
     /// The record's.
     seq: Seq,
-    /// The oldest record of the block that is not at home.
+    /// No record of the block before this position waits for its home.
     waits_since: Seq,
     /// None once it is at home.
     content: Option<Content>,

@@ -93,6 +93,11 @@ impl MountEntry {
         self.kind == FILE_SYSTEM_TYPE || self.is_block()
     }
 
+    /// The user who mounted it, as the kernel numbers users.
+    pub fn user(&self) -> Option<u32> {
+        self.options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok())
+    }
+
     /// Whether its source is a block device, so that unmounting it waits for the server.
     fn is_block(&self) -> bool {
         self.kind == BLOCK_TYPE

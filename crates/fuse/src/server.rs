@@ -313,6 +313,7 @@ impl Server {
         let server = self.clone();
         self.background.spawn(move || {
             if ticket.is_over() {
+                drop(server.pending.take(ticket));
                 return;
             }
             let done = server.operations.sync_all().map_err(|error| number(&error));

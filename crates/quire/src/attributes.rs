@@ -153,7 +153,8 @@ impl Engine {
             ));
         }
         if let Some(size) = set.size {
-            self.resize(inode, size)?;
+            // Set-id bits go before what is cut, so that no crash leaves them with what another has made.
+            if set.kill_suid_sgid { self.truncate(inode, size) } else { self.resize(inode, size) }?;
         }
         if set.changes_record() {
             let _change = self.begin_change()?;

@@ -10,9 +10,8 @@
 //! is what the next stream begins at; the receiver refuses if it is not the same snapshot.
 //!
 //! Invariants: snapshots without the prefix are never touched. The newest snapshot that both sides have is
-//! never deleted. A snapshot is deleted on the source only when the target has a newer one, or when its
-//! stream was refused: then the next round takes another one, and refusals leave one snapshot, however many
-//! they are.
+//! never deleted. A snapshot is deleted on the source only when the target has a newer one, or when the
+//! target has refused it and begun nothing: so refusals leave no snapshots, however many they are.
 //!
 //! Neighbours: [`report`] says how far behind the copy is; docs/streams.md, "A standby".
 
@@ -94,23 +93,34 @@ impl Replication {
                 ),
             ));
         }
-        // What no stream has carried to its end, nor ever will: without a rest, the target has begun nothing.
-        let sent = common.map_or(0, |(number, _)| *number);
-        for (_, unsent) in mine_here.iter().filter(|(number, _)| *number > sent) {
-            self.source.run(&["snapshot", "delete", self.source.volume(), &unsent.name])?;
+        if let Some((sent, _)) = common {
+            // What no stream has carried to its end, nor ever will: the target has begun nothing.
+            let unsent = mine_here.iter().filter(|(number, _)| number > sent);
+            unsent.for_each(|(_, unsent)| self.give_up(&unsent.name));
         }
         let last = mine_there.iter().chain(&mine_here).map(|(number, _)| *number).max().unwrap_or(0);
         let name = self.name(last + 1);
         self.source.run(&["snapshot", "create", self.source.volume(), &name])?;
         let from = common.map(|(number, _)| self.name(*number));
         let began = Instant::now();
-        let bytes = ends::pipe(&self.source, &self.send(&name, from.as_deref()), &self.target, report)?;
+        let sent = ends::pipe(&self.source, &self.send(&name, from.as_deref()), &self.target, report);
+        if sent.is_err() && matches!(self.target.resume_token(), Ok(None)) {
+            self.give_up(&name);
+        }
+        let bytes = sent?;
         tracing::info!("{name} is on {}: {bytes} bytes in {:.1?}", self.target.name(), began.elapsed());
         let taken = self.source.snapshots()?.into_iter().find(|snapshot| snapshot.name == name);
         report.succeeded(taken.map(|snapshot| snapshot.created));
         // Each by itself: a snapshot that somebody reads stays for a while.
         let (source, target) = (self.prune(&self.source), self.prune(&self.target));
         source.and(target)
+    }
+
+    /// Deletes a snapshot of the source that the target has refused. Where somebody reads it, it stays.
+    fn give_up(&self, name: &str) {
+        if let Err(failure) = self.source.run(&["snapshot", "delete", self.source.volume(), name]) {
+            tracing::warn!("{failure}: the snapshot stays for now");
+        }
     }
 
     /// Goes on with what the last stream has left at the target, or gives it up.

@@ -34,7 +34,7 @@ pub fn run(arguments: &Umount) -> Outcome {
         return Ok(mount::unmount(&dir, Unmount::Detach)?);
     }
     // Before the unmount: the server may be gone before it could be looked for.
-    let server = server_of(&dir);
+    let server = server_of(&dir, entry.user());
     let slow = || eprintln!("quire: waiting until everything is on disk");
     let patient = talk_meanwhile(&entry, server.as_deref(), slow);
     let unmounted = mount::unmount(&dir, Unmount::Plain);

@@ -142,5 +142,5 @@ fn open(path: &Path, options: &MountOptions) -> Result<Volume> {
 /// Open for writing, not mounted, and the process that has it open once mounted volumes: a server on its way
 /// out.
 fn is_closing(volume: &Path) -> Result<bool> {
-    Ok(mounted_on(volume)?.is_none() && server_of(volume).is_some())
+    Ok(mounted_on(volume)?.is_none() && server_of(volume, None).is_some())
 }

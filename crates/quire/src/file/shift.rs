@@ -220,12 +220,15 @@ impl Engine {
         Ok(())
     }
 
-    /// An error if what follows a block has no place so many bytes further up: blocks that were allocated
-    /// beyond the end of the file move too.
+    /// An error if what follows a block, or reaches over it, has no place so many bytes further up: blocks
+    /// that were allocated beyond the end of the file move too.
     fn check_has_place(&self, inode: &Inode, first: u64, len: u64) -> Result<()> {
-        let (last, floor) = (Key::extent(inode.number, u64::MAX), Key::extent(inode.number, first));
+        let (last, floor) = (Key::extent(inode.number, u64::MAX), Key::extent(inode.number, 0));
         let Some((key, value)) = self.store.tree.last_at_or_before(last, floor)? else { return Ok(()) };
         let end = Extent::decode(key.offset, &value)?.file_end();
+        if end <= first {
+            return Ok(());
+        }
         range_end(end * BLOCK_SIZE as u64, len).map(drop)
     }
 

@@ -18,6 +18,7 @@ use super::range_end;
 use crate::engine::Engine;
 use crate::extent_map::Replacement;
 use crate::inode::{Inode, InodeRef};
+use crate::lease::moving::Moving;
 use crate::store::transaction::{Cost, Depends};
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
@@ -32,17 +33,22 @@ impl Engine {
     /// Sets a file's size in bytes. What lies beyond is gone; what is gained reads as zeros. Its set-id bits
     /// go too.
     pub(crate) fn truncate(self: &Arc<Engine>, inode: &InodeRef, size: u64) -> Result<()> {
+        let moving = self.begin_moving()?;
         inode.check_regular()?;
         range_end(size, 0)?;
         self.clear_privileges(inode)?;
-        self.resize(inode, size)
+        self.resize_begun(moving, inode, size)
     }
 
     /// As [`Engine::truncate`], for callers that decide about set-id bits themselves.
     pub(crate) fn resize(self: &Arc<Engine>, inode: &InodeRef, size: u64) -> Result<()> {
-        let mut moving = self.begin_moving()?;
+        let moving = self.begin_moving()?;
         inode.check_regular()?;
         range_end(size, 0)?;
+        self.resize_begun(moving, inode, size)
+    }
+
+    fn resize_begun(self: &Arc<Engine>, mut moving: Moving<'_>, inode: &InodeRef, size: u64) -> Result<()> {
         let blocks = || inode.blocks_resized(size);
         self.exclusively_moving(inode, &mut moving, blocks, || self.set_size(inode, size))
     }

@@ -2,7 +2,7 @@
 //! An error says what, and nothing is half done that the caller is not told of.
 
 use quire::backend::MemoryBackend;
-use quire::inodes::{FallocateMode, IoFlags};
+use quire::inodes::{FallocateMode, IoFlags, SetAttributes};
 use quire::{ErrorKind, FormatOptions, OpenOptions, Volume, VolumeOptions};
 use quire_device::simulated::{Fault, FaultOp};
 use quire_device::{Backend, IoClass, SimulatedBackend};
@@ -186,4 +186,21 @@ fn nothing_is_inserted_below_what_cannot_move() {
     volume.close().unwrap();
     let after = options().open_backend(device).unwrap();
     assert_eq!(after.read("data").unwrap(), [1; 2 * BLOCK]);
+}
+
+/// The same, where blocks begin below the point and reach over it.
+#[test]
+fn nothing_is_inserted_into_what_cannot_move() {
+    let device = Arc::new(MemoryBackend::new(4096));
+    let volume = volume_on(device.clone());
+    let inode = crate::common::file(&volume, "data");
+    let inodes = volume.inodes();
+    let below = |bytes: u64| (1 << 63) - bytes;
+    let size = SetAttributes { size: Some(below(16 << 10)), ..SetAttributes::default() };
+    inodes.set_attributes(&inode, &size).unwrap();
+    inodes.allocate(&inode, FallocateMode::KeepSize, below(32 << 10), 28 << 10).unwrap();
+    let inserted = inodes.allocate(&inode, FallocateMode::Insert, below(20 << 10), 8 << 10);
+    assert_eq!(inserted.unwrap_err().kind(), ErrorKind::FileTooBig);
+    volume.close().unwrap();
+    options().open_backend(device).unwrap();
 }
