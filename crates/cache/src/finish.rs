@@ -20,6 +20,7 @@ use crate::span::Span;
 use quire_base::sync::atomic::Ordering;
 use quire_base::sync::{Arc, Condvar, Mutex};
 use quire_base::{Error, Result};
+use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -105,6 +106,9 @@ pub(crate) fn end_run(mapping: &Arc<Mapping>, spans: &[Span], outcome: Result<()
         }
     }
     let waits = mapping.clear_writeback(spans);
+    if outcome.is_err() {
+        mapping.relist(spans);
+    }
     settle(mapping, spans, cleaned, waits, |span| span.unshare(&mapping.core.parking));
 }
 
@@ -117,6 +121,9 @@ pub(crate) fn settle(
     waits: WaitsBefore,
     let_go: impl Fn(&Span),
 ) {
+    // Now: a folio that leaves may have another life, elsewhere, before the waits are ended.
+    let blocks: SmallVec<[(u64, u64); 16]> =
+        spans.iter().map(|span| (span.file_block(), span.end_block())).collect();
     // Of the folio at hand, held by this run.
     let mut pins = 0;
     let drops = mapping.backing().is_ok_and(|backing| backing.drops());
@@ -135,7 +142,7 @@ pub(crate) fn settle(
         }
     }
     mapping.core.cleaned(cleaned);
-    mapping.ended(spans, waits);
+    mapping.ended(&blocks, waits);
 }
 
 /// The queue of completed runs.

@@ -27,7 +27,6 @@ use crate::reclaim::touch;
 use crate::segment::{self, SegmentLock};
 use crate::span::Span;
 use crate::write::{Source, homeless, store};
-use crate::writeback::claim_dirty;
 use quire_base::sync::Arc;
 use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, Result};
@@ -184,7 +183,7 @@ impl GroupPart<'_> {
             for pin in pins {
                 let (from, to) = pin.clip(*first, *end);
                 for (word, mask) in masks(from, to) {
-                    let claimed = runs(word, claim_dirty(pin, word, mask));
+                    let claimed = runs(word, self.mapping.claim_dirty(pin, word, mask));
                     spans.extend(claimed.map(|(first, count)| Span { pin: pin.clone(), first, count }));
                 }
             }

@@ -28,7 +28,7 @@ use crate::folio::FolioPin;
 use crate::mapping::Mapping;
 use crate::outbox::Outbox;
 use crate::span::{Contents, Span};
-use crate::writeback::{Effort, Gathered, claim_dirty};
+use crate::writeback::{Effort, Gathered};
 use quire_base::sync::Arc;
 use quire_base::{Error, ErrorKind, Result};
 
@@ -259,7 +259,7 @@ impl Units<'_> {
             let number = pin.segment_number(from);
             let stop = pin.segment_blocks(number).1.min(to);
             let (word, mask) = masks(from, stop).next().expect("the range has a block");
-            for (first, count) in runs(word, claim_dirty(pin, word, mask)) {
+            for (first, count) in runs(word, self.mapping.claim_dirty(pin, word, mask)) {
                 pin.segment(number).share_again();
                 self.blocks += u64::from(count);
                 self.spans.push(Span { pin: pin.clone(), first, count });

@@ -408,6 +408,8 @@ impl Mapping {
 
     /// The first run within one folio.
     fn first_listed(&self, from: u64, end: u64, writeback: bool) -> Option<(u64, u64)> {
+        // With it no block goes from writeback back to dirty between the two looks.
+        let _waits = writeback.then(|| self.waits.lock());
         let list = self.list.lock();
         for folio in listed_from(&list.folios, from, end) {
             let (first, last) = folio.clip(from, end);

@@ -23,8 +23,10 @@
 //! waits.
 
 use crate::backing::Purpose;
+use crate::bits::runs;
 use crate::blocks::Blocks;
 use crate::finish;
+use crate::folio::FolioPin;
 use crate::index::BLOCKS_END;
 use crate::mapping::Mapping;
 use crate::outbox::{Outbox, Queue};
@@ -264,13 +266,13 @@ impl Mapping {
 
     /// Ends the waits for blocks that have left writeback, as far as these waits began before the blocks left
     /// it.
-    pub(crate) fn ended(&self, spans: &[Span], before: WaitsBefore) {
+    pub(crate) fn ended(&self, blocks: &[(u64, u64)], before: WaitsBefore) {
         let mut waits = self.waits.lock();
         let concerned = waits.waits.iter_mut().filter(|wait| wait.number < before.0);
         for Wait { pending, again, .. } in concerned {
-            for span in spans {
-                pending.remove(span.file_block(), span.end_block(), |_, _| {});
-                again.remove(span.file_block(), span.end_block(), |_, _| {});
+            for (first, end) in blocks {
+                pending.remove(*first, *end, |_, _| {});
+                again.remove(*first, *end, |_, _| {});
             }
         }
         self.tell(waits);
@@ -287,7 +289,30 @@ impl Mapping {
                     .remove(span.file_block(), span.end_block(), |word, bits| again.insert_bits(word, bits));
             }
         }
+        self.relist(spans);
         self.tell(waits);
+    }
+
+    /// Lists the folios of blocks that have gone from writeback back to dirty. A look that had found them not
+    /// dirty before, and then not in writeback, may have taken one off the list.
+    pub(crate) fn relist(&self, spans: &[Span]) {
+        spans.iter().for_each(|span| self.enlist(&span.pin, span.pin.folio()));
+    }
+
+    /// Takes writeback bits back that were set in vain: another thread had claimed these blocks, and they may
+    /// be written by now. A look that met such a bit waits for nothing: it gathers once more.
+    #[cold]
+    pub(crate) fn not_in_flight(&self, pin: &FolioPin, word: usize, bits: u64) {
+        let mut waits = self.waits.lock();
+        pin.writeback().word(word).fetch_and(!bits, Ordering::SeqCst);
+        for (first, count) in runs(word, bits) {
+            let start = pin.start() + u64::from(first);
+            for Wait { pending, again, .. } in &mut waits.waits {
+                pending.remove(start, start + u64::from(count), |word, bits| again.insert_bits(word, bits));
+            }
+        }
+        self.tell(waits);
+        self.settle(pin);
     }
 }
 

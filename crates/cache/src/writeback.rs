@@ -228,7 +228,7 @@ impl Gathering<'_> {
                 self.mapping.core.metrics.writeback_queued.add(1);
                 segment.share(&self.mapping.core.parking);
             }
-            let bits = claim_dirty(pin, word, mask);
+            let bits = self.mapping.claim_dirty(pin, word, mask);
             if bits == 0 {
                 segment.unshare(&self.mapping.core.parking);
             }
@@ -317,7 +317,10 @@ impl Gathering<'_> {
             span.pin.dirty().set(span.first, span.first + span.count);
         }
         let waits = self.mapping.clear_writeback(&self.spans);
-        self.mapping.ended(&self.spans, waits);
+        self.mapping.relist(&self.spans);
+        let blocks: Vec<(u64, u64)> =
+            self.spans.iter().map(|span| (span.file_block(), span.end_block())).collect();
+        self.mapping.ended(&blocks, waits);
         self.spans.drain(..).for_each(|span| span.unshare(&self.mapping.core.parking));
         self.blocks = 0;
     }
@@ -339,18 +342,20 @@ impl Gathering<'_> {
     }
 }
 
-/// Moves dirty bits to writeback; returns those that were ours to move. The caller shares the segment.
-pub(crate) fn claim_dirty(pin: &FolioPin, word: usize, mask: u64) -> u64 {
-    let (dirty, writeback) = (pin.dirty().word(word), pin.writeback().word(word));
-    let wanted = dirty.load(Ordering::SeqCst) & mask;
-    // Writeback first, so that a block is never seen with neither.
-    let in_flight = writeback.fetch_or(wanted, Ordering::SeqCst);
-    let claimed = wanted & !in_flight;
-    let ours = claimed & dirty.fetch_and(!claimed, Ordering::SeqCst);
-    if ours != claimed {
-        writeback.fetch_and(!(claimed & !ours), Ordering::SeqCst);
+impl Mapping {
+    /// Moves dirty bits to writeback; returns those that were ours to move. The caller shares the segment.
+    pub(crate) fn claim_dirty(&self, pin: &FolioPin, word: usize, mask: u64) -> u64 {
+        let (dirty, writeback) = (pin.dirty().word(word), pin.writeback().word(word));
+        let wanted = dirty.load(Ordering::SeqCst) & mask;
+        // Writeback first, so that a block is never seen with neither.
+        let in_flight = writeback.fetch_or(wanted, Ordering::SeqCst);
+        let claimed = wanted & !in_flight;
+        let ours = claimed & dirty.fetch_and(!claimed, Ordering::SeqCst);
+        if ours != claimed {
+            self.not_in_flight(pin, word, claimed & !ours);
+        }
+        ours
     }
-    ours
 }
 
 /// How many blocks a placement covers, if it is what was asked for.

@@ -171,3 +171,30 @@ fn advice_moves_data_in_and_out() {
     assert!(is_cached(&volume, &file, 2 * MIB, 512 << 10), "nothing was read ahead");
     assert!(block == [5; 4096]);
 }
+
+/// A run that had been written read the places of its blocks from their folios again after these had left the
+/// cache. Another file had taken such a folio meanwhile, and the writer waited for its own blocks without
+/// end.
+#[test]
+fn uncached_streams_side_by_side_come_to_their_ends() {
+    let backend: Arc<dyn Backend> = Arc::new(MemoryBackend::new(1 << 16));
+    FormatOptions::new().format_backend(backend.clone()).unwrap();
+    let volume = VolumeOptions::new().cache_bytes(16 << 20).open_backend(backend).unwrap();
+    let (end, ends) = std::sync::mpsc::channel();
+    for number in 0..8 {
+        let (volume, end) = (volume.clone(), end.clone());
+        std::thread::spawn(move || {
+            let options = OpenOptions::new().read(true).write(true).create(true).clone();
+            let file = options.open(&volume, format!("{number}")).unwrap();
+            let how = IoFlags::UNCACHED | IoFlags::THROUGH;
+            for at in 0..50_000u64 {
+                volume.inodes().write_at(file.inode(), &[1; 4096], at * 7 % 64 * 4096, how).unwrap();
+            }
+            end.send(()).unwrap();
+        });
+    }
+    for _ in 0..8 {
+        ends.recv_timeout(std::time::Duration::from_secs(60)).expect("a write that ends");
+    }
+    volume.close().unwrap();
+}

@@ -122,9 +122,10 @@ fn a_volume_that_shuts_down_in_the_middle() {
     let failed = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for n in 0..3u64 {
-            let (volume, failed) = (&volume, &failed);
+            let failed = &failed;
+            // Here: on a busy machine the thread may begin behind the failure.
+            let file = writable().direct(n == 2).open(&volume, "f").unwrap();
             scope.spawn(move || {
-                let file = writable().direct(n == 2).open(volume, "f").unwrap();
                 for round in 0u64.. {
                     let at = (round * 13 + n) % RECORDS * RECORD as u64;
                     let outcome = file.write_at(&[round as u8 | 1; RECORD], at);
@@ -143,8 +144,8 @@ fn a_volume_that_shuts_down_in_the_middle() {
             });
         }
         std::thread::sleep(std::time::Duration::from_millis(50));
-        device.inject(Fault::on(FaultOp::Write).class(IoClass::Journal).times(1));
         failed.store(true, Ordering::SeqCst);
+        device.inject(Fault::on(FaultOp::Write).class(IoClass::Journal).times(1));
         while volume.create_dir("d").and_then(|()| volume.sync()).is_ok() {
             volume.remove_dir("d").unwrap();
         }
