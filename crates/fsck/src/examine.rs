@@ -41,6 +41,8 @@ pub(crate) struct Examined {
     pub(crate) kept: Vec<Checkpoint>,
     /// The pool's chunks after replay.
     pub(crate) chunks: Vec<Run>,
+    /// Whether the volume has an unfinished receive, and the snapshot that it began at.
+    pub(crate) is_receiving: bool,
     /// Where the journal ends.
     end: Seq,
     pair: Pair,
@@ -105,6 +107,7 @@ fn by_evidence(
         kept: by_older.kept,
         chosen: by_older.chosen,
         chunks: by_older.chunks,
+        is_receiving: by_older.is_receiving,
         end: by_older.end,
         pair: both.pair,
     })
@@ -122,6 +125,7 @@ fn look(backend: &Arc<dyn Backend>, tell: Option<&dyn Fn(Progress)>) -> Result<E
         kept: Vec::new(),
         chosen: None,
         chunks: Vec::new(),
+        is_receiving: false,
         end: Seq(0),
         pair,
     };
@@ -310,11 +314,12 @@ fn cross_check(
     // the receive was given up, the volume is what the snapshot before it has.
     let unfinished = image.tree.get_with(Key::RECEIVING, Unfinished::decode)?.and_then(Result::ok);
     let base = unfinished.map(|unfinished| Key::snapshot(unfinished.base));
-    let is_unfinished = base.map(|base| image.tree.get(base)).transpose()?.flatten().is_some();
-    if !is_unfinished && let Err(error) = analysis::run(&view, findings, tell) {
+    let is_receiving = base.map(|base| image.tree.get(base)).transpose()?.flatten().is_some();
+    if !is_receiving && let Err(error) = analysis::run(&view, findings, tell) {
         findings.add(IssueKind::VolumeRefused, Place::NONE, format!("the tree cannot be read: {error}"));
     }
     examined.chunks = chunks;
+    examined.is_receiving = is_receiving;
     Ok(())
 }
 

@@ -146,7 +146,9 @@ pub struct Readable {
 /// As [`replay`], but damage cuts the journal: everything before it is handed over. Whole records behind the
 /// damage go to `later`; they must not be replayed, but they tell which blocks were used again.
 ///
-/// Errors: those of `apply`; a ring that is not on the device.
+/// A record that `apply` calls `Corrupt` is damage as well.
+///
+/// Errors: other ones of `apply`; a ring that is not on the device.
 pub fn replay_readable(
     device: &Device,
     config: &ReplayConfig,
@@ -155,8 +157,13 @@ pub fn replay_readable(
 ) -> Result<Readable> {
     let ring = OnDevice { device, start: config.start };
     let mut failed = None;
-    let mut remember =
-        |seq: Seq, payload: &[u8]| apply(seq, payload).inspect_err(|error| failed = Some(error.clone()));
+    let mut remember = |seq: Seq, payload: &[u8]| {
+        apply(seq, payload).inspect_err(|error| {
+            if error.kind() != ErrorKind::Corrupt {
+                failed = Some(error.clone());
+            }
+        })
+    };
     let later = Some(Later { hand_over: later, records: None });
     let mut walk = Walk { apply: &mut remember, later, damage: None, unreadable: Vec::new() };
     let end = walk.ring(&ring, config)?;

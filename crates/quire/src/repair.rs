@@ -2,7 +2,7 @@
 //! that is what is being mended.
 //!
 //! Protocol: [`Session::open`] recovers the volume as a mount does, but frees no orphans and finishes no
-//! logged operations. Changes gather until [`Session::commit`], which applies them to the tree in memory,
+//! logged operations; a volume with an unfinished receive opens as what it has of it. Changes gather until [`Session::commit`], which applies them to the tree in memory,
 //! under the barrier and past the journal; checkpoints publish them, [`Session::close`]'s at the latest. A
 //! crash in between leaves what the last checkpoint had, and the next check finds the rest.
 //!
@@ -37,7 +37,7 @@ pub struct Session {
 impl Session {
     /// Recovers the volume on `backend` and opens it for raw changes.
     pub fn open(backend: Arc<dyn Backend>) -> Result<Session> {
-        let options = VolumeOptions { threads: false, ..VolumeOptions::default() };
+        let options = VolumeOptions { threads: false, receiving: true, ..VolumeOptions::default() };
         let (engine, _) = recovery::open_unfinished(backend, options)?;
         engine.store.check_writable()?;
         Ok(Session { engine, pending: Vec::new() })
@@ -47,7 +47,7 @@ impl Session {
     /// lack keys, and its journal may be damaged. The journal is replayed up to the damage; used blocks and
     /// counters are then wrong, and for the caller to settle.
     pub fn open_remains(backend: Arc<dyn Backend>) -> Result<(Session, JournalCut)> {
-        let options = VolumeOptions { threads: false, ..VolumeOptions::default() };
+        let options = VolumeOptions { threads: false, receiving: true, ..VolumeOptions::default() };
         let (engine, cut) = recovery::open_remains(backend, options)?;
         engine.store.check_writable()?;
         Ok((Session { engine, pending: Vec::new() }, cut))

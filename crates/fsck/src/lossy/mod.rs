@@ -158,6 +158,11 @@ fn gather(
     losses: &mut Vec<Loss>,
     tell: Tell<'_>,
 ) -> Result<bool> {
+    // Giving up its snapshots would leave neither the old state nor the new one. The receive can be ended or
+    // given up.
+    if examined.is_receiving {
+        return Ok(false);
+    }
     let device = Device::new(backend.clone());
     let usable = |checkpoint: &&Checkpoint| {
         areas_join(&checkpoint.superblock) && checkpoint.superblock.block_count <= backend.blocks()

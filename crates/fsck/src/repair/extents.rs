@@ -8,7 +8,7 @@
 use super::mender::Mender;
 use crate::fix::{Fixes, Relocation};
 use crate::space;
-use quire_base::{BLOCK_SIZE, BlockNo, InodeNo, Result};
+use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, InodeNo, Result};
 use quire_device::{AlignedBuf, IoClass};
 use quire_format::extent::{Extent, Run, carve, extents_of_run, overlay};
 use quire_format::key::Key;
@@ -147,6 +147,7 @@ impl Mender<'_> {
         let (mut at, mut found) = (superblock.data_start.0, 0);
         let mut free: Vec<Run> = Vec::new();
         let mut take = |from: u64, to: u64| {
+            let to = to.min(superblock.data_end.0);
             if from < to && found < wanted {
                 let blocks = (to - from).min(wanted - found);
                 found += blocks;
@@ -173,13 +174,20 @@ impl Mender<'_> {
         Ok(free)
     }
 
-    /// A file's own copy of its blocks, written but named by no extent yet; without free blocks left, of
-    /// fewer.
+    /// A file's own copy of its blocks, written but named by no extent yet.
+    ///
+    /// Errors: `NoSpace`, before any file has lost what it shares.
     fn copies(&self, part: &Extent, free: &mut Vec<Run>) -> Result<Vec<Extent>> {
         let mut copies: Vec<Extent> = Vec::new();
         let (mut done, blocks) = (0, u64::from(part.len));
         while done < blocks {
-            let Some(run) = free.pop() else { break };
+            let run = free.pop().ok_or_else(|| {
+                Error::new(
+                    ErrorKind::NoSpace,
+                    "the volume has no free blocks for a copy of what two files share: delete some files, or let the \
+                     volume grow (quire resize), then run the repair again",
+                )
+            })?;
             let count = run.blocks.min(blocks - done);
             if count < run.blocks {
                 free.push(Run::new(run.start.offset(count), run.blocks - count));

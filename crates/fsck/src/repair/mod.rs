@@ -8,6 +8,7 @@
 //!    analyse, carry the fixes out; until only the accounts (regions, counters) are wrong, which come last.
 //!    Fixes are small and local, and what one brings to light the next round mends: so the same code mends
 //!    any mixture, a repair that was cut off is taken up by the next one, and mending twice changes nothing.
+//!    The tree that an unfinished receive builds makes no sense before its end: it is left as it is.
 //! 3. The volume is closed and looked at again; what is no longer found has been repaired.
 //!
 //! Invariants: a block in use is marked used before any free one is looked for, and freed blocks are marked
@@ -62,8 +63,9 @@ pub(crate) fn run(
         return Ok(first.findings.into_report());
     }
     let mut before = std::mem::take(&mut first.findings);
-    copies::mend(&**backend, &before.fixes.copies)?;
+    // Of a volume that cannot be opened nobody knows which copies are in use.
     if let Some(chosen) = first.chosen {
+        copies::mend(&**backend, &before.fixes.copies)?;
         copies::mend(&**backend, &first.checkpoints[chosen].copies)?;
     }
     let mended = match first.chosen {
@@ -125,7 +127,9 @@ fn mend(
         slot::abandon(&**backend, &examined.checkpoints[chosen].superblock, slot)?;
     }
     let mut session = Session::open(backend.clone())?;
-    rounds(backend, &mut session, &examined.chunks, tell)?;
+    if !examined.is_receiving {
+        rounds(backend, &mut session, &examined.chunks, tell)?;
+    }
     session.close()?;
     if fixes.clear_error_flag {
         slot::clear_error_flags(&**backend)?;

@@ -253,14 +253,15 @@ impl Target {
         salvaged: &mut Salvaged,
     ) {
         let metadata = inodes.metadata(inode);
-        each_xattr(inodes, inode, path, salvaged, |name, value| {
-            fs::fsetxattr(made, name, value, XattrFlags::empty())
-        });
         let mut done = Ok(());
         if self.privileged {
             let (uid, gid) = (Uid::from_raw(metadata.uid()), Gid::from_raw(metadata.gid()));
             done = fs::fchown(made, Some(uid), Some(gid));
         }
+        // A new owner takes a file's capabilities away.
+        each_xattr(inodes, inode, path, salvaged, |name, value| {
+            fs::fsetxattr(made, name, value, XattrFlags::empty())
+        });
         let mode = Mode::from_raw_mode(metadata.permission_bits());
         done = done.and(fs::fchmod(made, mode)).and(fs::futimens(made, &times(&metadata)));
         if let Err(errno) = done {
@@ -321,7 +322,14 @@ fn contents(
     let mut unreadable: Option<(u64, u64)> = None;
     let mut at = 0;
     while at < size {
-        let Ok(start) = inodes.seek_data(inode, at) else { break };
+        let start = match inodes.seek_data(inode, at) {
+            Ok(start) => start,
+            Err(error) if error.kind() == ErrorKind::NoData => break,
+            Err(error) => {
+                salvaged.problem(path, format!("what lies behind byte {at} cannot be found: {error}"));
+                break;
+            }
+        };
         let end = inodes.seek_hole(inode, start).unwrap_or(size).min(size);
         if start >= size {
             break;

@@ -356,6 +356,35 @@ fn blocks_of_two_files_are_copied_for_the_younger() {
     assert_eq!(editor.block(copy.disk_block), contents);
 }
 
+/// Without room for the copies, the repair took the shared blocks from the younger file all the same, and said
+/// that all was well.
+#[test]
+fn without_room_for_copies_no_file_loses_blocks() {
+    let mut editor = Editor::new(&closed());
+    for region in 0..BLOCKS / 4096 {
+        let mut all = RegionMap::new();
+        all.set_used(0, 4096).unwrap();
+        editor.put(Key::region(region), &all.encode().unwrap());
+    }
+    let extents: Vec<_> = editor
+        .of_kind(KeyKind::Extent)
+        .into_iter()
+        .map(|at| (at, Extent::decode(at.key.offset, &editor.value(&at)).unwrap()))
+        .filter(|(_, extent)| !extent.unwritten)
+        .collect();
+    let (older, first) = extents[0];
+    let (younger, second) =
+        extents.iter().copied().rfind(|(at, _)| at.key.object > older.key.object).unwrap();
+    let stolen = Extent { disk_block: first.disk_block, ..second };
+    editor.set_value(&younger, &stolen.encode());
+    let (report, after) = repair(&editor.image);
+    assert!(report.has(IssueKind::RepairFailed), "{:#?}", report.issues);
+    assert!(report.issues.iter().any(|issue| issue.message.contains("no free blocks")), "{report:#?}");
+    let editor = Editor::new(&after);
+    let left = Extent::decode(younger.key.offset, &editor.value(&editor.key(younger.key))).unwrap();
+    assert_eq!(left, stolen);
+}
+
 #[test]
 fn extents_in_the_pool_and_past_the_end_become_holes() {
     let original = Editor::new(&closed());

@@ -2,13 +2,13 @@
 
 use crate::common::editor::Editor;
 use crate::common::{assert_clean, check, closed, device, options, repair};
-use quire::{OpenOptions, take_snapshot_backend};
+use quire::{OpenOptions, ReceiveOptions, SendOptions, take_snapshot_backend};
 use quire_device::simulated::Image;
 use quire_format::key::{Key, KeyKind};
 use quire_format::region::RegionMap;
 use quire_format::snapshot::Snapshot;
 use quire_format::superblock::SLOT_BLOCKS;
-use quire_fsck::IssueKind;
+use quire_fsck::{IssueKind, Options, check_backend};
 
 /// A volume with two snapshots and dead blocks, closed in order.
 fn with_snapshots() -> Image {
@@ -70,4 +70,48 @@ fn damage_in_a_snapshot_is_found_and_deleting_it_is_enough() {
     volume.delete_snapshot("s0").unwrap();
     volume.close().unwrap();
     assert_clean(&backend.visible(), "without the snapshot");
+}
+
+/// The repair opened a volume for writing as a mount does, which refuses one with an unfinished receive: no
+/// damage in it could be mended. What the lossy repair did then was worse: it gave up all snapshots, with the
+/// one that the receive had begun at, and the volume had neither its old state nor its new one.
+#[test]
+fn an_unfinished_receive_is_left_as_it_is() {
+    let source = device(&with_snapshots());
+    let volume = options().read_only(true).open_backend(source.clone()).unwrap();
+    let stream = |from: Option<&str>, name: &str| {
+        let (mut stream, send) = (Vec::new(), SendOptions::new());
+        let send = from.map_or(send.clone(), |from| send.from(from));
+        send.send(&volume, name, &mut stream, &mut |_| ()).unwrap();
+        stream
+    };
+    let receive = |target: &Image, mut bytes: &[u8]| {
+        let target = device(target);
+        let done = ReceiveOptions::new().receive_backend(target.clone(), &mut bytes, &mut |_| ());
+        (done.is_ok(), target.visible())
+    };
+    let (_, first) = receive(&crate::common::format(), &stream(None, "s0"));
+    let second = stream(Some("s0"), "s1");
+    let (false, half) = receive(&first, &second[..second.len() / 2]) else { panic!("half was enough") };
+    let token = |image: &Image| {
+        ReceiveOptions::unfinished_backend(device(image)).unwrap().expect("it is unfinished").token
+    };
+    for lossy in [false, true] {
+        let mut damaged = half.clone();
+        damaged.edit(SLOT_BLOCKS[1], |block| block[100] ^= 1);
+        let target = device(&damaged);
+        let report =
+            check_backend(target.clone(), &Options { repair: true, lossy, ..Options::default() }).unwrap();
+        assert_eq!(report.exit_code(), 1, "lossy {lossy}: {:#?}", report.issues);
+        let mended = target.visible();
+        assert_clean(&mended, "after the repair");
+        assert_eq!(token(&mended), token(&half));
+
+        let mut rest = Vec::new();
+        SendOptions::resume(&volume, &token(&half), &mut rest, &mut |_| ()).unwrap();
+        let (true, whole) = receive(&mended, &rest) else { panic!("lossy {lossy}: the rest is refused") };
+        assert_clean(&whole, "after the receive");
+        let received = options().read_only(true).open_backend(device(&whole)).unwrap();
+        assert_eq!(received.snapshots().unwrap().len(), 2);
+    }
 }

@@ -59,6 +59,10 @@ impl Store {
             let pool = look_at_pool(&self.device, &superblock, Look::AtAll);
             report.metadata_bytes += pool.bytes;
             bad += u64::from(pool.is_damaged) + pool.lost.len() as u64;
+            if self.read_only {
+                // Memory has it, and nothing will write it.
+                report.lost.extend(pool.lost.iter().map(ToString::to_string));
+            }
         }
         let (damaged, unreadable) = self.look_at_journal(&state, report);
         bad += u64::from(damaged);
