@@ -2,9 +2,10 @@
 //! that is what is being mended.
 //!
 //! Protocol: [`Session::open`] recovers the volume as a mount does, but frees no orphans and finishes no
-//! logged operations; a volume with an unfinished receive opens as what it has of it. Changes gather until [`Session::commit`], which applies them to the tree in memory,
-//! under the barrier and past the journal; checkpoints publish them, [`Session::close`]'s at the latest. A
-//! crash in between leaves what the last checkpoint had, and the next check finds the rest.
+//! logged operations; a volume with an unfinished receive opens as what it has of it. Changes gather until
+//! [`Session::commit`], which applies them to the tree in memory, under the barrier and past the journal;
+//! checkpoints publish them, [`Session::close`]'s at the latest. A crash in between leaves what the last
+//! checkpoint had, and the next check finds the rest.
 //!
 //! Neighbours: `quire-fsck` is the only user; [`crate::store::checkpoint`] publishes.
 

@@ -356,8 +356,8 @@ fn blocks_of_two_files_are_copied_for_the_younger() {
     assert_eq!(editor.block(copy.disk_block), contents);
 }
 
-/// Without room for the copies, the repair took the shared blocks from the younger file all the same, and said
-/// that all was well.
+/// Without room for the copies, the repair took the shared blocks from the younger file all the same, and
+/// said that all was well.
 #[test]
 fn without_room_for_copies_no_file_loses_blocks() {
     let mut editor = Editor::new(&closed());
