@@ -131,16 +131,21 @@ impl Object {
             findings.fixes.disentangle.push(number);
         }
         self.file_end = self.file_end.max(extent.file_end());
-        if extent.birth > view.superblock.epoch {
+        // By its birth the extent would be a file's alone: what replaces it would free what a snapshot has.
+        let epoch = view.superblock.epoch;
+        let is_held = extent.birth >= epoch && view.is_held(extent.run());
+        if extent.birth > epoch || is_held {
             findings.add(
                 IssueKind::ExtentBirthWrong,
                 Place { inode: Some(number), block: Some(extent.disk_block.0) },
                 format!(
-                    "inode {number}: the extent at file block {} was born in epoch {}, the volume is in epoch {}",
-                    extent.file_block, extent.birth, view.superblock.epoch
+                    "inode {number}: the extent at file block {} was born in epoch {}, the volume is in epoch {epoch}{}",
+                    extent.file_block,
+                    extent.birth,
+                    if is_held { ", and a snapshot has its blocks, too" } else { "" }
                 ),
             );
-            let born = Extent { birth: view.superblock.epoch, ..extent };
+            let born = Extent { birth: if is_held { 0 } else { epoch }, ..extent };
             findings
                 .fixes
                 .rewrite

@@ -4,7 +4,7 @@
 //! Neighbours: made from a `quire::internals::inspect::Image`, or from a repair session.
 
 use quire_format::extent::Run;
-use quire_format::region::RegionMap;
+use quire_format::region::{RegionMap, split_by_region};
 use quire_format::superblock::Superblock;
 use quire_tree::Tree;
 use std::collections::BTreeMap;
@@ -26,4 +26,14 @@ pub(crate) struct View<'a> {
     pub(crate) pool_holds: Option<&'a [u64]>,
     /// Whether the superblock's counters are to be looked at.
     pub(crate) counters: bool,
+}
+
+impl View<'_> {
+    /// Whether a snapshot needs one of these blocks.
+    pub(crate) fn is_held(&self, run: Run) -> bool {
+        split_by_region(run).any(|(region, start, blocks)| {
+            let used = self.held.get(&region).and_then(|held| held.next_used(start));
+            used.is_some_and(|at| at < start + blocks)
+        })
+    }
 }

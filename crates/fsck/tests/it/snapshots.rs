@@ -2,8 +2,10 @@
 
 use crate::common::editor::Editor;
 use crate::common::{assert_clean, check, closed, device, options, repair};
+use quire::internals::repair::Session;
 use quire::{OpenOptions, ReceiveOptions, SendOptions, take_snapshot_backend};
 use quire_device::simulated::Image;
+use quire_format::extent::Extent;
 use quire_format::key::{Key, KeyKind};
 use quire_format::region::RegionMap;
 use quire_format::snapshot::Snapshot;
@@ -113,5 +115,45 @@ fn an_unfinished_receive_is_left_as_it_is() {
         assert_clean(&whole, "after the receive");
         let received = options().read_only(true).open_backend(device(&whole)).unwrap();
         assert_eq!(received.snapshots().unwrap().len(), 2);
+    }
+}
+
+/// The repair gave an extent from a future epoch the newest one, by which its blocks were the file's alone:
+/// the next write freed what a snapshot had. And one that said so by itself was not noticed.
+#[test]
+fn what_a_snapshot_has_is_not_called_new() {
+    let image = with_snapshots();
+    let volume = options().read_only(true).open_backend(device(&image)).unwrap();
+    let kept = volume.open_snapshot("s1").unwrap().read("kept").unwrap();
+    volume.close().unwrap();
+    let editor = Editor::new(&image);
+    let epoch = editor.superblock(0).epoch;
+    let old: Vec<_> = editor
+        .of_kind(KeyKind::Extent)
+        .into_iter()
+        .map(|at| (at, Extent::decode(at.key.offset, &editor.value(&at)).unwrap()))
+        .filter(|(_, extent)| extent.birth < epoch)
+        .collect();
+    assert!(!old.is_empty());
+    for birth in [epoch, epoch + 1] {
+        // Into nodes of its own: the snapshot has the others, too.
+        let backend = device(&image);
+        let mut session = Session::open(backend.clone()).unwrap();
+        for (at, extent) in &old {
+            session.put(at.key, &Extent { birth, ..*extent }.encode());
+        }
+        session.commit().unwrap();
+        session.close().unwrap();
+        let (report, mended) = repair(&backend.visible());
+        assert!(report.has(IssueKind::ExtentBirthWrong), "birth {birth}: {:#?}", report.issues);
+        assert_clean(&mended, "after the repair");
+        let backend = device(&mended);
+        let volume = options().open_backend(backend.clone()).unwrap();
+        volume.write("kept", vec![7; 300_000]).unwrap();
+        volume.write("more", vec![8; 3_000_000]).unwrap();
+        volume.sync().unwrap();
+        assert_eq!(volume.open_snapshot("s1").unwrap().read("kept").unwrap(), kept, "birth {birth}");
+        volume.close().unwrap();
+        assert_clean(&backend.visible(), "after writing");
     }
 }
