@@ -619,7 +619,8 @@ int64_t quire_group_bytes_max(const struct quire_volume *volume);
 // are copied; the file's handle may be closed before the commit. The file was opened for writing.
 //
 // Returns: `length`; -ENOSPC or -E2BIG if the group would pass a limit, -EXDEV for a file of
-// another volume; or another negative error number. After an error the group is as it was.
+// another volume; or another negative error number. After -ENOSPC and -E2BIG the group is as it was; after
+// any other error it cannot be committed.
 // Threads: any.
 int64_t quire_group_pwrite(const struct quire_group *group,
                            const struct quire_file *file,
