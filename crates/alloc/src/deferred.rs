@@ -124,12 +124,14 @@ impl Allocator {
     /// Makes due frees reusable. True if there were any.
     pub(crate) fn settle(&self) -> bool {
         let mut any = false;
+        // Until the end: who waits for frees under way is to find none that this call will still make.
+        let mut under_way = None;
         loop {
             // Most forces end here, and share no more than this look.
             if self.deferred.is_empty() {
                 return any;
             }
-            let under_way = self.discarding.settling();
+            under_way.get_or_insert_with(|| self.discarding.settling());
             let durable = self.deferred.durable.load(Ordering::Acquire);
             let mut due = Vec::new();
             let mut pieces = Vec::new();
@@ -146,7 +148,6 @@ impl Allocator {
                 self.device.await_writes();
                 self.free_for_good(due);
             }
-            drop(under_way);
             // A thread that moved the position on meanwhile may have found the lists empty because of us.
             if self.deferred.durable.load(Ordering::Acquire) == durable {
                 return any;

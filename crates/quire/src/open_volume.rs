@@ -12,8 +12,8 @@ use crate::inode::InodeRef;
 use crate::options::VolumeOptions;
 use crate::recovery::{self, RecoveryReport};
 use crate::snapshots::readers::Reading;
+use quire_base::sync::Arc;
 use quire_base::sync::atomic::{AtomicBool, Ordering};
-use quire_base::sync::{Arc, Mutex};
 use quire_base::{Error, ErrorKind, InodeNo, Result};
 use quire_device::Backend;
 
@@ -24,7 +24,7 @@ pub(crate) struct OpenVolume {
     pub(crate) recovery: RecoveryReport,
     closed: AtomicBool,
     /// Keeps the root directory in memory.
-    root: Mutex<Option<InodeRef>>,
+    root: InodeRef,
     /// Of a snapshot that is read beside its volume: keeps it from being deleted.
     _reading: Option<Reading>,
 }
@@ -45,7 +45,7 @@ impl OpenVolume {
             threads: Threads::default(),
             recovery,
             closed: AtomicBool::new(false),
-            root: Mutex::new(Some(root)),
+            root,
             _reading: None,
         };
         if threads {
@@ -65,13 +65,13 @@ impl OpenVolume {
             threads: Threads::default(),
             recovery: RecoveryReport::default(),
             closed: AtomicBool::new(false),
-            root: Mutex::new(Some(root)),
+            root,
             _reading: Some(reading),
         })
     }
 
     pub(crate) fn root(&self) -> InodeRef {
-        self.root.lock().clone().expect("an open volume has its root in memory")
+        self.root.clone()
     }
 
     /// Closes the volume, once.
@@ -80,7 +80,6 @@ impl OpenVolume {
             return Ok(());
         }
         let engine = &self.engine;
-        drop(self.root.lock().take());
         let mut outcome = Ok(());
         let is_sound = !engine.store.read_only && engine.store.failure().is_none();
         if is_sound {

@@ -119,7 +119,7 @@ impl Tree {
     /// A superblock that names checkpoint `checkpoint` is durable; the other slot may still name the one
     /// before it. What that one had freed can be used again.
     pub fn published(&self, checkpoint: u64) {
-        self.pool.lock().release(checkpoint.saturating_sub(1));
+        self.release(checkpoint.saturating_sub(1));
         let mut versions = self.versions.lock();
         while versions.written.front().is_some_and(|(number, _)| *number <= checkpoint) {
             if let Some((_, nodes)) = versions.written.pop_front() {
@@ -131,7 +131,14 @@ impl Tree {
     /// Both slots durably name checkpoint `checkpoint`: only what it needs is needed.
     pub fn both_slots(&self, checkpoint: u64) {
         self.published(checkpoint);
-        self.pool.lock().release(checkpoint);
+        self.release(checkpoint);
+    }
+
+    /// Blocks that checkpoints up to this one freed can be used again.
+    fn release(&self, checkpoint: u64) {
+        let mut pool = self.pool.lock();
+        pool.release(checkpoint);
+        self.accounting.set_pool(pool.room(), pool.overhead());
     }
 
     fn write_image(&self, frozen: Frozen, stamp: CheckpointStamp) -> Result<CheckpointImage> {

@@ -61,6 +61,9 @@ pub struct PoolState {
     pub(crate) orphans: Vec<OrphanRef>,
     /// Freed blocks that are still busy, by the checkpoint that freed them.
     freed: VecDeque<(u64, Vec<BlockNo>)>,
+    /// How many of them were a kept checkpoint's alone, by the checkpoint that is the first without it: they
+    /// are no part of what checkpoints in a row free of one another.
+    let_go: Vec<(u64, u64)>,
     /// What kept checkpoints need, by the number that each is kept under.
     kept: BTreeMap<u32, Vec<ChunkEntry>>,
     /// Whether everything has two copies.
@@ -156,7 +159,14 @@ impl PoolState {
 
     /// Blocks beside nodes that three checkpoints can need.
     pub(crate) fn overhead(&self) -> u64 {
-        3 * self.copies() * (self.manifest_pages() + 1 + self.orphans.len() as u64) + self.only_kept_blocks()
+        let let_go: u64 = self.let_go.iter().map(|(_, blocks)| blocks).sum();
+        let pages = 3 * self.copies() * (self.manifest_pages() + 1 + self.orphans.len() as u64);
+        pages + self.only_kept_blocks() + let_go
+    }
+
+    /// Freed blocks that are still busy.
+    pub(crate) fn freed_blocks(&self) -> u64 {
+        self.freed.iter().map(|(_, blocks)| blocks.len() as u64).sum()
     }
 
     /// Blocks that kept checkpoints need, and the newest one does not.
@@ -243,6 +253,7 @@ impl PoolState {
         // Some were freed by a checkpoint whose successor is not there yet: they wait for the later one.
         self.freed.iter_mut().for_each(|(_, freed)| freed.retain(|block| !blocks.contains(block)));
         if !blocks.is_empty() {
+            self.let_go.push((checkpoint, blocks.len() as u64));
             self.freed.push_back((checkpoint, blocks.into_iter().collect()));
         }
     }
@@ -446,6 +457,7 @@ impl PoolState {
 
     /// Blocks that checkpoints up to `checkpoint` freed can be used again.
     pub(crate) fn release(&mut self, checkpoint: u64) {
+        self.let_go.retain(|(number, _)| *number > checkpoint);
         while self.freed.front().is_some_and(|(number, _)| *number <= checkpoint) {
             let (_, blocks) = self.freed.pop_front().expect("the front was looked at");
             for block in blocks {
@@ -603,6 +615,26 @@ mod tests {
         assert_eq!(rest[0], BlockNo(1030));
         assert_eq!(*rest.last().unwrap(), BlockNo(149));
         assert_eq!(pool.allocate(1, 1).unwrap_err().kind(), ErrorKind::NoSpace);
+    }
+
+    /// What a deleted snapshot alone had was room for new reservations at once, though the next two
+    /// checkpoints have to be written around it: they could find no free block, and the volume shut down.
+    #[test]
+    fn what_was_kept_is_no_room_until_it_is_free() {
+        let mut pool = pool();
+        let kept = blocks(pool.allocate(100, 1).unwrap());
+        pool.keep(7, pool.entries(1)).unwrap();
+        pool.free(kept, 2).unwrap();
+        pool.release(2);
+        let before = pool.overhead();
+        assert_eq!(pool.only_kept_blocks(), 100);
+        pool.let_go(7, 3);
+        assert_eq!((pool.only_kept_blocks(), pool.overhead()), (0, before));
+        assert_eq!((pool.free_blocks(), pool.freed_blocks()), (1970, 100));
+        pool.release(2);
+        assert_eq!(pool.overhead(), before);
+        pool.release(3);
+        assert_eq!((pool.overhead(), pool.free_blocks(), pool.freed_blocks()), (before - 100, 2070, 0));
     }
 
     #[test]

@@ -274,7 +274,9 @@ impl Tree {
         let accounting = &self.accounting;
         let nodes = accounting.live() + 4 * (accounting.dirty() + accounting.held());
         let overhead = pool.overhead();
-        let needed = |room| accounting.copies() * (nodes + 4 * accounting.emergency_of(room)) + overhead;
+        // What the last checkpoints freed fills the chunks that stay until the next ones.
+        let busy = overhead + pool.freed_blocks();
+        let needed = |room| accounting.copies() * (nodes + 4 * accounting.emergency_of(room)) + busy;
         let retired = pool.retire(may_go, &|room| room >= least && room >= needed(room));
         accounting.set_pool(pool.room(), pool.overhead());
         retired

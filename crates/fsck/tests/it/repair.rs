@@ -399,6 +399,33 @@ fn extents_in_the_pool_and_past_the_end_become_holes() {
     }
 }
 
+/// Who removed a directory by a name that it has in itself waited for itself for ever.
+#[test]
+fn a_directory_that_names_itself_is_not_removed() {
+    let mut editor = Editor::new(&closed());
+    let in_root = |name: &[u8]| {
+        editor.find(|at| {
+            at.key.kind == KeyKind::Entry
+                && at.key.object == 1
+                && Entry::decode(&editor.value(at)).unwrap().name == name
+        })
+    };
+    let (empty, root) =
+        (in_root(b"empty"), InodeRecord::decode(&editor.value(&editor.key(Key::inode(InodeNo(1))))));
+    let generation = root.unwrap().generation;
+    let value = editor.value(&empty);
+    let entry = Entry { inode: InodeNo(1), generation, ..Entry::decode(&value).unwrap() };
+    let value = entry.encode();
+    editor.set_value(&empty, &value);
+    let volume = options().open_backend(device(&editor.image)).unwrap();
+    let error = volume.remove_dir("empty").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    let error = volume.rename("a", "empty").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    let (report, _) = mend(&editor.image, "a directory that names itself");
+    assert!(!report.issues.is_empty());
+}
+
 #[test]
 fn lost_directories_go_to_lost_and_found_with_all_that_is_in_them() {
     let original = Editor::new(&closed());

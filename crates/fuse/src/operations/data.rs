@@ -253,10 +253,12 @@ impl Operations {
             self.volume.inodes().set_attributes(inode, &clear)?;
         }
         if may_have_capabilities(inode, request) {
-            match self.volume.inodes().get_xattr(inode, CAPABILITIES) {
-                Ok(_) => self.volume.inodes().remove_xattr(inode, CAPABILITIES)?,
-                Err(error) if error.kind() == ErrorKind::NoAttribute => {}
-                Err(error) => return Err(error),
+            let inodes = self.volume.inodes();
+            let there = inodes.get_xattr(inode, CAPABILITIES);
+            match there.and_then(|_| inodes.remove_xattr(inode, CAPABILITIES)) {
+                // Another write at the same time may have taken them.
+                Err(error) if error.kind() != ErrorKind::NoAttribute => return Err(error),
+                _ => {}
             }
         }
         Ok(())

@@ -40,8 +40,12 @@ impl Released {
 }
 
 impl Engine {
-    /// Drops a reference on a syncer's thread, for callers that must not wait as the last drop of one may.
+    /// Drops a reference on a syncer's thread, for callers that must not wait as the last drop of one may. Of
+    /// a volume that is read-only it waits for nothing, and there are no syncers.
     pub(crate) fn release_later(&self, inode: InodeRef) {
+        if self.store.read_only {
+            return;
+        }
         let mut list = self.released.0.lock();
         if !list.is_closed {
             list.references.push(inode);

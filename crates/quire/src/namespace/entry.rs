@@ -153,7 +153,7 @@ impl Engine {
         name: &[u8],
         found: &Found,
     ) -> Result<InodeRef> {
-        self.named_inode(found).map_err(|error| match error.kind() {
+        let inode = self.named_inode(found).map_err(|error| match error.kind() {
             ErrorKind::Stale => error.with_kind(ErrorKind::Corrupt).context(format!(
                 "directory {} names inode {} {:?}, but that inode is not there; see: quire fsck",
                 directory.number(),
@@ -161,6 +161,15 @@ impl Engine {
                 shown(name)
             )),
             _ => error,
-        })
+        })?;
+        // Who removes it would wait for itself.
+        if inode.number() == directory.number() {
+            return Err(Error::corrupt(format!(
+                "directory {} names itself {:?}; see: quire fsck",
+                directory.number(),
+                shown(name)
+            )));
+        }
+        Ok(inode)
     }
 }

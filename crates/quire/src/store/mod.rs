@@ -236,8 +236,8 @@ impl Store {
     /// Takes no more changes from now on; every later change gets the first error (J7).
     pub(crate) fn shut_down(&self, error: &Error) -> Error {
         let mut failure = self.failure.lock();
+        let is_first = failure.is_none();
         let first = failure.get_or_insert_with(|| {
-            tracing::error!(%error, "the volume takes no more changes");
             error.with_kind(ErrorKind::Shutdown).context("the volume was shut down by an earlier error")
         });
         let first = first.clone();
@@ -248,6 +248,9 @@ impl Store {
         }
         self.waiters.shut_down();
         self.room.notify();
+        if is_first {
+            tracing::error!(%error, "the volume takes no more changes");
+        }
         first
     }
 

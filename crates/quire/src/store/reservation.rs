@@ -83,7 +83,11 @@ impl Store {
         };
         let journal = claimed.map_err(|short| match short {
             JournalShort::Checkpoint | JournalShort::Buffer => Shortage::Room,
-            JournalShort::Failed(error) => Shortage::Failed(self.check_writable().err().unwrap_or(error)),
+            // A force that made room may have met it.
+            JournalShort::Failed(error) if journal.failure().is_some() => {
+                Shortage::Failed(self.shut_down(&error))
+            }
+            JournalShort::Failed(error) => Shortage::Failed(error),
         })?;
         match self.tree.try_reserve(amount.nodes, amount.class) {
             Ok(nodes) => {

@@ -446,19 +446,30 @@ impl Transaction<'_> {
         let journal = store.journal()?;
         let whole = alone.then(|| store.barrier.whole());
         let shared = (!alone).then(|| store.barrier.shared());
+        let whole_or_none = HalfApplied(store);
         let seq = journal.append_after(&mut self.reservation.journal, &payload, depends.mark());
         for change in &self.changes {
             if let Err(error) = store.apply(change, seq) {
-                drop((whole, shared));
                 return Err(store.shut_down(&error.context("applying a journaled change")));
             }
         }
+        std::mem::forget(whole_or_none);
         drop((whole, shared));
         store.counters.transactions.add(1);
         if journal_is_filling(journal) || store.tree.wants_checkpoint() {
             store.committer.want_checkpoint();
         }
         Ok(seq)
+    }
+}
+
+/// Dropped by an error or a panic before the last apply: no checkpoint may take the tree as it is then. So
+/// the volume shuts down while the barrier is still held.
+struct HalfApplied<'a>(&'a Store);
+
+impl Drop for HalfApplied<'_> {
+    fn drop(&mut self) {
+        self.0.shut_down(&Error::corrupt("a journaled change was applied in part"));
     }
 }
 

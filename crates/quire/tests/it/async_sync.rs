@@ -507,6 +507,9 @@ fn handles_that_cannot_write_and_volumes_that_are_closed() {
         Box::new(move |outcome| tell.send(outcome).unwrap()),
     );
     assert_eq!(told.recv().unwrap().unwrap_err().kind(), ErrorKind::Shutdown);
+    // Paths had no root to begin at, and the call panicked.
+    assert_eq!(other.write("another", "text").unwrap_err().kind(), ErrorKind::Shutdown);
+    assert!(other.metadata("last").is_ok_and(|found| found.is_file()));
 }
 
 /// A volume that is opened read-only has no syncers: an asynchronous fsync on it was queued and never ended.
