@@ -44,6 +44,7 @@ mod inode_memory;
 mod io_limits;
 #[cfg(not(any(loom, shuttle)))]
 mod large_groups;
+#[cfg(not(any(loom, shuttle)))]
 mod large_units;
 #[cfg(not(any(loom, shuttle)))]
 mod leases;
