@@ -124,7 +124,7 @@ impl Allocator {
     /// Makes due frees reusable. True if there were any.
     pub(crate) fn settle(&self) -> bool {
         let mut any = false;
-        // Until the end: who waits for frees under way is to find none that this call will still make.
+        // Held until the end: `await_frees` must not return before this call has made its last free.
         let mut under_way = None;
         loop {
             // Most forces end here, and share no more than this look.

@@ -121,7 +121,7 @@ pub(crate) fn settle(
     waits: WaitsBefore,
     let_go: impl Fn(&Span),
 ) {
-    // Now: a folio that leaves may have another life, elsewhere, before the waits are ended.
+    // Read before the folios may leave: one that has left may hold other blocks when the waits are ended.
     let blocks: SmallVec<[(u64, u64); 16]> =
         spans.iter().map(|span| (span.file_block(), span.end_block())).collect();
     // Of the folio at hand, held by this run.

@@ -50,6 +50,16 @@ pub(crate) struct Chunk {
     retired: bool,
 }
 
+/// Blocks that a checkpoint freed.
+#[derive(Clone, Debug)]
+struct Freed {
+    checkpoint: u64,
+    blocks: Vec<BlockNo>,
+    /// A kept checkpoint alone needed them, which is let go: they are no part of what a checkpoint frees of
+    /// the one before.
+    was_kept: bool,
+}
+
 /// The pool of a volume, as loaded or newly made; becomes part of a [`crate::Tree`].
 #[derive(Clone, Debug, Default)]
 pub struct PoolState {
@@ -59,11 +69,8 @@ pub struct PoolState {
     removed: Vec<(u64, Chunk)>,
     pub(crate) manifest: Option<Manifest>,
     pub(crate) orphans: Vec<OrphanRef>,
-    /// Freed blocks that are still busy, by the checkpoint that freed them.
-    freed: VecDeque<(u64, Vec<BlockNo>)>,
-    /// How many of them were a kept checkpoint's alone, by the checkpoint that is the first without it: they
-    /// are no part of what checkpoints in a row free of one another.
-    let_go: Vec<(u64, u64)>,
+    /// Freed blocks that are still busy, in the order in which they were freed.
+    freed: VecDeque<Freed>,
     /// What kept checkpoints need, by the number that each is kept under.
     kept: BTreeMap<u32, Vec<ChunkEntry>>,
     /// Whether everything has two copies.
@@ -159,14 +166,15 @@ impl PoolState {
 
     /// Blocks beside nodes that three checkpoints can need.
     pub(crate) fn overhead(&self) -> u64 {
-        let let_go: u64 = self.let_go.iter().map(|(_, blocks)| blocks).sum();
+        let let_go: usize =
+            self.freed.iter().filter(|freed| freed.was_kept).map(|freed| freed.blocks.len()).sum();
         let pages = 3 * self.copies() * (self.manifest_pages() + 1 + self.orphans.len() as u64);
-        pages + self.only_kept_blocks() + let_go
+        pages + self.only_kept_blocks() + let_go as u64
     }
 
     /// Freed blocks that are still busy.
     pub(crate) fn freed_blocks(&self) -> u64 {
-        self.freed.iter().map(|(_, blocks)| blocks.len() as u64).sum()
+        self.freed.iter().map(|freed| freed.blocks.len() as u64).sum()
     }
 
     /// Blocks that kept checkpoints need, and the newest one does not.
@@ -251,10 +259,10 @@ impl PoolState {
         };
         let blocks: BTreeSet<BlockNo> = gone.iter().flat_map(blocks_of).filter(free).collect();
         // Some were freed by a checkpoint whose successor is not there yet: they wait for the later one.
-        self.freed.iter_mut().for_each(|(_, freed)| freed.retain(|block| !blocks.contains(block)));
+        self.freed.iter_mut().for_each(|freed| freed.blocks.retain(|block| !blocks.contains(block)));
         if !blocks.is_empty() {
-            self.let_go.push((checkpoint, blocks.len() as u64));
-            self.freed.push_back((checkpoint, blocks.into_iter().collect()));
+            let blocks = blocks.into_iter().collect();
+            self.freed.push_back(Freed { checkpoint, blocks, was_kept: true });
         }
     }
 
@@ -450,17 +458,16 @@ impl PoolState {
             clear(&mut self.chunks[chunk].current, bit);
         }
         if !blocks.is_empty() {
-            self.freed.push_back((checkpoint, blocks));
+            self.freed.push_back(Freed { checkpoint, blocks, was_kept: false });
         }
         Ok(())
     }
 
     /// Blocks that checkpoints up to `checkpoint` freed can be used again.
     pub(crate) fn release(&mut self, checkpoint: u64) {
-        self.let_go.retain(|(number, _)| *number > checkpoint);
-        while self.freed.front().is_some_and(|(number, _)| *number <= checkpoint) {
-            let (_, blocks) = self.freed.pop_front().expect("the front was looked at");
-            for block in blocks {
+        while self.freed.front().is_some_and(|freed| freed.checkpoint <= checkpoint) {
+            let freed = self.freed.pop_front().expect("the front was looked at");
+            for block in freed.blocks {
                 if let Some((chunk, bit)) = self.find(block)
                     && !get(&self.chunks[chunk].held, bit)
                 {

@@ -1,5 +1,5 @@
-//! Every interleaving (up to three preemptions) of reserving, allocating, freeing and becoming durable, on
-//! volumes of a few blocks.
+//! Every interleaving (up to three preemptions, or as a model says) of reserving, allocating, freeing and
+//! becoming durable, on volumes of a few blocks.
 //!
 //! Run: `RUSTFLAGS="--cfg loom" cargo test -p quire-alloc --test it loom_alloc --release`
 
@@ -13,8 +13,12 @@ use quire_format::region::RegionMap;
 const START: u64 = 64 * 4096 - 1;
 
 fn check(model: impl Fn() + Send + Sync + 'static) {
+    check_with(3, model);
+}
+
+fn check_with(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
+    builder.preemption_bound = Some(preemptions);
     builder.check(model);
 }
 
@@ -177,6 +181,27 @@ fn a_free_during_a_force_comes_back_once() {
         thread.join().unwrap();
         allocator.durable(Seq(4));
         everything_back(&allocator, 2);
+    });
+}
+
+/// A force finds a free that it does not cover yet, and a later force covers it. A thread that needs the
+/// space behind that one waits for the first, which has the free in hand: it saw none under way, and got
+/// `NoSpace`.
+#[test]
+fn a_free_that_another_force_has_in_hand_is_waited_for() {
+    // The first force takes the free out twice, and the other thread looks in between.
+    check_with(4, || {
+        let (allocator, _) = empty(START, START + 1);
+        take(&allocator, 1).unwrap();
+        allocator.freed(Seq(3), &[run(START, 1)]).unwrap();
+        let other = allocator.clone();
+        let thread = thread::spawn(move || other.durable(Seq(2)));
+        allocator.durable(Seq(3));
+        allocator.await_frees();
+        take(&allocator, 1).expect("the free is durable");
+        thread.join().unwrap();
+        assert_eq!((allocator.free_blocks(), allocator.deferred_blocks()), (0, 0));
+        allocator.check().unwrap();
     });
 }
 

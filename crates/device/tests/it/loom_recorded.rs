@@ -87,6 +87,11 @@ fn write_home(medium: &Medium, device: &Device, upto: u64) {
     device.recorded().write_home(device, Seq(upto), &mut force).unwrap();
 }
 
+fn write_home_beside(medium: &Arc<Medium>, device: &Arc<Device>, upto: u64) -> thread::JoinHandle<()> {
+    let (medium, device) = (medium.clone(), device.clone());
+    thread::spawn(move || write_home(&medium, &device, upto))
+}
+
 fn read(device: &Device) -> u64 {
     let mut buf = vec![0; BS];
     device.read(IoClass::Data, AT, &mut buf).unwrap();
@@ -152,10 +157,7 @@ fn a_checkpoint_between_two_records() {
     model(|| {
         let (medium, device) = Medium::device();
         record(&device, 1);
-        let home = {
-            let (medium, device) = (medium.clone(), device.clone());
-            thread::spawn(move || write_home(&medium, &device, 1))
-        };
+        let home = write_home_beside(&medium, &device, 1);
         record(&device, 2);
         record(&device, 3);
         write_home(&medium, &device, 2);
@@ -171,10 +173,7 @@ fn reuse_beside_homes() {
     model(|| {
         let (medium, device) = Medium::device();
         record(&device, 1);
-        let home = {
-            let (medium, device) = (medium.clone(), device.clone());
-            thread::spawn(move || write_home(&medium, &device, 1))
-        };
+        let home = write_home_beside(&medium, &device, 1);
         device.recorded().forget(Seq(2), AT, 1);
         device.recorded().await_batch();
         device.write(IoClass::Data, AT, &vec![OWNER as u8; BS]).unwrap();

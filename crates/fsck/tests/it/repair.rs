@@ -330,16 +330,20 @@ fn counters_and_regions_are_corrected() {
     assert_eq!(counts(&after), counts(&original));
 }
 
+/// The extents with data.
+fn written(editor: &Editor) -> Vec<(Location, Extent)> {
+    let extents = editor.of_kind(KeyKind::Extent).into_iter();
+    extents
+        .map(|at| (at, Extent::decode(at.key.offset, &editor.value(&at)).unwrap()))
+        .filter(|(_, extent)| !extent.unwritten)
+        .collect()
+}
+
 #[test]
 fn blocks_of_two_files_are_copied_for_the_younger() {
     let original = closed();
     let mut editor = Editor::new(&original);
-    let extents: Vec<_> = editor
-        .of_kind(KeyKind::Extent)
-        .into_iter()
-        .map(|at| (at, Extent::decode(at.key.offset, &editor.value(&at)).unwrap()))
-        .filter(|(_, extent)| !extent.unwritten)
-        .collect();
+    let extents = written(&editor);
     let (older, first) = extents.iter().copied().find(|(_, extent)| extent.len >= 2).unwrap();
     let fits = |at: &Location, extent: &Extent| at.key.object > older.key.object && extent.len <= first.len;
     let (younger, second) = extents.iter().copied().rfind(|(at, extent)| fits(at, extent)).unwrap();
@@ -366,12 +370,7 @@ fn without_room_for_copies_no_file_loses_blocks() {
         all.set_used(0, 4096).unwrap();
         editor.put(Key::region(region), &all.encode().unwrap());
     }
-    let extents: Vec<_> = editor
-        .of_kind(KeyKind::Extent)
-        .into_iter()
-        .map(|at| (at, Extent::decode(at.key.offset, &editor.value(&at)).unwrap()))
-        .filter(|(_, extent)| !extent.unwritten)
-        .collect();
+    let extents = written(&editor);
     let (older, first) = extents[0];
     let (younger, second) =
         extents.iter().copied().rfind(|(at, _)| at.key.object > older.key.object).unwrap();
@@ -399,7 +398,7 @@ fn extents_in_the_pool_and_past_the_end_become_holes() {
     }
 }
 
-/// Who removed a directory by a name that it has in itself waited for itself for ever.
+/// A thread that removed a directory by a name that it has in itself waited for its own lock for ever.
 #[test]
 fn a_directory_that_names_itself_is_not_removed() {
     let mut editor = Editor::new(&closed());
@@ -422,8 +421,7 @@ fn a_directory_that_names_itself_is_not_removed() {
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
     let error = volume.rename("a", "empty").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
-    let (report, _) = mend(&editor.image, "a directory that names itself");
-    assert!(!report.issues.is_empty());
+    mend(&editor.image, "a directory that names itself");
 }
 
 #[test]

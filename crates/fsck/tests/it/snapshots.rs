@@ -116,6 +116,17 @@ fn an_unfinished_receive_is_left_as_it_is() {
         let received = options().read_only(true).open_backend(device(&whole)).unwrap();
         assert_eq!(received.snapshots().unwrap().len(), 2);
     }
+
+    // What no repair without loss can mend: the snapshot stays, and so does what has been received.
+    let editor = Editor::new(&first);
+    let snapshot = Snapshot::decode(&editor.value(&editor.of_kind(KeyKind::Snapshot)[0])).unwrap();
+    let mut damaged = half.clone();
+    damaged.edit(snapshot.superblock.root.block, |block| block[500] ^= 1);
+    let target = device(&damaged);
+    let how = Options { repair: true, lossy: true, ..Options::default() };
+    let report = check_backend(target.clone(), &how).unwrap();
+    assert!(report.has(IssueKind::RepairFailed), "{:#?}", report.issues);
+    assert_eq!(token(&target.visible()), token(&half));
 }
 
 /// The repair gave an extent from a future epoch the newest one, by which its blocks were the file's alone:

@@ -33,7 +33,7 @@ impl Released {
         drop(references);
     }
 
-    /// Takes nothing more: who leaves a reference drops it.
+    /// Takes nothing more: a reference that is left here from now on is dropped at once.
     pub(crate) fn close(&self) {
         self.0.lock().is_closed = true;
     }

@@ -162,7 +162,7 @@ impl Engine {
             )),
             _ => error,
         })?;
-        // Who removes it would wait for itself.
+        // A thread that removed it would wait for its own lock.
         if inode.number() == directory.number() {
             return Err(Error::corrupt(format!(
                 "directory {} names itself {:?}; see: quire fsck",

@@ -225,3 +225,23 @@ fn many_in_flight_stay_coherent_with_the_cache() {
     drop(file);
     volume.close().unwrap();
 }
+
+/// A volume that is open read-only has no syncers. References of reads that had ended were left for them, and
+/// every file that was read stayed in memory.
+#[test]
+fn reads_of_a_read_only_volume_leave_nothing() {
+    const FILES: usize = 9000;
+    let (device, volume) = volume(true);
+    for n in 0..FILES {
+        volume.write(format!("{n}"), "").unwrap();
+    }
+    volume.close().unwrap();
+    let volume = options(true).read_only(true).open_backend(device).unwrap();
+    let root = volume.inodes().root();
+    for n in 0..FILES {
+        let file = volume.inodes().lookup(&root, format!("{n}").as_bytes()).unwrap();
+        assert_eq!(read(&volume, &file, 0, blocks(1, 0)).1.unwrap(), 0);
+    }
+    let cached = volume.metrics()["inodes_cached"];
+    assert!(cached < 5000, "{cached} of {FILES} inodes stay in memory");
+}

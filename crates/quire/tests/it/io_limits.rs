@@ -107,6 +107,29 @@ fn handles_and_volumes_that_only_read() {
     volume.close().unwrap();
 }
 
+/// The journal's buffer is full, and the force that makes room in it fails: the volume shuts down at once. It
+/// did so with the next force, and took writes until then.
+#[test]
+fn a_journal_that_fails_while_it_makes_room() {
+    let device = Arc::new(SimulatedBackend::new(65536));
+    // So large a ring that no checkpoint comes before.
+    FormatOptions::new().seed(1).journal_bytes(64 << 20).format_backend(device.clone()).unwrap();
+    let volume = options().threads(false).open_backend(device.clone()).unwrap();
+    volume.write("f", [1; BLOCK]).unwrap();
+    volume.sync().unwrap();
+    let file = writable().open(&volume, "f").unwrap();
+    device.inject(Fault::on(FaultOp::Write).class(IoClass::Journal));
+    // Nor do changes of one record make many nodes dirty.
+    let root = volume.inodes().root();
+    let change = |n: u32| {
+        let mode = SetAttributes { mode: Some(n % 0o777), ..SetAttributes::default() };
+        volume.inodes().set_attributes(&root, &mode).err()
+    };
+    let failed = (0..).find_map(change).unwrap();
+    assert_eq!(failed.kind(), ErrorKind::Shutdown, "{failed}");
+    assert_eq!(file.write_at(&[2; BLOCK], 0).unwrap_err().kind(), ErrorKind::Shutdown);
+}
+
 /// Writers are at work when the journal fails. Every write before says that it was done, every one after that
 /// the volume takes no more changes; no record is half there, in memory or after the next mount.
 #[test]
@@ -123,7 +146,7 @@ fn a_volume_that_shuts_down_in_the_middle() {
     std::thread::scope(|scope| {
         for n in 0..3u64 {
             let failed = &failed;
-            // Here: on a busy machine the thread may begin behind the failure.
+            // Opened outside the thread: on a busy machine that may begin behind the failure.
             let file = writable().direct(n == 2).open(&volume, "f").unwrap();
             scope.spawn(move || {
                 for round in 0u64.. {
