@@ -180,6 +180,17 @@ impl RegionMap {
         })
     }
 
+    /// How many runs of used blocks there are: used blocks behind one that is not.
+    fn run_count(&self) -> usize {
+        let mut before = 0;
+        let starts = self.words.iter().map(|&word| {
+            let starts = word & !(word << 1 | before);
+            before = word >> 63;
+            starts.count_ones() as usize
+        });
+        starts.sum()
+    }
+
     /// The first used block at or after `from`.
     pub fn next_used(&self, from: u32) -> Option<u32> {
         self.next(from, true)
@@ -212,13 +223,17 @@ impl RegionMap {
         if u64::from(self.used) == REGION_BLOCKS {
             return Some(vec![TAG_FULL]);
         }
-        if self.runs().nth(RUNS_TOO_MANY - 1).is_some() {
+        let runs = self.run_count();
+        if runs >= RUNS_TOO_MANY {
             let mut out = Vec::with_capacity(REGION_BYTES_MAX);
             out.push(TAG_BITMAP);
-            out.extend(self.words.iter().flat_map(|word| word.to_le_bytes()));
+            for word in &self.words {
+                out.extend_from_slice(&word.to_le_bytes());
+            }
             return Some(out);
         }
-        let mut out = vec![TAG_RUNS];
+        let mut out = Vec::with_capacity(1 + 4 * runs);
+        out.push(TAG_RUNS);
         for (start, blocks) in self.runs() {
             out.extend((start as u16).to_le_bytes());
             out.extend(((blocks - 1) as u16).to_le_bytes());
@@ -241,10 +256,13 @@ impl RegionMap {
                 }
             }
             TAG_BITMAP if rest.len() == BITMAP_BYTES => {
-                for (word, bytes) in map.words.iter_mut().zip(rest.chunks_exact(8)) {
-                    *word = bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+                for (word, bytes) in map.words.iter_mut().zip(rest.as_chunks().0) {
+                    *word = u64::from_le_bytes(*bytes);
                 }
                 map.used = map.words.iter().map(|word| word.count_ones()).sum();
+                if map.run_count() >= RUNS_TOO_MANY {
+                    return Ok(map);
+                }
             }
             _ => return Err(odd(&format!("tag {tag} with {} bytes", rest.len()))),
         }

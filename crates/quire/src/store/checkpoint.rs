@@ -26,6 +26,7 @@ use quire_base::sync::atomic::Ordering;
 use quire_base::{Result, Seq};
 use quire_device::HomesError;
 use quire_format::superblock::{FLAG_CLEAN, FLAG_ERRORS, Superblock};
+use quire_journal::Journal;
 use quire_tree::{CheckpointImage, CheckpointStamp};
 
 /// What the superblock slots hold.
@@ -68,11 +69,21 @@ impl Store {
         self.write_checkpoint(&mut state, 0)
     }
 
-    /// Writes a checkpoint that somebody has asked for ahead of time. Checkpoints become rarer with a larger
+    /// Writes a checkpoint that somebody has asked for ahead of time, if it is still needed. Checkpoints become rarer with a larger
     /// pool, so it widens that first.
     pub(crate) fn background_checkpoint(&self) -> Result<()> {
         self.widen_pool()?;
-        self.checkpoint_now()
+        let mut state = self.checkpoint.lock();
+        // Changes ask again and again while one is being written, and that one is what they need.
+        if self.wants_checkpoint(self.journal()?) { self.write_checkpoint(&mut state, 0) } else { Ok(()) }
+    }
+
+    /// Whether a checkpoint should start before somebody must wait for it: replay would have a quarter of the
+    /// ring to read, or much of the tree is dirty.
+    pub(crate) fn wants_checkpoint(&self, journal: &Journal) -> bool {
+        let usage = journal.usage();
+        let is_filling = usage.head.0 - usage.checkpoint.0 > usage.ring_bytes / 4;
+        is_filling || self.tree.wants_checkpoint()
     }
 
     /// Writes the last checkpoint of a volume that is being closed, and says so in both slots' flags.

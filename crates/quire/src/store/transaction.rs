@@ -456,7 +456,7 @@ impl Transaction<'_> {
         std::mem::forget(whole_or_none);
         drop((whole, shared));
         store.counters.transactions.add(1);
-        if journal_is_filling(journal) || store.tree.wants_checkpoint() {
+        if store.wants_checkpoint(journal) {
             store.committer.want_checkpoint();
         }
         Ok(seq)
@@ -518,11 +518,4 @@ fn touched_keys(
 /// The run of a pool chunk.
 pub(crate) fn chunk_run(start: BlockNo, blocks: u32) -> Run {
     Run::new(start, u64::from(blocks))
-}
-
-/// True when replay would have a quarter of the ring to read: time for a checkpoint, before reservations run
-/// short.
-fn journal_is_filling(journal: &quire_journal::Journal) -> bool {
-    let usage = journal.usage();
-    usage.head.0 - usage.checkpoint.0 > usage.ring_bytes / 4
 }
