@@ -20,8 +20,8 @@ use crate::manifest::{self, Manifest};
 use crate::node::{FrozenChild, Image, Node};
 use crate::pin::pin;
 use crate::tree::Tree;
-use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
+use quire_base::sync::{Arc, thread};
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};
 use quire_device::{AlignedBuf, IoClass, StartedBatch};
 use quire_format::node::{NodeIdentity, NodePage, NodeRef, Roots, TREES};
@@ -322,6 +322,8 @@ impl<'t> Writer<'t> {
             .flat_map(|(at, place)| place.copies().map(move |block| (block, at)))
             .collect();
         self.blocks_written += copies.len() as u64;
+        // Encoding takes a processor for milliseconds, and those who wait for an fsync need it for moments.
+        thread::yield_now();
         self.started.push_back(self.tree.device.start_write_batch(IoClass::Metadata, &copies, full));
         self.batch_places.clear();
         Ok(())
