@@ -7,6 +7,11 @@
 //! n - 1 need L(n) and what n freed (at most D), and the writing takes D; after a crash in mid-write, replay
 //! changes two epochs' dirty sets in one, over L(n) alone.
 //!
+//! A node that a kept checkpoint has needs a block more from its first change on: its old block stays. These
+//! are counted when they are marked, until the checkpoint that frees the old block has added it to O; else
+//! two dirty sets would each be measured by an O that lacks the other's. A node that is reserved may become
+//! one of them.
+//!
 //! D is therefore not a constant but what the room leaves, at most the limit by memory. L is the largest of
 //! the trees that count (durable, frozen, live) plus whatever reservations may still add. Since live + 2 D
 //! never exceeds the pool in any epoch, two neighbouring epochs' sets fit together, whichever of them has
@@ -105,6 +110,12 @@ pub(crate) struct Accounting {
     /// Nodes in the dirty set of the live epoch.
     dirty: AtomicU64,
     reserved: AtomicU64,
+    /// Nodes in the dirty set of the live epoch, and of the frozen one while that is written, whose blocks
+    /// are kept.
+    kept_live: AtomicU64,
+    kept_frozen: AtomicU64,
+    /// The newest kept checkpoint; 0 if there is none.
+    kept_newest: AtomicU64,
     /// Nodes of the tree: now, as of the newest freeze, as of the newest durable checkpoint.
     live: AtomicU64,
     frozen: AtomicU64,
@@ -149,6 +160,25 @@ impl Accounting {
         self.dirty.fetch_add(1, Ordering::AcqRel);
     }
 
+    /// The newest kept checkpoint; 0 if there is none. A node of the tree is kept if it is no newer.
+    pub(crate) fn kept_newest(&self) -> u64 {
+        self.kept_newest.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_kept_newest(&self, checkpoint: u64) {
+        self.kept_newest.store(checkpoint, Ordering::Release);
+    }
+
+    /// A node was marked whose block is kept.
+    pub(crate) fn kept_node_marked(&self) {
+        self.kept_live.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The pool counts what the frozen epoch has left to kept checkpoints.
+    pub(crate) fn frozen_is_counted(&self) {
+        self.kept_frozen.store(0, Ordering::Release);
+    }
+
     /// A node of this epoch vanished before any checkpoint saw it.
     pub(crate) fn node_unmarked(&self) {
         self.dirty.fetch_sub(1, Ordering::AcqRel);
@@ -157,6 +187,7 @@ impl Accounting {
     /// A new epoch begins; no change runs. Gives the nodes of the frozen tree.
     pub(crate) fn freeze(&self) -> u64 {
         self.dirty.store(0, Ordering::Release);
+        self.kept_frozen.fetch_add(self.kept_live.swap(0, Ordering::AcqRel), Ordering::AcqRel);
         let live = self.live();
         self.frozen.store(live, Ordering::Release);
         live
@@ -200,7 +231,9 @@ impl Accounting {
             self.live().max(self.frozen.load(Ordering::Acquire)).max(self.durable.load(Ordering::Acquire));
         let blocks = self.pool_blocks.load(Ordering::Acquire);
         let room = blocks.saturating_sub(self.overhead.load(Ordering::Acquire)) / self.copies;
-        room.saturating_sub(live + growth) / 2
+        let kept = self.kept_frozen.load(Ordering::Acquire) + self.kept_live.load(Ordering::Acquire);
+        let growth = if self.kept_newest() > 0 { 2 * growth } else { growth };
+        room.saturating_sub(live + kept + growth) / 2
     }
 
     /// D for ordinary changes as things are.

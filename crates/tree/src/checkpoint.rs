@@ -201,6 +201,7 @@ impl Tree {
             let pages = manifest::page_count(pool.entries(writer.epoch).len(), pool.orphans.len());
             let places = pool.allocate(pages, writer.epoch)?;
             self.accounting.set_pool(pool.room(), pool.overhead());
+            self.accounting.frozen_is_counted();
             // After the allocation: the map names its own pages.
             (pool.entries(writer.epoch), pool.orphans.clone(), places)
         };

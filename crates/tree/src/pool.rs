@@ -60,6 +60,13 @@ struct Freed {
     was_kept: bool,
 }
 
+/// What a kept checkpoint needs.
+#[derive(Clone, Debug)]
+struct Kept {
+    checkpoint: u64,
+    entries: Vec<ChunkEntry>,
+}
+
 /// The pool of a volume, as loaded or newly made; becomes part of a [`crate::Tree`].
 #[derive(Clone, Debug, Default)]
 pub struct PoolState {
@@ -72,7 +79,7 @@ pub struct PoolState {
     /// Freed blocks that are still busy, in the order in which they were freed.
     freed: VecDeque<Freed>,
     /// What kept checkpoints need, by the number that each is kept under.
-    kept: BTreeMap<u32, Vec<ChunkEntry>>,
+    kept: BTreeMap<u32, Kept>,
     /// Whether everything has two copies.
     mirrored: bool,
     /// Whether a page of the manifest, or an orphan block, was read from its second copy.
@@ -198,7 +205,7 @@ impl PoolState {
     /// Keeps what a checkpoint needs.
     ///
     /// Errors: `Corrupt` if it needs what is not the pool's.
-    pub(crate) fn keep(&mut self, number: u32, entries: Vec<ChunkEntry>) -> Result<()> {
+    pub(crate) fn keep(&mut self, number: u32, checkpoint: u64, entries: Vec<ChunkEntry>) -> Result<()> {
         for entry in &entries {
             if let Ok(at) = self.chunks.binary_search_by_key(&entry.start, |chunk| chunk.start)
                 && self.chunks[at].blocks == entry.blocks
@@ -218,8 +225,13 @@ impl PoolState {
                 set(&mut self.chunks[chunk].busy, bit);
             }
         }
-        self.kept.insert(number, entries);
+        self.kept.insert(number, Kept { checkpoint, entries });
         Ok(())
+    }
+
+    /// The newest kept checkpoint; 0 if there is none.
+    pub(crate) fn kept_newest(&self) -> u64 {
+        self.kept.values().map(|kept| kept.checkpoint).max().unwrap_or(0)
     }
 
     /// Whether a checkpoint is kept under this number.
@@ -246,7 +258,8 @@ impl PoolState {
     pub(crate) fn let_go(&mut self, number: u32, checkpoint: u64) {
         let Some(gone) = self.kept.remove(&number) else { return };
         self.chunks.iter_mut().for_each(|chunk| chunk.held = [0; BITMAP_WORDS]);
-        let kept: Vec<BlockNo> = self.kept.values().flatten().flat_map(blocks_of).collect();
+        let kept: Vec<BlockNo> =
+            self.kept.values().flat_map(|kept| &kept.entries).flat_map(blocks_of).collect();
         for block in kept {
             if let Some((chunk, bit)) = self.find(block) {
                 set(&mut self.chunks[chunk].held, bit);
@@ -257,7 +270,7 @@ impl PoolState {
                 !get(&self.chunks[chunk].held, bit) && !get(&self.chunks[chunk].current, bit)
             })
         };
-        let blocks: BTreeSet<BlockNo> = gone.iter().flat_map(blocks_of).filter(free).collect();
+        let blocks: BTreeSet<BlockNo> = gone.entries.iter().flat_map(blocks_of).filter(free).collect();
         // Some were freed by a checkpoint whose successor is not there yet: they wait for the later one.
         self.freed.iter_mut().for_each(|freed| freed.blocks.retain(|block| !blocks.contains(block)));
         if !blocks.is_empty() {
@@ -630,7 +643,7 @@ mod tests {
     fn what_was_kept_is_no_room_until_it_is_free() {
         let mut pool = pool();
         let kept = blocks(pool.allocate(100, 1).unwrap());
-        pool.keep(7, pool.entries(1)).unwrap();
+        pool.keep(7, 1, pool.entries(1)).unwrap();
         pool.free(kept, 2).unwrap();
         pool.release(2);
         let before = pool.overhead();

@@ -294,26 +294,31 @@ impl Tree {
         self.pool.lock().is_unused(start)
     }
 
-    /// Keeps what a checkpoint needs, under a number of the caller's.
+    /// Keeps what checkpoint `checkpoint` needs, under a number of the caller's.
     ///
     /// Errors: `Corrupt` if it needs what is not the pool's.
-    pub fn keep(&self, number: u32, entries: Vec<ChunkEntry>) -> Result<()> {
+    pub fn keep(&self, number: u32, checkpoint: u64, entries: Vec<ChunkEntry>) -> Result<()> {
         let mut pool = self.pool.lock();
-        pool.keep(number, entries)?;
-        self.accounting.set_pool(pool.room(), pool.overhead());
+        pool.keep(number, checkpoint, entries)?;
+        self.kept_changed(&pool);
         Ok(())
     }
 
-    /// Keeps what the newest checkpoint needs. None is being written.
-    pub fn keep_newest(&self, number: u32) -> Result<()> {
+    /// Keeps what the newest checkpoint needs, which is `checkpoint`. None is being written.
+    pub fn keep_newest(&self, number: u32, checkpoint: u64) -> Result<()> {
         let entries = self.pool.lock().newest_entries();
-        self.keep(number, entries)
+        self.keep(number, checkpoint, entries)
     }
 
     /// Keeps a checkpoint no longer. Checkpoint `checkpoint`, the next one, is the first without it.
     pub fn let_go(&self, number: u32, checkpoint: u64) {
         let mut pool = self.pool.lock();
         pool.let_go(number, checkpoint);
+        self.kept_changed(&pool);
+    }
+
+    fn kept_changed(&self, pool: &PoolState) {
+        self.accounting.set_kept_newest(pool.kept_newest());
         self.accounting.set_pool(pool.room(), pool.overhead());
     }
 
@@ -341,7 +346,18 @@ impl Tree {
     pub(crate) fn mark(&self, node: &Node, epoch: u64) {
         if node.mark(epoch) {
             self.accounting.node_marked();
+            let kept = self.accounting.kept_newest();
+            if kept > 0 && self.is_kept(node, epoch, kept) {
+                self.accounting.kept_node_marked();
+            }
         }
+    }
+
+    /// Whether a change in `epoch` leaves a node's block to a kept checkpoint, the newest of which is `kept`.
+    fn is_kept(&self, node: &Node, epoch: u64, kept: u64) -> bool {
+        // While the epoch before is written, the node may still have the block that it leaves by that.
+        let is_counted = node.is_dirty_in(epoch - 1) && self.written.load(Ordering::Acquire) < epoch - 1;
+        !is_counted && node.disk().is_some_and(|at| at.generation <= kept)
     }
 
     pub(crate) fn check_value(value: &[u8]) -> Result<()> {

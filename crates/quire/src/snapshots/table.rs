@@ -89,7 +89,7 @@ pub(crate) fn keep_all(device: &Arc<Device>, tree: &Tree) -> Result<()> {
     for (number, snapshot) in table(tree)? {
         let pool = pool_of(device, &snapshot)
             .context(format_args!("snapshot {:?} (see: quire fsck)", snapshot.name))?;
-        tree.keep(number, pool.newest_entries())?;
+        tree.keep(number, snapshot.superblock.checkpoint, pool.newest_entries())?;
     }
     Ok(())
 }

@@ -138,17 +138,17 @@ impl Engine {
         let number = self.store.snapshots.epoch().checked_add(1).ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, "no volume takes more than 2^32 - 1 snapshots")
         })?;
-        let next_checkpoint = superblock.checkpoint + 1;
+        let checkpoint = superblock.checkpoint;
         // The volume's, not the snapshot's.
         (superblock.scrub, superblock.changed_uuid) = (None, [0; 16]);
         let snapshot = Snapshot { name: name.into(), created, deleting: None, superblock };
-        self.store.tree.keep_newest(number)?;
+        self.store.tree.keep_newest(number, checkpoint)?;
         transaction.put(Key::snapshot(number), &snapshot.encode());
         change(number, &mut transaction);
         match transaction.commit_alone(Depends::Written(self.store.device.mark())) {
             Ok(seq) => Ok((SnapshotInfo::of(number, &snapshot), seq)),
             Err(error) => {
-                self.store.tree.let_go(number, next_checkpoint);
+                self.store.tree.let_go(number, checkpoint + 1);
                 Err(error)
             }
         }
