@@ -267,7 +267,10 @@ fn session(
     match outcome.and_then(|totals| finish(engine, &applier.unfinished, &totals)) {
         Ok(snapshot) => {
             progress(StreamProgress { bytes: header.bytes, total: header.bytes });
-            engine.finish_snapshot_deletions()?;
+            // The snapshot is there, whatever becomes of this: the next opening goes on with it.
+            if let Err(error) = engine.finish_snapshot_deletions() {
+                tracing::warn!(%error, "deleting the snapshot that the receive began at failed");
+            }
             Ok(Received { snapshot, items: applier.unfinished.position.items })
         }
         // What was applied stays.

@@ -97,7 +97,8 @@ impl SendOptions {
     /// Writes the stream of a snapshot. Others may use the volume meanwhile, and close it; the snapshots that
     /// are sent cannot be deleted before this returns.
     ///
-    /// Errors: `NotFound`; `Invalid` if the older snapshot is not older; `Io`, also of writing the stream.
+    /// Errors: `NotFound`; `Invalid` if the older snapshot is not older; `Unsupported` if `volume` is itself a
+    /// snapshot; `Io`, also of writing the stream.
     pub fn send(
         &self,
         volume: &Volume,
@@ -106,6 +107,7 @@ impl SendOptions {
         progress: &mut dyn FnMut(StreamProgress),
     ) -> Result<Sent> {
         let engine = volume.engine();
+        engine.may_have_snapshots()?;
         let newer = Kept::new(engine, snapshot)?;
         let older = self.from.as_ref().map(|name| Kept::new(engine, name)).transpose()?;
         send(engine, older, newer, None, out, progress)
@@ -123,6 +125,7 @@ impl SendOptions {
         progress: &mut dyn FnMut(StreamProgress),
     ) -> Result<Sent> {
         let engine = volume.engine();
+        engine.may_have_snapshots()?;
         let token: Token = token.parse()?;
         let newer = Kept::by_id(engine, &token.id)?;
         let older = token.parent.map(|id| Kept::by_id(engine, &id)).transpose()?;

@@ -72,12 +72,14 @@ pub(crate) fn open(
 /// As [`open`], with orphans and logged operations left as they are.
 pub(crate) fn open_unfinished(
     backend: Arc<dyn Backend>,
-    options: VolumeOptions,
+    mut options: VolumeOptions,
 ) -> Result<(Arc<Engine>, RecoveryReport)> {
     let device = Device::new(backend.clone());
     let mut loaded = load(&device, &options)?;
-    let before = unfinished::shown_instead(&device, &loaded.tree, &options)?;
-    if let Some(name) = options.snapshot.as_ref().or(before.as_ref()) {
+    if let Some(before) = unfinished::shown_instead(&device, &loaded.tree, &options)? {
+        options.snapshot = Some(before);
+    }
+    if let Some(name) = &options.snapshot {
         if !options.read_only && !device.is_read_only() {
             return Err(Error::invalid("a snapshot is opened read-only"));
         }

@@ -65,14 +65,25 @@ pub struct SnapshotsSpace {
 
 impl Volume {
     /// What the snapshots of the volume take. Reads the maps of space of all of them.
+    ///
+    /// Errors: `Unsupported` if this is itself a snapshot.
     pub fn snapshot_space(&self) -> Result<SnapshotsSpace> {
         let engine = self.engine();
-        let pool = {
-            // The map of the pool is that of one checkpoint.
-            let _state = engine.store.checkpoint.lock();
-            engine.store.tree.pool_state()
-        };
-        space(&engine.store.device, &engine.store.tree, &pool)
+        engine.may_have_snapshots()?;
+        let tree = &engine.store.tree;
+        loop {
+            let listed = table(tree)?;
+            let pool = {
+                // The map of the pool is that of one checkpoint.
+                let _state = engine.store.checkpoint.lock();
+                tree.pool_state()
+            };
+            let space = space(&engine.store.device, tree, &pool);
+            // What was read of one that has been deleted meanwhile means nothing.
+            if engine.store.read_only || listed.iter().all(|(number, _)| tree.keeps(*number)) {
+                return space;
+            }
+        }
     }
 }
 

@@ -9,6 +9,7 @@
 
 use super::sweep::Left;
 use super::table::{SnapshotInfo, find, table};
+use crate::engine::Engine;
 use crate::options::VolumeOptions;
 use crate::recovery;
 use crate::volume::Volume;
@@ -21,8 +22,11 @@ const NODE_CACHE_SHARE: u64 = 8;
 const NODE_CACHE_BYTES_MIN: u64 = 1 << 20;
 
 impl Volume {
-    /// The volume's snapshots, the oldest first.
+    /// The volume's snapshots, the oldest first; none of a snapshot that is open as a volume.
     pub fn snapshots(&self) -> Result<Vec<SnapshotInfo>> {
+        if self.is_snapshot() {
+            return Ok(Vec::new());
+        }
         Ok(table(&self.engine().store.tree)?
             .iter()
             .map(|(number, snapshot)| SnapshotInfo::of(*number, snapshot))
@@ -116,10 +120,7 @@ impl Volume {
     /// ```
     pub fn open_snapshot(&self, name: &str) -> Result<Volume> {
         let engine = self.engine();
-        if engine.store.options.snapshot.is_some() {
-            let why = "a snapshot has no snapshots of its own; open those of the volume";
-            return Err(Error::new(ErrorKind::Unsupported, why));
-        }
+        engine.may_have_snapshots()?;
         patience::check("the snapshot to be opened")?;
         let reading = engine.readers.enter(name);
         let (_, snapshot) = find(&engine.store.tree, name)?;
@@ -129,7 +130,8 @@ impl Volume {
         Volume::reader(reader, reading)
     }
 
-    /// Whether this is a snapshot of a volume.
+    /// Whether this is a snapshot of a volume. A volume with an unfinished receive opens as one, too: as it
+    /// was before.
     pub fn is_snapshot(&self) -> bool {
         self.engine().store.options.snapshot.is_some()
     }
@@ -139,6 +141,20 @@ impl Volume {
     /// the volume open.
     pub fn before_deleting_snapshots(&self, callback: impl Fn(&str) + Send + Sync + 'static) {
         self.engine().readers.before_deleting(Arc::new(callback));
+    }
+}
+
+impl Engine {
+    /// The tree of a snapshot lists those of its day. What they had may be others' by now, and nobody keeps
+    /// them while they are read.
+    ///
+    /// Errors: `Unsupported` if this is one.
+    pub(crate) fn may_have_snapshots(&self) -> Result<()> {
+        if self.store.options.snapshot.is_none() {
+            return Ok(());
+        }
+        let why = "a snapshot has no snapshots of its own; open those of the volume";
+        Err(Error::new(ErrorKind::Unsupported, why))
     }
 }
 

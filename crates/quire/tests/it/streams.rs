@@ -260,6 +260,28 @@ fn a_stream_without_changes_is_a_header_and_an_end() {
     assert_eq!(names(&target), ["c", "d"]);
 }
 
+/// A snapshot that was open as a volume, and a volume with an unfinished receive, listed the snapshots of
+/// their day. Some had been deleted since, and others' content was read and sent as theirs.
+fn assert_has_no_snapshots(snapshot: &Volume) {
+    assert!(snapshot.is_snapshot());
+    assert_eq!(snapshot.snapshots().unwrap(), []);
+    let refused = [
+        snapshot.snapshot_space().map(drop),
+        snapshot.open_snapshot("a").map(drop),
+        SendOptions::new().send(snapshot, "a", &mut Vec::new(), &mut |_| ()).map(drop),
+    ];
+    for outcome in refused {
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Unsupported);
+    }
+}
+
+#[test]
+fn a_snapshot_has_no_snapshots() {
+    let volume = options().read_only(true).open_backend(sample().0).unwrap();
+    assert_eq!(volume.snapshots().unwrap().len(), 3);
+    assert_has_no_snapshots(&volume.open_snapshot("b").unwrap());
+}
+
 /// Cut behind every item, and within one: the target reads as it was, refuses writing, and is as it was once
 /// the receive is given up; the rest of the stream completes it.
 #[test]
@@ -284,6 +306,9 @@ fn a_broken_stream_leaves_the_target_as_it_was() {
         assert_eq!((unfinished.items, unfinished.bytes), (number as u64, *end as u64));
         assert_eq!(options().open_backend(copy.clone()).unwrap_err().kind(), ErrorKind::Busy);
         assert_eq!(receive(&copy, &stream).unwrap_err().kind(), ErrorKind::Busy);
+        let shown = options().read_only(true).open_backend(copy.clone()).unwrap();
+        assert_has_no_snapshots(&shown);
+        drop(shown);
 
         let given_up = copy_of(&copy);
         assert!(ReceiveOptions::abort_backend(given_up.clone()).unwrap());
