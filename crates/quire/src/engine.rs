@@ -8,6 +8,7 @@
 
 use crate::file::fsync::SyncQueue;
 use crate::file::released::Released;
+use crate::freeze::Freezes;
 use crate::inode_table::InodeTable;
 use crate::lease::table::LeaseTable;
 use crate::reaper::waiting::Reaper;
@@ -58,7 +59,7 @@ pub struct Engine {
     /// Operations that change the volume.
     pub(crate) changes: Admission,
     /// Whether [`crate::Volume::freeze`] is in force, or at work.
-    pub(crate) frozen: Mutex<bool>,
+    pub(crate) frozen: Mutex<Freezes>,
     /// The deletion of a snapshot that is under way; held for each of its steps.
     pub(crate) sweep: Mutex<Option<Sweep>>,
     pub(crate) rename: Mutex<()>,
@@ -102,7 +103,7 @@ impl Engine {
             readers: Arc::default(),
             beside,
             changes: Admission::default(),
-            frozen: Mutex::new(false),
+            frozen: Mutex::default(),
             sweep: Mutex::new(None),
             rename: Mutex::new(()),
             reaper: Reaper::default(),

@@ -19,7 +19,20 @@ use quire_base::{Error, ErrorKind, Result};
 
 /// A frozen volume; dropping it thaws the volume. From [`Volume::freeze`].
 #[must_use = "the volume thaws when this is dropped"]
-pub struct Frozen(Arc<Engine>);
+pub struct Frozen {
+    engine: Arc<Engine>,
+    /// The freeze that this ends, and no later one.
+    number: u64,
+}
+
+/// The freezes of an open volume.
+#[derive(Default)]
+pub(crate) struct Freezes {
+    /// How many have begun.
+    begun: u64,
+    /// Whether the last one has not ended.
+    pub(crate) in_force: bool,
+}
 
 impl Volume {
     /// Makes everything durable and keeps the image or device as it is until the result is dropped, so that
@@ -50,14 +63,14 @@ impl Volume {
         let engine = self.engine();
         engine.store.check_writable()?;
         // Held to the end: a thaw waits for the freeze that is at work.
-        let mut is_frozen = engine.frozen.lock();
-        if *is_frozen {
+        let mut freezes = engine.frozen.lock();
+        if freezes.in_force {
             return Err(Error::new(ErrorKind::Busy, "the volume is frozen already"));
         }
         let outcome = engine.hold_everything();
-        *is_frozen = true;
-        drop(is_frozen);
-        let frozen = Frozen(engine.clone());
+        *freezes = Freezes { begun: freezes.begun + 1, in_force: true };
+        let frozen = Frozen { engine: engine.clone(), number: freezes.begun };
+        drop(freezes);
         outcome.map(|()| frozen)
     }
 }
@@ -76,7 +89,11 @@ impl Engine {
 
     /// Ends a freeze, if one is in force.
     pub(crate) fn thaw(&self) {
-        if std::mem::take(&mut *self.frozen.lock()) {
+        self.end_freeze(&mut self.frozen.lock());
+    }
+
+    fn end_freeze(&self, freezes: &mut Freezes) {
+        if std::mem::take(&mut freezes.in_force) {
             self.store.device.release_writes();
             self.changes.release();
         }
@@ -93,12 +110,15 @@ impl Inodes {
 
 impl Drop for Frozen {
     fn drop(&mut self) {
-        self.0.thaw();
+        let mut freezes = self.engine.frozen.lock();
+        if freezes.begun == self.number {
+            self.engine.end_freeze(&mut freezes);
+        }
     }
 }
 
 impl std::fmt::Debug for Frozen {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "frozen volume on {}", self.0.store.device.name())
+        write!(f, "frozen volume on {}", self.engine.store.device.name())
     }
 }

@@ -141,12 +141,13 @@ impl Engine {
             Some((next, _)) if *next > since => newer.len(),
             other => usize::from(other.is_some()),
         };
-        let around = older.iter().rev().take(1).chain(&newer[..behind]);
-        let around =
-            around.map(|(_, snapshot)| Space::open(&self.store.device, snapshot)).collect::<Result<_>>()?;
+        let around: Vec<_> = older.iter().rev().take(1).chain(&newer[..behind]).collect();
+        // After an opening that is all of the newer ones.
+        let open = |snapshot| Space::open_beside(&self.store.device, snapshot, around.len());
+        let own = open(&snapshot)?;
+        let around = around.iter().map(|(_, snapshot)| open(snapshot)).collect::<Result<_>>()?;
         let done = snapshot.deleting.unwrap_or(0);
         let next = before.filter(|sweep| sweep.number == number).map_or(done, |sweep| sweep.next);
-        let own = Space::open(&self.store.device, &snapshot)?;
         let flushes = self.store.device.stats().flush_requests;
         Ok(Some(Sweep { number, snapshot, own, around, epoch: self.store.snapshots.epoch(), next, flushes }))
     }

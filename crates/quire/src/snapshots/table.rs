@@ -22,7 +22,7 @@ use std::ops::ControlFlow;
 /// The snapshot that an empty volume gets as a base for what it receives.
 pub(crate) const BASE_NAME: &str = ".before-receive";
 
-/// Memory for the nodes of a snapshot's space tree.
+/// Memory for the nodes of the space trees of snapshots that are open at a time.
 const SPACE_CACHE_BYTES: u64 = 4 << 20;
 
 /// A snapshot of a volume.
@@ -124,8 +124,13 @@ pub(crate) struct Space {
 
 impl Space {
     pub(crate) fn open(device: &Arc<Device>, snapshot: &Snapshot) -> Result<Space> {
+        Space::open_beside(device, snapshot, 0)
+    }
+
+    /// Opens one of several: beside `others` that are open at the same time.
+    pub(crate) fn open_beside(device: &Arc<Device>, snapshot: &Snapshot, others: usize) -> Result<Space> {
         let superblock = &snapshot.superblock;
-        let limits = TreeLimits::with_cache_bytes(SPACE_CACHE_BYTES);
+        let limits = TreeLimits::with_cache_bytes(SPACE_CACHE_BYTES / (1 + others as u64));
         let pool = pool_of(device, snapshot)?;
         Tree::open_space(device.clone(), superblock.volume_id(), superblock.roots(), pool, limits)
             .map(|tree| Space { tree, journal: superblock.journal() })

@@ -30,6 +30,7 @@
 
 use super::table::{BASE_NAME, SnapshotInfo, table};
 use crate::engine::Engine;
+use crate::freeze::Freezes;
 use crate::store::transaction::{Cost, Depends, Transaction};
 use quire_base::sync::time::Instant;
 use quire_base::sync::{Arc, MutexGuard};
@@ -106,11 +107,11 @@ impl Engine {
 
     /// While the guard lives nobody freezes the volume, takes a snapshot, or makes the volume larger. Errors:
     /// `Busy` while it is frozen, with what has to wait.
-    pub(crate) fn not_frozen(&self, what: &str) -> Result<MutexGuard<'_, bool>> {
-        let is_frozen = self.frozen.lock();
-        match *is_frozen {
+    pub(crate) fn not_frozen(&self, what: &str) -> Result<MutexGuard<'_, Freezes>> {
+        let freezes = self.frozen.lock();
+        match freezes.in_force {
             true => Err(Error::new(ErrorKind::Busy, format!("the volume is frozen: {what} after the thaw"))),
-            false => Ok(is_frozen),
+            false => Ok(freezes),
         }
     }
 

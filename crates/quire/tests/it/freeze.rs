@@ -183,3 +183,17 @@ fn a_trim_of_a_frozen_volume_fails_at_once() {
     assert!(volume.trim(0..u64::MAX).unwrap() > 0);
     volume.close().unwrap();
 }
+
+/// The front end had ended the first freeze. Dropping its guard later ended the second one, while a copy of
+/// the volume was being made.
+#[test]
+fn a_late_thaw_ends_no_later_freeze() {
+    let (_device, volume) = new_volume(BLOCKS);
+    let first = volume.freeze().unwrap();
+    volume.inodes().thaw();
+    let second = volume.freeze().unwrap();
+    drop(first);
+    assert_eq!(volume.take_snapshot("now").unwrap_err().kind(), ErrorKind::Busy);
+    drop(second);
+    volume.take_snapshot("now").unwrap();
+}
