@@ -97,8 +97,8 @@ impl SendOptions {
     /// Writes the stream of a snapshot. Others may use the volume meanwhile, and close it; the snapshots that
     /// are sent cannot be deleted before this returns.
     ///
-    /// Errors: `NotFound`; `Invalid` if the older snapshot is not older; `Unsupported` if `volume` is itself a
-    /// snapshot; `Io`, also of writing the stream.
+    /// Errors: `NotFound`; `Invalid` if the older snapshot is not older; `Unsupported` if `volume` is itself
+    /// a snapshot; `Io`, also of writing the stream.
     pub fn send(
         &self,
         volume: &Volume,

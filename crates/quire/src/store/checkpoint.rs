@@ -69,8 +69,8 @@ impl Store {
         self.write_checkpoint(&mut state, 0)
     }
 
-    /// Writes a checkpoint that somebody has asked for ahead of time, if it is still needed. Checkpoints become rarer with a larger
-    /// pool, so it widens that first.
+    /// Writes a checkpoint that somebody has asked for ahead of time, if it is still needed. Checkpoints
+    /// become rarer with a larger pool, so it widens that first.
     pub(crate) fn background_checkpoint(&self) -> Result<()> {
         self.widen_pool()?;
         let mut state = self.checkpoint.lock();
