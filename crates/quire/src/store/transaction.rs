@@ -159,7 +159,7 @@ impl Store {
         Amount {
             // Blocks of snapshots change another key of the regions that they lie in.
             nodes: self.tree.nodes_for(cost.keys + if self.snapshots.any() { 2 * cost.extents } else { 0 }),
-            journal_bytes: record_bytes(cost.bytes),
+            journal_bytes: cost.bytes,
             class: if cost.critical { Class::Critical } else { Class::Normal },
         }
     }
@@ -307,14 +307,8 @@ impl Store {
     }
 
     fn pool_grow_amount(&self) -> Amount {
-        let (nodes, journal_bytes) = (self.tree.nodes_for(1), record_bytes(POOL_GROW_BYTES));
-        Amount { nodes, journal_bytes, class: Class::Critical }
+        Amount { nodes: self.tree.nodes_for(1), journal_bytes: POOL_GROW_BYTES, class: Class::Critical }
     }
-}
-
-/// Journal bytes that a payload takes at most; the journal adds its record header itself.
-fn record_bytes(payload: usize) -> usize {
-    payload + 16
 }
 
 impl<'a> Transaction<'a> {
