@@ -127,12 +127,12 @@ impl Allocator {
         reservation.spend(total_blocks(&runs));
         // What others have of the range was paid for by them.
         drop(reservation);
-        runs.iter().for_each(|run| self.discard(*run));
+        let discarded = runs.iter().map(|run| self.discard(*run)).sum();
         // The blocks are those that were taken above, so they can be given back.
         if let Err(error) = taken.and(self.cancel(&runs).map(drop)) {
             tracing::error!(%error, "free space could not be taken for its discard");
         }
-        Some(total_blocks(&runs))
+        Some(discarded)
     }
 
     /// Takes every free block of a range; on errors, `runs` is what it had taken.
@@ -146,14 +146,19 @@ impl Allocator {
         Ok(())
     }
 
-    /// A failed discard loses nothing: the blocks are merely not trimmed.
-    pub(crate) fn discard(&self, run: Run) {
+    /// Gives how many blocks were discarded. A discard that fails loses nothing: the blocks are merely not
+    /// trimmed.
+    fn discard(&self, run: Run) -> u64 {
         self.counts.discards.add(1);
         match self.device.discard(run.start, run.blocks) {
-            Ok(()) => self.counts.discarded_blocks.add(run.blocks),
+            Ok(()) => {
+                self.counts.discarded_blocks.add(run.blocks);
+                run.blocks
+            }
             Err(error) => {
                 self.counts.discard_failures.add(1);
                 tracing::warn!(%error, start = run.start.0, blocks = run.blocks, "discard failed");
+                0
             }
         }
     }
