@@ -79,9 +79,6 @@ impl Context {
     }
 }
 
-/// Bytes of the longest full path: a path on the host and one in a volume.
-const PATH_MAX: c_int = 1024;
-
 /// Registers the VFS and makes it the default; a second time does nothing.
 ///
 /// # Errors
@@ -110,7 +107,9 @@ pub(crate) fn register(api: Api) -> Result<(), String> {
         let vfs = Box::leak(Box::new(Vfs {
             version: (*base).version.min(3),
             file_size: HEAD as c_int + (*base).file_size,
-            path_max: (*base).path_max.max(PATH_MAX),
+            // Also what a full path into a volume may have: the VFS below has buffers of this size on its stack, and
+            // SQLite has memory of it for the names of journals.
+            path_max: (*base).path_max,
             next: ptr::null_mut(),
             name: NAME.as_ptr(),
             data: ptr::from_mut(context).cast(),

@@ -340,3 +340,17 @@ sure(db.execute("SELECT sum(length(hex(b))) FROM t").fetchone()[0] == before, "h
         &[("QUIRE_SQLITE_GROUP_MAX", "100000")],
     );
 }
+
+/// SQLite adds `-journal` to the full name of a database, and has 512 bytes for the result.
+#[test]
+fn full_names_have_a_limit() {
+    run(r#"
+prefix = len("quire://" + os.path.realpath(volume) + "//")
+def named(length): return image("/".join(["d" * 200, "e" * 100, "f" * 200])[:length - prefix])
+db = named(504)
+db.execute("CREATE TABLE t(a)")
+sure(len(db.execute("PRAGMA database_list").fetchone()[2]) == 504)
+db.close()
+for length in (505, 512, 513): fails(lambda: named(length).execute("SELECT 1"))
+"#);
+}

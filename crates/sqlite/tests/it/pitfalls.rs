@@ -1,6 +1,6 @@
 //! What was found to go wrong, or could: one test each.
 
-use super::mounted::{Mounted, extension, python, shell};
+use super::mounted::{Mounted, extension, has_python, python, shell};
 
 #[test]
 fn the_shell_of_the_system_commits_in_groups() {
@@ -434,5 +434,35 @@ for locking in ("NORMAL", "EXCLUSIVE"):
         sure(db.execute("SELECT count(*), sum(length(a)) FROM t").fetchone() == (510, 510 * 2000))
         db.close()
 "#,
+    );
+}
+
+/// The extension told SQLite that full paths may have 1024 bytes. The system's VFS has buffers for the 512 that it
+/// promises itself, on its stack, and copies the database's name into one when it makes a journal.
+#[test]
+fn long_paths_are_refused_as_without_the_extension() {
+    if !has_python() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    python(
+        folder.path(),
+        r#"
+def opens(connect, length):
+    name = os.path.join(folder, "d" * 200, "e" * 200)
+    os.makedirs(name, exist_ok=True)
+    name += "/" + "f" * (length - len(name) - 1)
+    try:
+        db = connect(name)
+        db.execute("CREATE TABLE IF NOT EXISTS t(a)")
+        return True
+    except sqlite3.OperationalError:
+        return False
+lengths = range(495, 520)
+sure([opens(quire, length) for length in lengths] == [length <= 504 for length in lengths])
+sure([opens(quire, length) for length in lengths] == [opens(stock, length) for length in lengths])
+sure(not opens(quire, 600))
+"#,
+        &[],
     );
 }
