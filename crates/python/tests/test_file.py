@@ -194,6 +194,6 @@ def test_files_outlive_their_names_and_end_with_the_volume(volume: quire.Volume)
     volume.unlink("a")
     assert file.pread(7, 0) == b"unnamed"
     volume.close()
-    with pytest.raises(OSError):
+    assert file.closed
+    with pytest.raises(ValueError, match="closed"):
         file.pwrite(b"late", 0)
-    file.close()

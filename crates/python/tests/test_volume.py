@@ -261,6 +261,60 @@ def test_what_a_program_leaves_in_buffers_is_written_at_its_end(tmp_path: Path) 
         assert (volume / "x").read_text() == "hi"
 
 
+def test_what_is_in_buffers_is_written_when_the_volume_is_closed(image: Path) -> None:
+    """The volume was closed before the files, and what they had in their buffers was lost without a word."""
+    with quire.Volume(image) as volume:
+        text, data, raw = volume.open("text", "w"), volume.open("data", "wb"), volume.open("raw", "wb", 0)
+        text.write("hi")
+        data.write(b"hi")
+        assert not (volume / "text").read_bytes()
+    assert text.closed and data.closed and raw.closed
+    with quire.Volume(image) as volume:
+        assert (volume / "text").read_text() == "hi" and (volume / "data").read_bytes() == b"hi"
+
+
+def test_a_buffer_that_cannot_be_written_fails_the_closing(image: Path) -> None:
+    """And everything else is closed in order."""
+
+    def full(_: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    volume = quire.Volume(image)
+    files = [volume.open(name, "wb") for name in "abcdef"]
+    for file in files:
+        file.write(b"hi")
+    setattr(files[2].raw, "write", full)  # type: ignore[attr-defined]
+    with pytest.raises(OSError, match="full"):
+        volume.close()
+    assert volume.closed and all(file.closed for file in files)
+    volume.close()
+    with quire.Volume(image, read_only=True) as volume:
+        assert volume.info().clean
+        assert [(volume / name).read_bytes() for name in "abcdef"] == [b"hi", b"hi", b"", b"hi", b"hi", b"hi"]
+
+
+def test_at_the_end_of_a_program_each_volume_is_closed(tmp_path: Path) -> None:
+    """The first that failed kept those behind it from being closed. What a thread has that never ends was lost."""
+    program = (
+        "import quire, sys, threading\n"
+        "def fail(): raise OSError('no device')\n"
+        "volumes = []\n"
+        "for image in sys.argv[1:]:\n"
+        "    quire.mkfs(image, size=64 << 20)\n"
+        "    volumes.append(quire.Volume(image))\n"
+        "files = [volume.open('x', 'w') for volume in volumes]\n"
+        "for file in files: file.write('hi')\n"
+        "threading.Thread(target=lambda kept: threading.Event().wait(), args=(files,), daemon=True).start()\n"
+        "volumes[0].close = fail\n"
+    )
+    images = [tmp_path / "a.img", tmp_path / "b.img", tmp_path / "c.img"]
+    done = subprocess.run([sys.executable, "-c", program, *images], capture_output=True, text=True, timeout=60)
+    assert "no device" in done.stderr
+    for image in images[1:]:
+        with quire.Volume(image, read_only=True) as volume:
+            assert volume.info().clean and (volume / "x").read_text() == "hi"
+
+
 def test_long_names_are_replaced(volume: quire.Volume) -> None:
     """The name of the unfinished file was cut by characters, and had too many bytes."""
     name = "é" * 120

@@ -197,6 +197,26 @@ class Volume(_native.NativeVolume):
     ) -> None:
         self.close()
 
+    def close(self) -> None:
+        """Closes the files of the volume that are open, writes everything back, and closes it; a second time nothing happens.
+
+        All are closed, whichever of them fails; the first failure is raised at the end.
+        """
+        failed: Exception | None = None
+        with suppress(KeyError):
+            while True:
+                # Not by going through them: other threads may open files.
+                file = self._files.pop()
+                try:
+                    file.close()
+                except Exception as error:
+                    failed = failed or error
+        try:
+            super().close()
+        finally:
+            if failed is not None:
+                raise failed
+
     def __truediv__(self, name: str | os.PathLike[str]) -> Path:
         return self.path() / name
 
@@ -550,10 +570,12 @@ def opened(image: str | os.PathLike[str]) -> Volume | None:
 @atexit.register
 def _close_all() -> None:
     """What a program leaves open is closed in order at its end."""
+    failed: Exception | None = None
     for volume in list(_open.values()):
         if volume._of_this_process():
-            for file in list(volume._files):
-                # What it has in its buffer, as with a file of the system.
-                with suppress(Exception):
-                    file.close()
-            volume.close()
+            try:
+                volume.close()
+            except Exception as error:
+                failed = failed or error
+    if failed is not None:
+        raise failed
