@@ -1,5 +1,8 @@
 """The fsspec file system, and the programs that open files through it."""
 
+import errno
+import threading
+import time
 from pathlib import Path
 
 import fsspec
@@ -10,6 +13,7 @@ import pyarrow.parquet
 import pytest
 
 import quire
+import quire.fs
 from quire.fs import QuireFileSystem, split
 
 
@@ -154,6 +158,121 @@ def test_a_transaction_is_seen_when_it_is_committed(fs: QuireFileSystem) -> None
             file.write(b"newer")
         raise RuntimeError
     assert fs.cat("/a") == b"new" and fs.find("/") == ["/a"]
+
+
+def test_a_transaction_has_what_its_files_have_in_buffers(fs: QuireFileSystem) -> None:
+    """A file that was not closed was renamed without what its buffer had, and so was cut off."""
+    fs.pipe("/a", b"old")
+    with fs.transaction:
+        file = fs.open("/a", "wb")
+        file.write(b"whole")
+    assert fs.cat("/a") == b"whole" and file.closed and fs.find("/") == ["/a"]
+
+
+def test_a_transaction_creates_what_is_to_be_new(fs: QuireFileSystem) -> None:
+    """A file of mode "x" replaced the one that was there."""
+    fs.pipe("/a", b"first")
+    with pytest.raises(FileExistsError), fs.transaction:
+        fs.open("/a", "xb")
+    with pytest.raises(FileExistsError), fs.transaction:
+        fs.open("/b", "xb").write(b"mine")
+        fs.volume.path("/b").write_bytes(b"another's")
+    assert fs.cat("/a") == b"first" and fs.cat("/b") == b"another's" and fs.find("/") == ["/a", "/b"]
+
+
+def test_a_transaction_that_fails_leaves_nothing_behind(fs: QuireFileSystem) -> None:
+    """A file whose buffer could not be written stayed beside its place, under its hidden name."""
+
+    def full(_: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    fs.pipe("/a", b"old")
+    with pytest.raises(OSError, match="full"), fs.transaction:
+        for name in ("/a", "/b"):
+            file = fs.open(name, "wb")
+            file.write(b"new")
+            file.raw.write = full
+    assert fs.cat("/a") == b"old" and fs.find("/") == ["/a"]
+    with pytest.raises(RuntimeError), fs.transaction:
+        file = fs.open("/a", "wb")
+        file.write(b"new")
+        file.raw.write = full
+        raise RuntimeError
+    assert fs.cat("/a") == b"old" and fs.find("/") == ["/a"]
+
+
+def test_all_writing_of_a_transaction_waits_for_its_end(fs: QuireFileSystem) -> None:
+    """Files that were opened for reading and writing, and what `pipe` and `touch` wrote, were changed at once."""
+    fs.pipe({"/a": b"old", "/b": b"old", "/c": b"old\n"})
+    for commits in (False, True):
+        try:
+            with fs.transaction:
+                with fs.open("/a", "r+b") as file:
+                    assert list(file) == [b"old"]
+                    file.write(b" and new")
+                fs.pipe("/b", b"new")
+                with fs.open("/c", "a") as text:
+                    text.write("new\n")
+                fs.pipe_file("/d", b"new", mode="create")
+                fs.touch("/e")
+                assert fs.cat("/a") == fs.cat("/b") == b"old" and not fs.exists("/d") and not fs.exists("/e")
+                if not commits:
+                    raise RuntimeError
+        except RuntimeError:
+            assert fs.find("/") == ["/a", "/b", "/c"]
+            assert fs.cat("/a") == fs.cat("/b") == b"old" and fs.cat("/c") == b"old\n"
+    assert fs.cat("/a") == b"old and new" and fs.cat("/b") == fs.cat("/d") == b"new" and fs.cat("/e") == b""
+    assert fs.cat("/c") == b"old\nnew\n"
+    with pytest.raises(FileNotFoundError), fs.transaction:
+        fs.open("/none", "r+b")
+    assert fs.find("/") == ["/a", "/b", "/c", "/d", "/e"]
+
+
+def test_threads_open_a_volume_once(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of two threads found no open volume, and the second that opened one was told that it is busy."""
+    opened = quire._volume.opened
+
+    def slowly(path: str) -> quire.Volume | None:
+        found = opened(path)
+        time.sleep(0.05)
+        return found
+
+    monkeypatch.setattr(quire.fs, "opened", slowly)
+    shared = QuireFileSystem(str(image), skip_instance_cache=True)
+    used: list[quire.Volume] = []
+
+    def use(fs: QuireFileSystem) -> None:
+        used.append(fs.volume)
+
+    each = [shared, shared, QuireFileSystem(str(image), skip_instance_cache=True)]
+    threads = [threading.Thread(target=use, args=(fs,)) for fs in each]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(used) == 3 and len(set(used)) == 1
+    shared.volume.close()
+
+
+def test_what_is_moved_into_a_directory(fs: QuireFileSystem) -> None:
+    """A file could not be moved into a directory, and a pattern was taken for a name."""
+    fs.mkdir("/into")
+    fs.pipe({f"/{name}": name.encode() for name in ("one", "two", "three", "[x]", "x")})
+    fs.mv("/one", "/into")
+    fs.mv("/t*", "/into")
+    assert fs.find("/") == ["/[x]", "/into/one", "/into/three", "/into/two", "/x"]
+    # A name that looks like a pattern.
+    fs.mv("/[x]", "/y")
+    assert fs.cat("/y") == b"[x]" and fs.cat("/x") == b"x"
+    fs.mv(["/x", "/into"], "/made/below")
+    fs.mv(["/y", "/made/below/x"], ["/1", "/2"])
+    assert fs.find("/") == ["/1", "/2", "/made/below/into/one", "/made/below/into/three", "/made/below/into/two"]
+    fs.mv("/made/below/into", "/made/below/into")
+    fs.mv("/made/below/into", "/top")
+    assert fs.ls("/made/below") == [] and fs.ls("/top", detail=False) == ["/top/one", "/top/three", "/top/two"]
+    for missing in ("/none", "/none*", ["/none"]):
+        with pytest.raises(FileNotFoundError):
+            fs.mv(missing, "/top")
 
 
 def test_file_systems_are_shared_and_travel(image: Path, url: str) -> None:

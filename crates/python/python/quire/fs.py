@@ -11,9 +11,13 @@ A volume that this process has open is shared, else it is opened with the first 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+import threading
+from contextlib import suppress
 from datetime import datetime, timezone
+from glob import has_magic
 from typing import Any
 
 from fsspec import AbstractFileSystem
@@ -23,6 +27,8 @@ from ._volume import Volume, beside, opened
 
 _PROTOCOL = "quire://"
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory"}
+#: Held while a volume is looked for and opened: two threads would open it twice.
+_opening = threading.Lock()
 
 
 def split(url: str) -> tuple[str | None, str]:
@@ -74,7 +80,9 @@ class QuireFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def volume(self) -> Volume:
         """The volume, opened if need be."""
         if self._volume is None or self._volume.closed:
-            self._volume = opened(self.image) or Volume(self.image, **self._options)
+            with _opening:
+                if self._volume is None or self._volume.closed:
+                    self._volume = opened(self.image) or Volume(self.image, **self._options)
         return self._volume
 
     @property
@@ -174,9 +182,13 @@ class QuireFileSystem(AbstractFileSystem):  # type: ignore[misc]
         **options: Any,
     ) -> Any:
         path = self._strip_protocol(path)
-        if autocommit or "r" in mode:
+        if autocommit or ("r" in mode and "+" not in mode):
             return self.volume.open(path, mode, **options)
-        return _Uncommitted(self.volume, path, mode, options)
+        file = _Uncommitted(self.volume, path, mode, options)
+        if "r" in mode:
+            # Those of other modes fsspec itself adds to the transaction.
+            self.transaction.files.append(file)
+        return file
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
         with self.volume.open(self._strip_protocol(path), "rb", 0) as file:
@@ -185,13 +197,13 @@ class QuireFileSystem(AbstractFileSystem):  # type: ignore[misc]
             return file.pread(max(end - start, 0), start)
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
-        with self.volume.open(self._strip_protocol(path), "xb" if mode == "create" else "wb") as file:
+        with self.open(path, "xb" if mode == "create" else "wb") as file:
             file.write(value)
 
     def touch(self, path: str, truncate: bool = True, **_: Any) -> None:
         path = self._strip_protocol(path)
         if truncate or not self.volume.exists(path):
-            self.volume.open(path, "wb", 0).close()
+            self.open(path, "wb").close()
         else:
             self.volume.utime(path)
 
@@ -236,8 +248,22 @@ class QuireFileSystem(AbstractFileSystem):  # type: ignore[misc]
                 else:
                     raise IsADirectoryError(f"{one} is a directory; remove it with recursive=True")
 
-    def mv(self, path1: str, path2: str, **_: Any) -> None:
-        self.volume.rename(self._strip_protocol(path1), self._strip_protocol(path2))
+    def mv(self, path1: Any, path2: Any, **_: Any) -> None:
+        """Renames a file or directory, or moves it into `path2` if that is a directory. Several, of a list or a pattern, are
+        moved into the directory `path2`, which is made if need be, or to the names of a list.
+        """
+        path1, path2 = self._strip_protocol(path1), self._strip_protocol(path2)
+        if isinstance(path1, str) and has_magic(path1) and not self.volume.lexists(path1):
+            path1 = self.expand_path(path1)
+        if isinstance(path1, str):
+            path1, path2 = [path1], [path2]
+        elif isinstance(path2, str):
+            self.volume.makedirs(path2)
+            path2 = [path2] * len(path1)
+        for source, target in zip(path1, path2, strict=True):
+            if source != target and self.volume.isdir(target):
+                target = os.path.join(target, os.path.basename(source))
+            self.volume.rename(source, target)
 
     mv_file = mv
 
@@ -254,23 +280,37 @@ class _Uncommitted:
     def __init__(self, volume: Volume, path: str, mode: str, options: dict[str, Any]) -> None:
         self._volume = volume
         self.path = path
+        self._replace = "x" not in mode
+        if not self._replace and volume.lexists(path):
+            raise FileExistsError(errno.EEXIST, "the name is taken", path)
         self._beside = beside(path)
-        if "a" in mode and volume.exists(path):
+        if "r" in mode or ("a" in mode and volume.exists(path)):
             volume.copyfile(path, self._beside)
         self._file = volume.open(self._beside, mode, **options)
 
     def commit(self) -> None:
-        self._volume.rename(self._beside, self.path)
+        try:
+            # What it has in its buffer belongs to it.
+            self._file.close()
+            self._volume.rename(self._beside, self.path, replace=self._replace)
+        except BaseException:
+            self.discard()
+            raise
 
     def discard(self) -> None:
-        self._file.close()
-        self._volume.unlink(self._beside)
+        with suppress(OSError):
+            self._file.close()
+        with suppress(FileNotFoundError):
+            self._volume.unlink(self._beside)
 
     def __enter__(self) -> Any:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+    def __iter__(self) -> Any:
+        return iter(self._file)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
