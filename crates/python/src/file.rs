@@ -11,13 +11,13 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use quire::{Advice, File, Metadata, Properties};
 use quire_base::sync::{Arc, Mutex};
+use std::io::Write;
 
 /// A file, until it is closed.
 #[pyclass(frozen, module = "quire._native")]
 pub struct NativeFile {
     file: OfProcess<Mutex<Option<Arc<File>>>>,
     position: Mutex<u64>,
-    appends: bool,
 }
 
 /// What `os.stat_result` is made of, in its order.
@@ -58,11 +58,7 @@ impl NativeFile {
     pub fn new(file: File, appends: bool) -> NativeFile {
         // As `open` of Python: programs ask whether they stand at the beginning.
         let position = if appends { file.metadata().len() } else { 0 };
-        NativeFile {
-            file: OfProcess::new(Mutex::new(Some(Arc::new(file)))),
-            position: Mutex::new(position),
-            appends,
-        }
+        NativeFile { file: OfProcess::new(Mutex::new(Some(Arc::new(file)))), position: Mutex::new(position) }
     }
 
     /// The file; an exception if it is closed.
@@ -147,17 +143,18 @@ impl NativeFile {
         })
     }
 
-    /// Writes at the position, or at the end of a file that was opened for appending.
+    /// Writes at the position, or at the end of a file that was opened for appending; gives the count, which is
+    /// short only after an error in the midst of a large write.
     fn write(&self, py: Python<'_>, data: &[u8]) -> PyResult<usize> {
         self.with(py, |file| {
             let mut position = self.position.lock();
-            let done = if self.appends {
-                *position = file.append(data)?;
-                data.len()
-            } else {
-                file.write_at(data, *position)?
-            };
-            *position += done as u64;
+            let mut cursor = file.cursor();
+            cursor.set_position(*position);
+            let done = cursor.write(data).map_err(|error| match error.downcast::<quire::Error>() {
+                Ok(error) => error,
+                Err(error) => quire::Error::os("writing", &error),
+            })?;
+            *position = cursor.position();
             Ok(done)
         })
     }

@@ -197,3 +197,26 @@ def test_files_outlive_their_names_and_end_with_the_volume(volume: quire.Volume)
     assert file.closed
     with pytest.raises(ValueError, match="closed"):
         file.pwrite(b"late", 0)
+
+
+def test_appends_without_space_tell_how_much_was_written(volume: quire.Volume) -> None:
+    """A write in mode "a" that ran out of space midway failed with EIO, as if nothing had been written. A program that tried
+    again had the beginning twice.
+    """
+    with volume.open("filler", "wb", 0) as filler:
+        filler.allocate(0, (volume.statvfs().f_bavail * 4096) - (9 << 20))
+    with volume.open("log", "a+b", 0) as log:
+        data = bytes(range(256)) * (16 << 12)
+        count = log.write(data)
+        assert 1 << 20 <= count < len(data)
+        assert log.tell() == log.stat().st_size == count
+        assert log.pread(len(data), 0) == data[:count]
+        for call in (log.write, log.append):
+            with pytest.raises(OSError) as raised:
+                call(data[count:])
+            assert raised.value.errno == errno.ENOSPC
+    with volume.open("log", "ab", 0) as log:
+        log.truncate(0)
+        with pytest.raises(OSError, match="only") as raised:
+            log.append(data)
+        assert raised.value.errno == errno.ENOSPC and 0 < log.stat().st_size < len(data)

@@ -96,8 +96,9 @@ impl<F: Borrow<File>> Write for Cursor<F> {
 
     fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
         if self.get_ref().appends() {
-            self.position = self.get_ref().append_vectored(bufs)?;
-            return Ok(self.advance(bufs.iter().map(|buf| buf.len()).sum()));
+            let (offset, count) = self.get_ref().append_some_vectored(bufs)?;
+            self.position = offset;
+            return Ok(self.advance(count));
         }
         let count = self.get_ref().write_vectored_at(bufs, self.position)?;
         Ok(self.advance(count))

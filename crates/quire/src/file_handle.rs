@@ -183,18 +183,26 @@ impl File {
     }
 
     /// Appends; gives the offset that the data got. Appends of several threads never mix.
+    ///
+    /// An error may leave a part at the end of the file, if the data is larger than 1 MiB; a [`Cursor`] over a
+    /// file opened for appending tells how much.
     pub fn append(&self, buf: &[u8]) -> Result<u64> {
-        let (offset, count) = self.append_some(buf)?;
-        if count < buf.len() {
-            return Err(Error::new(
-                ErrorKind::Io,
-                format!("only {count} of {} bytes were appended at offset {offset}", buf.len()),
-            ));
+        let (offset, mut done) = self.append_some(buf)?;
+        while done < buf.len() {
+            let only = || format!("only {done} of {} bytes were appended at offset {offset}", buf.len());
+            // What ended the first part short ends this one, too, and is known then; or it is over.
+            let (at, count) = self.append_some(&buf[done..]).map_err(|error| error.context(only()))?;
+            if at != offset + done as u64 {
+                let between = format!("{}, and others at {at}: another append came between", only());
+                return Err(Error::new(ErrorKind::Io, between));
+            }
+            done += count;
         }
         Ok(offset)
     }
 
-    /// Appends several buffers as one operation; gives the offset that the data got.
+    /// Appends several buffers as one operation; gives the offset that the data got. Errors as of
+    /// [`File::append`].
     pub fn append_vectored(&self, bufs: &[IoSlice<'_>]) -> Result<u64> {
         match bufs {
             [one] => self.append(one),
@@ -202,10 +210,19 @@ impl File {
         }
     }
 
-    /// Appends; gives the offset and the count.
+    /// Appends; gives the offset and the count, which is short only after an error in the midst of a large
+    /// write.
     pub(crate) fn append_some(&self, buf: &[u8]) -> Result<(u64, usize)> {
         self.check_writable()?;
         self.inodes.append(&self.inode, buf, self.flags)
+    }
+
+    /// As [`File::append_some`], of several buffers as one operation.
+    pub(crate) fn append_some_vectored(&self, bufs: &[IoSlice<'_>]) -> Result<(u64, usize)> {
+        match bufs {
+            [one] => self.append_some(one),
+            _ => self.append_some(&gather(bufs)?),
+        }
     }
 
     /// Reads past the cache without holding a thread; the future gives the buffer back, and how many bytes of

@@ -132,7 +132,9 @@ class File(io.RawIOBase):
         return self._native.pwrite(_bytes(data), offset)
 
     def append(self, data: Buffer) -> int:
-        """Writes at the end; gives the offset that the data got."""
+        """Writes at the end; gives the offset that the data got. An error may leave a part there of more than 1 MiB; `write`
+        in a file opened for appending gives the count instead.
+        """
         self._check_writable()
         return self._native.append(_bytes(data))
 

@@ -2,9 +2,10 @@
 
 use crate::common::{file, options};
 use quire::inodes::{FallocateMode, IoFlags};
-use quire::{ErrorKind, FormatOptions, Volume};
+use quire::{ErrorKind, FormatOptions, OpenOptions, Volume};
 use quire_base::BlockNo;
 use quire_device::{Backend, Io, IoClass, IoOp, MemoryBackend};
+use std::io::{IoSlice, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -108,6 +109,33 @@ fn a_zeroing_without_room_leaves_the_edges_as_they_were() {
     volume.inodes().allocate(&inode, FallocateMode::PunchHole, 100, 3 * 4096 - 200).unwrap();
     volume.inodes().read_at(&inode, &mut now, 0, IoFlags::empty()).unwrap();
     assert!(now[100..3 * 4096 - 100].iter().all(|byte| *byte == 0));
+}
+
+/// An append that ran out of space midway failed as if the device had failed, and a [`Cursor`] that wrote
+/// several buffers did so, too, instead of giving the count: who tried again had the beginning twice.
+///
+/// [`Cursor`]: quire::Cursor
+#[test]
+fn an_append_without_room_says_so_and_a_cursor_gives_the_count() {
+    let volume = new_volume(4096);
+    let log = OpenOptions::new().read(true).append(true).create(true).open(&volume, "log").unwrap();
+    let record: Vec<u8> = (0..32 << 20).map(|n| (n / 4096 % 251) as u8).collect();
+    let error = log.append(&record).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    let kept = log.metadata().len();
+    assert!(kept >= 1 << 20 && error.to_string().contains(&format!("only {kept} of")), "{error}");
+    log.set_len(0).unwrap();
+    let mut cursor = log.cursor();
+    let parts = [IoSlice::new(&record[..5000]), IoSlice::new(&record[5000..])];
+    let count = cursor.write_vectored(&parts).unwrap();
+    assert!((1 << 20..record.len()).contains(&count));
+    assert_eq!((cursor.position(), log.metadata().len()), (count as u64, count as u64));
+    let mut all = vec![0; count];
+    log.read_exact_at(&mut all, 0).unwrap();
+    assert!(all == record[..count]);
+    // What was cut off may have come back meanwhile.
+    let error = (0..10).find_map(|_| cursor.write_vectored(&parts).err()).unwrap();
+    assert_eq!(error.kind(), std::io::ErrorKind::StorageFull, "{error}");
 }
 
 /// A device whose reads can be held up.
