@@ -105,7 +105,9 @@ pub unsafe extern "C" fn quire_open(
 }
 
 fn open_options(flags: c_int, mode: u32) -> Result<OpenOptions> {
-    let ignored = libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_LARGEFILE | 0o100000;
+    // The kernel's O_LARGEFILE where the C library's is 0. On arm and others that bit is O_NOFOLLOW.
+    let large = 0o100_000 & !libc::O_NOFOLLOW;
+    let ignored = libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_LARGEFILE | large;
     let known = libc::O_ACCMODE
         | libc::O_APPEND
         | libc::O_CREAT

@@ -121,6 +121,7 @@ static void files(void)
     EXPECT(quire_open(volume, "missing", O_RDONLY, 0, &file) == -ENOENT && !file);
     EXPECT(quire_open(volume, "data", O_RDONLY | O_CREAT, 0644, &file) == -EINVAL);
     EXPECT(quire_open(volume, "data", O_RDWR | O_PATH, 0644, &file) == -EINVAL);
+    EXPECT(quire_open(volume, "data", O_RDWR | O_NOFOLLOW, 0644, &file) == -EINVAL);
     file = opened("data", O_RDWR | O_CREAT | O_EXCL);
     quire_file *other;
     EXPECT(quire_open(volume, "data", O_RDWR | O_CREAT | O_EXCL, 0644, &other) == -EEXIST);
