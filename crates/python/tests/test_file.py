@@ -220,3 +220,25 @@ def test_appends_without_space_tell_how_much_was_written(volume: quire.Volume) -
         with pytest.raises(OSError, match="only") as raised:
             log.append(data)
         assert raised.value.errno == errno.ENOSPC and 0 < log.stat().st_size < len(data)
+
+
+def test_buffers_of_several_dimensions(volume: quire.Volume) -> None:
+    """An empty array of several dimensions was refused."""
+    table = memoryview(bytearray(range(24))).cast("h", (3, 4))
+    with volume.open("a", "w+b", 0) as file:
+        empty = table[:0]
+        assert empty.shape == (0, 4)
+        assert file.write(empty) == file.pwrite(empty, 0) == file.readinto(empty) == 0
+        assert file.write(table) == 24 and file.append(table) == 24
+        read = memoryview(bytearray(24)).cast("h", (3, 4))
+        assert file.seek(0) == 0 and file.readinto(read) == 24 and read == table
+
+
+def test_a_buffer_that_cannot_be_filled_takes_nothing(volume: quire.Volume) -> None:
+    """`readinto` of a buffer that is read-only moved the position, and then failed."""
+    (volume / "a").write_bytes(b"text")
+    with volume.open("a", "rb", 0) as file:
+        for buffer in (b"....", memoryview(bytearray(8))[::2]):
+            with pytest.raises(TypeError):
+                file.readinto(buffer)
+            assert file.tell() == 0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def _bytes(data: Buffer) -> bytes:
     """The data as `bytes`, which nobody can change while other threads run."""
-    return data if isinstance(data, bytes) else memoryview(data).cast("B").tobytes()
+    return data if isinstance(data, bytes) else memoryview(data).tobytes()
 
 
 def _no_attribute(name: Name) -> OSError:
@@ -81,9 +81,15 @@ class File(io.RawIOBase):
 
     def readinto(self, buffer: Buffer, /) -> int:
         self._check_readable()
-        with memoryview(buffer).cast("B") as view:
-            data = self._native.read(len(view))
-            view[: len(data)] = data
+        with memoryview(buffer) as view:
+            # What cannot be filled is refused before anything is read, and an empty view of several dimensions has no cast.
+            if view.readonly:
+                raise TypeError("readinto needs a buffer that can be written")
+            if view.nbytes == 0:
+                return 0
+            with view.cast("B") as flat:
+                data = self._native.read(len(flat))
+                flat[: len(data)] = data
         return len(data)
 
     def write(self, data: Buffer, /) -> int:
