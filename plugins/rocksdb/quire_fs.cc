@@ -1,7 +1,8 @@
 // See quire_fs.h.
 //
 // Protocol: one volume of a process is open once; the file systems and files that use it share it, and the last closes
-// it. Locks of databases are names in a table, since the volume itself is locked against other processes.
+// it. Who opens it meanwhile waits. Locks of databases are names in a table, since the volume itself is locked against
+// other processes.
 //
 // Durability: Sync is fdatasync and Fsync is fsync of Quire, which threads share. Files are not preallocated: the first
 // write to preallocated blocks needs a second flush, and small appends without are made durable with one.
@@ -10,6 +11,7 @@
 
 #include <cerrno>
 #include <climits>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
@@ -58,11 +60,7 @@ IOStatus ToStatus(int64_t result)
 class Volume {
 public:
     Volume(quire_volume *handle, std::string image) : handle_(handle), image_(std::move(image)) {}
-    ~Volume()
-    {
-        if (quire_volume_close(handle_) < 0)
-            std::fprintf(stderr, "quire: closing %s: %s\n", image_.c_str(), quire_error_message());
-    }
+    ~Volume();
     Volume(const Volume &) = delete;
     Volume &operator=(const Volume &) = delete;
 
@@ -655,9 +653,11 @@ Status ParseAddress(const std::string &uri, Address *address)
     return Status::OK();
 }
 
-// The volumes that this process has open. Never freed: files of other static objects may outlive it otherwise.
+// The volumes that this process has open, and those that it is closing: nobody has these any more. Never freed: files of
+// other static objects may outlive it otherwise.
 struct Volumes {
     std::mutex mutex;
+    std::condition_variable closed;
     std::map<std::string, std::weak_ptr<Volume>> open;
 };
 
@@ -667,10 +667,20 @@ Volumes &AllVolumes()
     return *volumes;
 }
 
+Volume::~Volume()
+{
+    if (quire_volume_close(handle_) < 0)
+        std::fprintf(stderr, "quire: closing %s: %s\n", image_.c_str(), quire_error_message());
+    Volumes &volumes = AllVolumes();
+    std::lock_guard<std::mutex> guard(volumes.mutex);
+    volumes.open.erase(image_);
+    volumes.closed.notify_all();
+}
+
 Status OpenVolume(const Address &address, VolumeRef *result)
 {
     Volumes &volumes = AllVolumes();
-    std::lock_guard<std::mutex> guard(volumes.mutex);
+    std::unique_lock<std::mutex> guard(volumes.mutex);
     struct stat found;
     if (address.size > 0 && stat(address.image.c_str(), &found) != 0 && errno == ENOENT) {
         quire_format_options format{};
@@ -685,9 +695,11 @@ Status OpenVolume(const Address &address, VolumeRef *result)
         name = real;
         free(real);
     }
-    if (VolumeRef known = volumes.open[name].lock()) {
-        *result = known;
-        return Status::OK();
+    for (auto found = volumes.open.find(name); found != volumes.open.end(); found = volumes.open.find(name)) {
+        if ((*result = found->second.lock()))
+            return Status::OK();
+        // Until it is closed it would be busy.
+        volumes.closed.wait(guard);
     }
     quire_volume *handle;
     const int opened = quire_volume_open(name.c_str(), &address.options, &handle);

@@ -101,6 +101,23 @@ fn addresses_that_do_not_fit_are_refused_with_a_reason() {
     }
 }
 
+/// The last user of a volume closes it after all have forgotten it. Where that took long, because of a slow device
+/// or much data, who opened it meanwhile was told that it was busy.
+#[test]
+fn a_volume_is_opened_again_while_its_last_user_closes_it() {
+    let Some(plugin) = plugin() else { return };
+    let directory = tempfile::tempdir().expect("a directory");
+    let program = directory.path().join("reopen");
+    let mut compiler = Command::new("g++");
+    compiler.args(["-std=c++17", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program);
+    compiler.arg(here().join("tests/c/reopen.cc")).arg("-I").arg(here().join("../../plugins/rocksdb"));
+    compiler.arg("-I").arg(library().join("include")).arg(plugin.join("libquire-rocksdb.so"));
+    compiler.arg("-L").arg(library().join("lib")).args(["-lquire", "-lrocksdb", "-lpthread", "-ldl"]);
+    succeed(&mut compiler);
+    let uri = format!("quire://{}?cache:16m&size:64m", directory.path().join("image").display());
+    assert_eq!(succeed(with_library(&program).arg(uri)), "both opened it\n");
+}
+
 #[test]
 fn nothing_acknowledged_is_lost_when_writers_are_killed() {
     let Some(plugin) = plugin() else { return };
