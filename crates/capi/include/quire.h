@@ -524,12 +524,10 @@ int64_t quire_pwritev(const struct quire_file *file,
 
 // Appends, however the file was opened for writing. Appends of several threads never mix.
 //
-// Returns: the offset that the data got; or a negative error number: then a part may be at the end of the file,
-// if the data is larger than 1 MiB. quire_pwrite on a file opened with O_APPEND gives the count instead.
+// Returns: the offset that the data got; or a negative error number: then a part of more than 1 MiB of data
+// may be at the end of the file. quire_pwrite in a file opened with O_APPEND gives the count instead.
 // Threads: any, at the same time on one file.
-int64_t quire_append(const struct quire_file *file,
-                     const void *buffer,
-                     size_t length);
+int64_t quire_append(const struct quire_file *file, const void *buffer, size_t length);
 
 // Appends several buffers as one operation, at most 1024.
 //

@@ -251,8 +251,8 @@ pub unsafe extern "C" fn quire_pwritev(
 
 /// Appends, however the file was opened for writing. Appends of several threads never mix.
 ///
-/// Returns: the offset that the data got; or a negative error number: then a part may be at the end of the file,
-/// if the data is larger than 1 MiB. quire_pwrite on a file opened with O_APPEND gives the count instead.
+/// Returns: the offset that the data got; or a negative error number: then a part of more than 1 MiB of data
+/// may be at the end of the file. quire_pwrite in a file opened with O_APPEND gives the count instead.
 /// Threads: any, at the same time on one file.
 ///
 /// # Safety

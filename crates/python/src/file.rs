@@ -143,8 +143,8 @@ impl NativeFile {
         })
     }
 
-    /// Writes at the position, or at the end of a file that was opened for appending; gives the count, which is
-    /// short only after an error in the midst of a large write.
+    /// Writes at the position, or at the end of a file that was opened for appending; gives the count, which
+    /// is short only after an error in the midst of a large write.
     fn write(&self, py: Python<'_>, data: &[u8]) -> PyResult<usize> {
         self.with(py, |file| {
             let mut position = self.position.lock();

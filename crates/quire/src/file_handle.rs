@@ -184,8 +184,8 @@ impl File {
 
     /// Appends; gives the offset that the data got. Appends of several threads never mix.
     ///
-    /// An error may leave a part at the end of the file, if the data is larger than 1 MiB; a [`Cursor`] over a
-    /// file opened for appending tells how much.
+    /// An error may leave a part at the end of the file, if the data is larger than 1 MiB; a [`Cursor`] over
+    /// a file opened for appending tells how much.
     pub fn append(&self, buf: &[u8]) -> Result<u64> {
         let (offset, mut done) = self.append_some(buf)?;
         while done < buf.len() {

@@ -107,8 +107,8 @@ pub(crate) fn register(api: Api) -> Result<(), String> {
         let vfs = Box::leak(Box::new(Vfs {
             version: (*base).version.min(3),
             file_size: HEAD as c_int + (*base).file_size,
-            // Also what a full path into a volume may have: the VFS below has buffers of this size on its stack, and
-            // SQLite has memory of it for the names of journals.
+            // Also what a full path into a volume may have: the VFS below has buffers of this size on its
+            // stack, and SQLite has memory of it for the names of journals.
             path_max: (*base).path_max,
             next: ptr::null_mut(),
             name: NAME.as_ptr(),

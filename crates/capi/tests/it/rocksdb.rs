@@ -101,8 +101,8 @@ fn addresses_that_do_not_fit_are_refused_with_a_reason() {
     }
 }
 
-/// The last user of a volume closes it after all have forgotten it. Where that took long, because of a slow device
-/// or much data, who opened it meanwhile was told that it was busy.
+/// The last user of a volume closes it after all have forgotten it. Where that took long, because of a slow
+/// device or much data, who opened it meanwhile was told that it was busy.
 #[test]
 fn a_volume_is_opened_again_while_its_last_user_closes_it() {
     let Some(plugin) = plugin() else { return };

@@ -437,8 +437,8 @@ for locking in ("NORMAL", "EXCLUSIVE"):
     );
 }
 
-/// The extension told SQLite that full paths may have 1024 bytes. The system's VFS has buffers for the 512 that it
-/// promises itself, on its stack, and copies the database's name into one when it makes a journal.
+/// The extension told SQLite that full paths may have 1024 bytes. The system's VFS has buffers for the 512
+/// that it promises itself, on its stack, and copies the database's name into one when it makes a journal.
 #[test]
 fn long_paths_are_refused_as_without_the_extension() {
     if !has_python() {
