@@ -164,9 +164,11 @@ def test_a_transaction_has_what_its_files_have_in_buffers(fs: QuireFileSystem) -
     """A file that was not closed was renamed without what its buffer had, and so was cut off."""
     fs.pipe("/a", b"old")
     with fs.transaction:
-        file = fs.open("/a", "wb")
+        file, text = fs.open("/a", "wb"), fs.open("/b", "w")
         file.write(b"whole")
-    assert fs.cat("/a") == b"whole" and file.closed and fs.find("/") == ["/a"]
+        text.write("whole")
+    assert fs.cat("/a") == fs.cat("/b") == b"whole" and fs.find("/") == ["/a", "/b"]
+    assert file.closed and text.closed
 
 
 def test_a_transaction_creates_what_is_to_be_new(fs: QuireFileSystem) -> None:

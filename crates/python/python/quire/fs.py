@@ -172,6 +172,13 @@ class QuireFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     # Contents.
 
+    def open(self, path: Any, mode: str = "rb", *arguments: Any, **options: Any) -> Any:
+        file = super().open(path, mode, *arguments, **options)
+        inner = getattr(file, "buffer", None)
+        if isinstance(inner, _Uncommitted):
+            inner.outer = file
+        return file
+
     def _open(
         self,
         path: str,
@@ -287,11 +294,13 @@ class _Uncommitted:
         if "r" in mode or ("a" in mode and volume.exists(path)):
             volume.copyfile(path, self._beside)
         self._file = volume.open(self._beside, mode, **options)
+        # What makes text of it, with a buffer of its own.
+        self.outer = self._file
 
     def commit(self) -> None:
         try:
             # What it has in its buffer belongs to it.
-            self._file.close()
+            self.outer.close()
             self._volume.rename(self._beside, self.path, replace=self._replace)
         except BaseException:
             self.discard()
@@ -299,7 +308,7 @@ class _Uncommitted:
 
     def discard(self) -> None:
         with suppress(OSError):
-            self._file.close()
+            self.outer.close()
         with suppress(FileNotFoundError):
             self._volume.unlink(self._beside)
 
