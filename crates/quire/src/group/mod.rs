@@ -57,7 +57,7 @@ const STREAM_BYTES: u64 = 4 << 20;
 const STREAM_BYTES_MIN: u64 = 16 << 10;
 /// Bytes that enter a large group at once.
 const CHUNK_BYTES: usize = 1 << 20;
-/// What large groups of a volume may have in memory together, if half of its cache is less.
+/// What groups of a volume may have in memory together, if half of its cache is less.
 const ALL_GROUPS_BYTES_MIN: u64 = 16 << 20;
 /// Runs of blocks that a group of more than a record has, at most: the files' own extents count too.
 const EXCHANGE_RUNS: usize = exchange::EXTENTS_MAX / 4;
@@ -174,9 +174,27 @@ impl InodeGroup {
             blocks += if *other == number { 0 } else { file_blocks };
             runs += file_runs;
         }
-        if !self.is_large(blocks) {
-            return Ok(());
+        if self.is_large(blocks) {
+            self.admit_large(engine, number, with, blocks, runs)?;
+            self.stream_if_over(bytes.min(CHUNK_BYTES as u64))?;
         }
+        let memory = self.memory() + pieces::memory(1, bytes.min(engine.stream_bytes()));
+        if memory > self.charged {
+            engine.charge_group(memory - self.charged)?;
+            self.charged = memory;
+        }
+        Ok(())
+    }
+
+    /// Takes the blocks of a large group: so many in as many runs, `with` of them a file's.
+    fn admit_large(
+        &mut self,
+        engine: &Engine,
+        number: InodeNo,
+        with: u64,
+        blocks: u64,
+        runs: usize,
+    ) -> Result<()> {
         // From here on it may wait for the device, in the middle of what it does.
         patience::check("a large group's blocks")?;
         engine.check_places(blocks, runs)?;
@@ -184,12 +202,6 @@ impl InodeGroup {
         for (other, file) in &mut self.files {
             let blocks = if *other == number { with } else { file.counts().0 };
             file.streamed.ensure(blocks, ahead)?;
-        }
-        self.stream_if_over(bytes.min(CHUNK_BYTES as u64))?;
-        let memory = self.memory() + bytes.min(engine.stream_bytes());
-        if memory > self.charged {
-            engine.charge_group(memory - self.charged)?;
-            self.charged = memory;
         }
         Ok(())
     }
@@ -211,7 +223,7 @@ impl InodeGroup {
 
     /// Bytes that the group has in memory.
     fn memory(&self) -> u64 {
-        self.files.values().map(|file| file.pieces.bytes()).sum()
+        self.files.values().map(|file| file.pieces.memory()).sum()
     }
 
     /// Puts bytes into the group, which has admitted them.
@@ -383,7 +395,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Counts bytes that a large group has in memory.
+    /// Counts bytes that a group has in memory.
     fn charge_group(&self, bytes: u64) -> Result<()> {
         let most = self.all_groups_bytes();
         let charge = |held: u64| held.checked_add(bytes).filter(|held| *held <= most);
@@ -392,10 +404,10 @@ impl Engine {
             Err(held) => Err(Error::new(
                 ErrorKind::TooLarge,
                 format!(
-                    "large groups hold {} KiB of incomplete blocks in memory, and {} KiB more would pass the \
-                     limit of {} KiB",
+                    "the groups of this volume have {} KiB in memory, and {} KiB more would pass the limit of {} \
+                     KiB",
                     held / 1024,
-                    bytes / 1024,
+                    bytes.div_ceil(1024),
                     most / 1024
                 ),
             )),

@@ -11,6 +11,13 @@ use std::ops::Range;
 
 /// A piece of so many bytes or more does not grow.
 const PIECE_BYTES: usize = 1 << 20;
+/// What a piece takes beside its bytes: its place in the map, and what the system's allocator adds.
+const PIECE_OVERHEAD: u64 = 64;
+
+/// What so many pieces take, with `bytes` in all.
+pub(super) fn memory(pieces: u64, bytes: u64) -> u64 {
+    pieces * PIECE_OVERHEAD + bytes
+}
 
 /// See the module's documentation.
 #[derive(Default)]
@@ -20,9 +27,9 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// Bytes of all pieces.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
+    /// What they take.
+    pub(super) fn memory(&self) -> u64 {
+        memory(self.map.len() as u64, self.bytes)
     }
 
     /// Offsets and bytes, ascending.
@@ -142,6 +149,16 @@ mod tests {
     use super::*;
     use quire_base::random::Random;
 
+    /// A group of single bytes took far more than it said.
+    #[test]
+    fn small_pieces_count_for_what_they_take() {
+        let mut pieces = Pieces::default();
+        (0..100).for_each(|number| pieces.insert(2 * number, &[1]));
+        assert_eq!(pieces.memory(), 100 * (PIECE_OVERHEAD + 1));
+        pieces.insert(0, &[1; 200]);
+        assert_eq!(pieces.memory(), PIECE_OVERHEAD + 200);
+    }
+
     #[test]
     fn pieces_do_what_a_plain_vector_does() {
         for seed in 0..300 {
@@ -165,7 +182,7 @@ mod tests {
                 let (low, high) = (random.below(100) as usize, 101 + random.below(99) as usize);
                 let is_covered = wanted[low..high].iter().all(Option::is_some);
                 assert_eq!(pieces.covers(low as u64, high as u64), is_covered, "seed {seed}");
-                assert_eq!(pieces.bytes(), wanted.iter().flatten().count() as u64, "seed {seed}");
+                assert_eq!(pieces.bytes, wanted.iter().flatten().count() as u64, "seed {seed}");
                 for span in pieces.spans() {
                     assert!(wanted[span.start as usize..span.end as usize].iter().all(Option::is_some));
                 }

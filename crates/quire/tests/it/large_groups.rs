@@ -276,8 +276,7 @@ fn a_file_in_too_many_pieces_is_refused() {
     assert!(read(&volume, &a)[..600 * BLOCK] == vec![2; 600 * BLOCK]);
 }
 
-/// Parts of blocks stay in memory. Large groups share what they may have there; a dropped one gives its part
-/// back.
+/// Parts of blocks stay in memory. Groups share what they may have there; one that ends gives its part back.
 #[test]
 fn large_groups_share_the_memory_of_incomplete_blocks() {
     let (_, volume) = new_volume(32_768);
@@ -296,7 +295,7 @@ fn large_groups_share_the_memory_of_incomplete_blocks() {
     assert!((15 * MIB..=16 * MIB).contains(&held), "{held}");
     let mut second = volume.inodes().atomic();
     assert_eq!(second.write_at(&b, &vec![1; 3 * MIB], 0).unwrap_err().kind(), ErrorKind::TooLarge);
-    second.write_at(&b, &[1; 10 * BLOCK], 0).unwrap();
+    assert_eq!(second.write_at(&b, &[1; 10 * BLOCK], 0).unwrap_err().kind(), ErrorKind::TooLarge);
     first.commit(Commit::Now).unwrap();
     second.write_at(&b, &vec![1; 3 * MIB], 0).unwrap();
     drop(second);
@@ -305,6 +304,32 @@ fn large_groups_share_the_memory_of_incomplete_blocks() {
         assert_eq!((bytes[block * BLOCK], bytes[block * BLOCK + 2047]), (1, 1), "block {block}");
         assert!(block + 1 == halves as usize || bytes[block * BLOCK + 2048] == 0, "block {block}");
     }
+}
+
+/// Groups that a record takes were not counted. Programs that began many and ended none had the server's
+/// memory.
+#[test]
+fn small_groups_share_the_memory_too() {
+    let (_, volume) = new_volume(32_768);
+    let a = file(&volume, "a");
+    let part = vec![1; 16 * BLOCK];
+    let mut groups = Vec::new();
+    let refused = loop {
+        let mut group = volume.inodes().atomic();
+        match group.write_at(&a, &part, 0) {
+            Ok(()) if groups.len() < 300 => groups.push(group),
+            outcome => break outcome.expect_err("a limit"),
+        }
+    };
+    assert_eq!((refused.kind(), groups.len()), (ErrorKind::TooLarge, 255), "{refused}");
+    let mut late = volume.inodes().atomic();
+    assert_eq!(late.write_at(&a, &part, 0).unwrap_err().kind(), ErrorKind::TooLarge);
+    groups.pop().unwrap().commit(Commit::Now).unwrap();
+    late.write_at(&a, &part, 0).unwrap();
+    drop(groups.pop());
+    late.write_at(&a, &part, part.len() as u64).unwrap();
+    late.commit(Commit::Now).unwrap();
+    assert!(read(&volume, &a) == vec![1; 2 * part.len()]);
 }
 
 fn available(volume: &Volume) -> u64 {
