@@ -15,10 +15,11 @@
 //! goes on.
 //!
 //! Invariants: a job, once spawned, runs, also when the pool is being closed ([`Background::finish`] waits
-//! for all). Jobs never wait for other jobs. Jobs that exceed the limit of threads queue; their number is
+//! for all). A job that panics ends alone; its thread goes on. Jobs never wait for other jobs. Jobs that exceed the limit of threads queue; their number is
 //! bounded by the callers that the kernel has waiting.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use quire_base::patience::{self, Relief};
@@ -95,7 +96,9 @@ impl Background {
         if let Err(error) = self.pool.add_thread(state, threads_max) {
             tracing::warn!("no further thread for requests that wait: {error}");
             // With no thread at all the queue would stand still: the caller works it off itself.
-            self.pool.help();
+            if self.pool.state.lock().threads == 0 {
+                self.pool.help();
+            }
         }
     }
 
@@ -136,6 +139,12 @@ impl Relief for Pool {
     }
 }
 
+fn run(job: Job) {
+    if catch_unwind(AssertUnwindSafe(job)).is_err() {
+        tracing::error!("a request that waits, or what is done beside requests, panicked");
+    }
+}
+
 impl Pool {
     fn new() -> Arc<Pool> {
         Arc::new_cyclic(|this| Pool {
@@ -171,7 +180,7 @@ impl Pool {
         loop {
             if let Some(job) = state.queue.pop_front() {
                 drop(state);
-                job();
+                run(job);
                 state = pool.state.lock();
                 continue;
             }
@@ -193,7 +202,7 @@ impl Pool {
         loop {
             let job = self.state.lock().queue.pop_front();
             match job {
-                Some(job) => job(),
+                Some(job) => run(job),
                 None => return,
             }
         }
@@ -280,6 +289,22 @@ mod tests {
         results.recv_timeout(Duration::from_secs(10)).expect("it waits for no program");
         drop(end);
         background.finish();
+    }
+
+    /// The thread of a job that panicked was counted for ever, and the unmount waited for its end.
+    #[test]
+    fn a_job_that_panics_holds_nobody_up() {
+        let background = Background::new(1);
+        background.spawn(|| panic!("as the test wants it"));
+        let (done, results) = mpsc::channel();
+        let after = done.clone();
+        background.spawn(move || after.send("job").unwrap());
+        assert_eq!(results.recv_timeout(Duration::from_secs(10)), Ok("job"));
+        thread::spawn(move || {
+            background.finish();
+            done.send("finish").unwrap();
+        });
+        assert_eq!(results.recv_timeout(Duration::from_secs(10)), Ok("finish"));
     }
 
     #[test]
