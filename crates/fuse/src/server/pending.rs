@@ -4,7 +4,7 @@
 //! When a signal reaches its caller, the kernel sends an interrupt. A local file system lets no signal but a
 //! deadly one end an `fsync` or a `write`, and programs count on it; so only the request of a caller that is
 //! being killed is given up, with `EINTR`, and the process goes at once instead of waiting for a slow device.
-//! What the request began goes on.
+//! What the request began goes on. A RELEASE is never given up: nobody else would end the open file.
 //!
 //! Protocol. The exchange is in a slot; the one that takes it out answers it: the thread that does the work,
 //! or the watcher. Interrupts are looked at by a watcher, one job of the pool at a time, at once and then
@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use quire_base::sync::{Arc, Mutex};
 
+use crate::protocol::abi::opcode;
 use crate::transport::Exchange;
 
 const SHARDS: usize = 16;
@@ -34,7 +35,7 @@ pub(super) const INTERVAL: Duration = Duration::from_millis(50);
 trait Waits: Send + Sync {
     /// Whether it was answered.
     fn is_over(&self) -> bool;
-    /// The thread that asks, as the kernel numbers it; zero if that is of no concern here.
+    /// The thread that asks, as the kernel numbers it; zero if the request is done whatever becomes of it.
     fn caller(&self) -> u32;
     /// Answers with an error number, if nobody has answered.
     fn give_up(&self, number: i32);
@@ -128,7 +129,8 @@ impl Pending {
     /// Keeps a request while it waits.
     pub(super) fn add<E: Exchange>(&self, exchange: E) -> Ticket<E> {
         let header = exchange.message().header().unwrap_or_default();
-        let slot = Arc::new(Slot { exchange: Mutex::new(Some(exchange)), caller: header.pid });
+        let caller = if header.opcode == opcode::RELEASE { 0 } else { header.pid };
+        let slot = Arc::new(Slot { exchange: Mutex::new(Some(exchange)), caller });
         self.shard(header.unique).lock().insert(header.unique, slot.clone());
         Ticket { unique: header.unique, slot }
     }
@@ -210,7 +212,7 @@ fn kill_pends(status: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::abi::{InHeader, opcode};
+    use crate::protocol::abi::InHeader;
     use crate::protocol::request::Message;
     use crate::transport::Outcome;
     use zerocopy::IntoBytes;
@@ -226,7 +228,11 @@ mod tests {
 
     impl Asked {
         fn new(unique: u64, pid: u32, answers: &Answers) -> Asked {
-            let header = InHeader { len: 40, opcode: opcode::FSYNC, unique, pid, ..InHeader::default() };
+            Asked::of(opcode::FSYNC, unique, pid, answers)
+        }
+
+        fn of(opcode: u32, unique: u64, pid: u32, answers: &Answers) -> Asked {
+            let header = InHeader { len: 40, opcode, unique, pid, ..InHeader::default() };
             Asked { message: header.as_bytes().to_vec(), unique, answers: answers.clone() }
         }
     }
@@ -264,6 +270,18 @@ mod tests {
         );
         assert_eq!(answers.0.lock().len(), 3);
         assert!(pending.interrupt(8), "the watcher had ended");
+    }
+
+    /// The RELEASE of a program that was killed meanwhile was answered and not done, so that the file stayed
+    /// open until the end of the mount.
+    #[test]
+    fn a_release_is_never_given_up() {
+        let (pending, answers) = (Pending::default(), Answers::default());
+        let release = pending.add(Asked::of(opcode::RELEASE, 2, 100, &answers));
+        assert!(pending.interrupt(2));
+        assert!(pending.look(|caller| caller == 100, || 0));
+        pending.take(release).expect("it is still to be done").reply(Ok(0));
+        assert_eq!(*answers.0.lock(), [(2, Ok(0))]);
     }
 
     #[test]
