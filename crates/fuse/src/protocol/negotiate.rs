@@ -10,7 +10,6 @@ const REQUEST_MIN: u32 = 128 << 10;
 /// Asynchronous requests (readahead, asynchronous direct I/O, writes of mapped pages) the kernel may have
 /// outstanding.
 const BACKGROUND_MAX: u16 = 128;
-const PAGE: u32 = 4096;
 
 /// What a server wants, besides what all do.
 #[derive(Clone, Copy, Debug, Default)]
@@ -45,13 +44,17 @@ fn offered(args: &abi::InitIn, flags2: u32) -> u64 {
     u64::from(args.flags) | u64::from(flags2) << 32
 }
 
-/// The answer to an INIT of the same major version. `pages_limit` is the kernel's limit for one request.
-pub fn answer(
-    args: &abi::InitIn,
-    flags2: u32,
-    features: &Features,
-    pages_limit: u32,
-) -> (abi::InitOut, Agreed) {
+/// The kernel's limit for one request.
+#[derive(Clone, Copy, Debug)]
+pub struct Pages {
+    /// Pages at most.
+    pub limit: u32,
+    /// Bytes of a page.
+    pub size: u32,
+}
+
+/// The answer to an INIT of the same major version.
+pub fn answer(args: &abi::InitIn, flags2: u32, features: &Features, pages: Pages) -> (abi::InitOut, Agreed) {
     let offered = offered(args, flags2);
     let mut wanted = init::ASYNC_READ
         | init::BIG_WRITES
@@ -97,8 +100,8 @@ pub fn answer(
         );
     }
     // Without the flag a request has 32 pages at most.
-    let pages_limit = if taken & init::MAX_PAGES != 0 { pages_limit } else { 32 };
-    let request_max = pages_limit.saturating_mul(PAGE).clamp(REQUEST_MIN, REQUEST_MAX);
+    let limit = if taken & init::MAX_PAGES != 0 { pages.limit } else { 32 };
+    let request_max = limit.saturating_mul(pages.size).clamp(REQUEST_MIN, REQUEST_MAX);
     let out = abi::InitOut {
         major: abi::MAJOR,
         minor: abi::MINOR,
@@ -108,19 +111,22 @@ pub fn answer(
         congestion_threshold: BACKGROUND_MAX / 4 * 3,
         max_write: request_max,
         time_gran: 1,
-        max_pages: (request_max / PAGE) as u16,
+        max_pages: (request_max / pages.size) as u16,
         flags2: (taken >> 32) as u32,
         ..Default::default()
     };
     (out, Agreed { request_max, ring: taken & init::OVER_IO_URING != 0, minor: args.minor })
 }
 
-/// The kernel's limit of pages in one request.
-pub fn pages_limit() -> u32 {
-    std::fs::read_to_string("/proc/sys/fs/fuse/max_pages_limit")
-        .ok()
-        .and_then(|text| text.trim().parse().ok())
-        .unwrap_or(256)
+impl Pages {
+    /// As this kernel has them.
+    pub fn now() -> Pages {
+        let limit = std::fs::read_to_string("/proc/sys/fs/fuse/max_pages_limit")
+            .ok()
+            .and_then(|text| text.trim().parse().ok())
+            .unwrap_or(256);
+        Pages { limit, size: rustix::param::page_size() as u32 }
+    }
 }
 
 #[cfg(test)]
@@ -129,13 +135,24 @@ mod tests {
 
     const KERNEL: abi::InitIn = abi::InitIn { major: 7, minor: 45, max_readahead: 131_072, flags: u32::MAX };
 
+    fn pages(limit: u32) -> Pages {
+        Pages { limit, size: 4096 }
+    }
+
+    /// On a kernel with larger pages the answer was in pages of 4 KiB.
+    #[test]
+    fn pages_are_the_kernels() {
+        let (out, agreed) = answer(&KERNEL, 0, &Features::default(), Pages { limit: 64, size: 65_536 });
+        assert_eq!((out.max_write, out.max_pages, agreed.request_max), (4 << 20, 64, 4 << 20));
+    }
+
     #[test]
     fn nothing_is_taken_that_is_not_offered() {
         let (out, agreed) = answer(
             &abi::InitIn { flags: 0, ..KERNEL },
             0,
             &Features { ring: true, ..Features::default() },
-            256,
+            pages(256),
         );
         assert_eq!((out.flags, out.flags2), (0, 0));
         assert_eq!((agreed.ring, agreed.request_max), (false, REQUEST_MIN));
@@ -144,7 +161,8 @@ mod tests {
     #[test]
     fn the_ring_is_taken_only_if_wished_for() {
         for ring in [true, false] {
-            let (out, agreed) = answer(&KERNEL, u32::MAX, &Features { ring, ..Features::default() }, 256);
+            let (out, agreed) =
+                answer(&KERNEL, u32::MAX, &Features { ring, ..Features::default() }, pages(256));
             assert_eq!(agreed.ring, ring);
             assert_eq!(u64::from(out.flags2) << 32 & init::OVER_IO_URING != 0, ring);
             assert_eq!(out.max_write, 1 << 20);
@@ -154,13 +172,13 @@ mod tests {
 
     #[test]
     fn a_raised_limit_is_used() {
-        let (out, agreed) = answer(&KERNEL, 0, &Features::default(), 1024);
+        let (out, agreed) = answer(&KERNEL, 0, &Features::default(), pages(1024));
         assert_eq!((out.max_write, out.max_pages, agreed.request_max), (4 << 20, 1024, 4 << 20));
     }
 
     #[test]
     fn absurd_limits_are_clamped() {
-        assert_eq!(answer(&KERNEL, 0, &Features::default(), u32::MAX).1.request_max, REQUEST_MAX);
-        assert_eq!(answer(&KERNEL, 0, &Features::default(), 0).1.request_max, REQUEST_MIN);
+        assert_eq!(answer(&KERNEL, 0, &Features::default(), pages(u32::MAX)).1.request_max, REQUEST_MAX);
+        assert_eq!(answer(&KERNEL, 0, &Features::default(), pages(0)).1.request_max, REQUEST_MIN);
     }
 }

@@ -140,7 +140,7 @@ impl Channel {
                 continue;
             }
             let features = features(negotiate::offers_ring(&args, flags2));
-            let (out, agreed) = negotiate::answer(&args, flags2, &features, negotiate::pages_limit());
+            let (out, agreed) = negotiate::answer(&args, flags2, &features, negotiate::Pages::now());
             let bytes = out.as_bytes();
             buffer.bytes_mut()[HEAD..HEAD + bytes.len()].copy_from_slice(bytes);
             self.send(&mut buffer, unique, Ok(bytes.len())).map_err(failed)?;
