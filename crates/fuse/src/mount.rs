@@ -15,6 +15,9 @@
 //! threads could not end, and the descriptor that would release them would stay open. So it unmounts in a
 //! child that has no descriptor of `/dev/fuse` ([`unmount_in_child`], [`abandon`]).
 //!
+//! Invariant: a server unmounts no mount but its own. A path says no more than what is topmost there, so a
+//! server keeps the [`MountEntry`] of its mount, whose device number nobody else has.
+//!
 //! Nothing here follows a path *into* the mounted file system: its server may be dead, or be the very
 //! process that asks. What is mounted where is read from `/proc/self/mountinfo`.
 
@@ -175,15 +178,16 @@ fn unescape(field: &[u8]) -> OsString {
 pub fn resolve(dir: &Path) -> Result<PathBuf> {
     let failed = |error: &std::io::Error| Error::os(format!("mount point {}", dir.display()), error);
     let absolute = std::path::absolute(dir).map_err(|error| failed(&error))?;
+    let canonical = |path: &Path| path.canonicalize().map_err(|error| failed(&error));
     let plain = match (absolute.parent(), absolute.file_name()) {
-        (Some(parent), Some(name)) => {
-            parent.canonicalize().map(|parent| parent.join(name)).map_err(|error| failed(&error))?
-        }
-        _ => PathBuf::from("/"),
+        (Some(parent), Some(name)) => canonical(parent)?.join(name),
+        // It ends in "..".
+        (Some(_), None) => return canonical(dir),
+        (None, _) => PathBuf::from("/"),
     };
     // Something mounted exactly there is the answer; only otherwise is the last component looked at, since
-    // it may be a symbolic link or end in "..".
-    if mounted_at(&plain)?.is_some() { Ok(plain) } else { dir.canonicalize().map_err(|error| failed(&error)) }
+    // it may be a symbolic link.
+    if mounted_at(&plain)?.is_some() { Ok(plain) } else { canonical(dir) }
 }
 
 /// A mount that was made.
@@ -193,6 +197,8 @@ pub struct Attached {
     pub device: OwnedFd,
     /// Why the mount's source is no block device; `None` if it is one.
     pub not_block: Option<String>,
+    /// The mount as the mount table has it.
+    pub entry: MountEntry,
 }
 
 /// Mounts at `dir` (from [`resolve`]).
@@ -216,24 +222,33 @@ pub fn mount(dir: &Path, flags: &MountFlags) -> Result<Attached> {
             ),
         ));
     }
-    if rustix::process::geteuid().is_root()
-        && let Some(attached) = mount_directly(dir, meta.mode(), flags)?
-    {
-        return Ok(attached);
-    }
-    let device = mount_by_helper(dir, flags)?;
-    Ok(Attached { device, not_block: Some("root did not mount it".into()) })
+    let directly = match rustix::process::geteuid().is_root() {
+        true => mount_directly(dir, meta.mode(), flags)?,
+        false => None,
+    };
+    let (device, not_block) = match directly {
+        Some(mounted) => mounted,
+        None => (mount_by_helper(dir, flags)?, Some("root did not mount it".into())),
+    };
+    let entry = mounts()
+        .inspect_err(|_| drop(unmount(dir, Unmount::Detach)))?
+        .into_iter()
+        .rev()
+        .find(|entry| entry.dir == dir && entry.is_quire())
+        .ok_or_else(|| not_mounted(dir))?;
+    Ok(Attached { device, not_block, entry })
 }
 
-/// `None`: not permitted although root (a container without the capability), so the helper may try.
-fn mount_directly(dir: &Path, mode: u32, flags: &MountFlags) -> Result<Option<Attached>> {
+/// The descriptor, and why the mount's source is no block device. `None`: not permitted although root (a
+/// container without the capability), so the helper may try.
+fn mount_directly(dir: &Path, mode: u32, flags: &MountFlags) -> Result<Option<(OwnedFd, Option<String>)>> {
     let not_block = match mount_block(dir, mode, flags)? {
-        Ok(device) => return Ok(Some(Attached { device, not_block: None })),
+        Ok(device) => return Ok(Some((device, None))),
         Err(why) => why,
     };
     let device = open_device()?;
     match mount_kernel(&flags.source, dir, FILE_SYSTEM_TYPE, &options(&device, mode, flags), flags)? {
-        Ok(()) => Ok(Some(Attached { device, not_block: Some(not_block) })),
+        Ok(()) => Ok(Some((device, Some(not_block)))),
         Err(rustix::io::Errno::PERM) => Ok(None),
         Err(error) => Err(Error::os(format!("mounting at {}", dir.display()), &error.into())),
     }
@@ -500,9 +515,7 @@ pub fn unmount(dir: &Path, how: Unmount) -> Result<()> {
         Ok(()) => return Ok(()),
         Err(rustix::io::Errno::BUSY) => return Err(busy()),
         Err(rustix::io::Errno::PERM) => {}
-        Err(rustix::io::Errno::INVAL) => {
-            return Err(Error::new(ErrorKind::NotFound, format!("nothing is mounted at {}", dir.display())));
-        }
+        Err(rustix::io::Errno::INVAL) => return Err(not_mounted(dir)),
         Err(error) => return Err(Error::os(unmounting(dir), &error.into())),
     }
     let mut command = Command::new(HELPER);
@@ -527,6 +540,10 @@ pub fn unmount(dir: &Path, how: Unmount) -> Result<()> {
         (kind, "")
     };
     Err(Error::new(kind, format!("{} through {HELPER}: {}{hint}", unmounting(dir), said.trim())))
+}
+
+fn not_mounted(dir: &Path) -> Error {
+    Error::new(ErrorKind::NotFound, format!("nothing is mounted at {}", dir.display()))
 }
 
 fn unmounting(dir: &Path) -> String {
@@ -555,10 +572,25 @@ fn umount_program(dir: &Path, how: Unmount) -> Command {
     command
 }
 
-/// As [`unmount`], for the server of the mount: a child waits for the answer to DESTROY, if it comes to that.
-/// Another thread must be able to give that answer.
-pub fn unmount_in_child(dir: &Path, how: Unmount) -> Result<()> {
-    if !mounted_at(dir)?.is_some_and(|entry| entry.is_block()) {
+/// An error unless `ours` is what a path to its mount point leads to.
+fn check_topmost(ours: &MountEntry) -> Result<()> {
+    let dir = &ours.dir;
+    match mounted_at(dir)? {
+        Some(top) if top.device == ours.device => Ok(()),
+        Some(top) => {
+            let what = format!("{} (type {}) is mounted over it", top.source.display(), top.kind);
+            Err(Error::new(ErrorKind::NotPermitted, format!("{}: {what}", unmounting(dir))))
+        }
+        None => Err(not_mounted(dir)),
+    }
+}
+
+/// As [`unmount`], for the server of the mount `ours`: a child waits for the answer to DESTROY, if it comes
+/// to that. Another thread must be able to give that answer.
+pub fn unmount_in_child(ours: &MountEntry, how: Unmount) -> Result<()> {
+    check_topmost(ours)?;
+    let dir = &ours.dir;
+    if !ours.is_block() {
         return unmount(dir, how);
     }
     let output = match umount_program(dir, how).stderr(Stdio::piped()).output() {
@@ -576,15 +608,19 @@ pub fn unmount_in_child(dir: &Path, how: Unmount) -> Result<()> {
 
 /// Takes a mount out of the tree that this process has served, and will not serve any more. Does not wait for
 /// DESTROY, which nobody would answer: it ends with this process.
-pub fn abandon(dir: &Path) {
-    if !mounted_at(dir).is_ok_and(|entry| entry.is_some_and(|entry| entry.is_block())) {
-        return drop(unmount(dir, Unmount::Detach));
+pub fn abandon(ours: &MountEntry) {
+    if let Err(error) = check_topmost(ours) {
+        return tracing::warn!("{error}");
+    }
+    if !ours.is_block() {
+        return drop(unmount(&ours.dir, Unmount::Detach));
     }
     let start = Instant::now();
-    let Ok(mut child) = umount_program(dir, Unmount::Detach).stderr(Stdio::null()).spawn() else { return };
+    let mut program = umount_program(&ours.dir, Unmount::Detach);
+    let Ok(mut child) = program.stderr(Stdio::null()).spawn() else { return };
     // It leaves the tree at once.
     while matches!(child.try_wait(), Ok(None))
-        && matches!(mounted_at(dir), Ok(Some(_)))
+        && check_topmost(ours).is_ok()
         && start.elapsed() < ABANDON_PATIENCE
     {
         std::thread::sleep(Duration::from_millis(5));
@@ -642,6 +678,42 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::NotDirectory);
         let error = unmount(&resolve(directory.path()).unwrap(), Unmount::Plain).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotPermitted), "{error:?}");
+    }
+
+    /// The way up from a directory led to the root of all.
+    #[test]
+    fn a_mount_point_may_end_in_dots() {
+        let directory = tempfile::tempdir().unwrap();
+        let sub = directory.path().join("sub");
+        std::fs::create_dir(&sub).unwrap();
+        assert_eq!(resolve(&sub.join("..")).unwrap(), directory.path().canonicalize().unwrap());
+        assert_eq!(resolve(Path::new("/..")).unwrap(), Path::new("/"));
+    }
+
+    /// A stop signal took away what somebody else had mounted over the server's mount.
+    #[test]
+    fn a_server_unmounts_its_own_mount_alone() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("\n*** SKIPPED: needs root ***\n");
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let dir = directory.path().canonicalize().unwrap();
+        let mount = || {
+            sys::mount("none", &dir, "tmpfs", sys::MountFlags::empty(), None).unwrap();
+            mounted_at(&dir).unwrap().unwrap()
+        };
+        let ours = mount();
+        let other = mount();
+        let refused = unmount_in_child(&ours, Unmount::Detach);
+        abandon(&ours);
+        let topmost = mounted_at(&dir).unwrap();
+        for _ in 0..2 {
+            let _ = unmount_in_child(&mounted_at(&dir).unwrap().unwrap(), Unmount::Plain);
+        }
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::NotPermitted);
+        assert_eq!(topmost, Some(other));
+        assert_eq!(unmount_in_child(&ours, Unmount::Plain).unwrap_err().kind(), ErrorKind::NotFound);
     }
 
     #[test]

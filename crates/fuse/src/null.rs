@@ -253,9 +253,9 @@ pub fn serve(
     }
     let attached = mount::mount(&dir, &flags)?;
     let connection = Connection::open(attached.device, server, threads, transport)
-        .inspect_err(|_| mount::abandon(&dir))?;
+        .inspect_err(|_| mount::abandon(&attached.entry))?;
     ready(connection.transport());
-    match session::run_until_stopped(connection, &dir, &Events::new())? {
+    match session::run_until_stopped(connection, &attached.entry, &Events::new())? {
         session::End::Unmounted | session::End::Destroyed(_) => Ok(()),
         session::End::Forced => {
             Err(Error::new(quire_base::ErrorKind::Busy, "stopped while the mount was in use"))

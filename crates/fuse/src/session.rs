@@ -6,6 +6,7 @@
 //!     SIGTERM/INT/HUP -> plain unmount
 //!                          in use -> detached from the tree; programs that still have files open get a
 //!                                    grace period, then every request is refused (ENOTCONN)
+//!                          another mount over it -> stays in the tree, with the same grace period
 //!     DESTROY         -> requests are refused; answered at the very end, so that umount waits until then
 //!     then: pool drained, volume closed (everything on disk, clean flag)
 //! ```
@@ -18,7 +19,7 @@
 //! Invariants: the volume is closed after the last request has been answered, or after requests are refused;
 //! a mount whose attaching fails half-way leaves no dead mount point behind.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
@@ -27,7 +28,7 @@ use quire_base::sync::{Arc, thread};
 use quire_base::{Error, ErrorKind, Result};
 
 use crate::connection::Connection;
-use crate::mount::{self, MountFlags, Unmount};
+use crate::mount::{self, MountEntry, MountFlags, Unmount};
 use crate::operations::snapshots::ShowSnapshots;
 use crate::operations::{CacheMode, Operations};
 use crate::server::{Answer, Event, Facts, Server};
@@ -100,15 +101,15 @@ pub(crate) enum End {
 }
 
 /// Takes a mount away for a stop signal.
-fn unmount_for_signal(dir: &Path) {
-    let outcome = match mount::unmount_in_child(dir, Unmount::Plain) {
+fn unmount_for_signal(ours: &MountEntry) {
+    let outcome = match mount::unmount_in_child(ours, Unmount::Plain) {
         Err(error) if error.kind() == ErrorKind::Busy => {
             tracing::warn!(
                 "{} is in use: detached; open files work for {} s more",
-                dir.display(),
+                ours.dir.display(),
                 GRACE.as_secs()
             );
-            mount::unmount_in_child(dir, Unmount::Detach)
+            mount::unmount_in_child(ours, Unmount::Detach)
         }
         outcome => outcome,
     };
@@ -121,7 +122,7 @@ fn unmount_for_signal(dir: &Path) {
 /// Serves until the mount is gone, or a stop signal has been dealt with.
 pub(crate) fn run_until_stopped<H: Handler>(
     connection: Connection<H>,
-    dir: &Path,
+    ours: &MountEntry,
     events: &Events,
 ) -> Result<End> {
     let start = |name: &str, body: Box<dyn FnOnce() + Send>| {
@@ -144,6 +145,7 @@ pub(crate) fn run_until_stopped<H: Handler>(
             }
         }),
     )?;
+    let dir = &ours.dir;
     let mut deadline = None;
     loop {
         let event = match deadline {
@@ -160,11 +162,11 @@ pub(crate) fn run_until_stopped<H: Handler>(
                 tracing::info!("{}: unmounting {}", signals::name(signal), dir.display());
                 deadline = Some(Instant::now() + GRACE);
                 // Not here: the unmount may wait until this thread has closed the volume.
-                let (sender, dir) = (events.sender.clone(), dir.to_owned());
+                let (sender, ours) = (events.sender.clone(), ours.clone());
                 start(
                     "quire-unmount",
                     Box::new(move || {
-                        unmount_for_signal(&dir);
+                        unmount_for_signal(&ours);
                         let _ = sender.send(Event::Unmounted);
                     }),
                 )?;
@@ -182,7 +184,7 @@ pub struct Session {
     connection: Connection<Server>,
     server: Arc<Server>,
     volume: Volume,
-    dir: PathBuf,
+    entry: MountEntry,
     events: Events,
     facts: Facts,
     /// Why `syncfs` does not reach the server.
@@ -221,7 +223,7 @@ impl Session {
         }
         let attached = mount::mount(&dir, &options.flags)?;
         let connection = Connection::open(attached.device, server.clone(), threads, transport)
-            .inspect_err(|_| mount::abandon(&dir))?;
+            .inspect_err(|_| mount::abandon(&attached.entry))?;
         let no_syncfs = attached.not_block.or_else(|| {
             (connection.minor() < SYNCFS_MINOR)
                 .then(|| "this kernel does not pass them on; Linux 6.18 does".into())
@@ -234,12 +236,12 @@ impl Session {
             },
         };
         server.set_facts(facts.clone());
-        Ok(Session { connection, server, volume, dir, events, facts, no_syncfs })
+        Ok(Session { connection, server, volume, entry: attached.entry, events, facts, no_syncfs })
     }
 
     /// The mount point.
     pub fn dir(&self) -> &Path {
-        &self.dir
+        &self.entry.dir
     }
 
     /// How requests travel: `ring`, or `dev` with the reason why not the ring.
@@ -257,8 +259,9 @@ impl Session {
     /// Stop signals must have been blocked ([`signals::block`]) before the process started any thread. Errors
     /// are those of serving, else those of closing.
     pub fn run(self) -> Result<()> {
-        let Session { connection, server, volume, dir, events, .. } = self;
-        let end = run_until_stopped(connection, &dir, &events);
+        let Session { connection, server, volume, entry, events, .. } = self;
+        let dir = &entry.dir;
+        let end = run_until_stopped(connection, &entry, &events);
         match &end {
             Ok(End::Unmounted) => {}
             Ok(End::Destroyed(_)) => server.refuse(),
@@ -272,7 +275,7 @@ impl Session {
             Err(_) => {
                 // Nobody serves any more: what is left of the mount must not hold programs.
                 server.refuse();
-                mount::abandon(&dir);
+                mount::abandon(&entry);
             }
         }
         // A change may wait for a thaw.
