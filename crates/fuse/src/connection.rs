@@ -1,6 +1,6 @@
 //! One connection with the kernel: negotiated, then served by threads until the mount is gone.
 //!
-//! The ring's threads and io_urings are made before the kernel is told that the ring will be used; if they
+//! The ring's threads, io_urings and first memory are made before the kernel is told that the ring will be used; if they
 //! cannot be, or if the kernel refuses a queue, everything goes through `/dev/fuse`, whose threads are there
 //! in any case: beside the ring one, for what never comes through it.
 
@@ -44,11 +44,11 @@ impl<H: Handler> Connection<H> {
         let mut why_not = String::new();
         let (ends, ended) = Ends::new();
         let agreed = channel
-            .negotiate(|offered| {
+            .negotiate(|offered, request_max| {
                 match (choice, offered) {
                     (Choice::Device, _) => why_not = "asked for".into(),
                     (_, false) => why_not = ring::why_not_offered().into(),
-                    (_, true) => match Prepared::new(&channel, &handler, &ends) {
+                    (_, true) => match Prepared::new(&channel, &handler, &ends, request_max) {
                         Ok(ready) => prepared = Some(ready),
                         Err(error) => why_not = error.to_string(),
                     },
@@ -56,7 +56,7 @@ impl<H: Handler> Connection<H> {
                 Features { ring: prepared.is_some(), ..handler.features() }
             })
             .map_err(|error| error.context("starting the FUSE protocol with the kernel"))?;
-        let queues = match prepared.filter(|_| agreed.ring).map(|ready| ready.start(agreed.request_max)) {
+        let queues = match prepared.filter(|_| agreed.ring).map(Prepared::start) {
             Some(Ok(queues)) => queues,
             Some(Err(error)) => {
                 why_not = error.to_string();

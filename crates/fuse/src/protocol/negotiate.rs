@@ -53,6 +53,13 @@ pub struct Pages {
     pub size: u32,
 }
 
+/// Bytes of data in one request at most, as will be answered to an INIT.
+pub fn request_max(args: &abi::InitIn, flags2: u32, pages: Pages) -> u32 {
+    // Without the flag a request has 32 pages at most.
+    let limit = if offered(args, flags2) & init::MAX_PAGES != 0 { pages.limit } else { 32 };
+    limit.saturating_mul(pages.size).clamp(REQUEST_MIN, REQUEST_MAX)
+}
+
 /// The answer to an INIT of the same major version.
 pub fn answer(args: &abi::InitIn, flags2: u32, features: &Features, pages: Pages) -> (abi::InitOut, Agreed) {
     let offered = offered(args, flags2);
@@ -99,9 +106,7 @@ pub fn answer(args: &abi::InitIn, flags2: u32, features: &Features, pages: Pages
             args.minor
         );
     }
-    // Without the flag a request has 32 pages at most.
-    let limit = if taken & init::MAX_PAGES != 0 { pages.limit } else { 32 };
-    let request_max = limit.saturating_mul(pages.size).clamp(REQUEST_MIN, REQUEST_MAX);
+    let request_max = request_max(args, flags2, pages);
     let out = abi::InitOut {
         major: abi::MAJOR,
         minor: abi::MINOR,

@@ -102,8 +102,9 @@ impl Channel {
         }
     }
 
-    /// Answers the kernel's INIT. `features` is asked whether the kernel offers the ring.
-    pub fn negotiate(&self, mut features: impl FnMut(bool) -> Features) -> Result<Agreed> {
+    /// Answers the kernel's INIT. `features` is told whether the kernel offers the ring, and how many bytes
+    /// of data a request will have at most.
+    pub fn negotiate(&self, mut features: impl FnMut(bool, usize) -> Features) -> Result<Agreed> {
         let mut buffer = Buffer::new(negotiate::REQUEST_MAX as usize)?;
         loop {
             let Some(length) = self.receive(&mut buffer)? else {
@@ -139,8 +140,10 @@ impl Channel {
                 self.send(&mut buffer, unique, Ok(64)).map_err(failed)?;
                 continue;
             }
-            let features = features(negotiate::offers_ring(&args, flags2));
-            let (out, agreed) = negotiate::answer(&args, flags2, &features, negotiate::Pages::now());
+            let pages = negotiate::Pages::now();
+            let request_max = negotiate::request_max(&args, flags2, pages) as usize;
+            let features = features(negotiate::offers_ring(&args, flags2), request_max);
+            let (out, agreed) = negotiate::answer(&args, flags2, &features, pages);
             let bytes = out.as_bytes();
             buffer.bytes_mut()[HEAD..HEAD + bytes.len()].copy_from_slice(bytes);
             self.send(&mut buffer, unique, Ok(bytes.len())).map_err(failed)?;

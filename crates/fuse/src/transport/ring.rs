@@ -83,13 +83,10 @@ fn count_list(list: &str) -> Option<usize> {
 }
 
 /// What a queue's thread is told once the kernel has answered.
-#[derive(Clone, Copy)]
-struct Go {
-    request_max: usize,
-}
+struct Go;
 
-/// Queue threads that have an io_uring each and wait to be started: made before the kernel is told that the
-/// ring will be used, since afterwards there is no way back for requests already sent.
+/// Queue threads that have an io_uring and memory each and wait to be started: made before the kernel is told
+/// that the ring will be used, since afterwards there is no way back for requests already sent.
 pub struct Prepared {
     threads: Vec<Waiting>,
 }
@@ -100,9 +97,15 @@ struct Waiting {
 }
 
 impl Prepared {
-    /// Starts the threads and makes their rings; fails if the system does not allow it (io_uring switched off
-    /// or filtered, a limit reached). Threads that serve say through `ends` how that ended.
-    pub fn new<H: Handler>(channel: &Arc<Channel>, handler: &Arc<H>, ends: &Ends) -> Result<Prepared> {
+    /// Starts the threads and makes their rings, for requests of up to `request_max` bytes of data; fails if
+    /// the system does not allow it (io_uring switched off or filtered, a limit reached, no memory). Threads
+    /// that serve say through `ends` how that ended.
+    pub fn new<H: Handler>(
+        channel: &Arc<Channel>,
+        handler: &Arc<H>,
+        ends: &Ends,
+        request_max: usize,
+    ) -> Result<Prepared> {
         let count = possible_cpus()?;
         let mut threads = Vec::with_capacity(count);
         let activity = Activity::new(count);
@@ -113,14 +116,14 @@ impl Prepared {
             let (channel, handler, activity) = (channel.clone(), handler.clone(), activity.clone());
             let ends = ends.clone();
             let body = move || {
-                let mut queue = match Queue::new(number, &channel, activity) {
+                let mut queue = match Queue::new(number, &channel, activity, request_max) {
                     Ok(queue) => queue,
                     Err(error) => return drop(made.send(Err(error))),
                 };
                 let _ = made.send(Ok(()));
                 // Dropped without a word: the ring is not used.
-                let Ok(Go { request_max }) = told.recv() else { return };
-                let outcome = queue.register(request_max);
+                let Ok(Go) = told.recv() else { return };
+                let outcome = queue.register();
                 let usable = outcome.is_ok();
                 let _ = register.send(outcome);
                 if usable {
@@ -140,12 +143,12 @@ impl Prepared {
 
     /// Registers all queues; returns how many there are. On an error the kernel has gone back to `/dev/fuse`
     /// by itself.
-    pub fn start(self, request_max: u32) -> Result<usize> {
+    pub fn start(self) -> Result<usize> {
         let count = self.threads.len();
         let mut outcome = Ok(());
         for Waiting { go, registered } in self.threads {
             let ended = || Error::new(ErrorKind::Io, "a ring queue's thread ended before it was registered");
-            let _ = go.send(Go { request_max: request_max as usize });
+            let _ = go.send(Go);
             outcome = outcome.and(registered.recv().unwrap_or_else(|_| Err(ended())));
         }
         outcome.map(|()| count)

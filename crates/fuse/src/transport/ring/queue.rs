@@ -98,6 +98,8 @@ pub struct Queue {
     /// it.
     file: u64,
     request_max: usize,
+    /// Memory of the first entries, until they are registered.
+    first: Vec<Buffer>,
     /// There was no memory for more entries when they were last wanted.
     is_short: bool,
     /// Where the event descriptor's count goes; boxed, since the kernel writes to it.
@@ -109,8 +111,14 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Makes the io_uring of queue `number`; on the thread that will serve it.
-    pub fn new(number: usize, device: &Arc<Channel>, activity: Arc<Activity>) -> Result<Queue> {
+    /// Makes the io_uring of queue `number`, and the memory of its first entries; on the thread that will
+    /// serve it.
+    pub fn new(
+        number: usize,
+        device: &Arc<Channel>,
+        activity: Arc<Activity>,
+        request_max: usize,
+    ) -> Result<Queue> {
         let making = |error: &std::io::Error| Error::os("making an io_uring for a FUSE queue", error);
         let number =
             u16::try_from(number).map_err(|_| Error::invalid("more CPUs than queues have numbers"))?;
@@ -124,6 +132,7 @@ impl Queue {
         ring.submitter().register_files(&[device.raw()]).map_err(|error| making(&error))?;
         let event =
             rustix::event::eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| making(&error.into()))?;
+        let first = new_buffers(ENTRIES, request_max)?;
         pin(usize::from(number));
         Ok(Queue {
             number,
@@ -134,7 +143,8 @@ impl Queue {
             in_kernel: 0,
             dead: 0,
             file: 0,
-            request_max: 0,
+            request_max,
+            first,
             is_short: false,
             wake_count: Box::new(0),
             wake_armed: false,
@@ -144,9 +154,8 @@ impl Queue {
     }
 
     /// Gives the kernel the first entries; requests may come from now on.
-    pub fn register(&mut self, request_max: usize) -> Result<()> {
-        self.request_max = request_max;
-        let buffers = self.new_buffers(ENTRIES)?;
+    pub fn register(&mut self) -> Result<()> {
+        let buffers = std::mem::take(&mut self.first);
         self.add_entries(buffers)?;
         // What is refused completes at once. Requests that have come already are dealt with by `serve`.
         self.collect();
@@ -250,10 +259,6 @@ impl Queue {
         }
     }
 
-    fn new_buffers(&self, count: u32) -> Result<Vec<Buffer>> {
-        (0..count).map(|_| Buffer::new(self.request_max)).collect()
-    }
-
     /// Registers more entries.
     fn add_entries(&mut self, buffers: Vec<Buffer>) -> Result<()> {
         let first = self.entries.len() as u32;
@@ -280,7 +285,7 @@ impl Queue {
                 break;
             }
             tracing::debug!("queue {}: {held} of {alive} entries wait, {ENTRIES_MORE} more", self.number);
-            match self.new_buffers(ENTRIES_MORE) {
+            match new_buffers(ENTRIES_MORE, self.request_max) {
                 Ok(buffers) => {
                     self.is_short = false;
                     self.add_entries(buffers)?;
@@ -375,6 +380,10 @@ impl Queue {
     }
 }
 
+fn new_buffers(count: u32, request_max: usize) -> Result<Vec<Buffer>> {
+    (0..count).map(|_| Buffer::new(request_max)).collect()
+}
+
 /// Keeps the calling thread on a CPU; one that is not there now is none to be kept on.
 fn pin(cpu: usize) {
     let mut set = rustix::thread::CpuSet::new();
@@ -450,5 +459,27 @@ impl Exchange for RingExchange {
 impl Drop for RingExchange {
     fn drop(&mut self) {
         self.finish(Err(libc::EIO));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue(request_max: usize) -> Option<Result<Queue>> {
+        let device = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").ok()?;
+        let device = Arc::new(Channel::new(device.into()));
+        Some(Queue::new(0, &device, Activity::new(1), request_max))
+    }
+
+    /// The kernel had been told that the ring would be used when there was no memory for its first entries:
+    /// it sent requests that nobody took.
+    #[test]
+    fn memory_is_taken_before_the_kernel_is_answered() {
+        if !matches!(queue(1 << 20), Some(Ok(_))) {
+            eprintln!("\n*** SKIPPED: needs io_uring and /dev/fuse ***\n");
+            return;
+        }
+        assert!(queue(1 << 50).is_some_and(|refused| refused.is_err()));
     }
 }
