@@ -57,6 +57,18 @@ impl Buffer {
         Ok(buffer)
     }
 
+    /// Gives the memory from `at` on back to the system, whole pages; it reads as zeros.
+    pub fn give_back(&mut self, at: usize) {
+        let at = at.next_multiple_of(rustix::param::page_size());
+        if at < self.length {
+            // SAFETY: the range is the tail of the mapping made in `new`; self is borrowed exclusively, and
+            // the pages stay mapped, zeroed. A refusal changes nothing.
+            let _ = unsafe {
+                madvise(self.start.as_ptr().add(at).cast(), self.length - at, Advice::LinuxDontNeed)
+            };
+        }
+    }
+
     /// All of it.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the mapping is `length` bytes of initialised (zeroed) memory that live as long as self.
@@ -119,5 +131,17 @@ mod tests {
         let start = buffer.bytes().as_ptr();
         buffers.put(buffer);
         assert_eq!(buffers.take().unwrap().bytes().as_ptr(), start);
+    }
+
+    #[test]
+    fn what_is_given_back_is_zero() {
+        let page = rustix::param::page_size();
+        let mut buffer = Buffer::new(8 * page).unwrap();
+        buffer.bytes_mut().fill(7);
+        buffer.give_back(2 * page - 5);
+        assert!(buffer.bytes()[..2 * page].iter().all(|byte| *byte == 7));
+        assert!(buffer.bytes()[2 * page..].iter().all(|byte| *byte == 0));
+        let length = buffer.bytes().len();
+        buffer.give_back(length);
     }
 }

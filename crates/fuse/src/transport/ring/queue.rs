@@ -7,6 +7,9 @@
 //!   entry:  kernel's (in `entries`) -> exchange's (slot empty) -> finished list -> kernel's
 //! ```
 //!
+//! While more than [`ENTRIES`] requests are at work, an entry that goes back to the kernel gives the memory of
+//! its request's data back to the system, so that a burst of large writes leaves little behind.
+//!
 //! A worker that finishes a reply wakes the thread through an event descriptor, but only if the thread is
 //! asleep: it says so ([`Shared::asleep`]) before it looks at the list a last time, and the worker looks at
 //! that after it has added to the list; both are sequentially consistent, so one of them sees the other.
@@ -43,6 +46,8 @@ const ENTRIES_MORE: u32 = 16;
 /// Entries of a queue at most; requests beyond them wait in the kernel. Thousands of programs may wait for
 /// durability; an entry that only ever carried such a request takes two pages.
 pub const ENTRIES_MAX: u32 = 4096;
+/// Data of a request up to which its memory is not worth giving back.
+const SMALL_PAYLOAD: usize = 16 << 10;
 /// Submissions in one system call at most.
 const SUBMISSIONS: u32 = 64;
 /// Requests that are answered before their replies go out.
@@ -67,6 +72,10 @@ struct Finished {
     index: u32,
     buffer: Buffer,
     commit_id: u64,
+    /// Bytes of data that came with the request.
+    payload: usize,
+    /// Bytes of the reply's body.
+    reply: usize,
 }
 
 impl Shared {
@@ -280,7 +289,7 @@ impl Queue {
         let before = self.entries.len();
         loop {
             let alive = self.entries.len() - self.dead;
-            let held = alive - self.in_kernel;
+            let held = self.held();
             if held * 2 <= alive || self.dead > 0 || self.entries.len() as u32 >= ENTRIES_MAX {
                 break;
             }
@@ -319,6 +328,11 @@ impl Queue {
         Ok(())
     }
 
+    /// Entries that requests have, answered or not, until they are given back.
+    fn held(&self) -> usize {
+        self.entries.len() - self.dead - self.in_kernel
+    }
+
     fn arm_wake(&mut self) -> Result<()> {
         if !self.wake_armed {
             let count: *mut u64 = &raw mut *self.wake_count;
@@ -330,8 +344,13 @@ impl Queue {
 
     /// Submits the commits of all replies that are complete.
     fn commit_finished(&mut self) -> Result<()> {
-        while let Some(Finished { index, buffer, commit_id }) = self.shared.finished.pop() {
+        while let Some(finished) = self.shared.finished.pop() {
+            let Finished { index, mut buffer, commit_id, payload, reply } = finished;
+            let held = self.held();
             let Some(slot) = self.entries.get_mut(index as usize) else { continue };
+            if held > ENTRIES as usize && payload > reply.max(SMALL_PAYLOAD) {
+                buffer.give_back(HEAD + reply);
+            }
             *slot = Some(buffer);
             self.in_kernel += 1;
             self.push(&command::commit_and_fetch(self.number, index, commit_id))?;
@@ -424,7 +443,13 @@ impl RingExchange {
         let bytes = buffer.bytes_mut();
         bytes[..size_of::<OutHeader>()].copy_from_slice(out.as_bytes());
         bytes[IN_OUT..RING_HEADERS_SIZE].copy_from_slice(in_out.as_bytes());
-        self.shared.finish(Finished { index: self.index, buffer, commit_id: self.commit_id });
+        self.shared.finish(Finished {
+            index: self.index,
+            buffer,
+            commit_id: self.commit_id,
+            payload: self.payload_size,
+            reply: length,
+        });
     }
 }
 
@@ -481,5 +506,42 @@ mod tests {
             return;
         }
         assert!(queue(1 << 50).is_some_and(|refused| refused.is_err()));
+    }
+
+    /// Has the kernel send a request, in entry `index`.
+    fn receive(queue: &mut Queue, index: u64, opcode: u32, nodeid: u64, payload: u32) -> RingExchange {
+        let bytes = queue.entries[index as usize].as_mut().unwrap().bytes_mut();
+        let header = InHeader { opcode, nodeid, ..InHeader::default() };
+        bytes[..size_of::<InHeader>()].copy_from_slice(header.as_bytes());
+        let in_out = RingEntryInOut { payload_size: payload, ..RingEntryInOut::default() };
+        bytes[IN_OUT..RING_HEADERS_SIZE].copy_from_slice(in_out.as_bytes());
+        bytes[HEAD..HEAD + payload as usize].fill(7);
+        queue.exchange(index, 0).unwrap()
+    }
+
+    /// A queue whose kernel has so many entries.
+    fn queue_with(entries: u32) -> Option<Queue> {
+        let mut queue = queue(1 << 20)?.ok()?;
+        queue.entries.extend(new_buffers(entries, 1 << 20).unwrap().into_iter().map(Some));
+        queue.in_kernel = entries as usize;
+        Some(queue)
+    }
+
+    /// Each of the thousands of entries that a burst of large writes had used kept its memory until the end
+    /// of the mount.
+    #[test]
+    fn a_burst_of_large_writes_leaves_no_memory_behind() {
+        let count = 3 * ENTRIES;
+        let Some(mut queue) = queue_with(count) else {
+            eprintln!("\n*** SKIPPED: needs io_uring and /dev/fuse ***\n");
+            return;
+        };
+        let writes: Vec<RingExchange> = (0..u64::from(count))
+            .map(|index| receive(&mut queue, index, opcode::WRITE, 1, 1 << 20))
+            .collect();
+        writes.into_iter().for_each(|write| write.reply(Ok(8)));
+        queue.commit_finished().unwrap();
+        let kept = queue.entries.iter().flatten().filter(|buffer| buffer.bytes()[HEAD + (1 << 19)] == 7);
+        assert_eq!(kept.count(), ENTRIES as usize);
     }
 }
