@@ -17,6 +17,7 @@
 //! Requests that come while the kernel has no entry are kept there, and only a commit fetches one of them: a
 //! new entry does not. So after a registration the thread has the kernel send it a request of its own, a
 //! *call* ([`Notifier::call`]), and commits that; as long as such a commit fetches a request, it calls again.
+//! The kernel takes a call for a regular file that it holds: that of a request that waits.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -90,6 +91,39 @@ impl Shared {
     }
 }
 
+/// What an index stands for.
+struct Entry {
+    /// Empty while an exchange has it, or when the kernel has given it up.
+    buffer: Option<Buffer>,
+    /// The regular file of its request, if the kernel holds that until the reply.
+    file: Option<u64>,
+}
+
+impl Entry {
+    fn new(buffer: Buffer) -> Entry {
+        Entry { buffer: Some(buffer), file: None }
+    }
+}
+
+/// The regular file that a request is about, if the kernel holds it until the reply.
+fn held_file(header: &InHeader) -> Option<u64> {
+    use opcode::{COPY_FILE_RANGE, COPY_FILE_RANGE_64, FALLOCATE, FLUSH, FSYNC, LSEEK};
+    use opcode::{OPEN, READ, RELEASE, WRITE};
+    let is_held = matches!(
+        header.opcode,
+        OPEN | READ
+            | WRITE
+            | FLUSH
+            | FSYNC
+            | FALLOCATE
+            | LSEEK
+            | COPY_FILE_RANGE
+            | COPY_FILE_RANGE_64
+            | RELEASE
+    );
+    is_held.then_some(header.nodeid)
+}
+
 /// See the module's documentation. Belongs to one thread.
 pub struct Queue {
     number: u16,
@@ -97,15 +131,14 @@ pub struct Queue {
     ring: Ring,
     notifier: Notifier,
     shared: Arc<Shared>,
-    /// By index; empty while an exchange has it, or when the kernel has given it up.
-    entries: Vec<Option<Buffer>>,
+    /// By index.
+    entries: Vec<Entry>,
     /// Entries that are the kernel's.
     in_kernel: usize,
     /// Entries that the kernel will take no more: the mount is going away.
     dead: usize,
-    /// The regular file that was last read, written or synced: while such a request waits, the kernel holds
-    /// it.
-    file: u64,
+    /// The regular file that was last used; zero if none was. The kernel may have dropped it since.
+    last_file: u64,
     request_max: usize,
     /// Memory of the first entries, until they are registered.
     first: Vec<Buffer>,
@@ -151,7 +184,7 @@ impl Queue {
             entries: Vec::new(),
             in_kernel: 0,
             dead: 0,
-            file: 0,
+            last_file: 0,
             request_max,
             first,
             is_short: false,
@@ -274,7 +307,7 @@ impl Queue {
         let mut pieces = Vec::with_capacity(buffers.len());
         for mut buffer in buffers {
             pieces.push(Pieces::new(&mut buffer, self.request_max));
-            self.entries.push(Some(buffer));
+            self.entries.push(Entry::new(buffer));
         }
         for (index, pieces) in (first..).zip(&pieces) {
             self.push(&command::register(self.number, index, pieces))?;
@@ -309,9 +342,15 @@ impl Queue {
             }
         }
         if self.entries.len() > before {
-            self.notifier.call(self.file);
+            self.notifier.call(self.file_of_a_call());
         }
         Ok(())
+    }
+
+    /// What the kernel is named for a call.
+    fn file_of_a_call(&self) -> u64 {
+        let mut waiting = self.entries.iter().filter(|entry| entry.buffer.is_none());
+        waiting.find_map(|entry| entry.file).unwrap_or(self.last_file)
     }
 
     /// Gives back the entry of a call, and calls again if it comes back with a request that the kernel kept.
@@ -323,7 +362,7 @@ impl Queue {
         let before = self.completed.len();
         self.collect();
         if self.completed[before..].iter().any(|(mark, _)| *mark == index) {
-            self.notifier.call(self.file);
+            self.notifier.call(self.file_of_a_call());
         }
         Ok(())
     }
@@ -347,11 +386,11 @@ impl Queue {
         while let Some(finished) = self.shared.finished.pop() {
             let Finished { index, mut buffer, commit_id, payload, reply } = finished;
             let held = self.held();
-            let Some(slot) = self.entries.get_mut(index as usize) else { continue };
+            let Some(entry) = self.entries.get_mut(index as usize) else { continue };
             if held > ENTRIES as usize && payload > reply.max(SMALL_PAYLOAD) {
                 buffer.give_back(HEAD + reply);
             }
-            *slot = Some(buffer);
+            entry.buffer = Some(buffer);
             self.in_kernel += 1;
             self.push(&command::commit_and_fetch(self.number, index, commit_id))?;
         }
@@ -365,7 +404,9 @@ impl Queue {
             return None;
         }
         let index = u32::try_from(mark).ok()?;
-        let buffer = self.entries.get_mut(index as usize)?.take()?;
+        let entry = self.entries.get_mut(index as usize)?;
+        let buffer = entry.buffer.take()?;
+        entry.file = None;
         self.in_kernel -= 1;
         if result < 0 {
             self.dead += 1;
@@ -382,9 +423,8 @@ impl Queue {
         }
         let bytes = buffer.bytes();
         let header = InHeader::read_from_prefix(bytes).ok()?.0;
-        if matches!(header.opcode, opcode::READ | opcode::WRITE | opcode::FSYNC) {
-            self.file = header.nodeid;
-        }
+        entry.file = held_file(&header);
+        self.last_file = entry.file.unwrap_or(self.last_file);
         let in_out = RingEntryInOut::read_from_bytes(&bytes[IN_OUT..RING_HEADERS_SIZE]).ok()?;
         Some(RingExchange {
             shared: self.shared.clone(),
@@ -510,7 +550,7 @@ mod tests {
 
     /// Has the kernel send a request, in entry `index`.
     fn receive(queue: &mut Queue, index: u64, opcode: u32, nodeid: u64, payload: u32) -> RingExchange {
-        let bytes = queue.entries[index as usize].as_mut().unwrap().bytes_mut();
+        let bytes = queue.entries[index as usize].buffer.as_mut().unwrap().bytes_mut();
         let header = InHeader { opcode, nodeid, ..InHeader::default() };
         bytes[..size_of::<InHeader>()].copy_from_slice(header.as_bytes());
         let in_out = RingEntryInOut { payload_size: payload, ..RingEntryInOut::default() };
@@ -522,7 +562,7 @@ mod tests {
     /// A queue whose kernel has so many entries.
     fn queue_with(entries: u32) -> Option<Queue> {
         let mut queue = queue(1 << 20)?.ok()?;
-        queue.entries.extend(new_buffers(entries, 1 << 20).unwrap().into_iter().map(Some));
+        queue.entries.extend(new_buffers(entries, 1 << 20).unwrap().into_iter().map(Entry::new));
         queue.in_kernel = entries as usize;
         Some(queue)
     }
@@ -541,7 +581,28 @@ mod tests {
             .collect();
         writes.into_iter().for_each(|write| write.reply(Ok(8)));
         queue.commit_finished().unwrap();
-        let kept = queue.entries.iter().flatten().filter(|buffer| buffer.bytes()[HEAD + (1 << 19)] == 7);
+        let buffers = queue.entries.iter().flat_map(|entry| &entry.buffer);
+        let kept = buffers.filter(|buffer| buffer.bytes()[HEAD + (1 << 19)] == 7);
         assert_eq!(kept.count(), ENTRIES as usize);
+    }
+
+    /// A call named the file of the last READ or WRITE, also when that had been answered, and the kernel did
+    /// not hold the file any more. Then requests waited in the kernel for those at work to end.
+    #[test]
+    fn a_call_names_a_file_that_is_held() {
+        let Some(mut queue) = queue_with(4) else {
+            eprintln!("\n*** SKIPPED: needs io_uring and /dev/fuse ***\n");
+            return;
+        };
+        assert_eq!(queue.file_of_a_call(), 0);
+        let _names = receive(&mut queue, 0, opcode::LOOKUP, 1, 0);
+        let open = receive(&mut queue, 1, opcode::OPEN, 5, 0);
+        receive(&mut queue, 2, opcode::READ, 7, 0).reply(Ok(0));
+        queue.commit_finished().unwrap();
+        assert_eq!(queue.file_of_a_call(), 5);
+        open.reply(Ok(0));
+        assert_eq!(queue.file_of_a_call(), 5, "its reply is on its way");
+        queue.commit_finished().unwrap();
+        assert_eq!(queue.file_of_a_call(), 7, "better than none");
     }
 }
