@@ -15,8 +15,8 @@
 //! goes on.
 //!
 //! Invariants: a job, once spawned, runs, also when the pool is being closed ([`Background::finish`] waits
-//! for all). A job that panics ends alone; its thread goes on. Jobs never wait for other jobs. Jobs that exceed the limit of threads queue; their number is
-//! bounded by the callers that the kernel has waiting.
+//! for all). A job that panics ends alone; its thread goes on. Jobs never wait for other jobs. Jobs that
+//! exceed the limit of threads queue; their number is bounded by the callers that the kernel has waiting.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};

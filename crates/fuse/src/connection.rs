@@ -1,8 +1,8 @@
 //! One connection with the kernel: negotiated, then served by threads until the mount is gone.
 //!
-//! The ring's threads, io_urings and first memory are made before the kernel is told that the ring will be used; if they
-//! cannot be, or if the kernel refuses a queue, everything goes through `/dev/fuse`, whose threads are there
-//! in any case: beside the ring one, for what never comes through it.
+//! The ring's threads, io_urings and first memory are made before the kernel is told that the ring will be
+//! used; if they cannot be, or if the kernel refuses a queue, everything goes through `/dev/fuse`, whose
+//! threads are there in any case: beside the ring one, for what never comes through it.
 
 use std::os::fd::OwnedFd;
 

@@ -44,9 +44,9 @@ impl Group {
     /// Adds a write of all of `data` at an offset, which counts for a file opened to append, too.
     /// `CrossDevice` for a file of another volume. An error of kind `NoSpace` says that the volume has no
     /// room for the group ([`Volume::group_bytes_max`](crate::Volume::group_bytes_max)), one of kind
-    /// `TooLarge` that it would be in too many places, or that the volume's groups would have too much memory;
-    /// the group stays as it was. Content beyond 2 MiB leaves
-    /// the memory for fresh blocks; if that fails, so does all that follows.
+    /// `TooLarge` that it would be in too many places, or that the volume's groups would have too much
+    /// memory; the group stays as it was. Content beyond 2 MiB leaves the memory for fresh blocks; if that
+    /// fails, so does all that follows.
     pub fn write_at(&mut self, file: &File, data: &[u8], offset: u64) -> Result<()> {
         file.check_writable()?;
         self.0.write_at(file.inode(), data, offset)

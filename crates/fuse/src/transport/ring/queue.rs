@@ -7,8 +7,8 @@
 //!   entry:  kernel's (in `entries`) -> exchange's (slot empty) -> finished list -> kernel's
 //! ```
 //!
-//! While more than [`ENTRIES`] requests are at work, an entry that goes back to the kernel gives the memory of
-//! its request's data back to the system, so that a burst of large writes leaves little behind.
+//! While more than [`ENTRIES`] requests are at work, an entry that goes back to the kernel gives the memory
+//! of its request's data back to the system, so that a burst of large writes leaves little behind.
 //!
 //! A worker that finishes a reply wakes the thread through an event descriptor, but only if the thread is
 //! asleep: it says so ([`Shared::asleep`]) before it looks at the list a last time, and the worker looks at
