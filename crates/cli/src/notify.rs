@@ -2,7 +2,7 @@
 //! type `notify`, one datagram to the socket that `NOTIFY_SOCKET` names, in the file system or, after an `@`,
 //! in the abstract name space.
 //!
-//! Neighbours: the unit `quire@.service` in `packaging/systemd`.
+//! Neighbours: the unit `packaging/debian/quire@.service`.
 
 use std::ffi::OsStr;
 use std::io;
